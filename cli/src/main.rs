@@ -1,0 +1,2 @@
+//! The command `forebay`.
+fn main() {}

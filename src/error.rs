@@ -1,0 +1,237 @@
+//! The one error of forebay: what kind, in which operation, at which place, with which numbers.
+//!
+//! An engine reacts to the [`Kind`], a person reads the rest. The kinds are the status codes of the C
+//! side: a number, once given, is never given to another meaning. An error owns its text only when the
+//! place is a file or an operating system's answer; on the step path nothing is allocated.
+//!
+//! Display is one line: what, where, what to do.
+//! `open: pool exhausted (host pages wanted 12, free 3); close sequences or enlarge the pool`.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// The result of every fallible call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong; the number is the C status code (0 is success).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Kind {
+    /// A declared value makes no sense, alone or beside another.
+    InvalidConfig = 1,
+    /// A size or product does not fit its type.
+    Overflow = 2,
+    /// The operating system or the device has no more memory.
+    OutOfMemory = 3,
+    /// The operating system refused a call.
+    OsRefused = 4,
+    /// A pool sized at construction has too little left.
+    Exhausted = 5,
+    /// The thing is in use by work in flight; ask again when that has ended.
+    Busy = 6,
+    /// The sequence was closed, or the handle never named one.
+    Closed = 7,
+    /// A position, layer, slot or count lies outside what was declared.
+    OutOfRange = 8,
+    /// The device failed, or a step's sticky word reports an error of its selections.
+    DeviceFailed = 9,
+    /// A file is not what its format demands.
+    BadFormat = 10,
+    /// A version that this build does not read.
+    BadVersion = 11,
+    /// Reading or writing a file failed.
+    Io = 12,
+    /// The work was cancelled before it ended.
+    Cancelled = 13,
+    /// The library broke one of its own rules; always a defect of forebay.
+    Internal = 14,
+}
+
+impl Kind {
+    /// Every kind, in the order of its number.
+    pub const ALL: [Kind; 14] = [
+        Kind::InvalidConfig,
+        Kind::Overflow,
+        Kind::OutOfMemory,
+        Kind::OsRefused,
+        Kind::Exhausted,
+        Kind::Busy,
+        Kind::Closed,
+        Kind::OutOfRange,
+        Kind::DeviceFailed,
+        Kind::BadFormat,
+        Kind::BadVersion,
+        Kind::Io,
+        Kind::Cancelled,
+        Kind::Internal,
+    ];
+
+    /// The kind in words.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Kind::InvalidConfig => "invalid configuration",
+            Kind::Overflow => "size overflow",
+            Kind::OutOfMemory => "out of memory",
+            Kind::OsRefused => "refused by the operating system",
+            Kind::Exhausted => "pool exhausted",
+            Kind::Busy => "busy",
+            Kind::Closed => "closed",
+            Kind::OutOfRange => "out of range",
+            Kind::DeviceFailed => "device failed",
+            Kind::BadFormat => "malformed input",
+            Kind::BadVersion => "unsupported version",
+            Kind::Io => "input or output failed",
+            Kind::Cancelled => "cancelled",
+            Kind::Internal => "internal error",
+        }
+    }
+
+    /// What the caller can do about it.
+    pub const fn hint(self) -> &'static str {
+        match self {
+            Kind::InvalidConfig => "correct the named value",
+            Kind::Overflow => "declare smaller sizes",
+            Kind::OutOfMemory => "declare smaller pools or free memory",
+            Kind::OsRefused => "raise the limit that the system names, or run without that option",
+            Kind::Exhausted => "close sequences or enlarge the pool",
+            Kind::Busy => "retire the work in flight, then call again",
+            Kind::Closed => "open a new sequence",
+            Kind::OutOfRange => "pass a value inside the declared range",
+            Kind::DeviceFailed => "do not publish this step's tokens; close the sequence",
+            Kind::BadFormat => "check the file's origin and its format page",
+            Kind::BadVersion => "convert the file or use a matching release",
+            Kind::Io => "check path, permissions and free space",
+            Kind::Cancelled => "submit it again if it is still wanted",
+            Kind::Internal => "please report this with the whole message",
+        }
+    }
+}
+
+/// How many named numbers an error carries.
+const NUMBERS: usize = 4;
+
+/// An error: kind, operation, place and numbers. See the module's head.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    kind: Kind,
+    operation: &'static str,
+    place: Cow<'static, str>,
+    numbers: [(&'static str, u64); NUMBERS],
+    count: u8,
+    hint: Option<&'static str>,
+}
+
+impl Error {
+    /// An error of `kind` in `operation` (the public call or the room's verb).
+    pub const fn new(kind: Kind, operation: &'static str) -> Self {
+        Error {
+            kind,
+            operation,
+            place: Cow::Borrowed(""),
+            numbers: [("", 0); NUMBERS],
+            count: 0,
+            hint: None,
+        }
+    }
+
+    /// Says where: a field, a pool, a file.
+    #[must_use]
+    pub fn at(mut self, place: impl Into<Cow<'static, str>>) -> Self {
+        self.place = place.into();
+        self
+    }
+
+    /// Adds a named number; past the fourth they are dropped.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl Into<u64>) -> Self {
+        if let Some(place) = self.numbers.get_mut(usize::from(self.count)) {
+            *place = (name, value.into());
+            self.count += 1;
+        }
+        self
+    }
+
+    /// Replaces the kind's hint where a better one is known.
+    #[must_use]
+    pub const fn hint(mut self, hint: &'static str) -> Self {
+        self.hint = Some(hint);
+        self
+    }
+
+    /// What went wrong.
+    pub const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// In which operation.
+    pub const fn operation(&self) -> &'static str {
+        self.operation
+    }
+
+    /// At which place; empty when the operation says it all.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// The named numbers, in the order they were added.
+    pub fn numbers(&self) -> &[(&'static str, u64)] {
+        &self.numbers[..usize::from(self.count)]
+    }
+
+    /// The value of the number called `name`, if it is there.
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.numbers().iter().find(|(n, _)| *n == name).map(|(_, v)| *v)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.operation, self.kind.describe())?;
+        if !self.place.is_empty() {
+            write!(f, ": {}", self.place)?;
+        }
+        for (i, (name, value)) in self.numbers().iter().enumerate() {
+            let open = if i == 0 { " (" } else { ", " };
+            write!(f, "{open}{name} {value}")?;
+        }
+        if self.count > 0 {
+            f.write_str(")")?;
+        }
+        write!(f, "; {}", self.hint.unwrap_or_else(|| self.kind.hint()))
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_kinds_are_dense_and_stable() {
+        for (i, kind) in Kind::ALL.iter().enumerate() {
+            assert_eq!(*kind as usize, i + 1);
+            assert!(!kind.describe().is_empty() && !kind.hint().is_empty());
+        }
+    }
+
+    #[test]
+    fn display_says_what_where_and_what_to_do() {
+        let e = Error::new(Kind::Exhausted, "open")
+            .at("host pages")
+            .with("wanted", 12_u32)
+            .with("free", 3_u32);
+        assert_eq!(
+            e.to_string(),
+            "open: pool exhausted: host pages (wanted 12, free 3); close sequences or enlarge the pool"
+        );
+        assert_eq!(e.number("free"), Some(3));
+    }
+
+    #[test]
+    fn a_fifth_number_is_dropped() {
+        let e = (0_u32..6).fold(Error::new(Kind::Busy, "x"), |e, i| e.with("n", i));
+        assert_eq!(e.numbers().len(), 4);
+    }
+}

@@ -1,0 +1,17 @@
+//! forebay: the KV and latent cache of large-language-model serving.
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!("forebay needs Linux on x86-64: it maps, locks and binds host memory by Linux system calls");
+
+mod error;
+mod geometry;
+mod ids;
+pub mod os;
+pub mod residency;
+mod sync;
+#[cfg(feature = "trace")]
+pub mod trace;
+
+pub use error::{Error, Kind, Result};
+pub use geometry::{Geometry, LINE, Piece, SLOT_BLOCK, Shape};
+pub use ids::{HostPage, IndexPage, Lane, Layer, MicroBatch, Sequence};

@@ -1,0 +1,64 @@
+//! The only place that names atomics, locks and threads: the standard library's, or loom's under
+//! `--cfg loom`, where every interleaving of a small scenario is tried (`tests/loom.rs`).
+//!
+//! **Lock order.** A thread that holds a lock takes only locks that stand below it here:
+//!
+//! 1. a layer's tables (host device)
+//! 2. a batch row's lists (host device)
+//! 3. a micro-batch's record (host device)
+//! 4. a stream's queue
+//! 5. an event's count
+//!
+//! A lock whose holder panicked is entered all the same: what it guards is plain data whose rules
+//! `validate` can check, and a second panic would hide the first.
+
+#[cfg(loom)]
+pub(crate) use loom::{
+    sync::{
+        Arc, Condvar as RawCondvar, Mutex as RawMutex, MutexGuard,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    thread,
+};
+#[cfg(not(loom))]
+pub(crate) use std::{
+    sync::{
+        Arc, Condvar as RawCondvar, Mutex as RawMutex, MutexGuard,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use std::sync::PoisonError;
+
+/// A lock that forgives a holder's panic.
+#[derive(Debug)]
+pub(crate) struct Mutex<T>(RawMutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Mutex(RawMutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A condition variable beside [`Mutex`].
+#[derive(Debug)]
+pub(crate) struct Condvar(RawCondvar);
+
+impl Condvar {
+    pub(crate) fn new() -> Self {
+        Condvar(RawCondvar::new())
+    }
+
+    pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
