@@ -137,7 +137,7 @@ impl World {
 
     fn step(&mut self, lane: u32, accept: u32, rows: u32, seed: &mut u64, spread: u32, split: bool) {
         let Some(oracle) = &mut self.lanes[lane as usize] else {
-            let refused = self.tables.commit::<Portable>(lane, 0, 1, &mut self.work, |_| {});
+            let refused = self.tables.commit(&Portable, lane, 0, 1, &mut self.work, |_| {});
             assert!(refused.is_err());
             return;
         };
@@ -145,7 +145,7 @@ impl World {
         let before = self.tables.digest(lane);
         let mut moved = Vec::new();
         let committed =
-            self.tables.commit::<Portable>(lane, accepted, rows, &mut self.work, |m| moved.push(m));
+            self.tables.commit(&Portable, lane, accepted, rows, &mut self.work, |m| moved.push(m));
         if oracle.length + accepted + rows > TOKENS {
             assert!(committed.is_err());
             assert_eq!(self.tables.digest(lane), before);
@@ -185,7 +185,7 @@ impl World {
         let mut fetches = vec![Fetch { position: 0, slot: 0 }; picks.len()];
         let before: Vec<Option<u32>> = (0..TOKENS).map(|p| t.slot(lane, p)).collect();
         let selected = Selected { selection: picks, slots: &mut slots, fetches: &mut fetches };
-        let done = t.resolve::<Portable>(lane, call, selected, w).unwrap();
+        let done = t.resolve(&Portable, lane, call, selected, w).unwrap();
         let step = o.select(picks.iter().filter(|p| **p >= 0).map(|p| *p as u32));
         let counts = done.counts;
         assert_eq!(done.beyond, None);
@@ -221,7 +221,7 @@ impl World {
         let mut slots = vec![0; K];
         let mut fetches = vec![Fetch { position: 0, slot: 0 }; K];
         let selected = Selected { selection: &picks, slots: &mut slots, fetches: &mut fetches };
-        let counts = self.tables.warm::<Portable>(lane, selected, &mut self.work).unwrap().counts;
+        let counts = self.tables.warm(&Portable, lane, selected, &mut self.work).unwrap().counts;
         let step = oracle.select(picks.iter().filter(|p| **p >= 0).map(|p| *p as u32));
         assert_eq!(counts.misses as usize, step.misses.len());
         assert_eq!(self.tables.residents(lane).count(), oracle.order.len());

@@ -26,6 +26,7 @@ impl LayerTables {
     /// changed then.
     pub fn commit<S: Scan>(
         &mut self,
+        scan: &S,
         lane: u32,
         accepted: u32,
         next: u32,
@@ -55,7 +56,7 @@ impl LayerTables {
         self.slot_of[landed..landed + head.landed as usize].fill(ABSENT);
 
         let kept = accepted.min(head.budget);
-        self.choose_victims::<S>(lane, head.stamp + 1, kept as usize, work);
+        self.choose_victims(scan, lane, head.stamp + 1, kept as usize, work);
         for index in 0..kept {
             let row = accepted - kept + index;
             let victim = work.victims[index as usize];

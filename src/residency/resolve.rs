@@ -75,14 +75,15 @@ pub trait Scan {
     ///
     /// `map` holds the slots of the positions that the row may select; `stamps` is one word longer than
     /// there are budget slots, which begin at id `base`.
-    fn touch(touch: Touch<'_>) -> (u32, usize);
+    fn touch(&self, touch: Touch<'_>) -> (u32, usize);
 
-    /// Adds to `counts[i]` the number of stamps at or below `bounds[i]`.
-    fn count(stamps: &[u32; SLOT_BLOCK as usize], bounds: &[u32; 4], counts: &mut [u32; 4]);
+    /// For each bound the number of stamps at or below it, over the blocks of a lane (numbers of
+    /// [`SLOT_BLOCK`] stamps each, all inside `stamps`).
+    fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4];
 
-    /// Writes `first + i` for every stamp `i` at or below `bound` to the front of `out`, in order, and
-    /// answers how many. `out` has room for a whole block.
-    fn collect(stamps: &[u32; SLOT_BLOCK as usize], bound: u32, first: u32, out: &mut [u32]) -> usize;
+    /// Writes the index of every stamp at or below `bound` to the front of `out`, block by block in the
+    /// order of `blocks`, and answers how many. `out` has room for all stamps of the blocks.
+    fn collect(&self, stamps: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize;
 }
 
 /// The arguments of [`Scan::touch`].
@@ -109,8 +110,7 @@ pub struct Touch<'a> {
 pub struct Portable;
 
 impl Scan for Portable {
-    #[inline(always)]
-    fn touch(touch: Touch<'_>) -> (u32, usize) {
+    fn touch(&self, touch: Touch<'_>) -> (u32, usize) {
         let Touch { map, stamps, base, now, selection, slots, others } = touch;
         let Some(last) = stamps.len().checked_sub(1) else {
             return (0, 0);
@@ -134,30 +134,42 @@ impl Scan for Portable {
         (fresh, count)
     }
 
-    #[inline(always)]
-    fn count(stamps: &[u32; SLOT_BLOCK as usize], bounds: &[u32; 4], counts: &mut [u32; 4]) {
-        for (bound, count) in bounds.iter().zip(counts.iter_mut()) {
-            *count += stamps.iter().map(|s| u32::from(*s as i32 <= *bound as i32)).sum::<u32>();
+    fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
+        let mut counts = [0; 4];
+        for block in blocks {
+            for (bound, count) in bounds.iter().zip(counts.iter_mut()) {
+                let stamps = block_of(stamps, *block);
+                *count += stamps.iter().map(|s| u32::from(*s as i32 <= *bound as i32)).sum::<u32>();
+            }
         }
+        counts
     }
 
-    #[inline(always)]
-    fn collect(stamps: &[u32; SLOT_BLOCK as usize], bound: u32, first: u32, out: &mut [u32]) -> usize {
+    fn collect(&self, stamps: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize {
         let mut count = 0;
-        for (group, part) in stamps.chunks_exact(16).enumerate() {
-            // Most groups hold nothing that old; the test is one vector compare.
-            if !part.iter().fold(false, |any, s| any | (*s as i32 <= bound as i32)) {
-                continue;
-            }
-            for (index, stamp) in part.iter().enumerate() {
-                if let Some(place) = out.get_mut(count) {
-                    *place = first + (group * 16 + index) as u32;
+        for block in blocks {
+            let first = block * SLOT_BLOCK;
+            for (group, part) in block_of(stamps, *block).chunks_exact(16).enumerate() {
+                // Most groups hold nothing that old; the test is one vector compare.
+                if !part.iter().fold(false, |any, s| any | (*s as i32 <= bound as i32)) {
+                    continue;
                 }
-                count += usize::from(*stamp as i32 <= bound as i32);
+                for (index, stamp) in part.iter().enumerate() {
+                    if let Some(place) = out.get_mut(count) {
+                        *place = first + (group * 16 + index) as u32;
+                    }
+                    count += usize::from(*stamp as i32 <= bound as i32);
+                }
             }
         }
         count
     }
+}
+
+/// The stamps of a block; blocks lie inside the table by `join`.
+fn block_of(stamps: &[u32], block: u32) -> &[u32] {
+    let start = block as usize * SLOT_BLOCK as usize;
+    stamps.get(start..start + SLOT_BLOCK as usize).unwrap_or(&[])
 }
 
 /// What a call needs beside the tables: one per thread of control, sized at construction.
@@ -240,6 +252,7 @@ impl LayerTables {
     /// steps of one sequence. Nothing has changed then.
     pub fn resolve<S: Scan>(
         &mut self,
+        scan: &S,
         lane: u32,
         rows: Rows,
         selected: Selected<'_>,
@@ -251,7 +264,7 @@ impl LayerTables {
         if selection.len() > room as usize || rows.count == 0 {
             return Err(bad("selection beyond budget and scratch slots", selection.len() as u64));
         }
-        Ok(self.step::<S>(lane, rows, k, limit, (selection, slots, fetches), work))
+        Ok(self.step(scan, lane, rows, k, limit, (selection, slots, fetches), work))
     }
 
     /// One step of a warm-up: what a prompt position selected is touched and made resident by the rule,
@@ -262,6 +275,7 @@ impl LayerTables {
     /// As [`LayerTables::resolve`].
     pub fn warm<S: Scan>(
         &mut self,
+        scan: &S,
         lane: u32,
         selected: Selected<'_>,
         work: &mut Workspace,
@@ -270,7 +284,7 @@ impl LayerTables {
         let rows = Rows { first: 0, count: 0 };
         self.check(lane, rows, (selection.len(), slots.len(), fetches.len()), work)?;
         let length = self.heads[lane as usize].length;
-        Ok(self.step::<S>(lane, rows, selection.len(), length, (selection, slots, fetches), work))
+        Ok(self.step(scan, lane, rows, selection.len(), length, (selection, slots, fetches), work))
     }
 
     /// Checks a call's extents; answers k and the length that the first query row sees.
@@ -307,6 +321,7 @@ impl LayerTables {
     /// The step itself; `limit` is the length that the first row sees, each further row sees one more.
     fn step<S: Scan>(
         &mut self,
+        scan: &S,
         lane: u32,
         rows: Rows,
         k: usize,
@@ -320,7 +335,7 @@ impl LayerTables {
         for row in 0..rows.count.max(1) as usize {
             let part = row * k..(row + 1) * k;
             let limit = limit as usize + row;
-            let (fresh, others) = S::touch(Touch {
+            let (fresh, others) = scan.touch(Touch {
                 map: &self.slot_of[start..start + limit],
                 stamps: &mut self.stamp_of,
                 base: self.shape.budget_base,
@@ -350,7 +365,7 @@ impl LayerTables {
             missed = kept;
         }
         let misses = work.take_missed(fetches);
-        let scratch = self.place::<S>(lane, now, hits, &mut fetches[..misses], work);
+        let scratch = self.place(scan, lane, now, hits, &mut fetches[..misses], work);
         for entry in &work.others[..missed] {
             let entry = *entry as usize;
             slots[entry] = self.slot_of[start + selection[entry] as usize] as i32;
@@ -367,6 +382,7 @@ impl LayerTables {
     /// slot. Answers how many are in scratch slots; a warm-up's simply stay away.
     fn place<S: Scan>(
         &mut self,
+        scan: &S,
         lane: u32,
         now: u32,
         hits: u32,
@@ -387,7 +403,7 @@ impl LayerTables {
             self.slot_of[start + fetch.position as usize] = fetch.slot;
         }
         let kept = &mut fetches[scratch..];
-        self.choose_victims::<S>(lane, now, kept.len(), work);
+        self.choose_victims(scan, lane, now, kept.len(), work);
         for (fetch, victim) in kept.iter_mut().zip(&work.victims) {
             fetch.slot = self.replace(start, *victim, fetch.position, now);
         }

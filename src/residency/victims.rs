@@ -4,17 +4,15 @@
 //! the ones with the lowest positions. The bound is searched upwards from the lane's `front`, four
 //! candidates a pass; as the oldest stamp moves up by about one a step, one pass is the usual case.
 
-use crate::geometry::SLOT_BLOCK;
 use crate::residency::resolve::{Scan, Workspace};
 use crate::residency::tables::{FREE, LayerTables};
-
-const BLOCK: usize = SLOT_BLOCK as usize;
 
 impl LayerTables {
     /// Puts the `need` oldest slots of `lane` with a stamp below `below` to the front of `work.victims`,
     /// in the lane's order, as indices into the slot tables. The lane has that many.
     pub(super) fn choose_victims<S: Scan>(
         &mut self,
+        scan: &S,
         lane: u32,
         below: u32,
         need: usize,
@@ -23,41 +21,22 @@ impl LayerTables {
         if need == 0 {
             return;
         }
-        let bound = self.find_bound::<S>(lane, below, need as u32);
-        let mut found = 0;
-        for block in self.lane_blocks(lane) {
-            let first = block * SLOT_BLOCK;
-            found += S::collect(self.block_stamps(first), bound, first, &mut work.victims[found..]);
-        }
+        let bound = self.find_bound(scan, lane, below, need as u32);
+        let found = scan.collect(&self.stamp_of, self.lane_blocks(lane), bound, &mut work.victims);
         if found > need {
             self.drop_youngest_ties(bound, need, found, work);
         }
         self.heads[lane as usize].front = bound;
     }
 
-    fn block_stamps(&self, first: u32) -> &[u32; BLOCK] {
-        // Blocks lie inside the table by `join`, so the answer is never the empty block.
-        static NONE: [u32; BLOCK] = [super::tables::UNUSED; BLOCK];
-        self.stamp_of.get(first as usize..).and_then(|s| s.first_chunk()).unwrap_or(&NONE)
-    }
-
-    /// How many stamps of the lane are at or below each bound.
-    fn count<S: Scan>(&self, lane: u32, bounds: &[u32; 4]) -> [u32; 4] {
-        let mut counts = [0; 4];
-        for block in self.lane_blocks(lane) {
-            S::count(self.block_stamps(block * SLOT_BLOCK), bounds, &mut counts);
-        }
-        counts
-    }
-
     /// The smallest stamp at or below which the lane has at least `need` slots; it is below `below`.
-    fn find_bound<S: Scan>(&self, lane: u32, below: u32, need: u32) -> u32 {
+    fn find_bound<S: Scan>(&self, scan: &S, lane: u32, below: u32, need: u32) -> u32 {
         // Invariant: fewer than `need` stamps are below `low`, and at least `need` at or below `high`.
         let (mut low, mut high) = (self.heads[lane as usize].front, below - 1);
         let mut stride = 1;
         while low < high {
             let bounds = [0, 1, 2, 3].map(|i| low.saturating_add(i * stride).min(high));
-            let counts = self.count::<S>(lane, &bounds);
+            let counts = scan.count(&self.stamp_of, self.lane_blocks(lane), &bounds);
             match counts.iter().position(|c| *c >= need) {
                 Some(0) => return low,
                 Some(at) => {
