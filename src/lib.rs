@@ -3,6 +3,7 @@
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("forebay needs Linux on x86-64: it maps, locks and binds host memory by Linux system calls");
 
+pub mod device;
 mod error;
 mod geometry;
 mod ids;

@@ -224,7 +224,7 @@ impl World {
         let counts = self.tables.warm(&Portable, lane, selected, &mut self.work).unwrap().counts;
         let step = oracle.select(picks.iter().filter(|p| **p >= 0).map(|p| *p as u32));
         assert_eq!(counts.misses as usize, step.misses.len());
-        assert_eq!(self.tables.residents(lane).count(), oracle.order.len());
+        assert_eq!(self.tables.residents(lane, 0, u32::MAX).count(), oracle.order.len());
     }
 }
 

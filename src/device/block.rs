@@ -61,8 +61,34 @@ pub struct Sticky {
     pub row: u32,
     /// Layer.
     pub layer: u32,
-    /// The position at or beyond the length, or the count that was not to be.
-    pub position: u32,
+    /// What was wrong.
+    pub cause: Cause,
+    /// The position or count that was not to be.
+    pub value: u32,
+}
+
+/// What made a step fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Cause {
+    /// A selected position at or beyond the length that its query row may see.
+    BeyondLength = 1,
+    /// More accepted rows than landed.
+    Accepted = 2,
+    /// The lane's tables do not fit the step: it has no sequence, or the sequence would outgrow its
+    /// declared tokens.
+    Tables = 3,
+}
+
+impl Cause {
+    /// The cause in words.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Cause::BeyondLength => "a selected position is at or beyond the length",
+            Cause::Accepted => "more rows were accepted than had landed",
+            Cause::Tables => "the lane's tables do not fit the step",
+        }
+    }
 }
 
 /// Hits and misses of one layer in one step, all rows of the batch.
@@ -76,7 +102,7 @@ pub struct LayerCount {
     pub scratch: u32,
 }
 
-/// A step's report: `[step low, step high, sticky flag, row, layer, position]`, then three words a layer,
+/// A step's report: `[step low, step high, cause or 0, row, layer, value]`, then three words a layer,
 /// then the committed length of each row. Stamped with the step's number, so that a report of an earlier
 /// step in the same slot is not taken for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,15 +138,11 @@ impl Report {
 
     /// Writes the report to `words`, which has room for it.
     pub fn encode(&self, words: &mut [u32]) {
-        let sticky = self.sticky.unwrap_or(Sticky { row: 0, layer: 0, position: 0 });
-        let header = [
-            self.step as u32,
-            (self.step >> 32) as u32,
-            u32::from(self.sticky.is_some()),
-            sticky.row,
-            sticky.layer,
-            sticky.position,
-        ];
+        let [cause, row, layer, value] = match self.sticky {
+            Some(s) => [s.cause as u32, s.row, s.layer, s.value],
+            None => [0; 4],
+        };
+        let header = [self.step as u32, (self.step >> 32) as u32, cause, row, layer, value];
         words[..REPORT_HEADER].copy_from_slice(&header);
         for (at, count) in self.layers.iter().enumerate() {
             let count = [count.hits, count.misses, count.scratch];
@@ -143,10 +165,13 @@ impl Report {
                 .with("found", stamp));
         }
         self.step = stamp;
-        self.sticky = match words[2] {
+        let cause = match words[2] {
             0 => None,
-            _ => Some(Sticky { row: words[3], layer: words[4], position: words[5] }),
+            1 => Some(Cause::BeyondLength),
+            2 => Some(Cause::Accepted),
+            _ => Some(Cause::Tables),
         };
+        self.sticky = cause.map(|cause| Sticky { row: words[3], layer: words[4], cause, value: words[5] });
         for (at, count) in self.layers.iter_mut().enumerate() {
             let at = REPORT_HEADER + at * COUNT;
             *count = LayerCount { hits: words[at], misses: words[at + 1], scratch: words[at + 2] };
@@ -178,7 +203,7 @@ mod tests {
     fn a_report_reads_back_and_another_steps_report_is_refused() {
         let report = Report {
             step: 7,
-            sticky: Some(Sticky { row: 1, layer: 2, position: 99 }),
+            sticky: Some(Sticky { row: 1, layer: 2, cause: Cause::Accepted, value: 99 }),
             layers: vec![LayerCount { hits: 1, misses: 2, scratch: 1 }; 3],
             lengths: vec![10, 20],
         };

@@ -258,12 +258,19 @@ pub trait Device: Debug + Send + Sync {
     /// [`Kind::OutOfRange`].
     fn leave(&self, pools: Pools, stream: Stream, lane: Lane) -> Result<()>;
 
-    /// Brings rows up in every layer: all of them when `whole` and they fit, then what `selections`
-    /// (`[layers][steps][k]` i32, empty for none) touched, and gathers the survivors once each.
+    /// Computes what is resident in every layer of a lane before its first step: all rows when `whole`
+    /// and they fit, then what the selections touched, step by step. Moves nothing. It is a hint: a
+    /// position at or beyond the length warms nothing.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`].
     fn warm(&self, pools: Pools, stream: Stream, warm: Warm) -> Result<()>;
+
+    /// Gathers the rows that a warm-up made resident, in a stretch of the lane's slots.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    fn raise(&self, pools: Pools, stream: Stream, raise: Raise) -> Result<()>;
 
     /// Copies a step block to its micro-batch's block on the device.
     ///
@@ -341,11 +348,24 @@ pub struct Warm {
     pub selections: Option<Slice>,
     /// Steps to replay.
     pub steps: u32,
-    /// Gather the survivors; without it only the residency is computed (replay).
-    pub gather: bool,
 }
 
-/// An engine's view of a device's memory must not change hands: every slice names its device.
+/// A stretch of a warm-up's gather: see [`Device::raise`]. The slots of all layers are numbered through,
+/// layer by layer, each layer's budget slots in the lane's order.
+#[derive(Clone, Copy, Debug)]
+pub struct Raise {
+    /// The lane.
+    pub lane: Lane,
+    /// The first slot.
+    pub first: u64,
+    /// How many slots; empty ones cost nothing.
+    pub count: u64,
+}
+
+/// Memory must not change hands: every slice names its device.
+///
+/// # Errors
+/// [`Kind::OutOfRange`].
 pub(crate) fn check_device(slice: &Slice, device: u32) -> Result<()> {
     if slice.device == device {
         return Ok(());

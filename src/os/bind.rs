@@ -43,11 +43,7 @@ pub(super) fn bind(region: &Region, node: u32, faults: &dyn Faults) -> Option<Fa
     } else {
         format!("node {node} is not online")
     };
-    Some(Fallback {
-        what: Fallback::NUMA_BINDING,
-        wanted: u64::from(node),
-        cause,
-    })
+    Some(Fallback { what: Fallback::NUMA_BINDING, wanted: u64::from(node), cause })
 }
 
 fn bind_to(region: &Region, node: u32, faults: &dyn Faults) -> Answer<()> {
@@ -99,16 +95,10 @@ mod tests {
         let region = Region::new(None, page_size(), &NoFaults).unwrap();
         let one = Inject::call(Call::Nodes, libc::ENOENT);
         let lost = bind(&region, 1, &one).unwrap();
-        assert_eq!(
-            lost.to_string(),
-            "NUMA binding (wanted node 1): this machine has one NUMA node"
-        );
+        assert_eq!(lost.to_string(), "NUMA binding (wanted node 1): this machine has one NUMA node");
         let online = nodes(&NoFaults)[0];
         let lost = bind(&region, online, &Inject::call(Call::Bind, libc::EPERM)).unwrap();
-        assert_eq!(
-            (lost.what, lost.wanted),
-            (Fallback::NUMA_BINDING, u64::from(online))
-        );
+        assert_eq!((lost.what, lost.wanted), (Fallback::NUMA_BINDING, u64::from(online)));
         assert_eq!(lost.cause, "mbind: Operation not permitted");
     }
 
@@ -127,14 +117,7 @@ mod tests {
         let rc = unsafe {
             let at = region.as_ptr();
             // MPOL_F_ADDR: the policy at an address.
-            libc::syscall(
-                libc::SYS_get_mempolicy,
-                &raw mut mode,
-                mask.as_mut_ptr(),
-                NODES + 1,
-                at,
-                2,
-            )
+            libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, mask.as_mut_ptr(), NODES + 1, at, 2)
         };
         assert_eq!((rc, mode, mask[0]), (0, libc::MPOL_BIND, 1 << online));
     }

@@ -35,10 +35,7 @@ fn send_raw(socket: RawFd, fd: RawFd, faults: &dyn Faults) -> Answer<()> {
     ask(faults, Call::SendDescriptor, "sendmsg")?;
     let mut mark = MARK;
     let mut ancillary = Ancillary([0; 32]);
-    let mut part = libc::iovec {
-        iov_base: (&raw mut mark).cast(),
-        iov_len: 1,
-    };
+    let mut part = libc::iovec { iov_base: (&raw mut mark).cast(), iov_len: 1 };
     let message = message(&mut part, &mut ancillary);
     // SAFETY: the message's ancillary room holds one header and one descriptor, so the first header
     // and its data are inside.
@@ -67,10 +64,7 @@ pub fn receive(socket: impl AsFd, faults: &dyn Faults) -> Result<OwnedFd> {
     let socket = socket.as_fd().as_raw_fd();
     let mut mark = 0_u8;
     let mut ancillary = Ancillary([0; 32]);
-    let mut part = libc::iovec {
-        iov_base: (&raw mut mark).cast(),
-        iov_len: 1,
-    };
+    let mut part = libc::iovec { iov_base: (&raw mut mark).cast(), iov_len: 1 };
     let mut message = message(&mut part, &mut ancillary);
     let got = uninterrupted("recvmsg", || {
         // SAFETY: the message points to locals that outlive the call.
@@ -114,9 +108,7 @@ fn message(part: &mut libc::iovec, ancillary: &mut Ancillary) -> libc::msghdr {
 fn uninterrupted(name: &'static str, mut call: impl FnMut() -> i64) -> Answer<i64> {
     loop {
         match answer(name, call()) {
-            Err(Refusal {
-                errno: libc::EINTR, ..
-            }) => {}
+            Err(Refusal { errno: libc::EINTR, .. }) => {}
             done => return done,
         }
     }
@@ -134,14 +126,7 @@ mod tests {
     #[test]
     fn both_ends_see_the_same_memory() {
         let bytes = page_size();
-        let request = Request {
-            bytes,
-            huge: false,
-            populate: false,
-            lock: false,
-            node: None,
-            shared: true,
-        };
+        let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared: true };
         let (map, _) = Map::new(&request, &NoFaults).unwrap();
         let (a, b) = UnixStream::pair().unwrap();
         send(&a, map.descriptor().unwrap(), &NoFaults).unwrap();
@@ -174,10 +159,7 @@ mod tests {
         let (a, b) = UnixStream::pair().unwrap();
         let mut mark = MARK;
         let mut ancillary = Ancillary([0; 32]);
-        let mut part = libc::iovec {
-            iov_base: (&raw mut mark).cast(),
-            iov_len: 1,
-        };
+        let mut part = libc::iovec { iov_base: (&raw mut mark).cast(), iov_len: 1 };
         let mut message = message(&mut part, &mut ancillary);
         let (fds, bytes) = ([a.as_raw_fd(), b.as_raw_fd()], 2 * size_of::<RawFd>());
         message.msg_controllen = one_descriptor() + size_of::<RawFd>();

@@ -51,18 +51,15 @@ fn replace(path: &Path, bytes: &[u8], faults: &dyn Faults) -> Step<()> {
         let open = || OpenOptions::new().write(true).open(&target);
         return write(&mut step(faults, Call::CreateFile, "open", open)?, bytes, faults);
     }
-    let (mut file, partial) = step(faults, Call::CreateFile, "create beside it", || {
-        Partial::beside(&target)
-    })?;
+    let (mut file, partial) =
+        step(faults, Call::CreateFile, "create beside it", || Partial::beside(&target))?;
     write(&mut file, bytes, faults)?;
     if let Some(old) = old {
         // The new content keeps the old one's permissions where that is allowed; it is no reason to fail.
         let _ = file.set_permissions(old.permissions());
     }
     step(faults, Call::Sync, "sync", || file.sync_all())?;
-    step(faults, Call::Rename, "rename", || {
-        fs::rename(&partial.path, &target)
-    })?;
+    step(faults, Call::Rename, "rename", || fs::rename(&partial.path, &target))?;
     partial.done();
     Ok(())
 }
@@ -181,10 +178,7 @@ mod tests {
     fn a_device_is_written_and_not_replaced() {
         write_whole("/dev/null", b"bytes", &NoFaults).unwrap();
         let e = write_whole("/dev/full", b"bytes", &NoFaults).unwrap_err();
-        assert_eq!(
-            (e.kind(), e.place()),
-            (Kind::Io, "/dev/full: write: No space left on device")
-        );
+        assert_eq!((e.kind(), e.place()), (Kind::Io, "/dev/full: write: No space left on device"));
         for device in ["/dev/null", "/dev/full"] {
             assert!(!fs::metadata(device).unwrap().is_file());
         }
@@ -195,10 +189,7 @@ mod tests {
         let directory = Directory::new("place");
         let path = directory.0.join("none/a");
         let e = write_whole(&path, b"", &NoFaults).unwrap_err();
-        assert!(
-            e.place().ends_with("create beside it: No such file or directory"),
-            "{e}"
-        );
+        assert!(e.place().ends_with("create beside it: No such file or directory"), "{e}");
         let e = write_whole(&directory.0, b"", &NoFaults).unwrap_err();
         assert!(e.place().ends_with("open: Is a directory"), "{e}");
     }

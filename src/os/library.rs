@@ -49,10 +49,7 @@ impl Library {
         // SAFETY: a C string; what the library runs is the caller's promise.
         let handle = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         match NonNull::new(handle) {
-            Some(handle) => Ok(Library {
-                handle,
-                name: name.to_owned(),
-            }),
+            Some(handle) => Ok(Library { handle, name: name.to_owned() }),
             None => Err(missing(loader_text())),
         }
     }
@@ -67,11 +64,7 @@ impl Library {
         let c_name = c_string(OPERATION, symbol)?;
         let missing = |why: String| {
             Error::new(Kind::OsRefused, OPERATION)
-                .at(format!(
-                    "{}{symbol} in {}: {why}",
-                    Self::MISSING_SYMBOL,
-                    self.name
-                ))
+                .at(format!("{}{symbol} in {}: {why}", Self::MISSING_SYMBOL, self.name))
                 .hint("install a newer release of that library")
         };
         ask(faults, Call::FindSymbol, "dlsym").map_err(|refusal| missing(errno_text(refusal.errno)))?;
@@ -127,24 +120,15 @@ mod tests {
     fn what_is_missing_is_named() {
         let place = |e: Error| (e.kind(), e.place().to_owned());
         let (kind, text) = place(open("libforebay-none.so.9", &NoFaults).unwrap_err());
-        assert!(
-            text.starts_with("missing library libforebay-none.so.9: "),
-            "{text}"
-        );
+        assert!(text.starts_with("missing library libforebay-none.so.9: "), "{text}");
         assert_eq!(kind, Kind::OsRefused);
         let (_, text) = place(open("/nonexistent/libm.so.6", &NoFaults).unwrap_err());
         assert!(text.contains("No such file"), "{text}");
         let library = open("libm.so.6", &NoFaults).unwrap();
         let (kind, text) = place(library.symbol("forebay_none", &NoFaults).unwrap_err());
-        assert!(
-            text.starts_with("missing symbol forebay_none in libm.so.6: "),
-            "{text}"
-        );
+        assert!(text.starts_with("missing symbol forebay_none in libm.so.6: "), "{text}");
         assert_eq!(kind, Kind::OsRefused);
-        assert_eq!(
-            library.symbol("c\0s", &NoFaults).unwrap_err().kind(),
-            Kind::InvalidConfig
-        );
+        assert_eq!(library.symbol("c\0s", &NoFaults).unwrap_err().kind(), Kind::InvalidConfig);
         assert_eq!(open("a\0b", &NoFaults).unwrap_err().kind(), Kind::InvalidConfig);
     }
 
@@ -153,12 +137,7 @@ mod tests {
         let e = open("libm.so.6", &Inject::call(Call::OpenLibrary, libc::EACCES)).unwrap_err();
         assert_eq!(e.place(), "missing library libm.so.6: Permission denied");
         let library = open("libm.so.6", &NoFaults).unwrap();
-        let e = library
-            .symbol("cos", &Inject::call(Call::FindSymbol, libc::ENOENT))
-            .unwrap_err();
-        assert_eq!(
-            e.place(),
-            "missing symbol cos in libm.so.6: No such file or directory"
-        );
+        let e = library.symbol("cos", &Inject::call(Call::FindSymbol, libc::ENOENT)).unwrap_err();
+        assert_eq!(e.place(), "missing symbol cos in libm.so.6: No such file or directory");
     }
 }

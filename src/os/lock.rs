@@ -29,21 +29,12 @@ pub(super) fn populate(region: &Region, faults: &dyn Faults) -> Answer<()> {
 pub(super) fn populate_or_touch(region: &Region, faults: &dyn Faults) -> Answer<()> {
     match populate(region, faults) {
         Ok(()) => Ok(()),
-        Err(Refusal {
-            errno: libc::EINVAL | libc::ENOSYS | libc::EPERM,
-            ..
-        }) => {
+        Err(Refusal { errno: libc::EINVAL | libc::ENOSYS | libc::EPERM, .. }) => {
             touch(region);
             Ok(())
         }
         // What the call reports as EFAULT would be a signal at a page's first use: no memory for it.
-        Err(Refusal {
-            errno: libc::EFAULT,
-            name,
-        }) => Err(Refusal {
-            name,
-            errno: libc::ENOMEM,
-        }),
+        Err(Refusal { errno: libc::EFAULT, name }) => Err(Refusal { name, errno: libc::ENOMEM }),
         Err(refusal) => Err(refusal),
     }
 }

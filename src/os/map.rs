@@ -56,9 +56,7 @@ impl Map {
     /// leaves no memory.
     pub fn new(request: &Request, faults: &dyn Faults) -> Result<(Map, Vec<Fallback>)> {
         if request.bytes == 0 {
-            return Err(Error::new(Kind::InvalidConfig, OPERATION)
-                .at("bytes")
-                .with("bytes", 0_u32));
+            return Err(Error::new(Kind::InvalidConfig, OPERATION).at("bytes").with("bytes", 0_u32));
         }
         let state = MemoryState::read(faults);
         let mut lost = Vec::new();
@@ -67,11 +65,7 @@ impl Map {
             match Map::on_huge_pages(request, &state, faults) {
                 Ok(taken) => huge = Some(taken),
                 Err(cause) => {
-                    lost.push(Fallback {
-                        what: Fallback::HUGE_PAGES,
-                        wanted: request.bytes,
-                        cause,
-                    });
+                    lost.push(Fallback { what: Fallback::HUGE_PAGES, wanted: request.bytes, cause });
                 }
             }
         }
@@ -84,11 +78,7 @@ impl Map {
             && let Err(refusal) = lock::lock(&map, faults)
         {
             let cause = refusal.to_string();
-            lost.push(Fallback {
-                what: Fallback::LOCKED_MEMORY,
-                wanted: map.len(),
-                cause,
-            });
+            lost.push(Fallback { what: Fallback::LOCKED_MEMORY, wanted: map.len(), cause });
         }
         Ok((map, lost))
     }
@@ -106,10 +96,7 @@ impl Map {
         let bytes = request.bytes.checked_next_multiple_of(page).unwrap_or(u64::MAX);
         let pages = bytes.checked_div(page).unwrap_or(u64::MAX);
         if pages > state.huge_free {
-            return Err(format!(
-                "{pages} reserved huge pages wanted, {} free",
-                state.huge_free
-            ));
+            return Err(format!("{pages} reserved huge pages wanted, {} free", state.huge_free));
         }
         let take = || {
             let descriptor = memfd::create(true, faults)?;
@@ -117,14 +104,7 @@ impl Map {
             let region = Region::new(Some(descriptor.as_fd()), bytes, faults)?;
             let unbound = request.node.and_then(|node| bind::bind(&region, node, faults));
             lock::populate(&region, faults)?;
-            Ok((
-                Map {
-                    region,
-                    page,
-                    descriptor: Some(descriptor),
-                },
-                unbound,
-            ))
+            Ok((Map { region, page, descriptor: Some(descriptor) }, unbound))
         };
         take().map_err(|refusal: Refusal| refusal.to_string())
     }
@@ -155,11 +135,7 @@ impl Map {
                 }
                 Err(refusal) => {
                     let cause = refusal.to_string();
-                    lost.push(Fallback {
-                        what: Fallback::SHARED_MEMORY,
-                        wanted: bytes,
-                        cause,
-                    });
+                    lost.push(Fallback { what: Fallback::SHARED_MEMORY, wanted: bytes, cause });
                 }
             }
         }
@@ -172,25 +148,14 @@ impl Map {
             };
             // Shared memory that comes here has been listed with the cause that counts.
             if let Some(cause) = cause.filter(|_| !request.shared) {
-                lost.push(Fallback {
-                    what: Fallback::HUGE_PAGES,
-                    wanted: request.bytes,
-                    cause,
-                });
+                lost.push(Fallback { what: Fallback::HUGE_PAGES, wanted: request.bytes, cause });
             }
         }
         let unbound = request.node.and_then(|node| bind::bind(&region, node, faults));
         if request.populate {
             lock::populate_or_touch(&region, faults).map_err(failed)?;
         }
-        Ok((
-            Map {
-                region,
-                page,
-                descriptor,
-            },
-            unbound,
-        ))
+        Ok((Map { region, page, descriptor }, unbound))
     }
 
     /// The size of the pages in use, in bytes: the base page, or a reserved huge page.
@@ -217,9 +182,5 @@ pub(super) fn rounded(bytes: u64, page: u64) -> Result<u64> {
     bytes
         .checked_next_multiple_of(page)
         .filter(|bytes| i64::try_from(*bytes).is_ok())
-        .ok_or_else(|| {
-            Error::new(Kind::Overflow, OPERATION)
-                .at("bytes")
-                .with("wanted", bytes)
-        })
+        .ok_or_else(|| Error::new(Kind::Overflow, OPERATION).at("bytes").with("wanted", bytes))
 }

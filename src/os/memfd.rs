@@ -20,10 +20,7 @@ pub(super) fn create(huge: bool, faults: &dyn Faults) -> Answer<OwnedFd> {
     ask(faults, call, name)?;
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flag;
     // SAFETY: the name is a C string that lives for ever.
-    let fd = answer(
-        name,
-        i64::from(unsafe { libc::memfd_create(NAME.as_ptr(), flags) }),
-    )?;
+    let fd = answer(name, i64::from(unsafe { libc::memfd_create(NAME.as_ptr(), flags) }))?;
     // SAFETY: the system just gave this descriptor to us alone.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

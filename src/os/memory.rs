@@ -41,9 +41,7 @@ impl MemoryState {
 
     fn parse(meminfo: &str, switch: &str) -> Self {
         let field = |name: &str| {
-            let line = meminfo
-                .lines()
-                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
             line.split_whitespace().next()?.parse::<u64>().ok()
         };
         let kib = |name| field(name).and_then(|n| n.checked_mul(1024));
@@ -67,12 +65,7 @@ mod tests {
         let text = "MemFree: 1 kB\nMemAvailable:   7 kB\nHugePages_Total: 9\nHugePages_Free:    5\n\
                     HugePages_Rsvd:    2\nHugepagesize:       2048 kB\n";
         let state = MemoryState::parse(text, "always [madvise] never\n");
-        let want = MemoryState {
-            available: Some(7168),
-            huge_page: 2 << 20,
-            huge_free: 3,
-            transparent: true,
-        };
+        let want = MemoryState { available: Some(7168), huge_page: 2 << 20, huge_free: 3, transparent: true };
         assert_eq!(state, want);
         assert!(!MemoryState::parse(text, "always madvise [never]").transparent);
     }

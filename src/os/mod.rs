@@ -126,20 +126,12 @@ pub struct Inject {
 impl Inject {
     /// Fails every `call`.
     pub fn call(call: Call, errno: i32) -> Self {
-        Inject {
-            aim: Aim::Each(call),
-            errno,
-            seen: AtomicU64::new(0),
-        }
+        Inject { aim: Aim::Each(call), errno, seen: AtomicU64::new(0) }
     }
 
     /// Fails the call number `n` of all calls, counted from 0. `u64::MAX` fails none and only counts.
     pub fn nth(n: u64, errno: i32) -> Self {
-        Inject {
-            aim: Aim::Nth(n),
-            errno,
-            seen: AtomicU64::new(0),
-        }
+        Inject { aim: Aim::Nth(n), errno, seen: AtomicU64::new(0) }
     }
 
     /// How many calls were seen, the failed ones included.
@@ -204,19 +196,12 @@ type Answer<T> = std::result::Result<T, Refusal>;
 impl Refusal {
     /// What the calling thread's last failed system call left in errno.
     fn last(name: &'static str) -> Self {
-        Refusal {
-            name,
-            errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
-        }
+        Refusal { name, errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(0) }
     }
 
     /// As an error: out of memory where the system says so, refused otherwise.
     fn error(self, operation: &'static str) -> Error {
-        let kind = if self.errno == libc::ENOMEM {
-            Kind::OutOfMemory
-        } else {
-            Kind::OsRefused
-        };
+        let kind = if self.errno == libc::ENOMEM { Kind::OutOfMemory } else { Kind::OsRefused };
         Error::new(kind, operation).at(self.to_string())
     }
 }
@@ -246,9 +231,5 @@ fn ask(faults: &dyn Faults, call: Call, name: &'static str) -> Answer<()> {
 
 /// A system call's return value, -1 taken as a refusal.
 fn answer(name: &'static str, returned: i64) -> Answer<i64> {
-    if returned == -1 {
-        Err(Refusal::last(name))
-    } else {
-        Ok(returned)
-    }
+    if returned == -1 { Err(Refusal::last(name)) } else { Ok(returned) }
 }

@@ -47,18 +47,13 @@ impl Range {
     /// [`Kind::OutOfMemory`] and [`Kind::OsRefused`] from reserving and mapping.
     pub fn new(pieces: &[Piece<'_>], faults: &dyn Faults) -> Result<Range> {
         let total = check(pieces)?;
-        let align = pieces
-            .iter()
-            .map(|piece| piece.map.page_bytes())
-            .fold(page_size(), u64::max);
+        let align = pieces.iter().map(|piece| piece.map.page_bytes()).fold(page_size(), u64::max);
         let failed = |refusal: Refusal| refusal.error(OPERATION).with("wanted", total);
         let region = Region::reserve(total, align, faults).map_err(failed)?;
         let mut position = 0;
         for piece in pieces {
             if let Some(fd) = piece.map.descriptor() {
-                region
-                    .place(position, fd, piece.offset, piece.bytes, faults)
-                    .map_err(failed)?;
+                region.place(position, fd, piece.offset, piece.bytes, faults).map_err(failed)?;
                 position += piece.bytes;
             }
         }
@@ -83,9 +78,7 @@ impl Deref for Range {
 /// Checks every piece and answers the bytes of all.
 fn check(pieces: &[Piece<'_>]) -> Result<u64> {
     if pieces.is_empty() {
-        return Err(Error::new(Kind::InvalidConfig, OPERATION)
-            .at("pieces")
-            .with("pieces", 0_u32));
+        return Err(Error::new(Kind::InvalidConfig, OPERATION).at("pieces").with("pieces", 0_u32));
     }
     let mut total = 0_u64;
     for (number, piece) in pieces.iter().enumerate() {
@@ -101,19 +94,13 @@ fn check(pieces: &[Piece<'_>]) -> Result<u64> {
                 .with("bytes", piece.bytes)
                 .with("page", page));
         }
-        if piece
-            .offset
-            .checked_add(piece.bytes)
-            .is_none_or(|end| end > piece.map.len())
-        {
+        if piece.offset.checked_add(piece.bytes).is_none_or(|end| end > piece.map.len()) {
             return Err(error(Kind::OutOfRange, "piece of a map")
                 .with("offset", piece.offset)
                 .with("bytes", piece.bytes)
                 .with("length", piece.map.len()));
         }
-        total = total
-            .checked_add(piece.bytes)
-            .ok_or_else(|| error(Kind::Overflow, "bytes of all pieces"))?;
+        total = total.checked_add(piece.bytes).ok_or_else(|| error(Kind::Overflow, "bytes of all pieces"))?;
     }
     Ok(total)
 }
@@ -125,14 +112,7 @@ mod tests {
 
     fn map(pages: u64, shared: bool) -> Arc<Map> {
         let bytes = pages * page_size();
-        let request = Request {
-            bytes,
-            huge: false,
-            populate: false,
-            lock: false,
-            node: None,
-            shared,
-        };
+        let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared };
         Arc::new(Map::new(&request, &NoFaults).unwrap().0)
     }
 
@@ -146,21 +126,9 @@ mod tests {
     fn a_write_at_one_address_is_read_at_the_others() {
         let page = page_size();
         let (own, scratch) = (map(4, true), map(2, true));
-        let shared = Piece {
-            map: &scratch,
-            offset: page,
-            bytes: page,
-        };
-        let first = Piece {
-            map: &own,
-            offset: 0,
-            bytes: 2 * page,
-        };
-        let second = Piece {
-            map: &own,
-            offset: 2 * page,
-            bytes: 2 * page,
-        };
+        let shared = Piece { map: &scratch, offset: page, bytes: page };
+        let first = Piece { map: &own, offset: 0, bytes: 2 * page };
+        let second = Piece { map: &own, offset: 2 * page, bytes: 2 * page };
         // Two layers, each with two pages of its own and the same page behind them.
         let range = Range::new(&[first, shared, second, shared], &NoFaults).unwrap();
         assert_eq!((range.len(), range.pieces()), (6 * page, 4));
@@ -179,15 +147,7 @@ mod tests {
     fn the_range_keeps_its_maps() {
         let page = page_size();
         let own = map(1, true);
-        let range = Range::new(
-            &[Piece {
-                map: &own,
-                offset: 0,
-                bytes: page,
-            }],
-            &NoFaults,
-        )
-        .unwrap();
+        let range = Range::new(&[Piece { map: &own, offset: 0, bytes: page }], &NoFaults).unwrap();
         assert_eq!(Arc::strong_count(&own), 2);
         own.copy_in(0, &[9]).unwrap();
         drop(own);
@@ -199,53 +159,23 @@ mod tests {
         let page = page_size();
         let (own, private) = (map(2, true), map(2, false));
         let refused = |piece| Range::new(&[piece], &NoFaults).unwrap_err();
-        let e = refused(Piece {
-            map: &private,
-            offset: 0,
-            bytes: page,
-        });
-        assert_eq!(
-            (e.kind(), e.place()),
-            (Kind::InvalidConfig, "memory without a descriptor")
-        );
+        let e = refused(Piece { map: &private, offset: 0, bytes: page });
+        assert_eq!((e.kind(), e.place()), (Kind::InvalidConfig, "memory without a descriptor"));
         assert!(e.to_string().contains("memfd_create is refused"), "{e}");
         for (offset, bytes) in [(1, page), (0, page + 1), (0, 0)] {
-            assert_eq!(
-                refused(Piece {
-                    map: &own,
-                    offset,
-                    bytes
-                })
-                .kind(),
-                Kind::InvalidConfig
-            );
+            assert_eq!(refused(Piece { map: &own, offset, bytes }).kind(), Kind::InvalidConfig);
         }
         for (offset, bytes) in [(page, 2 * page), (u64::MAX - page + 1, page), (2 * page, page)] {
-            assert_eq!(
-                refused(Piece {
-                    map: &own,
-                    offset,
-                    bytes
-                })
-                .kind(),
-                Kind::OutOfRange
-            );
+            assert_eq!(refused(Piece { map: &own, offset, bytes }).kind(), Kind::OutOfRange);
         }
-        assert_eq!(
-            Range::new(&[], &NoFaults).unwrap_err().kind(),
-            Kind::InvalidConfig
-        );
+        assert_eq!(Range::new(&[], &NoFaults).unwrap_err().kind(), Kind::InvalidConfig);
     }
 
     #[test]
     fn a_refused_mapping_is_an_error_with_the_bytes_of_all() {
         let page = page_size();
         let own = map(2, true);
-        let piece = Piece {
-            map: &own,
-            offset: 0,
-            bytes: page,
-        };
+        let piece = Piece { map: &own, offset: 0, bytes: page };
         for (call, errno, kind) in [
             (Call::Map, libc::ENOMEM, Kind::OutOfMemory),
             (Call::MapFixed, libc::ENOMEM, Kind::OutOfMemory),

@@ -38,13 +38,7 @@ impl Region {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         match descriptor {
             Some(fd) => Self::map(len, protection, libc::MAP_SHARED, fd.as_raw_fd(), faults),
-            None => Self::map(
-                len,
-                protection,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                faults,
-            ),
+            None => Self::map(len, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, faults),
         }
     }
 
@@ -53,10 +47,7 @@ impl Region {
     pub(super) fn reserve(len: u64, align: u64, faults: &dyn Faults) -> Answer<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let Some(padded) = len.checked_add(align) else {
-            return Err(Refusal {
-                name: "mmap",
-                errno: libc::ENOMEM,
-            });
+            return Err(Refusal { name: "mmap", errno: libc::ENOMEM });
         };
         let mut region = Self::map(padded, libc::PROT_NONE, flags, -1, faults)?;
         let skip = region.base.as_ptr().align_offset(align as usize);
@@ -75,16 +66,8 @@ impl Region {
             return Err(Refusal::last("mmap"));
         }
         match NonNull::new(at.cast::<u8>()) {
-            Some(base) => Ok(Region {
-                base,
-                mapped: len,
-                start: base,
-                len,
-            }),
-            None => Err(Refusal {
-                name: "mmap",
-                errno: libc::ENOMEM,
-            }),
+            Some(base) => Ok(Region { base, mapped: len, start: base, len }),
+            None => Err(Refusal { name: "mmap", errno: libc::ENOMEM }),
         }
     }
 
@@ -100,10 +83,7 @@ impl Region {
     ) -> Answer<()> {
         ask(faults, Call::MapFixed, "mmap")?;
         let Some(at) = self.at(position, bytes) else {
-            return Err(Refusal {
-                name: "mmap",
-                errno: libc::EINVAL,
-            });
+            return Err(Refusal { name: "mmap", errno: libc::EINVAL });
         };
         // SAFETY: `at` with `bytes` lies inside the addresses this region owns, so that MAP_FIXED
         // replaces nothing of anyone else's.
@@ -117,11 +97,7 @@ impl Region {
                 offset as libc::off_t,
             )
         };
-        if got == libc::MAP_FAILED {
-            Err(Refusal::last("mmap"))
-        } else {
-            Ok(())
-        }
+        if got == libc::MAP_FAILED { Err(Refusal::last("mmap")) } else { Ok(()) }
     }
 
     /// Length in bytes.

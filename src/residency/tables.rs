@@ -242,11 +242,11 @@ impl LayerTables {
         }
     }
 
-    /// Every resident row of `lane` with its slot, in the order of the lane's slots. Tells what to gather
-    /// once a warm-up has computed the residency.
-    pub fn residents(&self, lane: u32) -> impl Iterator<Item = Fetch> + '_ {
+    /// The resident rows in a stretch of `lane`'s slots, in the lane's order. Tells what to gather once a
+    /// warm-up has computed the residency.
+    pub fn residents(&self, lane: u32, first: u32, count: u32) -> impl Iterator<Item = Fetch> + '_ {
         let base = self.shape.budget_base;
-        self.lane_slots(lane).filter_map(move |slot| {
+        self.lane_slots(lane).skip(first as usize).take(count as usize).filter_map(move |slot| {
             let position = self.position_of[slot];
             (position != ABSENT).then_some(Fetch { position, slot: base + slot as u32 })
         })

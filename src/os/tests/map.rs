@@ -8,25 +8,11 @@ use crate::os::{Call, Fallback, Inject, Map, NoFaults, Request, page_size};
 const MIB: u64 = 1 << 20;
 
 fn all_of(bytes: u64) -> Request {
-    Request {
-        bytes,
-        huge: true,
-        populate: true,
-        lock: true,
-        node: Some(0),
-        shared: true,
-    }
+    Request { bytes, huge: true, populate: true, lock: true, node: Some(0), shared: true }
 }
 
 fn plain(bytes: u64) -> Request {
-    Request {
-        bytes,
-        huge: false,
-        populate: false,
-        lock: false,
-        node: None,
-        shared: true,
-    }
+    Request { bytes, huge: false, populate: false, lock: false, node: None, shared: true }
 }
 
 fn works(map: &Map) {
@@ -50,11 +36,7 @@ fn no_size_grows_by_a_whole_page() {
     let page = page_size();
     for bytes in [1, page - 1, page, page + 1, 3 * MIB + 1, 5 * (1 << 30) + 1] {
         let (map, lost) = Map::new(&plain(bytes), &NoFaults).unwrap();
-        assert!(
-            map.len() >= bytes && map.len() < bytes + page,
-            "{bytes} became {}",
-            map.len()
-        );
+        assert!(map.len() >= bytes && map.len() < bytes + page, "{bytes} became {}", map.len());
         assert_eq!((map.len() % page, map.page_bytes(), lost), (0, page, vec![]));
         works(&map);
         let file = std::fs::File::from(map.descriptor().unwrap().try_clone_to_owned().unwrap());
@@ -75,17 +57,10 @@ fn everything_asked_for_works_or_is_listed() {
 fn without_huge_pages_base_pages_are_taken() {
     for call in [Call::MemfdHuge, Call::MemoryState] {
         let (map, lost) = lost(&all_of(MIB), Fallback::HUGE_PAGES, call, libc::ENOENT);
-        assert_eq!(
-            (map.page_bytes(), map.len(), lost.len()),
-            (page_size(), MIB, 1),
-            "{lost:?}"
-        );
+        assert_eq!((map.page_bytes(), map.len(), lost.len()), (page_size(), MIB, 1), "{lost:?}");
         assert!(map.descriptor().is_some());
     }
-    let private = Request {
-        shared: false,
-        ..all_of(MIB)
-    };
+    let private = Request { shared: false, ..all_of(MIB) };
     let (_, lost) = lost(&private, Fallback::HUGE_PAGES, Call::AdviseHuge, libc::EINVAL);
     assert_eq!(lost.len(), 1);
     assert_eq!(lost[0].cause, "madvise for huge pages: Invalid argument");
@@ -94,11 +69,7 @@ fn without_huge_pages_base_pages_are_taken() {
 /// The system is told to have huge pages, so that the calls for them are made whether it has or not.
 #[test]
 fn huge_pages_that_cannot_be_had_are_given_back_with_the_cause() {
-    let state = MemoryState {
-        huge_page: 2 * MIB,
-        huge_free: 9,
-        ..MemoryState::default()
-    };
+    let state = MemoryState { huge_page: 2 * MIB, huge_free: 9, ..MemoryState::default() };
     let request = all_of(3 * MIB);
     match Map::on_huge_pages(&request, &state, &NoFaults) {
         Ok((map, _)) => {
@@ -108,10 +79,7 @@ fn huge_pages_that_cannot_be_had_are_given_back_with_the_cause() {
         Err(cause) => assert_eq!(cause, "mmap: Cannot allocate memory"),
     }
     for (call, cause) in [
-        (
-            Call::MemfdHuge,
-            "memfd_create with huge pages: Operation not permitted",
-        ),
+        (Call::MemfdHuge, "memfd_create with huge pages: Operation not permitted"),
         (Call::Truncate, "ftruncate: Operation not permitted"),
         (Call::Seal, "fcntl: Operation not permitted"),
         (Call::Map, "mmap: Operation not permitted"),
@@ -130,20 +98,13 @@ fn without_the_right_to_lock_memory_is_unlocked() {
     for errno in [libc::EPERM, libc::ENOMEM, libc::EAGAIN] {
         let (map, lost) = lost(&all_of(MIB), Fallback::LOCKED_MEMORY, Call::Lock, errno);
         assert_eq!((lost.len(), lost[0].wanted), (1, map.len()));
-        assert!(
-            lost[0].to_string().starts_with("locked memory (wanted "),
-            "{}",
-            lost[0]
-        );
+        assert!(lost[0].to_string().starts_with("locked memory (wanted "), "{}", lost[0]);
     }
 }
 
 #[test]
 fn on_one_node_memory_is_unbound() {
-    let request = Request {
-        node: Some(1),
-        ..all_of(MIB)
-    };
+    let request = Request { node: Some(1), ..all_of(MIB) };
     let (_, lost) = lost(&request, Fallback::NUMA_BINDING, Call::Nodes, libc::ENOENT);
     assert_eq!((lost.len(), lost[0].wanted), (1, 1));
     let (_, lost) = self::lost(&all_of(MIB), Fallback::NUMA_BINDING, Call::Bind, libc::EPERM);
@@ -152,39 +113,22 @@ fn on_one_node_memory_is_unbound() {
 
 #[test]
 fn without_a_descriptor_memory_is_private() {
-    let request = Request {
-        huge: false,
-        ..all_of(MIB)
-    };
+    let request = Request { huge: false, ..all_of(MIB) };
     let (map, lost) = lost(&request, Fallback::SHARED_MEMORY, Call::Memfd, libc::EPERM);
     assert_eq!((lost.len(), map.descriptor().is_none()), (1, true));
     assert_eq!(
         lost[0].to_string(),
         "shared memory (wanted 1048576 bytes): memfd_create: Operation not permitted"
     );
-    let (map, lost) = Map::new(
-        &Request {
-            shared: false,
-            ..plain(MIB)
-        },
-        &NoFaults,
-    )
-    .unwrap();
+    let (map, lost) = Map::new(&Request { shared: false, ..plain(MIB) }, &NoFaults).unwrap();
     assert!(map.descriptor().is_none() && lost.is_empty());
 }
 
 #[test]
 fn without_the_populating_call_pages_are_touched() {
-    let request = Request {
-        huge: false,
-        ..all_of(MIB)
-    };
+    let request = Request { huge: false, ..all_of(MIB) };
     for errno in [libc::EINVAL, libc::EPERM] {
-        works(
-            &Map::new(&request, &Inject::call(Call::Populate, errno))
-                .unwrap()
-                .0,
-        );
+        works(&Map::new(&request, &Inject::call(Call::Populate, errno)).unwrap().0);
     }
     for errno in [libc::ENOMEM, libc::EFAULT] {
         let e = Map::new(&request, &Inject::call(Call::Populate, errno)).unwrap_err();
@@ -210,8 +154,5 @@ fn more_than_the_machine_has_is_an_error_and_not_the_end_of_the_process() {
     assert!(e.number("available").is_some());
     let e = Map::new(&plain(u64::MAX - 5), &NoFaults).unwrap_err();
     assert_eq!(e.kind(), Kind::Overflow);
-    assert_eq!(
-        Map::new(&plain(0), &NoFaults).unwrap_err().kind(),
-        Kind::InvalidConfig
-    );
+    assert_eq!(Map::new(&plain(0), &NoFaults).unwrap_err().kind(), Kind::InvalidConfig);
 }

@@ -15,14 +15,7 @@ fn bytes_of(region: &Region) -> Vec<u8> {
 
 #[test]
 fn copies_within_agree_with_a_vector() {
-    for (from, to, bytes) in [
-        (0, 100, 50),
-        (0, 7, 90),
-        (7, 0, 90),
-        (5, 5, 9),
-        (0, 1, 33),
-        (9, 9, 0),
-    ] {
+    for (from, to, bytes) in [(0, 100, 50), (0, 7, 90), (7, 0, 90), (5, 5, 9), (0, 1, 33), (9, 9, 0)] {
         let region = region();
         let mut model: Vec<u8> = (0..region.len()).map(|i| i as u8).collect();
         region.copy_in(0, &model).unwrap();
@@ -37,11 +30,7 @@ fn fill_touches_its_bytes_alone() {
     let region = region();
     region.fill(3, 5, 0xAB).unwrap();
     let all = bytes_of(&region);
-    assert!(
-        all.iter()
-            .enumerate()
-            .all(|(i, b)| *b == if (3..8).contains(&i) { 0xAB } else { 0 })
-    );
+    assert!(all.iter().enumerate().all(|(i, b)| *b == if (3..8).contains(&i) { 0xAB } else { 0 }));
 }
 
 #[test]
@@ -67,8 +56,5 @@ fn a_copy_that_does_not_fit_names_the_numbers() {
 #[test]
 fn a_reservation_is_aligned() {
     let region = Region::reserve(3 * page_size(), 2 << 20, &NoFaults).unwrap();
-    assert_eq!(
-        (region.as_ptr() as u64 % (2 << 20), region.len()),
-        (0, 3 * page_size())
-    );
+    assert_eq!((region.as_ptr() as u64 % (2 << 20), region.len()), (0, 3 * page_size()));
 }
