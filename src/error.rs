@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 /// The result of every fallible call.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong; the number is the C status code (0 is success).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use super::{Answer, Call, Faults, Refusal, answer, ask};
-use crate::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result};
 
 /// The byte that goes with a descriptor: a stream carries none without data.
 const MARK: u8 = b'd';

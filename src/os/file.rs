@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::{Call, Faults, errno_text};
-use crate::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result};
 
 /// Bytes of one write call.
 const PART: usize = 1 << 20;

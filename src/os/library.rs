@@ -8,7 +8,7 @@ use std::ffi::{CStr, CString, c_void};
 use std::ptr::NonNull;
 
 use super::{Call, Faults, ask, errno_text};
-use crate::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result};
 
 /// A loaded library; its symbols are valid while it lives.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::memory::MemoryState;
 use super::{Fallback, Faults, Refusal, Region, bind, lock, memfd, page_size};
-use crate::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result};
 
 /// The operation that errors of this file name.
 const OPERATION: &str = "map host memory";

@@ -34,8 +34,8 @@ mod tests;
 
 use std::fmt;
 
+use crate::error::{Error, Kind};
 use crate::sync::{AtomicU64, Ordering};
-use crate::{Error, Kind};
 
 pub use bind::nodes;
 pub use descriptor::{receive, send};

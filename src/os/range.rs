@@ -11,8 +11,8 @@
 use std::ops::Deref;
 
 use super::{Faults, Map, Refusal, Region, page_size};
+use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
-use crate::{Error, Kind, Result};
 
 /// The operation that errors of this file name.
 const OPERATION: &str = "map range";

@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 
 use super::{Answer, Call, Faults, Refusal, ask};
-use crate::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result};
 
 /// Mapped addresses, bounds-checked. [`super::Map`] and [`super::Range`] dereference to it.
 #[derive(Debug)]
@@ -147,6 +147,24 @@ impl Region {
         // SAFETY: the source was checked, and its bytes are initialised because the system hands out
         // zeros; the target is a slice, which never lies in a region.
         unsafe { copy(from.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// As [`Region::copy_in`], for words in the machine's order.
+    pub fn copy_in_words(&self, offset: u64, words: &[u32]) -> Result<()> {
+        let bytes = size_of_val(words);
+        let to = self.checked("copy in", offset, bytes as u64)?;
+        // SAFETY: the target was checked; the source is a slice, and any word is four initialised bytes.
+        unsafe { copy(words.as_ptr().cast(), to.as_ptr(), bytes) };
+        Ok(())
+    }
+
+    /// As [`Region::copy_out`], for words in the machine's order.
+    pub fn copy_out_words(&self, offset: u64, words: &mut [u32]) -> Result<()> {
+        let bytes = size_of_val(words);
+        let from = self.checked("copy out", offset, bytes as u64)?;
+        // SAFETY: the source was checked; the target is a slice, and any four bytes are a word.
+        unsafe { copy(from.as_ptr(), words.as_mut_ptr().cast(), bytes) };
         Ok(())
     }
 

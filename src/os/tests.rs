@@ -15,7 +15,7 @@ const BYTES: u64 = 16 << 20;
 const CHILD: &str = "FOREBAY_TEST_CHILD";
 
 /// Takes one of everything that can be held. `Err` as soon as something fails.
-fn scenario(faults: &dyn Faults) -> crate::Result<()> {
+fn scenario(faults: &dyn Faults) -> crate::error::Result<()> {
     let all = Request { bytes: BYTES, huge: true, populate: true, lock: true, node: Some(0), shared: true };
     let (map, _) = Map::new(&all, faults)?;
     let (private, _) = Map::new(&Request { shared: false, ..all }, faults)?;

@@ -9,7 +9,7 @@ use crate::device::host::copy::{Copier, PAIRS, Pair};
 use crate::device::host::vector::Avx512;
 use crate::device::{Join, Part, Plan, Raise, Slice, Warm, check_device};
 use crate::error::{Error, Kind, Result};
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, SLOT_BLOCK};
 use crate::ids::{Lane, MicroBatch};
 use crate::residency::{Fetch, LayerTables, Portable, Rows, Scan, Selected, Workspace};
 use crate::sync::Mutex;
@@ -139,7 +139,7 @@ impl HostPools {
         }
         let Some(shape) = plan.tables.first().copied() else { return Err(bad("layers", 0_u32)) };
         for (tables, slab) in plan.tables.iter().zip(&plan.slabs) {
-            let blocks = u64::from(tables.budget_base / crate::SLOT_BLOCK + tables.budget_blocks);
+            let blocks = u64::from(tables.budget_base / SLOT_BLOCK + tables.budget_blocks);
             let fits = blocks * u64::from(g.block_bytes()) <= slab.bytes();
             let same = (tables.lanes, tables.tokens, tables.query_rows)
                 == (shape.lanes, shape.tokens, shape.query_rows);
@@ -148,8 +148,8 @@ impl HostPools {
             }
         }
         let selected = shape.query_rows.saturating_mul(g.shape().top_k);
-        let most = plan.tables.iter().map(|t| t.budget_blocks * crate::SLOT_BLOCK).max().unwrap_or(0);
-        let slots = most.min(shape.tokens.next_multiple_of(crate::SLOT_BLOCK));
+        let most = plan.tables.iter().map(|t| t.budget_blocks * SLOT_BLOCK).max().unwrap_or(0);
+        let slots = most.min(shape.tokens.next_multiple_of(SLOT_BLOCK));
         let work = || Workspace::new(shape.tokens, selected, slots);
         let nothing = Fetch { position: 0, slot: 0 };
         let list = || Mutex::new(List { fetches: vec![nothing; selected as usize], count: 0 });

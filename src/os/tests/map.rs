@@ -1,6 +1,6 @@
 //! Sizes, and each fallback by the fault that causes it.
 
-use crate::Kind;
+use crate::error::Kind;
 use crate::os::map::rounded;
 use crate::os::memory::MemoryState;
 use crate::os::{Call, Fallback, Inject, Map, NoFaults, Request, page_size};

@@ -1,6 +1,6 @@
 //! Copies against a vector, bounds, alignment.
 
-use crate::Kind;
+use crate::error::Kind;
 use crate::os::{NoFaults, Region, page_size};
 
 fn region() -> Region {
