@@ -88,16 +88,10 @@ pub fn directions(file: &str, text: &str) -> Vec<Fault> {
         }
         match place(name) {
             Some(n) if n <= own => {}
-            Some(_) => faults.push(fault(
-                file,
-                line,
-                format!("`{room}` uses `{name}`, a room below it"),
-            )),
-            None => faults.push(fault(
-                file,
-                line,
-                format!("`crate::{name}` is no room; name the room it is in"),
-            )),
+            Some(_) => faults.push(fault(file, line, format!("`{room}` uses `{name}`, a room below it"))),
+            None => {
+                faults.push(fault(file, line, format!("`crate::{name}` is no room; name the room it is in")))
+            }
         }
     }
     faults
@@ -110,23 +104,13 @@ pub fn backends(file: &str, text: &str) -> Vec<Fault> {
     if !BACKENDS.contains(&own) {
         return Vec::new();
     }
-    let others = paths(file, &split(text).code)
-        .into_iter()
-        .filter(|path| match path.names.as_slice() {
-            [root, device, other, ..] => {
-                root == "crate" && device == "device" && other != own && BACKENDS.contains(&other.as_str())
-            }
-            _ => false,
-        });
-    others
-        .map(|p| {
-            fault(
-                file,
-                p.line,
-                format!("device `{own}` names device `{}`", p.names[2]),
-            )
-        })
-        .collect()
+    let others = paths(file, &split(text).code).into_iter().filter(|path| match path.names.as_slice() {
+        [root, device, other, ..] => {
+            root == "crate" && device == "device" && other != own && BACKENDS.contains(&other.as_str())
+        }
+        _ => false,
+    });
+    others.map(|p| fault(file, p.line, format!("device `{own}` names device `{}`", p.names[2]))).collect()
 }
 
 /// The command and the C side take nothing of the library but what it publishes.
@@ -139,9 +123,7 @@ pub fn public_only(file: &str, text: &str) -> Vec<Fault> {
     let inward = lines.filter(|(_, (code, text))| {
         (code.contains("#[path") || has_word(code, "include")) && text.contains("../src")
     });
-    inward
-        .map(|(n, _)| fault(file, n + 1, "takes a source file of the library in".to_owned()))
-        .collect()
+    inward.map(|(n, _)| fault(file, n + 1, "takes a source file of the library in".to_owned())).collect()
 }
 
 /// Atomics, locks and threads are named in `src/sync.rs` alone, so that loom can replace them all.
@@ -152,26 +134,18 @@ pub fn primitives(file: &str, text: &str) -> Vec<Fault> {
     }
     let code = split(text).code;
     let tests = test_lines(&code);
-    let named = paths(file, &code)
-        .into_iter()
-        .filter(|path| match path.names.as_slice() {
-            [root, ..] if root == "loom" || root == "parking_lot" => true,
-            [root, module, ..] if root == "std" && module == "thread" => true,
-            [root, module] if (root == "std" || root == "core") && module == "sync" => true,
-            [root, module, name, ..] if (root == "std" || root == "core") && module == "sync" => {
-                PRIMITIVES.contains(&name.as_str())
-            }
-            _ => false,
-        });
+    let named = paths(file, &code).into_iter().filter(|path| match path.names.as_slice() {
+        [root, ..] if root == "loom" || root == "parking_lot" => true,
+        [root, module, ..] if root == "std" && module == "thread" => true,
+        [root, module] if (root == "std" || root == "core") && module == "sync" => true,
+        [root, module, name, ..] if (root == "std" || root == "core") && module == "sync" => {
+            PRIMITIVES.contains(&name.as_str())
+        }
+        _ => false,
+    });
     let outside = named.filter(|path| !tests.get(path.line - 1).copied().unwrap_or(false));
     outside
-        .map(|p| {
-            fault(
-                file,
-                p.line,
-                format!("`{}`: take it from crate::sync", p.names.join("::")),
-            )
-        })
+        .map(|p| fault(file, p.line, format!("`{}`: take it from crate::sync", p.names.join("::"))))
         .collect()
 }
 
@@ -185,23 +159,11 @@ pub fn unsafety(file: &str, text: &str) -> Vec<Fault> {
     let code: Vec<&str> = parts.code.lines().collect();
     let allowed = UNSAFE_ROOMS.iter().any(|room| file.starts_with(room)) || UNSAFE_FILES.contains(&file);
     let mut faults = Vec::new();
-    for (n, line) in code
-        .iter()
-        .enumerate()
-        .filter(|(_, line)| has_word(line, "unsafe"))
-    {
+    for (n, line) in code.iter().enumerate().filter(|(_, line)| has_word(line, "unsafe")) {
         if !allowed {
-            faults.push(fault(
-                file,
-                n + 1,
-                "`unsafe` outside os, device, ffi and standin".to_owned(),
-            ));
+            faults.push(fault(file, n + 1, "`unsafe` outside os, device, ffi and standin".to_owned()));
         } else if needs_reason(line) && !has_reason(&comments, &code, n) {
-            faults.push(fault(
-                file,
-                n + 1,
-                "`unsafe` without a SAFETY comment above it".to_owned(),
-            ));
+            faults.push(fault(file, n + 1, "`unsafe` without a SAFETY comment above it".to_owned()));
         }
     }
     faults
@@ -212,14 +174,9 @@ fn needs_reason(line: &str) -> bool {
     let after = line.split("unsafe").nth(1).unwrap_or_default().trim_start();
     let abi = after.strip_prefix("extern").map_or(after, |rest| {
         let rest = rest.trim_start();
-        rest.split_once('"')
-            .and_then(|(_, r)| r.split_once('"'))
-            .map_or(rest, |(_, r)| r)
-            .trim_start()
+        rest.split_once('"').and_then(|(_, r)| r.split_once('"')).map_or(rest, |(_, r)| r).trim_start()
     });
-    let pointer = abi
-        .strip_prefix("fn")
-        .is_some_and(|rest| rest.trim_start().starts_with('('));
+    let pointer = abi.strip_prefix("fn").is_some_and(|rest| rest.trim_start().starts_with('('));
     !after.starts_with('(') && !pointer
 }
 
@@ -237,8 +194,7 @@ fn has_reason(comments: &[&str], code: &[&str], n: usize) -> bool {
 /// Whether the files that may hold `unsafe` by exception are still there.
 pub fn exceptions(exists: impl Fn(&str) -> bool) -> Vec<Fault> {
     let gone = UNSAFE_FILES.iter().filter(|file| !exists(file));
-    gone.map(|file| fault(file, 1, "listed in UNSAFE_FILES and not there".to_owned()))
-        .collect()
+    gone.map(|file| fault(file, 1, "listed in UNSAFE_FILES and not there".to_owned())).collect()
 }
 
 #[cfg(test)]
@@ -269,30 +225,15 @@ mod tests {
     #[test]
     fn a_device_that_names_another_is_reported() {
         let text = "use crate::device::Device;\nuse super::super::clock::Clock;\nuse crate::device::{cuda, rates};\n";
-        assert_eq!(
-            lines(&backends("src/device/host/mod.rs", "use super::clock;")),
-            [1]
-        );
+        assert_eq!(lines(&backends("src/device/host/mod.rs", "use super::clock;")), [1]);
         assert_eq!(lines(&backends("src/device/host/stream.rs", text)), [2, 3]);
-        assert_eq!(
-            backends("src/device/mod.rs", "pub mod host; use self::host::Host;").len(),
-            0
-        );
+        assert_eq!(backends("src/device/mod.rs", "pub mod host; use self::host::Host;").len(), 0);
     }
 
     #[test]
     fn a_source_taken_in_from_outside_is_reported() {
-        assert_eq!(
-            lines(&public_only(
-                "ffi/src/a.rs",
-                "\n#[path = \"../../src/os/map.rs\"]\nmod m;"
-            )),
-            [2]
-        );
-        assert_eq!(
-            public_only("cli/src/a.rs", "include_str!(\"../src/a.txt\")").len(),
-            0
-        );
+        assert_eq!(lines(&public_only("ffi/src/a.rs", "\n#[path = \"../../src/os/map.rs\"]\nmod m;")), [2]);
+        assert_eq!(public_only("cli/src/a.rs", "include_str!(\"../src/a.txt\")").len(), 0);
     }
 
     #[test]
@@ -313,27 +254,15 @@ mod tests {
     #[test]
     fn unsafe_without_room_or_reason_is_reported() {
         let bare = "\n\n\n\n\n\n\n\nfn f() { unsafe { g() } }\n";
-        assert_eq!(
-            lines(&unsafety("src/step/layer.rs", "fn f() { unsafe { g() } }")),
-            [1]
-        );
+        assert_eq!(lines(&unsafety("src/step/layer.rs", "fn f() { unsafe { g() } }")), [1]);
         assert_eq!(lines(&unsafety("src/os/map.rs", bare)), [9]);
-        assert_eq!(
-            lines(&unsafety("src/os/map.rs", "unsafe impl Send for X {}")),
-            [1]
-        );
-        assert_eq!(
-            lines(&unsafety("ffi/src/a.rs", "pub unsafe extern \"C\" fn f() {}")),
-            [1]
-        );
+        assert_eq!(lines(&unsafety("src/os/map.rs", "unsafe impl Send for X {}")), [1]);
+        assert_eq!(lines(&unsafety("ffi/src/a.rs", "pub unsafe extern \"C\" fn f() {}")), [1]);
         let good = "// SAFETY: the range is ours.\nunsafe { g() }\n\
                     type F = unsafe extern \"C\" fn(u32);\n\
                     #[unsafe(no_mangle)]\n// unsafe { }\nlet s = \"unsafe { }\";\n";
         assert_eq!(unsafety("src/os/map.rs", good).len(), 0);
-        let long = format!(
-            "/// # Safety\n{}#[inline]\nunsafe fn f() {{}}\n",
-            "/// Long.\n".repeat(9)
-        );
+        let long = format!("/// # Safety\n{}#[inline]\nunsafe fn f() {{}}\n", "/// Long.\n".repeat(9));
         assert_eq!(unsafety("src/os/map.rs", &long).len(), 0);
     }
 

@@ -12,9 +12,7 @@ const STATES: [&str; 3] = ["kept", "partly", "later"];
 
 /// Rows that the page must have, each once: P1 to P11 and F1 to F20.
 fn rows_wanted() -> impl Iterator<Item = String> {
-    (1..=11)
-        .map(|n| format!("P{n}"))
-        .chain((1..=20).map(|n| format!("F{n}")))
+    (1..=11).map(|n| format!("P{n}")).chain((1..=20).map(|n| format!("F{n}")))
 }
 
 /// A row `| P1 | sentence | state | tests or theme |` of the page.
@@ -64,10 +62,7 @@ fn holds(file: &str, text: &str, name: &str) -> bool {
     }
     // A test is a function with `#[test]` among the attributes right before it.
     texts.windows(2).enumerate().any(|(i, w)| {
-        let start = texts[..i]
-            .iter()
-            .rposition(|t| matches!(*t, "}" | ";" | "{"))
-            .map_or(0, |n| n + 1);
+        let start = texts[..i].iter().rposition(|t| matches!(*t, "}" | ";" | "{")).map_or(0, |n| n + 1);
         w == ["fn", name] && texts[start..i].windows(4).any(|w| w == ["#", "[", "test", "]"])
     })
 }
@@ -82,13 +77,7 @@ pub fn promises(text: &str, read: impl Fn(&str) -> Option<String>) -> Vec<Fault>
             report(1, format!("{count} rows for {id}, one wanted"));
         }
     }
-    for Row {
-        line,
-        id,
-        state,
-        shown,
-    } in rows(text)
-    {
+    for Row { line, id, state, shown } in rows(text) {
         if !STATES.contains(&state) {
             report(line, format!("{id}: state `{state}` is none of {STATES:?}"));
         }
@@ -96,10 +85,7 @@ pub fn promises(text: &str, read: impl Fn(&str) -> Option<String>) -> Vec<Fault>
             report(line, format!("{id}: say what it waits for"));
         }
         if matches!(state, "kept" | "partly") && named_tests(shown).next().is_none() {
-            report(
-                line,
-                format!("{id} is {state} and names no test (`path/file.rs::test`)"),
-            );
+            report(line, format!("{id} is {state} and names no test (`path/file.rs::test`)"));
         }
     }
     for (n, line) in text.lines().enumerate() {
@@ -133,17 +119,9 @@ pub fn commands(file: &str, text: &str, makefile: &str) -> Vec<Fault> {
         if line.trim_start().starts_with("```") {
             fenced = !fenced;
         }
-        let typed: Vec<&str> = if fenced {
-            vec![line.trim()]
-        } else {
-            quoted(line).collect()
-        };
+        let typed: Vec<&str> = if fenced { vec![line.trim()] } else { quoted(line).collect() };
         for command in typed {
-            let command = command
-                .trim_start_matches("$ ")
-                .split('#')
-                .next()
-                .unwrap_or_default();
+            let command = command.trim_start_matches("$ ").split('#').next().unwrap_or_default();
             let mut words = command.split_whitespace().skip_while(|w| w.contains('='));
             if words.next() != Some("make") {
                 continue;
@@ -195,9 +173,8 @@ pub fn variables(file: &str, text: &str, page: &str) -> Vec<Fault> {
     }
     let mut faults = Vec::new();
     for (n, line) in text.lines().enumerate() {
-        let names = line
-            .split(|c| !is_word(c))
-            .filter(|w| w.starts_with("FOREBAY_") && w.len() > "FOREBAY_".len());
+        let names =
+            line.split(|c| !is_word(c)).filter(|w| w.starts_with("FOREBAY_") && w.len() > "FOREBAY_".len());
         let read = names.filter(|name| script || line.contains(&format!("\"{name}\"")));
         for name in read.filter(|name| !has_word(page, name)) {
             faults.push(fault(file, n + 1, format!("{name} is not on {TESTING}")));
@@ -214,9 +191,7 @@ mod tests {
 
     fn page(rows: &str) -> String {
         let rest = rows_wanted().filter(|id| !rows.contains(&format!("| {id} |")));
-        let rest: String = rest
-            .map(|id| format!("| {id} | x | later | its room |\n"))
-            .collect();
+        let rest: String = rest.map(|id| format!("| {id} | x | later | its room |\n")).collect();
         format!("{rows}{rest}")
     }
 
@@ -265,10 +240,7 @@ mod tests {
     #[test]
     fn a_variable_that_no_page_names_is_reported() {
         let name = concat!("FOREBAY", "_X");
-        assert_eq!(
-            variables("src/a.rs", &format!("var(\"{name}\")"), "FOREBAY_SKIPS").len(),
-            1
-        );
+        assert_eq!(variables("src/a.rs", &format!("var(\"{name}\")"), "FOREBAY_SKIPS").len(), 1);
         assert_eq!(variables("src/a.rs", &format!("var(\"{name}\")"), name).len(), 0);
     }
 }

@@ -119,10 +119,7 @@ pub fn tokens(code: &str) -> Vec<Token> {
             } else {
                 first.len_utf8()
             };
-            all.push(Token {
-                text: rest[..end].to_owned(),
-                line: n + 1,
-            });
+            all.push(Token { text: rest[..end].to_owned(), line: n + 1 });
             rest = rest[end..].trim_start();
         }
     }

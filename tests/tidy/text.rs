@@ -12,12 +12,8 @@ const WIDTH: usize = 120;
 const SOURCES: [&str; 6] = [".rs", ".c", ".h", ".cu", ".cuh", ".py"];
 
 /// Words that say "unfinished" or "dead", in pieces so that this file does not hold them.
-const DEAD_WORDS: [&str; 4] = [
-    concat!("TO", "DO"),
-    concat!("FIX", "ME"),
-    concat!("XX", "X"),
-    concat!("HA", "CK"),
-];
+const DEAD_WORDS: [&str; 4] =
+    [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X"), concat!("HA", "CK")];
 const DEAD_TEXTS: [&str; 6] = [
     concat!("to", "do!"),
     concat!("unimple", "mented!"),
@@ -28,11 +24,7 @@ const DEAD_TEXTS: [&str; 6] = [
 ];
 
 /// Absolute paths of somebody's machine.
-const MACHINE: [&str; 3] = [
-    concat!("/wo", "rk/"),
-    concat!("/ro", "ot/"),
-    concat!("/ho", "me/"),
-];
+const MACHINE: [&str; 3] = [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/")];
 
 fn is_source(file: &str) -> bool {
     SOURCES.iter().any(|end| file.ends_with(end)) && !file.starts_with("ffi/include/")
@@ -43,29 +35,19 @@ pub fn size(file: &str, text: &str) -> Vec<Fault> {
     if !is_source(file) {
         return Vec::new();
     }
-    let wide = text
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| line.chars().count() > WIDTH);
-    let mut faults: Vec<Fault> = wide
-        .map(|(n, _)| fault(file, n + 1, format!("wider than {WIDTH} characters")))
-        .collect();
+    let wide = text.lines().enumerate().filter(|(_, line)| line.chars().count() > WIDTH);
+    let mut faults: Vec<Fault> =
+        wide.map(|(n, _)| fault(file, n + 1, format!("wider than {WIDTH} characters"))).collect();
     let lines = text.lines().count();
     if lines > LINES {
-        faults.push(fault(
-            file,
-            lines,
-            format!("longer than {LINES} lines: divide it"),
-        ));
+        faults.push(fault(file, lines, format!("longer than {LINES} lines: divide it")));
     }
     faults
 }
 
 /// Every Rust file starts with a head that says what it is for.
 pub fn head(file: &str, text: &str) -> Vec<Fault> {
-    let first = text
-        .lines()
-        .find(|line| !line.trim().is_empty() && !line.starts_with("#!["));
+    let first = text.lines().find(|line| !line.trim().is_empty() && !line.starts_with("#!["));
     if file.ends_with(".rs") && !first.is_some_and(|line| line.starts_with("//!")) {
         return vec![fault(file, 1, "no `//!` head".to_owned())];
     }
@@ -84,11 +66,7 @@ pub fn dead(file: &str, text: &str) -> Vec<Fault> {
         // The driver's own symbols end so.
         let second = |word: &&str| word.ends_with(concat!("_", "v2")) && !word.starts_with("cu");
         if let Some(word) = line.split(|c| !is_word(c)).find(second) {
-            faults.push(fault(
-                file,
-                n + 1,
-                format!("`{word}`: a second version beside the first"),
-            ));
+            faults.push(fault(file, n + 1, format!("`{word}`: a second version beside the first")));
         }
     }
     faults
@@ -111,15 +89,7 @@ pub fn commented_code(file: &str, text: &str) -> Vec<Fault> {
 }
 
 fn looks_like_code(said: &str) -> bool {
-    let starts = [
-        "let mut ",
-        "pub fn ",
-        "pub(crate) ",
-        "use crate::",
-        "use std::",
-        "return ",
-        "#[",
-    ];
+    let starts = ["let mut ", "pub fn ", "pub(crate) ", "use crate::", "use std::", "return ", "#["];
     let call = said.find('(').is_some_and(|i| said[..i].ends_with(is_word));
     let declares = |word: &str, then: char| {
         let rest = said.strip_prefix(word).unwrap_or_default();
@@ -128,9 +98,7 @@ fn looks_like_code(said: &str) -> bool {
     declares("let ", '=')
         || declares("let ", ':')
         || declares("fn ", '(')
-        || starts
-            .iter()
-            .any(|s| said.starts_with(s) && said.ends_with([';', '{', ']', ',']))
+        || starts.iter().any(|s| said.starts_with(s) && said.ends_with([';', '{', ']', ',']))
         || said.ends_with(';') && (call || said.contains(" = ") || said.contains("::"))
 }
 
@@ -138,9 +106,7 @@ fn looks_like_code(said: &str) -> bool {
 pub fn machine(file: &str, text: &str) -> Vec<Fault> {
     let lines = text.lines().enumerate();
     let named = lines.flat_map(|(n, line)| MACHINE.iter().filter(|p| line.contains(*p)).map(move |p| (n, p)));
-    named
-        .map(|(n, path)| fault(file, n + 1, format!("`{path}` is a path of one machine")))
-        .collect()
+    named.map(|(n, path)| fault(file, n + 1, format!("`{path}` is a path of one machine"))).collect()
 }
 
 #[cfg(test)]
@@ -167,11 +133,7 @@ mod tests {
     #[test]
     fn every_dead_word_is_reported() {
         for word in DEAD_WORDS.iter().chain(&DEAD_TEXTS) {
-            assert_eq!(
-                dead("src/a.rs", &format!("a\n// {word} later\n"))[0].line,
-                2,
-                "{word}"
-            );
+            assert_eq!(dead("src/a.rs", &format!("a\n// {word} later\n"))[0].line, 2, "{word}");
             assert_eq!(dead("docs/a.md", word).len(), 1, "{word}");
         }
         assert_eq!(dead("src/a.rs", concat!("fn open_", "v2() {}")).len(), 1);
@@ -181,19 +143,8 @@ mod tests {
 
     #[test]
     fn code_in_comments_is_reported_and_prose_is_not() {
-        for code in [
-            "let a = 1;",
-            "let b: u32",
-            "fn f(a: u32) {",
-            "return 3;",
-            "self.lock();",
-            "x = y;",
-        ] {
-            assert_eq!(
-                commented_code("src/a.rs", &format!("x();\n    // {code}\n"))[0].line,
-                2,
-                "{code}"
-            );
+        for code in ["let a = 1;", "let b: u32", "fn f(a: u32) {", "return 3;", "self.lock();", "x = y;"] {
+            assert_eq!(commented_code("src/a.rs", &format!("x();\n    // {code}\n"))[0].line, 2, "{code}");
         }
         for prose in [
             "let go of the lock before the wait",
@@ -201,16 +152,9 @@ mod tests {
             "fn is the word",
             "return to the caller what it gave",
         ] {
-            assert_eq!(
-                commented_code("src/a.rs", &format!("// {prose}\n")).len(),
-                0,
-                "{prose}"
-            );
+            assert_eq!(commented_code("src/a.rs", &format!("// {prose}\n")).len(), 0, "{prose}");
         }
-        assert_eq!(
-            commented_code("src/a.rs", "/// let a = 1;\nlet s = \"// let a = 1;\";\n").len(),
-            0
-        );
+        assert_eq!(commented_code("src/a.rs", "/// let a = 1;\nlet s = \"// let a = 1;\";\n").len(), 0);
     }
 
     #[test]
