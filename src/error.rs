@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 /// The result of every fallible call.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong; the number is the C status code (0 is success).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,14 +125,7 @@ pub struct Error {
 impl Error {
     /// An error of `kind` in `operation` (the public call or the room's verb).
     pub const fn new(kind: Kind, operation: &'static str) -> Self {
-        Error {
-            kind,
-            operation,
-            place: Cow::Borrowed(""),
-            numbers: [("", 0); NUMBERS],
-            count: 0,
-            hint: None,
-        }
+        Error { kind, operation, place: Cow::Borrowed(""), numbers: [("", 0); NUMBERS], count: 0, hint: None }
     }
 
     /// Says where: a field, a pool, a file.
@@ -218,10 +211,8 @@ mod tests {
 
     #[test]
     fn display_says_what_where_and_what_to_do() {
-        let e = Error::new(Kind::Exhausted, "open")
-            .at("host pages")
-            .with("wanted", 12_u32)
-            .with("free", 3_u32);
+        let e =
+            Error::new(Kind::Exhausted, "open").at("host pages").with("wanted", 12_u32).with("free", 3_u32);
         assert_eq!(
             e.to_string(),
             "open: pool exhausted: host pages (wanted 12, free 3); close sequences or enlarge the pool"

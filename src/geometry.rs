@@ -55,36 +55,18 @@ impl Shape {
         top_k: 2048,
     };
     /// DeepSeek-V3.2, BF16 rows: 576 values of two bytes.
-    pub const DEEPSEEK_V3_2_BF16: Shape = Shape {
-        runs: [1152, 0],
-        ..Shape::DEEPSEEK_V3_2
-    };
+    pub const DEEPSEEK_V3_2_BF16: Shape = Shape { runs: [1152, 0], ..Shape::DEEPSEEK_V3_2 };
     /// DeepSeek-V3: the same latents in BF16, dense attention, no indexer. For planning only: a sparse
     /// pool needs a top-k.
-    pub const DEEPSEEK_V3: Shape = Shape {
-        index_key_bytes: 0,
-        top_k: 0,
-        ..Shape::DEEPSEEK_V3_2_BF16
-    };
+    pub const DEEPSEEK_V3: Shape = Shape { index_key_bytes: 0, top_k: 0, ..Shape::DEEPSEEK_V3_2_BF16 };
     /// GLM-5: 78 layers of V3.2's row format.
-    pub const GLM_5: Shape = Shape {
-        layers: 78,
-        ..Shape::DEEPSEEK_V3_2
-    };
+    pub const GLM_5: Shape = Shape { layers: 78, ..Shape::DEEPSEEK_V3_2 };
     /// DeepSeek-V3.2 with INT8 latents and static scales: 512 i8 + 64 bf16 rope.
-    pub const DEEPSEEK_V3_2_INT8: Shape = Shape {
-        runs: [640, 0],
-        ..Shape::DEEPSEEK_V3_2
-    };
+    pub const DEEPSEEK_V3_2_INT8: Shape = Shape { runs: [640, 0], ..Shape::DEEPSEEK_V3_2 };
     /// A grouped-query model of 32 layers with 8 KV heads of 128 BF16 values: K and V as two runs, page
     /// scores of its own instead of an indexer.
-    pub const GQA_8X128: Shape = Shape {
-        layers: 32,
-        runs: [2048, 2048],
-        index_key_bytes: 0,
-        top_k: 2048,
-        ..Shape::DEEPSEEK_V3_2
-    };
+    pub const GQA_8X128: Shape =
+        Shape { layers: 32, runs: [2048, 2048], index_key_bytes: 0, top_k: 2048, ..Shape::DEEPSEEK_V3_2 };
 
     /// The presets by the name that the command line takes.
     pub const PRESETS: [(&'static str, Shape); 6] = [
@@ -98,10 +80,7 @@ impl Shape {
 
     /// The preset called `name`.
     pub fn preset(name: &str) -> Option<Shape> {
-        Shape::PRESETS
-            .iter()
-            .find(|(n, _)| *n == name)
-            .map(|(_, shape)| *shape)
+        Shape::PRESETS.iter().find(|(n, _)| *n == name).map(|(_, shape)| *shape)
     }
 }
 
@@ -131,9 +110,7 @@ const LAYERS_MAX: u32 = 1 << 12;
 const TOP_K_MAX: u32 = 1 << 20;
 
 fn invalid(place: &'static str, value: u32) -> Error {
-    Error::new(Kind::InvalidConfig, "geometry")
-        .at(place)
-        .with("value", value)
+    Error::new(Kind::InvalidConfig, "geometry").at(place).with("value", value)
 }
 
 fn overflow(place: &'static str) -> Error {
@@ -149,10 +126,7 @@ impl Geometry {
     /// [`Kind::Overflow`] when a block or layer count does not fit.
     pub fn new(shape: Shape) -> Result<Geometry> {
         let [first, second] = shape.runs;
-        let layers = shape
-            .layers
-            .checked_add(shape.draft_layers)
-            .ok_or_else(|| overflow("layers"))?;
+        let layers = shape.layers.checked_add(shape.draft_layers).ok_or_else(|| overflow("layers"))?;
         if shape.layers == 0 || layers > LAYERS_MAX {
             return Err(invalid("layers", layers));
         }
@@ -181,20 +155,14 @@ impl Geometry {
         if host_stride < row || !host_stride.is_multiple_of(4) || host_stride > 2 * ROW_MAX + LINE {
             return Err(invalid("host_stride", host_stride));
         }
-        let packed = SLOT_BLOCK
-            .checked_mul(row)
-            .ok_or_else(|| overflow("device block"))?;
+        let packed = SLOT_BLOCK.checked_mul(row).ok_or_else(|| overflow("device block"))?;
         let block_bytes = packed
             .checked_next_multiple_of(shape.device_block_align.max(1))
             .ok_or_else(|| overflow("device block"))?;
         if !block_bytes.is_multiple_of(4) {
             return Err(invalid("device_block_align", shape.device_block_align));
         }
-        Ok(Geometry {
-            shape,
-            host_stride,
-            block_bytes,
-        })
+        Ok(Geometry { shape, host_stride, block_bytes })
     }
 
     /// What was declared.
@@ -277,11 +245,7 @@ impl Geometry {
         let block = (slot / SLOT_BLOCK) as u64 * self.block_bytes as u64;
         let place = (slot % SLOT_BLOCK) as u64;
         [
-            Piece {
-                slab: block + place * first as u64,
-                row: 0,
-                bytes: first,
-            },
+            Piece { slab: block + place * first as u64, row: 0, bytes: first },
             Piece {
                 slab: block + SLOT_BLOCK as u64 * first as u64 + place * second as u64,
                 row: first,
@@ -314,10 +278,7 @@ mod tests {
         assert_eq!((g.layers(), g.row_bytes(), g.host_stride()), (61, 656, 704));
         assert_eq!(g.host_page_bytes(), 45_056);
         assert_eq!(g.block_bytes(), 64 * 656);
-        assert_eq!(
-            Geometry::new(Shape::DEEPSEEK_V3_2_BF16).unwrap().host_stride(),
-            1152
-        );
+        assert_eq!(Geometry::new(Shape::DEEPSEEK_V3_2_BF16).unwrap().host_stride(), 1152);
         // ESS, table 2: 52 sequences of 32K take 76.3 GiB of rows and index keys.
         let tokens = 52_u64 * 32_768 * 61;
         assert_eq!((tokens * (656 + 132) * 10) >> 30, 762);
@@ -326,12 +287,8 @@ mod tests {
 
     #[test]
     fn two_runs_are_planes_of_a_block() {
-        let g = Geometry::new(Shape {
-            runs: [576, 8],
-            device_block_align: 576,
-            ..Shape::DEEPSEEK_V3_2
-        })
-        .unwrap();
+        let g =
+            Geometry::new(Shape { runs: [576, 8], device_block_align: 576, ..Shape::DEEPSEEK_V3_2 }).unwrap();
         assert_eq!(g.block_bytes() % 576, 0);
         let [a, b] = g.pieces(65);
         assert_eq!(a.slab, u64::from(g.block_bytes()) + 576);
@@ -341,11 +298,7 @@ mod tests {
 
     #[test]
     fn pieces_of_all_slots_of_a_block_tile_it() {
-        let g = Geometry::new(Shape {
-            runs: [12, 8],
-            ..Shape::DEEPSEEK_V3_2
-        })
-        .unwrap();
+        let g = Geometry::new(Shape { runs: [12, 8], ..Shape::DEEPSEEK_V3_2 }).unwrap();
         let mut seen = vec![false; g.block_bytes() as usize];
         for slot in 0..SLOT_BLOCK {
             for piece in g.pieces(slot) {
@@ -364,48 +317,12 @@ mod tests {
             (Shape { layers: 0, ..base }, "layers"),
             (Shape { runs: [0, 0], ..base }, "runs"),
             (Shape { runs: [6, 0], ..base }, "runs"),
-            (
-                Shape {
-                    runs: [656, u32::MAX - 3],
-                    ..base
-                },
-                "runs",
-            ),
-            (
-                Shape {
-                    host_stride: 640,
-                    ..base
-                },
-                "host_stride",
-            ),
-            (
-                Shape {
-                    index_key_bytes: 3,
-                    ..base
-                },
-                "index_key_bytes",
-            ),
-            (
-                Shape {
-                    page_tokens: 48,
-                    ..base
-                },
-                "page_tokens",
-            ),
-            (
-                Shape {
-                    page_tokens: 0,
-                    ..base
-                },
-                "page_tokens",
-            ),
-            (
-                Shape {
-                    top_k: u32::MAX,
-                    ..base
-                },
-                "top_k",
-            ),
+            (Shape { runs: [656, u32::MAX - 3], ..base }, "runs"),
+            (Shape { host_stride: 640, ..base }, "host_stride"),
+            (Shape { index_key_bytes: 3, ..base }, "index_key_bytes"),
+            (Shape { page_tokens: 48, ..base }, "page_tokens"),
+            (Shape { page_tokens: 0, ..base }, "page_tokens"),
+            (Shape { top_k: u32::MAX, ..base }, "top_k"),
         ];
         for (shape, field) in cases {
             let e = Geometry::new(shape).unwrap_err();
@@ -415,25 +332,13 @@ mod tests {
 
     #[test]
     fn products_that_do_not_fit_are_refused() {
-        let huge = Shape {
-            layers: u32::MAX,
-            draft_layers: 2,
-            ..Shape::DEEPSEEK_V3_2
-        };
+        let huge = Shape { layers: u32::MAX, draft_layers: 2, ..Shape::DEEPSEEK_V3_2 };
         assert_eq!(Geometry::new(huge).unwrap_err().kind(), Kind::Overflow);
-        let wide = Shape {
-            layers: 4096,
-            runs: [1 << 20, 1 << 20],
-            page_tokens: 1024,
-            ..Shape::DEEPSEEK_V3_2
-        };
+        let wide =
+            Shape { layers: 4096, runs: [1 << 20, 1 << 20], page_tokens: 1024, ..Shape::DEEPSEEK_V3_2 };
         let g = Geometry::new(wide).unwrap();
         assert_eq!(g.total_bytes(u32::MAX).unwrap_err().kind(), Kind::Overflow);
-        let align = Shape {
-            device_block_align: u32::MAX,
-            runs: [1 << 20, 1 << 20],
-            ..Shape::DEEPSEEK_V3_2
-        };
+        let align = Shape { device_block_align: u32::MAX, runs: [1 << 20, 1 << 20], ..Shape::DEEPSEEK_V3_2 };
         assert!(Geometry::new(align).is_err());
         assert!(v32().total_bytes(1 << 20).is_ok());
     }

@@ -58,10 +58,7 @@ impl Sequence {
     /// The handle of a word made by [`Sequence::to_bits`]. Any word is allowed: one that names no open
     /// sequence is answered with [`crate::Kind::Closed`].
     pub const fn from_bits(bits: u64) -> Self {
-        Sequence {
-            index: bits as u32,
-            generation: (bits >> 32) as u32,
-        }
+        Sequence { index: bits as u32, generation: (bits >> 32) as u32 }
     }
 }
 
@@ -77,10 +74,7 @@ mod tests {
 
     #[test]
     fn a_handle_survives_the_round_trip_through_a_word() {
-        let s = Sequence {
-            index: 7,
-            generation: 0xFFFF_FFFF,
-        };
+        let s = Sequence { index: 7, generation: 0xFFFF_FFFF };
         assert_eq!(Sequence::from_bits(s.to_bits()), s);
         assert_eq!(s.to_string(), "sequence 7.4294967295");
         assert_eq!(Layer(3).to_string(), "layer 3");

@@ -3,11 +3,14 @@
 //!
 //! **Lock order.** A thread that holds a lock takes only locks that stand below it here:
 //!
-//! 1. a layer's tables (host device)
-//! 2. a batch row's lists (host device)
-//! 3. a micro-batch's record (host device)
-//! 4. a stream's queue
-//! 5. an event's count
+//! 1. a micro-batch's record (host device)
+//! 2. the room to work in of warm-ups (host device)
+//! 3. a layer's tables (host device)
+//! 4. a batch row's list of fetches (host device)
+//! 5. a lane's page table (host device), then what is staged for it
+//! 6. the device's lists of streams, events, pools and memory
+//! 7. a stream's queue
+//! 8. an event's counts
 //!
 //! A lock whose holder panicked is entered all the same: what it guards is plain data whose rules
 //! `validate` can check, and a second panic would hide the first.
@@ -61,4 +64,12 @@ impl Condvar {
     pub(crate) fn notify_all(&self) {
         self.0.notify_all();
     }
+}
+
+/// A number that no other call in this process has got or will get. Always the standard library's atomic:
+/// there is nothing to interleave.
+pub(crate) fn unique() -> u32 {
+    use std::sync::atomic::AtomicU32 as Counter;
+    static NEXT: Counter = Counter::new(1);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }

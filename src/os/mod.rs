@@ -1,1 +1,235 @@
-//! Host memory.
+//! Every system call of forebay: host memory, its descriptors, shared libraries, whole files.
+//!
+//! **What it is for.** The total pool is one long mapping that the device reads and writes by itself, so
+//! it has to be resident (populated, locked), near the device (bound to its NUMA node), cheap to
+//! translate (huge pages) and nameable twice (a descriptor that [`Range`] maps again). Each of these can
+//! be refused by a machine on which everything else works. A refusal that leaves the memory usable is a
+//! [`Fallback`], listed by the caller and never silent; one that does not is an [`Error`].
+//!
+//! **Faults.** Each call asks a [`Faults`] first, which may answer with an errno in the kernel's place.
+//! So each fallback is a test on any machine, and a scenario can be run once for each call it makes, with
+//! that call failing. The cost is one indirect call beside a system call; nothing of it stands on the
+//! step path, which makes none.
+//!
+//! **Invariants.** Whatever is taken is owned by a value that gives it back: mappings by [`Region`],
+//! descriptors by `OwnedFd`, libraries by [`Library`], a file half-written by the guard that removes it.
+//! No reference into a mapping is ever made, because devices, threads and other processes write it at
+//! the same time; [`Region`] says what a copy then means.
+//!
+//! **What it does not do.** It reads no limits in advance except free memory, decides no sizes, retries
+//! nothing but interrupted calls, and unmaps without asking a fault, since nothing could be done then.
+
+mod bind;
+mod descriptor;
+mod file;
+mod library;
+mod lock;
+mod map;
+mod memfd;
+mod memory;
+mod range;
+mod region;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use crate::error::{Error, Kind};
+use crate::sync::{AtomicU64, Ordering};
+
+pub use bind::nodes;
+pub use descriptor::{receive, send};
+pub use file::write_whole;
+pub use library::Library;
+pub use map::{Map, Request};
+pub use memory::page_size;
+pub use range::{Piece, Range};
+pub use region::Region;
+
+/// Which call a fault is injected into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Call {
+    /// `memfd_create` with the base page size.
+    Memfd,
+    /// `memfd_create` with huge pages.
+    MemfdHuge,
+    /// `fcntl` that forbids all holders of a descriptor to resize its memory.
+    Seal,
+    /// `ftruncate` of a memfd to its size.
+    Truncate,
+    /// `mmap` at an address of the system's choice.
+    Map,
+    /// `mmap` of a piece into a reserved range.
+    MapFixed,
+    /// `madvise` for transparent huge pages.
+    AdviseHuge,
+    /// `madvise` that makes all pages resident.
+    Populate,
+    /// `mlock`.
+    Lock,
+    /// `mbind`.
+    Bind,
+    /// Reading which NUMA nodes are online.
+    Nodes,
+    /// Reading how much memory and how many huge pages are free.
+    MemoryState,
+    /// `sendmsg` of a descriptor.
+    SendDescriptor,
+    /// `recvmsg` of a descriptor.
+    ReceiveDescriptor,
+    /// `dlopen`.
+    OpenLibrary,
+    /// `dlsym`.
+    FindSymbol,
+    /// Opening a file to write.
+    CreateFile,
+    /// Writing a part of a file.
+    Write,
+    /// `fsync` of a written file.
+    Sync,
+    /// Renaming a written file to its place.
+    Rename,
+}
+
+/// Decides before each call whether it is made (`None`) or answered with an errno in its place.
+pub trait Faults: Send + Sync {
+    /// The errno to fail `call` with; `None` lets it through.
+    fn before(&self, call: Call) -> Option<i32>;
+}
+
+/// Lets every call through.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoFaults;
+
+impl Faults for NoFaults {
+    fn before(&self, _: Call) -> Option<i32> {
+        None
+    }
+}
+
+/// Which calls an [`Inject`] fails.
+#[derive(Debug)]
+enum Aim {
+    Each(Call),
+    Nth(u64),
+}
+
+/// Fails chosen calls with a chosen errno, and counts all that it sees.
+#[derive(Debug)]
+pub struct Inject {
+    aim: Aim,
+    errno: i32,
+    seen: AtomicU64,
+}
+
+impl Inject {
+    /// Fails every `call`.
+    pub fn call(call: Call, errno: i32) -> Self {
+        Inject { aim: Aim::Each(call), errno, seen: AtomicU64::new(0) }
+    }
+
+    /// Fails the call number `n` of all calls, counted from 0. `u64::MAX` fails none and only counts.
+    pub fn nth(n: u64, errno: i32) -> Self {
+        Inject { aim: Aim::Nth(n), errno, seen: AtomicU64::new(0) }
+    }
+
+    /// How many calls were seen, the failed ones included.
+    pub fn count(&self) -> u64 {
+        self.seen.load(Ordering::Relaxed)
+    }
+}
+
+impl Faults for Inject {
+    fn before(&self, call: Call) -> Option<i32> {
+        let number = self.seen.fetch_add(1, Ordering::Relaxed);
+        let hit = match self.aim {
+            Aim::Each(aimed) => aimed == call,
+            Aim::Nth(n) => n == number,
+        };
+        hit.then_some(self.errno)
+    }
+}
+
+/// What could not be had and was done without; display is one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fallback {
+    /// One of this type's constants.
+    pub what: &'static str,
+    /// Bytes; of [`Fallback::NUMA_BINDING`] the node.
+    pub wanted: u64,
+    /// The call and the system's answer.
+    pub cause: String,
+}
+
+impl Fallback {
+    /// The memory lies on base pages, or the system may merge them later.
+    pub const HUGE_PAGES: &'static str = "huge pages";
+    /// The memory may be swapped out.
+    pub const LOCKED_MEMORY: &'static str = "locked memory";
+    /// The memory lies on whatever node the system took it from.
+    pub const NUMA_BINDING: &'static str = "NUMA binding";
+    /// The memory has no descriptor: no other process and no [`Range`] can map it.
+    pub const SHARED_MEMORY: &'static str = "shared memory";
+}
+
+impl fmt::Display for Fallback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.what == Fallback::NUMA_BINDING {
+            write!(f, "{} (wanted node {}): {}", self.what, self.wanted, self.cause)
+        } else {
+            write!(f, "{} (wanted {} bytes): {}", self.what, self.wanted, self.cause)
+        }
+    }
+}
+
+/// The system's answer to a refused call: the call's name and its errno.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Refusal {
+    name: &'static str,
+    errno: i32,
+}
+
+/// What a system call answered.
+type Answer<T> = std::result::Result<T, Refusal>;
+
+impl Refusal {
+    /// What the calling thread's last failed system call left in errno.
+    fn last(name: &'static str) -> Self {
+        Refusal { name, errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(0) }
+    }
+
+    /// As an error: out of memory where the system says so, refused otherwise.
+    fn error(self, operation: &'static str) -> Error {
+        let kind = if self.errno == libc::ENOMEM { Kind::OutOfMemory } else { Kind::OsRefused };
+        Error::new(kind, operation).at(self.to_string())
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, errno_text(self.errno))
+    }
+}
+
+/// The system's words for an errno, without its number.
+fn errno_text(errno: i32) -> String {
+    let text = std::io::Error::from_raw_os_error(errno).to_string();
+    match text.rsplit_once(" (os error") {
+        Some((words, _)) => words.to_owned(),
+        None => text,
+    }
+}
+
+/// Asks the faults whether `call`, by the system's name `name`, may be made.
+fn ask(faults: &dyn Faults, call: Call, name: &'static str) -> Answer<()> {
+    match faults.before(call) {
+        None => Ok(()),
+        Some(errno) => Err(Refusal { name, errno }),
+    }
+}
+
+/// A system call's return value, -1 taken as a refusal.
+fn answer(name: &'static str, returned: i64) -> Answer<i64> {
+    if returned == -1 { Err(Refusal::last(name)) } else { Ok(returned) }
+}

@@ -1,1 +1,54 @@
-//! The rule.
+//! The rule: what is resident, in which order, and who goes. It stands here once; every device obeys it.
+//!
+//! # What it decides
+//!
+//! For one sequence in one layer, a *budget* of slots holds a subset of the sequence's rows. After a step
+//! the resident rows are ordered from oldest to newest: rows not selected in the step, in their old order;
+//! rows selected in it, hit or fetched, by ascending position; rows born in it, ascending. The newest
+//! `budget` of that order stay. When the fetched rows and the hits alone exceed the budget, all hits keep
+//! their slots, the fetched rows with the highest positions take what is left, and the others live in
+//! scratch slots for this step.
+//!
+//! # Why the tables look as they do
+//!
+//! Rows of one step stand in ascending position, and births have the highest positions of all. So the
+//! whole order is the pair *(stamp of the last step that selected or bore the row, position)*, and no list
+//! has to be kept in order: a hit writes one word. The price is a scan of the sequence's stamps whenever
+//! something must go, which is contiguous, branch-free work for vector units and for warps alike, and is
+//! skipped when nothing is missed. The outcome cannot depend on the order in which a top-k kernel emits
+//! its indices, because no order is read from them.
+//!
+//! Ties are settled so that every rank and device places rows alike: missed rows are numbered by ascending
+//! position; the victims are a set, and are handed out in the order of the lane's slots.
+//!
+//! # Costs
+//!
+//! Per lane and layer four bytes a token (`slot_of`), and eight bytes a slot (`position_of`, `stamp_of`):
+//! at 128K tokens and a ratio of 0.1 that is 7.3% of the 656-byte rows the slots hold. A hit costs two
+//! random accesses; a step with misses adds a few passes over the lane's stamps.
+//!
+//! # States of a row, in one lane and layer
+//!
+//! | state | `slot_of[position]` | who moves it on |
+//! |---|---|---|
+//! | absent | [`ABSENT`] | [`LayerTables::resolve`] fetches it |
+//! | resident | a budget slot, whose `position_of` points back | it becomes a victim, or is truncated |
+//! | landing | a landing slot, for the positions from `length` on | [`LayerTables::commit`] accepts or forgets it |
+//! | scratch | a scratch slot, only inside one call of `resolve` | the same call makes it absent again |
+//!
+//! [`LayerTables::validate`] checks all of it, and the tests call it after every operation.
+//!
+//! # What it does not do
+//!
+//! It moves no bytes, knows no device, takes no lock and allocates nothing after construction. It does not
+//! choose budgets, nor does it share slots between sequences.
+
+mod commit;
+mod digest;
+mod resolve;
+mod tables;
+mod victims;
+
+pub use commit::Moved;
+pub use resolve::{Beyond, Counts, Fetch, Portable, Resolved, Rows, Scan, Selected, Touch, Workspace};
+pub use tables::{ABSENT, LaneHead, LayerTables, TableShape};

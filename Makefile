@@ -1,0 +1,81 @@
+# The commands of this repository. A newcomer needs two: `make demo` and `make test`.
+
+.NOTPARALLEL:
+.PHONY: setup demo check test soak bench dist style unit all-tests examples docs loom asan c-test \
+        bench-build begin-skips show-skips
+
+# Where a test says that it did not run, and the environment of ci/requirements.txt (docs/testing.md).
+export FOREBAY_SKIPS := $(CURDIR)/target/skips.txt
+export FOREBAY_PYTHON := $(CURDIR)/target/venv/bin/python
+
+HOST := x86_64-unknown-linux-gnu
+EXAMPLES := $(patsubst examples/%.rs,%,$(wildcard examples/*.rs))
+
+## What the build and the tests need beside cargo. Does nothing when everything is there.
+setup:
+	@ci/setup
+
+## Replays the trace in data/ at three cache sizes, two query rows a step.
+demo:
+	cargo run --release -p forebay-cli -- replay data/demo.topk.zst --ratio 0.1,0.2,0.3 --mtp 2
+
+## The inner loop, under five minutes: format, lints, tidy rules, unit and model tests.
+check: begin-skips style unit show-skips
+
+## Everything. With FOREBAY_REQUIRE_ALL=1 a skip that ci/allowed-skips.txt does not list fails.
+test: begin-skips setup style all-tests examples docs loom asan bench-build show-skips
+
+## More seeds and long runs, optimised; by hand, takes long.
+soak: begin-skips
+	FOREBAY_SOAK=1 PROPTEST_CASES=4096 cargo test --release --workspace --all-features
+	@ci/skips
+
+## Criterion benches; docs/benchmarks.md says which claim each checks.
+bench: setup
+	cargo bench --workspace --all-features
+
+## The release archive and its checksum, in target/dist.
+dist:
+	ci/dist
+
+style:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --all-features -- -D warnings
+
+unit:
+	cargo test --workspace --all-features --lib --bins --test tidy $(if $(wildcard tests/model.rs),--test model)
+
+all-tests:
+	cargo test --workspace --all-features
+
+# The C programs of ffi/c-tests, by gcc under AddressSanitizer: a part of all-tests, by itself.
+c-test:
+	cargo test -p forebay-ffi
+
+examples:
+	@set -e; for example in $(EXAMPLES); do cargo run --all-features --example $$example; done
+
+# The library alone: the command and the C side share its name, and their pages would collide.
+docs:
+	RUSTDOCFLAGS='-D warnings' cargo doc -p forebay --lib --all-features --no-deps
+
+# Every interleaving with at most two preemptions; three take too long. Its own target folder, because the
+# flag rebuilds everything.
+loom:
+ifneq ($(wildcard tests/loom.rs),)
+	RUSTFLAGS='--cfg loom' LOOM_MAX_PREEMPTIONS=2 cargo test --release --test loom --target-dir target/loom
+endif
+
+# RUSTC_BOOTSTRAP only lets the stable compiler take the sanitizer's flag; nothing built so is shipped.
+asan:
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test -p forebay --lib --all-features \
+	    --target $(HOST) --target-dir target/asan
+
+bench-build:
+	cargo bench --workspace --all-features --no-run
+
+begin-skips:
+	@mkdir -p target && : >$(FOREBAY_SKIPS)
+
+show-skips:
+	@ci/skips

@@ -1,0 +1,223 @@
+//! Admission: everything that a sequence will need is taken when it is opened, or nothing is.
+//!
+//! Counted are the prompt, the promised tokens and the rows in flight, on both sides: host rows grow with
+//! every decoded token, and systems that admitted the prompt alone overflowed in the middle of decoding
+//! (sgl-project/sglang#23704).
+
+use crate::cache::Cache;
+use crate::cache::sequence::{Record, State};
+use crate::device::{Stream, Ticket};
+use crate::error::{Error, Kind, Result};
+use crate::ids::Sequence;
+use crate::sparse::{BringUp, Budget, Holding, WarmUp};
+use crate::total::PageTable;
+
+/// What a sequence asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Open {
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Tokens that it may decode.
+    pub promised: u32,
+    /// Slots in each layer.
+    pub budget: Budget,
+    /// What is brought up when it joins.
+    pub bring_up: BringUp,
+}
+
+/// A page whose first rows are copied to another page, in every layer, with their index keys.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PageCopy {
+    from: (u32, u32),
+    to: (u32, u32),
+}
+
+impl Cache {
+    /// Admits a sequence: takes its pages, slots and lane.
+    ///
+    /// # Errors
+    /// [`Kind::Exhausted`] names the pool with `wanted` and `free`; [`Kind::OutOfRange`] for more tokens
+    /// than the cache was made for; [`Kind::InvalidConfig`] for a budget that makes no sense. Nothing is
+    /// taken then.
+    pub fn open(&mut self, open: &Open) -> Result<Sequence> {
+        let (index, admitted) = self.admit(open)?;
+        let pages = self.geometry.pages(self.config.reach(admitted)?);
+        let holding = self.take_slots(open, admitted)?;
+        let mut table = PageTable::default();
+        if let Err(error) = self.take_pages(pages, &mut table) {
+            self.sparse.give_back(&holding)?;
+            return Err(error);
+        }
+        Ok(self.enter(index, open, admitted, Record { table, holding, ..Record::default() }))
+    }
+
+    /// Opens a sequence that begins as a copy of `parent`, whose committed tokens are its prompt: full
+    /// pages are shared, the partial page is copied on `stream`. Slots are never shared: the child starts
+    /// with what `open` says is brought up, and is ready when the ticket is Done. `open.prompt` is taken
+    /// from the parent.
+    ///
+    /// # Errors
+    /// As [`Cache::open`]; [`Kind::Closed`]; [`Kind::Busy`] while work of the parent is in flight;
+    /// [`Kind::InvalidConfig`] while the parent has rows that were neither accepted nor rejected
+    /// (roll it back to the length that is meant), or has not joined.
+    pub fn fork(&mut self, parent: Sequence, open: &Open, stream: Stream) -> Result<(Sequence, Ticket)> {
+        let record = self.record(parent)?;
+        record.expect(&[State::Running], "fork")?;
+        record.check_idle("fork")?;
+        record.check_ticket("fork")?;
+        if record.landed > 0 {
+            return Err(Error::new(Kind::InvalidConfig, "fork")
+                .at("rows of the last step are neither accepted nor rejected")
+                .with("landed", record.landed)
+                .hint("roll the parent back to the length that is meant, then fork"));
+        }
+        let open = Open { prompt: record.committed, ..open.clone() };
+        let parent_lane = record.holding.lane;
+        let (index, admitted) = self.admit(&open)?;
+        let pages = self.geometry.pages(self.config.reach(admitted)?);
+        let full = (open.prompt / self.geometry.page_tokens()) as usize;
+        let holding = self.take_slots(&open, admitted)?;
+        let mut table = self.record(parent)?.table.head(full);
+        let partial =
+            self.record(parent)?.table.get(full).filter(|_| open.prompt % self.geometry.page_tokens() > 0);
+        if let Err(error) = self.take_pages(pages - full as u32, &mut table) {
+            self.sparse.give_back(&holding)?;
+            return Err(error);
+        }
+        for page in 0..full {
+            self.total.pages.share(table.host[page])?;
+            self.index.pages.share(table.index[page])?;
+        }
+        let copy = partial.map(|(host, keys)| PageCopy {
+            from: (host.0, keys.0),
+            to: (table.host[full], table.index[full]),
+        });
+        if let Some(copy) = copy {
+            self.total.pages.share(copy.from.0)?;
+            self.index.pages.share(copy.from.1)?;
+        }
+        let held = copy.map(|copy| copy.from);
+        let record = Record { table, holding, held, ..Record::default() };
+        let child = self.enter(index, &open, admitted, record);
+        match self.join_fork(parent_lane, child, copy, stream) {
+            Ok(ticket) => Ok((child, ticket)),
+            Err(error) => {
+                self.close(child, stream)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn join_fork(
+        &mut self,
+        parent_lane: u32,
+        child: Sequence,
+        copy: Option<PageCopy>,
+        stream: Stream,
+    ) -> Result<Ticket> {
+        // The parent's rows must be where they are said to be before they are copied or gathered.
+        self.wait_ready(parent_lane, stream)?;
+        copy.into_iter().try_for_each(|copy| self.copy_page(copy, stream))?;
+        let record = self.record_mut(child)?;
+        record.filled.fill(record.prompt);
+        let ticket = self.join(child, stream, WarmUp::default())?;
+        // The parent must not write the copied page before the copy has been made.
+        self.record_ready(parent_lane, stream)?;
+        Ok(ticket)
+    }
+
+    /// Checks the numbers of an opening; answers the record's index and the admitted tokens.
+    fn admit(&self, open: &Open) -> Result<(usize, u32)> {
+        let tokens = open.prompt.checked_add(open.promised);
+        let Some(admitted) = tokens.filter(|t| *t > 0 && *t <= self.config.max_tokens) else {
+            return Err(Error::new(Kind::OutOfRange, "open")
+                .at("prompt and promised tokens")
+                .with("prompt", open.prompt)
+                .with("promised", open.promised)
+                .with("most", self.config.max_tokens));
+        };
+        let free = self.records.iter().position(|r| !r.is_taken());
+        let index = free.ok_or_else(|| {
+            Error::new(Kind::Exhausted, "open").at("lanes").with("wanted", 1_u32).with("free", 0_u32)
+        })?;
+        Ok((index, admitted))
+    }
+
+    fn take_slots(&mut self, open: &Open, admitted: u32) -> Result<Holding> {
+        let layers = self.geometry.layers() as usize;
+        let mut budgets = open.budget.slots(admitted, layers, self.config.min_budget)?;
+        // More slots than tokens would never be used.
+        let reach = self.config.reach(admitted)?;
+        budgets.iter_mut().for_each(|b| *b = (*b).min(reach.max(self.config.min_budget)));
+        self.sparse.take(budgets)
+    }
+
+    /// Takes `count` pages of rows and as many of index keys, or none.
+    fn take_pages(&mut self, count: u32, table: &mut PageTable) -> Result<()> {
+        let before = table.len();
+        self.total.pages.allocate(count, &mut table.host)?;
+        if let Err(error) = self.index.pages.allocate(count, &mut table.index) {
+            for page in table.host.drain(before..) {
+                self.total.pages.release(page)?;
+            }
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, index: usize, open: &Open, admitted: u32, with: Record) -> Sequence {
+        let layers = self.geometry.layers() as usize;
+        let generation = self.records[index].generation.wrapping_add(1);
+        self.records[index] = Record {
+            state: State::Filling,
+            generation,
+            bring_up: open.bring_up,
+            prompt: open.prompt,
+            admitted,
+            filled: vec![0; layers],
+            ..with
+        };
+        Sequence { index: index as u32, generation }
+    }
+
+    /// Makes the sequence the only owner of every page from the one that `length` cuts on: shared ones are
+    /// replaced by fresh ones. Answers which page must be copied, if the cut falls inside a shared one.
+    pub(super) fn own_pages_from(&mut self, sequence: Sequence, length: u32) -> Result<Option<PageCopy>> {
+        let page_tokens = self.geometry.page_tokens();
+        let first = (length / page_tokens) as usize;
+        let table = &self.record(sequence)?.table;
+        let shared = |page: &usize| self.total.pages.owners(table.host[*page]) > 1;
+        let pages: Vec<usize> = (first..table.len()).filter(shared).collect();
+        let mut fresh = PageTable::default();
+        self.take_pages(pages.len() as u32, &mut fresh)?;
+        let mut copy = None;
+        for (page, (host, keys)) in pages.into_iter().zip(fresh.host.into_iter().zip(fresh.index)) {
+            let table = &mut self.record_mut(sequence)?.table;
+            let old = (
+                std::mem::replace(&mut table.host[page], host),
+                std::mem::replace(&mut table.index[page], keys),
+            );
+            if page == first && length % page_tokens > 0 {
+                copy = Some(PageCopy { from: old, to: (host, keys) });
+                self.record_mut(sequence)?.held = Some(old);
+                continue;
+            }
+            self.total.pages.release(old.0)?;
+            self.index.pages.release(old.1)?;
+        }
+        Ok(copy)
+    }
+
+    /// Copies a page's rows and index keys in every layer.
+    pub(super) fn copy_page(&self, copy: PageCopy, stream: Stream) -> Result<()> {
+        for layer in 0..self.geometry.layers() as usize {
+            let rows = (self.total.page(layer, copy.from.0)?, self.total.page(layer, copy.to.0)?);
+            self.device.copy(stream, rows.0, rows.1)?;
+            let keys = (self.index.page(layer, copy.from.1)?, self.index.page(layer, copy.to.1)?);
+            if let (Some(from), Some(to)) = keys {
+                self.device.copy(stream, from, to)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! The end of a sequence, and of a cache.
+
+use crate::cache::Cache;
+use crate::cache::sequence::{Record, State};
+use crate::device::Stream;
+use crate::error::{Error, Kind, Result};
+use crate::ids::{Lane, Sequence};
+use crate::stats::Stats;
+
+impl Cache {
+    /// Ends a sequence. Its handle is closed at once; its pages, slots and lane come back when the last
+    /// step that names it has been retired and its last ticket has ended: now, at that retire, or by
+    /// [`Cache::reap`]. An abort is the same call.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`].
+    pub fn close(&mut self, sequence: Sequence, stream: Stream) -> Result<()> {
+        let record = self.record_mut(sequence)?;
+        if record.state == State::Filling {
+            // It never entered its lane: nothing on the device names it.
+            record.state = State::Closing;
+            return self.give_back(sequence.index as usize);
+        }
+        record.state = State::Closing;
+        self.release_closed(sequence.index as usize, stream)
+    }
+
+    /// Releases closed sequences whose last ticket has ended since. Answers how many still wait.
+    ///
+    /// # Errors
+    /// As the device's.
+    pub fn reap(&mut self, stream: Stream) -> Result<u32> {
+        for index in 0..self.records.len() {
+            if self.records[index].state == State::Closing {
+                self.release_closed(index, stream)?;
+            }
+        }
+        Ok(self.records.iter().filter(|r| r.state == State::Closing).count() as u32)
+    }
+
+    /// Releases a closed sequence if nothing that names it is in flight.
+    pub(super) fn release_closed(&mut self, index: usize, stream: Stream) -> Result<()> {
+        let record = &self.records[index];
+        if record.in_flight > 0 || record.has_ticket() {
+            return Ok(());
+        }
+        let lane = record.holding.lane;
+        self.wait_ready(lane, stream)?;
+        self.device.leave(self.pools, stream, Lane(lane))?;
+        self.device.record(self.left, stream)?;
+        self.give_back(index)
+    }
+
+    /// Returns pages, slots and lane, and frees the record.
+    fn give_back(&mut self, index: usize) -> Result<()> {
+        let generation = self.records[index].generation;
+        let record = std::mem::replace(&mut self.records[index], Record { generation, ..Record::default() });
+        for (host, keys) in record.table.host.iter().zip(&record.table.index) {
+            self.total.pages.release(*host)?;
+            self.index.pages.release(*keys)?;
+        }
+        if let Some((host, keys)) = record.held {
+            self.total.pages.release(host)?;
+            self.index.pages.release(keys)?;
+        }
+        self.sparse.give_back(&record.holding)
+    }
+
+    /// Ends the cache: everything must be closed and retired.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] gives the cache back, with the sequences and steps that are left.
+    pub fn shut_down(self) -> Result<Stats, (Box<Cache>, Error)> {
+        let stats = self.stats();
+        if stats.sequences == 0 && stats.steps_in_flight == 0 {
+            return Ok(stats);
+        }
+        let error = Error::new(Kind::Busy, "shut down")
+            .at("sequences or steps are left")
+            .with("sequences", stats.sequences)
+            .with("steps", stats.steps_in_flight);
+        Err((Box::new(self), error))
+    }
+
+    /// Every owner of every page is a sequence, and the counts agree.
+    pub(super) fn validate_pages(&self) -> Result<()> {
+        let mut host = vec![0_u32; self.config.host_pages as usize];
+        let mut keys = vec![0_u32; self.config.index_pages as usize];
+        for record in self.records.iter().filter(|r| r.is_taken()) {
+            record.table.host.iter().for_each(|p| host[*p as usize] += 1);
+            record.table.index.iter().for_each(|p| keys[*p as usize] += 1);
+            if let Some((page, key_page)) = record.held {
+                host[page as usize] += 1;
+                keys[key_page as usize] += 1;
+            }
+        }
+        let wrong = |page: u32| {
+            Error::new(Kind::Internal, "validate pages").at("owners of a page").with("page", page)
+        };
+        for (page, owners) in (0_u32..).zip(host) {
+            if self.total.pages.owners(page) != owners {
+                return Err(wrong(page));
+            }
+        }
+        for (page, owners) in (0_u32..).zip(keys) {
+            if self.index.pages.owners(page) != owners {
+                return Err(wrong(page));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,290 @@
+//! The steps of a cache: prepare, layers, finish, retire.
+
+use crate::cache::Cache;
+use crate::cache::sequence::State;
+use crate::device::block::{ACCEPTED_ON_DEVICE, Entry};
+use crate::device::{Slice, Stream};
+use crate::error::{Error, Kind, Result};
+use crate::ids::{MicroBatch, Sequence};
+use crate::step::{Buffers, LayerCall, Retired, RowInFlight, Step, Streams, Unretired};
+
+/// How many rows of a sequence's previous step were accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// So many; 0 for a sequence without a previous step.
+    Rows(u32),
+    /// The device's tensor of accepted counts says it, in the batch row's place.
+    OnDevice,
+}
+
+/// A row of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The sequence.
+    pub sequence: Sequence,
+    /// Rows of its previous step that were accepted.
+    pub accepted: Accepted,
+    /// Its query rows in this step, at most the step's.
+    pub query_rows: u32,
+}
+
+impl Cache {
+    /// Begins a step of `micro_batch`: enqueues, on `stream`, the wait for the micro-batch's previous step
+    /// and for every sequence's last host-issued work, the copy of the step block, and the commit of what
+    /// the sequences' previous steps left in their landing slots. `query_rows` is the width of the step.
+    ///
+    /// `accepted` is a tensor of one u32 a batch row (`batch` of them) for rows with
+    /// [`Accepted::OnDevice`]; it is read in the stream's order.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] when every step block is in flight, or a sequence has as many steps in flight as
+    /// configured; [`Kind::Closed`]; [`Kind::InvalidConfig`] for a sequence that is not running, named
+    /// twice, or of another micro-batch; [`Kind::OutOfRange`] for too many rows, query rows or accepted
+    /// rows, and for a sequence that would outgrow what was admitted; [`Kind::DeviceFailed`] when its
+    /// warm-up failed. Nothing is enqueued then.
+    pub fn prepare(
+        &mut self,
+        micro_batch: MicroBatch,
+        query_rows: u32,
+        rows: &[Row],
+        accepted: Option<Slice>,
+        stream: Stream,
+    ) -> Result<Step> {
+        self.check_batch(micro_batch, query_rows, rows.len())?;
+        self.attempt += 1;
+        for (index, row) in rows.iter().enumerate() {
+            self.release_held(row.sequence)?;
+            self.check_row(micro_batch, query_rows, row, accepted)?;
+            let attempt = self.attempt;
+            if std::mem::replace(&mut self.record_mut(row.sequence)?.attempt, attempt) == attempt {
+                return Err(Error::new(Kind::InvalidConfig, "prepare")
+                    .at("a sequence is named twice")
+                    .with("batch row", index as u64));
+            }
+        }
+        let entries = rows.iter().map(|row| Entry {
+            lane: self.records[row.sequence.index as usize].holding.lane,
+            accepted: match row.accepted {
+                Accepted::Rows(count) => count,
+                Accepted::OnDevice => ACCEPTED_ON_DEVICE,
+            },
+            query_rows: row.query_rows,
+        });
+        let step = self.ring.prepare(micro_batch, query_rows, entries)?;
+        if let Err(error) = self.enqueue_prepare(&step, rows, accepted, stream) {
+            self.ring.release(&step);
+            return Err(error);
+        }
+        for row in rows {
+            let record = &mut self.records[row.sequence.index as usize];
+            let rejected = match row.accepted {
+                Accepted::Rows(count) => record.landed - count,
+                Accepted::OnDevice => 0,
+            };
+            let before = record.enqueued;
+            record.enqueued += u64::from(row.query_rows);
+            record.upper = record.upper - rejected + row.query_rows;
+            record.landed = row.query_rows;
+            record.in_flight += 1;
+            record.micro_batch = Some(micro_batch);
+            let sequence = row.sequence.index;
+            let query_rows = row.query_rows;
+            self.ring.add_row(&step, RowInFlight { sequence, enqueued_before: before, query_rows });
+        }
+        Ok(step)
+    }
+
+    fn check_batch(&self, micro_batch: MicroBatch, query_rows: u32, rows: usize) -> Result<()> {
+        let range = |place: &'static str, value: u64, most: u32| {
+            Err(Error::new(Kind::OutOfRange, "prepare").at(place).with("value", value).with("most", most))
+        };
+        if micro_batch.0 >= self.config.micro_batches {
+            return range("micro-batch", micro_batch.0.into(), self.config.micro_batches - 1);
+        }
+        if rows == 0 || rows > self.config.batch as usize {
+            return range("rows of the batch", rows as u64, self.config.batch);
+        }
+        if query_rows == 0 || query_rows > self.config.query_rows {
+            return range("query rows", query_rows.into(), self.config.query_rows);
+        }
+        self.ring.check_room()
+    }
+
+    fn check_row(&self, micro: MicroBatch, query_rows: u32, row: &Row, tensor: Option<Slice>) -> Result<()> {
+        let record = self.record(row.sequence)?;
+        record.expect(&[State::Running], "prepare")?;
+        record.check_ticket("prepare")?;
+        let error = |kind, place: &'static str, value: u32| {
+            Err(Error::new(kind, "prepare").at(place).with("value", value))
+        };
+        if record.micro_batch.is_some_and(|own| own != micro) {
+            return error(Kind::InvalidConfig, "a sequence of another micro-batch", micro.0);
+        }
+        if record.in_flight >= self.config.steps_in_flight {
+            return error(Kind::Busy, "steps of one sequence in flight", record.in_flight);
+        }
+        if row.query_rows == 0 || row.query_rows > query_rows {
+            return error(Kind::OutOfRange, "query rows of a batch row", row.query_rows);
+        }
+        let rejected = match row.accepted {
+            Accepted::Rows(count) if count > record.landed => {
+                return error(Kind::OutOfRange, "accepted rows", count);
+            }
+            Accepted::Rows(count) => record.landed - count,
+            Accepted::OnDevice if tensor.is_none() => {
+                return error(Kind::InvalidConfig, "no tensor of accepted counts", 0);
+            }
+            Accepted::OnDevice => 0,
+        };
+        let reach = u64::from(record.upper) - u64::from(rejected) + u64::from(row.query_rows);
+        let most = self.config.reach(record.admitted)?;
+        if reach > u64::from(most) {
+            return Err(Error::new(Kind::OutOfRange, "prepare")
+                .at("the sequence outgrows what was admitted")
+                .with("tokens", reach)
+                .with("admitted", record.admitted)
+                .hint("close it, or open it with more promised tokens"));
+        }
+        Ok(())
+    }
+
+    fn enqueue_prepare(
+        &self,
+        step: &Step,
+        rows: &[Row],
+        accepted: Option<Slice>,
+        stream: Stream,
+    ) -> Result<()> {
+        let micro_batch = step.micro_batch;
+        self.device.wait(stream, self.stepped[micro_batch.index()])?;
+        for row in rows {
+            self.wait_ready(self.records[row.sequence.index as usize].holding.lane, stream)?;
+        }
+        let block = self.ring.slot(step)?.block;
+        self.device.load(self.pools, stream, micro_batch, block)?;
+        self.device.commit(self.pools, stream, micro_batch, accepted)
+    }
+
+    /// R, G of one layer: enqueues the resolve on its stream, and the gather on its own behind it when the
+    /// two streams are one; otherwise the caller orders the gather and enqueues it by [`Cache::gather`].
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a layer, rows or buffers that do not fit the step.
+    pub fn resolve(&self, step: &Step, call: LayerCall, stream: Stream, buffers: Buffers) -> Result<()> {
+        self.check_step(step, call)?;
+        crate::step::resolve(&*self.device, self.pools, step, (call, stream, buffers))
+    }
+
+    /// G of one layer: fetches what the last resolve of these rows missed. Attention may read the slots
+    /// behind it.
+    ///
+    /// # Errors
+    /// As [`Cache::resolve`].
+    pub fn gather(&self, step: &Step, call: LayerCall, stream: Stream) -> Result<()> {
+        self.check_step(step, call)?;
+        crate::step::gather(&*self.device, self.pools, step, (call, stream))
+    }
+
+    /// S of one layer: stores the step's new rows, which the engine has written to their landing slots.
+    ///
+    /// # Errors
+    /// As [`Cache::resolve`].
+    pub fn scatter(&self, step: &Step, call: LayerCall, stream: Stream) -> Result<()> {
+        self.check_step(step, call)?;
+        crate::step::scatter(&*self.device, self.pools, step, (call, stream))
+    }
+
+    /// R then G of one layer, each on its stream; S is for after the engine's P.
+    ///
+    /// # Errors
+    /// As [`Cache::resolve`].
+    pub fn layer(&self, step: &Step, call: LayerCall, streams: Streams, buffers: Buffers) -> Result<()> {
+        self.resolve(step, call, streams.resolve, buffers)?;
+        self.gather(step, call, streams.gather)
+    }
+
+    fn check_step(&self, step: &Step, call: LayerCall) -> Result<()> {
+        self.check_layer(call.layer)?;
+        self.ring.slot(step)?;
+        if step.finished {
+            return Err(Error::new(Kind::InvalidConfig, "layer").at("the step is finished"));
+        }
+        Ok(())
+    }
+
+    /// Ends the enqueueing of a step: its report, then its event, on `stream`, which must be ordered
+    /// behind every operation of the step.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidConfig`] for a finished one.
+    pub fn finish(&self, step: &mut Step, stream: Stream) -> Result<()> {
+        let slot = self.ring.slot(step)?;
+        if step.finished {
+            return Err(Error::new(Kind::InvalidConfig, "finish").at("the step is finished"));
+        }
+        self.device.report(self.pools, stream, step.micro_batch, slot.report)?;
+        self.device.record(slot.event, stream)?;
+        self.device.record(self.stepped[step.micro_batch.index()], stream)?;
+        for row in &slot.rows {
+            self.record_ready(self.records[row.sequence as usize].holding.lane, stream)?;
+        }
+        step.finished = true;
+        Ok(())
+    }
+
+    /// Ends a step whose event has been reached: reads its report, gives back what only it still named.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] gives the step back: it is in flight, or was not finished. Any other error ends it:
+    /// [`Kind::DeviceFailed`] when the device failed or the sticky word reports an error, so that none of
+    /// the step's tokens may be published; its sequences wait for [`Cache::roll_back`] or
+    /// [`Cache::close`].
+    pub fn retire(&mut self, step: Step, stream: Stream) -> Result<Retired<'_>, Unretired> {
+        let ended = match self.ring.end(&*self.device, &step) {
+            crate::step::Ended::Not(error) => return Err(Unretired { error, step: Some(step) }),
+            crate::step::Ended::With(ended) => ended,
+        };
+        let released = self.release_rows(&step, ended.is_ok(), stream);
+        self.ring.release(&step);
+        self.stats.steps += 1;
+        let row_bytes = u64::from(self.geometry.row_bytes());
+        match ended.and(released) {
+            Err(error) => Err(Unretired { error, step: None }),
+            Ok(()) => {
+                for layer in &self.ring.report().layers {
+                    self.stats.hits += u64::from(layer.hits);
+                    self.stats.misses += u64::from(layer.misses);
+                    self.stats.scratch += u64::from(layer.scratch);
+                    self.stats.bytes_up += u64::from(layer.misses) * row_bytes;
+                }
+                Ok(Retired { report: self.ring.report() })
+            }
+        }
+    }
+
+    /// Takes an ended step off its sequences; those that were closed meanwhile are released.
+    fn release_rows(&mut self, step: &Step, sound: bool, stream: Stream) -> Result<()> {
+        let mut first_error = Ok(());
+        for row in 0..step.rows as usize {
+            let Some((row, length)) = self.ring.row(step, row) else { continue };
+            let record = &mut self.records[row.sequence as usize];
+            record.in_flight -= 1;
+            if let Some(length) = length {
+                let since = (record.enqueued - row.enqueued_before).try_into().unwrap_or(u32::MAX);
+                record.upper = record.upper.min(length.saturating_add(since));
+                // Steps may be retired in any order; the last one enqueued says how long the sequence is.
+                if since == row.query_rows {
+                    record.committed = length;
+                    record.landed = row.query_rows;
+                }
+            }
+            if !sound && record.state == State::Running {
+                record.state = State::Failed;
+            }
+            if record.state == State::Closing {
+                first_error = first_error.and(self.release_closed(row.sequence as usize, stream));
+            }
+        }
+        first_error
+    }
+}

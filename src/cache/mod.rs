@@ -1,0 +1,413 @@
+//! The facade: one cache of one model on one device, driven by one owner.
+//!
+//! # The life of a sequence
+//!
+//! | state | entered by | may |
+//! |---|---|---|
+//! | filling | [`Cache::open`] | [`append`](Cache::append), [`join`](Cache::join) once every layer has its prompt |
+//! | joining | [`Cache::join`] with a bound on bytes | [`join_more`](Cache::join_more) until nothing is left |
+//! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`](Cache::prepare), [`fork`](Cache::fork), [`roll_back`](Cache::roll_back) |
+//! | failed | a step that failed | [`roll_back`](Cache::roll_back), [`close`](Cache::close) |
+//! | closing | [`Cache::close`] with work in flight | nothing: the handle is closed already |
+//!
+//! # What is promised, and by what
+//!
+//! Admission takes everything when a sequence is opened: host pages and index-key pages for prompt,
+//! promised tokens and the rows in flight, slots in every layer, and a lane. So a step cannot run out of
+//! anything, and allocates nothing. What a step names comes back when the last step that names it has been
+//! retired and every ticket on it has ended, whether it ran to its end or was aborted.
+//!
+//! # What it does not do
+//!
+//! It has no thread, no lock and no clock: `&mut self` is the lock, and nothing here waits. It never
+//! synchronises an engine's stream. It computes no attention.
+
+mod admit;
+mod close;
+mod decode;
+mod sequence;
+
+use std::sync::Arc;
+
+use crate::device::{Device, Event, Plan, Pools, Slice, Stream};
+use crate::error::{Error, Kind, Result};
+use crate::geometry::{Geometry, Shape};
+use crate::ids::{HostPage, IndexPage, Layer, Sequence};
+use crate::os::{Fallback, Faults, NoFaults, Request};
+use crate::sparse::{SparseConfig, SparsePool};
+use crate::stats::Stats;
+use crate::step::{Ring, RingShape};
+use crate::total::{IndexPool, TotalPool};
+
+pub use admit::Open;
+pub use decode::{Accepted, Row};
+pub use sequence::Length;
+
+use sequence::Record;
+
+/// Everything that a cache is given when it is made; nothing grows later.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The model's cache.
+    pub shape: Shape,
+    /// Pages of the total pool.
+    pub host_pages: u32,
+    /// Pages of index keys on the device.
+    pub index_pages: u32,
+    /// Slots of each layer's sparse pool, in whole blocks of 64 a sequence.
+    pub slots: Slots,
+    /// The smallest budget that a sequence may have in any layer: what it does not hold of a step's
+    /// selections needs scratch slots, `query_rows x top_k - min_budget` a lane.
+    pub min_budget: u32,
+    /// Sequences that may be open.
+    pub lanes: u32,
+    /// Tokens of the longest sequence: prompt and promised.
+    pub max_tokens: u32,
+    /// Rows of a batch.
+    pub batch: u32,
+    /// Query rows a sequence may have in a step: 1 + drafts.
+    pub query_rows: u32,
+    /// Steps of one sequence that may be in flight.
+    pub steps_in_flight: u32,
+    /// Micro-batches whose steps may be open at the same time.
+    pub micro_batches: u32,
+    /// How the total pool's memory is taken.
+    pub memory: Memory,
+}
+
+/// The slots of each layer's sparse pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Slots {
+    /// As many in every layer.
+    Uniform(u32),
+    /// By layer, draft layers included.
+    ByLayer(Vec<u32>),
+}
+
+/// How the total pool's memory is taken. What cannot be had is listed by [`Cache::fallbacks`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// On huge pages.
+    pub huge: bool,
+    /// With all pages resident from the start.
+    pub populate: bool,
+    /// Locked.
+    pub lock: bool,
+    /// On this NUMA node.
+    pub node: Option<u32>,
+}
+
+impl Default for Memory {
+    /// As serving wants it: huge, populated, locked.
+    fn default() -> Self {
+        Memory { huge: true, populate: true, lock: true, node: None }
+    }
+}
+
+impl Config {
+    /// A cache of `shape` for `lanes` sequences of up to `max_tokens` tokens, all of them in one batch,
+    /// one query row each, with `slots` slots a sequence and layer.
+    pub fn new(shape: Shape, lanes: u32, max_tokens: u32, slots: u32) -> Self {
+        let pages = max_tokens.div_ceil(shape.page_tokens.max(1)).saturating_add(1).saturating_mul(lanes);
+        Config {
+            shape,
+            host_pages: pages,
+            index_pages: pages,
+            slots: Slots::Uniform(slots.next_multiple_of(crate::geometry::SLOT_BLOCK).saturating_mul(lanes)),
+            min_budget: slots,
+            lanes,
+            max_tokens,
+            batch: lanes,
+            query_rows: 1,
+            steps_in_flight: 2,
+            micro_batches: 1,
+            memory: Memory::default(),
+        }
+    }
+
+    fn check(&self, geometry: &Geometry) -> Result<()> {
+        let counts = [
+            ("host_pages", self.host_pages),
+            ("index_pages", self.index_pages),
+            ("lanes", self.lanes),
+            ("max_tokens", self.max_tokens),
+            ("batch", self.batch),
+            ("query_rows", self.query_rows),
+            ("steps_in_flight", self.steps_in_flight),
+            ("micro_batches", self.micro_batches),
+            ("min_budget", self.min_budget),
+            ("top_k (dense attention needs no sparse pool)", self.shape.top_k),
+        ];
+        if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
+            return Err(Error::new(Kind::InvalidConfig, "cache").at(*name).with("value", 0_u32));
+        }
+        let layers = geometry.layers() as usize;
+        if let Slots::ByLayer(table) = &self.slots
+            && table.len() != layers
+        {
+            return Err(Error::new(Kind::InvalidConfig, "cache")
+                .at("slots by layer")
+                .with("given", table.len() as u64)
+                .with("wanted", layers as u64));
+        }
+        Ok(())
+    }
+
+    /// Tokens that a sequence may reach with its rows in flight.
+    fn reach(&self, tokens: u32) -> Result<u32> {
+        self.query_rows
+            .checked_mul(self.steps_in_flight)
+            .and_then(|rows| rows.checked_add(tokens))
+            .ok_or_else(|| Error::new(Kind::Overflow, "cache").at("tokens with the rows in flight"))
+    }
+
+    fn sparse(&self, geometry: &Geometry) -> Result<SparseConfig> {
+        let selected = self
+            .query_rows
+            .checked_mul(self.shape.top_k)
+            .ok_or_else(|| Error::new(Kind::Overflow, "cache").at("query_rows x top_k"))?;
+        Ok(SparseConfig {
+            lanes: self.lanes,
+            tokens: self.reach(self.max_tokens)?,
+            query_rows: self.query_rows,
+            scratch: selected.saturating_sub(self.min_budget),
+            slots: match &self.slots {
+                Slots::Uniform(slots) => vec![*slots; geometry.layers() as usize],
+                Slots::ByLayer(table) => table.clone(),
+            },
+        })
+    }
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Cache {
+    config: Config,
+    geometry: Geometry,
+    device: Arc<dyn Device>,
+    pools: Pools,
+    total: TotalPool,
+    index: IndexPool,
+    sparse: SparsePool,
+    ring: Ring,
+    records: Vec<Record>,
+    /// Recorded after the last emptying of a lane: whoever takes a lane over waits for it.
+    left: Event,
+    /// One a lane: recorded after the work that made its sequence ready.
+    ready: Vec<Event>,
+    /// One a micro-batch: recorded after its last step. The next one waits for it.
+    stepped: Vec<Event>,
+    fallbacks: Vec<Fallback>,
+    stats: Stats,
+    /// Calls of prepare, to find a sequence that one of them names twice.
+    attempt: u64,
+}
+
+impl Cache {
+    /// Takes all memory.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] and [`Kind::Overflow`] name the field, [`Kind::OutOfMemory`] the size.
+    pub fn new(config: Config, device: Arc<dyn Device>) -> Result<Cache> {
+        Cache::with_faults(config, device, &NoFaults)
+    }
+
+    /// As [`Cache::new`], with faults injected into the system calls that take the host memory.
+    ///
+    /// # Errors
+    /// As [`Cache::new`].
+    pub fn with_faults(config: Config, device: Arc<dyn Device>, faults: &dyn Faults) -> Result<Cache> {
+        let geometry = Geometry::new(config.shape)?;
+        config.check(&geometry)?;
+        let sparse_config = config.sparse(&geometry)?;
+        let memory = &config.memory;
+        let request = Request {
+            bytes: 0,
+            huge: memory.huge,
+            populate: memory.populate,
+            lock: memory.lock,
+            node: memory.node,
+            shared: true,
+        };
+        let total = TotalPool::new(geometry, config.host_pages, &request, &*device, faults)?;
+        let mut fallbacks = total.fallbacks().to_vec();
+        let index = IndexPool::new(&geometry, config.index_pages, &*device)?;
+        let sparse = SparsePool::new(&geometry, &sparse_config, &*device)?;
+        let steps = config.steps_in_flight.saturating_mul(config.micro_batches);
+        let ring = RingShape { steps, batch: config.batch, layers: geometry.layers() };
+        let ring = Ring::new(ring, memory.lock, &*device, faults, &mut fallbacks)?;
+        let pools = device.attach(Plan {
+            geometry,
+            tables: sparse.tables().to_vec(),
+            slabs: sparse.slabs().to_vec(),
+            rows: total.layers().to_vec(),
+            lane_pages: geometry.pages(sparse_config.tokens),
+            micro_batches: config.micro_batches,
+            batch: config.batch,
+        })?;
+        Ok(Cache {
+            left: device.event()?,
+            ready: (0..config.lanes).map(|_| device.event()).collect::<Result<_>>()?,
+            stepped: (0..config.micro_batches).map(|_| device.event()).collect::<Result<_>>()?,
+            records: (0..config.lanes).map(|_| Record::default()).collect(),
+            config,
+            geometry,
+            device,
+            pools,
+            total,
+            index,
+            sparse,
+            ring,
+            fallbacks,
+            stats: Stats::default(),
+            attempt: 0,
+        })
+    }
+
+    /// What it was made with.
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The checked shape.
+    pub const fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// What the memory had to do without; empty when everything could be had.
+    pub fn fallbacks(&self) -> &[Fallback] {
+        &self.fallbacks
+    }
+
+    /// Counters and gauges, now. Costs a copy.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            sequences: self.records.iter().filter(|r| r.is_taken()).count() as u32,
+            steps_in_flight: self.ring.in_flight(),
+            free_host_pages: self.total.pages.free(),
+            free_index_pages: self.index.pages.free(),
+            free_slots: self.sparse.slots().free_slots(),
+            free_lanes: self.sparse.slots().free_lanes(),
+            ..self.stats
+        }
+    }
+
+    /// The slab of a layer: what the attention kernel reads.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    pub fn slab(&self, layer: Layer) -> Result<Slice> {
+        self.sparse.slabs().get(layer.index()).copied().ok_or_else(|| self.no_layer(layer))
+    }
+
+    /// The index keys of a layer, `[pages][page tokens][key bytes]`: the engine writes and reads them.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for an unknown layer or a model without index keys.
+    pub fn index_keys(&self, layer: Layer) -> Result<Slice> {
+        self.index.layer(layer.index()).ok_or_else(|| self.no_layer(layer))
+    }
+
+    /// The pages of a sequence, in order.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`].
+    pub fn pages(&self, sequence: Sequence) -> Result<impl Iterator<Item = (HostPage, IndexPage)> + '_> {
+        let table = &self.record(sequence)?.table;
+        Ok((0..table.len()).filter_map(|page| table.get(page)))
+    }
+
+    /// Where the step's query row `row` of a sequence is to be written: the landing slot, the same in
+    /// every layer.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`], [`Kind::OutOfRange`].
+    pub fn landing_slot(&self, sequence: Sequence, row: u32) -> Result<u32> {
+        let lane = self.record(sequence)?.holding.lane;
+        let slot = self.sparse.landing(lane, row);
+        slot.ok_or_else(|| Error::new(Kind::OutOfRange, "landing slot").at("query row").with("row", row))
+    }
+
+    /// Reads one row of the total pool, packed, as it is now. For checks and for engines that move rows
+    /// themselves.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`], [`Kind::OutOfRange`].
+    pub fn read_row(&self, sequence: Sequence, layer: Layer, position: u32, row: &mut [u8]) -> Result<()> {
+        self.check_layer(layer)?;
+        let record = self.record(sequence)?;
+        let (page, token) = (position / self.geometry.page_tokens(), position % self.geometry.page_tokens());
+        let page = record.table.get(page as usize).ok_or_else(|| {
+            Error::new(Kind::OutOfRange, "read row").at("position").with("position", position)
+        })?;
+        if row.len() != self.geometry.row_bytes() as usize {
+            return Err(Error::new(Kind::OutOfRange, "read row")
+                .at("row bytes")
+                .with("bytes", row.len() as u64));
+        }
+        self.total.read_row(layer.index(), page.0.0, token, row)
+    }
+
+    /// The residency digest of a sequence, all layers: equal on every rank that was given the same
+    /// selections.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`].
+    pub fn digest(&self, sequence: Sequence) -> Result<u64> {
+        let lane = self.record(sequence)?.holding.lane;
+        self.device.digest(self.pools, crate::ids::Lane(lane))
+    }
+
+    /// Checks every invariant of every pool and table. For tests, between steps.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] names the broken one.
+    pub fn validate(&self) -> Result<()> {
+        self.total.pages.validate()?;
+        self.index.pages.validate()?;
+        self.sparse.slots().validate()?;
+        self.device.validate(self.pools)?;
+        self.validate_pages()
+    }
+
+    fn check_layer(&self, layer: Layer) -> Result<()> {
+        if layer.0 < self.geometry.layers() { Ok(()) } else { Err(self.no_layer(layer)) }
+    }
+
+    fn no_layer(&self, layer: Layer) -> Error {
+        Error::new(Kind::OutOfRange, "cache")
+            .at("layer")
+            .with("layer", layer.0)
+            .with("layers", self.geometry.layers())
+    }
+
+    /// The record of an open sequence.
+    fn record(&self, sequence: Sequence) -> Result<&Record> {
+        let found = self.records.get(sequence.index as usize);
+        found.filter(|r| r.is_open(sequence)).ok_or_else(|| closed(sequence))
+    }
+
+    fn record_mut(&mut self, sequence: Sequence) -> Result<&mut Record> {
+        let found = self.records.get_mut(sequence.index as usize);
+        found.filter(|r| r.is_open(sequence)).ok_or_else(|| closed(sequence))
+    }
+
+    /// Makes `stream` wait until the lane's earlier work, on whichever stream, has ended.
+    fn wait_ready(&self, lane: u32, stream: Stream) -> Result<()> {
+        match self.ready.get(lane as usize) {
+            Some(event) => self.device.wait(stream, *event),
+            None => Ok(()),
+        }
+    }
+
+    fn record_ready(&self, lane: u32, stream: Stream) -> Result<()> {
+        match self.ready.get(lane as usize) {
+            Some(event) => self.device.record(*event, stream),
+            None => Ok(()),
+        }
+    }
+}
+
+fn closed(sequence: Sequence) -> Error {
+    Error::new(Kind::Closed, "sequence").at("handle").with("handle", sequence.to_bits())
+}

@@ -1,0 +1,330 @@
+//! What the cache knows of one sequence, and its growth before decoding.
+
+use crate::cache::Cache;
+use crate::device::{Cut, Join, Outcome, Raise, Stream, Ticket, Warm};
+use crate::error::{Error, Kind, Result};
+use crate::ids::{Lane, Layer, MicroBatch, Sequence};
+use crate::sparse::{BringUp, Holding, Stretches, WarmUp};
+use crate::total::PageTable;
+
+/// Where a sequence is in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum State {
+    #[default]
+    Free,
+    Filling,
+    Joining,
+    Running,
+    Failed,
+    Closing,
+}
+
+/// A sequence's record. It is reused when the sequence is gone; the generation tells handles apart.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    pub(super) state: State,
+    pub(super) generation: u32,
+    pub(super) table: PageTable,
+    pub(super) holding: Holding,
+    pub(super) bring_up: BringUp,
+    /// Tokens of the prompt.
+    pub(super) prompt: u32,
+    /// Tokens that were admitted: prompt and promised.
+    pub(super) admitted: u32,
+    /// By layer the prompt rows that are there.
+    pub(super) filled: Vec<u32>,
+    /// Committed tokens, as of the last report or cut.
+    pub(super) committed: u32,
+    /// Rows that the last step landed behind them.
+    pub(super) landed: u32,
+    /// No more tokens than this can be committed or landed, whatever the steps in flight accept.
+    pub(super) upper: u32,
+    /// Rows enqueued over the sequence's life.
+    pub(super) enqueued: u64,
+    /// Steps between prepare and retire that name it.
+    pub(super) in_flight: u32,
+    /// For life, from its first step on.
+    pub(super) micro_batch: Option<MicroBatch>,
+    /// What is left of a warm-up's gather.
+    pub(super) stretches: Option<Stretches>,
+    /// The last work that the host issued for it.
+    pub(super) ticket: Option<Ticket>,
+    /// A page (rows, index keys) that this work copies from: owned until it has ended, so that nobody
+    /// writes to it meanwhile.
+    pub(super) held: Option<(u32, u32)>,
+    /// The last call of prepare that named it.
+    pub(super) attempt: u64,
+}
+
+/// How long a sequence is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Length {
+    /// Committed tokens, as far as retired steps and host-issued work tell.
+    pub committed: u32,
+    /// Rows that the last retired step wrote behind them, to be accepted or rejected.
+    pub landed: u32,
+}
+
+impl Record {
+    pub(super) fn is_open(&self, sequence: Sequence) -> bool {
+        self.generation == sequence.generation && !matches!(self.state, State::Free | State::Closing)
+    }
+
+    pub(super) fn is_taken(&self) -> bool {
+        self.state != State::Free
+    }
+
+    /// Whether work that the host issued for it may still run.
+    pub(super) fn has_ticket(&self) -> bool {
+        self.ticket.as_ref().is_some_and(|t| t.poll().is_none())
+    }
+
+    /// Nothing that names the sequence may be in flight.
+    pub(super) fn check_idle(&self, operation: &'static str) -> Result<()> {
+        if self.in_flight > 0 || self.has_ticket() {
+            return Err(Error::new(Kind::Busy, operation)
+                .at("work of the sequence is in flight")
+                .with("steps", self.in_flight));
+        }
+        Ok(())
+    }
+
+    /// Its last host-issued work, if it ended, ended well.
+    pub(super) fn check_ticket(&self, operation: &'static str) -> Result<()> {
+        let failed = |kind: Kind| Err(Error::new(Kind::DeviceFailed, operation).at(kind.describe()));
+        match self.ticket.as_ref().and_then(Ticket::poll) {
+            None | Some(Outcome::Done) => Ok(()),
+            Some(Outcome::Failed(kind)) => failed(kind),
+            Some(Outcome::Cancelled) => failed(Kind::Cancelled),
+        }
+    }
+
+    pub(super) fn expect(&self, states: &[State], operation: &'static str) -> Result<()> {
+        if states.contains(&self.state) {
+            return Ok(());
+        }
+        let place = match self.state {
+            State::Filling => "the prompt is not complete, or the sequence has not joined",
+            State::Joining => "the warm-up is not complete",
+            State::Running => "the sequence is decoding",
+            State::Failed => "a step of the sequence failed",
+            State::Free | State::Closing => "the sequence is closed",
+        };
+        let hint = match self.state {
+            State::Filling => "append the prompt in every layer, then join",
+            State::Joining => "call join_more until nothing is left",
+            State::Running => "append before joining",
+            State::Failed => "roll it back to a committed length, or close it",
+            State::Free | State::Closing => "open a new sequence",
+        };
+        Err(Error::new(Kind::InvalidConfig, operation).at(place).hint(hint))
+    }
+}
+
+impl Cache {
+    /// The length of a sequence.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`].
+    pub fn length(&self, sequence: Sequence) -> Result<Length> {
+        let record = self.record(sequence)?;
+        Ok(Length { committed: record.committed, landed: record.landed })
+    }
+
+    /// Appends prompt rows in one layer: `rows` packed, `[n][row bytes]`. Layers fill independently, each
+    /// in order, so that a transfer may go layer by layer.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`]; [`Kind::OutOfRange`] for an unknown layer, bytes that are no whole rows, or rows
+    /// beyond the prompt; [`Kind::InvalidConfig`] once the sequence has joined. Nothing is written then.
+    pub fn append(&mut self, sequence: Sequence, layer: Layer, rows: &[u8]) -> Result<()> {
+        let row_bytes = self.geometry.row_bytes() as usize;
+        if !rows.len().is_multiple_of(row_bytes) {
+            return Err(Error::new(Kind::OutOfRange, "append")
+                .at("bytes of whole rows")
+                .with("bytes", rows.len() as u64)
+                .with("row", row_bytes as u64));
+        }
+        let count = (rows.len() / row_bytes).try_into().unwrap_or(u32::MAX);
+        let first = self.claim(sequence, layer, count)?;
+        let table = &self.record(sequence)?.table;
+        for (position, row) in (first..).zip(rows.chunks_exact(row_bytes)) {
+            let page = (position / self.geometry.page_tokens()) as usize;
+            if let Some((host, _)) = table.get(page) {
+                self.total.write_row(layer.index(), host.0, position % self.geometry.page_tokens(), row)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Declares that `count` prompt rows of every layer are in their place already: written there by a
+    /// transfer, or not needed because only the residency is replayed.
+    ///
+    /// # Errors
+    /// As [`Cache::append`].
+    pub fn append_in_place(&mut self, sequence: Sequence, count: u32) -> Result<()> {
+        (0..self.geometry.layers())
+            .try_for_each(|layer| self.claim(sequence, Layer(layer), count).map(|_| ()))
+    }
+
+    /// Counts `count` more rows of a layer as filled; answers the first one's position.
+    fn claim(&mut self, sequence: Sequence, layer: Layer, count: u32) -> Result<u32> {
+        self.check_layer(layer)?;
+        let record = self.record_mut(sequence)?;
+        record.expect(&[State::Filling], "append")?;
+        let prompt = record.prompt;
+        let filled = &mut record.filled[layer.index()];
+        if count > prompt - *filled {
+            return Err(Error::new(Kind::OutOfRange, "append")
+                .at("rows beyond the prompt")
+                .with("rows", count)
+                .with("filled", *filled)
+                .with("prompt", prompt));
+        }
+        *filled += count;
+        Ok(*filled - count)
+    }
+
+    /// Enters the sequence into its lane once its prompt is complete: brings rows up as it was opened for,
+    /// replays the warm-up's selections, and gathers what is resident then. All of it is enqueued on
+    /// `stream`; steps wait for it by an edge. With a bound on bytes, [`Cache::join_more`] gathers the
+    /// rest.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`]; [`Kind::InvalidConfig`] while a layer's prompt is incomplete or when it has
+    /// joined; [`Kind::OutOfRange`] for selections of another size than `[layers][steps][k]`.
+    pub fn join(&mut self, sequence: Sequence, stream: Stream, warm_up: WarmUp) -> Result<Ticket> {
+        let record = self.record(sequence)?;
+        record.expect(&[State::Filling], "join")?;
+        if let Some(layer) = record.filled.iter().position(|f| *f != record.prompt) {
+            return Err(Error::new(Kind::InvalidConfig, "join")
+                .at("the prompt of a layer is incomplete")
+                .with("layer", layer as u64)
+                .with("filled", record.filled[layer])
+                .with("prompt", record.prompt));
+        }
+        let lane = Lane(record.holding.lane);
+        let steps = u64::from(warm_up.steps) * u64::from(self.geometry.layers());
+        let words = steps * u64::from(self.config.shape.top_k);
+        if warm_up.selections.is_some_and(|s| s.bytes() != 4 * words) {
+            return Err(Error::new(Kind::OutOfRange, "join")
+                .at("warm-up selections")
+                .with("wanted words", words));
+        }
+        // The lane's last tenant must be gone from the tables.
+        self.device.wait(stream, self.left)?;
+        self.device.join(self.pools, stream, self.join_of(sequence)?)?;
+        let whole = self.record(sequence)?.bring_up == BringUp::Whole;
+        let warm = Warm { lane, whole, selections: warm_up.selections, steps: warm_up.steps };
+        self.device.warm(self.pools, stream, warm)?;
+        let row_bytes = self.geometry.row_bytes();
+        let record = self.record_mut(sequence)?;
+        let idle = warm_up.rows_stay || (!whole && warm_up.selections.is_none());
+        record.stretches = Some(match idle {
+            true => Stretches::none(),
+            false => Stretches::new(&record.holding.budgets, row_bytes, warm_up.bytes_a_call),
+        });
+        record.state = State::Joining;
+        record.committed = record.prompt;
+        record.upper = record.prompt;
+        self.join_more(sequence, stream)
+    }
+
+    fn join_of(&self, sequence: Sequence) -> Result<Join<'_>> {
+        let record = self.record(sequence)?;
+        Ok(Join {
+            lane: Lane(record.holding.lane),
+            length: record.prompt,
+            pages: &record.table.host,
+            blocks: &record.holding.blocks,
+            budgets: &record.holding.budgets,
+        })
+    }
+
+    /// Gathers the next stretch of a bounded warm-up. The sequence may decode once none is left:
+    /// [`Cache::is_running`].
+    ///
+    /// # Errors
+    /// [`Kind::Closed`], [`Kind::InvalidConfig`] for a sequence that is not joining.
+    pub fn join_more(&mut self, sequence: Sequence, stream: Stream) -> Result<Ticket> {
+        let (device, pools) = (self.device.clone(), self.pools);
+        let record = self.record_mut(sequence)?;
+        record.expect(&[State::Joining], "join_more")?;
+        let lane = Lane(record.holding.lane);
+        let stretch = record.stretches.as_mut().and_then(Stretches::take);
+        let over = record.stretches.is_none_or(|s| s.is_over());
+        let (ticket, completer) = Ticket::new();
+        record.ticket = Some(ticket.clone());
+        if over {
+            record.state = State::Running;
+        }
+        self.wait_ready(lane.0, stream)?;
+        if let Some((first, count)) = stretch {
+            device.raise(pools, stream, Raise { lane, first, count })?;
+        }
+        device.complete(stream, completer)?;
+        self.record_ready(lane.0, stream)?;
+        Ok(ticket)
+    }
+
+    /// Gives back the page that ended work has copied from.
+    pub(super) fn release_held(&mut self, sequence: Sequence) -> Result<()> {
+        let record = self.record_mut(sequence)?;
+        if record.has_ticket() {
+            return Ok(());
+        }
+        if let Some((host, keys)) = record.held.take() {
+            self.total.pages.release(host)?;
+            self.index.pages.release(keys)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a sequence has joined and may take part in steps.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`].
+    pub fn is_running(&self, sequence: Sequence) -> Result<bool> {
+        Ok(self.record(sequence)?.state == State::Running)
+    }
+
+    /// Cuts a sequence to `length` tokens: rejected drafts beyond those that `length` accepts, and any
+    /// committed tokens beyond it, are gone from every layer's residency. A page that others share is
+    /// replaced before it can be written again, its remaining rows copied. Clears a failed step.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`]; [`Kind::Busy`] while work of the sequence is in flight; [`Kind::OutOfRange`] for
+    /// a length beyond committed and landed rows; [`Kind::Exhausted`] when shared pages cannot be
+    /// replaced. Nothing has changed then.
+    pub fn roll_back(&mut self, sequence: Sequence, length: u32, stream: Stream) -> Result<Ticket> {
+        self.release_held(sequence)?;
+        let record = self.record(sequence)?;
+        record.expect(&[State::Running, State::Failed], "roll back")?;
+        record.check_idle("roll back")?;
+        // What a failed step has landed cannot be accepted.
+        let landed = if record.state == State::Failed { 0 } else { record.landed };
+        let committed = record.committed;
+        let settle = length.saturating_sub(committed);
+        if settle > landed {
+            return Err(Error::new(Kind::OutOfRange, "roll back")
+                .at("length")
+                .with("length", length)
+                .with("committed", committed)
+                .with("landed", landed));
+        }
+        let lane = record.holding.lane;
+        let copies = self.own_pages_from(sequence, length)?;
+        self.wait_ready(lane, stream)?;
+        copies.into_iter().try_for_each(|copy| self.copy_page(copy, stream))?;
+        let pages = &self.record(sequence)?.table.host;
+        self.device.truncate(self.pools, stream, Cut { lane: Lane(lane), settle, length, pages })?;
+        let (ticket, completer) = Ticket::new();
+        self.device.complete(stream, completer)?;
+        self.record_ready(lane, stream)?;
+        let record = self.record_mut(sequence)?;
+        (record.committed, record.landed, record.upper) = (length, 0, length);
+        record.state = State::Running;
+        record.ticket = Some(ticket.clone());
+        Ok(ticket)
+    }
+}

@@ -1,0 +1,217 @@
+//! The words that host and device exchange once a step: the step block down, the report up.
+//!
+//! Both are plain `u32` words in pinned memory, so that a kernel reads and writes them as they stand.
+//! A block's memory belongs to the step from prepare until retire; nobody writes to it in between.
+
+use crate::error::{Error, Kind, Result};
+
+/// In a row's entry: how many rows were accepted stands in the device's tensor, not in the block.
+pub const ACCEPTED_ON_DEVICE: u32 = u32::MAX;
+
+const HEADER: usize = 4;
+const ENTRY: usize = 3;
+
+/// One row of the batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Entry {
+    /// The lane.
+    pub lane: u32,
+    /// Accepted rows of the lane's previous step, or [`ACCEPTED_ON_DEVICE`].
+    pub accepted: u32,
+    /// Query rows of this step.
+    pub query_rows: u32,
+}
+
+/// The step block: `[step low, step high, rows, 0]`, then three words a row.
+pub mod step {
+    use super::{ENTRY, Entry, HEADER};
+
+    /// Words of a block for `batch` rows.
+    pub const fn words(batch: u32) -> usize {
+        HEADER + ENTRY * batch as usize
+    }
+
+    /// Writes the block of step `number`; `words` has room for all rows.
+    pub fn encode(number: u64, rows: impl ExactSizeIterator<Item = Entry>, words: &mut [u32]) {
+        let header = [number as u32, (number >> 32) as u32, rows.len() as u32, 0];
+        words[..HEADER].copy_from_slice(&header);
+        for (row, entry) in rows.enumerate() {
+            let entry = [entry.lane, entry.accepted, entry.query_rows];
+            words[HEADER + row * ENTRY..][..ENTRY].copy_from_slice(&entry);
+        }
+    }
+
+    /// The step's number and how many rows it has.
+    pub fn header(words: &[u32]) -> (u64, usize) {
+        (u64::from(words[1]) << 32 | u64::from(words[0]), words[2] as usize)
+    }
+
+    /// Row `row` of the block.
+    pub fn entry(words: &[u32], row: usize) -> Entry {
+        let at = HEADER + row * ENTRY;
+        Entry { lane: words[at], accepted: words[at + 1], query_rows: words[at + 2] }
+    }
+}
+
+/// The sticky word: the first error of a step's selections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sticky {
+    /// Batch row.
+    pub row: u32,
+    /// Layer.
+    pub layer: u32,
+    /// What was wrong.
+    pub cause: Cause,
+    /// The position or count that was not to be.
+    pub value: u32,
+}
+
+/// What made a step fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Cause {
+    /// A selected position at or beyond the length that its query row may see.
+    BeyondLength = 1,
+    /// More accepted rows than landed.
+    Accepted = 2,
+    /// The lane's tables do not fit the step: it has no sequence, or the sequence would outgrow its
+    /// declared tokens.
+    Tables = 3,
+}
+
+impl Cause {
+    /// The cause in words.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Cause::BeyondLength => "a selected position is at or beyond the length",
+            Cause::Accepted => "more rows were accepted than had landed",
+            Cause::Tables => "the lane's tables do not fit the step",
+        }
+    }
+}
+
+/// Hits and misses of one layer in one step, all rows of the batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerCount {
+    /// Distinct selected rows that were resident.
+    pub hits: u32,
+    /// Rows fetched.
+    pub misses: u32,
+    /// Of these, rows in scratch slots.
+    pub scratch: u32,
+}
+
+/// A step's report: `[step low, step high, cause or 0, row, layer, value]`, then three words a layer,
+/// then the committed length of each row. Stamped with the step's number, so that a report of an earlier
+/// step in the same slot is not taken for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The step.
+    pub step: u64,
+    /// The first error, if there was one.
+    pub sticky: Option<Sticky>,
+    /// By layer.
+    pub layers: Vec<LayerCount>,
+    /// Committed tokens of each row's sequence, as of this step's commit.
+    pub lengths: Vec<u32>,
+}
+
+const REPORT_HEADER: usize = 6;
+const COUNT: usize = 3;
+
+impl Report {
+    /// A report with room for `layers` and `batch` rows.
+    pub fn with_room(layers: u32, batch: u32) -> Self {
+        Report {
+            step: 0,
+            sticky: None,
+            layers: vec![LayerCount::default(); layers as usize],
+            lengths: Vec::with_capacity(batch as usize),
+        }
+    }
+
+    /// Words of a report.
+    pub const fn words(layers: u32, batch: u32) -> usize {
+        REPORT_HEADER + COUNT * layers as usize + batch as usize
+    }
+
+    /// Writes the report to `words`, which has room for it.
+    pub fn encode(&self, words: &mut [u32]) {
+        let [cause, row, layer, value] = match self.sticky {
+            Some(s) => [s.cause as u32, s.row, s.layer, s.value],
+            None => [0; 4],
+        };
+        let header = [self.step as u32, (self.step >> 32) as u32, cause, row, layer, value];
+        words[..REPORT_HEADER].copy_from_slice(&header);
+        for (at, count) in self.layers.iter().enumerate() {
+            let count = [count.hits, count.misses, count.scratch];
+            words[REPORT_HEADER + at * COUNT..][..COUNT].copy_from_slice(&count);
+        }
+        let lengths = REPORT_HEADER + self.layers.len() * COUNT;
+        words[lengths..lengths + self.lengths.len()].copy_from_slice(&self.lengths);
+    }
+
+    /// Reads the report of step `step` with `rows` rows into `self`.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] when the slot holds another step's report.
+    pub fn decode(&mut self, words: &[u32], step: u64, rows: usize) -> Result<()> {
+        let stamp = u64::from(words[1]) << 32 | u64::from(words[0]);
+        if stamp != step {
+            return Err(Error::new(Kind::Internal, "retire")
+                .at("the report slot holds another step")
+                .with("wanted", step)
+                .with("found", stamp));
+        }
+        self.step = stamp;
+        let cause = match words[2] {
+            0 => None,
+            1 => Some(Cause::BeyondLength),
+            2 => Some(Cause::Accepted),
+            _ => Some(Cause::Tables),
+        };
+        self.sticky = cause.map(|cause| Sticky { row: words[3], layer: words[4], cause, value: words[5] });
+        for (at, count) in self.layers.iter_mut().enumerate() {
+            let at = REPORT_HEADER + at * COUNT;
+            *count = LayerCount { hits: words[at], misses: words[at + 1], scratch: words[at + 2] };
+        }
+        let lengths = REPORT_HEADER + self.layers.len() * COUNT;
+        self.lengths.clear();
+        self.lengths.extend_from_slice(&words[lengths..lengths + rows]);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_reads_back_as_written() {
+        let rows = [
+            Entry { lane: 3, accepted: 1, query_rows: 2 },
+            Entry { lane: 0, accepted: ACCEPTED_ON_DEVICE, query_rows: 1 },
+        ];
+        let mut words = vec![9; step::words(2)];
+        step::encode(1 << 40 | 5, rows.iter().copied(), &mut words);
+        assert_eq!(step::header(&words), (1 << 40 | 5, 2));
+        assert_eq!([step::entry(&words, 0), step::entry(&words, 1)], rows);
+    }
+
+    #[test]
+    fn a_report_reads_back_and_another_steps_report_is_refused() {
+        let report = Report {
+            step: 7,
+            sticky: Some(Sticky { row: 1, layer: 2, cause: Cause::Accepted, value: 99 }),
+            layers: vec![LayerCount { hits: 1, misses: 2, scratch: 1 }; 3],
+            lengths: vec![10, 20],
+        };
+        let mut words = vec![0; Report::words(3, 4)];
+        report.encode(&mut words);
+        let mut read = Report::with_room(3, 4);
+        read.decode(&words, 7, 2).unwrap();
+        assert_eq!(read, report);
+        assert_eq!(read.decode(&words, 8, 2).unwrap_err().kind(), Kind::Internal);
+    }
+}

@@ -1,0 +1,180 @@
+//! Row copies: many short rows at scattered addresses, as fast as the machine's vector units and memory
+//! allow.
+//!
+//! A row is 10 to 20 cache lines at an address that no hardware prefetcher can guess, so the loop asks
+//! for the lines of rows further down the list while it copies. The machine's widest vectors are chosen
+//! once, when the device is made.
+
+use std::arch::x86_64::{
+    __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128, _mm256_loadu_si256,
+    _mm256_storeu_si256, _mm512_loadu_si512, _mm512_mask_storeu_epi32, _mm512_maskz_loadu_epi32,
+    _mm512_storeu_si512,
+};
+
+/// One copy: from, to. Both address `bytes` bytes of the call it is part of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pair {
+    pub(super) from: u64,
+    pub(super) to: u64,
+}
+
+/// How many pairs a call of [`Copier::copy`] takes at most: a list short enough for the stack.
+pub(super) const PAIRS: usize = 128;
+
+/// Rows whose lines are asked for ahead of the copy.
+const AHEAD: usize = 6;
+
+/// The widest vectors of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Copier {
+    Avx512,
+    Avx2,
+    Sse2,
+}
+
+impl Copier {
+    /// Every copier that this machine can run, the widest first.
+    pub(super) fn all() -> Vec<Copier> {
+        let mut all = Vec::new();
+        if is_x86_feature_detected!("avx512f") {
+            all.push(Copier::Avx512);
+        }
+        if is_x86_feature_detected!("avx2") {
+            all.push(Copier::Avx2);
+        }
+        all.push(Copier::Sse2);
+        all
+    }
+
+    /// The widest.
+    pub(super) fn widest() -> Copier {
+        Copier::all().first().copied().unwrap_or(Copier::Sse2)
+    }
+
+    /// Copies `bytes` bytes, a multiple of 4, for every pair.
+    ///
+    /// # Safety
+    /// Each pair addresses `bytes` readable and `bytes` writable bytes that do not overlap, and this
+    /// copier came from [`Copier::all`].
+    pub(super) unsafe fn copy(self, pairs: &[Pair], bytes: usize) {
+        // SAFETY: the caller vouches for the addresses, and `all` has detected the vector units.
+        unsafe {
+            match self {
+                Copier::Avx512 => copy_avx512(pairs, bytes),
+                Copier::Avx2 => copy_avx2(pairs, bytes),
+                Copier::Sse2 => copy_sse2(pairs, bytes),
+            }
+        }
+    }
+}
+
+/// Asks for every line of a row.
+#[inline(always)]
+fn prefetch(pair: Option<&Pair>, bytes: usize) {
+    if let Some(pair) = pair {
+        for at in (0..bytes).step_by(64) {
+            // SAFETY: a prefetch reads nothing and cannot fault, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>((pair.from + at as u64) as *const i8) };
+        }
+    }
+}
+
+/// # Safety
+/// As [`Copier::copy`].
+#[target_feature(enable = "avx512f")]
+unsafe fn copy_avx512(pairs: &[Pair], bytes: usize) {
+    let (whole, tail) = (bytes / 64 * 64, bytes % 64 / 4);
+    let mask = ((1_u32 << tail) - 1) as u16;
+    for (index, pair) in pairs.iter().enumerate() {
+        prefetch(pairs.get(index + AHEAD), bytes);
+        let (from, to) = (pair.from as *const u8, pair.to as *mut u8);
+        // SAFETY: all offsets stay below `bytes`, for which the caller vouches; masked lanes are neither
+        // read nor written.
+        unsafe {
+            for at in (0..whole).step_by(64) {
+                _mm512_storeu_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast()));
+            }
+            if tail > 0 {
+                let rest = _mm512_maskz_loadu_epi32(mask, from.add(whole).cast());
+                _mm512_mask_storeu_epi32(to.add(whole).cast(), mask, rest);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Copier::copy`].
+#[target_feature(enable = "avx2")]
+unsafe fn copy_avx2(pairs: &[Pair], bytes: usize) {
+    let whole = bytes / 32 * 32;
+    for (index, pair) in pairs.iter().enumerate() {
+        prefetch(pairs.get(index + AHEAD), bytes);
+        let (from, to) = (pair.from as *const u8, pair.to as *mut u8);
+        // SAFETY: all offsets stay below `bytes`, for which the caller vouches.
+        unsafe {
+            for at in (0..whole).step_by(32) {
+                let part = _mm256_loadu_si256(from.add(at).cast::<__m256i>());
+                _mm256_storeu_si256(to.add(at).cast::<__m256i>(), part);
+            }
+            copy_tail(from, to, whole, bytes);
+        }
+    }
+}
+
+/// # Safety
+/// As [`Copier::copy`].
+unsafe fn copy_sse2(pairs: &[Pair], bytes: usize) {
+    let whole = bytes / 16 * 16;
+    for (index, pair) in pairs.iter().enumerate() {
+        prefetch(pairs.get(index + AHEAD), bytes);
+        let (from, to) = (pair.from as *const u8, pair.to as *mut u8);
+        // SAFETY: all offsets stay below `bytes`, for which the caller vouches.
+        unsafe {
+            for at in (0..whole).step_by(16) {
+                let part = _mm_loadu_si128(from.add(at).cast::<__m128i>());
+                _mm_storeu_si128(to.add(at).cast::<__m128i>(), part);
+            }
+            copy_tail(from, to, whole, bytes);
+        }
+    }
+}
+
+/// Copies the words from `at` to `bytes`.
+///
+/// # Safety
+/// As [`Copier::copy`], for one pair.
+#[inline(always)]
+unsafe fn copy_tail(from: *const u8, to: *mut u8, at: usize, bytes: usize) {
+    for at in (at..bytes).step_by(4) {
+        // SAFETY: `bytes` is a multiple of 4, so a word at `at` ends at or before it.
+        unsafe { to.add(at).cast::<u32>().write_unaligned(from.add(at).cast::<u32>().read_unaligned()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_copier_copies_every_length_and_nothing_else() {
+        for copier in Copier::all() {
+            for bytes in (4..400).step_by(4).chain([512, 656, 1152]) {
+                let source: Vec<u8> = (0..3 * bytes).map(|i| (i * 7 + 3) as u8).collect();
+                let mut target = vec![0xEE_u8; 3 * (bytes + 8)];
+                let pairs: Vec<Pair> = (0..3)
+                    .map(|i| Pair {
+                        from: source[(2 - i) * bytes..].as_ptr() as u64,
+                        to: target[i * (bytes + 8)..].as_mut_ptr() as u64,
+                    })
+                    .collect();
+                // SAFETY: each pair lies inside its vector, which outlives the call.
+                unsafe { copier.copy(&pairs, bytes) };
+                for i in 0..3 {
+                    let row = &target[i * (bytes + 8)..][..bytes + 8];
+                    assert_eq!(&row[..bytes], &source[(2 - i) * bytes..][..bytes], "{copier:?} {bytes}");
+                    assert_eq!(&row[bytes..], &[0xEE; 8], "{copier:?} {bytes}");
+                }
+            }
+        }
+    }
+}

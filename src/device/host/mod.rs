@@ -1,0 +1,474 @@
+//! The host device: real memory, threads as streams, the rule as it stands in `residency`.
+//!
+//! It is what runs without a GPU, what every other device is compared with, and what the replay uses. It
+//! is complete: ranges map the same memory at several addresses, streams run on threads of their own,
+//! rows are copied by the machine's vector units.
+//!
+//! **Two ways to run.** [`HostOptions::threaded`] gives each stream a thread, so that a missing edge shows
+//! as it would on a GPU. Without it a stream is *inline*: an operation runs in the call that enqueues it,
+//! which is one valid order of the same operations, needs no hand-over between threads, and is what one
+//! owner on one thread wants.
+//!
+//! **What it does not do.** It does not model time (the clock device will), and it keeps no more order
+//! between streams than a GPU does: operations that touch the same bytes without an edge between them are
+//! a defect of the caller's schedule.
+
+mod copy;
+mod pools;
+mod stream;
+mod vector;
+
+use crate::device::{
+    Backing, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice, Stream, Warm,
+    check_device, slice_of,
+};
+use crate::error::{Error, Kind, Result};
+use crate::ids::{Lane, MicroBatch};
+use crate::os::{Map, NoFaults, Piece, Range, Request, page_size};
+use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, thread, unique};
+
+use copy::Copier;
+use pools::{HostPools, PoolOp};
+use stream::{EventState, Queue, SharedEvent};
+
+/// How a host device runs.
+#[derive(Clone, Copy, Debug)]
+pub struct HostOptions {
+    /// A thread for each stream; otherwise streams are inline.
+    pub threaded: bool,
+    /// Operations that a threaded stream's queue holds; enqueueing waits when it is full.
+    pub queue: usize,
+    /// Uses plain Rust where the machine's vector units would serve: for comparison.
+    pub portable: bool,
+    /// Fails the operation of this number (memory, copies and the rule's operations count, from 0), and
+    /// with it the device: for tests of what a failure leaves behind.
+    pub fail_operation: Option<u64>,
+}
+
+impl Default for HostOptions {
+    fn default() -> Self {
+        HostOptions { threaded: false, queue: 4096, portable: false, fail_operation: None }
+    }
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct HostDevice {
+    shared: Arc<Shared>,
+    streams: Mutex<Vec<StreamState>>,
+    threaded: bool,
+    queue: usize,
+}
+
+/// A stream: its queue and thread, or nothing for an inline one.
+#[derive(Debug)]
+struct StreamState {
+    queue: Option<Arc<Queue<Op>>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+/// What streams and the host share.
+#[derive(Debug)]
+struct Shared {
+    tag: u32,
+    memory: Mutex<Memory>,
+    events: Mutex<Vec<SharedEvent>>,
+    pools: Mutex<Vec<Arc<HostPools>>>,
+    /// The kind of the first failure; 0 while the device is sound.
+    failure: AtomicU32,
+    operations: AtomicU64,
+    fail_operation: u64,
+    copier: Copier,
+    portable: bool,
+}
+
+/// Everything that stays mapped while the device lives.
+#[derive(Debug, Default)]
+struct Memory {
+    maps: Vec<Arc<Map>>,
+    backings: Vec<Arc<Map>>,
+    ranges: Vec<Range>,
+}
+
+/// An operation in a stream.
+enum Op {
+    Copy { from: u64, to: u64, bytes: u64 },
+    Call(Arc<dyn Fn() + Send + Sync>),
+    Complete(Completer),
+    Record(SharedEvent, u64),
+    Wait(SharedEvent, u64),
+    Pool(Arc<HostPools>, PoolOp),
+}
+
+impl std::fmt::Debug for Op {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Op::Copy { .. } => "copy",
+            Op::Call(_) => "call",
+            Op::Complete(_) => "complete",
+            Op::Record(..) => "record",
+            Op::Wait(..) => "wait",
+            Op::Pool(..) => "pool operation",
+        })
+    }
+}
+
+fn unknown(what: &'static str, handle: u64) -> Error {
+    Error::new(Kind::OutOfRange, "host device").at(what).with("handle", handle)
+}
+
+impl Shared {
+    /// Remembers the first failure.
+    fn fail(&self, kind: Kind) {
+        let _ = self.failure.compare_exchange(0, kind as u32, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    fn failed(&self) -> Option<Kind> {
+        let code = self.failure.load(Ordering::Acquire);
+        Kind::ALL.iter().copied().find(|k| *k as u32 == code)
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.failed() {
+            None => Ok(()),
+            Some(cause) => Err(Error::new(Kind::DeviceFailed, "host device")
+                .at(cause.describe())
+                .with("kind", cause as u32)),
+        }
+    }
+
+    /// Counts an operation; answers whether it may run.
+    fn admit(&self) -> bool {
+        let number = self.operations.fetch_add(1, Ordering::Relaxed);
+        if number == self.fail_operation {
+            self.fail(Kind::DeviceFailed);
+        }
+        self.failed().is_none()
+    }
+
+    /// Runs one operation. After a failure memory stays as it is, but records, waits and tickets go on.
+    fn run(&self, op: Op) {
+        match op {
+            Op::Record(event, number) => event.reach(number),
+            Op::Wait(event, number) => event.wait(number),
+            Op::Complete(completer) => match self.failed() {
+                None => completer.done(),
+                Some(kind) => completer.fail(kind),
+            },
+            Op::Call(work) => work(),
+            Op::Copy { from, to, bytes } => {
+                if self.admit() {
+                    // SAFETY: both ends are parts of slices of this device, checked when enqueued, whose
+                    // memory lives as long as the device; `copy` may overlap.
+                    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
+                }
+            }
+            Op::Pool(pools, op) => {
+                if self.admit()
+                    && let Err(error) = pools.run(&op)
+                {
+                    self.fail(error.kind());
+                }
+            }
+        }
+    }
+
+    fn event(&self, event: Event) -> Result<SharedEvent> {
+        let events = self.events.lock();
+        let found = usize::try_from(event.0).ok().and_then(|i| events.get(i));
+        found.map(Arc::clone).ok_or_else(|| unknown("event", event.0))
+    }
+}
+
+impl HostDevice {
+    /// A device with no memory taken yet.
+    pub fn new(options: HostOptions) -> Arc<HostDevice> {
+        let shared = Shared {
+            tag: unique(),
+            memory: Mutex::new(Memory::default()),
+            events: Mutex::new(Vec::new()),
+            pools: Mutex::new(Vec::new()),
+            failure: AtomicU32::new(0),
+            operations: AtomicU64::new(0),
+            fail_operation: options.fail_operation.unwrap_or(u64::MAX),
+            copier: Copier::widest(),
+            portable: options.portable,
+        };
+        Arc::new(HostDevice {
+            shared: Arc::new(shared),
+            streams: Mutex::new(Vec::new()),
+            threaded: options.threaded,
+            queue: options.queue,
+        })
+    }
+
+    /// How many operations have been counted: what [`HostOptions::fail_operation`] counts.
+    pub fn operations(&self) -> u64 {
+        self.shared.operations.load(Ordering::Relaxed)
+    }
+
+    /// Reads bytes as the device sees them, as they are now. For tests and for engines on this device.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a slice of another device or of another length than `bytes`.
+    pub fn read(&self, slice: Slice, bytes: &mut [u8]) -> Result<()> {
+        self.check_host(&slice, bytes.len())?;
+        // SAFETY: the slice is this device's, as long as `bytes`, and its memory lives as long as `self`.
+        unsafe { std::ptr::copy(slice.address() as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Writes bytes as the device sees them, now.
+    ///
+    /// # Errors
+    /// As [`HostDevice::read`].
+    pub fn write(&self, slice: Slice, bytes: &[u8]) -> Result<()> {
+        self.check_host(&slice, bytes.len())?;
+        // SAFETY: the slice is this device's, as long as `bytes`, and its memory lives as long as `self`.
+        unsafe { std::ptr::copy(bytes.as_ptr(), slice.address() as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    fn check_host(&self, slice: &Slice, bytes: usize) -> Result<()> {
+        check_device(slice, self.shared.tag)?;
+        if slice.bytes() == bytes as u64 { Ok(()) } else { Err(unknown("slice length", slice.bytes())) }
+    }
+
+    fn enqueue(&self, stream: Stream, op: Op) -> Result<()> {
+        let queue = {
+            let streams = self.streams.lock();
+            let found = usize::try_from(stream.0).ok().and_then(|i| streams.get(i));
+            found.ok_or_else(|| unknown("stream", stream.0))?.queue.as_ref().map(Arc::clone)
+        };
+        match queue {
+            None => self.shared.run(op),
+            Some(queue) => {
+                queue
+                    .push(op)
+                    .map_err(|_| Error::new(Kind::Cancelled, "host device").at("stream is closed"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn pool(&self, pools: Pools) -> Result<Arc<HostPools>> {
+        let all = self.shared.pools.lock();
+        all.get(pools.0 as usize).map(Arc::clone).ok_or_else(|| unknown("pools", u64::from(pools.0)))
+    }
+
+    fn enqueue_pool(&self, pools: Pools, stream: Stream, op: PoolOp) -> Result<()> {
+        let pools = self.pool(pools)?;
+        pools.check(&op, self.shared.tag)?;
+        self.enqueue(stream, Op::Pool(pools, op))
+    }
+
+    fn keep(&self, map: Arc<Map>) -> Slice {
+        let slice = slice_of(self.shared.tag, map.as_ptr() as u64, map.len());
+        self.shared.memory.lock().maps.push(map);
+        slice
+    }
+}
+
+impl Drop for HostDevice {
+    fn drop(&mut self) {
+        let mut streams = self.streams.lock();
+        // Every queue is closed before any thread is joined: what is queued still runs, so that a wait in
+        // one stream finds its record in another.
+        for queue in streams.iter().filter_map(|s| s.queue.as_ref()) {
+            queue.close();
+        }
+        for stream in streams.drain(..) {
+            if let Some(thread) = stream.thread {
+                // A stream whose work panicked has already failed the device; nothing is left to do.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Device for HostDevice {
+    fn allocate(&self, bytes: u64) -> Result<Slice> {
+        let request = Request { bytes, huge: true, populate: false, lock: false, node: None, shared: false };
+        let (map, _) = Map::new(&request, &NoFaults)?;
+        self.keep(Arc::new(map)).part(0, bytes)
+    }
+
+    fn register(&self, map: &Arc<Map>) -> Result<Slice> {
+        Ok(self.keep(Arc::clone(map)))
+    }
+
+    unsafe fn import(&self, address: u64, bytes: u64) -> Slice {
+        slice_of(self.shared.tag, address, bytes)
+    }
+
+    fn granularity(&self) -> u64 {
+        page_size()
+    }
+
+    fn backing(&self, bytes: u64) -> Result<Backing> {
+        let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared: true };
+        let (map, _) = Map::new(&request, &NoFaults)?;
+        let mut memory = self.shared.memory.lock();
+        memory.backings.push(Arc::new(map));
+        Ok(Backing(memory.backings.len() as u32 - 1))
+    }
+
+    fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
+        let mut memory = self.shared.memory.lock();
+        let mut parts = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            let map = memory.backings.get(piece.backing.0 as usize);
+            let map = map.ok_or_else(|| unknown("backing", u64::from(piece.backing.0)))?;
+            parts.push(Piece { map, offset: piece.offset, bytes: piece.bytes });
+        }
+        let range = Range::new(&parts, &NoFaults)?;
+        let slice = slice_of(self.shared.tag, range.as_ptr() as u64, range.len());
+        memory.ranges.push(range);
+        Ok(slice)
+    }
+
+    fn stream(&self) -> Result<Stream> {
+        let mut streams = self.streams.lock();
+        let number = Stream(streams.len() as u64);
+        let (mut queue, mut thread) = (None, None);
+        if self.threaded {
+            let ops = Arc::new(Queue::new(self.queue));
+            let (shared, taken) = (Arc::clone(&self.shared), Arc::clone(&ops));
+            let spawned = thread::Builder::new().name(format!("forebay-{}", number.0)).spawn(move || {
+                while let Some(op) = taken.pop() {
+                    // A panic in an engine's callback must not leave others waiting for this stream.
+                    let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shared.run(op)));
+                    if ran.is_err() {
+                        shared.fail(Kind::Internal);
+                    }
+                }
+            });
+            let spawned = spawned.map_err(|e| {
+                Error::new(Kind::OsRefused, "host device").at(format!("a stream's thread: {e}"))
+            })?;
+            (queue, thread) = (Some(ops), Some(spawned));
+        }
+        streams.push(StreamState { queue, thread });
+        Ok(number)
+    }
+
+    fn event(&self) -> Result<Event> {
+        let mut events = self.shared.events.lock();
+        events.push(Arc::new(EventState::new()));
+        Ok(Event(events.len() as u64 - 1))
+    }
+
+    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        let event = self.shared.event(event)?;
+        let number = event.record();
+        self.enqueue(stream, Op::Record(event, number))
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        let event = self.shared.event(event)?;
+        let number = event.recorded();
+        self.enqueue(stream, Op::Wait(event, number))
+    }
+
+    fn query(&self, event: Event) -> Result<bool> {
+        let complete = self.shared.event(event)?.is_complete();
+        self.shared.check()?;
+        Ok(complete)
+    }
+
+    fn synchronize(&self, event: Event) -> Result<()> {
+        let event = self.shared.event(event)?;
+        event.wait(event.recorded());
+        self.shared.check()
+    }
+
+    fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()> {
+        check_device(&from, self.shared.tag)?;
+        check_device(&to, self.shared.tag)?;
+        if from.bytes() != to.bytes() {
+            return Err(unknown("copy of another length", to.bytes()));
+        }
+        let op = Op::Copy { from: from.address(), to: to.address(), bytes: from.bytes() };
+        self.enqueue(stream, op)
+    }
+
+    fn call(&self, stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()> {
+        self.enqueue(stream, Op::Call(work))
+    }
+
+    fn complete(&self, stream: Stream, completer: Completer) -> Result<()> {
+        self.enqueue(stream, Op::Complete(completer))
+    }
+
+    fn attach(&self, plan: Plan) -> Result<Pools> {
+        for slice in plan.slabs.iter().chain(&plan.rows) {
+            check_device(slice, self.shared.tag)?;
+        }
+        let pools = HostPools::new(plan, self.shared.copier, self.shared.portable)?;
+        let mut all = self.shared.pools.lock();
+        all.push(Arc::new(pools));
+        Ok(Pools(all.len() as u32 - 1))
+    }
+
+    fn join(&self, pools: Pools, stream: Stream, join: Join<'_>) -> Result<()> {
+        self.pool(pools)?.stage_join(&join)?;
+        self.enqueue_pool(pools, stream, PoolOp::Join(join.lane))
+    }
+
+    fn truncate(&self, pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()> {
+        self.pool(pools)?.stage_pages(cut.lane, cut.pages)?;
+        let op = PoolOp::Truncate { lane: cut.lane, settle: cut.settle, length: cut.length };
+        self.enqueue_pool(pools, stream, op)
+    }
+
+    fn leave(&self, pools: Pools, stream: Stream, lane: Lane) -> Result<()> {
+        self.enqueue_pool(pools, stream, PoolOp::Leave(lane))
+    }
+
+    fn warm(&self, pools: Pools, stream: Stream, warm: Warm) -> Result<()> {
+        self.enqueue_pool(pools, stream, PoolOp::Warm(warm))
+    }
+
+    fn raise(&self, pools: Pools, stream: Stream, raise: Raise) -> Result<()> {
+        self.enqueue_pool(pools, stream, PoolOp::Raise(raise))
+    }
+
+    fn load(&self, pools: Pools, stream: Stream, micro: MicroBatch, block: Slice) -> Result<()> {
+        self.enqueue_pool(pools, stream, PoolOp::Load { micro, block })
+    }
+
+    fn commit(&self, pools: Pools, stream: Stream, micro: MicroBatch, accepted: Option<Slice>) -> Result<()> {
+        self.enqueue_pool(pools, stream, PoolOp::Commit { micro, accepted })
+    }
+
+    fn resolve(
+        &self,
+        pools: Pools,
+        stream: Stream,
+        part: Part,
+        selection: Slice,
+        slots: Slice,
+    ) -> Result<()> {
+        self.enqueue_pool(pools, stream, PoolOp::Resolve { part, selection, slots })
+    }
+
+    fn gather(&self, pools: Pools, stream: Stream, part: Part) -> Result<()> {
+        self.enqueue_pool(pools, stream, PoolOp::Gather(part))
+    }
+
+    fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()> {
+        self.enqueue_pool(pools, stream, PoolOp::Scatter(part))
+    }
+
+    fn report(&self, pools: Pools, stream: Stream, micro: MicroBatch, slot: Slice) -> Result<()> {
+        self.enqueue_pool(pools, stream, PoolOp::Report { micro, slot })
+    }
+
+    fn digest(&self, pools: Pools, lane: Lane) -> Result<u64> {
+        self.pool(pools)?.digest(lane)
+    }
+
+    fn validate(&self, pools: Pools) -> Result<()> {
+        self.pool(pools)?.validate()
+    }
+}

@@ -1,0 +1,588 @@
+//! The operations of a step on host memory: the rule from `residency`, the bytes by `copy`.
+//!
+//! What the tables decide is under locks, layer by layer. What moves is not: row copies run with only the
+//! batch row's list and the lane's page table locked, so that one half's gather runs beside the other
+//! half's resolve.
+
+use crate::device::block::{self, ACCEPTED_ON_DEVICE, Cause, Entry, LayerCount, Report, Sticky};
+use crate::device::host::copy::{Copier, PAIRS, Pair};
+use crate::device::host::vector::Avx512;
+use crate::device::{Join, Part, Plan, Raise, Slice, Warm, check_device};
+use crate::error::{Error, Kind, Result};
+use crate::geometry::{Geometry, SLOT_BLOCK};
+use crate::ids::{Lane, MicroBatch};
+use crate::residency::{Fetch, LayerTables, Portable, Rows, Scan, Selected, Workspace};
+use crate::sync::Mutex;
+
+/// An operation on the pools.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PoolOp {
+    Join(Lane),
+    Truncate { lane: Lane, settle: u32, length: u32 },
+    Leave(Lane),
+    Warm(Warm),
+    Raise(Raise),
+    Load { micro: MicroBatch, block: Slice },
+    Commit { micro: MicroBatch, accepted: Option<Slice> },
+    Resolve { part: Part, selection: Slice, slots: Slice },
+    Gather(Part),
+    Scatter(Part),
+    Report { micro: MicroBatch, slot: Slice },
+}
+
+/// The tables and lists of one cache.
+#[derive(Debug)]
+pub(super) struct HostPools {
+    plan: Plan,
+    layers: Vec<Mutex<LayerTables>>,
+    lanes: Vec<LaneState>,
+    micro: Vec<MicroState>,
+    room: Mutex<Room>,
+    copier: Copier,
+    avx512: Option<Avx512>,
+}
+
+/// A lane's page table, and what the host has staged for the operation that will take it over. The host
+/// leaves the staged data alone until that operation has run.
+#[derive(Debug)]
+struct LaneState {
+    pages: Mutex<Vec<u32>>,
+    staged: Mutex<Staged>,
+}
+
+#[derive(Debug)]
+struct Staged {
+    pages: Vec<u32>,
+    /// Per layer the slot blocks.
+    blocks: Vec<Vec<u32>>,
+    budgets: Vec<u32>,
+    length: u32,
+}
+
+/// What a micro-batch's operations share.
+#[derive(Debug)]
+struct MicroState {
+    record: Mutex<Record>,
+    /// What the last resolve of each batch row missed.
+    lists: Vec<Mutex<List>>,
+}
+
+#[derive(Debug)]
+struct Record {
+    /// The step block on the device.
+    block: Vec<u32>,
+    report: Report,
+    work: Workspace,
+}
+
+#[derive(Debug)]
+struct List {
+    fetches: Vec<Fetch>,
+    count: usize,
+}
+
+/// Room to work in for warm-ups, which run outside any micro-batch.
+#[derive(Debug)]
+struct Room {
+    work: Workspace,
+    slots: Vec<i32>,
+    fetches: Vec<Fetch>,
+}
+
+fn bad(place: &'static str, value: impl Into<u64>) -> Error {
+    Error::new(Kind::OutOfRange, "host device").at(place).with("value", value)
+}
+
+/// Rows to copy, a stack's worth at a time.
+struct Copies<'a> {
+    geometry: &'a Geometry,
+    copier: Copier,
+    pairs: [[Pair; PAIRS]; 2],
+    count: usize,
+}
+
+impl<'a> Copies<'a> {
+    fn new(geometry: &'a Geometry, copier: Copier) -> Self {
+        Copies { geometry, copier, pairs: [[Pair { from: 0, to: 0 }; PAIRS]; 2], count: 0 }
+    }
+
+    /// Adds one row's runs.
+    fn add(&mut self, runs: [Pair; 2]) {
+        self.pairs[0][self.count] = runs[0];
+        self.pairs[1][self.count] = runs[1];
+        self.count += 1;
+        if self.count == PAIRS {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        let runs = self.geometry.shape().runs;
+        for (pairs, bytes) in self.pairs.iter().zip(runs) {
+            if bytes > 0 {
+                // SAFETY: every pair was made by `HostPools` from a slot inside its layer's slab and a row
+                // inside its layer's rows, both checked against their slices; run lengths are the
+                // geometry's, multiples of 4.
+                unsafe { self.copier.copy(&pairs[..self.count], bytes as usize) };
+            }
+        }
+        self.count = 0;
+    }
+}
+
+impl HostPools {
+    pub(super) fn new(plan: Plan, copier: Copier, portable: bool) -> Result<Self> {
+        let g = &plan.geometry;
+        let layers = g.layers() as usize;
+        if plan.tables.len() != layers || plan.slabs.len() != layers || plan.rows.len() != layers {
+            return Err(Error::new(Kind::InvalidConfig, "attach").at("layers of the plan"));
+        }
+        let Some(shape) = plan.tables.first().copied() else { return Err(bad("layers", 0_u32)) };
+        for (tables, slab) in plan.tables.iter().zip(&plan.slabs) {
+            let blocks = u64::from(tables.budget_base / SLOT_BLOCK + tables.budget_blocks);
+            let fits = blocks * u64::from(g.block_bytes()) <= slab.bytes();
+            let same = (tables.lanes, tables.tokens, tables.query_rows)
+                == (shape.lanes, shape.tokens, shape.query_rows);
+            if !fits || !same {
+                return Err(Error::new(Kind::InvalidConfig, "attach").at("a layer's slab or tables"));
+            }
+        }
+        let selected = shape.query_rows.saturating_mul(g.shape().top_k);
+        let most = plan.tables.iter().map(|t| t.budget_blocks * SLOT_BLOCK).max().unwrap_or(0);
+        let slots = most.min(shape.tokens.next_multiple_of(SLOT_BLOCK));
+        let work = || Workspace::new(shape.tokens, selected, slots);
+        let nothing = Fetch { position: 0, slot: 0 };
+        let list = || Mutex::new(List { fetches: vec![nothing; selected as usize], count: 0 });
+        let micro = || MicroState {
+            record: Mutex::new(Record {
+                block: vec![0; block::step::words(plan.batch)],
+                report: Report::with_room(g.layers(), plan.batch),
+                work: work(),
+            }),
+            lists: (0..plan.batch).map(|_| list()).collect(),
+        };
+        let lane = || LaneState {
+            pages: Mutex::new(Vec::with_capacity(plan.lane_pages as usize)),
+            staged: Mutex::new(Staged {
+                pages: Vec::with_capacity(plan.lane_pages as usize),
+                blocks: vec![Vec::new(); layers],
+                budgets: vec![0; layers],
+                length: 0,
+            }),
+        };
+        let k = g.shape().top_k as usize;
+        Ok(HostPools {
+            layers: plan
+                .tables
+                .iter()
+                .map(|t| LayerTables::new(*t).map(Mutex::new))
+                .collect::<Result<_>>()?,
+            lanes: (0..shape.lanes).map(|_| lane()).collect(),
+            micro: (0..plan.micro_batches).map(|_| micro()).collect(),
+            room: Mutex::new(Room { work: work(), slots: vec![0; k], fetches: vec![nothing; k] }),
+            plan,
+            copier,
+            avx512: if portable { None } else { Avx512::detect() },
+        })
+    }
+
+    /// What can be known when an operation is enqueued: its slices and numbers.
+    pub(super) fn check(&self, op: &PoolOp, tag: u32) -> Result<()> {
+        let g = &self.plan.geometry;
+        let words = |slice: &Slice, count: u64| {
+            check_device(slice, tag)?;
+            match slice.bytes() == 4 * count && slice.address().is_multiple_of(4) {
+                true => Ok(()),
+                false => Err(bad("bytes of a slice", slice.bytes()).with("wanted", 4 * count)),
+            }
+        };
+        let k = u64::from(g.shape().top_k);
+        match op {
+            PoolOp::Join(lane) | PoolOp::Leave(lane) | PoolOp::Truncate { lane, .. } => {
+                self.lane(*lane).map(|_| ())
+            }
+            PoolOp::Raise(raise) => self.lane(raise.lane).map(|_| ()),
+            PoolOp::Warm(warm) => {
+                self.lane(warm.lane)?;
+                let steps = u64::from(warm.steps) * u64::from(g.layers());
+                warm.selections.map_or(Ok(()), |s| words(&s, steps * k))
+            }
+            PoolOp::Load { micro, block } => {
+                self.micro(*micro)?;
+                words(block, block::step::words(self.plan.batch) as u64)
+            }
+            PoolOp::Commit { micro, accepted } => {
+                self.micro(*micro)?;
+                accepted.map_or(Ok(()), |s| words(&s, u64::from(self.plan.batch)))
+            }
+            PoolOp::Report { micro, slot } => {
+                self.micro(*micro)?;
+                words(slot, Report::words(g.layers(), self.plan.batch) as u64)
+            }
+            PoolOp::Resolve { part, selection, slots } => {
+                self.check_part(part)?;
+                let count = u64::from(part.count) * u64::from(part.rows.count) * k;
+                words(selection, count).and_then(|()| words(slots, count))
+            }
+            PoolOp::Gather(part) | PoolOp::Scatter(part) => self.check_part(part),
+        }
+    }
+
+    fn check_part(&self, part: &Part) -> Result<()> {
+        self.micro(part.micro_batch)?;
+        if part.layer.index() >= self.layers.len() {
+            return Err(bad("layer", part.layer.0));
+        }
+        let end = u64::from(part.first) + u64::from(part.count);
+        if end > u64::from(self.plan.batch) {
+            return Err(bad("batch rows", end));
+        }
+        let rows = u64::from(part.rows.first) + u64::from(part.rows.count);
+        let most = self.plan.tables.first().map_or(0, |t| t.query_rows);
+        if rows > u64::from(most) { Err(bad("query rows", rows)) } else { Ok(()) }
+    }
+
+    fn lane(&self, lane: Lane) -> Result<&LaneState> {
+        self.lanes.get(lane.index()).ok_or_else(|| bad("lane", lane.0))
+    }
+
+    fn micro(&self, micro: MicroBatch) -> Result<&MicroState> {
+        self.micro.get(micro.index()).ok_or_else(|| bad("micro-batch", micro.0))
+    }
+
+    /// Keeps what a join will need until it runs.
+    pub(super) fn stage_join(&self, join: &Join<'_>) -> Result<()> {
+        if join.blocks.len() != self.layers.len() || join.budgets.len() != self.layers.len() {
+            return Err(bad("layers of a join", join.blocks.len() as u64));
+        }
+        self.stage_pages(join.lane, join.pages)?;
+        let mut staged = self.lane(join.lane)?.staged.lock();
+        for (kept, blocks) in staged.blocks.iter_mut().zip(join.blocks) {
+            kept.clear();
+            kept.extend_from_slice(blocks);
+        }
+        staged.budgets.copy_from_slice(join.budgets);
+        staged.length = join.length;
+        Ok(())
+    }
+
+    /// Keeps a page table until the operation that takes it over runs.
+    pub(super) fn stage_pages(&self, lane: Lane, pages: &[u32]) -> Result<()> {
+        let rows = self.plan.rows.first().map_or(0, Slice::bytes);
+        let most = rows / self.plan.geometry.host_page_bytes();
+        if let Some(page) = pages.iter().find(|p| u64::from(**p) >= most) {
+            return Err(bad("host page", *page));
+        }
+        if pages.len() > self.plan.lane_pages as usize {
+            return Err(bad("pages of a lane", pages.len() as u64));
+        }
+        let mut staged = self.lane(lane)?.staged.lock();
+        staged.pages.clear();
+        staged.pages.extend_from_slice(pages);
+        Ok(())
+    }
+
+    /// Runs one operation in its stream's order.
+    pub(super) fn run(&self, op: &PoolOp) -> Result<()> {
+        match self.avx512 {
+            Some(scan) => self.run_with(&scan, op),
+            None => self.run_with(&Portable, op),
+        }
+    }
+
+    fn run_with<S: Scan>(&self, scan: &S, op: &PoolOp) -> Result<()> {
+        match *op {
+            PoolOp::Join(lane) => self.join(lane),
+            PoolOp::Truncate { lane, settle, length } => self.truncate(scan, lane, settle, length),
+            PoolOp::Leave(lane) => {
+                self.layers.iter().for_each(|layer| layer.lock().leave(lane.0));
+                Ok(())
+            }
+            PoolOp::Warm(warm) => self.warm(scan, &warm),
+            PoolOp::Raise(raise) => self.raise(&raise),
+            PoolOp::Load { micro, block } => self.load(micro, block),
+            PoolOp::Commit { micro, accepted } => self.commit(scan, micro, accepted),
+            PoolOp::Resolve { part, selection, slots } => self.resolve(scan, &part, selection, slots),
+            PoolOp::Gather(part) => self.gather(&part),
+            PoolOp::Scatter(part) => self.scatter(&part),
+            PoolOp::Report { micro, slot } => self.report(micro, slot),
+        }
+    }
+
+    /// The words of a slice, to read.
+    ///
+    /// The caller's edges order whoever writes them; nobody writes while this operation runs.
+    fn read<T: Word>(&self, slice: Slice) -> &[T] {
+        let count = (slice.bytes() / 4) as usize;
+        // SAFETY: the slice is this device's and aligned, checked when enqueued; any four bytes are a `T`;
+        // its memory lives as long as the device, and edges keep writers away while the operation runs.
+        unsafe { std::slice::from_raw_parts(slice.address() as *const T, count) }
+    }
+
+    /// The words of a slice, to write.
+    #[expect(clippy::mut_from_ref, reason = "the words are not part of self but of device memory")]
+    fn write<T: Word>(&self, slice: Slice) -> &mut [T] {
+        let count = (slice.bytes() / 4) as usize;
+        // SAFETY: as `read`; edges keep readers and other writers away while the operation runs.
+        unsafe { std::slice::from_raw_parts_mut(slice.address() as *mut T, count) }
+    }
+
+    fn take_pages(&self, lane: &LaneState) {
+        let mut pages = lane.pages.lock();
+        pages.clear();
+        pages.extend_from_slice(&lane.staged.lock().pages);
+    }
+
+    fn join(&self, lane: Lane) -> Result<()> {
+        let state = self.lane(lane)?;
+        self.take_pages(state);
+        for (index, layer) in self.layers.iter().enumerate() {
+            let mut tables = layer.lock();
+            let staged = state.staged.lock();
+            tables.join(lane.0, &staged.blocks[index], staged.budgets[index], staged.length)?;
+        }
+        Ok(())
+    }
+
+    fn truncate<S: Scan>(&self, scan: &S, lane: Lane, settle: u32, length: u32) -> Result<()> {
+        let mut room = self.room.lock();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let mut tables = layer.lock();
+            self.accept(scan, index, &mut tables, &mut room.work, (lane.0, settle, 0))?;
+            tables.truncate(lane.0, length)?;
+        }
+        self.take_pages(self.lane(lane)?);
+        Ok(())
+    }
+
+    fn warm<S: Scan>(&self, scan: &S, warm: &Warm) -> Result<()> {
+        let mut room = self.room.lock();
+        let Room { work, slots, fetches } = &mut *room;
+        let selections: &[i32] = warm.selections.map_or(&[], |s| self.read(s));
+        let per_layer = warm.steps as usize * slots.len();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let mut tables = layer.lock();
+            if warm.whole {
+                tables.bring_up(warm.lane.0);
+            }
+            let steps = selections.get(index * per_layer..(index + 1) * per_layer).unwrap_or(&[]);
+            for selection in steps.chunks_exact(slots.len().max(1)) {
+                let selected = Selected { selection, slots, fetches };
+                // A warm-up is a hint: a position beyond the length warms nothing.
+                tables.warm(scan, warm.lane.0, selected, work)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn raise(&self, raise: &Raise) -> Result<()> {
+        let lane = self.lane(raise.lane)?;
+        let (mut first, mut left) = (raise.first, raise.count);
+        for (index, layer) in self.layers.iter().enumerate() {
+            let tables = layer.lock();
+            let budget = tables.head(raise.lane.0).map_or(0, |h| u64::from(h.budget));
+            let here = left.min(budget.saturating_sub(first));
+            if here > 0 {
+                let mut copies = Copies::new(&self.plan.geometry, self.copier);
+                let pages = lane.pages.lock();
+                for fetch in tables.residents(raise.lane.0, first as u32, here as u32) {
+                    copies.add(self.pairs(index, &pages, fetch, false)?);
+                }
+                copies.flush();
+            }
+            left -= here;
+            first = first.saturating_sub(budget);
+        }
+        Ok(())
+    }
+
+    fn load(&self, micro: MicroBatch, block: Slice) -> Result<()> {
+        let mut record = self.micro(micro)?.record.lock();
+        record.block.copy_from_slice(self.read(block));
+        let (step, rows) = block::step::header(&record.block);
+        if rows > self.plan.batch as usize {
+            return Err(bad("rows of a step block", rows as u64));
+        }
+        record.report.step = step;
+        record.report.sticky = None;
+        record.report.lengths.clear();
+        record.report.layers.fill(LayerCount::default());
+        Ok(())
+    }
+
+    /// Accepts landed rows in one layer and copies those that have a slot.
+    fn accept<S: Scan>(
+        &self,
+        scan: &S,
+        layer: usize,
+        tables: &mut LayerTables,
+        work: &mut Workspace,
+        (lane, accepted, next): (u32, u32, u32),
+    ) -> Result<()> {
+        let (g, slab) = (&self.plan.geometry, self.plan.slabs[layer].address());
+        let mut copies = Copies::new(g, self.copier);
+        tables.commit(scan, lane, accepted, next, work, |moved| {
+            let (from, to) = (g.pieces(moved.landing), g.pieces(moved.slot));
+            copies.add([0, 1].map(|run| Pair { from: slab + from[run].slab, to: slab + to[run].slab }));
+        })?;
+        copies.flush();
+        Ok(())
+    }
+
+    fn commit<S: Scan>(&self, scan: &S, micro: MicroBatch, accepted: Option<Slice>) -> Result<()> {
+        let mut record = self.micro(micro)?.record.lock();
+        let Record { block, report, work } = &mut *record;
+        let counts: &[u32] = accepted.map_or(&[], |s| self.read(s));
+        let (_, rows) = block::step::header(block);
+        for (index, layer) in self.layers.iter().enumerate() {
+            let mut tables = layer.lock();
+            for row in 0..rows {
+                let Entry { lane, accepted, query_rows } = block::step::entry(block, row);
+                let accepted = match accepted {
+                    ACCEPTED_ON_DEVICE => counts.get(row).copied().unwrap_or(u32::MAX),
+                    count => count,
+                };
+                let landed = tables.head(lane).map_or(0, |h| h.landed);
+                // A count that cannot be is not believed: the step fails, the tables stay sound.
+                let (cause, believed) = match accepted <= landed {
+                    true => (Cause::Tables, accepted),
+                    false => (Cause::Accepted, 0),
+                };
+                let done = self.accept(scan, index, &mut tables, work, (lane, believed, query_rows));
+                if (done.is_err() || believed != accepted) && report.sticky.is_none() {
+                    let (row, layer) = (row as u32, index as u32);
+                    report.sticky = Some(Sticky { row, layer, cause, value: accepted });
+                }
+                if index == 0 {
+                    report.lengths.push(tables.head(lane).map_or(0, |h| h.length));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn resolve<S: Scan>(&self, scan: &S, part: &Part, selection: Slice, slots: Slice) -> Result<()> {
+        let state = self.micro(part.micro_batch)?;
+        let k = self.plan.geometry.shape().top_k as usize;
+        let (selection, slots) = (self.read::<i32>(selection), self.write::<i32>(slots));
+        let per_row = part.rows.count as usize * k;
+        let mut record = state.record.lock();
+        let Record { block, report, work } = &mut *record;
+        let (_, real) = block::step::header(block);
+        let layer = part.layer.index();
+        let mut tables = self.layers[layer].lock();
+        for (index, row) in (part.first as usize..(part.first + part.count) as usize).enumerate() {
+            let slots = &mut slots[index * per_row..(index + 1) * per_row];
+            let mut list = state.lists[row].lock();
+            list.count = 0;
+            if row >= real {
+                slots.fill(-1);
+                continue;
+            }
+            let entry = block::step::entry(block, row);
+            // A sequence may have fewer query rows than the step is wide: the others are inert.
+            let count = entry.query_rows.saturating_sub(part.rows.first).min(part.rows.count);
+            let (slots, inert) = slots.split_at_mut(count as usize * k);
+            inert.fill(-1);
+            if count == 0 {
+                continue;
+            }
+            let selection = &selection[index * per_row..][..slots.len()];
+            let rows = Rows { first: part.rows.first, count };
+            let selected = Selected { selection, slots: &mut *slots, fetches: &mut list.fetches };
+            let sticky = |cause, value| Sticky { row: row as u32, layer: layer as u32, cause, value };
+            match tables.resolve(scan, entry.lane, rows, selected, work) {
+                Ok(done) => {
+                    list.count = done.counts.misses as usize;
+                    let counts = &mut report.layers[layer];
+                    counts.hits += done.counts.hits;
+                    counts.misses += done.counts.misses;
+                    counts.scratch += done.counts.scratch;
+                    let beyond = done.beyond.map(|b| sticky(Cause::BeyondLength, b.position));
+                    report.sticky = report.sticky.or(beyond);
+                }
+                Err(_) => {
+                    slots.fill(-1);
+                    report.sticky = report.sticky.or(Some(sticky(Cause::Tables, entry.lane)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// From where to where a row's runs go: up to its slot, or `down` from it.
+    fn pairs(&self, layer: usize, pages: &[u32], fetch: Fetch, down: bool) -> Result<[Pair; 2]> {
+        let g = &self.plan.geometry;
+        let page = pages.get((fetch.position / g.page_tokens()) as usize);
+        let page = *page.ok_or_else(|| bad("position beyond the page table", fetch.position))?;
+        let offset = g.host_offset(page, fetch.position % g.page_tokens());
+        // Pages were checked against the total pool when staged, slots against the slab when attached.
+        let (host, slab) = (self.plan.rows[layer].address() + offset, self.plan.slabs[layer].address());
+        Ok(g.pieces(fetch.slot).map(|piece| {
+            let (host, slot) = (host + u64::from(piece.row), slab + piece.slab);
+            if down { Pair { from: slot, to: host } } else { Pair { from: host, to: slot } }
+        }))
+    }
+
+    /// The lane and query rows of a batch row, or nothing for an inert one.
+    fn entry(&self, state: &MicroState, row: usize) -> Option<Entry> {
+        let record = state.record.lock();
+        (row < block::step::header(&record.block).1).then(|| block::step::entry(&record.block, row))
+    }
+
+    fn gather(&self, part: &Part) -> Result<()> {
+        let state = self.micro(part.micro_batch)?;
+        for row in part.first as usize..(part.first + part.count) as usize {
+            let Some(entry) = self.entry(state, row) else { break };
+            let list = state.lists[row].lock();
+            let pages = self.lane(Lane(entry.lane))?.pages.lock();
+            let mut copies = Copies::new(&self.plan.geometry, self.copier);
+            for fetch in &list.fetches[..list.count] {
+                copies.add(self.pairs(part.layer.index(), &pages, *fetch, false)?);
+            }
+            copies.flush();
+        }
+        Ok(())
+    }
+
+    fn scatter(&self, part: &Part) -> Result<()> {
+        let state = self.micro(part.micro_batch)?;
+        let layer = part.layer.index();
+        let mut copies = Copies::new(&self.plan.geometry, self.copier);
+        for row in part.first as usize..(part.first + part.count) as usize {
+            let Some(entry) = self.entry(state, row) else { break };
+            let tables = self.layers[layer].lock();
+            let pages = self.lane(Lane(entry.lane))?.pages.lock();
+            for query in part.rows.first..part.rows.first + part.rows.count {
+                if let Some(landing) = tables.landing(entry.lane, query) {
+                    copies.add(self.pairs(layer, &pages, landing, true)?);
+                }
+            }
+        }
+        copies.flush();
+        Ok(())
+    }
+
+    fn report(&self, micro: MicroBatch, slot: Slice) -> Result<()> {
+        let record = self.micro(micro)?.record.lock();
+        record.report.encode(self.write(slot));
+        Ok(())
+    }
+
+    pub(super) fn digest(&self, lane: Lane) -> Result<u64> {
+        self.lane(lane)?;
+        let digests = self.layers.iter().map(|layer| layer.lock().digest(lane.0));
+        Ok(digests
+            .enumerate()
+            .fold(0, |sum: u64, (layer, digest)| sum.wrapping_add(digest.wrapping_mul(2 * layer as u64 + 1))))
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        self.layers.iter().try_for_each(|layer| layer.lock().validate())
+    }
+}
+
+/// The words that slices are read as: any four bytes are one.
+trait Word: Copy {}
+impl Word for u32 {}
+impl Word for i32 {}

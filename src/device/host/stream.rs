@@ -1,0 +1,127 @@
+//! Streams and events of the host device: a thread a stream, or none at all.
+//!
+//! A threaded stream is a queue of operations that its thread runs in order. The queue is taken at
+//! construction; when it is full, enqueueing waits for room, as a driver's launch queue does. An inline
+//! stream runs each operation in the call that enqueues it: the same order, no threads, and the fastest
+//! way to use the device from one thread (the replay does).
+//!
+//! An event is two counts: how often it was recorded and the highest record reached. A wait is for the
+//! last record enqueued before it, so that an event can be used again while somebody still waits for an
+//! older record of it.
+
+use std::collections::VecDeque;
+
+use crate::sync::{Arc, Condvar, Mutex};
+
+/// An event's counts.
+#[derive(Debug)]
+pub(crate) struct EventState {
+    counts: Mutex<EventCounts>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct EventCounts {
+    recorded: u64,
+    reached: u64,
+}
+
+impl EventState {
+    pub(crate) fn new() -> Self {
+        EventState { counts: Mutex::new(EventCounts::default()), changed: Condvar::new() }
+    }
+
+    /// Counts a record that is about to be enqueued; answers its number.
+    pub(crate) fn record(&self) -> u64 {
+        let mut counts = self.counts.lock();
+        counts.recorded += 1;
+        counts.recorded
+    }
+
+    /// The number of the last record.
+    pub(crate) fn recorded(&self) -> u64 {
+        self.counts.lock().recorded
+    }
+
+    /// The stream has reached record `number`.
+    pub(crate) fn reach(&self, number: u64) {
+        let mut counts = self.counts.lock();
+        counts.reached = counts.reached.max(number);
+        self.changed.notify_all();
+    }
+
+    /// Whether the last record has been reached.
+    pub(crate) fn is_complete(&self) -> bool {
+        let counts = self.counts.lock();
+        counts.reached >= counts.recorded
+    }
+
+    /// Blocks until record `number` has been reached.
+    pub(crate) fn wait(&self, number: u64) {
+        let mut counts = self.counts.lock();
+        while counts.reached < number {
+            counts = self.changed.wait(counts);
+        }
+    }
+}
+
+/// A bounded queue between the host and a stream's thread.
+#[derive(Debug)]
+pub(crate) struct Queue<T> {
+    state: Mutex<QueueState<T>>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct QueueState<T> {
+    waiting: VecDeque<T>,
+    room: usize,
+    closed: bool,
+}
+
+impl<T> Queue<T> {
+    /// A queue with `room` places, all of them allocated now.
+    pub(crate) fn new(room: usize) -> Self {
+        let room = room.max(1);
+        let state = QueueState { waiting: VecDeque::with_capacity(room), room, closed: false };
+        Queue { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Appends `item`, waiting for room; gives it back when the queue is closed.
+    pub(crate) fn push(&self, item: T) -> Result<(), T> {
+        let mut state = self.state.lock();
+        while state.waiting.len() >= state.room && !state.closed {
+            state = self.changed.wait(state);
+        }
+        if state.closed {
+            return Err(item);
+        }
+        state.waiting.push_back(item);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// The oldest item, waiting for one; nothing once the queue is closed and empty.
+    pub(crate) fn pop(&self) -> Option<T> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(item) = state.waiting.pop_front() {
+                self.changed.notify_all();
+                return Some(item);
+            }
+            if state.closed {
+                return None;
+            }
+            state = self.changed.wait(state);
+        }
+    }
+
+    /// Lets the other side finish what is queued, and nothing more.
+    pub(crate) fn close(&self) {
+        self.state.lock().closed = true;
+        self.changed.notify_all();
+    }
+}
+
+/// An event that others hold on to.
+pub(crate) type SharedEvent = Arc<EventState>;

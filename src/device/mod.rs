@@ -1,0 +1,379 @@
+//! The trait that every back end implements, and the handles it speaks in.
+//!
+//! A device has memory, streams and events, and executes the operations of a step: load the step block,
+//! commit, resolve, gather, scatter, report. One call a layer and operation: coarse enough that a virtual
+//! call costs nothing, and exactly what a captured graph holds. The host decides *what* before a step
+//! ([`crate::step`]); a device decides *which rows* inside it, by the rule of [`crate::residency`].
+//!
+//! **Memory.** Pools take all their memory at construction and it lives as long as the device: there is
+//! no call that frees, so no [`Slice`] can dangle, and a slice of one device is refused by another.
+//!
+//! **Order.** Operations of one stream run in their order. Between streams nothing is ordered but by
+//! [`Device::record`] and [`Device::wait`], which mean what CUDA's calls mean: a wait refers to the last
+//! record enqueued before it. Two operations that touch the same bytes must be ordered by the caller's
+//! edges; the schedules of `step` and `overlap` are where these edges stand.
+//!
+//! **Failure.** What can be checked is checked when an operation is enqueued. An operation that fails
+//! later makes the device sticky: every later query answers [`Kind::DeviceFailed`], every event still
+//! completes, every ticket still ends, so that nobody waits for ever.
+
+pub mod block;
+pub mod host;
+mod ticket;
+
+use std::fmt::Debug;
+
+use crate::error::{Error, Kind, Result};
+use crate::geometry::Geometry;
+use crate::ids::{Lane, Layer, MicroBatch};
+use crate::os::Map;
+use crate::residency::{Rows, TableShape};
+use crate::sync::Arc;
+
+pub use ticket::{Completer, Outcome, Ticket};
+
+/// An in-order queue of operations. On a GPU the word is the engine's own stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream(pub u64);
+
+/// A point in a stream that others can wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event(pub u64);
+
+/// Bytes that a device can reach: its own memory, registered host memory, or an engine's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    device: u32,
+    address: u64,
+    bytes: u64,
+}
+
+impl Slice {
+    /// Length in bytes.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The address, as the device sees it.
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The part of `bytes` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] when it does not lie inside.
+    pub fn part(&self, offset: u64, bytes: u64) -> Result<Slice> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes => Ok(Slice { address: self.address + offset, bytes, ..*self }),
+            _ => Err(Error::new(Kind::OutOfRange, "slice")
+                .with("offset", offset)
+                .with("bytes", bytes)
+                .with("size", self.bytes)),
+        }
+    }
+}
+
+/// Physical memory of a device that can stand at several addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backing(pub u32);
+
+/// A part of a [`Backing`] in a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// Which memory.
+    pub backing: Backing,
+    /// From which byte on; a multiple of the device's granularity.
+    pub offset: u64,
+    /// How many bytes; a multiple of the device's granularity.
+    pub bytes: u64,
+}
+
+/// What a device needs to run a cache's steps: extents and memory, fixed for life.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The model's cache.
+    pub geometry: Geometry,
+    /// The extents of each layer's tables.
+    pub tables: Vec<TableShape>,
+    /// The slab of each layer's sparse pool.
+    pub slabs: Vec<Slice>,
+    /// The rows of each layer's total pool.
+    pub rows: Vec<Slice>,
+    /// Pages of a lane's page table.
+    pub lane_pages: u32,
+    /// Micro-batches.
+    pub micro_batches: u32,
+    /// Batch rows of a step.
+    pub batch: u32,
+}
+
+/// The tables and lists of one cache on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pools(pub u32);
+
+/// How a sequence enters a lane.
+#[derive(Clone, Copy, Debug)]
+pub struct Join<'a> {
+    /// The lane.
+    pub lane: Lane,
+    /// Committed tokens.
+    pub length: u32,
+    /// Host pages, in the order of the sequence.
+    pub pages: &'a [u32],
+    /// For each layer the slot blocks, counted from the first budget block.
+    pub blocks: &'a [Vec<u32>],
+    /// For each layer the budget in slots.
+    pub budgets: &'a [u32],
+}
+
+/// Which part of a step an operation works on: batch rows `first..first + count` of a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The micro-batch.
+    pub micro_batch: MicroBatch,
+    /// The layer.
+    pub layer: Layer,
+    /// The first batch row.
+    pub first: u32,
+    /// How many batch rows; rows beyond the real batch are inert.
+    pub count: u32,
+    /// The query rows of each batch row: all of the step's, or a draft layer's pass.
+    pub rows: Rows,
+}
+
+/// A back end. See the module's head for memory, order and failure.
+pub trait Device: Debug + Send + Sync {
+    /// Zeroed device memory that lives as long as the device.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfMemory`].
+    fn allocate(&self, bytes: u64) -> Result<Slice>;
+
+    /// Makes host memory reachable; the device keeps it mapped.
+    ///
+    /// # Errors
+    /// [`Kind::DeviceFailed`] when the driver refuses.
+    fn register(&self, map: &Arc<Map>) -> Result<Slice>;
+
+    /// The slice of an engine's buffer.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `address` are memory that this device may read and write until every operation
+    /// that names the slice has ended.
+    unsafe fn import(&self, address: u64, bytes: u64) -> Slice;
+
+    /// The multiple that offsets and sizes of [`Mapped`] must be.
+    fn granularity(&self) -> u64;
+
+    /// Physical memory for ranges.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfMemory`].
+    fn backing(&self, bytes: u64) -> Result<Backing>;
+
+    /// One contiguous address range over pieces of memory; a piece may stand in several ranges.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a piece outside its backing, [`Kind::OsRefused`] when it cannot be mapped.
+    fn range(&self, pieces: &[Mapped]) -> Result<Slice>;
+
+    /// A new stream.
+    ///
+    /// # Errors
+    /// [`Kind::OsRefused`], [`Kind::Exhausted`].
+    fn stream(&self) -> Result<Stream>;
+
+    /// A new event, complete until it is recorded.
+    ///
+    /// # Errors
+    /// [`Kind::Exhausted`].
+    fn event(&self) -> Result<Event>;
+
+    /// Records `event` at the end of `stream`.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for handles that this device did not give.
+    fn record(&self, event: Event, stream: Stream) -> Result<()>;
+
+    /// Makes `stream` wait for the last record of `event`.
+    ///
+    /// # Errors
+    /// As [`Device::record`].
+    fn wait(&self, stream: Stream, event: Event) -> Result<()>;
+
+    /// Whether the last record of `event` has been reached.
+    ///
+    /// # Errors
+    /// [`Kind::DeviceFailed`] once the device has failed.
+    fn query(&self, event: Event) -> Result<bool>;
+
+    /// Blocks the caller until the last record of `event` has been reached. The library itself never
+    /// calls it between construction and close.
+    ///
+    /// # Errors
+    /// As [`Device::query`].
+    fn synchronize(&self, event: Event) -> Result<()>;
+
+    /// Copies `from` to `to`, which have the same length.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()>;
+
+    /// Runs `work` in the stream's order, on a thread of the device.
+    ///
+    /// # Errors
+    /// As [`Device::record`].
+    fn call(&self, stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
+
+    /// Ends `completer`'s ticket when the stream reaches this point.
+    ///
+    /// # Errors
+    /// As [`Device::record`]; the ticket is then cancelled.
+    fn complete(&self, stream: Stream, completer: Completer) -> Result<()>;
+
+    /// Takes the tables and lists of a cache.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for a plan whose parts do not fit each other.
+    fn attach(&self, plan: Plan) -> Result<Pools>;
+
+    /// Gives a lane to a sequence. The caller keeps the lane's data unchanged until the operation ran.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    fn join(&self, pools: Pools, stream: Stream, join: Join<'_>) -> Result<()>;
+
+    /// Replaces a lane's page table and cuts its residency to `length`. `settle` first accepts that many
+    /// landed rows.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    fn truncate(&self, pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()>;
+
+    /// Empties a lane.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    fn leave(&self, pools: Pools, stream: Stream, lane: Lane) -> Result<()>;
+
+    /// Computes what is resident in every layer of a lane before its first step: all rows when `whole`
+    /// and they fit, then what the selections touched, step by step. Moves nothing. It is a hint: a
+    /// position at or beyond the length warms nothing.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    fn warm(&self, pools: Pools, stream: Stream, warm: Warm) -> Result<()>;
+
+    /// Gathers the rows that a warm-up made resident, in a stretch of the lane's slots.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    fn raise(&self, pools: Pools, stream: Stream, raise: Raise) -> Result<()>;
+
+    /// Copies a step block to its micro-batch's block on the device.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    fn load(&self, pools: Pools, stream: Stream, micro_batch: MicroBatch, block: Slice) -> Result<()>;
+
+    /// Commits the previous step of every lane in the block, in every layer. `accepted` holds one u32 a
+    /// batch row, for the rows whose block entry leaves the count to the device.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    fn commit(&self, pools: Pools, stream: Stream, micro: MicroBatch, accepted: Option<Slice>) -> Result<()>;
+
+    /// Resolves `selection` (`[count][rows.count][k]` i32) into `slots` of the same shape.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    fn resolve(&self, pools: Pools, stream: Stream, part: Part, selection: Slice, slots: Slice)
+    -> Result<()>;
+
+    /// Fetches what the last resolve of these rows missed.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    fn gather(&self, pools: Pools, stream: Stream, part: Part) -> Result<()>;
+
+    /// Stores the new rows, from their landing slots to the total pool.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()>;
+
+    /// Writes counters, lengths and the sticky word of the step to `slot`, see [`block::Report`].
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    fn report(&self, pools: Pools, stream: Stream, micro_batch: MicroBatch, slot: Slice) -> Result<()>;
+
+    /// The residency digest of a lane, all layers summed. Waits for nothing: for tests and for ranks that
+    /// compare themselves between steps.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    fn digest(&self, pools: Pools, lane: Lane) -> Result<u64>;
+
+    /// Checks every invariant of the tables. For tests.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] names the broken one.
+    fn validate(&self, pools: Pools) -> Result<()>;
+}
+
+/// A lane's cut: see [`Device::truncate`].
+#[derive(Clone, Copy, Debug)]
+pub struct Cut<'a> {
+    /// The lane.
+    pub lane: Lane,
+    /// Landed rows to accept first.
+    pub settle: u32,
+    /// The length afterwards.
+    pub length: u32,
+    /// Host pages, in the order of the sequence.
+    pub pages: &'a [u32],
+}
+
+/// A lane's warm-up: see [`Device::warm`].
+#[derive(Clone, Copy, Debug)]
+pub struct Warm {
+    /// The lane.
+    pub lane: Lane,
+    /// Bring up every row first, if they fit.
+    pub whole: bool,
+    /// `[layers][steps][k]` i32 positions.
+    pub selections: Option<Slice>,
+    /// Steps to replay.
+    pub steps: u32,
+}
+
+/// A stretch of a warm-up's gather: see [`Device::raise`]. The slots of all layers are numbered through,
+/// layer by layer, each layer's budget slots in the lane's order.
+#[derive(Clone, Copy, Debug)]
+pub struct Raise {
+    /// The lane.
+    pub lane: Lane,
+    /// The first slot.
+    pub first: u64,
+    /// How many slots; empty ones cost nothing.
+    pub count: u64,
+}
+
+/// Memory must not change hands: every slice names its device.
+///
+/// # Errors
+/// [`Kind::OutOfRange`].
+pub(crate) fn check_device(slice: &Slice, device: u32) -> Result<()> {
+    if slice.device == device {
+        return Ok(());
+    }
+    Err(Error::new(Kind::OutOfRange, "slice").at("a slice of another device"))
+}
+
+/// A slice of `device`; for back ends.
+pub(crate) const fn slice_of(device: u32, address: u64, bytes: u64) -> Slice {
+    Slice { device, address, bytes }
+}

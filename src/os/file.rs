@@ -1,0 +1,196 @@
+//! Files that are there as a whole or not at all.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use super::{Call, Faults, errno_text};
+use crate::error::{Error, Kind, Result};
+
+/// Bytes of one write call.
+const PART: usize = 1 << 20;
+/// How many names are tried for the temporary file.
+const NAMES: u32 = 64;
+
+/// Writes `bytes` as the whole content of `path`: to a temporary file beside it, which then takes its
+/// name. When anything fails, a full disk say, the temporary file is removed and what stood at `path` is
+/// untouched. What a symbolic link leads to is replaced, not the link. Into what is no regular file (a
+/// device, a pipe) the bytes are written directly, since no other file may take its name.
+///
+/// # Errors
+/// [`Kind::Io`] with the path, the step and the system's answer.
+pub fn write_whole(path: impl AsRef<Path>, bytes: &[u8], faults: &dyn Faults) -> Result<()> {
+    let path = path.as_ref();
+    replace(path, bytes, faults).map_err(|(step, error)| {
+        let why = error.raw_os_error().map_or_else(|| error.to_string(), errno_text);
+        let error = Error::new(Kind::Io, "write file").at(format!("{}: {step}: {why}", path.display()));
+        error.with("bytes", bytes.len() as u64)
+    })
+}
+
+/// The step that failed, and how.
+type Step<T> = std::result::Result<T, (&'static str, io::Error)>;
+
+/// Takes one step unless a fault answers for it.
+fn step<T>(
+    faults: &dyn Faults,
+    call: Call,
+    name: &'static str,
+    take: impl FnOnce() -> io::Result<T>,
+) -> Step<T> {
+    match faults.before(call) {
+        Some(errno) => Err((name, io::Error::from_raw_os_error(errno))),
+        None => take().map_err(|error| (name, error)),
+    }
+}
+
+fn replace(path: &Path, bytes: &[u8], faults: &dyn Faults) -> Step<()> {
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let old = fs::metadata(&target).ok();
+    if old.as_ref().is_some_and(|old| !old.is_file()) {
+        let open = || OpenOptions::new().write(true).open(&target);
+        return write(&mut step(faults, Call::CreateFile, "open", open)?, bytes, faults);
+    }
+    let (mut file, partial) =
+        step(faults, Call::CreateFile, "create beside it", || Partial::beside(&target))?;
+    write(&mut file, bytes, faults)?;
+    if let Some(old) = old {
+        // The new content keeps the old one's permissions where that is allowed; it is no reason to fail.
+        let _ = file.set_permissions(old.permissions());
+    }
+    step(faults, Call::Sync, "sync", || file.sync_all())?;
+    step(faults, Call::Rename, "rename", || fs::rename(&partial.path, &target))?;
+    partial.done();
+    Ok(())
+}
+
+fn write(file: &mut File, bytes: &[u8], faults: &dyn Faults) -> Step<()> {
+    for part in bytes.chunks(PART) {
+        step(faults, Call::Write, "write", || file.write_all(part))?;
+    }
+    Ok(())
+}
+
+/// A temporary file, removed when it is dropped before it has taken its name.
+struct Partial {
+    path: PathBuf,
+    done: bool,
+}
+
+impl Partial {
+    /// Creates it in the target's directory, where a rename is one step.
+    fn beside(target: &Path) -> io::Result<(File, Partial)> {
+        let Some(name) = target.file_name() else {
+            return Err(io::Error::from_raw_os_error(libc::EISDIR));
+        };
+        let mut number = 0;
+        loop {
+            let mut hidden = std::ffi::OsString::from(".");
+            hidden.push(name);
+            hidden.push(format!(".{}.{number}.partial", std::process::id()));
+            let path = target.with_file_name(hidden);
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Ok(file) => return Ok((file, Partial { path, done: false })),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && number < NAMES => number += 1,
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn done(mut self) {
+        self.done = true;
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.done {
+            // Nothing is left to do when even this fails; the error under way says what did first.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Inject, NoFaults};
+    use super::*;
+
+    /// A directory of one test, removed at its end.
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("forebay-{}-{name}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Directory(path)
+        }
+
+        fn names(&self) -> Vec<String> {
+            let name = |e: io::Result<fs::DirEntry>| e.unwrap().file_name().into_string().unwrap();
+            fs::read_dir(&self.0).unwrap().map(name).collect()
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_content_is_replaced_as_a_whole() {
+        let directory = Directory::new("whole");
+        let (path, link) = (directory.0.join("a"), directory.0.join("link"));
+        let long = vec![7; 2 * PART + 1];
+        write_whole(&path, &long, &NoFaults).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), long);
+        std::os::unix::fs::symlink("a", &link).unwrap();
+        write_whole(&link, b"short", &NoFaults).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"short");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(directory.names().len(), 2);
+    }
+
+    #[test]
+    fn a_failure_at_any_step_leaves_the_old_content_alone() {
+        let directory = Directory::new("full");
+        let (old, new) = (directory.0.join("old"), directory.0.join("new"));
+        fs::write(&old, b"before").unwrap();
+        let long = vec![7; 2 * PART + 1];
+        let counted = Inject::nth(u64::MAX, 0);
+        write_whole(&new, &long, &counted).unwrap();
+        fs::remove_file(&new).unwrap();
+        assert_eq!(counted.count(), 6, "create, three writes, sync, rename");
+        for n in 0..counted.count() {
+            for path in [&old, &new] {
+                let e = write_whole(path, &long, &Inject::nth(n, libc::ENOSPC)).unwrap_err();
+                assert_eq!(e.kind(), Kind::Io);
+                assert!(e.place().starts_with(path.to_str().unwrap()), "{e}");
+                assert!(e.place().ends_with(": No space left on device"), "{e}");
+            }
+            assert_eq!(fs::read(&old).unwrap(), b"before");
+            assert_eq!(directory.names(), ["old"], "step {n}");
+        }
+    }
+
+    #[test]
+    fn a_device_is_written_and_not_replaced() {
+        write_whole("/dev/null", b"bytes", &NoFaults).unwrap();
+        let e = write_whole("/dev/full", b"bytes", &NoFaults).unwrap_err();
+        assert_eq!((e.kind(), e.place()), (Kind::Io, "/dev/full: write: No space left on device"));
+        for device in ["/dev/null", "/dev/full"] {
+            assert!(!fs::metadata(device).unwrap().is_file());
+        }
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_is_named() {
+        let directory = Directory::new("place");
+        let path = directory.0.join("none/a");
+        let e = write_whole(&path, b"", &NoFaults).unwrap_err();
+        assert!(e.place().ends_with("create beside it: No such file or directory"), "{e}");
+        let e = write_whole(&directory.0, b"", &NoFaults).unwrap_err();
+        assert!(e.place().ends_with("open: Is a directory"), "{e}");
+    }
+}

@@ -1,0 +1,186 @@
+//! Host memory that a device reads and writes by itself.
+//!
+//! **In which order.** A descriptor (on huge pages first, then on base pages, then none: private zeros),
+//! its size, the mapping, the hint for transparent huge pages, the NUMA binding, the pages, the lock.
+//! Pages come after the binding because they are not moved, and the lock last because it would take the
+//! pages itself, without saying which of the two was refused.
+//!
+//! **Huge pages are always populated.** The system promises them for the machine, not for a node: one
+//! that the bound node lacks would end the process at its first use. Populating finds it while base pages
+//! can still be taken in their place.
+//!
+//! **Size.** Rounded up to the page size in use and no further; at most one page is lost.
+
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::memory::MemoryState;
+use super::{Fallback, Faults, Refusal, Region, bind, lock, memfd, page_size};
+use crate::error::{Error, Kind, Result};
+
+/// The operation that errors of this file name.
+const OPERATION: &str = "map host memory";
+
+/// What a [`Map`] should be. Only the size is binding; the rest falls back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Bytes, above 0; rounded up to the page size.
+    pub bytes: u64,
+    /// On huge pages: reserved ones if it is shared, transparent ones otherwise.
+    pub huge: bool,
+    /// With all pages resident from the start.
+    pub populate: bool,
+    /// Locked, so that no page is ever swapped out.
+    pub lock: bool,
+    /// On this NUMA node.
+    pub node: Option<u32>,
+    /// With a descriptor, so that a [`super::Range`] or another process can map it too.
+    pub shared: bool,
+}
+
+/// Owned host memory, zero at first. It dereferences to its [`Region`], through which it is read and
+/// written.
+#[derive(Debug)]
+pub struct Map {
+    region: Region,
+    page: u64,
+    descriptor: Option<OwnedFd>,
+}
+
+impl Map {
+    /// Takes the memory, and lists what of `request` could not be had.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for no bytes, [`Kind::Overflow`] for more than addresses can be,
+    /// [`Kind::OutOfMemory`] with the bytes `wanted`, [`Kind::OsRefused`] for any other refusal that
+    /// leaves no memory.
+    pub fn new(request: &Request, faults: &dyn Faults) -> Result<(Map, Vec<Fallback>)> {
+        if request.bytes == 0 {
+            return Err(Error::new(Kind::InvalidConfig, OPERATION).at("bytes").with("bytes", 0_u32));
+        }
+        let state = MemoryState::read(faults);
+        let mut lost = Vec::new();
+        let mut huge = None;
+        if request.huge && request.shared {
+            match Map::on_huge_pages(request, &state, faults) {
+                Ok(taken) => huge = Some(taken),
+                Err(cause) => {
+                    lost.push(Fallback { what: Fallback::HUGE_PAGES, wanted: request.bytes, cause });
+                }
+            }
+        }
+        let (map, unbound) = match huge {
+            Some(taken) => taken,
+            None => Map::on_base_pages(request, &state, faults, &mut lost)?,
+        };
+        lost.extend(unbound);
+        if request.lock
+            && let Err(refusal) = lock::lock(&map, faults)
+        {
+            let cause = refusal.to_string();
+            lost.push(Fallback { what: Fallback::LOCKED_MEMORY, wanted: map.len(), cause });
+        }
+        Ok((map, lost))
+    }
+
+    /// The whole of it on reserved huge pages, or why not.
+    pub(super) fn on_huge_pages(
+        request: &Request,
+        state: &MemoryState,
+        faults: &dyn Faults,
+    ) -> std::result::Result<(Map, Option<Fallback>), String> {
+        let page = state.huge_page;
+        if page == 0 {
+            return Err("the system names no huge page size".to_owned());
+        }
+        let bytes = request.bytes.checked_next_multiple_of(page).unwrap_or(u64::MAX);
+        let pages = bytes.checked_div(page).unwrap_or(u64::MAX);
+        if pages > state.huge_free {
+            return Err(format!("{pages} reserved huge pages wanted, {} free", state.huge_free));
+        }
+        let take = || {
+            let descriptor = memfd::create(true, faults)?;
+            memfd::resize(&descriptor, bytes, faults)?;
+            let region = Region::new(Some(descriptor.as_fd()), bytes, faults)?;
+            let unbound = request.node.and_then(|node| bind::bind(&region, node, faults));
+            lock::populate(&region, faults)?;
+            Ok((Map { region, page, descriptor: Some(descriptor) }, unbound))
+        };
+        take().map_err(|refusal: Refusal| refusal.to_string())
+    }
+
+    /// The whole of it on base pages, which the system may merge into transparent huge ones.
+    fn on_base_pages(
+        request: &Request,
+        state: &MemoryState,
+        faults: &dyn Faults,
+        lost: &mut Vec<Fallback>,
+    ) -> Result<(Map, Option<Fallback>)> {
+        let page = page_size();
+        let bytes = rounded(request.bytes, page)?;
+        if (request.populate || request.lock)
+            && let Some(available) = state.available
+            && available < bytes
+        {
+            let error = Error::new(Kind::OutOfMemory, OPERATION).at("resident pages");
+            return Err(error.with("wanted", bytes).with("available", available));
+        }
+        let failed = |refusal: Refusal| refusal.error(OPERATION).with("wanted", bytes);
+        let mut descriptor = None;
+        if request.shared {
+            match memfd::create(false, faults) {
+                Ok(fd) => {
+                    memfd::resize(&fd, bytes, faults).map_err(failed)?;
+                    descriptor = Some(fd);
+                }
+                Err(refusal) => {
+                    let cause = refusal.to_string();
+                    lost.push(Fallback { what: Fallback::SHARED_MEMORY, wanted: bytes, cause });
+                }
+            }
+        }
+        let region = Region::new(descriptor.as_ref().map(AsFd::as_fd), bytes, faults).map_err(failed)?;
+        if request.huge {
+            let cause = match lock::advise_huge(&region, faults) {
+                Err(refusal) => Some(refusal.to_string()),
+                Ok(()) if !state.transparent => Some("transparent huge pages are switched off".to_owned()),
+                Ok(()) => None,
+            };
+            // Shared memory that comes here has been listed with the cause that counts.
+            if let Some(cause) = cause.filter(|_| !request.shared) {
+                lost.push(Fallback { what: Fallback::HUGE_PAGES, wanted: request.bytes, cause });
+            }
+        }
+        let unbound = request.node.and_then(|node| bind::bind(&region, node, faults));
+        if request.populate {
+            lock::populate_or_touch(&region, faults).map_err(failed)?;
+        }
+        Ok((Map { region, page, descriptor }, unbound))
+    }
+
+    /// The size of the pages in use, in bytes: the base page, or a reserved huge page.
+    pub fn page_bytes(&self) -> u64 {
+        self.page
+    }
+
+    /// The descriptor behind the memory; none when it was not asked for or was refused.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptor.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl Deref for Map {
+    type Target = Region;
+
+    fn deref(&self) -> &Region {
+        &self.region
+    }
+}
+
+/// `bytes` rounded up to whole pages; no further than what a pointer may span.
+pub(super) fn rounded(bytes: u64, page: u64) -> Result<u64> {
+    bytes
+        .checked_next_multiple_of(page)
+        .filter(|bytes| i64::try_from(*bytes).is_ok())
+        .ok_or_else(|| Error::new(Kind::Overflow, OPERATION).at("bytes").with("wanted", bytes))
+}

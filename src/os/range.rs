@@ -1,0 +1,189 @@
+//! One run of addresses over pieces of several maps.
+//!
+//! An attention kernel wants one base address and slots at a fixed stride, but the slots that all layers
+//! share (landing and scratch) exist once in memory and belong behind each layer's own. So addresses are
+//! reserved first, with nothing behind them, and the pieces are mapped over them one after another; the
+//! same memory may stand at many addresses, and a write through one is read at all others.
+//!
+//! It costs one kernel mapping for each piece (the system allows 65,530 for a process by default) and
+//! page tables for each address, no memory besides. The maps live as long as the range.
+
+use std::ops::Deref;
+
+use super::{Faults, Map, Refusal, Region, page_size};
+use crate::error::{Error, Kind, Result};
+use crate::sync::Arc;
+
+/// The operation that errors of this file name.
+const OPERATION: &str = "map range";
+
+/// A part of a map. Offset and bytes are multiples of the map's page size.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// Whose memory.
+    pub map: &'a Arc<Map>,
+    /// First byte inside the map.
+    pub offset: u64,
+    /// How many bytes, above 0.
+    pub bytes: u64,
+}
+
+/// Addresses over pieces of maps. It dereferences to its [`Region`], through which it is read and
+/// written.
+#[derive(Debug)]
+pub struct Range {
+    region: Region,
+    /// Every map of which a piece is mapped, for each piece.
+    maps: Vec<Arc<Map>>,
+}
+
+impl Range {
+    /// Maps the pieces one after another.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for no pieces, for one without a descriptor (its map is private, as where
+    /// memfd was refused), or for one that does not begin and end on its map's page borders, in the map
+    /// and in the range; [`Kind::OutOfRange`] for one that leaves its map; [`Kind::Overflow`],
+    /// [`Kind::OutOfMemory`] and [`Kind::OsRefused`] from reserving and mapping.
+    pub fn new(pieces: &[Piece<'_>], faults: &dyn Faults) -> Result<Range> {
+        let total = check(pieces)?;
+        let align = pieces.iter().map(|piece| piece.map.page_bytes()).fold(page_size(), u64::max);
+        let failed = |refusal: Refusal| refusal.error(OPERATION).with("wanted", total);
+        let region = Region::reserve(total, align, faults).map_err(failed)?;
+        let mut position = 0;
+        for piece in pieces {
+            if let Some(fd) = piece.map.descriptor() {
+                region.place(position, fd, piece.offset, piece.bytes, faults).map_err(failed)?;
+                position += piece.bytes;
+            }
+        }
+        let maps = pieces.iter().map(|piece| Arc::clone(piece.map)).collect();
+        Ok(Range { region, maps })
+    }
+
+    /// How many pieces stand behind the addresses.
+    pub fn pieces(&self) -> usize {
+        self.maps.len()
+    }
+}
+
+impl Deref for Range {
+    type Target = Region;
+
+    fn deref(&self) -> &Region {
+        &self.region
+    }
+}
+
+/// Checks every piece and answers the bytes of all.
+fn check(pieces: &[Piece<'_>]) -> Result<u64> {
+    if pieces.is_empty() {
+        return Err(Error::new(Kind::InvalidConfig, OPERATION).at("pieces").with("pieces", 0_u32));
+    }
+    let mut total = 0_u64;
+    for (number, piece) in pieces.iter().enumerate() {
+        let error = |kind, place| Error::new(kind, OPERATION).at(place).with("piece", number as u64);
+        let page = piece.map.page_bytes();
+        if piece.map.descriptor().is_none() {
+            return Err(error(Kind::InvalidConfig, "memory without a descriptor")
+                .hint("ask for shared memory; where memfd_create is refused, allow it"));
+        }
+        if piece.bytes == 0 || [total, piece.offset, piece.bytes].iter().any(|n| n % page != 0) {
+            return Err(error(Kind::InvalidConfig, "page borders")
+                .with("offset", piece.offset)
+                .with("bytes", piece.bytes)
+                .with("page", page));
+        }
+        if piece.offset.checked_add(piece.bytes).is_none_or(|end| end > piece.map.len()) {
+            return Err(error(Kind::OutOfRange, "piece of a map")
+                .with("offset", piece.offset)
+                .with("bytes", piece.bytes)
+                .with("length", piece.map.len()));
+        }
+        total = total.checked_add(piece.bytes).ok_or_else(|| error(Kind::Overflow, "bytes of all pieces"))?;
+    }
+    Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Call, Inject, NoFaults, Request};
+    use super::*;
+
+    fn map(pages: u64, shared: bool) -> Arc<Map> {
+        let bytes = pages * page_size();
+        let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared };
+        Arc::new(Map::new(&request, &NoFaults).unwrap().0)
+    }
+
+    fn byte(region: &Region, offset: u64) -> u8 {
+        let mut one = [0];
+        region.copy_out(offset, &mut one).unwrap();
+        one[0]
+    }
+
+    #[test]
+    fn a_write_at_one_address_is_read_at_the_others() {
+        let page = page_size();
+        let (own, scratch) = (map(4, true), map(2, true));
+        let shared = Piece { map: &scratch, offset: page, bytes: page };
+        let first = Piece { map: &own, offset: 0, bytes: 2 * page };
+        let second = Piece { map: &own, offset: 2 * page, bytes: 2 * page };
+        // Two layers, each with two pages of its own and the same page behind them.
+        let range = Range::new(&[first, shared, second, shared], &NoFaults).unwrap();
+        assert_eq!((range.len(), range.pieces()), (6 * page, 4));
+        range.copy_in(2 * page + 7, &[0x5A]).unwrap();
+        assert_eq!(byte(&range, 5 * page + 7), 0x5A);
+        assert_eq!(byte(&scratch, page + 7), 0x5A);
+        own.copy_in(2 * page, &[0xC3]).unwrap();
+        assert_eq!((byte(&range, 3 * page), byte(&range, 0)), (0xC3, 0));
+        // One copy across the border of two pieces.
+        range.copy_in(2 * page - 1, &[1, 2]).unwrap();
+        assert_eq!((byte(&own, 2 * page - 1), byte(&scratch, page)), (1, 2));
+        assert!(range.copy_in(6 * page, &[1]).is_err());
+    }
+
+    #[test]
+    fn the_range_keeps_its_maps() {
+        let page = page_size();
+        let own = map(1, true);
+        let range = Range::new(&[Piece { map: &own, offset: 0, bytes: page }], &NoFaults).unwrap();
+        assert_eq!(Arc::strong_count(&own), 2);
+        own.copy_in(0, &[9]).unwrap();
+        drop(own);
+        assert_eq!(byte(&range, 0), 9);
+    }
+
+    #[test]
+    fn a_piece_that_cannot_be_is_refused() {
+        let page = page_size();
+        let (own, private) = (map(2, true), map(2, false));
+        let refused = |piece| Range::new(&[piece], &NoFaults).unwrap_err();
+        let e = refused(Piece { map: &private, offset: 0, bytes: page });
+        assert_eq!((e.kind(), e.place()), (Kind::InvalidConfig, "memory without a descriptor"));
+        assert!(e.to_string().contains("memfd_create is refused"), "{e}");
+        for (offset, bytes) in [(1, page), (0, page + 1), (0, 0)] {
+            assert_eq!(refused(Piece { map: &own, offset, bytes }).kind(), Kind::InvalidConfig);
+        }
+        for (offset, bytes) in [(page, 2 * page), (u64::MAX - page + 1, page), (2 * page, page)] {
+            assert_eq!(refused(Piece { map: &own, offset, bytes }).kind(), Kind::OutOfRange);
+        }
+        assert_eq!(Range::new(&[], &NoFaults).unwrap_err().kind(), Kind::InvalidConfig);
+    }
+
+    #[test]
+    fn a_refused_mapping_is_an_error_with_the_bytes_of_all() {
+        let page = page_size();
+        let own = map(2, true);
+        let piece = Piece { map: &own, offset: 0, bytes: page };
+        for (call, errno, kind) in [
+            (Call::Map, libc::ENOMEM, Kind::OutOfMemory),
+            (Call::MapFixed, libc::ENOMEM, Kind::OutOfMemory),
+            (Call::MapFixed, libc::EPERM, Kind::OsRefused),
+        ] {
+            let e = Range::new(&[piece, piece], &Inject::call(call, errno)).unwrap_err();
+            assert_eq!((e.kind(), e.number("wanted")), (kind, Some(2 * page)));
+        }
+        assert_eq!(Arc::strong_count(&own), 1);
+    }
+}

@@ -1,0 +1,236 @@
+//! A stretch of mapped addresses that is unmapped when it is dropped.
+//!
+//! Devices, threads of the host device and other processes read and write the same bytes while this
+//! process does, and no rule of the language orders them: the order comes from events. Therefore no
+//! reference into a region exists, and the copies here are made by string instructions, which the
+//! compiler sees as opaque. A copy that races a write reads or leaves torn bytes, nothing worse. They
+//! cost little more than `memcpy` from a few hundred bytes on and lose below; the step path does not
+//! come here, it has the row copies of the device room.
+
+use std::arch::asm;
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+
+use super::{Answer, Call, Faults, Refusal, ask};
+use crate::error::{Error, Kind, Result};
+
+/// Mapped addresses, bounds-checked. [`super::Map`] and [`super::Range`] dereference to it.
+#[derive(Debug)]
+pub struct Region {
+    /// What was mapped, and is unmapped as a whole.
+    base: NonNull<u8>,
+    mapped: usize,
+    /// The part of it that is handed out.
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a region is addresses and lengths that never change; the memory behind them belongs to no
+// thread and is reached by raw copies only.
+unsafe impl Send for Region {}
+// SAFETY: as above; racing copies are opaque to the compiler and tear at worst.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps `len` bytes readable and writable: those of `descriptor`, shared, or private zeros.
+    pub(super) fn new(descriptor: Option<BorrowedFd<'_>>, len: u64, faults: &dyn Faults) -> Answer<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        match descriptor {
+            Some(fd) => Self::map(len, protection, libc::MAP_SHARED, fd.as_raw_fd(), faults),
+            None => Self::map(len, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, faults),
+        }
+    }
+
+    /// Reserves `len` bytes of addresses, the first a multiple of `align` (a power of two), with nothing
+    /// behind them yet.
+    pub(super) fn reserve(len: u64, align: u64, faults: &dyn Faults) -> Answer<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let Some(padded) = len.checked_add(align) else {
+            return Err(Refusal { name: "mmap", errno: libc::ENOMEM });
+        };
+        let mut region = Self::map(padded, libc::PROT_NONE, flags, -1, faults)?;
+        let skip = region.base.as_ptr().align_offset(align as usize);
+        // SAFETY: align_offset is below `align`, and `align` more bytes than `len` are mapped.
+        region.start = unsafe { region.base.add(skip) };
+        region.len = len as usize;
+        Ok(region)
+    }
+
+    fn map(len: u64, protection: i32, flags: i32, fd: i32, faults: &dyn Faults) -> Answer<Self> {
+        ask(faults, Call::Map, "mmap")?;
+        let len = len as usize;
+        // SAFETY: without MAP_FIXED the system takes addresses that nothing else uses.
+        let at = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(Refusal::last("mmap"));
+        }
+        match NonNull::new(at.cast::<u8>()) {
+            Some(base) => Ok(Region { base, mapped: len, start: base, len }),
+            None => Err(Refusal { name: "mmap", errno: libc::ENOMEM }),
+        }
+    }
+
+    /// Maps `bytes` of `fd` from `offset` over this region's addresses from `position`. The caller has
+    /// checked that all are multiples of the page size and inside the region.
+    pub(super) fn place(
+        &self,
+        position: u64,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        bytes: u64,
+        faults: &dyn Faults,
+    ) -> Answer<()> {
+        ask(faults, Call::MapFixed, "mmap")?;
+        let Some(at) = self.at(position, bytes) else {
+            return Err(Refusal { name: "mmap", errno: libc::EINVAL });
+        };
+        // SAFETY: `at` with `bytes` lies inside the addresses this region owns, so that MAP_FIXED
+        // replaces nothing of anyone else's.
+        let got = unsafe {
+            libc::mmap(
+                at.as_ptr().cast::<c_void>(),
+                bytes as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                fd.as_raw_fd(),
+                offset as libc::off_t,
+            )
+        };
+        if got == libc::MAP_FAILED { Err(Refusal::last("mmap")) } else { Ok(()) }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Whether there is no byte; never true of a region that was made.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first byte, for the device room. Bytes from it on are valid for reads and writes while this
+    /// region lives, [`Region::len`] of them; others write them at the same time.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// The address of `offset`, if `bytes` from there on are inside.
+    fn at(&self, offset: u64, bytes: u64) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(bytes)?;
+        // SAFETY: `offset` is at most the length, so the address is inside the mapping or at its end.
+        (end <= self.len()).then(|| unsafe { self.start.add(offset as usize) })
+    }
+
+    fn checked(&self, operation: &'static str, offset: u64, bytes: u64) -> Result<NonNull<u8>> {
+        self.at(offset, bytes).ok_or_else(|| {
+            Error::new(Kind::OutOfRange, operation)
+                .at("mapped memory")
+                .with("offset", offset)
+                .with("bytes", bytes)
+                .with("length", self.len())
+        })
+    }
+
+    /// Copies `bytes` to `offset`. [`Kind::OutOfRange`] when they do not fit; nothing is written then.
+    pub fn copy_in(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let to = self.checked("copy in", offset, bytes.len() as u64)?;
+        // SAFETY: the target was checked; the source is a slice, which never lies in a region.
+        unsafe { copy(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Fills `bytes` from `offset` on. [`Kind::OutOfRange`] when there are not so many.
+    pub fn copy_out(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let from = self.checked("copy out", offset, bytes.len() as u64)?;
+        // SAFETY: the source was checked, and its bytes are initialised because the system hands out
+        // zeros; the target is a slice, which never lies in a region.
+        unsafe { copy(from.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// As [`Region::copy_in`], for words in the machine's order.
+    pub fn copy_in_words(&self, offset: u64, words: &[u32]) -> Result<()> {
+        let bytes = size_of_val(words);
+        let to = self.checked("copy in", offset, bytes as u64)?;
+        // SAFETY: the target was checked; the source is a slice, and any word is four initialised bytes.
+        unsafe { copy(words.as_ptr().cast(), to.as_ptr(), bytes) };
+        Ok(())
+    }
+
+    /// As [`Region::copy_out`], for words in the machine's order.
+    pub fn copy_out_words(&self, offset: u64, words: &mut [u32]) -> Result<()> {
+        let bytes = size_of_val(words);
+        let from = self.checked("copy out", offset, bytes as u64)?;
+        // SAFETY: the source was checked; the target is a slice, and any four bytes are a word.
+        unsafe { copy(from.as_ptr(), words.as_mut_ptr().cast(), bytes) };
+        Ok(())
+    }
+
+    /// Copies `bytes` from offset `from` to offset `to`; the two may overlap. [`Kind::OutOfRange`] when
+    /// either does not fit; nothing is written then.
+    pub fn copy_within(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
+        let source = self.checked("copy within", from, bytes)?;
+        let target = self.checked("copy within", to, bytes)?;
+        let ahead = to.wrapping_sub(from);
+        if to <= from || ahead >= bytes {
+            // SAFETY: both were checked; the copy ascends and the target is not ahead inside the source.
+            unsafe { copy(source.as_ptr(), target.as_ptr(), bytes as usize) };
+            return Ok(());
+        }
+        // The target begins inside the source: from the end down, in parts as long as it is ahead, each
+        // of which overlaps nothing.
+        let mut end = bytes;
+        while end > 0 {
+            let part = end.min(ahead);
+            end -= part;
+            // SAFETY: `end` with `part` is inside `bytes`, for which both were checked.
+            unsafe {
+                let (source, target) = (source.add(end as usize), target.add(end as usize));
+                copy(source.as_ptr(), target.as_ptr(), part as usize);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets `bytes` from `offset` on to `value`. [`Kind::OutOfRange`] when there are not so many.
+    pub fn fill(&self, offset: u64, bytes: u64, value: u8) -> Result<()> {
+        let to = self.checked("fill", offset, bytes)?;
+        // SAFETY: the target was checked; the direction flag is clear in every Rust function.
+        unsafe {
+            asm!(
+                "rep stosb",
+                inout("rcx") bytes => _,
+                inout("rdi") to.as_ptr() => _,
+                in("al") value,
+                options(nostack, preserves_flags)
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: exactly what was mapped, once; nobody holds references into it.
+        unsafe { libc::munmap(self.base.as_ptr().cast::<c_void>(), self.mapped) };
+    }
+}
+
+/// Copies ascending, byte by byte as far as any observer can tell.
+///
+/// # Safety
+/// Both ends are valid for `bytes` bytes; the target does not begin inside the source.
+unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise; the direction flag is clear in every Rust function.
+    unsafe {
+        asm!(
+            "rep movsb",
+            inout("rcx") bytes => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}

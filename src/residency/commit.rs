@@ -1,0 +1,111 @@
+//! Commit: what became of the rows that a step wrote to its landing slots; and the cut of a roll-back.
+
+use crate::error::{Error, Kind, Result};
+use crate::residency::resolve::{Fetch, Scan, Workspace};
+use crate::residency::tables::{ABSENT, FREE, LayerTables};
+
+/// A row that was accepted and has a slot: copy it from its landing slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Moved {
+    /// Landing slot id.
+    pub landing: u32,
+    /// Budget slot id.
+    pub slot: u32,
+}
+
+impl LayerTables {
+    /// Ends the previous step of `lane` and begins the next: of the landed rows the first `accepted`
+    /// become the newest residents, the others are forgotten, and `next` rows are expected to land. Calls
+    /// `copy` for every accepted row that has a slot, oldest first; a budget below `accepted` keeps the
+    /// last ones. What rejected rows hit, fetched and evicted stands.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a lane without a sequence, for more accepted rows than landed, more next
+    /// rows than landing slots, and for a sequence that would outgrow its declared tokens. Nothing has
+    /// changed then.
+    pub fn commit<S: Scan>(
+        &mut self,
+        scan: &S,
+        lane: u32,
+        accepted: u32,
+        next: u32,
+        work: &mut Workspace,
+        mut copy: impl FnMut(Moved),
+    ) -> Result<()> {
+        let bad = |place: &'static str, value: u32| {
+            Err(Error::new(Kind::OutOfRange, "commit").at(place).with("value", value).with("lane", lane))
+        };
+        let head = match self.heads.get(lane as usize) {
+            Some(head) if head.budget > 0 => *head,
+            _ => return bad("lane", lane),
+        };
+        if accepted > head.landed {
+            return bad("accepted rows", accepted);
+        }
+        if next > self.shape.query_rows {
+            return bad("query rows", next);
+        }
+        let length = head.length + accepted;
+        if length > self.shape.tokens || next > self.shape.tokens - length {
+            return bad("length", length);
+        }
+        let start = self.map_start(lane);
+        let landing = self.shape.landing_base + lane * self.shape.query_rows;
+        let landed = start + head.length as usize;
+        self.slot_of[landed..landed + head.landed as usize].fill(ABSENT);
+
+        let kept = accepted.min(head.budget);
+        self.choose_victims(scan, lane, head.stamp + 1, kept as usize, work);
+        for index in 0..kept {
+            let row = accepted - kept + index;
+            let victim = work.victims[index as usize];
+            let slot = self.replace(start, victim, head.length + row, head.stamp);
+            copy(Moved { landing: landing + row, slot });
+        }
+        for row in 0..next {
+            self.slot_of[start + (length + row) as usize] = landing + row;
+        }
+        let head = &mut self.heads[lane as usize];
+        (head.length, head.landed) = (length, next);
+        Ok(())
+    }
+
+    /// Cuts the sequence in `lane` to `length` tokens: every resident row at or beyond it, and every
+    /// landed row, is forgotten.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a lane without a sequence or a length beyond the committed one.
+    pub fn truncate(&mut self, lane: u32, length: u32) -> Result<()> {
+        let head = match self.heads.get(lane as usize) {
+            Some(head) if head.budget > 0 && length <= head.length => *head,
+            _ => {
+                return Err(Error::new(Kind::OutOfRange, "roll back").at("length").with("length", length));
+            }
+        };
+        let start = self.map_start(lane);
+        let (budget_base, end) = (self.shape.budget_base, head.length + head.landed);
+        let mut emptied = false;
+        for position in length..end {
+            let slot = std::mem::replace(&mut self.slot_of[start + position as usize], ABSENT);
+            if slot != ABSENT && slot >= budget_base {
+                self.position_of[(slot - budget_base) as usize] = ABSENT;
+                self.stamp_of[(slot - budget_base) as usize] = FREE;
+                emptied = true;
+            }
+        }
+        let head = &mut self.heads[lane as usize];
+        (head.length, head.landed) = (length, 0);
+        if emptied {
+            head.front = FREE;
+        }
+        Ok(())
+    }
+
+    /// The landing slot of the step's query row `row` in `lane`, and the position it stands for.
+    pub fn landing(&self, lane: u32, row: u32) -> Option<Fetch> {
+        let head = self.heads.get(lane as usize)?;
+        let slot = self.shape.landing_base + lane * self.shape.query_rows + row;
+        (row < head.landed).then_some(Fetch { position: head.length + row, slot })
+    }
+}

@@ -1,0 +1,262 @@
+//! The flat tables of one layer, and a lane's coming and going.
+
+use crate::error::{Error, Kind, Result};
+use crate::geometry::SLOT_BLOCK;
+use crate::residency::resolve::Fetch;
+
+/// In `slot_of`: the position has no slot. In `position_of`: the slot holds no row.
+pub const ABSENT: u32 = u32::MAX;
+
+/// The stamp of a slot that holds no row: the oldest of all, so that empty slots go first.
+pub(super) const FREE: u32 = 0;
+/// The stamp of rows brought up at open: older than what any step selects.
+pub(super) const BROUGHT_UP: u32 = 1;
+/// The stamp of slots in a lane's last block beyond its budget: never anybody's victim. Stamps stay below
+/// it and below `i32::MAX`, so that signed vector compares order them.
+pub(super) const UNUSED: u32 = i32::MAX as u32;
+
+/// The declared extents of a layer's tables. Slots are numbered through the layer's slab: first the
+/// scratch blocks, then the landing blocks, then the blocks that budgets are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableShape {
+    /// Lanes.
+    pub lanes: u32,
+    /// Tokens of the longest sequence, promised and in-flight rows included.
+    pub tokens: u32,
+    /// Landing slots of a lane: the most query rows a step may have.
+    pub query_rows: u32,
+    /// Scratch slots of a lane.
+    pub scratch: u32,
+    /// Slot id of the first scratch slot; a lane's stand at `scratch_base + lane * scratch`.
+    pub scratch_base: u32,
+    /// Slot id of the first landing slot; a lane's stand at `landing_base + lane * query_rows`.
+    pub landing_base: u32,
+    /// Slot id of the first budget slot, a multiple of [`SLOT_BLOCK`].
+    pub budget_base: u32,
+    /// Blocks of [`SLOT_BLOCK`] budget slots from there on.
+    pub budget_blocks: u32,
+}
+
+impl TableShape {
+    /// Blocks that the largest budget of one lane takes.
+    pub const fn lane_blocks(&self) -> u32 {
+        let most = self.tokens.div_ceil(SLOT_BLOCK);
+        if most < self.budget_blocks { most } else { self.budget_blocks }
+    }
+
+    fn check(&self) -> Result<()> {
+        let bad = |place: &'static str, value: u64| {
+            Err(Error::new(Kind::InvalidConfig, "residency tables").at(place).with("value", value))
+        };
+        if self.lanes == 0 || self.tokens == 0 || self.query_rows == 0 {
+            return bad("lanes, tokens or query rows", 0);
+        }
+        let (lanes, query_rows) = (u64::from(self.lanes), u64::from(self.query_rows));
+        let scratch_end = u64::from(self.scratch_base) + lanes * u64::from(self.scratch);
+        let landing_end = u64::from(self.landing_base) + lanes * query_rows;
+        let end = u64::from(self.budget_base) + u64::from(self.budget_blocks) * u64::from(SLOT_BLOCK);
+        if scratch_end > u64::from(self.landing_base) {
+            return bad("scratch slots reach into landing slots", scratch_end);
+        }
+        if landing_end > u64::from(self.budget_base) || !self.budget_base.is_multiple_of(SLOT_BLOCK) {
+            return bad("landing slots reach into budget slots", landing_end);
+        }
+        // Slot ids go out as i32, and stamps and positions must stay below their sentinels.
+        if end > i32::MAX as u64 || self.tokens >= i32::MAX as u32 {
+            return bad("slots or tokens beyond 2^31", end);
+        }
+        Ok(())
+    }
+}
+
+/// What a layer knows of one lane. Plain words, the same on every device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct LaneHead {
+    /// Committed tokens: the positions below it have a row in the total pool.
+    pub length: u32,
+    /// Rows in landing slots, at the positions from `length` on, not yet accepted or rejected.
+    pub landed: u32,
+    /// Slots that this lane may fill; 0 for an empty lane.
+    pub budget: u32,
+    /// Blocks that hold them.
+    pub blocks: u32,
+    /// Stamp of the last residency step.
+    pub stamp: u32,
+    /// No slot of the lane has a stamp below this one.
+    pub front: u32,
+}
+
+/// The tables of one layer: every lane's map from positions to slots, every slot's position and stamp.
+#[derive(Debug)]
+pub struct LayerTables {
+    pub(super) shape: TableShape,
+    pub(super) heads: Vec<LaneHead>,
+    /// `[lanes][tokens]`: the slot of a position, or [`ABSENT`].
+    pub(super) slot_of: Vec<u32>,
+    /// `[budget slots]`: the position of a slot, or [`ABSENT`].
+    pub(super) position_of: Vec<u32>,
+    /// `[budget slots + 1]`: the stamp of a slot; the last word takes the writes that mean no slot.
+    pub(super) stamp_of: Vec<u32>,
+    /// `[lanes][lane_blocks]`: which blocks a lane has, counted from the first budget block.
+    pub(super) blocks: Vec<u32>,
+}
+
+impl LayerTables {
+    /// Empty tables of the declared extents; nothing is allocated after this.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] names the extent that makes no sense.
+    pub fn new(shape: TableShape) -> Result<Self> {
+        shape.check()?;
+        let lanes = shape.lanes as usize;
+        let slots = shape.budget_blocks as usize * SLOT_BLOCK as usize;
+        Ok(LayerTables {
+            shape,
+            heads: vec![LaneHead::default(); lanes],
+            slot_of: vec![ABSENT; lanes * shape.tokens as usize],
+            position_of: vec![ABSENT; slots],
+            stamp_of: vec![UNUSED; slots + 1],
+            blocks: vec![0; lanes * shape.lane_blocks() as usize],
+        })
+    }
+
+    /// The declared extents.
+    pub const fn shape(&self) -> &TableShape {
+        &self.shape
+    }
+
+    /// Bytes of these tables: what book-keeping costs in one layer.
+    pub fn bytes(&self) -> u64 {
+        let words = self.slot_of.len() + self.position_of.len() + self.stamp_of.len() + self.blocks.len();
+        words as u64 * 4 + self.heads.len() as u64 * size_of::<LaneHead>() as u64
+    }
+
+    /// What the layer knows of `lane`.
+    pub fn head(&self, lane: u32) -> Option<&LaneHead> {
+        self.heads.get(lane as usize)
+    }
+
+    pub(super) fn lane_blocks(&self, lane: u32) -> &[u32] {
+        let start = lane as usize * self.shape.lane_blocks() as usize;
+        let count = self.heads.get(lane as usize).map_or(0, |h| h.blocks as usize);
+        self.blocks.get(start..start + count).unwrap_or(&[])
+    }
+
+    pub(super) fn map_start(&self, lane: u32) -> usize {
+        lane as usize * self.shape.tokens as usize
+    }
+
+    /// The slot of `position` in `lane`, if it is resident or landed.
+    pub fn slot(&self, lane: u32, position: u32) -> Option<u32> {
+        if position >= self.shape.tokens || lane >= self.shape.lanes {
+            return None;
+        }
+        let slot = *self.slot_of.get(self.map_start(lane) + position as usize)?;
+        (slot != ABSENT).then_some(slot)
+    }
+
+    /// Gives `lane` to a sequence of `length` tokens with `budget` slots in the given blocks (numbered
+    /// from the first budget block, none of them in another lane). Nothing is resident yet.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] when lane, length, budget or a block is beyond the declared extents;
+    /// [`Kind::Busy`] when the lane is taken.
+    pub fn join(&mut self, lane: u32, blocks: &[u32], budget: u32, length: u32) -> Result<()> {
+        let range = |place: &'static str, value: u32| {
+            Err(Error::new(Kind::OutOfRange, "join lane").at(place).with("value", value))
+        };
+        let Some(head) = self.heads.get(lane as usize) else {
+            return range("lane", lane);
+        };
+        if head.budget != 0 {
+            return Err(Error::new(Kind::Busy, "join lane").at("lane").with("lane", lane));
+        }
+        if length > self.shape.tokens {
+            return range("length", length);
+        }
+        if budget == 0 || blocks.len() != budget.div_ceil(SLOT_BLOCK) as usize {
+            return range("budget", budget);
+        }
+        if blocks.len() > self.shape.lane_blocks() as usize {
+            return range("budget", budget);
+        }
+        if let Some(block) = blocks.iter().find(|b| **b >= self.shape.budget_blocks) {
+            return range("block", *block);
+        }
+        let head = LaneHead {
+            length,
+            landed: 0,
+            budget,
+            blocks: blocks.len() as u32,
+            stamp: BROUGHT_UP,
+            front: FREE,
+        };
+        self.heads[lane as usize] = head;
+        let start = lane as usize * self.shape.lane_blocks() as usize;
+        self.blocks[start..start + blocks.len()].copy_from_slice(blocks);
+        let map = self.map_start(lane);
+        self.slot_of[map..map + self.shape.tokens as usize].fill(ABSENT);
+        let mut left = budget as usize;
+        for block in blocks {
+            let slots = *block as usize * SLOT_BLOCK as usize..(*block as usize + 1) * SLOT_BLOCK as usize;
+            let usable = left.min(SLOT_BLOCK as usize);
+            self.position_of[slots.clone()].fill(ABSENT);
+            self.stamp_of[slots.clone()][..usable].fill(FREE);
+            self.stamp_of[slots][usable..].fill(UNUSED);
+            left -= usable;
+        }
+        Ok(())
+    }
+
+    /// Makes every row of the lane resident, in ascending order and older than anything a step selects,
+    /// if the budget holds them all; otherwise nothing: an arbitrary part would only cost its transfer.
+    /// Answers how many rows are resident by it.
+    pub fn bring_up(&mut self, lane: u32) -> u32 {
+        let Some(head) = self.heads.get(lane as usize).copied() else {
+            return 0;
+        };
+        if head.length > head.budget || head.budget == 0 {
+            return 0;
+        }
+        let map = self.map_start(lane);
+        for position in 0..head.length {
+            let block = self.lane_blocks(lane)[(position / SLOT_BLOCK) as usize];
+            let slot = block * SLOT_BLOCK + position % SLOT_BLOCK;
+            self.slot_of[map + position as usize] = self.shape.budget_base + slot;
+            self.position_of[slot as usize] = position;
+            self.stamp_of[slot as usize] = BROUGHT_UP;
+        }
+        head.length
+    }
+
+    /// Forgets everything of `lane`; its blocks may go to another lane.
+    pub fn leave(&mut self, lane: u32) {
+        for index in 0..self.lane_blocks(lane).len() {
+            let start = self.lane_blocks(lane)[index] as usize * SLOT_BLOCK as usize;
+            self.position_of[start..start + SLOT_BLOCK as usize].fill(ABSENT);
+            self.stamp_of[start..start + SLOT_BLOCK as usize].fill(UNUSED);
+        }
+        if let Some(head) = self.heads.get_mut(lane as usize) {
+            *head = LaneHead::default();
+        }
+    }
+
+    /// The resident rows in a stretch of `lane`'s slots, in the lane's order. Tells what to gather once a
+    /// warm-up has computed the residency.
+    pub fn residents(&self, lane: u32, first: u32, count: u32) -> impl Iterator<Item = Fetch> + '_ {
+        let base = self.shape.budget_base;
+        self.lane_slots(lane).skip(first as usize).take(count as usize).filter_map(move |slot| {
+            let position = self.position_of[slot];
+            (position != ABSENT).then_some(Fetch { position, slot: base + slot as u32 })
+        })
+    }
+
+    /// The lane's slots in the order in which victims are handed out, as indices into the slot tables.
+    pub(super) fn lane_slots(&self, lane: u32) -> impl Iterator<Item = usize> + '_ {
+        self.lane_blocks(lane).iter().flat_map(|block| {
+            let start = *block as usize * SLOT_BLOCK as usize;
+            start..start + SLOT_BLOCK as usize
+        })
+    }
+}

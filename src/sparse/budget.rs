@@ -1,0 +1,67 @@
+//! How many slots a sequence gets in each layer.
+
+use crate::error::{Error, Kind, Result};
+
+/// The budget of a sequence, fixed when it is opened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Budget {
+    /// This share of prompt and promised tokens in every layer, above 0 and at most 1:
+    /// `floor(ratio x tokens + 0.5)` slots, at least one.
+    Ratio(f64),
+    /// So many slots in every layer.
+    Slots(u32),
+    /// So many slots by layer.
+    ByLayer(Vec<u32>),
+}
+
+impl Budget {
+    /// Slots by layer for a sequence of at most `tokens` tokens, prompt and promised.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for a ratio that is not above 0 and at most 1, for no slots, for a table
+    /// of another length than `layers`, and for fewer slots than `least`.
+    pub fn slots(&self, tokens: u32, layers: usize, least: u32) -> Result<Vec<u32>> {
+        let bad = |place: &'static str| Error::new(Kind::InvalidConfig, "budget").at(place);
+        let slots = match self {
+            Budget::Ratio(ratio) if *ratio > 0.0 && *ratio <= 1.0 => {
+                let slots = (ratio * f64::from(tokens) + 0.5).floor() as u32;
+                vec![slots.max(1); layers]
+            }
+            Budget::Ratio(_) => {
+                return Err(bad("ratio").hint("pass a ratio above 0 and at most 1"));
+            }
+            Budget::Slots(slots) => vec![*slots; layers],
+            Budget::ByLayer(table) if table.len() == layers => table.clone(),
+            Budget::ByLayer(table) => {
+                return Err(bad("layers").with("given", table.len() as u64).with("wanted", layers as u64));
+            }
+        };
+        match slots.iter().find(|s| **s == 0 || **s < least) {
+            Some(few) => Err(bad("slots").with("slots", *few).with("least", least.max(1))),
+            None => Ok(slots),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_rounds_to_the_nearest_slot() {
+        assert_eq!(Budget::Ratio(0.2).slots(6144, 2, 1).unwrap(), [1229, 1229]);
+        assert_eq!(Budget::Ratio(1.0).slots(100, 1, 1).unwrap(), [100]);
+        assert_eq!(Budget::Ratio(0.001).slots(10, 1, 1).unwrap(), [1]);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for ratio in [0.0, -0.1, 7.0, f64::NAN, f64::INFINITY] {
+            assert_eq!(Budget::Ratio(ratio).slots(10, 1, 1).unwrap_err().kind(), Kind::InvalidConfig);
+        }
+        assert!(Budget::Slots(0).slots(10, 1, 0).is_err());
+        assert!(Budget::Slots(5).slots(10, 1, 6).is_err());
+        assert!(Budget::ByLayer(vec![1, 2]).slots(10, 3, 1).is_err());
+        assert_eq!(Budget::ByLayer(vec![9, 7]).slots(10, 2, 7).unwrap(), [9, 7]);
+    }
+}

@@ -1,0 +1,129 @@
+//! The slabs: one address range a layer, the same scratch memory behind all of them.
+//!
+//! ```text
+//! layer 0:  [ scratch (shared) | landing | budget blocks ... ]
+//! layer 1:  [ scratch (shared) | landing | budget blocks ... ]
+//! ```
+//!
+//! Scratch rows live for one layer of one step, so every layer's slab begins with the same physical pages;
+//! landing slots stand at equal ids in every layer but in memory of their own, because a step's new rows
+//! are committed in the next step. A region begins with the first whole block behind a mapping border: the
+//! slots that would straddle it are unused.
+
+use crate::device::{Device, Mapped, Slice};
+use crate::error::{Error, Kind, Result};
+use crate::geometry::{Geometry, SLOT_BLOCK};
+use crate::residency::TableShape;
+use crate::sparse::slots::{Holding, Slots};
+
+/// The declared extents of a sparse pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SparseConfig {
+    /// Lanes.
+    pub lanes: u32,
+    /// Tokens of the longest sequence, in-flight rows included.
+    pub tokens: u32,
+    /// Query rows of a step.
+    pub query_rows: u32,
+    /// Scratch slots of a lane.
+    pub scratch: u32,
+    /// Per layer the slots that budgets are made of.
+    pub slots: Vec<u32>,
+}
+
+/// The sparse pool of a cache.
+#[derive(Debug)]
+pub struct SparsePool {
+    tables: Vec<TableShape>,
+    slabs: Vec<Slice>,
+    slots: Slots,
+}
+
+impl SparsePool {
+    /// Takes the memory on `device`.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`], [`Kind::Overflow`], [`Kind::OutOfMemory`], [`Kind::OsRefused`].
+    pub fn new(geometry: &Geometry, config: &SparseConfig, device: &dyn Device) -> Result<Self> {
+        let overflow = || Error::new(Kind::Overflow, "sparse pool").at("slots");
+        if config.slots.len() != geometry.layers() as usize {
+            return Err(Error::new(Kind::InvalidConfig, "sparse pool").at("layers of the slot table"));
+        }
+        let block_bytes = u64::from(geometry.block_bytes());
+        let grain = device.granularity();
+        let round = |bytes: u64| bytes.checked_next_multiple_of(grain).ok_or_else(overflow);
+        let blocks_of = |slots: u64| slots.div_ceil(u64::from(SLOT_BLOCK));
+
+        let lanes = u64::from(config.lanes);
+        let scratch_bytes = round(blocks_of(lanes * u64::from(config.scratch)) * block_bytes)?;
+        let own_start = scratch_bytes.div_ceil(block_bytes);
+        let budget_start = own_start + blocks_of(lanes * u64::from(config.query_rows));
+        let scratch = match scratch_bytes {
+            0 => None,
+            bytes => Some(Mapped { backing: device.backing(bytes)?, offset: 0, bytes }),
+        };
+        let id = |blocks: u64| u32::try_from(blocks * u64::from(SLOT_BLOCK)).map_err(|_| overflow());
+        let (landing_base, budget_base) = (id(own_start)?, id(budget_start)?);
+
+        let (mut tables, mut slabs, mut counts) = (Vec::new(), Vec::new(), Vec::new());
+        for slots in &config.slots {
+            let blocks = blocks_of(u64::from(*slots));
+            let end = (budget_start + blocks).checked_mul(block_bytes).ok_or_else(overflow)?;
+            let bytes = round(end - scratch_bytes)?;
+            let own = Mapped { backing: device.backing(bytes)?, offset: 0, bytes };
+            let pieces = [scratch, Some(own)];
+            slabs.push(
+                device.range(pieces.as_slice().iter().flatten().copied().collect::<Vec<_>>().as_slice())?,
+            );
+            tables.push(TableShape {
+                lanes: config.lanes,
+                tokens: config.tokens,
+                query_rows: config.query_rows,
+                scratch: config.scratch,
+                scratch_base: 0,
+                landing_base,
+                budget_base,
+                budget_blocks: blocks as u32,
+            });
+            counts.push(blocks as u32);
+        }
+        Ok(SparsePool { tables, slabs, slots: Slots::new(config.lanes, &counts) })
+    }
+
+    /// Each layer's extents.
+    pub fn tables(&self) -> &[TableShape] {
+        &self.tables
+    }
+
+    /// Each layer's slab.
+    pub fn slabs(&self) -> &[Slice] {
+        &self.slabs
+    }
+
+    /// Lanes and blocks.
+    pub fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
+    /// Takes a lane and slots, see [`Slots::take`].
+    ///
+    /// # Errors
+    /// [`Kind::Exhausted`].
+    pub fn take(&mut self, budgets: Vec<u32>) -> Result<Holding> {
+        self.slots.take(budgets)
+    }
+
+    /// Gives them back.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] when something of it was free already.
+    pub fn give_back(&mut self, holding: &Holding) -> Result<()> {
+        self.slots.give_back(holding)
+    }
+
+    /// The landing slot of a lane's query row, the same id in every layer.
+    pub fn landing(&self, lane: u32, row: u32) -> Option<u32> {
+        let shape = self.tables.first()?;
+        (row < shape.query_rows).then(|| shape.landing_base + lane * shape.query_rows + row)
+    }
+}

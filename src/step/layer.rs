@@ -1,0 +1,98 @@
+//! One layer of a step: which operations, on which streams. Enqueues only.
+
+use crate::device::{Device, Part, Pools, Slice, Stream};
+use crate::error::{Error, Kind, Result};
+use crate::ids::Layer;
+use crate::residency::Rows;
+use crate::step::Step;
+
+/// Which part of a step's layer a call works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerCall {
+    /// The layer.
+    pub layer: Layer,
+    /// The first batch row, and how many; `None` for the whole step. A half of DBA is a range.
+    pub batch_rows: Option<(u32, u32)>,
+    /// A draft layer's pass: its one query row. `None` for all query rows of the step.
+    pub pass: Option<u32>,
+}
+
+impl LayerCall {
+    /// All rows of the step in `layer`.
+    pub const fn whole(layer: Layer) -> Self {
+        LayerCall { layer, batch_rows: None, pass: None }
+    }
+
+    /// Pass `pass` of a draft layer, all batch rows.
+    pub const fn pass(layer: Layer, pass: u32) -> Self {
+        LayerCall { layer, batch_rows: None, pass: Some(pass) }
+    }
+
+    fn part(&self, step: &Step) -> Result<Part> {
+        let (first, count) = self.batch_rows.unwrap_or((0, step.rows));
+        let rows = match self.pass {
+            None => Rows { first: 0, count: step.query_rows },
+            Some(pass) => Rows { first: pass, count: 1 },
+        };
+        let fits = first.checked_add(count).is_some_and(|end| end <= step.rows);
+        if !fits || rows.first + rows.count > step.query_rows {
+            return Err(Error::new(Kind::OutOfRange, "layer")
+                .at("rows of the step")
+                .with("first", first)
+                .with("count", count)
+                .with("query row", rows.first));
+        }
+        Ok(Part { micro_batch: step.micro_batch, layer: self.layer, first, count, rows })
+    }
+}
+
+/// Where a call finds the selection and puts the slots: both `[batch rows][query rows][k]` i32 of the
+/// rows it works on.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffers {
+    /// Selected token positions, -1 for none.
+    pub selection: Slice,
+    /// Slots in the layer's slab, -1 for none.
+    pub slots: Slice,
+}
+
+/// The streams of a layer's operations; they may be the same.
+#[derive(Clone, Copy, Debug)]
+pub struct Streams {
+    /// R.
+    pub resolve: Stream,
+    /// G.
+    pub gather: Stream,
+    /// S.
+    pub scatter: Stream,
+}
+
+/// R: selection to slots, misses and victims.
+pub(crate) fn resolve(
+    device: &dyn Device,
+    pools: Pools,
+    step: &Step,
+    (call, stream, buffers): (LayerCall, Stream, Buffers),
+) -> Result<()> {
+    device.resolve(pools, stream, call.part(step)?, buffers.selection, buffers.slots)
+}
+
+/// G: the rows that the last resolve of this part missed.
+pub(crate) fn gather(
+    device: &dyn Device,
+    pools: Pools,
+    step: &Step,
+    (call, stream): (LayerCall, Stream),
+) -> Result<()> {
+    device.gather(pools, stream, call.part(step)?)
+}
+
+/// S: the step's new rows, once the engine has written them to their landing slots.
+pub(crate) fn scatter(
+    device: &dyn Device,
+    pools: Pools,
+    step: &Step,
+    (call, stream): (LayerCall, Stream),
+) -> Result<()> {
+    device.scatter(pools, stream, call.part(step)?)
+}

@@ -1,0 +1,171 @@
+//! The ring of pinned step blocks, and what a step still names.
+
+use crate::device::block::{self, Entry, Report};
+use crate::device::{Device, Event, Slice};
+use crate::error::{Error, Kind, Result};
+use crate::ids::MicroBatch;
+use crate::os::{Fallback, Faults, Map, Request};
+use crate::step::Step;
+use crate::sync::Arc;
+
+/// The declared extents of the ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RingShape {
+    /// Steps that may be between prepare and retire.
+    pub(crate) steps: u32,
+    /// Rows of a batch.
+    pub(crate) batch: u32,
+    /// Layers.
+    pub(crate) layers: u32,
+}
+
+/// A row of a step that has not been retired.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowInFlight {
+    /// The sequence's index in the cache.
+    pub(crate) sequence: u32,
+    /// Rows that the sequence had enqueued before this step, over its whole life.
+    pub(crate) enqueued_before: u64,
+    /// Query rows of this step.
+    pub(crate) query_rows: u32,
+}
+
+/// A slot of the ring.
+#[derive(Debug)]
+pub(crate) struct RingSlot {
+    /// The step that has it.
+    pub(super) step: Option<u64>,
+    pub(crate) block: Slice,
+    pub(crate) report: Slice,
+    pub(crate) event: Event,
+    pub(crate) rows: Vec<RowInFlight>,
+}
+
+/// All slots, their memory, and room to read a report.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    shape: RingShape,
+    memory: Arc<Map>,
+    pub(super) slots: Vec<RingSlot>,
+    words: Vec<u32>,
+    pub(super) report: Report,
+    last: u64,
+}
+
+/// A report starts on a line of its own, so that a device's write does not share one with the host's.
+const LINE: usize = 64;
+
+impl Ring {
+    /// Takes the memory. What it had to do without is added to `fallbacks`.
+    pub(crate) fn new(
+        shape: RingShape,
+        lock: bool,
+        device: &dyn Device,
+        faults: &dyn Faults,
+        fallbacks: &mut Vec<Fallback>,
+    ) -> Result<Self> {
+        let block_bytes = 4 * block::step::words(shape.batch);
+        let report_bytes = 4 * Report::words(shape.layers, shape.batch);
+        let slot_bytes = block_bytes.next_multiple_of(LINE) + report_bytes.next_multiple_of(LINE);
+        let bytes = slot_bytes as u64 * u64::from(shape.steps);
+        let request = Request { bytes, huge: false, populate: true, lock, node: None, shared: false };
+        let (memory, missed) = Map::new(&request, faults)?;
+        fallbacks.extend(missed);
+        let memory = Arc::new(memory);
+        let all = device.register(&memory)?;
+        let mut slots = Vec::with_capacity(shape.steps as usize);
+        for slot in 0..u64::from(shape.steps) {
+            let start = slot * slot_bytes as u64;
+            let report = start + block_bytes.next_multiple_of(LINE) as u64;
+            slots.push(RingSlot {
+                step: None,
+                block: all.part(start, block_bytes as u64)?,
+                report: all.part(report, report_bytes as u64)?,
+                event: device.event()?,
+                rows: Vec::with_capacity(shape.batch as usize),
+            });
+        }
+        let words = block::step::words(shape.batch).max(Report::words(shape.layers, shape.batch));
+        Ok(Ring {
+            shape,
+            memory,
+            slots,
+            words: vec![0; words],
+            report: Report::with_room(shape.layers, shape.batch),
+            last: 0,
+        })
+    }
+
+    /// Steps between prepare and retire.
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.slots.iter().filter(|s| s.step.is_some()).count() as u32
+    }
+
+    /// Takes a slot for a new step and writes its block.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] when every slot has a step.
+    pub(crate) fn prepare(
+        &mut self,
+        micro_batch: MicroBatch,
+        query_rows: u32,
+        entries: impl ExactSizeIterator<Item = Entry>,
+    ) -> Result<Step> {
+        let free = self.free_slot()?;
+        let rows = entries.len() as u32;
+        let number = self.last + 1;
+        let words = &mut self.words[..block::step::words(self.shape.batch)];
+        block::step::encode(number, entries, words);
+        let offset = self.slots[free].block.address() - self.memory.as_ptr() as u64;
+        self.memory.copy_in_words(offset, words)?;
+        self.last = number;
+        self.slots[free].step = Some(number);
+        self.slots[free].rows.clear();
+        Ok(Step { number, slot: free as u32, micro_batch, rows, query_rows, finished: false })
+    }
+
+    fn free_slot(&self) -> Result<usize> {
+        self.slots.iter().position(|s| s.step.is_none()).ok_or_else(|| {
+            Error::new(Kind::Busy, "prepare")
+                .at("every step block is in flight")
+                .with("steps", self.shape.steps)
+        })
+    }
+
+    /// Whether a step can be prepared now.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`].
+    pub(crate) fn check_room(&self) -> Result<()> {
+        self.free_slot().map(|_| ())
+    }
+
+    /// The slot of a step of this ring.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for another cache's step.
+    pub(crate) fn slot(&self, step: &Step) -> Result<&RingSlot> {
+        let found = self.slots.get(step.slot as usize).filter(|s| s.step == Some(step.number));
+        found.ok_or_else(|| {
+            Error::new(Kind::OutOfRange, "step").at("a step of another cache").with("step", step.number)
+        })
+    }
+
+    /// Notes a row of a step that was just prepared.
+    pub(crate) fn add_row(&mut self, step: &Step, row: RowInFlight) {
+        if let Some(slot) = self.slots.get_mut(step.slot as usize) {
+            slot.rows.push(row);
+        }
+    }
+
+    /// Reads the report of `step` from its slot.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] when the slot holds another step's report.
+    pub(super) fn read_report(&mut self, step: &Step) -> Result<()> {
+        let slot = &self.slots[step.slot as usize];
+        let words = &mut self.words[..Report::words(self.shape.layers, self.shape.batch)];
+        self.memory.copy_out_words(slot.report.address() - self.memory.as_ptr() as u64, words)?;
+        self.report.decode(words, step.number, step.rows as usize)
+    }
+}

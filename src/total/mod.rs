@@ -1,0 +1,18 @@
+//! The total pool: every row of every live sequence, in pinned host memory. The truth.
+//!
+//! A page is 64 consecutive tokens of a sequence, the same index in every layer; a table entry pairs a
+//! host page of rows with a device page of index keys, and the two are allocated, shared, copied and freed
+//! together, so that a latent never travels without the key that finds it (kvcache-ai/Mooncake#2236).
+//!
+//! Pages are counted by owner. Whoever writes to a page owns it alone; a fork shares full pages and copies
+//! the partial one. A prefix cache across requests will be one more owner; its place is here.
+
+mod index;
+mod page;
+mod pool;
+mod table;
+
+pub(crate) use index::IndexPool;
+pub(crate) use page::Pages;
+pub(crate) use pool::TotalPool;
+pub(crate) use table::PageTable;

@@ -1,0 +1,98 @@
+//! The memory of the total pool and who owns its pages.
+//!
+//! Layer-major: a layer's rows stand together, `[pages][page tokens][host stride]`, so that one layer can
+//! be transferred, or gathered from, as one range. The memory is one shared mapping, huge pages, locked
+//! and bound where that can be had; what could not be had is in [`TotalPool::fallbacks`].
+
+use crate::device::{Device, Slice};
+use crate::error::{Error, Kind, Result};
+use crate::geometry::Geometry;
+use crate::os::{Fallback, Faults, Map, Request};
+use crate::sync::Arc;
+use crate::total::Pages;
+
+/// The total pool.
+#[derive(Debug)]
+pub struct TotalPool {
+    pub(crate) pages: Pages,
+    geometry: Geometry,
+    map: Arc<Map>,
+    layers: Vec<Slice>,
+    fallbacks: Vec<Fallback>,
+}
+
+impl TotalPool {
+    /// Takes the memory of `pages` pages in every layer, by `request` (whose size is filled in here), and
+    /// makes it known to `device`.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfMemory`], [`Kind::Overflow`], [`Kind::OsRefused`].
+    pub fn new(
+        geometry: Geometry,
+        pages: u32,
+        request: &Request,
+        device: &dyn Device,
+        faults: &dyn Faults,
+    ) -> Result<Self> {
+        let bytes = geometry.total_bytes(pages)?;
+        let (map, fallbacks) = Map::new(&Request { bytes, ..request.clone() }, faults)?;
+        let map = Arc::new(map);
+        let all = device.register(&map)?;
+        let one = bytes / u64::from(geometry.layers());
+        let layers = (0..u64::from(geometry.layers())).map(|l| all.part(l * one, one));
+        Ok(TotalPool {
+            layers: layers.collect::<Result<_>>()?,
+            pages: Pages::new("host pages", pages),
+            geometry,
+            map,
+            fallbacks,
+        })
+    }
+
+    /// What the memory had to do without.
+    pub fn fallbacks(&self) -> &[Fallback] {
+        &self.fallbacks
+    }
+
+    /// The rows of a layer, all pages.
+    pub fn layers(&self) -> &[Slice] {
+        &self.layers
+    }
+
+    /// The rows of one page in one layer.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    pub fn page(&self, layer: usize, page: u32) -> Result<Slice> {
+        let bytes = self.geometry.host_page_bytes();
+        match self.layers.get(layer) {
+            Some(rows) => rows.part(u64::from(page) * bytes, bytes),
+            None => Err(Error::new(Kind::OutOfRange, "total pool").at("layer").with("layer", layer as u64)),
+        }
+    }
+
+    fn offset(&self, layer: usize, page: u32, token: u32) -> u64 {
+        let layer_bytes = self.map_layer_bytes();
+        layer as u64 * layer_bytes + self.geometry.host_offset(page, token)
+    }
+
+    fn map_layer_bytes(&self) -> u64 {
+        self.layers.first().map_or(0, Slice::bytes)
+    }
+
+    /// Writes one packed row (no padding) to its place.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    pub fn write_row(&self, layer: usize, page: u32, token: u32, row: &[u8]) -> Result<()> {
+        self.map.copy_in(self.offset(layer, page, token), row)
+    }
+
+    /// Reads one row, as it is now.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    pub fn read_row(&self, layer: usize, page: u32, token: u32, row: &mut [u8]) -> Result<()> {
+        self.map.copy_out(self.offset(layer, page, token), row)
+    }
+}

@@ -1,0 +1,243 @@
+//! The rule against a naive oracle, as a state machine over several lanes; `validate` after everything.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+#[path = "support/oracle.rs"]
+mod oracle;
+
+use forebay::residency::{Fetch, LayerTables, Portable, Rows, Selected, TableShape, Workspace};
+use oracle::Oracle;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+const LANES: u32 = 3;
+const TOKENS: u32 = 320;
+const QUERY_ROWS: u32 = 3;
+const K: usize = 24;
+
+fn shape() -> TableShape {
+    TableShape {
+        lanes: LANES,
+        tokens: TOKENS,
+        query_rows: QUERY_ROWS,
+        scratch: QUERY_ROWS * K as u32,
+        scratch_base: 64,
+        landing_base: 512,
+        budget_base: 640,
+        budget_blocks: 16,
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Join { lane: u32, blocks: u32, short: u32, length: u32, whole: bool },
+    Step { lane: u32, accept: u32, rows: u32, seed: u64, spread: u32, split: bool },
+    Warm { lane: u32, seed: u64 },
+    Truncate { lane: u32, cut: u32 },
+    Leave { lane: u32 },
+}
+
+fn ops() -> impl Strategy<Value = Op> {
+    let lane = 0..LANES;
+    prop_oneof![
+        2 => (lane.clone(), 1..=5_u32, 0..64_u32, 0..200_u32, any::<bool>())
+            .prop_map(|(lane, blocks, short, length, whole)| Op::Join { lane, blocks, short, length, whole }),
+        12 => (lane.clone(), 0..=QUERY_ROWS, 0..=QUERY_ROWS, any::<u64>(), 1..400_u32, any::<bool>()).prop_map(
+            |(lane, accept, rows, seed, spread, split)| Op::Step { lane, accept, rows, seed, spread, split }
+        ),
+        1 => (lane.clone(), any::<u64>()).prop_map(|(lane, seed)| Op::Warm { lane, seed }),
+        1 => (lane.clone(), 0..64_u32).prop_map(|(lane, cut)| Op::Truncate { lane, cut }),
+        1 => lane.prop_map(|lane| Op::Leave { lane }),
+    ]
+}
+
+fn random(seed: &mut u64) -> u32 {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*seed >> 33) as u32
+}
+
+/// Entries near a wandering centre, with repetitions and -1 among them.
+fn selection(seed: &mut u64, limit: u32, spread: u32) -> Vec<i32> {
+    let centre = random(seed) % limit.max(1);
+    (0..K)
+        .map(|_| match random(seed) % 10 {
+            0 => -1,
+            _ if limit == 0 => -1,
+            _ => ((centre + random(seed) % spread) % limit) as i32,
+        })
+        .collect()
+}
+
+struct World {
+    tables: LayerTables,
+    work: Workspace,
+    lanes: Vec<Option<Oracle>>,
+    free: BTreeSet<u32>,
+    owned: Vec<Vec<u32>>,
+}
+
+impl World {
+    fn new() -> Self {
+        World {
+            tables: LayerTables::new(shape()).unwrap(),
+            work: Workspace::new(TOKENS, QUERY_ROWS * K as u32, TOKENS),
+            lanes: vec![None; LANES as usize],
+            free: (0..16).collect(),
+            owned: vec![Vec::new(); LANES as usize],
+        }
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match *op {
+            Op::Join { lane, blocks, short, length, whole } => self.join(lane, blocks, short, length, whole),
+            Op::Step { lane, accept, rows, mut seed, spread, split } => {
+                self.step(lane, accept, rows, &mut seed, spread, split);
+            }
+            Op::Warm { lane, mut seed } => self.warm(lane, &mut seed),
+            Op::Truncate { lane, cut } => {
+                if let Some(oracle) = &mut self.lanes[lane as usize] {
+                    let length = oracle.length.saturating_sub(cut);
+                    oracle.truncate(length);
+                    self.tables.truncate(lane, length).unwrap();
+                }
+            }
+            Op::Leave { lane } => {
+                self.tables.leave(lane);
+                self.lanes[lane as usize] = None;
+                self.free.extend(self.owned[lane as usize].drain(..));
+            }
+        }
+        self.tables.validate().unwrap();
+        for (lane, oracle) in self.lanes.iter().enumerate() {
+            match oracle {
+                Some(oracle) => assert_eq!(self.tables.order(lane as u32), oracle.order),
+                None => assert_eq!(self.tables.digest(lane as u32), 0),
+            }
+        }
+    }
+
+    fn join(&mut self, lane: u32, blocks: u32, short: u32, length: u32, whole: bool) {
+        let taken: Vec<u32> = self.free.iter().copied().rev().take(blocks as usize).collect();
+        let budget = (blocks * 64 - short).max(1);
+        let fits = taken.len() == blocks as usize && self.lanes[lane as usize].is_none();
+        let joined = self.tables.join(lane, &taken, budget, length);
+        if !fits {
+            assert!(joined.is_err());
+            return;
+        }
+        joined.unwrap();
+        let mut oracle = Oracle::new(budget as usize, length);
+        if whole {
+            oracle.bring_up();
+            assert_eq!(self.tables.bring_up(lane) as usize, oracle.order.len());
+        }
+        taken.iter().for_each(|b| assert!(self.free.remove(b)));
+        self.owned[lane as usize] = taken;
+        self.lanes[lane as usize] = Some(oracle);
+    }
+
+    fn step(&mut self, lane: u32, accept: u32, rows: u32, seed: &mut u64, spread: u32, split: bool) {
+        let Some(oracle) = &mut self.lanes[lane as usize] else {
+            let refused = self.tables.commit(&Portable, lane, 0, 1, &mut self.work, |_| {});
+            assert!(refused.is_err());
+            return;
+        };
+        let accepted = accept.min(oracle.landed);
+        let before = self.tables.digest(lane);
+        let mut moved = Vec::new();
+        let committed =
+            self.tables.commit(&Portable, lane, accepted, rows, &mut self.work, |m| moved.push(m));
+        if oracle.length + accepted + rows > TOKENS {
+            assert!(committed.is_err());
+            assert_eq!(self.tables.digest(lane), before);
+            return;
+        }
+        committed.unwrap();
+        let born = oracle.length;
+        oracle.commit(accepted, rows);
+        assert_eq!(moved.len(), (accepted as usize).min(oracle.budget));
+        for m in moved {
+            let row = m.landing - (512 + lane * QUERY_ROWS);
+            assert_eq!(self.tables.slot(lane, born + row), Some(m.slot));
+        }
+        // A draft layer runs a pass a row; an ordinary layer takes all rows at once.
+        let calls: Vec<Rows> = match (rows, split) {
+            (0, _) => Vec::new(),
+            (_, true) => (0..rows).map(|first| Rows { first, count: 1 }).collect(),
+            (_, false) => vec![Rows { first: 0, count: rows }],
+        };
+        for call in calls {
+            let picks: Vec<i32> = (0..call.count)
+                .flat_map(|r| selection(seed, oracle.length + call.first + r + 1, spread))
+                .collect();
+            Self::check_call(&mut self.tables, &mut self.work, oracle, lane, call, &picks);
+        }
+    }
+
+    fn check_call(
+        t: &mut LayerTables,
+        w: &mut Workspace,
+        o: &mut Oracle,
+        lane: u32,
+        call: Rows,
+        picks: &[i32],
+    ) {
+        let mut slots = vec![-7; picks.len()];
+        let mut fetches = vec![Fetch { position: 0, slot: 0 }; picks.len()];
+        let before: Vec<Option<u32>> = (0..TOKENS).map(|p| t.slot(lane, p)).collect();
+        let selected = Selected { selection: picks, slots: &mut slots, fetches: &mut fetches };
+        let done = t.resolve(&Portable, lane, call, selected, w).unwrap();
+        let step = o.select(picks.iter().filter(|p| **p >= 0).map(|p| *p as u32));
+        let counts = done.counts;
+        assert_eq!(done.beyond, None);
+        assert_eq!((counts.hits as usize, counts.misses as usize), (step.hits.len(), step.misses.len()));
+        assert_eq!(counts.scratch as usize, step.scratch);
+        let fetches = &fetches[..counts.misses as usize];
+        assert_eq!(fetches.iter().map(|f| f.position).collect::<Vec<_>>(), step.misses);
+        // No slot is written that this step reads, and none twice.
+        let mut written = BTreeSet::new();
+        for (index, fetch) in fetches.iter().enumerate() {
+            assert!(written.insert(fetch.slot), "two rows in one slot");
+            assert_eq!(index < step.scratch, fetch.slot < 512, "scratch slots come first");
+            assert!(step.hits.iter().all(|h| before[*h as usize] != Some(fetch.slot)));
+        }
+        for (pick, slot) in picks.iter().zip(&slots) {
+            let expected = match *pick {
+                -1 => -1,
+                p if p as u32 >= o.length => (512 + lane * QUERY_ROWS + (p as u32 - o.length)) as i32,
+                p => match fetches.iter().find(|f| f.position == p as u32) {
+                    Some(fetch) => fetch.slot as i32,
+                    None => before[p as usize].unwrap() as i32,
+                },
+            };
+            assert_eq!(*slot, expected, "position {pick}");
+        }
+    }
+
+    fn warm(&mut self, lane: u32, seed: &mut u64) {
+        let Some(oracle) = &mut self.lanes[lane as usize] else {
+            return;
+        };
+        let picks = selection(seed, oracle.length, 50);
+        let mut slots = vec![0; K];
+        let mut fetches = vec![Fetch { position: 0, slot: 0 }; K];
+        let selected = Selected { selection: &picks, slots: &mut slots, fetches: &mut fetches };
+        let counts = self.tables.warm(&Portable, lane, selected, &mut self.work).unwrap().counts;
+        let step = oracle.select(picks.iter().filter(|p| **p >= 0).map(|p| *p as u32));
+        assert_eq!(counts.misses as usize, step.misses.len());
+        assert_eq!(self.tables.residents(lane, 0, u32::MAX).count(), oracle.order.len());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #[test]
+    fn rule_equals_the_naive_list(ops in prop::collection::vec(ops(), 1..80)) {
+        let mut world = World::new();
+        // Two lanes from the start, one of them with a budget below a single row's selection.
+        world.apply(&Op::Join { lane: 0, blocks: 1, short: 50, length: 120, whole: false });
+        world.apply(&Op::Join { lane: 1, blocks: 2, short: 3, length: 100, whole: true });
+        for op in &ops {
+            world.apply(op);
+        }
+    }
+}

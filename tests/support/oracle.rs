@@ -1,0 +1,75 @@
+//! The rule once more, as naively as it can be said: a list of positions from oldest to newest, rebuilt
+//! after every step. No slots, no stamps, no maps: another structure than the library's.
+
+/// One sequence in one layer.
+#[derive(Clone, Debug, Default)]
+pub struct Oracle {
+    /// Resident positions, oldest first.
+    pub order: Vec<u32>,
+    /// Slots.
+    pub budget: usize,
+    /// Committed tokens.
+    pub length: u32,
+    /// Rows written by the step that runs, not yet committed.
+    pub landed: u32,
+}
+
+/// What one step found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// Selected and resident, ascending.
+    pub hits: Vec<u32>,
+    /// Selected and fetched, ascending.
+    pub misses: Vec<u32>,
+    /// How many of the misses, the lowest ones, have no slot after the step.
+    pub scratch: usize,
+}
+
+impl Oracle {
+    /// A sequence of `length` tokens, nothing resident.
+    pub fn new(budget: usize, length: u32) -> Self {
+        Oracle { order: Vec::new(), budget, length, landed: 0 }
+    }
+
+    /// Everything resident, if it fits.
+    pub fn bring_up(&mut self) {
+        if self.length as usize <= self.budget {
+            self.order = (0..self.length).collect();
+        }
+    }
+
+    /// Accepts the first `accepted` landed rows and expects `next` ones.
+    pub fn commit(&mut self, accepted: u32, next: u32) {
+        assert!(accepted <= self.landed);
+        self.order.extend(self.length..self.length + accepted);
+        self.keep_newest();
+        self.length += accepted;
+        self.landed = next;
+    }
+
+    /// Selects `positions` (any order, repeated, below the length; others are ignored here).
+    pub fn select(&mut self, positions: impl IntoIterator<Item = u32>) -> Step {
+        let mut union: Vec<u32> = positions.into_iter().filter(|p| *p < self.length).collect();
+        union.sort_unstable();
+        union.dedup();
+        let (hits, misses): (Vec<u32>, Vec<u32>) = union.iter().partition(|p| self.order.contains(p));
+        self.order.retain(|p| !union.contains(p));
+        let scratch = union.len().saturating_sub(self.budget).min(misses.len());
+        let mut newest: Vec<u32> = hits.iter().chain(&misses[scratch..]).copied().collect();
+        newest.sort_unstable();
+        self.order.extend(newest);
+        self.keep_newest();
+        Step { hits, misses, scratch }
+    }
+
+    /// Cuts the sequence to `length` tokens.
+    pub fn truncate(&mut self, length: u32) {
+        self.order.retain(|p| *p < length);
+        (self.length, self.landed) = (length, 0);
+    }
+
+    fn keep_newest(&mut self) {
+        let gone = self.order.len().saturating_sub(self.budget);
+        self.order.drain(..gone);
+    }
+}

@@ -1,0 +1,196 @@
+//! Style as a test: what CONTRIBUTING.md asks for, checked over the whole tree.
+//!
+//! Every rule is a function from a file's name and text to faults, so that beside it stands a test that
+//! plants a violation and sees it reported: a rule that reports nothing proves nothing by itself. Format
+//! and lints are the compiler's matter (`make check`); here stands what it does not know.
+//!
+//! The tree is walked and .gitignore obeyed; git is not asked, so an unpacked archive can be checked too.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+#[path = "tidy/layout.rs"]
+mod layout;
+#[path = "tidy/pages.rs"]
+mod pages;
+#[path = "tidy/source.rs"]
+mod source;
+#[path = "tidy/text.rs"]
+mod text;
+
+/// A broken rule: where, and what is wrong there.
+pub struct Fault {
+    file: String,
+    line: usize,
+    what: String,
+}
+
+/// A fault in `file` at `line` (from 1).
+pub fn fault(file: &str, line: usize, what: String) -> Fault {
+    Fault { file: file.to_owned(), line, what }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.file, self.line, self.what)
+    }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Whether .gitignore (`/path`, `name` or `*.ending` a line) leaves the file or folder out.
+fn ignored(file: &str, patterns: &str) -> bool {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    let hit = |pattern: &str| match (pattern.strip_prefix('/'), pattern.strip_prefix('*')) {
+        (Some(path), _) => file == path.trim_end_matches('/'),
+        (_, Some(ending)) => name.ends_with(ending),
+        _ => name == pattern.trim_end_matches('/'),
+    };
+    name == ".git" || patterns.lines().filter(|p| !p.is_empty() && !p.starts_with('#')).any(hit)
+}
+
+/// Every text file of the tree: its name from the root, and its text.
+fn tree() -> Vec<(String, String)> {
+    let patterns = read(".gitignore").unwrap_or_default();
+    let mut folders: Vec<PathBuf> = vec![root().to_owned()];
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let name = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
+            match entry.file_type() {
+                _ if ignored(&name, &patterns) => {}
+                Ok(kind) if kind.is_dir() => folders.push(path),
+                Ok(kind) if kind.is_file() => files.extend(read(&name).map(|text| (name, text))),
+                _ => {}
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+/// The text of a file, by its name from the root; none where it is not there or no text.
+fn read(file: &str) -> Option<String> {
+    std::fs::read_to_string(root().join(file)).ok()
+}
+
+fn report(faults: &[Fault]) {
+    let lines: Vec<String> = faults.iter().map(Fault::to_string).collect();
+    assert!(lines.is_empty(), "\n{}\n", lines.join("\n"));
+}
+
+fn over_tree(rule: impl Fn(&str, &str) -> Vec<Fault>) {
+    let faults: Vec<Fault> = tree().iter().flat_map(|(file, text)| rule(file, text)).collect();
+    report(&faults);
+}
+
+#[test]
+fn the_tree_is_read() {
+    let names: Vec<String> = tree().into_iter().map(|(file, _)| file).collect();
+    for file in ["src/lib.rs", "tests/tidy/text.rs", ".ci/run", "Makefile", "README.md"] {
+        assert!(names.iter().any(|name| name == file), "{file}");
+    }
+    assert!(!names.iter().any(|name| name.starts_with("target/") || name.starts_with(".git/")));
+    assert!(ignored("target", "/target\n") && ignored("a/b.so", "*.so") && !ignored("src/target", "/target"));
+}
+
+#[test]
+fn rooms_use_rooms_above_them_only() {
+    over_tree(layout::directions);
+}
+
+#[test]
+fn devices_do_not_know_each_other() {
+    over_tree(layout::backends);
+}
+
+#[test]
+fn the_command_and_the_c_side_use_what_is_public() {
+    over_tree(layout::public_only);
+}
+
+#[test]
+fn atomics_locks_and_threads_are_named_in_one_place() {
+    over_tree(layout::primitives);
+}
+
+#[test]
+fn unsafe_stands_in_its_rooms_and_gives_reasons() {
+    over_tree(layout::unsafety);
+    report(&layout::exceptions(|file| read(file).is_some()));
+}
+
+#[test]
+fn files_and_lines_are_short() {
+    over_tree(text::size);
+}
+
+#[test]
+fn every_file_has_a_head() {
+    over_tree(text::head);
+}
+
+#[test]
+fn nothing_is_unfinished_or_dead() {
+    over_tree(text::dead);
+}
+
+#[test]
+fn no_code_stands_in_comments() {
+    over_tree(text::commented_code);
+}
+
+#[test]
+fn no_file_names_a_machine() {
+    over_tree(text::machine);
+}
+
+#[test]
+fn promises_and_failures_name_tests_that_exist() {
+    report(&pages::promises(&read(pages::TESTING).unwrap_or_default(), read));
+}
+
+#[test]
+fn commands_of_the_pages_exist() {
+    let makefile = read("Makefile").unwrap_or_default();
+    over_tree(|file, text| pages::commands(file, text, &makefile));
+}
+
+#[test]
+fn the_readme_shows_the_example_that_is_run() {
+    if let Some(example) = read("examples/decode_loop.rs") {
+        report(&pages::taste(&read("README.md").unwrap_or_default(), &example));
+    }
+}
+
+#[test]
+fn variables_of_the_environment_are_documented() {
+    let page = read(pages::TESTING).unwrap_or_default();
+    over_tree(|file, text| pages::variables(file, text, &page));
+}
+
+/// Runs ci/skips over `lines` as `make test` does at its end; whether it lets the run pass.
+fn skips_pass(name: &str, lines: &str, require_all: &str) -> std::io::Result<bool> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let (skips, list) = (folder.join("skips.txt"), folder.join("allowed.txt"));
+    std::fs::create_dir_all(&folder)?;
+    std::fs::write(&skips, lines)?;
+    std::fs::write(&list, "# A reason.\nlisted test\n")?;
+    let mut command = Command::new(root().join("ci/skips"));
+    command.arg(list).env("FOREBAY_SKIPS", skips).env("FOREBAY_REQUIRE_ALL", require_all);
+    Ok(command.output()?.status.success())
+}
+
+#[test]
+fn a_skip_outside_the_list_fails_where_all_is_required() {
+    let listed = "SKIP: listed test: no such: device\n";
+    let other = "SKIP: other test: no traces\n";
+    assert!(skips_pass("none", "", "1").unwrap());
+    assert!(skips_pass("listed", listed, "1").unwrap());
+    assert!(!skips_pass("other", &format!("{listed}{other}"), "1").unwrap());
+    assert!(skips_pass("lenient", other, "").unwrap());
+}

@@ -1,0 +1,273 @@
+//! Rules about where things may stand: the direction between rooms, and the rooms of atomics and `unsafe`.
+
+use crate::source::{Path, has_word, paths, split, test_lines};
+use crate::{Fault, fault};
+
+/// The rooms of `src/`, top to bottom: a room uses itself and the rooms before it (docs/design.md, 3).
+const ROOMS: [&str; 17] = [
+    "error",
+    "ids",
+    "geometry",
+    "sync",
+    "stats",
+    "os",
+    "residency",
+    "device",
+    "trace",
+    "total",
+    "sparse",
+    "step",
+    "overlap",
+    "weights",
+    "transfer",
+    "cache",
+    "predict",
+];
+
+/// Rooms that are one file each: words and small tools, nothing to divide.
+const LEAVES: [&str; 5] = ["error", "ids", "geometry", "sync", "stats"];
+
+/// The devices; each knows the contract in `device`'s root and none of the others.
+const BACKENDS: [&str; 3] = ["host", "clock", "cuda"];
+
+/// What `src/sync.rs` alone may name of the standard library's concurrency.
+const PRIMITIVES: [&str; 12] = [
+    "atomic",
+    "Barrier",
+    "Condvar",
+    "LazyLock",
+    "Mutex",
+    "MutexGuard",
+    "Once",
+    "OnceLock",
+    "RwLock",
+    "mpsc",
+    "mpmc",
+    "*",
+];
+
+/// Where `unsafe` may stand.
+const UNSAFE_ROOMS: [&str; 4] = ["src/os/", "src/device/", "ffi/", "standin/"];
+
+/// Files outside those rooms that cannot do without `unsafe`, each with the reason.
+const UNSAFE_FILES: [&str; 0] = [];
+
+fn place(name: &str) -> Option<usize> {
+    ROOMS.iter().position(|room| *room == name)
+}
+
+/// The room that a file under `src/` belongs to, or the file's own name where it belongs to none.
+fn room_of(file: &str) -> Option<&str> {
+    let inside = file.strip_prefix("src/")?.strip_suffix(".rs")?;
+    let room = inside.split('/').next()?;
+    (room != "lib").then_some(room)
+}
+
+/// A room names only itself and rooms above it, by their full paths.
+pub fn directions(file: &str, text: &str) -> Vec<Fault> {
+    let Some(room) = room_of(file) else {
+        return Vec::new();
+    };
+    let Some(own) = place(room) else {
+        return vec![fault(
+            file,
+            1,
+            format!("`{room}` is no room of the house; see ROOMS in tests/tidy/layout.rs"),
+        )];
+    };
+    let mut faults = Vec::new();
+    if LEAVES.contains(&room) && file != format!("src/{room}.rs") {
+        faults.push(fault(file, 1, format!("`{room}` is a room of one file")));
+    }
+    for Path { names, line } in paths(file, &split(text).code) {
+        let [root, name, ..] = names.as_slice() else {
+            continue;
+        };
+        if root != "crate" || name == "*" && names.len() == 2 && room_of(file).is_none() {
+            continue;
+        }
+        match place(name) {
+            Some(n) if n <= own => {}
+            Some(_) => faults.push(fault(file, line, format!("`{room}` uses `{name}`, a room below it"))),
+            None => {
+                faults.push(fault(file, line, format!("`crate::{name}` is no room; name the room it is in")))
+            }
+        }
+    }
+    faults
+}
+
+/// A device does not name another device.
+pub fn backends(file: &str, text: &str) -> Vec<Fault> {
+    let inside = file.strip_prefix("src/device/").unwrap_or_default();
+    let own = inside.split(['/', '.']).next().unwrap_or_default();
+    if !BACKENDS.contains(&own) {
+        return Vec::new();
+    }
+    let others = paths(file, &split(text).code).into_iter().filter(|path| match path.names.as_slice() {
+        [root, device, other, ..] => {
+            root == "crate" && device == "device" && other != own && BACKENDS.contains(&other.as_str())
+        }
+        _ => false,
+    });
+    others.map(|p| fault(file, p.line, format!("device `{own}` names device `{}`", p.names[2]))).collect()
+}
+
+/// The command and the C side take nothing of the library but what it publishes.
+pub fn public_only(file: &str, text: &str) -> Vec<Fault> {
+    if !(file.starts_with("cli/") || file.starts_with("ffi/")) || !file.ends_with(".rs") {
+        return Vec::new();
+    }
+    let code = split(text).code;
+    let lines = code.lines().zip(text.lines()).enumerate();
+    let inward = lines.filter(|(_, (code, text))| {
+        (code.contains("#[path") || has_word(code, "include")) && text.contains("../src")
+    });
+    inward.map(|(n, _)| fault(file, n + 1, "takes a source file of the library in".to_owned())).collect()
+}
+
+/// Atomics, locks and threads are named in `src/sync.rs` alone, so that loom can replace them all.
+pub fn primitives(file: &str, text: &str) -> Vec<Fault> {
+    let exempt = file == "src/sync.rs" || file.ends_with("/tests.rs") || file.contains("/tests/");
+    if !file.starts_with("src/") || exempt {
+        return Vec::new();
+    }
+    let code = split(text).code;
+    let tests = test_lines(&code);
+    let named = paths(file, &code).into_iter().filter(|path| match path.names.as_slice() {
+        [root, ..] if root == "loom" || root == "parking_lot" => true,
+        [root, module, ..] if root == "std" && module == "thread" => true,
+        [root, module] if (root == "std" || root == "core") && module == "sync" => true,
+        [root, module, name, ..] if (root == "std" || root == "core") && module == "sync" => {
+            PRIMITIVES.contains(&name.as_str())
+        }
+        _ => false,
+    });
+    let outside = named.filter(|path| !tests.get(path.line - 1).copied().unwrap_or(false));
+    outside
+        .map(|p| fault(file, p.line, format!("`{}`: take it from crate::sync", p.names.join("::"))))
+        .collect()
+}
+
+/// `unsafe` stands in its rooms only, and each site says which fact allows it.
+pub fn unsafety(file: &str, text: &str) -> Vec<Fault> {
+    if !file.ends_with(".rs") {
+        return Vec::new();
+    }
+    let parts = split(text);
+    let comments: Vec<&str> = parts.comments.lines().collect();
+    let code: Vec<&str> = parts.code.lines().collect();
+    let allowed = UNSAFE_ROOMS.iter().any(|room| file.starts_with(room)) || UNSAFE_FILES.contains(&file);
+    let mut faults = Vec::new();
+    for (n, line) in code.iter().enumerate().filter(|(_, line)| has_word(line, "unsafe")) {
+        if !allowed {
+            faults.push(fault(file, n + 1, "`unsafe` outside os, device, ffi and standin".to_owned()));
+        } else if needs_reason(line) && !has_reason(&comments, &code, n) {
+            faults.push(fault(file, n + 1, "`unsafe` without a SAFETY comment above it".to_owned()));
+        }
+    }
+    faults
+}
+
+/// Whether this `unsafe` opens a site of its own: not an attribute, not the type of a function pointer.
+fn needs_reason(line: &str) -> bool {
+    let after = line.split("unsafe").nth(1).unwrap_or_default().trim_start();
+    let abi = after.strip_prefix("extern").map_or(after, |rest| {
+        let rest = rest.trim_start();
+        rest.split_once('"').and_then(|(_, r)| r.split_once('"')).map_or(rest, |(_, r)| r).trim_start()
+    });
+    let pointer = abi.strip_prefix("fn").is_some_and(|rest| rest.trim_start().starts_with('('));
+    !after.starts_with('(') && !pointer
+}
+
+/// Whether a comment on the line, within the six above it, or in the comments and attributes that lead up
+/// to it, gives the reason.
+fn has_reason(comments: &[&str], code: &[&str], n: usize) -> bool {
+    let says = |i: usize| comments[i].contains("SAFETY:") || comments[i].contains("# Safety");
+    if (n.saturating_sub(6)..=n).any(says) {
+        return true;
+    }
+    let leads = |i: &usize| code[*i].trim().is_empty() || code[*i].trim().starts_with("#[");
+    (0..n).rev().take_while(leads).any(says)
+}
+
+/// Whether the files that may hold `unsafe` by exception are still there.
+pub fn exceptions(exists: impl Fn(&str) -> bool) -> Vec<Fault> {
+    let gone = UNSAFE_FILES.iter().filter(|file| !exists(file));
+    gone.map(|file| fault(file, 1, "listed in UNSAFE_FILES and not there".to_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(faults: &[Fault]) -> Vec<usize> {
+        faults.iter().map(|f| f.line).collect()
+    }
+
+    #[test]
+    fn a_room_below_is_reported_however_it_is_named() {
+        let text = "use crate::error::Error;\n\
+                    use crate::{ids::Layer, cache::{Cache, open}};\n\
+                    use super::super::step;\n\
+                    fn f() { crate::sparse::g() }\n\
+                    // crate::predict\n\
+                    use crate::Error;\n\
+                    mod tests { use super::super::super::total; use super::x; }\n";
+        assert_eq!(lines(&directions("src/os/map.rs", text)), [2, 2, 3, 4, 6, 7]);
+        assert_eq!(directions("src/error.rs", "use super::ids;").len(), 1);
+        assert_eq!(directions("src/ids.rs", "use super::error;").len(), 0);
+        assert_eq!(directions("src/misc.rs", "").len(), 1);
+        assert_eq!(directions("src/stats/a.rs", "").len(), 1);
+        assert_eq!(directions("src/lib.rs", "use crate::predict;").len(), 0);
+    }
+
+    #[test]
+    fn a_device_that_names_another_is_reported() {
+        let text = "use crate::device::Device;\nuse super::super::clock::Clock;\nuse crate::device::{cuda, rates};\n";
+        assert_eq!(lines(&backends("src/device/host/mod.rs", "use super::clock;")), [1]);
+        assert_eq!(lines(&backends("src/device/host/stream.rs", text)), [2, 3]);
+        assert_eq!(backends("src/device/mod.rs", "pub mod host; use self::host::Host;").len(), 0);
+    }
+
+    #[test]
+    fn a_source_taken_in_from_outside_is_reported() {
+        assert_eq!(lines(&public_only("ffi/src/a.rs", "\n#[path = \"../../src/os/map.rs\"]\nmod m;")), [2]);
+        assert_eq!(public_only("cli/src/a.rs", "include_str!(\"../src/a.txt\")").len(), 0);
+    }
+
+    #[test]
+    fn primitives_outside_sync_are_reported_tests_aside() {
+        let text = "use std::sync::{Arc, Mutex};\n\
+                    use std::sync::atomic::AtomicU32;\n\
+                    fn f() { std::thread::yield_now() }\n\
+                    #[cfg(test)]\n\
+                    mod tests {\n    use std::sync::Barrier;\n}\n\
+                    use std::sync;\n\
+                    // std::thread\n\
+                    use std::sync::PoisonError;\n";
+        assert_eq!(lines(&primitives("src/os/map.rs", text)), [1, 2, 3, 8]);
+        assert_eq!(primitives("src/sync.rs", text).len(), 0);
+        assert_eq!(primitives("cli/src/main.rs", text).len(), 0);
+    }
+
+    #[test]
+    fn unsafe_without_room_or_reason_is_reported() {
+        let bare = "\n\n\n\n\n\n\n\nfn f() { unsafe { g() } }\n";
+        assert_eq!(lines(&unsafety("src/step/layer.rs", "fn f() { unsafe { g() } }")), [1]);
+        assert_eq!(lines(&unsafety("src/os/map.rs", bare)), [9]);
+        assert_eq!(lines(&unsafety("src/os/map.rs", "unsafe impl Send for X {}")), [1]);
+        assert_eq!(lines(&unsafety("ffi/src/a.rs", "pub unsafe extern \"C\" fn f() {}")), [1]);
+        let good = "// SAFETY: the range is ours.\nunsafe { g() }\n\
+                    type F = unsafe extern \"C\" fn(u32);\n\
+                    #[unsafe(no_mangle)]\n// unsafe { }\nlet s = \"unsafe { }\";\n";
+        assert_eq!(unsafety("src/os/map.rs", good).len(), 0);
+        let long = format!("/// # Safety\n{}#[inline]\nunsafe fn f() {{}}\n", "/// Long.\n".repeat(9));
+        assert_eq!(unsafety("src/os/map.rs", &long).len(), 0);
+    }
+
+    #[test]
+    fn an_exception_that_is_gone_is_reported() {
+        assert_eq!(exceptions(|_| false).len(), UNSAFE_FILES.len());
+    }
+}
