@@ -37,8 +37,8 @@ impl Cache {
     /// [`Accepted::OnDevice`]; it is read in the stream's order.
     ///
     /// # Errors
-    /// [`Kind::Busy`] when every step block is in flight, or a sequence has as many steps in flight as
-    /// configured; [`Kind::Closed`]; [`Kind::InvalidConfig`] for a sequence that is not running, named
+    /// [`Kind::Busy`] when every step block is in flight, the micro-batch's last step is not finished, or a
+    /// sequence has as many steps in flight as configured; [`Kind::Closed`]; [`Kind::InvalidConfig`] for a sequence that is not running, named
     /// twice, or of another micro-batch; [`Kind::OutOfRange`] for too many rows, query rows or accepted
     /// rows, and for a sequence that would outgrow what was admitted; [`Kind::DeviceFailed`] when its
     /// warm-up failed. Nothing is enqueued then.
@@ -75,6 +75,7 @@ impl Cache {
             self.ring.release(&step);
             return Err(error);
         }
+        self.open[micro_batch.index()] = Some(step.number);
         for row in rows {
             let record = &mut self.records[row.sequence.index as usize];
             let rejected = match row.accepted {
@@ -106,6 +107,12 @@ impl Cache {
         }
         if query_rows == 0 || query_rows > self.config.query_rows {
             return range("query rows", query_rows.into(), self.config.query_rows);
+        }
+        if let Some(step) = self.open[micro_batch.index()] {
+            return Err(Error::new(Kind::Busy, "prepare")
+                .at("the micro-batch's step is open")
+                .with("step", step)
+                .hint("finish it, then prepare the next"));
         }
         self.ring.check_room()
     }
@@ -216,7 +223,7 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidConfig`] for a finished one.
-    pub fn finish(&self, step: &mut Step, stream: Stream) -> Result<()> {
+    pub fn finish(&mut self, step: &mut Step, stream: Stream) -> Result<()> {
         let slot = self.ring.slot(step)?;
         if step.finished {
             return Err(Error::new(Kind::InvalidConfig, "finish").at("the step is finished"));
@@ -227,6 +234,7 @@ impl Cache {
         for row in &slot.rows {
             self.record_ready(self.records[row.sequence as usize].holding.lane, stream)?;
         }
+        self.open[step.micro_batch.index()] = None;
         step.finished = true;
         Ok(())
     }

@@ -197,6 +197,8 @@ pub struct Cache {
     ready: Vec<Event>,
     /// One a micro-batch: recorded after its last step. The next one waits for it.
     stepped: Vec<Event>,
+    /// One a micro-batch: its step between prepare and finish. Another one would take over its block.
+    open: Vec<Option<u64>>,
     fallbacks: Vec<Fallback>,
     stats: Stats,
     /// Calls of prepare, to find a sequence that one of them names twice.
@@ -249,6 +251,7 @@ impl Cache {
             left: device.event()?,
             ready: (0..config.lanes).map(|_| device.event()).collect::<Result<_>>()?,
             stepped: (0..config.micro_batches).map(|_| device.event()).collect::<Result<_>>()?,
+            open: vec![None; config.micro_batches as usize],
             records: (0..config.lanes).map(|_| Record::default()).collect(),
             config,
             geometry,
