@@ -163,24 +163,31 @@ impl Cache {
     /// # Errors
     /// As [`Cache::append`].
     pub fn append_in_place(&mut self, sequence: Sequence, count: u32) -> Result<()> {
-        (0..self.geometry.layers())
-            .try_for_each(|layer| self.claim(sequence, Layer(layer), count).map(|_| ()))
+        let layers = (0..self.geometry.layers()).map(Layer);
+        layers.clone().try_for_each(|layer| self.check_claim(sequence, layer, count))?;
+        layers.map(|layer| self.claim(sequence, layer, count).map(|_| ())).collect()
+    }
+
+    /// Whether a layer's prompt has room for `count` more rows.
+    fn check_claim(&self, sequence: Sequence, layer: Layer, count: u32) -> Result<()> {
+        self.check_layer(layer)?;
+        let record = self.record(sequence)?;
+        record.expect(&[State::Filling], "append")?;
+        let (prompt, filled) = (record.prompt, record.filled[layer.index()]);
+        if count > prompt - filled {
+            return Err(Error::new(Kind::OutOfRange, "append")
+                .at("rows beyond the prompt")
+                .with("rows", count)
+                .with("filled", filled)
+                .with("prompt", prompt));
+        }
+        Ok(())
     }
 
     /// Counts `count` more rows of a layer as filled; answers the first one's position.
     fn claim(&mut self, sequence: Sequence, layer: Layer, count: u32) -> Result<u32> {
-        self.check_layer(layer)?;
-        let record = self.record_mut(sequence)?;
-        record.expect(&[State::Filling], "append")?;
-        let prompt = record.prompt;
-        let filled = &mut record.filled[layer.index()];
-        if count > prompt - *filled {
-            return Err(Error::new(Kind::OutOfRange, "append")
-                .at("rows beyond the prompt")
-                .with("rows", count)
-                .with("filled", *filled)
-                .with("prompt", prompt));
-        }
+        self.check_claim(sequence, layer, count)?;
+        let filled = &mut self.record_mut(sequence)?.filled[layer.index()];
         *filled += count;
         Ok(*filled - count)
     }
