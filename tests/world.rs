@@ -1,0 +1,332 @@
+//! Byte exactness: a world that drives the cache as an engine would, every row stamped, every read
+//! checked, against a naive model.
+//!
+//! What a run checks stands in `world/`: attention's view of every layer call, entry by entry; hits, misses
+//! and scratch rows of every step by layer; every committed row and index key in the total pool; gauges,
+//! counters, lengths and `validate()` after every operation; each refusal's kind, and that it changed
+//! nothing. Here stand the runs.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+#[path = "world/mod.rs"]
+mod world;
+
+use forebay::device::host::HostOptions;
+use forebay::device::{Device, Outcome, Part, Pools};
+use forebay::residency::Rows;
+use forebay::{Accepted, BringUp, Budget, Kind, Layer, LayerCall, MicroBatch, Open, Row};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use world::engine::Edge;
+use world::ops::{OP_BYTES, Op, Random, ops_from_bytes};
+use world::run::{Setup, World, run, run_in};
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    prop::collection::vec(any::<[u8; OP_BYTES]>().prop_map(Op::decode), 1..90)
+}
+
+fn soak() -> bool {
+    std::env::var("FOREBAY_SOAK").is_ok_and(|value| value == "1")
+}
+
+fn cases(usual: u32) -> ProptestConfig {
+    ProptestConfig { cases: usual * if soak() { 50 } else { 1 }, ..ProptestConfig::default() }
+}
+
+fn random_ops(seed: u64, count: usize) -> Vec<Op> {
+    ops_from_bytes(&Random::new(seed).bytes(count * OP_BYTES))
+}
+
+proptest! {
+    #![proptest_config(cases(300))]
+    #[test]
+    fn every_row_read_is_the_row_that_was_written(ops in ops(), variant in 0..3_u8) {
+        run_in(Setup::inline(variant), &ops);
+    }
+}
+
+fn threaded(variant: u8) -> Setup {
+    Setup { variant, options: HostOptions { threaded: true, ..HostOptions::default() } }
+}
+
+fn portable(variant: u8) -> Setup {
+    Setup { variant, options: HostOptions { portable: true, ..HostOptions::default() } }
+}
+
+proptest! {
+    #![proptest_config(cases(80))]
+    #[test]
+    fn devices_agree_step_by_step(ops in ops(), variant in 0..3_u8) {
+        let inline = run_in(Setup::inline(variant), &ops);
+        prop_assert_eq!(&run_in(portable(variant), &ops), &inline);
+        prop_assert_eq!(&run_in(threaded(variant), &ops), &inline);
+    }
+}
+
+/// The control of the tests above: they reach what they are there for.
+#[test]
+fn random_bytes_are_runs_that_reach_everything() {
+    let mut reached = BTreeMap::new();
+    for seed in 0..300 {
+        let outcomes = run_in(Setup::inline(seed as u8), &random_ops(seed, 90));
+        for (what, times) in outcomes.reached {
+            *reached.entry(what).or_insert(0) += times;
+        }
+    }
+    let wanted = [
+        "allocate pages Exhausted",
+        "append InvalidConfig",
+        "append OutOfRange",
+        "budget InvalidConfig",
+        "cache OutOfRange",
+        "close idle",
+        "close in flight",
+        "cold start",
+        "fork Busy",
+        "fork InvalidConfig",
+        "fork in a page",
+        "fork of full pages",
+        "join InvalidConfig",
+        "join more",
+        "join_more InvalidConfig",
+        "open Exhausted",
+        "open OutOfRange",
+        "prepare Busy",
+        "prepare InvalidConfig",
+        "prepare OutOfRange",
+        "retire Busy",
+        "retire in order",
+        "retire out of order",
+        "roll back Busy",
+        "roll back InvalidConfig",
+        "roll back OutOfRange",
+        "roll back deep",
+        "roll back drafts",
+        "roll back into a shared page",
+        "scratch rows",
+        "sequence Closed",
+        "step fails",
+        "step is sound",
+        "two steps open",
+        "warm start",
+    ];
+    let missed: Vec<&&str> = wanted.iter().filter(|what| !reached.contains_key(**what)).collect();
+    assert!(missed.is_empty(), "never reached: {missed:?}; reached: {reached:#?}");
+}
+
+/// The fuzz target's body, over strings that tell nothing, and over short and uneven ones.
+#[test]
+fn any_bytes_are_a_run() {
+    for (seed, bytes) in
+        [&[][..], &[0], &[1; 5], &[1; 6], &[255; 61], &[16; 600], &[2; 600]].iter().enumerate()
+    {
+        run(&ops_from_bytes(bytes));
+        run(&ops_from_bytes(&Random::new(seed as u64).bytes(seed * 7)));
+    }
+}
+
+/// Fails the n-th operation of a run; answers how many there were, and what was reached.
+fn failing(setup: Setup, ops: &[Op], number: u64) -> (u64, BTreeMap<String, u64>) {
+    let options = HostOptions { fail_operation: Some(number), ..setup.options };
+    let mut world = World::new(Setup { options, ..setup });
+    ops.iter().for_each(|op| world.apply(op));
+    world.close_all();
+    let operations = world.engine.device.operations();
+    (operations, world.end().reached)
+}
+
+#[test]
+fn a_device_that_fails_at_any_operation_leaves_nothing_behind() {
+    let (mut tickets, mut steps) = (0, 0);
+    for seed in 0..if soak() { 50 } else { 3 } {
+        let ops = random_ops(1000 + seed, 60);
+        let (count, _) = failing(Setup::inline(seed as u8), &ops, u64::MAX);
+        for number in 0..count {
+            let (_, reached) = failing(Setup::inline(seed as u8), &ops, number);
+            tickets += reached.get("ticket fails").unwrap_or(&0);
+            steps += reached.get("step fails").unwrap_or(&0);
+        }
+        for number in (0..count).step_by(41) {
+            failing(threaded(seed as u8), &ops, number);
+        }
+    }
+    assert!(tickets > 0 && steps > 0, "tickets {tickets} and steps {steps} that failed");
+}
+
+#[test]
+fn soak_returns_every_counter_to_its_start() {
+    let wanted = if soak() { 20_000 } else { 300 };
+    let (mut world, mut opened, mut seed) = (World::new(Setup::inline(0)), 0, 5_000);
+    while opened < wanted {
+        random_ops(seed, 60).iter().for_each(|op| world.apply(op));
+        seed += 1;
+        world.close_all();
+        opened += world.seqs.len();
+        world.forget();
+    }
+    world.end();
+}
+
+/// A seed whose steps are neither refused nor made to fail, in a world of one sequence that starts cold.
+fn sound_seed() -> u16 {
+    let step = |seed| Op::Step { micro: 0, rows: 0, width: 1, seed };
+    let sound = |seed: &u16| {
+        let ops = [COLD, step(*seed), Op::Retire { which: 1 }, step(*seed), Op::Retire { which: 1 }];
+        run_in(Setup::inline(0), &ops).reached.get("step is sound") == Some(&2)
+    };
+    (0..500).find(sound).unwrap()
+}
+
+const COLD: Op = Op::Start { prompt: 80, promised: 40, budget: 4, whole: false };
+
+/// One step whose gathers are held back. Whether attention read what was selected.
+fn attention_with_slow_gathers(missing: Option<Edge>) -> bool {
+    let mut world = World::new(threaded(0));
+    world.apply(&COLD);
+    world.engine.missing = missing;
+    world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed: sound_seed() });
+    let held = world.engine.hold(world.engine.gathers(0));
+    // A call a layer and pass fits the streams' queues: nothing here waits for the gathers.
+    (0..9).for_each(|_| world.layer(0));
+    if missing.is_some() {
+        world.engine.drain(world.engine.stream(0));
+    }
+    drop(held);
+    world.engine.drain(world.engine.gathers(0));
+    world.finish(0);
+    world.engine.drain(world.engine.stream(0));
+    let sound = world.engine.found.lock().unwrap().wrong.is_empty();
+    sound
+}
+
+#[test]
+fn attention_reads_behind_the_gather() {
+    assert!(attention_with_slow_gathers(None));
+    assert!(!attention_with_slow_gathers(Some(Edge::Gathered)), "the control: without the edge it is seen");
+}
+
+/// Two steps; in the first the engine's own writes are held back. Whether the total pool has the rows.
+fn stores_with_slow_writes(missing: Option<Edge>) -> bool {
+    let mut world = World::new(threaded(0));
+    world.apply(&COLD);
+    let seed = sound_seed();
+    world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed });
+    world.engine.drain(world.engine.stream(0));
+    world.engine.missing = missing;
+    let held = world.engine.hold(world.engine.stream(0));
+    (0..9).for_each(|_| world.layer(0));
+    if missing.is_some() {
+        world.engine.drain(world.engine.scatters(0));
+    }
+    drop(held);
+    world.finish(0);
+    world.engine.missing = None;
+    let accepted = world.seqs[0].length() + world.seqs[0].landed.len() as u32;
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        world.apply(&Op::Retire { which: 1 });
+        world.apply(&Op::RollBack { seq: 0, how: 1, by: 2 });
+        assert_eq!(world.seqs[0].length(), accepted, "both rows were accepted, and are checked");
+    }))
+    .is_ok()
+}
+
+#[test]
+fn f1_a_store_waits_for_the_rows_that_it_reads() {
+    assert!(stores_with_slow_writes(None));
+    assert!(!stores_with_slow_writes(Some(Edge::Written)), "the control: without the edge it is seen");
+}
+
+/// An abort while a fork's copy is in flight: what it names comes back when its ticket has ended.
+#[test]
+fn f9_a_ticket_that_ends_after_an_abort_still_gives_its_pages_back() {
+    let mut world = World::new(threaded(0));
+    world.apply(&START);
+    let (start, parent, stream) = (world.start, world.seqs[0].handle, world.engine.host);
+    let open = Open { prompt: 0, promised: 20, budget: Budget::Slots(20), bring_up: BringUp::Nothing };
+    let held = world.engine.hold(stream);
+    let cache = &mut world.cache;
+    let (child, ticket) = cache.fork(parent, &open, stream).unwrap();
+    assert_eq!(ticket.poll(), None);
+    assert_eq!(cache.roll_back(child, 1, stream).unwrap_err().kind(), Kind::Busy);
+    assert_eq!(cache.fork(child, &open, stream).unwrap_err().kind(), Kind::Busy);
+    let before = cache.stats();
+    cache.close(child, stream).unwrap();
+    cache.close(parent, stream).unwrap();
+    assert_eq!(cache.length(child).unwrap_err().kind(), Kind::Closed);
+    assert_eq!(cache.stats().sequences, before.sequences - 1, "the parent is gone, the child waits");
+    assert!(cache.stats().free_host_pages < start.free_host_pages, "the page that is copied from is owned");
+    assert_eq!(cache.reap(stream).unwrap(), 1);
+    cache.validate().unwrap();
+    drop(held);
+    world.engine.settle();
+    assert_eq!((ticket.poll(), world.cache.reap(stream).unwrap()), (Some(Outcome::Done), 0));
+    assert_eq!(world.cache.stats(), start);
+    world.cache.validate().unwrap();
+}
+
+/// A captured batch is as wide as its bucket: rows beyond the real ones answer -1 and move nothing.
+#[test]
+fn padded_rows_of_a_captured_batch_are_inert() {
+    let mut world = World::new(Setup::inline(0));
+    world.apply(&Op::Start { prompt: 40, promised: 40, budget: 5, whole: true });
+    let (device, stream, k) = (world.engine.device.clone(), world.engine.host, world.config.shape.top_k);
+    let (sequence, batch) = (world.seqs[0].handle, world.config.batch);
+    let row = Row { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
+    let mut step = world.cache.prepare(MicroBatch(0), 1, &[row], None, stream).unwrap();
+    let words = u64::from(batch * k);
+    let (selection, slots) = (device.allocate(4 * words).unwrap(), device.allocate(4 * words).unwrap());
+    // The real row selects what is there; the others hold what no row may select.
+    let picks = (0..batch * k).map(|i| if i < k { i } else { 0x7000_0000 + i });
+    device.write(selection, &picks.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()).unwrap();
+    let rows = Rows { first: 0, count: 1 };
+    let part = Part { micro_batch: MicroBatch(0), layer: Layer(1), first: 0, count: batch, rows };
+    device.resolve(Pools(0), stream, part, selection, slots).unwrap();
+    device.gather(Pools(0), stream, part).unwrap();
+    device.scatter(Pools(0), stream, part).unwrap();
+    let mut answers = vec![0; 4 * words as usize];
+    device.read(slots, &mut answers).unwrap();
+    let answers: Vec<i32> = answers.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
+    assert!(answers[..k as usize].iter().all(|slot| *slot >= 0));
+    assert!(answers[k as usize..].iter().all(|slot| *slot == -1));
+    world.cache.finish(&mut step, stream).unwrap();
+    let retired = world.cache.retire(step, stream).unwrap();
+    assert_eq!((retired.total(), retired.lengths()), ((u64::from(k), 0), &[40][..]));
+    // A call through the cache is as wide as the step, no wider.
+    let row = Row { accepted: Accepted::Rows(0), ..row };
+    let mut step = world.cache.prepare(MicroBatch(0), 1, &[row], None, stream).unwrap();
+    let wide = LayerCall { batch_rows: Some((0, 2)), ..LayerCall::whole(Layer(0)) };
+    assert_eq!(world.cache.gather(&step, wide, stream).unwrap_err().kind(), Kind::OutOfRange);
+    world.cache.finish(&mut step, stream).unwrap();
+    assert!(world.cache.retire(step, stream).is_ok());
+}
+
+const START: Op = Op::Start { prompt: 40, promised: 40, budget: 4, whole: true };
+
+/// A second step of a micro-batch would take over the open one's block on the device.
+#[test]
+fn a_micro_batch_has_one_open_step() {
+    let mut world = World::new(Setup::inline(0));
+    [START, START].iter().for_each(|op| world.apply(op));
+    world.apply(&Op::Begin { micro: 0, rows: 0b10, width: 1, seed: 1 });
+    assert!(world.open[0].is_some());
+    (1..20).for_each(|seed| world.apply(&Op::Begin { micro: 0, rows: 0b01, width: 1, seed }));
+    assert!(world.reached["prepare Busy"] > 9, "{:?}", world.reached);
+    world.apply(&Op::Begin { micro: 1, rows: 0b01, width: 1, seed: 1 });
+    assert!(world.open[1].is_some(), "another micro-batch's step may be open beside it");
+    world.close_all();
+    world.end();
+}
+
+/// Layers fill unevenly, and a count that fits one does not fit another.
+#[test]
+fn a_refused_append_in_place_claims_nothing() {
+    let mut world = World::new(Setup::inline(0));
+    world.apply(&Op::Open { prompt: 10, promised: 10, budget: 4, whole: true });
+    world.apply(&Op::Append { seq: 0, layer: 1, count: 5 });
+    let handle = world.seqs[0].handle;
+    let refused = world.cache.append_in_place(handle, 6).unwrap_err();
+    assert_eq!(refused.kind(), Kind::OutOfRange);
+    // Every layer still takes exactly what was left of its prompt.
+    world.apply(&Op::Fill { seq: 0 });
+    world.apply(&Op::Join { seq: 0, warm: 0, bound: 0, seed: 0 });
+    world.end();
+}

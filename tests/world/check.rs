@@ -1,0 +1,188 @@
+//! What is checked after every operation: invariants, gauges and counters against the model, lengths,
+//! digests, and every committed row and index key; and that a refusal changed nothing.
+
+use super::engine::{Found, StepDigest, key};
+use super::model::{Seq, State, declared_slots};
+use super::run::World;
+use forebay::{Error, Kind, Layer, Length, SLOT_BLOCK, Sequence, Stats};
+use std::collections::BTreeMap;
+
+/// What nobody may change who is refused.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    counters: [u64; 5],
+    sequences: Vec<(Sequence, u64, Length)>,
+}
+
+/// What a run came to: equal on every device.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Outcomes {
+    pub log: Vec<u64>,
+    pub digests: Vec<StepDigest>,
+    /// How often something happened that a run is to reach.
+    pub reached: BTreeMap<String, u64>,
+}
+
+impl World {
+    /// Counts something that a run is to reach.
+    pub fn note(&mut self, what: &str) {
+        *self.reached.entry(what.to_owned()).or_default() += 1;
+    }
+
+    /// Whether a sequence's tables and bytes stand still.
+    fn is_still(&self, seq: &Seq) -> bool {
+        seq.is_open() && (!self.threaded || seq.in_flight == 0)
+    }
+
+    pub fn snapshot(&self) -> Snapshot {
+        let s = self.cache.stats();
+        let still = self.seqs.iter().filter(|s| self.is_still(s));
+        let of =
+            |s: &Seq| (s.handle, self.cache.digest(s.handle).unwrap(), self.cache.length(s.handle).unwrap());
+        Snapshot {
+            counters: [s.steps, s.hits, s.misses, s.scratch, s.bytes_up],
+            sequences: still.map(of).collect(),
+        }
+    }
+
+    /// The value, when none was expected to be refused; the refusal's kind and that nothing changed
+    /// otherwise. Gauges are compared with the model's after every operation.
+    pub fn expect<T>(
+        &mut self,
+        before: Snapshot,
+        result: Result<T, Error>,
+        refused: Option<Kind>,
+    ) -> Option<T> {
+        match (result, refused) {
+            (Ok(value), None) => Some(value),
+            (Err(error), refused) if refused != Some(error.kind()) && self.failed() => {
+                let known = [Kind::DeviceFailed, Kind::OutOfRange].contains(&error.kind());
+                assert!(known, "{error}");
+                self.note("refused on a failed device");
+                None
+            }
+            (Err(error), Some(kind)) => {
+                assert_eq!(error.kind(), kind, "{error}");
+                assert_eq!(self.snapshot(), before, "refused, and changed all the same: {error}");
+                self.note(&format!("{} {kind:?}", error.operation()));
+                None
+            }
+            (Ok(_), Some(kind)) => panic!("not refused as {kind:?}"),
+            (Err(error), None) => panic!("refused: {error}"),
+        }
+    }
+
+    /// Invariants, gauges, counters, lengths, digests, and every committed row of the total pool.
+    pub fn check(&mut self) {
+        self.cache.validate().unwrap();
+        self.check_stats();
+        if self.failed() {
+            return;
+        }
+        for index in 0..self.seqs.len() {
+            let s = &self.seqs[index];
+            if !self.is_still(s) {
+                continue;
+            }
+            if s.state != State::Filling && s.in_flight == 0 {
+                let length = Length { committed: s.length(), landed: s.landed.len() as u32 };
+                assert_eq!(self.cache.length(s.handle).unwrap(), length);
+                assert_eq!(self.cache.is_running(s.handle).unwrap(), s.state == State::Running);
+                self.log.push(self.cache.digest(s.handle).unwrap());
+            }
+            self.check_rows(s);
+        }
+        let found = self.engine.found.lock().unwrap();
+        assert!(found.wrong.is_empty() || self.failed(), "{:?}", found.wrong);
+    }
+
+    fn check_rows(&self, s: &Seq) {
+        let mut row = vec![0; self.geometry.row_bytes() as usize];
+        for (layer, rows) in (0..).zip(&s.rows) {
+            for (position, origin) in (0..).zip(rows) {
+                self.cache.read_row(s.handle, Layer(layer), position, &mut row).unwrap();
+                assert!(
+                    row == self.row(layer, position, *origin),
+                    "layer {layer} position {position}: {s:?}"
+                );
+                let offset = self.key_offset(&s.key_pages, position);
+                let found = self.engine.read_key(&self.cache, Layer(layer), offset);
+                assert!(found == key(&self.geometry, layer, position, *origin), "index key of {position}");
+            }
+        }
+    }
+
+    fn check_stats(&self) {
+        let stats = self.cache.stats();
+        let taken: Vec<&Seq> = self.seqs.iter().filter(|s| s.state != State::Gone).collect();
+        let blocks = |slots: u32| slots.div_ceil(SLOT_BLOCK);
+        let declared = declared_slots(&self.config, self.layers());
+        let free = declared.iter().enumerate().map(|(layer, slots)| {
+            let used: u32 = taken.iter().map(|s| blocks(s.budgets[layer])).sum();
+            (blocks(*slots) - used) * SLOT_BLOCK
+        });
+        let sequences = taken.len() as u32;
+        let open = self.open.iter().flatten().count();
+        let gauges = [
+            (stats.sequences, sequences),
+            (stats.steps_in_flight, (self.flights.len() + open) as u32),
+            (stats.free_host_pages, self.config.host_pages - self.pages.taken()),
+            (stats.free_index_pages, self.config.index_pages - self.pages.taken()),
+            (stats.free_slots, free.min().unwrap()),
+            (stats.free_lanes, self.config.lanes - sequences),
+        ];
+        assert!(gauges.iter().all(|(is, wanted)| is == wanted), "gauges (is, wanted): {gauges:?}");
+        let c = self.counted;
+        let counters = [stats.steps, stats.hits, stats.misses, stats.scratch, stats.bytes_up];
+        let row_bytes = u64::from(self.geometry.row_bytes());
+        assert_eq!(counters, [c.steps, c.hits, c.misses, c.scratch, c.misses * row_bytes]);
+    }
+
+    /// Closes and retires everything; every gauge is back at its start.
+    pub fn end(mut self) -> Outcomes {
+        self.close_all();
+        self.forget();
+        let stats = self.cache.stats();
+        self.log.extend([stats.steps, stats.hits, stats.misses, stats.scratch]);
+        self.engine.settle();
+        self.cache.validate().unwrap();
+        let failed = self.failed();
+        self.cache.shut_down().unwrap();
+        let mut found = self.engine.found.lock().unwrap();
+        let Found { wrong, digests } = &mut *found;
+        assert!(wrong.is_empty() || failed, "{wrong:?}");
+        digests.sort_unstable();
+        Outcomes { log: self.log, digests: std::mem::take(digests), reached: self.reached }
+    }
+
+    /// Finishes open steps, closes every sequence (so that some are closed in flight), retires the rest.
+    pub fn close_all(&mut self) {
+        (0..self.open.len()).for_each(|micro| self.finish(micro as u8));
+        while let Some(seq) = self.pick(0) {
+            self.close(seq);
+        }
+        while !self.flights.is_empty() {
+            self.retire(0);
+        }
+        self.check();
+    }
+
+    /// With everything closed every gauge is back at its start. Forgets who was there.
+    pub fn forget(&mut self) {
+        let gauges = |s: Stats| {
+            [
+                s.sequences,
+                s.steps_in_flight,
+                s.free_host_pages,
+                s.free_index_pages,
+                s.free_slots,
+                s.free_lanes,
+            ]
+        };
+        assert_eq!(gauges(self.cache.stats()), gauges(self.start));
+        assert_eq!(self.pages.taken(), 0);
+        assert!(self.tickets.iter().all(|ticket| ticket.poll().is_some()), "a ticket never ended");
+        self.tickets.clear();
+        self.seqs.clear();
+    }
+}

@@ -1,0 +1,318 @@
+//! An engine around a cache: its streams, its events in the order "none" (I0, I, R, G, P, A; S behind P),
+//! its buffers, and an attention that reads no values but asks each row whether it is the one selected.
+//!
+//! Everything the engine does itself is enqueued by `Device::call`, so that the same code runs inline and,
+//! with a thread a stream, as asynchronously as on a GPU.
+
+use super::model::Origin;
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Event, Pools, Slice, Stream};
+use forebay::{Buffers, Cache, Geometry, Lane, Layer, LayerCall, Result, Step};
+use std::sync::{Arc, Mutex, mpsc};
+
+/// Words of a stamp before its pattern.
+const HEADER: usize = 8;
+
+/// The bytes of a row: who wrote it, for which layer and position, in which generation; then a pattern of
+/// these to its last byte. A row that is mixed of two fits neither.
+pub fn stamp(geometry: &Geometry, layer: u32, position: u32, origin: Origin) -> Vec<u8> {
+    let Origin { owner, generation } = origin;
+    let mut mixed = owner ^ (u64::from(generation) << 32 | u64::from(position)) ^ u64::from(layer) << 56;
+    let mut words =
+        vec![0x666F_7265, owner as u32, (owner >> 32) as u32, layer, position, generation, !position, !layer];
+    while words.len() < (geometry.row_bytes() as usize / 4).max(HEADER) {
+        mixed = mixed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(words.len() as u64);
+        words.push((mixed >> 32) as u32);
+    }
+    words.truncate(geometry.row_bytes() as usize / 4);
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// The bytes of an index key, by the same marks.
+pub fn key(geometry: &Geometry, layer: u32, position: u32, origin: Origin) -> Vec<u8> {
+    let mark = origin.owner.rotate_left(7) ^ u64::from(origin.generation) << 20 ^ u64::from(position) << 4;
+    let bytes = (mark ^ u64::from(layer)).to_le_bytes();
+    bytes.iter().copied().cycle().take(geometry.shape().index_key_bytes as usize).collect()
+}
+
+/// What a step was found to have done at its end, in its own stream.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StepDigest {
+    pub step: u64,
+    pub row: usize,
+    pub digest: u64,
+}
+
+/// What the engine's own calls found, on whichever thread they ran.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Steps and what attention saw wrong in them.
+    pub wrong: Vec<(u64, String)>,
+    pub digests: Vec<StepDigest>,
+}
+
+/// One micro-batch's streams, events and buffers.
+#[derive(Debug)]
+pub struct Micro {
+    engine: Stream,
+    resolve: Stream,
+    gather: Stream,
+    scatter: Stream,
+    selected: Event,
+    resolved: Event,
+    gathered: Event,
+    written: Event,
+    scattered: Event,
+    selection: Slice,
+    slots: Slice,
+    accepted: Slice,
+}
+
+/// An edge of the order that a control leaves out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edge {
+    /// A behind G.
+    Gathered,
+    /// S behind P.
+    Written,
+}
+
+/// One layer call of a step: what is selected, what attention must read, what is written.
+#[derive(Clone, Debug)]
+pub struct Work {
+    pub step: u64,
+    pub call: LayerCall,
+    pub selection: Vec<i32>,
+    /// For each entry the row that attention must find, or none for the answer -1.
+    pub expected: Vec<Option<Vec<u8>>>,
+    /// Landing slots and what goes there.
+    pub rows: Vec<(u32, Vec<u8>)>,
+    /// Byte offsets in the layer's index keys and what goes there.
+    pub keys: Vec<(u64, Vec<u8>)>,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Engine {
+    pub device: Arc<HostDevice>,
+    pub host: Stream,
+    micro: Vec<Micro>,
+    /// For controls.
+    pub missing: Option<Edge>,
+    pub found: Arc<Mutex<Found>>,
+}
+
+fn bytes_of(words: &[i32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Writes a row to its slot, run by run.
+fn write_slot(device: &HostDevice, geometry: &Geometry, slab: Slice, slot: u32, row: &[u8]) {
+    for piece in geometry.pieces(slot).iter().filter(|piece| piece.bytes > 0) {
+        let part = slab.part(piece.slab, u64::from(piece.bytes)).unwrap();
+        device.write(part, &row[piece.row as usize..][..piece.bytes as usize]).unwrap();
+    }
+}
+
+/// Reads a slot's row, run by run; none for a slot outside the slab.
+fn read_slot(device: &HostDevice, geometry: &Geometry, slab: Slice, slot: u32) -> Option<Vec<u8>> {
+    let mut row = vec![0; geometry.row_bytes() as usize];
+    for piece in geometry.pieces(slot).iter().filter(|piece| piece.bytes > 0) {
+        let part = slab.part(piece.slab, u64::from(piece.bytes)).ok()?;
+        device.read(part, &mut row[piece.row as usize..][..piece.bytes as usize]).unwrap();
+    }
+    Some(row)
+}
+
+/// A: every entry answered with the slot of the row that is meant.
+fn attend(
+    device: &HostDevice,
+    geometry: &Geometry,
+    slab: Slice,
+    slots: Slice,
+    work: &Work,
+) -> Option<String> {
+    let mut answers = vec![0; slots.bytes() as usize];
+    device.read(slots, &mut answers).unwrap();
+    let answers = answers.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
+    for (index, (slot, expected)) in answers.zip(&work.expected).enumerate() {
+        let right = match (slot, expected) {
+            (-1, None) => true,
+            (0.., Some(row)) => read_slot(device, geometry, slab, slot as u32).as_ref() == Some(row),
+            _ => false,
+        };
+        if !right {
+            let position = work.selection[index];
+            let place = work.call;
+            return Some(format!("{place:?} entry {index}: position {position} answered by slot {slot}"));
+        }
+    }
+    None
+}
+
+impl Engine {
+    /// An engine with `micro_batches` sets of streams, for calls of at most `words` selected positions.
+    pub fn new(options: HostOptions, micro_batches: u32, words: u64, batch: u32) -> Engine {
+        let device = HostDevice::new(options);
+        let (stream, event) = (|| device.stream().unwrap(), || device.event().unwrap());
+        let micro = (0..micro_batches).map(|_| Micro {
+            engine: stream(),
+            resolve: stream(),
+            gather: stream(),
+            scatter: stream(),
+            selected: event(),
+            resolved: event(),
+            gathered: event(),
+            written: event(),
+            scattered: event(),
+            selection: device.allocate(4 * words).unwrap(),
+            slots: device.allocate(4 * words).unwrap(),
+            accepted: device.allocate(4 * u64::from(batch)).unwrap(),
+        });
+        let micro = micro.collect();
+        Engine { host: stream(), micro, missing: None, found: Arc::default(), device }
+    }
+
+    /// Enqueues the engine's own work. It does not keep the device alive.
+    fn call(&self, stream: Stream, work: impl Fn(&HostDevice) + Send + Sync + 'static) {
+        let device = Arc::downgrade(&self.device);
+        let run = move || {
+            if let Some(device) = device.upgrade() {
+                work(&device);
+            }
+        };
+        self.device.call(stream, Arc::new(run)).unwrap();
+    }
+
+    fn order(&self, first: Stream, event: Event, then: Stream) {
+        self.device.record(event, first).unwrap();
+        self.device.wait(then, event).unwrap();
+    }
+
+    /// The stream on which a micro-batch's steps are prepared and finished.
+    pub fn stream(&self, micro: u32) -> Stream {
+        self.micro.get(micro as usize).map_or(self.host, |m| m.engine)
+    }
+
+    /// The stream of a micro-batch's gathers.
+    pub fn gathers(&self, micro: u32) -> Stream {
+        self.micro[micro as usize].gather
+    }
+
+    /// The stream of a micro-batch's scatters.
+    pub fn scatters(&self, micro: u32) -> Stream {
+        self.micro[micro as usize].scatter
+    }
+
+    /// Holds a threaded stream until the answer is dropped.
+    pub fn hold(&self, stream: Stream) -> mpsc::Sender<()> {
+        let (open, closed) = mpsc::channel::<()>();
+        let closed = Mutex::new(closed);
+        // The sender's end is the signal.
+        self.call(stream, move |_| assert!(closed.lock().unwrap().recv().is_err()));
+        open
+    }
+
+    /// Waits until everything enqueued on a stream has run.
+    pub fn drain(&self, stream: Stream) {
+        let event = self.device.event().unwrap();
+        self.device.record(event, stream).unwrap();
+        self.wait(event);
+    }
+
+    /// Enqueues the device's tensor of accepted counts.
+    pub fn accepted(&self, micro: u32, counts: &[u32]) -> Slice {
+        let tensor = self.micro[micro as usize].accepted;
+        let mut bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
+        bytes.resize(tensor.bytes() as usize, 0xEE);
+        self.call(self.stream(micro), move |device| device.write(tensor, &bytes).unwrap());
+        tensor
+    }
+
+    /// One layer call: I0 and I, R, G, P, A on the engine's stream; S behind P on its own.
+    pub fn layer(&self, cache: &Cache, step: &Step, work: Work) -> Result<()> {
+        let m = &self.micro[step.micro_batch().index()];
+        let bytes = 4 * work.selection.len() as u64;
+        let buffers = Buffers { selection: m.selection.part(0, bytes)?, slots: m.slots.part(0, bytes)? };
+        let (slab, keys) = (cache.slab(work.call.layer)?, cache.index_keys(work.call.layer)?);
+        let (geometry, call) = (*cache.geometry(), work.call);
+        let work = Arc::new(work);
+
+        let index = Arc::clone(&work);
+        self.call(m.engine, move |device| {
+            for (offset, key) in &index.keys {
+                device.write(keys.part(*offset, key.len() as u64).unwrap(), key).unwrap();
+            }
+            device.write(buffers.selection, &bytes_of(&index.selection)).unwrap();
+        });
+        self.order(m.engine, m.selected, m.resolve);
+        cache.resolve(step, call, m.resolve, buffers)?;
+        self.order(m.resolve, m.resolved, m.gather);
+        cache.gather(step, call, m.gather)?;
+        if self.missing != Some(Edge::Gathered) {
+            self.order(m.gather, m.gathered, m.engine);
+        }
+
+        let project = Arc::clone(&work);
+        self.call(m.engine, move |device| {
+            for (slot, row) in &project.rows {
+                write_slot(device, &geometry, slab, *slot, row);
+            }
+        });
+        if self.missing != Some(Edge::Written) {
+            self.order(m.engine, m.written, m.scatter);
+        }
+        cache.scatter(step, call, m.scatter)?;
+        self.device.record(m.scattered, m.scatter)?;
+
+        let found = Arc::clone(&self.found);
+        self.call(m.engine, move |device| {
+            if let Some(wrong) = attend(device, &geometry, slab, buffers.slots, &work) {
+                found.lock().unwrap().wrong.push((work.step, wrong));
+            }
+        });
+        Ok(())
+    }
+
+    /// Joins every S, notes the lanes' digests, and finishes. Answers an event behind it all.
+    pub fn finish(&self, cache: &mut Cache, step: &mut Step, lanes: Vec<u32>) -> Result<Event> {
+        let m = &self.micro[step.micro_batch().index()];
+        self.device.wait(m.engine, m.scattered)?;
+        let (found, number) = (Arc::clone(&self.found), step.number());
+        self.call(m.engine, move |device| {
+            for (row, lane) in lanes.iter().enumerate() {
+                let digest = device.digest(Pools(0), Lane(*lane)).unwrap();
+                found.lock().unwrap().digests.push(StepDigest { step: number, row, digest });
+            }
+        });
+        cache.finish(step, m.engine)?;
+        let done = self.device.event()?;
+        self.device.record(done, m.engine)?;
+        Ok(done)
+    }
+
+    /// Waits until the host-issued work so far has ended.
+    pub fn settle(&self) {
+        self.drain(self.host);
+    }
+
+    /// Waits for an event. A failed device says so by every ticket and step; here only the end matters.
+    pub fn wait(&self, event: Event) {
+        let _ = self.device.synchronize(event);
+    }
+
+    /// Writes an index key of a prompt row, now.
+    pub fn write_key(&self, cache: &Cache, layer: Layer, offset: u64, key: &[u8]) {
+        let keys = cache.index_keys(layer).unwrap().part(offset, key.len() as u64).unwrap();
+        self.device.write(keys, key).unwrap();
+    }
+
+    /// Reads an index key, now.
+    pub fn read_key(&self, cache: &Cache, layer: Layer, offset: u64) -> Vec<u8> {
+        let bytes = cache.geometry().shape().index_key_bytes;
+        let keys = cache.index_keys(layer).unwrap().part(offset, u64::from(bytes)).unwrap();
+        let mut key = vec![0; bytes as usize];
+        self.device.read(keys, &mut key).unwrap();
+        key
+    }
+}

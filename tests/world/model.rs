@@ -1,0 +1,159 @@
+//! The naive model: a list of rows a sequence, an oracle a layer, owners of pages by counting.
+
+use super::oracle::Oracle;
+use forebay::{Budget, Config, Sequence, Slots};
+use std::collections::HashMap;
+
+/// Who wrote a row, and which of its writings it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The writing sequence's handle, or [`FOUND`].
+    pub owner: u64,
+    /// Counts writings; for found rows, where their bytes are kept.
+    pub generation: u32,
+}
+
+/// The owner of rows that were declared to be in place: whatever was there.
+pub const FOUND: u64 = u64::MAX;
+
+/// Where a sequence is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Filling,
+    Joining,
+    Running,
+    Failed,
+    Closing,
+    Gone,
+}
+
+/// A sequence, as the model sees it.
+#[derive(Clone, Debug)]
+pub struct Seq {
+    pub handle: Sequence,
+    pub state: State,
+    pub prompt: u32,
+    pub admitted: u32,
+    pub whole: bool,
+    pub budgets: Vec<u32>,
+    /// By layer the committed rows, or while it fills those that are there.
+    pub rows: Vec<Vec<Origin>>,
+    /// What the last step wrote behind them.
+    pub landed: Vec<Origin>,
+    pub oracles: Vec<Oracle>,
+    pub micro: Option<u32>,
+    pub in_flight: u32,
+    /// Pages by the model's own names, and one that is held for a copy.
+    pub pages: Vec<usize>,
+    pub held: Option<usize>,
+    pub lane: u32,
+    pub landing: Vec<u32>,
+    /// Index pages, as the cache said.
+    pub key_pages: Vec<u32>,
+    /// Slots whose rows a bounded warm-up has not visited.
+    pub unvisited: u64,
+    pub rows_a_call: u64,
+}
+
+impl Seq {
+    /// Whether the handle still names it.
+    pub fn is_open(&self) -> bool {
+        !matches!(self.state, State::Closing | State::Gone)
+    }
+
+    /// Committed tokens.
+    pub fn length(&self) -> u32 {
+        self.rows[0].len() as u32
+    }
+
+    /// What every layer's oracle and rows become when `accepted` landed rows are and `next` are to land.
+    pub fn commit(&mut self, accepted: u32, next: Vec<Origin>) {
+        for (rows, oracle) in self.rows.iter_mut().zip(&mut self.oracles) {
+            rows.extend(&self.landed[..accepted as usize]);
+            oracle.commit(accepted, next.len() as u32);
+        }
+        self.landed = next;
+    }
+
+    /// Fresh oracles for the rows that are there.
+    pub fn enter(&mut self) {
+        let length = self.length();
+        let oracle = |budget: &u32| {
+            let mut oracle = Oracle::new(*budget as usize, length);
+            if self.whole {
+                oracle.bring_up();
+            }
+            oracle
+        };
+        self.oracles = self.budgets.iter().map(oracle).collect();
+    }
+}
+
+/// Pages by name, each with its owners counted.
+#[derive(Debug, Default)]
+pub struct PageModel {
+    owners: HashMap<usize, u32>,
+    named: usize,
+}
+
+impl PageModel {
+    /// Pages with an owner.
+    pub fn taken(&self) -> u32 {
+        self.owners.len() as u32
+    }
+
+    /// `count` pages with one owner each.
+    pub fn take(&mut self, count: u32) -> Vec<usize> {
+        let first = self.named;
+        self.named += count as usize;
+        self.owners.extend((first..self.named).map(|page| (page, 1)));
+        (first..self.named).collect()
+    }
+
+    /// One owner more.
+    pub fn share(&mut self, page: usize) {
+        *self.owners.get_mut(&page).unwrap() += 1;
+    }
+
+    /// Whether others own it too.
+    pub fn is_shared(&self, page: usize) -> bool {
+        self.owners[&page] > 1
+    }
+
+    /// One owner less.
+    pub fn release(&mut self, page: usize) {
+        let owners = self.owners.get_mut(&page).unwrap();
+        *owners -= 1;
+        if *owners == 0 {
+            self.owners.remove(&page);
+        }
+    }
+}
+
+/// Slots by layer that a config declares.
+pub fn declared_slots(config: &Config, layers: u32) -> Vec<u32> {
+    match &config.slots {
+        Slots::Uniform(slots) => vec![*slots; layers as usize],
+        Slots::ByLayer(table) => table.clone(),
+    }
+}
+
+/// Tokens with the rows that may be in flight behind them.
+pub fn reach(config: &Config, tokens: u32) -> u32 {
+    tokens + config.query_rows * config.steps_in_flight
+}
+
+/// The slots that a budget gives by layer, or none for one that makes no sense.
+pub fn budgets(config: &Config, budget: &Budget, admitted: u32, layers: u32) -> Option<Vec<u32>> {
+    let table = match budget {
+        Budget::Ratio(ratio) if *ratio > 0.0 && *ratio <= 1.0 => {
+            vec![((ratio * f64::from(admitted)).round() as u32).max(1); layers as usize]
+        }
+        Budget::Ratio(_) => return None,
+        Budget::Slots(slots) => vec![*slots; layers as usize],
+        Budget::ByLayer(table) => table.clone(),
+    };
+    let fits = table.len() == layers as usize && table.iter().all(|s| *s >= config.min_budget);
+    let most = reach(config, admitted).max(config.min_budget);
+    fits.then(|| table.iter().map(|slots| (*slots).min(most)).collect())
+}

@@ -1,0 +1,602 @@
+//! The interpreter: every operation is done to the cache and to the model, and the two must agree, about
+//! refusals too: the kind is the one that the model expects, and nothing has changed.
+
+use super::check::Outcomes;
+use super::engine::{Engine, key, stamp};
+use super::model::{FOUND, Origin, PageModel, Seq, State, budgets, declared_slots, reach};
+use super::ops::{Op, Random};
+use super::steps::Flight;
+use forebay::device::host::HostOptions;
+use forebay::device::{Device, Outcome, Slice, Ticket};
+use forebay::{BringUp, Budget, Cache, Config, Geometry, Kind, Layer, Memory, Open, SLOT_BLOCK, Sequence};
+use forebay::{Shape, Slots, Stats, WarmUp};
+use std::collections::BTreeMap;
+
+/// The most steps of warm-up selections.
+pub const WARM_STEPS: u32 = 3;
+
+/// How a world is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// Which geometry: one run, two runs in padded blocks, V3.2's rows.
+    pub variant: u8,
+    pub options: HostOptions,
+}
+
+impl Setup {
+    /// A world of `variant` whose operations run where they are enqueued.
+    pub fn inline(variant: u8) -> Setup {
+        Setup { variant, options: HostOptions::default() }
+    }
+}
+
+/// The config of a world: budgets below k, below k x q and above, pools that run out.
+pub fn config(variant: u8) -> Config {
+    let (runs, device_block_align) = match variant % 3 {
+        0 => ([32, 8], 1024),
+        1 => ([48, 0], 1),
+        _ => ([656, 0], 1),
+    };
+    let shape = Shape {
+        layers: 2,
+        draft_layers: 1,
+        runs,
+        device_block_align,
+        index_key_bytes: 8,
+        page_tokens: 16,
+        top_k: 12,
+        ..Shape::DEEPSEEK_V3_2
+    };
+    let memory = Memory { huge: false, populate: false, lock: false, node: None };
+    Config {
+        shape,
+        host_pages: 40,
+        index_pages: 38,
+        slots: Slots::ByLayer(vec![448, 384, 320]),
+        min_budget: 4,
+        lanes: 4,
+        max_tokens: 160,
+        batch: 3,
+        query_rows: 3,
+        steps_in_flight: 2,
+        micro_batches: 2,
+        memory,
+    }
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct World {
+    pub config: Config,
+    pub geometry: Geometry,
+    pub engine: Engine,
+    pub cache: Cache,
+    pub seqs: Vec<Seq>,
+    pub pages: PageModel,
+    /// Bytes of rows that were declared to be in place.
+    found: Vec<Vec<u8>>,
+    pub open: Vec<Option<Flight>>,
+    pub flights: Vec<Flight>,
+    pub generation: u32,
+    pub counted: Stats,
+    /// Everything that another device must come to as well.
+    pub log: Vec<u64>,
+    pub start: Stats,
+    pub reached: BTreeMap<String, u64>,
+    landing_base: Option<u32>,
+    warm: Slice,
+    pub threaded: bool,
+    /// The device is made to fail.
+    faulty: bool,
+    /// It had failed before this operation.
+    dead: bool,
+    /// Every ticket that was given out.
+    pub tickets: Vec<Ticket>,
+}
+
+/// Runs `ops` in a world of their own, from nothing to everything closed.
+pub fn run(ops: &[Op]) {
+    run_in(Setup::inline(ops.len() as u8), ops);
+}
+
+/// As [`run`], in a world of this setup.
+pub fn run_in(setup: Setup, ops: &[Op]) -> Outcomes {
+    let mut world = World::new(setup);
+    for op in ops {
+        world.apply(op);
+    }
+    world.end()
+}
+
+impl World {
+    pub fn new(setup: Setup) -> World {
+        let config = config(setup.variant);
+        let selected = config.batch * config.query_rows * config.shape.top_k;
+        let engine = Engine::new(setup.options, config.micro_batches, selected.into(), config.batch);
+        let layers = config.shape.layers + config.shape.draft_layers;
+        let warm = engine.device.allocate(4 * u64::from(WARM_STEPS * layers * config.shape.top_k)).unwrap();
+        let cache = Cache::new(config.clone(), engine.device.clone()).unwrap();
+        World {
+            geometry: *cache.geometry(),
+            start: cache.stats(),
+            open: (0..config.micro_batches).map(|_| None).collect(),
+            config,
+            engine,
+            cache,
+            seqs: Vec::new(),
+            pages: PageModel::default(),
+            found: Vec::new(),
+            flights: Vec::new(),
+            generation: 0,
+            counted: Stats::default(),
+            reached: BTreeMap::new(),
+            log: Vec::new(),
+            landing_base: None,
+            warm,
+            threaded: setup.options.threaded,
+            faulty: setup.options.fail_operation.is_some(),
+            dead: false,
+            tickets: Vec::new(),
+        }
+    }
+
+    pub fn layers(&self) -> u32 {
+        self.geometry.layers()
+    }
+
+    /// Whether the device was made to fail, and has.
+    pub fn failed(&self) -> bool {
+        let event = self.engine.device.event().unwrap();
+        self.faulty && self.engine.device.query(event).is_err()
+    }
+
+    /// Does one operation and checks everything.
+    pub fn apply(&mut self, op: &Op) {
+        self.dead = self.failed();
+        if self.dead && matches!(op, Op::RollBack { .. } | Op::Fork { .. } | Op::JoinMore { .. }) {
+            // Reports were lost, and with them how long the sequences are.
+            return;
+        }
+        match *op {
+            Op::Open { prompt, promised, budget, whole } => {
+                self.open(prompt, promised, budget, whole);
+            }
+            Op::Start { prompt, promised, budget, whole } => {
+                if let Some(seq) = self.open(prompt % 90, promised, budget, whole) {
+                    self.fill(seq);
+                    self.join(seq, 0, 0, 0);
+                }
+            }
+            Op::Append { seq, layer, count } => self.append_op(seq, layer, count),
+            Op::InPlace { seq, count } => self.in_place(seq, count),
+            Op::Fill { seq } => {
+                if let Some(seq) = self.pick(seq).filter(|s| self.seqs[*s].state == State::Filling) {
+                    self.fill(seq);
+                }
+            }
+            Op::Join { seq, warm, bound, seed } => {
+                if let Some(seq) = self.pick(seq) {
+                    self.join(seq, u32::from(warm) % (WARM_STEPS + 1), u32::from(bound), seed);
+                }
+            }
+            Op::JoinMore { seq } => self.join_more_op(seq),
+            Op::Begin { micro, rows, width, seed } => self.begin(micro, rows, width, seed),
+            Op::Layers { micro, count } => {
+                for _ in 0..count % 5 {
+                    self.layer(micro);
+                }
+            }
+            Op::Finish { micro } => self.finish(micro),
+            Op::Step { micro, rows, width, seed } => {
+                self.finish(micro);
+                self.begin(micro, rows, width, seed);
+                self.finish(micro);
+            }
+            Op::Retire { which } => self.retire(which),
+            Op::RetireOpen { micro } => self.retire_open(micro),
+            Op::RollBack { seq, how, by } => self.roll_back_op(seq, how, by),
+            Op::Fork { seq, promised, budget, whole } => self.fork(seq, promised, budget, whole),
+            Op::Close { seq } => self.close_op(seq),
+            Op::Reap => assert_eq!(self.cache.reap(self.engine.host).unwrap(), self.closing()),
+        }
+        self.check();
+    }
+
+    fn closing(&self) -> u32 {
+        self.seqs.iter().filter(|s| s.state == State::Closing).count() as u32
+    }
+
+    /// The open sequence that a wish means.
+    pub fn pick(&self, wish: u8) -> Option<usize> {
+        let open: Vec<usize> = (0..self.seqs.len()).filter(|s| self.seqs[*s].is_open()).collect();
+        open.get(usize::from(wish).checked_rem(open.len())?).copied()
+    }
+
+    /// A handle that names nothing any more, or never did.
+    pub fn dead_handle(&self, wish: u8) -> Sequence {
+        let closed: Vec<_> = self.seqs.iter().filter(|s| !s.is_open()).map(|s| s.handle).collect();
+        let forged = Sequence::from_bits(u64::from(wish) << 40 | 1);
+        closed.get(usize::from(wish) % closed.len().max(1)).copied().unwrap_or(forged)
+    }
+
+    /// The bytes of a row.
+    pub fn row(&self, layer: u32, position: u32, origin: Origin) -> Vec<u8> {
+        match origin.owner {
+            FOUND => self.found[origin.generation as usize].clone(),
+            _ => stamp(&self.geometry, layer, position, origin),
+        }
+    }
+
+    /// Where an index key stands, from the pages that the cache named.
+    pub fn key_offset(&self, key_pages: &[u32], position: u32) -> u64 {
+        let tokens = self.geometry.page_tokens();
+        let page = key_pages[(position / tokens) as usize];
+        u64::from(page * tokens + position % tokens) * u64::from(self.geometry.shape().index_key_bytes)
+    }
+
+    // ---- opening -------------------------------------------------------------------------------------
+
+    fn budget(wish: u8) -> Budget {
+        match wish % 12 {
+            0 => Budget::Slots(4),
+            1 => Budget::Slots(9),
+            2 | 3 => Budget::Slots(20),
+            4 => Budget::Slots(40),
+            5 | 6 => Budget::Slots(100),
+            7 => Budget::Ratio(0.3),
+            8 => Budget::ByLayer(vec![6, 64, 30]),
+            9 => Budget::Ratio(1.0),
+            10 if wish > 200 => Budget::Ratio(7.0),
+            11 if wish > 200 => Budget::Slots(3),
+            _ => Budget::Slots(65),
+        }
+    }
+
+    /// Why an opening must be refused, else its budgets and pages; `shared` pages are not taken.
+    fn admit(&self, open: &Open, shared: u32) -> Result<(Vec<u32>, u32), Kind> {
+        let admitted = open.prompt + open.promised;
+        if admitted == 0 || admitted > self.config.max_tokens {
+            return Err(Kind::OutOfRange);
+        }
+        let taken: Vec<&Seq> = self.seqs.iter().filter(|s| s.state != State::Gone).collect();
+        if taken.len() == self.config.lanes as usize {
+            return Err(Kind::Exhausted);
+        }
+        let table =
+            budgets(&self.config, &open.budget, admitted, self.layers()).ok_or(Kind::InvalidConfig)?;
+        let blocks = |slots: &u32| slots.div_ceil(SLOT_BLOCK);
+        for (layer, declared) in declared_slots(&self.config, self.layers()).iter().enumerate() {
+            let used: u32 = taken.iter().map(|s| blocks(&s.budgets[layer])).sum();
+            if used + blocks(&table[layer]) > blocks(declared) {
+                return Err(Kind::Exhausted);
+            }
+        }
+        let pages = reach(&self.config, admitted).div_ceil(self.geometry.page_tokens()) - shared;
+        let least = self.config.host_pages.min(self.config.index_pages);
+        if pages > least - self.pages.taken() { Err(Kind::Exhausted) } else { Ok((table, pages)) }
+    }
+
+    fn open(&mut self, prompt: u8, promised: u8, budget: u8, whole: bool) -> Option<usize> {
+        let bring_up = if whole { BringUp::Whole } else { BringUp::Nothing };
+        // Now and then more than the cache was made for.
+        let prompt = u32::from(prompt) % if promised > 250 { 255 } else { 110 };
+        let promised = u32::from(promised) % 60;
+        let open = Open { prompt, promised, budget: Self::budget(budget), bring_up };
+        let admitted = self.admit(&open, 0);
+        let before = self.snapshot();
+        let result = self.cache.open(&open);
+        let handle = self.expect(before, result, admitted.as_ref().err().copied())?;
+        let (table, pages) = admitted.unwrap();
+        let pages = self.pages.take(pages);
+        Some(self.enter(handle, &open, table, pages))
+    }
+
+    /// Adds a sequence to the model.
+    fn enter(&mut self, handle: Sequence, open: &Open, budgets: Vec<u32>, pages: Vec<usize>) -> usize {
+        let rows = (0..self.config.query_rows).map(|row| self.cache.landing_slot(handle, row).unwrap());
+        let landing: Vec<u32> = rows.collect();
+        let base = *self.landing_base.get_or_insert(landing[0]);
+        self.seqs.push(Seq {
+            handle,
+            state: State::Filling,
+            prompt: open.prompt,
+            admitted: open.prompt + open.promised,
+            whole: open.bring_up == BringUp::Whole,
+            budgets,
+            rows: vec![Vec::new(); self.layers() as usize],
+            landed: Vec::new(),
+            oracles: Vec::new(),
+            micro: None,
+            in_flight: 0,
+            pages,
+            held: None,
+            lane: (landing[0] - base) / self.config.query_rows,
+            landing,
+            key_pages: Vec::new(),
+            unvisited: 0,
+            rows_a_call: 0,
+        });
+        self.learn_pages(self.seqs.len() - 1);
+        self.seqs.len() - 1
+    }
+
+    fn learn_pages(&mut self, seq: usize) {
+        let pages = self.cache.pages(self.seqs[seq].handle).unwrap().map(|(_, keys)| keys.0);
+        self.seqs[seq].key_pages = pages.collect();
+        assert_eq!(self.seqs[seq].key_pages.len(), self.seqs[seq].pages.len());
+    }
+
+    /// Appends `count` stamped rows and their index keys in one layer.
+    fn append(&mut self, seq: usize, layer: u32, count: u32, expected: Option<Kind>) {
+        let s = &self.seqs[seq];
+        let (handle, first) = (s.handle, s.rows.get(layer as usize).map_or(0, Vec::len) as u32);
+        let origin = Origin { owner: handle.to_bits(), generation: 0 };
+        let rows: Vec<u8> = (first..first + count).flat_map(|p| self.row(layer, p, origin)).collect();
+        let before = self.snapshot();
+        let result = self.cache.append(handle, Layer(layer), &rows);
+        if self.expect(before, result, expected).is_some() {
+            for position in first..first + count {
+                let offset = self.key_offset(&self.seqs[seq].key_pages, position);
+                let key = key(&self.geometry, layer, position, origin);
+                self.engine.write_key(&self.cache, Layer(layer), offset, &key);
+                self.seqs[seq].rows[layer as usize].push(origin);
+            }
+        }
+    }
+
+    fn append_op(&mut self, wish: u8, layer: u8, count: u8) {
+        let Some(seq) = self.pick(wish) else { return };
+        // Of 4 layers one is not there.
+        let (layer, s) = (u32::from(layer) % (self.layers() + 1), &self.seqs[seq]);
+        let left = s.rows.get(layer as usize).map(|rows| s.prompt.saturating_sub(rows.len() as u32));
+        let count = if count > 240 { 200 } else { u32::from(count) % (left.unwrap_or(0) + 1) };
+        let expected = match (left, s.state) {
+            (None, _) => Some(Kind::OutOfRange),
+            (_, state) if state != State::Filling => Some(Kind::InvalidConfig),
+            (Some(left), _) if count > left => Some(Kind::OutOfRange),
+            _ => None,
+        };
+        self.append(seq, layer, count, expected);
+    }
+
+    fn fill(&mut self, seq: usize) {
+        for layer in 0..self.layers() {
+            let left = self.seqs[seq].prompt - self.seqs[seq].rows[layer as usize].len() as u32;
+            self.append(seq, layer, left.min(17), None);
+            self.append(seq, layer, left - left.min(17), None);
+        }
+    }
+
+    fn in_place(&mut self, wish: u8, count: u8) {
+        let Some(seq) = self.pick(wish) else { return };
+        let s = &self.seqs[seq];
+        let least = s.rows.iter().map(|rows| s.prompt.saturating_sub(rows.len() as u32)).min().unwrap();
+        let count = u32::from(count) % (least + 3);
+        let expected = match s.state {
+            State::Filling if count > least => Some(Kind::OutOfRange),
+            State::Filling => None,
+            _ => Some(Kind::InvalidConfig),
+        };
+        let before = self.snapshot();
+        let result = self.cache.append_in_place(s.handle, count);
+        if self.expect(before, result, expected).is_none() {
+            return;
+        }
+        for layer in 0..self.layers() {
+            for _ in 0..count {
+                let s = &self.seqs[seq];
+                let position = s.rows[layer as usize].len() as u32;
+                let mut row = vec![0; self.geometry.row_bytes() as usize];
+                self.cache.read_row(s.handle, Layer(layer), position, &mut row).unwrap();
+                let origin = Origin { owner: FOUND, generation: self.found.len() as u32 };
+                let offset = self.key_offset(&s.key_pages, position);
+                let key = key(&self.geometry, layer, position, origin);
+                self.engine.write_key(&self.cache, Layer(layer), offset, &key);
+                self.found.push(row);
+                self.seqs[seq].rows[layer as usize].push(origin);
+            }
+        }
+    }
+
+    // ---- joining -------------------------------------------------------------------------------------
+
+    fn join(&mut self, seq: usize, warm: u32, bound: u32, seed: u16) {
+        let (s, k) = (&self.seqs[seq], self.config.shape.top_k);
+        let complete = s.rows.iter().all(|rows| rows.len() as u32 == s.prompt);
+        let expected = (s.state != State::Filling || !complete).then_some(Kind::InvalidConfig);
+        let mut random = Random::new(seed.into());
+        // A hint may be wrong: positions at and beyond the length warm nothing.
+        let limit = s.prompt + u32::from(random.one_in(3)) * 5;
+        let pick = |_| if random.one_in(6) { -1 } else { random.below(limit.max(1)) as i32 };
+        let picks: Vec<i32> = (0..warm * self.layers() * k).map(pick).collect();
+        let selections = self.warm.part(0, 4 * picks.len() as u64).unwrap();
+        let bytes: Vec<u8> = picks.iter().flat_map(|p| p.to_le_bytes()).collect();
+        self.engine.device.write(selections, &bytes).unwrap();
+        let warm_up = WarmUp {
+            selections: (warm > 0).then_some(selections),
+            steps: warm,
+            bytes_a_call: u64::from(bound * self.geometry.row_bytes()),
+            rows_stay: false,
+        };
+        let (handle, before) = (s.handle, self.snapshot());
+        let result = self.cache.join(handle, self.engine.host, warm_up);
+        let Some(ticket) = self.expect(before, result, expected) else { return };
+        let s = &mut self.seqs[seq];
+        s.enter();
+        for (layer, oracle) in s.oracles.iter_mut().enumerate() {
+            let picks = picks.chunks_exact(k as usize).skip(layer * warm as usize).take(warm as usize);
+            for step in picks {
+                oracle.select(step.iter().filter(|p| **p >= 0).map(|p| *p as u32));
+            }
+        }
+        s.state = State::Joining;
+        let idle = !s.whole && warm == 0;
+        s.unvisited = if idle { 0 } else { s.budgets.iter().map(|b| u64::from(*b)).sum() };
+        s.rows_a_call = if bound == 0 { u64::MAX } else { bound.into() };
+        self.visit(seq, &ticket);
+    }
+
+    /// A stretch of a warm-up has been enqueued.
+    fn visit(&mut self, seq: usize, ticket: &Ticket) {
+        self.ended(ticket);
+        let s = &mut self.seqs[seq];
+        s.unvisited = s.unvisited.saturating_sub(s.rows_a_call);
+        if s.unvisited == 0 {
+            s.state = State::Running;
+            let warm = s.oracles.iter().any(|oracle| !oracle.order.is_empty());
+            self.note(if warm { "warm start" } else { "cold start" });
+        }
+    }
+
+    fn join_more_op(&mut self, wish: u8) {
+        let Some(seq) = self.pick(wish) else { return };
+        loop {
+            let expected = (self.seqs[seq].state != State::Joining).then_some(Kind::InvalidConfig);
+            let before = self.snapshot();
+            let result = self.cache.join_more(self.seqs[seq].handle, self.engine.host);
+            let Some(ticket) = self.expect(before, result, expected) else { return };
+            self.visit(seq, &ticket);
+            self.note("join more");
+        }
+    }
+
+    /// Waits for a ticket; it must end, and end well unless the device has failed. On a device that had
+    /// failed before nothing ends well.
+    fn ended(&mut self, ticket: &Ticket) {
+        self.engine.settle();
+        self.tickets.push(ticket.clone());
+        match ticket.poll() {
+            Some(Outcome::Done) => assert!(!self.dead, "done on a device that had failed"),
+            Some(Outcome::Failed(kind)) => {
+                assert_eq!((kind, self.failed()), (Kind::DeviceFailed, true));
+                self.note("ticket fails");
+            }
+            other => panic!("a ticket ended as {other:?}"),
+        }
+    }
+
+    // ---- cutting, forking, closing -------------------------------------------------------------------
+
+    /// Whether a call that releases a held page first has done so.
+    pub fn release_held(&mut self, seq: usize) {
+        if let Some(page) = self.seqs[seq].held.take() {
+            self.pages.release(page);
+        }
+    }
+
+    fn roll_back_op(&mut self, wish: u8, how: u8, by: u8) {
+        let Some(seq) = self.pick(wish) else { return };
+        let (s, by) = (&self.seqs[seq], u32::from(by));
+        let (handle, length) = (s.handle, s.length());
+        let landed = if s.state == State::Failed { 0 } else { s.landed.len() as u32 };
+        let to = match how % 5 {
+            0 => length,
+            1 => length + by % (landed + 1),
+            2 => length.saturating_sub(by % 4),
+            3 => length.saturating_sub(by % (length + 1)),
+            _ if by > 200 => length + landed + 1,
+            _ => length.saturating_sub(by % 40),
+        };
+        let page = self.geometry.page_tokens();
+        let first = (to / page) as usize;
+        self.release_held(seq);
+        let s = &self.seqs[seq];
+        let shared: Vec<usize> =
+            (first..s.pages.len()).filter(|p| self.pages.is_shared(s.pages[*p])).collect();
+        let least = self.config.host_pages.min(self.config.index_pages);
+        let expected = match s.state {
+            State::Filling | State::Joining => Some(Kind::InvalidConfig),
+            _ if s.in_flight > 0 => Some(Kind::Busy),
+            _ if to > length + landed => Some(Kind::OutOfRange),
+            _ if shared.len() as u32 > least - self.pages.taken() => Some(Kind::Exhausted),
+            _ => None,
+        };
+        let before = self.snapshot();
+        let result = self.cache.roll_back(handle, to, self.engine.host);
+        let Some(ticket) = self.expect(before, result, expected) else { return };
+        self.ended(&ticket);
+        let fresh = self.pages.take(shared.len() as u32);
+        for (place, fresh) in shared.into_iter().zip(fresh) {
+            let old = std::mem::replace(&mut self.seqs[seq].pages[place], fresh);
+            self.note("roll back into a shared page");
+            match place == first && !to.is_multiple_of(page) {
+                true => self.seqs[seq].held = Some(old),
+                false => self.pages.release(old),
+            }
+        }
+        self.note(if to < length { "roll back deep" } else { "roll back drafts" });
+        let s = &mut self.seqs[seq];
+        s.commit(to.saturating_sub(length), Vec::new());
+        s.rows.iter_mut().for_each(|rows| rows.truncate(to as usize));
+        s.oracles.iter_mut().for_each(|oracle| oracle.truncate(to));
+        s.state = State::Running;
+        self.learn_pages(seq);
+    }
+
+    fn fork(&mut self, wish: u8, promised: u8, budget: u8, whole: bool) {
+        let Some(parent) = self.pick(wish) else { return };
+        let bring_up = if whole { BringUp::Whole } else { BringUp::Nothing };
+        let p = &self.seqs[parent];
+        let (prompt, page) = (p.length(), self.geometry.page_tokens());
+        let open =
+            Open { prompt, promised: u32::from(promised) % 60, budget: Self::budget(budget), bring_up };
+        let full = prompt / page;
+        let admitted = match p.state {
+            State::Running if p.in_flight > 0 => Err(Kind::Busy),
+            State::Running if p.landed.is_empty() => self.admit(&open, full),
+            _ => Err(Kind::InvalidConfig),
+        };
+        let (handle, before) = (p.handle, self.snapshot());
+        // The prompt is the parent's, whatever is said here.
+        let asked = Open { prompt: 7, ..open.clone() };
+        let result = self.cache.fork(handle, &asked, self.engine.host);
+        let refused = admitted.as_ref().err().copied();
+        let Some((child, ticket)) = self.expect(before, result, refused) else { return };
+        self.ended(&ticket);
+        self.note(if prompt.is_multiple_of(page) { "fork of full pages" } else { "fork in a page" });
+        let (table, count) = admitted.unwrap();
+        let mut pages = self.seqs[parent].pages[..full as usize].to_vec();
+        pages.iter().for_each(|page| self.pages.share(*page));
+        pages.extend(self.pages.take(count));
+        let held = (!prompt.is_multiple_of(page)).then(|| self.seqs[parent].pages[full as usize]);
+        held.into_iter().for_each(|page| self.pages.share(page));
+        let child = self.enter(child, &open, table, pages);
+        let rows = self.seqs[parent].rows.clone();
+        let c = &mut self.seqs[child];
+        (c.rows, c.held, c.state) = (rows, held, State::Running);
+        c.enter();
+    }
+
+    fn close_op(&mut self, wish: u8) {
+        match self.pick(wish) {
+            Some(seq) => self.close(seq),
+            None => {
+                let (dead, before) = (self.dead_handle(wish), self.snapshot());
+                let result = self.cache.close(dead, self.engine.host);
+                self.expect(before, result, Some(Kind::Closed));
+            }
+        }
+    }
+
+    pub fn close(&mut self, seq: usize) {
+        let handle = self.seqs[seq].handle;
+        self.cache.close(handle, self.engine.host).unwrap();
+        let host = self.engine.host;
+        assert_eq!(self.cache.close(handle, host).unwrap_err().kind(), Kind::Closed);
+        assert_eq!(self.cache.length(handle).unwrap_err().kind(), Kind::Closed);
+        self.note(if self.seqs[seq].in_flight > 0 { "close in flight" } else { "close idle" });
+        self.seqs[seq].state = State::Closing;
+        self.leave(seq);
+    }
+
+    /// What a closed sequence holds comes back once nothing names it.
+    pub fn leave(&mut self, seq: usize) {
+        if self.seqs[seq].state == State::Closing && self.seqs[seq].in_flight == 0 {
+            self.seqs[seq].state = State::Gone;
+            self.release_held(seq);
+            for page in std::mem::take(&mut self.seqs[seq].pages) {
+                self.pages.release(page);
+            }
+        }
+    }
+}

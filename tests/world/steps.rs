@@ -1,0 +1,418 @@
+//! The steps of a world: batches that mix sequences, widths and accepted counts, layers whole, in halves
+//! and in passes, steps that must fail, and prepares that must be refused.
+
+use super::engine::{Work, key};
+use super::model::{Origin, Seq, State, reach};
+use super::ops::Random;
+use super::run::World;
+use forebay::device::Event;
+use forebay::{Accepted, Kind, Layer, LayerCall, MicroBatch, Row, Step};
+
+/// A row of a step that has not been retired.
+#[derive(Clone, Debug)]
+pub struct FlightRow {
+    seq: usize,
+    /// Committed tokens as of this step's commit.
+    length: u32,
+    landed: Vec<Origin>,
+    /// The sequence may be closed while the step is open: what the engine must know of it.
+    key_pages: Vec<u32>,
+}
+
+/// A step, from prepare until retire.
+#[derive(Debug)]
+pub struct Flight {
+    step: Step,
+    micro: u32,
+    rows: Vec<FlightRow>,
+    calls: Vec<LayerCall>,
+    next: usize,
+    /// Hits, misses and scratch rows by layer.
+    counts: Vec<[u64; 3]>,
+    /// The call whose selections reach beyond the length, if one is to.
+    beyond: Option<usize>,
+    fails: bool,
+    done: Option<Event>,
+    random: Random,
+}
+
+/// A prepare, as it is asked for.
+struct Ask {
+    micro: u32,
+    width: u32,
+    rows: Vec<Row>,
+    tensor: bool,
+}
+
+/// What the model says of an ask.
+enum Verdict {
+    Sound,
+    Refused(Kind),
+    /// More rows may be in flight than the library can know the fate of: either answer is right.
+    Perhaps(Kind),
+}
+
+impl World {
+    fn is_eligible(&self, s: &Seq, micro: u32) -> bool {
+        s.state == State::Running
+            && s.micro.is_none_or(|own| own == micro)
+            && s.in_flight < self.config.steps_in_flight
+    }
+
+    /// The row of a sequence in a step of `width`: a random share of its drafts accepted, told by the host
+    /// or by the device.
+    fn wish(&self, seq: usize, width: u32, random: &mut Random) -> (Row, u32) {
+        let s = &self.seqs[seq];
+        let accepted = random.below(s.landed.len() as u32 + 1);
+        let told = if random.one_in(2) { Accepted::OnDevice } else { Accepted::Rows(accepted) };
+        let query_rows = if random.one_in(3) { 1 + random.below(width) } else { width };
+        (Row { sequence: s.handle, accepted: told, query_rows }, accepted)
+    }
+
+    /// Prepares a step, or is refused.
+    pub fn begin(&mut self, micro: u8, mask: u8, width: u8, seed: u16) {
+        let mut random = Random::new(seed.into());
+        let micro = u32::from(micro) % self.config.micro_batches;
+        let width = 1 + u32::from(width) % self.config.query_rows;
+        let mut chosen: Vec<usize> =
+            (0..self.seqs.len()).filter(|s| self.is_eligible(&self.seqs[*s], micro)).collect();
+        // A mask that would leave nobody leaves everybody.
+        let marked = |place: usize| mask >> (place % 8) & 1 == 0;
+        let mut place = 0..chosen.len();
+        if place.clone().any(marked) {
+            chosen.retain(|_| place.next().is_some_and(marked));
+        }
+        chosen.truncate(self.config.batch as usize);
+        let wishes: Vec<(Row, u32)> = chosen.iter().map(|s| self.wish(*s, width, &mut random)).collect();
+        let mut counts: Vec<u32> = wishes.iter().map(|(_, accepted)| *accepted).collect();
+        let rows = wishes.into_iter().map(|(row, _)| row).collect();
+        let mut ask = Ask { micro, width, rows, tensor: true };
+        if random.one_in(8) {
+            self.spoil(&mut ask, mask, &mut random);
+        } else if ask.rows.is_empty() {
+            return;
+        }
+        // A count that cannot be, which only the device can see.
+        if random.one_in(24) && !chosen.is_empty() {
+            counts[0] = self.seqs[chosen[0]].landed.len() as u32 + 1 + random.below(9);
+        }
+        counts.truncate(self.config.batch as usize);
+        counts.resize(self.config.batch as usize, 77);
+        self.prepare(&ask, &counts, random);
+    }
+
+    /// Makes an ask one that should, most often, be refused.
+    fn spoil(&self, ask: &mut Ask, mask: u8, random: &mut Random) {
+        let dead = self.dead_handle(mask);
+        let any = self.pick(mask).map(|s| self.seqs[s].handle);
+        let own = ask.rows.first().copied();
+        let fresh = |sequence| Row { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
+        match random.below(10) {
+            0 => ask.rows.insert(0, fresh(dead)),
+            1 => ask.rows.insert(0, fresh(any.unwrap_or(dead))),
+            2 => ask.rows.extend(own),
+            3 => ask.rows.iter_mut().for_each(|row| row.accepted = Accepted::Rows(9)),
+            4 => ask.rows.iter_mut().for_each(|row| row.query_rows = 0),
+            5 => ask.rows.iter_mut().for_each(|row| row.query_rows = ask.width + 1),
+            6 => ask.tensor = false,
+            7 => ask.width = self.config.query_rows + 1,
+            8 => ask.rows.clear(),
+            _ => ask.micro = self.config.micro_batches,
+        }
+    }
+
+    /// What must become of a prepare. Pages held for ended work go back on the way.
+    fn judge(&mut self, ask: &Ask, counts: &[u32]) -> Verdict {
+        use Verdict::{Perhaps, Refused};
+        let range = ask.rows.is_empty() || ask.rows.len() > self.config.batch as usize;
+        if ask.micro >= self.config.micro_batches || range || ask.width > self.config.query_rows {
+            return Refused(Kind::OutOfRange);
+        }
+        let ring = (self.config.steps_in_flight * self.config.micro_batches) as usize;
+        let taken = self.flights.len() + self.open.iter().flatten().count();
+        if taken == ring || self.open[ask.micro as usize].is_some() {
+            return Refused(Kind::Busy);
+        }
+        let mut perhaps = false;
+        for (place, row) in ask.rows.iter().enumerate() {
+            let Some(seq) = self.seqs.iter().position(|s| s.handle == row.sequence && s.is_open()) else {
+                return Refused(Kind::Closed);
+            };
+            self.release_held(seq);
+            let s = &self.seqs[seq];
+            let landed = s.landed.len() as u32;
+            let (accepted, untold) = match row.accepted {
+                Accepted::Rows(count) => (count, false),
+                Accepted::OnDevice => (if counts[place] > landed { 0 } else { counts[place] }, !ask.tensor),
+            };
+            let reached = s.length() + accepted + row.query_rows;
+            let refused = match () {
+                () if s.state != State::Running => Some(Kind::InvalidConfig),
+                () if s.micro.is_some_and(|own| own != ask.micro) => Some(Kind::InvalidConfig),
+                () if s.in_flight >= self.config.steps_in_flight => Some(Kind::Busy),
+                () if row.query_rows == 0 || row.query_rows > ask.width => Some(Kind::OutOfRange),
+                () if accepted > landed => Some(Kind::OutOfRange),
+                () if untold => Some(Kind::InvalidConfig),
+                () if reached > reach(&self.config, s.admitted) => Some(Kind::OutOfRange),
+                () => None,
+            };
+            if let Some(kind) = refused {
+                return if perhaps { Perhaps(kind) } else { Refused(kind) };
+            }
+            perhaps |= reached > s.admitted;
+            if ask.rows[..place].iter().any(|earlier| earlier.sequence == row.sequence) {
+                return if perhaps { Perhaps(Kind::InvalidConfig) } else { Refused(Kind::InvalidConfig) };
+            }
+        }
+        if perhaps { Perhaps(Kind::OutOfRange) } else { Verdict::Sound }
+    }
+
+    fn prepare(&mut self, ask: &Ask, counts: &[u32], random: Random) {
+        let verdict = self.judge(ask, counts);
+        let (before, stream) = (self.snapshot(), self.engine.stream(ask.micro));
+        let busy = self.open.get(ask.micro as usize).is_none_or(Option::is_some);
+        let tensor = (ask.tensor && !busy).then(|| self.engine.accepted(ask.micro, counts));
+        let micro_batch = MicroBatch(ask.micro);
+        let result = self.cache.prepare(micro_batch, ask.width, &ask.rows, tensor, stream);
+        let refused = match verdict {
+            Verdict::Sound => None,
+            Verdict::Refused(kind) => Some(kind),
+            Verdict::Perhaps(_) if result.is_ok() => None,
+            // Which of the rows was refused first is the library's to choose, and with it the kind: take
+            // what it says if it is one of the two that can be.
+            Verdict::Perhaps(kind) => {
+                let said = result.as_ref().unwrap_err().kind();
+                assert!(said == kind || said == Kind::OutOfRange, "{said:?}");
+                Some(said)
+            }
+        };
+        let Some(step) = self.expect(before, result, refused) else { return };
+        if self.open.iter().flatten().count() > 0 {
+            self.note("two steps open");
+        }
+        self.enter_step(step, ask, counts, random);
+    }
+
+    /// The model's side of a prepare: the previous steps are committed, new rows are expected to land.
+    fn enter_step(&mut self, step: Step, ask: &Ask, counts: &[u32], random: Random) {
+        let (mut random, mut rows) = (random, Vec::new());
+        let mut fails = false;
+        for (row, count) in ask.rows.iter().zip(counts) {
+            let seq = self.seqs.iter().position(|s| s.handle == row.sequence).unwrap();
+            let owner = row.sequence.to_bits();
+            let next = (0..row.query_rows).map(|j| Origin { owner, generation: self.generation + 1 + j });
+            let next: Vec<Origin> = next.collect();
+            self.generation += row.query_rows;
+            let s = &mut self.seqs[seq];
+            let lie = row.accepted == Accepted::OnDevice && *count > s.landed.len() as u32;
+            let accepted = match row.accepted {
+                Accepted::Rows(count) => count,
+                // Not believed: nothing is accepted, and the step fails.
+                Accepted::OnDevice if lie => 0,
+                Accepted::OnDevice => *count,
+            };
+            fails |= lie;
+            s.commit(accepted, next.clone());
+            s.micro = Some(ask.micro);
+            s.in_flight += 1;
+            let (length, key_pages) = (s.length(), s.key_pages.clone());
+            rows.push(FlightRow { seq, length, landed: next, key_pages });
+        }
+        let calls = self.plan_calls(ask, rows.len() as u32, &mut random);
+        let beyond = random.one_in(16).then(|| random.below(calls.len() as u32) as usize);
+        let counts = vec![[0; 3]; self.layers() as usize];
+        let flight = Flight {
+            step,
+            micro: ask.micro,
+            rows,
+            calls,
+            next: 0,
+            counts,
+            beyond,
+            fails,
+            done: None,
+            random,
+        };
+        self.open[ask.micro as usize] = Some(flight);
+    }
+
+    /// Ordinary layers whole or in two halves of the batch, draft layers pass by pass.
+    fn plan_calls(&self, ask: &Ask, rows: u32, random: &mut Random) -> Vec<LayerCall> {
+        let mut calls = Vec::new();
+        for layer in 0..self.layers() {
+            let layer_id = Layer(layer);
+            if layer >= self.config.shape.layers {
+                calls.extend((0..ask.width).map(|pass| LayerCall::pass(layer_id, pass)));
+            } else if rows > 1 && random.one_in(3) {
+                let cut = 1 + random.below(rows - 1);
+                let half = |first, count| LayerCall {
+                    batch_rows: Some((first, count)),
+                    ..LayerCall::whole(layer_id)
+                };
+                calls.extend([half(0, cut), half(cut, rows - cut)]);
+            } else {
+                calls.push(LayerCall::whole(layer_id));
+            }
+        }
+        calls
+    }
+
+    /// Entries of one query row that sees `limit` tokens: near a wandering centre, the newest ones among
+    /// them, with repetitions and -1.
+    fn picks(&self, limit: u32, random: &mut Random) -> Vec<i32> {
+        let (centre, spread) = (random.below(limit), 1 + random.below(60));
+        let pick = |_| match random.below(12) {
+            0 => -1,
+            1 | 2 => (limit - 1 - random.below(limit.min(4))) as i32,
+            _ => ((centre + random.below(spread)) % limit) as i32,
+        };
+        (0..self.config.shape.top_k).map(pick).collect()
+    }
+
+    /// Enqueues the next layer call of an open step.
+    pub fn layer(&mut self, micro: u8) {
+        let micro = usize::from(micro) % self.open.len();
+        let Some(mut flight) = self.open[micro].take() else { return };
+        if let Some(call) = flight.calls.get(flight.next).copied() {
+            let beyond = flight.beyond == Some(flight.next);
+            let work = self.work(&mut flight, call, beyond);
+            self.engine.layer(&self.cache, &flight.step, work).unwrap();
+            flight.next += 1;
+        }
+        self.open[micro] = Some(flight);
+    }
+
+    /// What a layer call selects, must find, and writes; the oracles select the same.
+    fn work(&mut self, flight: &mut Flight, call: LayerCall, mut beyond: bool) -> Work {
+        let layer = call.layer.0;
+        let (first, count) = call.batch_rows.unwrap_or((0, flight.rows.len() as u32));
+        let queries = call.pass.map_or(0..flight.step.query_rows(), |pass| pass..pass + 1);
+        let mut work = Work {
+            step: flight.step.number(),
+            call,
+            selection: Vec::new(),
+            expected: Vec::new(),
+            rows: Vec::new(),
+            keys: Vec::new(),
+        };
+        for row in &flight.rows[first as usize..(first + count) as usize] {
+            let mut selected = Vec::new();
+            for query in queries.clone() {
+                let limit = row.length + query + 1;
+                let mut picks = self.picks(limit, &mut flight.random);
+                let Some(origin) = row.landed.get(query as usize) else {
+                    // The step is wider than this row: whatever stands here is nobody's selection.
+                    work.expected.extend(vec![None; picks.len()]);
+                    work.selection.extend(picks);
+                    continue;
+                };
+                if std::mem::take(&mut beyond) {
+                    picks[3] = [limit as i32, i32::MAX, -2][flight.random.below(3) as usize];
+                    flight.fails = true;
+                }
+                let expected = picks.iter().map(|pick| {
+                    let position = u32::try_from(*pick).ok().filter(|p| *p < limit)?;
+                    let committed = self.seqs[row.seq].rows[layer as usize].get(position as usize);
+                    let landed = || &row.landed[(position - row.length) as usize];
+                    let origin = if position < row.length { committed.unwrap() } else { landed() };
+                    Some(self.row(layer, position, *origin))
+                });
+                work.expected.extend(expected);
+                selected.extend(picks.iter().filter_map(|p| u32::try_from(*p).ok()));
+                work.selection.extend(picks);
+                let position = row.length + query;
+                let slot = self.seqs[row.seq].landing[query as usize];
+                work.rows.push((slot, self.row(layer, position, *origin)));
+                let offset = self.key_offset(&row.key_pages, position);
+                work.keys.push((offset, key(&self.geometry, layer, position, *origin)));
+            }
+            if queries.start < row.landed.len() as u32 {
+                let found = self.seqs[row.seq].oracles[layer as usize].select(selected);
+                let found = [found.hits.len(), found.misses.len(), found.scratch];
+                flight.counts[layer as usize].iter_mut().zip(found).for_each(|(sum, n)| *sum += n as u64);
+            }
+        }
+        work
+    }
+
+    /// Enqueues the rest of an open step and leaves it in flight.
+    pub fn finish(&mut self, micro: u8) {
+        let place = usize::from(micro) % self.open.len();
+        while self.open[place].as_ref().is_some_and(|flight| flight.next < flight.calls.len()) {
+            self.layer(micro);
+        }
+        let Some(mut flight) = self.open[place].take() else { return };
+        let lanes = flight.rows.iter().map(|row| self.seqs[row.seq].lane).collect();
+        let done = self.engine.finish(&mut self.cache, &mut flight.step, lanes).unwrap();
+        let stream = self.engine.stream(flight.micro);
+        let again = self.cache.finish(&mut flight.step, stream).unwrap_err();
+        assert_eq!(again.kind(), Kind::InvalidConfig);
+        let late = self.cache.gather(&flight.step, flight.calls[0], stream).unwrap_err();
+        assert_eq!(late.kind(), Kind::InvalidConfig);
+        flight.done = Some(done);
+        self.flights.push(flight);
+    }
+
+    /// A step that is open is not retired, and comes back.
+    pub fn retire_open(&mut self, micro: u8) {
+        let place = usize::from(micro) % self.open.len();
+        let Some(mut flight) = self.open[place].take() else { return };
+        let before = self.snapshot();
+        let unretired = self.cache.retire(flight.step, self.engine.host).unwrap_err();
+        flight.step = unretired.step.unwrap();
+        self.open[place] = Some(flight);
+        self.expect::<()>(before, Err(unretired.error), Some(Kind::Busy));
+    }
+
+    /// Retires a step: what it counted is what the oracles counted.
+    pub fn retire(&mut self, which: u8) {
+        if self.flights.is_empty() {
+            return;
+        }
+        let place = if which & 1 == 1 { 0 } else { usize::from(which / 2) % self.flights.len() };
+        let mut flight = self.flights.remove(place);
+        self.note(if place == 0 { "retire in order" } else { "retire out of order" });
+        self.note(if flight.fails { "step fails" } else { "step is sound" });
+        self.engine.wait(flight.done.unwrap());
+        self.counted.steps += 1;
+        let host = self.engine.host;
+        let number = flight.step.number();
+        match self.cache.retire(flight.step, host) {
+            Ok(retired) => {
+                assert!(!flight.fails, "a step that must fail was retired well");
+                let found = self.engine.found.lock().unwrap();
+                let wrong = found.wrong.iter().find(|(step, _)| *step == number);
+                assert_eq!(wrong, None, "retired well, and attention read wrong rows");
+                assert_eq!(retired.step(), number);
+                let counts = retired.layers().iter().map(|c| [c.hits, c.misses, c.scratch].map(u64::from));
+                let counts: Vec<[u64; 3]> = counts.collect();
+                assert_eq!(counts, flight.counts, "hits, misses, scratch by layer");
+                let lengths: Vec<u32> = flight.rows.iter().map(|row| row.length).collect();
+                assert_eq!(retired.lengths(), lengths);
+                for [hits, misses, scratch] in counts {
+                    self.counted.hits += hits;
+                    self.counted.misses += misses;
+                    self.counted.scratch += scratch;
+                    self.reached
+                        .entry("scratch rows".to_owned())
+                        .and_modify(|n| *n += scratch)
+                        .or_insert(scratch);
+                    self.log.extend([number, hits, misses, scratch]);
+                }
+            }
+            Err(unretired) => {
+                assert!(flight.fails || self.failed(), "{}", unretired.error);
+                flight.fails = true;
+                assert_eq!((unretired.error.kind(), unretired.step), (Kind::DeviceFailed, None));
+            }
+        }
+        for row in flight.rows {
+            let s = &mut self.seqs[row.seq];
+            s.in_flight -= 1;
+            if flight.fails && s.state == State::Running {
+                s.state = State::Failed;
+            }
+            self.leave(row.seq);
+        }
+    }
+}
