@@ -7,6 +7,9 @@
 //! nothing. Here stand the runs.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[cfg(feature = "trace")]
+#[path = "support/trace_bytes.rs"]
+mod trace_body;
 #[path = "world/mod.rs"]
 mod world;
 
@@ -16,9 +19,12 @@ use forebay::residency::Rows;
 use forebay::{Accepted, BringUp, Budget, Kind, Layer, LayerCall, MicroBatch, Open, Row};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+#[cfg(feature = "trace")]
+use trace_body::trace_bytes;
+use world::bodies::cache_ops;
 use world::engine::Edge;
 use world::ops::{OP_BYTES, Op, Random, ops_from_bytes};
-use world::run::{Setup, World, run, run_in};
+use world::run::{Setup, World, run_in};
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(any::<[u8; OP_BYTES]>().prop_map(Op::decode), 1..90)
@@ -113,14 +119,44 @@ fn random_bytes_are_runs_that_reach_everything() {
     assert!(missed.is_empty(), "never reached: {missed:?}; reached: {reached:#?}");
 }
 
-/// The fuzz target's body, over strings that tell nothing, and over short and uneven ones.
+/// The body of the fuzz target `cache_ops`: a fixed corpus, then strings that are short, uneven or long.
 #[test]
 fn any_bytes_are_a_run() {
-    for (seed, bytes) in
-        [&[][..], &[0], &[1; 5], &[1; 6], &[255; 61], &[16; 600], &[2; 600]].iter().enumerate()
-    {
-        run(&ops_from_bytes(bytes));
-        run(&ops_from_bytes(&Random::new(seed as u64).bytes(seed * 7)));
+    let corpus =
+        [&[][..], &[0], &[1; 5], &[1; 6], &[255; 61], &[16; 600], &[2; 600], &[36; 66], &[0x55; 300]];
+    corpus.iter().for_each(|bytes| cache_ops(bytes));
+    for seed in 0..200_u64 {
+        cache_ops(&Random::new(seed).bytes(seed as usize * 7 % 650));
+    }
+}
+
+/// The body of the fuzz target `trace_bytes`: traces, cut and damaged ones, and strings of any bytes.
+#[cfg(feature = "trace")]
+#[test]
+fn any_bytes_are_a_trace_or_an_error() {
+    let json =
+        br#"{"layers":1,"k":2,"steps":2,"warm_steps":1,"first_position":5,"decode_start":6,"context":7}"#;
+    // Both steps select positions 2 and 4: two gaps are added to nothing, then nothing changes.
+    let body = [2, 0, 0, 0, 2, 1, 0, 0, 0, 0];
+    let plain = [&b"TOPKTRC1"[..], &(json.len() as u32).to_le_bytes(), json, &body].concat();
+    assert!(trace_bytes(&plain), "the control: the whole one is a trace");
+    let packed = forebay::trace::SelectionTrace::from_bytes(&plain).unwrap().compress(3).unwrap();
+    assert!(trace_bytes(&packed));
+    let mut random = Random::new(9);
+    for whole in [&plain, &packed] {
+        (0..whole.len()).for_each(|cut| assert!(!trace_bytes(&whole[..cut])));
+        for _ in 0..500 {
+            let mut damaged = whole.clone();
+            for _ in 0..=random.below(3) {
+                damaged[random.below(whole.len() as u32) as usize] = random.below(256) as u8;
+            }
+            trace_bytes(&damaged);
+        }
+    }
+    for size in 0..300 {
+        let noise = random.bytes(size);
+        trace_bytes(&noise);
+        trace_bytes(&[&plain[..plain.len() - body.len()], &noise].concat());
     }
 }
 
@@ -233,6 +269,38 @@ fn stores_with_slow_writes(missing: Option<Edge>) -> bool {
 fn f1_a_store_waits_for_the_rows_that_it_reads() {
     assert!(stores_with_slow_writes(None));
     assert!(!stores_with_slow_writes(Some(Edge::Written)), "the control: without the edge it is seen");
+}
+
+/// Steps are enqueued while a warm-up, a roll-back and a fork are still held back on the host's stream.
+#[test]
+fn a_step_waits_for_the_work_that_made_its_sequence_ready() {
+    let mut world = World::new(threaded(0));
+    let (seed, warm) = (sound_seed(), 2);
+    world.apply(&Op::Open { prompt: 80, promised: 40, budget: 5, whole: true });
+    world.apply(&Op::Fill { seq: 0 });
+    world.patient = false;
+    for make_ready in [
+        Op::Join { seq: 0, warm, bound: 0, seed: 3 },
+        Op::RollBack { seq: 0, how: 1, by: 1 },
+        Op::RollBack { seq: 0, how: 3, by: 20 },
+        Op::Fork { seq: 0, promised: 30, budget: 5, whole: true },
+    ] {
+        let held = world.engine.hold(world.engine.host);
+        world.apply(&make_ready);
+        assert_eq!(world.tickets.last().unwrap().poll(), None, "it has not run");
+        world.apply(&Op::Step { micro: 0, rows: 0, width: 1, seed });
+        // Time for a step that does not wait to do its harm; one that does is not hurried.
+        (0..1000).for_each(|_| std::thread::yield_now());
+        drop(held);
+        world.engine.settle();
+        world.apply(&Op::Retire { which: 1 });
+        if let Op::RollBack { how: 3, .. } = make_ready {
+            world.apply(&Op::RollBack { seq: 0, how: 0, by: 0 });
+            world.engine.settle();
+        }
+    }
+    assert_eq!(world.reached["step is sound"], 4);
+    world.end();
 }
 
 /// An abort while a fork's copy is in flight: what it names comes back when its ticket has ended.

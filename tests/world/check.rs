@@ -31,7 +31,8 @@ impl World {
 
     /// Whether a sequence's tables and bytes stand still.
     fn is_still(&self, seq: &Seq) -> bool {
-        seq.is_open() && (!self.threaded || seq.in_flight == 0)
+        let host = self.tickets.last().is_none_or(|ticket| ticket.poll().is_some());
+        seq.is_open() && (!self.threaded || seq.in_flight == 0 && host)
     }
 
     pub fn snapshot(&self) -> Snapshot {
@@ -101,10 +102,7 @@ impl World {
         for (layer, rows) in (0..).zip(&s.rows) {
             for (position, origin) in (0..).zip(rows) {
                 self.cache.read_row(s.handle, Layer(layer), position, &mut row).unwrap();
-                assert!(
-                    row == self.row(layer, position, *origin),
-                    "layer {layer} position {position}: {s:?}"
-                );
+                assert!(row == self.row(layer, position, *origin), "row {position} of layer {layer}");
                 let offset = self.key_offset(&s.key_pages, position);
                 let found = self.engine.read_key(&self.cache, Layer(layer), offset);
                 assert!(found == key(&self.geometry, layer, position, *origin), "index key of {position}");

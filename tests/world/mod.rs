@@ -1,6 +1,7 @@
 //! A world around a cache: an engine with its streams, rows that say who they are, and a naive model that
 //! knows what every read must answer. Shared by `tests/world.rs` and the fuzz target `cache_ops`.
 
+pub mod bodies;
 pub mod check;
 pub mod engine;
 pub mod model;
