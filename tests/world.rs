@@ -230,8 +230,7 @@ fn attention_with_slow_gathers(missing: Option<Edge>) -> bool {
     world.engine.drain(world.engine.gathers(0));
     world.finish(0);
     world.engine.drain(world.engine.stream(0));
-    let sound = world.engine.found.lock().unwrap().wrong.is_empty();
-    sound
+    world.engine.found.lock().unwrap().wrong.is_empty()
 }
 
 #[test]

@@ -38,10 +38,10 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Busy`] when every step block is in flight, the micro-batch's last step is not finished, or a
-    /// sequence has as many steps in flight as configured; [`Kind::Closed`]; [`Kind::InvalidConfig`] for a sequence that is not running, named
-    /// twice, or of another micro-batch; [`Kind::OutOfRange`] for too many rows, query rows or accepted
-    /// rows, and for a sequence that would outgrow what was admitted; [`Kind::DeviceFailed`] when its
-    /// warm-up failed. Nothing is enqueued then.
+    /// sequence has as many steps in flight as configured; [`Kind::Closed`]; [`Kind::InvalidConfig`] for a
+    /// sequence that is not running, named twice, or of another micro-batch; [`Kind::OutOfRange`] for too
+    /// many rows, query rows or accepted rows, and for a sequence that would outgrow what was admitted;
+    /// [`Kind::DeviceFailed`] when its warm-up failed. Nothing is enqueued then.
     pub fn prepare(
         &mut self,
         micro_batch: MicroBatch,

@@ -163,9 +163,9 @@ impl Cache {
     /// # Errors
     /// As [`Cache::append`].
     pub fn append_in_place(&mut self, sequence: Sequence, count: u32) -> Result<()> {
-        let layers = (0..self.geometry.layers()).map(Layer);
+        let mut layers = (0..self.geometry.layers()).map(Layer);
         layers.clone().try_for_each(|layer| self.check_claim(sequence, layer, count))?;
-        layers.map(|layer| self.claim(sequence, layer, count).map(|_| ())).collect()
+        layers.try_for_each(|layer| self.claim(sequence, layer, count).map(|_| ()))
     }
 
     /// Whether a layer's prompt has room for `count` more rows.
