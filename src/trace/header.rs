@@ -98,10 +98,7 @@ impl Header {
             ("header: steps", self.steps, u32::MAX),
         ] {
             if value == 0 || value > limit {
-                return Err(bad(place)
-                    .with("value", value)
-                    .with("least", 1_u32)
-                    .with("most", limit));
+                return Err(bad(place).with("value", value).with("least", 1_u32).with("most", limit));
             }
         }
         if self.layer_ids.len() as u64 != u64::from(self.layers) {
@@ -110,9 +107,7 @@ impl Header {
                 .with("layers", self.layers));
         }
         if let Some([a, b]) = self.layer_ids.array_windows().find(|[a, b]| a >= b) {
-            return Err(bad("header: layer_ids do not ascend")
-                .with("id", *b)
-                .with("after", *a));
+            return Err(bad("header: layer_ids do not ascend").with("id", *b).with("after", *a));
         }
         if self.warm_steps > self.steps {
             return Err(bad("header: more warm_steps than steps")
@@ -168,10 +163,9 @@ impl Header {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-
-    pub(in super::super) fn header(layers: u32, k: u32, first: u32, warm: u32, steps: u32) -> Header {
+impl Header {
+    /// A small header for tests; `first` is the first position, `warm` of the `steps` belong to the prompt.
+    pub(super) fn example(layers: u32, k: u32, first: u32, warm: u32, steps: u32) -> Header {
         Header {
             format: format_name(),
             label: "test".to_owned(),
@@ -190,11 +184,16 @@ pub(super) mod tests {
             text: String::new(),
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn members_before_is_the_sum_of_the_set_sizes() {
         for (k, first) in [(1, 0), (5, 0), (5, 2), (5, 4), (5, 5), (5, 90), (64, 60)] {
-            let h = header(3, k, first, 2, 20);
+            let h = Header::example(3, k, first, 2, 20);
             let mut sum = 0;
             for step in 0..20 {
                 assert_eq!(h.members_before(step), sum, "k {k}, first {first}, step {step}");
@@ -205,7 +204,7 @@ pub(super) mod tests {
 
     #[test]
     fn nonsense_is_refused_by_field() {
-        let base = header(2, 8, 100, 4, 10);
+        let base = Header::example(2, 8, 100, 4, 10);
         assert!(base.check(MEMBERS_MAX).is_ok());
         type Change = fn(&mut Header);
         let cases: [(&str, Change); 13] = [
@@ -231,10 +230,7 @@ pub(super) mod tests {
             change(&mut h);
             let e = h.check(MEMBERS_MAX).unwrap_err();
             assert_eq!(e.kind(), Kind::BadFormat, "{field}");
-            assert!(
-                e.place().starts_with("header: ") && e.place().contains(field),
-                "{e}"
-            );
+            assert!(e.place().starts_with("header: ") && e.place().contains(field), "{e}");
         }
     }
 
