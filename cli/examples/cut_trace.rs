@@ -1,7 +1,9 @@
 //! Cuts a selection trace to fewer layers and steps; `data/README.md` names the cut that ships.
 //!
-//! `cargo run --release -p forebay-cli --example cut_trace -- IN OUT EVERY STEPS LABEL` keeps every
-//! `EVERY`-th layer, from the first, and the first `STEPS` steps, warm ones included; `LABEL` is what the header calls it.
+//!     cargo run --release -p forebay-cli --example cut_trace -- IN OUT EVERY STEPS LABEL
+//!
+//! keeps every `EVERY`-th layer, from the first, and the first `STEPS` steps, warm ones included; `LABEL`
+//! is what the header calls the cut.
 
 use std::error::Error;
 use std::path::Path;

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use forebay::trace::SelectionTrace;
 use forebay::{Error, Geometry, Kind, Result, Shape};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 use crate::naive::Pool;
 use crate::{json, output, report};
@@ -259,7 +259,8 @@ fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> Resul
 
 /// A bar on standard error; hidden where that is no terminal.
 fn progress(path: &Path, steps: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
+    let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())
+        .with_finish(ProgressFinish::AndClear);
     if let Ok(style) =
         ProgressStyle::with_template("{prefix} [{bar:30}] {percent}% of {len} steps, {eta} left")
     {

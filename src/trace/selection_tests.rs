@@ -23,7 +23,7 @@ fn drifting(header: Header, mut seed: u64) -> SelectionTrace {
     for step in 0..header.steps {
         let (own, size) = (u64::from(header.position(step)), header.set_size(step) as usize);
         for set in &mut sets {
-            set.retain(|_| next(&mut seed) % 3 != 0);
+            set.retain(|_| !next(&mut seed).is_multiple_of(3));
             while set.len() < size {
                 set.insert((next(&mut seed) % (own + 1)) as u32);
             }
