@@ -78,8 +78,11 @@ impl Cache {
         let full = (open.prompt / self.geometry.page_tokens()) as usize;
         let holding = self.take_slots(&open, admitted)?;
         let mut table = self.record(parent)?.table.head(full);
-        let partial =
-            self.record(parent)?.table.get(full).filter(|_| open.prompt % self.geometry.page_tokens() > 0);
+        let partial = self
+            .record(parent)?
+            .table
+            .get(full)
+            .filter(|_| !open.prompt.is_multiple_of(self.geometry.page_tokens()));
         if let Err(error) = self.take_pages(pages - full as u32, &mut table) {
             self.sparse.give_back(&holding)?;
             return Err(error);
@@ -197,7 +200,7 @@ impl Cache {
                 std::mem::replace(&mut table.host[page], host),
                 std::mem::replace(&mut table.index[page], keys),
             );
-            if page == first && length % page_tokens > 0 {
+            if page == first && !length.is_multiple_of(page_tokens) {
                 copy = Some(PageCopy { from: old, to: (host, keys) });
                 self.record_mut(sequence)?.held = Some(old);
                 continue;

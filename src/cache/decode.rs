@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::cache::sequence::State;
 use crate::device::block::{ACCEPTED_ON_DEVICE, Entry};
-use crate::device::{Slice, Stream};
+use crate::device::{Begin, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{MicroBatch, Sequence};
 use crate::step::{Buffers, LayerCall, Retired, RowInFlight, Step, Streams, Unretired};
@@ -161,8 +161,7 @@ impl Cache {
             self.wait_ready(self.records[row.sequence.index as usize].holding.lane, stream)?;
         }
         let block = self.ring.slot(step)?.block;
-        self.device.load(self.pools, stream, micro_batch, block)?;
-        self.device.commit(self.pools, stream, micro_batch, accepted)
+        self.device.begin(self.pools, stream, Begin { micro_batch, block, accepted })
     }
 
     /// R, G of one layer: enqueues the resolve on its stream, and the gather on its own behind it when the

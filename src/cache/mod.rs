@@ -4,9 +4,9 @@
 //!
 //! | state | entered by | may |
 //! |---|---|---|
-//! | filling | [`Cache::open`] | [`append`](Cache::append), [`join`](Cache::join) once every layer has its prompt |
+//! | filling | [`Cache::open`] | [`append`](Cache::append); [`join`](Cache::join) with a whole prompt |
 //! | joining | [`Cache::join`] with a bound on bytes | [`join_more`](Cache::join_more) until nothing is left |
-//! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`](Cache::prepare), [`fork`](Cache::fork), [`roll_back`](Cache::roll_back) |
+//! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`](Cache::prepare), [`roll_back`](Cache::roll_back), fork |
 //! | failed | a step that failed | [`roll_back`](Cache::roll_back), [`close`](Cache::close) |
 //! | closing | [`Cache::close`] with work in flight | nothing: the handle is closed already |
 //!
