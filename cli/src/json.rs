@@ -65,14 +65,14 @@ pub fn miss_ratio(count: Count) -> f64 {
 /// Bytes brought to the device and stored back, over all decode steps and layers.
 pub fn bytes(replay: &Replay, row: &RowSize) -> (u64, u64) {
     let setting = &replay.setting;
-    let born = u64::from(setting.steps) * u64::from(setting.mtp) * replay.outcome.layers.len() as u64;
+    let born = u64::from(setting.steps) * u64::from(setting.mtp) * replay.layers.len() as u64;
     (replay.total().misses * u64::from(row.bytes), born * u64::from(row.bytes))
 }
 
 fn entry<'a>(trace: &'a Replayed, replay: &Replay, row: &'a RowSize, policy: Policy) -> Entry<'a> {
     let (header, setting, total) = (&trace.header, &replay.setting, replay.total());
     let (host_to_device_bytes, device_to_host_bytes) = bytes(replay, row);
-    let per_layer = header.layer_ids.iter().zip(&replay.outcome.layers).map(|(layer, count)| PerLayer {
+    let per_layer = header.layer_ids.iter().zip(&replay.layers).map(|(layer, count)| PerLayer {
         layer: *layer,
         hits: count.hits,
         misses: count.misses,
@@ -102,8 +102,8 @@ fn entry<'a>(trace: &'a Replayed, replay: &Replay, row: &'a RowSize, policy: Pol
             misses_per_step: replay.per_step(total.misses),
         },
         first_steps: FirstSteps {
-            steps: replay.outcome.first.len(),
-            misses: replay.outcome.first.iter().sum(),
+            steps: replay.first.len(),
+            misses: replay.first.iter().sum(),
             misses_cold: replay.cold.iter().sum(),
         },
         row_model: &row.model,

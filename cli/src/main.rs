@@ -6,8 +6,8 @@
 //! reader that closes the pipe early ends the command quietly.
 
 mod json;
-mod naive;
 mod output;
+mod pools;
 mod replay;
 mod report;
 

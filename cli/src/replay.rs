@@ -12,7 +12,7 @@ use forebay::trace::SelectionTrace;
 use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-use crate::naive::Pool;
+use crate::pools::Loaded;
 use crate::{json, output, report};
 
 /// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
@@ -107,7 +107,7 @@ pub struct Setting {
     pub warmup: u32,
     /// Query rows of a decode step, at least 1.
     pub mtp: u32,
-    /// Decode steps to replay, at most the trace's decode steps / mtp.
+    /// Decode steps replayed: the trace's decode steps / mtp.
     pub steps: u32,
 }
 
@@ -120,71 +120,24 @@ pub struct Count {
     pub misses: u64,
 }
 
-/// What a replay counted, over its decode steps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// Hits and misses of every layer.
-    pub layers: Vec<Count>,
-    /// Misses of each of the first [`FIRST_STEPS`] decode steps, all layers together.
-    pub first: Vec<u64>,
-}
-
-/// Replays `trace` once. `progress` advances by one a decode step.
-///
-/// # Errors
-/// None here; production pools report theirs.
-pub fn run(trace: &SelectionTrace, setting: &Setting, progress: &ProgressBar) -> Result<Outcome> {
-    let header = trace.header();
-    let mut pools: Vec<Pool> = (0..header.layers).map(|_| Pool::new(setting.slots)).collect();
-    for step in header.warm_steps - setting.warmup..header.warm_steps {
-        for (layer, pool) in (0..).zip(&mut pools) {
-            pool.select(trace.selection(step, layer));
-        }
-    }
-    let mut layers = vec![Count::default(); pools.len()];
-    let mut first = Vec::new();
-    let mut united = Vec::new();
-    for group in 0..setting.steps {
-        let start = header.warm_steps + group * setting.mtp;
-        let born = header.position(start)..header.position(start + setting.mtp);
-        let mut step_misses = 0;
-        for ((layer, pool), count) in (0..).zip(&mut pools).zip(&mut layers) {
-            united.clear();
-            for step in start..start + setting.mtp {
-                united.extend(trace.selection(step, layer).iter().filter(|p| **p < born.start));
-            }
-            united.sort_unstable();
-            united.dedup();
-            let (hits, misses) = pool.select(&united);
-            pool.bear(born.clone());
-            count.hits += hits;
-            count.misses += misses;
-            step_misses += misses;
-        }
-        if group < FIRST_STEPS {
-            first.push(step_misses);
-        }
-        progress.inc(1);
-    }
-    Ok(Outcome { layers, first })
-}
-
 /// A trace's replay at one size, with everything that the reports say about it.
 pub struct Replay {
     /// What was replayed.
     pub setting: Setting,
     /// Slots as a share of the context at decode start, as asked for.
     pub ratio: f64,
-    /// What was counted.
-    pub outcome: Outcome,
-    /// Misses of the first steps without warm-up; the same as the outcome's when it had none.
+    /// Hits and misses of every layer, over all decode steps.
+    pub layers: Vec<Count>,
+    /// Misses of each of the first [`FIRST_STEPS`] decode steps, all layers together.
+    pub first: Vec<u64>,
+    /// The same without warm-up.
     pub cold: Vec<u64>,
 }
 
 impl Replay {
     /// Hits and misses of all layers.
     pub fn total(&self) -> Count {
-        self.outcome.layers.iter().fold(Count::default(), |sum, count| Count {
+        self.layers.iter().fold(Count::default(), |sum, count| Count {
             hits: sum.hits + count.hits,
             misses: sum.misses + count.misses,
         })
@@ -197,7 +150,7 @@ impl Replay {
 
     /// The mean over the first steps and the layers.
     pub fn first_mean(&self, first: &[u64]) -> f64 {
-        let cells = first.len() * self.outcome.layers.len();
+        let cells = first.len() * self.layers.len();
         first.iter().sum::<u64>() as f64 / cells as f64
     }
 }
@@ -269,21 +222,34 @@ fn progress(path: &Path, steps: u64) -> ProgressBar {
     bar.with_prefix(output::harmless(&path.display().to_string()))
 }
 
+/// The trace up to the end of its first decode steps.
+fn beginning(trace: &SelectionTrace, mtp: u32) -> Result<SelectionTrace> {
+    let mut header = trace.header().clone();
+    header.steps = header.steps.min(header.warm_steps.saturating_add(mtp.saturating_mul(FIRST_STEPS)));
+    let sets = (0..header.steps).flat_map(|step| (0..header.layers).map(move |layer| (step, layer)));
+    let members = sets.flat_map(|(step, layer)| trace.selection(step, layer).iter().copied()).collect();
+    SelectionTrace::new(header, members)
+}
+
+/// Misses of the first decode steps.
+fn first(mut steps: Vec<u64>) -> Vec<u64> {
+    steps.truncate(FIRST_STEPS as usize);
+    steps
+}
+
 /// Replays the trace at `path` at every size.
-fn replay(path: &Path, arguments: &Arguments) -> Result<Replayed> {
+fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed> {
     let trace = SelectionTrace::read(path)?;
     let settings = settings(&trace, path, arguments)?;
     let bar = progress(path, settings.iter().map(|(s, _)| u64::from(s.steps)).sum());
+    let start = beginning(&trace, arguments.mtp)?;
+    let (whole, start) = (Loaded::new(&trace, arguments.mtp)?, Loaded::new(&start, arguments.mtp)?);
     let mut replays = Vec::with_capacity(settings.len());
     for (setting, ratio) in settings {
-        let outcome = run(&trace, &setting, &bar)?;
-        let cold = if setting.warmup == 0 {
-            outcome.first.clone()
-        } else {
-            let cold = Setting { warmup: 0, steps: setting.steps.min(FIRST_STEPS), ..setting };
-            run(&trace, &cold, &ProgressBar::hidden())?.first
-        };
-        replays.push(Replay { setting, ratio, outcome, cold });
+        let outcome = whole.run(shape, setting.slots, setting.warmup, || bar.inc(1))?;
+        let cold = first(start.run(shape, setting.slots, 0, || ())?.steps);
+        let layers = outcome.layers.into_iter().map(|(hits, misses)| Count { hits, misses }).collect();
+        replays.push(Replay { setting, ratio, layers, first: first(outcome.steps), cold });
     }
     bar.finish_and_clear();
     Ok(Replayed { path: path.to_owned(), header: trace.header().clone(), replays })
@@ -298,7 +264,8 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         .ok_or_else(|| Error::new(Kind::InvalidConfig, "replay").at("--model"))?;
     let row = RowSize { model: arguments.model.clone(), bytes: Geometry::new(shape)?.row_bytes() };
     let DeviceName::Host = arguments.device;
-    let replayed = arguments.traces.iter().map(|path| replay(path, arguments)).collect::<Result<Vec<_>>>()?;
+    let replayed =
+        arguments.traces.iter().map(|path| replay(path, &shape, arguments)).collect::<Result<Vec<_>>>()?;
     if let Some(path) = &arguments.json {
         output::write_json(path, &json::text(&replayed, &row, arguments.policy)?)?;
     }

@@ -79,7 +79,7 @@ fn align_right(table: &mut Table, is_number: impl Fn(usize) -> bool) {
 /// One line for each size.
 fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
     let mut table = table(utf8);
-    let first = trace.replays.first().map_or(0, |r| r.outcome.first.len());
+    let first = trace.replays.first().map_or(0, |r| r.first.len());
     let warmed = trace.replays.iter().any(|r| r.setting.warmup > 0);
     table.set_header([
         "ratio".to_owned(),
@@ -93,7 +93,7 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
     ]);
     for replay in &trace.replays {
         let total = replay.total();
-        let by_layer = replay.outcome.layers.iter().map(|c| c.misses);
+        let by_layer = replay.layers.iter().map(|c| c.misses);
         let least = replay.per_step(by_layer.clone().min().unwrap_or(0));
         let most = replay.per_step(by_layer.max().unwrap_or(0));
         let (down, up) = bytes(replay, row);
@@ -101,14 +101,14 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
         table.add_row([
             format!("{:.3}", replay.ratio),
             replay.setting.slots.to_string(),
-            number(replay.per_step(total.misses) / replay.outcome.layers.len() as f64),
+            number(replay.per_step(total.misses) / replay.layers.len() as f64),
             format!("{}..{}", number(least), number(most)),
             format!("{:.1}%", 100.0 * miss_ratio(total)),
             size(replay.per_step(down)),
             size(replay.per_step(up)),
             match replay.setting.warmup {
                 0 => cold,
-                _ => format!("{cold} -> {}", number(replay.first_mean(&replay.outcome.first))),
+                _ => format!("{cold} -> {}", number(replay.first_mean(&replay.first))),
             },
         ]);
     }
@@ -122,11 +122,11 @@ fn layers(trace: &Replayed, utf8: bool) -> String {
     let name = |replay: &Replay| format!("{} slots", replay.setting.slots);
     let header = trace.replays.iter().flat_map(|replay| [name(replay), String::new()]);
     table.set_header(std::iter::once("layer".to_owned()).chain(header));
-    let all = trace.replays.iter().flat_map(|r| r.outcome.layers.iter().map(|c| r.per_step(c.misses)));
+    let all = trace.replays.iter().flat_map(|r| r.layers.iter().map(|c| r.per_step(c.misses)));
     let longest = all.fold(0.0, f64::max);
     for (i, id) in trace.header.layer_ids.iter().enumerate() {
         let cells = trace.replays.iter().flat_map(|replay| {
-            let misses = replay.outcome.layers.get(i).map_or(0, |c| c.misses);
+            let misses = replay.layers.get(i).map_or(0, |c| c.misses);
             let value = replay.per_step(misses);
             [number(value), bar(value, longest, utf8)]
         });
