@@ -112,6 +112,8 @@ impl<'a> Loaded<'a> {
             Shape { layers: header.layers, draft_layers: 0, index_key_bytes: 0, top_k: header.k, ..*shape };
         let tokens = header.decode_start + groups * self.mtp;
         let memory = Memory { huge: false, populate: false, lock: false, node: None };
+        // More slots than tokens would never be filled.
+        let slots = slots.min(tokens);
         Config { query_rows: self.mtp, memory, steps_in_flight: 1, ..Config::new(shape, 1, tokens, slots) }
     }
 

@@ -13,7 +13,8 @@ use crate::step::{Buffers, LayerCall, Retired, RowInFlight, Step, Streams, Unret
 pub enum Accepted {
     /// So many; 0 for a sequence without a previous step.
     Rows(u32),
-    /// The device's tensor of accepted counts says it, in the batch row's place.
+    /// The device's tensor of accepted counts says it, in the batch row's place: 0 for a sequence without
+    /// a previous step, or one that was rolled back since.
     OnDevice,
 }
 
