@@ -198,6 +198,23 @@ fn no_colour_is_printed_where_none_is_wanted() {
 }
 
 #[test]
+fn the_largest_pool_and_the_longest_step_are_replayed() {
+    let demo = demo();
+    let misses = |slots: &str| {
+        let all = entries(&["replay", text(&demo), "--slots", slots, "--warmup", "0"]);
+        (all[0]["slots"].clone(), all[0]["total"]["misses"].clone())
+    };
+    let (context, whole) = misses("6656");
+    assert_eq!(context, 6656);
+    assert_eq!(misses("4294967295"), (u32::MAX.into(), whole.clone()));
+    assert_eq!(misses("7000").1, whole);
+    for (mtp, steps) in [("512", 1), ("300", 1), ("100", 5)] {
+        let all = entries(&["replay", text(&demo), "--slots", "9", "--mtp", mtp]);
+        assert_eq!(all[0]["steps"], steps);
+    }
+}
+
+#[test]
 fn several_traces_are_replayed_in_the_order_named() {
     let (one, two) = (tiny("several"), demo());
     let all = entries(&["replay", text(&one), text(&two), "--slots", "4,9", "--warmup", "2"]);

@@ -10,6 +10,9 @@ pub const LAYERS_MAX: u32 = 1 << 12;
 /// The most positions of one set: the format counts them in 16 bits.
 pub const K_MAX: u32 = u16::MAX as u32;
 
+/// The longest context in tokens.
+pub const CONTEXT_MAX: u32 = 1 << 24;
+
 /// The most positions of a whole trace, all sets together: 4 GiB decoded.
 pub const MEMBERS_MAX: u64 = 1 << 30;
 
@@ -47,7 +50,7 @@ pub struct Header {
     pub first_position: u32,
     /// Position of the first decode step: `first_position + warm_steps`.
     pub decode_start: u32,
-    /// Context length in tokens, at least `first_position + steps`.
+    /// Context length in tokens, at least `first_position + steps`, at most [`CONTEXT_MAX`].
     pub context: u32,
     /// What the selector ranked positions by.
     #[serde(default)]
@@ -95,7 +98,8 @@ impl Header {
         for (place, value, limit) in [
             ("header: layers", self.layers, LAYERS_MAX),
             ("header: k", self.k, K_MAX),
-            ("header: steps", self.steps, u32::MAX),
+            ("header: steps", self.steps, CONTEXT_MAX),
+            ("header: context", self.context, CONTEXT_MAX),
         ] {
             if value == 0 || value > limit {
                 return Err(bad(place).with("value", value).with("least", 1_u32).with("most", limit));
@@ -207,12 +211,13 @@ mod tests {
         let base = Header::example(2, 8, 100, 4, 10);
         assert!(base.check(MEMBERS_MAX).is_ok());
         type Change = fn(&mut Header);
-        let cases: [(&str, Change); 13] = [
+        let cases: [(&str, Change); 14] = [
             ("layers", |h| h.layers = 0),
             ("layers", |h| h.layers = LAYERS_MAX + 1),
             ("k", |h| h.k = 0),
             ("k", |h| h.k = K_MAX + 1),
             ("steps", |h| h.steps = 0),
+            ("context", |h| h.context = CONTEXT_MAX + 1),
             ("layer_ids and layers", |h| h.layer_ids.push(9)),
             ("layer_ids do not ascend", |h| h.layer_ids = vec![3, 3]),
             ("more warm_steps", |h| h.warm_steps = 11),
@@ -220,8 +225,9 @@ mod tests {
             ("decode_start", |h| h.first_position = u32::MAX),
             ("beyond the context", |h| h.context = 109),
             ("too large", |h| {
-                h.steps = u32::MAX / 2;
-                h.context = u32::MAX;
+                (h.layers, h.k) = (LAYERS_MAX, K_MAX);
+                h.layer_ids = (0..LAYERS_MAX).collect();
+                (h.steps, h.context) = (CONTEXT_MAX / 2, CONTEXT_MAX);
             }),
             ("format", |h| h.format = "TOPKTRC2".to_owned()),
         ];

@@ -280,7 +280,7 @@ fn headers_that_lie_cost_nothing() {
             "decode_start":70000,"context":{context}}}"#
         )
     };
-    let e = refusal(&content_of(&json(4_000_000_000, 4_100_000_000), &[]));
+    let e = refusal(&content_of(&json(4_000_000, 4_100_000), &[]));
     assert!(e.place().contains("too large"), "{e}");
     let e = refusal(&content_of(&json(4, 80_000), &[]));
     assert!(e.place().contains("ends early"), "{e}");
