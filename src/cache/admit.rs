@@ -78,8 +78,11 @@ impl Cache {
         let full = (open.prompt / self.geometry.page_tokens()) as usize;
         let holding = self.take_slots(&open, admitted)?;
         let mut table = self.record(parent)?.table.head(full);
-        let partial =
-            self.record(parent)?.table.get(full).filter(|_| open.prompt % self.geometry.page_tokens() > 0);
+        let partial = self
+            .record(parent)?
+            .table
+            .get(full)
+            .filter(|_| !open.prompt.is_multiple_of(self.geometry.page_tokens()));
         if let Err(error) = self.take_pages(pages - full as u32, &mut table) {
             self.sparse.give_back(&holding)?;
             return Err(error);
@@ -148,7 +151,7 @@ impl Cache {
         let mut budgets = open.budget.slots(admitted, layers, self.config.min_budget)?;
         // More slots than tokens would never be used.
         let reach = self.config.reach(admitted)?;
-        budgets.iter_mut().for_each(|b| *b = (*b).min(reach.max(self.config.min_budget)));
+        budgets.iter_mut().for_each(|b| *b = (*b).min(reach));
         self.sparse.take(budgets)
     }
 
@@ -197,7 +200,7 @@ impl Cache {
                 std::mem::replace(&mut table.host[page], host),
                 std::mem::replace(&mut table.index[page], keys),
             );
-            if page == first && length % page_tokens > 0 {
+            if page == first && !length.is_multiple_of(page_tokens) {
                 copy = Some(PageCopy { from: old, to: (host, keys) });
                 self.record_mut(sequence)?.held = Some(old);
                 continue;

@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::cache::sequence::State;
 use crate::device::block::{ACCEPTED_ON_DEVICE, Entry};
-use crate::device::{Slice, Stream};
+use crate::device::{Begin, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{MicroBatch, Sequence};
 use crate::step::{Buffers, LayerCall, Retired, RowInFlight, Step, Streams, Unretired};
@@ -13,7 +13,8 @@ use crate::step::{Buffers, LayerCall, Retired, RowInFlight, Step, Streams, Unret
 pub enum Accepted {
     /// So many; 0 for a sequence without a previous step.
     Rows(u32),
-    /// The device's tensor of accepted counts says it, in the batch row's place.
+    /// The device's tensor of accepted counts says it, in the batch row's place: 0 for a sequence without
+    /// a previous step, or one that was rolled back since.
     OnDevice,
 }
 
@@ -168,8 +169,7 @@ impl Cache {
             self.wait_ready(self.records[row.sequence.index as usize].holding.lane, stream)?;
         }
         let block = self.ring.slot(step)?.block;
-        self.device.load(self.pools, stream, micro_batch, block)?;
-        self.device.commit(self.pools, stream, micro_batch, accepted)
+        self.device.begin(self.pools, stream, Begin { micro_batch, block, accepted })
     }
 
     /// R, G of one layer: enqueues the resolve on its stream, and the gather on its own behind it when the

@@ -4,9 +4,9 @@
 //!
 //! | state | entered by | may |
 //! |---|---|---|
-//! | filling | [`Cache::open`] | [`append`](Cache::append), [`join`](Cache::join) once every layer has its prompt |
+//! | filling | [`Cache::open`] | [`append`](Cache::append); [`join`](Cache::join) with a whole prompt |
 //! | joining | [`Cache::join`] with a bound on bytes | [`join_more`](Cache::join_more) until nothing is left |
-//! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`](Cache::prepare), [`fork`](Cache::fork), [`roll_back`](Cache::roll_back) |
+//! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`](Cache::prepare), [`roll_back`](Cache::roll_back), fork |
 //! | failed | a step that failed | [`roll_back`](Cache::roll_back), [`close`](Cache::close) |
 //! | closing | [`Cache::close`] with work in flight | nothing: the handle is closed already |
 //!
@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use crate::device::{Device, Event, Plan, Pools, Slice, Stream};
 use crate::error::{Error, Kind, Result};
-use crate::geometry::{Geometry, Shape};
+use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
 use crate::ids::{HostPage, IndexPage, Layer, Sequence};
 use crate::os::{Fallback, Faults, NoFaults, Request};
 use crate::sparse::{SparseConfig, SparsePool};
@@ -109,11 +109,12 @@ impl Config {
     /// one query row each, with `slots` slots a sequence and layer.
     pub fn new(shape: Shape, lanes: u32, max_tokens: u32, slots: u32) -> Self {
         let pages = max_tokens.div_ceil(shape.page_tokens.max(1)).saturating_add(1).saturating_mul(lanes);
+        let blocks = slots.div_ceil(SLOT_BLOCK);
         Config {
             shape,
             host_pages: pages,
             index_pages: pages,
-            slots: Slots::Uniform(slots.next_multiple_of(crate::geometry::SLOT_BLOCK).saturating_mul(lanes)),
+            slots: Slots::Uniform(blocks.saturating_mul(SLOT_BLOCK).saturating_mul(lanes)),
             min_budget: slots,
             lanes,
             max_tokens,

@@ -1,7 +1,7 @@
 //! What the cache knows of one sequence, and its growth before decoding.
 
 use crate::cache::Cache;
-use crate::device::{Cut, Join, Outcome, Raise, Stream, Ticket, Warm};
+use crate::device::{Cut, Join, Outcome, Raise, Slice, Stream, Ticket, Warm};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Layer, MicroBatch, Sequence};
 use crate::sparse::{BringUp, Holding, Stretches, WarmUp};
@@ -212,7 +212,8 @@ impl Cache {
         let lane = Lane(record.holding.lane);
         let steps = u64::from(warm_up.steps) * u64::from(self.geometry.layers());
         let words = steps * u64::from(self.config.shape.top_k);
-        if warm_up.selections.is_some_and(|s| s.bytes() != 4 * words) {
+        let fits = |s: &Slice| s.bytes() == 4 * words && self.device.owns(s);
+        if warm_up.selections.as_ref().is_some_and(|s| !fits(s)) {
             return Err(Error::new(Kind::OutOfRange, "join")
                 .at("warm-up selections")
                 .with("wanted words", words));

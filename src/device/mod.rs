@@ -163,6 +163,9 @@ pub trait Device: Debug + Send + Sync {
     /// that names the slice has ended.
     unsafe fn import(&self, address: u64, bytes: u64) -> Slice;
 
+    /// Whether a slice is this device's.
+    fn owns(&self, slice: &Slice) -> bool;
+
     /// The multiple that offsets and sizes of [`Mapped`] must be.
     fn granularity(&self) -> u64;
 
@@ -272,18 +275,13 @@ pub trait Device: Debug + Send + Sync {
     /// [`Kind::OutOfRange`].
     fn raise(&self, pools: Pools, stream: Stream, raise: Raise) -> Result<()>;
 
-    /// Copies a step block to its micro-batch's block on the device.
+    /// Begins a step: copies its block to the micro-batch's block on the device, then commits, in every
+    /// layer, what the previous steps of the block's lanes have landed. `accepted` holds one u32 a batch
+    /// row (`batch` of them), for the rows whose entry leaves the count to the device.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`].
-    fn load(&self, pools: Pools, stream: Stream, micro_batch: MicroBatch, block: Slice) -> Result<()>;
-
-    /// Commits the previous step of every lane in the block, in every layer. `accepted` holds one u32 a
-    /// batch row, for the rows whose block entry leaves the count to the device.
-    ///
-    /// # Errors
-    /// [`Kind::OutOfRange`].
-    fn commit(&self, pools: Pools, stream: Stream, micro: MicroBatch, accepted: Option<Slice>) -> Result<()>;
+    /// [`Kind::OutOfRange`]; nothing is enqueued then.
+    fn begin(&self, pools: Pools, stream: Stream, begin: Begin) -> Result<()>;
 
     /// Resolves `selection` (`[count][rows.count][k]` i32) into `slots` of the same shape.
     ///
@@ -322,6 +320,17 @@ pub trait Device: Debug + Send + Sync {
     /// # Errors
     /// [`Kind::Internal`] names the broken one.
     fn validate(&self, pools: Pools) -> Result<()>;
+}
+
+/// The beginning of a step: see [`Device::begin`].
+#[derive(Clone, Copy, Debug)]
+pub struct Begin {
+    /// The micro-batch.
+    pub micro_batch: MicroBatch,
+    /// The pinned step block, see [`block::step`].
+    pub block: Slice,
+    /// Accepted counts.
+    pub accepted: Option<Slice>,
 }
 
 /// A lane's cut: see [`Device::truncate`].

@@ -260,11 +260,13 @@ impl LayerTables {
     ) -> Result<Resolved> {
         let Selected { selection, slots, fetches } = selected;
         let (k, limit) = self.check(lane, rows, (selection.len(), slots.len(), fetches.len()), work)?;
-        let room = self.heads[lane as usize].budget + self.shape.scratch;
-        if selection.len() > room as usize || rows.count == 0 {
+        let head = &self.heads[lane as usize];
+        // No more distinct rows can be asked for than there are.
+        let most = selection.len().min(head.length as usize);
+        if most > (head.budget + self.shape.scratch) as usize || rows.count == 0 {
             return Err(bad("selection beyond budget and scratch slots", selection.len() as u64));
         }
-        Ok(self.step(scan, lane, rows, k, limit, (selection, slots, fetches), work))
+        Ok(self.step(scan, lane, rows, (k, limit), (selection, slots, fetches), work))
     }
 
     /// One step of a warm-up: what a prompt position selected is touched and made resident by the rule,
@@ -284,7 +286,7 @@ impl LayerTables {
         let rows = Rows { first: 0, count: 0 };
         self.check(lane, rows, (selection.len(), slots.len(), fetches.len()), work)?;
         let length = self.heads[lane as usize].length;
-        Ok(self.step(scan, lane, rows, selection.len(), length, (selection, slots, fetches), work))
+        Ok(self.step(scan, lane, rows, (selection.len(), length), (selection, slots, fetches), work))
     }
 
     /// Checks a call's extents; answers k and the length that the first query row sees.
@@ -324,8 +326,7 @@ impl LayerTables {
         scan: &S,
         lane: u32,
         rows: Rows,
-        k: usize,
-        limit: u32,
+        (k, limit): (usize, u32),
         (selection, slots, fetches): (&[i32], &mut [i32], &mut [Fetch]),
         work: &mut Workspace,
     ) -> Resolved {

@@ -4,10 +4,11 @@
 //! |---|---|---|
 //! | prepare | host | fills a pinned step block of the ring, enqueues its copy and the commit of the step before |
 //! | layer | host, enqueues only | R, G and S of one layer on the streams it is given; changes no state |
-//! | finish | host, enqueues only | the step's last operation writes counters, lengths and sticky word to its pinned report slot; then the step's event |
+//! | finish | host, enqueues only | a last operation writes the report to its pinned slot; then the step's event |
 //! | retire | host, after that event | reads the report and gives back what only this step still named |
 //!
-//! A [`Step`] is an owned token, not a borrow: *open* from prepare until finish, *in flight* until retired.
+//! A report holds counters, lengths and the sticky word, stamped with the step's number. A [`Step`] is an
+//! owned token, not a borrow: *open* from prepare until finish, *in flight* until retired.
 //! A slot of the ring belongs to one step from prepare until retire: its pinned block is never written
 //! while a copy of it may still run (NVIDIA/TensorRT-LLM#15546, vllm-project/vllm#51667 did). A full ring
 //! is [`crate::Kind::Busy`], never a wait. Nothing here allocates.

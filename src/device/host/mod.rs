@@ -19,8 +19,8 @@ mod stream;
 mod vector;
 
 use crate::device::{
-    Backing, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice, Stream, Warm,
-    check_device, slice_of,
+    Backing, Begin, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice, Stream,
+    Warm, check_device, slice_of,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, MicroBatch};
@@ -302,8 +302,13 @@ impl Device for HostDevice {
         Ok(self.keep(Arc::clone(map)))
     }
 
+    // SAFETY: the caller vouches for the bytes, as the trait demands; nothing is read or written here.
     unsafe fn import(&self, address: u64, bytes: u64) -> Slice {
         slice_of(self.shared.tag, address, bytes)
+    }
+
+    fn owns(&self, slice: &Slice) -> bool {
+        check_device(slice, self.shared.tag).is_ok()
     }
 
     fn granularity(&self) -> u64 {
@@ -438,12 +443,12 @@ impl Device for HostDevice {
         self.enqueue_pool(pools, stream, PoolOp::Raise(raise))
     }
 
-    fn load(&self, pools: Pools, stream: Stream, micro: MicroBatch, block: Slice) -> Result<()> {
-        self.enqueue_pool(pools, stream, PoolOp::Load { micro, block })
-    }
-
-    fn commit(&self, pools: Pools, stream: Stream, micro: MicroBatch, accepted: Option<Slice>) -> Result<()> {
-        self.enqueue_pool(pools, stream, PoolOp::Commit { micro, accepted })
+    fn begin(&self, pools: Pools, stream: Stream, begin: Begin) -> Result<()> {
+        let Begin { micro_batch: micro, block, accepted } = begin;
+        let commit = PoolOp::Commit { micro, accepted };
+        self.pool(pools)?.check(&commit, self.shared.tag)?;
+        self.enqueue_pool(pools, stream, PoolOp::Load { micro, block })?;
+        self.enqueue_pool(pools, stream, commit)
     }
 
     fn resolve(
