@@ -210,9 +210,15 @@ fn a_join_that_the_device_refuses_leaves_the_lane_empty() {
     let elsewhere = HostDevice::new(HostOptions::default());
     let sequence = e.cache.open(&asks(20, 20)).unwrap();
     e.cache.append_in_place(sequence, 20).unwrap();
-    let foreign = Some(elsewhere.allocate(2 * K * 4).unwrap());
-    let bad = WarmUp { selections: foreign, steps: 1, ..WarmUp::default() };
-    refused(e.cache.join(sequence, e.stream, bad), Kind::OutOfRange, "a slice of another device");
+    let warm_up = |slice| WarmUp { selections: Some(slice), steps: 1, ..WarmUp::default() };
+    let foreign = warm_up(elsewhere.allocate(2 * K * 4).unwrap());
+    refused(e.cache.join(sequence, e.stream, foreign), Kind::OutOfRange, "warm-up selections");
+    let odd = |e: &Engine| {
+        let slice = e.device.allocate(2 * K * 4 + 1).unwrap();
+        warm_up(slice.part(1, 2 * K * 4).unwrap())
+    };
+    let bad = odd(&e);
+    refused(e.cache.join(sequence, e.stream, bad), Kind::OutOfRange, "bytes of a slice");
     let _ticket = e.cache.join(sequence, e.stream, WarmUp::default()).unwrap();
     assert_eq!(e.decode(sequence, 0), 20, "it may join after all");
 
@@ -220,7 +226,8 @@ fn a_join_that_the_device_refuses_leaves_the_lane_empty() {
     let mut e = engine(Config { lanes: 1, ..config() });
     let sequence = e.cache.open(&asks(20, 20)).unwrap();
     e.cache.append_in_place(sequence, 20).unwrap();
-    refused(e.cache.join(sequence, e.stream, bad), Kind::OutOfRange, "a slice of another device");
+    let bad = odd(&e);
+    refused(e.cache.join(sequence, e.stream, bad), Kind::OutOfRange, "bytes of a slice");
     e.cache.close(sequence, e.stream).unwrap();
     let next = e.open(30, 20);
     assert_eq!(e.decode(next, 0), 30);
@@ -263,7 +270,7 @@ fn batches_that_do_not_fit_are_refused_and_nothing_is_enqueued() {
     let (few, many) = (e.device.allocate(4).unwrap(), e.device.allocate(8).unwrap());
     let before = e.device.operations();
     let prepared = e.cache.prepare(MicroBatch(0), 2, &[on_device], Some(few), stream);
-    let error = refused(prepared, Kind::OutOfRange, "bytes of the accepted counts");
+    let error = refused(prepared, Kind::OutOfRange, "bytes of a slice");
     assert_eq!((error.number("wanted"), e.device.operations()), (Some(8), before));
     e.device.write(many, &[1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     let mut step = e.cache.prepare(MicroBatch(0), 2, &[on_device], Some(many), stream).unwrap();

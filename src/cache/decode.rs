@@ -52,13 +52,6 @@ impl Cache {
         stream: Stream,
     ) -> Result<Step> {
         self.check_batch(micro_batch, query_rows, rows.len())?;
-        let counts = 4 * u64::from(self.config.batch);
-        if let Some(bytes) = accepted.map(|s| s.bytes()).filter(|bytes| *bytes != counts) {
-            return Err(Error::new(Kind::OutOfRange, "prepare")
-                .at("bytes of the accepted counts")
-                .with("bytes", bytes)
-                .with("wanted", counts));
-        }
         self.attempt += 1;
         for (index, row) in rows.iter().enumerate() {
             self.release_held(row.sequence)?;

@@ -5,13 +5,15 @@ use forebay::device::host::{HostDevice, HostOptions};
 use forebay::os::{Call, Fallback, Inject};
 use forebay::{Cache, Config, Error, Kind, Memory, MicroBatch, Shape, Slots, WarmUp};
 
+type Change = fn(&mut Config);
+
 fn made(config: Config) -> Result<Cache, Error> {
     Cache::new(config, HostDevice::new(HostOptions::default()))
 }
 
 #[test]
 fn every_count_that_is_zero_is_named() {
-    let zero: [(&str, fn(&mut Config)); 10] = [
+    let zero: [(&str, Change); 10] = [
         ("host_pages", |c| c.host_pages = 0),
         ("index_pages", |c| c.index_pages = 0),
         ("lanes", |c| c.lanes = 0),

@@ -3,7 +3,8 @@
 use crate::rig::{Rig, config};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{
-    Backing, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice, Stream, Warm,
+    Backing, Begin, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice, Stream,
+    Warm,
 };
 use forebay::os::{Map, page_size};
 use forebay::{Cache, Config, Kind, Lane, MicroBatch, Result, Shape};
@@ -85,6 +86,7 @@ impl Device for Scale {
 
     hand_on! {
         allocate(bytes: u64) -> Result<Slice>;
+        owns(slice: &Slice) -> bool;
         granularity() -> u64;
         backing(bytes: u64) -> Result<Backing>;
         range(pieces: &[Mapped]) -> Result<Slice>;
@@ -103,8 +105,7 @@ impl Device for Scale {
         leave(pools: Pools, stream: Stream, lane: Lane) -> Result<()>;
         warm(pools: Pools, stream: Stream, warm: Warm) -> Result<()>;
         raise(pools: Pools, stream: Stream, raise: Raise) -> Result<()>;
-        load(pools: Pools, stream: Stream, micro: MicroBatch, block: Slice) -> Result<()>;
-        commit(pools: Pools, stream: Stream, micro: MicroBatch, accepted: Option<Slice>) -> Result<()>;
+        begin(pools: Pools, stream: Stream, begin: Begin) -> Result<()>;
         resolve(pools: Pools, stream: Stream, part: Part, selection: Slice, slots: Slice) -> Result<()>;
         gather(pools: Pools, stream: Stream, part: Part) -> Result<()>;
         scatter(pools: Pools, stream: Stream, part: Part) -> Result<()>;
