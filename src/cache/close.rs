@@ -46,9 +46,16 @@ impl Cache {
         }
         let lane = record.holding.lane;
         self.wait_ready(lane, stream)?;
-        self.device.leave(self.pools, stream, Lane(lane))?;
-        self.device.record(self.left, stream)?;
+        self.empty_lane(Lane(lane), stream)?;
         self.give_back(index)
+    }
+
+    /// Empties a lane on the device. Whoever takes it, or its slots, over waits for `left`. One event
+    /// stands for all leaves, so its last record has to be behind the leaves of every stream.
+    pub(super) fn empty_lane(&self, lane: Lane, stream: Stream) -> Result<()> {
+        self.device.wait(stream, self.left)?;
+        self.device.leave(self.pools, stream, lane)?;
+        self.device.record(self.left, stream)
     }
 
     /// Returns pages, slots and lane, and frees the record.

@@ -38,11 +38,11 @@ impl Cache {
     /// [`Accepted::OnDevice`]; it is read in the stream's order.
     ///
     /// # Errors
-    /// [`Kind::Busy`] when every step block is in flight, or a sequence has as many steps in flight as
-    /// configured; [`Kind::Closed`]; [`Kind::InvalidConfig`] for a sequence that is not running, named
-    /// twice, or of another micro-batch; [`Kind::OutOfRange`] for too many rows, query rows or accepted
-    /// rows, and for a sequence that would outgrow what was admitted; [`Kind::DeviceFailed`] when its
-    /// warm-up failed. Nothing is enqueued then.
+    /// [`Kind::Busy`] when every step block is in flight, the micro-batch's last step is not finished, or
+    /// a sequence has as many steps in flight as configured; [`Kind::Closed`]; [`Kind::InvalidConfig`] for
+    /// a sequence that is not running, named twice, or of another micro-batch; [`Kind::OutOfRange`] for
+    /// too many rows, query rows or accepted rows, a tensor of another size, and a sequence that would
+    /// outgrow what was admitted; [`Kind::DeviceFailed`] when its warm-up failed. Nothing is enqueued then.
     pub fn prepare(
         &mut self,
         micro_batch: MicroBatch,
@@ -108,7 +108,7 @@ impl Cache {
         if query_rows == 0 || query_rows > self.config.query_rows {
             return range("query rows", query_rows.into(), self.config.query_rows);
         }
-        self.ring.check_room()
+        self.ring.check_room(micro_batch)
     }
 
     fn check_row(&self, micro: MicroBatch, query_rows: u32, row: &Row, tensor: Option<Slice>) -> Result<()> {
@@ -217,7 +217,7 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidConfig`] for a finished one.
-    pub fn finish(&self, step: &mut Step, stream: Stream) -> Result<()> {
+    pub fn finish(&mut self, step: &mut Step, stream: Stream) -> Result<()> {
         let slot = self.ring.slot(step)?;
         if step.finished {
             return Err(Error::new(Kind::InvalidConfig, "finish").at("the step is finished"));
@@ -228,7 +228,7 @@ impl Cache {
         for row in &slot.rows {
             self.record_ready(self.records[row.sequence as usize].holding.lane, stream)?;
         }
-        step.finished = true;
+        self.ring.finish(step);
         Ok(())
     }
 

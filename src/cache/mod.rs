@@ -151,7 +151,29 @@ impl Config {
                 .with("given", table.len() as u64)
                 .with("wanted", layers as u64));
         }
-        Ok(())
+        self.check_pools(geometry)
+    }
+
+    /// A pool in which not even one token's sequence fits is a mistake.
+    fn check_pools(&self, geometry: &Geometry) -> Result<()> {
+        let few = |place: &'static str, given: u32, least: u32| {
+            Err(Error::new(Kind::InvalidConfig, "cache").at(place).with("given", given).with("least", least))
+        };
+        let pages = geometry.pages(self.reach(1)?);
+        if self.host_pages < pages {
+            return few("host_pages", self.host_pages, pages);
+        }
+        if self.index_pages < pages {
+            return few("index_pages", self.index_pages, pages);
+        }
+        let slots = match &self.slots {
+            Slots::Uniform(slots) => Some(*slots),
+            Slots::ByLayer(table) => table.iter().min().copied(),
+        };
+        match slots {
+            Some(slots) if slots < self.min_budget => few("slots", slots, self.min_budget),
+            _ => Ok(()),
+        }
     }
 
     /// Tokens that a sequence may reach with its rows in flight.
