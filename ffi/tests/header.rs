@@ -27,7 +27,8 @@ const HEAD: &str = "\
  *             given, is FB_CLOSED. An fb_step is a token that the caller owns from fb_prepare until
  *             fb_retire sets it to NULL; it is never followed, and a wrong one is an error.
  * Threads     Calls on one cache through a const pointer may run at the same time. A call through a pointer
- *             without const must be alone. Different caches share nothing. There are no globals.
+ *             without const must be alone. Different caches may be used by different threads; no call
+ *             depends on global state.
  * Structs     A struct that begins with `size` is set to zero, then `size` to its sizeof. The library
  *             takes the size of an older header, reading what is missing as 0; it takes a larger size if
  *             what it does not know is 0. Of a struct that it fills it writes what both sides know, and
