@@ -6,7 +6,7 @@ use crate::error::{Error, Kind, Result};
 use crate::ids::MicroBatch;
 use crate::os::{Fallback, Faults, Map, Request};
 use crate::step::Step;
-use crate::sync::Arc;
+use crate::sync::{Arc, unique};
 
 /// The declared extents of the ring.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +44,7 @@ pub(crate) struct RingSlot {
 /// All slots, their memory, and room to read a report.
 #[derive(Debug)]
 pub(crate) struct Ring {
+    tag: u32,
     shape: RingShape,
     memory: Arc<Map>,
     pub(super) slots: Vec<RingSlot>,
@@ -87,6 +88,7 @@ impl Ring {
         }
         let words = block::step::words(shape.batch).max(Report::words(shape.layers, shape.batch));
         Ok(Ring {
+            tag: unique(),
             shape,
             memory,
             slots,
@@ -121,7 +123,7 @@ impl Ring {
         self.last = number;
         self.slots[free].step = Some(number);
         self.slots[free].rows.clear();
-        Ok(Step { number, slot: free as u32, micro_batch, rows, query_rows, finished: false })
+        Ok(Step { ring: self.tag, number, slot: free as u32, micro_batch, rows, query_rows, finished: false })
     }
 
     fn free_slot(&self) -> Result<usize> {
@@ -145,7 +147,8 @@ impl Ring {
     /// # Errors
     /// [`Kind::OutOfRange`] for another cache's step.
     pub(crate) fn slot(&self, step: &Step) -> Result<&RingSlot> {
-        let found = self.slots.get(step.slot as usize).filter(|s| s.step == Some(step.number));
+        let own = |slot: &&RingSlot| step.ring == self.tag && slot.step == Some(step.number);
+        let found = self.slots.get(step.slot as usize).filter(own);
         found.ok_or_else(|| {
             Error::new(Kind::OutOfRange, "step").at("a step of another cache").with("step", step.number)
         })
@@ -167,5 +170,26 @@ impl Ring {
         let words = &mut self.words[..Report::words(self.shape.layers, self.shape.batch)];
         self.memory.copy_out_words(slot.report.address() - self.memory.as_ptr() as u64, words)?;
         self.report.decode(words, step.number, step.rows as usize)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::device::host::{HostDevice, HostOptions};
+    use crate::os::NoFaults;
+
+    #[test]
+    fn a_step_of_another_ring_is_refused_though_its_number_is_the_same() {
+        let device = HostDevice::new(HostOptions::default());
+        let shape = RingShape { steps: 1, batch: 1, layers: 1 };
+        let ring = || Ring::new(shape, false, &*device, &NoFaults, &mut Vec::new()).unwrap();
+        let prepare =
+            |ring: &mut Ring| ring.prepare(MicroBatch(0), 1, [Entry::default()].into_iter()).unwrap();
+        let (mut one, mut other) = (ring(), ring());
+        let (step, foreign) = (prepare(&mut one), prepare(&mut other));
+        assert_eq!(step.number(), foreign.number());
+        assert!(one.slot(&step).is_ok());
+        assert_eq!(one.slot(&foreign).unwrap_err().kind(), Kind::OutOfRange);
     }
 }
