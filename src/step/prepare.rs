@@ -191,3 +191,24 @@ impl Ring {
         self.report.decode(words, step.number, step.rows as usize)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::device::host::{HostDevice, HostOptions};
+    use crate::os::NoFaults;
+
+    #[test]
+    fn a_step_of_another_ring_is_refused_though_its_number_is_the_same() {
+        let device = HostDevice::new(HostOptions::default());
+        let shape = RingShape { steps: 1, batch: 1, layers: 1 };
+        let ring = || Ring::new(shape, false, &*device, &NoFaults, &mut Vec::new()).unwrap();
+        let prepare =
+            |ring: &mut Ring| ring.prepare(MicroBatch(0), 1, [Entry::default()].into_iter()).unwrap();
+        let (mut one, mut other) = (ring(), ring());
+        let (step, foreign) = (prepare(&mut one), prepare(&mut other));
+        assert_eq!(step.number(), foreign.number());
+        assert!(one.slot(&step).is_ok());
+        assert_eq!(one.slot(&foreign).unwrap_err().kind(), Kind::OutOfRange);
+    }
+}
