@@ -25,7 +25,8 @@ impl Cache {
         self.release_closed(sequence.index as usize, stream)
     }
 
-    /// Releases closed sequences whose last ticket has ended since. Answers how many still wait.
+    /// Takes up what has ended since: closed sequences whose last ticket has ended are released, and pages
+    /// that ended work has copied from come back. Answers how many closed sequences still wait.
     ///
     /// # Errors
     /// As the device's.
@@ -34,6 +35,7 @@ impl Cache {
             if self.records[index].state == State::Closing {
                 self.release_closed(index, stream)?;
             }
+            self.release_held_of(index)?;
         }
         Ok(self.records.iter().filter(|r| r.state == State::Closing).count() as u32)
     }

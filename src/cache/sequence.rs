@@ -281,7 +281,12 @@ impl Cache {
 
     /// Gives back the page that ended work has copied from.
     pub(super) fn release_held(&mut self, sequence: Sequence) -> Result<()> {
-        let record = self.record_mut(sequence)?;
+        self.record(sequence)?;
+        self.release_held_of(sequence.index as usize)
+    }
+
+    pub(super) fn release_held_of(&mut self, index: usize) -> Result<()> {
+        let record = &mut self.records[index];
         if record.has_ticket() {
             return Ok(());
         }
