@@ -1,2 +1,67 @@
-//! The command `forebay`.
-fn main() {}
+//! The command `forebay`: replays recorded selections and says what they would cost.
+//!
+//! Every command obeys one contract: results go to standard output or to the file of `--json`, progress
+//! to standard error when that is a terminal, an error is one line on standard error and exit status 2. A
+//! command prints nothing before all its work has succeeded, so bad input never leaves half a result; a
+//! reader that closes the pipe early ends the command quietly.
+
+mod json;
+mod output;
+mod pools;
+mod replay;
+mod report;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use forebay::Result;
+
+/// KV cache of sparse attention: what a small pool on the device costs, and what it saves.
+#[derive(Parser)]
+#[command(name = "forebay", version, about, propagate_version = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Replays selection traces and counts what a pool of each size misses.
+    Replay(replay::Arguments),
+    /// Prints the completions of a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+fn run(command: &Command) -> Result<()> {
+    match command {
+        Command::Replay(arguments) => replay::command(arguments),
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(*shell, &mut Arguments::command(), "forebay", &mut text);
+            output::print(&text)
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(answer) => {
+            // Also the way that --help and --version take; a closed pipe is their reader's choice.
+            return match output::forgive_closed_pipe(answer.print()) {
+                Ok(()) => ExitCode::from(u8::try_from(answer.exit_code()).unwrap_or(output::BAD_INPUT)),
+                Err(_) => ExitCode::from(output::BAD_INPUT),
+            };
+        }
+    };
+    match run(&arguments.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            output::complain(&e);
+            ExitCode::from(output::BAD_INPUT)
+        }
+    }
+}

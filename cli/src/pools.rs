@@ -70,6 +70,8 @@ impl<'a> Loaded<'a> {
     pub fn run(&self, shape: &Shape, slots: u32, warmup: u32, mut progress: impl FnMut()) -> Result<Outcome> {
         let header = self.trace.header();
         let groups = header.decode_steps() / self.mtp;
+        // More slots than tokens would never be filled.
+        let slots = slots.min(header.decode_start + groups * self.mtp);
         let mut cache = Cache::new(self.config(shape, slots, groups), self.device.clone())?;
         let sequence = cache.open(&Open {
             prompt: header.decode_start,
@@ -108,14 +110,10 @@ impl<'a> Loaded<'a> {
 
     fn config(&self, shape: &Shape, slots: u32, groups: u32) -> Config {
         let header = self.trace.header();
-        let shape = Shape {
-            layers: header.layers,
-            draft_layers: 0,
-            index_key_bytes: 0,
-            top_k: header.k,
-            ..*shape
-        };
-        let tokens = header.decode_start + groups * self.mtp;
+        let shape =
+            Shape { layers: header.layers, draft_layers: 0, index_key_bytes: 0, top_k: header.k, ..*shape };
+        // The last step's rows are in flight beyond the tokens that are promised.
+        let tokens = header.decode_start + (groups + 1) * self.mtp;
         let memory = Memory { huge: false, populate: false, lock: false, node: None };
         Config { query_rows: self.mtp, memory, steps_in_flight: 1, ..Config::new(shape, 1, tokens, slots) }
     }

@@ -151,7 +151,7 @@ impl Cache {
         let mut budgets = open.budget.slots(admitted, layers, self.config.min_budget)?;
         // More slots than tokens would never be used.
         let reach = self.config.reach(admitted)?;
-        budgets.iter_mut().for_each(|b| *b = (*b).min(reach.max(self.config.min_budget)));
+        budgets.iter_mut().for_each(|b| *b = (*b).min(reach));
         self.sparse.take(budgets)
     }
 

@@ -25,7 +25,8 @@ impl Cache {
         self.release_closed(sequence.index as usize, stream)
     }
 
-    /// Releases closed sequences whose last ticket has ended since. Answers how many still wait.
+    /// Takes up what has ended since: closed sequences whose last ticket has ended are released, and pages
+    /// that ended work has copied from come back. Answers how many closed sequences still wait.
     ///
     /// # Errors
     /// As the device's.
@@ -34,6 +35,7 @@ impl Cache {
             if self.records[index].state == State::Closing {
                 self.release_closed(index, stream)?;
             }
+            self.release_held_of(index)?;
         }
         Ok(self.records.iter().filter(|r| r.state == State::Closing).count() as u32)
     }
@@ -46,9 +48,16 @@ impl Cache {
         }
         let lane = record.holding.lane;
         self.wait_ready(lane, stream)?;
-        self.device.leave(self.pools, stream, Lane(lane))?;
-        self.device.record(self.left, stream)?;
+        self.empty_lane(Lane(lane), stream)?;
         self.give_back(index)
+    }
+
+    /// Empties a lane on the device. Whoever takes it, or its slots, over waits for `left`. One event
+    /// stands for all leaves, so its last record has to be behind the leaves of every stream.
+    pub(super) fn empty_lane(&self, lane: Lane, stream: Stream) -> Result<()> {
+        self.device.wait(stream, self.left)?;
+        self.device.leave(self.pools, stream, lane)?;
+        self.device.record(self.left, stream)
     }
 
     /// Returns pages, slots and lane, and frees the record.

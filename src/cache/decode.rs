@@ -13,7 +13,8 @@ use crate::step::{Buffers, LayerCall, Retired, RowInFlight, Step, Streams, Unret
 pub enum Accepted {
     /// So many; 0 for a sequence without a previous step.
     Rows(u32),
-    /// The device's tensor of accepted counts says it, in the batch row's place.
+    /// The device's tensor of accepted counts says it, in the batch row's place: 0 for a sequence without
+    /// a previous step, or one that was rolled back since.
     OnDevice,
 }
 
@@ -37,11 +38,11 @@ impl Cache {
     /// [`Accepted::OnDevice`]; it is read in the stream's order.
     ///
     /// # Errors
-    /// [`Kind::Busy`] when every step block is in flight, the micro-batch's last step is not finished, or a
-    /// sequence has as many steps in flight as configured; [`Kind::Closed`]; [`Kind::InvalidConfig`] for a
-    /// sequence that is not running, named twice, or of another micro-batch; [`Kind::OutOfRange`] for too
-    /// many rows, query rows or accepted rows, and for a sequence that would outgrow what was admitted;
-    /// [`Kind::DeviceFailed`] when its warm-up failed. Nothing is enqueued then.
+    /// [`Kind::Busy`] when every step block is in flight, the micro-batch's last step is not finished, or
+    /// a sequence has as many steps in flight as configured; [`Kind::Closed`]; [`Kind::InvalidConfig`] for
+    /// a sequence that is not running, named twice, or of another micro-batch; [`Kind::OutOfRange`] for
+    /// too many rows, query rows or accepted rows, a tensor of another size, and a sequence that would
+    /// outgrow what was admitted; [`Kind::DeviceFailed`] when its warm-up failed. Nothing is enqueued then.
     pub fn prepare(
         &mut self,
         micro_batch: MicroBatch,
@@ -75,7 +76,6 @@ impl Cache {
             self.ring.release(&step);
             return Err(error);
         }
-        self.open[micro_batch.index()] = Some(step.number);
         for row in rows {
             let record = &mut self.records[row.sequence.index as usize];
             let rejected = match row.accepted {
@@ -108,13 +108,7 @@ impl Cache {
         if query_rows == 0 || query_rows > self.config.query_rows {
             return range("query rows", query_rows.into(), self.config.query_rows);
         }
-        if let Some(step) = self.open[micro_batch.index()] {
-            return Err(Error::new(Kind::Busy, "prepare")
-                .at("the micro-batch's step is open")
-                .with("step", step)
-                .hint("finish it, then prepare the next"));
-        }
-        self.ring.check_room()
+        self.ring.check_room(micro_batch)
     }
 
     fn check_row(&self, micro: MicroBatch, query_rows: u32, row: &Row, tensor: Option<Slice>) -> Result<()> {
@@ -234,8 +228,7 @@ impl Cache {
         for row in &slot.rows {
             self.record_ready(self.records[row.sequence as usize].holding.lane, stream)?;
         }
-        self.open[step.micro_batch.index()] = None;
-        step.finished = true;
+        self.ring.finish(step);
         Ok(())
     }
 

@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use crate::device::{Device, Event, Plan, Pools, Slice, Stream};
 use crate::error::{Error, Kind, Result};
-use crate::geometry::{Geometry, Shape};
+use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
 use crate::ids::{HostPage, IndexPage, Layer, Sequence};
 use crate::os::{Fallback, Faults, NoFaults, Request};
 use crate::sparse::{SparseConfig, SparsePool};
@@ -109,11 +109,12 @@ impl Config {
     /// one query row each, with `slots` slots a sequence and layer.
     pub fn new(shape: Shape, lanes: u32, max_tokens: u32, slots: u32) -> Self {
         let pages = max_tokens.div_ceil(shape.page_tokens.max(1)).saturating_add(1).saturating_mul(lanes);
+        let blocks = slots.div_ceil(SLOT_BLOCK);
         Config {
             shape,
             host_pages: pages,
             index_pages: pages,
-            slots: Slots::Uniform(slots.next_multiple_of(crate::geometry::SLOT_BLOCK).saturating_mul(lanes)),
+            slots: Slots::Uniform(blocks.saturating_mul(SLOT_BLOCK).saturating_mul(lanes)),
             min_budget: slots,
             lanes,
             max_tokens,
@@ -150,7 +151,29 @@ impl Config {
                 .with("given", table.len() as u64)
                 .with("wanted", layers as u64));
         }
-        Ok(())
+        self.check_pools(geometry)
+    }
+
+    /// A pool in which not even one token's sequence fits is a mistake.
+    fn check_pools(&self, geometry: &Geometry) -> Result<()> {
+        let few = |place: &'static str, given: u32, least: u32| {
+            Err(Error::new(Kind::InvalidConfig, "cache").at(place).with("given", given).with("least", least))
+        };
+        let pages = geometry.pages(self.reach(1)?);
+        if self.host_pages < pages {
+            return few("host_pages", self.host_pages, pages);
+        }
+        if self.index_pages < pages {
+            return few("index_pages", self.index_pages, pages);
+        }
+        let slots = match &self.slots {
+            Slots::Uniform(slots) => Some(*slots),
+            Slots::ByLayer(table) => table.iter().min().copied(),
+        };
+        match slots {
+            Some(slots) if slots < self.min_budget => few("slots", slots, self.min_budget),
+            _ => Ok(()),
+        }
     }
 
     /// Tokens that a sequence may reach with its rows in flight.
@@ -197,8 +220,6 @@ pub struct Cache {
     ready: Vec<Event>,
     /// One a micro-batch: recorded after its last step. The next one waits for it.
     stepped: Vec<Event>,
-    /// One a micro-batch: its step between prepare and finish. Another one would take over its block.
-    open: Vec<Option<u64>>,
     fallbacks: Vec<Fallback>,
     stats: Stats,
     /// Calls of prepare, to find a sequence that one of them names twice.
@@ -251,7 +272,6 @@ impl Cache {
             left: device.event()?,
             ready: (0..config.lanes).map(|_| device.event()).collect::<Result<_>>()?,
             stepped: (0..config.micro_batches).map(|_| device.event()).collect::<Result<_>>()?,
-            open: vec![None; config.micro_batches as usize],
             records: (0..config.lanes).map(|_| Record::default()).collect(),
             config,
             geometry,

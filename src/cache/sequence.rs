@@ -163,33 +163,32 @@ impl Cache {
     /// # Errors
     /// As [`Cache::append`].
     pub fn append_in_place(&mut self, sequence: Sequence, count: u32) -> Result<()> {
-        let mut layers = (0..self.geometry.layers()).map(Layer);
-        layers.clone().try_for_each(|layer| self.check_claim(sequence, layer, count))?;
-        layers.try_for_each(|layer| self.claim(sequence, layer, count).map(|_| ()))
-    }
-
-    /// Whether a layer's prompt has room for `count` more rows.
-    fn check_claim(&self, sequence: Sequence, layer: Layer, count: u32) -> Result<()> {
-        self.check_layer(layer)?;
-        let record = self.record(sequence)?;
-        record.expect(&[State::Filling], "append")?;
-        let (prompt, filled) = (record.prompt, record.filled[layer.index()]);
-        if count > prompt - filled {
-            return Err(Error::new(Kind::OutOfRange, "append")
-                .at("rows beyond the prompt")
-                .with("rows", count)
-                .with("filled", filled)
-                .with("prompt", prompt));
-        }
-        Ok(())
+        let layers = self.geometry.layers();
+        (0..layers).try_for_each(|layer| self.claimable(sequence, Layer(layer), count).map(|_| ()))?;
+        (0..layers).try_for_each(|layer| self.claim(sequence, Layer(layer), count).map(|_| ()))
     }
 
     /// Counts `count` more rows of a layer as filled; answers the first one's position.
     fn claim(&mut self, sequence: Sequence, layer: Layer, count: u32) -> Result<u32> {
-        self.check_claim(sequence, layer, count)?;
-        let filled = &mut self.record_mut(sequence)?.filled[layer.index()];
-        *filled += count;
-        Ok(*filled - count)
+        let first = self.claimable(sequence, layer, count)?;
+        self.record_mut(sequence)?.filled[layer.index()] = first + count;
+        Ok(first)
+    }
+
+    /// Where the next `count` rows of a layer begin, if they fit.
+    fn claimable(&self, sequence: Sequence, layer: Layer, count: u32) -> Result<u32> {
+        self.check_layer(layer)?;
+        let record = self.record(sequence)?;
+        record.expect(&[State::Filling], "append")?;
+        let filled = record.filled[layer.index()];
+        if count > record.prompt - filled {
+            return Err(Error::new(Kind::OutOfRange, "append")
+                .at("rows beyond the prompt")
+                .with("rows", count)
+                .with("filled", filled)
+                .with("prompt", record.prompt));
+        }
+        Ok(filled)
     }
 
     /// Enters the sequence into its lane once its prompt is complete: brings rows up as it was opened for,
@@ -224,7 +223,11 @@ impl Cache {
         self.device.join(self.pools, stream, self.join_of(sequence)?)?;
         let whole = self.record(sequence)?.bring_up == BringUp::Whole;
         let warm = Warm { lane, whole, selections: warm_up.selections, steps: warm_up.steps };
-        self.device.warm(self.pools, stream, warm)?;
+        if let Err(error) = self.device.warm(self.pools, stream, warm) {
+            // The sequence is filling still: it may join again, or its lane may go to another.
+            self.empty_lane(lane, stream)?;
+            return Err(error);
+        }
         let row_bytes = self.geometry.row_bytes();
         let record = self.record_mut(sequence)?;
         let idle = warm_up.rows_stay || (!whole && warm_up.selections.is_none());
@@ -256,9 +259,11 @@ impl Cache {
     /// [`Kind::Closed`], [`Kind::InvalidConfig`] for a sequence that is not joining.
     pub fn join_more(&mut self, sequence: Sequence, stream: Stream) -> Result<Ticket> {
         let (device, pools) = (self.device.clone(), self.pools);
-        let record = self.record_mut(sequence)?;
+        let record = self.record(sequence)?;
         record.expect(&[State::Joining], "join_more")?;
         let lane = Lane(record.holding.lane);
+        self.wait_ready(lane.0, stream)?;
+        let record = self.record_mut(sequence)?;
         let stretch = record.stretches.as_mut().and_then(Stretches::take);
         let over = record.stretches.is_none_or(|s| s.is_over());
         let (ticket, completer) = Ticket::new();
@@ -266,7 +271,6 @@ impl Cache {
         if over {
             record.state = State::Running;
         }
-        self.wait_ready(lane.0, stream)?;
         if let Some((first, count)) = stretch {
             device.raise(pools, stream, Raise { lane, first, count })?;
         }
@@ -277,7 +281,12 @@ impl Cache {
 
     /// Gives back the page that ended work has copied from.
     pub(super) fn release_held(&mut self, sequence: Sequence) -> Result<()> {
-        let record = self.record_mut(sequence)?;
+        self.record(sequence)?;
+        self.release_held_of(sequence.index as usize)
+    }
+
+    pub(super) fn release_held_of(&mut self, index: usize) -> Result<()> {
+        let record = &mut self.records[index];
         if record.has_ticket() {
             return Ok(());
         }
@@ -321,8 +330,8 @@ impl Cache {
                 .with("landed", landed));
         }
         let lane = record.holding.lane;
-        let copies = self.own_pages_from(sequence, length)?;
         self.wait_ready(lane, stream)?;
+        let copies = self.own_pages_from(sequence, length)?;
         copies.into_iter().try_for_each(|copy| self.copy_page(copy, stream))?;
         let pages = &self.record(sequence)?.table.host;
         self.device.truncate(self.pools, stream, Cut { lane: Lane(lane), settle, length, pages })?;

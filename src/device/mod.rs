@@ -290,7 +290,8 @@ pub trait Device: Debug + Send + Sync {
     fn resolve(&self, pools: Pools, stream: Stream, part: Part, selection: Slice, slots: Slice)
     -> Result<()>;
 
-    /// Fetches what the last resolve of these rows missed.
+    /// Fetches what the last resolve of these rows missed, which must have been of the same layer and
+    /// step: otherwise the device fails, rather than copy rows into slots that were not meant for them.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`].

@@ -260,8 +260,10 @@ impl LayerTables {
     ) -> Result<Resolved> {
         let Selected { selection, slots, fetches } = selected;
         let (k, limit) = self.check(lane, rows, (selection.len(), slots.len(), fetches.len()), work)?;
-        let room = self.heads[lane as usize].budget + self.shape.scratch;
-        if selection.len() > room as usize || rows.count == 0 {
+        let head = &self.heads[lane as usize];
+        // No more distinct rows can be asked for than there are.
+        let most = selection.len().min(head.length as usize);
+        if most > (head.budget + self.shape.scratch) as usize || rows.count == 0 {
             return Err(bad("selection beyond budget and scratch slots", selection.len() as u64));
         }
         Ok(self.step(scan, lane, rows, (k, limit), (selection, slots, fetches), work))

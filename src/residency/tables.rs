@@ -87,6 +87,16 @@ pub struct LaneHead {
     pub front: u32,
 }
 
+/// `count` words of `value`; the tables of long sequences are too large to end the process for.
+fn words(count: usize, value: u32) -> Result<Vec<u32>> {
+    let mut words = Vec::new();
+    words.try_reserve_exact(count).map_err(|_| {
+        Error::new(Kind::OutOfMemory, "residency tables").at("a layer").with("bytes", 4 * count as u64)
+    })?;
+    words.resize(count, value);
+    Ok(words)
+}
+
 /// The tables of one layer: every lane's map from positions to slots, every slot's position and stamp.
 #[derive(Debug)]
 pub struct LayerTables {
@@ -106,7 +116,7 @@ impl LayerTables {
     /// Empty tables of the declared extents; nothing is allocated after this.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the extent that makes no sense.
+    /// [`Kind::InvalidConfig`] names the extent that makes no sense; [`Kind::OutOfMemory`].
     pub fn new(shape: TableShape) -> Result<Self> {
         shape.check()?;
         let lanes = shape.lanes as usize;
@@ -114,9 +124,9 @@ impl LayerTables {
         Ok(LayerTables {
             shape,
             heads: vec![LaneHead::default(); lanes],
-            slot_of: vec![ABSENT; lanes * shape.tokens as usize],
-            position_of: vec![ABSENT; slots],
-            stamp_of: vec![UNUSED; slots + 1],
+            slot_of: words(lanes * shape.tokens as usize, ABSENT)?,
+            position_of: words(slots, ABSENT)?,
+            stamp_of: words(slots + 1, UNUSED)?,
             blocks: vec![0; lanes * shape.lane_blocks() as usize],
         })
     }

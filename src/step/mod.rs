@@ -30,6 +30,8 @@ use crate::ids::MicroBatch;
 #[must_use = "a step holds its sequences' memory until it is retired"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Step {
+    /// Which ring it is of: numbers and slots of two caches are alike.
+    pub(crate) ring: u32,
     pub(crate) number: u64,
     pub(crate) slot: u32,
     pub(crate) micro_batch: MicroBatch,

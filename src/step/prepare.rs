@@ -6,7 +6,7 @@ use crate::error::{Error, Kind, Result};
 use crate::ids::MicroBatch;
 use crate::os::{Fallback, Faults, Map, Request};
 use crate::step::Step;
-use crate::sync::Arc;
+use crate::sync::{Arc, unique};
 
 /// The declared extents of the ring.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +35,8 @@ pub(crate) struct RowInFlight {
 pub(crate) struct RingSlot {
     /// The step that has it.
     pub(super) step: Option<u64>,
+    /// The step's micro-batch until it is finished.
+    pub(super) open: Option<MicroBatch>,
     pub(crate) block: Slice,
     pub(crate) report: Slice,
     pub(crate) event: Event,
@@ -44,6 +46,7 @@ pub(crate) struct RingSlot {
 /// All slots, their memory, and room to read a report.
 #[derive(Debug)]
 pub(crate) struct Ring {
+    tag: u32,
     shape: RingShape,
     memory: Arc<Map>,
     pub(super) slots: Vec<RingSlot>,
@@ -79,6 +82,7 @@ impl Ring {
             let report = start + block_bytes.next_multiple_of(LINE) as u64;
             slots.push(RingSlot {
                 step: None,
+                open: None,
                 block: all.part(start, block_bytes as u64)?,
                 report: all.part(report, report_bytes as u64)?,
                 event: device.event()?,
@@ -87,6 +91,7 @@ impl Ring {
         }
         let words = block::step::words(shape.batch).max(Report::words(shape.layers, shape.batch));
         Ok(Ring {
+            tag: unique(),
             shape,
             memory,
             slots,
@@ -120,8 +125,9 @@ impl Ring {
         self.memory.copy_in_words(offset, words)?;
         self.last = number;
         self.slots[free].step = Some(number);
+        self.slots[free].open = Some(micro_batch);
         self.slots[free].rows.clear();
-        Ok(Step { number, slot: free as u32, micro_batch, rows, query_rows, finished: false })
+        Ok(Step { ring: self.tag, number, slot: free as u32, micro_batch, rows, query_rows, finished: false })
     }
 
     fn free_slot(&self) -> Result<usize> {
@@ -132,12 +138,27 @@ impl Ring {
         })
     }
 
-    /// Whether a step can be prepared now.
+    /// Whether a step of `micro_batch` can be prepared now. A micro-batch has one record on the device:
+    /// the next step's block must not be loaded over it before the last one's report is enqueued.
     ///
     /// # Errors
     /// [`Kind::Busy`].
-    pub(crate) fn check_room(&self) -> Result<()> {
+    pub(crate) fn check_room(&self, micro_batch: MicroBatch) -> Result<()> {
+        if self.slots.iter().any(|s| s.open == Some(micro_batch)) {
+            return Err(Error::new(Kind::Busy, "prepare")
+                .at("the micro-batch's last step is not finished")
+                .with("micro-batch", micro_batch.0)
+                .hint("finish that step first"));
+        }
         self.free_slot().map(|_| ())
+    }
+
+    /// Notes that all of a step has been enqueued.
+    pub(crate) fn finish(&mut self, step: &mut Step) {
+        step.finished = true;
+        if let Some(slot) = self.slots.get_mut(step.slot as usize) {
+            slot.open = None;
+        }
     }
 
     /// The slot of a step of this ring.
@@ -145,7 +166,8 @@ impl Ring {
     /// # Errors
     /// [`Kind::OutOfRange`] for another cache's step.
     pub(crate) fn slot(&self, step: &Step) -> Result<&RingSlot> {
-        let found = self.slots.get(step.slot as usize).filter(|s| s.step == Some(step.number));
+        let found = self.slots.get(step.slot as usize);
+        let found = found.filter(|s| step.ring == self.tag && s.step == Some(step.number));
         found.ok_or_else(|| {
             Error::new(Kind::OutOfRange, "step").at("a step of another cache").with("step", step.number)
         })
@@ -167,5 +189,26 @@ impl Ring {
         let words = &mut self.words[..Report::words(self.shape.layers, self.shape.batch)];
         self.memory.copy_out_words(slot.report.address() - self.memory.as_ptr() as u64, words)?;
         self.report.decode(words, step.number, step.rows as usize)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::device::host::{HostDevice, HostOptions};
+    use crate::os::NoFaults;
+
+    #[test]
+    fn a_step_of_another_ring_is_refused_though_its_number_is_the_same() {
+        let device = HostDevice::new(HostOptions::default());
+        let shape = RingShape { steps: 1, batch: 1, layers: 1 };
+        let ring = || Ring::new(shape, false, &*device, &NoFaults, &mut Vec::new()).unwrap();
+        let prepare =
+            |ring: &mut Ring| ring.prepare(MicroBatch(0), 1, [Entry::default()].into_iter()).unwrap();
+        let (mut one, mut other) = (ring(), ring());
+        let (step, foreign) = (prepare(&mut one), prepare(&mut other));
+        assert_eq!(step.number(), foreign.number());
+        assert!(one.slot(&step).is_ok());
+        assert_eq!(one.slot(&foreign).unwrap_err().kind(), Kind::OutOfRange);
     }
 }

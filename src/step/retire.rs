@@ -99,7 +99,7 @@ impl Ring {
     /// Frees the slot of a step that has ended.
     pub(crate) fn release(&mut self, step: &Step) {
         if let Some(slot) = self.slots.get_mut(step.slot as usize) {
-            slot.step = None;
+            (slot.step, slot.open) = (None, None);
         }
     }
 

@@ -10,6 +10,9 @@ pub const LAYERS_MAX: u32 = 1 << 12;
 /// The most positions of one set: the format counts them in 16 bits.
 pub const K_MAX: u32 = u16::MAX as u32;
 
+/// The longest context in tokens.
+pub const CONTEXT_MAX: u32 = 1 << 24;
+
 /// The most positions of a whole trace, all sets together: 4 GiB decoded.
 pub const MEMBERS_MAX: u64 = 1 << 30;
 
@@ -47,7 +50,7 @@ pub struct Header {
     pub first_position: u32,
     /// Position of the first decode step: `first_position + warm_steps`.
     pub decode_start: u32,
-    /// Context length in tokens, at least `first_position + steps`.
+    /// Context length in tokens, at least `first_position + steps`, at most [`CONTEXT_MAX`].
     pub context: u32,
     /// What the selector ranked positions by.
     #[serde(default)]
@@ -95,7 +98,8 @@ impl Header {
         for (place, value, limit) in [
             ("header: layers", self.layers, LAYERS_MAX),
             ("header: k", self.k, K_MAX),
-            ("header: steps", self.steps, u32::MAX),
+            ("header: steps", self.steps, CONTEXT_MAX),
+            ("header: context", self.context, CONTEXT_MAX),
         ] {
             if value == 0 || value > limit {
                 return Err(bad(place).with("value", value).with("least", 1_u32).with("most", limit));
@@ -163,10 +167,9 @@ impl Header {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-
-    pub(in super::super) fn header(layers: u32, k: u32, first: u32, warm: u32, steps: u32) -> Header {
+impl Header {
+    /// A small header for tests; `first` is the first position, `warm` of the `steps` belong to the prompt.
+    pub(super) fn example(layers: u32, k: u32, first: u32, warm: u32, steps: u32) -> Header {
         Header {
             format: format_name(),
             label: "test".to_owned(),
@@ -185,11 +188,16 @@ pub(super) mod tests {
             text: String::new(),
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn members_before_is_the_sum_of_the_set_sizes() {
         for (k, first) in [(1, 0), (5, 0), (5, 2), (5, 4), (5, 5), (5, 90), (64, 60)] {
-            let h = header(3, k, first, 2, 20);
+            let h = Header::example(3, k, first, 2, 20);
             let mut sum = 0;
             for step in 0..20 {
                 assert_eq!(h.members_before(step), sum, "k {k}, first {first}, step {step}");
@@ -200,15 +208,16 @@ pub(super) mod tests {
 
     #[test]
     fn nonsense_is_refused_by_field() {
-        let base = header(2, 8, 100, 4, 10);
+        let base = Header::example(2, 8, 100, 4, 10);
         assert!(base.check(MEMBERS_MAX).is_ok());
         type Change = fn(&mut Header);
-        let cases: [(&str, Change); 13] = [
+        let cases: [(&str, Change); 14] = [
             ("layers", |h| h.layers = 0),
             ("layers", |h| h.layers = LAYERS_MAX + 1),
             ("k", |h| h.k = 0),
             ("k", |h| h.k = K_MAX + 1),
             ("steps", |h| h.steps = 0),
+            ("context", |h| h.context = CONTEXT_MAX + 1),
             ("layer_ids and layers", |h| h.layer_ids.push(9)),
             ("layer_ids do not ascend", |h| h.layer_ids = vec![3, 3]),
             ("more warm_steps", |h| h.warm_steps = 11),
@@ -216,8 +225,9 @@ pub(super) mod tests {
             ("decode_start", |h| h.first_position = u32::MAX),
             ("beyond the context", |h| h.context = 109),
             ("too large", |h| {
-                h.steps = u32::MAX / 2;
-                h.context = u32::MAX;
+                (h.layers, h.k) = (LAYERS_MAX, K_MAX);
+                h.layer_ids = (0..LAYERS_MAX).collect();
+                (h.steps, h.context) = (CONTEXT_MAX / 2, CONTEXT_MAX);
             }),
             ("format", |h| h.format = "TOPKTRC2".to_owned()),
         ];

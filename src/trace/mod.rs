@@ -35,5 +35,5 @@ mod selection;
 mod source;
 mod writer;
 
-pub use header::{Header, K_MAX, LAYERS_MAX, MEMBERS_MAX};
+pub use header::{CONTEXT_MAX, Header, K_MAX, LAYERS_MAX, MEMBERS_MAX};
 pub use selection::SelectionTrace;

@@ -49,14 +49,18 @@ impl Oracle {
 
     /// Selects `positions` (any order, repeated, below the length; others are ignored here).
     pub fn select(&mut self, positions: impl IntoIterator<Item = u32>) -> Step {
-        let mut union: Vec<u32> = positions.into_iter().filter(|p| *p < self.length).collect();
-        union.sort_unstable();
-        union.dedup();
-        let (hits, misses): (Vec<u32>, Vec<u32>) = union.iter().partition(|p| self.order.contains(p));
-        self.order.retain(|p| !union.contains(p));
-        let scratch = union.len().saturating_sub(self.budget).min(misses.len());
+        let mut selected = vec![false; self.length as usize];
+        for position in positions.into_iter().filter(|p| *p < self.length) {
+            selected[position as usize] = true;
+        }
+        let mut resident = vec![false; self.length as usize];
+        self.order.iter().for_each(|p| resident[*p as usize] = true);
+        let union = (0..self.length).filter(|p| selected[*p as usize]);
+        let (hits, misses): (Vec<u32>, Vec<u32>) = union.partition(|p| resident[*p as usize]);
+        let scratch = (hits.len() + misses.len()).saturating_sub(self.budget).min(misses.len());
         let mut newest: Vec<u32> = hits.iter().chain(&misses[scratch..]).copied().collect();
         newest.sort_unstable();
+        self.order.retain(|p| !selected[*p as usize]);
         self.order.extend(newest);
         self.keep_newest();
         Step { hits, misses, scratch }

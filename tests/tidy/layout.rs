@@ -50,7 +50,12 @@ const PRIMITIVES: [&str; 12] = [
 const UNSAFE_ROOMS: [&str; 4] = ["src/os/", "src/device/", "ffi/", "standin/"];
 
 /// Files outside those rooms that cannot do without `unsafe`, each with the reason.
-const UNSAFE_FILES: [&str; 0] = [];
+const UNSAFE_FILES: [&str; 2] = [
+    // A global allocator that counts.
+    "tests/allocation.rs",
+    // A device around the host device: the trait has an unsafe method.
+    "tests/failures/sizes.rs",
+];
 
 fn place(name: &str) -> Option<usize> {
     ROOMS.iter().position(|room| *room == name)
@@ -120,8 +125,11 @@ pub fn public_only(file: &str, text: &str) -> Vec<Fault> {
     }
     let code = split(text).code;
     let lines = code.lines().zip(text.lines()).enumerate();
+    // A test one folder down may share its own crate's source; the library's is two folders up.
+    let own = file.matches('/').count() == 2;
     let inward = lines.filter(|(_, (code, text))| {
-        (code.contains("#[path") || has_word(code, "include")) && text.contains("../src")
+        let source = text.contains("../../src") || (text.contains("../src") && !own);
+        (code.contains("#[path") || has_word(code, "include")) && source
     });
     inward.map(|(n, _)| fault(file, n + 1, "takes a source file of the library in".to_owned())).collect()
 }

@@ -38,8 +38,12 @@ impl World {
     pub fn snapshot(&self) -> Snapshot {
         let s = self.cache.stats();
         let still = self.seqs.iter().filter(|s| self.is_still(s));
-        let of =
-            |s: &Seq| (s.handle, self.cache.digest(s.handle).unwrap(), self.cache.length(s.handle).unwrap());
+        // A lane that a sequence has not joined may still be its last tenant's.
+        let digest = |s: &Seq| match s.state {
+            State::Filling => 0,
+            _ => self.cache.digest(s.handle).unwrap(),
+        };
+        let of = |s: &Seq| (s.handle, digest(s), self.cache.length(s.handle).unwrap());
         Snapshot {
             counters: [s.steps, s.hits, s.misses, s.scratch, s.bytes_up],
             sequences: still.map(of).collect(),

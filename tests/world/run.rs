@@ -200,7 +200,10 @@ impl World {
             Op::RollBack { seq, how, by } => self.roll_back_op(seq, how, by),
             Op::Fork { seq, promised, budget, whole } => self.fork(seq, promised, budget, whole),
             Op::Close { seq } => self.close_op(seq),
-            Op::Reap => assert_eq!(self.cache.reap(self.engine.host).unwrap(), self.closing()),
+            Op::Reap => {
+                (0..self.seqs.len()).for_each(|seq| self.release_held(seq));
+                assert_eq!(self.cache.reap(self.engine.host).unwrap(), self.closing());
+            }
         }
         self.check();
     }

@@ -29,7 +29,12 @@ use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, thread, unique};
 
 use copy::Copier;
 use pools::{HostPools, PoolOp};
-use stream::{EventState, Queue, SharedEvent};
+use stream::SharedEvent;
+#[cfg(not(loom))]
+use stream::{EventState, Queue};
+/// What streams share with the host, for the models of `tests/loom.rs`.
+#[cfg(loom)]
+pub use stream::{EventState, Queue};
 
 /// How a host device runs.
 #[derive(Clone, Copy, Debug)]

@@ -75,10 +75,14 @@ struct Record {
     work: Workspace,
 }
 
+/// The layer and step say whose misses these are: a gather for another layer, or without a resolve in its
+/// step, must not copy rows into slots that were never meant for them.
 #[derive(Debug)]
 struct List {
     fetches: Vec<Fetch>,
     count: usize,
+    layer: usize,
+    step: u64,
 }
 
 /// Room to work in for warm-ups, which run outside any micro-batch.
@@ -152,7 +156,8 @@ impl HostPools {
         let slots = most.min(shape.tokens.next_multiple_of(SLOT_BLOCK));
         let work = || Workspace::new(shape.tokens, selected, slots);
         let nothing = Fetch { position: 0, slot: 0 };
-        let list = || Mutex::new(List { fetches: vec![nothing; selected as usize], count: 0 });
+        let list =
+            || Mutex::new(List { fetches: vec![nothing; selected as usize], count: 0, layer: 0, step: 0 });
         let micro = || MicroState {
             record: Mutex::new(Record {
                 block: vec![0; block::step::words(plan.batch)],
@@ -474,7 +479,7 @@ impl HostPools {
         for (index, row) in (part.first as usize..(part.first + part.count) as usize).enumerate() {
             let slots = &mut slots[index * per_row..(index + 1) * per_row];
             let mut list = state.lists[row].lock();
-            list.count = 0;
+            (list.count, list.layer, list.step) = (0, layer, report.step);
             if row >= real {
                 slots.fill(-1);
                 continue;
@@ -524,17 +529,21 @@ impl HostPools {
         }))
     }
 
-    /// The lane and query rows of a batch row, or nothing for an inert one.
-    fn entry(&self, state: &MicroState, row: usize) -> Option<Entry> {
+    /// The step, and the lane and query rows of a batch row; nothing for an inert one.
+    fn entry(&self, state: &MicroState, row: usize) -> Option<(u64, Entry)> {
         let record = state.record.lock();
-        (row < block::step::header(&record.block).1).then(|| block::step::entry(&record.block, row))
+        let (step, rows) = block::step::header(&record.block);
+        (row < rows).then(|| (step, block::step::entry(&record.block, row)))
     }
 
     fn gather(&self, part: &Part) -> Result<()> {
         let state = self.micro(part.micro_batch)?;
         for row in part.first as usize..(part.first + part.count) as usize {
-            let Some(entry) = self.entry(state, row) else { break };
+            let Some((step, entry)) = self.entry(state, row) else { break };
             let list = state.lists[row].lock();
+            if (list.layer, list.step) != (part.layer.index(), step) {
+                return Err(bad("gather of a layer that was not resolved last", part.layer.0));
+            }
             let pages = self.lane(Lane(entry.lane))?.pages.lock();
             let mut copies = Copies::new(&self.plan.geometry, self.copier);
             for fetch in &list.fetches[..list.count] {
@@ -550,7 +559,7 @@ impl HostPools {
         let layer = part.layer.index();
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
         for row in part.first as usize..(part.first + part.count) as usize {
-            let Some(entry) = self.entry(state, row) else { break };
+            let Some((_, entry)) = self.entry(state, row) else { break };
             let tables = self.layers[layer].lock();
             let pages = self.lane(Lane(entry.lane))?.pages.lock();
             for query in part.rows.first..part.rows.first + part.rows.count {

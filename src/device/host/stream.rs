@@ -15,7 +15,7 @@ use crate::sync::{Arc, Condvar, Mutex};
 
 /// An event's counts.
 #[derive(Debug)]
-pub(crate) struct EventState {
+pub struct EventState {
     counts: Mutex<EventCounts>,
     changed: Condvar,
 }
@@ -27,37 +27,38 @@ struct EventCounts {
 }
 
 impl EventState {
-    pub(crate) fn new() -> Self {
+    /// An event that was never recorded, and so is complete.
+    pub fn new() -> Self {
         EventState { counts: Mutex::new(EventCounts::default()), changed: Condvar::new() }
     }
 
     /// Counts a record that is about to be enqueued; answers its number.
-    pub(crate) fn record(&self) -> u64 {
+    pub fn record(&self) -> u64 {
         let mut counts = self.counts.lock();
         counts.recorded += 1;
         counts.recorded
     }
 
     /// The number of the last record.
-    pub(crate) fn recorded(&self) -> u64 {
+    pub fn recorded(&self) -> u64 {
         self.counts.lock().recorded
     }
 
     /// The stream has reached record `number`.
-    pub(crate) fn reach(&self, number: u64) {
+    pub fn reach(&self, number: u64) {
         let mut counts = self.counts.lock();
         counts.reached = counts.reached.max(number);
         self.changed.notify_all();
     }
 
     /// Whether the last record has been reached.
-    pub(crate) fn is_complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         let counts = self.counts.lock();
         counts.reached >= counts.recorded
     }
 
     /// Blocks until record `number` has been reached.
-    pub(crate) fn wait(&self, number: u64) {
+    pub fn wait(&self, number: u64) {
         let mut counts = self.counts.lock();
         while counts.reached < number {
             counts = self.changed.wait(counts);
@@ -67,7 +68,7 @@ impl EventState {
 
 /// A bounded queue between the host and a stream's thread.
 #[derive(Debug)]
-pub(crate) struct Queue<T> {
+pub struct Queue<T> {
     state: Mutex<QueueState<T>>,
     changed: Condvar,
 }
@@ -81,14 +82,14 @@ struct QueueState<T> {
 
 impl<T> Queue<T> {
     /// A queue with `room` places, all of them allocated now.
-    pub(crate) fn new(room: usize) -> Self {
+    pub fn new(room: usize) -> Self {
         let room = room.max(1);
         let state = QueueState { waiting: VecDeque::with_capacity(room), room, closed: false };
         Queue { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// Appends `item`, waiting for room; gives it back when the queue is closed.
-    pub(crate) fn push(&self, item: T) -> Result<(), T> {
+    pub fn push(&self, item: T) -> Result<(), T> {
         let mut state = self.state.lock();
         while state.waiting.len() >= state.room && !state.closed {
             state = self.changed.wait(state);
@@ -102,7 +103,7 @@ impl<T> Queue<T> {
     }
 
     /// The oldest item, waiting for one; nothing once the queue is closed and empty.
-    pub(crate) fn pop(&self) -> Option<T> {
+    pub fn pop(&self) -> Option<T> {
         let mut state = self.state.lock();
         loop {
             if let Some(item) = state.waiting.pop_front() {
@@ -117,7 +118,7 @@ impl<T> Queue<T> {
     }
 
     /// Lets the other side finish what is queued, and nothing more.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.state.lock().closed = true;
         self.changed.notify_all();
     }

@@ -16,8 +16,8 @@ pub(crate) struct Avx512(());
 impl Avx512 {
     /// The proof, if the machine has AVX-512 with conflict detection.
     pub(crate) fn detect() -> Option<Avx512> {
-        let has = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512cd");
-        has.then_some(Avx512(()))
+        let wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512cd");
+        (wide && is_x86_feature_detected!("popcnt")).then_some(Avx512(()))
     }
 }
 
@@ -52,7 +52,7 @@ fn lanes(left: usize) -> __mmask16 {
 
 /// Writes the `lanes` of `values`, closed up, to `out[at..]`. Answers how many.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,popcnt")]
 fn compress(lanes: __mmask16, values: __m512i, out: &mut [u32], at: usize) -> usize {
     let count = lanes.count_ones() as usize;
     let packed = _mm512_maskz_compress_epi32(lanes, values);
@@ -71,7 +71,7 @@ fn compress(lanes: __mmask16, values: __m512i, out: &mut [u32], at: usize) -> us
 /// # Safety
 /// `slots` is as long as `selection`, `others` at least as long; `map` and `stamps` are shorter than 2^31
 /// words and `stamps` is not empty.
-#[target_feature(enable = "avx512f,avx512cd")]
+#[target_feature(enable = "avx512f,avx512cd,popcnt")]
 unsafe fn touch_avx512(touch: Touch<'_>) -> (u32, usize) {
     let Touch { map, stamps, base, now, selection, slots, others } = touch;
     let limit = _mm512_set1_epi32(map.len() as i32);
@@ -107,7 +107,7 @@ unsafe fn touch_avx512(touch: Touch<'_>) -> (u32, usize) {
 
 /// The four vectors of a block's stamps, or none for a block outside the table.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,popcnt")]
 fn vectors(stamps: &[u32], block: u32) -> [__m512i; 4] {
     let start = block as usize * SLOT_BLOCK as usize;
     match stamps.get(start..).and_then(|s| s.first_chunk::<{ SLOT_BLOCK as usize }>()) {
@@ -117,7 +117,7 @@ fn vectors(stamps: &[u32], block: u32) -> [__m512i; 4] {
     }
 }
 
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,popcnt")]
 fn count_avx512(stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
     let bounds = bounds.map(|b| _mm512_set1_epi32(b as i32));
     let one = _mm512_set1_epi32(1);
@@ -133,7 +133,7 @@ fn count_avx512(stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
     counts.map(|count| _mm512_reduce_add_epi32(count) as u32)
 }
 
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,popcnt")]
 fn collect_avx512(stamps: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize {
     let bound = _mm512_set1_epi32(bound as i32);
     let step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

@@ -1,0 +1,129 @@
+//! The result of a replay as JSON: one entry for each trace and size. `docs/json.md` describes it.
+
+use forebay::{Error, Kind, Result};
+use serde::Serialize;
+
+use crate::replay::{Count, Policy, Replay, Replayed, RowSize};
+
+/// The version of the entries (`docs/versions.md`).
+const SCHEMA: u32 = 1;
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    schema: u32,
+    forebay: &'static str,
+    kind: &'static str,
+    trace: String,
+    label: &'a str,
+    model: &'a str,
+    layers: u32,
+    steps: u32,
+    k: u32,
+    context: u32,
+    slots: u32,
+    ratio: f64,
+    policy: &'static str,
+    warmup: u32,
+    mtp: u32,
+    per_layer: Vec<PerLayer>,
+    total: Total,
+    first_steps: FirstSteps,
+    row_model: &'a str,
+    row_bytes: u32,
+    host_to_device_bytes: u64,
+    device_to_host_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct PerLayer {
+    layer: u32,
+    hits: u64,
+    misses: u64,
+    misses_per_step: f64,
+}
+
+#[derive(Serialize)]
+struct Total {
+    hits: u64,
+    misses: u64,
+    miss_ratio: f64,
+    misses_per_step: f64,
+}
+
+#[derive(Serialize)]
+struct FirstSteps {
+    steps: usize,
+    misses: u64,
+    misses_cold: u64,
+}
+
+/// Misses as a share of what was looked up; 0 when nothing was.
+pub fn miss_ratio(count: Count) -> f64 {
+    count.misses as f64 / (count.hits + count.misses).max(1) as f64
+}
+
+/// Bytes brought to the device and stored back, over all decode steps and layers.
+pub fn bytes(replay: &Replay, row: &RowSize) -> (u64, u64) {
+    let setting = &replay.setting;
+    let born = u64::from(setting.steps) * u64::from(setting.mtp) * replay.layers.len() as u64;
+    (replay.total().misses * u64::from(row.bytes), born * u64::from(row.bytes))
+}
+
+fn entry<'a>(trace: &'a Replayed, replay: &Replay, row: &'a RowSize, policy: Policy) -> Entry<'a> {
+    let (header, setting, total) = (&trace.header, &replay.setting, replay.total());
+    let (host_to_device_bytes, device_to_host_bytes) = bytes(replay, row);
+    let per_layer = header.layer_ids.iter().zip(&replay.layers).map(|(layer, count)| PerLayer {
+        layer: *layer,
+        hits: count.hits,
+        misses: count.misses,
+        misses_per_step: replay.per_step(count.misses),
+    });
+    Entry {
+        schema: SCHEMA,
+        forebay: env!("CARGO_PKG_VERSION"),
+        kind: "selection",
+        trace: trace.path.display().to_string(),
+        label: &header.label,
+        model: &header.model,
+        layers: header.layers,
+        steps: setting.steps,
+        k: header.k,
+        context: header.context,
+        slots: setting.slots,
+        ratio: replay.ratio,
+        policy: policy.name(),
+        warmup: setting.warmup,
+        mtp: setting.mtp,
+        per_layer: per_layer.collect(),
+        total: Total {
+            hits: total.hits,
+            misses: total.misses,
+            miss_ratio: miss_ratio(total),
+            misses_per_step: replay.per_step(total.misses),
+        },
+        first_steps: FirstSteps {
+            steps: replay.first.len(),
+            misses: replay.first.iter().sum(),
+            misses_cold: replay.cold.iter().sum(),
+        },
+        row_model: &row.model,
+        row_bytes: row.bytes,
+        host_to_device_bytes,
+        device_to_host_bytes,
+    }
+}
+
+/// All entries as text, with a line's end.
+///
+/// # Errors
+/// [`Kind::Internal`]: plain numbers and texts always have a JSON form.
+pub fn text(traces: &[Replayed], row: &RowSize, policy: Policy) -> Result<Vec<u8>> {
+    let entries: Vec<Entry<'_>> = traces
+        .iter()
+        .flat_map(|trace| trace.replays.iter().map(move |replay| entry(trace, replay, row, policy)))
+        .collect();
+    let mut text = serde_json::to_vec_pretty(&entries)
+        .map_err(|e| Error::new(Kind::Internal, "write JSON").at(e.to_string()))?;
+    text.push(b'\n');
+    Ok(text)
+}

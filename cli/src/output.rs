@@ -1,0 +1,63 @@
+//! Where results and errors go: standard output, a file, standard error. None of it panics.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use forebay::os::{self, NoFaults};
+use forebay::{Error, Kind, Result};
+
+/// The exit status for bad input and for output that cannot be written.
+pub const BAD_INPUT: u8 = 2;
+
+/// A reader that went away asked for no more: that is no error.
+pub fn forgive_closed_pipe(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}
+
+/// Writes all of `text` to standard output.
+///
+/// # Errors
+/// [`Kind::Io`], but not for a closed pipe.
+pub fn print(text: &[u8]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    forgive_closed_pipe(out.write_all(text).and_then(|()| out.flush()))
+        .map_err(|e| Error::new(Kind::Io, "print").at(format!("standard output: {e}")))
+}
+
+/// Writes the JSON text to `path`, whole or not at all; `-` is standard output.
+///
+/// # Errors
+/// [`Kind::Io`] names the file.
+pub fn write_json(path: &Path, text: &[u8]) -> Result<()> {
+    if is_stdout(path) {
+        return print(text);
+    }
+    os::write_whole(path, text, &NoFaults)
+}
+
+/// Whether `--json` names standard output.
+pub fn is_stdout(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+/// One line on standard error. Where that is closed there is nobody to tell.
+pub fn complain(error: &Error) {
+    let _ = writeln!(io::stderr(), "error: {error}");
+}
+
+/// Whether the terminal's locale can show more than ASCII.
+pub fn speaks_utf8() -> bool {
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
+        .into_iter()
+        .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
+    let locale = locale.unwrap_or_default().to_ascii_lowercase();
+    locale.contains("utf-8") || locale.contains("utf8")
+}
+
+/// Text of a file as a terminal may see it: no control characters, which could steer the terminal.
+pub fn harmless(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}

@@ -1,0 +1,276 @@
+//! `forebay replay`: selection traces through pools of several sizes.
+//!
+//! A trace is read once and replayed at every size asked for. First the last `--warmup` prompt steps, in
+//! which nothing is born; then decode steps of `--mtp` consecutive positions each, selections united,
+//! every draft accepted; an incomplete last group is dropped. Nothing is resident before the first step.
+
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use clap::builder::PossibleValuesParser;
+use forebay::trace::SelectionTrace;
+use forebay::{Error, Geometry, Kind, Result, Shape};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+
+use crate::pools::Loaded;
+use crate::{json, output, report};
+
+/// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
+pub const FIRST_STEPS: u32 = 8;
+
+/// The sizes replayed when none are named.
+const RATIOS: [f64; 3] = [0.1, 0.2, 0.3];
+
+const AFTER_HELP: &str = "\
+A hit is a selected row that was resident when its step began; a miss had to be fetched from host memory.
+Rows born in a step count as neither. Miss ratio: misses / (hits + misses).
+
+JSON: a list, one entry for each trace and size. `steps` counts decode steps of --mtp query rows each.
+`misses_per_step` is misses / steps: of that layer in `per_layer`, of all layers together in `total`.";
+
+/// The arguments of `forebay replay`.
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Arguments {
+    /// Selection traces (TOPKTRC1, compressed by zstd or not).
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+    /// Slots per sequence and layer as a share of the context at decode start, 0 < R <= 1; several,
+    /// separated by commas [default: 0.1,0.2,0.3].
+    #[arg(long, value_name = "R", value_delimiter = ',', value_parser = ratio, allow_negative_numbers = true)]
+    ratio: Vec<f64>,
+    /// Slots per sequence and layer; several, separated by commas.
+    #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "ratio",
+          value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    slots: Vec<u32>,
+    /// Prompt steps replayed before the first decode step; 0 starts cold.
+    #[arg(long, value_name = "W", default_value_t = 32)]
+    warmup: u32,
+    /// Query rows per decode step: 1 without drafts.
+    #[arg(long, value_name = "Q", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    mtp: u32,
+    /// Who leaves a full pool.
+    #[arg(long, value_enum, default_value_t = Policy::Lru)]
+    policy: Policy,
+    /// Whose rows are moved: sets the bytes of one row.
+    #[arg(long, value_name = "NAME", default_value = "deepseek-v3.2", value_parser = presets())]
+    model: String,
+    /// Where the pools live.
+    #[arg(long, value_enum, default_value_t = DeviceName::Host)]
+    device: DeviceName,
+    /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// The policies of a pool.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Policy {
+    /// The least recently selected row.
+    Lru,
+}
+
+impl Policy {
+    /// As it is written in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Lru => "lru",
+        }
+    }
+}
+
+/// The devices that can replay.
+#[derive(Clone, Copy, ValueEnum)]
+enum DeviceName {
+    /// This machine's memory and processors.
+    Host,
+}
+
+fn ratio(text: &str) -> std::result::Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number; 0 < R <= 1".to_owned())?;
+    if value > 0.0 && value <= 1.0 {
+        return Ok(value);
+    }
+    Err("a ratio must be above 0 and at most 1".to_owned())
+}
+
+fn presets() -> PossibleValuesParser {
+    PossibleValuesParser::new(Shape::PRESETS.map(|(name, _)| name))
+}
+
+/// One replay of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Slots of the sequence in one layer.
+    pub slots: u32,
+    /// Prompt steps replayed first, at most the trace's warm steps.
+    pub warmup: u32,
+    /// Query rows of a decode step, at least 1.
+    pub mtp: u32,
+    /// Decode steps replayed: the trace's decode steps / mtp.
+    pub steps: u32,
+}
+
+/// What one layer's pool answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Selected rows that were resident.
+    pub hits: u64,
+    /// Selected rows that were fetched.
+    pub misses: u64,
+}
+
+/// A trace's replay at one size, with everything that the reports say about it.
+pub struct Replay {
+    /// What was replayed.
+    pub setting: Setting,
+    /// Slots as a share of the context at decode start, as asked for.
+    pub ratio: f64,
+    /// Hits and misses of every layer, over all decode steps.
+    pub layers: Vec<Count>,
+    /// Misses of each of the first [`FIRST_STEPS`] decode steps, all layers together.
+    pub first: Vec<u64>,
+    /// The same without warm-up.
+    pub cold: Vec<u64>,
+}
+
+impl Replay {
+    /// Hits and misses of all layers.
+    pub fn total(&self) -> Count {
+        self.layers.iter().fold(Count::default(), |sum, count| Count {
+            hits: sum.hits + count.hits,
+            misses: sum.misses + count.misses,
+        })
+    }
+
+    /// A count as a mean over the decode steps.
+    pub fn per_step(&self, count: u64) -> f64 {
+        count as f64 / f64::from(self.setting.steps)
+    }
+
+    /// The mean over the first steps and the layers.
+    pub fn first_mean(&self, first: &[u64]) -> f64 {
+        let cells = first.len() * self.layers.len();
+        first.iter().sum::<u64>() as f64 / cells as f64
+    }
+}
+
+/// All replays of one trace.
+pub struct Replayed {
+    /// The file, as it was named.
+    pub path: PathBuf,
+    /// What the trace says about itself.
+    pub header: forebay::trace::Header,
+    /// One replay for each size.
+    pub replays: Vec<Replay>,
+}
+
+/// Bytes of one row, and of whose.
+pub struct RowSize {
+    /// The preset's name.
+    pub model: String,
+    /// Bytes.
+    pub bytes: u32,
+}
+
+/// The setting and ratio of every size asked for, checked against the trace.
+fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> Result<Vec<(Setting, f64)>> {
+    let header = trace.header();
+    let invalid =
+        |what: &str| Error::new(Kind::InvalidConfig, "replay").at(format!("{}: {what}", path.display()));
+    if arguments.warmup > header.warm_steps {
+        return Err(invalid("--warmup asks for more than the trace's warm steps")
+            .with("warmup", arguments.warmup)
+            .with("warm_steps", header.warm_steps)
+            .hint("pass --warmup with a value up to warm_steps; 0 starts cold"));
+    }
+    let steps = header.decode_steps() / arguments.mtp;
+    if steps == 0 {
+        return Err(invalid("the trace has fewer decode steps than one step of --mtp takes")
+            .with("mtp", arguments.mtp)
+            .with("decode_steps", header.decode_steps()));
+    }
+    let setting = |slots| Setting { slots, warmup: arguments.warmup, mtp: arguments.mtp, steps };
+    let context = f64::from(header.decode_start);
+    if !arguments.slots.is_empty() {
+        let share = |slots: u32| f64::from(slots) / context.max(1.0);
+        return Ok(arguments.slots.iter().map(|slots| (setting(*slots), share(*slots))).collect());
+    }
+    let ratios = if arguments.ratio.is_empty() { &RATIOS[..] } else { &arguments.ratio };
+    let mut all = Vec::with_capacity(ratios.len());
+    for ratio in ratios {
+        let slots = (ratio * context + 0.5).floor() as u32;
+        if slots == 0 {
+            return Err(invalid(&format!("--ratio {ratio} leaves no slot"))
+                .with("decode_start", header.decode_start)
+                .hint("pass a larger ratio, or --slots"));
+        }
+        all.push((setting(slots), *ratio));
+    }
+    Ok(all)
+}
+
+/// A bar on standard error; hidden where that is no terminal.
+fn progress(path: &Path, steps: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())
+        .with_finish(ProgressFinish::AndClear);
+    if let Ok(style) =
+        ProgressStyle::with_template("{prefix} [{bar:30}] {percent}% of {len} steps, {eta} left")
+    {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.with_prefix(output::harmless(&path.display().to_string()))
+}
+
+/// The trace up to the end of its first decode steps.
+fn beginning(trace: &SelectionTrace, mtp: u32) -> Result<SelectionTrace> {
+    let mut header = trace.header().clone();
+    header.steps = header.steps.min(header.warm_steps.saturating_add(mtp.saturating_mul(FIRST_STEPS)));
+    let sets = (0..header.steps).flat_map(|step| (0..header.layers).map(move |layer| (step, layer)));
+    let members = sets.flat_map(|(step, layer)| trace.selection(step, layer).iter().copied()).collect();
+    SelectionTrace::new(header, members)
+}
+
+/// Misses of the first decode steps.
+fn first(mut steps: Vec<u64>) -> Vec<u64> {
+    steps.truncate(FIRST_STEPS as usize);
+    steps
+}
+
+/// Replays the trace at `path` at every size.
+fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed> {
+    let trace = SelectionTrace::read(path)?;
+    let settings = settings(&trace, path, arguments)?;
+    let bar = progress(path, settings.iter().map(|(s, _)| u64::from(s.steps)).sum());
+    let start = beginning(&trace, arguments.mtp)?;
+    let (whole, start) = (Loaded::new(&trace, arguments.mtp)?, Loaded::new(&start, arguments.mtp)?);
+    let mut replays = Vec::with_capacity(settings.len());
+    for (setting, ratio) in settings {
+        let outcome = whole.run(shape, setting.slots, setting.warmup, || bar.inc(1))?;
+        let cold = first(start.run(shape, setting.slots, 0, || ())?.steps);
+        let layers = outcome.layers.into_iter().map(|(hits, misses)| Count { hits, misses }).collect();
+        replays.push(Replay { setting, ratio, layers, first: first(outcome.steps), cold });
+    }
+    bar.finish_and_clear();
+    Ok(Replayed { path: path.to_owned(), header: trace.header().clone(), replays })
+}
+
+/// `forebay replay`.
+///
+/// # Errors
+/// Those of reading a trace, of settings that do not fit it, and of writing the result.
+pub fn command(arguments: &Arguments) -> Result<()> {
+    let shape = Shape::preset(&arguments.model)
+        .ok_or_else(|| Error::new(Kind::InvalidConfig, "replay").at("--model"))?;
+    let row = RowSize { model: arguments.model.clone(), bytes: Geometry::new(shape)?.row_bytes() };
+    let DeviceName::Host = arguments.device;
+    let replayed =
+        arguments.traces.iter().map(|path| replay(path, &shape, arguments)).collect::<Result<Vec<_>>>()?;
+    if let Some(path) = &arguments.json {
+        output::write_json(path, &json::text(&replayed, &row, arguments.policy)?)?;
+    }
+    if arguments.json.as_deref().is_some_and(output::is_stdout) {
+        return Ok(());
+    }
+    output::print(report::text(&replayed, &row, output::speaks_utf8()).as_bytes())
+}

@@ -1,0 +1,191 @@
+//! The result of a replay for people: a heading, one line for each size, misses by layer, definitions.
+//!
+//! Plain text without colours, the same on a terminal and in a file. Lines and bars are drawn with
+//! Unicode where the locale has it, with ASCII elsewhere.
+
+use comfy_table::{CellAlignment, LineStyle, Table, presets};
+
+use crate::json::{bytes, miss_ratio};
+use crate::output::harmless;
+use crate::replay::{Replay, Replayed, RowSize};
+
+/// Characters of the longest bar.
+const BAR: usize = 16;
+
+/// A bar's last character, by eighths.
+const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+
+/// The whole report.
+pub fn text(traces: &[Replayed], row: &RowSize, utf8: bool) -> String {
+    let mut out = String::new();
+    for trace in traces {
+        out += &heading(trace, row);
+        out += "\n\n";
+        out += &sizes(trace, row, utf8);
+        out += "\n\nMisses per step, by layer\n";
+        out += &layers(trace, utf8);
+        out += "\n\n";
+    }
+    out + "Hit: a selected row that was resident when its step began. Miss: one fetched from host memory.\n\
+         Rows born in a step are neither. A step's query rows are united first. Miss ratio: misses / (hits + misses).\n\
+         To the device: misses x row bytes. To the host: rows born x row bytes. Means are over all decode steps.\n"
+}
+
+fn heading(trace: &Replayed, row: &RowSize) -> String {
+    let header = &trace.header;
+    let Some(setting) = trace.replays.first().map(|r| r.setting) else { return String::new() };
+    let or_unnamed = |text: &str| if text.is_empty() { "unnamed".to_owned() } else { harmless(text) };
+    let warm_up = match setting.warmup {
+        0 => "no warm-up".to_owned(),
+        w => format!("warm-up with the last {w} prompt positions"),
+    };
+    format!(
+        "{}: {}\n\
+         Selections of {} on {}\n\
+         {} layers, k {}, context {}; {} decode steps of {} query row{} from position {}; {warm_up}\n\
+         Bytes moved assume rows of {} ({} bytes); the misses are the recorded model's, not that one's.",
+        harmless(&trace.path.display().to_string()),
+        or_unnamed(&header.label),
+        or_unnamed(&header.model),
+        or_unnamed(&header.text),
+        header.layers,
+        header.k,
+        header.context,
+        setting.steps,
+        setting.mtp,
+        if setting.mtp == 1 { "" } else { "s" },
+        header.decode_start,
+        row.model,
+        row.bytes,
+    )
+}
+
+fn table(utf8: bool) -> Table {
+    let mut table = Table::new();
+    let rule = if utf8 { '─' } else { '-' };
+    table.load_style(presets::NOTHING.header_separator(LineStyle::new(rule, rule, rule, rule)));
+    table
+}
+
+/// Numbers stand to the right, bars to the left.
+fn align_right(table: &mut Table, is_number: impl Fn(usize) -> bool) {
+    for (i, column) in table.column_iter_mut().enumerate() {
+        if is_number(i) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+/// One line for each size.
+fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
+    let mut table = table(utf8);
+    let first = trace.replays.first().map_or(0, |r| r.first.len());
+    let warmed = trace.replays.iter().any(|r| r.setting.warmup > 0);
+    table.set_header([
+        "ratio".to_owned(),
+        "slots".to_owned(),
+        "misses/step\nand layer".to_owned(),
+        "least..most\nlayer".to_owned(),
+        "miss\nratio".to_owned(),
+        "to device\na step".to_owned(),
+        "to host\na step".to_owned(),
+        format!("first {first} steps,\n{}", if warmed { "cold -> warmed" } else { "cold" }),
+    ]);
+    for replay in &trace.replays {
+        let total = replay.total();
+        let by_layer = replay.layers.iter().map(|c| c.misses);
+        let least = replay.per_step(by_layer.clone().min().unwrap_or(0));
+        let most = replay.per_step(by_layer.max().unwrap_or(0));
+        let (down, up) = bytes(replay, row);
+        let cold = number(replay.first_mean(&replay.cold));
+        table.add_row([
+            format!("{:.3}", replay.ratio),
+            replay.setting.slots.to_string(),
+            number(replay.per_step(total.misses) / replay.layers.len() as f64),
+            format!("{}..{}", number(least), number(most)),
+            format!("{:.1}%", 100.0 * miss_ratio(total)),
+            size(replay.per_step(down)),
+            size(replay.per_step(up)),
+            match replay.setting.warmup {
+                0 => cold,
+                _ => format!("{cold} -> {}", number(replay.first_mean(&replay.first))),
+            },
+        ]);
+    }
+    align_right(&mut table, |_| true);
+    table.trim_fmt()
+}
+
+/// Misses per step, a line for each layer, a number and a bar for each size.
+fn layers(trace: &Replayed, utf8: bool) -> String {
+    let mut table = table(utf8);
+    let name = |replay: &Replay| format!("{} slots", replay.setting.slots);
+    let header = trace.replays.iter().flat_map(|replay| [name(replay), String::new()]);
+    table.set_header(std::iter::once("layer".to_owned()).chain(header));
+    let all = trace.replays.iter().flat_map(|r| r.layers.iter().map(|c| r.per_step(c.misses)));
+    let longest = all.fold(0.0, f64::max);
+    for (i, id) in trace.header.layer_ids.iter().enumerate() {
+        let cells = trace.replays.iter().flat_map(|replay| {
+            let misses = replay.layers.get(i).map_or(0, |c| c.misses);
+            let value = replay.per_step(misses);
+            [number(value), bar(value, longest, utf8)]
+        });
+        table.add_row(std::iter::once(id.to_string()).chain(cells));
+    }
+    align_right(&mut table, |i| i == 0 || i % 2 == 1);
+    table.trim_fmt()
+}
+
+/// `value` as a bar beside the longest one.
+fn bar(value: f64, longest: f64, utf8: bool) -> String {
+    if longest <= 0.0 {
+        return String::new();
+    }
+    let length = value / longest * BAR as f64;
+    if !utf8 {
+        return "#".repeat(length.round() as usize);
+    }
+    let eighths = (length * 8.0).round() as usize;
+    "█".repeat(eighths / 8) + EIGHTHS.get(eighths % 8).copied().unwrap_or_default()
+}
+
+/// A count with as many digits as it needs.
+fn number(value: f64) -> String {
+    match value {
+        v if v < 10.0 => format!("{v:.2}"),
+        v if v < 100.0 => format!("{v:.1}"),
+        v => format!("{v:.0}"),
+    }
+}
+
+/// Bytes in the unit that leaves one to four digits.
+fn size(bytes: f64) -> String {
+    let mut value = bytes;
+    for unit in ["B", "KiB", "MiB"] {
+        if value < 1024.0 {
+            return if unit == "B" { format!("{value:.0} B") } else { format!("{} {unit}", number(value)) };
+        }
+        value /= 1024.0;
+    }
+    format!("{} GiB", number(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_are_measured_in_eighths_or_whole_signs() {
+        assert_eq!(bar(1.0, 1.0, true), "█".repeat(BAR));
+        assert_eq!(bar(1.0, BAR as f64 * 2.0, true), "▌");
+        assert_eq!(bar(1.0, 2.0, false), "#".repeat(BAR / 2));
+        assert_eq!(bar(0.0, 0.0, true), "");
+    }
+
+    #[test]
+    fn sizes_keep_a_readable_unit() {
+        assert_eq!([0.0, 656.0, 2048.0].map(size), ["0 B", "656 B", "2.00 KiB"]);
+        assert_eq!(size(5.5 * 1024.0 * 1024.0), "5.50 MiB");
+        assert_eq!(size(3e12), "2794 GiB");
+    }
+}

@@ -1,0 +1,342 @@
+//! The command `forebay`, run as its users run it: what it prints, writes, refuses and returns.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use forebay::trace::SelectionTrace;
+use serde_json::Value;
+
+fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst")
+}
+
+/// A folder of one test's own.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn forebay(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null());
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    forebay(arguments).output().unwrap()
+}
+
+/// Runs it to success and returns standard output; standard error must be empty.
+fn succeeds(arguments: &[&str]) -> String {
+    let output = output(arguments);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), errors.as_str()), (Some(0), ""), "{arguments:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs it to status 2 and returns the error; nothing may have been printed.
+fn refuses(arguments: &[&str]) -> String {
+    let output = output(arguments);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
+    assert!(output.stdout.is_empty(), "{arguments:?} printed something");
+    assert!(errors.starts_with("error: ") && !errors.contains("panicked"), "{errors}");
+    errors
+}
+
+/// As [`refuses`], for an error of forebay's own: exactly one line.
+fn refuses_in_a_line(arguments: &[&str]) -> String {
+    let errors = refuses(arguments);
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    errors
+}
+
+fn entries(arguments: &[&str]) -> Vec<Value> {
+    let text = succeeds(&[arguments, &["--json", "-"]].concat());
+    match serde_json::from_str(&text).unwrap() {
+        Value::Array(entries) => entries,
+        other => panic!("no list: {other}"),
+    }
+}
+
+/// A trace of one layer in which every set is written out: k 2, warm positions 2 and 3, decode from 4.
+fn tiny(name: &str) -> PathBuf {
+    let json = br#"{"label":"tiny\u001b[31m","layers":1,"layer_ids":[7],"k":2,"steps":7,"warm_steps":2,
+        "first_position":2,"decode_start":4,"context":9}"#;
+    let mut bytes = b"TOPKTRC1".to_vec();
+    bytes.extend((json.len() as u32).to_le_bytes());
+    bytes.extend(json);
+    let sets = [[0, 1], [2, 3], [0, 4], [1, 5], [0, 1], [4, 7], [6, 8]];
+    let mut old: &[u8] = &[];
+    for set in &sets {
+        let added: Vec<u8> = set.iter().copied().filter(|p| !old.contains(p)).collect();
+        let dropped: Vec<u8> =
+            (0..).zip(old).filter(|(_, p)| !set.contains(p)).map(|(rank, _)| rank).collect();
+        bytes.extend([added.len() as u8, 0, dropped.len() as u8, 0]);
+        for list in [added, dropped] {
+            let mut least = 0;
+            for value in list {
+                bytes.push(value - least);
+                least = value + 1;
+            }
+        }
+        old = set;
+    }
+    let path = folder(name).join("tiny.topk");
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_tiny_trace_counts_as_by_hand() {
+    let path = tiny("by-hand");
+    // Two slots, warmed with {0,1} and {2,3}: resident 2, 3.
+    //   4: {0}: miss, resident 3 0, born 4: 0 4      5: {1}: miss: 4 1, born 5: 1 5
+    //   6: {0,1}: 1 hit, 0 missed: 0 1, born 6: 1 6  7: {4}: miss: 6 4, born 7: 4 7
+    //   8: {6}: miss
+    let warm = entries(&["replay", text(&path), "--slots", "2", "--warmup", "2"]);
+    let layer = &warm[0]["per_layer"][0];
+    assert_eq!((&layer["layer"], &layer["hits"], &layer["misses"]), (&7.into(), &1.into(), &5.into()));
+    assert_eq!(warm[0]["total"]["misses_per_step"], 1.0);
+    assert_eq!(warm[0]["total"]["miss_ratio"], 5.0 / 6.0);
+    // Eight slots hold all. Cold: 0 and 1 are fetched once, 4 and 6 were born here.
+    let cold = entries(&["replay", text(&path), "--slots", "8", "--warmup", "0"]);
+    assert_eq!((&cold[0]["total"]["hits"], &cold[0]["total"]["misses"]), (&4.into(), &2.into()));
+    let warm = entries(&["replay", text(&path), "--slots", "8", "--warmup", "2"]);
+    assert_eq!(warm[0]["total"]["misses"], 0);
+    assert_eq!(warm[0]["first_steps"], serde_json::json!({"steps": 5, "misses": 0, "misses_cold": 2}));
+    // Two query rows: {0,1} of 4 and 5, {0,1,4} of 6 and 7; 8 is an incomplete group.
+    let pairs = entries(&["replay", text(&path), "--slots", "8", "--warmup", "0", "--mtp", "2"]);
+    assert_eq!(pairs[0]["steps"], 2);
+    assert_eq!((&pairs[0]["total"]["hits"], &pairs[0]["total"]["misses"]), (&3.into(), &2.into()));
+    assert_eq!(pairs[0]["host_to_device_bytes"], 2 * 656);
+    assert_eq!(pairs[0]["device_to_host_bytes"], 4 * 656);
+}
+
+#[test]
+fn json_has_the_documented_fields_one_entry_for_each_size() {
+    let path = demo();
+    let all = entries(&["replay", text(&path), "--ratio", "0.1,0.2", "--ratio", "0.3", "--mtp", "2"]);
+    assert_eq!(all.len(), 3);
+    let trace = SelectionTrace::read(&path).unwrap();
+    let header = trace.header();
+    for (entry, ratio) in all.iter().zip([0.1, 0.2, 0.3]) {
+        assert_eq!((&entry["schema"], &entry["kind"]), (&1.into(), &"selection".into()));
+        assert_eq!(entry["forebay"], env!("CARGO_PKG_VERSION"));
+        assert_eq!(entry["trace"], text(&path));
+        assert_eq!(entry["layers"], header.layers);
+        assert_eq!(entry["k"], header.k);
+        assert_eq!(entry["context"], header.context);
+        assert_eq!(entry["steps"], header.decode_steps() / 2);
+        assert_eq!(entry["ratio"], ratio);
+        assert_eq!(entry["slots"], (ratio * f64::from(header.decode_start) + 0.5).floor() as u32);
+        assert_eq!((&entry["policy"], &entry["warmup"]), (&"lru".into(), &32.into()));
+        assert_eq!(entry["mtp"], 2);
+        let layers = entry["per_layer"].as_array().unwrap();
+        assert_eq!(layers.len(), header.layer_ids.len());
+        for (layer, id) in layers.iter().zip(&header.layer_ids) {
+            assert_eq!(layer["layer"], *id);
+            let mean = layer["misses"].as_f64().unwrap() / entry["steps"].as_f64().unwrap();
+            assert_eq!(layer["misses_per_step"], mean);
+        }
+        for field in ["hits", "misses"] {
+            let sum: u64 = layers.iter().map(|l| l[field].as_u64().unwrap()).sum();
+            assert_eq!(entry["total"][field], sum);
+        }
+        let (hits, misses) = (&entry["total"]["hits"], &entry["total"]["misses"]);
+        let (hits, misses) = (hits.as_f64().unwrap(), misses.as_f64().unwrap());
+        assert_eq!(entry["total"]["miss_ratio"], misses / (hits + misses));
+        assert_eq!(entry["total"]["misses_per_step"], misses / entry["steps"].as_f64().unwrap());
+    }
+    let misses: Vec<u64> = all.iter().map(|e| e["total"]["misses"].as_u64().unwrap()).collect();
+    assert!(misses.is_sorted_by(|a, b| a > b), "{misses:?}");
+}
+
+#[test]
+fn people_get_a_heading_a_line_for_each_size_and_the_definitions() {
+    let path = demo();
+    let out = succeeds(&["replay", text(&path), "--ratio", "0.1,0.2"]);
+    assert!(out.starts_with(text(&path)), "{out}");
+    for part in ["SmolLM2-135M-Instruct", "proxy", "0.100", "0.200", "614 slots", "1229 slots", "656 bytes"] {
+        assert!(out.contains(part), "{part} is missing:\n{out}");
+    }
+    assert!(out.contains("misses / (hits + misses)"));
+    assert!(out.is_ascii(), "the locale C was asked for");
+    let wide = forebay(&["replay", text(&path)]).env("LC_ALL", "en_US.UTF-8").output().unwrap();
+    assert!(String::from_utf8(wide.stdout).unwrap().contains('█'));
+    let glm = succeeds(&["replay", text(&path), "--model", "gqa-8x128", "--slots", "100", "--warmup", "0"]);
+    assert!(glm.contains("4096 bytes") && glm.contains("no warm-up"), "{glm}");
+}
+
+#[test]
+fn texts_of_a_trace_cannot_steer_the_terminal() {
+    let path = tiny("steer");
+    let out = succeeds(&["replay", text(&path), "--slots", "2", "--warmup", "0"]);
+    assert!(out.contains("tiny?[31m") && !out.contains('\u{1b}'), "{out}");
+}
+
+#[test]
+fn no_colour_is_printed_where_none_is_wanted() {
+    let demo = demo();
+    let coloured = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let output = forebay(arguments).envs(variables.iter().copied()).output().unwrap();
+        output.stdout.contains(&0x1B) || output.stderr.contains(&0x1B)
+    };
+    let force = ("CLICOLOR_FORCE", "1");
+    assert!(coloured(&["replay", "--help"], &[force]), "the control: it can print colours");
+    for arguments in [&["replay", "--help"][..], &["replay"], &["replay", text(&demo), "--ratio", "0.2"]] {
+        assert!(!coloured(arguments, &[force, ("NO_COLOR", "1")]), "{arguments:?}");
+    }
+}
+
+#[test]
+fn the_largest_pool_and_the_longest_step_are_replayed() {
+    let demo = demo();
+    let misses = |slots: &str| {
+        let all = entries(&["replay", text(&demo), "--slots", slots, "--warmup", "0"]);
+        (all[0]["slots"].clone(), all[0]["total"]["misses"].clone())
+    };
+    let (context, whole) = misses("6656");
+    assert_eq!(context, 6656);
+    assert_eq!(misses("4294967295"), (u32::MAX.into(), whole.clone()));
+    assert_eq!(misses("7000").1, whole);
+    for (mtp, steps) in [("512", 1), ("300", 1), ("100", 5)] {
+        let all = entries(&["replay", text(&demo), "--slots", "9", "--mtp", mtp]);
+        assert_eq!(all[0]["steps"], steps);
+    }
+}
+
+#[test]
+fn several_traces_are_replayed_in_the_order_named() {
+    let (one, two) = (tiny("several"), demo());
+    let all = entries(&["replay", text(&one), text(&two), "--slots", "4,9", "--warmup", "2"]);
+    let names: Vec<_> = all.iter().map(|e| (e["layers"].clone(), e["slots"].clone())).collect();
+    assert_eq!(names, [(1, 4), (1, 9), (10, 4), (10, 9)].map(|(l, s)| (l.into(), s.into())));
+}
+
+#[test]
+fn a_json_file_is_written_beside_the_tables() {
+    let file = folder("json-file").join("out.json");
+    let out = succeeds(&["replay", text(&demo()), "--ratio", "0.2", "--json", text(&file)]);
+    assert!(out.contains("Misses per step"));
+    let list: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(list.as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn json_that_cannot_be_written_is_an_error_and_leaves_nothing() {
+    let demo = demo();
+    let replay = |file: &str| refuses_in_a_line(&["replay", text(&demo), "--ratio", "0.2", "--json", file]);
+    let e = replay("/dev/full");
+    assert!(e.contains("/dev/full") && e.contains("No space left"), "{e}");
+    assert!(replay("/no-such-folder/out.json").contains("No such file or directory"));
+    let folder = folder("unwritable");
+    assert!(replay(text(&folder)).contains("Is a directory"));
+    // Bad input is found before anything is written: the old file stays.
+    let old = folder.join("old.json");
+    fs::write(&old, "old").unwrap();
+    refuses_in_a_line(&["replay", text(&demo), "no-such-trace", "--json", text(&old)]);
+    assert_eq!(fs::read_to_string(&old).unwrap(), "old");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+}
+
+#[test]
+fn full_standard_output_is_an_error() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let demo = demo();
+    let out = forebay(&["replay", text(&demo), "--ratio", "0.2"]).stdout(full).output().unwrap();
+    assert_eq!(out.status.code(), Some(2));
+    let error = String::from_utf8(out.stderr).unwrap();
+    assert!(error.contains("standard output: No space left on device"), "{error}");
+}
+
+#[test]
+fn bad_traces_are_named_with_what_is_wrong() {
+    let folder = folder("bad-traces");
+    let whole = fs::read(demo()).unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = folder.join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2] ^= 0x10;
+    for (path, what) in [
+        (write("empty.zst", b""), "the file is empty"),
+        (write("cut.zst", &whole[..whole.len() / 2]), "truncated"),
+        (write("flipped.zst", &flipped), "malformed input"),
+        (write("tail.zst", &[&whole[..], b"x"].concat()), "bytes follow"),
+        (write("version", b"TOPKTRC2\0\0\0\0"), "unsupported version"),
+        (write("text.json", b"{}"), "neither a zstd frame nor"),
+        (folder.clone(), "is a directory"),
+        (folder.join("missing"), "No such file or directory"),
+    ] {
+        let e = refuses_in_a_line(&["replay", text(&path)]);
+        assert!(e.contains(what) && e.contains(text(&path)), "{what}: {e}");
+    }
+}
+
+#[test]
+fn values_without_sense_are_named_with_the_allowed_range() {
+    let demo = demo();
+    let replay = |more: &[&str]| refuses(&[&["replay", text(&demo)], more].concat());
+    for value in ["0", "7", "nan", "-0.5", "inf", "x", "0.2,0"] {
+        let e = replay(&["--ratio", value]);
+        let named = value.rsplit(',').next().unwrap();
+        assert!(e.contains(&format!("'{named}'")) && e.contains("--ratio"), "{e}");
+        assert!(e.contains("above 0 and at most 1") || e.contains("0 < R <= 1"), "{e}");
+    }
+    assert!(replay(&["--ratio", "0.00001"]).contains("leaves no slot"));
+    for value in ["0", "-3", "x", "4294967296"] {
+        let e = replay(&["--slots", value]);
+        assert!(e.contains(&format!("'{value}'")) && e.contains("--slots"), "{e}");
+    }
+    assert!(replay(&["--slots", "9", "--ratio", "0.1"]).contains("cannot be used with"));
+    assert!(replay(&["--warmup", "65"]).contains("warmup 65, warm_steps 64"));
+    assert!(replay(&["--mtp", "0"]).contains("--mtp"));
+    assert!(replay(&["--mtp", "513"]).contains("mtp 513, decode_steps 512"));
+    assert!(replay(&["--policy", "best"]).contains("lru"));
+    assert!(replay(&["--model", "gpt-2"]).contains("deepseek-v3.2"));
+    assert!(replay(&["--device", "cuda:0"]).contains("host"));
+    assert!(refuses(&["replay"]).contains("TRACE"));
+    assert!(refuses(&["reply"]).contains("reply"));
+}
+
+/// A reader that closes the pipe at once ends every command quietly.
+#[test]
+fn a_closed_pipe_ends_it_quietly() {
+    let demo = demo();
+    for arguments in [
+        &["replay", text(&demo), "--ratio", "0.2"][..],
+        &["replay", text(&demo), "--ratio", "0.2", "--json", "-"],
+        &["completions", "bash"],
+        &["--help"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let out = forebay(arguments).stdout(writer).output().unwrap();
+        let errors = String::from_utf8(out.stderr).unwrap();
+        assert_eq!((out.status.code(), errors.as_str()), (Some(0), ""), "{arguments:?}");
+    }
+}
+
+#[test]
+fn version_help_and_completions() {
+    assert_eq!(succeeds(&["--version"]), format!("forebay {}\n", env!("CARGO_PKG_VERSION")));
+    assert!(succeeds(&["replay", "--help"]).contains("misses / (hits + misses)"));
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(succeeds(&["completions", shell]).contains("replay"), "{shell}");
+    }
+    assert!(refuses(&["completions", "cmd"]).contains("bash"));
+    // A bare call shows the help.
+    let bare = output(&[]);
+    assert_eq!(bare.status.code(), Some(2));
+}

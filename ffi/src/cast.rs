@@ -1,0 +1,300 @@
+//! The one place where a caller's pointers become references and values.
+//!
+//! What can be checked is checked: null, alignment, lengths, the sizes of structs. What cannot be checked
+//! is each function's `# Safety`, and the header asks callers for it. Steps do not pass here: a step's
+//! pointer is looked up by its address and never followed.
+
+use std::ffi::{c_char, c_void};
+use std::marker::PhantomData;
+
+use forebay::device::{Device, Slice};
+use forebay::{Error, Kind, Result};
+
+/// The largest struct that can be meant: a larger size is a size that was never set.
+const STRUCT_MAX: usize = 4096;
+
+fn bad(name: &'static str, why: &'static str) -> Error {
+    Error::new(Kind::InvalidConfig, "argument").at(name).hint(why)
+}
+
+fn checked<T>(pointer: *const T, name: &'static str) -> Result<()> {
+    match (pointer.is_null(), pointer.is_aligned()) {
+        (true, _) => Err(bad(name, "pass a pointer that is not null")),
+        (_, false) => Err(bad(name, "pass an aligned pointer")),
+        _ => Ok(()),
+    }
+}
+
+/// What others may read at the same time.
+///
+/// # Safety
+/// `pointer` is null, or names a `T` that nothing changes or ends during `'a`.
+pub(crate) unsafe fn shared<'a, T>(pointer: *const T, name: &'static str) -> Result<&'a T> {
+    checked(pointer, name)?;
+    // SAFETY: not null, aligned; the rest is the caller's contract.
+    Ok(unsafe { &*pointer })
+}
+
+/// What nobody else uses.
+///
+/// # Safety
+/// `pointer` is null, or names a `T` that nothing else reads, changes or ends during `'a`.
+pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, name: &'static str) -> Result<&'a mut T> {
+    checked(pointer, name)?;
+    // SAFETY: not null, aligned; the rest is the caller's contract.
+    Ok(unsafe { &mut *pointer })
+}
+
+/// Takes back what [`Box::into_raw`] gave away.
+///
+/// # Safety
+/// `pointer` came from `Box::into_raw`, and nothing uses it now or later.
+pub(crate) unsafe fn owned<T>(pointer: *mut T, name: &'static str) -> Result<Box<T>> {
+    checked(pointer, name)?;
+    // SAFETY: not null; the rest is the caller's contract.
+    Ok(unsafe { Box::from_raw(pointer) })
+}
+
+/// `count` values in a row; none may be null.
+///
+/// # Safety
+/// `pointer` is null, or names `count` values that nothing changes or ends during `'a`.
+pub(crate) unsafe fn slice<'a, T: Plain>(
+    pointer: *const T,
+    count: usize,
+    name: &'static str,
+) -> Result<&'a [T]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    checked(pointer, name)?;
+    if count > isize::MAX as usize / size_of::<T>() {
+        return Err(Error::new(Kind::OutOfRange, "argument").at(name).with("count", count as u64));
+    }
+    // SAFETY: not null, aligned, no longer than an object can be; the rest is the caller's contract.
+    Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
+}
+
+/// Where an answer goes. Nothing is read from it, so it need not be initialised.
+pub(crate) struct Out<'a, T>(*mut T, PhantomData<&'a mut T>);
+
+/// # Safety
+/// `pointer` is null, or names memory for a `T` that nothing else uses during `'a`.
+pub(crate) unsafe fn out<'a, T>(pointer: *mut T, name: &'static str) -> Result<Out<'a, T>> {
+    checked(pointer, name)?;
+    Ok(Out(pointer, PhantomData))
+}
+
+impl<T> Out<'_, T> {
+    /// Writes the answer.
+    pub(crate) fn set(self, value: T) {
+        // SAFETY: memory for a `T` during the lifetime, by the contract of `out`.
+        unsafe { self.0.write(value) };
+    }
+}
+
+/// Writes as much of `text`, which ends with a zero byte, as `bytes` bytes hold, and ends it with one.
+///
+/// # Safety
+/// `pointer` is null, or names `bytes` bytes that nothing else uses during the call.
+pub(crate) unsafe fn write_text(pointer: *mut c_char, bytes: usize, text: &[u8]) {
+    let count = text.len().min(bytes);
+    if pointer.is_null() || count == 0 {
+        return;
+    }
+    // SAFETY: `count` bytes are inside both, and the text is the library's own.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr(), pointer.cast(), count);
+        pointer.add(count - 1).write(0);
+    }
+}
+
+/// Values for which any bytes are one.
+///
+/// # Safety
+/// Every pattern of bytes is a value, and there is no padding.
+pub(crate) unsafe trait Plain: Copy {}
+// SAFETY: bytes.
+unsafe impl Plain for u8 {}
+
+/// A struct that begins with its size, so that a caller built for another version is understood.
+pub(crate) trait Versioned: Plain {
+    /// The name for messages.
+    const NAME: &'static str;
+    /// Bytes that every version has.
+    const REQUIRED: usize;
+}
+
+/// The size that the struct at `pointer` states.
+///
+/// # Safety
+/// `pointer` is null, or names a `size_t` that nothing changes during the call.
+unsafe fn stated<T: Versioned>(pointer: *const T) -> Result<usize> {
+    checked(pointer, T::NAME)?;
+    // SAFETY: not null, aligned for a struct that begins with a `usize`; the rest is the contract.
+    let size = unsafe { pointer.cast::<usize>().read() };
+    if size < T::REQUIRED || size > STRUCT_MAX {
+        return Err(bad(T::NAME, "set size to sizeof the struct")
+            .with("size", size as u64)
+            .with("least", T::REQUIRED as u64));
+    }
+    Ok(size)
+}
+
+/// A struct from the caller. What an older caller does not know of is 0; what this version does not know
+/// of must be 0.
+///
+/// # Safety
+/// `pointer` is null, or names a struct that begins with its size, and as many bytes are there.
+pub(crate) unsafe fn versioned<T: Versioned>(pointer: *const T) -> Result<T> {
+    // SAFETY: the same contract.
+    let size = unsafe { stated(pointer) }?;
+    // SAFETY: by the contract `size` bytes are there; any bytes are `u8`.
+    let bytes: &[u8] = unsafe { slice(pointer.cast(), size, T::NAME) }?;
+    let (known, unknown) = bytes.split_at(size.min(size_of::<T>()));
+    if let Some(at) = unknown.iter().position(|byte| *byte != 0) {
+        return Err(bad(T::NAME, "zero what this version does not know, or use a matching library")
+            .with("size", size as u64)
+            .with("known", size_of::<T>() as u64)
+            .with("byte", (known.len() + at) as u64));
+    }
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: `known` is no longer than a `T`, and every byte of `value` is set: any bytes are a `T`.
+    unsafe {
+        std::ptr::copy_nonoverlapping(known.as_ptr(), value.as_mut_ptr().cast(), known.len());
+        Ok(value.assume_init())
+    }
+}
+
+/// Where a struct that begins with its size is to be written.
+pub(crate) struct VersionedOut<'a, T> {
+    pointer: *mut T,
+    size: usize,
+    lives: PhantomData<&'a mut T>,
+}
+
+/// # Safety
+/// As [`versioned`], and nothing else uses those bytes during `'a`.
+pub(crate) unsafe fn versioned_out<'a, T: Versioned>(pointer: *mut T) -> Result<VersionedOut<'a, T>> {
+    // SAFETY: the same contract.
+    let size = unsafe { stated(pointer) }?;
+    Ok(VersionedOut { pointer, size, lives: PhantomData })
+}
+
+impl<T: Versioned> VersionedOut<'_, T> {
+    /// Writes as much as the caller knows of, its size aside; zeroes what only the caller knows of.
+    pub(crate) fn set(self, value: &T) {
+        let (from, to) = ((&raw const *value).cast::<u8>(), self.pointer.cast::<u8>());
+        let (head, end) = (size_of::<usize>(), self.size.min(size_of::<T>()));
+        // SAFETY: `head..end` is inside both structs, `end..size` inside the caller's, which is `size`
+        // bytes long by the contract of `versioned_out`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.add(head), to.add(head), end - head);
+            to.add(end).write_bytes(0, self.size - end);
+        }
+    }
+}
+
+/// An engine's buffer of `words` 4-byte words, as the device names it.
+///
+/// # Safety
+/// `pointer` is null, or so many words are memory that the device may read and write until every
+/// operation that names the slice has ended.
+pub(crate) unsafe fn buffer<T>(
+    device: &dyn Device,
+    pointer: *const T,
+    words: u64,
+    name: &'static str,
+) -> Result<Slice> {
+    checked(pointer, name)?;
+    let bytes = words.checked_mul(4).ok_or_else(|| Error::new(Kind::Overflow, "argument").at(name))?;
+    // SAFETY: the caller's contract.
+    Ok(unsafe { device.import(pointer as u64, bytes) })
+}
+
+/// The host device has one stream, which runs each operation in the call that enqueues it.
+pub(crate) fn check_stream(stream: *mut c_void) -> Result<()> {
+    match stream.is_null() {
+        true => Ok(()),
+        false => Err(Error::new(Kind::OutOfRange, "argument")
+            .at("stream")
+            .hint("pass NULL: the host device has one stream of its own")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    #[repr(C)]
+    struct Two {
+        size: usize,
+        first: u64,
+        second: u64,
+    }
+    // SAFETY: three words without padding.
+    unsafe impl Plain for Two {}
+    impl Versioned for Two {
+        const NAME: &'static str = "two";
+        const REQUIRED: usize = 16;
+    }
+
+    fn read(words: &[u64]) -> Result<Two> {
+        // SAFETY: each test states no more bytes than it passes, or a size that is refused before.
+        unsafe { versioned(words.as_ptr().cast::<Two>()) }
+    }
+
+    #[test]
+    fn sizes_of_other_versions_are_understood_or_refused() {
+        assert_eq!(read(&[24, 1, 2]), Ok(Two { size: 24, first: 1, second: 2 }));
+        assert_eq!(read(&[16, 1, 99]), Ok(Two { size: 16, first: 1, second: 0 }), "an older caller");
+        assert_eq!(read(&[32, 1, 2, 0]), Ok(Two { size: 32, first: 1, second: 2 }), "a newer one");
+        let newer = read(&[40, 1, 2, 0, 1 << 8]).unwrap_err();
+        assert_eq!((newer.kind(), newer.number("byte")), (Kind::InvalidConfig, Some(33)));
+        for size in [0, 8, 15, STRUCT_MAX as u64 + 1, u64::MAX] {
+            assert_eq!(read(&[size, 1, 2]).unwrap_err().kind(), Kind::InvalidConfig, "{size}");
+        }
+    }
+
+    #[test]
+    fn an_answer_fits_callers_of_other_versions() {
+        let answer = Two { size: 24, first: 1, second: 2 };
+        for (size, wanted) in [(16, [16, 1, 9, 9]), (24, [24, 1, 2, 9]), (32, [32, 1, 2, 0])] {
+            let mut words = [size, 9, 9, 9_u64];
+            // SAFETY: `size` is at most the size of `words`.
+            unsafe { versioned_out(words.as_mut_ptr().cast::<Two>()) }.unwrap().set(&answer);
+            assert_eq!(words, wanted);
+        }
+    }
+
+    #[test]
+    fn null_and_misaligned_pointers_are_refused() {
+        let words = [0_u32; 4];
+        let odd = words.as_ptr().cast::<u8>().wrapping_add(1).cast_mut();
+        // SAFETY: all are null or misaligned, and refused before they are followed.
+        unsafe {
+            assert_eq!(shared::<u64>(std::ptr::null(), "x").unwrap_err().place(), "x");
+            assert!(shared::<u32>(odd.cast(), "x").is_err());
+            assert!(exclusive::<u32>(odd.cast(), "x").is_err());
+            assert!(out::<u32>(std::ptr::null_mut(), "x").is_err());
+            assert!(slice::<u8>(std::ptr::null(), 1, "x").is_err());
+            assert!(slice::<u8>(odd, usize::MAX, "x").is_err());
+            assert!(slice::<u8>(std::ptr::null(), 0, "x").unwrap().is_empty());
+            assert!(versioned::<Two>(std::ptr::null()).is_err());
+        }
+    }
+
+    #[test]
+    fn a_text_never_leaves_its_buffer() {
+        for room in 0..8 {
+            let mut bytes = [9_u8; 8];
+            // SAFETY: `room` is at most the buffer's size.
+            unsafe { write_text(bytes.as_mut_ptr().cast(), room, b"abcde\0") };
+            assert!(bytes[room..].iter().all(|b| *b == 9), "{room}");
+            assert!(room == 0 || bytes[..room].contains(&0), "{room}");
+        }
+        // SAFETY: null is allowed.
+        unsafe { write_text(std::ptr::null_mut(), 4, b"abc\0") };
+    }
+}

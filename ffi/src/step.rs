@@ -1,0 +1,289 @@
+//! The calls of a decode step: prepare, layer, scatter, finish, retire.
+//!
+//! An `fb_step *` is a token: the address of one of the cache's places for steps. It is looked up among
+//! these addresses and never followed, so that a stale, foreign or invented one is an error.
+
+use std::ffi::c_void;
+
+use forebay::Streams;
+use forebay::{Accepted, Buffers, Error, Kind, Layer, LayerCall, MicroBatch, Result, Row, Sequence, Step};
+
+use crate::cache::{FbCache, change};
+use crate::cast::{self, Plain, Versioned};
+use crate::status::FbStatus;
+
+/// In fb_row: the accepted rows stand in the step's tensor on the device.
+pub const FB_ACCEPTED_ON_DEVICE: u32 = u32::MAX;
+
+/// A step between prepare and retire.
+#[derive(Debug, Default)]
+pub struct FbStep(Option<Step>);
+
+/// A row of a step's batch. It never grows.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbRow {
+    /// The sequence.
+    pub sequence: u64,
+    /// Rows of its previous step that were accepted, or FB_ACCEPTED_ON_DEVICE; 0 before its first step.
+    pub accepted: u32,
+    /// Its query rows in this step, at most the step's.
+    pub query_rows: u32,
+}
+
+// SAFETY: words, two of 4 bytes behind one of 8.
+unsafe impl Plain for FbRow {}
+
+/// What a step decodes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbStepConfig {
+    /// sizeof(fb_step_config).
+    pub size: usize,
+    /// The rows of the batch; read before the call returns.
+    pub rows: *const FbRow,
+    /// How many.
+    pub row_count: u32,
+    /// Query rows of each: the width of the step.
+    pub query_rows: u32,
+    /// Optional: accepted rows, one uint32_t for each of the cache's `batch` rows, on the device; read in
+    /// the stream's order.
+    pub accepted: *const u32,
+    /// Optional: the micro-batch.
+    pub micro_batch: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+// SAFETY: words and pointers, which are words; two of 4 bytes wherever one of 8 follows or the end.
+unsafe impl Plain for FbStepConfig {}
+impl Versioned for FbStepConfig {
+    const NAME: &'static str = "fb_step_config";
+    const REQUIRED: usize = std::mem::offset_of!(FbStepConfig, accepted);
+}
+
+/// What a step has done.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbRetired {
+    /// sizeof(fb_retired), set by the caller.
+    pub size: usize,
+    /// The step's number, from 1.
+    pub step: u64,
+    /// Distinct selected rows that were resident, all layers.
+    pub hits: u64,
+    /// Rows fetched, all layers.
+    pub misses: u64,
+}
+
+// SAFETY: words of 8 bytes.
+unsafe impl Plain for FbRetired {}
+impl Versioned for FbRetired {
+    const NAME: &'static str = "fb_retired";
+    const REQUIRED: usize = size_of::<FbRetired>();
+}
+
+impl FbCache {
+    /// The place that a token names.
+    fn place(&self, step: *const FbStep) -> Result<usize> {
+        let found = self.steps.iter().position(|place| std::ptr::eq(place, step));
+        found.ok_or_else(|| Error::new(Kind::OutOfRange, "step").at("no step of this cache"))
+    }
+
+    fn open_step(&self, step: *const FbStep) -> Result<&Step> {
+        self.steps[self.place(step)?].0.as_ref().ok_or_else(retired)
+    }
+
+    /// The words of a selection, and of its slots.
+    fn words(&self, step: &Step) -> u64 {
+        // Rows and query rows of a prepared step fit the tables' declared extents, and so do their products.
+        u64::from(step.rows()) * u64::from(step.query_rows()) * u64::from(self.cache.geometry().shape().top_k)
+    }
+
+    fn prepare(&mut self, config: &FbStepConfig, rows: &[FbRow]) -> Result<*mut FbStep> {
+        let free = self.steps.iter().position(|place| place.0.is_none());
+        let free = free.ok_or_else(|| Error::new(Kind::Busy, "prepare").at("every step is in flight"))?;
+        self.rows.clear();
+        self.rows.extend(rows.iter().map(|row| Row {
+            sequence: Sequence::from_bits(row.sequence),
+            accepted: match row.accepted {
+                FB_ACCEPTED_ON_DEVICE => Accepted::OnDevice,
+                count => Accepted::Rows(count),
+            },
+            query_rows: row.query_rows,
+        }));
+        let accepted = match config.accepted.is_null() {
+            true => None,
+            false => {
+                let words = u64::from(self.cache.config().batch);
+                // SAFETY: the contract of `fb_prepare`.
+                Some(unsafe { cast::buffer(&*self.device, config.accepted, words, "accepted") }?)
+            }
+        };
+        let micro_batch = MicroBatch(config.micro_batch);
+        let step = self.cache.prepare(micro_batch, config.query_rows, &self.rows, accepted, self.stream)?;
+        let place = &mut self.steps[free];
+        place.0 = Some(step);
+        Ok(place)
+    }
+
+    /// Retires the step at `place`; a step that has not ended stays there.
+    fn retire(&mut self, place: usize) -> Result<FbRetired> {
+        let step = self.steps[place].0.take().ok_or_else(retired)?;
+        match self.cache.retire(step, self.stream) {
+            Ok(done) => {
+                let (hits, misses) = done.total();
+                Ok(FbRetired { size: size_of::<FbRetired>(), step: done.step(), hits, misses })
+            }
+            Err(unretired) => {
+                self.steps[place].0 = unretired.step;
+                Err(unretired.error)
+            }
+        }
+    }
+}
+
+fn retired() -> Error {
+    Error::new(Kind::Closed, "step").at("the step was retired").hint("prepare a new step")
+}
+
+/// Begins a step: enqueues the wait for the work before it, its block, and the commit of what its
+/// sequences' previous steps left in their landing slots. FB_BUSY when every step is in flight: retire
+/// one. Nothing is enqueued on an error.
+///
+/// # Safety
+/// `cache` is a handle that no other thread uses; `config` states its size truly, its rows and tensor
+/// are there, the tensor until the stream has passed this call; `stream` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_prepare(
+    cache: *mut FbCache,
+    config: *const FbStepConfig,
+    stream: *mut c_void,
+    step: *mut *mut FbStep,
+) -> FbStatus {
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        change(cache, |cache| {
+            cast::check_stream(stream)?;
+            let (config, step) = (cast::versioned(config)?, cast::out(step, "step")?);
+            if config.reserved != 0 {
+                return Err(Error::new(Kind::InvalidConfig, "prepare").at("reserved"));
+            }
+            let most = cache.cache.config().batch;
+            if config.row_count > most {
+                return Err(Error::new(Kind::OutOfRange, "prepare")
+                    .at("rows of the batch")
+                    .with("value", config.row_count)
+                    .with("most", most));
+            }
+            let rows = cast::slice(config.rows, config.row_count as usize, "rows")?;
+            step.set(cache.prepare(&config, rows)?);
+            Ok(())
+        })
+    }
+}
+
+/// Resolves a layer's selection and gathers what it misses. `selection` holds token positions, -1 for
+/// none, `[rows of the step][query rows][top_k]`; `slots`, of the same shape, receives their slots in the
+/// layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
+///
+/// # Safety
+/// `cache` is a handle that no other thread uses; both buffers are the device's to use until the stream
+/// has passed this call; `stream` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_layer(
+    cache: *mut FbCache,
+    step: *const FbStep,
+    layer: u32,
+    selection: *const i32,
+    slots: *mut i32,
+    stream: *mut c_void,
+) -> FbStatus {
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        change(cache, |cache| {
+            cast::check_stream(stream)?;
+            let step = cache.open_step(step)?;
+            let words = cache.words(step);
+            let selection = cast::buffer(&*cache.device, selection, words, "selection")?;
+            let slots = cast::buffer(&*cache.device, slots.cast_const(), words, "slots")?;
+            let own = cache.stream;
+            let streams = Streams { resolve: own, gather: own, scatter: own };
+            cache.cache.layer(step, LayerCall::whole(Layer(layer)), streams, Buffers { selection, slots })
+        })
+    }
+}
+
+/// Stores a layer's new rows in the total pool, once they stand in their landing slots.
+///
+/// # Safety
+/// `cache` is a handle that no other thread uses; `stream` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_scatter(
+    cache: *mut FbCache,
+    step: *const FbStep,
+    layer: u32,
+    stream: *mut c_void,
+) -> FbStatus {
+    // SAFETY: this call's contract.
+    unsafe {
+        change(cache, |cache| {
+            cast::check_stream(stream)?;
+            cache.cache.scatter(cache.open_step(step)?, LayerCall::whole(Layer(layer)), cache.stream)
+        })
+    }
+}
+
+/// Ends the enqueueing of a step.
+///
+/// # Safety
+/// `cache` is a handle that no other thread uses; `stream` is NULL and is behind all of the step's work.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_finish(cache: *mut FbCache, step: *mut FbStep, stream: *mut c_void) -> FbStatus {
+    // SAFETY: this call's contract.
+    unsafe {
+        change(cache, |cache| {
+            cast::check_stream(stream)?;
+            let place = cache.place(step)?;
+            let step = cache.steps[place].0.as_mut().ok_or_else(retired)?;
+            cache.cache.finish(step, cache.stream)
+        })
+    }
+}
+
+/// Ends a step whose work has ended, and sets `*step` to NULL. FB_BUSY while it runs or is not finished:
+/// `*step` stays, to be retired later. FB_DEVICE_FAILED ends it too: none of its tokens may be published,
+/// and its sequences can only be closed. `retired` may be NULL.
+///
+/// # Safety
+/// `cache` is a handle that no other thread uses; `step` names a step; `retired` states its size truly;
+/// `stream` is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_retire(
+    cache: *mut FbCache,
+    step: *mut *mut FbStep,
+    stream: *mut c_void,
+    retired: *mut FbRetired,
+) -> FbStatus {
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        change(cache, |cache| {
+            cast::check_stream(stream)?;
+            let step = cast::exclusive(step, "step")?;
+            let answer = match retired.is_null() {
+                true => None,
+                false => Some(cast::versioned_out(retired)?),
+            };
+            let place = cache.place(*step)?;
+            let ended = cache.retire(place);
+            if cache.steps[place].0.is_none() {
+                *step = std::ptr::null_mut();
+            }
+            let ended = ended?;
+            if let Some(answer) = answer {
+                answer.set(&ended);
+            }
+            Ok(())
+        })
+    }
+}

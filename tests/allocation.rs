@@ -1,0 +1,218 @@
+//! Promise P6: after a cache has been warmed up, nothing is allocated or freed from prepare to retire, on
+//! any thread of the process. One test alone in its program, because the allocator counts everybody but
+//! the test harness's own thread, which waits beside it and allocates when it likes.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Event, Slice, Stream};
+use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
+use forebay::{Open, Row, Sequence, Shape, Streams, WarmUp};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// The system's allocator, counting its calls while it is told to.
+struct Counting {
+    on: AtomicBool,
+    /// Whether the process's first thread counts: it is the harness's, unless the test runs on it.
+    first: AtomicBool,
+    calls: AtomicU64,
+}
+
+fn is_first_thread() -> bool {
+    // SAFETY: both calls read a number and touch no memory.
+    unsafe { libc::gettid() == libc::getpid() }
+}
+
+impl Counting {
+    fn note(&self) {
+        if self.on.load(Ordering::SeqCst) && (self.first.load(Ordering::SeqCst) || !is_first_thread()) {
+            self.calls.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+// SAFETY: every call is handed to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        self.note();
+        // SAFETY: the caller's layout, unchanged.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        self.note();
+        // SAFETY: `at` came from the system's allocator with this layout, as all of ours do.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        self.note();
+        // SAFETY: as `dealloc`.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting =
+    Counting { on: AtomicBool::new(false), first: AtomicBool::new(false), calls: AtomicU64::new(0) };
+
+/// Allocations, growths and frees of all threads while `work` runs.
+fn counted(work: impl FnOnce()) -> u64 {
+    let before = ALLOCATOR.calls.load(Ordering::SeqCst);
+    ALLOCATOR.first.store(is_first_thread(), Ordering::SeqCst);
+    ALLOCATOR.on.store(true, Ordering::SeqCst);
+    work();
+    ALLOCATOR.on.store(false, Ordering::SeqCst);
+    ALLOCATOR.calls.load(Ordering::SeqCst) - before
+}
+
+const K: u32 = 32;
+const BATCH: u32 = 3;
+/// Ordinary layers; one draft layer follows.
+const LAYERS: u32 = 3;
+
+/// A cache of several sequences, two query rows and a draft layer, and the buffers of its steps.
+struct Loop {
+    cache: Cache,
+    device: Arc<HostDevice>,
+    sequences: Vec<Sequence>,
+    streams: Streams,
+    done: Event,
+    selection: Slice,
+    slots: Slice,
+    picks: Vec<u8>,
+    misses: u64,
+    scratch: u64,
+}
+
+impl Loop {
+    fn new(options: HostOptions) -> Loop {
+        let shape = Shape {
+            layers: LAYERS,
+            draft_layers: 1,
+            runs: [64, 0],
+            page_tokens: 16,
+            top_k: K,
+            ..Shape::DEEPSEEK_V3_2
+        };
+        let memory = Memory { huge: false, populate: true, lock: false, node: None };
+        let config = Config { query_rows: 2, memory, ..Config::new(shape, BATCH, 2000, 40) };
+        let device = HostDevice::new(options);
+        let [main, gather] = [0, 1].map(|_| device.stream().unwrap());
+        let bytes = u64::from(BATCH * 2 * K * 4);
+        let mut cache = Cache::new(config, device.clone()).unwrap();
+        let open =
+            Open { prompt: 600, promised: 1400, budget: Budget::Slots(40), bring_up: BringUp::Nothing };
+        let sequences = (0..BATCH).map(|_| {
+            let sequence = cache.open(&open).unwrap();
+            cache.append_in_place(sequence, 600).unwrap();
+            let _ticket = cache.join(sequence, main, WarmUp::default()).unwrap();
+            sequence
+        });
+        let sequences = sequences.collect();
+        Loop {
+            cache,
+            sequences,
+            streams: Streams { resolve: main, gather, scatter: main },
+            done: device.event().unwrap(),
+            selection: device.allocate(bytes).unwrap(),
+            slots: device.allocate(bytes).unwrap(),
+            device,
+            picks: vec![0; bytes as usize],
+            misses: 0,
+            scratch: 0,
+        }
+    }
+
+    fn wait(&self, stream: Stream) {
+        self.device.record(self.done, stream).unwrap();
+        self.device.synchronize(self.done).unwrap();
+    }
+
+    /// The buffers of `rows` query rows a batch row, filled with positions that wander.
+    fn buffers(&mut self, number: u32, rows: u32) -> Buffers {
+        let bytes = (BATCH * rows * K * 4) as usize;
+        for (n, word) in (0_u32..).zip(self.picks[..bytes].chunks_exact_mut(4)) {
+            word.copy_from_slice(&((n * 37 + number * 101) % 600).to_le_bytes());
+        }
+        let selection = self.selection.part(0, bytes as u64).unwrap();
+        self.device.write(selection, &self.picks[..bytes]).unwrap();
+        Buffers { selection, slots: self.slots.part(0, bytes as u64).unwrap() }
+    }
+
+    /// One call: R, an edge, G on the other stream, an edge back, S.
+    fn layer(&mut self, step: &forebay::Step, call: LayerCall, buffers: Buffers) {
+        let Streams { resolve, gather, scatter } = self.streams;
+        self.cache.resolve(step, call, resolve, buffers).unwrap();
+        self.device.record(self.done, resolve).unwrap();
+        self.device.wait(gather, self.done).unwrap();
+        self.cache.gather(step, call, gather).unwrap();
+        self.device.record(self.done, gather).unwrap();
+        self.device.wait(scatter, self.done).unwrap();
+        self.cache.scatter(step, call, scatter).unwrap();
+        self.wait(scatter);
+    }
+
+    fn step(&mut self, number: u32) {
+        let main = self.streams.resolve;
+        let accepted = if number == 0 { 0 } else { 1 + number % 2 };
+        let row =
+            |n: usize| Row { sequence: self.sequences[n], accepted: Accepted::Rows(accepted), query_rows: 2 };
+        let rows = [row(0), row(1), row(2)];
+        let mut step = self.cache.prepare(MicroBatch(0), 2, &rows, None, main).unwrap();
+        for layer in 0..LAYERS {
+            let buffers = self.buffers(number + layer, 2);
+            self.layer(&step, LayerCall::whole(Layer(layer)), buffers);
+        }
+        for pass in 0..2 {
+            let buffers = self.buffers(number + pass, 1);
+            self.layer(&step, LayerCall::pass(Layer(LAYERS), pass), buffers);
+        }
+        self.cache.finish(&mut step, main).unwrap();
+        // Too early on a threaded device, sometimes; the refusal allocates nothing either.
+        let mut left = Some(step);
+        while let Some(step) = left.take() {
+            match self.cache.retire(step, main) {
+                Ok(retired) => {
+                    self.misses += retired.total().1;
+                    self.scratch += retired.layers().iter().map(|l| u64::from(l.scratch)).sum::<u64>();
+                }
+                Err(unretired) => left = Some(unretired.step.unwrap()),
+            }
+        }
+    }
+}
+
+#[test]
+fn p6_a_step_allocates_and_frees_nothing() {
+    for options in [
+        HostOptions::default(),
+        HostOptions { portable: true, ..HostOptions::default() },
+        HostOptions { threaded: true, ..HostOptions::default() },
+        HostOptions { threaded: true, queue: 1, ..HostOptions::default() },
+    ] {
+        let mut decode = Loop::new(options);
+        // What a thread, a lock or the standard library takes at its first use.
+        (0..4).for_each(|number| decode.step(number));
+        decode.wait(decode.streams.gather);
+        let before = decode.misses;
+        let calls = counted(|| (4..64).for_each(|number| decode.step(number)));
+        assert_eq!(calls, 0, "{options:?}");
+        assert!(decode.misses > before + 1000, "the steps must fetch: {} misses", decode.misses - before);
+        assert!(decode.scratch > 1000, "and use scratch slots: {}", decode.scratch);
+    }
+
+    // The controls: an allocation is counted, on this thread and on a stream's.
+    let device = HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
+    let (stream, event) = (device.stream().unwrap(), device.event().unwrap());
+    let work: Arc<dyn Fn() + Send + Sync> = Arc::new(|| drop(std::hint::black_box(Box::new(7))));
+    let run = || {
+        device.call(stream, Arc::clone(&work)).unwrap();
+        device.record(event, stream).unwrap();
+        device.synchronize(event).unwrap();
+    };
+    run();
+    assert_eq!(counted(run), 2, "one allocation and one free of the stream's thread");
+    assert_eq!(counted(|| drop(std::hint::black_box(vec![1_u8; 100]))), 2);
+}

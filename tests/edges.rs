@@ -1,0 +1,463 @@
+//! Bad input and the edges of what is allowed: each is one clear error that names the call, the place and
+//! what to do, and leaves the cache as it was.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+#[path = "edges/construction.rs"]
+mod construction;
+
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Slice, Stream};
+use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory};
+use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, Streams, WarmUp};
+use std::sync::Arc;
+
+/// Asserts which error it is, and that its text says where and what to do.
+#[track_caller]
+fn refused<T>(result: Result<T, Error>, kind: Kind, place: &str) -> Error {
+    let error = result.err().unwrap();
+    assert_eq!((error.kind(), error.place()), (kind, place), "{error}");
+    let text = error.to_string();
+    let (what, hint) = text.rsplit_once("; ").unwrap();
+    assert!(what.starts_with(error.operation()) && what.contains(kind.describe()), "{text}");
+    assert!(hint.len() > 10, "{text}");
+    error
+}
+
+const K: u64 = 8;
+
+fn config() -> Config {
+    let shape = Shape {
+        layers: 2,
+        runs: [32, 0],
+        index_key_bytes: 8,
+        page_tokens: 16,
+        top_k: K as u32,
+        ..Shape::DEEPSEEK_V3_2
+    };
+    let memory = Memory { huge: false, populate: false, lock: false, node: None };
+    Config { query_rows: 2, memory, ..Config::new(shape, 3, 64, 16) }
+}
+
+struct Engine {
+    cache: Cache,
+    device: Arc<HostDevice>,
+    stream: Stream,
+    /// For a step of one row that is two query rows wide.
+    buffers: Buffers,
+}
+
+fn engine(config: Config) -> Engine {
+    let device = HostDevice::new(HostOptions::default());
+    let buffer = || device.allocate(2 * K * 4).unwrap();
+    let buffers = Buffers { selection: buffer(), slots: buffer() };
+    let cache = Cache::new(config, device.clone()).unwrap();
+    Engine { cache, stream: device.stream().unwrap(), device, buffers }
+}
+
+fn asks(prompt: u32, promised: u32) -> Open {
+    Open { prompt, promised, budget: Budget::Slots(16), bring_up: BringUp::Whole }
+}
+
+fn row(sequence: Sequence, accepted: u32) -> Row {
+    Row { sequence, accepted: Accepted::Rows(accepted), query_rows: 2 }
+}
+
+impl Engine {
+    fn streams(&self) -> Streams {
+        Streams { resolve: self.stream, gather: self.stream, scatter: self.stream }
+    }
+
+    fn open(&mut self, prompt: u32, promised: u32) -> Sequence {
+        let sequence = self.cache.open(&asks(prompt, promised)).unwrap();
+        self.cache.append_in_place(sequence, prompt).unwrap();
+        let _ticket = self.cache.join(sequence, self.stream, WarmUp::default()).unwrap();
+        sequence
+    }
+
+    fn prepare(&mut self, rows: &[Row]) -> Result<Step, Error> {
+        self.cache.prepare(MicroBatch(0), 2, rows, None, self.stream)
+    }
+
+    fn decode(&mut self, sequence: Sequence, accepted: u32) -> u32 {
+        let mut step = self.prepare(&[row(sequence, accepted)]).unwrap();
+        for layer in [0, 1].map(Layer) {
+            self.cache.layer(&step, LayerCall::whole(layer), self.streams(), self.buffers).unwrap();
+            self.cache.scatter(&step, LayerCall::whole(layer), self.stream).unwrap();
+        }
+        self.cache.finish(&mut step, self.stream).unwrap();
+        self.cache.retire(step, self.stream).unwrap().lengths()[0]
+    }
+}
+
+#[test]
+fn openings_that_make_no_sense_are_refused_and_take_nothing() {
+    let mut e = engine(config());
+    let start = e.cache.stats();
+    for (prompt, promised) in [(0, 0), (65, 0), (0, 65), (60, 5), (u32::MAX, 1), (1, u32::MAX)] {
+        refused(e.cache.open(&asks(prompt, promised)), Kind::OutOfRange, "prompt and promised tokens");
+    }
+    let with = |budget| Open { budget, ..asks(20, 20) };
+    for ratio in [0.0, -0.2, 7.0, 1.000_001, f64::NAN, f64::INFINITY] {
+        refused(e.cache.open(&with(Budget::Ratio(ratio))), Kind::InvalidConfig, "ratio");
+    }
+    refused(e.cache.open(&with(Budget::Ratio(0.1))), Kind::InvalidConfig, "slots");
+    refused(e.cache.open(&with(Budget::Slots(0))), Kind::InvalidConfig, "slots");
+    refused(e.cache.open(&with(Budget::Slots(15))), Kind::InvalidConfig, "slots");
+    refused(e.cache.open(&with(Budget::ByLayer(vec![16]))), Kind::InvalidConfig, "layers");
+    refused(e.cache.open(&with(Budget::ByLayer(vec![16, 3]))), Kind::InvalidConfig, "slots");
+    assert_eq!(e.cache.stats(), start);
+    e.cache.open(&asks(64, 0)).unwrap();
+    e.cache.open(&with(Budget::Ratio(1.0))).unwrap();
+}
+
+#[test]
+fn a_pool_that_is_too_small_for_one_more_is_exhausted_by_name() {
+    let pools = [
+        ("host pages", Config { host_pages: 5, ..config() }),
+        ("index-key pages", Config { index_pages: 5, ..config() }),
+        ("slot blocks", Config { slots: forebay::Slots::ByLayer(vec![128, 64]), ..config() }),
+        ("lanes", Config { lanes: 1, ..config() }),
+    ];
+    for (place, config) in pools {
+        let mut e = engine(config);
+        let first = e.cache.open(&asks(20, 20)).unwrap();
+        let before = e.cache.stats();
+        let error = refused(e.cache.open(&asks(20, 20)), Kind::Exhausted, place);
+        assert!(error.number("wanted") > error.number("free"), "{error}");
+        assert_eq!(e.cache.stats(), before);
+        e.cache.close(first, e.stream).unwrap();
+        e.cache.open(&asks(20, 20)).unwrap();
+        e.cache.validate().unwrap();
+    }
+}
+
+#[test]
+fn a_closed_sequence_is_refused_by_every_call() {
+    let mut e = engine(config());
+    let (closed, other) = (e.open(20, 20), e.open(20, 20));
+    e.cache.close(closed, e.stream).unwrap();
+    // The record is used again: the old handle must not become the new sequence's.
+    let reborn = e.cache.open(&asks(20, 20)).unwrap();
+    assert_ne!(closed, reborn);
+    let (cache, stream) = (&mut e.cache, e.stream);
+    let never = Sequence::from_bits(u64::MAX);
+    for gone in [closed, never, Sequence::from_bits(77)] {
+        let at = "handle";
+        refused(cache.length(gone), Kind::Closed, at);
+        refused(cache.append(gone, Layer(0), &[0; 32]), Kind::Closed, at);
+        refused(cache.append_in_place(gone, 1), Kind::Closed, at);
+        refused(cache.join(gone, stream, WarmUp::default()), Kind::Closed, at);
+        refused(cache.join_more(gone, stream), Kind::Closed, at);
+        refused(cache.is_running(gone), Kind::Closed, at);
+        refused(cache.fork(gone, &asks(0, 1), stream), Kind::Closed, at);
+        refused(cache.roll_back(gone, 1, stream), Kind::Closed, at);
+        refused(cache.pages(gone), Kind::Closed, at);
+        refused(cache.landing_slot(gone, 0), Kind::Closed, at);
+        refused(cache.read_row(gone, Layer(0), 0, &mut [0; 32]), Kind::Closed, at);
+        refused(cache.digest(gone), Kind::Closed, at);
+        refused(cache.close(gone, stream), Kind::Closed, at);
+        let rows = [row(other, 0), row(gone, 0)];
+        let error = refused(cache.prepare(MicroBatch(0), 2, &rows, None, stream), Kind::Closed, at);
+        assert_eq!(error.number("handle"), Some(gone.to_bits()));
+    }
+    assert_eq!(e.decode(other, 0), 20, "the others decode on");
+    e.cache.validate().unwrap();
+}
+
+#[test]
+fn calls_out_of_their_order_are_refused() {
+    let mut e = engine(config());
+    let filling = "the prompt is not complete, or the sequence has not joined";
+    let sequence = e.cache.open(&asks(20, 20)).unwrap();
+    refused(e.prepare(&[row(sequence, 0)]), Kind::InvalidConfig, filling);
+    refused(e.cache.roll_back(sequence, 0, e.stream), Kind::InvalidConfig, filling);
+    refused(e.cache.fork(sequence, &asks(0, 1), e.stream), Kind::InvalidConfig, filling);
+    refused(e.cache.join_more(sequence, e.stream), Kind::InvalidConfig, filling);
+    let join = |e: &mut Engine, warm_up| e.cache.join(sequence, e.stream, warm_up);
+    let incomplete = "the prompt of a layer is incomplete";
+    refused(join(&mut e, WarmUp::default()), Kind::InvalidConfig, incomplete);
+
+    refused(e.cache.append(sequence, Layer(0), &[0; 33]), Kind::OutOfRange, "bytes of whole rows");
+    refused(e.cache.append(sequence, Layer(2), &[0; 32]), Kind::OutOfRange, "layer");
+    refused(e.cache.append(sequence, Layer(0), &[0; 32 * 21]), Kind::OutOfRange, "rows beyond the prompt");
+    e.cache.append(sequence, Layer(1), &[1; 32 * 3]).unwrap();
+    refused(e.cache.append_in_place(sequence, 18), Kind::OutOfRange, "rows beyond the prompt");
+    e.cache.append(sequence, Layer(0), &[0; 32 * 20]).unwrap();
+    let error = refused(join(&mut e, WarmUp::default()), Kind::InvalidConfig, incomplete);
+    assert_eq!((error.number("layer"), error.number("filled")), (Some(1), Some(3)));
+    e.cache.append(sequence, Layer(1), &[1; 32 * 17]).unwrap();
+
+    let selections = Some(e.device.allocate(3 * K * 4).unwrap());
+    let bad = WarmUp { selections, steps: 3, ..WarmUp::default() };
+    refused(join(&mut e, bad), Kind::OutOfRange, "warm-up selections");
+    let whole = WarmUp { bytes_a_call: 32 * 9, ..WarmUp::default() };
+    let _ticket = join(&mut e, whole).unwrap();
+    refused(e.prepare(&[row(sequence, 0)]), Kind::InvalidConfig, "the warm-up is not complete");
+    refused(join(&mut e, whole), Kind::InvalidConfig, "the warm-up is not complete");
+    while !e.cache.is_running(sequence).unwrap() {
+        let _ticket = e.cache.join_more(sequence, e.stream).unwrap();
+    }
+    refused(e.cache.append(sequence, Layer(0), &[]), Kind::InvalidConfig, "the sequence is decoding");
+    refused(e.cache.append_in_place(sequence, 0), Kind::InvalidConfig, "the sequence is decoding");
+    assert_eq!(e.decode(sequence, 0), 20);
+    let unsettled = "rows of the last step are neither accepted nor rejected";
+    refused(e.cache.fork(sequence, &asks(0, 1), e.stream), Kind::InvalidConfig, unsettled);
+}
+
+#[test]
+fn a_join_that_the_device_refuses_leaves_the_lane_empty() {
+    let mut e = engine(config());
+    let elsewhere = HostDevice::new(HostOptions::default());
+    let sequence = e.cache.open(&asks(20, 20)).unwrap();
+    e.cache.append_in_place(sequence, 20).unwrap();
+    let warm_up = |slice| WarmUp { selections: Some(slice), steps: 1, ..WarmUp::default() };
+    let foreign = warm_up(elsewhere.allocate(2 * K * 4).unwrap());
+    refused(e.cache.join(sequence, e.stream, foreign), Kind::OutOfRange, "warm-up selections");
+    let odd = |e: &Engine| {
+        let slice = e.device.allocate(2 * K * 4 + 1).unwrap();
+        warm_up(slice.part(1, 2 * K * 4).unwrap())
+    };
+    let bad = odd(&e);
+    refused(e.cache.join(sequence, e.stream, bad), Kind::OutOfRange, "bytes of a slice");
+    let _ticket = e.cache.join(sequence, e.stream, WarmUp::default()).unwrap();
+    assert_eq!(e.decode(sequence, 0), 20, "it may join after all");
+
+    // And so may whoever gets its lane.
+    let mut e = engine(Config { lanes: 1, ..config() });
+    let sequence = e.cache.open(&asks(20, 20)).unwrap();
+    e.cache.append_in_place(sequence, 20).unwrap();
+    let bad = odd(&e);
+    refused(e.cache.join(sequence, e.stream, bad), Kind::OutOfRange, "bytes of a slice");
+    e.cache.close(sequence, e.stream).unwrap();
+    let next = e.open(30, 20);
+    assert_eq!(e.decode(next, 0), 30);
+}
+
+#[test]
+fn batches_that_do_not_fit_are_refused_and_nothing_is_enqueued() {
+    let mut e = engine(Config { micro_batches: 2, batch: 2, ..config() });
+    let [a, b, c] = [0; 3].map(|_| e.open(20, 20));
+    let stream = e.stream;
+    let before = e.device.operations();
+    let mut prepare = |micro, width, rows: &[Row], accepted, kind, place: &str| {
+        refused(e.cache.prepare(MicroBatch(micro), width, rows, accepted, stream), kind, place)
+    };
+    let of = |sequence, query_rows| Row { query_rows, ..row(sequence, 0) };
+    prepare(2, 2, &[row(a, 0)], None, Kind::OutOfRange, "micro-batch");
+    prepare(u32::MAX, 2, &[row(a, 0)], None, Kind::OutOfRange, "micro-batch");
+    prepare(0, 2, &[], None, Kind::OutOfRange, "rows of the batch");
+    prepare(0, 2, &[row(a, 0), row(b, 0), row(c, 0)], None, Kind::OutOfRange, "rows of the batch");
+    prepare(0, 0, &[of(a, 0)], None, Kind::OutOfRange, "query rows");
+    prepare(0, 3, &[of(a, 3)], None, Kind::OutOfRange, "query rows");
+    prepare(0, 2, &[of(a, 0)], None, Kind::OutOfRange, "query rows of a batch row");
+    prepare(0, 1, &[of(a, 2)], None, Kind::OutOfRange, "query rows of a batch row");
+    let twice =
+        prepare(0, 2, &[row(a, 0), row(a, 0)], None, Kind::InvalidConfig, "a sequence is named twice");
+    assert_eq!(twice.number("batch row"), Some(1));
+    prepare(0, 2, &[row(a, 1)], None, Kind::OutOfRange, "accepted rows");
+    let on_device = Row { accepted: Accepted::OnDevice, ..row(a, 0) };
+    prepare(0, 2, &[on_device], None, Kind::InvalidConfig, "no tensor of accepted counts");
+    assert_eq!(e.device.operations(), before);
+
+    assert_eq!(e.decode(a, 0), 20);
+    refused(e.prepare(&[row(a, 3)]), Kind::OutOfRange, "accepted rows");
+    refused(
+        e.cache.prepare(MicroBatch(1), 2, &[row(a, 0)], None, stream),
+        Kind::InvalidConfig,
+        "a sequence of another micro-batch",
+    );
+    assert_eq!(e.decode(a, 2), 22);
+    let (few, many) = (e.device.allocate(4).unwrap(), e.device.allocate(8).unwrap());
+    let before = e.device.operations();
+    let prepared = e.cache.prepare(MicroBatch(0), 2, &[on_device], Some(few), stream);
+    let error = refused(prepared, Kind::OutOfRange, "bytes of a slice");
+    assert_eq!((error.number("wanted"), e.device.operations()), (Some(8), before));
+    e.device.write(many, &[1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    let mut step = e.cache.prepare(MicroBatch(0), 2, &[on_device], Some(many), stream).unwrap();
+    e.cache.finish(&mut step, stream).unwrap();
+    assert_eq!(e.cache.retire(step, stream).unwrap().lengths(), [23]);
+}
+
+#[test]
+fn a_device_count_of_more_rows_than_landed_fails_the_step() {
+    let mut e = engine(config());
+    let sequence = e.open(20, 20);
+    assert_eq!(e.decode(sequence, 0), 20);
+    let counts = e.device.allocate(12).unwrap();
+    e.device.write(counts, &[3; 12]).unwrap();
+    let rows = [Row { accepted: Accepted::OnDevice, ..row(sequence, 0) }];
+    let mut step = e.cache.prepare(MicroBatch(0), 2, &rows, Some(counts), e.stream).unwrap();
+    e.cache.finish(&mut step, e.stream).unwrap();
+    let unretired = e.cache.retire(step, e.stream).unwrap_err();
+    assert_eq!(unretired.step, None);
+    let error: Result<(), Error> = Err(unretired.into());
+    let error = refused(error, Kind::DeviceFailed, "more rows were accepted than had landed");
+    assert_eq!(error.number("value"), Some(0x0303_0303));
+    let _ticket = e.cache.roll_back(sequence, 20, e.stream).unwrap();
+    assert_eq!(e.decode(sequence, 0), 20);
+    e.cache.validate().unwrap();
+}
+
+#[test]
+fn a_sequence_does_not_outgrow_what_was_admitted() {
+    let mut e = engine(config());
+    let sequence = e.open(60, 4);
+    let mut length = e.decode(sequence, 0);
+    // Two steps of two rows may be in flight behind the last admitted token, and no more.
+    while length < 66 {
+        length = e.decode(sequence, 2);
+    }
+    let error =
+        refused(e.prepare(&[row(sequence, 2)]), Kind::OutOfRange, "the sequence outgrows what was admitted");
+    assert_eq!((error.number("tokens"), error.number("admitted")), (Some(70), Some(64)));
+    assert_eq!(e.decode(sequence, 0), 66);
+    refused(e.cache.read_row(sequence, Layer(0), 80, &mut [0; 32]), Kind::OutOfRange, "position");
+    refused(e.cache.read_row(sequence, Layer(2), 0, &mut [0; 32]), Kind::OutOfRange, "layer");
+    refused(e.cache.read_row(sequence, Layer(0), 0, &mut [0; 31]), Kind::OutOfRange, "row bytes");
+    refused(e.cache.landing_slot(sequence, 2), Kind::OutOfRange, "query row");
+    refused(e.cache.slab(Layer(2)), Kind::OutOfRange, "layer");
+    refused(e.cache.index_keys(Layer(2)), Kind::OutOfRange, "layer");
+    refused(e.cache.roll_back(sequence, 69, e.stream), Kind::OutOfRange, "length");
+}
+
+#[test]
+fn buffers_and_rows_that_do_not_fit_a_layer_are_refused() {
+    let mut e = engine(config());
+    let sequence = e.open(20, 20);
+    let mut step = e.prepare(&[row(sequence, 0)]).unwrap();
+    let elsewhere = HostDevice::new(HostOptions::default());
+    let foreign = elsewhere.allocate(2 * K * 4).unwrap();
+    let good = e.buffers;
+    let wide = e.device.allocate(2 * K * 4 + 4).unwrap();
+    let odd = e.device.allocate(2 * K * 4 + 1).unwrap().part(1, 2 * K * 4).unwrap();
+    let with = |selection: Slice, slots: Slice| Buffers { selection, slots };
+    let cases = [
+        (with(foreign, good.slots), "a slice of another device"),
+        (with(good.selection, foreign), "a slice of another device"),
+        (with(wide, good.slots), "bytes of a slice"),
+        (with(good.selection, wide), "bytes of a slice"),
+        (with(good.selection.part(0, K * 4).unwrap(), good.slots), "bytes of a slice"),
+        (with(odd, good.slots), "bytes of a slice"),
+    ];
+    for (buffers, place) in cases {
+        let call = LayerCall::whole(Layer(0));
+        refused(e.cache.layer(&step, call, e.streams(), buffers), Kind::OutOfRange, place);
+    }
+    let whole = LayerCall::whole(Layer(0));
+    let calls = [
+        (LayerCall::whole(Layer(2)), "layer"),
+        (LayerCall::pass(Layer(1), 2), "rows of the step"),
+        (LayerCall { batch_rows: Some((1, 1)), ..whole }, "rows of the step"),
+        (LayerCall { batch_rows: Some((u32::MAX, 2)), ..whole }, "rows of the step"),
+    ];
+    for (call, place) in calls {
+        refused(e.cache.resolve(&step, call, e.stream, good), Kind::OutOfRange, place);
+        refused(e.cache.gather(&step, call, e.stream), Kind::OutOfRange, place);
+        refused(e.cache.scatter(&step, call, e.stream), Kind::OutOfRange, place);
+    }
+    refused(e.cache.resolve(&step, whole, Stream(99), good), Kind::OutOfRange, "stream");
+    refused(good.slots.part(1, 2 * K * 4), Kind::OutOfRange, "");
+    e.cache.layer(&step, whole, e.streams(), good).unwrap();
+    e.cache.finish(&mut step, e.stream).unwrap();
+    e.cache.retire(step, e.stream).unwrap();
+}
+
+#[test]
+fn steps_are_finished_once_and_belong_to_their_cache() {
+    let (mut e, mut other) = (engine(config()), engine(config()));
+    let [a, b] = [0; 2].map(|_| e.open(20, 20));
+    let theirs = other.open(20, 20);
+    let whole = LayerCall::whole(Layer(0));
+    let mut step = e.prepare(&[row(a, 0)]).unwrap();
+    // Of the same number and slot, and still not ours.
+    let mut foreign = other.prepare(&[row(theirs, 0)]).unwrap();
+    let not_ours = "a step of another cache";
+    refused(e.cache.layer(&foreign, whole, e.streams(), e.buffers), Kind::OutOfRange, not_ours);
+    refused(e.cache.scatter(&foreign, whole, e.stream), Kind::OutOfRange, not_ours);
+    refused(e.cache.finish(&mut foreign, e.stream), Kind::OutOfRange, not_ours);
+    let unretired = e.cache.retire(foreign, e.stream).unwrap_err();
+    refused::<()>(Err(unretired.error), Kind::OutOfRange, not_ours);
+    let mut foreign = unretired.step.unwrap();
+    other.cache.finish(&mut foreign, other.stream).unwrap();
+    other.cache.retire(foreign, other.stream).unwrap();
+
+    // One step of a micro-batch is open at a time.
+    refused(e.prepare(&[row(b, 0)]), Kind::Busy, "the micro-batch's last step is not finished");
+    let unretired = e.cache.retire(step, e.stream).unwrap_err();
+    refused::<()>(Err(unretired.error), Kind::Busy, "the step was not finished");
+    step = unretired.step.unwrap();
+    refused(e.cache.finish(&mut step, Stream(99)), Kind::OutOfRange, "stream");
+    e.cache.finish(&mut step, e.stream).unwrap();
+    refused(e.cache.finish(&mut step, e.stream), Kind::InvalidConfig, "the step is finished");
+    refused(e.cache.resolve(&step, whole, e.stream, e.buffers), Kind::InvalidConfig, "the step is finished");
+    refused(e.cache.gather(&step, whole, e.stream), Kind::InvalidConfig, "the step is finished");
+    refused(e.cache.scatter(&step, whole, e.stream), Kind::InvalidConfig, "the step is finished");
+    let mut next = e.prepare(&[row(a, 1)]).unwrap();
+    e.cache.finish(&mut next, e.stream).unwrap();
+    refused(e.prepare(&[row(a, 1)]), Kind::Busy, "every step block is in flight");
+    e.cache.retire(next, e.stream).unwrap();
+    e.cache.retire(step, e.stream).unwrap();
+    assert_eq!(e.cache.length(a).unwrap().committed, 21, "retired in whichever order");
+}
+
+#[test]
+fn a_sequence_has_no_more_steps_in_flight_than_configured() {
+    let mut e = engine(Config { micro_batches: 2, ..config() });
+    let sequence = e.open(20, 20);
+    let steps = [0, 1].map(|accepted| {
+        let mut step = e.prepare(&[row(sequence, accepted)]).unwrap();
+        e.cache.finish(&mut step, e.stream).unwrap();
+        step
+    });
+    let error = refused(e.prepare(&[row(sequence, 1)]), Kind::Busy, "steps of one sequence in flight");
+    assert_eq!(error.number("value"), Some(2));
+    refused(e.cache.roll_back(sequence, 3, e.stream), Kind::Busy, "work of the sequence is in flight");
+    for step in steps {
+        e.cache.retire(step, e.stream).unwrap();
+    }
+}
+
+#[test]
+fn a_stream_that_the_device_does_not_know_changes_nothing() {
+    let mut e = engine(config());
+    let parent = e.open(24, 20);
+    let _ticket = e.cache.fork(parent, &asks(0, 8), e.stream).unwrap();
+    let unknown = Stream(99);
+    let start = e.cache.stats();
+    let pages: Vec<_> = e.cache.pages(parent).unwrap().collect();
+    refused(e.cache.roll_back(parent, 8, unknown), Kind::OutOfRange, "stream");
+    assert_eq!(e.cache.pages(parent).unwrap().collect::<Vec<_>>(), pages, "shared pages are still shared");
+    refused(e.cache.fork(parent, &asks(0, 8), unknown), Kind::OutOfRange, "stream");
+    refused(e.cache.prepare(MicroBatch(0), 2, &[row(parent, 0)], None, unknown), Kind::OutOfRange, "stream");
+    assert_eq!(e.cache.stats(), start);
+
+    let joining = e.cache.open(&asks(20, 8)).unwrap();
+    e.cache.append_in_place(joining, 20).unwrap();
+    refused(e.cache.join(joining, unknown, WarmUp::default()), Kind::OutOfRange, "stream");
+    let bounded = WarmUp { bytes_a_call: 32, ..WarmUp::default() };
+    let _ticket = e.cache.join(joining, e.stream, bounded).unwrap();
+    refused(e.cache.join_more(joining, unknown), Kind::OutOfRange, "stream");
+    while !e.cache.is_running(joining).unwrap() {
+        let _ticket = e.cache.join_more(joining, e.stream).unwrap();
+    }
+    assert_eq!((e.decode(joining, 0), e.decode(parent, 0)), (20, 24));
+    // Closed all the same; what the stream could not do is done by the next call that can.
+    refused(e.cache.close(joining, unknown), Kind::OutOfRange, "stream");
+    refused(e.cache.length(joining), Kind::Closed, "handle");
+    assert_eq!(e.cache.reap(e.stream).unwrap(), 0);
+    e.cache.validate().unwrap();
+}
+
+#[test]
+fn a_cache_with_something_left_is_given_back_by_shut_down() {
+    let mut e = engine(config());
+    let sequence = e.open(20, 20);
+    let mut step = e.prepare(&[row(sequence, 0)]).unwrap();
+    e.cache.close(sequence, e.stream).unwrap();
+    let (mut cache, error) = e.cache.shut_down().unwrap_err();
+    let error = refused::<()>(Err(error), Kind::Busy, "sequences or steps are left");
+    assert_eq!((error.number("sequences"), error.number("steps")), (Some(1), Some(1)));
+    cache.finish(&mut step, e.stream).unwrap();
+    cache.retire(step, e.stream).unwrap();
+    assert_eq!(cache.shut_down().unwrap().steps, 1);
+}

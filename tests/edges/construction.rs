@@ -1,0 +1,197 @@
+//! Construction: declared nonsense, and systems that refuse.
+
+use crate::{K, asks, config, engine, refused, row};
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::os::{Call, Fallback, Inject};
+use forebay::{Cache, Config, Error, Kind, Memory, MicroBatch, Shape, Slots, WarmUp};
+
+type Change = fn(&mut Config);
+
+fn made(config: Config) -> Result<Cache, Error> {
+    Cache::new(config, HostDevice::new(HostOptions::default()))
+}
+
+#[test]
+fn every_count_that_is_zero_is_named() {
+    let zero: [(&str, Change); 10] = [
+        ("host_pages", |c| c.host_pages = 0),
+        ("index_pages", |c| c.index_pages = 0),
+        ("lanes", |c| c.lanes = 0),
+        ("max_tokens", |c| c.max_tokens = 0),
+        ("batch", |c| c.batch = 0),
+        ("query_rows", |c| c.query_rows = 0),
+        ("steps_in_flight", |c| c.steps_in_flight = 0),
+        ("micro_batches", |c| c.micro_batches = 0),
+        ("min_budget", |c| c.min_budget = 0),
+        ("top_k (dense attention needs no sparse pool)", |c| c.shape.top_k = 0),
+    ];
+    for (place, set) in zero {
+        let mut config = config();
+        set(&mut config);
+        refused(made(config), Kind::InvalidConfig, place);
+    }
+}
+
+#[test]
+fn shapes_and_pools_that_make_no_sense_are_named() {
+    let shape = |change: fn(&mut Shape)| {
+        let mut config = config();
+        change(&mut config.shape);
+        config
+    };
+    let invalid = [
+        ("layers", shape(|s| s.layers = 0)),
+        ("runs", shape(|s| s.runs = [0, 32])),
+        ("runs", shape(|s| s.runs = [30, 0])),
+        ("host_stride", shape(|s| s.host_stride = 28)),
+        ("page_tokens", shape(|s| s.page_tokens = 17)),
+        ("index_key_bytes", shape(|s| s.index_key_bytes = 2)),
+        ("slots by layer", Config { slots: Slots::ByLayer(vec![64]), ..config() }),
+        ("slots", Config { slots: Slots::Uniform(15), ..config() }),
+        ("slots", Config { slots: Slots::ByLayer(vec![64, 0]), ..config() }),
+        ("host_pages", Config { steps_in_flight: 8, host_pages: 1, ..config() }),
+        ("index_pages", Config { steps_in_flight: 8, index_pages: 1, ..config() }),
+    ];
+    for (place, config) in invalid {
+        refused(made(config), Kind::InvalidConfig, place);
+    }
+}
+
+#[test]
+fn products_that_overflow_and_memory_that_is_not_there_are_errors() {
+    let base = config();
+    let layers = Shape { layers: u32::MAX, draft_layers: 1, ..base.shape };
+    refused(made(Config { shape: layers, ..base.clone() }), Kind::Overflow, "layers");
+    let wide = Shape { layers: 4096, runs: [1 << 20, 1 << 20], page_tokens: 1024, ..base.shape };
+    let all = Config { shape: wide, host_pages: u32::MAX, ..base.clone() };
+    refused(made(all), Kind::Overflow, "total pool");
+    let keys = Shape { layers: 4096, index_key_bytes: 1 << 16, page_tokens: 1024, ..base.shape };
+    let all = Config { shape: keys, index_pages: u32::MAX, ..base.clone() };
+    let error = made(all).unwrap_err();
+    assert!(matches!(error.kind(), Kind::Overflow | Kind::OutOfMemory), "{error}");
+    let rows = Config { query_rows: u32::MAX, ..base.clone() };
+    assert_eq!(made(rows).unwrap_err().kind(), Kind::Overflow);
+    let reach = Config { max_tokens: u32::MAX, host_pages: 64, index_pages: 64, ..base.clone() };
+    assert_eq!(made(reach).unwrap_err().kind(), Kind::Overflow);
+    // More than any machine has: populated memory is compared with what is free.
+    let memory = Memory { populate: true, ..base.memory };
+    let shape = Shape { runs: [1 << 20, 0], page_tokens: 1024, ..base.shape };
+    let huge = Config { shape, memory, host_pages: 1 << 20, ..base.clone() };
+    let error = refused(made(huge), Kind::OutOfMemory, "resident pages");
+    assert!(error.number("wanted") > error.number("available"));
+    // The tables of so many tokens do not fit any address space; the process goes on.
+    let tables = Config { lanes: 1 << 16, max_tokens: 1 << 30, host_pages: 64, index_pages: 64, ..base };
+    refused(made(tables), Kind::OutOfMemory, "a layer");
+}
+
+#[test]
+fn positions_of_a_budget_by_layer_reach_every_layer() {
+    let mut e = engine(Config { slots: Slots::ByLayer(vec![64, 128]), ..config() });
+    let open = forebay::Open { budget: forebay::Budget::ByLayer(vec![16, 40]), ..asks(40, 8) };
+    let sequence = e.cache.open(&open).unwrap();
+    e.cache.append_in_place(sequence, 40).unwrap();
+    let _ticket = e.cache.join(sequence, e.stream, WarmUp::default()).unwrap();
+    // Layer 0 is too small for the whole, layer 1 holds it.
+    let every: Vec<u8> = (0..2 * K as i32).flat_map(i32::to_le_bytes).collect();
+    e.device.write(e.buffers.selection, &every).unwrap();
+    let rows = [row(sequence, 0)];
+    let mut step = e.cache.prepare(MicroBatch(0), 2, &rows, None, e.stream).unwrap();
+    for layer in [0, 1].map(forebay::Layer) {
+        let call = forebay::LayerCall::whole(layer);
+        e.cache.layer(&step, call, e.streams(), e.buffers).unwrap();
+    }
+    e.cache.finish(&mut step, e.stream).unwrap();
+    let retired = e.cache.retire(step, e.stream).unwrap();
+    assert_eq!([0, 1].map(|l| retired.layers()[l].misses), [16, 0]);
+}
+
+/// Whether a cache decodes, however its memory was had.
+fn decodes(cache: &mut Cache, device: &HostDevice) -> bool {
+    use forebay::device::Device;
+    let stream = device.stream().unwrap();
+    let sequence = cache.open(&asks(20, 8)).unwrap();
+    cache.append_in_place(sequence, 20).unwrap();
+    let _ticket = cache.join(sequence, stream, WarmUp::default()).unwrap();
+    let mut step = cache.prepare(MicroBatch(0), 2, &[row(sequence, 0)], None, stream).unwrap();
+    cache.finish(&mut step, stream).unwrap();
+    cache.retire(step, stream).unwrap().lengths() == [20]
+}
+
+#[test]
+fn what_the_system_refuses_is_listed_and_the_cache_works_without() {
+    let memory = Memory { huge: false, populate: true, lock: false, node: None };
+    let (huge, lock) = (Memory { huge: true, ..memory }, Memory { lock: true, ..memory });
+    let node = |node| Memory { node: Some(node), ..memory };
+    let cases = [
+        (Call::MemfdHuge, huge, Fallback::HUGE_PAGES),
+        (Call::MemoryState, huge, Fallback::HUGE_PAGES),
+        (Call::Memfd, memory, Fallback::SHARED_MEMORY),
+        (Call::Lock, lock, Fallback::LOCKED_MEMORY),
+        (Call::Bind, node(0), Fallback::NUMA_BINDING),
+        // The machine is said to have node 0 alone.
+        (Call::Nodes, node(3), Fallback::NUMA_BINDING),
+    ];
+    for (call, memory, what) in cases {
+        // Where there are reserved huge pages, base pages must be reached for the refusals of these.
+        let device = HostDevice::new(HostOptions::default());
+        let fault = Inject::call(call, EPERM);
+        let mut cache = Cache::with_faults(Config { memory, ..config() }, device.clone(), &fault).unwrap();
+        let listed: Vec<String> = cache.fallbacks().iter().map(ToString::to_string).collect();
+        assert!(
+            listed.iter().any(|line| line.starts_with(what) && line.contains(": ")),
+            "{call:?}: {listed:?}"
+        );
+        assert!(decodes(&mut cache, &device), "{call:?}");
+    }
+    let device = HostDevice::new(HostOptions::default());
+    let cache =
+        Cache::new(Config { memory: Memory { populate: false, ..memory }, ..config() }, device).unwrap();
+    assert_eq!(cache.fallbacks(), [], "the control: nothing asked for, nothing missed");
+}
+
+/// "Operation not permitted".
+const EPERM: i32 = 1;
+
+/// "Cannot allocate memory".
+const ENOMEM: i32 = 12;
+
+#[test]
+fn refusals_that_leave_no_memory_are_errors() {
+    let with = |call, errno| {
+        let memory = Memory { huge: false, populate: true, lock: false, node: None };
+        let device = HostDevice::new(HostOptions::default());
+        Cache::with_faults(Config { memory, ..config() }, device, &Inject::call(call, errno)).unwrap_err()
+    };
+    let out = with(Call::Map, ENOMEM);
+    assert_eq!((out.kind(), out.operation()), (Kind::OutOfMemory, "map host memory"));
+    assert!(out.number("wanted") > Some(0) && out.to_string().contains("mmap: "), "{out}");
+    assert_eq!(with(Call::Map, EPERM).kind(), Kind::OsRefused);
+    assert_eq!(with(Call::Truncate, ENOMEM).kind(), Kind::OutOfMemory);
+    assert_eq!(with(Call::Truncate, EPERM).kind(), Kind::OsRefused);
+}
+
+#[test]
+fn whichever_call_fails_there_is_a_cache_that_decodes_or_an_error_that_says_why() {
+    let config = Config { memory: Memory::default(), ..config() };
+    let mut outcomes = (0, 0);
+    for errno in [EPERM, ENOMEM] {
+        for n in 0.. {
+            let (device, fault) = (HostDevice::new(HostOptions::default()), Inject::nth(n, errno));
+            match Cache::with_faults(config.clone(), device.clone(), &fault) {
+                Ok(mut cache) => {
+                    outcomes.0 += 1;
+                    assert!(decodes(&mut cache, &device), "call {n}");
+                }
+                Err(error) => {
+                    outcomes.1 += 1;
+                    assert!(matches!(error.kind(), Kind::OutOfMemory | Kind::OsRefused), "{error}");
+                    assert!(!error.place().is_empty(), "{error}");
+                }
+            }
+            if fault.count() <= n {
+                break;
+            }
+        }
+    }
+    assert!(outcomes.0 > 4 && outcomes.1 > 2, "{outcomes:?} (caches, errors)");
+}

@@ -1,0 +1,182 @@
+//! How sequences end, roll back, draft and fail.
+
+use crate::rig::{Gate, K, Rig, config, row, stamp};
+use forebay::{Config, Kind, Layer, LayerCall, MicroBatch, Shape};
+
+#[test]
+fn a_sequence_that_ends_with_its_next_step_in_flight_is_held_until_that_retires() {
+    let mut rig = Rig::new(config(2, 64), true);
+    let start = rig.gauges();
+    let sequence = rig.open(24, 8, 1);
+    let pages = rig.host_pages(sequence);
+    let mut first = rig.prepare(sequence, 0);
+    rig.cache.finish(&mut first, rig.stream).unwrap();
+    rig.sync();
+    let gate = Gate::on(&rig.device, rig.stream);
+    let mut second = rig.prepare(sequence, 1);
+    rig.cache.finish(&mut second, rig.stream).unwrap();
+    // The first step says that the sequence is over; the second one is in flight already.
+    rig.cache.retire(first, rig.stream).unwrap();
+    rig.cache.close(sequence, rig.stream).unwrap();
+    let other = rig.admit(40, 8, 2);
+    assert!(rig.host_pages(other).iter().all(|page| !pages.contains(page)));
+    gate.open();
+    rig.sync();
+    rig.cache.retire(second, rig.stream).unwrap();
+    rig.cache.close(other, rig.stream).unwrap();
+    assert_eq!(rig.gauges(), start);
+    rig.cache.validate().unwrap();
+}
+
+#[test]
+fn a_deep_roll_back_forgets_every_row_behind_it_and_new_rows_take_their_place() {
+    let mut rig = Rig::new(Config { query_rows: 3, ..config(1, 128) }, true);
+    let sequence = rig.open(20, 100, 1);
+    let mut accepted = 0;
+    for tag in 2..30 {
+        rig.decode(sequence, accepted, tag).unwrap();
+        accepted = tag % 4;
+    }
+    let grown = rig.cache.length(sequence).unwrap().committed;
+    assert!(grown > 50, "{grown} tokens");
+    for (length, tag) in [(grown - 1, 40), (33, 41), (16, 42), (3, 43)] {
+        rig.roll_back(sequence, length);
+        assert_eq!(rig.cache.length(sequence).unwrap().committed, length);
+        rig.cache.validate().unwrap();
+        rig.decode(sequence, 0, tag).unwrap();
+        rig.decode(sequence, 2, tag).unwrap();
+        rig.check_total(sequence);
+    }
+    let beyond = rig.cache.roll_back(sequence, 90, rig.stream).unwrap_err();
+    assert_eq!((beyond.kind(), beyond.number("length")), (Kind::OutOfRange, Some(90)));
+}
+
+#[test]
+fn a_roll_back_can_accept_what_has_landed() {
+    let mut rig = Rig::new(Config { query_rows: 3, ..config(1, 64) }, true);
+    let sequence = rig.open(20, 30, 1);
+    rig.decode(sequence, 0, 2).unwrap();
+    rig.roll_back(sequence, 22);
+    rig.check_total(sequence);
+    rig.decode(sequence, 0, 3).unwrap();
+    // Two of three have been accepted, and are where they landed.
+    let picks = [20, 21];
+    assert_eq!(picks.map(|p| rig.truth[&sequence][p]), [2, 2]);
+    assert_eq!(rig.cache.length(sequence).unwrap().committed, 22);
+}
+
+#[test]
+fn a_draft_layers_passes_answer_from_landing_slots_and_its_rows_are_born_once() {
+    let base = config(1, 64);
+    let shape = Shape { layers: 1, draft_layers: 1, ..base.shape };
+    let mut rig = Rig::new(Config { shape, query_rows: 3, ..base }, true);
+    let sequence = rig.open(12, 30, 1);
+    let landing: Vec<i32> = (0..3).map(|row| rig.cache.landing_slot(sequence, row).unwrap() as i32).collect();
+    let mut step = rig.prepare(sequence, 0);
+    for pass in 0..3_i32 {
+        // Each pass attends to a committed row and to all that the passes before it and its own land.
+        let mut picks = vec![-1; K];
+        picks[0] = pass;
+        (0..=pass).for_each(|row| picks[1 + row as usize] = 12 + row);
+        rig.land(sequence, pass as u32, 1, &stamp(2, 1, 12 + pass as u32));
+        let buffers = rig.select(&step, LayerCall::pass(Layer(1), pass as u32), &picks);
+        rig.sync();
+        let slots = rig.answers(buffers);
+        let drafts = 1 + pass as usize;
+        assert_eq!(slots[1..=drafts], landing[..drafts], "pass {pass}");
+        assert!(slots[1 + drafts..].iter().all(|slot| *slot == -1));
+        rig.check_answers(sequence, 1, &picks[..1], &slots[..1]);
+        rig.cache.scatter(&step, LayerCall::pass(Layer(1), pass as u32), rig.stream).unwrap();
+    }
+    rig.land(sequence, 0, 0, &stamp(2, 0, 12));
+    rig.land(sequence, 1, 0, &stamp(2, 0, 13));
+    rig.cache.scatter(&step, LayerCall::whole(Layer(0)), rig.stream).unwrap();
+    rig.cache.finish(&mut step, rig.stream).unwrap();
+    rig.sync();
+    rig.cache.retire(step, rig.stream).unwrap();
+
+    // Two of three are accepted: they are resident now, in both layers, and nowhere twice.
+    rig.truth.get_mut(&sequence).unwrap().extend([2, 2]);
+    let mut step = rig.prepare(sequence, 2);
+    for layer in 0..2 {
+        let mut picks = vec![-1; 3 * K];
+        (picks[0], picks[1]) = (12, 13);
+        let buffers = rig.select(&step, LayerCall::whole(Layer(layer)), &picks);
+        rig.sync();
+        let slots = rig.answers(buffers);
+        rig.check_answers(sequence, layer, &picks[..2], &slots[..2]);
+        assert!(slots[..2].iter().all(|slot| !landing.contains(slot)), "no longer in a landing slot");
+    }
+    rig.cache.finish(&mut step, rig.stream).unwrap();
+    rig.sync();
+    let retired = rig.cache.retire(step, rig.stream).unwrap();
+    assert_eq!(retired.lengths(), [14], "born once, not once a pass");
+    assert_eq!(retired.total(), (4, 0));
+    rig.cache.validate().unwrap();
+    rig.check_total(sequence);
+}
+
+/// A step of two sequences in which batch row 1 selects `position` in layer 1, in a row of `limit` tokens.
+fn fail_at(rig: &mut Rig, sequences: [forebay::Sequence; 2], position: i32) -> Result<(), forebay::Error> {
+    let rows = sequences.map(|sequence| row(sequence, 0, 1));
+    let mut step = rig.cache.prepare(MicroBatch(0), 1, &rows, None, rig.stream).unwrap();
+    let second = LayerCall { batch_rows: Some((1, 1)), ..LayerCall::whole(Layer(1)) };
+    let mut picks = [-1; K];
+    (picks[2], picks[3]) = (5, position);
+    let buffers = rig.select(&step, second, &picks);
+    rig.sync();
+    let slots = rig.answers(buffers);
+    rig.check_answers(sequences[1], 1, &[5], &slots[2..3]);
+    rig.cache.finish(&mut step, rig.stream).unwrap();
+    rig.sync();
+    rig.cache.retire(step, rig.stream).map(|_| ()).map_err(|unretired| unretired.error)
+}
+
+#[test]
+fn a_position_beyond_the_length_fails_the_step_and_a_roll_back_clears_it() {
+    for position in [25, 26, 1000, i32::MAX, -2] {
+        let mut rig = Rig::new(config(2, 64), true);
+        let sequences = [rig.open(24, 8, 1), rig.open(24, 8, 2)];
+        fail_at(&mut rig, sequences, 24).unwrap();
+        for sequence in sequences {
+            rig.roll_back(sequence, 24);
+        }
+        let error = fail_at(&mut rig, sequences, position).unwrap_err();
+        assert_eq!((error.kind(), error.operation()), (Kind::DeviceFailed, "retire"));
+        assert_eq!(error.place(), "a selected position is at or beyond the length");
+        let numbers = ["batch row", "layer", "value"].map(|name| error.number(name));
+        assert_eq!(numbers, [Some(1), Some(1), Some(u64::from(position as u32))]);
+        for sequence in sequences {
+            let rows = [row(sequence, 0, 1)];
+            let refused = rig.cache.prepare(MicroBatch(0), 1, &rows, None, rig.stream).unwrap_err();
+            assert_eq!(refused.place(), "a step of the sequence failed");
+            let landed = rig.cache.roll_back(sequence, 25, rig.stream).unwrap_err();
+            assert_eq!(landed.kind(), Kind::OutOfRange, "what a failed step landed is not accepted");
+            rig.roll_back(sequence, 24);
+            assert_eq!(rig.decode(sequence, 0, 7).unwrap(), 24);
+        }
+        rig.cache.validate().unwrap();
+    }
+}
+
+#[test]
+fn a_failed_step_with_the_next_one_in_flight_fails_its_sequence_once() {
+    let mut rig = Rig::new(config(2, 64), true);
+    let sequence = rig.open(24, 8, 1);
+    let mut first = rig.prepare(sequence, 0);
+    rig.cache.finish(&mut first, rig.stream).unwrap();
+    let mut second = rig.prepare(sequence, 1);
+    let mut picks = [-1; K];
+    picks[0] = 50;
+    rig.select(&second, LayerCall::whole(Layer(0)), &picks);
+    rig.cache.finish(&mut second, rig.stream).unwrap();
+    rig.sync();
+    let early = rig.cache.roll_back(sequence, 24, rig.stream).unwrap_err();
+    assert_eq!(early.kind(), Kind::Busy);
+    // Both went through the same micro-batch's record; each report is its own.
+    assert_eq!(rig.cache.retire(first, rig.stream).unwrap().lengths(), [24]);
+    let failed = rig.cache.retire(second, rig.stream).unwrap_err();
+    assert_eq!((failed.error.kind(), failed.error.number("value")), (Kind::DeviceFailed, Some(50)));
+    rig.roll_back(sequence, 24);
+    assert_eq!(rig.decode(sequence, 0, 7).unwrap(), 24);
+}

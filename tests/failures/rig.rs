@@ -1,0 +1,264 @@
+//! A small cache whose rows say whose they are, and gates that hold a stream back until the test lets go.
+
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Slice, Stream, Ticket};
+use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Error, HostPage, Layer, LayerCall, Memory};
+use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, Streams, WarmUp};
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex};
+
+/// Positions that a query row selects.
+pub const K: usize = 8;
+/// Bytes of a row, in two runs.
+pub const ROW: usize = 32;
+
+/// Two layers, pages of 16 tokens.
+pub fn config(lanes: u32, max_tokens: u32) -> Config {
+    let shape = Shape {
+        layers: 2,
+        draft_layers: 0,
+        runs: [20, 12],
+        host_stride: 0,
+        device_block_align: 1,
+        index_key_bytes: 8,
+        page_tokens: 16,
+        top_k: K as u32,
+    };
+    let memory = Memory { huge: false, populate: false, lock: false, node: None };
+    Config { memory, ..Config::new(shape, lanes, max_tokens, 16) }
+}
+
+/// A row of `tag` in one layer at one position.
+pub fn stamp(tag: u32, layer: u32, position: u32) -> [u8; ROW] {
+    let mut row = [0; ROW];
+    for (n, word) in row.chunks_exact_mut(4).enumerate() {
+        let mixed = tag.wrapping_mul(0x9E37_79B9) ^ (layer << 28) ^ (position << 4) ^ n as u32;
+        word.copy_from_slice(&mixed.to_le_bytes());
+    }
+    row
+}
+
+/// Holds a stream back from where it was made until it is opened or dropped.
+pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
+
+impl Gate {
+    pub fn on(device: &HostDevice, stream: Stream) -> Gate {
+        let gate = Arc::new((Mutex::new(false), Condvar::new()));
+        let held = Arc::clone(&gate);
+        let hold = move || {
+            let mut open = held.0.lock().unwrap();
+            while !*open {
+                open = held.1.wait(open).unwrap();
+            }
+        };
+        device.call(stream, Arc::new(hold)).unwrap();
+        Gate(gate)
+    }
+
+    pub fn open(&self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_all();
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.open();
+    }
+}
+
+/// Blocks until `stream` has run what was enqueued.
+pub fn sync(device: &HostDevice, stream: Stream) {
+    let event = device.event().unwrap();
+    device.record(event, stream).unwrap();
+    let _ = device.synchronize(event);
+}
+
+/// One batch row.
+pub fn row(sequence: Sequence, accepted: u32, query_rows: u32) -> Row {
+    Row { sequence, accepted: Accepted::Rows(accepted), query_rows }
+}
+
+/// The cache, its device, and the tag of every position of every sequence.
+pub struct Rig {
+    pub cache: Cache,
+    pub device: Arc<HostDevice>,
+    pub stream: Stream,
+    pub truth: HashMap<Sequence, Vec<u32>>,
+    /// The tickets of all joins.
+    pub joins: Vec<Ticket>,
+    selection: Slice,
+    slots: Slice,
+}
+
+impl Rig {
+    pub fn new(config: Config, threaded: bool) -> Rig {
+        let device = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
+        let bytes = u64::from(config.query_rows) * K as u64 * 4;
+        Rig {
+            stream: device.stream().unwrap(),
+            selection: device.allocate(bytes).unwrap(),
+            slots: device.allocate(bytes).unwrap(),
+            cache: Cache::new(config, device.clone()).unwrap(),
+            device,
+            truth: HashMap::new(),
+            joins: Vec::new(),
+        }
+    }
+
+    pub fn sync(&self) {
+        sync(&self.device, self.stream);
+    }
+
+    /// What a sequence of these tokens asks for.
+    pub fn asks(prompt: u32, promised: u32) -> Open {
+        Open { prompt, promised, budget: Budget::Slots(16), bring_up: BringUp::Whole }
+    }
+
+    /// Opens a sequence, appends its prompt and enqueues its join.
+    pub fn admit(&mut self, prompt: u32, promised: u32, tag: u32) -> Sequence {
+        let sequence = self.cache.open(&Rig::asks(prompt, promised)).unwrap();
+        for layer in 0..self.cache.geometry().layers() {
+            let rows: Vec<u8> = (0..prompt).flat_map(|p| stamp(tag, layer, p)).collect();
+            self.cache.append(sequence, Layer(layer), &rows).unwrap();
+        }
+        self.joins.push(self.cache.join(sequence, self.stream, WarmUp::default()).unwrap());
+        self.truth.insert(sequence, vec![tag; prompt as usize]);
+        sequence
+    }
+
+    /// [`Rig::admit`], and waits.
+    pub fn open(&mut self, prompt: u32, promised: u32, tag: u32) -> Sequence {
+        let sequence = self.admit(prompt, promised, tag);
+        self.sync();
+        sequence
+    }
+
+    /// Forks without waiting.
+    pub fn fork(&mut self, parent: Sequence, promised: u32) -> Sequence {
+        let (child, _ticket) = self.cache.fork(parent, &Rig::asks(0, promised), self.stream).unwrap();
+        self.truth.insert(child, self.truth[&parent].clone());
+        child
+    }
+
+    /// Rolls back and waits.
+    pub fn roll_back(&mut self, sequence: Sequence, length: u32) {
+        let _ticket = self.cache.roll_back(sequence, length, self.stream).unwrap();
+        self.truth.get_mut(&sequence).unwrap().truncate(length as usize);
+        self.sync();
+    }
+
+    pub fn host_pages(&self, sequence: Sequence) -> Vec<HostPage> {
+        self.cache.pages(sequence).unwrap().map(|(host, _)| host).collect()
+    }
+
+    /// The row that stands in `slot`.
+    pub fn slab_row(&self, layer: u32, slot: u32) -> Vec<u8> {
+        let slab = self.cache.slab(Layer(layer)).unwrap();
+        let mut row = vec![0; ROW];
+        for piece in self.cache.geometry().pieces(slot) {
+            let bytes = &mut row[piece.row as usize..][..piece.bytes as usize];
+            self.device.read(slab.part(piece.slab, piece.bytes.into()).unwrap(), bytes).unwrap();
+        }
+        row
+    }
+
+    /// Writes the new row of one query row to its landing slot.
+    pub fn land(&self, sequence: Sequence, query_row: u32, layer: u32, row: &[u8]) {
+        let slot = self.cache.landing_slot(sequence, query_row).unwrap();
+        let slab = self.cache.slab(Layer(layer)).unwrap();
+        for piece in self.cache.geometry().pieces(slot) {
+            let bytes = &row[piece.row as usize..][..piece.bytes as usize];
+            self.device.write(slab.part(piece.slab, piece.bytes.into()).unwrap(), bytes).unwrap();
+        }
+    }
+
+    /// Begins a step of one sequence that is as wide as configured.
+    pub fn prepare(&mut self, sequence: Sequence, accepted: u32) -> Step {
+        let width = self.cache.config().query_rows;
+        let rows = [row(sequence, accepted, width)];
+        self.cache.prepare(MicroBatch(0), width, &rows, None, self.stream).unwrap()
+    }
+
+    /// Enqueues one call's resolve and gather of `picks`.
+    pub fn select(&self, step: &Step, call: LayerCall, picks: &[i32]) -> Buffers {
+        let bytes: Vec<u8> = picks.iter().flat_map(|p| p.to_le_bytes()).collect();
+        let size = bytes.len() as u64;
+        let selection = self.selection.part(0, size).unwrap();
+        let buffers = Buffers { selection, slots: self.slots.part(0, size).unwrap() };
+        self.device.write(selection, &bytes).unwrap();
+        let streams = Streams { resolve: self.stream, gather: self.stream, scatter: self.stream };
+        self.cache.layer(step, call, streams, buffers).unwrap();
+        buffers
+    }
+
+    /// The slots that a call has answered.
+    pub fn answers(&self, buffers: Buffers) -> Vec<i32> {
+        let mut bytes = vec![0; buffers.slots.bytes() as usize];
+        self.device.read(buffers.slots, &mut bytes).unwrap();
+        bytes.chunks_exact(4).map(|w| i32::from_le_bytes(w.try_into().unwrap())).collect()
+    }
+
+    /// Every committed position that was selected stands in its slot, with its own bytes.
+    pub fn check_answers(&self, sequence: Sequence, layer: u32, picks: &[i32], slots: &[i32]) {
+        let truth = &self.truth[&sequence];
+        for (pick, slot) in picks.iter().zip(slots) {
+            let tag = truth[*pick as usize];
+            let row = self.slab_row(layer, *slot as u32);
+            assert_eq!(row, stamp(tag, layer, *pick as u32), "layer {layer}, position {pick}, slot {slot}");
+        }
+    }
+
+    /// Every committed row of the total pool is the one that was written.
+    pub fn check_total(&self, sequence: Sequence) {
+        let committed = self.cache.length(sequence).unwrap().committed;
+        for layer in 0..self.cache.geometry().layers() {
+            for position in 0..committed {
+                let mut bytes = [0; ROW];
+                self.cache.read_row(sequence, Layer(layer), position, &mut bytes).unwrap();
+                let tag = self.truth[&sequence][position as usize];
+                assert_eq!(bytes, stamp(tag, layer, position), "layer {layer}, position {position}");
+            }
+        }
+    }
+
+    /// A whole step of one sequence, each answer checked; its new rows are of `tag`. Answers the length.
+    pub fn decode(&mut self, sequence: Sequence, accepted: u32, tag: u32) -> Result<u32, Error> {
+        let length = self.cache.length(sequence)?.committed + accepted;
+        let width = self.cache.config().query_rows;
+        self.truth.get_mut(&sequence).unwrap().truncate(length as usize);
+        let mut step = self.prepare(sequence, accepted);
+        for layer in 0..self.cache.geometry().layers() {
+            self.sync();
+            let pick = |n: u32| (tag.wrapping_mul(31).wrapping_add(n * 7 + layer) % length.max(1)) as i32;
+            let picks: Vec<i32> = (0..width * K as u32).map(pick).collect();
+            let picks = if length == 0 { vec![-1; picks.len()] } else { picks };
+            let buffers = self.select(&step, LayerCall::whole(Layer(layer)), &picks);
+            self.sync();
+            if length > 0 {
+                self.check_answers(sequence, layer, &picks, &self.answers(buffers));
+            }
+            for query_row in 0..width {
+                self.land(sequence, query_row, layer, &stamp(tag, layer, length + query_row));
+            }
+            self.cache.scatter(&step, LayerCall::whole(Layer(layer)), self.stream)?;
+        }
+        self.truth.get_mut(&sequence).unwrap().resize((length + width) as usize, tag);
+        self.cache.finish(&mut step, self.stream)?;
+        self.sync();
+        Ok(self.cache.retire(step, self.stream)?.lengths()[0])
+    }
+
+    /// Pages, slots and lanes that are free, and sequences and steps that are not over.
+    pub fn gauges(&self) -> [u32; 6] {
+        let stats = self.cache.stats();
+        [
+            stats.sequences,
+            stats.steps_in_flight,
+            stats.free_host_pages,
+            stats.free_index_pages,
+            stats.free_slots,
+            stats.free_lanes,
+        ]
+    }
+}
