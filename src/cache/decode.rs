@@ -238,7 +238,8 @@ impl Cache {
     /// [`Kind::Busy`] gives the step back: it is in flight, or was not finished. Any other error ends it:
     /// [`Kind::DeviceFailed`] when the device failed or the sticky word reports an error, so that none of
     /// the step's tokens may be published; its sequences wait for [`Cache::roll_back`] or
-    /// [`Cache::close`].
+    /// [`Cache::close`]. A step that was enqueued behind a failed one has committed rows of it: retire it
+    /// too, then roll back to a length before the failed step.
     pub fn retire(&mut self, step: Step, stream: Stream) -> Result<Retired<'_>, Unretired> {
         let ended = match self.ring.end(&*self.device, &step) {
             crate::step::Ended::Not(error) => return Err(Unretired { error, step: Some(step) }),

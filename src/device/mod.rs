@@ -208,7 +208,7 @@ pub trait Device: Debug + Send + Sync {
     /// Whether the last record of `event` has been reached.
     ///
     /// # Errors
-    /// [`Kind::DeviceFailed`] once the device has failed.
+    /// [`Kind::DeviceFailed`] when it has been reached and the device has failed.
     fn query(&self, event: Event) -> Result<bool>;
 
     /// Blocks the caller until the last record of `event` has been reached. The library itself never
