@@ -8,7 +8,11 @@
 export FOREBAY_SKIPS := $(CURDIR)/target/skips.txt
 export FOREBAY_PYTHON := $(CURDIR)/target/venv/bin/python
 
+# How long `make soak` fuzzes each target.
+FUZZ_SECONDS ?= 600
 HOST := x86_64-unknown-linux-gnu
+# The tests of the inner loop beside the unit tests.
+MODELS := tidy residency world failures edges
 EXAMPLES := $(patsubst examples/%.rs,%,$(wildcard examples/*.rs))
 
 ## What the build and the tests need beside cargo. Does nothing when everything is there.
@@ -29,6 +33,11 @@ test: begin-skips setup style all-tests examples docs loom asan bench-build show
 soak: begin-skips
 	FOREBAY_SOAK=1 PROPTEST_CASES=4096 cargo test --release --workspace --all-features
 	@ci/skips
+	@if command -v cargo-fuzz >/dev/null; then \
+	    for target in cache_ops trace_bytes; do \
+	        RUSTC_BOOTSTRAP=1 cargo fuzz run -s none $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	    done; \
+	else echo "SKIP: fuzz campaigns: cargo-fuzz is not installed (cargo install cargo-fuzz)"; fi
 
 ## Criterion benches; docs/benchmarks.md says which claim each checks.
 bench: setup
@@ -43,7 +52,7 @@ style:
 	cargo clippy --workspace --all-targets --all-features -- -D warnings
 
 unit:
-	cargo test --workspace --all-features --lib --bins --test tidy $(if $(wildcard tests/model.rs),--test model)
+	cargo test --workspace --all-features --lib --bins $(MODELS:%=--test %)
 
 all-tests:
 	cargo test --workspace --all-features
@@ -68,8 +77,8 @@ endif
 
 # RUSTC_BOOTSTRAP only lets the stable compiler take the sanitizer's flag; nothing built so is shipped.
 asan:
-	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test -p forebay --lib --all-features \
-	    --target $(HOST) --target-dir target/asan
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test -p forebay --all-features \
+	    --lib --test residency --test world --test failures --target $(HOST) --target-dir target/asan
 
 bench-build:
 	cargo bench --workspace --all-features --no-run
