@@ -1,0 +1,319 @@
+//! A selection trace in memory: every set of every step and layer, ascending, in one flat vector.
+//!
+//! The sets of a step have one size, min(k, position + 1), so a set's place follows from its step and
+//! layer and no table of offsets is kept. A set is decoded against its predecessor in the same vector:
+//! one merge of three ascending lists (the old set, what is added, the ranks that leave), which finds
+//! every contradiction on its way.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use super::header::{FORMAT, Header, MEMBERS_MAX};
+use super::source::{Source, malformed, unreadable};
+use crate::error::{Error, Kind, Result};
+
+/// The first bytes of a zstd frame.
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
+
+/// The largest window a frame may demand, as a power of two: 128 MiB, the format's recommended limit.
+const WINDOW_LOG_MAX: u32 = 27;
+
+/// The longest header in bytes.
+const HEADER_MAX: u32 = 1 << 20;
+
+/// Members that memory grows by at least.
+const GROWTH_LEAST: u64 = 1 << 12;
+
+/// What one sequence selected, step by step and layer by layer. Checked: every set ascends strictly,
+/// holds min(k, position + 1) positions and none beyond its query's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SelectionTrace {
+    header: Header,
+    members: Vec<u32>,
+}
+
+impl SelectionTrace {
+    /// A trace of `members`: all sets one after the other, by step, then by layer, each ascending.
+    ///
+    /// # Errors
+    /// [`Kind::BadFormat`] when the header contradicts itself or the members, or a set its rules.
+    pub fn new(header: Header, members: Vec<u32>) -> Result<SelectionTrace> {
+        header.check(MEMBERS_MAX)?;
+        let wanted = header.members_before(header.steps);
+        if members.len() as u64 != wanted {
+            return Err(Error::new(Kind::BadFormat, "new trace")
+                .at("number of members")
+                .with("value", members.len() as u64)
+                .with("wanted", wanted));
+        }
+        let trace = SelectionTrace { header, members };
+        for step in 0..trace.header.steps {
+            for layer in 0..trace.header.layers {
+                let set = trace.selection(step, layer);
+                let ascends = set.array_windows().all(|[a, b]| a < b);
+                if !ascends || set.last().is_some_and(|p| *p > trace.header.position(step)) {
+                    return Err(Error::new(Kind::BadFormat, "new trace")
+                        .at("a set does not ascend to its query's position at most")
+                        .with("step", step)
+                        .with("layer", layer));
+                }
+            }
+        }
+        Ok(trace)
+    }
+
+    /// Reads the file at `path`: a zstd frame or plain TOPKTRC1 content, told apart by their first bytes.
+    ///
+    /// # Errors
+    /// [`Kind::Io`] when the file cannot be read; [`Kind::BadVersion`] for another version of the format;
+    /// [`Kind::BadFormat`] for everything else, with the file, the step and layer, and the byte of the
+    /// decompressed content; [`Kind::OutOfMemory`].
+    pub fn read(path: &Path) -> Result<SelectionTrace> {
+        let io = |e: std::io::Error| Error::new(Kind::Io, "read trace").at(e.to_string());
+        let read = || {
+            let file = File::open(path).map_err(io)?;
+            if file.metadata().map_err(io)?.is_dir() {
+                return Err(Error::new(Kind::Io, "read trace")
+                    .at("this is a directory")
+                    .hint("name a trace file"));
+            }
+            decode(&mut BufReader::new(file), MEMBERS_MAX)
+        };
+        read().map_err(|e| before(e, &format!("{}: ", path.display())))
+    }
+
+    /// Reads a trace from the bytes of a file. Any bytes are allowed and none make it panic.
+    ///
+    /// # Errors
+    /// As [`SelectionTrace::read`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<SelectionTrace> {
+        decode(&mut &bytes[..], MEMBERS_MAX)
+    }
+
+    /// As [`SelectionTrace::from_bytes`], for traces of at most `members` positions (4 bytes each).
+    ///
+    /// # Errors
+    /// As [`SelectionTrace::read`].
+    pub fn from_bytes_within(bytes: &[u8], members: u64) -> Result<SelectionTrace> {
+        decode(&mut &bytes[..], members.min(MEMBERS_MAX))
+    }
+
+    /// What the trace says about itself.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The positions that `step` selected in `layer` (both from 0), ascending; empty for a step or layer
+    /// that the trace does not have.
+    pub fn selection(&self, step: u32, layer: u32) -> &[u32] {
+        if step >= self.header.steps || layer >= self.header.layers {
+            return &[];
+        }
+        let size = self.header.set_size(step) as usize;
+        let start = self.header.members_before(step) as usize + layer as usize * size;
+        self.members.get(start..start + size).unwrap_or_default()
+    }
+
+    /// All selected positions together, in every step and layer.
+    pub fn members(&self) -> u64 {
+        self.members.len() as u64
+    }
+}
+
+/// The error with more said before its place.
+fn before(e: Error, prefix: &str) -> Error {
+    let place = format!("{prefix}{}", e.place());
+    e.at(place)
+}
+
+/// Decodes a file's bytes, compressed or not.
+fn decode(file: &mut dyn BufRead, members_max: u64) -> Result<SelectionTrace> {
+    let mut start = Vec::with_capacity(ZSTD_MAGIC.len());
+    (&mut *file)
+        .take(ZSTD_MAGIC.len() as u64)
+        .read_to_end(&mut start)
+        .map_err(|e| unreadable(&e, 0))?;
+    if start.is_empty() {
+        return Err(Error::new(Kind::BadFormat, "read trace").at("the file is empty"));
+    }
+    let compressed = start == ZSTD_MAGIC;
+    if !compressed && !FORMAT.as_bytes().starts_with(&start) {
+        return Err(Error::new(Kind::BadFormat, "read trace")
+            .at("the file is neither a zstd frame nor a TOPKTRC1 trace"));
+    }
+    let mut whole = start.as_slice().chain(file);
+    if !compressed {
+        return content(&mut Source::new(&mut whole), members_max);
+    }
+    let mut frame = zstd::stream::read::Decoder::with_buffer(whole)
+        .map_err(|e| unreadable(&e, 0))?
+        .single_frame();
+    frame
+        .window_log_max(WINDOW_LOG_MAX)
+        .map_err(|e| unreadable(&e, 0))?;
+    let trace = content(&mut Source::new(&mut frame), members_max)?;
+    let rest = frame.finish().fill_buf().map_err(|e| unreadable(&e, 0))?.len();
+    if rest > 0 {
+        return Err(Error::new(Kind::BadFormat, "read trace").at("bytes follow the zstd frame"));
+    }
+    Ok(trace)
+}
+
+/// Decodes the content: magic, header, body, and nothing behind.
+fn content(source: &mut Source<'_>, members_max: u64) -> Result<SelectionTrace> {
+    let mut magic = [0; FORMAT.len()];
+    source.exact(&mut magic)?;
+    let version = magic[FORMAT.len() - 1];
+    if magic[..FORMAT.len() - 1] != FORMAT.as_bytes()[..FORMAT.len() - 1] || !version.is_ascii_digit() {
+        return Err(malformed("the content is not a TOPKTRC1 trace", 0));
+    }
+    if magic != FORMAT.as_bytes() {
+        return Err(Error::new(Kind::BadVersion, "read trace")
+            .at("format TOPKTRC")
+            .with("version", version - b'0')
+            .with("known", 1_u32));
+    }
+    let length = source.u32()?;
+    if length > HEADER_MAX {
+        return Err(malformed("the header is too long", 8)
+            .with("length", length)
+            .with("most", HEADER_MAX));
+    }
+    let mut json = vec![0; length as usize];
+    source.exact(&mut json)?;
+    let header = Header::parse(&json, members_max)?;
+    let mut body = Body::new(header);
+    for step in 0..body.header.steps {
+        for layer in 0..body.header.layers {
+            body.set(source, step, layer)
+                .map_err(|e| before(e, &format!("step {step}, layer {layer}: ")))?;
+        }
+    }
+    if !source.is_at_end()? {
+        return Err(malformed("bytes follow the last step", source.offset()));
+    }
+    Ok(SelectionTrace {
+        header: body.header,
+        members: body.members,
+    })
+}
+
+/// The sets decoded so far, and room for the one at hand.
+struct Body {
+    header: Header,
+    members: Vec<u32>,
+    added: Vec<u32>,
+    dropped: Vec<u32>,
+    set: Vec<u32>,
+}
+
+impl Body {
+    fn new(header: Header) -> Self {
+        Body {
+            header,
+            members: Vec::new(),
+            added: Vec::new(),
+            dropped: Vec::new(),
+            set: Vec::new(),
+        }
+    }
+
+    /// Decodes the set of `step` and `layer`, the next in the file, and appends it.
+    fn set(&mut self, source: &mut Source<'_>, step: u32, layer: u32) -> Result<()> {
+        let size = self.header.set_size(step) as usize;
+        let place = source.offset();
+        let (adds, drops) = (usize::from(source.u16()?), usize::from(source.u16()?));
+        let old = match step.checked_sub(1) {
+            None => &[][..],
+            Some(prior) => {
+                let old_size = self.header.set_size(prior) as usize;
+                let start = self.header.members_before(prior) as usize + layer as usize * old_size;
+                self.members.get(start..start + old_size).unwrap_or_default()
+            }
+        };
+        if drops > old.len() || old.len() - drops + adds != size {
+            return Err(malformed("the set has the wrong size", place)
+                .with("value", (old.len() + adds).saturating_sub(drops) as u64)
+                .with("wanted", size as u64));
+        }
+        let position = u64::from(self.header.position(step));
+        let beyond = "a position lies beyond the query's own";
+        ascending(source, adds, position, beyond, &mut self.added)?;
+        let ranks = (old.len() as u64).saturating_sub(1);
+        ascending(
+            source,
+            drops,
+            ranks,
+            "a rank lies beyond the set",
+            &mut self.dropped,
+        )?;
+        merge(old, &self.added, &self.dropped, &mut self.set).map_err(|twice| {
+            malformed("an added position was in the set already", place).with("position", twice)
+        })?;
+        self.append()
+    }
+
+    /// Appends the set at hand. Memory at most doubles, and never beyond what the header justifies.
+    fn append(&mut self) -> Result<()> {
+        let length = self.members.len();
+        if self.members.capacity() - length < self.set.len() {
+            let all = self.header.members_before(self.header.steps);
+            let growth = (length as u64).max(GROWTH_LEAST).min(all - length as u64) as usize;
+            self.members
+                .try_reserve_exact(growth.max(self.set.len()))
+                .map_err(|_| {
+                    Error::new(Kind::OutOfMemory, "read trace").with("bytes", 4 * (length + growth) as u64)
+                })?;
+        }
+        self.members.extend_from_slice(&self.set);
+        Ok(())
+    }
+}
+
+/// Reads `count` gap-coded values, none above `most`, into `out`.
+fn ascending(
+    source: &mut Source<'_>,
+    count: usize,
+    most: u64,
+    beyond: &'static str,
+    out: &mut Vec<u32>,
+) -> Result<()> {
+    out.clear();
+    let mut least = 0_u64;
+    for _ in 0..count {
+        let place = source.offset();
+        let value = least + u64::from(source.varint()?);
+        if value > most {
+            return Err(malformed(beyond, place).with("value", value).with("most", most));
+        }
+        out.push(value as u32);
+        least = value + 1;
+    }
+    Ok(())
+}
+
+/// `old` without the ranks `dropped`, with `added` put in, ascending, into `out`. All lists ascend.
+/// Fails with a position that is both old and added.
+fn merge(old: &[u32], added: &[u32], dropped: &[u32], out: &mut Vec<u32>) -> std::result::Result<(), u32> {
+    out.clear();
+    let mut added = added.iter().copied().peekable();
+    let mut dropped = dropped.iter().map(|rank| *rank as usize).peekable();
+    for (rank, position) in old.iter().copied().enumerate() {
+        while let Some(new) = added.next_if(|new| *new < position) {
+            out.push(new);
+        }
+        if added.peek() == Some(&position) {
+            return Err(position);
+        }
+        if dropped.next_if_eq(&rank).is_none() {
+            out.push(position);
+        }
+    }
+    out.extend(added);
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "selection_tests.rs"]
+mod tests;
