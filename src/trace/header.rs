@@ -98,10 +98,7 @@ impl Header {
             ("header: steps", self.steps, u32::MAX),
         ] {
             if value == 0 || value > limit {
-                return Err(bad(place)
-                    .with("value", value)
-                    .with("least", 1_u32)
-                    .with("most", limit));
+                return Err(bad(place).with("value", value).with("least", 1_u32).with("most", limit));
             }
         }
         if self.layer_ids.len() as u64 != u64::from(self.layers) {
@@ -110,9 +107,7 @@ impl Header {
                 .with("layers", self.layers));
         }
         if let Some([a, b]) = self.layer_ids.array_windows().find(|[a, b]| a >= b) {
-            return Err(bad("header: layer_ids do not ascend")
-                .with("id", *b)
-                .with("after", *a));
+            return Err(bad("header: layer_ids do not ascend").with("id", *b).with("after", *a));
         }
         if self.warm_steps > self.steps {
             return Err(bad("header: more warm_steps than steps")
@@ -231,10 +226,7 @@ pub(super) mod tests {
             change(&mut h);
             let e = h.check(MEMBERS_MAX).unwrap_err();
             assert_eq!(e.kind(), Kind::BadFormat, "{field}");
-            assert!(
-                e.place().starts_with("header: ") && e.place().contains(field),
-                "{e}"
-            );
+            assert!(e.place().starts_with("header: ") && e.place().contains(field), "{e}");
         }
     }
 

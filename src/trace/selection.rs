@@ -130,10 +130,7 @@ fn before(e: Error, prefix: &str) -> Error {
 /// Decodes a file's bytes, compressed or not.
 fn decode(file: &mut dyn BufRead, members_max: u64) -> Result<SelectionTrace> {
     let mut start = Vec::with_capacity(ZSTD_MAGIC.len());
-    (&mut *file)
-        .take(ZSTD_MAGIC.len() as u64)
-        .read_to_end(&mut start)
-        .map_err(|e| unreadable(&e, 0))?;
+    (&mut *file).take(ZSTD_MAGIC.len() as u64).read_to_end(&mut start).map_err(|e| unreadable(&e, 0))?;
     if start.is_empty() {
         return Err(Error::new(Kind::BadFormat, "read trace").at("the file is empty"));
     }
@@ -146,12 +143,9 @@ fn decode(file: &mut dyn BufRead, members_max: u64) -> Result<SelectionTrace> {
     if !compressed {
         return content(&mut Source::new(&mut whole), members_max);
     }
-    let mut frame = zstd::stream::read::Decoder::with_buffer(whole)
-        .map_err(|e| unreadable(&e, 0))?
-        .single_frame();
-    frame
-        .window_log_max(WINDOW_LOG_MAX)
-        .map_err(|e| unreadable(&e, 0))?;
+    let mut frame =
+        zstd::stream::read::Decoder::with_buffer(whole).map_err(|e| unreadable(&e, 0))?.single_frame();
+    frame.window_log_max(WINDOW_LOG_MAX).map_err(|e| unreadable(&e, 0))?;
     let trace = content(&mut Source::new(&mut frame), members_max)?;
     let rest = frame.finish().fill_buf().map_err(|e| unreadable(&e, 0))?.len();
     if rest > 0 {
@@ -176,9 +170,7 @@ fn content(source: &mut Source<'_>, members_max: u64) -> Result<SelectionTrace> 
     }
     let length = source.u32()?;
     if length > HEADER_MAX {
-        return Err(malformed("the header is too long", 8)
-            .with("length", length)
-            .with("most", HEADER_MAX));
+        return Err(malformed("the header is too long", 8).with("length", length).with("most", HEADER_MAX));
     }
     let mut json = vec![0; length as usize];
     source.exact(&mut json)?;
@@ -186,17 +178,13 @@ fn content(source: &mut Source<'_>, members_max: u64) -> Result<SelectionTrace> 
     let mut body = Body::new(header);
     for step in 0..body.header.steps {
         for layer in 0..body.header.layers {
-            body.set(source, step, layer)
-                .map_err(|e| before(e, &format!("step {step}, layer {layer}: ")))?;
+            body.set(source, step, layer).map_err(|e| before(e, &format!("step {step}, layer {layer}: ")))?;
         }
     }
     if !source.is_at_end()? {
         return Err(malformed("bytes follow the last step", source.offset()));
     }
-    Ok(SelectionTrace {
-        header: body.header,
-        members: body.members,
-    })
+    Ok(SelectionTrace { header: body.header, members: body.members })
 }
 
 /// The sets decoded so far, and room for the one at hand.
@@ -210,13 +198,7 @@ struct Body {
 
 impl Body {
     fn new(header: Header) -> Self {
-        Body {
-            header,
-            members: Vec::new(),
-            added: Vec::new(),
-            dropped: Vec::new(),
-            set: Vec::new(),
-        }
+        Body { header, members: Vec::new(), added: Vec::new(), dropped: Vec::new(), set: Vec::new() }
     }
 
     /// Decodes the set of `step` and `layer`, the next in the file, and appends it.
@@ -241,13 +223,7 @@ impl Body {
         let beyond = "a position lies beyond the query's own";
         ascending(source, adds, position, beyond, &mut self.added)?;
         let ranks = (old.len() as u64).saturating_sub(1);
-        ascending(
-            source,
-            drops,
-            ranks,
-            "a rank lies beyond the set",
-            &mut self.dropped,
-        )?;
+        ascending(source, drops, ranks, "a rank lies beyond the set", &mut self.dropped)?;
         merge(old, &self.added, &self.dropped, &mut self.set).map_err(|twice| {
             malformed("an added position was in the set already", place).with("position", twice)
         })?;
@@ -260,11 +236,9 @@ impl Body {
         if self.members.capacity() - length < self.set.len() {
             let all = self.header.members_before(self.header.steps);
             let growth = (length as u64).max(GROWTH_LEAST).min(all - length as u64) as usize;
-            self.members
-                .try_reserve_exact(growth.max(self.set.len()))
-                .map_err(|_| {
-                    Error::new(Kind::OutOfMemory, "read trace").with("bytes", 4 * (length + growth) as u64)
-                })?;
+            self.members.try_reserve_exact(growth.max(self.set.len())).map_err(|_| {
+                Error::new(Kind::OutOfMemory, "read trace").with("bytes", 4 * (length + growth) as u64)
+            })?;
         }
         self.members.extend_from_slice(&self.set);
         Ok(())

@@ -57,10 +57,7 @@ fn refusal(bytes: &[u8]) -> Error {
 fn naive(content: &[u8]) -> Vec<Vec<Vec<u32>>> {
     let length = u32::from_le_bytes(content[8..12].try_into().unwrap()) as usize;
     let header: serde_json::Value = serde_json::from_slice(&content[12..12 + length]).unwrap();
-    let (layers, steps) = (
-        header["layers"].as_u64().unwrap(),
-        header["steps"].as_u64().unwrap(),
-    );
+    let (layers, steps) = (header["layers"].as_u64().unwrap(), header["steps"].as_u64().unwrap());
     let mut at = 12 + length;
     let mut byte = || {
         at += 1;
@@ -116,23 +113,14 @@ fn assert_equals_naive(trace: &SelectionTrace, content: &[u8]) {
 
 /// The directory of recorded traces, or a printed skip (a failure where everything is required).
 fn recorded() -> Option<PathBuf> {
-    let base = std::env::var_os("FOREBAY_TRACES").map_or_else(
-        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/traces"),
-        PathBuf::from,
-    );
+    let base = std::env::var_os("FOREBAY_TRACES")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/traces"), PathBuf::from);
     let topk = base.join("topk");
     if topk.is_dir() {
         return Some(topk);
     }
-    println!(
-        "SKIP: no recorded traces in {} (set FOREBAY_TRACES)",
-        topk.display()
-    );
-    assert_ne!(
-        std::env::var("FOREBAY_REQUIRE_ALL").as_deref(),
-        Ok("1"),
-        "recorded traces are required"
-    );
+    println!("SKIP: no recorded traces in {} (set FOREBAY_TRACES)", topk.display());
+    assert_ne!(std::env::var("FOREBAY_REQUIRE_ALL").as_deref(), Ok("1"), "recorded traces are required");
     None
 }
 
@@ -165,10 +153,7 @@ fn recorded_traces_decode_and_two_equal_a_naive_decoder() {
 #[test]
 fn the_shipped_trace_is_a_labelled_cut() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("data/demo.topk.zst");
-    assert!(
-        std::fs::metadata(&path).unwrap().len() < 1_000_000,
-        "the demo trace ships"
-    );
+    assert!(std::fs::metadata(&path).unwrap().len() < 1_000_000, "the demo trace ships");
     let trace = SelectionTrace::read(&path).unwrap();
     assert!(trace.header().label.contains("cut"), "{}", trace.header().label);
     assert!(trace.header().model.contains("SmolLM2"));
@@ -263,27 +248,15 @@ fn contradictions_in_the_body_name_step_layer_and_byte() {
         e.place()["step 1, layer 0: ".len()..].to_owned()
     };
     assert!(SelectionTrace::from_bytes(&tiny(&[&first[..], &[0, 0, 0, 0]].concat())).is_ok());
-    assert_eq!(
-        place(&[1, 0, 1, 0, 3, 0]),
-        "an added position was in the set already"
-    );
+    assert_eq!(place(&[1, 0, 1, 0, 3, 0]), "an added position was in the set already");
     // Added and dropped in one step is no more allowed: what stays is not said twice.
-    assert_eq!(
-        place(&[1, 0, 1, 0, 0, 0]),
-        "an added position was in the set already"
-    );
-    assert_eq!(
-        place(&[1, 0, 1, 0, 7, 0]),
-        "a position lies beyond the query's own"
-    );
+    assert_eq!(place(&[1, 0, 1, 0, 0, 0]), "an added position was in the set already");
+    assert_eq!(place(&[1, 0, 1, 0, 7, 0]), "a position lies beyond the query's own");
     assert_eq!(place(&[1, 0, 1, 0, 5, 2]), "a rank lies beyond the set");
     assert_eq!(place(&[1, 0, 0, 0, 5]), "the set has the wrong size");
     assert_eq!(place(&[0, 0, 1, 0, 0]), "the set has the wrong size");
     assert_eq!(place(&[3, 0, 3, 0]), "the set has the wrong size");
-    assert_eq!(
-        place(&[1, 0, 1, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F]),
-        "a varint is longer than 32 bits"
-    );
+    assert_eq!(place(&[1, 0, 1, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F]), "a varint is longer than 32 bits");
     assert_eq!(
         place(&[2, 0, 2, 0, 4, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F]),
         "a position lies beyond the query's own"
@@ -346,16 +319,8 @@ fn files_that_cannot_be_read_are_named() {
 fn members_that_break_the_rules_make_no_trace() {
     let h = || header(1, 2, 5, 0, 2);
     assert!(SelectionTrace::new(h(), vec![0, 5, 1, 6]).is_ok());
-    for members in [
-        vec![0, 5, 1],
-        vec![5, 0, 1, 6],
-        vec![3, 3, 1, 6],
-        vec![0, 6, 1, 6],
-    ] {
-        assert_eq!(
-            SelectionTrace::new(h(), members).unwrap_err().kind(),
-            Kind::BadFormat
-        );
+    for members in [vec![0, 5, 1], vec![5, 0, 1, 6], vec![3, 3, 1, 6], vec![0, 6, 1, 6]] {
+        assert_eq!(SelectionTrace::new(h(), members).unwrap_err().kind(), Kind::BadFormat);
     }
 }
 

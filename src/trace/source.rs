@@ -14,17 +14,13 @@ const VARINT_LAST: u8 = 0x0F;
 
 /// A malformed content, found at byte `at`.
 pub(super) fn malformed(what: impl Into<std::borrow::Cow<'static, str>>, at: u64) -> Error {
-    Error::new(Kind::BadFormat, "read trace")
-        .at(what)
-        .with("byte", at)
+    Error::new(Kind::BadFormat, "read trace").at(what).with("byte", at)
 }
 
 /// A reader's failure: the system's own is [`Kind::Io`], the decompressor's [`Kind::BadFormat`].
 pub(super) fn unreadable(e: &io::Error, at: u64) -> Error {
     if e.raw_os_error().is_some() {
-        return Error::new(Kind::Io, "read trace")
-            .at(e.to_string())
-            .with("byte", at);
+        return Error::new(Kind::Io, "read trace").at(e.to_string()).with("byte", at);
     }
     if e.kind() == io::ErrorKind::UnexpectedEof {
         return malformed("the zstd frame is truncated", at);
@@ -43,13 +39,7 @@ pub(super) struct Source<'a> {
 
 impl<'a> Source<'a> {
     pub(super) fn new(input: &'a mut dyn Read) -> Self {
-        Source {
-            input,
-            buffer: vec![0; BUFFER].into_boxed_slice(),
-            at: 0,
-            end: 0,
-            passed: 0,
-        }
+        Source { input, buffer: vec![0; BUFFER].into_boxed_slice(), at: 0, end: 0, passed: 0 }
     }
 
     /// The offset of the next byte in the (decompressed) content.
@@ -136,18 +126,12 @@ mod tests {
 
     #[test]
     fn varints_hold_32_bits_and_not_one_more() {
-        for (bytes, value) in [
-            (&[0][..], 0),
-            (&[0x7F], 127),
-            (&[0x80, 1], 128),
-            (&[0xFF, 0xFF, 0xFF, 0xFF, 0x0F], u32::MAX),
-        ] {
+        for (bytes, value) in
+            [(&[0][..], 0), (&[0x7F], 127), (&[0x80, 1], 128), (&[0xFF, 0xFF, 0xFF, 0xFF, 0x0F], u32::MAX)]
+        {
             assert_eq!(varint(bytes), Ok(value));
         }
-        for bytes in [
-            &[0xFF, 0xFF, 0xFF, 0xFF, 0x10][..],
-            &[0x80, 0x80, 0x80, 0x80, 0x80, 1],
-        ] {
+        for bytes in [&[0xFF, 0xFF, 0xFF, 0xFF, 0x10][..], &[0x80, 0x80, 0x80, 0x80, 0x80, 1]] {
             assert!(varint(bytes).unwrap_err().place().contains("longer"));
         }
         let e = varint(&[0x80, 0x80]).unwrap_err();
