@@ -2,7 +2,7 @@
 //! least of one large memcpy of as many bytes, at a host stride of 704 bytes.
 //!
 //! Gather is the device's own, of 64 lanes in one call: 2,048 rows each, drawn at random from the lane's
-//! 32,768, whose pages lie all over the pool; 82 MiB a call. Scatter is that of 16,384 lanes in six
+//! 32,768, whose pages lie all over the pool; 82 MiB a call. Scatter is that of 512 lanes in 192
 //! layers: each row goes to a page of its own. A row of every call is compared with what it must be.
 //! Beside it the same at stride 656, and with the pool on 4 KiB pages in place of huge ones. The memcpy is
 //! measured on both kinds of pages; the claim is against the faster one.
@@ -243,7 +243,7 @@ fn memory(device: &Arc<HostDevice>, bytes: u64, huge: bool) -> Result<Slice> {
 const GATHER: Extents =
     Extents { layers: 1, lanes: 64, tokens: 32_768, k: 2048, page: 64, stride: 704, huge: true };
 const SCATTER: Extents =
-    Extents { layers: 6, lanes: 16_384, tokens: 15, k: 1, page: 16, stride: 704, huge: true };
+    Extents { layers: 192, lanes: 512, tokens: 15, k: 1, page: 16, stride: 704, huge: true };
 
 fn gather_side(name: &'static str, extents: Extents) -> Result<Side<'static>> {
     let mut rig = Rig::new(extents)?;
