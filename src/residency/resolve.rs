@@ -122,13 +122,13 @@ impl Scan for Portable {
             // them end in the last word, and no branch is taken on what was found.
             let budget_slot = (found.wrapping_sub(base) as usize).min(last);
             let resident = budget_slot < last;
-            fresh += u32::from(resident & (stamps[budget_slot] != now));
+            fresh = fresh.wrapping_add(u32::from(resident & (stamps[budget_slot] != now)));
             stamps[budget_slot] = now;
             *slot = found as i32;
             if let Some(other) = others.get_mut(count) {
                 *other = index as u32;
             }
-            count += usize::from(!resident);
+            count = count.wrapping_add(usize::from(!resident));
         }
         stamps[last] = UNUSED;
         (fresh, count)
@@ -139,7 +139,8 @@ impl Scan for Portable {
         for block in blocks {
             for (bound, count) in bounds.iter().zip(counts.iter_mut()) {
                 let stamps = block_of(stamps, *block);
-                *count += stamps.iter().map(|s| u32::from(*s as i32 <= *bound as i32)).sum::<u32>();
+                *count +=
+                    stamps.iter().fold(0_u32, |n, s| n.wrapping_add(u32::from(*s as i32 <= *bound as i32)));
             }
         }
         counts
