@@ -27,10 +27,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .flat_map(|step| layers.iter().map(move |layer| (step, *layer)))
         .flat_map(|(step, layer)| whole.selection(step, layer).iter().copied())
         .collect();
-    header.label = format!(
-        "{} (cut: every {every}th layer, first {steps} of {} steps)",
-        header.label, header.steps
-    );
+    header.label =
+        format!("{} (cut: every {every}th layer, first {steps} of {} steps)", header.label, header.steps);
     header.layer_ids = header.layer_ids.iter().copied().step_by(every).collect();
     header.layers = layers.len() as u32;
     header.steps = steps;
