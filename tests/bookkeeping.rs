@@ -1,5 +1,6 @@
 //! What residency costs beside the rows themselves: at 128K tokens, a ratio of 0.1 and rows of 656 bytes,
 //! all book-keeping is at most 8% of the sparse pool's bytes. Arithmetic on declared extents, no timing.
+#![allow(clippy::unwrap_used, missing_docs)]
 
 use forebay::residency::{Fetch, LaneHead, LayerTables, TableShape};
 use forebay::{Geometry, SLOT_BLOCK, Shape};

@@ -98,8 +98,8 @@ unsafe fn touch_unchecked(touch: Touch<'_>) -> usize {
         // end in the last word, and no branch is taken on what was found.
         let slot = (found.wrapping_sub(base) as usize).min(last);
         let resident = slot < last;
-        // SAFETY: `slot` is at most stamps.len() - 1; `index` is below selection.len(), as long as `slots`;
-        // `count` is at most `index`, and `others` is as long as `selection` at least.
+        // SAFETY: `slot` is at most the last stamp's index, and `index` is below the length of `selection`,
+        // which `slots` shares; `count` is at most `index`, and `others` is as long as `selection` at least.
         unsafe {
             *stamps.get_unchecked_mut(slot) = now;
             *slots.get_unchecked_mut(index) = found as i32;
@@ -107,6 +107,7 @@ unsafe fn touch_unchecked(touch: Touch<'_>) -> usize {
         }
         count = count.wrapping_add(usize::from(!resident));
     }
+    // The word that took the writes that mean no slot is nobody's victim.
     stamps[last] = i32::MAX as u32;
     count
 }
