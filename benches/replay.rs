@@ -5,8 +5,8 @@
 //! reported and retired; rows are not moved, as in `forebay replay`. Theirs is libCacheSim's C code,
 //! started from Python (`benches/libcachesim_lru.py`) with one pool of 30 x 1,229 objects and the same
 //! accesses, an object being a layer and a position. Both sides count the time of the one thread that
-//! works, with the accesses already in memory; what their reader takes for the accesses alone is measured
-//! and taken off.
+//! works, with the accesses already in memory; the most that their reader can have taken is measured and
+//! taken off.
 
 #[path = "support/clock.rs"]
 mod clock;
@@ -43,7 +43,7 @@ fn write_accesses(file: &Path, positions: &[i32], layers: usize, k: usize) -> st
     out.flush()
 }
 
-/// Runs libCacheSim once: seconds, accesses, misses.
+/// Runs libCacheSim once: seconds without reading, accesses, misses.
 fn libcachesim(file: &Path, objects: u32) -> Result<(f64, u64, u64), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python =
