@@ -14,7 +14,7 @@ mod sparse;
 mod stats;
 mod step;
 mod sync;
-mod total;
+pub mod total;
 #[cfg(feature = "trace")]
 pub mod trace;
 

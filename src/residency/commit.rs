@@ -56,7 +56,10 @@ impl LayerTables {
         self.slot_of[landed..landed + head.landed as usize].fill(ABSENT);
 
         let kept = accepted.min(head.budget);
-        self.choose_victims(scan, lane, head.stamp + 1, kept as usize, work);
+        if kept > 0 {
+            let ages = self.ages(scan, lane, head.stamp + 1);
+            self.choose_victims(scan, lane, ages, kept as usize, work);
+        }
         for index in 0..kept {
             let row = accepted - kept + index;
             let victim = work.victims[index as usize];

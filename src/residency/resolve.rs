@@ -3,6 +3,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
 use crate::residency::tables::{ABSENT, LayerTables, UNUSED};
+use crate::residency::victims::Ages;
 
 /// A row to fetch: which position, into which slot of the layer's slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,19 +72,31 @@ pub struct Selected<'a> {
 pub trait Scan {
     /// Looks up the positions of one query row, in any order: for a resident one writes its slot to
     /// `slots` and `now` to its stamp, and notes the index of every other one in `others`. Answers how
-    /// many were resident and not stamped `now` before, and how many others there are.
+    /// many others there are.
     ///
     /// `map` holds the slots of the positions that the row may select; `stamps` is one word longer than
     /// there are budget slots, which begin at id `base`.
-    fn touch(&self, touch: Touch<'_>) -> (u32, usize);
+    fn touch(&self, touch: Touch<'_>) -> usize;
 
     /// For each bound the number of stamps at or below it, over the blocks of a lane (numbers of
     /// [`SLOT_BLOCK`] stamps each, all inside `stamps`).
     fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4];
 
-    /// Writes the index of every stamp at or below `bound` to the front of `out`, block by block in the
-    /// order of `blocks`, and answers how many. `out` has room for all stamps of the blocks.
-    fn collect(&self, stamps: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize;
+    /// Writes the position of every slot whose stamp is `bound` to the front of `out`, and answers how
+    /// many. `positions` is as long as the blocks reach, `out` has room for all slots of the blocks.
+    fn ties(&self, stamps: &[u32], positions: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize;
+
+    /// Writes the index of every slot whose stamp is below `bound`, or is `bound` with a position at or
+    /// below `highest`, to the front of `out`, block by block in the order of `blocks`, and answers how
+    /// many. Extents as [`Scan::ties`].
+    fn collect(
+        &self,
+        stamps: &[u32],
+        positions: &[u32],
+        blocks: &[u32],
+        bound_and_highest: (u32, u32),
+        out: &mut [u32],
+    ) -> usize;
 }
 
 /// The arguments of [`Scan::touch`].
@@ -110,28 +123,28 @@ pub struct Touch<'a> {
 pub struct Portable;
 
 impl Scan for Portable {
-    fn touch(&self, touch: Touch<'_>) -> (u32, usize) {
+    #[inline(never)]
+    fn touch(&self, touch: Touch<'_>) -> usize {
         let Touch { map, stamps, base, now, selection, slots, others } = touch;
         let Some(last) = stamps.len().checked_sub(1) else {
-            return (0, 0);
+            return 0;
         };
-        let (mut fresh, mut count) = (0_u32, 0_usize);
+        let mut count = 0_usize;
         for (index, (position, slot)) in selection.iter().zip(slots.iter_mut()).enumerate() {
             let found = map.get(*position as u32 as usize).copied().unwrap_or(ABSENT);
             // Landing and scratch slots lie below `base` and wrap past the end, as ABSENT does: all of
             // them end in the last word, and no branch is taken on what was found.
             let budget_slot = (found.wrapping_sub(base) as usize).min(last);
             let resident = budget_slot < last;
-            fresh += u32::from(resident & (stamps[budget_slot] != now));
             stamps[budget_slot] = now;
             *slot = found as i32;
             if let Some(other) = others.get_mut(count) {
                 *other = index as u32;
             }
-            count += usize::from(!resident);
+            count = count.wrapping_add(usize::from(!resident));
         }
         stamps[last] = UNUSED;
-        (fresh, count)
+        count
     }
 
     fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
@@ -139,31 +152,67 @@ impl Scan for Portable {
         for block in blocks {
             for (bound, count) in bounds.iter().zip(counts.iter_mut()) {
                 let stamps = block_of(stamps, *block);
-                *count += stamps.iter().map(|s| u32::from(*s as i32 <= *bound as i32)).sum::<u32>();
+                *count +=
+                    stamps.iter().fold(0_u32, |n, s| n.wrapping_add(u32::from(*s as i32 <= *bound as i32)));
             }
         }
         counts
     }
 
-    fn collect(&self, stamps: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize {
-        let mut count = 0;
-        for block in blocks {
-            let first = block * SLOT_BLOCK;
-            for (group, part) in block_of(stamps, *block).chunks_exact(16).enumerate() {
-                // Most groups hold nothing that old; the test is one vector compare.
-                if !part.iter().fold(false, |any, s| any | (*s as i32 <= bound as i32)) {
-                    continue;
+    fn ties(&self, stamps: &[u32], positions: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize {
+        let mut count = 0_usize;
+        for (_, stamps, positions) in groups(stamps, positions, blocks) {
+            if !stamps.iter().fold(false, |any, s| any | (*s == bound)) {
+                continue;
+            }
+            for (stamp, position) in stamps.iter().zip(positions) {
+                if let Some(place) = out.get_mut(count) {
+                    *place = *position;
                 }
-                for (index, stamp) in part.iter().enumerate() {
-                    if let Some(place) = out.get_mut(count) {
-                        *place = first + (group * 16 + index) as u32;
-                    }
-                    count += usize::from(*stamp as i32 <= bound as i32);
-                }
+                count = count.wrapping_add(usize::from(*stamp == bound));
             }
         }
         count
     }
+
+    fn collect(
+        &self,
+        stamps: &[u32],
+        positions: &[u32],
+        blocks: &[u32],
+        (bound, highest): (u32, u32),
+        out: &mut [u32],
+    ) -> usize {
+        let mut count = 0_usize;
+        for (first, stamps, positions) in groups(stamps, positions, blocks) {
+            if !stamps.iter().fold(false, |any, s| any | (*s as i32 <= bound as i32)) {
+                continue;
+            }
+            for (slot, (stamp, position)) in (first..).zip(stamps.iter().zip(positions)) {
+                if let Some(place) = out.get_mut(count) {
+                    *place = slot;
+                }
+                let goes = (*stamp < bound) | ((*stamp == bound) & (*position <= highest));
+                count = count.wrapping_add(usize::from(goes));
+            }
+        }
+        count
+    }
+}
+
+/// Sixteen slots at a time: the first one's index, their stamps and positions. Most groups hold nothing
+/// that is looked for, and a test of the whole group is one vector compare.
+fn groups<'a>(
+    stamps: &'a [u32],
+    positions: &'a [u32],
+    blocks: &'a [u32],
+) -> impl Iterator<Item = (u32, &'a [u32], &'a [u32])> {
+    blocks.iter().flat_map(move |block| {
+        let firsts = (block * SLOT_BLOCK..).step_by(16);
+        let rows =
+            block_of(stamps, *block).chunks_exact(16).zip(block_of(positions, *block).chunks_exact(16));
+        firsts.zip(rows).map(|(first, (stamps, positions))| (first, stamps, positions))
+    })
 }
 
 /// The stamps of a block; blocks lie inside the table by `join`.
@@ -332,11 +381,11 @@ impl LayerTables {
     ) -> Resolved {
         let now = self.heads[lane as usize].stamp + 1;
         let start = self.map_start(lane);
-        let (mut hits, mut missed, mut beyond) = (0, 0, None);
+        let (mut missed, mut beyond) = (0, None);
         for row in 0..rows.count.max(1) as usize {
             let part = row * k..(row + 1) * k;
             let limit = limit as usize + row;
-            let (fresh, others) = scan.touch(Touch {
+            let others = scan.touch(Touch {
                 map: &self.slot_of[start..start + limit],
                 stamps: &mut self.stamp_of,
                 base: self.shape.budget_base,
@@ -345,7 +394,6 @@ impl LayerTables {
                 slots: &mut slots[part.clone()],
                 others: &mut work.others[missed..missed + k],
             });
-            hits += fresh;
             // What is not resident: nothing selected, a landed row, a miss, or an error. The misses stay
             // in the list, to be answered once they have a slot.
             let mut kept = missed;
@@ -366,7 +414,10 @@ impl LayerTables {
             missed = kept;
         }
         let misses = work.take_missed(fetches);
-        let scratch = self.place(scan, lane, now, hits, &mut fetches[..misses], work);
+        let ages = self.ages(scan, lane, now);
+        // What is stamped now was hit: all other slots of the budget are older.
+        let hits = self.heads[lane as usize].budget - ages.all();
+        let scratch = self.place(scan, lane, ages, &mut fetches[..misses], work);
         for entry in &work.others[..missed] {
             let entry = *entry as usize;
             slots[entry] = self.slot_of[start + selection[entry] as usize] as i32;
@@ -385,15 +436,14 @@ impl LayerTables {
         &mut self,
         scan: &S,
         lane: u32,
-        now: u32,
-        hits: u32,
+        ages: Ages,
         fetches: &mut [Fetch],
         work: &mut Workspace,
     ) -> usize {
         if fetches.is_empty() {
             return 0;
         }
-        let evictable = (self.heads[lane as usize].budget - hits) as usize;
+        let (evictable, now) = (ages.all() as usize, ages.below);
         let scratch = fetches.len().saturating_sub(evictable);
         let start = self.map_start(lane);
         let scratch_start = self.shape.scratch_base + lane * self.shape.scratch;
@@ -404,7 +454,7 @@ impl LayerTables {
             self.slot_of[start + fetch.position as usize] = fetch.slot;
         }
         let kept = &mut fetches[scratch..];
-        self.choose_victims(scan, lane, now, kept.len(), work);
+        self.choose_victims(scan, lane, ages, kept.len(), work);
         for (fetch, victim) in kept.iter_mut().zip(&work.victims) {
             fetch.slot = self.replace(start, *victim, fetch.position, now);
         }

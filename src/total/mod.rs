@@ -13,6 +13,6 @@ mod pool;
 mod table;
 
 pub(crate) use index::IndexPool;
-pub(crate) use page::Pages;
+pub use page::Pages;
 pub(crate) use pool::TotalPool;
 pub(crate) use table::PageTable;

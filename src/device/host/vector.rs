@@ -1,8 +1,8 @@
 //! The residency scans on AVX-512: the same answers as [`crate::residency::Portable`], to the last bit.
 //!
-//! Sixteen positions are looked up by one gather; hits scatter their stamp; what is not resident is
-//! compressed into the list of others. Two of sixteen entries may name one row: the conflict instruction
-//! finds them, so that a row is counted once.
+//! The scans over stamps and positions run in order, sixteen words at a time. Looking positions up does
+//! not, and a gather and a scatter of sixteen words gain nothing over sixteen loads and stores on the machine
+//! that was tried (Zen 5), so that loop is scalar, without a branch and without a bounds check.
 
 use std::arch::x86_64::*;
 
@@ -14,24 +14,24 @@ use crate::residency::{ABSENT, Portable, Scan, Touch};
 pub(crate) struct Avx512(());
 
 impl Avx512 {
-    /// The proof, if the machine has AVX-512 with conflict detection.
+    /// The proof, if the machine has AVX-512 .
     pub(crate) fn detect() -> Option<Avx512> {
-        let wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512cd");
-        (wide && is_x86_feature_detected!("popcnt")).then_some(Avx512(()))
+        let has = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("popcnt");
+        has.then_some(Avx512(()))
     }
 }
 
 impl Scan for Avx512 {
-    fn touch(&self, touch: Touch<'_>) -> (u32, usize) {
+    fn touch(&self, touch: Touch<'_>) -> usize {
         let fits = touch.slots.len() == touch.selection.len()
             && touch.others.len() >= touch.selection.len()
-            && touch.map.len() < i32::MAX as usize
-            && touch.stamps.len() < i32::MAX as usize;
-        if !fits || touch.stamps.is_empty() {
+            && !touch.map.is_empty()
+            && !touch.stamps.is_empty();
+        if !fits {
             return Portable.touch(touch);
         }
-        // SAFETY: `self` proves the instructions, and the lengths were just checked.
-        unsafe { touch_avx512(touch) }
+        // SAFETY: the lengths were just checked.
+        unsafe { touch_unchecked(touch) }
     }
 
     fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
@@ -39,9 +39,21 @@ impl Scan for Avx512 {
         unsafe { count_avx512(stamps, blocks, bounds) }
     }
 
-    fn collect(&self, stamps: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize {
+    fn ties(&self, stamps: &[u32], positions: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize {
         // SAFETY: `self` proves the instructions.
-        unsafe { collect_avx512(stamps, blocks, bound, out) }
+        unsafe { ties_avx512(stamps, positions, blocks, bound, out) }
+    }
+
+    fn collect(
+        &self,
+        stamps: &[u32],
+        positions: &[u32],
+        blocks: &[u32],
+        bounds: (u32, u32),
+        out: &mut [u32],
+    ) -> usize {
+        // SAFETY: `self` proves the instructions.
+        unsafe { collect_avx512(stamps, positions, blocks, bounds, out) }
     }
 }
 
@@ -69,45 +81,39 @@ fn compress(lanes: __mmask16, values: __m512i, out: &mut [u32], at: usize) -> us
 }
 
 /// # Safety
-/// `slots` is as long as `selection`, `others` at least as long; `map` and `stamps` are shorter than 2^31
-/// words and `stamps` is not empty.
-#[target_feature(enable = "avx512f,avx512cd,popcnt")]
-unsafe fn touch_avx512(touch: Touch<'_>) -> (u32, usize) {
+/// `slots` is as long as `selection`, `others` at least as long; `map` and `stamps` are not empty.
+#[inline(never)]
+unsafe fn touch_unchecked(touch: Touch<'_>) -> usize {
     let Touch { map, stamps, base, now, selection, slots, others } = touch;
-    let limit = _mm512_set1_epi32(map.len() as i32);
-    let budget = _mm512_set1_epi32((stamps.len() - 1) as i32);
-    let (base, now) = (_mm512_set1_epi32(base as i32), _mm512_set1_epi32(now as i32));
-    let absent = _mm512_set1_epi32(ABSENT as i32);
-    let mut index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    let (mut fresh, mut count) = (0, 0);
-    for at in (0..selection.len()).step_by(16) {
-        let valid = lanes(selection.len() - at);
-        // SAFETY: only the valid lanes are read: at + 16 may pass the end, at + valid lanes does not.
-        let positions = unsafe { _mm512_mask_loadu_epi32(absent, valid, selection.as_ptr().add(at)) };
-        let inside = _mm512_cmplt_epu32_mask(positions, limit);
-        // SAFETY: the lanes read are those with a position below map.len(), as 4-byte words.
-        let found =
-            unsafe { _mm512_mask_i32gather_epi32::<4>(absent, inside, positions, map.as_ptr().cast()) };
-        let slot = _mm512_sub_epi32(found, base);
-        let resident = _mm512_cmplt_epu32_mask(slot, budget);
-        // SAFETY: `slots` is as long as `selection`.
-        unsafe { _mm512_mask_storeu_epi32(slots.as_mut_ptr().add(at), valid, found) };
-        // SAFETY: the lanes read are those with a slot below stamps.len() - 1.
-        let old = unsafe { _mm512_mask_i32gather_epi32::<4>(now, resident, slot, stamps.as_ptr().cast()) };
-        let unseen = _mm512_mask_cmpneq_epi32_mask(resident, old, now);
-        let twice = _mm512_mask_test_epi32_mask(unseen, _mm512_conflict_epi32(slot), absent);
-        fresh += (unseen & !twice).count_ones();
-        // SAFETY: as the read above; lanes of one slot write the same word.
-        unsafe { _mm512_mask_i32scatter_epi32::<4>(stamps.as_mut_ptr().cast(), unseen, slot, now) };
-        count += compress(valid & !resident, index, others, count);
-        index = _mm512_add_epi32(index, _mm512_set1_epi32(16));
+    let (limit, last) = (map.len(), stamps.len() - 1);
+    let mut count = 0_usize;
+    for (index, position) in selection.iter().enumerate() {
+        let position = *position as u32 as usize;
+        let inside = position < limit;
+        // SAFETY: the position read is below map.len(), of which there is at least one.
+        let found = unsafe { *map.get_unchecked(std::hint::select_unpredictable(inside, position, 0)) };
+        let found = std::hint::select_unpredictable(inside, found, ABSENT);
+        // Landing and scratch slots lie below `base` and wrap past the end, as ABSENT does: all of them
+        // end in the last word, and no branch is taken on what was found.
+        let slot = (found.wrapping_sub(base) as usize).min(last);
+        let resident = slot < last;
+        // SAFETY: `slot` is at most the last stamp's index, and `index` is below the length of `selection`,
+        // which `slots` shares; `count` is at most `index`, and `others` is as long as `selection` at least.
+        unsafe {
+            *stamps.get_unchecked_mut(slot) = now;
+            *slots.get_unchecked_mut(index) = found as i32;
+            *others.get_unchecked_mut(count) = index as u32;
+        }
+        count = count.wrapping_add(usize::from(!resident));
     }
-    (fresh, count)
+    // The word that took the writes that mean no slot is nobody's victim.
+    stamps[last] = i32::MAX as u32;
+    count
 }
 
 /// The four vectors of a block's stamps, or none for a block outside the table.
 #[inline]
-#[target_feature(enable = "avx512f,popcnt")]
+#[target_feature(enable = "avx512f")]
 fn vectors(stamps: &[u32], block: u32) -> [__m512i; 4] {
     let start = block as usize * SLOT_BLOCK as usize;
     match stamps.get(start..).and_then(|s| s.first_chunk::<{ SLOT_BLOCK as usize }>()) {
@@ -117,7 +123,7 @@ fn vectors(stamps: &[u32], block: u32) -> [__m512i; 4] {
     }
 }
 
-#[target_feature(enable = "avx512f,popcnt")]
+#[target_feature(enable = "avx512f")]
 fn count_avx512(stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
     let bounds = bounds.map(|b| _mm512_set1_epi32(b as i32));
     let one = _mm512_set1_epi32(1);
@@ -134,17 +140,35 @@ fn count_avx512(stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
 }
 
 #[target_feature(enable = "avx512f,popcnt")]
-fn collect_avx512(stamps: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize {
+fn ties_avx512(stamps: &[u32], positions: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize {
     let bound = _mm512_set1_epi32(bound as i32);
+    let mut count = 0;
+    for block in blocks {
+        for (stamps, positions) in vectors(stamps, *block).into_iter().zip(vectors(positions, *block)) {
+            count += compress(_mm512_cmpeq_epi32_mask(stamps, bound), positions, out, count);
+        }
+    }
+    count
+}
+
+#[target_feature(enable = "avx512f,popcnt")]
+fn collect_avx512(
+    stamps: &[u32],
+    positions: &[u32],
+    blocks: &[u32],
+    (bound, highest): (u32, u32),
+    out: &mut [u32],
+) -> usize {
+    let (bound, highest) = (_mm512_set1_epi32(bound as i32), _mm512_set1_epi32(highest as i32));
     let step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     let mut count = 0;
     for block in blocks {
-        for (part, stamps) in vectors(stamps, *block).into_iter().enumerate() {
-            let old = _mm512_cmple_epi32_mask(stamps, bound);
-            if old != 0 {
-                let first = (block * SLOT_BLOCK) as i32 + part as i32 * 16;
-                count += compress(old, _mm512_add_epi32(step, _mm512_set1_epi32(first)), out, count);
-            }
+        let mut slots = _mm512_add_epi32(step, _mm512_set1_epi32((block * SLOT_BLOCK) as i32));
+        for (stamps, positions) in vectors(stamps, *block).into_iter().zip(vectors(positions, *block)) {
+            let tied = _mm512_cmpeq_epi32_mask(stamps, bound);
+            let goes = _mm512_mask_cmple_epu32_mask(tied, positions, highest);
+            count += compress(goes | _mm512_cmplt_epi32_mask(stamps, bound), slots, out, count);
+            slots = _mm512_add_epi32(slots, _mm512_set1_epi32(16));
         }
     }
     count

@@ -1,0 +1,44 @@
+"""One run of libCacheSim's LRU for benches/replay.rs.
+
+usage: libcachesim_lru.py FILE OBJECTS
+
+FILE holds one little-endian u64 an access. Prints seconds, accesses and misses: CPU seconds of the
+simulation, less what handing out the accesses can have taken at most.
+
+The package has no call that reads a trace without simulating. So as many accesses to one and the same
+object are run too: that is reading, and a hit in a cache of one, and all of it is taken off. It takes off
+too much rather than too little, in libCacheSim's favour.
+"""
+
+import os
+import sys
+import tempfile
+import time
+
+import libcachesim as lcs
+
+
+def simulate(file, objects):
+    params = lcs.ReaderInitParam(binary_fmt_str="<Q", ignore_obj_size=True)
+    params.obj_id_field = 1
+    reader = lcs.TraceReader(file, lcs.TraceType.BIN_TRACE, params)
+    cache = lcs.LRU(cache_size=objects, hashpower=20)
+    begin = time.process_time()
+    miss_ratio, _ = cache.process_trace(reader)
+    return time.process_time() - begin, miss_ratio
+
+
+def main():
+    file, objects = sys.argv[1], int(sys.argv[2])
+    count = os.path.getsize(file) // 8
+    with tempfile.NamedTemporaryFile() as same:
+        chunk = (1).to_bytes(8, "little") * (1 << 16)
+        for start in range(0, count, 1 << 16):
+            same.write(chunk[: 8 * min(1 << 16, count - start)])
+        same.flush()
+        reading, _ = simulate(same.name, objects)
+    took, miss_ratio = simulate(file, objects)
+    print(f"{took - reading:.6f} {count} {round(miss_ratio * count)} {took:.6f}")
+
+
+main()

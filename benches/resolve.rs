@@ -1,0 +1,122 @@
+//! Claim: one step of the residency rule, through the device, serves selected positions at least 5 times
+//! as fast as the `lru` crate and 8 times as fast as `quick_cache`, doing the same on one thread: look up
+//! every selected position, insert every miss.
+//!
+//! The trace is gemma3-32k-policy (k = 2048, three layers), 6,400 slots a layer, each selection shuffled
+//! by a fixed seed, as top-k kernels emit it. Our side is the whole step as an engine runs it, locks,
+//! commit of the new row, counters and report included; theirs is the bare loop on warm memory. All three
+//! start empty.
+//!
+//! With `FOREBAY_COUNT_STEPS=n` nothing is timed: n steps run once, for a tool that counts instructions
+//! (`ci/instructions`).
+
+#[path = "support/clock.rs"]
+mod clock;
+#[path = "support/race.rs"]
+mod race;
+#[path = "support/replay.rs"]
+mod replay;
+
+use std::cell::Cell;
+use std::hint::black_box;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use clock::Lap;
+use criterion::Criterion;
+use forebay::trace::SelectionTrace;
+use race::{Side, claim, done, race, record};
+use replay::Replay;
+
+const SLOTS: u32 = 6_400;
+const SEED: u64 = 0x5EED_F0EB;
+
+/// Shuffles every set of `k`; padding stays where it falls.
+fn shuffle(positions: &mut [i32], k: usize) {
+    let mut state = SEED;
+    let mut next = || {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let word = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB) >> 31
+    };
+    for set in positions.chunks_exact_mut(k) {
+        for last in (1..set.len()).rev() {
+            set.swap(last, (next() % (last as u64 + 1)) as usize);
+        }
+    }
+}
+
+/// Calls `serve(layer, position)` for all that is selected; answers the time and the number of positions.
+fn walk(trace: &SelectionTrace, positions: &[i32], mut serve: impl FnMut(usize, u32)) -> (Duration, u64) {
+    let (k, layers) = (trace.header().k as usize, trace.header().layers as usize);
+    let begin = Lap::begin();
+    for (set, selection) in positions.chunks_exact(k).enumerate() {
+        for position in selection.iter().filter(|p| **p >= 0) {
+            serve(set % layers, *position as u32);
+        }
+    }
+    (begin.end(), positions.len() as u64)
+}
+
+fn lru_pass(trace: &SelectionTrace, positions: &[i32], misses: &Cell<u64>) -> (Duration, u64) {
+    let room = NonZeroUsize::new(SLOTS as usize).unwrap_or(NonZeroUsize::MIN);
+    let mut caches: Vec<_> = (0..trace.header().layers).map(|_| lru::LruCache::new(room)).collect();
+    misses.set(0);
+    walk(trace, positions, |layer, position| {
+        if black_box(caches[layer].get(&position)).is_none() {
+            misses.set(misses.get() + 1);
+            caches[layer].put(position, position);
+        }
+    })
+}
+
+fn quick_pass(trace: &SelectionTrace, positions: &[i32], misses: &Cell<u64>) -> (Duration, u64) {
+    let cache = || quick_cache::unsync::Cache::<u32, u32>::new(SLOTS as usize);
+    let mut caches: Vec<_> = (0..trace.header().layers).map(|_| cache()).collect();
+    misses.set(0);
+    walk(trace, positions, |layer, position| {
+        if black_box(caches[layer].get(&position)).is_none() {
+            misses.set(misses.get() + 1);
+            caches[layer].insert(position, position);
+        }
+    })
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let (label, trace) = replay::trace("gemma3-32k-policy-tf")?;
+    let mut positions = replay::positions(&trace);
+    shuffle(&mut positions, trace.header().k as usize);
+    if let Some(steps) = std::env::var_os("FOREBAY_COUNT_STEPS") {
+        let steps = steps.to_string_lossy().parse()?;
+        let (_, indices) = Replay::new(&trace, &positions, steps, SLOTS, true)?.pass()?;
+        println!("indices {indices}");
+        return Ok(());
+    }
+    let mut fast = Replay::new(&trace, &positions, u32::MAX, SLOTS, false)?;
+    let mut plain = Replay::new(&trace, &positions, u32::MAX, SLOTS, true)?;
+    let (of_lru, of_quick) = (Cell::new(0), Cell::new(0));
+    let mut sides = [
+        Side::new("forebay", || done(fast.pass())),
+        Side::new("forebay, plain Rust", || done(plain.pass())),
+        Side::new("lru", || lru_pass(&trace, &positions, &of_lru)),
+        Side::new("quick_cache", || quick_pass(&trace, &positions, &of_quick)),
+    ];
+    let mut criterion = Criterion::default().sample_size(10).configure_from_args();
+    record(&mut criterion, &format!("resolve/{label}"), &mut sides);
+    let rounds = race(9, &mut sides);
+    drop(sides);
+    criterion.final_summary();
+    for side in ["forebay", "forebay, plain Rust", "lru", "quick_cache"] {
+        println!("{side}: {:.2} ns a position", 1e9 / rounds.rate(side));
+    }
+    println!("misses: forebay {}, lru {}, quick_cache {}", fast.misses(), of_lru.get(), of_quick.get());
+    claim("resolve, AVX-512, against lru", rounds.ratio("forebay", "lru"), 5.0);
+    claim("resolve, AVX-512, against quick_cache", rounds.ratio("forebay", "quick_cache"), 8.0);
+    claim("resolve, plain Rust, against lru", rounds.ratio("forebay, plain Rust", "lru"), 5.0);
+    claim(
+        "resolve, plain Rust, against quick_cache",
+        rounds.ratio("forebay, plain Rust", "quick_cache"),
+        8.0,
+    );
+    Ok(())
+}

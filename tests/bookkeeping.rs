@@ -1,0 +1,90 @@
+//! What residency costs beside the rows themselves: at 128K tokens, a ratio of 0.1 and rows of 656 bytes,
+//! all book-keeping is at most 8% of the sparse pool's bytes. Arithmetic on declared extents, no timing.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use forebay::residency::{Fetch, LaneHead, LayerTables, TableShape};
+use forebay::{Geometry, SLOT_BLOCK, Shape};
+
+const TOKENS: u32 = 128 * 1024;
+const QUERY_ROWS: u32 = 2;
+
+/// Bytes of book-keeping, by what they are for, over all layers.
+#[derive(Debug, Default)]
+struct Books {
+    /// `slot_of`, `position_of`, `stamp_of`, blocks and heads of every layer.
+    tables: u64,
+    /// Host page and index-key page of every page, and the device's copy of the host pages.
+    page_tables: u64,
+    /// Rows to fetch: one list a batch row, used by one layer after the other.
+    lists: u64,
+    /// What a micro-batch's resolve works in: bits of missed positions, indices, victims, ties.
+    work: u64,
+}
+
+impl Books {
+    fn sum(&self) -> u64 {
+        self.tables + self.page_tables + self.lists + self.work
+    }
+}
+
+fn slots() -> u32 {
+    (0.1 * f64::from(TOKENS) + 0.5) as u32
+}
+
+fn shape(lanes: u32) -> TableShape {
+    let landing = (lanes * QUERY_ROWS).next_multiple_of(SLOT_BLOCK);
+    TableShape {
+        lanes,
+        // The rows in flight of two steps lie beyond the admitted tokens.
+        tokens: TOKENS + 2 * QUERY_ROWS,
+        query_rows: QUERY_ROWS,
+        scratch: 0,
+        scratch_base: 0,
+        landing_base: 0,
+        budget_base: landing,
+        budget_blocks: lanes * slots().div_ceil(SLOT_BLOCK),
+    }
+}
+
+/// The share of the sparse pool's bytes (budget slots times row bytes, all layers) that books take.
+fn share(lanes: u32) -> (Books, f64) {
+    let geometry = Geometry::new(Shape::DEEPSEEK_V3_2).unwrap();
+    let (layers, shape) = (u64::from(geometry.layers()), shape(lanes));
+    let lanes = u64::from(lanes);
+    let pages = u64::from(geometry.pages(shape.tokens));
+    let selected = u64::from(QUERY_ROWS * geometry.shape().top_k);
+    let bits = u64::from(shape.tokens).div_ceil(64) * 8;
+    let budget = u64::from(slots().next_multiple_of(SLOT_BLOCK) + SLOT_BLOCK);
+    let books = Books {
+        tables: layers * LayerTables::new(shape).unwrap().bytes(),
+        page_tables: lanes * pages * 3 * 4,
+        lists: lanes * selected * size_of::<Fetch>() as u64,
+        work: bits + bits.div_ceil(64) + selected * 4 + budget * 2 * 4,
+    };
+    let pool = layers * lanes * u64::from(slots()) * u64::from(geometry.row_bytes());
+    let share = books.sum() as f64 / pool as f64;
+    println!("{lanes} lanes: {books:?}, pool {pool}: {:.3}%", 100.0 * share);
+    (books, share)
+}
+
+#[test]
+fn book_keeping_is_at_most_8_percent_of_the_pool_at_128k_and_a_tenth() {
+    for lanes in [1, 2, 8, 32] {
+        let (books, share) = share(lanes);
+        assert!(share <= 0.08, "{lanes} lanes: {books:?} are {:.3}%", 100.0 * share);
+    }
+}
+
+#[test]
+fn the_tables_are_four_bytes_a_token_and_eight_a_slot() {
+    let shape = shape(1);
+    let blocks = u64::from(shape.budget_blocks);
+    // One stamp more than slots, and four bytes a block that the lane can have.
+    let expected = 4 * u64::from(shape.tokens)
+        + 8 * blocks * u64::from(SLOT_BLOCK)
+        + 4
+        + 4 * blocks
+        + size_of::<LaneHead>() as u64;
+    assert_eq!(LayerTables::new(shape).unwrap().bytes(), expected);
+    assert_eq!((size_of::<LaneHead>(), size_of::<Fetch>()), (24, 8));
+}
