@@ -57,8 +57,8 @@ impl LayerTables {
 
         let kept = accepted.min(head.budget);
         if kept > 0 {
-            let ages = self.ages(scan, lane, head.stamp + 1);
-            self.choose_victims(scan, lane, ages, kept as usize, work);
+            let oldest = self.oldest(scan, lane, head.stamp + 1, work);
+            self.choose_victims(scan, lane, oldest, kept as usize, work);
         }
         for index in 0..kept {
             let row = accepted - kept + index;

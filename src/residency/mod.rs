@@ -19,7 +19,8 @@
 //! its indices, because no order is read from them.
 //!
 //! Ties are settled so that every rank and device places rows alike: missed rows are numbered by ascending
-//! position; the victims are a set, and are handed out in the order of the lane's slots.
+//! position; the victims are a set, handed out with the last ones' ties behind the others, both in the order
+//! of the lane's slots.
 //!
 //! # Costs
 //!
@@ -50,5 +51,6 @@ mod tables;
 mod victims;
 
 pub use commit::Moved;
-pub use resolve::{Beyond, Counts, Fetch, Portable, Resolved, Rows, Scan, Selected, Touch, Workspace};
+pub use resolve::Workspace;
+pub use resolve::{At, Beyond, Counts, Fetch, Portable, Resolved, Rows, Scan, Selected, Split, Touch};
 pub use tables::{ABSENT, LaneHead, LayerTables, TableShape};

@@ -3,7 +3,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
 use crate::residency::tables::{ABSENT, LayerTables, UNUSED};
-use crate::residency::victims::Ages;
+use crate::residency::victims::Oldest;
 
 /// A row to fetch: which position, into which slot of the layer's slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,21 +82,31 @@ pub trait Scan {
     /// [`SLOT_BLOCK`] stamps each, all inside `stamps`).
     fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4];
 
-    /// Writes the position of every slot whose stamp is `bound` to the front of `out`, and answers how
-    /// many. `positions` is as long as the blocks reach, `out` has room for all slots of the blocks.
-    fn ties(&self, stamps: &[u32], positions: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize;
+    /// Splits a lane's slots by age: writes the index of every slot with a stamp below `at.bound` to the
+    /// front of `older`, of every slot with that very stamp to the front of `tied`, block by block in the
+    /// order of `blocks`, and counts the stamps below `at.below`. Both lists have room for all slots of the
+    /// blocks.
+    fn split(&self, stamps: &[u32], blocks: &[u32], at: At, older: &mut [u32], tied: &mut [u32]) -> Split;
+}
 
-    /// Writes the index of every slot whose stamp is below `bound`, or is `bound` with a position at or
-    /// below `highest`, to the front of `out`, block by block in the order of `blocks`, and answers how
-    /// many. Extents as [`Scan::ties`].
-    fn collect(
-        &self,
-        stamps: &[u32],
-        positions: &[u32],
-        blocks: &[u32],
-        bound_and_highest: (u32, u32),
-        out: &mut [u32],
-    ) -> usize;
+/// Where [`Scan::split`] splits; `bound` is below `below`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct At {
+    /// The stamp that the tied slots bear.
+    pub bound: u32,
+    /// The stamps counted are below this one.
+    pub below: u32,
+}
+
+/// What [`Scan::split`] has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// Slots below the bound.
+    pub older: usize,
+    /// Slots at the bound.
+    pub tied: usize,
+    /// All slots with a stamp below `below`.
+    pub below: u32,
 }
 
 /// The arguments of [`Scan::touch`].
@@ -159,60 +169,21 @@ impl Scan for Portable {
         counts
     }
 
-    fn ties(&self, stamps: &[u32], positions: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize {
-        let mut count = 0_usize;
-        for (_, stamps, positions) in groups(stamps, positions, blocks) {
-            if !stamps.iter().fold(false, |any, s| any | (*s == bound)) {
-                continue;
-            }
-            for (stamp, position) in stamps.iter().zip(positions) {
-                if let Some(place) = out.get_mut(count) {
-                    *place = *position;
+    fn split(&self, stamps: &[u32], blocks: &[u32], at: At, older: &mut [u32], tied: &mut [u32]) -> Split {
+        let (mut olds, mut ties, mut below) = (0_usize, 0_usize, 0_u32);
+        for block in blocks {
+            // No branch is taken on a stamp: each index is written to both lists, and kept where it fits.
+            for (slot, stamp) in (block * SLOT_BLOCK..).zip(block_of(stamps, *block)) {
+                if let (Some(old), Some(tie)) = (older.get_mut(olds), tied.get_mut(ties)) {
+                    (*old, *tie) = (slot, slot);
                 }
-                count = count.wrapping_add(usize::from(*stamp == bound));
+                olds = olds.wrapping_add(usize::from(*stamp < at.bound));
+                ties = ties.wrapping_add(usize::from(*stamp == at.bound));
+                below = below.wrapping_add(u32::from(*stamp < at.below));
             }
         }
-        count
+        Split { older: olds, tied: ties, below }
     }
-
-    fn collect(
-        &self,
-        stamps: &[u32],
-        positions: &[u32],
-        blocks: &[u32],
-        (bound, highest): (u32, u32),
-        out: &mut [u32],
-    ) -> usize {
-        let mut count = 0_usize;
-        for (first, stamps, positions) in groups(stamps, positions, blocks) {
-            if !stamps.iter().fold(false, |any, s| any | (*s as i32 <= bound as i32)) {
-                continue;
-            }
-            for (slot, (stamp, position)) in (first..).zip(stamps.iter().zip(positions)) {
-                if let Some(place) = out.get_mut(count) {
-                    *place = slot;
-                }
-                let goes = (*stamp < bound) | ((*stamp == bound) & (*position <= highest));
-                count = count.wrapping_add(usize::from(goes));
-            }
-        }
-        count
-    }
-}
-
-/// Sixteen slots at a time: the first one's index, their stamps and positions. Most groups hold nothing
-/// that is looked for, and a test of the whole group is one vector compare.
-fn groups<'a>(
-    stamps: &'a [u32],
-    positions: &'a [u32],
-    blocks: &'a [u32],
-) -> impl Iterator<Item = (u32, &'a [u32], &'a [u32])> {
-    blocks.iter().flat_map(move |block| {
-        let firsts = (block * SLOT_BLOCK..).step_by(16);
-        let rows =
-            block_of(stamps, *block).chunks_exact(16).zip(block_of(positions, *block).chunks_exact(16));
-        firsts.zip(rows).map(|(first, (stamps, positions))| (first, stamps, positions))
-    })
 }
 
 /// The stamps of a block; blocks lie inside the table by `join`.
@@ -232,8 +203,9 @@ pub struct Workspace {
     pub(super) others: Vec<u32>,
     /// Budget slots that go, as indices into the slot tables.
     pub(super) victims: Vec<u32>,
-    /// Positions that share the last victims' stamp.
+    /// Slots that share the last victims' stamp, and their positions.
     pub(super) ties: Vec<u32>,
+    pub(super) positions: Vec<u32>,
 }
 
 impl Workspace {
@@ -248,6 +220,7 @@ impl Workspace {
             others: vec![0; selected as usize],
             victims: vec![0; slots],
             ties: vec![0; slots],
+            positions: vec![0; slots],
         }
     }
 
@@ -400,24 +373,24 @@ impl LayerTables {
             for index in missed..missed + others {
                 let entry = part.start + work.others[index] as usize;
                 let position = selection[entry] as u32;
-                if position as usize >= limit {
-                    slots[entry] = -1;
-                    if position != ABSENT && beyond.is_none() {
-                        beyond = Some(Beyond { row: rows.first + row as u32, position });
-                    }
-                } else if self.slot_of[start + position as usize] == ABSENT {
+                if slots[entry] != -1 {
+                    continue;
+                }
+                if (position as usize) < limit {
                     work.miss(position);
                     work.others[kept] = entry as u32;
                     kept += 1;
+                } else if position != ABSENT && beyond.is_none() {
+                    beyond = Some(Beyond { row: rows.first + row as u32, position });
                 }
             }
             missed = kept;
         }
         let misses = work.take_missed(fetches);
-        let ages = self.ages(scan, lane, now);
+        let oldest = self.oldest(scan, lane, now, work);
         // What is stamped now was hit: all other slots of the budget are older.
-        let hits = self.heads[lane as usize].budget - ages.all();
-        let scratch = self.place(scan, lane, ages, &mut fetches[..misses], work);
+        let hits = self.heads[lane as usize].budget - oldest.split.below;
+        let scratch = self.place(scan, lane, oldest, &mut fetches[..misses], work);
         for entry in &work.others[..missed] {
             let entry = *entry as usize;
             slots[entry] = self.slot_of[start + selection[entry] as usize] as i32;
@@ -436,14 +409,14 @@ impl LayerTables {
         &mut self,
         scan: &S,
         lane: u32,
-        ages: Ages,
+        oldest: Oldest,
         fetches: &mut [Fetch],
         work: &mut Workspace,
     ) -> usize {
         if fetches.is_empty() {
             return 0;
         }
-        let (evictable, now) = (ages.all() as usize, ages.below);
+        let (evictable, now) = (oldest.split.below as usize, oldest.at.below);
         let scratch = fetches.len().saturating_sub(evictable);
         let start = self.map_start(lane);
         let scratch_start = self.shape.scratch_base + lane * self.shape.scratch;
@@ -454,7 +427,7 @@ impl LayerTables {
             self.slot_of[start + fetch.position as usize] = fetch.slot;
         }
         let kept = &mut fetches[scratch..];
-        self.choose_victims(scan, lane, ages, kept.len(), work);
+        self.choose_victims(scan, lane, oldest, kept.len(), work);
         for (fetch, victim) in kept.iter_mut().zip(&work.victims) {
             fetch.slot = self.replace(start, *victim, fetch.position, now);
         }

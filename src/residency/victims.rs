@@ -1,88 +1,142 @@
 //! Who goes: the oldest of a lane's slots, chosen by scanning stamps.
 //!
 //! The oldest slots are those whose stamp is below some bound, and, of those that bear the bound itself,
-//! the ones with the lowest positions. The bound is searched upwards from the lane's `front`, three
-//! candidates in the first pass, four in each further one; as the oldest stamp moves up by about one a
-//! step, the first pass is the usual case, and it counts the hits too. A second pass lists the positions
-//! that share the bound, a third the slots that go: all of them run over stamps and positions in order.
+//! the ones with the lowest positions. As the oldest stamp moves up by about one a step, the first guess
+//! is the stamp above the oldest one: one pass splits the lane there, and counts on the way how many slots
+//! may go at all. Only when that is too little is the bound searched, four candidates a pass, and the lane
+//! split again.
 
-use crate::residency::resolve::{Scan, Workspace};
+use crate::residency::resolve::{At, Scan, Split, Workspace};
 use crate::residency::tables::{FREE, LayerTables};
 
-/// How many slots of a lane are how old: the first pass of a step.
+/// A lane split near its oldest slots; the lists are in the workspace.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ages {
-    /// The stamps counted are below this one.
-    pub(super) below: u32,
-    /// Ascending; the last is `below - 1`.
-    bounds: [u32; 4],
-    /// Slots at or below each bound.
-    counts: [u32; 4],
+pub(super) struct Oldest {
+    pub(super) at: At,
+    pub(super) split: Split,
 }
 
-impl Ages {
-    /// All slots with a stamp below `below`.
-    pub(super) fn all(&self) -> u32 {
-        self.counts[3]
-    }
-}
+/// Buckets that positions are counted in, to find the lowest ones.
+const BUCKETS: usize = 256;
 
 impl LayerTables {
-    /// Counts the slots of `lane` with a stamp below `below`, and the oldest of them apart.
-    pub(super) fn ages<S: Scan>(&self, scan: &S, lane: u32, below: u32) -> Ages {
-        let (low, high) = (self.heads[lane as usize].front, below - 1);
-        let bounds = [low, low.saturating_add(1), low.saturating_add(2), high].map(|b| b.min(high));
-        Ages { below, bounds, counts: scan.count(&self.stamp_of, self.lane_blocks(lane), &bounds) }
+    /// Splits the slots of `lane` above its oldest stamp, and counts those with a stamp below `below`.
+    pub(super) fn oldest<S: Scan>(&self, scan: &S, lane: u32, below: u32, work: &mut Workspace) -> Oldest {
+        let bound = self.heads[lane as usize].front.saturating_add(1).min(below - 1);
+        self.split(scan, lane, At { bound, below }, work)
     }
 
-    /// Puts the `need` oldest of the slots that `ages` counted to the front of `work.victims`, in the
-    /// lane's order, as indices into the slot tables. The lane has that many.
+    fn split<S: Scan>(&self, scan: &S, lane: u32, at: At, work: &mut Workspace) -> Oldest {
+        let blocks = self.lane_blocks(lane);
+        Oldest { at, split: scan.split(&self.stamp_of, blocks, at, &mut work.victims, &mut work.ties) }
+    }
+
+    /// Puts the `need` oldest of the slots below `oldest.at.below` to the front of `work.victims`, as
+    /// indices into the slot tables: those below the bound, then the ties, each in the lane's order. The
+    /// lane has that many.
     pub(super) fn choose_victims<S: Scan>(
         &mut self,
         scan: &S,
         lane: u32,
-        ages: Ages,
+        oldest: Oldest,
         need: usize,
         work: &mut Workspace,
     ) {
         if need == 0 {
             return;
         }
-        let (bound, found) = self.find_bound(scan, lane, ages, need as u32);
-        let (stamps, positions, blocks) = (&self.stamp_of, &self.position_of, self.lane_blocks(lane));
-        let stay = found as usize - need;
-        // Empty slots bear no position: the first ones of them go.
-        let mut highest = u32::MAX;
-        if stay > 0 && bound != FREE {
-            let ties = scan.ties(stamps, positions, blocks, bound, &mut work.ties);
-            // Fewer than `need` are older than the bound, so at least one of the ties goes.
-            highest = *work.ties[..ties].select_nth_unstable(ties - stay - 1).1;
+        let Oldest { mut at, mut split } = oldest;
+        if need > split.older + split.tied {
+            at.bound = self.find_bound(scan, lane, at, need as u32);
+            Oldest { at, split } = self.split(scan, lane, at, work);
+        } else if need <= split.older {
+            // The first guess was one too high: all older slots bear the lane's oldest stamp.
+            std::mem::swap(&mut work.victims, &mut work.ties);
+            at.bound -= 1;
+            (split.older, split.tied) = (0, split.older);
         }
-        scan.collect(stamps, positions, blocks, (bound, highest), &mut work.victims);
-        self.heads[lane as usize].front = bound;
+        self.take_ties(at.bound, split, need - split.older, work);
+        self.heads[lane as usize].front = at.bound;
     }
 
-    /// The smallest stamp at or below which the lane has at least `need` slots, and how many it has.
-    fn find_bound<S: Scan>(&self, scan: &S, lane: u32, ages: Ages, need: u32) -> (u32, u32) {
-        let Ages { mut bounds, mut counts, .. } = ages;
+    /// Appends `go` of the tied slots to the victims: the ones with the lowest positions.
+    fn take_ties(&self, bound: u32, split: Split, go: usize, work: &mut Workspace) {
+        let (ties, positions) = (&work.ties[..split.tied], &mut work.positions[..split.tied]);
+        let victims = &mut work.victims[split.older..];
+        // Empty slots bear no position: the first ones of them go.
+        if go == ties.len() || bound == FREE {
+            victims[..go].copy_from_slice(&ties[..go]);
+            return;
+        }
+        for (position, slot) in positions.iter_mut().zip(ties) {
+            *position = self.position_of[*slot as usize];
+        }
+        let highest = nth_lowest(positions, go - 1, self.shape.tokens);
+        let mut kept = 0;
+        for slot in ties {
+            victims[kept] = *slot;
+            // `go` of them are that low, and at least one is not: `kept` stays below the ties' number.
+            kept += usize::from(self.position_of[*slot as usize] <= highest);
+        }
+    }
+
+    /// The smallest stamp at or below which the lane has at least `need` slots. It is above `at.bound`.
+    fn find_bound<S: Scan>(&self, scan: &S, lane: u32, at: At, need: u32) -> u32 {
+        // Invariant: fewer than `need` stamps are below `low`, and at least `need` at or below `high`.
+        let (mut low, mut high) = (at.bound + 1, at.below - 1);
         let mut stride = 1_u32;
-        // The last bound's count is at least `need`: it was all slots at first, then the one that sufficed.
-        loop {
-            let at = counts.iter().position(|c| *c >= need).unwrap_or(3);
-            let (high, found) = (bounds[at], counts[at]);
-            // The first bound of a pass is the lowest that is possible.
-            if at == 0 || bounds[at - 1] + 1 >= high {
-                return (high, found);
+        while low < high {
+            let bounds = [0, 1, 2, 3].map(|i| low.saturating_add(stride.saturating_mul(i)).min(high));
+            let counts = scan.count(&self.stamp_of, self.lane_blocks(lane), &bounds);
+            match counts.iter().position(|c| *c >= need) {
+                Some(0) => return low,
+                Some(found) => {
+                    (low, high) = (bounds[found - 1] + 1, bounds[found]);
+                    stride = ((high - low) / 4).max(1);
+                }
+                None => {
+                    low = bounds[3] + 1;
+                    stride = stride.saturating_mul(4);
+                }
             }
-            let low = bounds[at - 1] + 1;
-            stride = match at {
-                3 => stride.saturating_mul(4),
-                _ => ((high - low) / 4).max(1),
-            };
-            let [first, second, third] =
-                [0, 1, 2].map(|i| low.saturating_add(stride.saturating_mul(i)).min(high));
-            bounds = [first, second, third, high];
-            counts = scan.count(&self.stamp_of, self.lane_blocks(lane), &bounds);
+        }
+        low
+    }
+}
+
+/// The value that `n` of `values` are below, all of them distinct and below `end`; reorders `values`.
+fn nth_lowest(values: &mut [u32], n: usize, end: u32) -> u32 {
+    let shift = (u32::BITS - end.leading_zeros()).saturating_sub(BUCKETS.trailing_zeros());
+    let bucket = |value: u32| (value >> shift) as usize % BUCKETS;
+    let mut counts = [0_u32; BUCKETS];
+    values.iter().for_each(|value| counts[bucket(*value)] += 1);
+    let (mut before, mut wanted) = (0, 0);
+    while wanted < BUCKETS - 1 && before + counts[wanted] as usize <= n {
+        before += counts[wanted] as usize;
+        wanted += 1;
+    }
+    let mut members = 0;
+    for index in 0..values.len() {
+        let value = values[index];
+        values[members] = value;
+        members += usize::from(bucket(value) == wanted);
+    }
+    *values[..members].select_nth_unstable(n - before).1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nth_lowest;
+
+    #[test]
+    fn the_nth_lowest_is_the_nth_of_the_sorted() {
+        for (end, step) in [(1, 1), (200, 3), (256, 1), (257, 2), (33_000, 97), (1 << 24, 65_521)] {
+            let mut values: Vec<u32> = (0..).map(|i| i * step).take_while(|v| *v < end).take(900).collect();
+            let sorted = values.clone();
+            for n in [0, sorted.len() / 3, sorted.len() - 1] {
+                values.rotate_left(sorted.len() / 2);
+                assert_eq!(nth_lowest(&mut values.clone(), n, end), sorted[n], "{end} {n}");
+            }
         }
     }
 }

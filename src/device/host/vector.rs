@@ -7,14 +7,14 @@
 use std::arch::x86_64::*;
 
 use crate::geometry::SLOT_BLOCK;
-use crate::residency::{ABSENT, Portable, Scan, Touch};
+use crate::residency::{ABSENT, At, Portable, Scan, Split, Touch};
 
 /// The proof that this machine has the instructions; made by [`Avx512::detect`] alone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx512(());
 
 impl Avx512 {
-    /// The proof, if the machine has AVX-512 .
+    /// The proof, if the machine has AVX-512.
     pub(crate) fn detect() -> Option<Avx512> {
         let has = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("popcnt");
         has.then_some(Avx512(()))
@@ -39,21 +39,9 @@ impl Scan for Avx512 {
         unsafe { count_avx512(stamps, blocks, bounds) }
     }
 
-    fn ties(&self, stamps: &[u32], positions: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize {
+    fn split(&self, stamps: &[u32], blocks: &[u32], at: At, older: &mut [u32], tied: &mut [u32]) -> Split {
         // SAFETY: `self` proves the instructions.
-        unsafe { ties_avx512(stamps, positions, blocks, bound, out) }
-    }
-
-    fn collect(
-        &self,
-        stamps: &[u32],
-        positions: &[u32],
-        blocks: &[u32],
-        bounds: (u32, u32),
-        out: &mut [u32],
-    ) -> usize {
-        // SAFETY: `self` proves the instructions.
-        unsafe { collect_avx512(stamps, positions, blocks, bounds, out) }
+        unsafe { split_avx512(stamps, blocks, at, older, tied) }
     }
 }
 
@@ -140,36 +128,19 @@ fn count_avx512(stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
 }
 
 #[target_feature(enable = "avx512f,popcnt")]
-fn ties_avx512(stamps: &[u32], positions: &[u32], blocks: &[u32], bound: u32, out: &mut [u32]) -> usize {
-    let bound = _mm512_set1_epi32(bound as i32);
-    let mut count = 0;
-    for block in blocks {
-        for (stamps, positions) in vectors(stamps, *block).into_iter().zip(vectors(positions, *block)) {
-            count += compress(_mm512_cmpeq_epi32_mask(stamps, bound), positions, out, count);
-        }
-    }
-    count
-}
-
-#[target_feature(enable = "avx512f,popcnt")]
-fn collect_avx512(
-    stamps: &[u32],
-    positions: &[u32],
-    blocks: &[u32],
-    (bound, highest): (u32, u32),
-    out: &mut [u32],
-) -> usize {
-    let (bound, highest) = (_mm512_set1_epi32(bound as i32), _mm512_set1_epi32(highest as i32));
+fn split_avx512(stamps: &[u32], blocks: &[u32], at: At, older: &mut [u32], tied: &mut [u32]) -> Split {
+    let (bound, below) = (_mm512_set1_epi32(at.bound as i32), _mm512_set1_epi32(at.below as i32));
     let step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    let mut count = 0;
+    let (mut olds, mut ties, mut count) = (0, 0, 0);
     for block in blocks {
-        let mut slots = _mm512_add_epi32(step, _mm512_set1_epi32((block * SLOT_BLOCK) as i32));
-        for (stamps, positions) in vectors(stamps, *block).into_iter().zip(vectors(positions, *block)) {
-            let tied = _mm512_cmpeq_epi32_mask(stamps, bound);
-            let goes = _mm512_mask_cmple_epu32_mask(tied, positions, highest);
-            count += compress(goes | _mm512_cmplt_epi32_mask(stamps, bound), slots, out, count);
-            slots = _mm512_add_epi32(slots, _mm512_set1_epi32(16));
+        let first = _mm512_add_epi32(step, _mm512_set1_epi32((block * SLOT_BLOCK) as i32));
+        let [a, b, c, d] = vectors(stamps, *block);
+        for (stamps, offset) in [(a, 0), (b, 16), (c, 32), (d, 48)] {
+            let slots = _mm512_add_epi32(first, _mm512_set1_epi32(offset));
+            count += _mm512_cmplt_epi32_mask(stamps, below).count_ones();
+            olds += compress(_mm512_cmplt_epi32_mask(stamps, bound), slots, older, olds);
+            ties += compress(_mm512_cmpeq_epi32_mask(stamps, bound), slots, tied, ties);
         }
     }
-    count
+    Split { older: olds, tied: ties, below: count }
 }
