@@ -79,7 +79,7 @@ impl World {
     fn new() -> Self {
         World {
             tables: LayerTables::new(shape()).unwrap(),
-            work: Workspace::new(TOKENS, QUERY_ROWS * K as u32, TOKENS),
+            work: Workspace::new(&shape(), QUERY_ROWS * K as u32),
             lanes: vec![None; LANES as usize],
             free: (0..16).collect(),
             owned: vec![Vec::new(); LANES as usize],

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::residency::resolve::{Fetch, Scan, Workspace};
-use crate::residency::tables::{ABSENT, FREE, LayerTables};
+use crate::residency::tables::{ABSENT, EMPTY, FREE, LayerTables};
 
 /// A row that was accepted and has a slot: copy it from its landing slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +92,7 @@ impl LayerTables {
         for position in length..end {
             let slot = std::mem::replace(&mut self.slot_of[start + position as usize], ABSENT);
             if slot != ABSENT && slot >= budget_base {
-                self.position_of[(slot - budget_base) as usize] = ABSENT;
+                self.position_of[(slot - budget_base) as usize] = EMPTY;
                 self.stamp_of[(slot - budget_base) as usize] = FREE;
                 emptied = true;
             }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
-use crate::residency::tables::{ABSENT, FREE, LayerTables, UNUSED};
+use crate::residency::tables::{ABSENT, EMPTY, FREE, LayerTables, UNUSED};
 
 /// Mixes a word so that sums of mixed words tell their sets apart (the finaliser of splitmix64).
 const fn mix(word: u64) -> u64 {
@@ -32,7 +32,7 @@ impl LayerTables {
     pub fn order(&self, lane: u32) -> Vec<u32> {
         let mut rows: Vec<(u32, u32)> = self
             .lane_slots(lane)
-            .filter(|slot| self.position_of[*slot] != ABSENT)
+            .filter(|slot| self.position_of[*slot] != EMPTY)
             .map(|slot| (self.stamp_of[slot], self.position_of[slot]))
             .collect();
         rows.sort_unstable();
@@ -55,7 +55,7 @@ impl LayerTables {
         }
         for (block, _) in owner.iter().enumerate().filter(|(_, o)| o.is_none()) {
             let slots = block * SLOT_BLOCK as usize..(block + 1) * SLOT_BLOCK as usize;
-            let idle = self.position_of[slots.clone()].iter().all(|p| *p == ABSENT)
+            let idle = self.position_of[slots.clone()].iter().all(|p| *p == EMPTY)
                 && self.stamp_of[slots].iter().all(|s| *s == UNUSED);
             if !idle {
                 return Err(broken("a block without a lane holds rows", 0, block as u32));
@@ -69,7 +69,7 @@ impl LayerTables {
         if head.budget == 0 {
             return Ok(());
         }
-        let map = &self.slot_of[self.map_start(lane)..][..self.shape.tokens as usize];
+        let map = &self.slot_of[self.map_start(lane)..][..=self.shape.tokens as usize];
         let landing = self.shape.landing_base + lane * self.shape.query_rows;
         let mut resident = 0;
         for (position, slot) in map.iter().enumerate().filter(|(_, slot)| **slot != ABSENT) {
@@ -98,14 +98,14 @@ impl LayerTables {
             let (position, stamp) = (self.position_of[slot], self.stamp_of[slot]);
             let usable = place < head.budget as usize;
             let fits = match (usable, position) {
-                (false, position) => position == ABSENT && stamp == UNUSED,
-                (true, ABSENT) => stamp == FREE,
+                (false, position) => position == EMPTY && stamp == UNUSED,
+                (true, EMPTY) => stamp == FREE,
                 (true, _) => stamp > FREE && stamp <= head.stamp,
             };
             if !fits || stamp < head.front {
                 return Err(broken("a slot's stamp does not fit its state", lane, slot as u32));
             }
-            filled += usize::from(position != ABSENT);
+            filled += usize::from(position != EMPTY);
         }
         // As every resident position points at a slot that points back, equal counts mean a bijection.
         if filled != resident {

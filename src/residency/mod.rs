@@ -52,5 +52,5 @@ mod victims;
 
 pub use commit::Moved;
 pub use resolve::Workspace;
-pub use resolve::{At, Beyond, Counts, Fetch, Portable, Resolved, Rows, Scan, Selected, Split, Touch};
-pub use tables::{ABSENT, LaneHead, LayerTables, TableShape};
+pub use resolve::{Aged, At, Beyond, Counts, Fetch, Portable, Resolved, Rows, Scan, Selected, Split, Touch};
+pub use tables::{ABSENT, EMPTY, LaneHead, LayerTables, TableShape};

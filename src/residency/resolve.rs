@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
-use crate::residency::tables::{ABSENT, LayerTables, UNUSED};
+use crate::residency::tables::{ABSENT, EMPTY, LayerTables, TableShape, UNUSED};
 use crate::residency::victims::Oldest;
 
 /// A row to fetch: which position, into which slot of the layer's slab.
@@ -67,26 +67,52 @@ pub struct Selected<'a> {
     pub fetches: &'a mut [Fetch],
 }
 
-/// The three loops that are worth a machine's vector units. [`Portable`] is plain Rust; a device may
-/// bring its own, whose results must be the same to the last bit.
+/// The loops that are worth a machine's vector units. [`Portable`] is plain Rust; a device may bring its
+/// own, whose results must be the same to the last bit.
 pub trait Scan {
-    /// Looks up the positions of one query row, in any order: for a resident one writes its slot to
-    /// `slots` and `now` to its stamp, and notes the index of every other one in `others`. Answers how
-    /// many others there are.
-    ///
-    /// `map` holds the slots of the positions that the row may select; `stamps` is one word longer than
-    /// there are budget slots, which begin at id `base`.
-    fn touch(&self, touch: Touch<'_>) -> usize;
+    /// Looks up the positions of one query row, in any order: writes what stands for each in the map to
+    /// `slots` and marks that slot, whatever it is; notes the index of every one whose slot is below
+    /// `base`, where no budget slot is, in `others`. Answers how many these are.
+    fn touch(&self, touch: Touch<'_>) -> usize {
+        let Touch { map, marks, base, selection, slots, others } = touch;
+        let Some(guard) = map.len().checked_sub(1) else {
+            return 0;
+        };
+        let mut count = 0_usize;
+        for (index, (position, slot)) in (0_u32..).zip(selection.iter().zip(slots.iter_mut())) {
+            // What is none, or beyond the longest sequence, finds the map's last word, which is absent.
+            // No branch is taken on what was found.
+            let found = map[(*position as u32 as usize).min(guard)];
+            *slot = found as i32;
+            if let (Some(mark), Some(other)) = (marks.get_mut(found as usize), others.get_mut(count)) {
+                (*mark, *other) = (1, index);
+            }
+            count = count.wrapping_add(usize::from(found < base));
+        }
+        count
+    }
 
     /// For each bound the number of stamps at or below it, over the blocks of a lane (numbers of
     /// [`SLOT_BLOCK`] stamps each, all inside `stamps`).
     fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4];
 
-    /// Splits a lane's slots by age: writes the index of every slot with a stamp below `at.bound` to the
-    /// front of `older`, of every slot with that very stamp to the front of `tied`, block by block in the
-    /// order of `blocks`, and counts the stamps below `at.below`. Both lists have room for all slots of the
-    /// blocks.
-    fn split(&self, stamps: &[u32], blocks: &[u32], at: At, older: &mut [u32], tied: &mut [u32]) -> Split;
+    /// Stamps a lane's marked slots with `at.below` and clears their marks; then splits the slots by age:
+    /// writes the index of every slot with a stamp below `at.bound` to the front of `older`, of every slot
+    /// with that very stamp to the front of `tied`, block by block in the order of `blocks`, and counts the
+    /// stamps below `at.below`. `marks` is as long as `stamps`; both lists have room for 16 slots more than
+    /// the blocks have.
+    fn split(&self, lane: Aged<'_>, at: At, older: &mut [u32], tied: &mut [u32]) -> Split;
+}
+
+/// A lane's slots as [`Scan::split`] sees them.
+#[derive(Debug)]
+pub struct Aged<'a> {
+    /// Stamps by budget slot.
+    pub stamps: &'a mut [u32],
+    /// Not 0: the slot was touched.
+    pub marks: &'a mut [u8],
+    /// The lane's blocks.
+    pub blocks: &'a [u32],
 }
 
 /// Where [`Scan::split`] splits; `bound` is below `below`.
@@ -112,19 +138,17 @@ pub struct Split {
 /// The arguments of [`Scan::touch`].
 #[derive(Debug)]
 pub struct Touch<'a> {
-    /// Slots by position.
+    /// Slots by position; the last word is [`ABSENT`].
     pub map: &'a [u32],
-    /// Stamps by budget slot, and one word more.
-    pub stamps: &'a mut [u32],
+    /// By slot id, for all ids that the map holds.
+    pub marks: &'a mut [u8],
     /// Slot id of the first budget slot.
     pub base: u32,
-    /// The stamp of this step.
-    pub now: u32,
     /// Positions, as many as `slots` and `others` have words.
     pub selection: &'a [i32],
     /// Answers.
     pub slots: &'a mut [i32],
-    /// Indices into `selection` of what is not resident.
+    /// Indices into `selection` of what has no budget slot.
     pub others: &'a mut [u32],
 }
 
@@ -133,30 +157,6 @@ pub struct Touch<'a> {
 pub struct Portable;
 
 impl Scan for Portable {
-    #[inline(never)]
-    fn touch(&self, touch: Touch<'_>) -> usize {
-        let Touch { map, stamps, base, now, selection, slots, others } = touch;
-        let Some(last) = stamps.len().checked_sub(1) else {
-            return 0;
-        };
-        let mut count = 0_usize;
-        for (index, (position, slot)) in selection.iter().zip(slots.iter_mut()).enumerate() {
-            let found = map.get(*position as u32 as usize).copied().unwrap_or(ABSENT);
-            // Landing and scratch slots lie below `base` and wrap past the end, as ABSENT does: all of
-            // them end in the last word, and no branch is taken on what was found.
-            let budget_slot = (found.wrapping_sub(base) as usize).min(last);
-            let resident = budget_slot < last;
-            stamps[budget_slot] = now;
-            *slot = found as i32;
-            if let Some(other) = others.get_mut(count) {
-                *other = index as u32;
-            }
-            count = count.wrapping_add(usize::from(!resident));
-        }
-        stamps[last] = UNUSED;
-        count
-    }
-
     fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
         let mut counts = [0; 4];
         for block in blocks {
@@ -169,17 +169,24 @@ impl Scan for Portable {
         counts
     }
 
-    fn split(&self, stamps: &[u32], blocks: &[u32], at: At, older: &mut [u32], tied: &mut [u32]) -> Split {
+    fn split(&self, lane: Aged<'_>, at: At, older: &mut [u32], tied: &mut [u32]) -> Split {
         let (mut olds, mut ties, mut below) = (0_usize, 0_usize, 0_u32);
-        for block in blocks {
+        for block in lane.blocks {
+            let slots = *block as usize * SLOT_BLOCK as usize..(*block as usize + 1) * SLOT_BLOCK as usize;
+            let (stamps, marks) = (lane.stamps.get_mut(slots.clone()), lane.marks.get_mut(slots));
+            let (Some(stamps), Some(marks)) = (stamps, marks) else { continue };
+            for (stamp, mark) in stamps.iter_mut().zip(marks.iter_mut()) {
+                *stamp = if *mark == 0 { *stamp } else { at.below };
+                below = below.wrapping_add(u32::from(*stamp < at.below));
+                *mark = 0;
+            }
             // No branch is taken on a stamp: each index is written to both lists, and kept where it fits.
-            for (slot, stamp) in (block * SLOT_BLOCK..).zip(block_of(stamps, *block)) {
+            for (slot, stamp) in (block * SLOT_BLOCK..).zip(stamps.iter()) {
                 if let (Some(old), Some(tie)) = (older.get_mut(olds), tied.get_mut(ties)) {
                     (*old, *tie) = (slot, slot);
                 }
                 olds = olds.wrapping_add(usize::from(*stamp < at.bound));
                 ties = ties.wrapping_add(usize::from(*stamp == at.bound));
-                below = below.wrapping_add(u32::from(*stamp < at.below));
             }
         }
         Split { older: olds, tied: ties, below }
@@ -203,22 +210,25 @@ pub struct Workspace {
     pub(super) others: Vec<u32>,
     /// Budget slots that go, as indices into the slot tables.
     pub(super) victims: Vec<u32>,
+    /// By slot id: touched in this call. Clear between calls, but for ids that are no budget slot's.
+    pub(super) marks: Vec<u8>,
     /// Slots that share the last victims' stamp, and their positions.
     pub(super) ties: Vec<u32>,
     pub(super) positions: Vec<u32>,
 }
 
 impl Workspace {
-    /// Room for sequences of `tokens` tokens, calls of at most `selected` positions (query rows times k),
-    /// and budgets of at most `slots`.
-    pub fn new(tokens: u32, selected: u32, slots: u32) -> Self {
-        let words = (tokens as usize).div_ceil(64);
-        let slots = slots.next_multiple_of(SLOT_BLOCK) as usize + SLOT_BLOCK as usize;
+    /// Room for layers whose tables are at most as large as `shape`, and calls of at most `selected`
+    /// positions (query rows times k).
+    pub fn new(shape: &TableShape, selected: u32) -> Self {
+        let words = (shape.tokens as usize).div_ceil(64);
+        let slots = (shape.lane_blocks() as usize + 1) * SLOT_BLOCK as usize;
         Workspace {
             missed: vec![0; words],
             summary: vec![0; words.div_ceil(64)],
             others: vec![0; selected as usize],
             victims: vec![0; slots],
+            marks: vec![0; shape.slots() as usize],
             ties: vec![0; slots],
             positions: vec![0; slots],
         }
@@ -332,8 +342,10 @@ impl LayerTables {
         {
             return Err(bad("selection", selected as u64));
         }
-        let wide = work.missed.len() * 64 < self.shape.tokens as usize;
-        if wide || work.victims.len() < (head.budget + SLOT_BLOCK) as usize {
+        let narrow = work.missed.len() * 64 < self.shape.tokens as usize
+            || work.marks.len() < self.shape.slots() as usize
+            || work.victims.len() < (head.blocks as usize + 1) * SLOT_BLOCK as usize;
+        if narrow {
             return Err(bad("workspace", work.missed.len() as u64 * 64));
         }
         if head.stamp >= UNUSED - 2 {
@@ -359,10 +371,9 @@ impl LayerTables {
             let part = row * k..(row + 1) * k;
             let limit = limit as usize + row;
             let others = scan.touch(Touch {
-                map: &self.slot_of[start..start + limit],
-                stamps: &mut self.stamp_of,
+                map: &self.slot_of[start..=start + self.shape.tokens as usize],
+                marks: &mut work.marks,
                 base: self.shape.budget_base,
-                now,
                 selection: &selection[part.clone()],
                 slots: &mut slots[part.clone()],
                 others: &mut work.others[missed..missed + k],
@@ -373,15 +384,15 @@ impl LayerTables {
             for index in missed..missed + others {
                 let entry = part.start + work.others[index] as usize;
                 let position = selection[entry] as u32;
-                if slots[entry] != -1 {
-                    continue;
-                }
-                if (position as usize) < limit {
+                if position as usize >= limit {
+                    slots[entry] = -1;
+                    if position != EMPTY && beyond.is_none() {
+                        beyond = Some(Beyond { row: rows.first + row as u32, position });
+                    }
+                } else if slots[entry] as u32 == ABSENT {
                     work.miss(position);
                     work.others[kept] = entry as u32;
                     kept += 1;
-                } else if position != ABSENT && beyond.is_none() {
-                    beyond = Some(Beyond { row: rows.first + row as u32, position });
                 }
             }
             missed = kept;
@@ -437,7 +448,7 @@ impl LayerTables {
     /// Puts `position` into the budget slot `victim` and forgets what was there. Answers the slot's id.
     pub(super) fn replace(&mut self, map_start: usize, victim: u32, position: u32, stamp: u32) -> u32 {
         let old = std::mem::replace(&mut self.position_of[victim as usize], position);
-        if old != ABSENT {
+        if old != EMPTY {
             self.slot_of[map_start + old as usize] = ABSENT;
         }
         let slot = self.shape.budget_base + victim;

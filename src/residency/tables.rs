@@ -4,8 +4,12 @@ use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
 use crate::residency::resolve::Fetch;
 
-/// In `slot_of`: the position has no slot. In `position_of`: the slot holds no row.
-pub const ABSENT: u32 = u32::MAX;
+/// In `slot_of`: the position has no slot. Slot 0 is never given, so that looking a position up and marking
+/// what was found takes no branch.
+pub const ABSENT: u32 = 0;
+
+/// In `position_of`: the slot holds no row. In a selection, as -1: nothing is selected.
+pub const EMPTY: u32 = u32::MAX;
 
 /// The stamp of a slot that holds no row: the oldest of all, so that empty slots go first.
 pub(super) const FREE: u32 = 0;
@@ -44,6 +48,11 @@ impl TableShape {
         if most < self.budget_blocks { most } else { self.budget_blocks }
     }
 
+    /// Slot ids of the slab: all of them are below this number.
+    pub const fn slots(&self) -> u32 {
+        self.budget_base.saturating_add(self.budget_blocks.saturating_mul(SLOT_BLOCK))
+    }
+
     fn check(&self) -> Result<()> {
         let bad = |place: &'static str, value: u64| {
             Err(Error::new(Kind::InvalidConfig, "residency tables").at(place).with("value", value))
@@ -55,6 +64,9 @@ impl TableShape {
         let scratch_end = u64::from(self.scratch_base) + lanes * u64::from(self.scratch);
         let landing_end = u64::from(self.landing_base) + lanes * query_rows;
         let end = u64::from(self.budget_base) + u64::from(self.budget_blocks) * u64::from(SLOT_BLOCK);
+        if self.scratch_base == ABSENT {
+            return bad("scratch slots begin at slot 0, which means none", 0);
+        }
         if scratch_end > u64::from(self.landing_base) {
             return bad("scratch slots reach into landing slots", scratch_end);
         }
@@ -102,11 +114,12 @@ fn words(count: usize, value: u32) -> Result<Vec<u32>> {
 pub struct LayerTables {
     pub(super) shape: TableShape,
     pub(super) heads: Vec<LaneHead>,
-    /// `[lanes][tokens]`: the slot of a position, or [`ABSENT`].
+    /// `[lanes][tokens + 1]`: the slot of a position, or [`ABSENT`]; the last word of a lane stands for all
+    /// positions beyond the longest sequence, and is always absent.
     pub(super) slot_of: Vec<u32>,
-    /// `[budget slots]`: the position of a slot, or [`ABSENT`].
+    /// `[budget slots]`: the position of a slot, or [`EMPTY`].
     pub(super) position_of: Vec<u32>,
-    /// `[budget slots + 1]`: the stamp of a slot; the last word takes the writes that mean no slot.
+    /// `[budget slots]`: the stamp of a slot.
     pub(super) stamp_of: Vec<u32>,
     /// `[lanes][lane_blocks]`: which blocks a lane has, counted from the first budget block.
     pub(super) blocks: Vec<u32>,
@@ -124,9 +137,9 @@ impl LayerTables {
         Ok(LayerTables {
             shape,
             heads: vec![LaneHead::default(); lanes],
-            slot_of: words(lanes * shape.tokens as usize, ABSENT)?,
-            position_of: words(slots, ABSENT)?,
-            stamp_of: words(slots + 1, UNUSED)?,
+            slot_of: words(lanes * (shape.tokens as usize + 1), ABSENT)?,
+            position_of: words(slots, EMPTY)?,
+            stamp_of: words(slots, UNUSED)?,
             blocks: vec![0; lanes * shape.lane_blocks() as usize],
         })
     }
@@ -154,7 +167,7 @@ impl LayerTables {
     }
 
     pub(super) fn map_start(&self, lane: u32) -> usize {
-        lane as usize * self.shape.tokens as usize
+        lane as usize * (self.shape.tokens as usize + 1)
     }
 
     /// The slot of `position` in `lane`, if it is resident or landed.
@@ -211,7 +224,7 @@ impl LayerTables {
         for block in blocks {
             let slots = *block as usize * SLOT_BLOCK as usize..(*block as usize + 1) * SLOT_BLOCK as usize;
             let usable = left.min(SLOT_BLOCK as usize);
-            self.position_of[slots.clone()].fill(ABSENT);
+            self.position_of[slots.clone()].fill(EMPTY);
             self.stamp_of[slots.clone()][..usable].fill(FREE);
             self.stamp_of[slots][usable..].fill(UNUSED);
             left -= usable;
@@ -244,7 +257,7 @@ impl LayerTables {
     pub fn leave(&mut self, lane: u32) {
         for index in 0..self.lane_blocks(lane).len() {
             let start = self.lane_blocks(lane)[index] as usize * SLOT_BLOCK as usize;
-            self.position_of[start..start + SLOT_BLOCK as usize].fill(ABSENT);
+            self.position_of[start..start + SLOT_BLOCK as usize].fill(EMPTY);
             self.stamp_of[start..start + SLOT_BLOCK as usize].fill(UNUSED);
         }
         if let Some(head) = self.heads.get_mut(lane as usize) {
@@ -258,7 +271,7 @@ impl LayerTables {
         let base = self.shape.budget_base;
         self.lane_slots(lane).skip(first as usize).take(count as usize).filter_map(move |slot| {
             let position = self.position_of[slot];
-            (position != ABSENT).then_some(Fetch { position, slot: base + slot as u32 })
+            (position != EMPTY).then_some(Fetch { position, slot: base + slot as u32 })
         })
     }
 

@@ -6,7 +6,7 @@
 //! may go at all. Only when that is too little is the bound searched, four candidates a pass, and the lane
 //! split again.
 
-use crate::residency::resolve::{At, Scan, Split, Workspace};
+use crate::residency::resolve::{Aged, At, Scan, Split, Workspace};
 use crate::residency::tables::{FREE, LayerTables};
 
 /// A lane split near its oldest slots; the lists are in the workspace.
@@ -16,19 +16,25 @@ pub(super) struct Oldest {
     pub(super) split: Split,
 }
 
-/// Buckets that positions are counted in, to find the lowest ones.
-const BUCKETS: usize = 256;
-
 impl LayerTables {
     /// Splits the slots of `lane` above its oldest stamp, and counts those with a stamp below `below`.
-    pub(super) fn oldest<S: Scan>(&self, scan: &S, lane: u32, below: u32, work: &mut Workspace) -> Oldest {
+    pub(super) fn oldest<S: Scan>(
+        &mut self,
+        scan: &S,
+        lane: u32,
+        below: u32,
+        work: &mut Workspace,
+    ) -> Oldest {
         let bound = self.heads[lane as usize].front.saturating_add(1).min(below - 1);
         self.split(scan, lane, At { bound, below }, work)
     }
 
-    fn split<S: Scan>(&self, scan: &S, lane: u32, at: At, work: &mut Workspace) -> Oldest {
-        let blocks = self.lane_blocks(lane);
-        Oldest { at, split: scan.split(&self.stamp_of, blocks, at, &mut work.victims, &mut work.ties) }
+    fn split<S: Scan>(&mut self, scan: &S, lane: u32, at: At, work: &mut Workspace) -> Oldest {
+        let start = lane as usize * self.shape.lane_blocks() as usize;
+        let blocks = &self.blocks[start..start + self.heads[lane as usize].blocks as usize];
+        let marks = &mut work.marks[self.shape.budget_base as usize..];
+        let lane = Aged { stamps: &mut self.stamp_of, marks, blocks };
+        Oldest { at, split: scan.split(lane, at, &mut work.victims, &mut work.ties) }
     }
 
     /// Puts the `need` oldest of the slots below `oldest.at.below` to the front of `work.victims`, as
@@ -71,12 +77,12 @@ impl LayerTables {
         for (position, slot) in positions.iter_mut().zip(ties) {
             *position = self.position_of[*slot as usize];
         }
-        let highest = nth_lowest(positions, go - 1, self.shape.tokens);
+        let highest = nth_lowest(positions, go, self.shape.tokens);
         let mut kept = 0;
-        for slot in ties {
+        for (slot, position) in ties.iter().zip(positions.iter()) {
             victims[kept] = *slot;
             // `go` of them are that low, and at least one is not: `kept` stays below the ties' number.
-            kept += usize::from(self.position_of[*slot as usize] <= highest);
+            kept += usize::from(*position <= highest);
         }
     }
 
@@ -104,24 +110,19 @@ impl LayerTables {
     }
 }
 
-/// The value that `n` of `values` are below, all of them distinct and below `end`; reorders `values`.
-fn nth_lowest(values: &mut [u32], n: usize, end: u32) -> u32 {
-    let shift = (u32::BITS - end.leading_zeros()).saturating_sub(BUCKETS.trailing_zeros());
-    let bucket = |value: u32| (value >> shift) as usize % BUCKETS;
-    let mut counts = [0_u32; BUCKETS];
-    values.iter().for_each(|value| counts[bucket(*value)] += 1);
-    let (mut before, mut wanted) = (0, 0);
-    while wanted < BUCKETS - 1 && before + counts[wanted] as usize <= n {
-        before += counts[wanted] as usize;
-        wanted += 1;
+/// The lowest value at or below which there are `n` of `values`, all of them distinct and below `end`.
+/// Counting is a pass of vector compares; half a dozen of them are cheaper than one pass that branches.
+fn nth_lowest(values: &[u32], n: usize, end: u32) -> u32 {
+    let (mut low, mut high) = (0, end.saturating_sub(1));
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let count = values.iter().fold(0_u32, |n, v| n.wrapping_add(u32::from(*v as i32 <= middle as i32)));
+        match count as usize >= n {
+            true => high = middle,
+            false => low = middle + 1,
+        }
     }
-    let mut members = 0;
-    for index in 0..values.len() {
-        let value = values[index];
-        values[members] = value;
-        members += usize::from(bucket(value) == wanted);
-    }
-    *values[..members].select_nth_unstable(n - before).1
+    low
 }
 
 #[cfg(test)]
@@ -133,9 +134,9 @@ mod tests {
         for (end, step) in [(1, 1), (200, 3), (256, 1), (257, 2), (33_000, 97), (1 << 24, 65_521)] {
             let mut values: Vec<u32> = (0..).map(|i| i * step).take_while(|v| *v < end).take(900).collect();
             let sorted = values.clone();
-            for n in [0, sorted.len() / 3, sorted.len() - 1] {
+            for n in [1, 1 + sorted.len() / 3, sorted.len()] {
                 values.rotate_left(sorted.len() / 2);
-                assert_eq!(nth_lowest(&mut values.clone(), n, end), sorted[n], "{end} {n}");
+                assert_eq!(nth_lowest(&values, n, end), sorted[n - 1], "{end} {n}");
             }
         }
     }

@@ -55,13 +55,11 @@ impl SparsePool {
         let blocks_of = |slots: u64| slots.div_ceil(u64::from(SLOT_BLOCK));
 
         let lanes = u64::from(config.lanes);
-        let scratch_bytes = round(blocks_of(lanes * u64::from(config.scratch)) * block_bytes)?;
+        // Slot 0 means none: scratch begins at 1, and so there is always a scratch block.
+        let scratch_bytes = round(blocks_of(1 + lanes * u64::from(config.scratch)) * block_bytes)?;
         let own_start = scratch_bytes.div_ceil(block_bytes);
         let budget_start = own_start + blocks_of(lanes * u64::from(config.query_rows));
-        let scratch = match scratch_bytes {
-            0 => None,
-            bytes => Some(Mapped { backing: device.backing(bytes)?, offset: 0, bytes }),
-        };
+        let scratch = Mapped { backing: device.backing(scratch_bytes)?, offset: 0, bytes: scratch_bytes };
         let id = |blocks: u64| u32::try_from(blocks * u64::from(SLOT_BLOCK)).map_err(|_| overflow());
         let (landing_base, budget_base) = (id(own_start)?, id(budget_start)?);
 
@@ -71,16 +69,13 @@ impl SparsePool {
             let end = (budget_start + blocks).checked_mul(block_bytes).ok_or_else(overflow)?;
             let bytes = round(end - scratch_bytes)?;
             let own = Mapped { backing: device.backing(bytes)?, offset: 0, bytes };
-            let pieces = [scratch, Some(own)];
-            slabs.push(
-                device.range(pieces.as_slice().iter().flatten().copied().collect::<Vec<_>>().as_slice())?,
-            );
+            slabs.push(device.range(&[scratch, own])?);
             tables.push(TableShape {
                 lanes: config.lanes,
                 tokens: config.tokens,
                 query_rows: config.query_rows,
                 scratch: config.scratch,
-                scratch_base: 0,
+                scratch_base: 1,
                 landing_base,
                 budget_base,
                 budget_blocks: blocks as u32,

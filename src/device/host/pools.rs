@@ -152,9 +152,8 @@ impl HostPools {
             }
         }
         let selected = shape.query_rows.saturating_mul(g.shape().top_k);
-        let most = plan.tables.iter().map(|t| t.budget_blocks * SLOT_BLOCK).max().unwrap_or(0);
-        let slots = most.min(shape.tokens.next_multiple_of(SLOT_BLOCK));
-        let work = || Workspace::new(shape.tokens, selected, slots);
+        let largest = plan.tables.iter().max_by_key(|t| t.budget_blocks).copied().unwrap_or(shape);
+        let work = || Workspace::new(&largest, selected);
         let nothing = Fetch { position: 0, slot: 0 };
         let list =
             || Mutex::new(List { fetches: vec![nothing; selected as usize], count: 0, layer: 0, step: 0 });

@@ -1,13 +1,13 @@
 //! The residency scans on AVX-512: the same answers as [`crate::residency::Portable`], to the last bit.
 //!
-//! The scans over stamps and positions run in order, sixteen words at a time. Looking positions up does
-//! not, and a gather and a scatter of sixteen words gain nothing over sixteen loads and stores on the machine
-//! that was tried (Zen 5), so that loop is scalar, without a branch and without a bounds check.
+//! The scans over stamps run in order, sixteen words at a time. Looking positions up stays what it is in
+//! plain Rust: gathers and scatters of sixteen words were slower than the loads and stores they stand for
+//! (Zen 5).
 
 use std::arch::x86_64::*;
 
 use crate::geometry::SLOT_BLOCK;
-use crate::residency::{ABSENT, At, Portable, Scan, Split, Touch};
+use crate::residency::{Aged, At, Portable, Scan, Split};
 
 /// The proof that this machine has the instructions; made by [`Avx512::detect`] alone.
 #[derive(Clone, Copy, Debug)]
@@ -22,81 +22,34 @@ impl Avx512 {
 }
 
 impl Scan for Avx512 {
-    fn touch(&self, touch: Touch<'_>) -> usize {
-        let fits = touch.slots.len() == touch.selection.len()
-            && touch.others.len() >= touch.selection.len()
-            && !touch.map.is_empty()
-            && !touch.stamps.is_empty();
-        if !fits {
-            return Portable.touch(touch);
-        }
-        // SAFETY: the lengths were just checked.
-        unsafe { touch_unchecked(touch) }
-    }
-
     fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
         // SAFETY: `self` proves the instructions.
         unsafe { count_avx512(stamps, blocks, bounds) }
     }
 
-    fn split(&self, stamps: &[u32], blocks: &[u32], at: At, older: &mut [u32], tied: &mut [u32]) -> Split {
-        // SAFETY: `self` proves the instructions.
-        unsafe { split_avx512(stamps, blocks, at, older, tied) }
+    fn split(&self, lane: Aged<'_>, at: At, older: &mut [u32], tied: &mut [u32]) -> Split {
+        let room = lane.blocks.len() * SLOT_BLOCK as usize + 16;
+        if lane.marks.len() < lane.stamps.len() || older.len() < room || tied.len() < room {
+            return Portable.split(lane, at, older, tied);
+        }
+        // SAFETY: `self` proves the instructions, and the lengths were just checked.
+        unsafe { split_avx512(lane, at, older, tied) }
     }
 }
 
-/// The lanes of a vector that hold the entries below `left`.
-fn lanes(left: usize) -> __mmask16 {
-    if left >= 16 { u16::MAX } else { (1_u16 << left) - 1 }
-}
-
-/// Writes the `lanes` of `values`, closed up, to `out[at..]`. Answers how many.
+/// Writes the `lanes` of `values`, closed up, to `out[at..]`. Answers how many. A whole store is several
+/// times faster than a masked compressing one; what it writes past them is written again.
+///
+/// # Safety
+/// `out` has at least `at + 16` words.
 #[inline]
 #[target_feature(enable = "avx512f,popcnt")]
-fn compress(lanes: __mmask16, values: __m512i, out: &mut [u32], at: usize) -> usize {
-    let count = lanes.count_ones() as usize;
-    let packed = _mm512_maskz_compress_epi32(lanes, values);
-    if let Some(room) = out.get_mut(at..at + 16) {
-        // One whole store is several times faster than a masked compressing one; what it writes past
-        // `count` is room that the next call writes again.
-        // SAFETY: `room` is 16 words.
-        unsafe { _mm512_storeu_si512(room.as_mut_ptr().cast(), packed) };
-    } else if let Some(room) = out.get_mut(at..at + count) {
-        // SAFETY: `room` is `count` words, and only as many lanes are stored.
-        unsafe { _mm512_mask_storeu_epi32(room.as_mut_ptr().cast(), self::lanes(count), packed) };
-    }
-    count
-}
-
-/// # Safety
-/// `slots` is as long as `selection`, `others` at least as long; `map` and `stamps` are not empty.
-#[inline(never)]
-unsafe fn touch_unchecked(touch: Touch<'_>) -> usize {
-    let Touch { map, stamps, base, now, selection, slots, others } = touch;
-    let (limit, last) = (map.len(), stamps.len() - 1);
-    let mut count = 0_usize;
-    for (index, position) in selection.iter().enumerate() {
-        let position = *position as u32 as usize;
-        let inside = position < limit;
-        // SAFETY: the position read is below map.len(), of which there is at least one.
-        let found = unsafe { *map.get_unchecked(std::hint::select_unpredictable(inside, position, 0)) };
-        let found = std::hint::select_unpredictable(inside, found, ABSENT);
-        // Landing and scratch slots lie below `base` and wrap past the end, as ABSENT does: all of them
-        // end in the last word, and no branch is taken on what was found.
-        let slot = (found.wrapping_sub(base) as usize).min(last);
-        let resident = slot < last;
-        // SAFETY: `slot` is at most the last stamp's index, and `index` is below the length of `selection`,
-        // which `slots` shares; `count` is at most `index`, and `others` is as long as `selection` at least.
-        unsafe {
-            *stamps.get_unchecked_mut(slot) = now;
-            *slots.get_unchecked_mut(index) = found as i32;
-            *others.get_unchecked_mut(count) = index as u32;
-        }
-        count = count.wrapping_add(usize::from(!resident));
-    }
-    // The word that took the writes that mean no slot is nobody's victim.
-    stamps[last] = i32::MAX as u32;
-    count
+unsafe fn compress(lanes: __mmask16, values: __m512i, out: &mut [u32], at: usize) -> usize {
+    // SAFETY: the caller vouches for 16 words from `at` on.
+    let to = unsafe { out.as_mut_ptr().add(at) };
+    // SAFETY: as above.
+    unsafe { _mm512_storeu_si512(to.cast(), _mm512_maskz_compress_epi32(lanes, values)) };
+    lanes.count_ones() as usize
 }
 
 /// The four vectors of a block's stamps, or none for a block outside the table.
@@ -127,19 +80,40 @@ fn count_avx512(stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
     counts.map(|count| _mm512_reduce_add_epi32(count) as u32)
 }
 
+/// # Safety
+/// `lane.marks` is at least as long as `lane.stamps`; `older` and `tied` have 16 words more than the blocks
+/// have slots.
 #[target_feature(enable = "avx512f,popcnt")]
-fn split_avx512(stamps: &[u32], blocks: &[u32], at: At, older: &mut [u32], tied: &mut [u32]) -> Split {
+unsafe fn split_avx512(lane: Aged<'_>, at: At, older: &mut [u32], tied: &mut [u32]) -> Split {
     let (bound, below) = (_mm512_set1_epi32(at.bound as i32), _mm512_set1_epi32(at.below as i32));
     let step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     let (mut olds, mut ties, mut count) = (0, 0, 0);
-    for block in blocks {
-        let first = _mm512_add_epi32(step, _mm512_set1_epi32((block * SLOT_BLOCK) as i32));
-        let [a, b, c, d] = vectors(stamps, *block);
-        for (stamps, offset) in [(a, 0), (b, 16), (c, 32), (d, 48)] {
-            let slots = _mm512_add_epi32(first, _mm512_set1_epi32(offset));
+    for block in lane.blocks {
+        let first = *block as usize * SLOT_BLOCK as usize;
+        if first + SLOT_BLOCK as usize > lane.stamps.len() {
+            continue;
+        }
+        for slot in (first..first + SLOT_BLOCK as usize).step_by(16) {
+            // SAFETY: slot + 16 is at most stamps.len(), and marks is as long.
+            let (stamps_at, marks_at) =
+                unsafe { (lane.stamps.as_mut_ptr().add(slot), lane.marks.as_mut_ptr().add(slot)) };
+            // SAFETY: 16 bytes and 16 words from there on, as above.
+            let (marks, old) =
+                unsafe { (_mm_loadu_si128(marks_at.cast()), _mm512_loadu_si512(stamps_at.cast())) };
+            let marks = _mm512_cvtepu8_epi32(marks);
+            let stamps = _mm512_mask_mov_epi32(old, _mm512_test_epi32_mask(marks, marks), below);
+            // SAFETY: as the loads.
+            unsafe {
+                _mm512_storeu_si512(stamps_at.cast(), stamps);
+                _mm_storeu_si128(marks_at.cast(), _mm_setzero_si128());
+            }
+            let slots = _mm512_add_epi32(step, _mm512_set1_epi32(slot as i32));
             count += _mm512_cmplt_epi32_mask(stamps, below).count_ones();
-            olds += compress(_mm512_cmplt_epi32_mask(stamps, bound), slots, older, olds);
-            ties += compress(_mm512_cmpeq_epi32_mask(stamps, bound), slots, tied, ties);
+            // SAFETY: both lists hold at most the slots seen before this vector, and have 16 words more.
+            unsafe {
+                olds += compress(_mm512_cmplt_epi32_mask(stamps, bound), slots, older, olds);
+                ties += compress(_mm512_cmpeq_epi32_mask(stamps, bound), slots, tied, ties);
+            }
         }
     }
     Split { older: olds, tied: ties, below: count }
