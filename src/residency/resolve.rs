@@ -73,6 +73,8 @@ pub trait Scan {
     /// Looks up the positions of one query row, in any order: writes what stands for each in the map to
     /// `slots` and marks that slot, whatever it is; notes the index of every one whose slot is below
     /// `base`, where no budget slot is, in `others`. Answers how many these are.
+    // By itself it keeps everything in registers; inlined into a step it does not.
+    #[inline(never)]
     fn touch(&self, touch: Touch<'_>) -> usize {
         let Touch { map, marks, base, selection, slots, others } = touch;
         let Some(guard) = map.len().checked_sub(1) else {
