@@ -26,7 +26,7 @@ fn main() -> forebay::Result<()> {
     // Decode: two query rows a step (one draft), each selecting 64 positions.
     let selection = device.allocate(2 * 64 * 4)?;
     let slots = device.allocate(2 * 64 * 4)?;
-    let streams = Streams { resolve: stream, gather: stream, scatter: stream };
+    let streams = Streams { resolve: stream, gather: stream };
     let mut accepted = 0;
     for number in 0..100 {
         let row = Row { sequence, accepted: Accepted::Rows(accepted), query_rows: 2 };

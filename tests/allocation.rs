@@ -114,7 +114,7 @@ impl Loop {
         Loop {
             cache,
             sequences,
-            streams: Streams { resolve: main, gather, scatter: main },
+            streams: Streams { resolve: main, gather },
             done: device.event().unwrap(),
             selection: device.allocate(bytes).unwrap(),
             slots: device.allocate(bytes).unwrap(),
@@ -143,7 +143,8 @@ impl Loop {
 
     /// One call: R, an edge, G on the other stream, an edge back, S.
     fn layer(&mut self, step: &forebay::Step, call: LayerCall, buffers: Buffers) {
-        let Streams { resolve, gather, scatter } = self.streams;
+        let Streams { resolve, gather } = self.streams;
+        let scatter = resolve;
         self.cache.resolve(step, call, resolve, buffers).unwrap();
         self.device.record(self.done, resolve).unwrap();
         self.device.wait(gather, self.done).unwrap();

@@ -64,7 +64,7 @@ fn row(sequence: Sequence, accepted: u32) -> Row {
 
 impl Engine {
     fn streams(&self) -> Streams {
-        Streams { resolve: self.stream, gather: self.stream, scatter: self.stream }
+        Streams { resolve: self.stream, gather: self.stream }
     }
 
     fn open(&mut self, prompt: u32, promised: u32) -> Sequence {
@@ -290,7 +290,7 @@ fn a_device_count_of_more_rows_than_landed_fails_the_step() {
     e.cache.finish(&mut step, e.stream).unwrap();
     let unretired = e.cache.retire(step, e.stream).unwrap_err();
     assert_eq!(unretired.step, None);
-    let error: Result<(), Error> = Err(unretired.into());
+    let error: Result<(), Error> = Err(unretired.error);
     let error = refused(error, Kind::DeviceFailed, "more rows were accepted than had landed");
     assert_eq!(error.number("value"), Some(0x0303_0303));
     let _ticket = e.cache.roll_back(sequence, 20, e.stream).unwrap();

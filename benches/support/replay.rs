@@ -66,7 +66,11 @@ impl Replay {
         let header = trace.header();
         let shape = Shape { layers: header.layers, top_k: header.k, ..Shape::DEEPSEEK_V3_2 };
         let memory = Memory { huge: false, populate: false, lock: false, node: None };
-        let config = Config { memory, ..Config::new(shape, 1, header.first_position + header.steps, budget) };
+        let config = Config {
+            memory,
+            residency_only: true,
+            ..Config::new(shape, 1, header.first_position + header.steps, budget)
+        };
         let device = HostDevice::new(HostOptions { portable, ..HostOptions::default() });
         let bytes: Vec<u8> = positions.iter().flat_map(|p| p.to_le_bytes()).collect();
         let selections = device.allocate(bytes.len() as u64)?;
@@ -103,7 +107,7 @@ impl Replay {
                 self.cache.resolve(&step, LayerCall::whole(Layer(layer)), self.stream, buffers)?;
             }
             self.cache.finish(&mut step, self.stream)?;
-            self.misses += self.cache.retire(step, self.stream)?.total().1;
+            self.misses += self.cache.retire(step, self.stream).map_err(|u| u.error)?.total().1;
         }
         let time = begin.end();
         self.cache.close(sequence, self.stream)?;

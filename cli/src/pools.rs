@@ -81,7 +81,7 @@ impl<'a> Loaded<'a> {
         })?;
         cache.append_in_place(sequence, header.decode_start)?;
         let selections = if warmup > 0 { Some(self.warm_steps(warmup)?) } else { None };
-        let warm_up = WarmUp { selections, steps: warmup, rows_stay: true, ..WarmUp::default() };
+        let warm_up = WarmUp { selections, steps: warmup, ..WarmUp::default() };
         let _ready = cache.join(sequence, self.stream, warm_up)?;
 
         let mut outcome = Outcome { layers: vec![(0, 0); header.layers as usize], steps: Vec::new() };
@@ -115,7 +115,13 @@ impl<'a> Loaded<'a> {
         // The last step's rows are in flight beyond the tokens that are promised.
         let tokens = header.decode_start + (groups + 1) * self.mtp;
         let memory = Memory { huge: false, populate: false, lock: false, node: None };
-        Config { query_rows: self.mtp, memory, steps_in_flight: 1, ..Config::new(shape, 1, tokens, slots) }
+        Config {
+            query_rows: self.mtp,
+            memory,
+            steps_in_flight: 1,
+            residency_only: true,
+            ..Config::new(shape, 1, tokens, slots)
+        }
     }
 
     /// The last `steps` warm steps, `[layers][steps][k]` i32.

@@ -208,7 +208,7 @@ pub unsafe extern "C" fn fb_layer(
             let selection = cast::buffer(&*cache.device, selection, words, "selection")?;
             let slots = cast::buffer(&*cache.device, slots.cast_const(), words, "slots")?;
             let own = cache.stream;
-            let streams = Streams { resolve: own, gather: own, scatter: own };
+            let streams = Streams { resolve: own, gather: own };
             cache.cache.layer(step, LayerCall::whole(Layer(layer)), streams, Buffers { selection, slots })
         })
     }

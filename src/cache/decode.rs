@@ -165,8 +165,8 @@ impl Cache {
         self.device.begin(self.pools, stream, Begin { micro_batch, block, accepted })
     }
 
-    /// R, G of one layer: enqueues the resolve on its stream, and the gather on its own behind it when the
-    /// two streams are one; otherwise the caller orders the gather and enqueues it by [`Cache::gather`].
+    /// R of one layer. G must follow, ordered behind it, before the layer's attention and before the next
+    /// R of the same rows: a step in which something missed was not gathered fails.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a layer, rows or buffers that do not fit the step.
@@ -194,12 +194,17 @@ impl Cache {
         crate::step::scatter(&*self.device, self.pools, step, (call, stream))
     }
 
-    /// R then G of one layer, each on its stream; S is for after the engine's P.
+    /// R then G of one layer, each on its stream, with the edge between them; S is for after the engine's P.
     ///
     /// # Errors
     /// As [`Cache::resolve`].
     pub fn layer(&self, step: &Step, call: LayerCall, streams: Streams, buffers: Buffers) -> Result<()> {
         self.resolve(step, call, streams.resolve, buffers)?;
+        if streams.gather != streams.resolve {
+            let resolved = self.resolved[step.micro_batch.index()];
+            self.device.record(resolved, streams.resolve)?;
+            self.device.wait(streams.gather, resolved)?;
+        }
         self.gather(step, call, streams.gather)
     }
 

@@ -71,6 +71,8 @@ pub struct Config {
     pub steps_in_flight: u32,
     /// Micro-batches whose steps may be open at the same time.
     pub micro_batches: u32,
+    /// Rows have no bytes and nothing is gathered: for replays, which ask what would move.
+    pub residency_only: bool,
     /// How the total pool's memory is taken.
     pub memory: Memory,
 }
@@ -122,6 +124,7 @@ impl Config {
             query_rows: 1,
             steps_in_flight: 2,
             micro_batches: 1,
+            residency_only: false,
             memory: Memory::default(),
         }
     }
@@ -220,6 +223,8 @@ pub struct Cache {
     ready: Vec<Event>,
     /// One a micro-batch: recorded after its last step. The next one waits for it.
     stepped: Vec<Event>,
+    /// One a micro-batch: from a layer's resolve to its gather, where they are in two streams.
+    resolved: Vec<Event>,
     fallbacks: Vec<Fallback>,
     stats: Stats,
     /// Calls of prepare, to find a sequence that one of them names twice.
@@ -267,11 +272,13 @@ impl Cache {
             lane_pages: geometry.pages(sparse_config.tokens),
             micro_batches: config.micro_batches,
             batch: config.batch,
+            residency_only: config.residency_only,
         })?;
         Ok(Cache {
             left: device.event()?,
             ready: (0..config.lanes).map(|_| device.event()).collect::<Result<_>>()?,
             stepped: (0..config.micro_batches).map(|_| device.event()).collect::<Result<_>>()?,
+            resolved: (0..config.micro_batches).map(|_| device.event()).collect::<Result<_>>()?,
             records: (0..config.lanes).map(|_| Record::default()).collect(),
             config,
             geometry,

@@ -212,7 +212,7 @@ impl Cache {
         let lane = Lane(record.holding.lane);
         let steps = u64::from(warm_up.steps) * u64::from(self.geometry.layers());
         let words = steps * u64::from(self.config.shape.top_k);
-        let fits = |s: &Slice| s.bytes() == 4 * words && self.device.owns(s);
+        let fits = |s: &Slice| s.bytes() == 4 * words && s.address().is_multiple_of(4) && self.device.owns(s);
         if warm_up.selections.as_ref().is_some_and(|s| !fits(s)) {
             return Err(Error::new(Kind::OutOfRange, "join")
                 .at("warm-up selections")
@@ -229,8 +229,9 @@ impl Cache {
             return Err(error);
         }
         let row_bytes = self.geometry.row_bytes();
+        let residency_only = self.config.residency_only;
         let record = self.record_mut(sequence)?;
-        let idle = warm_up.rows_stay || (!whole && warm_up.selections.is_none());
+        let idle = residency_only || (!whole && warm_up.selections.is_none());
         record.stretches = Some(match idle {
             true => Stretches::none(),
             false => Stretches::new(&record.holding.budgets, row_bytes, warm_up.bytes_a_call),

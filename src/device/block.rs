@@ -78,6 +78,10 @@ pub enum Cause {
     /// The lane's tables do not fit the step: it has no sequence, or the sequence would outgrow its
     /// declared tokens.
     Tables = 3,
+    /// An earlier step of the lane failed, and the sequence was not rolled back since.
+    Earlier = 4,
+    /// Rows that a layer's resolve missed were not gathered behind it.
+    NotGathered = 5,
 }
 
 impl Cause {
@@ -87,6 +91,8 @@ impl Cause {
             Cause::BeyondLength => "a selected position is at or beyond the length",
             Cause::Accepted => "more rows were accepted than had landed",
             Cause::Tables => "the lane's tables do not fit the step",
+            Cause::Earlier => "an earlier step of the sequence failed",
+            Cause::NotGathered => "what a layer missed was not gathered behind its resolve",
         }
     }
 }
@@ -169,7 +175,12 @@ impl Report {
             0 => None,
             1 => Some(Cause::BeyondLength),
             2 => Some(Cause::Accepted),
-            _ => Some(Cause::Tables),
+            3 => Some(Cause::Tables),
+            4 => Some(Cause::Earlier),
+            5 => Some(Cause::NotGathered),
+            code => {
+                return Err(Error::new(Kind::Internal, "retire").at("cause of a report").with("code", code));
+            }
         };
         self.sticky = cause.map(|cause| Sticky { row: words[3], layer: words[4], cause, value: words[5] });
         for (at, count) in self.layers.iter_mut().enumerate() {

@@ -106,6 +106,8 @@ pub struct Plan {
     pub micro_batches: u32,
     /// Batch rows of a step.
     pub batch: u32,
+    /// Rows have no bytes: steps are not expected to gather (replay).
+    pub residency_only: bool,
 }
 
 /// The tables and lists of one cache on a device.
@@ -290,8 +292,9 @@ pub trait Device: Debug + Send + Sync {
     fn resolve(&self, pools: Pools, stream: Stream, part: Part, selection: Slice, slots: Slice)
     -> Result<()>;
 
-    /// Fetches what the last resolve of these rows missed, which must have been of the same layer and
-    /// step: otherwise the device fails, rather than copy rows into slots that were not meant for them.
+    /// Fetches what the last resolve of these rows missed, which must have been of the same layer, query
+    /// rows and step: otherwise the step fails, rather than copy rows into slots that were not meant for
+    /// them.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`].

@@ -6,9 +6,10 @@
 //! | pending | Failed(kind) | [`Completer::fail`] |
 //! | pending | Cancelled | the completer is dropped unused: shutdown, or a refused operation |
 //!
-//! One word, one compare-exchange: whoever comes first ends it, exactly once, and no path can forget to,
+//! One word and one completer, which is used up by ending it: exactly once, and no path can forget to,
 //! because dropping the completer is one of the paths. Release on the end, acquire on the poll: who sees
-//! Done sees the bytes.
+//! Done sees the bytes. The waiting side cannot end it: what a ticket's work touches is given back when
+//! the ticket has ended, so an end that comes before the work's would free memory under it.
 
 use crate::error::Kind;
 use crate::sync::{Arc, AtomicU32, Ordering};
@@ -57,19 +58,12 @@ impl Ticket {
             }
         }
     }
-
-    /// Ends it from the waiting side, if nothing has ended it yet: the work may still run, but its result
-    /// is not wanted. Answers whether it was this call.
-    pub fn cancel(&self) -> bool {
-        self.0.compare_exchange(PENDING, CANCELLED, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
 }
 
 impl Completer {
     fn end(&mut self, code: u32) {
         if let Some(word) = self.0.take() {
-            // A failure means that the waiting side has cancelled; its word stands.
-            let _ = word.compare_exchange(PENDING, code, Ordering::AcqRel, Ordering::Acquire);
+            word.store(code, Ordering::Release);
         }
     }
 
@@ -100,7 +94,6 @@ mod tests {
         assert_eq!(ticket.poll(), None);
         completer.done();
         assert_eq!(ticket.poll(), Some(Outcome::Done));
-        assert!(!ticket.cancel());
 
         let (ticket, completer) = Ticket::new();
         completer.fail(Kind::Io);
@@ -108,11 +101,6 @@ mod tests {
 
         let (ticket, completer) = Ticket::new();
         drop(completer);
-        assert_eq!(ticket.poll(), Some(Outcome::Cancelled));
-
-        let (ticket, completer) = Ticket::new();
-        assert!(ticket.cancel());
-        completer.done();
         assert_eq!(ticket.poll(), Some(Outcome::Cancelled));
     }
 }

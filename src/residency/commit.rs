@@ -46,6 +46,7 @@ impl LayerTables {
         if next > self.shape.query_rows {
             return bad("query rows", next);
         }
+        self.check_room(&head, work)?;
         let length = head.length + accepted;
         if length > self.shape.tokens || next > self.shape.tokens - length {
             return bad("length", length);
@@ -108,7 +109,10 @@ impl LayerTables {
     /// The landing slot of the step's query row `row` in `lane`, and the position it stands for.
     pub fn landing(&self, lane: u32, row: u32) -> Option<Fetch> {
         let head = self.heads.get(lane as usize)?;
+        if row >= head.landed {
+            return None;
+        }
         let slot = self.shape.landing_base + lane * self.shape.query_rows + row;
-        (row < head.landed).then_some(Fetch { position: head.length + row, slot })
+        Some(Fetch { position: head.length + row, slot })
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
-use crate::residency::tables::{ABSENT, EMPTY, LayerTables, TableShape, UNUSED};
+use crate::residency::tables::{ABSENT, EMPTY, LaneHead, LayerTables, TableShape, UNUSED};
 use crate::residency::victims::Oldest;
 
 /// A row to fetch: which position, into which slot of the layer's slab.
@@ -344,16 +344,19 @@ impl LayerTables {
         {
             return Err(bad("selection", selected as u64));
         }
-        let narrow = work.missed.len() * 64 < self.shape.tokens as usize
-            || work.marks.len() < self.shape.slots() as usize
-            || work.victims.len() < (head.blocks as usize + 1) * SLOT_BLOCK as usize;
-        if narrow {
-            return Err(bad("workspace", work.missed.len() as u64 * 64));
-        }
+        self.check_room(head, work)?;
         if head.stamp >= UNUSED - 2 {
             return Err(Error::new(Kind::Exhausted, "resolve").at("steps of one sequence"));
         }
         Ok((selected / per_row, head.length + rows.first + 1))
+    }
+
+    /// Whether a workspace has room for these tables.
+    pub(super) fn check_room(&self, head: &LaneHead, work: &Workspace) -> Result<()> {
+        let narrow = work.missed.len() * 64 < self.shape.tokens as usize
+            || work.marks.len() < self.shape.slots() as usize
+            || work.victims.len() < (head.blocks as usize + 1) * SLOT_BLOCK as usize;
+        if narrow { Err(bad("workspace", work.marks.len() as u64)) } else { Ok(()) }
     }
 
     /// The step itself; `limit` is the length that the first row sees, each further row sees one more.

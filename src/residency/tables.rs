@@ -53,7 +53,11 @@ impl TableShape {
         self.budget_base.saturating_add(self.budget_blocks.saturating_mul(SLOT_BLOCK))
     }
 
-    fn check(&self) -> Result<()> {
+    /// Whether the extents fit each other.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] names what does not fit.
+    pub fn check(&self) -> Result<()> {
         let bad = |place: &'static str, value: u64| {
             Err(Error::new(Kind::InvalidConfig, "residency tables").at(place).with("value", value))
         };
@@ -251,6 +255,24 @@ impl LayerTables {
             self.stamp_of[slot as usize] = BROUGHT_UP;
         }
         head.length
+    }
+
+    /// Forgets every resident row of `lane`: for rows that are resident by the tables but were never copied.
+    pub fn empty(&mut self, lane: u32) {
+        let start = self.map_start(lane);
+        for index in 0..self.lane_blocks(lane).len() {
+            let first = self.lane_blocks(lane)[index] as usize * SLOT_BLOCK as usize;
+            for slot in first..first + SLOT_BLOCK as usize {
+                let position = std::mem::replace(&mut self.position_of[slot], EMPTY);
+                if position != EMPTY {
+                    self.slot_of[start + position as usize] = ABSENT;
+                    self.stamp_of[slot] = FREE;
+                }
+            }
+        }
+        if let Some(head) = self.heads.get_mut(lane as usize) {
+            head.front = FREE;
+        }
     }
 
     /// Forgets everything of `lane`; its blocks may go to another lane.

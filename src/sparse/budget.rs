@@ -6,7 +6,7 @@ use crate::error::{Error, Kind, Result};
 #[derive(Clone, Debug, PartialEq)]
 pub enum Budget {
     /// This share of prompt and promised tokens in every layer, above 0 and at most 1:
-    /// `floor(ratio x tokens + 0.5)` slots, at least one.
+    /// `floor(ratio x tokens + 0.5)` slots, but at least as many as the cache's smallest budget.
     Ratio(f64),
     /// So many slots in every layer.
     Slots(u32),
@@ -25,7 +25,7 @@ impl Budget {
         let slots = match self {
             Budget::Ratio(ratio) if *ratio > 0.0 && *ratio <= 1.0 => {
                 let slots = (ratio * f64::from(tokens) + 0.5).floor() as u32;
-                vec![slots.max(1); layers]
+                vec![slots.max(least).max(1); layers]
             }
             Budget::Ratio(_) => {
                 return Err(bad("ratio").hint("pass a ratio above 0 and at most 1"));

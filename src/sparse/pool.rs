@@ -56,21 +56,21 @@ impl SparsePool {
 
         let lanes = u64::from(config.lanes);
         // Slot 0 means none: scratch begins at 1, and so there is always a scratch block.
-        let scratch_bytes = round(blocks_of(1 + lanes * u64::from(config.scratch)) * block_bytes)?;
+        let bytes_of = |blocks: u64| blocks.checked_mul(block_bytes).ok_or_else(overflow);
+        let scratch_bytes = round(bytes_of(blocks_of(1 + lanes * u64::from(config.scratch)))?)?;
         let own_start = scratch_bytes.div_ceil(block_bytes);
         let budget_start = own_start + blocks_of(lanes * u64::from(config.query_rows));
-        let scratch = Mapped { backing: device.backing(scratch_bytes)?, offset: 0, bytes: scratch_bytes };
-        let id = |blocks: u64| u32::try_from(blocks * u64::from(SLOT_BLOCK)).map_err(|_| overflow());
+        let id = |blocks: u64| {
+            let slots = blocks.checked_mul(u64::from(SLOT_BLOCK)).ok_or_else(overflow)?;
+            u32::try_from(slots).map_err(|_| overflow())
+        };
         let (landing_base, budget_base) = (id(own_start)?, id(budget_start)?);
 
-        let (mut tables, mut slabs, mut counts) = (Vec::new(), Vec::new(), Vec::new());
+        // All numbers are checked before any memory is taken.
+        let (mut tables, mut counts) = (Vec::new(), Vec::new());
         for slots in &config.slots {
-            let blocks = blocks_of(u64::from(*slots));
-            let end = (budget_start + blocks).checked_mul(block_bytes).ok_or_else(overflow)?;
-            let bytes = round(end - scratch_bytes)?;
-            let own = Mapped { backing: device.backing(bytes)?, offset: 0, bytes };
-            slabs.push(device.range(&[scratch, own])?);
-            tables.push(TableShape {
+            let budget_blocks = slots.div_ceil(SLOT_BLOCK);
+            let shape = TableShape {
                 lanes: config.lanes,
                 tokens: config.tokens,
                 query_rows: config.query_rows,
@@ -78,9 +78,18 @@ impl SparsePool {
                 scratch_base: 1,
                 landing_base,
                 budget_base,
-                budget_blocks: blocks as u32,
-            });
-            counts.push(blocks as u32);
+                budget_blocks,
+            };
+            shape.check()?;
+            tables.push(shape);
+            counts.push(budget_blocks);
+        }
+        let scratch = Mapped { backing: device.backing(scratch_bytes)?, offset: 0, bytes: scratch_bytes };
+        let mut slabs = Vec::new();
+        for blocks in &counts {
+            let bytes = round(bytes_of(budget_start + u64::from(*blocks))? - scratch_bytes)?;
+            let own = Mapped { backing: device.backing(bytes)?, offset: 0, bytes };
+            slabs.push(device.range(&[scratch, own])?);
         }
         Ok(SparsePool { tables, slabs, slots: Slots::new(config.lanes, &counts) })
     }

@@ -28,8 +28,6 @@ pub struct WarmUp {
     pub steps: u32,
     /// The most bytes that one call gathers; 0 for no bound.
     pub bytes_a_call: u64,
-    /// Only compute the residency: for replays, whose rows have no bytes.
-    pub rows_stay: bool,
 }
 
 /// A warm-up's gather, in stretches of slots.

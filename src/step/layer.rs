@@ -35,7 +35,8 @@ impl LayerCall {
             Some(pass) => Rows { first: pass, count: 1 },
         };
         let fits = first.checked_add(count).is_some_and(|end| end <= step.rows);
-        if !fits || rows.first + rows.count > step.query_rows {
+        let reach = rows.first.checked_add(rows.count);
+        if !fits || reach.is_none_or(|end| end > step.query_rows) {
             return Err(Error::new(Kind::OutOfRange, "layer")
                 .at("rows of the step")
                 .with("first", first)
@@ -47,7 +48,7 @@ impl LayerCall {
 }
 
 /// Where a call finds the selection and puts the slots: both `[batch rows][query rows][k]` i32 of the
-/// rows it works on.
+/// rows it works on. They must not overlap.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffers {
     /// Selected token positions, -1 for none.
@@ -56,15 +57,13 @@ pub struct Buffers {
     pub slots: Slice,
 }
 
-/// The streams of a layer's operations; they may be the same.
+/// The streams of R and G; they may be the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Streams {
     /// R.
     pub resolve: Stream,
     /// G.
     pub gather: Stream,
-    /// S.
-    pub scatter: Stream,
 }
 
 /// R: selection to slots, misses and victims.

@@ -45,12 +45,6 @@ pub struct Unretired {
     pub step: Option<Step>,
 }
 
-impl From<Unretired> for Error {
-    fn from(unretired: Unretired) -> Error {
-        unretired.error
-    }
-}
-
 /// How a step ended, before its slot is given back.
 pub(crate) enum Ended {
     /// It is still in flight.

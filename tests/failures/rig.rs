@@ -187,7 +187,7 @@ impl Rig {
         let selection = self.selection.part(0, size).unwrap();
         let buffers = Buffers { selection, slots: self.slots.part(0, size).unwrap() };
         self.device.write(selection, &bytes).unwrap();
-        let streams = Streams { resolve: self.stream, gather: self.stream, scatter: self.stream };
+        let streams = Streams { resolve: self.stream, gather: self.stream };
         self.cache.layer(step, call, streams, buffers).unwrap();
         buffers
     }
@@ -246,7 +246,7 @@ impl Rig {
         self.truth.get_mut(&sequence).unwrap().resize((length + width) as usize, tag);
         self.cache.finish(&mut step, self.stream)?;
         self.sync();
-        Ok(self.cache.retire(step, self.stream)?.lengths()[0])
+        Ok(self.cache.retire(step, self.stream).map_err(|u| u.error)?.lengths()[0])
     }
 
     /// Pages, slots and lanes that are free, and sequences and steps that are not over.

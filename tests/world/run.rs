@@ -422,7 +422,6 @@ impl World {
             selections: (warm > 0).then_some(selections),
             steps: warm,
             bytes_a_call: u64::from(bound * self.geometry.row_bytes()),
-            rows_stay: false,
         };
         let (handle, before) = (s.handle, self.snapshot());
         let result = self.cache.join(handle, self.engine.host, warm_up);

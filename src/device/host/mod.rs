@@ -239,12 +239,18 @@ impl HostDevice {
         if slice.bytes() == bytes as u64 { Ok(()) } else { Err(unknown("slice length", slice.bytes())) }
     }
 
+    /// A stream's queue; none for an inline one.
+    fn queue_of(&self, stream: Stream) -> Result<Option<Arc<Queue<Op>>>> {
+        let streams = self.streams.lock();
+        let found = usize::try_from(stream.0).ok().and_then(|i| streams.get(i));
+        Ok(found.ok_or_else(|| unknown("stream", stream.0))?.queue.as_ref().map(Arc::clone))
+    }
+
     fn enqueue(&self, stream: Stream, op: Op) -> Result<()> {
-        let queue = {
-            let streams = self.streams.lock();
-            let found = usize::try_from(stream.0).ok().and_then(|i| streams.get(i));
-            found.ok_or_else(|| unknown("stream", stream.0))?.queue.as_ref().map(Arc::clone)
-        };
+        self.push(self.queue_of(stream)?, op)
+    }
+
+    fn push(&self, queue: Option<Arc<Queue<Op>>>, op: Op) -> Result<()> {
         match queue {
             None => self.shared.run(op),
             Some(queue) => {
@@ -293,7 +299,7 @@ impl Drop for HostDevice {
 
 impl Device for HostDevice {
     fn allocate(&self, bytes: u64) -> Result<Slice> {
-        let request = Request { bytes, huge: true, populate: false, lock: false, node: None, shared: false };
+        let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared: false };
         let (map, _) = Map::new(&request, &NoFaults)?;
         self.keep(Arc::new(map)).part(0, bytes)
     }
@@ -370,8 +376,10 @@ impl Device for HostDevice {
 
     fn record(&self, event: Event, stream: Stream) -> Result<()> {
         let event = self.shared.event(event)?;
+        // A record that is counted must be reached: the stream is looked up before.
+        let queue = self.queue_of(stream)?;
         let number = event.record();
-        self.enqueue(stream, Op::Record(event, number))
+        self.push(queue, Op::Record(event, number))
     }
 
     fn wait(&self, stream: Stream, event: Event) -> Result<()> {

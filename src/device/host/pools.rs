@@ -1,8 +1,8 @@
 //! The operations of a step on host memory: the rule from `residency`, the bytes by `copy`.
 //!
-//! What the tables decide is under locks, layer by layer. What moves is not: row copies run with only the
-//! batch row's list and the lane's page table locked, so that one half's gather runs beside the other
-//! half's resolve.
+//! What the tables decide is under locks, layer by layer. A gather is not: it runs with only the batch row's
+//! list and the lane's page table locked, so that one half's gather runs beside the other half's resolve.
+//! The copies of a commit, a scatter and a warm-up are short or rare, and run under their layer's lock.
 
 use crate::device::block::{self, ACCEPTED_ON_DEVICE, Cause, Entry, LayerCount, Report, Sticky};
 use crate::device::host::copy::{Copier, PAIRS, Pair};
@@ -47,7 +47,19 @@ pub(super) struct HostPools {
 #[derive(Debug)]
 struct LaneState {
     pages: Mutex<Vec<u32>>,
+    trust: Mutex<Trust>,
     staged: Mutex<Staged>,
+}
+
+/// Whether a lane's steps may go on. A failed step fails those enqueued behind it, until a roll-back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Trust {
+    #[default]
+    Sound,
+    /// A step failed; what is resident is right.
+    Failed,
+    /// Rows are resident that were never gathered: a roll-back empties the lane.
+    Bytes,
 }
 
 #[derive(Debug)]
@@ -75,14 +87,28 @@ struct Record {
     work: Workspace,
 }
 
-/// The layer and step say whose misses these are: a gather for another layer, or without a resolve in its
-/// step, must not copy rows into slots that were never meant for them.
+/// The part says whose misses these are: a gather for another layer, or without a resolve in its step, must
+/// not copy rows into slots that were never meant for them; and a list that nobody gathers must not pass
+/// for resident rows.
 #[derive(Debug)]
 struct List {
     fetches: Vec<Fetch>,
     count: usize,
+    gathered: bool,
     layer: usize,
+    rows: Rows,
     step: u64,
+}
+
+impl List {
+    fn is_of(&self, part: &Part, step: u64) -> bool {
+        (self.layer, self.rows, self.step) == (part.layer.index(), part.rows, step)
+    }
+
+    /// Rows wait to be gathered.
+    fn is_due(&self) -> bool {
+        self.count > 0 && !self.gathered
+    }
 }
 
 /// Room to work in for warm-ups, which run outside any micro-batch.
@@ -155,8 +181,11 @@ impl HostPools {
         let largest = plan.tables.iter().max_by_key(|t| t.budget_blocks).copied().unwrap_or(shape);
         let work = || Workspace::new(&largest, selected);
         let nothing = Fetch { position: 0, slot: 0 };
-        let list =
-            || Mutex::new(List { fetches: vec![nothing; selected as usize], count: 0, layer: 0, step: 0 });
+        let rows = Rows { first: 0, count: 0 };
+        let list = || {
+            let fetches = vec![nothing; selected as usize];
+            Mutex::new(List { fetches, count: 0, gathered: true, layer: 0, rows, step: 0 })
+        };
         let micro = || MicroState {
             record: Mutex::new(Record {
                 block: vec![0; block::step::words(plan.batch)],
@@ -167,6 +196,7 @@ impl HostPools {
         };
         let lane = || LaneState {
             pages: Mutex::new(Vec::with_capacity(plan.lane_pages as usize)),
+            trust: Mutex::new(Trust::Sound),
             staged: Mutex::new(Staged {
                 pages: Vec::with_capacity(plan.lane_pages as usize),
                 blocks: vec![Vec::new(); layers],
@@ -226,7 +256,12 @@ impl HostPools {
             PoolOp::Resolve { part, selection, slots } => {
                 self.check_part(part)?;
                 let count = u64::from(part.count) * u64::from(part.rows.count) * k;
-                words(selection, count).and_then(|()| words(slots, count))
+                words(selection, count).and_then(|()| words(slots, count))?;
+                let (a, b) = (selection.address(), slots.address());
+                if count > 0 && a < b + slots.bytes() && b < a + selection.bytes() {
+                    return Err(bad("selection and slots overlap", slots.bytes()));
+                }
+                Ok(())
             }
             PoolOp::Gather(part) | PoolOp::Scatter(part) => self.check_part(part),
         }
@@ -340,6 +375,7 @@ impl HostPools {
     fn join(&self, lane: Lane) -> Result<()> {
         let state = self.lane(lane)?;
         self.take_pages(state);
+        *state.trust.lock() = Trust::Sound;
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
             let staged = state.staged.lock();
@@ -349,13 +385,18 @@ impl HostPools {
     }
 
     fn truncate<S: Scan>(&self, scan: &S, lane: Lane, settle: u32, length: u32) -> Result<()> {
+        let state = self.lane(lane)?;
+        let trust = std::mem::take(&mut *state.trust.lock());
         let mut room = self.room.lock();
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
             self.accept(scan, index, &mut tables, &mut room.work, (lane.0, settle, 0))?;
+            if trust == Trust::Bytes {
+                tables.empty(lane.0);
+            }
             tables.truncate(lane.0, length)?;
         }
-        self.take_pages(self.lane(lane)?);
+        self.take_pages(state);
         Ok(())
     }
 
@@ -447,15 +488,18 @@ impl HostPools {
                     count => count,
                 };
                 let landed = tables.head(lane).map_or(0, |h| h.landed);
-                // A count that cannot be is not believed: the step fails, the tables stay sound.
+                // A count that cannot be is not believed, and of a failed step nothing is accepted: this
+                // step fails too, the tables stay sound.
+                let failed = *self.lane(Lane(lane))?.trust.lock() != Trust::Sound;
                 let (cause, believed) = match accepted <= landed {
+                    _ if failed => (Cause::Earlier, 0),
                     true => (Cause::Tables, accepted),
                     false => (Cause::Accepted, 0),
                 };
                 let done = self.accept(scan, index, &mut tables, work, (lane, believed, query_rows));
-                if (done.is_err() || believed != accepted) && report.sticky.is_none() {
+                if failed || done.is_err() || believed != accepted {
                     let (row, layer) = (row as u32, index as u32);
-                    report.sticky = Some(Sticky { row, layer, cause, value: accepted });
+                    self.blame(report, lane, Sticky { row, layer, cause, value: accepted });
                 }
                 if index == 0 {
                     report.lengths.push(tables.head(lane).map_or(0, |h| h.length));
@@ -478,12 +522,17 @@ impl HostPools {
         for (index, row) in (part.first as usize..(part.first + part.count) as usize).enumerate() {
             let slots = &mut slots[index * per_row..(index + 1) * per_row];
             let mut list = state.lists[row].lock();
-            (list.count, list.layer, list.step) = (0, layer, report.step);
+            let due = list.is_due() && list.step == report.step && !self.plan.residency_only;
+            (list.count, list.layer, list.rows, list.step) = (0, layer, part.rows, report.step);
             if row >= real {
                 slots.fill(-1);
                 continue;
             }
             let entry = block::step::entry(block, row);
+            let sticky = |cause, value| Sticky { row: row as u32, layer: layer as u32, cause, value };
+            if due {
+                self.blame(report, entry.lane, sticky(Cause::NotGathered, layer as u32));
+            }
             // A sequence may have fewer query rows than the step is wide: the others are inert.
             let count = entry.query_rows.saturating_sub(part.rows.first).min(part.rows.count);
             let (slots, inert) = slots.split_at_mut(count as usize * k);
@@ -494,24 +543,37 @@ impl HostPools {
             let selection = &selection[index * per_row..][..slots.len()];
             let rows = Rows { first: part.rows.first, count };
             let selected = Selected { selection, slots: &mut *slots, fetches: &mut list.fetches };
-            let sticky = |cause, value| Sticky { row: row as u32, layer: layer as u32, cause, value };
             match tables.resolve(scan, entry.lane, rows, selected, work) {
                 Ok(done) => {
-                    list.count = done.counts.misses as usize;
+                    (list.count, list.gathered) = (done.counts.misses as usize, false);
                     let counts = &mut report.layers[layer];
                     counts.hits += done.counts.hits;
                     counts.misses += done.counts.misses;
                     counts.scratch += done.counts.scratch;
-                    let beyond = done.beyond.map(|b| sticky(Cause::BeyondLength, b.position));
-                    report.sticky = report.sticky.or(beyond);
+                    if let Some(beyond) = done.beyond {
+                        self.blame(report, entry.lane, sticky(Cause::BeyondLength, beyond.position));
+                    }
                 }
                 Err(_) => {
                     slots.fill(-1);
-                    report.sticky = report.sticky.or(Some(sticky(Cause::Tables, entry.lane)));
+                    self.blame(report, entry.lane, sticky(Cause::Tables, entry.lane));
                 }
             }
         }
         Ok(())
+    }
+
+    /// Notes an error of a step, the first one in its report, and that its lane must not go on.
+    fn blame(&self, report: &mut Report, lane: u32, sticky: Sticky) {
+        report.sticky = report.sticky.or(Some(sticky));
+        if let Ok(state) = self.lane(Lane(lane)) {
+            let mut trust = state.trust.lock();
+            *trust = match sticky.cause {
+                Cause::NotGathered => Trust::Bytes,
+                _ if *trust == Trust::Bytes => Trust::Bytes,
+                _ => Trust::Failed,
+            };
+        }
     }
 
     /// From where to where a row's runs go: up to its slot, or `down` from it.
@@ -539,9 +601,13 @@ impl HostPools {
         let state = self.micro(part.micro_batch)?;
         for row in part.first as usize..(part.first + part.count) as usize {
             let Some((step, entry)) = self.entry(state, row) else { break };
-            let list = state.lists[row].lock();
-            if (list.layer, list.step) != (part.layer.index(), step) {
-                return Err(bad("gather of a layer that was not resolved last", part.layer.0));
+            let mut list = state.lists[row].lock();
+            if !list.is_of(part, step) {
+                drop(list);
+                let (row, layer) = (row as u32, part.layer.0);
+                let sticky = Sticky { row, layer, cause: Cause::NotGathered, value: layer };
+                self.blame(&mut state.record.lock().report, entry.lane, sticky);
+                continue;
             }
             let pages = self.lane(Lane(entry.lane))?.pages.lock();
             let mut copies = Copies::new(&self.plan.geometry, self.copier);
@@ -549,6 +615,7 @@ impl HostPools {
                 copies.add(self.pairs(part.layer.index(), &pages, *fetch, false)?);
             }
             copies.flush();
+            list.gathered = true;
         }
         Ok(())
     }
@@ -572,8 +639,19 @@ impl HostPools {
     }
 
     fn report(&self, micro: MicroBatch, slot: Slice) -> Result<()> {
-        let record = self.micro(micro)?.record.lock();
-        record.report.encode(self.write(slot));
+        let state = self.micro(micro)?;
+        let mut record = state.record.lock();
+        let Record { block, report, .. } = &mut *record;
+        let (step, rows) = block::step::header(block);
+        for (row, list) in state.lists[..rows].iter().enumerate() {
+            let list = list.lock();
+            if list.is_due() && list.step == step && !self.plan.residency_only {
+                let (layer, lane) = (list.layer as u32, block::step::entry(block, row).lane);
+                let sticky = Sticky { row: row as u32, layer, cause: Cause::NotGathered, value: layer };
+                self.blame(report, lane, sticky);
+            }
+        }
+        report.encode(self.write(slot));
         Ok(())
     }
 

@@ -5,9 +5,9 @@
 //! stream runs each operation in the call that enqueues it: the same order, no threads, and the fastest
 //! way to use the device from one thread (the replay does).
 //!
-//! An event is two counts: how often it was recorded and the highest record reached. A wait is for the
-//! last record enqueued before it, so that an event can be used again while somebody still waits for an
-//! older record of it.
+//! An event counts its records and remembers which have been reached. A wait is for the last record
+//! enqueued before it, and for that one alone: an event can be used again while somebody still waits for an
+//! older record, and a record in a fast stream does not end a wait for one in a slow stream.
 
 use std::collections::VecDeque;
 
@@ -20,16 +20,26 @@ pub struct EventState {
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct EventCounts {
     recorded: u64,
+    /// All records up to this one have been reached,
     reached: u64,
+    /// and these beyond it. Records of one stream come in order, so these are few.
+    ahead: Vec<u64>,
+}
+
+impl EventCounts {
+    fn has(&self, number: u64) -> bool {
+        number <= self.reached || self.ahead.contains(&number)
+    }
 }
 
 impl EventState {
     /// An event that was never recorded, and so is complete.
     pub fn new() -> Self {
-        EventState { counts: Mutex::new(EventCounts::default()), changed: Condvar::new() }
+        let counts = EventCounts { recorded: 0, reached: 0, ahead: Vec::with_capacity(16) };
+        EventState { counts: Mutex::new(counts), changed: Condvar::new() }
     }
 
     /// Counts a record that is about to be enqueued; answers its number.
@@ -47,20 +57,24 @@ impl EventState {
     /// The stream has reached record `number`.
     pub fn reach(&self, number: u64) {
         let mut counts = self.counts.lock();
-        counts.reached = counts.reached.max(number);
+        counts.ahead.push(number);
+        while let Some(next) = counts.ahead.iter().position(|n| *n == counts.reached + 1) {
+            counts.ahead.swap_remove(next);
+            counts.reached += 1;
+        }
         self.changed.notify_all();
     }
 
     /// Whether the last record has been reached.
     pub fn is_complete(&self) -> bool {
         let counts = self.counts.lock();
-        counts.reached >= counts.recorded
+        counts.has(counts.recorded)
     }
 
     /// Blocks until record `number` has been reached.
     pub fn wait(&self, number: u64) {
         let mut counts = self.counts.lock();
-        while counts.reached < number {
+        while !counts.has(number) {
             counts = self.changed.wait(counts);
         }
     }
