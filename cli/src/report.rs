@@ -123,7 +123,7 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
 /// Misses per step, a line for each layer, a number and a bar for each size.
 fn layers(trace: &Replayed, utf8: bool) -> String {
     let mut table = table(utf8);
-    let name = |replay: &Replay| format!("{} slots", replay.setting.slots);
+    let name = |replay: &Replay| counted(replay.setting.slots, "slot");
     let header = trace.replays.iter().flat_map(|replay| [name(replay), String::new()]);
     table.set_header(std::iter::once("layer".to_owned()).chain(header));
     let all = trace.replays.iter().flat_map(|r| r.layers.iter().map(|c| r.per_step(c.misses)));
