@@ -4,7 +4,8 @@
 //! attention read. Recorded once from an engine, it can be replayed at any budget, on any machine; that
 //! is how a pool's size is chosen before memory is bought.
 //!
-//! **Format TOPKTRC1**, which `docs/trace-format.md` describes for those who write such files (one zstd frame, or the same bytes uncompressed), little-endian:
+//! **Format TOPKTRC1** (one zstd frame, or the same bytes uncompressed), little-endian; the page
+//! `docs/trace-format.md` is for those who write such files:
 //!
 //! ```text
 //! 8 bytes   "TOPKTRC1"

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 
-use super::super::source::BYTE;
 use super::*;
+use crate::trace::source::BYTE;
 
 #[path = "../../tests/support/traces.rs"]
 mod traces;
