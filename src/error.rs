@@ -99,7 +99,7 @@ impl Kind {
             Kind::Closed => "open a new sequence",
             Kind::OutOfRange => "pass a value inside the declared range",
             Kind::DeviceFailed => "do not publish this step's tokens; close the sequence",
-            Kind::BadFormat => "check the file's origin and its format page",
+            Kind::BadFormat => "check the file's origin; docs/trace-format.md says what a trace is",
             Kind::BadVersion => "convert the file or use a matching release",
             Kind::Io => "check path, permissions and free space",
             Kind::Cancelled => "submit it again if it is still wanted",

@@ -1,9 +1,10 @@
 //! The command `forebay`: replays recorded selections and says what they would cost.
 //!
 //! Every command obeys one contract: results go to standard output or to the file of `--json`, progress
-//! to standard error when that is a terminal, an error is one line on standard error and exit status 2. A
-//! command prints nothing before all its work has succeeded, so bad input never leaves half a result; a
-//! reader that closes the pipe early ends the command quietly.
+//! to standard error when that is a terminal, an error is one line on standard error and exit status 2 (a
+//! bare call gets the help there, with the same status). A command prints nothing before all its work has
+//! succeeded, so bad input never leaves half a result; a reader that closes the pipe early ends the command
+//! quietly.
 
 mod json;
 mod output;
@@ -13,12 +14,13 @@ mod report;
 
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use forebay::Result;
 
-/// KV cache of sparse attention: what a small pool on the device costs, and what it saves.
+/// What a small KV-cache pool on the device misses under sparse attention, from recorded selections
 #[derive(Parser)]
-#[command(name = "forebay", version, about, propagate_version = true)]
+#[command(name = "forebay", version)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -26,11 +28,11 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Replays selection traces and counts what a pool of each size misses.
+    /// Replays selection traces and counts what a pool of each size misses
     Replay(replay::Arguments),
-    /// Prints the completions of a shell.
+    /// Prints the completion script of a shell
     Completions {
-        /// The shell.
+        /// Whose script
         shell: clap_complete::Shell,
     },
 }
@@ -46,11 +48,20 @@ fn run(command: &Command) -> Result<()> {
     }
 }
 
+/// Whether clap's answer is an error, and not a text that was asked for.
+fn is_mistake(answer: &clap::Error) -> bool {
+    answer.use_stderr() && answer.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+}
+
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
+        Err(mistake) if is_mistake(&mistake) => {
+            output::complain_of_arguments(&mistake);
+            return ExitCode::from(output::BAD_INPUT);
+        }
         Err(answer) => {
-            // Also the way that --help and --version take; a closed pipe is their reader's choice.
+            // --help, --version, and the help that a bare call gets; a closed pipe is their reader's choice.
             return match output::forgive_closed_pipe(answer.print()) {
                 Ok(()) => ExitCode::from(u8::try_from(answer.exit_code()).unwrap_or(output::BAD_INPUT)),
                 Err(_) => ExitCode::from(output::BAD_INPUT),

@@ -24,7 +24,7 @@ pub fn forgive_closed_pipe(result: io::Result<()>) -> io::Result<()> {
 pub fn print(text: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     forgive_closed_pipe(out.write_all(text).and_then(|()| out.flush()))
-        .map_err(|e| Error::new(Kind::Io, "print").at(format!("standard output: {e}")))
+        .map_err(|e| Error::new(Kind::Io, "print").at(format!("standard output: {}", words(&e))))
 }
 
 /// Writes the JSON text to `path`, whole or not at all; `-` is standard output.
@@ -43,9 +43,22 @@ pub fn is_stdout(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
+/// The system's words for an error, without its number.
+fn words(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split_once(" (os error").map_or(text.as_str(), |(words, _)| words).to_owned()
+}
+
 /// One line on standard error. Where that is closed there is nobody to tell.
 pub fn complain(error: &Error) {
-    let _ = writeln!(io::stderr(), "error: {error}");
+    let _ = writeln!(io::stderr(), "error: {}", harmless(&error.to_string()));
+}
+
+/// What is wrong with the command line, in one line on standard error: the first paragraph of clap's answer.
+pub fn complain_of_arguments(error: &clap::Error) {
+    let text = error.to_string();
+    let paragraph: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let _ = writeln!(io::stderr(), "{} (see --help)", harmless(&paragraph.join(" ")));
 }
 
 /// Whether the terminal's locale can show more than ASCII.

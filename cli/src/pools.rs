@@ -3,25 +3,28 @@
 //! The rows themselves stay where they are: a replay asks what would move, not for the bytes, so the total
 //! pool is address space that nothing touches, and no gather is enqueued. Everything else is what an
 //! engine on the host device runs.
-
-use std::sync::Arc;
+//!
+//! The trace is not copied as a whole. Its streams are inline: a resolve has ended when the call returns,
+//! so one buffer takes each layer's selection of a step right before its resolve. Only the warm steps
+//! asked for stand on the device together, which is how a warm-up reads them.
 
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Slice, Stream};
-use forebay::trace::SelectionTrace;
+use forebay::device::{Device, Slice};
+use forebay::trace::{Header, SelectionTrace};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
 use forebay::{Open, Result, Row, Shape, WarmUp};
 
-/// A trace on a device, in the order in which steps of `mtp` query rows read it.
-pub struct Loaded<'a> {
-    trace: &'a SelectionTrace,
-    device: Arc<HostDevice>,
-    stream: Stream,
-    mtp: u32,
-    /// `[groups][layers][mtp][k]` i32.
-    selections: Slice,
-    /// `[mtp][k]` i32.
-    slots: Slice,
+/// One replay of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Slots of the sequence in one layer.
+    pub slots: u32,
+    /// Prompt steps replayed first, at most the trace's warm steps.
+    pub warmup: u32,
+    /// Query rows of a decode step, at least 1.
+    pub mtp: u32,
+    /// Decode steps replayed, at least 1, at most the trace's decode steps / mtp.
+    pub steps: u32,
 }
 
 /// What one replay has found.
@@ -33,119 +36,113 @@ pub struct Outcome {
     pub steps: Vec<u64>,
 }
 
-impl<'a> Loaded<'a> {
-    /// Lays out the trace's decode steps for `mtp` query rows a step.
-    ///
-    /// # Errors
-    /// [`forebay::Kind::OutOfMemory`].
-    pub fn new(trace: &'a SelectionTrace, mtp: u32) -> Result<Loaded<'a>> {
-        let device = HostDevice::new(HostOptions::default());
-        let stream = device.stream()?;
-        let header = trace.header();
-        let groups = header.decode_steps() / mtp;
-        let row = u64::from(header.k) * 4;
-        let rows = u64::from(groups) * u64::from(header.layers) * u64::from(mtp);
-        let selections = device.allocate((rows * row).max(row))?;
-        let mut bytes = vec![0; row as usize];
-        let mut at = 0;
-        for group in 0..groups {
-            for layer in 0..header.layers {
-                for query in 0..mtp {
-                    let step = header.warm_steps + group * mtp + query;
-                    fill(&mut bytes, trace.selection(step, layer));
-                    device.write(selections.part(at, row)?, &bytes)?;
-                    at += row;
-                }
-            }
-        }
-        let slots = device.allocate(u64::from(mtp) * row)?;
-        Ok(Loaded { trace, device, stream, mtp, selections, slots })
-    }
+/// Replays the trace as `setting` says, with rows of `shape`. Calls `progress` after every step.
+///
+/// # Errors
+/// [`forebay::Kind::OutOfMemory`]; anything else is a defect.
+pub fn replay(
+    trace: &SelectionTrace,
+    shape: &Shape,
+    setting: Setting,
+    mut progress: impl FnMut(),
+) -> Result<Outcome> {
+    let header = trace.header();
+    let Setting { warmup, mtp, steps, .. } = setting;
+    // More slots than tokens would never be filled.
+    let slots = setting.slots.min(header.decode_start + steps * mtp);
+    let device = HostDevice::new(HostOptions::default());
+    let stream = device.stream()?;
+    let mut staging = Staging::new(header.k);
+    let row = staging.bytes.len() as u64;
+    let (selection, slots_out) =
+        (device.allocate(u64::from(mtp) * row)?, device.allocate(u64::from(mtp) * row)?);
+    let mut cache = Cache::new(config(header, shape, Setting { slots, ..setting }), device.clone())?;
+    let sequence = cache.open(&Open {
+        prompt: header.decode_start,
+        promised: steps * mtp,
+        budget: Budget::Slots(slots),
+        bring_up: BringUp::Nothing,
+    })?;
+    cache.append_in_place(sequence, header.decode_start)?;
+    let selections = if warmup > 0 { Some(warm_steps(trace, &device, &mut staging, warmup)?) } else { None };
+    let warm_up = WarmUp { selections, steps: warmup, ..WarmUp::default() };
+    let _ready = cache.join(sequence, stream, warm_up)?;
 
-    /// Replays with `slots` slots a layer, after the last `warmup` warm steps. Calls `progress` after
-    /// every step.
-    ///
-    /// # Errors
-    /// [`forebay::Kind::OutOfMemory`]; anything else is a defect.
-    pub fn run(&self, shape: &Shape, slots: u32, warmup: u32, mut progress: impl FnMut()) -> Result<Outcome> {
-        let header = self.trace.header();
-        let groups = header.decode_steps() / self.mtp;
-        // More slots than tokens would never be filled.
-        let slots = slots.min(header.decode_start + groups * self.mtp);
-        let mut cache = Cache::new(self.config(shape, slots, groups), self.device.clone())?;
-        let sequence = cache.open(&Open {
-            prompt: header.decode_start,
-            promised: groups * self.mtp,
-            budget: Budget::Slots(slots),
-            bring_up: BringUp::Nothing,
-        })?;
-        cache.append_in_place(sequence, header.decode_start)?;
-        let selections = if warmup > 0 { Some(self.warm_steps(warmup)?) } else { None };
-        let warm_up = WarmUp { selections, steps: warmup, ..WarmUp::default() };
-        let _ready = cache.join(sequence, self.stream, warm_up)?;
-
-        let mut outcome = Outcome { layers: vec![(0, 0); header.layers as usize], steps: Vec::new() };
-        let call = u64::from(self.mtp) * u64::from(header.k) * 4;
-        for group in 0..u64::from(groups) {
-            let accepted = Accepted::Rows(if group == 0 { 0 } else { self.mtp });
-            let row = Row { sequence, accepted, query_rows: self.mtp };
-            let mut step = cache.prepare(MicroBatch(0), self.mtp, &[row], None, self.stream)?;
-            for layer in 0..header.layers {
-                let at = (group * u64::from(header.layers) + u64::from(layer)) * call;
-                let buffers = Buffers { selection: self.selections.part(at, call)?, slots: self.slots };
-                cache.resolve(&step, LayerCall::whole(Layer(layer)), self.stream, buffers)?;
-            }
-            cache.finish(&mut step, self.stream)?;
-            let retired = cache.retire(step, self.stream).map_err(|unretired| unretired.error)?;
-            for ((hits, misses), count) in outcome.layers.iter_mut().zip(retired.layers()) {
-                *hits += u64::from(count.hits);
-                *misses += u64::from(count.misses);
-            }
-            outcome.steps.push(retired.total().1);
-            progress();
-        }
-        cache.close(sequence, self.stream)?;
-        Ok(outcome)
-    }
-
-    fn config(&self, shape: &Shape, slots: u32, groups: u32) -> Config {
-        let header = self.trace.header();
-        let shape =
-            Shape { layers: header.layers, draft_layers: 0, index_key_bytes: 0, top_k: header.k, ..*shape };
-        // The last step's rows are in flight beyond the tokens that are promised.
-        let tokens = header.decode_start + (groups + 1) * self.mtp;
-        let memory = Memory { huge: false, populate: false, lock: false, node: None };
-        Config {
-            query_rows: self.mtp,
-            memory,
-            steps_in_flight: 1,
-            residency_only: true,
-            ..Config::new(shape, 1, tokens, slots)
-        }
-    }
-
-    /// The last `steps` warm steps, `[layers][steps][k]` i32.
-    fn warm_steps(&self, steps: u32) -> Result<Slice> {
-        let header = self.trace.header();
-        let row = u64::from(header.k) * 4;
-        let all = self.device.allocate(u64::from(header.layers) * u64::from(steps) * row)?;
-        let mut bytes = vec![0; row as usize];
-        let mut at = 0;
+    let mut outcome = Outcome { layers: vec![(0, 0); header.layers as usize], steps: Vec::new() };
+    for group in 0..steps {
+        let accepted = Accepted::Rows(if group == 0 { 0 } else { mtp });
+        let query_rows = Row { sequence, accepted, query_rows: mtp };
+        let mut step = cache.prepare(MicroBatch(0), mtp, &[query_rows], None, stream)?;
         for layer in 0..header.layers {
-            for step in header.warm_steps - steps..header.warm_steps {
-                fill(&mut bytes, self.trace.selection(step, layer));
-                self.device.write(all.part(at, row)?, &bytes)?;
-                at += row;
+            for query in 0..mtp {
+                let positions = trace.selection(header.warm_steps + group * mtp + query, layer);
+                device.write(selection.part(u64::from(query) * row, row)?, staging.words(positions))?;
             }
+            let buffers = Buffers { selection, slots: slots_out };
+            cache.resolve(&step, LayerCall::whole(Layer(layer)), stream, buffers)?;
         }
-        Ok(all)
+        cache.finish(&mut step, stream)?;
+        let retired = cache.retire(step, stream).map_err(|unretired| unretired.error)?;
+        for ((hits, misses), count) in outcome.layers.iter_mut().zip(retired.layers()) {
+            *hits += u64::from(count.hits);
+            *misses += u64::from(count.misses);
+        }
+        outcome.steps.push(retired.total().1);
+        progress();
     }
+    cache.close(sequence, stream)?;
+    Ok(outcome)
 }
 
-/// Positions as i32 words; what a short selection leaves over is -1.
-fn fill(bytes: &mut [u8], positions: &[u32]) {
-    let words = positions.iter().copied().chain(std::iter::repeat(u32::MAX));
-    for (word, position) in bytes.chunks_exact_mut(4).zip(words) {
-        word.copy_from_slice(&position.to_le_bytes());
+fn config(header: &Header, shape: &Shape, setting: Setting) -> Config {
+    let Setting { slots, mtp, steps, .. } = setting;
+    let shape =
+        Shape { layers: header.layers, draft_layers: 0, index_key_bytes: 0, top_k: header.k, ..*shape };
+    // The last step's rows are in flight beyond the tokens that are promised.
+    let tokens = header.decode_start + (steps + 1) * mtp;
+    let memory = Memory { huge: false, populate: false, lock: false, node: None };
+    Config { query_rows: mtp, memory, steps_in_flight: 1, residency_only: true, ..Config::new(shape, 1, tokens, slots) }
+}
+
+/// The last `steps` warm steps, `[layers][steps][k]` i32.
+fn warm_steps(
+    trace: &SelectionTrace,
+    device: &HostDevice,
+    staging: &mut Staging,
+    steps: u32,
+) -> Result<Slice> {
+    let header = trace.header();
+    let row = staging.bytes.len() as u64;
+    let all = device.allocate(u64::from(header.layers) * u64::from(steps) * row)?;
+    let mut at = 0;
+    for layer in 0..header.layers {
+        for step in header.warm_steps - steps..header.warm_steps {
+            device.write(all.part(at, row)?, staging.words(trace.selection(step, layer)))?;
+            at += row;
+        }
+    }
+    Ok(all)
+}
+
+/// One query row's selection as the device reads it: k words of four bytes.
+struct Staging {
+    bytes: Vec<u8>,
+}
+
+impl Staging {
+    fn new(k: u32) -> Staging {
+        Staging { bytes: vec![0; k as usize * 4] }
+    }
+
+    /// Positions as i32 words; what a short selection leaves over is -1.
+    fn words(&mut self, positions: &[u32]) -> &[u8] {
+        let words = self.bytes.chunks_exact_mut(4);
+        for (word, position) in words.zip(positions) {
+            word.copy_from_slice(&position.to_le_bytes());
+        }
+        if let Some(rest) = self.bytes.get_mut(positions.len() * 4..) {
+            rest.fill(0xFF);
+        }
+        &self.bytes
     }
 }

@@ -4,6 +4,7 @@
 //! which nothing is born; then decode steps of `--mtp` consecutive positions each, selections united,
 //! every draft accepted; an incomplete last group is dropped. Nothing is resident before the first step.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
@@ -12,11 +13,14 @@ use forebay::trace::SelectionTrace;
 use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-use crate::pools::Loaded;
+use crate::pools::{self, Setting};
 use crate::{json, output, report};
 
 /// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
 pub const FIRST_STEPS: u32 = 8;
+
+/// Prompt steps replayed first when `--warmup` is not given; all where the trace has fewer.
+const WARMUP: u32 = 32;
 
 /// The sizes replayed when none are named.
 const RATIOS: [f64; 3] = [0.1, 0.2, 0.3];
@@ -41,13 +45,14 @@ pub struct Arguments {
     ratio: Vec<f64>,
     /// Slots per sequence and layer; several, separated by commas.
     #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "ratio",
-          value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+          value_parser = at_least_one, allow_negative_numbers = true)]
     slots: Vec<u32>,
-    /// Prompt steps replayed before the first decode step; 0 starts cold.
-    #[arg(long, value_name = "W", default_value_t = 32)]
-    warmup: u32,
+    /// Prompt steps replayed before the first decode step; 0 starts cold [default: 32, or all warm steps of
+    /// a trace with fewer].
+    #[arg(long, value_name = "W", value_parser = whole, allow_negative_numbers = true)]
+    warmup: Option<u32>,
     /// Query rows per decode step: 1 without drafts.
-    #[arg(long, value_name = "Q", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "Q", default_value_t = 1, value_parser = at_least_one, allow_negative_numbers = true)]
     mtp: u32,
     /// Who leaves a full pool.
     #[arg(long, value_enum, default_value_t = Policy::Lru)]
@@ -94,21 +99,21 @@ fn ratio(text: &str) -> std::result::Result<f64, String> {
     Err("a ratio must be above 0 and at most 1".to_owned())
 }
 
-fn presets() -> PossibleValuesParser {
-    PossibleValuesParser::new(Shape::PRESETS.map(|(name, _)| name))
+/// A number of at least 0.
+fn whole(text: &str) -> std::result::Result<u32, String> {
+    text.parse().map_err(|_| format!("not a whole number from 0 to {}", u32::MAX))
 }
 
-/// One replay of a trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Setting {
-    /// Slots of the sequence in one layer.
-    pub slots: u32,
-    /// Prompt steps replayed first, at most the trace's warm steps.
-    pub warmup: u32,
-    /// Query rows of a decode step, at least 1.
-    pub mtp: u32,
-    /// Decode steps replayed: the trace's decode steps / mtp.
-    pub steps: u32,
+/// A number of at least 1.
+fn at_least_one(text: &str) -> std::result::Result<u32, String> {
+    match whole(text) {
+        Ok(value) if value > 0 => Ok(value),
+        _ => Err(format!("not a whole number from 1 to {}", u32::MAX)),
+    }
+}
+
+fn presets() -> PossibleValuesParser {
+    PossibleValuesParser::new(Shape::PRESETS.map(|(name, _)| name))
 }
 
 /// What one layer's pool answered.
@@ -178,19 +183,27 @@ fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> Resul
     let header = trace.header();
     let invalid =
         |what: &str| Error::new(Kind::InvalidConfig, "replay").at(format!("{}: {what}", path.display()));
-    if arguments.warmup > header.warm_steps {
+    let warmup = arguments.warmup.unwrap_or(WARMUP.min(header.warm_steps));
+    if warmup > header.warm_steps {
         return Err(invalid("--warmup asks for more than the trace's warm steps")
-            .with("warmup", arguments.warmup)
+            .with("warmup", warmup)
             .with("warm_steps", header.warm_steps)
             .hint("pass --warmup with a value up to warm_steps; 0 starts cold"));
     }
+    if header.decode_steps() == 0 {
+        return Err(invalid("the trace has no decode steps")
+            .with("steps", header.steps)
+            .with("warm_steps", header.warm_steps)
+            .hint("record steps beyond the prompt"));
+    }
     let steps = header.decode_steps() / arguments.mtp;
     if steps == 0 {
-        return Err(invalid("the trace has fewer decode steps than one step of --mtp takes")
+        return Err(invalid("one step of --mtp takes more than the trace's decode steps")
             .with("mtp", arguments.mtp)
-            .with("decode_steps", header.decode_steps()));
+            .with("decode_steps", header.decode_steps())
+            .hint("pass --mtp up to decode_steps"));
     }
-    let setting = |slots| Setting { slots, warmup: arguments.warmup, mtp: arguments.mtp, steps };
+    let setting = |slots| Setting { slots, warmup, mtp: arguments.mtp, steps };
     let context = f64::from(header.decode_start);
     if !arguments.slots.is_empty() {
         let share = |slots: u32| f64::from(slots) / context.max(1.0);
@@ -222,19 +235,21 @@ fn progress(path: &Path, steps: u64) -> ProgressBar {
     bar.with_prefix(output::harmless(&path.display().to_string()))
 }
 
-/// The trace up to the end of its first decode steps.
-fn beginning(trace: &SelectionTrace, mtp: u32) -> Result<SelectionTrace> {
-    let mut header = trace.header().clone();
-    header.steps = header.steps.min(header.warm_steps.saturating_add(mtp.saturating_mul(FIRST_STEPS)));
-    let sets = (0..header.steps).flat_map(|step| (0..header.layers).map(move |layer| (step, layer)));
-    let members = sets.flat_map(|(step, layer)| trace.selection(step, layer).iter().copied()).collect();
-    SelectionTrace::new(header, members)
-}
-
 /// Misses of the first decode steps.
 fn first(mut steps: Vec<u64>) -> Vec<u64> {
     steps.truncate(FIRST_STEPS as usize);
     steps
+}
+
+/// The error with the trace's name, and what helps against pools that are too large.
+fn named(e: Error, path: &Path) -> Error {
+    let too_large = matches!(e.kind(), Kind::OutOfMemory | Kind::Overflow);
+    let place = match e.place() {
+        "" => path.display().to_string(),
+        place => format!("{}: {place}", path.display()),
+    };
+    let e = e.at(place);
+    if too_large { e.hint("pass a smaller --ratio or --slots") } else { e }
 }
 
 /// Replays the trace at `path` at every size.
@@ -242,17 +257,31 @@ fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed>
     let trace = SelectionTrace::read(path)?;
     let settings = settings(&trace, path, arguments)?;
     let bar = progress(path, settings.iter().map(|(s, _)| u64::from(s.steps)).sum());
-    let start = beginning(&trace, arguments.mtp)?;
-    let (whole, start) = (Loaded::new(&trace, arguments.mtp)?, Loaded::new(&start, arguments.mtp)?);
+    let run = |setting, progress: &dyn Fn()| {
+        pools::replay(&trace, shape, setting, progress).map_err(|e| named(e, path))
+    };
     let mut replays = Vec::with_capacity(settings.len());
     for (setting, ratio) in settings {
-        let outcome = whole.run(shape, setting.slots, setting.warmup, || bar.inc(1))?;
-        let cold = first(start.run(shape, setting.slots, 0, || ())?.steps);
+        let outcome = run(setting, &|| bar.inc(1))?;
+        let beginning = Setting { warmup: 0, steps: setting.steps.min(FIRST_STEPS), ..setting };
+        let cold = run(beginning, &|| ())?.steps;
         let layers = outcome.layers.into_iter().map(|(hits, misses)| Count { hits, misses }).collect();
         replays.push(Replay { setting, ratio, layers, first: first(outcome.steps), cold });
     }
     bar.finish_and_clear();
     Ok(Replayed { path: path.to_owned(), header: trace.header().clone(), replays })
+}
+
+/// Refuses to write the result over one of the traces, by whatever name.
+fn check_target(json: &Path, traces: &[PathBuf]) -> Result<()> {
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    let Some(target) = identity(json) else { return Ok(()) };
+    match traces.iter().find(|trace| identity(trace) == Some(target)) {
+        None => Ok(()),
+        Some(trace) => Err(Error::new(Kind::InvalidConfig, "replay")
+            .at(format!("--json {} would replace the trace {}", json.display(), trace.display()))
+            .hint("name another file")),
+    }
 }
 
 /// `forebay replay`.
@@ -264,6 +293,9 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         .ok_or_else(|| Error::new(Kind::InvalidConfig, "replay").at("--model"))?;
     let row = RowSize { model: arguments.model.clone(), bytes: Geometry::new(shape)?.row_bytes() };
     let DeviceName::Host = arguments.device;
+    if let Some(path) = arguments.json.as_deref().filter(|path| !output::is_stdout(path)) {
+        check_target(path, &arguments.traces)?;
+    }
     let replayed =
         arguments.traces.iter().map(|path| replay(path, &shape, arguments)).collect::<Result<Vec<_>>>()?;
     if let Some(path) = &arguments.json {

@@ -37,27 +37,31 @@ fn heading(trace: &Replayed, row: &RowSize) -> String {
     let or_unnamed = |text: &str| if text.is_empty() { "unnamed".to_owned() } else { harmless(text) };
     let warm_up = match setting.warmup {
         0 => "no warm-up".to_owned(),
-        w => format!("warm-up with the last {w} prompt positions"),
+        w => format!("warm-up with the last {}", counted(w, "prompt position")),
     };
     format!(
         "{}: {}\n\
          Selections of {} on {}\n\
-         {} layers, k {}, context {}; {} decode steps of {} query row{} from position {}; {warm_up}\n\
+         {}, k {}, context {}; {} of {} from position {}; {warm_up}\n\
          Bytes moved assume rows of {} ({} bytes); the misses are the recorded model's, not that one's.",
         harmless(&trace.path.display().to_string()),
         or_unnamed(&header.label),
         or_unnamed(&header.model),
         or_unnamed(&header.text),
-        header.layers,
+        counted(header.layers, "layer"),
         header.k,
         header.context,
-        setting.steps,
-        setting.mtp,
-        if setting.mtp == 1 { "" } else { "s" },
+        counted(setting.steps, "decode step"),
+        counted(setting.mtp, "query row"),
         header.decode_start,
         row.model,
         row.bytes,
     )
+}
+
+/// `1 layer`, `2 layers`.
+fn counted(count: u32, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
 fn table(utf8: bool) -> Table {
@@ -96,16 +100,16 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
         let by_layer = replay.layers.iter().map(|c| c.misses);
         let least = replay.per_step(by_layer.clone().min().unwrap_or(0));
         let most = replay.per_step(by_layer.max().unwrap_or(0));
-        let (down, up) = bytes(replay, row);
+        let (to_device, to_host) = bytes(replay, row);
         let cold = number(replay.first_mean(&replay.cold));
         table.add_row([
-            format!("{:.3}", replay.ratio),
+            share(replay, trace.header.decode_start),
             replay.setting.slots.to_string(),
             number(replay.per_step(total.misses) / replay.layers.len() as f64),
             format!("{}..{}", number(least), number(most)),
             format!("{:.1}%", 100.0 * miss_ratio(total)),
-            size(replay.per_step(down)),
-            size(replay.per_step(up)),
+            size(replay.per_step(to_device)),
+            size(replay.per_step(to_host)),
             match replay.setting.warmup {
                 0 => cold,
                 _ => format!("{cold} -> {}", number(replay.first_mean(&replay.first))),
@@ -119,7 +123,7 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
 /// Misses per step, a line for each layer, a number and a bar for each size.
 fn layers(trace: &Replayed, utf8: bool) -> String {
     let mut table = table(utf8);
-    let name = |replay: &Replay| format!("{} slots", replay.setting.slots);
+    let name = |replay: &Replay| counted(replay.setting.slots, "slot");
     let header = trace.replays.iter().flat_map(|replay| [name(replay), String::new()]);
     table.set_header(std::iter::once("layer".to_owned()).chain(header));
     let all = trace.replays.iter().flat_map(|r| r.layers.iter().map(|c| r.per_step(c.misses)));
@@ -147,6 +151,20 @@ fn bar(value: f64, longest: f64, utf8: bool) -> String {
     }
     let eighths = (length * 8.0).round() as usize;
     "█".repeat(eighths / 8) + EIGHTHS.get(eighths % 8).copied().unwrap_or_default()
+}
+
+/// Slots as a share of the context at decode start; nothing where they exceed it.
+fn share(replay: &Replay, decode_start: u32) -> String {
+    if replay.setting.slots > decode_start {
+        return "-".to_owned();
+    }
+    ratio(replay.ratio)
+}
+
+/// Three decimals, or two significant digits where those would say too little.
+fn ratio(value: f64) -> String {
+    let decimals = if value < 0.001 { 1 - value.log10().floor() as i32 } else { 3 };
+    format!("{value:.*}", usize::try_from(decimals).unwrap_or(3))
 }
 
 /// A count with as many digits as it needs.
@@ -180,6 +198,12 @@ mod tests {
         assert_eq!(bar(1.0, BAR as f64 * 2.0, true), "▌");
         assert_eq!(bar(1.0, 2.0, false), "#".repeat(BAR / 2));
         assert_eq!(bar(0.0, 0.0, true), "");
+    }
+
+    #[test]
+    fn small_ratios_keep_two_digits() {
+        assert_eq!([1.0, 0.1, 0.0234, 0.001].map(ratio), ["1.000", "0.100", "0.023", "0.001"]);
+        assert_eq!([0.000_99, 0.000_16, 0.000_061].map(ratio), ["0.00099", "0.00016", "0.000061"]);
     }
 
     #[test]

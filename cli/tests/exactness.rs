@@ -13,29 +13,36 @@ mod traces;
 use forebay::Shape;
 use forebay::trace::SelectionTrace;
 use oracle::Oracle;
-use pools::{Loaded, Outcome};
+use pools::{Outcome, Setting};
 
-/// The rule's own words over the trace: cold or after `warmup` warm steps, `mtp` positions a step.
-fn naive(trace: &SelectionTrace, slots: u32, warmup: u32, mtp: u32) -> Outcome {
+/// The rule's own words over one layer of the trace: its hits, its misses by step.
+fn naive(trace: &SelectionTrace, setting: Setting, layer: u32) -> (u64, Vec<u64>) {
+    let Setting { slots, warmup, mtp, steps } = setting;
     let header = trace.header();
-    let groups = header.decode_steps() / mtp;
-    let mut outcome =
-        Outcome { layers: vec![(0, 0); header.layers as usize], steps: vec![0; groups as usize] };
-    for layer in 0..header.layers {
-        let mut oracle = Oracle::new(slots as usize, header.decode_start);
-        for step in header.warm_steps - warmup..header.warm_steps {
-            let _ = oracle.select(trace.selection(step, layer).iter().copied());
-        }
-        for group in 0..groups {
-            let accepted = if group == 0 { 0 } else { mtp };
-            oracle.commit(accepted, mtp);
-            let first = header.warm_steps + group * mtp;
-            let union = (first..first + mtp).flat_map(|s| trace.selection(s, layer).iter().copied());
-            let step = oracle.select(union);
-            outcome.layers[layer as usize].0 += step.hits.len() as u64;
-            outcome.layers[layer as usize].1 += step.misses.len() as u64;
-            outcome.steps[group as usize] += step.misses.len() as u64;
-        }
+    let mut oracle = Oracle::new(slots as usize, header.decode_start);
+    for step in header.warm_steps - warmup..header.warm_steps {
+        let _ = oracle.select(trace.selection(step, layer).iter().copied());
+    }
+    let (mut hits, mut misses) = (0, Vec::new());
+    for group in 0..steps {
+        let accepted = if group == 0 { 0 } else { mtp };
+        oracle.commit(accepted, mtp);
+        let first = header.warm_steps + group * mtp;
+        let union = (first..first + mtp).flat_map(|s| trace.selection(s, layer).iter().copied());
+        let step = oracle.select(union);
+        hits += step.hits.len() as u64;
+        misses.push(step.misses.len() as u64);
+    }
+    (hits, misses)
+}
+
+/// All layers by the rule's own words.
+fn expected(trace: &SelectionTrace, setting: Setting) -> Outcome {
+    let mut outcome = Outcome { layers: Vec::new(), steps: vec![0; setting.steps as usize] };
+    for layer in 0..trace.header().layers {
+        let (hits, misses) = naive(trace, setting, layer);
+        outcome.layers.push((hits, misses.iter().sum()));
+        outcome.steps.iter_mut().zip(misses).for_each(|(sum, step)| *sum += step);
     }
     outcome
 }
@@ -44,21 +51,22 @@ fn compare(path: &std::path::Path) {
     let trace = SelectionTrace::read(path).unwrap();
     let header = trace.header();
     let ratio = |r: f64| (r * f64::from(header.decode_start) + 0.5) as u32;
-    // Below k for one query row, between k and 2k for two, and half of k: scratch slots in every step.
-    let below = [header.k * 3 / 2, header.k / 2];
-    for mtp in [1, 2] {
-        let loaded = Loaded::new(&trace, mtp).unwrap();
-        let sizes = [ratio(0.1), ratio(0.2)].into_iter().chain(below);
-        for (index, slots) in sizes.enumerate() {
-            // Cold and warm for the ratios; the small sizes alternate, to keep the test short.
-            let warmups: &[u32] = if index < 2 { &[0, 32] } else { &[32 * (index as u32 % 2)] };
-            for warmup in warmups {
-                let replayed = loaded.run(&Shape::DEEPSEEK_V3_2, slots, *warmup, || ()).unwrap();
-                let expected = naive(&trace, slots, *warmup, mtp);
-                assert_eq!(replayed, expected, "{path:?} slots {slots} warm-up {warmup} mtp {mtp}");
-                assert!(expected.steps.iter().sum::<u64>() > 0, "a replay without misses shows nothing");
-            }
-        }
+    let (tenth, fifth) = (ratio(0.1), ratio(0.2));
+    // Each size cold or warm and with one query row or two, crossed so that each pair of these meets. Half of
+    // k, and 1.5 k for two rows: scratch slots in every step.
+    for (mtp, slots, warmup) in [
+        (1, tenth, 0),
+        (1, fifth, 32),
+        (2, tenth, 32),
+        (2, fifth, 0),
+        (1, header.k / 2, 32),
+        (2, header.k * 3 / 2, 0),
+    ] {
+        let setting = Setting { slots, warmup, mtp, steps: header.decode_steps() / mtp };
+        let replayed = pools::replay(&trace, &Shape::DEEPSEEK_V3_2, setting, || ()).unwrap();
+        let expected = expected(&trace, setting);
+        assert_eq!(replayed, expected, "{path:?} {setting:?}");
+        assert!(expected.steps.iter().sum::<u64>() > 0, "a replay without misses shows nothing");
     }
 }
 

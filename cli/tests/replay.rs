@@ -38,21 +38,26 @@ fn succeeds(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs it to status 2 and returns the error; nothing may have been printed.
+/// Runs it to status 2 and returns the error, one line; nothing may have been printed.
 fn refuses(arguments: &[&str]) -> String {
-    let output = output(arguments);
+    refused(output(arguments), arguments)
+}
+
+fn refused(output: Output, arguments: &[&str]) -> String {
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
     assert!(output.stdout.is_empty(), "{arguments:?} printed something");
     assert!(errors.starts_with("error: ") && !errors.contains("panicked"), "{errors}");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
     errors
 }
 
-/// As [`refuses`], for an error of forebay's own: exactly one line.
-fn refuses_in_a_line(arguments: &[&str]) -> String {
-    let errors = refuses(arguments);
-    assert_eq!(errors.lines().count(), 1, "{errors}");
-    errors
+/// Runs it with `kib` KiB of address space.
+fn confined(kib: u32, arguments: &[&str]) -> Output {
+    let script = "ulimit -v $1 || exit 9; shift; exec \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh", &kib.to_string(), env!("CARGO_BIN_EXE_forebay")]).args(arguments);
+    command.env("LC_ALL", "C").stdin(Stdio::null()).output().unwrap()
 }
 
 fn entries(arguments: &[&str]) -> Vec<Value> {
@@ -87,6 +92,23 @@ fn tiny(name: &str) -> PathBuf {
         old = set;
     }
     let path = folder(name).join("tiny.topk");
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// A small file that unfolds: one layer, k 65535, all `steps` sets the same, none of them of the prompt.
+fn unfolding(name: &str, steps: u32) -> PathBuf {
+    let json = format!(
+        r#"{{"layers":1,"k":65535,"steps":{steps},"warm_steps":0,"first_position":65535,
+        "decode_start":65535,"context":{}}}"#,
+        65535 + steps
+    );
+    let mut bytes = b"TOPKTRC1".to_vec();
+    bytes.extend((json.len() as u32).to_le_bytes());
+    bytes.extend(json.as_bytes());
+    bytes.extend([0xFF, 0xFF, 0, 0]);
+    bytes.resize(bytes.len() + 65535 + 4 * (steps as usize - 1), 0);
+    let path = folder(name).join("unfolding.topk");
     fs::write(&path, bytes).unwrap();
     path
 }
@@ -234,7 +256,7 @@ fn a_json_file_is_written_beside_the_tables() {
 #[test]
 fn json_that_cannot_be_written_is_an_error_and_leaves_nothing() {
     let demo = demo();
-    let replay = |file: &str| refuses_in_a_line(&["replay", text(&demo), "--ratio", "0.2", "--json", file]);
+    let replay = |file: &str| refuses(&["replay", text(&demo), "--ratio", "0.2", "--json", file]);
     let e = replay("/dev/full");
     assert!(e.contains("/dev/full") && e.contains("No space left"), "{e}");
     assert!(replay("/no-such-folder/out.json").contains("No such file or directory"));
@@ -243,7 +265,7 @@ fn json_that_cannot_be_written_is_an_error_and_leaves_nothing() {
     // Bad input is found before anything is written: the old file stays.
     let old = folder.join("old.json");
     fs::write(&old, "old").unwrap();
-    refuses_in_a_line(&["replay", text(&demo), "no-such-trace", "--json", text(&old)]);
+    refuses(&["replay", text(&demo), "no-such-trace", "--json", text(&old)]);
     assert_eq!(fs::read_to_string(&old).unwrap(), "old");
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
 }
@@ -255,7 +277,7 @@ fn full_standard_output_is_an_error() {
     let out = forebay(&["replay", text(&demo), "--ratio", "0.2"]).stdout(full).output().unwrap();
     assert_eq!(out.status.code(), Some(2));
     let error = String::from_utf8(out.stderr).unwrap();
-    assert!(error.contains("standard output: No space left on device"), "{error}");
+    assert!(error.contains("standard output: No space left on device;"), "{error}");
 }
 
 #[test]
@@ -271,15 +293,15 @@ fn bad_traces_are_named_with_what_is_wrong() {
     flipped[whole.len() / 2] ^= 0x10;
     for (path, what) in [
         (write("empty.zst", b""), "the file is empty"),
-        (write("cut.zst", &whole[..whole.len() / 2]), "truncated"),
+        (write("cut.zst", &whole[..whole.len() / 2]), "truncated: the file ends early (unpacked byte "),
         (write("flipped.zst", &flipped), "malformed input"),
         (write("tail.zst", &[&whole[..], b"x"].concat()), "bytes follow"),
         (write("version", b"TOPKTRC2\0\0\0\0"), "unsupported version"),
         (write("text.json", b"{}"), "neither a zstd frame nor"),
         (folder.clone(), "is a directory"),
-        (folder.join("missing"), "No such file or directory"),
+        (folder.join("missing"), "No such file or directory;"),
     ] {
-        let e = refuses_in_a_line(&["replay", text(&path)]);
+        let e = refuses(&["replay", text(&path)]);
         assert!(e.contains(what) && e.contains(text(&path)), "{what}: {e}");
     }
 }
@@ -295,19 +317,115 @@ fn values_without_sense_are_named_with_the_allowed_range() {
         assert!(e.contains("above 0 and at most 1") || e.contains("0 < R <= 1"), "{e}");
     }
     assert!(replay(&["--ratio", "0.00001"]).contains("leaves no slot"));
-    for value in ["0", "-3", "x", "4294967296"] {
-        let e = replay(&["--slots", value]);
-        assert!(e.contains(&format!("'{value}'")) && e.contains("--slots"), "{e}");
+    for (name, least, values) in [
+        ("--slots", "1", ["0", "-3", "abc", "4294967296"]),
+        ("--mtp", "1", ["0", "-1", "1.5", "4294967296"]),
+        ("--warmup", "0", ["-1", "-32", "x", "4294967296"]),
+    ] {
+        for value in values {
+            let e = replay(&[name, value]);
+            assert!(e.contains(&format!("'{value}'")) && e.contains(name), "{e}");
+            assert!(e.contains(&format!("not a whole number from {least} to 4294967295")), "{e}");
+        }
     }
     assert!(replay(&["--slots", "9", "--ratio", "0.1"]).contains("cannot be used with"));
     assert!(replay(&["--warmup", "65"]).contains("warmup 65, warm_steps 64"));
-    assert!(replay(&["--mtp", "0"]).contains("--mtp"));
-    assert!(replay(&["--mtp", "513"]).contains("mtp 513, decode_steps 512"));
+    assert!(replay(&["--mtp", "513"]).contains("mtp 513, decode_steps 512); pass --mtp up to decode_steps"));
     assert!(replay(&["--policy", "best"]).contains("lru"));
     assert!(replay(&["--model", "gpt-2"]).contains("deepseek-v3.2"));
     assert!(replay(&["--device", "cuda:0"]).contains("host"));
-    assert!(refuses(&["replay"]).contains("TRACE"));
+    assert!(refuses(&["replay"]).ends_with("<TRACE>... (see --help)\n"));
     assert!(refuses(&["reply"]).contains("reply"));
+}
+
+#[test]
+fn memory_that_cannot_be_had_is_an_error_that_names_the_trace() {
+    // 1 GiB of sets and a limit of 300 MiB.
+    let path = unfolding("too-large", 4096);
+    let arguments = ["replay", text(&path)];
+    let e = refused(confined(300 << 10, &arguments), &arguments);
+    assert!(e.contains("out of memory") && e.contains(text(&path)) && e.contains("cut the trace"), "{e}");
+    let more = unfolding("beyond-the-limit", 4097);
+    let e = refuses(&["replay", text(&more)]);
+    assert!(e.contains("too large") && e.contains("most 268435456"), "{e}");
+    // The pools do not fit: rows of 4096 bytes at 10 layers of 6656 tokens.
+    let demo = demo();
+    let arguments = ["replay", text(&demo), "--model", "gqa-8x128", "--ratio", "1"];
+    let e = refused(confined(200 << 10, &arguments), &arguments);
+    assert!(e.contains("out of memory") && e.contains(text(&demo)), "{e}");
+    assert!(e.contains("pass a smaller --ratio or --slots"), "{e}");
+}
+
+#[test]
+fn a_replay_keeps_one_copy_of_the_trace() {
+    // 250 MiB of sets; the limit leaves room for the program and the pools, not for a second copy.
+    let path = unfolding("one-copy", 1000);
+    let arguments = ["replay", text(&path), "--slots", "65536", "--json", "-"];
+    let output = confined(480 << 10, &arguments);
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+    let list: Value = serde_json::from_slice(&output.stdout).unwrap();
+    // Everything is fetched once and stays.
+    let total = &list[0]["total"];
+    assert_eq!((&total["hits"], &total["misses"]), (&(999 * 65535).into(), &65535.into()));
+}
+
+#[test]
+fn json_never_replaces_a_trace() {
+    let path = tiny("replaces");
+    let before = fs::read(&path).unwrap();
+    let (link, hard) = (path.with_file_name("link"), path.with_file_name("hard"));
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    fs::hard_link(&path, &hard).unwrap();
+    for name in [&path, &link, &hard] {
+        let e = refuses(&["replay", text(&demo()), text(&path), "--slots", "2", "--json", text(name)]);
+        assert!(e.contains("would replace the trace") && e.contains(text(&path)), "{e}");
+    }
+    assert_eq!(fs::read(&path).unwrap(), before);
+}
+
+#[test]
+fn without_warmup_a_short_prompt_warms_with_all_it_has() {
+    let path = tiny("short-prompt");
+    let all = entries(&["replay", text(&path), "--slots", "2"]);
+    assert_eq!(all, entries(&["replay", text(&path), "--slots", "2", "--warmup", "2"]));
+    assert_eq!(all[0]["warmup"], 2);
+    let out = succeeds(&["replay", text(&path), "--slots", "2"]);
+    assert!(out.contains("warm-up with the last 2 prompt positions"), "{out}");
+    assert!(out.contains("\n1 layer, k 2, ") && out.contains("5 decode steps of 1 query row "), "{out}");
+    assert!(refuses(&["replay", text(&path), "--warmup", "3"]).contains("warmup 3, warm_steps 2"));
+}
+
+#[test]
+fn a_share_of_the_context_is_shown_where_it_says_something() {
+    let demo = demo();
+    let out = succeeds(&["replay", text(&demo), "--slots", "1,614,6145"]);
+    let shown: Vec<_> = out
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let ratio = words.next()?;
+            matches!(words.next()?, "1" | "614" | "6145").then_some(ratio)
+        })
+        .take(3)
+        .collect();
+    assert_eq!(shown, ["0.00016", "0.100", "-"], "{out}");
+    assert!(out.contains("  1 slot  ") && out.contains("  614 slots  "), "{out}");
+}
+
+#[test]
+fn a_trace_without_decode_steps_is_named() {
+    let path = tiny("all-warm");
+    let bytes = fs::read(&path).unwrap();
+    let text_of = String::from_utf8_lossy(&bytes[12..]).into_owned();
+    let header = &text_of[..=text_of.find('}').unwrap()];
+    let all_warm = header.replace("\"warm_steps\":2", "\"warm_steps\":7").replace(":4,", ":9,");
+    let mut changed = b"TOPKTRC1".to_vec();
+    changed.extend((all_warm.len() as u32).to_le_bytes());
+    changed.extend(all_warm.as_bytes());
+    changed.extend(&bytes[12 + header.len()..]);
+    fs::write(&path, changed).unwrap();
+    let e = refuses(&["replay", text(&path), "--slots", "2"]);
+    assert!(e.contains("has no decode steps") && !e.contains("--mtp"), "{e}");
 }
 
 /// A reader that closes the pipe at once ends every command quietly.
@@ -336,6 +454,7 @@ fn version_help_and_completions() {
         assert!(succeeds(&["completions", shell]).contains("replay"), "{shell}");
     }
     assert!(refuses(&["completions", "cmd"]).contains("bash"));
+    assert!(succeeds(&["--help"]).starts_with("What a small KV-cache pool"));
     // A bare call shows the help.
     let bare = output(&[]);
     assert_eq!(bare.status.code(), Some(2));

@@ -13,8 +13,8 @@ pub const K_MAX: u32 = u16::MAX as u32;
 /// The longest context in tokens.
 pub const CONTEXT_MAX: u32 = 1 << 24;
 
-/// The most positions of a whole trace, all sets together: 4 GiB decoded.
-pub const MEMBERS_MAX: u64 = 1 << 30;
+/// The most positions of a whole trace, all sets together: 1 GiB decoded, 2148 steps of 61 layers at k 2048.
+pub const MEMBERS_MAX: u64 = 1 << 28;
 
 /// The name of the format, magic and header field alike.
 pub(super) const FORMAT: &str = "TOPKTRC1";

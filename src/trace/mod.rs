@@ -4,7 +4,8 @@
 //! attention read. Recorded once from an engine, it can be replayed at any budget, on any machine; that
 //! is how a pool's size is chosen before memory is bought.
 //!
-//! **Format TOPKTRC1** (one zstd frame, or the same bytes uncompressed), little-endian:
+//! **Format TOPKTRC1** (one zstd frame, or the same bytes uncompressed), little-endian; the page
+//! `docs/trace-format.md` is for those who write such files:
 //!
 //! ```text
 //! 8 bytes   "TOPKTRC1"
@@ -24,8 +25,8 @@
 //! checked before it is used, and memory grows only with sets that were decoded and found right. The
 //! decompressed content never stands in memory as a whole: it passes through a fixed buffer, so a frame
 //! that unfolds to terabytes is an error at its first wrong set. What is kept is four bytes a member; a
-//! file that promises more than [`MEMBERS_MAX`] members (4 GiB) is refused from its header. A frame that
-//! demands a window above 128 MiB is refused too.
+//! file that promises more than [`MEMBERS_MAX`] members (1 GiB) is refused from its header, and memory that
+//! cannot be had is an error. A frame that demands a window above 128 MiB is refused too.
 //!
 //! What this room does not do: it knows no budget, no residency and no cost; it does not write files
 //! (the bytes of [`SelectionTrace::encode`] are the caller's to store).

@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use super::header::{FORMAT, Header, MEMBERS_MAX};
-use super::source::{Source, malformed, unreadable};
+use super::source::{Source, malformed, unreadable, words};
 use crate::error::{Error, Kind, Result};
 
 /// The first bytes of a zstd frame.
@@ -70,7 +70,7 @@ impl SelectionTrace {
     /// [`Kind::BadFormat`] for everything else, with the file, the step and layer, and the byte of the
     /// decompressed content; [`Kind::OutOfMemory`].
     pub fn read(path: &Path) -> Result<SelectionTrace> {
-        let io = |e: std::io::Error| Error::new(Kind::Io, "read trace").at(e.to_string());
+        let io = |e: std::io::Error| Error::new(Kind::Io, "read trace").at(words(&e));
         let read = || {
             let file = File::open(path).map_err(io)?;
             if file.metadata().map_err(io)?.is_dir() {
@@ -237,7 +237,11 @@ impl Body {
             let all = self.header.members_before(self.header.steps);
             let growth = (length as u64).max(GROWTH_LEAST).min(all - length as u64) as usize;
             self.members.try_reserve_exact(growth.max(self.set.len())).map_err(|_| {
-                Error::new(Kind::OutOfMemory, "read trace").with("bytes", 4 * (length + growth) as u64)
+                Error::new(Kind::OutOfMemory, "read trace")
+                    .at("the decoded trace")
+                    .with("bytes", 4 * (length + growth) as u64)
+                    .with("whole", 4 * all)
+                    .hint("free memory, or cut the trace to fewer steps or layers")
             })?;
         }
         self.members.extend_from_slice(&self.set);

@@ -6,6 +6,10 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 
 use super::*;
+use crate::trace::source::BYTE;
+
+#[path = "../../tests/support/traces.rs"]
+mod traces;
 
 /// A small stream of numbers for seeded damage.
 fn next(seed: &mut u64) -> u64 {
@@ -112,27 +116,10 @@ fn assert_equals_naive(trace: &SelectionTrace, content: &[u8]) {
     }
 }
 
-/// The directory of recorded traces, or a noted skip of `test`.
-fn recorded(test: &str) -> Option<PathBuf> {
-    let base = std::env::var_os("FOREBAY_TRACES")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/traces"), PathBuf::from);
-    let topk = base.join("topk");
-    if topk.is_dir() {
-        return Some(topk);
-    }
-    let line = format!("SKIP: {test}: no recorded traces in {} (set FOREBAY_TRACES)\n", topk.display());
-    eprint!("{line}");
-    if let Some(list) = std::env::var_os("FOREBAY_SKIPS") {
-        let mut list = std::fs::OpenOptions::new().create(true).append(true).open(list).unwrap();
-        std::io::Write::write_all(&mut list, line.as_bytes()).unwrap();
-    }
-    None
-}
-
 #[test]
 fn recorded_traces_decode_and_two_equal_a_naive_decoder() {
     let test = "recorded_traces_decode_and_two_equal_a_naive_decoder";
-    let Some(directory) = recorded(test) else { return };
+    let Some(directory) = traces::directory("topk", test) else { return };
     let mut read = 0;
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -250,7 +237,7 @@ fn contradictions_in_the_body_name_step_layer_and_byte() {
         let e = refusal(&tiny(&[&first[..], body].concat()));
         assert_eq!(e.kind(), Kind::BadFormat);
         assert!(e.place().starts_with("step 1, layer 0: "), "{e}");
-        assert!(e.number("byte").is_some());
+        assert!(e.number(BYTE).is_some());
         e.place()["step 1, layer 0: ".len()..].to_owned()
     };
     assert!(SelectionTrace::from_bytes(&tiny(&[&first[..], &[0, 0, 0, 0]].concat())).is_ok());
@@ -267,7 +254,7 @@ fn contradictions_in_the_body_name_step_layer_and_byte() {
         place(&[2, 0, 2, 0, 4, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F]),
         "a position lies beyond the query's own"
     );
-    assert_eq!(place(&[1, 0, 1, 0, 5]), "the content ends early");
+    assert_eq!(place(&[1, 0, 1, 0, 5]), "truncated: the file ends early");
     let e = refusal(&tiny(&[&first[..], &[1, 0, 1, 0, 7, 0]].concat()));
     assert_eq!((e.number("value"), e.number("most")), (Some(7), Some(6)));
 }
@@ -282,7 +269,7 @@ fn headers_that_lie_cost_nothing() {
     };
     let e = refusal(&content_of(&json(4_000_000, 4_100_000), &[]));
     assert!(e.place().contains("too large"), "{e}");
-    let e = refusal(&content_of(&json(4, 80_000), &[]));
+    let e = refusal(&content_of(&json(1, 80_000), &[]));
     assert!(e.place().contains("ends early"), "{e}");
     let mut long = content_of("{}", &[]);
     long[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
@@ -304,7 +291,7 @@ fn a_frame_that_unfolds_to_much_more_is_an_error() {
     std::io::copy(&mut std::io::repeat(0).take(1 << 30), &mut frame).unwrap();
     let e = refusal(&frame.finish().unwrap());
     assert!(e.place().contains("follow the last step"), "{e}");
-    assert_eq!(e.number("byte"), Some(content.len() as u64));
+    assert_eq!(e.number(BYTE), Some(content.len() as u64));
 }
 
 #[test]

@@ -12,18 +12,30 @@ const BUFFER: usize = 1 << 16;
 const VARINT_BYTES: u32 = 5;
 const VARINT_LAST: u8 = 0x0F;
 
-/// A malformed content, found at byte `at`.
+/// The number in errors that says where, counted in the content without its compression.
+pub(super) const BYTE: &str = "unpacked byte";
+
+/// What a content that stops in the middle is called, packed or not.
+const TRUNCATED: &str = "truncated: the file ends early";
+
+/// A malformed content, found at byte `at` of it, unpacked.
 pub(super) fn malformed(what: impl Into<std::borrow::Cow<'static, str>>, at: u64) -> Error {
-    Error::new(Kind::BadFormat, "read trace").at(what).with("byte", at)
+    Error::new(Kind::BadFormat, "read trace").at(what).with(BYTE, at)
+}
+
+/// The system's words for an error, without its number.
+pub(super) fn words(e: &io::Error) -> String {
+    let text = e.to_string();
+    text.split_once(" (os error").map_or(text.as_str(), |(words, _)| words).to_owned()
 }
 
 /// A reader's failure: the system's own is [`Kind::Io`], the decompressor's [`Kind::BadFormat`].
 pub(super) fn unreadable(e: &io::Error, at: u64) -> Error {
     if e.raw_os_error().is_some() {
-        return Error::new(Kind::Io, "read trace").at(e.to_string()).with("byte", at);
+        return Error::new(Kind::Io, "read trace").at(words(e)).with(BYTE, at);
     }
     if e.kind() == io::ErrorKind::UnexpectedEof {
-        return malformed("the zstd frame is truncated", at);
+        return malformed(TRUNCATED, at);
     }
     malformed(format!("the zstd frame is damaged: {e}"), at)
 }
@@ -75,7 +87,7 @@ impl<'a> Source<'a> {
                 self.at += 1;
                 Ok(byte)
             }
-            None => Err(malformed("the content ends early", self.offset())),
+            None => Err(malformed(TRUNCATED, self.offset())),
         }
     }
 
@@ -135,7 +147,7 @@ mod tests {
             assert!(varint(bytes).unwrap_err().place().contains("longer"));
         }
         let e = varint(&[0x80, 0x80]).unwrap_err();
-        assert_eq!((e.place(), e.number("byte")), ("the content ends early", Some(2)));
+        assert_eq!((e.place(), e.number(BYTE)), (TRUNCATED, Some(2)));
     }
 
     /// Gives one byte at a time, with interruptions.
