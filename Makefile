@@ -1,8 +1,8 @@
 # The commands of this repository. A newcomer needs two: `make demo` and `make test`.
 
 .NOTPARALLEL:
-.PHONY: setup demo check test soak bench dist style unit all-tests examples docs loom asan c-test \
-        bench-build begin-skips show-skips
+.PHONY: setup bench-setup demo check test soak bench dist style unit all-tests examples docs loom asan \
+        c-test bench-build
 
 # Where a test says that it did not run, and the environment of ci/requirements.txt (docs/testing.md).
 export FOREBAY_SKIPS := $(CURDIR)/target/skips.txt
@@ -19,20 +19,25 @@ EXAMPLES := $(patsubst examples/%.rs,%,$(wildcard examples/*.rs))
 setup:
 	@ci/setup
 
+## What benches by hand need beside that: Python, libCacheSim, valgrind.
+bench-setup:
+	@ci/bench-setup
+
 ## Replays the trace in data/ at three cache sizes, two query rows a step.
 demo:
 	cargo run --release -p forebay-cli -- replay data/demo.topk.zst --ratio 0.1,0.2,0.3 --mtp 2
 
 ## The inner loop, under five minutes: format, lints, tidy rules, unit and model tests.
-check: begin-skips style unit show-skips
+check:
+	@ci/skips $(MAKE) style unit
 
 ## Everything. With FOREBAY_REQUIRE_ALL=1 a skip that ci/allowed-skips.txt does not list fails.
-test: begin-skips setup style all-tests examples docs loom asan bench-build show-skips
+test:
+	@ci/skips $(MAKE) setup style all-tests examples docs loom asan bench-build
 
 ## More seeds and long runs, optimised; by hand, takes long.
-soak: begin-skips
-	FOREBAY_SOAK=1 PROPTEST_CASES=4096 cargo test --release --workspace --all-features
-	@ci/skips
+soak:
+	FOREBAY_SOAK=1 PROPTEST_CASES=4096 ci/skips cargo test --release --workspace --all-features
 	@if command -v cargo-fuzz >/dev/null; then \
 	    for target in cache_ops trace_bytes; do \
 	        RUSTC_BOOTSTRAP=1 cargo fuzz run -s none $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
@@ -40,7 +45,7 @@ soak: begin-skips
 	else echo "SKIP: fuzz campaigns: cargo-fuzz is not installed (cargo install cargo-fuzz)"; fi
 
 ## Criterion benches; docs/benchmarks.md says which claim each checks.
-bench: setup
+bench: bench-setup
 	cargo bench --workspace --all-features
 
 ## The release archive and its checksum, in target/dist.
@@ -82,9 +87,3 @@ asan:
 
 bench-build:
 	cargo bench --workspace --all-features --no-run
-
-begin-skips:
-	@mkdir -p target && : >$(FOREBAY_SKIPS)
-
-show-skips:
-	@ci/skips

@@ -155,6 +155,11 @@ fn promises_and_failures_name_tests_that_exist() {
 }
 
 #[test]
+fn links_of_the_pages_lead_somewhere() {
+    over_tree(|file, text| pages::links(file, text, |target| root().join(target).exists()));
+}
+
+#[test]
 fn commands_of_the_pages_exist() {
     let makefile = read("Makefile").unwrap_or_default();
     over_tree(|file, text| pages::commands(file, text, &makefile));
@@ -173,24 +178,39 @@ fn variables_of_the_environment_are_documented() {
     over_tree(|file, text| pages::variables(file, text, &page));
 }
 
-/// Runs ci/skips over `lines` as `make test` does at its end; whether it lets the run pass.
-fn skips_pass(name: &str, lines: &str, require_all: &str) -> std::io::Result<bool> {
+/// Runs ci/skips as `make test` does, over a command that notes `lines` and ends with `code`; whether it
+/// lets the run pass, and what it shows.
+fn run_with_skips(name: &str, lines: &str, code: u8, require_all: &str) -> std::io::Result<(bool, String)> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let (skips, list) = (folder.join("skips.txt"), folder.join("allowed.txt"));
     std::fs::create_dir_all(&folder)?;
-    std::fs::write(&skips, lines)?;
+    std::fs::write(&skips, "SKIP: test of the last run: gone\n")?;
     std::fs::write(&list, "# A reason.\nlisted test\n")?;
     let mut command = Command::new(root().join("ci/skips"));
-    command.arg(list).env("FOREBAY_SKIPS", skips).env("FOREBAY_REQUIRE_ALL", require_all);
-    Ok(command.output()?.status.success())
+    let script = format!("printf '%s' '{lines}' >>\"$FOREBAY_SKIPS\"; exit {code}");
+    command.args(["sh", "-c", &script]).env("FOREBAY_SKIPS", skips);
+    command.env("FOREBAY_ALLOWED", list).env("FOREBAY_REQUIRE_ALL", require_all);
+    let ended = command.output()?;
+    let shown = String::from_utf8_lossy(&ended.stdout).into_owned();
+    assert!(!shown.contains("last run"), "{shown}");
+    Ok((ended.status.success(), shown))
 }
 
 #[test]
 fn a_skip_outside_the_list_fails_where_all_is_required() {
     let listed = "SKIP: listed test: no such: device\n";
     let other = "SKIP: other test: no traces\n";
-    assert!(skips_pass("none", "", "1").unwrap());
-    assert!(skips_pass("listed", listed, "1").unwrap());
-    assert!(!skips_pass("other", &format!("{listed}{other}"), "1").unwrap());
-    assert!(skips_pass("lenient", other, "").unwrap());
+    assert!(run_with_skips("none", "", 0, "1").unwrap().0);
+    assert!(run_with_skips("listed", listed, 0, "1").unwrap().0);
+    assert!(!run_with_skips("other", &format!("{listed}{other}"), 0, "1").unwrap().0);
+    assert!(run_with_skips("lenient", other, 0, "").unwrap().0);
+}
+
+#[test]
+fn a_run_that_fails_shows_its_skips_and_fails() {
+    for require_all in ["", "1"] {
+        let (passes, shown) = run_with_skips("failed", "SKIP: listed test: why\n", 3, require_all).unwrap();
+        assert!(!passes && shown.contains("SKIP: listed test: why\n"), "{shown}");
+        assert!(!run_with_skips("failed", "", 3, require_all).unwrap().0);
+    }
 }

@@ -114,16 +114,16 @@ static void append(engine *e) {
     OK(e, fb_join(e->cache, e->sequence, NULL));
 }
 
-static fb_step *prepare(engine *e) {
+static fb_step prepare(engine *e) {
     fb_row row = {e->sequence, e->accepted, QUERY};
     fb_step_config config = {0};
     config.size = sizeof config;
     config.rows = &row;
     config.row_count = 1;
     config.query_rows = QUERY;
-    fb_step *step = NULL;
+    fb_step step = 0;
     OK(e, fb_prepare(e->cache, &config, NULL, &step));
-    CHECK(step != NULL);
+    CHECK(step != 0);
     e->steps++;
     return step;
 }
@@ -184,7 +184,7 @@ static void decode_step(engine *e, uint32_t number) {
     int32_t *selection = malloc(sizeof(int32_t) * PICKS);
     int32_t *slots = malloc(sizeof(int32_t) * PICKS);
     CHECK(selection != NULL && slots != NULL);
-    fb_step *step = prepare(e);
+    fb_step step = prepare(e);
     e->committed += e->accepted;
     for (uint32_t query = 0; query < QUERY; query++) {
         e->written[e->committed + query]++;
@@ -199,13 +199,13 @@ static void decode_step(engine *e, uint32_t number) {
             OK(e, fb_scatter(e->cache, step, layer, NULL));
         }
     }
-    CHECK(fb_retire(e->cache, &step, NULL, NULL) == FB_BUSY && step != NULL);
+    CHECK(fb_retire(e->cache, &step, NULL, NULL) == FB_BUSY && step != 0);
     OK(e, fb_finish(e->cache, step, NULL));
     fb_retired retired = {0};
     retired.size = sizeof retired;
-    fb_step *stale = step;
+    fb_step stale = step;
     OK(e, fb_retire(e->cache, &step, NULL, &retired));
-    CHECK(step == NULL && retired.step == e->steps && retired.hits + retired.misses > 0);
+    CHECK(step == 0 && retired.step == e->steps && retired.hits + retired.misses > 0);
     CHECK(fb_layer(e->cache, stale, 0, selection, slots, NULL) == FB_CLOSED);
     /* By turns the draft is accepted or rejected. */
     e->accepted = 1 + number % 2;
@@ -217,7 +217,7 @@ static void decode_step(engine *e, uint32_t number) {
 static void beyond_length(engine *e) {
     int32_t selection[PICKS];
     int32_t slots[PICKS];
-    fb_step *step = prepare(e);
+    fb_step step = prepare(e);
     e->committed += e->accepted;
     select_rows(selection, e->committed, 0, 1);
     selection[2] = (int32_t)(e->committed + QUERY);
@@ -226,7 +226,7 @@ static void beyond_length(engine *e) {
     fb_retired retired = {0};
     retired.size = sizeof retired;
     CHECK(fb_retire(e->cache, &step, NULL, &retired) == FB_DEVICE_FAILED);
-    CHECK(step == NULL && retired.step == 0);
+    CHECK(step == 0 && retired.step == 0);
     const char *text = fb_cache_error_text(e->cache);
     CHECK(strstr(text, "retire: device failed") != NULL && strstr(text, "layer 1") != NULL);
     fb_row row = {e->sequence, 0, 1};
@@ -235,7 +235,7 @@ static void beyond_length(engine *e) {
     config.rows = &row;
     config.row_count = 1;
     config.query_rows = 1;
-    CHECK(fb_prepare(e->cache, &config, NULL, &step) == FB_INVALID_CONFIG && step == NULL);
+    CHECK(fb_prepare(e->cache, &config, NULL, &step) == FB_INVALID_CONFIG && step == 0);
 }
 
 static void closed_sequence(engine *e) {
@@ -288,7 +288,7 @@ static void nulls(void) {
     fb_cache *other = create();
     fb_cache_config config = declared();
     fb_open_config open = {0};
-    fb_step *step = NULL;
+    fb_step step = 0;
     uint64_t sequence = 77;
     char byte = 0;
     open.size = sizeof open;
@@ -309,12 +309,12 @@ static void nulls(void) {
     CHECK(fb_join(cache, sequence, &byte) == FB_OUT_OF_RANGE);
     CHECK(fb_landing_slot(cache, sequence, 0, NULL) == FB_INVALID_CONFIG);
     CHECK(fb_landing_slot(cache, sequence, QUERY, &config.lanes) == FB_OUT_OF_RANGE);
-    CHECK(fb_prepare(cache, NULL, NULL, &step) == FB_INVALID_CONFIG && step == NULL);
-    CHECK(fb_layer(cache, NULL, 0, NULL, NULL, NULL) == FB_OUT_OF_RANGE);
-    CHECK(fb_scatter(cache, (fb_step *)(void *)&byte, 0, NULL) == FB_OUT_OF_RANGE);
-    CHECK(fb_finish(cache, NULL, NULL) == FB_OUT_OF_RANGE);
+    CHECK(fb_prepare(cache, NULL, NULL, &step) == FB_INVALID_CONFIG && step == 0);
+    CHECK(fb_layer(cache, 0, 0, NULL, NULL, NULL) == FB_CLOSED);
+    CHECK(fb_scatter(cache, UINT64_MAX, 0, NULL) == FB_CLOSED);
+    CHECK(fb_finish(cache, 0, NULL) == FB_CLOSED);
     CHECK(fb_retire(cache, NULL, NULL, NULL) == FB_INVALID_CONFIG);
-    CHECK(fb_retire(cache, &step, NULL, NULL) == FB_OUT_OF_RANGE);
+    CHECK(fb_retire(cache, &step, NULL, NULL) == FB_CLOSED);
     CHECK(fb_cache_destroy(cache) == FB_BUSY);
     CHECK(fb_close(other, sequence, NULL) == FB_CLOSED);
     CHECK(fb_close(cache, sequence, NULL) == FB_OK);
@@ -325,10 +325,10 @@ static void nulls(void) {
 /* A step that is in flight, seen by another cache and by the end of its own. */
 static void foreign_step(engine *e, fb_cache *other) {
     int32_t picks[PICKS];
-    fb_step *step = prepare(e);
+    fb_step step = prepare(e);
     memset(picks, 0xff, sizeof picks);
-    CHECK(fb_layer(other, step, 0, picks, picks, NULL) == FB_OUT_OF_RANGE);
-    CHECK(fb_retire(other, &step, NULL, NULL) == FB_OUT_OF_RANGE && step != NULL);
+    CHECK(fb_layer(other, step, 0, picks, picks, NULL) == FB_CLOSED);
+    CHECK(fb_retire(other, &step, NULL, NULL) == FB_CLOSED && step != 0);
     CHECK(fb_layer(e->cache, step, LAYERS, picks, picks, NULL) == FB_OUT_OF_RANGE);
     CHECK(fb_layer(e->cache, step, 0, NULL, picks, NULL) == FB_INVALID_CONFIG);
     CHECK(fb_layer(e->cache, step, 0, picks, NULL, NULL) == FB_INVALID_CONFIG);
@@ -340,6 +340,48 @@ static void foreign_step(engine *e, fb_cache *other) {
     e->accepted = 0;
 }
 
+/* A step that was retired stays so, though the next one takes its place in the cache. */
+static void stale_step(engine *e) {
+    int32_t picks[PICKS];
+    fb_step step = prepare(e);
+    fb_step stale = step;
+    memset(picks, 0xff, sizeof picks);
+    OK(e, fb_finish(e->cache, step, NULL));
+    OK(e, fb_retire(e->cache, &step, NULL, NULL));
+    e->committed += e->accepted;
+    e->accepted = 0;
+    step = prepare(e);
+    CHECK(step != 0 && step != stale);
+    CHECK(fb_layer(e->cache, stale, 0, picks, picks, NULL) == FB_CLOSED);
+    CHECK(fb_scatter(e->cache, stale, 0, NULL) == FB_CLOSED);
+    CHECK(fb_finish(e->cache, stale, NULL) == FB_CLOSED);
+    OK(e, fb_layer(e->cache, step, 0, picks, picks, NULL));
+    OK(e, fb_finish(e->cache, step, NULL));
+    CHECK(fb_retire(e->cache, &stale, NULL, NULL) == FB_CLOSED && stale != 0);
+    OK(e, fb_retire(e->cache, &step, NULL, NULL));
+}
+
+/* What was asked for and could not be had is listed; what was not asked for is not missed. */
+static void fallbacks(const engine *e) {
+    char text[256] = "untouched";
+    CHECK(fb_cache_fallback(e->cache, 0, text, sizeof text) == FB_OUT_OF_RANGE);
+    CHECK(strcmp(text, "untouched") == 0);
+    CHECK(fb_cache_fallback(NULL, 0, text, sizeof text) == FB_INVALID_CONFIG);
+    fb_cache_config config = declared();
+    fb_cache *cache = NULL;
+    size_t count = 0;
+    config.memory = 0;
+    CHECK(fb_cache_create(&config, NULL, 0, &cache) == FB_OK);
+    while (fb_cache_fallback(cache, count, text, sizeof text) == FB_OK) {
+        CHECK(strstr(text, "(wanted ") != NULL);
+        CHECK(fb_cache_fallback(cache, count, text, 5) == FB_OK && strlen(text) == 4);
+        CHECK(fb_cache_fallback(cache, count, NULL, 0) == FB_OK);
+        count++;
+    }
+    CHECK(fb_cache_fallback(cache, SIZE_MAX, text, sizeof text) == FB_OUT_OF_RANGE);
+    CHECK(fb_cache_destroy(cache) == FB_OK);
+}
+
 static void overrun(engine *e) {
     fb_row *rows = calloc(1, sizeof *rows);
     CHECK(rows != NULL);
@@ -348,7 +390,7 @@ static void overrun(engine *e) {
     config.rows = rows;
     config.row_count = 2;
     config.query_rows = 1;
-    fb_step *step = NULL;
+    fb_step step = 0;
     CHECK(fb_prepare(e->cache, &config, NULL, &step) == FB_CLOSED);
     free(rows);
 }
@@ -381,10 +423,12 @@ static void all(engine *e) {
     CHECK(strcmp(fb_status_text(FB_CLOSED), "closed") == 0);
     sizes();
     nulls();
+    fallbacks(e);
     decode(e, STEPS);
     counters(e, 1);
     fb_cache *other = create();
     foreign_step(e, other);
+    stale_step(e);
     CHECK(fb_cache_destroy(other) == FB_OK);
     beyond_length(e);
     closed_sequence(e);

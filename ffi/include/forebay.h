@@ -6,10 +6,10 @@
  *             error. A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is
  *             FB_INTERNAL; that cache then answers nothing else, and its destruction gives its memory up.
  * Answers     Out-parameters are written on FB_OK only, reasons of a failed creation on failure only.
- *             fb_retire's step is the exception: it is set to NULL whenever the step has ended.
- * Handles     fb_cache is created and destroyed. A sequence is a number; one that was closed, or never
- *             given, is FB_CLOSED. An fb_step is a token that the caller owns from fb_prepare until
- *             fb_retire sets it to NULL; it is never followed, and a wrong one is an error.
+ *             fb_retire's step is the exception: it is set to 0 whenever the step has ended.
+ * Handles     fb_cache is created and destroyed. A sequence is a number, a step is an fb_step; 0 is none of
+ *             either. One that was closed or retired, or never given, is FB_CLOSED. Both belong to the
+ *             cache that gave them: another cache may have given the same number.
  * Threads     Calls on one cache through a const pointer may run at the same time. A call through a pointer
  *             without const must be alone. Different caches may be used by different threads; no call
  *             depends on global state.
@@ -100,9 +100,6 @@ typedef uint32_t fb_status;
 
 // A cache of one model on one device.
 typedef struct fb_cache fb_cache;
-
-// A step between prepare and retire.
-typedef struct fb_step fb_step;
 
 // What a cache is made of. What is optional and 0 gets its default.
 typedef struct fb_cache_config {
@@ -225,6 +222,9 @@ typedef struct fb_step_config {
     uint32_t reserved;
 } fb_step_config;
 
+// A step between prepare and retire: its number in its cache, never given twice; 0 is none.
+typedef uint64_t fb_step;
+
 // What a step has done.
 typedef struct fb_retired {
     // sizeof(fb_retired), set by the caller.
@@ -250,7 +250,7 @@ const char *fb_status_text(uint32_t status);
 // Makes a cache and takes all its memory. When that fails, the reason is written to `text`, cut to
 // `text_bytes` bytes with its ending zero; `text` may be NULL.
 //
-// # Safety
+// Requires:
 // `config` states its size truly; `text` has `text_bytes` bytes.
 fb_status fb_cache_create(const struct fb_cache_config *config,
                           char *text,
@@ -260,42 +260,50 @@ fb_status fb_cache_create(const struct fb_cache_config *config,
 // Ends a cache and frees its memory; after a panic the memory is given up instead. FB_BUSY while a
 // sequence is open or a step is not retired: nothing is freed then, and the handle stays good.
 //
-// # Safety
+// Requires:
 // `cache` was created and not destroyed; no other thread uses it, and nobody afterwards on FB_OK.
 fb_status fb_cache_destroy(struct fb_cache *cache);
 
 // The text of the last error of a call that took this handle without const; empty before the first.
 // It stays as it is until the next such call. Calls that take a const handle answer a status alone.
 //
-// # Safety
+// Requires:
 // `cache` is a handle that no other thread changes.
 const char *fb_cache_error_text(const struct fb_cache *cache);
 
 // Reads a cache's counters and gauges.
 //
-// # Safety
+// Requires:
 // `cache` is a handle that no other thread changes; `stats` states its size truly.
 fb_status fb_cache_stats(const struct fb_cache *cache, struct fb_stats *stats);
+
+// What the cache had to do without: the fallback number `index`, from 0, as a line of text, cut to
+// `text_bytes` bytes with its ending zero. FB_OUT_OF_RANGE past the last one: none, if `index` is 0.
+// `text` may be NULL.
+//
+// Requires:
+// `cache` is a handle that no other thread changes; `text` has `text_bytes` bytes.
+fb_status fb_cache_fallback(const struct fb_cache *cache, size_t index, char *text, size_t text_bytes);
 
 // The slab of a layer, which attention reads: its address and size on the device. Slots stand in blocks
 // of 64, padded as declared; in a block, run 0 of all 64 slots, then run 1 of all 64 slots. With rows in
 // one run and no padding, slot `s` stands at `s * row_bytes[0]`.
 //
-// # Safety
+// Requires:
 // `cache` is a handle that no other thread changes; `address` and `bytes` have room for the answers.
 fb_status fb_slab(const struct fb_cache *cache, uint32_t layer, void **address, uint64_t *bytes);
 
 // Admits a sequence: takes its pages, slots and lane. FB_EXHAUSTED names the pool that has too little
 // left; nothing is taken then.
 //
-// # Safety
+// Requires:
 // `cache` is a handle that no other thread uses; `config` states its size truly.
 fb_status fb_open(struct fb_cache *cache, const struct fb_open_config *config, uint64_t *sequence);
 
 // Appends prompt rows in one layer: `count` packed rows, each row_bytes[0] + row_bytes[1] bytes. Layers
 // fill independently, each in order. Nothing is written on an error.
 //
-// # Safety
+// Requires:
 // `cache` is a handle that no other thread uses; `rows` has `count` rows.
 fb_status fb_append(struct fb_cache *cache,
                     uint64_t sequence,
@@ -306,13 +314,13 @@ fb_status fb_append(struct fb_cache *cache,
 // Enters the sequence into its lane once every layer has its whole prompt, and brings up what it was
 // opened for. Steps wait for it by themselves.
 //
-// # Safety
+// Requires:
 // `cache` is a handle that no other thread uses; `stream` is NULL.
 fb_status fb_join(struct fb_cache *cache, uint64_t sequence, void *stream);
 
 // The slot to which the row of a step's query row is to be written, the same in every layer's slab.
 //
-// # Safety
+// Requires:
 // `cache` is a handle that no other thread changes; `slot` has room for the answer.
 fb_status fb_landing_slot(const struct fb_cache *cache,
                           uint64_t sequence,
@@ -322,7 +330,7 @@ fb_status fb_landing_slot(const struct fb_cache *cache,
 // Ends a sequence, also as an abort. Its handle is closed at once; what it holds comes back when the last
 // step that names it has been retired.
 //
-// # Safety
+// Requires:
 // `cache` is a handle that no other thread uses; `stream` is NULL.
 fb_status fb_close(struct fb_cache *cache, uint64_t sequence, void *stream);
 
@@ -330,23 +338,23 @@ fb_status fb_close(struct fb_cache *cache, uint64_t sequence, void *stream);
 // sequences' previous steps left in their landing slots. FB_BUSY when every step is in flight: retire
 // one. Nothing is enqueued on an error.
 //
-// # Safety
+// Requires:
 // `cache` is a handle that no other thread uses; `config` states its size truly, its rows and tensor
 // are there, the tensor until the stream has passed this call; `stream` is NULL.
 fb_status fb_prepare(struct fb_cache *cache,
                      const struct fb_step_config *config,
                      void *stream,
-                     struct fb_step **step);
+                     fb_step *step);
 
 // Resolves a layer's selection and gathers what it misses. `selection` holds token positions, -1 for
 // none, `[rows of the step][query rows][top_k]`; `slots`, of the same shape, receives their slots in the
 // layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
 //
-// # Safety
+// Requires:
 // `cache` is a handle that no other thread uses; both buffers are the device's to use until the stream
 // has passed this call; `stream` is NULL.
 fb_status fb_layer(struct fb_cache *cache,
-                   const struct fb_step *step,
+                   fb_step step,
                    uint32_t layer,
                    const int32_t *selection,
                    int32_t *slots,
@@ -354,24 +362,27 @@ fb_status fb_layer(struct fb_cache *cache,
 
 // Stores a layer's new rows in the total pool, once they stand in their landing slots.
 //
-// # Safety
+// Requires:
 // `cache` is a handle that no other thread uses; `stream` is NULL.
-fb_status fb_scatter(struct fb_cache *cache, const struct fb_step *step, uint32_t layer, void *stream);
+fb_status fb_scatter(struct fb_cache *cache, fb_step step, uint32_t layer, void *stream);
 
 // Ends the enqueueing of a step.
 //
-// # Safety
+// Requires:
 // `cache` is a handle that no other thread uses; `stream` is NULL and is behind all of the step's work.
-fb_status fb_finish(struct fb_cache *cache, struct fb_step *step, void *stream);
+fb_status fb_finish(struct fb_cache *cache, fb_step step, void *stream);
 
-// Ends a step whose work has ended, and sets `*step` to NULL. FB_BUSY while it runs or is not finished:
+// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY while it runs or is not finished:
 // `*step` stays, to be retired later. FB_DEVICE_FAILED ends it too: none of its tokens may be published,
-// and its sequences can only be closed. `retired` may be NULL.
+// and in this version its sequences can only be closed. `retired` may be NULL.
 //
-// # Safety
-// `cache` is a handle that no other thread uses; `step` names a step; `retired` states its size truly;
+// Requires:
+// `cache` is a handle that no other thread uses; `step` points to a step's number; `retired` states its size truly;
 // `stream` is NULL.
-fb_status fb_retire(struct fb_cache *cache, struct fb_step **step, void *stream, struct fb_retired *retired);
+fb_status fb_retire(struct fb_cache *cache,
+                    fb_step *step,
+                    void *stream,
+                    struct fb_retired *retired);
 
 #ifdef __cplusplus
 }  // extern "C"

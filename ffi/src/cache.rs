@@ -1,19 +1,18 @@
 //! The cache's handle: what it holds, how a call enters it, and the calls that concern all of it.
 //!
-//! A handle is a [`Cache`] on a host device of its own, the device's one stream, the places that step
-//! tokens point to, and the text of the last error. All of it is taken at creation: a step allocates
+//! A handle is a [`Cache`] on a host device of its own, the device's one stream, the places of the
+//! steps in flight, and the text of the last error. All of it is taken at creation: a step allocates
 //! nothing on this side either.
 
 use std::ffi::{c_char, c_void};
 
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Stream};
-use forebay::{Cache, Config, Error, Kind, Layer, Memory, Result, Row, Shape, Slots, Stats};
+use forebay::{Cache, Config, Error, Kind, Layer, Memory, Result, Row, Shape, Slots, Stats, Step};
 
 use crate::cast::{self, Plain, Versioned};
 use crate::panic::{is_panic, status, wall};
 use crate::status::{FbStatus, Text};
-use crate::step::FbStep;
 
 /// Host memory, and the caller's thread as the only stream.
 pub const FB_DEVICE_HOST: u32 = 0;
@@ -125,8 +124,8 @@ pub struct FbCache {
     pub(crate) cache: Cache,
     pub(crate) device: std::sync::Arc<dyn Device>,
     pub(crate) stream: Stream,
-    /// What step tokens point to.
-    pub(crate) steps: Box<[FbStep]>,
+    /// Places of the steps in flight.
+    pub(crate) steps: Box<[Option<Step>]>,
     /// Room for a batch.
     pub(crate) rows: Vec<Row>,
     text: Text,
@@ -196,7 +195,7 @@ impl FbCache {
         let (steps, batch) = (config.steps_in_flight.saturating_mul(config.micro_batches), config.batch);
         // The cache is made first: it refuses numbers that are too large to be meant.
         let cache = Cache::new(config, device.clone())?;
-        let steps = (0..steps).map(|_| FbStep::default()).collect();
+        let steps = (0..steps).map(|_| None).collect();
         let rows = Vec::with_capacity(batch as usize);
         Ok(Box::new(FbCache { cache, device, stream, steps, rows, text: Text::new(), broken: false }))
     }
@@ -348,6 +347,37 @@ pub unsafe extern "C" fn fb_cache_stats(cache: *const FbCache, stats: *mut FbSta
                 scratch: now.scratch,
                 bytes_up: now.bytes_up,
             });
+            Ok(())
+        })
+    }
+}
+
+/// What the cache had to do without: the fallback number `index`, from 0, as a line of text, cut to
+/// `text_bytes` bytes with its ending zero. FB_OUT_OF_RANGE past the last one: none, if `index` is 0.
+/// `text` may be NULL.
+///
+/// # Safety
+/// `cache` is a handle that no other thread changes; `text` has `text_bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_cache_fallback(
+    cache: *const FbCache,
+    index: usize,
+    text: *mut c_char,
+    text_bytes: usize,
+) -> FbStatus {
+    // SAFETY: this call's contract, for both.
+    unsafe {
+        read(cache, |cache| {
+            let fallbacks = cache.cache.fallbacks();
+            let fallback = fallbacks.get(index).ok_or_else(|| {
+                Error::new(Kind::OutOfRange, "fallback")
+                    .at("index")
+                    .with("value", index as u64)
+                    .with("count", fallbacks.len() as u64)
+            })?;
+            let mut line = Text::new();
+            line.set(fallback);
+            cast::write_text(text, text_bytes, line.with_end());
             Ok(())
         })
     }

@@ -1,8 +1,8 @@
 //! The one place where a caller's pointers become references and values.
 //!
 //! What can be checked is checked: null, alignment, lengths, the sizes of structs. What cannot be checked
-//! is each function's `# Safety`, and the header asks callers for it. Steps do not pass here: a step's
-//! pointer is looked up by its address and never followed.
+//! is each function's `# Safety`, and the header asks callers for it. Sequences
+//! and steps do not pass here: they are numbers, which are looked up.
 
 use std::ffi::{c_char, c_void};
 use std::marker::PhantomData;

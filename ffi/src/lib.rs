@@ -23,7 +23,8 @@ mod step;
 
 pub use cache::{FB_DEVICE_HOST, FB_MEMORY_LAZY, FB_MEMORY_SMALL_PAGES, FB_MEMORY_UNLOCKED};
 pub use cache::{FbCache, FbCacheConfig, FbStats};
-pub use cache::{fb_cache_create, fb_cache_destroy, fb_cache_error_text, fb_cache_stats, fb_slab};
+pub use cache::{fb_cache_create, fb_cache_destroy, fb_cache_error_text, fb_cache_fallback};
+pub use cache::{fb_cache_stats, fb_slab};
 pub use sequence::{FB_BRING_UP_NOTHING, FB_BRING_UP_WHOLE, FbOpenConfig};
 pub use sequence::{fb_append, fb_close, fb_join, fb_landing_slot, fb_open};
 pub use status::{FB_ABI_VERSION, FbStatus, fb_abi_version, fb_status_text};

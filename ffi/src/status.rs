@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char};
 use std::fmt::{self, Write};
 
-use forebay::{Error, Kind};
+use forebay::Kind;
 
 /// Version of this header's interface, see docs/versions.md.
 pub const FB_ABI_VERSION: u32 = 0;
@@ -115,10 +115,10 @@ impl Text {
     }
 
     /// Replaces the message.
-    pub(crate) fn set(&mut self, error: &Error) {
+    pub(crate) fn set(&mut self, said: &impl fmt::Display) {
         (self.bytes, self.length) = ([0; TEXT_BYTES], 0);
         // Writing to a `Text` cannot fail; what does not fit is cut.
-        let _ = write!(self, "{error}");
+        let _ = write!(self, "{said}");
     }
 
     /// The message with its zero byte.
@@ -138,6 +138,8 @@ impl Write for Text {
 
 #[cfg(test)]
 mod tests {
+    use forebay::Error;
+
     use super::*;
 
     #[test]

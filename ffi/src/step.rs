@@ -1,7 +1,7 @@
 //! The calls of a decode step: prepare, layer, scatter, finish, retire.
 //!
-//! An `fb_step *` is a token: the address of one of the cache's places for steps. It is looked up among
-//! these addresses and never followed, so that a stale, foreign or invented one is an error.
+//! An `fb_step` is a value: the step's number, which its cache gives once. It is looked up among the few
+//! steps in flight, so that a stale or invented one is an error and never another step.
 
 use std::ffi::c_void;
 
@@ -15,9 +15,8 @@ use crate::status::FbStatus;
 /// In fb_row: the accepted rows stand in the step's tensor on the device.
 pub const FB_ACCEPTED_ON_DEVICE: u32 = u32::MAX;
 
-/// A step between prepare and retire.
-#[derive(Debug, Default)]
-pub struct FbStep(Option<Step>);
+/// A step between prepare and retire: its number in its cache, never given twice; 0 is none.
+pub type FbStep = u64;
 
 /// A row of a step's batch. It never grows.
 #[derive(Clone, Copy, Debug)]
@@ -84,14 +83,19 @@ impl Versioned for FbRetired {
 }
 
 impl FbCache {
-    /// The place that a token names.
-    fn place(&self, step: *const FbStep) -> Result<usize> {
-        let found = self.steps.iter().position(|place| std::ptr::eq(place, step));
-        found.ok_or_else(|| Error::new(Kind::OutOfRange, "step").at("no step of this cache"))
+    /// The place of the step that a number names; 0 names none.
+    fn place(&self, number: FbStep) -> Result<usize> {
+        let named = |place: &Option<Step>| place.as_ref().is_some_and(|step| step.number() == number);
+        self.steps.iter().position(named).ok_or_else(|| {
+            Error::new(Kind::Closed, "step")
+                .at("the step was retired, or never prepared in this cache")
+                .with("step", number)
+                .hint("prepare a new step")
+        })
     }
 
-    fn open_step(&self, step: *const FbStep) -> Result<&Step> {
-        self.steps[self.place(step)?].0.as_ref().ok_or_else(retired)
+    fn open_step(&self, number: FbStep) -> Result<&Step> {
+        self.steps[self.place(number)?].as_ref().ok_or_else(emptied)
     }
 
     /// The words of a selection, and of its slots.
@@ -100,8 +104,8 @@ impl FbCache {
         u64::from(step.rows()) * u64::from(step.query_rows()) * u64::from(self.cache.geometry().shape().top_k)
     }
 
-    fn prepare(&mut self, config: &FbStepConfig, rows: &[FbRow]) -> Result<*mut FbStep> {
-        let free = self.steps.iter().position(|place| place.0.is_none());
+    fn prepare(&mut self, config: &FbStepConfig, rows: &[FbRow]) -> Result<FbStep> {
+        let free = self.steps.iter().position(|place| place.is_none());
         let free = free.ok_or_else(|| Error::new(Kind::Busy, "prepare").at("every step is in flight"))?;
         self.rows.clear();
         self.rows.extend(rows.iter().map(|row| Row {
@@ -122,29 +126,30 @@ impl FbCache {
         };
         let micro_batch = MicroBatch(config.micro_batch);
         let step = self.cache.prepare(micro_batch, config.query_rows, &self.rows, accepted, self.stream)?;
-        let place = &mut self.steps[free];
-        place.0 = Some(step);
-        Ok(place)
+        let number = step.number();
+        self.steps[free] = Some(step);
+        Ok(number)
     }
 
     /// Retires the step at `place`; a step that has not ended stays there.
     fn retire(&mut self, place: usize) -> Result<FbRetired> {
-        let step = self.steps[place].0.take().ok_or_else(retired)?;
+        let step = self.steps[place].take().ok_or_else(emptied)?;
         match self.cache.retire(step, self.stream) {
             Ok(done) => {
                 let (hits, misses) = done.total();
                 Ok(FbRetired { size: size_of::<FbRetired>(), step: done.step(), hits, misses })
             }
             Err(unretired) => {
-                self.steps[place].0 = unretired.step;
+                self.steps[place] = unretired.step;
                 Err(unretired.error)
             }
         }
     }
 }
 
-fn retired() -> Error {
-    Error::new(Kind::Closed, "step").at("the step was retired").hint("prepare a new step")
+/// A place that was just found to hold a step holds none.
+fn emptied() -> Error {
+    Error::new(Kind::Internal, "step").at("a place without its step")
 }
 
 /// Begins a step: enqueues the wait for the work before it, its block, and the commit of what its
@@ -159,7 +164,7 @@ pub unsafe extern "C" fn fb_prepare(
     cache: *mut FbCache,
     config: *const FbStepConfig,
     stream: *mut c_void,
-    step: *mut *mut FbStep,
+    step: *mut FbStep,
 ) -> FbStatus {
     // SAFETY: this call's contract, for all of them.
     unsafe {
@@ -193,7 +198,7 @@ pub unsafe extern "C" fn fb_prepare(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_layer(
     cache: *mut FbCache,
-    step: *const FbStep,
+    step: FbStep,
     layer: u32,
     selection: *const i32,
     slots: *mut i32,
@@ -221,7 +226,7 @@ pub unsafe extern "C" fn fb_layer(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_scatter(
     cache: *mut FbCache,
-    step: *const FbStep,
+    step: FbStep,
     layer: u32,
     stream: *mut c_void,
 ) -> FbStatus {
@@ -239,29 +244,29 @@ pub unsafe extern "C" fn fb_scatter(
 /// # Safety
 /// `cache` is a handle that no other thread uses; `stream` is NULL and is behind all of the step's work.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_finish(cache: *mut FbCache, step: *mut FbStep, stream: *mut c_void) -> FbStatus {
+pub unsafe extern "C" fn fb_finish(cache: *mut FbCache, step: FbStep, stream: *mut c_void) -> FbStatus {
     // SAFETY: this call's contract.
     unsafe {
         change(cache, |cache| {
             cast::check_stream(stream)?;
             let place = cache.place(step)?;
-            let step = cache.steps[place].0.as_mut().ok_or_else(retired)?;
+            let step = cache.steps[place].as_mut().ok_or_else(emptied)?;
             cache.cache.finish(step, cache.stream)
         })
     }
 }
 
-/// Ends a step whose work has ended, and sets `*step` to NULL. FB_BUSY while it runs or is not finished:
+/// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY while it runs or is not finished:
 /// `*step` stays, to be retired later. FB_DEVICE_FAILED ends it too: none of its tokens may be published,
-/// and its sequences can only be closed. `retired` may be NULL.
+/// and in this version its sequences can only be closed. `retired` may be NULL.
 ///
 /// # Safety
-/// `cache` is a handle that no other thread uses; `step` names a step; `retired` states its size truly;
+/// `cache` is a handle that no other thread uses; `step` points to a step's number; `retired` states its size truly;
 /// `stream` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_retire(
     cache: *mut FbCache,
-    step: *mut *mut FbStep,
+    step: *mut FbStep,
     stream: *mut c_void,
     retired: *mut FbRetired,
 ) -> FbStatus {
@@ -276,8 +281,8 @@ pub unsafe extern "C" fn fb_retire(
             };
             let place = cache.place(*step)?;
             let ended = cache.retire(place);
-            if cache.steps[place].0.is_none() {
-                *step = std::ptr::null_mut();
+            if cache.steps[place].is_none() {
+                *step = 0;
             }
             let ended = ended?;
             if let Some(answer) = answer {

@@ -22,10 +22,10 @@ const HEAD: &str = "\
  *             error. A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is
  *             FB_INTERNAL; that cache then answers nothing else, and its destruction gives its memory up.
  * Answers     Out-parameters are written on FB_OK only, reasons of a failed creation on failure only.
- *             fb_retire's step is the exception: it is set to NULL whenever the step has ended.
- * Handles     fb_cache is created and destroyed. A sequence is a number; one that was closed, or never
- *             given, is FB_CLOSED. An fb_step is a token that the caller owns from fb_prepare until
- *             fb_retire sets it to NULL; it is never followed, and a wrong one is an error.
+ *             fb_retire's step is the exception: it is set to 0 whenever the step has ended.
+ * Handles     fb_cache is created and destroyed. A sequence is a number, a step is an fb_step; 0 is none of
+ *             either. One that was closed or retired, or never given, is FB_CLOSED. Both belong to the
+ *             cache that gave them: another cache may have given the same number.
  * Threads     Calls on one cache through a const pointer may run at the same time. A call through a pointer
  *             without const must be alone. Different caches may be used by different threads; no call
  *             depends on global state.
@@ -86,7 +86,8 @@ fn generate() -> String {
         .fold(cbindgen::Builder::new(), |builder, file| builder.with_src(here(&format!("src/{file}.rs"))));
     let mut text = Vec::new();
     builder.with_config(config).generate().unwrap().write(&mut text);
-    String::from_utf8(text).unwrap()
+    // The heading that Rust asks for says nothing to a reader of C.
+    String::from_utf8(text).unwrap().replace("// # Safety\n", "// Requires:\n")
 }
 
 #[test]
@@ -103,6 +104,20 @@ fn the_header_is_what_the_sources_say() {
         "include/forebay.h is stale from line {}: run this test with FOREBAY_BLESS=1",
         differs.map_or(found.lines().count().min(wanted.lines().count()), |line| line) + 1
     );
+}
+
+#[test]
+fn the_shared_library_is_named_with_its_version() {
+    if !gcc::is_there("readelf", "the_shared_library_is_named_with_its_version") {
+        return;
+    }
+    // The test program is in the `deps` of its profile's folder; the library stands beside it.
+    let library = std::env::current_exe().unwrap().with_file_name("libforebay.so");
+    let ended = Command::new("readelf").arg("-d").arg(&library).output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let header = generate();
+    let version = header.lines().find_map(|line| line.strip_prefix("#define FB_ABI_VERSION ")).unwrap();
+    assert!(said.contains(&format!("[libforebay.so.{version}]")), "{}: {said}", library.display());
 }
 
 #[test]

@@ -116,7 +116,7 @@ fn uninterrupted(name: &'static str, mut call: impl FnMut() -> i64) -> Answer<i6
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::os::unix::fs::FileExt;
     use std::os::unix::net::UnixStream;
 
@@ -157,11 +157,12 @@ mod tests {
     #[test]
     fn a_second_descriptor_is_refused_and_not_kept() {
         let (a, b) = UnixStream::pair().unwrap();
+        let (mut reader, writer) = std::io::pipe().unwrap();
         let mut mark = MARK;
         let mut ancillary = Ancillary([0; 32]);
         let mut part = libc::iovec { iov_base: (&raw mut mark).cast(), iov_len: 1 };
         let mut message = message(&mut part, &mut ancillary);
-        let (fds, bytes) = ([a.as_raw_fd(), b.as_raw_fd()], 2 * size_of::<RawFd>());
+        let (fds, bytes) = ([writer.as_raw_fd(); 2], 2 * size_of::<RawFd>());
         message.msg_controllen = one_descriptor() + size_of::<RawFd>();
         // SAFETY: the ancillary room is 32 bytes: a header of 16 and two descriptors of 4.
         let sent = unsafe {
@@ -173,7 +174,12 @@ mod tests {
             libc::sendmsg(a.as_raw_fd(), &raw const message, 0)
         };
         assert_eq!(sent, 1);
+        drop(writer);
         assert_eq!(receive(&b, &NoFaults).unwrap_err().kind(), Kind::BadFormat);
+        // The pipe ends when nobody holds its other end: neither descriptor was kept.
+        // SAFETY: an integer call on an open descriptor.
+        assert_eq!(unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }, 0);
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     }
 
     #[test]

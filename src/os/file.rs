@@ -14,7 +14,8 @@ const NAMES: u32 = 64;
 
 /// Writes `bytes` as the whole content of `path`: to a temporary file beside it, which then takes its
 /// name. When anything fails, a full disk say, the temporary file is removed and what stood at `path` is
-/// untouched. What a symbolic link leads to is replaced, not the link. Into what is no regular file (a
+/// untouched. What a symbolic link leads to is replaced or created, not the link; a link to another one that
+/// leads nowhere is refused. Into what is no regular file (a
 /// device, a pipe) the bytes are written directly, since no other file may take its name.
 ///
 /// # Errors
@@ -45,7 +46,7 @@ fn step<T>(
 }
 
 fn replace(path: &Path, bytes: &[u8], faults: &dyn Faults) -> Step<()> {
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let target = target(path).map_err(|error| ("follow link", error))?;
     let old = fs::metadata(&target).ok();
     if old.as_ref().is_some_and(|old| !old.is_file()) {
         let open = || OpenOptions::new().write(true).open(&target);
@@ -62,6 +63,23 @@ fn replace(path: &Path, bytes: &[u8], faults: &dyn Faults) -> Step<()> {
     step(faults, Call::Rename, "rename", || fs::rename(&partial.path, &target))?;
     partial.done();
     Ok(())
+}
+
+/// The file that `path` means: behind its links, there already or not.
+fn target(path: &Path) -> io::Result<PathBuf> {
+    if let Ok(there) = fs::canonicalize(path) {
+        return Ok(there);
+    }
+    // Not there: a new name, or a link whose end is still to be created.
+    let Ok(end) = fs::read_link(path) else {
+        return Ok(path.to_owned());
+    };
+    // A relative end starts where the link stands.
+    let end = path.parent().unwrap_or(Path::new("")).join(end);
+    if end.is_symlink() {
+        return Err(io::Error::from_raw_os_error(libc::ELOOP));
+    }
+    Ok(end)
 }
 
 fn write(file: &mut File, bytes: &[u8], faults: &dyn Faults) -> Step<()> {
@@ -150,6 +168,26 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"short");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(directory.names().len(), 2);
+    }
+
+    #[test]
+    fn the_file_that_a_link_misses_is_created_and_the_link_stays() {
+        let directory = Directory::new("dangling");
+        let name = |name: &str| directory.0.join(name);
+        fs::create_dir(name("under")).unwrap();
+        std::os::unix::fs::symlink("under/a", name("link")).unwrap();
+        std::os::unix::fs::symlink("link", name("twice")).unwrap();
+        std::os::unix::fs::symlink("round", name("round")).unwrap();
+        for refused in ["twice", "round"] {
+            let e = write_whole(name(refused), b"bytes", &NoFaults).unwrap_err();
+            assert!(e.place().ends_with("follow link: Too many levels of symbolic links"), "{e}");
+        }
+        write_whole(name("link"), b"bytes", &NoFaults).unwrap();
+        assert_eq!(fs::read(name("under/a")).unwrap(), b"bytes");
+        for link in ["link", "twice", "round"] {
+            assert!(name(link).is_symlink());
+        }
+        assert_eq!(directory.names().len(), 4);
     }
 
     #[test]

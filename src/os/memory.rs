@@ -1,8 +1,9 @@
 //! What the system says about its memory, read once before a mapping is made.
 //!
 //! Free memory is compared before pages are made resident, because the system's other answer is to end
-//! the process. All numbers are hints: they may be absent (`None`, or no huge pages) and may be outdated
-//! by the next call, whose answer counts.
+//! the process. The control group that the process is in may allow less than the system has free: each
+//! group up to the root has a limit of its own (version 2; version 1 is not read). All numbers are hints:
+//! they may be absent (`None`, or no huge pages) and may be outdated by the next call, whose answer counts.
 
 use super::{Answer, Call, Faults, ask};
 
@@ -14,10 +15,10 @@ pub fn page_size() -> u64 {
     u64::try_from(bytes).unwrap_or(4096)
 }
 
-/// A reading of `/proc/meminfo` and of the switch for transparent huge pages.
+/// A reading of `/proc/meminfo`, the control groups' limits and the switch for transparent huge pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct MemoryState {
-    /// Bytes that can be had without swapping, where the system tells.
+    /// Bytes that can be had without swapping, of the system and of the control groups, where they tell.
     pub available: Option<u64>,
     /// Bytes of a huge page of the default size; 0 where there are none.
     pub huge_page: u64,
@@ -36,7 +37,10 @@ impl MemoryState {
         ask(faults, Call::MemoryState, "read")?;
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let switch = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
-        Ok(Self::parse(&meminfo, &switch.unwrap_or_default()))
+        let system = Self::parse(&meminfo, &switch.unwrap_or_default());
+        let group = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let allowed = group_allows(&group, |file| std::fs::read_to_string(file).ok());
+        Ok(MemoryState { available: [system.available, allowed].into_iter().flatten().min(), ..system })
     }
 
     fn parse(meminfo: &str, switch: &str) -> Self {
@@ -52,6 +56,35 @@ impl MemoryState {
             huge_free: free.saturating_sub(field("HugePages_Rsvd").unwrap_or(0)),
             transparent: switch.contains("[always]") || switch.contains("[madvise]"),
         }
+    }
+}
+
+/// Where control groups of version 2 are mounted.
+const GROUPS: &str = "/sys/fs/cgroup";
+
+/// Bytes that the control groups still allow, of the group that `/proc/self/cgroup` (`said`) names and of
+/// all above it; `read` answers a file's text. None without a limit that can be read.
+fn group_allows(said: &str, read: impl Fn(&str) -> Option<String>) -> Option<u64> {
+    let mut group = said.lines().find_map(|line| line.strip_prefix("0::"))?.trim_end_matches('/');
+    let mut least = None;
+    loop {
+        let text = |file| read(&format!("{GROUPS}{group}/{file}"));
+        let number = |file| text(file)?.trim().parse::<u64>().ok();
+        // "max" is no number: the group sets no limit.
+        if let (Some(most), Some(used)) = (number("memory.max"), number("memory.current")) {
+            // Pages of files count as used and are given up on demand, as in the system's own number.
+            let files = text("memory.stat").map_or(0, |stat| {
+                let lines = stat.lines().filter_map(|line| line.split_once(' '));
+                let files = lines.filter(|(name, _)| matches!(*name, "active_file" | "inactive_file"));
+                files.filter_map(|(_, n)| n.parse().ok()).fold(0, u64::saturating_add)
+            });
+            let left = most.saturating_sub(used.saturating_sub(files));
+            least = Some(least.map_or(left, |least: u64| least.min(left)));
+        }
+        let Some((above, _)) = group.rsplit_once('/') else {
+            return least;
+        };
+        group = above;
     }
 }
 
@@ -78,5 +111,32 @@ mod tests {
         assert_eq!(MemoryState::read(&faults), MemoryState::default());
         assert!(MemoryState::read(&NoFaults).available.is_some());
         assert_eq!(page_size(), 4096);
+    }
+
+    #[test]
+    fn the_least_that_a_control_group_allows_counts() {
+        let file = |name: &str| {
+            let text = match name {
+                "/sys/fs/cgroup/a/b/memory.max" => "100\n",
+                "/sys/fs/cgroup/a/b/memory.current" => "40\n",
+                "/sys/fs/cgroup/a/memory.max" => "50\n",
+                "/sys/fs/cgroup/a/memory.current" => "30\n",
+                "/sys/fs/cgroup/memory.max" => "max\n",
+                "/sys/fs/cgroup/memory.current" | "/sys/fs/cgroup/full/memory.max" => "7\n",
+                "/sys/fs/cgroup/full/memory.current" => "9\n",
+                "/sys/fs/cgroup/files/memory.max" | "/sys/fs/cgroup/files/memory.current" => "90\n",
+                "/sys/fs/cgroup/files/memory.stat" => "anon 50\nfile 40\nactive_file 10\ninactive_file 20\n",
+                _ => return None,
+            };
+            Some(text.to_owned())
+        };
+        assert_eq!(group_allows("0::/a/b\n", file), Some(20), "the group above allows less");
+        assert_eq!(group_allows("1:name:/x\n0::/a/b/c\n", file), Some(20), "no files of its own");
+        assert_eq!(group_allows("0::/full\n", file), Some(0), "over its limit");
+        assert_eq!(group_allows("0::/files\n", file), Some(30), "what files hold can be had");
+        assert_eq!(group_allows("0::/\n", file), None, "no limit");
+        assert_eq!(group_allows("0::/x/../..\n", file), None);
+        assert_eq!(group_allows("4:memory:/a/b\n", file), None, "version 1");
+        assert_eq!(group_allows("", file), None);
     }
 }

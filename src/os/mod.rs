@@ -16,7 +16,7 @@
 //! No reference into a mapping is ever made, because devices, threads and other processes write it at
 //! the same time; [`Region`] says what a copy then means.
 //!
-//! **What it does not do.** It reads no limits in advance except free memory, decides no sizes, retries
+//! **What it does not do.** It reads no limits in advance except those of memory, decides no sizes, retries
 //! nothing but interrupted calls, and unmaps without asking a fault, since nothing could be done then.
 
 mod bind;

@@ -1,5 +1,5 @@
-//! Rules about what the pages say: promises and failures name tests that exist, commands exist, and the
-//! README's program is the one that the tests run.
+//! Rules about what the pages say: promises and failures name tests that exist, commands and the files that
+//! links lead to exist, and the README's program is the one that the tests run.
 
 use crate::source::{has_word, is_word, split, tokens};
 use crate::{Fault, fault};
@@ -96,6 +96,31 @@ pub fn promises(text: &str, read: impl Fn(&str) -> Option<String>) -> Vec<Fault>
                     report(n + 1, format!("no test {test} in {file}"))
                 }
                 Some(_) => {}
+            }
+        }
+    }
+    faults
+}
+
+/// Every relative link of a page leads to a file that `exists`, by its path from the root. What is in code
+/// is no link.
+pub fn links(file: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<Fault> {
+    if !file.ends_with(".md") {
+        return Vec::new();
+    }
+    let folder = file.rsplit_once('/').map_or(String::new(), |(folder, _)| format!("{folder}/"));
+    let mut faults = Vec::new();
+    let mut fenced = false;
+    for (n, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        }
+        let plain: String = if fenced { String::new() } else { line.split('`').step_by(2).collect() };
+        let targets = plain.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        let files = targets.map(|target| target.split('#').next().unwrap_or_default());
+        for target in files.filter(|target| !target.is_empty() && !target.contains(':')) {
+            if !exists(&format!("{folder}{target}")) {
+                faults.push(fault(file, n + 1, format!("the link to {target} leads nowhere")));
             }
         }
     }
@@ -227,6 +252,17 @@ mod tests {
                     ```\nmake gone  # not there\n```\n`make sure`\n";
         let lines: Vec<usize> = commands("a.md", text, makefile).iter().map(|f| f.line).collect();
         assert_eq!(lines, [3, 5]);
+    }
+
+    #[test]
+    fn a_link_that_leads_nowhere_is_reported() {
+        let text = "[a](there.md) and [b](gone.md#part)\n[c](https://x.y/gone)\n[d](#part)\n`[e](gone.md)`\n\
+                    ```\n[f](gone.md)\n```\n[`g`](gone.md)\n";
+        let check = |file| links(file, text, |target| target == "docs/there.md");
+        let lines: Vec<usize> = check("docs/a.md").iter().map(|f| f.line).collect();
+        assert_eq!(lines, [1, 8]);
+        assert_eq!(check("a.md").len(), 3, "from another folder nothing is there");
+        assert_eq!(check("src/a.rs").len(), 0);
     }
 
     #[test]
