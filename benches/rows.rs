@@ -20,7 +20,7 @@ use criterion::Criterion;
 use forebay::device::block::Entry;
 use forebay::device::block::step::{encode, words};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Join, Part, Plan, Pools, Slice, Stream};
+use forebay::device::{Begin, Device, Join, Part, Plan, Pools, Slice, Stream};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::{Rows, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};
@@ -125,6 +125,7 @@ impl Rig {
             lane_pages,
             micro_batches: 1,
             batch: lanes,
+            residency_only: false,
         };
         rig.pools = rig.device.attach(plan)?;
         for lane in 0..lanes {
@@ -160,8 +161,8 @@ impl Rig {
         encode(self.steps, entries, &mut block);
         let bytes: Vec<u8> = block.iter().flat_map(|w| w.to_le_bytes()).collect();
         self.device.write(self.block, &bytes)?;
-        self.device.load(self.pools, self.stream, MicroBatch(0), self.block)?;
-        self.device.commit(self.pools, self.stream, MicroBatch(0), None)
+        let begin = Begin { micro_batch: MicroBatch(0), block: self.block, accepted: None };
+        self.device.begin(self.pools, self.stream, begin)
     }
 
     fn part(&self, layer: u32) -> Part {

@@ -101,7 +101,13 @@ fn config(header: &Header, shape: &Shape, setting: Setting) -> Config {
     // The last step's rows are in flight beyond the tokens that are promised.
     let tokens = header.decode_start + (steps + 1) * mtp;
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
-    Config { query_rows: mtp, memory, steps_in_flight: 1, residency_only: true, ..Config::new(shape, 1, tokens, slots) }
+    Config {
+        query_rows: mtp,
+        memory,
+        steps_in_flight: 1,
+        residency_only: true,
+        ..Config::new(shape, 1, tokens, slots)
+    }
 }
 
 /// The last `steps` warm steps, `[layers][steps][k]` i32.
