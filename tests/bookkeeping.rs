@@ -17,7 +17,8 @@ struct Books {
     page_tables: u64,
     /// Rows to fetch: one list a batch row, used by one layer after the other.
     lists: u64,
-    /// What a micro-batch's resolve works in: bits of missed positions, indices, victims, ties.
+    /// What a micro-batch's resolve works in: bits of missed positions, indices, a mark a slot, victims,
+    /// ties and their positions.
     work: u64,
 }
 
@@ -32,15 +33,15 @@ fn slots() -> u32 {
 }
 
 fn shape(lanes: u32) -> TableShape {
-    let landing = (lanes * QUERY_ROWS).next_multiple_of(SLOT_BLOCK);
+    let landing = (1 + lanes * QUERY_ROWS).next_multiple_of(SLOT_BLOCK);
     TableShape {
         lanes,
         // The rows in flight of two steps lie beyond the admitted tokens.
         tokens: TOKENS + 2 * QUERY_ROWS,
         query_rows: QUERY_ROWS,
         scratch: 0,
-        scratch_base: 0,
-        landing_base: 0,
+        scratch_base: 1,
+        landing_base: 1,
         budget_base: landing,
         budget_blocks: lanes * slots().div_ceil(SLOT_BLOCK),
     }
@@ -59,7 +60,7 @@ fn share(lanes: u32) -> (Books, f64) {
         tables: layers * LayerTables::new(shape).unwrap().bytes(),
         page_tables: lanes * pages * 3 * 4,
         lists: lanes * selected * size_of::<Fetch>() as u64,
-        work: bits + bits.div_ceil(64) + selected * 4 + budget * 2 * 4,
+        work: bits + bits.div_ceil(64) + selected * 4 + budget * 3 * 4 + u64::from(shape.slots()),
     };
     let pool = layers * lanes * u64::from(slots()) * u64::from(geometry.row_bytes());
     let share = books.sum() as f64 / pool as f64;
@@ -79,10 +80,9 @@ fn book_keeping_is_at_most_8_percent_of_the_pool_at_128k_and_a_tenth() {
 fn the_tables_are_four_bytes_a_token_and_eight_a_slot() {
     let shape = shape(1);
     let blocks = u64::from(shape.budget_blocks);
-    // One stamp more than slots, and four bytes a block that the lane can have.
-    let expected = 4 * u64::from(shape.tokens)
+    // One word more than tokens, and four bytes a block that the lane can have.
+    let expected = 4 * (u64::from(shape.tokens) + 1)
         + 8 * blocks * u64::from(SLOT_BLOCK)
-        + 4
         + 4 * blocks
         + size_of::<LaneHead>() as u64;
     assert_eq!(LayerTables::new(shape).unwrap().bytes(), expected);

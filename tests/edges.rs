@@ -100,7 +100,6 @@ fn openings_that_make_no_sense_are_refused_and_take_nothing() {
     for ratio in [0.0, -0.2, 7.0, 1.000_001, f64::NAN, f64::INFINITY] {
         refused(e.cache.open(&with(Budget::Ratio(ratio))), Kind::InvalidConfig, "ratio");
     }
-    refused(e.cache.open(&with(Budget::Ratio(0.1))), Kind::InvalidConfig, "slots");
     refused(e.cache.open(&with(Budget::Slots(0))), Kind::InvalidConfig, "slots");
     refused(e.cache.open(&with(Budget::Slots(15))), Kind::InvalidConfig, "slots");
     refused(e.cache.open(&with(Budget::ByLayer(vec![16]))), Kind::InvalidConfig, "layers");
@@ -218,7 +217,7 @@ fn a_join_that_the_device_refuses_leaves_the_lane_empty() {
         warm_up(slice.part(1, 2 * K * 4).unwrap())
     };
     let bad = odd(&e);
-    refused(e.cache.join(sequence, e.stream, bad), Kind::OutOfRange, "bytes of a slice");
+    refused(e.cache.join(sequence, e.stream, bad), Kind::OutOfRange, "warm-up selections");
     let _ticket = e.cache.join(sequence, e.stream, WarmUp::default()).unwrap();
     assert_eq!(e.decode(sequence, 0), 20, "it may join after all");
 
@@ -227,7 +226,7 @@ fn a_join_that_the_device_refuses_leaves_the_lane_empty() {
     let sequence = e.cache.open(&asks(20, 20)).unwrap();
     e.cache.append_in_place(sequence, 20).unwrap();
     let bad = odd(&e);
-    refused(e.cache.join(sequence, e.stream, bad), Kind::OutOfRange, "bytes of a slice");
+    refused(e.cache.join(sequence, e.stream, bad), Kind::OutOfRange, "warm-up selections");
     e.cache.close(sequence, e.stream).unwrap();
     let next = e.open(30, 20);
     assert_eq!(e.decode(next, 0), 30);

@@ -342,7 +342,7 @@ static void foreign_step(engine *e, fb_cache *other) {
 
 /* A step that was retired stays so, though the next one takes its place in the cache. */
 static void stale_step(engine *e) {
-    int32_t picks[PICKS];
+    int32_t picks[PICKS], slots[PICKS];
     fb_step step = prepare(e);
     fb_step stale = step;
     memset(picks, 0xff, sizeof picks);
@@ -352,10 +352,10 @@ static void stale_step(engine *e) {
     e->accepted = 0;
     step = prepare(e);
     CHECK(step != 0 && step != stale);
-    CHECK(fb_layer(e->cache, stale, 0, picks, picks, NULL) == FB_CLOSED);
+    CHECK(fb_layer(e->cache, stale, 0, picks, slots, NULL) == FB_CLOSED);
     CHECK(fb_scatter(e->cache, stale, 0, NULL) == FB_CLOSED);
     CHECK(fb_finish(e->cache, stale, NULL) == FB_CLOSED);
-    OK(e, fb_layer(e->cache, step, 0, picks, picks, NULL));
+    OK(e, fb_layer(e->cache, step, 0, picks, slots, NULL));
     OK(e, fb_finish(e->cache, step, NULL));
     CHECK(fb_retire(e->cache, &stale, NULL, NULL) == FB_CLOSED && stale != 0);
     OK(e, fb_retire(e->cache, &step, NULL, NULL));

@@ -43,6 +43,9 @@ pub struct Seq {
     pub oracles: Vec<Oracle>,
     pub micro: Option<u32>,
     pub in_flight: u32,
+    /// A step of it failed and it was not rolled back since: steps enqueued behind fail too, and accept
+    /// nothing.
+    pub tainted: bool,
     /// Pages by the model's own names, and one that is held for a copy.
     pub pages: Vec<usize>,
     pub held: Option<usize>,
@@ -147,7 +150,7 @@ pub fn reach(config: &Config, tokens: u32) -> u32 {
 pub fn budgets(config: &Config, budget: &Budget, admitted: u32, layers: u32) -> Option<Vec<u32>> {
     let table = match budget {
         Budget::Ratio(ratio) if *ratio > 0.0 && *ratio <= 1.0 => {
-            vec![((ratio * f64::from(admitted)).round() as u32).max(1); layers as usize]
+            vec![((ratio * f64::from(admitted)).round() as u32).max(config.min_budget); layers as usize]
         }
         Budget::Ratio(_) => return None,
         Budget::Slots(slots) => vec![*slots; layers as usize],

@@ -60,6 +60,7 @@ pub fn config(variant: u8) -> Config {
         query_rows: 3,
         steps_in_flight: 2,
         micro_batches: 2,
+        residency_only: false,
         memory,
     }
 }
@@ -314,6 +315,7 @@ impl World {
             oracles: Vec::new(),
             micro: None,
             in_flight: 0,
+            tainted: false,
             pages,
             held: None,
             lane: (landing[0] - base) / self.config.query_rows,
@@ -538,6 +540,7 @@ impl World {
         s.rows.iter_mut().for_each(|rows| rows.truncate(to as usize));
         s.oracles.iter_mut().for_each(|oracle| oracle.truncate(to));
         s.state = State::Running;
+        s.tainted = false;
         self.learn_pages(seq);
     }
 

@@ -211,7 +211,9 @@ impl World {
                 Accepted::OnDevice if lie => 0,
                 Accepted::OnDevice => *count,
             };
-            fails |= lie;
+            let accepted = if s.tainted { 0 } else { accepted };
+            fails |= lie || s.tainted;
+            s.tainted |= lie;
             s.commit(accepted, next.clone());
             s.micro = Some(ask.micro);
             s.in_flight += 1;
@@ -309,6 +311,7 @@ impl World {
                 if std::mem::take(&mut beyond) {
                     picks[3] = [limit as i32, i32::MAX, -2][flight.random.below(3) as usize];
                     flight.fails = true;
+                    self.seqs[row.seq].tainted = true;
                 }
                 let expected = picks.iter().map(|pick| {
                     let position = u32::try_from(*pick).ok().filter(|p| *p < limit)?;
