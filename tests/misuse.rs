@@ -1,0 +1,245 @@
+//! What an engine can get wrong between a prepare and a retire, and what becomes of it: an error or a
+//! failed step, never a wrong row.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Event, Slice, Stream};
+use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
+use forebay::{MicroBatch, Open, Row, Sequence, Shape, Slots, Step, Streams, WarmUp};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const K: u32 = 8;
+
+struct Engine {
+    cache: Cache,
+    device: Arc<HostDevice>,
+    stream: Stream,
+    buffers: Buffers,
+    done: Event,
+}
+
+fn config() -> Config {
+    let shape = Shape { layers: 2, runs: [32, 0], page_tokens: 16, top_k: K, ..Shape::DEEPSEEK_V3_2 };
+    let memory = Memory { huge: false, populate: false, lock: false, node: None };
+    Config { memory, ..Config::new(shape, 2, 64, 16) }
+}
+
+impl Engine {
+    fn new(threaded: bool) -> Engine {
+        let device = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
+        let buffer = || device.allocate(u64::from(4 * K)).unwrap();
+        let buffers = Buffers { selection: buffer(), slots: buffer() };
+        let cache = Cache::new(config(), device.clone()).unwrap();
+        let (stream, done) = (device.stream().unwrap(), device.event().unwrap());
+        Engine { cache, device, stream, buffers, done }
+    }
+
+    /// A sequence of 24 rows, each filled with its position.
+    fn open(&mut self) -> Sequence {
+        let budget = Budget::Slots(16);
+        let open = Open { prompt: 24, promised: 30, budget, bring_up: BringUp::Nothing };
+        let sequence = self.cache.open(&open).unwrap();
+        let rows: Vec<u8> = (0..24).flat_map(|position| [position; 32]).collect();
+        for layer in [0, 1].map(Layer) {
+            self.cache.append(sequence, layer, &rows).unwrap();
+        }
+        let _ticket = self.cache.join(sequence, self.stream, WarmUp::default()).unwrap();
+        sequence
+    }
+
+    fn select(&self, first: i32) {
+        self.sync(self.stream);
+        let picks: Vec<u8> = (first..first + K as i32).flat_map(i32::to_le_bytes).collect();
+        self.device.write(self.buffers.selection, &picks).unwrap();
+    }
+
+    fn sync(&self, stream: Stream) {
+        self.device.record(self.done, stream).unwrap();
+        self.device.synchronize(self.done).unwrap();
+    }
+
+    fn prepare(&mut self, sequence: Sequence, accepted: u32) -> Step {
+        let row = Row { sequence, accepted: Accepted::Rows(accepted), query_rows: 1 };
+        self.cache.prepare(MicroBatch(0), 1, &[row], None, self.stream).unwrap()
+    }
+
+    fn finish(&mut self, step: &mut Step) {
+        self.cache.finish(step, self.stream).unwrap();
+        self.sync(self.stream);
+    }
+
+    /// One sound step over positions from `first` on; its misses, and what the slots of layer 0 hold.
+    fn decode(&mut self, sequence: Sequence, accepted: u32, first: i32) -> (u64, Vec<u8>) {
+        self.select(first);
+        let mut step = self.prepare(sequence, accepted);
+        let streams = Streams { resolve: self.stream, gather: self.stream };
+        for layer in [1, 0].map(Layer) {
+            self.cache.layer(&step, LayerCall::whole(layer), streams, self.buffers).unwrap();
+        }
+        self.finish(&mut step);
+        let mut slots = vec![0; 4 * K as usize];
+        self.device.read(self.buffers.slots, &mut slots).unwrap();
+        let slab = self.cache.slab(Layer(0)).unwrap();
+        let held = slots.chunks_exact(4).map(|slot| {
+            let slot = u32::from_le_bytes(slot.try_into().unwrap());
+            let piece = self.cache.geometry().pieces(slot)[0];
+            let mut byte = [0];
+            self.device.read(slab.part(piece.slab, 1).unwrap(), &mut byte).unwrap();
+            byte[0]
+        });
+        let held = held.collect();
+        (self.cache.retire(step, self.stream).unwrap().total().1, held)
+    }
+}
+
+#[test]
+fn a_resolve_that_nobody_gathers_fails_the_step_and_a_roll_back_trusts_no_row_of_it() {
+    let mut e = Engine::new(false);
+    let sequence = e.open();
+    e.select(4);
+    let mut step = e.prepare(sequence, 0);
+    e.cache.resolve(&step, LayerCall::whole(Layer(0)), e.stream, e.buffers).unwrap();
+    e.finish(&mut step);
+    let unretired = e.cache.retire(step, e.stream).unwrap_err();
+    assert_eq!(unretired.error.kind(), Kind::DeviceFailed);
+    assert!(unretired.error.place().contains("not gathered"), "{}", unretired.error);
+    let _ticket = e.cache.roll_back(sequence, 24, e.stream).unwrap();
+    e.cache.validate().unwrap();
+    // Everything is fetched again, and is what it should be.
+    assert_eq!(e.decode(sequence, 0, 4), (16, (4..12).collect()));
+    assert_eq!(e.decode(sequence, 0, 4).0, 0, "the control: now it is resident");
+}
+
+#[test]
+fn a_gather_of_another_layer_fails_the_step_and_copies_nothing() {
+    let mut e = Engine::new(false);
+    let sequence = e.open();
+    e.select(4);
+    let mut step = e.prepare(sequence, 0);
+    e.cache.resolve(&step, LayerCall::whole(Layer(0)), e.stream, e.buffers).unwrap();
+    e.cache.gather(&step, LayerCall::whole(Layer(1)), e.stream).unwrap();
+    e.finish(&mut step);
+    assert_eq!(e.cache.retire(step, e.stream).unwrap_err().error.kind(), Kind::DeviceFailed);
+    let _ticket = e.cache.roll_back(sequence, 24, e.stream).unwrap();
+    assert_eq!(e.decode(sequence, 0, 4), (16, (4..12).collect()), "the device goes on");
+}
+
+#[test]
+fn a_step_behind_a_failed_one_fails_too_and_accepts_nothing_of_it() {
+    let mut e = Engine::new(false);
+    let sequence = e.open();
+    e.select(40);
+    let mut bad = e.prepare(sequence, 0);
+    let streams = Streams { resolve: e.stream, gather: e.stream };
+    e.cache.layer(&bad, LayerCall::whole(Layer(0)), streams, e.buffers).unwrap();
+    e.finish(&mut bad);
+    let mut behind = e.prepare(sequence, 1);
+    e.finish(&mut behind);
+    // Retired in the other order: the one behind must not look sound even so.
+    let error = e.cache.retire(behind, e.stream).unwrap_err().error;
+    assert_eq!(error.place(), "an earlier step of the sequence failed");
+    assert_eq!(e.cache.retire(bad, e.stream).unwrap_err().error.kind(), Kind::DeviceFailed);
+    assert_eq!(e.cache.length(sequence).unwrap().committed, 24, "the failed row was not accepted");
+    let _ticket = e.cache.roll_back(sequence, 24, e.stream).unwrap();
+    assert_eq!(e.decode(sequence, 0, 0).1, (0..8).collect::<Vec<u8>>());
+}
+
+#[test]
+fn resolve_and_gather_on_two_streams_have_their_edge() {
+    let mut e = Engine::new(true);
+    let sequence = e.open();
+    let gather = e.device.stream().unwrap();
+    e.select(4);
+    let mut step = e.prepare(sequence, 0);
+    let open = Arc::new(AtomicBool::new(false));
+    let gate = Arc::clone(&open);
+    let wait = move || {
+        while !gate.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    };
+    e.device.call(e.stream, Arc::new(wait)).unwrap();
+    let streams = Streams { resolve: e.stream, gather };
+    e.cache.layer(&step, LayerCall::whole(Layer(0)), streams, e.buffers).unwrap();
+    open.store(true, Ordering::Release);
+    e.sync(gather);
+    e.finish(&mut step);
+    assert_eq!(e.cache.retire(step, e.stream).unwrap().total().1, 8);
+}
+
+#[test]
+fn selection_and_slots_must_be_two_buffers() {
+    let mut e = Engine::new(false);
+    let sequence = e.open();
+    let step = e.prepare(sequence, 0);
+    let both = |slots: Slice| Buffers { slots, ..e.buffers };
+    let call = LayerCall::whole(Layer(0));
+    let error = e.cache.resolve(&step, call, e.stream, both(e.buffers.selection)).unwrap_err();
+    assert_eq!((error.kind(), error.place()), (Kind::OutOfRange, "selection and slots overlap"));
+}
+
+#[test]
+fn numbers_at_the_end_of_their_type_are_errors() {
+    let mut e = Engine::new(false);
+    let sequence = e.open();
+    let step = e.prepare(sequence, 0);
+    let call = LayerCall::pass(Layer(0), u32::MAX);
+    assert_eq!(e.cache.scatter(&step, call, e.stream).unwrap_err().kind(), Kind::OutOfRange);
+    let call = LayerCall { batch_rows: Some((u32::MAX, u32::MAX)), ..LayerCall::whole(Layer(0)) };
+    assert_eq!(e.cache.scatter(&step, call, e.stream).unwrap_err().kind(), Kind::OutOfRange);
+    let huge = [
+        Config { slots: Slots::Uniform(u32::MAX), ..config() },
+        Config { max_tokens: u32::MAX - 2, ..config() },
+        Config { max_tokens: u32::MAX, ..config() },
+        Config { lanes: u32::MAX, ..config() },
+        Config { query_rows: u32::MAX, ..config() },
+        Config { steps_in_flight: u32::MAX, ..config() },
+        Config { host_pages: u32::MAX, shape: Shape { page_tokens: 1024, ..Shape::GQA_8X128 }, ..config() },
+    ];
+    for config in huge {
+        let refused = Cache::new(config.clone(), HostDevice::new(HostOptions::default()));
+        assert!(refused.is_err(), "{config:?}");
+    }
+}
+
+#[test]
+fn a_wait_is_for_the_last_record_whatever_another_stream_has_reached() {
+    let device = HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
+    let [slow, fast, waiting] = [0, 1, 2].map(|_| device.stream().unwrap());
+    let event = device.event().unwrap();
+    let open = Arc::new(AtomicBool::new(false));
+    let gate = Arc::clone(&open);
+    let hold = move || {
+        while !gate.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    };
+    device.call(slow, Arc::new(hold)).unwrap();
+    device.record(event, slow).unwrap();
+    device.wait(waiting, event).unwrap();
+    device.record(event, fast).unwrap();
+    device.synchronize(event).unwrap();
+    let passed = Arc::new(AtomicBool::new(false));
+    let (seen, before) = (Arc::clone(&passed), Arc::clone(&open));
+    device
+        .call(waiting, Arc::new(move || seen.store(before.load(Ordering::Acquire), Ordering::Release)))
+        .unwrap();
+    for _ in 0..1000 {
+        std::thread::yield_now();
+    }
+    open.store(true, Ordering::Release);
+    let done = device.event().unwrap();
+    device.record(done, waiting).unwrap();
+    device.synchronize(done).unwrap();
+    assert!(passed.load(Ordering::Acquire), "the waiting stream went on before the record it waits for");
+}
+
+#[test]
+fn a_record_that_is_refused_leaves_the_event_as_it_was() {
+    let device = HostDevice::new(HostOptions::default());
+    let event = device.event().unwrap();
+    assert!(device.record(event, Stream(99)).is_err());
+    assert!(device.query(event).unwrap());
+    device.synchronize(event).unwrap();
+}
