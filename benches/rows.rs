@@ -88,15 +88,15 @@ impl Rig {
         };
         let geometry = Geometry::new(shape)?;
         let device = HostDevice::new(HostOptions::default());
-        let budget_base = lanes.next_multiple_of(SLOT_BLOCK);
+        let budget_base = (64 + lanes).next_multiple_of(SLOT_BLOCK);
         let blocks = k.div_ceil(SLOT_BLOCK);
         let tables = TableShape {
             lanes,
             tokens: tokens + 1,
             query_rows: 1,
             scratch: 0,
-            scratch_base: 0,
-            landing_base: 0,
+            scratch_base: 1,
+            landing_base: 64,
             budget_base,
             budget_blocks: lanes * blocks,
         };

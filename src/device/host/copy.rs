@@ -6,9 +6,9 @@
 //! once, when the device is made.
 
 use std::arch::x86_64::{
-    __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128, _mm256_loadu_si256,
-    _mm256_storeu_si256, _mm512_loadu_si512, _mm512_mask_storeu_epi32, _mm512_maskz_loadu_epi32,
-    _mm512_storeu_si512,
+    __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_storeu_si128,
+    _mm256_loadu_si256, _mm256_storeu_si256, _mm512_loadu_si512, _mm512_mask_storeu_epi32,
+    _mm512_maskz_loadu_epi32, _mm512_storeu_si512, _mm512_stream_si512,
 };
 
 /// One copy: from, to. Both address `bytes` bytes of the call it is part of.
@@ -66,6 +66,53 @@ impl Copier {
             }
         }
     }
+}
+
+/// How far ahead a copy that streams asks for the rows it reads.
+const STREAM_AHEAD: usize = 2;
+
+impl Copier {
+    /// As [`Copier::copy`], for targets that have whole cache lines to themselves: what is left of a row's
+    /// last line is set to zero. Written past the caches where the machine can, so that no line is read
+    /// only to be overwritten.
+    ///
+    /// # Safety
+    /// As [`Copier::copy`], with each target as long as the lines that `bytes` bytes touch.
+    pub(super) unsafe fn copy_lines(self, pairs: &[Pair], bytes: usize) {
+        let aligned = pairs.iter().all(|pair| pair.to.is_multiple_of(64));
+        // SAFETY: the caller vouches for the addresses, and `all` has detected the vector units.
+        unsafe {
+            match self {
+                Copier::Avx512 if aligned => stream_avx512(pairs, bytes),
+                copier => copier.copy(pairs, bytes),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Copier::copy_lines`], with targets that begin a line.
+#[target_feature(enable = "avx512f")]
+unsafe fn stream_avx512(pairs: &[Pair], bytes: usize) {
+    let (whole, tail) = (bytes / 64 * 64, bytes % 64 / 4);
+    let mask = ((1_u32 << tail) - 1) as u16;
+    for (index, pair) in pairs.iter().enumerate() {
+        prefetch(pairs.get(index + STREAM_AHEAD), bytes);
+        let (from, to) = (pair.from as *const u8, pair.to as *mut u8);
+        // SAFETY: reads stay below `bytes`, masked lanes are not read; writes stay in the target's lines,
+        // and lines are aligned as the instruction demands.
+        unsafe {
+            for at in (0..whole).step_by(64) {
+                _mm512_stream_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast()));
+            }
+            if tail > 0 {
+                let rest = _mm512_maskz_loadu_epi32(mask, from.add(whole).cast());
+                _mm512_stream_si512(to.add(whole).cast(), rest);
+            }
+        }
+    }
+    // Streaming stores are weakly ordered: whoever learns that the copy is done must see them.
+    _mm_sfence();
 }
 
 /// Asks for every line of a row.
@@ -154,6 +201,33 @@ unsafe fn copy_tail(from: *const u8, to: *mut u8, at: usize, bytes: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_written_by_lines_are_whole_and_padded_with_zeros() {
+        #[repr(align(64))]
+        struct Lines([u8; 3 * 704]);
+        for copier in Copier::all() {
+            for bytes in [4, 60, 64, 68, 640, 656, 704] {
+                let source: Vec<u8> = (0..3 * bytes).map(|i| (i * 5 + 1) as u8).collect();
+                let mut target = Lines([0xEE; 3 * 704]);
+                let pairs: Vec<Pair> = (0..3)
+                    .map(|i| Pair {
+                        from: source[i * bytes..].as_ptr() as u64,
+                        to: target.0[i * 704..].as_mut_ptr() as u64,
+                    })
+                    .collect();
+                // SAFETY: each target has 704 bytes to itself, all lines that `bytes` bytes touch.
+                unsafe { copier.copy_lines(&pairs, bytes) };
+                for i in 0..3 {
+                    let row = &target.0[i * 704..][..704];
+                    assert_eq!(&row[..bytes], &source[i * bytes..][..bytes], "{copier:?} {bytes}");
+                    let end = bytes.next_multiple_of(64);
+                    assert!(row[bytes..end].iter().all(|b| [0, 0xEE].contains(b)));
+                    assert!(row[end..].iter().all(|b| *b == 0xEE), "{copier:?} {bytes}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn every_copier_copies_every_length_and_nothing_else() {

@@ -9,7 +9,7 @@ use crate::device::host::copy::{Copier, PAIRS, Pair};
 use crate::device::host::vector::Avx512;
 use crate::device::{Join, Part, Plan, Raise, Slice, Warm, check_device};
 use crate::error::{Error, Kind, Result};
-use crate::geometry::{Geometry, SLOT_BLOCK};
+use crate::geometry::{Geometry, LINE, SLOT_BLOCK};
 use crate::ids::{Lane, MicroBatch};
 use crate::residency::{Fetch, LayerTables, Portable, Rows, Scan, Selected, Workspace};
 use crate::sync::Mutex;
@@ -129,11 +129,13 @@ struct Copies<'a> {
     copier: Copier,
     pairs: [[Pair; PAIRS]; 2],
     count: usize,
+    /// Rows go down to the total pool, whose padded rows may be written whole.
+    down: bool,
 }
 
 impl<'a> Copies<'a> {
     fn new(geometry: &'a Geometry, copier: Copier) -> Self {
-        Copies { geometry, copier, pairs: [[Pair { from: 0, to: 0 }; PAIRS]; 2], count: 0 }
+        Copies { geometry, copier, pairs: [[Pair { from: 0, to: 0 }; PAIRS]; 2], count: 0, down: false }
     }
 
     /// Adds one row's runs.
@@ -148,6 +150,14 @@ impl<'a> Copies<'a> {
 
     fn flush(&mut self) {
         let runs = self.geometry.shape().runs;
+        let stride = self.geometry.host_stride();
+        if self.down && runs[1] == 0 && stride.is_multiple_of(LINE) && stride - runs[0] < LINE {
+            let pairs = &self.pairs[0][..self.count];
+            // SAFETY: as below; a row of the total pool has its whole stride to itself.
+            unsafe { self.copier.copy_lines(pairs, runs[0] as usize) };
+            self.count = 0;
+            return;
+        }
         for (pairs, bytes) in self.pairs.iter().zip(runs) {
             if bytes > 0 {
                 // SAFETY: every pair was made by `HostPools` from a slot inside its layer's slab and a row
@@ -621,12 +631,14 @@ impl HostPools {
     }
 
     fn scatter(&self, part: &Part) -> Result<()> {
-        let state = self.micro(part.micro_batch)?;
+        let record = self.micro(part.micro_batch)?.record.lock();
+        let (_, real) = block::step::header(&record.block);
         let layer = part.layer.index();
+        let tables = self.layers[layer].lock();
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
-        for row in part.first as usize..(part.first + part.count) as usize {
-            let Some((_, entry)) = self.entry(state, row) else { break };
-            let tables = self.layers[layer].lock();
+        copies.down = true;
+        for row in part.first as usize..((part.first + part.count) as usize).min(real) {
+            let entry = block::step::entry(&record.block, row);
             let pages = self.lane(Lane(entry.lane))?.pages.lock();
             for query in part.rows.first..part.rows.first + part.rows.count {
                 if let Some(landing) = tables.landing(entry.lane, query) {
