@@ -59,6 +59,9 @@ struct Extents {
     huge: bool,
 }
 
+/// The first landing slot, one a lane from there on.
+const LANDING: u32 = 64;
+
 /// Pools on the inline host device, driven by its own calls.
 struct Rig {
     extents: Extents,
@@ -88,7 +91,7 @@ impl Rig {
         };
         let geometry = Geometry::new(shape)?;
         let device = HostDevice::new(HostOptions::default());
-        let budget_base = (64 + lanes).next_multiple_of(SLOT_BLOCK);
+        let budget_base = (LANDING + lanes).next_multiple_of(SLOT_BLOCK);
         let blocks = k.div_ceil(SLOT_BLOCK);
         let tables = TableShape {
             lanes,
@@ -96,7 +99,7 @@ impl Rig {
             query_rows: 1,
             scratch: 0,
             scratch_base: 1,
-            landing_base: 64,
+            landing_base: LANDING,
             budget_base,
             budget_blocks: lanes * blocks,
         };
@@ -207,7 +210,7 @@ impl Rig {
     fn scatter(&mut self, order: &[u32]) -> Result<(Duration, u64)> {
         self.begin(order)?;
         let stamp = (self.steps as u32).to_le_bytes();
-        let landing = self.slot_row(0, order[0])?.part(0, 4)?;
+        let landing = self.slot_row(0, LANDING + order[0])?.part(0, 4)?;
         self.device.write(landing, &stamp)?;
         let lap = Lap::begin();
         for layer in 0..self.extents.layers {

@@ -299,7 +299,8 @@ impl Drop for HostDevice {
 
 impl Device for HostDevice {
     fn allocate(&self, bytes: u64) -> Result<Slice> {
-        let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared: false };
+        // Huge pages are a hint here: this device's memory is ordinary memory, and does without.
+        let request = Request { bytes, huge: true, populate: false, lock: false, node: None, shared: false };
         let (map, _) = Map::new(&request, &NoFaults)?;
         self.keep(Arc::new(map)).part(0, bytes)
     }
