@@ -12,7 +12,7 @@ export FOREBAY_PYTHON := $(CURDIR)/target/venv/bin/python
 FUZZ_SECONDS ?= 600
 HOST := x86_64-unknown-linux-gnu
 # The tests of the inner loop beside the unit tests.
-MODELS := tidy residency world failures edges
+MODELS := tidy residency world failures edges misuse
 EXAMPLES := $(patsubst examples/%.rs,%,$(wildcard examples/*.rs))
 
 ## What the build and the tests need beside cargo. Does nothing when everything is there.

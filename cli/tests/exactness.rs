@@ -52,16 +52,12 @@ fn compare(path: &std::path::Path) {
     let header = trace.header();
     let ratio = |r: f64| (r * f64::from(header.decode_start) + 0.5) as u32;
     let (tenth, fifth) = (ratio(0.1), ratio(0.2));
-    // Each size cold or warm and with one query row or two, crossed so that each pair of these meets. Half of
-    // k, and 1.5 k for two rows: scratch slots in every step.
-    for (mtp, slots, warmup) in [
-        (1, tenth, 0),
-        (1, fifth, 32),
-        (2, tenth, 32),
-        (2, fifth, 0),
-        (1, header.k / 2, 32),
-        (2, header.k * 3 / 2, 0),
-    ] {
+    // Every ratio with one query row and two, cold and warm. Half of k, and 1.5 k for two rows: scratch slots
+    // in every step.
+    let ratios = [tenth, fifth].map(|slots| [(1, slots, 0), (1, slots, 32), (2, slots, 0), (2, slots, 32)]);
+    let below =
+        [(1, header.k / 2, 32), (2, header.k / 2, 0), (2, header.k * 3 / 2, 0), (2, header.k * 3 / 2, 32)];
+    for (mtp, slots, warmup) in ratios.into_iter().flatten().chain(below) {
         let setting = Setting { slots, warmup, mtp, steps: header.decode_steps() / mtp };
         let replayed = pools::replay(&trace, &Shape::DEEPSEEK_V3_2, setting, || ()).unwrap();
         let expected = expected(&trace, setting);

@@ -13,9 +13,9 @@
 //!
 //! Rows of one step stand in ascending position, and births have the highest positions of all. So the
 //! whole order is the pair *(stamp of the last step that selected or bore the row, position)*, and no list
-//! has to be kept in order: a hit writes one word. The price is a scan of the sequence's stamps whenever
-//! something must go, which is contiguous, branch-free work for vector units and for warps alike, and is
-//! skipped when nothing is missed. The outcome cannot depend on the order in which a top-k kernel emits
+//! has to be kept in order: a hit marks one byte. The price is a pass over the lane's stamps a step, which
+//! stamps what was marked and splits off the oldest: contiguous, branch-free work for vector units and for
+//! warps alike. The outcome cannot depend on the order in which a top-k kernel emits
 //! its indices, because no order is read from them.
 //!
 //! Ties are settled so that every rank and device places rows alike: missed rows are numbered by ascending
@@ -26,7 +26,7 @@
 //!
 //! Per lane and layer four bytes a token (`slot_of`), and eight bytes a slot (`position_of`, `stamp_of`):
 //! at 128K tokens and a ratio of 0.1 that is 7.3% of the 656-byte rows the slots hold. A hit costs two
-//! random accesses; a step with misses adds a few passes over the lane's stamps.
+//! random accesses; a step adds one pass over the lane's stamps, and a few more when the oldest are many.
 //!
 //! # States of a row, in one lane and layer
 //!
