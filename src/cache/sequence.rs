@@ -259,24 +259,26 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`], [`Kind::InvalidConfig`] for a sequence that is not joining.
     pub fn join_more(&mut self, sequence: Sequence, stream: Stream) -> Result<Ticket> {
-        let (device, pools) = (self.device.clone(), self.pools);
         let record = self.record(sequence)?;
         record.expect(&[State::Joining], "join_more")?;
+        // What follows a stretch that failed must not look done.
+        record.check_ticket("join_more")?;
         let lane = Lane(record.holding.lane);
+        let mut stretches = record.stretches.unwrap_or(Stretches::none());
         self.wait_ready(lane.0, stream)?;
-        let record = self.record_mut(sequence)?;
-        let stretch = record.stretches.as_mut().and_then(Stretches::take);
-        let over = record.stretches.is_none_or(|s| s.is_over());
         let (ticket, completer) = Ticket::new();
+        if let Some((first, count)) = stretches.take() {
+            self.device.raise(self.pools, stream, Raise { lane, first, count })?;
+        }
+        self.device.complete(stream, completer)?;
+        self.record_ready(lane.0, stream)?;
+        // Only now has the stretch been given out.
+        let record = self.record_mut(sequence)?;
+        record.stretches = Some(stretches);
         record.ticket = Some(ticket.clone());
-        if over {
+        if stretches.is_over() {
             record.state = State::Running;
         }
-        if let Some((first, count)) = stretch {
-            device.raise(pools, stream, Raise { lane, first, count })?;
-        }
-        device.complete(stream, completer)?;
-        self.record_ready(lane.0, stream)?;
         Ok(ticket)
     }
 
