@@ -3,7 +3,7 @@
 //! A device has memory, streams and events, and executes the operations of a step: load the step block,
 //! commit, resolve, gather, scatter, report. One call a layer and operation: coarse enough that a virtual
 //! call costs nothing, and exactly what a captured graph holds. The host decides *what* before a step
-//! ([`crate::step`]); a device decides *which rows* inside it, by the rule of [`crate::residency`].
+//! (`step`); a device decides *which rows* inside it, by the rule of [`crate::residency`].
 //!
 //! **Memory.** Pools take all their memory at construction and it lives as long as the device: there is
 //! no call that frees, so no [`Slice`] can dangle, and a slice of one device is refused by another.
