@@ -18,14 +18,25 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The static library, built now.
-fn library(target: &Path) -> PathBuf {
+/// The folder of what these tests build.
+fn target() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-tests")
+}
+
+/// The library whose file ends in `end`: `a` for the static one, `so` for the shared one. Both are built once.
+fn library(end: &str) -> &'static Path {
+    static BUILT: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    let files = BUILT.get_or_init(build);
+    files.iter().find(|file| file.extension().is_some_and(|e| e == end)).expect("cargo names what it built")
+}
+
+fn build() -> Vec<PathBuf> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(root()).args(["build", "--offline", "-p", "forebay-ffi", "--lib"]);
     cargo.args(["--target", "x86_64-unknown-linux-gnu", "--message-format=json"]);
     // Only lets the stable compiler take the sanitizer's flag; nothing built so is shipped.
     cargo.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
-    cargo.env("CARGO_TARGET_DIR", target).env_remove("CARGO_ENCODED_RUSTFLAGS");
+    cargo.env("CARGO_TARGET_DIR", target()).env_remove("CARGO_ENCODED_RUSTFLAGS");
     let built = cargo.output().unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let messages = String::from_utf8(built.stdout).unwrap();
@@ -34,8 +45,7 @@ fn library(target: &Path) -> PathBuf {
         let files = message["filenames"].as_array().cloned().unwrap_or_default();
         files.into_iter().filter_map(|file| file.as_str().map(PathBuf::from))
     });
-    let mut archives = files.filter(|file| file.extension().is_some_and(|end| end == "a"));
-    archives.next().expect("cargo names the static library it built")
+    files.collect()
 }
 
 /// The program, compiled once; nothing without a compiler.
@@ -45,9 +55,8 @@ fn program(test: &str) -> Option<&'static Path> {
         return None;
     }
     Some(PROGRAM.get_or_init(|| {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-tests");
-        let library = library(&target);
-        let program = target.join("decode");
+        let library = library("a");
+        let program = target().join("decode");
         let mut gcc = Command::new("gcc");
         gcc.args(["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-O1"]);
         gcc.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]);
@@ -66,6 +75,19 @@ fn run(program: &Path, mode: &str) -> (Output, String) {
     let ended = command.output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     (ended, said)
+}
+
+#[test]
+fn the_shared_library_is_named_with_its_version() {
+    if !gcc::is_there("readelf", "the_shared_library_is_named_with_its_version") {
+        return;
+    }
+    let library = library("so");
+    let ended = Command::new("readelf").arg("-d").arg(library).output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let header = std::fs::read_to_string(root().join("ffi/include/forebay.h")).unwrap();
+    let version = header.lines().find_map(|line| line.strip_prefix("#define FB_ABI_VERSION ")).unwrap();
+    assert!(said.contains(&format!("[libforebay.so.{version}]")), "{}: {said}", library.display());
 }
 
 #[test]

@@ -107,20 +107,6 @@ fn the_header_is_what_the_sources_say() {
 }
 
 #[test]
-fn the_shared_library_is_named_with_its_version() {
-    if !gcc::is_there("readelf", "the_shared_library_is_named_with_its_version") {
-        return;
-    }
-    // The test program is in the `deps` of its profile's folder; the library stands beside it.
-    let library = std::env::current_exe().unwrap().with_file_name("libforebay.so");
-    let ended = Command::new("readelf").arg("-d").arg(&library).output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
-    let header = generate();
-    let version = header.lines().find_map(|line| line.strip_prefix("#define FB_ABI_VERSION ")).unwrap();
-    assert!(said.contains(&format!("[libforebay.so.{version}]")), "{}: {said}", library.display());
-}
-
-#[test]
 fn nothing_is_left_with_its_rust_name() {
     let header = generate();
     let code = header.lines().filter(|line| !line.trim_start().starts_with("//"));
