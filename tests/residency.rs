@@ -137,15 +137,14 @@ impl World {
 
     fn step(&mut self, lane: u32, accept: u32, rows: u32, seed: &mut u64, spread: u32, split: bool) {
         let Some(oracle) = &mut self.lanes[lane as usize] else {
-            let refused = self.tables.commit(&Portable, lane, 0, 1, &mut self.work, |_| {});
+            let refused = self.tables.commit(&Portable, lane, 0, 1, |_| {});
             assert!(refused.is_err());
             return;
         };
         let accepted = accept.min(oracle.landed);
         let before = self.tables.digest(lane);
         let mut moved = Vec::new();
-        let committed =
-            self.tables.commit(&Portable, lane, accepted, rows, &mut self.work, |m| moved.push(m));
+        let committed = self.tables.commit(&Portable, lane, accepted, rows, |m| moved.push(m));
         if oracle.length + accepted + rows > TOKENS {
             assert!(committed.is_err());
             assert_eq!(self.tables.digest(lane), before);

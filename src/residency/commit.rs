@@ -1,7 +1,8 @@
 //! Commit: what became of the rows that a step wrote to its landing slots; and the cut of a roll-back.
 
 use crate::error::{Error, Kind, Result};
-use crate::residency::resolve::{Fetch, Scan, Workspace};
+use crate::residency::resolve::Fetch;
+use crate::residency::scan::Scan;
 use crate::residency::tables::{ABSENT, EMPTY, FREE, LayerTables};
 
 /// A row that was accepted and has a slot: copy it from its landing slot.
@@ -30,7 +31,6 @@ impl LayerTables {
         lane: u32,
         accepted: u32,
         next: u32,
-        work: &mut Workspace,
         mut copy: impl FnMut(Moved),
     ) -> Result<()> {
         let bad = |place: &'static str, value: u32| {
@@ -46,7 +46,6 @@ impl LayerTables {
         if next > self.shape.query_rows {
             return bad("query rows", next);
         }
-        self.check_room(&head, work)?;
         let length = head.length + accepted;
         if length > self.shape.tokens || next > self.shape.tokens - length {
             return bad("length", length);
@@ -56,14 +55,8 @@ impl LayerTables {
         let landed = start + head.length as usize;
         self.slot_of[landed..landed + head.landed as usize].fill(ABSENT);
 
-        let kept = accepted.min(head.budget);
-        if kept > 0 {
-            let oldest = self.oldest(scan, lane, head.stamp + 1, work);
-            self.choose_victims(scan, lane, oldest, kept as usize, work);
-        }
-        for index in 0..kept {
-            let row = accepted - kept + index;
-            let victim = work.victims[index as usize];
+        for row in accepted.saturating_sub(head.budget)..accepted {
+            let victim = self.eldest(scan, lane, head.stamp);
             let slot = self.replace(start, victim, head.length + row, head.stamp);
             copy(Moved { landing: landing + row, slot });
         }

@@ -19,8 +19,7 @@
 //! its indices, because no order is read from them.
 //!
 //! Ties are settled so that every rank and device places rows alike: missed rows are numbered by ascending
-//! position; the victims are a set, handed out with the last ones' ties behind the others, both in the order
-//! of the lane's slots.
+//! position; the victims are a set, handed out in the order of the lane's slots.
 //!
 //! # Costs
 //!
@@ -47,10 +46,13 @@
 mod commit;
 mod digest;
 mod resolve;
+mod scan;
 mod tables;
 mod victims;
 
 pub use commit::Moved;
 pub use resolve::Workspace;
-pub use resolve::{Aged, At, Beyond, Counts, Fetch, Portable, Resolved, Rows, Scan, Selected, Split, Touch};
+pub use resolve::{Beyond, Counts, Fetch, Resolved, Rows, Selected};
+pub(crate) use scan::beyond;
+pub use scan::{Aged, At, Portable, Scan, Split, Stamped, Tied, Touch, Touched};
 pub use tables::{ABSENT, EMPTY, LaneHead, LayerTables, TableShape};

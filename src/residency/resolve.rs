@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
+use crate::residency::scan::{Scan, Touch};
 use crate::residency::tables::{ABSENT, EMPTY, LaneHead, LayerTables, TableShape, UNUSED};
 use crate::residency::victims::Oldest;
 
@@ -67,140 +68,6 @@ pub struct Selected<'a> {
     pub fetches: &'a mut [Fetch],
 }
 
-/// The loops that are worth a machine's vector units. [`Portable`] is plain Rust; a device may bring its
-/// own, whose results must be the same to the last bit.
-pub trait Scan {
-    /// Looks up the positions of one query row, in any order: writes what stands for each in the map to
-    /// `slots` and marks that slot, whatever it is; notes the index of every one whose slot is below
-    /// `base`, where no budget slot is, in `others`. Answers how many these are.
-    // By itself it keeps everything in registers; inlined into a step it does not.
-    #[inline(never)]
-    fn touch(&self, touch: Touch<'_>) -> usize {
-        let Touch { map, marks, base, selection, slots, others } = touch;
-        let Some(guard) = map.len().checked_sub(1) else {
-            return 0;
-        };
-        let mut count = 0_usize;
-        for (index, (position, slot)) in (0_u32..).zip(selection.iter().zip(slots.iter_mut())) {
-            // What is none, or beyond the longest sequence, finds the map's last word, which is absent.
-            // No branch is taken on what was found.
-            let found = map[(*position as u32 as usize).min(guard)];
-            *slot = found as i32;
-            if let (Some(mark), Some(other)) = (marks.get_mut(found as usize), others.get_mut(count)) {
-                (*mark, *other) = (1, index);
-            }
-            count = count.wrapping_add(usize::from(found < base));
-        }
-        count
-    }
-
-    /// For each bound the number of stamps at or below it, over the blocks of a lane (numbers of
-    /// [`SLOT_BLOCK`] stamps each, all inside `stamps`).
-    fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4];
-
-    /// Stamps a lane's marked slots with `at.below` and clears their marks; then splits the slots by age:
-    /// writes the index of every slot with a stamp below `at.bound` to the front of `older`, of every slot
-    /// with that very stamp to the front of `tied`, block by block in the order of `blocks`, and counts the
-    /// stamps below `at.below`. `marks` is as long as `stamps`; both lists have room for 16 slots more than
-    /// the blocks have.
-    fn split(&self, lane: Aged<'_>, at: At, older: &mut [u32], tied: &mut [u32]) -> Split;
-}
-
-/// A lane's slots as [`Scan::split`] sees them.
-#[derive(Debug)]
-pub struct Aged<'a> {
-    /// Stamps by budget slot.
-    pub stamps: &'a mut [u32],
-    /// Not 0: the slot was touched.
-    pub marks: &'a mut [u8],
-    /// The lane's blocks.
-    pub blocks: &'a [u32],
-}
-
-/// Where [`Scan::split`] splits; `bound` is below `below`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct At {
-    /// The stamp that the tied slots bear.
-    pub bound: u32,
-    /// The stamps counted are below this one.
-    pub below: u32,
-}
-
-/// What [`Scan::split`] has found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Split {
-    /// Slots below the bound.
-    pub older: usize,
-    /// Slots at the bound.
-    pub tied: usize,
-    /// All slots with a stamp below `below`.
-    pub below: u32,
-}
-
-/// The arguments of [`Scan::touch`].
-#[derive(Debug)]
-pub struct Touch<'a> {
-    /// Slots by position; the last word is [`ABSENT`].
-    pub map: &'a [u32],
-    /// By slot id, for all ids that the map holds.
-    pub marks: &'a mut [u8],
-    /// Slot id of the first budget slot.
-    pub base: u32,
-    /// Positions, as many as `slots` and `others` have words.
-    pub selection: &'a [i32],
-    /// Answers.
-    pub slots: &'a mut [i32],
-    /// Indices into `selection` of what has no budget slot.
-    pub others: &'a mut [u32],
-}
-
-/// Plain Rust, for any machine.
-#[derive(Clone, Copy, Debug)]
-pub struct Portable;
-
-impl Scan for Portable {
-    fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
-        let mut counts = [0; 4];
-        for block in blocks {
-            for (bound, count) in bounds.iter().zip(counts.iter_mut()) {
-                let stamps = block_of(stamps, *block);
-                *count +=
-                    stamps.iter().fold(0_u32, |n, s| n.wrapping_add(u32::from(*s as i32 <= *bound as i32)));
-            }
-        }
-        counts
-    }
-
-    fn split(&self, lane: Aged<'_>, at: At, older: &mut [u32], tied: &mut [u32]) -> Split {
-        let (mut olds, mut ties, mut below) = (0_usize, 0_usize, 0_u32);
-        for block in lane.blocks {
-            let slots = *block as usize * SLOT_BLOCK as usize..(*block as usize + 1) * SLOT_BLOCK as usize;
-            let (stamps, marks) = (lane.stamps.get_mut(slots.clone()), lane.marks.get_mut(slots));
-            let (Some(stamps), Some(marks)) = (stamps, marks) else { continue };
-            for (stamp, mark) in stamps.iter_mut().zip(marks.iter_mut()) {
-                *stamp = if *mark == 0 { *stamp } else { at.below };
-                below = below.wrapping_add(u32::from(*stamp < at.below));
-                *mark = 0;
-            }
-            // No branch is taken on a stamp: each index is written to both lists, and kept where it fits.
-            for (slot, stamp) in (block * SLOT_BLOCK..).zip(stamps.iter()) {
-                if let (Some(old), Some(tie)) = (older.get_mut(olds), tied.get_mut(ties)) {
-                    (*old, *tie) = (slot, slot);
-                }
-                olds = olds.wrapping_add(usize::from(*stamp < at.bound));
-                ties = ties.wrapping_add(usize::from(*stamp == at.bound));
-            }
-        }
-        Split { older: olds, tied: ties, below }
-    }
-}
-
-/// The stamps of a block; blocks lie inside the table by `join`.
-fn block_of(stamps: &[u32], block: u32) -> &[u32] {
-    let start = block as usize * SLOT_BLOCK as usize;
-    stamps.get(start..start + SLOT_BLOCK as usize).unwrap_or(&[])
-}
-
 /// What a call needs beside the tables: one per thread of control, sized at construction.
 #[derive(Debug)]
 pub struct Workspace {
@@ -208,14 +75,17 @@ pub struct Workspace {
     missed: Vec<u64>,
     /// Bit per word of `missed` that is not zero.
     summary: Vec<u64>,
-    /// Indices of selected positions that were not resident.
-    pub(super) others: Vec<u32>,
+    /// Where in the selection the missed positions stand.
+    entries: Vec<u32>,
     /// Budget slots that go, as indices into the slot tables.
     pub(super) victims: Vec<u32>,
     /// By slot id: touched in this call. Clear between calls, but for ids that are no budget slot's.
     pub(super) marks: Vec<u8>,
-    /// Slots that share the last victims' stamp, and their positions.
-    pub(super) ties: Vec<u32>,
+    /// By block of the lane, a bit per slot: older than the bound.
+    pub(super) older: Vec<u64>,
+    /// The same: as old as the bound.
+    pub(super) tied: Vec<u64>,
+    /// Positions: of the missed rows, ascending, or of tied slots.
     pub(super) positions: Vec<u32>,
 }
 
@@ -224,15 +94,18 @@ impl Workspace {
     /// positions (query rows times k).
     pub fn new(shape: &TableShape, selected: u32) -> Self {
         let words = (shape.tokens as usize).div_ceil(64);
-        let slots = (shape.lane_blocks() as usize + 1) * SLOT_BLOCK as usize;
+        let blocks = shape.lane_blocks() as usize;
+        // A block more than can be listed, so that lists may be written a vector at a time.
+        let listed = (blocks + 1) * SLOT_BLOCK as usize;
         Workspace {
             missed: vec![0; words],
             summary: vec![0; words.div_ceil(64)],
-            others: vec![0; selected as usize],
-            victims: vec![0; slots],
+            entries: vec![0; selected as usize + SLOT_BLOCK as usize],
+            victims: vec![0; listed],
             marks: vec![0; shape.slots() as usize],
-            ties: vec![0; slots],
-            positions: vec![0; slots],
+            older: vec![0; blocks],
+            tied: vec![0; blocks],
+            positions: vec![0; listed.max(selected as usize + SLOT_BLOCK as usize)],
         }
     }
 
@@ -245,26 +118,42 @@ impl Workspace {
         }
     }
 
-    /// Writes the noted positions to `fetches`, ascending, and forgets them. Answers how many.
-    fn take_missed(&mut self, fetches: &mut [Fetch]) -> usize {
-        let mut count = 0;
-        for (index, sum) in self.summary.iter_mut().enumerate() {
-            let mut words = std::mem::take(sum);
-            while words != 0 {
-                let word = index * 64 + words.trailing_zeros() as usize;
-                words &= words - 1;
-                let mut bits = std::mem::take(&mut self.missed[word]);
-                while bits != 0 {
-                    let position = (word * 64) as u32 + bits.trailing_zeros();
-                    bits &= bits - 1;
-                    if let Some(fetch) = fetches.get_mut(count) {
-                        fetch.position = position;
-                    }
-                    count += 1;
-                }
-            }
+    /// Writes the noted positions to `positions`, ascending, and forgets them. Answers how many.
+    fn take_missed<S: Scan>(&mut self, scan: &S) -> usize {
+        let missed = &mut self.missed;
+        let words = Ones::over(&mut self.summary).map(|word| {
+            let bits = missed.get_mut(word as usize).map_or(0, std::mem::take);
+            (word * 64, bits)
+        });
+        scan.list(words, &mut self.positions)
+    }
+}
+
+/// The ones of a row of words, by ascending place; the words are zero behind it.
+struct Ones<'a> {
+    words: std::iter::Enumerate<std::slice::IterMut<'a, u64>>,
+    first: u32,
+    left: u64,
+}
+
+impl Ones<'_> {
+    fn over(words: &mut [u64]) -> Ones<'_> {
+        Ones { words: words.iter_mut().enumerate(), first: 0, left: 0 }
+    }
+}
+
+impl Iterator for Ones<'_> {
+    type Item = u32;
+
+    #[inline]
+    fn next(&mut self) -> Option<u32> {
+        while self.left == 0 {
+            let (index, word) = self.words.next()?;
+            (self.first, self.left) = (index as u32 * 64, std::mem::take(word));
         }
-        count.min(fetches.len())
+        let place = self.first + self.left.trailing_zeros();
+        self.left &= self.left - 1;
+        Some(place)
     }
 }
 
@@ -340,7 +229,9 @@ impl LayerTables {
             return Err(bad("rows", end));
         }
         let per_row = rows.count.max(1) as usize;
-        if !selected.is_multiple_of(per_row) || slots != selected || selected > fetches.min(work.others.len())
+        if !selected.is_multiple_of(per_row)
+            || slots != selected
+            || selected > fetches.min(work.entries.len().saturating_sub(SLOT_BLOCK as usize))
         {
             return Err(bad("selection", selected as u64));
         }
@@ -374,40 +265,30 @@ impl LayerTables {
         let (mut missed, mut beyond) = (0, None);
         for row in 0..rows.count.max(1) as usize {
             let part = row * k..(row + 1) * k;
-            let limit = limit as usize + row;
-            let others = scan.touch(Touch {
+            let touched = scan.touch(Touch {
                 map: &self.slot_of[start..=start + self.shape.tokens as usize],
                 marks: &mut work.marks,
-                base: self.shape.budget_base,
+                length: limit + row as u32,
                 selection: &selection[part.clone()],
                 slots: &mut slots[part.clone()],
-                others: &mut work.others[missed..missed + k],
+                missed: &mut work.entries[missed..missed + k + SLOT_BLOCK as usize],
             });
-            // What is not resident: nothing selected, a landed row, a miss, or an error. The misses stay
-            // in the list, to be answered once they have a slot.
-            let mut kept = missed;
-            for index in missed..missed + others {
-                let entry = part.start + work.others[index] as usize;
-                let position = selection[entry] as u32;
-                if position as usize >= limit {
-                    slots[entry] = -1;
-                    if position != EMPTY && beyond.is_none() {
-                        beyond = Some(Beyond { row: rows.first + row as u32, position });
-                    }
-                } else if slots[entry] as u32 == ABSENT {
-                    work.miss(position);
-                    work.others[kept] = entry as u32;
-                    kept += 1;
-                }
+            if let (None, Some(position)) = (beyond, touched.beyond) {
+                beyond = Some(Beyond { row: rows.first + row as u32, position });
             }
-            missed = kept;
+            let (first, end) = (missed, missed + touched.missed);
+            for index in first..end {
+                let entry = part.start + work.entries[index] as usize;
+                work.entries[index] = entry as u32;
+                work.miss(selection[entry] as u32);
+            }
+            missed = end;
         }
-        let misses = work.take_missed(fetches);
+        let misses = work.take_missed(scan);
         let oldest = self.oldest(scan, lane, now, work);
-        // What is stamped now was hit: all other slots of the budget are older.
-        let hits = self.heads[lane as usize].budget - oldest.split.below;
+        let hits = oldest.split.marked;
         let scratch = self.place(scan, lane, oldest, &mut fetches[..misses], work);
-        for entry in &work.others[..missed] {
+        for entry in &work.entries[..missed] {
             let entry = *entry as usize;
             slots[entry] = self.slot_of[start + selection[entry] as usize] as i32;
         }
@@ -432,17 +313,23 @@ impl LayerTables {
         if fetches.is_empty() {
             return 0;
         }
-        let (evictable, now) = (oldest.split.below as usize, oldest.at.below);
+        let head = &self.heads[lane as usize];
+        let (evictable, now) = ((head.budget - oldest.split.marked) as usize, oldest.at.below);
         let scratch = fetches.len().saturating_sub(evictable);
         let start = self.map_start(lane);
         let scratch_start = self.shape.scratch_base + lane * self.shape.scratch;
-        for (index, fetch) in fetches[..scratch].iter_mut().enumerate() {
+        let (away, kept) = fetches.split_at_mut(scratch);
+        for (index, fetch) in away.iter_mut().enumerate() {
+            let position = work.positions[index];
             // Only a warm-up has more of them than scratch slots, and it reads none of them.
-            fetch.slot =
+            let slot =
                 if index < self.shape.scratch as usize { scratch_start + index as u32 } else { ABSENT };
-            self.slot_of[start + fetch.position as usize] = fetch.slot;
+            self.slot_of[start + position as usize] = slot;
+            *fetch = Fetch { position, slot };
         }
-        let kept = &mut fetches[scratch..];
+        for (fetch, position) in kept.iter_mut().zip(&work.positions[scratch..]) {
+            fetch.position = *position;
+        }
         self.choose_victims(scan, lane, oldest, kept.len(), work);
         for (fetch, victim) in kept.iter_mut().zip(&work.victims) {
             fetch.slot = self.replace(start, *victim, fetch.position, now);
@@ -451,6 +338,7 @@ impl LayerTables {
     }
 
     /// Puts `position` into the budget slot `victim` and forgets what was there. Answers the slot's id.
+    #[inline]
     pub(super) fn replace(&mut self, map_start: usize, victim: u32, position: u32, stamp: u32) -> u32 {
         let old = std::mem::replace(&mut self.position_of[victim as usize], position);
         if old != EMPTY {

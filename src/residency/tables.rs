@@ -164,10 +164,14 @@ impl LayerTables {
         self.heads.get(lane as usize)
     }
 
-    pub(super) fn lane_blocks(&self, lane: u32) -> &[u32] {
+    /// Where the lane's blocks stand in `blocks`.
+    pub(super) fn block_range(&self, lane: u32) -> std::ops::Range<usize> {
         let start = lane as usize * self.shape.lane_blocks() as usize;
-        let count = self.heads.get(lane as usize).map_or(0, |h| h.blocks as usize);
-        self.blocks.get(start..start + count).unwrap_or(&[])
+        start..start + self.heads.get(lane as usize).map_or(0, |h| h.blocks as usize)
+    }
+
+    pub(super) fn lane_blocks(&self, lane: u32) -> &[u32] {
+        self.blocks.get(self.block_range(lane)).unwrap_or(&[])
     }
 
     pub(super) fn map_start(&self, lane: u32) -> usize {

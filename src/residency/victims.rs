@@ -2,14 +2,14 @@
 //!
 //! The oldest slots are those whose stamp is below some bound, and, of those that bear the bound itself,
 //! the ones with the lowest positions. As the oldest stamp moves up by about one a step, the first guess
-//! is the stamp above the oldest one: one pass splits the lane there, and counts on the way how many slots
-//! may go at all. Only when that is too little is the bound searched, four candidates a pass, and the lane
-//! split again.
+//! is the stamp above the oldest one: one pass splits the lane there. Only when that is too little is the
+//! bound searched, four candidates a pass, and the lane split again.
 
-use crate::residency::resolve::{Aged, At, Scan, Split, Workspace};
-use crate::residency::tables::{FREE, LayerTables};
+use crate::residency::resolve::Workspace;
+use crate::residency::scan::{Aged, At, Scan, Split, Stamped, Tied, firsts};
+use crate::residency::tables::{EMPTY, FREE, LayerTables};
 
-/// A lane split near its oldest slots; the lists are in the workspace.
+/// A lane split near its oldest slots; the sets are in the workspace.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Oldest {
     pub(super) at: At,
@@ -17,29 +17,21 @@ pub(super) struct Oldest {
 }
 
 impl LayerTables {
-    /// Splits the slots of `lane` above its oldest stamp, and counts those with a stamp below `below`.
-    pub(super) fn oldest<S: Scan>(
-        &mut self,
-        scan: &S,
-        lane: u32,
-        below: u32,
-        work: &mut Workspace,
-    ) -> Oldest {
-        let bound = self.heads[lane as usize].front.saturating_add(1).min(below - 1);
-        self.split(scan, lane, At { bound, below }, work)
+    /// Stamps what is marked in `lane` with `now` and splits its slots above its oldest stamp.
+    pub(super) fn oldest<S: Scan>(&mut self, scan: &S, lane: u32, now: u32, work: &mut Workspace) -> Oldest {
+        let bound = self.heads[lane as usize].front.saturating_add(1).min(now - 1);
+        self.split(scan, lane, At { bound, below: now }, work)
     }
 
     fn split<S: Scan>(&mut self, scan: &S, lane: u32, at: At, work: &mut Workspace) -> Oldest {
-        let start = lane as usize * self.shape.lane_blocks() as usize;
-        let blocks = &self.blocks[start..start + self.heads[lane as usize].blocks as usize];
+        let blocks = self.block_range(lane);
         let marks = &mut work.marks[self.shape.budget_base as usize..];
-        let lane = Aged { stamps: &mut self.stamp_of, marks, blocks };
-        Oldest { at, split: scan.split(lane, at, &mut work.victims, &mut work.ties) }
+        let lane = Aged { stamps: &mut self.stamp_of, marks, blocks: &self.blocks[blocks] };
+        Oldest { at, split: scan.split(lane, at, &mut work.older, &mut work.tied) }
     }
 
-    /// Puts the `need` oldest of the slots below `oldest.at.below` to the front of `work.victims`, as
-    /// indices into the slot tables: those below the bound, then the ties, each in the lane's order. The
-    /// lane has that many.
+    /// Puts the `need` oldest of the slots that are not marked to the front of `work.victims`, as indices
+    /// into the slot tables, in the lane's order. The lane has that many.
     pub(super) fn choose_victims<S: Scan>(
         &mut self,
         scan: &S,
@@ -57,33 +49,44 @@ impl LayerTables {
             Oldest { at, split } = self.split(scan, lane, at, work);
         } else if need <= split.older {
             // The first guess was one too high: all older slots bear the lane's oldest stamp.
-            std::mem::swap(&mut work.victims, &mut work.ties);
+            std::mem::swap(&mut work.older, &mut work.tied);
+            work.older.fill(0);
             at.bound -= 1;
             (split.older, split.tied) = (0, split.older);
         }
-        self.take_ties(at.bound, split, need - split.older, work);
         self.heads[lane as usize].front = at.bound;
+        let blocks = &self.blocks[self.block_range(lane)];
+        let go = need - split.older;
+        // Empty slots bear no position: the first ones of them go, which are the first ones listed.
+        if go < split.tied && at.bound != FREE {
+            let tied = Tied { positions: &self.position_of, blocks, set: &mut work.tied };
+            scan.lowest(tied, go, self.shape.tokens, &mut work.positions);
+        }
+        let gone = work.older.iter().zip(&work.tied).map(|(older, tied)| older | tied);
+        scan.list(firsts(blocks).zip(gone), &mut work.victims);
     }
 
-    /// Appends `go` of the tied slots to the victims: the ones with the lowest positions.
-    fn take_ties(&self, bound: u32, split: Split, go: usize, work: &mut Workspace) {
-        let (ties, positions) = (&work.ties[..split.tied], &mut work.positions[..split.tied]);
-        let victims = &mut work.victims[split.older..];
-        // Empty slots bear no position: the first ones of them go.
-        if go == ties.len() || bound == FREE {
-            victims[..go].copy_from_slice(&ties[..go]);
-            return;
+    /// The one oldest slot of `lane`, for a row that is born and bears the stamp `below`.
+    pub(super) fn eldest<S: Scan>(&mut self, scan: &S, lane: u32, below: u32) -> u32 {
+        let mut front = self.heads[lane as usize].front;
+        if front == FREE {
+            if let Some(slot) = self.lane_slots(lane).find(|slot| self.stamp_of[*slot] == FREE) {
+                return slot as u32;
+            }
         }
-        for (position, slot) in positions.iter_mut().zip(ties) {
-            *position = self.position_of[*slot as usize];
+        let first = |front| {
+            let blocks = self.lane_blocks(lane);
+            scan.first(Stamped { stamps: &self.stamp_of, positions: &self.position_of, blocks }, front)
+        };
+        let mut position = first(front);
+        if position == EMPTY {
+            // No slot has the stamp at the front any more: search the lowest that one has.
+            front = self.find_bound(scan, lane, At { bound: front, below: below + 1 }, 1);
+            position = first(front);
         }
-        let highest = nth_lowest(positions, go, self.shape.tokens);
-        let mut kept = 0;
-        for (slot, position) in ties.iter().zip(positions.iter()) {
-            victims[kept] = *slot;
-            // `go` of them are that low, and at least one is not: `kept` stays below the ties' number.
-            kept += usize::from(*position <= highest);
-        }
+        self.heads[lane as usize].front = front;
+        let slot = self.slot_of[self.map_start(lane) + position as usize];
+        slot - self.shape.budget_base
     }
 
     /// The smallest stamp at or below which the lane has at least `need` slots. It is above `at.bound`.
@@ -107,37 +110,5 @@ impl LayerTables {
             }
         }
         low
-    }
-}
-
-/// The lowest value at or below which there are `n` of `values`, all of them distinct and below `end`.
-/// Counting is a pass of vector compares; half a dozen of them are cheaper than one pass that branches.
-fn nth_lowest(values: &[u32], n: usize, end: u32) -> u32 {
-    let (mut low, mut high) = (0, end.saturating_sub(1));
-    while low < high {
-        let middle = low + (high - low) / 2;
-        let count = values.iter().fold(0_u32, |n, v| n.wrapping_add(u32::from(*v as i32 <= middle as i32)));
-        match count as usize >= n {
-            true => high = middle,
-            false => low = middle + 1,
-        }
-    }
-    low
-}
-
-#[cfg(test)]
-mod tests {
-    use super::nth_lowest;
-
-    #[test]
-    fn the_nth_lowest_is_the_nth_of_the_sorted() {
-        for (end, step) in [(1, 1), (200, 3), (256, 1), (257, 2), (33_000, 97), (1 << 24, 65_521)] {
-            let mut values: Vec<u32> = (0..).map(|i| i * step).take_while(|v| *v < end).take(900).collect();
-            let sorted = values.clone();
-            for n in [1, 1 + sorted.len() / 3, sorted.len()] {
-                values.rotate_left(sorted.len() / 2);
-                assert_eq!(nth_lowest(&values, n, end), sorted[n - 1], "{end} {n}");
-            }
-        }
     }
 }

@@ -1,39 +1,70 @@
 //! The residency scans on AVX-512: the same answers as [`crate::residency::Portable`], to the last bit.
 //!
-//! The scans over stamps run in order, sixteen words at a time. Looking positions up stays what it is in
-//! plain Rust: gathers and scatters of sixteen words gained nothing measurable over the loads and stores
-//! they stand for (Zen 5).
+//! Looking a position up stays one load: gathers and scatters of sixteen words gained nothing measurable
+//! over the loads and stores they stand for (Zen 5). All else runs over vectors without a branch on what is
+//! found, and lists a set by compressing the numbers 0 to 63 with its word.
 
 use std::arch::x86_64::*;
 
 use crate::geometry::SLOT_BLOCK;
-use crate::residency::{Aged, At, Portable, Scan, Split};
+use crate::residency::{Aged, At, Portable, Scan, Split, Stamped, Tied, Touch, Touched, beyond};
+
+const BLOCK: usize = SLOT_BLOCK as usize;
 
 /// The proof that this machine has the instructions; made by [`Avx512::detect`] alone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx512(());
 
 impl Avx512 {
-    /// The proof, if the machine has AVX-512.
+    /// The proof, if the machine has AVX-512 with byte masks and byte compression (Ice Lake, Zen 4 and what
+    /// came after them).
     pub(crate) fn detect() -> Option<Avx512> {
-        let has = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("popcnt");
+        let has = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vbmi2")
+            && is_x86_feature_detected!("popcnt")
+            && is_x86_feature_detected!("bmi1");
         has.then_some(Avx512(()))
     }
 }
 
 impl Scan for Avx512 {
+    fn touch(&self, touch: Touch<'_>) -> Touched {
+        let same = touch.slots.len() == touch.selection.len();
+        if !same || touch.missed.len() < touch.selection.len() + BLOCK {
+            return Portable.touch(touch);
+        }
+        // SAFETY: `self` proves the instructions, and the lengths were just checked.
+        unsafe { touch_avx512(touch) }
+    }
+
+    fn first(&self, rows: Stamped<'_>, stamp: u32) -> u32 {
+        // SAFETY: `self` proves the instructions.
+        unsafe { first_avx512(rows, stamp) }
+    }
+
     fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
         // SAFETY: `self` proves the instructions.
         unsafe { count_avx512(stamps, blocks, bounds) }
     }
 
-    fn split(&self, lane: Aged<'_>, at: At, older: &mut [u32], tied: &mut [u32]) -> Split {
-        let room = lane.blocks.len() * SLOT_BLOCK as usize + 16;
-        if lane.marks.len() < lane.stamps.len() || older.len() < room || tied.len() < room {
-            return Portable.split(lane, at, older, tied);
-        }
-        // SAFETY: `self` proves the instructions, and the lengths were just checked.
+    fn split(&self, lane: Aged<'_>, at: At, older: &mut [u64], tied: &mut [u64]) -> Split {
+        // SAFETY: `self` proves the instructions.
         unsafe { split_avx512(lane, at, older, tied) }
+    }
+
+    fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) {
+        let slots: u32 = tied.set.iter().map(|set| set.count_ones()).sum();
+        if room.len() < slots as usize + BLOCK {
+            return Portable.lowest(tied, keep, end, room);
+        }
+        // SAFETY: `self` proves the instructions, and the room was just checked.
+        unsafe { lowest_avx512(tied, keep, end, room) }
+    }
+
+    fn list(&self, words: impl Iterator<Item = (u32, u64)>, out: &mut [u32]) -> usize {
+        // SAFETY: `self` proves the instructions.
+        unsafe { list_avx512(words, out) }
     }
 }
 
@@ -52,16 +83,95 @@ unsafe fn compress(lanes: __mmask16, values: __m512i, out: &mut [u32], at: usize
     lanes.count_ones() as usize
 }
 
-/// The four vectors of a block's stamps, or none for a block outside the table.
+/// The numbers 0 to 15.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn vectors(stamps: &[u32], block: u32) -> [__m512i; 4] {
-    let start = block as usize * SLOT_BLOCK as usize;
-    match stamps.get(start..).and_then(|s| s.first_chunk::<{ SLOT_BLOCK as usize }>()) {
-        // SAFETY: the chunk is 64 words, of which each load reads 16.
-        Some(words) => [0, 16, 32, 48].map(|at| unsafe { _mm512_loadu_si512(words.as_ptr().add(at).cast()) }),
-        None => [_mm512_set1_epi32(i32::MAX); 4],
+fn sixteen() -> __m512i {
+    _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+}
+
+/// The block's words, if it lies inside the table.
+#[inline]
+fn chunk(words: &[u32], block: u32) -> Option<&[u32; BLOCK]> {
+    words.get(block as usize * BLOCK..).and_then(|words| words.first_chunk())
+}
+
+/// The four vectors of a block.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn vectors(words: &[u32; BLOCK]) -> [__m512i; 4] {
+    // SAFETY: each load reads 16 of the block's 64 words.
+    [0, 16, 32, 48].map(|at| unsafe { _mm512_loadu_si512(words.as_ptr().add(at).cast()) })
+}
+
+/// Four masks of 16 as the word of a block.
+#[inline]
+fn joined(masks: [__mmask16; 4]) -> u64 {
+    let [a, b, c, d] = masks.map(u64::from);
+    (a | b << 16) | (c | d << 16) << 32
+}
+
+/// # Safety
+/// `touch.slots` is as long as `touch.selection`, `touch.missed` a block longer.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,popcnt")]
+unsafe fn touch_avx512(touch: Touch<'_>) -> Touched {
+    let Touch { map, marks, length, selection, slots, missed } = touch;
+    let Some(guard) = map.len().checked_sub(1) else {
+        return Touched::default();
+    };
+    for (part, slots) in selection.chunks(16).zip(slots.chunks_mut(16)) {
+        _mm_prefetch::<_MM_HINT_T0>(part.as_ptr().wrapping_add(256).cast());
+        for (position, slot) in part.iter().zip(slots) {
+            // SAFETY: the index is at most that of the last word.
+            let found = unsafe { *map.get_unchecked((*position as u32 as usize).min(guard)) };
+            *slot = found as i32;
+            if let Some(mark) = marks.get_mut(found as usize) {
+                *mark = 1;
+            }
+        }
     }
+    let (end, none) = (_mm512_set1_epi32(length as i32), _mm512_set1_epi32(-1));
+    let (mut count, mut at, mut all_inside) = (0, 0, true);
+    while at < slots.len() {
+        let there = (u32::MAX >> (32 - (slots.len() - at).min(16))) as __mmask16;
+        // SAFETY: `there` ends with the slices.
+        let (positions, to) = unsafe {
+            (_mm512_maskz_loadu_epi32(there, selection.as_ptr().add(at)), slots.as_mut_ptr().add(at))
+        };
+        // SAFETY: as above.
+        let found = unsafe { _mm512_maskz_loadu_epi32(there, to) };
+        let inside = _mm512_mask_cmplt_epu32_mask(there, positions, end);
+        let absent = _mm512_mask_testn_epi32_mask(inside, found, found);
+        let indices = _mm512_add_epi32(sixteen(), _mm512_set1_epi32(at as i32));
+        // SAFETY: at most `at` indices were written before, and a block's room lies behind the last.
+        count += unsafe { compress(absent, indices, missed, count) };
+        if inside != there {
+            all_inside = false;
+            // SAFETY: as the load.
+            unsafe { _mm512_mask_storeu_epi32(to, there & !inside, none) };
+        }
+        at += 16;
+    }
+    Touched { missed: count, beyond: if all_inside { None } else { beyond(selection, length) } }
+}
+
+#[target_feature(enable = "avx512f")]
+fn first_avx512(rows: Stamped<'_>, stamp: u32) -> u32 {
+    let (stamp, mut lowest) = (_mm512_set1_epi32(stamp as i32), [_mm512_set1_epi32(-1); 4]);
+    for block in rows.blocks {
+        let (Some(stamps), Some(positions)) = (chunk(rows.stamps, *block), chunk(rows.positions, *block))
+        else {
+            continue;
+        };
+        let rows = vectors(stamps).into_iter().zip(vectors(positions));
+        for (lowest, (stamps, positions)) in lowest.iter_mut().zip(rows) {
+            let same = _mm512_cmpeq_epi32_mask(stamps, stamp);
+            *lowest = _mm512_mask_min_epu32(*lowest, same, *lowest, positions);
+        }
+    }
+    let [a, b, c, d] = lowest;
+    _mm512_reduce_min_epu32(_mm512_min_epu32(_mm512_min_epu32(a, b), _mm512_min_epu32(c, d)))
 }
 
 #[target_feature(enable = "avx512f")]
@@ -69,8 +179,8 @@ fn count_avx512(stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
     let bounds = bounds.map(|b| _mm512_set1_epi32(b as i32));
     let one = _mm512_set1_epi32(1);
     let mut counts = [_mm512_setzero_si512(); 4];
-    for block in blocks {
-        for stamps in vectors(stamps, *block) {
+    for words in blocks.iter().filter_map(|block| chunk(stamps, *block)) {
+        for stamps in vectors(words) {
             for (bound, count) in bounds.iter().zip(counts.iter_mut()) {
                 let old = _mm512_cmple_epi32_mask(stamps, *bound);
                 *count = _mm512_mask_add_epi32(*count, old, *count, one);
@@ -80,41 +190,111 @@ fn count_avx512(stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
     counts.map(|count| _mm512_reduce_add_epi32(count) as u32)
 }
 
-/// # Safety
-/// `lane.marks` is at least as long as `lane.stamps`; `older` and `tied` have 16 words more than the blocks
-/// have slots.
-#[target_feature(enable = "avx512f,popcnt")]
-unsafe fn split_avx512(lane: Aged<'_>, at: At, older: &mut [u32], tied: &mut [u32]) -> Split {
+#[target_feature(enable = "avx512f,avx512bw,popcnt")]
+fn split_avx512(lane: Aged<'_>, at: At, older: &mut [u64], tied: &mut [u64]) -> Split {
     let (bound, below) = (_mm512_set1_epi32(at.bound as i32), _mm512_set1_epi32(at.below as i32));
-    let step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    let (mut olds, mut ties, mut count) = (0, 0, 0);
-    for block in lane.blocks {
-        let first = *block as usize * SLOT_BLOCK as usize;
-        if first + SLOT_BLOCK as usize > lane.stamps.len() {
-            continue;
+    let mut split = Split::default();
+    for (block, (older, tied)) in lane.blocks.iter().zip(older.iter_mut().zip(tied.iter_mut())) {
+        (*older, *tied) = (0, 0);
+        let first = *block as usize * BLOCK;
+        let stamps = lane.stamps.get_mut(first..).and_then(|s| s.first_chunk_mut::<BLOCK>());
+        let marks = lane.marks.get_mut(first..).and_then(|m| m.first_chunk_mut::<BLOCK>());
+        let (Some(stamps), Some(marks)) = (stamps, marks) else { continue };
+        // SAFETY: the block has 64 marks.
+        let touched = unsafe { _mm512_loadu_si512(marks.as_ptr().cast()) };
+        let touched = _mm512_test_epi8_mask(touched, touched);
+        *marks = [0; BLOCK];
+        let (mut olds, mut ties) = ([0; 4], [0; 4]);
+        for (part, stamps) in stamps.chunks_exact_mut(16).enumerate() {
+            let touched = (touched >> (16 * part)) as __mmask16;
+            // SAFETY: the chunk is 16 words.
+            let old = unsafe { _mm512_loadu_si512(stamps.as_ptr().cast()) };
+            let new = _mm512_mask_mov_epi32(old, touched, below);
+            // SAFETY: as the load.
+            unsafe { _mm512_storeu_si512(stamps.as_mut_ptr().cast(), new) };
+            olds[part] = _mm512_cmplt_epi32_mask(new, bound);
+            ties[part] = _mm512_cmpeq_epi32_mask(new, bound);
         }
-        for slot in (first..first + SLOT_BLOCK as usize).step_by(16) {
-            // SAFETY: slot + 16 is at most stamps.len(), and marks is as long.
-            let (stamps_at, marks_at) =
-                unsafe { (lane.stamps.as_mut_ptr().add(slot), lane.marks.as_mut_ptr().add(slot)) };
-            // SAFETY: 16 bytes and 16 words from there on, as above.
-            let (marks, old) =
-                unsafe { (_mm_loadu_si128(marks_at.cast()), _mm512_loadu_si512(stamps_at.cast())) };
-            let marks = _mm512_cvtepu8_epi32(marks);
-            let stamps = _mm512_mask_mov_epi32(old, _mm512_test_epi32_mask(marks, marks), below);
-            // SAFETY: as the loads.
-            unsafe {
-                _mm512_storeu_si512(stamps_at.cast(), stamps);
-                _mm_storeu_si128(marks_at.cast(), _mm_setzero_si128());
-            }
-            let slots = _mm512_add_epi32(step, _mm512_set1_epi32(slot as i32));
-            count += _mm512_cmplt_epi32_mask(stamps, below).count_ones();
-            // SAFETY: both lists hold at most the slots seen before this vector, and have 16 words more.
-            unsafe {
-                olds += compress(_mm512_cmplt_epi32_mask(stamps, bound), slots, older, olds);
-                ties += compress(_mm512_cmpeq_epi32_mask(stamps, bound), slots, tied, ties);
-            }
+        (*older, *tied) = (joined(olds), joined(ties));
+        split.marked += touched.count_ones();
+        split.older += older.count_ones() as usize;
+        split.tied += tied.count_ones() as usize;
+    }
+    split
+}
+
+/// # Safety
+/// `room` has a block more than the slots of the set.
+#[target_feature(enable = "avx512f,popcnt")]
+unsafe fn lowest_avx512(tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) {
+    let Tied { positions, blocks, set } = tied;
+    let mut count = 0;
+    for (words, set) in blocks.iter().map(|block| chunk(positions, *block)).zip(set.iter()) {
+        for (part, positions) in words.map(|words| vectors(words)).into_iter().flatten().enumerate() {
+            // SAFETY: the slots before these are in the set, and the room has a block more.
+            count += unsafe { compress((*set >> (16 * part)) as __mmask16, positions, room, count) };
         }
     }
-    Split { older: olds, tied: ties, below: count }
+    // What fills the last vector is above every bound.
+    room[count..count + 16].fill(u32::MAX);
+    let highest = nth_lowest(&room[..count.next_multiple_of(16)], keep, end);
+    let highest = _mm512_set1_epi32(highest as i32);
+    for (words, set) in blocks.iter().map(|block| chunk(positions, *block)).zip(set) {
+        if let Some(words) = words {
+            *set &= joined(vectors(words).map(|positions| _mm512_cmple_epu32_mask(positions, highest)));
+        }
+    }
+}
+
+/// The lowest value at or below which there are `n` of `values`, all of them distinct; those below `end` are
+/// at least `n`.
+#[inline]
+#[target_feature(enable = "avx512f,popcnt")]
+fn nth_lowest(values: &[u32], n: usize, end: u32) -> u32 {
+    let (mut low, mut high) = (0, end.saturating_sub(1));
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let bound = _mm512_set1_epi32(middle as i32);
+        let mut count = 0;
+        for values in values.chunks_exact(16) {
+            // SAFETY: the chunk is 16 words.
+            let values = unsafe { _mm512_loadu_si512(values.as_ptr().cast()) };
+            count += _mm512_cmple_epu32_mask(values, bound).count_ones() as usize;
+        }
+        match count >= n {
+            true => high = middle,
+            false => low = middle + 1,
+        }
+    }
+    low
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
+fn list_avx512(words: impl Iterator<Item = (u32, u64)>, out: &mut [u32]) -> usize {
+    let mut words = words;
+    let numbers: [u8; BLOCK] = std::array::from_fn(|i| i as u8);
+    // SAFETY: the array is 64 bytes.
+    let numbers = unsafe { _mm512_loadu_si512(numbers.as_ptr().cast()) };
+    let mut count = 0;
+    while count + BLOCK <= out.len() {
+        let Some((first, bits)) = words.next() else { return count };
+        let first = _mm512_set1_epi32(first as i32);
+        let ones = bits.count_ones() as usize;
+        let mut places = _mm512_maskz_compress_epi8(bits, numbers);
+        let mut written = 0;
+        // Most words have fewer than 17 ones: one round.
+        loop {
+            let next = _mm512_add_epi32(first, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(places)));
+            // SAFETY: `written` is at most 48, and 64 words from `count` on are inside.
+            unsafe { _mm512_storeu_si512(out.as_mut_ptr().add(count + written).cast(), next) };
+            written += 16;
+            if written >= ones {
+                break;
+            }
+            places = _mm512_alignr_epi32::<4>(places, places);
+        }
+        count += ones;
+    }
+    // Too near the end for whole vectors.
+    count + Portable.list(words, &mut out[count..])
 }

@@ -1,0 +1,273 @@
+//! The loops of a step that are worth a machine's vector units.
+//!
+//! [`Portable`] is plain Rust; a device may bring its own, whose results must be the same to the last bit.
+//! What a loop finds among a lane's slots it answers as one bit a slot, a word for each block: sets are
+//! joined and counted a block at a time, and listed only when they are known to be the victims.
+
+use crate::geometry::SLOT_BLOCK;
+use crate::residency::tables::{ABSENT, EMPTY};
+
+const BLOCK: usize = SLOT_BLOCK as usize;
+
+/// The arguments of [`Scan::touch`].
+#[derive(Debug)]
+pub struct Touch<'a> {
+    /// Slots by position; the last word is [`crate::residency::ABSENT`].
+    pub map: &'a [u32],
+    /// By slot id, for all ids that the map holds.
+    pub marks: &'a mut [u8],
+    /// The length that the query row sees.
+    pub length: u32,
+    /// Positions.
+    pub selection: &'a [i32],
+    /// Answers, as many as positions.
+    pub slots: &'a mut [i32],
+    /// Indices into `selection` of what is missed; a block longer than it.
+    pub missed: &'a mut [u32],
+}
+
+/// What [`Scan::touch`] has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// How many are missed.
+    pub missed: usize,
+    /// The first position that is not below the length, other than -1.
+    pub beyond: Option<u32>,
+}
+
+/// A lane's rows as [`Scan::first`] sees them.
+#[derive(Clone, Copy, Debug)]
+pub struct Stamped<'a> {
+    /// Stamps by budget slot.
+    pub stamps: &'a [u32],
+    /// Positions by budget slot.
+    pub positions: &'a [u32],
+    /// The lane's blocks.
+    pub blocks: &'a [u32],
+}
+
+/// A lane's slots as [`Scan::split`] sees them.
+#[derive(Debug)]
+pub struct Aged<'a> {
+    /// Stamps by budget slot.
+    pub stamps: &'a mut [u32],
+    /// Not 0: the slot was touched.
+    pub marks: &'a mut [u8],
+    /// The lane's blocks.
+    pub blocks: &'a [u32],
+}
+
+/// Where [`Scan::split`] splits; `bound` is below `below`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct At {
+    /// The stamp that the tied slots bear.
+    pub bound: u32,
+    /// The stamp of this step, which the touched slots get.
+    pub below: u32,
+}
+
+/// How many slots [`Scan::split`] has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Split {
+    /// Below the bound.
+    pub older: usize,
+    /// At the bound.
+    pub tied: usize,
+    /// Touched.
+    pub marked: u32,
+}
+
+/// What a device may do faster than [`Portable`].
+pub trait Scan {
+    /// Looks up the positions of one query row, in any order: writes the slot of each to `slots` and marks
+    /// it; notes the index of every one that is absent in `missed`. What is not below the length, -1
+    /// included, is answered with -1, whatever the map holds.
+    fn touch(&self, touch: Touch<'_>) -> Touched;
+
+    /// The lowest position of a lane's slots that bear `stamp`; `u32::MAX` if none does.
+    fn first(&self, rows: Stamped<'_>, stamp: u32) -> u32;
+
+    /// For each bound the number of stamps at or below it, over the blocks of a lane (numbers of
+    /// [`SLOT_BLOCK`] stamps each, all inside `stamps`).
+    fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4];
+
+    /// Stamps a lane's marked slots with `at.below` and clears their marks; then tells, a word for each of
+    /// its blocks, which slots have a stamp below `at.bound` and which that very stamp. `marks` is as long
+    /// as `stamps`, the sets are as long as `blocks`.
+    fn split(&self, lane: Aged<'_>, at: At, older: &mut [u64], tied: &mut [u64]) -> Split;
+
+    /// Keeps in `set`, a word for each of `blocks`, only the `keep` slots with the lowest `positions`. They
+    /// are distinct and below `end`, and the set has at least `keep` of them. `room` holds as many words as
+    /// the set has slots, and a block more.
+    fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]);
+
+    /// Writes the numbers of all ones to the front of `out`, in order: those of a word count from the number
+    /// beside it. Answers how many were written; `out` should have room for a block more.
+    fn list(&self, words: impl Iterator<Item = (u32, u64)>, out: &mut [u32]) -> usize;
+}
+
+/// A set of slots as [`Scan::lowest`] sees it.
+#[derive(Debug)]
+pub struct Tied<'a> {
+    /// Positions by budget slot.
+    pub positions: &'a [u32],
+    /// The lane's blocks.
+    pub blocks: &'a [u32],
+    /// A bit a slot, a word for each block.
+    pub set: &'a mut [u64],
+}
+
+/// Plain Rust, for any machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Portable;
+
+impl Scan for Portable {
+    // By itself it keeps everything in registers; inlined into a step it does not.
+    #[inline(never)]
+    fn touch(&self, touch: Touch<'_>) -> Touched {
+        let Touch { map, marks, length, selection, slots, missed } = touch;
+        let Some(guard) = map.len().checked_sub(1) else {
+            return Touched::default();
+        };
+        let (mut count, mut outside) = (0_usize, 0_usize);
+        for (index, (position, slot)) in (0_u32..).zip(selection.iter().zip(slots.iter_mut())) {
+            // What is none, or beyond the longest sequence, finds the map's last word, which is absent.
+            // No branch is taken on what was found.
+            let inside = (*position as u32) < length;
+            let found = map[(*position as u32 as usize).min(guard)];
+            *slot = if inside { found as i32 } else { -1 };
+            if let (Some(mark), Some(miss)) = (marks.get_mut(found as usize), missed.get_mut(count)) {
+                (*mark, *miss) = (1, index);
+            }
+            count = count.wrapping_add(usize::from(inside & (found == ABSENT)));
+            outside = outside.wrapping_add(usize::from(!inside));
+        }
+        Touched { missed: count, beyond: if outside > 0 { beyond(selection, length) } else { None } }
+    }
+
+    fn first(&self, rows: Stamped<'_>, stamp: u32) -> u32 {
+        let lowest = |block: &u32| {
+            let rows = block_of(rows.stamps, *block).iter().zip(block_of(rows.positions, *block));
+            rows.map(|(s, position)| if *s == stamp { *position } else { u32::MAX }).min()
+        };
+        rows.blocks.iter().filter_map(lowest).min().unwrap_or(u32::MAX)
+    }
+
+    fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
+        let mut counts = [0; 4];
+        for block in blocks {
+            for (bound, count) in bounds.iter().zip(counts.iter_mut()) {
+                let stamps = block_of(stamps, *block);
+                *count +=
+                    stamps.iter().fold(0_u32, |n, s| n.wrapping_add(u32::from(*s as i32 <= *bound as i32)));
+            }
+        }
+        counts
+    }
+
+    fn split(&self, lane: Aged<'_>, at: At, older: &mut [u64], tied: &mut [u64]) -> Split {
+        let mut split = Split::default();
+        for (block, (older, tied)) in lane.blocks.iter().zip(older.iter_mut().zip(tied.iter_mut())) {
+            (*older, *tied) = (0, 0);
+            let slots = *block as usize * BLOCK..(*block as usize + 1) * BLOCK;
+            let (stamps, marks) = (lane.stamps.get_mut(slots.clone()), lane.marks.get_mut(slots));
+            let (Some(stamps), Some(marks)) = (stamps, marks) else { continue };
+            for (stamp, mark) in stamps.iter_mut().zip(marks.iter_mut()) {
+                *stamp = if *mark == 0 { *stamp } else { at.below };
+                split.marked = split.marked.wrapping_add(u32::from(*mark != 0));
+                *mark = 0;
+            }
+            *older = set_of(stamps, |stamp| stamp < at.bound);
+            *tied = set_of(stamps, |stamp| stamp == at.bound);
+            split.older += older.count_ones() as usize;
+            split.tied += tied.count_ones() as usize;
+        }
+        split
+    }
+
+    fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) {
+        let Tied { positions, blocks, set } = tied;
+        let count = self.list(firsts(blocks).zip(set.iter().copied()), room);
+        for slot in &mut room[..count] {
+            *slot = positions[*slot as usize];
+        }
+        let highest = nth_lowest(&room[..count], keep, end);
+        for (block, set) in blocks.iter().zip(set) {
+            *set &= set_of(block_of(positions, *block), |position| position <= highest);
+        }
+    }
+
+    fn list(&self, words: impl Iterator<Item = (u32, u64)>, out: &mut [u32]) -> usize {
+        let mut count = 0;
+        for (first, mut bits) in words {
+            while bits != 0 {
+                let Some(to) = out.get_mut(count) else { return count };
+                *to = first + bits.trailing_zeros();
+                bits &= bits - 1;
+                count += 1;
+            }
+        }
+        count
+    }
+}
+
+/// The first selected position that is not below `length`, other than -1.
+pub(crate) fn beyond(selection: &[i32], length: u32) -> Option<u32> {
+    selection
+        .iter()
+        .map(|position| *position as u32)
+        .find(|position| *position >= length && *position != EMPTY)
+}
+
+/// The first slot of each block.
+pub(super) fn firsts(blocks: &[u32]) -> impl Iterator<Item = u32> + '_ {
+    blocks.iter().map(|block| block * SLOT_BLOCK)
+}
+
+/// The words of a block; blocks lie inside the tables by `join`.
+fn block_of(words: &[u32], block: u32) -> &[u32] {
+    let start = block as usize * BLOCK;
+    words.get(start..start + BLOCK).unwrap_or(&[])
+}
+
+/// Which words of a block `are`, a bit each.
+fn set_of(words: &[u32], are: impl Fn(u32) -> bool) -> u64 {
+    let mut set = 0;
+    for (byte, words) in words.chunks_exact(8).enumerate() {
+        let bits = words.iter().enumerate().fold(0_u64, |bits, (i, w)| bits | u64::from(are(*w)) << i);
+        set |= bits << (8 * byte);
+    }
+    set
+}
+
+/// The lowest value at or below which there are `n` of `values`, all of them distinct and below `end`.
+/// Counting is a pass of vector compares; half a dozen of them are cheaper than one pass that branches.
+fn nth_lowest(values: &[u32], n: usize, end: u32) -> u32 {
+    let (mut low, mut high) = (0, end.saturating_sub(1));
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let count = values.iter().fold(0_u32, |n, v| n.wrapping_add(u32::from(*v as i32 <= middle as i32)));
+        match count as usize >= n {
+            true => high = middle,
+            false => low = middle + 1,
+        }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nth_lowest;
+
+    #[test]
+    fn the_nth_lowest_is_the_nth_of_the_sorted() {
+        for (end, step) in [(1, 1), (200, 3), (256, 1), (257, 2), (33_000, 97), (1 << 24, 65_521)] {
+            let mut values: Vec<u32> = (0..).map(|i| i * step).take_while(|v| *v < end).take(900).collect();
+            let sorted = values.clone();
+            for n in [1, 1 + sorted.len() / 3, sorted.len()] {
+                values.rotate_left(sorted.len() / 2);
+                assert_eq!(nth_lowest(&values, n, end), sorted[n - 1], "{end} {n}");
+            }
+        }
+    }
+}
