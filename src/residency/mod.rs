@@ -53,6 +53,6 @@ mod victims;
 pub use commit::Moved;
 pub use resolve::Workspace;
 pub use resolve::{Beyond, Counts, Fetch, Resolved, Rows, Selected};
-pub(crate) use scan::beyond;
 pub use scan::{Aged, At, Portable, Scan, Split, Stamped, Tied, Touch, Touched};
+pub(crate) use scan::{beyond, nth_lowest};
 pub use tables::{ABSENT, EMPTY, LaneHead, LayerTables, TableShape};

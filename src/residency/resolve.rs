@@ -73,8 +73,6 @@ pub struct Selected<'a> {
 pub struct Workspace {
     /// Bit per position: missed in this call. Clear between calls.
     missed: Vec<u64>,
-    /// Bit per word of `missed` that is not zero.
-    summary: Vec<u64>,
     /// Where in the selection the missed positions stand.
     entries: Vec<u32>,
     /// Budget slots that go, as indices into the slot tables.
@@ -99,7 +97,6 @@ impl Workspace {
         let listed = (blocks + 1) * SLOT_BLOCK as usize;
         Workspace {
             missed: vec![0; words],
-            summary: vec![0; words.div_ceil(64)],
             entries: vec![0; selected as usize + SLOT_BLOCK as usize],
             victims: vec![0; listed],
             marks: vec![0; shape.slots() as usize],
@@ -109,51 +106,31 @@ impl Workspace {
         }
     }
 
-    /// Notes a missed position once.
-    fn miss(&mut self, position: u32) {
-        let word = position as usize / 64;
-        if let (Some(bits), Some(sum)) = (self.missed.get_mut(word), self.summary.get_mut(word / 64)) {
-            *bits |= 1 << (position % 64);
-            *sum |= 1 << (word % 64);
-        }
-    }
-
-    /// Writes the noted positions to `positions`, ascending, and forgets them. Answers how many.
+    /// Writes the missed positions to `positions`, ascending, and forgets them. Answers how many.
     fn take_missed<S: Scan>(&mut self, scan: &S) -> usize {
-        let missed = &mut self.missed;
-        let words = Ones::over(&mut self.summary).map(|word| {
-            let bits = missed.get_mut(word as usize).map_or(0, std::mem::take);
-            (word * 64, bits)
+        let groups = (0_u32..).zip(self.missed.chunks_mut(64));
+        let words = groups.flat_map(|(group, words)| {
+            let filled = Ones(scan.filled(words));
+            filled.map(move |word| {
+                let bits = words.get_mut(word as usize).map_or(0, std::mem::take);
+                ((group * 64 + word) * 64, bits)
+            })
         });
         scan.list(words, &mut self.positions)
     }
 }
 
-/// The ones of a row of words, by ascending place; the words are zero behind it.
-struct Ones<'a> {
-    words: std::iter::Enumerate<std::slice::IterMut<'a, u64>>,
-    first: u32,
-    left: u64,
-}
+/// The places of a word's ones, ascending.
+struct Ones(u64);
 
-impl Ones<'_> {
-    fn over(words: &mut [u64]) -> Ones<'_> {
-        Ones { words: words.iter_mut().enumerate(), first: 0, left: 0 }
-    }
-}
-
-impl Iterator for Ones<'_> {
+impl Iterator for Ones {
     type Item = u32;
 
     #[inline]
     fn next(&mut self) -> Option<u32> {
-        while self.left == 0 {
-            let (index, word) = self.words.next()?;
-            (self.first, self.left) = (index as u32 * 64, std::mem::take(word));
-        }
-        let place = self.first + self.left.trailing_zeros();
-        self.left &= self.left - 1;
-        Some(place)
+        let place = self.0.trailing_zeros();
+        self.0 &= self.0.wrapping_sub(1);
+        (place < 64).then_some(place)
     }
 }
 
@@ -271,18 +248,17 @@ impl LayerTables {
                 length: limit + row as u32,
                 selection: &selection[part.clone()],
                 slots: &mut slots[part.clone()],
-                missed: &mut work.entries[missed..missed + k + SLOT_BLOCK as usize],
+                entries: &mut work.entries[missed..missed + k + SLOT_BLOCK as usize],
+                missed: &mut work.missed,
             });
             if let (None, Some(position)) = (beyond, touched.beyond) {
                 beyond = Some(Beyond { row: rows.first + row as u32, position });
             }
-            let (first, end) = (missed, missed + touched.missed);
-            for index in first..end {
-                let entry = part.start + work.entries[index] as usize;
-                work.entries[index] = entry as u32;
-                work.miss(selection[entry] as u32);
+            let entries = missed..missed + touched.missed;
+            missed = entries.end;
+            for entry in &mut work.entries[entries] {
+                *entry += part.start as u32;
             }
-            missed = end;
         }
         let misses = work.take_missed(scan);
         let oldest = self.oldest(scan, lane, now, work);

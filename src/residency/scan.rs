@@ -23,7 +23,9 @@ pub struct Touch<'a> {
     /// Answers, as many as positions.
     pub slots: &'a mut [i32],
     /// Indices into `selection` of what is missed; a block longer than it.
-    pub missed: &'a mut [u32],
+    pub entries: &'a mut [u32],
+    /// A bit for each position: missed.
+    pub missed: &'a mut [u64],
 }
 
 /// What [`Scan::touch`] has found.
@@ -80,8 +82,8 @@ pub struct Split {
 /// What a device may do faster than [`Portable`].
 pub trait Scan {
     /// Looks up the positions of one query row, in any order: writes the slot of each to `slots` and marks
-    /// it; notes the index of every one that is absent in `missed`. What is not below the length, -1
-    /// included, is answered with -1, whatever the map holds.
+    /// it; notes the index of every one that is absent in `entries`, and sets its bit in `missed`. What is
+    /// not below the length, -1 included, is answered with -1, whatever the map holds.
     fn touch(&self, touch: Touch<'_>) -> Touched;
 
     /// The lowest position of a lane's slots that bear `stamp`; `u32::MAX` if none does.
@@ -100,6 +102,9 @@ pub trait Scan {
     /// are distinct and below `end`, and the set has at least `keep` of them. `room` holds as many words as
     /// the set has slots, and a block more.
     fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]);
+
+    /// Which of at most 64 words are not zero, a bit each.
+    fn filled(&self, words: &[u64]) -> u64;
 
     /// Writes the numbers of all ones to the front of `out`, in order: those of a word count from the number
     /// beside it. Answers how many were written; `out` should have room for a block more.
@@ -125,7 +130,7 @@ impl Scan for Portable {
     // By itself it keeps everything in registers; inlined into a step it does not.
     #[inline(never)]
     fn touch(&self, touch: Touch<'_>) -> Touched {
-        let Touch { map, marks, length, selection, slots, missed } = touch;
+        let Touch { map, marks, length, selection, slots, entries, missed } = touch;
         let Some(guard) = map.len().checked_sub(1) else {
             return Touched::default();
         };
@@ -136,11 +141,15 @@ impl Scan for Portable {
             let inside = (*position as u32) < length;
             let found = map[(*position as u32 as usize).min(guard)];
             *slot = if inside { found as i32 } else { -1 };
-            if let (Some(mark), Some(miss)) = (marks.get_mut(found as usize), missed.get_mut(count)) {
-                (*mark, *miss) = (1, index);
+            if let (Some(mark), Some(entry)) = (marks.get_mut(found as usize), entries.get_mut(count)) {
+                (*mark, *entry) = (1, index);
             }
             count = count.wrapping_add(usize::from(inside & (found == ABSENT)));
             outside = outside.wrapping_add(usize::from(!inside));
+        }
+        for entry in &entries[..count] {
+            let position = selection[*entry as usize] as usize;
+            missed[position / 64] |= 1 << (position % 64);
         }
         Touched { missed: count, beyond: if outside > 0 { beyond(selection, length) } else { None } }
     }
@@ -191,10 +200,17 @@ impl Scan for Portable {
         for slot in &mut room[..count] {
             *slot = positions[*slot as usize];
         }
-        let highest = nth_lowest(&room[..count], keep, end);
+        let found = &room[..count];
+        let highest = nth_lowest(count, keep, end, |bound| {
+            found.iter().fold(0_u32, |n, v| n.wrapping_add(u32::from(*v as i32 <= bound as i32))) as usize
+        });
         for (block, set) in blocks.iter().zip(set) {
             *set &= set_of(block_of(positions, *block), |position| position <= highest);
         }
+    }
+
+    fn filled(&self, words: &[u64]) -> u64 {
+        words.iter().take(64).enumerate().fold(0, |bits, (i, word)| bits | u64::from(*word != 0) << i)
     }
 
     fn list(&self, words: impl Iterator<Item = (u32, u64)>, out: &mut [u32]) -> usize {
@@ -240,19 +256,27 @@ fn set_of(words: &[u32], are: impl Fn(u32) -> bool) -> u64 {
     set
 }
 
-/// The lowest value at or below which there are `n` of `values`, all of them distinct and below `end`.
-/// Counting is a pass of vector compares; half a dozen of them are cheaper than one pass that branches.
-fn nth_lowest(values: &[u32], n: usize, end: u32) -> u32 {
+/// A bound at or below which there are `n` of `values`, all of them distinct and below `end`, by counting:
+/// half a dozen passes of vector compares are cheaper than one pass that branches. `count` tells how many
+/// values are at or below a bound.
+#[inline]
+pub(crate) fn nth_lowest(of: usize, n: usize, end: u32, count: impl Fn(u32) -> usize) -> u32 {
+    // Invariant: `under` values are below `low`, `over` at or below `high`, and under < n <= over.
     let (mut low, mut high) = (0, end.saturating_sub(1));
-    while low < high {
-        let middle = low + (high - low) / 2;
-        let count = values.iter().fold(0_u32, |n, v| n.wrapping_add(u32::from(*v as i32 <= middle as i32)));
-        match count as usize >= n {
-            true => high = middle,
-            false => low = middle + 1,
+    let (mut under, mut over, mut halve) = (0, of, false);
+    while low < high && over > n {
+        // Positions lie about evenly: look where the nth would be then, and halve every other time lest
+        // they do not.
+        let (width, part) = (u64::from(high - low), ((n - under) as u64, (over - under) as u64));
+        let ahead = if halve { width / 2 } else { (width * part.0 / part.1).min(width - 1) };
+        halve = !halve;
+        let middle = low + ahead as u32;
+        match count(middle) {
+            found if found >= n => (high, over) = (middle, found),
+            found => (low, under) = (middle + 1, found),
         }
     }
-    low
+    high
 }
 
 #[cfg(test)]
@@ -260,13 +284,15 @@ mod tests {
     use super::nth_lowest;
 
     #[test]
-    fn the_nth_lowest_is_the_nth_of_the_sorted() {
+    fn the_bound_of_the_n_lowest_has_n_at_or_below_it() {
         for (end, step) in [(1, 1), (200, 3), (256, 1), (257, 2), (33_000, 97), (1 << 24, 65_521)] {
             let mut values: Vec<u32> = (0..).map(|i| i * step).take_while(|v| *v < end).take(900).collect();
-            let sorted = values.clone();
-            for n in [1, 1 + sorted.len() / 3, sorted.len()] {
-                values.rotate_left(sorted.len() / 2);
-                assert_eq!(nth_lowest(&values, n, end), sorted[n - 1], "{end} {n}");
+            let middle = values.len() / 2;
+            values.rotate_left(middle);
+            for n in [1, 1 + values.len() / 3, values.len()] {
+                let count = |bound| values.iter().filter(|v| **v <= bound).count();
+                let bound = nth_lowest(values.len(), n, end, count);
+                assert_eq!(count(bound), n, "{end} {n}");
             }
         }
     }

@@ -7,7 +7,9 @@
 use std::arch::x86_64::*;
 
 use crate::geometry::SLOT_BLOCK;
-use crate::residency::{Aged, At, Portable, Scan, Split, Stamped, Tied, Touch, Touched, beyond};
+use crate::residency::{
+    ABSENT, Aged, At, Portable, Scan, Split, Stamped, Tied, Touch, Touched, beyond, nth_lowest,
+};
 
 const BLOCK: usize = SLOT_BLOCK as usize;
 
@@ -23,7 +25,7 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vbmi2")
             && is_x86_feature_detected!("popcnt")
-            && is_x86_feature_detected!("bmi1");
+            && is_x86_feature_detected!("bmi2");
         has.then_some(Avx512(()))
     }
 }
@@ -31,7 +33,8 @@ impl Avx512 {
 impl Scan for Avx512 {
     fn touch(&self, touch: Touch<'_>) -> Touched {
         let same = touch.slots.len() == touch.selection.len();
-        if !same || touch.missed.len() < touch.selection.len() + BLOCK {
+        let seen = touch.missed.len() * 64 >= touch.length as usize;
+        if !same || !seen || touch.entries.len() < touch.selection.len() + BLOCK {
             return Portable.touch(touch);
         }
         // SAFETY: `self` proves the instructions, and the lengths were just checked.
@@ -60,6 +63,14 @@ impl Scan for Avx512 {
         }
         // SAFETY: `self` proves the instructions, and the room was just checked.
         unsafe { lowest_avx512(tied, keep, end, room) }
+    }
+
+    fn filled(&self, words: &[u64]) -> u64 {
+        match words.first_chunk() {
+            // SAFETY: `self` proves the instructions.
+            Some(words) => unsafe { filled_avx512(words) },
+            None => Portable.filled(words),
+        }
     }
 
     fn list(&self, words: impl Iterator<Item = (u32, u64)>, out: &mut [u32]) -> usize {
@@ -111,26 +122,40 @@ fn joined(masks: [__mmask16; 4]) -> u64 {
     (a | b << 16) | (c | d << 16) << 32
 }
 
-/// # Safety
-/// `touch.slots` is as long as `touch.selection`, `touch.missed` a block longer.
+/// Looks positions up and marks what was found. For no more than the plain instructions, lest it be made
+/// of gathers, which are slower here.
 #[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,popcnt")]
-unsafe fn touch_avx512(touch: Touch<'_>) -> Touched {
-    let Touch { map, marks, length, selection, slots, missed } = touch;
-    let Some(guard) = map.len().checked_sub(1) else {
-        return Touched::default();
-    };
-    for (part, slots) in selection.chunks(16).zip(slots.chunks_mut(16)) {
-        _mm_prefetch::<_MM_HINT_T0>(part.as_ptr().wrapping_add(256).cast());
-        for (position, slot) in part.iter().zip(slots) {
-            // SAFETY: the index is at most that of the last word.
-            let found = unsafe { *map.get_unchecked((*position as u32 as usize).min(guard)) };
-            *slot = found as i32;
-            if let Some(mark) = marks.get_mut(found as usize) {
-                *mark = 1;
-            }
+fn look_up(map: &[u32], marks: &mut [u8], selection: &[i32], slots: &mut [i32]) {
+    let mut mark = |slot: u32| {
+        if let Some(mark) = marks.get_mut(slot as usize) {
+            *mark = 1;
         }
+    };
+    let look = |position: i32| map.get(position as u32 as usize).copied().unwrap_or(ABSENT);
+    let (parts, tail) = selection.as_chunks::<8>();
+    let (slot_parts, slot_tail) = slots.as_chunks_mut::<8>();
+    for (part, slots) in parts.iter().zip(slot_parts) {
+        // What a step selects is read once, in order. SAFETY: a hint, which reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(part.as_ptr().wrapping_add(256).cast()) };
+        let found = part.map(look);
+        *slots = found.map(|slot| slot as i32);
+        found.into_iter().for_each(&mut mark);
     }
+    for (position, slot) in tail.iter().zip(slot_tail) {
+        let found = look(*position);
+        *slot = found as i32;
+        mark(found);
+    }
+}
+
+/// # Safety
+/// `touch.slots` is as long as `touch.selection`, `touch.entries` a block longer; `touch.missed` has a bit for
+/// each position below `touch.length`.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,bmi2,popcnt")]
+unsafe fn touch_avx512(touch: Touch<'_>) -> Touched {
+    let Touch { map, marks, length, selection, slots, entries, missed } = touch;
+    look_up(map, marks, selection, slots);
     let (end, none) = (_mm512_set1_epi32(length as i32), _mm512_set1_epi32(-1));
     let (mut count, mut at, mut all_inside) = (0, 0, true);
     while at < slots.len() {
@@ -145,13 +170,19 @@ unsafe fn touch_avx512(touch: Touch<'_>) -> Touched {
         let absent = _mm512_mask_testn_epi32_mask(inside, found, found);
         let indices = _mm512_add_epi32(sixteen(), _mm512_set1_epi32(at as i32));
         // SAFETY: at most `at` indices were written before, and a block's room lies behind the last.
-        count += unsafe { compress(absent, indices, missed, count) };
+        count += unsafe { compress(absent, indices, entries, count) };
         if inside != there {
             all_inside = false;
             // SAFETY: as the load.
             unsafe { _mm512_mask_storeu_epi32(to, there & !inside, none) };
         }
         at += 16;
+    }
+    for entry in &entries[..count] {
+        // SAFETY: the index is one of the selection's.
+        let position = unsafe { *selection.get_unchecked(*entry as usize) } as usize;
+        // SAFETY: what is missed is below the length, for which there are bits.
+        unsafe { *missed.get_unchecked_mut(position / 64) |= 1 << (position % 64) };
     }
     Touched { missed: count, beyond: if all_inside { None } else { beyond(selection, length) } }
 }
@@ -237,7 +268,8 @@ unsafe fn lowest_avx512(tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32])
     }
     // What fills the last vector is above every bound.
     room[count..count + 16].fill(u32::MAX);
-    let highest = nth_lowest(&room[..count.next_multiple_of(16)], keep, end);
+    let found = &room[..count.next_multiple_of(16)];
+    let highest = nth_lowest(count, keep, end, |bound| count_to(found, bound));
     let highest = _mm512_set1_epi32(highest as i32);
     for (words, set) in blocks.iter().map(|block| chunk(positions, *block)).zip(set) {
         if let Some(words) = words {
@@ -246,27 +278,30 @@ unsafe fn lowest_avx512(tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32])
     }
 }
 
-/// The lowest value at or below which there are `n` of `values`, all of them distinct; those below `end` are
-/// at least `n`.
+/// How many of `values`, whole vectors, are at or below `bound`.
 #[inline]
 #[target_feature(enable = "avx512f,popcnt")]
-fn nth_lowest(values: &[u32], n: usize, end: u32) -> u32 {
-    let (mut low, mut high) = (0, end.saturating_sub(1));
-    while low < high {
-        let middle = low + (high - low) / 2;
-        let bound = _mm512_set1_epi32(middle as i32);
-        let mut count = 0;
-        for values in values.chunks_exact(16) {
-            // SAFETY: the chunk is 16 words.
-            let values = unsafe { _mm512_loadu_si512(values.as_ptr().cast()) };
-            count += _mm512_cmple_epu32_mask(values, bound).count_ones() as usize;
-        }
-        match count >= n {
-            true => high = middle,
-            false => low = middle + 1,
-        }
+fn count_to(values: &[u32], bound: u32) -> usize {
+    let bound = _mm512_set1_epi32(bound as i32);
+    let mut count = 0;
+    for values in values.chunks_exact(16) {
+        // SAFETY: the chunk is 16 words.
+        let values = unsafe { _mm512_loadu_si512(values.as_ptr().cast()) };
+        count += _mm512_cmple_epu32_mask(values, bound).count_ones() as usize;
     }
-    low
+    count
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn filled_avx512(words: &[u64; 64]) -> u64 {
+    let mut filled = 0;
+    for (byte, words) in words.chunks_exact(8).enumerate() {
+        // SAFETY: the chunk is 64 bytes.
+        let words = unsafe { _mm512_loadu_si512(words.as_ptr().cast()) };
+        filled |= u64::from(_mm512_test_epi64_mask(words, words)) << (8 * byte);
+    }
+    filled
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
