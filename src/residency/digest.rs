@@ -69,7 +69,7 @@ impl LayerTables {
         if head.budget == 0 {
             return Ok(());
         }
-        let map = &self.slot_of[self.map_start(lane)..][..=self.shape.tokens as usize];
+        let map = &self.slot_of[self.map_start(lane)..][..self.shape.tokens as usize];
         let landing = self.shape.landing_base + lane * self.shape.query_rows;
         let mut resident = 0;
         for (position, slot) in map.iter().enumerate().filter(|(_, slot)| **slot != ABSENT) {
@@ -104,6 +104,11 @@ impl LayerTables {
             };
             if !fits || stamp < head.front {
                 return Err(broken("a slot's stamp does not fit its state", lane, slot as u32));
+            }
+            // An heir that still bears the stamp at the front is the lowest of those that do.
+            let tied = stamp == head.front && position != EMPTY && head.heir != EMPTY;
+            if tied && position < head.heir && self.is_tied(lane, head.heir) {
+                return Err(broken("a row is older than the lane's heir", lane, position));
             }
             filled += usize::from(position != EMPTY);
         }

@@ -243,22 +243,19 @@ impl LayerTables {
         for row in 0..rows.count.max(1) as usize {
             let part = row * k..(row + 1) * k;
             let touched = scan.touch(Touch {
-                map: &self.slot_of[start..=start + self.shape.tokens as usize],
+                map: &self.slot_of[start..start + self.shape.tokens as usize],
                 marks: &mut work.marks,
                 length: limit + row as u32,
                 selection: &selection[part.clone()],
                 slots: &mut slots[part.clone()],
+                first: part.start as u32,
                 entries: &mut work.entries[missed..missed + k + SLOT_BLOCK as usize],
                 missed: &mut work.missed,
             });
             if let (None, Some(position)) = (beyond, touched.beyond) {
                 beyond = Some(Beyond { row: rows.first + row as u32, position });
             }
-            let entries = missed..missed + touched.missed;
-            missed = entries.end;
-            for entry in &mut work.entries[entries] {
-                *entry += part.start as u32;
-            }
+            missed += touched.missed;
         }
         let misses = work.take_missed(scan);
         let oldest = self.oldest(scan, lane, now, work);

@@ -12,7 +12,7 @@ const BLOCK: usize = SLOT_BLOCK as usize;
 /// The arguments of [`Scan::touch`].
 #[derive(Debug)]
 pub struct Touch<'a> {
-    /// Slots by position; the last word is [`crate::residency::ABSENT`].
+    /// Slots by position.
     pub map: &'a [u32],
     /// By slot id, for all ids that the map holds.
     pub marks: &'a mut [u8],
@@ -22,7 +22,9 @@ pub struct Touch<'a> {
     pub selection: &'a [i32],
     /// Answers, as many as positions.
     pub slots: &'a mut [i32],
-    /// Indices into `selection` of what is missed; a block longer than it.
+    /// Counts what is answered here: the number of the first position in the whole selection.
+    pub first: u32,
+    /// The numbers of what is missed; a block longer than `selection`.
     pub entries: &'a mut [u32],
     /// A bit for each position: missed.
     pub missed: &'a mut [u64],
@@ -82,7 +84,7 @@ pub struct Split {
 /// What a device may do faster than [`Portable`].
 pub trait Scan {
     /// Looks up the positions of one query row, in any order: writes the slot of each to `slots` and marks
-    /// it; notes the index of every one that is absent in `entries`, and sets its bit in `missed`. What is
+    /// it; notes the number of every one that is absent in `entries`, and sets its bit in `missed`. What is
     /// not below the length, -1 included, is answered with -1, whatever the map holds.
     fn touch(&self, touch: Touch<'_>) -> Touched;
 
@@ -98,10 +100,11 @@ pub trait Scan {
     /// as `stamps`, the sets are as long as `blocks`.
     fn split(&self, lane: Aged<'_>, at: At, older: &mut [u64], tied: &mut [u64]) -> Split;
 
-    /// Keeps in `set`, a word for each of `blocks`, only the `keep` slots with the lowest `positions`. They
-    /// are distinct and below `end`, and the set has at least `keep` of them. `room` holds as many words as
+    /// Keeps in `set`, a word for each of `blocks`, only the `keep` slots with the lowest `positions`, and
+    /// answers the lowest one that is left out. They are distinct and below `end`, and the set has more than
+    /// `keep` of them. `room` holds as many words as
     /// the set has slots, and a block more.
-    fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]);
+    fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) -> u32;
 
     /// Which of at most 64 words are not zero, a bit each.
     fn filled(&self, words: &[u64]) -> u64;
@@ -130,16 +133,12 @@ impl Scan for Portable {
     // By itself it keeps everything in registers; inlined into a step it does not.
     #[inline(never)]
     fn touch(&self, touch: Touch<'_>) -> Touched {
-        let Touch { map, marks, length, selection, slots, entries, missed } = touch;
-        let Some(guard) = map.len().checked_sub(1) else {
-            return Touched::default();
-        };
+        let Touch { map, marks, length, selection, slots, first, entries, missed } = touch;
         let (mut count, mut outside) = (0_usize, 0_usize);
-        for (index, (position, slot)) in (0_u32..).zip(selection.iter().zip(slots.iter_mut())) {
-            // What is none, or beyond the longest sequence, finds the map's last word, which is absent.
+        for (index, (position, slot)) in (first..).zip(selection.iter().zip(slots.iter_mut())) {
             // No branch is taken on what was found.
             let inside = (*position as u32) < length;
-            let found = map[(*position as u32 as usize).min(guard)];
+            let found = map.get(*position as u32 as usize).copied().unwrap_or(ABSENT);
             *slot = if inside { found as i32 } else { -1 };
             if let (Some(mark), Some(entry)) = (marks.get_mut(found as usize), entries.get_mut(count)) {
                 (*mark, *entry) = (1, index);
@@ -148,7 +147,7 @@ impl Scan for Portable {
             outside = outside.wrapping_add(usize::from(!inside));
         }
         for entry in &entries[..count] {
-            let position = selection[*entry as usize] as usize;
+            let position = selection[(*entry - first) as usize] as usize;
             missed[position / 64] |= 1 << (position % 64);
         }
         Touched { missed: count, beyond: if outside > 0 { beyond(selection, length) } else { None } }
@@ -194,7 +193,7 @@ impl Scan for Portable {
         split
     }
 
-    fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) {
+    fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) -> u32 {
         let Tied { positions, blocks, set } = tied;
         let count = self.list(firsts(blocks).zip(set.iter().copied()), room);
         for slot in &mut room[..count] {
@@ -207,6 +206,7 @@ impl Scan for Portable {
         for (block, set) in blocks.iter().zip(set) {
             *set &= set_of(block_of(positions, *block), |position| position <= highest);
         }
+        room[..count].iter().copied().filter(|position| *position > highest).min().unwrap_or(EMPTY)
     }
 
     fn filled(&self, words: &[u64]) -> u64 {

@@ -101,6 +101,8 @@ pub struct LaneHead {
     pub stamp: u32,
     /// No slot of the lane has a stamp below this one.
     pub front: u32,
+    /// The oldest row, if it still bears the stamp at the front; [`EMPTY`] if none is known.
+    pub heir: u32,
 }
 
 /// `count` words of `value`; the tables of long sequences are too large to end the process for.
@@ -118,8 +120,7 @@ fn words(count: usize, value: u32) -> Result<Vec<u32>> {
 pub struct LayerTables {
     pub(super) shape: TableShape,
     pub(super) heads: Vec<LaneHead>,
-    /// `[lanes][tokens + 1]`: the slot of a position, or [`ABSENT`]; the last word of a lane stands for all
-    /// positions beyond the longest sequence, and is always absent.
+    /// `[lanes][tokens]`: the slot of a position, or [`ABSENT`].
     pub(super) slot_of: Vec<u32>,
     /// `[budget slots]`: the position of a slot, or [`EMPTY`].
     pub(super) position_of: Vec<u32>,
@@ -141,7 +142,7 @@ impl LayerTables {
         Ok(LayerTables {
             shape,
             heads: vec![LaneHead::default(); lanes],
-            slot_of: words(lanes * (shape.tokens as usize + 1), ABSENT)?,
+            slot_of: words(lanes * shape.tokens as usize, ABSENT)?,
             position_of: words(slots, EMPTY)?,
             stamp_of: words(slots, UNUSED)?,
             blocks: vec![0; lanes * shape.lane_blocks() as usize],
@@ -175,7 +176,7 @@ impl LayerTables {
     }
 
     pub(super) fn map_start(&self, lane: u32) -> usize {
-        lane as usize * (self.shape.tokens as usize + 1)
+        lane as usize * self.shape.tokens as usize
     }
 
     /// The slot of `position` in `lane`, if it is resident or landed.
@@ -222,6 +223,7 @@ impl LayerTables {
             blocks: blocks.len() as u32,
             stamp: BROUGHT_UP,
             front: FREE,
+            heir: EMPTY,
         };
         self.heads[lane as usize] = head;
         let start = lane as usize * self.shape.lane_blocks() as usize;

@@ -7,7 +7,7 @@
 
 use crate::residency::resolve::Workspace;
 use crate::residency::scan::{Aged, At, Scan, Split, Stamped, Tied, firsts};
-use crate::residency::tables::{EMPTY, FREE, LayerTables};
+use crate::residency::tables::{EMPTY, FREE, LaneHead, LayerTables};
 
 /// A lane split near its oldest slots; the sets are in the workspace.
 #[derive(Clone, Copy, Debug)]
@@ -54,21 +54,23 @@ impl LayerTables {
             at.bound -= 1;
             (split.older, split.tied) = (0, split.older);
         }
-        self.heads[lane as usize].front = at.bound;
         let blocks = &self.blocks[self.block_range(lane)];
-        let go = need - split.older;
+        let (go, mut heir) = (need - split.older, EMPTY);
         // Empty slots bear no position: the first ones of them go, which are the first ones listed.
         if go < split.tied && at.bound != FREE {
             let tied = Tied { positions: &self.position_of, blocks, set: &mut work.tied };
-            scan.lowest(tied, go, self.shape.tokens, &mut work.positions);
+            heir = scan.lowest(tied, go, self.shape.tokens, &mut work.positions);
         }
         let gone = work.older.iter().zip(&work.tied).map(|(older, tied)| older | tied);
         scan.list(firsts(blocks).zip(gone), &mut work.victims);
+        let head = &mut self.heads[lane as usize];
+        (head.front, head.heir) = (at.bound, heir);
     }
 
-    /// The one oldest slot of `lane`, for a row that is born and bears the stamp `below`.
+    /// The one oldest slot of `lane`, for a row that is born and bears the stamp `below`. Mostly it is the
+    /// heir that the last choice of victims has left.
     pub(super) fn eldest<S: Scan>(&mut self, scan: &S, lane: u32, below: u32) -> u32 {
-        let mut front = self.heads[lane as usize].front;
+        let LaneHead { mut front, heir, .. } = self.heads[lane as usize];
         if front == FREE {
             if let Some(slot) = self.lane_slots(lane).find(|slot| self.stamp_of[*slot] == FREE) {
                 return slot as u32;
@@ -78,15 +80,22 @@ impl LayerTables {
             let blocks = self.lane_blocks(lane);
             scan.first(Stamped { stamps: &self.stamp_of, positions: &self.position_of, blocks }, front)
         };
-        let mut position = first(front);
+        let mut position = if self.is_tied(lane, heir) { heir } else { first(front) };
         if position == EMPTY {
             // No slot has the stamp at the front any more: search the lowest that one has.
             front = self.find_bound(scan, lane, At { bound: front, below: below + 1 }, 1);
             position = first(front);
         }
-        self.heads[lane as usize].front = front;
-        let slot = self.slot_of[self.map_start(lane) + position as usize];
-        slot - self.shape.budget_base
+        let slot = self.slot_of[self.map_start(lane) + position as usize] - self.shape.budget_base;
+        let head = &mut self.heads[lane as usize];
+        (head.front, head.heir) = (front, EMPTY);
+        slot
+    }
+
+    /// Whether the row at `position` bears the stamp at the lane's front.
+    pub(super) fn is_tied(&self, lane: u32, position: u32) -> bool {
+        let slot = self.slot(lane, position).and_then(|slot| slot.checked_sub(self.shape.budget_base));
+        slot.is_some_and(|slot| self.stamp_of[slot as usize] == self.heads[lane as usize].front)
     }
 
     /// The smallest stamp at or below which the lane has at least `need` slots. It is above `at.bound`.

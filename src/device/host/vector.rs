@@ -56,7 +56,7 @@ impl Scan for Avx512 {
         unsafe { split_avx512(lane, at, older, tied) }
     }
 
-    fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) {
+    fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) -> u32 {
         let slots: u32 = tied.set.iter().map(|set| set.count_ones()).sum();
         if room.len() < slots as usize + BLOCK {
             return Portable.lowest(tied, keep, end, room);
@@ -154,7 +154,7 @@ fn look_up(map: &[u32], marks: &mut [u8], selection: &[i32], slots: &mut [i32]) 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,bmi2,popcnt")]
 unsafe fn touch_avx512(touch: Touch<'_>) -> Touched {
-    let Touch { map, marks, length, selection, slots, entries, missed } = touch;
+    let Touch { map, marks, length, selection, slots, first, entries, missed } = touch;
     look_up(map, marks, selection, slots);
     let (end, none) = (_mm512_set1_epi32(length as i32), _mm512_set1_epi32(-1));
     let (mut count, mut at, mut all_inside) = (0, 0, true);
@@ -168,7 +168,7 @@ unsafe fn touch_avx512(touch: Touch<'_>) -> Touched {
         let found = unsafe { _mm512_maskz_loadu_epi32(there, to) };
         let inside = _mm512_mask_cmplt_epu32_mask(there, positions, end);
         let absent = _mm512_mask_testn_epi32_mask(inside, found, found);
-        let indices = _mm512_add_epi32(sixteen(), _mm512_set1_epi32(at as i32));
+        let indices = _mm512_add_epi32(sixteen(), _mm512_set1_epi32(first as i32 + at as i32));
         // SAFETY: at most `at` indices were written before, and a block's room lies behind the last.
         count += unsafe { compress(absent, indices, entries, count) };
         if inside != there {
@@ -179,8 +179,8 @@ unsafe fn touch_avx512(touch: Touch<'_>) -> Touched {
         at += 16;
     }
     for entry in &entries[..count] {
-        // SAFETY: the index is one of the selection's.
-        let position = unsafe { *selection.get_unchecked(*entry as usize) } as usize;
+        // SAFETY: the numbers just written are the selection's, counted from `first`.
+        let position = unsafe { *selection.get_unchecked((*entry - first) as usize) } as usize;
         // SAFETY: what is missed is below the length, for which there are bits.
         unsafe { *missed.get_unchecked_mut(position / 64) |= 1 << (position % 64) };
     }
@@ -257,7 +257,7 @@ fn split_avx512(lane: Aged<'_>, at: At, older: &mut [u64], tied: &mut [u64]) -> 
 /// # Safety
 /// `room` has a block more than the slots of the set.
 #[target_feature(enable = "avx512f,popcnt")]
-unsafe fn lowest_avx512(tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) {
+unsafe fn lowest_avx512(tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) -> u32 {
     let Tied { positions, blocks, set } = tied;
     let mut count = 0;
     for (words, set) in blocks.iter().map(|block| chunk(positions, *block)).zip(set.iter()) {
@@ -271,11 +271,18 @@ unsafe fn lowest_avx512(tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32])
     let found = &room[..count.next_multiple_of(16)];
     let highest = nth_lowest(count, keep, end, |bound| count_to(found, bound));
     let highest = _mm512_set1_epi32(highest as i32);
+    let mut next = _mm512_set1_epi32(-1);
     for (words, set) in blocks.iter().map(|block| chunk(positions, *block)).zip(set) {
-        if let Some(words) = words {
-            *set &= joined(vectors(words).map(|positions| _mm512_cmple_epu32_mask(positions, highest)));
+        let Some(words) = words else { continue };
+        let mut low = [0; 4];
+        for (part, positions) in vectors(words).into_iter().enumerate() {
+            let tied = (*set >> (16 * part)) as __mmask16;
+            low[part] = _mm512_mask_cmple_epu32_mask(tied, positions, highest);
+            next = _mm512_mask_min_epu32(next, tied & !low[part], next, positions);
         }
+        *set = joined(low);
     }
+    _mm512_reduce_min_epu32(next)
 }
 
 /// How many of `values`, whole vectors, are at or below `bound`.
