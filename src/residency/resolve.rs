@@ -105,33 +105,6 @@ impl Workspace {
             positions: vec![0; listed.max(selected as usize + SLOT_BLOCK as usize)],
         }
     }
-
-    /// Writes the missed positions to `positions`, ascending, and forgets them. Answers how many.
-    fn take_missed<S: Scan>(&mut self, scan: &S) -> usize {
-        let groups = (0_u32..).zip(self.missed.chunks_mut(64));
-        let words = groups.flat_map(|(group, words)| {
-            let filled = Ones(scan.filled(words));
-            filled.map(move |word| {
-                let bits = words.get_mut(word as usize).map_or(0, std::mem::take);
-                ((group * 64 + word) * 64, bits)
-            })
-        });
-        scan.list(words, &mut self.positions)
-    }
-}
-
-/// The places of a word's ones, ascending.
-struct Ones(u64);
-
-impl Iterator for Ones {
-    type Item = u32;
-
-    #[inline]
-    fn next(&mut self) -> Option<u32> {
-        let place = self.0.trailing_zeros();
-        self.0 &= self.0.wrapping_sub(1);
-        (place < 64).then_some(place)
-    }
 }
 
 fn bad(place: &'static str, value: u64) -> Error {
@@ -257,7 +230,7 @@ impl LayerTables {
             }
             missed += touched.missed;
         }
-        let misses = work.take_missed(scan);
+        let misses = scan.take(&mut work.missed, &mut work.positions);
         let oldest = self.oldest(scan, lane, now, work);
         let hits = oldest.split.marked;
         let scratch = self.place(scan, lane, oldest, &mut fetches[..misses], work);

@@ -106,12 +106,13 @@ pub trait Scan {
     /// the set has slots, and a block more.
     fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) -> u32;
 
-    /// Which of at most 64 words are not zero, a bit each.
-    fn filled(&self, words: &[u64]) -> u64;
+    /// Writes the places of all ones to the front of `out`, ascending, and clears them. Answers how many; `out`
+    /// has room for a block more.
+    fn take(&self, bits: &mut [u64], out: &mut [u32]) -> usize;
 
-    /// Writes the numbers of all ones to the front of `out`, in order: those of a word count from the number
-    /// beside it. Answers how many were written; `out` should have room for a block more.
-    fn list(&self, words: impl Iterator<Item = (u32, u64)>, out: &mut [u32]) -> usize;
+    /// Writes the slots of both sets, a word for each of `blocks`, to the front of `out`, in the lane's order.
+    /// Answers how many; `out` has room for a block more.
+    fn list(&self, sets: [&[u64]; 2], blocks: &[u32], out: &mut [u32]) -> usize;
 }
 
 /// A set of slots as [`Scan::lowest`] sees it.
@@ -195,7 +196,7 @@ impl Scan for Portable {
 
     fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) -> u32 {
         let Tied { positions, blocks, set } = tied;
-        let count = self.list(firsts(blocks).zip(set.iter().copied()), room);
+        let count = self.list([&*set, &*set], blocks, room);
         for slot in &mut room[..count] {
             *slot = positions[*slot as usize];
         }
@@ -209,22 +210,29 @@ impl Scan for Portable {
         room[..count].iter().copied().filter(|position| *position > highest).min().unwrap_or(EMPTY)
     }
 
-    fn filled(&self, words: &[u64]) -> u64 {
-        words.iter().take(64).enumerate().fold(0, |bits, (i, word)| bits | u64::from(*word != 0) << i)
+    fn take(&self, bits: &mut [u64], out: &mut [u32]) -> usize {
+        let words = (0_u32..).zip(bits.iter_mut());
+        ones(words.map(|(index, bits)| (index * SLOT_BLOCK, std::mem::take(bits))), out)
     }
 
-    fn list(&self, words: impl Iterator<Item = (u32, u64)>, out: &mut [u32]) -> usize {
-        let mut count = 0;
-        for (first, mut bits) in words {
-            while bits != 0 {
-                let Some(to) = out.get_mut(count) else { return count };
-                *to = first + bits.trailing_zeros();
-                bits &= bits - 1;
-                count += 1;
-            }
-        }
-        count
+    fn list(&self, sets: [&[u64]; 2], blocks: &[u32], out: &mut [u32]) -> usize {
+        let words = sets[0].iter().zip(sets[1]).map(|(a, b)| a | b);
+        ones(blocks.iter().map(|block| block * SLOT_BLOCK).zip(words), out)
     }
+}
+
+/// Lists the ones of words, whose first place stands before each.
+fn ones(words: impl Iterator<Item = (u32, u64)>, out: &mut [u32]) -> usize {
+    let mut count = 0;
+    for (first, mut bits) in words {
+        while bits != 0 {
+            let Some(to) = out.get_mut(count) else { return count };
+            *to = first + bits.trailing_zeros();
+            bits &= bits - 1;
+            count += 1;
+        }
+    }
+    count
 }
 
 /// The first selected position that is not below `length`, other than -1.
@@ -233,11 +241,6 @@ pub(crate) fn beyond(selection: &[i32], length: u32) -> Option<u32> {
         .iter()
         .map(|position| *position as u32)
         .find(|position| *position >= length && *position != EMPTY)
-}
-
-/// The first slot of each block.
-pub(super) fn firsts(blocks: &[u32]) -> impl Iterator<Item = u32> + '_ {
-    blocks.iter().map(|block| block * SLOT_BLOCK)
 }
 
 /// The words of a block; blocks lie inside the tables by `join`.

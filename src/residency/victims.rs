@@ -6,7 +6,7 @@
 //! bound searched, four candidates a pass, and the lane split again.
 
 use crate::residency::resolve::Workspace;
-use crate::residency::scan::{Aged, At, Scan, Split, Stamped, Tied, firsts};
+use crate::residency::scan::{Aged, At, Scan, Split, Stamped, Tied};
 use crate::residency::tables::{EMPTY, FREE, LaneHead, LayerTables};
 
 /// A lane split near its oldest slots; the sets are in the workspace.
@@ -61,8 +61,7 @@ impl LayerTables {
             let tied = Tied { positions: &self.position_of, blocks, set: &mut work.tied };
             heir = scan.lowest(tied, go, self.shape.tokens, &mut work.positions);
         }
-        let gone = work.older.iter().zip(&work.tied).map(|(older, tied)| older | tied);
-        scan.list(firsts(blocks).zip(gone), &mut work.victims);
+        scan.list([&work.older, &work.tied], blocks, &mut work.victims);
         let head = &mut self.heads[lane as usize];
         (head.front, head.heir) = (at.bound, heir);
     }

@@ -25,6 +25,7 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vbmi2")
             && is_x86_feature_detected!("popcnt")
+            && is_x86_feature_detected!("bmi1")
             && is_x86_feature_detected!("bmi2");
         has.then_some(Avx512(()))
     }
@@ -65,17 +66,14 @@ impl Scan for Avx512 {
         unsafe { lowest_avx512(tied, keep, end, room) }
     }
 
-    fn filled(&self, words: &[u64]) -> u64 {
-        match words.first_chunk() {
-            // SAFETY: `self` proves the instructions.
-            Some(words) => unsafe { filled_avx512(words) },
-            None => Portable.filled(words),
-        }
+    fn take(&self, bits: &mut [u64], out: &mut [u32]) -> usize {
+        // SAFETY: `self` proves the instructions.
+        unsafe { take_avx512(bits, out) }
     }
 
-    fn list(&self, words: impl Iterator<Item = (u32, u64)>, out: &mut [u32]) -> usize {
+    fn list(&self, sets: [&[u64]; 2], blocks: &[u32], out: &mut [u32]) -> usize {
         // SAFETY: `self` proves the instructions.
-        unsafe { list_avx512(words, out) }
+        unsafe { list_avx512(sets, blocks, out) }
     }
 }
 
@@ -299,44 +297,62 @@ fn count_to(values: &[u32], bound: u32) -> usize {
     count
 }
 
+/// Writes the places of the ones of `bits`, counted from `first`, to `out[at..]`, as far as there is room for
+/// whole vectors. Answers where the next ones go.
 #[inline]
-#[target_feature(enable = "avx512f")]
-fn filled_avx512(words: &[u64; 64]) -> u64 {
-    let mut filled = 0;
-    for (byte, words) in words.chunks_exact(8).enumerate() {
-        // SAFETY: the chunk is 64 bytes.
-        let words = unsafe { _mm512_loadu_si512(words.as_ptr().cast()) };
-        filled |= u64::from(_mm512_test_epi64_mask(words, words)) << (8 * byte);
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
+fn spread((first, bits): (u32, u64), out: &mut [u32], at: usize) -> usize {
+    const NUMBERS: [u8; BLOCK] = {
+        let mut numbers = [0; BLOCK];
+        let mut place = 0;
+        while place < BLOCK {
+            numbers[place] = place as u8;
+            place += 1;
+        }
+        numbers
+    };
+    // SAFETY: the array is 64 bytes.
+    let numbers = unsafe { _mm512_loadu_si512(NUMBERS.as_ptr().cast()) };
+    let Some(out) = out.get_mut(at..at + BLOCK) else { return at };
+    let mut places = _mm512_maskz_compress_epi8(bits, numbers);
+    let (ones, first) = (bits.count_ones() as usize, _mm512_set1_epi32(first as i32));
+    // Most words have fewer than 17 ones: one round.
+    for out in out.chunks_exact_mut(16).take(ones.div_ceil(16).max(1)) {
+        let next = _mm512_add_epi32(first, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(places)));
+        // SAFETY: the chunk is 16 words.
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), next) };
+        places = _mm512_alignr_epi32::<4>(places, places);
     }
-    filled
+    at + ones
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt,bmi1")]
+fn take_avx512(bits: &mut [u64], out: &mut [u32]) -> usize {
+    let mut count = 0;
+    let (groups, tail) = bits.as_chunks_mut::<BLOCK>();
+    let done = groups.len() * BLOCK;
+    for (first, group) in (0_u32..).step_by(BLOCK).zip(groups) {
+        let mut filled = 0;
+        for (byte, words) in group.chunks_exact(8).enumerate() {
+            // SAFETY: the chunk is 64 bytes.
+            let words = unsafe { _mm512_loadu_si512(words.as_ptr().cast()) };
+            filled |= u64::from(_mm512_test_epi64_mask(words, words)) << (8 * byte);
+        }
+        while filled != 0 {
+            let word = filled.trailing_zeros();
+            filled &= filled - 1;
+            let bits = std::mem::take(&mut group[word as usize % BLOCK]);
+            count = spread(((first + word) * 64, bits), out, count);
+        }
+    }
+    for (word, bits) in (done as u32..).zip(tail) {
+        count = spread((word * 64, std::mem::take(bits)), out, count);
+    }
+    count
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
-fn list_avx512(words: impl Iterator<Item = (u32, u64)>, out: &mut [u32]) -> usize {
-    let mut words = words;
-    let numbers: [u8; BLOCK] = std::array::from_fn(|i| i as u8);
-    // SAFETY: the array is 64 bytes.
-    let numbers = unsafe { _mm512_loadu_si512(numbers.as_ptr().cast()) };
-    let mut count = 0;
-    while count + BLOCK <= out.len() {
-        let Some((first, bits)) = words.next() else { return count };
-        let first = _mm512_set1_epi32(first as i32);
-        let ones = bits.count_ones() as usize;
-        let mut places = _mm512_maskz_compress_epi8(bits, numbers);
-        let mut written = 0;
-        // Most words have fewer than 17 ones: one round.
-        loop {
-            let next = _mm512_add_epi32(first, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(places)));
-            // SAFETY: `written` is at most 48, and 64 words from `count` on are inside.
-            unsafe { _mm512_storeu_si512(out.as_mut_ptr().add(count + written).cast(), next) };
-            written += 16;
-            if written >= ones {
-                break;
-            }
-            places = _mm512_alignr_epi32::<4>(places, places);
-        }
-        count += ones;
-    }
-    // Too near the end for whole vectors.
-    count + Portable.list(words, &mut out[count..])
+fn list_avx512(sets: [&[u64]; 2], blocks: &[u32], out: &mut [u32]) -> usize {
+    let sets = sets[0].iter().zip(sets[1]).map(|(a, b)| a | b);
+    blocks.iter().zip(sets).fold(0, |count, (block, bits)| spread((block * SLOT_BLOCK, bits), out, count))
 }
