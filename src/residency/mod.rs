@@ -19,7 +19,8 @@
 //! its indices, because no order is read from them.
 //!
 //! Ties are settled so that every rank and device places rows alike: missed rows are numbered by ascending
-//! position; the victims are a set, handed out in the order of the lane's slots.
+//! position; the victims are a set, handed out with the last ones' ties behind the others, both in the order
+//! of the lane's slots.
 //!
 //! # Costs
 //!

@@ -83,7 +83,9 @@ pub struct Workspace {
     pub(super) older: Vec<u64>,
     /// The same: as old as the bound.
     pub(super) tied: Vec<u64>,
-    /// Positions: of the missed rows, ascending, or of tied slots.
+    /// Slots as old as the last victims.
+    pub(super) ties: Vec<u32>,
+    /// Positions: of the missed rows, ascending, or of the ties.
     pub(super) positions: Vec<u32>,
 }
 
@@ -100,6 +102,7 @@ impl Workspace {
             entries: vec![0; selected as usize + SLOT_BLOCK as usize],
             victims: vec![0; listed],
             marks: vec![0; shape.slots() as usize],
+            ties: vec![0; listed],
             older: vec![0; blocks],
             tied: vec![0; blocks],
             positions: vec![0; listed.max(selected as usize + SLOT_BLOCK as usize)],

@@ -100,30 +100,30 @@ pub trait Scan {
     /// as `stamps`, the sets are as long as `blocks`.
     fn split(&self, lane: Aged<'_>, at: At, older: &mut [u64], tied: &mut [u64]) -> Split;
 
-    /// Keeps in `set`, a word for each of `blocks`, only the `keep` slots with the lowest `positions`, and
-    /// answers the lowest one that is left out. They are distinct and below `end`, and the set has more than
-    /// `keep` of them. `room` holds as many words as
-    /// the set has slots, and a block more.
-    fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) -> u32;
+    /// Writes the `keep` of the tied slots with the lowest positions to the front of `out`, in their order, and
+    /// answers the lowest position that is left out. `out` has room for all of them.
+    fn lowest(&self, tied: Tied<'_>, keep: usize, out: &mut [u32]) -> u32;
 
     /// Writes the places of all ones to the front of `out`, ascending, and clears them. Answers how many; `out`
     /// has room for a block more.
     fn take(&self, bits: &mut [u64], out: &mut [u32]) -> usize;
 
-    /// Writes the slots of both sets, a word for each of `blocks`, to the front of `out`, in the lane's order.
+    /// Writes the slots of a set, a word for each of `blocks`, to the front of `out`, in the lane's order.
     /// Answers how many; `out` has room for a block more.
-    fn list(&self, sets: [&[u64]; 2], blocks: &[u32], out: &mut [u32]) -> usize;
+    fn list(&self, set: &[u64], blocks: &[u32], out: &mut [u32]) -> usize;
 }
 
-/// A set of slots as [`Scan::lowest`] sees it.
+/// Slots as old as each other, as [`Scan::lowest`] sees them.
 #[derive(Debug)]
 pub struct Tied<'a> {
-    /// Positions by budget slot.
-    pub positions: &'a [u32],
-    /// The lane's blocks.
-    pub blocks: &'a [u32],
-    /// A bit a slot, a word for each block.
-    pub set: &'a mut [u64],
+    /// The slots; a block more than there are.
+    pub slots: &'a [u32],
+    /// The position of each, all distinct; as long.
+    pub positions: &'a mut [u32],
+    /// How many there are: more than are kept.
+    pub count: usize,
+    /// All positions are below it.
+    pub end: u32,
 }
 
 /// Plain Rust, for any machine.
@@ -194,20 +194,20 @@ impl Scan for Portable {
         split
     }
 
-    fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) -> u32 {
-        let Tied { positions, blocks, set } = tied;
-        let count = self.list([&*set, &*set], blocks, room);
-        for slot in &mut room[..count] {
-            *slot = positions[*slot as usize];
-        }
-        let found = &room[..count];
+    fn lowest(&self, tied: Tied<'_>, keep: usize, out: &mut [u32]) -> u32 {
+        let Tied { slots, positions, count, end } = tied;
+        let positions = &positions[..count];
         let highest = nth_lowest(count, keep, end, |bound| {
-            found.iter().fold(0_u32, |n, v| n.wrapping_add(u32::from(*v as i32 <= bound as i32))) as usize
+            positions.iter().fold(0_u32, |n, v| n.wrapping_add(u32::from(*v as i32 <= bound as i32))) as usize
         });
-        for (block, set) in blocks.iter().zip(set) {
-            *set &= set_of(block_of(positions, *block), |position| position <= highest);
+        let (mut kept, mut next) = (0, EMPTY);
+        for (slot, position) in slots.iter().zip(positions) {
+            out[kept] = *slot;
+            // One at least is left out: `kept` stays below the number of slots.
+            kept += usize::from(*position <= highest);
+            next = next.min(if *position <= highest { EMPTY } else { *position });
         }
-        room[..count].iter().copied().filter(|position| *position > highest).min().unwrap_or(EMPTY)
+        next
     }
 
     fn take(&self, bits: &mut [u64], out: &mut [u32]) -> usize {
@@ -215,9 +215,8 @@ impl Scan for Portable {
         ones(words.map(|(index, bits)| (index * SLOT_BLOCK, std::mem::take(bits))), out)
     }
 
-    fn list(&self, sets: [&[u64]; 2], blocks: &[u32], out: &mut [u32]) -> usize {
-        let words = sets[0].iter().zip(sets[1]).map(|(a, b)| a | b);
-        ones(blocks.iter().map(|block| block * SLOT_BLOCK).zip(words), out)
+    fn list(&self, set: &[u64], blocks: &[u32], out: &mut [u32]) -> usize {
+        ones(blocks.iter().map(|block| block * SLOT_BLOCK).zip(set.iter().copied()), out)
     }
 }
 

@@ -31,7 +31,8 @@ impl LayerTables {
     }
 
     /// Puts the `need` oldest of the slots that are not marked to the front of `work.victims`, as indices
-    /// into the slot tables, in the lane's order. The lane has that many.
+    /// into the slot tables: those below the bound, then the ties, each in the lane's order. The lane has that
+    /// many.
     pub(super) fn choose_victims<S: Scan>(
         &mut self,
         scan: &S,
@@ -43,25 +44,31 @@ impl LayerTables {
         if need == 0 {
             return;
         }
-        let Oldest { mut at, mut split } = oldest;
+        let Oldest { mut at, split } = oldest;
         if need > split.older + split.tied {
             at.bound = self.find_bound(scan, lane, at, need as u32);
-            Oldest { at, split } = self.split(scan, lane, at, work);
+            self.split(scan, lane, at, work);
         } else if need <= split.older {
             // The first guess was one too high: all older slots bear the lane's oldest stamp.
             std::mem::swap(&mut work.older, &mut work.tied);
             work.older.fill(0);
             at.bound -= 1;
-            (split.older, split.tied) = (0, split.older);
         }
         let blocks = &self.blocks[self.block_range(lane)];
-        let (go, mut heir) = (need - split.older, EMPTY);
-        // Empty slots bear no position: the first ones of them go, which are the first ones listed.
-        if go < split.tied && at.bound != FREE {
-            let tied = Tied { positions: &self.position_of, blocks, set: &mut work.tied };
-            heir = scan.lowest(tied, go, self.shape.tokens, &mut work.positions);
+        let older = scan.list(&work.older, blocks, &mut work.victims);
+        let count = scan.list(&work.tied, blocks, &mut work.ties);
+        let (victims, go) = (&mut work.victims[older..], need - older);
+        let mut heir = EMPTY;
+        if go == count || at.bound == FREE {
+            // Empty slots bear no position: the first ones of them go.
+            victims[..go].copy_from_slice(&work.ties[..go]);
+        } else {
+            for (position, slot) in work.positions.iter_mut().zip(&work.ties[..count]) {
+                *position = self.position_of[*slot as usize];
+            }
+            let (slots, positions) = (&work.ties, &mut work.positions);
+            heir = scan.lowest(Tied { slots, positions, count, end: self.shape.tokens }, go, victims);
         }
-        scan.list([&work.older, &work.tied], blocks, &mut work.victims);
         let head = &mut self.heads[lane as usize];
         (head.front, head.heir) = (at.bound, heir);
     }

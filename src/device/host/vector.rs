@@ -57,13 +57,13 @@ impl Scan for Avx512 {
         unsafe { split_avx512(lane, at, older, tied) }
     }
 
-    fn lowest(&self, tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) -> u32 {
-        let slots: u32 = tied.set.iter().map(|set| set.count_ones()).sum();
-        if room.len() < slots as usize + BLOCK {
-            return Portable.lowest(tied, keep, end, room);
+    fn lowest(&self, tied: Tied<'_>, keep: usize, out: &mut [u32]) -> u32 {
+        let room = tied.slots.len().min(tied.positions.len()).min(out.len());
+        if room < tied.count.next_multiple_of(16) {
+            return Portable.lowest(tied, keep, out);
         }
         // SAFETY: `self` proves the instructions, and the room was just checked.
-        unsafe { lowest_avx512(tied, keep, end, room) }
+        unsafe { lowest_avx512(tied, keep, out) }
     }
 
     fn take(&self, bits: &mut [u64], out: &mut [u32]) -> usize {
@@ -71,9 +71,9 @@ impl Scan for Avx512 {
         unsafe { take_avx512(bits, out) }
     }
 
-    fn list(&self, sets: [&[u64]; 2], blocks: &[u32], out: &mut [u32]) -> usize {
+    fn list(&self, set: &[u64], blocks: &[u32], out: &mut [u32]) -> usize {
         // SAFETY: `self` proves the instructions.
-        unsafe { list_avx512(sets, blocks, out) }
+        unsafe { list_avx512(set, blocks, out) }
     }
 }
 
@@ -253,32 +253,28 @@ fn split_avx512(lane: Aged<'_>, at: At, older: &mut [u64], tied: &mut [u64]) -> 
 }
 
 /// # Safety
-/// `room` has a block more than the slots of the set.
+/// `tied.slots`, `tied.positions` and `out` have room for `tied.count`, rounded up to whole vectors.
 #[target_feature(enable = "avx512f,popcnt")]
-unsafe fn lowest_avx512(tied: Tied<'_>, keep: usize, end: u32, room: &mut [u32]) -> u32 {
-    let Tied { positions, blocks, set } = tied;
-    let mut count = 0;
-    for (words, set) in blocks.iter().map(|block| chunk(positions, *block)).zip(set.iter()) {
-        for (part, positions) in words.map(|words| vectors(words)).into_iter().flatten().enumerate() {
-            // SAFETY: the slots before these are in the set, and the room has a block more.
-            count += unsafe { compress((*set >> (16 * part)) as __mmask16, positions, room, count) };
-        }
-    }
+unsafe fn lowest_avx512(tied: Tied<'_>, keep: usize, out: &mut [u32]) -> u32 {
+    let Tied { slots, positions, count, end } = tied;
+    let whole = count.next_multiple_of(16);
     // What fills the last vector is above every bound.
-    room[count..count + 16].fill(u32::MAX);
-    let found = &room[..count.next_multiple_of(16)];
-    let highest = nth_lowest(count, keep, end, |bound| count_to(found, bound));
+    positions[count..whole].fill(u32::MAX);
+    let highest = nth_lowest(count, keep, end, |bound| count_to(&positions[..whole], bound));
     let highest = _mm512_set1_epi32(highest as i32);
-    let mut next = _mm512_set1_epi32(-1);
-    for (words, set) in blocks.iter().map(|block| chunk(positions, *block)).zip(set) {
-        let Some(words) = words else { continue };
-        let mut low = [0; 4];
-        for (part, positions) in vectors(words).into_iter().enumerate() {
-            let tied = (*set >> (16 * part)) as __mmask16;
-            low[part] = _mm512_mask_cmple_epu32_mask(tied, positions, highest);
-            next = _mm512_mask_min_epu32(next, tied & !low[part], next, positions);
-        }
-        *set = joined(low);
+    let (mut next, mut kept) = (_mm512_set1_epi32(-1), 0);
+    for at in (0..whole).step_by(16) {
+        // SAFETY: the caller vouches for whole vectors.
+        let (slots, positions) = unsafe {
+            (
+                _mm512_loadu_si512(slots.as_ptr().add(at).cast()),
+                _mm512_loadu_si512(positions.as_ptr().add(at).cast()),
+            )
+        };
+        let low = _mm512_cmple_epu32_mask(positions, highest);
+        next = _mm512_mask_min_epu32(next, !low, next, positions);
+        // SAFETY: at most `at` were kept before.
+        kept += unsafe { compress(low, slots, out, kept) };
     }
     _mm512_reduce_min_epu32(next)
 }
@@ -352,7 +348,6 @@ fn take_avx512(bits: &mut [u64], out: &mut [u32]) -> usize {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
-fn list_avx512(sets: [&[u64]; 2], blocks: &[u32], out: &mut [u32]) -> usize {
-    let sets = sets[0].iter().zip(sets[1]).map(|(a, b)| a | b);
-    blocks.iter().zip(sets).fold(0, |count, (block, bits)| spread((block * SLOT_BLOCK, bits), out, count))
+fn list_avx512(set: &[u64], blocks: &[u32], out: &mut [u32]) -> usize {
+    blocks.iter().zip(set).fold(0, |count, (block, bits)| spread((block * SLOT_BLOCK, *bits), out, count))
 }
