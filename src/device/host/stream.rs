@@ -27,6 +27,8 @@ struct EventCounts {
     reached: u64,
     /// and these beyond it. Records of one stream come in order, so these are few.
     ahead: Vec<u64>,
+    /// Threads in `wait`: without one, reaching a record needs no system call.
+    waiting: u32,
 }
 
 impl EventCounts {
@@ -38,7 +40,7 @@ impl EventCounts {
 impl EventState {
     /// An event that was never recorded, and so is complete.
     pub fn new() -> Self {
-        let counts = EventCounts { recorded: 0, reached: 0, ahead: Vec::with_capacity(16) };
+        let counts = EventCounts { recorded: 0, reached: 0, ahead: Vec::with_capacity(16), waiting: 0 };
         EventState { counts: Mutex::new(counts), changed: Condvar::new() }
     }
 
@@ -62,7 +64,9 @@ impl EventState {
             counts.ahead.swap_remove(next);
             counts.reached += 1;
         }
-        self.changed.notify_all();
+        if counts.waiting > 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// Whether the last record has been reached.
@@ -75,7 +79,9 @@ impl EventState {
     pub fn wait(&self, number: u64) {
         let mut counts = self.counts.lock();
         while !counts.has(number) {
+            counts.waiting += 1;
             counts = self.changed.wait(counts);
+            counts.waiting -= 1;
         }
     }
 }
