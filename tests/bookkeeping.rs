@@ -56,11 +56,16 @@ fn share(lanes: u32) -> (Books, f64) {
     let selected = u64::from(QUERY_ROWS * geometry.shape().top_k);
     let bits = u64::from(shape.tokens).div_ceil(64) * 8;
     let budget = u64::from(slots().next_multiple_of(SLOT_BLOCK) + SLOT_BLOCK);
+    let block = u64::from(SLOT_BLOCK);
     let books = Books {
         tables: layers * LayerTables::new(shape).unwrap().bytes(),
         page_tables: lanes * pages * 3 * 4,
         lists: lanes * selected * size_of::<Fetch>() as u64,
-        work: bits + bits.div_ceil(64) + selected * 4 + budget * 3 * 4 + u64::from(shape.slots()),
+        work: bits
+            + (selected + block) * 4
+            + (2 * budget + budget.max(selected + block)) * 4
+            + 2 * 8 * (budget / block - 1)
+            + u64::from(shape.slots()),
     };
     let pool = layers * lanes * u64::from(slots()) * u64::from(geometry.row_bytes());
     let share = books.sum() as f64 / pool as f64;
@@ -80,11 +85,11 @@ fn book_keeping_is_at_most_8_percent_of_the_pool_at_128k_and_a_tenth() {
 fn the_tables_are_four_bytes_a_token_and_eight_a_slot() {
     let shape = shape(1);
     let blocks = u64::from(shape.budget_blocks);
-    // One word more than tokens, and four bytes a block that the lane can have.
-    let expected = 4 * (u64::from(shape.tokens) + 1)
+    // Beside them four bytes a block that the lane can have, and the head.
+    let expected = 4 * u64::from(shape.tokens)
         + 8 * blocks * u64::from(SLOT_BLOCK)
         + 4 * blocks
         + size_of::<LaneHead>() as u64;
     assert_eq!(LayerTables::new(shape).unwrap().bytes(), expected);
-    assert_eq!((size_of::<LaneHead>(), size_of::<Fetch>()), (24, 8));
+    assert_eq!((size_of::<LaneHead>(), size_of::<Fetch>()), (28, 8));
 }

@@ -77,10 +77,10 @@ impl LayerTables {
     /// heir that the last choice of victims has left.
     pub(super) fn eldest<S: Scan>(&mut self, scan: &S, lane: u32, below: u32) -> u32 {
         let LaneHead { mut front, heir, .. } = self.heads[lane as usize];
-        if front == FREE {
-            if let Some(slot) = self.lane_slots(lane).find(|slot| self.stamp_of[*slot] == FREE) {
-                return slot as u32;
-            }
+        if front == FREE
+            && let Some(slot) = self.lane_slots(lane).find(|slot| self.stamp_of[*slot] == FREE)
+        {
+            return slot as u32;
         }
         let first = |front| {
             let blocks = self.lane_blocks(lane);

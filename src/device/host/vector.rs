@@ -351,3 +351,79 @@ fn take_avx512(bits: &mut [u64], out: &mut [u32]) -> usize {
 fn list_avx512(set: &[u64], blocks: &[u32], out: &mut [u32]) -> usize {
     blocks.iter().zip(set).fold(0, |count, (block, bits)| spread((block * SLOT_BLOCK, *bits), out, count))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::residency::EMPTY;
+
+    const SLOTS: usize = 6 * BLOCK;
+    const TOKENS: usize = 4_500;
+
+    /// Every scan by `scan`, over what the seed makes: all that they write and answer.
+    fn scans<S: Scan>(scan: &S, seed: u64, length: u32, k: usize) -> String {
+        let mut state = seed;
+        let mut next = |end: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) % end) as u32
+        };
+        let map: Vec<u32> = (0..TOKENS).map(|_| next(2) * (64 + next(SLOTS as u64))).collect();
+        let selection: Vec<i32> = (0..k).map(|_| next(TOKENS as u64 + 200) as i32 - 100).collect();
+        let (mut slots, mut entries) = (vec![0; k], vec![0; k + BLOCK]);
+        let (mut marks, mut missed) = (vec![0; SLOTS + 64], vec![0; TOKENS.div_ceil(64)]);
+        let touched = scan.touch(Touch {
+            map: &map,
+            marks: &mut marks,
+            length,
+            selection: &selection,
+            slots: &mut slots,
+            first: 7,
+            entries: &mut entries,
+            missed: &mut missed,
+        });
+        entries.truncate(touched.missed);
+        let mut taken = vec![0; k + BLOCK];
+        let count = scan.take(&mut missed, &mut taken);
+        taken.truncate(count);
+
+        let mut stamps: Vec<u32> = (0..SLOTS).map(|_| next(9)).collect();
+        let mut positions: Vec<u32> = (0..SLOTS as u32).map(|slot| slot * 11 % 4_099).collect();
+        positions.swap(0, next(SLOTS as u64) as usize);
+        let mut marks: Vec<u8> = (0..SLOTS).map(|_| u8::from(next(3) == 0)).collect();
+        let blocks = [4, 0, 5, 2];
+        let (mut older, mut tied) = ([0; 4], [0; 4]);
+        let bounds = [0, 3, 4, 8];
+        let counts = scan.count(&stamps, &blocks, &bounds);
+        let at = At { bound: 2 + next(4), below: 9 };
+        let lane = Aged { stamps: &mut stamps, marks: &mut marks, blocks: &blocks };
+        let split = scan.split(lane, at, &mut older, &mut tied);
+        let rows = Stamped { stamps: &stamps, positions: &positions, blocks: &blocks };
+        let first = [at.bound, 100].map(|stamp| scan.first(rows, stamp));
+        let mut ties = vec![0; SLOTS + BLOCK];
+        let count = scan.list(&tied, &blocks, &mut ties);
+        let mut left = Vec::new();
+        for keep in 1..count {
+            let mut tied: Vec<u32> = ties.iter().map(|slot| positions[*slot as usize]).collect();
+            let mut out = vec![0; SLOTS + BLOCK];
+            let tied = Tied { slots: &ties, positions: &mut tied, count, end: TOKENS as u32 };
+            let next = scan.lowest(tied, keep, &mut out);
+            assert_ne!(next, EMPTY);
+            left.push((next, out[..keep].to_vec()));
+        }
+        ties.truncate(count);
+        let looked = (touched, slots, entries, taken);
+        format!("{looked:?} {:?}", (stamps, marks, counts, split, older, tied, first, ties, left))
+    }
+
+    proptest! {
+        #[test]
+        fn every_scan_agrees_with_plain_rust(seed: u64, length in 0..TOKENS as u32 + 1, k in 0_usize..200) {
+            // A machine without the instructions runs plain Rust: there is nothing to compare.
+            if let Some(scan) = Avx512::detect() {
+                prop_assert_eq!(scans(&scan, seed, length, k), scans(&Portable, seed, length, k));
+            }
+        }
+    }
+}
