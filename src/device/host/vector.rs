@@ -388,15 +388,17 @@ mod tests {
         let count = scan.take(&mut missed, &mut taken);
         taken.truncate(count);
 
-        let mut stamps: Vec<u32> = (0..SLOTS).map(|_| next(9)).collect();
+        // Few ages make blocks full of ties, many make sparse ones.
+        let ages = 1 + u64::from(next(8));
+        let mut stamps: Vec<u32> = (0..SLOTS).map(|_| 2 + next(ages)).collect();
         let mut positions: Vec<u32> = (0..SLOTS as u32).map(|slot| slot * 11 % 4_099).collect();
         positions.swap(0, next(SLOTS as u64) as usize);
         let mut marks: Vec<u8> = (0..SLOTS).map(|_| u8::from(next(3) == 0)).collect();
         let blocks = [4, 0, 5, 2];
         let (mut older, mut tied) = ([0; 4], [0; 4]);
-        let bounds = [0, 3, 4, 8];
+        let bounds = [0, 3, 4, 9];
         let counts = scan.count(&stamps, &blocks, &bounds);
-        let at = At { bound: 2 + next(4), below: 9 };
+        let at = At { bound: 2 + next(4), below: 10 };
         let lane = Aged { stamps: &mut stamps, marks: &mut marks, blocks: &blocks };
         let split = scan.split(lane, at, &mut older, &mut tied);
         let rows = Stamped { stamps: &stamps, positions: &positions, blocks: &blocks };
