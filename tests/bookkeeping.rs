@@ -64,8 +64,7 @@ fn share(lanes: u32) -> (Books, f64) {
         work: bits
             + (selected + block) * 4
             + (2 * budget + budget.max(selected + block)) * 4
-            + 2 * 8 * (budget / block - 1)
-            + u64::from(shape.slots()),
+            + 2 * 8 * (budget / block - 1),
     };
     let pool = layers * lanes * u64::from(slots()) * u64::from(geometry.row_bytes());
     let share = books.sum() as f64 / pool as f64;
@@ -85,9 +84,10 @@ fn book_keeping_is_at_most_8_percent_of_the_pool_at_128k_and_a_tenth() {
 fn the_tables_are_four_bytes_a_token_and_eight_a_slot() {
     let shape = shape(1);
     let blocks = u64::from(shape.budget_blocks);
-    // Beside them four bytes a block that the lane can have, and the head.
+    // Beside them four bytes a landing slot and a block that the lane can have, and the head.
     let expected = 4 * u64::from(shape.tokens)
         + 8 * blocks * u64::from(SLOT_BLOCK)
+        + 4 * u64::from(shape.budget_base)
         + 4 * blocks
         + size_of::<LaneHead>() as u64;
     assert_eq!(LayerTables::new(shape).unwrap().bytes(), expected);

@@ -87,7 +87,7 @@ impl LayerTables {
             let slot = std::mem::replace(&mut self.slot_of[start + position as usize], ABSENT);
             if slot != ABSENT && slot >= budget_base {
                 self.position_of[(slot - budget_base) as usize] = EMPTY;
-                self.stamp_of[(slot - budget_base) as usize] = FREE;
+                self.stamp_of[slot as usize] = FREE;
                 emptied = true;
             }
         }

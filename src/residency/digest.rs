@@ -23,7 +23,7 @@ impl LayerTables {
         let of_head = mix(u64::from(head.length) << 32 | u64::from(head.stamp))
             .wrapping_add(mix(u64::from(head.landed) << 32 | u64::from(head.budget)));
         self.lane_slots(lane).enumerate().fold(of_head, |sum, (place, slot)| {
-            let row = u64::from(self.position_of[slot]) << 32 | u64::from(self.stamp_of[slot]);
+            let row = u64::from(self.position_of[slot]) << 32 | u64::from(self.stamps()[slot]);
             sum.wrapping_add(mix(row ^ mix(place as u64 + 1)))
         })
     }
@@ -33,7 +33,7 @@ impl LayerTables {
         let mut rows: Vec<(u32, u32)> = self
             .lane_slots(lane)
             .filter(|slot| self.position_of[*slot] != EMPTY)
-            .map(|slot| (self.stamp_of[slot], self.position_of[slot]))
+            .map(|slot| (self.stamps()[slot], self.position_of[slot]))
             .collect();
         rows.sort_unstable();
         rows.into_iter().map(|(_, position)| position).collect()
@@ -56,7 +56,7 @@ impl LayerTables {
         for (block, _) in owner.iter().enumerate().filter(|(_, o)| o.is_none()) {
             let slots = block * SLOT_BLOCK as usize..(block + 1) * SLOT_BLOCK as usize;
             let idle = self.position_of[slots.clone()].iter().all(|p| *p == EMPTY)
-                && self.stamp_of[slots].iter().all(|s| *s == UNUSED);
+                && self.stamps()[slots].iter().all(|s| *s == UNUSED);
             if !idle {
                 return Err(broken("a block without a lane holds rows", 0, block as u32));
             }
@@ -95,7 +95,7 @@ impl LayerTables {
         let head = self.heads[lane as usize];
         let mut filled = 0;
         for (place, slot) in self.lane_slots(lane).enumerate() {
-            let (position, stamp) = (self.position_of[slot], self.stamp_of[slot]);
+            let (position, stamp) = (self.position_of[slot], self.stamps()[slot]);
             let usable = place < head.budget as usize;
             let fits = match (usable, position) {
                 (false, position) => position == EMPTY && stamp == UNUSED,

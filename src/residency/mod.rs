@@ -13,9 +13,8 @@
 //!
 //! Rows of one step stand in ascending position, and births have the highest positions of all. So the
 //! whole order is the pair *(stamp of the last step that selected or bore the row, position)*, and no list
-//! has to be kept in order: a hit marks one byte. The price is a pass over the lane's stamps a step, which
-//! stamps what was marked and splits off the oldest: contiguous, branch-free work for vector units and for
-//! warps alike. The outcome cannot depend on the order in which a top-k kernel emits
+//! has to be kept in order: a hit writes one stamp. The price is a pass over the lane's stamps a step, which
+//! tells the oldest: contiguous, branch-free work for vector units and for warps alike. The outcome cannot depend on the order in which a top-k kernel emits
 //! its indices, because no order is read from them.
 //!
 //! Ties are settled so that every rank and device places rows alike: missed rows are numbered by ascending
@@ -54,6 +53,6 @@ mod victims;
 pub use commit::Moved;
 pub use resolve::Workspace;
 pub use resolve::{Beyond, Counts, Fetch, Resolved, Rows, Selected};
-pub use scan::{Aged, At, Portable, Scan, Split, Stamped, Tied, Touch, Touched};
+pub use scan::{At, Portable, Scan, Split, Stamped, Tied, Touch, Touched};
 pub(crate) use scan::{beyond, nth_lowest};
 pub use tables::{ABSENT, EMPTY, LaneHead, LayerTables, TableShape};

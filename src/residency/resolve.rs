@@ -77,8 +77,6 @@ pub struct Workspace {
     entries: Vec<u32>,
     /// Budget slots that go, as indices into the slot tables.
     pub(super) victims: Vec<u32>,
-    /// By slot id: touched in this call. Clear between calls, but for ids that are no budget slot's.
-    pub(super) marks: Vec<u8>,
     /// By block of the lane, a bit per slot: older than the bound.
     pub(super) older: Vec<u64>,
     /// The same: as old as the bound.
@@ -101,7 +99,6 @@ impl Workspace {
             missed: vec![0; words],
             entries: vec![0; selected as usize + SLOT_BLOCK as usize],
             victims: vec![0; listed],
-            marks: vec![0; shape.slots() as usize],
             ties: vec![0; listed],
             older: vec![0; blocks],
             tied: vec![0; blocks],
@@ -198,9 +195,8 @@ impl LayerTables {
     /// Whether a workspace has room for these tables.
     pub(super) fn check_room(&self, head: &LaneHead, work: &Workspace) -> Result<()> {
         let narrow = work.missed.len() * 64 < self.shape.tokens as usize
-            || work.marks.len() < self.shape.slots() as usize
             || work.victims.len() < (head.blocks as usize + 1) * SLOT_BLOCK as usize;
-        if narrow { Err(bad("workspace", work.marks.len() as u64)) } else { Ok(()) }
+        if narrow { Err(bad("workspace", work.victims.len() as u64)) } else { Ok(()) }
     }
 
     /// The step itself; `limit` is the length that the first row sees, each further row sees one more.
@@ -220,7 +216,8 @@ impl LayerTables {
             let part = row * k..(row + 1) * k;
             let touched = scan.touch(Touch {
                 map: &self.slot_of[start..start + self.shape.tokens as usize],
-                marks: &mut work.marks,
+                stamps: &mut self.stamp_of,
+                now,
                 length: limit + row as u32,
                 selection: &selection[part.clone()],
                 slots: &mut slots[part.clone()],
@@ -235,7 +232,7 @@ impl LayerTables {
         }
         let misses = scan.take(&mut work.missed, &mut work.positions);
         let oldest = self.oldest(scan, lane, now, work);
-        let hits = oldest.split.marked;
+        let hits = oldest.split.touched;
         let scratch = self.place(scan, lane, oldest, &mut fetches[..misses], work);
         for entry in &work.entries[..missed] {
             let entry = *entry as usize;
@@ -263,7 +260,7 @@ impl LayerTables {
             return 0;
         }
         let head = &self.heads[lane as usize];
-        let (evictable, now) = ((head.budget - oldest.split.marked) as usize, oldest.at.below);
+        let (evictable, now) = ((head.budget - oldest.split.touched) as usize, oldest.at.now);
         let scratch = fetches.len().saturating_sub(evictable);
         let start = self.map_start(lane);
         let scratch_start = self.shape.scratch_base + lane * self.shape.scratch;
@@ -295,7 +292,7 @@ impl LayerTables {
         }
         let slot = self.shape.budget_base + victim;
         self.slot_of[map_start + position as usize] = slot;
-        self.stamp_of[victim as usize] = stamp;
+        self.stamp_of[slot as usize] = stamp;
         slot
     }
 }

@@ -14,8 +14,10 @@ const BLOCK: usize = SLOT_BLOCK as usize;
 pub struct Touch<'a> {
     /// Slots by position.
     pub map: &'a [u32],
-    /// By slot id, for all ids that the map holds.
-    pub marks: &'a mut [u8],
+    /// Stamps by slot id, for all ids that the map holds.
+    pub stamps: &'a mut [u32],
+    /// The stamp of this step.
+    pub now: u32,
     /// The length that the query row sees.
     pub length: u32,
     /// Positions.
@@ -50,24 +52,13 @@ pub struct Stamped<'a> {
     pub blocks: &'a [u32],
 }
 
-/// A lane's slots as [`Scan::split`] sees them.
-#[derive(Debug)]
-pub struct Aged<'a> {
-    /// Stamps by budget slot.
-    pub stamps: &'a mut [u32],
-    /// Not 0: the slot was touched.
-    pub marks: &'a mut [u8],
-    /// The lane's blocks.
-    pub blocks: &'a [u32],
-}
-
-/// Where [`Scan::split`] splits; `bound` is below `below`.
+/// Where [`Scan::split`] splits; `bound` is below `now`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
     /// The stamp that the tied slots bear.
     pub bound: u32,
-    /// The stamp of this step, which the touched slots get.
-    pub below: u32,
+    /// The stamp of this step, which the touched slots bear.
+    pub now: u32,
 }
 
 /// How many slots [`Scan::split`] has found.
@@ -77,14 +68,14 @@ pub struct Split {
     pub older: usize,
     /// At the bound.
     pub tied: usize,
-    /// Touched.
-    pub marked: u32,
+    /// Touched in this step.
+    pub touched: u32,
 }
 
 /// What a device may do faster than [`Portable`].
 pub trait Scan {
-    /// Looks up the positions of one query row, in any order: writes the slot of each to `slots` and marks
-    /// it; notes the number of every one that is absent in `entries`, and sets its bit in `missed`. What is
+    /// Looks up the positions of one query row, in any order: writes the slot of each to `slots` and stamps
+    /// it, whatever it is; notes the number of every one that is absent in `entries`, and sets its bit in `missed`. What is
     /// not below the length, -1 included, is answered with -1, whatever the map holds.
     fn touch(&self, touch: Touch<'_>) -> Touched;
 
@@ -95,10 +86,9 @@ pub trait Scan {
     /// [`SLOT_BLOCK`] stamps each, all inside `stamps`).
     fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4];
 
-    /// Stamps a lane's marked slots with `at.below` and clears their marks; then tells, a word for each of
-    /// its blocks, which slots have a stamp below `at.bound` and which that very stamp. `marks` is as long
-    /// as `stamps`, the sets are as long as `blocks`.
-    fn split(&self, lane: Aged<'_>, at: At, older: &mut [u64], tied: &mut [u64]) -> Split;
+    /// Tells, a word for each of a lane's blocks, which slots have a stamp below `at.bound` and which that very
+    /// stamp, and counts these and those that bear `at.now`. The sets are as long as `blocks`.
+    fn split(&self, stamps: &[u32], blocks: &[u32], at: At, older: &mut [u64], tied: &mut [u64]) -> Split;
 
     /// Writes the `keep` of the tied slots with the lowest positions to the front of `out`, in their order, and
     /// answers the lowest position that is left out. `out` has room for all of them.
@@ -134,15 +124,18 @@ impl Scan for Portable {
     // By itself it keeps everything in registers; inlined into a step it does not.
     #[inline(never)]
     fn touch(&self, touch: Touch<'_>) -> Touched {
-        let Touch { map, marks, length, selection, slots, first, entries, missed } = touch;
+        let Touch { map, stamps, now, length, selection, slots, first, entries, missed } = touch;
         let (mut count, mut outside) = (0_usize, 0_usize);
         for (index, (position, slot)) in (first..).zip(selection.iter().zip(slots.iter_mut())) {
-            // No branch is taken on what was found.
             let inside = (*position as u32) < length;
+            // No branch is taken on what was found.
             let found = map.get(*position as u32 as usize).copied().unwrap_or(ABSENT);
             *slot = if inside { found as i32 } else { -1 };
-            if let (Some(mark), Some(entry)) = (marks.get_mut(found as usize), entries.get_mut(count)) {
-                (*mark, *entry) = (1, index);
+            if let Some(stamp) = stamps.get_mut(found as usize) {
+                *stamp = now;
+            }
+            if let Some(entry) = entries.get_mut(count) {
+                *entry = index;
             }
             count = count.wrapping_add(usize::from(inside & (found == ABSENT)));
             outside = outside.wrapping_add(usize::from(!inside));
@@ -174,22 +167,16 @@ impl Scan for Portable {
         counts
     }
 
-    fn split(&self, lane: Aged<'_>, at: At, older: &mut [u64], tied: &mut [u64]) -> Split {
+    fn split(&self, stamps: &[u32], blocks: &[u32], at: At, older: &mut [u64], tied: &mut [u64]) -> Split {
         let mut split = Split::default();
-        for (block, (older, tied)) in lane.blocks.iter().zip(older.iter_mut().zip(tied.iter_mut())) {
-            (*older, *tied) = (0, 0);
-            let slots = *block as usize * BLOCK..(*block as usize + 1) * BLOCK;
-            let (stamps, marks) = (lane.stamps.get_mut(slots.clone()), lane.marks.get_mut(slots));
-            let (Some(stamps), Some(marks)) = (stamps, marks) else { continue };
-            for (stamp, mark) in stamps.iter_mut().zip(marks.iter_mut()) {
-                *stamp = if *mark == 0 { *stamp } else { at.below };
-                split.marked = split.marked.wrapping_add(u32::from(*mark != 0));
-                *mark = 0;
-            }
+        for (block, (older, tied)) in blocks.iter().zip(older.iter_mut().zip(tied.iter_mut())) {
+            let stamps = block_of(stamps, *block);
             *older = set_of(stamps, |stamp| stamp < at.bound);
             *tied = set_of(stamps, |stamp| stamp == at.bound);
             split.older += older.count_ones() as usize;
             split.tied += tied.count_ones() as usize;
+            split.touched +=
+                stamps.iter().fold(0_u32, |n, stamp| n.wrapping_add(u32::from(*stamp == at.now)));
         }
         split
     }

@@ -124,7 +124,8 @@ pub struct LayerTables {
     pub(super) slot_of: Vec<u32>,
     /// `[budget slots]`: the position of a slot, or [`EMPTY`].
     pub(super) position_of: Vec<u32>,
-    /// `[budget slots]`: the stamp of a slot.
+    /// `[slots]`: the stamp of a slot. Those before the budget slots mean nothing: they are there so that
+    /// looking a position up can stamp whatever it finds.
     pub(super) stamp_of: Vec<u32>,
     /// `[lanes][lane_blocks]`: which blocks a lane has, counted from the first budget block.
     pub(super) blocks: Vec<u32>,
@@ -144,7 +145,7 @@ impl LayerTables {
             heads: vec![LaneHead::default(); lanes],
             slot_of: words(lanes * shape.tokens as usize, ABSENT)?,
             position_of: words(slots, EMPTY)?,
-            stamp_of: words(slots, UNUSED)?,
+            stamp_of: words(shape.slots() as usize, UNUSED)?,
             blocks: vec![0; lanes * shape.lane_blocks() as usize],
         })
     }
@@ -173,6 +174,15 @@ impl LayerTables {
 
     pub(super) fn lane_blocks(&self, lane: u32) -> &[u32] {
         self.blocks.get(self.block_range(lane)).unwrap_or(&[])
+    }
+
+    /// Stamps by budget slot.
+    pub(super) fn stamps(&self) -> &[u32] {
+        self.stamp_of.get(self.shape.budget_base as usize..).unwrap_or(&[])
+    }
+
+    pub(super) fn stamps_mut(&mut self) -> &mut [u32] {
+        self.stamp_of.get_mut(self.shape.budget_base as usize..).unwrap_or(&mut [])
     }
 
     pub(super) fn map_start(&self, lane: u32) -> usize {
@@ -235,8 +245,8 @@ impl LayerTables {
             let slots = *block as usize * SLOT_BLOCK as usize..(*block as usize + 1) * SLOT_BLOCK as usize;
             let usable = left.min(SLOT_BLOCK as usize);
             self.position_of[slots.clone()].fill(EMPTY);
-            self.stamp_of[slots.clone()][..usable].fill(FREE);
-            self.stamp_of[slots][usable..].fill(UNUSED);
+            self.stamps_mut()[slots.clone()][..usable].fill(FREE);
+            self.stamps_mut()[slots][usable..].fill(UNUSED);
             left -= usable;
         }
         Ok(())
@@ -258,7 +268,7 @@ impl LayerTables {
             let slot = block * SLOT_BLOCK + position % SLOT_BLOCK;
             self.slot_of[map + position as usize] = self.shape.budget_base + slot;
             self.position_of[slot as usize] = position;
-            self.stamp_of[slot as usize] = BROUGHT_UP;
+            self.stamps_mut()[slot as usize] = BROUGHT_UP;
         }
         head.length
     }
@@ -272,7 +282,7 @@ impl LayerTables {
                 let position = std::mem::replace(&mut self.position_of[slot], EMPTY);
                 if position != EMPTY {
                     self.slot_of[start + position as usize] = ABSENT;
-                    self.stamp_of[slot] = FREE;
+                    self.stamps_mut()[slot] = FREE;
                 }
             }
         }
@@ -286,7 +296,7 @@ impl LayerTables {
         for index in 0..self.lane_blocks(lane).len() {
             let start = self.lane_blocks(lane)[index] as usize * SLOT_BLOCK as usize;
             self.position_of[start..start + SLOT_BLOCK as usize].fill(EMPTY);
-            self.stamp_of[start..start + SLOT_BLOCK as usize].fill(UNUSED);
+            self.stamps_mut()[start..start + SLOT_BLOCK as usize].fill(UNUSED);
         }
         if let Some(head) = self.heads.get_mut(lane as usize) {
             *head = LaneHead::default();

@@ -6,7 +6,7 @@
 //! bound searched, four candidates a pass, and the lane split again.
 
 use crate::residency::resolve::Workspace;
-use crate::residency::scan::{Aged, At, Scan, Split, Stamped, Tied};
+use crate::residency::scan::{At, Scan, Split, Stamped, Tied};
 use crate::residency::tables::{EMPTY, FREE, LaneHead, LayerTables};
 
 /// A lane split near its oldest slots; the sets are in the workspace.
@@ -17,20 +17,18 @@ pub(super) struct Oldest {
 }
 
 impl LayerTables {
-    /// Stamps what is marked in `lane` with `now` and splits its slots above its oldest stamp.
-    pub(super) fn oldest<S: Scan>(&mut self, scan: &S, lane: u32, now: u32, work: &mut Workspace) -> Oldest {
+    /// Splits the slots of `lane` above its oldest stamp, and counts those stamped `now`.
+    pub(super) fn oldest<S: Scan>(&self, scan: &S, lane: u32, now: u32, work: &mut Workspace) -> Oldest {
         let bound = self.heads[lane as usize].front.saturating_add(1).min(now - 1);
-        self.split(scan, lane, At { bound, below: now }, work)
+        self.split(scan, lane, At { bound, now }, work)
     }
 
-    fn split<S: Scan>(&mut self, scan: &S, lane: u32, at: At, work: &mut Workspace) -> Oldest {
-        let blocks = self.block_range(lane);
-        let marks = &mut work.marks[self.shape.budget_base as usize..];
-        let lane = Aged { stamps: &mut self.stamp_of, marks, blocks: &self.blocks[blocks] };
-        Oldest { at, split: scan.split(lane, at, &mut work.older, &mut work.tied) }
+    fn split<S: Scan>(&self, scan: &S, lane: u32, at: At, work: &mut Workspace) -> Oldest {
+        let blocks = self.lane_blocks(lane);
+        Oldest { at, split: scan.split(self.stamps(), blocks, at, &mut work.older, &mut work.tied) }
     }
 
-    /// Puts the `need` oldest of the slots that are not marked to the front of `work.victims`, as indices
+    /// Puts the `need` oldest of the slots that were not touched to the front of `work.victims`, as indices
     /// into the slot tables: those below the bound, then the ties, each in the lane's order. The lane has that
     /// many.
     pub(super) fn choose_victims<S: Scan>(
@@ -73,23 +71,23 @@ impl LayerTables {
         (head.front, head.heir) = (at.bound, heir);
     }
 
-    /// The one oldest slot of `lane`, for a row that is born and bears the stamp `below`. Mostly it is the
+    /// The one oldest slot of `lane`, for a row that is born and bears the stamp `now`. Mostly it is the
     /// heir that the last choice of victims has left.
-    pub(super) fn eldest<S: Scan>(&mut self, scan: &S, lane: u32, below: u32) -> u32 {
+    pub(super) fn eldest<S: Scan>(&mut self, scan: &S, lane: u32, now: u32) -> u32 {
         let LaneHead { mut front, heir, .. } = self.heads[lane as usize];
         if front == FREE
-            && let Some(slot) = self.lane_slots(lane).find(|slot| self.stamp_of[*slot] == FREE)
+            && let Some(slot) = self.lane_slots(lane).find(|slot| self.stamps()[*slot] == FREE)
         {
             return slot as u32;
         }
         let first = |front| {
             let blocks = self.lane_blocks(lane);
-            scan.first(Stamped { stamps: &self.stamp_of, positions: &self.position_of, blocks }, front)
+            scan.first(Stamped { stamps: self.stamps(), positions: &self.position_of, blocks }, front)
         };
         let mut position = if self.is_tied(lane, heir) { heir } else { first(front) };
         if position == EMPTY {
             // No slot has the stamp at the front any more: search the lowest that one has.
-            front = self.find_bound(scan, lane, At { bound: front, below: below + 1 }, 1);
+            front = self.find_bound(scan, lane, At { bound: front, now: now + 1 }, 1);
             position = first(front);
         }
         let slot = self.slot_of[self.map_start(lane) + position as usize] - self.shape.budget_base;
@@ -101,17 +99,17 @@ impl LayerTables {
     /// Whether the row at `position` bears the stamp at the lane's front.
     pub(super) fn is_tied(&self, lane: u32, position: u32) -> bool {
         let slot = self.slot(lane, position).and_then(|slot| slot.checked_sub(self.shape.budget_base));
-        slot.is_some_and(|slot| self.stamp_of[slot as usize] == self.heads[lane as usize].front)
+        slot.is_some_and(|slot| self.stamps()[slot as usize] == self.heads[lane as usize].front)
     }
 
     /// The smallest stamp at or below which the lane has at least `need` slots. It is above `at.bound`.
     fn find_bound<S: Scan>(&self, scan: &S, lane: u32, at: At, need: u32) -> u32 {
         // Invariant: fewer than `need` stamps are below `low`, and at least `need` at or below `high`.
-        let (mut low, mut high) = (at.bound + 1, at.below - 1);
+        let (mut low, mut high) = (at.bound + 1, at.now - 1);
         let mut stride = 1_u32;
         while low < high {
             let bounds = [0, 1, 2, 3].map(|i| low.saturating_add(stride.saturating_mul(i)).min(high));
-            let counts = scan.count(&self.stamp_of, self.lane_blocks(lane), &bounds);
+            let counts = scan.count(self.stamps(), self.lane_blocks(lane), &bounds);
             match counts.iter().position(|c| *c >= need) {
                 Some(0) => return low,
                 Some(found) => {

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use crate::geometry::SLOT_BLOCK;
 use crate::residency::{
-    ABSENT, Aged, At, Portable, Scan, Split, Stamped, Tied, Touch, Touched, beyond, nth_lowest,
+    ABSENT, At, Portable, Scan, Split, Stamped, Tied, Touch, Touched, beyond, nth_lowest,
 };
 
 const BLOCK: usize = SLOT_BLOCK as usize;
@@ -52,9 +52,9 @@ impl Scan for Avx512 {
         unsafe { count_avx512(stamps, blocks, bounds) }
     }
 
-    fn split(&self, lane: Aged<'_>, at: At, older: &mut [u64], tied: &mut [u64]) -> Split {
+    fn split(&self, stamps: &[u32], blocks: &[u32], at: At, older: &mut [u64], tied: &mut [u64]) -> Split {
         // SAFETY: `self` proves the instructions.
-        unsafe { split_avx512(lane, at, older, tied) }
+        unsafe { split_avx512(stamps, blocks, at, older, tied) }
     }
 
     fn lowest(&self, tied: Tied<'_>, keep: usize, out: &mut [u32]) -> u32 {
@@ -120,29 +120,30 @@ fn joined(masks: [__mmask16; 4]) -> u64 {
     (a | b << 16) | (c | d << 16) << 32
 }
 
-/// Looks positions up and marks what was found. For no more than the plain instructions, lest it be made
+/// Looks positions up and stamps what was found. For no more than the plain instructions, lest it be made
 /// of gathers, which are slower here.
 #[inline(never)]
-fn look_up(map: &[u32], marks: &mut [u8], selection: &[i32], slots: &mut [i32]) {
-    let mut mark = |slot: u32| {
-        if let Some(mark) = marks.get_mut(slot as usize) {
-            *mark = 1;
+fn look_up(touch: &mut Touch<'_>) {
+    let (map, now) = (touch.map, touch.now);
+    let look = |position: i32| map.get(position as u32 as usize).copied().unwrap_or(ABSENT);
+    let mut stamp = |slot: u32| {
+        if let Some(stamp) = touch.stamps.get_mut(slot as usize) {
+            *stamp = now;
         }
     };
-    let look = |position: i32| map.get(position as u32 as usize).copied().unwrap_or(ABSENT);
-    let (parts, tail) = selection.as_chunks::<8>();
-    let (slot_parts, slot_tail) = slots.as_chunks_mut::<8>();
+    let (parts, tail) = touch.selection.as_chunks::<8>();
+    let (slot_parts, slot_tail) = touch.slots.as_chunks_mut::<8>();
     for (part, slots) in parts.iter().zip(slot_parts) {
         // What a step selects is read once, in order. SAFETY: a hint, which reads nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(part.as_ptr().wrapping_add(256).cast()) };
         let found = part.map(look);
         *slots = found.map(|slot| slot as i32);
-        found.into_iter().for_each(&mut mark);
+        found.into_iter().for_each(&mut stamp);
     }
     for (position, slot) in tail.iter().zip(slot_tail) {
         let found = look(*position);
         *slot = found as i32;
-        mark(found);
+        stamp(found);
     }
 }
 
@@ -151,9 +152,9 @@ fn look_up(map: &[u32], marks: &mut [u8], selection: &[i32], slots: &mut [i32]) 
 /// each position below `touch.length`.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,bmi2,popcnt")]
-unsafe fn touch_avx512(touch: Touch<'_>) -> Touched {
-    let Touch { map, marks, length, selection, slots, first, entries, missed } = touch;
-    look_up(map, marks, selection, slots);
+unsafe fn touch_avx512(mut touch: Touch<'_>) -> Touched {
+    look_up(&mut touch);
+    let Touch { length, selection, slots, first, entries, missed, .. } = touch;
     let (end, none) = (_mm512_set1_epi32(length as i32), _mm512_set1_epi32(-1));
     let (mut count, mut at, mut all_inside) = (0, 0, true);
     while at < slots.len() {
@@ -219,33 +220,19 @@ fn count_avx512(stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
     counts.map(|count| _mm512_reduce_add_epi32(count) as u32)
 }
 
-#[target_feature(enable = "avx512f,avx512bw,popcnt")]
-fn split_avx512(lane: Aged<'_>, at: At, older: &mut [u64], tied: &mut [u64]) -> Split {
-    let (bound, below) = (_mm512_set1_epi32(at.bound as i32), _mm512_set1_epi32(at.below as i32));
+#[target_feature(enable = "avx512f,popcnt")]
+fn split_avx512(stamps: &[u32], blocks: &[u32], at: At, older: &mut [u64], tied: &mut [u64]) -> Split {
+    let (bound, now) = (_mm512_set1_epi32(at.bound as i32), _mm512_set1_epi32(at.now as i32));
     let mut split = Split::default();
-    for (block, (older, tied)) in lane.blocks.iter().zip(older.iter_mut().zip(tied.iter_mut())) {
-        (*older, *tied) = (0, 0);
-        let first = *block as usize * BLOCK;
-        let stamps = lane.stamps.get_mut(first..).and_then(|s| s.first_chunk_mut::<BLOCK>());
-        let marks = lane.marks.get_mut(first..).and_then(|m| m.first_chunk_mut::<BLOCK>());
-        let (Some(stamps), Some(marks)) = (stamps, marks) else { continue };
-        // SAFETY: the block has 64 marks.
-        let touched = unsafe { _mm512_loadu_si512(marks.as_ptr().cast()) };
-        let touched = _mm512_test_epi8_mask(touched, touched);
-        *marks = [0; BLOCK];
-        let (mut olds, mut ties) = ([0; 4], [0; 4]);
-        for (part, stamps) in stamps.chunks_exact_mut(16).enumerate() {
-            let touched = (touched >> (16 * part)) as __mmask16;
-            // SAFETY: the chunk is 16 words.
-            let old = unsafe { _mm512_loadu_si512(stamps.as_ptr().cast()) };
-            let new = _mm512_mask_mov_epi32(old, touched, below);
-            // SAFETY: as the load.
-            unsafe { _mm512_storeu_si512(stamps.as_mut_ptr().cast(), new) };
-            olds[part] = _mm512_cmplt_epi32_mask(new, bound);
-            ties[part] = _mm512_cmpeq_epi32_mask(new, bound);
-        }
-        (*older, *tied) = (joined(olds), joined(ties));
-        split.marked += touched.count_ones();
+    for (block, (older, tied)) in blocks.iter().zip(older.iter_mut().zip(tied.iter_mut())) {
+        let Some(words) = chunk(stamps, *block) else {
+            (*older, *tied) = (0, 0);
+            continue;
+        };
+        let stamps = vectors(words);
+        *older = joined(stamps.map(|stamps| _mm512_cmplt_epi32_mask(stamps, bound)));
+        *tied = joined(stamps.map(|stamps| _mm512_cmpeq_epi32_mask(stamps, bound)));
+        split.touched += joined(stamps.map(|stamps| _mm512_cmpeq_epi32_mask(stamps, now))).count_ones();
         split.older += older.count_ones() as usize;
         split.tied += tied.count_ones() as usize;
     }
@@ -372,10 +359,11 @@ mod tests {
         let map: Vec<u32> = (0..TOKENS).map(|_| next(2) * (64 + next(SLOTS as u64))).collect();
         let selection: Vec<i32> = (0..k).map(|_| next(TOKENS as u64 + 200) as i32 - 100).collect();
         let (mut slots, mut entries) = (vec![0; k], vec![0; k + BLOCK]);
-        let (mut marks, mut missed) = (vec![0; SLOTS + 64], vec![0; TOKENS.div_ceil(64)]);
+        let (mut stamps, mut missed) = (vec![0; 64 + SLOTS], vec![0; TOKENS.div_ceil(64)]);
         let touched = scan.touch(Touch {
             map: &map,
-            marks: &mut marks,
+            stamps: &mut stamps,
+            now: 5,
             length,
             selection: &selection,
             slots: &mut slots,
@@ -387,20 +375,19 @@ mod tests {
         let mut taken = vec![0; k + BLOCK];
         let count = scan.take(&mut missed, &mut taken);
         taken.truncate(count);
+        let looked = (touched, slots, stamps, entries, missed, taken);
 
         // Few ages make blocks full of ties, many make sparse ones.
         let ages = 1 + u64::from(next(8));
-        let mut stamps: Vec<u32> = (0..SLOTS).map(|_| 2 + next(ages)).collect();
+        let stamps: Vec<u32> = (0..SLOTS).map(|_| 2 + next(ages)).collect();
         let mut positions: Vec<u32> = (0..SLOTS as u32).map(|slot| slot * 11 % 4_099).collect();
         positions.swap(0, next(SLOTS as u64) as usize);
-        let mut marks: Vec<u8> = (0..SLOTS).map(|_| u8::from(next(3) == 0)).collect();
         let blocks = [4, 0, 5, 2];
         let (mut older, mut tied) = ([0; 4], [0; 4]);
         let bounds = [0, 3, 4, 9];
         let counts = scan.count(&stamps, &blocks, &bounds);
-        let at = At { bound: 2 + next(4), below: 10 };
-        let lane = Aged { stamps: &mut stamps, marks: &mut marks, blocks: &blocks };
-        let split = scan.split(lane, at, &mut older, &mut tied);
+        let at = At { bound: 2 + next(4), now: 2 + next(8) };
+        let split = scan.split(&stamps, &blocks, at, &mut older, &mut tied);
         let rows = Stamped { stamps: &stamps, positions: &positions, blocks: &blocks };
         let first = [at.bound, 100].map(|stamp| scan.first(rows, stamp));
         let mut ties = vec![0; SLOTS + BLOCK];
@@ -415,8 +402,8 @@ mod tests {
             left.push((next, out[..keep].to_vec()));
         }
         ties.truncate(count);
-        let looked = (touched, slots, entries, taken);
-        format!("{looked:?} {:?}", (stamps, marks, counts, split, older, tied, first, ties, left))
+
+        format!("{looked:?} {:?}", (counts, split, older, tied, first, ties, left))
     }
 
     proptest! {
