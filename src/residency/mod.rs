@@ -14,8 +14,8 @@
 //! Rows of one step stand in ascending position, and births have the highest positions of all. So the
 //! whole order is the pair *(stamp of the last step that selected or bore the row, position)*, and no list
 //! has to be kept in order: a hit writes one stamp. The price is a pass over the lane's stamps a step, which
-//! tells the oldest: contiguous, branch-free work for vector units and for warps alike. The outcome cannot depend on the order in which a top-k kernel emits
-//! its indices, because no order is read from them.
+//! tells the oldest: contiguous, branch-free work for vector units and for warps alike. The outcome cannot
+//! depend on the order in which a top-k kernel emits its indices, because no order is read from them.
 //!
 //! Ties are settled so that every rank and device places rows alike: missed rows are numbered by ascending
 //! position; the victims are a set, handed out with the last ones' ties behind the others, both in the order

@@ -75,8 +75,8 @@ pub struct Split {
 /// What a device may do faster than [`Portable`].
 pub trait Scan {
     /// Looks up the positions of one query row, in any order: writes the slot of each to `slots` and stamps
-    /// it, whatever it is; notes the number of every one that is absent in `entries`, and sets its bit in `missed`. What is
-    /// not below the length, -1 included, is answered with -1, whatever the map holds.
+    /// it, whatever it is; notes the number of every one that is absent in `entries`, and sets its bit in
+    /// `missed`. What is not below the length, -1 included, is answered with -1, whatever the map holds.
     fn touch(&self, touch: Touch<'_>) -> Touched;
 
     /// The lowest position of a lane's slots that bear `stamp`; `u32::MAX` if none does.
