@@ -18,8 +18,9 @@
 //! depend on the order in which a top-k kernel emits its indices, because no order is read from them.
 //!
 //! Ties are settled so that every rank and device places rows alike: missed rows are numbered by ascending
-//! position; the victims are a set, handed out with the last ones' ties behind the others, both in the order
-//! of the lane's slots.
+//! position; their victims are a set, handed out with the last ones' ties behind the others, both in the order
+//! of the lane's slots; born rows, ascending, take the slots of the oldest rows one by one, by (stamp,
+//! position), empty slots first and in the lane's order.
 //!
 //! # Costs
 //!

@@ -402,9 +402,10 @@ impl HostPools {
     fn truncate<S: Scan>(&self, scan: &S, lane: Lane, settle: u32, length: u32) -> Result<()> {
         let state = self.lane(lane)?;
         let trust = std::mem::take(&mut *state.trust.lock());
+        let mut copies = Copies::new(&self.plan.geometry, self.copier);
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
-            self.accept(scan, index, &mut tables, (lane.0, settle, 0))?;
+            self.accept(scan, index, &mut tables, &mut copies, (lane.0, settle, 0))?;
             if trust == Trust::Bytes {
                 tables.empty(lane.0);
             }
@@ -473,10 +474,10 @@ impl HostPools {
         scan: &S,
         layer: usize,
         tables: &mut LayerTables,
+        copies: &mut Copies<'_>,
         (lane, accepted, next): (u32, u32, u32),
     ) -> Result<()> {
         let (g, slab) = (&self.plan.geometry, self.plan.slabs[layer].address());
-        let mut copies = Copies::new(g, self.copier);
         tables.commit(scan, lane, accepted, next, |moved| {
             let (from, to) = (g.pieces(moved.landing), g.pieces(moved.slot));
             copies.add([0, 1].map(|run| Pair { from: slab + from[run].slab, to: slab + to[run].slab }));
@@ -490,6 +491,7 @@ impl HostPools {
         let Record { block, report, .. } = &mut *record;
         let counts: &[u32] = accepted.map_or(&[], |s| self.read(s));
         let (_, rows) = block::step::header(block);
+        let mut copies = Copies::new(&self.plan.geometry, self.copier);
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
             for row in 0..rows {
@@ -507,7 +509,8 @@ impl HostPools {
                     true => (Cause::Tables, accepted),
                     false => (Cause::Accepted, 0),
                 };
-                let done = self.accept(scan, index, &mut tables, (lane, believed, query_rows));
+                let next = (lane, believed, query_rows);
+                let done = self.accept(scan, index, &mut tables, &mut copies, next);
                 if failed || done.is_err() || believed != accepted {
                     let (row, layer) = (row as u32, index as u32);
                     self.blame(report, lane, Sticky { row, layer, cause, value: accepted });
