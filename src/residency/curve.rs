@@ -101,7 +101,7 @@ pub struct Depths {
     found: Vec<u64>,
     lookups: u64,
     most: u32,
-    /// Bit per position, clear between calls; and the positions of its bits: a selection in order.
+    /// Bit per position, clear between calls; and the rows of a step that have to be put in order.
     selected: Vec<u64>,
     ascending: Vec<u32>,
 }
@@ -122,9 +122,9 @@ fn ascends(positions: &[u32]) -> bool {
     positions.array_windows().all(|[a, b]| a < b)
 }
 
-/// A bit in words of 64.
-const fn bit(index: u32) -> (usize, u64) {
-    ((index / 64) as usize, 1 << (index % 64))
+/// The lowest `count` bits of a word, at most 64.
+const fn ones(count: usize) -> u64 {
+    if count < 64 { (1 << count) - 1 } else { u64::MAX }
 }
 
 impl Depths {
@@ -171,10 +171,12 @@ impl Depths {
                 .with("accepted", accepted)
                 .with("next", next));
         }
-        self.make_room(accepted as usize);
-        for position in self.length..length {
-            self.append(position);
-        }
+        let mut born = std::mem::take(&mut self.ascending);
+        born.clear();
+        born.extend(self.length..length);
+        self.make_room(born.len());
+        self.append(&born);
+        self.ascending = born;
         (self.length, self.landed) = (length, next);
         Ok(())
     }
@@ -230,17 +232,14 @@ impl Depths {
         self.make_room(rows.len());
         count(self, rows);
         self.most = self.most.max(rows.len() as u32);
-        for position in rows {
-            self.append(*position);
-        }
+        self.append(rows);
         self.ascending = sorted;
     }
 
     /// The distinct committed rows of a selection, ascending.
     fn sort(&mut self, selection: &[u32], sorted: &mut Vec<u32>) {
         for position in selection.iter().filter(|p| **p < self.length) {
-            let (word, mask) = bit(*position);
-            self.selected[word] |= mask;
+            self.selected[(position / 64) as usize] |= 1 << (position % 64);
         }
         sorted.clear();
         let committed = self.length.div_ceil(64) as usize;
@@ -272,20 +271,23 @@ impl Depths {
         }
     }
 
-    /// Makes the row the newest. There is room.
-    #[inline]
-    fn append(&mut self, position: u32) {
-        let entry = self.log.len() as u32;
-        let old = std::mem::replace(&mut self.entry_of[position as usize], entry);
-        if old == NOWHERE {
-            self.rows += 1;
-        } else {
-            let (word, mask) = bit(old);
-            self.live[word] &= !mask;
+    /// Makes the rows the newest, in their order. There is room.
+    fn append(&mut self, rows: &[u32]) {
+        let (first, end) = (self.log.len(), self.log.len() + rows.len());
+        for (entry, position) in (first as u32..).zip(rows) {
+            let old = std::mem::replace(&mut self.entry_of[*position as usize], entry);
+            if old == NOWHERE {
+                self.rows += 1;
+                continue;
+            }
+            self.live[(old / 64) as usize] &= !(1 << (old % 64));
         }
-        let (word, mask) = bit(entry);
-        self.live[word] |= mask;
-        self.log.push(position);
+        self.log.extend_from_slice(rows);
+        for word in first / 64..end.div_ceil(64) {
+            let from = first.saturating_sub(word * 64);
+            let below = (end - word * 64).min(64);
+            self.live[word] |= ones(below) & !ones(from);
+        }
     }
 
     /// Room for `more` entries: packs a log that has grown to its limit.
@@ -318,7 +320,7 @@ impl Depths {
         self.live.clear();
         self.live.resize(kept / 64, u64::MAX);
         if !kept.is_multiple_of(64) {
-            self.live.push((1 << (kept % 64)) - 1);
+            self.live.push(ones(kept % 64));
         }
     }
 }
