@@ -6,6 +6,8 @@
 //! succeeded, so bad input never leaves half a result; a reader that closes the pipe early ends the command
 //! quietly.
 
+mod curve;
+mod curve_report;
 mod json;
 mod output;
 mod pools;

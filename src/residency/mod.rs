@@ -41,10 +41,11 @@
 //!
 //! # What it does not do
 //!
-//! It moves no bytes, knows no device, takes no lock and allocates nothing after construction. It does not
-//! choose budgets, nor does it share slots between sequences.
+//! It moves no bytes, knows no device, takes no lock and allocates nothing after construction (but for
+//! [`Depths`], which is for study). It does not choose budgets, nor does it share slots between sequences.
 
 mod commit;
+mod curve;
 mod digest;
 mod resolve;
 mod scan;
@@ -52,6 +53,7 @@ mod tables;
 mod victims;
 
 pub use commit::Moved;
+pub use curve::{Curve, Depths};
 pub use resolve::Workspace;
 pub use resolve::{Beyond, Counts, Fetch, Resolved, Rows, Selected};
 pub use scan::{At, Portable, Scan, Split, Stamped, Tied, Touch, Touched};
