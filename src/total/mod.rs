@@ -10,9 +10,11 @@
 mod index;
 mod page;
 mod pool;
+mod recency;
 mod table;
 
 pub(crate) use index::IndexPool;
 pub use page::Pages;
 pub(crate) use pool::TotalPool;
+pub use recency::Recency;
 pub(crate) use table::PageTable;

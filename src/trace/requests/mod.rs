@@ -5,8 +5,8 @@
 //! | format | a line | block ids |
 //! |---|---|---|
 //! | Mooncake JSONL | a request | prefix blocks of 512 tokens, comparable everywhere |
-//! | sessions of kv-cache-tester | a session with its `requests` | prefix blocks of `block_size` tokens, comparable within the line where `hash_id_scope` is "local" |
-//! | RAGPulse JSONL | a request | pieces of text, five lists put together in prompt order; lengths stand in side files |
+//! | sessions of kv-cache-tester | a session with `requests` | prefix blocks of `block_size` tokens, local to a line |
+//! | RAGPulse JSONL | a request | pieces of text, five lists in prompt order; lengths stand in side files |
 //! | Azure CSV | a request | none: lengths only |
 //!
 //! A *prefix block* id names the block and everything before it, so it cannot repeat inside a request. A
@@ -97,7 +97,7 @@ pub struct Notes {
     pub repeats: u64,
     /// Requests with such references.
     pub repeating_requests: u64,
-    /// Requests with a timestamp before that of an earlier one (RAGPulse).
+    /// Requests with a timestamp before that of the one before (RAGPulse).
     pub late: u64,
 }
 

@@ -242,7 +242,7 @@ impl<'a> Parser<'a> {
         let read: RagPulse<'_> = serde_json::from_slice(line.bytes).map_err(|e| line.json(&e))?;
         let time = seconds(line, read.timestamp)?;
         self.notes.late += u64::from(time < self.last);
-        self.last = self.last.max(time);
+        self.last = time;
         self.begin(line)?;
         let parts = &read.hash_ids;
         let lists = [parts.sys_prompt, parts.passages_ids, parts.history, parts.web_search, parts.user_input];

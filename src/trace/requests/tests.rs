@@ -83,9 +83,14 @@ fn a_line_of_100_megabytes_is_refused() {
     assert_eq!(e.number("column"), Some(LINE_MAX as u64 + 1));
 }
 
-const SESSIONS: &str = r#"{"id":"a","block_size":64,"hash_id_scope":"local","requests":[{"t":0.5,"in":130,"out":1,"hash_ids":[1,2]},{"t":1.0,"type":"subagent","requests":[{"t":9.0,"in":64,"out":1,"hash_ids":[1]},{"t":2.0,"in":64,"out":1,"hash_ids":[5]}]},{"t":2.0,"in":64,"out":3,"hash_ids":[1]}]}
-{"id":"b","block_size":64,"hash_id_scope":"local","requests":[{"t":0.0,"in":130,"out":1,"hash_ids":[1,2]}]}
-"#;
+const SESSIONS: &str = concat!(
+    r#"{"id":"a","block_size":64,"hash_id_scope":"local","requests":[{"t":0.5,"in":130,"out":1,"hash_ids":[1,2]},"#,
+    r#"{"t":1.0,"type":"subagent","requests":[{"t":9.0,"in":64,"out":1,"hash_ids":[1]},"#,
+    r#"{"t":2.0,"in":64,"out":1,"hash_ids":[5]}]},{"t":2.0,"in":64,"out":3,"hash_ids":[1]}]}"#,
+    "\n",
+    r#"{"id":"b","block_size":64,"hash_id_scope":"local","requests":[{"t":0.0,"in":130,"out":1,"hash_ids":[1,2]}]}"#,
+    "\n",
+);
 
 #[test]
 fn ids_of_a_session_are_its_own_and_sub_agents_are_left_out_unless_asked_for() {
@@ -109,9 +114,10 @@ fn ids_of_a_session_are_its_own_and_sub_agents_are_left_out_unless_asked_for() {
 #[test]
 fn ragpulse_puts_five_lists_together_and_counts_what_others_forbid() {
     let line = |time: &str, ids: &str| {
-        format!(
-            "{{\"timestamp\":\"{time}\",\"input_length\":900,\"output_length\":1,\"hash_ids\":{{\"sys_prompt\":[5],\"passages_ids\":{ids},\"history\":[8],\"web_search\":[],\"user_input\":[9]}},\"session_id\":\"x\"}}\n"
-        )
+        let start =
+            format!("{{\"timestamp\":\"{time}\",\"input_length\":900,\"output_length\":1,\"hash_ids\":");
+        let before = format!("{start}{{\"sys_prompt\":[5],\"passages_ids\":{ids},\"history\":[8],");
+        before + "\"web_search\":[],\"user_input\":[9]},\"session_id\":\"x\"}\n"
     };
     let text = line("82", "[1,1,2]") + &line("81", "[2]");
     let trace = read(&text).unwrap();
@@ -125,8 +131,10 @@ fn ragpulse_puts_five_lists_together_and_counts_what_others_forbid() {
 
 #[test]
 fn azure_has_lengths_and_no_blocks() {
-    let text = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n2023-11-16 18:17:04.0,7,8";
-    let trace = read(text).unwrap();
+    let text = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n"
+        .to_owned()
+        + "2023-11-16 18:17:04.0,7,8";
+    let trace = read(&text).unwrap();
     assert_eq!((trace.format(), trace.requests(), trace.distinct()), (Format::Azure, 2, 0));
     assert_eq!((trace.input_tokens(0), trace.output_tokens(1)), (4808, 8));
     assert_eq!(fault(&text.replace("04.0", "03.0")).1, 3);
