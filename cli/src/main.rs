@@ -6,6 +6,7 @@
 //! succeeded, so bad input never leaves half a result; a reader that closes the pipe early ends the command
 //! quietly.
 
+mod blocks;
 mod curve;
 mod curve_report;
 mod json;
@@ -13,6 +14,7 @@ mod output;
 mod pools;
 mod replay;
 mod report;
+mod requests;
 
 use std::process::ExitCode;
 
@@ -31,7 +33,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Replays selection traces and counts what a pool of each size misses
-    Replay(replay::Arguments),
+    Replay(Box<replay::Arguments>),
     /// Prints the completion script of a shell
     Completions {
         /// Whose script

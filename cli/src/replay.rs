@@ -1,4 +1,5 @@
-//! `forebay replay`: selection traces through pools of several sizes.
+//! `forebay replay`: selection traces through pools of several sizes; request traces go to
+//! [`crate::requests`].
 //!
 //! A trace is read once and replayed at every size asked for. First the last `--warmup` prompt steps, in
 //! which nothing is born; then decode steps of `--mtp` consecutive positions each, selections united,
@@ -14,7 +15,7 @@ use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 use crate::pools::{self, Setting};
-use crate::{curve_report, json, output, report};
+use crate::{curve_report, json, output, report, requests};
 
 /// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
 pub const FIRST_STEPS: u32 = 8;
@@ -37,7 +38,8 @@ With --curve: one entry for each trace, with hits and misses at every size.";
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Arguments {
-    /// Selection traces (TOPKTRC1, compressed by zstd or not).
+    /// Selection traces (TOPKTRC1), or request traces (Mooncake, kv-cache-tester, RAGPulse, Azure); plain or
+    /// zstd.
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
     /// Slots per sequence and layer as a share of the context at decode start, 0 < R <= 1; several,
@@ -68,6 +70,8 @@ pub struct Arguments {
     /// Where the pools live.
     #[arg(long, value_enum, default_value_t = DeviceName::Host)]
     device: DeviceName,
+    #[command(flatten)]
+    requests: requests::RequestArguments,
     /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -309,6 +313,14 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     if let Some(path) = arguments.json.as_deref().filter(|path| !output::is_stdout(path)) {
         check_target(path, &arguments.traces)?;
     }
+    if requests::are_requests(&arguments.traces)? {
+        let own = !arguments.ratio.is_empty()
+            || !arguments.slots.is_empty()
+            || arguments.warmup.is_some()
+            || arguments.curve;
+        return requests::command(&arguments.requests, own, &arguments.traces, arguments.json.as_deref());
+    }
+    arguments.requests.refuse()?;
     if arguments.curve {
         return curve_report::command(arguments, &shape, &row);
     }
