@@ -8,6 +8,7 @@
 
 mod json;
 mod output;
+mod policy;
 mod pools;
 mod replay;
 mod report;
