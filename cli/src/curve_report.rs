@@ -11,8 +11,9 @@ use serde::Serialize;
 
 use crate::curve::{self, Curves};
 use crate::json::miss_ratio;
+use crate::policy::Policy;
 use crate::pools::{self, Setting};
-use crate::replay::{self, Arguments, Count, Policy, RowSize};
+use crate::replay::{self, Arguments, Count, RowSize};
 use crate::{output, report};
 
 /// The sizes printed when none are named.

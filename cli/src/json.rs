@@ -1,9 +1,9 @@
-//! The result of a replay as JSON: one entry for each trace and size. `docs/json.md` describes it.
+//! The result of a replay as JSON: one entry for each trace, size and policy. `docs/json.md` describes it.
 
 use forebay::{Error, Kind, Result};
 use serde::Serialize;
 
-use crate::replay::{Count, Policy, Replay, Replayed, RowSize};
+use crate::replay::{Count, Replay, Replayed, RowSize};
 
 /// The version of the entries (`docs/versions.md`).
 const SCHEMA: u32 = 1;
@@ -69,7 +69,7 @@ pub fn bytes(replay: &Replay, row: &RowSize) -> (u64, u64) {
     (replay.total().misses * u64::from(row.bytes), born * u64::from(row.bytes))
 }
 
-fn entry<'a>(trace: &'a Replayed, replay: &Replay, row: &'a RowSize, policy: Policy) -> Entry<'a> {
+fn entry<'a>(trace: &'a Replayed, replay: &Replay, row: &'a RowSize) -> Entry<'a> {
     let (header, setting, total) = (&trace.header, &replay.setting, replay.total());
     let (host_to_device_bytes, device_to_host_bytes) = bytes(replay, row);
     let per_layer = header.layer_ids.iter().zip(&replay.layers).map(|(layer, count)| PerLayer {
@@ -91,7 +91,7 @@ fn entry<'a>(trace: &'a Replayed, replay: &Replay, row: &'a RowSize, policy: Pol
         context: header.context,
         slots: setting.slots,
         ratio: replay.ratio,
-        policy: policy.name(),
+        policy: replay.policy.name(),
         warmup: setting.warmup,
         mtp: setting.mtp,
         per_layer: per_layer.collect(),
@@ -117,10 +117,10 @@ fn entry<'a>(trace: &'a Replayed, replay: &Replay, row: &'a RowSize, policy: Pol
 ///
 /// # Errors
 /// [`Kind::Internal`]: plain numbers and texts always have a JSON form.
-pub fn text(traces: &[Replayed], row: &RowSize, policy: Policy) -> Result<Vec<u8>> {
+pub fn text(traces: &[Replayed], row: &RowSize) -> Result<Vec<u8>> {
     let entries: Vec<Entry<'_>> = traces
         .iter()
-        .flat_map(|trace| trace.replays.iter().map(move |replay| entry(trace, replay, row, policy)))
+        .flat_map(|trace| trace.replays.iter().map(move |replay| entry(trace, replay, row)))
         .collect();
     let mut text = serde_json::to_vec_pretty(&entries)
         .map_err(|e| Error::new(Kind::Internal, "write JSON").at(e.to_string()))?;

@@ -11,6 +11,7 @@ mod curve;
 mod curve_report;
 mod json;
 mod output;
+mod policy;
 mod pools;
 mod replay;
 mod report;

@@ -14,7 +14,8 @@ use forebay::trace::SelectionTrace;
 use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-use crate::pools::{self, Setting};
+use crate::policy::{self, Policy};
+use crate::pools::{self, Outcome, Setting};
 use crate::{curve_report, json, output, report, requests};
 
 /// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
@@ -61,9 +62,9 @@ pub struct Arguments {
     /// [default: ratios from 0.05 to 1].
     #[arg(long)]
     curve: bool,
-    /// Who leaves a full pool.
-    #[arg(long, value_enum, default_value_t = Policy::Lru)]
-    policy: Policy,
+    /// Who leaves a full pool; several, separated by commas, are set side by side. All but lru are for study.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "lru")]
+    policy: Vec<Policy>,
     /// Whose rows are moved: sets the bytes of one row.
     #[arg(long, value_name = "NAME", default_value = "deepseek-v3.2", value_parser = presets())]
     model: String,
@@ -75,22 +76,6 @@ pub struct Arguments {
     /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-}
-
-/// The policies of a pool.
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Policy {
-    /// The least recently selected row.
-    Lru,
-}
-
-impl Policy {
-    /// As it is written in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Policy::Lru => "lru",
-        }
-    }
 }
 
 /// The devices that can replay.
@@ -138,6 +123,8 @@ pub struct Count {
 pub struct Replay {
     /// What was replayed.
     pub setting: Setting,
+    /// Who left a full pool.
+    pub policy: Policy,
     /// Slots as a share of the context at decode start, as asked for.
     pub ratio: f64,
     /// Hits and misses of every layer, over all decode steps.
@@ -175,7 +162,7 @@ pub struct Replayed {
     pub path: PathBuf,
     /// What the trace says about itself.
     pub header: forebay::trace::Header,
-    /// One replay for each size.
+    /// One replay for each size and policy, by size.
     pub replays: Vec<Replay>,
 }
 
@@ -273,20 +260,63 @@ pub fn named(e: Error, path: &Path) -> Error {
 fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed> {
     let trace = SelectionTrace::read(path)?;
     let settings = settings(&trace, path, arguments)?;
-    let bar = progress(path, settings.iter().map(|(s, _)| u64::from(s.steps)).sum());
+    let policies = policies(&arguments.policy);
+    let steps = settings.iter().map(|(s, _)| u64::from(s.steps) * policies.len() as u64).sum();
+    let bar = progress(path, steps);
+    let jobs: Vec<(Policy, Setting, f64)> =
+        settings.iter().flat_map(|(s, ratio)| policies.iter().map(|p| (*p, *s, *ratio))).collect();
+    // The first steps by themselves are a short replay, which starts cold.
+    let beginning =
+        |setting: Setting| Setting { warmup: 0, steps: setting.steps.min(FIRST_STEPS), ..setting };
     let run = |setting, progress: &dyn Fn()| {
         pools::replay(&trace, shape, setting, progress).map_err(|e| named(e, path))
     };
-    let mut replays = Vec::with_capacity(settings.len());
-    for (setting, ratio) in settings {
-        let outcome = run(setting, &|| bar.inc(1))?;
-        let beginning = Setting { warmup: 0, steps: setting.steps.min(FIRST_STEPS), ..setting };
-        let cold = run(beginning, &|| ())?.steps;
+    let mut studied = study(&trace, &jobs, beginning, &bar).into_iter();
+    let mut replays = Vec::with_capacity(jobs.len());
+    for (policy, setting, ratio) in jobs {
+        let produced = match policy {
+            Policy::Lru => Some((run(setting, &|| bar.inc(1))?, run(beginning(setting), &|| ())?)),
+            _ => studied.next(),
+        };
+        let Some((outcome, cold)) = produced else { continue };
         let layers = outcome.layers.into_iter().map(|(hits, misses)| Count { hits, misses }).collect();
-        replays.push(Replay { setting, ratio, layers, first: first(outcome.steps), cold });
+        let (first, cold) = (first(outcome.steps), cold.steps);
+        replays.push(Replay { setting, policy, ratio, layers, first, cold });
     }
     bar.finish_and_clear();
     Ok(Replayed { path: path.to_owned(), header: trace.header().clone(), replays })
+}
+
+/// The policies named, each once, in the order named.
+fn policies(named: &[Policy]) -> Vec<Policy> {
+    let mut once = Vec::new();
+    for policy in named {
+        if !once.contains(policy) {
+            once.push(*policy);
+        }
+    }
+    once
+}
+
+/// The jobs that no production pool runs, in their order: whole, and their cold beginning.
+fn study(
+    trace: &SelectionTrace,
+    jobs: &[(Policy, Setting, f64)],
+    beginning: impl Fn(Setting) -> Setting,
+    bar: &ProgressBar,
+) -> Vec<(Outcome, Outcome)> {
+    let jobs = jobs.iter().filter(|(policy, ..)| *policy != Policy::Lru);
+    let both: Vec<(Policy, Setting)> =
+        jobs.flat_map(|(policy, setting, _)| [(*policy, *setting), (*policy, beginning(*setting))]).collect();
+    let layers = u64::from(trace.header().layers);
+    let ticks = std::cell::Cell::new(0);
+    let mut outcomes = policy::replay(trace, &both, |steps| {
+        ticks.set(ticks.get() + steps);
+        bar.inc(ticks.get() / layers);
+        ticks.set(ticks.get() % layers);
+    })
+    .into_iter();
+    std::iter::from_fn(|| outcomes.next().zip(outcomes.next())).collect()
 }
 
 /// Refuses to write the result over one of the traces, by whatever name.
@@ -313,21 +343,28 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     if let Some(path) = arguments.json.as_deref().filter(|path| !output::is_stdout(path)) {
         check_target(path, &arguments.traces)?;
     }
+    let is_lru = arguments.policy == [Policy::Lru];
     if requests::are_requests(&arguments.traces)? {
         let own = !arguments.ratio.is_empty()
             || !arguments.slots.is_empty()
             || arguments.warmup.is_some()
-            || arguments.curve;
+            || arguments.curve
+            || !is_lru;
         return requests::command(&arguments.requests, own, &arguments.traces, arguments.json.as_deref());
     }
     arguments.requests.refuse()?;
+    if arguments.curve && !is_lru {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--curve counts the rule of the production pools, and --policy names another")
+            .hint("replay the other policies at sizes of their own, without --curve"));
+    }
     if arguments.curve {
         return curve_report::command(arguments, &shape, &row);
     }
     let replayed =
         arguments.traces.iter().map(|path| replay(path, &shape, arguments)).collect::<Result<Vec<_>>>()?;
     if let Some(path) = &arguments.json {
-        output::write_json(path, &json::text(&replayed, &row, arguments.policy)?)?;
+        output::write_json(path, &json::text(&replayed, &row)?)?;
     }
     if arguments.json.as_deref().is_some_and(output::is_stdout) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The result of a replay for people: a heading, one line for each size, misses by layer, definitions.
+//! The result of a replay for people: a heading, one line for each size and policy, misses by layer, definitions.
 //!
 //! Plain text without colours, the same on a terminal and in a file. Lines and bars are drawn with
 //! Unicode where the locale has it, with ASCII elsewhere.
@@ -11,6 +11,7 @@ use forebay::trace::Header;
 
 use crate::json::{bytes, miss_ratio};
 use crate::output::harmless;
+use crate::policy::Policy;
 use crate::pools::Setting;
 use crate::replay::{Replay, Replayed, RowSize};
 
@@ -85,12 +86,13 @@ pub fn align_right(table: &mut Table, is_number: impl Fn(usize) -> bool) {
     }
 }
 
-/// One line for each size.
+/// One line for each size and policy.
 fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
     let mut table = table(utf8);
     let first = trace.replays.first().map_or(0, |r| r.first.len());
     let warmed = trace.replays.iter().any(|r| r.setting.warmup > 0);
-    table.set_header([
+    let named = trace.replays.iter().any(|r| r.policy != Policy::Lru);
+    let header = [
         "ratio".to_owned(),
         "slots".to_owned(),
         "misses/step\nand layer".to_owned(),
@@ -99,7 +101,8 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
         "to device\na step".to_owned(),
         "to host\na step".to_owned(),
         format!("first {first} steps,\n{}", if warmed { "cold -> warmed" } else { "cold" }),
-    ]);
+    ];
+    table.set_header(named.then(|| "policy".to_owned()).into_iter().chain(header));
     for replay in &trace.replays {
         let total = replay.total();
         let by_layer = replay.layers.iter().map(|c| c.misses);
@@ -107,7 +110,7 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
         let most = replay.per_step(by_layer.max().unwrap_or(0));
         let (to_device, to_host) = bytes(replay, row);
         let cold = number(replay.first_mean(&replay.cold));
-        table.add_row([
+        let cells = [
             share(replay, trace.header.decode_start),
             replay.setting.slots.to_string(),
             number(replay.per_step(total.misses) / replay.layers.len() as f64),
@@ -119,17 +122,21 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
                 0 => cold,
                 _ => format!("{cold} -> {}", number(replay.first_mean(&replay.first))),
             },
-        ]);
+        ];
+        table.add_row(named.then(|| replay.policy.name().to_owned()).into_iter().chain(cells));
     }
-    align_right(&mut table, |_| true);
+    align_right(&mut table, |i| i > 0 || !named);
     table.trim_fmt()
 }
 
-/// Misses per step, a line for each layer, a number and a bar for each size.
+/// Misses per step, a line for each layer, a number for each size and policy, and a bar where all are lru's.
 fn layers(trace: &Replayed, utf8: bool) -> String {
     let mut table = table(utf8);
-    let name = |replay: &Replay| counted(replay.setting.slots, "slot");
-    let header = trace.replays.iter().flat_map(|replay| [name(replay), String::new()]);
+    let bars = trace.replays.iter().all(|r| r.policy == Policy::Lru);
+    let header = trace.replays.iter().flat_map(|replay| {
+        let slots = counted(replay.setting.slots, "slot");
+        if bars { vec![slots, String::new()] } else { vec![format!("{}\n{slots}", replay.policy.name())] }
+    });
     table.set_header(std::iter::once("layer".to_owned()).chain(header));
     let all = trace.replays.iter().flat_map(|r| r.layers.iter().map(|c| r.per_step(c.misses)));
     let longest = all.fold(0.0, f64::max);
@@ -137,11 +144,13 @@ fn layers(trace: &Replayed, utf8: bool) -> String {
         let cells = trace.replays.iter().flat_map(|replay| {
             let misses = replay.layers.get(i).map_or(0, |c| c.misses);
             let value = replay.per_step(misses);
-            [number(value), bar(value, longest, utf8)]
+            let mut cells = vec![number(value)];
+            cells.extend(bars.then(|| bar(value, longest, utf8)));
+            cells
         });
         table.add_row(std::iter::once(id.to_string()).chain(cells));
     }
-    align_right(&mut table, |i| i == 0 || i % 2 == 1);
+    align_right(&mut table, |i| i == 0 || i % 2 == 1 || !bars);
     table.trim_fmt()
 }
 

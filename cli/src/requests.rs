@@ -182,8 +182,8 @@ pub fn command(
 ) -> Result<()> {
     if selection {
         return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--ratio, --slots and --warmup are for selection traces, and the traces are request traces")
-            .hint("pass --capacity"));
+            .at("--ratio, --slots, --warmup, --curve and --policy are for selection traces, and these are others")
+            .hint("pass --capacity for request traces"));
     }
     let replayed = traces.iter().map(|path| replay(path, arguments)).collect::<Result<Vec<_>>>()?;
     if let Some(path) = json {

@@ -183,6 +183,33 @@ fn json_has_the_documented_fields_one_entry_for_each_size() {
 }
 
 #[test]
+fn policies_stand_side_by_side_at_each_size() {
+    let path = demo();
+    let (policies, slots) = (["belady", "lru", "fifo", "s3-fifo", "decay", "decay-tokens"], ["614", "1229"]);
+    let named = policies.join(",");
+    let all = entries(&["replay", text(&path), "--slots", &slots.join(","), "--policy", &named]);
+    let alone = entries(&["replay", text(&path), "--slots", &slots.join(",")]);
+    assert_eq!(all.len(), policies.len() * slots.len());
+    for (size, alone) in all.chunks(policies.len()).zip(&alone) {
+        assert_eq!(&size[1], alone, "the production pools' entry does not change");
+        let looked_up =
+            |e: &Value| e["total"]["hits"].as_u64().unwrap() + e["total"]["misses"].as_u64().unwrap();
+        for (entry, policy) in size.iter().zip(policies) {
+            assert_eq!((&entry["policy"], &entry["slots"]), (&policy.into(), &alone["slots"]));
+            assert_eq!(looked_up(entry), looked_up(alone));
+            assert!(entry["total"]["misses"].as_u64() >= size[0]["total"]["misses"].as_u64(), "{policy}");
+            let first = &entry["first_steps"];
+            assert!(first["misses"].as_u64() < first["misses_cold"].as_u64(), "{policy} was warmed");
+        }
+    }
+    let out = succeeds(&["replay", text(&path), "--slots", "614", "--policy", "lru,belady,lru"]);
+    let lines = |policy: &str| out.lines().filter(|l| l.trim_start().starts_with(policy)).count();
+    assert_eq!((lines("lru "), lines("belady ")), (1, 1), "each policy once:\n{out}");
+    let e = refuses(&["replay", text(&path), "--policy", "lru,clock"]);
+    assert!(e.contains("'clock'") && e.contains("--policy"), "{e}");
+}
+
+#[test]
 fn people_get_a_heading_a_line_for_each_size_and_the_definitions() {
     let path = demo();
     let out = succeeds(&["replay", text(&path), "--ratio", "0.1,0.2"]);

@@ -1,0 +1,34 @@
+//! First in, first out: a row leaves in the order in which it came, however often it was hit.
+
+use super::Selected;
+use super::ranked::Rank;
+
+/// Rows by the step that fetched or bore them, those born in a step after those that it fetched, then by
+/// position.
+pub struct Fifo {
+    /// By position: twice the step, plus 1 where the row was born in it.
+    entered: Vec<u64>,
+}
+
+impl Fifo {
+    /// For positions below `positions`.
+    pub fn new(positions: usize) -> Fifo {
+        Fifo { entered: vec![0; positions] }
+    }
+}
+
+impl Rank for Fifo {
+    fn select(&mut self, step: u32, row: Selected, hit: bool) {
+        if !hit {
+            self.entered[row.position as usize] = 2 * u64::from(step);
+        }
+    }
+
+    fn bear(&mut self, step: u32, row: Selected) {
+        self.entered[row.position as usize] = 2 * u64::from(step) + 1;
+    }
+
+    fn rank(&self, position: u32) -> u64 {
+        self.entered[position as usize]
+    }
+}

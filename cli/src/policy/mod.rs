@@ -1,0 +1,148 @@
+//! Policies for study: other rules than the production one, over the same steps.
+//!
+//! `forebay replay --policy` sets them beside LRU, which runs through the production pools. No device runs
+//! anything that stands here; the question is only how many rows another rule would have fetched.
+//!
+//! **Steps** are those of a replay. First `warmup` prompt steps, in which nothing is born; then decode steps
+//! of `mtp` query rows, selections united, an incomplete last group dropped. A row that a step selects and
+//! that was resident when the step began is a hit, any other a miss; a row born in the step is neither. After
+//! the step, before the next one, its rows are born.
+//!
+//! **A pool** of `slots` rows per layer is empty at the beginning. A step may drop rows that it does not
+//! select, never one that it does; it takes every miss into a slot. When its rows alone exceed the slots,
+//! all hits stay, nothing else does, and the policy says which misses take the slots left (the others are
+//! read from scratch and forgotten); only the optimum may let a hit go as well (`belady`). Between steps the
+//! policy chooses freely among resident and born rows; that a born row stays out costs nothing. Rows come back
+//! only by being missed.
+//!
+//! **How**: layer by layer; a layer's steps are united and sorted once for all sizes and policies, each
+//! selection with the step that selects the row next ([`Selected::next`], which only the optimum looks at). A
+//! ranked pool finds victims by one scan over its slots, as a kernel would.
+
+pub mod belady;
+pub mod decay;
+pub mod fifo;
+pub mod ranked;
+pub mod s3fifo;
+pub mod steps;
+
+use forebay::trace::SelectionTrace;
+
+use crate::pools::{Outcome, Setting};
+use belady::Belady;
+use decay::{Decay, Memory};
+use fifo::Fifo;
+use ranked::{Lru, Rank, Ranked};
+use s3fifo::S3Fifo;
+use steps::Steps;
+
+/// The policies of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Policy {
+    /// The least recently selected row leaves: the production rule.
+    Lru,
+    /// The row leaves that has been resident longest.
+    Fifo,
+    /// Three queues: rows fetched once leave early, those hit again later.
+    S3Fifo,
+    /// The row leaves whose counts of selections, fading by steps, are least.
+    Decay,
+    /// The same with counts that outlive a row's stay.
+    DecayTokens,
+    /// The optimum: the row leaves whose next selection is farthest in the future.
+    Belady,
+}
+
+impl Policy {
+    /// As it is written on the command line and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Lru => "lru",
+            Policy::Fifo => "fifo",
+            Policy::S3Fifo => "s3-fifo",
+            Policy::Decay => "decay",
+            Policy::DecayTokens => "decay-tokens",
+            Policy::Belady => "belady",
+        }
+    }
+
+    /// An empty pool of `slots` rows, for positions below `positions`.
+    pub fn pool(self, slots: u32, positions: u32) -> Box<dyn Pool> {
+        fn ranked(slots: usize, positions: usize, rank: impl Rank + 'static) -> Box<dyn Pool> {
+            Box::new(Ranked::new(slots, positions, rank))
+        }
+        let (slots, positions) = (slots as usize, positions as usize);
+        match self {
+            Policy::Lru => ranked(slots, positions, Lru::new(positions)),
+            Policy::Fifo => ranked(slots, positions, Fifo::new(positions)),
+            Policy::S3Fifo => Box::new(S3Fifo::new(slots, positions)),
+            Policy::Decay => ranked(slots, positions, Decay::new(positions, Memory::Slots)),
+            Policy::DecayTokens => ranked(slots, positions, Decay::new(positions, Memory::Tokens)),
+            Policy::Belady => ranked(slots, positions, Belady::new(positions)),
+        }
+    }
+}
+
+/// The step that never comes: of a row that is not selected again.
+pub const NEVER: u32 = u32::MAX;
+
+/// A row, as a step selects it or a commit bears it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Selected {
+    /// Its position.
+    pub position: u32,
+    /// The next step, counted from the first warm-up step, that selects it; [`NEVER`] if none does.
+    pub next: u32,
+}
+
+/// One layer's pool under one policy.
+pub trait Pool {
+    /// Step `step` selects `rows`, ascending by position. Returns how many were missed.
+    fn select(&mut self, step: u32, rows: &[Selected]) -> u32;
+
+    /// `rows`, ascending, were born in step `step`, the last one selected for.
+    fn bear(&mut self, step: u32, rows: &[Selected]);
+}
+
+/// Runs one layer's steps through `pool`: its hits, and its misses by decode step.
+pub fn run(steps: &Steps, setting: Setting, pool: &mut dyn Pool) -> (u64, Vec<u64>) {
+    for step in steps.warm() - setting.warmup..steps.warm() {
+        pool.select(step, steps.selected(step));
+    }
+    let (mut hits, mut misses) = (0, Vec::with_capacity(setting.steps as usize));
+    for group in 0..setting.steps {
+        if group > 0 {
+            pool.bear(steps.warm() + group - 1, steps.born(group - 1));
+        }
+        let rows = steps.selected(steps.warm() + group);
+        let missed = u64::from(pool.select(steps.warm() + group, rows));
+        hits += rows.len() as u64 - missed;
+        misses.push(missed);
+    }
+    (hits, misses)
+}
+
+/// Replays the trace under every policy and setting of `jobs`, which agree on `mtp` and may differ in slots,
+/// warm-up and steps. Calls `progress` with the steps of each job and layer.
+pub fn replay(
+    trace: &SelectionTrace,
+    jobs: &[(Policy, Setting)],
+    mut progress: impl FnMut(u64),
+) -> Vec<Outcome> {
+    let empty = |setting: &Setting| Outcome { layers: Vec::new(), steps: vec![0; setting.steps as usize] };
+    let mut outcomes: Vec<Outcome> = jobs.iter().map(|(_, setting)| empty(setting)).collect();
+    let Some(mtp) = jobs.first().map(|(_, setting)| setting.mtp) else { return outcomes };
+    let warm = jobs.iter().map(|(_, s)| s.warmup).max().unwrap_or(0);
+    let groups = jobs.iter().map(|(_, s)| s.steps).max().unwrap_or(0);
+    for layer in 0..trace.header().layers {
+        let steps = Steps::new(trace, layer, warm, mtp, groups);
+        for ((policy, setting), outcome) in jobs.iter().zip(&mut outcomes) {
+            let (hits, misses) =
+                run(&steps, *setting, policy.pool(setting.slots, steps.positions()).as_mut());
+            outcome.layers.push((hits, misses.iter().sum()));
+            outcome.steps.iter_mut().zip(misses).for_each(|(sum, step)| *sum += step);
+            progress(u64::from(setting.steps));
+        }
+    }
+    outcomes
+}
