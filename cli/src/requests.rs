@@ -134,6 +134,10 @@ struct Replayed {
 fn replay(path: &Path, arguments: &RequestArguments) -> Result<Replayed> {
     let trace = RequestTrace::read(path, &arguments.options())?;
     let all = trace.requests();
+    if all == 0 {
+        return Err(Error::new(Kind::BadFormat, "replay")
+            .at(format!("{}: the trace has no requests", path.display())));
+    }
     let skipped = match arguments.skip {
         None => 0,
         Some(Skip::Requests(n)) => usize::try_from(n).unwrap_or(usize::MAX),

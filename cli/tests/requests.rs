@@ -253,6 +253,7 @@ fn bad_input_is_named_where_it_stands() {
     assert!(text.contains("earlier than the one before (line 4, column 14)"), "{text}");
     let text = bad("cut.jsonl", &tiny()[..200]);
     assert!(text.contains("ends in the middle of a line (line 3, column"), "{text}");
+    assert!(bad("none.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\r\n").contains("has no requests"));
     let text = refuses(&[&file("packed.jsonl.zst", &[0x1F, 0x8B, 8, 0, 0, 0, 0, 0])]);
     assert!(text.contains("the file is gzip"), "{text}");
     let long = zstd::encode_all(std::io::Read::take(std::io::repeat(b'{'), 100 << 20), 1).unwrap();

@@ -194,6 +194,28 @@ fn a_key_that_collides_finds_only_its_own() {
 }
 
 #[test]
+fn nothing_is_allocated_after_construction() {
+    let mut index = PrefixIndex::new(5).unwrap();
+    let tables = |index: &PrefixIndex| {
+        let free = (index.free.as_ptr() as usize, index.free.capacity());
+        (free, index.entries.as_ptr() as usize, index.places.as_ptr() as usize)
+    };
+    let before = tables(&index);
+    for round in 0..50 {
+        let blocks = [crowded(round % 14), crowded((round + 3) % 14)];
+        for block in &blocks {
+            if index.len() == 5 {
+                index.evict().unwrap();
+            }
+            index.insert(block, HostPage(0)).unwrap();
+        }
+        index.release(&blocks).unwrap();
+    }
+    assert_eq!(index.len(), 5);
+    assert_eq!(tables(&index), before);
+}
+
+#[test]
 fn a_prefix_outlives_its_continuations() {
     let mut index = PrefixIndex::new(3).unwrap();
     let blocks = chain(&namer(b""), &[[1; 3], [2; 3], [3; 3]]);

@@ -3,7 +3,7 @@
 //! A replay's tables are then plain arrays. Small ids, which all published traces have, go through a table
 //! and not a hash; ids that hold only within one line get a new scope for each line, at no cost.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, TryReserveError};
 
 /// Ids below this go through the table: 12 bytes each, as far as ids reach.
 const TABLE_MAX: u64 = 1 << 22;
@@ -55,14 +55,20 @@ impl Interner {
         self.count
     }
 
-    pub fn name(&mut self, id: u64) -> Named {
+    /// The number of `id` in this scope.
+    ///
+    /// # Errors
+    /// No memory for one more.
+    pub fn name(&mut self, id: u64) -> Result<Named, TryReserveError> {
         let known = if id < TABLE_MAX {
             let place = id as usize;
             if place >= self.table.len() {
+                self.table.try_reserve(place + 1 - self.table.len())?;
                 self.table.resize(place + 1, Known::default());
             }
             &mut self.table[place]
         } else {
+            self.others.try_reserve(1)?;
             self.others.entry(id).or_default()
         };
         let new = known.scope != self.scope;
@@ -72,6 +78,6 @@ impl Interner {
         }
         let again = known.request == self.request;
         known.request = self.request;
-        Named { dense: known.dense, new, again }
+        Ok(Named { dense: known.dense, new, again })
     }
 }

@@ -46,6 +46,9 @@ pub const REFERENCES_MAX: u64 = 1 << 28;
 /// The most requests of a trace: 2^26.
 pub const REQUESTS_MAX: u64 = 1 << 26;
 
+/// The most pieces that side files may name: 2^24.
+const PIECES_MAX: u64 = 1 << 24;
+
 /// The formats of request traces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -172,6 +175,9 @@ fn piece_lengths(paths: &[PathBuf]) -> Result<HashMap<u64, u32>> {
             let mut lines = Lines::new(open(path)?);
             while let Some(line) = lines.next()? {
                 let (id, tokens) = parse::piece_length(line)?;
+                if lengths.len() as u64 >= PIECES_MAX {
+                    return Err(parse::too_much("too many pieces", line, PIECES_MAX));
+                }
                 if lengths.insert(id, tokens).is_some_and(|known| known != tokens) {
                     return Err(line.wrong("another length was told for this piece", 1).with("id", id));
                 }

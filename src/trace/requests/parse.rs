@@ -183,6 +183,9 @@ impl<'a> Parser<'a> {
             self.interner.next_scope();
         }
         self.notes.sessions += 1;
+        if self.notes.sessions > REQUESTS_MAX {
+            return Err(too_much("too many sessions", line, REQUESTS_MAX));
+        }
         self.last = 0.0;
         for element in &read.requests {
             let time = seconds(line, element.t)?;
@@ -328,7 +331,9 @@ impl<'a> Parser<'a> {
         if self.references > REFERENCES_MAX {
             return Err(too_much("too many block references", line, REFERENCES_MAX));
         }
-        let named = self.interner.name(id);
+        let named = self.interner.name(id).map_err(|_| {
+            Error::new(Kind::OutOfMemory, "read trace").at("the distinct ids").hint("free memory")
+        })?;
         if named.again {
             if self.block_tokens.is_some() {
                 return Err(line.wrong("the block id repeats inside the request", column).with("id", id));
@@ -348,7 +353,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-fn too_much(what: &'static str, line: Line<'_>, most: u64) -> Error {
+pub(super) fn too_much(what: &'static str, line: Line<'_>, most: u64) -> Error {
     Error::new(Kind::Overflow, "read trace")
         .at(what)
         .with("line", line.number)
