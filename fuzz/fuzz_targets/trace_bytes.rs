@@ -8,4 +8,5 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     body::trace_bytes(bytes);
+    body::trace_parts(bytes);
 });

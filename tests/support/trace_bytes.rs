@@ -5,6 +5,18 @@ use forebay::trace::SelectionTrace;
 /// Positions that a trace may hold here: enough for every branch, little enough for thousands of runs.
 const MEMBERS: u64 = 1 << 16;
 
+/// The header of a small trace.
+pub const HEADER: &[u8] =
+    br#"{"layers":1,"k":2,"steps":2,"warm_steps":1,"first_position":5,"decode_start":6,"context":7}"#;
+
+/// What no fuzzer finds by itself: the same bytes as a header behind the format's name, and as the sets behind a
+/// header.
+pub fn trace_parts(bytes: &[u8]) {
+    for (header, sets) in [(bytes, &[][..]), (HEADER, bytes)] {
+        trace_bytes(&[&b"TOPKTRC1"[..], &(header.len() as u32).to_le_bytes(), header, sets].concat());
+    }
+}
+
 /// Any bytes are a trace, or an error in one line. A trace keeps the rules of its sets and survives being
 /// written and read again. Answers whether it was one.
 pub fn trace_bytes(bytes: &[u8]) -> bool {
