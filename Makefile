@@ -39,7 +39,7 @@ test:
 soak:
 	FOREBAY_SOAK=1 PROPTEST_CASES=4096 ci/skips cargo test --release --workspace --all-features
 	@if command -v cargo-fuzz >/dev/null; then \
-	    for target in cache_ops trace_bytes; do \
+	    for target in cache_ops trace_bytes request_bytes; do \
 	        RUSTC_BOOTSTRAP=1 cargo fuzz run -s none $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	    done; \
 	else echo "SKIP: fuzz campaigns: cargo-fuzz is not installed (cargo install cargo-fuzz)"; fi

@@ -10,6 +10,8 @@
 
 #[path = "support/clock.rs"]
 mod clock;
+#[path = "support/libcachesim.rs"]
+mod libcachesim;
 #[path = "support/race.rs"]
 mod race;
 #[path = "support/replay.rs"]
@@ -17,7 +19,6 @@ mod replay;
 
 use std::io::Write;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use criterion::Criterion;
@@ -43,30 +44,6 @@ fn write_accesses(file: &Path, positions: &[i32], layers: usize, k: usize) -> st
     out.flush()
 }
 
-/// Runs libCacheSim once: seconds without reading, accesses, misses.
-fn libcachesim(file: &Path, objects: u32) -> Result<(f64, u64, u64), String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let python =
-        std::env::var_os("FOREBAY_PYTHON").map_or_else(|| root.join("target/venv/bin/python"), Into::into);
-    let run = Command::new(python)
-        .arg(root.join("benches/libcachesim_lru.py"))
-        .arg(file)
-        .arg(objects.to_string())
-        .output()
-        .map_err(|e| format!("python does not start ({e}); `make setup` builds its environment"))?;
-    if !run.status.success() {
-        return Err(String::from_utf8_lossy(&run.stderr).into_owned());
-    }
-    let text = String::from_utf8_lossy(&run.stdout);
-    let mut fields = text.split_whitespace();
-    let mut next = || fields.next().unwrap_or_default();
-    let parsed = (next().parse().ok(), next().parse().ok(), next().parse().ok());
-    match parsed {
-        (Some(seconds), Some(accesses), Some(misses)) => Ok((seconds, accesses, misses)),
-        _ => Err(format!("no figures in {text:?}")),
-    }
-}
-
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (label, trace) = replay::trace("smollm2-8k-policy-tf")?;
     let positions = replay::positions(&trace);
@@ -79,7 +56,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut sides = [
         Side::new("forebay", || done(ours.pass())),
         Side::new("libCacheSim", || {
-            let (seconds, accesses, missed) = done(libcachesim(&file, layers * budget));
+            let (seconds, accesses, missed) = done(libcachesim::lru(&file, layers * budget));
             misses = missed;
             (Duration::from_secs_f64(seconds), accesses)
         }),

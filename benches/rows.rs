@@ -3,7 +3,7 @@
 //!
 //! Gather is the device's own, of 64 lanes in one call: 2,048 rows each, drawn at random from the lane's
 //! 32,768, whose pages lie all over the pool; 82 MiB a call. Scatter is that of 512 lanes in 192
-//! layers: each row goes to a page of its own. A row of every call is compared with what it must be.
+//! layers: each row goes to a page of its own. Rows of every call are compared with what they must be.
 //! Beside it the same at stride 656, and with the pool on 4 KiB pages in place of huge ones. The memcpy is
 //! measured on both kinds of pages; the claim is against the faster one.
 
@@ -107,12 +107,13 @@ impl Rig {
         let one_layer = geometry.host_page_bytes() * u64::from(lane_pages * lanes);
         let slab_bytes =
             u64::from(budget_base / SLOT_BLOCK + lanes * blocks) * u64::from(geometry.block_bytes());
+        let layers = u64::from(layers);
         let mut rig = Rig {
             extents,
             stream: device.stream()?,
             pools: Pools(0),
-            rows: (0..layers).map(|_| memory(&device, one_layer, huge)).collect::<Result<_>>()?,
-            slabs: (0..layers).map(|_| device.allocate(slab_bytes)).collect::<Result<_>>()?,
+            rows: parts(memory(&device, layers * one_layer, huge)?, one_layer)?,
+            slabs: parts(device.allocate(layers * slab_bytes)?, slab_bytes)?,
             pages: Numbers(1).shuffled(lane_pages * lanes),
             block: device.allocate(4 * words(lanes) as u64)?,
             slots: device.allocate(u64::from(4 * lanes * k))?,
@@ -122,7 +123,7 @@ impl Rig {
         };
         let plan = Plan {
             geometry,
-            tables: vec![tables; layers as usize],
+            tables: vec![tables; extents.layers as usize],
             slabs: rig.slabs.clone(),
             rows: rig.rows.clone(),
             lane_pages,
@@ -131,10 +132,16 @@ impl Rig {
             residency_only: false,
         };
         rig.pools = rig.device.attach(plan)?;
+        // The landing rows hold something: memory that nobody wrote is one page of zeros, read from a cache.
+        let landing = vec![1; (lanes * ROW) as usize];
+        for slab in &rig.slabs {
+            let rows = slab.part(u64::from(LANDING * ROW), landing.len() as u64)?;
+            rig.device.write(rows, &landing)?;
+        }
         for lane in 0..lanes {
             let pages = &rig.pages[(lane * lane_pages) as usize..][..lane_pages as usize];
             let own: Vec<u32> = (lane * blocks..(lane + 1) * blocks).collect();
-            let (blocks, budgets) = (vec![own; layers as usize], vec![k; layers as usize]);
+            let (blocks, budgets) = (vec![own; extents.layers as usize], vec![k; extents.layers as usize]);
             let join = Join { lane: Lane(lane), length: tokens, pages, blocks: &blocks, budgets: &budgets };
             rig.device.join(rig.pools, rig.stream, join)?;
         }
@@ -200,9 +207,14 @@ impl Rig {
         let lap = Lap::begin();
         self.device.gather(self.pools, self.stream, self.part(0))?;
         let time = lap.end();
-        let (slot, position) = (self.first_word(self.slots)?, self.first_word(selection)?);
-        let (got, want) = (self.slot_row(0, slot)?, self.host_row(0, order[0], position)?);
-        assert_eq!(self.first_word(got)?, self.first_word(want)?, "the row that was gathered");
+        let last = u64::from(self.extents.lanes * self.extents.k - 1);
+        for (lane, word) in [(order.first(), 0), (order.last(), last)] {
+            let word = |slice: Slice| self.first_word(slice.part(4 * word, 4)?);
+            let (slot, position) = (word(self.slots)?, word(selection)?);
+            let lane = lane.copied().unwrap_or_default();
+            let (got, want) = (self.slot_row(0, slot)?, self.host_row(0, lane, position)?);
+            assert_eq!(self.first_word(got)?, self.first_word(want)?, "a row that was gathered");
+        }
         Ok((time, u64::from(self.extents.lanes * self.extents.k * ROW)))
     }
 
@@ -221,6 +233,11 @@ impl Rig {
         assert_eq!(self.first_word(row)?, self.steps as u32, "the row that was scattered");
         Ok((time, u64::from(self.extents.layers * self.extents.lanes * ROW)))
     }
+}
+
+/// A slice in parts of `bytes`, one a layer.
+fn parts(whole: Slice, bytes: u64) -> Result<Vec<Slice>> {
+    (0..whole.bytes() / bytes).map(|layer| whole.part(layer * bytes, bytes)).collect()
 }
 
 /// Device memory with every page touched and every word stamped: on huge pages where the system has them,

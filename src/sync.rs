@@ -7,7 +7,7 @@
 //! 2. the room to work in of warm-ups (host device)
 //! 3. a layer's tables (host device)
 //! 4. a batch row's list of fetches (host device)
-//! 5. a lane's page table or its trust (host device), then what is staged for it
+//! 5. a lane's trust (host device), then what is staged for it
 //! 6. the device's lists of streams, events, pools and memory
 //! 7. a stream's queue
 //! 8. an event's counts

@@ -2,7 +2,7 @@
 //! all book-keeping is at most 8% of the sparse pool's bytes. Arithmetic on declared extents, no timing.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use forebay::residency::{Fetch, LaneHead, LayerTables, TableShape};
+use forebay::residency::{Fetch, LaneHead, LayerTables, TableShape, Workspace};
 use forebay::{Geometry, SLOT_BLOCK, Shape};
 
 const TOKENS: u32 = 128 * 1024;
@@ -17,8 +17,8 @@ struct Books {
     page_tables: u64,
     /// Rows to fetch: one list a batch row, used by one layer after the other.
     lists: u64,
-    /// What a micro-batch's resolve works in: bits of missed positions, indices, a mark a slot, victims,
-    /// ties and their positions.
+    /// What a micro-batch's resolve works in: bits of missed positions, indices, victims, ties and their
+    /// positions, and two sets of the lane's slots.
     work: u64,
 }
 
@@ -54,17 +54,11 @@ fn share(lanes: u32) -> (Books, f64) {
     let lanes = u64::from(lanes);
     let pages = u64::from(geometry.pages(shape.tokens));
     let selected = u64::from(QUERY_ROWS * geometry.shape().top_k);
-    let bits = u64::from(shape.tokens).div_ceil(64) * 8;
-    let budget = u64::from(slots().next_multiple_of(SLOT_BLOCK) + SLOT_BLOCK);
-    let block = u64::from(SLOT_BLOCK);
     let books = Books {
         tables: layers * LayerTables::new(shape).unwrap().bytes(),
         page_tables: lanes * pages * 3 * 4,
         lists: lanes * selected * size_of::<Fetch>() as u64,
-        work: bits
-            + (selected + block) * 4
-            + (2 * budget + budget.max(selected + block)) * 4
-            + 2 * 8 * (budget / block - 1),
+        work: Workspace::new(&shape, selected as u32).bytes(),
     };
     let pool = layers * lanes * u64::from(slots()) * u64::from(geometry.row_bytes());
     let share = books.sum() as f64 / pool as f64;

@@ -240,3 +240,29 @@ proptest! {
         }
     }
 }
+
+/// Which slot a row gets is part of what ranks agree on: born rows, ascending, take the oldest rows' slots one
+/// by one, by (stamp, position), wherever in the lane those stand.
+#[test]
+fn born_rows_take_the_slots_of_the_oldest_one_by_one() {
+    let mut tables = LayerTables::new(shape()).unwrap();
+    let mut work = Workspace::new(&shape(), K as u32);
+    tables.join(0, &[3], 2, 10).unwrap();
+    let mut step = |tables: &mut LayerTables, positions: &[i32], rows: u32| {
+        let (mut slots, mut fetches) = ([0; 4], [Fetch { position: 0, slot: 0 }; 4]);
+        let selection: Vec<i32> = positions.iter().copied().chain(std::iter::repeat(-1)).take(4).collect();
+        let (slots, fetches) = (&mut slots[..], &mut fetches[..]);
+        let selected = Selected { selection: &selection, slots, fetches };
+        tables.resolve(&Portable, 0, Rows { first: 0, count: 1 }, selected, &mut work).unwrap();
+        let mut moved = Vec::new();
+        tables
+            .commit(&Portable, 0, rows, 2, |m| moved.push((m.landing - 512, m.slot - 640 - 3 * 64)))
+            .unwrap();
+        moved
+    };
+    tables.commit(&Portable, 0, 0, 2, |_| {}).unwrap();
+    assert_eq!(step(&mut tables, &[9], 0), []);
+    // Position 9 stands in the lane's first slot, position 4 in its second; both bear the same stamp.
+    assert_eq!(step(&mut tables, &[4, 9], 2), [(0, 1), (1, 0)]);
+    tables.validate().unwrap();
+}

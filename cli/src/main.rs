@@ -6,12 +6,16 @@
 //! succeeded, so bad input never leaves half a result; a reader that closes the pipe early ends the command
 //! quietly.
 
+mod blocks;
+mod curve;
+mod curve_report;
 mod json;
 mod output;
 mod policy;
 mod pools;
 mod replay;
 mod report;
+mod requests;
 
 use std::process::ExitCode;
 
@@ -30,7 +34,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Replays selection traces and counts what a pool of each size misses
-    Replay(replay::Arguments),
+    Replay(Box<replay::Arguments>),
     /// Prints the completion script of a shell
     Completions {
         /// Whose script

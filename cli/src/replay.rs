@@ -1,4 +1,5 @@
-//! `forebay replay`: selection traces through pools of several sizes.
+//! `forebay replay`: selection traces through pools of several sizes; request traces go to
+//! [`crate::requests`].
 //!
 //! A trace is read once and replayed at every size asked for. First the last `--warmup` prompt steps, in
 //! which nothing is born; then decode steps of `--mtp` consecutive positions each, selections united,
@@ -15,7 +16,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 use crate::policy::{self, Policy};
 use crate::pools::{self, Outcome, Setting};
-use crate::{json, output, report};
+use crate::{curve_report, json, output, report, requests};
 
 /// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
 pub const FIRST_STEPS: u32 = 8;
@@ -31,15 +32,17 @@ A hit is a selected row that was resident when its step began; a miss had to be 
 Rows born in a step count as neither. Miss ratio: misses / (hits + misses).
 
 JSON: a list, one entry for each trace and size. `steps` counts decode steps of --mtp query rows each.
-`misses_per_step` is misses / steps: of that layer in `per_layer`, of all layers together in `total`.";
+`misses_per_step` is misses / steps: of that layer in `per_layer`, of all layers together in `total`.
+With --curve: one entry for each trace, with hits and misses at every size.";
 
 /// The arguments of `forebay replay`.
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Arguments {
-    /// Selection traces (TOPKTRC1, compressed by zstd or not).
+    /// Selection traces (TOPKTRC1), or request traces (Mooncake, kv-cache-tester, RAGPulse, Azure); plain or
+    /// zstd.
     #[arg(required = true, value_name = "TRACE")]
-    traces: Vec<PathBuf>,
+    pub traces: Vec<PathBuf>,
     /// Slots per sequence and layer as a share of the context at decode start, 0 < R <= 1; several,
     /// separated by commas [default: 0.1,0.2,0.3].
     #[arg(long, value_name = "R", value_delimiter = ',', value_parser = ratio, allow_negative_numbers = true)]
@@ -55,6 +58,10 @@ pub struct Arguments {
     /// Query rows per decode step: 1 without drafts.
     #[arg(long, value_name = "Q", default_value_t = 1, value_parser = at_least_one, allow_negative_numbers = true)]
     mtp: u32,
+    /// Misses at every size in one pass, exact; prints them at the sizes named, writes all of them as JSON
+    /// [default: ratios from 0.05 to 1].
+    #[arg(long)]
+    curve: bool,
     /// Who leaves a full pool; several, separated by commas, are set side by side. All but lru are for study.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "lru")]
     policy: Vec<Policy>,
@@ -64,9 +71,11 @@ pub struct Arguments {
     /// Where the pools live.
     #[arg(long, value_enum, default_value_t = DeviceName::Host)]
     device: DeviceName,
+    #[command(flatten)]
+    requests: requests::RequestArguments,
     /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    pub json: Option<PathBuf>,
 }
 
 /// The devices that can replay.
@@ -166,7 +175,7 @@ pub struct RowSize {
 }
 
 /// The setting and ratio of every size asked for, checked against the trace.
-fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> Result<Vec<(Setting, f64)>> {
+pub fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> Result<Vec<(Setting, f64)>> {
     let header = trace.header();
     let invalid =
         |what: &str| Error::new(Kind::InvalidConfig, "replay").at(format!("{}: {what}", path.display()));
@@ -196,10 +205,18 @@ fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> Resul
         let share = |slots: u32| f64::from(slots) / context.max(1.0);
         return Ok(arguments.slots.iter().map(|slots| (setting(*slots), share(*slots))).collect());
     }
-    let ratios = if arguments.ratio.is_empty() { &RATIOS[..] } else { &arguments.ratio };
+    let ratios = match (arguments.ratio.is_empty(), arguments.curve) {
+        (true, true) => &curve_report::RATIOS[..],
+        (true, false) => &RATIOS[..],
+        (false, _) => &arguments.ratio,
+    };
     let mut all = Vec::with_capacity(ratios.len());
     for ratio in ratios {
         let slots = (ratio * context + 0.5).floor() as u32;
+        let unasked = arguments.curve && arguments.ratio.is_empty() && *ratio < 1.0;
+        if slots == 0 && unasked {
+            continue;
+        }
         if slots == 0 {
             return Err(invalid(&format!("--ratio {ratio} leaves no slot"))
                 .with("decode_start", header.decode_start)
@@ -211,7 +228,7 @@ fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> Resul
 }
 
 /// A bar on standard error; hidden where that is no terminal.
-fn progress(path: &Path, steps: u64) -> ProgressBar {
+pub fn progress(path: &Path, steps: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())
         .with_finish(ProgressFinish::AndClear);
     if let Ok(style) =
@@ -229,7 +246,7 @@ fn first(mut steps: Vec<u64>) -> Vec<u64> {
 }
 
 /// The error with the trace's name, and what helps against pools that are too large.
-fn named(e: Error, path: &Path) -> Error {
+pub fn named(e: Error, path: &Path) -> Error {
     let too_large = matches!(e.kind(), Kind::OutOfMemory | Kind::Overflow);
     let place = match e.place() {
         "" => path.display().to_string(),
@@ -325,6 +342,24 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     let DeviceName::Host = arguments.device;
     if let Some(path) = arguments.json.as_deref().filter(|path| !output::is_stdout(path)) {
         check_target(path, &arguments.traces)?;
+    }
+    let is_lru = arguments.policy == [Policy::Lru];
+    if requests::are_requests(&arguments.traces)? {
+        let own = !arguments.ratio.is_empty()
+            || !arguments.slots.is_empty()
+            || arguments.warmup.is_some()
+            || arguments.curve
+            || !is_lru;
+        return requests::command(&arguments.requests, own, &arguments.traces, arguments.json.as_deref());
+    }
+    arguments.requests.refuse()?;
+    if arguments.curve && !is_lru {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--curve counts the rule of the production pools, and --policy names another")
+            .hint("replay the other policies at sizes of their own, without --curve"));
+    }
+    if arguments.curve {
+        return curve_report::command(arguments, &shape, &row);
     }
     let replayed =
         arguments.traces.iter().map(|path| replay(path, &shape, arguments)).collect::<Result<Vec<_>>>()?;

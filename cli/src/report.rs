@@ -3,11 +3,16 @@
 //! Plain text without colours, the same on a terminal and in a file. Lines and bars are drawn with
 //! Unicode where the locale has it, with ASCII elsewhere.
 
+use std::path::Path;
+
 use comfy_table::{CellAlignment, LineStyle, Table, presets};
+
+use forebay::trace::Header;
 
 use crate::json::{bytes, miss_ratio};
 use crate::output::harmless;
 use crate::policy::Policy;
+use crate::pools::Setting;
 use crate::replay::{Replay, Replayed, RowSize};
 
 /// Characters of the longest bar.
@@ -20,7 +25,8 @@ const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"]
 pub fn text(traces: &[Replayed], row: &RowSize, utf8: bool) -> String {
     let mut out = String::new();
     for trace in traces {
-        out += &heading(trace, row);
+        let setting = trace.replays.first().map(|r| r.setting);
+        out += &setting.map(|setting| heading(&trace.path, &trace.header, setting, row)).unwrap_or_default();
         out += "\n\n";
         out += &sizes(trace, row, utf8);
         out += "\n\nMisses per step, by layer\n";
@@ -32,9 +38,8 @@ pub fn text(traces: &[Replayed], row: &RowSize, utf8: bool) -> String {
          To the device: misses x row bytes. To the host: rows born x row bytes. Means are over all decode steps.\n"
 }
 
-fn heading(trace: &Replayed, row: &RowSize) -> String {
-    let header = &trace.header;
-    let Some(setting) = trace.replays.first().map(|r| r.setting) else { return String::new() };
+/// What was replayed.
+pub fn heading(path: &Path, header: &Header, setting: Setting, row: &RowSize) -> String {
     let or_unnamed = |text: &str| if text.is_empty() { "unnamed".to_owned() } else { harmless(text) };
     let warm_up = match setting.warmup {
         0 => "no warm-up".to_owned(),
@@ -45,7 +50,7 @@ fn heading(trace: &Replayed, row: &RowSize) -> String {
          Selections of {} on {}\n\
          {}, k {}, context {}; {} of {} from position {}; {warm_up}\n\
          Bytes moved assume rows of {} ({} bytes); the misses are the recorded model's, not that one's.",
-        harmless(&trace.path.display().to_string()),
+        harmless(&path.display().to_string()),
         or_unnamed(&header.label),
         or_unnamed(&header.model),
         or_unnamed(&header.text),
@@ -61,11 +66,11 @@ fn heading(trace: &Replayed, row: &RowSize) -> String {
 }
 
 /// `1 layer`, `2 layers`.
-fn counted(count: u32, thing: &str) -> String {
+pub fn counted(count: u32, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
-fn table(utf8: bool) -> Table {
+pub fn table(utf8: bool) -> Table {
     let mut table = Table::new();
     let rule = if utf8 { '─' } else { '-' };
     table.load_style(presets::NOTHING.header_separator(LineStyle::new(rule, rule, rule, rule)));
@@ -73,7 +78,7 @@ fn table(utf8: bool) -> Table {
 }
 
 /// Numbers stand to the right, bars to the left.
-fn align_right(table: &mut Table, is_number: impl Fn(usize) -> bool) {
+pub fn align_right(table: &mut Table, is_number: impl Fn(usize) -> bool) {
     for (i, column) in table.column_iter_mut().enumerate() {
         if is_number(i) {
             column.set_cell_alignment(CellAlignment::Right);
@@ -150,7 +155,7 @@ fn layers(trace: &Replayed, utf8: bool) -> String {
 }
 
 /// `value` as a bar beside the longest one.
-fn bar(value: f64, longest: f64, utf8: bool) -> String {
+pub fn bar(value: f64, longest: f64, utf8: bool) -> String {
     if longest <= 0.0 {
         return String::new();
     }
@@ -171,13 +176,13 @@ fn share(replay: &Replay, decode_start: u32) -> String {
 }
 
 /// Three decimals, or two significant digits where those would say too little.
-fn ratio(value: f64) -> String {
+pub fn ratio(value: f64) -> String {
     let decimals = if value < 0.001 { 1 - value.log10().floor() as i32 } else { 3 };
     format!("{value:.*}", usize::try_from(decimals).unwrap_or(3))
 }
 
 /// A count with as many digits as it needs.
-fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     match value {
         v if v < 10.0 => format!("{v:.2}"),
         v if v < 100.0 => format!("{v:.1}"),
@@ -186,7 +191,7 @@ fn number(value: f64) -> String {
 }
 
 /// Bytes in the unit that leaves one to four digits.
-fn size(bytes: f64) -> String {
+pub fn size(bytes: f64) -> String {
     let mut value = bytes;
     for unit in ["B", "KiB", "MiB"] {
         if value < 1024.0 {

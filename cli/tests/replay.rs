@@ -324,7 +324,8 @@ fn bad_traces_are_named_with_what_is_wrong() {
         (write("flipped.zst", &flipped), "malformed input"),
         (write("tail.zst", &[&whole[..], b"x"].concat()), "bytes follow"),
         (write("version", b"TOPKTRC2\0\0\0\0"), "unsupported version"),
-        (write("text.json", b"{}"), "neither a zstd frame nor"),
+        (write("text.json", b"{}"), "neither `hash_ids` nor `requests`"),
+        (write("text", b"x,y"), "neither a zstd frame nor"),
         (folder.clone(), "is a directory"),
         (folder.join("missing"), "No such file or directory;"),
     ] {

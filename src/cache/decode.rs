@@ -54,7 +54,6 @@ impl Cache {
         self.check_batch(micro_batch, query_rows, rows.len())?;
         self.attempt += 1;
         for (index, row) in rows.iter().enumerate() {
-            self.release_held(row.sequence)?;
             self.check_row(micro_batch, query_rows, row, accepted)?;
             let attempt = self.attempt;
             if std::mem::replace(&mut self.record_mut(row.sequence)?.attempt, attempt) == attempt {
@@ -77,6 +76,7 @@ impl Cache {
             return Err(error);
         }
         for row in rows {
+            self.release_held_of(row.sequence.index as usize)?;
             let record = &mut self.records[row.sequence.index as usize];
             let rejected = match row.accepted {
                 Accepted::Rows(count) => record.landed - count,

@@ -56,7 +56,7 @@ impl LayerTables {
         self.slot_of[landed..landed + head.landed as usize].fill(ABSENT);
 
         for row in accepted.saturating_sub(head.budget)..accepted {
-            let victim = self.eldest(scan, lane, head.stamp);
+            let victim = self.eldest(scan, lane);
             let slot = self.replace(start, victim, head.length + row, head.stamp);
             copy(Moved { landing: landing + row, slot });
         }

@@ -105,6 +105,9 @@ impl LayerTables {
             if !fits || stamp < head.front {
                 return Err(broken("a slot's stamp does not fit its state", lane, slot as u32));
             }
+            if head.heir != EMPTY && head.front >= head.stamp {
+                return Err(broken("a lane's heir bears a stamp still to come", lane, head.heir));
+            }
             // An heir that still bears the stamp at the front is the lowest of those that do.
             let tied = stamp == head.front && position != EMPTY && head.heir != EMPTY;
             if tied && position < head.heir && self.is_tied(lane, head.heir) {

@@ -18,8 +18,9 @@
 //! depend on the order in which a top-k kernel emits its indices, because no order is read from them.
 //!
 //! Ties are settled so that every rank and device places rows alike: missed rows are numbered by ascending
-//! position; the victims are a set, handed out with the last ones' ties behind the others, both in the order
-//! of the lane's slots.
+//! position; their victims are a set, handed out with the last ones' ties behind the others, both in the order
+//! of the lane's slots; born rows, ascending, take the slots of the oldest rows one by one, by (stamp,
+//! position), empty slots first and in the lane's order.
 //!
 //! # Costs
 //!
@@ -40,10 +41,11 @@
 //!
 //! # What it does not do
 //!
-//! It moves no bytes, knows no device, takes no lock and allocates nothing after construction. It does not
-//! choose budgets, nor does it share slots between sequences.
+//! It moves no bytes, knows no device, takes no lock and allocates nothing after construction (but for
+//! [`Depths`], which is for study). It does not choose budgets, nor does it share slots between sequences.
 
 mod commit;
+mod curve;
 mod digest;
 mod resolve;
 mod scan;
@@ -51,6 +53,7 @@ mod tables;
 mod victims;
 
 pub use commit::Moved;
+pub use curve::{Curve, Depths};
 pub use resolve::Workspace;
 pub use resolve::{Beyond, Counts, Fetch, Resolved, Rows, Selected};
 pub use scan::{At, Portable, Scan, Split, Stamped, Tied, Touch, Touched};

@@ -105,6 +105,13 @@ impl Workspace {
             positions: vec![0; listed.max(selected as usize + SLOT_BLOCK as usize)],
         }
     }
+
+    /// Bytes that this room takes.
+    pub fn bytes(&self) -> u64 {
+        let words = self.entries.len() + self.victims.len() + self.ties.len() + self.positions.len();
+        let sets = self.missed.len() + self.older.len() + self.tied.len();
+        (4 * words + 8 * sets) as u64
+    }
 }
 
 fn bad(place: &'static str, value: u64) -> Error {
@@ -192,8 +199,8 @@ impl LayerTables {
         Ok((selected / per_row, head.length + rows.first + 1))
     }
 
-    /// Whether a workspace has room for these tables.
-    pub(super) fn check_room(&self, head: &LaneHead, work: &Workspace) -> Result<()> {
+    /// Whether a workspace has room for these tables; its other parts are as large as those looked at.
+    fn check_room(&self, head: &LaneHead, work: &Workspace) -> Result<()> {
         let narrow = work.missed.len() * 64 < self.shape.tokens as usize
             || work.victims.len() < (head.blocks as usize + 1) * SLOT_BLOCK as usize;
         if narrow { Err(bad("workspace", work.victims.len() as u64)) } else { Ok(()) }
@@ -214,6 +221,8 @@ impl LayerTables {
         let (mut missed, mut beyond) = (0, None);
         for row in 0..rows.count.max(1) as usize {
             let part = row * k..(row + 1) * k;
+            // What lies beyond the length is stamped as well, if a map has it: landed rows, whose stamps are
+            // never read.
             let touched = scan.touch(Touch {
                 map: &self.slot_of[start..start + self.shape.tokens as usize],
                 stamps: &mut self.stamp_of,
@@ -221,7 +230,7 @@ impl LayerTables {
                 length: limit + row as u32,
                 selection: &selection[part.clone()],
                 slots: &mut slots[part.clone()],
-                first: part.start as u32,
+                from: part.start as u32,
                 entries: &mut work.entries[missed..missed + k + SLOT_BLOCK as usize],
                 missed: &mut work.missed,
             });

@@ -24,8 +24,8 @@ pub struct Touch<'a> {
     pub selection: &'a [i32],
     /// Answers, as many as positions.
     pub slots: &'a mut [i32],
-    /// Counts what is answered here: the number of the first position in the whole selection.
-    pub first: u32,
+    /// The number of the first of these positions in the whole selection.
+    pub from: u32,
     /// The numbers of what is missed; a block longer than `selection`.
     pub entries: &'a mut [u32],
     /// A bit for each position: missed.
@@ -65,9 +65,9 @@ pub struct At {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Split {
     /// Below the bound.
-    pub older: usize,
+    pub older: u32,
     /// At the bound.
-    pub tied: usize,
+    pub tied: u32,
     /// Touched in this step.
     pub touched: u32,
 }
@@ -75,23 +75,27 @@ pub struct Split {
 /// What a device may do faster than [`Portable`].
 pub trait Scan {
     /// Looks up the positions of one query row, in any order: writes the slot of each to `slots` and stamps
-    /// it, whatever it is; notes the number of every one that is absent in `entries`, and sets its bit in
-    /// `missed`. What is not below the length, -1 included, is answered with -1, whatever the map holds.
+    /// it, whatever it is; notes the number of every one below the length that is absent in `entries`, and
+    /// sets its bit in `missed`. What is not below the length, -1 included, is answered with -1, whatever the
+    /// map holds.
     fn touch(&self, touch: Touch<'_>) -> Touched;
 
     /// The lowest position of a lane's slots that bear `stamp`; `u32::MAX` if none does.
     fn first(&self, rows: Stamped<'_>, stamp: u32) -> u32;
+
+    /// The first slot of a lane that bears `stamp`.
+    fn find(&self, stamps: &[u32], blocks: &[u32], stamp: u32) -> Option<u32>;
 
     /// For each bound the number of stamps at or below it, over the blocks of a lane (numbers of
     /// [`SLOT_BLOCK`] stamps each, all inside `stamps`).
     fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4];
 
     /// Tells, a word for each of a lane's blocks, which slots have a stamp below `at.bound` and which that very
-    /// stamp, and counts these and those that bear `at.now`. The sets are as long as `blocks`.
+    /// stamp, and counts these and those that bear `at.now`. The sets have a word for each block at least.
     fn split(&self, stamps: &[u32], blocks: &[u32], at: At, older: &mut [u64], tied: &mut [u64]) -> Split;
 
     /// Writes the `keep` of the tied slots with the lowest positions to the front of `out`, in their order, and
-    /// answers the lowest position that is left out. `out` has room for all of them.
+    /// answers the lowest position that is left out. `out` has room for all of them and a block more.
     fn lowest(&self, tied: Tied<'_>, keep: usize, out: &mut [u32]) -> u32;
 
     /// Writes the places of all ones to the front of `out`, ascending, and clears them. Answers how many; `out`
@@ -108,7 +112,7 @@ pub trait Scan {
 pub struct Tied<'a> {
     /// The slots; a block more than there are.
     pub slots: &'a [u32],
-    /// The position of each, all distinct; as long.
+    /// The position of each, all distinct; a block more, too.
     pub positions: &'a mut [u32],
     /// How many there are: more than are kept.
     pub count: usize,
@@ -124,9 +128,9 @@ impl Scan for Portable {
     // By itself it keeps everything in registers; inlined into a step it does not.
     #[inline(never)]
     fn touch(&self, touch: Touch<'_>) -> Touched {
-        let Touch { map, stamps, now, length, selection, slots, first, entries, missed } = touch;
+        let Touch { map, stamps, now, length, selection, slots, from, entries, missed } = touch;
         let (mut count, mut outside) = (0_usize, 0_usize);
-        for (index, (position, slot)) in (first..).zip(selection.iter().zip(slots.iter_mut())) {
+        for (index, (position, slot)) in (from..).zip(selection.iter().zip(slots.iter_mut())) {
             let inside = (*position as u32) < length;
             // No branch is taken on what was found.
             let found = map.get(*position as u32 as usize).copied().unwrap_or(ABSENT);
@@ -141,7 +145,7 @@ impl Scan for Portable {
             outside = outside.wrapping_add(usize::from(!inside));
         }
         for entry in &entries[..count] {
-            let position = selection[(*entry - first) as usize] as usize;
+            let position = selection[(*entry - from) as usize] as usize;
             missed[position / 64] |= 1 << (position % 64);
         }
         Touched { missed: count, beyond: if outside > 0 { beyond(selection, length) } else { None } }
@@ -153,6 +157,14 @@ impl Scan for Portable {
             rows.map(|(s, position)| if *s == stamp { *position } else { u32::MAX }).min()
         };
         rows.blocks.iter().filter_map(lowest).min().unwrap_or(u32::MAX)
+    }
+
+    fn find(&self, stamps: &[u32], blocks: &[u32], stamp: u32) -> Option<u32> {
+        let at = |block: &u32| {
+            let same = set_of(block_of(stamps, *block), |s| s == stamp);
+            (same != 0).then(|| block * SLOT_BLOCK + same.trailing_zeros())
+        };
+        blocks.iter().find_map(at)
     }
 
     fn count(&self, stamps: &[u32], blocks: &[u32], bounds: &[u32; 4]) -> [u32; 4] {
@@ -173,8 +185,8 @@ impl Scan for Portable {
             let stamps = block_of(stamps, *block);
             *older = set_of(stamps, |stamp| stamp < at.bound);
             *tied = set_of(stamps, |stamp| stamp == at.bound);
-            split.older += older.count_ones() as usize;
-            split.tied += tied.count_ones() as usize;
+            split.older += older.count_ones();
+            split.tied += tied.count_ones();
             split.touched +=
                 stamps.iter().fold(0_u32, |n, stamp| n.wrapping_add(u32::from(*stamp == at.now)));
         }
@@ -272,17 +284,34 @@ pub(crate) fn nth_lowest(of: usize, n: usize, end: u32, count: impl Fn(u32) -> u
 mod tests {
     use super::nth_lowest;
 
+    /// All values have a bound of their own, found in a few counts.
+    fn check(values: &mut [u32], end: u32) {
+        let middle = values.len() / 2;
+        values.rotate_left(middle);
+        for n in [1, 1 + values.len() / 3, values.len() - 1, values.len()] {
+            let counts = std::cell::Cell::new(0);
+            let count = |bound| {
+                counts.set(counts.get() + 1);
+                values.iter().filter(|v| **v <= bound).count()
+            };
+            let bound = nth_lowest(values.len(), n, end, count);
+            assert!(counts.get() <= 2 * end.ilog2() + 2, "{end} {n}: {counts:?} counts");
+            assert_eq!(count(bound), n, "{end} {n}");
+        }
+    }
+
     #[test]
     fn the_bound_of_the_n_lowest_has_n_at_or_below_it() {
-        for (end, step) in [(1, 1), (200, 3), (256, 1), (257, 2), (33_000, 97), (1 << 24, 65_521)] {
-            let mut values: Vec<u32> = (0..).map(|i| i * step).take_while(|v| *v < end).take(900).collect();
-            let middle = values.len() / 2;
-            values.rotate_left(middle);
-            for n in [1, 1 + values.len() / 3, values.len()] {
-                let count = |bound| values.iter().filter(|v| **v <= bound).count();
-                let bound = nth_lowest(values.len(), n, end, count);
-                assert_eq!(count(bound), n, "{end} {n}");
-            }
+        for (end, step) in [(2, 1), (200, 3), (256, 1), (257, 2), (33_000, 97), (1 << 24, 65_521)] {
+            check(&mut (0..).map(|i| i * step).take_while(|v| *v < end).take(900).collect::<Vec<u32>>(), end);
+        }
+        // Crowded at one end, at the other, and in the middle: halving keeps the counts few.
+        for crowd in [0, 1 << 23, (1 << 24) - 601] {
+            let mut values: Vec<u32> = (crowd..crowd + 600).chain([(1 << 24) - 1]).collect();
+            values.insert(0, 0);
+            values.sort_unstable();
+            values.dedup();
+            check(&mut values, 1 << 24);
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
 use crate::residency::resolve::Fetch;
 
-/// In `slot_of`: the position has no slot. Slot 0 is never given, so that looking a position up and marking
+/// In `slot_of`: the position has no slot. Slot 0 is never given, so that looking a position up and stamping
 /// what was found takes no branch.
 pub const ABSENT: u32 = 0;
 
@@ -101,7 +101,8 @@ pub struct LaneHead {
     pub stamp: u32,
     /// No slot of the lane has a stamp below this one.
     pub front: u32,
-    /// The oldest row, if it still bears the stamp at the front; [`EMPTY`] if none is known.
+    /// The oldest row, if it still bears the stamp at the front; [`EMPTY`] if none is known. As the front is
+    /// then older than any stamp that will be written, no other row can have come to bear it since.
     pub heir: u32,
 }
 
@@ -253,13 +254,13 @@ impl LayerTables {
     }
 
     /// Makes every row of the lane resident, in ascending order and older than anything a step selects,
-    /// if the budget holds them all; otherwise nothing: an arbitrary part would only cost its transfer.
-    /// Answers how many rows are resident by it.
+    /// if the budget holds them all; otherwise nothing: an arbitrary part would only cost its transfer. Nor
+    /// once the lane has made a step. Answers how many rows are resident by it.
     pub fn bring_up(&mut self, lane: u32) -> u32 {
         let Some(head) = self.heads.get(lane as usize).copied() else {
             return 0;
         };
-        if head.length > head.budget || head.budget == 0 {
+        if head.length > head.budget || head.budget == 0 || head.stamp != BROUGHT_UP {
             return 0;
         }
         let map = self.map_start(lane);

@@ -42,18 +42,18 @@ impl LayerTables {
         if need == 0 {
             return;
         }
-        let Oldest { mut at, split } = oldest;
-        if need > split.older + split.tied {
+        let Oldest { mut at, mut split } = oldest;
+        if need > (split.older + split.tied) as usize {
             at.bound = self.find_bound(scan, lane, at, need as u32);
-            self.split(scan, lane, at, work);
-        } else if need <= split.older {
+            split = self.split(scan, lane, at, work).split;
+        } else if need <= split.older as usize {
             // The first guess was one too high: all older slots bear the lane's oldest stamp.
             std::mem::swap(&mut work.older, &mut work.tied);
-            work.older.fill(0);
             at.bound -= 1;
+            split.older = 0;
         }
         let blocks = &self.blocks[self.block_range(lane)];
-        let older = scan.list(&work.older, blocks, &mut work.victims);
+        let older = if split.older > 0 { scan.list(&work.older, blocks, &mut work.victims) } else { 0 };
         let count = scan.list(&work.tied, blocks, &mut work.ties);
         let (victims, go) = (&mut work.victims[older..], need - older);
         let mut heir = EMPTY;
@@ -71,14 +71,14 @@ impl LayerTables {
         (head.front, head.heir) = (at.bound, heir);
     }
 
-    /// The one oldest slot of `lane`, for a row that is born and bears the stamp `now`. Mostly it is the
-    /// heir that the last choice of victims has left.
-    pub(super) fn eldest<S: Scan>(&mut self, scan: &S, lane: u32, now: u32) -> u32 {
-        let LaneHead { mut front, heir, .. } = self.heads[lane as usize];
+    /// The one oldest slot of `lane`, for a row that is born. Mostly it is the heir that the last choice of
+    /// victims has left.
+    pub(super) fn eldest<S: Scan>(&mut self, scan: &S, lane: u32) -> u32 {
+        let LaneHead { mut front, heir, stamp, .. } = self.heads[lane as usize];
         if front == FREE
-            && let Some(slot) = self.lane_slots(lane).find(|slot| self.stamps()[*slot] == FREE)
+            && let Some(slot) = scan.find(self.stamps(), self.lane_blocks(lane), FREE)
         {
-            return slot as u32;
+            return slot;
         }
         let first = |front| {
             let blocks = self.lane_blocks(lane);
@@ -87,7 +87,7 @@ impl LayerTables {
         let mut position = if self.is_tied(lane, heir) { heir } else { first(front) };
         if position == EMPTY {
             // No slot has the stamp at the front any more: search the lowest that one has.
-            front = self.find_bound(scan, lane, At { bound: front, now: now + 1 }, 1);
+            front = self.find_bound(scan, lane, At { bound: front, now: stamp + 1 }, 1);
             position = first(front);
         }
         let slot = self.slot_of[self.map_start(lane) + position as usize] - self.shape.budget_base;

@@ -5,14 +5,19 @@
 //! together, so that a latent never travels without the key that finds it (kvcache-ai/Mooncake#2236).
 //!
 //! Pages are counted by owner. Whoever writes to a page owns it alone; a fork shares full pages and copies
-//! the partial one. A prefix cache across requests will be one more owner; its place is here.
+//! the partial one. Blocks that requests share are found in the prefix index,
+//! which the cache does not use yet: it will be one more owner.
 
 mod index;
 mod page;
 mod pool;
+mod prefix;
+mod recency;
 mod table;
 
 pub(crate) use index::IndexPool;
 pub use page::Pages;
 pub(crate) use pool::TotalPool;
+pub use prefix::{Block, CAPACITY_MAX, Inserted, Namer, PrefixIndex};
+pub use recency::Recency;
 pub(crate) use table::PageTable;

@@ -28,10 +28,13 @@
 //! file that promises more than [`MEMBERS_MAX`] members (1 GiB) is refused from its header, and memory that
 //! cannot be had is an error. A frame that demands a window above 128 MiB is refused too.
 //!
+//! Request traces are a matter of their own: [`requests`].
+//!
 //! What this room does not do: it knows no budget, no residency and no cost; it does not write files
 //! (the bytes of [`SelectionTrace::encode`] are the caller's to store).
 
 mod header;
+pub mod requests;
 mod selection;
 mod source;
 mod writer;

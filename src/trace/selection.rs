@@ -14,10 +14,10 @@ use super::source::{Source, malformed, unreadable, words};
 use crate::error::{Error, Kind, Result};
 
 /// The first bytes of a zstd frame.
-const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
+pub(super) const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 
 /// The largest window a frame may demand, as a power of two: 128 MiB, the format's recommended limit.
-const WINDOW_LOG_MAX: u32 = 27;
+pub(super) const WINDOW_LOG_MAX: u32 = 27;
 
 /// The longest header in bytes.
 const HEADER_MAX: u32 = 1 << 20;

@@ -487,7 +487,7 @@ impl World {
 
     // ---- cutting, forking, closing -------------------------------------------------------------------
 
-    /// Whether a call that releases a held page first has done so.
+    /// A held page goes back: with the step that follows, or with a call that takes it back first.
     pub fn release_held(&mut self, seq: usize) {
         if let Some(page) = self.seqs[seq].held.take() {
             self.pages.release(page);

@@ -121,8 +121,8 @@ impl World {
         }
     }
 
-    /// What must become of a prepare. Pages held for ended work go back on the way.
-    fn judge(&mut self, ask: &Ask, counts: &[u32]) -> Verdict {
+    /// What must become of a prepare.
+    fn judge(&self, ask: &Ask, counts: &[u32]) -> Verdict {
         use Verdict::{Perhaps, Refused};
         let range = ask.rows.is_empty() || ask.rows.len() > self.config.batch as usize;
         if ask.micro >= self.config.micro_batches || range || ask.width > self.config.query_rows {
@@ -138,7 +138,6 @@ impl World {
             let Some(seq) = self.seqs.iter().position(|s| s.handle == row.sequence && s.is_open()) else {
                 return Refused(Kind::Closed);
             };
-            self.release_held(seq);
             let s = &self.seqs[seq];
             let landed = s.landed.len() as u32;
             let (accepted, untold) = match row.accepted {
@@ -182,7 +181,8 @@ impl World {
             // what it says if it is one of the two that can be.
             Verdict::Perhaps(kind) => {
                 let said = result.as_ref().unwrap_err().kind();
-                assert!(said == kind || said == Kind::OutOfRange, "{said:?}");
+                let failed = said == Kind::DeviceFailed && self.failed();
+                assert!(said == kind || said == Kind::OutOfRange || failed, "{said:?}");
                 Some(said)
             }
         };
@@ -199,6 +199,7 @@ impl World {
         let mut fails = false;
         for (row, count) in ask.rows.iter().zip(counts) {
             let seq = self.seqs.iter().position(|s| s.handle == row.sequence).unwrap();
+            self.release_held(seq);
             let owner = row.sequence.to_bits();
             let next = (0..row.query_rows).map(|j| Origin { owner, generation: self.generation + 1 + j });
             let next: Vec<Origin> = next.collect();

@@ -18,11 +18,12 @@ pub(super) struct Pair {
     pub(super) to: u64,
 }
 
-/// How many pairs a call of [`Copier::copy`] takes at most: a list short enough for the stack.
+/// How many pairs are listed for a call of [`Copier::copy`] at most: a list short enough for the stack.
 pub(super) const PAIRS: usize = 128;
 
-/// Rows whose lines are asked for ahead of the copy.
-const AHEAD: usize = 6;
+/// Rows whose lines are asked for ahead of the copy: line by line while lines are copied, since a row's
+/// worth at once is more than a core keeps under way.
+pub(super) const AHEAD: usize = 8;
 
 /// The widest vectors of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,68 +52,73 @@ impl Copier {
         Copier::all().first().copied().unwrap_or(Copier::Sse2)
     }
 
-    /// Copies `bytes` bytes, a multiple of 4, for every pair.
+    /// Copies `bytes` bytes, a multiple of 4, for each of the first `rows` pairs. The lines of those that
+    /// follow are asked for where they come up, so that a long list can be copied part by part.
+    ///
+    /// With `lines`, targets have whole cache lines to themselves: what is left of a row's last line may
+    /// be set to zero, and lines are written past the caches where the machine can, so that none is read
+    /// only to be overwritten.
+    ///
+    /// After copies with `lines`, [`Copier::settle`] comes before anyone learns that the rows are there.
     ///
     /// # Safety
     /// Each pair addresses `bytes` readable and `bytes` writable bytes that do not overlap, and this
-    /// copier came from [`Copier::all`].
-    pub(super) unsafe fn copy(self, pairs: &[Pair], bytes: usize) {
+    /// copier came from [`Copier::all`]. With `lines`, each target is as long as the lines that `bytes`
+    /// bytes touch.
+    pub(super) unsafe fn copy(self, pairs: &[Pair], rows: usize, bytes: usize, lines: bool) {
+        let stream = lines && pairs.iter().all(|pair| pair.to.is_multiple_of(64));
         // SAFETY: the caller vouches for the addresses, and `all` has detected the vector units.
         unsafe {
             match self {
-                Copier::Avx512 => copy_avx512(pairs, bytes),
-                Copier::Avx2 => copy_avx2(pairs, bytes),
-                Copier::Sse2 => copy_sse2(pairs, bytes),
+                Copier::Avx512 if stream => stream_avx512(pairs, rows, bytes),
+                Copier::Avx512 => copy_avx512(pairs, rows, bytes),
+                Copier::Avx2 => copy_avx2(pairs, rows, bytes),
+                Copier::Sse2 => copy_sse2(pairs, rows, bytes),
             }
         }
     }
-}
 
-/// How far ahead a copy that streams asks for the rows it reads.
-const STREAM_AHEAD: usize = 2;
-
-impl Copier {
-    /// As [`Copier::copy`], for targets that have whole cache lines to themselves: what is left of a row's
-    /// last line is set to zero. Written past the caches where the machine can, so that no line is read
-    /// only to be overwritten.
-    ///
-    /// # Safety
-    /// As [`Copier::copy`], with each target as long as the lines that `bytes` bytes touch.
-    pub(super) unsafe fn copy_lines(self, pairs: &[Pair], bytes: usize) {
-        let aligned = pairs.iter().all(|pair| pair.to.is_multiple_of(64));
-        // SAFETY: the caller vouches for the addresses, and `all` has detected the vector units.
-        unsafe {
-            match self {
-                Copier::Avx512 if aligned => stream_avx512(pairs, bytes),
-                copier => copier.copy(pairs, bytes),
-            }
+    /// Orders what was written past the caches, which is weakly ordered, before all that is written later.
+    pub(super) fn settle(self) {
+        if self == Copier::Avx512 {
+            // SAFETY: every x86-64 machine has this instruction.
+            unsafe { _mm_sfence() };
         }
     }
 }
 
 /// # Safety
-/// As [`Copier::copy_lines`], with targets that begin a line.
+/// As [`Copier::copy`] with `lines`, for targets that begin a line.
 #[target_feature(enable = "avx512f")]
-unsafe fn stream_avx512(pairs: &[Pair], bytes: usize) {
+unsafe fn stream_avx512(pairs: &[Pair], rows: usize, bytes: usize) {
     let (whole, tail) = (bytes / 64 * 64, bytes % 64 / 4);
     let mask = ((1_u32 << tail) - 1) as u16;
-    for (index, pair) in pairs.iter().enumerate() {
-        prefetch(pairs.get(index + STREAM_AHEAD), bytes);
+    for (index, pair) in pairs.iter().take(rows).enumerate() {
+        let later = pairs.get(index + AHEAD).unwrap_or(pair);
+        // The target's page, whose address the machine would else look up while the copy waits.
+        ask(later.to);
         let (from, to) = (pair.from as *const u8, pair.to as *mut u8);
         // SAFETY: reads stay below `bytes`, masked lanes are not read; writes stay in the target's lines,
         // and lines are aligned as the instruction demands.
         unsafe {
             for at in (0..whole).step_by(64) {
+                ask(later.from + at as u64);
                 _mm512_stream_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast()));
             }
             if tail > 0 {
+                ask(later.from + whole as u64);
                 let rest = _mm512_maskz_loadu_epi32(mask, from.add(whole).cast());
                 _mm512_stream_si512(to.add(whole).cast(), rest);
             }
         }
     }
-    // Streaming stores are weakly ordered: whoever learns that the copy is done must see them.
-    _mm_sfence();
+}
+
+/// Asks for the line of an address.
+#[inline(always)]
+pub(super) fn ask(address: u64) {
+    // SAFETY: a prefetch reads nothing and cannot fault, whatever the address.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(address as *const i8) };
 }
 
 /// Asks for every line of a row.
@@ -120,8 +126,7 @@ unsafe fn stream_avx512(pairs: &[Pair], bytes: usize) {
 fn prefetch(pair: Option<&Pair>, bytes: usize) {
     if let Some(pair) = pair {
         for at in (0..bytes).step_by(64) {
-            // SAFETY: a prefetch reads nothing and cannot fault, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>((pair.from + at as u64) as *const i8) };
+            ask(pair.from + at as u64);
         }
     }
 }
@@ -129,19 +134,21 @@ fn prefetch(pair: Option<&Pair>, bytes: usize) {
 /// # Safety
 /// As [`Copier::copy`].
 #[target_feature(enable = "avx512f")]
-unsafe fn copy_avx512(pairs: &[Pair], bytes: usize) {
+unsafe fn copy_avx512(pairs: &[Pair], rows: usize, bytes: usize) {
     let (whole, tail) = (bytes / 64 * 64, bytes % 64 / 4);
     let mask = ((1_u32 << tail) - 1) as u16;
-    for (index, pair) in pairs.iter().enumerate() {
-        prefetch(pairs.get(index + AHEAD), bytes);
+    for (index, pair) in pairs.iter().take(rows).enumerate() {
+        let later = pairs.get(index + AHEAD).unwrap_or(pair);
         let (from, to) = (pair.from as *const u8, pair.to as *mut u8);
         // SAFETY: all offsets stay below `bytes`, for which the caller vouches; masked lanes are neither
         // read nor written.
         unsafe {
             for at in (0..whole).step_by(64) {
+                ask(later.from + at as u64);
                 _mm512_storeu_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast()));
             }
             if tail > 0 {
+                ask(later.from + whole as u64);
                 let rest = _mm512_maskz_loadu_epi32(mask, from.add(whole).cast());
                 _mm512_mask_storeu_epi32(to.add(whole).cast(), mask, rest);
             }
@@ -152,9 +159,9 @@ unsafe fn copy_avx512(pairs: &[Pair], bytes: usize) {
 /// # Safety
 /// As [`Copier::copy`].
 #[target_feature(enable = "avx2")]
-unsafe fn copy_avx2(pairs: &[Pair], bytes: usize) {
+unsafe fn copy_avx2(pairs: &[Pair], rows: usize, bytes: usize) {
     let whole = bytes / 32 * 32;
-    for (index, pair) in pairs.iter().enumerate() {
+    for (index, pair) in pairs.iter().take(rows).enumerate() {
         prefetch(pairs.get(index + AHEAD), bytes);
         let (from, to) = (pair.from as *const u8, pair.to as *mut u8);
         // SAFETY: all offsets stay below `bytes`, for which the caller vouches.
@@ -170,9 +177,9 @@ unsafe fn copy_avx2(pairs: &[Pair], bytes: usize) {
 
 /// # Safety
 /// As [`Copier::copy`].
-unsafe fn copy_sse2(pairs: &[Pair], bytes: usize) {
+unsafe fn copy_sse2(pairs: &[Pair], rows: usize, bytes: usize) {
     let whole = bytes / 16 * 16;
-    for (index, pair) in pairs.iter().enumerate() {
+    for (index, pair) in pairs.iter().take(rows).enumerate() {
         prefetch(pairs.get(index + AHEAD), bytes);
         let (from, to) = (pair.from as *const u8, pair.to as *mut u8);
         // SAFETY: all offsets stay below `bytes`, for which the caller vouches.
@@ -217,7 +224,7 @@ mod tests {
                     })
                     .collect();
                 // SAFETY: each target has 704 bytes to itself, all lines that `bytes` bytes touch.
-                unsafe { copier.copy_lines(&pairs, bytes) };
+                unsafe { copier.copy(&pairs, pairs.len(), bytes, true) };
                 for i in 0..3 {
                     let row = &target.0[i * 704..][..704];
                     assert_eq!(&row[..bytes], &source[i * bytes..][..bytes], "{copier:?} {bytes}");
@@ -242,7 +249,10 @@ mod tests {
                     })
                     .collect();
                 // SAFETY: each pair lies inside its vector, which outlives the call.
-                unsafe { copier.copy(&pairs, bytes) };
+                unsafe { copier.copy(&pairs, 2, bytes, false) };
+                assert!(target[2 * (bytes + 8)..].iter().all(|b| *b == 0xEE), "{copier:?} {bytes}");
+                // SAFETY: as above.
+                unsafe { copier.copy(&pairs[2..], 1, bytes, false) };
                 for i in 0..3 {
                     let row = &target[i * (bytes + 8)..][..bytes + 8];
                     assert_eq!(&row[..bytes], &source[(2 - i) * bytes..][..bytes], "{copier:?} {bytes}");

@@ -14,6 +14,7 @@
 //! a defect of the caller's schedule.
 
 mod copy;
+mod pages;
 mod pools;
 mod stream;
 mod vector;

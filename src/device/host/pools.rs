@@ -1,11 +1,12 @@
 //! The operations of a step on host memory: the rule from `residency`, the bytes by `copy`.
 //!
-//! What the tables decide is under locks, layer by layer. A gather is not: it runs with only the batch row's
-//! list and the lane's page table locked, so that one half's gather runs beside the other half's resolve.
-//! The copies of a commit, a scatter and a warm-up are short or rare, and run under their layer's lock.
+//! What the tables decide is under locks, layer by layer. A gather is not: it takes only its batch rows'
+//! lists, so that one half's gather runs beside the other half's resolve. The copies of a commit, a scatter
+//! and a warm-up are short or rare, and run under their layer's lock. Page tables are under none (`pages`).
 
 use crate::device::block::{self, ACCEPTED_ON_DEVICE, Cause, Entry, LayerCount, Report, Sticky};
-use crate::device::host::copy::{Copier, PAIRS, Pair};
+use crate::device::host::copy::{AHEAD, Copier, PAIRS, Pair, ask};
+use crate::device::host::pages::PageTables;
 use crate::device::host::vector::Avx512;
 use crate::device::{Join, Part, Plan, Raise, Slice, Warm, check_device};
 use crate::error::{Error, Kind, Result};
@@ -36,17 +37,17 @@ pub(super) struct HostPools {
     plan: Plan,
     layers: Vec<Mutex<LayerTables>>,
     lanes: Vec<LaneState>,
+    pages: PageTables,
     micro: Vec<MicroState>,
     room: Mutex<Room>,
     copier: Copier,
     avx512: Option<Avx512>,
 }
 
-/// A lane's page table, and what the host has staged for the operation that will take it over. The host
+/// Whether a lane is sound, and what the host has staged for the operation that will take it over. The host
 /// leaves the staged data alone until that operation has run.
 #[derive(Debug)]
 struct LaneState {
-    pages: Mutex<Vec<u32>>,
     trust: Mutex<Trust>,
     staged: Mutex<Staged>,
 }
@@ -144,29 +145,39 @@ impl<'a> Copies<'a> {
         self.pairs[1][self.count] = runs[1];
         self.count += 1;
         if self.count == PAIRS {
-            self.flush();
+            // The last rows stay: they are asked for now, and copied after those that follow are too.
+            self.copy(PAIRS - AHEAD);
         }
     }
 
+    /// Copies what is left.
     fn flush(&mut self) {
+        self.copy(self.count);
+    }
+
+    /// Copies the first `rows` rows.
+    fn copy(&mut self, rows: usize) {
         let runs = self.geometry.shape().runs;
         let stride = self.geometry.host_stride();
-        if self.down && runs[1] == 0 && stride.is_multiple_of(LINE) && stride - runs[0] < LINE {
-            let pairs = &self.pairs[0][..self.count];
-            // SAFETY: as below; a row of the total pool has its whole stride to itself.
-            unsafe { self.copier.copy_lines(pairs, runs[0] as usize) };
-            self.count = 0;
-            return;
-        }
-        for (pairs, bytes) in self.pairs.iter().zip(runs) {
+        let lines = self.down && runs[1] == 0 && stride.is_multiple_of(LINE) && stride - runs[0] < LINE;
+        for (pairs, bytes) in self.pairs.iter_mut().zip(runs) {
             if bytes > 0 {
                 // SAFETY: every pair was made by `HostPools` from a slot inside its layer's slab and a row
                 // inside its layer's rows, both checked against their slices; run lengths are the
-                // geometry's, multiples of 4.
-                unsafe { self.copier.copy(&pairs[..self.count], bytes as usize) };
+                // geometry's, multiples of 4; a row of the total pool has its whole stride to itself.
+                unsafe { self.copier.copy(&pairs[..self.count], rows, bytes as usize, lines) };
+                pairs.copy_within(rows..self.count, 0);
             }
         }
-        self.count = 0;
+        self.count -= rows;
+    }
+}
+
+impl Drop for Copies<'_> {
+    fn drop(&mut self) {
+        if self.down {
+            self.copier.settle();
+        }
     }
 }
 
@@ -205,7 +216,6 @@ impl HostPools {
             lists: (0..plan.batch).map(|_| list()).collect(),
         };
         let lane = || LaneState {
-            pages: Mutex::new(Vec::with_capacity(plan.lane_pages as usize)),
             trust: Mutex::new(Trust::Sound),
             staged: Mutex::new(Staged {
                 pages: Vec::with_capacity(plan.lane_pages as usize),
@@ -222,6 +232,7 @@ impl HostPools {
                 .map(|t| LayerTables::new(*t).map(Mutex::new))
                 .collect::<Result<_>>()?,
             lanes: (0..shape.lanes).map(|_| lane()).collect(),
+            pages: PageTables::new(shape.lanes, plan.lane_pages),
             micro: (0..plan.micro_batches).map(|_| micro()).collect(),
             room: Mutex::new(Room { work: work(), slots: vec![0; k], fetches: vec![nothing; k] }),
             plan,
@@ -376,15 +387,9 @@ impl HostPools {
         unsafe { std::slice::from_raw_parts_mut(slice.address() as *mut T, count) }
     }
 
-    fn take_pages(&self, lane: &LaneState) {
-        let mut pages = lane.pages.lock();
-        pages.clear();
-        pages.extend_from_slice(&lane.staged.lock().pages);
-    }
-
     fn join(&self, lane: Lane) -> Result<()> {
         let state = self.lane(lane)?;
-        self.take_pages(state);
+        self.pages.take(lane, &state.staged.lock().pages);
         *state.trust.lock() = Trust::Sound;
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
@@ -397,15 +402,16 @@ impl HostPools {
     fn truncate<S: Scan>(&self, scan: &S, lane: Lane, settle: u32, length: u32) -> Result<()> {
         let state = self.lane(lane)?;
         let trust = std::mem::take(&mut *state.trust.lock());
+        let mut copies = Copies::new(&self.plan.geometry, self.copier);
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
-            self.accept(scan, index, &mut tables, (lane.0, settle, 0))?;
+            self.accept(scan, index, &mut tables, &mut copies, (lane.0, settle, 0))?;
             if trust == Trust::Bytes {
                 tables.empty(lane.0);
             }
             tables.truncate(lane.0, length)?;
         }
-        self.take_pages(state);
+        self.pages.take(lane, &state.staged.lock().pages);
         Ok(())
     }
 
@@ -430,7 +436,6 @@ impl HostPools {
     }
 
     fn raise(&self, raise: &Raise) -> Result<()> {
-        let lane = self.lane(raise.lane)?;
         let (mut first, mut left) = (raise.first, raise.count);
         for (index, layer) in self.layers.iter().enumerate() {
             let tables = layer.lock();
@@ -438,9 +443,8 @@ impl HostPools {
             let here = left.min(budget.saturating_sub(first));
             if here > 0 {
                 let mut copies = Copies::new(&self.plan.geometry, self.copier);
-                let pages = lane.pages.lock();
                 for fetch in tables.residents(raise.lane.0, first as u32, here as u32) {
-                    copies.add(self.pairs(index, &pages, fetch, false)?);
+                    copies.add(self.pairs(index, raise.lane, fetch, false)?);
                 }
                 copies.flush();
             }
@@ -470,10 +474,10 @@ impl HostPools {
         scan: &S,
         layer: usize,
         tables: &mut LayerTables,
+        copies: &mut Copies<'_>,
         (lane, accepted, next): (u32, u32, u32),
     ) -> Result<()> {
         let (g, slab) = (&self.plan.geometry, self.plan.slabs[layer].address());
-        let mut copies = Copies::new(g, self.copier);
         tables.commit(scan, lane, accepted, next, |moved| {
             let (from, to) = (g.pieces(moved.landing), g.pieces(moved.slot));
             copies.add([0, 1].map(|run| Pair { from: slab + from[run].slab, to: slab + to[run].slab }));
@@ -487,6 +491,7 @@ impl HostPools {
         let Record { block, report, .. } = &mut *record;
         let counts: &[u32] = accepted.map_or(&[], |s| self.read(s));
         let (_, rows) = block::step::header(block);
+        let mut copies = Copies::new(&self.plan.geometry, self.copier);
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
             for row in 0..rows {
@@ -504,7 +509,8 @@ impl HostPools {
                     true => (Cause::Tables, accepted),
                     false => (Cause::Accepted, 0),
                 };
-                let done = self.accept(scan, index, &mut tables, (lane, believed, query_rows));
+                let next = (lane, believed, query_rows);
+                let done = self.accept(scan, index, &mut tables, &mut copies, next);
                 if failed || done.is_err() || believed != accepted {
                     let (row, layer) = (row as u32, index as u32);
                     self.blame(report, lane, Sticky { row, layer, cause, value: accepted });
@@ -585,10 +591,11 @@ impl HostPools {
     }
 
     /// From where to where a row's runs go: up to its slot, or `down` from it.
-    fn pairs(&self, layer: usize, pages: &[u32], fetch: Fetch, down: bool) -> Result<[Pair; 2]> {
+    #[inline(always)]
+    fn pairs(&self, layer: usize, lane: Lane, fetch: Fetch, down: bool) -> Result<[Pair; 2]> {
         let g = &self.plan.geometry;
-        let page = pages.get((fetch.position / g.page_tokens()) as usize);
-        let page = *page.ok_or_else(|| bad("position beyond the page table", fetch.position))?;
+        let page = self.pages.page(lane, (fetch.position / g.page_tokens()) as usize);
+        let page = page.ok_or_else(|| bad("position beyond the page table", fetch.position))?;
         let offset = g.host_offset(page, fetch.position % g.page_tokens());
         // Pages were checked against the total pool when staged, slots against the slab when attached.
         let (host, slab) = (self.plan.rows[layer].address() + offset, self.plan.slabs[layer].address());
@@ -607,6 +614,7 @@ impl HostPools {
 
     fn gather(&self, part: &Part) -> Result<()> {
         let state = self.micro(part.micro_batch)?;
+        let mut copies = Copies::new(&self.plan.geometry, self.copier);
         for row in part.first as usize..(part.first + part.count) as usize {
             let Some((step, entry)) = self.entry(state, row) else { break };
             let mut list = state.lists[row].lock();
@@ -617,14 +625,12 @@ impl HostPools {
                 self.blame(&mut state.record.lock().report, entry.lane, sticky);
                 continue;
             }
-            let pages = self.lane(Lane(entry.lane))?.pages.lock();
-            let mut copies = Copies::new(&self.plan.geometry, self.copier);
             for fetch in &list.fetches[..list.count] {
-                copies.add(self.pairs(part.layer.index(), &pages, *fetch, false)?);
+                copies.add(self.pairs(part.layer.index(), Lane(entry.lane), *fetch, false)?);
             }
-            copies.flush();
             list.gathered = true;
         }
+        copies.flush();
         Ok(())
     }
 
@@ -635,12 +641,18 @@ impl HostPools {
         let tables = self.layers[layer].lock();
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
         copies.down = true;
-        for row in part.first as usize..((part.first + part.count) as usize).min(real) {
-            let entry = block::step::entry(&record.block, row);
-            let pages = self.lane(Lane(entry.lane))?.pages.lock();
+        let rows = part.first as usize..((part.first + part.count) as usize).min(real);
+        // Each head may be a cache miss: all are asked for before the first is waited for.
+        for row in rows.clone() {
+            if let Some(head) = tables.head(block::step::entry(&record.block, row).lane) {
+                ask(std::ptr::from_ref(head) as u64);
+            }
+        }
+        for row in rows {
+            let lane = block::step::entry(&record.block, row).lane;
             for query in part.rows.first..part.rows.first + part.rows.count {
-                if let Some(landing) = tables.landing(entry.lane, query) {
-                    copies.add(self.pairs(layer, &pages, landing, true)?);
+                if let Some(landing) = tables.landing(lane, query) {
+                    copies.add(self.pairs(layer, Lane(lane), landing, true)?);
                 }
             }
         }

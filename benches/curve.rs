@@ -1,0 +1,79 @@
+//! Claim: the misses of smollm2-8k-policy (30 layers, k = 512) at every size take at most 4 times as long as a
+//! replay of one size (ratio 0.2: 1,229 slots a layer).
+//!
+//! Both sides work on the selections of every recorded step, cold, one query row a step, already in memory,
+//! on one thread. The replay is the cache itself on the inline host device with its vectorised resolve, rows
+//! not moved: the fastest that `forebay replay` can be. The curve is every layer's depths, as in
+//! `forebay replay --curve`. What they count at the replayed size is compared at the end.
+
+#[path = "support/clock.rs"]
+mod clock;
+#[path = "support/race.rs"]
+mod race;
+#[path = "support/replay.rs"]
+mod replay;
+
+use std::time::Duration;
+
+use clock::Lap;
+use criterion::Criterion;
+use forebay::residency::{Curve, Depths};
+use forebay::trace::SelectionTrace;
+use race::{Side, claim, done, race, record};
+use replay::Replay;
+
+/// Curves of all layers; the units are selected positions.
+fn curves(trace: &SelectionTrace) -> forebay::Result<(Duration, u64, Vec<Curve>)> {
+    let header = trace.header();
+    let (first, mut curves) = (header.first_position, Vec::new());
+    let begin = Lap::begin();
+    let mut depths = Depths::new(first + header.steps, first)?;
+    for layer in 0..header.layers {
+        for step in 0..header.steps {
+            depths.commit(step.min(1), 1)?;
+            depths.resolve(trace.selection(step, layer));
+        }
+        curves.push(depths.finish(first)?);
+    }
+    Ok((begin.end(), trace.members(), curves))
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let (label, trace) = replay::trace("smollm2-8k-policy-tf")?;
+    let positions = replay::positions(&trace);
+    let slots = (0.2 * f64::from(trace.header().decode_start) + 0.5) as u32;
+    let mut single = Replay::new(&trace, &positions, u32::MAX, slots, false)?;
+    let (mut at_once, mut misses) = (Vec::new(), 0);
+    let mut sides = [
+        Side::new("every size", || {
+            let (time, units, curves) = done(curves(&trace));
+            at_once = curves;
+            (time, units)
+        }),
+        Side::new("one size", || {
+            let pass = done(single.pass());
+            misses = single.misses();
+            pass
+        }),
+    ];
+    let mut criterion = Criterion::default().sample_size(10).configure_from_args();
+    record(&mut criterion, &format!("curve/{label}"), &mut sides);
+    let rounds = race(9, &mut sides);
+    drop(sides);
+    let counted: u64 = at_once.iter().map(|curve| curve.misses(slots)).sum();
+    let exact = at_once.iter().map(Curve::exact_from).max().unwrap_or(0);
+    println!(
+        "{slots} slots a layer: {counted} misses by the curve (exact from {exact} slots on), {misses} by the replay"
+    );
+    if slots >= exact && counted != misses {
+        return Err("the curve and the replay disagree".into());
+    }
+    for side in ["every size", "one size"] {
+        println!("{side}: {:.1} million positions a second", rounds.rate(side) / 1e6);
+    }
+    let times = rounds.ratio("one size", "every size");
+    println!("every size takes {times:.2} times as long as one size");
+    claim("curve against a replay of one size", rounds.ratio("every size", "one size"), 0.25);
+    criterion.final_summary();
+    Ok(())
+}

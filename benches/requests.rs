@@ -1,0 +1,84 @@
+//! Claim: a replay of agentic_A (21.5 million block references, 10,000 blocks) makes at least 2 times the
+//! accesses a second of libCacheSim's LRU, parsing excluded on both sides.
+//!
+//! Ours is what `forebay replay` runs, the leading run of every request looked up and all its blocks touched.
+//! Theirs is libCacheSim's C code, started from Python (`benches/libcachesim_lru.py`), with the same blocks in
+//! the same order, the last of a request first. Both sides count the time of the one thread that works; the
+//! most that their reader can have taken is measured and taken off. The time of ours with reading and
+//! parsing is printed beside it.
+
+#[path = "../cli/src/blocks.rs"]
+mod blocks;
+#[path = "support/clock.rs"]
+mod clock;
+#[path = "support/libcachesim.rs"]
+mod libcachesim;
+#[path = "support/race.rs"]
+mod race;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clock::Lap;
+use criterion::Criterion;
+use forebay::trace::requests::{Options, RequestTrace};
+use race::{Side, claim, done, race, record};
+
+const CAPACITY: u32 = 10_000;
+
+/// Writes one little-endian u64 an access, requests in order, each from its last block to its first.
+fn write_accesses(file: &Path, trace: &RequestTrace) -> std::io::Result<()> {
+    let mut out = std::io::BufWriter::new(std::fs::File::create(file)?);
+    for request in 0..trace.requests() {
+        for block in trace.blocks(request).iter().rev() {
+            out.write_all(&u64::from(*block).to_le_bytes())?;
+        }
+    }
+    out.flush()
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let traces =
+        std::env::var_os("FOREBAY_TRACES").map_or_else(|| root.join("../shared/traces"), PathBuf::from);
+    let path = traces.join("kv-cache-tester/agentic_A.jsonl.zst");
+    let reading = Lap::begin();
+    let trace = RequestTrace::read(&path, &Options::default())?;
+    let reading = reading.end();
+    let file = std::env::temp_dir().join(format!("forebay-blocks-{}.bin", std::process::id()));
+    write_accesses(&file, &trace)?;
+    let references = trace.references().len() as u64;
+    let (mut hits, mut misses, mut took) = (0, 0, Duration::ZERO);
+    let mut sides = [
+        Side::new("forebay", || {
+            let begin = Lap::begin();
+            hits = done(blocks::replay(&trace, CAPACITY, 0, || ())).hit_blocks;
+            took = begin.end();
+            (took, references)
+        }),
+        Side::new("libCacheSim", || {
+            let (seconds, accesses, missed) = done(libcachesim::lru(&file, CAPACITY));
+            misses = missed;
+            (Duration::from_secs_f64(seconds), accesses)
+        }),
+    ];
+    let mut criterion = Criterion::default().sample_size(10).configure_from_args();
+    record(&mut criterion, "requests/agentic_A", &mut sides[..1]);
+    let rounds = race(5, &mut sides);
+    drop(sides);
+    std::fs::remove_file(&file)?;
+    println!("{references} references, {} distinct, {CAPACITY} blocks", trace.distinct());
+    println!("misses: forebay {} (prefix rule), libCacheSim {misses}", references - hits);
+    for side in ["forebay", "libCacheSim"] {
+        println!("{side}: {:.1} million accesses a second", rounds.rate(side) / 1e6);
+    }
+    println!(
+        "forebay: {:.3} s, {:.3} s with reading and parsing",
+        took.as_secs_f64(),
+        (took + reading).as_secs_f64()
+    );
+    claim("agentic_A against libCacheSim's LRU", rounds.ratio("forebay", "libCacheSim"), 2.0);
+    criterion.final_summary();
+    Ok(())
+}

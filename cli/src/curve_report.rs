@@ -1,0 +1,211 @@
+//! `forebay replay --curve`: misses at every size, for people and as JSON.
+//!
+//! Sizes that hold every step's selected rows come from the curves. A smaller one that was asked for is
+//! replayed through the pools by itself, and marked.
+
+use std::path::{Path, PathBuf};
+
+use forebay::trace::{Header, SelectionTrace};
+use forebay::{Error, Kind, Result, Shape};
+use serde::Serialize;
+
+use crate::curve::{self, Curves};
+use crate::json::miss_ratio;
+use crate::policy::Policy;
+use crate::pools::{self, Setting};
+use crate::replay::{self, Arguments, Count, RowSize};
+use crate::{output, report};
+
+/// The sizes printed when none are named.
+pub const RATIOS: [f64; 13] = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
+
+/// The version of the entries (`docs/versions.md`).
+const SCHEMA: u32 = 1;
+
+/// Hits and misses of all layers at one size.
+#[derive(Clone, Copy, Serialize)]
+struct Point {
+    slots: u32,
+    hits: u64,
+    misses: u64,
+    /// Replayed by itself: the curve does not hold there.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    replayed: bool,
+}
+
+/// One trace at every size.
+struct Curved {
+    path: PathBuf,
+    header: Header,
+    /// What all sizes have in common; its slots are the first size's.
+    setting: Setting,
+    curves: Curves,
+    /// The sizes asked for, each with its ratio.
+    asked: Vec<(f64, Point)>,
+}
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    schema: u32,
+    forebay: &'static str,
+    kind: &'static str,
+    trace: String,
+    label: &'a str,
+    model: &'a str,
+    layers: u32,
+    steps: u32,
+    k: u32,
+    context: u32,
+    decode_start: u32,
+    policy: &'static str,
+    warmup: u32,
+    mtp: u32,
+    exact_from: u32,
+    flat_from: u32,
+    curve: Vec<Point>,
+}
+
+impl Curved {
+    /// The point of `slots` on the curve.
+    fn point(&self, slots: u32) -> Point {
+        let (hits, misses) = self.curves.total(slots);
+        Point { slots, hits, misses, replayed: false }
+    }
+
+    /// Sizes below the curve that were asked for, then every size of the curve until it is flat.
+    fn points(&self) -> Vec<Point> {
+        let asked = self.asked.iter().map(|(_, point)| *point);
+        let mut points: Vec<Point> = asked.filter(|point| point.replayed).collect();
+        points.sort_unstable_by_key(|point| point.slots);
+        points.dedup_by_key(|point| point.slots);
+        let (first, last) = (self.curves.exact_from(), self.curves.flat_from());
+        points.extend((first..=last.max(first)).map(|slots| self.point(slots)));
+        points
+    }
+
+    fn entry(&self) -> Entry<'_> {
+        let Curved { header, setting, curves, .. } = self;
+        Entry {
+            schema: SCHEMA,
+            forebay: env!("CARGO_PKG_VERSION"),
+            kind: "selection-curve",
+            trace: self.path.display().to_string(),
+            label: &header.label,
+            model: &header.model,
+            layers: header.layers,
+            steps: setting.steps,
+            k: header.k,
+            context: header.context,
+            decode_start: header.decode_start,
+            policy: Policy::Lru.name(),
+            warmup: setting.warmup,
+            mtp: setting.mtp,
+            exact_from: curves.exact_from(),
+            flat_from: curves.flat_from(),
+            curve: self.points(),
+        }
+    }
+}
+
+/// Curves of the trace at `path`, and replays of the sizes asked for that they do not hold.
+fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
+    let trace = SelectionTrace::read(path)?;
+    let settings = replay::settings(&trace, path, arguments)?;
+    let header = trace.header().clone();
+    let Some((setting, _)) = settings.first().copied() else {
+        return Err(Error::new(Kind::Internal, "replay").at("no size"));
+    };
+    // A pass over all layers counts as a replay of one size.
+    let steps = u64::from(setting.steps);
+    let bar = replay::progress(path, steps * (settings.len() as u64 + 1));
+    let mut layer = 0;
+    let counted = curve::curves(&trace, setting, || {
+        layer += 1;
+        bar.set_position(steps * layer / u64::from(header.layers));
+    });
+    let curves = counted.map_err(|e| replay::named(e, path))?;
+    let mut curved = Curved { path: path.to_owned(), header, setting, curves, asked: Vec::new() };
+    for (setting, ratio) in settings {
+        let point = if setting.slots >= curved.curves.exact_from() {
+            bar.inc(steps);
+            curved.point(setting.slots)
+        } else {
+            let outcome = pools::replay(&trace, shape, setting, || bar.inc(1));
+            let layers = outcome.map_err(|e| replay::named(e, path))?.layers;
+            let (hits, misses) = layers.iter().fold((0, 0), |sum, layer| (sum.0 + layer.0, sum.1 + layer.1));
+            Point { slots: setting.slots, hits, misses, replayed: true }
+        };
+        curved.asked.push((ratio, point));
+    }
+    bar.finish_and_clear();
+    Ok(curved)
+}
+
+/// One line for each size asked for.
+fn table(curved: &Curved, row: &RowSize, utf8: bool) -> String {
+    let steps = f64::from(curved.setting.steps);
+    let mut table = report::table(utf8);
+    table.set_header(["ratio", "slots", "misses/step\nand layer", "", "miss\nratio", "to device\na step"]);
+    let per_layer = |point: &Point| point.misses as f64 / steps / curved.curves.layers.len() as f64;
+    let longest = curved.asked.iter().map(|(_, point)| per_layer(point)).fold(0.0, f64::max);
+    for (ratio, point) in &curved.asked {
+        let count = Count { hits: point.hits, misses: point.misses };
+        table.add_row([
+            report::ratio(*ratio),
+            format!("{}{}", point.slots, if point.replayed { "*" } else { " " }),
+            report::number(per_layer(point)),
+            report::bar(per_layer(point), longest, utf8),
+            format!("{:.1}%", 100.0 * miss_ratio(count)),
+            report::size(point.misses as f64 / steps * f64::from(row.bytes)),
+        ]);
+    }
+    report::align_right(&mut table, |column| column != 3);
+    table.trim_fmt()
+}
+
+/// The whole report.
+fn text(traces: &[Curved], row: &RowSize, utf8: bool) -> String {
+    let mut out = String::new();
+    for curved in traces {
+        let (exact, flat) = (curved.curves.exact_from(), curved.curves.flat_from());
+        let rest = curved.point(flat.max(exact)).misses;
+        out += &report::heading(&curved.path, &curved.header, curved.setting, row);
+        out += "\n\n";
+        out += &table(curved, row, utf8);
+        out += &format!("\n\nOne pass counts every size from {exact} slots on, exactly.");
+        if curved.asked.iter().any(|(_, point)| point.replayed) {
+            out += " A size with * cannot hold the rows of every step and was replayed by itself.";
+        }
+        out += &format!(
+            "\nBeyond {flat} slots nothing is gained: the {rest} misses left are of rows never resident before.\n\n"
+        );
+    }
+    out + "Hit: a selected row that was resident when its step began. Miss: one fetched from host memory.\n\
+         Rows born in a step are neither. A step's query rows are united first. Miss ratio: misses / (hits + misses).\n\
+         To the device: misses x row bytes. Means are over all decode steps. --json writes every size.\n"
+}
+
+/// All entries as JSON, with a line's end.
+fn json(traces: &[Curved]) -> Result<Vec<u8>> {
+    let entries: Vec<Entry<'_>> = traces.iter().map(Curved::entry).collect();
+    let mut text = serde_json::to_vec_pretty(&entries)
+        .map_err(|e| Error::new(Kind::Internal, "write JSON").at(e.to_string()))?;
+    text.push(b'\n');
+    Ok(text)
+}
+
+/// `forebay replay --curve`.
+///
+/// # Errors
+/// Those of reading a trace, of settings that do not fit it, and of writing the result.
+pub fn command(arguments: &Arguments, shape: &Shape, row: &RowSize) -> Result<()> {
+    let curved =
+        arguments.traces.iter().map(|path| curved(path, shape, arguments)).collect::<Result<Vec<_>>>()?;
+    if let Some(path) = &arguments.json {
+        output::write_json(path, &json(&curved)?)?;
+    }
+    if arguments.json.as_deref().is_some_and(output::is_stdout) {
+        return Ok(());
+    }
+    output::print(text(&curved, row, output::speaks_utf8()).as_bytes())
+}

@@ -1,0 +1,161 @@
+//! `forebay replay --curve`: every size of it is what a replay of that size alone counts.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+#[path = "../src/curve.rs"]
+mod curve;
+#[path = "../src/pools.rs"]
+mod pools;
+#[path = "../../tests/support/traces.rs"]
+mod traces;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use curve::Curves;
+use forebay::Shape;
+use forebay::trace::SelectionTrace;
+use pools::Setting;
+use serde_json::Value;
+
+fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst")
+}
+
+/// Eight sizes: the smallest that the curve holds for, its neighbour, some ratios, the one from which on the
+/// curve is flat, and more than there are tokens.
+fn sizes(trace: &SelectionTrace, curves: &Curves) -> [u32; 8] {
+    let (exact, flat) = (curves.exact_from(), curves.flat_from());
+    let ratio = |ratio: f64| ((ratio * f64::from(trace.header().decode_start) + 0.5) as u32).max(exact);
+    [exact, exact + 1, ratio(0.1), ratio(0.2), ratio(0.35), ratio(0.6), flat.max(exact), 1 << 24]
+}
+
+/// The curves of a trace against the pools, layer by layer; answers the misses at the smallest size.
+fn compare(path: &Path, mtp: u32, warmup: u32) -> u64 {
+    let trace = SelectionTrace::read(path).unwrap();
+    let setting = Setting { slots: 0, warmup, mtp, steps: trace.header().decode_steps() / mtp };
+    let curves = curve::curves(&trace, setting, || ()).unwrap();
+    for slots in sizes(&trace, &curves) {
+        let replayed = pools::replay(&trace, &Shape::DEEPSEEK_V3_2, Setting { slots, ..setting }, || ());
+        let counted = curves.layers.iter().map(|layer| (layer.hits(slots), layer.misses(slots)));
+        assert!(counted.eq(replayed.unwrap().layers), "{path:?} {slots} slots, {setting:?}");
+    }
+    curves.total(curves.exact_from()).1
+}
+
+fn every_trace(test: &str, mtp: u32, warmup: u32) {
+    let Some(directory) = traces::directory("topk", test) else { return };
+    let files = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let traces: Vec<_> = files.filter(|path| path.to_string_lossy().ends_with(".topk.zst")).collect();
+    assert!(!traces.is_empty(), "no trace in the directory");
+    for path in traces {
+        assert!(compare(&path, mtp, warmup) > 0, "a curve without misses shows nothing");
+    }
+}
+
+#[test]
+fn the_curve_of_every_trace_is_what_the_pools_count() {
+    every_trace("the_curve_of_every_trace_is_what_the_pools_count", 1, 32);
+}
+
+#[test]
+fn the_curve_of_every_trace_from_cold_is_what_the_pools_count() {
+    every_trace("the_curve_of_every_trace_from_cold_is_what_the_pools_count", 1, 0);
+}
+
+#[test]
+fn the_curve_of_every_trace_by_two_rows_is_what_the_pools_count() {
+    every_trace("the_curve_of_every_trace_by_two_rows_is_what_the_pools_count", 2, 32);
+}
+
+#[test]
+fn the_curve_of_every_trace_by_two_rows_from_cold_is_what_the_pools_count() {
+    every_trace("the_curve_of_every_trace_by_two_rows_from_cold_is_what_the_pools_count", 2, 0);
+}
+
+#[test]
+fn the_curve_of_the_demo_trace_is_what_the_pools_count() {
+    for mtp in 1..4 {
+        // A cold start misses more, or the warm-up shows nothing.
+        assert!(compare(&demo(), mtp, 0) > compare(&demo(), mtp, 32));
+    }
+}
+
+fn forebay(arguments: &[&str]) -> std::process::Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).output().unwrap()
+}
+
+fn entries(arguments: &[&str]) -> Vec<Value> {
+    let output = forebay(&[arguments, &["--json", "-"]].concat());
+    assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0), "{arguments:?}");
+    serde_json::from_slice::<Vec<Value>>(&output.stdout).unwrap()
+}
+
+#[test]
+fn json_has_every_size_and_marks_those_that_were_replayed() {
+    let demo = demo();
+    let demo = demo.to_str().unwrap();
+    let entry = &entries(&["replay", demo, "--curve", "--slots", "40,1000,9,40", "--mtp", "2"])[0];
+    assert_eq!((&entry["kind"], &entry["schema"]), (&"selection-curve".into(), &1.into()));
+    let number = |value: &Value| value.as_u64().unwrap();
+    let (exact, flat) = (number(&entry["exact_from"]), number(&entry["flat_from"]));
+    assert!(40 < exact && exact < flat, "{exact} {flat}");
+    let curve = entry["curve"].as_array().unwrap();
+    let slots: Vec<u64> = curve.iter().map(|point| number(&point["slots"])).collect();
+    assert_eq!(slots, [9, 40].into_iter().chain(exact..=flat).collect::<Vec<_>>());
+    for point in curve {
+        let marked = point.get("replayed").is_some_and(|mark| mark == true);
+        assert_eq!(marked, number(&point["slots"]) < exact);
+    }
+    assert!(curve.array_windows().all(|[a, b]| number(&a["misses"]) >= number(&b["misses"])));
+    let [.., before, last] = curve.as_slice() else { panic!("a curve of one size") };
+    assert!(number(&before["misses"]) > number(&last["misses"]), "flat from too late");
+    // What the pools say, of marked sizes as well.
+    for slots in [9, 40, exact, (exact + flat) / 2, flat] {
+        let single = &entries(&["replay", demo, "--slots", &slots.to_string(), "--mtp", "2"])[0];
+        let point = curve.iter().find(|point| point["slots"] == slots).unwrap();
+        for field in ["hits", "misses"] {
+            assert_eq!(point[field], single["total"][field], "{slots} slots");
+        }
+        for field in ["warmup", "mtp", "steps", "k", "layers", "context", "policy"] {
+            assert_eq!(entry[field], single[field], "{field}");
+        }
+    }
+}
+
+#[test]
+fn the_table_has_a_line_for_each_size_and_a_star_below_the_curve() {
+    let demo = demo();
+    let demo = demo.to_str().unwrap();
+    let text = |sizes: &[&str]| {
+        let output = forebay(&[&["replay", demo, "--curve"], sizes].concat());
+        assert_eq!(output.status.code(), Some(0));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let table = text(&[]);
+    for ratio in ["0.050", "0.100", "0.150", "0.300", "0.500", "1.000"] {
+        assert!(table.lines().any(|line| line.trim_start().starts_with(ratio)), "{table}");
+    }
+    let lines = text(&["--slots", "9,900"]);
+    let starred = |line: &&str| line.contains(" 9*  ");
+    assert_eq!(lines.lines().filter(starred).count(), 1, "{lines}");
+    assert!(lines.contains("was replayed by itself") && !lines.contains("900*"), "{lines}");
+    assert!(!text(&["--slots", "900"]).contains("replayed by itself"));
+}
+
+#[test]
+fn what_a_replay_refuses_its_curve_refuses() {
+    let demo = demo();
+    let demo = demo.to_str().unwrap();
+    for (arguments, word) in [
+        (&["--warmup", "999"][..], "warm_steps"),
+        (&["--mtp", "99999"], "decode_steps"),
+        (&["--ratio", "0.00001"], "leaves no slot"),
+        (&["--json", demo], "would replace the trace"),
+    ] {
+        let output = forebay(&[&["replay", demo, "--curve"], arguments].concat());
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
+        assert!(output.stdout.is_empty() && errors.lines().count() == 1 && errors.contains(word), "{errors}");
+    }
+}

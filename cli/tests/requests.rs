@@ -1,0 +1,283 @@
+//! `forebay replay` of request traces: equal to a naive cache over the same ids, to the last hit; near what
+//! others published; and what the command prints and refuses.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+#[path = "../src/blocks.rs"]
+mod blocks;
+#[path = "../../tests/support/traces.rs"]
+mod traces;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use forebay::trace::requests::{Options, RequestTrace};
+use serde_json::Value;
+
+/// A block as the file names it: the line, where ids are local to it, and the id.
+type Block = (usize, u64);
+
+/// A request as the file has it: tokens of the prompt, and its blocks.
+type Asked = (u64, Vec<Block>);
+
+fn ids(line: usize, list: &Value) -> Vec<Block> {
+    list.as_array().unwrap().iter().map(|id| (line, id.as_u64().unwrap())).collect()
+}
+
+/// The requests of a JSON trace, read by another reader: a tree for every line.
+fn asked(path: &Path) -> Vec<Asked> {
+    let text = zstd::decode_all(fs::File::open(path).unwrap()).unwrap();
+    let mut all = Vec::new();
+    for (number, line) in text.split(|b| *b == b'\n').enumerate().filter(|(_, l)| !l.is_empty()) {
+        let value: Value = serde_json::from_slice(line).unwrap();
+        if let Some(requests) = value["requests"].as_array() {
+            let request = |r: &Value| match r["hash_ids"].is_array() {
+                true => (r["in"].as_u64().unwrap(), ids(number, &r["hash_ids"])),
+                false => (0, Vec::new()),
+            };
+            all.extend(requests.iter().map(request));
+            continue;
+        }
+        let tokens = value["input_length"].as_u64().unwrap();
+        let blocks = match &value["hash_ids"] {
+            Value::Object(parts) => ["sys_prompt", "passages_ids", "history", "web_search", "user_input"]
+                .iter()
+                .flat_map(|part| ids(0, &parts[*part]))
+                .collect(),
+            list => ids(0, list),
+        };
+        all.push((tokens, blocks));
+    }
+    all
+}
+
+/// A cache by dates of last use: hits of each request's leading run, and blocks that went.
+fn naive(requests: &[Asked], capacity: usize) -> (u64, u64) {
+    let (mut used, mut by_date) = (HashMap::new(), BTreeMap::new());
+    let (mut date, mut hits, mut evicted) = (0_u64, 0, 0);
+    for (_, blocks) in requests {
+        hits += blocks.iter().take_while(|block| used.contains_key(*block)).count() as u64;
+        for block in blocks.iter().rev() {
+            date += 1;
+            if let Some(before) = used.insert(*block, date) {
+                by_date.remove(&before);
+            }
+            by_date.insert(date, *block);
+        }
+        while by_date.len() > capacity {
+            used.remove(&by_date.pop_first().unwrap().1);
+            evicted += 1;
+        }
+    }
+    (hits, evicted)
+}
+
+fn compare(kind: &str, file: &str, test: &str, capacities: &[u32]) {
+    let Some(directory) = traces::directory(kind, test) else { return };
+    let path = directory.join(file);
+    let trace = RequestTrace::read(&path, &Options::default()).unwrap();
+    let asked = asked(&path);
+    for capacity in capacities {
+        let outcome = blocks::replay(&trace, *capacity, 0, || ()).unwrap();
+        let counted = (outcome.hit_blocks, outcome.evicted_blocks);
+        assert_eq!(counted, naive(&asked, *capacity as usize), "{file} at {capacity}");
+        assert!(outcome.hit_blocks > 0, "a replay without hits shows nothing");
+        assert_eq!(outcome.requests, asked.len() as u64);
+        assert_eq!(outcome.blocks, asked.iter().map(|(_, blocks)| blocks.len() as u64).sum::<u64>());
+        assert_eq!(outcome.input_tokens, asked.iter().map(|(tokens, _)| tokens).sum::<u64>());
+    }
+}
+
+#[test]
+fn mooncake_replays_as_a_naive_cache_does() {
+    let capacities = [1, 7, 24, 1000, 10_000, 50_000, 182_790];
+    let test = "mooncake_replays_as_a_naive_cache_does";
+    compare("mooncake", "conversation_trace.jsonl.zst", test, &capacities);
+}
+
+#[test]
+fn ragpulse_replays_as_a_naive_cache_does() {
+    compare(
+        "ragpulse",
+        "0_trace.jsonl.zst",
+        "ragpulse_replays_as_a_naive_cache_does",
+        &[3, 100, 2000, 30_000],
+    );
+}
+
+#[test]
+fn sessions_replay_as_a_naive_cache_does() {
+    let test = "sessions_replay_as_a_naive_cache_does";
+    compare("kv-cache-tester", "agentic_A.jsonl.zst", test, &[781, 10_000]);
+}
+
+/// Tokens in hit blocks by all input tokens, the second half of the requests measured.
+fn second_half(trace: &RequestTrace, capacity: u64) -> f64 {
+    let outcome =
+        blocks::replay(trace, u32::try_from(capacity).unwrap(), trace.requests() / 2, || ()).unwrap();
+    outcome.hit_tokens as f64 / outcome.input_tokens as f64
+}
+
+#[test]
+fn mooncake_comes_out_as_another_simulator_says() {
+    let Some(directory) = traces::directory("mooncake", "mooncake_comes_out_as_another_simulator_says")
+    else {
+        return;
+    };
+    let trace =
+        RequestTrace::read(&directory.join("conversation_trace.jsonl.zst"), &Options::default()).unwrap();
+    let theirs = directory.join("conversation_trace.kvcache-simulator-0.1.3.deepseek-v3.2.json");
+    let theirs: Value = serde_json::from_slice(&fs::read(theirs).unwrap()).unwrap();
+    let points = theirs["points"].as_array().unwrap();
+    assert_eq!(points.len(), 13);
+    for point in points {
+        let capacity = point["cacheBlocks"].as_u64().unwrap();
+        let (ours, theirs) =
+            (second_half(&trace, capacity), point["results"]["lru"]["hitRate"].as_f64().unwrap());
+        assert!((ours - theirs).abs() < 0.001, "{capacity} blocks: {ours} here, {theirs} there");
+    }
+    let ceiling = theirs["ceiling"]["hitRate"].as_f64().unwrap();
+    assert!((second_half(&trace, u64::from(trace.distinct())) - ceiling).abs() < 0.001);
+}
+
+#[test]
+fn sessions_come_out_as_published() {
+    let Some(directory) = traces::directory("kv-cache-tester", "sessions_come_out_as_published") else {
+        return;
+    };
+    let path = directory.join("agentic_A.jsonl.zst");
+    let trace = RequestTrace::read(&path, &Options::default()).unwrap();
+    let notes = trace.notes();
+    assert_eq!((notes.sessions, notes.subagents, notes.subagent_requests), (173, 21, 225));
+    assert_eq!((trace.requests(), trace.references().len()), (11_309, 21_510_193));
+    for (capacity, percent) in [(195, 10.0), (781, 37.9), (3125, 84.4), (6250, 95.6), (12_501, 96.9)] {
+        let ours = 100.0 * second_half(&trace, capacity);
+        assert!((ours - percent).abs() <= 0.1, "{capacity} blocks: {ours}");
+    }
+    let options = Options { subagents: true, ..Options::default() };
+    let with = RequestTrace::read(&path, &options).unwrap();
+    assert_eq!(with.requests(), 11_309 - 21 + 225);
+}
+
+fn output(arguments: &[&str]) -> std::process::Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.arg("replay").args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).output().unwrap()
+}
+
+fn succeeds(arguments: &[&str]) -> String {
+    let output = output(arguments);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), errors.as_str()), (Some(0), ""), "{arguments:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn refuses(arguments: &[&str]) -> String {
+    let output = output(arguments);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
+    assert!(output.stdout.is_empty() && errors.starts_with("error: "), "{errors}");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    errors
+}
+
+/// A file of one test's own.
+fn file(name: &str, bytes: &[u8]) -> String {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("requests");
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join(name);
+    fs::write(&path, bytes).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn request(time: u32, length: u32, ids: &str) -> String {
+    format!(
+        "{{\"timestamp\":{time},\"input_length\":{length},\"output_length\":1,\"hash_ids\":[{ids}],\"x\":0}}\n"
+    )
+}
+
+/// By hand, 3 blocks hold: a, b, c; then a, b hit, d pushes c out; then a hits, c does not.
+fn tiny() -> String {
+    request(0, 1100, "1,2,3") + &request(1, 1500, "1,2,4") + &request(1, 1536, "1,3,2")
+}
+
+#[test]
+fn json_says_what_was_counted() {
+    let path = file("tiny.jsonl", tiny().as_bytes());
+    let text = succeeds(&[&path, "--capacity", "3,4", "--json", "-"]);
+    let entries: Vec<Value> = serde_json::from_str(&text).unwrap();
+    let of = |entry: &Value, name: &str| entry[name].as_u64().unwrap();
+    let fields = ["requests", "blocks", "capacity_blocks", "hit_blocks", "evicted_blocks", "hit_tokens"];
+    let counts = |entry| fields.map(|name| of(entry, name));
+    assert_eq!(counts(&entries[0]), [3, 9, 3, 3, 2, 3 * 512]);
+    assert_eq!(counts(&entries[1]), [3, 9, 4, 5, 0, 1024 + 1536]);
+    assert_eq!(entries[0]["kind"], "requests");
+    assert_eq!(entries[0]["trace"], path.as_str());
+    assert_eq!(entries[0]["hit_ratio"].as_f64().unwrap(), 3.0 / 9.0);
+    assert_eq!(of(&entries[0], "input_tokens"), 4136);
+    for (skip, measured) in [("1", 2), ("0.5", 2), ("0.99", 1), ("0", 3)] {
+        let text = succeeds(&[&path, "--capacity", "3", "--skip", skip, "--json", "-"]);
+        let entries: Vec<Value> = serde_json::from_str(&text).unwrap();
+        assert_eq!(of(&entries[0], "requests"), measured, "{skip}");
+        assert_eq!(of(&entries[0], "skipped_requests"), 3 - measured);
+    }
+}
+
+#[test]
+fn the_table_ends_with_definition_and_denominator() {
+    let path = file("table.jsonl", tiny().as_bytes());
+    let text = succeeds(&[&path, "--capacity", "3", "--skip", "1"]);
+    for words in ["3 requests (mooncake)", "Measured: the last 2, 6 block references, 3036 input tokens"] {
+        assert!(text.contains(words), "{text}");
+    }
+    assert!(text.contains("hit blocks / all block references of the measured requests"), "{text}");
+    assert!(text.contains("50.0%"), "{text}");
+    assert!(succeeds(&[&path]).contains("100.0%"), "capacities are chosen where none are named");
+}
+
+#[test]
+fn lengths_alone_are_said_to_share_nothing() {
+    let path =
+        file("azure.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10");
+    assert!(succeeds(&[&path]).contains("nothing to share"));
+}
+
+#[test]
+fn bad_input_is_named_where_it_stands() {
+    let bad = |name: &str, text: &str| refuses(&[&file(name, text.as_bytes())]);
+    let text = bad("many.jsonl", &(tiny() + &request(9, 512, "1,2")));
+    assert!(text.contains("many.jsonl: more block ids than the length allows (line 4, column 67"), "{text}");
+    let text = bad("again.jsonl", &(tiny() + &request(9, 5120, "1,2,1")));
+    assert!(text.contains("repeats inside the request (line 4, column 70"), "{text}");
+    let text = bad("late.jsonl", &(tiny() + &request(0, 512, "1")));
+    assert!(text.contains("earlier than the one before (line 4, column 14)"), "{text}");
+    let text = bad("cut.jsonl", &tiny()[..200]);
+    assert!(text.contains("ends in the middle of a line (line 3, column"), "{text}");
+    assert!(bad("none.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\r\n").contains("has no requests"));
+    let text = refuses(&[&file("packed.jsonl.zst", &[0x1F, 0x8B, 8, 0, 0, 0, 0, 0])]);
+    assert!(text.contains("the file is gzip"), "{text}");
+    let long = zstd::encode_all(std::io::Read::take(std::io::repeat(b'{'), 100 << 20), 1).unwrap();
+    let text = refuses(&[&file("long.jsonl.zst", &long)]);
+    assert!(text.contains("the line is too long (line 1, column 67108865"), "{text}");
+    let packed = zstd::encode_all(tiny().as_bytes(), 1).unwrap();
+    let text = refuses(&[&file("half.jsonl.zst", &packed[..packed.len() / 2])]);
+    assert!(text.contains("truncated"), "{text}");
+}
+
+#[test]
+fn options_and_traces_must_fit_each_other() {
+    let path = file("fit.jsonl", tiny().as_bytes());
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
+    let demo = demo.to_str().unwrap();
+    assert!(refuses(&[&path, demo]).contains("in one call"));
+    assert!(refuses(&[demo, "--capacity", "3"]).contains("--capacity is for request traces"));
+    assert!(refuses(&[&path, "--slots", "3"]).contains("selection traces"));
+    assert!(refuses(&[&path, "--skip", "3"]).contains("nothing to measure"));
+    for arguments in [["--capacity", "0"], ["--capacity", "-1"], ["--skip", "1.5"], ["--skip", "x"]] {
+        refuses(&[&path, arguments[0], arguments[1]]);
+    }
+    assert!(refuses(&[&path, "--subagents"]).contains("kv-cache-tester"));
+    let before = fs::read(&path).unwrap();
+    assert!(refuses(&[&path, "--json", &path]).contains("would replace the trace"));
+    assert_eq!(fs::read(&path).unwrap(), before);
+}

@@ -1,0 +1,61 @@
+//! The lanes' page tables on host memory.
+//!
+//! Who reads a table is ordered after who wrote it by the caller's edges, as with all device memory, so no
+//! lock guards one: a locked instruction for each row would let no look-up overlap another, and of a
+//! scatter that was half the time. Entries are atomic, so that a missing edge gives a page that was checked
+//! once, of this sequence or another, and no torn or wild one.
+
+use crate::ids::Lane;
+use crate::sync::{AtomicU32, Ordering};
+
+/// What a table holds beyond the sequence's pages.
+const NO_PAGE: u32 = u32::MAX;
+
+/// The host page of each page of each lane's sequence.
+#[derive(Debug)]
+pub(super) struct PageTables {
+    entries: Vec<AtomicU32>,
+    /// Entries a lane.
+    size: usize,
+}
+
+impl PageTables {
+    pub(super) fn new(lanes: u32, size: u32) -> Self {
+        let entries = 0..u64::from(lanes) * u64::from(size);
+        PageTables { entries: entries.map(|_| AtomicU32::new(NO_PAGE)).collect(), size: size as usize }
+    }
+
+    /// Makes `pages` a lane's table; what is beyond its size, or that of the lanes, is left out.
+    pub(super) fn take(&self, lane: Lane, pages: &[u32]) {
+        let table = self.entries.iter().skip(lane.index() * self.size).take(self.size);
+        for (entry, page) in table.zip(pages.iter().chain(std::iter::repeat(&NO_PAGE))) {
+            entry.store(*page, Ordering::Relaxed);
+        }
+    }
+
+    /// The host page of a lane's page `index`; nothing beyond the sequence's end.
+    #[inline(always)]
+    pub(super) fn page(&self, lane: Lane, index: usize) -> Option<u32> {
+        let entry = self.entries.get(lane.index() * self.size + index).filter(|_| index < self.size)?;
+        Some(entry.load(Ordering::Relaxed)).filter(|page| *page != NO_PAGE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_has_the_pages_it_took_last_and_no_others() {
+        let tables = PageTables::new(3, 4);
+        tables.take(Lane(0), &[7, 8, 9, 10]);
+        tables.take(Lane(1), &[5, 0, 6]);
+        tables.take(Lane(1), &[4, 3]);
+        tables.take(Lane(2), &[1]);
+        let row = |lane| (0..6).map(|index| tables.page(Lane(lane), index)).collect::<Vec<_>>();
+        assert_eq!(row(0), [Some(7), Some(8), Some(9), Some(10), None, None]);
+        assert_eq!(row(1), [Some(4), Some(3), None, None, None, None]);
+        assert_eq!(row(2), [Some(1), None, None, None, None, None]);
+        assert_eq!(row(3), [None; 6]);
+    }
+}

@@ -1,0 +1,93 @@
+//! One line of the Azure CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`.
+
+use super::input::Line;
+use crate::error::Result;
+
+/// What the first line begins with.
+pub(super) const HEADER: &[u8] = b"TIMESTAMP,";
+
+/// The whole first line, its line's end left out.
+const COLUMNS: &[u8] = b"TIMESTAMP,ContextTokens,GeneratedTokens";
+
+/// Refuses a header with other columns.
+pub(super) fn header(line: Line<'_>) -> Result<()> {
+    if line.bytes.trim_ascii_end() == COLUMNS {
+        return Ok(());
+    }
+    Err(line.wrong("the columns are not TIMESTAMP,ContextTokens,GeneratedTokens", 1))
+}
+
+/// Seconds, input tokens, output tokens.
+pub(super) fn row(line: Line<'_>) -> Result<(f64, u32, u32)> {
+    let text = std::str::from_utf8(line.bytes)
+        .map_err(|e| line.wrong("the line is not UTF-8", e.valid_up_to() + 1))?
+        .trim_ascii_end();
+    let fields: Vec<&str> = text.split(',').collect();
+    let [time, input, output] = fields[..] else {
+        let what = if line.whole {
+            "the line has not three fields"
+        } else {
+            "the trace ends in the middle of a line"
+        };
+        return Err(line.wrong(what, text.len() + 1).with("fields", fields.len() as u64));
+    };
+    let tokens = |field: &str| {
+        field.parse::<u32>().map_err(|_| {
+            let what = if field.is_empty() && !line.whole {
+                "the trace ends in the middle of a line"
+            } else {
+                "a length is no whole number"
+            };
+            line.wrong(what, line.column(field))
+        })
+    };
+    let seconds = seconds(time).ok_or_else(|| {
+        line.wrong("the timestamp is not YYYY-MM-DD HH:MM:SS[.fraction][+00:00]", line.column(time))
+    })?;
+    Ok((seconds, tokens(input)?, tokens(output)?))
+}
+
+/// Seconds since the year 0 of `2023-11-16 18:17:03.9799600`; the zone may be written, and is UTC.
+fn seconds(text: &str) -> Option<f64> {
+    let text = text.strip_suffix("+00:00").unwrap_or(text);
+    let (date, time) = text.split_once(' ')?;
+    let part = |text: &str, most: u32| -> Option<u32> {
+        let digits = !text.is_empty() && text.len() <= 4 && text.bytes().all(|b| b.is_ascii_digit());
+        text.parse().ok().filter(|value| digits && *value <= most)
+    };
+    let mut date = date.split('-');
+    let (year, month, day) = (part(date.next()?, 9999)?, part(date.next()?, 12)?, part(date.next()?, 31)?);
+    let (clock, fraction) = time.split_once('.').unwrap_or((time, "0"));
+    let mut clock = clock.split(':');
+    let (hour, minute, second) =
+        (part(clock.next()?, 23)?, part(clock.next()?, 59)?, part(clock.next()?, 60)?);
+    if date.next().is_some() || clock.next().is_some() || month == 0 || day == 0 {
+        return None;
+    }
+    if fraction.is_empty() || !fraction.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let fraction: f64 = format!("0.{fraction}").parse().ok()?;
+    // Days by the Gregorian calendar, counted from a first of March so that the leap day comes last.
+    let (y, m) = if month > 2 { (year, month - 3) } else { (year.checked_sub(1)?, month + 9) };
+    let days = 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day;
+    let whole = (u64::from(days) * 24 + u64::from(hour)) * 3600 + u64::from(minute * 60 + second);
+    Some(whole as f64 + fraction)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::seconds;
+
+    #[test]
+    fn times_run_on_over_days_months_and_leap_years() {
+        let gap = |a, b| seconds(b).unwrap() - seconds(a).unwrap();
+        assert_eq!(gap("2023-11-16 23:59:59.5", "2023-11-17 00:00:00.5"), 1.0);
+        assert_eq!(gap("2024-02-28 00:00:00", "2024-03-01 00:00:00"), 2.0 * 86_400.0);
+        assert_eq!(gap("2023-02-28 00:00:00", "2023-03-01 00:00:00"), 86_400.0);
+        assert_eq!(gap("2023-12-31 00:00:00", "2024-01-01 00:00:00+00:00"), 86_400.0);
+        for bad in ["", "2023-11-16", "2023-13-16 0:0:0", "2023-11-16 24:00:00", "2023-11-16 1:2:3.", "a b"] {
+            assert_eq!(seconds(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! A text trace as a stream of lines: plain or zstd, told apart by the first bytes.
+//!
+//! One line stands in memory at a time, at most [`LINE_MAX`] bytes of it; the limit is checked while the
+//! line is read, so neither a line without an end nor a frame that unfolds to terabytes can take more.
+
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+
+use super::super::selection::{WINDOW_LOG_MAX, ZSTD_MAGIC};
+use super::super::source::{unreadable, words};
+use crate::error::{Error, Kind, Result};
+
+/// The longest line in bytes: 64 MiB. Sessions of coding agents have lines of some 4 MB.
+pub const LINE_MAX: usize = 1 << 26;
+
+/// The first bytes of gzip, which other tools write under any name.
+const GZIP_MAGIC: [u8; 2] = [0x1F, 0x8B];
+
+/// Bytes read at a time.
+const BUFFER: usize = 1 << 16;
+
+pub(super) fn malformed(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(Kind::BadFormat, "read trace").at(what)
+}
+
+/// Opens a file; the content without its compression.
+pub(in crate::trace) fn open(path: &Path) -> Result<Box<dyn BufRead>> {
+    let io = |e: io::Error| Error::new(Kind::Io, "read trace").at(words(&e));
+    let file = std::fs::File::open(path).map_err(io)?;
+    if file.metadata().map_err(io)?.is_dir() {
+        return Err(Error::new(Kind::Io, "read trace").at("this is a directory").hint("name a trace file"));
+    }
+    unpacked(BufReader::with_capacity(BUFFER, file))
+}
+
+/// The content of `file` without its compression.
+pub(super) fn unpacked<'a>(mut file: impl BufRead + 'a) -> Result<Box<dyn BufRead + 'a>> {
+    let mut start = Vec::with_capacity(ZSTD_MAGIC.len());
+    (&mut file).take(ZSTD_MAGIC.len() as u64).read_to_end(&mut start).map_err(|e| unreadable(&e, 0))?;
+    if start.starts_with(&GZIP_MAGIC) {
+        return Err(malformed("the file is gzip").hint("unpack it; plain text and zstd are read"));
+    }
+    let is_zstd = start == ZSTD_MAGIC;
+    let whole = io::Cursor::new(start).chain(file);
+    if !is_zstd {
+        return Ok(Box::new(whole));
+    }
+    let mut frames = zstd::stream::read::Decoder::with_buffer(whole).map_err(|e| unreadable(&e, 0))?;
+    frames.window_log_max(WINDOW_LOG_MAX).map_err(|e| unreadable(&e, 0))?;
+    Ok(Box::new(BufReader::with_capacity(BUFFER, frames)))
+}
+
+/// A line, and where it stands.
+#[derive(Clone, Copy)]
+pub(super) struct Line<'a> {
+    /// Its bytes, without the line's end.
+    pub bytes: &'a [u8],
+    /// From 1.
+    pub number: u64,
+    /// Whether the file goes on behind it, or it ended with a line's end.
+    pub whole: bool,
+}
+
+impl Line<'_> {
+    /// An error at `column`, from 1, in bytes.
+    pub fn wrong(&self, what: impl Into<std::borrow::Cow<'static, str>>, column: usize) -> Error {
+        malformed(what).with("line", self.number).with("column", column as u64)
+    }
+
+    /// The column of `part`, a piece of this line.
+    pub fn column(&self, part: &str) -> usize {
+        (part.as_ptr() as usize).wrapping_sub(self.bytes.as_ptr() as usize).wrapping_add(1)
+    }
+
+    /// What the JSON reader found wrong.
+    pub fn json(&self, e: &serde_json::Error) -> Error {
+        if e.is_eof() && !self.whole {
+            return self.wrong("the trace ends in the middle of a line", e.column());
+        }
+        let text = e.to_string();
+        self.wrong(text.split(" at line ").next().unwrap_or_default().to_owned(), e.column())
+    }
+}
+
+/// The lines of a content, blank ones left out.
+pub(super) struct Lines<'a> {
+    input: Box<dyn BufRead + 'a>,
+    line: Vec<u8>,
+    number: u64,
+    passed: u64,
+}
+
+impl<'a> Lines<'a> {
+    pub fn new(input: Box<dyn BufRead + 'a>) -> Self {
+        Lines { input, line: Vec::new(), number: 0, passed: 0 }
+    }
+
+    /// The next line that is not blank.
+    pub fn next(&mut self) -> Result<Option<Line<'_>>> {
+        loop {
+            let (any, whole) = self.read()?;
+            if !any {
+                return Ok(None);
+            }
+            if !self.line.trim_ascii().is_empty() {
+                return Ok(Some(Line { bytes: &self.line, number: self.number, whole }));
+            }
+        }
+    }
+
+    /// Reads one line: whether there was any, and whether a line's end closed it.
+    fn read(&mut self) -> Result<(bool, bool)> {
+        self.line.clear();
+        self.number += 1;
+        loop {
+            let bytes = match self.input.fill_buf() {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(unreadable(&e, self.passed).with("line", self.number)),
+                Ok(bytes) => bytes,
+            };
+            if bytes.is_empty() {
+                return Ok((!self.line.is_empty(), false));
+            }
+            let end = bytes.iter().position(|byte| *byte == b'\n');
+            let piece = bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default();
+            if self.line.len() + piece.len() > LINE_MAX {
+                return Err(malformed("the line is too long")
+                    .with("line", self.number)
+                    .with("column", LINE_MAX as u64 + 1)
+                    .with("most", LINE_MAX as u64));
+            }
+            self.line.try_reserve(piece.len()).map_err(|_| {
+                Error::new(Kind::OutOfMemory, "read trace").at("a line").with("line", self.number)
+            })?;
+            self.line.extend_from_slice(piece);
+            let taken = piece.len() + usize::from(end.is_some());
+            self.input.consume(taken);
+            self.passed += taken as u64;
+            if end.is_some() {
+                return Ok((true, true));
+            }
+        }
+    }
+}

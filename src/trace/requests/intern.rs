@@ -1,0 +1,83 @@
+//! Block ids to dense numbers: 0, 1, 2... in the order of first sight.
+//!
+//! A replay's tables are then plain arrays. Small ids, which all published traces have, go through a table
+//! and not a hash; ids that hold only within one line get a new scope for each line, at no cost.
+
+use std::collections::{HashMap, TryReserveError};
+
+/// Ids below this go through the table: 12 bytes each, as far as ids reach.
+const TABLE_MAX: u64 = 1 << 22;
+
+/// What is known of an id.
+#[derive(Clone, Copy, Default)]
+struct Known {
+    scope: u32,
+    dense: u32,
+    request: u32,
+}
+
+/// See the module's head.
+pub(super) struct Interner {
+    table: Vec<Known>,
+    others: HashMap<u64, Known>,
+    scope: u32,
+    request: u32,
+    count: u32,
+}
+
+/// An id's dense number.
+pub(super) struct Named {
+    pub dense: u32,
+    /// It was never seen before.
+    pub new: bool,
+    /// It was seen in this very request.
+    pub again: bool,
+}
+
+impl Interner {
+    pub fn new() -> Self {
+        Interner { table: Vec::new(), others: HashMap::new(), scope: 1, request: 0, count: 0 }
+    }
+
+    /// From here on the same ids name other blocks. A trace has fewer scopes than requests.
+    pub fn next_scope(&mut self) {
+        self.scope += 1;
+        self.others.clear();
+    }
+
+    /// From here on an id is not a repetition.
+    pub fn next_request(&mut self) {
+        self.request += 1;
+    }
+
+    /// Distinct blocks so far.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The number of `id` in this scope.
+    ///
+    /// # Errors
+    /// No memory for one more.
+    pub fn name(&mut self, id: u64) -> Result<Named, TryReserveError> {
+        let known = if id < TABLE_MAX {
+            let place = id as usize;
+            if place >= self.table.len() {
+                self.table.try_reserve(place + 1 - self.table.len())?;
+                self.table.resize(place + 1, Known::default());
+            }
+            &mut self.table[place]
+        } else {
+            self.others.try_reserve(1)?;
+            self.others.entry(id).or_default()
+        };
+        let new = known.scope != self.scope;
+        if new {
+            *known = Known { scope: self.scope, dense: self.count, request: 0 };
+            self.count += 1;
+        }
+        let again = known.request == self.request;
+        known.request = self.request;
+        Ok(Named { dense: known.dense, new, again })
+    }
+}

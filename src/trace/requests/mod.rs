@@ -1,0 +1,374 @@
+//! Request traces: which blocks of tokens the prompts of a service consisted of, in order of arrival.
+//!
+//! Four formats are read as they are published, plain or as zstd, told apart by content:
+//!
+//! | format | a line | block ids |
+//! |---|---|---|
+//! | Mooncake JSONL | a request | prefix blocks of 512 tokens, comparable everywhere |
+//! | sessions of kv-cache-tester | a session with `requests` | prefix blocks of `block_size` tokens, local to a line |
+//! | RAGPulse JSONL | a request | pieces of text, five lists in prompt order; lengths stand in side files |
+//! | Azure CSV | a request | none: lengths only |
+//!
+//! A *prefix block* id names the block and everything before it, so it cannot repeat inside a request. A
+//! RAGPulse id names a piece by its content: it may be there twice, and the same piece behind another one is
+//! the same id. In a session, an element of type "subagent" holds requests of its own. By default they are
+//! left out, as the published counts leave them out; the element itself counts as a request without blocks.
+//!
+//! **Streams.** [`each_request`] holds one line (at most [`LINE_MAX`] bytes) and a table of the distinct
+//! ids; [`RequestTrace`] keeps 4 bytes for each reference and 12 for each request. At most
+//! [`REFERENCES_MAX`] references and [`REQUESTS_MAX`] requests are read.
+//!
+//! **What is refused**, with line and column: a line that is not the format's, more ids than the length
+//! allows, an id that repeats inside a request, a timestamp earlier than the one before, a trace that ends
+//! in the middle of a line, a line that is too long. RAGPulse as published has repetitions and one late
+//! timestamp: there they are counted in [`Notes`] and the file's order holds.
+
+mod azure;
+mod input;
+mod intern;
+mod parse;
+
+use std::collections::HashMap;
+use std::io::BufRead;
+use std::path::{Path, PathBuf};
+
+pub(super) use input::open;
+
+pub use input::LINE_MAX;
+
+use crate::error::{Error, Kind, Result};
+use crate::trace::requests::input::{Lines, unpacked};
+use crate::trace::requests::parse::{Parser, Sink};
+
+/// The most block references of a trace: 2^28, 1 GiB in memory.
+pub const REFERENCES_MAX: u64 = 1 << 28;
+
+/// The most requests of a trace: 2^26.
+pub const REQUESTS_MAX: u64 = 1 << 26;
+
+/// The most pieces that side files may name: 2^24.
+const PIECES_MAX: u64 = 1 << 24;
+
+/// The formats of request traces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Format {
+    /// Mooncake JSONL, and what is written like it.
+    Mooncake,
+    /// Session lines of kv-cache-tester.
+    Sessions,
+    /// RAGPulse JSONL.
+    RagPulse,
+    /// The CSV of Azure's LLM inference traces.
+    Azure,
+}
+
+impl Format {
+    /// The format's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Format::Mooncake => "mooncake",
+            Format::Sessions => "kv-cache-tester",
+            Format::RagPulse => "ragpulse",
+            Format::Azure => "azure",
+        }
+    }
+}
+
+/// How a trace is read.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Tokens of a block of a Mooncake trace; 512 when nothing is said. The other formats say it themselves.
+    pub block_tokens: Option<u32>,
+    /// Whether the requests of sub-agents count, at the place of their element.
+    pub subagents: bool,
+    /// RAGPulse's side files, which tell the pieces' lengths in tokens.
+    pub piece_lengths: Vec<PathBuf>,
+}
+
+/// What a reader saw beside requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Notes {
+    /// Session lines.
+    pub sessions: u64,
+    /// Elements that are sub-agents.
+    pub subagents: u64,
+    /// The requests inside them, read or left out.
+    pub subagent_requests: u64,
+    /// References to a piece that the same request referred to before (RAGPulse).
+    pub repeats: u64,
+    /// Requests with such references.
+    pub repeating_requests: u64,
+    /// Requests with a timestamp before that of the one before (RAGPulse).
+    pub late: u64,
+}
+
+/// One request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Request<'a> {
+    /// Arrival: seconds since the trace's or the session's start; for Azure since the year 0.
+    pub seconds: f64,
+    /// Tokens of the prompt.
+    pub input_tokens: u32,
+    /// Tokens generated.
+    pub output_tokens: u32,
+    /// The prompt's blocks from its beginning, as dense numbers: 0, 1, 2... in the order of first sight.
+    pub blocks: &'a [u32],
+}
+
+/// What is known of a trace as a whole, once it was read.
+struct Whole {
+    format: Format,
+    block_tokens: Option<u32>,
+    piece_tokens: Vec<u32>,
+    distinct: u32,
+    notes: Notes,
+}
+
+/// Whether the file at `path` is a selection trace or else a request trace, by its first bytes; `None` when
+/// it is neither.
+///
+/// # Errors
+/// [`Kind::Io`] when it cannot be read, [`Kind::BadFormat`] for a damaged frame and for gzip.
+pub fn is_request_trace(path: &Path) -> Result<Option<bool>> {
+    let look = || {
+        let mut start = Vec::new();
+        std::io::Read::read_to_end(&mut std::io::Read::take(open(path)?, 64), &mut start)
+            .map_err(|e| super::source::unreadable(&e, 0))?;
+        let text = start.trim_ascii_start();
+        Ok(match text.first() {
+            Some(b'{') => Some(true),
+            _ if text.starts_with(azure::HEADER) => Some(true),
+            _ if text.starts_with(b"TOPKTRC") => Some(false),
+            _ => None,
+        })
+    };
+    look().map_err(|e| named(e, path))
+}
+
+fn named(e: Error, path: &Path) -> Error {
+    let place = format!("{}: {}", path.display(), e.place());
+    e.at(place)
+}
+
+/// Gives every request of the file at `path` to `sink`, in order; an error of the sink ends it.
+///
+/// # Errors
+/// [`Kind::Io`] when a file cannot be read; [`Kind::BadFormat`] with line and column (see the module's
+/// head); [`Kind::Overflow`] for a trace beyond the limits; the sink's own.
+pub fn each_request(
+    path: &Path,
+    options: &Options,
+    mut sink: impl FnMut(Request<'_>) -> Result<()>,
+) -> Result<Notes> {
+    let lengths = piece_lengths(&options.piece_lengths)?;
+    let whole = open(path).and_then(|input| stream(input, options, lengths, &mut sink));
+    whole.map(|whole| whole.notes).map_err(|e| named(e, path))
+}
+
+/// The lengths in all side files, by id.
+fn piece_lengths(paths: &[PathBuf]) -> Result<HashMap<u64, u32>> {
+    let mut lengths = HashMap::new();
+    for path in paths {
+        let mut read = || {
+            let mut lines = Lines::new(open(path)?);
+            while let Some(line) = lines.next()? {
+                let (id, tokens) = parse::piece_length(line)?;
+                if lengths.len() as u64 >= PIECES_MAX {
+                    return Err(parse::too_much("too many pieces", line, PIECES_MAX));
+                }
+                if lengths.insert(id, tokens).is_some_and(|known| known != tokens) {
+                    return Err(line.wrong("another length was told for this piece", 1).with("id", id));
+                }
+            }
+            Ok(())
+        };
+        read().map_err(|e| named(e, path))?;
+    }
+    Ok(lengths)
+}
+
+/// Reads an unpacked content to its end.
+fn stream(
+    input: Box<dyn BufRead + '_>,
+    options: &Options,
+    lengths: HashMap<u64, u32>,
+    sink: &mut Sink<'_>,
+) -> Result<Whole> {
+    let mut parser = Parser::new(options, lengths);
+    let mut lines = Lines::new(input);
+    let mut format = None;
+    while let Some(line) = lines.next()? {
+        match format {
+            Some(format) => parser.line(format, line, sink)?,
+            None if line.bytes.starts_with(azure::HEADER) => {
+                azure::header(line)?;
+                format = Some(Format::Azure);
+            }
+            None => {
+                let json = parse::recognise(line)?;
+                check(options, json)?;
+                parser.line(*format.insert(json), line, sink)?;
+            }
+        }
+    }
+    let format = format.ok_or_else(|| {
+        Error::new(Kind::BadFormat, "read trace").at("the file has no line that is not blank")
+    })?;
+    check(options, format)?;
+    Ok(Whole {
+        format,
+        block_tokens: parser.block_tokens,
+        distinct: parser.interner.count(),
+        piece_tokens: parser.piece_tokens,
+        notes: parser.notes,
+    })
+}
+
+/// Refuses options that are another format's.
+fn check(options: &Options, format: Format) -> Result<()> {
+    let wrong = |what| Err(Error::new(Kind::InvalidConfig, "read trace").at(what).hint("leave it out"));
+    if options.block_tokens == Some(0) {
+        return wrong("a block of no tokens");
+    }
+    if options.block_tokens.is_some() && format != Format::Mooncake {
+        return wrong("--block-tokens is for Mooncake traces");
+    }
+    if options.subagents && format != Format::Sessions {
+        return wrong("--subagents is for sessions of kv-cache-tester");
+    }
+    if !options.piece_lengths.is_empty() && format != Format::RagPulse {
+        return wrong("--block-lengths is for RAGPulse traces");
+    }
+    Ok(())
+}
+
+/// What is kept of a request: where its blocks end, and its lengths.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    end: u32,
+    input_tokens: u32,
+    output_tokens: u32,
+}
+
+/// A request trace in memory, ids made dense.
+#[derive(Debug)]
+pub struct RequestTrace {
+    format: Format,
+    block_tokens: Option<u32>,
+    piece_tokens: Vec<u32>,
+    distinct: u32,
+    notes: Notes,
+    records: Vec<Record>,
+    blocks: Vec<u32>,
+}
+
+impl RequestTrace {
+    /// Reads the file at `path`.
+    ///
+    /// # Errors
+    /// As [`each_request`], and [`Kind::OutOfMemory`].
+    pub fn read(path: &Path, options: &Options) -> Result<RequestTrace> {
+        let lengths = piece_lengths(&options.piece_lengths)?;
+        open(path).and_then(|input| collect(input, options, lengths)).map_err(|e| named(e, path))
+    }
+
+    /// Reads a trace from the bytes of a file. Any bytes are allowed and none make it panic.
+    ///
+    /// # Errors
+    /// As [`RequestTrace::read`].
+    pub fn from_bytes(bytes: &[u8], options: &Options) -> Result<RequestTrace> {
+        let lengths = piece_lengths(&options.piece_lengths)?;
+        collect(unpacked(bytes)?, options, lengths)
+    }
+
+    /// In which format it was written.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Tokens of a block; `None` where blocks have lengths of their own, or none are named.
+    pub fn block_tokens(&self) -> Option<u32> {
+        self.block_tokens
+    }
+
+    /// Distinct blocks; every block of a request is below it.
+    pub fn distinct(&self) -> u32 {
+        self.distinct
+    }
+
+    /// What the reader saw beside requests.
+    pub fn notes(&self) -> Notes {
+        self.notes
+    }
+
+    /// Requests.
+    pub fn requests(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Block references of all requests, in order.
+    pub fn references(&self) -> &[u32] {
+        &self.blocks
+    }
+
+    /// The blocks of request `i`, from 0, from the prompt's beginning; empty beyond the last request.
+    pub fn blocks(&self, i: usize) -> &[u32] {
+        let end = |i: usize| self.records.get(i).map(|record| record.end as usize);
+        let start = i.checked_sub(1).and_then(end).unwrap_or(0);
+        end(i).and_then(|end| self.blocks.get(start..end)).unwrap_or_default()
+    }
+
+    /// Tokens of request `i`'s prompt.
+    pub fn input_tokens(&self, i: usize) -> u64 {
+        self.records.get(i).map_or(0, |record| u64::from(record.input_tokens))
+    }
+
+    /// Tokens generated for request `i`.
+    pub fn output_tokens(&self, i: usize) -> u64 {
+        self.records.get(i).map_or(0, |record| u64::from(record.output_tokens))
+    }
+
+    /// Whether lengths of blocks are known.
+    pub fn knows_block_lengths(&self) -> bool {
+        self.block_tokens.is_some() || !self.piece_tokens.is_empty()
+    }
+
+    /// Tokens in the first `run` blocks of request `i`, at most its prompt's (the last block may be
+    /// partial); 0 where lengths of blocks are not known.
+    pub fn tokens_of_run(&self, i: usize, run: usize) -> u64 {
+        let tokens = match self.block_tokens {
+            Some(tokens) => run as u64 * u64::from(tokens),
+            None => {
+                let length = |block: &u32| self.piece_tokens.get(*block as usize).copied().unwrap_or(0);
+                self.blocks(i).iter().take(run).map(|block| u64::from(length(block))).sum()
+            }
+        };
+        tokens.min(self.input_tokens(i))
+    }
+}
+
+/// Reads all of an unpacked content into memory.
+fn collect(
+    input: Box<dyn BufRead + '_>,
+    options: &Options,
+    lengths: HashMap<u64, u32>,
+) -> Result<RequestTrace> {
+    let (mut records, mut blocks) = (Vec::new(), Vec::new());
+    let full = |_| Error::new(Kind::OutOfMemory, "read trace").at("the decoded trace").hint("free memory");
+    let whole = stream(input, options, lengths, &mut |request| {
+        blocks.try_reserve(request.blocks.len()).map_err(full)?;
+        records.try_reserve(1).map_err(full)?;
+        blocks.extend_from_slice(request.blocks);
+        // REFERENCES_MAX is below 2^32.
+        let Request { input_tokens, output_tokens, .. } = request;
+        records.push(Record { end: blocks.len() as u32, input_tokens, output_tokens });
+        Ok(())
+    })?;
+    let Whole { format, block_tokens, piece_tokens, distinct, notes } = whole;
+    Ok(RequestTrace { format, block_tokens, piece_tokens, distinct, notes, records, blocks })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,383 @@
+//! One line of each JSON format to requests.
+//!
+//! The values that are judged are first taken as raw pieces of the line, so that an error names the column
+//! of the very value that is wrong.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::input::Line;
+use super::intern::Interner;
+use super::{Format, Notes, Options, REFERENCES_MAX, REQUESTS_MAX, Request};
+use crate::error::{Error, Kind, Result};
+
+/// Tokens of a Mooncake block where the caller says nothing else.
+const MOONCAKE_BLOCK: u32 = 512;
+
+/// Where requests go.
+pub(super) type Sink<'a> = dyn FnMut(Request<'_>) -> Result<()> + 'a;
+
+#[derive(Deserialize)]
+struct Mooncake<'a> {
+    #[serde(borrow)]
+    timestamp: &'a RawValue,
+    input_length: u32,
+    output_length: u32,
+    #[serde(borrow)]
+    hash_ids: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct Session<'a> {
+    block_size: u32,
+    hash_id_scope: Option<String>,
+    #[serde(borrow)]
+    requests: Vec<Element<'a>>,
+}
+
+/// A request, or a sub-agent with requests of its own.
+#[derive(Deserialize)]
+struct Element<'a> {
+    #[serde(borrow)]
+    t: &'a RawValue,
+    #[serde(rename = "in", default)]
+    input: u32,
+    #[serde(default)]
+    out: u32,
+    #[serde(borrow)]
+    hash_ids: Option<&'a RawValue>,
+    #[serde(borrow)]
+    requests: Option<Vec<Element<'a>>>,
+}
+
+#[derive(Deserialize)]
+struct RagPulse<'a> {
+    #[serde(borrow)]
+    timestamp: &'a RawValue,
+    input_length: u32,
+    output_length: u32,
+    #[serde(borrow)]
+    hash_ids: Parts<'a>,
+}
+
+/// The pieces of a prompt, in the order in which it is put together.
+#[derive(Deserialize)]
+struct Parts<'a> {
+    #[serde(borrow)]
+    sys_prompt: &'a RawValue,
+    #[serde(borrow)]
+    passages_ids: &'a RawValue,
+    #[serde(borrow)]
+    history: &'a RawValue,
+    #[serde(borrow)]
+    web_search: &'a RawValue,
+    #[serde(borrow)]
+    user_input: &'a RawValue,
+}
+
+/// What the first line of a JSON trace is told by.
+#[derive(Deserialize)]
+struct Keys<'a> {
+    requests: Option<serde::de::IgnoredAny>,
+    #[serde(borrow)]
+    hash_ids: Option<&'a RawValue>,
+}
+
+/// One line of a side file of RAGPulse.
+#[derive(Deserialize)]
+struct PieceLength {
+    #[serde(
+        alias = "sys_prompt_id",
+        alias = "passage_id",
+        alias = "history_id",
+        alias = "user_input_id",
+        alias = "web_search_id"
+    )]
+    id: u64,
+    token_length: u32,
+}
+
+/// The format of a JSON trace, by its first line.
+pub(super) fn recognise(line: Line<'_>) -> Result<Format> {
+    let keys: Keys<'_> = serde_json::from_slice(line.bytes).map_err(|e| line.json(&e))?;
+    match keys {
+        Keys { requests: Some(_), .. } => Ok(Format::Sessions),
+        Keys { hash_ids: Some(ids), .. } if ids.get().starts_with('{') => Ok(Format::RagPulse),
+        Keys { hash_ids: Some(_), .. } => Ok(Format::Mooncake),
+        _ => Err(line.wrong("the first line has neither `hash_ids` nor `requests`", 1)),
+    }
+}
+
+/// An id and its tokens, from one line of a side file.
+pub(super) fn piece_length(line: Line<'_>) -> Result<(u64, u32)> {
+    let piece: PieceLength = serde_json::from_slice(line.bytes).map_err(|e| line.json(&e))?;
+    Ok((piece.id, piece.token_length))
+}
+
+/// What is kept from line to line.
+pub(super) struct Parser<'a> {
+    options: &'a Options,
+    /// Tokens of the pieces that the side files name.
+    lengths: HashMap<u64, u32>,
+    pub interner: Interner,
+    /// Tokens of a block, once known.
+    pub block_tokens: Option<u32>,
+    /// Tokens of each distinct piece, where side files were given.
+    pub piece_tokens: Vec<u32>,
+    pub notes: Notes,
+    blocks: Vec<u32>,
+    last: f64,
+    requests: u64,
+    references: u64,
+}
+
+impl<'a> Parser<'a> {
+    pub fn new(options: &'a Options, lengths: HashMap<u64, u32>) -> Self {
+        Parser {
+            options,
+            lengths,
+            interner: Interner::new(),
+            block_tokens: None,
+            piece_tokens: Vec::new(),
+            notes: Notes::default(),
+            blocks: Vec::new(),
+            last: 0.0,
+            requests: 0,
+            references: 0,
+        }
+    }
+
+    /// All requests of a line, in order.
+    pub fn line(&mut self, format: Format, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
+        match format {
+            Format::Mooncake => self.mooncake(line, sink),
+            Format::Sessions => self.session(line, sink),
+            Format::RagPulse => self.ragpulse(line, sink),
+            Format::Azure => self.azure(line, sink),
+        }
+    }
+
+    fn mooncake(&mut self, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
+        let read: Mooncake<'_> = serde_json::from_slice(line.bytes).map_err(|e| line.json(&e))?;
+        let tokens = self.options.block_tokens.unwrap_or(MOONCAKE_BLOCK);
+        self.block_tokens = Some(tokens);
+        let time = seconds(line, read.timestamp)? / 1e3;
+        self.in_order(line, time, line.column(read.timestamp.get()))?;
+        self.begin(line)?;
+        self.list(line, read.hash_ids, u64::from(read.input_length.div_ceil(tokens)))?;
+        self.end(time, read.input_length, read.output_length, sink)
+    }
+
+    /// A session: times and ids are its own.
+    fn session(&mut self, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
+        let read: Session<'_> = serde_json::from_slice(line.bytes).map_err(|e| line.json(&e))?;
+        if read.block_size == 0 || self.block_tokens.is_some_and(|known| known != read.block_size) {
+            return Err(line
+                .wrong("`block_size` is 0 or not that of the lines before", 1)
+                .with("block_size", read.block_size));
+        }
+        self.block_tokens = Some(read.block_size);
+        if read.hash_id_scope.as_deref().is_none_or(|scope| scope == "local") {
+            self.interner.next_scope();
+        }
+        self.notes.sessions += 1;
+        if self.notes.sessions > REQUESTS_MAX {
+            return Err(too_much("too many sessions", line, REQUESTS_MAX));
+        }
+        self.last = 0.0;
+        for element in &read.requests {
+            let time = seconds(line, element.t)?;
+            self.in_order(line, time, line.column(element.t.get()))?;
+            match &element.requests {
+                Some(inner) => self.subagent(line, read.block_size, time, inner, sink)?,
+                None => self.element(line, read.block_size, time, element, sink)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A sub-agent works beside its session, so its times may overlap the elements that follow it.
+    fn subagent(
+        &mut self,
+        line: Line<'_>,
+        block_size: u32,
+        time: f64,
+        inner: &[Element<'_>],
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        self.notes.subagents += 1;
+        self.notes.subagent_requests += inner.len() as u64;
+        if !self.options.subagents {
+            self.begin(line)?;
+            return self.end(time, 0, 0, sink);
+        }
+        for element in inner {
+            if element.requests.is_some() {
+                let column = line.column(element.t.get());
+                return Err(line.wrong("a sub-agent inside a sub-agent", column));
+            }
+            let time = seconds(line, element.t)?;
+            self.element(line, block_size, time, element, sink)?;
+        }
+        Ok(())
+    }
+
+    fn element(
+        &mut self,
+        line: Line<'_>,
+        block_size: u32,
+        time: f64,
+        element: &Element<'_>,
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        let ids = element
+            .hash_ids
+            .ok_or_else(|| line.wrong("a request without `hash_ids`", line.column(element.t.get())))?;
+        self.begin(line)?;
+        self.list(line, ids, u64::from(element.input.div_ceil(block_size)))?;
+        self.end(time, element.input, element.out, sink)
+    }
+
+    /// The pieces of RAGPulse are named by content, not by what stands before them: one may be there twice.
+    fn ragpulse(&mut self, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
+        let read: RagPulse<'_> = serde_json::from_slice(line.bytes).map_err(|e| line.json(&e))?;
+        let time = seconds(line, read.timestamp)?;
+        self.notes.late += u64::from(time < self.last);
+        self.last = time;
+        self.begin(line)?;
+        let parts = &read.hash_ids;
+        let lists = [parts.sys_prompt, parts.passages_ids, parts.history, parts.web_search, parts.user_input];
+        let repeats = self.notes.repeats;
+        for list in lists {
+            self.list(line, list, u64::from(read.input_length))?;
+        }
+        self.notes.repeating_requests += u64::from(self.notes.repeats > repeats);
+        if !self.piece_tokens.is_empty() {
+            let tokens =
+                self.blocks.iter().filter_map(|b| self.piece_tokens.get(*b as usize)).map(|t| u64::from(*t));
+            let tokens: u64 = tokens.sum();
+            if tokens > u64::from(read.input_length) {
+                return Err(line
+                    .wrong("the pieces are longer than the request", line.column(parts.sys_prompt.get()))
+                    .with("tokens", tokens)
+                    .with("input_length", read.input_length));
+            }
+        }
+        self.end(time, read.input_length, read.output_length, sink)
+    }
+
+    fn azure(&mut self, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
+        let (time, input, output) = super::azure::row(line)?;
+        self.in_order(line, time, 1)?;
+        self.begin(line)?;
+        self.end(time, input, output, sink)
+    }
+
+    /// Requests stand in the order of their times.
+    fn in_order(&mut self, line: Line<'_>, time: f64, column: usize) -> Result<()> {
+        if time < self.last {
+            return Err(line
+                .wrong("the timestamp is earlier than the one before", column)
+                .hint("sort the requests by their timestamps"));
+        }
+        self.last = time;
+        Ok(())
+    }
+
+    fn begin(&mut self, line: Line<'_>) -> Result<()> {
+        self.blocks.clear();
+        self.interner.next_request();
+        self.requests += 1;
+        if self.requests > REQUESTS_MAX {
+            return Err(too_much("too many requests", line, REQUESTS_MAX));
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, time: f64, input: u32, output: u32, sink: &mut Sink<'_>) -> Result<()> {
+        sink(Request { seconds: time, input_tokens: input, output_tokens: output, blocks: &self.blocks })
+    }
+
+    /// Appends the ids of a JSON list. `most` ids are allowed in the request.
+    fn list(&mut self, line: Line<'_>, list: &RawValue, most: u64) -> Result<()> {
+        let start = line.column(list.get());
+        let text = list.get().as_bytes();
+        let inner = text.strip_prefix(b"[").and_then(|t| t.strip_suffix(b"]"));
+        let inner = inner.ok_or_else(|| line.wrong("the block ids are no list", start))?;
+        if inner.trim_ascii().is_empty() {
+            return Ok(());
+        }
+        let mut at = 1;
+        for item in inner.split(|byte| *byte == b',') {
+            let column = start + at + (item.len() - item.trim_ascii_start().len());
+            at += item.len() + 1;
+            let id = whole(item.trim_ascii())
+                .ok_or_else(|| line.wrong("a block id is no whole number from 0 to 2^64 - 1", column))?;
+            if self.blocks.len() as u64 >= most {
+                return Err(line
+                    .wrong("more block ids than the length allows", column)
+                    .with("most", most)
+                    .hint("correct the lengths, or pass --block-tokens if a block has fewer tokens"));
+            }
+            self.reference(line, id, column)?;
+        }
+        Ok(())
+    }
+
+    fn reference(&mut self, line: Line<'_>, id: u64, column: usize) -> Result<()> {
+        self.references += 1;
+        if self.references > REFERENCES_MAX {
+            return Err(too_much("too many block references", line, REFERENCES_MAX));
+        }
+        let named = self.interner.name(id).map_err(|_| {
+            Error::new(Kind::OutOfMemory, "read trace").at("the distinct ids").hint("free memory")
+        })?;
+        if named.again {
+            if self.block_tokens.is_some() {
+                return Err(line.wrong("the block id repeats inside the request", column).with("id", id));
+            }
+            self.notes.repeats += 1;
+        }
+        if named.new && !self.lengths.is_empty() {
+            let tokens = self.lengths.get(&id).ok_or_else(|| {
+                line.wrong("no side file tells this piece's length", column)
+                    .with("id", id)
+                    .hint("name all five side files in --block-lengths, or none")
+            })?;
+            self.piece_tokens.push(*tokens);
+        }
+        self.blocks.push(named.dense);
+        Ok(())
+    }
+}
+
+pub(super) fn too_much(what: &'static str, line: Line<'_>, most: u64) -> Error {
+    Error::new(Kind::Overflow, "read trace")
+        .at(what)
+        .with("line", line.number)
+        .with("most", most)
+        .hint("cut the trace into parts")
+}
+
+/// Decimal digits to a number.
+fn whole(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0_u64, |value, byte| {
+        let digit = byte.checked_sub(b'0').filter(|d| *d < 10)?;
+        value.checked_mul(10)?.checked_add(u64::from(digit))
+    })
+}
+
+/// A time, written as a number or as a string of one.
+fn seconds(line: Line<'_>, raw: &RawValue) -> Result<f64> {
+    let text = raw.get();
+    let digits = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(text);
+    match digits.parse::<f64>() {
+        Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
+        _ => Err(line.wrong("the timestamp is no number of at least 0", line.column(text))),
+    }
+}

@@ -1,0 +1,154 @@
+//! Every format read, every contradiction refused where it stands.
+
+use super::*;
+
+fn read(text: &str) -> Result<RequestTrace> {
+    RequestTrace::from_bytes(text.as_bytes(), &Options::default())
+}
+
+/// The place of an error: what, line, column.
+fn fault(text: &str) -> (String, u64, u64) {
+    let e = read(text).unwrap_err();
+    assert_eq!(e.kind(), Kind::BadFormat, "{e}");
+    (e.place().to_owned(), e.number("line").unwrap(), e.number("column").unwrap())
+}
+
+fn mooncake(time: u64, length: u32, ids: &str) -> String {
+    format!(
+        "{{\"timestamp\": {time}, \"input_length\": {length}, \"output_length\": 5, \"hash_ids\": {ids}}}\n"
+    )
+}
+
+fn all(trace: &RequestTrace) -> Vec<Vec<u32>> {
+    (0..trace.requests()).map(|i| trace.blocks(i).to_vec()).collect()
+}
+
+#[test]
+fn mooncake_ids_become_dense_numbers() {
+    let text = mooncake(0, 1025, "[7, 9, 18446744073709551615]") + "\n" + &mooncake(3, 513, "[ 7 ,8]");
+    let packed = zstd::encode_all(text.as_bytes(), 1).unwrap();
+    for bytes in [text.as_bytes(), &packed] {
+        let trace = RequestTrace::from_bytes(bytes, &Options::default()).unwrap();
+        assert_eq!((trace.format(), trace.block_tokens()), (Format::Mooncake, Some(512)));
+        assert_eq!(all(&trace), [vec![0, 1, 2], vec![0, 3]]);
+        assert_eq!((trace.distinct(), trace.input_tokens(0), trace.output_tokens(1)), (4, 1025, 5));
+        assert_eq!((trace.tokens_of_run(0, 2), trace.tokens_of_run(0, 3)), (1024, 1025));
+    }
+}
+
+#[test]
+fn a_contradiction_is_named_with_line_and_column() {
+    let good = mooncake(5, 512, "[1]");
+    let column = |text: &str, what: &str| text.find(what).unwrap() as u64 + 1;
+    let many = mooncake(5, 1024, "[10, 11, 12]");
+    let place = ("more block ids than the length allows".to_owned(), 2, column(&many, "12]"));
+    assert_eq!(fault(&(good.clone() + &many)), place);
+    let twice = mooncake(5, 2000, "[10, 11, 10]");
+    let place = ("the block id repeats inside the request".to_owned(), 2, column(&twice, "10]"));
+    assert_eq!(fault(&(good.clone() + &twice)), place);
+    let early = mooncake(4, 512, "[1]");
+    let place = ("the timestamp is earlier than the one before".to_owned(), 2, column(&early, "4,"));
+    assert_eq!(fault(&(good.clone() + &early)), place);
+    let cut = &good[..good.len() - 6];
+    assert_eq!(fault(&(good.clone() + cut)).0, "the trace ends in the middle of a line");
+    assert_eq!(fault(&(good.clone() + cut)).1, 2);
+    for ids in ["[-1]", "[1.5]", "[\"1\"]", "[[1]]", "[18446744073709551616]", "[null]"] {
+        let text = mooncake(5, 512, ids);
+        let (what, line, at) = fault(&text);
+        assert!(what.starts_with("a block id is no whole number"), "{what}");
+        assert_eq!((line, at), (1, column(&text, ids) + 1));
+    }
+    assert_eq!(fault(&mooncake(1, 1, "3")).0, "the block ids are no list");
+    let (what, line, _) = fault(&(good.clone() + "{\"timestamp\": 9}\n"));
+    assert_eq!((what.as_str(), line), ("missing field `input_length`", 2));
+    assert_eq!(fault("{\"a\": 1}\n").1, 1);
+    assert!(read("").unwrap_err().place().contains("no line"));
+}
+
+#[test]
+fn a_gzip_and_a_cut_frame_are_refused() {
+    let e = RequestTrace::from_bytes(&[0x1F, 0x8B, 8, 0, 0], &Options::default()).unwrap_err();
+    assert_eq!(e.place(), "the file is gzip");
+    let packed = zstd::encode_all(mooncake(0, 512, "[1]").repeat(50).as_bytes(), 1).unwrap();
+    let e = RequestTrace::from_bytes(&packed[..packed.len() - 3], &Options::default()).unwrap_err();
+    assert_eq!(e.kind(), Kind::BadFormat, "{e}");
+}
+
+/// A line without an end, in zeros.
+#[test]
+fn a_line_of_100_megabytes_is_refused() {
+    let packed = zstd::encode_all(std::io::Read::take(std::io::repeat(b'1'), 100 << 20), 1).unwrap();
+    let e = RequestTrace::from_bytes(&packed, &Options::default()).unwrap_err();
+    assert_eq!((e.place(), e.number("line")), ("the line is too long", Some(1)));
+    assert_eq!(e.number("column"), Some(LINE_MAX as u64 + 1));
+}
+
+const SESSIONS: &str = concat!(
+    r#"{"id":"a","block_size":64,"hash_id_scope":"local","requests":[{"t":0.5,"in":130,"out":1,"hash_ids":[1,2]},"#,
+    r#"{"t":1.0,"type":"subagent","requests":[{"t":9.0,"in":64,"out":1,"hash_ids":[1]},"#,
+    r#"{"t":2.0,"in":64,"out":1,"hash_ids":[5]}]},{"t":2.0,"in":64,"out":3,"hash_ids":[1]}]}"#,
+    "\n",
+    r#"{"id":"b","block_size":64,"hash_id_scope":"local","requests":[{"t":0.0,"in":130,"out":1,"hash_ids":[1,2]}]}"#,
+    "\n",
+);
+
+#[test]
+fn ids_of_a_session_are_its_own_and_sub_agents_are_left_out_unless_asked_for() {
+    let trace = read(SESSIONS).unwrap();
+    assert_eq!((trace.format(), trace.block_tokens()), (Format::Sessions, Some(64)));
+    assert_eq!(all(&trace), [vec![0, 1], vec![], vec![0], vec![2, 3]]);
+    let notes = Notes { sessions: 2, subagents: 1, subagent_requests: 2, ..Notes::default() };
+    assert_eq!(trace.notes(), notes);
+    let options = Options { subagents: true, ..Options::default() };
+    let trace = RequestTrace::from_bytes(SESSIONS.as_bytes(), &options).unwrap();
+    assert_eq!(all(&trace), [vec![0, 1], vec![0], vec![2], vec![0], vec![3, 4]]);
+    assert_eq!(trace.notes(), notes);
+    let shared = read(&SESSIONS.replace("local", "global")).unwrap();
+    assert_eq!(shared.distinct(), 2);
+    let (what, line, column) =
+        fault(&SESSIONS.replace("\"t\":2.0,\"in\":64,\"out\":3", "\"t\":0.7,\"in\":64,\"out\":3"));
+    assert_eq!((what.as_str(), line), ("the timestamp is earlier than the one before", 1));
+    assert_eq!(column, SESSIONS.find("2.0,\"in\":64,\"out\":3").unwrap() as u64 + 1);
+}
+
+#[test]
+fn ragpulse_puts_five_lists_together_and_counts_what_others_forbid() {
+    let line = |time: &str, ids: &str| {
+        let start =
+            format!("{{\"timestamp\":\"{time}\",\"input_length\":900,\"output_length\":1,\"hash_ids\":");
+        let before = format!("{start}{{\"sys_prompt\":[5],\"passages_ids\":{ids},\"history\":[8],");
+        before + "\"web_search\":[],\"user_input\":[9]},\"session_id\":\"x\"}\n"
+    };
+    let text = line("82", "[1,1,2]") + &line("81", "[2]");
+    let trace = read(&text).unwrap();
+    assert_eq!((trace.format(), trace.block_tokens()), (Format::RagPulse, None));
+    assert_eq!(all(&trace), [vec![0, 1, 1, 2, 3, 4], vec![0, 2, 3, 4]]);
+    let notes = trace.notes();
+    assert_eq!((notes.repeats, notes.repeating_requests, notes.late), (1, 1, 1));
+    assert!(!trace.knows_block_lengths());
+    assert_eq!(trace.tokens_of_run(0, 3), 0);
+}
+
+#[test]
+fn azure_has_lengths_and_no_blocks() {
+    let text = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n"
+        .to_owned()
+        + "2023-11-16 18:17:04.0,7,8";
+    let trace = read(&text).unwrap();
+    assert_eq!((trace.format(), trace.requests(), trace.distinct()), (Format::Azure, 2, 0));
+    assert_eq!((trace.input_tokens(0), trace.output_tokens(1)), (4808, 8));
+    assert_eq!(fault(&text.replace("04.0", "03.0")).1, 3);
+    assert_eq!(fault(&text[..text.len() - 3]).0, "the trace ends in the middle of a line");
+    assert_eq!(fault(&text.replace("4808", "x")), ("a length is no whole number".to_owned(), 2, 29));
+    assert_eq!(fault(&text.replace("GeneratedTokens", "Other")).1, 1);
+}
+
+#[test]
+fn options_of_another_format_are_refused() {
+    let options = Options { subagents: true, ..Options::default() };
+    let e = RequestTrace::from_bytes(mooncake(0, 1, "[1]").as_bytes(), &options).unwrap_err();
+    assert_eq!(e.kind(), Kind::InvalidConfig);
+    let options = Options { block_tokens: Some(16), ..Options::default() };
+    let trace = RequestTrace::from_bytes(mooncake(0, 33, "[1,2,3]").as_bytes(), &options).unwrap();
+    assert_eq!((trace.block_tokens(), trace.tokens_of_run(0, 3)), (Some(16), 33));
+}
