@@ -33,7 +33,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Replays selection traces and counts what a pool of each size misses
+    /// Replays selection or request traces and counts what a pool or cache of each size misses
     Replay(Box<replay::Arguments>),
     /// Prints the completion script of a shell
     Completions {

@@ -16,6 +16,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 use crate::policy::{self, Policy};
 use crate::pools::{self, Outcome, Setting};
+use crate::requests::Traces;
 use crate::{curve_report, json, output, report, requests};
 
 /// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
@@ -24,6 +25,9 @@ pub const FIRST_STEPS: u32 = 8;
 /// Prompt steps replayed first when `--warmup` is not given; all where the trace has fewer.
 const WARMUP: u32 = 32;
 
+/// Whose rows are moved when nobody is named.
+const MODEL: &str = "deepseek-v3.2";
+
 /// The sizes replayed when none are named.
 const RATIOS: [f64; 3] = [0.1, 0.2, 0.3];
 
@@ -31,7 +35,7 @@ const AFTER_HELP: &str = "\
 A hit is a selected row that was resident when its step began; a miss had to be fetched from host memory.
 Rows born in a step count as neither. Miss ratio: misses / (hits + misses).
 
-JSON: a list, one entry for each trace and size. `steps` counts decode steps of --mtp query rows each.
+JSON: a list, one entry for each trace, size and policy, or trace and capacity. `steps` counts decode steps of --mtp query rows each.
 `misses_per_step` is misses / steps: of that layer in `per_layer`, of all layers together in `total`.
 With --curve: one entry for each trace, with hits and misses at every size.";
 
@@ -55,27 +59,60 @@ pub struct Arguments {
     /// a trace with fewer].
     #[arg(long, value_name = "W", value_parser = whole, allow_negative_numbers = true)]
     warmup: Option<u32>,
-    /// Query rows per decode step: 1 without drafts.
-    #[arg(long, value_name = "Q", default_value_t = 1, value_parser = at_least_one, allow_negative_numbers = true)]
-    mtp: u32,
+    /// Query rows per decode step: 1 without drafts [default: 1].
+    #[arg(long, value_name = "Q", value_parser = at_least_one, allow_negative_numbers = true)]
+    mtp: Option<u32>,
     /// Misses at every size in one pass, exact; prints them at the sizes named, writes all of them as JSON
     /// [default: ratios from 0.05 to 1].
     #[arg(long)]
     curve: bool,
-    /// Who leaves a full pool; several, separated by commas, are set side by side. All but lru are for study.
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "lru")]
+    /// Who leaves a full pool; several, separated by commas, are set side by side. All but lru are for study
+    /// [default: lru].
+    #[arg(long, value_enum, value_delimiter = ',')]
     policy: Vec<Policy>,
-    /// Whose rows are moved: sets the bytes of one row.
-    #[arg(long, value_name = "NAME", default_value = "deepseek-v3.2", value_parser = presets())]
-    model: String,
-    /// Where the pools live.
-    #[arg(long, value_enum, default_value_t = DeviceName::Host)]
-    device: DeviceName,
+    /// Whose rows are moved: sets the bytes of one row [default: deepseek-v3.2].
+    #[arg(long, value_name = "NAME", value_parser = presets())]
+    model: Option<String>,
+    /// Where the pools live [default: host].
+    #[arg(long, value_enum)]
+    device: Option<DeviceName>,
     #[command(flatten)]
     requests: requests::RequestArguments,
     /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+impl Arguments {
+    fn mtp(&self) -> u32 {
+        self.mtp.unwrap_or(1)
+    }
+
+    /// The policies named, each once, in the order named.
+    fn policies(&self) -> Vec<Policy> {
+        let mut once = Vec::new();
+        for policy in if self.policy.is_empty() { &[Policy::Lru] } else { &self.policy[..] } {
+            if !once.contains(policy) {
+                once.push(*policy);
+            }
+        }
+        once
+    }
+
+    /// An option that was given and means nothing for request traces.
+    fn for_selections(&self) -> Option<&'static str> {
+        let given = [
+            ("--ratio", !self.ratio.is_empty()),
+            ("--slots", !self.slots.is_empty()),
+            ("--warmup", self.warmup.is_some()),
+            ("--mtp", self.mtp.is_some()),
+            ("--curve", self.curve),
+            ("--policy", !self.policy.is_empty()),
+            ("--model", self.model.is_some()),
+            ("--device", self.device.is_some()),
+        ];
+        given.iter().find(|(_, given)| *given).map(|(name, _)| *name)
+    }
 }
 
 /// The devices that can replay.
@@ -192,14 +229,14 @@ pub fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> R
             .with("warm_steps", header.warm_steps)
             .hint("record steps beyond the prompt"));
     }
-    let steps = header.decode_steps() / arguments.mtp;
+    let steps = header.decode_steps() / arguments.mtp();
     if steps == 0 {
         return Err(invalid("one step of --mtp takes more than the trace's decode steps")
-            .with("mtp", arguments.mtp)
+            .with("mtp", arguments.mtp())
             .with("decode_steps", header.decode_steps())
             .hint("pass --mtp up to decode_steps"));
     }
-    let setting = |slots| Setting { slots, warmup, mtp: arguments.mtp, steps };
+    let setting = |slots| Setting { slots, warmup, mtp: arguments.mtp(), steps };
     let context = f64::from(header.decode_start);
     if !arguments.slots.is_empty() {
         let share = |slots: u32| f64::from(slots) / context.max(1.0);
@@ -260,7 +297,7 @@ pub fn named(e: Error, path: &Path) -> Error {
 fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed> {
     let trace = SelectionTrace::read(path)?;
     let settings = settings(&trace, path, arguments)?;
-    let policies = policies(&arguments.policy);
+    let policies = arguments.policies();
     let steps = settings.iter().map(|(s, _)| u64::from(s.steps) * policies.len() as u64).sum();
     let bar = progress(path, steps);
     let jobs: Vec<(Policy, Setting, f64)> =
@@ -287,17 +324,6 @@ fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed>
     Ok(Replayed { path: path.to_owned(), header: trace.header().clone(), replays })
 }
 
-/// The policies named, each once, in the order named.
-fn policies(named: &[Policy]) -> Vec<Policy> {
-    let mut once = Vec::new();
-    for policy in named {
-        if !once.contains(policy) {
-            once.push(*policy);
-        }
-    }
-    once
-}
-
 /// The jobs that no production pool runs, in their order: whole, and their cold beginning.
 fn study(
     trace: &SelectionTrace,
@@ -320,10 +346,10 @@ fn study(
 }
 
 /// Refuses to write the result over one of the traces, by whatever name.
-fn check_target(json: &Path, traces: &[PathBuf]) -> Result<()> {
+fn check_target<'a>(json: &Path, mut traces: impl Iterator<Item = &'a PathBuf>) -> Result<()> {
     let identity = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     let Some(target) = identity(json) else { return Ok(()) };
-    match traces.iter().find(|trace| identity(trace) == Some(target)) {
+    match traces.find(|trace| identity(trace) == Some(target)) {
         None => Ok(()),
         Some(trace) => Err(Error::new(Kind::InvalidConfig, "replay")
             .at(format!("--json {} would replace the trace {}", json.display(), trace.display()))
@@ -336,24 +362,23 @@ fn check_target(json: &Path, traces: &[PathBuf]) -> Result<()> {
 /// # Errors
 /// Those of reading a trace, of settings that do not fit it, and of writing the result.
 pub fn command(arguments: &Arguments) -> Result<()> {
-    let shape = Shape::preset(&arguments.model)
-        .ok_or_else(|| Error::new(Kind::InvalidConfig, "replay").at("--model"))?;
-    let row = RowSize { model: arguments.model.clone(), bytes: Geometry::new(shape)?.row_bytes() };
-    let DeviceName::Host = arguments.device;
+    let model = arguments.model.as_deref().unwrap_or(MODEL);
+    let shape =
+        Shape::preset(model).ok_or_else(|| Error::new(Kind::InvalidConfig, "replay").at("--model"))?;
+    let row = RowSize { model: model.to_owned(), bytes: Geometry::new(shape)?.row_bytes() };
+    let DeviceName::Host = arguments.device.unwrap_or(DeviceName::Host);
     if let Some(path) = arguments.json.as_deref().filter(|path| !output::is_stdout(path)) {
-        check_target(path, &arguments.traces)?;
+        check_target(path, arguments.traces.iter().chain(arguments.requests.side_files()))?;
     }
-    let is_lru = arguments.policy == [Policy::Lru];
-    if requests::are_requests(&arguments.traces)? {
-        let own = !arguments.ratio.is_empty()
-            || !arguments.slots.is_empty()
-            || arguments.warmup.is_some()
-            || arguments.curve
-            || !is_lru;
-        return requests::command(&arguments.requests, own, &arguments.traces, arguments.json.as_deref());
+    match requests::kind_of(&arguments.traces)? {
+        Traces::Requests => {
+            let (json, selection) = (arguments.json.as_deref(), arguments.for_selections());
+            return requests::command(&arguments.requests, selection, &arguments.traces, json);
+        }
+        Traces::Selections => arguments.requests.refuse()?,
+        Traces::Unknown => {}
     }
-    arguments.requests.refuse()?;
-    if arguments.curve && !is_lru {
+    if arguments.curve && arguments.policies() != [Policy::Lru] {
         return Err(Error::new(Kind::InvalidConfig, "replay")
             .at("--curve counts the rule of the production pools, and --policy names another")
             .hint("replay the other policies at sizes of their own, without --curve"));

@@ -91,6 +91,11 @@ impl RequestArguments {
         }
     }
 
+    /// The files read beside the traces.
+    pub fn side_files(&self) -> &[PathBuf] {
+        &self.block_lengths
+    }
+
     fn options(&self) -> Options {
         Options {
             block_tokens: self.block_tokens,
@@ -100,23 +105,44 @@ impl RequestArguments {
     }
 }
 
-/// Whether the traces are request traces. What is neither is left to the reader of selection traces.
+/// What the traces of a call are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Traces {
+    /// Selection traces.
+    Selections,
+    /// Request traces.
+    Requests,
+    /// One of them is neither, or cannot be looked at twice: the reader of selection traces will say.
+    Unknown,
+}
+
+/// What the traces are, by their first bytes.
 ///
 /// # Errors
-/// [`Kind::InvalidConfig`] for traces of both kinds; [`Kind::BadFormat`] for gzip and damaged frames.
-pub fn are_requests(traces: &[PathBuf]) -> Result<bool> {
-    let mut kinds = [false; 2];
+/// [`Kind::InvalidConfig`] for traces of both kinds; [`Kind::Io`] for a file that is not there,
+/// [`Kind::BadFormat`] for gzip and damaged frames.
+pub fn kind_of(traces: &[PathBuf]) -> Result<Traces> {
+    let mut kinds = Vec::new();
     for path in traces {
         // Only what can be read again is looked at.
-        let regular = std::fs::metadata(path).is_ok_and(|file| file.is_file());
-        let is_request = regular && requests::is_request_trace(path)?.unwrap_or(false);
-        kinds[usize::from(is_request)] = true;
+        let regular = std::fs::metadata(path).map_or(true, |file| file.is_file());
+        kinds.push(match regular.then(|| requests::is_request_trace(path)).transpose()?.flatten() {
+            Some(true) => Traces::Requests,
+            Some(false) => Traces::Selections,
+            None => Traces::Unknown,
+        });
     }
-    match kinds {
-        [true, true] => Err(Error::new(Kind::InvalidConfig, "replay")
+    let unknown = kinds.iter().position(|kind| *kind == Traces::Unknown);
+    let (requests, selections) = (kinds.contains(&Traces::Requests), kinds.contains(&Traces::Selections));
+    match unknown.and_then(|place| traces.get(place)) {
+        Some(path) if requests => Err(Error::new(Kind::BadFormat, "replay")
+            .at(format!("{}: no request trace of a format that is known", path.display()))
+            .hint("see docs/trace-format.md; request traces are read from regular files")),
+        Some(_) => Ok(Traces::Unknown),
+        None if requests && selections => Err(Error::new(Kind::InvalidConfig, "replay")
             .at("selection traces and request traces in one call")
             .hint("replay them in two calls")),
-        [_, requests] => Ok(requests),
+        None => Ok(if requests { Traces::Requests } else { Traces::Selections }),
     }
 }
 
@@ -141,7 +167,7 @@ fn replay(path: &Path, arguments: &RequestArguments) -> Result<Replayed> {
     let skipped = match arguments.skip {
         None => 0,
         Some(Skip::Requests(n)) => usize::try_from(n).unwrap_or(usize::MAX),
-        Some(Skip::Share(share)) => (share * all as f64).floor() as usize,
+        Some(Skip::Share(share)) => (share * all as f64 + 1e-9).floor() as usize,
     };
     if skipped >= all {
         return Err(Error::new(Kind::InvalidConfig, "replay")
@@ -174,20 +200,21 @@ fn progress(path: &Path, requests: u64) -> ProgressBar {
     bar.with_prefix(output::harmless(&path.display().to_string()))
 }
 
-/// `forebay replay` of request traces. `selection` says that options of selection traces were given.
+/// `forebay replay` of request traces. `selection` names an option of selection traces
+/// that was given.
 ///
 /// # Errors
 /// Those of reading a trace, of settings that do not fit it, and of writing the result.
 pub fn command(
     arguments: &RequestArguments,
-    selection: bool,
+    selection: Option<&str>,
     traces: &[PathBuf],
     json: Option<&Path>,
 ) -> Result<()> {
-    if selection {
+    if let Some(flag) = selection {
         return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--ratio, --slots, --warmup, --curve and --policy are for selection traces, and these are others")
-            .hint("pass --capacity for request traces"));
+            .at(format!("{flag} is for selection traces, and the traces are request traces"))
+            .hint("leave it out; request traces take --capacity"));
     }
     let replayed = traces.iter().map(|path| replay(path, arguments)).collect::<Result<Vec<_>>>()?;
     if let Some(path) = json {
@@ -281,10 +308,12 @@ fn heading(replayed: &Replayed) -> String {
     let (trace, notes) = (&replayed.trace, replayed.trace.notes());
     let measured = replayed.replays.first().map(|(_, outcome)| *outcome).unwrap_or_default();
     let mut out = format!(
-        "{}: {} requests ({})\nMeasured: the last {}, {} block references, {} input tokens; {} distinct blocks",
+        "{}: {} requests ({})\n\
+         Measured: {} {}, {} block references, {} input tokens. In the whole trace {} distinct blocks",
         output::harmless(&replayed.path.display().to_string()),
         trace.requests(),
         trace.format().name(),
+        if replayed.skipped > 0 { "the last" } else { "all" },
         measured.requests,
         measured.blocks,
         measured.input_tokens,

@@ -281,3 +281,42 @@ fn options_and_traces_must_fit_each_other() {
     assert!(refuses(&[&path, "--json", &path]).contains("would replace the trace"));
     assert_eq!(fs::read(&path).unwrap(), before);
 }
+
+#[test]
+fn no_option_is_ignored_and_no_file_is_taken_for_another() {
+    let trace = file("fits.jsonl", tiny().as_bytes());
+    for [flag, value] in
+        [["--mtp", "2"], ["--model", "glm-5"], ["--device", "host"], ["--policy", "lru"], ["--warmup", "0"]]
+    {
+        let said = refuses(&[&trace, flag, value]);
+        assert!(said.contains(&format!("{flag} is for selection traces")), "{said}");
+    }
+    let (nothing, empty) = (format!("{trace}.not-there"), file("empty.jsonl", b""));
+    for arguments in [vec![&trace, &nothing], vec![&nothing, &trace]] {
+        let said = refuses(&arguments.iter().map(|a| a.as_str()).collect::<Vec<_>>());
+        assert!(said.contains(&nothing) && !said.contains("in one call"), "{said}");
+    }
+    let said = refuses(&[&nothing, "--capacity", "5"]);
+    assert!(said.contains(&nothing) && !said.contains("selection traces"), "{said}");
+    let said = refuses(&[&trace, &empty]);
+    assert!(said.contains(&empty) && !said.contains("in one call"), "{said}");
+    let said = refuses(&[&empty, "--capacity", "5"]);
+    assert!(said.contains(&empty) && !said.contains("is for request traces"), "{said}");
+}
+
+#[test]
+fn a_side_file_is_not_written_over() {
+    let (trace, lengths) = (file("side.jsonl", tiny().as_bytes()), file("lengths.jsonl", b"{}\n"));
+    let said = refuses(&[&trace, "--block-lengths", &lengths, "--json", &lengths]);
+    assert!(said.contains("would replace"), "{said}");
+    assert_eq!(fs::read(&lengths).unwrap(), b"{}\n");
+}
+
+#[test]
+fn a_long_value_of_a_wrong_type_is_not_repeated() {
+    let long = "a at line ".repeat(10_000);
+    let line =
+        format!("{{\"timestamp\":0,\"input_length\":\"{long}\",\"output_length\":1,\"hash_ids\":[]}}\n");
+    let said = refuses(&[&file("long.jsonl", line.as_bytes())]);
+    assert!(said.len() < 500 && said.contains("column"), "{} bytes", said.len());
+}

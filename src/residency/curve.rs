@@ -70,9 +70,10 @@ impl Curve {
         self.exact_from.max(1)
     }
 
-    /// The smallest budget that misses no more than any larger one: what is missed there was never resident.
+    /// The smallest budget, among those that the curve counts exactly, that misses no more than any larger
+    /// one: what is missed there was neither selected nor born before.
     pub fn flat_from(&self) -> u32 {
-        self.hits.len().saturating_sub(1) as u32
+        (self.hits.len().saturating_sub(1) as u32).max(self.exact_from())
     }
 }
 
@@ -204,12 +205,16 @@ impl Depths {
         // No depth exceeds the live rows of the end: their number never falls.
         let found = &mut self.found[..=self.rows];
         let flat = found.iter().rposition(|count| *count > 0).unwrap_or(0);
+        let mut hits = Vec::new();
+        hits.try_reserve_exact(flat + 1).map_err(|_| {
+            Error::new(Kind::OutOfMemory, "count depths").at("a curve").with("bytes", 8 * (flat as u64 + 1))
+        })?;
         let mut sum = 0;
-        let hits = found[..=flat].iter().map(|count| {
+        hits.extend(found[..=flat].iter().map(|count| {
             sum += count;
             sum
-        });
-        let curve = Curve { hits: hits.collect(), lookups: self.lookups, exact_from: self.most };
+        }));
+        let curve = Curve { hits, lookups: self.lookups, exact_from: self.most };
         found.fill(0);
         for position in self.log.drain(..) {
             self.entry_of[position as usize] = NOWHERE;

@@ -50,6 +50,9 @@ pub(super) fn unpacked<'a>(mut file: impl BufRead + 'a) -> Result<Box<dyn BufRea
     Ok(Box::new(BufReader::with_capacity(BUFFER, frames)))
 }
 
+/// Characters of the JSON reader's words in an error.
+const WORDS: usize = 120;
+
 /// A line, and where it stands.
 #[derive(Clone, Copy)]
 pub(super) struct Line<'a> {
@@ -78,7 +81,11 @@ impl Line<'_> {
             return self.wrong("the trace ends in the middle of a line", e.column());
         }
         let text = e.to_string();
-        self.wrong(text.split(" at line ").next().unwrap_or_default().to_owned(), e.column())
+        let words = text.rsplit_once(" at line ").map_or(text.as_str(), |(words, _)| words);
+        // It repeats the value that it did not expect, however long that is.
+        let cut = words.char_indices().nth(WORDS).map_or(words, |(end, _)| &words[..end]);
+        let more = if cut.len() < words.len() { "..." } else { "" };
+        self.wrong(format!("{cut}{more}"), e.column())
     }
 }
 

@@ -42,7 +42,11 @@ impl Interner {
     /// From here on the same ids name other blocks. A trace has fewer scopes than requests.
     pub fn next_scope(&mut self) {
         self.scope += 1;
-        self.others.clear();
+        // Clearing costs the room, and one long scope must not make all short ones behind it dear.
+        match self.others.capacity() > 1024 && self.others.len() < self.others.capacity() / 8 {
+            true => self.others = HashMap::new(),
+            false => self.others.clear(),
+        }
     }
 
     /// From here on an id is not a repetition.
