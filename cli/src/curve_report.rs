@@ -177,7 +177,8 @@ fn text(traces: &[Curved], row: &RowSize, utf8: bool) -> String {
             out += " A size with * cannot hold the rows of every step and was replayed by itself.";
         }
         out += &format!(
-            "\nBeyond {flat} slots nothing is gained: the {rest} misses left are of rows neither selected nor born before.\n\n"
+            "\nBeyond {flat} slots nothing is gained: the {rest} misses left are of rows neither selected nor born \
+             before.\n\n"
         );
     }
     out + "Hit: a selected row that was resident when its step began. Miss: one fetched from host memory.\n\

@@ -35,7 +35,8 @@ const AFTER_HELP: &str = "\
 A hit is a selected row that was resident when its step began; a miss had to be fetched from host memory.
 Rows born in a step count as neither. Miss ratio: misses / (hits + misses).
 
-JSON: a list, one entry for each trace, size and policy, or trace and capacity. `steps` counts decode steps of --mtp query rows each.
+JSON: a list, one entry for each trace, size and policy, or for each trace and capacity. `steps` counts decode
+steps of --mtp query rows each.
 `misses_per_step` is misses / steps: of that layer in `per_layer`, of all layers together in `total`.
 With --curve: one entry for each trace, with hits and misses at every size.";
 

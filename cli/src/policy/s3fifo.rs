@@ -6,9 +6,9 @@
 //! of the slots it gives up its oldest row: to the main queue if it was hit twice or more, else out. Otherwise
 //! the main queue's oldest leaves, or returns to the front with one hit less while it has any.
 //!
-//! Steps add: a row selected twice in a step is hit once; a row that the step selects is passed over:
-//! without hits it keeps its place at the old end, with hits it moves as any other; born rows enter the small queue; a step whose rows exceed the slots
-//! keeps its hits and the misses at the highest positions.
+//! Steps add: a row selected twice in a step is hit once; a row that the step selects is passed over: without
+//! hits it keeps its place at the old end, with hits it moves as any other; born rows enter the small
+//! queue; a step whose rows exceed the slots keeps its hits and the misses at the highest positions.
 
 use std::collections::VecDeque;
 
