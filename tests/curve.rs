@@ -81,6 +81,7 @@ fn compare(curve: &Curve, steps: &[Step]) {
         assert_eq!((curve.hits(budget), curve.misses(budget)), (hits, misses), "budget {budget}");
     }
     let flat = curve.flat_from();
+    assert!(flat >= curve.exact_from(), "flat from {flat}, where nothing is counted");
     assert_eq!(curve.hits(flat), curve.hits(u32::MAX));
     assert!(flat == curve.exact_from() || curve.hits(flat - 1) < curve.hits(flat));
 }
