@@ -10,7 +10,7 @@ use forebay::{Error, Kind, Result, Shape};
 use serde::Serialize;
 
 use crate::curve::{self, Curves};
-use crate::json::miss_ratio;
+use crate::json::{Heading, miss_ratio};
 use crate::policy::Policy;
 use crate::pools::{self, Setting};
 use crate::replay::{self, Arguments, Count, RowSize};
@@ -18,9 +18,6 @@ use crate::{output, report};
 
 /// The sizes printed when none are named.
 pub const RATIOS: [f64; 13] = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
-
-/// The version of the entries (`docs/versions.md`).
-const SCHEMA: u32 = 1;
 
 /// Hits and misses of all layers at one size.
 #[derive(Clone, Copy, Serialize)]
@@ -46,20 +43,9 @@ struct Curved {
 
 #[derive(Serialize)]
 struct Entry<'a> {
-    schema: u32,
-    forebay: &'static str,
-    kind: &'static str,
-    trace: String,
-    label: &'a str,
-    model: &'a str,
-    layers: u32,
-    steps: u32,
-    k: u32,
-    context: u32,
+    #[serde(flatten)]
+    heading: Heading<'a>,
     decode_start: u32,
-    policy: &'static str,
-    warmup: u32,
-    mtp: u32,
     exact_from: u32,
     flat_from: u32,
     curve: Vec<Point>,
@@ -86,20 +72,8 @@ impl Curved {
     fn entry(&self) -> Entry<'_> {
         let Curved { header, setting, curves, .. } = self;
         Entry {
-            schema: SCHEMA,
-            forebay: env!("CARGO_PKG_VERSION"),
-            kind: "selection-curve",
-            trace: self.path.display().to_string(),
-            label: &header.label,
-            model: &header.model,
-            layers: header.layers,
-            steps: setting.steps,
-            k: header.k,
-            context: header.context,
+            heading: Heading::new("selection-curve", &self.path, header, setting, Policy::Lru),
             decode_start: header.decode_start,
-            policy: Policy::Lru.name(),
-            warmup: setting.warmup,
-            mtp: setting.mtp,
             exact_from: curves.exact_from(),
             flat_from: curves.flat_from(),
             curve: self.points(),

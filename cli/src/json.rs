@@ -1,15 +1,21 @@
 //! The result of a replay as JSON: one entry for each trace, size and policy. `docs/json.md` describes it.
 
+use std::path::Path;
+
+use forebay::trace::Header;
 use forebay::{Error, Kind, Result};
 use serde::Serialize;
 
+use crate::policy::Policy;
+use crate::pools::Setting;
 use crate::replay::{Count, Replay, Replayed, RowSize};
 
 /// The version of the entries (`docs/versions.md`).
-const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 1;
 
+/// What every entry of a selection trace begins with.
 #[derive(Serialize)]
-struct Entry<'a> {
+pub struct Heading<'a> {
     schema: u32,
     forebay: &'static str,
     kind: &'static str,
@@ -20,11 +26,44 @@ struct Entry<'a> {
     steps: u32,
     k: u32,
     context: u32,
-    slots: u32,
-    ratio: f64,
     policy: &'static str,
     warmup: u32,
     mtp: u32,
+}
+
+impl<'a> Heading<'a> {
+    /// An entry of `kind` for the trace at `path`.
+    pub fn new(
+        kind: &'static str,
+        path: &Path,
+        header: &'a Header,
+        setting: &Setting,
+        policy: Policy,
+    ) -> Heading<'a> {
+        Heading {
+            schema: SCHEMA,
+            forebay: env!("CARGO_PKG_VERSION"),
+            kind,
+            trace: path.display().to_string(),
+            label: &header.label,
+            model: &header.model,
+            layers: header.layers,
+            steps: setting.steps,
+            k: header.k,
+            context: header.context,
+            policy: policy.name(),
+            warmup: setting.warmup,
+            mtp: setting.mtp,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    #[serde(flatten)]
+    heading: Heading<'a>,
+    slots: u32,
+    ratio: f64,
     per_layer: Vec<PerLayer>,
     total: Total,
     first_steps: FirstSteps,
@@ -79,21 +118,9 @@ fn entry<'a>(trace: &'a Replayed, replay: &Replay, row: &'a RowSize) -> Entry<'a
         misses_per_step: replay.per_step(count.misses),
     });
     Entry {
-        schema: SCHEMA,
-        forebay: env!("CARGO_PKG_VERSION"),
-        kind: "selection",
-        trace: trace.path.display().to_string(),
-        label: &header.label,
-        model: &header.model,
-        layers: header.layers,
-        steps: setting.steps,
-        k: header.k,
-        context: header.context,
+        heading: Heading::new("selection", &trace.path, header, setting, replay.policy),
         slots: setting.slots,
         ratio: replay.ratio,
-        policy: replay.policy.name(),
-        warmup: setting.warmup,
-        mtp: setting.mtp,
         per_layer: per_layer.collect(),
         total: Total {
             hits: total.hits,

@@ -9,10 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use serde::Serialize;
 
 use crate::blocks::{self, Outcome};
-use crate::output;
-
-/// The version of the JSON entries (`docs/versions.md`).
-const SCHEMA: u32 = 1;
+use crate::{json, output};
 
 /// The capacities replayed when none are named, in percent of the distinct blocks.
 const PERCENT: [u64; 7] = [1, 2, 5, 10, 20, 50, 100];
@@ -257,7 +254,7 @@ fn entry(replayed: &Replayed, capacity: u32, outcome: Outcome) -> Entry {
     let trace = &replayed.trace;
     let tokens = trace.knows_block_lengths().then_some(outcome.hit_tokens);
     Entry {
-        schema: SCHEMA,
+        schema: json::SCHEMA,
         forebay: env!("CARGO_PKG_VERSION"),
         kind: "requests",
         trace: replayed.path.display().to_string(),

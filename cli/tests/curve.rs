@@ -8,8 +8,10 @@ mod pools;
 #[path = "../../tests/support/traces.rs"]
 mod traces;
 
+#[path = "support/command.rs"]
+mod command;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use curve::Curves;
 use forebay::Shape;
@@ -80,15 +82,8 @@ fn the_curve_of_the_demo_trace_is_what_the_pools_count() {
     }
 }
 
-fn forebay(arguments: &[&str]) -> std::process::Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).output().unwrap()
-}
-
 fn entries(arguments: &[&str]) -> Vec<Value> {
-    let output = forebay(&[arguments, &["--json", "-"]].concat());
-    assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0), "{arguments:?}");
-    serde_json::from_slice::<Vec<Value>>(&output.stdout).unwrap()
+    serde_json::from_str(&command::succeeds(&[arguments, &["--json", "-"]].concat())).unwrap()
 }
 
 #[test]
@@ -127,11 +122,7 @@ fn json_has_every_size_and_marks_those_that_were_replayed() {
 fn the_table_has_a_line_for_each_size_and_a_star_below_the_curve() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
-    let text = |sizes: &[&str]| {
-        let output = forebay(&[&["replay", demo, "--curve"], sizes].concat());
-        assert_eq!(output.status.code(), Some(0));
-        String::from_utf8(output.stdout).unwrap()
-    };
+    let text = |sizes: &[&str]| command::succeeds(&[&["replay", demo, "--curve"], sizes].concat());
     let table = text(&[]);
     for ratio in ["0.050", "0.100", "0.150", "0.300", "0.500", "1.000"] {
         assert!(table.lines().any(|line| line.trim_start().starts_with(ratio)), "{table}");
@@ -153,9 +144,7 @@ fn what_a_replay_refuses_its_curve_refuses() {
         (&["--ratio", "0.00001"], "leaves no slot"),
         (&["--json", demo], "would replace the trace"),
     ] {
-        let output = forebay(&[&["replay", demo, "--curve"], arguments].concat());
-        let errors = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
-        assert!(output.stdout.is_empty() && errors.lines().count() == 1 && errors.contains(word), "{errors}");
+        let errors = command::refuses(&[&["replay", demo, "--curve"], arguments].concat());
+        assert!(errors.contains(word), "{errors}");
     }
 }

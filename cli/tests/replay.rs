@@ -1,10 +1,14 @@
 //! The command `forebay`, run as its users run it: what it prints, writes, refuses and returns.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "support/command.rs"]
+mod command;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use command::{forebay, refused, refuses, succeeds};
 use forebay::trace::SelectionTrace;
 use serde_json::Value;
 
@@ -18,38 +22,6 @@ fn folder(name: &str) -> PathBuf {
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
     folder
-}
-
-fn forebay(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null());
-    command
-}
-
-fn output(arguments: &[&str]) -> Output {
-    forebay(arguments).output().unwrap()
-}
-
-/// Runs it to success and returns standard output; standard error must be empty.
-fn succeeds(arguments: &[&str]) -> String {
-    let output = output(arguments);
-    let errors = String::from_utf8(output.stderr).unwrap();
-    assert_eq!((output.status.code(), errors.as_str()), (Some(0), ""), "{arguments:?}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// Runs it to status 2 and returns the error, one line; nothing may have been printed.
-fn refuses(arguments: &[&str]) -> String {
-    refused(output(arguments), arguments)
-}
-
-fn refused(output: Output, arguments: &[&str]) -> String {
-    let errors = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
-    assert!(output.stdout.is_empty(), "{arguments:?} printed something");
-    assert!(errors.starts_with("error: ") && !errors.contains("panicked"), "{errors}");
-    assert_eq!(errors.lines().count(), 1, "{errors}");
-    errors
 }
 
 /// Runs it with `kib` KiB of address space.
@@ -484,6 +456,6 @@ fn version_help_and_completions() {
     assert!(refuses(&["completions", "cmd"]).contains("bash"));
     assert!(succeeds(&["--help"]).starts_with("What a small KV-cache pool"));
     // A bare call shows the help.
-    let bare = output(&[]);
+    let bare = forebay(&[]).output().unwrap();
     assert_eq!(bare.status.code(), Some(2));
 }

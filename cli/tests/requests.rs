@@ -4,13 +4,14 @@
 
 #[path = "../src/blocks.rs"]
 mod blocks;
+#[path = "support/command.rs"]
+mod command;
 #[path = "../../tests/support/traces.rs"]
 mod traces;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use forebay::trace::requests::{Options, RequestTrace};
 use serde_json::Value;
@@ -160,25 +161,17 @@ fn sessions_come_out_as_published() {
     assert_eq!(with.requests(), 11_309 - 21 + 225);
 }
 
-fn output(arguments: &[&str]) -> std::process::Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    command.arg("replay").args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).output().unwrap()
+/// `forebay replay` with these arguments.
+fn replay<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
+    std::iter::once("replay").chain(arguments.iter().copied()).collect()
 }
 
 fn succeeds(arguments: &[&str]) -> String {
-    let output = output(arguments);
-    let errors = String::from_utf8(output.stderr).unwrap();
-    assert_eq!((output.status.code(), errors.as_str()), (Some(0), ""), "{arguments:?}");
-    String::from_utf8(output.stdout).unwrap()
+    command::succeeds(&replay(arguments))
 }
 
 fn refuses(arguments: &[&str]) -> String {
-    let output = output(arguments);
-    let errors = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
-    assert!(output.stdout.is_empty() && errors.starts_with("error: "), "{errors}");
-    assert_eq!(errors.lines().count(), 1, "{errors}");
-    errors
+    command::refuses(&replay(arguments))
 }
 
 /// A file of one test's own.
