@@ -9,6 +9,7 @@
 mod blocks;
 mod curve;
 mod curve_report;
+mod html;
 mod json;
 mod output;
 mod policy;

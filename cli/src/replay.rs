@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use crate::policy::{self, Policy};
 use crate::pools::{self, Outcome, Setting};
 use crate::requests::Traces;
-use crate::{curve_report, json, output, report, requests};
+use crate::{curve_report, html, json, output, report, requests};
 
 /// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
 pub const FIRST_STEPS: u32 = 8;
@@ -82,6 +82,8 @@ pub struct Arguments {
     /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub report: html::HtmlArguments,
 }
 
 impl Arguments {
@@ -98,6 +100,11 @@ impl Arguments {
             }
         }
         once
+    }
+
+    /// How many sizes were named.
+    pub fn sizes(&self) -> usize {
+        self.ratio.len() + self.slots.len()
     }
 
     /// An option that was given and means nothing for request traces.
@@ -347,13 +354,18 @@ fn study(
 }
 
 /// Refuses to write the result over one of the traces, by whatever name.
-fn check_target<'a>(json: &Path, mut traces: impl Iterator<Item = &'a PathBuf>) -> Result<()> {
+fn check_target<'a>(
+    option: &str,
+    target: &Path,
+    mut traces: impl Iterator<Item = &'a PathBuf>,
+) -> Result<()> {
     let identity = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
-    let Some(target) = identity(json) else { return Ok(()) };
-    match traces.find(|trace| identity(trace) == Some(target)) {
+    let known = identity(target).filter(|_| !output::is_stdout(target));
+    let Some(known) = known else { return Ok(()) };
+    match traces.find(|trace| identity(trace) == Some(known)) {
         None => Ok(()),
         Some(trace) => Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("--json {} would replace the trace {}", json.display(), trace.display()))
+            .at(format!("{option} {} would replace the trace {}", target.display(), trace.display()))
             .hint("name another file")),
     }
 }
@@ -368,8 +380,9 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         Shape::preset(model).ok_or_else(|| Error::new(Kind::InvalidConfig, "replay").at("--model"))?;
     let row = RowSize { model: model.to_owned(), bytes: Geometry::new(shape)?.row_bytes() };
     let DeviceName::Host = arguments.device.unwrap_or(DeviceName::Host);
-    if let Some(path) = arguments.json.as_deref().filter(|path| !output::is_stdout(path)) {
-        check_target(path, arguments.traces.iter().chain(arguments.requests.side_files()))?;
+    let targets = [("--json", &arguments.json), ("--html", &arguments.report.html)];
+    for (option, path) in targets.iter().filter_map(|(option, path)| Some((option, path.as_deref()?))) {
+        check_target(option, path, arguments.traces.iter().chain(arguments.requests.side_files()))?;
     }
     match requests::kind_of(&arguments.traces)? {
         Traces::Requests => {
@@ -378,6 +391,9 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         }
         Traces::Selections => arguments.requests.refuse()?,
         Traces::Unknown => {}
+    }
+    if let Some(target) = &arguments.report.html {
+        return html::selections(target, arguments, &shape, &row);
     }
     if arguments.curve && arguments.policies() != [Policy::Lru] {
         return Err(Error::new(Kind::InvalidConfig, "replay")
