@@ -74,7 +74,7 @@ impl Plot {
 
 /// About how wide a text is.
 fn width(text: &str) -> f64 {
-    text.chars().count() as f64 * 8.0
+    text.chars().count() as f64 * 8.6
 }
 
 /// A line and its name.

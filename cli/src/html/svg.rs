@@ -134,8 +134,11 @@ impl Svg {
         }
     }
 
-    /// A line of text.
+    /// A line of text; nothing for none.
     pub fn text(&mut self, class: &str, anchor: Anchor, (x, y): (f64, f64), text: &str) {
+        if text.is_empty() {
+            return;
+        }
         let classes = format!("{class}{}", anchor.class());
         let (x, y, text) = (at(x), at(y), escape(text));
         match classes.trim() {
@@ -188,6 +191,7 @@ mod tests {
         let mut svg = Svg::new(1.0, 1.0, "", "");
         svg.rect("a", (0.0, 0.0), (0.0, 5.0), "");
         svg.polyline("a", &[(0.0, 0.0)], "");
+        svg.text("a", Anchor::End, (0.0, 0.0), "");
         assert!(!svg.finish().contains("class"));
     }
 }
