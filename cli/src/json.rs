@@ -64,6 +64,13 @@ struct Entry<'a> {
     heading: Heading<'a>,
     slots: u32,
     ratio: f64,
+    split: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slots_by_layer: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uniform_misses: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gain: Option<f64>,
     per_layer: Vec<PerLayer>,
     total: Total,
     first_steps: FirstSteps,
@@ -108,7 +115,7 @@ pub fn bytes(replay: &Replay, row: &RowSize) -> (u64, u64) {
     (replay.total().misses * u64::from(row.bytes), born * u64::from(row.bytes))
 }
 
-fn entry<'a>(trace: &'a Replayed, replay: &Replay, row: &'a RowSize) -> Entry<'a> {
+fn entry<'a>(trace: &'a Replayed, replay: &'a Replay, row: &'a RowSize) -> Entry<'a> {
     let (header, setting, total) = (&trace.header, &replay.setting, replay.total());
     let (host_to_device_bytes, device_to_host_bytes) = bytes(replay, row);
     let per_layer = header.layer_ids.iter().zip(&replay.layers).map(|(layer, count)| PerLayer {
@@ -121,6 +128,10 @@ fn entry<'a>(trace: &'a Replayed, replay: &Replay, row: &'a RowSize) -> Entry<'a
         heading: Heading::new("selection", &trace.path, header, setting, replay.policy),
         slots: setting.slots,
         ratio: replay.ratio,
+        split: if replay.divided.is_some() { "by-layer" } else { "uniform" },
+        slots_by_layer: replay.divided.as_ref().map(|divided| &divided.slots[..]),
+        uniform_misses: replay.divided.as_ref().map(|divided| divided.uniform_misses),
+        gain: replay.gain(),
         per_layer: per_layer.collect(),
         total: Total {
             hits: total.hits,

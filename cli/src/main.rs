@@ -16,6 +16,7 @@ mod pools;
 mod replay;
 mod report;
 mod requests;
+mod split;
 
 use std::process::ExitCode;
 

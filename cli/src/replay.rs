@@ -14,10 +14,11 @@ use forebay::trace::SelectionTrace;
 use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
+use crate::curve::{self, Curves};
 use crate::policy::{self, Policy};
 use crate::pools::{self, Outcome, Setting};
 use crate::requests::Traces;
-use crate::{curve_report, json, output, report, requests};
+use crate::{curve_report, json, output, report, requests, split};
 
 /// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
 pub const FIRST_STEPS: u32 = 8;
@@ -71,6 +72,9 @@ pub struct Arguments {
     /// [default: lru].
     #[arg(long, value_enum, value_delimiter = ',')]
     policy: Vec<Policy>,
+    /// How the slots of all layers together are divided; by-layer is set beside uniform [default: uniform].
+    #[arg(long, value_enum)]
+    split: Option<Split>,
     /// Whose rows are moved: sets the bytes of one row [default: deepseek-v3.2].
     #[arg(long, value_name = "NAME", value_parser = presets())]
     model: Option<String>,
@@ -109,6 +113,7 @@ impl Arguments {
             ("--mtp", self.mtp.is_some()),
             ("--curve", self.curve),
             ("--policy", !self.policy.is_empty()),
+            ("--split", self.split.is_some()),
             ("--model", self.model.is_some()),
             ("--device", self.device.is_some()),
         ];
@@ -121,6 +126,15 @@ impl Arguments {
 enum DeviceName {
     /// This machine's memory and processors.
     Host,
+}
+
+/// How a total of slots is divided over the layers.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Split {
+    /// As many in every layer.
+    Uniform,
+    /// By what each layer gains, from the layers' curves.
+    ByLayer,
 }
 
 fn ratio(text: &str) -> std::result::Result<f64, String> {
@@ -157,12 +171,22 @@ pub struct Count {
     pub misses: u64,
 }
 
+/// A total of slots that was divided by what each layer gains.
+pub struct Divided {
+    /// Slots by layer.
+    pub slots: Vec<u32>,
+    /// Misses of all layers when each has as many.
+    pub uniform_misses: u64,
+}
+
 /// A trace's replay at one size, with everything that the reports say about it.
 pub struct Replay {
     /// What was replayed.
     pub setting: Setting,
     /// Who left a full pool.
     pub policy: Policy,
+    /// How the slots of all layers were divided, where they were; the setting's are the mean then.
+    pub divided: Option<Divided>,
     /// Slots as a share of the context at decode start, as asked for.
     pub ratio: f64,
     /// Hits and misses of every layer, over all decode steps.
@@ -180,6 +204,12 @@ impl Replay {
             hits: sum.hits + count.hits,
             misses: sum.misses + count.misses,
         })
+    }
+
+    /// The share of the uniform split's misses that dividing the slots saves.
+    pub fn gain(&self) -> Option<f64> {
+        let before = self.divided.as_ref()?.uniform_misses as f64;
+        Some((before - self.total().misses as f64) / before.max(1.0))
     }
 
     /// A count as a mean over the decode steps.
@@ -294,24 +324,66 @@ pub fn named(e: Error, path: &Path) -> Error {
     if too_large { e.hint("pass a smaller --ratio or --slots") } else { e }
 }
 
+/// One size under one policy.
+struct Job {
+    policy: Policy,
+    setting: Setting,
+    ratio: f64,
+    /// Slots by layer, where they are divided by gain.
+    divided: Option<Vec<u32>>,
+}
+
+/// The jobs of every size and policy; with `--split by-layer` each size is divided beside its uniform job.
+fn jobs(
+    trace: &SelectionTrace,
+    settings: &[(Setting, f64)],
+    arguments: &Arguments,
+    bar: &ProgressBar,
+) -> Result<Vec<Job>> {
+    let mut jobs = Vec::new();
+    let by_layer = arguments.split == Some(Split::ByLayer);
+    let header = trace.header();
+    let mut curves = Curves::default();
+    if let (Some((setting, _)), true) = (settings.first(), by_layer) {
+        let (mut layer, steps) = (0, u64::from(setting.steps));
+        curves = curve::curves(trace, *setting, || {
+            layer += 1;
+            bar.set_position(steps * layer / u64::from(header.layers));
+        })?;
+    }
+    for (setting, ratio) in settings {
+        let (setting, ratio) = (*setting, *ratio);
+        let policies = arguments.policies();
+        jobs.extend(policies.into_iter().map(|policy| Job { policy, setting, ratio, divided: None }));
+        if by_layer {
+            let most = header.decode_start + setting.steps * setting.mtp;
+            let divided = Some(split::by_layer(&curves, setting.slots, most)?);
+            jobs.push(Job { policy: Policy::Lru, setting, ratio, divided });
+        }
+    }
+    Ok(jobs)
+}
+
 /// Replays the trace at `path` at every size.
 fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed> {
     let trace = SelectionTrace::read(path)?;
     let settings = settings(&trace, path, arguments)?;
-    let policies = arguments.policies();
-    let steps = settings.iter().map(|(s, _)| u64::from(s.steps) * policies.len() as u64).sum();
-    let bar = progress(path, steps);
-    let jobs: Vec<(Policy, Setting, f64)> =
-        settings.iter().flat_map(|(s, ratio)| policies.iter().map(|p| (*p, *s, *ratio))).collect();
-    // The first steps by themselves are a short replay, which starts cold.
-    let beginning =
-        |setting: Setting| Setting { warmup: 0, steps: setting.steps.min(FIRST_STEPS), ..setting };
-    let run = |setting, progress: &dyn Fn()| {
-        pools::replay(&trace, shape, setting, progress).map_err(|e| named(e, path))
-    };
-    let mut studied = study(&trace, &jobs, beginning, &bar).into_iter();
-    let mut replays = Vec::with_capacity(jobs.len());
-    for (policy, setting, ratio) in jobs {
+    let by_layer = arguments.split == Some(Split::ByLayer);
+    // The curves count as a replay of one size.
+    let passes = if by_layer { 2 * settings.len() + 1 } else { arguments.policies().len() * settings.len() };
+    let steps = settings.first().map_or(0, |(setting, _)| u64::from(setting.steps));
+    let bar = progress(path, steps * passes as u64);
+    let jobs = jobs(&trace, &settings, arguments, &bar).map_err(|e| named(e, path))?;
+    let mut studied = study(&trace, &jobs, &bar).into_iter();
+    let mut replays: Vec<Replay> = Vec::with_capacity(jobs.len());
+    for Job { policy, setting, ratio, divided } in jobs {
+        let run = |setting: Setting, progress: &dyn Fn()| {
+            match &divided {
+                None => pools::replay(&trace, shape, setting, progress),
+                Some(slots) => pools::replay_by_layer(&trace, shape, setting, slots, progress),
+            }
+            .map_err(|e| named(e, path))
+        };
         let produced = match policy {
             Policy::Lru => Some((run(setting, &|| bar.inc(1))?, run(beginning(setting), &|| ())?)),
             _ => studied.next(),
@@ -319,22 +391,24 @@ fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed>
         let Some((outcome, cold)) = produced else { continue };
         let layers = outcome.layers.into_iter().map(|(hits, misses)| Count { hits, misses }).collect();
         let (first, cold) = (first(outcome.steps), cold.steps);
-        replays.push(Replay { setting, policy, ratio, layers, first, cold });
+        let uniform_misses = replays.last().map_or(0, |uniform| uniform.total().misses);
+        let divided = divided.map(|slots| Divided { slots, uniform_misses });
+        replays.push(Replay { setting, policy, divided, ratio, layers, first, cold });
     }
     bar.finish_and_clear();
     Ok(Replayed { path: path.to_owned(), header: trace.header().clone(), replays })
 }
 
+/// The first steps by themselves: a short replay, which starts cold.
+fn beginning(setting: Setting) -> Setting {
+    Setting { warmup: 0, steps: setting.steps.min(FIRST_STEPS), ..setting }
+}
+
 /// The jobs that no production pool runs, in their order: whole, and their cold beginning.
-fn study(
-    trace: &SelectionTrace,
-    jobs: &[(Policy, Setting, f64)],
-    beginning: impl Fn(Setting) -> Setting,
-    bar: &ProgressBar,
-) -> Vec<(Outcome, Outcome)> {
-    let jobs = jobs.iter().filter(|(policy, ..)| *policy != Policy::Lru);
+fn study(trace: &SelectionTrace, jobs: &[Job], bar: &ProgressBar) -> Vec<(Outcome, Outcome)> {
+    let jobs = jobs.iter().filter(|job| job.policy != Policy::Lru);
     let both: Vec<(Policy, Setting)> =
-        jobs.flat_map(|(policy, setting, _)| [(*policy, *setting), (*policy, beginning(*setting))]).collect();
+        jobs.flat_map(|job| [(job.policy, job.setting), (job.policy, beginning(job.setting))]).collect();
     let layers = u64::from(trace.header().layers);
     let ticks = std::cell::Cell::new(0);
     let mut outcomes = policy::replay(trace, &both, |steps| {
@@ -383,6 +457,20 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         return Err(Error::new(Kind::InvalidConfig, "replay")
             .at("--curve counts the rule of the production pools, and --policy names another")
             .hint("replay the other policies at sizes of their own, without --curve"));
+    }
+    if arguments.split == Some(Split::ByLayer) {
+        let alone = |what: &str, hint| {
+            Err(Error::new(Kind::InvalidConfig, "replay").at(format!("--split by-layer {what}")).hint(hint))
+        };
+        if arguments.policies() != [Policy::Lru] {
+            return alone(
+                "divides by the curves of the rule of the production pools, and --policy names another",
+                "replay the other policies without --split",
+            );
+        }
+        if arguments.curve {
+            return alone("replays the sizes named, --curve counts all", "pass one of the two");
+        }
     }
     if arguments.curve {
         return curve_report::command(arguments, &shape, &row);
