@@ -90,21 +90,17 @@ fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
         return Err(Error::new(Kind::Internal, "replay").at("no size"));
     };
     // A pass over all layers counts as a replay of one size.
-    let steps = u64::from(setting.steps);
-    let bar = replay::progress(path, steps * (settings.len() as u64 + 1));
-    let mut layer = 0;
-    let counted = curve::curves(&trace, setting, || {
-        layer += 1;
-        bar.set_position(steps * layer / u64::from(header.layers));
-    });
+    let (steps, layers) = (u64::from(setting.steps), u64::from(header.layers));
+    let bar = replay::progress(path, steps * layers * (settings.len() as u64 + 1));
+    let counted = curve::curves(&trace, setting, || bar.inc(steps));
     let curves = counted.map_err(|e| replay::named(e, path))?;
     let mut curved = Curved { path: path.to_owned(), header, setting, curves, asked: Vec::new() };
     for (setting, ratio) in settings {
         let point = if setting.slots >= curved.curves.exact_from() {
-            bar.inc(steps);
+            bar.inc(steps * layers);
             curved.point(setting.slots)
         } else {
-            let outcome = pools::replay(&trace, shape, setting, || bar.inc(1));
+            let outcome = pools::replay(&trace, shape, setting, || bar.inc(layers));
             let layers = outcome.map_err(|e| replay::named(e, path))?.layers;
             let (hits, misses) = layers.iter().fold((0, 0), |sum, layer| (sum.0 + layer.0, sum.1 + layer.1));
             Point { slots: setting.slots, hits, misses, replayed: true }

@@ -14,11 +14,12 @@ use forebay::trace::SelectionTrace;
 use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-use crate::curve::{self, Curves};
-use crate::policy::{self, Policy};
-use crate::pools::{self, Outcome, Setting};
+use crate::policy::Policy;
+use crate::pools::Setting;
+use crate::prefetch::Prefetched;
 use crate::requests::Traces;
-use crate::{curve_report, json, output, report, requests, split};
+use crate::study::Study;
+use crate::{curve_report, json, output, report, requests};
 
 /// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
 pub const FIRST_STEPS: u32 = 8;
@@ -75,6 +76,10 @@ pub struct Arguments {
     /// How the slots of all layers together are divided; by-layer is set beside uniform [default: uniform].
     #[arg(long, value_enum)]
     split: Option<Split>,
+    /// Counts what prefetching each layer's rows would cover and cost: inter-layer brings those that the
+    /// layer before it in the trace selected in the same step.
+    #[arg(long, value_enum)]
+    prefetch: Option<Prefetch>,
     /// Whose rows are moved: sets the bytes of one row [default: deepseek-v3.2].
     #[arg(long, value_name = "NAME", value_parser = presets())]
     model: Option<String>,
@@ -114,6 +119,7 @@ impl Arguments {
             ("--curve", self.curve),
             ("--policy", !self.policy.is_empty()),
             ("--split", self.split.is_some()),
+            ("--prefetch", self.prefetch.is_some()),
             ("--model", self.model.is_some()),
             ("--device", self.device.is_some()),
         ];
@@ -135,6 +141,13 @@ enum Split {
     Uniform,
     /// By what each layer gains, from the layers' curves.
     ByLayer,
+}
+
+/// Which rows a layer gets before its selection is known.
+#[derive(Clone, Copy, ValueEnum)]
+enum Prefetch {
+    /// Those that the layer before it selected.
+    InterLayer,
 }
 
 fn ratio(text: &str) -> std::result::Result<f64, String> {
@@ -191,6 +204,8 @@ pub struct Replay {
     pub ratio: f64,
     /// Hits and misses of every layer, over all decode steps.
     pub layers: Vec<Count>,
+    /// What a prefetch brings each layer, where it was asked for.
+    pub prefetched: Option<Vec<Prefetched>>,
     /// Misses of each of the first [`FIRST_STEPS`] decode steps, all layers together.
     pub first: Vec<u64>,
     /// The same without warm-up.
@@ -286,31 +301,27 @@ pub fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> R
             continue;
         }
         if slots == 0 {
+            let hint = match header.decode_start {
+                0 => "pass --slots: a ratio of an empty context is nothing",
+                _ => "pass a larger ratio, or --slots",
+            };
             return Err(invalid(&format!("--ratio {ratio} leaves no slot"))
                 .with("decode_start", header.decode_start)
-                .hint("pass a larger ratio, or --slots"));
+                .hint(hint));
         }
         all.push((setting(slots), *ratio));
     }
     Ok(all)
 }
 
-/// A bar on standard error; hidden where that is no terminal.
+/// A bar on standard error, for so many steps of one layer each; hidden where that is no terminal.
 pub fn progress(path: &Path, steps: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())
         .with_finish(ProgressFinish::AndClear);
-    if let Ok(style) =
-        ProgressStyle::with_template("{prefix} [{bar:30}] {percent}% of {len} steps, {eta} left")
-    {
+    if let Ok(style) = ProgressStyle::with_template("{prefix} [{bar:30}] {percent}%, {eta} left") {
         bar.set_style(style.progress_chars("=> "));
     }
     bar.with_prefix(output::harmless(&path.display().to_string()))
-}
-
-/// Misses of the first decode steps.
-fn first(mut steps: Vec<u64>) -> Vec<u64> {
-    steps.truncate(FIRST_STEPS as usize);
-    steps
 }
 
 /// The error with the trace's name, and what helps against pools that are too large.
@@ -324,100 +335,19 @@ pub fn named(e: Error, path: &Path) -> Error {
     if too_large { e.hint("pass a smaller --ratio or --slots") } else { e }
 }
 
-/// One size under one policy.
-struct Job {
-    policy: Policy,
-    setting: Setting,
-    ratio: f64,
-    /// Slots by layer, where they are divided by gain.
-    divided: Option<Vec<u32>>,
-}
-
-/// The jobs of every size and policy; with `--split by-layer` each size is divided beside its uniform job.
-fn jobs(
-    trace: &SelectionTrace,
-    settings: &[(Setting, f64)],
-    arguments: &Arguments,
-    bar: &ProgressBar,
-) -> Result<Vec<Job>> {
-    let mut jobs = Vec::new();
-    let by_layer = arguments.split == Some(Split::ByLayer);
-    let header = trace.header();
-    let mut curves = Curves::default();
-    if let (Some((setting, _)), true) = (settings.first(), by_layer) {
-        let (mut layer, steps) = (0, u64::from(setting.steps));
-        curves = curve::curves(trace, *setting, || {
-            layer += 1;
-            bar.set_position(steps * layer / u64::from(header.layers));
-        })?;
-    }
-    for (setting, ratio) in settings {
-        let (setting, ratio) = (*setting, *ratio);
-        let policies = arguments.policies();
-        jobs.extend(policies.into_iter().map(|policy| Job { policy, setting, ratio, divided: None }));
-        if by_layer {
-            let most = header.decode_start + setting.steps * setting.mtp;
-            let divided = Some(split::by_layer(&curves, setting.slots, most)?);
-            jobs.push(Job { policy: Policy::Lru, setting, ratio, divided });
-        }
-    }
-    Ok(jobs)
-}
-
 /// Replays the trace at `path` at every size.
 fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed> {
     let trace = SelectionTrace::read(path)?;
     let settings = settings(&trace, path, arguments)?;
-    let by_layer = arguments.split == Some(Split::ByLayer);
-    // The curves count as a replay of one size.
-    let passes = if by_layer { 2 * settings.len() + 1 } else { arguments.policies().len() * settings.len() };
-    let steps = settings.first().map_or(0, |(setting, _)| u64::from(setting.steps));
-    let bar = progress(path, steps * passes as u64);
-    let jobs = jobs(&trace, &settings, arguments, &bar).map_err(|e| named(e, path))?;
-    let mut studied = study(&trace, &jobs, &bar).into_iter();
-    let mut replays: Vec<Replay> = Vec::with_capacity(jobs.len());
-    for Job { policy, setting, ratio, divided } in jobs {
-        let run = |setting: Setting, progress: &dyn Fn()| {
-            match &divided {
-                None => pools::replay(&trace, shape, setting, progress),
-                Some(slots) => pools::replay_by_layer(&trace, shape, setting, slots, progress),
-            }
-            .map_err(|e| named(e, path))
-        };
-        let produced = match policy {
-            Policy::Lru => Some((run(setting, &|| bar.inc(1))?, run(beginning(setting), &|| ())?)),
-            _ => studied.next(),
-        };
-        let Some((outcome, cold)) = produced else { continue };
-        let layers = outcome.layers.into_iter().map(|(hits, misses)| Count { hits, misses }).collect();
-        let (first, cold) = (first(outcome.steps), cold.steps);
-        let uniform_misses = replays.last().map_or(0, |uniform| uniform.total().misses);
-        let divided = divided.map(|slots| Divided { slots, uniform_misses });
-        replays.push(Replay { setting, policy, divided, ratio, layers, first, cold });
-    }
+    let study = Study {
+        policies: arguments.policies(),
+        by_layer: arguments.split == Some(Split::ByLayer),
+        prefetch: arguments.prefetch.is_some(),
+    };
+    let bar = progress(path, study.work(&trace, &settings));
+    let replays = study.run(&trace, shape, &settings, &bar).map_err(|e| named(e, path))?;
     bar.finish_and_clear();
     Ok(Replayed { path: path.to_owned(), header: trace.header().clone(), replays })
-}
-
-/// The first steps by themselves: a short replay, which starts cold.
-fn beginning(setting: Setting) -> Setting {
-    Setting { warmup: 0, steps: setting.steps.min(FIRST_STEPS), ..setting }
-}
-
-/// The jobs that no production pool runs, in their order: whole, and their cold beginning.
-fn study(trace: &SelectionTrace, jobs: &[Job], bar: &ProgressBar) -> Vec<(Outcome, Outcome)> {
-    let jobs = jobs.iter().filter(|job| job.policy != Policy::Lru);
-    let both: Vec<(Policy, Setting)> =
-        jobs.flat_map(|job| [(job.policy, job.setting), (job.policy, beginning(job.setting))]).collect();
-    let layers = u64::from(trace.header().layers);
-    let ticks = std::cell::Cell::new(0);
-    let mut outcomes = policy::replay(trace, &both, |steps| {
-        ticks.set(ticks.get() + steps);
-        bar.inc(ticks.get() / layers);
-        ticks.set(ticks.get() % layers);
-    })
-    .into_iter();
-    std::iter::from_fn(|| outcomes.next().zip(outcomes.next())).collect()
 }
 
 /// Refuses to write the result over one of the traces, by whatever name.
@@ -471,6 +401,11 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         if arguments.curve {
             return alone("replays the sizes named, --curve counts all", "pass one of the two");
         }
+    }
+    if arguments.curve && arguments.prefetch.is_some() {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--prefetch looks into pools of the sizes named, and --curve has none")
+            .hint("pass one of the two"));
     }
     if arguments.curve {
         return curve_report::command(arguments, &shape, &row);

@@ -13,6 +13,7 @@ use crate::json::{bytes, miss_ratio};
 use crate::output::harmless;
 use crate::policy::Policy;
 use crate::pools::Setting;
+use crate::prefetch::Prefetched;
 use crate::replay::{Replay, Replayed, RowSize};
 
 /// Characters of the longest bar.
@@ -37,9 +38,24 @@ pub fn text(traces: &[Replayed], row: &RowSize, utf8: bool) -> String {
         out += "By layer: the slots of all layers together, divided by what each gains, as its own curve says. A\n\
              layer has at least the slots that one of its steps may need, or the split stays uniform.\n";
     }
+    if traces.iter().flat_map(|trace| &trace.replays).any(|r| r.prefetched.is_some()) {
+        out += "Prefetched: rows that a layer lacks and the layer before it selected in the same step, brought beside\n\
+             the pool. Covered: misses among them. Extra: the others. Misses are counted as without prefetching.\n";
+        for trace in traces.iter().filter(|trace| apart(&trace.header.layer_ids)) {
+            let path = harmless(&trace.path.display().to_string());
+            out += &format!(
+                "The layers of {path} are not neighbours in the model: nearer ones may agree more.\n"
+            );
+        }
+    }
     out + "Hit: a selected row that was resident when its step began. Miss: one fetched from host memory.\n\
          Rows born in a step are neither. A step's query rows are united first. Miss ratio: misses / (hits + misses).\n\
          To the device: misses x row bytes. To the host: rows born x row bytes. Means are over all decode steps.\n"
+}
+
+/// Whether a model has other layers between these.
+fn apart(ids: &[u32]) -> bool {
+    ids.array_windows().any(|[a, b]| a.checked_add(1) != Some(*b))
 }
 
 /// What was replayed.
@@ -131,12 +147,19 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
     ];
     let kind = if split { "split" } else { "policy" };
     let gain = split.then(|| "fewer misses\nthan uniform".to_owned());
-    table.set_header(named.then(|| kind.to_owned()).into_iter().chain(header).chain(gain));
+    let prefetch = trace.replays.iter().any(|r| r.prefetched.is_some());
+    let covered = prefetch.then(|| ["prefetched:\ncovered".to_owned(), "\nextra".to_owned()]);
+    let more = gain.into_iter().chain(covered.into_iter().flatten());
+    table.set_header(named.then(|| kind.to_owned()).into_iter().chain(header).chain(more));
     for replay in &trace.replays {
         let gain = replay.gain().map(|gain| format!("{:.1}%", 100.0 * gain));
         let gain = split.then(|| gain.unwrap_or_default());
         let cells = cells(replay, row, trace.header.decode_start);
-        table.add_row(named.then(|| name(replay, split).to_owned()).into_iter().chain(cells).chain(gain));
+        let mean = |count| number(replay.per_step(count) / replay.layers.len() as f64);
+        let prefetched = replay.prefetched.as_deref().map(Prefetched::total);
+        let covered = prefetched.map(|all| [mean(all.covered), mean(all.extra)]);
+        let more = gain.into_iter().chain(covered.into_iter().flatten());
+        table.add_row(named.then(|| name(replay, split).to_owned()).into_iter().chain(cells).chain(more));
     }
     align_right(&mut table, |i| i > 0 || !named);
     table.trim_fmt()
