@@ -1,8 +1,8 @@
 //! What a report says about a selection trace, as numbers: everything is counted here, nothing is drawn.
 //!
 //! LRU's misses come from the production pools and from the curve, which is exact; below the curve's least size
-//! the pools are run size by size. The other policies run at the sizes of [`RATIOS`]. Memory beside the trace: one
-//! layer's steps for each policy that runs, and one pool.
+//! the pools are run size by size. The other policies run at the sizes of [`RATIOS`]. Memory beside the trace: for
+//! each core one layer's steps, or one pool.
 
 use std::path::Path;
 
@@ -12,12 +12,12 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 use super::chart::Grid;
 use super::similar::{self, Within};
-use super::work;
 use crate::curve::{self, Curves};
 use crate::output;
 use crate::policy::{self, Policy};
 use crate::pools::{self, Outcome, Setting};
 use crate::replay::{self, Arguments, Count};
+use crate::{split, threads};
 
 /// The size whose misses are shown by layer and by step when none is named.
 const RATIO: f64 = 0.2;
@@ -28,7 +28,7 @@ pub const RATIOS: [f64; 9] = [0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6];
 /// Points of LRU's line, about.
 const POINTS: u32 = 80;
 
-/// The policies set beside LRU; the longest to run first.
+/// The policies set beside LRU.
 const STUDIED: [Policy; 5] =
     [Policy::DecayTokens, Policy::Decay, Policy::Belady, Policy::Fifo, Policy::S3Fifo];
 
@@ -47,6 +47,15 @@ pub struct Size {
     pub slots: u32,
     /// Over all decode steps.
     pub misses: u64,
+}
+
+/// The slots of all layers divided by what each gains.
+#[derive(Clone, Debug, Default)]
+pub struct Divided {
+    /// By layer at the size shown: slots, misses with the same slots in every layer, misses with these.
+    pub layers: Vec<(u32, u64, u64)>,
+    /// All layers, by slots a layer: misses.
+    pub sizes: Vec<(u32, u64)>,
 }
 
 /// Everything that the report says about a trace.
@@ -69,6 +78,8 @@ pub struct Figures {
     pub lru: Vec<Size>,
     /// The other policies by size, ascending.
     pub policies: Vec<(Policy, Vec<Size>)>,
+    /// Slots by layer; nothing where the size shown is below the curves.
+    pub divided: Option<Divided>,
     /// The layers of the heat maps, by their place in the trace.
     pub shown: Vec<u32>,
     /// A layer against itself one position before.
@@ -97,14 +108,12 @@ enum Job {
     Pools(Setting),
     Curve,
     Similar,
-    Study(Policy),
 }
 
 enum Answer {
     Pools(Setting, Outcome),
     Curve(Curves),
     Similar(Within, Grid),
-    Study(Policy, Vec<Outcome>),
 }
 
 /// The size that the pictures by layer and by step show.
@@ -148,22 +157,22 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
     let header = trace.header();
     let picked = picked(header.layers);
     let sizes = sizes(header.decode_start, (setting, ratio));
-    let studied: Vec<(Policy, Setting)> =
-        sizes.iter().map(|(slots, _)| (Policy::Lru, Setting { slots: *slots, ..setting })).collect();
+    let at_sizes = sizes.iter().map(|(slots, _)| Setting { slots: *slots, ..setting });
     let cold = Setting { warmup: 0, ..setting };
-    let mut jobs: Vec<Job> = STUDIED.map(Job::Study).into();
     // Below the most rows that one step selects the curve does not hold; above k x mtp it surely does.
     let least = u64::from(header.k) * u64::from(setting.mtp);
-    let low = studied.iter().map(|(_, s)| *s).filter(|s| u64::from(s.slots) < least && *s != setting);
-    jobs.extend([Job::Pools(setting), Job::Pools(cold)].into_iter().chain(low.map(Job::Pools)));
-    jobs.extend([Job::Curve, Job::Similar]);
+    let low = at_sizes.clone().filter(|s| u64::from(s.slots) < least && *s != setting);
+    let mut jobs = vec![Job::Curve, Job::Similar, Job::Pools(setting), Job::Pools(cold)];
+    jobs.extend(low.map(Job::Pools));
+    let studied: Vec<(Policy, Setting)> =
+        STUDIED.iter().flat_map(|policy| at_sizes.clone().map(|setting| (*policy, setting))).collect();
 
-    let unit = u64::from(setting.steps) * u64::from(header.layers);
-    let bar = progress(path, unit * (jobs.len() + STUDIED.len() * (sizes.len() - 1)) as u64);
     let layers = u64::from(header.layers);
-    let answers = work::map(&jobs, |job| {
-        Ok(match job {
-            Job::Pools(s) => Answer::Pools(*s, pools::replay(&trace, shape, *s, || bar.inc(layers))?),
+    let unit = u64::from(setting.steps) * layers;
+    let bar = progress(path, unit * (jobs.len() + studied.len()) as u64);
+    let answers = threads::each(jobs.len(), |index| {
+        Ok(match jobs[index] {
+            Job::Pools(at) => Answer::Pools(at, pools::replay(&trace, shape, at, || bar.inc(layers))?),
             Job::Curve => Answer::Curve(curve::curves(&trace, setting, || bar.inc(unit / layers))?),
             Job::Similar => {
                 let within = similar::within(&trace, &picked, STRETCHES);
@@ -171,31 +180,12 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
                 bar.inc(unit);
                 Answer::Similar(within, between)
             }
-            Job::Study(policy) => {
-                let jobs: Vec<_> = studied.iter().map(|(_, setting)| (*policy, *setting)).collect();
-                Answer::Study(*policy, policy::replay(&trace, &jobs, |steps| bar.inc(steps)))
-            }
         })
-    });
-    let answers: Vec<Answer> =
-        answers.into_iter().collect::<Result<_>>().map_err(|e| replay::named(e, path))?;
+    })
+    .map_err(|e| replay::named(e, path))?;
+    let outcomes =
+        policy::replay(&trace, &studied, |steps| bar.inc(steps)).map_err(|e| replay::named(e, path))?;
     bar.finish_and_clear();
-    Ok(assembled(path, header, (setting, ratio), &sizes, picked, answers))
-}
-
-fn total(outcome: &Outcome) -> u64 {
-    outcome.layers.iter().map(|(_, misses)| misses).sum()
-}
-
-/// The answers in their places.
-fn assembled(
-    path: &Path,
-    header: &Header,
-    (setting, ratio): (Setting, f64),
-    sizes: &[(u32, f64)],
-    shown: Vec<u32>,
-    answers: Vec<Answer>,
-) -> Figures {
     let mut figures = Figures {
         path: path.display().to_string(),
         header: header.clone(),
@@ -206,47 +196,82 @@ fn assembled(
         cold: Vec::new(),
         lru: Vec::new(),
         policies: Vec::new(),
-        shown,
-        within: Within { grid: Grid::default(), means: Vec::new() },
+        divided: None,
+        shown: picked,
+        within: Within::default(),
         between: Grid::default(),
     };
-    let size = |slots: u32, misses| {
-        let asked = sizes.iter().find(|(s, _)| *s == slots).map(|(_, ratio)| *ratio);
-        let ratio = asked.unwrap_or(f64::from(slots) / f64::from(header.decode_start.max(1)));
-        Size { ratio, slots, misses }
-    };
     for answer in answers {
+        figures.take(answer, &sizes)?;
+    }
+    figures.lru.sort_by_key(|size| size.slots);
+    figures.lru.dedup_by_key(|size| size.slots);
+    for (policy, outcomes) in STUDIED.iter().zip(outcomes.chunks(sizes.len())) {
+        let points = sizes.iter().zip(outcomes).map(|((slots, ratio), outcome)| Size {
+            ratio: *ratio,
+            slots: *slots,
+            misses: total(outcome),
+        });
+        figures.policies.push((*policy, points.collect()));
+    }
+    Ok(figures)
+}
+
+fn total(outcome: &Outcome) -> u64 {
+    outcome.layers.iter().map(|(_, misses)| misses).sum()
+}
+
+impl Figures {
+    /// Puts an answer in its place.
+    fn take(&mut self, answer: Answer, sizes: &[(u32, f64)]) -> Result<()> {
+        let prompt = self.header.decode_start;
+        let size = |slots: u32, misses| {
+            let asked = sizes.iter().find(|(s, _)| *s == slots).map(|(_, ratio)| *ratio);
+            let ratio = asked.unwrap_or(f64::from(slots) / f64::from(prompt.max(1)));
+            Size { ratio, slots, misses }
+        };
         match answer {
             Answer::Pools(at, outcome) => {
-                if at.warmup == setting.warmup {
-                    figures.lru.push(size(at.slots, total(&outcome)));
+                if at.warmup == self.setting.warmup {
+                    self.lru.push(size(at.slots, total(&outcome)));
                 }
-                if at == setting {
-                    let counts =
-                        outcome.layers.iter().map(|(hits, misses)| Count { hits: *hits, misses: *misses });
-                    figures.layers = counts.collect();
-                    figures.warm.clone_from(&outcome.steps);
+                if at == self.setting {
+                    let count = |(hits, misses): &(u64, u64)| Count { hits: *hits, misses: *misses };
+                    self.layers = outcome.layers.iter().map(count).collect();
+                    self.warm.clone_from(&outcome.steps);
                 }
-                if at == (Setting { warmup: 0, ..setting }) {
-                    figures.cold = outcome.steps;
+                if at == (Setting { warmup: 0, ..self.setting }) {
+                    self.cold = outcome.steps;
                 }
             }
             Answer::Curve(curves) => {
                 let named = sizes.iter().map(|(slots, _)| *slots);
-                let line = geometric(curves.exact_from(), header.decode_start).into_iter().chain(named);
+                let line = geometric(curves.exact_from(), prompt).into_iter().chain(named);
                 let exact = line.filter(|slots| *slots >= curves.exact_from());
-                figures.lru.extend(exact.map(|slots| size(slots, curves.total(slots).1)));
+                self.lru.extend(exact.map(|slots| size(slots, curves.total(slots).1)));
+                self.divided = self.divide(&curves, sizes)?;
             }
-            Answer::Similar(within, between) => (figures.within, figures.between) = (within, between),
-            Answer::Study(policy, outcomes) => {
-                let points = sizes.iter().zip(&outcomes).map(|((slots, _), o)| size(*slots, total(o)));
-                figures.policies.push((policy, points.collect()));
-            }
+            Answer::Similar(within, between) => (self.within, self.between) = (within, between),
         }
+        Ok(())
     }
-    figures.lru.sort_by_key(|size| size.slots);
-    figures.lru.dedup_by_key(|size| size.slots);
-    figures
+
+    fn divide(&self, curves: &Curves, sizes: &[(u32, f64)]) -> Result<Option<Divided>> {
+        let shown = self.setting.slots;
+        if shown < curves.exact_from() || curves.layers.len() < 2 {
+            return Ok(None);
+        }
+        let most = self.header.decode_start + self.setting.steps * self.setting.mtp;
+        let slots = split::by_layer(curves, shown, most)?;
+        let by_layer = curves.layers.iter().zip(slots);
+        let layers = by_layer.map(|(curve, slots)| (slots, curve.misses(shown), curve.misses(slots)));
+        let mut divided = Divided { layers: layers.collect(), sizes: Vec::new() };
+        for (slots, _) in sizes.iter().filter(|(slots, _)| *slots >= curves.exact_from()) {
+            let misses = split::misses(curves, &split::by_layer(curves, *slots, most)?);
+            divided.sizes.push((*slots, misses));
+        }
+        Ok(Some(divided))
+    }
 }
 
 /// Sizes from `least` to `most` with equal factors between them, and both.

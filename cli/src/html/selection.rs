@@ -10,6 +10,7 @@ use super::figures::{Figures, Size};
 use super::likeness;
 use super::page::{Card, Section, Table, Tile};
 use super::scale::{Scale, Spread};
+use super::slots;
 use super::svg::{Anchor, Svg};
 use crate::json::miss_ratio;
 use crate::policy::Policy;
@@ -94,6 +95,7 @@ pub fn section(view: &View<'_>) -> Section {
     let header = &view.figures.header;
     let title = if header.label.is_empty() { &view.figures.path } else { &header.label };
     let mut cards = vec![by_size(view), by_policy(view), by_layer(view), by_step(view), moved(view)];
+    cards.extend(slots::divided(view.figures));
     cards.push(likeness::within(view.figures));
     cards.extend(likeness::between(view.figures));
     Section {
@@ -316,12 +318,12 @@ fn shares_by_size(figures: &Figures, plot: &Plot, x: &Scale) -> String {
 }
 
 /// A number without zeros that say nothing.
-fn short(value: f64) -> String {
+pub fn short(value: f64) -> String {
     format!("{}", (value * 1e6).round() / 1e6)
 }
 
 /// A ratio to three decimals, or two digits where those would say too little.
-fn ratio(value: f64) -> String {
+pub fn ratio(value: f64) -> String {
     match report::ratio(value).trim_end_matches('0') {
         whole if whole.ends_with('.') => format!("{value:.0}"),
         trimmed => trimmed.to_owned(),

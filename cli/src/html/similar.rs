@@ -10,6 +10,7 @@ use super::chart::Grid;
 const SAMPLES: u32 = 512;
 
 /// A layer against itself one position before.
+#[derive(Default)]
 pub struct Within {
     /// By layer and stretch of positions: the mean share that had been selected one position before.
     pub grid: Grid,

@@ -3,7 +3,7 @@
 use forebay::trace::{Header, SelectionTrace};
 
 use super::chart::Grid;
-use super::figures::{Figures, Size};
+use super::figures::{Divided, Figures, Size};
 use super::page::{self, Section};
 use super::selection::{self, View};
 use super::similar::{self, Within};
@@ -43,6 +43,10 @@ fn figures(layers: u32, steps: u32, missed: impl Fn(u32, u32) -> u64) -> Figures
         cold: by_step,
         lru: sizes.clone(),
         policies: vec![(Policy::Belady, sizes.clone()), (Policy::DecayTokens, sizes)],
+        divided: (layers > 1).then(|| Divided {
+            layers: (0..layers).map(|layer| (10 + layer, of_layer(layer), of_layer(layer) / 2)).collect(),
+            sizes: vec![(20, all / 2), (30, all / 4)],
+        }),
         shown: (0..layers).collect(),
         within: Within {
             grid: Grid { columns, values: vec![0.5; columns * layers as usize] },
