@@ -13,8 +13,10 @@ mod json;
 mod output;
 mod policy;
 mod pools;
+mod queues;
 mod replay;
 mod report;
+mod request_report;
 mod requests;
 
 use std::process::ExitCode;

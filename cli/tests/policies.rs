@@ -6,6 +6,9 @@
 mod policy;
 #[path = "../src/pools.rs"]
 mod pools;
+#[path = "../src/queues.rs"]
+#[expect(dead_code, reason = "a pool asks for a row only to hit it")]
+mod queues;
 #[path = "../../tests/support/traces.rs"]
 mod traces;
 
