@@ -65,12 +65,12 @@ pub struct Arguments {
     /// Query rows per decode step: 1 without drafts [default: 1].
     #[arg(long, value_name = "Q", value_parser = at_least_one, allow_negative_numbers = true)]
     mtp: Option<u32>,
-    /// Misses at every size in one pass, exact; prints them at the sizes named, writes all of them as JSON
-    /// [default: ratios from 0.05 to 1].
+    /// Misses, or hits by capacity, at every size in one pass, exact; prints them at the sizes named, writes all
+    /// of them as JSON [default: ratios from 0.05 to 1].
     #[arg(long)]
     curve: bool,
-    /// Who leaves a full pool; several, separated by commas, are set side by side. All but lru are for study
-    /// [default: lru].
+    /// Who leaves a full pool or cache; several, separated by commas, are set side by side. All but lru are for
+    /// study; decay and decay-tokens are for selection traces [default: lru].
     #[arg(long, value_enum, value_delimiter = ',')]
     policy: Vec<Policy>,
     /// How the slots of all layers together are divided; by-layer is set beside uniform [default: uniform].
@@ -123,11 +123,10 @@ impl Arguments {
             ("--slots", !self.slots.is_empty()),
             ("--warmup", self.warmup.is_some()),
             ("--mtp", self.mtp.is_some()),
-            ("--curve", self.curve),
-            ("--policy", !self.policy.is_empty()),
             ("--split", self.split.is_some()),
             ("--prefetch", self.prefetch.is_some()),
             ("--model", self.model.is_some()),
+            ("--link-rate", self.report.link_rate.is_some()),
             ("--device", self.device.is_some()),
         ];
         given.iter().find(|(_, given)| *given).map(|(name, _)| *name)
@@ -391,7 +390,11 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     match requests::kind_of(&arguments.traces)? {
         Traces::Requests => {
             let (json, selection) = (arguments.json.as_deref(), arguments.for_selections());
-            return requests::command(&arguments.requests, selection, &arguments.traces, json);
+            if let (Some(target), None) = (&arguments.report.html, selection) {
+                return html::requests(target, &arguments.traces, &arguments.requests);
+            }
+            let study = requests::Study { policies: arguments.policies(), curve: arguments.curve };
+            return requests::command(&arguments.requests, &study, selection, &arguments.traces, json);
         }
         Traces::Selections => arguments.requests.refuse()?,
         Traces::Unknown => {}

@@ -142,6 +142,40 @@ fn what_cannot_be_reported_is_refused_and_nothing_is_written() {
 }
 
 #[test]
+fn request_traces_have_hits_by_capacity() {
+    let folder = folder("requests");
+    let trace = folder.join("requests.jsonl");
+    let line = |ids: &[u32]| {
+        let tokens = 512 * ids.len();
+        format!(
+            "{{\"timestamp\": 0, \"input_length\": {tokens}, \"output_length\": 1, \"hash_ids\": {ids:?}}}\n"
+        )
+    };
+    let requests: Vec<String> = (0..60).map(|i| line(&[0, 1 + i % 5, 10 + i % 7, 20 + i])).collect();
+    fs::write(&trace, requests.concat()).unwrap();
+    let trace = trace.to_str().unwrap();
+    let page = succeeds(&["replay", trace, "--capacity", "9,20", "--html", "-"]);
+    let policies = "lru,fifo,s3-fifo,belady";
+    let json = succeeds(&["replay", trace, "--capacity", "9,20", "--policy", policies, "--json", "-"]);
+    let entries: Vec<Value> = serde_json::from_str(&json).unwrap();
+    assert_eq!(entries.len(), 8);
+    for capacity in entries.chunks(4) {
+        let cell =
+            |entry: &Value, share: &str| format!("<td>{:.1}%</td>", 100.0 * entry[share].as_f64().unwrap());
+        let by = |share: &str| capacity.iter().map(|entry| cell(entry, share)).collect::<String>();
+        let cells = by("token_hit_ratio") + &by("hit_ratio");
+        let row =
+            page.lines().find(|l| l.starts_with(&format!("<tr><td>{}</td>", capacity[0]["capacity_blocks"])));
+        assert!(row.unwrap().contains(&cells), "{cells}: {}", row.unwrap());
+    }
+    assert!(page.contains("With 9 blocks, LRU hits"));
+    let error = refuses(&["replay", trace, "--html", "-", "--link-rate", "30"]);
+    assert!(error.contains("--link-rate is for selection traces"), "{error}");
+    let error = refuses(&["replay", trace, "--html", trace]);
+    assert!(error.contains("would replace the trace"), "{error}");
+}
+
+#[test]
 fn a_report_never_replaces_a_trace() {
     let folder = folder("target");
     let trace = folder.join("trace.topk.zst");

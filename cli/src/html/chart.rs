@@ -74,7 +74,7 @@ impl Plot {
 
 /// About how wide a text is.
 fn width(text: &str) -> f64 {
-    text.chars().count() as f64 * 8.6
+    text.chars().count() as f64 * 9.0
 }
 
 /// A line and its name.

@@ -246,7 +246,7 @@ impl Figures {
             }
             Answer::Curve(curves) => {
                 let named = sizes.iter().map(|(slots, _)| *slots);
-                let line = geometric(curves.exact_from(), prompt).into_iter().chain(named);
+                let line = geometric(curves.exact_from(), prompt, POINTS).into_iter().chain(named);
                 let exact = line.filter(|slots| *slots >= curves.exact_from());
                 self.lru.extend(exact.map(|slots| size(slots, curves.total(slots).1)));
                 self.divided = self.divide(&curves, sizes)?;
@@ -274,19 +274,19 @@ impl Figures {
     }
 }
 
-/// Sizes from `least` to `most` with equal factors between them, and both.
-fn geometric(least: u32, most: u32) -> Vec<u32> {
+/// About `count` sizes from `least` to `most`, both among them, with equal factors between them.
+pub fn geometric(least: u32, most: u32, count: u32) -> Vec<u32> {
     let (least, most) = (least.max(1), most.max(least).max(1));
-    let factor = (f64::from(most) / f64::from(least)).powf(1.0 / f64::from(POINTS));
+    let factor = (f64::from(most) / f64::from(least)).powf(1.0 / f64::from(count.max(1)));
     let mut sizes: Vec<u32> =
-        (0..POINTS).map(|i| (f64::from(least) * factor.powi(i as i32)).round() as u32).collect();
+        (0..count).map(|i| (f64::from(least) * factor.powi(i as i32)).round() as u32).collect();
     sizes.push(most);
     sizes.dedup();
     sizes
 }
 
 /// A bar on standard error; hidden where that is no terminal.
-fn progress(path: &Path, work: u64) -> ProgressBar {
+pub fn progress(path: &Path, work: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(work), ProgressDrawTarget::stderr())
         .with_finish(ProgressFinish::AndClear);
     if let Ok(style) = ProgressStyle::with_template("{prefix} [{bar:30}] {percent}%, {eta} left") {

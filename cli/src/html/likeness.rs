@@ -73,7 +73,7 @@ pub fn within(figures: &Figures) -> Card {
     }
     let (from, to) = ends(grid.range());
     let height = 26.0 + chart::rows_height(ids.len()) + 38.0;
-    let plot = Plot::new(height, 44.0);
+    let plot = Plot::new(height, 52.0);
     let name = "Likeness within a layer, over time".to_owned();
     let mut svg = Svg::new(WIDTH, height, &name, &sentence);
     let round = Scale::from_zero(f64::from(steps), 4, 0.0, 1.0).ticks;

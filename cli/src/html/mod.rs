@@ -6,6 +6,7 @@
 
 mod chart;
 mod figures;
+mod hits;
 mod likeness;
 mod page;
 mod scale;
@@ -18,10 +19,12 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
+use forebay::trace::requests::Format;
 use forebay::{Result, Shape};
 
 use crate::output;
 use crate::replay::{Arguments, RowSize};
+use crate::requests::RequestArguments;
 use selection::View;
 
 /// Bytes a second: what the ESS system measured for its gather of single rows over PCIe 5.
@@ -31,6 +34,11 @@ const LINK: f64 = 37e9;
 const INTRO: &str = "What a small pool on the device misses, and why: how much of it another rule for who leaves \
                      could save, and how much only memory can. Each picture says what to see in it; the figures \
                      stand below it.";
+
+/// What the report of request traces opens with.
+const REQUESTS: &str = "What a prefix cache of blocks hits by its capacity, and why not more: how much of it \
+                        another rule for who leaves could save, and how much only capacity can. Each picture says \
+                        what to see in it; the figures stand below it.";
 
 /// The arguments that only the report has.
 #[derive(clap::Args)]
@@ -43,7 +51,7 @@ pub struct HtmlArguments {
     /// With --html: gigabytes a second (1e9) of the link to the device [default: 37, measured by ESS for
     /// gathering single rows].
     #[arg(long, value_name = "GB/S", requires = "html", value_parser = rate, allow_negative_numbers = true)]
-    link_rate: Option<f64>,
+    pub link_rate: Option<f64>,
 }
 
 fn rate(text: &str) -> std::result::Result<f64, String> {
@@ -65,6 +73,22 @@ pub fn selections(target: &Path, arguments: &Arguments, shape: &Shape, row: &Row
         sections.push(selection::section(&View { figures: &figures, row, link }));
     }
     let page = page::document(&sections, INTRO, &notes(link));
+    output::write_json(target, page.as_bytes())
+}
+
+/// `forebay replay --html` of request traces.
+///
+/// # Errors
+/// Those of reading a trace, of settings that do not fit it, and of writing the page.
+pub fn requests(target: &Path, traces: &[PathBuf], arguments: &RequestArguments) -> Result<()> {
+    let mut sections = Vec::with_capacity(traces.len());
+    let mut pieces = false;
+    for path in traces {
+        let hits = hits::gather(path, arguments)?;
+        pieces |= hits.about.format == Format::RagPulse;
+        sections.push(hits::section(&hits));
+    }
+    let page = page::document(&sections, REQUESTS, &hits::notes(pieces));
     output::write_json(target, page.as_bytes())
 }
 

@@ -24,7 +24,7 @@ const CLOSE: usize = 32;
 const STRETCHES: usize = 150;
 
 /// Units that the pictures by size are high.
-const HERO: f64 = 290.0;
+pub const HERO: f64 = 290.0;
 
 /// Sizes written below them.
 const SIZES: [f64; 15] =
@@ -78,7 +78,7 @@ pub fn time(seconds: f64) -> String {
 /// A share as percent, two digits at least.
 pub fn percent(share: f64) -> String {
     match 100.0 * share {
-        0.0 => "0%".to_owned(),
+        p if p < 0.005 => "0%".to_owned(),
         p if p < 1.0 => format!("{p:.2}%"),
         p if p < 10.0 => format!("{p:.1}%"),
         p => format!("{p:.0}%"),
@@ -248,7 +248,7 @@ fn by_size(view: &View<'_>) -> Card {
     let compared = figures.policies.first().map_or(&[][..], |(_, sizes)| sizes);
     let mut pictures = Vec::new();
     if let (Some(least), Some(most)) = (compared.first(), compared.last()) {
-        let plot = Plot::new(HERO, 116.0);
+        let plot = Plot::new(HERO, 124.0);
         let (least, most) = (least.ratio, most.ratio);
         let x = Scale::exact(Spread::Factors, least, most, &SIZES, plot.left, plot.right);
         pictures.extend(misses_by_size(figures, &plot, &x, &sentence));
@@ -550,7 +550,7 @@ fn close(warm: &[f64], cold: &[f64], warmup: u32, sentence: &str) -> String {
         lines.insert(0, Line { name: "warmed".to_owned(), class: "lru", points: points(warm) });
     }
     let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max);
-    let plot = Plot::new(200.0, 78.0);
+    let plot = Plot::new(200.0, 82.0);
     let y = Scale::from_zero(most, 3, plot.bottom, plot.top);
     let ticks = [1.0, 8.0, 16.0, 24.0, 32.0];
     let x = Scale::exact(Spread::Even, 1.0, count as f64, &ticks, plot.left, plot.right);
@@ -570,7 +570,7 @@ fn far(warm: &[f64]) -> String {
     let at = |i: usize| (i * long) as f64 + 1.0 + (long - 1) as f64 / 2.0;
     let stretches: Vec<(f64, &[f64])> = warm.chunks(long).enumerate().map(|(i, s)| (at(i), s)).collect();
     let most = warm.iter().copied().fold(0.0, f64::max);
-    let plot = Plot::new(200.0, 78.0);
+    let plot = Plot::new(200.0, 82.0);
     let y = Scale::from_zero(most, 3, plot.bottom, plot.top);
     let count = warm.len() as f64;
     let round = Scale::from_zero(count, 4, 0.0, 1.0).ticks;

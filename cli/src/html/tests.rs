@@ -1,15 +1,19 @@
 //! Pages made of figures that no trace has given: the ends of what there can be.
 
+use forebay::trace::requests::{Format, Notes};
 use forebay::trace::{Header, SelectionTrace};
 
 use super::chart::Grid;
 use super::figures::{Divided, Figures, Size};
+use super::hits::{self, Hits};
 use super::page::{self, Section};
 use super::selection::{self, View};
 use super::similar::{self, Within};
+use crate::blocks::{self, Outcome};
 use crate::policy::Policy;
 use crate::pools::Setting;
 use crate::replay::{Count, RowSize};
+use crate::requests::About;
 
 fn header(layers: u32, steps: u32) -> Header {
     serde_json::from_value(serde_json::json!({
@@ -162,6 +166,58 @@ fn misses_of_another_model_are_never_shown_as_those_of_the_model_whose_rows_are_
     assert!(section(&figures).warning.is_some());
     figures.header.model = "DeepSeek-V3.2-Exp (FP8)".to_owned();
     assert!(section(&figures).warning.is_none());
+}
+
+/// Hits of a cache where `blocks` of 100 references hit with all of 8 blocks, and half of them with 2.
+fn hits(blocks: u64, format: Format, distinct: u32) -> Hits {
+    let of = |hit_blocks| Outcome {
+        requests: 10,
+        blocks: 100,
+        hit_blocks,
+        input_tokens: 1000,
+        hit_tokens: hit_blocks * 9,
+        evicted_blocks: 0,
+    };
+    let lru = vec![(1, of(0)), (2, of(blocks / 2)), (8, of(blocks))];
+    let best = vec![(1, of(0)), (2, of(blocks)), (8, of(blocks))];
+    let policies = vec![(blocks::Policy::Lru, lru.clone()), (blocks::Policy::Belady, best)];
+    Hits {
+        about: About {
+            path: "<b>made-up</b>.jsonl".into(),
+            format,
+            requests: 12,
+            skipped: 2,
+            distinct,
+            block_tokens: None,
+            knows_block_lengths: format != Format::RagPulse,
+            notes: Notes::default(),
+            subagents: false,
+        },
+        shown: 2,
+        lru,
+        needed: if blocks > 0 { vec![(0.5, 2), (0.99, 8)] } else { Vec::new() },
+        policies: if distinct > 0 { policies } else { Vec::new() },
+    }
+}
+
+#[test]
+fn hits_are_said_by_capacity_with_what_they_are_shares_of() {
+    let section = hits::section(&hits(40, Format::Mooncake, 8));
+    assert_eq!(
+        section.cards[0].sentence,
+        "With 2 blocks, LRU hits 18.0% of the input tokens, the optimum 36.0%; a cache that keeps everything hits \
+         36.0%, and what is new stays new. Of the hits that LRU loses there, 100% are the policy's, 0% the capacity's."
+    );
+    assert_eq!(section.cards[0].pictures.len(), 2);
+    let pieces = hits::section(&hits(40, Format::RagPulse, 8));
+    let sentence = &pieces.cards[0].sentence;
+    assert!(sentence.contains("LRU hits 20.0% of the block references, Belady's rule 40.0%"), "{sentence}");
+    assert!(!pieces.cards.iter().any(|card| card.pictures.concat().contains("optimum</text>")));
+    let none = hits::section(&hits(0, Format::Mooncake, 8));
+    assert!(none.cards[0].sentence.contains("no cache helps"), "{}", none.cards[0].sentence);
+    let nameless = hits::section(&hits(0, Format::Azure, 0));
+    assert!(nameless.cards.is_empty() && nameless.facts.concat().contains("names no blocks"));
+    sound(&page::document(&[section, pieces, none, nameless], "", &hits::notes(true)));
 }
 
 /// Two layers, k 2, three decode steps after one warm one.
