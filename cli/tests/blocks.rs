@@ -1,5 +1,6 @@
-//! Replays of request traces: LRU is a naive cache's to the last hit, all policies are what others published, the
-//! optimum is that of a search over all choices, and every capacity of the curve is a replay of that capacity.
+//! Replays of request traces: LRU is a naive cache's to the last hit, LRU, FIFO and the optimum are what others
+//! published, the optimum is that of a search over all choices, S3-FIFO is as counted by hand, and every capacity
+//! of the curve is a replay of that capacity.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../src/blocks/mod.rs"]
@@ -13,8 +14,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::Path;
 
-use blocks::{BlockCurve, Policy};
+use blocks::{BlockCurve, Outcome, Policy};
 use forebay::trace::requests::{Options, RequestTrace};
+use proptest::prelude::*;
 use serde_json::Value;
 
 /// A block as the file names it: the line, where ids are local to it, and the id.
@@ -218,4 +220,214 @@ fn the_curve_of_ragpulse_is_what_replays_count() {
         let piece_lengths = files.map(|name| directory.join(format!("{name}.jsonl.zst"))).to_vec();
         Options { piece_lengths, ..Options::default() }
     });
+}
+
+/// Requests by the ids of their blocks.
+type Prompts = Vec<Vec<u64>>;
+
+/// A Mooncake trace; the last block of a prompt holds 200 tokens.
+fn mooncake(prompts: &[Vec<u64>]) -> RequestTrace {
+    let line = |ids: &Vec<u64>| {
+        let tokens = (512 * ids.len()).saturating_sub(312);
+        format!("{{\"timestamp\":0,\"input_length\":{tokens},\"output_length\":1,\"hash_ids\":{ids:?}}}\n")
+    };
+    let text: String = prompts.iter().map(line).collect();
+    RequestTrace::from_bytes(text.as_bytes(), &Options::default()).unwrap()
+}
+
+/// A RAGPulse trace, lengths of pieces unknown.
+fn pieces(prompts: &[Vec<u64>]) -> RequestTrace {
+    let line = |ids: &Vec<u64>| {
+        format!(
+            "{{\"timestamp\":\"0\",\"input_length\":9,\"output_length\":1,\"hash_ids\":{{\"sys_prompt\":{ids:?},\
+             \"passages_ids\":[],\"history\":[],\"web_search\":[],\"user_input\":[]}},\"session_id\":\"x\"}}\n"
+        )
+    };
+    let text: String = prompts.iter().map(line).collect();
+    RequestTrace::from_bytes(text.as_bytes(), &Options::default()).unwrap()
+}
+
+/// Prompts over two words: a block's id is its prefix as binary digits behind a 1.
+fn prefixes(words: &[u64]) -> Vec<u64> {
+    let longer = |id: &mut u64, word: &u64| {
+        *id = *id * 2 + word;
+        Some(*id)
+    };
+    words.iter().scan(1, longer).collect()
+}
+
+fn prompts(most: usize, longest: usize) -> impl Strategy<Value = Prompts> {
+    let prompt = prop::collection::vec(0..2_u64, 0..=longest);
+    prop::collection::vec(prompt, 1..=most).prop_map(|all| all.iter().map(|words| prefixes(words)).collect())
+}
+
+/// A plain list, the newest last; answers hits and evictions from request `skip` on.
+fn list(prompts: &[Vec<u64>], capacity: usize, skip: usize) -> (u64, u64) {
+    let (mut list, mut hits, mut evicted): (Vec<u64>, _, _) = (Vec::new(), 0, 0);
+    for (i, prompt) in prompts.iter().enumerate() {
+        let run = prompt.iter().take_while(|id| list.contains(id)).count() as u64;
+        for id in prompt.iter().rev() {
+            list.retain(|other| other != id);
+            list.push(*id);
+        }
+        let surplus = list.len().saturating_sub(capacity);
+        list.drain(..surplus);
+        if i >= skip {
+            hits += run;
+            evicted += surplus as u64;
+        }
+    }
+    (hits, evicted)
+}
+
+/// A queue, the newest last.
+fn queue(prompts: &[Vec<u64>], capacity: usize) -> u64 {
+    let (mut queue, mut hits): (Vec<u64>, _) = (Vec::new(), 0);
+    for prompt in prompts {
+        hits += prompt.iter().take_while(|id| queue.contains(id)).count() as u64;
+        for id in prompt {
+            if queue.contains(id) {
+                continue;
+            }
+            if queue.len() == capacity {
+                queue.remove(0);
+            }
+            queue.push(*id);
+        }
+    }
+    hits
+}
+
+/// The most hits of requests from `at` on over all choices, with `resident` before it: after a request any of
+/// the blocks stay that were resident or that it used, at most `capacity`.
+fn most(
+    prompts: &[Vec<u64>],
+    at: usize,
+    resident: u64,
+    capacity: u32,
+    seen: &mut HashMap<(usize, u64), u64>,
+) -> u64 {
+    let Some(prompt) = prompts.get(at) else { return 0 };
+    if let Some(most) = seen.get(&(at, resident)) {
+        return *most;
+    }
+    let from = prompt.iter().fold(resident, |set, id| set | 1 << id);
+    let mut best = 0;
+    let mut kept = from;
+    loop {
+        if kept.count_ones() <= capacity {
+            best = best.max(most(prompts, at + 1, kept, capacity, seen));
+        }
+        if kept == 0 {
+            break;
+        }
+        kept = (kept - 1) & from;
+    }
+    let best = best + run(prompt, resident);
+    seen.insert((at, resident), best);
+    best
+}
+
+/// Hits by the prefix rule.
+fn run(prompt: &[u64], resident: u64) -> u64 {
+    prompt.iter().take_while(|id| resident >> **id & 1 == 1).count() as u64
+}
+
+fn replayed(trace: &RequestTrace, policy: Policy, capacity: u32, skip: usize) -> Outcome {
+    blocks::replay(trace, policy, capacity, skip, || ()).unwrap()
+}
+
+fn every_capacity(prompts: &[Vec<u64>], trace: &RequestTrace) {
+    for skip in [0, prompts.len() / 2, prompts.len()] {
+        let curve = blocks::curve(trace, skip, || ()).unwrap();
+        assert_eq!(changes(&curve).max(1), curve.flat_from());
+        for capacity in 1..trace.distinct() + 2 {
+            let at = curve.at(capacity);
+            let naive = list(prompts, capacity as usize, skip);
+            assert_eq!((at.hit_blocks, at.evicted_blocks), naive, "{capacity} blocks, skip {skip}");
+            assert_eq!(at, replayed(trace, Policy::Lru, capacity, skip), "{capacity} blocks, skip {skip}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_curve_is_the_naive_list_at_every_capacity(prompts in prompts(30, 7)) {
+        every_capacity(&prompts, &mooncake(&prompts));
+    }
+
+    /// Ids that claim to name prefixes and stand behind different ones: files in the wild.
+    #[test]
+    fn the_curve_of_shuffled_ids_is_the_naive_list_at_every_capacity(
+        prompts in prop::collection::vec(
+            prop::sample::subsequence((0..12_u64).collect::<Vec<_>>(), 0..8).prop_shuffle(), 1..30)
+    ) {
+        every_capacity(&prompts, &mooncake(&prompts));
+    }
+
+    /// The same piece behind different ones, and twice in a request.
+    #[test]
+    fn the_curve_of_pieces_is_the_naive_list_at_every_capacity(
+        prompts in prop::collection::vec(prop::collection::vec(0..12_u64, 0..8), 1..30)
+    ) {
+        every_capacity(&prompts, &pieces(&prompts));
+    }
+
+    #[test]
+    fn belady_is_the_most_of_all_choices(prompts in prompts(8, 4), capacity in 1..5_u32) {
+        let trace = mooncake(&prompts);
+        let hits = |policy| replayed(&trace, policy, capacity, 0).hit_blocks;
+        let belady = hits(Policy::Belady);
+        prop_assert_eq!(belady, most(&prompts, 0, 0, capacity, &mut HashMap::new()));
+        for policy in Policy::ALL {
+            prop_assert!(hits(policy) <= belady, "{}", policy.name());
+        }
+    }
+
+    #[test]
+    fn fifo_is_a_queue(prompts in prompts(30, 6), capacity in 1..20_u32) {
+        let fifo = replayed(&mooncake(&prompts), Policy::Fifo, capacity, 0).hit_blocks;
+        prop_assert_eq!(fifo, queue(&prompts, capacity as usize));
+    }
+}
+
+/// What request `i` counted.
+fn one(prompts: &[Vec<u64>], policy: Policy, capacity: u32, i: usize) -> Outcome {
+    replayed(&mooncake(&prompts[..=i]), policy, capacity, i)
+}
+
+#[test]
+fn s3_fifo_counts_as_by_hand() {
+    // Ten blocks: one of the small queue, nine of the main one, nine remembered.
+    let prompts: [&[u64]; 14] = [
+        &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], // 9 to 0 enter, the last one first, all small
+        &[0, 1, 2, 3, 4],                // hit
+        &[0, 1, 2, 3, 4],                // hit twice
+        &[10],                           // 9 leaves and is remembered
+        &[9],                            // 8 leaves, 9 enters the main queue
+        &[11],                           // 7 leaves
+        &[12],                           // 6 leaves
+        &[13],                           // 5 leaves
+        &[14],                           // 4 to 0 move to the main queue, 10 leaves
+        &[0, 1, 2, 3, 4],                // hit in the main queue
+        &[5],                            // remembered: 11 leaves, 5 enters the main queue
+        &[10],                           // remembered: 12 leaves
+        &[9, 5, 10, 13],                 // hit
+        &[14, 12],                       // 14 is hit, 12 is not there
+    ];
+    let prompts: Prompts = prompts.iter().map(|prompt| prompt.to_vec()).collect();
+    let counted = (0..prompts.len()).map(|i| one(&prompts, Policy::S3Fifo, 10, i));
+    let (hits, evicted): (Vec<_>, Vec<_>) = counted.map(|o| (o.hit_blocks, o.evicted_blocks)).unzip();
+    assert_eq!(hits, [0, 5, 5, 0, 0, 0, 0, 0, 0, 5, 0, 0, 4, 1]);
+    assert_eq!(evicted, [0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1]);
+}
+
+#[test]
+fn where_ids_name_pieces_belady_is_no_bound() {
+    // One block: 1 is asked for sooner than 5, but behind 2, which is not there.
+    let prompts: Prompts = vec![vec![5, 1], vec![2, 1], vec![5]];
+    assert_eq!(replayed(&pieces(&prompts), Policy::Belady, 1, 0).hit_blocks, 0);
+    assert_eq!(most(&prompts, 0, 0, 1, &mut HashMap::new()), 1);
 }

@@ -13,8 +13,8 @@
 //! - *many numbers*: a sum over all words, after which each number costs one population count. Nothing is kept
 //!   for it when numbers are touched.
 //! - *few numbers*: live entries are counted by blocks of words as they come and die, so that only blocks behind
-//!   the oldest entry asked for are summed up, and a few words of each number's block. Numbers that stand near
-//!   each other in the log, as a prompt's blocks do, share that sum.
+//!   the oldest entry asked for are summed up, and a few words of each number's block. A prompt's blocks mostly
+//!   stand right below each other: such a stretch is looked up, dies and comes as one ([`LruStack::retouch`]).
 //!
 //! When three quarters of the log are dead it is packed.
 //!
@@ -55,6 +55,8 @@ pub struct LruStack {
     /// By block: its live entries, while `counted`.
     in_block: Vec<u32>,
     counted: bool,
+    /// First entries and counts of stretches that are about to die.
+    stretches: Vec<(u32, u32)>,
     /// Live entries.
     len: usize,
     /// Entries at which the log is packed.
@@ -81,6 +83,32 @@ fn sum(words: &[u64]) -> u32 {
     words.iter().map(|word| word.count_ones()).sum()
 }
 
+/// Tells each word with entries from `first` to below `end` their bits.
+fn each_word(first: usize, end: usize, mut tell: impl FnMut(usize, u64)) {
+    for word in first / 64..end.div_ceil(64) {
+        let from = first.saturating_sub(word * 64);
+        let below = (end - word * 64).min(64);
+        tell(word, ones(below) & !ones(from));
+    }
+}
+
+/// Tells each block with entries from `first` to below `end` how many.
+fn each_block(first: usize, end: usize, mut tell: impl FnMut(usize, u32)) {
+    const ENTRIES: usize = BLOCK * 64;
+    for block in first / ENTRIES..end.div_ceil(ENTRIES) {
+        let from = first.max(block * ENTRIES);
+        tell(block, (end.min((block + 1) * ENTRIES) - from) as u32);
+    }
+}
+
+/// Live entries behind blocks, summed up from the newest block down as far as was asked.
+struct Sums {
+    /// The oldest block with a sum.
+    from: usize,
+    /// Live entries in it and all newer ones.
+    live: u32,
+}
+
 impl LruStack {
     /// An empty order over the numbers below `numbers`.
     ///
@@ -99,6 +127,7 @@ impl LruStack {
             behind: Vec::new(),
             in_block: Vec::new(),
             counted: false,
+            stretches: Vec::new(),
             len: 0,
             limit: LOG_LEAST,
         })
@@ -145,35 +174,76 @@ impl LruStack {
     }
 
     fn depths_of_few(&mut self, numbers: &[u32], mut found: impl FnMut(u32)) {
+        let mut sums = self.sums();
+        for number in numbers {
+            let entry = self.entry_of[*number as usize];
+            found(if entry == NOWHERE { 0 } else { self.depth(entry, &mut sums) });
+        }
+    }
+
+    /// Sums of no block yet; counts the blocks' live entries if nobody did.
+    fn sums(&mut self) -> Sums {
         if !self.counted {
             self.in_block.clear();
             self.in_block.extend(self.live.chunks(BLOCK).map(sum));
             self.counted = true;
         }
         self.behind.resize(self.in_block.len().max(self.behind.len()), 0);
-        // Blocks from `summed` on have their sums; `total` is what lives in them.
-        let (mut summed, mut total) = (self.in_block.len(), 0);
-        let (mut last, mut behind) = (usize::MAX, 0);
-        for number in numbers {
-            let entry = self.entry_of[*number as usize];
-            if entry == NOWHERE {
-                found(0);
-                continue;
-            }
-            let word = (entry / 64) as usize;
-            if word != last {
-                let block = word / BLOCK;
-                while summed > block {
-                    summed -= 1;
-                    self.behind[summed] = total;
-                    total += self.in_block[summed];
-                }
-                let end = ((block + 1) * BLOCK).min(self.live.len());
-                behind = self.behind[block] + sum(&self.live[word + 1..end]);
-                last = word;
-            }
-            found(behind + (self.live[word] >> (entry % 64)).count_ones());
+        Sums { from: self.in_block.len(), live: 0 }
+    }
+
+    /// The depth of a live entry.
+    fn depth(&mut self, entry: u32, sums: &mut Sums) -> u32 {
+        let word = (entry / 64) as usize;
+        let block = word / BLOCK;
+        while sums.from > block {
+            sums.from -= 1;
+            self.behind[sums.from] = sums.live;
+            sums.live += self.in_block[sums.from];
         }
+        let end = ((block + 1) * BLOCK).min(self.live.len());
+        let here = (self.live[word] >> (entry % 64)).count_ones();
+        here + sum(&self.live[word + 1..end]) + self.behind[block]
+    }
+
+    /// Tells `found` where the numbers stand in the order as it is, then makes them the newest, the first one on
+    /// top. They come in stretches, each with its first number's depth and how many there are: those that
+    /// stand right below each other, or, with depth 0, were never touched. No number may be there twice.
+    pub fn retouch(&mut self, numbers: &[u32], mut found: impl FnMut(u32, u32)) {
+        self.make_room(numbers.len());
+        let mut sums = self.sums();
+        let mut rest = numbers;
+        while let Some(number) = rest.first() {
+            let entry = self.entry_of[*number as usize];
+            let follows = |(below, number): (u32, &u32)| {
+                let expected = if entry == NOWHERE { Some(NOWHERE) } else { entry.checked_sub(below) };
+                Some(self.entry_of[*number as usize]) == expected
+            };
+            let count = (0..).zip(rest).take_while(|next| follows(*next)).count();
+            rest = &rest[count..];
+            if entry == NOWHERE {
+                self.len += count;
+                found(0, count as u32);
+            } else {
+                found(self.depth(entry, &mut sums), count as u32);
+                self.stretches.push((entry + 1 - count as u32, count as u32));
+            }
+        }
+        let mut stretches = std::mem::take(&mut self.stretches);
+        stretches.drain(..).for_each(|(first, count)| self.bury_stretch(first as usize, count as usize));
+        self.stretches = stretches;
+        let first = self.log.len();
+        self.log.extend(numbers.iter().rev());
+        for (entry, number) in (first as u32..).zip(&self.log[first..]) {
+            self.entry_of[*number as usize] = entry;
+        }
+        self.enliven(first);
+    }
+
+    /// Lets `count` entries from `first` on die, which all live.
+    fn bury_stretch(&mut self, first: usize, count: usize) {
+        each_word(first, first + count, |word, bits| self.live[word] &= !bits);
+        each_block(first, first + count, |block, entries| self.in_block[block] -= entries);
     }
 
     /// Makes the numbers the newest, the last one on top. One that stands there twice counts where it stands
@@ -190,18 +260,10 @@ impl LruStack {
     /// Sets the bits of the entries from `first` on, and counts them.
     fn enliven(&mut self, first: usize) {
         let end = self.log.len();
-        for word in first / 64..end.div_ceil(64) {
-            let from = first.saturating_sub(word * 64);
-            let below = (end - word * 64).min(64);
-            self.live[word] |= ones(below) & !ones(from);
-        }
+        each_word(first, end, |word, bits| self.live[word] |= bits);
         if self.counted {
-            const ENTRIES: usize = BLOCK * 64;
             self.in_block.resize(self.live.len().div_ceil(BLOCK).max(self.in_block.len()), 0);
-            for block in first / ENTRIES..end.div_ceil(ENTRIES) {
-                let from = first.max(block * ENTRIES);
-                self.in_block[block] += (end.min((block + 1) * ENTRIES) - from) as u32;
-            }
+            each_block(first, end, |block, entries| self.in_block[block] += entries);
         }
     }
 
@@ -284,6 +346,21 @@ mod tests {
         depths
     }
 
+    /// Distinct numbers, a few in a row behind each of the first.
+    fn stretches(numbers: &[u32]) -> Vec<u32> {
+        let mut is_new = [true; 3000];
+        let rows = numbers.iter().take(40).flat_map(|n| *n..(n + n % 50).min(3000));
+        rows.filter(|n| std::mem::take(&mut is_new[*n as usize])).collect()
+    }
+
+    fn retouched(stack: &mut LruStack, numbers: &[u32]) -> Vec<u32> {
+        let mut depths = Vec::new();
+        stack.retouch(numbers, |depth, count| {
+            depths.extend((0..count).map(|below| if depth == 0 { 0 } else { depth + below }));
+        });
+        depths
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
@@ -300,7 +377,14 @@ mod tests {
             for (i, (many, numbers)) in steps.iter().enumerate() {
                 let asked = if *many { &numbers[..] } else { &numbers[..numbers.len().min(2)] };
                 prop_assert_eq!(told(&mut stack, asked), plain(&list, asked));
-                stack.touch(numbers.iter().copied());
+                let mut numbers = numbers.clone();
+                if i % 3 == 0 {
+                    numbers = stretches(&numbers);
+                    prop_assert_eq!(retouched(&mut stack, &numbers), plain(&list, &numbers));
+                    numbers.reverse();
+                } else {
+                    stack.touch(numbers.iter().copied());
+                }
                 let mut is_new = vec![false; 3000];
                 numbers.iter().for_each(|n| is_new[*n as usize] = true);
                 list.retain(|n| !is_new[*n as usize]);
@@ -332,6 +416,17 @@ mod tests {
         let all: Vec<u32> = (0..4000).collect();
         assert_eq!(told(&mut stack, &all)[..2], [2, 4000]);
         assert!(!stack.counted, "the way of the many");
+    }
+
+    #[test]
+    fn a_prompt_that_comes_back_is_one_stretch() {
+        let mut stack = LruStack::new(400).unwrap();
+        let mut told = Vec::new();
+        for prompt in [0..200, 0..300, 100..250] {
+            stack.retouch(&prompt.collect::<Vec<_>>(), |depth, count| told.push((depth, count)));
+        }
+        assert_eq!(told, [(0, 200), (1, 200), (0, 100), (101, 150)]);
+        assert_eq!(stack.len(), 300);
     }
 
     #[test]

@@ -15,14 +15,14 @@ use forebay::trace::requests::RequestTrace;
 
 use super::{Outcome, table};
 
-/// Sums over all depths up to one.
+/// What capacities have, and while counting: by how much more a depth has than the one above it.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     /// References whose run is no deeper, and their tokens.
-    hits: u64,
-    tokens: u64,
+    hits: i64,
+    tokens: i64,
     /// Blocks of a request, each once, that stood no deeper.
-    resident: u64,
+    resident: i64,
 }
 
 /// What [`replay`](super::replay) with LRU counts at every capacity.
@@ -44,9 +44,9 @@ impl BlockCurve {
         let sums = self.sums.get(capacity as usize).copied().unwrap_or(last);
         let [before, after] = self.seen.map(|blocks| u64::from(blocks.min(capacity)));
         Outcome {
-            hit_blocks: sums.hits,
-            hit_tokens: sums.tokens,
-            evicted_blocks: before + (self.used - sums.resident) - after,
+            hit_blocks: sums.hits as u64,
+            hit_tokens: sums.tokens as u64,
+            evicted_blocks: before + (self.used - sums.resident as u64) - after,
             ..self.measured
         }
     }
@@ -71,12 +71,12 @@ pub fn curve(trace: &RequestTrace, skip: usize, progress: impl Fn()) -> Result<B
     let mut counts = Counts::new(trace)?;
     let mut before = None;
     for i in 0..trace.requests() {
-        let blocks = trace.blocks(i);
         if i >= skip {
             before = before.or(Some(order.len()));
             counts.request(trace, i, &mut order);
+        } else {
+            order.touch(trace.blocks(i).iter().rev().copied());
         }
-        order.touch(blocks.iter().rev().copied());
         progress();
     }
     let after = order.len();
@@ -89,18 +89,26 @@ struct Counts {
     found: Vec<Sums>,
     measured: Outcome,
     used: u64,
-    /// Depths of one request's blocks.
+    /// Depths of one request's pieces.
     depths: Vec<u32>,
-    /// By block: the last request that had it, plus 1. Empty where no request repeats a block.
+    /// By piece: the last request that had it, plus 1. Empty where ids name prefixes: none repeats one.
     last: Vec<u32>,
+}
+
+/// A request's run so far.
+struct Run {
+    /// Its largest depth.
+    deepest: u32,
+    tokens: u64,
+    ended: bool,
 }
 
 impl Counts {
     fn new(trace: &RequestTrace) -> Result<Counts> {
         let blocks = trace.distinct() as usize;
-        let repeats = trace.notes().repeats > 0;
+        let repeats = trace.block_tokens().is_none();
         Ok(Counts {
-            found: table(blocks + 1, Sums::default())?,
+            found: table(blocks + 2, Sums::default())?,
             measured: Outcome::default(),
             used: 0,
             depths: Vec::new(),
@@ -108,53 +116,84 @@ impl Counts {
         })
     }
 
-    /// Whether this is the request's first reference to the block.
-    fn is_first(&mut self, i: usize, block: u32) -> bool {
-        let now = i as u32 + 1;
-        self.last.get_mut(block as usize).is_none_or(|last| std::mem::replace(last, now) != now)
-    }
-
-    /// Request `i` arrives.
+    /// Request `i` arrives and uses its blocks.
     fn request(&mut self, trace: &RequestTrace, i: usize, order: &mut LruStack) {
-        let blocks = trace.blocks(i);
-        let input = trace.input_tokens(i);
+        let (blocks, input) = (trace.blocks(i), trace.input_tokens(i));
         self.measured.requests += 1;
         self.measured.blocks += blocks.len() as u64;
         self.measured.input_tokens += input;
+        let mut run = Run { deepest: 0, tokens: 0, ended: false };
+        if let Some(tokens) = trace.block_tokens() {
+            self.used += blocks.len() as u64;
+            order.retouch(blocks, |depth, count| {
+                self.resident(depth, count);
+                self.hits(&mut run, depth, count, u64::from(tokens), input);
+            });
+            return;
+        }
         let mut depths = std::mem::take(&mut self.depths);
         depths.clear();
         order.depths(blocks, |depth| depths.push(depth));
-        // The run so far: its largest depth, its tokens; at depth 0 it has ended.
-        let (mut deepest, mut tokens, mut runs) = (0, 0, true);
         for (block, depth) in blocks.iter().zip(&depths) {
-            runs &= *depth > 0;
-            if runs {
-                deepest = deepest.max(*depth);
-                let longer = input.min(tokens + trace.tokens_of_block(*block));
-                let found = &mut self.found[deepest as usize];
-                found.hits += 1;
-                found.tokens += longer - tokens;
-                tokens = longer;
-            }
-            if self.is_first(i, *block) {
+            let last = &mut self.last[*block as usize];
+            if std::mem::replace(last, i as u32 + 1) != i as u32 + 1 {
                 self.used += 1;
-                self.found[*depth as usize].resident += 1;
+                self.resident(*depth, 1);
             }
+            self.hits(&mut run, *depth, 1, trace.tokens_of_block(*block), input);
         }
         self.depths = depths;
+        order.touch(blocks.iter().rev().copied());
+    }
+
+    /// Blocks at `depth` and the `count - 1` depths below it.
+    fn resident(&mut self, depth: u32, count: u32) {
+        if depth > 0 {
+            self.found[depth as usize].resident += 1;
+            self.found[(depth + count) as usize].resident -= 1;
+        }
+    }
+
+    /// The same blocks, each of `tokens`, if the run goes on with them; its prompt has `input` tokens.
+    fn hits(&mut self, run: &mut Run, depth: u32, count: u32, tokens: u64, input: u64) {
+        run.ended |= depth == 0;
+        if run.ended {
+            return;
+        }
+        // Those above the deepest one so far count from there on.
+        let above = (run.deepest + 1).saturating_sub(depth).min(count);
+        self.add(run.deepest, 1, above, tokens);
+        self.add(depth + above, count - above, 1, tokens);
+        run.deepest = run.deepest.max(depth + count - 1);
+        // The prompt may end in the last block.
+        run.tokens += u64::from(count) * tokens;
+        let beyond = run.tokens.saturating_sub(input);
+        run.tokens -= beyond;
+        self.found[run.deepest as usize].tokens -= beyond as i64;
+        self.found[run.deepest as usize + 1].tokens += beyond as i64;
+    }
+
+    /// `each` hits at every one of the `count` depths from `depth` on.
+    fn add(&mut self, depth: u32, count: u32, each: u32, tokens: u64) {
+        let (hits, tokens) = (i64::from(each), i64::from(each) * tokens as i64);
+        let from = &mut self.found[depth as usize];
+        (from.hits, from.tokens) = (from.hits + hits, from.tokens + tokens);
+        let to = &mut self.found[(depth + count) as usize];
+        (to.hits, to.tokens) = (to.hits - hits, to.tokens - tokens);
     }
 
     /// The curve, where the distinct blocks before and after the measured requests were `seen`.
     fn finish(self, seen: [u32; 2]) -> BlockCurve {
         let Counts { found: mut sums, measured, used, .. } = self;
-        // What was never used before is resident nowhere.
-        let mut sum = Sums::default();
-        sums.iter_mut().take(1).for_each(|never| *never = sum);
-        for at in &mut sums {
-            sum.hits += at.hits;
-            sum.tokens += at.tokens;
-            sum.resident += at.resident;
-            *at = sum;
+        let (mut at, mut all) = (Sums::default(), Sums::default());
+        for sums in &mut sums {
+            at.hits += sums.hits;
+            at.tokens += sums.tokens;
+            at.resident += sums.resident;
+            all.hits += at.hits;
+            all.tokens += at.tokens;
+            all.resident += at.resident;
+            *sums = all;
         }
         BlockCurve { sums, measured, used, seen }
     }
