@@ -25,9 +25,9 @@ use crate::total::{Block, Inserted, Namer};
 pub struct Tokens<'a> {
     /// Token ids, from the beginning of a page. A rest that fills no page is passed over.
     pub ids: &'a [u32],
-    /// Keys of the caller's for the full pages among them, or none. A key says what ids do not, the image
-    /// behind a placeholder for example: pages are one only if keys and ids are the same, and so is all
-    /// that stands before them.
+    /// Keys of the caller's for the full pages among them, or none. A key says what ids do not, which
+    /// image the ids stand for, for example: pages are one only if keys and ids are the same, and so is all that
+    /// stands before them.
     pub keys: &'a [[u8; 16]],
 }
 
