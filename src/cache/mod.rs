@@ -4,7 +4,7 @@
 //!
 //! | state | entered by | may |
 //! |---|---|---|
-//! | filling | [`Cache::open`], [`open_shared`](Cache::open_shared) | [`append`](Cache::append), [`join`](Cache::join) |
+//! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`](Cache::append), [`join`](Cache::join) |
 //! | joining | [`Cache::join`] with a bound on bytes | [`join_more`](Cache::join_more) until nothing is left |
 //! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`](Cache::prepare), [`roll_back`](Cache::roll_back), fork |
 //! | failed | a step that failed | [`roll_back`](Cache::roll_back), [`close`](Cache::close) |
