@@ -219,8 +219,8 @@ fn bytes_behind_the_trace_are_an_error() {
 
 #[test]
 fn other_versions_and_other_files_are_told_apart() {
-    let e = refusal(b"TOPKTRC2....");
-    assert_eq!((e.kind(), e.number("version")), (Kind::BadVersion, Some(2)));
+    let e = refusal(b"TOPKTRC3....");
+    assert_eq!((e.kind(), e.number("version")), (Kind::BadVersion, Some(3)));
     let packed = zstd::encode_all(&b"TOPKTRC7"[..], 3).unwrap();
     assert_eq!(refusal(&packed).kind(), Kind::BadVersion);
     let packed = zstd::encode_all(&b"something else"[..], 3).unwrap();

@@ -1,10 +1,11 @@
-//! Request traces: which blocks of tokens the prompts of a service consisted of, in order of arrival.
+//! Request traces: which blocks of tokens the prompts of a service consisted of, in order of arrival. Four
+//! formats are read, one is [written](RequestWriter).
 //!
-//! Four formats are read as they are published, plain or as zstd, told apart by content:
+//! They are read as they are published, plain or as zstd, told apart by content:
 //!
 //! | format | a line | block ids |
 //! |---|---|---|
-//! | Mooncake JSONL | a request | prefix blocks of 512 tokens, comparable everywhere |
+//! | Mooncake JSONL | a request | prefix blocks of 512 tokens, or of the lines' `block_size`, comparable everywhere |
 //! | sessions of kv-cache-tester | a session with `requests` | prefix blocks of `block_size` tokens, local to a line |
 //! | RAGPulse JSONL | a request | pieces of text, five lists in prompt order; lengths stand in side files |
 //! | Azure CSV | a request | none: lengths only |
@@ -27,6 +28,7 @@ mod azure;
 mod input;
 mod intern;
 mod parse;
+mod writer;
 
 use std::collections::HashMap;
 use std::io::BufRead;
@@ -35,6 +37,7 @@ use std::path::{Path, PathBuf};
 pub(super) use input::open;
 
 pub use input::LINE_MAX;
+pub use writer::{Arrival, RequestWriter};
 
 use crate::error::{Error, Kind, Result};
 use crate::trace::requests::input::{Lines, unpacked};

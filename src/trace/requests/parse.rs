@@ -13,8 +13,8 @@ use super::intern::Interner;
 use super::{Format, Notes, Options, REFERENCES_MAX, REQUESTS_MAX, Request};
 use crate::error::{Error, Kind, Result};
 
-/// Tokens of a Mooncake block where the caller says nothing else.
-const MOONCAKE_BLOCK: u32 = 512;
+/// Tokens of a Mooncake block where neither its lines nor the caller say anything else.
+pub(super) const MOONCAKE_BLOCK: u32 = 512;
 
 /// Where requests go.
 pub(super) type Sink<'a> = dyn FnMut(Request<'_>) -> Result<()> + 'a;
@@ -25,6 +25,8 @@ struct Mooncake<'a> {
     timestamp: &'a RawValue,
     input_length: u32,
     output_length: u32,
+    /// Said by recorders whose blocks have other than 512 tokens.
+    block_size: Option<u32>,
     #[serde(borrow)]
     hash_ids: &'a RawValue,
 }
@@ -124,6 +126,8 @@ pub(super) struct Parser<'a> {
     pub interner: Interner,
     /// Tokens of a block, once known.
     pub block_tokens: Option<u32>,
+    /// What the first line of a Mooncake trace said of them.
+    told: Option<u32>,
     /// Tokens of each distinct piece, where side files were given.
     pub piece_tokens: Vec<u32>,
     pub notes: Notes,
@@ -140,6 +144,7 @@ impl<'a> Parser<'a> {
             lengths,
             interner: Interner::new(),
             block_tokens: None,
+            told: None,
             piece_tokens: Vec::new(),
             notes: Notes::default(),
             blocks: Vec::new(),
@@ -161,13 +166,30 @@ impl<'a> Parser<'a> {
 
     fn mooncake(&mut self, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
         let read: Mooncake<'_> = serde_json::from_slice(line.bytes).map_err(|e| line.json(&e))?;
-        let tokens = self.options.block_tokens.unwrap_or(MOONCAKE_BLOCK);
-        self.block_tokens = Some(tokens);
+        let tokens = self.mooncake_block(line, read.block_size)?;
         let time = seconds(line, read.timestamp)? / 1e3;
         self.in_order(line, time, line.column(read.timestamp.get()))?;
         self.begin(line)?;
         self.list(line, read.hash_ids, u64::from(read.input_length.div_ceil(tokens)))?;
         self.end(time, read.input_length, read.output_length, sink)
+    }
+
+    /// Tokens of a block, by the lines, by the caller, or as published.
+    fn mooncake_block(&mut self, line: Line<'_>, told: Option<u32>) -> Result<u32> {
+        let known = match self.block_tokens {
+            None => {
+                self.told = told;
+                self.options.block_tokens.or(told).unwrap_or(MOONCAKE_BLOCK)
+            }
+            Some(known) => known,
+        };
+        if told == Some(0) || told != self.told || told.is_some_and(|told| told != known) {
+            return Err(line
+                .wrong("`block_size` is 0, or not that of the lines before or of --block-tokens", 1)
+                .with("block_size", told.unwrap_or(MOONCAKE_BLOCK))
+                .with("known", known));
+        }
+        Ok(*self.block_tokens.insert(known))
     }
 
     /// A session: times and ids are its own.

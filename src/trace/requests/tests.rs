@@ -152,3 +152,26 @@ fn options_of_another_format_are_refused() {
     let trace = RequestTrace::from_bytes(mooncake(0, 33, "[1,2,3]").as_bytes(), &options).unwrap();
     assert_eq!((trace.block_tokens(), trace.tokens_of_run(0, 3)), (Some(16), 33));
 }
+
+#[test]
+fn lines_that_say_their_block_size_agree() {
+    let line = |time: u64, size: &str| {
+        mooncake(time, 64, "[1, 2]").replace("\"hash_ids\"", &format!("{size}\"hash_ids\""))
+    };
+    let (small, large) = ("\"block_size\": 32, ", "\"block_size\": 64, ");
+    assert_eq!(read(&(line(0, small) + &line(1, small))).unwrap().block_tokens(), Some(32));
+    for other in [large, ""] {
+        let (what, number, _) = fault(&(line(0, small) + &line(1, other)));
+        assert!(what.starts_with("`block_size` is 0, or not that"), "{what}");
+        assert_eq!(number, 2);
+    }
+    let (_, number, _) = fault(&(mooncake(0, 64, "[1]") + &line(1, small)));
+    assert_eq!(number, 2);
+    assert_eq!(fault(&line(0, "\"block_size\": 0, ")).1, 1);
+    let of = |tokens| Options { block_tokens: Some(tokens), ..Options::default() };
+    assert!(RequestTrace::from_bytes(line(0, small).as_bytes(), &of(32)).is_ok());
+    assert_eq!(
+        RequestTrace::from_bytes(line(0, small).as_bytes(), &of(16)).unwrap_err().number("line"),
+        Some(1)
+    );
+}
