@@ -41,6 +41,7 @@ mod recording;
 pub mod requests;
 mod selection;
 mod source;
+mod unknown;
 mod writer;
 
 pub use header::{CONTEXT_MAX, Header, K_MAX, LAYERS_MAX, MEMBERS_MAX};

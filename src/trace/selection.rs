@@ -12,6 +12,7 @@ use std::path::Path;
 use super::header::{FORMAT, Header, MEMBERS_MAX};
 use super::recording::{self, RECORDING, Recording};
 use super::source::{Source, malformed, unreadable, words};
+use super::unknown::unknown;
 use crate::error::{Error, Kind, Result};
 
 /// The first bytes of a zstd frame.
@@ -19,6 +20,12 @@ pub(super) const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 
 /// The largest window a frame may demand, as a power of two: 128 MiB, the format's recommended limit.
 pub(super) const WINDOW_LOG_MAX: u32 = 27;
+
+/// Bytes that a file is told by.
+const START: u64 = 64;
+
+/// Bytes of the format's name before its version.
+const NAME: usize = FORMAT.len() - 1;
 
 /// The longest header in bytes.
 pub(super) const HEADER_MAX: u32 = 1 << 20;
@@ -132,15 +139,15 @@ pub(super) fn before(e: Error, prefix: &str) -> Error {
 
 /// Decodes a file's bytes, compressed or not.
 fn decode(file: &mut dyn BufRead, members_max: u64) -> Result<SelectionTrace> {
-    let mut start = Vec::with_capacity(ZSTD_MAGIC.len());
-    (&mut *file).take(ZSTD_MAGIC.len() as u64).read_to_end(&mut start).map_err(|e| unreadable(&e, 0))?;
+    let mut start = Vec::with_capacity(START as usize);
+    (&mut *file).take(START).read_to_end(&mut start).map_err(|e| unreadable(&e, 0))?;
     if start.is_empty() {
         return Err(Error::new(Kind::BadFormat, "read trace").at("the file is empty"));
     }
-    let compressed = start == ZSTD_MAGIC;
-    if !compressed && !FORMAT.as_bytes().starts_with(&start) {
-        return Err(Error::new(Kind::BadFormat, "read trace")
-            .at("the file is neither a zstd frame nor a TOPKTRC1 trace"));
+    let compressed = start.starts_with(&ZSTD_MAGIC);
+    let plain = start.iter().zip(FORMAT.as_bytes()).take(NAME).all(|(a, b)| a == b);
+    if !compressed && !plain {
+        return Err(unknown(&start));
     }
     let mut whole = start.as_slice().chain(file);
     if !compressed {
@@ -183,9 +190,9 @@ enum Opening {
 fn opening(source: &mut Source<'_>, members_max: u64) -> Result<Opening> {
     let mut magic = [0; FORMAT.len()];
     source.exact(&mut magic)?;
-    let version = magic[FORMAT.len() - 1];
-    if magic[..FORMAT.len() - 1] != FORMAT.as_bytes()[..FORMAT.len() - 1] || !version.is_ascii_digit() {
-        return Err(malformed("the content is not a TOPKTRC1 trace", 0));
+    let version = magic[NAME];
+    if magic[..NAME] != FORMAT.as_bytes()[..NAME] || !version.is_ascii_digit() {
+        return Err(unknown(&magic));
     }
     let records = magic == RECORDING.as_bytes();
     if magic != FORMAT.as_bytes() && !records {
