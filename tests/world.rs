@@ -20,7 +20,7 @@ use forebay::{Accepted, BringUp, Budget, Kind, Layer, LayerCall, MicroBatch, Ope
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 #[cfg(feature = "trace")]
-use trace_body::{HEADER, trace_bytes, trace_parts};
+use trace_body::{GROUP, HEADER, content, recording, trace_bytes, trace_parts};
 use world::bodies::cache_ops;
 use world::engine::Edge;
 use world::ops::{OP_BYTES, Op, Random, ops_from_bytes};
@@ -169,13 +169,16 @@ fn any_bytes_are_a_run() {
 fn any_bytes_are_a_trace_or_an_error() {
     // Both steps select positions 2 and 4: two gaps are added to nothing, then nothing changes.
     let body = [2, 0, 0, 0, 2, 1, 0, 0, 0, 0];
-    let plain = [&b"TOPKTRC1"[..], &(HEADER.len() as u32).to_le_bytes(), HEADER, &body].concat();
+    let plain = content(b"TOPKTRC1", HEADER, &body);
     assert!(trace_bytes(&plain), "the control: the whole one is a trace");
     let packed = forebay::trace::SelectionTrace::from_bytes(&plain).unwrap().compress(3).unwrap();
     assert!(trace_bytes(&packed));
     let mut random = Random::new(9);
-    for whole in [&plain, &packed] {
-        (0..whole.len()).for_each(|cut| assert!(!trace_bytes(&whole[..cut])));
+    let recorded = recording(&[GROUP, &[1, 0, 0, 0, 0, 0, 0, 0]]);
+    assert!(trace_bytes(&recorded), "the control: a finished recording is a trace");
+    let unfinished = recording(&[]).len() + 16 + zstd::bulk::compress(GROUP, 1).unwrap().len();
+    for (whole, first) in [(&plain, plain.len()), (&packed, packed.len()), (&recorded, unfinished)] {
+        (0..whole.len()).for_each(|cut| assert_eq!(trace_bytes(&whole[..cut]), cut >= first, "{cut}"));
         for _ in 0..500 {
             let mut damaged = whole.clone();
             for _ in 0..=random.below(3) {
