@@ -1,7 +1,7 @@
 # The commands of this repository. A newcomer needs two: `make demo` and `make test`.
 
 .NOTPARALLEL:
-.PHONY: setup bench-setup demo check test soak bench dist style unit all-tests examples docs loom asan \
+.PHONY: setup bench-setup demo picture check test soak bench dist style unit all-tests examples docs loom asan \
         c-test bench-build
 
 # Where a test says that it did not run, and the environment of ci/requirements.txt (docs/testing.md).
@@ -26,6 +26,13 @@ bench-setup:
 ## Replays the trace in data/ at three cache sizes, two query rows a step.
 demo:
 	cargo run --release -p forebay-cli -- replay data/demo.topk.zst --ratio 0.1,0.2,0.3 --mtp 2
+
+## The picture in README.md: the report of the trace in data/, as Chromium shows it.
+picture:
+	mkdir -p target/picture
+	cargo run --release -p forebay-cli -- replay data/demo.topk.zst --html target/picture/report.html
+	cargo run --release -p forebay-cli --example picture -- target/picture/report.html docs/images/report.png \
+	    1120 1500
 
 ## The inner loop, under five minutes: format, lints, tidy rules, unit and model tests.
 check:

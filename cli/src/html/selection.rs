@@ -27,8 +27,7 @@ const STRETCHES: usize = 150;
 pub const HERO: f64 = 290.0;
 
 /// Sizes written below them.
-const SIZES: [f64; 15] =
-    [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0, 2.0, 5.0];
+const SIZES: [f64; 14] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0, 2.0, 5.0];
 
 /// What is drawn, and whose bytes are moved how fast.
 pub struct View<'a> {
