@@ -146,9 +146,10 @@ fn shared_pages_fill_the_pools_and_make_room() {
             *reached.entry(what).or_insert(0) += times;
         }
     }
-    for what in ["evict a shared page", "fork of shared pages"] {
-        println!("{reached:#?}");
-        assert!(reached.contains_key(what), "never reached: {what}; reached: {reached:#?}");
+    // Rare: single tests of tests/sharing.rs have it for certain.
+    let rare = if soak() { &["seal a page whose twin is gone"][..] } else { &[] };
+    for what in ["evict a shared page", "fork of shared pages"].iter().chain(rare) {
+        assert!(reached.contains_key(*what), "never reached: {what}; reached: {reached:#?}");
     }
 }
 
