@@ -139,9 +139,9 @@ pub(in crate::trace) fn packed<R: BufRead>(
         let damage = match frame(&mut part, &mut unpacked, &mut groups) {
             Ok(Piece::Group) => continue,
             Ok(Piece::End) => {
-                return match file.fill_buf().map_err(|e| unreadable(&e, unpacked))?.is_empty() {
-                    true => groups.trace(None),
-                    false => Err(malformed("bytes follow the end", unpacked)),
+                return match drain(file, unpacked)? {
+                    (0, _) => groups.trace(None),
+                    _ => Err(malformed("bytes follow the end", unpacked)),
                 };
             }
             Err(e) if e.kind() == Kind::BadFormat => e,

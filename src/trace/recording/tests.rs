@@ -232,6 +232,38 @@ fn damage_before_a_good_group_is_never_a_cut() {
 }
 
 #[test]
+fn a_frame_that_is_not_just_its_group_is_damage() {
+    let recording = Recording { layers: 1, k: 2, first_position: 5, decode_start: 6, ..Recording::default() };
+    let json = serde_json::to_vec(&recording).unwrap();
+    let pack = |bytes: &[u8]| zstd::bulk::compress(bytes, 1).unwrap();
+    let start = pack(&[RECORDING.as_bytes(), &(json.len() as u32).to_le_bytes(), &json].concat());
+    let framed = |frame: &[u8]| [&mark(frame.len() as u32), frame].concat();
+    // A step that selects 0 and 3; then what should be a step that changes nothing; then the end.
+    let first = framed(&pack(&[0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 2]));
+    let next = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    let end = framed(&pack(&[2, 0, 0, 0, 0, 0, 0, 0]));
+    let read = |second: &[u8], end: &[u8]| {
+        SelectionTrace::from_bytes(&[&start, &first, second, end].concat())
+            .map(|trace| trace.header().clone())
+    };
+    assert_eq!(read(&framed(&pack(&next)), &end).unwrap().unfinished, None, "the control");
+    for (second, what) in [
+        (framed(&pack(&[&next[..], &[0]].concat())), "bytes follow the steps"),
+        (framed(&[&pack(&next)[..], &[0]].concat()), "shorter than its mark"),
+        (framed(&[&pack(&next)[..], &pack(&next)].concat()), "shorter than its mark"),
+        (framed(&pack(&next[..11])), "truncated"),
+        (framed(&pack(&next)[..9]), "truncated"),
+        (framed(&[]), "truncated"),
+        (framed(&next), "damaged"),
+    ] {
+        let e = read(&second, &end).unwrap_err();
+        assert!(e.place().contains(what), "{what}: {e}");
+        let last = read(&second, &[]).unwrap();
+        assert_eq!((last.steps, last.unfinished), (1, Some(second.len() as u64)), "{what}");
+    }
+}
+
+#[test]
 fn zeros_of_a_lost_power_are_left_off() {
     let trace = small();
     let file = recorded(&trace, 7, false);
@@ -460,6 +492,13 @@ fn layers_that_share_a_set_are_recorded_once_and_read_each() {
         }
     }
     assert!(SelectionTrace::from_bytes(&read.encode().unwrap()).is_ok());
+}
+
+#[test]
+fn a_writer_crosses_threads() {
+    fn crosses<T: Send + 'static>() {}
+    crosses::<TraceWriter>();
+    crosses::<crate::trace::requests::RequestWriter>();
 }
 
 /// What is held does not depend on how much was recorded.
