@@ -18,11 +18,17 @@ pub fn content(name: &[u8; 8], header: &[u8], rest: &[u8]) -> Vec<u8> {
     [&name[..], &(header.len() as u32).to_le_bytes(), header, rest].concat()
 }
 
+/// A zstd frame that holds `bytes` as they are, at most 128 KiB: packing them would be the dearest part of a run.
+pub fn frame(bytes: &[u8]) -> Vec<u8> {
+    let length = bytes.len() as u32;
+    let block = (length << 3 | 1).to_le_bytes();
+    [&[0x28, 0xB5, 0x2F, 0xFD, 0xA0][..], &length.to_le_bytes(), &block[..3], bytes].concat()
+}
+
 /// A recording of `groups`, each a frame behind its mark.
 pub fn recording(groups: &[&[u8]]) -> Vec<u8> {
-    let pack = |bytes: &[u8]| zstd::bulk::compress(bytes, 1).unwrap();
-    groups.iter().fold(pack(&content(b"TOPKTRC2", RECORDING, &[])), |file, group| {
-        let frame = pack(group);
+    groups.iter().fold(frame(&content(b"TOPKTRC2", RECORDING, &[])), |file, group| {
+        let frame = frame(group);
         let length = frame.len() as u32;
         let mark = [0x184D_2A5A, 8, length, !length].map(u32::to_le_bytes).concat();
         [file, mark, frame].concat()

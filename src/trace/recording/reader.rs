@@ -154,7 +154,7 @@ pub(in crate::trace) fn packed<R: BufRead>(
         let (rest, zeros) = drain(file, unpacked)?;
         return match missing > 0 || zeros {
             true => groups.trace(Some(MARK_BYTES as u64 + u64::from(length) - missing + rest)),
-            false => Err(damage),
+            false => Err(damage.with("whole steps before", steps)),
         };
     }
 }

@@ -225,6 +225,7 @@ fn damage_before_a_good_group_is_never_a_cut() {
     for order in [&[1, 3, 4][..], &[1, 1, 2], &[2, 1, 3], &[2, 3]] {
         let e = chain(order).unwrap_err();
         assert!(e.place().contains("counts other steps"), "{e}");
+        assert_eq!(e.number("whole steps before"), Some(if order[0] == 1 { 7 } else { 0 }));
     }
     let mut zeros = file.clone();
     zeros[borders[2]..borders[2] + MARK_BYTES].fill(0);
@@ -410,10 +411,11 @@ fn nothing_is_written_over_and_a_failed_beginning_leaves_no_file() {
         assert_eq!(e.kind(), Kind::InvalidConfig);
     }
     type Change = fn(&mut Recording);
-    let cases: [(&str, Change); 7] = [
+    let cases: [(&str, Change); 8] = [
         ("layers", |r| r.layers = 0),
         ("k", |r| r.k = 65536),
         ("decode_start", |r| r.decode_start = 3),
+        ("decode_start", |r| r.decode_start = 45),
         ("context", |r| r.context = Some(4)),
         ("shares and layers", |r| r.shares = vec![0]),
         ("shares", |r| r.shares = vec![0, 2, 2]),
