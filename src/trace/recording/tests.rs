@@ -211,6 +211,35 @@ fn damage_is_an_error_or_left_off_at_the_end() {
 }
 
 #[test]
+fn bursts_of_damage_and_cuts_never_make_a_wrong_set() {
+    let trace = small();
+    let file = recorded(&trace, 3, true);
+    let (mut seed, mut taken, mut whole) = (41, 0, 0);
+    for _ in 0..1500 {
+        let mut damaged = file.clone();
+        let from = next(&mut seed) as usize % file.len();
+        let to = file.len().min(from + 1 + next(&mut seed) as usize % 64);
+        damaged[from..to].iter_mut().for_each(|byte| *byte = next(&mut seed) as u8);
+        if next(&mut seed).is_multiple_of(2) {
+            damaged.truncate(next(&mut seed) as usize % file.len());
+        }
+        if let Ok(read) = SelectionTrace::from_bytes(&damaged) {
+            assert!(begins(&read, &trace), "bytes {from} to {to}: a wrong set");
+            taken += 1;
+            // What stands before the damage and the cut is there.
+            let kept = damaged.len().min(from);
+            whole += u32::from(read.header().unfinished.is_none());
+            let good = borders(&file).into_iter().filter(|border| *border <= kept).count() as u32;
+            assert!(
+                read.header().steps >= (3 * (good - 1)).min(40),
+                "whole groups before byte {kept} are kept"
+            );
+        }
+    }
+    assert!(taken > 150 && whole < 5, "{taken} taken, {whole} of them for whole");
+}
+
+#[test]
 fn damage_before_a_good_group_is_never_a_cut() {
     let file = recorded(&small(), 7, false);
     let borders = borders(&file);
