@@ -13,9 +13,13 @@ mod json;
 mod output;
 mod policy;
 mod pools;
+mod prefetch;
 mod replay;
 mod report;
 mod requests;
+mod split;
+mod study;
+mod threads;
 
 use std::process::ExitCode;
 

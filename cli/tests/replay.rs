@@ -370,6 +370,34 @@ fn a_replay_keeps_one_copy_of_the_trace() {
 }
 
 #[test]
+fn a_study_that_does_not_fit_is_an_error_that_names_the_trace() {
+    // 100 MiB of sets, twice as much for one layer's steps, and a limit of 250 MiB.
+    let path = unfolding("study-too-large", 400);
+    let arguments = ["replay", text(&path), "--slots", "65536", "--policy", "fifo"];
+    let e = refused(confined(250 << 10, &arguments), &arguments);
+    assert!(e.contains("study policies: out of memory") && e.contains(text(&path)), "{e}");
+    let lru = ["replay", text(&path), "--slots", "65536"];
+    assert_eq!(confined(250 << 10, &lru).status.code(), Some(0), "the trace itself fits");
+}
+
+#[test]
+fn a_ratio_of_an_empty_context_is_pointed_to_slots() {
+    let json =
+        r#"{"layers":1,"k":1,"steps":2,"warm_steps":0,"first_position":0,"decode_start":0,"context":2}"#;
+    let mut bytes = b"TOPKTRC1".to_vec();
+    bytes.extend((json.len() as u32).to_le_bytes());
+    bytes.extend(json.as_bytes());
+    bytes.extend([1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let path = folder("empty-context").join("empty.topk");
+    fs::write(&path, bytes).unwrap();
+    for more in [&[][..], &["--ratio", "1"], &["--curve"]] {
+        let e = refuses(&[&["replay", text(&path)], more].concat());
+        assert!(e.contains("pass --slots") && !e.contains("larger ratio"), "{e}");
+    }
+    assert_eq!(entries(&["replay", text(&path), "--slots", "1"])[0]["total"]["hits"], 1);
+}
+
+#[test]
 fn json_never_replaces_a_trace() {
     let path = tiny("replaces");
     let before = fs::read(&path).unwrap();

@@ -28,6 +28,7 @@ mod lock;
 mod map;
 mod memfd;
 mod memory;
+mod random;
 mod range;
 mod region;
 #[cfg(test)]
@@ -45,6 +46,7 @@ pub use file::write_whole;
 pub use library::Library;
 pub use map::{Map, Request};
 pub use memory::page_size;
+pub use random::random;
 pub use range::{Piece, Range};
 pub use region::Region;
 
@@ -92,6 +94,8 @@ pub enum Call {
     Sync,
     /// Renaming a written file to its place.
     Rename,
+    /// `getrandom`.
+    Random,
 }
 
 /// Decides before each call whether it is made (`None`) or answered with an errno in its place.

@@ -12,7 +12,9 @@
 
 use std::collections::VecDeque;
 
-use super::{Pool, Selected};
+use forebay::Result;
+
+use super::{Pool, Selected, room};
 
 /// Where a row is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,17 +51,21 @@ pub struct S3Fifo {
 
 impl S3Fifo {
     /// An empty pool of `slots` rows, for positions below `positions`.
-    pub fn new(slots: usize, positions: usize) -> S3Fifo {
+    ///
+    /// # Errors
+    /// [`forebay::Kind::OutOfMemory`].
+    pub fn new(slots: usize, positions: usize) -> Result<S3Fifo> {
         let row = Row { place: Place::Out, hits: 0, selected: 0, left: 0 };
-        S3Fifo {
+        let most = slots.min(positions);
+        Ok(S3Fifo {
             slots,
-            rows: vec![row; positions],
-            small: VecDeque::new(),
-            main: VecDeque::new(),
-            passed: [Vec::new(), Vec::new()],
+            rows: room::filled(positions, row)?,
+            small: room::queue(most)?,
+            main: room::queue(most)?,
+            passed: [room::vector(most)?, room::vector(most)?],
             left: 0,
-            missed: Vec::new(),
-        }
+            missed: room::vector(positions)?,
+        })
     }
 
     /// Slots of the small queue.
@@ -139,6 +145,10 @@ impl S3Fifo {
 }
 
 impl Pool for S3Fifo {
+    fn holds(&self, position: u32) -> bool {
+        self.rows[position as usize].place != Place::Out
+    }
+
     fn select(&mut self, step: u32, rows: &[Selected]) -> u32 {
         let now = step + 1;
         self.missed.clear();
