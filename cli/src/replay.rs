@@ -46,8 +46,8 @@ With --curve: one entry for each trace, with hits and misses at every size.";
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Arguments {
-    /// Selection traces (TOPKTRC1), or request traces (Mooncake, kv-cache-tester, RAGPulse, Azure); plain or
-    /// zstd.
+    /// Selection traces (TOPKTRC1, TOPKTRC2), or request traces (Mooncake, kv-cache-tester, RAGPulse, Azure);
+    /// plain or zstd.
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
     /// Slots per sequence and layer as a share of the context at decode start, 0 < R <= 1; several,
