@@ -30,6 +30,8 @@ pub struct Heading<'a> {
     policy: &'static str,
     warmup: u32,
     mtp: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unfinished_bytes: Option<u64>,
 }
 
 impl<'a> Heading<'a> {
@@ -55,6 +57,7 @@ impl<'a> Heading<'a> {
             policy: policy.name(),
             warmup: setting.warmup,
             mtp: setting.mtp,
+            unfinished_bytes: header.unfinished,
         }
     }
 }

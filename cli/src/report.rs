@@ -65,8 +65,11 @@ pub fn heading(path: &Path, header: &Header, setting: Setting, row: &RowSize) ->
         0 => "no warm-up".to_owned(),
         w => format!("warm-up with the last {}", counted(w, "prompt position")),
     };
+    let unfinished = header.unfinished.map_or(String::new(), |bytes| {
+        format!("The recording was not finished: {bytes} bytes behind its last whole group are left off.\n")
+    });
     format!(
-        "{}: {}\n\
+        "{}: {}\n{unfinished}\
          Selections of {} on {}\n\
          {}, k {}, context {}; {} of {} from position {}; {warm_up}\n\
          Bytes moved assume rows of {} ({} bytes); the misses are the recorded model's, not that one's.",

@@ -295,9 +295,9 @@ fn bad_traces_are_named_with_what_is_wrong() {
         (write("cut.zst", &whole[..whole.len() / 2]), "truncated: the file ends early (unpacked byte "),
         (write("flipped.zst", &flipped), "malformed input"),
         (write("tail.zst", &[&whole[..], b"x"].concat()), "bytes follow"),
-        (write("version", b"TOPKTRC2\0\0\0\0"), "unsupported version"),
+        (write("version", b"TOPKTRC3\0\0\0\0"), "unsupported version"),
         (write("text.json", b"{}"), "neither `hash_ids` nor `requests`"),
-        (write("text", b"x,y"), "neither a zstd frame nor"),
+        (write("text", b"x,y"), "the file holds text of no known kind"),
         (folder.clone(), "is a directory"),
         (folder.join("missing"), "No such file or directory;"),
     ] {

@@ -244,6 +244,14 @@ fn bad_input_is_named_where_it_stands() {
     assert!(text.contains("repeats inside the request (line 4, column 70"), "{text}");
     let text = bad("late.jsonl", &(tiny() + &request(0, 512, "1")));
     assert!(text.contains("earlier than the one before (line 4, column 14)"), "{text}");
+    let day = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-02-31 00:00:00,4,5\n";
+    let text = bad("day.csv", day);
+    assert!(
+        text.contains("the timestamp is not YYYY-MM-DD HH:MM:SS") && text.contains("(line 2, column 1)"),
+        "{text}"
+    );
+    let text = bad("plus.csv", &day.replace("31", "28").replace(",4,", ",+4,"));
+    assert!(text.contains("a length is no whole number below 2^32 (line 2, column 21)"), "{text}");
     let text = bad("cut.jsonl", &tiny()[..200]);
     assert!(text.contains("ends in the middle of a line (line 3, column"), "{text}");
     assert!(bad("none.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\r\n").contains("has no requests"));
@@ -255,6 +263,43 @@ fn bad_input_is_named_where_it_stands() {
     let packed = zstd::encode_all(tiny().as_bytes(), 1).unwrap();
     let text = refuses(&[&file("half.jsonl.zst", &packed[..packed.len() / 2])]);
     assert!(text.contains("truncated"), "{text}");
+}
+
+#[test]
+fn a_file_of_another_kind_is_told_what_it_is_and_what_is_read() {
+    let array = format!("[{}]", tiny().trim_end().replace('\n', ",\n"));
+    let marked = "\u{FEFF}".to_owned() + &tiny();
+    for (name, text, found, hint) in [
+        ("array.json", array.as_str(), "holds a JSON array", "one object a line"),
+        ("array.csv", "when,tokens\n1,2\n", "holds text of no known kind", "Mooncake, kv-cache-tester"),
+        ("other.jsonl", "{\"prompt\":\"x\"}\n", "neither `hash_ids` nor `requests` (line 1, column 1)", ""),
+        ("columns.csv", "TIMESTAMP,Tokens\n", "the columns are not TIMESTAMP,ContextTokens", ""),
+        ("zeros", "\0\0\0\0\0\0\0\0\0", "neither text nor a zstd frame", "are read, plain or zstd"),
+    ] {
+        let plain = file(name, text.as_bytes());
+        let packed = file(&format!("{name}.zst"), &zstd::encode_all(text.as_bytes(), 1).unwrap());
+        for path in [plain, packed] {
+            let said = refuses(&[&path]);
+            assert!(said.contains(&path) && said.contains(found) && said.contains(hint), "{said}");
+        }
+    }
+    // A byte order mark is nothing that matters.
+    assert!(succeeds(&[&file("marked.jsonl", marked.as_bytes())]).contains("3 requests (mooncake)"));
+}
+
+#[test]
+fn a_request_trace_through_a_pipe_is_told_to_come_as_a_file() {
+    for text in [tiny().as_str(), "TIMESTAMP,ContextTokens,GeneratedTokens\n"] {
+        for bytes in [text.as_bytes().to_vec(), zstd::encode_all(text.as_bytes(), 1).unwrap()] {
+            let (reader, mut writer) = std::io::pipe().unwrap();
+            std::io::Write::write_all(&mut writer, &bytes).unwrap();
+            drop(writer);
+            let arguments = ["replay", "/dev/stdin"];
+            let output = command::forebay(&arguments).stdin(reader).output().unwrap();
+            let said = command::refused(output, &arguments);
+            assert!(said.contains("holds a request trace") && said.contains("not through a pipe"), "{said}");
+        }
+    }
 }
 
 #[test]
