@@ -253,4 +253,11 @@ fn what_cannot_be_divided_is_refused() {
     let errors = command::refuses(&["replay", demo, "--split", "by-layer", "--curve"]);
     assert!(errors.contains("pass one of the two"), "{errors}");
     assert!(command::refuses(&["replay", demo, "--split", "evenly"]).contains("by-layer"));
+    let requests = Path::new(env!("CARGO_TARGET_TMPDIR")).join("split-requests.jsonl");
+    let request = r#"{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[0]}"#;
+    std::fs::write(&requests, request).unwrap();
+    for [flag, value] in [["--split", "by-layer"], ["--prefetch", "inter-layer"]] {
+        let errors = command::refuses(&["replay", requests.to_str().unwrap(), flag, value]);
+        assert!(errors.contains(&format!("{flag} is for selection traces")), "{errors}");
+    }
 }
