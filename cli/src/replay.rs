@@ -73,7 +73,8 @@ pub struct Arguments {
     /// [default: lru].
     #[arg(long, value_enum, value_delimiter = ',')]
     policy: Vec<Policy>,
-    /// How the slots of all layers together are divided; by-layer is set beside uniform [default: uniform].
+    /// How the slots of all layers together are divided; by-layer, from lru's curves, is set beside uniform
+    /// [default: uniform].
     #[arg(long, value_enum)]
     split: Option<Split>,
     /// Counts what prefetching each layer's rows would cover and cost: inter-layer brings those that the
@@ -388,19 +389,10 @@ pub fn command(arguments: &Arguments) -> Result<()> {
             .at("--curve counts the rule of the production pools, and --policy names another")
             .hint("replay the other policies at sizes of their own, without --curve"));
     }
-    if arguments.split == Some(Split::ByLayer) {
-        let alone = |what: &str, hint| {
-            Err(Error::new(Kind::InvalidConfig, "replay").at(format!("--split by-layer {what}")).hint(hint))
-        };
-        if arguments.policies() != [Policy::Lru] {
-            return alone(
-                "divides by the curves of the rule of the production pools, and --policy names another",
-                "replay the other policies without --split",
-            );
-        }
-        if arguments.curve {
-            return alone("replays the sizes named, --curve counts all", "pass one of the two");
-        }
+    if arguments.curve && arguments.split == Some(Split::ByLayer) {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--split by-layer replays the sizes named, --curve counts all")
+            .hint("pass one of the two"));
     }
     if arguments.curve && arguments.prefetch.is_some() {
         return Err(Error::new(Kind::InvalidConfig, "replay")
