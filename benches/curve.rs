@@ -1,5 +1,6 @@
-//! Claim: the misses of smollm2-8k-policy (30 layers, k = 512) at every size take at most 4 times as long as a
-//! replay of one size (ratio 0.2: 1,229 slots a layer).
+//! Claims: the misses of smollm2-8k-policy (30 layers, k = 512) at every size take at most 4 times as long as a
+//! replay of one size (ratio 0.2: 1,229 slots a layer); and so do those of 200,000 tokens of which each step
+//! selects one (one layer, generated, 40,000 slots).
 //!
 //! Both sides work on the selections of every recorded step, cold, one query row a step, already in memory,
 //! on one thread. The replay is the cache itself on the inline host device with its vectorised resolve, rows
@@ -18,7 +19,7 @@ use std::time::Duration;
 use clock::Lap;
 use criterion::Criterion;
 use forebay::residency::{Curve, Depths};
-use forebay::trace::SelectionTrace;
+use forebay::trace::{Header, SelectionTrace};
 use race::{Side, claim, done, race, record};
 use replay::Replay;
 
@@ -38,15 +39,49 @@ fn curves(trace: &SelectionTrace) -> forebay::Result<(Duration, u64, Vec<Curve>)
     Ok((begin.end(), trace.members(), curves))
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let (label, trace) = replay::trace("smollm2-8k-policy-tf")?;
-    let positions = replay::positions(&trace);
-    let slots = (0.2 * f64::from(trace.header().decode_start) + 0.5) as u32;
-    let mut single = Replay::new(&trace, &positions, u32::MAX, slots, false)?;
+/// A trace of one layer in which each of `tokens` steps selects one position, near ones oftener than far ones.
+fn lonely(tokens: u32) -> forebay::Result<SelectionTrace> {
+    let mut random = 1_u64;
+    let mut near = |position: u32| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let back = (1_u64 << (random >> 59)).min(u64::from(position) + 1);
+        position - ((random >> 20) % back) as u32
+    };
+    let text = String::new;
+    let header = Header {
+        format: "TOPKTRC1".to_owned(),
+        label: "generated".to_owned(),
+        model: text(),
+        arch: text(),
+        layers: 1,
+        layer_ids: vec![0],
+        k: 1,
+        steps: tokens,
+        warm_steps: 0,
+        first_position: 0,
+        decode_start: 0,
+        context: tokens,
+        score: text(),
+        mode: text(),
+        text: text(),
+    };
+    SelectionTrace::new(header, (0..tokens).map(&mut near).collect())
+}
+
+/// Races every size against `slots` a layer and claims what it takes.
+fn compare(
+    trace: &SelectionTrace,
+    slots: u32,
+    times: usize,
+    words: &str,
+    criterion: Option<&mut Criterion>,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let positions = replay::positions(trace);
+    let mut single = Replay::new(trace, &positions, u32::MAX, slots, false)?;
     let (mut at_once, mut misses) = (Vec::new(), 0);
     let mut sides = [
         Side::new("every size", || {
-            let (time, units, curves) = done(curves(&trace));
+            let (time, units, curves) = done(curves(trace));
             at_once = curves;
             (time, units)
         }),
@@ -56,9 +91,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             pass
         }),
     ];
-    let mut criterion = Criterion::default().sample_size(10).configure_from_args();
-    record(&mut criterion, &format!("curve/{label}"), &mut sides);
-    let rounds = race(9, &mut sides);
+    if let Some(criterion) = criterion {
+        record(criterion, &format!("curve/{}", trace.header().label), &mut sides);
+    }
+    let rounds = race(times, &mut sides);
     drop(sides);
     let counted: u64 = at_once.iter().map(|curve| curve.misses(slots)).sum();
     let exact = at_once.iter().map(Curve::exact_from).max().unwrap_or(0);
@@ -73,7 +109,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let times = rounds.ratio("one size", "every size");
     println!("every size takes {times:.2} times as long as one size");
-    claim("curve against a replay of one size", rounds.ratio("every size", "one size"), 0.25);
+    claim(words, rounds.ratio("every size", "one size"), 0.25);
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut criterion = Criterion::default().sample_size(10).configure_from_args();
+    let (_, trace) = replay::trace("smollm2-8k-policy-tf")?;
+    let slots = (0.2 * f64::from(trace.header().decode_start) + 0.5) as u32;
+    compare(&trace, slots, 9, "curve against a replay of one size", Some(&mut criterion))?;
+    compare(&lonely(200_000)?, 40_000, 3, "curve of 200,000 tokens, k = 1, against one size", None)?;
     criterion.final_summary();
     Ok(())
 }

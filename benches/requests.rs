@@ -1,18 +1,21 @@
-//! Claim: a replay of agentic_A (21.5 million block references, 10,000 blocks) makes at least 2 times the
-//! accesses a second of libCacheSim's LRU, parsing excluded on both sides.
+//! Claims: a replay of agentic_A (21.5 million block references, 10,000 blocks) makes at least 2 times the
+//! accesses a second of libCacheSim's LRU, parsing excluded on both sides; and hits at every capacity take at most 4
+//! times as long as that one replay, here and on the Mooncake trace with its short prompts.
 //!
 //! Ours is what `forebay replay` runs, the leading run of every request looked up and all its blocks touched.
 //! Theirs is libCacheSim's C code, started from Python (`benches/libcachesim_lru.py`), with the same blocks in
 //! the same order, the last of a request first. Both sides count the time of the one thread that works; the
 //! most that their reader can have taken is measured and taken off. The time of ours with reading and
-//! parsing is printed beside it.
+//! parsing is printed beside it, and the rate of every study policy, one pass each.
 
-#[path = "../cli/src/blocks.rs"]
+#[path = "../cli/src/blocks/mod.rs"]
 mod blocks;
 #[path = "support/clock.rs"]
 mod clock;
 #[path = "support/libcachesim.rs"]
 mod libcachesim;
+#[path = "../cli/src/queues.rs"]
+mod queues;
 #[path = "support/race.rs"]
 mod race;
 
@@ -20,12 +23,44 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use blocks::{BlockCurve, Policy};
 use clock::Lap;
 use criterion::Criterion;
 use forebay::trace::requests::{Options, RequestTrace};
 use race::{Side, claim, done, race, record};
 
 const CAPACITY: u32 = 10_000;
+
+/// How many times as long every capacity of the Mooncake trace takes as one, whose prompts are short.
+fn short_prompts(path: &Path) -> forebay::Result<f64> {
+    let trace = RequestTrace::read(path, &Options::default())?;
+    let references = trace.references().len() as u64;
+    let mut sides = [
+        Side::new("one", || {
+            let begin = Lap::begin();
+            done(blocks::replay(&trace, Policy::Lru, CAPACITY, 0, || ()));
+            (begin.end(), references)
+        }),
+        Side::new("every", || {
+            let begin = Lap::begin();
+            done(blocks::curve(&trace, 0, || ()));
+            (begin.end(), references)
+        }),
+    ];
+    Ok(race(9, &mut sides).ratio("every", "one"))
+}
+
+/// A pass of every policy, and what it found.
+fn policies(trace: &RequestTrace) -> forebay::Result<()> {
+    for policy in Policy::ALL {
+        let begin = Lap::begin();
+        let found = blocks::replay(trace, policy, CAPACITY, 0, || ())?;
+        let rate = found.blocks as f64 / begin.end().as_secs_f64() / 1e6;
+        let hits = 100.0 * found.hit_blocks as f64 / found.blocks as f64;
+        println!("{}: {hits:.2}% hits by blocks, {rate:.1} million references a second", policy.name());
+    }
+    Ok(())
+}
 
 /// Writes one little-endian u64 an access, requests in order, each from its last block to its first.
 fn write_accesses(file: &Path, trace: &RequestTrace) -> std::io::Result<()> {
@@ -50,12 +85,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     write_accesses(&file, &trace)?;
     let references = trace.references().len() as u64;
     let (mut hits, mut misses, mut took) = (0, 0, Duration::ZERO);
+    let mut every: Option<BlockCurve> = None;
     let mut sides = [
         Side::new("forebay", || {
             let begin = Lap::begin();
-            hits = done(blocks::replay(&trace, CAPACITY, 0, || ())).hit_blocks;
+            hits = done(blocks::replay(&trace, Policy::Lru, CAPACITY, 0, || ())).hit_blocks;
             took = begin.end();
             (took, references)
+        }),
+        Side::new("every capacity", || {
+            let begin = Lap::begin();
+            every = Some(done(blocks::curve(&trace, 0, || ())));
+            (begin.end(), references)
         }),
         Side::new("libCacheSim", || {
             let (seconds, accesses, missed) = done(libcachesim::lru(&file, CAPACITY));
@@ -64,13 +105,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }),
     ];
     let mut criterion = Criterion::default().sample_size(10).configure_from_args();
-    record(&mut criterion, "requests/agentic_A", &mut sides[..1]);
+    record(&mut criterion, "requests/agentic_A", &mut sides[..2]);
     let rounds = race(5, &mut sides);
     drop(sides);
     std::fs::remove_file(&file)?;
     println!("{references} references, {} distinct, {CAPACITY} blocks", trace.distinct());
     println!("misses: forebay {} (prefix rule), libCacheSim {misses}", references - hits);
-    for side in ["forebay", "libCacheSim"] {
+    let every = every.ok_or("no pass")?;
+    if every.at(CAPACITY).hit_blocks != hits {
+        return Err("the curve and the replay disagree".into());
+    }
+    println!("every capacity: {} changes, flat from {} blocks", every.changes().count(), every.flat_from());
+    for side in ["forebay", "every capacity", "libCacheSim"] {
         println!("{side}: {:.1} million accesses a second", rounds.rate(side) / 1e6);
     }
     println!(
@@ -78,6 +124,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         took.as_secs_f64(),
         (took + reading).as_secs_f64()
     );
+    policies(&trace)?;
+    let times = rounds.ratio("forebay", "every capacity");
+    println!("every capacity takes {times:.2} times as long as one");
+    claim("every capacity of agentic_A against one", rounds.ratio("every capacity", "forebay"), 0.25);
+    let short = short_prompts(&traces.join("mooncake/conversation_trace.jsonl.zst"))?;
+    println!("every capacity of the Mooncake trace takes {:.2} times as long as one", 1.0 / short);
+    claim("every capacity of the Mooncake trace against one", short, 0.25);
     claim("agentic_A against libCacheSim's LRU", rounds.ratio("forebay", "libCacheSim"), 2.0);
     criterion.final_summary();
     Ok(())

@@ -9,13 +9,16 @@
 mod blocks;
 mod curve;
 mod curve_report;
+mod html;
 mod json;
 mod output;
 mod policy;
 mod pools;
 mod prefetch;
+mod queues;
 mod replay;
 mod report;
+mod request_report;
 mod requests;
 mod split;
 mod study;

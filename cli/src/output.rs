@@ -27,7 +27,7 @@ pub fn print(text: &[u8]) -> Result<()> {
         .map_err(|e| Error::new(Kind::Io, "print").at(format!("standard output: {}", words(&e))))
 }
 
-/// Writes the JSON text to `path`, whole or not at all; `-` is standard output.
+/// Writes the result's text to `path`, whole or not at all; `-` is standard output.
 ///
 /// # Errors
 /// [`Kind::Io`] names the file.
@@ -38,7 +38,7 @@ pub fn write_json(path: &Path, text: &[u8]) -> Result<()> {
     os::write_whole(path, text, &NoFaults)
 }
 
-/// Whether `--json` names standard output.
+/// Whether `--json` or `--html` names standard output.
 pub fn is_stdout(path: &Path) -> bool {
     path.as_os_str() == "-"
 }

@@ -19,7 +19,7 @@ use crate::pools::Setting;
 use crate::prefetch::Prefetched;
 use crate::requests::Traces;
 use crate::study::Study;
-use crate::{curve_report, json, output, report, requests};
+use crate::{curve_report, html, json, output, report, requests};
 
 /// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
 pub const FIRST_STEPS: u32 = 8;
@@ -65,12 +65,12 @@ pub struct Arguments {
     /// Query rows per decode step: 1 without drafts [default: 1].
     #[arg(long, value_name = "Q", value_parser = at_least_one, allow_negative_numbers = true)]
     mtp: Option<u32>,
-    /// Misses at every size in one pass, exact; prints them at the sizes named, writes all of them as JSON
-    /// [default: ratios from 0.05 to 1].
+    /// Misses, or hits by capacity, at every size in one pass, exact; prints them at the sizes named, writes all
+    /// of them as JSON [default: ratios from 0.05 to 1].
     #[arg(long)]
     curve: bool,
-    /// Who leaves a full pool; several, separated by commas, are set side by side. All but lru are for study
-    /// [default: lru].
+    /// Who leaves a full pool or cache; several, separated by commas, are set side by side. All but lru are for
+    /// study; decay and decay-tokens are for selection traces [default: lru].
     #[arg(long, value_enum, value_delimiter = ',')]
     policy: Vec<Policy>,
     /// How the slots of all layers together are divided; by-layer, from lru's curves, is set beside uniform
@@ -92,6 +92,8 @@ pub struct Arguments {
     /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub report: html::HtmlArguments,
 }
 
 impl Arguments {
@@ -110,6 +112,11 @@ impl Arguments {
         once
     }
 
+    /// How many sizes were named.
+    pub fn sizes(&self) -> usize {
+        self.ratio.len() + self.slots.len()
+    }
+
     /// An option that was given and means nothing for request traces.
     fn for_selections(&self) -> Option<&'static str> {
         let given = [
@@ -117,11 +124,10 @@ impl Arguments {
             ("--slots", !self.slots.is_empty()),
             ("--warmup", self.warmup.is_some()),
             ("--mtp", self.mtp.is_some()),
-            ("--curve", self.curve),
-            ("--policy", !self.policy.is_empty()),
             ("--split", self.split.is_some()),
             ("--prefetch", self.prefetch.is_some()),
             ("--model", self.model.is_some()),
+            ("--link-rate", self.report.link_rate.is_some()),
             ("--device", self.device.is_some()),
         ];
         given.iter().find(|(_, given)| *given).map(|(name, _)| *name)
@@ -352,13 +358,18 @@ fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed>
 }
 
 /// Refuses to write the result over one of the traces, by whatever name.
-fn check_target<'a>(json: &Path, mut traces: impl Iterator<Item = &'a PathBuf>) -> Result<()> {
+fn check_target<'a>(
+    option: &str,
+    target: &Path,
+    mut traces: impl Iterator<Item = &'a PathBuf>,
+) -> Result<()> {
     let identity = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
-    let Some(target) = identity(json) else { return Ok(()) };
-    match traces.find(|trace| identity(trace) == Some(target)) {
+    let known = identity(target).filter(|_| !output::is_stdout(target));
+    let Some(known) = known else { return Ok(()) };
+    match traces.find(|trace| identity(trace) == Some(known)) {
         None => Ok(()),
         Some(trace) => Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("--json {} would replace the trace {}", json.display(), trace.display()))
+            .at(format!("{option} {} would replace the trace {}", target.display(), trace.display()))
             .hint("name another file")),
     }
 }
@@ -373,16 +384,24 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         Shape::preset(model).ok_or_else(|| Error::new(Kind::InvalidConfig, "replay").at("--model"))?;
     let row = RowSize { model: model.to_owned(), bytes: Geometry::new(shape)?.row_bytes() };
     let DeviceName::Host = arguments.device.unwrap_or(DeviceName::Host);
-    if let Some(path) = arguments.json.as_deref().filter(|path| !output::is_stdout(path)) {
-        check_target(path, arguments.traces.iter().chain(arguments.requests.side_files()))?;
+    let targets = [("--json", &arguments.json), ("--html", &arguments.report.html)];
+    for (option, path) in targets.iter().filter_map(|(option, path)| Some((option, path.as_deref()?))) {
+        check_target(option, path, arguments.traces.iter().chain(arguments.requests.side_files()))?;
     }
     match requests::kind_of(&arguments.traces)? {
         Traces::Requests => {
             let (json, selection) = (arguments.json.as_deref(), arguments.for_selections());
-            return requests::command(&arguments.requests, selection, &arguments.traces, json);
+            if let (Some(target), None) = (&arguments.report.html, selection) {
+                return html::requests(target, &arguments.traces, &arguments.requests);
+            }
+            let study = requests::Study { policies: arguments.policies(), curve: arguments.curve };
+            return requests::command(&arguments.requests, &study, selection, &arguments.traces, json);
         }
         Traces::Selections => arguments.requests.refuse()?,
         Traces::Unknown => {}
+    }
+    if let Some(target) = &arguments.report.html {
+        return html::selections(target, arguments, &shape, &row);
     }
     if arguments.curve && arguments.policies() != [Policy::Lru] {
         return Err(Error::new(Kind::InvalidConfig, "replay")

@@ -2,31 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use comfy_table::{CellAlignment, LineStyle, Table, presets};
-use forebay::trace::requests::{self, Format, Options, RequestTrace};
+use forebay::trace::requests::{self, Format, Notes, Options, RequestTrace};
 use forebay::{Error, Kind, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
-use serde::Serialize;
 
-use crate::blocks::{self, Outcome};
-use crate::{json, output};
+use crate::blocks::{self, BlockCurve, Outcome, Policy};
+use crate::{output, policy, request_report};
 
 /// The capacities replayed when none are named, in percent of the distinct blocks.
 const PERCENT: [u64; 7] = [1, 2, 5, 10, 20, 50, 100];
-
-/// What every table ends with.
-const DEFINITIONS: &str = "\
-Hit: a block of a request's leading run of blocks that were all in the cache when it arrived (prefix rule).
-Then all its blocks are touched, the last one first, and the least recently used beyond the capacity go.
-By blocks: hit blocks / all block references of the measured requests.
-By tokens: tokens in hit blocks / all input tokens of the measured requests, partial last blocks included.
-";
-
-/// What a hit means where ids name pieces of text.
-const PIECES: &str = "\
-RAGPulse names pieces by their content: a hit says that the piece and all pieces before it in the request are
-in the cache, not that they were computed behind the same pieces.
-";
 
 /// The arguments that only request traces have.
 #[derive(clap::Args)]
@@ -93,7 +77,12 @@ impl RequestArguments {
         &self.block_lengths
     }
 
-    fn options(&self) -> Options {
+    /// The capacities named.
+    pub fn named(&self) -> &[u32] {
+        &self.capacity
+    }
+
+    pub fn options(&self) -> Options {
         Options {
             block_tokens: self.block_tokens,
             subagents: self.subagents,
@@ -143,19 +132,101 @@ pub fn kind_of(traces: &[PathBuf]) -> Result<Traces> {
     }
 }
 
-/// A trace's replays.
-struct Replayed {
-    path: PathBuf,
-    trace: RequestTrace,
-    skipped: usize,
-    /// Whether sub-agents' requests were replayed.
-    subagents: bool,
-    /// Capacity and counts.
-    replays: Vec<(u32, Outcome)>,
+/// What is replayed, beside capacities.
+pub struct Study {
+    /// The policies named, each once.
+    pub policies: Vec<policy::Policy>,
+    /// Whether every capacity is counted.
+    pub curve: bool,
 }
 
-fn replay(path: &Path, arguments: &RequestArguments) -> Result<Replayed> {
+impl Study {
+    /// The policies, as blocks have them.
+    fn policies(&self) -> Result<Vec<Policy>> {
+        let known = |policy: &policy::Policy| {
+            Policy::ALL.into_iter().find(|block| block.name() == policy.name()).ok_or_else(|| {
+                Error::new(Kind::InvalidConfig, "replay")
+                    .at(format!("--policy {} is for selection traces: it counts by steps", policy.name()))
+                    .hint("request traces take lru, fifo, s3-fifo and belady")
+            })
+        };
+        let policies = self.policies.iter().map(known).collect::<Result<Vec<_>>>()?;
+        if self.curve && policies != [Policy::Lru] {
+            return Err(Error::new(Kind::InvalidConfig, "replay")
+                .at("--curve counts lru, and --policy names another")
+                .hint("replay the other policies at capacities of their own, without --curve"));
+        }
+        Ok(policies)
+    }
+}
+
+/// What the reports say of a trace.
+pub struct About {
+    /// The file, as it was named.
+    pub path: PathBuf,
+    pub format: Format,
+    /// All requests, and those of them that are not measured.
+    pub requests: usize,
+    pub skipped: usize,
+    /// Distinct blocks of the whole trace.
+    pub distinct: u32,
+    /// Tokens of a block, where all have the same.
+    pub block_tokens: Option<u32>,
+    pub knows_block_lengths: bool,
+    pub notes: Notes,
+    /// Whether sub-agents' requests were replayed.
+    pub subagents: bool,
+}
+
+/// One replay.
+pub struct Replay {
+    pub policy: Policy,
+    pub capacity: u32,
+    pub outcome: Outcome,
+}
+
+/// A trace's replays. The trace itself is gone: several would not fit.
+pub struct Replayed {
+    pub about: About,
+    /// By capacity, then policy, as named.
+    pub replays: Vec<Replay>,
+    /// Every capacity, if that was asked for.
+    pub curve: Option<BlockCurve>,
+}
+
+fn replay(path: &Path, arguments: &RequestArguments, study: &Study) -> Result<Replayed> {
+    let policies = study.policies()?;
     let trace = RequestTrace::read(path, &arguments.options())?;
+    let about = about(path, arguments, &trace)?;
+    let mut capacities = arguments.capacity.clone();
+    if capacities.is_empty() {
+        let share = |percent: u64| (u64::from(trace.distinct()) * percent).div_ceil(100).max(1) as u32;
+        capacities.extend(PERCENT.map(share));
+        capacities.dedup();
+    }
+    let passes = if study.curve { 1 } else { capacities.len() * policies.len() };
+    let bar = progress(path, trace.requests() as u64 * passes as u64);
+    let (mut replays, mut curve) = (Vec::new(), None);
+    if study.curve {
+        let every = blocks::curve(&trace, about.skipped, || bar.inc(1))?;
+        let at = |capacity| Replay { policy: Policy::Lru, capacity, outcome: every.at(capacity) };
+        replays.extend(capacities.into_iter().map(at));
+        curve = Some(every);
+    } else {
+        for (capacity, policy) in capacities.iter().flat_map(|c| policies.iter().map(|p| (*c, *p))) {
+            let outcome = blocks::replay(&trace, policy, capacity, about.skipped, || bar.inc(1))?;
+            replays.push(Replay { policy, capacity, outcome });
+        }
+    }
+    bar.finish_and_clear();
+    Ok(Replayed { about, replays, curve })
+}
+
+/// What the reports say of `trace`.
+///
+/// # Errors
+/// [`Kind::BadFormat`] without requests, [`Kind::InvalidConfig`] when all of them are skipped.
+pub fn about(path: &Path, arguments: &RequestArguments, trace: &RequestTrace) -> Result<About> {
     let all = trace.requests();
     if all == 0 {
         return Err(Error::new(Kind::BadFormat, "replay")
@@ -172,17 +243,17 @@ fn replay(path: &Path, arguments: &RequestArguments) -> Result<Replayed> {
             .with("requests", all as u64)
             .hint("skip fewer requests"));
     }
-    let mut capacities = arguments.capacity.clone();
-    if capacities.is_empty() {
-        let share = |percent: u64| (u64::from(trace.distinct()) * percent).div_ceil(100).max(1) as u32;
-        capacities.extend(PERCENT.map(share));
-        capacities.dedup();
-    }
-    let bar = progress(path, all as u64 * capacities.len() as u64);
-    let run = |capacity| Ok((capacity, blocks::replay(&trace, capacity, skipped, || bar.inc(1))?));
-    let replays = capacities.into_iter().map(run).collect::<Result<Vec<_>>>()?;
-    bar.finish_and_clear();
-    Ok(Replayed { path: path.to_owned(), trace, skipped, subagents: arguments.subagents, replays })
+    Ok(About {
+        path: path.to_owned(),
+        format: trace.format(),
+        requests: all,
+        skipped,
+        distinct: trace.distinct(),
+        block_tokens: trace.block_tokens(),
+        knows_block_lengths: trace.knows_block_lengths(),
+        notes: trace.notes(),
+        subagents: arguments.subagents,
+    })
 }
 
 /// A bar on standard error; hidden where that is no terminal.
@@ -204,6 +275,7 @@ fn progress(path: &Path, requests: u64) -> ProgressBar {
 /// Those of reading a trace, of settings that do not fit it, and of writing the result.
 pub fn command(
     arguments: &RequestArguments,
+    study: &Study,
     selection: Option<&str>,
     traces: &[PathBuf],
     json: Option<&Path>,
@@ -213,169 +285,12 @@ pub fn command(
             .at(format!("{flag} is for selection traces, and the traces are request traces"))
             .hint("leave it out; request traces take --capacity"));
     }
-    let replayed = traces.iter().map(|path| replay(path, arguments)).collect::<Result<Vec<_>>>()?;
+    let replayed = traces.iter().map(|path| replay(path, arguments, study)).collect::<Result<Vec<_>>>()?;
     if let Some(path) = json {
-        output::write_json(path, &json_text(&replayed)?)?;
+        output::write_json(path, &request_report::json(&replayed)?)?;
     }
     if json.is_some_and(output::is_stdout) {
         return Ok(());
     }
-    output::print(report(&replayed, output::speaks_utf8()).as_bytes())
-}
-
-#[derive(Serialize)]
-struct Entry {
-    schema: u32,
-    forebay: &'static str,
-    kind: &'static str,
-    trace: String,
-    format: &'static str,
-    policy: &'static str,
-    capacity_blocks: u32,
-    skipped_requests: usize,
-    requests: u64,
-    blocks: u64,
-    distinct_blocks: u32,
-    block_tokens: Option<u32>,
-    hit_blocks: u64,
-    hit_ratio: f64,
-    evicted_blocks: u64,
-    input_tokens: u64,
-    hit_tokens: Option<u64>,
-    token_hit_ratio: Option<f64>,
-}
-
-/// A part of a whole; 0 of nothing.
-fn share(part: u64, whole: u64) -> f64 {
-    part as f64 / whole.max(1) as f64
-}
-
-fn entry(replayed: &Replayed, capacity: u32, outcome: Outcome) -> Entry {
-    let trace = &replayed.trace;
-    let tokens = trace.knows_block_lengths().then_some(outcome.hit_tokens);
-    Entry {
-        schema: json::SCHEMA,
-        forebay: env!("CARGO_PKG_VERSION"),
-        kind: "requests",
-        trace: replayed.path.display().to_string(),
-        format: trace.format().name(),
-        policy: "lru",
-        capacity_blocks: capacity,
-        skipped_requests: replayed.skipped,
-        requests: outcome.requests,
-        blocks: outcome.blocks,
-        distinct_blocks: trace.distinct(),
-        block_tokens: trace.block_tokens(),
-        hit_blocks: outcome.hit_blocks,
-        hit_ratio: share(outcome.hit_blocks, outcome.blocks),
-        evicted_blocks: outcome.evicted_blocks,
-        input_tokens: outcome.input_tokens,
-        hit_tokens: tokens,
-        token_hit_ratio: tokens.map(|tokens| share(tokens, outcome.input_tokens)),
-    }
-}
-
-fn json_text(traces: &[Replayed]) -> Result<Vec<u8>> {
-    let entries: Vec<Entry> =
-        traces.iter().flat_map(|t| t.replays.iter().map(|(capacity, o)| entry(t, *capacity, *o))).collect();
-    let mut text = serde_json::to_vec_pretty(&entries)
-        .map_err(|e| Error::new(Kind::Internal, "write JSON").at(e.to_string()))?;
-    text.push(b'\n');
-    Ok(text)
-}
-
-fn report(traces: &[Replayed], utf8: bool) -> String {
-    let mut out = String::new();
-    for replayed in traces {
-        out += &heading(replayed);
-        out += "\n";
-        if replayed.trace.distinct() > 0 {
-            out += &table(replayed, utf8);
-            out += "\n\n";
-        }
-    }
-    out += DEFINITIONS;
-    if traces.iter().any(|t| t.trace.format() == Format::RagPulse) {
-        out += PIECES;
-    }
-    out
-}
-
-fn heading(replayed: &Replayed) -> String {
-    let (trace, notes) = (&replayed.trace, replayed.trace.notes());
-    let measured = replayed.replays.first().map(|(_, outcome)| *outcome).unwrap_or_default();
-    let mut out = format!(
-        "{}: {} requests ({})\n\
-         Measured: {} {}, {} block references, {} input tokens. In the whole trace {} distinct blocks",
-        output::harmless(&replayed.path.display().to_string()),
-        trace.requests(),
-        trace.format().name(),
-        if replayed.skipped > 0 { "the last" } else { "all" },
-        measured.requests,
-        measured.blocks,
-        measured.input_tokens,
-        trace.distinct(),
-    );
-    match (trace.block_tokens(), trace.knows_block_lengths()) {
-        (Some(tokens), _) => out += &format!(" of {tokens} tokens.\n"),
-        (None, true) => out += " with lengths of their own.\n",
-        (None, false) => out += ".\n",
-    }
-    if trace.format() == Format::Sessions {
-        out += &format!(
-            "{} sessions, one after another, block ids local to each; \
-             {} sub-agents with {} requests of their own, {}.\n",
-            notes.sessions,
-            notes.subagents,
-            notes.subagent_requests,
-            if replayed.subagents { "replayed" } else { "left out (--subagents replays them)" },
-        );
-    }
-    if notes.late + notes.repeats > 0 {
-        out += &format!(
-            "Timestamps that step back: {}; requests that repeat a piece: {}. Kept as they stand in the file.\n",
-            notes.late, notes.repeating_requests
-        );
-    }
-    if trace.distinct() == 0 {
-        out += "The trace names no blocks, so there is nothing to share: every prompt is computed whole.\n";
-    } else if !trace.knows_block_lengths() {
-        out += "The blocks' lengths are not known (--block-lengths), so nothing is weighted by tokens.\n";
-    }
-    out
-}
-
-/// One line for each capacity.
-fn table(replayed: &Replayed, utf8: bool) -> String {
-    let mut table = Table::new();
-    let rule = if utf8 { '─' } else { '-' };
-    table.load_style(presets::NOTHING.header_separator(LineStyle::new(rule, rule, rule, rule)));
-    table.set_header([
-        "capacity\nblocks",
-        "of\ndistinct",
-        "hit\nblocks",
-        "hits\nby blocks",
-        "hits\nby tokens",
-        "evicted\nblocks",
-    ]);
-    let trace = &replayed.trace;
-    for (capacity, outcome) in &replayed.replays {
-        let percent = |part, whole| format!("{:.1}%", 100.0 * share(part, whole));
-        let by_tokens = match trace.knows_block_lengths() {
-            true => percent(outcome.hit_tokens, outcome.input_tokens),
-            false => String::new(),
-        };
-        table.add_row([
-            capacity.to_string(),
-            percent(u64::from(*capacity), u64::from(trace.distinct())),
-            outcome.hit_blocks.to_string(),
-            percent(outcome.hit_blocks, outcome.blocks),
-            by_tokens,
-            outcome.evicted_blocks.to_string(),
-        ]);
-    }
-    for column in table.column_iter_mut() {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.trim_fmt()
+    output::print(request_report::text(&replayed, output::speaks_utf8()).as_bytes())
 }

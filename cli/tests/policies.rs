@@ -6,6 +6,8 @@
 mod policy;
 #[path = "../src/pools.rs"]
 mod pools;
+#[path = "../src/queues.rs"]
+mod queues;
 #[path = "../src/threads.rs"]
 mod threads;
 #[path = "../../tests/support/traces.rs"]

@@ -8,6 +8,8 @@ mod policy;
 mod pools;
 #[path = "../src/prefetch.rs"]
 mod prefetch;
+#[path = "../src/queues.rs"]
+mod queues;
 #[path = "../src/threads.rs"]
 mod threads;
 

@@ -1,165 +1,13 @@
-//! `forebay replay` of request traces: equal to a naive cache over the same ids, to the last hit; near what
-//! others published; and what the command prints and refuses.
+//! `forebay replay` of request traces: what the command prints and refuses.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-#[path = "../src/blocks.rs"]
-mod blocks;
 #[path = "support/command.rs"]
 mod command;
-#[path = "../../tests/support/traces.rs"]
-mod traces;
 
-use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use forebay::trace::requests::{Options, RequestTrace};
 use serde_json::Value;
-
-/// A block as the file names it: the line, where ids are local to it, and the id.
-type Block = (usize, u64);
-
-/// A request as the file has it: tokens of the prompt, and its blocks.
-type Asked = (u64, Vec<Block>);
-
-fn ids(line: usize, list: &Value) -> Vec<Block> {
-    list.as_array().unwrap().iter().map(|id| (line, id.as_u64().unwrap())).collect()
-}
-
-/// The requests of a JSON trace, read by another reader: a tree for every line.
-fn asked(path: &Path) -> Vec<Asked> {
-    let text = zstd::decode_all(fs::File::open(path).unwrap()).unwrap();
-    let mut all = Vec::new();
-    for (number, line) in text.split(|b| *b == b'\n').enumerate().filter(|(_, l)| !l.is_empty()) {
-        let value: Value = serde_json::from_slice(line).unwrap();
-        if let Some(requests) = value["requests"].as_array() {
-            let request = |r: &Value| match r["hash_ids"].is_array() {
-                true => (r["in"].as_u64().unwrap(), ids(number, &r["hash_ids"])),
-                false => (0, Vec::new()),
-            };
-            all.extend(requests.iter().map(request));
-            continue;
-        }
-        let tokens = value["input_length"].as_u64().unwrap();
-        let blocks = match &value["hash_ids"] {
-            Value::Object(parts) => ["sys_prompt", "passages_ids", "history", "web_search", "user_input"]
-                .iter()
-                .flat_map(|part| ids(0, &parts[*part]))
-                .collect(),
-            list => ids(0, list),
-        };
-        all.push((tokens, blocks));
-    }
-    all
-}
-
-/// A cache by dates of last use: hits of each request's leading run, and blocks that went.
-fn naive(requests: &[Asked], capacity: usize) -> (u64, u64) {
-    let (mut used, mut by_date) = (HashMap::new(), BTreeMap::new());
-    let (mut date, mut hits, mut evicted) = (0_u64, 0, 0);
-    for (_, blocks) in requests {
-        hits += blocks.iter().take_while(|block| used.contains_key(*block)).count() as u64;
-        for block in blocks.iter().rev() {
-            date += 1;
-            if let Some(before) = used.insert(*block, date) {
-                by_date.remove(&before);
-            }
-            by_date.insert(date, *block);
-        }
-        while by_date.len() > capacity {
-            used.remove(&by_date.pop_first().unwrap().1);
-            evicted += 1;
-        }
-    }
-    (hits, evicted)
-}
-
-fn compare(kind: &str, file: &str, test: &str, capacities: &[u32]) {
-    let Some(directory) = traces::directory(kind, test) else { return };
-    let path = directory.join(file);
-    let trace = RequestTrace::read(&path, &Options::default()).unwrap();
-    let asked = asked(&path);
-    for capacity in capacities {
-        let outcome = blocks::replay(&trace, *capacity, 0, || ()).unwrap();
-        let counted = (outcome.hit_blocks, outcome.evicted_blocks);
-        assert_eq!(counted, naive(&asked, *capacity as usize), "{file} at {capacity}");
-        assert!(outcome.hit_blocks > 0, "a replay without hits shows nothing");
-        assert_eq!(outcome.requests, asked.len() as u64);
-        assert_eq!(outcome.blocks, asked.iter().map(|(_, blocks)| blocks.len() as u64).sum::<u64>());
-        assert_eq!(outcome.input_tokens, asked.iter().map(|(tokens, _)| tokens).sum::<u64>());
-    }
-}
-
-#[test]
-fn mooncake_replays_as_a_naive_cache_does() {
-    let capacities = [1, 7, 24, 1000, 10_000, 50_000, 182_790];
-    let test = "mooncake_replays_as_a_naive_cache_does";
-    compare("mooncake", "conversation_trace.jsonl.zst", test, &capacities);
-}
-
-#[test]
-fn ragpulse_replays_as_a_naive_cache_does() {
-    compare(
-        "ragpulse",
-        "0_trace.jsonl.zst",
-        "ragpulse_replays_as_a_naive_cache_does",
-        &[3, 100, 2000, 30_000],
-    );
-}
-
-#[test]
-fn sessions_replay_as_a_naive_cache_does() {
-    let test = "sessions_replay_as_a_naive_cache_does";
-    compare("kv-cache-tester", "agentic_A.jsonl.zst", test, &[781, 10_000]);
-}
-
-/// Tokens in hit blocks by all input tokens, the second half of the requests measured.
-fn second_half(trace: &RequestTrace, capacity: u64) -> f64 {
-    let outcome =
-        blocks::replay(trace, u32::try_from(capacity).unwrap(), trace.requests() / 2, || ()).unwrap();
-    outcome.hit_tokens as f64 / outcome.input_tokens as f64
-}
-
-#[test]
-fn mooncake_comes_out_as_another_simulator_says() {
-    let Some(directory) = traces::directory("mooncake", "mooncake_comes_out_as_another_simulator_says")
-    else {
-        return;
-    };
-    let trace =
-        RequestTrace::read(&directory.join("conversation_trace.jsonl.zst"), &Options::default()).unwrap();
-    let theirs = directory.join("conversation_trace.kvcache-simulator-0.1.3.deepseek-v3.2.json");
-    let theirs: Value = serde_json::from_slice(&fs::read(theirs).unwrap()).unwrap();
-    let points = theirs["points"].as_array().unwrap();
-    assert_eq!(points.len(), 13);
-    for point in points {
-        let capacity = point["cacheBlocks"].as_u64().unwrap();
-        let (ours, theirs) =
-            (second_half(&trace, capacity), point["results"]["lru"]["hitRate"].as_f64().unwrap());
-        assert!((ours - theirs).abs() < 0.001, "{capacity} blocks: {ours} here, {theirs} there");
-    }
-    let ceiling = theirs["ceiling"]["hitRate"].as_f64().unwrap();
-    assert!((second_half(&trace, u64::from(trace.distinct())) - ceiling).abs() < 0.001);
-}
-
-#[test]
-fn sessions_come_out_as_published() {
-    let Some(directory) = traces::directory("kv-cache-tester", "sessions_come_out_as_published") else {
-        return;
-    };
-    let path = directory.join("agentic_A.jsonl.zst");
-    let trace = RequestTrace::read(&path, &Options::default()).unwrap();
-    let notes = trace.notes();
-    assert_eq!((notes.sessions, notes.subagents, notes.subagent_requests), (173, 21, 225));
-    assert_eq!((trace.requests(), trace.references().len()), (11_309, 21_510_193));
-    for (capacity, percent) in [(195, 10.0), (781, 37.9), (3125, 84.4), (6250, 95.6), (12_501, 96.9)] {
-        let ours = 100.0 * second_half(&trace, capacity);
-        assert!((ours - percent).abs() <= 0.1, "{capacity} blocks: {ours}");
-    }
-    let options = Options { subagents: true, ..Options::default() };
-    let with = RequestTrace::read(&path, &options).unwrap();
-    assert_eq!(with.requests(), 11_309 - 21 + 225);
-}
 
 /// `forebay replay` with these arguments.
 fn replay<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
@@ -323,9 +171,7 @@ fn options_and_traces_must_fit_each_other() {
 #[test]
 fn no_option_is_ignored_and_no_file_is_taken_for_another() {
     let trace = file("fits.jsonl", tiny().as_bytes());
-    for [flag, value] in
-        [["--mtp", "2"], ["--model", "glm-5"], ["--device", "host"], ["--policy", "lru"], ["--warmup", "0"]]
-    {
+    for [flag, value] in [["--mtp", "2"], ["--model", "glm-5"], ["--device", "host"], ["--warmup", "0"]] {
         let said = refuses(&[&trace, flag, value]);
         assert!(said.contains(&format!("{flag} is for selection traces")), "{said}");
     }

@@ -1,7 +1,5 @@
 //! Memory that a study takes, or the error that says it is not there.
 
-use std::collections::VecDeque;
-
 use forebay::{Error, Kind, Result};
 
 fn too_much<T>(count: usize) -> Error {
@@ -12,13 +10,6 @@ fn too_much<T>(count: usize) -> Error {
 /// An empty vector with room for `count`.
 pub fn vector<T>(count: usize) -> Result<Vec<T>> {
     let mut room = Vec::new();
-    room.try_reserve_exact(count).map_err(|_| too_much::<T>(count))?;
-    Ok(room)
-}
-
-/// An empty queue with room for `count`.
-pub fn queue<T>(count: usize) -> Result<VecDeque<T>> {
-    let mut room = VecDeque::new();
     room.try_reserve_exact(count).map_err(|_| too_much::<T>(count))?;
     Ok(room)
 }

@@ -352,12 +352,15 @@ impl RequestTrace {
     pub fn tokens_of_run(&self, i: usize, run: usize) -> u64 {
         let tokens = match self.block_tokens {
             Some(tokens) => run as u64 * u64::from(tokens),
-            None => {
-                let length = |block: &u32| self.piece_tokens.get(*block as usize).copied().unwrap_or(0);
-                self.blocks(i).iter().take(run).map(|block| u64::from(length(block))).sum()
-            }
+            None => self.blocks(i).iter().take(run).map(|block| self.tokens_of_block(*block)).sum(),
         };
         tokens.min(self.input_tokens(i))
+    }
+
+    /// Tokens of a whole block; 0 where lengths of blocks are not known.
+    pub fn tokens_of_block(&self, block: u32) -> u64 {
+        let piece = || self.piece_tokens.get(block as usize).copied();
+        u64::from(self.block_tokens.or_else(piece).unwrap_or(0))
     }
 }
 

@@ -1,0 +1,137 @@
+//! Request traces through a prefix cache of one size, or of every size at once ([`curve()`]).
+//!
+//! A request's hits are its leading run of resident blocks (*prefix rule*). Then its blocks are used, and the
+//! policy says which blocks the cache holds afterwards, at most its capacity:
+//!
+//! | policy | in which order blocks are used | who leaves |
+//! |---|---|---|
+//! | [`lru`](Policy::Lru) | last one first, so that a prefix outlives what follows it | the block used longest ago |
+//! | [`fifo`](Policy::Fifo) | first one first, as others do it | the block that entered longest ago |
+//! | [`s3-fifo`](Policy::S3Fifo) | last one first | see `crate::queues` |
+//! | [`belady`](Policy::Belady) | all at once | the block whose next request is farthest, see `belady` |
+//!
+//! A block that was used and is not kept has entered and is evicted, whatever the policy. What a running request
+//! needs beyond the capacity is its own and not counted. Nothing is resident before the first request.
+
+mod belady;
+mod curve;
+mod fifo;
+mod lru;
+mod s3fifo;
+
+use forebay::trace::requests::RequestTrace;
+use forebay::{Error, Kind, Result};
+
+pub use curve::{BlockCurve, curve};
+
+/// Who leaves a full cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// The block used longest ago.
+    Lru,
+    /// The block that entered longest ago.
+    Fifo,
+    /// Blocks used once leave early, those used again later.
+    S3Fifo,
+    /// The block whose next request is farthest in the future.
+    Belady,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Policy; 4] = [Policy::Lru, Policy::Fifo, Policy::S3Fifo, Policy::Belady];
+
+    /// As it is written on the command line and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Lru => "lru",
+            Policy::Fifo => "fifo",
+            Policy::S3Fifo => "s3-fifo",
+            Policy::Belady => "belady",
+        }
+    }
+}
+
+/// What a replay counted, over the measured requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Requests.
+    pub requests: u64,
+    /// Their block references.
+    pub blocks: u64,
+    /// References in leading runs of resident blocks.
+    pub hit_blocks: u64,
+    /// Tokens of the prompts.
+    pub input_tokens: u64,
+    /// Tokens in those runs.
+    pub hit_tokens: u64,
+    /// Blocks that went to make room.
+    pub evicted_blocks: u64,
+}
+
+/// A cache under one policy.
+trait Cache {
+    /// Whether the block is resident.
+    fn contains(&self, block: u32) -> bool;
+
+    /// The next request's blocks are used, in the prompt's order. Answers how many blocks went.
+    fn serve(&mut self, blocks: &[u32]) -> u64;
+}
+
+/// Replays all requests through a cache of `capacity` blocks, at least 1, and counts from request `skip` on.
+/// Calls `progress` after every request.
+///
+/// # Errors
+/// [`Kind::OutOfMemory`].
+pub fn replay(
+    trace: &RequestTrace,
+    policy: Policy,
+    capacity: u32,
+    skip: usize,
+    progress: impl Fn(),
+) -> Result<Outcome> {
+    // More would never be filled.
+    let capacity = capacity.min(trace.distinct()).max(1);
+    Ok(match policy {
+        Policy::Lru => count(trace, lru::Lru::new(trace, capacity)?, skip, progress),
+        Policy::Fifo => count(trace, fifo::Fifo::new(trace, capacity)?, skip, progress),
+        Policy::S3Fifo => count(trace, s3fifo::S3Fifo::new(trace, capacity)?, skip, progress),
+        Policy::Belady => count(trace, belady::Belady::new(trace, capacity)?, skip, progress),
+    })
+}
+
+fn count(trace: &RequestTrace, mut cache: impl Cache, skip: usize, progress: impl Fn()) -> Outcome {
+    let mut outcome = Outcome::default();
+    for i in 0..trace.requests() {
+        let blocks = trace.blocks(i);
+        let run = blocks.iter().take_while(|block| cache.contains(**block)).count();
+        let evicted = cache.serve(blocks);
+        if i >= skip {
+            outcome.requests += 1;
+            outcome.blocks += blocks.len() as u64;
+            outcome.hit_blocks += run as u64;
+            outcome.input_tokens += trace.input_tokens(i);
+            outcome.hit_tokens += trace.tokens_of_run(i, run);
+            outcome.evicted_blocks += evicted;
+        }
+        progress();
+    }
+    outcome
+}
+
+/// An empty list with room for `count` items.
+fn room<T>(count: usize) -> Result<Vec<T>> {
+    let mut items = Vec::new();
+    items.try_reserve_exact(count).map_err(|_| {
+        let bytes = (size_of::<T>() * count) as u64;
+        Error::new(Kind::OutOfMemory, "replay").at("tables of the blocks").with("bytes", bytes)
+    })?;
+    Ok(items)
+}
+
+/// `count` items of `value`.
+fn table<T: Clone>(count: usize, value: T) -> Result<Vec<T>> {
+    let mut items = room(count)?;
+    items.resize(count, value);
+    Ok(items)
+}

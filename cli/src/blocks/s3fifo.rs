@@ -1,0 +1,42 @@
+//! S3-FIFO over blocks, each use of a block an access: a hit, or an entry that drops one block from a full
+//! cache; the queues themselves are [`Queues`]. A request's blocks are used from the last one to the first, so
+//! that of a long prompt that enters at once the end leaves first.
+
+use forebay::Result;
+use forebay::trace::requests::RequestTrace;
+
+use super::{Cache, table};
+use crate::queues::{Known, Queues};
+
+pub struct S3Fifo {
+    queues: Queues,
+    capacity: usize,
+}
+
+impl S3Fifo {
+    pub fn new(trace: &RequestTrace, capacity: u32) -> Result<S3Fifo> {
+        let capacity = capacity as usize;
+        let known = table(trace.distinct() as usize, Known::NOTHING)?;
+        Ok(S3Fifo { queues: Queues::new(capacity, known)?, capacity })
+    }
+}
+
+impl Cache for S3Fifo {
+    fn contains(&self, block: u32) -> bool {
+        self.queues.contains(block)
+    }
+
+    fn serve(&mut self, blocks: &[u32]) -> u64 {
+        let mut gone = 0;
+        for block in blocks.iter().rev() {
+            if self.queues.hit(*block) {
+                continue;
+            }
+            let full = self.queues.len() == self.capacity;
+            self.queues.evict(usize::from(full), |_| false);
+            self.queues.enter(*block);
+            gone += u64::from(full);
+        }
+        gone
+    }
+}

@@ -1,0 +1,296 @@
+//! What a report says about a selection trace, as numbers: everything is counted here, nothing is drawn.
+//!
+//! LRU's misses come from the production pools and from the curve, which is exact; below the curve's least size
+//! the pools are run size by size. The other policies run at the sizes of [`RATIOS`]. Memory beside the trace: for
+//! each core one layer's steps, or one pool.
+
+use std::path::Path;
+
+use forebay::trace::{Header, SelectionTrace};
+use forebay::{Error, Kind, Result, Shape};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+
+use super::chart::Grid;
+use super::similar::{self, Within};
+use crate::curve::{self, Curves};
+use crate::output;
+use crate::policy::{self, Policy};
+use crate::pools::{self, Outcome, Setting};
+use crate::replay::{self, Arguments, Count};
+use crate::{split, threads};
+
+/// The size whose misses are shown by layer and by step when none is named.
+const RATIO: f64 = 0.2;
+
+/// Where the other policies are set beside LRU.
+pub const RATIOS: [f64; 9] = [0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6];
+
+/// Points of LRU's line, about.
+const POINTS: u32 = 80;
+
+/// The policies set beside LRU.
+const STUDIED: [Policy; 5] =
+    [Policy::DecayTokens, Policy::Decay, Policy::Belady, Policy::Fifo, Policy::S3Fifo];
+
+/// Columns of the heat map over steps, at most.
+const STRETCHES: usize = 90;
+
+/// Layers of the heat maps, at most: evenly picked where there are more.
+const LAYERS: u32 = 128;
+
+/// Misses of all layers at one size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Size {
+    /// Slots as a share of the context at decode start.
+    pub ratio: f64,
+    /// Slots per layer.
+    pub slots: u32,
+    /// Over all decode steps.
+    pub misses: u64,
+}
+
+/// The slots of all layers divided by what each gains.
+#[derive(Clone, Debug, Default)]
+pub struct Divided {
+    /// By layer at the size shown: slots, misses with the same slots in every layer, misses with these.
+    pub layers: Vec<(u32, u64, u64)>,
+    /// All layers, by slots a layer: misses.
+    pub sizes: Vec<(u32, u64)>,
+}
+
+/// Everything that the report says about a trace.
+pub struct Figures {
+    /// The file, as it was named.
+    pub path: String,
+    /// What the trace says about itself.
+    pub header: Header,
+    /// The size shown by layer and by step.
+    pub setting: Setting,
+    /// Its slots as a share of the context at decode start.
+    pub ratio: f64,
+    /// By layer at that size.
+    pub layers: Vec<Count>,
+    /// By step at that size: misses of all layers.
+    pub warm: Vec<u64>,
+    /// The same without warm-up.
+    pub cold: Vec<u64>,
+    /// LRU by size, ascending.
+    pub lru: Vec<Size>,
+    /// The other policies by size, ascending.
+    pub policies: Vec<(Policy, Vec<Size>)>,
+    /// Slots by layer; nothing where the size shown is below the curves.
+    pub divided: Option<Divided>,
+    /// The layers of the heat maps, by their place in the trace.
+    pub shown: Vec<u32>,
+    /// A layer against itself one position before.
+    pub within: Within,
+    /// Layers against each other.
+    pub between: Grid,
+}
+
+impl Figures {
+    /// A count over all steps and layers as a mean of one.
+    pub fn mean(&self, count: u64) -> f64 {
+        count as f64 / f64::from(self.setting.steps) / self.layers.len().max(1) as f64
+    }
+
+    /// Misses of a policy at the size shown.
+    pub fn shown_misses(&self, policy: Policy) -> Option<u64> {
+        let sizes = match policy {
+            Policy::Lru => return Some(self.layers.iter().map(|count| count.misses).sum()),
+            other => &self.policies.iter().find(|(policy, _)| *policy == other)?.1,
+        };
+        sizes.iter().find(|size| size.slots == self.setting.slots).map(|size| size.misses)
+    }
+}
+
+enum Job {
+    Pools(Setting),
+    Curve,
+    Similar,
+}
+
+enum Answer {
+    Pools(Setting, Outcome),
+    Curve(Curves),
+    Similar(Within, Grid),
+}
+
+/// The size that the pictures by layer and by step show.
+fn shown(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> Result<(Setting, f64)> {
+    let settings = replay::settings(trace, path, arguments)?;
+    let usual = settings.iter().find(|(_, ratio)| *ratio == RATIO);
+    match (arguments.sizes(), settings.as_slice(), usual) {
+        (0, _, Some(usual)) => Ok(*usual),
+        (_, [one], _) => Ok(*one),
+        _ => Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--html shows one size by layer and by step, and several are named")
+            .with("sizes", arguments.sizes() as u64)
+            .hint("name one with --ratio or --slots; the report has the misses of every size anyway")),
+    }
+}
+
+/// The sizes at which policies are compared, the one shown among them, ascending.
+fn sizes(context: u32, shown: (Setting, f64)) -> Vec<(u32, f64)> {
+    let context = f64::from(context);
+    let mut sizes: Vec<(u32, f64)> =
+        RATIOS.iter().map(|ratio| ((ratio * context + 0.5).floor() as u32, *ratio)).collect();
+    sizes.insert(0, (shown.0.slots, shown.1));
+    sizes.retain(|(slots, _)| *slots > 0);
+    sizes.sort_by_key(|(slots, _)| *slots);
+    sizes.dedup_by_key(|(slots, _)| *slots);
+    sizes
+}
+
+/// Layers evenly picked, by their place.
+fn picked(layers: u32) -> Vec<u32> {
+    (0..layers).step_by(layers.div_ceil(LAYERS).max(1) as usize).collect()
+}
+
+/// Counts everything about the trace at `path`.
+///
+/// # Errors
+/// Those of reading the trace, of a size that does not fit it, and [`Kind::OutOfMemory`].
+pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figures> {
+    let trace = SelectionTrace::read(path)?;
+    let (setting, ratio) = shown(&trace, path, arguments)?;
+    let header = trace.header();
+    let picked = picked(header.layers);
+    let sizes = sizes(header.decode_start, (setting, ratio));
+    let at_sizes = sizes.iter().map(|(slots, _)| Setting { slots: *slots, ..setting });
+    let cold = Setting { warmup: 0, ..setting };
+    // Below the most rows that one step selects the curve does not hold; above k x mtp it surely does.
+    let least = u64::from(header.k) * u64::from(setting.mtp);
+    let low = at_sizes.clone().filter(|s| u64::from(s.slots) < least && *s != setting);
+    let mut jobs = vec![Job::Curve, Job::Similar, Job::Pools(setting), Job::Pools(cold)];
+    jobs.extend(low.map(Job::Pools));
+    let studied: Vec<(Policy, Setting)> =
+        STUDIED.iter().flat_map(|policy| at_sizes.clone().map(|setting| (*policy, setting))).collect();
+
+    let layers = u64::from(header.layers);
+    let unit = u64::from(setting.steps) * layers;
+    let bar = progress(path, unit * (jobs.len() + studied.len()) as u64);
+    let answers = threads::each(jobs.len(), |index| {
+        Ok(match jobs[index] {
+            Job::Pools(at) => Answer::Pools(at, pools::replay(&trace, shape, at, || bar.inc(layers))?),
+            Job::Curve => Answer::Curve(curve::curves(&trace, setting, || bar.inc(unit / layers))?),
+            Job::Similar => {
+                let within = similar::within(&trace, &picked, STRETCHES);
+                let between = similar::between(&trace, &picked);
+                bar.inc(unit);
+                Answer::Similar(within, between)
+            }
+        })
+    })
+    .map_err(|e| replay::named(e, path))?;
+    let outcomes =
+        policy::replay(&trace, &studied, |steps| bar.inc(steps)).map_err(|e| replay::named(e, path))?;
+    bar.finish_and_clear();
+    let mut figures = Figures {
+        path: path.display().to_string(),
+        header: header.clone(),
+        setting,
+        ratio,
+        layers: Vec::new(),
+        warm: Vec::new(),
+        cold: Vec::new(),
+        lru: Vec::new(),
+        policies: Vec::new(),
+        divided: None,
+        shown: picked,
+        within: Within::default(),
+        between: Grid::default(),
+    };
+    for answer in answers {
+        figures.take(answer, &sizes)?;
+    }
+    figures.lru.sort_by_key(|size| size.slots);
+    figures.lru.dedup_by_key(|size| size.slots);
+    for (policy, outcomes) in STUDIED.iter().zip(outcomes.chunks(sizes.len())) {
+        let points = sizes.iter().zip(outcomes).map(|((slots, ratio), outcome)| Size {
+            ratio: *ratio,
+            slots: *slots,
+            misses: total(outcome),
+        });
+        figures.policies.push((*policy, points.collect()));
+    }
+    Ok(figures)
+}
+
+fn total(outcome: &Outcome) -> u64 {
+    outcome.layers.iter().map(|(_, misses)| misses).sum()
+}
+
+impl Figures {
+    /// Puts an answer in its place.
+    fn take(&mut self, answer: Answer, sizes: &[(u32, f64)]) -> Result<()> {
+        let prompt = self.header.decode_start;
+        let size = |slots: u32, misses| {
+            let asked = sizes.iter().find(|(s, _)| *s == slots).map(|(_, ratio)| *ratio);
+            let ratio = asked.unwrap_or(f64::from(slots) / f64::from(prompt.max(1)));
+            Size { ratio, slots, misses }
+        };
+        match answer {
+            Answer::Pools(at, outcome) => {
+                if at.warmup == self.setting.warmup {
+                    self.lru.push(size(at.slots, total(&outcome)));
+                }
+                if at == self.setting {
+                    let count = |(hits, misses): &(u64, u64)| Count { hits: *hits, misses: *misses };
+                    self.layers = outcome.layers.iter().map(count).collect();
+                    self.warm.clone_from(&outcome.steps);
+                }
+                if at == (Setting { warmup: 0, ..self.setting }) {
+                    self.cold = outcome.steps;
+                }
+            }
+            Answer::Curve(curves) => {
+                let named = sizes.iter().map(|(slots, _)| *slots);
+                let line = geometric(curves.exact_from(), prompt, POINTS).into_iter().chain(named);
+                let exact = line.filter(|slots| *slots >= curves.exact_from());
+                self.lru.extend(exact.map(|slots| size(slots, curves.total(slots).1)));
+                self.divided = self.divide(&curves, sizes)?;
+            }
+            Answer::Similar(within, between) => (self.within, self.between) = (within, between),
+        }
+        Ok(())
+    }
+
+    fn divide(&self, curves: &Curves, sizes: &[(u32, f64)]) -> Result<Option<Divided>> {
+        let shown = self.setting.slots;
+        if shown < curves.exact_from() || curves.layers.len() < 2 {
+            return Ok(None);
+        }
+        let most = self.header.decode_start + self.setting.steps * self.setting.mtp;
+        let slots = split::by_layer(curves, shown, most)?;
+        let by_layer = curves.layers.iter().zip(slots);
+        let layers = by_layer.map(|(curve, slots)| (slots, curve.misses(shown), curve.misses(slots)));
+        let mut divided = Divided { layers: layers.collect(), sizes: Vec::new() };
+        for (slots, _) in sizes.iter().filter(|(slots, _)| *slots >= curves.exact_from()) {
+            let misses = split::misses(curves, &split::by_layer(curves, *slots, most)?);
+            divided.sizes.push((*slots, misses));
+        }
+        Ok(Some(divided))
+    }
+}
+
+/// About `count` sizes from `least` to `most`, both among them, with equal factors between them.
+pub fn geometric(least: u32, most: u32, count: u32) -> Vec<u32> {
+    let (least, most) = (least.max(1), most.max(least).max(1));
+    let factor = (f64::from(most) / f64::from(least)).powf(1.0 / f64::from(count.max(1)));
+    let mut sizes: Vec<u32> =
+        (0..count).map(|i| (f64::from(least) * factor.powi(i as i32)).round() as u32).collect();
+    sizes.push(most);
+    sizes.dedup();
+    sizes
+}
+
+/// A bar on standard error; hidden where that is no terminal.
+pub fn progress(path: &Path, work: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(work), ProgressDrawTarget::stderr())
+        .with_finish(ProgressFinish::AndClear);
+    if let Ok(style) = ProgressStyle::with_template("{prefix} [{bar:30}] {percent}%, {eta} left") {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.with_prefix(output::harmless(&path.display().to_string()))
+}

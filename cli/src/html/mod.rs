@@ -1,0 +1,112 @@
+//! `forebay replay --html`: a report with pictures, one file that needs no other.
+//!
+//! [`figures`] counts, [`selection`] and its neighbours say and draw, [`page`] puts it together. Pictures are
+//! written by [`svg`] and [`chart`] and not by a plotting library, because what makes the page work by light and by
+//! dark, on a phone, under a pointer and read aloud are classes, names and hints in the markup itself.
+
+mod chart;
+mod figures;
+mod hits;
+mod likeness;
+mod page;
+mod scale;
+mod selection;
+mod similar;
+mod slots;
+mod svg;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+use forebay::trace::requests::Format;
+use forebay::{Result, Shape};
+
+use crate::output;
+use crate::replay::{Arguments, RowSize};
+use crate::requests::RequestArguments;
+use selection::View;
+
+/// Bytes a second: what the ESS system measured for its gather of single rows over PCIe 5.
+const LINK: f64 = 37e9;
+
+/// What every report opens with.
+const INTRO: &str = "What a small pool on the device misses, and why: how much of it another rule for who leaves \
+                     could save, and how much only memory can. Each picture says what to see in it; the figures \
+                     stand below it.";
+
+/// What the report of request traces opens with.
+const REQUESTS: &str = "What a prefix cache of blocks hits by its capacity, and why not more: how much of it \
+                        another rule for who leaves could save, and how much only capacity can. Each picture says \
+                        what to see in it; the figures stand below it.";
+
+/// The arguments that only the report has.
+#[derive(clap::Args)]
+pub struct HtmlArguments {
+    /// Writes a report with pictures instead of tables: one HTML file, whole or not at all; `-` is standard
+    /// output. Compares all policies at several sizes; --ratio or --slots names the one shown by layer and step
+    /// [default: 0.2].
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "curve", "policy", "split", "prefetch"])]
+    pub html: Option<PathBuf>,
+    /// With --html: gigabytes a second (1e9) of the link to the device [default: 37, measured by ESS for
+    /// gathering single rows].
+    #[arg(long, value_name = "GB/S", requires = "html", value_parser = rate, allow_negative_numbers = true)]
+    pub link_rate: Option<f64>,
+}
+
+fn rate(text: &str) -> std::result::Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if (1e-3..=1e6).contains(&rate) => Ok(rate),
+        _ => Err("not a number of GB/s from 0.001 to 1000000".to_owned()),
+    }
+}
+
+/// `forebay replay --html` of selection traces.
+///
+/// # Errors
+/// Those of reading a trace, of a size that does not fit it, and of writing the page.
+pub fn selections(target: &Path, arguments: &Arguments, shape: &Shape, row: &RowSize) -> Result<()> {
+    let link = arguments.report.link_rate.map_or(LINK, |rate| rate * 1e9);
+    let mut sections = Vec::with_capacity(arguments.traces.len());
+    for path in &arguments.traces {
+        let figures = figures::gather(path, shape, arguments)?;
+        sections.push(selection::section(&View { figures: &figures, row, link }));
+    }
+    let page = page::document(&sections, INTRO, &notes(link));
+    output::write_json(target, page.as_bytes())
+}
+
+/// `forebay replay --html` of request traces.
+///
+/// # Errors
+/// Those of reading a trace, of settings that do not fit it, and of writing the page.
+pub fn requests(target: &Path, traces: &[PathBuf], arguments: &RequestArguments) -> Result<()> {
+    let mut sections = Vec::with_capacity(traces.len());
+    let mut pieces = false;
+    for path in traces {
+        let hits = hits::gather(path, arguments)?;
+        pieces |= hits.about.format == Format::RagPulse;
+        sections.push(hits::section(&hits));
+    }
+    let page = page::document(&sections, REQUESTS, &hits::notes(pieces));
+    output::write_json(target, page.as_bytes())
+}
+
+/// The definitions at the page's end.
+fn notes(link: f64) -> Vec<String> {
+    let measured = if link == LINK { ", what the ESS system measured for gathering single rows" } else { "" };
+    vec![
+        "Hit: a selected row that was resident when its step began. Miss: one fetched from host memory. Rows born \
+         in a step are neither. A step's query rows are united first. Miss ratio: misses / (hits + misses). Means \
+         are over all decode steps of one sequence."
+            .to_owned(),
+        "lru is the rule of the production pools, counted exactly at every size. The other policies are for study \
+         (docs/policies.md); the optimum is Belady's: it knows the future, and no rule misses less."
+            .to_owned(),
+        format!(
+            "Bytes: misses x row bytes. Time: bytes / {} GB/s{measured}; without latency and without what a \
+             computation hides.",
+            link / 1e9
+        ),
+    ]
+}

@@ -1,0 +1,155 @@
+//! The page around the pictures: one HTML file that needs no other, runs no script and asks nobody for anything.
+//!
+//! The policy in its head forbids all of that too, whatever a trace's label may hold. Texts given here are plain;
+//! they are escaped on their way in. Pictures are markup, made by [`super::svg`].
+
+use std::fmt::Write;
+
+use super::svg::escape;
+
+const STYLE: &str = include_str!("style.css");
+
+/// What nothing on the page may do: everything, but for its own style.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
+
+/// A figure at the head of a section.
+pub struct Tile {
+    /// Large.
+    pub value: String,
+    /// What it is.
+    pub what: String,
+    /// What it is to be seen beside.
+    pub more: String,
+}
+
+/// Numbers in rows, the first column a name.
+#[derive(Default)]
+pub struct Table {
+    /// Names of the columns.
+    pub head: Vec<String>,
+    /// Their cells.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// Pictures, and the sentence that says what to see in them.
+pub struct Card {
+    /// What is shown.
+    pub name: String,
+    /// What to see.
+    pub sentence: String,
+    /// Markup, one picture each.
+    pub pictures: Vec<String>,
+    /// The numbers.
+    pub table: Table,
+    /// Whether it takes the whole width, pictures side by side.
+    pub wide: bool,
+}
+
+/// What the page says about one trace.
+pub struct Section {
+    /// Its name.
+    pub title: String,
+    /// A warning that stands above all figures, if one is due.
+    pub warning: Option<String>,
+    /// Lines on what was replayed.
+    pub facts: Vec<String>,
+    /// The figures that matter most.
+    pub tiles: Vec<Tile>,
+    /// The pictures.
+    pub cards: Vec<Card>,
+}
+
+/// The whole page. `notes` are the definitions at its end.
+pub fn document(sections: &[Section], intro: &str, notes: &[String]) -> String {
+    let title = match sections {
+        [one] => format!("{} · forebay replay", one.title),
+        many => format!("{} traces · forebay replay", many.len()),
+    };
+    let mut out = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n\
+         <title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n\
+         <header>\n<p class=\"eyebrow\">forebay replay {}</p>\n<h1>Policy or working set?</h1>\n\
+         <p class=\"intro\">{}</p>\n",
+        escape(&title),
+        env!("CARGO_PKG_VERSION"),
+        escape(intro),
+    );
+    if sections.len() > 1 {
+        out += "<nav aria-label=\"Traces\"><ul>\n";
+        for (i, section) in sections.iter().enumerate() {
+            let _ = writeln!(out, "<li><a href=\"#trace-{}\">{}</a></li>", i + 1, escape(&section.title));
+        }
+        out += "</ul></nav>\n";
+    }
+    out += "</header>\n";
+    for (i, section) in sections.iter().enumerate() {
+        write_section(&mut out, section, i + 1);
+    }
+    out += "</main>\n<footer>\n";
+    for note in notes {
+        let _ = writeln!(out, "<p>{}</p>", escape(note));
+    }
+    out + "</footer>\n</body>\n</html>\n"
+}
+
+fn write_section(out: &mut String, section: &Section, number: usize) {
+    // Writing to a string cannot fail, here and below.
+    let _ = writeln!(out, "<section id=\"trace-{number}\">\n<h2>{}</h2>", escape(&section.title));
+    if let Some(warning) = &section.warning {
+        let _ = writeln!(out, "<p class=\"badge\">{}</p>", escape(warning));
+    }
+    *out += "<ul class=\"facts\">\n";
+    for fact in &section.facts {
+        let _ = writeln!(out, "<li>{}</li>", escape(fact));
+    }
+    *out += "</ul>\n";
+    if !section.tiles.is_empty() {
+        *out += "<div class=\"tiles\">\n";
+        for Tile { value, what, more } in &section.tiles {
+            let _ = writeln!(
+                out,
+                "<div class=\"tile\"><div class=\"value\">{}</div><div class=\"what\">{}</div>\
+                 <div class=\"more\">{}</div></div>",
+                escape(value),
+                escape(what),
+                escape(more)
+            );
+        }
+        *out += "</div>\n";
+    }
+    *out += "<div class=\"cards\">\n";
+    for card in &section.cards {
+        write_card(out, card);
+    }
+    *out += "</div>\n</section>\n";
+}
+
+fn write_card(out: &mut String, card: &Card) {
+    let _ = writeln!(
+        out,
+        "<figure{}>\n<h3>{}</h3>\n<figcaption>{}</figcaption>\n<div class=\"pictures\">\n{}\n</div>",
+        if card.wide { " class=\"wide\"" } else { "" },
+        escape(&card.name),
+        escape(&card.sentence),
+        card.pictures.join("\n")
+    );
+    if !card.table.rows.is_empty() {
+        *out += "<details><summary>Figures</summary><div class=\"scroll\"><table>\n<tr>";
+        for name in &card.table.head {
+            let _ = write!(out, "<th scope=\"col\">{}</th>", escape(name));
+        }
+        *out += "</tr>\n";
+        for row in &card.table.rows {
+            *out += "<tr>";
+            for cell in row {
+                let _ = write!(out, "<td>{}</td>", escape(cell));
+            }
+            *out += "</tr>\n";
+        }
+        *out += "</table></div></details>\n";
+    }
+    *out += "</figure>\n";
+}

@@ -1,0 +1,659 @@
+//! The section of a selection trace: its head, and the pictures of misses by size, policy, layer and step.
+//!
+//! Every sentence is made of the trace's own figures. Where a figure does not exist (nothing was missed, one layer,
+//! one step) the sentence says that instead, and a picture without data is left out.
+
+use forebay::trace::Header;
+
+use super::chart::{self, Axis, Bar, Line, Plot, WIDTH};
+use super::figures::{Figures, Size};
+use super::likeness;
+use super::page::{Card, Section, Table, Tile};
+use super::scale::{Scale, Spread};
+use super::slots;
+use super::svg::{Anchor, Svg};
+use crate::json::miss_ratio;
+use crate::policy::Policy;
+use crate::replay::{Count, FIRST_STEPS, RowSize};
+use crate::report::{self, counted, number, size};
+
+/// Steps that are drawn one by one; all of them are drawn in stretches.
+const CLOSE: usize = 32;
+
+/// Stretches of the line over all steps, at most.
+const STRETCHES: usize = 150;
+
+/// Units that the pictures by size are high.
+pub const HERO: f64 = 290.0;
+
+/// Sizes written below them.
+const SIZES: [f64; 15] =
+    [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0, 2.0, 5.0];
+
+/// What is drawn, and whose bytes are moved how fast.
+pub struct View<'a> {
+    /// The trace's figures.
+    pub figures: &'a Figures,
+    /// Bytes of a row.
+    pub row: &'a RowSize,
+    /// Bytes a second of the link to the device.
+    pub link: f64,
+}
+
+impl View<'_> {
+    /// Bytes to the device in a step, from misses over all steps.
+    fn bytes(&self, misses: u64) -> f64 {
+        misses as f64 / f64::from(self.figures.setting.steps) * f64::from(self.row.bytes)
+    }
+
+    /// How long the link takes for them.
+    fn time(&self, bytes: f64) -> String {
+        time(bytes / self.link)
+    }
+
+    fn rate(&self) -> String {
+        format!("{} GB/s", self.link / 1e9)
+    }
+
+    fn missed(&self, policy: Policy) -> u64 {
+        self.figures.shown_misses(policy).unwrap_or(0)
+    }
+
+    /// The size shown, in words.
+    fn here(&self) -> String {
+        format!("ratio {}", ratio(self.figures.ratio))
+    }
+}
+
+/// Seconds in the unit that leaves one to four digits.
+pub fn time(seconds: f64) -> String {
+    match seconds {
+        s if s < 1e-6 => format!("{} ns", number(s * 1e9)),
+        s if s < 1e-3 => format!("{} µs", number(s * 1e6)),
+        s if s < 1.0 => format!("{} ms", number(s * 1e3)),
+        s => format!("{} s", number(s)),
+    }
+}
+
+/// A share as percent, two digits at least.
+pub fn percent(share: f64) -> String {
+    match 100.0 * share {
+        p if p < 0.005 => "0%".to_owned(),
+        p if p < 1.0 => format!("{p:.2}%"),
+        p if p < 10.0 => format!("{p:.1}%"),
+        p => format!("{p:.0}%"),
+    }
+}
+
+/// The part of a whole; 0 of nothing.
+pub fn share(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+/// The whole section.
+pub fn section(view: &View<'_>) -> Section {
+    let header = &view.figures.header;
+    let title = if header.label.is_empty() { &view.figures.path } else { &header.label };
+    let mut cards = vec![by_size(view), by_policy(view), by_layer(view), by_step(view), moved(view)];
+    cards.extend(slots::divided(view.figures));
+    cards.push(likeness::within(view.figures));
+    cards.extend(likeness::between(view.figures));
+    Section {
+        title: title.clone(),
+        warning: warning(header, view.row),
+        facts: facts(view),
+        tiles: tiles(view),
+        cards,
+    }
+}
+
+/// Whose misses these are, unless it is the model whose rows are moved.
+fn warning(header: &Header, row: &RowSize) -> Option<String> {
+    let plain = |text: &str| -> String {
+        text.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
+    };
+    if plain(&header.model).contains(&plain(&row.model)) {
+        return None;
+    }
+    let model = if header.model.is_empty() { "a model that the trace does not name" } else { &header.model };
+    Some(format!(
+        "Proxy for {}: recorded from {model}. The misses are the recorded model's, not {}'s; only the bytes of a \
+         row are.",
+        row.model, row.model
+    ))
+}
+
+fn facts(view: &View<'_>) -> Vec<String> {
+    let Figures { header, setting, .. } = view.figures;
+    let or_unnamed = |text: &str| if text.is_empty() { "unnamed".to_owned() } else { text.to_owned() };
+    let warm_up = match setting.warmup {
+        0 => "no warm-up".to_owned(),
+        w => format!("warm-up with the last {}", counted(w, "prompt position")),
+    };
+    let mut facts = vec![
+        format!("Text: {}.", or_unnamed(&header.text)),
+        format!(
+            "{}, k {}, context {}; {} of {} from position {}; {warm_up}.",
+            counted(header.layers, "layer"),
+            header.k,
+            header.context,
+            counted(setting.steps, "decode step"),
+            counted(setting.mtp, "query row"),
+            header.decode_start,
+        ),
+        format!(
+            "Shown by layer and step: {} ({} a layer). A row: {} bytes ({}). Link to the device: {}.",
+            view.here(),
+            counted(setting.slots, "slot"),
+            view.row.bytes,
+            view.row.model,
+            view.rate(),
+        ),
+    ];
+    if !header.score.is_empty() || !header.mode.is_empty() {
+        facts.insert(1, format!("Selected by: {}; {}.", or_unnamed(&header.score), or_unnamed(&header.mode)));
+    }
+    facts
+}
+
+fn tile(value: String, what: &str, more: String) -> Tile {
+    Tile { value, what: what.to_owned(), more }
+}
+
+fn tiles(view: &View<'_>) -> Vec<Tile> {
+    let figures = view.figures;
+    let total = figures.layers.iter().fold(Count::default(), |sum, count| Count {
+        hits: sum.hits + count.hits,
+        misses: sum.misses + count.misses,
+    });
+    let (lru, optimum) = (view.missed(Policy::Lru), view.missed(Policy::Belady));
+    let bytes = view.bytes(lru);
+    let first = |steps: &[u64]| {
+        let steps = steps.get(..steps.len().min(FIRST_STEPS as usize)).unwrap_or_default();
+        steps.iter().sum::<u64>() as f64 / (steps.len() * figures.layers.len()).max(1) as f64
+    };
+    vec![
+        tile(
+            number(figures.mean(lru)),
+            "rows missed a step and layer",
+            format!("{} of those selected, {}", percent(miss_ratio(total)), view.here()),
+        ),
+        tile(
+            number(figures.mean(optimum)),
+            "missed by the optimum",
+            format!("{} of LRU's", percent(share(optimum as f64, lru as f64))),
+        ),
+        tile(
+            size(bytes),
+            "to the device a step",
+            format!("all layers; {} at {}", view.time(bytes), view.rate()),
+        ),
+        tile(
+            match figures.setting.warmup {
+                0 => number(first(&figures.cold)),
+                _ => format!("{} → {}", number(first(&figures.cold)), number(first(&figures.warm))),
+            },
+            "missed at the start",
+            format!(
+                "first {}, {}",
+                counted(FIRST_STEPS.min(figures.setting.steps), "step"),
+                if figures.setting.warmup == 0 { "cold" } else { "cold → warmed" }
+            ),
+        ),
+    ]
+}
+
+/// How a policy is called and coloured.
+fn style(policy: Policy) -> (&'static str, &'static str) {
+    match policy {
+        Policy::Belady => ("optimum", "optimum"),
+        Policy::DecayTokens => (policy.name(), "tokens"),
+        Policy::S3Fifo => (policy.name(), "s3"),
+        other => (other.name(), other.name()),
+    }
+}
+
+/// The least ratio at which LRU misses no more than `misses`.
+fn lru_reaches(lru: &[Size], misses: u64) -> Option<f64> {
+    lru.iter().find(|size| size.misses <= misses).map(|size| size.ratio)
+}
+
+fn policy_or_working_set(view: &View<'_>) -> String {
+    let (lru, optimum) = (view.missed(Policy::Lru), view.missed(Policy::Belady));
+    let mean = |misses| number(view.figures.mean(misses));
+    if lru == 0 {
+        return format!("At {} nothing is missed: the pool holds the whole working set.", view.here());
+    }
+    let of = share(optimum as f64, lru as f64);
+    let reached = match lru_reaches(&view.figures.lru, optimum) {
+        Some(r) if r > view.figures.ratio => format!("LRU misses as little from ratio {} on.", ratio(r)),
+        Some(_) => "There is nothing for another rule to gain.".to_owned(),
+        None => "LRU misses as little at no size up to the whole context.".to_owned(),
+    };
+    format!(
+        "At {}, LRU misses {} rows a step and layer, the optimum {}: {} of the misses are the working set's, {} the \
+         policy's. {reached}",
+        view.here(),
+        mean(lru),
+        mean(optimum),
+        percent(of),
+        percent(1.0 - of),
+    )
+}
+
+/// Misses by size of LRU and the optimum, and of every policy as a share of LRU's.
+fn by_size(view: &View<'_>) -> Card {
+    let figures = view.figures;
+    let sentence = policy_or_working_set(view);
+    let compared = figures.policies.first().map_or(&[][..], |(_, sizes)| sizes);
+    let mut pictures = Vec::new();
+    if let (Some(least), Some(most)) = (compared.first(), compared.last()) {
+        let plot = Plot::new(HERO, 124.0);
+        let (least, most) = (least.ratio, most.ratio);
+        let x = Scale::exact(Spread::Factors, least, most, &SIZES, plot.left, plot.right);
+        pictures.extend(misses_by_size(figures, &plot, &x, &sentence));
+        pictures.push(shares_by_size(figures, &plot, &x));
+    }
+    let name = "Misses by size of the pool".to_owned();
+    Card { name, sentence, pictures, table: sizes_table(figures), wide: true }
+}
+
+/// Writes a pool's size below a plot, with a dashed line at the one shown.
+fn size_frame(svg: &mut Svg, plot: &Plot, x: &Scale, y: &Axis<'_>, shown: f64) {
+    plot.frame(svg, &Axis { scale: x, name: "slots / context at decode start (log)", write: short }, y);
+    svg.line("rule", (x.place(shown), plot.top), (x.place(shown), plot.bottom));
+}
+
+/// LRU and the optimum; nothing where neither misses anything.
+fn misses_by_size(figures: &Figures, plot: &Plot, x: &Scale, sentence: &str) -> Option<String> {
+    let points = |sizes: &[Size]| -> Vec<(f64, f64)> {
+        let inside = sizes.iter().filter(|s| x.holds(s.ratio) && s.misses > 0);
+        inside.map(|s| (s.ratio, figures.mean(s.misses))).collect()
+    };
+    let optimum = figures.policies.iter().find(|(policy, _)| *policy == Policy::Belady);
+    let optimum = optimum.map_or(&[][..], |(_, sizes)| sizes);
+    let lines = [
+        Line { name: "lru".to_owned(), class: "lru", points: points(&figures.lru) },
+        Line { name: "optimum".to_owned(), class: "optimum", points: points(optimum) },
+    ];
+    let values = || lines.iter().flat_map(|line| line.points.iter().map(|(_, y)| *y));
+    values().next()?;
+    let (low, high) = (values().fold(f64::MAX, f64::min), values().fold(f64::MIN, f64::max));
+    let y = Scale::factors(low, high, plot.bottom, plot.top);
+    let mut svg = Svg::new(WIDTH, HERO, "Misses by size of the pool", sentence);
+    let axis = Axis { scale: &y, name: "rows missed a step and layer (log)", write: short };
+    size_frame(&mut svg, plot, x, &axis, figures.ratio);
+    let [lru, best] = &lines;
+    let on_paper = |line: &Line| -> Vec<(f64, f64)> {
+        line.points.iter().map(|(a, b)| (x.place(*a), y.place(*b))).collect()
+    };
+    chart::area(&mut svg, "gap", &on_paper(lru), &on_paper(best));
+    chart::lines(&mut svg, plot, x, &y, &lines);
+    Some(svg.finish())
+}
+
+/// Every policy's misses as a share of LRU's.
+fn shares_by_size(figures: &Figures, plot: &Plot, x: &Scale) -> String {
+    let of_lru = |size: &Size| {
+        let lru = figures.lru.iter().find(|lru| lru.slots == size.slots).map_or(0, |lru| lru.misses);
+        (lru > 0).then(|| (size.ratio, 100.0 * size.misses as f64 / lru as f64))
+    };
+    let mut lines: Vec<Line> = figures
+        .policies
+        .iter()
+        .map(|(policy, sizes)| {
+            let (name, class) = style(*policy);
+            Line { name: name.to_owned(), class, points: sizes.iter().filter_map(of_lru).collect() }
+        })
+        .collect();
+    let flat = lines.first().map(|line| line.points.iter().map(|(x, _)| (*x, 100.0)).collect());
+    lines.insert(0, Line { name: "lru".to_owned(), class: "lru", points: flat.unwrap_or_default() });
+    let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(100.0, f64::max);
+    let y = Scale::from_zero(most, 5, plot.bottom, plot.top);
+    let mut svg = Svg::new(WIDTH, HERO, "Misses by size, as shares of LRU's", "One line for each policy");
+    let axis = Axis { scale: &y, name: "share of LRU's misses, %", write: short };
+    size_frame(&mut svg, plot, x, &axis, figures.ratio);
+    chart::lines(&mut svg, plot, x, &y, &lines);
+    svg.finish()
+}
+
+/// A number without zeros that say nothing.
+pub fn short(value: f64) -> String {
+    format!("{}", (value * 1e6).round() / 1e6)
+}
+
+/// A ratio to three decimals, or two digits where those would say too little.
+pub fn ratio(value: f64) -> String {
+    match report::ratio(value).trim_end_matches('0') {
+        whole if whole.ends_with('.') => format!("{value:.0}"),
+        trimmed => trimmed.to_owned(),
+    }
+}
+
+/// Every policy at every size compared, and LRU up to the whole context.
+fn sizes_table(figures: &Figures) -> Table {
+    let mut head = vec!["ratio".to_owned(), "slots".to_owned(), "lru".to_owned()];
+    head.extend(figures.policies.iter().map(|(policy, _)| style(*policy).0.to_owned()));
+    let compared = figures.policies.first().map_or(&[][..], |(_, sizes)| sizes);
+    let rows = figures.lru.iter().filter_map(|at| {
+        let place = compared.iter().position(|size| size.slots == at.slots);
+        let last = figures.lru.last().is_some_and(|last| last.slots == at.slots);
+        if place.is_none() && !last {
+            return None;
+        }
+        let mut row = vec![ratio(at.ratio), at.slots.to_string(), number(figures.mean(at.misses))];
+        row.extend(figures.policies.iter().map(|(_, sizes)| {
+            let there = place.and_then(|place| sizes.get(place));
+            there.map_or("–".to_owned(), |size| number(figures.mean(size.misses)))
+        }));
+        Some(row)
+    });
+    Table { head, rows: rows.collect() }
+}
+
+/// The policies at the size shown.
+fn by_policy(view: &View<'_>) -> Card {
+    let figures = view.figures;
+    let lru = view.missed(Policy::Lru);
+    let mut all = vec![(Policy::Lru, lru)];
+    all.extend(figures.policies.iter().map(|(policy, _)| (*policy, view.missed(*policy))));
+    all.sort_by_key(|(_, misses)| std::cmp::Reverse(*misses));
+    let rule = |policy: Policy| !matches!(policy, Policy::Lru | Policy::Belady);
+    let best = all.iter().filter(|(policy, _)| rule(*policy)).min_by_key(|(_, misses)| *misses);
+    let sentence = match best {
+        _ if lru == 0 => "No policy misses anything that another would have.".to_owned(),
+        Some((policy, misses)) if *misses < lru => {
+            let gain = (lru - misses) as f64;
+            let open = lru.saturating_sub(view.missed(Policy::Belady)) as f64;
+            format!(
+                "Of the rules that know no future, {} misses least: {} less than LRU, {} of the way to the \
+                 optimum. Production runs LRU.",
+                policy.name(),
+                percent(share(gain, lru as f64)),
+                percent(share(gain, open)),
+            )
+        }
+        _ => "None of the other rules that know no future misses less than LRU.".to_owned(),
+    };
+    let bars: Vec<Bar> = all
+        .iter()
+        .map(|(policy, misses)| Bar {
+            name: style(*policy).0.to_owned(),
+            value: figures.mean(*misses),
+            mark: None,
+            text: format!(
+                "{} · {}",
+                number(figures.mean(*misses)),
+                percent(share(*misses as f64, lru as f64))
+            ),
+            class: style(*policy).1,
+        })
+        .collect();
+    let name = format!("Policies at {}", view.here());
+    let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), &name, &sentence);
+    chart::bars(&mut svg, &bars, "rows missed a step and layer · share of LRU's");
+    Card { name, sentence, pictures: vec![svg.finish()], table: Table::default(), wide: false }
+}
+
+/// The middle of the values.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    let pair = sorted.get(middle.saturating_sub(1)..=middle).unwrap_or_default();
+    match (sorted.len() % 2, pair) {
+        (0, [a, b]) => (a + b) / 2.0,
+        _ => sorted.get(middle).copied().unwrap_or(0.0),
+    }
+}
+
+/// Misses by layer at the size shown.
+fn by_layer(view: &View<'_>) -> Card {
+    let figures = view.figures;
+    let steps = f64::from(figures.setting.steps);
+    let means: Vec<f64> = figures.layers.iter().map(|count| count.misses as f64 / steps).collect();
+    let ids = &figures.header.layer_ids;
+    let id = |place: usize| ids.get(place).copied().unwrap_or(0);
+    let middle = median(&means);
+    let by_value = |a: &(usize, &f64), b: &(usize, &f64)| a.1.total_cmp(b.1);
+    let worst = means.iter().enumerate().max_by(by_value).map_or(0, |(place, _)| place);
+    let best = means.iter().enumerate().min_by(by_value).map_or(0, |(place, _)| place);
+    let (most, least) = (means.get(worst).copied().unwrap_or(0.0), means.get(best).copied().unwrap_or(0.0));
+    let sum: f64 = means.iter().sum();
+    let sentence = if sum == 0.0 {
+        format!("No layer misses anything at {}.", view.here())
+    } else if means.len() == 1 {
+        format!("The only layer recorded, {}, misses {} rows a step.", id(0), number(most))
+    } else {
+        let times = if middle > 0.0 {
+            format!(", {:.1} times the median layer", most / middle)
+        } else {
+            String::new()
+        };
+        format!(
+            "Layer {} misses most, {} rows a step{times}; layer {} least, {}. The worst layer alone makes {} of all \
+             misses.",
+            id(worst),
+            number(most),
+            id(best),
+            number(least),
+            percent(most / sum),
+        )
+    };
+    let name = format!("Misses by layer at {}", view.here());
+    let plot = Plot::new(240.0, 8.0);
+    let y = Scale::from_zero(most, 4, plot.bottom, plot.top);
+    let mut svg = Svg::new(WIDTH, 240.0, &name, &sentence);
+    let nothing = Scale::exact(Spread::Even, 0.0, 1.0, &[], plot.left, plot.right);
+    plot.frame(
+        &mut svg,
+        &Axis { scale: &nothing, name: "", write: short },
+        &Axis { scale: &y, name: "rows missed a step", write: short },
+    );
+    let hint = |(place, mean): (usize, &f64)| {
+        (*mean, format!("layer {}: {} rows missed a step", id(place), number(*mean)))
+    };
+    let values: Vec<(f64, String)> = means.iter().enumerate().map(hint).collect();
+    chart::columns(&mut svg, &plot, &y, &values, Some(worst).filter(|_| most > 0.0));
+    chart::names_below(&mut svg, &plot, ids, "layer");
+    if means.len() > 2 && most > 0.0 {
+        svg.line("rule", (plot.left, y.place(middle)), (plot.right, y.place(middle)));
+        svg.text("note", Anchor::End, (plot.right, 12.0), &format!("dashed: median {}", number(middle)));
+    }
+    let rows = figures.layers.iter().zip(&means).enumerate().map(|(place, (count, mean))| {
+        let cells = [count.hits.to_string(), count.misses.to_string(), number(*mean)];
+        std::iter::once(id(place).to_string()).chain(cells).chain([percent(miss_ratio(*count))]).collect()
+    });
+    let head = ["layer", "hits", "misses", "misses a step", "miss ratio"].map(str::to_owned).to_vec();
+    Card {
+        name,
+        sentence,
+        pictures: vec![svg.finish()],
+        table: Table { head, rows: rows.collect() },
+        wide: false,
+    }
+}
+
+/// What a sequence pays when it starts, and over all its steps.
+fn by_step(view: &View<'_>) -> Card {
+    let figures = view.figures;
+    let layers = figures.layers.len().max(1) as f64;
+    let per_layer = |misses: &[u64]| -> Vec<f64> { misses.iter().map(|m| *m as f64 / layers).collect() };
+    let (warm, cold) = (per_layer(&figures.warm), per_layer(&figures.cold));
+    let sentence = start_sentence(&warm, &cold, figures.setting.warmup);
+    let mut pictures = Vec::new();
+    if warm.len() > 1 {
+        pictures.push(close(&warm, &cold, figures.setting.warmup, &sentence));
+    }
+    if warm.len() > CLOSE {
+        pictures.push(far(&warm));
+    }
+    let count = warm.len().min(CLOSE);
+    let rows = (0..count).map(|i| {
+        let of = |values: &[f64]| values.get(i).map_or(String::new(), |value| number(*value));
+        vec![(i + 1).to_string(), of(&cold), of(&warm)]
+    });
+    let head = ["step", "cold", "warmed"].map(str::to_owned).to_vec();
+    let name = format!("Misses by step at {}", view.here());
+    Card { name, sentence, pictures, table: Table { head, rows: rows.collect() }, wide: false }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+fn start_sentence(warm: &[f64], cold: &[f64], warmup: u32) -> String {
+    let first = (FIRST_STEPS as usize).min(warm.len());
+    let start = |values: &[f64]| mean(values.get(..first).unwrap_or_default());
+    let (all, warmed, cold_start) = (mean(warm), start(warm), start(cold));
+    let steps =
+        if first == 1 { "The first step misses".to_owned() } else { format!("The first {first} steps miss") };
+    let mut out = match warmup {
+        0 => format!(
+            "{steps} {} rows a layer from a cold pool, all steps {}.",
+            number(cold_start),
+            number(all)
+        ),
+        w => format!(
+            "{steps} {} rows a layer from a cold pool, {} after a warm-up with {}; all steps {}.",
+            number(cold_start),
+            number(warmed),
+            counted(w, "prompt position"),
+            number(all),
+        ),
+    };
+    let near = |(cold, warm): (&[f64], &[f64])| mean(cold) <= 1.1 * mean(warm);
+    let together = cold.windows(first.max(1)).zip(warm.windows(first.max(1))).position(near);
+    if let Some(step) = together.filter(|step| warmup > 0 && *step > 0) {
+        out += &format!(" From step {} on the cold start is within 10% of the warmed one.", step + 1);
+    }
+    let peak = warm.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+    if let Some((step, most)) = peak.filter(|(_, most)| all > 0.0 && **most > 1.5 * all) {
+        out += &format!(
+            " The worst, step {}, misses {}: {:.1} times the mean.",
+            step + 1,
+            number(*most),
+            most / all
+        );
+    }
+    out
+}
+
+/// The first steps, one by one.
+fn close(warm: &[f64], cold: &[f64], warmup: u32, sentence: &str) -> String {
+    let count = warm.len().min(CLOSE);
+    let points = |values: &[f64]| -> Vec<(f64, f64)> {
+        values.iter().take(count).enumerate().map(|(i, value)| (i as f64 + 1.0, *value)).collect()
+    };
+    let mut lines = vec![Line { name: "cold".to_owned(), class: "optimum", points: points(cold) }];
+    if warmup > 0 {
+        lines.insert(0, Line { name: "warmed".to_owned(), class: "lru", points: points(warm) });
+    }
+    let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max);
+    let plot = Plot::new(200.0, 82.0);
+    let y = Scale::from_zero(most, 3, plot.bottom, plot.top);
+    let ticks = [1.0, 8.0, 16.0, 24.0, 32.0];
+    let x = Scale::exact(Spread::Even, 1.0, count as f64, &ticks, plot.left, plot.right);
+    let mut svg = Svg::new(WIDTH, 200.0, "Misses of the first steps", sentence);
+    plot.frame(
+        &mut svg,
+        &Axis { scale: &x, name: "decode step, the first ones", write: short },
+        &Axis { scale: &y, name: "rows missed a layer", write: short },
+    );
+    chart::lines(&mut svg, &plot, &x, &y, &lines);
+    svg.finish()
+}
+
+/// All steps, in stretches: their mean, and the least and most of each.
+fn far(warm: &[f64]) -> String {
+    let long = warm.len().div_ceil(STRETCHES);
+    let at = |i: usize| (i * long) as f64 + 1.0 + (long - 1) as f64 / 2.0;
+    let stretches: Vec<(f64, &[f64])> = warm.chunks(long).enumerate().map(|(i, s)| (at(i), s)).collect();
+    let most = warm.iter().copied().fold(0.0, f64::max);
+    let plot = Plot::new(200.0, 82.0);
+    let y = Scale::from_zero(most, 3, plot.bottom, plot.top);
+    let count = warm.len() as f64;
+    let round = Scale::from_zero(count, 4, 0.0, 1.0).ticks;
+    let x = Scale::exact(Spread::Even, 0.0, count, &round, plot.left, plot.right);
+    let mut svg =
+        Svg::new(WIDTH, 200.0, "Misses of all steps", "The mean of each stretch, and its least and most");
+    let name = match long {
+        1 => "decode step, all".to_owned(),
+        long => format!("decode step, all; band: least to most of {long}"),
+    };
+    plot.frame(
+        &mut svg,
+        &Axis { scale: &x, name: &name, write: short },
+        &Axis { scale: &y, name: "rows missed a layer", write: short },
+    );
+    let edge = |pick: fn(f64, f64) -> f64, from: f64| -> Vec<(f64, f64)> {
+        let of = |values: &[f64]| y.place(values.iter().copied().fold(from, pick));
+        stretches.iter().map(|(step, values)| (x.place(*step), of(values))).collect()
+    };
+    if long > 1 {
+        chart::area(&mut svg, "band", &edge(f64::max, f64::MIN), &edge(f64::min, f64::MAX));
+    }
+    let points = stretches.iter().map(|(step, values)| (*step, mean(values))).collect();
+    let line = Line { name: if long > 1 { "mean" } else { "warmed" }.to_owned(), class: "lru", points };
+    chart::lines(&mut svg, &plot, &x, &y, &[line]);
+    svg.finish()
+}
+
+/// Bytes to the device by size, and the time that they take.
+fn moved(view: &View<'_>) -> Card {
+    let figures = view.figures;
+    let optimum = figures.policies.iter().find(|(policy, _)| *policy == Policy::Belady);
+    let compared = optimum.map_or(&[][..], |(_, sizes)| sizes);
+    let rows: Vec<(Size, u64)> = compared
+        .iter()
+        .filter_map(|best| {
+            let lru = figures.lru.iter().find(|size| size.slots == best.slots)?;
+            Some((*lru, best.misses))
+        })
+        .collect();
+    let bars: Vec<Bar> = rows
+        .iter()
+        .map(|(lru, best)| {
+            let bytes = view.bytes(lru.misses);
+            let here = lru.slots == figures.setting.slots;
+            Bar {
+                name: ratio(lru.ratio),
+                value: bytes,
+                mark: Some(view.bytes(*best)),
+                text: format!("{} · {}", size(bytes), view.time(bytes)),
+                class: if here { "here" } else { "plain" },
+            }
+        })
+        .collect();
+    let bytes = view.bytes(view.missed(Policy::Lru));
+    let best = view.bytes(view.missed(Policy::Belady));
+    let born = f64::from(figures.setting.mtp) * figures.layers.len() as f64 * f64::from(view.row.bytes);
+    let layers = figures.layers.len().max(1) as f64;
+    let sentence = format!(
+        "At {} a step of one sequence brings {} to the device, {} at {}: {} a layer to hide. The optimum would \
+         bring {}. Back to the host go {} a step: the rows born.",
+        view.here(),
+        size(bytes),
+        view.time(bytes),
+        view.rate(),
+        view.time(bytes / layers),
+        size(best),
+        size(born),
+    );
+    let name = "Bytes moved a step, and their time".to_owned();
+    let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), &name, &sentence);
+    chart::bars(&mut svg, &bars, "ratio · bytes to the device a step, all layers; tick: the optimum");
+    let table = rows.iter().map(|(lru, best)| {
+        let (bytes, best) = (view.bytes(lru.misses), view.bytes(*best));
+        vec![ratio(lru.ratio), format!("{bytes:.0}"), view.time(bytes), format!("{best:.0}"), view.time(best)]
+    });
+    let head =
+        ["ratio", "bytes, lru", "time, lru", "bytes, optimum", "time, optimum"].map(str::to_owned).to_vec();
+    Card {
+        name,
+        sentence,
+        pictures: vec![svg.finish()],
+        table: Table { head, rows: table.collect() },
+        wide: false,
+    }
+}

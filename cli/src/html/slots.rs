@@ -1,0 +1,90 @@
+//! The picture of a split by layer: one total of slots, divided by what each layer gains from them.
+
+use super::chart::{self, Axis, Bar, Plot, WIDTH};
+use super::figures::Figures;
+use super::page::{Card, Table};
+use super::scale::{Scale, Spread};
+use super::selection::{percent, ratio, share, short};
+use super::svg::{Anchor, Svg};
+use crate::report::number;
+
+/// Slots by layer at the size shown, and what the split saves by size; nothing where the curves do not hold.
+pub fn divided(figures: &Figures) -> Option<Card> {
+    let divided = figures.divided.as_ref()?;
+    let ids = &figures.header.layer_ids;
+    let uniform: u64 = divided.layers.iter().map(|(_, uniform, _)| uniform).sum();
+    let misses: u64 = divided.layers.iter().map(|(.., misses)| misses).sum();
+    let slots: Vec<f64> = divided.layers.iter().map(|(slots, ..)| f64::from(*slots)).collect();
+    let by_value = |a: &(usize, &f64), b: &(usize, &f64)| a.1.total_cmp(b.1);
+    let (worst, most) = slots.iter().enumerate().max_by(by_value)?;
+    let (best, least) = slots.iter().enumerate().min_by(by_value)?;
+    let id = |place: usize| ids.get(place).copied().unwrap_or(0);
+    let saved = share(uniform.saturating_sub(misses) as f64, uniform as f64);
+    let sentence = format!(
+        "The same total of slots, divided by what each layer gains, misses {} rows a step and layer instead of {}: \
+         {} fewer. Layer {} gets most, {most} slots, {:.1} times the {} of a uniform split; layer {} least, {least}. \
+         Production splits uniformly.",
+        number(figures.mean(misses)),
+        number(figures.mean(uniform)),
+        percent(saved),
+        id(worst),
+        most / f64::from(figures.setting.slots),
+        figures.setting.slots,
+        id(best),
+    );
+    let name = format!("Split by layer at ratio {}", ratio(figures.ratio));
+    let plot = Plot::new(220.0, 8.0);
+    let y = Scale::from_zero(*most, 4, plot.bottom, plot.top);
+    let mut svg = Svg::new(WIDTH, 220.0, &name, &sentence);
+    let nothing = Scale::exact(Spread::Even, 0.0, 1.0, &[], plot.left, plot.right);
+    plot.frame(
+        &mut svg,
+        &Axis { scale: &nothing, name: "", write: short },
+        &Axis { scale: &y, name: "slots", write: short },
+    );
+    let values: Vec<(f64, String)> = slots
+        .iter()
+        .enumerate()
+        .map(|(place, slots)| (*slots, format!("layer {}: {slots} slots", id(place))))
+        .collect();
+    chart::columns(&mut svg, &plot, &y, &values, None);
+    chart::names_below(&mut svg, &plot, ids, "layer");
+    let even = y.place(f64::from(figures.setting.slots));
+    svg.line("rule", (plot.left, even), (plot.right, even));
+    svg.text("note", Anchor::End, (plot.right, 12.0), &format!("dashed: uniform, {}", figures.setting.slots));
+    let head = ["layer", "slots", "misses, uniform", "misses, split"].map(str::to_owned).to_vec();
+    let steps = f64::from(figures.setting.steps);
+    let row = |(place, (slots, uniform, misses)): (usize, &(u32, u64, u64))| {
+        let a_step = |misses: u64| number(misses as f64 / steps);
+        vec![id(place).to_string(), slots.to_string(), a_step(*uniform), a_step(*misses)]
+    };
+    let rows = divided.layers.iter().enumerate().map(row).collect();
+    let pictures = vec![svg.finish(), by_size(figures, &divided.sizes)];
+    Some(Card { name, sentence, pictures, table: Table { head, rows }, wide: false })
+}
+
+/// What the split saves at every size that the curves hold.
+fn by_size(figures: &Figures, sizes: &[(u32, u64)]) -> String {
+    let bar = |(slots, misses): &(u32, u64)| {
+        let uniform = figures.lru.iter().find(|size| size.slots == *slots)?;
+        let here = *slots == figures.setting.slots;
+        let saved = share(uniform.misses.saturating_sub(*misses) as f64, uniform.misses as f64);
+        Some(Bar {
+            name: ratio(uniform.ratio),
+            value: 100.0 * saved,
+            mark: None,
+            text: format!(
+                "{} · {} → {}",
+                percent(saved),
+                number(figures.mean(uniform.misses)),
+                number(figures.mean(*misses))
+            ),
+            class: if here { "here" } else { "plain" },
+        })
+    };
+    let bars: Vec<Bar> = sizes.iter().filter_map(bar).collect();
+    let name = "What the split saves, by size of the pool";
+    let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), name, "");
+    chart::bars(&mut svg, &bars, "ratio · misses saved · rows a step and layer, uniform → split");
+    svg.finish()
+}

@@ -1,0 +1,245 @@
+//! Pages made of figures that no trace has given: the ends of what there can be.
+
+use forebay::trace::requests::{Format, Notes};
+use forebay::trace::{Header, SelectionTrace};
+
+use super::chart::Grid;
+use super::figures::{Divided, Figures, Size};
+use super::hits::{self, Hits};
+use super::page::{self, Section};
+use super::selection::{self, View};
+use super::similar::{self, Within};
+use crate::blocks::{self, Outcome};
+use crate::policy::Policy;
+use crate::pools::Setting;
+use crate::replay::{Count, RowSize};
+use crate::requests::About;
+
+fn header(layers: u32, steps: u32) -> Header {
+    serde_json::from_value(serde_json::json!({
+        "label": "made up", "model": "nobody's", "layers": layers, "k": 4, "steps": steps, "warm_steps": 0,
+        "first_position": 100, "decode_start": 100, "context": 100 + steps,
+        "layer_ids": (0..layers).collect::<Vec<_>>(),
+    }))
+    .unwrap()
+}
+
+/// Figures of `layers` layers and `steps` steps in each of which `missed(layer, step)` rows are missed, of 4.
+fn figures(layers: u32, steps: u32, missed: impl Fn(u32, u32) -> u64) -> Figures {
+    let of_layer = |layer| (0..steps).map(|step| missed(layer, step)).sum::<u64>();
+    let counts: Vec<Count> = (0..layers)
+        .map(|layer| Count { hits: 4 * u64::from(steps) - of_layer(layer), misses: of_layer(layer) })
+        .collect();
+    let by_step: Vec<u64> =
+        (0..steps).map(|step| (0..layers).map(|layer| missed(layer, step)).sum()).collect();
+    let all = by_step.iter().sum::<u64>();
+    let sizes: Vec<Size> = [(0.1, 10, all + all / 4), (0.2, 20, all), (0.3, 30, all / 2)]
+        .map(|(ratio, slots, misses)| Size { ratio, slots, misses })
+        .into();
+    let columns = steps.min(90) as usize;
+    Figures {
+        path: "made-up.topk".to_owned(),
+        header: header(layers, steps),
+        setting: Setting { slots: 20, warmup: 0, mtp: 1, steps },
+        ratio: 0.2,
+        layers: counts,
+        warm: by_step.clone(),
+        cold: by_step,
+        lru: sizes.clone(),
+        policies: vec![(Policy::Belady, sizes.clone()), (Policy::DecayTokens, sizes)],
+        divided: (layers > 1).then(|| Divided {
+            layers: (0..layers).map(|layer| (10 + layer, of_layer(layer), of_layer(layer) / 2)).collect(),
+            sizes: vec![(20, all / 2), (30, all / 4)],
+        }),
+        shown: (0..layers).collect(),
+        within: Within {
+            grid: Grid { columns, values: vec![0.5; columns * layers as usize] },
+            means: vec![0.5; layers as usize],
+        },
+        between: Grid {
+            columns: layers as usize,
+            values: (0..layers * layers)
+                .map(|i| if i % (layers + 1) == 0 { f64::NAN } else { 0.5 })
+                .collect(),
+        },
+    }
+}
+
+fn section(figures: &Figures) -> Section {
+    let row = RowSize { model: "deepseek-v3.2".to_owned(), bytes: 656 };
+    selection::section(&View { figures, row: &row, link: 37e9 })
+}
+
+fn page(figures: &Figures) -> String {
+    page::document(&[section(figures)], "", &[])
+}
+
+/// Every element that is opened is closed, in order; nothing is fetched; every number is one.
+fn sound(page: &str) {
+    let (mut open, mut rest) = (Vec::new(), page);
+    while let Some(start) = rest.find('<') {
+        let end = start + rest[start..].find('>').expect("an end of a tag");
+        let tag = &rest[start + 1..end];
+        let name = tag.trim_start_matches('/').split([' ', '\n']).next().unwrap();
+        match tag {
+            _ if ["!DOCTYPE", "meta"].contains(&name) || tag.ends_with('/') => {}
+            _ if tag.starts_with('/') => assert_eq!(open.pop(), Some(name), "{tag}"),
+            _ => open.push(name),
+        }
+        rest = &rest[end + 1..];
+    }
+    assert_eq!(open, Vec::<&str>::new());
+    for word in ["NaN", "inf ", "inf\"", "://", "<script", "javascript:", "@import", "url("] {
+        assert!(!page.contains(word), "{word}");
+    }
+}
+
+#[test]
+fn pages_of_the_ends_of_what_there_can_be_are_sound() {
+    for (layers, steps) in [(1, 1), (1, 2), (2, 33), (61, 1), (61, 2048), (200, 8)] {
+        for missed in [0, 1, 4] {
+            let page = page(&figures(layers, steps, |_, _| missed));
+            sound(&page);
+            assert!(page.len() < 400_000, "{layers} layers, {steps} steps: {} bytes", page.len());
+        }
+    }
+}
+
+#[test]
+fn sentences_say_what_the_figures_say() {
+    let figures = figures(5, 10, |layer, _| [0, 1, 1, 1, 4][layer as usize]);
+    let section = section(&figures);
+    let sentence = |name: &str| {
+        let card = section.cards.iter().find(|card| card.name.starts_with(name)).expect("a card");
+        card.sentence.clone()
+    };
+    assert_eq!(
+        sentence("Misses by layer"),
+        "Layer 4 misses most, 4.00 rows a step, 4.0 times the median layer; layer 0 least, 0.00. The worst layer \
+         alone makes 57% of all misses."
+    );
+    assert_eq!(
+        sentence("Misses by size"),
+        "At ratio 0.2, LRU misses 1.40 rows a step and layer, the optimum 1.40: 100% of the misses are the working \
+         set's, 0% the policy's. There is nothing for another rule to gain."
+    );
+    assert!(
+        sentence("Bytes moved").contains("4.48 KiB to the device, 124 ns at 37 GB/s"),
+        "{}",
+        sentence("Bytes")
+    );
+    assert_eq!(
+        sentence("Misses by step"),
+        "The first 8 steps miss 1.40 rows a layer from a cold pool, all steps 1.40."
+    );
+}
+
+#[test]
+fn nothing_missed_is_said_and_not_drawn_as_something() {
+    let figures = figures(3, 10, |_, _| 0);
+    let section = section(&figures);
+    assert!(section.cards[0].sentence.contains("nothing is missed"), "{}", section.cards[0].sentence);
+    assert!(section.cards.iter().any(|card| card.sentence.contains("No layer misses anything")));
+}
+
+#[test]
+fn texts_of_a_trace_stay_text() {
+    let attack = "</title></style><script>alert(1)</script><img src=x onerror='a()'>\"&\u{1b}[31m";
+    let mut figures = figures(2, 3, |_, _| 1);
+    figures.header.label = attack.to_owned();
+    figures.header.model = attack.to_owned();
+    figures.header.text = attack.to_owned();
+    figures.header.score = attack.to_owned();
+    figures.header.mode = attack.to_owned();
+    figures.path = attack.to_owned();
+    let two = page::document(&[section(&figures), section(&figures)], attack, &[attack.to_owned()]);
+    sound(&two);
+    assert!(!two.contains("<img") && !two.contains('\u{1b}'));
+    assert!(two.contains("&lt;script&gt;alert(1)"));
+}
+
+#[test]
+fn misses_of_another_model_are_never_shown_as_those_of_the_model_whose_rows_are_moved() {
+    let mut figures = figures(1, 1, |_, _| 1);
+    assert!(section(&figures).warning.is_some_and(|text| text.starts_with("Proxy for deepseek-v3.2")));
+    figures.header.model = String::new();
+    assert!(section(&figures).warning.is_some());
+    figures.header.model = "DeepSeek-V3.2-Exp (FP8)".to_owned();
+    assert!(section(&figures).warning.is_none());
+}
+
+/// Hits of a cache where `blocks` of 100 references hit with all of 8 blocks, and half of them with 2.
+fn hits(blocks: u64, format: Format, distinct: u32) -> Hits {
+    let of = |hit_blocks| Outcome {
+        requests: 10,
+        blocks: 100,
+        hit_blocks,
+        input_tokens: 1000,
+        hit_tokens: hit_blocks * 9,
+        evicted_blocks: 0,
+    };
+    let lru = vec![(1, of(0)), (2, of(blocks / 2)), (8, of(blocks))];
+    let best = vec![(1, of(0)), (2, of(blocks)), (8, of(blocks))];
+    let policies = vec![(blocks::Policy::Lru, lru.clone()), (blocks::Policy::Belady, best)];
+    Hits {
+        about: About {
+            path: "<b>made-up</b>.jsonl".into(),
+            format,
+            requests: 12,
+            skipped: 2,
+            distinct,
+            block_tokens: None,
+            knows_block_lengths: format != Format::RagPulse,
+            notes: Notes::default(),
+            subagents: false,
+        },
+        shown: 2,
+        lru,
+        needed: if blocks > 0 { vec![(0.5, 2), (0.99, 8)] } else { Vec::new() },
+        policies: if distinct > 0 { policies } else { Vec::new() },
+    }
+}
+
+#[test]
+fn hits_are_said_by_capacity_with_what_they_are_shares_of() {
+    let section = hits::section(&hits(40, Format::Mooncake, 8));
+    assert_eq!(
+        section.cards[0].sentence,
+        "With 2 blocks, LRU hits 18.0% of the input tokens, the optimum 36.0%; a cache that keeps everything hits \
+         36.0%, and what is new stays new. Of the hits that LRU loses there, 100% are the policy's, 0% the capacity's."
+    );
+    assert_eq!(section.cards[0].pictures.len(), 2);
+    let pieces = hits::section(&hits(40, Format::RagPulse, 8));
+    let sentence = &pieces.cards[0].sentence;
+    assert!(sentence.contains("LRU hits 20.0% of the block references, Belady's rule 40.0%"), "{sentence}");
+    assert!(!pieces.cards.iter().any(|card| card.pictures.concat().contains("optimum</text>")));
+    let none = hits::section(&hits(0, Format::Mooncake, 8));
+    assert!(none.cards[0].sentence.contains("no cache helps"), "{}", none.cards[0].sentence);
+    let nameless = hits::section(&hits(0, Format::Azure, 0));
+    assert!(nameless.cards.is_empty() && nameless.facts.concat().contains("names no blocks"));
+    sound(&page::document(&[section, pieces, none, nameless], "", &hits::notes(true)));
+}
+
+/// Two layers, k 2, three decode steps after one warm one.
+fn small() -> SelectionTrace {
+    let header: Header = serde_json::from_value(serde_json::json!({
+        "layers": 2, "layer_ids": [3, 9], "k": 2, "steps": 4, "warm_steps": 1, "first_position": 4,
+        "decode_start": 5, "context": 8
+    }))
+    .unwrap();
+    let sets = [[0, 1], [0, 2], [1, 2], [0, 2], [3, 4], [3, 4], [3, 4], [0, 1]];
+    SelectionTrace::new(header, sets.concat()).unwrap()
+}
+
+#[test]
+fn likeness_is_counted_position_by_position() {
+    let trace = small();
+    // Layer 0: {0,1} {1,2} {3,4} {3,4}; layer 1: {0,2} {0,2} {3,4} {0,1}.
+    let within = similar::within(&trace, &[0, 1], 3);
+    assert_eq!(within.grid, Grid { columns: 3, values: vec![0.5, 0.0, 1.0, 1.0, 0.0, 0.0] });
+    assert_eq!(within.means, [0.5, 1.0 / 3.0]);
+    assert_eq!(similar::within(&trace, &[1], 1).grid.values, [1.0 / 3.0]);
+    let between = similar::between(&trace, &[0, 1]);
+    assert_eq!(between.values[1..3], [0.5, 0.5]);
+    assert!(between.values[0].is_nan() && between.values[3].is_nan());
+}

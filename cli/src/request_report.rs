@@ -1,0 +1,272 @@
+//! What replays of request traces found, for people and as JSON (`docs/json.md`).
+
+use forebay::trace::requests::Format;
+use forebay::{Error, Kind, Result};
+use serde::Serialize;
+
+use crate::blocks::{BlockCurve, Outcome, Policy};
+use crate::requests::{About, Replay, Replayed};
+use crate::{json, output, report};
+
+/// What every table ends with.
+pub const DEFINITIONS: &str = "\
+Hit: a block of a request's leading run of blocks that were all in the cache when it arrived (prefix rule).
+By blocks: hit blocks / all block references of the measured requests.
+By tokens: tokens in hit blocks / all input tokens of the measured requests, partial last blocks included.
+";
+
+/// What a hit means where ids name pieces of text.
+pub const PIECES: &str = "\
+RAGPulse names pieces by their content: a hit says that the piece and all pieces before it in the request are
+in the cache, not that they were computed behind the same pieces.
+";
+
+/// Who leaves, in a line.
+pub fn definition(policy: Policy, pieces: bool) -> String {
+    let line = match policy {
+        Policy::Lru => "a request's blocks are used the last one first; the one used longest ago leaves.",
+        Policy::Fifo => {
+            "a request's blocks enter the first one first; the one that entered longest ago leaves."
+        }
+        Policy::S3Fifo => {
+            "three queues, a request's blocks used the last one first: those used once leave early."
+        }
+        Policy::Belady if pieces => {
+            "the block leaves whose next request is farthest; where ids name pieces that is no bound of these hits."
+        }
+        Policy::Belady => {
+            "the optimum, by blocks and over all requests: the one whose next request is farthest leaves."
+        }
+    };
+    format!("{}: {line}\n", policy.name())
+}
+
+#[derive(Serialize)]
+struct Heading {
+    schema: u32,
+    forebay: &'static str,
+    kind: &'static str,
+    trace: String,
+    format: &'static str,
+    policy: &'static str,
+    skipped_requests: usize,
+    requests: u64,
+    blocks: u64,
+    distinct_blocks: u32,
+    block_tokens: Option<u32>,
+    input_tokens: u64,
+}
+
+#[derive(Serialize)]
+struct Counts {
+    capacity_blocks: u32,
+    hit_blocks: u64,
+    hit_ratio: f64,
+    evicted_blocks: u64,
+    hit_tokens: Option<u64>,
+    token_hit_ratio: Option<f64>,
+}
+
+/// A capacity and policy, or all capacities.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Entry {
+    Replay {
+        #[serde(flatten)]
+        heading: Heading,
+        #[serde(flatten)]
+        counts: Counts,
+    },
+    Curve {
+        #[serde(flatten)]
+        heading: Heading,
+        flat_from: u32,
+        asked: Vec<Counts>,
+        curve: Columns,
+    },
+}
+
+/// The capacities where hits change, and the hits from there on.
+#[derive(Serialize)]
+struct Columns {
+    capacity_blocks: Vec<u32>,
+    hit_blocks: Vec<u64>,
+    hit_tokens: Option<Vec<u64>>,
+}
+
+/// A part of a whole; 0 of nothing.
+fn share(part: u64, whole: u64) -> f64 {
+    part as f64 / whole.max(1) as f64
+}
+
+fn heading(kind: &'static str, about: &About, replay: &Replay) -> Heading {
+    Heading {
+        schema: json::SCHEMA,
+        forebay: env!("CARGO_PKG_VERSION"),
+        kind,
+        trace: about.path.display().to_string(),
+        format: about.format.name(),
+        policy: replay.policy.name(),
+        skipped_requests: about.skipped,
+        requests: replay.outcome.requests,
+        blocks: replay.outcome.blocks,
+        distinct_blocks: about.distinct,
+        block_tokens: about.block_tokens,
+        input_tokens: replay.outcome.input_tokens,
+    }
+}
+
+fn counts(about: &About, Replay { capacity, outcome, .. }: &Replay) -> Counts {
+    let tokens = about.knows_block_lengths.then_some(outcome.hit_tokens);
+    Counts {
+        capacity_blocks: *capacity,
+        hit_blocks: outcome.hit_blocks,
+        hit_ratio: share(outcome.hit_blocks, outcome.blocks),
+        evicted_blocks: outcome.evicted_blocks,
+        hit_tokens: tokens,
+        token_hit_ratio: tokens.map(|tokens| share(tokens, outcome.input_tokens)),
+    }
+}
+
+fn columns(about: &About, curve: &BlockCurve) -> Columns {
+    let capacities: Vec<u32> = curve.changes().collect();
+    let at = |capacity: &u32| curve.at(*capacity);
+    Columns {
+        hit_blocks: capacities.iter().map(|c| at(c).hit_blocks).collect(),
+        hit_tokens: about.knows_block_lengths.then(|| capacities.iter().map(|c| at(c).hit_tokens).collect()),
+        capacity_blocks: capacities,
+    }
+}
+
+/// A trace's entries.
+fn entries(Replayed { about, replays, curve }: &Replayed) -> Vec<Entry> {
+    match (curve, replays.first()) {
+        (Some(curve), Some(first)) => vec![Entry::Curve {
+            heading: heading("requests-curve", about, first),
+            flat_from: curve.flat_from(),
+            asked: replays.iter().map(|replay| counts(about, replay)).collect(),
+            curve: columns(about, curve),
+        }],
+        _ => replays
+            .iter()
+            .map(|r| Entry::Replay { heading: heading("requests", about, r), counts: counts(about, r) })
+            .collect(),
+    }
+}
+
+/// All entries as JSON, with a line's end.
+///
+/// # Errors
+/// [`Kind::Internal`]: plain numbers and texts always have a JSON form.
+pub fn json(traces: &[Replayed]) -> Result<Vec<u8>> {
+    let entries: Vec<Entry> = traces.iter().flat_map(entries).collect();
+    let mut text = serde_json::to_vec_pretty(&entries)
+        .map_err(|e| Error::new(Kind::Internal, "write JSON").at(e.to_string()))?;
+    text.push(b'\n');
+    Ok(text)
+}
+
+/// The whole report.
+pub fn text(traces: &[Replayed], utf8: bool) -> String {
+    let mut out = String::new();
+    for Replayed { about, replays, curve } in traces {
+        let measured = replays.first().map(|replay| replay.outcome).unwrap_or_default();
+        out += &introduction(about, measured);
+        out += "\n";
+        if about.distinct > 0 {
+            out += &table(about, replays, utf8);
+            out += "\n\n";
+        }
+        if let Some(curve) = curve {
+            out += &format!(
+                "One pass counts every capacity, exactly. Beyond {} blocks nothing is gained.\n\n",
+                curve.flat_from()
+            );
+        }
+    }
+    out += DEFINITIONS;
+    let pieces = traces.iter().any(|t| t.about.format == Format::RagPulse);
+    let used = |policy: &Policy| traces.iter().flat_map(|t| &t.replays).any(|r| r.policy == *policy);
+    Policy::ALL.into_iter().filter(used).for_each(|policy| out += &definition(policy, pieces));
+    if pieces {
+        out += PIECES;
+    }
+    out
+}
+
+/// What was replayed, and how much of it is measured.
+pub fn introduction(about: &About, measured: Outcome) -> String {
+    let notes = about.notes;
+    let mut out = format!(
+        "{}: {} requests ({})\n\
+         Measured: {} {}, {} block references, {} input tokens. In the whole trace {} distinct blocks",
+        output::harmless(&about.path.display().to_string()),
+        about.requests,
+        about.format.name(),
+        if about.skipped > 0 { "the last" } else { "all" },
+        measured.requests,
+        measured.blocks,
+        measured.input_tokens,
+        about.distinct,
+    );
+    match (about.block_tokens, about.knows_block_lengths) {
+        (Some(tokens), _) => out += &format!(" of {tokens} tokens.\n"),
+        (None, true) => out += " with lengths of their own.\n",
+        (None, false) => out += ".\n",
+    }
+    if about.format == Format::Sessions {
+        out += &format!(
+            "{} sessions, one after another, block ids local to each; \
+             {} sub-agents with {} requests of their own, {}.\n",
+            notes.sessions,
+            notes.subagents,
+            notes.subagent_requests,
+            if about.subagents { "replayed" } else { "left out (--subagents replays them)" },
+        );
+    }
+    if notes.late + notes.repeats > 0 {
+        out += &format!(
+            "Timestamps that step back: {}; requests that repeat a piece: {}. Kept as they stand in the file.\n",
+            notes.late, notes.repeating_requests
+        );
+    }
+    if about.distinct == 0 {
+        out += "The trace names no blocks, so there is nothing to share: every prompt is computed whole.\n";
+    } else if !about.knows_block_lengths {
+        out += "The blocks' lengths are not known (--block-lengths), so nothing is weighted by tokens.\n";
+    }
+    out
+}
+
+/// One line for each capacity and policy.
+fn table(about: &About, replays: &[Replay], utf8: bool) -> String {
+    let mut table = report::table(utf8);
+    let named = replays.iter().any(|replay| replay.policy != Policy::Lru);
+    let header = [
+        "capacity\nblocks",
+        "of\ndistinct",
+        "hit\nblocks",
+        "hits\nby blocks",
+        "hits\nby tokens",
+        "evicted\nblocks",
+    ];
+    table.set_header(named.then_some("policy").into_iter().chain(header));
+    for Replay { policy, capacity, outcome } in replays {
+        let percent = |part, whole| format!("{:.1}%", 100.0 * share(part, whole));
+        let by_tokens = match about.knows_block_lengths {
+            true => percent(outcome.hit_tokens, outcome.input_tokens),
+            false => String::new(),
+        };
+        let cells = [
+            capacity.to_string(),
+            percent(u64::from(*capacity), u64::from(about.distinct)),
+            outcome.hit_blocks.to_string(),
+            percent(outcome.hit_blocks, outcome.blocks),
+            by_tokens,
+            outcome.evicted_blocks.to_string(),
+        ];
+        table.add_row(named.then(|| policy.name().to_owned()).into_iter().chain(cells));
+    }
+    report::align_right(&mut table, |i| i > 0 || !named);
+    table.trim_fmt()
+}

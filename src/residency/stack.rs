@@ -1,0 +1,436 @@
+//! An order of use, and how deep in it each number stands: the stack of LRU.
+//!
+//! A number's *depth* is how many stand at or above it, the newest at depth 1. Least-recently-used caches of
+//! every size hold a beginning of the same order, so a cache of `n` holds what stands no deeper than `n`.
+//!
+//! # How
+//!
+//! Each touch appends the number to a log and its older entry dies: the live entries of the log are the order. A
+//! bit for each entry tells the live ones, so a depth is a count of bits from the entry on: one population
+//! count, and the live entries of the words behind. For these there are two ways, chosen by what is asked at
+//! once:
+//!
+//! - *many numbers*: a sum over all words, after which each number costs one population count. Nothing is kept
+//!   for it when numbers are touched.
+//! - *few numbers*: live entries are counted by blocks of words as they come and die, so that only blocks behind
+//!   the oldest entry asked for are summed up, and a few words of each number's block. A prompt's blocks mostly
+//!   stand right below each other: such a stretch is looked up, dies and comes as one ([`LruStack::retouch`]).
+//!
+//! When three quarters of the log are dead it is packed.
+//!
+//! # Costs
+//!
+//! A few memory accesses and one population count a number; beside it the lesser of a sum over the log's words
+//! and one over its blocks, and of the former at most as many words as the numbers asked for pay for. About
+//! 30 bytes a number. It allocates as the log grows: it is for study, no step of an engine waits for it.
+
+use crate::error::{Error, Kind, Result};
+
+/// Where a number stands that was never touched.
+const NOWHERE: u32 = u32::MAX;
+
+/// Entries of a log that is not worth packing.
+const LOG_LEAST: usize = 1 << 12;
+
+/// Words of a block.
+const BLOCK: usize = 16;
+
+/// Words that a number asked for pays for: what its own block would cost it, and a little.
+const WORDS_PAID: usize = 16;
+
+/// The most numbers: a log of five times as many entries is numbered in 32 bits.
+pub(crate) const NUMBERS_MAX: u32 = 1 << 29;
+
+/// See the module's head.
+#[derive(Clone, Debug)]
+pub struct LruStack {
+    /// By number: its live entry in the log, or [`NOWHERE`].
+    entry_of: Vec<u32>,
+    /// Numbers in the order in which they were touched.
+    log: Vec<u32>,
+    /// Bit per entry of the log: no later entry has its number.
+    live: Vec<u64>,
+    /// By word of `live`, or by block: live entries behind it. Holds during one call.
+    behind: Vec<u32>,
+    /// By block: its live entries, while `counted`.
+    in_block: Vec<u32>,
+    counted: bool,
+    /// First entries and counts of stretches that are about to die.
+    stretches: Vec<(u32, u32)>,
+    /// Live entries.
+    len: usize,
+    /// Entries at which the log is packed.
+    limit: usize,
+}
+
+/// `count` words of `value`.
+pub(super) fn words<T: Clone>(count: usize, value: T) -> Result<Vec<T>> {
+    let mut words = Vec::new();
+    words.try_reserve_exact(count).map_err(|_| {
+        let bytes = (size_of::<T>() * count) as u64;
+        Error::new(Kind::OutOfMemory, "count depths").at("an order of use").with("bytes", bytes)
+    })?;
+    words.resize(count, value);
+    Ok(words)
+}
+
+/// The lowest `count` bits of a word, at most 64.
+const fn ones(count: usize) -> u64 {
+    if count < 64 { (1 << count) - 1 } else { u64::MAX }
+}
+
+fn sum(words: &[u64]) -> u32 {
+    words.iter().map(|word| word.count_ones()).sum()
+}
+
+/// Tells each word with entries from `first` to below `end` their bits.
+fn each_word(first: usize, end: usize, mut tell: impl FnMut(usize, u64)) {
+    for word in first / 64..end.div_ceil(64) {
+        let from = first.saturating_sub(word * 64);
+        let below = (end - word * 64).min(64);
+        tell(word, ones(below) & !ones(from));
+    }
+}
+
+/// Tells each block with entries from `first` to below `end` how many.
+fn each_block(first: usize, end: usize, mut tell: impl FnMut(usize, u32)) {
+    const ENTRIES: usize = BLOCK * 64;
+    for block in first / ENTRIES..end.div_ceil(ENTRIES) {
+        let from = first.max(block * ENTRIES);
+        tell(block, (end.min((block + 1) * ENTRIES) - from) as u32);
+    }
+}
+
+/// Live entries behind blocks, summed up from the newest block down as far as was asked.
+struct Sums {
+    /// The oldest block with a sum.
+    from: usize,
+    /// Live entries in it and all newer ones.
+    live: u32,
+}
+
+impl LruStack {
+    /// An empty order over the numbers below `numbers`.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] when `numbers` is above 2^29; [`Kind::OutOfMemory`].
+    pub fn new(numbers: u32) -> Result<LruStack> {
+        if numbers > NUMBERS_MAX {
+            return Err(Error::new(Kind::OutOfRange, "count depths")
+                .at("an order of use")
+                .with("numbers", numbers));
+        }
+        Ok(LruStack {
+            entry_of: words(numbers as usize, NOWHERE)?,
+            log: Vec::new(),
+            live: Vec::new(),
+            behind: Vec::new(),
+            in_block: Vec::new(),
+            counted: false,
+            stretches: Vec::new(),
+            len: 0,
+            limit: LOG_LEAST,
+        })
+    }
+
+    /// How many numbers were touched.
+    pub fn len(&self) -> u32 {
+        self.len as u32
+    }
+
+    /// Whether none was.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Tells `found` the depth of each number in the order as it stands; 0 for one that was never touched.
+    #[inline]
+    pub fn depths(&mut self, numbers: &[u32], found: impl FnMut(u32)) {
+        if self.live.len() <= WORDS_PAID * numbers.len() {
+            self.depths_of_many(numbers, found);
+        } else {
+            self.depths_of_few(numbers, found);
+        }
+    }
+
+    fn depths_of_many(&mut self, numbers: &[u32], mut found: impl FnMut(u32)) {
+        // Counting by blocks would cost every touch; nobody asks for it now.
+        self.counted = false;
+        self.behind.resize(self.live.len().max(self.behind.len()), 0);
+        let mut sum = 0;
+        for (behind, word) in self.behind.iter_mut().zip(&self.live).rev() {
+            *behind = sum;
+            sum += word.count_ones();
+        }
+        for number in numbers {
+            let entry = self.entry_of[*number as usize];
+            if entry == NOWHERE {
+                found(0);
+                continue;
+            }
+            let word = (entry / 64) as usize;
+            found(self.behind[word] + (self.live[word] >> (entry % 64)).count_ones());
+        }
+    }
+
+    fn depths_of_few(&mut self, numbers: &[u32], mut found: impl FnMut(u32)) {
+        let mut sums = self.sums();
+        for number in numbers {
+            let entry = self.entry_of[*number as usize];
+            found(if entry == NOWHERE { 0 } else { self.depth(entry, &mut sums) });
+        }
+    }
+
+    /// Sums of no block yet; counts the blocks' live entries if nobody did.
+    fn sums(&mut self) -> Sums {
+        if !self.counted {
+            self.in_block.clear();
+            self.in_block.extend(self.live.chunks(BLOCK).map(sum));
+            self.counted = true;
+        }
+        self.behind.resize(self.in_block.len().max(self.behind.len()), 0);
+        Sums { from: self.in_block.len(), live: 0 }
+    }
+
+    /// The depth of a live entry.
+    fn depth(&mut self, entry: u32, sums: &mut Sums) -> u32 {
+        let word = (entry / 64) as usize;
+        let block = word / BLOCK;
+        while sums.from > block {
+            sums.from -= 1;
+            self.behind[sums.from] = sums.live;
+            sums.live += self.in_block[sums.from];
+        }
+        let end = ((block + 1) * BLOCK).min(self.live.len());
+        let here = (self.live[word] >> (entry % 64)).count_ones();
+        here + sum(&self.live[word + 1..end]) + self.behind[block]
+    }
+
+    /// Tells `found` where the numbers stand in the order as it is, then makes them the newest, the first one on
+    /// top. They come in stretches, each with its first number's depth and how many there are: those that
+    /// stand right below each other, or, with depth 0, were never touched. No number may be there twice.
+    pub fn retouch(&mut self, numbers: &[u32], mut found: impl FnMut(u32, u32)) {
+        self.make_room(numbers.len());
+        let mut sums = self.sums();
+        let mut rest = numbers;
+        while let Some(number) = rest.first() {
+            let entry = self.entry_of[*number as usize];
+            let follows = |(below, number): (u32, &u32)| {
+                let expected = if entry == NOWHERE { Some(NOWHERE) } else { entry.checked_sub(below) };
+                Some(self.entry_of[*number as usize]) == expected
+            };
+            let count = (0..).zip(rest).take_while(|next| follows(*next)).count();
+            rest = &rest[count..];
+            if entry == NOWHERE {
+                self.len += count;
+                found(0, count as u32);
+            } else {
+                found(self.depth(entry, &mut sums), count as u32);
+                self.stretches.push((entry + 1 - count as u32, count as u32));
+            }
+        }
+        let mut stretches = std::mem::take(&mut self.stretches);
+        stretches.drain(..).for_each(|(first, count)| self.bury_stretch(first as usize, count as usize));
+        self.stretches = stretches;
+        let first = self.log.len();
+        self.log.extend(numbers.iter().rev());
+        for (entry, number) in (first as u32..).zip(&self.log[first..]) {
+            self.entry_of[*number as usize] = entry;
+        }
+        self.enliven(first);
+    }
+
+    /// Lets `count` entries from `first` on die, which all live.
+    fn bury_stretch(&mut self, first: usize, count: usize) {
+        each_word(first, first + count, |word, bits| self.live[word] &= !bits);
+        each_block(first, first + count, |block, entries| self.in_block[block] -= entries);
+    }
+
+    /// Makes the numbers the newest, the last one on top. One that stands there twice counts where it stands
+    /// last.
+    #[inline]
+    pub fn touch(&mut self, numbers: impl ExactSizeIterator<Item = u32>) {
+        self.make_room(numbers.len());
+        let first = self.log.len();
+        self.log.extend(numbers);
+        self.enliven(first);
+        if self.counted { self.bury::<true>(first) } else { self.bury::<false>(first) }
+    }
+
+    /// Sets the bits of the entries from `first` on, and counts them.
+    fn enliven(&mut self, first: usize) {
+        let end = self.log.len();
+        each_word(first, end, |word, bits| self.live[word] |= bits);
+        if self.counted {
+            self.in_block.resize(self.live.len().div_ceil(BLOCK).max(self.in_block.len()), 0);
+            each_block(first, end, |block, entries| self.in_block[block] += entries);
+        }
+    }
+
+    /// Lets the older entries die of the numbers from the entry `first` on.
+    #[inline]
+    fn bury<const COUNTED: bool>(&mut self, first: usize) {
+        for (entry, number) in (first as u32..).zip(&self.log[first..]) {
+            let old = std::mem::replace(&mut self.entry_of[*number as usize], entry);
+            if old == NOWHERE {
+                self.len += 1;
+                continue;
+            }
+            let word = (old / 64) as usize;
+            self.live[word] &= !(1 << (old % 64));
+            if COUNTED {
+                self.in_block[word / BLOCK] -= 1;
+            }
+        }
+    }
+
+    /// Room for `more` entries: packs a log that has grown to its limit.
+    fn make_room(&mut self, more: usize) {
+        if self.log.len() + more > self.limit {
+            self.pack();
+            self.limit = (4 * self.len).max(LOG_LEAST) + more;
+        }
+        let words = (self.log.len() + more).div_ceil(64);
+        if words > self.live.len() {
+            self.live.resize(words, 0);
+        }
+    }
+
+    /// Takes the dead entries out of the log.
+    fn pack(&mut self) {
+        let mut kept = 0;
+        for (word, bits) in self.live.iter().enumerate() {
+            let mut left = *bits;
+            while left != 0 {
+                let number = self.log[word * 64 + left.trailing_zeros() as usize];
+                self.log[kept] = number;
+                self.entry_of[number as usize] = kept as u32;
+                kept += 1;
+                left &= left - 1;
+            }
+        }
+        self.log.truncate(kept);
+        self.live.clear();
+        self.live.resize(kept / 64, u64::MAX);
+        if !kept.is_multiple_of(64) {
+            self.live.push(ones(kept % 64));
+        }
+        self.counted = false;
+    }
+
+    /// Forgets all numbers.
+    pub fn clear(&mut self) {
+        for number in self.log.drain(..) {
+            self.entry_of[number as usize] = NOWHERE;
+        }
+        self.live.clear();
+        (self.counted, self.len, self.limit) = (false, 0, LOG_LEAST);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{BLOCK, Kind, LruStack, WORDS_PAID};
+
+    /// Depths of `numbers` in a plain list, the newest last.
+    fn plain(list: &[u32], numbers: &[u32]) -> Vec<u32> {
+        let depth = |n: &u32| list.iter().rev().position(|m| m == n).map_or(0, |above| above as u32 + 1);
+        numbers.iter().map(depth).collect()
+    }
+
+    fn told(stack: &mut LruStack, numbers: &[u32]) -> Vec<u32> {
+        let mut depths = Vec::new();
+        stack.depths(numbers, |depth| depths.push(depth));
+        depths
+    }
+
+    /// Distinct numbers, a few in a row behind each of the first.
+    fn stretches(numbers: &[u32]) -> Vec<u32> {
+        let mut is_new = [true; 3000];
+        let rows = numbers.iter().take(40).flat_map(|n| *n..(n + n % 50).min(3000));
+        rows.filter(|n| std::mem::take(&mut is_new[*n as usize])).collect()
+    }
+
+    fn retouched(stack: &mut LruStack, numbers: &[u32]) -> Vec<u32> {
+        let mut depths = Vec::new();
+        stack.retouch(numbers, |depth, count| {
+            depths.extend((0..count).map(|below| if depth == 0 { 0 } else { depth + below }));
+        });
+        depths
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+        /// 3,000 numbers fill three blocks of words, so few are looked up by blocks and many by words; steps of
+        /// both sizes in turn pass the log's limit several times.
+        #[test]
+        fn it_is_a_plain_list(
+            steps in prop::collection::vec(
+                (prop::bool::weighted(0.2), prop::collection::vec(0..3000_u32, 0..900)), 0..60),
+            clear in 0..60_usize,
+        ) {
+            let mut stack = LruStack::new(3000).unwrap();
+            let mut list: Vec<u32> = Vec::new();
+            for (i, (many, numbers)) in steps.iter().enumerate() {
+                let asked = if *many { &numbers[..] } else { &numbers[..numbers.len().min(2)] };
+                prop_assert_eq!(told(&mut stack, asked), plain(&list, asked));
+                let mut numbers = numbers.clone();
+                if i % 3 == 0 {
+                    numbers = stretches(&numbers);
+                    prop_assert_eq!(retouched(&mut stack, &numbers), plain(&list, &numbers));
+                    numbers.reverse();
+                } else {
+                    stack.touch(numbers.iter().copied());
+                }
+                let mut is_new = vec![false; 3000];
+                numbers.iter().for_each(|n| is_new[*n as usize] = true);
+                list.retain(|n| !is_new[*n as usize]);
+                let mut newest = numbers.clone();
+                newest.reverse();
+                newest.retain(|n| std::mem::take(&mut is_new[*n as usize]));
+                list.extend(newest.iter().rev());
+                prop_assert_eq!(stack.len() as usize, list.len());
+                if i == clear {
+                    stack.clear();
+                    list.clear();
+                    prop_assert!(stack.is_empty());
+                }
+            }
+            let all: Vec<u32> = (0..3000).collect();
+            prop_assert_eq!(told(&mut stack, &all), plain(&list, &all));
+        }
+    }
+
+    #[test]
+    fn few_numbers_are_looked_up_by_blocks() {
+        let mut stack = LruStack::new(5000).unwrap();
+        stack.touch(0..4000);
+        assert!(stack.live.len() > 2 * BLOCK.max(WORDS_PAID));
+        assert_eq!(told(&mut stack, &[7, 4999]), [3993, 0]);
+        assert!(stack.counted, "the way of the few");
+        stack.touch([7, 0, 7].into_iter());
+        assert_eq!(told(&mut stack, &[0, 7, 8]), [2, 1, 3994]);
+        let all: Vec<u32> = (0..4000).collect();
+        assert_eq!(told(&mut stack, &all)[..2], [2, 4000]);
+        assert!(!stack.counted, "the way of the many");
+    }
+
+    #[test]
+    fn a_prompt_that_comes_back_is_one_stretch() {
+        let mut stack = LruStack::new(400).unwrap();
+        let mut told = Vec::new();
+        for prompt in [0..200, 0..300, 100..250] {
+            stack.retouch(&prompt.collect::<Vec<_>>(), |depth, count| told.push((depth, count)));
+        }
+        assert_eq!(told, [(0, 200), (1, 200), (0, 100), (101, 150)]);
+        assert_eq!(stack.len(), 300);
+    }
+
+    #[test]
+    fn too_many_numbers_are_refused() {
+        assert_eq!(LruStack::new(u32::MAX).unwrap_err().kind(), Kind::OutOfRange);
+    }
+}
