@@ -43,7 +43,7 @@ pub mod total;
 #[cfg(feature = "trace")]
 pub mod trace;
 
-pub use cache::{Accepted, Cache, Config, Length, Memory, Open, Row, Slots};
+pub use cache::{Accepted, Cache, Config, Length, Memory, Open, Row, Slots, Tokens};
 pub use error::{Error, Kind, Result};
 pub use geometry::{Geometry, LINE, Piece, SLOT_BLOCK, Shape};
 pub use ids::{HostPage, IndexPage, Lane, Layer, MicroBatch, Sequence};

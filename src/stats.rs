@@ -8,10 +8,13 @@ pub struct Stats {
     pub sequences: u32,
     /// Gauge: steps between prepare and retire.
     pub steps_in_flight: u32,
-    /// Gauge: free pages of the total pool.
+    /// Gauge: free pages of the total pool; [`Stats::unused_pages`] are not among them.
     pub free_host_pages: u32,
     /// Gauge: free pages of index keys.
     pub free_index_pages: u32,
+    /// Gauge: shared pages, of rows and of index keys, that no sequence uses: what admission can take beside
+    /// the free ones.
+    pub unused_pages: u32,
     /// Gauge: free slots of the layer that has the fewest.
     pub free_slots: u32,
     /// Gauge: free lanes.
@@ -26,4 +29,12 @@ pub struct Stats {
     pub scratch: u64,
     /// Counter: bytes of rows that misses asked for, host to device.
     pub bytes_up: u64,
+    /// Counter: prompt tokens that were looked up for sharing.
+    pub prompt_tokens: u64,
+    /// Counter: of these, tokens in pages that were taken over.
+    pub shared_tokens: u64,
+    /// Counter: pages that were sealed for others to find.
+    pub sealed_pages: u64,
+    /// Counter: of these, pages that went to make room.
+    pub evicted_pages: u64,
 }

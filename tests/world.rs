@@ -20,7 +20,7 @@ use forebay::{Accepted, BringUp, Budget, Kind, Layer, LayerCall, MicroBatch, Ope
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 #[cfg(feature = "trace")]
-use trace_body::{HEADER, trace_bytes, trace_parts};
+use trace_body::{GROUP, HEADER, content, recording, trace_bytes, trace_parts};
 use world::bodies::cache_ops;
 use world::engine::Edge;
 use world::ops::{OP_BYTES, Op, Random, ops_from_bytes};
@@ -91,11 +91,14 @@ fn random_bytes_are_runs_that_reach_everything() {
         "fork InvalidConfig",
         "fork in a page",
         "fork of full pages",
+        "fork of shared pages",
         "join InvalidConfig",
         "join more",
         "join_more InvalidConfig",
         "open Exhausted",
         "open OutOfRange",
+        "open to be shared",
+        "open with shared pages",
         "prepare Busy",
         "prepare InvalidConfig",
         "prepare OutOfRange",
@@ -108,7 +111,15 @@ fn random_bytes_are_runs_that_reach_everything() {
         "roll back deep",
         "roll back drafts",
         "roll back into a shared page",
+        "roll back what others share",
+        "roll back what was sealed",
         "scratch rows",
+        "seal InvalidConfig",
+        "seal OutOfRange",
+        "seal a page",
+        "seal a page that is shared",
+        "seal a page with decoded rows",
+        "seal a twin",
         "sequence Closed",
         "step fails",
         "step is sound",
@@ -117,6 +128,28 @@ fn random_bytes_are_runs_that_reach_everything() {
     ];
     let missed: Vec<&&str> = wanted.iter().filter(|what| !reached.contains_key(**what)).collect();
     assert!(missed.is_empty(), "never reached: {missed:?}; reached: {reached:#?}");
+}
+
+/// Sequences that come and go until the shared pages that nobody uses fill the pools.
+#[test]
+fn shared_pages_fill_the_pools_and_make_room() {
+    let mut reached = BTreeMap::new();
+    for seed in 0..if soak() { 2_000 } else { 40 } {
+        let ops = random_ops(7_000 + seed, 600).into_iter().filter_map(|op| match op {
+            Op::Append { seq, .. } | Op::InPlace { seq, .. } | Op::Join { seq, .. } => {
+                Some(Op::Close { seq })
+            }
+            Op::Open { .. } | Op::Start { .. } | Op::Begin { .. } | Op::RetireOpen { .. } => None,
+            op => Some(op),
+        });
+        for (what, times) in run_in(Setup::inline(seed as u8), &ops.collect::<Vec<Op>>()).reached {
+            *reached.entry(what).or_insert(0) += times;
+        }
+    }
+    for what in ["evict a shared page", "fork of shared pages"] {
+        println!("{reached:#?}");
+        assert!(reached.contains_key(what), "never reached: {what}; reached: {reached:#?}");
+    }
 }
 
 /// The body of the fuzz target `cache_ops`: a fixed corpus, then strings that are short, uneven or long.
@@ -136,13 +169,16 @@ fn any_bytes_are_a_run() {
 fn any_bytes_are_a_trace_or_an_error() {
     // Both steps select positions 2 and 4: two gaps are added to nothing, then nothing changes.
     let body = [2, 0, 0, 0, 2, 1, 0, 0, 0, 0];
-    let plain = [&b"TOPKTRC1"[..], &(HEADER.len() as u32).to_le_bytes(), HEADER, &body].concat();
+    let plain = content(b"TOPKTRC1", HEADER, &body);
     assert!(trace_bytes(&plain), "the control: the whole one is a trace");
     let packed = forebay::trace::SelectionTrace::from_bytes(&plain).unwrap().compress(3).unwrap();
     assert!(trace_bytes(&packed));
     let mut random = Random::new(9);
-    for whole in [&plain, &packed] {
-        (0..whole.len()).for_each(|cut| assert!(!trace_bytes(&whole[..cut])));
+    let recorded = recording(&[GROUP, &[1, 0, 0, 0, 0, 0, 0, 0]]);
+    assert!(trace_bytes(&recorded), "the control: a finished recording is a trace");
+    let unfinished = recording(&[]).len() + 16 + zstd::bulk::compress(GROUP, 1).unwrap().len();
+    for (whole, first) in [(&plain, plain.len()), (&packed, packed.len()), (&recorded, unfinished)] {
+        (0..whole.len()).for_each(|cut| assert_eq!(trace_bytes(&whole[..cut]), cut >= first, "{cut}"));
         for _ in 0..500 {
             let mut damaged = whole.clone();
             for _ in 0..=random.below(3) {

@@ -48,7 +48,16 @@ struct Entry<'a> {
     decode_start: u32,
     exact_from: u32,
     flat_from: u32,
-    curve: Vec<Point>,
+    curve: Points<'a>,
+}
+
+/// The points of a trace, written as they are counted: only their text is ever whole.
+struct Points<'a>(&'a Curved);
+
+impl Serialize for Points<'_> {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        to.collect_seq(self.0.replayed().into_iter().chain(self.0.steps()))
+    }
 }
 
 impl Curved {
@@ -58,15 +67,22 @@ impl Curved {
         Point { slots, hits, misses, replayed: false }
     }
 
-    /// Sizes below the curve that were asked for, then every size of the curve until it is flat.
-    fn points(&self) -> Vec<Point> {
+    /// Sizes below the curve that were asked for, ascending.
+    fn replayed(&self) -> Vec<Point> {
         let asked = self.asked.iter().map(|(_, point)| *point);
         let mut points: Vec<Point> = asked.filter(|point| point.replayed).collect();
         points.sort_unstable_by_key(|point| point.slots);
         points.dedup_by_key(|point| point.slots);
-        let (first, last) = (self.curves.exact_from(), self.curves.flat_from());
-        points.extend((first..=last.max(first)).map(|slots| self.point(slots)));
         points
+    }
+
+    /// The curve's first size, and every larger one that misses less than the one before it.
+    fn steps(&self) -> impl Iterator<Item = Point> {
+        let (first, last) = (self.curves.exact_from(), self.curves.flat_from());
+        let mut before = None;
+        (first..=last.max(first))
+            .map(|slots| self.point(slots))
+            .filter(move |point| before.replace(point.misses) != Some(point.misses))
     }
 
     fn entry(&self) -> Entry<'_> {
@@ -76,7 +92,7 @@ impl Curved {
             decode_start: header.decode_start,
             exact_from: curves.exact_from(),
             flat_from: curves.flat_from(),
-            curve: self.points(),
+            curve: Points(self),
         }
     }
 }
@@ -90,21 +106,17 @@ fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
         return Err(Error::new(Kind::Internal, "replay").at("no size"));
     };
     // A pass over all layers counts as a replay of one size.
-    let steps = u64::from(setting.steps);
-    let bar = replay::progress(path, steps * (settings.len() as u64 + 1));
-    let mut layer = 0;
-    let counted = curve::curves(&trace, setting, || {
-        layer += 1;
-        bar.set_position(steps * layer / u64::from(header.layers));
-    });
+    let (steps, layers) = (u64::from(setting.steps), u64::from(header.layers));
+    let bar = replay::progress(path, steps * layers * (settings.len() as u64 + 1));
+    let counted = curve::curves(&trace, setting, || bar.inc(steps));
     let curves = counted.map_err(|e| replay::named(e, path))?;
     let mut curved = Curved { path: path.to_owned(), header, setting, curves, asked: Vec::new() };
     for (setting, ratio) in settings {
         let point = if setting.slots >= curved.curves.exact_from() {
-            bar.inc(steps);
+            bar.inc(steps * layers);
             curved.point(setting.slots)
         } else {
-            let outcome = pools::replay(&trace, shape, setting, || bar.inc(1));
+            let outcome = pools::replay(&trace, shape, setting, || bar.inc(layers));
             let layers = outcome.map_err(|e| replay::named(e, path))?.layers;
             let (hits, misses) = layers.iter().fold((0, 0), |sum, layer| (sum.0 + layer.0, sum.1 + layer.1));
             Point { slots: setting.slots, hits, misses, replayed: true }
@@ -157,7 +169,7 @@ fn text(traces: &[Curved], row: &RowSize, utf8: bool) -> String {
     }
     out + "Hit: a selected row that was resident when its step began. Miss: one fetched from host memory.\n\
          Rows born in a step are neither. A step's query rows are united first. Miss ratio: misses / (hits + misses).\n\
-         To the device: misses x row bytes. Means are over all decode steps. --json writes every size.\n"
+         To the device: misses x row bytes. Means are over all decode steps. --json writes all sizes.\n"
 }
 
 /// All entries as JSON, with a line's end.

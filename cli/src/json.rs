@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::policy::Policy;
 use crate::pools::Setting;
+use crate::prefetch::Prefetched;
 use crate::replay::{Count, Replay, Replayed, RowSize};
 
 /// The version of the entries (`docs/versions.md`).
@@ -29,6 +30,8 @@ pub struct Heading<'a> {
     policy: &'static str,
     warmup: u32,
     mtp: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unfinished_bytes: Option<u64>,
 }
 
 impl<'a> Heading<'a> {
@@ -54,6 +57,7 @@ impl<'a> Heading<'a> {
             policy: policy.name(),
             warmup: setting.warmup,
             mtp: setting.mtp,
+            unfinished_bytes: header.unfinished,
         }
     }
 }
@@ -64,8 +68,17 @@ struct Entry<'a> {
     heading: Heading<'a>,
     slots: u32,
     ratio: f64,
+    split: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slots_by_layer: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uniform_misses: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gain: Option<f64>,
     per_layer: Vec<PerLayer>,
     total: Total,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefetch: Option<Prefetch>,
     first_steps: FirstSteps,
     row_model: &'a str,
     row_bytes: u32,
@@ -79,6 +92,20 @@ struct PerLayer {
     hits: u64,
     misses: u64,
     misses_per_step: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    covered: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extra: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Prefetch {
+    kind: &'static str,
+    covered: u64,
+    covered_per_step: f64,
+    extra: u64,
+    extra_per_step: f64,
+    extra_most: u64,
 }
 
 #[derive(Serialize)]
@@ -108,19 +135,27 @@ pub fn bytes(replay: &Replay, row: &RowSize) -> (u64, u64) {
     (replay.total().misses * u64::from(row.bytes), born * u64::from(row.bytes))
 }
 
-fn entry<'a>(trace: &'a Replayed, replay: &Replay, row: &'a RowSize) -> Entry<'a> {
+fn entry<'a>(trace: &'a Replayed, replay: &'a Replay, row: &'a RowSize) -> Entry<'a> {
     let (header, setting, total) = (&trace.header, &replay.setting, replay.total());
     let (host_to_device_bytes, device_to_host_bytes) = bytes(replay, row);
-    let per_layer = header.layer_ids.iter().zip(&replay.layers).map(|(layer, count)| PerLayer {
+    let prefetched = |layer: usize| replay.prefetched.as_ref().and_then(|layers| layers.get(layer));
+    let layers = header.layer_ids.iter().zip(&replay.layers).enumerate();
+    let per_layer = layers.map(|(i, (layer, count))| PerLayer {
         layer: *layer,
         hits: count.hits,
         misses: count.misses,
         misses_per_step: replay.per_step(count.misses),
+        covered: prefetched(i).map(|layer| layer.covered),
+        extra: prefetched(i).map(|layer| layer.extra),
     });
     Entry {
         heading: Heading::new("selection", &trace.path, header, setting, replay.policy),
         slots: setting.slots,
         ratio: replay.ratio,
+        split: if replay.divided.is_some() { "by-layer" } else { "uniform" },
+        slots_by_layer: replay.divided.as_ref().map(|divided| &divided.slots[..]),
+        uniform_misses: replay.divided.as_ref().map(|divided| divided.uniform_misses),
+        gain: replay.gain(),
         per_layer: per_layer.collect(),
         total: Total {
             hits: total.hits,
@@ -128,6 +163,14 @@ fn entry<'a>(trace: &'a Replayed, replay: &Replay, row: &'a RowSize) -> Entry<'a
             miss_ratio: miss_ratio(total),
             misses_per_step: replay.per_step(total.misses),
         },
+        prefetch: replay.prefetched.as_deref().map(Prefetched::total).map(|all| Prefetch {
+            kind: "inter-layer",
+            covered: all.covered,
+            covered_per_step: replay.per_step(all.covered),
+            extra: all.extra,
+            extra_per_step: replay.per_step(all.extra),
+            extra_most: all.extra_most,
+        }),
         first_steps: FirstSteps {
             steps: replay.first.len(),
             misses: replay.first.iter().sum(),

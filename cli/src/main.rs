@@ -13,11 +13,16 @@ mod json;
 mod output;
 mod policy;
 mod pools;
+mod prefetch;
 mod queues;
 mod replay;
 mod report;
 mod request_report;
 mod requests;
+mod room;
+mod split;
+mod study;
+mod threads;
 
 use std::process::ExitCode;
 

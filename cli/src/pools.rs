@@ -12,7 +12,7 @@ use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Slice};
 use forebay::trace::{Header, SelectionTrace};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
-use forebay::{Open, Result, Row, Shape, WarmUp};
+use forebay::{Open, Result, Row, SLOT_BLOCK, Shape, Slots, WarmUp};
 
 /// One replay of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,23 +44,39 @@ pub fn replay(
     trace: &SelectionTrace,
     shape: &Shape,
     setting: Setting,
+    progress: impl FnMut(),
+) -> Result<Outcome> {
+    let layers = trace.header().layers as usize;
+    replay_by_layer(trace, shape, setting, &vec![setting.slots; layers], progress)
+}
+
+/// The same with slots by layer, whatever the setting's.
+///
+/// # Errors
+/// Likewise.
+pub fn replay_by_layer(
+    trace: &SelectionTrace,
+    shape: &Shape,
+    setting: Setting,
+    slots: &[u32],
     mut progress: impl FnMut(),
 ) -> Result<Outcome> {
     let header = trace.header();
     let Setting { warmup, mtp, steps, .. } = setting;
     // More slots than tokens would never be filled.
-    let slots = setting.slots.min(header.decode_start + steps * mtp);
+    let most = header.decode_start + steps * mtp;
+    let slots: Vec<u32> = slots.iter().map(|slots| (*slots).min(most)).collect();
     let device = HostDevice::new(HostOptions::default());
     let stream = device.stream()?;
     let mut staging = Staging::new(header.k);
     let row = staging.bytes.len() as u64;
     let (selection, slots_out) =
         (device.allocate(u64::from(mtp) * row)?, device.allocate(u64::from(mtp) * row)?);
-    let mut cache = Cache::new(config(header, shape, Setting { slots, ..setting }), device.clone())?;
+    let mut cache = Cache::new(config(header, shape, setting, &slots), device.clone())?;
     let sequence = cache.open(&Open {
         prompt: header.decode_start,
         promised: steps * mtp,
-        budget: Budget::Slots(slots),
+        budget: Budget::ByLayer(slots),
         bring_up: BringUp::Nothing,
     })?;
     cache.append_in_place(sequence, header.decode_start)?;
@@ -94,19 +110,22 @@ pub fn replay(
     Ok(outcome)
 }
 
-fn config(header: &Header, shape: &Shape, setting: Setting) -> Config {
-    let Setting { slots, mtp, steps, .. } = setting;
+fn config(header: &Header, shape: &Shape, setting: Setting, slots: &[u32]) -> Config {
+    let Setting { mtp, steps, .. } = setting;
     let shape =
         Shape { layers: header.layers, draft_layers: 0, index_key_bytes: 0, top_k: header.k, ..*shape };
     // The last step's rows are in flight beyond the tokens that are promised.
     let tokens = header.decode_start + (steps + 1) * mtp;
+    let least = slots.iter().min().copied().unwrap_or(0);
+    let blocks = |slots: &u32| slots.div_ceil(SLOT_BLOCK).saturating_mul(SLOT_BLOCK);
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
     Config {
         query_rows: mtp,
         memory,
         steps_in_flight: 1,
         residency_only: true,
-        ..Config::new(shape, 1, tokens, slots)
+        slots: Slots::ByLayer(slots.iter().map(blocks).collect()),
+        ..Config::new(shape, 1, tokens, least)
     }
 }
 

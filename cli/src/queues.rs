@@ -11,6 +11,10 @@
 
 use std::collections::VecDeque;
 
+use forebay::Result;
+
+use crate::room;
+
 /// Where a number is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
@@ -21,16 +25,11 @@ enum Place {
 
 /// What is known of a number.
 #[derive(Clone, Copy)]
-pub struct Known {
+struct Known {
     place: Place,
     hits: u8,
     /// How many had left the small queue for good when it did, itself included; 0 if it is not one.
     left: u64,
-}
-
-impl Known {
-    /// Nothing.
-    pub const NOTHING: Known = Known { place: Place::Out, hits: 0, left: 0 };
 }
 
 /// See the module's head.
@@ -47,10 +46,20 @@ pub struct Queues {
 }
 
 impl Queues {
-    /// Empty queues for `slots` of the numbers of which `known` says that nothing is known.
-    pub fn new(slots: usize, known: Vec<Known>) -> Queues {
-        let (small, main) = (VecDeque::new(), VecDeque::new());
-        Queues { slots, known, small, main, passed: [Vec::new(), Vec::new()], left: 0 }
+    /// Empty queues for `slots` of the numbers below `numbers`.
+    ///
+    /// # Errors
+    /// [`forebay::Kind::OutOfMemory`].
+    pub fn new(slots: usize, numbers: usize) -> Result<Queues> {
+        let most = slots.min(numbers);
+        Ok(Queues {
+            slots,
+            known: room::filled(numbers, Known { place: Place::Out, hits: 0, left: 0 })?,
+            small: room::queue(most)?,
+            main: room::queue(most)?,
+            passed: [Vec::new(), Vec::new()],
+            left: 0,
+        })
     }
 
     /// Slots of the small queue.

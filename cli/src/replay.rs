@@ -14,9 +14,11 @@ use forebay::trace::SelectionTrace;
 use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-use crate::policy::{self, Policy};
-use crate::pools::{self, Outcome, Setting};
-use crate::requests::{Study, Traces};
+use crate::policy::Policy;
+use crate::pools::Setting;
+use crate::prefetch::Prefetched;
+use crate::requests::{Asked, Traces};
+use crate::study::Study;
 use crate::{curve_report, json, output, report, requests};
 
 /// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
@@ -71,6 +73,13 @@ pub struct Arguments {
     /// study; decay and decay-tokens are for selection traces [default: lru].
     #[arg(long, value_enum, value_delimiter = ',')]
     policy: Vec<Policy>,
+    /// How the slots of all layers together are divided; by-layer is set beside uniform [default: uniform].
+    #[arg(long, value_enum)]
+    split: Option<Split>,
+    /// Counts what prefetching each layer's rows would cover and cost: inter-layer brings those that the
+    /// layer before it in the trace selected in the same step.
+    #[arg(long, value_enum)]
+    prefetch: Option<Prefetch>,
     /// Whose rows are moved: sets the bytes of one row [default: deepseek-v3.2].
     #[arg(long, value_name = "NAME", value_parser = presets())]
     model: Option<String>,
@@ -107,6 +116,8 @@ impl Arguments {
             ("--slots", !self.slots.is_empty()),
             ("--warmup", self.warmup.is_some()),
             ("--mtp", self.mtp.is_some()),
+            ("--split", self.split.is_some()),
+            ("--prefetch", self.prefetch.is_some()),
             ("--model", self.model.is_some()),
             ("--device", self.device.is_some()),
         ];
@@ -119,6 +130,22 @@ impl Arguments {
 enum DeviceName {
     /// This machine's memory and processors.
     Host,
+}
+
+/// How a total of slots is divided over the layers.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Split {
+    /// As many in every layer.
+    Uniform,
+    /// By what each layer gains, from the layers' curves.
+    ByLayer,
+}
+
+/// Which rows a layer gets before its selection is known.
+#[derive(Clone, Copy, ValueEnum)]
+enum Prefetch {
+    /// Those that the layer before it selected.
+    InterLayer,
 }
 
 fn ratio(text: &str) -> std::result::Result<f64, String> {
@@ -155,16 +182,28 @@ pub struct Count {
     pub misses: u64,
 }
 
+/// A total of slots that was divided by what each layer gains.
+pub struct Divided {
+    /// Slots by layer.
+    pub slots: Vec<u32>,
+    /// Misses of all layers when each has as many.
+    pub uniform_misses: u64,
+}
+
 /// A trace's replay at one size, with everything that the reports say about it.
 pub struct Replay {
     /// What was replayed.
     pub setting: Setting,
     /// Who left a full pool.
     pub policy: Policy,
+    /// How the slots of all layers were divided, where they were; the setting's are the mean then.
+    pub divided: Option<Divided>,
     /// Slots as a share of the context at decode start, as asked for.
     pub ratio: f64,
     /// Hits and misses of every layer, over all decode steps.
     pub layers: Vec<Count>,
+    /// What a prefetch brings each layer, where it was asked for.
+    pub prefetched: Option<Vec<Prefetched>>,
     /// Misses of each of the first [`FIRST_STEPS`] decode steps, all layers together.
     pub first: Vec<u64>,
     /// The same without warm-up.
@@ -178,6 +217,12 @@ impl Replay {
             hits: sum.hits + count.hits,
             misses: sum.misses + count.misses,
         })
+    }
+
+    /// The share of the uniform split's misses that dividing the slots saves.
+    pub fn gain(&self) -> Option<f64> {
+        let before = self.divided.as_ref()?.uniform_misses as f64;
+        Some((before - self.total().misses as f64) / before.max(1.0))
     }
 
     /// A count as a mean over the decode steps.
@@ -254,31 +299,27 @@ pub fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> R
             continue;
         }
         if slots == 0 {
+            let hint = match header.decode_start {
+                0 => "pass --slots: a ratio of an empty context is nothing",
+                _ => "pass a larger ratio, or --slots",
+            };
             return Err(invalid(&format!("--ratio {ratio} leaves no slot"))
                 .with("decode_start", header.decode_start)
-                .hint("pass a larger ratio, or --slots"));
+                .hint(hint));
         }
         all.push((setting(slots), *ratio));
     }
     Ok(all)
 }
 
-/// A bar on standard error; hidden where that is no terminal.
+/// A bar on standard error, for so many steps of one layer each; hidden where that is no terminal.
 pub fn progress(path: &Path, steps: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())
         .with_finish(ProgressFinish::AndClear);
-    if let Ok(style) =
-        ProgressStyle::with_template("{prefix} [{bar:30}] {percent}% of {len} steps, {eta} left")
-    {
+    if let Ok(style) = ProgressStyle::with_template("{prefix} [{bar:30}] {percent}%, {eta} left") {
         bar.set_style(style.progress_chars("=> "));
     }
     bar.with_prefix(output::harmless(&path.display().to_string()))
-}
-
-/// Misses of the first decode steps.
-fn first(mut steps: Vec<u64>) -> Vec<u64> {
-    steps.truncate(FIRST_STEPS as usize);
-    steps
 }
 
 /// The error with the trace's name, and what helps against pools that are too large.
@@ -296,52 +337,15 @@ pub fn named(e: Error, path: &Path) -> Error {
 fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed> {
     let trace = SelectionTrace::read(path)?;
     let settings = settings(&trace, path, arguments)?;
-    let policies = arguments.policies();
-    let steps = settings.iter().map(|(s, _)| u64::from(s.steps) * policies.len() as u64).sum();
-    let bar = progress(path, steps);
-    let jobs: Vec<(Policy, Setting, f64)> =
-        settings.iter().flat_map(|(s, ratio)| policies.iter().map(|p| (*p, *s, *ratio))).collect();
-    // The first steps by themselves are a short replay, which starts cold.
-    let beginning =
-        |setting: Setting| Setting { warmup: 0, steps: setting.steps.min(FIRST_STEPS), ..setting };
-    let run = |setting, progress: &dyn Fn()| {
-        pools::replay(&trace, shape, setting, progress).map_err(|e| named(e, path))
+    let study = Study {
+        policies: arguments.policies(),
+        by_layer: arguments.split == Some(Split::ByLayer),
+        prefetch: arguments.prefetch.is_some(),
     };
-    let mut studied = study(&trace, &jobs, beginning, &bar).into_iter();
-    let mut replays = Vec::with_capacity(jobs.len());
-    for (policy, setting, ratio) in jobs {
-        let produced = match policy {
-            Policy::Lru => Some((run(setting, &|| bar.inc(1))?, run(beginning(setting), &|| ())?)),
-            _ => studied.next(),
-        };
-        let Some((outcome, cold)) = produced else { continue };
-        let layers = outcome.layers.into_iter().map(|(hits, misses)| Count { hits, misses }).collect();
-        let (first, cold) = (first(outcome.steps), cold.steps);
-        replays.push(Replay { setting, policy, ratio, layers, first, cold });
-    }
+    let bar = progress(path, study.work(&trace, &settings));
+    let replays = study.run(&trace, shape, &settings, &bar).map_err(|e| named(e, path))?;
     bar.finish_and_clear();
     Ok(Replayed { path: path.to_owned(), header: trace.header().clone(), replays })
-}
-
-/// The jobs that no production pool runs, in their order: whole, and their cold beginning.
-fn study(
-    trace: &SelectionTrace,
-    jobs: &[(Policy, Setting, f64)],
-    beginning: impl Fn(Setting) -> Setting,
-    bar: &ProgressBar,
-) -> Vec<(Outcome, Outcome)> {
-    let jobs = jobs.iter().filter(|(policy, ..)| *policy != Policy::Lru);
-    let both: Vec<(Policy, Setting)> =
-        jobs.flat_map(|(policy, setting, _)| [(*policy, *setting), (*policy, beginning(*setting))]).collect();
-    let layers = u64::from(trace.header().layers);
-    let ticks = std::cell::Cell::new(0);
-    let mut outcomes = policy::replay(trace, &both, |steps| {
-        ticks.set(ticks.get() + steps);
-        bar.inc(ticks.get() / layers);
-        ticks.set(ticks.get() % layers);
-    })
-    .into_iter();
-    std::iter::from_fn(|| outcomes.next().zip(outcomes.next())).collect()
 }
 
 /// Refuses to write the result over one of the traces, by whatever name.
@@ -372,8 +376,8 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     match requests::kind_of(&arguments.traces)? {
         Traces::Requests => {
             let (json, selection) = (arguments.json.as_deref(), arguments.for_selections());
-            let study = Study { policies: arguments.policies(), curve: arguments.curve };
-            return requests::command(&arguments.requests, &study, selection, &arguments.traces, json);
+            let asked = Asked { policies: arguments.policies(), curve: arguments.curve };
+            return requests::command(&arguments.requests, &asked, selection, &arguments.traces, json);
         }
         Traces::Selections => arguments.requests.refuse()?,
         Traces::Unknown => {}
@@ -382,6 +386,25 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         return Err(Error::new(Kind::InvalidConfig, "replay")
             .at("--curve counts the rule of the production pools, and --policy names another")
             .hint("replay the other policies at sizes of their own, without --curve"));
+    }
+    if arguments.split == Some(Split::ByLayer) {
+        let alone = |what: &str, hint| {
+            Err(Error::new(Kind::InvalidConfig, "replay").at(format!("--split by-layer {what}")).hint(hint))
+        };
+        if arguments.policies() != [Policy::Lru] {
+            return alone(
+                "divides by the curves of the rule of the production pools, and --policy names another",
+                "replay the other policies without --split",
+            );
+        }
+        if arguments.curve {
+            return alone("replays the sizes named, --curve counts all", "pass one of the two");
+        }
+    }
+    if arguments.curve && arguments.prefetch.is_some() {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--prefetch looks into pools of the sizes named, and --curve has none")
+            .hint("pass one of the two"));
     }
     if arguments.curve {
         return curve_report::command(arguments, &shape, &row);

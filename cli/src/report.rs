@@ -13,6 +13,7 @@ use crate::json::{bytes, miss_ratio};
 use crate::output::harmless;
 use crate::policy::Policy;
 use crate::pools::Setting;
+use crate::prefetch::Prefetched;
 use crate::replay::{Replay, Replayed, RowSize};
 
 /// Characters of the longest bar.
@@ -33,9 +34,28 @@ pub fn text(traces: &[Replayed], row: &RowSize, utf8: bool) -> String {
         out += &layers(trace, utf8);
         out += "\n\n";
     }
+    if traces.iter().flat_map(|trace| &trace.replays).any(|r| r.divided.is_some()) {
+        out += "By layer: the slots of all layers together, divided by what each gains, as its own curve says. A\n\
+             layer has at least the slots that one of its steps may need, or the split stays uniform.\n";
+    }
+    if traces.iter().flat_map(|trace| &trace.replays).any(|r| r.prefetched.is_some()) {
+        out += "Prefetched: rows that a layer lacks and the layer before it selected in the same step, brought beside\n\
+             the pool. Covered: misses among them. Extra: the others. Misses are counted as without prefetching.\n";
+        for trace in traces.iter().filter(|trace| apart(&trace.header.layer_ids)) {
+            let path = harmless(&trace.path.display().to_string());
+            out += &format!(
+                "The layers of {path} are not neighbours in the model: nearer ones may agree more.\n"
+            );
+        }
+    }
     out + "Hit: a selected row that was resident when its step began. Miss: one fetched from host memory.\n\
          Rows born in a step are neither. A step's query rows are united first. Miss ratio: misses / (hits + misses).\n\
          To the device: misses x row bytes. To the host: rows born x row bytes. Means are over all decode steps.\n"
+}
+
+/// Whether a model has other layers between these.
+fn apart(ids: &[u32]) -> bool {
+    ids.array_windows().any(|[a, b]| a.checked_add(1) != Some(*b))
 }
 
 /// What was replayed.
@@ -45,8 +65,11 @@ pub fn heading(path: &Path, header: &Header, setting: Setting, row: &RowSize) ->
         0 => "no warm-up".to_owned(),
         w => format!("warm-up with the last {}", counted(w, "prompt position")),
     };
+    let unfinished = header.unfinished.map_or(String::new(), |bytes| {
+        format!("The recording was not finished: {bytes} bytes behind its last whole group are left off.\n")
+    });
     format!(
-        "{}: {}\n\
+        "{}: {}\n{unfinished}\
          Selections of {} on {}\n\
          {}, k {}, context {}; {} of {} from position {}; {warm_up}\n\
          Bytes moved assume rows of {} ({} bytes); the misses are the recorded model's, not that one's.",
@@ -86,12 +109,35 @@ pub fn align_right(table: &mut Table, is_number: impl Fn(usize) -> bool) {
     }
 }
 
-/// One line for each size and policy.
+/// What a replay is told apart by, beside its size: its split where `split`, else its policy.
+fn name(replay: &Replay, split: bool) -> &'static str {
+    match split {
+        true if replay.divided.is_some() => "by layer",
+        true => "uniform",
+        false => replay.policy.name(),
+    }
+}
+
+fn is_split(trace: &Replayed) -> bool {
+    trace.replays.iter().any(|r| r.divided.is_some())
+}
+
+/// `least..most` of the slots by layer, or the slots of each.
+fn slots(replay: &Replay) -> String {
+    let divided = replay.divided.as_ref().map(|divided| divided.slots.iter());
+    match divided.and_then(|slots| slots.clone().min().zip(slots.max())) {
+        Some((least, most)) => format!("{least}..{most}"),
+        None => replay.setting.slots.to_string(),
+    }
+}
+
+/// One line for each size, policy and split.
 fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
     let mut table = table(utf8);
     let first = trace.replays.first().map_or(0, |r| r.first.len());
     let warmed = trace.replays.iter().any(|r| r.setting.warmup > 0);
-    let named = trace.replays.iter().any(|r| r.policy != Policy::Lru);
+    let split = is_split(trace);
+    let named = split || trace.replays.iter().any(|r| r.policy != Policy::Lru);
     let header = [
         "ratio".to_owned(),
         "slots".to_owned(),
@@ -102,40 +148,62 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
         "to host\na step".to_owned(),
         format!("first {first} steps,\n{}", if warmed { "cold -> warmed" } else { "cold" }),
     ];
-    table.set_header(named.then(|| "policy".to_owned()).into_iter().chain(header));
+    let kind = if split { "split" } else { "policy" };
+    let gain = split.then(|| "fewer misses\nthan uniform".to_owned());
+    let prefetch = trace.replays.iter().any(|r| r.prefetched.is_some());
+    let covered = prefetch.then(|| ["prefetched:\ncovered".to_owned(), "\nextra".to_owned()]);
+    let more = gain.into_iter().chain(covered.into_iter().flatten());
+    table.set_header(named.then(|| kind.to_owned()).into_iter().chain(header).chain(more));
     for replay in &trace.replays {
-        let total = replay.total();
-        let by_layer = replay.layers.iter().map(|c| c.misses);
-        let least = replay.per_step(by_layer.clone().min().unwrap_or(0));
-        let most = replay.per_step(by_layer.max().unwrap_or(0));
-        let (to_device, to_host) = bytes(replay, row);
-        let cold = number(replay.first_mean(&replay.cold));
-        let cells = [
-            share(replay, trace.header.decode_start),
-            replay.setting.slots.to_string(),
-            number(replay.per_step(total.misses) / replay.layers.len() as f64),
-            format!("{}..{}", number(least), number(most)),
-            format!("{:.1}%", 100.0 * miss_ratio(total)),
-            size(replay.per_step(to_device)),
-            size(replay.per_step(to_host)),
-            match replay.setting.warmup {
-                0 => cold,
-                _ => format!("{cold} -> {}", number(replay.first_mean(&replay.first))),
-            },
-        ];
-        table.add_row(named.then(|| replay.policy.name().to_owned()).into_iter().chain(cells));
+        let gain = replay.gain().map(|gain| format!("{:.1}%", 100.0 * gain));
+        let gain = split.then(|| gain.unwrap_or_default());
+        let cells = cells(replay, row, trace.header.decode_start);
+        let mean = |count| number(replay.per_step(count) / replay.layers.len() as f64);
+        let prefetched = replay.prefetched.as_deref().map(Prefetched::total);
+        let covered = prefetched.map(|all| [mean(all.covered), mean(all.extra)]);
+        let more = gain.into_iter().chain(covered.into_iter().flatten());
+        table.add_row(named.then(|| name(replay, split).to_owned()).into_iter().chain(cells).chain(more));
     }
     align_right(&mut table, |i| i > 0 || !named);
     table.trim_fmt()
 }
 
-/// Misses per step, a line for each layer, a number for each size and policy, and a bar where all are lru's.
+/// A line of the table of sizes.
+fn cells(replay: &Replay, row: &RowSize, decode_start: u32) -> [String; 8] {
+    let total = replay.total();
+    let by_layer = replay.layers.iter().map(|c| c.misses);
+    let least = replay.per_step(by_layer.clone().min().unwrap_or(0));
+    let most = replay.per_step(by_layer.max().unwrap_or(0));
+    let (to_device, to_host) = bytes(replay, row);
+    let cold = number(replay.first_mean(&replay.cold));
+    [
+        share(replay, decode_start),
+        slots(replay),
+        number(replay.per_step(total.misses) / replay.layers.len() as f64),
+        format!("{}..{}", number(least), number(most)),
+        format!("{:.1}%", 100.0 * miss_ratio(total)),
+        size(replay.per_step(to_device)),
+        size(replay.per_step(to_host)),
+        match replay.setting.warmup {
+            0 => cold,
+            _ => format!("{cold} -> {}", number(replay.first_mean(&replay.first))),
+        },
+    ]
+}
+
+/// Misses per step, a line for each layer, a number for each size and policy, and a bar where all are of one
+/// policy and split; the slots beside them where they were divided.
 fn layers(trace: &Replayed, utf8: bool) -> String {
     let mut table = table(utf8);
-    let bars = trace.replays.iter().all(|r| r.policy == Policy::Lru);
+    let split = is_split(trace);
+    let bars = !split && trace.replays.iter().all(|r| r.policy == Policy::Lru);
     let header = trace.replays.iter().flat_map(|replay| {
-        let slots = counted(replay.setting.slots, "slot");
-        if bars { vec![slots, String::new()] } else { vec![format!("{}\n{slots}", replay.policy.name())] }
+        let size = counted(replay.setting.slots, "slot");
+        match &replay.divided {
+            None if bars => vec![size, String::new()],
+            None => vec![format!("{}\n{size}", name(replay, split))],
+            Some(_) => vec![name(replay, split).to_owned(), "slots".to_owned()],
+        }
     });
     table.set_header(std::iter::once("layer".to_owned()).chain(header));
     let all = trace.replays.iter().flat_map(|r| r.layers.iter().map(|c| r.per_step(c.misses)));
@@ -146,6 +214,8 @@ fn layers(trace: &Replayed, utf8: bool) -> String {
             let value = replay.per_step(misses);
             let mut cells = vec![number(value)];
             cells.extend(bars.then(|| bar(value, longest, utf8)));
+            let slots = replay.divided.as_ref().and_then(|divided| divided.slots.get(i));
+            cells.extend(slots.map(u32::to_string));
             cells
         });
         table.add_row(std::iter::once(id.to_string()).chain(cells));

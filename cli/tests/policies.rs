@@ -7,8 +7,11 @@ mod policy;
 #[path = "../src/pools.rs"]
 mod pools;
 #[path = "../src/queues.rs"]
-#[expect(dead_code, reason = "a pool asks for a row only to hit it")]
 mod queues;
+#[path = "../src/room.rs"]
+mod room;
+#[path = "../src/threads.rs"]
+mod threads;
 #[path = "../../tests/support/traces.rs"]
 mod traces;
 
@@ -35,7 +38,7 @@ fn compare(path: &Path) {
     {
         let setting = |slots| Setting { slots, warmup, mtp, steps: header.decode_steps() / mtp };
         let jobs: Vec<_> = slots.into_iter().map(|slots| (Policy::Lru, setting(slots))).collect();
-        let studied = policy::replay(&trace, &jobs, |_| ());
+        let studied = policy::replay(&trace, &jobs, |_| ()).unwrap();
         for ((_, setting), studied) in jobs.into_iter().zip(studied) {
             let produced = pools::replay(&trace, &Shape::DEEPSEEK_V3_2, setting, || ()).unwrap();
             assert!(produced.steps.iter().sum::<u64>() > 0, "a replay without misses shows nothing");
@@ -76,13 +79,13 @@ impl Small {
     }
 
     fn steps(&self) -> Steps {
-        Steps::of(self.selections.iter().cloned(), self.prompt, self.warm, self.mtp, self.groups())
+        Steps::of(self.selections.iter().cloned(), self.prompt, self.warm, self.mtp, self.groups()).unwrap()
     }
 
     fn misses(&self, policy: Policy) -> u64 {
         let setting = Setting { slots: self.slots, warmup: self.warm, mtp: self.mtp, steps: self.groups() };
         let steps = self.steps();
-        let mut pool = policy.pool(self.slots, steps.positions());
+        let mut pool = policy.pool(self.slots, steps.positions()).unwrap();
         let (hits, misses) = run(&steps, setting, pool.as_mut());
         let selected: u64 =
             (self.warm..self.warm + self.groups()).map(|s| steps.selected(s).len() as u64).sum();
@@ -213,8 +216,8 @@ fn s3_fifo_counts_as_by_hand() {
         &[11],
         &[0, 1, 2, 3, 4, 5, 11, 12],
     ];
-    let steps = Steps::of(steps.iter().map(|step| step.to_vec()), 21, 9, 1, 0);
-    let mut pool = Policy::S3Fifo.pool(10, steps.positions());
+    let steps = Steps::of(steps.iter().map(|step| step.to_vec()), 21, 9, 1, 0).unwrap();
+    let mut pool = Policy::S3Fifo.pool(10, steps.positions()).unwrap();
     let misses: Vec<u32> = (0..9).map(|step| pool.select(step, steps.selected(step))).collect();
     assert_eq!(misses, [10, 0, 0, 1, 1, 4, 1, 1, 1]);
 }

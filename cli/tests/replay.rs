@@ -295,9 +295,9 @@ fn bad_traces_are_named_with_what_is_wrong() {
         (write("cut.zst", &whole[..whole.len() / 2]), "truncated: the file ends early (unpacked byte "),
         (write("flipped.zst", &flipped), "malformed input"),
         (write("tail.zst", &[&whole[..], b"x"].concat()), "bytes follow"),
-        (write("version", b"TOPKTRC2\0\0\0\0"), "unsupported version"),
+        (write("version", b"TOPKTRC3\0\0\0\0"), "unsupported version"),
         (write("text.json", b"{}"), "neither `hash_ids` nor `requests`"),
-        (write("text", b"x,y"), "neither a zstd frame nor"),
+        (write("text", b"x,y"), "the file holds text of no known kind"),
         (folder.clone(), "is a directory"),
         (folder.join("missing"), "No such file or directory;"),
     ] {
@@ -367,6 +367,34 @@ fn a_replay_keeps_one_copy_of_the_trace() {
     // Everything is fetched once and stays.
     let total = &list[0]["total"];
     assert_eq!((&total["hits"], &total["misses"]), (&(999 * 65535).into(), &65535.into()));
+}
+
+#[test]
+fn a_study_that_does_not_fit_is_an_error_that_names_the_trace() {
+    // 100 MiB of sets, twice as much for one layer's steps, and a limit of 250 MiB.
+    let path = unfolding("study-too-large", 400);
+    let arguments = ["replay", text(&path), "--slots", "65536", "--policy", "fifo"];
+    let e = refused(confined(250 << 10, &arguments), &arguments);
+    assert!(e.contains("study policies: out of memory") && e.contains(text(&path)), "{e}");
+    let lru = ["replay", text(&path), "--slots", "65536"];
+    assert_eq!(confined(250 << 10, &lru).status.code(), Some(0), "the trace itself fits");
+}
+
+#[test]
+fn a_ratio_of_an_empty_context_is_pointed_to_slots() {
+    let json =
+        r#"{"layers":1,"k":1,"steps":2,"warm_steps":0,"first_position":0,"decode_start":0,"context":2}"#;
+    let mut bytes = b"TOPKTRC1".to_vec();
+    bytes.extend((json.len() as u32).to_le_bytes());
+    bytes.extend(json.as_bytes());
+    bytes.extend([1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let path = folder("empty-context").join("empty.topk");
+    fs::write(&path, bytes).unwrap();
+    for more in [&[][..], &["--ratio", "1"], &["--curve"]] {
+        let e = refuses(&[&["replay", text(&path)], more].concat());
+        assert!(e.contains("pass --slots") && !e.contains("larger ratio"), "{e}");
+    }
+    assert_eq!(entries(&["replay", text(&path), "--slots", "1"])[0]["total"]["hits"], 1);
 }
 
 #[test]

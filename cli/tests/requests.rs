@@ -76,6 +76,79 @@ fn the_table_ends_with_definition_and_denominator() {
     assert!(succeeds(&[&path]).contains("100.0%"), "capacities are chosen where none are named");
 }
 
+fn entries(arguments: &[&str]) -> Vec<Value> {
+    serde_json::from_str(&succeeds(&[arguments, &["--json", "-"]].concat())).unwrap()
+}
+
+#[test]
+fn policies_stand_side_by_side_at_every_capacity() {
+    // Three blocks. FIFO: d pushes out a, so the third request hits nothing. The optimum lets no d in.
+    let path = file("side-by-side.jsonl", tiny().as_bytes());
+    let named = "belady,lru,fifo,s3-fifo";
+    let replays = entries(&[&path, "--capacity", "3,4", "--policy", named]);
+    let of = |entry: &Value| {
+        let policy = entry["policy"].as_str().unwrap().to_owned();
+        (policy, entry["capacity_blocks"].as_u64().unwrap(), entry["hit_blocks"].as_u64().unwrap())
+    };
+    let expected = [("belady", 3, 5), ("lru", 3, 3), ("fifo", 3, 2), ("s3-fifo", 3, 3)];
+    let expected =
+        expected.iter().chain(&[("belady", 4, 5), ("lru", 4, 5), ("fifo", 4, 5), ("s3-fifo", 4, 5)]);
+    let expected: Vec<_> = expected.map(|(policy, n, hits)| ((*policy).to_owned(), *n, *hits)).collect();
+    assert_eq!(replays.iter().map(of).collect::<Vec<_>>(), expected);
+    let table = succeeds(&[&path, "--capacity", "3", "--policy", named]);
+    for line in ["  fifo  ", "s3-fifo: ", "belady: the optimum, by blocks and over all requests"] {
+        assert!(format!("  {table}").contains(line.trim_start()), "{table}");
+    }
+    assert!(!succeeds(&[&path, "--capacity", "3"]).contains("fifo"));
+    for refused in ["decay", "decay-tokens", "lru,decay"] {
+        let said = refuses(&[&path, "--policy", refused]);
+        assert!(
+            said.contains("is for selection traces") && said.contains("lru, fifo, s3-fifo and belady"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_curve_tells_every_capacity() {
+    let path = file("curve.jsonl", tiny().as_bytes());
+    let singles = entries(&[&path, "--capacity", "1,2,3,4,5", "--skip", "1"]);
+    let curves = entries(&[&path, "--capacity", "1,2,3,4,5", "--skip", "1", "--curve"]);
+    let [curve] = curves.as_slice() else { panic!("one entry") };
+    assert_eq!((&curve["kind"], &curve["schema"]), (&"requests-curve".into(), &1.into()));
+    assert_eq!(curve["flat_from"], 4);
+    let asked = curve["asked"].as_array().unwrap();
+    for (single, asked) in singles.iter().zip(asked) {
+        for field in
+            ["capacity_blocks", "hit_blocks", "hit_ratio", "evicted_blocks", "hit_tokens", "token_hit_ratio"]
+        {
+            assert_eq!(single[field], asked[field], "{field}");
+        }
+        for field in ["trace", "format", "policy", "requests", "blocks", "input_tokens", "skipped_requests"] {
+            assert_eq!(single[field], curve[field], "{field}");
+        }
+    }
+    let column = |name: &str| -> Vec<u64> {
+        curve["curve"][name].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect()
+    };
+    let (capacities, hits, tokens) = (column("capacity_blocks"), column("hit_blocks"), column("hit_tokens"));
+    assert_eq!((hits.len(), tokens.len()), (capacities.len(), capacities.len()));
+    for single in &singles {
+        let capacity = single["capacity_blocks"].as_u64().unwrap();
+        let at = capacities.partition_point(|change| *change <= capacity).checked_sub(1);
+        assert_eq!(single["hit_blocks"], at.map_or(0, |at| hits[at]), "{capacity}");
+        assert_eq!(single["hit_tokens"], at.map_or(0, |at| tokens[at]), "{capacity}");
+    }
+    let text = succeeds(&[&path, "--curve"]);
+    assert!(text.contains("Beyond 4 blocks nothing is gained"), "{text}");
+    assert!(refuses(&[&path, "--curve", "--policy", "fifo"]).contains("--curve counts lru"));
+    let lengths = file(
+        "lengths-alone.csv",
+        b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n",
+    );
+    assert!(succeeds(&[&lengths, "--curve"]).contains("nothing to share"));
+}
+
 #[test]
 fn lengths_alone_are_said_to_share_nothing() {
     let path =
@@ -92,6 +165,14 @@ fn bad_input_is_named_where_it_stands() {
     assert!(text.contains("repeats inside the request (line 4, column 70"), "{text}");
     let text = bad("late.jsonl", &(tiny() + &request(0, 512, "1")));
     assert!(text.contains("earlier than the one before (line 4, column 14)"), "{text}");
+    let day = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-02-31 00:00:00,4,5\n";
+    let text = bad("day.csv", day);
+    assert!(
+        text.contains("the timestamp is not YYYY-MM-DD HH:MM:SS") && text.contains("(line 2, column 1)"),
+        "{text}"
+    );
+    let text = bad("plus.csv", &day.replace("31", "28").replace(",4,", ",+4,"));
+    assert!(text.contains("a length is no whole number below 2^32 (line 2, column 21)"), "{text}");
     let text = bad("cut.jsonl", &tiny()[..200]);
     assert!(text.contains("ends in the middle of a line (line 3, column"), "{text}");
     assert!(bad("none.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\r\n").contains("has no requests"));
@@ -103,6 +184,43 @@ fn bad_input_is_named_where_it_stands() {
     let packed = zstd::encode_all(tiny().as_bytes(), 1).unwrap();
     let text = refuses(&[&file("half.jsonl.zst", &packed[..packed.len() / 2])]);
     assert!(text.contains("truncated"), "{text}");
+}
+
+#[test]
+fn a_file_of_another_kind_is_told_what_it_is_and_what_is_read() {
+    let array = format!("[{}]", tiny().trim_end().replace('\n', ",\n"));
+    let marked = "\u{FEFF}".to_owned() + &tiny();
+    for (name, text, found, hint) in [
+        ("array.json", array.as_str(), "holds a JSON array", "one object a line"),
+        ("array.csv", "when,tokens\n1,2\n", "holds text of no known kind", "Mooncake, kv-cache-tester"),
+        ("other.jsonl", "{\"prompt\":\"x\"}\n", "neither `hash_ids` nor `requests` (line 1, column 1)", ""),
+        ("columns.csv", "TIMESTAMP,Tokens\n", "the columns are not TIMESTAMP,ContextTokens", ""),
+        ("zeros", "\0\0\0\0\0\0\0\0\0", "neither text nor a zstd frame", "are read, plain or zstd"),
+    ] {
+        let plain = file(name, text.as_bytes());
+        let packed = file(&format!("{name}.zst"), &zstd::encode_all(text.as_bytes(), 1).unwrap());
+        for path in [plain, packed] {
+            let said = refuses(&[&path]);
+            assert!(said.contains(&path) && said.contains(found) && said.contains(hint), "{said}");
+        }
+    }
+    // A byte order mark is nothing that matters.
+    assert!(succeeds(&[&file("marked.jsonl", marked.as_bytes())]).contains("3 requests (mooncake)"));
+}
+
+#[test]
+fn a_request_trace_through_a_pipe_is_told_to_come_as_a_file() {
+    for text in [tiny().as_str(), "TIMESTAMP,ContextTokens,GeneratedTokens\n"] {
+        for bytes in [text.as_bytes().to_vec(), zstd::encode_all(text.as_bytes(), 1).unwrap()] {
+            let (reader, mut writer) = std::io::pipe().unwrap();
+            std::io::Write::write_all(&mut writer, &bytes).unwrap();
+            drop(writer);
+            let arguments = ["replay", "/dev/stdin"];
+            let output = command::forebay(&arguments).stdin(reader).output().unwrap();
+            let said = command::refused(output, &arguments);
+            assert!(said.contains("holds a request trace") && said.contains("not through a pipe"), "{said}");
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,8 @@
 //! every decoded token, and systems that admitted the prompt alone overflowed in the middle of decoding
 //! (sgl-project/sglang#23704).
 
+use std::collections::VecDeque;
+
 use crate::cache::Cache;
 use crate::cache::sequence::{Record, State};
 use crate::device::{Stream, Ticket};
@@ -48,7 +50,8 @@ impl Cache {
             self.sparse.give_back(&holding)?;
             return Err(error);
         }
-        Ok(self.enter(index, open, admitted, Record { table, holding, ..Record::default() }))
+        let filled = vec![0; self.geometry.layers() as usize];
+        Ok(self.enter(index, open, admitted, Record { table, holding, filled, ..Record::default() }))
     }
 
     /// Opens a sequence that begins as a copy of `parent`, whose committed tokens are its prompt: full
@@ -76,6 +79,7 @@ impl Cache {
         let (index, admitted) = self.admit(&open)?;
         let pages = self.geometry.pages(self.config.reach(admitted)?);
         let full = (open.prompt / self.geometry.page_tokens()) as usize;
+        let names = self.fork_names(parent, pages, full)?;
         let holding = self.take_slots(&open, admitted)?;
         let mut table = self.record(parent)?.table.head(full);
         let partial = self
@@ -100,7 +104,11 @@ impl Cache {
             self.index.pages.share(copy.from.1)?;
         }
         let held = copy.map(|copy| copy.from);
-        let record = Record { table, holding, held, ..Record::default() };
+        for (_, block) in names.iter().flat_map(|names| names.used_from(0)) {
+            self.prefix.share(&block)?;
+        }
+        let filled = vec![open.prompt; self.geometry.layers() as usize];
+        let record = Record { table, holding, held, names, filled, ..Record::default() };
         let child = self.enter(index, &open, admitted, record);
         match self.join_fork(parent_lane, child, copy, stream) {
             Ok(ticket) => Ok((child, ticket)),
@@ -121,8 +129,6 @@ impl Cache {
         // The parent's rows must be where they are said to be before they are copied or gathered.
         self.wait_ready(parent_lane, stream)?;
         copy.into_iter().try_for_each(|copy| self.copy_page(copy, stream))?;
-        let record = self.record_mut(child)?;
-        record.filled.fill(record.prompt);
         let ticket = self.join(child, stream, WarmUp::default())?;
         // The parent must not write the copied page before the copy has been made.
         self.record_ready(parent_lane, stream)?;
@@ -130,7 +136,7 @@ impl Cache {
     }
 
     /// Checks the numbers of an opening; answers the record's index and the admitted tokens.
-    fn admit(&self, open: &Open) -> Result<(usize, u32)> {
+    pub(super) fn admit(&self, open: &Open) -> Result<(usize, u32)> {
         let tokens = open.prompt.checked_add(open.promised);
         let Some(admitted) = tokens.filter(|t| *t > 0 && *t <= self.config.max_tokens) else {
             return Err(Error::new(Kind::OutOfRange, "open")
@@ -146,7 +152,7 @@ impl Cache {
         Ok((index, admitted))
     }
 
-    fn take_slots(&mut self, open: &Open, admitted: u32) -> Result<Holding> {
+    pub(super) fn take_slots(&mut self, open: &Open, admitted: u32) -> Result<Holding> {
         let layers = self.geometry.layers() as usize;
         let mut budgets = open.budget.slots(admitted, layers, self.config.min_budget)?;
         // More slots than tokens would never be used.
@@ -155,8 +161,10 @@ impl Cache {
         self.sparse.take(budgets)
     }
 
-    /// Takes `count` pages of rows and as many of index keys, or none.
-    fn take_pages(&mut self, count: u32, table: &mut PageTable) -> Result<()> {
+    /// Takes `count` pages of rows and as many of index keys, or none. Shared pages that nobody uses make room.
+    pub(super) fn take_pages(&mut self, count: u32, table: &mut PageTable) -> Result<()> {
+        self.check_room(count, 0)?;
+        self.make_room(count)?;
         let before = table.len();
         self.total.pages.allocate(count, &mut table.host)?;
         if let Err(error) = self.index.pages.allocate(count, &mut table.index) {
@@ -168,31 +176,32 @@ impl Cache {
         Ok(())
     }
 
-    fn enter(&mut self, index: usize, open: &Open, admitted: u32, with: Record) -> Sequence {
-        let layers = self.geometry.layers() as usize;
+    pub(super) fn enter(&mut self, index: usize, open: &Open, admitted: u32, with: Record) -> Sequence {
         let generation = self.records[index].generation.wrapping_add(1);
         self.records[index] = Record {
             state: State::Filling,
             generation,
+            flights: VecDeque::with_capacity(self.config.steps_in_flight as usize),
             bring_up: open.bring_up,
             prompt: open.prompt,
             admitted,
-            filled: vec![0; layers],
             ..with
         };
         Sequence { index: index as u32, generation }
     }
 
-    /// Makes the sequence the only owner of every page from the one that `length` cuts on: shared ones are
-    /// replaced by fresh ones. Answers which page must be copied, if the cut falls inside a shared one.
+    /// Makes the sequence the only owner of every page from the one that `length` cuts on: those that others
+    /// use are replaced by fresh ones. Answers which page must be copied, if the cut falls inside one of them.
     pub(super) fn own_pages_from(&mut self, sequence: Sequence, length: u32) -> Result<Option<PageCopy>> {
         let page_tokens = self.geometry.page_tokens();
         let first = (length / page_tokens) as usize;
-        let table = &self.record(sequence)?.table;
-        let shared = |page: &usize| self.total.pages.owners(table.host[*page]) > 1;
-        let pages: Vec<usize> = (first..table.len()).filter(shared).collect();
+        let record = self.record(sequence)?;
+        let alone = self.uses_alone(record);
+        let owners = |page: usize| self.total.pages.owners(record.table.host[page]) - u32::from(alone[page]);
+        let pages: Vec<usize> = (first..record.table.len()).filter(|page| owners(*page) > 1).collect();
         let mut fresh = PageTable::default();
         self.take_pages(pages.len() as u32, &mut fresh)?;
+        self.unname(sequence, first)?;
         let mut copy = None;
         for (page, (host, keys)) in pages.into_iter().zip(fresh.host.into_iter().zip(fresh.index)) {
             let table = &mut self.record_mut(sequence)?.table;

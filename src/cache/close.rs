@@ -43,7 +43,7 @@ impl Cache {
     /// Releases a closed sequence if nothing that names it is in flight.
     pub(super) fn release_closed(&mut self, index: usize, stream: Stream) -> Result<()> {
         let record = &self.records[index];
-        if record.in_flight > 0 || record.has_ticket() {
+        if !record.flights.is_empty() || record.has_ticket() {
             return Ok(());
         }
         let lane = record.holding.lane;
@@ -64,6 +64,14 @@ impl Cache {
     fn give_back(&mut self, index: usize) -> Result<()> {
         let generation = self.records[index].generation;
         let record = std::mem::replace(&mut self.records[index], Record { generation, ..Record::default() });
+        self.release_all(&record)
+    }
+
+    /// Returns what a record holds: the names' uses first, then pages, slots and lane.
+    pub(super) fn release_all(&mut self, record: &Record) -> Result<()> {
+        for (_, block) in record.names.iter().flat_map(|names| names.used_from(0)) {
+            self.prefix.release(&block)?;
+        }
         for (host, keys) in record.table.host.iter().zip(&record.table.index) {
             self.total.pages.release(*host)?;
             self.index.pages.release(*keys)?;
@@ -91,7 +99,7 @@ impl Cache {
         Err((Box::new(self), error))
     }
 
-    /// Every owner of every page is a sequence, and the counts agree.
+    /// Every owner of every page is a sequence or the index of shared blocks, and the counts agree.
     pub(super) fn validate_pages(&self) -> Result<()> {
         let mut host = vec![0_u32; self.config.host_pages as usize];
         let mut keys = vec![0_u32; self.config.index_pages as usize];
@@ -103,6 +111,7 @@ impl Cache {
                 keys[key_page as usize] += 1;
             }
         }
+        self.count_shared(&mut host, &mut keys)?;
         let wrong = |page: u32| {
             Error::new(Kind::Internal, "validate pages").at("owners of a page").with("page", page)
         };

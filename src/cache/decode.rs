@@ -86,7 +86,7 @@ impl Cache {
             record.enqueued += u64::from(row.query_rows);
             record.upper = record.upper - rejected + row.query_rows;
             record.landed = row.query_rows;
-            record.in_flight += 1;
+            record.flights.push_back(before);
             record.micro_batch = Some(micro_batch);
             let sequence = row.sequence.index;
             let query_rows = row.query_rows;
@@ -121,8 +121,8 @@ impl Cache {
         if record.micro_batch.is_some_and(|own| own != micro) {
             return error(Kind::InvalidConfig, "a sequence of another micro-batch", micro.0);
         }
-        if record.in_flight >= self.config.steps_in_flight {
-            return error(Kind::Busy, "steps of one sequence in flight", record.in_flight);
+        if record.flights.len() >= self.config.steps_in_flight as usize {
+            return error(Kind::Busy, "steps of one sequence in flight", self.config.steps_in_flight);
         }
         if row.query_rows == 0 || row.query_rows > query_rows {
             return error(Kind::OutOfRange, "query rows of a batch row", row.query_rows);
@@ -274,7 +274,6 @@ impl Cache {
         for row in 0..step.rows as usize {
             let Some((row, length)) = self.ring.row(step, row) else { continue };
             let record = &mut self.records[row.sequence as usize];
-            record.in_flight -= 1;
             if let Some(length) = length {
                 let since = (record.enqueued - row.enqueued_before).try_into().unwrap_or(u32::MAX);
                 record.upper = record.upper.min(length.saturating_add(since));
@@ -284,6 +283,7 @@ impl Cache {
                     record.landed = row.query_rows;
                 }
             }
+            record.end_flight(row, length.filter(|_| sound));
             if !sound && record.state == State::Running {
                 record.state = State::Failed;
             }

@@ -4,7 +4,7 @@
 //!
 //! | state | entered by | may |
 //! |---|---|---|
-//! | filling | [`Cache::open`] | [`append`](Cache::append); [`join`](Cache::join) with a whole prompt |
+//! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`](Cache::append), [`join`](Cache::join) |
 //! | joining | [`Cache::join`] with a bound on bytes | [`join_more`](Cache::join_more) until nothing is left |
 //! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`](Cache::prepare), [`roll_back`](Cache::roll_back), fork |
 //! | failed | a step that failed | [`roll_back`](Cache::roll_back), [`close`](Cache::close) |
@@ -26,6 +26,7 @@ mod admit;
 mod close;
 mod decode;
 mod sequence;
+mod share;
 
 use std::sync::Arc;
 
@@ -33,15 +34,16 @@ use crate::device::{Device, Event, Plan, Pools, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
 use crate::ids::{HostPage, IndexPage, Layer, Sequence};
-use crate::os::{Fallback, Faults, NoFaults, Request};
+use crate::os::{self, Fallback, Faults, NoFaults, Request};
 use crate::sparse::{SparseConfig, SparsePool};
 use crate::stats::Stats;
 use crate::step::{Ring, RingShape};
-use crate::total::{IndexPool, TotalPool};
+use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, TotalPool};
 
 pub use admit::Open;
 pub use decode::{Accepted, Row};
 pub use sequence::Length;
+pub use share::Tokens;
 
 use sequence::Record;
 
@@ -214,6 +216,9 @@ pub struct Cache {
     pools: Pools,
     total: TotalPool,
     index: IndexPool,
+    prefix: PrefixIndex,
+    /// Keys the names of shared blocks.
+    secret: [u8; 32],
     sparse: SparsePool,
     ring: Ring,
     records: Vec<Record>,
@@ -260,6 +265,9 @@ impl Cache {
         let total = TotalPool::new(geometry, config.host_pages, &request, &*device, faults)?;
         let mut fallbacks = total.fallbacks().to_vec();
         let index = IndexPool::new(&geometry, config.index_pages, &*device)?;
+        let prefix = PrefixIndex::new(config.host_pages.min(config.index_pages).min(CAPACITY_MAX))?;
+        let mut secret = [0; 32];
+        os::random(&mut secret, faults)?;
         let sparse = SparsePool::new(&geometry, &sparse_config, &*device)?;
         let steps = config.steps_in_flight.saturating_mul(config.micro_batches);
         let ring = RingShape { steps, batch: config.batch, layers: geometry.layers() };
@@ -286,6 +294,8 @@ impl Cache {
             pools,
             total,
             index,
+            prefix,
+            secret,
             sparse,
             ring,
             fallbacks,
@@ -316,6 +326,7 @@ impl Cache {
             steps_in_flight: self.ring.in_flight(),
             free_host_pages: self.total.pages.free(),
             free_index_pages: self.index.pages.free(),
+            unused_pages: self.prefix.unused(),
             free_slots: self.sparse.slots().free_slots(),
             free_lanes: self.sparse.slots().free_lanes(),
             ..self.stats

@@ -1,10 +1,14 @@
 //! What the cache knows of one sequence, and its growth before decoding.
 
+use std::collections::VecDeque;
+
 use crate::cache::Cache;
+use crate::cache::share::Names;
 use crate::device::{Cut, Join, Outcome, Raise, Slice, Stream, Ticket, Warm};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Layer, MicroBatch, Sequence};
 use crate::sparse::{BringUp, Holding, Stretches, WarmUp};
+use crate::step::RowInFlight;
 use crate::total::PageTable;
 
 /// Where a sequence is in its life.
@@ -31,18 +35,23 @@ pub(super) struct Record {
     pub(super) prompt: u32,
     /// Tokens that were admitted: prompt and promised.
     pub(super) admitted: u32,
+    /// What its sealed pages are called; none when its tokens are not known.
+    pub(super) names: Option<Names>,
     /// By layer the prompt rows that are there.
     pub(super) filled: Vec<u32>,
     /// Committed tokens, as of the last report or cut.
     pub(super) committed: u32,
+    /// Committed tokens that are stored: all steps and other work that wrote them have ended well, but for
+    /// the last ticket.
+    pub(super) stored: u32,
     /// Rows that the last step landed behind them.
     pub(super) landed: u32,
     /// No more tokens than this can be committed or landed, whatever the steps in flight accept.
     pub(super) upper: u32,
     /// Rows enqueued over the sequence's life.
     pub(super) enqueued: u64,
-    /// Steps between prepare and retire that name it.
-    pub(super) in_flight: u32,
+    /// Steps between prepare and retire that name it, oldest first: rows enqueued before each.
+    pub(super) flights: VecDeque<u64>,
     /// For life, from its first step on.
     pub(super) micro_batch: Option<MicroBatch>,
     /// What is left of a warm-up's gather.
@@ -81,10 +90,10 @@ impl Record {
 
     /// Nothing that names the sequence may be in flight.
     pub(super) fn check_idle(&self, operation: &'static str) -> Result<()> {
-        if self.in_flight > 0 || self.has_ticket() {
+        if !self.flights.is_empty() || self.has_ticket() {
             return Err(Error::new(Kind::Busy, operation)
                 .at("work of the sequence is in flight")
-                .with("steps", self.in_flight));
+                .with("steps", self.flights.len() as u64));
         }
         Ok(())
     }
@@ -96,6 +105,20 @@ impl Record {
             None | Some(Outcome::Done) => Ok(()),
             Some(Outcome::Failed(kind)) => failed(kind),
             Some(Outcome::Cancelled) => failed(Kind::Cancelled),
+        }
+    }
+
+    /// A step of the sequence is retired; `length` is what it began with, if it was sound. What an older step
+    /// has written that is still in flight may turn out to be worth nothing.
+    pub(super) fn end_flight(&mut self, row: RowInFlight, length: Option<u32>) {
+        let place = self.flights.iter().position(|before| *before == row.enqueued_before);
+        place.and_then(|place| self.flights.remove(place));
+        let Some(length) = length else { return };
+        if place == Some(0) {
+            self.stored = self.stored.max(length);
+        }
+        if self.flights.is_empty() && self.state == State::Running {
+            self.stored = self.committed;
         }
     }
 
@@ -238,6 +261,7 @@ impl Cache {
         });
         record.state = State::Joining;
         record.committed = record.prompt;
+        record.stored = record.prompt;
         record.upper = record.prompt;
         self.join_more(sequence, stream)
     }
@@ -342,7 +366,7 @@ impl Cache {
         self.device.complete(stream, completer)?;
         self.record_ready(lane, stream)?;
         let record = self.record_mut(sequence)?;
-        (record.committed, record.landed, record.upper) = (length, 0, length);
+        (record.committed, record.stored, record.landed, record.upper) = (length, length, 0, length);
         record.state = State::Running;
         record.ticket = Some(ticket.clone());
         Ok(ticket)

@@ -1,4 +1,4 @@
-//! Every system call of forebay: host memory, its descriptors, shared libraries, whole files.
+//! Every system call of forebay: host memory, its descriptors, shared libraries, files.
 //!
 //! **What it is for.** The total pool is one long mapping that the device reads and writes by itself, so
 //! it has to be resident (populated, locked), near the device (bound to its NUMA node), cheap to
@@ -19,6 +19,7 @@
 //! **What it does not do.** It reads no limits in advance except those of memory, decides no sizes, retries
 //! nothing but interrupted calls, and unmaps without asking a fault, since nothing could be done then.
 
+mod append;
 mod bind;
 mod descriptor;
 mod file;
@@ -27,6 +28,7 @@ mod lock;
 mod map;
 mod memfd;
 mod memory;
+mod random;
 mod range;
 mod region;
 #[cfg(test)]
@@ -37,12 +39,14 @@ use std::fmt;
 use crate::error::{Error, Kind};
 use crate::sync::{AtomicU64, Ordering};
 
+pub use append::Appender;
 pub use bind::nodes;
 pub use descriptor::{receive, send};
 pub use file::write_whole;
 pub use library::Library;
 pub use map::{Map, Request};
 pub use memory::page_size;
+pub use random::random;
 pub use range::{Piece, Range};
 pub use region::Region;
 
@@ -56,7 +60,7 @@ pub enum Call {
     MemfdHuge,
     /// `fcntl` that forbids all holders of a descriptor to resize its memory.
     Seal,
-    /// `ftruncate` of a memfd to its size.
+    /// `ftruncate` of a memfd to its size, or of a file to its whole pieces.
     Truncate,
     /// `mmap` at an address of the system's choice.
     Map,
@@ -90,12 +94,19 @@ pub enum Call {
     Sync,
     /// Renaming a written file to its place.
     Rename,
+    /// `getrandom`.
+    Random,
 }
 
 /// Decides before each call whether it is made (`None`) or answered with an errno in its place.
 pub trait Faults: Send + Sync {
     /// The errno to fail `call` with; `None` lets it through.
     fn before(&self, call: Call) -> Option<i32>;
+
+    /// How many of the `bytes` of an appending write are passed on, as by a disk that fills up.
+    fn passes(&self, bytes: usize) -> usize {
+        bytes
+    }
 }
 
 /// Lets every call through.

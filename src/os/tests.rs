@@ -29,6 +29,7 @@ fn scenario(faults: &dyn Faults) -> crate::error::Result<()> {
     let (a, b) = UnixStream::pair().unwrap();
     send(&a, &b, faults)?;
     receive(&b, faults)?;
+    random(&mut [0; 8], faults)?;
     // SAFETY: the mathematics library of the system.
     unsafe { Library::open("libm.so.6", faults) }?.symbol("cos", faults)?;
     let path = std::env::temp_dir().join(format!("forebay-scenario-{}", std::process::id()));

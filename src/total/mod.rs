@@ -5,8 +5,7 @@
 //! together, so that a latent never travels without the key that finds it (kvcache-ai/Mooncake#2236).
 //!
 //! Pages are counted by owner. Whoever writes to a page owns it alone; a fork shares full pages and copies
-//! the partial one. Blocks that requests share are found in the prefix index,
-//! which the cache does not use yet: it will be one more owner.
+//! the partial one. Sealed pages that requests share are found in the prefix index, which is one more owner.
 
 mod index;
 mod page;

@@ -31,16 +31,18 @@ impl Pages {
     /// [`Kind::Exhausted`] with `wanted` and `free`.
     pub fn allocate(&mut self, count: u32, pages: &mut Vec<u32>) -> Result<()> {
         let Some(rest) = self.free.len().checked_sub(count as usize) else {
-            return Err(Error::new(Kind::Exhausted, "allocate pages")
-                .at(self.pool)
-                .with("wanted", count)
-                .with("free", self.free()));
+            return Err(self.exhausted(count, self.free()));
         };
         for page in self.free.drain(rest..).rev() {
             self.owners[page as usize] = 1;
             pages.push(page);
         }
         Ok(())
+    }
+
+    /// The error for `wanted` pages where at most `free` can be had.
+    pub fn exhausted(&self, wanted: u32, free: u32) -> Error {
+        Error::new(Kind::Exhausted, "allocate pages").at(self.pool).with("wanted", wanted).with("free", free)
     }
 
     /// How many own `page`; 0 for a free or unknown one.

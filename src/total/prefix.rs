@@ -6,18 +6,20 @@
 //! halves agree; so a key that collides, or that a caller gives twice, finds nothing of the other's, and
 //! nothing is ever shared across tenants or geometries.
 //!
-//! An entry is a block's page and how many use it. Entries without users keep their page and stand in order
-//! of use; [`PrefixIndex::evict`] takes the one used longest ago. A request's blocks are released and touched
-//! the last one first, so that a prefix outlives its continuations.
+//! An entry is a block's pages (rows and index keys) and how many sequences use it. Entries without users
+//! keep their pages and stand in order of use; [`PrefixIndex::evict`] takes the one used longest ago. Who
+//! releases a sequence's blocks begins with the last, so that a prefix outlives its continuations.
 //!
-//! All memory is taken at construction: 60 to 68 bytes an entry. Looking up is one probe or a few of an open
+//! All memory is taken at construction: 64 to 72 bytes an entry. Looking up is one probe or a few of an open
 //! table, whose places come from the check, which nobody outside can choose. What it does not do: it
 //! moves no bytes, owns no page, and does not know when a page is sealed.
+
+use std::fmt;
 
 use super::Recency;
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Shape;
-use crate::ids::HostPage;
+use crate::ids::{HostPage, IndexPage};
 
 /// A block's name. See the module's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,19 +28,18 @@ pub struct Block {
     check: [u8; 16],
 }
 
-impl Block {
-    /// What finds it, across caches that share secret, salt and geometry.
-    pub const fn key(&self) -> [u8; 16] {
-        self.key
-    }
-}
-
 /// Names blocks for one tenant and one geometry.
 #[derive(Clone)]
 pub struct Namer {
-    /// The hash of all that the tenant's blocks have in common; what follows is parent and tokens.
-    common: blake3::Hasher,
-    root: Block,
+    /// The hash of all that the tenant's blocks have in common: the key of their own hashes.
+    common: [u8; 32],
+}
+
+impl fmt::Debug for Namer {
+    /// Says nothing of the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Namer")
+    }
 }
 
 impl Namer {
@@ -68,42 +69,33 @@ impl Namer {
         ] {
             common.update(&field.to_le_bytes());
         }
-        common.update(&(salt.len() as u64).to_le_bytes());
         common.update(salt);
-        let root = split(&common);
-        Namer { common, root }
+        Namer { common: *common.finalize().as_bytes() }
     }
 
-    /// The parent of first blocks.
-    pub const fn root(&self) -> Block {
-        self.root
-    }
-
-    /// The block of `tokens` behind `parent`.
-    pub fn block(&self, parent: &Block, tokens: &[u32]) -> Block {
-        let mut hash = self.common.clone();
-        hash.update(&parent.key);
-        hash.update(&parent.check);
+    /// The block of `tokens` behind `parent`; behind nothing, the first of a sequence.
+    pub fn block(&self, parent: Option<&Block>, tokens: &[u32]) -> Block {
+        let mut hash = blake3::Hasher::new_keyed(&self.common);
+        // A name's 32 bytes could be tokens as well: the first byte says whether there is one.
+        hash.update(&[u8::from(parent.is_some())]);
+        if let Some(Block { key, check }) = parent {
+            hash.update(key).update(check);
+        }
         for token in tokens {
             hash.update(&token.to_le_bytes());
         }
-        split(&hash)
+        let bytes = *hash.finalize().as_bytes();
+        let (mut key, mut check) = ([0; 16], [0; 16]);
+        key.copy_from_slice(&bytes[..16]);
+        check.copy_from_slice(&bytes[16..]);
+        Block { key, check }
     }
 
     /// The block that the caller found by a `key` of its own. What it holds is told all the same: a key
     /// given to other tokens or behind another parent is another block.
-    pub fn supplied(&self, key: [u8; 16], parent: &Block, tokens: &[u32]) -> Block {
+    pub fn supplied(&self, key: [u8; 16], parent: Option<&Block>, tokens: &[u32]) -> Block {
         Block { key, ..self.block(parent, tokens) }
     }
-}
-
-/// Both halves of a hash.
-fn split(hash: &blake3::Hasher) -> Block {
-    let bytes = *hash.finalize().as_bytes();
-    let (mut key, mut check) = ([0; 16], [0; 16]);
-    key.copy_from_slice(&bytes[..16]);
-    check.copy_from_slice(&bytes[16..]);
-    Block { key, check }
 }
 
 /// No entry.
@@ -115,17 +107,19 @@ pub const CAPACITY_MAX: u32 = 1 << 30;
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     block: Block,
-    page: HostPage,
+    pages: (HostPage, IndexPage),
     users: u32,
 }
 
-/// What [`PrefixIndex::insert`] did.
+/// What [`PrefixIndex::insert`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inserted {
-    /// The block is new; its page is shared from here on.
+    /// The block was not there; its pages are shared from here on.
     New,
-    /// The block was there with this page, which the caller uses from here on; its own stays its own.
-    Present(HostPage),
+    /// The block was there with these pages, and has one user more.
+    Known,
+    /// The block is there with other pages; nothing has changed.
+    Twin,
 }
 
 /// See the module's head.
@@ -161,7 +155,11 @@ impl PrefixIndex {
                 .with("blocks", capacity)
                 .with("most", CAPACITY_MAX));
         }
-        let nothing = Entry { block: Block { key: [0; 16], check: [0; 16] }, page: HostPage(0), users: 0 };
+        let nothing = Entry {
+            block: Block { key: [0; 16], check: [0; 16] },
+            pages: (HostPage(0), IndexPage(0)),
+            users: 0,
+        };
         let unused = Recency::new(capacity).map_err(|bytes| {
             Error::new(Kind::OutOfMemory, "new prefix index").at("the order of use").with("bytes", bytes)
         })?;
@@ -211,9 +209,9 @@ impl PrefixIndex {
         }
     }
 
-    /// The page of a block.
-    pub fn page(&self, block: &Block) -> Option<HostPage> {
-        self.find(block).1.map(|entry| self.entries[entry as usize].page)
+    /// The pages of a block.
+    pub fn pages(&self, block: &Block) -> Option<(HostPage, IndexPage)> {
+        self.find(block).1.map(|entry| self.entries[entry as usize].pages)
     }
 
     /// Users of a block; `None` when it is not in the index.
@@ -221,24 +219,20 @@ impl PrefixIndex {
         self.find(block).1.map(|entry| self.entries[entry as usize].users)
     }
 
-    /// How many of `blocks` are there, from the first on, up to the first that is not.
-    pub fn leading_run(&self, blocks: &[Block]) -> usize {
-        blocks.iter().take_while(|block| self.find(block).1.is_some()).count()
+    /// The pages and users of all blocks, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = ((HostPage, IndexPage), u32)> + '_ {
+        let entries = self.places.iter().filter(|entry| **entry != NONE);
+        entries.map(|entry| &self.entries[*entry as usize]).map(|entry| (entry.pages, entry.users))
     }
 
-    /// One more user for every block of the leading run; answers its length.
+    /// One more user for a block, whose pages are answered; `None` when it is not in the index.
     ///
     /// # Errors
-    /// [`Kind::Overflow`] past 2^32 - 1 users of a block; nothing has changed then.
-    pub fn share(&mut self, blocks: &[Block]) -> Result<usize> {
-        for (i, block) in blocks.iter().enumerate() {
-            let Some(entry) = self.find(block).1 else { return Ok(i) };
-            if let Err(e) = self.add_user(entry) {
-                self.release(&blocks[..i])?;
-                return Err(e);
-            }
-        }
-        Ok(blocks.len())
+    /// [`Kind::Overflow`] past 2^32 - 1 users.
+    pub fn share(&mut self, block: &Block) -> Result<Option<(HostPage, IndexPage)>> {
+        let Some(entry) = self.find(block).1 else { return Ok(None) };
+        self.add_user(entry)?;
+        Ok(Some(self.entries[entry as usize].pages))
     }
 
     fn add_user(&mut self, entry: u32) -> Result<()> {
@@ -249,16 +243,19 @@ impl PrefixIndex {
         Ok(())
     }
 
-    /// Puts in a block with its `page` and one user, or adds a user to the one that is there.
+    /// Puts in a block with its `pages` and one user, or adds a user to the one that has these pages.
     ///
     /// # Errors
     /// [`Kind::Exhausted`] when the index is full: [`PrefixIndex::evict`] makes room, unless all are in use.
     /// [`Kind::Overflow`] as [`PrefixIndex::share`].
-    pub fn insert(&mut self, block: &Block, page: HostPage) -> Result<Inserted> {
+    pub fn insert(&mut self, block: &Block, pages: (HostPage, IndexPage)) -> Result<Inserted> {
         let (place, found) = self.find(block);
-        if let Some(entry) = found {
-            self.add_user(entry)?;
-            return Ok(Inserted::Present(self.entries[entry as usize].page));
+        match found {
+            Some(entry) if self.entries[entry as usize].pages == pages => {
+                return self.add_user(entry).map(|()| Inserted::Known);
+            }
+            Some(_) => return Ok(Inserted::Twin),
+            None => {}
         }
         let entry = self.free.pop().ok_or_else(|| {
             Error::new(Kind::Exhausted, "insert")
@@ -266,52 +263,41 @@ impl PrefixIndex {
                 .with("blocks", self.len())
                 .with("unused", self.unused())
         })?;
-        self.entries[entry as usize] = Entry { block: *block, page, users: 1 };
+        self.entries[entry as usize] = Entry { block: *block, pages, users: 1 };
         self.places[place] = entry;
         Ok(Inserted::New)
     }
 
-    /// One user less for each of `blocks`, the last one first; a block that loses its last user becomes the
-    /// newest of the unused.
+    /// One user less; a block that loses its last user becomes the newest of the unused.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] at the first, from the end, that nobody uses; those behind it were released.
-    pub fn release(&mut self, blocks: &[Block]) -> Result<()> {
-        for (i, block) in blocks.iter().enumerate().rev() {
-            let used = self.find(block).1.filter(|entry| self.entries[*entry as usize].users > 0);
-            let entry = used.ok_or_else(|| {
-                Error::new(Kind::OutOfRange, "release")
-                    .at("a block that nobody uses")
-                    .with("block", i as u64)
-                    .hint("release what was shared or inserted, once")
-            })?;
-            let users = &mut self.entries[entry as usize].users;
-            *users -= 1;
-            if *users == 0 {
-                self.unused.touch(entry);
-            }
+    /// [`Kind::Internal`] when nobody uses it.
+    pub fn release(&mut self, block: &Block) -> Result<()> {
+        let used = self.find(block).1.filter(|entry| self.entries[*entry as usize].users > 0);
+        let entry = used.ok_or_else(|| Error::new(Kind::Internal, "release a block that nobody uses"))?;
+        let users = &mut self.entries[entry as usize].users;
+        *users -= 1;
+        if *users == 0 {
+            self.unused.touch(entry);
         }
         Ok(())
     }
 
-    /// Makes the unused among `blocks` the newest, the last one first.
-    pub fn touch(&mut self, blocks: &[Block]) {
-        for block in blocks.iter().rev() {
-            if let (_, Some(entry)) = self.find(block)
-                && self.entries[entry as usize].users == 0
-            {
-                self.unused.touch(entry);
-            }
-        }
+    /// Takes a block out, used or not; answers its pages if it was there.
+    pub fn remove(&mut self, block: &Block) -> Option<(HostPage, IndexPage)> {
+        let (place, entry) = self.find(block);
+        let entry = entry?;
+        self.unused.remove(entry);
+        self.close_gap(place);
+        self.free.push(entry);
+        Some(self.entries[entry as usize].pages)
     }
 
-    /// Forgets the unused block that was used longest ago; its page is the caller's to free.
-    pub fn evict(&mut self) -> Option<(Block, HostPage)> {
-        let entry = self.unused.pop_oldest()?;
-        let Entry { block, page, .. } = self.entries[entry as usize];
-        self.close_gap(self.find(&block).0);
-        self.free.push(entry);
-        Some((block, page))
+    /// Takes out the unused block that was used longest ago; its pages are the caller's to free.
+    pub fn evict(&mut self) -> Option<(HostPage, IndexPage)> {
+        let entry = self.unused.oldest()?;
+        let block = self.entries[entry as usize].block;
+        self.remove(&block)
     }
 
     /// Empties a place and moves up what could not stand there before, so that every search still ends right.

@@ -12,20 +12,22 @@ fn namer(salt: &[u8]) -> Namer {
 
 /// The blocks of a prompt.
 fn chain(namer: &Namer, tokens: &[[u32; 3]]) -> Vec<Block> {
-    let mut parent = namer.root();
     let mut blocks = Vec::new();
     for tokens in tokens {
-        parent = namer.block(&parent, tokens);
-        blocks.push(parent);
+        blocks.push(namer.block(blocks.last(), tokens));
     }
     blocks
+}
+
+fn pages(n: u32) -> (HostPage, IndexPage) {
+    (HostPage(n), IndexPage(n + 100))
 }
 
 /// One entry of the list.
 #[derive(Clone, Copy)]
 struct Listed {
     block: Block,
-    page: HostPage,
+    pages: (HostPage, IndexPage),
     users: u32,
 }
 
@@ -40,43 +42,33 @@ impl List {
         self.all.iter().position(|listed| listed.block == *block)
     }
 
-    fn renew(&mut self, i: usize) {
-        let listed = self.all.remove(i);
-        self.all.push(listed);
-    }
-
-    fn share(&mut self, blocks: &[Block]) -> usize {
-        let run = blocks.iter().take_while(|block| self.position(block).is_some()).count();
-        for block in &blocks[..run] {
-            let i = self.position(block).unwrap();
-            self.all[i].users += 1;
-        }
-        run
-    }
-
-    fn release(&mut self, blocks: &[Block]) -> bool {
-        for block in blocks.iter().rev() {
-            let Some(i) = self.position(block).filter(|i| self.all[*i].users > 0) else { return false };
-            self.all[i].users -= 1;
-            if self.all[i].users == 0 {
-                self.renew(i);
+    fn insert(&mut self, block: &Block, pages: (HostPage, IndexPage), capacity: u32) -> Option<Inserted> {
+        match self.position(block) {
+            Some(i) if self.all[i].pages == pages => {
+                self.all[i].users += 1;
+                Some(Inserted::Known)
+            }
+            Some(_) => Some(Inserted::Twin),
+            None if self.all.len() == capacity as usize => None,
+            None => {
+                self.all.push(Listed { block: *block, pages, users: 1 });
+                Some(Inserted::New)
             }
         }
+    }
+
+    fn release(&mut self, block: &Block) -> bool {
+        let Some(i) = self.position(block).filter(|i| self.all[*i].users > 0) else { return false };
+        let mut listed = self.all.remove(i);
+        listed.users -= 1;
+        let place = if listed.users == 0 { self.all.len() } else { i };
+        self.all.insert(place, listed);
         true
     }
 
-    fn touch(&mut self, blocks: &[Block]) {
-        for block in blocks.iter().rev() {
-            if let Some(i) = self.position(block).filter(|i| self.all[*i].users == 0) {
-                self.renew(i);
-            }
-        }
-    }
-
-    fn evict(&mut self) -> Option<(Block, HostPage)> {
+    fn evict(&mut self) -> Option<(HostPage, IndexPage)> {
         let i = self.all.iter().position(|listed| listed.users == 0)?;
-        let Listed { block, page, .. } = self.all.remove(i);
-        Some((block, page))
+        Some(self.all.remove(i).pages)
     }
 }
 
@@ -91,44 +83,41 @@ proptest! {
     #[test]
     fn it_answers_as_a_plain_list_does(
         capacity in 0..9_u32,
-        ops in prop::collection::vec((0..5_u8, prop::collection::vec(0..14_u8, 0..4)), 0..200),
+        ops in prop::collection::vec((0..6_u8, 0..14_u8, 0..3_u32), 0..400),
     ) {
         let mut index = PrefixIndex::new(capacity).unwrap();
         let mut list = List::default();
-        for (n, (op, names)) in ops.into_iter().enumerate() {
-            let blocks: Vec<Block> = names.into_iter().map(crowded).collect();
+        for (op, name, page) in ops {
+            let block = crowded(name);
             match op {
-                0 => for block in &blocks {
-                    let page = HostPage(n as u32);
-                    let answer = index.insert(block, page);
-                    match list.position(block) {
-                        Some(i) => {
-                            prop_assert_eq!(answer, Ok(Inserted::Present(list.all[i].page)));
-                            list.all[i].users += 1;
-                        }
-                        None if list.all.len() == capacity as usize => {
-                            prop_assert_eq!(answer.unwrap_err().kind(), Kind::Exhausted);
-                        }
-                        None => {
-                            prop_assert_eq!(answer, Ok(Inserted::New));
-                            list.all.push(Listed { block: *block, page, users: 1 });
-                        }
+                0 | 1 => match index.insert(&block, pages(page)) {
+                    Ok(inserted) => prop_assert_eq!(Some(inserted), list.insert(&block, pages(page), capacity)),
+                    Err(e) => {
+                        prop_assert_eq!(e.kind(), Kind::Exhausted);
+                        prop_assert_eq!(list.insert(&block, pages(page), capacity), None);
                     }
                 },
-                1 => {
-                    prop_assert_eq!(index.leading_run(&blocks), index.share(&blocks).unwrap());
-                    let run = index.leading_run(&blocks);
-                    prop_assert_eq!(run, list.share(&blocks));
+                2 => {
+                    let listed = list.position(&block);
+                    listed.into_iter().for_each(|i| list.all[i].users += 1);
+                    prop_assert_eq!(index.share(&block), Ok(listed.map(|i| list.all[i].pages)));
                 }
-                2 => prop_assert_eq!(index.release(&blocks).is_ok(), list.release(&blocks)),
-                3 => { index.touch(&blocks); list.touch(&blocks); }
+                3 => prop_assert_eq!(index.release(&block).is_ok(), list.release(&block)),
+                4 => {
+                    let removed = list.position(&block).map(|i| list.all.remove(i).pages);
+                    prop_assert_eq!(index.remove(&block), removed);
+                }
                 _ => prop_assert_eq!(index.evict(), list.evict()),
             }
             prop_assert_eq!(index.len() as usize, list.all.len());
             prop_assert_eq!(index.unused() as usize, list.all.iter().filter(|l| l.users == 0).count());
+            let mut all: Vec<_> = index.iter().collect();
+            let mut wanted: Vec<_> = list.all.iter().map(|l| (l.pages, l.users)).collect();
+            all.sort_unstable();
+            wanted.sort_unstable();
+            prop_assert_eq!(all, wanted);
             for block in (0..14).map(crowded) {
                 let listed = list.position(&block).map(|i| list.all[i]);
-                prop_assert_eq!(index.page(&block), listed.map(|l| l.page));
                 prop_assert_eq!(index.users(&block), listed.map(|l| l.users));
             }
         }
@@ -139,16 +128,19 @@ proptest! {
 fn the_same_tokens_behind_the_same_prefix_are_one_block() {
     let mut index = PrefixIndex::new(8).unwrap();
     let first = chain(&namer(b"a"), &[[1, 2, 3], [4, 5, 6], [7, 8, 9]]);
-    for (i, block) in first.iter().enumerate() {
-        assert_eq!(index.insert(block, HostPage(i as u32)), Ok(Inserted::New));
+    for (i, block) in (0..).zip(&first) {
+        assert_eq!(index.insert(block, pages(i)), Ok(Inserted::New));
     }
     let second = chain(&namer(b"a"), &[[1, 2, 3], [4, 5, 6], [0, 8, 9]]);
-    assert_eq!(index.share(&second), Ok(2));
     assert_eq!(second[..2], first[..2]);
-    // The same tokens behind another prefix are another block.
+    assert_eq!(index.share(&second[1]), Ok(Some(pages(1))));
+    assert_eq!(index.share(&second[2]), Ok(None));
+    // The same tokens behind another prefix, or as a name and tokens together, are another block.
     let moved = chain(&namer(b"a"), &[[4, 5, 6], [1, 2, 3]]);
-    assert_eq!(index.leading_run(&moved), 0);
-    assert!(index.page(&moved[1]).is_none());
+    assert!(moved.iter().all(|block| index.users(block).is_none()));
+    let words = |half: &[u8; 16]| half.as_chunks::<4>().0.iter().map(|w| u32::from_le_bytes(*w)).collect();
+    let name: Vec<u32> = [words(&first[0].key), words(&first[0].check), vec![4, 5, 6]].concat();
+    assert_ne!(namer(b"a").block(None, &name), first[1]);
 }
 
 #[test]
@@ -157,7 +149,7 @@ fn another_tenants_salt_secret_or_geometry_never_shares() {
     let mut index = PrefixIndex::new(8).unwrap();
     let own = chain(&namer(b"a"), &tokens);
     for block in &own {
-        index.insert(block, HostPage(1)).unwrap();
+        index.insert(block, pages(1)).unwrap();
     }
     let shape = Shape { index_key_bytes: 128, ..Shape::DEEPSEEK_V3_2 };
     for other in [
@@ -168,12 +160,11 @@ fn another_tenants_salt_secret_or_geometry_never_shares() {
         Namer::new(&SECRET, &shape, b"a"),
     ] {
         let theirs = chain(&other, &tokens);
-        assert_eq!(index.leading_run(&theirs), 0);
-        assert!(theirs.iter().all(|block| index.page(block).is_none()));
+        assert!(theirs.iter().all(|block| index.users(block).is_none()));
         // Not even by a key that was overheard.
-        let stolen = other.supplied(own[0].key(), &other.root(), &tokens[0]);
-        assert_eq!(stolen.key(), own[0].key());
-        assert_eq!(index.share(&[stolen]), Ok(0));
+        let stolen = other.supplied(own[0].key, None, &tokens[0]);
+        assert_eq!(stolen.key, own[0].key);
+        assert_eq!(index.share(&stolen), Ok(None));
     }
 }
 
@@ -181,16 +172,20 @@ fn another_tenants_salt_secret_or_geometry_never_shares() {
 fn a_key_that_collides_finds_only_its_own() {
     let namer = namer(b"a");
     let key = [9; 16];
-    let one = namer.supplied(key, &namer.root(), &[1, 2, 3]);
-    let other = namer.supplied(key, &namer.root(), &[1, 2, 4]);
-    let deeper = namer.supplied(key, &one, &[1, 2, 3]);
+    let one = namer.supplied(key, None, &[1, 2, 3]);
+    let other = namer.supplied(key, None, &[1, 2, 4]);
+    let deeper = namer.supplied(key, Some(&one), &[1, 2, 3]);
     let mut index = PrefixIndex::new(8).unwrap();
-    assert_eq!(index.insert(&one, HostPage(1)), Ok(Inserted::New));
-    assert_eq!((index.leading_run(&[other]), index.leading_run(&[deeper])), (0, 0));
-    assert_eq!(index.insert(&other, HostPage(2)), Ok(Inserted::New));
-    assert_eq!((index.page(&one), index.page(&other)), (Some(HostPage(1)), Some(HostPage(2))));
-    let again = namer.supplied(key, &namer.root(), &[1, 2, 3]);
-    assert_eq!(index.insert(&again, HostPage(3)), Ok(Inserted::Present(HostPage(1))));
+    assert_eq!(index.insert(&one, pages(1)), Ok(Inserted::New));
+    assert_eq!((index.users(&other), index.users(&deeper)), (None, None));
+    assert_eq!(index.insert(&other, pages(2)), Ok(Inserted::New));
+    assert_eq!((index.share(&one), index.share(&other)), (Ok(Some(pages(1))), Ok(Some(pages(2)))));
+    let again = namer.supplied(key, None, &[1, 2, 3]);
+    assert_eq!(index.insert(&again, pages(3)), Ok(Inserted::Twin));
+    assert_eq!(index.insert(&again, pages(1)), Ok(Inserted::Known));
+    // Another key before it is another prefix.
+    let child = |parent| namer.block(Some(parent), &[7, 8, 9]);
+    assert_ne!(child(&one), child(&namer.block(None, &[1, 2, 3])));
 }
 
 #[test]
@@ -202,29 +197,30 @@ fn nothing_is_allocated_after_construction() {
     };
     let before = tables(&index);
     for round in 0..50 {
-        let blocks = [crowded(round % 14), crowded((round + 3) % 14)];
-        for block in &blocks {
+        for block in [crowded(round % 14), crowded((round + 3) % 14)] {
             if index.len() == 5 {
                 index.evict().unwrap();
             }
-            index.insert(block, HostPage(0)).unwrap();
+            index.insert(&block, pages(0)).unwrap();
+            index.release(&block).unwrap();
         }
-        index.release(&blocks).unwrap();
     }
     assert_eq!(index.len(), 5);
     assert_eq!(tables(&index), before);
 }
 
 #[test]
-fn a_prefix_outlives_its_continuations() {
+fn what_is_released_last_outlives_what_was_released_first() {
     let mut index = PrefixIndex::new(3).unwrap();
     let blocks = chain(&namer(b""), &[[1; 3], [2; 3], [3; 3]]);
-    for block in &blocks {
-        index.insert(block, HostPage(0)).unwrap();
+    for (i, block) in (0..).zip(&blocks) {
+        index.insert(block, pages(i)).unwrap();
     }
     assert_eq!(index.evict(), None, "all are in use");
-    index.release(&blocks).unwrap();
-    let gone: Vec<Block> = std::iter::from_fn(|| index.evict()).map(|(block, _)| block).collect();
-    assert_eq!(gone, [blocks[2], blocks[1], blocks[0]]);
+    for block in blocks.iter().rev() {
+        index.release(block).unwrap();
+    }
+    assert_eq!(index.release(&blocks[0]).unwrap_err().kind(), Kind::Internal);
+    assert_eq!([2, 1, 0].map(|_| index.evict()), [2, 1, 0].map(|page| Some(pages(page))));
     assert!(PrefixIndex::new(CAPACITY_MAX + 1).is_err());
 }

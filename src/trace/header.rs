@@ -23,7 +23,8 @@ pub(super) const FORMAT: &str = "TOPKTRC1";
 /// fields without a place here are ignored on reading and not written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
-    /// The format's name; when absent, the magic's word is taken.
+    /// The format's name, TOPKTRC1: also of what was recorded, which is written so. When absent, the magic's
+    /// word is taken.
     #[serde(default = "format_name")]
     pub format: String,
     /// A short name of the recording.
@@ -61,6 +62,9 @@ pub struct Header {
     /// Which text the model read.
     #[serde(default)]
     pub text: String,
+    /// Of a recording that was not finished: bytes behind its last whole group, which were left off.
+    #[serde(skip)]
+    pub unfinished: Option<u64>,
 }
 
 fn format_name() -> String {
@@ -71,15 +75,20 @@ fn bad(place: &'static str) -> Error {
     Error::new(Kind::BadFormat, "read trace").at(place)
 }
 
+/// The JSON text of a header.
+pub(super) fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T> {
+    // Without this, a JSON array of the right length would pass for a header.
+    if json.trim_ascii_start().first() != Some(&b'{') {
+        return Err(bad("header: not a JSON object"));
+    }
+    serde_json::from_slice(json)
+        .map_err(|e| Error::new(Kind::BadFormat, "read trace").at(format!("header: {e}")))
+}
+
 impl Header {
     /// Reads and checks the JSON text of a header.
     pub(super) fn parse(json: &[u8], members_max: u64) -> Result<Header> {
-        // Without this, a JSON array of the right length would pass for a header.
-        if json.trim_ascii_start().first() != Some(&b'{') {
-            return Err(bad("header: not a JSON object"));
-        }
-        let mut header: Header = serde_json::from_slice(json)
-            .map_err(|e| Error::new(Kind::BadFormat, "read trace").at(format!("header: {e}")))?;
+        let mut header: Header = object(json)?;
         if header.layer_ids.is_empty() && header.layers <= LAYERS_MAX {
             header.layer_ids = (0..header.layers).collect();
         }
@@ -186,6 +195,7 @@ impl Header {
             score: String::new(),
             mode: String::new(),
             text: String::new(),
+            unfinished: None,
         }
     }
 }

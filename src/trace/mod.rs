@@ -28,16 +28,22 @@
 //! file that promises more than [`MEMBERS_MAX`] members (1 GiB) is refused from its header, and memory that
 //! cannot be had is an error. A frame that demands a window above 128 MiB is refused too.
 //!
+//! While an engine serves, [`TraceWriter`] records the same sets in a format that is good at every moment,
+//! TOPKTRC2, which [`SelectionTrace::read`] reads as well.
+//!
 //! Request traces are a matter of their own: [`requests`].
 //!
-//! What this room does not do: it knows no budget, no residency and no cost; it does not write files
-//! (the bytes of [`SelectionTrace::encode`] are the caller's to store).
+//! What this room does not do: it knows no budget, no residency and no cost; the bytes of
+//! [`SelectionTrace::encode`] are the caller's to store.
 
 mod header;
+mod recording;
 pub mod requests;
 mod selection;
 mod source;
+mod unknown;
 mod writer;
 
 pub use header::{CONTEXT_MAX, Header, K_MAX, LAYERS_MAX, MEMBERS_MAX};
+pub use recording::{Frames, Recording, TraceWriter};
 pub use selection::SelectionTrace;

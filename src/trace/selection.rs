@@ -10,7 +10,9 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use super::header::{FORMAT, Header, MEMBERS_MAX};
+use super::recording::{self, RECORDING, Recording};
 use super::source::{Source, malformed, unreadable, words};
+use super::unknown::unknown;
 use crate::error::{Error, Kind, Result};
 
 /// The first bytes of a zstd frame.
@@ -19,8 +21,14 @@ pub(super) const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 /// The largest window a frame may demand, as a power of two: 128 MiB, the format's recommended limit.
 pub(super) const WINDOW_LOG_MAX: u32 = 27;
 
+/// Bytes that a file is told by.
+const START: u64 = 64;
+
+/// Bytes of the format's name before its version.
+const NAME: usize = FORMAT.len() - 1;
+
 /// The longest header in bytes.
-const HEADER_MAX: u32 = 1 << 20;
+pub(super) const HEADER_MAX: u32 = 1 << 20;
 
 /// Members that memory grows by at least.
 const GROWTH_LEAST: u64 = 1 << 12;
@@ -63,7 +71,9 @@ impl SelectionTrace {
         Ok(trace)
     }
 
-    /// Reads the file at `path`: a zstd frame or plain TOPKTRC1 content, told apart by their first bytes.
+    /// Reads the file at `path`, packed by zstd or plain, told apart by its first bytes: a trace (TOPKTRC1) or a
+    /// recording (TOPKTRC2). A recording that was not finished is read up to its last whole group, and
+    /// [`Header::unfinished`] says so.
     ///
     /// # Errors
     /// [`Kind::Io`] when the file cannot be read; [`Kind::BadVersion`] for another version of the format;
@@ -122,51 +132,74 @@ impl SelectionTrace {
 }
 
 /// The error with more said before its place.
-fn before(e: Error, prefix: &str) -> Error {
+pub(super) fn before(e: Error, prefix: &str) -> Error {
     let place = format!("{prefix}{}", e.place());
     e.at(place)
 }
 
 /// Decodes a file's bytes, compressed or not.
 fn decode(file: &mut dyn BufRead, members_max: u64) -> Result<SelectionTrace> {
-    let mut start = Vec::with_capacity(ZSTD_MAGIC.len());
-    (&mut *file).take(ZSTD_MAGIC.len() as u64).read_to_end(&mut start).map_err(|e| unreadable(&e, 0))?;
+    let mut start = Vec::with_capacity(START as usize);
+    (&mut *file).take(START).read_to_end(&mut start).map_err(|e| unreadable(&e, 0))?;
     if start.is_empty() {
         return Err(Error::new(Kind::BadFormat, "read trace").at("the file is empty"));
     }
-    let compressed = start == ZSTD_MAGIC;
-    if !compressed && !FORMAT.as_bytes().starts_with(&start) {
-        return Err(Error::new(Kind::BadFormat, "read trace")
-            .at("the file is neither a zstd frame nor a TOPKTRC1 trace"));
+    let compressed = start.starts_with(&ZSTD_MAGIC);
+    let plain = start.iter().zip(FORMAT.as_bytes()).take(NAME).all(|(a, b)| a == b);
+    if !compressed && !plain {
+        return Err(unknown(&start));
     }
     let mut whole = start.as_slice().chain(file);
     if !compressed {
-        return content(&mut Source::new(&mut whole), members_max);
+        let source = &mut Source::new(&mut whole);
+        return match opening(source, members_max)? {
+            Opening::Trace(header) => body(source, header),
+            Opening::Recording(recording) => recording::plain(source, &recording, members_max),
+        };
     }
     let mut frame =
         zstd::stream::read::Decoder::with_buffer(whole).map_err(|e| unreadable(&e, 0))?.single_frame();
     frame.window_log_max(WINDOW_LOG_MAX).map_err(|e| unreadable(&e, 0))?;
-    let trace = content(&mut Source::new(&mut frame), members_max)?;
-    let rest = frame.finish().fill_buf().map_err(|e| unreadable(&e, 0))?.len();
-    if rest > 0 {
-        return Err(Error::new(Kind::BadFormat, "read trace").at("bytes follow the zstd frame"));
+    let source = &mut Source::new(&mut frame);
+    match opening(source, members_max)? {
+        Opening::Trace(header) => {
+            let trace = body(source, header)?;
+            let rest = frame.finish().fill_buf().map_err(|e| unreadable(&e, 0))?.len();
+            if rest > 0 {
+                return Err(Error::new(Kind::BadFormat, "read trace").at("bytes follow the zstd frame"));
+            }
+            Ok(trace)
+        }
+        Opening::Recording(recording) => {
+            if !source.is_at_end()? {
+                return Err(malformed("the first frame goes on behind the header", source.offset()));
+            }
+            let unpacked = source.offset();
+            recording::packed(&mut frame.finish(), unpacked, &recording, members_max)
+        }
     }
-    Ok(trace)
 }
 
-/// Decodes the content: magic, header, body, and nothing behind.
-fn content(source: &mut Source<'_>, members_max: u64) -> Result<SelectionTrace> {
+/// How a content begins.
+enum Opening {
+    Trace(Header),
+    Recording(Recording),
+}
+
+/// Reads the magic and the header.
+fn opening(source: &mut Source<'_>, members_max: u64) -> Result<Opening> {
     let mut magic = [0; FORMAT.len()];
     source.exact(&mut magic)?;
-    let version = magic[FORMAT.len() - 1];
-    if magic[..FORMAT.len() - 1] != FORMAT.as_bytes()[..FORMAT.len() - 1] || !version.is_ascii_digit() {
-        return Err(malformed("the content is not a TOPKTRC1 trace", 0));
+    let version = magic[NAME];
+    if magic[..NAME] != FORMAT.as_bytes()[..NAME] || !version.is_ascii_digit() {
+        return Err(unknown(&magic));
     }
-    if magic != FORMAT.as_bytes() {
+    let records = magic == RECORDING.as_bytes();
+    if magic != FORMAT.as_bytes() && !records {
         return Err(Error::new(Kind::BadVersion, "read trace")
             .at("format TOPKTRC")
             .with("version", version - b'0')
-            .with("known", 1_u32));
+            .with("known up to", 2_u32));
     }
     let length = source.u32()?;
     if length > HEADER_MAX {
@@ -174,7 +207,14 @@ fn content(source: &mut Source<'_>, members_max: u64) -> Result<SelectionTrace> 
     }
     let mut json = vec![0; length as usize];
     source.exact(&mut json)?;
-    let header = Header::parse(&json, members_max)?;
+    Ok(match records {
+        true => Opening::Recording(Recording::parse(&json)?),
+        false => Opening::Trace(Header::parse(&json, members_max)?),
+    })
+}
+
+/// Decodes the sets that a finished trace's header promises, and nothing behind them.
+fn body(source: &mut Source<'_>, header: Header) -> Result<SelectionTrace> {
     let mut body = Body::new(header);
     for step in 0..body.header.steps {
         for layer in 0..body.header.layers {
@@ -184,12 +224,13 @@ fn content(source: &mut Source<'_>, members_max: u64) -> Result<SelectionTrace> 
     if !source.is_at_end()? {
         return Err(malformed("bytes follow the last step", source.offset()));
     }
-    Ok(SelectionTrace { header: body.header, members: body.members })
+    let header = body.header.clone();
+    Ok(body.trace(header))
 }
 
 /// The sets decoded so far, and room for the one at hand.
-struct Body {
-    header: Header,
+pub(super) struct Body {
+    pub header: Header,
     members: Vec<u32>,
     added: Vec<u32>,
     dropped: Vec<u32>,
@@ -197,12 +238,12 @@ struct Body {
 }
 
 impl Body {
-    fn new(header: Header) -> Self {
+    pub fn new(header: Header) -> Self {
         Body { header, members: Vec::new(), added: Vec::new(), dropped: Vec::new(), set: Vec::new() }
     }
 
     /// Decodes the set of `step` and `layer`, the next in the file, and appends it.
-    fn set(&mut self, source: &mut Source<'_>, step: u32, layer: u32) -> Result<()> {
+    pub fn set(&mut self, source: &mut Source<'_>, step: u32, layer: u32) -> Result<()> {
         let size = self.header.set_size(step) as usize;
         let place = source.offset();
         let (adds, drops) = (usize::from(source.u16()?), usize::from(source.u16()?));
@@ -228,6 +269,25 @@ impl Body {
             malformed("an added position was in the set already", place).with("position", twice)
         })?;
         self.append()
+    }
+
+    /// Appends the set that `layer` has at `step` once more, as the next layer's.
+    pub fn again(&mut self, step: u32, layer: u32) -> Result<()> {
+        let size = self.header.set_size(step) as usize;
+        let start = self.header.members_before(step) as usize + layer as usize * size;
+        self.set.clear();
+        self.set.extend_from_slice(self.members.get(start..start + size).unwrap_or_default());
+        self.append()
+    }
+
+    /// Forgets the sets of `step` and of all behind it.
+    pub fn forget_from(&mut self, step: u32) {
+        self.members.truncate(self.header.members_before(step) as usize);
+    }
+
+    /// The trace of the sets decoded, under `header`.
+    pub fn trace(self, header: Header) -> SelectionTrace {
+        SelectionTrace { header, members: self.members }
     }
 
     /// Appends the set at hand. Memory at most doubles, and never beyond what the header justifies.

@@ -219,14 +219,27 @@ fn bytes_behind_the_trace_are_an_error() {
 
 #[test]
 fn other_versions_and_other_files_are_told_apart() {
-    let e = refusal(b"TOPKTRC2....");
-    assert_eq!((e.kind(), e.number("version")), (Kind::BadVersion, Some(2)));
+    let e = refusal(b"TOPKTRC3....");
+    assert_eq!((e.kind(), e.number("version")), (Kind::BadVersion, Some(3)));
     let packed = zstd::encode_all(&b"TOPKTRC7"[..], 3).unwrap();
     assert_eq!(refusal(&packed).kind(), Kind::BadVersion);
     let packed = zstd::encode_all(&b"something else"[..], 3).unwrap();
-    assert!(refusal(&packed).place().contains("not a TOPKTRC1 trace"));
-    for bytes in [&b"\x1f\x8b\x08\0"[..], b"{\"a\":1}", b"T\0"] {
-        assert!(refusal(bytes).place().contains("neither"));
+    assert_eq!(refusal(&packed).place(), "the file holds text of no known kind");
+    for (bytes, place, hint) in [
+        (&b"\x1f\x8b\x08\0"[..], "the file is gzip", "unpack it"),
+        (b"{\"timestamp\":1}", "the file holds a request trace", "not through a pipe"),
+        (b"\xEF\xBB\xBF {\"timestamp\":1}", "the file holds a request trace", "not through a pipe"),
+        (b"TIMESTAMP,ContextTokens", "the file holds a request trace", "not through a pipe"),
+        (b" [{\"timestamp\":1}]", "the file holds a JSON array", "one object a line"),
+        (b"ids,time\r\n1,2\r\n", "the file holds text of no known kind", "Mooncake"),
+        (b"T", "truncated: the file ends early", ""),
+        (b"\x7FELF\x02\x01", "the file is neither text nor a zstd frame", "TOPKTRC2"),
+    ] {
+        for bytes in [bytes, &zstd::encode_all(bytes, 1).unwrap()] {
+            let e = refusal(bytes);
+            let short = e.place().starts_with("truncated") && bytes.starts_with(&ZSTD_MAGIC);
+            assert!(short || e.place().starts_with(place) && e.to_string().contains(hint), "{e}");
+        }
     }
 }
 
@@ -305,7 +318,7 @@ fn files_that_cannot_be_read_are_named() {
     assert!(e.place().contains("no-such.zst: No such file"), "{e}");
     let e = SelectionTrace::read(&here.join("Cargo.toml")).unwrap_err();
     assert_eq!(e.kind(), Kind::BadFormat);
-    assert!(e.place().contains("Cargo.toml: the file is neither"), "{e}");
+    assert!(e.place().contains("Cargo.toml: the file holds text of no known kind"), "{e}");
 }
 
 #[test]

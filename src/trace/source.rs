@@ -51,7 +51,12 @@ pub(super) struct Source<'a> {
 
 impl<'a> Source<'a> {
     pub(super) fn new(input: &'a mut dyn Read) -> Self {
-        Source { input, buffer: vec![0; BUFFER].into_boxed_slice(), at: 0, end: 0, passed: 0 }
+        Source::behind(input, 0)
+    }
+
+    /// The part of a content that begins behind `passed` bytes of it.
+    pub(super) fn behind(input: &'a mut dyn Read, passed: u64) -> Self {
+        Source { input, buffer: vec![0; BUFFER].into_boxed_slice(), at: 0, end: 0, passed }
     }
 
     /// The offset of the next byte in the (decompressed) content.

@@ -72,7 +72,7 @@ fn difference(old: &[u32], new: &[u32], added: &mut Vec<u32>, dropped: &mut Vec<
 }
 
 /// Appends ascending `values` as gaps.
-fn gaps(values: &[u32], out: &mut Vec<u8>) {
+pub(super) fn gaps(values: &[u32], out: &mut Vec<u8>) {
     let mut least = 0;
     for value in values {
         let mut gap = value - least;

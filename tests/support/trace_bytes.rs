@@ -9,13 +9,40 @@ const MEMBERS: u64 = 1 << 16;
 pub const HEADER: &[u8] =
     br#"{"layers":1,"k":2,"steps":2,"warm_steps":1,"first_position":5,"decode_start":6,"context":7}"#;
 
-/// What no fuzzer finds by itself: the same bytes as a header behind the format's name, and as the sets behind a
-/// header.
-pub fn trace_parts(bytes: &[u8]) {
-    for (header, sets) in [(bytes, &[][..]), (HEADER, bytes)] {
-        trace_bytes(&[&b"TOPKTRC1"[..], &(header.len() as u32).to_le_bytes(), header, sets].concat());
-    }
+/// The header of a small recording.
+pub const RECORDING: &[u8] =
+    br#"{"layers":3,"shares":[0,1,0],"k":2,"first_position":1,"decode_start":2,"context":99}"#;
+
+/// A content: the format's name, a header, what stands behind it.
+pub fn content(name: &[u8; 8], header: &[u8], rest: &[u8]) -> Vec<u8> {
+    [&name[..], &(header.len() as u32).to_le_bytes(), header, rest].concat()
 }
+
+/// A recording of `groups`, each a frame behind its mark.
+pub fn recording(groups: &[&[u8]]) -> Vec<u8> {
+    let pack = |bytes: &[u8]| zstd::bulk::compress(bytes, 1).unwrap();
+    groups.iter().fold(pack(&content(b"TOPKTRC2", RECORDING, &[])), |file, group| {
+        let frame = pack(group);
+        let length = frame.len() as u32;
+        let mark = [0x184D_2A5A, 8, length, !length].map(u32::to_le_bytes).concat();
+        [file, mark, frame].concat()
+    })
+}
+
+/// What no fuzzer finds by itself: the same bytes as a header behind a format's name, as the sets or groups
+/// behind a header, as the frames behind a recording's first one, and as one group in a frame of its own.
+pub fn trace_parts(bytes: &[u8]) {
+    for (name, header) in [(b"TOPKTRC1", HEADER), (b"TOPKTRC2", RECORDING)] {
+        trace_bytes(&content(name, bytes, &[]));
+        trace_bytes(&content(name, header, bytes));
+    }
+    trace_bytes(&[&recording(&[])[..], bytes].concat());
+    trace_bytes(&recording(&[bytes]));
+    trace_bytes(&recording(&[GROUP, bytes]));
+}
+
+/// The first group of a recording: one step, which selects positions 0 and 1 in both layers that have sets.
+pub const GROUP: &[u8] = &[0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0];
 
 /// Any bytes are a trace, or an error in one line. A trace keeps the rules of its sets and survives being
 /// written and read again. Answers whether it was one.
@@ -37,6 +64,7 @@ pub fn trace_bytes(bytes: &[u8]) -> bool {
             assert!(set.last().is_none_or(|last| *last <= header.position(step)));
         }
     }
-    assert_eq!(SelectionTrace::from_bytes(&trace.encode().unwrap()).unwrap(), trace);
+    let written = trace.encode().unwrap();
+    assert_eq!(SelectionTrace::from_bytes(&written).unwrap().encode().unwrap(), written);
     true
 }

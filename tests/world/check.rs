@@ -130,6 +130,7 @@ impl World {
             (stats.steps_in_flight, (self.flights.len() + open) as u32),
             (stats.free_host_pages, self.config.host_pages - self.pages.taken()),
             (stats.free_index_pages, self.config.index_pages - self.pages.taken()),
+            (stats.unused_pages, self.index.unused()),
             (stats.free_slots, free.min().unwrap()),
             (stats.free_lanes, self.config.lanes - sequences),
         ];
@@ -138,6 +139,8 @@ impl World {
         let counters = [stats.steps, stats.hits, stats.misses, stats.scratch, stats.bytes_up];
         let row_bytes = u64::from(self.geometry.row_bytes());
         assert_eq!(counters, [c.steps, c.hits, c.misses, c.scratch, c.misses * row_bytes]);
+        let sharing = |s: &Stats| [s.prompt_tokens, s.shared_tokens, s.sealed_pages, s.evicted_pages];
+        assert_eq!(sharing(&stats), sharing(&c));
     }
 
     /// Closes and retires everything; every gauge is back at its start.
@@ -169,20 +172,20 @@ impl World {
         self.check();
     }
 
-    /// With everything closed every gauge is back at its start. Forgets who was there.
+    /// With everything closed every gauge is back at its start, but for shared pages. Forgets who was there.
     pub fn forget(&mut self) {
         let gauges = |s: Stats| {
             [
                 s.sequences,
                 s.steps_in_flight,
-                s.free_host_pages,
-                s.free_index_pages,
+                s.free_host_pages + s.unused_pages,
+                s.free_index_pages + s.unused_pages,
                 s.free_slots,
                 s.free_lanes,
             ]
         };
         assert_eq!(gauges(self.cache.stats()), gauges(self.start));
-        assert_eq!(self.pages.taken(), 0);
+        assert_eq!(self.pages.taken(), self.index.unused());
         assert!(self.tickets.iter().all(|ticket| ticket.poll().is_some()), "a ticket never ended");
         self.tickets.clear();
         self.seqs.clear();

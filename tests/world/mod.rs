@@ -9,4 +9,5 @@ pub mod ops;
 #[path = "../support/oracle.rs"]
 pub mod oracle;
 pub mod run;
+pub mod share;
 pub mod steps;

@@ -1,6 +1,7 @@
 //! The naive model: a list of rows a sequence, an oracle a layer, owners of pages by counting.
 
 use super::oracle::Oracle;
+use super::share::{Name, Script};
 use forebay::{Budget, Config, Sequence, Slots};
 use std::collections::HashMap;
 
@@ -56,6 +57,11 @@ pub struct Seq {
     /// Slots whose rows a bounded warm-up has not visited.
     pub unvisited: u64,
     pub rows_a_call: u64,
+    /// Its tokens, if they are known, and its sealed pages: whether it uses what the index holds.
+    pub script: Option<Script>,
+    pub names: Vec<(Name, bool)>,
+    /// Committed rows that are stored for certain.
+    pub stored: u32,
 }
 
 impl Seq {
@@ -118,9 +124,9 @@ impl PageModel {
         *self.owners.get_mut(&page).unwrap() += 1;
     }
 
-    /// Whether others own it too.
-    pub fn is_shared(&self, page: usize) -> bool {
-        self.owners[&page] > 1
+    /// How many own it.
+    pub fn owners(&self, page: usize) -> u32 {
+        self.owners[&page]
     }
 
     /// One owner less.

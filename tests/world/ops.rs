@@ -38,6 +38,10 @@ pub enum Op {
     Close { seq: u8 },
     /// Releases what can be released.
     Reap,
+    /// As `Start`, with tokens of one of a few scripts.
+    StartShared { prompt: u8, promised: u8, budget: u8, script: u8 },
+    /// Seals pages, as far as `by` tokens behind those that are.
+    Seal { seq: u8, by: u8 },
 }
 
 /// Bytes of an encoded operation.
@@ -48,7 +52,7 @@ impl Op {
     pub fn decode([kind, a, b, c, low, high]: [u8; OP_BYTES]) -> Op {
         let seed = u16::from_le_bytes([low, high]);
         let whole = c & 1 == 0;
-        match kind % 40 {
+        match kind % 52 {
             0 => Op::Open { prompt: a, promised: b, budget: low, whole },
             1..=3 => Op::Start { prompt: a, promised: b, budget: low, whole },
             4 | 5 => Op::Append { seq: a, layer: b, count: c },
@@ -65,7 +69,9 @@ impl Op {
             33..=35 => Op::RollBack { seq: a, how: b, by: c },
             36 | 37 => Op::Fork { seq: a, promised: b, budget: low, whole },
             38 => Op::Close { seq: a },
-            _ => Op::Reap,
+            39 => Op::Reap,
+            40..=44 => Op::StartShared { prompt: a, promised: b, budget: low, script: high },
+            _ => Op::Seal { seq: a, by: b },
         }
     }
 }

@@ -5,6 +5,7 @@ use super::check::Outcomes;
 use super::engine::{Engine, key, stamp};
 use super::model::{FOUND, Origin, PageModel, Seq, State, budgets, declared_slots, reach};
 use super::ops::{Op, Random};
+use super::share::Index;
 use super::steps::Flight;
 use forebay::device::host::HostOptions;
 use forebay::device::{Device, Outcome, Slice, Ticket};
@@ -74,6 +75,7 @@ pub struct World {
     pub cache: Cache,
     pub seqs: Vec<Seq>,
     pub pages: PageModel,
+    pub index: Index,
     /// Bytes of rows that were declared to be in place.
     found: Vec<Vec<u8>>,
     pub open: Vec<Option<Flight>>,
@@ -128,6 +130,7 @@ impl World {
             cache,
             seqs: Vec::new(),
             pages: PageModel::default(),
+            index: Index::default(),
             found: Vec::new(),
             flights: Vec::new(),
             generation: 0,
@@ -200,6 +203,10 @@ impl World {
             Op::RetireOpen { micro } => self.retire_open(micro),
             Op::RollBack { seq, how, by } => self.roll_back_op(seq, how, by),
             Op::Fork { seq, promised, budget, whole } => self.fork(seq, promised, budget, whole),
+            Op::StartShared { prompt, promised, budget, script } => {
+                self.start_shared(prompt, promised, budget, script);
+            }
+            Op::Seal { seq, by } => self.seal(seq, by),
             Op::Close { seq } => self.close_op(seq),
             Op::Reap => {
                 (0..self.seqs.len()).for_each(|seq| self.release_held(seq));
@@ -243,7 +250,7 @@ impl World {
 
     // ---- opening -------------------------------------------------------------------------------------
 
-    fn budget(wish: u8) -> Budget {
+    pub fn budget(wish: u8) -> Budget {
         match wish % 12 {
             0 => Budget::Slots(4),
             1 => Budget::Slots(9),
@@ -260,7 +267,7 @@ impl World {
     }
 
     /// Why an opening must be refused, else its budgets and pages; `shared` pages are not taken.
-    fn admit(&self, open: &Open, shared: u32) -> Result<(Vec<u32>, u32), Kind> {
+    pub fn admit(&mut self, open: &Open, shared: u32) -> Result<(Vec<u32>, u32), Kind> {
         let admitted = open.prompt + open.promised;
         if admitted == 0 || admitted > self.config.max_tokens {
             return Err(Kind::OutOfRange);
@@ -279,8 +286,7 @@ impl World {
             }
         }
         let pages = reach(&self.config, admitted).div_ceil(self.geometry.page_tokens()) - shared;
-        let least = self.config.host_pages.min(self.config.index_pages);
-        if pages > least - self.pages.taken() { Err(Kind::Exhausted) } else { Ok((table, pages)) }
+        if self.room(pages) { Ok((table, pages)) } else { Err(Kind::Exhausted) }
     }
 
     fn open(&mut self, prompt: u8, promised: u8, budget: u8, whole: bool) -> Option<usize> {
@@ -299,7 +305,7 @@ impl World {
     }
 
     /// Adds a sequence to the model.
-    fn enter(&mut self, handle: Sequence, open: &Open, budgets: Vec<u32>, pages: Vec<usize>) -> usize {
+    pub fn enter(&mut self, handle: Sequence, open: &Open, budgets: Vec<u32>, pages: Vec<usize>) -> usize {
         let rows = (0..self.config.query_rows).map(|row| self.cache.landing_slot(handle, row).unwrap());
         let landing: Vec<u32> = rows.collect();
         let base = *self.landing_base.get_or_insert(landing[0]);
@@ -323,6 +329,9 @@ impl World {
             key_pages: Vec::new(),
             unvisited: 0,
             rows_a_call: 0,
+            script: None,
+            names: Vec::new(),
+            stored: 0,
         });
         self.learn_pages(self.seqs.len() - 1);
         self.seqs.len() - 1
@@ -367,7 +376,7 @@ impl World {
         self.append(seq, layer, count, expected);
     }
 
-    fn fill(&mut self, seq: usize) {
+    pub fn fill(&mut self, seq: usize) {
         for layer in 0..self.layers() {
             let left = self.seqs[seq].prompt - self.seqs[seq].rows[layer as usize].len() as u32;
             self.append(seq, layer, left.min(17), None);
@@ -408,7 +417,7 @@ impl World {
 
     // ---- joining -------------------------------------------------------------------------------------
 
-    fn join(&mut self, seq: usize, warm: u32, bound: u32, seed: u16) {
+    pub fn join(&mut self, seq: usize, warm: u32, bound: u32, seed: u16) {
         let (s, k) = (&self.seqs[seq], self.config.shape.top_k);
         let complete = s.rows.iter().all(|rows| rows.len() as u32 == s.prompt);
         let expected = (s.state != State::Filling || !complete).then_some(Kind::InvalidConfig);
@@ -437,6 +446,7 @@ impl World {
             }
         }
         s.state = State::Joining;
+        s.stored = s.prompt;
         let idle = !s.whole && warm == 0;
         s.unvisited = if idle { 0 } else { s.budgets.iter().map(|b| u64::from(*b)).sum() };
         s.rows_a_call = if bound == 0 { u64::MAX } else { bound.into() };
@@ -510,21 +520,24 @@ impl World {
         let page = self.geometry.page_tokens();
         let first = (to / page) as usize;
         self.release_held(seq);
-        let s = &self.seqs[seq];
-        let shared: Vec<usize> =
-            (first..s.pages.len()).filter(|p| self.pages.is_shared(s.pages[*p])).collect();
-        let least = self.config.host_pages.min(self.config.index_pages);
-        let expected = match s.state {
+        let others = |world: &mut World, p: usize| {
+            let alone = u32::from(world.held_alone(seq, p));
+            world.pages.owners(world.seqs[seq].pages[p]) - alone > 1
+        };
+        let shared: Vec<usize> = (first..self.seqs[seq].pages.len()).filter(|p| others(self, *p)).collect();
+        let (state, in_flight) = (self.seqs[seq].state, self.seqs[seq].in_flight);
+        let expected = match state {
             State::Filling | State::Joining => Some(Kind::InvalidConfig),
-            _ if s.in_flight > 0 => Some(Kind::Busy),
+            _ if in_flight > 0 => Some(Kind::Busy),
             _ if to > length + landed => Some(Kind::OutOfRange),
-            _ if shared.len() as u32 > least - self.pages.taken() => Some(Kind::Exhausted),
+            _ if !self.room(shared.len() as u32) => Some(Kind::Exhausted),
             _ => None,
         };
         let before = self.snapshot();
         let result = self.cache.roll_back(handle, to, self.engine.host);
         let Some(ticket) = self.expect(before, result, expected) else { return };
         self.ended(&ticket);
+        self.cut_names(seq, first);
         let fresh = self.pages.take(shared.len() as u32);
         for (place, fresh) in shared.into_iter().zip(fresh) {
             let old = std::mem::replace(&mut self.seqs[seq].pages[place], fresh);
@@ -541,13 +554,14 @@ impl World {
         s.oracles.iter_mut().for_each(|oracle| oracle.truncate(to));
         s.state = State::Running;
         s.tainted = false;
+        s.stored = to;
         self.learn_pages(seq);
     }
 
     fn fork(&mut self, wish: u8, promised: u8, budget: u8, whole: bool) {
         let Some(parent) = self.pick(wish) else { return };
         let bring_up = if whole { BringUp::Whole } else { BringUp::Nothing };
-        let p = &self.seqs[parent];
+        let p = self.seqs[parent].clone();
         let (prompt, page) = (p.length(), self.geometry.page_tokens());
         let open =
             Open { prompt, promised: u32::from(promised) % 60, budget: Self::budget(budget), bring_up };
@@ -574,8 +588,9 @@ impl World {
         let child = self.enter(child, &open, table, pages);
         let rows = self.seqs[parent].rows.clone();
         let c = &mut self.seqs[child];
-        (c.rows, c.held, c.state) = (rows, held, State::Running);
+        (c.rows, c.held, c.state, c.stored) = (rows, held, State::Running, prompt);
         c.enter();
+        self.share_names(parent, child, full);
     }
 
     fn close_op(&mut self, wish: u8) {
@@ -605,6 +620,7 @@ impl World {
         if self.seqs[seq].state == State::Closing && self.seqs[seq].in_flight == 0 {
             self.seqs[seq].state = State::Gone;
             self.release_held(seq);
+            self.drop_names(seq);
             for page in std::mem::take(&mut self.seqs[seq].pages) {
                 self.pages.release(page);
             }

@@ -411,10 +411,20 @@ impl World {
             }
         }
         for row in flight.rows {
+            let older = self.open.iter().flatten().chain(&self.flights).any(|other| {
+                other.step.number() < number && other.rows.iter().any(|theirs| theirs.seq == row.seq)
+            });
             let s = &mut self.seqs[row.seq];
             s.in_flight -= 1;
             if flight.fails && s.state == State::Running {
                 s.state = State::Failed;
+            }
+            // What an older step wrote may yet turn out to be worth nothing.
+            if !flight.fails && !older {
+                s.stored = s.stored.max(row.length);
+            }
+            if !flight.fails && s.in_flight == 0 && s.state == State::Running {
+                s.stored = s.length();
             }
             self.leave(row.seq);
         }

@@ -12,8 +12,10 @@
 //! optimum may let a hit go for a row that it fetched. It would need a copy after the step, so there it is a
 //! bound rather than something to build.
 
-use super::Selected;
+use forebay::Result;
+
 use super::ranked::Rank;
+use super::{Selected, room};
 
 /// Rows by the step that selects them next, soonest last out.
 pub struct Belady {
@@ -23,8 +25,11 @@ pub struct Belady {
 
 impl Belady {
     /// For positions below `positions`.
-    pub fn new(positions: usize) -> Belady {
-        Belady { next: vec![0; positions] }
+    ///
+    /// # Errors
+    /// [`forebay::Kind::OutOfMemory`].
+    pub fn new(positions: usize) -> Result<Belady> {
+        Ok(Belady { next: room::filled(positions, 0)? })
     }
 }
 

@@ -11,8 +11,10 @@
 //! [`Memory::Tokens`] the words stand for each token of the context instead, also while its row is not
 //! resident: 12 bytes for each token and layer beside the 132 of an index key.
 
-use super::Selected;
+use forebay::Result;
+
 use super::ranked::Rank;
+use super::{Selected, room};
 
 /// Where counts are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,8 +72,11 @@ pub struct Decay {
 
 impl Decay {
     /// For positions below `positions`.
-    pub fn new(positions: usize, memory: Memory) -> Decay {
-        Decay { counts: vec![Counts::default(); positions], memory, step: 0 }
+    ///
+    /// # Errors
+    /// [`forebay::Kind::OutOfMemory`].
+    pub fn new(positions: usize, memory: Memory) -> Result<Decay> {
+        Ok(Decay { counts: room::filled(positions, Counts::default())?, memory, step: 0 })
     }
 }
 
@@ -121,7 +126,7 @@ mod tests {
     fn only_tokens_remember_what_left() {
         let row = Selected { position: 0, next: super::super::NEVER };
         let ranks = [Memory::Slots, Memory::Tokens].map(|memory| {
-            let mut decay = Decay::new(1, memory);
+            let mut decay = Decay::new(1, memory).unwrap();
             decay.select(1, row, false);
             decay.select(2, row, false);
             decay.rank(0)

@@ -1,7 +1,9 @@
 //! First in, first out: a row leaves in the order in which it came, however often it was hit.
 
-use super::Selected;
+use forebay::Result;
+
 use super::ranked::Rank;
+use super::{Selected, room};
 
 /// Rows by the step that fetched or bore them, those born in a step after those that it fetched, then by
 /// position.
@@ -12,8 +14,11 @@ pub struct Fifo {
 
 impl Fifo {
     /// For positions below `positions`.
-    pub fn new(positions: usize) -> Fifo {
-        Fifo { entered: vec![0; positions] }
+    ///
+    /// # Errors
+    /// [`forebay::Kind::OutOfMemory`].
+    pub fn new(positions: usize) -> Result<Fifo> {
+        Ok(Fifo { entered: room::filled(positions, 0)? })
     }
 }
 

@@ -26,9 +26,12 @@ pub mod ranked;
 pub mod s3fifo;
 pub mod steps;
 
+use forebay::Result;
 use forebay::trace::SelectionTrace;
 
 use crate::pools::{Outcome, Setting};
+use crate::room;
+use crate::threads;
 use belady::Belady;
 use decay::{Decay, Memory};
 use fifo::Fifo;
@@ -67,15 +70,22 @@ impl Policy {
     }
 
     /// An empty pool of `slots` rows, for positions below `positions`.
-    pub fn pool(self, slots: u32, positions: u32) -> Box<dyn Pool> {
-        fn ranked(slots: usize, positions: usize, rank: impl Rank + 'static) -> Box<dyn Pool> {
-            Box::new(Ranked::new(slots, positions, rank))
+    ///
+    /// # Errors
+    /// [`forebay::Kind::OutOfMemory`].
+    pub fn pool(self, slots: u32, positions: u32) -> Result<Box<dyn Pool>> {
+        fn ranked(
+            slots: usize,
+            positions: usize,
+            rank: Result<impl Rank + 'static>,
+        ) -> Result<Box<dyn Pool>> {
+            Ok(Box::new(Ranked::new(slots, positions, rank?)?))
         }
         let (slots, positions) = (slots as usize, positions as usize);
         match self {
             Policy::Lru => ranked(slots, positions, Lru::new(positions)),
             Policy::Fifo => ranked(slots, positions, Fifo::new(positions)),
-            Policy::S3Fifo => Box::new(S3Fifo::new(slots, positions)),
+            Policy::S3Fifo => Ok(Box::new(S3Fifo::new(slots, positions)?)),
             Policy::Decay => ranked(slots, positions, Decay::new(positions, Memory::Slots)),
             Policy::DecayTokens => ranked(slots, positions, Decay::new(positions, Memory::Tokens)),
             Policy::Belady => ranked(slots, positions, Belady::new(positions)),
@@ -97,6 +107,9 @@ pub struct Selected {
 
 /// One layer's pool under one policy.
 pub trait Pool {
+    /// Whether the row is resident.
+    fn holds(&self, position: u32) -> bool;
+
     /// Step `step` selects `rows`, ascending by position. Returns how many were missed.
     fn select(&mut self, step: u32, rows: &[Selected]) -> u32;
 
@@ -106,6 +119,16 @@ pub trait Pool {
 
 /// Runs one layer's steps through `pool`: its hits, and its misses by decode step.
 pub fn run(steps: &Steps, setting: Setting, pool: &mut dyn Pool) -> (u64, Vec<u64>) {
+    run_watched(steps, setting, pool, |_, _| ())
+}
+
+/// The same. Calls `watch` with each decode step, counted from the first warm-up step, and the pool before it.
+pub fn run_watched(
+    steps: &Steps,
+    setting: Setting,
+    pool: &mut dyn Pool,
+    mut watch: impl FnMut(u32, &dyn Pool),
+) -> (u64, Vec<u64>) {
     for step in steps.warm() - setting.warmup..steps.warm() {
         pool.select(step, steps.selected(step));
     }
@@ -114,8 +137,10 @@ pub fn run(steps: &Steps, setting: Setting, pool: &mut dyn Pool) -> (u64, Vec<u6
         if group > 0 {
             pool.bear(steps.warm() + group - 1, steps.born(group - 1));
         }
-        let rows = steps.selected(steps.warm() + group);
-        let missed = u64::from(pool.select(steps.warm() + group, rows));
+        let step = steps.warm() + group;
+        watch(step, pool);
+        let rows = steps.selected(step);
+        let missed = u64::from(pool.select(step, rows));
         hits += rows.len() as u64 - missed;
         misses.push(missed);
     }
@@ -123,26 +148,35 @@ pub fn run(steps: &Steps, setting: Setting, pool: &mut dyn Pool) -> (u64, Vec<u6
 }
 
 /// Replays the trace under every policy and setting of `jobs`, which agree on `mtp` and may differ in slots,
-/// warm-up and steps. Calls `progress` with the steps of each job and layer.
+/// warm-up and steps; layers on all cores. Calls `progress` with the steps of each job and layer.
+///
+/// # Errors
+/// [`forebay::Kind::OutOfMemory`].
 pub fn replay(
     trace: &SelectionTrace,
     jobs: &[(Policy, Setting)],
-    mut progress: impl FnMut(u64),
-) -> Vec<Outcome> {
+    progress: impl Fn(u64) + Sync,
+) -> Result<Vec<Outcome>> {
     let empty = |setting: &Setting| Outcome { layers: Vec::new(), steps: vec![0; setting.steps as usize] };
     let mut outcomes: Vec<Outcome> = jobs.iter().map(|(_, setting)| empty(setting)).collect();
-    let Some(mtp) = jobs.first().map(|(_, setting)| setting.mtp) else { return outcomes };
+    let Some(mtp) = jobs.first().map(|(_, setting)| setting.mtp) else { return Ok(outcomes) };
     let warm = jobs.iter().map(|(_, s)| s.warmup).max().unwrap_or(0);
     let groups = jobs.iter().map(|(_, s)| s.steps).max().unwrap_or(0);
-    for layer in 0..trace.header().layers {
-        let steps = Steps::new(trace, layer, warm, mtp, groups);
-        for ((policy, setting), outcome) in jobs.iter().zip(&mut outcomes) {
-            let (hits, misses) =
-                run(&steps, *setting, policy.pool(setting.slots, steps.positions()).as_mut());
+    let layers = threads::each(trace.header().layers as usize, |layer| {
+        let steps = Steps::new(trace, layer as u32, warm, mtp, groups)?;
+        let run = |(policy, setting): &(Policy, Setting)| {
+            let mut pool = policy.pool(setting.slots, steps.positions())?;
+            let found = run(&steps, *setting, pool.as_mut());
+            progress(u64::from(setting.steps));
+            Ok(found)
+        };
+        jobs.iter().map(run).collect::<Result<Vec<_>>>()
+    })?;
+    for layer in layers {
+        for ((hits, misses), outcome) in layer.into_iter().zip(&mut outcomes) {
             outcome.layers.push((hits, misses.iter().sum()));
             outcome.steps.iter_mut().zip(misses).for_each(|(sum, step)| *sum += step);
-            progress(u64::from(setting.steps));
         }
     }
-    outcomes
+    Ok(outcomes)
 }

@@ -4,7 +4,9 @@
 //! drop. Ranks may change with every step, so nothing is kept sorted: victims are found by one scan over the
 //! slots, which is what a kernel would do.
 
-use super::{Pool, Selected};
+use forebay::Result;
+
+use super::{Pool, Selected, room};
 
 /// A policy as an order of rows.
 pub trait Rank {
@@ -43,16 +45,20 @@ pub struct Ranked<R> {
 
 impl<R: Rank> Ranked<R> {
     /// An empty pool of `slots` rows, for positions below `positions`.
-    pub fn new(slots: usize, positions: usize, rank: R) -> Self {
-        Ranked {
+    ///
+    /// # Errors
+    /// [`forebay::Kind::OutOfMemory`].
+    pub fn new(slots: usize, positions: usize, rank: R) -> Result<Self> {
+        Ok(Ranked {
             rank,
             slots,
-            resident: Vec::with_capacity(slots.min(positions)),
-            selected: vec![0; positions],
-            place: vec![ABSENT; positions],
-            missed: Vec::new(),
-            candidates: Vec::new(),
-        }
+            // A step's rows and those born may stand beside those that are about to leave.
+            resident: room::vector(positions)?,
+            selected: room::filled(positions, 0)?,
+            place: room::filled(positions, ABSENT)?,
+            missed: room::vector(positions)?,
+            candidates: room::vector(positions)?,
+        })
     }
 
     fn insert(&mut self, position: u32) {
@@ -96,10 +102,14 @@ impl<R: Rank> Ranked<R> {
 }
 
 impl<R: Rank> Pool for Ranked<R> {
+    fn holds(&self, position: u32) -> bool {
+        self.place[position as usize] != ABSENT
+    }
+
     fn select(&mut self, step: u32, rows: &[Selected]) -> u32 {
         self.missed.clear();
         for row in rows {
-            let hit = self.place[row.position as usize] != ABSENT;
+            let hit = self.holds(row.position);
             self.selected[row.position as usize] = step + 1;
             self.rank.select(step, *row, hit);
             if !hit {
@@ -145,8 +155,11 @@ pub struct Lru {
 
 impl Lru {
     /// For positions below `positions`.
-    pub fn new(positions: usize) -> Lru {
-        Lru { stamps: vec![0; positions] }
+    ///
+    /// # Errors
+    /// [`forebay::Kind::OutOfMemory`].
+    pub fn new(positions: usize) -> Result<Lru> {
+        Ok(Lru { stamps: room::filled(positions, 0)? })
     }
 }
 

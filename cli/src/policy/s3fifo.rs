@@ -3,8 +3,10 @@
 //! A row selected twice in a step is hit once; a row that the step selects stays; born rows enter the small
 //! queue; a step whose rows exceed the slots keeps its hits and the misses at the highest positions.
 
-use super::{Pool, Selected};
-use crate::queues::{Known, Queues};
+use forebay::Result;
+
+use super::{Pool, Selected, room};
+use crate::queues::Queues;
 
 /// A pool under S3-FIFO.
 pub struct S3Fifo {
@@ -17,9 +19,16 @@ pub struct S3Fifo {
 
 impl S3Fifo {
     /// An empty pool of `slots` rows, for positions below `positions`.
-    pub fn new(slots: usize, positions: usize) -> S3Fifo {
-        let queues = Queues::new(slots, vec![Known::NOTHING; positions]);
-        S3Fifo { slots, queues, selected: vec![0; positions], missed: Vec::new() }
+    ///
+    /// # Errors
+    /// [`forebay::Kind::OutOfMemory`].
+    pub fn new(slots: usize, positions: usize) -> Result<S3Fifo> {
+        Ok(S3Fifo {
+            slots,
+            queues: Queues::new(slots, positions)?,
+            selected: room::filled(positions, 0)?,
+            missed: room::vector(positions)?,
+        })
     }
 
     /// How many rows are too many with `more`.
@@ -29,6 +38,10 @@ impl S3Fifo {
 }
 
 impl Pool for S3Fifo {
+    fn holds(&self, position: u32) -> bool {
+        self.queues.contains(position)
+    }
+
     fn select(&mut self, step: u32, rows: &[Selected]) -> u32 {
         let now = step + 1;
         self.missed.clear();

@@ -1,9 +1,10 @@
 //! One layer's steps as pools see them: selections united by decode step, and for every row when it is
 //! selected next.
 
+use forebay::Result;
 use forebay::trace::SelectionTrace;
 
-use super::{NEVER, Selected};
+use super::{NEVER, Selected, room};
 
 /// The steps of one layer: warm-up steps, then decode steps.
 pub struct Steps {
@@ -21,7 +22,10 @@ pub struct Steps {
 impl Steps {
     /// Of `layer`: the last `warm` warm steps, then `groups` decode steps of `mtp` query rows. The trace has
     /// as many.
-    pub fn new(trace: &SelectionTrace, layer: u32, warm: u32, mtp: u32, groups: u32) -> Steps {
+    ///
+    /// # Errors
+    /// [`forebay::Kind::OutOfMemory`].
+    pub fn new(trace: &SelectionTrace, layer: u32, warm: u32, mtp: u32, groups: u32) -> Result<Steps> {
         let header = trace.header();
         let first = header.warm_steps - warm;
         let warm_steps = (first..header.warm_steps).map(|s| trace.selection(s, layer).to_vec());
@@ -36,16 +40,26 @@ impl Steps {
 
     /// Of `warm` warm-up steps and `groups` decode steps, positions in any order and repeated, none born in
     /// its own step; the prompt ends at `prompt`.
-    pub fn of(steps: impl Iterator<Item = Vec<u32>>, prompt: u32, warm: u32, mtp: u32, groups: u32) -> Steps {
+    ///
+    /// # Errors
+    /// [`forebay::Kind::OutOfMemory`].
+    pub fn of(
+        steps: impl Iterator<Item = Vec<u32>>,
+        prompt: u32,
+        warm: u32,
+        mtp: u32,
+        groups: u32,
+    ) -> Result<Steps> {
         let positions = prompt + groups * mtp;
         let (mut rows, mut bounds) = (Vec::new(), vec![0]);
         for mut step in steps {
             step.sort_unstable();
             step.dedup();
+            room::grow(&mut rows, step.len())?;
             rows.extend(step.iter().map(|position| Selected { position: *position, next: NEVER }));
             bounds.push(rows.len());
         }
-        let mut next = vec![NEVER; positions as usize];
+        let mut next = room::filled(positions as usize, NEVER)?;
         for (step, bound) in bounds.windows(2).enumerate().rev() {
             for row in &mut rows[bound[0]..bound[1]] {
                 row.next = std::mem::replace(&mut next[row.position as usize], step as u32);
@@ -54,7 +68,7 @@ impl Steps {
         let born = (prompt..positions)
             .map(|position| Selected { position, next: next[position as usize] })
             .collect();
-        Steps { rows, bounds, born, warm, mtp, positions }
+        Ok(Steps { rows, bounds, born, warm, mtp, positions })
     }
 
     /// Warm-up steps.

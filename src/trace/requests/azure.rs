@@ -1,10 +1,11 @@
 //! One line of the Azure CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`.
 
 use super::input::Line;
+use super::parse::whole;
 use crate::error::Result;
 
 /// What the first line begins with.
-pub(super) const HEADER: &[u8] = b"TIMESTAMP,";
+pub(in crate::trace) const HEADER: &[u8] = b"TIMESTAMP,";
 
 /// The whole first line, its line's end left out.
 const COLUMNS: &[u8] = b"TIMESTAMP,ContextTokens,GeneratedTokens";
@@ -22,23 +23,24 @@ pub(super) fn row(line: Line<'_>) -> Result<(f64, u32, u32)> {
     let text = std::str::from_utf8(line.bytes)
         .map_err(|e| line.wrong("the line is not UTF-8", e.valid_up_to() + 1))?
         .trim_ascii_end();
-    let fields: Vec<&str> = text.split(',').collect();
-    let [time, input, output] = fields[..] else {
-        let what = if line.whole {
-            "the line has not three fields"
-        } else {
-            "the trace ends in the middle of a line"
-        };
-        return Err(line.wrong(what, text.len() + 1).with("fields", fields.len() as u64));
+    // A fourth piece is all that stands behind the third comma.
+    let mut pieces = text.splitn(4, ',');
+    let fields = [pieces.next(), pieces.next(), pieces.next(), pieces.next()];
+    let (time, input, output) = match fields {
+        [Some(time), Some(input), Some(output), None] => (time, input, output),
+        [.., Some(rest)] => {
+            return Err(line.wrong("the line has more than three fields", line.column(rest)));
+        }
+        _ if line.whole => {
+            return Err(line.wrong("the line has fewer than three fields", text.len() + 1));
+        }
+        _ => return Err(line.cut(text.len() + 1)),
     };
     let tokens = |field: &str| {
-        field.parse::<u32>().map_err(|_| {
-            let what = if field.is_empty() && !line.whole {
-                "the trace ends in the middle of a line"
-            } else {
-                "a length is no whole number"
-            };
-            line.wrong(what, line.column(field))
+        let number = whole(field.as_bytes()).and_then(|number| u32::try_from(number).ok());
+        number.ok_or_else(|| match field.is_empty() && !line.whole {
+            true => line.cut(line.column(field)),
+            false => line.wrong("a length is no whole number below 2^32", line.column(field)),
         })
     };
     let seconds = seconds(time).ok_or_else(|| {
@@ -61,7 +63,8 @@ fn seconds(text: &str) -> Option<f64> {
     let mut clock = clock.split(':');
     let (hour, minute, second) =
         (part(clock.next()?, 23)?, part(clock.next()?, 59)?, part(clock.next()?, 60)?);
-    if date.next().is_some() || clock.next().is_some() || month == 0 || day == 0 {
+    if date.next().is_some() || clock.next().is_some() || month == 0 || day == 0 || day > days_of(year, month)
+    {
         return None;
     }
     if fraction.is_empty() || !fraction.bytes().all(|b| b.is_ascii_digit()) {
@@ -75,6 +78,16 @@ fn seconds(text: &str) -> Option<f64> {
     Some(whole as f64 + fraction)
 }
 
+/// Days of a month, by the Gregorian calendar.
+fn days_of(year: u32, month: u32) -> u32 {
+    let leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    match month {
+        2 => 28 + u32::from(leap),
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::seconds;
@@ -86,6 +99,11 @@ mod tests {
         assert_eq!(gap("2024-02-28 00:00:00", "2024-03-01 00:00:00"), 2.0 * 86_400.0);
         assert_eq!(gap("2023-02-28 00:00:00", "2023-03-01 00:00:00"), 86_400.0);
         assert_eq!(gap("2023-12-31 00:00:00", "2024-01-01 00:00:00+00:00"), 86_400.0);
+        let leap = ["2024-02-29 00:00:00", "2000-02-29 00:00:00"];
+        assert!(leap.iter().all(|day| seconds(day).is_some()));
+        for bad in ["2023-02-31 0:0:0", "2023-02-29 0:0:0", "1900-02-29 0:0:0", "2023-04-31 0:0:0"] {
+            assert_eq!(seconds(bad), None, "{bad}");
+        }
         for bad in ["", "2023-11-16", "2023-13-16 0:0:0", "2023-11-16 24:00:00", "2023-11-16 1:2:3.", "a b"] {
             assert_eq!(seconds(bad), None, "{bad}");
         }

@@ -8,13 +8,14 @@ use std::path::Path;
 
 use super::super::selection::{WINDOW_LOG_MAX, ZSTD_MAGIC};
 use super::super::source::{unreadable, words};
+use super::super::unknown::{GZIP_MAGIC, unknown};
 use crate::error::{Error, Kind, Result};
 
 /// The longest line in bytes: 64 MiB. Sessions of coding agents have lines of some 4 MB.
 pub const LINE_MAX: usize = 1 << 26;
 
-/// The first bytes of gzip, which other tools write under any name.
-const GZIP_MAGIC: [u8; 2] = [0x1F, 0x8B];
+/// What some programs write before a text in UTF-8. It says nothing and is passed over.
+pub(in crate::trace) const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// Bytes read at a time.
 const BUFFER: usize = 1 << 16;
@@ -38,7 +39,7 @@ pub(super) fn unpacked<'a>(mut file: impl BufRead + 'a) -> Result<Box<dyn BufRea
     let mut start = Vec::with_capacity(ZSTD_MAGIC.len());
     (&mut file).take(ZSTD_MAGIC.len() as u64).read_to_end(&mut start).map_err(|e| unreadable(&e, 0))?;
     if start.starts_with(&GZIP_MAGIC) {
-        return Err(malformed("the file is gzip").hint("unpack it; plain text and zstd are read"));
+        return Err(unknown(&start));
     }
     let is_zstd = start == ZSTD_MAGIC;
     let whole = io::Cursor::new(start).chain(file);
@@ -75,17 +76,29 @@ impl Line<'_> {
         (part.as_ptr() as usize).wrapping_sub(self.bytes.as_ptr() as usize).wrapping_add(1)
     }
 
+    /// The trace ends in this line.
+    pub fn cut(&self, column: usize) -> Error {
+        self.wrong("the trace ends in the middle of a line", column)
+            .hint("take the last line off, or get it whole")
+    }
+
     /// What the JSON reader found wrong.
     pub fn json(&self, e: &serde_json::Error) -> Error {
+        self.json_behind(e, 0)
+    }
+
+    /// What the JSON reader found wrong in a piece of the line, behind `passed` bytes of it.
+    pub fn json_behind(&self, e: &serde_json::Error, passed: usize) -> Error {
+        let column = passed + e.column();
         if e.is_eof() && !self.whole {
-            return self.wrong("the trace ends in the middle of a line", e.column());
+            return self.cut(column);
         }
         let text = e.to_string();
         let words = text.rsplit_once(" at line ").map_or(text.as_str(), |(words, _)| words);
         // It repeats the value that it did not expect, however long that is.
         let cut = words.char_indices().nth(WORDS).map_or(words, |(end, _)| &words[..end]);
         let more = if cut.len() < words.len() { "..." } else { "" };
-        self.wrong(format!("{cut}{more}"), e.column())
+        self.wrong(format!("{cut}{more}"), column)
     }
 }
 
@@ -108,6 +121,9 @@ impl<'a> Lines<'a> {
             let (any, whole) = self.read()?;
             if !any {
                 return Ok(None);
+            }
+            if self.number == 1 && self.line.starts_with(BYTE_ORDER_MARK) {
+                self.line.drain(..BYTE_ORDER_MARK.len());
             }
             if !self.line.trim_ascii().is_empty() {
                 return Ok(Some(Line { bytes: &self.line, number: self.number, whole }));

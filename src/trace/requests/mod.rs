@@ -1,10 +1,11 @@
-//! Request traces: which blocks of tokens the prompts of a service consisted of, in order of arrival.
+//! Request traces: which blocks of tokens the prompts of a service consisted of, in order of arrival. Four
+//! formats are read, one is [written](RequestWriter).
 //!
-//! Four formats are read as they are published, plain or as zstd, told apart by content:
+//! They are read as they are published, plain or as zstd, told apart by content:
 //!
 //! | format | a line | block ids |
 //! |---|---|---|
-//! | Mooncake JSONL | a request | prefix blocks of 512 tokens, comparable everywhere |
+//! | Mooncake JSONL | a request | prefix blocks of 512 tokens, or of the lines' `block_size`, comparable everywhere |
 //! | sessions of kv-cache-tester | a session with `requests` | prefix blocks of `block_size` tokens, local to a line |
 //! | RAGPulse JSONL | a request | pieces of text, five lists in prompt order; lengths stand in side files |
 //! | Azure CSV | a request | none: lengths only |
@@ -27,14 +28,18 @@ mod azure;
 mod input;
 mod intern;
 mod parse;
+mod session;
+mod writer;
 
 use std::collections::HashMap;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
-pub(super) use input::open;
+pub(super) use azure::HEADER as AZURE;
+pub(super) use input::{BYTE_ORDER_MARK, open};
 
 pub use input::LINE_MAX;
+pub use writer::{Arrival, RequestWriter};
 
 use crate::error::{Error, Kind, Result};
 use crate::trace::requests::input::{Lines, unpacked};
@@ -136,7 +141,7 @@ pub fn is_request_trace(path: &Path) -> Result<Option<bool>> {
         let mut start = Vec::new();
         std::io::Read::read_to_end(&mut std::io::Read::take(open(path)?, 64), &mut start)
             .map_err(|e| super::source::unreadable(&e, 0))?;
-        let text = start.trim_ascii_start();
+        let text = start.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&start).trim_ascii_start();
         Ok(match text.first() {
             Some(b'{') => Some(true),
             _ if text.starts_with(azure::HEADER) => Some(true),
@@ -171,19 +176,26 @@ pub fn each_request(
 fn piece_lengths(paths: &[PathBuf]) -> Result<HashMap<u64, u32>> {
     let mut lengths = HashMap::new();
     for path in paths {
-        let mut read = || {
-            let mut lines = Lines::new(open(path)?);
-            while let Some(line) = lines.next()? {
-                let (id, tokens) = parse::piece_length(line)?;
-                if lengths.len() as u64 >= PIECES_MAX {
-                    return Err(parse::too_much("too many pieces", line, PIECES_MAX));
+        let mut read =
+            || {
+                let mut lines = Lines::new(open(path)?);
+                let mut any = false;
+                while let Some(line) = lines.next()? {
+                    let (id, tokens) = parse::piece_length(line)?;
+                    if lengths.len() as u64 >= PIECES_MAX {
+                        return Err(parse::too_much("too many pieces", line, PIECES_MAX));
+                    }
+                    if lengths.insert(id, tokens).is_some_and(|known| known != tokens) {
+                        return Err(line.wrong("another length was told for this piece", 1).with("id", id));
+                    }
+                    any = true;
                 }
-                if lengths.insert(id, tokens).is_some_and(|known| known != tokens) {
-                    return Err(line.wrong("another length was told for this piece", 1).with("id", id));
+                match any {
+                    true => Ok(()),
+                    false => Err(input::malformed("the side file names no piece")
+                        .hint("name files with `token_length`")),
                 }
-            }
-            Ok(())
-        };
+            };
         read().map_err(|e| named(e, path))?;
     }
     Ok(lengths)

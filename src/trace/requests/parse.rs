@@ -13,8 +13,8 @@ use super::intern::Interner;
 use super::{Format, Notes, Options, REFERENCES_MAX, REQUESTS_MAX, Request};
 use crate::error::{Error, Kind, Result};
 
-/// Tokens of a Mooncake block where the caller says nothing else.
-const MOONCAKE_BLOCK: u32 = 512;
+/// Tokens of a Mooncake block where neither its lines nor the caller say anything else.
+pub(super) const MOONCAKE_BLOCK: u32 = 512;
 
 /// Where requests go.
 pub(super) type Sink<'a> = dyn FnMut(Request<'_>) -> Result<()> + 'a;
@@ -25,31 +25,10 @@ struct Mooncake<'a> {
     timestamp: &'a RawValue,
     input_length: u32,
     output_length: u32,
+    /// Said by recorders whose blocks have other than 512 tokens.
+    block_size: Option<u32>,
     #[serde(borrow)]
     hash_ids: &'a RawValue,
-}
-
-#[derive(Deserialize)]
-struct Session<'a> {
-    block_size: u32,
-    hash_id_scope: Option<String>,
-    #[serde(borrow)]
-    requests: Vec<Element<'a>>,
-}
-
-/// A request, or a sub-agent with requests of its own.
-#[derive(Deserialize)]
-struct Element<'a> {
-    #[serde(borrow)]
-    t: &'a RawValue,
-    #[serde(rename = "in", default)]
-    input: u32,
-    #[serde(default)]
-    out: u32,
-    #[serde(borrow)]
-    hash_ids: Option<&'a RawValue>,
-    #[serde(borrow)]
-    requests: Option<Vec<Element<'a>>>,
 }
 
 #[derive(Deserialize)]
@@ -118,17 +97,21 @@ pub(super) fn piece_length(line: Line<'_>) -> Result<(u64, u32)> {
 
 /// What is kept from line to line.
 pub(super) struct Parser<'a> {
-    options: &'a Options,
+    pub(super) options: &'a Options,
     /// Tokens of the pieces that the side files name.
     lengths: HashMap<u64, u32>,
     pub interner: Interner,
     /// Tokens of a block, once known.
     pub block_tokens: Option<u32>,
+    /// What the first line of a Mooncake trace said of them.
+    told: Option<u32>,
+    /// Whether neither the lines nor the caller say it, and published traces' is taken.
+    unsaid: bool,
     /// Tokens of each distinct piece, where side files were given.
     pub piece_tokens: Vec<u32>,
     pub notes: Notes,
     blocks: Vec<u32>,
-    last: f64,
+    pub(super) last: f64,
     requests: u64,
     references: u64,
 }
@@ -140,6 +123,8 @@ impl<'a> Parser<'a> {
             lengths,
             interner: Interner::new(),
             block_tokens: None,
+            told: None,
+            unsaid: false,
             piece_tokens: Vec::new(),
             notes: Notes::default(),
             blocks: Vec::new(),
@@ -161,8 +146,7 @@ impl<'a> Parser<'a> {
 
     fn mooncake(&mut self, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
         let read: Mooncake<'_> = serde_json::from_slice(line.bytes).map_err(|e| line.json(&e))?;
-        let tokens = self.options.block_tokens.unwrap_or(MOONCAKE_BLOCK);
-        self.block_tokens = Some(tokens);
+        let tokens = self.mooncake_block(line, read.block_size)?;
         let time = seconds(line, read.timestamp)? / 1e3;
         self.in_order(line, time, line.column(read.timestamp.get()))?;
         self.begin(line)?;
@@ -170,74 +154,23 @@ impl<'a> Parser<'a> {
         self.end(time, read.input_length, read.output_length, sink)
     }
 
-    /// A session: times and ids are its own.
-    fn session(&mut self, line: Line<'_>, sink: &mut Sink<'_>) -> Result<()> {
-        let read: Session<'_> = serde_json::from_slice(line.bytes).map_err(|e| line.json(&e))?;
-        if read.block_size == 0 || self.block_tokens.is_some_and(|known| known != read.block_size) {
+    /// Tokens of a block, by the lines, by the caller, or as published.
+    fn mooncake_block(&mut self, line: Line<'_>, told: Option<u32>) -> Result<u32> {
+        let known = match self.block_tokens {
+            None => {
+                self.told = told;
+                self.unsaid = told.or(self.options.block_tokens).is_none();
+                self.options.block_tokens.or(told).unwrap_or(MOONCAKE_BLOCK)
+            }
+            Some(known) => known,
+        };
+        if told == Some(0) || told != self.told || told.is_some_and(|told| told != known) {
             return Err(line
-                .wrong("`block_size` is 0 or not that of the lines before", 1)
-                .with("block_size", read.block_size));
+                .wrong("`block_size` is 0, or not that of the lines before or of --block-tokens", 1)
+                .with("block_size", told.unwrap_or(MOONCAKE_BLOCK))
+                .with("known", known));
         }
-        self.block_tokens = Some(read.block_size);
-        if read.hash_id_scope.as_deref().is_none_or(|scope| scope == "local") {
-            self.interner.next_scope();
-        }
-        self.notes.sessions += 1;
-        if self.notes.sessions > REQUESTS_MAX {
-            return Err(too_much("too many sessions", line, REQUESTS_MAX));
-        }
-        self.last = 0.0;
-        for element in &read.requests {
-            let time = seconds(line, element.t)?;
-            self.in_order(line, time, line.column(element.t.get()))?;
-            match &element.requests {
-                Some(inner) => self.subagent(line, read.block_size, time, inner, sink)?,
-                None => self.element(line, read.block_size, time, element, sink)?,
-            }
-        }
-        Ok(())
-    }
-
-    /// A sub-agent works beside its session, so its times may overlap the elements that follow it.
-    fn subagent(
-        &mut self,
-        line: Line<'_>,
-        block_size: u32,
-        time: f64,
-        inner: &[Element<'_>],
-        sink: &mut Sink<'_>,
-    ) -> Result<()> {
-        self.notes.subagents += 1;
-        self.notes.subagent_requests += inner.len() as u64;
-        if !self.options.subagents {
-            self.begin(line)?;
-            return self.end(time, 0, 0, sink);
-        }
-        for element in inner {
-            if element.requests.is_some() {
-                let column = line.column(element.t.get());
-                return Err(line.wrong("a sub-agent inside a sub-agent", column));
-            }
-            let time = seconds(line, element.t)?;
-            self.element(line, block_size, time, element, sink)?;
-        }
-        Ok(())
-    }
-
-    fn element(
-        &mut self,
-        line: Line<'_>,
-        block_size: u32,
-        time: f64,
-        element: &Element<'_>,
-        sink: &mut Sink<'_>,
-    ) -> Result<()> {
-        let ids = element
-            .hash_ids
-            .ok_or_else(|| line.wrong("a request without `hash_ids`", line.column(element.t.get())))?;
-        self.begin(line)?;
-        self.list(line, ids, u64::from(element.input.div_ceil(block_size)))?;
-        self.end(time, element.input, element.out, sink)
+        Ok(*self.block_tokens.insert(known))
     }
 
     /// The pieces of RAGPulse are named by content, not by what stands before them: one may be there twice.
@@ -276,7 +209,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Requests stand in the order of their times.
-    fn in_order(&mut self, line: Line<'_>, time: f64, column: usize) -> Result<()> {
+    pub(super) fn in_order(&mut self, line: Line<'_>, time: f64, column: usize) -> Result<()> {
         if time < self.last {
             return Err(line
                 .wrong("the timestamp is earlier than the one before", column)
@@ -286,7 +219,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn begin(&mut self, line: Line<'_>) -> Result<()> {
+    pub(super) fn begin(&mut self, line: Line<'_>) -> Result<()> {
         self.blocks.clear();
         self.interner.next_request();
         self.requests += 1;
@@ -296,12 +229,12 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn end(&mut self, time: f64, input: u32, output: u32, sink: &mut Sink<'_>) -> Result<()> {
+    pub(super) fn end(&mut self, time: f64, input: u32, output: u32, sink: &mut Sink<'_>) -> Result<()> {
         sink(Request { seconds: time, input_tokens: input, output_tokens: output, blocks: &self.blocks })
     }
 
     /// Appends the ids of a JSON list. `most` ids are allowed in the request.
-    fn list(&mut self, line: Line<'_>, list: &RawValue, most: u64) -> Result<()> {
+    pub(super) fn list(&mut self, line: Line<'_>, list: &RawValue, most: u64) -> Result<()> {
         let start = line.column(list.get());
         let text = list.get().as_bytes();
         let inner = text.strip_prefix(b"[").and_then(|t| t.strip_suffix(b"]"));
@@ -319,7 +252,10 @@ impl<'a> Parser<'a> {
                 return Err(line
                     .wrong("more block ids than the length allows", column)
                     .with("most", most)
-                    .hint("correct the lengths, or pass --block-tokens if a block has fewer tokens"));
+                    .hint(match self.unsaid {
+                        true => "correct the lengths, or pass --block-tokens if a block has fewer tokens",
+                        false => "correct the lengths",
+                    }));
             }
             self.reference(line, id, column)?;
         }
@@ -362,7 +298,7 @@ pub(super) fn too_much(what: &'static str, line: Line<'_>, most: u64) -> Error {
 }
 
 /// Decimal digits to a number.
-fn whole(digits: &[u8]) -> Option<u64> {
+pub(super) fn whole(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;
     }
@@ -373,11 +309,16 @@ fn whole(digits: &[u8]) -> Option<u64> {
 }
 
 /// A time, written as a number or as a string of one.
-fn seconds(line: Line<'_>, raw: &RawValue) -> Result<f64> {
+pub(super) fn seconds(line: Line<'_>, raw: &RawValue) -> Result<f64> {
     let text = raw.get();
     let digits = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(text);
     match digits.parse::<f64>() {
-        Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
+        // Rust would take a sign before it too.
+        Ok(value)
+            if digits.starts_with(|c: char| c.is_ascii_digit()) && value.is_finite() && value >= 0.0 =>
+        {
+            Ok(value)
+        }
         _ => Err(line.wrong("the timestamp is no number of at least 0", line.column(text))),
     }
 }

@@ -139,8 +139,104 @@ fn azure_has_lengths_and_no_blocks() {
     assert_eq!((trace.input_tokens(0), trace.output_tokens(1)), (4808, 8));
     assert_eq!(fault(&text.replace("04.0", "03.0")).1, 3);
     assert_eq!(fault(&text[..text.len() - 3]).0, "the trace ends in the middle of a line");
-    assert_eq!(fault(&text.replace("4808", "x")), ("a length is no whole number".to_owned(), 2, 29));
+    for length in ["x", "+4808", "-1", "4294967296", ""] {
+        let place = ("a length is no whole number below 2^32".to_owned(), 2, 29);
+        assert_eq!(fault(&text.replace("4808", length)), place);
+    }
+    let (what, line, column) = fault(&text.replace("11-16 18:17:04", "02-31 18:17:04"));
+    assert!(what.starts_with("the timestamp is not") && (line, column) == (3, 1), "{what}");
+    assert_eq!(fault(&text.replace("4808,", "4808,1,")).0, "the line has more than three fields");
+    assert_eq!(fault(&text.replace("4808,10", "4808")).0, "the line has fewer than three fields");
     assert_eq!(fault(&text.replace("GeneratedTokens", "Other")).1, 1);
+}
+
+#[test]
+fn what_stands_before_or_behind_a_session_s_requests_makes_no_difference() {
+    let of = |text: &str| read(text).map(|trace| (all(&trace), trace.notes(), trace.distinct()));
+    let moved = |scope: &str, first: &str| {
+        let lines = SESSIONS.lines().map(|line| {
+            let line = line.replace(r#""block_size":64,"hash_id_scope":"local","#, first);
+            line.strip_suffix('}').unwrap().to_owned() + scope + "}\n"
+        });
+        lines.collect::<String>()
+    };
+    let (size, local, global) =
+        (r#","block_size":64"#, r#","hash_id_scope":"local""#, r#","hash_id_scope":"global""#);
+    let published = of(SESSIONS).unwrap();
+    for (behind, before) in [
+        (size.to_owned() + local, ""),
+        (size.to_owned(), r#""hash_id_scope":"local","#),
+        (local.to_owned(), r#""block_size":64,"#),
+        (size.to_owned(), ""),
+        (size.to_owned() + r#","hash_id_scope":null,"totals":{}"#, ""),
+    ] {
+        assert_eq!(of(&moved(&behind, before)).unwrap(), published, "{behind}");
+    }
+    assert_eq!(of(&moved(&(size.to_owned() + global), "")).unwrap().2, 2);
+    assert_eq!(of(&moved(global, r#""block_size":64,"#)).unwrap().2, 2);
+    // Errors stand where they are, in one pass and in two.
+    for text in [SESSIONS.to_owned(), moved(size, "")] {
+        for (from, to, what) in [
+            ("\"hash_ids\":[5]", "\"hash_ids\":5", "the block ids are no list"),
+            ("\"hash_ids\":[5]", "\"x\":5", "a request without `hash_ids`"),
+            ("{\"t\":2.0,\"in\":64,\"out\":1", "{\"t\":2.0,\"in\":-4,\"out\":1", "invalid value"),
+        ] {
+            let options = Options { subagents: true, ..Options::default() };
+            let wrong = text.replace(from, to);
+            let e = RequestTrace::from_bytes(wrong.as_bytes(), &options).unwrap_err();
+            assert!(e.place().starts_with(what) && e.number("line") == Some(1), "{e}");
+            // Near the change: a value, its request, or the number's end.
+            let (at, column) = (wrong.find(to).unwrap() as i64, e.number("column").unwrap() as i64);
+            assert!((at - 40..at + 30).contains(&column), "{what}: column {column}, changed at {at}");
+        }
+        assert_eq!(fault(&text.replace("\"requests\":[{\"t\":0.0", "\"requests\":3,\"x\":[{\"t\":0.0")).1, 2);
+        assert_eq!(fault(text[..300].trim_end()).0, "the trace ends in the middle of a line");
+    }
+    assert!(fault(&moved("", "")).0.contains("missing field `block_size`"));
+    assert!(fault(&moved(size, r#""block_size":64,"#)).0.contains("duplicate field `block_size`"));
+    assert!(
+        fault(&moved(r#","requests":[]"#, r#""block_size":64,"#)).0.contains("duplicate field `requests`")
+    );
+}
+
+#[test]
+fn a_byte_order_mark_is_passed_over() {
+    let mark = "\u{FEFF}";
+    let text = mooncake(0, 512, "[1]") + &mooncake(3, 512, "[1]");
+    assert_eq!(read(&format!("{mark}{text}")).unwrap().requests(), 2);
+    assert_eq!(
+        read(&format!("{mark}TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,2\n"))
+            .unwrap()
+            .requests(),
+        1
+    );
+    // Only at the file's beginning.
+    assert_eq!(fault(&text.replace("\n{", &format!("\n{mark}{{"))).1, 2);
+}
+
+#[test]
+fn the_hint_of_too_many_ids_names_an_option_that_helps() {
+    let hint = |text: &str, options: &Options| {
+        RequestTrace::from_bytes(text.as_bytes(), options).unwrap_err().to_string()
+    };
+    let many = mooncake(0, 512, "[1, 2]");
+    let of = |tokens| Options { block_tokens: Some(tokens), ..Options::default() };
+    assert!(hint(&many, &Options::default()).contains("pass --block-tokens"));
+    assert!(!hint(&many, &of(512)).contains("--block-tokens"));
+    let session = SESSIONS.replace("\"in\":130", "\"in\":13");
+    assert!(!hint(&session, &Options::default()).contains("--block-tokens"));
+    let said = many.replace("\"hash_ids\"", "\"block_size\": 512, \"hash_ids\"");
+    assert!(!hint(&said, &Options::default()).contains("--block-tokens"));
+}
+
+#[test]
+fn a_side_file_that_names_nothing_is_refused() {
+    let path = std::env::temp_dir().join(format!("forebay-{}-side", std::process::id()));
+    std::fs::write(&path, "\n \n").unwrap();
+    let options = Options { piece_lengths: vec![path.clone()], ..Options::default() };
+    let e = RequestTrace::from_bytes(b"", &options).unwrap_err();
+    std::fs::remove_file(&path).unwrap();
+    assert!(e.place().ends_with("-side: the side file names no piece"), "{e}");
 }
 
 #[test]
@@ -151,4 +247,27 @@ fn options_of_another_format_are_refused() {
     let options = Options { block_tokens: Some(16), ..Options::default() };
     let trace = RequestTrace::from_bytes(mooncake(0, 33, "[1,2,3]").as_bytes(), &options).unwrap();
     assert_eq!((trace.block_tokens(), trace.tokens_of_run(0, 3)), (Some(16), 33));
+}
+
+#[test]
+fn lines_that_say_their_block_size_agree() {
+    let line = |time: u64, size: &str| {
+        mooncake(time, 64, "[1, 2]").replace("\"hash_ids\"", &format!("{size}\"hash_ids\""))
+    };
+    let (small, large) = ("\"block_size\": 32, ", "\"block_size\": 64, ");
+    assert_eq!(read(&(line(0, small) + &line(1, small))).unwrap().block_tokens(), Some(32));
+    for other in [large, ""] {
+        let (what, number, _) = fault(&(line(0, small) + &line(1, other)));
+        assert!(what.starts_with("`block_size` is 0, or not that"), "{what}");
+        assert_eq!(number, 2);
+    }
+    let (_, number, _) = fault(&(mooncake(0, 64, "[1]") + &line(1, small)));
+    assert_eq!(number, 2);
+    assert_eq!(fault(&line(0, "\"block_size\": 0, ")).1, 1);
+    let of = |tokens| Options { block_tokens: Some(tokens), ..Options::default() };
+    assert!(RequestTrace::from_bytes(line(0, small).as_bytes(), &of(32)).is_ok());
+    assert_eq!(
+        RequestTrace::from_bytes(line(0, small).as_bytes(), &of(16)).unwrap_err().number("line"),
+        Some(1)
+    );
 }

@@ -1,0 +1,171 @@
+//! A selection trace at every size, under every policy and split asked for, on all cores.
+//!
+//! LRU runs through the production pools, a job a thread; the other policies and the prefetch are simulated
+//! layer by layer, a layer a thread. Every number is a sum over layers or steps in a fixed order, so the
+//! result does not depend on the threads.
+
+use forebay::trace::SelectionTrace;
+use forebay::{Result, Shape};
+use indicatif::ProgressBar;
+
+use crate::curve::{self, Curves};
+use crate::policy::{self, Policy};
+use crate::pools::{self, Outcome, Setting};
+use crate::prefetch::{self, Prefetched};
+use crate::replay::{Count, Divided, FIRST_STEPS, Replay};
+use crate::{split, threads};
+
+/// What is asked of every size.
+pub struct Study {
+    /// Each once.
+    pub policies: Vec<Policy>,
+    /// The slots divided by gain beside the uniform split; of LRU alone.
+    pub by_layer: bool,
+    /// What an inter-layer prefetch would bring.
+    pub prefetch: bool,
+}
+
+/// One size under one policy.
+struct Job {
+    policy: Policy,
+    setting: Setting,
+    ratio: f64,
+    /// Slots by layer, where they are divided by gain.
+    divided: Option<Vec<u32>>,
+}
+
+/// The first steps by themselves: a short replay, which starts cold.
+fn beginning(setting: Setting) -> Setting {
+    Setting { warmup: 0, steps: setting.steps.min(FIRST_STEPS), ..setting }
+}
+
+/// A whole replay and its cold beginning.
+type Outcomes = (Outcome, Outcome);
+
+impl Study {
+    /// Steps of one layer that [`Study::run`] takes, by which its bar is measured.
+    pub fn work(&self, trace: &SelectionTrace, settings: &[(Setting, f64)]) -> u64 {
+        let Some((setting, _)) = settings.first() else { return 0 };
+        let (whole, cold) = (u64::from(setting.steps), u64::from(beginning(*setting).steps));
+        let jobs = settings.len() as u64 * (self.policies.len() as u64 + u64::from(self.by_layer));
+        let a_job = whole + cold + if self.prefetch { whole } else { 0 };
+        (jobs * a_job + if self.by_layer { whole } else { 0 }) * u64::from(trace.header().layers)
+    }
+
+    /// Every replay, by size: the policies in their order, then the divided slots.
+    ///
+    /// # Errors
+    /// [`forebay::Kind::OutOfMemory`]; anything else is a defect.
+    pub fn run(
+        &self,
+        trace: &SelectionTrace,
+        shape: &Shape,
+        settings: &[(Setting, f64)],
+        bar: &ProgressBar,
+    ) -> Result<Vec<Replay>> {
+        let jobs = self.jobs(trace, settings, bar)?;
+        let mut produced = produce(trace, shape, &jobs, bar)?.into_iter();
+        let mut simulated = simulate(trace, &jobs, bar)?.into_iter();
+        let mut prefetched =
+            if self.prefetch { prefetch(trace, &jobs, bar)? } else { Vec::new() }.into_iter();
+        let mut replays: Vec<Replay> = Vec::with_capacity(jobs.len());
+        for Job { policy, setting, ratio, divided } in jobs {
+            let outcomes = if policy == Policy::Lru { produced.next() } else { simulated.next() };
+            let Some((outcome, cold)) = outcomes else { continue };
+            let layers = outcome.layers.into_iter().map(|(hits, misses)| Count { hits, misses }).collect();
+            let uniform_misses = replays.last().map_or(0, |uniform| uniform.total().misses);
+            let divided = divided.map(|slots| Divided { slots, uniform_misses });
+            let mut first = outcome.steps;
+            first.truncate(FIRST_STEPS as usize);
+            let (prefetched, cold) = (prefetched.next(), cold.steps);
+            replays.push(Replay { setting, policy, divided, ratio, layers, prefetched, first, cold });
+        }
+        Ok(replays)
+    }
+
+    fn jobs(
+        &self,
+        trace: &SelectionTrace,
+        settings: &[(Setting, f64)],
+        bar: &ProgressBar,
+    ) -> Result<Vec<Job>> {
+        let curves = match settings.first() {
+            Some((setting, _)) if self.by_layer => {
+                curve::curves(trace, *setting, || bar.inc(u64::from(setting.steps)))?
+            }
+            _ => Curves::default(),
+        };
+        let mut jobs = Vec::new();
+        for (setting, ratio) in settings {
+            let (setting, ratio) = (*setting, *ratio);
+            jobs.extend(self.policies.iter().map(|policy| Job {
+                policy: *policy,
+                setting,
+                ratio,
+                divided: None,
+            }));
+            if self.by_layer {
+                let most = trace.header().decode_start + setting.steps * setting.mtp;
+                let divided = Some(split::by_layer(&curves, setting.slots, most)?);
+                jobs.push(Job { policy: Policy::Lru, setting, ratio, divided });
+            }
+        }
+        Ok(jobs)
+    }
+}
+
+/// The jobs of the production rule, in their order.
+fn produce(trace: &SelectionTrace, shape: &Shape, jobs: &[Job], bar: &ProgressBar) -> Result<Vec<Outcomes>> {
+    let jobs: Vec<&Job> = jobs.iter().filter(|job| job.policy == Policy::Lru).collect();
+    let layers = u64::from(trace.header().layers);
+    threads::each(jobs.len(), |index| {
+        let Job { setting, divided, .. } = jobs[index];
+        let run = |setting: Setting| match divided {
+            None => pools::replay(trace, shape, setting, || bar.inc(layers)),
+            Some(slots) => pools::replay_by_layer(trace, shape, setting, slots, || bar.inc(layers)),
+        };
+        Ok((run(*setting)?, run(beginning(*setting))?))
+    })
+}
+
+/// The jobs of the other policies, in their order.
+fn simulate(trace: &SelectionTrace, jobs: &[Job], bar: &ProgressBar) -> Result<Vec<Outcomes>> {
+    let jobs = jobs.iter().filter(|job| job.policy != Policy::Lru);
+    let both: Vec<(Policy, Setting)> =
+        jobs.flat_map(|job| [(job.policy, job.setting), (job.policy, beginning(job.setting))]).collect();
+    let mut outcomes = policy::replay(trace, &both, |steps| bar.inc(steps))?.into_iter();
+    Ok(std::iter::from_fn(|| outcomes.next().zip(outcomes.next())).collect())
+}
+
+/// What a prefetch brings each layer of each job.
+fn prefetch(trace: &SelectionTrace, jobs: &[Job], bar: &ProgressBar) -> Result<Vec<Vec<Prefetched>>> {
+    let slots = |job: &Job| job.divided.clone().unwrap_or_default();
+    let jobs: Vec<_> = jobs.iter().map(|job| (job.policy, job.setting, slots(job))).collect();
+    prefetch::inter_layer(trace, &jobs, |steps| bar.inc(steps))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_bar_ends_where_the_work_does() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
+        let trace = SelectionTrace::read(&path).unwrap();
+        let setting = |slots| Setting { slots, warmup: 32, mtp: 2, steps: 20 };
+        let settings = [(setting(1000), 0.1), (setting(1200), 0.2)];
+        for (policies, by_layer, prefetch) in [
+            (vec![Policy::Lru], false, false),
+            (vec![Policy::Lru, Policy::Fifo, Policy::Belady], false, true),
+            (vec![Policy::Lru], true, true),
+        ] {
+            let study = Study { policies, by_layer, prefetch };
+            let bar = ProgressBar::hidden();
+            let replays = study.run(&trace, &Shape::DEEPSEEK_V3_2, &settings, &bar).unwrap();
+            assert_eq!(replays.len(), 2 * (study.policies.len() + usize::from(by_layer)));
+            assert_eq!(bar.position(), study.work(&trace, &settings));
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Pieces of work that do not depend on each other, on all cores.
+
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use forebay::Result;
+
+/// The results of `work` for every index below `count`, by index, whichever thread had it.
+///
+/// # Errors
+/// The one of the lowest index among those that failed; what had not begun by then is left out.
+pub fn each<T: Send>(count: usize, work: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                return done;
+            }
+            let result = work(index);
+            if result.is_err() {
+                next.store(count, Ordering::Relaxed);
+            }
+            done.push((index, result));
+        }
+    };
+    let cores = thread::available_parallelism().map_or(1, usize::from).min(count);
+    let mut done = thread::scope(|scope| {
+        // A thread that the system refuses is done without: this one works as well.
+        let helpers: Vec<_> =
+            (1..cores).filter_map(|_| thread::Builder::new().spawn_scoped(scope, worker).ok()).collect();
+        let mut done = worker();
+        for helper in helpers {
+            done.extend(helper.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        done
+    });
+    done.sort_unstable_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, result)| result).collect()
+}

@@ -1,0 +1,55 @@
+//! What a replay holds at its peak: less than the trace's decoded size and 500 MB, whatever is asked of it.
+//!
+//! The peak is the kernel's, of the largest child that has ended so far. Runs stand in the order of their limits,
+//! so an earlier run cannot make a later one fail.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+#[path = "../../tests/support/traces.rs"]
+mod traces;
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::sys::resource::{UsageWho, getrusage};
+
+/// Beside the decoded trace.
+const BESIDE: u64 = 500 * 1000 * 1000;
+
+fn decoded(path: &Path) -> u64 {
+    let mut decoder = zstd::Decoder::new(File::open(path).unwrap()).unwrap();
+    std::io::copy(&mut decoder, &mut std::io::sink()).unwrap()
+}
+
+/// Peak resident bytes of all children so far.
+fn peak() -> u64 {
+    let kib = getrusage(UsageWho::RUSAGE_CHILDREN).unwrap().max_rss();
+    u64::try_from(kib).unwrap() * 1024
+}
+
+#[test]
+fn a_replay_stays_within_the_decoded_trace_and_500_mb() {
+    let test = "a_replay_stays_within_the_decoded_trace_and_500_mb";
+    let (Some(topk), Some(sessions)) =
+        (traces::directory("topk", test), traces::directory("kv-cache-tester", test))
+    else {
+        return;
+    };
+    let (selections, requests) =
+        (topk.join("smollm2-8k-policy-tf.topk.zst"), sessions.join("agentic_A.jsonl.zst"));
+    let all = ["--policy", "lru,fifo,s3-fifo,decay,decay-tokens,belady", "--ratio", "0.1,0.2,0.5"];
+    for (trace, arguments) in [
+        (&selections, &all[..]),
+        (&selections, &["--curve"]),
+        (&selections, &["--split", "by-layer", "--prefetch", "inter-layer"]),
+        (&requests, &[]),
+    ] {
+        let mut replay = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        replay.arg("replay").arg(trace).args(arguments).args(["--json", "-"]).stdout(Stdio::null());
+        assert!(replay.status().unwrap().success(), "{arguments:?}");
+        let (decoded, peak) = (decoded(trace), peak());
+        assert!(peak > decoded, "{arguments:?}: a peak of {peak} bytes, below the trace");
+        assert!(peak <= decoded + BESIDE, "{arguments:?}: {peak} bytes, {} allowed", decoded + BESIDE);
+        println!("{arguments:?}: at most {} MB so far, decoded {} MB", peak / 1_000_000, decoded / 1_000_000);
+    }
+}

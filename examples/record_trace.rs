@@ -1,0 +1,63 @@
+//! Records what a decode loop selects and which requests came, and reads both again.
+//!
+//! Run it with `cargo run --example record_trace --features trace -- FOLDER`; `forebay replay` then takes the
+//! two files there. Without a folder they are made in a temporary one and removed again.
+
+use forebay::trace::requests::{Arrival, Options, RequestTrace, RequestWriter};
+use forebay::trace::{Frames, Recording, SelectionTrace, TraceWriter};
+
+const LAYERS: u32 = 2;
+const K: u32 = 64;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let named = std::env::args_os().nth(1).map(std::path::PathBuf::from);
+    let temporary = std::env::temp_dir().join(format!("forebay-record-{}", std::process::id()));
+    let folder = named.as_ref().unwrap_or(&temporary);
+    std::fs::create_dir_all(folder)?;
+
+    // One sequence a file. The last 32 positions of its prompt warm the pool in a replay.
+    let path = folder.join("selections.topk.zst");
+    let recording = Recording {
+        layers: LAYERS,
+        k: K,
+        first_position: 968,
+        decode_start: 1000,
+        label: "a window that wanders".to_owned(),
+        ..Recording::default()
+    };
+    let mut writer = TraceWriter::create(&path, &recording, Frames::default())?;
+    for position in 968..1200 {
+        // The indexer's work, as a kernel emits it: [layers][k] positions in any order. Positions of drafts
+        // are recorded once they are accepted.
+        let picks: Vec<i32> = (0..LAYERS * K).map(|i| (position - (i * 7) % 448 - i / K) as i32).collect();
+        writer.record(position, &picks)?;
+        if position % 100 == 0 {
+            writer.flush()?; // What is flushed is read again even if this process is killed now.
+        }
+    }
+    println!("{} bytes of memory held, {} bytes written", writer.memory(), writer.file_bytes());
+    writer.finish()?;
+    let trace = SelectionTrace::read(&path)?;
+    println!("{}: {} steps, {} positions", path.display(), trace.header().steps, trace.members());
+
+    // Requests, in Mooncake's lines: a conversation of turns, each with the blocks of all before it.
+    let path = folder.join("requests.jsonl");
+    let mut writer = RequestWriter::create(&path, 64)?;
+    let blocks: Vec<u64> = (0..40).collect();
+    for turn in 1..=10 {
+        let prompt = blocks.get(..4 * turn).unwrap_or(&blocks);
+        writer.record(&Arrival {
+            milliseconds: 1500 * turn as u64,
+            input_tokens: 64 * prompt.len() as u32,
+            output_tokens: 100,
+            blocks: prompt,
+        })?;
+    }
+    writer.finish()?;
+    let trace = RequestTrace::read(&path, &Options::default())?;
+    println!("{}: {} requests, {} blocks", path.display(), trace.requests(), trace.references().len());
+    if named.is_none() {
+        std::fs::remove_dir_all(&temporary)?;
+    }
+    Ok(())
+}

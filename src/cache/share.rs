@@ -1,0 +1,282 @@
+//! Sealed pages that sequences with the same beginning share.
+//!
+//! A page is *sealed* when it is full, its rows are accepted, and all of them, with their index keys, are
+//! where they are said to be: the work that wrote them has ended. [`Cache::seal`] names such pages by what
+//! they hold; [`Cache::open_shared`] finds them again and uses them, so that a prompt's beginning is neither
+//! computed nor stored twice. Pages that no sequence uses any more stay until their memory is needed:
+//! admission counts them as free, and takes the one used longest ago.
+//!
+//! A shared page belongs to the index and to each sequence that uses it, and nobody writes it: new rows
+//! follow behind it, and a cut inside it gives the sequence a copy.
+//!
+//! What it does not do: a page and its index keys go together, so a prefix is not kept longer than there
+//! are device pages for its keys; two sequences that compute the same page at the same time both keep
+//! theirs, and one of them is found by others.
+
+use crate::cache::Cache;
+use crate::cache::admit::Open;
+use crate::cache::sequence::{Record, State};
+use crate::error::{Error, Kind, Result};
+use crate::ids::Sequence;
+use crate::total::{Block, Inserted, Namer};
+
+/// What pages hold, so that they can be found again.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tokens<'a> {
+    /// Token ids, from the beginning of a page. A rest that fills no page is passed over.
+    pub ids: &'a [u32],
+    /// Keys of the caller's for the full pages among them, or none. A key says what ids do not, which
+    /// image the ids stand for, for example: pages are one only if keys and ids are the same, and so is all that
+    /// stands before them.
+    pub keys: &'a [[u8; 16]],
+}
+
+impl<'a> Tokens<'a> {
+    /// Ids alone.
+    pub const fn new(ids: &'a [u32]) -> Self {
+        Tokens { ids, keys: &[] }
+    }
+
+    /// Each full page's ids, and its key.
+    fn pages(self, page_tokens: u32) -> impl Iterator<Item = (&'a [u32], Option<[u8; 16]>)> {
+        let keys = self.keys.iter().copied().map(Some).chain(std::iter::repeat(None));
+        self.ids.chunks_exact(page_tokens as usize).zip(keys)
+    }
+
+    fn check(self, page_tokens: u32, most: u32, operation: &'static str) -> Result<()> {
+        let full = self.ids.len() / page_tokens as usize;
+        if self.ids.len() > most as usize {
+            return Err(Error::new(Kind::OutOfRange, operation)
+                .at("token ids")
+                .with("ids", self.ids.len() as u64)
+                .with("most", most));
+        }
+        if !self.keys.is_empty() && self.keys.len() != full {
+            return Err(Error::new(Kind::OutOfRange, operation)
+                .at("keys: one a full page, or none")
+                .with("keys", self.keys.len() as u64)
+                .with("pages", full as u64));
+        }
+        Ok(())
+    }
+}
+
+/// The names of a sequence's sealed pages.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    namer: Namer,
+    /// From the first page on; whether the sequence uses the block, or has a page of its own beside it.
+    blocks: Vec<(Block, bool)>,
+}
+
+impl Names {
+    /// Names for at most `pages` pages.
+    fn new(namer: Namer, pages: u32) -> Result<Names> {
+        let mut blocks = Vec::new();
+        blocks.try_reserve_exact(pages as usize).map_err(|_| {
+            let bytes = u64::from(pages) * size_of::<(Block, bool)>() as u64;
+            Error::new(Kind::OutOfMemory, "open").at("names of pages").with("bytes", bytes)
+        })?;
+        Ok(Names { namer, blocks })
+    }
+
+    /// The name of the next page.
+    fn next(&self, ids: &[u32], key: Option<[u8; 16]>) -> Block {
+        let parent = self.blocks.last().map(|(block, _)| block);
+        match key {
+            Some(key) => self.namer.supplied(key, parent, ids),
+            None => self.namer.block(parent, ids),
+        }
+    }
+
+    /// The blocks that the sequence uses, from page `first` on, the last one first.
+    pub(super) fn used_from(&self, first: usize) -> impl Iterator<Item = (usize, Block)> + '_ {
+        let blocks = self.blocks.iter().enumerate().skip(first).rev();
+        blocks.filter(|(_, (_, used))| *used).map(|(page, (block, _))| (page, *block))
+    }
+}
+
+impl Cache {
+    /// As [`Cache::open`], for a prompt whose token ids are known: its leading pages that were sealed
+    /// before, under the same `salt`, are taken over. Answers how many tokens those are, whole pages;
+    /// [`Cache::append`] goes on behind them. Admission counts only what is not shared.
+    ///
+    /// `salt` tells apart what equal tokens do not: tenants, adapters, versions of the weights. `prompt`
+    /// has the prompt's ids, or as many leading ones as may be shared: leave out the last one where its
+    /// row is to be computed anew, for the logits behind it.
+    ///
+    /// # Errors
+    /// As [`Cache::open`]; [`Kind::OutOfRange`] for more ids than the prompt has tokens, and for keys that
+    /// are not one a full page. Nothing is taken then.
+    pub fn open_shared(&mut self, open: &Open, salt: &[u8], prompt: Tokens<'_>) -> Result<(Sequence, u32)> {
+        let page_tokens = self.geometry.page_tokens();
+        prompt.check(page_tokens, open.prompt, "open")?;
+        let (index, admitted) = self.admit(open)?;
+        let pages = self.geometry.pages(self.config.reach(admitted)?);
+        let mut names = Names::new(Namer::new(&self.secret, self.geometry.shape(), salt), pages)?;
+        for (ids, key) in prompt.pages(page_tokens) {
+            let block = names.next(ids, key);
+            if self.prefix.users(&block).is_none() {
+                break;
+            }
+            names.blocks.push((block, false));
+        }
+        let shared = names.blocks.len() as u32 * page_tokens;
+        let holding = self.take_slots(open, admitted)?;
+        let filled = vec![shared; self.geometry.layers() as usize];
+        let mut record = Record { holding, filled, names: Some(names), ..Record::default() };
+        if let Err(error) = self.take_shared_pages(pages, &mut record) {
+            self.release_all(&record)?;
+            return Err(error);
+        }
+        self.stats.prompt_tokens += prompt.ids.len() as u64;
+        self.stats.shared_tokens += u64::from(shared);
+        Ok((self.enter(index, open, admitted, record), shared))
+    }
+
+    /// Takes `pages` pages: those that are named from the index, the others fresh.
+    fn take_shared_pages(&mut self, pages: u32, record: &mut Record) -> Result<()> {
+        let Record { names, table, .. } = record;
+        let named = names.as_mut().map_or(&mut [][..], |names| &mut names.blocks[..]);
+        let fresh = pages - named.len() as u32;
+        // What is taken over cannot make room for the rest.
+        let unused = named.iter().filter(|(block, _)| self.prefix.users(block) == Some(0));
+        self.check_room(fresh, unused.count() as u32)?;
+        for (block, used) in named {
+            let pages = self.prefix.share(block)?;
+            let (host, keys) = pages.ok_or_else(|| Error::new(Kind::Internal, "open").at("a lost block"))?;
+            *used = true;
+            self.total.pages.share(host.0)?;
+            self.index.pages.share(keys.0)?;
+            table.host.push(host.0);
+            table.index.push(keys.0);
+        }
+        self.take_pages(fresh, table)
+    }
+
+    /// Seals what can be sealed: full pages behind those that are, whose rows are accepted and stored.
+    /// `next` are the sequence's token ids from its sealed tokens on, as far as they are known. Answers
+    /// how many tokens are sealed now, whole pages; call it again when more steps have been retired, or at
+    /// the end, before [`Cache::close`]. The index keys of these tokens must have been written in order
+    /// before the sequence's join, or in its steps.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`]; [`Kind::InvalidConfig`] for a sequence that was not opened by
+    /// [`Cache::open_shared`], or is not running; [`Kind::OutOfRange`] for more ids than were admitted, and
+    /// for keys that are not one a full page.
+    pub fn seal(&mut self, sequence: Sequence, next: Tokens<'_>) -> Result<u32> {
+        let page_tokens = self.geometry.page_tokens();
+        let record = self.record(sequence)?;
+        record.expect(&[State::Running], "seal")?;
+        record.check_ticket("seal")?;
+        let Some(names) = &record.names else {
+            return Err(Error::new(Kind::InvalidConfig, "seal")
+                .at("the sequence was opened without token ids")
+                .hint("open it by open_shared, with no ids if none are known yet"));
+        };
+        let sealed = names.blocks.len() as u32;
+        next.check(page_tokens, self.config.reach(record.admitted)? - sealed * page_tokens, "seal")?;
+        let stored = if record.has_ticket() { 0 } else { record.stored / page_tokens };
+        let count = stored.saturating_sub(sealed);
+        for (ids, key) in next.pages(page_tokens).take(count as usize) {
+            self.seal_page(sequence, ids, key)?;
+        }
+        let names = self.record(sequence)?.names.as_ref();
+        Ok(names.map_or(0, |names| names.blocks.len() as u32 * page_tokens))
+    }
+
+    fn seal_page(&mut self, sequence: Sequence, ids: &[u32], key: Option<[u8; 16]>) -> Result<()> {
+        let record = self.record(sequence)?;
+        let next = record
+            .names
+            .as_ref()
+            .and_then(|names| Some((names.next(ids, key), record.table.get(names.blocks.len())?)));
+        let (block, pages) = next.ok_or_else(|| Error::new(Kind::Internal, "seal").at("a page"))?;
+        let inserted = self.prefix.insert(&block, pages)?;
+        if inserted == Inserted::New {
+            self.total.pages.share(pages.0.0)?;
+            self.index.pages.share(pages.1.0)?;
+            self.stats.sealed_pages += 1;
+        }
+        if let Some(names) = &mut self.record_mut(sequence)?.names {
+            names.blocks.push((block, inserted != Inserted::Twin));
+        }
+        Ok(())
+    }
+
+    /// The names of a fork's first `shared` pages, of at most `pages`.
+    pub(super) fn fork_names(&self, parent: Sequence, pages: u32, shared: usize) -> Result<Option<Names>> {
+        let Some(names) = &self.record(parent)?.names else { return Ok(None) };
+        let mut own = Names::new(names.namer.clone(), pages)?;
+        own.blocks.extend(names.blocks.iter().take(shared));
+        Ok(Some(own))
+    }
+
+    /// Forgets the names of a sequence's pages from `first` on. A block that others use keeps its page; one
+    /// that it used alone is forgotten, and the page is the sequence's own again.
+    pub(super) fn unname(&mut self, sequence: Sequence, first: usize) -> Result<()> {
+        let Some(mut names) = self.record_mut(sequence)?.names.take() else { return Ok(()) };
+        for (_, block) in names.used_from(first) {
+            if self.prefix.users(&block) != Some(1) {
+                self.prefix.release(&block)?;
+            } else if let Some((host, keys)) = self.prefix.remove(&block) {
+                self.total.pages.release(host.0)?;
+                self.index.pages.release(keys.0)?;
+            }
+        }
+        names.blocks.truncate(first);
+        self.record_mut(sequence)?.names = Some(names);
+        Ok(())
+    }
+
+    /// By page of a sequence whether the index owns it for this sequence alone.
+    pub(super) fn uses_alone(&self, record: &Record) -> Vec<bool> {
+        let mut alone = vec![false; record.table.len()];
+        for (page, block) in record.names.iter().flat_map(|names| names.used_from(0)) {
+            alone[page] = self.prefix.users(&block) == Some(1);
+        }
+        alone
+    }
+
+    /// Whether so many pages are free on both sides, or can be made so without the `spared` unused ones.
+    pub(super) fn check_room(&self, count: u32, spared: u32) -> Result<()> {
+        let unused = self.prefix.unused().saturating_sub(spared);
+        for pages in [&self.total.pages, &self.index.pages] {
+            let free = pages.free().saturating_add(unused);
+            if count > free {
+                return Err(pages.exhausted(count, free));
+            }
+        }
+        Ok(())
+    }
+
+    /// Evicts unused pages until `count` are free on both sides, if there are so many.
+    pub(super) fn make_room(&mut self, count: u32) -> Result<()> {
+        while self.total.pages.free().min(self.index.pages.free()) < count {
+            let Some((host, keys)) = self.prefix.evict() else { break };
+            self.total.pages.release(host.0)?;
+            self.index.pages.release(keys.0)?;
+            self.stats.evicted_pages += 1;
+        }
+        Ok(())
+    }
+
+    /// Adds what the index owns to the owners of pages; checks that its users are the sequences.
+    pub(super) fn count_shared(&self, host: &mut [u32], keys: &mut [u32]) -> Result<()> {
+        let mut users = 0_u64;
+        for ((page, key_page), count) in self.prefix.iter() {
+            host[page.0 as usize] += 1;
+            keys[key_page.0 as usize] += 1;
+            users += u64::from(count);
+        }
+        let named = self.records.iter().filter_map(|r| r.names.as_ref());
+        let used: usize = named.map(|names| names.used_from(0).count()).sum();
+        if users != used as u64 {
+            return Err(Error::new(Kind::Internal, "validate pages")
+                .at("users of shared blocks")
+                .with("users", users)
+                .with("sequences", used as u64));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,137 @@
+//! Files that grow by whole pieces: after any failure they end with the last piece that was written whole.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{Call, Faults, errno_text};
+use crate::error::{Error, Kind, Result};
+
+/// What the errors of this file call themselves.
+const OPERATION: &str = "record";
+
+/// A new file, written piece by piece at its end. The first failure is the last thing that it does: what was
+/// written of that piece is cut off again, and every later call answers with the same error.
+pub struct Appender {
+    file: File,
+    path: PathBuf,
+    /// Bytes of the pieces that were written whole.
+    length: u64,
+    /// Whether the folder's entry is known to be stored.
+    named: bool,
+    failed: Option<Error>,
+    faults: Arc<dyn Faults>,
+}
+
+impl Appender {
+    /// Creates the file at `path`, which must not be there: nothing is ever written over.
+    ///
+    /// # Errors
+    /// [`Kind::Io`] with the path and the system's answer.
+    pub fn create(path: &Path, faults: Arc<dyn Faults>) -> Result<Appender> {
+        let create = || OpenOptions::new().write(true).create_new(true).open(path);
+        let file = take(&*faults, Call::CreateFile, create).map_err(|e| {
+            let there = e.kind() == io::ErrorKind::AlreadyExists;
+            let error = refused(path, "create", &e);
+            if there { error.hint("name a new file; nothing is written over") } else { error }
+        })?;
+        Ok(Appender { file, path: path.to_owned(), length: 0, named: false, failed: None, faults })
+    }
+
+    /// Bytes of the pieces that were written whole.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The error of the call that failed, if one did.
+    ///
+    /// # Errors
+    /// That error.
+    pub fn check(&self) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Writes `parts`, one piece, behind what stands there. An interrupted call is repeated.
+    ///
+    /// # Errors
+    /// [`Kind::Io`]; the file then ends where it did before.
+    pub fn append(&mut self, parts: &[&[u8]]) -> Result<()> {
+        self.check()?;
+        let written =
+            parts.iter().try_fold(0, |sum, part| self.write(part).map(|()| sum + part.len() as u64));
+        match written {
+            Ok(bytes) => self.length += bytes,
+            Err(e) => {
+                let error = refused(&self.path, "write", &e);
+                let cut = take(&*self.faults, Call::Truncate, || self.file.set_len(self.length));
+                return Err(self.fail(match cut {
+                    Ok(()) => error.with("whole bytes", self.length),
+                    Err(_) => error.with("whole bytes", self.length).hint(
+                        "free space; the part that was written could not be cut off behind the whole bytes",
+                    ),
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the system to store what was written, and at first the file's name, on the disk.
+    ///
+    /// # Errors
+    /// [`Kind::Io`]; what the disk holds is then not known.
+    pub fn sync(&mut self) -> Result<()> {
+        self.check()?;
+        let folder = match self.path.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
+        };
+        let stored =
+            take(&*self.faults, Call::Sync, || self.file.sync_all()).and_then(|()| match self.named {
+                true => Ok(()),
+                false => take(&*self.faults, Call::Sync, || File::open(folder)?.sync_all()),
+            });
+        match stored {
+            Ok(()) => self.named = true,
+            Err(e) => return Err(self.fail(refused(&self.path, "sync", &e))),
+        }
+        Ok(())
+    }
+
+    /// Takes the file away again: nothing of use was written.
+    pub fn remove(&self) {
+        // Nothing is left to do when this fails; the error under way says what did first.
+        let _ = fs::remove_file(&self.path);
+    }
+
+    fn fail(&mut self, error: Error) -> Error {
+        self.failed.insert(error).clone()
+    }
+
+    fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let file = &mut self.file;
+            let pass = || file.write(bytes.get(..self.faults.passes(bytes.len())).unwrap_or(bytes));
+            match take(&*self.faults, Call::Write, pass) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => bytes = bytes.get(n..).unwrap_or_default(),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes a call unless a fault answers for it.
+fn take<T>(faults: &dyn Faults, call: Call, take: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    match faults.before(call) {
+        Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+        None => take(),
+    }
+}
+
+fn refused(path: &Path, step: &str, e: &io::Error) -> Error {
+    let why = e.raw_os_error().map_or_else(|| e.to_string(), errno_text);
+    Error::new(Kind::Io, OPERATION).at(format!("{}: {step}: {why}", path.display()))
+}

@@ -1,0 +1,76 @@
+//! Two sets of positions as bits: what differs between them comes out ascending, and nothing is sorted.
+
+use super::super::header::CONTEXT_MAX;
+
+/// Positions of a word.
+const WORD: u32 = u64::BITS;
+
+/// Words for every position that there can be. The system gives pages for those that are reached.
+const WORDS: usize = (CONTEXT_MAX / WORD) as usize;
+
+/// The old set and the new one. Empty between two sets.
+pub(super) struct Bits {
+    words: Vec<[u64; 2]>,
+}
+
+impl Bits {
+    /// Bytes held.
+    pub const BYTES: u64 = (WORDS * size_of::<[u64; 2]>()) as u64;
+
+    pub fn new() -> Bits {
+        Bits { words: vec![[0; 2]; WORDS] }
+    }
+
+    /// Puts in the old set and the new one; the new one's positions, each once and as long as there is room,
+    /// go to `list` too. Fails with one above `most`, with the sets put in as far as they were read.
+    pub fn fill(
+        &mut self,
+        old: &[u32],
+        new: impl Iterator<Item = u32>,
+        most: u32,
+        list: &mut Vec<u32>,
+    ) -> std::result::Result<(), u32> {
+        for position in old {
+            if let Some([word, _]) = self.words.get_mut((position / WORD) as usize) {
+                *word |= 1 << (position % WORD);
+            }
+        }
+        for position in new {
+            match self.words.get_mut((position / WORD) as usize) {
+                Some([_, word]) if position <= most => {
+                    let bit = 1 << (position % WORD);
+                    if *word & bit == 0 {
+                        list.push(position);
+                    }
+                    *word |= bit;
+                }
+                _ => return Err(position),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes both sets out, none of whose positions is above `most`: which positions only the new one has,
+    /// which ranks of the old one the new one lacks, and how many the new one has.
+    pub fn difference(&mut self, most: u32, added: &mut Vec<u32>, dropped: &mut Vec<u32>) -> usize {
+        added.clear();
+        dropped.clear();
+        let (mut rank, mut distinct) = (0, 0);
+        for (start, words) in (0..=most).step_by(WORD as usize).zip(&mut self.words) {
+            let [old, new] = std::mem::take(words);
+            ones(new & !old, |bit| added.push(start + bit));
+            ones(old & !new, |bit| dropped.push(rank + (old & ((1 << bit) - 1)).count_ones()));
+            rank += old.count_ones();
+            distinct += new.count_ones() as usize;
+        }
+        distinct
+    }
+}
+
+/// The ones of a word, from the lowest.
+fn ones(mut word: u64, mut each: impl FnMut(u32)) {
+    while word != 0 {
+        each(word.trailing_zeros());
+        word &= word - 1;
+    }
+}

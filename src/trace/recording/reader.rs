@@ -1,0 +1,202 @@
+//! A recording back to a trace, up to its last whole group.
+
+use std::io::{BufRead, Read};
+
+use super::super::header::CONTEXT_MAX;
+use super::super::selection::{Body, SelectionTrace, WINDOW_LOG_MAX, before};
+use super::super::source::{Source, malformed, unreadable};
+use super::{MARK, MARK_BYTES, Recording, mark};
+use crate::error::{Error, Kind, Result};
+
+/// Bytes where a mark should be.
+const NO_MARK: &str = "neither a group nor the end follows";
+
+/// What stands behind the groups read so far.
+enum Piece {
+    /// One more group.
+    Group,
+    /// The end: the recording is finished.
+    End,
+}
+
+/// The groups of a recording, as far as they were read.
+struct Groups<'a> {
+    recording: &'a Recording,
+    body: Body,
+    steps: u32,
+    members_max: u64,
+}
+
+impl<'a> Groups<'a> {
+    fn new(recording: &'a Recording, members_max: u64) -> Self {
+        // Memory grows with what was decoded; the steps that there may be only bound it.
+        let most = recording.end().saturating_sub(recording.first_position);
+        Groups { recording, body: Body::new(recording.header(most)), steps: 0, members_max }
+    }
+
+    /// Decodes the next group or the end.
+    fn piece(&mut self, source: &mut Source<'_>) -> Result<Piece> {
+        let place = source.offset();
+        let (passed, count) = (source.u32()?, source.u32()?);
+        if passed != self.steps {
+            return Err(malformed("a group, or the end, counts other steps before it than there are", place)
+                .with("value", passed)
+                .with("steps", self.steps));
+        }
+        if count == 0 {
+            return Ok(Piece::End);
+        }
+        for _ in 0..count {
+            self.step(source)?;
+        }
+        Ok(Piece::Group)
+    }
+
+    fn step(&mut self, source: &mut Source<'_>) -> Result<()> {
+        let step = self.steps;
+        if self.body.header.position(step) >= self.recording.end().min(CONTEXT_MAX) {
+            return Err(malformed("the steps end beyond the context", source.offset())
+                .with("context", self.recording.end()));
+        }
+        let members = self.body.header.members_before(step + 1);
+        if members > self.members_max {
+            return Err(Error::new(Kind::Overflow, "read trace")
+                .at("the recording is too large")
+                .with("members", members)
+                .with("most", self.members_max)
+                .hint("record fewer steps or layers in a file"));
+        }
+        for layer in 0..self.recording.layers {
+            let from = self.recording.source(layer);
+            let decoded = match from == layer {
+                true => self.body.set(source, step, layer),
+                false => self.body.again(step, from),
+            };
+            decoded.map_err(|e| before(e, &format!("step {step}, layer {layer}: ")))?;
+        }
+        self.steps += 1;
+        Ok(())
+    }
+
+    /// The trace, `unfinished` where the end is not there.
+    fn trace(self, unfinished: Option<u64>) -> Result<SelectionTrace> {
+        if self.steps == 0 {
+            let e = Error::new(Kind::BadFormat, "read trace").at("the recording has no whole group of steps");
+            return Err(unfinished.map_or(e.clone(), |bytes| e.with("bytes left off", bytes)));
+        }
+        let mut header = self.recording.header(self.steps);
+        header.check(self.members_max)?;
+        header.unfinished = unfinished;
+        Ok(self.body.trace(header))
+    }
+}
+
+/// Reads the groups of an unpacked recording. Nothing protects them, so nothing less than a finished one is
+/// taken.
+pub(in crate::trace) fn plain(
+    source: &mut Source<'_>,
+    recording: &Recording,
+    members_max: u64,
+) -> Result<SelectionTrace> {
+    let mut groups = Groups::new(recording, members_max);
+    while let Piece::Group = groups.piece(source)? {}
+    match source.is_at_end()? {
+        true => groups.trace(None),
+        false => Err(malformed("bytes follow the end", source.offset())),
+    }
+}
+
+/// Reads the marks and frames behind the first one, which held `unpacked` bytes.
+pub(in crate::trace) fn packed<R: BufRead>(
+    file: &mut R,
+    mut unpacked: u64,
+    recording: &Recording,
+    members_max: u64,
+) -> Result<SelectionTrace> {
+    let mut groups = Groups::new(recording, members_max);
+    loop {
+        let mut start = Vec::with_capacity(MARK_BYTES);
+        let io = |e: std::io::Error| unreadable(&e, unpacked);
+        (&mut *file).take(MARK_BYTES as u64).read_to_end(&mut start).map_err(io)?;
+        let Ok(start) = <[u8; MARK_BYTES]>::try_from(start.as_slice()) else {
+            let cut = start.iter().zip(MARK).all(|(byte, mark)| *byte == mark);
+            return match cut || start.iter().all(|byte| *byte == 0) {
+                true => groups.trace(Some(start.len() as u64)),
+                false => Err(malformed(NO_MARK, unpacked)),
+            };
+        };
+        let [.., a, b, c, d, _, _, _, _] = start;
+        let length = u32::from_le_bytes([a, b, c, d]);
+        if mark(length) != start {
+            let (rest, zeros) = drain(file, unpacked)?;
+            return match zeros && start == [0; MARK_BYTES] {
+                true => groups.trace(Some(MARK_BYTES as u64 + rest)),
+                false => Err(malformed(NO_MARK, unpacked)),
+            };
+        }
+        let steps = groups.steps;
+        let mut part = (&mut *file).take(u64::from(length));
+        let damage = match frame(&mut part, &mut unpacked, &mut groups) {
+            Ok(Piece::Group) => continue,
+            Ok(Piece::End) => {
+                return match file.fill_buf().map_err(|e| unreadable(&e, unpacked))?.is_empty() {
+                    true => groups.trace(None),
+                    false => Err(malformed("bytes follow the end", unpacked)),
+                };
+            }
+            Err(e) if e.kind() == Kind::BadFormat => e,
+            Err(e) => return Err(e),
+        };
+        groups.body.forget_from(steps);
+        groups.steps = steps;
+        drain(&mut part, unpacked)?;
+        let missing = part.limit();
+        let (rest, zeros) = drain(file, unpacked)?;
+        return match missing > 0 || zeros {
+            true => groups.trace(Some(MARK_BYTES as u64 + u64::from(length) - missing + rest)),
+            false => Err(damage),
+        };
+    }
+}
+
+/// Decodes the one frame that `part` is.
+fn frame<R: BufRead>(
+    part: &mut std::io::Take<&mut R>,
+    unpacked: &mut u64,
+    groups: &mut Groups<'_>,
+) -> Result<Piece> {
+    let io = |e: std::io::Error| unreadable(&e, *unpacked);
+    let mut frame = zstd::stream::read::Decoder::with_buffer(&mut *part).map_err(io)?.single_frame();
+    frame.window_log_max(WINDOW_LOG_MAX).map_err(io)?;
+    let source = &mut Source::behind(&mut frame, *unpacked);
+    let piece = groups.piece(source)?;
+    // Only here the checksum is compared.
+    if !source.is_at_end()? {
+        return Err(malformed("bytes follow the steps of a group", source.offset()));
+    }
+    *unpacked = source.offset();
+    drop(frame);
+    match part.limit() {
+        0 => Ok(piece),
+        _ => Err(malformed("a frame is shorter than its mark says", *unpacked)),
+    }
+}
+
+/// Reads to the end: how many bytes there were, and whether all were zeros.
+fn drain(file: &mut impl BufRead, unpacked: u64) -> Result<(u64, bool)> {
+    let (mut count, mut zeros) = (0, true);
+    loop {
+        let bytes = match file.fill_buf() {
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(unreadable(&e, unpacked)),
+            Ok(bytes) => bytes,
+        };
+        if bytes.is_empty() {
+            return Ok((count, zeros));
+        }
+        zeros &= bytes.iter().all(|byte| *byte == 0);
+        let taken = bytes.len();
+        count += taken as u64;
+        file.consume(taken);
+    }
+}

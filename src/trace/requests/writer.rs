@@ -1,0 +1,352 @@
+//! Requests as they arrive, into Mooncake lines, which every tool of the field reads.
+//!
+//! A file that this wrote is a trace at every moment: lines go out whole, several in one append, and after a
+//! failure the file ends with the last one written whole. What a reader would refuse is refused here, before
+//! it is written. A line names `block_size` where a block has other than 512 tokens.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::parse::MOONCAKE_BLOCK;
+use super::{LINE_MAX, REFERENCES_MAX, REQUESTS_MAX};
+use crate::error::{Error, Kind, Result};
+use crate::os::{Appender, Faults, NoFaults};
+
+/// Lines are held until they are so many bytes.
+const BATCH: usize = 1 << 16;
+
+/// The most bytes of a block id and the comma behind it, and of all else in a line.
+const ID_BYTES: usize = 22;
+const LINE_BYTES: usize = 160;
+
+/// The latest time: what a JSON number surely holds.
+const MILLISECONDS_MAX: u64 = 1 << 53;
+
+/// A request as it arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival<'a> {
+    /// When, in milliseconds since the recording's start.
+    pub milliseconds: u64,
+    /// Tokens of the prompt.
+    pub input_tokens: u32,
+    /// Tokens generated; 0 where that is not known when the request is recorded.
+    pub output_tokens: u32,
+    /// Ids of the prompt's blocks from its beginning, the last block perhaps partial. An id names the block
+    /// and all before it.
+    pub blocks: &'a [u64],
+}
+
+/// Records the requests of a service. Dropped without [`finish`](Self::finish) it leaves all its lines, which
+/// are a whole trace too.
+///
+/// Held in memory: 64 KiB of lines, and 30 bytes for each block of the longest request.
+pub struct RequestWriter {
+    file: Appender,
+    block_tokens: u32,
+    held: Vec<u8>,
+    sorted: Vec<u64>,
+    last: u64,
+    requests: u64,
+    references: u64,
+}
+
+fn wrong(place: &'static str) -> Error {
+    Error::new(Kind::OutOfRange, "record").at(place)
+}
+
+impl RequestWriter {
+    /// Creates the file at `path`, which must not be there, for blocks of `block_tokens` tokens.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for blocks of no tokens; [`Kind::Io`] with the path.
+    pub fn create(path: impl AsRef<Path>, block_tokens: u32) -> Result<RequestWriter> {
+        RequestWriter::with_faults(path, block_tokens, Arc::new(NoFaults))
+    }
+
+    /// As [`RequestWriter::create`], every call to the system asking `faults` first.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_faults(
+        path: impl AsRef<Path>,
+        block_tokens: u32,
+        faults: Arc<dyn Faults>,
+    ) -> Result<RequestWriter> {
+        if block_tokens == 0 {
+            return Err(Error::new(Kind::InvalidConfig, "record").at("block_tokens").with("value", 0_u32));
+        }
+        Ok(RequestWriter {
+            file: Appender::create(path.as_ref(), faults)?,
+            block_tokens,
+            held: Vec::new(),
+            sorted: Vec::new(),
+            last: 0,
+            requests: 0,
+            references: 0,
+        })
+    }
+
+    /// Records one request. Requests come in the order of their arrival: an engine that wants their true
+    /// output length and ends them in another order keeps them until their turn.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for an earlier time than the last, more blocks than the prompt has, a block that
+    /// repeats, a line that no reader takes: nothing is recorded, and the next call may be right.
+    /// [`Kind::Exhausted`] when the trace is as large as a reader takes; [`Kind::Io`] when lines could not be
+    /// written: those held are lost, the file ends with the line before, and every later call fails.
+    pub fn record(&mut self, request: &Arrival<'_>) -> Result<()> {
+        self.file.check()?;
+        self.expect(request)?;
+        let full = |_| Error::new(Kind::OutOfMemory, "record").at("a line").hint("free memory");
+        self.held.try_reserve_exact(LINE_BYTES + ID_BYTES * request.blocks.len()).map_err(full)?;
+        let start = self.held.len();
+        let written = self.line(request);
+        let length = self.held.len() - start;
+        if written.is_err() || length > LINE_MAX {
+            self.held.truncate(start);
+            return Err(wrong("the line is longer than a reader takes").with("bytes", length as u64));
+        }
+        self.last = request.milliseconds;
+        self.requests += 1;
+        self.references += request.blocks.len() as u64;
+        if self.held.len() >= BATCH {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Writes the lines that are held. What is written survives the process.
+    ///
+    /// # Errors
+    /// [`Kind::Io`], as of [`RequestWriter::record`].
+    pub fn flush(&mut self) -> Result<()> {
+        let written = self.file.append(&[&self.held]);
+        self.held.clear();
+        written
+    }
+
+    /// [Flushes](RequestWriter::flush), and stores the file on the disk: it survives a loss of power.
+    ///
+    /// # Errors
+    /// [`Kind::Io`].
+    pub fn sync(&mut self) -> Result<()> {
+        self.flush()?;
+        self.file.sync()
+    }
+
+    /// Ends the trace: writes what is held and stores the file. Returns the requests recorded.
+    ///
+    /// # Errors
+    /// [`Kind::Io`].
+    pub fn finish(mut self) -> Result<u64> {
+        self.sync()?;
+        Ok(self.requests)
+    }
+
+    /// Requests recorded, those still held included.
+    pub fn requests(&self) -> u64 {
+        self.requests
+    }
+
+    /// What a reader would refuse.
+    fn expect(&mut self, request: &Arrival<'_>) -> Result<()> {
+        let Arrival { milliseconds, input_tokens, blocks, .. } = *request;
+        if milliseconds < self.last || milliseconds > MILLISECONDS_MAX {
+            return Err(wrong("the time is earlier than the one before, or too late")
+                .with("milliseconds", milliseconds)
+                .with("last", self.last)
+                .hint("record requests in the order of their arrival"));
+        }
+        let most = u64::from(input_tokens.div_ceil(self.block_tokens));
+        if blocks.len() as u64 > most {
+            return Err(wrong("more blocks than the prompt has")
+                .with("blocks", blocks.len() as u64)
+                .with("most", most)
+                .with("input tokens", input_tokens)
+                .with("block tokens", self.block_tokens));
+        }
+        let full = |_| Error::new(Kind::OutOfMemory, "record").at("a request's blocks").hint("free memory");
+        self.sorted.clear();
+        self.sorted.try_reserve_exact(blocks.len()).map_err(full)?;
+        self.sorted.extend_from_slice(blocks);
+        self.sorted.sort_unstable();
+        if let Some([id, _]) = self.sorted.array_windows().find(|[a, b]| a == b) {
+            return Err(wrong("a block repeats inside the request").with("id", *id));
+        }
+        if self.requests >= REQUESTS_MAX || self.references + blocks.len() as u64 > REFERENCES_MAX {
+            return Err(Error::new(Kind::Exhausted, "record")
+                .at("the trace is as large as a reader takes")
+                .with("requests", self.requests)
+                .with("blocks", self.references)
+                .hint("finish it and begin another file"));
+        }
+        Ok(())
+    }
+
+    /// Appends the line to those held.
+    fn line(&mut self, request: &Arrival<'_>) -> std::io::Result<()> {
+        let Arrival { milliseconds, input_tokens, output_tokens, blocks } = *request;
+        let out = &mut self.held;
+        write!(out, "{{\"timestamp\": {milliseconds}, \"input_length\": {input_tokens}, ")?;
+        write!(out, "\"output_length\": {output_tokens}, ")?;
+        if self.block_tokens != MOONCAKE_BLOCK {
+            write!(out, "\"block_size\": {}, ", self.block_tokens)?;
+        }
+        out.extend_from_slice(b"\"hash_ids\": [");
+        for (i, id) in blocks.iter().enumerate() {
+            write!(out, "{}{id}", if i == 0 { "" } else { ", " })?;
+        }
+        out.extend_from_slice(b"]}\n");
+        Ok(())
+    }
+}
+
+impl Drop for RequestWriter {
+    fn drop(&mut self) {
+        // There is nobody to tell, and the file is good as it stands.
+        let _ = self.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::super::{Options, RequestTrace};
+    use super::*;
+    use crate::os::{Call, Inject};
+
+    /// A path of one test's own; the file is removed at the end.
+    struct Fresh(PathBuf);
+
+    impl Fresh {
+        fn new() -> Fresh {
+            static NUMBER: AtomicU64 = AtomicU64::new(0);
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            Fresh(std::env::temp_dir().join(format!("forebay-{}-requests-{number}", std::process::id())))
+        }
+    }
+
+    impl Drop for Fresh {
+        fn drop(&mut self) {
+            let _ = fs::remove_file(&self.0);
+        }
+    }
+
+    fn arrival(milliseconds: u64, input_tokens: u32, blocks: &[u64]) -> Arrival<'_> {
+        Arrival { milliseconds, input_tokens, output_tokens: 3, blocks }
+    }
+
+    /// Requests with `i % 50` blocks of 16 tokens, the last one partial.
+    fn many(writer: &mut RequestWriter, requests: u64) -> Result<()> {
+        for i in writer.requests()..requests {
+            let blocks: Vec<u64> = (0..i % 50).map(|b| b << (i % 40)).collect();
+            let tokens = (16 * blocks.len() as u32).saturating_sub(5);
+            writer.record(&arrival(i / 3, tokens, &blocks))?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_recorded_is_read_and_published_blocks_go_unsaid() {
+        for (block_tokens, said) in [(16, true), (512, false)] {
+            let path = Fresh::new();
+            let mut writer = RequestWriter::create(&path.0, block_tokens).unwrap();
+            writer.record(&arrival(0, 3 * block_tokens, &[7, u64::MAX, 9])).unwrap();
+            writer.record(&arrival(4, 0, &[])).unwrap();
+            assert_eq!(fs::read(&path.0).unwrap(), b"", "lines are held");
+            writer.flush().unwrap();
+            assert_eq!(RequestTrace::read(&path.0, &Options::default()).unwrap().requests(), 2);
+            writer.record(&arrival(4, 1, &[7])).unwrap();
+            assert_eq!(writer.finish(), Ok(3));
+            let trace = RequestTrace::read(&path.0, &Options::default()).unwrap();
+            let blocks: Vec<&[u32]> = (0..3).map(|i| trace.blocks(i)).collect();
+            assert_eq!((blocks, trace.block_tokens()), (vec![&[0, 1, 2][..], &[], &[0]], Some(block_tokens)));
+            assert_eq!((trace.input_tokens(2), trace.output_tokens(2)), (1, 3));
+            let text = fs::read_to_string(&path.0).unwrap();
+            assert_eq!(text.lines().filter(|line| line.contains("\"block_size\": 16, ")).count() == 3, said);
+        }
+    }
+
+    #[test]
+    fn what_a_reader_refuses_is_refused_before_it_is_written() {
+        let path = Fresh::new();
+        assert_eq!(RequestWriter::create(&path.0, 0).err().unwrap().kind(), Kind::InvalidConfig);
+        let mut writer = RequestWriter::create(&path.0, 16).unwrap();
+        writer.record(&arrival(5, 40, &[1, 2, 3])).unwrap();
+        for (request, what) in [
+            (arrival(4, 16, &[1]), "earlier"),
+            (arrival(MILLISECONDS_MAX + 1, 16, &[1]), "too late"),
+            (arrival(5, 32, &[1, 2, 3]), "more blocks"),
+            (arrival(5, 0, &[1]), "more blocks"),
+            (arrival(5, 64, &[3, 1, 3]), "repeats"),
+        ] {
+            let e = writer.record(&request).unwrap_err();
+            assert!(e.kind() == Kind::OutOfRange && e.place().contains(what), "{e}");
+        }
+        let long: Vec<u64> = (0..LINE_MAX as u64 / 20).map(|b| u64::MAX - b).collect();
+        let e = writer.record(&arrival(5, u32::MAX, &long)).unwrap_err();
+        assert!(e.place().contains("longer than a reader takes"), "{e}");
+        drop(writer);
+        let trace = RequestTrace::read(&path.0, &Options::default()).unwrap();
+        assert_eq!((trace.requests(), trace.references()), (1, &[0, 1, 2][..]));
+        assert!(RequestWriter::create(&path.0, 16).err().unwrap().place().ends_with("File exists"));
+    }
+
+    #[test]
+    fn whichever_call_fails_the_file_ends_with_a_whole_line() {
+        let through = |faults: Arc<dyn Faults>| {
+            let path = Fresh::new();
+            let ends = || {
+                let mut writer = RequestWriter::with_faults(&path.0, 16, faults)?;
+                if let Err(e) = many(&mut writer, 3000).and_then(|()| writer.sync()) {
+                    let again = [writer.record(&arrival(0, 0, &[])), writer.flush(), writer.sync()];
+                    assert!(again.iter().all(|again| again.as_ref() == Err(&e)), "it stays failed");
+                    return writer.finish();
+                }
+                writer.finish()
+            };
+            (ends(), fs::read(&path.0).ok())
+        };
+        let counted = Arc::new(Inject::nth(u64::MAX, 0));
+        let (ended, whole) = through(counted.clone());
+        let whole = whole.unwrap();
+        assert_eq!(ended, Ok(3000));
+        assert!(counted.count() > 10, "{}", counted.count());
+        for n in 0..counted.count() {
+            let (ended, file) = through(Arc::new(Inject::nth(n, libc::ENOSPC)));
+            assert_eq!(ended.unwrap_err().kind(), Kind::Io);
+            let file = file.unwrap_or_default();
+            assert!(whole.starts_with(&file) && file.last().is_none_or(|byte| *byte == b'\n'), "call {n}");
+        }
+        /// Writes a part of the third batch, then nothing.
+        struct Short(AtomicU64);
+        impl Faults for Short {
+            fn before(&self, call: Call) -> Option<i32> {
+                (call == Call::Write && self.0.load(Ordering::Relaxed) == 3).then_some(libc::ENOSPC)
+            }
+            fn passes(&self, bytes: usize) -> usize {
+                if self.0.fetch_add(1, Ordering::Relaxed) == 2 { 777 } else { bytes }
+            }
+        }
+        let file = through(Arc::new(Short(AtomicU64::new(0)))).1.unwrap();
+        assert!(whole.starts_with(&file) && file.ends_with(b"\n") && file.len() > 2 * BATCH);
+        assert!(RequestTrace::from_bytes(&file, &Options::default()).is_ok());
+    }
+
+    #[test]
+    fn what_is_held_does_not_grow() {
+        let path = Fresh::new();
+        let mut writer = RequestWriter::create(&path.0, 16).unwrap();
+        many(&mut writer, 500).unwrap();
+        let held = |writer: &RequestWriter| (writer.held.capacity(), writer.sorted.capacity());
+        let before = held(&writer);
+        many(&mut writer, 20_000).unwrap();
+        let most = BATCH + LINE_BYTES + ID_BYTES * 49;
+        assert!(held(&writer).0 <= most && held(&writer).1 == before.1, "{:?}", held(&writer));
+        assert!(writer.file.length() > 2_000_000);
+    }
+}

@@ -1,0 +1,440 @@
+//! Sealed pages shared by sequences with the same beginning: what is found, for whom, when, and what gives
+//! way. `tests/world.rs` checks every row of it in random runs; here stand the single promises.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+#[cfg(feature = "trace")]
+#[path = "support/traces.rs"]
+mod traces;
+
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Stream};
+use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
+use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, Streams, Tokens, WarmUp};
+use std::sync::{Arc, Mutex, mpsc};
+
+const K: u32 = 8;
+const PAGE: u32 = 16;
+
+fn config(lanes: u32, pages: u32) -> Config {
+    let shape = Shape {
+        layers: 2,
+        runs: [32, 0],
+        index_key_bytes: 8,
+        page_tokens: PAGE,
+        top_k: K,
+        ..Shape::DEEPSEEK_V3_2
+    };
+    let memory = Memory { huge: false, populate: false, lock: false, node: None };
+    let config = Config::new(shape, lanes, 160, 16);
+    Config { host_pages: pages, index_pages: pages, steps_in_flight: 2, memory, ..config }
+}
+
+struct Engine {
+    cache: Cache,
+    device: Arc<HostDevice>,
+    stream: Stream,
+    buffers: Buffers,
+    /// Of every sequence.
+    promised: u32,
+}
+
+fn engine(config: Config, threaded: bool) -> Engine {
+    let device = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
+    let buffer = || device.allocate(u64::from(4 * K)).unwrap();
+    let buffers = Buffers { selection: buffer(), slots: buffer() };
+    let cache = Cache::new(config, device.clone()).unwrap();
+    Engine { cache, stream: device.stream().unwrap(), device, buffers, promised: 0 }
+}
+
+/// With the rows in flight, a prompt of whole pages takes one page more.
+fn asks(prompt: u32) -> Open {
+    Open { prompt, promised: 0, budget: Budget::Slots(16), bring_up: BringUp::Nothing }
+}
+
+/// The tokens of a text: equal texts are equal as far as they go.
+fn text(name: u32, tokens: u32) -> Vec<u32> {
+    (0..tokens).map(|position| name << 16 | position).collect()
+}
+
+impl Engine {
+    fn begin(&mut self, ids: &[u32], salt: &[u8]) -> (Sequence, u32) {
+        let open = Open { promised: self.promised, ..asks(ids.len() as u32) };
+        self.cache.open_shared(&open, salt, Tokens::new(ids)).unwrap()
+    }
+
+    /// Opens, fills and joins.
+    fn start(&mut self, ids: &[u32], salt: &[u8]) -> (Sequence, u32) {
+        let (sequence, shared) = self.begin(ids, salt);
+        self.cache.append_in_place(sequence, ids.len() as u32 - shared).unwrap();
+        let _ticket = self.cache.join(sequence, self.stream, WarmUp::default()).unwrap();
+        (sequence, shared)
+    }
+
+    /// As `start`, and seals what it has.
+    fn serve(&mut self, ids: &[u32], salt: &[u8]) -> (Sequence, u32) {
+        let (sequence, shared) = self.start(ids, salt);
+        let sealed = self.cache.seal(sequence, Tokens::new(&ids[shared as usize..])).unwrap();
+        assert_eq!(sealed, ids.len() as u32 / PAGE * PAGE);
+        (sequence, shared)
+    }
+
+    fn close(&mut self, sequence: Sequence) {
+        self.cache.close(sequence, self.stream).unwrap();
+        self.cache.validate().unwrap();
+    }
+
+    /// A step of one query row that selects nothing, enqueued.
+    fn step(&mut self, sequence: Sequence, accepted: u32) -> Step {
+        let row = Row { sequence, accepted: Accepted::Rows(accepted), query_rows: 1 };
+        let mut step = self.cache.prepare(MicroBatch(0), 1, &[row], None, self.stream).unwrap();
+        let streams = Streams { resolve: self.stream, gather: self.stream };
+        for layer in [0, 1].map(Layer) {
+            self.cache.layer(&step, LayerCall::whole(layer), streams, self.buffers).unwrap();
+            self.cache.scatter(&step, LayerCall::whole(layer), self.stream).unwrap();
+        }
+        self.cache.finish(&mut step, self.stream).unwrap();
+        step
+    }
+
+    /// All entries of the selection become `position`.
+    fn select(&self, position: i32) {
+        let bytes: Vec<u8> = (0..K).flat_map(|_| position.to_le_bytes()).collect();
+        self.device.write(self.buffers.selection, &bytes).unwrap();
+    }
+
+    /// Holds the stream until the answer is dropped.
+    fn hold(&self) -> mpsc::Sender<()> {
+        let (open, closed) = mpsc::channel::<()>();
+        let closed = Mutex::new(closed);
+        let wait = move || assert!(closed.lock().unwrap().recv().is_err());
+        self.device.call(self.stream, Arc::new(wait)).unwrap();
+        open
+    }
+
+    fn settle(&self) {
+        let event = self.device.event().unwrap();
+        self.device.record(event, self.stream).unwrap();
+        self.device.synchronize(event).unwrap();
+    }
+}
+
+#[test]
+fn a_beginning_is_found_while_it_is_used_and_after() {
+    let mut e = engine(config(3, 40), false);
+    let ids = text(1, 70);
+    let (first, shared) = e.serve(&ids, b"");
+    assert_eq!(shared, 0);
+    // As far as the texts are the same, in whole pages; then as far as tokens are offered.
+    let other = [&ids[..40], &text(2, 70)[40..]].concat();
+    let (second, shared) = e.serve(&other, b"");
+    assert_eq!(shared, 32);
+    e.close(first);
+    e.close(second);
+    let (third, shared) = e.cache.open_shared(&asks(70), b"", Tokens::new(&ids[..63])).unwrap();
+    assert_eq!(shared, 48);
+    let rows = |e: &Engine, sequence, position| {
+        let mut row = [0; 32];
+        e.cache.read_row(sequence, Layer(1), position, &mut row).unwrap();
+        row
+    };
+    e.cache.append(third, Layer(1), &[9; 32]).unwrap();
+    assert_eq!(
+        (rows(&e, third, 48), rows(&e, third, 47)),
+        ([9; 32], [0; 32]),
+        "appended behind what is shared"
+    );
+    e.close(third);
+    let stats = e.cache.stats();
+    assert_eq!((stats.prompt_tokens, stats.shared_tokens), (70 + 70 + 63, 32 + 48));
+    // Four pages of each text, two of them the same.
+    assert_eq!((stats.sealed_pages, stats.unused_pages), (6, 6));
+}
+
+#[test]
+fn another_tenant_or_a_forced_collision_never_shares() {
+    let mut e = engine(config(8, 80), false);
+    let ids = text(1, 64);
+    e.serve(&ids, b"one");
+    for salt in [&b"two"[..], b"", b"one\0"] {
+        assert_eq!(e.begin(&ids, salt).1, 0, "{salt:?}");
+    }
+    // The same key for every page, of this text and of another.
+    let keys = [[5; 16]; 4];
+    let keyed = |ids: &'static [u32]| Tokens { ids, keys: &keys };
+    let (one, two) = (text(1, 64).leak(), text(2, 64).leak());
+    let (first, shared) = e.cache.open_shared(&asks(64), b"one", keyed(one)).unwrap();
+    assert_eq!(shared, 0, "without its keys it is another");
+    e.cache.append_in_place(first, 64).unwrap();
+    let _ticket = e.cache.join(first, e.stream, WarmUp::default()).unwrap();
+    assert_eq!(e.cache.seal(first, keyed(one)), Ok(64));
+    assert_eq!(e.cache.open_shared(&asks(64), b"one", keyed(two)).unwrap().1, 0);
+    assert_eq!(e.cache.open_shared(&asks(64), b"one", keyed(one)).unwrap().1, 64);
+    // Another image for the same ids: the second page's key says which, and parts what follows.
+    let seen = [[5; 16], [6; 16], [5; 16], [5; 16]];
+    let other = Tokens { ids: one, keys: &seen };
+    assert_eq!(e.cache.open_shared(&asks(64), b"one", other).unwrap().1, 16);
+}
+
+#[test]
+fn admission_counts_what_is_shared_and_what_can_go() {
+    // A prompt of 64 tokens takes 4 pages and one for the rows in flight.
+    let mut e = engine(config(4, 9), false);
+    let ids = text(1, 64);
+    let (first, _) = e.serve(&ids, b"");
+    let refused = e.cache.open(&asks(64)).unwrap_err();
+    assert_eq!(
+        (refused.kind(), refused.number("wanted"), refused.number("free")),
+        (Kind::Exhausted, Some(5), Some(4))
+    );
+    let (second, shared) = e.serve(&ids, b"");
+    assert_eq!((shared, e.cache.stats().free_host_pages), (64, 3));
+    e.close(first);
+    e.close(second);
+    assert_eq!((e.cache.stats().free_host_pages, e.cache.stats().unused_pages), (5, 4));
+    // Nine pages can be had, but not ten; to be refused costs nobody a page.
+    assert_eq!(e.cache.open(&asks(9 * PAGE)).unwrap_err().number("free"), Some(9));
+    // What it shares cannot make room for its own rest: four shared, six wanted, five free.
+    let longer = text(1, 9 * PAGE);
+    let refused = e.cache.open_shared(&asks(9 * PAGE), b"", Tokens::new(&longer)).unwrap_err();
+    assert_eq!(
+        (refused.kind(), refused.number("wanted"), refused.number("free")),
+        (Kind::Exhausted, Some(6), Some(5))
+    );
+    assert_eq!((e.cache.stats().evicted_pages, e.cache.stats().unused_pages), (0, 4));
+    let (third, shared) = e.begin(&text(1, 8 * PAGE), b"");
+    assert_eq!((shared, e.cache.stats().free_host_pages), (64, 0));
+    e.close(third);
+    // Six pages want one of the four; the last one goes, not the one before it.
+    let fourth = e.cache.open(&asks(5 * PAGE)).unwrap();
+    assert_eq!(e.cache.stats().evicted_pages, 1);
+    e.close(fourth);
+    assert_eq!(e.begin(&ids, b"").1, 48);
+}
+
+#[test]
+fn the_prefix_used_longest_ago_goes_first_and_begins_at_its_end() {
+    let mut e = engine(config(2, 12), false);
+    for name in [1, 2] {
+        let (sequence, _) = e.serve(&text(name, 64), b"");
+        e.close(sequence);
+    }
+    // The first is used again, so the second is the older one now.
+    let (again, shared) = e.begin(&text(1, 64), b"");
+    assert_eq!(shared, 64);
+    e.close(again);
+    let (other, _) = e.serve(&text(3, 80), b"");
+    e.close(other);
+    assert_eq!(e.cache.stats().evicted_pages, 2);
+    for (name, left) in [(1, 64), (3, 64), (2, 32)] {
+        let (sequence, shared) = e.begin(&text(name, 64), b"");
+        assert_eq!(shared, left, "text {name}");
+        e.close(sequence);
+    }
+}
+
+/// A step whose new row is still to be scattered: whether the total pool has it, before and after.
+#[test]
+fn f7_control_a_page_sealed_when_its_rows_are_enqueued_has_not_their_bytes() {
+    let mut e = Engine { promised: 40, ..engine(config(3, 40), true) };
+    let (first, _) = e.start(&text(1, 15), b"");
+    e.select(-1);
+    e.settle();
+    let slot = e.cache.landing_slot(first, 0).unwrap();
+    let place = e.cache.geometry().pieces(slot)[0].slab;
+    e.device.write(e.cache.slab(Layer(0)).unwrap().part(place, 32).unwrap(), &[7; 32]).unwrap();
+    let held = e.hold();
+    let step = e.step(first, 0);
+    let read = |e: &Engine| {
+        let mut row = [0; 32];
+        e.cache.read_row(first, Layer(0), 15, &mut row).unwrap();
+        row
+    };
+    assert_eq!(read(&e), [0; 32], "whoever found this page now would read it without its last row");
+    drop(held);
+    e.settle();
+    assert_eq!(read(&e), [7; 32]);
+    e.cache.retire(step, e.stream).unwrap();
+}
+
+#[test]
+fn f7_nothing_is_sealed_before_the_work_that_wrote_it_has_ended() {
+    let mut e = Engine { promised: 40, ..engine(config(3, 40), true) };
+    let ids = text(1, 40);
+    let held = e.hold();
+    let (first, _) = e.start(&ids, b"");
+    assert_eq!(e.cache.seal(first, Tokens::new(&ids)), Ok(0));
+    assert_eq!(e.begin(&ids, b"").1, 0);
+    drop(held);
+    e.settle();
+    assert_eq!(e.cache.seal(first, Tokens::new(&ids)), Ok(32));
+    // Known tokens are no stored ones: eight more rows make the page full.
+    let ids = text(1, 80);
+    for accepted in [0, 1, 1, 1, 1, 1, 1, 1, 1] {
+        assert_eq!(e.cache.seal(first, Tokens::new(&ids[32..])), Ok(32));
+        let step = e.step(first, accepted);
+        e.settle();
+        e.cache.retire(step, e.stream).unwrap();
+    }
+    assert_eq!(e.cache.seal(first, Tokens::new(&ids[32..])), Ok(48));
+    // As far as tokens are known.
+    assert_eq!(e.cache.seal(first, Tokens::new(&[])), Ok(48));
+}
+
+#[test]
+fn f7_what_a_step_wrote_is_not_sealed_while_it_may_still_fail() {
+    let mut e = Engine { promised: 40, ..engine(config(2, 40), false) };
+    let ids = text(1, 60);
+    let (first, _) = e.serve(&ids[..31], b"");
+    e.select(-1);
+    // The older one's only row is the page's last. The younger one has committed it, and ends first.
+    let older = e.step(first, 0);
+    let younger = e.step(first, 1);
+    assert_eq!(e.cache.retire(younger, e.stream).unwrap().lengths(), [32]);
+    assert_eq!(e.cache.seal(first, Tokens::new(&ids[16..])), Ok(16));
+    e.cache.retire(older, e.stream).unwrap();
+    assert_eq!(e.cache.seal(first, Tokens::new(&ids[16..])), Ok(32));
+    // With one always in flight, what the older ones committed is sealed all the same.
+    let mut ahead = e.step(first, 1);
+    for _ in 0..17 {
+        let next = e.step(first, 1);
+        e.cache.retire(std::mem::replace(&mut ahead, next), e.stream).unwrap();
+    }
+    assert_eq!(e.cache.seal(first, Tokens::new(&ids[32..])), Ok(48));
+    // A step that fails: nothing is sealed until it is known what is left.
+    e.select(100);
+    let failing = e.step(first, 1);
+    e.cache.retire(ahead, e.stream).unwrap();
+    assert!(e.cache.retire(failing, e.stream).is_err());
+    assert_eq!(e.cache.seal(first, Tokens::new(&ids[48..])).unwrap_err().kind(), Kind::InvalidConfig);
+    let _ticket = e.cache.roll_back(first, 33, e.stream).unwrap();
+    assert_eq!(e.cache.seal(first, Tokens::new(&ids[32..])), Ok(32));
+    e.cache.validate().unwrap();
+}
+
+#[test]
+fn f7_a_cut_inside_a_shared_page_copies_it_and_one_that_is_ones_own_stays() {
+    let mut e = engine(config(2, 9), false);
+    let ids = text(1, 48);
+    let (first, _) = e.serve(&ids, b"");
+    let own: Vec<_> = e.cache.pages(first).unwrap().collect();
+    let (second, _) = e.begin(&ids, b"");
+    e.cache.append_in_place(second, 0).unwrap();
+    let _ticket = e.cache.join(second, e.stream, WarmUp::default()).unwrap();
+    // Both have three pages in common: the cut takes two fresh ones.
+    let _ticket = e.cache.roll_back(second, 20, e.stream).unwrap();
+    assert_eq!(e.cache.pages(first).unwrap().collect::<Vec<_>>(), own);
+    let cut: Vec<_> = e.cache.pages(second).unwrap().collect();
+    assert!(cut[0] == own[0] && cut[1..].iter().all(|page| !own.contains(page)));
+    e.cache.validate().unwrap();
+    e.close(second);
+    // Nobody else uses the first one's: it is cut where it stands, and not found any more.
+    let free = e.cache.stats().free_host_pages;
+    let _ticket = e.cache.roll_back(first, 20, e.stream).unwrap();
+    assert_eq!(e.cache.pages(first).unwrap().collect::<Vec<_>>(), own);
+    assert_eq!(e.cache.stats().free_host_pages, free);
+    assert_eq!(e.begin(&ids, b"").1, 16);
+    e.cache.validate().unwrap();
+}
+
+#[test]
+fn a_page_that_is_still_copied_from_is_no_room() {
+    let mut e = engine(config(3, 6), true);
+    let ids = text(1, 16);
+    let (first, _) = e.serve_settled(&ids);
+    let (second, shared) = e.start(&ids, b"");
+    assert_eq!(shared, 16);
+    e.settle();
+    let held = e.hold();
+    let copied = e.cache.roll_back(second, 8, e.stream).unwrap();
+    e.close(first);
+    // The shared page has no user now, but the copy reads it: there are three, not four.
+    let wants = asks(3 * PAGE);
+    let before = e.cache.stats();
+    let refused = e.cache.open(&wants).unwrap_err();
+    assert_eq!((refused.number("wanted"), refused.number("free")), (Some(4), Some(3)));
+    e.cache.validate().unwrap();
+    assert_eq!(e.cache.stats().free_host_pages, before.free_host_pages);
+    drop(held);
+    e.settle();
+    assert!(copied.poll().is_some());
+    e.cache.reap(e.stream).unwrap();
+    e.cache.validate().unwrap();
+    e.cache.open(&wants).unwrap();
+}
+
+impl Engine {
+    /// As `serve`, on a device whose work takes its time.
+    fn serve_settled(&mut self, ids: &[u32]) -> (Sequence, u32) {
+        let (sequence, shared) = self.start(ids, b"");
+        self.settle();
+        let sealed = self.cache.seal(sequence, Tokens::new(&ids[shared as usize..]));
+        assert_eq!(sealed, Ok(ids.len() as u32));
+        (sequence, shared)
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_takes_nothing() {
+    let mut e = engine(config(2, 40), false);
+    let (ids, start) = (text(1, 64), e.cache.stats());
+    let keys = [[1; 16]; 3];
+    for prompt in [Tokens::new(&ids[..41]), Tokens { ids: &ids[..40], keys: &keys }] {
+        let refused = e.cache.open_shared(&asks(40), b"", prompt).unwrap_err();
+        assert_eq!(refused.kind(), Kind::OutOfRange, "{refused}");
+    }
+    assert_eq!(e.cache.stats(), start);
+    let plain = e.cache.open(&asks(40)).unwrap();
+    assert_eq!(
+        e.cache.seal(plain, Tokens::new(&ids)).unwrap_err().place(),
+        "the prompt is not complete, or the \
+                                                                             sequence has not joined"
+    );
+    e.cache.append_in_place(plain, 40).unwrap();
+    let _ticket = e.cache.join(plain, e.stream, WarmUp::default()).unwrap();
+    let refused = e.cache.seal(plain, Tokens::new(&ids)).unwrap_err();
+    assert_eq!(refused.kind(), Kind::InvalidConfig);
+    assert!(refused.to_string().contains("open_shared"), "{refused}");
+    let (shared, _) = e.serve(&ids[..40], b"");
+    let refused = e.cache.seal(shared, Tokens::new(&text(1, 200))).unwrap_err();
+    assert_eq!(refused.kind(), Kind::OutOfRange);
+    let keyed = Tokens { ids: &ids[32..], keys: &keys };
+    assert_eq!(e.cache.seal(shared, keyed).unwrap_err().kind(), Kind::OutOfRange);
+    e.close(shared);
+    assert_eq!(e.cache.seal(shared, Tokens::default()).unwrap_err().kind(), Kind::Closed);
+}
+
+/// The first requests of a real trace, each a sequence that is opened, filled, sealed and closed: what the
+/// cache finds is what a plain list of blocks in order of use finds.
+#[cfg(feature = "trace")]
+#[test]
+fn a_real_trace_hits_what_a_plain_list_hits() {
+    use forebay::trace::requests::{Options, RequestTrace};
+    let Some(path) = traces::directory("mooncake", "sharing against a list") else { return };
+    let path = path.join("conversation_trace.jsonl.zst");
+    let trace = RequestTrace::read(&path, &Options::default()).unwrap();
+    // A block of the trace is a page here.
+    let pages = 1_000;
+    let config = Config { max_tokens: 300 * PAGE, residency_only: true, ..config(1, pages) };
+    let mut e = engine(config, false);
+    let (mut list, mut hits, mut evicted): (Vec<u32>, u64, u64) = Default::default();
+    for request in 0..1_500 {
+        let blocks = trace.blocks(request);
+        let ids: Vec<u32> = blocks.iter().flat_map(|block| [*block; PAGE as usize]).collect();
+        let run = blocks.iter().take_while(|block| list.contains(block)).count();
+        hits += run as u64;
+        let (sequence, _) = e.serve(&ids, b"");
+        e.close(sequence);
+        // One page more than the blocks was taken, for the rows in flight.
+        let fresh: Vec<u32> = blocks[run..].to_vec();
+        list.retain(|block| !blocks[..run].contains(block));
+        while list.len() + blocks.len() + 1 > pages as usize {
+            list.remove(0);
+            evicted += 1;
+        }
+        list.retain(|block| !fresh.contains(block));
+        list.extend(blocks.iter().rev());
+    }
+    let stats = e.cache.stats();
+    assert_eq!((stats.shared_tokens / u64::from(PAGE), stats.evicted_pages), (hits, evicted));
+    assert!(hits > 1_000 && evicted > 10_000, "{hits} {evicted}: it says something");
+}

@@ -1,0 +1,267 @@
+//! Sharing: sequences that follow one of a few scripts of tokens, and a naive index of what they have
+//! sealed. A block is named by everything before it, written out; the index is a list in order of use.
+
+use super::model::{Origin, State};
+use super::run::World;
+use forebay::{BringUp, Kind, Open, Tokens};
+
+/// All that makes a page what it is: salt, whether keys were supplied, and every token up to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    script: Script,
+    ids: Vec<u32>,
+}
+
+/// What a sequence's tokens are, and for whom.
+#[derive(Clone, Copy, Debug)]
+pub struct Script {
+    number: u32,
+    salt: u8,
+    keyed: bool,
+}
+
+impl PartialEq for Script {
+    /// The number is in the tokens.
+    fn eq(&self, other: &Script) -> bool {
+        (self.salt, self.keyed) == (other.salt, other.keyed)
+    }
+}
+
+impl Eq for Script {}
+
+impl Script {
+    /// The script that a wish means: three beginnings in common with others, often another tenant
+    /// or keys of the caller's.
+    pub fn new(wish: u8) -> Script {
+        Script {
+            number: u32::from(wish) % 3,
+            salt: (wish / 3 % 8).saturating_sub(3),
+            keyed: wish / 24 % 4 == 3,
+        }
+    }
+
+    /// The tokens before `end`. Scripts part at 37, in the middle of a page, and at 70.
+    fn ids(self, end: u32) -> Vec<u32> {
+        let id = |position| match position {
+            0..37 => position,
+            37..70 => position + 1000 * (self.number / 2),
+            _ => position + 1000 * self.number,
+        };
+        (0..end).map(id).collect()
+    }
+
+    fn name(self, end: u32) -> Name {
+        Name { script: self, ids: self.ids(end) }
+    }
+}
+
+/// The key of every page of a keyed script: all collide.
+const KEYS: [[u8; 16]; 64] = [[7; 16]; 64];
+
+/// A page that the index holds.
+#[derive(Clone, Debug)]
+struct Shared {
+    name: Name,
+    page: usize,
+    /// Its rows by layer.
+    rows: Vec<Vec<Origin>>,
+    users: u32,
+}
+
+/// Blocks, those used longest ago first.
+#[derive(Debug, Default)]
+pub struct Index(Vec<Shared>);
+
+impl Index {
+    fn find(&mut self, name: &Name) -> Option<&mut Shared> {
+        self.0.iter_mut().find(|shared| shared.name == *name)
+    }
+
+    /// Blocks that nobody uses.
+    pub fn unused(&self) -> u32 {
+        self.0.iter().filter(|shared| shared.users == 0).count() as u32
+    }
+
+    fn release(&mut self, name: &Name) {
+        let place = self.0.iter().position(|shared| shared.name == *name).unwrap();
+        self.0[place].users -= 1;
+        if self.0[place].users == 0 {
+            let newest = self.0.remove(place);
+            self.0.push(newest);
+        }
+    }
+}
+
+impl World {
+    /// Pages that are free on both sides.
+    fn free_pages(&self) -> u32 {
+        self.config.host_pages.min(self.config.index_pages) - self.pages.taken()
+    }
+
+    /// Whether `count` pages can be had; those that are shared and unused make room.
+    pub fn room(&mut self, count: u32) -> bool {
+        if count > self.free_pages() + self.index.unused() {
+            return false;
+        }
+        while self.free_pages() < count {
+            let Some(place) = self.index.0.iter().position(|shared| shared.users == 0) else { break };
+            let gone = self.index.0.remove(place);
+            self.pages.release(gone.page);
+            self.counted.evicted_pages += 1;
+            self.note("evict a shared page");
+        }
+        self.free_pages() >= count
+    }
+
+    /// Opens a sequence whose tokens are known, appends what is not shared, joins.
+    pub fn start_shared(&mut self, prompt: u8, promised: u8, budget: u8, wish: u8) {
+        let script = Script::new(wish);
+        let bring_up = if wish & 1 == 0 { BringUp::Whole } else { BringUp::Nothing };
+        let open = Open {
+            prompt: u32::from(prompt) % 110,
+            promised: u32::from(promised) % 60,
+            budget: Self::budget(budget),
+            bring_up,
+        };
+        // Now and then fewer tokens are offered than there are, or more, or keys that do not fit.
+        let offered = match budget {
+            250.. => open.prompt + 1,
+            200..250 => open.prompt.saturating_sub(1),
+            _ => open.prompt,
+        };
+        let (ids, page) = (script.ids(offered), self.geometry.page_tokens());
+        let keys = match script.keyed {
+            true => &KEYS[..(offered / page) as usize + usize::from(promised > 240)],
+            false => &[][..],
+        };
+        let names: Vec<Name> = (1..=offered / page).map(|n| script.name(n * page)).collect();
+        let run: Vec<Name> = names.into_iter().take_while(|name| self.index.find(name).is_some()).collect();
+        // While it is admitted it uses what it shares: eviction must pass that by.
+        run.iter().for_each(|name| self.index.find(name).unwrap().users += 1);
+        let evicted = self.counted.evicted_pages;
+        let admitted = match offered > open.prompt || keys.len() > (offered / page) as usize {
+            true => Err(Kind::OutOfRange),
+            false => self.admit(&open, run.len() as u32),
+        };
+        if admitted.is_err() && self.counted.evicted_pages > evicted {
+            // Something unused was still held for a copy: the pages were taken over, and given back.
+            run.iter().rev().for_each(|name| self.index.release(name));
+            self.note("a page to evict is held");
+        } else {
+            run.iter().for_each(|name| self.index.find(name).unwrap().users -= 1);
+        }
+        let before = self.snapshot();
+        let result = self.cache.open_shared(&open, &[script.salt], Tokens { ids: &ids, keys });
+        let Some((handle, shared)) = self.expect(before, result, admitted.as_ref().err().copied()) else {
+            return;
+        };
+        assert_eq!(shared, run.len() as u32 * page);
+        let (table, count) = admitted.unwrap();
+        let mut rows = vec![Vec::new(); self.layers() as usize];
+        let mut pages = Vec::new();
+        for name in &run {
+            let shared = self.index.find(name).unwrap();
+            shared.users += 1;
+            pages.push(shared.page);
+            rows.iter_mut().zip(&shared.rows).for_each(|(all, some)| all.extend(some));
+        }
+        pages.iter().for_each(|page| self.pages.share(*page));
+        pages.extend(self.pages.take(count));
+        let seq = self.enter(handle, &open, table, pages);
+        (self.seqs[seq].rows, self.seqs[seq].script) = (rows, Some(script));
+        self.seqs[seq].names = run.into_iter().map(|name| (name, true)).collect();
+        self.counted.prompt_tokens += u64::from(offered);
+        self.counted.shared_tokens += u64::from(shared);
+        self.note(if shared > 0 { "open with shared pages" } else { "open to be shared" });
+        self.fill(seq);
+        self.join(seq, 0, 0, 0);
+    }
+
+    /// Seals what a sequence has, as far as `by` tokens behind what is sealed.
+    pub fn seal(&mut self, wish: u8, by: u8) {
+        let Some(seq) = self.pick(wish) else { return };
+        let page = self.geometry.page_tokens();
+        let s = &self.seqs[seq];
+        let (handle, sealed, stored) = (s.handle, s.names.len() as u32, s.stored);
+        let most = super::model::reach(&self.config, s.admitted) - sealed * page;
+        let known = if by > 250 { most + 1 } else { u32::from(by).min(most) };
+        let script = s.script.unwrap_or(Script::new(0));
+        let ids = script.ids(sealed * page + known).split_off((sealed * page) as usize);
+        let keys = if script.keyed { &KEYS[..(known / page) as usize] } else { &[][..] };
+        let expected = match s.state {
+            State::Running if s.script.is_none() => Some(Kind::InvalidConfig),
+            State::Running if known > most => Some(Kind::OutOfRange),
+            State::Running => None,
+            _ => Some(Kind::InvalidConfig),
+        };
+        let before = self.snapshot();
+        let result = self.cache.seal(handle, Tokens { ids: &ids, keys });
+        let Some(answer) = self.expect(before, result, expected) else { return };
+        let end = ((sealed * page + known) / page).min(stored / page).max(sealed);
+        assert_eq!(answer, end * page, "sealed {sealed} of {stored} stored, {known} more known");
+        for n in sealed..end {
+            let s = &self.seqs[seq];
+            let (own, name) = (s.pages[n as usize], script.name((n + 1) * page));
+            let range = (n * page) as usize..((n + 1) * page) as usize;
+            let rows = s.rows.iter().map(|rows| rows[range.clone()].to_vec()).collect();
+            let (what, used) = match self.index.find(&name) {
+                Some(shared) if shared.page == own => {
+                    shared.users += 1;
+                    ("seal a page that is shared", true)
+                }
+                Some(_) => ("seal a twin", false),
+                None => {
+                    self.index.0.push(Shared { name: name.clone(), page: own, rows, users: 1 });
+                    self.pages.share(own);
+                    self.counted.sealed_pages += 1;
+                    ("seal a page", true)
+                }
+            };
+            let born = range.end as u32 > self.seqs[seq].prompt;
+            self.note(if born && used { "seal a page with decoded rows" } else { what });
+            self.seqs[seq].names.push((name, used));
+        }
+    }
+
+    /// A fork uses what its parent uses.
+    pub fn share_names(&mut self, parent: usize, child: usize, full: u32) {
+        let names: Vec<_> = self.seqs[parent].names.iter().take(full as usize).cloned().collect();
+        for (name, _) in names.iter().filter(|(_, used)| *used) {
+            self.index.find(name).unwrap().users += 1;
+            self.note("fork of shared pages");
+        }
+        (self.seqs[child].names, self.seqs[child].script) = (names, self.seqs[parent].script);
+    }
+
+    /// By page of a sequence whether the index holds it for this sequence alone.
+    pub fn held_alone(&mut self, seq: usize, page: usize) -> bool {
+        let name = self.seqs[seq].names.get(page).filter(|(_, used)| *used).cloned();
+        name.is_some_and(|(name, _)| self.index.find(&name).unwrap().users == 1)
+    }
+
+    /// A cut takes the names of all pages from `first` on; what nobody else uses is forgotten.
+    pub fn cut_names(&mut self, seq: usize, first: usize) {
+        while self.seqs[seq].names.len() > first {
+            let alone = self.held_alone(seq, self.seqs[seq].names.len() - 1);
+            let (name, used) = self.seqs[seq].names.pop().unwrap();
+            if alone {
+                let place = self.index.0.iter().position(|shared| shared.name == name).unwrap();
+                let gone = self.index.0.remove(place);
+                self.pages.release(gone.page);
+                self.note("roll back what was sealed");
+            } else if used {
+                self.index.release(&name);
+                self.note("roll back what others share");
+            }
+        }
+    }
+
+    /// A sequence that ends uses nothing any more.
+    pub fn drop_names(&mut self, seq: usize) {
+        for (name, used) in std::mem::take(&mut self.seqs[seq].names).into_iter().rev() {
+            if used {
+                self.index.release(&name);
+            }
+        }
+    }
+}
