@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use crate::policy::Policy;
 use crate::pools::Setting;
 use crate::prefetch::Prefetched;
-use crate::requests::Traces;
+use crate::requests::{Asked, Traces};
 use crate::study::Study;
 use crate::{curve_report, html, json, output, report, requests};
 
@@ -394,8 +394,8 @@ pub fn command(arguments: &Arguments) -> Result<()> {
             if let (Some(target), None) = (&arguments.report.html, selection) {
                 return html::requests(target, &arguments.traces, &arguments.requests);
             }
-            let study = requests::Study { policies: arguments.policies(), curve: arguments.curve };
-            return requests::command(&arguments.requests, &study, selection, &arguments.traces, json);
+            let asked = Asked { policies: arguments.policies(), curve: arguments.curve };
+            return requests::command(&arguments.requests, &asked, selection, &arguments.traces, json);
         }
         Traces::Selections => arguments.requests.refuse()?,
         Traces::Unknown => {}

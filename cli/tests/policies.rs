@@ -8,6 +8,8 @@ mod policy;
 mod pools;
 #[path = "../src/queues.rs"]
 mod queues;
+#[path = "../src/room.rs"]
+mod room;
 #[path = "../src/threads.rs"]
 mod threads;
 #[path = "../../tests/support/traces.rs"]

@@ -10,6 +10,8 @@ mod pools;
 mod prefetch;
 #[path = "../src/queues.rs"]
 mod queues;
+#[path = "../src/room.rs"]
+mod room;
 #[path = "../src/threads.rs"]
 mod threads;
 

@@ -23,7 +23,6 @@ pub mod belady;
 pub mod decay;
 pub mod fifo;
 pub mod ranked;
-pub mod room;
 pub mod s3fifo;
 pub mod steps;
 
@@ -31,6 +30,7 @@ use forebay::Result;
 use forebay::trace::SelectionTrace;
 
 use crate::pools::{Outcome, Setting};
+use crate::room;
 use crate::threads;
 use belady::Belady;
 use decay::{Decay, Memory};
