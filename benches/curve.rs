@@ -58,6 +58,7 @@ fn lonely(tokens: u32) -> forebay::Result<SelectionTrace> {
         k: 1,
         steps: tokens,
         warm_steps: 0,
+        unfinished: None,
         first_position: 0,
         decode_start: 0,
         context: tokens,

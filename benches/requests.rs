@@ -18,6 +18,9 @@ mod libcachesim;
 mod queues;
 #[path = "support/race.rs"]
 mod race;
+#[path = "../cli/src/room.rs"]
+#[expect(dead_code, reason = "no table of blocks grows")]
+mod room;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

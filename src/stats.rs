@@ -13,7 +13,7 @@ pub struct Stats {
     /// Gauge: free pages of index keys.
     pub free_index_pages: u32,
     /// Gauge: shared pages, of rows and of index keys, that no sequence uses: what admission can take beside
-    /// the free ones.
+    /// the free ones, but for pages that a fork or a copy in flight still owns.
     pub unused_pages: u32,
     /// Gauge: free slots of the layer that has the fewest.
     pub free_slots: u32,

@@ -73,7 +73,7 @@ impl Engine {
     /// As `start`, and seals what it has.
     fn serve(&mut self, ids: &[u32], salt: &[u8]) -> (Sequence, u32) {
         let (sequence, shared) = self.start(ids, salt);
-        let sealed = self.cache.seal(sequence, Tokens::new(&ids[shared as usize..])).unwrap();
+        let sealed = self.cache.seal(sequence, shared, Tokens::new(&ids[shared as usize..])).unwrap();
         assert_eq!(sealed, ids.len() as u32 / PAGE * PAGE);
         (sequence, shared)
     }
@@ -156,21 +156,22 @@ fn another_tenant_or_a_forced_collision_never_shares() {
     let ids = text(1, 64);
     e.serve(&ids, b"one");
     for salt in [&b"two"[..], b"", b"one\0"] {
+        assert_eq!(e.cache.find_shared(salt, Tokens::new(&ids)), Ok(0));
         assert_eq!(e.begin(&ids, salt).1, 0, "{salt:?}");
     }
     // The same key for every page, of this text and of another.
-    let keys = [[5; 16]; 4];
+    let keys = [Some([5; 16]); 4];
     let keyed = |ids: &'static [u32]| Tokens { ids, keys: &keys };
     let (one, two) = (text(1, 64).leak(), text(2, 64).leak());
     let (first, shared) = e.cache.open_shared(&asks(64), b"one", keyed(one)).unwrap();
     assert_eq!(shared, 0, "without its keys it is another");
     e.cache.append_in_place(first, 64).unwrap();
     let _ticket = e.cache.join(first, e.stream, WarmUp::default()).unwrap();
-    assert_eq!(e.cache.seal(first, keyed(one)), Ok(64));
+    assert_eq!(e.cache.seal(first, 0, keyed(one)), Ok(64));
     assert_eq!(e.cache.open_shared(&asks(64), b"one", keyed(two)).unwrap().1, 0);
     assert_eq!(e.cache.open_shared(&asks(64), b"one", keyed(one)).unwrap().1, 64);
     // Another image for the same ids: the second page's key says which, and parts what follows.
-    let seen = [[5; 16], [6; 16], [5; 16], [5; 16]];
+    let seen = [keys[0], Some([6; 16]), keys[2], None];
     let other = Tokens { ids: one, keys: &seen };
     assert_eq!(e.cache.open_shared(&asks(64), b"one", other).unwrap().1, 16);
 }
@@ -262,22 +263,22 @@ fn f7_nothing_is_sealed_before_the_work_that_wrote_it_has_ended() {
     let ids = text(1, 40);
     let held = e.hold();
     let (first, _) = e.start(&ids, b"");
-    assert_eq!(e.cache.seal(first, Tokens::new(&ids)), Ok(0));
+    assert_eq!(e.cache.seal(first, 0, Tokens::new(&ids)).unwrap_err().kind(), Kind::Busy);
     assert_eq!(e.begin(&ids, b"").1, 0);
     drop(held);
     e.settle();
-    assert_eq!(e.cache.seal(first, Tokens::new(&ids)), Ok(32));
+    assert_eq!(e.cache.seal(first, 0, Tokens::new(&ids)), Ok(32));
     // Known tokens are no stored ones: eight more rows make the page full.
     let ids = text(1, 80);
     for accepted in [0, 1, 1, 1, 1, 1, 1, 1, 1] {
-        assert_eq!(e.cache.seal(first, Tokens::new(&ids[32..])), Ok(32));
+        assert_eq!(e.cache.seal(first, 32, Tokens::new(&ids[32..])), Ok(32));
         let step = e.step(first, accepted);
         e.settle();
         e.cache.retire(step, e.stream).unwrap();
     }
-    assert_eq!(e.cache.seal(first, Tokens::new(&ids[32..])), Ok(48));
+    assert_eq!(e.cache.seal(first, 32, Tokens::new(&ids[32..])), Ok(48));
     // As far as tokens are known.
-    assert_eq!(e.cache.seal(first, Tokens::new(&[])), Ok(48));
+    assert_eq!(e.cache.seal(first, 48, Tokens::new(&[])), Ok(48));
 }
 
 #[test]
@@ -290,24 +291,27 @@ fn f7_what_a_step_wrote_is_not_sealed_while_it_may_still_fail() {
     let older = e.step(first, 0);
     let younger = e.step(first, 1);
     assert_eq!(e.cache.retire(younger, e.stream).unwrap().lengths(), [32]);
-    assert_eq!(e.cache.seal(first, Tokens::new(&ids[16..])), Ok(16));
+    assert_eq!(e.cache.seal(first, 16, Tokens::new(&ids[16..])), Ok(16));
     e.cache.retire(older, e.stream).unwrap();
-    assert_eq!(e.cache.seal(first, Tokens::new(&ids[16..])), Ok(32));
+    assert_eq!(e.cache.seal(first, 16, Tokens::new(&ids[16..])), Ok(32));
     // With one always in flight, what the older ones committed is sealed all the same.
     let mut ahead = e.step(first, 1);
     for _ in 0..17 {
         let next = e.step(first, 1);
         e.cache.retire(std::mem::replace(&mut ahead, next), e.stream).unwrap();
     }
-    assert_eq!(e.cache.seal(first, Tokens::new(&ids[32..])), Ok(48));
+    assert_eq!(e.cache.seal(first, 32, Tokens::new(&ids[32..])), Ok(48));
     // A step that fails: nothing is sealed until it is known what is left.
     e.select(100);
     let failing = e.step(first, 1);
     e.cache.retire(ahead, e.stream).unwrap();
     assert!(e.cache.retire(failing, e.stream).is_err());
-    assert_eq!(e.cache.seal(first, Tokens::new(&ids[48..])).unwrap_err().kind(), Kind::InvalidConfig);
+    assert_eq!(e.cache.seal(first, 48, Tokens::new(&ids[48..])).unwrap_err().kind(), Kind::InvalidConfig);
     let _ticket = e.cache.roll_back(first, 33, e.stream).unwrap();
-    assert_eq!(e.cache.seal(first, Tokens::new(&ids[32..])), Ok(32));
+    // Thirty-three tokens are left, and two sealed pages.
+    assert_eq!(e.cache.length(first).unwrap().sealed, 32);
+    assert_eq!(e.cache.seal(first, 48, Tokens::new(&ids[48..])).unwrap_err().kind(), Kind::OutOfRange);
+    assert_eq!(e.cache.seal(first, 32, Tokens::new(&ids[32..])), Ok(32));
     e.cache.validate().unwrap();
 }
 
@@ -347,19 +351,99 @@ fn a_page_that_is_still_copied_from_is_no_room() {
     let held = e.hold();
     let copied = e.cache.roll_back(second, 8, e.stream).unwrap();
     e.close(first);
-    // The shared page has no user now, but the copy reads it: there are three, not four.
-    let wants = asks(3 * PAGE);
-    let before = e.cache.stats();
-    let refused = e.cache.open(&wants).unwrap_err();
+    // The shared page has no user now, but the copy reads it.
+    let refused = e.cache.open(&asks(3 * PAGE)).unwrap_err();
     assert_eq!((refused.number("wanted"), refused.number("free")), (Some(4), Some(3)));
-    e.cache.validate().unwrap();
-    assert_eq!(e.cache.stats().free_host_pages, before.free_host_pages);
+    assert_eq!((e.cache.stats().evicted_pages, e.cache.find_shared(b"", Tokens::new(&ids))), (0, Ok(16)));
     drop(held);
     e.settle();
     assert!(copied.poll().is_some());
     e.cache.reap(e.stream).unwrap();
+    e.cache.open(&asks(3 * PAGE)).unwrap();
+    assert_eq!(e.cache.stats().evicted_pages, 1);
     e.cache.validate().unwrap();
-    e.cache.open(&wants).unwrap();
+}
+
+#[test]
+fn what_a_fork_owns_is_no_room_and_stays_findable() {
+    let mut e = engine(config(4, 12), false);
+    let hot = text(9, 16);
+    let (other, _) = e.serve(&hot, b"");
+    e.close(other);
+    let ids = text(1, 64);
+    let (parent, _) = e.start(&ids, b"");
+    let (child, _ticket) = e.cache.fork(parent, &asks(0), e.stream).unwrap();
+    assert_eq!(e.cache.seal(parent, 0, Tokens::new(&ids)), Ok(64));
+    e.close(parent);
+    // Four pages are in the index and unused, but the fork owns them; one is hot. Six are free.
+    let refused = e.cache.open(&asks(7 * PAGE)).unwrap_err();
+    assert_eq!((refused.number("wanted"), refused.number("free")), (Some(8), Some(7)));
+    assert_eq!(e.cache.stats().evicted_pages, 0);
+    assert_eq!(e.cache.find_shared(b"", Tokens::new(&hot)), Ok(16));
+    // A cut of the fork leaves what the index holds where it is.
+    let _ticket = e.cache.roll_back(child, 16, e.stream).unwrap();
+    assert_eq!(e.cache.find_shared(b"", Tokens::new(&ids)), Ok(64));
+    e.cache.validate().unwrap();
+}
+
+/// Two sequences compute the same pages at once; the one whose pages are found goes, and its pages.
+#[test]
+fn what_stands_behind_a_twin_is_found_when_the_twin_is_gone() {
+    let mut e = engine(config(3, 15), false);
+    let ids = text(1, 96);
+    let (first, _) = e.start(&ids[..32], b"");
+    let (second, _) = e.start(&ids, b"");
+    assert_eq!(e.cache.seal(first, 0, Tokens::new(&ids[..32])), Ok(32));
+    assert_eq!(e.cache.seal(second, 0, Tokens::new(&ids)), Ok(96));
+    assert_eq!(e.cache.stats().sealed_pages, 6);
+    e.close(first);
+    let all = e.cache.stats().free_host_pages + 2;
+    let fill = e.cache.open(&asks(PAGE * all - 2)).unwrap();
+    assert_eq!((e.cache.stats().evicted_pages, e.cache.find_shared(b"", Tokens::new(&ids))), (2, Ok(0)));
+    assert_eq!(e.cache.seal(second, 96, Tokens::default()), Ok(96));
+    assert_eq!(e.cache.find_shared(b"", Tokens::new(&ids)), Ok(96));
+    e.cache.validate().unwrap();
+    e.close(second);
+    e.close(fill);
+    assert_eq!(e.begin(&ids, b"").1, 96);
+}
+
+/// A prefill that is aborted while its index keys are still to be written keeps its pages until they are.
+#[test]
+fn f7_an_aborted_prefill_keeps_its_pages_until_its_stream_is_there() {
+    let mut e = engine(config(2, 4), true);
+    let ids = text(1, 32);
+    let (first, _) = e.begin(&ids, b"");
+    let held = e.hold();
+    e.close(first);
+    assert_eq!(
+        e.cache.open(&asks(32)).unwrap_err().kind(),
+        Kind::Exhausted,
+        "its pages are still written to"
+    );
+    assert_eq!(e.cache.reap(e.stream).unwrap(), 1);
+    drop(held);
+    e.settle();
+    assert_eq!(e.cache.reap(e.stream).unwrap(), 0);
+    e.cache.open(&asks(32)).unwrap();
+}
+
+#[test]
+fn pages_of_many_names_fill_the_index_and_sealing_stops() {
+    let mut e = engine(config(8, 9), false);
+    let (parent, _) = e.start(&text(1, 32), b"");
+    let forks = (0..6).map(|_| e.cache.fork(parent, &asks(0), e.stream).unwrap().0);
+    let all: Vec<Sequence> = std::iter::once(parent).chain(forks.collect::<Vec<_>>()).collect();
+    // All have the same two pages, and each says that they are something else: nine names at most.
+    let sealed =
+        (0..).zip(&all).map(|(name, one)| e.cache.seal(*one, 0, Tokens::new(&text(name, 32))).unwrap());
+    assert_eq!(sealed.collect::<Vec<u32>>(), [32, 32, 32, 32, 16, 0, 0]);
+    e.cache.validate().unwrap();
+    // A name that nobody uses makes room for another.
+    e.close(all[0]);
+    assert_eq!(e.cache.seal(all[6], 0, Tokens::new(&text(6, 32))), Ok(0), "its pages have other owners");
+    all[1..].iter().for_each(|one| e.close(*one));
+    assert_eq!(e.cache.stats().free_host_pages, 7);
 }
 
 impl Engine {
@@ -367,7 +451,7 @@ impl Engine {
     fn serve_settled(&mut self, ids: &[u32]) -> (Sequence, u32) {
         let (sequence, shared) = self.start(ids, b"");
         self.settle();
-        let sealed = self.cache.seal(sequence, Tokens::new(&ids[shared as usize..]));
+        let sealed = self.cache.seal(sequence, shared, Tokens::new(&ids[shared as usize..]));
         assert_eq!(sealed, Ok(ids.len() as u32));
         (sequence, shared)
     }
@@ -377,30 +461,27 @@ impl Engine {
 fn what_makes_no_sense_is_refused_and_takes_nothing() {
     let mut e = engine(config(2, 40), false);
     let (ids, start) = (text(1, 64), e.cache.stats());
-    let keys = [[1; 16]; 3];
+    let keys = [Some([1; 16]); 3];
     for prompt in [Tokens::new(&ids[..41]), Tokens { ids: &ids[..40], keys: &keys }] {
         let refused = e.cache.open_shared(&asks(40), b"", prompt).unwrap_err();
         assert_eq!(refused.kind(), Kind::OutOfRange, "{refused}");
     }
     assert_eq!(e.cache.stats(), start);
     let plain = e.cache.open(&asks(40)).unwrap();
-    assert_eq!(
-        e.cache.seal(plain, Tokens::new(&ids)).unwrap_err().place(),
-        "the prompt is not complete, or the \
-                                                                             sequence has not joined"
-    );
+    let refused = e.cache.seal(plain, 0, Tokens::new(&ids)).unwrap_err();
+    assert_eq!(refused.place(), "the prompt is not complete, or the sequence has not joined");
     e.cache.append_in_place(plain, 40).unwrap();
     let _ticket = e.cache.join(plain, e.stream, WarmUp::default()).unwrap();
-    let refused = e.cache.seal(plain, Tokens::new(&ids)).unwrap_err();
+    let refused = e.cache.seal(plain, 0, Tokens::new(&ids)).unwrap_err();
     assert_eq!(refused.kind(), Kind::InvalidConfig);
     assert!(refused.to_string().contains("open_shared"), "{refused}");
     let (shared, _) = e.serve(&ids[..40], b"");
-    let refused = e.cache.seal(shared, Tokens::new(&text(1, 200))).unwrap_err();
+    let refused = e.cache.seal(shared, 32, Tokens::new(&text(1, 200))).unwrap_err();
     assert_eq!(refused.kind(), Kind::OutOfRange);
     let keyed = Tokens { ids: &ids[32..], keys: &keys };
-    assert_eq!(e.cache.seal(shared, keyed).unwrap_err().kind(), Kind::OutOfRange);
+    assert_eq!(e.cache.seal(shared, 32, keyed).unwrap_err().kind(), Kind::OutOfRange);
     e.close(shared);
-    assert_eq!(e.cache.seal(shared, Tokens::default()).unwrap_err().kind(), Kind::Closed);
+    assert_eq!(e.cache.seal(shared, 32, Tokens::default()).unwrap_err().kind(), Kind::Closed);
 }
 
 /// The first requests of a real trace, each a sequence that is opened, filled, sealed and closed: what the

@@ -146,9 +146,10 @@ fn shared_pages_fill_the_pools_and_make_room() {
             *reached.entry(what).or_insert(0) += times;
         }
     }
-    for what in ["evict a shared page", "fork of shared pages"] {
-        println!("{reached:#?}");
-        assert!(reached.contains_key(what), "never reached: {what}; reached: {reached:#?}");
+    // Rare: single tests of tests/sharing.rs have it for certain.
+    let rare = if soak() { &["seal a page whose twin is gone"][..] } else { &[] };
+    for what in ["evict a shared page", "fork of shared pages"].iter().chain(rare) {
+        assert!(reached.contains_key(*what), "never reached: {what}; reached: {reached:#?}");
     }
 }
 
@@ -176,7 +177,7 @@ fn any_bytes_are_a_trace_or_an_error() {
     let mut random = Random::new(9);
     let recorded = recording(&[GROUP, &[1, 0, 0, 0, 0, 0, 0, 0]]);
     assert!(trace_bytes(&recorded), "the control: a finished recording is a trace");
-    let unfinished = recording(&[]).len() + 16 + zstd::bulk::compress(GROUP, 1).unwrap().len();
+    let unfinished = recording(&[GROUP]).len();
     for (whole, first) in [(&plain, plain.len()), (&packed, packed.len()), (&recorded, unfinished)] {
         (0..whole.len()).for_each(|cut| assert_eq!(trace_bytes(&whole[..cut]), cut >= first, "{cut}"));
         for _ in 0..500 {
@@ -187,8 +188,8 @@ fn any_bytes_are_a_trace_or_an_error() {
             trace_bytes(&damaged);
         }
     }
-    for size in 0..300 {
-        let noise = random.bytes(size);
+    for size in 0..1000 {
+        let noise = random.bytes(size % 300);
         trace_bytes(&noise);
         trace_parts(&noise);
     }

@@ -20,6 +20,7 @@ mod replay;
 mod report;
 mod request_report;
 mod requests;
+mod room;
 mod split;
 mod study;
 mod threads;

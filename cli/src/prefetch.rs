@@ -15,8 +15,7 @@ use forebay::Result;
 use forebay::trace::SelectionTrace;
 
 use crate::policy::steps::Steps;
-use crate::policy::{Policy, Pool, Selected, run_watched};
-use crate::pools::Setting;
+use crate::policy::{Job, Pool, Selected, run_watched};
 use crate::threads;
 
 /// What a prefetch brought to one layer, over all decode steps.
@@ -41,36 +40,35 @@ impl Prefetched {
     }
 }
 
-/// Replays the trace under every policy and setting of `jobs`, each with slots by layer, and counts by job and
-/// layer what a prefetch brings; the jobs agree on warm-up, `mtp` and steps. Calls `progress` with the steps of
+/// Replays the trace under every job and counts by job and layer what a prefetch brings; the jobs agree on
+/// warm-up, `mtp` and steps. Calls `progress` with the steps of
 /// each job and layer.
 ///
 /// # Errors
 /// [`forebay::Kind::OutOfMemory`].
 pub fn inter_layer(
     trace: &SelectionTrace,
-    jobs: &[(Policy, Setting, Vec<u32>)],
+    jobs: &[Job<'_>],
     progress: impl Fn(u64) + Sync,
 ) -> Result<Vec<Vec<Prefetched>>> {
-    let Some((_, setting, _)) = jobs.first() else { return Ok(Vec::new()) };
+    let Some(Job { setting, .. }) = jobs.first() else { return Ok(Vec::new()) };
     let steps = |layer| Steps::new(trace, layer, setting.warmup, setting.mtp, setting.steps);
     let layers = threads::each(trace.header().layers as usize, |layer| {
         let Some(neighbour) = layer.checked_sub(1) else {
-            jobs.iter().for_each(|(_, setting, _)| progress(u64::from(setting.steps)));
+            jobs.iter().for_each(|job| progress(u64::from(job.setting.steps)));
             return Ok(vec![Prefetched::default(); jobs.len()]);
         };
         let (neighbour, own) = (steps(neighbour as u32)?, steps(layer as u32)?);
-        let run = |(policy, setting, slots): &(Policy, Setting, Vec<u32>)| {
-            let slots = slots.get(layer).copied().unwrap_or(setting.slots);
-            let mut pool = policy.pool(slots, own.positions())?;
+        let run = |job: &Job<'_>| {
+            let mut pool = job.pool(layer, own.positions())?;
             let mut sum = Prefetched::default();
-            run_watched(&own, *setting, pool.as_mut(), |step, pool| {
+            run_watched(&own, job.setting, pool.as_mut(), |step, pool| {
                 let (covered, extra) = count(neighbour.selected(step), own.selected(step), pool);
                 sum.covered += covered;
                 sum.extra += extra;
                 sum.extra_most = sum.extra_most.max(extra);
             });
-            progress(u64::from(setting.steps));
+            progress(u64::from(job.setting.steps));
             Ok(sum)
         };
         jobs.iter().map(run).collect::<Result<Vec<_>>>()

@@ -11,7 +11,9 @@
 
 use std::collections::VecDeque;
 
-use forebay::{Error, Kind, Result};
+use forebay::Result;
+
+use crate::room;
 
 /// Where a number is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -23,16 +25,11 @@ enum Place {
 
 /// What is known of a number.
 #[derive(Clone, Copy)]
-pub struct Known {
+struct Known {
     place: Place,
     hits: u8,
     /// How many had left the small queue for good when it did, itself included; 0 if it is not one.
     left: u64,
-}
-
-impl Known {
-    /// Nothing.
-    pub const NOTHING: Known = Known { place: Place::Out, hits: 0, left: 0 };
 }
 
 /// See the module's head.
@@ -49,23 +46,20 @@ pub struct Queues {
 }
 
 impl Queues {
-    /// Empty queues for `slots` of the numbers of which `known` says that nothing is known.
+    /// Empty queues for `slots` of the numbers below `numbers`.
     ///
     /// # Errors
     /// [`forebay::Kind::OutOfMemory`].
-    pub fn new(slots: usize, known: Vec<Known>) -> Result<Queues> {
-        let most = slots.min(known.len());
-        let (mut small, mut main) = (VecDeque::new(), VecDeque::new());
-        let mut passed = [Vec::new(), Vec::new()];
-        let [a, b] = &mut passed;
-        let room = small.try_reserve_exact(most).and_then(|()| main.try_reserve_exact(most));
-        room.and_then(|()| a.try_reserve_exact(most)).and_then(|()| b.try_reserve_exact(most)).map_err(
-            |_| {
-                let bytes = 16 * most as u64;
-                Error::new(Kind::OutOfMemory, "study policies").at("the queues").with("bytes", bytes)
-            },
-        )?;
-        Ok(Queues { slots, known, small, main, passed, left: 0 })
+    pub fn new(slots: usize, numbers: usize) -> Result<Queues> {
+        let most = slots.min(numbers);
+        Ok(Queues {
+            slots,
+            known: room::filled(numbers, Known { place: Place::Out, hits: 0, left: 0 })?,
+            small: room::queue(most)?,
+            main: room::queue(most)?,
+            passed: [Vec::new(), Vec::new()],
+            left: 0,
+        })
     }
 
     /// Slots of the small queue.

@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use crate::policy::Policy;
 use crate::pools::Setting;
 use crate::prefetch::Prefetched;
-use crate::requests::Traces;
+use crate::requests::{Asked, Traces};
 use crate::study::Study;
 use crate::{curve_report, html, json, output, report, requests};
 
@@ -46,8 +46,8 @@ With --curve: one entry for each trace, with hits and misses at every size.";
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Arguments {
-    /// Selection traces (TOPKTRC1), or request traces (Mooncake, kv-cache-tester, RAGPulse, Azure); plain or
-    /// zstd.
+    /// Selection traces (TOPKTRC1, TOPKTRC2), or request traces (Mooncake, kv-cache-tester, RAGPulse, Azure);
+    /// plain or zstd.
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
     /// Slots per sequence and layer as a share of the context at decode start, 0 < R <= 1; several,
@@ -73,7 +73,8 @@ pub struct Arguments {
     /// study; decay and decay-tokens are for selection traces [default: lru].
     #[arg(long, value_enum, value_delimiter = ',')]
     policy: Vec<Policy>,
-    /// How the slots of all layers together are divided; by-layer is set beside uniform [default: uniform].
+    /// How the slots of all layers together are divided; by-layer, from lru's curves, is set beside uniform
+    /// [default: uniform].
     #[arg(long, value_enum)]
     split: Option<Split>,
     /// Counts what prefetching each layer's rows would cover and cost: inter-layer brings those that the
@@ -393,8 +394,8 @@ pub fn command(arguments: &Arguments) -> Result<()> {
             if let (Some(target), None) = (&arguments.report.html, selection) {
                 return html::requests(target, &arguments.traces, &arguments.requests);
             }
-            let study = requests::Study { policies: arguments.policies(), curve: arguments.curve };
-            return requests::command(&arguments.requests, &study, selection, &arguments.traces, json);
+            let asked = Asked { policies: arguments.policies(), curve: arguments.curve };
+            return requests::command(&arguments.requests, &asked, selection, &arguments.traces, json);
         }
         Traces::Selections => arguments.requests.refuse()?,
         Traces::Unknown => {}
@@ -407,19 +408,10 @@ pub fn command(arguments: &Arguments) -> Result<()> {
             .at("--curve counts the rule of the production pools, and --policy names another")
             .hint("replay the other policies at sizes of their own, without --curve"));
     }
-    if arguments.split == Some(Split::ByLayer) {
-        let alone = |what: &str, hint| {
-            Err(Error::new(Kind::InvalidConfig, "replay").at(format!("--split by-layer {what}")).hint(hint))
-        };
-        if arguments.policies() != [Policy::Lru] {
-            return alone(
-                "divides by the curves of the rule of the production pools, and --policy names another",
-                "replay the other policies without --split",
-            );
-        }
-        if arguments.curve {
-            return alone("replays the sizes named, --curve counts all", "pass one of the two");
-        }
+    if arguments.curve && arguments.split == Some(Split::ByLayer) {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--split by-layer replays the sizes named, --curve counts all")
+            .hint("pass one of the two"));
     }
     if arguments.curve && arguments.prefetch.is_some() {
         return Err(Error::new(Kind::InvalidConfig, "replay")

@@ -35,8 +35,8 @@ pub fn text(traces: &[Replayed], row: &RowSize, utf8: bool) -> String {
         out += "\n\n";
     }
     if traces.iter().flat_map(|trace| &trace.replays).any(|r| r.divided.is_some()) {
-        out += "By layer: the slots of all layers together, divided by what each gains, as its own curve says. A\n\
-             layer has at least the slots that one of its steps may need, or the split stays uniform.\n";
+        out += "By layer: the slots of all layers together, divided by what each gains, as its curve under lru says.\n\
+             A layer has at least the slots that one of its steps may need, or the split stays uniform.\n";
     }
     if traces.iter().flat_map(|trace| &trace.replays).any(|r| r.prefetched.is_some()) {
         out += "Prefetched: rows that a layer lacks and the layer before it selected in the same step, brought beside\n\
@@ -109,17 +109,18 @@ pub fn align_right(table: &mut Table, is_number: impl Fn(usize) -> bool) {
     }
 }
 
-/// What a replay is told apart by, beside its size: its split where `split`, else its policy.
-fn name(replay: &Replay, split: bool) -> &'static str {
-    match split {
-        true if replay.divided.is_some() => "by layer",
-        true => "uniform",
-        false => replay.policy.name(),
+/// What a replay is told apart by, beside its size: its policy and split, or the split alone where the policy is
+/// the same in all.
+fn name(replay: &Replay, all: &[Replay]) -> String {
+    let divided = replay.divided.is_some();
+    if !is_split(all) || all.iter().any(|r| r.policy != replay.policy) {
+        return format!("{}{}", replay.policy.name(), if divided { ", by layer" } else { "" });
     }
+    if divided { "by layer" } else { "uniform" }.to_owned()
 }
 
-fn is_split(trace: &Replayed) -> bool {
-    trace.replays.iter().any(|r| r.divided.is_some())
+fn is_split(all: &[Replay]) -> bool {
+    all.iter().any(|r| r.divided.is_some())
 }
 
 /// `least..most` of the slots by layer, or the slots of each.
@@ -136,7 +137,7 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
     let mut table = table(utf8);
     let first = trace.replays.first().map_or(0, |r| r.first.len());
     let warmed = trace.replays.iter().any(|r| r.setting.warmup > 0);
-    let split = is_split(trace);
+    let split = is_split(&trace.replays);
     let named = split || trace.replays.iter().any(|r| r.policy != Policy::Lru);
     let header = [
         "ratio".to_owned(),
@@ -148,7 +149,7 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
         "to host\na step".to_owned(),
         format!("first {first} steps,\n{}", if warmed { "cold -> warmed" } else { "cold" }),
     ];
-    let kind = if split { "split" } else { "policy" };
+    let kind = if trace.replays.iter().all(|r| r.policy == Policy::Lru) { "split" } else { "policy" };
     let gain = split.then(|| "fewer misses\nthan uniform".to_owned());
     let prefetch = trace.replays.iter().any(|r| r.prefetched.is_some());
     let covered = prefetch.then(|| ["prefetched:\ncovered".to_owned(), "\nextra".to_owned()]);
@@ -162,7 +163,7 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
         let prefetched = replay.prefetched.as_deref().map(Prefetched::total);
         let covered = prefetched.map(|all| [mean(all.covered), mean(all.extra)]);
         let more = gain.into_iter().chain(covered.into_iter().flatten());
-        table.add_row(named.then(|| name(replay, split).to_owned()).into_iter().chain(cells).chain(more));
+        table.add_row(named.then(|| name(replay, &trace.replays)).into_iter().chain(cells).chain(more));
     }
     align_right(&mut table, |i| i > 0 || !named);
     table.trim_fmt()
@@ -195,14 +196,13 @@ fn cells(replay: &Replay, row: &RowSize, decode_start: u32) -> [String; 8] {
 /// policy and split; the slots beside them where they were divided.
 fn layers(trace: &Replayed, utf8: bool) -> String {
     let mut table = table(utf8);
-    let split = is_split(trace);
-    let bars = !split && trace.replays.iter().all(|r| r.policy == Policy::Lru);
+    let bars = !is_split(&trace.replays) && trace.replays.iter().all(|r| r.policy == Policy::Lru);
     let header = trace.replays.iter().flat_map(|replay| {
         let size = counted(replay.setting.slots, "slot");
         match &replay.divided {
             None if bars => vec![size, String::new()],
-            None => vec![format!("{}\n{size}", name(replay, split))],
-            Some(_) => vec![name(replay, split).to_owned(), "slots".to_owned()],
+            None => vec![format!("{}\n{size}", name(replay, &trace.replays))],
+            Some(_) => vec![name(replay, &trace.replays), "slots".to_owned()],
         }
     });
     table.set_header(std::iter::once("layer".to_owned()).chain(header));

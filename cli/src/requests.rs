@@ -133,14 +133,14 @@ pub fn kind_of(traces: &[PathBuf]) -> Result<Traces> {
 }
 
 /// What is replayed, beside capacities.
-pub struct Study {
+pub struct Asked {
     /// The policies named, each once.
     pub policies: Vec<policy::Policy>,
     /// Whether every capacity is counted.
     pub curve: bool,
 }
 
-impl Study {
+impl Asked {
     /// The policies, as blocks have them.
     fn policies(&self) -> Result<Vec<Policy>> {
         let known = |policy: &policy::Policy| {
@@ -194,8 +194,8 @@ pub struct Replayed {
     pub curve: Option<BlockCurve>,
 }
 
-fn replay(path: &Path, arguments: &RequestArguments, study: &Study) -> Result<Replayed> {
-    let policies = study.policies()?;
+fn replay(path: &Path, arguments: &RequestArguments, asked: &Asked) -> Result<Replayed> {
+    let policies = asked.policies()?;
     let trace = RequestTrace::read(path, &arguments.options())?;
     let about = about(path, arguments, &trace)?;
     let mut capacities = arguments.capacity.clone();
@@ -204,10 +204,10 @@ fn replay(path: &Path, arguments: &RequestArguments, study: &Study) -> Result<Re
         capacities.extend(PERCENT.map(share));
         capacities.dedup();
     }
-    let passes = if study.curve { 1 } else { capacities.len() * policies.len() };
+    let passes = if asked.curve { 1 } else { capacities.len() * policies.len() };
     let bar = progress(path, trace.requests() as u64 * passes as u64);
     let (mut replays, mut curve) = (Vec::new(), None);
-    if study.curve {
+    if asked.curve {
         let every = blocks::curve(&trace, about.skipped, || bar.inc(1))?;
         let at = |capacity| Replay { policy: Policy::Lru, capacity, outcome: every.at(capacity) };
         replays.extend(capacities.into_iter().map(at));
@@ -275,7 +275,7 @@ fn progress(path: &Path, requests: u64) -> ProgressBar {
 /// Those of reading a trace, of settings that do not fit it, and of writing the result.
 pub fn command(
     arguments: &RequestArguments,
-    study: &Study,
+    asked: &Asked,
     selection: Option<&str>,
     traces: &[PathBuf],
     json: Option<&Path>,
@@ -285,7 +285,7 @@ pub fn command(
             .at(format!("{flag} is for selection traces, and the traces are request traces"))
             .hint("leave it out; request traces take --capacity"));
     }
-    let replayed = traces.iter().map(|path| replay(path, arguments, study)).collect::<Result<Vec<_>>>()?;
+    let replayed = traces.iter().map(|path| replay(path, arguments, asked)).collect::<Result<Vec<_>>>()?;
     if let Some(path) = json {
         output::write_json(path, &request_report::json(&replayed)?)?;
     }

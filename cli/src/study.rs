@@ -19,7 +19,7 @@ use crate::{split, threads};
 pub struct Study {
     /// Each once.
     pub policies: Vec<Policy>,
-    /// The slots divided by gain beside the uniform split; of LRU alone.
+    /// The slots divided by gain beside the uniform split.
     pub by_layer: bool,
     /// What an inter-layer prefetch would bring.
     pub prefetch: bool,
@@ -47,12 +47,12 @@ impl Study {
     pub fn work(&self, trace: &SelectionTrace, settings: &[(Setting, f64)]) -> u64 {
         let Some((setting, _)) = settings.first() else { return 0 };
         let (whole, cold) = (u64::from(setting.steps), u64::from(beginning(*setting).steps));
-        let jobs = settings.len() as u64 * (self.policies.len() as u64 + u64::from(self.by_layer));
+        let jobs = (settings.len() * self.policies.len()) as u64 * if self.by_layer { 2 } else { 1 };
         let a_job = whole + cold + if self.prefetch { whole } else { 0 };
         (jobs * a_job + if self.by_layer { whole } else { 0 }) * u64::from(trace.header().layers)
     }
 
-    /// Every replay, by size: the policies in their order, then the divided slots.
+    /// Every replay, by size, then by policy, then by split.
     ///
     /// # Errors
     /// [`forebay::Kind::OutOfMemory`]; anything else is a defect.
@@ -97,17 +97,15 @@ impl Study {
         };
         let mut jobs = Vec::new();
         for (setting, ratio) in settings {
-            let (setting, ratio) = (*setting, *ratio);
-            jobs.extend(self.policies.iter().map(|policy| Job {
-                policy: *policy,
-                setting,
-                ratio,
-                divided: None,
-            }));
-            if self.by_layer {
-                let most = trace.header().decode_start + setting.steps * setting.mtp;
-                let divided = Some(split::by_layer(&curves, setting.slots, most)?);
-                jobs.push(Job { policy: Policy::Lru, setting, ratio, divided });
+            let most = trace.header().decode_start + setting.steps * setting.mtp;
+            let divided = match self.by_layer {
+                true => Some(split::by_layer(&curves, setting.slots, most)?),
+                false => None,
+            };
+            for policy in &self.policies {
+                let job = |divided| Job { policy: *policy, setting: *setting, ratio: *ratio, divided };
+                jobs.push(job(None));
+                jobs.extend(divided.clone().map(|slots| job(Some(slots))));
             }
         }
         Ok(jobs)
@@ -128,19 +126,25 @@ fn produce(trace: &SelectionTrace, shape: &Shape, jobs: &[Job], bar: &ProgressBa
     })
 }
 
+impl Job {
+    /// As a simulator runs it.
+    fn simulated(&self, setting: Setting) -> policy::Job<'_> {
+        policy::Job { policy: self.policy, setting, slots: self.divided.as_deref() }
+    }
+}
+
 /// The jobs of the other policies, in their order.
 fn simulate(trace: &SelectionTrace, jobs: &[Job], bar: &ProgressBar) -> Result<Vec<Outcomes>> {
     let jobs = jobs.iter().filter(|job| job.policy != Policy::Lru);
-    let both: Vec<(Policy, Setting)> =
-        jobs.flat_map(|job| [(job.policy, job.setting), (job.policy, beginning(job.setting))]).collect();
+    let both: Vec<_> =
+        jobs.flat_map(|job| [job.simulated(job.setting), job.simulated(beginning(job.setting))]).collect();
     let mut outcomes = policy::replay(trace, &both, |steps| bar.inc(steps))?.into_iter();
     Ok(std::iter::from_fn(|| outcomes.next().zip(outcomes.next())).collect())
 }
 
 /// What a prefetch brings each layer of each job.
 fn prefetch(trace: &SelectionTrace, jobs: &[Job], bar: &ProgressBar) -> Result<Vec<Vec<Prefetched>>> {
-    let slots = |job: &Job| job.divided.clone().unwrap_or_default();
-    let jobs: Vec<_> = jobs.iter().map(|job| (job.policy, job.setting, slots(job))).collect();
+    let jobs: Vec<_> = jobs.iter().map(|job| job.simulated(job.setting)).collect();
     prefetch::inter_layer(trace, &jobs, |steps| bar.inc(steps))
 }
 
@@ -159,12 +163,12 @@ mod tests {
         for (policies, by_layer, prefetch) in [
             (vec![Policy::Lru], false, false),
             (vec![Policy::Lru, Policy::Fifo, Policy::Belady], false, true),
-            (vec![Policy::Lru], true, true),
+            (vec![Policy::Lru, Policy::Decay], true, true),
         ] {
             let study = Study { policies, by_layer, prefetch };
             let bar = ProgressBar::hidden();
             let replays = study.run(&trace, &Shape::DEEPSEEK_V3_2, &settings, &bar).unwrap();
-            assert_eq!(replays.len(), 2 * (study.policies.len() + usize::from(by_layer)));
+            assert_eq!(replays.len(), 2 * study.policies.len() * if by_layer { 2 } else { 1 });
             assert_eq!(bar.position(), study.work(&trace, &settings));
         }
     }

@@ -6,6 +6,9 @@ use std::thread;
 
 use forebay::Result;
 
+/// The most threads: each holds what its piece of work needs, and memory is to stay bounded.
+const MOST: usize = 8;
+
 /// The results of `work` for every index below `count`, by index, whichever thread had it.
 ///
 /// # Errors
@@ -26,7 +29,7 @@ pub fn each<T: Send>(count: usize, work: impl Fn(usize) -> Result<T> + Sync) -> 
             done.push((index, result));
         }
     };
-    let cores = thread::available_parallelism().map_or(1, usize::from).min(count);
+    let cores = thread::available_parallelism().map_or(1, usize::from).min(count).min(MOST);
     let mut done = thread::scope(|scope| {
         // A thread that the system refuses is done without: this one works as well.
         let helpers: Vec<_> =
@@ -39,4 +42,25 @@ pub fn each<T: Send>(count: usize, work: impl Fn(usize) -> Result<T> + Sync) -> 
     });
     done.sort_unstable_by_key(|(index, _)| *index);
     done.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay::{Error, Kind};
+
+    use super::*;
+
+    #[test]
+    fn results_stand_by_index_and_an_error_ends_the_work() {
+        assert_eq!(each(1000, |index| Ok(index * index)).unwrap()[999], 999 * 999);
+        assert!(each(0, Ok).unwrap().is_empty());
+        let begun = AtomicUsize::new(0);
+        let result = each(1_000_000, |index| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            if index >= 7 { Err(Error::new(Kind::OutOfMemory, "work")) } else { Ok(()) }
+        });
+        assert_eq!(result.unwrap_err().kind(), Kind::OutOfMemory);
+        // No thread begins anything after its own error.
+        assert!(begun.into_inner() <= 7 + MOST);
+    }
 }

@@ -7,6 +7,9 @@
 mod blocks;
 #[path = "../src/queues.rs"]
 mod queues;
+#[path = "../src/room.rs"]
+#[expect(dead_code, reason = "no table of blocks grows")]
+mod room;
 #[path = "../../tests/support/traces.rs"]
 mod traces;
 

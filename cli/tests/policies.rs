@@ -8,6 +8,8 @@ mod policy;
 mod pools;
 #[path = "../src/queues.rs"]
 mod queues;
+#[path = "../src/room.rs"]
+mod room;
 #[path = "../src/threads.rs"]
 mod threads;
 #[path = "../../tests/support/traces.rs"]
@@ -19,7 +21,7 @@ use std::path::Path;
 use forebay::Shape;
 use forebay::trace::SelectionTrace;
 use policy::steps::Steps;
-use policy::{Policy, run};
+use policy::{Job, Policy, run};
 use pools::Setting;
 use proptest::prelude::*;
 
@@ -35,9 +37,10 @@ fn compare(path: &Path) {
         [(1, 32, vec![ratio(0.2), header.k / 2]), (2, 32, vec![ratio(0.1)]), (2, 0, vec![header.k * 3 / 2])]
     {
         let setting = |slots| Setting { slots, warmup, mtp, steps: header.decode_steps() / mtp };
-        let jobs: Vec<_> = slots.into_iter().map(|slots| (Policy::Lru, setting(slots))).collect();
+        let jobs = slots.into_iter().map(setting);
+        let jobs: Vec<Job> = jobs.map(|setting| Job { policy: Policy::Lru, setting, slots: None }).collect();
         let studied = policy::replay(&trace, &jobs, |_| ()).unwrap();
-        for ((_, setting), studied) in jobs.into_iter().zip(studied) {
+        for (Job { setting, .. }, studied) in jobs.into_iter().zip(studied) {
             let produced = pools::replay(&trace, &Shape::DEEPSEEK_V3_2, setting, || ()).unwrap();
             assert!(produced.steps.iter().sum::<u64>() > 0, "a replay without misses shows nothing");
             assert_eq!(studied, produced, "{path:?} {setting:?}");

@@ -10,6 +10,8 @@ mod pools;
 mod prefetch;
 #[path = "../src/queues.rs"]
 mod queues;
+#[path = "../src/room.rs"]
+mod room;
 #[path = "../src/threads.rs"]
 mod threads;
 
@@ -20,7 +22,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use forebay::trace::{Header, SelectionTrace};
-use policy::Policy;
+use policy::{Job, Policy};
 use pools::Setting;
 use prefetch::Prefetched;
 use serde_json::Value;
@@ -90,18 +92,20 @@ fn a_prefetch_brings_what_a_naive_model_brings() {
     for (mtp, warmup) in [(1, 32), (2, 0)] {
         let setting = |slots| Setting { slots, warmup, mtp, steps: 150 / mtp };
         let by_layer: Vec<u32> = (0..layers).map(|layer| 1100 + 30 * layer).collect();
-        let jobs = [(Policy::Lru, setting(1229), Vec::new()), (Policy::Lru, setting(1235), by_layer.clone())];
+        let jobs = [(setting(1229), None), (setting(1235), Some(&by_layer[..]))]
+            .map(|(setting, slots)| Job { policy: Policy::Lru, setting, slots });
         let counted = prefetch::inter_layer(&trace, &jobs, |_| ()).unwrap();
         let shape = forebay::Shape::DEEPSEEK_V3_2;
         let produced = [
             pools::replay(&trace, &shape, setting(1229), || ()).unwrap(),
             pools::replay_by_layer(&trace, &shape, setting(1235), &by_layer, || ()).unwrap(),
         ];
-        let slots = [vec![1229; layers as usize], by_layer];
+        let slots = [vec![1229; layers as usize], by_layer.clone()];
         for (i, (counted, produced)) in counted.into_iter().zip(produced).enumerate() {
-            let (brought, misses): (Vec<_>, Vec<_>) = naive(&trace, jobs[i].1, &slots[i]).into_iter().unzip();
+            let (brought, misses): (Vec<_>, Vec<_>) =
+                naive(&trace, jobs[i].setting, &slots[i]).into_iter().unzip();
             assert!(brought[1].covered > 0 && brought[1].extra > 0, "nothing to compare");
-            assert_eq!(counted, brought, "{:?}", jobs[i].1);
+            assert_eq!(counted, brought, "{:?}", jobs[i]);
             assert!(produced.layers.iter().map(|(_, misses)| *misses).eq(misses));
         }
     }
@@ -112,9 +116,9 @@ fn every_policy_is_looked_into() {
     let trace = SelectionTrace::read(&demo()).unwrap();
     let setting = Setting { slots: 1229, warmup: 32, mtp: 1, steps: 150 };
     let policies = [Policy::Lru, Policy::Fifo, Policy::S3Fifo, Policy::DecayTokens, Policy::Belady];
-    let jobs = policies.map(|policy| (policy, setting, Vec::new()));
+    let jobs = policies.map(|policy| Job { policy, setting, slots: None });
     let counted = prefetch::inter_layer(&trace, &jobs, |_| ()).unwrap();
-    let replayed = policy::replay(&trace, &policies.map(|policy| (policy, setting)), |_| ()).unwrap();
+    let replayed = policy::replay(&trace, &jobs, |_| ()).unwrap();
     for (policy, (brought, outcome)) in policies.iter().zip(counted.iter().zip(&replayed)) {
         assert_eq!(brought[0], Prefetched::default(), "the first layer has none before it");
         for (brought, (_, misses)) in brought.iter().zip(&outcome.layers).skip(1) {
@@ -138,7 +142,8 @@ fn a_prefetch_counts_as_by_hand() {
     .unwrap();
     let members = vec![0, 1, 0, 2, 1, 4, 1, 2, 0, 2, 0, 5];
     let trace = SelectionTrace::new(header, members).unwrap();
-    let job = (Policy::Lru, Setting { slots: 2, warmup: 0, mtp: 1, steps: 3 }, Vec::new());
+    let setting = Setting { slots: 2, warmup: 0, mtp: 1, steps: 3 };
+    let job = Job { policy: Policy::Lru, setting, slots: None };
     let counted = prefetch::inter_layer(&trace, &[job], |_| ()).unwrap();
     assert_eq!(counted, [[Prefetched::default(), Prefetched { covered: 3, extra: 1, extra_most: 1 }]]);
 }

@@ -76,6 +76,79 @@ fn the_table_ends_with_definition_and_denominator() {
     assert!(succeeds(&[&path]).contains("100.0%"), "capacities are chosen where none are named");
 }
 
+fn entries(arguments: &[&str]) -> Vec<Value> {
+    serde_json::from_str(&succeeds(&[arguments, &["--json", "-"]].concat())).unwrap()
+}
+
+#[test]
+fn policies_stand_side_by_side_at_every_capacity() {
+    // Three blocks. FIFO: d pushes out a, so the third request hits nothing. The optimum lets no d in.
+    let path = file("side-by-side.jsonl", tiny().as_bytes());
+    let named = "belady,lru,fifo,s3-fifo";
+    let replays = entries(&[&path, "--capacity", "3,4", "--policy", named]);
+    let of = |entry: &Value| {
+        let policy = entry["policy"].as_str().unwrap().to_owned();
+        (policy, entry["capacity_blocks"].as_u64().unwrap(), entry["hit_blocks"].as_u64().unwrap())
+    };
+    let expected = [("belady", 3, 5), ("lru", 3, 3), ("fifo", 3, 2), ("s3-fifo", 3, 3)];
+    let expected =
+        expected.iter().chain(&[("belady", 4, 5), ("lru", 4, 5), ("fifo", 4, 5), ("s3-fifo", 4, 5)]);
+    let expected: Vec<_> = expected.map(|(policy, n, hits)| ((*policy).to_owned(), *n, *hits)).collect();
+    assert_eq!(replays.iter().map(of).collect::<Vec<_>>(), expected);
+    let table = succeeds(&[&path, "--capacity", "3", "--policy", named]);
+    for line in ["  fifo  ", "s3-fifo: ", "belady: the optimum, by blocks and over all requests"] {
+        assert!(format!("  {table}").contains(line.trim_start()), "{table}");
+    }
+    assert!(!succeeds(&[&path, "--capacity", "3"]).contains("fifo"));
+    for refused in ["decay", "decay-tokens", "lru,decay"] {
+        let said = refuses(&[&path, "--policy", refused]);
+        assert!(
+            said.contains("is for selection traces") && said.contains("lru, fifo, s3-fifo and belady"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_curve_tells_every_capacity() {
+    let path = file("curve.jsonl", tiny().as_bytes());
+    let singles = entries(&[&path, "--capacity", "1,2,3,4,5", "--skip", "1"]);
+    let curves = entries(&[&path, "--capacity", "1,2,3,4,5", "--skip", "1", "--curve"]);
+    let [curve] = curves.as_slice() else { panic!("one entry") };
+    assert_eq!((&curve["kind"], &curve["schema"]), (&"requests-curve".into(), &1.into()));
+    assert_eq!(curve["flat_from"], 4);
+    let asked = curve["asked"].as_array().unwrap();
+    for (single, asked) in singles.iter().zip(asked) {
+        for field in
+            ["capacity_blocks", "hit_blocks", "hit_ratio", "evicted_blocks", "hit_tokens", "token_hit_ratio"]
+        {
+            assert_eq!(single[field], asked[field], "{field}");
+        }
+        for field in ["trace", "format", "policy", "requests", "blocks", "input_tokens", "skipped_requests"] {
+            assert_eq!(single[field], curve[field], "{field}");
+        }
+    }
+    let column = |name: &str| -> Vec<u64> {
+        curve["curve"][name].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect()
+    };
+    let (capacities, hits, tokens) = (column("capacity_blocks"), column("hit_blocks"), column("hit_tokens"));
+    assert_eq!((hits.len(), tokens.len()), (capacities.len(), capacities.len()));
+    for single in &singles {
+        let capacity = single["capacity_blocks"].as_u64().unwrap();
+        let at = capacities.partition_point(|change| *change <= capacity).checked_sub(1);
+        assert_eq!(single["hit_blocks"], at.map_or(0, |at| hits[at]), "{capacity}");
+        assert_eq!(single["hit_tokens"], at.map_or(0, |at| tokens[at]), "{capacity}");
+    }
+    let text = succeeds(&[&path, "--curve"]);
+    assert!(text.contains("Beyond 4 blocks nothing is gained"), "{text}");
+    assert!(refuses(&[&path, "--curve", "--policy", "fifo"]).contains("--curve counts lru"));
+    let lengths = file(
+        "lengths-alone.csv",
+        b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n",
+    );
+    assert!(succeeds(&[&lengths, "--curve"]).contains("nothing to share"));
+}
+
 #[test]
 fn lengths_alone_are_said_to_share_nothing() {
     let path =

@@ -219,6 +219,24 @@ fn the_command_sets_both_splits_side_by_side() {
     assert_eq!(uniform, command::succeeds(&["replay", demo, "--ratio", "0.1,0.2"]));
 }
 
+/// Every policy gets the slots of LRU's curves, and its gain is over its own uniform split.
+#[test]
+fn other_policies_replay_the_same_split() {
+    let demo = demo();
+    let demo = demo.to_str().unwrap();
+    let arguments = ["replay", demo, "--split", "by-layer", "--policy", "lru,decay", "--ratio", "0.2"];
+    let text = command::succeeds(&[&arguments[..], &["--json", "-"]].concat());
+    let entries: Vec<Value> = serde_json::from_str(&text).unwrap();
+    let of = |field: &str| entries.iter().map(|entry| entry[field].clone()).collect::<Vec<_>>();
+    assert_eq!(of("policy"), ["lru", "lru", "decay", "decay"]);
+    assert_eq!(of("split"), ["uniform", "by-layer", "uniform", "by-layer"]);
+    assert_eq!(entries[1]["slots_by_layer"], entries[3]["slots_by_layer"]);
+    assert_eq!(entries[3]["uniform_misses"], entries[2]["total"]["misses"]);
+    assert!(entries[3]["gain"].as_f64().unwrap() > 0.0);
+    let table = command::succeeds(&arguments);
+    assert!(table.contains("  decay, by layer  ") && table.contains("  lru  "), "{table}");
+}
+
 #[test]
 fn a_size_below_the_curves_stays_uniform() {
     let demo = demo();
@@ -232,8 +250,14 @@ fn a_size_below_the_curves_stays_uniform() {
 fn what_cannot_be_divided_is_refused() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
-    let split = |more: &[&str]| command::refuses(&[&["replay", demo, "--split", "by-layer"], more].concat());
-    assert!(split(&["--policy", "lru,belady"]).contains("--policy names another"));
-    assert!(split(&["--curve"]).contains("pass one of the two"));
+    let errors = command::refuses(&["replay", demo, "--split", "by-layer", "--curve"]);
+    assert!(errors.contains("pass one of the two"), "{errors}");
     assert!(command::refuses(&["replay", demo, "--split", "evenly"]).contains("by-layer"));
+    let requests = Path::new(env!("CARGO_TARGET_TMPDIR")).join("split-requests.jsonl");
+    let request = r#"{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[0]}"#;
+    std::fs::write(&requests, request).unwrap();
+    for [flag, value] in [["--split", "by-layer"], ["--prefetch", "inter-layer"]] {
+        let errors = command::refuses(&["replay", requests.to_str().unwrap(), flag, value]);
+        assert!(errors.contains(&format!("{flag} is for selection traces")), "{errors}");
+    }
 }

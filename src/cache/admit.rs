@@ -77,6 +77,8 @@ impl Cache {
         let open = Open { prompt: record.committed, ..open.clone() };
         let parent_lane = record.holding.lane;
         let (index, admitted) = self.admit(&open)?;
+        // The parent's rows must be where they are said to be before they are copied or gathered.
+        self.wait_ready(parent_lane, stream)?;
         let pages = self.geometry.pages(self.config.reach(admitted)?);
         let full = (open.prompt / self.geometry.page_tokens()) as usize;
         let names = self.fork_names(parent, pages, full)?;
@@ -126,8 +128,6 @@ impl Cache {
         copy: Option<PageCopy>,
         stream: Stream,
     ) -> Result<Ticket> {
-        // The parent's rows must be where they are said to be before they are copied or gathered.
-        self.wait_ready(parent_lane, stream)?;
         copy.into_iter().try_for_each(|copy| self.copy_page(copy, stream))?;
         let ticket = self.join(child, stream, WarmUp::default())?;
         // The parent must not write the copied page before the copy has been made.
@@ -201,7 +201,7 @@ impl Cache {
         let pages: Vec<usize> = (first..record.table.len()).filter(|page| owners(*page) > 1).collect();
         let mut fresh = PageTable::default();
         self.take_pages(pages.len() as u32, &mut fresh)?;
-        self.unname(sequence, first)?;
+        self.unname(sequence, first, &pages)?;
         let mut copy = None;
         for (page, (host, keys)) in pages.into_iter().zip(fresh.host.into_iter().zip(fresh.index)) {
             let table = &mut self.record_mut(sequence)?.table;

@@ -2,7 +2,7 @@
 
 use crate::cache::Cache;
 use crate::cache::sequence::{Record, State};
-use crate::device::Stream;
+use crate::device::{Stream, Ticket};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Sequence};
 use crate::stats::Stats;
@@ -10,18 +10,21 @@ use crate::stats::Stats;
 impl Cache {
     /// Ends a sequence. Its handle is closed at once; its pages, slots and lane come back when the last
     /// step that names it has been retired and its last ticket has ended: now, at that retire, or by
-    /// [`Cache::reap`]. An abort is the same call.
+    /// [`Cache::reap`]. An abort is the same call. `stream` is ordered behind what the engine has enqueued for
+    /// the sequence outside of steps: a prefill that still writes index keys writes them to its own pages.
     ///
     /// # Errors
     /// [`Kind::Closed`].
     pub fn close(&mut self, sequence: Sequence, stream: Stream) -> Result<()> {
         let record = self.record_mut(sequence)?;
-        if record.state == State::Filling {
-            // It never entered its lane: nothing on the device names it.
-            record.state = State::Closing;
-            return self.give_back(sequence.index as usize);
-        }
+        let filling = record.state == State::Filling;
         record.state = State::Closing;
+        if filling {
+            // The engine may still be writing index keys to its pages.
+            let (ticket, completer) = Ticket::new();
+            record.ticket = Some(ticket);
+            self.device.complete(stream, completer)?;
+        }
         self.release_closed(sequence.index as usize, stream)
     }
 

@@ -38,7 +38,7 @@ use crate::os::{self, Fallback, Faults, NoFaults, Request};
 use crate::sparse::{SparseConfig, SparsePool};
 use crate::stats::Stats;
 use crate::step::{Ring, RingShape};
-use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, TotalPool};
+use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, Secret, TotalPool};
 
 pub use admit::Open;
 pub use decode::{Accepted, Row};
@@ -218,7 +218,7 @@ pub struct Cache {
     index: IndexPool,
     prefix: PrefixIndex,
     /// Keys the names of shared blocks.
-    secret: [u8; 32],
+    secret: Secret,
     sparse: SparsePool,
     ring: Ring,
     records: Vec<Record>,
@@ -266,8 +266,8 @@ impl Cache {
         let mut fallbacks = total.fallbacks().to_vec();
         let index = IndexPool::new(&geometry, config.index_pages, &*device)?;
         let prefix = PrefixIndex::new(config.host_pages.min(config.index_pages).min(CAPACITY_MAX))?;
-        let mut secret = [0; 32];
-        os::random(&mut secret, faults)?;
+        let mut secret = Secret([0; 32]);
+        os::random(&mut secret.0, faults)?;
         let sparse = SparsePool::new(&geometry, &sparse_config, &*device)?;
         let steps = config.steps_in_flight.saturating_mul(config.micro_batches);
         let ring = RingShape { steps, batch: config.batch, layers: geometry.layers() };

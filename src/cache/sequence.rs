@@ -72,6 +72,8 @@ pub struct Length {
     pub committed: u32,
     /// Rows that the last retired step wrote behind them, to be accepted or rejected.
     pub landed: u32,
+    /// Tokens in sealed pages: what [`Cache::seal`] goes on behind.
+    pub sealed: u32,
 }
 
 impl Record {
@@ -151,7 +153,8 @@ impl Cache {
     /// [`Kind::Closed`].
     pub fn length(&self, sequence: Sequence) -> Result<Length> {
         let record = self.record(sequence)?;
-        Ok(Length { committed: record.committed, landed: record.landed })
+        let sealed = record.names.as_ref().map_or(0, Names::pages) * self.geometry.page_tokens();
+        Ok(Length { committed: record.committed, landed: record.landed, sealed })
     }
 
     /// Appends prompt rows in one layer: `rows` packed, `[n][row bytes]`. Layers fill independently, each
@@ -359,6 +362,11 @@ impl Cache {
         let lane = record.holding.lane;
         self.wait_ready(lane, stream)?;
         let copies = self.own_pages_from(sequence, length)?;
+        // Until all of it is enqueued, fresh pages hold nothing that may be trusted.
+        let whole = length / self.geometry.page_tokens() * self.geometry.page_tokens();
+        let record = self.record_mut(sequence)?;
+        record.state = State::Failed;
+        (record.committed, record.stored) = (record.committed.min(whole), record.stored.min(whole));
         copies.into_iter().try_for_each(|copy| self.copy_page(copy, stream))?;
         let pages = &self.record(sequence)?.table.host;
         self.device.truncate(self.pools, stream, Cut { lane: Lane(lane), settle, length, pages })?;

@@ -10,25 +10,27 @@
 //! follow behind it, and a cut inside it gives the sequence a copy.
 //!
 //! What it does not do: a page and its index keys go together, so a prefix is not kept longer than there
-//! are device pages for its keys; two sequences that compute the same page at the same time both keep
-//! theirs, and one of them is found by others.
+//! are device pages for its keys; of two sequences that compute the same page at the same time both keep
+//! theirs, and others find one of them, or the other once that is gone and the sequence seals again.
+
+use std::collections::HashMap;
 
 use crate::cache::Cache;
 use crate::cache::admit::Open;
 use crate::cache::sequence::{Record, State};
 use crate::error::{Error, Kind, Result};
-use crate::ids::Sequence;
-use crate::total::{Block, Inserted, Namer};
+use crate::ids::{HostPage, IndexPage, Sequence};
+use crate::total::{Block, Inserted, Namer, Pages};
 
 /// What pages hold, so that they can be found again.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tokens<'a> {
     /// Token ids, from the beginning of a page. A rest that fills no page is passed over.
     pub ids: &'a [u32],
-    /// Keys of the caller's for the full pages among them, or none. A key says what ids do not, which
-    /// image the ids stand for, for example: pages are one only if keys and ids are the same, and so is all that
-    /// stands before them.
-    pub keys: &'a [[u8; 16]],
+    /// For each full page among them a key of the caller's or none; or nothing at all, where no page has one. A key
+    /// says what ids do not, which image they stand for, for example: pages are one only if keys and ids are the
+    /// same, and so is all that stands before them.
+    pub keys: &'a [Option<[u8; 16]>],
 }
 
 impl<'a> Tokens<'a> {
@@ -38,8 +40,8 @@ impl<'a> Tokens<'a> {
     }
 
     /// Each full page's ids, and its key.
-    fn pages(self, page_tokens: u32) -> impl Iterator<Item = (&'a [u32], Option<[u8; 16]>)> {
-        let keys = self.keys.iter().copied().map(Some).chain(std::iter::repeat(None));
+    fn pages(self, page_tokens: u32) -> impl Iterator<Item = (&'a [u32], Option<&'a [u8; 16]>)> {
+        let keys = self.keys.iter().map(Option::as_ref).chain(std::iter::repeat(None));
         self.ids.chunks_exact(page_tokens as usize).zip(keys)
     }
 
@@ -53,7 +55,7 @@ impl<'a> Tokens<'a> {
         }
         if !self.keys.is_empty() && self.keys.len() != full {
             return Err(Error::new(Kind::OutOfRange, operation)
-                .at("keys: one a full page, or none")
+                .at("keys: as many as full pages, or none")
                 .with("keys", self.keys.len() as u64)
                 .with("pages", full as u64));
         }
@@ -61,8 +63,14 @@ impl<'a> Tokens<'a> {
     }
 }
 
+/// Whether an unused block's pages would be free without it: a fork may own them that does not use the block,
+/// and so may a copy that is still to be made.
+fn is_room(host: &Pages, keys: &Pages, pages: (HostPage, IndexPage)) -> bool {
+    host.owners(pages.0.0) == 1 && keys.owners(pages.1.0) == 1
+}
+
 /// The names of a sequence's sealed pages.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Names {
     namer: Namer,
     /// From the first page on; whether the sequence uses the block, or has a page of its own beside it.
@@ -80,13 +88,14 @@ impl Names {
         Ok(Names { namer, blocks })
     }
 
+    /// How many pages are named.
+    pub(super) fn pages(&self) -> u32 {
+        self.blocks.len() as u32
+    }
+
     /// The name of the next page.
-    fn next(&self, ids: &[u32], key: Option<[u8; 16]>) -> Block {
-        let parent = self.blocks.last().map(|(block, _)| block);
-        match key {
-            Some(key) => self.namer.supplied(key, parent, ids),
-            None => self.namer.block(parent, ids),
-        }
+    fn next(&self, ids: &[u32], key: Option<&[u8; 16]>) -> Block {
+        self.namer.block(self.blocks.last().map(|(block, _)| block), key, ids)
     }
 
     /// The blocks that the sequence uses, from page `first` on, the last one first.
@@ -103,25 +112,22 @@ impl Cache {
     ///
     /// `salt` tells apart what equal tokens do not: tenants, adapters, versions of the weights. `prompt`
     /// has the prompt's ids, or as many leading ones as may be shared: leave out the last one where its
-    /// row is to be computed anew, for the logits behind it.
+    /// row is to be computed anew, for the logits behind it, and a page where a draft layer's rows depend on
+    /// the token that follows.
+    ///
+    /// Caches of several ranks share alike only if each is offered what the one that finds least would find:
+    /// ask them by [`Cache::find_shared`] first.
     ///
     /// # Errors
     /// As [`Cache::open`]; [`Kind::OutOfRange`] for more ids than the prompt has tokens, and for keys that
-    /// are not one a full page. Nothing is taken then.
+    /// are neither one a full page nor none. Nothing is taken then.
     pub fn open_shared(&mut self, open: &Open, salt: &[u8], prompt: Tokens<'_>) -> Result<(Sequence, u32)> {
         let page_tokens = self.geometry.page_tokens();
         prompt.check(page_tokens, open.prompt, "open")?;
         let (index, admitted) = self.admit(open)?;
         let pages = self.geometry.pages(self.config.reach(admitted)?);
-        let mut names = Names::new(Namer::new(&self.secret, self.geometry.shape(), salt), pages)?;
-        for (ids, key) in prompt.pages(page_tokens) {
-            let block = names.next(ids, key);
-            if self.prefix.users(&block).is_none() {
-                break;
-            }
-            names.blocks.push((block, false));
-        }
-        let shared = names.blocks.len() as u32 * page_tokens;
+        let names = self.find_names(salt, prompt, pages)?;
+        let shared = names.pages() * page_tokens;
         let holding = self.take_slots(open, admitted)?;
         let filled = vec![shared; self.geometry.layers() as usize];
         let mut record = Record { holding, filled, names: Some(names), ..Record::default() };
@@ -134,14 +140,40 @@ impl Cache {
         Ok((self.enter(index, open, admitted, record), shared))
     }
 
+    /// How many tokens [`Cache::open_shared`] would take over now. Changes nothing, the order of use included.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] as there.
+    pub fn find_shared(&self, salt: &[u8], prompt: Tokens<'_>) -> Result<u32> {
+        let page_tokens = self.geometry.page_tokens();
+        prompt.check(page_tokens, self.config.max_tokens, "find shared pages")?;
+        let pages = self.geometry.pages(prompt.ids.len() as u32);
+        Ok(self.find_names(salt, prompt, pages)?.pages() * page_tokens)
+    }
+
+    /// The names of the leading pages that are there, none of them used yet; room for `pages`.
+    fn find_names(&self, salt: &[u8], prompt: Tokens<'_>, pages: u32) -> Result<Names> {
+        let mut names = Names::new(Namer::new(&self.secret, self.geometry.shape(), salt), pages)?;
+        for (ids, key) in prompt.pages(self.geometry.page_tokens()) {
+            let block = names.next(ids, key);
+            if self.prefix.users(&block).is_none() {
+                break;
+            }
+            names.blocks.push((block, false));
+        }
+        Ok(names)
+    }
+
     /// Takes `pages` pages: those that are named from the index, the others fresh.
     fn take_shared_pages(&mut self, pages: u32, record: &mut Record) -> Result<()> {
         let Record { names, table, .. } = record;
         let named = names.as_mut().map_or(&mut [][..], |names| &mut names.blocks[..]);
         let fresh = pages - named.len() as u32;
         // What is taken over cannot make room for the rest.
-        let unused = named.iter().filter(|(block, _)| self.prefix.users(block) == Some(0));
-        self.check_room(fresh, unused.count() as u32)?;
+        let spared = named.iter().filter(|(block, _)| self.prefix.users(block) == Some(0));
+        let spared = spared.filter_map(|(block, _)| self.prefix.pages(block));
+        let spared = spared.filter(|pages| is_room(&self.total.pages, &self.index.pages, *pages)).count();
+        self.check_room(fresh, spared as u32)?;
         for (block, used) in named {
             let pages = self.prefix.share(block)?;
             let (host, keys) = pages.ok_or_else(|| Error::new(Kind::Internal, "open").at("a lost block"))?;
@@ -154,17 +186,19 @@ impl Cache {
         self.take_pages(fresh, table)
     }
 
-    /// Seals what can be sealed: full pages behind those that are, whose rows are accepted and stored.
-    /// `next` are the sequence's token ids from its sealed tokens on, as far as they are known. Answers
-    /// how many tokens are sealed now, whole pages; call it again when more steps have been retired, or at
-    /// the end, before [`Cache::close`]. The index keys of these tokens must have been written in order
-    /// before the sequence's join, or in its steps.
+    /// Seals what can be sealed: full pages behind the `from` tokens that are, whose rows are accepted and
+    /// stored. `next` are the sequence's token ids from there on, as far as they are known. Answers how many
+    /// tokens are sealed now, whole pages; call it again when more steps have been retired, and at the end,
+    /// before [`Cache::close`]. The index keys of these tokens must have been written in order before the
+    /// sequence's join, or in its steps.
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidConfig`] for a sequence that was not opened by
-    /// [`Cache::open_shared`], or is not running; [`Kind::OutOfRange`] for more ids than were admitted, and
-    /// for keys that are not one a full page.
-    pub fn seal(&mut self, sequence: Sequence, next: Tokens<'_>) -> Result<u32> {
+    /// [`Cache::open_shared`], or is not running; [`Kind::Busy`] while work that the host issued for it is in
+    /// flight, [`Kind::DeviceFailed`] when that failed; [`Kind::OutOfRange`] when `from` is not the sealed
+    /// [length](Cache::length), for more ids than were admitted, and for keys that are neither one a full page
+    /// nor none.
+    pub fn seal(&mut self, sequence: Sequence, from: u32, next: Tokens<'_>) -> Result<u32> {
         let page_tokens = self.geometry.page_tokens();
         let record = self.record(sequence)?;
         record.expect(&[State::Running], "seal")?;
@@ -174,54 +208,93 @@ impl Cache {
                 .at("the sequence was opened without token ids")
                 .hint("open it by open_shared, with no ids if none are known yet"));
         };
-        let sealed = names.blocks.len() as u32;
-        next.check(page_tokens, self.config.reach(record.admitted)? - sealed * page_tokens, "seal")?;
-        let stored = if record.has_ticket() { 0 } else { record.stored / page_tokens };
-        let count = stored.saturating_sub(sealed);
-        for (ids, key) in next.pages(page_tokens).take(count as usize) {
-            self.seal_page(sequence, ids, key)?;
+        let sealed = names.pages() * page_tokens;
+        if from != sealed {
+            return Err(Error::new(Kind::OutOfRange, "seal")
+                .at("where the ids begin")
+                .with("from", from)
+                .with("sealed", sealed)
+                .hint("begin behind the sealed tokens; a roll-back may have taken some back"));
         }
-        let names = self.record(sequence)?.names.as_ref();
-        Ok(names.map_or(0, |names| names.blocks.len() as u32 * page_tokens))
+        next.check(page_tokens, self.config.reach(record.admitted)? - sealed, "seal")?;
+        if record.has_ticket() {
+            return Err(Error::new(Kind::Busy, "seal").at("work of the sequence is in flight"));
+        }
+        let pages = record.stored.saturating_sub(sealed) / page_tokens;
+        self.find_twins(sequence)?;
+        for (ids, key) in next.pages(page_tokens).take(pages as usize) {
+            if !self.seal_page(sequence, ids, key)? {
+                break;
+            }
+        }
+        self.length(sequence).map(|length| length.sealed)
     }
 
-    fn seal_page(&mut self, sequence: Sequence, ids: &[u32], key: Option<[u8; 16]>) -> Result<()> {
+    /// A page whose twin has gone meanwhile takes its place, so that what stands behind can still be found.
+    fn find_twins(&mut self, sequence: Sequence) -> Result<()> {
+        let pages = self.record(sequence)?.names.as_ref().map_or(0, Names::pages) as usize;
+        for page in 0..pages {
+            let record = self.record(sequence)?;
+            let named = record.names.as_ref().and_then(|names| names.blocks.get(page));
+            let Some(((block, false), own)) = named.copied().zip(record.table.get(page)) else { continue };
+            if self.prefix.users(&block).is_none() && self.insert(&block, own)? == Some(true) {
+                let names = self.record_mut(sequence)?.names.as_mut();
+                names
+                    .and_then(|names| names.blocks.get_mut(page))
+                    .into_iter()
+                    .for_each(|named| named.1 = true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Names one more page; whether the index had a place for it.
+    fn seal_page(&mut self, sequence: Sequence, ids: &[u32], key: Option<&[u8; 16]>) -> Result<bool> {
         let record = self.record(sequence)?;
         let next = record
             .names
             .as_ref()
             .and_then(|names| Some((names.next(ids, key), record.table.get(names.blocks.len())?)));
         let (block, pages) = next.ok_or_else(|| Error::new(Kind::Internal, "seal").at("a page"))?;
-        let inserted = self.prefix.insert(&block, pages)?;
+        let Some(used) = self.insert(&block, pages)? else { return Ok(false) };
+        if let Some(names) = &mut self.record_mut(sequence)?.names {
+            names.blocks.push((block, used));
+        }
+        Ok(true)
+    }
+
+    /// Puts a block with a sequence's own pages into the index: whether the sequence uses it now, or it is
+    /// there with others. `None` where the index is full, which it is only when pages have several names.
+    fn insert(&mut self, block: &Block, pages: (HostPage, IndexPage)) -> Result<Option<bool>> {
+        if self.prefix.users(block).is_none() && self.prefix.is_full() && !self.evict_one()? {
+            return Ok(None);
+        }
+        let inserted = self.prefix.insert(block, pages)?;
         if inserted == Inserted::New {
             self.total.pages.share(pages.0.0)?;
             self.index.pages.share(pages.1.0)?;
             self.stats.sealed_pages += 1;
         }
-        if let Some(names) = &mut self.record_mut(sequence)?.names {
-            names.blocks.push((block, inserted != Inserted::Twin));
-        }
-        Ok(())
+        Ok(Some(inserted != Inserted::Twin))
     }
 
     /// The names of a fork's first `shared` pages, of at most `pages`.
     pub(super) fn fork_names(&self, parent: Sequence, pages: u32, shared: usize) -> Result<Option<Names>> {
         let Some(names) = &self.record(parent)?.names else { return Ok(None) };
-        let mut own = Names::new(names.namer.clone(), pages)?;
+        let mut own = Names::new(names.namer, pages)?;
         own.blocks.extend(names.blocks.iter().take(shared));
         Ok(Some(own))
     }
 
-    /// Forgets the names of a sequence's pages from `first` on. A block that others use keeps its page; one
-    /// that it used alone is forgotten, and the page is the sequence's own again.
-    pub(super) fn unname(&mut self, sequence: Sequence, first: usize) -> Result<()> {
+    /// Forgets the names of a sequence's pages from `first` on, of which `replaced` are not its own any more. What
+    /// it used alone and keeps is forgotten; the others' blocks keep their pages.
+    pub(super) fn unname(&mut self, sequence: Sequence, first: usize, replaced: &[usize]) -> Result<()> {
         let Some(mut names) = self.record_mut(sequence)?.names.take() else { return Ok(()) };
-        for (_, block) in names.used_from(first) {
-            if self.prefix.users(&block) != Some(1) {
+        for (page, block) in names.used_from(first) {
+            if self.prefix.users(&block) != Some(1) || replaced.contains(&page) {
                 self.prefix.release(&block)?;
-            } else if let Some((host, keys)) = self.prefix.remove(&block) {
-                self.total.pages.release(host.0)?;
-                self.index.pages.release(keys.0)?;
+            } else if let Some(pages) = self.prefix.remove(&block) {
+                self.release_pair(pages)?;
             }
         }
         names.blocks.truncate(first);
@@ -238,9 +311,22 @@ impl Cache {
         alone
     }
 
-    /// Whether so many pages are free on both sides, or can be made so without the `spared` unused ones.
+    fn release_pair(&mut self, (host, keys): (HostPage, IndexPage)) -> Result<()> {
+        self.total.pages.release(host.0)?;
+        self.index.pages.release(keys.0)
+    }
+
+    /// Whether so many pages are free on both sides, or can be made so without `spared` of the unused ones.
     pub(super) fn check_room(&self, count: u32, spared: u32) -> Result<()> {
-        let unused = self.prefix.unused().saturating_sub(spared);
+        let least = self.total.pages.free().min(self.index.pages.free());
+        if count <= least {
+            return Ok(());
+        }
+        let wanted = (count - least).saturating_add(spared);
+        let unused = self
+            .prefix
+            .evictable(wanted, |pages| is_room(&self.total.pages, &self.index.pages, pages))
+            .saturating_sub(spared);
         for pages in [&self.total.pages, &self.index.pages] {
             let free = pages.free().saturating_add(unused);
             if count > free {
@@ -250,33 +336,41 @@ impl Cache {
         Ok(())
     }
 
-    /// Evicts unused pages until `count` are free on both sides, if there are so many.
+    /// Evicts unused pages until `count` are free on both sides.
     pub(super) fn make_room(&mut self, count: u32) -> Result<()> {
-        while self.total.pages.free().min(self.index.pages.free()) < count {
-            let Some((host, keys)) = self.prefix.evict() else { break };
-            self.total.pages.release(host.0)?;
-            self.index.pages.release(keys.0)?;
-            self.stats.evicted_pages += 1;
-        }
+        while self.total.pages.free().min(self.index.pages.free()) < count && self.evict_one()? {}
         Ok(())
     }
 
-    /// Adds what the index owns to the owners of pages; checks that its users are the sequences.
+    /// Evicts the block used longest ago of those whose pages become free; whether there was one.
+    fn evict_one(&mut self) -> Result<bool> {
+        let room = |pages| is_room(&self.total.pages, &self.index.pages, pages);
+        let Some(pages) = self.prefix.evict(room) else { return Ok(false) };
+        self.release_pair(pages)?;
+        self.stats.evicted_pages += 1;
+        Ok(true)
+    }
+
+    /// Adds what the index owns to the owners of pages; checks that its users are the sequences that say so,
+    /// and have its pages.
     pub(super) fn count_shared(&self, host: &mut [u32], keys: &mut [u32]) -> Result<()> {
-        let mut users = 0_u64;
-        for ((page, key_page), count) in self.prefix.iter() {
+        let wrong = |place| Err(Error::new(Kind::Internal, "validate pages").at(place));
+        let mut users: HashMap<Block, u32> = HashMap::new();
+        for record in &self.records {
+            for (page, block) in record.names.iter().flat_map(|names| names.used_from(0)) {
+                if self.prefix.pages(&block) != record.table.get(page) {
+                    return wrong("pages of a shared block");
+                }
+                *users.entry(block).or_default() += 1;
+            }
+        }
+        for (block, (page, key_page), count) in self.prefix.iter() {
             host[page.0 as usize] += 1;
             keys[key_page.0 as usize] += 1;
-            users += u64::from(count);
+            if count != users.remove(&block).unwrap_or(0) {
+                return wrong("users of a shared block");
+            }
         }
-        let named = self.records.iter().filter_map(|r| r.names.as_ref());
-        let used: usize = named.map(|names| names.used_from(0).count()).sum();
-        if users != used as u64 {
-            return Err(Error::new(Kind::Internal, "validate pages")
-                .at("users of shared blocks")
-                .with("users", users)
-                .with("sequences", used as u64));
-        }
-        Ok(())
+        if users.is_empty() { Ok(()) } else { wrong("a shared block that is not there") }
     }
 }

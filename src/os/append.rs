@@ -104,7 +104,8 @@ impl Appender {
         let _ = fs::remove_file(&self.path);
     }
 
-    fn fail(&mut self, error: Error) -> Error {
+    /// Ends the file here: every later call answers with `error`, which is given back.
+    pub fn fail(&mut self, error: Error) -> Error {
         self.failed.insert(error).clone()
     }
 
@@ -134,4 +135,62 @@ fn take<T>(faults: &dyn Faults, call: Call, take: impl FnOnce() -> io::Result<T>
 fn refused(path: &Path, step: &str, e: &io::Error) -> Error {
     let why = e.raw_os_error().map_or_else(|| e.to_string(), errno_text);
     Error::new(Kind::Io, OPERATION).at(format!("{}: {step}: {why}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Inject, NoFaults};
+    use super::*;
+
+    /// The path of a file that is not there, and is removed at the end.
+    struct Fresh(PathBuf);
+
+    impl Fresh {
+        fn new(name: &str) -> Fresh {
+            Fresh(std::env::temp_dir().join(format!("forebay-{}-append-{name}", std::process::id())))
+        }
+    }
+
+    impl Drop for Fresh {
+        fn drop(&mut self) {
+            let _ = fs::remove_file(&self.0);
+        }
+    }
+
+    /// Three pieces, the second of two parts, and the file stored twice.
+    fn scenario(path: &Path, faults: Arc<dyn Faults>) -> Result<()> {
+        let mut file = Appender::create(path, faults)?;
+        let written = file.append(&[b"one"]).and_then(|()| file.append(&[b"two", b"three"]));
+        let ended = written.and_then(|()| file.sync()).and_then(|()| file.append(&[b"four"]));
+        let ended = ended.and_then(|()| file.sync());
+        assert_eq!(file.check(), ended);
+        assert!(ended.is_ok() || file.append(&[b"more"]) == ended && file.sync() == ended);
+        assert_eq!(file.length(), fs::metadata(path).unwrap().len());
+        ended
+    }
+
+    #[test]
+    fn a_failure_at_any_call_leaves_whole_pieces_and_is_the_last_word() {
+        let path = Fresh::new("pieces");
+        let counted = Arc::new(Inject::nth(u64::MAX, 0));
+        scenario(&path.0, counted.clone()).unwrap();
+        assert_eq!(fs::read(&path.0).unwrap(), b"onetwothreefour");
+        assert_eq!(counted.count(), 8, "create, three writes, file and folder, a write, the file");
+        for n in 0..counted.count() {
+            let _ = fs::remove_file(&path.0);
+            let e = scenario(&path.0, Arc::new(Inject::nth(n, libc::EIO))).unwrap_err();
+            assert!(e.kind() == Kind::Io && e.place().ends_with("Input/output error"), "{e}");
+            let left = fs::read(&path.0).unwrap_or_default();
+            assert!([&b""[..], b"one", b"onetwothree", b"onetwothreefour"].contains(&&left[..]), "call {n}");
+        }
+    }
+
+    #[test]
+    fn what_is_there_is_not_touched() {
+        let path = Fresh::new("there");
+        fs::write(&path.0, "dear").unwrap();
+        let e = Appender::create(&path.0, Arc::new(NoFaults)).err().unwrap();
+        assert!(e.to_string().contains("create: File exists; name a new file"), "{e}");
+        assert_eq!(fs::read(&path.0).unwrap(), b"dear");
+    }
 }

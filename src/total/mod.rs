@@ -17,6 +17,6 @@ mod table;
 pub(crate) use index::IndexPool;
 pub use page::Pages;
 pub(crate) use pool::TotalPool;
-pub use prefix::{Block, CAPACITY_MAX, Inserted, Namer, PrefixIndex};
+pub use prefix::{Block, CAPACITY_MAX, Inserted, Namer, PrefixIndex, Secret};
 pub use recency::Recency;
 pub(crate) use table::PageTable;

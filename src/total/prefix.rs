@@ -1,17 +1,16 @@
 //! The index of shared blocks: which sealed page holds which tokens, for which prefix, for whom.
 //!
-//! A *block* is a page's worth of tokens behind one certain prefix. Its name has two halves of 128 bits. The
-//! *key* finds it: a keyed BLAKE3 hash over the parent's name, the token ids, the geometry and the tenant's
-//! salt, or what the caller supplies. The *check* is always the hash. Two blocks are one only if both
-//! halves agree; so a key that collides, or that a caller gives twice, finds nothing of the other's, and
-//! nothing is ever shared across tenants or geometries.
+//! A *block* is a page's worth of tokens behind one certain prefix. Its name is a keyed BLAKE3 hash of 256 bits
+//! over the parent's name, a key where the caller supplies one, the token ids, the geometry and the tenant's
+//! salt; the first 64 bits find its place in the table. Two blocks are one only if their whole names agree: so what
+//! collides in the table finds nothing of the other's, and nothing is ever shared across tenants or geometries.
 //!
 //! An entry is a block's pages (rows and index keys) and how many sequences use it. Entries without users
 //! keep their pages and stand in order of use; [`PrefixIndex::evict`] takes the one used longest ago. Who
 //! releases a sequence's blocks begins with the last, so that a prefix outlives its continuations.
 //!
 //! All memory is taken at construction: 64 to 72 bytes an entry. Looking up is one probe or a few of an open
-//! table, whose places come from the check, which nobody outside can choose. What it does not do: it
+//! table, whose places nobody can choose who does not know the cache's secret. What it does not do: it
 //! moves no bytes, owns no page, and does not know when a page is sealed.
 
 use std::fmt;
@@ -23,29 +22,29 @@ use crate::ids::{HostPage, IndexPage};
 
 /// A block's name. See the module's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Block {
-    key: [u8; 16],
-    check: [u8; 16],
+pub struct Block([u8; 32]);
+
+/// What nobody may know who is to share only what is meant to be shared: it keys all names.
+#[derive(Clone, Copy)]
+pub struct Secret(pub [u8; 32]);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
 }
 
 /// Names blocks for one tenant and one geometry.
-#[derive(Clone)]
+#[derive(Clone, Copy, Debug)]
 pub struct Namer {
     /// The hash of all that the tenant's blocks have in common: the key of their own hashes.
-    common: [u8; 32],
-}
-
-impl fmt::Debug for Namer {
-    /// Says nothing of the key.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Namer")
-    }
+    common: Secret,
 }
 
 impl Namer {
     /// A namer under the cache's `secret`. Tenants with different salts share nothing.
-    pub fn new(secret: &[u8; 32], shape: &Shape, salt: &[u8]) -> Namer {
-        let mut common = blake3::Hasher::new_keyed(secret);
+    pub fn new(secret: &Secret, shape: &Shape, salt: &[u8]) -> Namer {
+        let mut common = blake3::Hasher::new_keyed(&secret.0);
         let Shape {
             layers,
             draft_layers,
@@ -70,31 +69,21 @@ impl Namer {
             common.update(&field.to_le_bytes());
         }
         common.update(salt);
-        Namer { common: *common.finalize().as_bytes() }
+        Namer { common: Secret(*common.finalize().as_bytes()) }
     }
 
-    /// The block of `tokens` behind `parent`; behind nothing, the first of a sequence.
-    pub fn block(&self, parent: Option<&Block>, tokens: &[u32]) -> Block {
-        let mut hash = blake3::Hasher::new_keyed(&self.common);
-        // A name's 32 bytes could be tokens as well: the first byte says whether there is one.
-        hash.update(&[u8::from(parent.is_some())]);
-        if let Some(Block { key, check }) = parent {
-            hash.update(key).update(check);
-        }
+    /// The block of `tokens` behind `parent`; behind nothing, the first of a sequence. A `key` of the caller's
+    /// is a part of what the block is, and of what follows.
+    pub fn block(&self, parent: Option<&Block>, key: Option<&[u8; 16]>, tokens: &[u32]) -> Block {
+        let mut hash = blake3::Hasher::new_keyed(&self.common.0);
+        // Names and keys could be tokens as well: the first byte says which of them follow.
+        hash.update(&[u8::from(parent.is_some()) | u8::from(key.is_some()) << 1]);
+        hash.update(parent.map_or(&[][..], |Block(name)| name));
+        hash.update(key.map_or(&[][..], |key| key));
         for token in tokens {
             hash.update(&token.to_le_bytes());
         }
-        let bytes = *hash.finalize().as_bytes();
-        let (mut key, mut check) = ([0; 16], [0; 16]);
-        key.copy_from_slice(&bytes[..16]);
-        check.copy_from_slice(&bytes[16..]);
-        Block { key, check }
-    }
-
-    /// The block that the caller found by a `key` of its own. What it holds is told all the same: a key
-    /// given to other tokens or behind another parent is another block.
-    pub fn supplied(&self, key: [u8; 16], parent: Option<&Block>, tokens: &[u32]) -> Block {
-        Block { key, ..self.block(parent, tokens) }
+        Block(*hash.finalize().as_bytes())
     }
 }
 
@@ -155,11 +144,7 @@ impl PrefixIndex {
                 .with("blocks", capacity)
                 .with("most", CAPACITY_MAX));
         }
-        let nothing = Entry {
-            block: Block { key: [0; 16], check: [0; 16] },
-            pages: (HostPage(0), IndexPage(0)),
-            users: 0,
-        };
+        let nothing = Entry { block: Block([0; 32]), pages: (HostPage(0), IndexPage(0)), users: 0 };
         let unused = Recency::new(capacity).map_err(|bytes| {
             Error::new(Kind::OutOfMemory, "new prefix index").at("the order of use").with("bytes", bytes)
         })?;
@@ -183,6 +168,11 @@ impl PrefixIndex {
         self.len() == 0
     }
 
+    /// Whether there is no place for another.
+    pub fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
     /// Blocks that nobody uses.
     pub fn unused(&self) -> u32 {
         self.unused.len()
@@ -190,7 +180,7 @@ impl PrefixIndex {
 
     /// The place where the search for `block` begins.
     fn home(&self, block: &Block) -> usize {
-        let [a, b, c, d, e, f, g, h, ..] = block.check;
+        let [a, b, c, d, e, f, g, h, ..] = block.0;
         u64::from_le_bytes([a, b, c, d, e, f, g, h]) as usize & (self.places.len() - 1)
     }
 
@@ -219,10 +209,11 @@ impl PrefixIndex {
         self.find(block).1.map(|entry| self.entries[entry as usize].users)
     }
 
-    /// The pages and users of all blocks, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = ((HostPage, IndexPage), u32)> + '_ {
+    /// All blocks, their pages and users, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (Block, (HostPage, IndexPage), u32)> + '_ {
         let entries = self.places.iter().filter(|entry| **entry != NONE);
-        entries.map(|entry| &self.entries[*entry as usize]).map(|entry| (entry.pages, entry.users))
+        let entries = entries.map(|entry| &self.entries[*entry as usize]);
+        entries.map(|entry| (entry.block, entry.pages, entry.users))
     }
 
     /// One more user for a block, whose pages are answered; `None` when it is not in the index.
@@ -293,9 +284,16 @@ impl PrefixIndex {
         Some(self.entries[entry as usize].pages)
     }
 
-    /// Takes out the unused block that was used longest ago; its pages are the caller's to free.
-    pub fn evict(&mut self) -> Option<(HostPage, IndexPage)> {
-        let entry = self.unused.oldest()?;
+    /// How many unused blocks have pages that `free` takes, counted up to `most`.
+    pub fn evictable(&self, most: u32, free: impl Fn((HostPage, IndexPage)) -> bool) -> u32 {
+        let pages = self.unused.iter().map(|entry| self.entries[entry as usize].pages);
+        pages.filter(|pages| free(*pages)).take(most as usize).count() as u32
+    }
+
+    /// Takes out the unused block that was used longest ago, of those whose pages `free` takes; its pages are
+    /// the caller's to free.
+    pub fn evict(&mut self, free: impl Fn((HostPage, IndexPage)) -> bool) -> Option<(HostPage, IndexPage)> {
+        let entry = self.unused.iter().find(|entry| free(self.entries[*entry as usize].pages))?;
         let block = self.entries[entry as usize].block;
         self.remove(&block)
     }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const SECRET: [u8; 32] = [7; 32];
+const SECRET: Secret = Secret([7; 32]);
 
 fn namer(salt: &[u8]) -> Namer {
     Namer::new(&SECRET, &Shape::DEEPSEEK_V3_2, salt)
@@ -14,7 +14,7 @@ fn namer(salt: &[u8]) -> Namer {
 fn chain(namer: &Namer, tokens: &[[u32; 3]]) -> Vec<Block> {
     let mut blocks = Vec::new();
     for tokens in tokens {
-        blocks.push(namer.block(blocks.last(), tokens));
+        blocks.push(namer.block(blocks.last(), None, tokens));
     }
     blocks
 }
@@ -66,17 +66,17 @@ impl List {
         true
     }
 
-    fn evict(&mut self) -> Option<(HostPage, IndexPage)> {
-        let i = self.all.iter().position(|listed| listed.users == 0)?;
+    fn evict(&mut self, kept: u32) -> Option<(HostPage, IndexPage)> {
+        let i = self.all.iter().position(|listed| listed.users == 0 && listed.pages.0.0 != kept)?;
         Some(self.all.remove(i).pages)
     }
 }
 
-/// Few names that crowd: two keys, checks whose places begin at the same two spots.
+/// Few names that collide: their first 128 bits, by which the table finds its place, are one of two.
 fn crowded(i: u8) -> Block {
-    let mut check = [0; 16];
-    (check[0], check[15]) = (if i.is_multiple_of(2) { 0 } else { 0xFF }, i);
-    Block { key: [i % 2; 16], check }
+    let mut name = [if i.is_multiple_of(2) { 0 } else { 0xFF }; 32];
+    name[31] = i;
+    Block(name)
 }
 
 proptest! {
@@ -107,18 +107,26 @@ proptest! {
                     let removed = list.position(&block).map(|i| list.all.remove(i).pages);
                     prop_assert_eq!(index.remove(&block), removed);
                 }
-                _ => prop_assert_eq!(index.evict(), list.evict()),
+                _ => {
+                    let room = |pages: (HostPage, IndexPage)| pages.0.0 != page;
+                    let unused = list.all.iter().filter(|l| l.users == 0 && room(l.pages)).count() as u32;
+                    prop_assert_eq!(index.evictable(u32::MAX, room), unused);
+                    prop_assert_eq!(index.evictable(1, room), unused.min(1));
+                    prop_assert_eq!(index.evict(room), list.evict(page));
+                }
             }
             prop_assert_eq!(index.len() as usize, list.all.len());
+            prop_assert_eq!(index.is_full(), list.all.len() == capacity as usize);
             prop_assert_eq!(index.unused() as usize, list.all.iter().filter(|l| l.users == 0).count());
             let mut all: Vec<_> = index.iter().collect();
-            let mut wanted: Vec<_> = list.all.iter().map(|l| (l.pages, l.users)).collect();
-            all.sort_unstable();
-            wanted.sort_unstable();
+            let mut wanted: Vec<_> = list.all.iter().map(|l| (l.block, l.pages, l.users)).collect();
+            all.sort_unstable_by_key(|(block, ..)| block.0);
+            wanted.sort_unstable_by_key(|(block, ..)| block.0);
             prop_assert_eq!(all, wanted);
             for block in (0..14).map(crowded) {
                 let listed = list.position(&block).map(|i| list.all[i]);
                 prop_assert_eq!(index.users(&block), listed.map(|l| l.users));
+                prop_assert_eq!(index.pages(&block), listed.map(|l| l.pages));
             }
         }
     }
@@ -138,9 +146,9 @@ fn the_same_tokens_behind_the_same_prefix_are_one_block() {
     // The same tokens behind another prefix, or as a name and tokens together, are another block.
     let moved = chain(&namer(b"a"), &[[4, 5, 6], [1, 2, 3]]);
     assert!(moved.iter().all(|block| index.users(block).is_none()));
-    let words = |half: &[u8; 16]| half.as_chunks::<4>().0.iter().map(|w| u32::from_le_bytes(*w)).collect();
-    let name: Vec<u32> = [words(&first[0].key), words(&first[0].check), vec![4, 5, 6]].concat();
-    assert_ne!(namer(b"a").block(None, &name), first[1]);
+    let words = first[0].0.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+    let name: Vec<u32> = words.chain([4, 5, 6]).collect();
+    assert_ne!(namer(b"a").block(None, None, &name), first[1]);
 }
 
 #[test]
@@ -156,36 +164,49 @@ fn another_tenants_salt_secret_or_geometry_never_shares() {
         namer(b"b"),
         namer(b""),
         namer(b"a\0"),
-        Namer::new(&[8; 32], &Shape::DEEPSEEK_V3_2, b"a"),
+        Namer::new(&Secret([8; 32]), &Shape::DEEPSEEK_V3_2, b"a"),
         Namer::new(&SECRET, &shape, b"a"),
     ] {
         let theirs = chain(&other, &tokens);
         assert!(theirs.iter().all(|block| index.users(block).is_none()));
-        // Not even by a key that was overheard.
-        let stolen = other.supplied(own[0].key, None, &tokens[0]);
-        assert_eq!(stolen.key, own[0].key);
-        assert_eq!(index.share(&stolen), Ok(None));
     }
 }
 
 #[test]
-fn a_key_that_collides_finds_only_its_own() {
+fn a_key_of_the_callers_parts_what_it_names_and_all_behind_it() {
     let namer = namer(b"a");
-    let key = [9; 16];
-    let one = namer.supplied(key, None, &[1, 2, 3]);
-    let other = namer.supplied(key, None, &[1, 2, 4]);
-    let deeper = namer.supplied(key, Some(&one), &[1, 2, 3]);
+    let (key, tokens) = ([9; 16], [1, 2, 3]);
+    let plain = namer.block(None, None, &tokens);
+    let keyed = namer.block(None, Some(&key), &tokens);
+    let mut names = vec![plain, keyed, namer.block(None, Some(&[8; 16]), &tokens)];
+    // The same key again: other tokens, another place.
+    names.push(namer.block(None, Some(&key), &[1, 2, 4]));
+    names.push(namer.block(Some(&keyed), Some(&key), &tokens));
+    names.extend([&plain, &keyed].map(|parent| namer.block(Some(parent), None, &tokens)));
+    // What looks like a key, or like a name and a key.
+    let words = |bytes: &[u8]| -> Vec<u32> {
+        bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
+    };
+    names.push(namer.block(None, None, &[words(&key), tokens.to_vec()].concat()));
+    names.push(namer.block(None, Some(&key), &[words(&plain.0[16..]), tokens.to_vec()].concat()));
+    for (i, name) in names.iter().enumerate() {
+        assert!(!names[..i].contains(name), "{i}");
+    }
+    assert_eq!(namer.block(None, Some(&key), &tokens), keyed);
+}
+
+#[test]
+fn names_that_collide_in_the_table_find_only_their_own() {
     let mut index = PrefixIndex::new(8).unwrap();
+    let [one, other] = [2, 4].map(crowded);
+    assert_eq!(one.0[..16], other.0[..16]);
     assert_eq!(index.insert(&one, pages(1)), Ok(Inserted::New));
-    assert_eq!((index.users(&other), index.users(&deeper)), (None, None));
+    assert_eq!((index.users(&other), index.share(&other)), (None, Ok(None)));
     assert_eq!(index.insert(&other, pages(2)), Ok(Inserted::New));
     assert_eq!((index.share(&one), index.share(&other)), (Ok(Some(pages(1))), Ok(Some(pages(2)))));
-    let again = namer.supplied(key, None, &[1, 2, 3]);
-    assert_eq!(index.insert(&again, pages(3)), Ok(Inserted::Twin));
-    assert_eq!(index.insert(&again, pages(1)), Ok(Inserted::Known));
-    // Another key before it is another prefix.
-    let child = |parent| namer.block(Some(parent), &[7, 8, 9]);
-    assert_ne!(child(&one), child(&namer.block(None, &[1, 2, 3])));
+    assert_eq!(index.insert(&one, pages(3)), Ok(Inserted::Twin));
+    assert_eq!(index.insert(&one, pages(1)), Ok(Inserted::Known));
+    assert_eq!(index.users(&one), Some(3));
 }
 
 #[test]
@@ -199,7 +220,7 @@ fn nothing_is_allocated_after_construction() {
     for round in 0..50 {
         for block in [crowded(round % 14), crowded((round + 3) % 14)] {
             if index.len() == 5 {
-                index.evict().unwrap();
+                index.evict(|_| true).unwrap();
             }
             index.insert(&block, pages(0)).unwrap();
             index.release(&block).unwrap();
@@ -216,11 +237,11 @@ fn what_is_released_last_outlives_what_was_released_first() {
     for (i, block) in (0..).zip(&blocks) {
         index.insert(block, pages(i)).unwrap();
     }
-    assert_eq!(index.evict(), None, "all are in use");
+    assert_eq!(index.evict(|_| true), None, "all are in use");
     for block in blocks.iter().rev() {
         index.release(block).unwrap();
     }
     assert_eq!(index.release(&blocks[0]).unwrap_err().kind(), Kind::Internal);
-    assert_eq!([2, 1, 0].map(|_| index.evict()), [2, 1, 0].map(|page| Some(pages(page))));
+    assert_eq!([2, 1, 0].map(|_| index.evict(|_| true)), [2, 1, 0].map(|page| Some(pages(page))));
     assert!(PrefixIndex::new(CAPACITY_MAX + 1).is_err());
 }

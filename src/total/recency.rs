@@ -92,6 +92,12 @@ impl Recency {
         Some(self.links[self.head as usize].newer).filter(|oldest| *oldest != self.head)
     }
 
+    /// All of them, the one used longest ago first.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        let newer = |number: &u32| Some(self.links[*number as usize].newer).filter(|next| *next != self.head);
+        std::iter::successors(self.oldest(), newer)
+    }
+
     /// Takes out the one used longest ago.
     #[inline]
     pub fn pop_oldest(&mut self) -> Option<u32> {
@@ -132,6 +138,7 @@ mod tests {
                 }
                 prop_assert_eq!(order.len() as usize, list.len());
                 prop_assert_eq!(order.oldest(), list.first().copied());
+                prop_assert_eq!(&order.iter().collect::<Vec<_>>(), &list);
             }
         }
     }

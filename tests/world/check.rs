@@ -90,7 +90,8 @@ impl World {
                 continue;
             }
             if s.state != State::Filling && s.in_flight == 0 {
-                let length = Length { committed: s.length(), landed: s.landed.len() as u32 };
+                let sealed = s.names.len() as u32 * self.geometry.page_tokens();
+                let length = Length { committed: s.length(), landed: s.landed.len() as u32, sealed };
                 assert_eq!(self.cache.length(s.handle).unwrap(), length);
                 assert_eq!(self.cache.is_running(s.handle).unwrap(), s.state == State::Running);
                 self.log.push(self.cache.digest(s.handle).unwrap());

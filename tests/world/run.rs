@@ -537,7 +537,7 @@ impl World {
         let result = self.cache.roll_back(handle, to, self.engine.host);
         let Some(ticket) = self.expect(before, result, expected) else { return };
         self.ended(&ticket);
-        self.cut_names(seq, first);
+        self.cut_names(seq, first, &shared);
         let fresh = self.pages.take(shared.len() as u32);
         for (place, fresh) in shared.into_iter().zip(fresh) {
             let old = std::mem::replace(&mut self.seqs[seq].pages[place], fresh);
@@ -611,8 +611,14 @@ impl World {
         assert_eq!(self.cache.close(handle, host).unwrap_err().kind(), Kind::Closed);
         assert_eq!(self.cache.length(handle).unwrap_err().kind(), Kind::Closed);
         self.note(if self.seqs[seq].in_flight > 0 { "close in flight" } else { "close idle" });
-        self.seqs[seq].state = State::Closing;
+        let filling = std::mem::replace(&mut self.seqs[seq].state, State::Closing) == State::Filling;
         self.leave(seq);
+        if filling {
+            // Its pages come back when the engine's prefill has passed.
+            self.engine.settle();
+            (0..self.seqs.len()).for_each(|seq| self.release_held(seq));
+            assert_eq!(self.cache.reap(host).unwrap(), self.closing());
+        }
     }
 
     /// What a closed sequence holds comes back once nothing names it.

@@ -2,26 +2,27 @@
 //! resident and those that it used.
 //!
 //! **What it is the optimum of.** Every policy starts empty, and after a request holds at most `capacity` of
-//! the blocks that it held before or that the request used. Over all of them this one has the most references that
-//! find their block resident, counted over *all* requests, each block alike: the usual exchange. Where ids name
+//! the blocks that it held before or that the request used. Over all of them this one finds the most blocks
+//! resident, counted over *all* requests, each block alike: the usual exchange. Where ids name
 //! prefixes (Mooncake, sessions), a block is only asked for behind its prefix, so a prefix is never farther than
 //! its continuations; ties go against the block used longest ago, which of two of one prompt is the later. So what
-//! is resident is whole prefixes, every resident reference counts under the prefix rule, and the optimum of
-//! single references is that of the prefix rule as well. Tested against a search over all choices.
+//! is resident is whole prefixes, every resident block counts under the prefix rule, and the optimum of
+//! single blocks is that of the prefix rule as well. Tested against a search over all choices.
 //!
 //! **What it is not the optimum of.** Of tokens, where the last blocks of prompts are partial. Of the measured
 //! requests alone, when some are skipped: they profit from what is best for all. Of the prefix rule where ids name
 //! pieces (RAGPulse): a resident piece behind a missing one counts for nothing there.
 //!
-//! **How.** A block that is resident and wanted waits in the queue of its next request; the queue of the
-//! farthest request gives up its first. The others wait in no queue and leave before all.
+//! **How.** A resident block waits in the queue of its next request; the queue of the farthest request gives up
+//! its first. Blocks that nobody asks for again have a queue of their own, which gives up before all.
 
 use std::collections::BinaryHeap;
 
 use forebay::Result;
 use forebay::trace::requests::RequestTrace;
 
-use super::{Cache, room, table};
+use super::Cache;
+use crate::room;
 
 /// No request, or no block.
 const NONE: u32 = u32::MAX;
@@ -54,8 +55,8 @@ pub struct Belady {
 
 /// By reference: the next request that has its block.
 fn next_requests(trace: &RequestTrace) -> Result<Vec<u32>> {
-    let mut next = table(trace.references().len(), NONE)?;
-    let mut soonest = table(trace.distinct() as usize, NONE)?;
+    let mut next = room::filled(trace.references().len(), NONE)?;
+    let mut soonest = room::filled(trace.distinct() as usize, NONE)?;
     let mut end = next.len();
     for i in (0..trace.requests()).rev() {
         let blocks = trace.blocks(i);
@@ -77,10 +78,10 @@ impl Belady {
             next: next_requests(trace)?,
             served: 0,
             references: 0,
-            resident: table(blocks, false)?,
-            behind: table(blocks, NONE)?,
-            queues: table(trace.requests() + 1, EMPTY)?,
-            farthest: BinaryHeap::from(room(trace.requests())?),
+            resident: room::filled(blocks, false)?,
+            behind: room::filled(blocks, NONE)?,
+            queues: room::filled(trace.requests() + 1, EMPTY)?,
+            farthest: BinaryHeap::from(room::vector(trace.requests())?),
             len: 0,
         })
     }

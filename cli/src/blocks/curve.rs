@@ -13,7 +13,8 @@ use forebay::Result;
 use forebay::residency::LruStack;
 use forebay::trace::requests::RequestTrace;
 
-use super::{Outcome, table};
+use super::Outcome;
+use crate::room;
 
 /// What capacities have, and while counting: by how much more a depth has than the one above it.
 #[derive(Clone, Copy, Default)]
@@ -108,11 +109,11 @@ impl Counts {
         let blocks = trace.distinct() as usize;
         let repeats = trace.block_tokens().is_none();
         Ok(Counts {
-            found: table(blocks + 2, Sums::default())?,
+            found: room::filled(blocks + 2, Sums::default())?,
             measured: Outcome::default(),
             used: 0,
             depths: Vec::new(),
-            last: if repeats { table(blocks, 0)? } else { Vec::new() },
+            last: if repeats { room::filled(blocks, 0)? } else { Vec::new() },
         })
     }
 

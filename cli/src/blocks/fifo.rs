@@ -8,7 +8,8 @@
 use forebay::Result;
 use forebay::trace::requests::RequestTrace;
 
-use super::{Cache, room, table};
+use super::Cache;
+use crate::room;
 
 pub struct Fifo {
     /// Resident blocks by entry, a ring once it is full.
@@ -22,8 +23,8 @@ pub struct Fifo {
 impl Fifo {
     pub fn new(trace: &RequestTrace, capacity: u32) -> Result<Fifo> {
         let capacity = capacity as usize;
-        let resident = table(trace.distinct() as usize, false)?;
-        Ok(Fifo { queue: room(capacity)?, oldest: 0, capacity, resident })
+        let resident = room::filled(trace.distinct() as usize, false)?;
+        Ok(Fifo { queue: room::vector(capacity)?, oldest: 0, capacity, resident })
     }
 
     /// Lets the block in; whether another went.

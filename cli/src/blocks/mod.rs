@@ -19,8 +19,8 @@ mod fifo;
 mod lru;
 mod s3fifo;
 
+use forebay::Result;
 use forebay::trace::requests::RequestTrace;
-use forebay::{Error, Kind, Result};
 
 pub use curve::{BlockCurve, curve};
 
@@ -82,7 +82,7 @@ trait Cache {
 /// Calls `progress` after every request.
 ///
 /// # Errors
-/// [`Kind::OutOfMemory`].
+/// [`forebay::Kind::OutOfMemory`].
 pub fn replay(
     trace: &RequestTrace,
     policy: Policy,
@@ -117,21 +117,4 @@ fn count(trace: &RequestTrace, mut cache: impl Cache, skip: usize, progress: imp
         progress();
     }
     outcome
-}
-
-/// An empty list with room for `count` items.
-fn room<T>(count: usize) -> Result<Vec<T>> {
-    let mut items = Vec::new();
-    items.try_reserve_exact(count).map_err(|_| {
-        let bytes = (size_of::<T>() * count) as u64;
-        Error::new(Kind::OutOfMemory, "replay").at("tables of the blocks").with("bytes", bytes)
-    })?;
-    Ok(items)
-}
-
-/// `count` items of `value`.
-fn table<T: Clone>(count: usize, value: T) -> Result<Vec<T>> {
-    let mut items = room(count)?;
-    items.resize(count, value);
-    Ok(items)
 }

@@ -5,8 +5,8 @@
 use forebay::Result;
 use forebay::trace::requests::RequestTrace;
 
-use super::{Cache, table};
-use crate::queues::{Known, Queues};
+use super::Cache;
+use crate::queues::Queues;
 
 pub struct S3Fifo {
     queues: Queues,
@@ -16,8 +16,7 @@ pub struct S3Fifo {
 impl S3Fifo {
     pub fn new(trace: &RequestTrace, capacity: u32) -> Result<S3Fifo> {
         let capacity = capacity as usize;
-        let known = table(trace.distinct() as usize, Known::NOTHING)?;
-        Ok(S3Fifo { queues: Queues::new(capacity, known)?, capacity })
+        Ok(S3Fifo { queues: Queues::new(capacity, trace.distinct() as usize)?, capacity })
     }
 }
 

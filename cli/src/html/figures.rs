@@ -164,8 +164,12 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
     let low = at_sizes.clone().filter(|s| u64::from(s.slots) < least && *s != setting);
     let mut jobs = vec![Job::Curve, Job::Similar, Job::Pools(setting), Job::Pools(cold)];
     jobs.extend(low.map(Job::Pools));
-    let studied: Vec<(Policy, Setting)> =
-        STUDIED.iter().flat_map(|policy| at_sizes.clone().map(|setting| (*policy, setting))).collect();
+    let studied: Vec<policy::Job<'_>> = STUDIED
+        .iter()
+        .flat_map(|policy| {
+            at_sizes.clone().map(|setting| policy::Job { policy: *policy, setting, slots: None })
+        })
+        .collect();
 
     let layers = u64::from(header.layers);
     let unit = u64::from(setting.steps) * layers;

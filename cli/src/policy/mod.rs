@@ -23,7 +23,6 @@ pub mod belady;
 pub mod decay;
 pub mod fifo;
 pub mod ranked;
-pub mod room;
 pub mod s3fifo;
 pub mod steps;
 
@@ -31,6 +30,7 @@ use forebay::Result;
 use forebay::trace::SelectionTrace;
 
 use crate::pools::{Outcome, Setting};
+use crate::room;
 use crate::threads;
 use belady::Belady;
 use decay::{Decay, Memory};
@@ -147,27 +147,49 @@ pub fn run_watched(
     (hits, misses)
 }
 
-/// Replays the trace under every policy and setting of `jobs`, which agree on `mtp` and may differ in slots,
-/// warm-up and steps; layers on all cores. Calls `progress` with the steps of each job and layer.
+/// One replay under one policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// Who leaves a full pool.
+    pub policy: Policy,
+    /// What is replayed.
+    pub setting: Setting,
+    /// Slots by layer; the setting's in every layer where there are none.
+    pub slots: Option<&'a [u32]>,
+}
+
+impl Job<'_> {
+    /// An empty pool of a layer, for positions below `positions`.
+    ///
+    /// # Errors
+    /// [`forebay::Kind::OutOfMemory`].
+    pub fn pool(&self, layer: usize, positions: u32) -> Result<Box<dyn Pool>> {
+        let divided = self.slots.and_then(|slots| slots.get(layer));
+        self.policy.pool(divided.copied().unwrap_or(self.setting.slots), positions)
+    }
+}
+
+/// Replays the trace under every job, which agree on `mtp` and may differ in slots, warm-up and steps; layers on
+/// all cores. Calls `progress` with the steps of each job and layer.
 ///
 /// # Errors
 /// [`forebay::Kind::OutOfMemory`].
 pub fn replay(
     trace: &SelectionTrace,
-    jobs: &[(Policy, Setting)],
+    jobs: &[Job<'_>],
     progress: impl Fn(u64) + Sync,
 ) -> Result<Vec<Outcome>> {
     let empty = |setting: &Setting| Outcome { layers: Vec::new(), steps: vec![0; setting.steps as usize] };
-    let mut outcomes: Vec<Outcome> = jobs.iter().map(|(_, setting)| empty(setting)).collect();
-    let Some(mtp) = jobs.first().map(|(_, setting)| setting.mtp) else { return Ok(outcomes) };
-    let warm = jobs.iter().map(|(_, s)| s.warmup).max().unwrap_or(0);
-    let groups = jobs.iter().map(|(_, s)| s.steps).max().unwrap_or(0);
+    let mut outcomes: Vec<Outcome> = jobs.iter().map(|job| empty(&job.setting)).collect();
+    let Some(mtp) = jobs.first().map(|job| job.setting.mtp) else { return Ok(outcomes) };
+    let warm = jobs.iter().map(|job| job.setting.warmup).max().unwrap_or(0);
+    let groups = jobs.iter().map(|job| job.setting.steps).max().unwrap_or(0);
     let layers = threads::each(trace.header().layers as usize, |layer| {
         let steps = Steps::new(trace, layer as u32, warm, mtp, groups)?;
-        let run = |(policy, setting): &(Policy, Setting)| {
-            let mut pool = policy.pool(setting.slots, steps.positions())?;
-            let found = run(&steps, *setting, pool.as_mut());
-            progress(u64::from(setting.steps));
+        let run = |job: &Job<'_>| {
+            let mut pool = job.pool(layer, steps.positions())?;
+            let found = run(&steps, job.setting, pool.as_mut());
+            progress(u64::from(job.setting.steps));
             Ok(found)
         };
         jobs.iter().map(run).collect::<Result<Vec<_>>>()

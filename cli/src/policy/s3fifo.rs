@@ -6,7 +6,7 @@
 use forebay::Result;
 
 use super::{Pool, Selected, room};
-use crate::queues::{Known, Queues};
+use crate::queues::Queues;
 
 /// A pool under S3-FIFO.
 pub struct S3Fifo {
@@ -23,9 +23,12 @@ impl S3Fifo {
     /// # Errors
     /// [`forebay::Kind::OutOfMemory`].
     pub fn new(slots: usize, positions: usize) -> Result<S3Fifo> {
-        let queues = Queues::new(slots, room::filled(positions, Known::NOTHING)?)?;
-        let (selected, missed) = (room::filled(positions, 0)?, room::vector(positions)?);
-        Ok(S3Fifo { slots, queues, selected, missed })
+        Ok(S3Fifo {
+            slots,
+            queues: Queues::new(slots, positions)?,
+            selected: room::filled(positions, 0)?,
+            missed: room::vector(positions)?,
+        })
     }
 
     /// How many rows are too many with `more`.

@@ -138,8 +138,8 @@ impl Recording {
     fn check(&self) -> Result<()> {
         let bad = |place| Err(Error::new(Kind::BadFormat, "read trace").at(place));
         self.header(1).check(u64::MAX)?;
-        if self.decode_start < self.first_position {
-            return bad("header: decode_start lies before first_position");
+        if self.decode_start < self.first_position || self.decode_start > self.end() {
+            return bad("header: decode_start lies before first_position, or behind the context");
         }
         if self.shares.is_empty() {
             return Ok(());

@@ -139,9 +139,9 @@ pub(in crate::trace) fn packed<R: BufRead>(
         let damage = match frame(&mut part, &mut unpacked, &mut groups) {
             Ok(Piece::Group) => continue,
             Ok(Piece::End) => {
-                return match file.fill_buf().map_err(|e| unreadable(&e, unpacked))?.is_empty() {
-                    true => groups.trace(None),
-                    false => Err(malformed("bytes follow the end", unpacked)),
+                return match drain(file, unpacked)? {
+                    (0, _) => groups.trace(None),
+                    _ => Err(malformed("bytes follow the end", unpacked)),
                 };
             }
             Err(e) if e.kind() == Kind::BadFormat => e,
@@ -154,7 +154,7 @@ pub(in crate::trace) fn packed<R: BufRead>(
         let (rest, zeros) = drain(file, unpacked)?;
         return match missing > 0 || zeros {
             true => groups.trace(Some(MARK_BYTES as u64 + u64::from(length) - missing + rest)),
-            false => Err(damage),
+            false => Err(damage.with("whole steps before", steps)),
         };
     }
 }

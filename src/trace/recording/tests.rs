@@ -211,6 +211,35 @@ fn damage_is_an_error_or_left_off_at_the_end() {
 }
 
 #[test]
+fn bursts_of_damage_and_cuts_never_make_a_wrong_set() {
+    let trace = small();
+    let file = recorded(&trace, 3, true);
+    let (mut seed, mut taken, mut whole) = (41, 0, 0);
+    for _ in 0..1500 {
+        let mut damaged = file.clone();
+        let from = next(&mut seed) as usize % file.len();
+        let to = file.len().min(from + 1 + next(&mut seed) as usize % 64);
+        damaged[from..to].iter_mut().for_each(|byte| *byte = next(&mut seed) as u8);
+        if next(&mut seed).is_multiple_of(2) {
+            damaged.truncate(next(&mut seed) as usize % file.len());
+        }
+        if let Ok(read) = SelectionTrace::from_bytes(&damaged) {
+            assert!(begins(&read, &trace), "bytes {from} to {to}: a wrong set");
+            taken += 1;
+            // What stands before the damage and the cut is there.
+            let kept = damaged.len().min(from);
+            whole += u32::from(read.header().unfinished.is_none());
+            let good = borders(&file).into_iter().filter(|border| *border <= kept).count() as u32;
+            assert!(
+                read.header().steps >= (3 * (good - 1)).min(40),
+                "whole groups before byte {kept} are kept"
+            );
+        }
+    }
+    assert!(taken > 150 && whole < 5, "{taken} taken, {whole} of them for whole");
+}
+
+#[test]
 fn damage_before_a_good_group_is_never_a_cut() {
     let file = recorded(&small(), 7, false);
     let borders = borders(&file);
@@ -225,10 +254,43 @@ fn damage_before_a_good_group_is_never_a_cut() {
     for order in [&[1, 3, 4][..], &[1, 1, 2], &[2, 1, 3], &[2, 3]] {
         let e = chain(order).unwrap_err();
         assert!(e.place().contains("counts other steps"), "{e}");
+        assert_eq!(e.number("whole steps before"), Some(if order[0] == 1 { 7 } else { 0 }));
     }
     let mut zeros = file.clone();
     zeros[borders[2]..borders[2] + MARK_BYTES].fill(0);
     assert!(SelectionTrace::from_bytes(&zeros).unwrap_err().place().contains("neither a group"));
+}
+
+#[test]
+fn a_frame_that_is_not_just_its_group_is_damage() {
+    let recording = Recording { layers: 1, k: 2, first_position: 5, decode_start: 6, ..Recording::default() };
+    let json = serde_json::to_vec(&recording).unwrap();
+    let pack = |bytes: &[u8]| zstd::bulk::compress(bytes, 1).unwrap();
+    let start = pack(&[RECORDING.as_bytes(), &(json.len() as u32).to_le_bytes(), &json].concat());
+    let framed = |frame: &[u8]| [&mark(frame.len() as u32), frame].concat();
+    // A step that selects 0 and 3; then what should be a step that changes nothing; then the end.
+    let first = framed(&pack(&[0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 2]));
+    let next = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    let end = framed(&pack(&[2, 0, 0, 0, 0, 0, 0, 0]));
+    let read = |second: &[u8], end: &[u8]| {
+        SelectionTrace::from_bytes(&[&start, &first, second, end].concat())
+            .map(|trace| trace.header().clone())
+    };
+    assert_eq!(read(&framed(&pack(&next)), &end).unwrap().unfinished, None, "the control");
+    for (second, what) in [
+        (framed(&pack(&[&next[..], &[0]].concat())), "bytes follow the steps"),
+        (framed(&[&pack(&next)[..], &[0]].concat()), "shorter than its mark"),
+        (framed(&[&pack(&next)[..], &pack(&next)].concat()), "shorter than its mark"),
+        (framed(&pack(&next[..11])), "truncated"),
+        (framed(&pack(&next)[..9]), "truncated"),
+        (framed(&[]), "truncated"),
+        (framed(&next), "damaged"),
+    ] {
+        let e = read(&second, &end).unwrap_err();
+        assert!(e.place().contains(what), "{what}: {e}");
+        let last = read(&second, &[]).unwrap();
+        assert_eq!((last.steps, last.unfinished), (1, Some(second.len() as u64)), "{what}");
+    }
 }
 
 #[test]
@@ -378,10 +440,11 @@ fn nothing_is_written_over_and_a_failed_beginning_leaves_no_file() {
         assert_eq!(e.kind(), Kind::InvalidConfig);
     }
     type Change = fn(&mut Recording);
-    let cases: [(&str, Change); 7] = [
+    let cases: [(&str, Change); 8] = [
         ("layers", |r| r.layers = 0),
         ("k", |r| r.k = 65536),
         ("decode_start", |r| r.decode_start = 3),
+        ("decode_start", |r| r.decode_start = 45),
         ("context", |r| r.context = Some(4)),
         ("shares and layers", |r| r.shares = vec![0]),
         ("shares", |r| r.shares = vec![0, 2, 2]),
@@ -460,6 +523,13 @@ fn layers_that_share_a_set_are_recorded_once_and_read_each() {
         }
     }
     assert!(SelectionTrace::from_bytes(&read.encode().unwrap()).is_ok());
+}
+
+#[test]
+fn a_writer_crosses_threads() {
+    fn crosses<T: Send + 'static>() {}
+    crosses::<TraceWriter>();
+    crosses::<crate::trace::requests::RequestWriter>();
 }
 
 /// What is held does not depend on how much was recorded.

@@ -298,7 +298,8 @@ impl TraceWriter {
         let group = std::mem::take(&mut self.group);
         let packed = self.compress(&group);
         self.group = group;
-        packed?;
+        // Groups count the steps before them, so none may be left out.
+        packed.map_err(|e| self.file.fail(e))?;
         self.file.append(&[&mark(self.packed.len() as u32), &self.packed])
     }
 

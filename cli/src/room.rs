@@ -1,15 +1,24 @@
 //! Memory that a study takes, or the error that says it is not there.
 
+use std::collections::VecDeque;
+
 use forebay::{Error, Kind, Result};
 
 fn too_much<T>(count: usize) -> Error {
     let bytes = (size_of::<T>() as u64).saturating_mul(count as u64);
-    Error::new(Kind::OutOfMemory, "study policies").at("one layer").with("bytes", bytes)
+    Error::new(Kind::OutOfMemory, "study policies").at("tables").with("bytes", bytes)
 }
 
 /// An empty vector with room for `count`.
 pub fn vector<T>(count: usize) -> Result<Vec<T>> {
     let mut room = Vec::new();
+    room.try_reserve_exact(count).map_err(|_| too_much::<T>(count))?;
+    Ok(room)
+}
+
+/// An empty queue with room for `count`.
+pub fn queue<T>(count: usize) -> Result<VecDeque<T>> {
+    let mut room = VecDeque::new();
     room.try_reserve_exact(count).map_err(|_| too_much::<T>(count))?;
     Ok(room)
 }
