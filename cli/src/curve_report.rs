@@ -189,7 +189,7 @@ pub fn command(arguments: &Arguments, shape: &Shape, row: &RowSize) -> Result<()
     let curved =
         arguments.traces.iter().map(|path| curved(path, shape, arguments)).collect::<Result<Vec<_>>>()?;
     if let Some(path) = &arguments.json {
-        output::write_json(path, &json(&curved)?)?;
+        output::write_file(path, &json(&curved)?)?;
     }
     if arguments.json.as_deref().is_some_and(output::is_stdout) {
         return Ok(());

@@ -31,7 +31,7 @@ pub fn print(text: &[u8]) -> Result<()> {
 ///
 /// # Errors
 /// [`Kind::Io`] names the file.
-pub fn write_json(path: &Path, text: &[u8]) -> Result<()> {
+pub fn write_file(path: &Path, text: &[u8]) -> Result<()> {
     if is_stdout(path) {
         return print(text);
     }

@@ -424,7 +424,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     let replayed =
         arguments.traces.iter().map(|path| replay(path, &shape, arguments)).collect::<Result<Vec<_>>>()?;
     if let Some(path) = &arguments.json {
-        output::write_json(path, &json::text(&replayed, &row)?)?;
+        output::write_file(path, &json::text(&replayed, &row)?)?;
     }
     if arguments.json.as_deref().is_some_and(output::is_stdout) {
         return Ok(());

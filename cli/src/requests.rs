@@ -198,6 +198,11 @@ fn replay(path: &Path, arguments: &RequestArguments, asked: &Asked) -> Result<Re
     let policies = asked.policies()?;
     let trace = RequestTrace::read(path, &arguments.options())?;
     let about = about(path, arguments, &trace)?;
+    if about.distinct == 0 && (!arguments.capacity.is_empty() || asked.curve) {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at(format!("{}: the trace names no blocks, so no capacity matters", path.display()))
+            .hint("leave out --capacity and --curve"));
+    }
     let mut capacities = arguments.capacity.clone();
     if capacities.is_empty() {
         let share = |percent: u64| (u64::from(trace.distinct()) * percent).div_ceil(100).max(1) as u32;
@@ -287,7 +292,7 @@ pub fn command(
     }
     let replayed = traces.iter().map(|path| replay(path, arguments, asked)).collect::<Result<Vec<_>>>()?;
     if let Some(path) = json {
-        output::write_json(path, &request_report::json(&replayed)?)?;
+        output::write_file(path, &request_report::json(&replayed)?)?;
     }
     if json.is_some_and(output::is_stdout) {
         return Ok(());

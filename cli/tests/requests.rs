@@ -142,11 +142,6 @@ fn a_curve_tells_every_capacity() {
     let text = succeeds(&[&path, "--curve"]);
     assert!(text.contains("Beyond 4 blocks nothing is gained"), "{text}");
     assert!(refuses(&[&path, "--curve", "--policy", "fifo"]).contains("--curve counts lru"));
-    let lengths = file(
-        "lengths-alone.csv",
-        b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n",
-    );
-    assert!(succeeds(&[&lengths, "--curve"]).contains("nothing to share"));
 }
 
 #[test]
@@ -154,6 +149,10 @@ fn lengths_alone_are_said_to_share_nothing() {
     let path =
         file("azure.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10");
     assert!(succeeds(&[&path]).contains("nothing to share"));
+    for option in [&["--curve"][..], &["--capacity", "1"]] {
+        let text = refuses(&[&[path.as_str()], option].concat());
+        assert!(text.contains("azure.csv: the trace names no blocks"), "{text}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use forebay::{Error, Kind, Result, Shape};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 use super::chart::Grid;
-use super::similar::{self, Within};
+use super::similarity::{self, Within};
 use crate::curve::{self, Curves};
 use crate::output;
 use crate::policy::{self, Policy};
@@ -179,8 +179,8 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
             Job::Pools(at) => Answer::Pools(at, pools::replay(&trace, shape, at, || bar.inc(layers))?),
             Job::Curve => Answer::Curve(curve::curves(&trace, setting, || bar.inc(unit / layers))?),
             Job::Similar => {
-                let within = similar::within(&trace, &picked, STRETCHES);
-                let between = similar::between(&trace, &picked);
+                let within = similarity::within(&trace, &picked, STRETCHES);
+                let between = similarity::between(&trace, &picked);
                 bar.inc(unit);
                 Answer::Similar(within, between)
             }

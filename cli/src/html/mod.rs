@@ -7,11 +7,11 @@
 mod chart;
 mod figures;
 mod hits;
-mod likeness;
 mod page;
 mod scale;
 mod selection;
-mod similar;
+mod similarity;
+mod similarity_cards;
 mod slots;
 mod svg;
 #[cfg(test)]
@@ -73,7 +73,7 @@ pub fn selections(target: &Path, arguments: &Arguments, shape: &Shape, row: &Row
         sections.push(selection::section(&View { figures: &figures, row, link }));
     }
     let page = page::document(&sections, INTRO, &notes(link));
-    output::write_json(target, page.as_bytes())
+    output::write_file(target, page.as_bytes())
 }
 
 /// `forebay replay --html` of request traces.
@@ -89,7 +89,7 @@ pub fn requests(target: &Path, traces: &[PathBuf], arguments: &RequestArguments)
         sections.push(hits::section(&hits));
     }
     let page = page::document(&sections, REQUESTS, &hits::notes(pieces));
-    output::write_json(target, page.as_bytes())
+    output::write_file(target, page.as_bytes())
 }
 
 /// The definitions at the page's end.

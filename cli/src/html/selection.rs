@@ -7,9 +7,9 @@ use forebay::trace::Header;
 
 use super::chart::{self, Axis, Bar, Line, Plot, WIDTH};
 use super::figures::{Figures, Size};
-use super::likeness;
 use super::page::{Card, Section, Table, Tile};
 use super::scale::{Scale, Spread};
+use super::similarity_cards;
 use super::slots;
 use super::svg::{Anchor, Svg};
 use crate::json::miss_ratio;
@@ -95,8 +95,8 @@ pub fn section(view: &View<'_>) -> Section {
     let title = if header.label.is_empty() { &view.figures.path } else { &header.label };
     let mut cards = vec![by_size(view), by_policy(view), by_layer(view), by_step(view), moved(view)];
     cards.extend(slots::divided(view.figures));
-    cards.push(likeness::within(view.figures));
-    cards.extend(likeness::between(view.figures));
+    cards.push(similarity_cards::within(view.figures));
+    cards.extend(similarity_cards::between(view.figures));
     Section {
         title: title.clone(),
         warning: warning(header, view.row),
@@ -225,9 +225,9 @@ fn policy_or_working_set(view: &View<'_>) -> String {
     }
     let of = share(optimum as f64, lru as f64);
     let reached = match lru_reaches(&view.figures.lru, optimum) {
-        Some(r) if r > view.figures.ratio => format!("LRU misses as little from ratio {} on.", ratio(r)),
+        Some(r) if r > view.figures.ratio => format!("LRU needs ratio {} to miss as little.", ratio(r)),
         Some(_) => "There is nothing for another rule to gain.".to_owned(),
-        None => "LRU misses as little at no size up to the whole context.".to_owned(),
+        None => "No size makes LRU miss as little.".to_owned(),
     };
     format!(
         "At {}, LRU misses {} rows a step and layer, the optimum {}: {} of the misses are the working set's, {} the \

@@ -8,7 +8,7 @@ use super::figures::{Divided, Figures, Size};
 use super::hits::{self, Hits};
 use super::page::{self, Section};
 use super::selection::{self, View};
-use super::similar::{self, Within};
+use super::similarity::{self, Within};
 use crate::blocks::{self, Outcome};
 use crate::policy::Policy;
 use crate::pools::Setting;
@@ -232,14 +232,14 @@ fn small() -> SelectionTrace {
 }
 
 #[test]
-fn likeness_is_counted_position_by_position() {
+fn similarity_is_counted_position_by_position() {
     let trace = small();
     // Layer 0: {0,1} {1,2} {3,4} {3,4}; layer 1: {0,2} {0,2} {3,4} {0,1}.
-    let within = similar::within(&trace, &[0, 1], 3);
+    let within = similarity::within(&trace, &[0, 1], 3);
     assert_eq!(within.grid, Grid { columns: 3, values: vec![0.5, 0.0, 1.0, 1.0, 0.0, 0.0] });
     assert_eq!(within.means, [0.5, 1.0 / 3.0]);
-    assert_eq!(similar::within(&trace, &[1], 1).grid.values, [1.0 / 3.0]);
-    let between = similar::between(&trace, &[0, 1]);
+    assert_eq!(similarity::within(&trace, &[1], 1).grid.values, [1.0 / 3.0]);
+    let between = similarity::between(&trace, &[0, 1]);
     assert_eq!(between.values[1..3], [0.5, 0.5]);
     assert!(between.values[0].is_nan() && between.values[3].is_nan());
 }

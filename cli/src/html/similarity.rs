@@ -6,7 +6,7 @@ use forebay::trace::SelectionTrace;
 
 use super::chart::Grid;
 
-/// Positions that are looked at for likeness between layers, at most: evenly spread over the decode steps.
+/// Positions that are looked at for similarity between layers, at most: evenly spread over the decode steps.
 const SAMPLES: u32 = 512;
 
 /// A layer against itself one position before.

@@ -74,7 +74,7 @@ pub fn within(figures: &Figures) -> Card {
     let (from, to) = ends(grid.range());
     let height = 26.0 + chart::rows_height(ids.len()) + 38.0;
     let plot = Plot::new(height, 52.0);
-    let name = "Likeness within a layer, over time".to_owned();
+    let name = "Similarity within a layer, over time".to_owned();
     let mut svg = Svg::new(WIDTH, height, &name, &sentence);
     let round = Scale::from_zero(f64::from(steps), 4, 0.0, 1.0).ticks;
     let x = Scale::exact(Spread::Even, 0.0, f64::from(steps), &round, plot.left, plot.right);
@@ -122,7 +122,7 @@ pub fn between(figures: &Figures) -> Option<Card> {
         format!("{apart} have {} of their selections in common.", percent(mean(neighbours.iter().copied())));
     if count > 2 {
         sentence += &format!(
-            " The most alike are {} and {} ({}), the least {} and {} ({}).",
+            " The most similar are {} and {} ({}), the least {} and {} ({}).",
             id(most.0),
             id(most.1),
             percent(cell(most.0, most.1)),
@@ -134,7 +134,7 @@ pub fn between(figures: &Figures) -> Option<Card> {
     let side = chart::square(count);
     let plot = Plot { left: 42.0, right: 42.0 + side, top: 26.0, bottom: 26.0 + side };
     let height = plot.bottom + 38.0;
-    let name = "Likeness between layers".to_owned();
+    let name = "Similarity between layers".to_owned();
     let mut svg = Svg::new(WIDTH, height, &name, &sentence);
     svg.text("axis", Anchor::Start, (0.0, 12.0), "layer");
     chart::heat(&mut svg, &plot, grid, from, to);
