@@ -143,7 +143,7 @@ fn subsets(of: u32) -> impl Iterator<Item = u32> {
 
 /// Steps of at most three rows, pools of at least `least_slots`.
 fn small(least_slots: u32) -> impl Strategy<Value = Small> {
-    (2..5_u32, 0..3_u32, 1..3_u32, 1..4_usize).prop_flat_map(move |(prompt, warm, mtp, groups)| {
+    (2..7_u32, 0..5_u32, 1..3_u32, 1..4_usize).prop_flat_map(move |(prompt, warm, mtp, groups)| {
         let steps: Vec<_> = (0..warm as usize + groups)
             .map(|step| {
                 let group = step.saturating_sub(warm as usize) as u32;

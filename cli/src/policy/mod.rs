@@ -101,7 +101,8 @@ pub const NEVER: u32 = u32::MAX;
 pub struct Selected {
     /// Its position.
     pub position: u32,
-    /// The next step, counted from the first warm-up step, that selects it; [`NEVER`] if none does.
+    /// The next step, counted from the first warm-up step, that selects it; [`NEVER`] if none does, or a warm-up
+    /// step does first, whose misses are not counted.
     pub next: u32,
 }
 

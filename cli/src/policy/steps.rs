@@ -63,6 +63,10 @@ impl Steps {
         for (step, bound) in bounds.windows(2).enumerate().rev() {
             for row in &mut rows[bound[0]..bound[1]] {
                 row.next = std::mem::replace(&mut next[row.position as usize], step as u32);
+                // What the warm-up selects once more comes back at no cost, so nothing wants it before.
+                if row.next < warm {
+                    row.next = NEVER;
+                }
             }
         }
         let born = (prompt..positions)
