@@ -15,7 +15,7 @@ use forebay::Result;
 use forebay::trace::SelectionTrace;
 
 use crate::policy::steps::Steps;
-use crate::policy::{Job, Pool, Selected, run_watched};
+use crate::policy::{self, Job, Pool, Selected, run_watched};
 use crate::threads;
 
 /// What a prefetch brought to one layer, over all decode steps.
@@ -53,7 +53,8 @@ pub fn inter_layer(
 ) -> Result<Vec<Vec<Prefetched>>> {
     let Some(Job { setting, .. }) = jobs.first() else { return Ok(Vec::new()) };
     let steps = |layer| Steps::new(trace, layer, setting.warmup, setting.mtp, setting.steps);
-    let layers = threads::each(trace.header().layers as usize, |layer| {
+    let bytes = policy::BYTES * policy::positions(trace, setting.steps * setting.mtp);
+    let layers = threads::each(trace.header().layers as usize, bytes, |layer| {
         let Some(neighbour) = layer.checked_sub(1) else {
             jobs.iter().for_each(|job| progress(u64::from(job.setting.steps)));
             return Ok(vec![Prefetched::default(); jobs.len()]);

@@ -303,8 +303,8 @@ pub fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> R
     let mut all = Vec::with_capacity(ratios.len());
     for ratio in ratios {
         let slots = (ratio * context + 0.5).floor() as u32;
-        let unasked = arguments.curve && arguments.ratio.is_empty() && *ratio < 1.0;
-        if slots == 0 && unasked {
+        let last = ratios.last() == Some(ratio) && all.is_empty();
+        if slots == 0 && arguments.ratio.is_empty() && !last {
             continue;
         }
         if slots == 0 {

@@ -116,7 +116,10 @@ impl Study {
 fn produce(trace: &SelectionTrace, shape: &Shape, jobs: &[Job], bar: &ProgressBar) -> Result<Vec<Outcomes>> {
     let jobs: Vec<&Job> = jobs.iter().filter(|job| job.policy == Policy::Lru).collect();
     let layers = u64::from(trace.header().layers);
-    threads::each(jobs.len(), |index| {
+    let Some(setting) = jobs.first().map(|job| job.setting) else { return Ok(Vec::new()) };
+    // Five bytes for each position and layer: where its row is, and the page tables.
+    let bytes = 5 * layers * policy::positions(trace, setting.steps * setting.mtp);
+    threads::each(jobs.len(), bytes, |index| {
         let Job { setting, divided, .. } = jobs[index];
         let run = |setting: Setting| match divided {
             None => pools::replay(trace, shape, setting, || bar.inc(layers)),

@@ -6,14 +6,18 @@ use std::thread;
 
 use forebay::Result;
 
-/// The most threads: each holds what its piece of work needs, and memory is to stay bounded.
+/// The most threads.
 const MOST: usize = 8;
 
-/// The results of `work` for every index below `count`, by index, whichever thread had it.
+/// The most bytes that all pieces of work at a time hold together, where one of them alone holds less.
+const BYTES: u64 = 320 << 20;
+
+/// The results of `work` for every index below `count`, by index, whichever thread had it. A piece of work holds
+/// about `bytes`: large ones are done by fewer threads, so that memory stays bounded.
 ///
 /// # Errors
 /// The one of the lowest index among those that failed; what had not begun by then is left out.
-pub fn each<T: Send>(count: usize, work: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
+pub fn each<T: Send>(count: usize, bytes: u64, work: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
     let next = AtomicUsize::new(0);
     let worker = || {
         let mut done = Vec::new();
@@ -29,7 +33,7 @@ pub fn each<T: Send>(count: usize, work: impl Fn(usize) -> Result<T> + Sync) -> 
             done.push((index, result));
         }
     };
-    let cores = thread::available_parallelism().map_or(1, usize::from).min(count).min(MOST);
+    let cores = thread::available_parallelism().map_or(1, usize::from).min(count).min(threads(bytes));
     let mut done = thread::scope(|scope| {
         // A thread that the system refuses is done without: this one works as well.
         let helpers: Vec<_> =
@@ -44,6 +48,11 @@ pub fn each<T: Send>(count: usize, work: impl Fn(usize) -> Result<T> + Sync) -> 
     done.into_iter().map(|(_, result)| result).collect()
 }
 
+/// How many may work at a time that hold `bytes` each.
+fn threads(bytes: u64) -> usize {
+    (BYTES / bytes.max(1)).clamp(1, MOST as u64) as usize
+}
+
 #[cfg(test)]
 mod tests {
     use forebay::{Error, Kind};
@@ -52,15 +61,29 @@ mod tests {
 
     #[test]
     fn results_stand_by_index_and_an_error_ends_the_work() {
-        assert_eq!(each(1000, |index| Ok(index * index)).unwrap()[999], 999 * 999);
-        assert!(each(0, Ok).unwrap().is_empty());
+        assert_eq!(each(1000, 0, |index| Ok(index * index)).unwrap()[999], 999 * 999);
+        assert!(each(0, 0, Ok).unwrap().is_empty());
         let begun = AtomicUsize::new(0);
-        let result = each(1_000_000, |index| {
+        let result = each(1_000_000, 0, |index| {
             begun.fetch_add(1, Ordering::Relaxed);
             if index >= 7 { Err(Error::new(Kind::OutOfMemory, "work")) } else { Ok(()) }
         });
         assert_eq!(result.unwrap_err().kind(), Kind::OutOfMemory);
         // No thread begins anything after its own error.
         assert!(begun.into_inner() <= 7 + MOST);
+    }
+
+    #[test]
+    fn large_pieces_are_done_by_few() {
+        assert_eq!([0, BYTES / 8, BYTES / 3, BYTES, u64::MAX].map(threads), [8, 8, 3, 1, 1]);
+        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let work = |_| {
+            most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            thread::yield_now();
+            now.fetch_sub(1, Ordering::SeqCst);
+            Ok(())
+        };
+        each(200, BYTES, work).unwrap();
+        assert_eq!(most.into_inner(), 1);
     }
 }

@@ -317,6 +317,10 @@ fn values_without_sense_are_named_with_the_allowed_range() {
         assert!(e.contains("above 0 and at most 1") || e.contains("0 < R <= 1"), "{e}");
     }
     assert!(replay(&["--ratio", "0.00001"]).contains("leaves no slot"));
+    // Ratios that nobody named are passed over where they leave none.
+    let small = tiny("values_without_sense");
+    assert_eq!(entries(&["replay", text(&small)]).len(), 2, "0.1 of four tokens is no slot");
+    assert!(refuses(&["replay", text(&small), "--ratio", "0.1"]).contains("leaves no slot"));
     for (name, least, values) in [
         ("--slots", "1", ["0", "-3", "abc", "4294967296"]),
         ("--mtp", "1", ["0", "-1", "1.5", "4294967296"]),

@@ -174,7 +174,9 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
     let layers = u64::from(header.layers);
     let unit = u64::from(setting.steps) * layers;
     let bar = progress(path, unit * (jobs.len() + studied.len()) as u64);
-    let answers = threads::each(jobs.len(), |index| {
+    // A pool, or the depths of a layer.
+    let bytes = (5 * layers).max(48) * policy::positions(&trace, setting.steps * setting.mtp);
+    let answers = threads::each(jobs.len(), bytes, |index| {
         Ok(match jobs[index] {
             Job::Pools(at) => Answer::Pools(at, pools::replay(&trace, shape, at, || bar.inc(layers))?),
             Job::Curve => Answer::Curve(curve::curves(&trace, setting, || bar.inc(unit / layers))?),

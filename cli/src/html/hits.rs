@@ -63,7 +63,7 @@ pub fn gather(path: &Path, arguments: &RequestArguments) -> Result<Hits> {
     let jobs: Vec<(Policy, u32)> =
         studied.iter().flat_map(|policy| capacities.iter().map(|capacity| (*policy, *capacity))).collect();
     let bar = progress(path, trace.requests() as u64 * jobs.len() as u64);
-    let outcomes = threads::each(jobs.len(), |index| {
+    let outcomes = threads::each(jobs.len(), 4 * trace.references().len() as u64, |index| {
         let (policy, capacity) = jobs[index];
         blocks::replay(&trace, policy, capacity, about.skipped, || bar.inc(1))
     })?;

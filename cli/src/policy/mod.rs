@@ -170,6 +170,14 @@ impl Job<'_> {
     }
 }
 
+/// Bytes that a layer's steps and one pool hold for each position, at most.
+pub const BYTES: u64 = 40;
+
+/// Positions that a sequence reaches in `rows` decode rows.
+pub fn positions(trace: &SelectionTrace, rows: u32) -> u64 {
+    u64::from(trace.header().decode_start) + u64::from(rows)
+}
+
 /// Replays the trace under every job, which agree on `mtp` and may differ in slots, warm-up and steps; layers on
 /// all cores. Calls `progress` with the steps of each job and layer.
 ///
@@ -185,16 +193,17 @@ pub fn replay(
     let Some(mtp) = jobs.first().map(|job| job.setting.mtp) else { return Ok(outcomes) };
     let warm = jobs.iter().map(|job| job.setting.warmup).max().unwrap_or(0);
     let groups = jobs.iter().map(|job| job.setting.steps).max().unwrap_or(0);
-    let layers = threads::each(trace.header().layers as usize, |layer| {
-        let steps = Steps::new(trace, layer as u32, warm, mtp, groups)?;
-        let run = |job: &Job<'_>| {
-            let mut pool = job.pool(layer, steps.positions())?;
-            let found = run(&steps, job.setting, pool.as_mut());
-            progress(u64::from(job.setting.steps));
-            Ok(found)
-        };
-        jobs.iter().map(run).collect::<Result<Vec<_>>>()
-    })?;
+    let layers =
+        threads::each(trace.header().layers as usize, BYTES * positions(trace, groups * mtp), |layer| {
+            let steps = Steps::new(trace, layer as u32, warm, mtp, groups)?;
+            let run = |job: &Job<'_>| {
+                let mut pool = job.pool(layer, steps.positions())?;
+                let found = run(&steps, job.setting, pool.as_mut());
+                progress(u64::from(job.setting.steps));
+                Ok(found)
+            };
+            jobs.iter().map(run).collect::<Result<Vec<_>>>()
+        })?;
     for layer in layers {
         for ((hits, misses), outcome) in layer.into_iter().zip(&mut outcomes) {
             outcome.layers.push((hits, misses.iter().sum()));
