@@ -6,8 +6,9 @@
 //! before the next one is any subset of P and the rows born, again of at most `slots`. So a born row is kept only
 //! when it is wanted before what it would replace, and a row that was fetched for the last time leaves
 //! with the next births. Misses of warm-up steps are not counted: a row that the warm-up selects once more may go
-//! at once, and the others are kept by the decode step that selects them next. The rows that are kept in each choice are those selected soonest; that no other
-//! choice does better is the usual exchange, and is tested against a search over all choices.
+//! at once, and the others are kept by the decode step that selects them next. The rows that are kept in each
+//! choice are those selected soonest; that no other choice does better is the usual exchange, and is tested
+//! against a search over all choices.
 //!
 //! Where a step's rows alone exceed the slots, P is any part of U of that size: unlike the other policies, the
 //! optimum may let a hit go for a row that it fetched. It would need a copy after the step, so there it is a
