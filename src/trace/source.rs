@@ -47,6 +47,8 @@ pub(super) struct Source<'a> {
     at: usize,
     end: usize,
     passed: u64,
+    /// What the input failed with: asked again, it may go on somewhere else.
+    broken: Option<Error>,
 }
 
 impl<'a> Source<'a> {
@@ -56,7 +58,7 @@ impl<'a> Source<'a> {
 
     /// The part of a content that begins behind `passed` bytes of it.
     pub(super) fn behind(input: &'a mut dyn Read, passed: u64) -> Self {
-        Source { input, buffer: vec![0; BUFFER].into_boxed_slice(), at: 0, end: 0, passed }
+        Source { input, buffer: vec![0; BUFFER].into_boxed_slice(), at: 0, end: 0, passed, broken: None }
     }
 
     /// The offset of the next byte in the (decompressed) content.
@@ -66,13 +68,16 @@ impl<'a> Source<'a> {
 
     /// The bytes at hand, after reading more when there are none; empty at the end.
     fn fill(&mut self) -> Result<&[u8]> {
+        if let Some(e) = &self.broken {
+            return Err(e.clone());
+        }
         if self.at == self.end {
             self.passed += self.end as u64;
             (self.at, self.end) = (0, 0);
             self.end = loop {
                 match self.input.read(&mut self.buffer) {
                     Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                    Err(e) => return Err(unreadable(&e, self.passed)),
+                    Err(e) => return Err(self.broken.insert(unreadable(&e, self.passed)).clone()),
                     Ok(n) => break n.min(self.buffer.len()),
                 }
             };
@@ -83,6 +88,18 @@ impl<'a> Source<'a> {
     /// Whether everything has been read.
     pub(super) fn is_at_end(&mut self) -> Result<bool> {
         Ok(self.fill()?.is_empty())
+    }
+
+    /// Passes over what is left, or so much of it as makes more than `most` bytes: whether the end was reached.
+    pub(super) fn skip(&mut self, most: u64) -> Result<bool> {
+        let start = self.offset();
+        while self.offset() - start <= most {
+            if self.fill()?.is_empty() {
+                return Ok(true);
+            }
+            self.at = self.end;
+        }
+        Ok(false)
     }
 
     fn byte(&mut self) -> Result<u8> {

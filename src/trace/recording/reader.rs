@@ -5,7 +5,7 @@ use std::io::{BufRead, Read};
 use super::super::header::CONTEXT_MAX;
 use super::super::selection::{Body, SelectionTrace, WINDOW_LOG_MAX, before};
 use super::super::source::{Source, malformed, unreadable};
-use super::{MARK, MARK_BYTES, Recording, mark};
+use super::{Frames, MARK, MARK_BYTES, Recording, mark};
 use crate::error::{Error, Kind, Result};
 
 /// Bytes where a mark should be.
@@ -136,16 +136,15 @@ pub(in crate::trace) fn packed<R: BufRead>(
         }
         let steps = groups.steps;
         let mut part = (&mut *file).take(u64::from(length));
-        let damage = match frame(&mut part, &mut unpacked, &mut groups) {
+        let damage = match frame(&mut part, &mut unpacked, &mut groups).map_err(|e| behind(e, steps))? {
             Ok(Piece::Group) => continue,
             Ok(Piece::End) => {
                 return match drain(file, unpacked)? {
                     (0, _) => groups.trace(None),
-                    _ => Err(malformed("bytes follow the end", unpacked)),
+                    _ => Err(behind(malformed("bytes follow the end", unpacked), steps)),
                 };
             }
-            Err(e) if e.kind() == Kind::BadFormat => e,
-            Err(e) => return Err(e),
+            Err(Damage(e)) => e,
         };
         groups.body.forget_from(steps);
         groups.steps = steps;
@@ -154,31 +153,53 @@ pub(in crate::trace) fn packed<R: BufRead>(
         let (rest, zeros) = drain(file, unpacked)?;
         return match missing > 0 || zeros {
             true => groups.trace(Some(MARK_BYTES as u64 + u64::from(length) - missing + rest)),
-            false => Err(damage.with("whole steps before", steps)),
+            false => Err(behind(damage, steps)),
         };
     }
 }
+
+/// The error of a file that is wrong behind `steps` good ones.
+fn behind(e: Error, steps: u32) -> Error {
+    match e.kind() {
+        Kind::BadFormat => e
+            .with("whole steps before", steps)
+            .hint("the file was changed since it was recorded: take a copy that was not"),
+        _ => e,
+    }
+}
+
+/// What makes a frame other than the recorder wrote it: cut, or against its checksum. A frame that is as it
+/// was written and says what cannot be is an error of its own.
+struct Damage(Error);
 
 /// Decodes the one frame that `part` is.
 fn frame<R: BufRead>(
     part: &mut std::io::Take<&mut R>,
     unpacked: &mut u64,
     groups: &mut Groups<'_>,
-) -> Result<Piece> {
+) -> Result<Result<Piece, Damage>> {
     let io = |e: std::io::Error| unreadable(&e, *unpacked);
     let mut frame = zstd::stream::read::Decoder::with_buffer(&mut *part).map_err(io)?.single_frame();
     frame.window_log_max(WINDOW_LOG_MAX).map_err(io)?;
     let source = &mut Source::behind(&mut frame, *unpacked);
-    let piece = groups.piece(source)?;
-    // Only here the checksum is compared.
-    if !source.is_at_end()? {
-        return Err(malformed("bytes follow the steps of a group", source.offset()));
+    let piece = groups.piece(source).and_then(|piece| match source.is_at_end()? {
+        true => Ok(piece),
+        false => Err(malformed("bytes follow the steps of a group", source.offset())),
+    });
+    if piece.as_ref().is_err_and(|e| matches!(e.kind(), Kind::Io | Kind::OutOfMemory)) {
+        return piece.map(Ok);
     }
+    // Only at its end the checksum is compared. A frame that goes on and on is no group of a recorder's.
+    let ended = match source.skip(u64::from(Frames::BYTES_MAX)) {
+        Ok(ended) => ended,
+        Err(e) if e.kind() == Kind::BadFormat => return Ok(Err(Damage(e))),
+        Err(e) => return Err(e),
+    };
     *unpacked = source.offset();
     drop(frame);
-    match part.limit() {
-        0 => Ok(piece),
-        _ => Err(malformed("a frame is shorter than its mark says", *unpacked)),
+    match part.limit() > 0 && ended {
+        true => Ok(Err(Damage(malformed("a frame is shorter than its mark says", *unpacked)))),
+        false => piece.map(Ok),
     }
 }
 

@@ -134,7 +134,9 @@ fn begins(part: &SelectionTrace, whole: &SelectionTrace) -> bool {
     let (a, b) = (part.header(), whole.header());
     let same = (a.layers, a.k, a.first_position) == (b.layers, b.k, b.first_position) && a.steps <= b.steps;
     let mut cells = (0..a.steps).flat_map(|step| (0..a.layers).map(move |layer| (step, layer)));
-    same && cells.all(|(step, layer)| part.selection(step, layer) == whole.selection(step, layer))
+    let whole_sets = part.members() == a.members_before(a.steps);
+    same && whole_sets
+        && cells.all(|(step, layer)| part.selection(step, layer) == whole.selection(step, layer))
 }
 
 #[test]
@@ -261,35 +263,79 @@ fn damage_before_a_good_group_is_never_a_cut() {
     assert!(SelectionTrace::from_bytes(&zeros).unwrap_err().place().contains("neither a group"));
 }
 
+/// A recording by hand, one layer and k 2: its first frame and a step that selects 0 and 3.
+fn by_hand() -> Vec<u8> {
+    let recording = Recording {
+        layers: 1,
+        k: 2,
+        first_position: 5,
+        decode_start: 6,
+        context: Some(9),
+        ..Recording::default()
+    };
+    let json = serde_json::to_vec(&recording).unwrap();
+    let start = packed(&[RECORDING.as_bytes(), &(json.len() as u32).to_le_bytes(), &json].concat());
+    [start, framed(&packed(&[0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 2]))].concat()
+}
+
+fn packed(bytes: &[u8]) -> Vec<u8> {
+    let mut compressor = zstd::bulk::Compressor::new(1).unwrap();
+    compressor.set_parameter(zstd::zstd_safe::CParameter::ChecksumFlag(true)).unwrap();
+    compressor.compress(bytes).unwrap()
+}
+
+fn framed(frame: &[u8]) -> Vec<u8> {
+    [&mark(frame.len() as u32), frame].concat()
+}
+
+/// A group behind `before` steps, of `steps` steps, each of which changes nothing.
+fn idle(before: u8, steps: u8) -> Vec<u8> {
+    let mut group = vec![before, 0, 0, 0, steps, 0, 0, 0];
+    group.resize(8 + 4 * usize::from(steps), 0);
+    group
+}
+
 #[test]
 fn a_frame_that_is_not_just_its_group_is_damage() {
-    let recording = Recording { layers: 1, k: 2, first_position: 5, decode_start: 6, ..Recording::default() };
-    let json = serde_json::to_vec(&recording).unwrap();
-    let pack = |bytes: &[u8]| zstd::bulk::compress(bytes, 1).unwrap();
-    let start = pack(&[RECORDING.as_bytes(), &(json.len() as u32).to_le_bytes(), &json].concat());
-    let framed = |frame: &[u8]| [&mark(frame.len() as u32), frame].concat();
-    // A step that selects 0 and 3; then what should be a step that changes nothing; then the end.
-    let first = framed(&pack(&[0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 2]));
-    let next = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
-    let end = framed(&pack(&[2, 0, 0, 0, 0, 0, 0, 0]));
+    let (first, next) = (by_hand(), idle(1, 1));
+    let end = framed(&packed(&idle(2, 0)));
     let read = |second: &[u8], end: &[u8]| {
-        SelectionTrace::from_bytes(&[&start, &first, second, end].concat())
-            .map(|trace| trace.header().clone())
+        SelectionTrace::from_bytes(&[&first, second, end].concat()).map(|trace| trace.header().clone())
     };
-    assert_eq!(read(&framed(&pack(&next)), &end).unwrap().unfinished, None, "the control");
+    assert_eq!(read(&framed(&packed(&next)), &end).unwrap().unfinished, None, "the control");
+    let mut wrong_sum = packed(&[&next[..], &[0]].concat());
+    *wrong_sum.last_mut().unwrap() ^= 1;
     for (second, what) in [
-        (framed(&pack(&[&next[..], &[0]].concat())), "bytes follow the steps"),
-        (framed(&[&pack(&next)[..], &[0]].concat()), "shorter than its mark"),
-        (framed(&[&pack(&next)[..], &pack(&next)].concat()), "shorter than its mark"),
-        (framed(&pack(&next[..11])), "truncated"),
-        (framed(&pack(&next)[..9]), "truncated"),
-        (framed(&[]), "truncated"),
+        (framed(&[&packed(&next)[..], &[0]].concat()), "shorter than its mark"),
+        (framed(&[&packed(&next)[..], &packed(&next)].concat()), "shorter than its mark"),
+        (framed(&packed(&next)[..9]), "truncated"),
         (framed(&next), "damaged"),
+        (framed(&wrong_sum), "damaged"),
     ] {
         let e = read(&second, &end).unwrap_err();
         assert!(e.place().contains(what), "{what}: {e}");
         let last = read(&second, &[]).unwrap();
         assert_eq!((last.steps, last.unfinished), (1, Some(second.len() as u64)), "{what}");
+    }
+}
+
+#[test]
+fn a_whole_frame_that_says_what_cannot_be_is_an_error_also_at_the_end() {
+    let first = by_hand();
+    let behind = |second: &[u8]| SelectionTrace::from_bytes(&[&first, second].concat());
+    assert_eq!(behind(&framed(&packed(&idle(1, 3)))).unwrap().header().steps, 4, "the control");
+    for (second, what) in [
+        (idle(2, 1), "counts other steps"),
+        (idle(3, 0), "counts other steps"),
+        (idle(1, 4), "beyond the context"),
+        (vec![1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0], "wrong size"),
+        (vec![1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 1, 0, 3, 0], "in the set already"),
+        ([idle(1, 1), vec![0]].concat(), "bytes follow the steps"),
+        (idle(1, 1)[..11].to_vec(), "truncated"),
+    ] {
+        let e = behind(&framed(&packed(&second))).unwrap_err();
+        assert!(e.place().contains(what), "{what}: {e}");
+        assert_eq!((e.kind(), e.number("whole steps before")), (Kind::BadFormat, Some(1)), "{what}");
     }
 }
 
