@@ -29,8 +29,22 @@ pub(super) fn words(e: &io::Error) -> String {
     text.split_once(" (os error").map_or(text.as_str(), |(words, _)| words).to_owned()
 }
 
-/// A reader's failure: the system's own is [`Kind::Io`], the decompressor's [`Kind::BadFormat`].
+/// Whether an error says that there is no memory; the decompressor has only words for it.
+fn is_memory(e: &io::Error) -> bool {
+    let code = zstd::zstd_safe::zstd_sys::ZSTD_ErrorCode::ZSTD_error_memory_allocation as usize;
+    let words = || zstd::zstd_safe::get_error_name(code.wrapping_neg());
+    e.kind() == io::ErrorKind::OutOfMemory || e.to_string() == words()
+}
+
+/// A reader's failure: [`Kind::OutOfMemory`], else the system's own is [`Kind::Io`] and the decompressor's
+/// [`Kind::BadFormat`].
 pub(super) fn unreadable(e: &io::Error, at: u64) -> Error {
+    if is_memory(e) {
+        return Error::new(Kind::OutOfMemory, "read trace")
+            .at("unpacking")
+            .with(BYTE, at)
+            .hint("free memory");
+    }
     if e.raw_os_error().is_some() {
         return Error::new(Kind::Io, "read trace").at(words(e)).with(BYTE, at);
     }
@@ -170,6 +184,15 @@ mod tests {
         }
         let e = varint(&[0x80, 0x80]).unwrap_err();
         assert_eq!((e.place(), e.number(BYTE)), (TRUNCATED, Some(2)));
+    }
+
+    #[test]
+    fn no_memory_is_no_damage() {
+        let words = "Allocation error : not enough memory";
+        assert_eq!(unreadable(&io::Error::other(words), 0).kind(), Kind::OutOfMemory);
+        assert_eq!(unreadable(&io::Error::from_raw_os_error(libc::ENOMEM), 0).kind(), Kind::OutOfMemory);
+        assert_eq!(unreadable(&io::Error::other("Data corruption detected"), 0).kind(), Kind::BadFormat);
+        assert_eq!(unreadable(&io::Error::from_raw_os_error(libc::EIO), 0).kind(), Kind::Io);
     }
 
     /// Gives one byte at a time, with interruptions.
