@@ -31,7 +31,7 @@ impl<'a> Groups<'a> {
     fn new(recording: &'a Recording, members_max: u64) -> Self {
         // Memory grows with what was decoded; the steps that there may be only bound it.
         let most = recording.end().saturating_sub(recording.first_position);
-        Groups { recording, body: Body::new(recording.header(most)), steps: 0, members_max }
+        Groups { recording, body: Body::new(recording.header(most), members_max), steps: 0, members_max }
     }
 
     /// Decodes the next group or the end.
