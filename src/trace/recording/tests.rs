@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Read;
 use std::path::PathBuf;
 
 use proptest::prelude::*;
@@ -260,7 +261,53 @@ fn damage_before_a_good_group_is_never_a_cut() {
     }
     let mut zeros = file.clone();
     zeros[borders[2]..borders[2] + MARK_BYTES].fill(0);
-    assert!(SelectionTrace::from_bytes(&zeros).unwrap_err().place().contains("neither a group"));
+    let e = SelectionTrace::from_bytes(&zeros).unwrap_err();
+    assert!(e.place().contains("neither a group") && e.to_string().contains("take a copy"), "{e}");
+    assert_eq!(e.number("whole steps before"), Some(14));
+}
+
+#[test]
+fn a_last_mark_that_is_damaged_is_left_off_with_its_frame() {
+    for finish in [true, false] {
+        let file = recorded(&small(), 7, finish);
+        let borders = borders(&file);
+        // Of the last piece, the end where there is one; then of the one before it, a good mark behind.
+        for (last, behind) in [(borders.len() - 1, false), (borders.len() - 2, true)] {
+            let (start, steps) = (borders[last - 1], 7 * (last as u64 - 1));
+            for at in start..start + MARK_BYTES {
+                let mut damaged = file.clone();
+                damaged[at] ^= 4;
+                let read = SelectionTrace::from_bytes(&damaged);
+                if behind {
+                    assert_eq!(read.unwrap_err().number("whole steps before"), Some(steps), "byte {at}");
+                } else {
+                    let header = read.unwrap().header().clone();
+                    assert_eq!(header.unfinished, Some((file.len() - start) as u64), "byte {at}");
+                    assert_eq!(u64::from(header.steps), steps.min(40));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn no_more_than_64_mib_are_left_off_and_a_mark_is_found_wherever_it_stands() {
+    let file = recorded(&small(), 7, false);
+    let last = file[borders(&file)[5]..].to_vec();
+    let read = |zeros: u64, behind: &[u8]| {
+        let mut bytes = std::io::repeat(0).take(zeros).chain(behind);
+        let recording = recording_of(small().header());
+        let mut whole = std::io::BufReader::new(file[borders(&file)[0]..].chain(&mut bytes));
+        reader::packed(&mut whole, 0, &recording, 1 << 20).map(|trace| trace.header().unfinished)
+    };
+    let most = 1 << 26;
+    assert_eq!(read(most, &[]), Ok(Some(most)));
+    assert_eq!(read(most + 1, &[]).unwrap_err().number("whole steps before"), Some(40));
+    assert_eq!(read(1 << 50, &[]).unwrap_err().number("whole steps before"), Some(40));
+    for zeros in [1, 15, 16, 17, (1 << 18) - 8, (1 << 18) - 1, 1 << 18, (1 << 19) + 9] {
+        assert!(read(zeros, &last).is_err(), "{zeros}");
+        assert_eq!(read(zeros, &last[1..]), Ok(Some(zeros + last.len() as u64 - 1)), "{zeros}");
+    }
 }
 
 /// A recording by hand, one layer and k 2: its first frame and a step that selects 0 and 3.
@@ -358,8 +405,8 @@ fn zeros_of_a_lost_power_are_left_off() {
             (read.header().unfinished, read.header().steps),
             (Some(left), (7 * groups as u32).min(40))
         );
-        torn.push(1);
-        assert!(SelectionTrace::from_bytes(&torn).is_err(), "what follows is no zero");
+        torn.extend_from_slice(&file[borders[0]..borders[1]]);
+        assert!(SelectionTrace::from_bytes(&torn).is_err(), "what follows is a group");
     }
 }
 
