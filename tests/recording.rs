@@ -147,3 +147,21 @@ fn a_recorder_without_space_ends_its_file_with_a_whole_group() {
     let size = fs::metadata(&path).unwrap().len();
     assert!(size > 6000 && size <= 8192, "{size}");
 }
+
+/// The folder of a relative path is that of the time when the file was created.
+#[test]
+fn a_recorder_stores_its_file_wherever_the_process_has_gone() {
+    let name = "a_recorder_stores_its_file_wherever_the_process_has_gone";
+    if std::env::var_os(CHILD).is_some() {
+        let mut writer = recorder(Path::new("recording/moved.topk"));
+        std::env::set_current_dir("/").unwrap();
+        (0..GROUP).for_each(|_| record(&mut writer).unwrap());
+        writer.sync().unwrap();
+        assert_eq!(writer.finish().unwrap(), GROUP);
+        return;
+    }
+    let path = fresh("moved.topk");
+    let run = child(name).current_dir(env!("CARGO_TARGET_TMPDIR")).output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stdout));
+    assert_eq!(SelectionTrace::read(&path).unwrap().header().steps, GROUP);
+}

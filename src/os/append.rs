@@ -1,4 +1,8 @@
 //! Files that grow by whole pieces: after any failure they end with the last piece that was written whole.
+//!
+//! A new file's name stands in its folder, which is stored apart from it. Not every folder can be: one that
+//! may not be read cannot be opened, and some file systems of a network refuse to. So the folder is stored
+//! where it can be and what counts is the file: where that is stored, [`Appender::sync`] has done its work.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -18,8 +22,8 @@ pub struct Appender {
     path: PathBuf,
     /// Bytes of the pieces that were written whole.
     length: u64,
-    /// Whether the folder's entry is known to be stored.
-    named: bool,
+    /// The folder, as long as the file's name is not known to be stored in it.
+    folder: Option<File>,
     failed: Option<Error>,
     faults: Arc<dyn Faults>,
 }
@@ -30,13 +34,16 @@ impl Appender {
     /// # Errors
     /// [`Kind::Io`] with the path and the system's answer.
     pub fn create(path: &Path, faults: Arc<dyn Faults>) -> Result<Appender> {
+        // Opened now: what a relative path means changes with the working directory.
+        let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+        let folder = take(&*faults, Call::OpenFolder, || File::open(parent)).ok();
         let create = || OpenOptions::new().write(true).create_new(true).open(path);
         let file = take(&*faults, Call::CreateFile, create).map_err(|e| {
             let there = e.kind() == io::ErrorKind::AlreadyExists;
             let error = refused(path, "create", &e);
             if there { error.hint("name a new file; nothing is written over") } else { error }
         })?;
-        Ok(Appender { file, path: path.to_owned(), length: 0, named: false, failed: None, faults })
+        Ok(Appender { file, path: path.to_owned(), length: 0, folder, failed: None, faults })
     }
 
     /// Bytes of the pieces that were written whole.
@@ -76,24 +83,19 @@ impl Appender {
         Ok(())
     }
 
-    /// Asks the system to store what was written, and at first the file's name, on the disk.
+    /// Asks the system to store what was written on the disk, and the file's name where it can be.
     ///
     /// # Errors
     /// [`Kind::Io`]; what the disk holds is then not known.
     pub fn sync(&mut self) -> Result<()> {
         self.check()?;
-        let folder = match self.path.parent() {
-            Some(folder) if folder != Path::new("") => folder,
-            _ => Path::new("."),
-        };
-        let stored =
-            take(&*self.faults, Call::Sync, || self.file.sync_all()).and_then(|()| match self.named {
-                true => Ok(()),
-                false => take(&*self.faults, Call::Sync, || File::open(folder)?.sync_all()),
-            });
-        match stored {
-            Ok(()) => self.named = true,
-            Err(e) => return Err(self.fail(refused(&self.path, "sync", &e))),
+        if let Err(e) = take(&*self.faults, Call::Sync, || self.file.sync_all()) {
+            return Err(self.fail(refused(&self.path, "sync", &e)));
+        }
+        if let Some(folder) = &self.folder
+            && take(&*self.faults, Call::SyncFolder, || folder.sync_all()).is_ok()
+        {
+            self.folder = None;
         }
         Ok(())
     }
@@ -175,13 +177,31 @@ mod tests {
         let counted = Arc::new(Inject::nth(u64::MAX, 0));
         scenario(&path.0, counted.clone()).unwrap();
         assert_eq!(fs::read(&path.0).unwrap(), b"onetwothreefour");
-        assert_eq!(counted.count(), 8, "create, three writes, file and folder, a write, the file");
+        assert_eq!(counted.count(), 9, "folder, create, three writes, file and folder, a write, the file");
         for n in 0..counted.count() {
             let _ = fs::remove_file(&path.0);
-            let e = scenario(&path.0, Arc::new(Inject::nth(n, libc::EIO))).unwrap_err();
+            let ended = scenario(&path.0, Arc::new(Inject::nth(n, libc::EIO)));
+            if [0, 6].contains(&n) {
+                assert_eq!(ended, Ok(()), "the folder is stored where it can be");
+                continue;
+            }
+            let e = ended.unwrap_err();
             assert!(e.kind() == Kind::Io && e.place().ends_with("Input/output error"), "{e}");
             let left = fs::read(&path.0).unwrap_or_default();
             assert!([&b""[..], b"one", b"onetwothree", b"onetwothreefour"].contains(&&left[..]), "call {n}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_opened_or_stored_ends_nothing() {
+        for (call, errno, calls) in
+            [(Call::OpenFolder, libc::EACCES, 8), (Call::SyncFolder, libc::EINVAL, 10)]
+        {
+            let path = Fresh::new("folder");
+            let faults = Arc::new(Inject::call(call, errno));
+            assert_eq!(scenario(&path.0, faults.clone()), Ok(()));
+            assert_eq!(faults.count(), calls, "one that was not stored is tried again");
+            assert_eq!(fs::read(&path.0).unwrap(), b"onetwothreefour");
         }
     }
 

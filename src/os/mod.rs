@@ -92,6 +92,10 @@ pub enum Call {
     Write,
     /// `fsync` of a written file.
     Sync,
+    /// Opening the folder that a file is in.
+    OpenFolder,
+    /// `fsync` of that folder.
+    SyncFolder,
     /// Renaming a written file to its place.
     Rename,
     /// `getrandom`.

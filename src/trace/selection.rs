@@ -153,7 +153,7 @@ fn decode(file: &mut dyn BufRead, members_max: u64) -> Result<SelectionTrace> {
     if !compressed {
         let source = &mut Source::new(&mut whole);
         return match opening(source, members_max)? {
-            Opening::Trace(header) => body(source, header),
+            Opening::Trace(header) => body(source, header, members_max),
             Opening::Recording(recording) => recording::plain(source, &recording, members_max),
         };
     }
@@ -163,7 +163,7 @@ fn decode(file: &mut dyn BufRead, members_max: u64) -> Result<SelectionTrace> {
     let source = &mut Source::new(&mut frame);
     match opening(source, members_max)? {
         Opening::Trace(header) => {
-            let trace = body(source, header)?;
+            let trace = body(source, header, members_max)?;
             let rest = frame.finish().fill_buf().map_err(|e| unreadable(&e, 0))?.len();
             if rest > 0 {
                 return Err(Error::new(Kind::BadFormat, "read trace").at("bytes follow the zstd frame"));
@@ -214,8 +214,8 @@ fn opening(source: &mut Source<'_>, members_max: u64) -> Result<Opening> {
 }
 
 /// Decodes the sets that a finished trace's header promises, and nothing behind them.
-fn body(source: &mut Source<'_>, header: Header) -> Result<SelectionTrace> {
-    let mut body = Body::new(header);
+fn body(source: &mut Source<'_>, header: Header, members_max: u64) -> Result<SelectionTrace> {
+    let mut body = Body::new(header, members_max);
     for step in 0..body.header.steps {
         for layer in 0..body.header.layers {
             body.set(source, step, layer).map_err(|e| before(e, &format!("step {step}, layer {layer}: ")))?;
@@ -231,6 +231,8 @@ fn body(source: &mut Source<'_>, header: Header) -> Result<SelectionTrace> {
 /// The sets decoded so far, and room for the one at hand.
 pub(super) struct Body {
     pub header: Header,
+    /// Members there can be.
+    most: u64,
     members: Vec<u32>,
     added: Vec<u32>,
     dropped: Vec<u32>,
@@ -238,8 +240,10 @@ pub(super) struct Body {
 }
 
 impl Body {
-    pub fn new(header: Header) -> Self {
-        Body { header, members: Vec::new(), added: Vec::new(), dropped: Vec::new(), set: Vec::new() }
+    /// For the sets of `header`, in no more than `most` members.
+    pub fn new(header: Header, most: u64) -> Self {
+        let most = most.min(header.members_before(header.steps));
+        Body { header, most, members: Vec::new(), added: Vec::new(), dropped: Vec::new(), set: Vec::new() }
     }
 
     /// Decodes the set of `step` and `layer`, the next in the file, and appends it.
@@ -290,17 +294,17 @@ impl Body {
         SelectionTrace { header, members: self.members }
     }
 
-    /// Appends the set at hand. Memory at most doubles, and never beyond what the header justifies.
+    /// Appends the set at hand. Memory at most doubles, and never beyond the members there can be.
     fn append(&mut self) -> Result<()> {
         let length = self.members.len();
         if self.members.capacity() - length < self.set.len() {
-            let all = self.header.members_before(self.header.steps);
-            let growth = (length as u64).max(GROWTH_LEAST).min(all - length as u64) as usize;
-            self.members.try_reserve_exact(growth.max(self.set.len())).map_err(|_| {
+            let growth = (length as u64).max(GROWTH_LEAST).min(self.most.saturating_sub(length as u64));
+            let growth = (growth as usize).max(self.set.len());
+            self.members.try_reserve_exact(growth).map_err(|_| {
                 Error::new(Kind::OutOfMemory, "read trace")
                     .at("the decoded trace")
                     .with("bytes", 4 * (length + growth) as u64)
-                    .with("whole", 4 * all)
+                    .with("whole at most", 4 * self.most)
                     .hint("free memory, or cut the trace to fewer steps or layers")
             })?;
         }

@@ -29,8 +29,22 @@ pub(super) fn words(e: &io::Error) -> String {
     text.split_once(" (os error").map_or(text.as_str(), |(words, _)| words).to_owned()
 }
 
-/// A reader's failure: the system's own is [`Kind::Io`], the decompressor's [`Kind::BadFormat`].
+/// Whether an error says that there is no memory; the decompressor has only words for it.
+fn is_memory(e: &io::Error) -> bool {
+    let code = zstd::zstd_safe::zstd_sys::ZSTD_ErrorCode::ZSTD_error_memory_allocation as usize;
+    let words = || zstd::zstd_safe::get_error_name(code.wrapping_neg());
+    e.kind() == io::ErrorKind::OutOfMemory || e.to_string() == words()
+}
+
+/// A reader's failure: [`Kind::OutOfMemory`], else the system's own is [`Kind::Io`] and the decompressor's
+/// [`Kind::BadFormat`].
 pub(super) fn unreadable(e: &io::Error, at: u64) -> Error {
+    if is_memory(e) {
+        return Error::new(Kind::OutOfMemory, "read trace")
+            .at("unpacking")
+            .with(BYTE, at)
+            .hint("free memory");
+    }
     if e.raw_os_error().is_some() {
         return Error::new(Kind::Io, "read trace").at(words(e)).with(BYTE, at);
     }
@@ -47,6 +61,8 @@ pub(super) struct Source<'a> {
     at: usize,
     end: usize,
     passed: u64,
+    /// What the input failed with: asked again, it may go on somewhere else.
+    broken: Option<Error>,
 }
 
 impl<'a> Source<'a> {
@@ -56,7 +72,7 @@ impl<'a> Source<'a> {
 
     /// The part of a content that begins behind `passed` bytes of it.
     pub(super) fn behind(input: &'a mut dyn Read, passed: u64) -> Self {
-        Source { input, buffer: vec![0; BUFFER].into_boxed_slice(), at: 0, end: 0, passed }
+        Source { input, buffer: vec![0; BUFFER].into_boxed_slice(), at: 0, end: 0, passed, broken: None }
     }
 
     /// The offset of the next byte in the (decompressed) content.
@@ -66,13 +82,16 @@ impl<'a> Source<'a> {
 
     /// The bytes at hand, after reading more when there are none; empty at the end.
     fn fill(&mut self) -> Result<&[u8]> {
+        if let Some(e) = &self.broken {
+            return Err(e.clone());
+        }
         if self.at == self.end {
             self.passed += self.end as u64;
             (self.at, self.end) = (0, 0);
             self.end = loop {
                 match self.input.read(&mut self.buffer) {
                     Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                    Err(e) => return Err(unreadable(&e, self.passed)),
+                    Err(e) => return Err(self.broken.insert(unreadable(&e, self.passed)).clone()),
                     Ok(n) => break n.min(self.buffer.len()),
                 }
             };
@@ -83,6 +102,18 @@ impl<'a> Source<'a> {
     /// Whether everything has been read.
     pub(super) fn is_at_end(&mut self) -> Result<bool> {
         Ok(self.fill()?.is_empty())
+    }
+
+    /// Passes over what is left, or so much of it as makes more than `most` bytes: whether the end was reached.
+    pub(super) fn skip(&mut self, most: u64) -> Result<bool> {
+        let start = self.offset();
+        while self.offset() - start <= most {
+            if self.fill()?.is_empty() {
+                return Ok(true);
+            }
+            self.at = self.end;
+        }
+        Ok(false)
     }
 
     fn byte(&mut self) -> Result<u8> {
@@ -153,6 +184,15 @@ mod tests {
         }
         let e = varint(&[0x80, 0x80]).unwrap_err();
         assert_eq!((e.place(), e.number(BYTE)), (TRUNCATED, Some(2)));
+    }
+
+    #[test]
+    fn no_memory_is_no_damage() {
+        let words = "Allocation error : not enough memory";
+        assert_eq!(unreadable(&io::Error::other(words), 0).kind(), Kind::OutOfMemory);
+        assert_eq!(unreadable(&io::Error::from_raw_os_error(libc::ENOMEM), 0).kind(), Kind::OutOfMemory);
+        assert_eq!(unreadable(&io::Error::other("Data corruption detected"), 0).kind(), Kind::BadFormat);
+        assert_eq!(unreadable(&io::Error::from_raw_os_error(libc::EIO), 0).kind(), Kind::Io);
     }
 
     /// Gives one byte at a time, with interruptions.

@@ -16,8 +16,9 @@
 //! **What a crash costs.** A group goes to the file in one append when it is full ([`Frames`]) or flushed. A
 //! file that ends anywhere is read up to its last whole group, and [`Header::unfinished`](super::Header)
 //! counts the bytes behind it. The marks make a cut certain: a length is written twice, so damage cannot
-//! pass for a longer frame that swallows its followers. Damage is left off only where nothing follows, or
-//! nothing but the zeros that a file system leaves after a loss of power; anywhere else it is an error.
+//! pass for a longer frame that swallows its followers. Damage, of a mark or of a frame, is left off only
+//! where no mark follows it; with one behind it, it is an error. So is a frame that is as it was written (its
+//! checksum is right) and contradicts what stands before it, wherever it stands.
 //!
 //! **What it costs to record.** Memory is taken at creation: two steps' sets, one group's bytes packed and
 //! not, one bit for every position there can be (twice), the compressor's tables. A step costs some passes

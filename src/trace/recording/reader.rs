@@ -5,11 +5,11 @@ use std::io::{BufRead, Read};
 use super::super::header::CONTEXT_MAX;
 use super::super::selection::{Body, SelectionTrace, WINDOW_LOG_MAX, before};
 use super::super::source::{Source, malformed, unreadable};
-use super::{MARK, MARK_BYTES, Recording, mark};
+use super::{Frames, MARK, MARK_BYTES, Recording, mark};
 use crate::error::{Error, Kind, Result};
 
-/// Bytes where a mark should be.
-const NO_MARK: &str = "neither a group nor the end follows";
+/// The most bytes that are left off where damage begins with a mark, or behind the damage of a frame.
+const LOST_MAX: u64 = 1 << 26;
 
 /// What stands behind the groups read so far.
 enum Piece {
@@ -31,7 +31,7 @@ impl<'a> Groups<'a> {
     fn new(recording: &'a Recording, members_max: u64) -> Self {
         // Memory grows with what was decoded; the steps that there may be only bound it.
         let most = recording.end().saturating_sub(recording.first_position);
-        Groups { recording, body: Body::new(recording.header(most)), steps: 0, members_max }
+        Groups { recording, body: Body::new(recording.header(most), members_max), steps: 0, members_max }
     }
 
     /// Decodes the next group or the end.
@@ -81,7 +81,9 @@ impl<'a> Groups<'a> {
     /// The trace, `unfinished` where the end is not there.
     fn trace(self, unfinished: Option<u64>) -> Result<SelectionTrace> {
         if self.steps == 0 {
-            let e = Error::new(Kind::BadFormat, "read trace").at("the recording has no whole group of steps");
+            let e = Error::new(Kind::BadFormat, "read trace")
+                .at("the recording has no whole group of steps")
+                .hint("nothing was recorded in this file, or all of it was lost: record again");
             return Err(unfinished.map_or(e.clone(), |bytes| e.with("bytes left off", bytes)));
         }
         let mut header = self.recording.header(self.steps);
@@ -115,88 +117,111 @@ pub(in crate::trace) fn packed<R: BufRead>(
 ) -> Result<SelectionTrace> {
     let mut groups = Groups::new(recording, members_max);
     loop {
+        let steps = groups.steps;
         let mut start = Vec::with_capacity(MARK_BYTES);
         let io = |e: std::io::Error| unreadable(&e, unpacked);
         (&mut *file).take(MARK_BYTES as u64).read_to_end(&mut start).map_err(io)?;
-        let Ok(start) = <[u8; MARK_BYTES]>::try_from(start.as_slice()) else {
-            let cut = start.iter().zip(MARK).all(|(byte, mark)| *byte == mark);
-            return match cut || start.iter().all(|byte| *byte == 0) {
-                true => groups.trace(Some(start.len() as u64)),
-                false => Err(malformed(NO_MARK, unpacked)),
+        let Some(length) = marked(&start) else {
+            return match lost(file, start, unpacked)? {
+                Some(bytes) => groups.trace(Some(bytes)),
+                None => Err(behind(malformed("neither a group nor the end follows", unpacked), steps)),
             };
         };
-        let [.., a, b, c, d, _, _, _, _] = start;
-        let length = u32::from_le_bytes([a, b, c, d]);
-        if mark(length) != start {
-            let (rest, zeros) = drain(file, unpacked)?;
-            return match zeros && start == [0; MARK_BYTES] {
-                true => groups.trace(Some(MARK_BYTES as u64 + rest)),
-                false => Err(malformed(NO_MARK, unpacked)),
-            };
-        }
-        let steps = groups.steps;
         let mut part = (&mut *file).take(u64::from(length));
-        let damage = match frame(&mut part, &mut unpacked, &mut groups) {
+        let damage = match frame(&mut part, &mut unpacked, &mut groups).map_err(|e| behind(e, steps))? {
             Ok(Piece::Group) => continue,
             Ok(Piece::End) => {
-                return match drain(file, unpacked)? {
-                    (0, _) => groups.trace(None),
-                    _ => Err(malformed("bytes follow the end", unpacked)),
+                return match skip(&mut (&mut *file).take(1), unpacked)? {
+                    0 => groups.trace(None),
+                    _ => Err(behind(malformed("bytes follow the end", unpacked), steps)),
                 };
             }
-            Err(e) if e.kind() == Kind::BadFormat => e,
-            Err(e) => return Err(e),
+            Err(Damage(e)) => e,
         };
         groups.body.forget_from(steps);
         groups.steps = steps;
-        drain(&mut part, unpacked)?;
-        let missing = part.limit();
-        let (rest, zeros) = drain(file, unpacked)?;
-        return match missing > 0 || zeros {
-            true => groups.trace(Some(MARK_BYTES as u64 + u64::from(length) - missing + rest)),
-            false => Err(damage.with("whole steps before", steps)),
+        skip(&mut part, unpacked)?;
+        let read = MARK_BYTES as u64 + u64::from(length) - part.limit();
+        return match lost(file, Vec::new(), unpacked)? {
+            Some(bytes) => groups.trace(Some(read + bytes)),
+            None => Err(behind(damage, steps)),
         };
     }
 }
+
+/// Reads to the end: how many bytes there were.
+fn skip(bytes: &mut impl Read, unpacked: u64) -> Result<u64> {
+    std::io::copy(bytes, &mut std::io::sink()).map_err(|e| unreadable(&e, unpacked))
+}
+
+/// The length in `bytes`, if they are a mark.
+fn marked(bytes: &[u8]) -> Option<u32> {
+    let [.., a, b, c, d, _, _, _, _] = bytes.first_chunk::<MARK_BYTES>()?;
+    let length = u32::from_le_bytes([*a, *b, *c, *d]);
+    (bytes == mark(length)).then_some(length)
+}
+
+/// Reads what stands behind the last good piece, `window` its first bytes: how many bytes that are, unless
+/// there is a mark among them, or there are more than [`LOST_MAX`].
+fn lost(file: &mut impl BufRead, mut window: Vec<u8>, unpacked: u64) -> Result<Option<u64>> {
+    let mut count = window.len() as u64;
+    while count <= LOST_MAX {
+        let read = (&mut *file).take(LOST_MAX >> 8).read_to_end(&mut window);
+        let read = read.map_err(|e| unreadable(&e, unpacked))? as u64;
+        if window.windows(MARK_BYTES).any(|bytes| bytes.starts_with(&MARK) && marked(bytes).is_some()) {
+            return Ok(None);
+        }
+        if read == 0 {
+            return Ok(Some(count));
+        }
+        count += read;
+        // A mark may have begun.
+        window.drain(..window.len().saturating_sub(MARK_BYTES - 1));
+    }
+    Ok(None)
+}
+
+/// The error of a file that is wrong behind `steps` good ones.
+fn behind(e: Error, steps: u32) -> Error {
+    match e.kind() {
+        Kind::BadFormat => e
+            .with("whole steps before", steps)
+            .hint("the file was changed since it was recorded: take a copy that was not"),
+        _ => e,
+    }
+}
+
+/// What makes a frame other than the recorder wrote it: cut, or against its checksum. A frame that is as it
+/// was written and says what cannot be is an error of its own.
+struct Damage(Error);
 
 /// Decodes the one frame that `part` is.
 fn frame<R: BufRead>(
     part: &mut std::io::Take<&mut R>,
     unpacked: &mut u64,
     groups: &mut Groups<'_>,
-) -> Result<Piece> {
+) -> Result<Result<Piece, Damage>> {
     let io = |e: std::io::Error| unreadable(&e, *unpacked);
     let mut frame = zstd::stream::read::Decoder::with_buffer(&mut *part).map_err(io)?.single_frame();
     frame.window_log_max(WINDOW_LOG_MAX).map_err(io)?;
     let source = &mut Source::behind(&mut frame, *unpacked);
-    let piece = groups.piece(source)?;
-    // Only here the checksum is compared.
-    if !source.is_at_end()? {
-        return Err(malformed("bytes follow the steps of a group", source.offset()));
+    let piece = groups.piece(source).and_then(|piece| match source.is_at_end()? {
+        true => Ok(piece),
+        false => Err(malformed("bytes follow the steps of a group", source.offset())),
+    });
+    if piece.as_ref().is_err_and(|e| matches!(e.kind(), Kind::Io | Kind::OutOfMemory)) {
+        return piece.map(Ok);
     }
+    // Only at its end the checksum is compared. A frame that goes on and on is no group of a recorder's.
+    let ended = match source.skip(u64::from(Frames::BYTES_MAX)) {
+        Ok(ended) => ended,
+        Err(e) if e.kind() == Kind::BadFormat => return Ok(Err(Damage(e))),
+        Err(e) => return Err(e),
+    };
     *unpacked = source.offset();
     drop(frame);
-    match part.limit() {
-        0 => Ok(piece),
-        _ => Err(malformed("a frame is shorter than its mark says", *unpacked)),
-    }
-}
-
-/// Reads to the end: how many bytes there were, and whether all were zeros.
-fn drain(file: &mut impl BufRead, unpacked: u64) -> Result<(u64, bool)> {
-    let (mut count, mut zeros) = (0, true);
-    loop {
-        let bytes = match file.fill_buf() {
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(unreadable(&e, unpacked)),
-            Ok(bytes) => bytes,
-        };
-        if bytes.is_empty() {
-            return Ok((count, zeros));
-        }
-        zeros &= bytes.iter().all(|byte| *byte == 0);
-        let taken = bytes.len();
-        count += taken as u64;
-        file.consume(taken);
+    match part.limit() > 0 && ended {
+        true => Ok(Err(Damage(malformed("a frame is shorter than its mark says", *unpacked)))),
+        false => piece.map(Ok),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Read;
 use std::path::PathBuf;
 
 use proptest::prelude::*;
@@ -134,7 +135,9 @@ fn begins(part: &SelectionTrace, whole: &SelectionTrace) -> bool {
     let (a, b) = (part.header(), whole.header());
     let same = (a.layers, a.k, a.first_position) == (b.layers, b.k, b.first_position) && a.steps <= b.steps;
     let mut cells = (0..a.steps).flat_map(|step| (0..a.layers).map(move |layer| (step, layer)));
-    same && cells.all(|(step, layer)| part.selection(step, layer) == whole.selection(step, layer))
+    let whole_sets = part.members() == a.members_before(a.steps);
+    same && whole_sets
+        && cells.all(|(step, layer)| part.selection(step, layer) == whole.selection(step, layer))
 }
 
 #[test]
@@ -258,38 +261,128 @@ fn damage_before_a_good_group_is_never_a_cut() {
     }
     let mut zeros = file.clone();
     zeros[borders[2]..borders[2] + MARK_BYTES].fill(0);
-    assert!(SelectionTrace::from_bytes(&zeros).unwrap_err().place().contains("neither a group"));
+    let e = SelectionTrace::from_bytes(&zeros).unwrap_err();
+    assert!(e.place().contains("neither a group") && e.to_string().contains("take a copy"), "{e}");
+    assert_eq!(e.number("whole steps before"), Some(14));
+}
+
+#[test]
+fn a_last_mark_that_is_damaged_is_left_off_with_its_frame() {
+    for finish in [true, false] {
+        let file = recorded(&small(), 7, finish);
+        let borders = borders(&file);
+        // Of the last piece, the end where there is one; then of the one before it, a good mark behind.
+        for (last, behind) in [(borders.len() - 1, false), (borders.len() - 2, true)] {
+            let (start, steps) = (borders[last - 1], 7 * (last as u64 - 1));
+            for at in start..start + MARK_BYTES {
+                let mut damaged = file.clone();
+                damaged[at] ^= 4;
+                let read = SelectionTrace::from_bytes(&damaged);
+                if behind {
+                    assert_eq!(read.unwrap_err().number("whole steps before"), Some(steps), "byte {at}");
+                } else {
+                    let header = read.unwrap().header().clone();
+                    assert_eq!(header.unfinished, Some((file.len() - start) as u64), "byte {at}");
+                    assert_eq!(u64::from(header.steps), steps.min(40));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn no_more_than_64_mib_are_left_off_and_a_mark_is_found_wherever_it_stands() {
+    let file = recorded(&small(), 7, false);
+    let last = file[borders(&file)[5]..].to_vec();
+    let read = |zeros: u64, behind: &[u8]| {
+        let mut bytes = std::io::repeat(0).take(zeros).chain(behind);
+        let recording = recording_of(small().header());
+        let mut whole = std::io::BufReader::new(file[borders(&file)[0]..].chain(&mut bytes));
+        reader::packed(&mut whole, 0, &recording, 1 << 20).map(|trace| trace.header().unfinished)
+    };
+    let most = 1 << 26;
+    assert_eq!(read(most, &[]), Ok(Some(most)));
+    assert_eq!(read(most + 1, &[]).unwrap_err().number("whole steps before"), Some(40));
+    assert_eq!(read(1 << 50, &[]).unwrap_err().number("whole steps before"), Some(40));
+    for zeros in [1, 15, 16, 17, (1 << 18) - 8, (1 << 18) - 1, 1 << 18, (1 << 19) + 9] {
+        assert!(read(zeros, &last).is_err(), "{zeros}");
+        assert_eq!(read(zeros, &last[1..]), Ok(Some(zeros + last.len() as u64 - 1)), "{zeros}");
+    }
+}
+
+/// A recording by hand, one layer and k 2: its first frame and a step that selects 0 and 3.
+fn by_hand() -> Vec<u8> {
+    let recording = Recording {
+        layers: 1,
+        k: 2,
+        first_position: 5,
+        decode_start: 6,
+        context: Some(9),
+        ..Recording::default()
+    };
+    let json = serde_json::to_vec(&recording).unwrap();
+    let start = packed(&[RECORDING.as_bytes(), &(json.len() as u32).to_le_bytes(), &json].concat());
+    [start, framed(&packed(&[0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 2]))].concat()
+}
+
+fn packed(bytes: &[u8]) -> Vec<u8> {
+    let mut compressor = zstd::bulk::Compressor::new(1).unwrap();
+    compressor.set_parameter(zstd::zstd_safe::CParameter::ChecksumFlag(true)).unwrap();
+    compressor.compress(bytes).unwrap()
+}
+
+fn framed(frame: &[u8]) -> Vec<u8> {
+    [&mark(frame.len() as u32), frame].concat()
+}
+
+/// A group behind `before` steps, of `steps` steps, each of which changes nothing.
+fn idle(before: u8, steps: u8) -> Vec<u8> {
+    let mut group = vec![before, 0, 0, 0, steps, 0, 0, 0];
+    group.resize(8 + 4 * usize::from(steps), 0);
+    group
 }
 
 #[test]
 fn a_frame_that_is_not_just_its_group_is_damage() {
-    let recording = Recording { layers: 1, k: 2, first_position: 5, decode_start: 6, ..Recording::default() };
-    let json = serde_json::to_vec(&recording).unwrap();
-    let pack = |bytes: &[u8]| zstd::bulk::compress(bytes, 1).unwrap();
-    let start = pack(&[RECORDING.as_bytes(), &(json.len() as u32).to_le_bytes(), &json].concat());
-    let framed = |frame: &[u8]| [&mark(frame.len() as u32), frame].concat();
-    // A step that selects 0 and 3; then what should be a step that changes nothing; then the end.
-    let first = framed(&pack(&[0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 2]));
-    let next = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
-    let end = framed(&pack(&[2, 0, 0, 0, 0, 0, 0, 0]));
+    let (first, next) = (by_hand(), idle(1, 1));
+    let end = framed(&packed(&idle(2, 0)));
     let read = |second: &[u8], end: &[u8]| {
-        SelectionTrace::from_bytes(&[&start, &first, second, end].concat())
-            .map(|trace| trace.header().clone())
+        SelectionTrace::from_bytes(&[&first, second, end].concat()).map(|trace| trace.header().clone())
     };
-    assert_eq!(read(&framed(&pack(&next)), &end).unwrap().unfinished, None, "the control");
+    assert_eq!(read(&framed(&packed(&next)), &end).unwrap().unfinished, None, "the control");
+    let mut wrong_sum = packed(&[&next[..], &[0]].concat());
+    *wrong_sum.last_mut().unwrap() ^= 1;
     for (second, what) in [
-        (framed(&pack(&[&next[..], &[0]].concat())), "bytes follow the steps"),
-        (framed(&[&pack(&next)[..], &[0]].concat()), "shorter than its mark"),
-        (framed(&[&pack(&next)[..], &pack(&next)].concat()), "shorter than its mark"),
-        (framed(&pack(&next[..11])), "truncated"),
-        (framed(&pack(&next)[..9]), "truncated"),
-        (framed(&[]), "truncated"),
+        (framed(&[&packed(&next)[..], &[0]].concat()), "shorter than its mark"),
+        (framed(&[&packed(&next)[..], &packed(&next)].concat()), "shorter than its mark"),
+        (framed(&packed(&next)[..9]), "truncated"),
         (framed(&next), "damaged"),
+        (framed(&wrong_sum), "damaged"),
     ] {
         let e = read(&second, &end).unwrap_err();
         assert!(e.place().contains(what), "{what}: {e}");
         let last = read(&second, &[]).unwrap();
         assert_eq!((last.steps, last.unfinished), (1, Some(second.len() as u64)), "{what}");
+    }
+}
+
+#[test]
+fn a_whole_frame_that_says_what_cannot_be_is_an_error_also_at_the_end() {
+    let first = by_hand();
+    let behind = |second: &[u8]| SelectionTrace::from_bytes(&[&first, second].concat());
+    assert_eq!(behind(&framed(&packed(&idle(1, 3)))).unwrap().header().steps, 4, "the control");
+    for (second, what) in [
+        (idle(2, 1), "counts other steps"),
+        (idle(3, 0), "counts other steps"),
+        (idle(1, 4), "beyond the context"),
+        (vec![1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0], "wrong size"),
+        (vec![1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 1, 0, 3, 0], "in the set already"),
+        ([idle(1, 1), vec![0]].concat(), "bytes follow the steps"),
+        (idle(1, 1)[..11].to_vec(), "truncated"),
+    ] {
+        let e = behind(&framed(&packed(&second))).unwrap_err();
+        assert!(e.place().contains(what), "{what}: {e}");
+        assert_eq!((e.kind(), e.number("whole steps before")), (Kind::BadFormat, Some(1)), "{what}");
     }
 }
 
@@ -312,8 +405,8 @@ fn zeros_of_a_lost_power_are_left_off() {
             (read.header().unfinished, read.header().steps),
             (Some(left), (7 * groups as u32).min(40))
         );
-        torn.push(1);
-        assert!(SelectionTrace::from_bytes(&torn).is_err(), "what follows is no zero");
+        torn.extend_from_slice(&file[borders[0]..borders[1]]);
+        assert!(SelectionTrace::from_bytes(&torn).is_err(), "what follows is a group");
     }
 }
 
@@ -372,13 +465,15 @@ fn whichever_call_fails_the_file_ends_with_a_whole_group() {
     let borders = borders(&whole);
     let counted = Arc::new(Inject::nth(u64::MAX, 0));
     assert_eq!(through(&trace, counted.clone()), (None, Some(whole.clone())));
-    assert_eq!(counted.count(), 1 + 1 + 7 * 2 + 3, "create, marks and frames, file and folder stored");
-    for n in 0..counted.count() {
+    let calls = counted.count();
+    assert_eq!(calls, 2 + 1 + 7 * 2 + 3, "folder, create, marks and frames, file and folder stored");
+    // The folder is opened by the first call and stored by the fourth last; what counts is the file.
+    for n in (1..calls).filter(|n| *n != calls - 4) {
         let (e, file) = through(&trace, Arc::new(Inject::nth(n, libc::ENOSPC)));
         let e = e.unwrap();
         assert!(e.kind() == Kind::Io && e.place().ends_with("No space left on device"), "{e}");
         match file {
-            None => assert!(n < 2, "{n}: the beginning could not be written"),
+            None => assert!(n < 3, "{n}: the beginning could not be written"),
             Some(file) => {
                 assert!(whole.starts_with(&file) && borders.contains(&file.len()), "call {n}");
                 let read = SelectionTrace::from_bytes(&file);
@@ -386,7 +481,7 @@ fn whichever_call_fails_the_file_ends_with_a_whole_group() {
             }
         }
         let interrupted = through(&trace, Arc::new(Inject::nth(n, libc::EINTR)));
-        let is_write = (1..1 + 1 + 6 * 2).contains(&n);
+        let is_write = (2..2 + 1 + 6 * 2).contains(&n);
         assert!(!is_write || interrupted == (None, Some(whole.clone())), "call {n}");
     }
 }

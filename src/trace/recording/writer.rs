@@ -159,7 +159,8 @@ impl TraceWriter {
         written
     }
 
-    /// [Flushes](TraceWriter::flush), and stores the file on the disk: it survives a loss of power.
+    /// [Flushes](TraceWriter::flush), and stores the file on the disk: it survives a loss of power. So does its
+    /// name in the folder, where that can be opened and stored; one that cannot is no failure.
     ///
     /// # Errors
     /// [`Kind::Io`].

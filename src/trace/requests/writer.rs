@@ -126,7 +126,8 @@ impl RequestWriter {
         written
     }
 
-    /// [Flushes](RequestWriter::flush), and stores the file on the disk: it survives a loss of power.
+    /// [Flushes](RequestWriter::flush), and stores the file on the disk: it survives a loss of power. So does its
+    /// name in the folder, where that can be opened and stored; one that cannot is no failure.
     ///
     /// # Errors
     /// [`Kind::Io`].
@@ -316,8 +317,13 @@ mod tests {
         let whole = whole.unwrap();
         assert_eq!(ended, Ok(3000));
         assert!(counted.count() > 10, "{}", counted.count());
+        // The folder is opened by the first call and stored by the second last; the file counts.
         for n in 0..counted.count() {
             let (ended, file) = through(Arc::new(Inject::nth(n, libc::ENOSPC)));
+            if [0, counted.count() - 2].contains(&n) {
+                assert_eq!((ended, file), (Ok(3000), Some(whole.clone())), "call {n}");
+                continue;
+            }
             assert_eq!(ended.unwrap_err().kind(), Kind::Io);
             let file = file.unwrap_or_default();
             assert!(whole.starts_with(&file) && file.last().is_none_or(|byte| *byte == b'\n'), "call {n}");
