@@ -21,11 +21,14 @@
 //! checksum is right) and contradicts what stands before it, wherever it stands.
 //!
 //! **What it costs to record.** Memory is taken at creation: two steps' sets, one group's bytes packed and
-//! not, one bit for every position there can be (twice), the compressor's tables. A step costs some passes
+//! not, one bit for every position there can be (twice); only the compressor takes its tables with the first
+//! groups. A step costs some passes
 //! over k numbers and the context's bits in each layer, and writes nothing until a group is full.
 //!
 //! **What it does not do.** It records one sequence a file, and accepted positions only: selections of drafts
-//! are recorded once the draft is accepted, and dropped otherwise. Requests are recorded by
+//! are recorded once the draft is accepted, and dropped otherwise. A batch, `[batch][k]` a layer, is taken apart
+//! by the engine: each sequence's rows, layer behind layer, go to its own writer. A full file is not continued
+//! by itself: the next one begins with warm steps of its own. Requests are recorded by
 //! [`RequestWriter`](super::requests::RequestWriter).
 
 mod bits;
