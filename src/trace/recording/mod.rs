@@ -22,8 +22,8 @@
 //!
 //! **What it costs to record.** Memory is taken at creation: two steps' sets, one group's bytes packed and
 //! not, one bit for every position there can be (twice); only the compressor takes its tables with the first
-//! groups. A step costs some passes
-//! over k numbers and the context's bits in each layer, and writes nothing until a group is full.
+//! groups. A step costs some passes over k numbers and the context's bits in each layer, and writes nothing
+//! until a group is full.
 //!
 //! **What it does not do.** It records one sequence a file, and accepted positions only: selections of drafts
 //! are recorded once the draft is accepted, and dropped otherwise. A batch, `[batch][k]` a layer, is taken apart
