@@ -62,8 +62,9 @@ fn mark(length: u32) -> [u8; MARK_BYTES] {
 }
 
 /// What a recording says about itself at its beginning. The numbers are checked, the texts are shown and
-/// nothing else.
+/// nothing else. Made by [`Recording::default`], field by field: more may come.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Recording {
     /// Recorded layers, 1 to [`LAYERS_MAX`](super::LAYERS_MAX).
     pub layers: u32,
@@ -174,8 +175,10 @@ impl Recording {
     }
 }
 
-/// When a group is closed: what a crash can cost, and what is held in memory until then.
+/// When a group is closed: what a crash can cost, and what is held in memory until then. Made by
+/// [`Frames::default`], field by field: more may come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Frames {
     /// Steps of a group at most; at least 1.
     pub steps: u32,
