@@ -17,14 +17,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // One sequence a file. The last 32 positions of its prompt warm the pool in a replay.
     let path = folder.join("selections.topk.zst");
-    let recording = Recording {
-        layers: LAYERS,
-        k: K,
-        first_position: 968,
-        decode_start: 1000,
-        label: "a window that wanders".to_owned(),
-        ..Recording::default()
-    };
+    let mut recording = Recording::default();
+    recording.layers = LAYERS;
+    recording.k = K;
+    recording.first_position = 968;
+    recording.decode_start = 1000;
+    recording.label = "a window that wanders".to_owned();
     let mut writer = TraceWriter::create(&path, &recording, Frames::default())?;
     for position in 968..1200 {
         // The indexer's work, as a kernel emits it: [layers][k] positions in any order. Positions of drafts

@@ -40,9 +40,11 @@ fn selected(p: u32, layer: u32) -> Vec<i32> {
 }
 
 fn recorder(path: &Path) -> TraceWriter {
-    let recording =
-        Recording { layers: LAYERS, k: K, first_position: 100, decode_start: 103, ..Recording::default() };
-    TraceWriter::create(path, &recording, Frames { steps: GROUP, ..Frames::default() }).unwrap()
+    let (mut recording, mut frames) = (Recording::default(), Frames::default());
+    (recording.layers, recording.k) = (LAYERS, K);
+    (recording.first_position, recording.decode_start) = (100, 103);
+    frames.steps = GROUP;
+    TraceWriter::create(path, &recording, frames).unwrap()
 }
 
 fn record(writer: &mut TraceWriter) -> forebay::Result<()> {

@@ -46,21 +46,12 @@ fn emitted(trace: &SelectionTrace, step: u32, out: &mut Vec<i32>) {
 /// Records `trace` to a fresh file; without its end, when it is not to be finished.
 fn record(trace: &SelectionTrace, name: &str, finish: bool) -> PathBuf {
     let (path, header) = (fresh(name), trace.header().clone());
-    let recording = Recording {
-        layers: header.layers,
-        layer_ids: header.layer_ids,
-        shares: Vec::new(),
-        k: header.k,
-        first_position: header.first_position,
-        decode_start: header.decode_start,
-        context: Some(header.context),
-        label: header.label,
-        model: header.model,
-        arch: header.arch,
-        score: header.score,
-        mode: header.mode,
-        text: header.text,
-    };
+    let mut recording = Recording::default();
+    (recording.layers, recording.layer_ids, recording.k) = (header.layers, header.layer_ids, header.k);
+    (recording.first_position, recording.decode_start) = (header.first_position, header.decode_start);
+    (recording.context, recording.label) = (Some(header.context), header.label);
+    (recording.model, recording.arch, recording.score) = (header.model, header.arch, header.score);
+    (recording.mode, recording.text) = (header.mode, header.text);
     let mut writer = TraceWriter::create(&path, &recording, Frames::default()).unwrap();
     let mut selected = Vec::new();
     for step in 0..header.steps {

@@ -1,15 +1,18 @@
 //! Two sets of positions as bits: what differs between them comes out ascending, and nothing is sorted.
 
 use super::super::header::CONTEXT_MAX;
+use super::writer::room;
+use crate::error::Result;
 
 /// Positions of a word.
 const WORD: u32 = u64::BITS;
 
-/// Words for every position that there can be. The system gives pages for those that are reached.
+/// Words for every position that there can be.
 const WORDS: usize = (CONTEXT_MAX / WORD) as usize;
 
 /// The old set and the new one. Empty between two sets.
 pub(super) struct Bits {
+    /// Up to the positions reached, with room for all: the system gives pages for those.
     words: Vec<[u64; 2]>,
 }
 
@@ -17,8 +20,9 @@ impl Bits {
     /// Bytes held.
     pub const BYTES: u64 = (WORDS * size_of::<[u64; 2]>()) as u64;
 
-    pub fn new() -> Bits {
-        Bits { words: vec![[0; 2]; WORDS] }
+    /// Fails with [`OutOfMemory`](crate::Kind::OutOfMemory).
+    pub fn new() -> Result<Bits> {
+        Ok(Bits { words: room(WORDS)? })
     }
 
     /// Puts in the old set and the new one; the new one's positions, each once and as long as there is room,
@@ -30,6 +34,10 @@ impl Bits {
         most: u32,
         list: &mut Vec<u32>,
     ) -> std::result::Result<(), u32> {
+        let reached = (most / WORD) as usize + 1;
+        if self.words.len() < reached {
+            self.words.resize(reached.min(WORDS), [0; 2]);
+        }
         for position in old {
             if let Some([word, _]) = self.words.get_mut((position / WORD) as usize) {
                 *word |= 1 << (position % WORD);

@@ -21,11 +21,14 @@
 //! checksum is right) and contradicts what stands before it, wherever it stands.
 //!
 //! **What it costs to record.** Memory is taken at creation: two steps' sets, one group's bytes packed and
-//! not, one bit for every position there can be (twice), the compressor's tables. A step costs some passes
-//! over k numbers and the context's bits in each layer, and writes nothing until a group is full.
+//! not, one bit for every position there can be (twice); only the compressor takes its tables with the first
+//! groups. A step costs some passes over k numbers and the context's bits in each layer, and writes nothing
+//! until a group is full.
 //!
 //! **What it does not do.** It records one sequence a file, and accepted positions only: selections of drafts
-//! are recorded once the draft is accepted, and dropped otherwise. Requests are recorded by
+//! are recorded once the draft is accepted, and dropped otherwise. A batch, `[batch][k]` a layer, is taken apart
+//! by the engine: each sequence's rows, layer behind layer, go to its own writer. A full file is not continued
+//! by itself: the next one begins with warm steps of its own. Requests are recorded by
 //! [`RequestWriter`](super::requests::RequestWriter).
 
 mod bits;
@@ -59,8 +62,9 @@ fn mark(length: u32) -> [u8; MARK_BYTES] {
 }
 
 /// What a recording says about itself at its beginning. The numbers are checked, the texts are shown and
-/// nothing else.
+/// nothing else. Made by [`Recording::default`], field by field: more may come.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Recording {
     /// Recorded layers, 1 to [`LAYERS_MAX`](super::LAYERS_MAX).
     pub layers: u32,
@@ -171,8 +175,10 @@ impl Recording {
     }
 }
 
-/// When a group is closed: what a crash can cost, and what is held in memory until then.
+/// When a group is closed: what a crash can cost, and what is held in memory until then. Made by
+/// [`Frames::default`], field by field: more may come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Frames {
     /// Steps of a group at most; at least 1.
     pub steps: u32,

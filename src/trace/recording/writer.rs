@@ -39,7 +39,11 @@ pub struct TraceWriter {
     header: Header,
     frames: Frames,
     own_layers: usize,
+    /// Positions of all sets that there can be.
+    most: u64,
     steps: u32,
+    /// Those of them that are in the file.
+    stored: u32,
     /// The sets of the last step, by layer, as they were emitted.
     before: Vec<u32>,
     /// Those of the step at hand.
@@ -94,10 +98,12 @@ impl TraceWriter {
             recording: recording.clone(),
             frames,
             own_layers,
+            most: MEMBERS_MAX,
             steps: 0,
+            stored: 0,
             before: room(own_layers * k)?,
             now: room(own_layers * k)?,
-            bits: Bits::new(),
+            bits: Bits::new()?,
             added: room(k)?,
             dropped: room(k)?,
             packed: room(compress_bound(group.capacity()))?,
@@ -124,7 +130,8 @@ impl TraceWriter {
     /// `layers` x `k`, and for a layer whose distinct positions are not min(k, position + 1), or that names
     /// one beyond its query's own: nothing is recorded, and the next call may be right.
     /// [`Kind::Exhausted`] when the recording is as large as a reader takes; [`Kind::Io`] when a group could
-    /// not be written: its steps are lost, the file ends with the group before, and every later call fails.
+    /// not be written, or [`Kind::OutOfMemory`] when it could not be packed: its steps are lost, the file ends
+    /// with the group before, and every later call fails.
     pub fn record(&mut self, position: u32, selected: &[i32]) -> Result<()> {
         self.file.check()?;
         let size = self.expect(position, selected.len())?;
@@ -169,7 +176,8 @@ impl TraceWriter {
         self.file.sync()
     }
 
-    /// Ends the recording: writes what is held and the end, and stores the file. Returns the steps recorded.
+    /// Ends the recording: writes what is held and the end, and stores the file. Returns the steps recorded;
+    /// a recording without any is one that no reader takes.
     ///
     /// # Errors
     /// [`Kind::Io`]; the file is then readable as far as it was written, and not finished.
@@ -181,9 +189,9 @@ impl TraceWriter {
         Ok(self.steps)
     }
 
-    /// Steps recorded, those still held included.
+    /// Steps recorded, those still held included; after a failure those that are in the file.
     pub fn steps(&self) -> u32 {
-        self.steps
+        self.file.check().map_or(self.stored, |()| self.steps)
     }
 
     /// Bytes of the file so far.
@@ -191,7 +199,8 @@ impl TraceWriter {
         self.file.length()
     }
 
-    /// Bytes of memory held, the compressor's own aside (some MB): taken at creation and never more.
+    /// Bytes of memory held: taken at creation and never more. The compressor's own are not among them, which
+    /// it takes with the first groups, up to some MB.
     pub fn memory(&self) -> u64 {
         let numbers = [&self.before, &self.now, &self.added, &self.dropped];
         let numbers: usize = numbers.iter().map(|n| n.capacity() * size_of::<u32>()).sum();
@@ -219,11 +228,11 @@ impl TraceWriter {
                 .with("layers", self.own_layers as u64)
                 .with("k", k as u64));
         }
-        if self.header.members_before(self.steps + 1) > MEMBERS_MAX {
+        if self.header.members_before(self.steps + 1) > self.most {
             return Err(Error::new(Kind::Exhausted, "record")
                 .at("the recording is as large as a reader takes")
                 .with("steps", self.steps)
-                .with("positions", MEMBERS_MAX)
+                .with("positions", self.most)
                 .hint("finish it and begin another file"));
         }
         Ok(k.min(position as usize + 1))
@@ -301,7 +310,9 @@ impl TraceWriter {
         self.group = group;
         // Groups count the steps before them, so none may be left out.
         packed.map_err(|e| self.file.fail(e))?;
-        self.file.append(&[&mark(self.packed.len() as u32), &self.packed])
+        self.file.append(&[&mark(self.packed.len() as u32), &self.packed])?;
+        self.stored = self.steps;
+        Ok(())
     }
 
     /// Takes the file away again.
@@ -323,8 +334,59 @@ fn no_memory() -> Error {
 }
 
 /// An empty list with room for `most`.
-fn room<T>(most: usize) -> Result<Vec<T>> {
+pub(super) fn room<T>(most: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
     list.try_reserve_exact(most).map_err(|_| no_memory().with("wanted", most as u64))?;
     Ok(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::Inject;
+    use crate::trace::SelectionTrace;
+
+    /// One layer of k 2 from position 5 on, groups of two steps, in a file of the test's own.
+    fn writer(name: &str, faults: Arc<dyn Faults>) -> (std::path::PathBuf, TraceWriter) {
+        let path = std::env::temp_dir().join(format!("forebay-{}-writer-{name}", std::process::id()));
+        let recording =
+            Recording { layers: 1, k: 2, first_position: 5, decode_start: 5, ..Recording::default() };
+        let frames = Frames { steps: 2, ..Frames::default() };
+        let writer = TraceWriter::with_faults(&path, &recording, frames, faults).unwrap();
+        (path, writer)
+    }
+
+    #[test]
+    fn a_recording_as_large_as_a_reader_takes_is_full_and_good() {
+        let (path, mut writer) = writer("full", Arc::new(NoFaults));
+        assert_eq!(writer.most, MEMBERS_MAX);
+        writer.most = 11;
+        (5..10).for_each(|position| writer.record(position, &[0, position as i32]).unwrap());
+        for _ in 0..2 {
+            let e = writer.record(10, &[0, 1]).unwrap_err();
+            assert_eq!(
+                (e.kind(), e.number("steps"), e.number("positions")),
+                (Kind::Exhausted, Some(5), Some(11))
+            );
+        }
+        assert_eq!(writer.finish(), Ok(5));
+        let read = SelectionTrace::read(&path);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(read.unwrap().members(), 10);
+    }
+
+    #[test]
+    fn steps_are_those_recorded_and_after_a_failure_those_in_the_file() {
+        // Folder, file, beginning, a mark and a frame; the second frame fails.
+        let (path, mut writer) = writer("lost", Arc::new(Inject::nth(6, libc::ENOSPC)));
+        for position in 5..8 {
+            writer.record(position, &[0, 1]).unwrap();
+            assert_eq!(writer.steps(), position - 4);
+        }
+        let e = writer.record(8, &[0, 1]).unwrap_err();
+        assert_eq!((e.kind(), writer.steps()), (Kind::Io, 2));
+        let read = SelectionTrace::read(&path);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(read.unwrap().header().steps, 2);
+    }
 }

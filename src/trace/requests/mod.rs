@@ -32,7 +32,7 @@ mod session;
 mod writer;
 
 use std::collections::HashMap;
-use std::io::BufRead;
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
 pub(super) use azure::HEADER as AZURE;
@@ -53,6 +53,9 @@ pub const REQUESTS_MAX: u64 = 1 << 26;
 
 /// The most pieces that side files may name: 2^24.
 const PIECES_MAX: u64 = 1 << 24;
+
+/// Bytes behind white space that a file is told by.
+const START: usize = 64;
 
 /// The formats of request traces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,10 +141,22 @@ struct Whole {
 /// [`Kind::Io`] when it cannot be read, [`Kind::BadFormat`] for a damaged frame and for gzip.
 pub fn is_request_trace(path: &Path) -> Result<Option<bool>> {
     let look = || {
+        let mut input = open(path)?;
         let mut start = Vec::new();
-        std::io::Read::read_to_end(&mut std::io::Read::take(open(path)?, 64), &mut start)
-            .map_err(|e| super::source::unreadable(&e, 0))?;
-        let text = start.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&start).trim_ascii_start();
+        let mut fill = |most: usize, start: &mut Vec<u8>| {
+            let most = most.saturating_sub(start.len()) as u64;
+            input.by_ref().take(most).read_to_end(start).map_err(|e| super::source::unreadable(&e, 0))
+        };
+        fill(BYTE_ORDER_MARK.len(), &mut start)?;
+        if start == BYTE_ORDER_MARK {
+            start.clear();
+        }
+        // Blank lines are passed over, however many there are.
+        while fill(START, &mut start)? > 0 {
+            let blank = start.len() - start.trim_ascii_start().len();
+            start.drain(..blank);
+        }
+        let text = start.as_slice();
         Ok(match text.first() {
             Some(b'{') => Some(true),
             _ if text.starts_with(azure::HEADER) => Some(true),
@@ -226,7 +241,9 @@ fn stream(
         }
     }
     let format = format.ok_or_else(|| {
-        Error::new(Kind::BadFormat, "read trace").at("the file has no line that is not blank")
+        Error::new(Kind::BadFormat, "read trace")
+            .at("the file has no line that is not blank")
+            .hint("nothing was recorded in this file, or it was cut: name another")
     })?;
     check(options, format)?;
     Ok(Whole {

@@ -271,3 +271,26 @@ fn lines_that_say_their_block_size_agree() {
         Some(1)
     );
 }
+
+#[test]
+fn what_a_file_is_stands_behind_its_blank_lines() {
+    let path = std::env::temp_dir().join(format!("forebay-{}-blank", std::process::id()));
+    let line = mooncake(0, 512, "[1]");
+    let csv = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,2\n";
+    for blank in ["", "\n", "\u{FEFF}", &"\n".repeat(70), &("\u{FEFF}".to_owned() + &" \r\n".repeat(50_000))]
+    {
+        for (text, told) in
+            [(&line[..], Some(true)), (csv, Some(true)), ("TOPKTRC1", Some(false)), ("x", None)]
+        {
+            std::fs::write(&path, blank.to_owned() + text).unwrap();
+            assert_eq!(is_request_trace(&path), Ok(told), "{text} behind {} bytes", blank.len());
+            let read = RequestTrace::read(&path, &Options::default());
+            assert_eq!(read.is_ok(), told == Some(true), "{text} behind {} bytes", blank.len());
+        }
+        std::fs::write(&path, blank).unwrap();
+        assert_eq!(is_request_trace(&path), Ok(None));
+        let e = RequestTrace::read(&path, &Options::default()).unwrap_err();
+        assert!(e.to_string().contains("nothing was recorded"), "{e}");
+    }
+    std::fs::remove_file(&path).unwrap();
+}

@@ -1,8 +1,9 @@
 //! Requests as they arrive, into Mooncake lines, which every tool of the field reads.
 //!
-//! A file that this wrote is a trace at every moment: lines go out whole, several in one append, and after a
-//! failure the file ends with the last one written whole. What a reader would refuse is refused here, before
-//! it is written. A line names `block_size` where a block has other than 512 tokens.
+//! Lines go out whole, several in one append, and after a failure the file ends with the last one written
+//! whole. Only a process killed inside a write may leave a part of a line, which a reader refuses: it is to
+//! be taken off. What else a reader would refuse is refused here, before it is written. A line names
+//! `block_size` where a block has other than 512 tokens.
 
 use std::io::Write;
 use std::path::Path;
@@ -48,6 +49,8 @@ pub struct RequestWriter {
     sorted: Vec<u64>,
     last: u64,
     requests: u64,
+    /// Those of them that are in the file.
+    stored: u64,
     references: u64,
 }
 
@@ -83,6 +86,7 @@ impl RequestWriter {
             sorted: Vec::new(),
             last: 0,
             requests: 0,
+            stored: 0,
             references: 0,
         })
     }
@@ -123,7 +127,9 @@ impl RequestWriter {
     pub fn flush(&mut self) -> Result<()> {
         let written = self.file.append(&[&self.held]);
         self.held.clear();
-        written
+        written?;
+        self.stored = self.requests;
+        Ok(())
     }
 
     /// [Flushes](RequestWriter::flush), and stores the file on the disk: it survives a loss of power. So does its
@@ -136,7 +142,8 @@ impl RequestWriter {
         self.file.sync()
     }
 
-    /// Ends the trace: writes what is held and stores the file. Returns the requests recorded.
+    /// Ends the trace: writes what is held and stores the file. Returns the requests recorded; where there
+    /// were none, the file is empty, and no reader takes it.
     ///
     /// # Errors
     /// [`Kind::Io`].
@@ -145,9 +152,9 @@ impl RequestWriter {
         Ok(self.requests)
     }
 
-    /// Requests recorded, those still held included.
+    /// Requests recorded, those still held included; after a failure those that are in the file.
     pub fn requests(&self) -> u64 {
-        self.requests
+        self.file.check().map_or(self.stored, |()| self.requests)
     }
 
     /// What a reader would refuse.
@@ -306,6 +313,8 @@ mod tests {
                 if let Err(e) = many(&mut writer, 3000).and_then(|()| writer.sync()) {
                     let again = [writer.record(&arrival(0, 0, &[])), writer.flush(), writer.sync()];
                     assert!(again.iter().all(|again| again.as_ref() == Err(&e)), "it stays failed");
+                    let lines = fs::read_to_string(&path.0).unwrap().lines().count();
+                    assert_eq!(writer.requests(), lines as u64);
                     return writer.finish();
                 }
                 writer.finish()
@@ -341,6 +350,25 @@ mod tests {
         let file = through(Arc::new(Short(AtomicU64::new(0)))).1.unwrap();
         assert!(whole.starts_with(&file) && file.ends_with(b"\n") && file.len() > 2 * BATCH);
         assert!(RequestTrace::from_bytes(&file, &Options::default()).is_ok());
+    }
+
+    #[test]
+    fn a_trace_as_large_as_a_reader_takes_is_full_and_good() {
+        let path = Fresh::new();
+        let mut writer = RequestWriter::create(&path.0, 16).unwrap();
+        writer.record(&arrival(0, 32, &[1, 2])).unwrap();
+        writer.references = REFERENCES_MAX - 1;
+        let full = |writer: &mut RequestWriter, blocks: &[u64]| {
+            let e = writer.record(&arrival(0, 32, blocks)).unwrap_err();
+            assert_eq!(e.kind(), Kind::Exhausted, "{e}");
+        };
+        full(&mut writer, &[3, 4]);
+        writer.record(&arrival(0, 32, &[3])).unwrap();
+        full(&mut writer, &[5]);
+        writer.requests = REQUESTS_MAX;
+        full(&mut writer, &[]);
+        writer.finish().unwrap();
+        assert_eq!(RequestTrace::read(&path.0, &Options::default()).unwrap().requests(), 2);
     }
 
     #[test]
