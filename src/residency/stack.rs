@@ -176,6 +176,9 @@ impl LruStack {
     }
 
     /// Tells `found` the depth of each number in the order as it stands; 0 for one that was never touched.
+    ///
+    /// # Panics
+    /// For a number that is not below those of [`LruStack::new`].
     #[inline]
     pub fn depths(&mut self, numbers: &[u32], found: impl FnMut(u32)) {
         if self.live.len() <= WORDS_PAID * numbers.len() {
@@ -231,12 +234,15 @@ impl LruStack {
 
     /// Tells `found` where the numbers stand in the order as it is, then makes them the newest, the first one on
     /// top. They come in stretches, each with its first number's depth and how many there are: those that
-    /// stand right below each other, or, with depth 0, were never touched. No number may be there twice.
+    /// stand right below each other, or, with depth 0, were never touched. Of one that is there twice both are told
+    /// where it stood, and it counts where it is first.
+    ///
+    /// # Panics
+    /// For a number that is not below those of [`LruStack::new`]; the order is of no use then.
     pub fn retouch(&mut self, numbers: &[u32], mut found: impl FnMut(u32, u32)) {
         self.make_room(numbers.len());
         self.count();
         let mut rest = numbers;
-        let mut new = 0;
         while let Some(number) = rest.first() {
             let entry = self.entry_of[*number as usize];
             let follows = |(below, number): (u32, &u32)| {
@@ -246,33 +252,42 @@ impl LruStack {
             let count = (0..).zip(rest).take_while(|next| follows(*next)).count();
             rest = &rest[count..];
             if entry == NOWHERE {
-                new += count;
                 found(0, count as u32);
             } else {
                 found(self.depth(entry), count as u32);
                 self.stretches.push((entry + 1 - count as u32, count as u32));
             }
         }
-        self.len += new;
         let mut stretches = std::mem::take(&mut self.stretches);
         stretches.drain(..).for_each(|(first, count)| self.bury_stretch(first as usize, count as usize));
         self.stretches = stretches;
         let first = self.log.len();
         self.log.extend(numbers.iter().rev());
-        for (entry, number) in (first as u32..).zip(&self.log[first..]) {
-            self.entry_of[*number as usize] = entry;
-        }
         self.enliven(first);
+        for entry in first..self.log.len() {
+            let number = self.log[entry] as usize;
+            let old = std::mem::replace(&mut self.entry_of[number], entry as u32);
+            // What stood there before is buried; this is a number that is there twice.
+            if old != NOWHERE && old as usize >= first {
+                self.bury_stretch(old as usize, 1);
+            }
+        }
     }
 
-    /// Lets `count` entries from `first` on die, which all live.
+    /// Lets those of `count` entries from `first` on die that live, while `counted`.
     fn bury_stretch(&mut self, first: usize, count: usize) {
-        each_word(first, first + count, |word, bits| self.live[word] &= !bits);
-        each_block(first, first + count, |block, entries| self.blocks.add(block, entries.wrapping_neg()));
+        each_word(first, first + count, |word, bits| {
+            let dying = (self.live[word] & bits).count_ones();
+            self.live[word] &= !bits;
+            self.len -= dying as usize;
+            self.blocks.add(word / BLOCK, dying.wrapping_neg());
+        });
     }
 
-    /// Makes the numbers the newest, the last one on top. One that stands there twice counts where it stands
-    /// last.
+    /// Makes the numbers the newest, the last one on top. One that is there twice counts where it is last.
+    ///
+    /// # Panics
+    /// As [`LruStack::retouch`].
     #[inline]
     pub fn touch(&mut self, numbers: impl ExactSizeIterator<Item = u32>) {
         self.make_room(numbers.len());
@@ -286,6 +301,7 @@ impl LruStack {
     fn enliven(&mut self, first: usize) {
         let end = self.log.len();
         each_word(first, end, |word, bits| self.live[word] |= bits);
+        self.len += end - first;
         if self.counted {
             each_block(first, end, |block, entries| self.blocks.add(block, entries));
         }
@@ -294,18 +310,20 @@ impl LruStack {
     /// Lets the older entries die of the numbers from the entry `first` on.
     #[inline]
     fn bury<const COUNTED: bool>(&mut self, first: usize) {
+        let mut dying = 0;
         for (entry, number) in (first as u32..).zip(&self.log[first..]) {
             let old = std::mem::replace(&mut self.entry_of[*number as usize], entry);
             if old == NOWHERE {
-                self.len += 1;
                 continue;
             }
+            dying += 1;
             let word = (old / 64) as usize;
             self.live[word] &= !(1 << (old % 64));
             if COUNTED {
                 self.blocks.add(word / BLOCK, u32::MAX);
             }
         }
+        self.len -= dying;
     }
 
     /// Room for `more` entries: packs a log that has grown to its limit.
@@ -404,6 +422,9 @@ mod tests {
                 let mut numbers = numbers.clone();
                 if i % 3 == 0 {
                     numbers = stretches(&numbers);
+                    if i % 2 == 0 {
+                        numbers.extend_from_within(..numbers.len() / 2);
+                    }
                     prop_assert_eq!(retouched(&mut stack, &numbers), plain(&list, &numbers));
                     numbers.reverse();
                 } else {
@@ -467,6 +488,15 @@ mod tests {
         }
         assert_eq!(told, [(0, 200), (1, 200), (0, 100), (101, 150)]);
         assert_eq!(stack.len(), 300);
+    }
+
+    #[test]
+    fn a_number_that_is_there_twice_counts_where_it_is_first() {
+        let mut stack = LruStack::new(10).unwrap();
+        for depths in [[0, 0, 0, 0], [1, 1, 2, 1]] {
+            assert_eq!(retouched(&mut stack, &[5, 5, 6, 5]), depths);
+            assert_eq!((stack.len(), told(&mut stack, &[5, 6])), (2, vec![1, 2]));
+        }
     }
 
     #[test]
