@@ -499,6 +499,22 @@ mod tests {
         }
     }
 
+    /// A log that is never packed takes memory without end; one that is packed each time takes quadratic time.
+    #[test]
+    fn the_log_grows_to_four_times_its_live_entries() {
+        const NUMBERS: u32 = 4000;
+        const BATCH: u32 = 100;
+        let mut stack = LruStack::new(NUMBERS).unwrap();
+        let mut longest = 0;
+        for i in 0..400 {
+            let first = i * BATCH % NUMBERS;
+            stack.touch(first..first + BATCH);
+            longest = longest.max(stack.log.len());
+        }
+        let most = 4 * NUMBERS as usize + BATCH as usize;
+        assert!((most - BATCH as usize..=most).contains(&longest), "{longest} entries");
+    }
+
     #[test]
     fn too_many_numbers_are_refused() {
         assert_eq!(LruStack::new(u32::MAX).unwrap_err().kind(), Kind::OutOfRange);
