@@ -1,6 +1,7 @@
 //! Claims: a replay of agentic_A (21.5 million block references, 10,000 blocks) makes at least 2 times the
 //! accesses a second of libCacheSim's LRU, parsing excluded on both sides; and hits at every capacity take at most 4
-//! times as long as that one replay, here and on the Mooncake trace with its short prompts.
+//! times as long as that one replay, here, on the Mooncake trace with its short prompts, and where prompts of one
+//! block each come back from 4 million blocks deep (generated).
 //!
 //! Ours is what `forebay replay` runs, the leading run of every request looked up and all its blocks touched.
 //! Theirs is libCacheSim's C code, started from Python (`benches/libcachesim_lru.py`), with the same blocks in
@@ -34,23 +35,37 @@ use race::{Side, claim, done, race, record};
 
 const CAPACITY: u32 = 10_000;
 
-/// How many times as long every capacity of the Mooncake trace takes as one, whose prompts are short.
-fn short_prompts(path: &Path) -> forebay::Result<f64> {
-    let trace = RequestTrace::read(path, &Options::default())?;
+/// 4 million blocks, 4,096 a prompt, then the oldest million of them again in their order, one a prompt.
+fn deep_prompts() -> forebay::Result<RequestTrace> {
+    const MANY: u32 = 4096;
+    let mut lines = String::new();
+    let mut prompt = |ids: std::ops::Range<u32>| {
+        let (tokens, ids) = (512 * ids.len(), ids.collect::<Vec<_>>());
+        lines += &format!(
+            "{{\"timestamp\":0,\"input_length\":{tokens},\"output_length\":1,\"hash_ids\":{ids:?}}}\n"
+        );
+    };
+    (0..1024).for_each(|i| prompt(i * MANY..(i + 1) * MANY));
+    (0..1 << 20).for_each(|id| prompt(id..id + 1));
+    RequestTrace::from_bytes(lines.as_bytes(), &Options::default())
+}
+
+/// How many times as fast as one capacity the curve of all is.
+fn every_against_one(trace: &RequestTrace, rounds: usize) -> f64 {
     let references = trace.references().len() as u64;
     let mut sides = [
         Side::new("one", || {
             let begin = Lap::begin();
-            done(blocks::replay(&trace, Policy::Lru, CAPACITY, 0, || ()));
+            done(blocks::replay(trace, Policy::Lru, CAPACITY, 0, || ()));
             (begin.end(), references)
         }),
         Side::new("every", || {
             let begin = Lap::begin();
-            done(blocks::curve(&trace, 0, || ()));
+            done(blocks::curve(trace, 0, || ()));
             (begin.end(), references)
         }),
     ];
-    Ok(race(9, &mut sides).ratio("every", "one"))
+    race(rounds, &mut sides).ratio("every", "one")
 }
 
 /// A pass of every policy, and what it found.
@@ -131,9 +146,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let times = rounds.ratio("forebay", "every capacity");
     println!("every capacity takes {times:.2} times as long as one");
     claim("every capacity of agentic_A against one", rounds.ratio("every capacity", "forebay"), 0.25);
-    let short = short_prompts(&traces.join("mooncake/conversation_trace.jsonl.zst"))?;
+    let mooncake = traces.join("mooncake/conversation_trace.jsonl.zst");
+    let short = every_against_one(&RequestTrace::read(&mooncake, &Options::default())?, 9);
     println!("every capacity of the Mooncake trace takes {:.2} times as long as one", 1.0 / short);
     claim("every capacity of the Mooncake trace against one", short, 0.25);
+    let deep = every_against_one(&deep_prompts()?, 3);
+    println!(
+        "every capacity of prompts of one block, 4 million deep, takes {:.2} times as long as one",
+        1.0 / deep
+    );
+    claim("every capacity of prompts of one block, 4 million deep, against one", deep, 0.25);
     claim("agentic_A against libCacheSim's LRU", rounds.ratio("forebay", "libCacheSim"), 2.0);
     criterion.final_summary();
     Ok(())

@@ -12,17 +12,18 @@
 //!
 //! - *many numbers*: a sum over all words, after which each number costs one population count. Nothing is kept
 //!   for it when numbers are touched.
-//! - *few numbers*: live entries are counted by blocks of words as they come and die, so that only blocks behind
-//!   the oldest entry asked for are summed up, and a few words of each number's block. A prompt's blocks mostly
-//!   stand right below each other: such a stretch is looked up, dies and comes as one ([`LruStack::retouch`]).
+//! - *few numbers*: live entries are counted by blocks of words as they come and die, in a Fenwick tree, so that a
+//!   depth is the sum of a few nodes and of a few words of the number's block, however deep it is. A prompt's
+//!   blocks mostly stand right below each other: such a stretch is looked up, dies and comes as one
+//!   ([`LruStack::retouch`]).
 //!
 //! When three quarters of the log are dead it is packed.
 //!
 //! # Costs
 //!
-//! A few memory accesses and one population count a number; beside it the lesser of a sum over the log's words
-//! and one over its blocks, and of the former at most as many words as the numbers asked for pay for. About
-//! 30 bytes a number. It allocates as the log grows: it is for study, no step of an engine waits for it.
+//! A few memory accesses and one population count a number, and a sum over no more words of the log than the numbers
+//! asked for pay for; or a block's words and the logarithm of the log's blocks a stretch. About 30 bytes a number.
+//! It allocates as the log grows: it is for study, no step of an engine waits for it.
 
 use crate::error::{Error, Kind, Result};
 
@@ -32,8 +33,9 @@ const NOWHERE: u32 = u32::MAX;
 /// Entries of a log that is not worth packing.
 const LOG_LEAST: usize = 1 << 12;
 
-/// Words of a block.
+/// Words of a block, and its entries.
 const BLOCK: usize = 16;
+const ENTRIES: usize = 64 * BLOCK;
 
 /// Words that a number asked for pays for: what its own block would cost it, and a little.
 const WORDS_PAID: usize = 16;
@@ -50,10 +52,10 @@ pub struct LruStack {
     log: Vec<u32>,
     /// Bit per entry of the log: no later entry has its number.
     live: Vec<u64>,
-    /// By word of `live`, or by block: live entries behind it. Holds during one call.
+    /// By word of `live`: live entries behind it. Holds during one call.
     behind: Vec<u32>,
-    /// By block: its live entries, while `counted`.
-    in_block: Vec<u32>,
+    /// Live entries by block, of all that the log may grow to, while `counted`.
+    blocks: Blocks,
     counted: bool,
     /// First entries and counts of stretches that are about to die.
     stretches: Vec<(u32, u32)>,
@@ -94,19 +96,49 @@ fn each_word(first: usize, end: usize, mut tell: impl FnMut(usize, u64)) {
 
 /// Tells each block with entries from `first` to below `end` how many.
 fn each_block(first: usize, end: usize, mut tell: impl FnMut(usize, u32)) {
-    const ENTRIES: usize = BLOCK * 64;
     for block in first / ENTRIES..end.div_ceil(ENTRIES) {
         let from = first.max(block * ENTRIES);
         tell(block, (end.min((block + 1) * ENTRIES) - from) as u32);
     }
 }
 
-/// Live entries behind blocks, summed up from the newest block down as far as was asked.
-struct Sums {
-    /// The oldest block with a sum.
-    from: usize,
-    /// Live entries in it and all newer ones.
-    live: u32,
+/// Counts by block, summed up as a Fenwick tree: node `n` has those of block `n` and of the blocks before it, as many
+/// as `n` has ones at its low end.
+#[derive(Clone, Debug, Default)]
+struct Blocks(Vec<u32>);
+
+impl Blocks {
+    /// Sums of these counts, and of none for the blocks behind, `blocks` in all.
+    fn fill(&mut self, counts: impl Iterator<Item = u32>, blocks: usize) {
+        self.0.clear();
+        self.0.extend(counts);
+        self.0.resize(blocks, 0);
+        for node in 0..blocks {
+            let count = self.0[node];
+            if let Some(above) = self.0.get_mut(node | (node + 1)) {
+                *above += count;
+            }
+        }
+    }
+
+    /// Adds to a block's count, modulo 2^32.
+    fn add(&mut self, block: usize, count: u32) {
+        let mut node = block;
+        while let Some(sum) = self.0.get_mut(node) {
+            *sum = sum.wrapping_add(count);
+            node |= node + 1;
+        }
+    }
+
+    /// The counts of all blocks before this one.
+    fn before(&self, block: usize) -> u32 {
+        let (mut end, mut sum) = (block, 0);
+        while end > 0 {
+            sum += self.0[end - 1];
+            end &= end - 1;
+        }
+        sum
+    }
 }
 
 impl LruStack {
@@ -125,7 +157,7 @@ impl LruStack {
             log: Vec::new(),
             live: Vec::new(),
             behind: Vec::new(),
-            in_block: Vec::new(),
+            blocks: Blocks::default(),
             counted: false,
             stretches: Vec::new(),
             len: 0,
@@ -144,6 +176,9 @@ impl LruStack {
     }
 
     /// Tells `found` the depth of each number in the order as it stands; 0 for one that was never touched.
+    ///
+    /// # Panics
+    /// For a number that is not below those of [`LruStack::new`].
     #[inline]
     pub fn depths(&mut self, numbers: &[u32], found: impl FnMut(u32)) {
         if self.live.len() <= WORDS_PAID * numbers.len() {
@@ -174,44 +209,39 @@ impl LruStack {
     }
 
     fn depths_of_few(&mut self, numbers: &[u32], mut found: impl FnMut(u32)) {
-        let mut sums = self.sums();
+        self.count();
         for number in numbers {
             let entry = self.entry_of[*number as usize];
-            found(if entry == NOWHERE { 0 } else { self.depth(entry, &mut sums) });
+            found(if entry == NOWHERE { 0 } else { self.depth(entry) });
         }
     }
 
-    /// Sums of no block yet; counts the blocks' live entries if nobody did.
-    fn sums(&mut self) -> Sums {
+    /// Counts the blocks' live entries if nobody did.
+    fn count(&mut self) {
         if !self.counted {
-            self.in_block.clear();
-            self.in_block.extend(self.live.chunks(BLOCK).map(sum));
+            self.blocks.fill(self.live.chunks(BLOCK).map(sum), self.limit.div_ceil(ENTRIES));
             self.counted = true;
         }
-        self.behind.resize(self.in_block.len().max(self.behind.len()), 0);
-        Sums { from: self.in_block.len(), live: 0 }
     }
 
-    /// The depth of a live entry.
-    fn depth(&mut self, entry: u32, sums: &mut Sums) -> u32 {
+    /// The depth of a live entry, while `counted`.
+    fn depth(&self, entry: u32) -> u32 {
         let word = (entry / 64) as usize;
         let block = word / BLOCK;
-        while sums.from > block {
-            sums.from -= 1;
-            self.behind[sums.from] = sums.live;
-            sums.live += self.in_block[sums.from];
-        }
-        let end = ((block + 1) * BLOCK).min(self.live.len());
-        let here = (self.live[word] >> (entry % 64)).count_ones();
-        here + sum(&self.live[word + 1..end]) + self.behind[block]
+        let here = (self.live[word] & ones(entry as usize % 64)).count_ones();
+        self.len as u32 - self.blocks.before(block) - sum(&self.live[block * BLOCK..word]) - here
     }
 
     /// Tells `found` where the numbers stand in the order as it is, then makes them the newest, the first one on
     /// top. They come in stretches, each with its first number's depth and how many there are: those that
-    /// stand right below each other, or, with depth 0, were never touched. No number may be there twice.
+    /// stand right below each other, or, with depth 0, were never touched. Of one that is there twice both are told
+    /// where it stood, and it counts where it is first.
+    ///
+    /// # Panics
+    /// For a number that is not below those of [`LruStack::new`]; the order is of no use then.
     pub fn retouch(&mut self, numbers: &[u32], mut found: impl FnMut(u32, u32)) {
         self.make_room(numbers.len());
-        let mut sums = self.sums();
+        self.count();
         let mut rest = numbers;
         while let Some(number) = rest.first() {
             let entry = self.entry_of[*number as usize];
@@ -222,10 +252,9 @@ impl LruStack {
             let count = (0..).zip(rest).take_while(|next| follows(*next)).count();
             rest = &rest[count..];
             if entry == NOWHERE {
-                self.len += count;
                 found(0, count as u32);
             } else {
-                found(self.depth(entry, &mut sums), count as u32);
+                found(self.depth(entry), count as u32);
                 self.stretches.push((entry + 1 - count as u32, count as u32));
             }
         }
@@ -234,20 +263,31 @@ impl LruStack {
         self.stretches = stretches;
         let first = self.log.len();
         self.log.extend(numbers.iter().rev());
-        for (entry, number) in (first as u32..).zip(&self.log[first..]) {
-            self.entry_of[*number as usize] = entry;
-        }
         self.enliven(first);
+        for entry in first..self.log.len() {
+            let number = self.log[entry] as usize;
+            let old = std::mem::replace(&mut self.entry_of[number], entry as u32);
+            // What stood there before is buried; this is a number that is there twice.
+            if old != NOWHERE && old as usize >= first {
+                self.bury_stretch(old as usize, 1);
+            }
+        }
     }
 
-    /// Lets `count` entries from `first` on die, which all live.
+    /// Lets those of `count` entries from `first` on die that live, while `counted`.
     fn bury_stretch(&mut self, first: usize, count: usize) {
-        each_word(first, first + count, |word, bits| self.live[word] &= !bits);
-        each_block(first, first + count, |block, entries| self.in_block[block] -= entries);
+        each_word(first, first + count, |word, bits| {
+            let dying = (self.live[word] & bits).count_ones();
+            self.live[word] &= !bits;
+            self.len -= dying as usize;
+            self.blocks.add(word / BLOCK, dying.wrapping_neg());
+        });
     }
 
-    /// Makes the numbers the newest, the last one on top. One that stands there twice counts where it stands
-    /// last.
+    /// Makes the numbers the newest, the last one on top. One that is there twice counts where it is last.
+    ///
+    /// # Panics
+    /// As [`LruStack::retouch`].
     #[inline]
     pub fn touch(&mut self, numbers: impl ExactSizeIterator<Item = u32>) {
         self.make_room(numbers.len());
@@ -261,27 +301,29 @@ impl LruStack {
     fn enliven(&mut self, first: usize) {
         let end = self.log.len();
         each_word(first, end, |word, bits| self.live[word] |= bits);
+        self.len += end - first;
         if self.counted {
-            self.in_block.resize(self.live.len().div_ceil(BLOCK).max(self.in_block.len()), 0);
-            each_block(first, end, |block, entries| self.in_block[block] += entries);
+            each_block(first, end, |block, entries| self.blocks.add(block, entries));
         }
     }
 
     /// Lets the older entries die of the numbers from the entry `first` on.
     #[inline]
     fn bury<const COUNTED: bool>(&mut self, first: usize) {
+        let mut dying = 0;
         for (entry, number) in (first as u32..).zip(&self.log[first..]) {
             let old = std::mem::replace(&mut self.entry_of[*number as usize], entry);
             if old == NOWHERE {
-                self.len += 1;
                 continue;
             }
+            dying += 1;
             let word = (old / 64) as usize;
             self.live[word] &= !(1 << (old % 64));
             if COUNTED {
-                self.in_block[word / BLOCK] -= 1;
+                self.blocks.add(word / BLOCK, u32::MAX);
             }
         }
+        self.len -= dying;
     }
 
     /// Room for `more` entries: packs a log that has grown to its limit.
@@ -380,6 +422,9 @@ mod tests {
                 let mut numbers = numbers.clone();
                 if i % 3 == 0 {
                     numbers = stretches(&numbers);
+                    if i % 2 == 0 {
+                        numbers.extend_from_within(..numbers.len() / 2);
+                    }
                     prop_assert_eq!(retouched(&mut stack, &numbers), plain(&list, &numbers));
                     numbers.reverse();
                 } else {
@@ -418,6 +463,22 @@ mod tests {
         assert!(!stack.counted, "the way of the many");
     }
 
+    /// Numbers come back one by one, the newest first: each stands one deeper than the one before. 100,000 of them
+    /// fill 98 blocks, and twice as many as the log passes its limit.
+    #[test]
+    fn single_numbers_are_as_deep_as_the_whole_order() {
+        const NUMBERS: u32 = 100_000;
+        let mut stack = LruStack::new(NUMBERS).unwrap();
+        let order: Vec<u32> = (0..NUMBERS).map(|i| i * 7919 % NUMBERS).collect();
+        stack.touch(order.iter().copied());
+        for turn in 0..5 {
+            let back = |i: u32| if turn % 2 == 0 { NUMBERS - 1 - i } else { i } as usize;
+            for i in 0..NUMBERS {
+                assert_eq!(retouched(&mut stack, &[order[back(i)]]), [i + 1], "turn {turn}");
+            }
+        }
+    }
+
     #[test]
     fn a_prompt_that_comes_back_is_one_stretch() {
         let mut stack = LruStack::new(400).unwrap();
@@ -427,6 +488,31 @@ mod tests {
         }
         assert_eq!(told, [(0, 200), (1, 200), (0, 100), (101, 150)]);
         assert_eq!(stack.len(), 300);
+    }
+
+    #[test]
+    fn a_number_that_is_there_twice_counts_where_it_is_first() {
+        let mut stack = LruStack::new(10).unwrap();
+        for depths in [[0, 0, 0, 0], [1, 1, 2, 1]] {
+            assert_eq!(retouched(&mut stack, &[5, 5, 6, 5]), depths);
+            assert_eq!((stack.len(), told(&mut stack, &[5, 6])), (2, vec![1, 2]));
+        }
+    }
+
+    /// A log that is never packed takes memory without end; one that is packed each time takes quadratic time.
+    #[test]
+    fn the_log_grows_to_four_times_its_live_entries() {
+        const NUMBERS: u32 = 4000;
+        const BATCH: u32 = 100;
+        let mut stack = LruStack::new(NUMBERS).unwrap();
+        let mut longest = 0;
+        for i in 0..400 {
+            let first = i * BATCH % NUMBERS;
+            stack.touch(first..first + BATCH);
+            longest = longest.max(stack.log.len());
+        }
+        let most = 4 * NUMBERS as usize + BATCH as usize;
+        assert!((most - BATCH as usize..=most).contains(&longest), "{longest} entries");
     }
 
     #[test]
