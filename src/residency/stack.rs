@@ -22,8 +22,9 @@
 //! # Costs
 //!
 //! A few memory accesses and one population count a number, and a sum over no more words of the log than the numbers
-//! asked for pay for; or a block's words and the logarithm of the log's blocks a stretch. About 30 bytes a number.
-//! It allocates as the log grows: it is for study, no step of an engine waits for it.
+//! asked for pay for; or a block's words and the logarithm of the log's blocks a stretch. About 35 bytes a number.
+//! Memory is taken at the beginning, as much as the longest log needs; only a call with more numbers than there are,
+//! so with some of them twice, may take more.
 
 use crate::error::{Error, Kind, Result};
 
@@ -65,13 +66,19 @@ pub struct LruStack {
     limit: usize,
 }
 
-/// `count` words of `value`.
-pub(super) fn words<T: Clone>(count: usize, value: T) -> Result<Vec<T>> {
+/// Room for `count` words.
+fn room<T>(count: usize) -> Result<Vec<T>> {
     let mut words = Vec::new();
     words.try_reserve_exact(count).map_err(|_| {
         let bytes = (size_of::<T>() * count) as u64;
         Error::new(Kind::OutOfMemory, "count depths").at("an order of use").with("bytes", bytes)
     })?;
+    Ok(words)
+}
+
+/// `count` words of `value`.
+pub(super) fn words<T: Clone>(count: usize, value: T) -> Result<Vec<T>> {
+    let mut words = room(count)?;
     words.resize(count, value);
     Ok(words)
 }
@@ -152,14 +159,16 @@ impl LruStack {
                 .at("an order of use")
                 .with("numbers", numbers));
         }
+        let numbers = numbers as usize;
+        let entries = (4 * numbers).max(LOG_LEAST) + numbers;
         Ok(LruStack {
-            entry_of: words(numbers as usize, NOWHERE)?,
-            log: Vec::new(),
-            live: Vec::new(),
-            behind: Vec::new(),
-            blocks: Blocks::default(),
+            entry_of: words(numbers, NOWHERE)?,
+            log: room(entries)?,
+            live: room(entries.div_ceil(64))?,
+            behind: room(entries.div_ceil(64))?,
+            blocks: Blocks(room(entries.div_ceil(ENTRIES))?),
             counted: false,
-            stretches: Vec::new(),
+            stretches: room(numbers)?,
             len: 0,
             limit: LOG_LEAST,
         })
@@ -505,12 +514,13 @@ mod tests {
         const NUMBERS: u32 = 4000;
         const BATCH: u32 = 100;
         let mut stack = LruStack::new(NUMBERS).unwrap();
-        let mut longest = 0;
+        let (room, mut longest) = (stack.log.capacity(), 0);
         for i in 0..400 {
             let first = i * BATCH % NUMBERS;
             stack.touch(first..first + BATCH);
             longest = longest.max(stack.log.len());
         }
+        assert_eq!(stack.log.capacity(), room, "taken at the beginning");
         let most = 4 * NUMBERS as usize + BATCH as usize;
         assert!((most - BATCH as usize..=most).contains(&longest), "{longest} entries");
     }
