@@ -8,15 +8,13 @@ use std::path::Path;
 
 use forebay::trace::{Header, SelectionTrace};
 use forebay::{Error, Kind, Result, Shape};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 use super::chart::Grid;
 use super::similarity::{self, Within};
 use crate::curve::{self, Curves};
-use crate::output;
 use crate::policy::{self, Policy};
 use crate::pools::{self, Outcome, Setting};
-use crate::replay::{self, Arguments, Count};
+use crate::replay::{self, Arguments, Count, progress};
 use crate::{split, threads};
 
 /// The size whose misses are shown by layer and by step when none is named.
@@ -287,14 +285,4 @@ pub fn geometric(least: u32, most: u32, count: u32) -> Vec<u32> {
     sizes.push(most);
     sizes.dedup();
     sizes
-}
-
-/// A bar on standard error; hidden where that is no terminal.
-pub fn progress(path: &Path, work: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(work), ProgressDrawTarget::stderr())
-        .with_finish(ProgressFinish::AndClear);
-    if let Ok(style) = ProgressStyle::with_template("{prefix} [{bar:30}] {percent}%, {eta} left") {
-        bar.set_style(style.progress_chars("=> "));
-    }
-    bar.with_prefix(output::harmless(&path.display().to_string()))
 }

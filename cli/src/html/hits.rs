@@ -11,12 +11,14 @@ use forebay::Result;
 use forebay::trace::requests::{Format, RequestTrace};
 
 use super::chart::{self, Axis, Bar, Line, Plot, WIDTH};
-use super::figures::{geometric, progress};
-use super::page::{Card, Section, Table, Tile};
+use super::figures::geometric;
+use super::page::{Card, Section, Table};
 use super::scale::{Scale, Spread};
-use super::selection::{HERO, percent, short};
+use super::selection::HERO;
 use super::svg::Svg;
+use super::words::{percent, short, tile};
 use crate::blocks::{self, Outcome, Policy};
+use crate::replay::progress;
 use crate::requests::{self, About, RequestArguments};
 use crate::{request_report, threads};
 
@@ -176,10 +178,6 @@ pub fn section(hits: &Hits) -> Section {
 /// The optimum, or what stands in its place.
 fn spoken(hits: &Hits) -> &'static str {
     if hits.style(Policy::Belady).0 == "optimum" { "the optimum" } else { "Belady's rule" }
-}
-
-fn tile(value: String, what: &str, more: String) -> Tile {
-    Tile { value, what: what.to_owned(), more }
 }
 
 fn blocks(count: u32) -> String {

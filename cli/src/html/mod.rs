@@ -13,9 +13,11 @@ mod selection;
 mod similarity;
 mod similarity_cards;
 mod slots;
+mod steps;
 mod svg;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use std::path::{Path, PathBuf};
 

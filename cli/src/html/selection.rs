@@ -11,17 +11,13 @@ use super::page::{Card, Section, Table, Tile};
 use super::scale::{Scale, Spread};
 use super::similarity_cards;
 use super::slots;
+use super::steps;
 use super::svg::{Anchor, Svg};
+use super::words::{median, percent, ratio, share, short, tile, time};
 use crate::json::miss_ratio;
 use crate::policy::Policy;
 use crate::replay::{Count, FIRST_STEPS, RowSize};
-use crate::report::{self, counted, number, size};
-
-/// Steps that are drawn one by one; all of them are drawn in stretches.
-const CLOSE: usize = 32;
-
-/// Stretches of the line over all steps, at most.
-const STRETCHES: usize = 150;
+use crate::report::{counted, number, size};
 
 /// Units that the pictures by size are high.
 pub const HERO: f64 = 290.0;
@@ -59,41 +55,16 @@ impl View<'_> {
     }
 
     /// The size shown, in words.
-    fn here(&self) -> String {
+    pub fn here(&self) -> String {
         format!("ratio {}", ratio(self.figures.ratio))
     }
-}
-
-/// Seconds in the unit that leaves one to four digits.
-pub fn time(seconds: f64) -> String {
-    match seconds {
-        s if s < 1e-6 => format!("{} ns", number(s * 1e9)),
-        s if s < 1e-3 => format!("{} µs", number(s * 1e6)),
-        s if s < 1.0 => format!("{} ms", number(s * 1e3)),
-        s => format!("{} s", number(s)),
-    }
-}
-
-/// A share as percent, two digits at least.
-pub fn percent(share: f64) -> String {
-    match 100.0 * share {
-        p if p < 0.005 => "0%".to_owned(),
-        p if p < 1.0 => format!("{p:.2}%"),
-        p if p < 10.0 => format!("{p:.1}%"),
-        p => format!("{p:.0}%"),
-    }
-}
-
-/// The part of a whole; 0 of nothing.
-pub fn share(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { part / whole } else { 0.0 }
 }
 
 /// The whole section.
 pub fn section(view: &View<'_>) -> Section {
     let header = &view.figures.header;
     let title = if header.label.is_empty() { &view.figures.path } else { &header.label };
-    let mut cards = vec![by_size(view), by_policy(view), by_layer(view), by_step(view), moved(view)];
+    let mut cards = vec![by_size(view), by_policy(view), by_layer(view), steps::by_step(view), moved(view)];
     cards.extend(slots::divided(view.figures));
     cards.push(similarity_cards::within(view.figures));
     cards.extend(similarity_cards::between(view.figures));
@@ -153,10 +124,6 @@ fn facts(view: &View<'_>) -> Vec<String> {
         facts.insert(1, format!("Selected by: {}; {}.", or_unnamed(&header.score), or_unnamed(&header.mode)));
     }
     facts
-}
-
-fn tile(value: String, what: &str, more: String) -> Tile {
-    Tile { value, what: what.to_owned(), more }
 }
 
 fn tiles(view: &View<'_>) -> Vec<Tile> {
@@ -316,19 +283,6 @@ fn shares_by_size(figures: &Figures, plot: &Plot, x: &Scale) -> String {
     svg.finish()
 }
 
-/// A number without zeros that say nothing.
-pub fn short(value: f64) -> String {
-    format!("{}", (value * 1e6).round() / 1e6)
-}
-
-/// A ratio to three decimals, or two digits where those would say too little.
-pub fn ratio(value: f64) -> String {
-    match report::ratio(value).trim_end_matches('0') {
-        whole if whole.ends_with('.') => format!("{value:.0}"),
-        trimmed => trimmed.to_owned(),
-    }
-}
-
 /// Every policy at every size compared, and LRU up to the whole context.
 fn sizes_table(figures: &Figures) -> Table {
     let mut head = vec!["ratio".to_owned(), "slots".to_owned(), "lru".to_owned()];
@@ -392,18 +346,6 @@ fn by_policy(view: &View<'_>) -> Card {
     let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), &name, &sentence);
     chart::bars(&mut svg, &bars, "rows missed a step and layer · share of LRU's");
     Card { name, sentence, pictures: vec![svg.finish()], table: Table::default(), wide: false }
-}
-
-/// The middle of the values.
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    let pair = sorted.get(middle.saturating_sub(1)..=middle).unwrap_or_default();
-    match (sorted.len() % 2, pair) {
-        (0, [a, b]) => (a + b) / 2.0,
-        _ => sorted.get(middle).copied().unwrap_or(0.0),
-    }
 }
 
 /// Misses by layer at the size shown.
@@ -471,131 +413,6 @@ fn by_layer(view: &View<'_>) -> Card {
         table: Table { head, rows: rows.collect() },
         wide: false,
     }
-}
-
-/// What a sequence pays when it starts, and over all its steps.
-fn by_step(view: &View<'_>) -> Card {
-    let figures = view.figures;
-    let layers = figures.layers.len().max(1) as f64;
-    let per_layer = |misses: &[u64]| -> Vec<f64> { misses.iter().map(|m| *m as f64 / layers).collect() };
-    let (warm, cold) = (per_layer(&figures.warm), per_layer(&figures.cold));
-    let sentence = start_sentence(&warm, &cold, figures.setting.warmup);
-    let mut pictures = Vec::new();
-    if warm.len() > 1 {
-        pictures.push(close(&warm, &cold, figures.setting.warmup, &sentence));
-    }
-    if warm.len() > CLOSE {
-        pictures.push(far(&warm));
-    }
-    let count = warm.len().min(CLOSE);
-    let rows = (0..count).map(|i| {
-        let of = |values: &[f64]| values.get(i).map_or(String::new(), |value| number(*value));
-        vec![(i + 1).to_string(), of(&cold), of(&warm)]
-    });
-    let head = ["step", "cold", "warmed"].map(str::to_owned).to_vec();
-    let name = format!("Misses by step at {}", view.here());
-    Card { name, sentence, pictures, table: Table { head, rows: rows.collect() }, wide: false }
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len().max(1) as f64
-}
-
-fn start_sentence(warm: &[f64], cold: &[f64], warmup: u32) -> String {
-    let first = (FIRST_STEPS as usize).min(warm.len());
-    let start = |values: &[f64]| mean(values.get(..first).unwrap_or_default());
-    let (all, warmed, cold_start) = (mean(warm), start(warm), start(cold));
-    let steps =
-        if first == 1 { "The first step misses".to_owned() } else { format!("The first {first} steps miss") };
-    let mut out = match warmup {
-        0 => format!(
-            "{steps} {} rows a layer from a cold pool, all steps {}.",
-            number(cold_start),
-            number(all)
-        ),
-        w => format!(
-            "{steps} {} rows a layer from a cold pool, {} after a warm-up with {}; all steps {}.",
-            number(cold_start),
-            number(warmed),
-            counted(w, "prompt position"),
-            number(all),
-        ),
-    };
-    let near = |(cold, warm): (&[f64], &[f64])| mean(cold) <= 1.1 * mean(warm);
-    let together = cold.windows(first.max(1)).zip(warm.windows(first.max(1))).position(near);
-    if let Some(step) = together.filter(|step| warmup > 0 && *step > 0) {
-        out += &format!(" From step {} on the cold start is within 10% of the warmed one.", step + 1);
-    }
-    let peak = warm.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-    if let Some((step, most)) = peak.filter(|(_, most)| all > 0.0 && **most > 1.5 * all) {
-        out += &format!(
-            " The worst, step {}, misses {}: {:.1} times the mean.",
-            step + 1,
-            number(*most),
-            most / all
-        );
-    }
-    out
-}
-
-/// The first steps, one by one.
-fn close(warm: &[f64], cold: &[f64], warmup: u32, sentence: &str) -> String {
-    let count = warm.len().min(CLOSE);
-    let points = |values: &[f64]| -> Vec<(f64, f64)> {
-        values.iter().take(count).enumerate().map(|(i, value)| (i as f64 + 1.0, *value)).collect()
-    };
-    let mut lines = vec![Line { name: "cold".to_owned(), class: "optimum", points: points(cold) }];
-    if warmup > 0 {
-        lines.insert(0, Line { name: "warmed".to_owned(), class: "lru", points: points(warm) });
-    }
-    let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max);
-    let plot = Plot::new(200.0, 82.0);
-    let y = Scale::from_zero(most, 3, plot.bottom, plot.top);
-    let ticks = [1.0, 8.0, 16.0, 24.0, 32.0];
-    let x = Scale::exact(Spread::Even, 1.0, count as f64, &ticks, plot.left, plot.right);
-    let mut svg = Svg::new(WIDTH, 200.0, "Misses of the first steps", sentence);
-    plot.frame(
-        &mut svg,
-        &Axis { scale: &x, name: "decode step, the first ones", write: short },
-        &Axis { scale: &y, name: "rows missed a layer", write: short },
-    );
-    chart::lines(&mut svg, &plot, &x, &y, &lines);
-    svg.finish()
-}
-
-/// All steps, in stretches: their mean, and the least and most of each.
-fn far(warm: &[f64]) -> String {
-    let long = warm.len().div_ceil(STRETCHES);
-    let at = |i: usize| (i * long) as f64 + 1.0 + (long - 1) as f64 / 2.0;
-    let stretches: Vec<(f64, &[f64])> = warm.chunks(long).enumerate().map(|(i, s)| (at(i), s)).collect();
-    let most = warm.iter().copied().fold(0.0, f64::max);
-    let plot = Plot::new(200.0, 82.0);
-    let y = Scale::from_zero(most, 3, plot.bottom, plot.top);
-    let count = warm.len() as f64;
-    let round = Scale::from_zero(count, 4, 0.0, 1.0).ticks;
-    let x = Scale::exact(Spread::Even, 0.0, count, &round, plot.left, plot.right);
-    let mut svg =
-        Svg::new(WIDTH, 200.0, "Misses of all steps", "The mean of each stretch, and its least and most");
-    let name = match long {
-        1 => "decode step, all".to_owned(),
-        long => format!("decode step, all; band: least to most of {long}"),
-    };
-    plot.frame(
-        &mut svg,
-        &Axis { scale: &x, name: &name, write: short },
-        &Axis { scale: &y, name: "rows missed a layer", write: short },
-    );
-    let edge = |pick: fn(f64, f64) -> f64, from: f64| -> Vec<(f64, f64)> {
-        let of = |values: &[f64]| y.place(values.iter().copied().fold(from, pick));
-        stretches.iter().map(|(step, values)| (x.place(*step), of(values))).collect()
-    };
-    if long > 1 {
-        chart::area(&mut svg, "band", &edge(f64::max, f64::MIN), &edge(f64::min, f64::MAX));
-    }
-    let points = stretches.iter().map(|(step, values)| (*step, mean(values))).collect();
-    let line = Line { name: if long > 1 { "mean" } else { "warmed" }.to_owned(), class: "lru", points };
-    chart::lines(&mut svg, &plot, &x, &y, &[line]);
-    svg.finish()
 }
 
 /// Bytes to the device by size, and the time that they take.

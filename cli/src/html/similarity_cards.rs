@@ -4,8 +4,8 @@ use super::chart::{self, Axis, Plot, WIDTH};
 use super::figures::Figures;
 use super::page::{Card, Table};
 use super::scale::{Scale, Spread};
-use super::selection::percent;
 use super::svg::{Anchor, Svg};
+use super::words::{mean, percent};
 
 /// Cells at least this high and wide have room for their number.
 const ROOM: f64 = 32.0;
@@ -14,11 +14,6 @@ const ROOM: f64 = 32.0;
 fn ids(figures: &Figures) -> Vec<u32> {
     let id = |place: &u32| figures.header.layer_ids.get(*place as usize).copied().unwrap_or(*place);
     figures.shown.iter().map(id).collect()
-}
-
-fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0u32), |(sum, count), value| (sum + value, count + 1));
-    sum / f64::from(count.max(1))
 }
 
 /// Places of the least and the most.

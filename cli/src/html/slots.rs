@@ -4,8 +4,8 @@ use super::chart::{self, Axis, Bar, Plot, WIDTH};
 use super::figures::Figures;
 use super::page::{Card, Table};
 use super::scale::{Scale, Spread};
-use super::selection::{percent, ratio, share, short};
 use super::svg::{Anchor, Svg};
+use super::words::{percent, ratio, share, short};
 use crate::report::number;
 
 /// Slots by layer at the size shown, and what the split saves by size; nothing where the curves do not hold.
