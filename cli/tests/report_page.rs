@@ -88,15 +88,65 @@ fn a_report_names_nothing_outside_itself() {
 
 /// A trace of two layers and ten steps, k 3.
 fn small(folder: &Path) -> PathBuf {
+    recorded(folder, 10, 2)
+}
+
+/// A trace of two layers, k 3, decoded from position 42.
+fn recorded(folder: &Path, steps: u32, warm_steps: u32) -> PathBuf {
     let header = serde_json::json!({
-        "label": "small </h2><script>", "layers": 2, "layer_ids": [0, 1], "k": 3, "steps": 10, "warm_steps": 2,
-        "first_position": 40, "decode_start": 42, "context": 50
+        "label": "small </h2><script>", "layers": 2, "layer_ids": [0, 1], "k": 3, "steps": steps,
+        "warm_steps": warm_steps, "first_position": 42 - warm_steps, "decode_start": 42,
+        "context": 42 + steps - warm_steps
     });
-    let sets = (0..20u32).flat_map(|i| [i % 7, 10 + i % 5, 20 + i / 2]);
+    let sets = (0..2 * steps).flat_map(|i| [i % 7, 10 + i % 5, 20 + i % 23 / 2]);
     let trace = SelectionTrace::new(serde_json::from_value(header).unwrap(), sets.collect()).unwrap();
     let path = folder.join("small.topk");
     fs::write(&path, trace.encode().unwrap()).unwrap();
     path
+}
+
+#[test]
+fn one_step_without_a_prompt_has_nothing_to_be_similar_to() {
+    let folder = folder("one");
+    for (warm, told) in [(0, false), (1, true)] {
+        let trace = recorded(&folder, 1 + warm, warm);
+        let page = succeeds(&["replay", trace.to_str().unwrap(), "--slots", "9", "--html", "-"]);
+        assert!(!page.contains("NaN"), "{warm} warm steps");
+        assert_eq!(page.contains("Similarity within a layer"), told);
+    }
+}
+
+#[test]
+fn the_size_at_which_lru_misses_as_little_is_exact() {
+    let trace = recorded(&folder("reached"), 60, 0);
+    let trace = trace.to_str().unwrap();
+    for slots in ["4", "8", "12", "20"] {
+        let page = succeeds(&["replay", trace, "--slots", slots, "--html", "-"]);
+        let misses = |slots: &str, policy: &str| -> u64 {
+            let named = ["replay", trace, "--slots", slots, "--policy", policy, "--json", "-"];
+            let entries: Vec<Value> = serde_json::from_str(&succeeds(&named)).unwrap();
+            let layers = entries[0]["per_layer"].as_array().unwrap();
+            layers.iter().map(|layer| layer["misses"].as_u64().unwrap()).sum()
+        };
+        let optimum = misses(slots, "belady");
+        if misses(slots, "lru") == optimum {
+            assert!(!page.contains("LRU needs ratio"));
+            continue;
+        }
+        let sizes = (1..=102u32).map(|size| size.to_string());
+        let all: Vec<String> = sizes.collect();
+        let (mut least, mut enough) = (0, all.len() - 1);
+        // LRU misses less in larger pools, never more.
+        while least < enough {
+            let middle = (least + enough) / 2;
+            if misses(&all[middle], "lru") <= optimum { enough = middle } else { least = middle + 1 }
+        }
+        assert!(
+            page.contains(&format!("({} slots) to miss as little.", all[enough])),
+            "{slots}: {}",
+            all[enough]
+        );
+    }
 }
 
 #[test]

@@ -66,7 +66,7 @@ pub fn section(view: &View<'_>) -> Section {
     let title = if header.label.is_empty() { &view.figures.path } else { &header.label };
     let mut cards = vec![by_size(view), by_policy(view), by_layer(view), steps::by_step(view), moved(view)];
     cards.extend(slots::divided(view.figures));
-    cards.push(similarity_cards::within(view.figures));
+    cards.extend(similarity_cards::within(view.figures));
     cards.extend(similarity_cards::between(view.figures));
     Section {
         title: title.clone(),
@@ -77,12 +77,30 @@ pub fn section(view: &View<'_>) -> Section {
     }
 }
 
-/// Whose misses these are, unless it is the model whose rows are moved.
-fn warning(header: &Header, row: &RowSize) -> Option<String> {
-    let plain = |text: &str| -> String {
+/// Whether the model that a trace names is the preset's: its name begins with the preset's as a whole, whatever the
+/// width of a number in it. `deepseek-v3` is not the beginning of `DeepSeek-V3.2`, whose version goes on.
+fn is_model(model: &str, preset: &str) -> bool {
+    let plain = |text: &str| -> Vec<char> {
         text.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
     };
-    if plain(&header.model).contains(&plain(&row.model)) {
+    let name = ["-bf16", "-int8"].iter().fold(preset, |name, width| name.strip_suffix(width).unwrap_or(name));
+    let (model_plain, name) = (plain(model), plain(name));
+    if !model_plain.starts_with(&name) {
+        return false;
+    }
+    let letters = model.char_indices().filter(|(_, c)| c.is_ascii_alphanumeric());
+    let rest = letters.map(|(i, _)| i).nth(name.len()).map_or("", |next| model.get(next..).unwrap_or(""));
+    let joined = model.len() - rest.len();
+    let between = model.get(..joined).and_then(|text| text.chars().next_back());
+    // Right behind the name, or behind a point: `V3x`, `V3.2`.
+    let goes_on = rest.starts_with(|c: char| c.is_ascii_digit()) && matches!(between, Some('.' | '_'));
+    let runs_on = !rest.is_empty() && between.is_some_and(|c| c.is_ascii_alphanumeric());
+    !goes_on && !runs_on
+}
+
+/// Whose misses these are, unless it is the model whose rows are moved.
+fn warning(header: &Header, row: &RowSize) -> Option<String> {
+    if is_model(&header.model, &row.model) {
         return None;
     }
     let model = if header.model.is_empty() { "a model that the trace does not name" } else { &header.model };
@@ -120,8 +138,18 @@ fn facts(view: &View<'_>) -> Vec<String> {
             view.rate(),
         ),
     ];
+    if let Some(bytes) = header.unfinished {
+        let bytes = if bytes == 1 { "1 byte".to_owned() } else { format!("{bytes} bytes") };
+        facts.insert(
+            0,
+            format!("The recording was not finished: {bytes} behind its last whole group are left off."),
+        );
+    }
     if !header.score.is_empty() || !header.mode.is_empty() {
-        facts.insert(1, format!("Selected by: {}; {}.", or_unnamed(&header.score), or_unnamed(&header.mode)));
+        facts.insert(
+            facts.len() - 2,
+            format!("Selected by: {}; {}.", or_unnamed(&header.score), or_unnamed(&header.mode)),
+        );
     }
     facts
 }
@@ -179,11 +207,6 @@ fn style(policy: Policy) -> (&'static str, &'static str) {
     }
 }
 
-/// The least ratio at which LRU misses no more than `misses`.
-fn lru_reaches(lru: &[Size], misses: u64) -> Option<f64> {
-    lru.iter().find(|size| size.misses <= misses).map(|size| size.ratio)
-}
-
 fn policy_or_working_set(view: &View<'_>) -> String {
     let (lru, optimum) = (view.missed(Policy::Lru), view.missed(Policy::Belady));
     let mean = |misses| number(view.figures.mean(misses));
@@ -191,9 +214,15 @@ fn policy_or_working_set(view: &View<'_>) -> String {
         return format!("At {} nothing is missed: the pool holds the whole working set.", view.here());
     }
     let of = share(optimum as f64, lru as f64);
-    let reached = match lru_reaches(&view.figures.lru, optimum) {
-        Some(r) if r > view.figures.ratio => format!("LRU needs ratio {} to miss as little.", ratio(r)),
-        Some(_) => "There is nothing for another rule to gain.".to_owned(),
+    let reached = match view.figures.reached {
+        _ if optimum >= lru => "There is nothing for another rule to gain.".to_owned(),
+        Some(Size { slots, ratio: r, .. }) => format!(
+            "LRU needs ratio {}{} ({}) to miss as little.",
+            ratio(r),
+            // Below there the curves say nothing.
+            if slots > view.figures.exact_from { "" } else { " at most" },
+            counted(slots, "slot"),
+        ),
         None => "No size makes LRU miss as little.".to_owned(),
     };
     format!(
@@ -314,7 +343,18 @@ fn by_policy(view: &View<'_>) -> Card {
     let rule = |policy: Policy| !matches!(policy, Policy::Lru | Policy::Belady);
     let best = all.iter().filter(|(policy, _)| rule(*policy)).min_by_key(|(_, misses)| *misses);
     let sentence = match best {
-        _ if lru == 0 => "No policy misses anything that another would have.".to_owned(),
+        _ if lru == 0 => {
+            let worse = all.iter().filter(|(_, misses)| *misses > 0);
+            let worse: Vec<String> = worse
+                .map(|(policy, misses)| {
+                    format!("{} misses {}", style(*policy).0, number(figures.mean(*misses)))
+                })
+                .collect();
+            match worse.as_slice() {
+                [] => "No policy misses anything.".to_owned(),
+                worse => format!("LRU misses nothing; {}.", worse.join(", ")),
+            }
+        }
         Some((policy, misses)) if *misses < lru => {
             let gain = (lru - misses) as f64;
             let open = lru.saturating_sub(view.missed(Policy::Belady)) as f64;
@@ -334,11 +374,14 @@ fn by_policy(view: &View<'_>) -> Card {
             name: style(*policy).0.to_owned(),
             value: figures.mean(*misses),
             mark: None,
-            text: format!(
-                "{} · {}",
-                number(figures.mean(*misses)),
-                percent(share(*misses as f64, lru as f64))
-            ),
+            text: match lru {
+                0 => number(figures.mean(*misses)),
+                lru => format!(
+                    "{} · {}",
+                    number(figures.mean(*misses)),
+                    percent(share(*misses as f64, lru as f64))
+                ),
+            },
             class: style(*policy).1,
         })
         .collect();
@@ -365,6 +408,8 @@ fn by_layer(view: &View<'_>) -> Card {
         format!("No layer misses anything at {}.", view.here())
     } else if means.len() == 1 {
         format!("The only layer recorded, {}, misses {} rows a step.", id(0), number(most))
+    } else if number(most) == number(least) {
+        format!("All layers miss alike: {} rows a step.", number(most))
     } else {
         let times = if middle > 0.0 {
             format!(", {:.1} times the median layer", most / middle)

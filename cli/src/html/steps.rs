@@ -27,14 +27,16 @@ pub fn by_step(view: &View<'_>) -> Card {
         pictures.push(close(&warm, &cold, figures.setting.warmup, &sentence));
     }
     if warm.len() > CLOSE {
-        pictures.push(far(&warm));
+        pictures.push(far(&warm, figures.setting.warmup));
     }
     let count = warm.len().min(CLOSE);
     let rows = (0..count).map(|i| {
         let of = |values: &[f64]| values.get(i).map_or(String::new(), |value| number(*value));
-        vec![(i + 1).to_string(), of(&cold), of(&warm)]
+        let warmed = (figures.setting.warmup > 0).then(|| of(&warm));
+        [(i + 1).to_string(), of(&cold)].into_iter().chain(warmed).collect()
     });
-    let head = ["step", "cold", "warmed"].map(str::to_owned).to_vec();
+    let head = ["step", "cold"].into_iter().chain((figures.setting.warmup > 0).then_some("warmed"));
+    let head = head.map(str::to_owned).collect();
     let name = format!("Misses by step at {}", view.here());
     Card { name, sentence, pictures, table: Table { head, rows: rows.collect() }, wide: false }
 }
@@ -61,8 +63,11 @@ fn start_sentence(warm: &[f64], cold: &[f64], warmup: u32) -> String {
     };
     let near =
         |(cold, warm): (&[f64], &[f64])| mean(cold.iter().copied()) <= 1.1 * mean(warm.iter().copied());
-    let together = cold.windows(first.max(1)).zip(warm.windows(first.max(1))).position(near);
-    if let Some(step) = together.filter(|step| warmup > 0 && *step > 0) {
+    let mut windows = cold.windows(first.max(1)).zip(warm.windows(first.max(1)));
+    let last = windows.len();
+    // From there on all are near, not only the next one.
+    let together = windows.rposition(|both| !near(both)).map(|step| step + 1);
+    if let Some(step) = together.filter(|step| warmup > 0 && *step < last) {
         out += &format!(" From step {} on the cold start is within 10% of the warmed one.", step + 1);
     }
     let peak = warm.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
@@ -83,9 +88,9 @@ fn close(warm: &[f64], cold: &[f64], warmup: u32, sentence: &str) -> String {
     let points = |values: &[f64]| -> Vec<(f64, f64)> {
         values.iter().take(count).enumerate().map(|(i, value)| (i as f64 + 1.0, *value)).collect()
     };
-    let mut lines = vec![Line { name: "cold".to_owned(), class: "optimum", points: points(cold) }];
+    let mut lines = vec![Line { name: "cold".to_owned(), class: "cold", points: points(cold) }];
     if warmup > 0 {
-        lines.insert(0, Line { name: "warmed".to_owned(), class: "lru", points: points(warm) });
+        lines.insert(0, Line { name: "warmed".to_owned(), class: "warmed", points: points(warm) });
     }
     let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max);
     let plot = Plot::new(200.0, 82.0);
@@ -103,7 +108,7 @@ fn close(warm: &[f64], cold: &[f64], warmup: u32, sentence: &str) -> String {
 }
 
 /// All steps, in stretches: their mean, and the least and most of each.
-fn far(warm: &[f64]) -> String {
+fn far(warm: &[f64], warmup: u32) -> String {
     let long = warm.len().div_ceil(STRETCHES);
     let at = |i: usize| (i * long) as f64 + 1.0 + (long - 1) as f64 / 2.0;
     let stretches: Vec<(f64, &[f64])> = warm.chunks(long).enumerate().map(|(i, s)| (at(i), s)).collect();
@@ -132,7 +137,9 @@ fn far(warm: &[f64]) -> String {
         chart::area(&mut svg, "band", &edge(f64::max, f64::MIN), &edge(f64::min, f64::MAX));
     }
     let points = stretches.iter().map(|(step, values)| (*step, mean(values.iter().copied()))).collect();
-    let line = Line { name: if long > 1 { "mean" } else { "warmed" }.to_owned(), class: "lru", points };
+    let (name, class) = if warmup == 0 { ("cold", "cold") } else { ("warmed", "warmed") };
+    let name = if long > 1 { "mean" } else { name }.to_owned();
+    let line = Line { name, class, points };
     chart::lines(&mut svg, &plot, &x, &y, &[line]);
     svg.finish()
 }
