@@ -204,21 +204,23 @@ fn request_traces_have_hits_by_capacity() {
     let requests: Vec<String> = (0..60).map(|i| line(&[0, 1 + i % 5, 10 + i % 7, 20 + i])).collect();
     fs::write(&trace, requests.concat()).unwrap();
     let trace = trace.to_str().unwrap();
-    let page = succeeds(&["replay", trace, "--capacity", "9,20", "--html", "-"]);
     let policies = "lru,fifo,s3-fifo,belady";
     let json = succeeds(&["replay", trace, "--capacity", "9,20", "--policy", policies, "--json", "-"]);
     let entries: Vec<Value> = serde_json::from_str(&json).unwrap();
     assert_eq!(entries.len(), 8);
     for capacity in entries.chunks(4) {
+        let blocks = capacity[0]["capacity_blocks"].to_string();
+        let page = succeeds(&["replay", trace, "--capacity", &blocks, "--html", "-"]);
+        assert!(page.contains(&format!("With {blocks} blocks, LRU hits")));
         let cell =
             |entry: &Value, share: &str| format!("<td>{:.1}%</td>", 100.0 * entry[share].as_f64().unwrap());
         let by = |share: &str| capacity.iter().map(|entry| cell(entry, share)).collect::<String>();
         let cells = by("token_hit_ratio") + &by("hit_ratio");
-        let row =
-            page.lines().find(|l| l.starts_with(&format!("<tr><td>{}</td>", capacity[0]["capacity_blocks"])));
+        let row = page.lines().find(|l| l.starts_with(&format!("<tr><td>{blocks}</td>")));
         assert!(row.unwrap().contains(&cells), "{cells}: {}", row.unwrap());
     }
-    assert!(page.contains("With 9 blocks, LRU hits"));
+    let error = refuses(&["replay", trace, "--capacity", "9,20", "--html", "-"]);
+    assert!(error.contains("several are named"), "{error}");
     let error = refuses(&["replay", trace, "--html", "-", "--link-rate", "30"]);
     assert!(error.contains("--link-rate is for selection traces"), "{error}");
     let error = refuses(&["replay", trace, "--html", trace]);
@@ -280,10 +282,12 @@ const LOOK: &str = "<script>
     for (const picture of document.querySelectorAll('svg')) {
         const frame = picture.getBoundingClientRect();
         const texts = [...picture.querySelectorAll('text')].map(t => [t.textContent, t.getBoundingClientRect()]);
+        const scale = frame.width / picture.viewBox.baseVal.width;
+        const sizes = [...picture.querySelectorAll('text')].map(t => parseFloat(getComputedStyle(t).fontSize) * scale);
         texts.forEach(([text, a], i) => {
             if (a.left < frame.left - 2 || a.right > frame.right + 2 || a.bottom > frame.bottom + 2)
                 found.out.push(picture.getAttribute('aria-label') + ': ' + text);
-            if (a.height < 10) found.small.push(text + ' ' + a.height);
+            if (sizes[i] < 11 * Math.min(1, innerWidth / 390)) found.small.push(text + ' ' + sizes[i]);
             for (const [other, b] of texts.slice(i + 1))
                 if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 4 && b.top < a.bottom - 4)
                     found.over.push(picture.getAttribute('aria-label') + ': ' + text + ' | ' + other);

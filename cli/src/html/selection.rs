@@ -22,6 +22,9 @@ use crate::report::{counted, number, size};
 /// Units that the pictures by size are high.
 pub const HERO: f64 = 290.0;
 
+/// The largest share of LRU's misses that is drawn, in percent, where rules miss more than LRU.
+const FRAME: f64 = 120.0;
+
 /// Sizes written below them.
 const SIZES: [f64; 14] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0, 2.0, 5.0];
 
@@ -247,7 +250,7 @@ fn by_size(view: &View<'_>) -> Card {
         let (least, most) = (least.ratio, most.ratio);
         let x = Scale::exact(Spread::Factors, least, most, &SIZES, plot.left, plot.right);
         pictures.extend(misses_by_size(figures, &plot, &x, &sentence));
-        pictures.push(shares_by_size(figures, &plot, &x));
+        pictures.extend(shares_by_size(figures, &plot, &x));
     }
     let name = "Misses by size of the pool".to_owned();
     Card { name, sentence, pictures, table: sizes_table(figures), wide: true }
@@ -284,11 +287,12 @@ fn misses_by_size(figures: &Figures, plot: &Plot, x: &Scale, sentence: &str) -> 
     };
     chart::area(&mut svg, "gap", &on_paper(lru), &on_paper(best));
     chart::lines(&mut svg, plot, x, &y, &lines);
+    chart::dots(&mut svg, best.class, x, &y, &best.points);
     Some(svg.finish())
 }
 
-/// Every policy's misses as a share of LRU's.
-fn shares_by_size(figures: &Figures, plot: &Plot, x: &Scale) -> String {
+/// Every policy's misses as a share of LRU's, of those that are near; nothing where LRU misses nothing.
+fn shares_by_size(figures: &Figures, plot: &Plot, x: &Scale) -> Option<String> {
     let of_lru = |size: &Size| {
         let lru = figures.lru.iter().find(|lru| lru.slots == size.slots).map_or(0, |lru| lru.misses);
         (lru > 0).then(|| (size.ratio, 100.0 * size.misses as f64 / lru as f64))
@@ -303,13 +307,47 @@ fn shares_by_size(figures: &Figures, plot: &Plot, x: &Scale) -> String {
         .collect();
     let flat = lines.first().map(|line| line.points.iter().map(|(x, _)| (*x, 100.0)).collect());
     lines.insert(0, Line { name: "lru".to_owned(), class: "lru", points: flat.unwrap_or_default() });
-    let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(100.0, f64::max);
-    let y = Scale::from_zero(most, 5, plot.bottom, plot.top);
+    let values = || lines.iter().flat_map(|line| line.points.iter().map(|(_, share)| *share));
+    values().next()?;
+    // One rule far above LRU would press the others onto one another: it leaves the frame.
+    let most = if values().all(|share| share <= 100.0) { 100.0 } else { FRAME };
+    let least = (values().fold(most - 20.0, f64::min) / 20.0).floor() * 20.0;
+    let ticks: Vec<f64> = (0..=6).map(|i| f64::from(i) * 20.0).collect();
+    let y = Scale::exact(Spread::Even, least, most, &ticks, plot.bottom, plot.top);
+    let lines: Vec<Line> = lines.into_iter().flat_map(|line| inside(line, most)).collect();
     let mut svg = Svg::new(WIDTH, HERO, "Misses by size, as shares of LRU's", "One line for each policy");
     let axis = Axis { scale: &y, name: "share of LRU's misses, %", write: short };
     size_frame(&mut svg, plot, x, &axis, figures.ratio);
     chart::lines(&mut svg, plot, x, &y, &lines);
-    svg.finish()
+    Some(svg.finish())
+}
+
+/// The pieces of a line that are not above `most`. The last bears the name; a line that ends above is named there,
+/// with what it comes to.
+fn inside(line: Line, most: f64) -> Vec<Line> {
+    let Line { name, class, points } = line;
+    let piece = |points| Line { name: String::new(), class, points };
+    let (mut pieces, mut open) = (Vec::new(), Vec::new());
+    for (i, (x, y)) in points.iter().copied().enumerate() {
+        let before = i.checked_sub(1).and_then(|before| points.get(before)).copied();
+        if let Some((x0, y0)) = before.filter(|(_, y0)| (*y0 > most) != (y > most)) {
+            let share = (most - y0) / (y - y0);
+            open.push((x0 * (x / x0).powf(share), most));
+        }
+        if y <= most {
+            open.push((x, y));
+        } else if !open.is_empty() {
+            pieces.push(piece(std::mem::take(&mut open)));
+        }
+    }
+    match (points.last(), open.is_empty()) {
+        (Some((x, y)), true) => {
+            let name = format!("{name} ↑ {y:.0}%");
+            pieces.push(Line { name, class, points: vec![(*x, most)] });
+        }
+        _ => pieces.push(Line { name, class, points: open }),
+    }
+    pieces
 }
 
 /// Every policy at every size compared, and LRU up to the whole context.
@@ -388,7 +426,9 @@ fn by_policy(view: &View<'_>) -> Card {
     let name = format!("Policies at {}", view.here());
     let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), &name, &sentence);
     chart::bars(&mut svg, &bars, "rows missed a step and layer · share of LRU's");
-    Card { name, sentence, pictures: vec![svg.finish()], table: Table::default(), wide: false }
+    let missed = all.iter().any(|(_, misses)| *misses > 0);
+    let pictures = if missed { vec![svg.finish()] } else { Vec::new() };
+    Card { name, sentence, pictures, table: Table::default(), wide: false }
 }
 
 /// Misses by layer at the size shown.
@@ -440,7 +480,7 @@ fn by_layer(view: &View<'_>) -> Card {
         (*mean, format!("layer {}: {} rows missed a step", id(place), number(*mean)))
     };
     let values: Vec<(f64, String)> = means.iter().enumerate().map(hint).collect();
-    chart::columns(&mut svg, &plot, &y, &values, Some(worst).filter(|_| most > 0.0));
+    chart::columns(&mut svg, &plot, &y, &values, Some(worst).filter(|_| number(most) != number(least)));
     chart::names_below(&mut svg, &plot, ids, "layer");
     if means.len() > 2 && most > 0.0 {
         svg.line("rule", (plot.left, y.place(middle)), (plot.right, y.place(middle)));
@@ -454,7 +494,7 @@ fn by_layer(view: &View<'_>) -> Card {
     Card {
         name,
         sentence,
-        pictures: vec![svg.finish()],
+        pictures: if most > 0.0 { vec![svg.finish()] } else { Vec::new() },
         table: Table { head, rows: rows.collect() },
         wide: false,
     }
@@ -503,17 +543,18 @@ fn moved(view: &View<'_>) -> Card {
     );
     let name = "Bytes moved a step, and their time".to_owned();
     let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), &name, &sentence);
-    chart::bars(&mut svg, &bars, "ratio · bytes to the device a step, all layers; tick: the optimum");
+    chart::ranges(&mut svg, &bars, "ratio · bytes to the device a step (log): optimum to lru");
     let table = rows.iter().map(|(lru, best)| {
         let (bytes, best) = (view.bytes(lru.misses), view.bytes(*best));
         vec![ratio(lru.ratio), format!("{bytes:.0}"), view.time(bytes), format!("{best:.0}"), view.time(best)]
     });
     let head =
         ["ratio", "bytes, lru", "time, lru", "bytes, optimum", "time, optimum"].map(str::to_owned).to_vec();
+    let missed = rows.iter().any(|(lru, _)| lru.misses > 0);
     Card {
         name,
         sentence,
-        pictures: vec![svg.finish()],
+        pictures: missed.then(|| svg.finish()).into_iter().collect(),
         table: Table { head, rows: table.collect() },
         wide: false,
     }

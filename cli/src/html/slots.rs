@@ -70,7 +70,8 @@ pub fn divided(figures: &Figures) -> Option<Card> {
         vec![id(place).to_string(), slots.to_string(), a_step(*uniform), a_step(*misses)]
     };
     let rows = divided.layers.iter().enumerate().map(row).collect();
-    let pictures = vec![svg.finish(), by_size(figures, &divided.sizes)];
+    let pictures =
+        if uniform > 0 { vec![svg.finish(), by_size(figures, &divided.sizes)] } else { Vec::new() };
     Some(Card { name, sentence, pictures, table: Table { head, rows }, wide: false })
 }
 
@@ -108,6 +109,6 @@ fn by_size(figures: &Figures, sizes: &[(u32, u64)]) -> String {
     let bars: Vec<Bar> = sizes.iter().filter_map(bar).collect();
     let name = "What the split saves, by size of the pool";
     let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), name, "");
-    chart::bars(&mut svg, &bars, "ratio · misses saved · rows a step and layer, uniform → split");
+    chart::bars(&mut svg, &bars, "ratio · misses saved · rows missed, uniform → split");
     svg.finish()
 }

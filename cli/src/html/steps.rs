@@ -23,10 +23,11 @@ pub fn by_step(view: &View<'_>) -> Card {
     let (warm, cold) = (per_layer(&figures.warm), per_layer(&figures.cold));
     let sentence = start_sentence(&warm, &cold, figures.setting.warmup);
     let mut pictures = Vec::new();
-    if warm.len() > 1 {
+    let missed = warm.iter().chain(&cold).any(|misses| *misses > 0.0);
+    if missed && warm.len() > 1 {
         pictures.push(close(&warm, &cold, figures.setting.warmup, &sentence));
     }
-    if warm.len() > CLOSE {
+    if missed && warm.len() > CLOSE {
         pictures.push(far(&warm, figures.setting.warmup));
     }
     let count = warm.len().min(CLOSE);

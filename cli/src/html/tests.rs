@@ -3,12 +3,13 @@
 use forebay::trace::requests::{Format, Notes};
 use forebay::trace::{Header, SelectionTrace};
 
-use super::chart::Grid;
+use super::chart::{self, Grid};
 use super::figures::{Divided, Figures, Size};
 use super::hits::{self, Hits};
 use super::page::{self, Section};
 use super::selection::{self, View};
 use super::similarity::{self, Within};
+use super::words;
 use crate::blocks::{self, Outcome};
 use crate::policy::Policy;
 use crate::pools::Setting;
@@ -312,6 +313,7 @@ fn hits(blocks: u64, format: Format, distinct: u32) -> Hits {
             subagents: false,
         },
         shown: 2,
+        named: true,
         lru,
         needed: if blocks > 0 { vec![(0.5, 2), (0.99, 8)] } else { Vec::new() },
         policies: if distinct > 0 { policies } else { Vec::new() },
@@ -336,6 +338,78 @@ fn hits_are_said_by_capacity_with_what_they_are_shares_of() {
     let nameless = hits::section(&hits(0, Format::Azure, 0));
     assert!(nameless.cards.is_empty() && nameless.facts.concat().contains("names no blocks"));
     sound(&page::document(&[section, pieces, none, nameless], "", &hits::notes(true)));
+}
+
+#[test]
+fn a_capacity_that_nobody_named_says_why_it_is_shown() {
+    let why = "With 2 blocks, where LRU has half of the block hits that there are, LRU hits";
+    let mut hits = hits(40, Format::Mooncake, 8);
+    assert!(!hits::section(&hits).cards[0].sentence.contains("half of"));
+    hits.named = false;
+    assert!(hits::section(&hits).cards[0].sentence.starts_with(why));
+    // A capacity beyond all blocks does not stretch the axis, and the optimum's points are dots.
+    let beyond = hits.lru[2].1;
+    hits.policies.iter_mut().for_each(|(_, sizes)| sizes.push((1_000_000, beyond)));
+    let picture = &hits::section(&hits).cards[0].pictures[0];
+    assert!(
+        picture.contains(">5</text>") && !picture.contains(">100</text>") && !picture.contains("M</text>")
+    );
+    assert_eq!(picture.matches("r=\"2.6\"").count(), 3);
+}
+
+#[test]
+fn a_rule_far_above_lru_leaves_the_frame_under_its_name() {
+    let mut figures = figures(1, 10, |_, _| 2);
+    let worse = figures.lru.iter().map(|size| Size { misses: size.misses * 2, ..*size }).collect();
+    figures.policies.push((Policy::Fifo, worse));
+    let page = page(&figures);
+    assert!(page.contains(">fifo ↑ 200%</text>") && page.contains(">120</text>"));
+    assert!(!page.contains(">150</text>") && !page.contains(">200</text>"));
+}
+
+#[test]
+fn pictures_without_misses_are_left_out() {
+    let figures = figures(2, 40, |_, _| 0);
+    for card in section(&figures).cards.iter().filter(|card| !card.name.starts_with("Similarity")) {
+        assert_eq!(card.pictures.len(), 0, "{}", card.name);
+    }
+}
+
+#[test]
+fn numbers_are_written_as_they_are() {
+    assert_eq!(
+        [0.0, 0.006, 0.5, 0.994, 0.996, 0.99996, 1.0].map(words::percent),
+        ["0%", "0.60%", "50%", "99%", "99.6%", ">99.9%", "100%"]
+    );
+    assert_eq!([1e-300, 0.0005, 0.2, 1.0].map(words::ratio), ["1e-300", "0.0005", "0.2", "1"]);
+}
+
+/// The contrast of two colours, after WCAG.
+fn contrast(one: &str, other: &str) -> f64 {
+    let light = |colour: &str| {
+        let part = |i: usize| f64::from(u8::from_str_radix(&colour[i..i + 2], 16).unwrap()) / 255.0;
+        let linear = |c: f64| if c <= 0.03928 { c / 12.92 } else { ((c + 0.055) / 1.055).powf(2.4) };
+        0.2126 * linear(part(1)) + 0.7152 * linear(part(3)) + 0.0722 * linear(part(5))
+    };
+    let (a, b) = (light(one), light(other));
+    (a.max(b) + 0.05) / (a.min(b) + 0.05)
+}
+
+#[test]
+fn digits_are_readable_on_every_shade() {
+    let style = include_str!("style.css");
+    let (day, night) = style.split_once("prefers-color-scheme").unwrap();
+    for theme in [day, night] {
+        let colour = |name: &str| {
+            let start = theme.find(&format!("--{name}: ")).expect("a colour") + name.len() + 4;
+            &theme[start..start + 7]
+        };
+        for shade in 0..10 {
+            let digits = if shade < chart::STRONG { "on-pale" } else { "on-strong" };
+            let contrast = contrast(colour(&format!("q{shade}")), colour(digits));
+            assert!(contrast >= 4.5, "q{shade} under {digits}: {contrast}");
+        }
+    }
 }
 
 /// Two layers, k 2, three decode steps after one warm one.

@@ -19,6 +19,9 @@ pub fn percent(share: f64) -> String {
         p if p < 0.005 => "0%".to_owned(),
         p if p < 1.0 => format!("{p:.2}%"),
         p if p < 10.0 => format!("{p:.1}%"),
+        // Nearly all is not all.
+        p if (99.5..99.95).contains(&p) => format!("{p:.1}%"),
+        p if (99.95..100.0).contains(&p) => ">99.9%".to_owned(),
         p => format!("{p:.0}%"),
     }
 }
@@ -33,8 +36,11 @@ pub fn short(value: f64) -> String {
     format!("{}", (value * 1e6).round() / 1e6)
 }
 
-/// A ratio to three decimals, or two digits where those would say too little.
+/// A ratio to three decimals, or two digits where those would say too little; without a row of zeros.
 pub fn ratio(value: f64) -> String {
+    if value > 0.0 && value < 1e-6 {
+        return format!("{value:.0e}");
+    }
     match report::ratio(value).trim_end_matches('0') {
         whole if whole.ends_with('.') => format!("{value:.0}"),
         trimmed => trimmed.to_owned(),
