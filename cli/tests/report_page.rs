@@ -228,6 +228,22 @@ fn request_traces_have_hits_by_capacity() {
 }
 
 #[test]
+fn one_is_written_without_a_plural() {
+    let trace = folder("single").join("requests.jsonl");
+    fs::write(&trace, "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [0]}\n")
+        .unwrap();
+    let page = succeeds(&["replay", trace.to_str().unwrap(), "--block-tokens", "1", "--html", "-"]);
+    for words in [
+        ": 1 request (mooncake)",
+        ", 1 block reference, 1 input token.",
+        "1 distinct block of 1 token.",
+        "request measured",
+    ] {
+        assert!(page.contains(words), "{words}");
+    }
+}
+
+#[test]
 fn a_report_never_replaces_a_trace() {
     let folder = folder("target");
     let trace = folder.join("trace.topk.zst");

@@ -180,7 +180,7 @@ pub fn section(hits: &Hits) -> Section {
         tile(
             measured.requests.to_string(),
             if measured.requests == 1 { "request measured" } else { "requests measured" },
-            format!("{} block reference{}", measured.blocks, if measured.blocks == 1 { "" } else { "s" }),
+            request_report::counted(measured.blocks, "block reference"),
         ),
     ];
     section.cards = vec![by_capacity(hits), by_policy(hits)];

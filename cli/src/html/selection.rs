@@ -18,6 +18,7 @@ use crate::json::miss_ratio;
 use crate::policy::Policy;
 use crate::replay::{Count, FIRST_STEPS, RowSize};
 use crate::report::{counted, number, size};
+use crate::request_report;
 
 /// Units that the pictures by size are high.
 pub const HERO: f64 = 290.0;
@@ -142,7 +143,7 @@ fn facts(view: &View<'_>) -> Vec<String> {
         ),
     ];
     if let Some(bytes) = header.unfinished {
-        let bytes = if bytes == 1 { "1 byte".to_owned() } else { format!("{bytes} bytes") };
+        let bytes = request_report::counted(bytes, "byte");
         facts.insert(
             0,
             format!("The recording was not finished: {bytes} behind its last whole group are left off."),
