@@ -179,8 +179,8 @@ pub fn text(traces: &[Replayed], utf8: bool) -> String {
         }
         if let Some(curve) = curve {
             out += &format!(
-                "One pass counts every capacity, exactly. Beyond {} blocks nothing is gained.\n\n",
-                curve.flat_from()
+                "One pass counts every capacity, exactly. Beyond {} nothing is gained.\n\n",
+                counted(u64::from(curve.flat_from()), "block")
             );
         }
     }
@@ -194,33 +194,37 @@ pub fn text(traces: &[Replayed], utf8: bool) -> String {
     out
 }
 
+/// `1 block`, `2 blocks`.
+pub fn counted(count: u64, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
+}
+
 /// What was replayed, and how much of it is measured.
 pub fn introduction(about: &About, measured: Outcome) -> String {
     let notes = about.notes;
     let mut out = format!(
-        "{}: {} requests ({})\n\
-         Measured: {} {}, {} block references, {} input tokens. In the whole trace {} distinct blocks",
+        "{}: {} ({})\n\
+         Measured: {} {}, {}, {}. In the whole trace {}",
         output::harmless(&about.path.display().to_string()),
-        about.requests,
+        counted(about.requests as u64, "request"),
         about.format.name(),
         if about.skipped > 0 { "the last" } else { "all" },
         measured.requests,
-        measured.blocks,
-        measured.input_tokens,
-        about.distinct,
+        counted(measured.blocks, "block reference"),
+        counted(measured.input_tokens, "input token"),
+        counted(u64::from(about.distinct), "distinct block"),
     );
     match (about.block_tokens, about.knows_block_lengths) {
-        (Some(tokens), _) => out += &format!(" of {tokens} tokens.\n"),
+        (Some(tokens), _) => out += &format!(" of {}.\n", counted(u64::from(tokens), "token")),
         (None, true) => out += " with lengths of their own.\n",
         (None, false) => out += ".\n",
     }
     if about.format == Format::Sessions {
         out += &format!(
-            "{} sessions, one after another, block ids local to each; \
-             {} sub-agents with {} requests of their own, {}.\n",
-            notes.sessions,
-            notes.subagents,
-            notes.subagent_requests,
+            "{}, one after another, block ids local to each; {} with {} of their own, {}.\n",
+            counted(notes.sessions, "session"),
+            counted(notes.subagents, "sub-agent"),
+            counted(notes.subagent_requests, "request"),
             if about.subagents { "replayed" } else { "left out (--subagents replays them)" },
         );
     }

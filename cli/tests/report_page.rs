@@ -88,15 +88,65 @@ fn a_report_names_nothing_outside_itself() {
 
 /// A trace of two layers and ten steps, k 3.
 fn small(folder: &Path) -> PathBuf {
+    recorded(folder, 10, 2)
+}
+
+/// A trace of two layers, k 3, decoded from position 42.
+fn recorded(folder: &Path, steps: u32, warm_steps: u32) -> PathBuf {
     let header = serde_json::json!({
-        "label": "small </h2><script>", "layers": 2, "layer_ids": [0, 1], "k": 3, "steps": 10, "warm_steps": 2,
-        "first_position": 40, "decode_start": 42, "context": 50
+        "label": "small </h2><script>", "layers": 2, "layer_ids": [0, 1], "k": 3, "steps": steps,
+        "warm_steps": warm_steps, "first_position": 42 - warm_steps, "decode_start": 42,
+        "context": 42 + steps - warm_steps
     });
-    let sets = (0..20u32).flat_map(|i| [i % 7, 10 + i % 5, 20 + i / 2]);
+    let sets = (0..2 * steps).flat_map(|i| [i % 7, 10 + i % 5, 20 + i % 23 / 2]);
     let trace = SelectionTrace::new(serde_json::from_value(header).unwrap(), sets.collect()).unwrap();
     let path = folder.join("small.topk");
     fs::write(&path, trace.encode().unwrap()).unwrap();
     path
+}
+
+#[test]
+fn one_step_without_a_prompt_has_nothing_to_be_similar_to() {
+    let folder = folder("one");
+    for (warm, told) in [(0, false), (1, true)] {
+        let trace = recorded(&folder, 1 + warm, warm);
+        let page = succeeds(&["replay", trace.to_str().unwrap(), "--slots", "9", "--html", "-"]);
+        assert!(!page.contains("NaN"), "{warm} warm steps");
+        assert_eq!(page.contains("Similarity within a layer"), told);
+    }
+}
+
+#[test]
+fn the_size_at_which_lru_misses_as_little_is_exact() {
+    let trace = recorded(&folder("reached"), 60, 0);
+    let trace = trace.to_str().unwrap();
+    for slots in ["4", "8", "12", "20"] {
+        let page = succeeds(&["replay", trace, "--slots", slots, "--html", "-"]);
+        let misses = |slots: &str, policy: &str| -> u64 {
+            let named = ["replay", trace, "--slots", slots, "--policy", policy, "--json", "-"];
+            let entries: Vec<Value> = serde_json::from_str(&succeeds(&named)).unwrap();
+            let layers = entries[0]["per_layer"].as_array().unwrap();
+            layers.iter().map(|layer| layer["misses"].as_u64().unwrap()).sum()
+        };
+        let optimum = misses(slots, "belady");
+        if misses(slots, "lru") == optimum {
+            assert!(!page.contains("LRU needs ratio"));
+            continue;
+        }
+        let sizes = (1..=102u32).map(|size| size.to_string());
+        let all: Vec<String> = sizes.collect();
+        let (mut least, mut enough) = (0, all.len() - 1);
+        // LRU misses less in larger pools, never more.
+        while least < enough {
+            let middle = (least + enough) / 2;
+            if misses(&all[middle], "lru") <= optimum { enough = middle } else { least = middle + 1 }
+        }
+        assert!(
+            page.contains(&format!("({} slots) to miss as little.", all[enough])),
+            "{slots}: {}",
+            all[enough]
+        );
+    }
 }
 
 #[test]
@@ -154,25 +204,43 @@ fn request_traces_have_hits_by_capacity() {
     let requests: Vec<String> = (0..60).map(|i| line(&[0, 1 + i % 5, 10 + i % 7, 20 + i])).collect();
     fs::write(&trace, requests.concat()).unwrap();
     let trace = trace.to_str().unwrap();
-    let page = succeeds(&["replay", trace, "--capacity", "9,20", "--html", "-"]);
     let policies = "lru,fifo,s3-fifo,belady";
     let json = succeeds(&["replay", trace, "--capacity", "9,20", "--policy", policies, "--json", "-"]);
     let entries: Vec<Value> = serde_json::from_str(&json).unwrap();
     assert_eq!(entries.len(), 8);
     for capacity in entries.chunks(4) {
+        let blocks = capacity[0]["capacity_blocks"].to_string();
+        let page = succeeds(&["replay", trace, "--capacity", &blocks, "--html", "-"]);
+        assert!(page.contains(&format!("With {blocks} blocks, LRU hits")));
         let cell =
             |entry: &Value, share: &str| format!("<td>{:.1}%</td>", 100.0 * entry[share].as_f64().unwrap());
         let by = |share: &str| capacity.iter().map(|entry| cell(entry, share)).collect::<String>();
         let cells = by("token_hit_ratio") + &by("hit_ratio");
-        let row =
-            page.lines().find(|l| l.starts_with(&format!("<tr><td>{}</td>", capacity[0]["capacity_blocks"])));
+        let row = page.lines().find(|l| l.starts_with(&format!("<tr><td>{blocks}</td>")));
         assert!(row.unwrap().contains(&cells), "{cells}: {}", row.unwrap());
     }
-    assert!(page.contains("With 9 blocks, LRU hits"));
+    let error = refuses(&["replay", trace, "--capacity", "9,20", "--html", "-"]);
+    assert!(error.contains("several are named"), "{error}");
     let error = refuses(&["replay", trace, "--html", "-", "--link-rate", "30"]);
     assert!(error.contains("--link-rate is for selection traces"), "{error}");
     let error = refuses(&["replay", trace, "--html", trace]);
     assert!(error.contains("would replace the trace"), "{error}");
+}
+
+#[test]
+fn one_is_written_without_a_plural() {
+    let trace = folder("single").join("requests.jsonl");
+    fs::write(&trace, "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [0]}\n")
+        .unwrap();
+    let page = succeeds(&["replay", trace.to_str().unwrap(), "--block-tokens", "1", "--html", "-"]);
+    for words in [
+        ": 1 request (mooncake)",
+        ", 1 block reference, 1 input token.",
+        "1 distinct block of 1 token.",
+        "request measured",
+    ] {
+        assert!(page.contains(words), "{words}");
+    }
 }
 
 #[test]
@@ -230,10 +298,12 @@ const LOOK: &str = "<script>
     for (const picture of document.querySelectorAll('svg')) {
         const frame = picture.getBoundingClientRect();
         const texts = [...picture.querySelectorAll('text')].map(t => [t.textContent, t.getBoundingClientRect()]);
+        const scale = frame.width / picture.viewBox.baseVal.width;
+        const sizes = [...picture.querySelectorAll('text')].map(t => parseFloat(getComputedStyle(t).fontSize) * scale);
         texts.forEach(([text, a], i) => {
             if (a.left < frame.left - 2 || a.right > frame.right + 2 || a.bottom > frame.bottom + 2)
                 found.out.push(picture.getAttribute('aria-label') + ': ' + text);
-            if (a.height < 10) found.small.push(text + ' ' + a.height);
+            if (sizes[i] < 11 * Math.min(1, innerWidth / 390)) found.small.push(text + ' ' + sizes[i]);
             for (const [other, b] of texts.slice(i + 1))
                 if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 4 && b.top < a.bottom - 4)
                     found.over.push(picture.getAttribute('aria-label') + ': ' + text + ' | ' + other);

@@ -18,6 +18,9 @@ pub const LINE: f64 = 15.0;
 /// Shades of a heat map, classes `q0` to `q9`.
 const SHADES: usize = 10;
 
+/// The first shade on which the light digits are easier to read, by day; by night the dark ones.
+pub const STRONG: usize = 6;
+
 /// The room in which data stands.
 #[derive(Clone, Copy)]
 pub struct Plot {
@@ -74,7 +77,7 @@ impl Plot {
 
 /// About how wide a text is.
 fn width(text: &str) -> f64 {
-    text.chars().count() as f64 * 9.0
+    text.chars().count() as f64 * 9.6
 }
 
 /// A line and its name.
@@ -83,7 +86,7 @@ pub struct Line {
     pub name: String,
     /// Its colour: a class of the style sheet.
     pub class: &'static str,
-    /// Its points, ascending in x.
+    /// Its points, ascending in x; a single one bears a name and no line.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -96,8 +99,12 @@ pub fn lines(svg: &mut Svg, plot: &Plot, x: &Scale, y: &Scale, lines: &[Line]) {
     for (line, points) in lines.iter().zip(&placed).rev() {
         svg.polyline(&format!("line {}", line.class), points, &line.name);
     }
-    let named: Vec<_> =
-        lines.iter().zip(&placed).filter_map(|(line, points)| Some((line, *points.last()?))).collect();
+    let named: Vec<_> = lines
+        .iter()
+        .zip(&placed)
+        .filter(|(line, _)| !line.name.is_empty())
+        .filter_map(|(line, points)| Some((line, *points.last()?)))
+        .collect();
     let ends: Vec<f64> = named.iter().map(|(_, end)| end.1).collect();
     let moved = apart(&ends, LINE, plot.top, plot.bottom);
     for ((line, end), label) in named.iter().zip(moved) {
@@ -182,6 +189,36 @@ pub fn bars(svg: &mut Svg, bars: &[Bar], head: &str) {
         }
         let end = end.max(bar.mark.map_or(left, |mark| scale.place(mark)));
         svg.text("", Anchor::Start, (end + 7.0, top + 14.0), &bar.text);
+    }
+}
+
+/// A list of ranges on a logarithmic axis, each from a bar's mark to its value, with its name before and its text
+/// behind; `head` stands above. A value of 0 stands at the axis' beginning.
+pub fn ranges(svg: &mut Svg, bars: &[Bar], head: &str) {
+    let left = bars.iter().map(|bar| width(&bar.name)).fold(0.0, f64::max) + 8.0;
+    let right = bars.iter().map(|bar| width(&bar.text)).fold(0.0, f64::max) + 10.0;
+    let values =
+        || bars.iter().flat_map(|bar| [Some(bar.value), bar.mark]).flatten().filter(|value| *value > 0.0);
+    let (least, most) = (values().fold(f64::MAX, f64::min), values().fold(0.0, f64::max));
+    let scale = Scale::exact(super::scale::Spread::Factors, least, most, &[], left + 6.0, WIDTH - right);
+    svg.text("axis", Anchor::Start, (0.0, 12.0), head);
+    for (i, bar) in bars.iter().enumerate() {
+        let middle = 34.0 + 26.0 * i as f64;
+        svg.text(&format!("name {}", bar.class), Anchor::End, (left - 8.0, middle + 4.5), &bar.name);
+        let at = |value: f64| if value > 0.0 { scale.place(value) } else { left };
+        let (value, mark) = (at(bar.value), at(bar.mark.unwrap_or(bar.value)));
+        let (from, to) = (value.min(mark), value.max(mark));
+        svg.rect(&format!("fill {}", bar.class), (from, middle - 2.5), (to - from, 5.0), "");
+        svg.dot("fill optimum", (mark, middle), 4.5, "");
+        svg.dot("fill lru", (value, middle), 5.5, "");
+        svg.text("", Anchor::Start, (to + 11.0, middle + 4.5), &bar.text);
+    }
+}
+
+/// The dots of points that were computed, where a line between them is only drawn.
+pub fn dots(svg: &mut Svg, class: &str, x: &Scale, y: &Scale, points: &[(f64, f64)]) {
+    for (a, b) in points {
+        svg.dot(&format!("fill {class}"), (x.place(*a), y.place(*b)), 2.6, "");
     }
 }
 
@@ -291,7 +328,7 @@ pub fn numbers(svg: &mut Svg, plot: &Plot, grid: &Grid, (least, most): (f64, f64
     for (r, row) in grid.rows().enumerate() {
         for (c, value) in row.iter().enumerate() {
             let Some(shade) = shade(*value, least, most) else { continue };
-            let class = if shade < SHADES / 2 { "on0" } else { "on9" };
+            let class = if shade < STRONG { "on0" } else { "on9" };
             let middle = (plot.left + wide * (c as f64 + 0.5), plot.top + high * (r as f64 + 0.5) + 4.5);
             svg.text(class, Anchor::Middle, middle, &write(*value));
         }

@@ -8,15 +8,13 @@ use std::path::Path;
 
 use forebay::trace::{Header, SelectionTrace};
 use forebay::{Error, Kind, Result, Shape};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 use super::chart::Grid;
 use super::similarity::{self, Within};
 use crate::curve::{self, Curves};
-use crate::output;
 use crate::policy::{self, Policy};
 use crate::pools::{self, Outcome, Setting};
-use crate::replay::{self, Arguments, Count};
+use crate::replay::{self, Arguments, Count, progress};
 use crate::{split, threads};
 
 /// The size whose misses are shown by layer and by step when none is named.
@@ -78,12 +76,16 @@ pub struct Figures {
     pub lru: Vec<Size>,
     /// The other policies by size, ascending.
     pub policies: Vec<(Policy, Vec<Size>)>,
+    /// The least size at which LRU misses no more than the optimum at the size shown.
+    pub reached: Option<Size>,
+    /// The least slots that the curves hold for.
+    pub exact_from: u32,
     /// Slots by layer; nothing where the size shown is below the curves.
     pub divided: Option<Divided>,
     /// The layers of the heat maps, by their place in the trace.
     pub shown: Vec<u32>,
-    /// A layer against itself one position before.
-    pub within: Within,
+    /// A layer against itself one position before; nothing where no position has one before it.
+    pub within: Option<Within>,
     /// Layers against each other.
     pub between: Grid,
 }
@@ -92,6 +94,11 @@ impl Figures {
     /// A count over all steps and layers as a mean of one.
     pub fn mean(&self, count: u64) -> f64 {
         count as f64 / f64::from(self.setting.steps) / self.layers.len().max(1) as f64
+    }
+
+    /// Tokens of the sequence when its last step ends: more slots would never be filled.
+    pub fn tokens(&self) -> u32 {
+        self.header.decode_start + self.setting.steps * self.setting.mtp
     }
 
     /// Misses of a policy at the size shown.
@@ -113,7 +120,7 @@ enum Job {
 enum Answer {
     Pools(Setting, Outcome),
     Curve(Curves),
-    Similar(Within, Grid),
+    Similar(Option<Within>, Grid),
 }
 
 /// The size that the pictures by layer and by step show.
@@ -192,26 +199,7 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
     let outcomes =
         policy::replay(&trace, &studied, |steps| bar.inc(steps)).map_err(|e| replay::named(e, path))?;
     bar.finish_and_clear();
-    let mut figures = Figures {
-        path: path.display().to_string(),
-        header: header.clone(),
-        setting,
-        ratio,
-        layers: Vec::new(),
-        warm: Vec::new(),
-        cold: Vec::new(),
-        lru: Vec::new(),
-        policies: Vec::new(),
-        divided: None,
-        shown: picked,
-        within: Within::default(),
-        between: Grid::default(),
-    };
-    for answer in answers {
-        figures.take(answer, &sizes)?;
-    }
-    figures.lru.sort_by_key(|size| size.slots);
-    figures.lru.dedup_by_key(|size| size.slots);
+    let mut figures = Figures::nothing(path, header.clone(), setting, ratio, picked);
     for (policy, outcomes) in STUDIED.iter().zip(outcomes.chunks(sizes.len())) {
         let points = sizes.iter().zip(outcomes).map(|((slots, ratio), outcome)| Size {
             ratio: *ratio,
@@ -220,6 +208,11 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
         });
         figures.policies.push((*policy, points.collect()));
     }
+    for answer in answers {
+        figures.take(answer, &sizes)?;
+    }
+    figures.lru.sort_by_key(|size| size.slots);
+    figures.lru.dedup_by_key(|size| size.slots);
     Ok(figures)
 }
 
@@ -228,6 +221,27 @@ fn total(outcome: &Outcome) -> u64 {
 }
 
 impl Figures {
+    /// Before anything is counted.
+    fn nothing(path: &Path, header: Header, setting: Setting, ratio: f64, shown: Vec<u32>) -> Figures {
+        Figures {
+            path: path.display().to_string(),
+            header,
+            setting,
+            ratio,
+            layers: Vec::new(),
+            warm: Vec::new(),
+            cold: Vec::new(),
+            lru: Vec::new(),
+            policies: Vec::new(),
+            reached: None,
+            exact_from: 1,
+            divided: None,
+            shown,
+            within: None,
+            between: Grid::default(),
+        }
+    }
+
     /// Puts an answer in its place.
     fn take(&mut self, answer: Answer, sizes: &[(u32, f64)]) -> Result<()> {
         let prompt = self.header.decode_start;
@@ -255,6 +269,9 @@ impl Figures {
                 let line = geometric(curves.exact_from(), prompt, POINTS).into_iter().chain(named);
                 let exact = line.filter(|slots| *slots >= curves.exact_from());
                 self.lru.extend(exact.map(|slots| size(slots, curves.total(slots).1)));
+                let optimum = self.shown_misses(Policy::Belady).unwrap_or(0);
+                self.reached = reached(&curves, optimum).map(|slots| size(slots, curves.total(slots).1));
+                self.exact_from = curves.exact_from();
                 self.divided = self.divide(&curves, sizes)?;
             }
             Answer::Similar(within, between) => (self.within, self.between) = (within, between),
@@ -267,7 +284,7 @@ impl Figures {
         if shown < curves.exact_from() || curves.layers.len() < 2 {
             return Ok(None);
         }
-        let most = self.header.decode_start + self.setting.steps * self.setting.mtp;
+        let most = self.tokens();
         let slots = split::by_layer(curves, shown, most)?;
         let by_layer = curves.layers.iter().zip(slots);
         let layers = by_layer.map(|(curve, slots)| (slots, curve.misses(shown), curve.misses(slots)));
@@ -280,6 +297,19 @@ impl Figures {
     }
 }
 
+/// The least slots that the curves hold for at which no more than `misses` are missed.
+fn reached(curves: &Curves, misses: u64) -> Option<u32> {
+    let (mut least, mut enough) = (curves.exact_from(), curves.flat_from().max(curves.exact_from()));
+    if curves.total(enough).1 > misses {
+        return None;
+    }
+    while least < enough {
+        let middle = least + (enough - least) / 2;
+        if curves.total(middle).1 <= misses { enough = middle } else { least = middle + 1 }
+    }
+    Some(enough)
+}
+
 /// About `count` sizes from `least` to `most`, both among them, with equal factors between them.
 pub fn geometric(least: u32, most: u32, count: u32) -> Vec<u32> {
     let (least, most) = (least.max(1), most.max(least).max(1));
@@ -289,14 +319,4 @@ pub fn geometric(least: u32, most: u32, count: u32) -> Vec<u32> {
     sizes.push(most);
     sizes.dedup();
     sizes
-}
-
-/// A bar on standard error; hidden where that is no terminal.
-pub fn progress(path: &Path, work: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(work), ProgressDrawTarget::stderr())
-        .with_finish(ProgressFinish::AndClear);
-    if let Ok(style) = ProgressStyle::with_template("{prefix} [{bar:30}] {percent}%, {eta} left") {
-        bar.set_style(style.progress_chars("=> "));
-    }
-    bar.with_prefix(output::harmless(&path.display().to_string()))
 }

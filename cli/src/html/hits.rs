@@ -7,16 +7,18 @@
 
 use std::path::Path;
 
-use forebay::Result;
 use forebay::trace::requests::{Format, RequestTrace};
+use forebay::{Error, Kind, Result};
 
 use super::chart::{self, Axis, Bar, Line, Plot, WIDTH};
-use super::figures::{geometric, progress};
-use super::page::{Card, Section, Table, Tile};
+use super::figures::geometric;
+use super::page::{Card, Section, Table};
 use super::scale::{Scale, Spread};
-use super::selection::{HERO, percent, short};
+use super::selection::HERO;
 use super::svg::Svg;
+use super::words::{percent, short, tile};
 use crate::blocks::{self, Outcome, Policy};
+use crate::replay::progress;
 use crate::requests::{self, About, RequestArguments};
 use crate::{request_report, threads};
 
@@ -32,6 +34,8 @@ pub struct Hits {
     pub about: About,
     /// The capacity that is looked at closely.
     pub shown: u32,
+    /// Whether it was named, or is where LRU has half of the hits that there are.
+    pub named: bool,
     /// LRU by capacity, ascending.
     pub lru: Vec<(u32, Outcome)>,
     /// Shares of the hit blocks of a cache that keeps everything, and the blocks with which LRU has them.
@@ -45,6 +49,9 @@ pub struct Hits {
 /// # Errors
 /// Those of reading the trace, of what is skipped, and [`forebay::Kind::OutOfMemory`].
 pub fn gather(path: &Path, arguments: &RequestArguments) -> Result<Hits> {
+    if arguments.named().len() > 1 {
+        return Err(several(arguments.named().len()));
+    }
     let trace = RequestTrace::read(path, &arguments.options())?;
     let about = requests::about(path, arguments, &trace)?;
     let curve = blocks::curve(&trace, about.skipped, || ())?;
@@ -81,7 +88,15 @@ pub fn gather(path: &Path, arguments: &RequestArguments) -> Result<Hits> {
     if about.distinct == 0 {
         policies.clear();
     }
-    Ok(Hits { about, shown, lru: line.iter().map(at).collect(), needed, policies })
+    let named = !arguments.named().is_empty();
+    Ok(Hits { about, shown, named, lru: line.iter().map(at).collect(), needed, policies })
+}
+
+fn several(capacities: usize) -> Error {
+    Error::new(Kind::InvalidConfig, "replay")
+        .at("--html looks at one capacity closely, and several are named")
+        .with("capacities", capacities as u64)
+        .hint("name one with --capacity; the report has the hits of every capacity anyway")
 }
 
 /// By what hits are weighted.
@@ -164,8 +179,8 @@ pub fn section(hits: &Hits) -> Section {
         ),
         tile(
             measured.requests.to_string(),
-            "requests measured",
-            format!("{} block references", measured.blocks),
+            if measured.requests == 1 { "request measured" } else { "requests measured" },
+            request_report::counted(measured.blocks, "block reference"),
         ),
     ];
     section.cards = vec![by_capacity(hits), by_policy(hits)];
@@ -176,10 +191,6 @@ pub fn section(hits: &Hits) -> Section {
 /// The optimum, or what stands in its place.
 fn spoken(hits: &Hits) -> &'static str {
     if hits.style(Policy::Belady).0 == "optimum" { "the optimum" } else { "Belady's rule" }
-}
-
-fn tile(value: String, what: &str, more: String) -> Tile {
-    Tile { value, what: what.to_owned(), more }
 }
 
 fn blocks(count: u32) -> String {
@@ -207,8 +218,9 @@ fn answer(hits: &Hits) -> String {
         return "No block is requested again while it could be hit: no cache helps.".to_owned();
     }
     let mut out = format!(
-        "With {}, LRU hits {} of the {of}, {} {}; a cache that keeps everything hits {}, and what is new stays new.",
+        "With {}{}, LRU hits {} of the {of}, {} {}; a cache that keeps everything hits {}, and what is new stays new.",
         blocks(hits.shown),
+        if hits.named { "" } else { ", where LRU has half of the block hits that there are" },
         points(lru),
         spoken(hits),
         points(best),
@@ -263,7 +275,8 @@ fn by_capacity(hits: &Hits) -> Card {
 /// A line for each policy; LRU's at many more capacities.
 fn curve(hits: &Hits, weight: Weight, sentence: &str) -> String {
     let through = |sizes: &[(u32, Outcome)]| -> Vec<(f64, f64)> {
-        sizes.iter().map(|(capacity, o)| (f64::from(*capacity), 100.0 * weight.share(o))).collect()
+        let held = sizes.iter().filter(|(capacity, _)| *capacity <= hits.about.distinct);
+        held.map(|(capacity, o)| (f64::from(*capacity), 100.0 * weight.share(o))).collect()
     };
     let mut lines: Vec<Line> = hits
         .policies
@@ -275,10 +288,11 @@ fn curve(hits: &Hits, weight: Weight, sentence: &str) -> String {
         })
         .collect();
     lines.sort_by_key(|line| !matches!(line.class, "lru" | "optimum"));
-    let ends = |pick: fn(f64, f64) -> f64, from| {
-        lines.iter().flat_map(|line| &line.points).map(|point| point.0).fold(from, pick)
-    };
-    let (least, most) = (ends(f64::min, f64::MAX), ends(f64::max, 1.0));
+    // No cache holds more than all blocks.
+    let (least, most) = (
+        lines.iter().flat_map(|line| &line.points).map(|point| point.0).fold(f64::MAX, f64::min),
+        f64::from(hits.about.distinct.max(1)),
+    );
     let plot = Plot::new(HERO, 92.0);
     let round = Scale::factors(least, most, 0.0, 1.0).ticks;
     let x = Scale::exact(Spread::Factors, least, most, &round, plot.left, plot.right);
@@ -304,6 +318,9 @@ fn curve(hits: &Hits, weight: Weight, sentence: &str) -> String {
     };
     chart::area(&mut svg, "gap", &on_paper("optimum"), &on_paper("lru"));
     chart::lines(&mut svg, &plot, &x, &y, &lines);
+    if let Some(best) = lines.iter().find(|line| line.class == "optimum") {
+        chart::dots(&mut svg, best.class, &x, &y, &best.points);
+    }
     svg.finish()
 }
 
@@ -350,7 +367,7 @@ fn bars(hits: &Hits) -> String {
         .collect();
     let name = format!("Policies at {}", blocks(hits.shown));
     let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), &name, &best_rule(hits));
-    let head = format!("hits at {}, of the {}; tick: all is kept", blocks(hits.shown), hits.weight().of());
+    let head = format!("hits, of the {}; tick: all is kept", hits.weight().of());
     chart::bars(&mut svg, &bars, &head);
     svg.finish()
 }
@@ -384,7 +401,7 @@ fn needed(hits: &Hits) -> Option<Card> {
     let bars: Vec<Bar> = hits.needed.iter().map(bar).collect();
     let name = "Capacity that hits need".to_owned();
     let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), &name, &sentence);
-    chart::bars(&mut svg, &bars, "share of the block hits of a cache that keeps everything, lru");
+    chart::bars(&mut svg, &bars, "lru · share of the block hits when all is kept");
     let pictures = vec![svg.finish()];
     Some(Card { name, sentence, pictures, table: Table::default(), wide: false })
 }

@@ -13,9 +13,11 @@ mod selection;
 mod similarity;
 mod similarity_cards;
 mod slots;
+mod steps;
 mod svg;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use std::path::{Path, PathBuf};
 
@@ -72,6 +74,7 @@ pub fn selections(target: &Path, arguments: &Arguments, shape: &Shape, row: &Row
         let figures = figures::gather(path, shape, arguments)?;
         sections.push(selection::section(&View { figures: &figures, row, link }));
     }
+    page::tell_apart(&mut sections, &arguments.traces);
     let page = page::document(&sections, INTRO, &notes(link));
     output::write_file(target, page.as_bytes())
 }
@@ -88,6 +91,7 @@ pub fn requests(target: &Path, traces: &[PathBuf], arguments: &RequestArguments)
         pieces |= hits.about.format == Format::RagPulse;
         sections.push(hits::section(&hits));
     }
+    page::tell_apart(&mut sections, traces);
     let page = page::document(&sections, REQUESTS, &hits::notes(pieces));
     output::write_file(target, page.as_bytes())
 }

@@ -4,6 +4,7 @@
 //! they are escaped on their way in. Pictures are markup, made by [`super::svg`].
 
 use std::fmt::Write;
+use std::path::PathBuf;
 
 use super::svg::escape;
 
@@ -57,6 +58,18 @@ pub struct Section {
     pub tiles: Vec<Tile>,
     /// The pictures.
     pub cards: Vec<Card>,
+}
+
+/// Adds the path to titles that several sections have.
+pub fn tell_apart(sections: &mut [Section], paths: &[PathBuf]) {
+    let titles: Vec<String> = sections.iter().map(|section| section.title.clone()).collect();
+    for (section, path) in sections.iter_mut().zip(paths) {
+        let path = path.display().to_string();
+        let repeats = titles.iter().filter(|title| **title == section.title).count() > 1;
+        if repeats && path != section.title {
+            section.title += &format!(" ({path})");
+        }
+    }
 }
 
 /// The whole page. `notes` are the definitions at its end.

@@ -11,20 +11,20 @@ use super::page::{Card, Section, Table, Tile};
 use super::scale::{Scale, Spread};
 use super::similarity_cards;
 use super::slots;
+use super::steps;
 use super::svg::{Anchor, Svg};
+use super::words::{median, percent, ratio, share, short, tile, time};
 use crate::json::miss_ratio;
 use crate::policy::Policy;
 use crate::replay::{Count, FIRST_STEPS, RowSize};
-use crate::report::{self, counted, number, size};
-
-/// Steps that are drawn one by one; all of them are drawn in stretches.
-const CLOSE: usize = 32;
-
-/// Stretches of the line over all steps, at most.
-const STRETCHES: usize = 150;
+use crate::report::{counted, number, size};
+use crate::request_report;
 
 /// Units that the pictures by size are high.
 pub const HERO: f64 = 290.0;
+
+/// The largest share of LRU's misses that is drawn, in percent, where rules miss more than LRU.
+const FRAME: f64 = 120.0;
 
 /// Sizes written below them.
 const SIZES: [f64; 14] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0, 2.0, 5.0];
@@ -59,43 +59,18 @@ impl View<'_> {
     }
 
     /// The size shown, in words.
-    fn here(&self) -> String {
+    pub fn here(&self) -> String {
         format!("ratio {}", ratio(self.figures.ratio))
     }
-}
-
-/// Seconds in the unit that leaves one to four digits.
-pub fn time(seconds: f64) -> String {
-    match seconds {
-        s if s < 1e-6 => format!("{} ns", number(s * 1e9)),
-        s if s < 1e-3 => format!("{} µs", number(s * 1e6)),
-        s if s < 1.0 => format!("{} ms", number(s * 1e3)),
-        s => format!("{} s", number(s)),
-    }
-}
-
-/// A share as percent, two digits at least.
-pub fn percent(share: f64) -> String {
-    match 100.0 * share {
-        p if p < 0.005 => "0%".to_owned(),
-        p if p < 1.0 => format!("{p:.2}%"),
-        p if p < 10.0 => format!("{p:.1}%"),
-        p => format!("{p:.0}%"),
-    }
-}
-
-/// The part of a whole; 0 of nothing.
-pub fn share(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { part / whole } else { 0.0 }
 }
 
 /// The whole section.
 pub fn section(view: &View<'_>) -> Section {
     let header = &view.figures.header;
     let title = if header.label.is_empty() { &view.figures.path } else { &header.label };
-    let mut cards = vec![by_size(view), by_policy(view), by_layer(view), by_step(view), moved(view)];
+    let mut cards = vec![by_size(view), by_policy(view), by_layer(view), steps::by_step(view), moved(view)];
     cards.extend(slots::divided(view.figures));
-    cards.push(similarity_cards::within(view.figures));
+    cards.extend(similarity_cards::within(view.figures));
     cards.extend(similarity_cards::between(view.figures));
     Section {
         title: title.clone(),
@@ -106,12 +81,30 @@ pub fn section(view: &View<'_>) -> Section {
     }
 }
 
-/// Whose misses these are, unless it is the model whose rows are moved.
-fn warning(header: &Header, row: &RowSize) -> Option<String> {
-    let plain = |text: &str| -> String {
+/// Whether the model that a trace names is the preset's: its name begins with the preset's as a whole, whatever the
+/// width of a number in it. `deepseek-v3` is not the beginning of `DeepSeek-V3.2`, whose version goes on.
+fn is_model(model: &str, preset: &str) -> bool {
+    let plain = |text: &str| -> Vec<char> {
         text.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
     };
-    if plain(&header.model).contains(&plain(&row.model)) {
+    let name = ["-bf16", "-int8"].iter().fold(preset, |name, width| name.strip_suffix(width).unwrap_or(name));
+    let (model_plain, name) = (plain(model), plain(name));
+    if !model_plain.starts_with(&name) {
+        return false;
+    }
+    let letters = model.char_indices().filter(|(_, c)| c.is_ascii_alphanumeric());
+    let rest = letters.map(|(i, _)| i).nth(name.len()).map_or("", |next| model.get(next..).unwrap_or(""));
+    let joined = model.len() - rest.len();
+    let between = model.get(..joined).and_then(|text| text.chars().next_back());
+    // Right behind the name, or behind a point: `V3x`, `V3.2`.
+    let goes_on = rest.starts_with(|c: char| c.is_ascii_digit()) && matches!(between, Some('.' | '_'));
+    let runs_on = !rest.is_empty() && between.is_some_and(|c| c.is_ascii_alphanumeric());
+    !goes_on && !runs_on
+}
+
+/// Whose misses these are, unless it is the model whose rows are moved.
+fn warning(header: &Header, row: &RowSize) -> Option<String> {
+    if is_model(&header.model, &row.model) {
         return None;
     }
     let model = if header.model.is_empty() { "a model that the trace does not name" } else { &header.model };
@@ -149,14 +142,20 @@ fn facts(view: &View<'_>) -> Vec<String> {
             view.rate(),
         ),
     ];
+    if let Some(bytes) = header.unfinished {
+        let bytes = request_report::counted(bytes, "byte");
+        facts.insert(
+            0,
+            format!("The recording was not finished: {bytes} behind its last whole group are left off."),
+        );
+    }
     if !header.score.is_empty() || !header.mode.is_empty() {
-        facts.insert(1, format!("Selected by: {}; {}.", or_unnamed(&header.score), or_unnamed(&header.mode)));
+        facts.insert(
+            facts.len() - 2,
+            format!("Selected by: {}; {}.", or_unnamed(&header.score), or_unnamed(&header.mode)),
+        );
     }
     facts
-}
-
-fn tile(value: String, what: &str, more: String) -> Tile {
-    Tile { value, what: what.to_owned(), more }
 }
 
 fn tiles(view: &View<'_>) -> Vec<Tile> {
@@ -212,11 +211,6 @@ fn style(policy: Policy) -> (&'static str, &'static str) {
     }
 }
 
-/// The least ratio at which LRU misses no more than `misses`.
-fn lru_reaches(lru: &[Size], misses: u64) -> Option<f64> {
-    lru.iter().find(|size| size.misses <= misses).map(|size| size.ratio)
-}
-
 fn policy_or_working_set(view: &View<'_>) -> String {
     let (lru, optimum) = (view.missed(Policy::Lru), view.missed(Policy::Belady));
     let mean = |misses| number(view.figures.mean(misses));
@@ -224,9 +218,15 @@ fn policy_or_working_set(view: &View<'_>) -> String {
         return format!("At {} nothing is missed: the pool holds the whole working set.", view.here());
     }
     let of = share(optimum as f64, lru as f64);
-    let reached = match lru_reaches(&view.figures.lru, optimum) {
-        Some(r) if r > view.figures.ratio => format!("LRU needs ratio {} to miss as little.", ratio(r)),
-        Some(_) => "There is nothing for another rule to gain.".to_owned(),
+    let reached = match view.figures.reached {
+        _ if optimum >= lru => "There is nothing for another rule to gain.".to_owned(),
+        Some(Size { slots, ratio: r, .. }) => format!(
+            "LRU needs ratio {}{} ({}) to miss as little.",
+            ratio(r),
+            // Below there the curves say nothing.
+            if slots > view.figures.exact_from { "" } else { " at most" },
+            counted(slots, "slot"),
+        ),
         None => "No size makes LRU miss as little.".to_owned(),
     };
     format!(
@@ -251,7 +251,7 @@ fn by_size(view: &View<'_>) -> Card {
         let (least, most) = (least.ratio, most.ratio);
         let x = Scale::exact(Spread::Factors, least, most, &SIZES, plot.left, plot.right);
         pictures.extend(misses_by_size(figures, &plot, &x, &sentence));
-        pictures.push(shares_by_size(figures, &plot, &x));
+        pictures.extend(shares_by_size(figures, &plot, &x));
     }
     let name = "Misses by size of the pool".to_owned();
     Card { name, sentence, pictures, table: sizes_table(figures), wide: true }
@@ -288,11 +288,12 @@ fn misses_by_size(figures: &Figures, plot: &Plot, x: &Scale, sentence: &str) -> 
     };
     chart::area(&mut svg, "gap", &on_paper(lru), &on_paper(best));
     chart::lines(&mut svg, plot, x, &y, &lines);
+    chart::dots(&mut svg, best.class, x, &y, &best.points);
     Some(svg.finish())
 }
 
-/// Every policy's misses as a share of LRU's.
-fn shares_by_size(figures: &Figures, plot: &Plot, x: &Scale) -> String {
+/// Every policy's misses as a share of LRU's, of those that are near; nothing where LRU misses nothing.
+fn shares_by_size(figures: &Figures, plot: &Plot, x: &Scale) -> Option<String> {
     let of_lru = |size: &Size| {
         let lru = figures.lru.iter().find(|lru| lru.slots == size.slots).map_or(0, |lru| lru.misses);
         (lru > 0).then(|| (size.ratio, 100.0 * size.misses as f64 / lru as f64))
@@ -307,26 +308,47 @@ fn shares_by_size(figures: &Figures, plot: &Plot, x: &Scale) -> String {
         .collect();
     let flat = lines.first().map(|line| line.points.iter().map(|(x, _)| (*x, 100.0)).collect());
     lines.insert(0, Line { name: "lru".to_owned(), class: "lru", points: flat.unwrap_or_default() });
-    let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(100.0, f64::max);
-    let y = Scale::from_zero(most, 5, plot.bottom, plot.top);
+    let values = || lines.iter().flat_map(|line| line.points.iter().map(|(_, share)| *share));
+    values().next()?;
+    // One rule far above LRU would press the others onto one another: it leaves the frame.
+    let most = if values().all(|share| share <= 100.0) { 100.0 } else { FRAME };
+    let least = (values().fold(most - 20.0, f64::min) / 20.0).floor() * 20.0;
+    let ticks: Vec<f64> = (0..=6).map(|i| f64::from(i) * 20.0).collect();
+    let y = Scale::exact(Spread::Even, least, most, &ticks, plot.bottom, plot.top);
+    let lines: Vec<Line> = lines.into_iter().flat_map(|line| inside(line, most)).collect();
     let mut svg = Svg::new(WIDTH, HERO, "Misses by size, as shares of LRU's", "One line for each policy");
     let axis = Axis { scale: &y, name: "share of LRU's misses, %", write: short };
     size_frame(&mut svg, plot, x, &axis, figures.ratio);
     chart::lines(&mut svg, plot, x, &y, &lines);
-    svg.finish()
+    Some(svg.finish())
 }
 
-/// A number without zeros that say nothing.
-pub fn short(value: f64) -> String {
-    format!("{}", (value * 1e6).round() / 1e6)
-}
-
-/// A ratio to three decimals, or two digits where those would say too little.
-pub fn ratio(value: f64) -> String {
-    match report::ratio(value).trim_end_matches('0') {
-        whole if whole.ends_with('.') => format!("{value:.0}"),
-        trimmed => trimmed.to_owned(),
+/// The pieces of a line that are not above `most`. The last bears the name; a line that ends above is named there,
+/// with what it comes to.
+fn inside(line: Line, most: f64) -> Vec<Line> {
+    let Line { name, class, points } = line;
+    let piece = |points| Line { name: String::new(), class, points };
+    let (mut pieces, mut open) = (Vec::new(), Vec::new());
+    for (i, (x, y)) in points.iter().copied().enumerate() {
+        let before = i.checked_sub(1).and_then(|before| points.get(before)).copied();
+        if let Some((x0, y0)) = before.filter(|(_, y0)| (*y0 > most) != (y > most)) {
+            let share = (most - y0) / (y - y0);
+            open.push((x0 * (x / x0).powf(share), most));
+        }
+        if y <= most {
+            open.push((x, y));
+        } else if !open.is_empty() {
+            pieces.push(piece(std::mem::take(&mut open)));
+        }
     }
+    match (points.last(), open.is_empty()) {
+        (Some((x, y)), true) => {
+            let name = format!("{name} ↑ {y:.0}%");
+            pieces.push(Line { name, class, points: vec![(*x, most)] });
+        }
+        _ => pieces.push(Line { name, class, points: open }),
+    }
+    pieces
 }
 
 /// Every policy at every size compared, and LRU up to the whole context.
@@ -360,7 +382,18 @@ fn by_policy(view: &View<'_>) -> Card {
     let rule = |policy: Policy| !matches!(policy, Policy::Lru | Policy::Belady);
     let best = all.iter().filter(|(policy, _)| rule(*policy)).min_by_key(|(_, misses)| *misses);
     let sentence = match best {
-        _ if lru == 0 => "No policy misses anything that another would have.".to_owned(),
+        _ if lru == 0 => {
+            let worse = all.iter().filter(|(_, misses)| *misses > 0);
+            let worse: Vec<String> = worse
+                .map(|(policy, misses)| {
+                    format!("{} misses {}", style(*policy).0, number(figures.mean(*misses)))
+                })
+                .collect();
+            match worse.as_slice() {
+                [] => "No policy misses anything.".to_owned(),
+                worse => format!("LRU misses nothing; {}.", worse.join(", ")),
+            }
+        }
         Some((policy, misses)) if *misses < lru => {
             let gain = (lru - misses) as f64;
             let open = lru.saturating_sub(view.missed(Policy::Belady)) as f64;
@@ -380,30 +413,23 @@ fn by_policy(view: &View<'_>) -> Card {
             name: style(*policy).0.to_owned(),
             value: figures.mean(*misses),
             mark: None,
-            text: format!(
-                "{} · {}",
-                number(figures.mean(*misses)),
-                percent(share(*misses as f64, lru as f64))
-            ),
+            text: match lru {
+                0 => number(figures.mean(*misses)),
+                lru => format!(
+                    "{} · {}",
+                    number(figures.mean(*misses)),
+                    percent(share(*misses as f64, lru as f64))
+                ),
+            },
             class: style(*policy).1,
         })
         .collect();
     let name = format!("Policies at {}", view.here());
     let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), &name, &sentence);
     chart::bars(&mut svg, &bars, "rows missed a step and layer · share of LRU's");
-    Card { name, sentence, pictures: vec![svg.finish()], table: Table::default(), wide: false }
-}
-
-/// The middle of the values.
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    let pair = sorted.get(middle.saturating_sub(1)..=middle).unwrap_or_default();
-    match (sorted.len() % 2, pair) {
-        (0, [a, b]) => (a + b) / 2.0,
-        _ => sorted.get(middle).copied().unwrap_or(0.0),
-    }
+    let missed = all.iter().any(|(_, misses)| *misses > 0);
+    let pictures = if missed { vec![svg.finish()] } else { Vec::new() };
+    Card { name, sentence, pictures, table: Table::default(), wide: false }
 }
 
 /// Misses by layer at the size shown.
@@ -423,6 +449,8 @@ fn by_layer(view: &View<'_>) -> Card {
         format!("No layer misses anything at {}.", view.here())
     } else if means.len() == 1 {
         format!("The only layer recorded, {}, misses {} rows a step.", id(0), number(most))
+    } else if number(most) == number(least) {
+        format!("All layers miss alike: {} rows a step.", number(most))
     } else {
         let times = if middle > 0.0 {
             format!(", {:.1} times the median layer", most / middle)
@@ -453,7 +481,7 @@ fn by_layer(view: &View<'_>) -> Card {
         (*mean, format!("layer {}: {} rows missed a step", id(place), number(*mean)))
     };
     let values: Vec<(f64, String)> = means.iter().enumerate().map(hint).collect();
-    chart::columns(&mut svg, &plot, &y, &values, Some(worst).filter(|_| most > 0.0));
+    chart::columns(&mut svg, &plot, &y, &values, Some(worst).filter(|_| number(most) != number(least)));
     chart::names_below(&mut svg, &plot, ids, "layer");
     if means.len() > 2 && most > 0.0 {
         svg.line("rule", (plot.left, y.place(middle)), (plot.right, y.place(middle)));
@@ -467,135 +495,10 @@ fn by_layer(view: &View<'_>) -> Card {
     Card {
         name,
         sentence,
-        pictures: vec![svg.finish()],
+        pictures: if most > 0.0 { vec![svg.finish()] } else { Vec::new() },
         table: Table { head, rows: rows.collect() },
         wide: false,
     }
-}
-
-/// What a sequence pays when it starts, and over all its steps.
-fn by_step(view: &View<'_>) -> Card {
-    let figures = view.figures;
-    let layers = figures.layers.len().max(1) as f64;
-    let per_layer = |misses: &[u64]| -> Vec<f64> { misses.iter().map(|m| *m as f64 / layers).collect() };
-    let (warm, cold) = (per_layer(&figures.warm), per_layer(&figures.cold));
-    let sentence = start_sentence(&warm, &cold, figures.setting.warmup);
-    let mut pictures = Vec::new();
-    if warm.len() > 1 {
-        pictures.push(close(&warm, &cold, figures.setting.warmup, &sentence));
-    }
-    if warm.len() > CLOSE {
-        pictures.push(far(&warm));
-    }
-    let count = warm.len().min(CLOSE);
-    let rows = (0..count).map(|i| {
-        let of = |values: &[f64]| values.get(i).map_or(String::new(), |value| number(*value));
-        vec![(i + 1).to_string(), of(&cold), of(&warm)]
-    });
-    let head = ["step", "cold", "warmed"].map(str::to_owned).to_vec();
-    let name = format!("Misses by step at {}", view.here());
-    Card { name, sentence, pictures, table: Table { head, rows: rows.collect() }, wide: false }
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len().max(1) as f64
-}
-
-fn start_sentence(warm: &[f64], cold: &[f64], warmup: u32) -> String {
-    let first = (FIRST_STEPS as usize).min(warm.len());
-    let start = |values: &[f64]| mean(values.get(..first).unwrap_or_default());
-    let (all, warmed, cold_start) = (mean(warm), start(warm), start(cold));
-    let steps =
-        if first == 1 { "The first step misses".to_owned() } else { format!("The first {first} steps miss") };
-    let mut out = match warmup {
-        0 => format!(
-            "{steps} {} rows a layer from a cold pool, all steps {}.",
-            number(cold_start),
-            number(all)
-        ),
-        w => format!(
-            "{steps} {} rows a layer from a cold pool, {} after a warm-up with {}; all steps {}.",
-            number(cold_start),
-            number(warmed),
-            counted(w, "prompt position"),
-            number(all),
-        ),
-    };
-    let near = |(cold, warm): (&[f64], &[f64])| mean(cold) <= 1.1 * mean(warm);
-    let together = cold.windows(first.max(1)).zip(warm.windows(first.max(1))).position(near);
-    if let Some(step) = together.filter(|step| warmup > 0 && *step > 0) {
-        out += &format!(" From step {} on the cold start is within 10% of the warmed one.", step + 1);
-    }
-    let peak = warm.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-    if let Some((step, most)) = peak.filter(|(_, most)| all > 0.0 && **most > 1.5 * all) {
-        out += &format!(
-            " The worst, step {}, misses {}: {:.1} times the mean.",
-            step + 1,
-            number(*most),
-            most / all
-        );
-    }
-    out
-}
-
-/// The first steps, one by one.
-fn close(warm: &[f64], cold: &[f64], warmup: u32, sentence: &str) -> String {
-    let count = warm.len().min(CLOSE);
-    let points = |values: &[f64]| -> Vec<(f64, f64)> {
-        values.iter().take(count).enumerate().map(|(i, value)| (i as f64 + 1.0, *value)).collect()
-    };
-    let mut lines = vec![Line { name: "cold".to_owned(), class: "optimum", points: points(cold) }];
-    if warmup > 0 {
-        lines.insert(0, Line { name: "warmed".to_owned(), class: "lru", points: points(warm) });
-    }
-    let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max);
-    let plot = Plot::new(200.0, 82.0);
-    let y = Scale::from_zero(most, 3, plot.bottom, plot.top);
-    let ticks = [1.0, 8.0, 16.0, 24.0, 32.0];
-    let x = Scale::exact(Spread::Even, 1.0, count as f64, &ticks, plot.left, plot.right);
-    let mut svg = Svg::new(WIDTH, 200.0, "Misses of the first steps", sentence);
-    plot.frame(
-        &mut svg,
-        &Axis { scale: &x, name: "decode step, the first ones", write: short },
-        &Axis { scale: &y, name: "rows missed a layer", write: short },
-    );
-    chart::lines(&mut svg, &plot, &x, &y, &lines);
-    svg.finish()
-}
-
-/// All steps, in stretches: their mean, and the least and most of each.
-fn far(warm: &[f64]) -> String {
-    let long = warm.len().div_ceil(STRETCHES);
-    let at = |i: usize| (i * long) as f64 + 1.0 + (long - 1) as f64 / 2.0;
-    let stretches: Vec<(f64, &[f64])> = warm.chunks(long).enumerate().map(|(i, s)| (at(i), s)).collect();
-    let most = warm.iter().copied().fold(0.0, f64::max);
-    let plot = Plot::new(200.0, 82.0);
-    let y = Scale::from_zero(most, 3, plot.bottom, plot.top);
-    let count = warm.len() as f64;
-    let round = Scale::from_zero(count, 4, 0.0, 1.0).ticks;
-    let x = Scale::exact(Spread::Even, 0.0, count, &round, plot.left, plot.right);
-    let mut svg =
-        Svg::new(WIDTH, 200.0, "Misses of all steps", "The mean of each stretch, and its least and most");
-    let name = match long {
-        1 => "decode step, all".to_owned(),
-        long => format!("decode step, all; band: least to most of {long}"),
-    };
-    plot.frame(
-        &mut svg,
-        &Axis { scale: &x, name: &name, write: short },
-        &Axis { scale: &y, name: "rows missed a layer", write: short },
-    );
-    let edge = |pick: fn(f64, f64) -> f64, from: f64| -> Vec<(f64, f64)> {
-        let of = |values: &[f64]| y.place(values.iter().copied().fold(from, pick));
-        stretches.iter().map(|(step, values)| (x.place(*step), of(values))).collect()
-    };
-    if long > 1 {
-        chart::area(&mut svg, "band", &edge(f64::max, f64::MIN), &edge(f64::min, f64::MAX));
-    }
-    let points = stretches.iter().map(|(step, values)| (*step, mean(values))).collect();
-    let line = Line { name: if long > 1 { "mean" } else { "warmed" }.to_owned(), class: "lru", points };
-    chart::lines(&mut svg, &plot, &x, &y, &[line]);
-    svg.finish()
 }
 
 /// Bytes to the device by size, and the time that they take.
@@ -641,17 +544,18 @@ fn moved(view: &View<'_>) -> Card {
     );
     let name = "Bytes moved a step, and their time".to_owned();
     let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), &name, &sentence);
-    chart::bars(&mut svg, &bars, "ratio · bytes to the device a step, all layers; tick: the optimum");
+    chart::ranges(&mut svg, &bars, "ratio · bytes to the device a step (log): optimum to lru");
     let table = rows.iter().map(|(lru, best)| {
         let (bytes, best) = (view.bytes(lru.misses), view.bytes(*best));
         vec![ratio(lru.ratio), format!("{bytes:.0}"), view.time(bytes), format!("{best:.0}"), view.time(best)]
     });
     let head =
         ["ratio", "bytes, lru", "time, lru", "bytes, optimum", "time, optimum"].map(str::to_owned).to_vec();
+    let missed = rows.iter().any(|(lru, _)| lru.misses > 0);
     Card {
         name,
         sentence,
-        pictures: vec![svg.finish()],
+        pictures: missed.then(|| svg.finish()).into_iter().collect(),
         table: Table { head, rows: table.collect() },
         wide: false,
     }

@@ -18,11 +18,15 @@ pub struct Within {
     pub means: Vec<f64>,
 }
 
-/// Of the layers given, in at most `columns` stretches of nearly equal length.
-pub fn within(trace: &SelectionTrace, layers: &[u32], columns: usize) -> Within {
+/// Of the layers given, in at most `columns` stretches of nearly equal length; nothing where no decode position
+/// has one before it.
+pub fn within(trace: &SelectionTrace, layers: &[u32], columns: usize) -> Option<Within> {
     let header = trace.header();
     let steps = header.decode_steps() as usize;
     let columns = columns.min(steps).max(1);
+    if header.decode_steps() + header.warm_steps.min(1) < 2 {
+        return None;
+    }
     let (mut values, mut means) = (Vec::new(), Vec::new());
     for layer in layers {
         let mut last = vec![u32::MAX; header.context as usize];
@@ -36,7 +40,10 @@ pub fn within(trace: &SelectionTrace, layers: &[u32], columns: usize) -> Within 
                 *seen = step;
             }
             // The last warm step is only looked back at, and so is the first step of a trace without.
-            let Some(decoded) = step.checked_sub(header.warm_steps.max(1)) else { continue };
+            if step == first {
+                continue;
+            }
+            let Some(decoded) = step.checked_sub(header.warm_steps) else { continue };
             if let Some(stretch) = stretches.get_mut(decoded as usize * columns / steps) {
                 *stretch = (stretch.0 + share(common, selection.len()), stretch.1 + 1);
             }
@@ -45,7 +52,12 @@ pub fn within(trace: &SelectionTrace, layers: &[u32], columns: usize) -> Within 
         means.push(sum / f64::from(count));
         values.extend(stretches.iter().map(|(sum, count)| sum / f64::from(*count)));
     }
-    Within { grid: Grid { columns, values }, means }
+    Some(Within { grid: Grid { columns, values }, means })
+}
+
+/// One of how many decode positions is looked at for similarity between layers.
+pub fn sampled(steps: u32) -> u32 {
+    steps.div_ceil(SAMPLES).max(1)
 }
 
 /// Each of the layers given against each other: the mean share of common positions. A layer against itself is
@@ -53,7 +65,7 @@ pub fn within(trace: &SelectionTrace, layers: &[u32], columns: usize) -> Within 
 pub fn between(trace: &SelectionTrace, layers: &[u32]) -> Grid {
     let header = trace.header();
     let count = layers.len();
-    let every = header.decode_steps().div_ceil(SAMPLES).max(1) as usize;
+    let every = sampled(header.decode_steps()) as usize;
     let mut sums = vec![0.0; count * count];
     let mut samples = 0u32;
     // A position is marked with the number of the selection that it was last found in.

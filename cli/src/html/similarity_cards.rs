@@ -1,11 +1,12 @@
 //! The pictures of how much selections have in common, within a layer and between layers.
 
-use super::chart::{self, Axis, Plot, WIDTH};
+use super::chart::{self, Axis, Grid, Plot, WIDTH};
 use super::figures::Figures;
 use super::page::{Card, Table};
 use super::scale::{Scale, Spread};
-use super::selection::percent;
+use super::similarity::{self, Within};
 use super::svg::{Anchor, Svg};
+use super::words::{mean, percent};
 
 /// Cells at least this high and wide have room for their number.
 const ROOM: f64 = 32.0;
@@ -14,11 +15,6 @@ const ROOM: f64 = 32.0;
 fn ids(figures: &Figures) -> Vec<u32> {
     let id = |place: &u32| figures.header.layer_ids.get(*place as usize).copied().unwrap_or(*place);
     figures.shown.iter().map(id).collect()
-}
-
-fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0u32), |(sum, count), value| (sum + value, count + 1));
-    sum / f64::from(count.max(1))
 }
 
 /// Places of the least and the most.
@@ -36,9 +32,50 @@ fn ends(range: Option<(f64, f64)>) -> (f64, f64) {
     if high > low { (low, high) } else { (low, low + 0.1) }
 }
 
-/// A layer's selection against its own one position before, over time.
-pub fn within(figures: &Figures) -> Card {
-    let (grid, means, ids) = (&figures.within.grid, &figures.within.means, ids(figures));
+/// What is said where not all layers recorded are looked at.
+fn picked(figures: &Figures) -> String {
+    match figures.shown.get(..2) {
+        Some([a, b]) if b - a > 1 => {
+            format!(" One of every {} of the {} layers recorded is looked at.", b - a, figures.header.layers)
+        }
+        _ => String::new(),
+    }
+}
+
+/// When least and when most had been selected one position before; nothing where that does not change.
+fn over_time(grid: &Grid, steps: u32) -> String {
+    let columns = grid.columns.max(1);
+    // A stretch without a number keeps none: the first position of a trace without prompt has none before it.
+    let stretch = |c: usize| {
+        let numbers = || grid.rows().filter_map(|row| row.get(c).copied().filter(|value| value.is_finite()));
+        numbers().next().map_or(f64::NAN, |_| mean(numbers()))
+    };
+    let stretches: Vec<f64> = (0..columns).map(stretch).collect();
+    let (low, high) = extremes(&stretches);
+    // The first position of a stretch: those of a step are counted from 1.
+    let first = |c: usize| (c as u64 * u64::from(steps)).div_ceil(columns as u64) + 1;
+    let positions = |c: usize| match (first(c), first(c + 1) - 1) {
+        (one, last) if one == last => format!("at decode position {one}"),
+        (one, last) => format!("at decode positions {one} to {last}"),
+    };
+    let at = |place: usize| stretches.get(place).copied().unwrap_or(0.0);
+    if percent(at(low)) == percent(at(high)) {
+        return String::new();
+    }
+    format!(
+        " Over time least, {}, {}; most, {}, {}.",
+        percent(at(low)),
+        positions(low),
+        percent(at(high)),
+        positions(high),
+    )
+}
+
+/// A layer's selection against its own one position before, over time. Nothing where no position has one
+/// before it.
+pub fn within(figures: &Figures) -> Option<Card> {
+    let Within { grid, means } = figures.within.as_ref()?;
+    let ids = ids(figures);
     let (least, most) = extremes(means);
     let at = |values: &[f64], place: usize| values.get(place).copied().unwrap_or(0.0);
     let id = |place: usize| ids.get(place).copied().unwrap_or(0);
@@ -48,6 +85,7 @@ pub fn within(figures: &Figures) -> Card {
     );
     sentence += &match means.len() {
         0 | 1 => ".".to_owned(),
+        _ if percent(at(means, least)) == percent(at(means, most)) => ", in all layers alike.".to_owned(),
         _ => format!(
             " (mean of the layers); layer {} least, {}, layer {} most, {}.",
             id(least),
@@ -56,21 +94,9 @@ pub fn within(figures: &Figures) -> Card {
             percent(at(means, most)),
         ),
     };
-    let columns = grid.columns.max(1);
-    let stretch = |c: usize| mean(grid.rows().filter_map(|row| row.get(c).copied()));
-    let stretches: Vec<f64> = (0..columns).map(stretch).collect();
-    let (low, high) = extremes(&stretches);
+    sentence += &over_time(grid, figures.header.decode_steps());
+    sentence += &picked(figures);
     let steps = figures.header.decode_steps();
-    let step = |c: usize| c as u64 * u64::from(steps) / columns as u64 + 1;
-    if columns > 1 {
-        sentence += &format!(
-            " Over time it changes from {} (from step {}) to {} (from step {}).",
-            percent(at(&stretches, low)),
-            step(low),
-            percent(at(&stretches, high)),
-            step(high),
-        );
-    }
     let (from, to) = ends(grid.range());
     let height = 26.0 + chart::rows_height(ids.len()) + 38.0;
     let plot = Plot::new(height, 52.0);
@@ -92,13 +118,13 @@ pub fn within(figures: &Figures) -> Card {
     chart::row_ends(&mut svg, &plot, "mean", &shares);
     let rows = ids.iter().zip(&shares).map(|(id, share)| vec![id.to_string(), share.clone()]);
     let head = ["layer", "selected one position before"].map(str::to_owned).to_vec();
-    Card {
+    Some(Card {
         name,
         sentence,
         pictures: vec![svg.finish()],
         table: Table { head, rows: rows.collect() },
         wide: false,
-    }
+    })
 }
 
 /// Layers against each other at the same position; nothing for a single layer.
@@ -113,14 +139,16 @@ pub fn between(figures: &Figures) -> Option<Card> {
     let pair = |place: usize| ((place / count).min(place % count), (place / count).max(place % count));
     let (least, most) = (pair(least), pair(most));
     let gap = ids.iter().zip(ids.iter().skip(1)).map(|(a, b)| b.saturating_sub(*a)).min().unwrap_or(1);
-    let apart = if gap == 1 {
-        "Neighbouring layers".to_owned()
-    } else {
-        format!("Layers recorded next to each other (at least {gap} apart)")
+    let apart = match picked(figures).as_str() {
+        _ if gap == 1 => "Neighbouring layers".to_owned(),
+        "" => format!("Layers recorded next to each other (at least {gap} apart)"),
+        _ => format!("Layers next to each other here (at least {gap} apart)"),
     };
     let mut sentence =
         format!("{apart} have {} of their selections in common.", percent(mean(neighbours.iter().copied())));
-    if count > 2 {
+    if count > 2 && percent(cell(most.0, most.1)) == percent(cell(least.0, least.1)) {
+        sentence += " All pairs are alike.";
+    } else if count > 2 {
         sentence += &format!(
             " The most similar are {} and {} ({}), the least {} and {} ({}).",
             id(most.0),
@@ -131,6 +159,11 @@ pub fn between(figures: &Figures) -> Option<Card> {
             percent(cell(least.0, least.1)),
         );
     }
+    let every = similarity::sampled(figures.header.decode_steps());
+    if every > 1 {
+        sentence += &format!(" Counted at one of every {every} decode positions.");
+    }
+    sentence += &picked(figures);
     let side = chart::square(count);
     let plot = Plot { left: 42.0, right: 42.0 + side, top: 26.0, bottom: 26.0 + side };
     let height = plot.bottom + 38.0;

@@ -4,12 +4,16 @@ use super::chart::{self, Axis, Bar, Plot, WIDTH};
 use super::figures::Figures;
 use super::page::{Card, Table};
 use super::scale::{Scale, Spread};
-use super::selection::{percent, ratio, share, short};
 use super::svg::{Anchor, Svg};
-use crate::report::number;
+use super::words::{percent, ratio, share, short};
+use crate::report::{counted, number};
 
-/// Slots by layer at the size shown, and what the split saves by size; nothing where the curves do not hold.
+/// Slots by layer at the size shown, and what the split saves by size; why there is none where the curves do not
+/// hold, and nothing for a single layer.
 pub fn divided(figures: &Figures) -> Option<Card> {
+    if figures.setting.slots < figures.exact_from && figures.layers.len() > 1 {
+        return Some(too_small(figures));
+    }
     let divided = figures.divided.as_ref()?;
     let ids = &figures.header.layer_ids;
     let uniform: u64 = divided.layers.iter().map(|(_, uniform, _)| uniform).sum();
@@ -20,21 +24,28 @@ pub fn divided(figures: &Figures) -> Option<Card> {
     let (best, least) = slots.iter().enumerate().min_by(by_value)?;
     let id = |place: usize| ids.get(place).copied().unwrap_or(0);
     let saved = share(uniform.saturating_sub(misses) as f64, uniform as f64);
-    let sentence = format!(
+    let even = figures.setting.slots.min(figures.tokens());
+    let saves = format!(
         "The same total of slots, divided by what each layer gains, misses {} rows a step and layer instead of {}: \
-         {} fewer. Layer {} gets most, {most} slots, {:.1} times the {} of a uniform split; layer {} least, {least}. \
-         Production splits uniformly.",
+         {} fewer.",
         number(figures.mean(misses)),
         number(figures.mean(uniform)),
         percent(saved),
+    );
+    let gets = format!(
+        "Layer {} gets most, {most} slots, {:.1} times the {even} of a uniform split; layer {} least, {least}.",
         id(worst),
-        most / f64::from(figures.setting.slots),
-        figures.setting.slots,
+        most / f64::from(even),
         id(best),
     );
+    let sentence = match uniform {
+        0 => "A uniform split misses nothing: there is nothing to divide better.".to_owned(),
+        _ if most == least => format!("{saves} All layers get {most} slots. Production splits uniformly."),
+        _ => format!("{saves} {gets} Production splits uniformly."),
+    };
     let name = format!("Split by layer at ratio {}", ratio(figures.ratio));
     let plot = Plot::new(220.0, 8.0);
-    let y = Scale::from_zero(*most, 4, plot.bottom, plot.top);
+    let y = Scale::from_zero(most.max(f64::from(even)), 4, plot.bottom, plot.top);
     let mut svg = Svg::new(WIDTH, 220.0, &name, &sentence);
     let nothing = Scale::exact(Spread::Even, 0.0, 1.0, &[], plot.left, plot.right);
     plot.frame(
@@ -49,9 +60,9 @@ pub fn divided(figures: &Figures) -> Option<Card> {
         .collect();
     chart::columns(&mut svg, &plot, &y, &values, None);
     chart::names_below(&mut svg, &plot, ids, "layer");
-    let even = y.place(f64::from(figures.setting.slots));
-    svg.line("rule", (plot.left, even), (plot.right, even));
-    svg.text("note", Anchor::End, (plot.right, 12.0), &format!("dashed: uniform, {}", figures.setting.slots));
+    let level = y.place(f64::from(even));
+    svg.line("rule", (plot.left, level), (plot.right, level));
+    svg.text("note", Anchor::End, (plot.right, 12.0), &format!("dashed: uniform, {even}"));
     let head = ["layer", "slots", "misses, uniform", "misses, split"].map(str::to_owned).to_vec();
     let steps = f64::from(figures.setting.steps);
     let row = |(place, (slots, uniform, misses)): (usize, &(u32, u64, u64))| {
@@ -59,8 +70,21 @@ pub fn divided(figures: &Figures) -> Option<Card> {
         vec![id(place).to_string(), slots.to_string(), a_step(*uniform), a_step(*misses)]
     };
     let rows = divided.layers.iter().enumerate().map(row).collect();
-    let pictures = vec![svg.finish(), by_size(figures, &divided.sizes)];
+    let pictures =
+        if uniform > 0 { vec![svg.finish(), by_size(figures, &divided.sizes)] } else { Vec::new() };
     Some(Card { name, sentence, pictures, table: Table { head, rows }, wide: false })
+}
+
+/// Why there is no split.
+fn too_small(figures: &Figures) -> Card {
+    let sentence = format!(
+        "Not counted: a step of a layer may need {}, and below that the curves that slots are divided by do not \
+         hold. Shown are {}.",
+        counted(figures.exact_from, "slot"),
+        counted(figures.setting.slots, "slot"),
+    );
+    let name = format!("Split by layer at ratio {}", ratio(figures.ratio));
+    Card { name, sentence, pictures: Vec::new(), table: Table::default(), wide: false }
 }
 
 /// What the split saves at every size that the curves hold.
@@ -85,6 +109,6 @@ fn by_size(figures: &Figures, sizes: &[(u32, u64)]) -> String {
     let bars: Vec<Bar> = sizes.iter().filter_map(bar).collect();
     let name = "What the split saves, by size of the pool";
     let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), name, "");
-    chart::bars(&mut svg, &bars, "ratio · misses saved · rows a step and layer, uniform → split");
+    chart::bars(&mut svg, &bars, "ratio · misses saved · rows missed, uniform → split");
     svg.finish()
 }
