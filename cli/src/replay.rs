@@ -384,6 +384,12 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         Shape::preset(model).ok_or_else(|| Error::new(Kind::InvalidConfig, "replay").at("--model"))?;
     let row = RowSize { model: model.to_owned(), bytes: Geometry::new(shape)?.row_bytes() };
     let DeviceName::Host = arguments.device.unwrap_or(DeviceName::Host);
+    let html = arguments.report.html.as_deref();
+    if html.is_some() && html == arguments.json.as_deref() {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--html and --json name the same file")
+            .hint("name another file for one of them"));
+    }
     let targets = [("--json", &arguments.json), ("--html", &arguments.report.html)];
     for (option, path) in targets.iter().filter_map(|(option, path)| Some((option, path.as_deref()?))) {
         check_target(option, path, arguments.traces.iter().chain(arguments.requests.side_files()))?;
@@ -391,17 +397,30 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     match requests::kind_of(&arguments.traces)? {
         Traces::Requests => {
             let (json, selection) = (arguments.json.as_deref(), arguments.for_selections());
-            if let (Some(target), None) = (&arguments.report.html, selection) {
-                return html::requests(target, &arguments.traces, &arguments.requests);
+            if let (Some(target), None) = (html, selection) {
+                html::requests(target, &arguments.traces, &arguments.requests)?;
+                if json.is_none() {
+                    return Ok(());
+                }
             }
             let asked = Asked { policies: arguments.policies(), curve: arguments.curve };
-            return requests::command(&arguments.requests, &asked, selection, &arguments.traces, json);
+            return requests::command(
+                &arguments.requests,
+                &asked,
+                selection,
+                &arguments.traces,
+                json,
+                html.is_none(),
+            );
         }
         Traces::Selections => arguments.requests.refuse()?,
         Traces::Unknown => {}
     }
-    if let Some(target) = &arguments.report.html {
-        return html::selections(target, arguments, &shape, &row);
+    if let Some(target) = html {
+        html::selections(target, arguments, &shape, &row)?;
+        if arguments.json.is_none() {
+            return Ok(());
+        }
     }
     if arguments.curve && arguments.policies() != [Policy::Lru] {
         return Err(Error::new(Kind::InvalidConfig, "replay")
@@ -426,7 +445,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     if let Some(path) = &arguments.json {
         output::write_file(path, &json::text(&replayed, &row)?)?;
     }
-    if arguments.json.as_deref().is_some_and(output::is_stdout) {
+    if html.is_some() || arguments.json.as_deref().is_some_and(output::is_stdout) {
         return Ok(());
     }
     output::print(report::text(&replayed, &row, output::speaks_utf8()).as_bytes())

@@ -273,8 +273,8 @@ fn progress(path: &Path, requests: u64) -> ProgressBar {
     bar.with_prefix(output::harmless(&path.display().to_string()))
 }
 
-/// `forebay replay` of request traces. `selection` names an option of selection traces
-/// that was given.
+/// `forebay replay` of request traces. `selection` names an option of selection traces that was given; `tables`
+/// are printed where JSON does not take their place.
 ///
 /// # Errors
 /// Those of reading a trace, of settings that do not fit it, and of writing the result.
@@ -284,6 +284,7 @@ pub fn command(
     selection: Option<&str>,
     traces: &[PathBuf],
     json: Option<&Path>,
+    tables: bool,
 ) -> Result<()> {
     if let Some(flag) = selection {
         return Err(Error::new(Kind::InvalidConfig, "replay")
@@ -294,7 +295,7 @@ pub fn command(
     if let Some(path) = json {
         output::write_file(path, &request_report::json(&replayed)?)?;
     }
-    if json.is_some_and(output::is_stdout) {
+    if !tables || json.is_some_and(output::is_stdout) {
         return Ok(());
     }
     output::print(request_report::text(&replayed, output::speaks_utf8()).as_bytes())

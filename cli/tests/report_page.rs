@@ -170,7 +170,7 @@ fn what_cannot_be_reported_is_refused_and_nothing_is_written() {
         (&["--ratio", "0.1,0.2"], "several are named"),
         (&["--curve"], "--curve"),
         (&["--policy", "fifo"], "--policy"),
-        (&["--json", "x.json"], "--json"),
+        (&["--json", page], "the same file"),
         (&["--link-rate", "0"], "GB/s"),
         (&["--link-rate", "nan"], "GB/s"),
         (&["--ratio", "0.00001"], "leaves no slot"),
@@ -179,6 +179,12 @@ fn what_cannot_be_reported_is_refused_and_nothing_is_written() {
         let error = refuses(&[&["replay", demo, "--html", page], more].concat());
         assert!(error.contains(words), "{more:?}: {error}");
     }
+    assert!(!folder.join("report.html").exists());
+    // Both outputs at once, each whole, and no table beside them.
+    let both = succeeds(&["replay", demo, "--html", page, "--json", "-", "--ratio", "0.1"]);
+    let alone = succeeds(&["replay", demo, "--json", "-", "--ratio", "0.1"]);
+    assert!(both == alone && fs::read_to_string(page).unwrap().ends_with("</html>\n"));
+    fs::remove_file(page).unwrap();
     let error = refuses(&["replay", demo, "--link-rate", "37"]);
     assert!(error.contains("--html"), "{error}");
     // A trace that is cut off, after a whole one.

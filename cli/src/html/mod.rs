@@ -48,7 +48,7 @@ pub struct HtmlArguments {
     /// Writes a report with pictures instead of tables: one HTML file, whole or not at all; `-` is standard
     /// output. Compares all policies at several sizes; --ratio or --slots names the one shown by layer and step
     /// [default: 0.2].
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "curve", "policy", "split", "prefetch"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["curve", "policy", "split", "prefetch"])]
     pub html: Option<PathBuf>,
     /// With --html: gigabytes a second (1e9) of the link to the device [default: 37, measured by ESS for
     /// gathering single rows].

@@ -87,6 +87,9 @@ fn is_model(model: &str, preset: &str) -> bool {
     let plain = |text: &str| -> Vec<char> {
         text.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
     };
+    // An organisation may stand before the name.
+    let is_word = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'));
+    let model = model.split_once('/').filter(|(owner, _)| is_word(owner)).map_or(model, |(_, name)| name);
     let name = ["-bf16", "-int8"].iter().fold(preset, |name, width| name.strip_suffix(width).unwrap_or(name));
     let (model_plain, name) = (plain(model), plain(name));
     if !model_plain.starts_with(&name) {

@@ -178,6 +178,8 @@ fn misses_of_another_model_are_never_shown_as_those_of_the_model_whose_rows_are_
         ("deepseek-v3.2", "deepseek-v3.2-int8", false),
         ("DeepSeek-V3-0324", "deepseek-v3", false),
         ("GLM-5", "glm-5", false),
+        ("deepseek-ai/DeepSeek-V3.2", "deepseek-v3.2", false),
+        ("proxies/of/DeepSeek-V3.2-like", "deepseek-v3.2", true),
         ("SmolLM2 (stand-in for DeepSeek-V3.2)", "deepseek-v3.2", true),
         ("DeepSeek-V3.2", "deepseek-v3", true),
         ("deepseek_v3_2", "deepseek-v3", true),
