@@ -58,31 +58,39 @@ fn apart(ids: &[u32]) -> bool {
     ids.array_windows().any(|[a, b]| a.checked_add(1) != Some(*b))
 }
 
-/// What was replayed.
-pub fn heading(path: &Path, header: &Header, setting: Setting, row: &RowSize) -> String {
-    let or_unnamed = |text: &str| if text.is_empty() { "unnamed".to_owned() } else { harmless(text) };
+/// How large the trace is, and what of it was replayed.
+pub fn extent(header: &Header, setting: &Setting) -> String {
     let warm_up = match setting.warmup {
         0 => "no warm-up".to_owned(),
         w => format!("warm-up with the last {}", counted(w, "prompt position")),
     };
-    let unfinished = header.unfinished.map_or(String::new(), |bytes| {
-        format!("The recording was not finished: {bytes} bytes behind its last whole group are left off.\n")
-    });
     format!(
-        "{}: {}\n{unfinished}\
-         Selections of {} on {}\n\
-         {}, k {}, context {}; {} of {} from position {}; {warm_up}\n\
-         Bytes moved assume rows of {} ({} bytes); the misses are the recorded model's, not that one's.",
-        harmless(&path.display().to_string()),
-        or_unnamed(&header.label),
-        or_unnamed(&header.model),
-        or_unnamed(&header.text),
+        "{}, k {}, context {}; {} of {} from position {}; {warm_up}",
         counted(header.layers, "layer"),
         header.k,
         header.context,
         counted(setting.steps, "decode step"),
         counted(setting.mtp, "query row"),
         header.decode_start,
+    )
+}
+
+/// What was replayed.
+pub fn heading(path: &Path, header: &Header, setting: Setting, row: &RowSize) -> String {
+    let or_unnamed = |text: &str| if text.is_empty() { "unnamed".to_owned() } else { harmless(text) };
+    let unfinished = header.unfinished.map_or(String::new(), |bytes| {
+        format!("The recording was not finished: {bytes} bytes behind its last whole group are left off.\n")
+    });
+    format!(
+        "{}: {}\n{unfinished}\
+         Selections of {} on {}\n\
+         {}\n\
+         Bytes moved assume rows of {} ({} bytes); the misses are the recorded model's, not that one's.",
+        harmless(&path.display().to_string()),
+        or_unnamed(&header.label),
+        or_unnamed(&header.model),
+        or_unnamed(&header.text),
+        extent(header, &setting),
         row.model,
         row.bytes,
     )

@@ -17,7 +17,7 @@ use super::words::{median, percent, ratio, share, short, tile, time};
 use crate::json::miss_ratio;
 use crate::policy::Policy;
 use crate::replay::{Count, FIRST_STEPS, RowSize};
-use crate::report::{counted, number, size};
+use crate::report::{counted, extent, number, size};
 use crate::request_report;
 
 /// Units that the pictures by size are high.
@@ -121,21 +121,9 @@ fn warning(header: &Header, row: &RowSize) -> Option<String> {
 fn facts(view: &View<'_>) -> Vec<String> {
     let Figures { header, setting, .. } = view.figures;
     let or_unnamed = |text: &str| if text.is_empty() { "unnamed".to_owned() } else { text.to_owned() };
-    let warm_up = match setting.warmup {
-        0 => "no warm-up".to_owned(),
-        w => format!("warm-up with the last {}", counted(w, "prompt position")),
-    };
     let mut facts = vec![
         format!("Text: {}.", or_unnamed(&header.text)),
-        format!(
-            "{}, k {}, context {}; {} of {} from position {}; {warm_up}.",
-            counted(header.layers, "layer"),
-            header.k,
-            header.context,
-            counted(setting.steps, "decode step"),
-            counted(setting.mtp, "query row"),
-            header.decode_start,
-        ),
+        format!("{}.", extent(header, setting)),
         format!(
             "Shown by layer and step: {} ({} a layer). A row: {} bytes ({}). Link to the device: {}.",
             view.here(),
