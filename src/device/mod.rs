@@ -21,6 +21,7 @@ pub mod block;
 pub mod host;
 pub mod order;
 mod ticket;
+pub mod watch;
 
 use std::fmt::Debug;
 

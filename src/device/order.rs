@@ -210,6 +210,15 @@ impl Order {
         }
     }
 
+    /// The host has learned by other means that what was enqueued on `stream` by now has ended. Whether that
+    /// orders anything new.
+    pub fn ended(&mut self, stream: Stream) -> bool {
+        let (actor, clock) = self.end_of(stream);
+        let changed = join(&mut self.clocks[HOST], &clock);
+        self.clocks[actor] = clock;
+        changed
+    }
+
     /// Enqueues the operation `what`, which touches `accesses`, at the end of `stream`.
     ///
     /// # Errors
@@ -218,6 +227,26 @@ impl Order {
     pub fn access(&mut self, stream: Stream, what: &'static str, accesses: &[Access]) -> Result<()> {
         let (actor, clock) = self.end_of(stream);
         self.touch(actor, clock, what, accesses)
+    }
+
+    /// Whether [`Order::access`] would be in order. Enqueues nothing.
+    ///
+    /// # Errors
+    /// As [`Order::access`].
+    pub fn check(&mut self, stream: Stream, what: &'static str, accesses: &[Access]) -> Result<()> {
+        let (actor, clock) = self.end_of(stream);
+        let refused = self.refused(actor, &clock, what, accesses);
+        self.clocks[actor] = clock;
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// Whether [`Order::wait`] would order anything that is not ordered already.
+    pub fn would_order(&mut self, stream: Stream, event: Event) -> bool {
+        let (actor, clock) = self.end_of(stream);
+        let recorded = self.events.get(&event.0);
+        let changes = recorded.is_some_and(|recorded| join(&mut clock.clone(), recorded));
+        self.clocks[actor] = clock;
+        changes
     }
 
     /// The host itself touches `accesses`, now.
@@ -237,11 +266,7 @@ impl Order {
 
     /// Gives `actor` its clock back, one operation on if that is in order.
     fn touch(&mut self, actor: usize, mut clock: Clock, what: &'static str, all: &[Access]) -> Result<()> {
-        let refused = all.iter().find_map(|access| {
-            let (other, writes) = self.conflict(&clock, access)?;
-            let mark = Mark { actor, number: 0, what };
-            Some(self.refusal(mark, access, other, writes))
-        });
+        let refused = self.refused(actor, &clock, what, all);
         if let Some(refused) = refused {
             self.clocks[actor] = clock;
             return Err(refused);
@@ -257,6 +282,13 @@ impl Order {
             self.forget();
         }
         Ok(())
+    }
+
+    fn refused(&self, actor: usize, clock: &[u64], what: &'static str, all: &[Access]) -> Option<Error> {
+        all.iter().find_map(|access| {
+            let (other, writes) = self.conflict(clock, access)?;
+            Some(self.refusal(Mark { actor, number: 0, what }, access, other, writes))
+        })
     }
 
     /// An earlier access in the way of `access`, and whether it was a write.

@@ -238,14 +238,20 @@ proptest! {
                     Ok(())
                 }
                 Call::Wait(stream, event) => {
-                    order.wait(Stream(*stream), Event(*event));
+                    let would = order.would_order(Stream(*stream), Event(*event));
+                    prop_assert_eq!(order.wait(Stream(*stream), Event(*event)), would);
                     Ok(())
                 }
                 Call::Observed(event) => {
                     order.observed(Event(*event));
                     Ok(())
                 }
-                Call::Access(stream, all) => order.access(Stream(*stream), "access", all),
+                Call::Access(stream, all) => {
+                    let checked = order.check(Stream(*stream), "access", all);
+                    let answer = order.access(Stream(*stream), "access", all);
+                    prop_assert_eq!(&checked, &answer);
+                    answer
+                }
                 Call::Host(all) => order.host("access", all),
             };
             prop_assert_eq!(answer.is_ok(), naive.call(call), "call {}", index);
