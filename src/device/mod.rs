@@ -20,7 +20,9 @@
 pub mod block;
 pub mod clock;
 pub mod host;
+pub mod order;
 mod ticket;
+pub mod watch;
 
 use std::fmt::Debug;
 
