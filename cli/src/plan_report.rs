@@ -18,9 +18,9 @@ pub fn text(points: &[Point], utf8: bool) -> String {
     for note in notes(points) {
         out += &format!("[{}] {}.\n", letter(note), capital(note.describe()));
     }
-    out + "Ratio: slots of a sequence and layer / context. Whole: the most sequences with all rows on the device, up to\n\
-         which nothing needs to be offloaded. Most: the most with as few slots as --least-slots says. Other: landing\n\
-         and scratch slots, and what whole mappings leave unused.\n"
+    out + "Ratio: slots of a sequence and layer / context. Whole: the most sequences with all rows on the device:\n\
+         up to there nothing needs to be offloaded. Most: the most with as few slots as --least-slots says. Other:\n\
+         landing and scratch slots, and what whole mappings leave unused.\n"
 }
 
 /// A note's mark: the letter that stands behind its lines.

@@ -13,7 +13,7 @@
 //! **What it does not know.** Time. Whether a larger batch pays for its misses is the simulator's answer; the one
 //! case in which offload cannot pay whatever the times is told here ([`Note::AllResident`], [`Note::Dense`]).
 
-use crate::cache::{Config, Footprint, Memory, Slots};
+use crate::cache::{Config, Footprint, Slots};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
 use crate::sparse::Budget;
@@ -297,19 +297,14 @@ impl<'a> Room<'a> {
         let pages = product(self.pages()?, lanes)?;
         let blocks = slots.div_ceil(SLOT_BLOCK);
         Ok(Config {
-            shape: demand.shape,
             host_pages: pages,
             index_pages: pages,
             slots: Slots::Uniform(product(product(blocks, SLOT_BLOCK)?, lanes)?),
-            min_budget: slots,
-            lanes,
-            max_tokens: demand.context,
             batch: lanes.div_ceil(demand.micro_batches),
             query_rows: demand.query_rows,
             steps_in_flight: demand.steps_in_flight,
             micro_batches: demand.micro_batches,
-            residency_only: false,
-            memory: Memory::default(),
+            ..Config::new(demand.shape, lanes, demand.context, slots)
         })
     }
 
