@@ -5,6 +5,8 @@
 //! pass in double precision over rows that the test itself knows, never over what a slab holds
 //! (`overlap/reference.rs`); what is resident must not depend on the order at all.
 
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
 #[path = "overlap/engine.rs"]
 mod engine;
 #[path = "overlap/reference.rs"]
