@@ -372,6 +372,7 @@ fn buffers_and_rows_that_do_not_fit_a_layer_are_refused() {
     e.cache
         .resolve(&step, whole, e.stream, Buffers { parts: Some(Parts { lists, counts }), ..good })
         .unwrap();
+    e.cache.gather(&step, whole, 0, e.stream).unwrap();
     refused(good.slots.part(1, 2 * K * 4), Kind::OutOfRange, "");
     e.cache.layer(&step, whole, e.streams(), good).unwrap();
     e.cache.finish(&mut step, e.stream).unwrap();
