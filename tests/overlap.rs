@@ -5,15 +5,20 @@
 //! pass in double precision over rows that the test itself knows, never over what a slab holds
 //! (`overlap/reference.rs`); what is resident must not depend on the order at all.
 
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
 #[path = "overlap/engine.rs"]
 mod engine;
 #[path = "overlap/reference.rs"]
 mod reference;
+#[path = "overlap/times.rs"]
+mod times;
 
 use std::sync::Arc;
 
 use forebay::Kind;
 use forebay::device::Device;
+use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::overlap::Overlap;
 use proptest::prelude::*;
@@ -145,4 +150,80 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
         "attention in parts needs index lists",
     );
     decode.enqueue_only(&mut steps, &[Overlap::None; 4], false).unwrap();
+}
+
+/// Seeds of the virtual clock: 200, and thousands in a soak.
+fn seeds() -> std::ops::Range<u64> {
+    0..if std::env::var_os("FOREBAY_SOAK").is_some() { 5_000 } else { 200 }
+}
+
+fn on_the_clock(seed: u64, setting: &Setting) -> Decode {
+    let memory = HostDevice::new(HostOptions::default());
+    let options = ClockOptions { seed: Some(seed), ..ClockOptions::default() };
+    let clock = ClockDevice::over(Arc::clone(&memory) as Arc<dyn Device>, options).unwrap();
+    Decode::new(setting.clone(), clock, memory)
+}
+
+#[test]
+fn whatever_the_streams_are_delayed_by_attention_is_the_same() {
+    let alone = decode(&plain(), &[Overlap::None], false, 3);
+    let passes = Setting { passes: 2, budget: 10, query_rows: 3, ..plain() };
+    let passed = decode(&passes, &[Overlap::None], false, 3);
+    for seed in seeds() {
+        let orders = [0, 1, 2, 3].map(|layer| Overlap::ALL[(seed >> layer) as usize % 3]);
+        let mut runs = on_the_clock(seed, &plain());
+        let mut in_passes = on_the_clock(seed, &passes);
+        for _ in 0..3 {
+            runs.step(&orders).unwrap();
+            in_passes.step(&orders).unwrap();
+        }
+        assert_eq!((runs.digests(), in_passes.digests()), (alone.clone(), passed.clone()), "seed {seed}");
+    }
+}
+
+#[test]
+fn an_engine_on_the_wrong_stream_is_found_where_the_device_sees_it() {
+    let mut decode = on_the_clock(1, &plain());
+    decode.step(&[Overlap::Da]).unwrap();
+    decode.stray();
+    let error = decode.step(&[Overlap::Da]).unwrap_err();
+    assert_eq!(error.kind(), Kind::InvalidConfig);
+    assert!(error.to_string().contains("stream"), "{error}");
+    decode.roll_back();
+    decode.step(&[Overlap::Da]).unwrap();
+    decode.check();
+}
+
+#[test]
+fn every_edge_of_an_order_holds_on_the_clock() {
+    for seed in seeds().map(Some).chain([None]) {
+        for (order, passes) in Overlap::ALL.iter().flat_map(|o| [(*o, 1), (*o, 2)]) {
+            let layers = times::times(order, passes, 20.0, seed);
+            assert_eq!(layers.len(), 2 * times::LAYERS as usize);
+            for (index, times) in layers.iter().enumerate() {
+                for (from, to) in times::edges(order, passes) {
+                    let (end, start) = (times[from].1, times[to].0);
+                    assert!(end <= start, "{order:?} {passes} {seed:?}: {to} at {start}, {from} until {end}");
+                }
+                // I0(l+1) <- M(l), of the same micro-batch.
+                if let Some(next) = layers.get(index + 2) {
+                    assert!(times["rest"].1 <= next["I0"].0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_an_order_hides_runs_beside_the_gather() {
+    let meets = |a: (f64, f64), b: (f64, f64)| a.0 < b.1 && b.0 < a.1;
+    // A gather of some 130 us a half.
+    let layer = |order| times::times(order, 1, 2000.0, None).swap_remove(0);
+    let (none, da, dba) = (layer(Overlap::None), layer(Overlap::Da), layer(Overlap::Dba));
+    assert!(none.iter().all(|(name, span)| name == "gather 0" || !meets(*span, none["gather 0"])));
+    assert!(meets(da["gather 0"], da["P"]) && meets(da["gather 0"], da["A0"]));
+    assert!(meets(da["resolve 0"], da["P"]), "P needs no R");
+    assert!(meets(dba["gather 0"], dba["I2"]) && meets(dba["gather 1"], dba["A0"]));
+    let end = |times: &times::Times| times["rest"].1;
+    assert!(end(&dba) < end(&da) && end(&da) < end(&none));
 }

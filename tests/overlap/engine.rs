@@ -82,6 +82,7 @@ pub struct Decode {
     number: u64,
     found: Arc<Mutex<Found>>,
     fail: Option<u32>,
+    stray: Option<Stream>,
     compared: u64,
 }
 
@@ -155,6 +156,7 @@ impl Decode {
             number: 0,
             found,
             fail: None,
+            stray: None,
             compared: 0,
         }
     }
@@ -162,6 +164,11 @@ impl Decode {
     /// The engine's call number `calls` from now on fails.
     pub fn fail_after(&mut self, calls: u32) {
         self.fail = Some(calls);
+    }
+
+    /// From now on preparation is enqueued on a stream of the engine's own.
+    pub fn stray(&mut self) {
+        self.stray = Some(self.device.stream().unwrap());
     }
 
     /// One step of both micro-batches, compared with the truth; or the error of an abandoned one.
@@ -246,6 +253,7 @@ impl Decode {
             landing: self.landing(),
             found: &self.found,
             fail: &mut self.fail,
+            stray: self.stray,
             expected,
         };
         let mut with: Vec<(&mut Step, Layers)> =
@@ -289,7 +297,7 @@ impl Decode {
 
     /// Cuts every sequence to what it had accepted.
     pub fn roll_back(&mut self) {
-        self.fail = None;
+        (self.fail, self.stray) = (None, None);
         for (sequences, micro) in self.sequences.iter_mut().zip(&self.micro) {
             for sequence in sequences {
                 let compute = micro.layers.streams.compute;
@@ -335,6 +343,7 @@ struct Callbacks<'a> {
     landing: Vec<Vec<Vec<u32>>>,
     found: &'a Arc<Mutex<Found>>,
     fail: &'a mut Option<u32>,
+    stray: Option<Stream>,
     expected: &'a mut Expected,
 }
 
@@ -526,7 +535,7 @@ impl Engine for Callbacks<'_> {
         match call.work {
             Work::Project | Work::Rest => self.run(stream, || {}),
             Work::Index => self.index(call, stream),
-            Work::Prepare => self.prepare(call, stream),
+            Work::Prepare => self.prepare(call, self.stray.unwrap_or(stream)),
             Work::Attend(keys) => self.attend(*call, keys, stream),
             Work::Merge => self.merge(call, stream),
         }
