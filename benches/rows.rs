@@ -20,7 +20,7 @@ use criterion::Criterion;
 use forebay::device::block::Entry;
 use forebay::device::block::step::{encode, words};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Begin, Device, Join, Part, Plan, Pools, Slice, Stream};
+use forebay::device::{Answer, Begin, Device, Join, Part, Plan, Pools, Slice, Stream};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::{Rows, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};
@@ -98,6 +98,7 @@ impl Rig {
             tokens: tokens + 1,
             query_rows: 1,
             scratch: 0,
+            passes: 1,
             scratch_base: 1,
             landing_base: LANDING,
             budget_base,
@@ -203,9 +204,10 @@ impl Rig {
     fn gather(&mut self, order: &[u32]) -> Result<(Duration, u64)> {
         self.begin(order)?;
         let selection = self.selections[self.steps as usize % self.selections.len()];
-        self.device.resolve(self.pools, self.stream, self.part(0), selection, self.slots)?;
+        let answer = Answer { slots: self.slots, parts: None };
+        self.device.resolve(self.pools, self.stream, self.part(0), selection, answer)?;
         let lap = Lap::begin();
-        self.device.gather(self.pools, self.stream, self.part(0))?;
+        self.device.gather(self.pools, self.stream, self.part(0), 0)?;
         let time = lap.end();
         let last = u64::from(self.extents.lanes * self.extents.k - 1);
         for (lane, word) in [(order.first(), 0), (order.last(), last)] {

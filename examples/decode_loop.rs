@@ -36,7 +36,7 @@ fn main() -> forebay::Result<()> {
             // The indexer's work: here a window that wanders through the prompt.
             let picks: Vec<u8> = (0..128_i32).flat_map(|i| ((i + number) * 3 % 1000).to_le_bytes()).collect();
             device.write(selection, &picks)?;
-            cache.layer(&step, call, streams, Buffers { selection, slots })?;
+            cache.layer(&step, call, streams, Buffers { selection, slots, parts: None })?;
             // The engine's attention reads `slots`, and its projections write the new rows to
             // `cache.landing_slot(sequence, 0..2)` of the layer's slab; then they are stored:
             cache.scatter(&step, call, stream)?;

@@ -33,6 +33,7 @@ mod error;
 mod geometry;
 mod ids;
 pub mod os;
+pub mod overlap;
 pub mod residency;
 mod sparse;
 mod stats;
@@ -43,7 +44,7 @@ pub mod total;
 #[cfg(feature = "trace")]
 pub mod trace;
 
-pub use cache::{Accepted, Cache, Config, Length, Memory, Open, Row, Slots, Tokens};
+pub use cache::{Accepted, Cache, Config, Layers, Length, Memory, Open, Row, Slots, Tokens};
 pub use error::{Error, Kind, Result};
 pub use geometry::{Geometry, LINE, Piece, SLOT_BLOCK, Shape};
 pub use ids::{HostPage, IndexPage, Lane, Layer, MicroBatch, Sequence};

@@ -138,7 +138,7 @@ impl Loop {
         }
         let selection = self.selection.part(0, bytes as u64).unwrap();
         self.device.write(selection, &self.picks[..bytes]).unwrap();
-        Buffers { selection, slots: self.slots.part(0, bytes as u64).unwrap() }
+        Buffers { selection, slots: self.slots.part(0, bytes as u64).unwrap(), parts: None }
     }
 
     /// One call: R, an edge, G on the other stream, an edge back, S.
@@ -148,7 +148,7 @@ impl Loop {
         self.cache.resolve(step, call, resolve, buffers).unwrap();
         self.device.record(self.done, resolve).unwrap();
         self.device.wait(gather, self.done).unwrap();
-        self.cache.gather(step, call, gather).unwrap();
+        self.cache.gather(step, call, 0, gather).unwrap();
         self.device.record(self.done, gather).unwrap();
         self.device.wait(scatter, self.done).unwrap();
         self.cache.scatter(step, call, scatter).unwrap();

@@ -49,7 +49,7 @@ struct Engine {
 fn engine(config: Config) -> Engine {
     let device = HostDevice::new(HostOptions::default());
     let buffer = || device.allocate(2 * K * 4).unwrap();
-    let buffers = Buffers { selection: buffer(), slots: buffer() };
+    let buffers = Buffers { selection: buffer(), slots: buffer(), parts: None };
     let cache = Cache::new(config, device.clone()).unwrap();
     Engine { cache, stream: device.stream().unwrap(), device, buffers }
 }
@@ -329,7 +329,7 @@ fn buffers_and_rows_that_do_not_fit_a_layer_are_refused() {
     let good = e.buffers;
     let wide = e.device.allocate(2 * K * 4 + 4).unwrap();
     let odd = e.device.allocate(2 * K * 4 + 1).unwrap().part(1, 2 * K * 4).unwrap();
-    let with = |selection: Slice, slots: Slice| Buffers { selection, slots };
+    let with = |selection: Slice, slots: Slice| Buffers { selection, slots, parts: None };
     let cases = [
         (with(foreign, good.slots), "a slice of another device"),
         (with(good.selection, foreign), "a slice of another device"),
@@ -351,7 +351,7 @@ fn buffers_and_rows_that_do_not_fit_a_layer_are_refused() {
     ];
     for (call, place) in calls {
         refused(e.cache.resolve(&step, call, e.stream, good), Kind::OutOfRange, place);
-        refused(e.cache.gather(&step, call, e.stream), Kind::OutOfRange, place);
+        refused(e.cache.gather(&step, call, 0, e.stream), Kind::OutOfRange, place);
         refused(e.cache.scatter(&step, call, e.stream), Kind::OutOfRange, place);
     }
     refused(e.cache.resolve(&step, whole, Stream(99), good), Kind::OutOfRange, "stream");
@@ -389,7 +389,7 @@ fn steps_are_finished_once_and_belong_to_their_cache() {
     e.cache.finish(&mut step, e.stream).unwrap();
     refused(e.cache.finish(&mut step, e.stream), Kind::InvalidConfig, "the step is finished");
     refused(e.cache.resolve(&step, whole, e.stream, e.buffers), Kind::InvalidConfig, "the step is finished");
-    refused(e.cache.gather(&step, whole, e.stream), Kind::InvalidConfig, "the step is finished");
+    refused(e.cache.gather(&step, whole, 0, e.stream), Kind::InvalidConfig, "the step is finished");
     refused(e.cache.scatter(&step, whole, e.stream), Kind::InvalidConfig, "the step is finished");
     let mut next = e.prepare(&[row(a, 1)]).unwrap();
     e.cache.finish(&mut next, e.stream).unwrap();

@@ -29,7 +29,7 @@ impl Engine {
     fn new(threaded: bool) -> Engine {
         let device = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
         let buffer = || device.allocate(u64::from(4 * K)).unwrap();
-        let buffers = Buffers { selection: buffer(), slots: buffer() };
+        let buffers = Buffers { selection: buffer(), slots: buffer(), parts: None };
         let cache = Cache::new(config(), device.clone()).unwrap();
         let (stream, done) = (device.stream().unwrap(), device.event().unwrap());
         Engine { cache, device, stream, buffers, done }
@@ -118,7 +118,7 @@ fn a_gather_of_another_layer_fails_the_step_and_copies_nothing() {
     e.select(4);
     let mut step = e.prepare(sequence, 0);
     e.cache.resolve(&step, LayerCall::whole(Layer(0)), e.stream, e.buffers).unwrap();
-    e.cache.gather(&step, LayerCall::whole(Layer(1)), e.stream).unwrap();
+    e.cache.gather(&step, LayerCall::whole(Layer(1)), 0, e.stream).unwrap();
     e.finish(&mut step);
     assert_eq!(e.cache.retire(step, e.stream).unwrap_err().error.kind(), Kind::DeviceFailed);
     let _ticket = e.cache.roll_back(sequence, 24, e.stream).unwrap();

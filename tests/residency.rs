@@ -20,6 +20,7 @@ fn shape() -> TableShape {
         tokens: TOKENS,
         query_rows: QUERY_ROWS,
         scratch: QUERY_ROWS * K as u32,
+        passes: 1,
         scratch_base: 64,
         landing_base: 512,
         budget_base: 640,

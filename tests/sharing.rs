@@ -41,7 +41,7 @@ struct Engine {
 fn engine(config: Config, threaded: bool) -> Engine {
     let device = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
     let buffer = || device.allocate(u64::from(4 * K)).unwrap();
-    let buffers = Buffers { selection: buffer(), slots: buffer() };
+    let buffers = Buffers { selection: buffer(), slots: buffer(), parts: None };
     let cache = Cache::new(config, device.clone()).unwrap();
     Engine { cache, stream: device.stream().unwrap(), device, buffers, promised: 0 }
 }

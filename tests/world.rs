@@ -14,7 +14,7 @@ mod trace_body;
 mod world;
 
 use forebay::device::host::HostOptions;
-use forebay::device::{Device, Outcome, Part, Pools};
+use forebay::device::{Answer, Device, Outcome, Part, Pools};
 use forebay::residency::Rows;
 use forebay::{Accepted, BringUp, Budget, Kind, Layer, LayerCall, MicroBatch, Open, Row};
 use proptest::prelude::*;
@@ -381,8 +381,8 @@ fn padded_rows_of_a_captured_batch_are_inert() {
     device.write(selection, &picks.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()).unwrap();
     let rows = Rows { first: 0, count: 1 };
     let part = Part { micro_batch: MicroBatch(0), layer: Layer(1), first: 0, count: batch, rows };
-    device.resolve(Pools(0), stream, part, selection, slots).unwrap();
-    device.gather(Pools(0), stream, part).unwrap();
+    device.resolve(Pools(0), stream, part, selection, Answer { slots, parts: None }).unwrap();
+    device.gather(Pools(0), stream, part, 0).unwrap();
     device.scatter(Pools(0), stream, part).unwrap();
     let mut answers = vec![0; 4 * words as usize];
     device.read(slots, &mut answers).unwrap();
@@ -396,7 +396,7 @@ fn padded_rows_of_a_captured_batch_are_inert() {
     let row = Row { accepted: Accepted::Rows(0), ..row };
     let mut step = world.cache.prepare(MicroBatch(0), 1, &[row], None, stream).unwrap();
     let wide = LayerCall { batch_rows: Some((0, 2)), ..LayerCall::whole(Layer(0)) };
-    assert_eq!(world.cache.gather(&step, wide, stream).unwrap_err().kind(), Kind::OutOfRange);
+    assert_eq!(world.cache.gather(&step, wide, 0, stream).unwrap_err().kind(), Kind::OutOfRange);
     world.cache.finish(&mut step, stream).unwrap();
     assert!(world.cache.retire(step, stream).is_ok());
 }

@@ -103,7 +103,7 @@ impl Replay {
             for layer in 0..layers {
                 let set = u64::from(number * layers + layer) * u64::from(4 * k);
                 let selection = self.selections.part(set, u64::from(4 * k))?;
-                let buffers = Buffers { selection, slots: self.slots };
+                let buffers = Buffers { selection, slots: self.slots, parts: None };
                 self.cache.resolve(&step, LayerCall::whole(Layer(layer)), self.stream, buffers)?;
             }
             self.cache.finish(&mut step, self.stream)?;

@@ -94,7 +94,7 @@ pub fn replay_by_layer(
                 let positions = trace.selection(header.warm_steps + group * mtp + query, layer);
                 device.write(selection.part(u64::from(query) * row, row)?, staging.words(positions))?;
             }
-            let buffers = Buffers { selection, slots: slots_out };
+            let buffers = Buffers { selection, slots: slots_out, parts: None };
             cache.resolve(&step, LayerCall::whole(Layer(layer)), stream, buffers)?;
         }
         cache.finish(&mut step, stream)?;

@@ -214,7 +214,12 @@ pub unsafe extern "C" fn fb_layer(
             let slots = cast::buffer(&*cache.device, slots.cast_const(), words, "slots")?;
             let own = cache.stream;
             let streams = Streams { resolve: own, gather: own };
-            cache.cache.layer(step, LayerCall::whole(Layer(layer)), streams, Buffers { selection, slots })
+            cache.cache.layer(
+                step,
+                LayerCall::whole(Layer(layer)),
+                streams,
+                Buffers { selection, slots, parts: None },
+            )
         })
     }
 }

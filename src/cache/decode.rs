@@ -5,7 +5,7 @@ use crate::cache::sequence::State;
 use crate::device::block::{ACCEPTED_ON_DEVICE, Entry};
 use crate::device::{Begin, Slice, Stream};
 use crate::error::{Error, Kind, Result};
-use crate::ids::{MicroBatch, Sequence};
+use crate::ids::{Layer, MicroBatch, Sequence};
 use crate::step::{Buffers, LayerCall, Retired, RowInFlight, Step, Streams, Unretired};
 
 /// How many rows of a sequence's previous step were accepted.
@@ -171,18 +171,18 @@ impl Cache {
     /// # Errors
     /// [`Kind::OutOfRange`] for a layer, rows or buffers that do not fit the step.
     pub fn resolve(&self, step: &Step, call: LayerCall, stream: Stream, buffers: Buffers) -> Result<()> {
-        self.check_step(step, call)?;
+        self.check_step(step, call.layer)?;
         crate::step::resolve(&*self.device, self.pools, step, (call, stream, buffers))
     }
 
-    /// G of one layer: fetches what the last resolve of these rows missed. Attention may read the slots
-    /// behind it.
+    /// G of one layer: fetches what the last resolve of these rows missed, or what pass `pass` of attention
+    /// reads of it ([`Config::attention_passes`](crate::Config)). Attention may read the slots behind it.
     ///
     /// # Errors
     /// As [`Cache::resolve`].
-    pub fn gather(&self, step: &Step, call: LayerCall, stream: Stream) -> Result<()> {
-        self.check_step(step, call)?;
-        crate::step::gather(&*self.device, self.pools, step, (call, stream))
+    pub fn gather(&self, step: &Step, call: LayerCall, pass: u32, stream: Stream) -> Result<()> {
+        self.check_step(step, call.layer)?;
+        crate::step::gather(&*self.device, self.pools, step, (call, pass, stream))
     }
 
     /// S of one layer: stores the step's new rows, which the engine has written to their landing slots.
@@ -190,7 +190,7 @@ impl Cache {
     /// # Errors
     /// As [`Cache::resolve`].
     pub fn scatter(&self, step: &Step, call: LayerCall, stream: Stream) -> Result<()> {
-        self.check_step(step, call)?;
+        self.check_step(step, call.layer)?;
         crate::step::scatter(&*self.device, self.pools, step, (call, stream))
     }
 
@@ -200,16 +200,13 @@ impl Cache {
     /// As [`Cache::resolve`].
     pub fn layer(&self, step: &Step, call: LayerCall, streams: Streams, buffers: Buffers) -> Result<()> {
         self.resolve(step, call, streams.resolve, buffers)?;
-        if streams.gather != streams.resolve {
-            let resolved = self.resolved[step.micro_batch.index()];
-            self.device.record(resolved, streams.resolve)?;
-            self.device.wait(streams.gather, resolved)?;
-        }
-        self.gather(step, call, streams.gather)
+        let schedule = &self.schedules[step.micro_batch.index()];
+        schedule.resolved(&*self.device, streams.resolve, streams.gather)?;
+        self.gather(step, call, 0, streams.gather)
     }
 
-    fn check_step(&self, step: &Step, call: LayerCall) -> Result<()> {
-        self.check_layer(call.layer)?;
+    pub(super) fn check_step(&self, step: &Step, layer: Layer) -> Result<()> {
+        self.check_layer(layer)?;
         self.ring.slot(step)?;
         if step.finished {
             return Err(Error::new(Kind::InvalidConfig, "layer").at("the step is finished"));

@@ -25,6 +25,7 @@
 mod admit;
 mod close;
 mod decode;
+mod overlapped;
 mod sequence;
 mod share;
 
@@ -35,6 +36,7 @@ use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
 use crate::ids::{HostPage, IndexPage, Layer, Sequence};
 use crate::os::{self, Fallback, Faults, NoFaults, Request};
+use crate::overlap::{Run, Schedule};
 use crate::sparse::{SparseConfig, SparsePool};
 use crate::stats::Stats;
 use crate::step::{Ring, RingShape};
@@ -42,6 +44,7 @@ use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, Secret, TotalPool};
 
 pub use admit::Open;
 pub use decode::{Accepted, Row};
+pub use overlapped::Layers;
 pub use sequence::Length;
 pub use share::Tokens;
 
@@ -61,6 +64,9 @@ pub struct Config {
     /// The smallest budget that a sequence may have in any layer: what it does not hold of a step's
     /// selections needs scratch slots, `query_rows x top_k - min_budget` a lane.
     pub min_budget: u32,
+    /// Passes of attention that may take these scratch slots in turn, so that a lane needs only so large a
+    /// share of them. With more than one, attention must run in parts ([`Cache::overlap`]).
+    pub attention_passes: u32,
     /// Sequences that may be open.
     pub lanes: u32,
     /// Tokens of the longest sequence: prompt and promised.
@@ -120,6 +126,7 @@ impl Config {
             index_pages: pages,
             slots: Slots::Uniform(blocks.saturating_mul(SLOT_BLOCK).saturating_mul(lanes)),
             min_budget: slots,
+            attention_passes: 1,
             lanes,
             max_tokens,
             batch: lanes,
@@ -142,6 +149,7 @@ impl Config {
             ("steps_in_flight", self.steps_in_flight),
             ("micro_batches", self.micro_batches),
             ("min_budget", self.min_budget),
+            ("attention_passes", self.attention_passes),
             ("top_k (dense attention needs no sparse pool)", self.shape.top_k),
         ];
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
@@ -198,7 +206,8 @@ impl Config {
             lanes: self.lanes,
             tokens: self.reach(self.max_tokens)?,
             query_rows: self.query_rows,
-            scratch: selected.saturating_sub(self.min_budget),
+            scratch: selected.saturating_sub(self.min_budget).div_ceil(self.attention_passes),
+            passes: self.attention_passes,
             slots: match &self.slots {
                 Slots::Uniform(slots) => vec![*slots; geometry.layers() as usize],
                 Slots::ByLayer(table) => table.clone(),
@@ -228,8 +237,10 @@ pub struct Cache {
     ready: Vec<Event>,
     /// One a micro-batch: recorded after its last step. The next one waits for it.
     stepped: Vec<Event>,
-    /// One a micro-batch: from a layer's resolve to its gather, where they are in two streams.
-    resolved: Vec<Event>,
+    /// One a micro-batch: the events of its layers.
+    schedules: Vec<Schedule>,
+    /// Room for what the layers of a step share, a place for each micro-batch.
+    runs: Vec<(Schedule, Run)>,
     fallbacks: Vec<Fallback>,
     stats: Stats,
     /// Calls of prepare, to find a sequence that one of them names twice.
@@ -286,7 +297,8 @@ impl Cache {
             left: device.event()?,
             ready: (0..config.lanes).map(|_| device.event()).collect::<Result<_>>()?,
             stepped: (0..config.micro_batches).map(|_| device.event()).collect::<Result<_>>()?,
-            resolved: (0..config.micro_batches).map(|_| device.event()).collect::<Result<_>>()?,
+            schedules: (0..config.micro_batches).map(|_| Schedule::new(&*device)).collect::<Result<_>>()?,
+            runs: Vec::with_capacity(config.micro_batches as usize),
             records: (0..config.lanes).map(|_| Record::default()).collect(),
             config,
             geometry,

@@ -4,6 +4,7 @@
 //! A block's memory belongs to the step from prepare until retire; nobody writes to it in between.
 
 use crate::error::{Error, Kind, Result};
+use crate::residency::Counts;
 
 /// In a row's entry: how many rows were accepted stands in the device's tensor, not in the block.
 pub const ACCEPTED_ON_DEVICE: u32 = u32::MAX;
@@ -106,6 +107,15 @@ pub struct LayerCount {
     pub misses: u32,
     /// Of these, rows in scratch slots.
     pub scratch: u32,
+}
+
+impl LayerCount {
+    /// Adds what one batch row's resolve found.
+    pub fn add(&mut self, counts: &Counts) {
+        self.hits += counts.hits;
+        self.misses += counts.misses;
+        self.scratch += counts.scratch;
+    }
 }
 
 /// A step's report: `[step low, step high, cause or 0, row, layer, value]`, then three words a layer,

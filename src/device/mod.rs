@@ -285,20 +285,27 @@ pub trait Device: Debug + Send + Sync {
     /// [`Kind::OutOfRange`]; nothing is enqueued then.
     fn begin(&self, pools: Pools, stream: Stream, begin: Begin) -> Result<()>;
 
-    /// Resolves `selection` (`[count][rows.count][k]` i32) into `slots` of the same shape.
+    /// Resolves `selection` (`[count][rows.count][k]` i32).
     ///
     /// # Errors
     /// [`Kind::OutOfRange`].
-    fn resolve(&self, pools: Pools, stream: Stream, part: Part, selection: Slice, slots: Slice)
-    -> Result<()>;
+    fn resolve(
+        &self,
+        pools: Pools,
+        stream: Stream,
+        part: Part,
+        selection: Slice,
+        answer: Answer,
+    ) -> Result<()>;
 
-    /// Fetches what the last resolve of these rows missed, which must have been of the same layer, query
-    /// rows and step: otherwise the step fails, rather than copy rows into slots that were not meant for
-    /// them.
+    /// Fetches what pass `pass` of attention reads of the rows that the last resolve missed, which must have
+    /// been of the same layer, query rows and step, and whose earlier passes must have been gathered before:
+    /// otherwise the step fails, rather than copy rows into slots that were not meant for them. A pass that
+    /// a row does not need fetches nothing.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`].
-    fn gather(&self, pools: Pools, stream: Stream, part: Part) -> Result<()>;
+    fn gather(&self, pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()>;
 
     /// Stores the new rows, from their landing slots to the total pool.
     ///
@@ -324,6 +331,39 @@ pub trait Device: Debug + Send + Sync {
     /// # Errors
     /// [`Kind::Internal`] names the broken one.
     fn validate(&self, pools: Pools) -> Result<()>;
+
+    /// From now on refuses whatever is enqueued on another stream than this one; with `None` no longer, and
+    /// then answers with the first refusal. So an engine that enqueues its work on the wrong stream is
+    /// found by the devices that see it: those for tests and for planning. To the others its launches are
+    /// invisible, and they do nothing here.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] when something was refused.
+    fn confine(&self, _stream: Option<Stream>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Where a resolve puts its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// `[count][rows.count][k]` i32: each selected position's slot in the layer's slab, -1 for none. Where
+    /// attention takes several passes, rows of different passes may share a scratch slot.
+    pub slots: Slice,
+    /// The same, divided for attention in parts.
+    pub parts: Option<Parts>,
+}
+
+/// The index lists of attention in parts. They stand for all batch rows of the step, or of its captured
+/// batch: a call for some of them fills those.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// `[1 + passes][batch rows][rows.count][k]` i32: in list 0 the slots of what was resident or is born
+    /// in this step, in list `1 + j` of what pass `j` fetches. Each row's valid entries come first, in the
+    /// order of the selection; the rest is -1.
+    pub lists: Slice,
+    /// `[1 + passes][batch rows][rows.count]` u32: how many entries are valid.
+    pub counts: Slice,
 }
 
 /// The beginning of a step: see [`Device::begin`].

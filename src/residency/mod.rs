@@ -48,6 +48,7 @@
 mod commit;
 mod curve;
 mod digest;
+mod divide;
 mod resolve;
 mod scan;
 mod stack;
@@ -56,6 +57,7 @@ mod victims;
 
 pub use commit::Moved;
 pub use curve::{Curve, Depths};
+pub use divide::{Answered, Divider};
 pub use resolve::Workspace;
 pub use resolve::{Beyond, Counts, Fetch, Resolved, Rows, Selected};
 pub use scan::{At, Portable, Scan, Split, Stamped, Tied, Touch, Touched};

@@ -128,8 +128,8 @@ impl LayerTables {
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a lane without a sequence, rows that have not landed, buffers of wrong
-    /// lengths, more selected positions than budget and scratch slots; [`Kind::Exhausted`] after 2^31
-    /// steps of one sequence. Nothing has changed then.
+    /// lengths, more selected positions than budget and the scratch slots of all passes; [`Kind::Exhausted`]
+    /// after 2^31 steps of one sequence. Nothing has changed then.
     pub fn resolve<S: Scan>(
         &mut self,
         scan: &S,
@@ -143,7 +143,7 @@ impl LayerTables {
         let head = &self.heads[lane as usize];
         // No more distinct rows can be asked for than there are.
         let most = selection.len().min(head.length as usize);
-        if most > (head.budget + self.shape.scratch) as usize || rows.count == 0 {
+        if most > head.budget as usize + self.shape.scratch_rows() || rows.count == 0 {
             return Err(bad("selection beyond budget and scratch slots", selection.len() as u64));
         }
         Ok(self.step(scan, lane, rows, (k, limit), (selection, slots, fetches), work))
@@ -276,9 +276,11 @@ impl LayerTables {
         let (away, kept) = fetches.split_at_mut(scratch);
         for (index, fetch) in away.iter_mut().enumerate() {
             let position = work.positions[index];
-            // Only a warm-up has more of them than scratch slots, and it reads none of them.
-            let slot =
-                if index < self.shape.scratch as usize { scratch_start + index as u32 } else { ABSENT };
+            // Only a warm-up has more of them than the passes of a step take, and it reads none of them.
+            let slot = match index < self.shape.scratch_rows() {
+                true => scratch_start + index as u32 % self.shape.scratch,
+                false => ABSENT,
+            };
             self.slot_of[start + position as usize] = slot;
             *fetch = Fetch { position, slot };
         }

@@ -31,6 +31,9 @@ pub struct TableShape {
     pub query_rows: u32,
     /// Scratch slots of a lane.
     pub scratch: u32,
+    /// Passes of attention over what a step fetches: the rows beyond the budget take the scratch slots in
+    /// turn, as many a pass as there are.
+    pub passes: u32,
     /// Slot id of the first scratch slot; a lane's stand at `scratch_base + lane * scratch`.
     pub scratch_base: u32,
     /// Slot id of the first landing slot; a lane's stand at `landing_base + lane * query_rows`.
@@ -46,6 +49,11 @@ impl TableShape {
     pub const fn lane_blocks(&self) -> u32 {
         let most = self.tokens.div_ceil(SLOT_BLOCK);
         if most < self.budget_blocks { most } else { self.budget_blocks }
+    }
+
+    /// Rows of a lane that a step may fetch beyond the budget.
+    pub const fn scratch_rows(&self) -> usize {
+        self.scratch as usize * self.passes as usize
     }
 
     /// Slot ids of the slab: all of them are below this number.
@@ -68,6 +76,9 @@ impl TableShape {
         let scratch_end = u64::from(self.scratch_base) + lanes * u64::from(self.scratch);
         let landing_end = u64::from(self.landing_base) + lanes * query_rows;
         let end = u64::from(self.budget_base) + u64::from(self.budget_blocks) * u64::from(SLOT_BLOCK);
+        if self.passes == 0 {
+            return bad("passes of attention", 0);
+        }
         if self.scratch_base == ABSENT {
             return bad("scratch slots begin at slot 0, which means none", 0);
         }

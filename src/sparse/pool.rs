@@ -27,6 +27,8 @@ pub struct SparseConfig {
     pub query_rows: u32,
     /// Scratch slots of a lane.
     pub scratch: u32,
+    /// Passes of attention that take them in turn.
+    pub passes: u32,
     /// Per layer the slots that budgets are made of.
     pub slots: Vec<u32>,
 }
@@ -75,6 +77,7 @@ impl SparsePool {
                 tokens: config.tokens,
                 query_rows: config.query_rows,
                 scratch: config.scratch,
+                passes: config.passes,
                 scratch_base: 1,
                 landing_base,
                 budget_base,

@@ -1,6 +1,6 @@
 //! One layer of a step: which operations, on which streams. Enqueues only.
 
-use crate::device::{Device, Part, Pools, Slice, Stream};
+use crate::device::{Answer, Device, Part, Parts, Pools, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::Layer;
 use crate::residency::Rows;
@@ -55,6 +55,9 @@ pub struct Buffers {
     pub selection: Slice,
     /// Slots in the layer's slab, -1 for none.
     pub slots: Slice,
+    /// The slots again, as the index lists of attention in parts, of all rows of the step; nothing where
+    /// attention runs in one.
+    pub parts: Option<Parts>,
 }
 
 /// The streams of R and G; they may be the same.
@@ -73,17 +76,18 @@ pub(crate) fn resolve(
     step: &Step,
     (call, stream, buffers): (LayerCall, Stream, Buffers),
 ) -> Result<()> {
-    device.resolve(pools, stream, call.part(step)?, buffers.selection, buffers.slots)
+    let answer = Answer { slots: buffers.slots, parts: buffers.parts };
+    device.resolve(pools, stream, call.part(step)?, buffers.selection, answer)
 }
 
-/// G: the rows that the last resolve of this part missed.
+/// G: the rows that the last resolve of this part missed, for one pass of attention.
 pub(crate) fn gather(
     device: &dyn Device,
     pools: Pools,
     step: &Step,
-    (call, stream): (LayerCall, Stream),
+    (call, pass, stream): (LayerCall, u32, Stream),
 ) -> Result<()> {
-    device.gather(pools, stream, call.part(step)?)
+    device.gather(pools, stream, call.part(step)?, pass)
 }
 
 /// S: the step's new rows, once the engine has written them to their landing slots.

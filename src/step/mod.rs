@@ -38,6 +38,8 @@ pub struct Step {
     pub(crate) rows: u32,
     pub(crate) query_rows: u32,
     pub(crate) finished: bool,
+    /// One of its layers could not be enqueued whole.
+    pub(crate) abandoned: bool,
 }
 
 impl Step {

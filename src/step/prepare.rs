@@ -127,7 +127,8 @@ impl Ring {
         self.slots[free].step = Some(number);
         self.slots[free].open = Some(micro_batch);
         self.slots[free].rows.clear();
-        Ok(Step { ring: self.tag, number, slot: free as u32, micro_batch, rows, query_rows, finished: false })
+        let (slot, ring) = (free as u32, self.tag);
+        Ok(Step { ring, number, slot, micro_batch, rows, query_rows, finished: false, abandoned: false })
     }
 
     fn free_slot(&self) -> Result<usize> {

@@ -67,6 +67,10 @@ impl Ring {
             Ok(false) => Ended::Not(Error::new(Kind::Busy, "retire").at("the step is in flight")),
             Err(error) if error.kind() != Kind::DeviceFailed => Ended::Not(error),
             Err(error) => Ended::With(Err(error)),
+            Ok(true) if step.abandoned => Ended::With(
+                self.read_report(step)
+                    .and(Err(Error::new(Kind::Cancelled, "retire").at("a layer was not enqueued whole"))),
+            ),
             Ok(true) => Ended::With(self.read_report(step).and_then(|()| self.check_sticky())),
         }
     }

@@ -75,6 +75,7 @@ fn page_of_the_join(wait_between: bool) -> u8 {
         tokens: 32,
         query_rows: 1,
         scratch: 8,
+        passes: 1,
         scratch_base: 1,
         landing_base: 64,
         budget_base: 128,

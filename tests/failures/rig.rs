@@ -185,7 +185,7 @@ impl Rig {
         let bytes: Vec<u8> = picks.iter().flat_map(|p| p.to_le_bytes()).collect();
         let size = bytes.len() as u64;
         let selection = self.selection.part(0, size).unwrap();
-        let buffers = Buffers { selection, slots: self.slots.part(0, size).unwrap() };
+        let buffers = Buffers { selection, slots: self.slots.part(0, size).unwrap(), parts: None };
         self.device.write(selection, &bytes).unwrap();
         let streams = Streams { resolve: self.stream, gather: self.stream };
         self.cache.layer(step, call, streams, buffers).unwrap();

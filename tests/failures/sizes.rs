@@ -3,8 +3,8 @@
 use crate::rig::{Rig, config};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{
-    Backing, Begin, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice, Stream,
-    Warm,
+    Answer, Backing, Begin, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice,
+    Stream, Warm,
 };
 use forebay::os::{Map, page_size};
 use forebay::{Cache, Config, Kind, Lane, MicroBatch, Result, Shape};
@@ -106,8 +106,8 @@ impl Device for Scale {
         warm(pools: Pools, stream: Stream, warm: Warm) -> Result<()>;
         raise(pools: Pools, stream: Stream, raise: Raise) -> Result<()>;
         begin(pools: Pools, stream: Stream, begin: Begin) -> Result<()>;
-        resolve(pools: Pools, stream: Stream, part: Part, selection: Slice, slots: Slice) -> Result<()>;
-        gather(pools: Pools, stream: Stream, part: Part) -> Result<()>;
+        resolve(pools: Pools, stream: Stream, part: Part, selection: Slice, answer: Answer) -> Result<()>;
+        gather(pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()>;
         scatter(pools: Pools, stream: Stream, part: Part) -> Result<()>;
         report(pools: Pools, stream: Stream, micro: MicroBatch, slot: Slice) -> Result<()>;
         digest(pools: Pools, lane: Lane) -> Result<u64>;

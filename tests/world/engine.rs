@@ -233,7 +233,8 @@ impl Engine {
     pub fn layer(&self, cache: &Cache, step: &Step, work: Work) -> Result<()> {
         let m = &self.micro[step.micro_batch().index()];
         let bytes = 4 * work.selection.len() as u64;
-        let buffers = Buffers { selection: m.selection.part(0, bytes)?, slots: m.slots.part(0, bytes)? };
+        let buffers =
+            Buffers { selection: m.selection.part(0, bytes)?, slots: m.slots.part(0, bytes)?, parts: None };
         let (slab, keys) = (cache.slab(work.call.layer)?, cache.index_keys(work.call.layer)?);
         let (geometry, call) = (*cache.geometry(), work.call);
         let work = Arc::new(work);
@@ -248,7 +249,7 @@ impl Engine {
         self.order(m.engine, m.selected, m.resolve);
         cache.resolve(step, call, m.resolve, buffers)?;
         self.order(m.resolve, m.resolved, m.gather);
-        cache.gather(step, call, m.gather)?;
+        cache.gather(step, call, 0, m.gather)?;
         if self.missing != Some(Edge::Gathered) {
             self.order(m.gather, m.gathered, m.engine);
         }

@@ -55,6 +55,7 @@ pub fn config(variant: u8) -> Config {
         index_pages: 38,
         slots: Slots::ByLayer(vec![448, 384, 320]),
         min_budget: 4,
+        attention_passes: 1,
         lanes: 4,
         max_tokens: 160,
         batch: 3,

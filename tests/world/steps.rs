@@ -351,7 +351,7 @@ impl World {
         let stream = self.engine.stream(flight.micro);
         let again = self.cache.finish(&mut flight.step, stream).unwrap_err();
         assert_eq!(again.kind(), Kind::InvalidConfig);
-        let late = self.cache.gather(&flight.step, flight.calls[0], stream).unwrap_err();
+        let late = self.cache.gather(&flight.step, flight.calls[0], 0, stream).unwrap_err();
         assert_eq!(late.kind(), Kind::InvalidConfig);
         flight.done = Some(done);
         self.flights.push(flight);

@@ -14,14 +14,15 @@
 //! a defect of the caller's schedule.
 
 mod copy;
+mod lists;
 mod pages;
 mod pools;
 mod stream;
 mod vector;
 
 use crate::device::{
-    Backing, Begin, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice, Stream,
-    Warm, check_device, slice_of,
+    Answer, Backing, Begin, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice,
+    Stream, Warm, check_device, slice_of,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, MicroBatch};
@@ -469,13 +470,13 @@ impl Device for HostDevice {
         stream: Stream,
         part: Part,
         selection: Slice,
-        slots: Slice,
+        answer: Answer,
     ) -> Result<()> {
-        self.enqueue_pool(pools, stream, PoolOp::Resolve { part, selection, slots })
+        self.enqueue_pool(pools, stream, PoolOp::Resolve { part, selection, answer })
     }
 
-    fn gather(&self, pools: Pools, stream: Stream, part: Part) -> Result<()> {
-        self.enqueue_pool(pools, stream, PoolOp::Gather(part))
+    fn gather(&self, pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()> {
+        self.enqueue_pool(pools, stream, PoolOp::Gather(part, pass))
     }
 
     fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()> {

@@ -6,13 +6,14 @@
 
 use crate::device::block::{self, ACCEPTED_ON_DEVICE, Cause, Entry, LayerCount, Report, Sticky};
 use crate::device::host::copy::{AHEAD, Copier, PAIRS, Pair, ask};
+use crate::device::host::lists::List;
 use crate::device::host::pages::PageTables;
 use crate::device::host::vector::Avx512;
-use crate::device::{Join, Part, Plan, Raise, Slice, Warm, check_device};
+use crate::device::{Answer, Join, Part, Plan, Raise, Slice, Warm, check_device};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, LINE, SLOT_BLOCK};
 use crate::ids::{Lane, MicroBatch};
-use crate::residency::{Fetch, LayerTables, Portable, Rows, Scan, Selected, Workspace};
+use crate::residency::{Divider, Fetch, LayerTables, Portable, Scan, Selected, TableShape, Workspace};
 use crate::sync::Mutex;
 
 /// An operation on the pools.
@@ -25,8 +26,8 @@ pub(super) enum PoolOp {
     Raise(Raise),
     Load { micro: MicroBatch, block: Slice },
     Commit { micro: MicroBatch, accepted: Option<Slice> },
-    Resolve { part: Part, selection: Slice, slots: Slice },
-    Gather(Part),
+    Resolve { part: Part, selection: Slice, answer: Answer },
+    Gather(Part, u32),
     Scatter(Part),
     Report { micro: MicroBatch, slot: Slice },
 }
@@ -34,13 +35,13 @@ pub(super) enum PoolOp {
 /// The tables and lists of one cache.
 #[derive(Debug)]
 pub(super) struct HostPools {
-    plan: Plan,
-    layers: Vec<Mutex<LayerTables>>,
+    pub(super) plan: Plan,
+    pub(super) layers: Vec<Mutex<LayerTables>>,
     lanes: Vec<LaneState>,
     pages: PageTables,
     micro: Vec<MicroState>,
     room: Mutex<Room>,
-    copier: Copier,
+    pub(super) copier: Copier,
     avx512: Option<Avx512>,
 }
 
@@ -74,42 +75,19 @@ struct Staged {
 
 /// What a micro-batch's operations share.
 #[derive(Debug)]
-struct MicroState {
-    record: Mutex<Record>,
+pub(super) struct MicroState {
+    pub(super) record: Mutex<Record>,
     /// What the last resolve of each batch row missed.
-    lists: Vec<Mutex<List>>,
+    pub(super) lists: Vec<Mutex<List>>,
 }
 
 #[derive(Debug)]
-struct Record {
+pub(super) struct Record {
     /// The step block on the device.
-    block: Vec<u32>,
-    report: Report,
-    work: Workspace,
-}
-
-/// The part says whose misses these are: a gather for another layer, or without a resolve in its step, must
-/// not copy rows into slots that were never meant for them; and a list that nobody gathers must not pass
-/// for resident rows.
-#[derive(Debug)]
-struct List {
-    fetches: Vec<Fetch>,
-    count: usize,
-    gathered: bool,
-    layer: usize,
-    rows: Rows,
-    step: u64,
-}
-
-impl List {
-    fn is_of(&self, part: &Part, step: u64) -> bool {
-        (self.layer, self.rows, self.step) == (part.layer.index(), part.rows, step)
-    }
-
-    /// Rows wait to be gathered.
-    fn is_due(&self) -> bool {
-        self.count > 0 && !self.gathered
-    }
+    pub(super) block: Vec<u32>,
+    pub(super) report: Report,
+    pub(super) work: Workspace,
+    pub(super) divider: Divider,
 }
 
 /// Room to work in for warm-ups, which run outside any micro-batch.
@@ -120,12 +98,12 @@ struct Room {
     fetches: Vec<Fetch>,
 }
 
-fn bad(place: &'static str, value: impl Into<u64>) -> Error {
+pub(super) fn bad(place: &'static str, value: impl Into<u64>) -> Error {
     Error::new(Kind::OutOfRange, "host device").at(place).with("value", value)
 }
 
 /// Rows to copy, a stack's worth at a time.
-struct Copies<'a> {
+pub(super) struct Copies<'a> {
     geometry: &'a Geometry,
     copier: Copier,
     pairs: [[Pair; PAIRS]; 2],
@@ -135,12 +113,12 @@ struct Copies<'a> {
 }
 
 impl<'a> Copies<'a> {
-    fn new(geometry: &'a Geometry, copier: Copier) -> Self {
+    pub(super) fn new(geometry: &'a Geometry, copier: Copier) -> Self {
         Copies { geometry, copier, pairs: [[Pair { from: 0, to: 0 }; PAIRS]; 2], count: 0, down: false }
     }
 
     /// Adds one row's runs.
-    fn add(&mut self, runs: [Pair; 2]) {
+    pub(super) fn add(&mut self, runs: [Pair; 2]) {
         self.pairs[0][self.count] = runs[0];
         self.pairs[1][self.count] = runs[1];
         self.count += 1;
@@ -151,7 +129,7 @@ impl<'a> Copies<'a> {
     }
 
     /// Copies what is left.
-    fn flush(&mut self) {
+    pub(super) fn flush(&mut self) {
         self.copy(self.count);
     }
 
@@ -202,16 +180,14 @@ impl HostPools {
         let largest = plan.tables.iter().max_by_key(|t| t.budget_blocks).copied().unwrap_or(shape);
         let work = || Workspace::new(&largest, selected);
         let nothing = Fetch { position: 0, slot: 0 };
-        let rows = Rows { first: 0, count: 0 };
-        let list = || {
-            let fetches = vec![nothing; selected as usize];
-            Mutex::new(List { fetches, count: 0, gathered: true, layer: 0, rows, step: 0 })
-        };
+        let list = || Mutex::new(List::with_room(selected as usize));
+        let slots = plan.tables.iter().map(TableShape::slots).max().unwrap_or(0);
         let micro = || MicroState {
             record: Mutex::new(Record {
                 block: vec![0; block::step::words(plan.batch)],
                 report: Report::with_room(g.layers(), plan.batch),
                 work: work(),
+                divider: Divider::new(slots),
             }),
             lists: (0..plan.batch).map(|_| list()).collect(),
         };
@@ -274,17 +250,11 @@ impl HostPools {
                 self.micro(*micro)?;
                 words(slot, Report::words(g.layers(), self.plan.batch) as u64)
             }
-            PoolOp::Resolve { part, selection, slots } => {
+            PoolOp::Resolve { part, selection, answer } => {
                 self.check_part(part)?;
-                let count = u64::from(part.count) * u64::from(part.rows.count) * k;
-                words(selection, count).and_then(|()| words(slots, count))?;
-                let (a, b) = (selection.address(), slots.address());
-                if count > 0 && a < b + slots.bytes() && b < a + selection.bytes() {
-                    return Err(bad("selection and slots overlap", slots.bytes()));
-                }
-                Ok(())
+                self.check_answer(part, *selection, *answer, tag)
             }
-            PoolOp::Gather(part) | PoolOp::Scatter(part) => self.check_part(part),
+            PoolOp::Gather(part, _) | PoolOp::Scatter(part) => self.check_part(part),
         }
     }
 
@@ -306,7 +276,7 @@ impl HostPools {
         self.lanes.get(lane.index()).ok_or_else(|| bad("lane", lane.0))
     }
 
-    fn micro(&self, micro: MicroBatch) -> Result<&MicroState> {
+    pub(super) fn micro(&self, micro: MicroBatch) -> Result<&MicroState> {
         self.micro.get(micro.index()).ok_or_else(|| bad("micro-batch", micro.0))
     }
 
@@ -362,8 +332,8 @@ impl HostPools {
             PoolOp::Raise(raise) => self.raise(&raise),
             PoolOp::Load { micro, block } => self.load(micro, block),
             PoolOp::Commit { micro, accepted } => self.commit(scan, micro, accepted),
-            PoolOp::Resolve { part, selection, slots } => self.resolve(scan, &part, selection, slots),
-            PoolOp::Gather(part) => self.gather(&part),
+            PoolOp::Resolve { part, selection, answer } => self.resolve(scan, &part, selection, answer),
+            PoolOp::Gather(part, pass) => self.gather(&part, pass),
             PoolOp::Scatter(part) => self.scatter(&part),
             PoolOp::Report { micro, slot } => self.report(micro, slot),
         }
@@ -372,7 +342,7 @@ impl HostPools {
     /// The words of a slice, to read.
     ///
     /// The caller's edges order whoever writes them; nobody writes while this operation runs.
-    fn read<T: Word>(&self, slice: Slice) -> &[T] {
+    pub(super) fn read<T: Word>(&self, slice: Slice) -> &[T] {
         let count = (slice.bytes() / 4) as usize;
         // SAFETY: the slice is this device's and aligned, checked when enqueued; any four bytes are a `T`;
         // its memory lives as long as the device, and edges keep writers away while the operation runs.
@@ -381,7 +351,7 @@ impl HostPools {
 
     /// The words of a slice, to write.
     #[expect(clippy::mut_from_ref, reason = "the words are not part of self but of device memory")]
-    fn write<T: Word>(&self, slice: Slice) -> &mut [T] {
+    pub(super) fn write<T: Word>(&self, slice: Slice) -> &mut [T] {
         let count = (slice.bytes() / 4) as usize;
         // SAFETY: as `read`; edges keep readers and other writers away while the operation runs.
         unsafe { std::slice::from_raw_parts_mut(slice.address() as *mut T, count) }
@@ -523,62 +493,8 @@ impl HostPools {
         Ok(())
     }
 
-    fn resolve<S: Scan>(&self, scan: &S, part: &Part, selection: Slice, slots: Slice) -> Result<()> {
-        let state = self.micro(part.micro_batch)?;
-        let k = self.plan.geometry.shape().top_k as usize;
-        let (selection, slots) = (self.read::<i32>(selection), self.write::<i32>(slots));
-        let per_row = part.rows.count as usize * k;
-        let mut record = state.record.lock();
-        let Record { block, report, work } = &mut *record;
-        let (_, real) = block::step::header(block);
-        let layer = part.layer.index();
-        let mut tables = self.layers[layer].lock();
-        for (index, row) in (part.first as usize..(part.first + part.count) as usize).enumerate() {
-            let slots = &mut slots[index * per_row..(index + 1) * per_row];
-            let mut list = state.lists[row].lock();
-            let due = list.is_due() && list.step == report.step && !self.plan.residency_only;
-            (list.count, list.layer, list.rows, list.step) = (0, layer, part.rows, report.step);
-            if row >= real {
-                slots.fill(-1);
-                continue;
-            }
-            let entry = block::step::entry(block, row);
-            let sticky = |cause, value| Sticky { row: row as u32, layer: layer as u32, cause, value };
-            if due {
-                self.blame(report, entry.lane, sticky(Cause::NotGathered, layer as u32));
-            }
-            // A sequence may have fewer query rows than the step is wide: the others are inert.
-            let count = entry.query_rows.saturating_sub(part.rows.first).min(part.rows.count);
-            let (slots, inert) = slots.split_at_mut(count as usize * k);
-            inert.fill(-1);
-            if count == 0 {
-                continue;
-            }
-            let selection = &selection[index * per_row..][..slots.len()];
-            let rows = Rows { first: part.rows.first, count };
-            let selected = Selected { selection, slots: &mut *slots, fetches: &mut list.fetches };
-            match tables.resolve(scan, entry.lane, rows, selected, work) {
-                Ok(done) => {
-                    (list.count, list.gathered) = (done.counts.misses as usize, false);
-                    let counts = &mut report.layers[layer];
-                    counts.hits += done.counts.hits;
-                    counts.misses += done.counts.misses;
-                    counts.scratch += done.counts.scratch;
-                    if let Some(beyond) = done.beyond {
-                        self.blame(report, entry.lane, sticky(Cause::BeyondLength, beyond.position));
-                    }
-                }
-                Err(_) => {
-                    slots.fill(-1);
-                    self.blame(report, entry.lane, sticky(Cause::Tables, entry.lane));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Notes an error of a step, the first one in its report, and that its lane must not go on.
-    fn blame(&self, report: &mut Report, lane: u32, sticky: Sticky) {
+    pub(super) fn blame(&self, report: &mut Report, lane: u32, sticky: Sticky) {
         report.sticky = report.sticky.or(Some(sticky));
         if let Ok(state) = self.lane(Lane(lane)) {
             let mut trust = state.trust.lock();
@@ -592,7 +508,7 @@ impl HostPools {
 
     /// From where to where a row's runs go: up to its slot, or `down` from it.
     #[inline(always)]
-    fn pairs(&self, layer: usize, lane: Lane, fetch: Fetch, down: bool) -> Result<[Pair; 2]> {
+    pub(super) fn pairs(&self, layer: usize, lane: Lane, fetch: Fetch, down: bool) -> Result<[Pair; 2]> {
         let g = &self.plan.geometry;
         let page = self.pages.page(lane, (fetch.position / g.page_tokens()) as usize);
         let page = page.ok_or_else(|| bad("position beyond the page table", fetch.position))?;
@@ -603,35 +519,6 @@ impl HostPools {
             let (host, slot) = (host + u64::from(piece.row), slab + piece.slab);
             if down { Pair { from: slot, to: host } } else { Pair { from: host, to: slot } }
         }))
-    }
-
-    /// The step, and the lane and query rows of a batch row; nothing for an inert one.
-    fn entry(&self, state: &MicroState, row: usize) -> Option<(u64, Entry)> {
-        let record = state.record.lock();
-        let (step, rows) = block::step::header(&record.block);
-        (row < rows).then(|| (step, block::step::entry(&record.block, row)))
-    }
-
-    fn gather(&self, part: &Part) -> Result<()> {
-        let state = self.micro(part.micro_batch)?;
-        let mut copies = Copies::new(&self.plan.geometry, self.copier);
-        for row in part.first as usize..(part.first + part.count) as usize {
-            let Some((step, entry)) = self.entry(state, row) else { break };
-            let mut list = state.lists[row].lock();
-            if !list.is_of(part, step) {
-                drop(list);
-                let (row, layer) = (row as u32, part.layer.0);
-                let sticky = Sticky { row, layer, cause: Cause::NotGathered, value: layer };
-                self.blame(&mut state.record.lock().report, entry.lane, sticky);
-                continue;
-            }
-            for fetch in &list.fetches[..list.count] {
-                copies.add(self.pairs(part.layer.index(), Lane(entry.lane), *fetch, false)?);
-            }
-            list.gathered = true;
-        }
-        copies.flush();
-        Ok(())
     }
 
     fn scatter(&self, part: &Part) -> Result<()> {
@@ -691,6 +578,6 @@ impl HostPools {
 }
 
 /// The words that slices are read as: any four bytes are one.
-trait Word: Copy {}
+pub(super) trait Word: Copy {}
 impl Word for u32 {}
 impl Word for i32 {}

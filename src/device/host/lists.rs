@@ -1,0 +1,240 @@
+//! What a resolve leaves for attention and for the gather: index lists, and lists of rows to fetch.
+
+use crate::device::block::{self, Cause, Entry, Sticky};
+use crate::device::host::pools::{Copies, HostPools, MicroState, Record, bad};
+use crate::device::{Answer, Part, Parts, Slice, check_device};
+use crate::error::Result;
+use crate::ids::Lane;
+use crate::residency::{Answered, Fetch, Rows, Scan, Selected};
+
+/// What a batch row's last resolve missed. The part says whose misses these are: a gather for another
+/// layer, or without a resolve in its step, must not copy rows into slots that were never meant for them;
+/// and a list that nobody gathers must not pass for resident rows.
+#[derive(Debug)]
+pub(super) struct List {
+    pub(super) fetches: Vec<Fetch>,
+    count: usize,
+    /// Of these, rows in scratch slots: they come first.
+    scratch: usize,
+    /// Scratch slots of a lane: so many of them a pass.
+    share: usize,
+    /// Passes gathered.
+    passed: usize,
+    pub(super) layer: usize,
+    rows: Rows,
+    pub(super) step: u64,
+}
+
+impl List {
+    /// Nothing is missed; room for `selected` rows.
+    pub(super) fn with_room(selected: usize) -> List {
+        let fetches = vec![Fetch { position: 0, slot: 0 }; selected];
+        let rows = Rows { first: 0, count: 0 };
+        List { fetches, count: 0, scratch: 0, share: 0, passed: 0, layer: 0, rows, step: 0 }
+    }
+
+    fn is_of(&self, part: &Part, step: u64) -> bool {
+        (self.layer, self.rows, self.step) == (part.layer.index(), part.rows, step)
+    }
+
+    /// Rows wait to be gathered.
+    pub(super) fn is_due(&self) -> bool {
+        self.count > 0 && self.passed < self.scratch.div_ceil(self.share.max(1)).max(1)
+    }
+
+    /// What pass `pass` fetches: its share of those in scratch slots, and the first one all others.
+    fn of_pass(&self, pass: usize) -> impl Iterator<Item = &Fetch> {
+        let share = pass.saturating_mul(self.share).min(self.scratch);
+        let away = &self.fetches[share..share.saturating_add(self.share).min(self.scratch)];
+        let kept = if pass == 0 { self.scratch..self.count } else { 0..0 };
+        away.iter().chain(&self.fetches[kept])
+    }
+}
+
+impl HostPools {
+    /// Whether the slices of a resolve fit its part and each other.
+    pub(super) fn check_answer(&self, part: &Part, selection: Slice, answer: Answer, tag: u32) -> Result<()> {
+        let rows = u64::from(part.rows.count);
+        let k = u64::from(self.plan.geometry.shape().top_k);
+        let words = |slice: &Slice, count: u64| {
+            check_device(slice, tag)?;
+            match slice.bytes() == 4 * count && slice.address().is_multiple_of(4) {
+                true => Ok(()),
+                false => Err(bad("bytes of a slice", slice.bytes()).with("wanted", 4 * count)),
+            }
+        };
+        let count = u64::from(part.count) * rows * k;
+        words(&selection, count).and_then(|()| words(&answer.slots, count))?;
+        let mut slices = [selection, answer.slots, selection, selection];
+        let mut used = 2;
+        if let Some(parts) = answer.parts {
+            let lists = self.lists_of(part);
+            let batch = parts.counts.bytes() / 4 / (lists * rows).max(1);
+            if batch < u64::from(part.first + part.count) || batch > u64::from(self.plan.batch) {
+                return Err(bad("batch rows of the parts", batch));
+            }
+            words(&parts.counts, lists * batch * rows)?;
+            words(&parts.lists, lists * batch * rows * k)?;
+            slices[2..].copy_from_slice(&[parts.lists, parts.counts]);
+            used = 4;
+        } else if self.plan.tables[part.layer.index()].passes > 1 {
+            return Err(bad("attention in several passes needs its parts", 0_u32));
+        }
+        let overlap = |a: &Slice, b: &Slice| {
+            let (from, to) = (a.address().max(b.address()), a.address() + a.bytes());
+            from < to.min(b.address() + b.bytes())
+        };
+        for (index, slice) in slices[..used].iter().enumerate() {
+            if slices[..index].iter().any(|other| overlap(slice, other)) {
+                return Err(bad("selection and slots overlap", slice.bytes()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Index lists of attention in parts.
+    fn lists_of(&self, part: &Part) -> u64 {
+        1 + u64::from(self.plan.tables[part.layer.index()].passes)
+    }
+
+    pub(super) fn resolve<S: Scan>(
+        &self,
+        scan: &S,
+        part: &Part,
+        selection: Slice,
+        answer: Answer,
+    ) -> Result<()> {
+        let state = self.micro(part.micro_batch)?;
+        let k = self.plan.geometry.shape().top_k as usize;
+        let (selection, slots) = (self.read::<i32>(selection), self.write::<i32>(answer.slots));
+        let per_row = part.rows.count as usize * k;
+        let mut record = state.record.lock();
+        let Record { block, report, work, divider } = &mut *record;
+        let (_, real) = block::step::header(block);
+        let layer = part.layer.index();
+        let mut tables = self.layers[layer].lock();
+        let mut lists = answer.parts.map(|parts| self.lists(part, parts));
+        for (index, row) in (part.first as usize..(part.first + part.count) as usize).enumerate() {
+            let slots = &mut slots[index * per_row..(index + 1) * per_row];
+            let mut list = state.lists[row].lock();
+            let due = list.is_due() && list.step == report.step && !self.plan.residency_only;
+            (list.count, list.scratch, list.passed) = (0, 0, 0);
+            (list.layer, list.rows, list.step) = (layer, part.rows, report.step);
+            if let Some(lists) = &mut lists {
+                lists.clear(row);
+            }
+            if row >= real {
+                slots.fill(-1);
+                continue;
+            }
+            let entry = block::step::entry(block, row);
+            let sticky = |cause, value| Sticky { row: row as u32, layer: layer as u32, cause, value };
+            if due {
+                self.blame(report, entry.lane, sticky(Cause::NotGathered, layer as u32));
+            }
+            // A sequence may have fewer query rows than the step is wide: the others are inert.
+            let count = entry.query_rows.saturating_sub(part.rows.first).min(part.rows.count);
+            let (slots, inert) = slots.split_at_mut(count as usize * k);
+            inert.fill(-1);
+            if count == 0 {
+                continue;
+            }
+            let selection = &selection[index * per_row..][..slots.len()];
+            let rows = Rows { first: part.rows.first, count };
+            let selected = Selected { selection, slots: &mut *slots, fetches: &mut list.fetches };
+            let done = match tables.resolve(scan, entry.lane, rows, selected, work) {
+                Ok(done) => done,
+                Err(_) => {
+                    slots.fill(-1);
+                    self.blame(report, entry.lane, sticky(Cause::Tables, entry.lane));
+                    continue;
+                }
+            };
+            list.count = done.counts.misses as usize;
+            (list.scratch, list.share) = (done.counts.scratch as usize, tables.shape().scratch as usize);
+            report.layers[layer].add(&done.counts);
+            if let Some(beyond) = done.beyond {
+                self.blame(report, entry.lane, sticky(Cause::BeyondLength, beyond.position));
+            }
+            if let Some(lists) = &mut lists {
+                let (fetches, scratch) = (&list.fetches[..list.count], list.scratch);
+                let answered = Answered { selection, slots, fetches, scratch };
+                divider.divide(tables.shape(), &answered, k, |query, number, slot| {
+                    lists.push(row, query, number, slot);
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lists(&self, part: &Part, parts: Parts) -> Lists<'_> {
+        let k = self.plan.geometry.shape().top_k as usize;
+        let counts = self.write::<u32>(parts.counts);
+        let (rows, lists) = (part.rows.count as usize, self.lists_of(part) as usize);
+        Lists {
+            entries: self.write::<i32>(parts.lists),
+            rows,
+            k,
+            lists,
+            batch: counts.len() / (lists * rows).max(1),
+            counts,
+        }
+    }
+
+    pub(super) fn gather(&self, part: &Part, pass: u32) -> Result<()> {
+        let state = self.micro(part.micro_batch)?;
+        let pass = pass as usize;
+        let mut copies = Copies::new(&self.plan.geometry, self.copier);
+        for row in part.first as usize..(part.first + part.count) as usize {
+            let Some((step, entry)) = self.entry(state, row) else { break };
+            let mut list = state.lists[row].lock();
+            if !list.is_of(part, step) || pass > list.passed {
+                drop(list);
+                let (row, layer) = (row as u32, part.layer.0);
+                let sticky = Sticky { row, layer, cause: Cause::NotGathered, value: layer };
+                self.blame(&mut state.record.lock().report, entry.lane, sticky);
+                continue;
+            }
+            for fetch in list.of_pass(pass) {
+                copies.add(self.pairs(part.layer.index(), Lane(entry.lane), *fetch, false)?);
+            }
+            list.passed = list.passed.max(pass + 1);
+        }
+        copies.flush();
+        Ok(())
+    }
+
+    /// The step, and the lane and query rows of a batch row; nothing for an inert one.
+    fn entry(&self, state: &MicroState, row: usize) -> Option<(u64, Entry)> {
+        let record = state.record.lock();
+        let (step, rows) = block::step::header(&record.block);
+        (row < rows).then(|| (step, block::step::entry(&record.block, row)))
+    }
+}
+
+/// The index lists of a step's rows, see [`Parts`].
+struct Lists<'a> {
+    entries: &'a mut [i32],
+    counts: &'a mut [u32],
+    lists: usize,
+    batch: usize,
+    rows: usize,
+    k: usize,
+}
+
+impl Lists<'_> {
+    /// A batch row has no valid entries.
+    fn clear(&mut self, row: usize) {
+        for number in 0..self.lists {
+            let first = (number * self.batch + row) * self.rows;
+            self.counts[first..first + self.rows].fill(0);
+            self.entries[first * self.k..(first + self.rows) * self.k].fill(-1);
+        }
+    }
+
+    fn push(&mut self, row: usize, query: usize, number: usize, slot: i32) {
+        let at = (number * self.batch + row) * self.rows + query;
+        self.entries[at * self.k + self.counts[at] as usize] = slot;
+        self.counts[at] += 1;
+    }
+}

@@ -1,0 +1,439 @@
+//! The schedule: one layer's work on four streams, by the edges of the paper's three orders.
+//!
+//! ESS (arXiv 2512.10576) hides the gather of a layer's missed rows behind the layer's own computation.
+//! Engine: *I0* projections and index-key write; *I* logits and top-k; *P* preparation, which writes the
+//! new rows; *A* attention; *M* merge. Ours: *R* resolve, *G* gather, *S* scatter of the new rows.
+//!
+//! ```text
+//! none   compute: I0 I R G P A                        S behind P
+//! DA     compute: I0 I . P . A0 . A1 M                A0 behind P, R: what was resident
+//!        resolve:      R                              A1 behind A0, G: what was fetched
+//!        gather:         G------------                S behind P
+//! DBA    compute: I0 I1 . I2 . P . A0 . A1 M          the first half of the batch is resolved and gathered
+//!        resolve:        R1   R2                      while the second half's top-k runs
+//!        gather:           G1---G2-----
+//! ```
+//!
+//! A layer's first work follows the last layer's merge, because both are in the compute stream. From this
+//! the order of everything that layers share follows: the index lists, the lists of fetches and the scratch
+//! slots of the layer before were read by an A1 that R of this layer is behind. So no edge leads from a
+//! layer's end to the next one, but for the scatters, which the step joins at its end.
+//!
+//! **Several passes.** Where scratch holds a share of what a step may fetch, a pass fetches it, its A1
+//! attends it, and the next pass's gather waits for that A1. Passes that a row does not need fetch and
+//! attend nothing; how many there are never depends on data, so a captured graph holds them all.
+//!
+//! **Edges.** An edge between two streams is one event, recorded and waited for at once; between the same
+//! stream it is nothing. Events are used again from layer to layer: a wait means the last record before it.
+//!
+//! Costs: at most 14 calls of the device a layer besides R, G and S; nothing is allocated, nothing is
+//! waited for. It does not choose the order (`choice`), nor know what a callback computes.
+
+use crate::device::{Answer, Device, Event, Part, Parts, Pools, Slice, Stream};
+use crate::error::{Error, Kind, Result};
+use crate::ids::{Layer, MicroBatch};
+use crate::residency::Rows;
+
+/// What hides a layer's gather.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Overlap {
+    /// Nothing: attention waits for it. What engines run today.
+    #[default]
+    None,
+    /// Preparation and attention over what was resident.
+    Da,
+    /// These, and the indexer of the second half of the batch.
+    Dba,
+}
+
+impl Overlap {
+    /// All of them.
+    pub const ALL: [Overlap; 3] = [Overlap::None, Overlap::Da, Overlap::Dba];
+
+    /// The name that tables, files and the command line use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Overlap::None => "none",
+            Overlap::Da => "da",
+            Overlap::Dba => "dba",
+        }
+    }
+}
+
+/// A part of a layer that is the engine's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Work {
+    /// I0: the projections that the indexer needs, and the write of the index keys.
+    Project,
+    /// I: logits and top-k of the call's batch rows, which write their selection.
+    Index,
+    /// P: the preparation of attention, which writes the new rows to their landing slots.
+    Prepare,
+    /// A: attention over some of the selected rows.
+    Attend(Keys),
+    /// M: merges attention's parts by their log-sum-exp. Only where attention ran in parts.
+    Merge,
+    /// What follows attention: output projection, experts, communication.
+    Rest,
+}
+
+/// Which of the selected rows a call of attention reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Keys {
+    /// All: the slots of the resolve's answer.
+    All,
+    /// What was resident or is born in this step: list 0 of the [`Parts`].
+    Resident,
+    /// What a pass fetched: list `1 + pass`.
+    Fetched {
+        /// The pass.
+        pass: u32,
+    },
+}
+
+/// One call of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineCall {
+    /// What to enqueue.
+    pub work: Work,
+    /// For which micro-batch.
+    pub micro_batch: MicroBatch,
+    /// In which layer.
+    pub layer: Layer,
+    /// The first batch row,
+    pub first: u32,
+    /// and how many: half of the batch for the parts of DBA's indexer, else all.
+    pub count: u32,
+    /// The query rows of each batch row: one of them in a draft layer's pass.
+    pub rows: Rows,
+}
+
+/// The engine's side of a layer.
+pub trait Engine {
+    /// Enqueues the work on `stream`, and nothing on any other.
+    ///
+    /// # Errors
+    /// The engine's own; the layer is then not enqueued any further, and the step cannot be finished: it is
+    /// the caller's to abandon.
+    fn enqueue(&mut self, call: &EngineCall, stream: Stream) -> Result<()>;
+}
+
+/// The streams of one micro-batch. Any of them may be the same: what one stream orders needs no edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverlapStreams {
+    /// The engine's work.
+    pub compute: Stream,
+    /// R, where it runs beside P.
+    pub resolve: Stream,
+    /// G.
+    pub gather: Stream,
+    /// S.
+    pub scatter: Stream,
+}
+
+/// One micro-batch's layers: everything that does not change from layer to layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// The micro-batch.
+    pub micro_batch: MicroBatch,
+    /// Batch rows of the step.
+    pub batch: u32,
+    /// The first batch row of DBA's second half; 0, or as many as there are, makes DBA's halves one.
+    pub half: u32,
+    /// Query rows of the step.
+    pub query_rows: u32,
+    /// Passes of attention over fetched rows, at least 1.
+    pub passes: u32,
+    /// Its streams.
+    pub streams: OverlapStreams,
+    /// `[batch][query rows][k]` i32: the selected positions, which the engine's top-k writes.
+    pub selection: Slice,
+    /// `[batch][query rows][k]` i32: the slots of the answer. A draft layer's pass, which has one query row,
+    /// takes the beginning of these buffers.
+    pub slots: Slice,
+    /// The answer's index lists; nothing where every layer runs in the order `none` and in one pass.
+    pub parts: Option<Parts>,
+}
+
+/// The events of one micro-batch, used again for every layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Schedule {
+    /// A top-k has written its selection.
+    selected: Event,
+    /// R has answered.
+    resolved: Event,
+    /// G has fetched.
+    gathered: Event,
+    /// P has written the new rows.
+    prepared: Event,
+    /// A pass has been attended: its scratch slots are free.
+    attended: Event,
+    /// S has stored.
+    scattered: Event,
+}
+
+/// One layer of a run, while it is enqueued.
+struct LayerRun<'a> {
+    events: &'a Schedule,
+    device: &'a dyn Device,
+    pools: Pools,
+    run: &'a Run,
+    layer: Layer,
+    rows: Rows,
+    parts: Option<Parts>,
+    engine: &'a mut dyn Engine,
+}
+
+impl Run {
+    /// Whether the run can be enqueued in the order `overlap`.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`].
+    pub fn check(&self, overlap: Overlap) -> Result<()> {
+        if self.passes == 0 {
+            return Err(refuse("passes of attention", 0));
+        }
+        if self.parts.is_none() && (overlap != Overlap::None || self.passes > 1) {
+            return Err(refuse("attention in parts needs index lists", self.passes));
+        }
+        Ok(())
+    }
+}
+
+fn refuse(place: &'static str, value: u32) -> Error {
+    Error::new(Kind::InvalidConfig, "overlap").at(place).with("value", value)
+}
+
+impl Schedule {
+    /// Takes the events.
+    ///
+    /// # Errors
+    /// [`Kind::Exhausted`].
+    pub fn new(device: &dyn Device) -> Result<Schedule> {
+        Ok(Schedule {
+            selected: device.event()?,
+            resolved: device.event()?,
+            gathered: device.event()?,
+            prepared: device.event()?,
+            attended: device.event()?,
+            scattered: device.event()?,
+        })
+    }
+
+    /// The edge from R to G, for an engine that orders its layers itself.
+    pub(crate) fn resolved(&self, device: &dyn Device, resolve: Stream, gather: Stream) -> Result<()> {
+        edge(device, self.resolved, resolve, gather)
+    }
+
+    /// Enqueues one layer, or pass `pass` of a draft layer, in the order `overlap`. The compute stream must
+    /// be ordered behind the step's begin.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for a run that does not fit the order or a callback that enqueues on another
+    /// stream (on devices that see it); [`Kind::OutOfRange`] for rows, layers, buffers; the callback's own.
+    pub fn layer(
+        &self,
+        device: &dyn Device,
+        pools: Pools,
+        run: &Run,
+        (layer, pass): (Layer, Option<u32>),
+        overlap: Overlap,
+        engine: &mut dyn Engine,
+    ) -> Result<()> {
+        run.check(overlap)?;
+        let rows = match pass {
+            None => Rows { first: 0, count: run.query_rows },
+            Some(pass) => Rows { first: pass, count: 1 },
+        };
+        let parts = run.parts.filter(|_| overlap != Overlap::None || run.passes > 1);
+        let layer = LayerRun { events: self, device, pools, run, layer, rows, parts, engine };
+        match overlap {
+            Overlap::None => layer.none(),
+            Overlap::Da => layer.da(),
+            Overlap::Dba => layer.dba(),
+        }
+    }
+
+    /// The end of a run: the compute stream is ordered behind every scatter, and with it behind everything
+    /// that the layers enqueued.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for streams that are not the device's.
+    pub fn join(&self, device: &dyn Device, run: &Run) -> Result<()> {
+        edge(device, self.scattered, run.streams.scatter, run.streams.compute)
+    }
+
+    /// The end of a run whose last layer was not enqueued whole: the compute stream is ordered behind all
+    /// other streams.
+    ///
+    /// # Errors
+    /// As [`Schedule::join`].
+    pub fn abandon(&self, device: &dyn Device, run: &Run) -> Result<()> {
+        let OverlapStreams { compute, resolve, gather, .. } = run.streams;
+        edge(device, self.resolved, resolve, compute)?;
+        edge(device, self.gathered, gather, compute)?;
+        self.join(device, run)
+    }
+}
+
+/// A whole step: every layer once, then `draft_passes` passes of the draft layers, each of them for every
+/// micro-batch in turn, so that one computes while the other's rows are fetched; then [`Schedule::join`].
+/// `by_layer` says each layer's order; its last `draft_layers` entries are those of the draft layers.
+///
+/// # Errors
+/// As [`Schedule::layer`]; [`Kind::InvalidConfig`] for more draft layers than layers.
+pub fn enqueue_step(
+    device: &dyn Device,
+    pools: Pools,
+    runs: &[(Schedule, Run)],
+    by_layer: &[Overlap],
+    (draft_layers, draft_passes): (u32, u32),
+    engine: &mut dyn Engine,
+) -> Result<()> {
+    let Some(once) = by_layer.len().checked_sub(draft_layers as usize) else {
+        return Err(refuse("draft layers", draft_layers));
+    };
+    let layers = (0..).map(Layer).zip(by_layer);
+    let drafts = (0..draft_passes).flat_map(|pass| layers.clone().skip(once).map(move |of| (of, Some(pass))));
+    for ((layer, overlap), pass) in layers.clone().take(once).map(|of| (of, None)).chain(drafts) {
+        for (schedule, run) in runs {
+            schedule.layer(device, pools, run, (layer, pass), *overlap, engine)?;
+        }
+    }
+    runs.iter().try_for_each(|(schedule, run)| schedule.join(device, run))
+}
+
+/// `to` waits for all that `from` holds by now.
+fn edge(device: &dyn Device, event: Event, from: Stream, to: Stream) -> Result<()> {
+    if from == to {
+        return Ok(());
+    }
+    device.record(event, from)?;
+    device.wait(to, event)
+}
+
+impl LayerRun<'_> {
+    fn none(mut self) -> Result<()> {
+        let OverlapStreams { compute, .. } = self.run.streams;
+        self.all(Work::Project)?;
+        self.all(Work::Index)?;
+        self.resolve(0, self.run.batch, compute)?;
+        self.gather(0, self.run.batch, 0, compute)?;
+        self.prepare()?;
+        if self.run.passes == 1 {
+            self.all(Work::Attend(Keys::All))?;
+            return self.all(Work::Rest);
+        }
+        self.all(Work::Attend(Keys::Resident))?;
+        self.fetched(compute)
+    }
+
+    fn da(mut self) -> Result<()> {
+        let (events, OverlapStreams { compute, resolve, gather, .. }) = (self.events, self.run.streams);
+        self.all(Work::Project)?;
+        self.all(Work::Index)?;
+        edge(self.device, events.selected, compute, resolve)?;
+        self.resolve(0, self.run.batch, resolve)?;
+        edge(self.device, events.resolved, resolve, gather)?;
+        self.gather(0, self.run.batch, 0, gather)?;
+        self.prepare()?;
+        self.attend()
+    }
+
+    fn dba(mut self) -> Result<()> {
+        let (events, OverlapStreams { compute, resolve, gather, .. }) = (self.events, self.run.streams);
+        let (half, batch) = (self.run.half, self.run.batch);
+        if half == 0 || half >= batch {
+            return self.da();
+        }
+        self.all(Work::Project)?;
+        for (first, count) in [(0, half), (half, batch - half)] {
+            self.engine(Work::Index, first, count)?;
+            edge(self.device, events.selected, compute, resolve)?;
+            self.resolve(first, count, resolve)?;
+            edge(self.device, events.resolved, resolve, gather)?;
+            self.gather(first, count, 0, gather)?;
+        }
+        self.prepare()?;
+        self.attend()
+    }
+
+    /// P, and S behind it.
+    fn prepare(&mut self) -> Result<()> {
+        let OverlapStreams { compute, scatter, .. } = self.run.streams;
+        self.all(Work::Prepare)?;
+        edge(self.device, self.events.prepared, compute, scatter)?;
+        self.device.scatter(self.pools, scatter, self.part(0, self.run.batch))
+    }
+
+    /// Attention over what was resident, once it is resolved; over what was fetched, once it is there.
+    fn attend(mut self) -> Result<()> {
+        let OverlapStreams { compute, resolve, gather, .. } = self.run.streams;
+        edge(self.device, self.events.resolved, resolve, compute)?;
+        self.all(Work::Attend(Keys::Resident))?;
+        edge(self.device, self.events.gathered, gather, compute)?;
+        self.fetched(gather)
+    }
+
+    /// Attention over what each pass fetches, the first of which is gathered, and the merge.
+    fn fetched(mut self, gather: Stream) -> Result<()> {
+        let compute = self.run.streams.compute;
+        self.all(Work::Attend(Keys::Fetched { pass: 0 }))?;
+        for pass in 1..self.run.passes {
+            edge(self.device, self.events.attended, compute, gather)?;
+            self.gather(0, self.run.batch, pass, gather)?;
+            edge(self.device, self.events.gathered, gather, compute)?;
+            self.all(Work::Attend(Keys::Fetched { pass }))?;
+        }
+        self.all(Work::Merge)?;
+        self.all(Work::Rest)
+    }
+
+    fn part(&self, first: u32, count: u32) -> Part {
+        let (micro_batch, layer, rows) = (self.run.micro_batch, self.layer, self.rows);
+        Part { micro_batch, layer, first, count, rows }
+    }
+
+    /// R of some batch rows.
+    fn resolve(&mut self, first: u32, count: u32, stream: Stream) -> Result<()> {
+        let (selection, slots) =
+            (self.of(self.run.selection, first, count)?, self.of(self.run.slots, first, count)?);
+        let answer = Answer { slots, parts: self.parts()? };
+        self.device.resolve(self.pools, stream, self.part(first, count), selection, answer)
+    }
+
+    fn gather(&mut self, first: u32, count: u32, pass: u32, stream: Stream) -> Result<()> {
+        self.device.gather(self.pools, stream, self.part(first, count), pass)
+    }
+
+    /// The engine's work for all batch rows.
+    fn all(&mut self, work: Work) -> Result<()> {
+        self.engine(work, 0, self.run.batch)
+    }
+
+    fn engine(&mut self, work: Work, first: u32, count: u32) -> Result<()> {
+        let (stream, micro_batch) = (self.run.streams.compute, self.run.micro_batch);
+        let call = EngineCall { work, micro_batch, layer: self.layer, first, count, rows: self.rows };
+        self.device.confine(Some(stream))?;
+        let enqueued = self.engine.enqueue(&call, stream);
+        self.device.confine(None).and(enqueued)
+    }
+
+    /// The part of a `[batch][query rows][k]` buffer that belongs to some batch rows: a draft layer's pass
+    /// has one query row of it.
+    fn of(&self, buffer: Slice, first: u32, count: u32) -> Result<Slice> {
+        let row = buffer.bytes() / u64::from(self.run.batch.max(1) * self.run.query_rows.max(1));
+        let row = row * u64::from(self.rows.count);
+        buffer.part(u64::from(first) * row, u64::from(count) * row)
+    }
+
+    /// The index lists; a draft layer's pass, which has one query row, takes their beginning.
+    fn parts(&self) -> Result<Option<Parts>> {
+        let Some(Parts { lists, counts }) = self.parts else { return Ok(None) };
+        let share = |slice: Slice| {
+            let row = slice.bytes() / u64::from(self.run.query_rows.max(1));
+            slice.part(0, row * u64::from(self.rows.count))
+        };
+        Ok(Some(Parts { lists: share(lists)?, counts: share(counts)? }))
+    }
+}
