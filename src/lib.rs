@@ -35,6 +35,8 @@ mod ids;
 pub mod os;
 pub mod overlap;
 pub mod residency;
+#[cfg(feature = "predict")]
+pub mod predict;
 mod sparse;
 mod stats;
 mod step;

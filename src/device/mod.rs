@@ -19,6 +19,7 @@
 
 pub mod block;
 pub mod host;
+pub mod rates;
 mod ticket;
 
 use std::fmt::Debug;

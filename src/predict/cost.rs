@@ -176,7 +176,7 @@ impl Cost {
     }
 
     /// The cost of `load` in microseconds; `roofline` gives what is added beyond the last points, `place` is
-    /// the field path.
+    /// the field of `costs`.
     ///
     /// # Errors
     /// [`crate::Kind::InvalidConfig`] more than [`BEYOND`] times beyond an axis's last point.
@@ -186,7 +186,7 @@ impl Cost {
         for axis in &self.axes {
             let (asked, last) = (axis.name.of(load), axis.at[axis.at.len() - 1]);
             if asked > BEYOND * last {
-                return Err(wrong(format!("{place}: {} beyond twice the last point", axis.name.text()))
+                return Err(wrong(format!("costs.{place}: {} beyond twice the last point", axis.name.text()))
                     .with("asked", asked as u64)
                     .with("last", last as u64)
                     .hint("measure a point there"));
@@ -262,7 +262,7 @@ mod tests {
         let roof = |at: &Load| 3.0 * at.rows;
         assert_eq!(grid.us(&load(0.5, 10.0), roof, "g").unwrap(), 71.0);
         assert_eq!(grid.us(&load(10.0, 30.0), roof, "g").unwrap(), 274.0 + 6.0);
-        let far = grid.us(&load(16.5, 30.0), roof, "costs.index").unwrap_err();
+        let far = grid.us(&load(16.5, 30.0), roof, "index").unwrap_err();
         assert!(far.to_string().contains("costs.index: rows beyond twice"), "{far}");
     }
 

@@ -1,0 +1,2 @@
+//! The simulator on the built-in setup.
+#![allow(missing_docs)]
