@@ -11,6 +11,7 @@
 //! 6. the device's lists of streams, events, pools and memory
 //! 7. a stream's queue
 //! 8. an event's counts
+//! 9. the clock device's state, behind which nothing is taken
 //!
 //! A lock whose holder panicked is entered all the same: what it guards is plain data whose rules
 //! `validate` can check, and a second panic would hide the first.

@@ -18,9 +18,12 @@
 //! completes, every ticket still ends, so that nobody waits for ever.
 
 pub mod block;
+pub mod clock;
 pub mod host;
+pub mod order;
 pub mod rates;
 mod ticket;
+pub mod watch;
 
 use std::fmt::Debug;
 

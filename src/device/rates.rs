@@ -179,8 +179,7 @@ mod tests {
 
     #[test]
     fn time_is_interpolated_between_points_and_speed_held_outside() {
-        let points =
-            vec![RowRate { rows: 10, bytes_per_s: 1e9 }, RowRate { rows: 30, bytes_per_s: 2e9 }];
+        let points = vec![RowRate { rows: 10, bytes_per_s: 1e9 }, RowRate { rows: 30, bytes_per_s: 2e9 }];
         let rates = RowRates { row_bytes: 100, points };
         assert_eq!(rates.ns(10.0, 100), 1000.0);
         assert_eq!(rates.ns(30.0, 100), 1500.0);

@@ -146,7 +146,9 @@ impl Cost {
         }
         let has = |name| self.axes.iter().any(|axis| axis.name == name);
         if has(AxisName::Tokens) && (has(AxisName::Rows) || has(AxisName::QueryRows)) {
-            return Err(wrong(format!("{place}.axes: tokens are rows times query_rows; take one or the other")));
+            return Err(wrong(format!(
+                "{place}.axes: tokens are rows times query_rows; take one or the other"
+            )));
         }
         if count > VALUES_MAX || self.us.len() != count {
             return Err(wrong(format!("{place}.us: not one value for each point of the axes"))
@@ -186,10 +188,13 @@ impl Cost {
         for axis in &self.axes {
             let (asked, last) = (axis.name.of(load), axis.at[axis.at.len() - 1]);
             if asked > BEYOND * last {
-                return Err(wrong(format!("costs.{place}: {} beyond twice the last point", axis.name.text()))
-                    .with("asked", asked as u64)
-                    .with("last", last as u64)
-                    .hint("measure a point there"));
+                return Err(wrong(format!(
+                    "costs.{place}: {} beyond twice the last point",
+                    axis.name.text()
+                ))
+                .with("asked", asked as u64)
+                .with("last", last as u64)
+                .hint("measure a point there"));
             }
             if asked > last {
                 axis.name.set(&mut inside, last);
@@ -216,7 +221,8 @@ impl Cost {
             let high = above.min(axis.at.len() - 1);
             let width = axis.at[high] - axis.at[low];
             let share = if width > 0.0 && above > 0 { (x - axis.at[low]) / width } else { 0.0 };
-            for i in 0..count {
+            let before = count;
+            for i in 0..before {
                 let (index, weight) = corners[i];
                 corners[i] = (index * axis.at.len() + low, weight * (1.0 - share));
                 if share > 0.0 {

@@ -158,7 +158,9 @@ impl Measurements {
             order_of(row, i)?;
             let numbers = row.us.is_finite() && row.misses.is_finite() && row.misses >= 0.0;
             if !numbers {
-                return Err(wrong(format!("overlap[{i}]: us or misses is no number, or misses are negative")));
+                return Err(wrong(format!(
+                    "overlap[{i}]: us or misses is no number, or misses are negative"
+                )));
             }
         }
         for (i, row) in self.misses_by_query_rows.iter().enumerate() {
@@ -232,8 +234,9 @@ fn overhead_us(setup: &Setup, row: &OverlapRow, i: usize) -> Result<f64> {
     let options = Options { two_batch: Some(row.two_batch), ..Options::default() };
     let point = point(row.batch, row.context, row.query_rows);
     let mut simulator = Simulator::new(setup.clone());
-    let mut layer =
-        |misses, order| simulator.layer_us(&point, &options, misses, order).map_err(|e| wrong(format!("overlap[{i}]: {e}")));
+    let mut layer = |misses, order| {
+        simulator.layer_us(&point, &options, misses, order).map_err(|e| wrong(format!("overlap[{i}]: {e}")))
+    };
     let micro_batches = if row.two_batch { 2.0 } else { 1.0 };
     Ok((layer(row.misses, order)? - layer(0.0, Overlap::None)?) / micro_batches)
 }
@@ -280,13 +283,15 @@ impl Unknowns {
         let kernels = 2.0 * setup.file().gpu.kernel_us;
         let axes = vec![axis(AxisName::Tokens, &[1.0, 1024.0]), axis(AxisName::Width, &[64.0, k])];
         // In one pass of attention the fixed part is part of the step; in two it comes twice.
-        file.costs.attend = Some(Cost::filled(axes, |load| {
-            self.attend_fixed + roofline.us(Term::Attend, load) - kernels
-        }));
+        file.costs.attend =
+            Some(Cost::filled(axes, |load| self.attend_fixed + roofline.us(Term::Attend, load) - kernels));
         let tokens = [1.0, 32.0, 64.0, 96.0, 128.0, 160.0, 192.0, 256.0, 384.0, 512.0, 1024.0];
         file.costs.prepare = Some(Cost::filled(vec![axis(AxisName::Tokens, &tokens)], |load| {
             self.prepare * roofline.us(Term::Prepare, load)
         }));
+        for cost in [&mut file.costs.index, &mut file.costs.attend, &mut file.costs.prepare] {
+            cost.iter_mut().flat_map(|cost| &mut cost.us).flatten().for_each(|us| *us = rounded(*us));
+        }
         Ok(())
     }
 
@@ -302,6 +307,11 @@ impl Unknowns {
             found("attend, whatever its width", "us", self.attend_fixed),
         ]
     }
+}
+
+/// A file's microseconds have four digits behind the point.
+fn rounded(us: f64) -> f64 {
+    (us * 1e4).round() / 1e4
 }
 
 fn load(setup: &Setup, row: &OverlapRow) -> Load {
@@ -411,7 +421,10 @@ fn rests(file: &mut File, steps: &[StepRow]) -> Result<()> {
         let place = format!("steps[{i}]");
         let without = step_ms(&setup, row, &place)?;
         if row.ms <= without {
-            return Err(wrong(format!("{place}.ms: {} ms, its works without the rest take {without:.3}", row.ms)));
+            return Err(wrong(format!(
+                "{place}.ms: {} ms, its works without the rest take {without:.3}",
+                row.ms
+            )));
         }
         let layers = f64::from(setup.shape().layers) * if row.two_batch { 2.0 } else { 1.0 };
         let (tokens, us) = (micro_batch_tokens(row), (row.ms - without) * 1e3 / layers);
@@ -422,7 +435,7 @@ fn rests(file: &mut File, steps: &[StepRow]) -> Result<()> {
     }
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     let at = points.iter().map(|(tokens, ..)| *tokens).collect();
-    let us = points.iter().map(|(_, sum, count)| Some(sum / f64::from(*count))).collect();
+    let us = points.iter().map(|(_, sum, count)| Some(rounded(sum / f64::from(*count)))).collect();
     file.costs.rest = Some(Cost { axes: vec![Axis { name: AxisName::Tokens, at }], us });
     Ok(())
 }
@@ -474,15 +487,18 @@ fn exchange(file: &mut File, steps: &[StepRow]) -> Result<Option<f64>> {
         return Ok(None);
     }
     let us = (left.iter().sum::<f64>() / left.len() as f64).max(0.0);
+    let us = rounded(us);
     file.deployment.exchange_us = us;
     Ok(Some(us))
 }
 
 /// The power by which misses grow: the slope of their logarithms.
 fn grow(file: &mut File, rows: &[GrowthRow]) {
-    let points: Vec<(f64, f64)> = rows.iter().map(|row| (f64::from(row.query_rows).ln(), row.rows.ln())).collect();
+    let points: Vec<(f64, f64)> =
+        rows.iter().map(|row| (f64::from(row.query_rows).ln(), row.rows.ln())).collect();
     let count = points.len().max(1) as f64;
-    let (x, y) = (points.iter().map(|p| p.0).sum::<f64>() / count, points.iter().map(|p| p.1).sum::<f64>() / count);
+    let (x, y) =
+        (points.iter().map(|p| p.0).sum::<f64>() / count, points.iter().map(|p| p.1).sum::<f64>() / count);
     let spread: f64 = points.iter().map(|p| (p.0 - x) * (p.0 - x)).sum();
     if spread == 0.0 {
         return;

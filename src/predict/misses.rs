@@ -145,7 +145,8 @@ impl Misses {
                     return Err(wrong("misses.steps.rows: no steps"));
                 }
                 let all = steps.rows.iter().enumerate();
-                all.into_iter().try_for_each(|(i, r)| of_layers(r, layers, &format!("misses.steps.rows[{i}]")))
+                all.into_iter()
+                    .try_for_each(|(i, r)| of_layers(r, layers, &format!("misses.steps.rows[{i}]")))
             }
         }
     }
@@ -231,7 +232,9 @@ impl Curve {
         }
         let whole = rows.len() == context.len() && rows.iter().all(|row| row.len() == ratio.len());
         if !whole {
-            return Err(wrong("misses.curve.mean.rows: not one list for each context, of one number for each ratio"));
+            return Err(wrong(
+                "misses.curve.mean.rows: not one list for each context, of one number for each ratio",
+            ));
         }
         for (i, row) in rows.iter().enumerate() {
             for (j, value) in row.iter().enumerate() {
@@ -404,6 +407,11 @@ mod tests {
         refused(with(|c| _ = c.layers[1].rows.pop()), 1000, 0.5, "misses.curve.layers[1].rows");
         refused(with(|c| c.query_rows_power = 1.5), 1000, 0.5, "misses.curve.query_rows_power");
         refused(with(|c| c.mean.ratio[2] = 1.0), 1000, 0.5, "misses.curve.mean.ratio");
-        refused(Misses::Steps(Steps { query_rows: 1.0, query_rows_power: 1.0, rows: vec![] }), 9, 0.5, "no steps");
+        refused(
+            Misses::Steps(Steps { query_rows: 1.0, query_rows_power: 1.0, rows: vec![] }),
+            9,
+            0.5,
+            "no steps",
+        );
     }
 }

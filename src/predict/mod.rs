@@ -11,6 +11,7 @@ pub mod cost;
 pub mod fit;
 pub mod misses;
 pub mod model;
+pub mod plan;
 pub mod roofline;
 pub mod setup;
 pub mod simulate;
@@ -21,7 +22,9 @@ use crate::error::{Error, Kind, Result};
 
 /// A field of a setup or of measurements that cannot be used.
 fn wrong(place: impl Into<String>) -> Error {
-    Error::new(Kind::InvalidConfig, "read setup").at(place.into()).hint("correct the named field; docs/setup-format.md")
+    Error::new(Kind::InvalidConfig, "read setup")
+        .at(place.into())
+        .hint("correct the named field; docs/setup-format.md")
 }
 
 /// Whether a time or a count is a number that is not negative.
@@ -43,7 +46,9 @@ fn positive(value: f64, place: impl Fn() -> String) -> Result<()> {
 /// A JSON text as `T`; an error names the field's path.
 fn parse<T: DeserializeOwned>(text: &str, version: (&'static str, u64)) -> Result<T> {
     let bad = |place: String| {
-        Error::new(Kind::BadFormat, "read setup").at(place).hint("correct the named field; docs/setup-format.md")
+        Error::new(Kind::BadFormat, "read setup")
+            .at(place)
+            .hint("correct the named field; docs/setup-format.md")
     };
     // The version before the fields: of another version they may mean anything.
     let value: serde_json::Value = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
@@ -51,7 +56,10 @@ fn parse<T: DeserializeOwned>(text: &str, version: (&'static str, u64)) -> Resul
     match value.get(field).and_then(serde_json::Value::as_u64) {
         Some(found) if found == known => {}
         Some(found) => {
-            return Err(Error::new(Kind::BadVersion, "read setup").at(field).with("version", found).with("known", known));
+            return Err(Error::new(Kind::BadVersion, "read setup")
+                .at(field)
+                .with("version", found)
+                .with("known", known));
         }
         None => return Err(bad(format!("{field}: not there, or no whole number"))),
     }

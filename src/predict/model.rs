@@ -133,7 +133,8 @@ impl Model {
             },
             None => {
                 let name = self.preset_name()?;
-                Shape::preset(name).ok_or_else(|| wrong(format!("model.preset: no preset is called {name:?}")))?
+                Shape::preset(name)
+                    .ok_or_else(|| wrong(format!("model.preset: no preset is called {name:?}")))?
             }
         };
         let shape = Shape { draft_layers: self.draft_layers, ..shape };

@@ -91,8 +91,8 @@ impl Roofline {
         let visits = tokens * of(self.deployment.gpus) * of(d.experts_per_token) / of(d.experts);
         let touched = own * (1.0 - (-visits).exp());
         let visited = of(d.experts_per_token) + of(d.shared_experts);
-        let work = 2.0 * tokens * (output + visited * expert) / self.fp8()
-            + 2.0 * tokens * up / (0.5 * self.fp8());
+        let work =
+            2.0 * tokens * (output + visited * expert) / self.fp8() + 2.0 * tokens * up / (0.5 * self.fp8());
         let weights = (output + (touched + of(d.shared_experts)) * expert) * FP8 + up * BF16;
         self.longer(work, weights / self.memory(), 10.0)
     }

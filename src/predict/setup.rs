@@ -221,6 +221,40 @@ pub struct File {
     pub misses: Option<Misses>,
 }
 
+impl File {
+    /// The file's text: JSON, with lists of numbers in lines of up to 110 characters.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] when it cannot be written as JSON.
+    pub fn text(&self) -> Result<String> {
+        let pretty = serde_json::to_string_pretty(self)
+            .map_err(|e| Error::new(Kind::Internal, "write setup").at(e.to_string()))?;
+        let mut text = String::with_capacity(pretty.len());
+        let mut lines = pretty.lines().peekable();
+        while let Some(line) = lines.next() {
+            text.push_str(line);
+            let number = |line: &str| line.trim_start().starts_with(|c: char| c.is_ascii_digit() || c == '-');
+            if line.ends_with('[') && lines.peek().is_some_and(|next| number(next)) {
+                let mut width = line.len();
+                while let Some(entry) = lines.next_if(|next| number(next)).map(str::trim) {
+                    let indent = line.len() - line.trim_start().len() + 2;
+                    if width + 1 + entry.len() > 110 {
+                        text.push_str(&format!("\n{:indent$}", ""));
+                        width = indent;
+                    } else if !text.ends_with('[') {
+                        text.push(' ');
+                    }
+                    text.push_str(entry);
+                    width += 1 + entry.len();
+                }
+                text.push_str(lines.next().unwrap_or_default().trim_start());
+            }
+            text.push('\n');
+        }
+        Ok(text)
+    }
+}
+
 /// A checked setup.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -273,8 +307,9 @@ impl Setup {
         }
         let rates = match &file.link {
             Link::Rates(rates) => rates.clone(),
-            Link::Preset(name) => Rates::preset(name)
-                .ok_or_else(|| wrong(format!("link.preset: no link is called {name:?}; pcie4, pcie5, pcie6, c2c")))?,
+            Link::Preset(name) => Rates::preset(name).ok_or_else(|| {
+                wrong(format!("link.preset: no link is called {name:?}; pcie4, pcie5, pcie6, c2c"))
+            })?,
         };
         rates.check().map_err(|e| wrong(format!("link.rates.{}", e.place())))?;
         let margin = file.captured.fetched_margin;
@@ -367,6 +402,9 @@ impl Setup {
     /// # Errors
     /// [`Kind::InvalidConfig`] when the setup has none.
     pub fn misses(&self) -> Result<&Misses> {
-        self.file.misses.as_ref().ok_or_else(|| wrong("misses: not there; state a curve, a table or a replay's steps"))
+        self.file
+            .misses
+            .as_ref()
+            .ok_or_else(|| wrong("misses: not there; state a curve, a table or a replay's steps"))
     }
 }

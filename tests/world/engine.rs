@@ -6,8 +6,10 @@
 
 use super::model::Origin;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Event, Pools, Slice, Stream};
-use forebay::{Buffers, Cache, Geometry, Lane, Layer, LayerCall, Result, Step};
+use forebay::device::watch::{Attention, Watch, bytes};
+use forebay::device::{Answer, Device, Event, Part, Pools, Slice, Stream};
+use forebay::residency::Rows;
+use forebay::{Buffers, Cache, Config, Geometry, Lane, Layer, LayerCall, Result, Step};
 use std::sync::{Arc, Mutex, mpsc};
 
 /// Words of a stamp before its pattern.
@@ -95,6 +97,8 @@ pub struct Work {
 #[derive(Debug)]
 pub struct Engine {
     pub device: Arc<HostDevice>,
+    /// Checks the order of everything that is enqueued, if it is to be.
+    pub watch: Option<Arc<Watch>>,
     pub host: Stream,
     micro: Vec<Micro>,
     /// For controls.
@@ -150,12 +154,24 @@ fn attend(
     None
 }
 
+/// The part of a step that a call works on.
+fn part(step: &Step, call: LayerCall) -> Part {
+    let (first, count) = call.batch_rows.unwrap_or((0, step.rows()));
+    let rows = match call.pass {
+        None => Rows { first: 0, count: step.query_rows() },
+        Some(pass) => Rows { first: pass, count: 1 },
+    };
+    Part { micro_batch: step.micro_batch(), layer: call.layer, first, count, rows }
+}
+
 impl Engine {
-    /// An engine with `micro_batches` sets of streams, for calls of at most `words` selected positions.
-    pub fn new(options: HostOptions, micro_batches: u32, words: u64, batch: u32) -> Engine {
+    /// An engine with a set of streams for each micro-batch.
+    pub fn new(options: HostOptions, watched: bool, config: &Config) -> Engine {
+        let Config { micro_batches, batch, query_rows, shape, .. } = config;
+        let words = u64::from(batch * query_rows * shape.top_k);
         let device = HostDevice::new(options);
         let (stream, event) = (|| device.stream().unwrap(), || device.event().unwrap());
-        let micro = (0..micro_batches).map(|_| Micro {
+        let micro = (0..*micro_batches).map(|_| Micro {
             engine: stream(),
             resolve: stream(),
             gather: stream(),
@@ -167,10 +183,19 @@ impl Engine {
             scattered: event(),
             selection: device.allocate(4 * words).unwrap(),
             slots: device.allocate(4 * words).unwrap(),
-            accepted: device.allocate(4 * u64::from(batch)).unwrap(),
+            accepted: device.allocate(4 * u64::from(*batch)).unwrap(),
         });
         let micro = micro.collect();
-        Engine { host: stream(), micro, missing: None, found: Arc::default(), device }
+        let watch = watched.then(|| Watch::new(device.clone()));
+        Engine { host: stream(), micro, missing: None, found: Arc::default(), watch, device }
+    }
+
+    /// What work is enqueued on.
+    pub fn queue(&self) -> Arc<dyn Device> {
+        match &self.watch {
+            Some(watch) => watch.clone(),
+            None => self.device.clone(),
+        }
     }
 
     /// Enqueues the engine's own work. It does not keep the device alive.
@@ -185,8 +210,9 @@ impl Engine {
     }
 
     fn order(&self, first: Stream, event: Event, then: Stream) {
-        self.device.record(event, first).unwrap();
-        self.device.wait(then, event).unwrap();
+        let queue = self.queue();
+        queue.record(event, first).unwrap();
+        queue.wait(then, event).unwrap();
     }
 
     /// The stream on which a micro-batch's steps are prepared and finished.
@@ -216,16 +242,19 @@ impl Engine {
     /// Waits until everything enqueued on a stream has run.
     pub fn drain(&self, stream: Stream) {
         let event = self.device.event().unwrap();
-        self.device.record(event, stream).unwrap();
+        self.queue().record(event, stream).unwrap();
         self.wait(event);
     }
 
     /// Enqueues the device's tensor of accepted counts.
     pub fn accepted(&self, micro: u32, counts: &[u32]) -> Slice {
         let tensor = self.micro[micro as usize].accepted;
-        let mut bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
-        bytes.resize(tensor.bytes() as usize, 0xEE);
-        self.call(self.stream(micro), move |device| device.write(tensor, &bytes).unwrap());
+        if let Some(watch) = &self.watch {
+            watch.engine(self.stream(micro), "sampler", &[bytes(&tensor, true)]).unwrap();
+        }
+        let mut words: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
+        words.resize(tensor.bytes() as usize, 0xEE);
+        self.call(self.stream(micro), move |device| device.write(tensor, &words).unwrap());
         tensor
     }
 
@@ -239,6 +268,9 @@ impl Engine {
         let (geometry, call) = (*cache.geometry(), work.call);
         let work = Arc::new(work);
 
+        if let Some(watch) = &self.watch {
+            watch.index(m.engine, &buffers.selection)?;
+        }
         let index = Arc::clone(&work);
         self.call(m.engine, move |device| {
             for (offset, key) in &index.keys {
@@ -254,6 +286,9 @@ impl Engine {
             self.order(m.gather, m.gathered, m.engine);
         }
 
+        if let Some(watch) = &self.watch {
+            watch.land(Pools(0), m.engine, &part(step, call))?;
+        }
         let project = Arc::clone(&work);
         self.call(m.engine, move |device| {
             for (slot, row) in &project.rows {
@@ -264,8 +299,12 @@ impl Engine {
             self.order(m.engine, m.written, m.scatter);
         }
         cache.scatter(step, call, m.scatter)?;
-        self.device.record(m.scattered, m.scatter)?;
+        self.queue().record(m.scattered, m.scatter)?;
 
+        if let Some(watch) = &self.watch {
+            let answer = Answer { slots: buffers.slots, parts: None };
+            watch.attend(Pools(0), m.engine, (&part(step, call), Attention::All), &answer)?;
+        }
         let found = Arc::clone(&self.found);
         self.call(m.engine, move |device| {
             if let Some(wrong) = attend(device, &geometry, slab, buffers.slots, &work) {
@@ -278,7 +317,7 @@ impl Engine {
     /// Joins every S, notes the lanes' digests, and finishes. Answers an event behind it all.
     pub fn finish(&self, cache: &mut Cache, step: &mut Step, lanes: Vec<u32>) -> Result<Event> {
         let m = &self.micro[step.micro_batch().index()];
-        self.device.wait(m.engine, m.scattered)?;
+        self.queue().wait(m.engine, m.scattered)?;
         let (found, number) = (Arc::clone(&self.found), step.number());
         self.call(m.engine, move |device| {
             for (row, lane) in lanes.iter().enumerate() {
@@ -288,7 +327,7 @@ impl Engine {
         });
         cache.finish(step, m.engine)?;
         let done = self.device.event()?;
-        self.device.record(done, m.engine)?;
+        self.queue().record(done, m.engine)?;
         Ok(done)
     }
 
@@ -299,7 +338,7 @@ impl Engine {
 
     /// Waits for an event. A failed device says so by every ticket and step; here only the end matters.
     pub fn wait(&self, event: Event) {
-        let _ = self.device.synchronize(event);
+        let _ = self.queue().synchronize(event);
     }
 
     /// Writes an index key of a prompt row, now.

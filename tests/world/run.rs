@@ -22,12 +22,14 @@ pub struct Setup {
     /// Which geometry: one run, two runs in padded blocks, V3.2's rows.
     pub variant: u8,
     pub options: HostOptions,
+    /// Whether the order of everything that is enqueued is checked.
+    pub watched: bool,
 }
 
 impl Setup {
     /// A world of `variant` whose operations run where they are enqueued.
     pub fn inline(variant: u8) -> Setup {
-        Setup { variant, options: HostOptions::default() }
+        Setup { variant, options: HostOptions::default(), watched: false }
     }
 }
 
@@ -117,11 +119,10 @@ pub fn run_in(setup: Setup, ops: &[Op]) -> Outcomes {
 impl World {
     pub fn new(setup: Setup) -> World {
         let config = config(setup.variant);
-        let selected = config.batch * config.query_rows * config.shape.top_k;
-        let engine = Engine::new(setup.options, config.micro_batches, selected.into(), config.batch);
+        let engine = Engine::new(setup.options, setup.watched, &config);
         let layers = config.shape.layers + config.shape.draft_layers;
         let warm = engine.device.allocate(4 * u64::from(WARM_STEPS * layers * config.shape.top_k)).unwrap();
-        let cache = Cache::new(config.clone(), engine.device.clone()).unwrap();
+        let cache = Cache::new(config.clone(), engine.queue()).unwrap();
         World {
             geometry: *cache.geometry(),
             start: cache.stats(),

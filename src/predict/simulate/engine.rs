@@ -110,5 +110,7 @@ impl Engine for Costed<'_> {
 }
 
 fn lost(micro_batch: usize) -> Error {
-    Error::new(Kind::Internal, "simulate").at("more layers than were planned").with("micro_batch", micro_batch as u64)
+    Error::new(Kind::Internal, "simulate")
+        .at("more layers than were planned")
+        .with("micro_batch", micro_batch as u64)
 }

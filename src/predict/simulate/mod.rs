@@ -183,9 +183,17 @@ impl Simulator {
         let mut world = World::new(&self.setup, &batch, options.spans)?;
         world.background(options.traffic, baseline.total_ns)?;
         let times = world.step(&self.setup, &misses.rows, misses.share, &overlap)?;
-        let exposed_us = times.layers_ns.iter().zip(&baseline.layers_ns).map(|(a, b)| (a - b) / 1e3).collect();
+        let exposed_us =
+            times.layers_ns.iter().zip(&baseline.layers_ns).map(|(a, b)| (a - b) / 1e3).collect();
         let exposed_ms = (times.total_ns - baseline.total_ns) / 1e6;
-        Ok(outcome(point, &batch, (times.total_ns / 1e6, exposed_ms, exposed_us), misses.rows, overlap, times.spans))
+        Ok(outcome(
+            point,
+            &batch,
+            (times.total_ns / 1e6, exposed_ms, exposed_us),
+            misses.rows,
+            overlap,
+            times.spans,
+        ))
     }
 
     /// Estimates one step from the prices of its layers.
@@ -231,8 +239,12 @@ impl Simulator {
         let mut rows = match point.ratio >= 1.0 {
             true => vec![0.0; shape.layers as usize],
             false => {
-                let place =
-                    Place { context: point.context, ratio: point.ratio, query_rows: point.mtp, step: options.step };
+                let place = Place {
+                    context: point.context,
+                    ratio: point.ratio,
+                    query_rows: point.mtp,
+                    step: options.step,
+                };
                 self.misses(options)?.by_layer(&place)?
             }
         };
@@ -288,10 +300,14 @@ impl Simulator {
         match &options.order {
             Order::All(order) => Ok(vec![*order; misses.rows.len()]),
             Order::Table(table) if table.len() == misses.rows.len() => Ok(table.clone()),
-            Order::Table(table) => Err(bad("order: not one for each layer").with("orders", table.len() as u64)),
-            Order::ByLayer => {
-                misses.rows.iter().map(|rows| self.best(batch, misses.share, *rows).map(|best| best.0)).collect()
+            Order::Table(table) => {
+                Err(bad("order: not one for each layer").with("orders", table.len() as u64))
             }
+            Order::ByLayer => misses
+                .rows
+                .iter()
+                .map(|rows| self.best(batch, misses.share, *rows).map(|best| best.0))
+                .collect(),
         }
     }
 }

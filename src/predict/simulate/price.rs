@@ -8,8 +8,8 @@ use crate::predict::setup::Setup;
 
 /// Rows a request that layers are priced at; between them the price is interpolated.
 const GRID: [f64; 24] = [
-    0.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 160.0, 192.0, 224.0, 256.0, 320.0, 384.0, 448.0, 512.0,
-    640.0, 768.0, 1024.0, 1536.0, 2048.0, 4096.0, 8192.0,
+    0.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 160.0, 192.0, 224.0, 256.0, 320.0, 384.0, 448.0,
+    512.0, 640.0, 768.0, 1024.0, 1536.0, 2048.0, 4096.0, 8192.0,
 ];
 
 /// Layers of a run where micro-batches fill each other's waits: enough that the first and the last, which

@@ -2,7 +2,9 @@
 
 use super::engine::Costed;
 use super::{Traffic, bad};
-use crate::device::clock::{ClockDevice, ClockOptions, Costs, Demand, Direction, Kernel, Label, Link, Mover, Span};
+use crate::device::clock::{
+    ClockDevice, ClockOptions, Costs, Demand, Direction, Kernel, Label, Link, Mover, Span,
+};
 use crate::device::{Begin, Device, Event, Parts, Plan, Pools, Slice};
 use crate::error::Result;
 use crate::geometry::{Geometry, Shape};
@@ -101,7 +103,8 @@ impl World {
     }
 
     fn build(setup: &Setup, batch: &Batch, shape: Shape, record: bool) -> Result<World> {
-        let device = ClockDevice::new(ClockOptions { costs: costs(setup), record, ..ClockOptions::default() })?;
+        let device =
+            ClockDevice::new(ClockOptions { costs: costs(setup), record, ..ClockOptions::default() })?;
         let micro_batches = batch.micro_batches();
         let pools = device.attach(Plan {
             geometry: Geometry::new(shape)?,
@@ -119,7 +122,10 @@ impl World {
             let compute = if batch.fill && i > 0 { device.stream()? } else { shared };
             let (resolve, gather, scatter) = (device.stream()?, device.stream()?, device.stream()?);
             let streams = OverlapStreams { compute, resolve, gather, scatter };
-            runs.push((Schedule::new(&*device)?, run_of(&*device, batch, rows, i as u32, shape.top_k, streams)?));
+            runs.push((
+                Schedule::new(&*device)?,
+                run_of(&*device, batch, rows, i as u32, shape.top_k, streams)?,
+            ));
         }
         let passes = passes(batch) as usize * shape.draft_layers as usize;
         let ends = (0..micro_batches).map(|_| {
@@ -236,6 +242,7 @@ fn run_of(
         batch: rows,
         half: rows.div_ceil(2),
         query_rows: batch.query_rows,
+        top_k,
         passes: 1,
         streams,
         selection: device.allocate(list)?,

@@ -1,0 +1,714 @@
+//! A device around a device that checks the order of everything that is enqueued.
+//!
+//! Each call is passed on as it is, and an [`Order`] is told what it touches. A call that may run beside
+//! one that it conflicts with is refused with the order's error, whichever way the device underneath would have
+//! run the two: an inline host device, which never runs anything in the wrong order, does for the check.
+//!
+//! **What is told apart.** By lane and layer, what a step reads, what it brings up and what it writes: rows
+//! that are resident, slots that are being fetched, landing slots (each query row's), rows of the total pool
+//! and those that the step adds to it. By lane the tables, the page table, and the scratch slots, which all
+//! layers share. By micro-batch the step's block, its counts, and each batch row's list of fetches. Beyond
+//! that, bytes: selections, answers, index lists, accepted counts, pinned blocks and reports, each by its
+//! address. Which lanes a step has is read from its pinned block, when it begins.
+//!
+//! | operation | reads | writes |
+//! |---|---|---|
+//! | begin | pinned block, accepted counts | block, counts, all of its lanes |
+//! | resolve | block, selection, head | answer, lists of fetches, tables; what is resident, and what is fetched, is decided |
+//! | gather | block, list, rows of the total pool | fetched and scratch slots |
+//! | scatter | block, head, landing slots | the step's rows of the total pool |
+//! | report | block, lists | counts, report |
+//! | join, warm, truncate, leave | selections, pages | all of the lane |
+//! | raise | rows of the total pool | resident rows |
+//! | copy | from | to; where they are pages of the total pool, the rows of the lane that has them alone |
+//!
+//! The engine's own launches are invisible to a device. What they touch is declared beside them:
+//! [`Watch::index`], [`Watch::land`], [`Watch::attend`], and [`Watch::engine`] for anything else.
+//!
+//! **What it proves.** Of the calls that were made: that each two that touch the same of the above, one of
+//! them writing, run in one order, however fast each stream is. So one run of a schedule stands for all its
+//! timings; of other batches and lengths it says nothing, but schedules do not depend on them.
+//!
+//! **What it does not.** Inside of one operation, and of what the engine does not declare, it knows
+//! nothing. The host is taken to have seen what [`Device::query`] and [`Device::synchronize`] told it, not
+//! what a ticket did: who polls tickets calls [`Watch::ended`]. Lanes stand for their pages: two lanes that share pages share
+//! nothing here, since nobody writes shared pages; that is checked by the tests of the cache. Nor does it
+//! see what the host writes by itself to the total pool.
+
+use crate::device::block::step;
+use crate::device::order::{Access, Order, Space};
+use crate::device::{
+    Answer, Backing, Begin, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice,
+    Stream, Warm,
+};
+use crate::error::{Error, Kind, Result};
+use crate::geometry::Geometry;
+use crate::ids::Lane;
+use crate::os::Map;
+use crate::sync::{Arc, Mutex};
+
+/// Positions of a lane's committed and landed rows, as scatter needs them.
+const HEAD: &str = "head of pools, lane";
+const TABLES: &str = "tables of pools, lane";
+const RESIDENT: &str = "resident slots of pools, lane";
+const FETCHED: &str = "slots being fetched of pools, lane";
+const SCRATCH: &str = "scratch slots of pools, lane";
+const LANDING: &str = "landing slots of pools, lane";
+const STORED: &str = "rows of the total pool of pools, lane";
+const ADDED: &str = "rows added to the total pool of pools, lane";
+const PAGE_TABLE: &str = "page table of pools, lane";
+const PAGES: &str = "pages of the total pool of pools";
+const BLOCK: &str = "step block of pools, micro-batch";
+const COUNTS: &str = "counts of pools, micro-batch";
+const LISTS: &str = "lists of fetches of pools, micro-batch";
+const BYTES: &str = "bytes at addresses of";
+
+/// What attention reads of a layer's selected rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attention {
+    /// All of them, by the answer's slots.
+    All,
+    /// What was resident or is born in this step, by list 0.
+    Resident,
+    /// What pass `pass` fetched, by list `1 + pass`.
+    Fetched {
+        /// The pass.
+        pass: u32,
+    },
+}
+
+/// A wait that was left out: see [`Watch::without_wait`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The stream that was to wait.
+    pub stream: Stream,
+    /// For what.
+    pub event: Event,
+    /// Whether it would have ordered anything that nothing else did.
+    pub ordering: bool,
+}
+
+/// One cache's extents, and what its steps and lanes are made of now.
+#[derive(Debug)]
+struct Watched {
+    id: u32,
+    geometry: Geometry,
+    rows: Vec<Slice>,
+    layers: u64,
+    query_rows: u64,
+    /// By layer the index lists of attention in parts.
+    lists: Vec<u64>,
+    batch: u32,
+    /// By micro-batch the lanes of its batch rows.
+    steps: Vec<Vec<u32>>,
+    /// By lane its pages.
+    pages: Vec<Vec<u32>>,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Watch {
+    device: Arc<dyn Device>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    order: Order,
+    maps: Vec<(Slice, Arc<Map>)>,
+    pools: Vec<Watched>,
+    confined: Option<Stream>,
+    strayed: Option<Error>,
+    conflict: Option<Error>,
+    waits: u64,
+    without: Option<u64>,
+    left_out: Option<LeftOut>,
+}
+
+/// That an operation reads or writes a slice, for [`Watch::engine`].
+pub fn bytes(slice: &Slice, write: bool) -> Access {
+    let (from, to) = (slice.address(), slice.address().saturating_add(slice.bytes()));
+    let access = if write { Access::write } else { Access::read };
+    access(Space::new(BYTES, [slice.device, 0]), from, to)
+}
+
+fn unknown(place: &'static str, value: u64) -> Error {
+    Error::new(Kind::OutOfRange, "watch").at(place).with("value", value)
+}
+
+impl Watched {
+    fn new(id: u32, plan: &Plan) -> Watched {
+        let lanes = plan.tables.first().map_or(0, |tables| tables.lanes);
+        Watched {
+            id,
+            geometry: plan.geometry,
+            rows: plan.rows.clone(),
+            layers: plan.tables.len() as u64,
+            query_rows: plan.tables.first().map_or(0, |tables| tables.query_rows).into(),
+            lists: plan.tables.iter().map(|tables| 1 + u64::from(tables.passes)).collect(),
+            batch: plan.batch,
+            steps: vec![Vec::new(); plan.micro_batches as usize],
+            pages: vec![Vec::new(); lanes as usize],
+        }
+    }
+
+    fn space(&self, name: &'static str, number: u32) -> Space {
+        Space::new(name, [self.id, number])
+    }
+
+    /// All of a lane, but for its page table.
+    fn lane(&self, lane: u32, list: &mut Vec<Access>) {
+        for name in [HEAD, TABLES, RESIDENT, FETCHED, STORED, ADDED] {
+            list.push(Access::write(self.space(name, lane), 0, self.layers));
+        }
+        list.push(Access::write(self.space(LANDING, lane), 0, self.layers * self.query_rows));
+        list.push(Access::write(self.space(SCRATCH, lane), 0, 1));
+    }
+
+    /// All of a lane, and the pages that it has from now on.
+    fn lane_and_pages(&self, lane: u32, pages: &[u32]) -> Vec<Access> {
+        let mut list = Vec::with_capacity(pages.len() + 9);
+        self.lane(lane, &mut list);
+        list.push(Access::write(self.space(PAGE_TABLE, lane), 0, 1));
+        for page in pages {
+            let first = u64::from(*page) * self.layers;
+            list.push(Access::read(self.space(PAGES, 0), first, first + self.layers));
+        }
+        list
+    }
+
+    /// What a part touches of each of its lanes.
+    fn part(&self, part: &Part, names: &[(&'static str, bool)]) -> Vec<Access> {
+        let mut list = Vec::new();
+        let layer = u64::from(part.layer.0);
+        for lane in self.lanes(part) {
+            for (name, write) in names {
+                let access = if *write { Access::write } else { Access::read };
+                let (from, to) = match *name {
+                    SCRATCH | PAGE_TABLE => (0, 1),
+                    _ => (layer, layer + 1),
+                };
+                list.push(access(self.space(name, lane), from, to));
+            }
+        }
+        list
+    }
+
+    fn lanes(&self, part: &Part) -> impl Iterator<Item = u32> + '_ {
+        let lanes = self.steps.get(part.micro_batch.index()).map_or(&[][..], Vec::as_slice);
+        lanes.iter().skip(part.first as usize).take(part.count as usize).copied()
+    }
+
+    /// The landing slots of a part's query rows, from its first one on or from the step's.
+    fn landing(&self, part: &Part, from_first: bool, write: bool, list: &mut Vec<Access>) {
+        let start = u64::from(part.layer.0) * self.query_rows;
+        let first = if from_first { u64::from(part.rows.first) } else { 0 };
+        let end = u64::from(part.rows.first) + u64::from(part.rows.count);
+        for lane in self.lanes(part) {
+            let access = if write { Access::write } else { Access::read };
+            list.push(access(self.space(LANDING, lane), start + first, start + end));
+        }
+    }
+
+    /// Its step's block, from which an operation reads its lanes.
+    fn block(&self, part: &Part) -> Access {
+        Access::read(self.space(BLOCK, part.micro_batch.0), 0, 1)
+    }
+
+    /// A part's lists of fetches.
+    fn fetches(&self, part: &Part) -> Access {
+        let (first, count) = (u64::from(part.first), u64::from(part.count));
+        Access::write(self.space(LISTS, part.micro_batch.0), first, first + count)
+    }
+
+    /// Counters of a step are added to, in any order.
+    fn counts(&self, part: &Part) -> Access {
+        Access::read(self.space(COUNTS, part.micro_batch.0), 0, 1)
+    }
+
+    /// A part's batch rows of index lists `from..to`, with their counts.
+    fn parts(&self, part: &Part, answer: &Answer, lists: (u64, u64), write: bool, list: &mut Vec<Access>) {
+        let Some(parts) = &answer.parts else { return };
+        let all = self.lists.get(part.layer.index()).copied().unwrap_or(1);
+        for slice in [&parts.lists, &parts.counts] {
+            let one = slice.bytes() / all;
+            let words = match slice == &parts.lists {
+                true => u64::from(self.geometry.shape().top_k),
+                false => 1,
+            };
+            let row = 4 * words * u64::from(part.rows.count);
+            for index in lists.0..lists.1.min(all) {
+                let at = index * one + u64::from(part.first) * row;
+                let rows = slice.part(at, u64::from(part.count) * row);
+                list.extend(rows.iter().map(|rows| bytes(rows, write)));
+            }
+        }
+    }
+
+    /// Pages of one layer's rows that a slice lies in; nothing for other memory.
+    fn pages_of(&self, slice: &Slice) -> Option<(u64, std::ops::RangeInclusive<u64>)> {
+        let inside = |rows: &Slice| {
+            let offset = slice.address().checked_sub(rows.address())?;
+            (slice.bytes() > 0 && offset + slice.bytes() <= rows.bytes()).then_some(offset)
+        };
+        let found = self.rows.iter().enumerate().find_map(|(layer, rows)| Some((layer, inside(rows)?)));
+        let (layer, offset) = found?;
+        let size = self.geometry.host_page_bytes().max(1);
+        Some((layer as u64, offset / size..=(offset + slice.bytes() - 1) / size))
+    }
+
+    /// What a copy touches of the total pool.
+    fn copied(&self, slice: &Slice, write: bool, list: &mut Vec<Access>) {
+        let access = if write { Access::write } else { Access::read };
+        let Some((layer, pages)) = self.pages_of(slice) else { return };
+        for page in pages {
+            let place = page * self.layers + layer;
+            list.push(access(self.space(PAGES, 0), place, place + 1));
+            // Shared pages are full: no step adds to them.
+            let mut lanes =
+                (0..).zip(&self.pages).filter(|(_, own)| own.iter().any(|p| u64::from(*p) == page));
+            if let (Some((lane, _)), None) = (lanes.next(), lanes.next()) {
+                let both = [STORED, ADDED].map(|name| access(self.space(name, lane), layer, layer + 1));
+                list.extend(both);
+            }
+        }
+    }
+}
+
+impl State {
+    fn pools(&self, pools: Pools) -> Result<&Watched> {
+        self.pools.get(pools.0 as usize).ok_or_else(|| unknown("pools", pools.0.into()))
+    }
+
+    fn stays(&mut self, stream: Stream) -> Result<()> {
+        match self.confined {
+            Some(only) if only != stream => {
+                let error = Error::new(Kind::InvalidConfig, "enqueue").at("not the stream that was given");
+                let error = error.with("stream", stream.0).with("given", only.0);
+                self.strayed.get_or_insert_with(|| error.clone());
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps the first conflict.
+    fn judged(&mut self, verdict: Result<()>) -> Result<()> {
+        verdict.inspect_err(|error| {
+            self.conflict.get_or_insert_with(|| error.clone());
+        })
+    }
+
+    /// The lanes of a pinned block's rows.
+    fn lanes_of(&self, block: &Slice, batch: u32) -> Result<Vec<u32>> {
+        let place = self.maps.iter().find_map(|(slice, map)| {
+            let offset = block.address().checked_sub(slice.address())?;
+            (offset + block.bytes() <= slice.bytes()).then_some((offset, map))
+        });
+        let (offset, map) =
+            place.ok_or_else(|| unknown("the step block is not in registered memory", block.address()))?;
+        let mut words = vec![0; step::words(batch)];
+        map.copy_out_words(offset, &mut words)?;
+        let (_, rows) = step::header(&words);
+        Ok((0..rows.min(batch as usize)).map(|row| step::entry(&words, row).lane).collect())
+    }
+}
+
+impl Watch {
+    /// Watches `device`, from its beginning on.
+    pub fn new(device: Arc<dyn Device>) -> Arc<Watch> {
+        Watch::with(device, None)
+    }
+
+    /// For controls: as if the schedule had left its wait of this number out, counted from 0 over all streams. The device
+    /// still waits; the order is not told.
+    pub fn without_wait(device: Arc<dyn Device>, number: u64) -> Arc<Watch> {
+        Watch::with(device, Some(number))
+    }
+
+    fn with(device: Arc<dyn Device>, without: Option<u64>) -> Arc<Watch> {
+        let state = State {
+            order: Order::new(),
+            maps: Vec::new(),
+            pools: Vec::new(),
+            confined: None,
+            strayed: None,
+            conflict: None,
+            waits: 0,
+            without,
+            left_out: None,
+        };
+        Arc::new(Watch { device, state: Mutex::new(state) })
+    }
+
+    /// The first conflict, if there was one.
+    pub fn conflict(&self) -> Option<Error> {
+        self.state.lock().conflict.clone()
+    }
+
+    /// Waits enqueued so far.
+    pub fn waits(&self) -> u64 {
+        self.state.lock().waits
+    }
+
+    /// The wait that was left out, once the schedule has come to it.
+    pub fn left_out(&self) -> Option<LeftOut> {
+        self.state.lock().left_out
+    }
+
+    /// Stretches that the order remembers: bounded, however many steps there were.
+    pub fn remembered(&self) -> usize {
+        self.state.lock().order.remembered()
+    }
+
+    /// The host has learned, by a ticket, that what was enqueued on `stream` by now has ended.
+    pub fn ended(&self, stream: Stream) {
+        self.state.lock().order.ended(stream);
+    }
+
+    /// The engine's own work, enqueued now: what it touches that other operations touch too.
+    ///
+    /// # Errors
+    /// As [`Order::access`]; [`Kind::InvalidConfig`] on another stream than the one that the work was
+    /// confined to.
+    pub fn engine(&self, stream: Stream, what: &'static str, accesses: &[Access]) -> Result<()> {
+        let mut state = self.state.lock();
+        state.stays(stream)?;
+        let verdict = state.order.access(stream, what, accesses);
+        state.judged(verdict)
+    }
+
+    /// I: writes a selection.
+    ///
+    /// # Errors
+    /// As [`Watch::engine`].
+    pub fn index(&self, stream: Stream, selection: &Slice) -> Result<()> {
+        self.engine(stream, "indexer", &[bytes(selection, true)])
+    }
+
+    /// P: writes the landing slots of a part's query rows.
+    ///
+    /// # Errors
+    /// As [`Watch::engine`]; [`Kind::OutOfRange`] for unknown pools.
+    pub fn land(&self, pools: Pools, stream: Stream, part: &Part) -> Result<()> {
+        let mut list = Vec::new();
+        self.state.lock().pools(pools)?.landing(part, true, true, &mut list);
+        self.engine(stream, "preparation", &list)
+    }
+
+    /// A: reads a part's answer and the slots that it names.
+    ///
+    /// # Errors
+    /// As [`Watch::land`].
+    pub fn attend(
+        &self,
+        pools: Pools,
+        stream: Stream,
+        (part, reads): (&Part, Attention),
+        answer: &Answer,
+    ) -> Result<()> {
+        let mut list = Vec::new();
+        let what = {
+            let state = self.state.lock();
+            let watched = state.pools(pools)?;
+            let (what, names, lists): (_, &[(&str, bool)], _) = match reads {
+                Attention::All => {
+                    ("attention", &[(RESIDENT, false), (FETCHED, false), (SCRATCH, false)], (0, 0))
+                }
+                Attention::Resident => ("attention over what was resident", &[(RESIDENT, false)], (0, 1)),
+                Attention::Fetched { pass } => {
+                    let index = 1 + u64::from(pass);
+                    let names: &[_] = match pass {
+                        0 => &[(FETCHED, false), (SCRATCH, false)],
+                        _ => &[(SCRATCH, false)],
+                    };
+                    ("attention over what was fetched", names, (index, index + 1))
+                }
+            };
+            list.extend(watched.part(part, names));
+            if !matches!(reads, Attention::Fetched { .. }) {
+                watched.landing(part, false, false, &mut list);
+            }
+            match reads {
+                Attention::All => list.push(bytes(&answer.slots, false)),
+                _ => watched.parts(part, answer, lists, false, &mut list),
+            }
+            what
+        };
+        self.engine(stream, what, &list)
+    }
+
+    /// Checks an operation, hands it on, and counts it as enqueued if the device took it.
+    fn pass(
+        &self,
+        stream: Stream,
+        what: &'static str,
+        accesses: impl FnOnce(&mut State) -> Result<Vec<Access>>,
+        enqueue: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let accesses = {
+            let mut state = self.state.lock();
+            state.stays(stream)?;
+            let accesses = accesses(&mut state)?;
+            let verdict = state.order.check(stream, what, &accesses);
+            state.judged(verdict)?;
+            accesses
+        };
+        enqueue()?;
+        let mut state = self.state.lock();
+        let verdict = state.order.access(stream, what, &accesses);
+        state.judged(verdict)
+    }
+
+    /// Of a lane's pages, once the operation that gives them is enqueued.
+    fn set_pages(&self, pools: Pools, lane: Lane, pages: &[u32]) {
+        let mut state = self.state.lock();
+        let lanes = state.pools.get_mut(pools.0 as usize);
+        if let Some(own) = lanes.and_then(|watched| watched.pages.get_mut(lane.index())) {
+            own.clear();
+            own.extend_from_slice(pages);
+        }
+    }
+}
+
+/// Methods that enqueue nothing, handed on as they are.
+macro_rules! hand_on {
+    ($($name:ident($($argument:ident: $of:ty),*) -> $answer:ty;)*) => {
+        $(fn $name(&self, $($argument: $of),*) -> $answer { self.device.$name($($argument),*) })*
+    };
+}
+
+impl Device for Watch {
+    hand_on! {
+        allocate(bytes: u64) -> Result<Slice>;
+        owns(slice: &Slice) -> bool;
+        granularity() -> u64;
+        backing(bytes: u64) -> Result<Backing>;
+        range(pieces: &[Mapped]) -> Result<Slice>;
+        stream() -> Result<Stream>;
+        event() -> Result<Event>;
+        digest(pools: Pools, lane: Lane) -> Result<u64>;
+        validate(pools: Pools) -> Result<()>;
+    }
+
+    fn register(&self, map: &Arc<Map>) -> Result<Slice> {
+        let slice = self.device.register(map)?;
+        self.state.lock().maps.push((slice, Arc::clone(map)));
+        Ok(slice)
+    }
+
+    // SAFETY: the caller vouches for the bytes, as the trait demands; they are only handed on.
+    unsafe fn import(&self, address: u64, bytes: u64) -> Slice {
+        // SAFETY: as above.
+        unsafe { self.device.import(address, bytes) }
+    }
+
+    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        self.state.lock().stays(stream)?;
+        self.device.record(event, stream)?;
+        self.state.lock().order.record(event, stream);
+        Ok(())
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        self.state.lock().stays(stream)?;
+        self.device.wait(stream, event)?;
+        let mut state = self.state.lock();
+        let number = state.waits;
+        state.waits += 1;
+        if state.without == Some(number) {
+            let ordering = state.order.would_order(stream, event);
+            state.left_out = Some(LeftOut { stream, event, ordering });
+        } else {
+            state.order.wait(stream, event);
+        }
+        Ok(())
+    }
+
+    fn query(&self, event: Event) -> Result<bool> {
+        let reached = self.device.query(event);
+        if !matches!(reached, Ok(false)) {
+            self.state.lock().order.observed(event);
+        }
+        reached
+    }
+
+    fn synchronize(&self, event: Event) -> Result<()> {
+        let reached = self.device.synchronize(event);
+        self.state.lock().order.observed(event);
+        reached
+    }
+
+    fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()> {
+        let accesses = |state: &mut State| {
+            let mut list = vec![bytes(&from, false), bytes(&to, true)];
+            for watched in &state.pools {
+                watched.copied(&from, false, &mut list);
+                watched.copied(&to, true, &mut list);
+            }
+            Ok(list)
+        };
+        self.pass(stream, "copy", accesses, || self.device.copy(stream, from, to))
+    }
+
+    fn call(&self, stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()> {
+        self.state.lock().stays(stream)?;
+        self.device.call(stream, work)
+    }
+
+    fn complete(&self, stream: Stream, completer: Completer) -> Result<()> {
+        self.state.lock().stays(stream)?;
+        self.device.complete(stream, completer)
+    }
+
+    fn attach(&self, plan: Plan) -> Result<Pools> {
+        let mut watched = Watched::new(0, &plan);
+        let pools = self.device.attach(plan)?;
+        watched.id = pools.0;
+        // A device numbers its pools from 0, and this one has seen them all.
+        self.state.lock().pools.push(watched);
+        Ok(pools)
+    }
+
+    fn join(&self, pools: Pools, stream: Stream, join: Join<'_>) -> Result<()> {
+        let accesses = |state: &mut State| Ok(state.pools(pools)?.lane_and_pages(join.lane.0, join.pages));
+        self.pass(stream, "join", accesses, || self.device.join(pools, stream, join))?;
+        self.set_pages(pools, join.lane, join.pages);
+        Ok(())
+    }
+
+    fn truncate(&self, pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()> {
+        let accesses = |state: &mut State| Ok(state.pools(pools)?.lane_and_pages(cut.lane.0, cut.pages));
+        self.pass(stream, "roll-back", accesses, || self.device.truncate(pools, stream, cut))?;
+        self.set_pages(pools, cut.lane, cut.pages);
+        Ok(())
+    }
+
+    fn leave(&self, pools: Pools, stream: Stream, lane: Lane) -> Result<()> {
+        let accesses = |state: &mut State| Ok(state.pools(pools)?.lane_and_pages(lane.0, &[]));
+        self.pass(stream, "leave", accesses, || self.device.leave(pools, stream, lane))?;
+        self.set_pages(pools, lane, &[]);
+        Ok(())
+    }
+
+    fn warm(&self, pools: Pools, stream: Stream, warm: Warm) -> Result<()> {
+        let accesses = |state: &mut State| {
+            let mut list = Vec::new();
+            state.pools(pools)?.lane(warm.lane.0, &mut list);
+            list.extend(warm.selections.iter().map(|selections| bytes(selections, false)));
+            Ok(list)
+        };
+        self.pass(stream, "warm-up", accesses, || self.device.warm(pools, stream, warm))
+    }
+
+    fn raise(&self, pools: Pools, stream: Stream, raise: Raise) -> Result<()> {
+        let accesses = |state: &mut State| {
+            let (watched, lane) = (state.pools(pools)?, raise.lane.0);
+            let read = [TABLES, STORED].map(|name| (name, watched.layers));
+            let mut list: Vec<Access> = (read.iter().chain(&[(PAGE_TABLE, 1)]))
+                .map(|(name, to)| Access::read(watched.space(name, lane), 0, *to))
+                .collect();
+            list.push(Access::write(watched.space(RESIDENT, lane), 0, watched.layers));
+            Ok(list)
+        };
+        self.pass(stream, "raise", accesses, || self.device.raise(pools, stream, raise))
+    }
+
+    fn begin(&self, pools: Pools, stream: Stream, begin: Begin) -> Result<()> {
+        let (micro, mut lanes) = (begin.micro_batch, Vec::new());
+        let accesses = |state: &mut State| {
+            // The host wrote the block before it called.
+            let verdict = state.order.host("prepare", &[bytes(&begin.block, true)]);
+            state.judged(verdict)?;
+            let watched = state.pools(pools)?;
+            lanes = state.lanes_of(&begin.block, watched.batch)?;
+            let mut list = vec![bytes(&begin.block, false)];
+            list.extend(begin.accepted.iter().map(|accepted| bytes(accepted, false)));
+            for name in [BLOCK, COUNTS] {
+                list.push(Access::write(watched.space(name, micro.0), 0, 1));
+            }
+            lanes.iter().for_each(|lane| watched.lane(*lane, &mut list));
+            Ok(list)
+        };
+        self.pass(stream, "commit", accesses, || self.device.begin(pools, stream, begin))?;
+        let mut state = self.state.lock();
+        let steps = state.pools.get_mut(pools.0 as usize).map(|watched| &mut watched.steps);
+        if let Some(step) = steps.and_then(|steps| steps.get_mut(micro.index())) {
+            *step = lanes;
+        }
+        Ok(())
+    }
+
+    fn resolve(
+        &self,
+        pools: Pools,
+        stream: Stream,
+        part: Part,
+        selection: Slice,
+        answer: Answer,
+    ) -> Result<()> {
+        let accesses = |state: &mut State| {
+            let watched = state.pools(pools)?;
+            let decided = [(HEAD, false), (TABLES, true), (RESIDENT, true), (FETCHED, true)];
+            let mut list = watched.part(&part, &decided);
+            list.extend([bytes(&selection, false), bytes(&answer.slots, true)]);
+            list.extend([watched.block(&part), watched.fetches(&part), watched.counts(&part)]);
+            watched.parts(&part, &answer, (0, u64::MAX), true, &mut list);
+            Ok(list)
+        };
+        self.pass(stream, "resolve", accesses, || self.device.resolve(pools, stream, part, selection, answer))
+    }
+
+    fn gather(&self, pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()> {
+        let accesses = |state: &mut State| {
+            let watched = state.pools(pools)?;
+            let touched = [(STORED, false), (PAGE_TABLE, false), (SCRATCH, true), (FETCHED, true)];
+            // Passes behind the first one fetch to scratch slots alone.
+            let mut list = watched.part(&part, if pass == 0 { &touched } else { &touched[..3] });
+            list.extend([watched.block(&part), watched.fetches(&part), watched.counts(&part)]);
+            Ok(list)
+        };
+        self.pass(stream, "gather", accesses, || self.device.gather(pools, stream, part, pass))
+    }
+
+    fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()> {
+        let accesses = |state: &mut State| {
+            let watched = state.pools(pools)?;
+            let mut list = watched.part(&part, &[(HEAD, false), (PAGE_TABLE, false), (ADDED, true)]);
+            watched.landing(&part, true, false, &mut list);
+            list.push(watched.block(&part));
+            Ok(list)
+        };
+        self.pass(stream, "scatter", accesses, || self.device.scatter(pools, stream, part))
+    }
+
+    fn report(
+        &self,
+        pools: Pools,
+        stream: Stream,
+        micro_batch: crate::ids::MicroBatch,
+        slot: Slice,
+    ) -> Result<()> {
+        let accesses = |state: &mut State| {
+            let watched = state.pools(pools)?;
+            let space = |name| watched.space(name, micro_batch.0);
+            Ok(vec![
+                Access::read(space(BLOCK), 0, 1),
+                Access::read(space(LISTS), 0, watched.batch.into()),
+                Access::write(space(COUNTS), 0, 1),
+                bytes(&slot, true),
+            ])
+        };
+        self.pass(stream, "report", accesses, || self.device.report(pools, stream, micro_batch, slot))
+    }
+
+    fn confine(&self, stream: Option<Stream>) -> Result<()> {
+        let strayed = {
+            let mut state = self.state.lock();
+            state.confined = stream;
+            state.strayed.take()
+        };
+        self.device.confine(stream)?;
+        strayed.map_or(Ok(()), Err)
+    }
+}

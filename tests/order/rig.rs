@@ -1,0 +1,254 @@
+//! A cache on a watched device, and an engine that declares what its work touches and computes nothing.
+
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::watch::{Attention, Watch};
+use forebay::device::{Answer, Device, Part, Parts, Pools, Slice, Stream};
+use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
+use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layers, Memory, MicroBatch, Open};
+use forebay::{Result, Row, Sequence, Shape, Slots, Step, WarmUp};
+use std::sync::Arc;
+
+/// Tokens of a prompt.
+pub const PROMPT: u32 = 40;
+/// Batch rows of a step.
+pub const BATCH: u32 = 3;
+/// The first of DBA's second half.
+pub const HALF: u32 = 1;
+const QUERY_ROWS: u32 = 2;
+const K: u32 = 12;
+
+/// Which streams of a micro-batch are one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// Four streams.
+    None,
+    /// R is in the compute stream, S in that of G.
+    Two,
+    /// Both micro-batches have one stream for G and one for S.
+    Copies,
+}
+
+/// Two layers and a draft layer, two micro-batches; budgets below what a step selects.
+pub fn config(passes: u32) -> Config {
+    let shape = Shape {
+        layers: 2,
+        draft_layers: 1,
+        runs: [32, 0],
+        index_key_bytes: 8,
+        page_tokens: 16,
+        top_k: K,
+        ..Shape::DEEPSEEK_V3_2
+    };
+    let memory = Memory { huge: false, populate: false, lock: false, node: None };
+    Config {
+        host_pages: 64,
+        index_pages: 64,
+        slots: Slots::Uniform(1024),
+        min_budget: 4,
+        batch: BATCH,
+        query_rows: QUERY_ROWS,
+        steps_in_flight: 3,
+        micro_batches: 2,
+        attention_passes: passes,
+        memory,
+        ..Config::new(shape, 2 * BATCH + 2, 120, 16)
+    }
+}
+
+/// One micro-batch's streams and buffers.
+#[derive(Clone, Copy, Debug)]
+pub struct Micro {
+    pub streams: OverlapStreams,
+    selection: Slice,
+    slots: Slice,
+    parts: Parts,
+}
+
+impl Micro {
+    fn new(device: &dyn Device, streams: OverlapStreams, passes: u32) -> Micro {
+        let allocate = |words: u32| device.allocate(4 * u64::from(words)).unwrap();
+        let rows = BATCH * QUERY_ROWS;
+        Micro {
+            streams,
+            selection: allocate(rows * K),
+            slots: allocate(rows * K),
+            parts: Parts { lists: allocate((1 + passes) * rows * K), counts: allocate((1 + passes) * rows) },
+        }
+    }
+
+    pub fn layers(&self) -> Layers {
+        let Micro { selection, slots, parts, .. } = *self;
+        let buffers = Buffers { selection, slots, parts: Some(parts) };
+        Layers { streams: self.streams, half: HALF, buffers }
+    }
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Rig {
+    pub watch: Arc<Watch>,
+    pub host: Arc<HostDevice>,
+    pub cache: Cache,
+    pub micro: Vec<Micro>,
+    pub sequences: Vec<Sequence>,
+    /// Where the host's own work goes.
+    pub stream: Stream,
+    pub attends: bool,
+    pub flights: Vec<Step>,
+}
+
+/// The engine's side: what it selects depends on the layer alone, and lies below every length.
+pub struct Caller {
+    pub watch: Arc<Watch>,
+    pub host: Arc<HostDevice>,
+    micro: Vec<Micro>,
+    /// Whether it declares what attention reads.
+    pub attends: bool,
+}
+
+impl Caller {
+    /// The part of a buffer of all rows that is the call's.
+    fn of(&self, buffer: Slice, call: &EngineCall) -> Slice {
+        let row = buffer.bytes() / u64::from(BATCH * QUERY_ROWS) * u64::from(call.rows.count);
+        buffer.part(u64::from(call.first) * row, u64::from(call.count) * row).unwrap()
+    }
+
+    fn answer(&self, call: &EngineCall) -> Answer {
+        let micro = &self.micro[call.micro_batch.index()];
+        let share = |slice: Slice| {
+            slice.part(0, slice.bytes() / u64::from(QUERY_ROWS) * u64::from(call.rows.count)).unwrap()
+        };
+        let parts = Parts { lists: share(micro.parts.lists), counts: share(micro.parts.counts) };
+        Answer { slots: self.of(micro.slots, call), parts: Some(parts) }
+    }
+}
+
+impl Engine for Caller {
+    fn enqueue(&mut self, call: &EngineCall, stream: Stream) -> Result<()> {
+        let EngineCall { micro_batch, layer, first, count, rows, .. } = *call;
+        let part = Part { micro_batch, layer, first, count, rows };
+        match call.work {
+            Work::Index => {
+                let selection = self.of(self.micro[micro_batch.index()].selection, call);
+                self.watch.index(stream, &selection)?;
+                let words = (0..selection.bytes() as u32 / 4).map(|i| (i % K * 3 + layer.0) % PROMPT);
+                let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+                self.host.write(selection, &bytes)
+            }
+            Work::Prepare => self.watch.land(Pools(0), stream, &part),
+            Work::Attend(keys) if self.attends => {
+                let reads = match keys {
+                    Keys::All => Attention::All,
+                    Keys::Resident => Attention::Resident,
+                    Keys::Fetched { pass } => Attention::Fetched { pass },
+                };
+                self.watch.attend(Pools(0), stream, (&part, reads), &self.answer(call))
+            }
+            Work::Attend(_) | Work::Project | Work::Merge | Work::Rest => Ok(()),
+        }
+    }
+}
+
+impl Rig {
+    /// A cache with a sequence for each batch row of both micro-batches.
+    pub fn new(passes: u32, sharing: Sharing, without: Option<u64>) -> Rig {
+        Rig::with(config(passes), sharing, without)
+    }
+
+    pub fn with(config: Config, sharing: Sharing, without: Option<u64>) -> Rig {
+        let host = HostDevice::new(HostOptions::default());
+        let watch = match without {
+            Some(number) => Watch::without_wait(host.clone(), number),
+            None => Watch::new(host.clone()),
+        };
+        let passes = config.attention_passes;
+        let stream = || watch.stream().unwrap();
+        let (gather, scatter) = (stream(), stream());
+        let streams = || {
+            let compute = stream();
+            match sharing {
+                Sharing::None => {
+                    OverlapStreams { compute, resolve: stream(), gather: stream(), scatter: stream() }
+                }
+                Sharing::Two => {
+                    let copies = stream();
+                    OverlapStreams { compute, resolve: compute, gather: copies, scatter: copies }
+                }
+                Sharing::Copies => OverlapStreams { compute, resolve: stream(), gather, scatter },
+            }
+        };
+        let micro = (0..2).map(|_| Micro::new(&*watch, streams(), passes)).collect();
+        let cache = Cache::new(config, watch.clone()).unwrap();
+        let (sequences, flights) = (Vec::new(), Vec::new());
+        Rig { stream: stream(), watch, host, cache, micro, sequences, flights, attends: true }
+    }
+
+    /// Opens a sequence, fills its prompt and joins it, on a stream of its own.
+    pub fn admit(&mut self, budget: u32) -> Result<Sequence> {
+        let open =
+            Open { prompt: PROMPT, promised: 60, budget: Budget::Slots(budget), bring_up: BringUp::Whole };
+        let sequence = self.cache.open(&open)?;
+        self.cache.append_in_place(sequence, PROMPT)?;
+        let _ticket = self.cache.join(sequence, self.watch.stream()?, WarmUp::default())?;
+        Ok(sequence)
+    }
+
+    /// A sequence for each batch row of both micro-batches.
+    pub fn fill(&mut self) -> Result<()> {
+        for row in 0..2 * BATCH {
+            let sequence = self.admit(4 + row)?;
+            self.sequences.push(sequence);
+        }
+        Ok(())
+    }
+
+    pub fn caller(&self) -> Caller {
+        Caller {
+            watch: self.watch.clone(),
+            host: self.host.clone(),
+            micro: self.micro.clone(),
+            attends: self.attends,
+        }
+    }
+
+    /// The sequences of a micro-batch.
+    pub fn rows(&self, micro: usize, accepted: u32) -> Vec<Row> {
+        let rows = self.sequences.iter().skip(micro * BATCH as usize).take(BATCH as usize);
+        let accepted = Accepted::Rows(accepted);
+        rows.map(|sequence| Row { sequence: *sequence, accepted, query_rows: QUERY_ROWS }).collect()
+    }
+
+    /// Enqueues a step of both micro-batches, the order of each layer given, and leaves it in flight.
+    pub fn step(&mut self, orders: [Overlap; 3], accepted: u32) -> Result<()> {
+        let mut caller = self.caller();
+        let mut steps = Vec::new();
+        for micro in 0..2 {
+            let rows = self.rows(micro, accepted);
+            let stream = self.micro[micro].streams.compute;
+            steps.push(self.cache.prepare(MicroBatch(micro as u32), QUERY_ROWS, &rows, None, stream)?);
+        }
+        let layers: Vec<Layers> = self.micro.iter().map(Micro::layers).collect();
+        let mut open: Vec<(&mut Step, Layers)> = steps.iter_mut().zip(layers).collect();
+        self.cache.overlap_steps(&mut open, &orders, QUERY_ROWS, &mut caller)?;
+        for (step, micro) in steps.iter_mut().zip(&self.micro) {
+            self.cache.finish(step, micro.streams.compute)?;
+        }
+        self.flights.extend(steps);
+        Ok(())
+    }
+
+    /// Retires every step in flight.
+    pub fn retire(&mut self) {
+        for step in self.flights.drain(..) {
+            self.cache.retire(step, self.stream).unwrap();
+        }
+    }
+
+    /// `steps` steps, two in flight at a time.
+    pub fn run(&mut self, orders: [Overlap; 3], steps: u32) -> Result<()> {
+        for step in 0..steps {
+            self.step(orders, if step == 0 { 0 } else { 1 + step % QUERY_ROWS })?;
+        }
+        Ok(())
+    }
+}
