@@ -34,6 +34,8 @@ mod geometry;
 mod ids;
 pub mod os;
 pub mod overlap;
+#[cfg(feature = "predict")]
+pub mod predict;
 pub mod residency;
 mod sparse;
 mod stats;
@@ -44,7 +46,7 @@ pub mod total;
 #[cfg(feature = "trace")]
 pub mod trace;
 
-pub use cache::{Accepted, Cache, Config, Layers, Length, Memory, Open, Row, Slots, Tokens};
+pub use cache::{Accepted, Cache, Config, Footprint, Layers, Length, Memory, Open, Row, Slots, Tokens};
 pub use error::{Error, Kind, Result};
 pub use geometry::{Geometry, LINE, Piece, SLOT_BLOCK, Shape};
 pub use ids::{HostPage, IndexPage, Lane, Layer, MicroBatch, Sequence};

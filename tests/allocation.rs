@@ -4,8 +4,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Event, Slice, Stream};
-use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
+use forebay::device::{Device, Event, Parts, Slice, Stream};
+use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
+use forebay::{
+    Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Layers, Memory, MicroBatch,
+};
 use forebay::{Open, Row, Sequence, Shape, Streams, WarmUp};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -81,9 +84,19 @@ struct Loop {
     done: Event,
     selection: Slice,
     slots: Slice,
+    parts: Parts,
     picks: Vec<u8>,
     misses: u64,
     scratch: u64,
+}
+
+/// An engine that enqueues nothing.
+struct Idle;
+
+impl Engine for Idle {
+    fn enqueue(&mut self, _call: &EngineCall, _stream: Stream) -> forebay::Result<()> {
+        Ok(())
+    }
 }
 
 impl Loop {
@@ -118,6 +131,10 @@ impl Loop {
             done: device.event().unwrap(),
             selection: device.allocate(bytes).unwrap(),
             slots: device.allocate(bytes).unwrap(),
+            parts: Parts {
+                lists: device.allocate(2 * bytes).unwrap(),
+                counts: device.allocate(u64::from(2 * BATCH * 2 * 4)).unwrap(),
+            },
             device,
             picks: vec![0; bytes as usize],
             misses: 0,
@@ -155,6 +172,16 @@ impl Loop {
         self.wait(scatter);
     }
 
+    /// All layers by the schedule, each in another order, for an engine that has nothing to do.
+    fn overlapped(&mut self, step: &mut forebay::Step, number: u32) {
+        let Streams { resolve: compute, gather } = self.streams;
+        let streams = OverlapStreams { compute, resolve: gather, gather, scatter: gather };
+        let buffers = Buffers { parts: Some(self.parts), ..self.buffers(number, 2) };
+        let orders = [Overlap::Dba, Overlap::None, Overlap::Da, Overlap::Dba];
+        let with = Layers { streams, half: 1, buffers };
+        self.cache.overlap_steps(&mut [(step, with)], &orders, 2, &mut Idle).unwrap();
+    }
+
     fn step(&mut self, number: u32) {
         let main = self.streams.resolve;
         let accepted = if number == 0 { 0 } else { 1 + number % 2 };
@@ -162,13 +189,17 @@ impl Loop {
             |n: usize| Row { sequence: self.sequences[n], accepted: Accepted::Rows(accepted), query_rows: 2 };
         let rows = [row(0), row(1), row(2)];
         let mut step = self.cache.prepare(MicroBatch(0), 2, &rows, None, main).unwrap();
-        for layer in 0..LAYERS {
-            let buffers = self.buffers(number + layer, 2);
-            self.layer(&step, LayerCall::whole(Layer(layer)), buffers);
-        }
-        for pass in 0..2 {
-            let buffers = self.buffers(number + pass, 1);
-            self.layer(&step, LayerCall::pass(Layer(LAYERS), pass), buffers);
+        if number.is_multiple_of(3) {
+            self.overlapped(&mut step, number);
+        } else {
+            for layer in 0..LAYERS {
+                let buffers = self.buffers(number + layer, 2);
+                self.layer(&step, LayerCall::whole(Layer(layer)), buffers);
+            }
+            for pass in 0..2 {
+                let buffers = self.buffers(number + pass, 1);
+                self.layer(&step, LayerCall::pass(Layer(LAYERS), pass), buffers);
+            }
         }
         self.cache.finish(&mut step, main).unwrap();
         // Too early on a threaded device, sometimes; the refusal allocates nothing either.

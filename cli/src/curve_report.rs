@@ -10,7 +10,7 @@ use forebay::{Error, Kind, Result, Shape};
 use serde::Serialize;
 
 use crate::curve::{self, Curves};
-use crate::json::{Heading, miss_ratio};
+use crate::json::{self, Heading, miss_ratio};
 use crate::policy::Policy;
 use crate::pools::{self, Setting};
 use crate::replay::{self, Arguments, Count, RowSize};
@@ -175,10 +175,7 @@ fn text(traces: &[Curved], row: &RowSize, utf8: bool) -> String {
 /// All entries as JSON, with a line's end.
 fn json(traces: &[Curved]) -> Result<Vec<u8>> {
     let entries: Vec<Entry<'_>> = traces.iter().map(Curved::entry).collect();
-    let mut text = serde_json::to_vec_pretty(&entries)
-        .map_err(|e| Error::new(Kind::Internal, "write JSON").at(e.to_string()))?;
-    text.push(b'\n');
-    Ok(text)
+    json::list(&entries)
 }
 
 /// `forebay replay --curve`.

@@ -192,7 +192,15 @@ pub fn text(traces: &[Replayed], row: &RowSize) -> Result<Vec<u8>> {
         .iter()
         .flat_map(|trace| trace.replays.iter().map(move |replay| entry(trace, replay, row)))
         .collect();
-    let mut text = serde_json::to_vec_pretty(&entries)
+    list(&entries)
+}
+
+/// A list of entries as text, with a line's end.
+///
+/// # Errors
+/// Likewise.
+pub fn list<T: Serialize>(entries: &[T]) -> Result<Vec<u8>> {
+    let mut text = serde_json::to_vec_pretty(entries)
         .map_err(|e| Error::new(Kind::Internal, "write JSON").at(e.to_string()))?;
     text.push(b'\n');
     Ok(text)

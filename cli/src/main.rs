@@ -1,4 +1,4 @@
-//! The command `forebay`: replays recorded selections and says what they would cost.
+//! The command `forebay`: replays recorded selections, and says what fits and what it would cost.
 //!
 //! Every command obeys one contract: results go to standard output or to the file of `--json`, progress
 //! to standard error when that is a terminal, an error is one line on standard error and exit status 2 (a
@@ -12,6 +12,9 @@ mod curve_report;
 mod html;
 mod json;
 mod output;
+mod plan;
+mod plan_json;
+mod plan_report;
 mod policy;
 mod pools;
 mod prefetch;
@@ -21,6 +24,7 @@ mod report;
 mod request_report;
 mod requests;
 mod room;
+mod sizes;
 mod split;
 mod study;
 mod threads;
@@ -43,6 +47,8 @@ struct Arguments {
 enum Command {
     /// Replays selection or request traces and counts what a pool or cache of each size misses
     Replay(Box<replay::Arguments>),
+    /// Says what fits on a GPU: sequences, slots, bytes, and whether offload is needed at all
+    Plan(Box<plan::Arguments>),
     /// Prints the completion script of a shell
     Completions {
         /// Whose script
@@ -53,6 +59,7 @@ enum Command {
 fn run(command: &Command) -> Result<()> {
     match command {
         Command::Replay(arguments) => replay::command(arguments),
+        Command::Plan(arguments) => plan::command(arguments),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(*shell, &mut Arguments::command(), "forebay", &mut text);

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use forebay::os::{self, NoFaults};
 use forebay::{Error, Kind, Result};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 /// The exit status for bad input and for output that cannot be written.
 pub const BAD_INPUT: u8 = 2;
@@ -47,6 +48,16 @@ pub fn is_stdout(path: &Path) -> bool {
 fn words(error: &io::Error) -> String {
     let text = error.to_string();
     text.split_once(" (os error").map_or(text.as_str(), |(words, _)| words).to_owned()
+}
+
+/// A bar on standard error, for so many pieces of work; hidden where that is no terminal.
+pub fn progress(name: &str, pieces: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(pieces), ProgressDrawTarget::stderr())
+        .with_finish(ProgressFinish::AndClear);
+    if let Ok(style) = ProgressStyle::with_template("{prefix} [{bar:30}] {percent}%, {eta} left") {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.with_prefix(harmless(name))
 }
 
 /// One line on standard error. Where that is closed there is nobody to tell.

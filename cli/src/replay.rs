@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use forebay::trace::SelectionTrace;
 use forebay::{Error, Geometry, Kind, Result, Shape};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use indicatif::ProgressBar;
 
 use crate::policy::Policy;
 use crate::pools::Setting;
@@ -28,7 +28,7 @@ pub const FIRST_STEPS: u32 = 8;
 const WARMUP: u32 = 32;
 
 /// Whose rows are moved when nobody is named.
-const MODEL: &str = "deepseek-v3.2";
+pub const MODEL: &str = "deepseek-v3.2";
 
 /// The sizes replayed when none are named.
 const RATIOS: [f64; 3] = [0.1, 0.2, 0.3];
@@ -323,12 +323,7 @@ pub fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> R
 
 /// A bar on standard error, for so many steps of one layer each; hidden where that is no terminal.
 pub fn progress(path: &Path, steps: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())
-        .with_finish(ProgressFinish::AndClear);
-    if let Ok(style) = ProgressStyle::with_template("{prefix} [{bar:30}] {percent}%, {eta} left") {
-        bar.set_style(style.progress_chars("=> "));
-    }
-    bar.with_prefix(output::harmless(&path.display().to_string()))
+    output::progress(&path.display().to_string(), steps)
 }
 
 /// The error with the trace's name, and what helps against pools that are too large.

@@ -25,6 +25,7 @@
 mod admit;
 mod close;
 mod decode;
+mod footprint;
 mod overlapped;
 mod sequence;
 mod share;
@@ -44,6 +45,7 @@ use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, Secret, TotalPool};
 
 pub use admit::Open;
 pub use decode::{Accepted, Row};
+pub use footprint::Footprint;
 pub use overlapped::Layers;
 pub use sequence::Length;
 pub use share::Tokens;
@@ -197,6 +199,11 @@ impl Config {
             .ok_or_else(|| Error::new(Kind::Overflow, "cache").at("tokens with the rows in flight"))
     }
 
+    fn ring(&self, geometry: &Geometry) -> RingShape {
+        let steps = self.steps_in_flight.saturating_mul(self.micro_batches);
+        RingShape { steps, batch: self.batch, layers: geometry.layers() }
+    }
+
     fn sparse(&self, geometry: &Geometry) -> Result<SparseConfig> {
         let selected = self
             .query_rows
@@ -280,9 +287,7 @@ impl Cache {
         let mut secret = Secret([0; 32]);
         os::random(&mut secret.0, faults)?;
         let sparse = SparsePool::new(&geometry, &sparse_config, &*device)?;
-        let steps = config.steps_in_flight.saturating_mul(config.micro_batches);
-        let ring = RingShape { steps, batch: config.batch, layers: geometry.layers() };
-        let ring = Ring::new(ring, memory.lock, &*device, faults, &mut fallbacks)?;
+        let ring = Ring::new(config.ring(&geometry), memory.lock, &*device, faults, &mut fallbacks)?;
         let pools = device.attach(Plan {
             geometry,
             tables: sparse.tables().to_vec(),

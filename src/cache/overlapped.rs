@@ -15,7 +15,7 @@ pub struct Layers {
     pub streams: OverlapStreams,
     /// The first batch row of DBA's second half.
     pub half: u32,
-    /// The selection, which the engine's top-k writes, and the answer: for all rows of the step.
+    /// The selection, which the engine's top-k writes, and the answer: for all rows of the step, or more.
     pub buffers: Buffers,
 }
 
@@ -59,7 +59,8 @@ impl Cache {
 
     /// Enqueues all layers of the open steps, at most one of each micro-batch: each layer once, then
     /// `draft_passes` passes of the draft layers, the steps in turn; then joins them. `by_layer` says the
-    /// order of every layer, draft layers last.
+    /// order of every layer, draft layers last. A draft layer has the rows that its passes wrote: a query
+    /// row without its pass is not to be accepted, unless nothing will select it there.
     ///
     /// # Errors
     /// As [`Cache::overlap`]; all the steps are abandoned then.
@@ -120,6 +121,7 @@ impl Cache {
             batch: step.rows,
             half: layers.half,
             query_rows: step.query_rows,
+            top_k: self.geometry.shape().top_k,
             passes: self.config.attention_passes,
             streams: layers.streams,
             selection,

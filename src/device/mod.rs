@@ -18,6 +18,7 @@
 //! completes, every ticket still ends, so that nobody waits for ever.
 
 pub mod block;
+pub mod clock;
 pub mod host;
 pub mod order;
 mod ticket;

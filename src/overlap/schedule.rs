@@ -142,16 +142,19 @@ pub struct Run {
     pub half: u32,
     /// Query rows of the step.
     pub query_rows: u32,
+    /// Positions that a query row selects.
+    pub top_k: u32,
     /// Passes of attention over fetched rows, at least 1.
     pub passes: u32,
     /// Its streams.
     pub streams: OverlapStreams,
-    /// `[batch][query rows][k]` i32: the selected positions, which the engine's top-k writes.
+    /// `[batch][query rows][k]` i32: the selected positions, which the engine's top-k writes. Of a buffer
+    /// made for more rows the beginning is taken; so does a draft layer's pass, which has one query row.
     pub selection: Slice,
-    /// `[batch][query rows][k]` i32: the slots of the answer. A draft layer's pass, which has one query row,
-    /// takes the beginning of these buffers.
+    /// The same: the slots of the answer.
     pub slots: Slice,
-    /// The answer's index lists; nothing where every layer runs in the order `none` and in one pass.
+    /// The answer's index lists, for as many batch rows or more; nothing where every layer runs in the order
+    /// `none` and in one pass.
     pub parts: Option<Parts>,
 }
 
@@ -419,11 +422,10 @@ impl LayerRun<'_> {
         self.device.confine(None).and(enqueued)
     }
 
-    /// The part of a `[batch][query rows][k]` buffer that belongs to some batch rows: a draft layer's pass
-    /// has one query row of it.
+    /// The part of a `[batch][query rows][k]` buffer that belongs to some batch rows. A draft layer's pass has
+    /// one query row and takes the buffer's beginning.
     fn of(&self, buffer: Slice, first: u32, count: u32) -> Result<Slice> {
-        let row = buffer.bytes() / u64::from(self.run.batch.max(1) * self.run.query_rows.max(1));
-        let row = row * u64::from(self.rows.count);
+        let row = 4 * u64::from(self.run.top_k) * u64::from(self.rows.count);
         buffer.part(u64::from(first) * row, u64::from(count) * row)
     }
 

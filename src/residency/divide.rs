@@ -88,3 +88,70 @@ impl Divider {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: TableShape = TableShape {
+        lanes: 2,
+        tokens: 1000,
+        query_rows: 2,
+        scratch: 3,
+        passes: 4,
+        scratch_base: 1,
+        landing_base: 64,
+        budget_base: 128,
+        budget_blocks: 2,
+    };
+
+    fn divided(
+        selection: &[i32],
+        slots: &[i32],
+        fetches: &[Fetch],
+        scratch: usize,
+    ) -> Vec<(usize, usize, i32)> {
+        let mut divider = Divider::new(SHAPE.slots());
+        let mut lists = Vec::new();
+        let answered = Answered { selection, slots, fetches, scratch };
+        // Twice: what a call leaves behind would show.
+        for _ in 0..2 {
+            lists.clear();
+            divider
+                .divide(&SHAPE, &answered, 4, |query, list, slot| lists.push((query, list, slot)))
+                .unwrap();
+        }
+        lists
+    }
+
+    #[test]
+    fn every_valid_entry_stands_in_one_list_in_the_selections_order() {
+        // Lane 1: scratch slots 4 to 6 in turn for the four lowest fetches, then two in budget slots.
+        let fetches: Vec<Fetch> = [(10, 4), (20, 5), (30, 6), (40, 4), (50, 200), (60, 131)]
+            .map(|(position, slot)| Fetch { position, slot })
+            .into();
+        let selection = [50, 40, -1, 10, 70, 20, 900, 60];
+        let slots = [200, 4, -1, 4, 130, 5, 66, 131];
+        let lists = divided(&selection, &slots, &fetches, 4);
+        assert_eq!(
+            lists,
+            [(0, 1, 200), (0, 2, 4), (0, 1, 4), (1, 0, 130), (1, 1, 5), (1, 0, 66), (1, 1, 131)],
+            "a resident row and a landing slot in list 0; one slot, two rows, two passes"
+        );
+    }
+
+    #[test]
+    fn an_answer_of_another_shape_is_refused() {
+        let fetch = Fetch { position: 1, slot: SHAPE.slots() };
+        let good = Answered { selection: &[1], slots: &[130], fetches: &[fetch], scratch: 0 };
+        let mut divider = Divider::new(SHAPE.slots());
+        let mut refused = |answered: &Answered<'_>, k: usize, place: &str| {
+            let error = divider.divide(&SHAPE, answered, k, |_, _, _| {}).unwrap_err();
+            assert_eq!((error.kind(), error.place()), (Kind::OutOfRange, place));
+        };
+        refused(&good, 1, "slot");
+        refused(&Answered { fetches: &[], ..good }, 0, "selection");
+        refused(&Answered { fetches: &[], slots: &[], ..good }, 1, "selection");
+        refused(&Answered { scratch: 2, ..good }, 1, "scratch rows");
+    }
+}

@@ -61,6 +61,16 @@ impl TableShape {
         self.budget_base.saturating_add(self.budget_blocks.saturating_mul(SLOT_BLOCK))
     }
 
+    /// Bytes of a layer's tables of these extents: what book-keeping costs on any device. Saturates where
+    /// [`TableShape::check`] refuses.
+    pub const fn bytes(&self) -> u64 {
+        let lanes = self.lanes as u64;
+        let by_lane = lanes.saturating_mul(self.tokens as u64 + self.lane_blocks() as u64);
+        let by_slot = self.budget_blocks as u64 * SLOT_BLOCK as u64 + self.slots() as u64;
+        let words = by_lane.saturating_add(by_slot);
+        words.saturating_mul(4).saturating_add(lanes * size_of::<LaneHead>() as u64)
+    }
+
     /// Whether the extents fit each other.
     ///
     /// # Errors

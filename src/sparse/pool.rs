@@ -33,6 +33,65 @@ pub struct SparseConfig {
     pub slots: Vec<u32>,
 }
 
+/// Where everything of a sparse pool will stand; no memory is taken yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SparseLayout {
+    /// Each layer's extents.
+    pub tables: Vec<TableShape>,
+    /// Bytes of the scratch slots, which all layers share, up to a mapping border.
+    pub scratch_bytes: u64,
+    /// Per layer the bytes of the rest of its slab, up to a mapping border.
+    pub own_bytes: Vec<u64>,
+}
+
+impl SparseConfig {
+    /// Divides each layer's slab, on a device whose mappings are multiples of `grain` bytes.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`], [`Kind::Overflow`].
+    pub fn layout(&self, geometry: &Geometry, grain: u64) -> Result<SparseLayout> {
+        let overflow = || Error::new(Kind::Overflow, "sparse pool").at("slots");
+        if self.slots.len() != geometry.layers() as usize {
+            return Err(Error::new(Kind::InvalidConfig, "sparse pool").at("layers of the slot table"));
+        }
+        let block_bytes = u64::from(geometry.block_bytes());
+        let round = |bytes: u64| bytes.checked_next_multiple_of(grain).ok_or_else(overflow);
+        let blocks_of = |slots: u64| slots.div_ceil(u64::from(SLOT_BLOCK));
+
+        let lanes = u64::from(self.lanes);
+        // Slot 0 means none: scratch begins at 1, and so there is always a scratch block.
+        let bytes_of = |blocks: u64| blocks.checked_mul(block_bytes).ok_or_else(overflow);
+        let scratch_bytes = round(bytes_of(blocks_of(1 + lanes * u64::from(self.scratch)))?)?;
+        let own_start = scratch_bytes.div_ceil(block_bytes);
+        let budget_start = own_start + blocks_of(lanes * u64::from(self.query_rows));
+        let id = |blocks: u64| {
+            let slots = blocks.checked_mul(u64::from(SLOT_BLOCK)).ok_or_else(overflow)?;
+            u32::try_from(slots).map_err(|_| overflow())
+        };
+        let (landing_base, budget_base) = (id(own_start)?, id(budget_start)?);
+        let mut layout = SparseLayout { tables: Vec::new(), scratch_bytes, own_bytes: Vec::new() };
+        for slots in &self.slots {
+            let budget_blocks = slots.div_ceil(SLOT_BLOCK);
+            let shape = TableShape {
+                lanes: self.lanes,
+                tokens: self.tokens,
+                query_rows: self.query_rows,
+                scratch: self.scratch,
+                passes: self.passes,
+                scratch_base: 1,
+                landing_base,
+                budget_base,
+                budget_blocks,
+            };
+            shape.check()?;
+            layout.tables.push(shape);
+            let end = bytes_of(budget_start + u64::from(budget_blocks))?;
+            layout.own_bytes.push(round(end - scratch_bytes)?);
+        }
+        Ok(layout)
+    }
+}
+
 /// The sparse pool of a cache.
 #[derive(Debug)]
 pub struct SparsePool {
@@ -47,53 +106,16 @@ impl SparsePool {
     /// # Errors
     /// [`Kind::InvalidConfig`], [`Kind::Overflow`], [`Kind::OutOfMemory`], [`Kind::OsRefused`].
     pub fn new(geometry: &Geometry, config: &SparseConfig, device: &dyn Device) -> Result<Self> {
-        let overflow = || Error::new(Kind::Overflow, "sparse pool").at("slots");
-        if config.slots.len() != geometry.layers() as usize {
-            return Err(Error::new(Kind::InvalidConfig, "sparse pool").at("layers of the slot table"));
-        }
-        let block_bytes = u64::from(geometry.block_bytes());
-        let grain = device.granularity();
-        let round = |bytes: u64| bytes.checked_next_multiple_of(grain).ok_or_else(overflow);
-        let blocks_of = |slots: u64| slots.div_ceil(u64::from(SLOT_BLOCK));
-
-        let lanes = u64::from(config.lanes);
-        // Slot 0 means none: scratch begins at 1, and so there is always a scratch block.
-        let bytes_of = |blocks: u64| blocks.checked_mul(block_bytes).ok_or_else(overflow);
-        let scratch_bytes = round(bytes_of(blocks_of(1 + lanes * u64::from(config.scratch)))?)?;
-        let own_start = scratch_bytes.div_ceil(block_bytes);
-        let budget_start = own_start + blocks_of(lanes * u64::from(config.query_rows));
-        let id = |blocks: u64| {
-            let slots = blocks.checked_mul(u64::from(SLOT_BLOCK)).ok_or_else(overflow)?;
-            u32::try_from(slots).map_err(|_| overflow())
-        };
-        let (landing_base, budget_base) = (id(own_start)?, id(budget_start)?);
-
         // All numbers are checked before any memory is taken.
-        let (mut tables, mut counts) = (Vec::new(), Vec::new());
-        for slots in &config.slots {
-            let budget_blocks = slots.div_ceil(SLOT_BLOCK);
-            let shape = TableShape {
-                lanes: config.lanes,
-                tokens: config.tokens,
-                query_rows: config.query_rows,
-                scratch: config.scratch,
-                passes: config.passes,
-                scratch_base: 1,
-                landing_base,
-                budget_base,
-                budget_blocks,
-            };
-            shape.check()?;
-            tables.push(shape);
-            counts.push(budget_blocks);
-        }
+        let SparseLayout { tables, scratch_bytes, own_bytes } =
+            config.layout(geometry, device.granularity())?;
         let scratch = Mapped { backing: device.backing(scratch_bytes)?, offset: 0, bytes: scratch_bytes };
         let mut slabs = Vec::new();
-        for blocks in &counts {
-            let bytes = round(bytes_of(budget_start + u64::from(*blocks))? - scratch_bytes)?;
+        for bytes in own_bytes {
             let own = Mapped { backing: device.backing(bytes)?, offset: 0, bytes };
             slabs.push(device.range(&[scratch, own])?);
         }
+        let counts: Vec<u32> = tables.iter().map(|shape| shape.budget_blocks).collect();
         Ok(SparsePool { tables, slabs, slots: Slots::new(config.lanes, &counts) })
     }
 

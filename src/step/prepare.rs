@@ -19,6 +19,20 @@ pub(crate) struct RingShape {
     pub(crate) layers: u32,
 }
 
+impl RingShape {
+    /// Bytes of a slot's step block, of its report, and of the slot with both.
+    fn slot(&self) -> (usize, usize, usize) {
+        let block = 4 * block::step::words(self.batch);
+        let report = 4 * Report::words(self.layers, self.batch);
+        (block, report, block.next_multiple_of(LINE) + report.next_multiple_of(LINE))
+    }
+
+    /// Bytes of the whole ring, in pinned host memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.slot().2 as u64 * u64::from(self.steps)
+    }
+}
+
 /// A row of a step that has not been retired.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowInFlight {
@@ -67,11 +81,9 @@ impl Ring {
         faults: &dyn Faults,
         fallbacks: &mut Vec<Fallback>,
     ) -> Result<Self> {
-        let block_bytes = 4 * block::step::words(shape.batch);
-        let report_bytes = 4 * Report::words(shape.layers, shape.batch);
-        let slot_bytes = block_bytes.next_multiple_of(LINE) + report_bytes.next_multiple_of(LINE);
-        let bytes = slot_bytes as u64 * u64::from(shape.steps);
-        let request = Request { bytes, huge: false, populate: true, lock, node: None, shared: false };
+        let (block_bytes, report_bytes, slot_bytes) = shape.slot();
+        let request =
+            Request { bytes: shape.bytes(), huge: false, populate: true, lock, node: None, shared: false };
         let (memory, missed) = Map::new(&request, faults)?;
         fallbacks.extend(missed);
         let memory = Arc::new(memory);

@@ -72,11 +72,30 @@ pub fn tell_apart(sections: &mut [Section], paths: &[PathBuf]) {
     }
 }
 
-/// The whole page. `notes` are the definitions at its end.
+/// What a page opens with.
+pub struct Head<'a> {
+    /// Which command wrote it.
+    pub command: &'a str,
+    /// The question that it answers.
+    pub question: &'a str,
+    /// What its sections are, where there are several.
+    pub things: &'a str,
+    /// What to expect.
+    pub intro: &'a str,
+}
+
+/// The page of a replay. `notes` are the definitions at its end.
 pub fn document(sections: &[Section], intro: &str, notes: &[String]) -> String {
+    let head = Head { command: "replay", question: "Policy or working set?", things: "traces", intro };
+    page(&head, sections, notes)
+}
+
+/// The whole page. `notes` are the definitions at its end.
+pub fn page(head: &Head<'_>, sections: &[Section], notes: &[String]) -> String {
+    let command = head.command;
     let title = match sections {
-        [one] => format!("{} · forebay replay", one.title),
-        many => format!("{} traces · forebay replay", many.len()),
+        [one] => format!("{} · forebay {command}", one.title),
+        many => format!("{} {} · forebay {command}", many.len(), head.things),
     };
     let mut out = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -84,14 +103,15 @@ pub fn document(sections: &[Section], intro: &str, notes: &[String]) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n\
          <title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n\
-         <header>\n<p class=\"eyebrow\">forebay replay {}</p>\n<h1>Policy or working set?</h1>\n\
+         <header>\n<p class=\"eyebrow\">forebay {command} {}</p>\n<h1>{}</h1>\n\
          <p class=\"intro\">{}</p>\n",
         escape(&title),
         env!("CARGO_PKG_VERSION"),
-        escape(intro),
+        escape(head.question),
+        escape(head.intro),
     );
     if sections.len() > 1 {
-        out += "<nav aria-label=\"Traces\"><ul>\n";
+        out += "<nav aria-label=\"Sections\"><ul>\n";
         for (i, section) in sections.iter().enumerate() {
             let _ = writeln!(out, "<li><a href=\"#trace-{}\">{}</a></li>", i + 1, escape(&section.title));
         }

@@ -50,11 +50,13 @@ pub struct HostOptions {
     /// Fails the operation of this number (memory, copies and the rule's operations count, from 0), and
     /// with it the device: for tests of what a failure leaves behind.
     pub fail_operation: Option<u64>,
+    /// Bytes of device memory that may be taken; none for as many as this machine has. A GPU has fewer.
+    pub memory: Option<u64>,
 }
 
 impl Default for HostOptions {
     fn default() -> Self {
-        HostOptions { threaded: false, queue: 4096, portable: false, fail_operation: None }
+        HostOptions { threaded: false, queue: 4096, portable: false, fail_operation: None, memory: None }
     }
 }
 
@@ -92,6 +94,8 @@ struct Shared {
 /// Everything that stays mapped while the device lives.
 #[derive(Debug, Default)]
 struct Memory {
+    /// Bytes that may still be taken, of what [`HostOptions::memory`] says.
+    left: Option<u64>,
     maps: Vec<Arc<Map>>,
     backings: Vec<Arc<Map>>,
     ranges: Vec<Range>,
@@ -192,7 +196,7 @@ impl HostDevice {
     pub fn new(options: HostOptions) -> Arc<HostDevice> {
         let shared = Shared {
             tag: unique(),
-            memory: Mutex::new(Memory::default()),
+            memory: Mutex::new(Memory { left: options.memory, ..Memory::default() }),
             events: Mutex::new(Vec::new()),
             pools: Mutex::new(Vec::new()),
             failure: AtomicU32::new(0),
@@ -207,6 +211,20 @@ impl HostDevice {
             threaded: options.threaded,
             queue: options.queue,
         })
+    }
+
+    /// Counts device memory against what may be taken.
+    fn take(&self, bytes: u64) -> Result<()> {
+        let mut memory = self.shared.memory.lock();
+        let Some(left) = memory.left else { return Ok(()) };
+        let rest = left.checked_sub(bytes).ok_or_else(|| {
+            Error::new(Kind::OutOfMemory, "host device")
+                .at("device memory")
+                .with("wanted", bytes)
+                .with("free", left)
+        })?;
+        memory.left = Some(rest);
+        Ok(())
     }
 
     /// How many operations have been counted: what [`HostOptions::fail_operation`] counts.
@@ -301,6 +319,7 @@ impl Drop for HostDevice {
 
 impl Device for HostDevice {
     fn allocate(&self, bytes: u64) -> Result<Slice> {
+        self.take(bytes)?;
         // Huge pages are a hint here: this device's memory is ordinary memory, and does without.
         let request = Request { bytes, huge: true, populate: false, lock: false, node: None, shared: false };
         let (map, _) = Map::new(&request, &NoFaults)?;
@@ -325,6 +344,7 @@ impl Device for HostDevice {
     }
 
     fn backing(&self, bytes: u64) -> Result<Backing> {
+        self.take(bytes)?;
         let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared: true };
         let (map, _) = Map::new(&request, &NoFaults)?;
         let mut memory = self.shared.memory.lock();

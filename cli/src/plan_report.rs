@@ -1,0 +1,176 @@
+//! Plans for people: what was given, a line for each plan, what to know about them.
+
+use forebay::Geometry;
+use forebay::predict::plan::{Demand, Note, Planned};
+
+use crate::plan::Point;
+use crate::report::{align_right, ratio, size, table};
+
+/// The whole report.
+pub fn text(points: &[Point], utf8: bool) -> String {
+    let mut out = String::new();
+    if let Some(first) = points.first() {
+        out += &given(first, points);
+        out += "\n\n";
+    }
+    out += &plans(points, utf8);
+    out += "\n\n";
+    for note in notes(points) {
+        out += &format!("[{}] {}.\n", letter(note), capital(note.describe()));
+    }
+    out + "Ratio: slots of a sequence and layer / context. Whole: the most sequences with all rows on the device:\n\
+         up to there nothing needs to be offloaded. Most: the most with as few slots as --least-slots says. Other:\n\
+         landing and scratch slots, and what whole mappings leave unused.\n"
+}
+
+/// A note's mark: the letter that stands behind its lines.
+fn letter(note: Note) -> char {
+    match note {
+        Note::AllResident => 'a',
+        Note::Dense => 'd',
+        Note::FewSlots => 'f',
+        Note::Scratch => 's',
+        Note::HostBound => 'h',
+        Note::NoRoom => 'n',
+        _ => '?',
+    }
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// Every note of any plan, once, in the order they come up.
+fn notes(points: &[Point]) -> Vec<Note> {
+    let mut once = Vec::new();
+    for note in
+        points.iter().filter_map(|point| point.planned.as_ref().ok()).flat_map(|planned| &planned.notes)
+    {
+        if !once.contains(note) {
+            once.push(*note);
+        }
+    }
+    once
+}
+
+/// What all plans share.
+fn given(first: &Point, points: &[Point]) -> String {
+    let Demand { gpu, weights, activations, workspace, host, micro_batches, .. } = first.demand;
+    let same = |get: fn(&Point) -> u64| points.iter().all(|point| get(point) == get(first));
+    let mut lines = Vec::new();
+    if points.iter().all(|point| point.model == first.model)
+        && let Ok(geometry) = Geometry::new(first.demand.shape)
+    {
+        lines.push(format!(
+            "{}: {} layers, rows of {} bytes, index keys of {} bytes, k {}",
+            first.model,
+            geometry.layers(),
+            geometry.row_bytes(),
+            first.demand.shape.index_key_bytes,
+            first.demand.shape.top_k,
+        ));
+    }
+    let taken = [(weights, "weights"), (activations, "activations"), (workspace, "workspace")];
+    let taken: Vec<String> = taken
+        .iter()
+        .filter(|(bytes, _)| *bytes > 0)
+        .map(|(bytes, what)| format!("{} {what}", size(*bytes as f64)))
+        .collect();
+    let without = if taken.is_empty() { String::new() } else { format!(" without {}", taken.join(", ")) };
+    if same(|point| point.demand.gpu) {
+        let left = gpu.saturating_sub(weights).saturating_sub(activations).saturating_sub(workspace);
+        lines.push(format!("A GPU of {}{without}: {} for the cache", size(gpu as f64), size(left as f64)));
+    } else if !taken.is_empty() {
+        lines.push(format!("GPUs{without}"));
+    }
+    let host = host.map_or("as much as it takes".to_owned(), |bytes| size(bytes as f64));
+    let tables = if first.demand.count_tables { "counted" } else { "beside" };
+    lines.push(format!("Host memory: {host}. Micro-batches: {micro_batches}. Residency tables: {tables}"));
+    if same(|point| u64::from(point.demand.context))
+        && let Ok(Planned { live_tokens: Some(tokens), .. }) = &first.planned
+        && same(|point| point.demand.gpu)
+    {
+        lines.push(format!(
+            "Index keys stay on the device whole: at most {tokens} live tokens, {} sequences, whatever the ratio",
+            tokens / u64::from(first.demand.context.max(1)),
+        ));
+    }
+    lines.join("\n")
+}
+
+/// One line for each plan.
+fn plans(points: &[Point], utf8: bool) -> String {
+    let differ = |get: fn(&Point) -> String| {
+        let first = points.first().map(get);
+        points.iter().any(|point| Some(get(point)) != first)
+    };
+    let (models, gpus) = (differ(|p| p.model.to_owned()), differ(|p| p.demand.gpu.to_string()));
+    let mut head = Vec::new();
+    head.extend(models.then_some("model"));
+    head.extend(gpus.then_some("GPU"));
+    head.extend([
+        "context",
+        "mtp",
+        "batch",
+        "ratio",
+        "slots",
+        "index\nkeys",
+        "slots,\nbytes",
+        "other",
+        "tables",
+        "free",
+        "host",
+        "whole",
+        "most",
+        "",
+    ]);
+    let columns = head.len();
+    let mut table = table(utf8);
+    table.set_header(head);
+    for point in points {
+        let mut row = Vec::new();
+        row.extend(models.then(|| point.model.to_owned()));
+        row.extend(gpus.then(|| size(point.demand.gpu as f64)));
+        row.extend([tokens(point.demand.context), point.demand.query_rows.to_string()]);
+        row.extend(line(point));
+        row.resize(columns, String::new());
+        table.add_row(row);
+    }
+    align_right(&mut table, |column| column + 1 != columns && !(models && column == 0));
+    table.trim_fmt()
+}
+
+/// A plan's figures; of one that does not fit the batch, and that it does not.
+fn line(point: &Point) -> Vec<String> {
+    let bytes = |bytes: u64| size(bytes as f64);
+    let planned = match &point.planned {
+        Ok(planned) => planned,
+        Err(error) => {
+            let batch = error.number("batch").map_or("-".to_owned(), |batch| batch.to_string());
+            return [batch, "does not fit".to_owned()].into();
+        }
+    };
+    let part = &planned.bytes;
+    let marks: Vec<String> = planned.notes.iter().map(|note| format!("[{}]", letter(*note))).collect();
+    let counted = if point.demand.count_tables { part.device() } else { part.data() };
+    vec![
+        planned.batch.to_string(),
+        ratio(planned.ratio),
+        planned.slots.to_string(),
+        bytes(part.index_keys),
+        bytes(part.slots),
+        bytes(part.landing + part.scratch + part.padding),
+        bytes(part.tables),
+        bytes(planned.available.saturating_sub(counted)),
+        bytes(part.host()),
+        planned.resident_batch.to_string(),
+        planned.most_batch.to_string(),
+        marks.join(""),
+    ]
+}
+
+/// Tokens in 1024s where they are.
+pub fn tokens(tokens: u32) -> String {
+    if tokens.is_multiple_of(1024) { format!("{}K", tokens / 1024) } else { tokens.to_string() }
+}

@@ -1,0 +1,102 @@
+//! What a cache will take, before any of it is taken.
+//!
+//! The same functions that divide the memory when the cache is made answer here, so a plan cannot promise
+//! what a construction then refuses.
+
+use crate::cache::Config;
+use crate::device::block;
+use crate::error::{Error, Kind, Result};
+use crate::geometry::{Geometry, SLOT_BLOCK};
+use crate::residency::{Fetch, TableShape};
+
+/// Bytes of a cache by what they are for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Device: index keys of every page, all layers.
+    pub index_keys: u64,
+    /// Device: the blocks of slots that budgets are made of, all layers.
+    pub slots: u64,
+    /// Device: landing slots, all layers, in whole blocks.
+    pub landing: u64,
+    /// Device: scratch slots, once for all layers.
+    pub scratch: u64,
+    /// Device: what whole mappings leave unused.
+    pub padding: u64,
+    /// Device: residency tables, page tables, lists of fetches and step blocks.
+    pub tables: u64,
+    /// Host: the rows of the total pool.
+    pub rows: u64,
+    /// Host: the pinned ring of step blocks and reports.
+    pub step_blocks: u64,
+}
+
+impl Footprint {
+    /// Bytes of index keys and rows on the device: everything but [`Footprint::tables`].
+    pub const fn data(&self) -> u64 {
+        self.index_keys + self.slots + self.landing + self.scratch + self.padding
+    }
+
+    /// All bytes on the device.
+    pub const fn device(&self) -> u64 {
+        self.data() + self.tables
+    }
+
+    /// All bytes of pinned host memory.
+    pub const fn host(&self) -> u64 {
+        self.rows + self.step_blocks
+    }
+}
+
+impl Config {
+    /// What a cache of this configuration takes on a device that maps memory in multiples of `grain` bytes
+    /// ([`crate::device::Device::granularity`]). Takes nothing.
+    ///
+    /// # Errors
+    /// Those of [`crate::Cache::new`] that need no memory: [`Kind::InvalidConfig`] and [`Kind::Overflow`]
+    /// name the field.
+    pub fn footprint(&self, grain: u64) -> Result<Footprint> {
+        let geometry = Geometry::new(self.shape)?;
+        self.check(&geometry)?;
+        let layout = self.sparse(&geometry)?.layout(&geometry, grain)?;
+        let block_bytes = u64::from(geometry.block_bytes());
+        let blocks = |slots: u64| slots.div_ceil(u64::from(SLOT_BLOCK)) * block_bytes;
+        let layers = u64::from(geometry.layers());
+        let scratch = layout.tables.first().map_or(0, |shape| {
+            blocks(u64::from(shape.scratch_base) + u64::from(shape.lanes) * u64::from(shape.scratch))
+        });
+        // Checked first: it holds the parts below.
+        let mapped = sum(layout.own_bytes.iter().copied(), layout.scratch_bytes)?;
+        let budgets = layout.tables.iter().map(|shape| u64::from(shape.budget_blocks) * block_bytes);
+        let budget = sum(budgets, 0)?;
+        let landing = layers * blocks(u64::from(self.lanes) * u64::from(self.query_rows));
+        let bookkeeping = self.bookkeeping(&geometry).ok_or_else(overflow)?;
+        Ok(Footprint {
+            index_keys: geometry.index_bytes(self.index_pages)?,
+            slots: budget,
+            landing,
+            scratch,
+            padding: mapped - budget - landing - scratch,
+            tables: sum(layout.tables.iter().map(TableShape::bytes), bookkeeping)?,
+            rows: geometry.total_bytes(self.host_pages)?,
+            step_blocks: self.ring(&geometry).bytes(),
+        })
+    }
+
+    /// Device bytes of page tables, lists of fetches and step blocks.
+    fn bookkeeping(&self, geometry: &Geometry) -> Option<u64> {
+        let lane_pages = geometry.pages(self.reach(self.max_tokens).ok()?);
+        let pages = 4 * u64::from(self.lanes) * u64::from(lane_pages);
+        let selected = u64::from(self.query_rows) * u64::from(self.shape.top_k);
+        let lists = u64::from(self.batch).checked_mul(selected)?.checked_mul(size_of::<Fetch>() as u64)?;
+        let block = 4 * block::step::words(self.batch) as u64;
+        lists.checked_add(block)?.checked_mul(u64::from(self.micro_batches))?.checked_add(pages)
+    }
+}
+
+fn sum(mut parts: impl Iterator<Item = u64>, first: u64) -> Result<u64> {
+    parts.try_fold(first, |all, part| all.checked_add(part)).ok_or_else(overflow)
+}
+
+fn overflow() -> Error {
+    Error::new(Kind::Overflow, "footprint").at("bytes on the device")
+}

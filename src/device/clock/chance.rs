@@ -1,0 +1,86 @@
+//! Chance: what a seed does to time.
+//!
+//! A schedule is right when every order that its edges allow gives the same bytes. So with a seed each
+//! operation is put off and drawn out by times that mostly are short and sometimes longer than everything
+//! else together, streams differ in how slow they are, an effect comes at its operation's start or at its
+//! end, and the host's looks fall anywhere. What is drawn depends on the seed, the stream and the number in
+//! the stream alone, so a run can be had again whatever the host did meanwhile.
+
+/// What is drawn for one operation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Draw {
+    /// Nanoseconds before it starts.
+    pub(super) before_ns: f64,
+    /// Nanoseconds that it takes longer.
+    pub(super) during_ns: f64,
+    /// Its effect comes at its start.
+    pub(super) early: bool,
+}
+
+impl Draw {
+    /// What there is without a seed.
+    pub(super) const NONE: Draw = Draw { before_ns: 0.0, during_ns: 0.0, early: false };
+}
+
+/// Which draw a word is for: words of one seed are independent.
+const POLL: u64 = u64::MAX;
+const PACE: u64 = u64::MAX - 1;
+
+fn mix(mut word: u64) -> u64 {
+    // The finaliser of splitmix64.
+    word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    word ^ (word >> 31)
+}
+
+fn word(seed: u64, stream: u64, number: u64) -> u64 {
+    let stream = mix(seed ^ mix(stream.wrapping_add(0x9E37_79B9_7F4A_7C15)));
+    mix(stream ^ number.wrapping_mul(0xD134_2543_DE82_EF95))
+}
+
+/// Nanoseconds: often none, often a few, now and then a time in which others do all they have to do.
+fn time(word: u64) -> f64 {
+    let most = match word % 16 {
+        0..=5 => return 0.0,
+        6..=11 => 2e3,
+        12..=14 => 1e5,
+        _ => 1e7,
+    };
+    most * ((word >> 32) as f64 / 4_294_967_296.0)
+}
+
+/// What is drawn for operation `number` of a stream.
+pub(super) fn operation(seed: u64, stream: u64, number: u64) -> Draw {
+    let drawn = word(seed, stream, number);
+    let pace = [0.1, 1.0, 1.0, 20.0][word(seed, stream, PACE) as usize % 4];
+    Draw { before_ns: pace * time(drawn), during_ns: pace * time(mix(drawn)), early: drawn >> 16 & 1 == 1 }
+}
+
+/// Nanoseconds that pass while the host looks at an event for the `number`-th time.
+pub(super) fn poll(seed: u64, number: u64) -> f64 {
+    time(word(seed, POLL, number))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_draws_the_same_again_and_another_does_not() {
+        let draws = |seed| (0..64).map(|number| operation(seed, number % 4, number)).collect::<Vec<_>>();
+        assert_eq!(draws(7), draws(7));
+        assert_ne!(draws(7), draws(8));
+        let polls = |seed| (0..64).map(|number| poll(seed, number)).collect::<Vec<_>>();
+        assert_eq!(polls(3), polls(3));
+        assert_ne!(polls(3), polls(4));
+    }
+
+    #[test]
+    fn among_a_stream_s_operations_are_prompt_and_very_late_ones_early_and_late_effects() {
+        let draws: Vec<Draw> = (0..400).map(|number| operation(1, 2, number)).collect();
+        let share = |is: fn(&Draw) -> bool| draws.iter().filter(|d| is(d)).count();
+        assert!(share(|d| d.before_ns == 0.0) > 80);
+        assert!(share(|d| d.before_ns > 1e5) > 8, "longer than a hundred others");
+        assert!(share(|d| d.early) > 120 && share(|d| !d.early) > 120);
+    }
+}

@@ -1,0 +1,276 @@
+//! What things cost: the table that a clock device runs by.
+//!
+//! An operation first waits its launch gap, then takes a fixed time, then works at the rate that the machine
+//! leaves it. The rate depends on what else runs: shares of the SMs that add up to more than 1 slow down
+//! everyone who has a share, in proportion; transfers in one direction divide the link. Rates of this table
+//! are those of an operation that runs alone.
+
+use crate::error::{Error, Kind, Result};
+
+/// Nanoseconds in a second: rates are given by second, times in nanoseconds.
+const NS: f64 = 1e9;
+
+/// Which way bytes cross the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Host to device.
+    ToDevice,
+    /// Device to host.
+    ToHost,
+}
+
+/// What a piece of an engine's work demands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Demand {
+    /// Nanoseconds when nothing else wants the SMs.
+    pub ns: f64,
+    /// Share of the SMs, 0 to 1.
+    pub sm: f64,
+}
+
+/// The link between host and device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Bytes per second, host to device.
+    pub to_device: f64,
+    /// Bytes per second, device to host.
+    pub to_host: f64,
+    /// The part of its rate that a direction keeps while the other one carries bytes too, above 0 to 1.
+    pub duplex: f64,
+    /// Operations that the copy engines of one direction run at once; others wait in the order in which
+    /// they became ready.
+    pub copy_engines: u32,
+}
+
+/// A kernel whose time grows with the rows that it looks at.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Kernel {
+    /// Nanoseconds whatever the rows.
+    pub fixed_ns: f64,
+    /// Nanoseconds a row.
+    pub row_ns: f64,
+    /// Share of the SMs while it works through the rows, 0 to 1.
+    pub sm: f64,
+}
+
+/// A kernel that moves rows over the link.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mover {
+    /// Nanoseconds whatever the rows.
+    pub fixed_ns: f64,
+    /// Bytes per second when it has the link and its SMs to itself; at most the link's.
+    pub rate: f64,
+    /// Share of the SMs while it moves rows, 0 to 1.
+    pub sm: f64,
+}
+
+/// The costs of forebay's own operations, and of the machine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Costs {
+    /// Nanoseconds from the moment when everything before an operation has ended until it starts.
+    pub launch_ns: f64,
+    /// Nanoseconds that a host's look at an event takes: how far [`crate::device::Device::query`] moves the
+    /// clock on.
+    pub poll_ns: f64,
+    /// The link.
+    pub link: Link,
+    /// Bytes per second of copies within the device, reads and writes together.
+    pub device_copy: f64,
+    /// Nanoseconds of a copy by a copy engine whatever its bytes.
+    pub copy_ns: f64,
+    /// R; a row is a query row of a batch row.
+    pub resolve: Kernel,
+    /// The beginning of a step: load and commit; a row is a batch row in one layer.
+    pub begin: Kernel,
+    /// The report at a step's end; a row is a layer.
+    pub report: Kernel,
+    /// Join, truncate, leave; a row is a layer.
+    pub lane: Kernel,
+    /// A warm-up's residency; a row is one step's selection in one layer.
+    pub warm: Kernel,
+    /// G, and what a warm-up brings up.
+    pub gather: Mover,
+    /// S.
+    pub scatter: Mover,
+}
+
+impl Default for Costs {
+    /// One H200-class card on PCIe 5 whose gathers and scatters reach what the ESS paper reports (37 GiB/s
+    /// and 43 GB/s); the other numbers are round guesses of the right size. A setup replaces them all.
+    fn default() -> Self {
+        let kernel = |fixed_ns, row_ns| Kernel { fixed_ns, row_ns, sm: 0.2 };
+        Costs {
+            launch_ns: 1_000.0,
+            poll_ns: 1_000.0,
+            link: Link { to_device: 55e9, to_host: 55e9, duplex: 0.9, copy_engines: 1 },
+            device_copy: 2e12,
+            copy_ns: 1_000.0,
+            resolve: kernel(4_000.0, 15.0),
+            begin: kernel(3_000.0, 1.0),
+            report: kernel(2_000.0, 5.0),
+            lane: kernel(3_000.0, 20.0),
+            warm: kernel(4_000.0, 200.0),
+            gather: Mover { fixed_ns: 3_000.0, rate: 37.0 * (1_u64 << 30) as f64, sm: 0.1 },
+            scatter: Mover { fixed_ns: 3_000.0, rate: 43e9, sm: 0.05 },
+        }
+    }
+}
+
+/// A number of the table with its name.
+type Named = (&'static str, f64);
+
+fn refuse(place: &'static str, value: f64) -> Error {
+    // The message shows the number as it is; the field of numbers holds whole ones only.
+    Error::new(Kind::InvalidConfig, "costs").at(format!("{place} {value}"))
+}
+
+impl Costs {
+    /// # Errors
+    /// [`Kind::InvalidConfig`] names the first time that is negative, rate that is not above zero, or share
+    /// that lies outside 0 to 1.
+    pub fn check(&self) -> Result<()> {
+        let kernels = [
+            (self.resolve, ["resolve.fixed_ns", "resolve.row_ns", "resolve.sm"]),
+            (self.begin, ["begin.fixed_ns", "begin.row_ns", "begin.sm"]),
+            (self.report, ["report.fixed_ns", "report.row_ns", "report.sm"]),
+            (self.lane, ["lane.fixed_ns", "lane.row_ns", "lane.sm"]),
+            (self.warm, ["warm.fixed_ns", "warm.row_ns", "warm.sm"]),
+        ];
+        let movers = [
+            (self.gather, ["gather.fixed_ns", "gather.rate", "gather.sm"]),
+            (self.scatter, ["scatter.fixed_ns", "scatter.rate", "scatter.sm"]),
+        ];
+        let times = [("launch_ns", self.launch_ns), ("copy_ns", self.copy_ns)];
+        let times = times
+            .into_iter()
+            .chain(kernels.iter().flat_map(|(k, n)| [(n[0], k.fixed_ns), (n[1], k.row_ns)]))
+            .chain(movers.iter().map(|(m, n)| (n[0], m.fixed_ns)));
+        first(times, |ns| ns.is_finite() && ns >= 0.0)?;
+        let rates = [
+            // A poll that takes no time would never see an end.
+            ("poll_ns", self.poll_ns),
+            ("link.to_device", self.link.to_device),
+            ("link.to_host", self.link.to_host),
+            ("device_copy", self.device_copy),
+        ];
+        let rates = rates.into_iter().chain(movers.iter().map(|(m, n)| (n[1], m.rate)));
+        first(rates, |rate| rate.is_finite() && rate > 0.0)?;
+        let shares =
+            kernels.iter().map(|(k, n)| (n[2], k.sm)).chain(movers.iter().map(|(m, n)| (n[2], m.sm)));
+        first(shares, is_share)?;
+        first([("link.duplex", self.link.duplex)], |d| d > 0.0 && d <= 1.0)?;
+        first([("link.copy_engines", f64::from(self.link.copy_engines))], |n| n > 0.0)
+    }
+
+    /// The link's rate in one direction, bytes per nanosecond.
+    pub(super) fn link_rate(&self, direction: Direction) -> f64 {
+        match direction {
+            Direction::ToDevice => self.link.to_device / NS,
+            Direction::ToHost => self.link.to_host / NS,
+        }
+    }
+}
+
+fn is_share(share: f64) -> bool {
+    (0.0..=1.0).contains(&share)
+}
+
+fn first(numbers: impl IntoIterator<Item = Named>, good: impl Fn(f64) -> bool) -> Result<()> {
+    match numbers.into_iter().find(|(_, value)| !good(*value)) {
+        Some((place, value)) => Err(refuse(place, value)),
+        None => Ok(()),
+    }
+}
+
+/// What one operation demands of the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Work {
+    /// Nanoseconds that depend on nothing.
+    pub(super) fixed_ns: f64,
+    /// Nanoseconds of the rest, alone on the machine; 0 leaves the link alone to bound a transfer.
+    pub(super) ns: f64,
+    /// Share of the SMs during the rest.
+    pub(super) sm: f64,
+    /// Bytes that the rest moves over the link.
+    pub(super) bytes: f64,
+    pub(super) direction: Option<Direction>,
+    /// It is one of those that the direction's copy engines take one after the other.
+    pub(super) copy_engine: bool,
+}
+
+impl Work {
+    /// An engine's work.
+    pub(super) fn demand(demand: Demand) -> Result<Work> {
+        first([("demand.ns", demand.ns)], |ns| ns.is_finite() && ns >= 0.0)?;
+        first([("demand.sm", demand.sm)], is_share)?;
+        Ok(Work { ns: demand.ns, sm: demand.sm, ..Work::default() })
+    }
+
+    pub(super) fn kernel(kernel: &Kernel, rows: f64) -> Work {
+        Work { fixed_ns: kernel.fixed_ns, ns: kernel.row_ns * rows, sm: kernel.sm, ..Work::default() }
+    }
+
+    pub(super) fn rows(mover: &Mover, direction: Direction, bytes: f64) -> Work {
+        Work {
+            fixed_ns: mover.fixed_ns,
+            ns: bytes / mover.rate * NS,
+            sm: mover.sm,
+            bytes,
+            direction: Some(direction),
+            copy_engine: false,
+        }
+    }
+
+    /// A copy by a copy engine over the link.
+    pub(super) fn copy(costs: &Costs, direction: Direction, bytes: f64) -> Work {
+        let direction = Some(direction);
+        Work { fixed_ns: costs.copy_ns, bytes, direction, copy_engine: true, ..Work::default() }
+    }
+
+    /// A copy within the device.
+    pub(super) fn inside(costs: &Costs, bytes: f64) -> Work {
+        Work { fixed_ns: costs.copy_ns, ns: 2.0 * bytes / costs.device_copy * NS, ..Work::default() }
+    }
+
+    /// Whether there is anything beyond the fixed time.
+    pub(super) fn has_rest(&self) -> bool {
+        self.ns > 0.0 || self.bytes > 0.0
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_makes_no_sense_is_refused_by_its_name() {
+        type Spoil = fn(&mut Costs);
+        let spoiled: [(&str, Spoil); 10] = [
+            ("launch_ns", |c| c.launch_ns = -1.0),
+            ("copy_ns", |c| c.copy_ns = f64::INFINITY),
+            ("poll_ns", |c| c.poll_ns = 0.0),
+            ("link.to_host", |c| c.link.to_host = f64::NAN),
+            ("link.duplex", |c| c.link.duplex = 1.5),
+            ("link.copy_engines", |c| c.link.copy_engines = 0),
+            ("gather.rate", |c| c.gather.rate = 0.0),
+            ("scatter.sm", |c| c.scatter.sm = -0.1),
+            ("begin.row_ns", |c| c.begin.row_ns = f64::NAN),
+            ("warm.sm", |c| c.warm.sm = 1.01),
+        ];
+        assert_eq!(Costs::default().check(), Ok(()));
+        for (name, spoil) in spoiled {
+            let mut costs = Costs::default();
+            spoil(&mut costs);
+            let error = costs.check().unwrap_err();
+            assert_eq!((error.kind(), error.operation()), (Kind::InvalidConfig, "costs"));
+            assert_eq!(error.place().split(' ').next(), Some(name));
+        }
+    }
+
+    #[test]
+    fn a_demand_that_makes_no_sense_is_refused() {
+        for (ns, sm) in [(-1.0, 0.5), (f64::NAN, 0.5), (1.0, 1.1), (1.0, f64::NAN)] {
+            assert_eq!(Work::demand(Demand { ns, sm }).unwrap_err().kind(), Kind::InvalidConfig);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The clock against a simulation in tiny time steps.
+//!
+//! Of another structure: no streams and no events but a list of works with what each is behind; no
+//! reckoned ends but small portions of what is left; the link is divided by raising everybody's rate a
+//! little until it is used up.
+
+use super::costs;
+use crate::device::clock::costs::{Direction, Work};
+use crate::device::clock::timeline::{Label, Machine, Next, Operation, Timeline, Until};
+use proptest::prelude::*;
+
+/// Nanoseconds of a time step.
+const TICK: f64 = 0.01;
+
+/// One work of a random schedule.
+#[derive(Clone, Debug)]
+struct Item {
+    stream: usize,
+    gap: f64,
+    work: Work,
+    /// It is behind the last work, so far, of these streams.
+    behind: Vec<usize>,
+}
+
+fn machine(copy_engines: u32, duplex: f64) -> Machine {
+    Machine { link: [1.0, 0.5], duplex, copy_engines }
+}
+
+/// Ends by the clock.
+fn by_clock(items: &[Item], streams: usize, machine: Machine) -> Vec<f64> {
+    let mut timeline: Timeline<usize> = Timeline::new(machine, u64::MAX, false);
+    (0..streams).for_each(|_| assert!(timeline.stream().0 < streams as u64));
+    let mut ends = vec![0.0; items.len()];
+    for (number, item) in items.iter().enumerate() {
+        for from in &item.behind {
+            let event = timeline.event();
+            let event = timeline.find_event(event).unwrap();
+            timeline.record(event, *from);
+            timeline.wait(item.stream, event);
+        }
+        let label = Label { name: "", layer: None, micro_batch: None };
+        let (gap_ns, effect) = (item.gap, Some(number));
+        let operation = Operation { label, work: item.work, gap_ns, early: false, counts: true, effect };
+        timeline.operation(item.stream, operation);
+    }
+    loop {
+        match timeline.next(Until::Idle) {
+            Next::Due(due) => ends[due.effect.unwrap()] = timeline.now(),
+            Next::Met => return ends,
+            Next::Stuck => panic!("nothing is held"),
+        }
+    }
+}
+
+/// What each work is behind, by number.
+fn dependencies(items: &[Item], streams: usize) -> Vec<Vec<usize>> {
+    let mut last = vec![None; streams];
+    let mut all = Vec::new();
+    for (number, item) in items.iter().enumerate() {
+        let from = item.behind.iter().chain([&item.stream]).filter_map(|stream| last[*stream]);
+        all.push(from.collect());
+        last[item.stream] = Some(number);
+    }
+    all
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stage {
+    Waits,
+    Gap(f64),
+    Queued,
+    Fixed(f64),
+    Rest(f64),
+    Done,
+}
+
+/// Parts per nanosecond of each work in its rest.
+fn rates(items: &[Item], stages: &[Stage], machine: &Machine) -> Vec<f64> {
+    let resting = |n: &usize| matches!(stages[*n], Stage::Rest(_));
+    let all: Vec<usize> = (0..items.len()).filter(resting).collect();
+    let shares: f64 = all.iter().map(|n| items[*n].work.sm).sum();
+    let most = |n: usize| {
+        let Work { ns, sm, .. } = items[n].work;
+        if sm > 0.0 && shares > 1.0 { 1.0 / (ns * shares) } else { 1.0 / ns }
+    };
+    let mut rates = vec![0.0; items.len()];
+    let users = |direction| {
+        let uses = move |n: &usize| items[*n].work.direction == Some(direction);
+        all.iter().copied().filter(uses).collect::<Vec<usize>>()
+    };
+    let both = !users(Direction::ToDevice).is_empty() && !users(Direction::ToHost).is_empty();
+    for (direction, link) in [(Direction::ToDevice, machine.link[0]), (Direction::ToHost, machine.link[1])] {
+        let users = users(direction);
+        let link = if both { link * machine.duplex } else { link };
+        // The level to which everybody's bytes per nanosecond may rise, halving the doubt.
+        let (mut low, mut high) = (0.0, link);
+        let at = |level: f64, n: usize| f64::min(level, most(n) * items[n].work.bytes);
+        for _ in 0..60 {
+            let middle = f64::midpoint(low, high);
+            let used: f64 = users.iter().map(|n| at(middle, *n)).sum();
+            if used > link { high = middle } else { low = middle }
+        }
+        users.iter().for_each(|n| rates[*n] = at(high, *n) / items[*n].work.bytes);
+    }
+    all.iter().filter(|n| items[**n].work.direction.is_none()).for_each(|n| rates[*n] = most(*n));
+    rates
+}
+
+/// Ends in tiny time steps; nothing when two copies became ready so close to each other that only
+/// smaller steps could tell which was first.
+fn by_ticks(items: &[Item], streams: usize, machine: Machine) -> Option<Vec<f64>> {
+    let behind = dependencies(items, streams);
+    let mut stages = vec![Stage::Waits; items.len()];
+    let (mut ends, mut ready) = (vec![0.0; items.len()], vec![f64::NAN; items.len()]);
+    let mut tick = 0_u64;
+    while stages.iter().any(|stage| *stage != Stage::Done) {
+        let now = tick as f64 * TICK;
+        // What has nothing left to do moves on, as far as it can at this time.
+        loop {
+            let before = stages.clone();
+            for (n, item) in items.iter().enumerate() {
+                let Work { direction, copy_engine, .. } = item.work;
+                let free = |stages: &[Stage]| {
+                    let runs = |m: &usize| matches!(stages[*m], Stage::Fixed(_) | Stage::Rest(_));
+                    let same =
+                        |m: &usize| items[*m].work.copy_engine && items[*m].work.direction == direction;
+                    let busy = (0..items.len()).filter(runs).filter(same).count();
+                    let first = (0..items.len()).filter(|m| stages[*m] == Stage::Queued).filter(same);
+                    let first = first.min_by(|a, b| ready[*a].total_cmp(&ready[*b]));
+                    busy < machine.copy_engines as usize && first == Some(n)
+                };
+                stages[n] = match stages[n] {
+                    Stage::Waits if behind[n].iter().all(|m| stages[*m] == Stage::Done) => {
+                        Stage::Gap(item.gap)
+                    }
+                    Stage::Gap(left) if left <= 0.0 => {
+                        ready[n] = now;
+                        if copy_engine { Stage::Queued } else { Stage::Fixed(item.work.fixed_ns) }
+                    }
+                    Stage::Queued if free(&stages) => Stage::Fixed(item.work.fixed_ns),
+                    Stage::Fixed(left) if left <= 0.0 => Stage::Rest(1.0),
+                    Stage::Rest(left) if left <= 0.0 || !item.work.has_rest() => {
+                        ends[n] = now;
+                        Stage::Done
+                    }
+                    stage => stage,
+                };
+            }
+            if stages == before {
+                break;
+            }
+        }
+        let rates = rates(items, &stages, &machine);
+        for (n, stage) in stages.iter_mut().enumerate() {
+            match stage {
+                Stage::Gap(left) | Stage::Fixed(left) => *left -= TICK,
+                Stage::Rest(left) => *left -= rates[n] * TICK,
+                _ => {}
+            }
+        }
+        tick += 1;
+    }
+    let copies = |n: &usize| items[*n].work.copy_engine;
+    let mut times: Vec<f64> = (0..items.len()).filter(copies).map(|n| ready[n]).collect();
+    times.sort_by(f64::total_cmp);
+    let close = times.windows(2).any(|pair| pair[1] - pair[0] < 3.0);
+    (!close).then_some(ends)
+}
+
+fn item(streams: usize) -> impl Strategy<Value = Item> {
+    let numbers = (0..4_u32, 0..8_u32, 0..30_u32, 1..30_u32, 0..5_u32);
+    (0..streams, 0..6_u8, numbers, prop::collection::vec(0..streams, 0..3)).prop_map(
+        |(stream, kind, (gap, fixed, ns, bytes, sm), behind)| {
+            // Odd fractions: two things at the same time are another test's.
+            let odd = |n: u32, part: f64| f64::from(n) * (1.0 + part);
+            let (ns, sm, bytes) = (odd(ns, 0.137), f64::from(sm) / 4.0, odd(bytes, 0.071));
+            let fixed_ns = odd(fixed, 0.0413);
+            let direction = if kind % 2 == 0 { Direction::ToDevice } else { Direction::ToHost };
+            let work = match kind {
+                0 | 1 => Work { fixed_ns, ns, sm, ..Work::default() },
+                2 | 3 => Work { fixed_ns, ns, sm, bytes, direction: Some(direction), copy_engine: false },
+                _ => {
+                    let direction = Some(direction);
+                    Work { fixed_ns, bytes, direction, copy_engine: true, ..Work::default() }
+                }
+            };
+            Item { stream, gap: odd(gap, 0.0217), work, behind }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #[test]
+    fn ends_are_those_of_a_simulation_in_tiny_steps(
+        items in prop::collection::vec(item(4), 1..14),
+        engines in 1..3_u32,
+        duplex in prop::sample::select(vec![0.6, 1.0]),
+    ) {
+        let machine = machine(engines, duplex);
+        let ends = by_clock(&items, 4, machine);
+        // A step's error of one work is handed on to those behind it, and changes the rates of those beside.
+        let most = 6.0 * TICK * items.len() as f64;
+        if let Some(wanted) = by_ticks(&items, 4, machine) {
+            for (n, (end, wanted)) in ends.iter().zip(&wanted).enumerate() {
+                prop_assert!((end - wanted).abs() <= most, "work {}: {} for {}", n, end, wanted);
+            }
+        }
+    }
+}
+
+/// The control: the oracle tells machines apart.
+#[test]
+fn the_oracle_sees_a_link_that_is_not_divided() {
+    let rows = |stream| Item {
+        stream,
+        gap: 0.0,
+        work: Work::rows(&costs().gather, Direction::ToDevice, 40.0),
+        behind: Vec::new(),
+    };
+    let items = [rows(0), rows(1)];
+    let ends = by_ticks(&items, 2, machine(1, 1.0)).unwrap();
+    assert!(ends.iter().all(|end| (end - 80.0).abs() < 0.1), "{ends:?}");
+    let double = Machine { link: [2.0, 1.0], ..machine(1, 1.0) };
+    assert!(by_ticks(&items, 2, double).unwrap().iter().all(|end| (end - 40.0).abs() < 0.1));
+    assert_eq!(by_clock(&items, 2, machine(1, 1.0)), [80.0, 80.0]);
+}

@@ -1,0 +1,459 @@
+//! What fits on a GPU and in its share of the host's memory, and at which ratio.
+//!
+//! A plan is a [`Config`] and the bytes that a cache of it takes, by [`Config::footprint`]: the functions that
+//! divide the memory when the cache is made. There is no second arithmetic here, only a search over batch and
+//! slots. Weights, activations and workspace are the engine's and are given; what the GPU has beside them is the
+//! cache's, index keys first: they stay on the device whole, so they cap the tokens that can be live whatever
+//! the ratio.
+//!
+//! Two batches frame every plan: the most sequences with all rows on the device ([`Planned::resident_batch`]), up
+//! to which nothing needs to be offloaded, and the most at all ([`Planned::most_batch`]), where each has only the
+//! slots below which misses grow steeply.
+//!
+//! **What it does not know.** Time. Whether a larger batch pays for its misses is the simulator's answer; the one
+//! case in which offload cannot pay whatever the times is told here ([`Note::AllResident`], [`Note::Dense`]).
+
+use crate::cache::{Config, Footprint, Slots};
+use crate::error::{Error, Kind, Result};
+use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
+use crate::sparse::Budget;
+
+/// Slots of a sequence and layer below which mean misses leave the flat part of their curve: the ESS study keeps
+/// at least so many to miss fewer than 200 of 2048.
+pub const FEW_SLOTS: u32 = 6400;
+
+/// How many sequences share the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batch {
+    /// So many, above 0.
+    Sequences(u32),
+    /// As many as fit.
+    Most,
+}
+
+/// Slots as a share of the context.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Ratio {
+    /// This share, above 0 and at most 1.
+    Share(f64),
+    /// The largest that fits; with [`Batch::Most`] the one that leaves [`Demand::least_slots`].
+    Auto,
+}
+
+/// What a plan is asked for. Bytes are of one GPU, and of its share of the host's memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Demand {
+    /// The model's cache.
+    pub shape: Shape,
+    /// Tokens of the longest sequence that the model was made for; none where that is not known.
+    pub longest: Option<u32>,
+    /// Bytes of the GPU's memory.
+    pub gpu: u64,
+    /// Bytes of weights on it.
+    pub weights: u64,
+    /// Bytes of activations.
+    pub activations: u64,
+    /// Bytes of whatever else the engine takes: workspace, graphs, communication buffers.
+    pub workspace: u64,
+    /// Bytes of host memory for the total pool; none for as many as it takes.
+    pub host: Option<u64>,
+    /// Tokens of a sequence at its end, prompt and promised.
+    pub context: u32,
+    /// Query rows of a step: 1 + drafts.
+    pub query_rows: u32,
+    /// Steps of one sequence that may be in flight.
+    pub steps_in_flight: u32,
+    /// Micro-batches that the batch is divided into.
+    pub micro_batches: u32,
+    /// Sequences.
+    pub batch: Batch,
+    /// Slots of each.
+    pub ratio: Ratio,
+    /// The fewest slots that a sequence is left with when as many as possible are wanted.
+    pub least_slots: u32,
+    /// Whether residency tables take part in what has to fit; otherwise they are reported beside.
+    pub count_tables: bool,
+    /// Bytes of the device's mappings: a multiple of it is taken at a time. 2 MiB on current GPUs.
+    pub grain: u64,
+}
+
+impl Demand {
+    /// One GPU of `gpu` bytes that holds nothing but the cache of sequences of `context` tokens: as many as
+    /// fit, at the ratio that leaves each [`FEW_SLOTS`], one query row, tables counted.
+    pub const fn new(shape: Shape, gpu: u64, context: u32) -> Demand {
+        Demand {
+            shape,
+            longest: None,
+            gpu,
+            weights: 0,
+            activations: 0,
+            workspace: 0,
+            host: None,
+            context,
+            query_rows: 1,
+            steps_in_flight: 2,
+            micro_batches: 1,
+            batch: Batch::Most,
+            ratio: Ratio::Auto,
+            least_slots: FEW_SLOTS,
+            count_tables: true,
+            grain: 2 << 20,
+        }
+    }
+}
+
+/// What a reader of a plan should know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Note {
+    /// All rows of the whole batch fit on the device: offload moves bytes and buys nothing.
+    AllResident,
+    /// Dense attention reads every row in every step: nothing can be left in host memory.
+    Dense,
+    /// Fewer slots a sequence and layer than [`FEW_SLOTS`], with a context that is longer.
+    FewSlots,
+    /// Fewer slots than a step selects: what is beyond stands in scratch slots.
+    Scratch,
+    /// Host memory, not the GPU's, ends the batch.
+    HostBound,
+    /// Even the most sequences with [`Demand::least_slots`] are no more than fit with all rows resident.
+    NoRoom,
+}
+
+impl Note {
+    /// The note in a sentence.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Note::AllResident => "does not pay here: all rows of this batch fit on the device",
+            Note::Dense => "does not pay here: dense attention reads every row in every step",
+            Note::FewSlots => "fewer than 6400 slots a sequence and layer: expect many misses",
+            Note::Scratch => {
+                "fewer slots than a step selects: the rest stands in scratch slots for that step"
+            }
+            Note::HostBound => "host memory ends the batch",
+            Note::NoRoom => {
+                "does not pay here: index keys and slots leave room for no more sequences than whole rows"
+            }
+        }
+    }
+}
+
+/// A plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// Sequences.
+    pub batch: u32,
+    /// Slots of each in each layer.
+    pub slots: u32,
+    /// Slots as a share of the context.
+    pub ratio: f64,
+    /// What [`crate::Cache::new`] takes; none where nothing is offloaded.
+    pub config: Option<Config>,
+    /// What it takes. Without offload: index keys, and rows in whole blocks as `slots`.
+    pub bytes: Footprint,
+    /// Bytes of the GPU that weights, activations and workspace leave.
+    pub available: u64,
+    /// The most sequences with all rows on the device.
+    pub resident_batch: u32,
+    /// The most sequences with [`Demand::least_slots`] slots each; [`Planned::resident_batch`] if that is more.
+    pub most_batch: u32,
+    /// The most live tokens that index keys leave room for, whatever the ratio; none for a model without them.
+    pub live_tokens: Option<u64>,
+    /// What a reader should know.
+    pub notes: Vec<Note>,
+}
+
+impl Planned {
+    /// Whether rows stand in host memory.
+    pub const fn offloads(&self) -> bool {
+        self.config.is_some()
+    }
+}
+
+fn invalid(field: &'static str) -> Error {
+    Error::new(Kind::InvalidConfig, "plan").at(field)
+}
+
+/// The longest sequence in tokens that the preset `name` was made for, by its published configuration.
+pub fn longest_context(name: &str) -> Option<u32> {
+    match name {
+        "deepseek-v3.2" | "deepseek-v3.2-bf16" | "deepseek-v3.2-int8" | "deepseek-v3" => Some(163_840),
+        "glm-5" => Some(202_752),
+        _ => None,
+    }
+}
+
+/// Plans what is asked.
+///
+/// # Errors
+/// [`Kind::InvalidConfig`] names the field that makes no sense: no batch, no context or one beyond the model, a
+/// ratio outside (0, 1], no least slots. [`Kind::OutOfMemory`] names what does not fit, with `wanted` and `available`
+/// bytes: weights, activations and workspace, the GPU, or the host.
+pub fn plan(demand: &Demand) -> Result<Planned> {
+    let room = Room::new(demand)?;
+    let resident_batch =
+        room.most(|lanes| room.resident(lanes).is_ok_and(|bytes| bytes.device() <= room.available));
+    let sparse = demand.shape.top_k > 0;
+    let least = demand.least_slots.min(demand.context);
+    let most = if sparse { room.most(|lanes| room.fits(lanes, least)) } else { 0 };
+    let most_batch = most.max(resident_batch);
+    let (batch, slots) = room.choose(resident_batch, most_batch, least)?;
+    let whole = slots.is_none();
+    let slots = slots.unwrap_or(demand.context);
+    let (config, bytes) = match whole {
+        true => (None, room.resident(batch)?),
+        false => {
+            let config = room.config(batch, slots)?;
+            let bytes = config.footprint(demand.grain)?;
+            (Some(config), bytes)
+        }
+    };
+    let notes = room.notes(batch, slots, whole, (resident_batch, most_batch));
+    let key = u64::from(demand.shape.index_key_bytes) * u64::from(room.geometry.layers());
+    Ok(Planned {
+        batch,
+        slots,
+        ratio: f64::from(slots) / f64::from(demand.context),
+        config,
+        bytes,
+        available: room.available,
+        resident_batch,
+        most_batch,
+        live_tokens: room.available.checked_div(key),
+        notes,
+    })
+}
+
+/// A checked demand.
+struct Room<'a> {
+    demand: &'a Demand,
+    geometry: Geometry,
+    available: u64,
+}
+
+impl<'a> Room<'a> {
+    fn new(demand: &'a Demand) -> Result<Room<'a>> {
+        let geometry = Geometry::new(demand.shape)?;
+        let counts = [
+            ("context", demand.context),
+            ("query_rows", demand.query_rows),
+            ("steps_in_flight", demand.steps_in_flight),
+            ("micro_batches", demand.micro_batches),
+            ("least_slots", demand.least_slots),
+        ];
+        if let Some((field, _)) = counts.iter().find(|(_, count)| *count == 0) {
+            return Err(invalid(field).with("value", 0_u32));
+        }
+        if demand.grain == 0 || demand.gpu == 0 {
+            return Err(invalid(if demand.gpu == 0 { "gpu" } else { "grain" }).with("value", 0_u32));
+        }
+        if demand.batch == Batch::Sequences(0) {
+            return Err(invalid("batch").with("value", 0_u32));
+        }
+        if let Ratio::Share(ratio) = demand.ratio
+            && !(ratio > 0.0 && ratio <= 1.0)
+        {
+            return Err(invalid("ratio").hint("pass a ratio above 0 and at most 1"));
+        }
+        if let Some(longest) = demand.longest.filter(|longest| demand.context > *longest) {
+            return Err(invalid("context is beyond the model's")
+                .with("context", demand.context)
+                .with("most", longest));
+        }
+        let mut available = demand.gpu;
+        let parts = [
+            ("weights", demand.weights),
+            ("activations", demand.activations),
+            ("workspace", demand.workspace),
+        ];
+        for (field, bytes) in parts {
+            let left = available.checked_sub(bytes).filter(|left| *left > 0);
+            available = left.ok_or_else(|| {
+                Error::new(Kind::OutOfMemory, "plan")
+                    .at(format!("{field} leave nothing of the GPU for the cache"))
+                    .with(field, bytes)
+                    .with("available", available)
+                    .hint("plan with a larger GPU, or spread the weights over more of them")
+            })?;
+        }
+        Ok(Room { demand, geometry, available })
+    }
+
+    /// Pages that one sequence takes, with its rows in flight.
+    fn pages(&self) -> Result<u32> {
+        let Demand { context, query_rows, steps_in_flight, .. } = *self.demand;
+        let reach = query_rows.checked_mul(steps_in_flight).and_then(|rows| rows.checked_add(context));
+        Ok(self.geometry.pages(reach.ok_or_else(|| self.overflow("context"))?))
+    }
+
+    fn overflow(&self, field: &'static str) -> Error {
+        Error::new(Kind::Overflow, "plan").at(field)
+    }
+
+    /// The cache of `lanes` sequences with `slots` slots each.
+    fn config(&self, lanes: u32, slots: u32) -> Result<Config> {
+        let demand = self.demand;
+        let product = |a: u32, b: u32| a.checked_mul(b).ok_or_else(|| self.overflow("batch"));
+        let pages = product(self.pages()?, lanes)?;
+        let blocks = slots.div_ceil(SLOT_BLOCK);
+        Ok(Config {
+            host_pages: pages,
+            index_pages: pages,
+            slots: Slots::Uniform(product(product(blocks, SLOT_BLOCK)?, lanes)?),
+            batch: lanes.div_ceil(demand.micro_batches),
+            query_rows: demand.query_rows,
+            steps_in_flight: demand.steps_in_flight,
+            micro_batches: demand.micro_batches,
+            ..Config::new(demand.shape, lanes, demand.context, slots)
+        })
+    }
+
+    /// What `lanes` sequences take with all rows on the device, as an engine without offload keeps them.
+    fn resident(&self, lanes: u32) -> Result<Footprint> {
+        let overflow = || self.overflow("batch");
+        let pages = self.pages()?.checked_mul(lanes).ok_or_else(overflow)?;
+        let tokens = u64::from(pages) * u64::from(self.geometry.page_tokens());
+        let blocks = tokens.div_ceil(u64::from(SLOT_BLOCK)) * u64::from(self.geometry.layers());
+        let slots = blocks.checked_mul(u64::from(self.geometry.block_bytes())).ok_or_else(overflow)?;
+        Ok(Footprint { index_keys: self.geometry.index_bytes(pages)?, slots, ..Footprint::default() })
+    }
+
+    /// What has to fit on the device.
+    fn counted(&self, bytes: &Footprint) -> u64 {
+        if self.demand.count_tables { bytes.device() } else { bytes.data() }
+    }
+
+    fn fits_host(&self, bytes: &Footprint) -> bool {
+        self.demand.host.is_none_or(|host| bytes.host() <= host)
+    }
+
+    fn fits(&self, lanes: u32, slots: u32) -> bool {
+        let bytes = self.config(lanes, slots).and_then(|config| config.footprint(self.demand.grain));
+        bytes.is_ok_and(|bytes| self.counted(&bytes) <= self.available && self.fits_host(&bytes))
+    }
+
+    /// The most sequences for which `fits` holds; it holds for all smaller ones, as every part of a footprint
+    /// grows with the lanes.
+    fn most(&self, fits: impl Fn(u32) -> bool) -> u32 {
+        let (mut most, mut beyond) = (0, 1);
+        while fits(beyond) && beyond < 1 << 24 {
+            (most, beyond) = (beyond, beyond * 2);
+        }
+        while beyond - most > 1 {
+            let middle = most + (beyond - most) / 2;
+            if fits(middle) { most = middle } else { beyond = middle }
+        }
+        most
+    }
+
+    /// The largest budget with which `lanes` sequences fit, in whole blocks or the whole context.
+    fn largest(&self, lanes: u32) -> Option<u32> {
+        let context = self.demand.context;
+        // More blocks than the slots alone leave room for need not be tried. From there on down it is tried
+        // block by block: scratch slots shrink as budgets grow, so what fits need not be a stretch.
+        let block =
+            u64::from(self.geometry.block_bytes()) * u64::from(self.geometry.layers()) * u64::from(lanes);
+        let room = u32::try_from(self.available / block.max(1)).unwrap_or(u32::MAX);
+        let most = room.min(context.div_ceil(SLOT_BLOCK));
+        (1..=most)
+            .rev()
+            .map(|blocks| (blocks * SLOT_BLOCK).min(context))
+            .find(|slots| self.fits(lanes, *slots))
+    }
+
+    /// Batch and slots; no slots where all rows stay on the device.
+    fn choose(&self, resident: u32, most: u32, least: u32) -> Result<(u32, Option<u32>)> {
+        let demand = self.demand;
+        if demand.shape.top_k == 0 {
+            if matches!(demand.ratio, Ratio::Share(ratio) if ratio < 1.0) {
+                return Err(
+                    invalid("ratio of a dense model").hint("pass ratio 1: dense attention reads every row")
+                );
+            }
+            return match demand.batch {
+                Batch::Most if resident > 0 => Ok((resident, None)),
+                Batch::Most => Err(self.too_large(1, None)),
+                Batch::Sequences(batch) if batch <= resident => Ok((batch, None)),
+                Batch::Sequences(batch) => Err(self.too_large(batch, None)),
+            };
+        }
+        match (demand.batch, demand.ratio) {
+            (Batch::Sequences(batch), Ratio::Auto) if batch <= resident => Ok((batch, None)),
+            (Batch::Sequences(batch), Ratio::Auto) => match self.largest(batch) {
+                Some(slots) => Ok((batch, Some(slots))),
+                None => Err(self.too_large(batch, Some(SLOT_BLOCK.min(demand.context)))),
+            },
+            (Batch::Most, Ratio::Auto) if most == 0 => Err(self.too_large(1, Some(least))),
+            (Batch::Most, Ratio::Auto) if most == resident => Ok((resident, None)),
+            (Batch::Most, Ratio::Auto) => Ok((most, Some(self.largest(most).unwrap_or(least)))),
+            (Batch::Sequences(batch), Ratio::Share(ratio)) => {
+                let slots = self.slots(ratio)?;
+                if self.fits(batch, slots) {
+                    Ok((batch, Some(slots)))
+                } else {
+                    Err(self.too_large(batch, Some(slots)))
+                }
+            }
+            (Batch::Most, Ratio::Share(ratio)) => {
+                let slots = self.slots(ratio)?;
+                match self.most(|lanes| self.fits(lanes, slots)) {
+                    0 => Err(self.too_large(1, Some(slots))),
+                    batch => Ok((batch, Some(slots))),
+                }
+            }
+        }
+    }
+
+    fn slots(&self, ratio: f64) -> Result<u32> {
+        let slots = Budget::Ratio(ratio).slots(self.demand.context, 1, 1)?;
+        Ok(slots.first().copied().unwrap_or(1))
+    }
+
+    /// Why `lanes` sequences do not fit.
+    fn too_large(&self, lanes: u32, slots: Option<u32>) -> Error {
+        let bytes = match slots {
+            Some(slots) => self.config(lanes, slots).and_then(|config| config.footprint(self.demand.grain)),
+            None => self.resident(lanes),
+        };
+        let bytes = match bytes {
+            Ok(bytes) => bytes,
+            Err(error) => return error,
+        };
+        let wanted = self.counted(&bytes);
+        let (place, wanted, available) = match self.demand.host {
+            Some(host) if wanted <= self.available => {
+                ("host: the total pool of this batch", bytes.host(), host)
+            }
+            _ => ("gpu: the cache of this batch", wanted, self.available),
+        };
+        Error::new(Kind::OutOfMemory, "plan")
+            .at(place)
+            .with("batch", lanes)
+            .with("wanted", wanted)
+            .with("available", available)
+            .hint("plan with a smaller batch, context or ratio, or with more memory")
+    }
+
+    fn notes(&self, batch: u32, slots: u32, whole: bool, (resident, most): (u32, u32)) -> Vec<Note> {
+        let demand = self.demand;
+        let selected = demand.query_rows.saturating_mul(demand.shape.top_k);
+        let dense = demand.shape.top_k == 0;
+        let asked = match demand.ratio {
+            Ratio::Auto => demand.least_slots.min(demand.context),
+            Ratio::Share(_) => slots,
+        };
+        let more = |lanes: u32| {
+            let bytes = self.config(lanes, asked).and_then(|config| config.footprint(demand.grain));
+            bytes.is_ok_and(|bytes| self.counted(&bytes) <= self.available && !self.fits_host(&bytes))
+        };
+        let all = [
+            (Note::Dense, dense),
+            (Note::AllResident, !dense && batch <= resident),
+            (Note::NoRoom, !dense && most == resident),
+            (Note::FewSlots, !whole && slots < FEW_SLOTS.min(demand.context)),
+            (Note::Scratch, !whole && slots < selected.min(demand.context)),
+            (Note::HostBound, !whole && demand.batch == Batch::Most && more(batch + 1)),
+        ];
+        all.into_iter().filter(|(_, holds)| *holds).map(|(note, _)| note).collect()
+    }
+}

@@ -1,0 +1,229 @@
+//! Overlap: whatever hides the gather, attention comes out the same.
+//!
+//! An engine with a small but real attention (`overlap/engine.rs`) decodes through `Cache::overlap_steps` in
+//! every order, half, width, scratch and number of passes. What it merges from parts is compared with one
+//! pass in double precision over rows that the test itself knows, never over what a slab holds
+//! (`overlap/reference.rs`); what is resident must not depend on the order at all.
+
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+#[path = "overlap/engine.rs"]
+mod engine;
+#[path = "overlap/reference.rs"]
+mod reference;
+#[path = "overlap/times.rs"]
+mod times;
+
+use std::sync::Arc;
+
+use forebay::Kind;
+use forebay::device::Device;
+use forebay::device::clock::{ClockDevice, ClockOptions};
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::overlap::Overlap;
+use proptest::prelude::*;
+
+use engine::{Decode, Setting};
+
+/// Runs `steps` steps of `setting` in the given orders; answers the digests of all sequences.
+fn decode(setting: &Setting, orders: &[Overlap], threaded: bool, steps: u32) -> Vec<u64> {
+    let device = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
+    let memory = Arc::clone(&device);
+    let mut decode = Decode::new(setting.clone(), device, memory);
+    for _ in 0..steps {
+        decode.step(orders).unwrap();
+    }
+    decode.check();
+    decode.digests()
+}
+
+fn plain() -> Setting {
+    Setting { seed: 7, half: 1, query_rows: 2, budget: 24, passes: 1, real: [3, 2], ..Setting::default() }
+}
+
+#[test]
+fn every_order_attends_to_what_one_pass_over_the_truth_does() {
+    for overlap in Overlap::ALL {
+        for threaded in [false, true] {
+            decode(&plain(), &[overlap], threaded, 12);
+        }
+    }
+}
+
+#[test]
+fn orders_mixed_by_layer_leave_the_same_rows_resident() {
+    let alone = decode(&plain(), &[Overlap::None], false, 10);
+    for overlap in [Overlap::Da, Overlap::Dba] {
+        assert_eq!(decode(&plain(), &[overlap], true, 10), alone);
+    }
+    let mixed = [Overlap::Dba, Overlap::None, Overlap::Da, Overlap::Dba];
+    assert_eq!(decode(&plain(), &mixed, true, 10), alone);
+}
+
+#[test]
+fn several_passes_over_a_share_of_the_scratch_slots_attend_to_all_rows_once() {
+    let whole = Setting { budget: 4, query_rows: 3, ..plain() };
+    let alone = decode(&whole, &[Overlap::None], false, 8);
+    for passes in [2, 3, 7, 44] {
+        for overlap in Overlap::ALL {
+            let setting = Setting { passes, ..whole.clone() };
+            assert_eq!(decode(&setting, &[overlap], true, 8), alone, "{passes} passes, {overlap:?}");
+        }
+    }
+}
+
+#[test]
+fn query_rows_without_a_valid_index_merge_to_nothing() {
+    // Every entry of a selection is -1 with this chance.
+    let setting = Setting { empty: 0.6, ..plain() };
+    for overlap in Overlap::ALL {
+        decode(&setting, &[overlap], false, 8);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(24), ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_the_half_the_width_the_scratch_and_the_passes(
+        seed in any::<u64>(),
+        half in 0_u32..4,
+        query_rows in 1_u32..4,
+        budget in 4_u32..70,
+        passes in 1_u32..5,
+        real in [1_u32..4, 1..4],
+        drafts in any::<bool>(),
+        orders in prop::collection::vec(0_usize..3, 4),
+        threaded in any::<bool>(),
+    ) {
+        let drafts = if drafts { query_rows } else { 0 };
+        let setting = Setting { seed, half, query_rows, budget, passes, real, drafts, ..Setting::default() };
+        let orders: Vec<Overlap> = orders.iter().map(|o| Overlap::ALL[*o]).collect();
+        let alone = decode(&setting, &[Overlap::None], false, 5);
+        prop_assert_eq!(decode(&setting, &orders, threaded, 5), alone);
+    }
+}
+
+/// Cases of a property, more of them in a soak.
+fn cases(usual: u32) -> u32 {
+    if std::env::var_os("FOREBAY_SOAK").is_some() { usual * 50 } else { usual }
+}
+
+#[test]
+fn a_callback_that_fails_abandons_the_step_and_a_roll_back_heals_it() {
+    for overlap in Overlap::ALL {
+        for at in 0..20 {
+            let device = HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
+            let memory = Arc::clone(&device);
+            let mut decode = Decode::new(plain(), device, memory);
+            decode.step(&[overlap]).unwrap();
+            decode.step(&[overlap]).unwrap();
+            decode.fail_after(at);
+            let error = decode.step(&[overlap]).unwrap_err();
+            assert_eq!((error.kind(), error.place()), (Kind::Io, "the engine's own"), "{overlap:?} {at}");
+            decode.roll_back();
+            for _ in 0..3 {
+                decode.step(&[overlap]).unwrap();
+            }
+            decode.check();
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
+    let device = HostDevice::new(HostOptions::default());
+    let mut decode = Decode::new(plain(), Arc::clone(&device) as Arc<dyn Device>, Arc::clone(&device));
+    decode.step(&[Overlap::None]).unwrap();
+    let mut steps = decode.prepare();
+    let before = device.operations();
+    let mut refused = |orders: &[Overlap], parts: bool, place: &str| {
+        let error = decode.enqueue_only(&mut steps, orders, parts).unwrap_err();
+        assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, place));
+        assert_eq!(device.operations(), before);
+    };
+    refused(&[Overlap::Da; 3], true, "orders by layer");
+    refused(&[Overlap::Da; 4], false, "attention in parts needs index lists");
+    refused(
+        &[Overlap::None, Overlap::None, Overlap::None, Overlap::Dba],
+        false,
+        "attention in parts needs index lists",
+    );
+    decode.enqueue_only(&mut steps, &[Overlap::None; 4], false).unwrap();
+}
+
+/// Seeds of the virtual clock: 200, and thousands in a soak.
+fn seeds() -> std::ops::Range<u64> {
+    0..if std::env::var_os("FOREBAY_SOAK").is_some() { 5_000 } else { 200 }
+}
+
+fn on_the_clock(seed: u64, setting: &Setting) -> Decode {
+    let memory = HostDevice::new(HostOptions::default());
+    let options = ClockOptions { seed: Some(seed), ..ClockOptions::default() };
+    let clock = ClockDevice::over(Arc::clone(&memory) as Arc<dyn Device>, options).unwrap();
+    Decode::new(setting.clone(), clock, memory)
+}
+
+#[test]
+fn whatever_the_streams_are_delayed_by_attention_is_the_same() {
+    let alone = decode(&plain(), &[Overlap::None], false, 3);
+    let passes = Setting { passes: 2, budget: 10, query_rows: 3, ..plain() };
+    let passed = decode(&passes, &[Overlap::None], false, 3);
+    for seed in seeds() {
+        let orders = [0, 1, 2, 3].map(|layer| Overlap::ALL[(seed >> layer) as usize % 3]);
+        let mut runs = on_the_clock(seed, &plain());
+        let mut in_passes = on_the_clock(seed, &passes);
+        for _ in 0..3 {
+            runs.step(&orders).unwrap();
+            in_passes.step(&orders).unwrap();
+        }
+        assert_eq!((runs.digests(), in_passes.digests()), (alone.clone(), passed.clone()), "seed {seed}");
+    }
+}
+
+#[test]
+fn an_engine_on_the_wrong_stream_is_found_where_the_device_sees_it() {
+    let mut decode = on_the_clock(1, &plain());
+    decode.step(&[Overlap::Da]).unwrap();
+    decode.stray();
+    let error = decode.step(&[Overlap::Da]).unwrap_err();
+    assert_eq!(error.kind(), Kind::InvalidConfig);
+    assert!(error.to_string().contains("stream"), "{error}");
+    decode.roll_back();
+    decode.step(&[Overlap::Da]).unwrap();
+    decode.check();
+}
+
+#[test]
+fn every_edge_of_an_order_holds_on_the_clock() {
+    for seed in seeds().map(Some).chain([None]) {
+        for (order, passes) in Overlap::ALL.iter().flat_map(|o| [(*o, 1), (*o, 2)]) {
+            let layers = times::times(order, passes, 20.0, seed);
+            assert_eq!(layers.len(), 2 * times::LAYERS as usize);
+            for (index, times) in layers.iter().enumerate() {
+                for (from, to) in times::edges(order, passes) {
+                    let (end, start) = (times[from].1, times[to].0);
+                    assert!(end <= start, "{order:?} {passes} {seed:?}: {to} at {start}, {from} until {end}");
+                }
+                // I0(l+1) <- M(l), of the same micro-batch.
+                if let Some(next) = layers.get(index + 2) {
+                    assert!(times["rest"].1 <= next["I0"].0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_an_order_hides_runs_beside_the_gather() {
+    let meets = |a: (f64, f64), b: (f64, f64)| a.0 < b.1 && b.0 < a.1;
+    // A gather of some 130 us a half.
+    let layer = |order| times::times(order, 1, 2000.0, None).swap_remove(0);
+    let (none, da, dba) = (layer(Overlap::None), layer(Overlap::Da), layer(Overlap::Dba));
+    assert!(none.iter().all(|(name, span)| name == "gather 0" || !meets(*span, none["gather 0"])));
+    assert!(meets(da["gather 0"], da["P"]) && meets(da["gather 0"], da["A0"]));
+    assert!(meets(da["resolve 0"], da["P"]), "P needs no R");
+    assert!(meets(dba["gather 0"], dba["I2"]) && meets(dba["gather 1"], dba["A0"]));
+    let end = |times: &times::Times| times["rest"].1;
+    assert!(end(&dba) < end(&da) && end(&da) < end(&none));
+}

@@ -1,0 +1,543 @@
+//! An engine with a real, small attention: everything it does runs in its streams, by `Device::call`.
+//!
+//! Its attention behaves as FlashMLA's does: a part without a valid index answers log-sum-exp +inf and
+//! not-a-numbers, so the merge must take validity from the counts.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use forebay::device::host::HostDevice;
+use forebay::device::{Device, Event, Parts, Slice, Stream};
+use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
+use forebay::{
+    Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, Layers, Memory, MicroBatch, Open,
+    Result, Row, Sequence, Shape, Slots, Step, WarmUp,
+};
+
+use crate::reference::{Token, WIDTH, attention, chance, query};
+
+pub const LAYERS: u32 = 3;
+pub const DRAFT_LAYERS: u32 = 1;
+const K: usize = 16;
+const BATCH: u32 = 3;
+const PROMPT: u32 = 150;
+const ROW: u64 = 4 * WIDTH as u64;
+
+/// What a run varies.
+#[derive(Clone, Debug, Default)]
+pub struct Setting {
+    pub seed: u64,
+    pub half: u32,
+    pub query_rows: u32,
+    pub budget: u32,
+    pub passes: u32,
+    /// Sequences of each micro-batch.
+    pub real: [u32; 2],
+    /// Passes of the draft layer: none, or as many as there are query rows.
+    pub drafts: u32,
+    /// The chance of an entry of a selection to be empty.
+    pub empty: f64,
+}
+
+#[derive(Debug)]
+struct Decoded {
+    handle: Sequence,
+    id: u64,
+    length: u32,
+    landed: u32,
+    /// Query rows of this step.
+    rows: u32,
+    /// By position, who wrote the row.
+    versions: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Micro {
+    layers: Layers,
+    ended: Event,
+}
+
+/// A query row of a layer in a step: micro-batch, layer, draft pass, batch row, query row.
+type Place = (u32, u32, u32, u32, u32);
+
+/// What the streams' work has found.
+#[derive(Debug, Default)]
+struct Found {
+    /// The valid entries, the log-sum-exp and the output of each part.
+    parts: BTreeMap<Place, Vec<(u32, f32, [f32; WIDTH])>>,
+    merged: BTreeMap<Place, Option<[f32; WIDTH]>>,
+    /// Rows that a part attended to, resident and fetched.
+    attended: [u64; 2],
+}
+
+/// See the file's head.
+pub struct Decode {
+    setting: Setting,
+    pub cache: Cache,
+    device: Arc<dyn Device>,
+    memory: Arc<HostDevice>,
+    slabs: Vec<Slice>,
+    micro: Vec<Micro>,
+    sequences: [Vec<Decoded>; 2],
+    number: u64,
+    found: Arc<Mutex<Found>>,
+    fail: Option<u32>,
+    stray: Option<Stream>,
+    compared: u64,
+}
+
+fn config(setting: &Setting) -> Config {
+    let shape = Shape {
+        layers: LAYERS,
+        draft_layers: DRAFT_LAYERS,
+        runs: [ROW as u32, 0],
+        index_key_bytes: 4,
+        page_tokens: 16,
+        top_k: K as u32,
+        ..Shape::DEEPSEEK_V3_2
+    };
+    Config {
+        slots: Slots::Uniform(setting.budget.next_multiple_of(64) * 2 * BATCH),
+        min_budget: setting.budget,
+        attention_passes: setting.passes,
+        batch: BATCH,
+        query_rows: setting.query_rows,
+        micro_batches: 2,
+        memory: Memory { huge: false, populate: false, lock: false, node: None },
+        ..Config::new(shape, 2 * BATCH, PROMPT + 80, 64)
+    }
+}
+
+fn floats(bytes: &[u8]) -> [f32; WIDTH] {
+    std::array::from_fn(|i| f32::from_le_bytes([0, 1, 2, 3].map(|b| bytes[4 * i + b])))
+}
+
+fn bytes(row: &[f32; WIDTH]) -> Vec<u8> {
+    row.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+impl Decode {
+    /// Opens the sequences of both micro-batches, prompts and all, on `device`, whose bytes `memory` reads.
+    pub fn new(setting: Setting, device: Arc<dyn Device>, memory: Arc<HostDevice>) -> Decode {
+        let mut cache = Cache::new(config(&setting), Arc::clone(&device)).unwrap();
+        let words = |count: u64| device.allocate(4 * count).unwrap();
+        let rows = u64::from(BATCH * setting.query_rows);
+        let lists = 1 + u64::from(setting.passes);
+        let micro = || {
+            let stream = || device.stream().unwrap();
+            let streams =
+                OverlapStreams { compute: stream(), resolve: stream(), gather: stream(), scatter: stream() };
+            let k = K as u64;
+            let parts = Some(Parts { lists: words(lists * rows * k), counts: words(lists * rows) });
+            let buffers = Buffers { selection: words(rows * k), slots: words(rows * k), parts };
+            Micro { layers: Layers { streams, half: setting.half, buffers }, ended: device.event().unwrap() }
+        };
+        let micro = vec![micro(), micro()];
+        let mut next = 0;
+        let sequences = [0, 1].map(|m: usize| {
+            let open = |_| {
+                next += 1;
+                let handle = enter(&mut cache, &setting, next, micro[m].layers.streams.compute);
+                let versions = vec![0; PROMPT as usize];
+                Decoded { handle, id: next, length: PROMPT, landed: 0, rows: 0, versions }
+            };
+            (0..setting.real[m]).map(open).collect()
+        });
+        let slabs = (0..LAYERS + DRAFT_LAYERS).map(|l| cache.slab(Layer(l)).unwrap()).collect();
+        let found = Arc::default();
+        Decode {
+            setting,
+            cache,
+            device,
+            memory,
+            slabs,
+            micro,
+            sequences,
+            number: 0,
+            found,
+            fail: None,
+            stray: None,
+            compared: 0,
+        }
+    }
+
+    /// The engine's call number `calls` from now on fails.
+    pub fn fail_after(&mut self, calls: u32) {
+        self.fail = Some(calls);
+    }
+
+    /// From now on preparation is enqueued on a stream of the engine's own.
+    pub fn stray(&mut self) {
+        self.stray = Some(self.device.stream().unwrap());
+    }
+
+    /// One step of both micro-batches, compared with the truth; or the error of an abandoned one.
+    pub fn step(&mut self, orders: &[Overlap]) -> Result<()> {
+        let mut steps = self.prepare();
+        let orders: Vec<Overlap> =
+            orders.iter().cycle().copied().take((LAYERS + DRAFT_LAYERS) as usize).collect();
+        let mut expected = BTreeMap::new();
+        let enqueued = self.enqueue(&mut steps, &orders, &mut expected);
+        for (step, micro) in steps.iter_mut().zip(self.micro.clone()) {
+            let compute = micro.layers.streams.compute;
+            self.cache.finish(step, compute).unwrap();
+            self.device.record(micro.ended, compute).unwrap();
+        }
+        for (step, micro) in steps.into_iter().zip(self.micro.clone()) {
+            self.device.synchronize(micro.ended).unwrap();
+            let retired = self.cache.retire(step, micro.layers.streams.compute);
+            match (&enqueued, retired.map(|_| ())) {
+                (Ok(()), Ok(())) => {}
+                (Err(_), Err(unretired)) => {
+                    assert!(unretired.step.is_none());
+                    assert_eq!(unretired.error.kind(), Kind::Cancelled);
+                }
+                (enqueued, retired) => panic!("{enqueued:?}, but {retired:?}"),
+            }
+        }
+        let found = std::mem::take(&mut *self.found.lock().unwrap());
+        enqueued?;
+        self.compare(&expected, &found);
+        self.cache.validate()
+    }
+
+    /// Enqueues the layers of prepared steps, with index lists or without, and leaves it at that.
+    pub fn enqueue_only(&mut self, steps: &mut [Step], orders: &[Overlap], parts: bool) -> Result<()> {
+        let kept = self.micro.clone();
+        if !parts {
+            self.micro.iter_mut().for_each(|m| m.layers.buffers.parts = None);
+        }
+        let done = self.enqueue(steps, orders, &mut BTreeMap::new());
+        self.micro = kept;
+        done
+    }
+
+    /// Prepares a step of both micro-batches.
+    pub fn prepare(&mut self) -> Vec<Step> {
+        self.number += 1;
+        let (seed, number, query_rows) = (self.setting.seed, self.number, self.setting.query_rows);
+        let mut steps = Vec::new();
+        for (m, sequences) in self.sequences.iter_mut().enumerate() {
+            let mut rows = Vec::new();
+            for sequence in sequences {
+                let draw =
+                    |what, below: u32| (chance(seed, &[number, sequence.id, what]) * f64::from(below)) as u32;
+                let accepted = draw(1, sequence.landed + 1);
+                (sequence.rows, sequence.length) = (1 + draw(2, query_rows), sequence.length + accepted);
+                sequence.versions.truncate(sequence.length as usize);
+                sequence.versions.resize((sequence.length + sequence.rows) as usize, number);
+                sequence.landed = sequence.rows;
+                rows.push(Row {
+                    sequence: sequence.handle,
+                    accepted: Accepted::Rows(accepted),
+                    query_rows: sequence.rows,
+                });
+            }
+            let compute = self.micro[m].layers.streams.compute;
+            let micro = MicroBatch(m as u32);
+            steps.push(self.cache.prepare(micro, query_rows, &rows, None, compute).unwrap());
+        }
+        steps
+    }
+
+    fn enqueue(&mut self, steps: &mut [Step], orders: &[Overlap], expected: &mut Expected) -> Result<()> {
+        let mut callbacks = Callbacks {
+            seed: self.setting.seed,
+            empty: self.setting.empty,
+            number: self.number,
+            device: &*self.device,
+            memory: &self.memory,
+            slabs: &self.slabs,
+            micro: &self.micro,
+            sequences: &self.sequences,
+            landing: self.landing(),
+            found: &self.found,
+            fail: &mut self.fail,
+            stray: self.stray,
+            expected,
+        };
+        let mut with: Vec<(&mut Step, Layers)> =
+            steps.iter_mut().zip(&self.micro).map(|(step, micro)| (step, micro.layers)).collect();
+        self.cache.overlap_steps(&mut with, orders, self.setting.drafts, &mut callbacks)
+    }
+
+    /// Landing slots by micro-batch, batch row, query row.
+    fn landing(&self) -> Vec<Vec<Vec<u32>>> {
+        let rows = |s: &Decoded| (0..s.rows).map(|r| self.cache.landing_slot(s.handle, r).unwrap()).collect();
+        self.sequences.iter().map(|all| all.iter().map(rows).collect()).collect()
+    }
+
+    fn compare(&mut self, expected: &Expected, found: &Found) {
+        assert!(found.merged.keys().eq(expected.keys()), "every query row is attended to once");
+        for (place, want) in expected {
+            match (&found.merged[place], want) {
+                (None, None) => {}
+                (Some(got), Some(want)) => {
+                    for (got, want) in got.iter().zip(want) {
+                        assert!((f64::from(*got) - want).abs() < 1e-4, "{place:?}: {got} for {want}");
+                    }
+                }
+                other => panic!("{place:?}: {other:?}"),
+            }
+            self.compared += 1;
+        }
+    }
+
+    /// Something was compared.
+    pub fn check(&self) {
+        assert!(self.compared > 0);
+        let stats = self.cache.stats();
+        assert!(stats.hits > 0 && stats.misses > 0, "{stats:?}");
+    }
+
+    /// What is resident, sequence by sequence.
+    pub fn digests(&self) -> Vec<u64> {
+        self.sequences.iter().flatten().map(|s| self.cache.digest(s.handle).unwrap()).collect()
+    }
+
+    /// Cuts every sequence to what it had accepted.
+    pub fn roll_back(&mut self) {
+        (self.fail, self.stray) = (None, None);
+        for (sequences, micro) in self.sequences.iter_mut().zip(&self.micro) {
+            for sequence in sequences {
+                let compute = micro.layers.streams.compute;
+                let length = self.cache.length(sequence.handle).unwrap().committed;
+                assert_eq!(length, sequence.length, "what was accepted before the abandoned step stands");
+                let _ready = self.cache.roll_back(sequence.handle, length, compute).unwrap();
+                sequence.landed = 0;
+            }
+        }
+    }
+}
+
+/// Opens a sequence, appends its prompt in every layer and joins it.
+fn enter(cache: &mut Cache, setting: &Setting, id: u64, stream: Stream) -> Sequence {
+    let open = Open {
+        prompt: PROMPT,
+        promised: 60,
+        budget: Budget::Slots(setting.budget),
+        bring_up: BringUp::Nothing,
+    };
+    let handle = cache.open(&open).unwrap();
+    for layer in 0..LAYERS + DRAFT_LAYERS {
+        let token = |position| Token { sequence: id, layer: layer.into(), position, version: 0 };
+        let rows: Vec<u8> = (0..u64::from(PROMPT)).flat_map(|p| bytes(&token(p).row())).collect();
+        cache.append(handle, Layer(layer), &rows).unwrap();
+    }
+    let _ready = cache.join(handle, stream, WarmUp::default()).unwrap();
+    handle
+}
+
+type Expected = BTreeMap<Place, Option<[f64; WIDTH]>>;
+
+/// The engine's side of one step.
+struct Callbacks<'a> {
+    seed: u64,
+    empty: f64,
+    number: u64,
+    device: &'a dyn Device,
+    memory: &'a Arc<HostDevice>,
+    slabs: &'a [Slice],
+    micro: &'a [Micro],
+    sequences: &'a [Vec<Decoded>; 2],
+    landing: Vec<Vec<Vec<u32>>>,
+    found: &'a Arc<Mutex<Found>>,
+    fail: &'a mut Option<u32>,
+    stray: Option<Stream>,
+    expected: &'a mut Expected,
+}
+
+impl Callbacks<'_> {
+    fn place(call: &EngineCall, row: u32, query: u32) -> Place {
+        let pass = if call.layer.0 < LAYERS { 0 } else { call.rows.first };
+        (call.micro_batch.0, call.layer.0, pass, row, query)
+    }
+
+    /// The batch rows of a call with their query rows.
+    fn rows(&self, call: &EngineCall) -> Vec<(u32, u32)> {
+        let sequences = &self.sequences[call.micro_batch.index()];
+        let queries = call.rows.first..call.rows.first + call.rows.count;
+        let both = |row: u32| queries.clone().map(move |query| (row, query));
+        let real = |(row, query): &(u32, u32)| *query < sequences[*row as usize].rows;
+        (call.first..call.first + call.count).flat_map(both).filter(real).collect()
+    }
+
+    /// Positions for a query row: distinct, new rows of the step among them.
+    fn select(&self, call: &EngineCall, row: u32, query: u32) -> Vec<i32> {
+        let sequence = &self.sequences[call.micro_batch.index()][row as usize];
+        let reach = sequence.length + query + 1;
+        let draw = |what: u64| {
+            let names = [self.number, sequence.id, call.layer.0.into(), call.rows.first.into(), query.into()];
+            chance(self.seed, &[&names[..], &[what]].concat())
+        };
+        let mut picks = Vec::new();
+        for entry in 0..K as u64 {
+            // Mostly what is near the end or among few old rows, so that some stay resident.
+            let near = draw(1000 + entry) < 0.6;
+            let span = if near { 20.0 } else { f64::from(reach) };
+            let position = (reach - 1).saturating_sub((draw(entry) * span) as u32) as i32;
+            let none = draw(2000 + entry) < self.empty || picks.contains(&position);
+            picks.push(if none { -1 } else { position });
+        }
+        picks
+    }
+
+    fn run(&self, stream: Stream, work: impl Fn() + Send + Sync + 'static) -> Result<()> {
+        self.device.call(stream, Arc::new(work))
+    }
+
+    fn index(&mut self, call: &EngineCall, stream: Stream) -> Result<()> {
+        let buffer = self.micro[call.micro_batch.index()].layers.buffers.selection;
+        let mut writes = Vec::new();
+        for (row, query) in self.rows(call) {
+            let picks = self.select(call, row, query);
+            let sequence = &self.sequences[call.micro_batch.index()][row as usize];
+            let layer = u64::from(call.layer.0);
+            let token = |p: &i32| {
+                let (position, version) = (*p as u64, sequence.versions[*p as usize]);
+                Token { sequence: sequence.id, layer, position, version }.row()
+            };
+            let rows: Vec<[f32; WIDTH]> = picks.iter().filter(|p| **p >= 0).map(token).collect();
+            let asked = self::query(sequence.id, layer, self.number, query.into());
+            self.expected.insert(Self::place(call, row, query), attention(&asked, &rows));
+            let at = u64::from(row * call.rows.count + query - call.rows.first) * K as u64;
+            let bytes: Vec<u8> = picks.iter().flat_map(|p| p.to_le_bytes()).collect();
+            writes.push((buffer.part(4 * at, bytes.len() as u64)?, bytes));
+        }
+        let memory = Arc::clone(self.memory);
+        self.run(stream, move || {
+            writes.iter().for_each(|(slice, bytes)| memory.write(*slice, bytes).unwrap())
+        })
+    }
+
+    fn prepare(&self, call: &EngineCall, stream: Stream) -> Result<()> {
+        let slab = self.slabs[call.layer.index()];
+        let mut writes = Vec::new();
+        for (row, query) in self.rows(call) {
+            let sequence = &self.sequences[call.micro_batch.index()][row as usize];
+            let slot = self.landing[call.micro_batch.index()][row as usize][query as usize];
+            let position = u64::from(sequence.length + query);
+            let token =
+                Token { sequence: sequence.id, layer: call.layer.0.into(), position, version: self.number };
+            writes.push((slab.part(u64::from(slot) * ROW, ROW)?, bytes(&token.row())));
+        }
+        let memory = Arc::clone(self.memory);
+        self.run(stream, move || {
+            writes.iter().for_each(|(slice, bytes)| memory.write(*slice, bytes).unwrap())
+        })
+    }
+
+    fn attend(&self, call: EngineCall, keys: Keys, stream: Stream) -> Result<()> {
+        let Buffers { slots, parts, .. } = self.micro[call.micro_batch.index()].layers.buffers;
+        let slab = self.slabs[call.layer.index()];
+        let mut reads = Vec::new();
+        let width = 4 * K as u64;
+        for (row, query) in self.rows(&call) {
+            let at = u64::from(row * call.rows.count + query - call.rows.first);
+            let rows = u64::from(BATCH * call.rows.count);
+            let of = |number: u64| -> Result<(Slice, Option<Slice>)> {
+                let parts = parts.ok_or_else(|| Error::new(Kind::Internal, "attend"))?;
+                let at = number * rows + at;
+                Ok((parts.lists.part(at * width, width)?, Some(parts.counts.part(4 * at, 4)?)))
+            };
+            let (list, count) = match keys {
+                Keys::All => (slots.part(at * width, width)?, None),
+                Keys::Resident => of(0)?,
+                Keys::Fetched { pass } => of(1 + u64::from(pass))?,
+            };
+            let sequence = &self.sequences[call.micro_batch.index()][row as usize];
+            let asked = self::query(sequence.id, call.layer.0.into(), self.number, query.into());
+            reads.push((Self::place(&call, row, query), list, count, asked));
+        }
+        let (memory, found) = (Arc::clone(self.memory), Arc::clone(self.found));
+        self.run(stream, move || {
+            for (place, list, count, asked) in &reads {
+                let part = attend(&memory, slab, (*list, *count), asked);
+                let mut found = found.lock().unwrap();
+                found.attended[usize::from(matches!(keys, Keys::Fetched { .. }))] += u64::from(part.0);
+                match keys {
+                    Keys::All => {
+                        found.merged.insert(*place, (part.0 > 0).then_some(part.2));
+                    }
+                    _ => found.parts.entry(*place).or_default().push(part),
+                }
+            }
+        })
+    }
+
+    fn merge(&self, call: &EngineCall, stream: Stream) -> Result<()> {
+        let places: Vec<Place> =
+            self.rows(call).iter().map(|(row, query)| Self::place(call, *row, *query)).collect();
+        let found = Arc::clone(self.found);
+        self.run(stream, move || {
+            let mut found = found.lock().unwrap();
+            for place in &places {
+                let parts = found.parts.remove(place).unwrap_or_default();
+                found.merged.insert(*place, merge(&parts));
+            }
+        })
+    }
+}
+
+/// One part of attention as a kernel has it: valid entries, natural log-sum-exp, output.
+fn attend(
+    memory: &HostDevice,
+    slab: Slice,
+    (list, count): (Slice, Option<Slice>),
+    asked: &[f32; WIDTH],
+) -> (u32, f32, [f32; WIDTH]) {
+    let word = |slice: Slice| {
+        let mut word = [0; 4];
+        memory.read(slice, &mut word).unwrap();
+        i32::from_le_bytes(word)
+    };
+    let slots: Vec<i32> = (0..K as u64).map(|i| word(list.part(4 * i, 4).unwrap())).collect();
+    let valid = slots.iter().filter(|slot| **slot >= 0).count() as u32;
+    if let Some(count) = count {
+        assert_eq!(word(count) as u32, valid, "the count is the list's");
+        assert!(slots[..valid as usize].iter().all(|slot| *slot >= 0), "valid entries come first: {slots:?}");
+    }
+    let mut rows = Vec::new();
+    for slot in slots.iter().filter(|slot| **slot >= 0) {
+        let mut row = [0; ROW as usize];
+        memory.read(slab.part(*slot as u64 * ROW, ROW).unwrap(), &mut row).unwrap();
+        rows.push(floats(&row));
+    }
+    if rows.is_empty() {
+        return (0, f32::INFINITY, [f32::NAN; WIDTH]);
+    }
+    let score = |row: &[f32; WIDTH]| row.iter().zip(asked).map(|(k, q)| k * q).sum::<f32>();
+    let most = rows.iter().map(score).fold(f32::NEG_INFINITY, f32::max);
+    let weights: Vec<f32> = rows.iter().map(|row| (score(row) - most).exp()).collect();
+    let sum: f32 = weights.iter().sum();
+    let out =
+        std::array::from_fn(|i| rows.iter().zip(&weights).map(|(row, w)| row[i] * w).sum::<f32>() / sum);
+    (valid, most + sum.ln(), out)
+}
+
+/// M: parts weigh by their log-sum-exp; one without a valid entry does not count.
+fn merge(parts: &[(u32, f32, [f32; WIDTH])]) -> Option<[f32; WIDTH]> {
+    let valid: Vec<_> = parts.iter().filter(|(count, ..)| *count > 0).collect();
+    let most = valid.iter().map(|(_, lse, _)| *lse).fold(f32::NEG_INFINITY, f32::max);
+    let sum: f32 = valid.iter().map(|(_, lse, _)| (lse - most).exp()).sum();
+    (!valid.is_empty()).then(|| {
+        std::array::from_fn(|i| valid.iter().map(|(_, lse, out)| out[i] * (lse - most).exp() / sum).sum())
+    })
+}
+
+impl Engine for Callbacks<'_> {
+    fn enqueue(&mut self, call: &EngineCall, stream: Stream) -> Result<()> {
+        match self.fail.as_mut() {
+            Some(0) => return Err(Error::new(Kind::Io, "engine").at("the engine's own")),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        match call.work {
+            Work::Project | Work::Rest => self.run(stream, || {}),
+            Work::Index => self.index(call, stream),
+            Work::Prepare => self.prepare(call, self.stray.unwrap_or(stream)),
+            Work::Attend(keys) => self.attend(*call, keys, stream),
+            Work::Merge => self.merge(call, stream),
+        }
+    }
+}

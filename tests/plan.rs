@@ -1,0 +1,256 @@
+//! The planner against figures that others have published, against an oracle that counts, and against the pools
+//! themselves: what it says fits can be made.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::Arc;
+
+use forebay::device::Device;
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::os::page_size;
+use forebay::predict::plan::{Batch, Demand, FEW_SLOTS, Note, Ratio, longest_context, plan};
+use forebay::{BringUp, Budget, Cache, Config, Kind, Memory, Open, Result, Shape};
+use proptest::prelude::*;
+
+const GIB: u64 = 1 << 30;
+
+/// The ESS study's cache: 80 GiB of a GPU, two query rows, tables beside.
+fn ess(context: u32, batch: u32) -> Demand {
+    Demand {
+        query_rows: 2,
+        micro_batches: 2,
+        batch: Batch::Sequences(batch),
+        count_tables: false,
+        ..Demand::new(Shape::DEEPSEEK_V3_2, 80 * GIB, context)
+    }
+}
+
+#[test]
+fn the_ratio_column_of_the_ess_study_comes_out_of_one_budget() {
+    let k = 1024;
+    let rows = [
+        (32 * k, 64, 0.82),
+        (32 * k, 96, 0.48),
+        (32 * k, 128, 0.31),
+        (32 * k, 160, 0.21),
+        (128 * k, 40, 0.21),
+        (128 * k, 54, 0.10),
+    ];
+    for (context, batch, ratio) in rows {
+        let planned = plan(&ess(context, batch)).unwrap();
+        let digits = (planned.ratio * 100.0).round() / 100.0;
+        assert_eq!(digits, ratio, "batch {batch}: {}", planned.ratio);
+        assert!(planned.offloads() && planned.bytes.tables > 0);
+        // Tables take little, but they do take something.
+        let counted = plan(&Demand { count_tables: true, ..ess(context, batch) }).unwrap();
+        assert!(counted.ratio < planned.ratio && counted.ratio > planned.ratio - 0.05, "{}", counted.ratio);
+    }
+    for (context, batch) in [(32 * k, 52), (128 * k, 13)] {
+        let planned = plan(&ess(context, batch)).unwrap();
+        assert_eq!((planned.ratio, planned.offloads()), (1.0, false));
+        assert!(planned.bytes.device() <= planned.available && planned.notes.contains(&Note::AllResident));
+    }
+}
+
+#[test]
+fn deepseek_v3_in_bf16_takes_just_under_20_gib_for_72_sequences_of_4096_tokens() {
+    let demand = Demand { batch: Batch::Sequences(72), ..Demand::new(Shape::DEEPSEEK_V3, 20 * GIB, 4096) };
+    let planned = plan(&demand).unwrap();
+    let gib = planned.bytes.device() as f64 / GIB as f64;
+    assert!((19.0..20.0).contains(&gib), "{gib}");
+    assert_eq!(planned.notes, [Note::Dense]);
+    assert!(planned.config.is_none() && planned.live_tokens.is_none());
+    let error = plan(&Demand { batch: Batch::Sequences(74), ..demand }).unwrap_err();
+    assert_eq!((error.kind(), error.number("batch")), (Kind::OutOfMemory, Some(74)));
+}
+
+#[test]
+fn index_keys_cap_the_live_tokens() {
+    let planned = plan(&ess(128 * 1024, 54)).unwrap();
+    let live = planned.live_tokens.unwrap();
+    assert_eq!(live, 80 * GIB / (132 * 61));
+    assert!(u64::from(planned.most_batch) * 128 * 1024 < live);
+    // With hardly a slot left, keys are what ends the batch.
+    let squeezed = Demand { batch: Batch::Most, least_slots: 64, ..ess(128 * 1024, 1) };
+    let most = plan(&squeezed).unwrap().most_batch;
+    assert!(u64::from(most + 5) * 128 * 1024 > live, "{most}");
+}
+
+#[test]
+fn few_slots_are_said() {
+    let few = |batch| plan(&ess(32 * 1024, batch)).unwrap().notes.contains(&Note::FewSlots);
+    assert!(!few(160) && few(170));
+    // A short context needs no more slots than tokens.
+    let short = Demand { ratio: Ratio::Share(1.0), ..ess(4096, 8) };
+    assert!(!plan(&short).unwrap().notes.contains(&Note::FewSlots));
+    let scratch = Demand { ratio: Ratio::Share(0.1), ..ess(32 * 1024, 8) };
+    assert!(plan(&scratch).unwrap().notes.contains(&Note::Scratch));
+}
+
+#[test]
+fn host_memory_ends_the_batch_where_it_is_less() {
+    let demand = Demand { batch: Batch::Most, ..ess(32 * 1024, 1) };
+    let free = plan(&demand).unwrap();
+    assert!(free.slots >= FEW_SLOTS && !free.notes.contains(&Note::HostBound));
+    let host = free.bytes.host();
+    let exact = plan(&Demand { host: Some(host), ..demand.clone() }).unwrap();
+    assert_eq!(exact.batch, free.batch);
+    let less = plan(&Demand { host: Some(host - 1), ..demand.clone() }).unwrap();
+    assert_eq!((less.batch, less.notes.contains(&Note::HostBound)), (free.batch - 1, true));
+    assert!(less.slots > free.slots);
+    let fixed = Demand { host: Some(host - 1), batch: Batch::Sequences(free.batch), ..demand };
+    let error = plan(&fixed).unwrap_err();
+    assert!(error.place().contains("host"), "{error}");
+    // 64 tokens of 704 bytes a page, 513 pages with the rows in flight.
+    assert_eq!(free.bytes.rows, u64::from(free.batch) * 513 * 64 * 704 * 61);
+}
+
+#[test]
+fn impossible_plans_are_one_error_that_names_the_field() {
+    let good = ess(32 * 1024, 64);
+    let longest = longest_context("deepseek-v3.2");
+    let cases: [(&str, Demand); 13] = [
+        ("weights", Demand { weights: 80 * GIB, ..good.clone() }),
+        ("activations", Demand { weights: 79 * GIB, activations: 2 * GIB, ..good.clone() }),
+        ("workspace", Demand { workspace: u64::MAX, ..good.clone() }),
+        ("gpu", Demand { gpu: 0, ..good.clone() }),
+        ("gpu", Demand { batch: Batch::Sequences(100_000), ..good.clone() }),
+        ("context", Demand { context: 0, ..good.clone() }),
+        ("context", Demand { context: 200_000, longest, ..good.clone() }),
+        ("batch", Demand { batch: Batch::Sequences(0), ..good.clone() }),
+        ("query_rows", Demand { query_rows: 0, ..good.clone() }),
+        ("least_slots", Demand { least_slots: 0, ..good.clone() }),
+        ("ratio", Demand { ratio: Ratio::Share(0.0), ..good.clone() }),
+        ("ratio", Demand { ratio: Ratio::Share(f64::NAN), ..good.clone() }),
+        ("ratio", Demand { ratio: Ratio::Share(0.5), shape: Shape::DEEPSEEK_V3, ..good.clone() }),
+    ];
+    for (field, demand) in cases {
+        let error = plan(&demand).unwrap_err();
+        assert!(error.place().starts_with(field), "{field}: {error}");
+        assert_eq!(error.to_string().lines().count(), 1);
+    }
+    assert!(plan(&Demand { ratio: Ratio::Share(1.5), ..good }).is_err());
+}
+
+/// Makes the cache of a plan on a device of `bytes` bytes, and opens all its sequences.
+fn make(config: &Config, bytes: u64, slots: u32) -> Result<()> {
+    let device = HostDevice::new(HostOptions { memory: Some(bytes), ..HostOptions::default() });
+    assert_eq!(device.granularity(), page_size());
+    let memory = Memory { huge: false, populate: false, lock: false, node: None };
+    let mut cache = Cache::new(Config { memory, ..config.clone() }, device as Arc<dyn Device>)?;
+    let open = Open {
+        prompt: config.max_tokens - 1,
+        promised: 1,
+        budget: Budget::Slots(slots),
+        bring_up: BringUp::Nothing,
+    };
+    for _ in 0..config.lanes {
+        cache.open(&open)?;
+    }
+    assert_eq!(cache.open(&open).unwrap_err().kind(), Kind::Exhausted, "the plan has one lane a sequence");
+    Ok(())
+}
+
+#[test]
+fn what_fits_by_plan_can_be_made_and_one_more_cannot() {
+    let shape = Shape { layers: 3, draft_layers: 1, top_k: 256, ..Shape::DEEPSEEK_V3_2 };
+    for (context, query_rows, ratio) in [(1000, 1, 0.5), (4096, 2, 0.2), (5000, 3, 0.11), (640, 2, 1.0)] {
+        let gpu = 48 << 20;
+        let demand = Demand {
+            query_rows,
+            ratio: Ratio::Share(ratio),
+            count_tables: false,
+            grain: page_size(),
+            ..Demand::new(shape, gpu, context)
+        };
+        let planned = plan(&demand).unwrap();
+        make(planned.config.as_ref().unwrap(), gpu, planned.slots).unwrap();
+        make(planned.config.as_ref().unwrap(), planned.bytes.data(), planned.slots).unwrap();
+        let less = make(planned.config.as_ref().unwrap(), planned.bytes.data() - 1, planned.slots);
+        assert_eq!(less.unwrap_err().kind(), Kind::OutOfMemory, "no byte is planned that is not taken");
+        // One more, as plan itself would lay it out with a little more memory.
+        let more = Demand { batch: Batch::Sequences(planned.batch + 1), ..demand.clone() };
+        assert_eq!(plan(&more).unwrap_err().kind(), Kind::OutOfMemory);
+        let larger = plan(&Demand { gpu: 2 * gpu, ..more }).unwrap();
+        let refused = make(larger.config.as_ref().unwrap(), gpu, larger.slots).unwrap_err();
+        assert_eq!((refused.kind(), refused.place()), (Kind::OutOfMemory, "device memory"));
+    }
+}
+
+/// Bytes of `batch` sequences with `slots` slots each, allocated block by block into one tally. Tables and mapping
+/// borders are left out.
+fn counted(demand: &Demand, batch: u32, slots: u32) -> u64 {
+    let shape = demand.shape;
+    let row = u64::from(shape.runs[0] + shape.runs[1]);
+    let mut bytes = 0;
+    for _layer in 0..shape.layers + shape.draft_layers {
+        let mut landing = 0;
+        for _sequence in 0..batch {
+            let mut tokens = 0;
+            while tokens < demand.context + demand.query_rows * demand.steps_in_flight {
+                tokens += shape.page_tokens;
+                bytes += u64::from(shape.page_tokens * shape.index_key_bytes);
+            }
+            let mut held = 0;
+            while held < slots {
+                held += 64;
+                bytes += 64 * row;
+            }
+            landing += demand.query_rows;
+        }
+        bytes += u64::from(landing.div_ceil(64)) * 64 * row;
+    }
+    let beyond = (demand.query_rows * shape.top_k).saturating_sub(slots);
+    bytes + u64::from((1 + batch * beyond).div_ceil(64)) * 64 * row
+}
+
+/// The largest whole number of blocks that fits, tried one after the other from the whole context down.
+fn largest_by_counting(demand: &Demand, batch: u32) -> Option<u32> {
+    let sizes = (1..=demand.context).filter(|slots| *slots % 64 == 0 || *slots == demand.context);
+    sizes.rev().find(|slots| counted(demand, batch, *slots) <= demand.gpu)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Mappings of one block leave nothing unused, so that counting is exact.
+    #[test]
+    fn slots_and_batch_are_what_allocating_by_counting_finds(
+        (layers, draft_layers) in (1_u32..5, 0_u32..2),
+        (row, key) in (1_u32..40, 0_u32..20),
+        (context, top_k, query_rows) in (1_u32..700, 1_u32..300, 1_u32..4),
+        (batch, kib) in (1_u32..12, 1_u64..2000),
+    ) {
+        let shape = Shape { layers, draft_layers, runs: [4 * row, 0], index_key_bytes: 4 * key, top_k, ..Shape::GLM_5 };
+        let demand = Demand {
+            query_rows,
+            batch: Batch::Sequences(batch),
+            count_tables: false,
+            least_slots: 64,
+            grain: 64 * 4 * u64::from(row),
+            ..Demand::new(shape, kib << 10, context)
+        };
+        let found = largest_by_counting(&demand, batch);
+        match plan(&demand) {
+            Ok(planned) if planned.offloads() => prop_assert_eq!(Some(planned.slots), found),
+            Ok(planned) => prop_assert!(batch <= planned.resident_batch),
+            Err(error) => {
+                prop_assert_eq!(error.kind(), Kind::OutOfMemory);
+                prop_assert_eq!(found, None);
+            }
+        }
+        let least = 64.min(context);
+        let fits = |lanes: &u32| counted(&demand, *lanes, least) <= demand.gpu;
+        let most = (1..).take_while(fits).last().unwrap_or(0);
+        if let Ok(planned) = plan(&Demand { batch: Batch::Most, ..demand.clone() }) {
+            prop_assert_eq!(planned.most_batch, most.max(planned.resident_batch));
+            prop_assert_eq!(planned.batch, planned.most_batch);
+            let sum = planned.bytes.data();
+            prop_assert!(sum <= demand.gpu);
+            if planned.offloads() {
+                prop_assert_eq!(sum - planned.bytes.padding, counted(&demand, planned.batch, planned.slots));
+            }
+        } else {
+            prop_assert_eq!(most, 0);
+        }
+    }
+}
