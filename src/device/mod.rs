@@ -21,6 +21,7 @@ pub mod block;
 pub mod clock;
 pub mod host;
 pub mod order;
+pub mod rates;
 mod ticket;
 pub mod watch;
 

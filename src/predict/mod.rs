@@ -1,3 +1,71 @@
-//! What a cache will fit and what it will buy, before anybody buys memory.
+//! What a cache will do before it is built: setups, the simulator, the planner.
+//!
+//! A [`Setup`](setup::Setup) is a file: a model, a GPU, a link, and what an engine's works cost there, measured
+//! at points or by a [roofline]. [`fit`] makes one from measurements. [`misses`] says how many rows a step
+//! fetches. [`simulate`] runs the production schedule with those costs on a virtual clock.
+//!
+//! Every number that comes in is checked where it comes in, and the error names its field; so every number
+//! that goes out is finite. Times are microseconds in files and functions, milliseconds for whole steps.
 
+pub mod cost;
+pub mod fit;
+pub mod misses;
+pub mod model;
 pub mod plan;
+pub mod roofline;
+pub mod setup;
+pub mod simulate;
+
+use serde::de::DeserializeOwned;
+
+use crate::error::{Error, Kind, Result};
+
+/// A field of a setup or of measurements that cannot be used.
+fn wrong(place: impl Into<String>) -> Error {
+    Error::new(Kind::InvalidConfig, "read setup")
+        .at(place.into())
+        .hint("correct the named field; docs/setup-format.md")
+}
+
+/// Whether a time or a count is a number that is not negative.
+fn finite(value: f64, place: impl Fn() -> String) -> Result<()> {
+    match value.is_finite() && value >= 0.0 {
+        true => Ok(()),
+        false => Err(wrong(format!("{}: {value} is negative or no number", place()))),
+    }
+}
+
+/// Whether a speed or a size is a number above zero.
+fn positive(value: f64, place: impl Fn() -> String) -> Result<()> {
+    match value.is_finite() && value > 0.0 {
+        true => Ok(()),
+        false => Err(wrong(format!("{}: {value} is not above 0, or no number", place()))),
+    }
+}
+
+/// A JSON text as `T`; an error names the field's path.
+fn parse<T: DeserializeOwned>(text: &str, version: (&'static str, u64)) -> Result<T> {
+    let bad = |place: String| {
+        Error::new(Kind::BadFormat, "read setup")
+            .at(place)
+            .hint("correct the named field; docs/setup-format.md")
+    };
+    // The version before the fields: of another version they may mean anything.
+    let value: serde_json::Value = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
+    let (field, known) = version;
+    match value.get(field).and_then(serde_json::Value::as_u64) {
+        Some(found) if found == known => {}
+        Some(found) => {
+            return Err(Error::new(Kind::BadVersion, "read setup")
+                .at(field)
+                .with("version", found)
+                .with("known", known));
+        }
+        None => return Err(bad(format!("{field}: not there, or no whole number"))),
+    }
+    let mut json = serde_json::Deserializer::from_str(text);
+    serde_path_to_error::deserialize(&mut json).map_err(|e| {
+        let path = e.path().to_string();
+        bad(format!("{path}: {}", e.into_inner()))
+    })
+}

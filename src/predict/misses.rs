@@ -1,0 +1,417 @@
+//! How many rows a request fetches in a layer and step.
+//!
+//! Three sources, one answer: rows by layer. A **curve** has means over the layers by ratio and context, and
+//! how the layers stand to the mean; a **table** has rows by layer for one operating point; **steps** are what
+//! a replay counted, by step and layer. A *miss* is counted once a request, whichever of its query rows want
+//! it, as the gather fetches it once.
+//!
+//! # The curve between and beyond its points
+//! Misses fall about exponentially with the ratio, so their logarithm is interpolated: linearly in the ratio,
+//! and linearly in the logarithm of the context. Above the last ratio they fall linearly to none at 1. Below
+//! the first ratio nothing is known, and it is an error. A context outside the measured ones is taken for the
+//! nearest measured one at the same number of slots, up to twice or down to half; farther out is an error.
+//!
+//! # Query rows
+//! A step of more query rows fetches more, but not in proportion: they share rows. The curve was measured at
+//! some number of query rows and is scaled by a power of theirs.
+
+use serde::{Deserialize, Serialize};
+
+use super::{finite, positive, wrong};
+use crate::error::Result;
+
+/// Means by ratio and context.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mean {
+    /// Tokens of context, ascending.
+    pub context: Vec<f64>,
+    /// Slots over context, ascending, above 0 and below 1.
+    pub ratio: Vec<f64>,
+    /// Rows a request, mean over the layers; by context, then by ratio. None is a hole.
+    pub rows: Vec<Vec<Option<f64>>>,
+}
+
+/// How the layers stand to the mean at one context.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerShape {
+    /// Tokens of context.
+    pub context: f64,
+    /// Rows by layer; only how they stand to their mean counts.
+    pub rows: Vec<f64>,
+}
+
+/// See the module's head.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Curve {
+    /// The query rows that it was measured at.
+    pub query_rows: f64,
+    /// Misses grow with this power of the query rows, 0 to 1.
+    pub query_rows_power: f64,
+    /// The means.
+    pub mean: Mean,
+    /// By ascending context; between two of them the logarithm of the context interpolates. All layers alike
+    /// when empty.
+    #[serde(default)]
+    pub layers: Vec<LayerShape>,
+}
+
+/// Rows by layer of one operating point.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table {
+    /// The query rows that it was measured at.
+    pub query_rows: f64,
+    /// As in [`Curve`].
+    pub query_rows_power: f64,
+    /// Rows a request by layer.
+    pub rows: Vec<f64>,
+}
+
+/// What a replay counted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Steps {
+    /// Query rows of the replay's steps.
+    pub query_rows: f64,
+    /// As in [`Curve`].
+    pub query_rows_power: f64,
+    /// Rows a request, by step and layer.
+    pub rows: Vec<Vec<f64>>,
+}
+
+/// See the module's head.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Misses {
+    /// By ratio and context.
+    Curve(Curve),
+    /// Of one operating point.
+    Table(Table),
+    /// Of a replay.
+    Steps(Steps),
+}
+
+/// Where misses are asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Place {
+    /// Tokens of context.
+    pub context: u32,
+    /// Slots over context.
+    pub ratio: f64,
+    /// Query rows of a step.
+    pub query_rows: u32,
+    /// The step, counted on through a replay's steps over and over.
+    pub step: u32,
+}
+
+/// How far beyond a measured context another is taken for it.
+const CONTEXT_BEYOND: f64 = 2.0;
+
+fn of_layers(rows: &[f64], layers: u32, place: &str) -> Result<()> {
+    if rows.len() != layers as usize {
+        return Err(wrong(format!("{place}: not one number for each layer of the model"))
+            .with("numbers", rows.len() as u64)
+            .with("layers", layers));
+    }
+    rows.iter().enumerate().try_for_each(|(i, rows)| finite(*rows, || format!("{place}[{i}]")))
+}
+
+fn query_rows(rows: f64, power: f64, kind: &str) -> Result<()> {
+    positive(rows, || format!("misses.{kind}.query_rows"))?;
+    match (0.0..=1.0).contains(&power) {
+        true => Ok(()),
+        false => Err(wrong(format!("misses.{kind}.query_rows_power: {power} is not from 0 to 1"))),
+    }
+}
+
+impl Misses {
+    /// Whether the numbers are whole and of `layers` layers.
+    ///
+    /// # Errors
+    /// [`crate::Kind::InvalidConfig`] names the field.
+    pub fn check(&self, layers: u32) -> Result<()> {
+        match self {
+            Misses::Curve(curve) => curve.check(layers),
+            Misses::Table(table) => {
+                query_rows(table.query_rows, table.query_rows_power, "table")?;
+                of_layers(&table.rows, layers, "misses.table.rows")
+            }
+            Misses::Steps(steps) => {
+                query_rows(steps.query_rows, steps.query_rows_power, "steps")?;
+                if steps.rows.is_empty() {
+                    return Err(wrong("misses.steps.rows: no steps"));
+                }
+                let all = steps.rows.iter().enumerate();
+                all.into_iter()
+                    .try_for_each(|(i, r)| of_layers(r, layers, &format!("misses.steps.rows[{i}]")))
+            }
+        }
+    }
+
+    /// Rows that a request fetches in each layer.
+    ///
+    /// # Errors
+    /// [`crate::Kind::InvalidConfig`] for a ratio or a context that the curve does not reach.
+    pub fn by_layer(&self, place: &Place) -> Result<Vec<f64>> {
+        let scale = self.growth(place.query_rows);
+        let scaled = |rows: &[f64]| rows.iter().map(|rows| rows * scale).collect();
+        match self {
+            Misses::Table(table) => Ok(scaled(&table.rows)),
+            Misses::Steps(steps) => Ok(scaled(&steps.rows[place.step as usize % steps.rows.len()])),
+            Misses::Curve(curve) => {
+                let mean = curve.mean(f64::from(place.context), place.ratio)?;
+                let layers = curve.layers.first().map_or(0, |shape| shape.rows.len());
+                let mut rows = vec![mean * scale; layers];
+                for (layer, rows) in rows.iter_mut().enumerate() {
+                    *rows *= curve.weight(layer, f64::from(place.context));
+                }
+                Ok(rows)
+            }
+        }
+    }
+
+    /// The mean over the layers.
+    ///
+    /// # Errors
+    /// As [`Misses::by_layer`].
+    pub fn mean(&self, place: &Place) -> Result<f64> {
+        if let Misses::Curve(curve) = self {
+            return Ok(curve.mean(f64::from(place.context), place.ratio)? * self.growth(place.query_rows));
+        }
+        let rows = self.by_layer(place)?;
+        Ok(rows.iter().sum::<f64>() / rows.len().max(1) as f64)
+    }
+
+    /// The share of a request's misses that one of its query rows reads.
+    pub fn share(&self, query_rows: u32) -> f64 {
+        f64::from(query_rows.max(1)).powf(-self.power().1)
+    }
+
+    fn power(&self) -> (f64, f64) {
+        match self {
+            Misses::Curve(curve) => (curve.query_rows, curve.query_rows_power),
+            Misses::Table(table) => (table.query_rows, table.query_rows_power),
+            Misses::Steps(steps) => (steps.query_rows, steps.query_rows_power),
+        }
+    }
+
+    fn growth(&self, query_rows: u32) -> f64 {
+        let (measured, power) = self.power();
+        (f64::from(query_rows) / measured).powf(power)
+    }
+}
+
+/// The place of `x` among ascending points: the lower one's index, the upper one's, the upper one's share.
+fn between(points: impl ExactSizeIterator<Item = f64> + Clone, x: f64) -> (usize, usize, f64) {
+    let last = points.len() - 1;
+    let above = points.clone().take_while(|point| *point <= x).count();
+    let (low, high) = (above.saturating_sub(1), above.min(last));
+    if low == high || above == 0 {
+        return (low, low, 0.0);
+    }
+    let at = |index: usize| points.clone().nth(index).unwrap_or(x);
+    (low, high, (x - at(low)) / (at(high) - at(low)))
+}
+
+impl Curve {
+    fn check(&self, layers: u32) -> Result<()> {
+        query_rows(self.query_rows, self.query_rows_power, "curve")?;
+        let Mean { context, ratio, rows } = &self.mean;
+        for (name, points) in [("context", context), ("ratio", ratio)] {
+            let place = format!("misses.curve.mean.{name}");
+            if points.is_empty() || !points.array_windows().all(|[a, b]| a < b) {
+                return Err(wrong(format!("{place}: no points, or not ascending")));
+            }
+            points.iter().enumerate().try_for_each(|(i, p)| positive(*p, || format!("{place}[{i}]")))?;
+        }
+        if ratio.last().is_some_and(|last| *last >= 1.0) {
+            return Err(wrong("misses.curve.mean.ratio: 1 or above; there nothing is missed"));
+        }
+        let whole = rows.len() == context.len() && rows.iter().all(|row| row.len() == ratio.len());
+        if !whole {
+            return Err(wrong(
+                "misses.curve.mean.rows: not one list for each context, of one number for each ratio",
+            ));
+        }
+        for (i, row) in rows.iter().enumerate() {
+            for (j, value) in row.iter().enumerate() {
+                let place = || format!("misses.curve.mean.rows[{i}][{j}]");
+                match value {
+                    None => return Err(wrong(format!("{}: a hole", place()))),
+                    Some(value) => positive(*value, place)?,
+                }
+            }
+        }
+        if !self.layers.array_windows().all(|[a, b]| a.context < b.context) {
+            return Err(wrong("misses.curve.layers: contexts do not ascend"));
+        }
+        for (i, shape) in self.layers.iter().enumerate() {
+            let place = format!("misses.curve.layers[{i}]");
+            positive(shape.context, || format!("{place}.context"))?;
+            of_layers(&shape.rows, layers, &format!("{place}.rows"))?;
+            positive(shape.rows.iter().sum(), || format!("{place}.rows: their sum"))?;
+        }
+        match self.layers.is_empty() {
+            true => Err(wrong("misses.curve.layers: none")),
+            false => Ok(()),
+        }
+    }
+
+    /// Mean rows at the curve's own number of query rows.
+    fn mean(&self, context: f64, ratio: f64) -> Result<f64> {
+        if ratio >= 1.0 {
+            return Ok(0.0);
+        }
+        let all = &self.mean.context;
+        let (first, last) = (all[0], all[all.len() - 1]);
+        if context > last * CONTEXT_BEYOND || context * CONTEXT_BEYOND < first {
+            return Err(wrong("misses.curve.mean.context: asked too far outside what was measured")
+                .with("asked", context as u64)
+                .with("first", first as u64)
+                .with("last", last as u64));
+        }
+        let near = context.clamp(first, last);
+        let ratio = (ratio * context / near).min(1.0);
+        let (low, high, share) = between(all.iter().map(|c| c.ln()), near.ln());
+        let (a, b) = (self.at(low, ratio)?, self.at(high, ratio)?);
+        // Above the last ratio both may be 0.
+        Ok(if a > 0.0 && b > 0.0 { (a.ln() * (1.0 - share) + b.ln() * share).exp() } else { 0.0 })
+    }
+
+    /// At a measured context.
+    fn at(&self, context: usize, ratio: f64) -> Result<f64> {
+        let (ratios, rows) = (&self.mean.ratio, &self.mean.rows[context]);
+        let value = |index: usize| rows[index].unwrap_or(0.0);
+        let last = ratios.len() - 1;
+        if ratio < ratios[0] * (1.0 - 1e-9) {
+            return Err(wrong(format!(
+                "misses.curve.mean.ratio: {ratio:.4} is below the first measured one, {}",
+                ratios[0]
+            )));
+        }
+        if ratio > ratios[last] {
+            return Ok(value(last) * (1.0 - ratio) / (1.0 - ratios[last]));
+        }
+        let (low, high, share) = between(ratios.iter().copied(), ratio);
+        Ok((value(low).ln() * (1.0 - share) + value(high).ln() * share).exp())
+    }
+
+    /// A layer's misses over the mean.
+    fn weight(&self, layer: usize, context: f64) -> f64 {
+        let (low, high, share) = between(self.layers.iter().map(|shape| shape.context.ln()), context.ln());
+        let of = |index: usize| {
+            let rows = &self.layers[index].rows;
+            rows[layer] * rows.len() as f64 / rows.iter().sum::<f64>()
+        };
+        of(low) * (1.0 - share) + of(high) * share
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn curve() -> Curve {
+        Curve {
+            query_rows: 2.0,
+            query_rows_power: 0.5,
+            mean: Mean {
+                context: vec![1000.0, 4000.0],
+                ratio: vec![0.1, 0.3, 0.9],
+                rows: vec![
+                    vec![Some(400.0), Some(100.0), Some(10.0)],
+                    vec![Some(100.0), Some(25.0), Some(10.0)],
+                ],
+            },
+            layers: vec![
+                LayerShape { context: 1000.0, rows: vec![1.0, 3.0] },
+                LayerShape { context: 4000.0, rows: vec![2.0, 2.0] },
+            ],
+        }
+    }
+
+    fn place(context: u32, ratio: f64, query_rows: u32) -> Place {
+        Place { context, ratio, query_rows, step: 0 }
+    }
+
+    #[test]
+    fn a_curve_is_exact_at_its_points_and_logarithmic_between() {
+        let misses = Misses::Curve(curve());
+        misses.check(2).unwrap();
+        let mean = |context, ratio, q| misses.mean(&place(context, ratio, q)).unwrap();
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9 * b.max(1.0), "{a} {b}");
+        near(mean(1000, 0.1, 2), 400.0);
+        near(mean(4000, 0.3, 2), 25.0);
+        near(mean(1000, 0.2, 2), 200.0);
+        near(mean(2000, 0.3, 2), 50.0);
+        near(mean(1000, 0.95, 2), 5.0);
+        near(mean(1000, 1.0, 2), 0.0);
+        near(mean(1000, 0.3, 8), 200.0);
+        // The same slots as 0.3 of 4000.
+        near(mean(8000, 0.15, 2), 25.0);
+        near(mean(500, 0.6, 2), 100.0);
+    }
+
+    #[test]
+    fn layers_keep_their_shape_and_the_mean() {
+        let misses = Misses::Curve(curve());
+        assert_eq!(misses.by_layer(&place(1000, 0.3, 2)).unwrap().map_round(), [50.0, 150.0]);
+        assert_eq!(misses.by_layer(&place(4000, 0.3, 2)).unwrap().map_round(), [25.0, 25.0]);
+        assert_eq!(misses.by_layer(&place(2000, 0.3, 2)).unwrap().map_round(), [38.0, 63.0]);
+    }
+
+    trait Round {
+        fn map_round(self) -> Vec<f64>;
+    }
+
+    impl Round for Vec<f64> {
+        fn map_round(self) -> Vec<f64> {
+            self.into_iter().map(f64::round).collect()
+        }
+    }
+
+    #[test]
+    fn tables_and_steps_are_taken_as_they_are() {
+        let table = Misses::Table(Table { query_rows: 1.0, query_rows_power: 1.0, rows: vec![5.0, 7.0] });
+        table.check(2).unwrap();
+        assert_eq!(table.by_layer(&place(9, 0.5, 2)).unwrap(), [10.0, 14.0]);
+        assert_eq!(table.share(4), 0.25);
+        let rows = vec![vec![1.0, 2.0], vec![3.0, 4.0]];
+        let steps = Misses::Steps(Steps { query_rows: 2.0, query_rows_power: 1.0, rows });
+        steps.check(2).unwrap();
+        let at = |step| steps.by_layer(&Place { step, ..place(9, 0.5, 2) }).unwrap();
+        assert_eq!((at(1), at(2)), (vec![3.0, 4.0], vec![1.0, 2.0]));
+    }
+
+    #[test]
+    fn what_the_curve_does_not_reach_and_holes_are_named() {
+        let refused = |misses: Misses, context, ratio, words: &str| {
+            let checked = misses.check(2).and_then(|()| misses.mean(&place(context, ratio, 2)));
+            let text = checked.unwrap_err().to_string();
+            assert!(text.contains(words), "{text}");
+        };
+        refused(Misses::Curve(curve()), 1000, 0.05, "misses.curve.mean.ratio: 0.0500 is below");
+        refused(Misses::Curve(curve()), 9000, 0.5, "misses.curve.mean.context");
+        refused(Misses::Curve(curve()), 400, 0.5, "misses.curve.mean.context");
+        let with = |change: fn(&mut Curve)| {
+            let mut curve = curve();
+            change(&mut curve);
+            Misses::Curve(curve)
+        };
+        refused(with(|c| c.mean.rows[1][2] = None), 1000, 0.5, "misses.curve.mean.rows[1][2]: a hole");
+        refused(with(|c| c.mean.rows[1][2] = Some(f64::NAN)), 1000, 0.5, "misses.curve.mean.rows[1][2]");
+        refused(with(|c| c.layers[1].rows[1] = -1.0), 1000, 0.5, "misses.curve.layers[1].rows[1]");
+        refused(with(|c| _ = c.layers[1].rows.pop()), 1000, 0.5, "misses.curve.layers[1].rows");
+        refused(with(|c| c.query_rows_power = 1.5), 1000, 0.5, "misses.curve.query_rows_power");
+        refused(with(|c| c.mean.ratio[2] = 1.0), 1000, 0.5, "misses.curve.mean.ratio");
+        refused(
+            Misses::Steps(Steps { query_rows: 1.0, query_rows_power: 1.0, rows: vec![] }),
+            9,
+            0.5,
+            "no steps",
+        );
+    }
+}

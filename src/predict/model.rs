@@ -1,0 +1,246 @@
+//! The sizes that a roofline needs: of a model's layers, of the GPUs that serve it.
+
+use serde::{Deserialize, Serialize};
+
+use super::{finite, positive, wrong};
+use crate::error::Result;
+use crate::geometry::{Geometry, Shape};
+
+/// The dimensions of one layer with multi-head latent attention, an indexer and routed experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dims {
+    /// Values of a token between layers.
+    pub hidden: u32,
+    /// Values of the compressed query.
+    pub q_lora: u32,
+    /// Values of a latent.
+    pub kv_lora: u32,
+    /// Rotary values of a key.
+    pub rope: u32,
+    /// Attention heads.
+    pub heads: u32,
+    /// Values of a head's query without the rotary ones.
+    pub nope: u32,
+    /// Values of a head's output.
+    pub value: u32,
+    /// Heads of the indexer; 0 without one.
+    pub index_heads: u32,
+    /// Values of an index key.
+    pub index_dim: u32,
+    /// Routed experts of a layer.
+    pub experts: u32,
+    /// Routed experts that one token visits.
+    pub experts_per_token: u32,
+    /// Experts that every token visits.
+    pub shared_experts: u32,
+    /// Values inside an expert.
+    pub expert_hidden: u32,
+    /// The longest context in tokens.
+    pub context_max: u32,
+}
+
+impl Dims {
+    /// DeepSeek-V3.2: the published configuration.
+    pub const DEEPSEEK_V3_2: Dims = Dims {
+        hidden: 7168,
+        q_lora: 1536,
+        kv_lora: 512,
+        rope: 64,
+        heads: 128,
+        nope: 128,
+        value: 128,
+        index_heads: 64,
+        index_dim: 128,
+        experts: 256,
+        experts_per_token: 8,
+        shared_experts: 1,
+        expert_hidden: 2048,
+        context_max: 163_840,
+    };
+    /// GLM-5: heads, latents and indexer as published; the sizes between layers and of the experts are
+    /// assumed.
+    pub const GLM_5: Dims = Dims {
+        hidden: 6144,
+        q_lora: 2048,
+        heads: 64,
+        nope: 192,
+        value: 256,
+        index_heads: 32,
+        context_max: 202_752,
+        ..Dims::DEEPSEEK_V3_2
+    };
+
+    fn preset(name: &str) -> Option<Dims> {
+        match name {
+            "deepseek-v3.2" | "deepseek-v3.2-bf16" | "deepseek-v3.2-int8" => Some(Dims::DEEPSEEK_V3_2),
+            "deepseek-v3" => Some(Dims { index_heads: 0, ..Dims::DEEPSEEK_V3_2 }),
+            "glm-5" => Some(Dims::GLM_5),
+            _ => None,
+        }
+    }
+}
+
+/// The cache's shape in a setup, as [`Shape`] has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CacheShape {
+    /// Layers that a step passes once.
+    pub layers: u32,
+    /// Bytes of a row's runs.
+    pub runs: [u32; 2],
+    /// Bytes of an index key.
+    pub index_key_bytes: u32,
+    /// Positions that a query row selects.
+    pub top_k: u32,
+}
+
+/// The model of a setup: a preset's name, or both of `shape` and `dims`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// A preset of [`Shape::PRESETS`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preset: Option<String>,
+    /// The cache's shape, instead of the preset's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<CacheShape>,
+    /// The layer's dimensions, instead of the preset's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dims: Option<Dims>,
+    /// Layers that draft and that the simulator runs; 0 where the cost of drafting is in `costs.step`.
+    #[serde(default)]
+    pub draft_layers: u32,
+}
+
+impl Model {
+    fn preset_name(&self) -> Result<&str> {
+        self.preset.as_deref().ok_or_else(|| wrong("model.preset: not there, and not both of shape and dims"))
+    }
+
+    /// The cache's shape, draft layers included.
+    ///
+    /// # Errors
+    /// [`crate::Kind::InvalidConfig`] for an unknown preset or an impossible shape.
+    pub fn shape(&self) -> Result<Shape> {
+        let shape = match &self.shape {
+            Some(own) => Shape {
+                layers: own.layers,
+                runs: own.runs,
+                index_key_bytes: own.index_key_bytes,
+                top_k: own.top_k,
+                ..Shape::DEEPSEEK_V3_2
+            },
+            None => {
+                let name = self.preset_name()?;
+                Shape::preset(name)
+                    .ok_or_else(|| wrong(format!("model.preset: no preset is called {name:?}")))?
+            }
+        };
+        let shape = Shape { draft_layers: self.draft_layers, ..shape };
+        Geometry::new(shape).map_err(|e| wrong(format!("model.shape: {e}")))?;
+        Ok(shape)
+    }
+
+    /// The dimensions of a layer.
+    ///
+    /// # Errors
+    /// [`crate::Kind::InvalidConfig`] for a preset without dimensions, or for one of 0.
+    pub fn dims(&self) -> Result<Dims> {
+        let dims = match self.dims {
+            Some(dims) => dims,
+            None => {
+                let name = self.preset_name()?;
+                Dims::preset(name)
+                    .ok_or_else(|| wrong(format!("model.dims: the preset {name:?} has none; state them")))?
+            }
+        };
+        let fields = [
+            ("hidden", dims.hidden),
+            ("heads", dims.heads),
+            ("kv_lora", dims.kv_lora),
+            ("experts", dims.experts),
+            ("experts_per_token", dims.experts_per_token),
+            ("context_max", dims.context_max),
+        ];
+        match fields.iter().find(|(_, value)| *value == 0) {
+            Some((name, _)) => Err(wrong(format!("model.dims.{name}: 0"))),
+            None => Ok(dims),
+        }
+    }
+}
+
+/// What a GPU can do, and which share of it such works reach.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    /// Its name.
+    pub name: String,
+    /// Memory in GiB.
+    pub memory_gib: f64,
+    /// Dense FP8 peak, 10^12 operations a second.
+    pub fp8_tflops: f64,
+    /// Dense BF16 peak.
+    pub bf16_tflops: f64,
+    /// Memory bandwidth, 10^9 bytes a second.
+    pub memory_gb_s: f64,
+    /// From a kernel to the next one that depends on it, in a captured graph, microseconds.
+    pub kernel_us: f64,
+    /// Share of the FP8 peak that matrix products reach.
+    pub fp8_share: f64,
+    /// Share of the BF16 peak that attention reaches.
+    pub attention_share: f64,
+    /// Share of the bandwidth that is reached.
+    pub memory_share: f64,
+}
+
+impl Gpu {
+    pub(super) fn check(&self) -> Result<()> {
+        positive(self.memory_gib, || "gpu.memory_gib".to_owned())?;
+        positive(self.fp8_tflops, || "gpu.fp8_tflops".to_owned())?;
+        positive(self.bf16_tflops, || "gpu.bf16_tflops".to_owned())?;
+        positive(self.memory_gb_s, || "gpu.memory_gb_s".to_owned())?;
+        finite(self.kernel_us, || "gpu.kernel_us".to_owned())?;
+        let shares = [
+            ("fp8_share", self.fp8_share),
+            ("attention_share", self.attention_share),
+            ("memory_share", self.memory_share),
+        ];
+        for (name, share) in shares {
+            positive(share, || format!("gpu.{name}"))?;
+            if share > 1.0 {
+                return Err(wrong(format!("gpu.{name}: {share} is above 1")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The GPUs that serve together, and how they exchange the experts' tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Deployment {
+    /// GPUs that the experts are divided over.
+    pub gpus: u32,
+    /// GPUs of one node.
+    pub node_gpus: u32,
+    /// A GPU's network bandwidth, 10^9 bytes a second.
+    pub network_gb_s: f64,
+    /// What a dispatch and its combine take for one token, microseconds.
+    pub exchange_us: f64,
+}
+
+impl Deployment {
+    pub(super) fn check(&self) -> Result<()> {
+        if self.gpus == 0 || self.node_gpus == 0 || self.node_gpus > self.gpus {
+            return Err(wrong("deployment.gpus: 0, or fewer than node_gpus"));
+        }
+        positive(self.network_gb_s, || "deployment.network_gb_s".to_owned())?;
+        finite(self.exchange_us, || "deployment.exchange_us".to_owned())
+    }
+
+    /// The share of the ranks, and so of the tokens, that are on other nodes.
+    pub fn remote(&self) -> f64 {
+        1.0 - f64::from(self.node_gpus) / f64::from(self.gpus)
+    }
+}

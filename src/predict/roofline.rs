@@ -1,0 +1,113 @@
+//! What each work must cost at least on a GPU: operations over peak, bytes over bandwidth, kernels.
+//!
+//! A work takes the longer of its operations and its bytes, each at the share of the peak that the setup
+//! states, and one launch for each of its kernels. It stands in where a setup has no measured points, and
+//! gives the slope beyond the last one; it is a bound with shares, no measurement.
+
+use super::cost::Load;
+use super::model::{Deployment, Dims, Gpu};
+use super::setup::Term;
+
+/// The model, the GPU and the deployment that a roofline is computed of.
+#[derive(Clone, Debug)]
+pub struct Roofline {
+    /// The model's layer.
+    pub dims: Dims,
+    /// Bytes of an index key.
+    pub index_key_bytes: f64,
+    /// The GPU.
+    pub gpu: Gpu,
+    /// Its neighbours.
+    pub deployment: Deployment,
+}
+
+/// The values of a block that FP8 weights share a scale in do not matter here; a value is a byte.
+const FP8: f64 = 1.0;
+const BF16: f64 = 2.0;
+const F32: f64 = 4.0;
+
+impl Roofline {
+    /// The cost in microseconds for one micro-batch in one layer; [`Term::Step`] for a whole step.
+    pub fn us(&self, term: Term, load: &Load) -> f64 {
+        let d = &self.dims;
+        let tokens = load.tokens();
+        let of = |n: u32| f64::from(n);
+        let index = of(d.index_heads) * of(d.index_dim);
+        let (fp8, memory) = (self.fp8(), self.memory());
+        match term {
+            Term::Project => {
+                let inputs = of(d.q_lora) + of(d.kv_lora) + of(d.rope) + of(d.index_dim) + of(d.index_heads);
+                let weights = of(d.hidden) * inputs + of(d.q_lora) * index;
+                self.longer(2.0 * tokens * weights / fp8, weights * FP8 / memory, 6.0)
+            }
+            Term::Index => {
+                let scores = tokens * load.context;
+                let keys = load.rows * load.context * self.index_key_bytes;
+                // The scores are written once and read once by the top-k.
+                let bytes = keys + 2.0 * scores * F32;
+                self.longer(2.0 * scores * index / fp8, bytes / memory, 2.0)
+            }
+            Term::Prepare => {
+                let (up, absorb) = (
+                    of(d.q_lora) * of(d.heads) * (of(d.nope) + of(d.rope)),
+                    of(d.heads) * of(d.nope) * of(d.kv_lora),
+                );
+                let work = 2.0 * tokens * (up / fp8 + absorb / (0.5 * fp8));
+                self.longer(work, (up * FP8 + absorb * BF16) / memory, 4.0)
+            }
+            Term::Attend => {
+                let pairs = tokens * of(d.heads) * load.width;
+                let work = 2.0 * pairs * (2.0 * of(d.kv_lora) + of(d.rope));
+                let bytes = tokens * load.width * (of(d.kv_lora) * FP8 + of(d.rope) * BF16 + 16.0);
+                let peak = self.gpu.bf16_tflops * 1e6 * self.gpu.attention_share;
+                self.longer(work / peak, bytes / memory, 2.0)
+            }
+            // Two partial outputs and the sum.
+            Term::Merge => {
+                let bytes = 3.0 * tokens * of(d.heads) * of(d.kv_lora) * BF16;
+                self.longer(0.0, bytes / memory, 1.0)
+            }
+            Term::Rest => self.rest(tokens),
+            Term::Exchange => {
+                // FP8 values to the experts, BF16 values back.
+                let sent = tokens * of(d.experts_per_token) * of(d.hidden) * (FP8 + BF16);
+                let network = self.deployment.network_gb_s * 1e3;
+                self.deployment.exchange_us + sent * self.deployment.remote() / network
+            }
+            Term::Step => 0.0,
+        }
+    }
+
+    /// Output projection, routed experts of this GPU, shared experts.
+    fn rest(&self, tokens: f64) -> f64 {
+        let d = &self.dims;
+        let of = |n: u32| f64::from(n);
+        let (heads, value) = (of(d.heads), of(d.value));
+        let expert = 3.0 * of(d.hidden) * of(d.expert_hidden);
+        let output = heads * value * of(d.hidden);
+        let up = heads * of(d.kv_lora) * value;
+        let own = of(d.experts) / of(self.deployment.gpus);
+        // Tokens of all GPUs come to this one's experts; one expert is missed by all with this chance.
+        let visits = tokens * of(self.deployment.gpus) * of(d.experts_per_token) / of(d.experts);
+        let touched = own * (1.0 - (-visits).exp());
+        let visited = of(d.experts_per_token) + of(d.shared_experts);
+        let work =
+            2.0 * tokens * (output + visited * expert) / self.fp8() + 2.0 * tokens * up / (0.5 * self.fp8());
+        let weights = (output + (touched + of(d.shared_experts)) * expert) * FP8 + up * BF16;
+        self.longer(work, weights / self.memory(), 10.0)
+    }
+
+    /// FP8 operations a microsecond.
+    fn fp8(&self) -> f64 {
+        self.gpu.fp8_tflops * 1e6 * self.gpu.fp8_share
+    }
+
+    /// Bytes a microsecond.
+    fn memory(&self) -> f64 {
+        self.gpu.memory_gb_s * 1e3 * self.gpu.memory_share
+    }
+
+    fn longer(&self, work: f64, bytes: f64, kernels: f64) -> f64 {
+        work.max(bytes) + kernels * self.gpu.kernel_us
+    }
+}

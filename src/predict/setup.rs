@@ -1,0 +1,410 @@
+//! A setup: one versioned JSON file that says what an engine's step costs on a machine.
+//!
+//! `docs/setup-format.md` describes the file field by field. [`File`] is the file as it stands, [`Setup`] a
+//! checked one with what follows from it. The version is an integer of its own; a field that this build does
+//! not know is refused, so that a misspelt one is never silently a default.
+
+use serde::{Deserialize, Serialize};
+
+use super::cost::{Cost, Load};
+use super::misses::Misses;
+use super::model::{Deployment, Dims, Gpu, Model};
+use super::roofline::Roofline;
+use super::{finite, parse, wrong};
+use crate::device::rates::Rates;
+use crate::error::{Error, Kind, Result};
+use crate::geometry::Shape;
+
+/// The version of the file that is read and written.
+pub const VERSION: u64 = 1;
+
+/// The setups that are built in, by name.
+const EMBEDDED: [(&str, &str); 1] = [("ess", include_str!("../../data/setups/ess.json"))];
+
+/// What is charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Term {
+    /// I0: the projections before the indexer.
+    Project,
+    /// I: the indexer's logits and top-k.
+    Index,
+    /// P: the preparation of attention.
+    Prepare,
+    /// A: attention, by its width.
+    Attend,
+    /// M: the merge of attention's parts.
+    Merge,
+    /// What follows attention in a layer, without the exchange of the experts' tokens.
+    Rest,
+    /// That exchange, where no other micro-batch hides it.
+    Exchange,
+    /// Once a step: embedding, output, sampling, drafting.
+    Step,
+}
+
+impl Term {
+    /// All of them.
+    pub const ALL: [Term; 8] = [
+        Term::Project,
+        Term::Index,
+        Term::Prepare,
+        Term::Attend,
+        Term::Merge,
+        Term::Rest,
+        Term::Exchange,
+        Term::Step,
+    ];
+
+    /// The field of `costs`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Term::Project => "project",
+            Term::Index => "index",
+            Term::Prepare => "prepare",
+            Term::Attend => "attend",
+            Term::Merge => "merge",
+            Term::Rest => "rest",
+            Term::Exchange => "exchange",
+            Term::Step => "step",
+        }
+    }
+}
+
+/// The measured costs; where one is absent the roofline stands in.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Costs {
+    /// See [`Term::Project`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project: Option<Cost>,
+    /// See [`Term::Index`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<Cost>,
+    /// See [`Term::Prepare`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prepare: Option<Cost>,
+    /// See [`Term::Attend`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attend: Option<Cost>,
+    /// See [`Term::Merge`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merge: Option<Cost>,
+    /// See [`Term::Rest`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rest: Option<Cost>,
+    /// See [`Term::Exchange`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exchange: Option<Cost>,
+    /// See [`Term::Step`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<Cost>,
+}
+
+impl Costs {
+    /// The measured cost of a term.
+    pub fn get(&self, term: Term) -> Option<&Cost> {
+        match term {
+            Term::Project => self.project.as_ref(),
+            Term::Index => self.index.as_ref(),
+            Term::Prepare => self.prepare.as_ref(),
+            Term::Attend => self.attend.as_ref(),
+            Term::Merge => self.merge.as_ref(),
+            Term::Rest => self.rest.as_ref(),
+            Term::Exchange => self.exchange.as_ref(),
+            Term::Step => self.step.as_ref(),
+        }
+    }
+}
+
+/// When a batch runs as two micro-batches, each the other's cover for the exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TwoBatch {
+    /// From this batch on,
+    pub batch_from: u32,
+    /// up to this context, in tokens.
+    pub context_to: u32,
+}
+
+/// How many keys the calls of attention in parts are captured for.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Captured {
+    /// The call over what was resident: all k, or what the expected misses leave of it.
+    pub resident: Resident,
+    /// The call over what was fetched: this many times the expected misses of a query row, at least 1.
+    pub fetched_margin: f64,
+}
+
+/// See [`Captured::resident`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Resident {
+    /// The top-k, whatever was fetched.
+    TopK,
+    /// The top-k without the expected misses.
+    Hits,
+}
+
+/// Widths of attention are multiples of this.
+pub const WIDTH: f64 = 64.0;
+
+impl Captured {
+    /// The widths of the calls over what was resident and over what was fetched, when a query row of `k` keys
+    /// misses `misses` of them.
+    pub fn widths(&self, k: u32, misses: f64) -> (f64, f64) {
+        let k = f64::from(k);
+        let up = |keys: f64| ((keys / WIDTH).ceil() * WIDTH).clamp(WIDTH, (k / WIDTH).ceil() * WIDTH);
+        let resident = match self.resident {
+            Resident::TopK => up(k),
+            Resident::Hits => up(k - misses),
+        };
+        (resident, up(misses * self.fetched_margin))
+    }
+}
+
+/// What forebay's own operations cost besides the link, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Operations {
+    /// A resolve, whatever its rows.
+    pub resolve_us: f64,
+    /// A resolve's query row.
+    pub resolve_row_us: f64,
+    /// A gather or scatter, whatever its rows.
+    pub move_us: f64,
+    /// A step's begin and report.
+    pub step_us: f64,
+}
+
+/// The link: a preset of [`Rates::PRESETS`], or measured rates.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Link {
+    /// By name.
+    Preset(String),
+    /// As `forebay doctor` or a bench measured them.
+    Rates(Rates),
+}
+
+/// The file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// The version: [`VERSION`].
+    pub forebay_setup: u64,
+    /// A short name.
+    pub name: String,
+    /// Where the numbers come from, and what was assumed.
+    pub source: Vec<String>,
+    /// The model.
+    pub model: Model,
+    /// The GPU.
+    pub gpu: Gpu,
+    /// The GPUs that serve together.
+    pub deployment: Deployment,
+    /// The link between host and device.
+    pub link: Link,
+    /// Two-batch overlap; absent where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub two_batch: Option<TwoBatch>,
+    /// Widths of attention in parts.
+    pub captured: Captured,
+    /// forebay's own operations.
+    #[serde(default)]
+    pub operations: Operations,
+    /// Measured costs.
+    #[serde(default)]
+    pub costs: Costs,
+    /// Rows that a step fetches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub misses: Option<Misses>,
+}
+
+impl File {
+    /// The file's text: JSON, with lists of numbers in lines of up to 110 characters.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] when it cannot be written as JSON.
+    pub fn text(&self) -> Result<String> {
+        let pretty = serde_json::to_string_pretty(self)
+            .map_err(|e| Error::new(Kind::Internal, "write setup").at(e.to_string()))?;
+        let mut text = String::with_capacity(pretty.len());
+        let mut lines = pretty.lines().peekable();
+        while let Some(line) = lines.next() {
+            text.push_str(line);
+            let number = |line: &str| line.trim_start().starts_with(|c: char| c.is_ascii_digit() || c == '-');
+            if line.ends_with('[') && lines.peek().is_some_and(|next| number(next)) {
+                let mut width = line.len();
+                while let Some(entry) = lines.next_if(|next| number(next)).map(str::trim) {
+                    let indent = line.len() - line.trim_start().len() + 2;
+                    if width + 1 + entry.len() > 110 {
+                        text.push_str(&format!("\n{:indent$}", ""));
+                        width = indent;
+                    } else if !text.ends_with('[') {
+                        text.push(' ');
+                    }
+                    text.push_str(entry);
+                    width += 1 + entry.len();
+                }
+                text.push_str(lines.next().unwrap_or_default().trim_start());
+            }
+            text.push('\n');
+        }
+        Ok(text)
+    }
+}
+
+/// A checked setup.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    file: File,
+    shape: Shape,
+    rates: Rates,
+    roofline: Roofline,
+}
+
+impl Setup {
+    /// The names of the built-in setups.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        EMBEDDED.iter().map(|(name, _)| *name)
+    }
+
+    /// The built-in setup called `name`; none when there is no such.
+    ///
+    /// # Errors
+    /// As [`Setup::parse`]; a built-in one has none.
+    pub fn named(name: &str) -> Option<Result<Setup>> {
+        EMBEDDED.iter().find(|(known, _)| *known == name).map(|(_, text)| Setup::parse(text))
+    }
+
+    /// Reads the text of a setup file.
+    ///
+    /// # Errors
+    /// [`Kind::BadFormat`] for a text that is no JSON, an unknown, missing or mistyped field;
+    /// [`Kind::BadVersion`]; those of [`Setup::new`]. The place is the field's path.
+    pub fn parse(text: &str) -> Result<Setup> {
+        Setup::new(parse(text, ("forebay_setup", VERSION))?)
+    }
+
+    /// Checks a setup.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] names the field: a negative time, a number that is none, a hole, an unknown
+    /// preset, a model without top-k, layers that do not agree.
+    pub fn new(file: File) -> Result<Setup> {
+        if file.forebay_setup != VERSION {
+            return Err(Error::new(Kind::BadVersion, "read setup")
+                .at("forebay_setup")
+                .with("version", file.forebay_setup)
+                .with("known", VERSION));
+        }
+        file.gpu.check()?;
+        file.deployment.check()?;
+        let (shape, dims) = (file.model.shape()?, file.model.dims()?);
+        if shape.top_k == 0 {
+            return Err(wrong("model: dense attention selects nothing; the simulator needs a top-k"));
+        }
+        let rates = match &file.link {
+            Link::Rates(rates) => rates.clone(),
+            Link::Preset(name) => Rates::preset(name).ok_or_else(|| {
+                wrong(format!("link.preset: no link is called {name:?}; pcie4, pcie5, pcie6, c2c"))
+            })?,
+        };
+        rates.check().map_err(|e| wrong(format!("link.rates.{}", e.place())))?;
+        let margin = file.captured.fetched_margin;
+        if !(margin.is_finite() && margin >= 1.0) {
+            return Err(wrong(format!("captured.fetched_margin: {margin} is below 1, or no number")));
+        }
+        let own = &file.operations;
+        for (name, us) in [
+            ("resolve_us", own.resolve_us),
+            ("resolve_row_us", own.resolve_row_us),
+            ("move_us", own.move_us),
+            ("step_us", own.step_us),
+        ] {
+            finite(us, || format!("operations.{name}"))?;
+        }
+        for term in Term::ALL {
+            if let Some(cost) = file.costs.get(term) {
+                cost.check(&format!("costs.{}", term.name()))?;
+            }
+        }
+        if let Some(misses) = &file.misses {
+            misses.check(shape.layers)?;
+        }
+        let roofline = Roofline {
+            dims,
+            index_key_bytes: f64::from(shape.index_key_bytes),
+            gpu: file.gpu.clone(),
+            deployment: file.deployment.clone(),
+        };
+        Ok(Setup { file, shape, rates, roofline })
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.file.name
+    }
+
+    /// The cache's shape, draft layers included.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The model's dimensions.
+    pub fn dims(&self) -> &Dims {
+        &self.roofline.dims
+    }
+
+    /// The speeds of the link.
+    pub fn rates(&self) -> &Rates {
+        &self.rates
+    }
+
+    /// The roofline that stands in for what was not measured.
+    pub fn roofline(&self) -> &Roofline {
+        &self.roofline
+    }
+
+    /// The same setup on another link.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for a rate that is none.
+    pub fn on_link(&self, link: Link) -> Result<Setup> {
+        Setup::new(File { link, ..self.file.clone() })
+    }
+
+    /// Whether a batch runs as two micro-batches.
+    pub fn two_batch(&self, batch: u32, context: u32) -> bool {
+        batch >= 2 && self.file.two_batch.is_some_and(|t| batch >= t.batch_from && context <= t.context_to)
+    }
+
+    /// The cost of a term in microseconds, for one micro-batch and layer ([`Term::Step`]: for a step).
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for a load too far beyond the measured points.
+    pub fn us(&self, term: Term, load: &Load) -> Result<f64> {
+        let roofline = |load: &Load| self.roofline.us(term, load);
+        match self.file.costs.get(term) {
+            Some(cost) => cost.us(load, roofline, term.name()),
+            None => Ok(roofline(load)),
+        }
+    }
+
+    /// The model of misses.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] when the setup has none.
+    pub fn misses(&self) -> Result<&Misses> {
+        self.file
+            .misses
+            .as_ref()
+            .ok_or_else(|| wrong("misses: not there; state a curve, a table or a replay's steps"))
+    }
+}

@@ -1,0 +1,116 @@
+//! The engine of the simulator: callbacks that enqueue a setup's costs.
+
+use super::world::Batch;
+use crate::device::clock::{ClockDevice, Demand, Label};
+use crate::device::{Device, Event, Stream};
+use crate::error::{Error, Kind, Result};
+use crate::overlap::{Engine, EngineCall, Keys, Work};
+use crate::predict::cost::Load;
+use crate::predict::setup::{Setup, Term};
+
+/// What a price was asked for: the term, batch rows, query rows, width.
+type Asked = (Term, u32, u32, u32);
+
+/// Charges what the setup says.
+pub struct Costed<'a> {
+    clock: &'a ClockDevice,
+    setup: &'a Setup,
+    batch: &'a Batch,
+    /// By layer the rows that a request misses, and the share of them that one query row reads.
+    misses: &'a [f64],
+    share: f64,
+    /// By micro-batch the events that end its layers, and how many have ended.
+    ends: &'a [Vec<Event>],
+    ended: [usize; 2],
+    /// Prices already asked for: a handful, all layers are alike.
+    known: Vec<(Asked, f64)>,
+}
+
+impl<'a> Costed<'a> {
+    pub fn new(
+        clock: &'a ClockDevice,
+        setup: &'a Setup,
+        batch: &'a Batch,
+        misses: &'a [f64],
+        share: f64,
+        ends: &'a [Vec<Event>],
+    ) -> Costed<'a> {
+        Costed { clock, setup, batch, misses, share, ends, ended: [0; 2], known: Vec::new() }
+    }
+
+    fn us(&mut self, term: Term, call: &EngineCall, width: f64) -> Result<f64> {
+        let asked = (term, call.count, call.rows.count, width as u32);
+        if let Some((_, us)) = self.known.iter().find(|(known, _)| *known == asked) {
+            return Ok(*us);
+        }
+        let load = Load {
+            rows: call.count.into(),
+            query_rows: call.rows.count.into(),
+            context: self.batch.context.into(),
+            width,
+        };
+        let us = self.setup.us(term, &load)?;
+        self.known.push((asked, us));
+        Ok(us)
+    }
+
+    /// The width that a call of attention is captured for.
+    fn width(&self, call: &EngineCall, keys: Keys) -> f64 {
+        let k = self.setup.shape().top_k;
+        // Draft layers' passes have one query row, and their misses are declared for one.
+        let share = if call.rows.count == self.batch.query_rows { self.share } else { 1.0 };
+        let misses = self.misses.get(call.layer.index()).map_or(0.0, |rows| rows * share);
+        let (resident, fetched) = self.setup.file().captured.widths(k, misses);
+        match keys {
+            Keys::All => f64::from(k),
+            Keys::Resident => resident,
+            Keys::Fetched { .. } => fetched,
+        }
+    }
+
+    fn charge(&self, call: &EngineCall, stream: Stream, name: &'static str, us: f64, sm: f64) -> Result<()> {
+        let label = Label { name, layer: Some(call.layer), micro_batch: Some(call.micro_batch) };
+        self.clock.compute(stream, label, Demand { ns: us * 1e3, sm })
+    }
+}
+
+impl Engine for Costed<'_> {
+    fn enqueue(&mut self, call: &EngineCall, stream: Stream) -> Result<()> {
+        let all = f64::from(self.setup.shape().top_k);
+        let (term, name, width) = match call.work {
+            Work::Project => (Term::Project, "project", all),
+            Work::Index => (Term::Index, "index", all),
+            Work::Prepare => (Term::Prepare, "prepare", all),
+            Work::Attend(keys) => {
+                let name = match keys {
+                    Keys::All => "attend",
+                    Keys::Resident => "attend resident",
+                    Keys::Fetched { .. } => "attend fetched",
+                };
+                (Term::Attend, name, self.width(call, keys))
+            }
+            Work::Merge => (Term::Merge, "merge", all),
+            Work::Rest => (Term::Rest, "rest", all),
+        };
+        let us = self.us(term, call, width)?;
+        self.charge(call, stream, name, us, 1.0)?;
+        if call.work != Work::Rest {
+            return Ok(());
+        }
+        if self.batch.exchanges() {
+            let us = self.us(Term::Exchange, call, all)?;
+            self.charge(call, stream, "exchange", us, 0.0)?;
+        }
+        let place = call.micro_batch.index();
+        let ended = self.ended.get_mut(place).ok_or_else(|| lost(place))?;
+        let end = self.ends.get(place).and_then(|ends| ends.get(*ended)).ok_or_else(|| lost(place))?;
+        *ended += 1;
+        self.clock.record(*end, stream)
+    }
+}
+
+fn lost(micro_batch: usize) -> Error {
+    Error::new(Kind::Internal, "simulate")
+        .at("more layers than were planned")
+        .with("micro_batch", micro_batch as u64)
+}

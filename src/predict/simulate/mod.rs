@@ -1,0 +1,346 @@
+//! The simulator: the production schedule of a whole step on the virtual clock, with a setup's costs.
+//!
+//! A step is enqueued by [`enqueue_step`](crate::overlap::enqueue_step), as an engine's is, on a
+//! [`ClockDevice`](crate::device::clock::ClockDevice) without memory. The engine's callbacks enqueue what the
+//! setup says that each work costs; gathers take what the link takes for the rows that each layer misses.
+//! Nothing about overlap is computed here: what is hidden is what the schedule's edges hide.
+//!
+//! **Exposed time** is what a step takes beyond the same step with no misses in the order none: waits for
+//! rows, and what attention in parts costs more than attention in one.
+//!
+//! **Two micro-batches** share one compute stream, as engines launch them: layer by layer, one after the
+//! other, each the other's cover for the exchange of experts' tokens, which then is not charged. With
+//! [`Options::fill`] each has a compute stream of its own, and one computes while the other waits for rows.
+//!
+//! **Order by layer** is the order of least time, found by running one layer on the clock for each order and
+//! some numbers of misses. [`Simulator::run`] then simulates the step whole, [`Simulator::estimate`] adds up
+//! those prices: faster, the same to a percent, without spans.
+
+mod engine;
+mod price;
+mod world;
+
+use std::collections::HashMap;
+
+use super::misses::{Misses, Place};
+use super::setup::Setup;
+use crate::device::clock::Span;
+use crate::error::{Error, Kind, Result};
+use crate::overlap::Overlap;
+
+use price::Priced;
+use world::{Batch, Times, World};
+
+/// An operating point.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// Tokens of context of each request.
+    pub context: u32,
+    /// Requests of one GPU.
+    pub batch: u32,
+    /// Query rows of a step: 1 is no drafts.
+    pub mtp: u32,
+    /// Tokens that a step yields for each request, 1 to `mtp`.
+    pub accept: f64,
+    /// Slots over context, above 0; at 1 nothing is missed.
+    pub ratio: f64,
+}
+
+/// The order of each layer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Order {
+    /// For each layer the one of least time.
+    #[default]
+    ByLayer,
+    /// The same for all.
+    All(Overlap),
+    /// As given, one for each layer, draft layers last.
+    Table(Vec<Overlap>),
+}
+
+/// Bytes that cross the link beside the step: warm-up, transfer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Traffic {
+    /// Host to device, bytes a second.
+    pub to_device: f64,
+    /// Device to host, bytes a second.
+    pub to_host: f64,
+}
+
+/// How a step is simulated.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The order of each layer.
+    pub order: Order,
+    /// Two micro-batches; none takes the setup's word.
+    pub two_batch: Option<bool>,
+    /// Micro-batches have compute streams of their own.
+    pub fill: bool,
+    /// What else crosses the link.
+    pub traffic: Traffic,
+    /// Misses, instead of the setup's.
+    pub misses: Option<Misses>,
+    /// The step of a replay's misses.
+    pub step: u32,
+    /// Keep the spans.
+    pub spans: bool,
+}
+
+/// What a step takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The point.
+    pub point: Point,
+    /// Milliseconds of the step.
+    pub step_ms: f64,
+    /// Milliseconds beyond the same step without misses in the order none.
+    pub exposed_ms: f64,
+    /// By layer, draft layers last, the exposed microseconds; 0 or below where an order hides more than the
+    /// order none would without misses.
+    pub exposed_us: Vec<f64>,
+    /// By layer the rows that a request misses.
+    pub misses: Vec<f64>,
+    /// By layer the order that was taken.
+    pub overlap: Vec<Overlap>,
+    /// Layers in the orders of [`Overlap::ALL`].
+    pub counts: [u32; 3],
+    /// Tokens a second of a node of 8 GPUs.
+    pub throughput: f64,
+    /// Tokens a second of one request.
+    pub otps: f64,
+    /// Whether two micro-batches ran.
+    pub two_batch: bool,
+    /// The timeline of the step, where it was asked for.
+    pub spans: Vec<Span>,
+}
+
+/// GPUs of a node, for [`Outcome::throughput`].
+pub const NODE_GPUS: f64 = 8.0;
+
+/// The most requests and query rows of a simulated step.
+const BATCH_MAX: u32 = 1 << 14;
+const MTP_MAX: u32 = 64;
+
+fn bad(place: impl Into<String>) -> Error {
+    Error::new(Kind::InvalidConfig, "simulate").at(place.into())
+}
+
+impl Point {
+    /// Whether the point can be simulated on `setup`.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] names the field.
+    pub fn check(&self, setup: &Setup) -> Result<()> {
+        let most = setup.dims().context_max;
+        if self.context == 0 || self.context > most {
+            let hint = "the context is what the model was made for, at most";
+            return Err(bad("context").with("tokens", self.context).with("most", most).hint(hint));
+        }
+        if self.batch == 0 || self.batch > BATCH_MAX {
+            return Err(bad("batch").with("requests", self.batch).with("most", BATCH_MAX));
+        }
+        if self.mtp == 0 || self.mtp > MTP_MAX {
+            return Err(bad("mtp").with("query_rows", self.mtp).with("most", MTP_MAX));
+        }
+        if !(self.accept.is_finite() && self.accept > 0.0 && self.accept <= f64::from(self.mtp)) {
+            return Err(bad(format!("accept: {} is not above 0 and at most mtp", self.accept)));
+        }
+        if !(self.ratio.is_finite() && self.ratio > 0.0) {
+            return Err(bad(format!("ratio: {} is not above 0", self.ratio)));
+        }
+        Ok(())
+    }
+}
+
+/// Simulates steps of one setup, and remembers what layers cost.
+#[derive(Debug)]
+pub struct Simulator {
+    setup: Setup,
+    /// Layers without misses, in the order none, by what the batch is.
+    baselines: HashMap<Batch, Times>,
+    prices: HashMap<Priced, f64>,
+}
+
+impl Simulator {
+    /// For a setup.
+    pub fn new(setup: Setup) -> Simulator {
+        Simulator { setup, baselines: HashMap::new(), prices: HashMap::new() }
+    }
+
+    /// The setup.
+    pub fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    /// Simulates one whole step.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] names the field of the point or of the setup that does not reach it.
+    pub fn run(&mut self, point: &Point, options: &Options) -> Result<Outcome> {
+        let (batch, misses) = self.prepare(point, options)?;
+        let overlap = self.orders(&batch, &misses, options)?;
+        let baseline = self.baseline(&batch)?;
+        let mut world = World::new(&self.setup, &batch, options.spans)?;
+        world.background(options.traffic, baseline.total_ns)?;
+        let times = world.step(&self.setup, &misses.rows, misses.share, &overlap)?;
+        let exposed_us =
+            times.layers_ns.iter().zip(&baseline.layers_ns).map(|(a, b)| (a - b) / 1e3).collect();
+        let exposed_ms = (times.total_ns - baseline.total_ns) / 1e6;
+        Ok(outcome(
+            point,
+            &batch,
+            (times.total_ns / 1e6, exposed_ms, exposed_us),
+            misses.rows,
+            overlap,
+            times.spans,
+        ))
+    }
+
+    /// Estimates one step from the prices of its layers.
+    ///
+    /// # Errors
+    /// As [`Simulator::run`]; [`Kind::InvalidConfig`] for traffic, which only a whole step meets.
+    pub fn estimate(&mut self, point: &Point, options: &Options) -> Result<Outcome> {
+        if options.traffic != Traffic::default() || options.spans {
+            return Err(bad("options: traffic and spans are a whole step's; an estimate has none"));
+        }
+        let (batch, misses) = self.prepare(point, options)?;
+        let overlap = self.orders(&batch, &misses, options)?;
+        let total_ns = self.baseline(&batch)?.total_ns;
+        let nothing = self.price(&batch, misses.share, 0.0, Overlap::None)?;
+        let mut exposed_us = Vec::with_capacity(misses.rows.len());
+        for (rows, order) in misses.rows.iter().zip(&overlap) {
+            exposed_us.push((self.price(&batch, misses.share, *rows, *order)? - nothing) / 1e3);
+        }
+        let exposed_ms = exposed_us.iter().sum::<f64>() / 1e3;
+        let times = (total_ns / 1e6 + exposed_ms, exposed_ms, exposed_us);
+        Ok(outcome(point, &batch, times, misses.rows, overlap, Vec::new()))
+    }
+
+    /// Microseconds that one layer takes in an order, all its micro-batches together, when each request
+    /// misses `misses` rows in it. For [`fit`](super::fit) and for tables of orders.
+    ///
+    /// # Errors
+    /// As [`Simulator::run`].
+    pub fn layer_us(&mut self, point: &Point, options: &Options, misses: f64, order: Overlap) -> Result<f64> {
+        point.check(&self.setup)?;
+        let batch = self.batch(point, options);
+        let share = self.share(point, options);
+        price::layer_ns(&self.setup, &batch, share, misses, order).map(|ns| ns / 1e3)
+    }
+
+    /// What runs, and what it misses.
+    fn prepare(&self, point: &Point, options: &Options) -> Result<(Batch, Missing)> {
+        point.check(&self.setup)?;
+        let batch = self.batch(point, options);
+        let shape = self.setup.shape();
+        let most = f64::from(shape.top_k) * f64::from(point.mtp);
+        let share = self.share(point, options);
+        let mut rows = match point.ratio >= 1.0 {
+            true => vec![0.0; shape.layers as usize],
+            false => {
+                let place = Place {
+                    context: point.context,
+                    ratio: point.ratio,
+                    query_rows: point.mtp,
+                    step: options.step,
+                };
+                self.misses(options)?.by_layer(&place)?
+            }
+        };
+        if rows.len() != shape.layers as usize {
+            return Err(bad("misses: not one number for each layer").with("numbers", rows.len() as u64));
+        }
+        // A draft layer's pass is one query row of an average layer.
+        let mean = rows.iter().sum::<f64>() / rows.len().max(1) as f64;
+        rows.resize(rows.len() + shape.draft_layers as usize, mean * share);
+        rows.iter_mut().for_each(|rows| *rows = rows.min(most));
+        Ok((batch, Missing { rows, share }))
+    }
+
+    fn misses<'a>(&'a self, options: &'a Options) -> Result<&'a Misses> {
+        match &options.misses {
+            Some(misses) => {
+                misses.check(self.setup.shape().layers)?;
+                Ok(misses)
+            }
+            None => self.setup.misses(),
+        }
+    }
+
+    fn share(&self, point: &Point, options: &Options) -> f64 {
+        let misses = options.misses.as_ref().or(self.setup.file().misses.as_ref());
+        misses.map_or(1.0, |misses| misses.share(point.mtp))
+    }
+
+    fn batch(&self, point: &Point, options: &Options) -> Batch {
+        let two = options.two_batch.unwrap_or_else(|| self.setup.two_batch(point.batch, point.context));
+        let two = two && point.batch >= 2;
+        let first = if two { point.batch.div_ceil(2) } else { point.batch };
+        Batch {
+            rows: [first, point.batch - first],
+            query_rows: point.mtp,
+            context: point.context,
+            fill: options.fill && two,
+        }
+    }
+
+    fn baseline(&mut self, batch: &Batch) -> Result<Times> {
+        if let Some(known) = self.baselines.get(batch) {
+            return Ok(known.clone());
+        }
+        let layers = self.setup.shape().layers + self.setup.shape().draft_layers;
+        let (rows, orders) = (vec![0.0; layers as usize], vec![Overlap::None; layers as usize]);
+        let times = World::new(&self.setup, batch, false)?.step(&self.setup, &rows, 1.0, &orders)?;
+        self.baselines.insert(*batch, times.clone());
+        Ok(times)
+    }
+
+    fn orders(&mut self, batch: &Batch, misses: &Missing, options: &Options) -> Result<Vec<Overlap>> {
+        match &options.order {
+            Order::All(order) => Ok(vec![*order; misses.rows.len()]),
+            Order::Table(table) if table.len() == misses.rows.len() => Ok(table.clone()),
+            Order::Table(table) => {
+                Err(bad("order: not one for each layer").with("orders", table.len() as u64))
+            }
+            Order::ByLayer => misses
+                .rows
+                .iter()
+                .map(|rows| self.best(batch, misses.share, *rows).map(|best| best.0))
+                .collect(),
+        }
+    }
+}
+
+/// Rows that a request misses by layer, and the share of them that one query row reads.
+struct Missing {
+    rows: Vec<f64>,
+    share: f64,
+}
+
+fn outcome(
+    point: &Point,
+    batch: &Batch,
+    (step_ms, exposed_ms, exposed_us): (f64, f64, Vec<f64>),
+    misses: Vec<f64>,
+    overlap: Vec<Overlap>,
+    spans: Vec<Span>,
+) -> Outcome {
+    let counts = Overlap::ALL.map(|order| overlap.iter().filter(|o| **o == order).count() as u32);
+    let otps = point.accept / step_ms * 1e3;
+    let throughput = NODE_GPUS * f64::from(point.batch) * otps;
+    let two_batch = batch.rows[1] > 0;
+    Outcome {
+        point: *point,
+        step_ms,
+        exposed_ms,
+        exposed_us,
+        misses,
+        overlap,
+        counts,
+        throughput,
+        otps,
+        two_batch,
+        spans,
+    }
+}

@@ -1,0 +1,73 @@
+//! What one layer costs in each order, by the rows it misses: run on the clock, kept, interpolated.
+
+use super::Simulator;
+use super::world::{Batch, World};
+use crate::error::Result;
+use crate::overlap::Overlap;
+use crate::predict::setup::Setup;
+
+/// Rows a request that layers are priced at; between them the price is interpolated.
+const GRID: [f64; 24] = [
+    0.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 160.0, 192.0, 224.0, 256.0, 320.0, 384.0, 448.0,
+    512.0, 640.0, 768.0, 1024.0, 1536.0, 2048.0, 4096.0, 8192.0,
+];
+
+/// Layers of a run where micro-batches fill each other's waits: enough that the first and the last, which
+/// have no neighbour, count little.
+const FILL_LAYERS: u32 = 8;
+
+/// A price's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Priced {
+    batch: Batch,
+    /// The bits of the share of a request's misses that a query row reads.
+    share: u64,
+    order: Overlap,
+    point: usize,
+}
+
+/// Nanoseconds of one layer, all micro-batches together.
+pub fn layer_ns(setup: &Setup, batch: &Batch, share: f64, misses: f64, order: Overlap) -> Result<f64> {
+    let layers = if batch.fill { FILL_LAYERS } else { 1 };
+    let mut world = World::of_layers(setup, batch, layers)?;
+    let (rows, orders) = (vec![misses; layers as usize], vec![order; layers as usize]);
+    let times = world.step(setup, &rows, share, &orders)?;
+    Ok(times.layers_ns.iter().sum::<f64>() / f64::from(layers))
+}
+
+impl Simulator {
+    /// Nanoseconds of one layer that misses `rows` a request.
+    pub(super) fn price(&mut self, batch: &Batch, share: f64, rows: f64, order: Overlap) -> Result<f64> {
+        let above = GRID.partition_point(|point| *point <= rows).min(GRID.len() - 1);
+        let low = above.saturating_sub(1);
+        let part = ((rows - GRID[low]) / (GRID[above] - GRID[low])).clamp(0.0, 1.0);
+        let a = self.priced(batch, share, low, order)?;
+        if part == 0.0 {
+            return Ok(a);
+        }
+        let b = self.priced(batch, share, above, order)?;
+        Ok(a * (1.0 - part) + b * part)
+    }
+
+    fn priced(&mut self, batch: &Batch, share: f64, point: usize, order: Overlap) -> Result<f64> {
+        let key = Priced { batch: *batch, share: share.to_bits(), order, point };
+        if let Some(known) = self.prices.get(&key) {
+            return Ok(*known);
+        }
+        let ns = layer_ns(&self.setup, batch, share, GRID[point], order)?;
+        self.prices.insert(key, ns);
+        Ok(ns)
+    }
+
+    /// The order of least time and that time; of equals the simpler one.
+    pub(super) fn best(&mut self, batch: &Batch, share: f64, rows: f64) -> Result<(Overlap, f64)> {
+        let mut best = (Overlap::None, self.price(batch, share, rows, Overlap::None)?);
+        for order in [Overlap::Da, Overlap::Dba] {
+            let ns = self.price(batch, share, rows, order)?;
+            if ns < best.1 {
+                best = (order, ns);
+            }
+        }
+        Ok(best)
+    }
+}

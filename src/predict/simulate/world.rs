@@ -1,0 +1,252 @@
+//! One step on the clock: streams, buffers that are only numbers, the schedule, and when each layer ended.
+
+use super::engine::Costed;
+use super::{Traffic, bad};
+use crate::device::clock::{
+    ClockDevice, ClockOptions, Costs, Demand, Direction, Kernel, Label, Link, Mover, Span,
+};
+use crate::device::{Begin, Device, Event, Parts, Plan, Pools, Slice};
+use crate::error::Result;
+use crate::geometry::{Geometry, Shape};
+use crate::ids::{Layer, MicroBatch};
+use crate::overlap::{Overlap, OverlapStreams, Run, Schedule, enqueue_step};
+use crate::predict::cost::Load;
+use crate::predict::setup::{Setup, Term};
+use crate::sync::Arc;
+
+/// What runs in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Batch {
+    /// Batch rows of the micro-batches; the second may have none.
+    pub rows: [u32; 2],
+    /// Query rows of each.
+    pub query_rows: u32,
+    /// Tokens of context.
+    pub context: u32,
+    /// Each micro-batch has a compute stream of its own.
+    pub fill: bool,
+}
+
+impl Batch {
+    /// Micro-batches that have rows.
+    pub fn micro_batches(&self) -> usize {
+        if self.rows[1] > 0 { 2 } else { 1 }
+    }
+
+    /// Whether the exchange of experts' tokens is charged: nothing hides it, or the clock says what does.
+    pub fn exchanges(&self) -> bool {
+        self.micro_batches() == 1 || self.fill
+    }
+}
+
+/// When things ended.
+#[derive(Clone, Debug, Default)]
+pub struct Times {
+    /// The whole step.
+    pub total_ns: f64,
+    /// From one layer's end to the next's; a draft layer's passes together.
+    pub layers_ns: Vec<f64>,
+    /// The timeline.
+    pub spans: Vec<Span>,
+}
+
+/// A clock with the streams of a step.
+pub struct World {
+    device: Arc<ClockDevice>,
+    pools: Pools,
+    batch: Batch,
+    shape: Shape,
+    runs: Vec<(Schedule, Run)>,
+    block: Slice,
+    /// By micro-batch, in the order in which layers and passes run: their ends.
+    ends: Vec<Vec<Event>>,
+    done: Event,
+}
+
+/// The clock's costs of a setup.
+pub fn costs(setup: &Setup) -> Costs {
+    let (rates, own) = (setup.rates(), &setup.file().operations);
+    let row = setup.shape().runs.iter().sum::<u32>();
+    // Gathers are charged at the speed of many rows: what a whole batch misses.
+    let many = f64::from(u16::MAX);
+    let (up, down) = (rates.gather.bytes_per_s(many, row), rates.scatter.bytes_per_s(many, row));
+    let kernel = |us: f64, row_us: f64| Kernel { fixed_ns: us * 1e3, row_ns: row_us * 1e3, sm: 0.0 };
+    let mover = |rate, sm| Mover { fixed_ns: own.move_us * 1e3, rate, sm };
+    Costs {
+        launch_ns: rates.launch_ns,
+        link: Link {
+            to_device: rates.copy_up.max(up),
+            to_host: rates.copy_down.max(down),
+            duplex: 1.0,
+            copy_engines: rates.copy_engines,
+        },
+        device_copy: setup.file().gpu.memory_gb_s * 1e9,
+        copy_ns: rates.launch_ns,
+        resolve: kernel(own.resolve_us, own.resolve_row_us),
+        begin: kernel(own.step_us / 2.0, 0.0),
+        report: kernel(own.step_us / 2.0, 0.0),
+        gather: mover(up, rates.gather_sm),
+        scatter: mover(down, 0.0),
+        ..Costs::default()
+    }
+}
+
+impl World {
+    /// For steps of the setup's model.
+    pub fn new(setup: &Setup, batch: &Batch, record: bool) -> Result<World> {
+        World::build(setup, batch, *setup.shape(), record)
+    }
+
+    /// For a step of some layers alone.
+    pub fn of_layers(setup: &Setup, batch: &Batch, layers: u32) -> Result<World> {
+        World::build(setup, batch, Shape { layers, draft_layers: 0, ..*setup.shape() }, false)
+    }
+
+    fn build(setup: &Setup, batch: &Batch, shape: Shape, record: bool) -> Result<World> {
+        let device =
+            ClockDevice::new(ClockOptions { costs: costs(setup), record, ..ClockOptions::default() })?;
+        let micro_batches = batch.micro_batches();
+        let pools = device.attach(Plan {
+            geometry: Geometry::new(shape)?,
+            tables: Vec::new(),
+            slabs: Vec::new(),
+            rows: Vec::new(),
+            lane_pages: 0,
+            micro_batches: micro_batches as u32,
+            batch: batch.rows[0],
+            residency_only: false,
+        })?;
+        let shared = device.stream()?;
+        let mut runs = Vec::with_capacity(micro_batches);
+        for (i, rows) in batch.rows.into_iter().take(micro_batches).enumerate() {
+            let compute = if batch.fill && i > 0 { device.stream()? } else { shared };
+            let (resolve, gather, scatter) = (device.stream()?, device.stream()?, device.stream()?);
+            let streams = OverlapStreams { compute, resolve, gather, scatter };
+            runs.push((
+                Schedule::new(&*device)?,
+                run_of(&*device, batch, rows, i as u32, shape.top_k, streams)?,
+            ));
+        }
+        let passes = passes(batch) as usize * shape.draft_layers as usize;
+        let ends = (0..micro_batches).map(|_| {
+            (0..shape.layers as usize + passes).map(|_| device.event()).collect::<Result<Vec<Event>>>()
+        });
+        let ends = ends.collect::<Result<_>>()?;
+        let (block, done) = (device.allocate(4)?, device.event()?);
+        Ok(World { pools, batch: *batch, shape, runs, block, ends, done, device })
+    }
+
+    /// Copies beside the step, for somewhat longer than it takes.
+    pub fn background(&mut self, traffic: Traffic, step_ns: f64) -> Result<()> {
+        let Traffic { to_device, to_host } = traffic;
+        for (name, direction, rate) in
+            [("traffic up", Direction::ToDevice, to_device), ("traffic down", Direction::ToHost, to_host)]
+        {
+            if !(rate.is_finite() && rate >= 0.0) {
+                return Err(bad(format!("traffic: {rate} bytes a second")));
+            }
+            if rate == 0.0 {
+                continue;
+            }
+            let (piece, stream) = (1_u64 << 20, self.device.stream()?);
+            let every_ns = piece as f64 / rate * 1e9;
+            let label = Label { name, layer: None, micro_batch: None };
+            // A pacing stream says when each piece may start, so that a slow piece does not delay the next.
+            let (pace, go) = (self.device.stream()?, self.device.event()?);
+            for _ in 0..(2.0 * step_ns / every_ns).ceil() as u64 {
+                self.device.compute(pace, label, Demand { ns: every_ns, sm: 0.0 })?;
+                self.device.record(go, pace)?;
+                self.device.wait(stream, go)?;
+                self.device.traffic(stream, label, direction, piece)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs one step: `misses` and `orders` by layer, `share` of a request's misses read by a query row.
+    pub fn step(&mut self, setup: &Setup, misses: &[f64], share: f64, orders: &[Overlap]) -> Result<Times> {
+        for (layer, rows) in (0..).map(Layer).zip(misses) {
+            self.device.set_misses(layer, *rows)?;
+        }
+        let device: &dyn Device = &*self.device;
+        for (_, run) in &self.runs {
+            let begin = Begin { micro_batch: run.micro_batch, block: self.block, accepted: None };
+            device.begin(self.pools, run.streams.compute, begin)?;
+        }
+        let mut engine = Costed::new(&self.device, setup, &self.batch, misses, share, &self.ends);
+        let drafts = (self.shape.draft_layers, passes(&self.batch));
+        enqueue_step(device, self.pools, &self.runs, orders, drafts, &mut engine)?;
+        self.finish(setup)?;
+        self.device.synchronize(self.done)?;
+        self.times()
+    }
+
+    /// What follows the layers, once a step, behind all micro-batches.
+    fn finish(&self, setup: &Setup) -> Result<()> {
+        let device = &*self.device;
+        let Some((_, main)) = self.runs.first() else { return Ok(()) };
+        for (_, run) in &self.runs {
+            device.report(self.pools, run.streams.compute, run.micro_batch, self.block)?;
+            if run.streams.compute != main.streams.compute {
+                device.record(self.done, run.streams.compute)?;
+                device.wait(main.streams.compute, self.done)?;
+            }
+        }
+        let load = Load {
+            rows: self.batch.rows.iter().sum::<u32>().into(),
+            query_rows: self.batch.query_rows.into(),
+            context: self.batch.context.into(),
+            width: self.shape.top_k.into(),
+        };
+        let ns = setup.us(Term::Step, &load)? * 1e3;
+        let label = Label { name: "step", layer: None, micro_batch: None };
+        device.compute(main.streams.compute, label, Demand { ns, sm: 1.0 })?;
+        device.record(self.done, main.streams.compute)
+    }
+
+    fn times(&self) -> Result<Times> {
+        let reached = |event| self.device.reached(event).unwrap_or(0.0);
+        let layers = (self.shape.layers + self.shape.draft_layers) as usize;
+        let mut layers_ns = vec![0.0; layers];
+        let mut before = 0.0;
+        let once = self.shape.layers as usize;
+        let count = self.ends.first().map_or(0, Vec::len);
+        for i in 0..count {
+            let end = self.ends.iter().map(|ends| reached(ends[i])).fold(0.0, f64::max);
+            // Passes come one after the other, each over all draft layers.
+            let layer = if i < once { i } else { once + (i - once) % (layers - once) };
+            layers_ns[layer] += end - before;
+            before = end;
+        }
+        Ok(Times { total_ns: reached(self.done), layers_ns, spans: self.device.spans() })
+    }
+}
+
+/// Passes of the draft layers: one for each draft.
+fn passes(batch: &Batch) -> u32 {
+    batch.query_rows.saturating_sub(1)
+}
+
+fn run_of(
+    device: &dyn Device,
+    batch: &Batch,
+    rows: u32,
+    micro_batch: u32,
+    top_k: u32,
+    streams: OverlapStreams,
+) -> Result<Run> {
+    let list = u64::from(rows) * u64::from(batch.query_rows) * u64::from(top_k) * 4;
+    let counts = u64::from(rows) * u64::from(batch.query_rows) * 4;
+    Ok(Run {
+        micro_batch: MicroBatch(micro_batch),
+        batch: rows,
+        half: rows.div_ceil(2),
+        query_rows: batch.query_rows,
+        top_k,
+        passes: 1,
+        streams,
+        selection: device.allocate(list)?,
+        slots: device.allocate(list)?,
+        parts: Some(Parts { lists: device.allocate(2 * list)?, counts: device.allocate(2 * counts)? }),
+    })
+}
