@@ -2,8 +2,8 @@
 //! roll back and fail.
 //!
 //! Orders are forced, not hoped for: a gate holds a stream of the threaded device back while the host goes
-//! on; and on the clock device chance tries hundreds of others. A control is the same scenario without the protection, and must show the damage; otherwise the
-//! test beside it proves nothing.
+//! on; and on the clock device chance tries hundreds of others. A control is the same scenario without the
+//! protection, and must show the damage; otherwise the test beside it proves nothing.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "failures/controls.rs"]
