@@ -2,11 +2,14 @@
 //!
 //! | file | knows |
 //! |---|---|
+//! | `choice` | which order each layer runs in, and when to change it |
 //! | `schedule` | the edges of none, DA and DBA, for one layer of one micro-batch, over any device |
 //!
 //! The engine's part of a layer is opaque: callbacks that enqueue on the stream they are given. The same
 //! schedule runs on every device, so what is planned on the virtual clock is what a step does.
 
+mod choice;
 mod schedule;
 
+pub use choice::{Bucket, Choice, Chooser, Hysteresis, Prices, Table};
 pub use schedule::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Run, Schedule, Work, enqueue_step};
