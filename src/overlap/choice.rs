@@ -140,9 +140,9 @@ fn field((line, text): (usize, &str), name: &str) -> Result<u32> {
     number(line, value.trim(), name)
 }
 
-/// How long each order exposes a layer: nanoseconds that a step takes longer than the layer's computation
-/// in one piece would, with what the order itself costs, by misses a batch row. A draft layer's are those of
-/// all its passes in a step.
+/// How long each order exposes a layer: nanoseconds that it takes longer in a step than it would if nothing
+/// were missed and no order cost anything, by misses a batch row. A draft layer's are those of all its passes
+/// in a step. `forebay::predict` (feature `predict`) fills them by running the schedule on the virtual clock.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prices {
     /// Misses a batch row, ascending from 0.
