@@ -7,6 +7,7 @@
 //! Every number that comes in is checked where it comes in, and the error names its field; so every number
 //! that goes out is finite. Times are microseconds in files and functions, milliseconds for whole steps.
 
+mod choice;
 pub mod cost;
 pub mod fit;
 pub mod misses;
