@@ -85,7 +85,7 @@ pub struct Rates {
     pub copy_up: f64,
     /// Plain copies from device to host, bytes a second.
     pub copy_down: f64,
-    /// From the end of an operation to the beginning of one that depends on it, nanoseconds.
+    /// From the end of an operation to the beginning of one of forebay's that depends on it, nanoseconds.
     pub launch_ns: f64,
     /// The share of the device's SMs that a gather takes while it runs, 0 to 1.
     pub gather_sm: f64,
@@ -105,14 +105,14 @@ impl Rates {
 
     /// PCIe x16 of a peak: the shares of it that were measured on PCIe 5.
     ///
-    /// Rows of 656 B: 37 GiB/s up and 43 GB/s down (the ESS report, FlashTrans; its bars say GiB). Plain
+    /// Rows of 656 B: 37 GiB/s up and 43 down (the ESS report, FlashTrans; its bars say GiB). Plain
     /// copies 53 GB/s up (zartbot/gfd's peak; vLLM #42212 has 51.8) and 52.8 down (NVIDIA/nvbandwidth#24).
     /// Assumed: launches 2 us, 1/16 of the SMs for a gather, two copy engines.
     fn pcie(peak: f64) -> Rates {
         let scale = peak / PCIE_5;
         Rates {
             gather: RowRates::flat(ROW, 37.0 * GIB * scale),
-            scatter: RowRates::flat(ROW, 43e9 * scale),
+            scatter: RowRates::flat(ROW, 43.0 * GIB * scale),
             copy_up: 53e9 * scale,
             copy_down: 52.8e9 * scale,
             launch_ns: 2000.0,

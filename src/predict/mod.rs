@@ -27,6 +27,13 @@ fn wrong(place: impl Into<String>) -> Error {
         .hint("correct the named field; docs/setup-format.md")
 }
 
+/// A question that a setup does not reach.
+fn outside(place: impl Into<String>) -> Error {
+    Error::new(Kind::InvalidConfig, "simulate")
+        .at(place.into())
+        .hint("measure a point there, or ask nearer to those measured")
+}
+
 /// Whether a time or a count is a number that is not negative.
 fn finite(value: f64, place: impl Fn() -> String) -> Result<()> {
     match value.is_finite() && value >= 0.0 {
