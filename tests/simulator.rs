@@ -257,7 +257,7 @@ fn the_page_has_what_brings_the_exposed_share_down() {
     line("choice by layer", simulator.run(&POINT, &Options::default()).unwrap());
     let mut rates = ess().rates().clone();
     rates.gather = forebay::device::rates::RowRates::flat(656, rates.copy_up);
-    let mut faster = Simulator::new(ess().with_rates(rates).unwrap());
+    let mut faster = Simulator::new(ess().on_link(Link::Rates(rates)).unwrap());
     line("choice by layer, gathers at 53 GB/s", faster.run(&POINT, &Options::default()).unwrap());
     let split = Options {
         misses: Some(simulator.split(&POINT, &Options::default()).unwrap().misses),
@@ -431,6 +431,8 @@ fn draft_layers_run_once_for_each_draft() {
     let mut drafting = Simulator::new(Setup::new(file).unwrap());
     let once = drafting.run(&POINT, &all(Overlap::Da)).unwrap();
     assert_eq!((once.exposed_us.len(), once.overlap.len()), (62, 62));
+    let estimate = drafting.estimate(&POINT, &all(Overlap::Da)).unwrap();
+    assert!((once.exposed_us[61] / estimate.exposed_us[61] - 1.0).abs() < 0.05, "{once:?}");
     let more = |mtp| {
         let point = Point { mtp, accept: 1.0, ratio: 1.0, ..POINT };
         let plain = simulator().run(&point, &all(Overlap::None)).unwrap().step_ms;

@@ -370,23 +370,20 @@ impl Setup {
         &self.roofline
     }
 
-    /// The same setup with other rates of the link.
+    /// The same setup on another link. Of a preset the speeds are taken: launches and the SMs of a gather are
+    /// the GPU's, and stay the setup's.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a rate that is none.
-    pub fn with_rates(&self, rates: Rates) -> Result<Setup> {
+    /// [`Kind::InvalidConfig`] for an unknown link or a rate that is none.
+    pub fn on_link(&self, link: Link) -> Result<Setup> {
+        let rates = match link {
+            Link::Rates(rates) => rates,
+            Link::Preset(name) => {
+                let Rates { launch_ns, gather_sm, .. } = self.rates;
+                Rates { launch_ns, gather_sm, ..preset_of(&name)? }
+            }
+        };
         Setup::new(File { link: Link::Rates(rates), ..self.file.clone() })
-    }
-
-    /// The same setup at the speeds of another link, a preset of [`Rates::PRESETS`]. Launches and the SMs of a
-    /// gather stay the setup's: they are the GPU's.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidConfig`] for an unknown link.
-    pub fn on_link(&self, name: &str) -> Result<Setup> {
-        let rates = preset_of(name)?;
-        let Rates { launch_ns, gather_sm, .. } = self.rates;
-        self.with_rates(Rates { launch_ns, gather_sm, ..rates })
     }
 
     /// Whether a batch runs as two micro-batches.

@@ -187,3 +187,28 @@ fn the_page_of_the_format_shows_a_setup() {
     let out = simulator.run(&Point { batch: 32, ..POINT }, &Options::default()).unwrap();
     assert!(out.step_ms > 0.0 && out.throughput.is_finite());
 }
+
+/// A setup with a piece of its text damaged is refused, or simulates to numbers.
+#[test]
+fn a_damaged_setup_is_refused_or_gives_numbers() {
+    let mut state = 1_u64;
+    let mut chance = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    let pieces =
+        ["9", "0", "-", ".", "e9", "e-9", "e99", "e-99", "null", "\"", "[", "]", "{}", ",", ":", "0.0", ""];
+    let mut taken = 0;
+    for _ in 0..3000 {
+        let (from, cut) = (chance(ESS.len()), chance(4));
+        let to = (from + cut).min(ESS.len());
+        let text = format!("{}{}{}", &ESS[..from], pieces[chance(pieces.len())], &ESS[to..]);
+        let Ok(setup) = Setup::parse(&text) else { continue };
+        taken += 1;
+        let mut simulator = forebay::predict::simulate::Simulator::new(setup);
+        let Ok(out) = simulator.run(&POINT, &Options::default()) else { continue };
+        let numbers = [out.step_ms, out.exposed_ms, out.wait_ms, out.throughput, out.otps];
+        assert!(numbers.iter().chain(&out.exposed_us).chain(&out.misses).all(|x| x.is_finite()), "{out:?}");
+    }
+    assert!(taken > 100, "{taken}");
+}

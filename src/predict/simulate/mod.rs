@@ -212,13 +212,14 @@ impl Simulator {
         let (batch, misses) = self.prepare(point, options)?;
         let overlap = self.orders(&batch, &misses, options)?;
         let total_ns = self.baseline(&batch)?.total_ns;
-        let nothing = self.price(&batch, misses.share, 0.0, Overlap::None)?;
         let mut exposed_us = Vec::with_capacity(misses.rows.len());
         let mut more_ns = 0.0;
-        for (rows, order) in misses.rows.iter().zip(&overlap) {
-            let price = self.price(&batch, misses.share, *rows, *order)?;
-            exposed_us.push((price.ns - nothing.ns) / 1e3);
-            more_ns += price.busy_ns - nothing.busy_ns;
+        for (layer, (rows, order)) in misses.rows.iter().zip(&overlap).enumerate() {
+            let (batch, share, passes) = self.layer_batch(&batch, misses.share, layer);
+            let nothing = self.price(&batch, share, 0.0, Overlap::None)?;
+            let price = self.price(&batch, share, *rows, *order)?;
+            exposed_us.push(passes * (price.ns - nothing.ns) / 1e3);
+            more_ns += passes * (price.busy_ns - nothing.busy_ns);
         }
         let exposed_ms = exposed_us.iter().sum::<f64>() / 1e3;
         let (step_ms, wait_ms) = (total_ns / 1e6 + exposed_ms, exposed_ms - more_ns / 1e6);
@@ -312,11 +313,23 @@ impl Simulator {
             Order::Table(table) => {
                 Err(bad("order: not one for each layer").with("orders", table.len() as u64))
             }
-            Order::ByLayer => misses
-                .rows
-                .iter()
-                .map(|rows| self.best(batch, misses.share, *rows).map(|best| best.0))
-                .collect(),
+            Order::ByLayer => {
+                let layers = misses.rows.iter().enumerate();
+                let best = layers.map(|(layer, rows)| {
+                    let (batch, share, _) = self.layer_batch(batch, misses.share, layer);
+                    self.best(&batch, share, *rows).map(|best| best.0)
+                });
+                best.collect()
+            }
+        }
+    }
+
+    /// What runs in a layer, the share of a request's misses that a query row reads there, and how often: a
+    /// draft layer has passes of one query row.
+    fn layer_batch(&self, batch: &Batch, share: f64, layer: usize) -> (Batch, f64, f64) {
+        match layer < self.setup.shape().layers as usize {
+            true => (*batch, share, 1.0),
+            false => (Batch { query_rows: 1, ..*batch }, 1.0, f64::from(world::passes(batch))),
         }
     }
 }

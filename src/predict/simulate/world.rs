@@ -236,7 +236,7 @@ impl World {
 }
 
 /// Passes of the draft layers: one for each draft.
-fn passes(batch: &Batch) -> u32 {
+pub fn passes(batch: &Batch) -> u32 {
     batch.query_rows.saturating_sub(1)
 }
 
