@@ -175,7 +175,7 @@ impl World {
             device.begin(self.pools, run.streams.compute, begin)?;
         }
         if self.batch.fill
-            && let Some((_, second)) = self.runs.get(1)
+            && let Some(second) = self.runs.get(1)
         {
             // Half a layer behind, so that the two do not wait at the same time.
             let ns = layer_us(setup, &self.batch, self.batch.rows[0])? * 1e3 / 2.0;
