@@ -468,3 +468,16 @@ fn a_sweep_has_no_holes() {
         }
     }
 }
+
+/// A setup without measured points is below what was measured, and not by more than the page says.
+#[test]
+fn the_roofline_is_a_bound() {
+    let costs = forebay::predict::setup::Costs::default();
+    let mut roofline = Simulator::new(Setup::new(File { costs, ..ess().file().clone() }).unwrap());
+    for row in measurements().steps {
+        let point =
+            Point { context: row.context, batch: row.batch, mtp: row.query_rows, accept: 1.0, ratio: 1.0 };
+        let share = roofline.run(&point, &all(Overlap::None)).unwrap().step_ms / row.ms;
+        assert!((0.45..0.70).contains(&share), "{row:?} {share}");
+    }
+}

@@ -68,19 +68,16 @@ pub struct World {
 /// The clock's costs of a setup.
 pub fn costs(setup: &Setup) -> Costs {
     let (rates, own) = (setup.rates(), &setup.file().operations);
-    let row = setup.shape().runs.iter().sum::<u32>();
-    // Gathers are charged at the speed of many rows: what a whole batch misses.
-    let many = f64::from(u16::MAX);
-    let (up, down) = (rates.gather.bytes_per_s(many, row), rates.scatter.bytes_per_s(many, row));
+    let (up, down) = (rates.gather.line(), rates.scatter.line());
     let fixed = |us: f64| rates.launch_ns + us * 1e3;
     let kernel = |us, row_us: f64| Kernel { fixed_ns: fixed(us), row_ns: row_us * 1e3, sm: 0.0 };
-    let mover = |rate, sm| Mover { fixed_ns: fixed(own.move_us), rate, sm };
+    let mover = |(line_ns, rate), sm| Mover { fixed_ns: fixed(own.move_us) + line_ns, rate, sm };
     Costs {
         // An engine's works have their launches in them.
         launch_ns: 0.0,
         link: Link {
-            to_device: rates.copy_up.max(up),
-            to_host: rates.copy_down.max(down),
+            to_device: rates.copy_up.max(up.1),
+            to_host: rates.copy_down.max(down.1),
             duplex: 1.0,
             copy_engines: rates.copy_engines,
         },
