@@ -433,6 +433,12 @@ fn draft_layers_run_once_for_each_draft() {
     assert_eq!((once.exposed_us.len(), once.overlap.len()), (62, 62));
     let estimate = drafting.estimate(&POINT, &all(Overlap::Da)).unwrap();
     assert!((once.exposed_us[61] / estimate.exposed_us[61] - 1.0).abs() < 0.05, "{once:?}");
+    // A pass fetches what one query row of an average layer misses.
+    let waits = drafting.run(&Point { mtp: 4, ..POINT }, &all(Overlap::None)).unwrap();
+    let mean = waits.misses[..61].iter().sum::<f64>() / 61.0;
+    let share = ess().misses().unwrap().share(4);
+    let us = 3.0 * mean * share * 160.0 * 656.0 / (37.0 * (1_u64 << 30) as f64) * 1e6;
+    assert!((waits.exposed_us[61] - us).abs() < 1e-3 * us, "{} {us}", waits.exposed_us[61]);
     let more = |mtp| {
         let point = Point { mtp, accept: 1.0, ratio: 1.0, ..POINT };
         let plain = simulator().run(&point, &all(Overlap::None)).unwrap().step_ms;
