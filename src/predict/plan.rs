@@ -118,6 +118,10 @@ pub enum Note {
     HostBound,
     /// Even the most sequences with [`Demand::least_slots`] are no more than fit with all rows resident.
     NoRoom,
+    /// The most sequences with all rows on the device yield as many tokens a second; told by [`super::worth`].
+    Slower,
+    /// Larger batches would fit, but nobody knows what they miss at their ratios; told by [`super::worth`].
+    Unknown,
 }
 
 impl Note {
@@ -131,6 +135,12 @@ impl Note {
                 "fewer slots than a step selects: the rest stands in scratch slots for that step"
             }
             Note::HostBound => "host memory ends the batch",
+            Note::Slower => {
+                "does not pay here: fewer sequences, all rows on the device, yield as many tokens a second"
+            }
+            Note::Unknown => {
+                "larger batches fit and were not tried: what they miss at their ratios is not known"
+            }
             Note::NoRoom => {
                 "does not pay here: index keys and slots leave room for no more sequences than whole rows"
             }
