@@ -12,7 +12,7 @@ export FOREBAY_PYTHON := $(CURDIR)/target/venv/bin/python
 FUZZ_SECONDS ?= 600
 HOST := x86_64-unknown-linux-gnu
 # The tests of the inner loop beside the unit tests.
-MODELS := tidy residency world failures edges misuse
+MODELS := tidy residency world failures edges misuse overlap order
 EXAMPLES := $(patsubst examples/%.rs,%,$(wildcard examples/*.rs))
 
 ## What the build and the tests need beside cargo. Does nothing when everything is there.
@@ -90,7 +90,7 @@ endif
 # RUSTC_BOOTSTRAP only lets the stable compiler take the sanitizer's flag; nothing built so is shipped.
 asan:
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test -p forebay --all-features \
-	    --lib --test residency --test world --test failures --target $(HOST) --target-dir target/asan
+	    --lib --test residency --test world --test failures --test overlap --target $(HOST) --target-dir target/asan
 
 bench-build:
 	cargo bench --workspace --all-features --no-run

@@ -12,6 +12,7 @@
 //! 7. a stream's queue
 //! 8. an event's counts
 //! 9. the clock device's state, behind which nothing is taken
+//! 10. what a watch knows: held across no call of the device that it watches
 //!
 //! A lock whose holder panicked is entered all the same: what it guards is plain data whose rules
 //! `validate` can check, and a second panic would hide the first.

@@ -6,7 +6,7 @@
 mod construction;
 
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Slice, Stream};
+use forebay::device::{Device, Parts, Slice, Stream};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory};
 use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, Streams, WarmUp};
 use std::sync::Arc;
@@ -355,6 +355,24 @@ fn buffers_and_rows_that_do_not_fit_a_layer_are_refused() {
         refused(e.cache.scatter(&step, call, e.stream), Kind::OutOfRange, place);
     }
     refused(e.cache.resolve(&step, whole, Stream(99), good), Kind::OutOfRange, "stream");
+    refused(e.cache.gather(&step, whole, 1, e.stream), Kind::OutOfRange, "pass of attention");
+    // Two lists of one batch row with two query rows.
+    let (lists, counts) = (e.device.allocate(4 * K * 4).unwrap(), e.device.allocate(4 * 4).unwrap());
+    let parts = [
+        (Parts { lists, counts: counts.part(0, 4).unwrap() }, "batch rows of the parts"),
+        (Parts { lists, counts: e.device.allocate(4000).unwrap() }, "batch rows of the parts"),
+        (Parts { lists: lists.part(0, 3 * K * 4).unwrap(), counts }, "bytes of a slice"),
+        (Parts { lists: elsewhere.allocate(4 * K * 4).unwrap(), counts }, "a slice of another device"),
+        (Parts { lists, counts: lists.part(0, 4 * 4).unwrap() }, "selection and slots overlap"),
+    ];
+    for (parts, place) in parts {
+        let buffers = Buffers { parts: Some(parts), ..good };
+        refused(e.cache.resolve(&step, whole, e.stream, buffers), Kind::OutOfRange, place);
+    }
+    e.cache
+        .resolve(&step, whole, e.stream, Buffers { parts: Some(Parts { lists, counts }), ..good })
+        .unwrap();
+    e.cache.gather(&step, whole, 0, e.stream).unwrap();
     refused(good.slots.part(1, 2 * K * 4), Kind::OutOfRange, "");
     e.cache.layer(&step, whole, e.streams(), good).unwrap();
     e.cache.finish(&mut step, e.stream).unwrap();

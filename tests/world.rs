@@ -19,6 +19,8 @@ use forebay::residency::Rows;
 use forebay::{Accepted, BringUp, Budget, Kind, Layer, LayerCall, MicroBatch, Open, Row};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "trace")]
 use trace_body::{GROUP, HEADER, content, recording, trace_bytes, trace_parts};
 use world::bodies::cache_ops;
@@ -60,15 +62,34 @@ fn portable(variant: u8) -> Setup {
     Setup { options, ..Setup::inline(variant) }
 }
 
+/// On a clock device that delays and reorders by this seed whatever no edge orders.
+fn clocked(variant: u8, seed: u64) -> Setup {
+    Setup { seed: Some(seed), ..Setup::inline(variant) }
+}
+
+/// Seeds of the clock.
+fn seeds() -> std::ops::Range<u64> {
+    0..if soak() { 5_000 } else { 200 }
+}
+
 proptest! {
     #![proptest_config(cases(80))]
     #[test]
-    fn devices_agree_step_by_step(ops in ops(), variant in 0..3_u8) {
+    fn devices_agree_step_by_step(ops in ops(), variant in 0..3_u8, seed: u64) {
         let inline = run_in(Setup::inline(variant), &ops);
         prop_assert_eq!(&run_in(portable(variant), &ops), &inline);
         prop_assert_eq!(&run_in(threaded(variant), &ops), &inline);
         // A conflict is an error of the call that makes it, which the model does not expect.
         prop_assert_eq!(&run_in(Setup { watched: true, ..Setup::inline(variant) }, &ops), &inline);
+        prop_assert_eq!(&run_in(clocked(variant, seed), &ops), &inline);
+    }
+}
+
+#[test]
+fn every_seed_of_the_clock_comes_to_what_an_inline_device_does() {
+    for seed in seeds() {
+        let (ops, variant) = (random_ops(seed, 90), seed as u8);
+        assert_eq!(run_in(clocked(variant, seed), &ops), run_in(Setup::inline(variant), &ops), "seed {seed}");
     }
 }
 
@@ -205,7 +226,7 @@ fn failing(setup: Setup, ops: &[Op], number: u64) -> (u64, BTreeMap<String, u64>
     let mut world = World::new(Setup { options, ..setup });
     ops.iter().for_each(|op| world.apply(op));
     world.close_all();
-    let operations = world.engine.device.operations();
+    let operations = world.engine.operations();
     (operations, world.end().reached)
 }
 
@@ -253,16 +274,16 @@ fn sound_seed() -> u16 {
 
 const COLD: Op = Op::Start { prompt: 80, promised: 40, budget: 4, whole: false };
 
-/// One step whose gathers are held back. Whether attention read what was selected.
-fn attention_with_slow_gathers(missing: Option<Edge>) -> bool {
-    let mut world = World::new(threaded(0));
+/// One step whose gathers are held back, or late by chance. Whether attention read what was selected.
+fn attention_with_slow_gathers(setup: Setup, seed: u16, missing: Option<Edge>) -> bool {
+    let mut world = World::new(setup);
     world.apply(&COLD);
     world.engine.missing = missing;
-    world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed: sound_seed() });
-    let held = world.engine.hold(world.engine.gathers(0));
+    world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed });
+    let held = setup.seed.is_none().then(|| world.engine.hold(world.engine.gathers(0)));
     // A call a layer and pass fits the streams' queues: nothing here waits for the gathers.
     (0..9).for_each(|_| world.layer(0));
-    if missing.is_some() {
+    if missing.is_some() && held.is_some() {
         world.engine.drain(world.engine.stream(0));
     }
     drop(held);
@@ -272,30 +293,41 @@ fn attention_with_slow_gathers(missing: Option<Edge>) -> bool {
     world.engine.found.lock().unwrap().wrong.is_empty()
 }
 
-#[test]
-fn attention_reads_behind_the_gather() {
-    assert!(attention_with_slow_gathers(None));
-    assert!(!attention_with_slow_gathers(Some(Edge::Gathered)), "the control: without the edge it is seen");
+/// What an edge is for holds on a threaded device, where it is forced, and for every seed of the clock; and
+/// the controls: without the edge it is seen, on the clock for some seed.
+fn by_gate_and_by_chance(holds: impl Fn(Setup, u16, Option<Edge>) -> bool, edge: Edge) {
+    let sound = sound_seed();
+    assert!(holds(threaded(0), sound, None));
+    assert!(!holds(threaded(0), sound, Some(edge)), "the control: without the edge it is seen");
+    for seed in seeds() {
+        assert!(holds(clocked(0, seed), sound, None), "seed {seed}");
+    }
+    assert!(seeds().any(|seed| !holds(clocked(0, seed), sound, Some(edge))), "the control, by chance");
 }
 
-/// Two steps; in the first the engine's own writes are held back. Whether the total pool has the rows.
-fn stores_with_slow_writes(missing: Option<Edge>) -> bool {
-    let mut world = World::new(threaded(0));
+#[test]
+fn attention_reads_behind_the_gather() {
+    by_gate_and_by_chance(attention_with_slow_gathers, Edge::Gathered);
+}
+
+/// Two steps; in the first the engine's own writes are held back, or late by chance. Whether the total pool
+/// has the rows.
+fn stores_with_slow_writes(setup: Setup, seed: u16, missing: Option<Edge>) -> bool {
+    let mut world = World::new(setup);
     world.apply(&COLD);
-    let seed = sound_seed();
     world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed });
     world.engine.drain(world.engine.stream(0));
     world.engine.missing = missing;
-    let held = world.engine.hold(world.engine.stream(0));
+    let held = setup.seed.is_none().then(|| world.engine.hold(world.engine.stream(0)));
     (0..9).for_each(|_| world.layer(0));
-    if missing.is_some() {
+    if missing.is_some() && held.is_some() {
         world.engine.drain(world.engine.scatters(0));
     }
     drop(held);
     world.finish(0);
     world.engine.missing = None;
     let accepted = world.seqs[0].length() + world.seqs[0].landed.len() as u32;
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+    catch_unwind(AssertUnwindSafe(|| {
         world.apply(&Op::Retire { which: 1 });
         world.apply(&Op::RollBack { seq: 0, how: 1, by: 2 });
         assert_eq!(world.seqs[0].length(), accepted, "both rows were accepted, and are checked");
@@ -305,20 +337,22 @@ fn stores_with_slow_writes(missing: Option<Edge>) -> bool {
 
 #[test]
 fn f1_a_store_waits_for_the_rows_that_it_reads() {
-    assert!(stores_with_slow_writes(None));
-    assert!(!stores_with_slow_writes(Some(Edge::Written)), "the control: without the edge it is seen");
+    by_gate_and_by_chance(stores_with_slow_writes, Edge::Written);
 }
 
-/// Steps are enqueued while a warm-up, a roll-back and a fork are still held back on the host's stream.
-#[test]
-fn a_step_waits_for_the_work_that_made_its_sequence_ready() {
-    let mut world = World::new(threaded(0));
-    let (seed, warm) = (sound_seed(), 2);
+/// Steps that are enqueued while a warm-up, two roll-backs and a fork are still to run on the host's stream.
+/// Answers the waits of each step's beginning, on the clock.
+fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64>) -> Vec<Range<u64>> {
+    let mut world = World::new(setup);
+    let clock = world.engine.clock.clone();
+    clock.iter().for_each(|clock| clock.without_waits(without.clone()));
+    let waits = || clock.as_ref().map_or(0, |clock| clock.waits());
+    let mut begins = Vec::new();
     world.apply(&Op::Open { prompt: 80, promised: 40, budget: 5, whole: true });
     world.apply(&Op::Fill { seq: 0 });
     world.patient = false;
     for make_ready in [
-        Op::Join { seq: 0, warm, bound: 0, seed: 3 },
+        Op::Join { seq: 0, warm: 2, bound: 0, seed: 3 },
         Op::RollBack { seq: 0, how: 1, by: 1 },
         Op::RollBack { seq: 0, how: 3, by: 20 },
         Op::Fork { seq: 0, promised: 30, budget: 5, whole: true },
@@ -326,9 +360,12 @@ fn a_step_waits_for_the_work_that_made_its_sequence_ready() {
         let held = world.engine.hold(world.engine.host);
         world.apply(&make_ready);
         assert_eq!(world.tickets.last().unwrap().poll(), None, "it has not run");
-        world.apply(&Op::Step { micro: 0, rows: 0, width: 1, seed });
+        let first = waits();
+        world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed });
+        begins.push(first..waits());
+        world.apply(&Op::Finish { micro: 0 });
         // Time for a step that does not wait to do its harm; one that does is not hurried.
-        (0..1000).for_each(|_| std::thread::yield_now());
+        world.engine.idle();
         drop(held);
         world.engine.settle();
         world.apply(&Op::Retire { which: 1 });
@@ -339,6 +376,25 @@ fn a_step_waits_for_the_work_that_made_its_sequence_ready() {
     }
     assert_eq!(world.reached["step is sound"], 4);
     world.end();
+    begins
+}
+
+#[test]
+fn a_step_waits_for_the_work_that_made_its_sequence_ready() {
+    let sound = sound_seed();
+    steps_behind_what_made_them_ready(threaded(0), sound, 0..0);
+    let mut begins = Vec::new();
+    for seed in seeds() {
+        begins = steps_behind_what_made_them_ready(clocked(0, seed), sound, 0..0);
+    }
+    // The controls: without the waits of its beginning each step goes wrong, for some seed.
+    for begin in begins {
+        let wrong = |seed| {
+            let run = || steps_behind_what_made_them_ready(clocked(0, seed), sound, begin.clone());
+            catch_unwind(run).is_err()
+        };
+        assert!(seeds().any(wrong), "waits {begin:?}");
+    }
 }
 
 /// An abort while a fork's copy is in flight: what it names comes back when its ticket has ended.
@@ -435,4 +491,62 @@ fn a_refused_append_in_place_claims_nothing() {
     world.apply(&Op::Fill { seq: 0 });
     world.apply(&Op::Join { seq: 0, warm: 0, bound: 0, seed: 0 });
     world.end();
+}
+
+/// Steps of two sequences, one in each micro-batch, with two steps in flight and a cut between them. Every
+/// step accepts all that the one before has landed, so that whatever was lost is read again.
+fn accepting_steps() -> Vec<Op> {
+    let retire = || Op::Retire { which: 1 };
+    let mut ops = vec![START, Op::Start { prompt: 60, promised: 50, budget: 0, whole: true }];
+    for round in 0..5 {
+        for (micro, rows, seq) in [(0, 1, 1), (1, 2, 0)] {
+            let accepts_all = |seed: &u16| {
+                let mut world = World::new(Setup::inline(0));
+                ops.iter().for_each(|op| world.apply(op));
+                let wanted = world.seqs[seq].length() + world.seqs[seq].landed.len() as u32;
+                world.apply(&Op::Step { micro, rows, width: 1, seed: *seed });
+                let sound = world.flights.last().is_some_and(|flight| !flight.fails);
+                sound && world.seqs[seq].landed.len() == 2 && world.seqs[seq].length() == wanted
+            };
+            let seed = (0..500).find(accepts_all).unwrap();
+            ops.push(Op::Step { micro, rows, width: 1, seed });
+        }
+        ops.extend([retire(), retire()]);
+        if round == 1 {
+            ops.push(Op::RollBack { seq: 0, how: 1, by: 2 });
+        }
+    }
+    ops
+}
+
+/// A schedule without one of its waits goes wrong on the clock exactly when that wait ordered something, as
+/// the order checker sees it: each is the other's control.
+#[test]
+fn each_wait_that_orders_something_shows_on_the_clock_when_it_is_left_out() {
+    let ops = accepting_steps();
+    let right = run_in(Setup::inline(0), &ops);
+    // What the last two rounds store is read by nobody any more.
+    let mut world = World::new(clocked(0, 0));
+    ops[..ops.len() - 8].iter().for_each(|op| world.apply(op));
+    let waits = world.engine.clock.as_ref().unwrap().waits();
+    drop(world);
+    let mut orders = 0;
+    for number in 0..waits {
+        let without = |setup| Setup { without: Some(number), ..setup };
+        let mut world = World::new(without(Setup { watched: true, ..Setup::inline(0) }));
+        let watch = world.engine.watch.clone().unwrap();
+        // A conflict ends the run.
+        let _ = catch_unwind(AssertUnwindSafe(|| ops.iter().for_each(|op| world.apply(op))));
+        let ordering = watch.left_out().unwrap().ordering;
+        assert_eq!(watch.conflict().is_some(), ordering, "wait {number}");
+        let wrong = |seed| {
+            let run = catch_unwind(|| run_in(without(clocked(0, seed)), &ops));
+            run.ok().as_ref() != Some(&right)
+        };
+        let (mut enough, mut few) = (seeds(), 0..seeds().end / 10);
+        let shown = if ordering { enough.any(wrong) } else { few.any(wrong) };
+        assert_eq!(shown, ordering, "wait {number}: {:?}", watch.conflict());
+        orders += u32::from(ordering);
+    }
+    assert!(orders > 60, "{orders} of {waits} waits order something");
 }

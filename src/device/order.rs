@@ -7,8 +7,8 @@
 //! they are enqueued; the answer to [`Order::access`] is an error at the first operation that may run beside
 //! one that it conflicts with, however the streams' speeds fall out.
 //!
-//! **What is ordered.** Operations of one stream, in the order of their enqueueing. What stands before a record, before what
-//! stands behind a wait for it; a wait is for the last record enqueued before it, and an event that was
+//! **What is ordered.** Operations of one stream, as they are enqueued. What stands before a record, before
+//! what stands behind a wait for it; a wait is for the last record enqueued before it, and an event that was
 //! never recorded orders nothing. What the host did or saw, before all that it enqueues later. What stands
 //! before a record, before all that the host does after it has seen the event complete
 //! ([`Order::observed`]). Nothing else: not time, not the order of enqueueing in two streams.
@@ -26,8 +26,8 @@
 //! **Memory** is bounded by what is named, not by how long it runs: a stretch has one write and at most a
 //! read an actor, and a write joins what earlier accesses have divided. Beyond that, accesses that the host
 //! has seen complete are dropped, and with them stretches that have none left: whatever is enqueued later is
-//! behind them, on streams too that do not exist today. This is done whenever the stretches have doubled since it
-//! was done last, so that it costs each access a constant.
+//! behind them, on streams too that do not exist today. This is done whenever the stretches have doubled
+//! since it was done last, so that it costs each access a constant.
 //!
 //! **What it does not do.** It sees one host thread: an owner that enqueues. It does not find waits that
 //! never end; an event that is recorded after its wait orders nothing here, as on a device.

@@ -183,11 +183,29 @@ impl Rig {
         Rig { stream: stream(), watch, host, cache, micro, sequences, flights, attends: true }
     }
 
+    /// What a sequence asks for.
+    pub fn asks(budget: u32) -> Open {
+        Open { prompt: PROMPT, promised: 60, budget: Budget::Slots(budget), bring_up: BringUp::Whole }
+    }
+
+    /// Opens a sequence, fills its prompt and joins it by a warm-up, each stretch of it on a stream of its own.
+    pub fn admit_warm(&mut self, budget: u32) -> Result<Sequence> {
+        let sequence = self.cache.open(&Rig::asks(budget))?;
+        self.cache.append_in_place(sequence, PROMPT)?;
+        let layers = self.cache.geometry().layers();
+        let selections = self.watch.allocate(4 * u64::from(layers * K))?;
+        let row = self.cache.geometry().row_bytes();
+        let warm = WarmUp { selections: Some(selections), steps: 1, bytes_a_call: u64::from(2 * row) };
+        let _ticket = self.cache.join(sequence, self.watch.stream()?, warm)?;
+        while !self.cache.is_running(sequence)? {
+            let _ticket = self.cache.join_more(sequence, self.watch.stream()?)?;
+        }
+        Ok(sequence)
+    }
+
     /// Opens a sequence, fills its prompt and joins it, on a stream of its own.
     pub fn admit(&mut self, budget: u32) -> Result<Sequence> {
-        let open =
-            Open { prompt: PROMPT, promised: 60, budget: Budget::Slots(budget), bring_up: BringUp::Whole };
-        let sequence = self.cache.open(&open)?;
+        let sequence = self.cache.open(&Rig::asks(budget))?;
         self.cache.append_in_place(sequence, PROMPT)?;
         let _ticket = self.cache.join(sequence, self.watch.stream()?, WarmUp::default())?;
         Ok(sequence)

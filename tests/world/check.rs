@@ -32,7 +32,7 @@ impl World {
     /// Whether a sequence's tables and bytes stand still.
     fn is_still(&self, seq: &Seq) -> bool {
         let host = self.tickets.last().is_none_or(|ticket| ticket.poll().is_some());
-        seq.is_open() && (!self.threaded || seq.in_flight == 0 && host)
+        seq.is_open() && (!self.asynchronous || seq.in_flight == 0 && host)
     }
 
     pub fn snapshot(&self) -> Snapshot {

@@ -5,12 +5,15 @@
 //! with a thread a stream, as asynchronously as on a GPU.
 
 use super::model::Origin;
+use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::watch::{Attention, Watch, bytes};
 use forebay::device::{Answer, Device, Event, Part, Pools, Slice, Stream};
 use forebay::residency::Rows;
 use forebay::{Buffers, Cache, Config, Geometry, Lane, Layer, LayerCall, Result, Step};
 use std::sync::{Arc, Mutex, mpsc};
+
+use super::run::Setup;
 
 /// Words of a stamp before its pattern.
 const HEADER: usize = 8;
@@ -79,6 +82,21 @@ pub enum Edge {
     Written,
 }
 
+/// A stream that is held until this is dropped.
+pub struct Held {
+    clock: Option<Arc<ClockDevice>>,
+    stream: Stream,
+    _open: mpsc::Sender<()>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(clock) = &self.clock {
+            clock.let_go(self.stream).unwrap();
+        }
+    }
+}
+
 /// One layer call of a step: what is selected, what attention must read, what is written.
 #[derive(Clone, Debug)]
 pub struct Work {
@@ -96,7 +114,10 @@ pub struct Work {
 /// See the module's head.
 #[derive(Debug)]
 pub struct Engine {
+    /// Where the bytes are.
     pub device: Arc<HostDevice>,
+    /// When what is enqueued happens to them, by chance.
+    pub clock: Option<Arc<ClockDevice>>,
     /// Checks the order of everything that is enqueued, if it is to be.
     pub watch: Option<Arc<Watch>>,
     pub host: Stream,
@@ -166,11 +187,21 @@ fn part(step: &Step, call: LayerCall) -> Part {
 
 impl Engine {
     /// An engine with a set of streams for each micro-batch.
-    pub fn new(options: HostOptions, watched: bool, config: &Config) -> Engine {
+    pub fn new(setup: &Setup, config: &Config) -> Engine {
         let Config { micro_batches, batch, query_rows, shape, .. } = config;
         let words = u64::from(batch * query_rows * shape.top_k);
-        let device = HostDevice::new(options);
-        let (stream, event) = (|| device.stream().unwrap(), || device.event().unwrap());
+        let Setup { options, watched, seed, without, .. } = *setup;
+        let beneath = HostOptions { fail_operation: None, ..options };
+        let device = HostDevice::new(if seed.is_some() { beneath } else { options });
+        let clock = seed.map(|_| {
+            let options =
+                ClockOptions { seed, fail_operation: options.fail_operation, ..ClockOptions::default() };
+            let clock = ClockDevice::over(device.clone(), options).unwrap();
+            without.into_iter().for_each(|number| clock.without_waits(number..number + 1));
+            clock
+        });
+        let base: Arc<dyn Device> = clock.clone().map_or(device.clone(), |clock| clock);
+        let (stream, event) = (|| base.stream().unwrap(), || base.event().unwrap());
         let micro = (0..*micro_batches).map(|_| Micro {
             engine: stream(),
             resolve: stream(),
@@ -186,15 +217,31 @@ impl Engine {
             accepted: device.allocate(4 * u64::from(*batch)).unwrap(),
         });
         let micro = micro.collect();
-        let watch = watched.then(|| Watch::new(device.clone()));
-        Engine { host: stream(), micro, missing: None, found: Arc::default(), watch, device }
+        let watch = watched.then(|| match without {
+            Some(number) => Watch::without_wait(base.clone(), number),
+            None => Watch::new(base.clone()),
+        });
+        Engine { host: stream(), micro, missing: None, found: Arc::default(), watch, clock, device }
+    }
+
+    /// What runs the work.
+    pub fn base(&self) -> Arc<dyn Device> {
+        match &self.clock {
+            Some(clock) => clock.clone(),
+            None => self.device.clone(),
+        }
+    }
+
+    /// How many operations have run: what fails one by its number counts these.
+    pub fn operations(&self) -> u64 {
+        self.clock.as_ref().map_or_else(|| self.device.operations(), |clock| clock.operations())
     }
 
     /// What work is enqueued on.
     pub fn queue(&self) -> Arc<dyn Device> {
         match &self.watch {
             Some(watch) => watch.clone(),
-            None => self.device.clone(),
+            None => self.base(),
         }
     }
 
@@ -206,7 +253,7 @@ impl Engine {
                 work(&device);
             }
         };
-        self.device.call(stream, Arc::new(run)).unwrap();
+        self.base().call(stream, Arc::new(run)).unwrap();
     }
 
     fn order(&self, first: Stream, event: Event, then: Stream) {
@@ -230,18 +277,34 @@ impl Engine {
         self.micro[micro as usize].scatter
     }
 
-    /// Holds a threaded stream until the answer is dropped.
-    pub fn hold(&self, stream: Stream) -> mpsc::Sender<()> {
+    /// Holds a stream of a threaded device, or of a clock, until the answer is dropped.
+    pub fn hold(&self, stream: Stream) -> Held {
         let (open, closed) = mpsc::channel::<()>();
-        let closed = Mutex::new(closed);
-        // The sender's end is the signal.
-        self.call(stream, move |_| assert!(closed.lock().unwrap().recv().is_err()));
-        open
+        match &self.clock {
+            Some(clock) => clock.hold(stream).unwrap(),
+            None => {
+                let closed = Mutex::new(closed);
+                // The sender's end is the signal.
+                self.call(stream, move |_| assert!(closed.lock().unwrap().recv().is_err()));
+            }
+        }
+        Held { clock: self.clock.clone(), stream, _open: open }
+    }
+
+    /// Lets time pass in which what is not held may run.
+    pub fn idle(&self) {
+        match &self.clock {
+            Some(clock) => {
+                let event = clock.event().unwrap();
+                (0..20).for_each(|_| assert!(clock.query(event).is_ok()));
+            }
+            None => (0..1000).for_each(|_| std::thread::yield_now()),
+        }
     }
 
     /// Waits until everything enqueued on a stream has run.
     pub fn drain(&self, stream: Stream) {
-        let event = self.device.event().unwrap();
+        let event = self.base().event().unwrap();
         self.queue().record(event, stream).unwrap();
         self.wait(event);
     }
@@ -326,7 +389,7 @@ impl Engine {
             }
         });
         cache.finish(step, m.engine)?;
-        let done = self.device.event()?;
+        let done = self.base().event()?;
         self.queue().record(done, m.engine)?;
         Ok(done)
     }

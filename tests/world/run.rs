@@ -24,12 +24,16 @@ pub struct Setup {
     pub options: HostOptions,
     /// Whether the order of everything that is enqueued is checked.
     pub watched: bool,
+    /// Delays and orders by chance, on a clock device.
+    pub seed: Option<u64>,
+    /// For controls: the wait that is left out of the schedule, by its number.
+    pub without: Option<u64>,
 }
 
 impl Setup {
     /// A world of `variant` whose operations run where they are enqueued.
     pub fn inline(variant: u8) -> Setup {
-        Setup { variant, options: HostOptions::default(), watched: false }
+        Setup { variant, options: HostOptions::default(), watched: false, seed: None, without: None }
     }
 }
 
@@ -91,7 +95,8 @@ pub struct World {
     pub reached: BTreeMap<String, u64>,
     landing_base: Option<u32>,
     warm: Slice,
-    pub threaded: bool,
+    /// Operations run later than they are enqueued.
+    pub asynchronous: bool,
     /// The device is made to fail.
     faulty: bool,
     /// It had failed before this operation.
@@ -119,7 +124,7 @@ pub fn run_in(setup: Setup, ops: &[Op]) -> Outcomes {
 impl World {
     pub fn new(setup: Setup) -> World {
         let config = config(setup.variant);
-        let engine = Engine::new(setup.options, setup.watched, &config);
+        let engine = Engine::new(&setup, &config);
         let layers = config.shape.layers + config.shape.draft_layers;
         let warm = engine.device.allocate(4 * u64::from(WARM_STEPS * layers * config.shape.top_k)).unwrap();
         let cache = Cache::new(config.clone(), engine.queue()).unwrap();
@@ -141,7 +146,7 @@ impl World {
             log: Vec::new(),
             landing_base: None,
             warm,
-            threaded: setup.options.threaded,
+            asynchronous: setup.options.threaded || setup.seed.is_some(),
             faulty: setup.options.fail_operation.is_some(),
             dead: false,
             patient: true,
@@ -155,8 +160,9 @@ impl World {
 
     /// Whether the device was made to fail, and has.
     pub fn failed(&self) -> bool {
-        let event = self.engine.device.event().unwrap();
-        self.faulty && self.engine.device.query(event).is_err()
+        let base = self.engine.base();
+        let event = base.event().unwrap();
+        self.faulty && base.query(event).is_err()
     }
 
     /// Does one operation and checks everything.

@@ -31,7 +31,7 @@ pub struct Flight {
     counts: Vec<[u64; 3]>,
     /// The call whose selections reach beyond the length, if one is to.
     beyond: Option<usize>,
-    fails: bool,
+    pub fails: bool,
     done: Option<Event>,
     random: Random,
 }

@@ -28,6 +28,8 @@ mod operations;
 mod tests;
 mod timeline;
 
+use std::ops::Range;
+
 use crate::device::{Device, Event, Stream, slice_of};
 use crate::error::{Error, Kind, Result};
 use crate::ids::Layer;
@@ -83,6 +85,9 @@ struct State {
     /// By stream how many operations have been enqueued, and how often the host has looked.
     enqueued: Vec<u64>,
     polls: u64,
+    /// Waits that have been enqueued, and those that are left out.
+    waits: u64,
+    without: Range<u64>,
     /// Nobody but this stream takes operations; and the first refusal since.
     confined: Option<Stream>,
     refusal: Option<Error>,
@@ -141,6 +146,8 @@ impl ClockDevice {
             failure: None,
             enqueued: Vec::new(),
             polls: 0,
+            waits: 0,
+            without: 0..0,
             confined: None,
             refusal: None,
             driver: None,
@@ -230,6 +237,17 @@ impl ClockDevice {
     /// Operations that have taken effect: what [`ClockOptions::fail_operation`] counts.
     pub fn operations(&self) -> u64 {
         self.state.lock().timeline.counted()
+    }
+
+    /// For controls: leaves out the waits of these numbers, counted from 0 over all streams, as if the
+    /// schedule had forgotten them.
+    pub fn without_waits(&self, numbers: Range<u64>) {
+        self.state.lock().without = numbers;
+    }
+
+    /// Waits that have been enqueued, those that were left out among them.
+    pub fn waits(&self) -> u64 {
+        self.state.lock().waits
     }
 
     /// Holds a stream at its end: what is enqueued on it from now on waits until it is let go.

@@ -1,8 +1,8 @@
 //! What a resolve leaves for attention and for the gather: index lists, and lists of rows to fetch.
 
 use crate::device::block::{self, Cause, Entry, Sticky};
-use crate::device::host::pools::{Copies, HostPools, MicroState, Record, bad};
-use crate::device::{Answer, Part, Parts, Slice, check_device};
+use crate::device::host::pools::{Copies, HostPools, MicroState, Record, bad, check_words};
+use crate::device::{Answer, Part, Parts, Slice};
 use crate::error::Result;
 use crate::ids::Lane;
 use crate::residency::{Answered, Fetch, Rows, Scan, Selected};
@@ -56,13 +56,7 @@ impl HostPools {
     pub(super) fn check_answer(&self, part: &Part, selection: Slice, answer: Answer, tag: u32) -> Result<()> {
         let rows = u64::from(part.rows.count);
         let k = u64::from(self.plan.geometry.shape().top_k);
-        let words = |slice: &Slice, count: u64| {
-            check_device(slice, tag)?;
-            match slice.bytes() == 4 * count && slice.address().is_multiple_of(4) {
-                true => Ok(()),
-                false => Err(bad("bytes of a slice", slice.bytes()).with("wanted", 4 * count)),
-            }
-        };
+        let words = |slice: &Slice, count: u64| check_words(slice, count, tag);
         let count = u64::from(part.count) * rows * k;
         words(&selection, count).and_then(|()| words(&answer.slots, count))?;
         let mut slices = [selection, answer.slots, selection, selection];

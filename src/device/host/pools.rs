@@ -102,6 +102,15 @@ pub(super) fn bad(place: &'static str, value: impl Into<u64>) -> Error {
     Error::new(Kind::OutOfRange, "host device").at(place).with("value", value)
 }
 
+/// Whether a slice is this device's and holds `count` words.
+pub(super) fn check_words(slice: &Slice, count: u64, tag: u32) -> Result<()> {
+    check_device(slice, tag)?;
+    match slice.bytes() == 4 * count && slice.address().is_multiple_of(4) {
+        true => Ok(()),
+        false => Err(bad("bytes of a slice", slice.bytes()).with("wanted", 4 * count)),
+    }
+}
+
 /// Rows to copy, a stack's worth at a time.
 pub(super) struct Copies<'a> {
     geometry: &'a Geometry,
@@ -220,13 +229,7 @@ impl HostPools {
     /// What can be known when an operation is enqueued: its slices and numbers.
     pub(super) fn check(&self, op: &PoolOp, tag: u32) -> Result<()> {
         let g = &self.plan.geometry;
-        let words = |slice: &Slice, count: u64| {
-            check_device(slice, tag)?;
-            match slice.bytes() == 4 * count && slice.address().is_multiple_of(4) {
-                true => Ok(()),
-                false => Err(bad("bytes of a slice", slice.bytes()).with("wanted", 4 * count)),
-            }
-        };
+        let words = |slice: &Slice, count: u64| check_words(slice, count, tag);
         let k = u64::from(g.shape().top_k);
         match op {
             PoolOp::Join(lane) | PoolOp::Leave(lane) | PoolOp::Truncate { lane, .. } => {
@@ -254,7 +257,12 @@ impl HostPools {
                 self.check_part(part)?;
                 self.check_answer(part, *selection, *answer, tag)
             }
-            PoolOp::Gather(part, _) | PoolOp::Scatter(part) => self.check_part(part),
+            PoolOp::Gather(part, pass) => {
+                self.check_part(part)?;
+                let passes = self.plan.tables[part.layer.index()].passes;
+                if *pass < passes { Ok(()) } else { Err(bad("pass of attention", *pass)) }
+            }
+            PoolOp::Scatter(part) => self.check_part(part),
         }
     }
 

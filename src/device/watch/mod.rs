@@ -14,7 +14,7 @@
 //! | operation | reads | writes |
 //! |---|---|---|
 //! | begin | pinned block, accepted counts | block, counts, all of its lanes |
-//! | resolve | block, selection, head | answer, lists of fetches, tables; what is resident, and what is fetched, is decided |
+//! | resolve | block, selection, head | answer, lists of fetches, tables, which slots are resident or fetched |
 //! | gather | block, list, rows of the total pool | fetched and scratch slots |
 //! | scatter | block, head, landing slots | the step's rows of the total pool |
 //! | report | block, lists | counts, report |
@@ -31,37 +31,27 @@
 //!
 //! **What it does not.** Inside of one operation, and of what the engine does not declare, it knows
 //! nothing. The host is taken to have seen what [`Device::query`] and [`Device::synchronize`] told it, not
-//! what a ticket did: who polls tickets calls [`Watch::ended`]. Lanes stand for their pages: two lanes that share pages share
-//! nothing here, since nobody writes shared pages; that is checked by the tests of the cache. Nor does it
-//! see what the host writes by itself to the total pool.
+//! what a ticket did: who polls tickets calls [`Watch::ended`]. Lanes stand for their pages: two lanes that
+//! share pages share nothing here, since nobody writes a shared page; that is for the tests of the cache to
+//! check. Nor does it see what the host writes by itself to the total pool.
+
+mod touched;
 
 use crate::device::block::step;
-use crate::device::order::{Access, Order, Space};
+use crate::device::order::{Access, Order};
 use crate::device::{
     Answer, Backing, Begin, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice,
     Stream, Warm,
 };
 use crate::error::{Error, Kind, Result};
-use crate::geometry::Geometry;
-use crate::ids::Lane;
+use crate::ids::{Lane, MicroBatch};
 use crate::os::Map;
 use crate::sync::{Arc, Mutex};
 
-/// Positions of a lane's committed and landed rows, as scatter needs them.
-const HEAD: &str = "head of pools, lane";
-const TABLES: &str = "tables of pools, lane";
-const RESIDENT: &str = "resident slots of pools, lane";
-const FETCHED: &str = "slots being fetched of pools, lane";
-const SCRATCH: &str = "scratch slots of pools, lane";
-const LANDING: &str = "landing slots of pools, lane";
-const STORED: &str = "rows of the total pool of pools, lane";
-const ADDED: &str = "rows added to the total pool of pools, lane";
-const PAGE_TABLE: &str = "page table of pools, lane";
-const PAGES: &str = "pages of the total pool of pools";
-const BLOCK: &str = "step block of pools, micro-batch";
-const COUNTS: &str = "counts of pools, micro-batch";
-const LISTS: &str = "lists of fetches of pools, micro-batch";
-const BYTES: &str = "bytes at addresses of";
+pub use touched::bytes;
+use touched::{
+    ADDED, BLOCK, COUNTS, FETCHED, HEAD, LISTS, PAGE_TABLE, RESIDENT, SCRATCH, STORED, TABLES, Watched,
+};
 
 /// What attention reads of a layer's selected rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,23 +78,6 @@ pub struct LeftOut {
     pub ordering: bool,
 }
 
-/// One cache's extents, and what its steps and lanes are made of now.
-#[derive(Debug)]
-struct Watched {
-    id: u32,
-    geometry: Geometry,
-    rows: Vec<Slice>,
-    layers: u64,
-    query_rows: u64,
-    /// By layer the index lists of attention in parts.
-    lists: Vec<u64>,
-    batch: u32,
-    /// By micro-batch the lanes of its batch rows.
-    steps: Vec<Vec<u32>>,
-    /// By lane its pages.
-    pages: Vec<Vec<u32>>,
-}
-
 /// See the module's head.
 #[derive(Debug)]
 pub struct Watch {
@@ -125,154 +98,8 @@ struct State {
     left_out: Option<LeftOut>,
 }
 
-/// That an operation reads or writes a slice, for [`Watch::engine`].
-pub fn bytes(slice: &Slice, write: bool) -> Access {
-    let (from, to) = (slice.address(), slice.address().saturating_add(slice.bytes()));
-    let access = if write { Access::write } else { Access::read };
-    access(Space::new(BYTES, [slice.device, 0]), from, to)
-}
-
 fn unknown(place: &'static str, value: u64) -> Error {
     Error::new(Kind::OutOfRange, "watch").at(place).with("value", value)
-}
-
-impl Watched {
-    fn new(id: u32, plan: &Plan) -> Watched {
-        let lanes = plan.tables.first().map_or(0, |tables| tables.lanes);
-        Watched {
-            id,
-            geometry: plan.geometry,
-            rows: plan.rows.clone(),
-            layers: plan.tables.len() as u64,
-            query_rows: plan.tables.first().map_or(0, |tables| tables.query_rows).into(),
-            lists: plan.tables.iter().map(|tables| 1 + u64::from(tables.passes)).collect(),
-            batch: plan.batch,
-            steps: vec![Vec::new(); plan.micro_batches as usize],
-            pages: vec![Vec::new(); lanes as usize],
-        }
-    }
-
-    fn space(&self, name: &'static str, number: u32) -> Space {
-        Space::new(name, [self.id, number])
-    }
-
-    /// All of a lane, but for its page table.
-    fn lane(&self, lane: u32, list: &mut Vec<Access>) {
-        for name in [HEAD, TABLES, RESIDENT, FETCHED, STORED, ADDED] {
-            list.push(Access::write(self.space(name, lane), 0, self.layers));
-        }
-        list.push(Access::write(self.space(LANDING, lane), 0, self.layers * self.query_rows));
-        list.push(Access::write(self.space(SCRATCH, lane), 0, 1));
-    }
-
-    /// All of a lane, and the pages that it has from now on.
-    fn lane_and_pages(&self, lane: u32, pages: &[u32]) -> Vec<Access> {
-        let mut list = Vec::with_capacity(pages.len() + 9);
-        self.lane(lane, &mut list);
-        list.push(Access::write(self.space(PAGE_TABLE, lane), 0, 1));
-        for page in pages {
-            let first = u64::from(*page) * self.layers;
-            list.push(Access::read(self.space(PAGES, 0), first, first + self.layers));
-        }
-        list
-    }
-
-    /// What a part touches of each of its lanes.
-    fn part(&self, part: &Part, names: &[(&'static str, bool)]) -> Vec<Access> {
-        let mut list = Vec::new();
-        let layer = u64::from(part.layer.0);
-        for lane in self.lanes(part) {
-            for (name, write) in names {
-                let access = if *write { Access::write } else { Access::read };
-                let (from, to) = match *name {
-                    SCRATCH | PAGE_TABLE => (0, 1),
-                    _ => (layer, layer + 1),
-                };
-                list.push(access(self.space(name, lane), from, to));
-            }
-        }
-        list
-    }
-
-    fn lanes(&self, part: &Part) -> impl Iterator<Item = u32> + '_ {
-        let lanes = self.steps.get(part.micro_batch.index()).map_or(&[][..], Vec::as_slice);
-        lanes.iter().skip(part.first as usize).take(part.count as usize).copied()
-    }
-
-    /// The landing slots of a part's query rows, from its first one on or from the step's.
-    fn landing(&self, part: &Part, from_first: bool, write: bool, list: &mut Vec<Access>) {
-        let start = u64::from(part.layer.0) * self.query_rows;
-        let first = if from_first { u64::from(part.rows.first) } else { 0 };
-        let end = u64::from(part.rows.first) + u64::from(part.rows.count);
-        for lane in self.lanes(part) {
-            let access = if write { Access::write } else { Access::read };
-            list.push(access(self.space(LANDING, lane), start + first, start + end));
-        }
-    }
-
-    /// Its step's block, from which an operation reads its lanes.
-    fn block(&self, part: &Part) -> Access {
-        Access::read(self.space(BLOCK, part.micro_batch.0), 0, 1)
-    }
-
-    /// A part's lists of fetches.
-    fn fetches(&self, part: &Part) -> Access {
-        let (first, count) = (u64::from(part.first), u64::from(part.count));
-        Access::write(self.space(LISTS, part.micro_batch.0), first, first + count)
-    }
-
-    /// Counters of a step are added to, in any order.
-    fn counts(&self, part: &Part) -> Access {
-        Access::read(self.space(COUNTS, part.micro_batch.0), 0, 1)
-    }
-
-    /// A part's batch rows of index lists `from..to`, with their counts.
-    fn parts(&self, part: &Part, answer: &Answer, lists: (u64, u64), write: bool, list: &mut Vec<Access>) {
-        let Some(parts) = &answer.parts else { return };
-        let all = self.lists.get(part.layer.index()).copied().unwrap_or(1);
-        for slice in [&parts.lists, &parts.counts] {
-            let one = slice.bytes() / all;
-            let words = match slice == &parts.lists {
-                true => u64::from(self.geometry.shape().top_k),
-                false => 1,
-            };
-            let row = 4 * words * u64::from(part.rows.count);
-            for index in lists.0..lists.1.min(all) {
-                let at = index * one + u64::from(part.first) * row;
-                let rows = slice.part(at, u64::from(part.count) * row);
-                list.extend(rows.iter().map(|rows| bytes(rows, write)));
-            }
-        }
-    }
-
-    /// Pages of one layer's rows that a slice lies in; nothing for other memory.
-    fn pages_of(&self, slice: &Slice) -> Option<(u64, std::ops::RangeInclusive<u64>)> {
-        let inside = |rows: &Slice| {
-            let offset = slice.address().checked_sub(rows.address())?;
-            (slice.bytes() > 0 && offset + slice.bytes() <= rows.bytes()).then_some(offset)
-        };
-        let found = self.rows.iter().enumerate().find_map(|(layer, rows)| Some((layer, inside(rows)?)));
-        let (layer, offset) = found?;
-        let size = self.geometry.host_page_bytes().max(1);
-        Some((layer as u64, offset / size..=(offset + slice.bytes() - 1) / size))
-    }
-
-    /// What a copy touches of the total pool.
-    fn copied(&self, slice: &Slice, write: bool, list: &mut Vec<Access>) {
-        let access = if write { Access::write } else { Access::read };
-        let Some((layer, pages)) = self.pages_of(slice) else { return };
-        for page in pages {
-            let place = page * self.layers + layer;
-            list.push(access(self.space(PAGES, 0), place, place + 1));
-            // Shared pages are full: no step adds to them.
-            let mut lanes =
-                (0..).zip(&self.pages).filter(|(_, own)| own.iter().any(|p| u64::from(*p) == page));
-            if let (Some((lane, _)), None) = (lanes.next(), lanes.next()) {
-                let both = [STORED, ADDED].map(|name| access(self.space(name, lane), layer, layer + 1));
-                list.extend(both);
-            }
-        }
-    }
 }
 
 impl State {
@@ -320,8 +147,8 @@ impl Watch {
         Watch::with(device, None)
     }
 
-    /// For controls: as if the schedule had left its wait of this number out, counted from 0 over all streams. The device
-    /// still waits; the order is not told.
+    /// For controls: as if the caller had left out its wait of this number, counted from 0 over all streams.
+    /// The device still waits; the order is not told.
     pub fn without_wait(device: Arc<dyn Device>, number: u64) -> Arc<Watch> {
         Watch::with(device, Some(number))
     }
@@ -682,13 +509,7 @@ impl Device for Watch {
         self.pass(stream, "scatter", accesses, || self.device.scatter(pools, stream, part))
     }
 
-    fn report(
-        &self,
-        pools: Pools,
-        stream: Stream,
-        micro_batch: crate::ids::MicroBatch,
-        slot: Slice,
-    ) -> Result<()> {
+    fn report(&self, pools: Pools, stream: Stream, micro_batch: MicroBatch, slot: Slice) -> Result<()> {
         let accesses = |state: &mut State| {
             let watched = state.pools(pools)?;
             let space = |name| watched.space(name, micro_batch.0);
