@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use forebay::predict::plan::{self, Batch, Demand, FEW_SLOTS, Planned, Ratio};
+use forebay::predict::plan::{self, Batch, Demand, FEW_SLOTS, Note, Planned, Ratio};
 use forebay::predict::setup::Setup;
 use forebay::predict::simulate::{Options, Outcome};
 use forebay::predict::worth::{self, Priced};
@@ -240,7 +240,14 @@ fn priced(job: &Job, linked: &mut Linked, source: &mut Source) -> Result<Point> 
         pays_from = Some(worth.pays_from);
         worth.most().cloned()
     } else {
-        Some(worth::price(&demand, job.accept, &options, simulator)?)
+        match worth::price(&demand, job.accept, &options, simulator) {
+            Err(error) if worth::is_unknown(&error) => {
+                let mut planned = frame;
+                planned.notes.push(Note::Unknown);
+                return point(Ok(planned), None);
+            }
+            priced => Some(priced?),
+        }
     };
     let Some(Priced { planned, outcome, without }) = priced else { return point(Ok(frame), None) };
     let (setup, link) = (setup.name().to_owned(), linked.link.clone());

@@ -120,7 +120,7 @@ pub enum Note {
     NoRoom,
     /// The most sequences with all rows on the device yield as many tokens a second; told by [`super::worth`].
     Slower,
-    /// Larger batches would fit, but nobody knows what they miss at their ratios; told by [`super::worth`].
+    /// What is missed at this ratio, or at those of larger batches, is not known; told by [`super::worth`].
     Unknown,
 }
 
@@ -139,7 +139,7 @@ impl Note {
                 "does not pay here: fewer sequences, all rows on the device, yield as many tokens a second"
             }
             Note::Unknown => {
-                "larger batches fit and were not tried: what they miss at their ratios is not known"
+                "not simulated, or larger batches not tried: what is missed at such ratios is not known"
             }
             Note::NoRoom => {
                 "does not pay here: index keys and slots leave room for no more sequences than whole rows"

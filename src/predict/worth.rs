@@ -174,7 +174,7 @@ impl Tried<'_> {
                 self.known.insert(batch, priced);
                 Ok(())
             }
-            Err(error) if beyond(&error) && !self.known.is_empty() => {
+            Err(error) if is_unknown(&error) && !self.known.is_empty() => {
                 self.most = batch - 1;
                 Ok(())
             }
@@ -192,7 +192,8 @@ impl Tried<'_> {
     }
 }
 
-/// Whether the error says that misses are not known there.
-fn beyond(error: &Error) -> bool {
+/// Whether an error of [`price`] says that misses are not known at that ratio or context, so that the plan stands
+/// and only its time is not known.
+pub fn is_unknown(error: &Error) -> bool {
     error.kind() == Kind::InvalidConfig && error.place().starts_with("misses.")
 }
