@@ -122,12 +122,12 @@ impl Decode {
             sequences.push(sequence);
         }
         let words = |count: u32| device.allocate(u64::from(4 * count));
-        let parts = Parts { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)? };
+        let parts = Parts { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH };
         let buffers = Buffers { selection: words(BATCH * K)?, slots: words(BATCH * K)?, parts: Some(parts) };
         Ok(Decode {
             cache,
             sequences,
-            layers: Layers { streams, half: BATCH / 2, buffers },
+            layers: Layers { streams, batch: BATCH, half: BATCH / 2, buffers },
             ended: device.event()?,
             device,
             selections: (0..64).map(picks).collect(),

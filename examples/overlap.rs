@@ -42,9 +42,9 @@ fn main() -> forebay::Result<()> {
         scatter: device.stream()?,
     };
     let words = |count: u64| device.allocate(4 * count);
-    let parts = Some(Parts { lists: words(2 * 64)?, counts: words(2)? });
+    let parts = Some(Parts { lists: words(2 * 64)?, counts: words(2)?, batch: 1 });
     let buffers = Buffers { selection: words(64)?, slots: words(64)?, parts };
-    let layers = Layers { streams, half: 0, buffers };
+    let layers = Layers { streams, batch: 1, half: 0, buffers };
 
     for order in Overlap::ALL {
         let open =

@@ -134,6 +134,7 @@ impl Loop {
             parts: Parts {
                 lists: device.allocate(2 * bytes).unwrap(),
                 counts: device.allocate(u64::from(2 * BATCH * 2 * 4)).unwrap(),
+                batch: BATCH,
             },
             device,
             picks: vec![0; bytes as usize],
@@ -178,7 +179,7 @@ impl Loop {
         let streams = OverlapStreams { compute, resolve: gather, gather, scatter: gather };
         let buffers = Buffers { parts: Some(self.parts), ..self.buffers(number, 2) };
         let orders = [Overlap::Dba, Overlap::None, Overlap::Da, Overlap::Dba];
-        let with = Layers { streams, half: 1, buffers };
+        let with = Layers { streams, batch: BATCH, half: 1, buffers };
         self.cache.overlap_steps(&mut [(step, with)], &orders, 2, &mut Idle).unwrap();
     }
 

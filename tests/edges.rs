@@ -358,19 +358,22 @@ fn buffers_and_rows_that_do_not_fit_a_layer_are_refused() {
     refused(e.cache.gather(&step, whole, 1, e.stream), Kind::OutOfRange, "pass of attention");
     // Two lists of one batch row with two query rows.
     let (lists, counts) = (e.device.allocate(4 * K * 4).unwrap(), e.device.allocate(4 * 4).unwrap());
+    let whole_parts = Parts { lists, counts, batch: 1 };
     let parts = [
-        (Parts { lists, counts: counts.part(0, 4).unwrap() }, "batch rows of the parts"),
-        (Parts { lists, counts: e.device.allocate(4000).unwrap() }, "batch rows of the parts"),
-        (Parts { lists: lists.part(0, 3 * K * 4).unwrap(), counts }, "bytes of a slice"),
-        (Parts { lists: elsewhere.allocate(4 * K * 4).unwrap(), counts }, "a slice of another device"),
-        (Parts { lists, counts: lists.part(0, 4 * 4).unwrap() }, "selection and slots overlap"),
+        (Parts { batch: 0, ..whole_parts }, "batch rows of the parts"),
+        (Parts { batch: u32::MAX, ..whole_parts }, "batch rows of the parts"),
+        (Parts { counts: counts.part(0, 12).unwrap(), ..whole_parts }, ""),
+        (Parts { lists: lists.part(0, 3 * K * 4).unwrap(), ..whole_parts }, ""),
+        (Parts { lists: elsewhere.allocate(4 * K * 4).unwrap(), ..whole_parts }, "a slice of another device"),
+        (Parts { counts: lists.part(0, 4 * 4).unwrap(), ..whole_parts }, "selection and slots overlap"),
+        (Parts { counts: e.device.allocate(20).unwrap().part(1, 16).unwrap(), ..whole_parts }, "address of the parts"),
     ];
     for (parts, place) in parts {
         let buffers = Buffers { parts: Some(parts), ..good };
         refused(e.cache.resolve(&step, whole, e.stream, buffers), Kind::OutOfRange, place);
     }
     e.cache
-        .resolve(&step, whole, e.stream, Buffers { parts: Some(Parts { lists, counts }), ..good })
+        .resolve(&step, whole, e.stream, Buffers { parts: Some(whole_parts), ..good })
         .unwrap();
     e.cache.gather(&step, whole, 0, e.stream).unwrap();
     refused(good.slots.part(1, 2 * K * 4), Kind::OutOfRange, "");

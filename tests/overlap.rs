@@ -95,9 +95,11 @@ proptest! {
         drafts in any::<bool>(),
         orders in prop::collection::vec(0_usize..3, 4),
         threaded in any::<bool>(),
+        ways in any::<[bool; 3]>(),
     ) {
         let drafts = if drafts { query_rows } else { 0 };
-        let setting = Setting { seed, half, query_rows, budget, passes, real, drafts, ..Setting::default() };
+        let [captured, narrow, one_by_one] = ways;
+        let setting = Setting { seed, half, query_rows, budget, passes, real, drafts, captured, narrow, one_by_one, empty: 0.05 };
         let orders: Vec<Overlap> = orders.iter().map(|o| Overlap::ALL[*o]).collect();
         let alone = decode(&setting, &[Overlap::None], false, 5);
         prop_assert_eq!(decode(&setting, &orders, threaded, 5), alone);

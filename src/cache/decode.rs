@@ -214,8 +214,9 @@ impl Cache {
         Ok(())
     }
 
-    /// Ends the enqueueing of a step: its report, then its event, on `stream`, which must be ordered
-    /// behind every operation of the step.
+    /// Ends the enqueueing of a step: its report, then its event, on `stream`. Layers that were enqueued by
+    /// [`Cache::overlap`] or [`Cache::overlap_steps`] are joined there; behind what an engine orders itself,
+    /// `stream` must be ordered already.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidConfig`] for a finished one.
@@ -224,6 +225,7 @@ impl Cache {
         if step.finished {
             return Err(Error::new(Kind::InvalidConfig, "finish").at("the step is finished"));
         }
+        self.join_layers(step, stream)?;
         self.device.report(self.pools, stream, step.micro_batch, slot.report)?;
         self.device.record(slot.event, stream)?;
         self.device.record(self.stepped[step.micro_batch.index()], stream)?;
@@ -238,7 +240,8 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Busy`] gives the step back: it is in flight, or was not finished. Any other error ends it:
-    /// [`Kind::DeviceFailed`] when the device failed or the sticky word reports an error, so that none of
+    /// [`Kind::DeviceFailed`] when the device failed or the sticky word reports an error,
+    /// [`Kind::Cancelled`] when a layer was not enqueued whole, so that none of
     /// the step's tokens may be published; its sequences wait for [`Cache::roll_back`] or
     /// [`Cache::close`]. A step that was enqueued behind a failed one has committed rows of it: retire it
     /// too, then roll back to a length before the failed step.

@@ -67,7 +67,8 @@ pub struct Config {
     /// selections needs scratch slots, `query_rows x top_k - min_budget` a lane.
     pub min_budget: u32,
     /// Passes of attention that may take these scratch slots in turn, so that a lane needs only so large a
-    /// share of them. With more than one, attention must run in parts ([`Cache::overlap`]).
+    /// share of them. With more than one, attention must run in parts ([`Cache::overlap`]), in
+    /// [`Cache::attention_passes`] passes: no more than its share of the slots leaves something to do for.
     pub attention_passes: u32,
     /// Sequences that may be open.
     pub lanes: u32,
@@ -205,21 +206,29 @@ impl Config {
     }
 
     fn sparse(&self, geometry: &Geometry) -> Result<SparseConfig> {
-        let selected = self
-            .query_rows
-            .checked_mul(self.shape.top_k)
-            .ok_or_else(|| Error::new(Kind::Overflow, "cache").at("query_rows x top_k"))?;
+        let (scratch, passes) = self.shares()?;
         Ok(SparseConfig {
             lanes: self.lanes,
             tokens: self.reach(self.max_tokens)?,
             query_rows: self.query_rows,
-            scratch: selected.saturating_sub(self.min_budget).div_ceil(self.attention_passes),
-            passes: self.attention_passes,
+            scratch,
+            passes,
             slots: match &self.slots {
                 Slots::Uniform(slots) => vec![*slots; geometry.layers() as usize],
                 Slots::ByLayer(table) => table.clone(),
             },
         })
+    }
+
+    /// Scratch slots of a lane, and the passes that take them in turn.
+    fn shares(&self) -> Result<(u32, u32)> {
+        let selected = self
+            .query_rows
+            .checked_mul(self.shape.top_k)
+            .ok_or_else(|| Error::new(Kind::Overflow, "cache").at("query_rows x top_k"))?;
+        let beyond = selected.saturating_sub(self.min_budget);
+        let share = beyond.div_ceil(self.attention_passes);
+        Ok((share, beyond.div_ceil(share.max(1)).max(1)))
     }
 }
 
@@ -247,7 +256,7 @@ pub struct Cache {
     /// One a micro-batch: the events of its layers.
     schedules: Vec<Schedule>,
     /// Room for what the layers of a step share, a place for each micro-batch.
-    runs: Vec<(Schedule, Run)>,
+    runs: Vec<Run>,
     fallbacks: Vec<Fallback>,
     stats: Stats,
     /// Calls of prepare, to find a sequence that one of them names twice.
@@ -329,6 +338,12 @@ impl Cache {
     /// The checked shape.
     pub const fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    /// Passes of attention that a step takes over what it fetches, where attention runs in parts: what the
+    /// index lists are made for.
+    pub fn attention_passes(&self) -> u32 {
+        self.sparse.tables().first().map_or(1, |table| table.passes)
     }
 
     /// What the memory had to do without; empty when everything could be had.

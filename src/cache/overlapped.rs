@@ -1,36 +1,47 @@
 //! A step's layers in an order that hides the gather: see [`crate::overlap`].
+//!
+//! **Abandoned steps.** While layers are enqueued their step counts as abandoned, and only a call that ends
+//! well takes that back: a callback that fails or panics leaves a step whose tokens are worth nothing. What was
+//! enqueued of it runs. [`Cache::finish`] orders its end behind all of that, its retirement fails, and its
+//! sequences, which belong to its micro-batch and so to no other step meanwhile, are rolled back or closed.
 
 use crate::cache::Cache;
-use crate::cache::sequence::State;
+use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
 use crate::ids::Layer;
-use crate::overlap::{Engine, Overlap, OverlapStreams, Run, enqueue_step};
+use crate::overlap::{Engine, Overlap, OverlapStreams, Run, enqueue_layer, enqueue_step};
 use crate::step::{Buffers, Step};
 
 /// Where the layers of a step are enqueued and what they share.
 #[derive(Clone, Copy, Debug)]
 pub struct Layers {
-    /// The micro-batch's streams. `compute` is the one that the step was prepared on, and is to be finished
-    /// on.
+    /// The micro-batch's streams, the same for all layers of a step. `compute` is the one that the step was
+    /// prepared on.
     pub streams: OverlapStreams,
+    /// Batch rows that are enqueued: at least the step's. More in a captured batch, whose other rows are
+    /// inert: they select nothing and are answered with nothing.
+    pub batch: u32,
     /// The first batch row of DBA's second half.
     pub half: u32,
-    /// The selection, which the engine's top-k writes, and the answer: for all rows of the step, or more.
+    /// The selection, which the engine's top-k writes, and the answer: for `batch` rows or more, of which the
+    /// beginning is taken.
     pub buffers: Buffers,
 }
 
 impl Cache {
     /// Enqueues one layer of a step, or one pass of a draft layer, in the order `overlap`: the engine's work
-    /// by its callbacks, R, G and S between them. [`Cache::overlap_join`] comes before [`Cache::finish`].
+    /// by its callbacks, R, G and S between them. [`Cache::finish`] orders the step's end behind them.
     ///
-    /// A layer that was not enqueued whole, because a callback or the device refused, abandons the step:
-    /// its sequences need [`Cache::roll_back`] or [`Cache::close`], the step is to be finished, and its
-    /// retirement fails.
+    /// A layer that was not enqueued whole, because a callback or the device refused, abandons the step: it
+    /// is still to be finished and retired, which then fails with [`Kind::Cancelled`], and its sequences need
+    /// [`Cache::roll_back`] or [`Cache::close`].
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a layer or buffers that do not fit the step; [`Kind::InvalidConfig`] for a
-    /// finished or abandoned step, an order that needs index lists without them, or a callback that
-    /// enqueued on another stream, where the device sees it; the callback's own.
+    /// [`Kind::OutOfRange`] for a layer, pass, batch or buffers that do not fit the step and
+    /// [`Kind::InvalidConfig`] for a finished or abandoned step, other streams than its layers had before, or
+    /// an order that needs index lists without them: nothing has been enqueued then. Afterwards, and with the
+    /// step abandoned, [`Kind::InvalidConfig`] for a callback that enqueued on another stream, where the
+    /// device sees it; [`Kind::OutOfRange`] for streams that are not the device's; the callback's own.
     pub fn overlap(
         &mut self,
         step: &mut Step,
@@ -39,28 +50,26 @@ impl Cache {
         layers: &Layers,
         engine: &mut dyn Engine,
     ) -> Result<()> {
-        self.check_open(step, layer)?;
-        let run = self.run(step, layers);
-        run.check(overlap)?;
-        let schedule = self.schedules[step.micro_batch.index()];
-        let done = schedule.layer(&*self.device, self.pools, &run, (layer, pass), overlap, engine);
-        done.inspect_err(|_| self.abandon(step, &run))
-    }
-
-    /// Orders the compute stream behind all that the layers of a step have enqueued.
-    ///
-    /// # Errors
-    /// As [`Cache::overlap`].
-    pub fn overlap_join(&mut self, step: &Step, layers: &Layers) -> Result<()> {
-        self.check_step(step, Layer(0))?;
-        let schedule = self.schedules[step.micro_batch.index()];
-        schedule.join(&*self.device, &self.run(step, layers))
+        let run = self.run(step, layer, layers)?;
+        run.check(&*self.device, overlap)?;
+        if let Some(pass) = pass {
+            self.check_passes(step, pass.saturating_add(1))?;
+            if layer.0 < self.geometry.shape().layers {
+                return Err(Error::new(Kind::OutOfRange, "overlap")
+                    .at("a pass of a layer that is no draft layer")
+                    .with("layer", layer.0));
+            }
+        }
+        (step.abandoned, step.streams) = (true, Some(layers.streams));
+        enqueue_layer(&*self.device, self.pools, &run, (layer, pass), overlap, engine)?;
+        step.abandoned = false;
+        Ok(())
     }
 
     /// Enqueues all layers of the open steps, at most one of each micro-batch: each layer once, then
-    /// `draft_passes` passes of the draft layers, the steps in turn; then joins them. `by_layer` says the
-    /// order of every layer, draft layers last. A draft layer has the rows that its passes wrote: a query
-    /// row without its pass is not to be accepted, unless nothing will select it there.
+    /// `draft_passes` passes of the draft layers, the steps in turn. `by_layer` says the order of every layer,
+    /// draft layers last. A draft layer has the rows that its passes wrote: a query row without its pass is
+    /// not to be accepted, unless nothing will select it there.
     ///
     /// # Errors
     /// As [`Cache::overlap`]; all the steps are abandoned then.
@@ -77,73 +86,76 @@ impl Cache {
                 .with("given", by_layer.len() as u64)
                 .with("wanted", self.geometry.layers()));
         }
+        self.runs.clear();
         for (step, layers) in steps.iter() {
-            self.check_open(step, Layer(0))?;
-            let run = self.run(step, layers);
-            by_layer.iter().try_for_each(|overlap| run.check(*overlap))?;
-            if draft_passes > step.query_rows {
-                return Err(Error::new(Kind::OutOfRange, "overlap")
-                    .at("passes of the draft layers")
-                    .with("passes", draft_passes)
-                    .with("query rows", step.query_rows));
-            }
+            let run = self.run(step, Layer(0), layers)?;
+            by_layer.iter().try_for_each(|overlap| run.check(&*self.device, *overlap))?;
+            self.check_passes(step, draft_passes)?;
+            self.runs.push(run);
         }
-        let mut runs = std::mem::take(&mut self.runs);
-        runs.clear();
-        runs.extend(
-            steps
-                .iter()
-                .map(|(step, layers)| (self.schedules[step.micro_batch.index()], self.run(step, layers))),
-        );
+        for (step, layers) in steps.iter_mut() {
+            (step.abandoned, step.streams) = (true, Some(layers.streams));
+        }
         let drafts = (self.geometry.shape().draft_layers, draft_passes);
-        let done = enqueue_step(&*self.device, self.pools, &runs, by_layer, drafts, engine);
-        if done.is_err() {
-            for ((step, _), (_, run)) in steps.iter_mut().zip(&runs) {
-                self.abandon(step, run);
-            }
-        }
-        self.runs = runs;
-        done
+        enqueue_step(&*self.device, self.pools, &self.runs, by_layer, drafts, engine)?;
+        steps.iter_mut().for_each(|(step, _)| step.abandoned = false);
+        Ok(())
     }
 
-    fn check_open(&self, step: &Step, layer: Layer) -> Result<()> {
+    fn check_passes(&self, step: &Step, passes: u32) -> Result<()> {
+        if passes <= step.query_rows {
+            return Ok(());
+        }
+        Err(Error::new(Kind::OutOfRange, "overlap")
+            .at("passes of the draft layers")
+            .with("passes", passes)
+            .with("query rows", step.query_rows))
+    }
+
+    /// What the layers of an open step share.
+    fn run(&self, step: &Step, layer: Layer, layers: &Layers) -> Result<Run> {
         self.check_step(step, layer)?;
-        match step.abandoned {
-            true => Err(Error::new(Kind::InvalidConfig, "overlap").at("the step was abandoned")),
-            false => Ok(()),
+        let refuse = |place| Err(Error::new(Kind::InvalidConfig, "overlap").at(place));
+        if step.abandoned {
+            return refuse("the step was abandoned");
         }
-    }
-
-    fn run(&self, step: &Step, layers: &Layers) -> Run {
+        if step.streams.is_some_and(|streams| streams != layers.streams) {
+            return refuse("other streams than the step's layers had before");
+        }
+        if layers.batch < step.rows || layers.batch > self.config.batch {
+            return Err(Error::new(Kind::OutOfRange, "overlap")
+                .at("batch rows")
+                .with("rows", layers.batch)
+                .with("least", step.rows)
+                .with("most", self.config.batch));
+        }
         let Buffers { selection, slots, parts } = layers.buffers;
-        Run {
+        Ok(Run {
+            schedule: self.schedules[step.micro_batch.index()],
             micro_batch: step.micro_batch,
-            batch: step.rows,
+            batch: layers.batch,
             half: layers.half,
             query_rows: step.query_rows,
             top_k: self.geometry.shape().top_k,
-            passes: self.config.attention_passes,
+            passes: self.attention_passes(),
             streams: layers.streams,
             selection,
             slots,
             parts,
-        }
+        })
     }
 
-    /// Notes that a step's tokens are worth nothing, and that nothing of its sequences may follow it. What
-    /// was enqueued of it still runs: the compute stream is ordered behind that.
-    fn abandon(&mut self, step: &mut Step, run: &Run) {
-        step.abandoned = true;
+    /// Orders `stream` behind everything that the layers of a step have enqueued.
+    pub(super) fn join_layers(&self, step: &Step, stream: Stream) -> Result<()> {
+        let Some(streams) = step.streams else { return Ok(()) };
         let schedule = self.schedules[step.micro_batch.index()];
-        // A device that refuses even this has failed, and says so when the step is retired.
-        let _ = schedule.abandon(&*self.device, run);
-        let rows = self.ring.slot(step).map_or(&[][..], |slot| &slot.rows);
-        for row in rows {
-            if let Some(record) = self.records.get_mut(row.sequence as usize)
-                && record.state == State::Running
-            {
-                record.state = State::Failed;
-            }
+        match step.abandoned {
+            false => schedule.join(&*self.device, &streams, stream),
+            // A stream that the device does not know has nothing to wait for.
+            true => match schedule.join_all(&*self.device, &streams, stream) {
+                Err(error) if error.kind() != Kind::OutOfRange => Err(error),
+                _ => Ok(()),
+            },
         }
     }
 }

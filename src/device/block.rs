@@ -83,6 +83,9 @@ pub enum Cause {
     Earlier = 4,
     /// Rows that a layer's resolve missed were not gathered behind it.
     NotGathered = 5,
+    /// What a pass of attention reads from scratch slots was not gathered behind the pass before; the rows
+    /// that stay were.
+    PassNotGathered = 6,
 }
 
 impl Cause {
@@ -94,6 +97,7 @@ impl Cause {
             Cause::Tables => "the lane's tables do not fit the step",
             Cause::Earlier => "an earlier step of the sequence failed",
             Cause::NotGathered => "what a layer missed was not gathered behind its resolve",
+            Cause::PassNotGathered => "what a pass of attention reads was not gathered",
         }
     }
 }
@@ -188,6 +192,7 @@ impl Report {
             3 => Some(Cause::Tables),
             4 => Some(Cause::Earlier),
             5 => Some(Cause::NotGathered),
+            6 => Some(Cause::PassNotGathered),
             code => {
                 return Err(Error::new(Kind::Internal, "retire").at("cause of a report").with("code", code));
             }

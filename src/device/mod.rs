@@ -358,16 +358,18 @@ pub struct Answer {
     pub parts: Option<Parts>,
 }
 
-/// The index lists of attention in parts. They stand for all batch rows of the step, or of its captured
-/// batch: a call for some of them fills those.
+/// The index lists of attention in parts, of all batch rows of a step: a call for some of them fills those.
+/// Larger buffers are taken from their beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
-    /// `[1 + passes][batch rows][rows.count][k]` i32: in list 0 the slots of what was resident or is born
+    /// `[1 + passes][batch][rows.count][k]` i32: in list 0 the slots of what was resident or is born
     /// in this step, in list `1 + j` of what pass `j` fetches. Each row's valid entries come first, in the
     /// order of the selection; the rest is -1.
     pub lists: Slice,
-    /// `[1 + passes][batch rows][rows.count]` u32: how many entries are valid.
+    /// `[1 + passes][batch][rows.count]` u32: how many entries are valid.
     pub counts: Slice,
+    /// Batch rows of a list.
+    pub batch: u32,
 }
 
 /// The beginning of a step: see [`Device::begin`].

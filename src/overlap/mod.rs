@@ -9,4 +9,5 @@
 
 mod schedule;
 
-pub use schedule::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Run, Schedule, Work, enqueue_step};
+pub use crate::step::OverlapStreams;
+pub use schedule::{Engine, EngineCall, Keys, Overlap, Run, Schedule, Work, enqueue_layer, enqueue_step};

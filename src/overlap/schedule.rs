@@ -26,13 +26,18 @@
 //! **Edges.** An edge between two streams is one event, recorded and waited for at once; between the same
 //! stream it is nothing. Events are used again from layer to layer: a wait means the last record before it.
 //!
-//! Costs: at most 14 calls of the device a layer besides R, G and S; nothing is allocated, nothing is
-//! waited for. It does not choose the order (`choice`), nor know what a callback computes.
+//! **Capture.** Each side stream's last operation of a layer is waited for in the compute stream, S's at the
+//! step's end ([`Schedule::join`]), so a captured step leaves no fork unjoined. Where micro-batches have compute
+//! streams of their own, forking and joining these is the engine's.
+//!
+//! Costs: at most seven edges a layer and two more a further pass, beside R, G and S; nothing is allocated,
+//! nothing is waited for. It does not choose the order (`choice`), nor know what a callback computes.
 
 use crate::device::{Answer, Device, Event, Part, Parts, Pools, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch};
 use crate::residency::Rows;
+use crate::step::OverlapStreams;
 
 /// What hides a layer's gather.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -110,33 +115,39 @@ pub struct EngineCall {
 
 /// The engine's side of a layer.
 pub trait Engine {
-    /// Enqueues the work on `stream`, and nothing on any other.
+    /// Enqueues the work on `stream`. What it forks to streams of its own it joins again before it returns,
+    /// and enqueues there by itself: a device that sees an engine's work takes it on this stream only.
     ///
     /// # Errors
-    /// The engine's own; the layer is then not enqueued any further, and the step cannot be finished: it is
-    /// the caller's to abandon.
+    /// The engine's own; the layer is then not enqueued any further, and the step is abandoned.
     fn enqueue(&mut self, call: &EngineCall, stream: Stream) -> Result<()>;
 }
 
-/// The streams of one micro-batch. Any of them may be the same: what one stream orders needs no edge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OverlapStreams {
-    /// The engine's work.
-    pub compute: Stream,
-    /// R, where it runs beside P.
-    pub resolve: Stream,
-    /// G.
-    pub gather: Stream,
-    /// S.
-    pub scatter: Stream,
+/// The events of one micro-batch, used again for every layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Schedule {
+    /// A top-k has written its selection.
+    selected: Event,
+    /// R has answered.
+    resolved: Event,
+    /// G has fetched.
+    gathered: Event,
+    /// P has written the new rows.
+    prepared: Event,
+    /// A pass has been attended: its scratch slots are free.
+    attended: Event,
+    /// S has stored.
+    scattered: Event,
 }
 
 /// One micro-batch's layers: everything that does not change from layer to layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
+    /// The micro-batch's events.
+    pub schedule: Schedule,
     /// The micro-batch.
     pub micro_batch: MicroBatch,
-    /// Batch rows of the step.
+    /// Batch rows: those of the step, or of the captured batch that it runs in, whose other rows are inert.
     pub batch: u32,
     /// The first batch row of DBA's second half; 0, or as many as there are, makes DBA's halves one.
     pub half: u32,
@@ -158,26 +169,8 @@ pub struct Run {
     pub parts: Option<Parts>,
 }
 
-/// The events of one micro-batch, used again for every layer.
-#[derive(Clone, Copy, Debug)]
-pub struct Schedule {
-    /// A top-k has written its selection.
-    selected: Event,
-    /// R has answered.
-    resolved: Event,
-    /// G has fetched.
-    gathered: Event,
-    /// P has written the new rows.
-    prepared: Event,
-    /// A pass has been attended: its scratch slots are free.
-    attended: Event,
-    /// S has stored.
-    scattered: Event,
-}
-
 /// One layer of a run, while it is enqueued.
 struct LayerRun<'a> {
-    events: &'a Schedule,
     device: &'a dyn Device,
     pools: Pools,
     run: &'a Run,
@@ -188,18 +181,39 @@ struct LayerRun<'a> {
 }
 
 impl Run {
-    /// Whether the run can be enqueued in the order `overlap`.
+    /// Whether the run can be enqueued in the order `overlap`, as far as that can be known beforehand.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`].
-    pub fn check(&self, overlap: Overlap) -> Result<()> {
+    /// [`Kind::InvalidConfig`] for an order that needs index lists without them; [`Kind::OutOfRange`] for
+    /// buffers that are too short or another device's.
+    pub fn check(&self, device: &dyn Device, overlap: Overlap) -> Result<()> {
         if self.passes == 0 {
             return Err(refuse("passes of attention", 0));
         }
         if self.parts.is_none() && (overlap != Overlap::None || self.passes > 1) {
             return Err(refuse("attention in parts needs index lists", self.passes));
         }
-        Ok(())
+        let rows = u64::from(self.batch) * u64::from(self.query_rows);
+        let words = rows * u64::from(self.top_k);
+        let short = |place: &'static str, slice: Slice, words: u64| {
+            if slice.bytes() >= 4 * words && device.owns(&slice) {
+                return Ok(());
+            }
+            let error = Error::new(Kind::OutOfRange, "overlap").at(place).with("bytes", slice.bytes());
+            Err(error.with("wanted", 4 * words))
+        };
+        short("selection", self.selection, words)?;
+        short("slots", self.slots, words)?;
+        let Some(Parts { lists, counts, batch }) = self.parts else { return Ok(()) };
+        if batch < self.batch {
+            return Err(Error::new(Kind::OutOfRange, "overlap")
+                .at("batch rows of the index lists")
+                .with("rows", batch)
+                .with("wanted", self.batch));
+        }
+        let rows = (1 + u64::from(self.passes)) * u64::from(batch) * u64::from(self.query_rows);
+        short("index lists", lists, rows * u64::from(self.top_k))?;
+        short("counts of the index lists", counts, rows)
     }
 }
 
@@ -223,72 +237,74 @@ impl Schedule {
         })
     }
 
+    /// The end of a step: `to` is ordered behind everything that its layers have enqueued on `streams`.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for streams that are not the device's.
+    pub fn join(&self, device: &dyn Device, streams: &OverlapStreams, to: Stream) -> Result<()> {
+        edge(device, self.scattered, streams.scatter, to)?;
+        edge(device, self.attended, streams.compute, to)
+    }
+
+    /// The same for a step of which a layer was not enqueued whole: behind all streams. All are tried.
+    ///
+    /// # Errors
+    /// The first refusal.
+    pub fn join_all(&self, device: &dyn Device, streams: &OverlapStreams, to: Stream) -> Result<()> {
+        let joined = [
+            edge(device, self.resolved, streams.resolve, to),
+            edge(device, self.gathered, streams.gather, to),
+            self.join(device, streams, to),
+        ];
+        joined.into_iter().collect()
+    }
+
     /// The edge from R to G, for an engine that orders its layers itself.
     pub(crate) fn resolved(&self, device: &dyn Device, resolve: Stream, gather: Stream) -> Result<()> {
         edge(device, self.resolved, resolve, gather)
     }
+}
 
-    /// Enqueues one layer, or pass `pass` of a draft layer, in the order `overlap`. The compute stream must
-    /// be ordered behind the step's begin.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidConfig`] for a run that does not fit the order or a callback that enqueues on another
-    /// stream (on devices that see it); [`Kind::OutOfRange`] for rows, layers, buffers; the callback's own.
-    pub fn layer(
-        &self,
-        device: &dyn Device,
-        pools: Pools,
-        run: &Run,
-        (layer, pass): (Layer, Option<u32>),
-        overlap: Overlap,
-        engine: &mut dyn Engine,
-    ) -> Result<()> {
-        run.check(overlap)?;
-        let rows = match pass {
-            None => Rows { first: 0, count: run.query_rows },
-            Some(pass) => Rows { first: pass, count: 1 },
-        };
-        let parts = run.parts.filter(|_| overlap != Overlap::None || run.passes > 1);
-        let layer = LayerRun { events: self, device, pools, run, layer, rows, parts, engine };
-        match overlap {
-            Overlap::None => layer.none(),
-            Overlap::Da => layer.da(),
-            Overlap::Dba => layer.dba(),
-        }
-    }
-
-    /// The end of a run: the compute stream is ordered behind every scatter, and with it behind everything
-    /// that the layers enqueued.
-    ///
-    /// # Errors
-    /// [`Kind::OutOfRange`] for streams that are not the device's.
-    pub fn join(&self, device: &dyn Device, run: &Run) -> Result<()> {
-        edge(device, self.scattered, run.streams.scatter, run.streams.compute)
-    }
-
-    /// The end of a run whose last layer was not enqueued whole: the compute stream is ordered behind all
-    /// other streams.
-    ///
-    /// # Errors
-    /// As [`Schedule::join`].
-    pub fn abandon(&self, device: &dyn Device, run: &Run) -> Result<()> {
-        let OverlapStreams { compute, resolve, gather, .. } = run.streams;
-        edge(device, self.resolved, resolve, compute)?;
-        edge(device, self.gathered, gather, compute)?;
-        self.join(device, run)
+/// Enqueues one layer, or pass `pass` of a draft layer, in the order `overlap`. The compute stream must be
+/// ordered behind the step's begin.
+///
+/// # Errors
+/// Those of [`Run::check`], before anything is enqueued. Afterwards [`Kind::InvalidConfig`] for a callback
+/// that enqueues on another stream, on devices that see it; [`Kind::OutOfRange`] for layers and streams; the
+/// callback's own.
+pub fn enqueue_layer(
+    device: &dyn Device,
+    pools: Pools,
+    run: &Run,
+    (layer, pass): (Layer, Option<u32>),
+    overlap: Overlap,
+    engine: &mut dyn Engine,
+) -> Result<()> {
+    run.check(device, overlap)?;
+    let rows = match pass {
+        None => Rows { first: 0, count: run.query_rows },
+        Some(pass) => Rows { first: pass, count: 1 },
+    };
+    let parts = run.parts.filter(|_| overlap != Overlap::None || run.passes > 1);
+    let layer = LayerRun { device, pools, run, layer, rows, parts, engine };
+    match overlap {
+        Overlap::None => layer.none(),
+        Overlap::Da => layer.da(),
+        Overlap::Dba => layer.dba(),
     }
 }
 
 /// A whole step: every layer once, then `draft_passes` passes of the draft layers, each of them for every
-/// micro-batch in turn, so that one computes while the other's rows are fetched; then [`Schedule::join`].
+/// micro-batch in turn: with compute streams of their own, one computes while the other's rows are fetched.
 /// `by_layer` says each layer's order; its last `draft_layers` entries are those of the draft layers.
+/// [`Schedule::join`] comes next.
 ///
 /// # Errors
-/// As [`Schedule::layer`]; [`Kind::InvalidConfig`] for more draft layers than layers.
+/// As [`enqueue_layer`]; [`Kind::InvalidConfig`] for more draft layers than layers.
 pub fn enqueue_step(
     device: &dyn Device,
     pools: Pools,
-    runs: &[(Schedule, Run)],
+    runs: &[Run],
     by_layer: &[Overlap],
     (draft_layers, draft_passes): (u32, u32),
     engine: &mut dyn Engine,
@@ -299,11 +315,11 @@ pub fn enqueue_step(
     let layers = (0..).map(Layer).zip(by_layer);
     let drafts = (0..draft_passes).flat_map(|pass| layers.clone().skip(once).map(move |of| (of, Some(pass))));
     for ((layer, overlap), pass) in layers.clone().take(once).map(|of| (of, None)).chain(drafts) {
-        for (schedule, run) in runs {
-            schedule.layer(device, pools, run, (layer, pass), *overlap, engine)?;
+        for run in runs {
+            enqueue_layer(device, pools, run, (layer, pass), *overlap, engine)?;
         }
     }
-    runs.iter().try_for_each(|(schedule, run)| schedule.join(device, run))
+    Ok(())
 }
 
 /// `to` waits for all that `from` holds by now.
@@ -332,7 +348,7 @@ impl LayerRun<'_> {
     }
 
     fn da(mut self) -> Result<()> {
-        let (events, OverlapStreams { compute, resolve, gather, .. }) = (self.events, self.run.streams);
+        let (events, OverlapStreams { compute, resolve, gather, .. }) = (self.run.schedule, self.run.streams);
         self.all(Work::Project)?;
         self.all(Work::Index)?;
         edge(self.device, events.selected, compute, resolve)?;
@@ -344,7 +360,7 @@ impl LayerRun<'_> {
     }
 
     fn dba(mut self) -> Result<()> {
-        let (events, OverlapStreams { compute, resolve, gather, .. }) = (self.events, self.run.streams);
+        let (events, OverlapStreams { compute, resolve, gather, .. }) = (self.run.schedule, self.run.streams);
         let (half, batch) = (self.run.half, self.run.batch);
         if half == 0 || half >= batch {
             return self.da();
@@ -365,16 +381,16 @@ impl LayerRun<'_> {
     fn prepare(&mut self) -> Result<()> {
         let OverlapStreams { compute, scatter, .. } = self.run.streams;
         self.all(Work::Prepare)?;
-        edge(self.device, self.events.prepared, compute, scatter)?;
+        edge(self.device, self.run.schedule.prepared, compute, scatter)?;
         self.device.scatter(self.pools, scatter, self.part(0, self.run.batch))
     }
 
     /// Attention over what was resident, once it is resolved; over what was fetched, once it is there.
     fn attend(mut self) -> Result<()> {
         let OverlapStreams { compute, resolve, gather, .. } = self.run.streams;
-        edge(self.device, self.events.resolved, resolve, compute)?;
+        edge(self.device, self.run.schedule.resolved, resolve, compute)?;
         self.all(Work::Attend(Keys::Resident))?;
-        edge(self.device, self.events.gathered, gather, compute)?;
+        edge(self.device, self.run.schedule.gathered, gather, compute)?;
         self.fetched(gather)
     }
 
@@ -383,9 +399,9 @@ impl LayerRun<'_> {
         let compute = self.run.streams.compute;
         self.all(Work::Attend(Keys::Fetched { pass: 0 }))?;
         for pass in 1..self.run.passes {
-            edge(self.device, self.events.attended, compute, gather)?;
+            edge(self.device, self.run.schedule.attended, compute, gather)?;
             self.gather(0, self.run.batch, pass, gather)?;
-            edge(self.device, self.events.gathered, gather, compute)?;
+            edge(self.device, self.run.schedule.gathered, gather, compute)?;
             self.all(Work::Attend(Keys::Fetched { pass }))?;
         }
         self.all(Work::Merge)?;
@@ -401,7 +417,7 @@ impl LayerRun<'_> {
     fn resolve(&mut self, first: u32, count: u32, stream: Stream) -> Result<()> {
         let (selection, slots) =
             (self.of(self.run.selection, first, count)?, self.of(self.run.slots, first, count)?);
-        let answer = Answer { slots, parts: self.parts()? };
+        let answer = Answer { slots, parts: self.parts };
         self.device.resolve(self.pools, stream, self.part(first, count), selection, answer)
     }
 
@@ -418,6 +434,8 @@ impl LayerRun<'_> {
         let (stream, micro_batch) = (self.run.streams.compute, self.run.micro_batch);
         let call = EngineCall { work, micro_batch, layer: self.layer, first, count, rows: self.rows };
         self.device.confine(Some(stream))?;
+        // A callback that panics must not leave the device confined.
+        let _lifted = Confined(self.device);
         let enqueued = self.engine.enqueue(&call, stream);
         self.device.confine(None).and(enqueued)
     }
@@ -428,14 +446,14 @@ impl LayerRun<'_> {
         let row = 4 * u64::from(self.run.top_k) * u64::from(self.rows.count);
         buffer.part(u64::from(first) * row, u64::from(count) * row)
     }
+}
 
-    /// The index lists; a draft layer's pass, which has one query row, takes their beginning.
-    fn parts(&self) -> Result<Option<Parts>> {
-        let Some(Parts { lists, counts }) = self.parts else { return Ok(None) };
-        let share = |slice: Slice| {
-            let row = slice.bytes() / u64::from(self.run.query_rows.max(1));
-            slice.part(0, row * u64::from(self.rows.count))
-        };
-        Ok(Some(Parts { lists: share(lists)?, counts: share(counts)? }))
+/// Lifts what confines a device.
+struct Confined<'a>(&'a dyn Device);
+
+impl Drop for Confined<'_> {
+    fn drop(&mut self) {
+        // Lifted already, with its answer, wherever nothing panicked.
+        let _ = self.0.confine(None);
     }
 }

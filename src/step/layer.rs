@@ -69,6 +69,19 @@ pub struct Streams {
     pub gather: Stream,
 }
 
+/// The streams of one micro-batch. Any of them may be the same: what one stream orders needs no edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverlapStreams {
+    /// The engine's work.
+    pub compute: Stream,
+    /// R, where it runs beside P.
+    pub resolve: Stream,
+    /// G.
+    pub gather: Stream,
+    /// S.
+    pub scatter: Stream,
+}
+
 /// R: selection to slots, misses and victims.
 pub(crate) fn resolve(
     device: &dyn Device,

@@ -17,7 +17,7 @@ mod layer;
 mod prepare;
 mod retire;
 
-pub use layer::{Buffers, LayerCall, Streams};
+pub use layer::{Buffers, LayerCall, OverlapStreams, Streams};
 pub(crate) use layer::{gather, resolve, scatter};
 pub(crate) use prepare::{Ring, RingShape, RowInFlight};
 pub(crate) use retire::Ended;
@@ -38,8 +38,10 @@ pub struct Step {
     pub(crate) rows: u32,
     pub(crate) query_rows: u32,
     pub(crate) finished: bool,
-    /// One of its layers could not be enqueued whole.
+    /// One of its layers is not enqueued whole.
     pub(crate) abandoned: bool,
+    /// The streams of its layers, once one of them was enqueued by a schedule.
+    pub(crate) streams: Option<OverlapStreams>,
 }
 
 impl Step {

@@ -140,7 +140,8 @@ impl Ring {
         self.slots[free].open = Some(micro_batch);
         self.slots[free].rows.clear();
         let (slot, ring) = (free as u32, self.tag);
-        Ok(Step { ring, number, slot, micro_batch, rows, query_rows, finished: false, abandoned: false })
+        let (finished, abandoned, streams) = (false, false, None);
+        Ok(Step { ring, number, slot, micro_batch, rows, query_rows, finished, abandoned, streams })
     }
 
     fn free_slot(&self) -> Result<usize> {

@@ -67,10 +67,11 @@ impl Ring {
             Ok(false) => Ended::Not(Error::new(Kind::Busy, "retire").at("the step is in flight")),
             Err(error) if error.kind() != Kind::DeviceFailed => Ended::Not(error),
             Err(error) => Ended::With(Err(error)),
-            Ok(true) if step.abandoned => Ended::With(
-                self.read_report(step)
-                    .and(Err(Error::new(Kind::Cancelled, "retire").at("a layer was not enqueued whole"))),
-            ),
+            Ok(true) if step.abandoned => {
+                let error = Error::new(Kind::Cancelled, "retire").at("a layer was not enqueued whole");
+                let error = error.hint("roll its sequences back to a committed length, or close them");
+                Ended::With(self.read_report(step).and(Err(error)))
+            }
             Ok(true) => Ended::With(self.read_report(step).and_then(|()| self.check_sticky())),
         }
     }

@@ -37,6 +37,12 @@ pub struct Setting {
     pub drafts: u32,
     /// The chance of an entry of a selection to be empty.
     pub empty: f64,
+    /// Steps are enqueued for the whole captured batch, whose last rows are inert.
+    pub captured: bool,
+    /// Steps have any number of query rows up to `query_rows`.
+    pub narrow: bool,
+    /// Layers are enqueued one by one.
+    pub one_by_one: bool,
 }
 
 #[derive(Debug)]
@@ -80,6 +86,8 @@ pub struct Decode {
     micro: Vec<Micro>,
     sequences: [Vec<Decoded>; 2],
     number: u64,
+    /// Query rows of this step.
+    width: u32,
     found: Arc<Mutex<Found>>,
     fail: Option<u32>,
     stray: Option<Stream>,
@@ -128,9 +136,11 @@ impl Decode {
             let streams =
                 OverlapStreams { compute: stream(), resolve: stream(), gather: stream(), scatter: stream() };
             let k = K as u64;
-            let parts = Some(Parts { lists: words(lists * rows * k), counts: words(lists * rows) });
+            let parts =
+                Some(Parts { lists: words(lists * rows * k), counts: words(lists * rows), batch: BATCH });
             let buffers = Buffers { selection: words(rows * k), slots: words(rows * k), parts };
-            Micro { layers: Layers { streams, half: setting.half, buffers }, ended: device.event().unwrap() }
+            let layers = Layers { streams, batch: BATCH, half: setting.half, buffers };
+            Micro { layers, ended: device.event().unwrap() }
         };
         let micro = vec![micro(), micro()];
         let mut next = 0;
@@ -154,6 +164,7 @@ impl Decode {
             micro,
             sequences,
             number: 0,
+            width: 0,
             found,
             fail: None,
             stray: None,
@@ -215,7 +226,10 @@ impl Decode {
     /// Prepares a step of both micro-batches.
     pub fn prepare(&mut self) -> Vec<Step> {
         self.number += 1;
-        let (seed, number, query_rows) = (self.setting.seed, self.number, self.setting.query_rows);
+        let (seed, number, most) = (self.setting.seed, self.number, self.setting.query_rows);
+        let narrow = 1 + (chance(seed, &[number, 77]) * f64::from(most)) as u32;
+        let query_rows = if self.setting.narrow { narrow } else { most };
+        self.width = query_rows;
         let mut steps = Vec::new();
         for (m, sequences) in self.sequences.iter_mut().enumerate() {
             let mut rows = Vec::new();
@@ -256,9 +270,24 @@ impl Decode {
             stray: self.stray,
             expected,
         };
-        let mut with: Vec<(&mut Step, Layers)> =
-            steps.iter_mut().zip(&self.micro).map(|(step, micro)| (step, micro.layers)).collect();
-        self.cache.overlap_steps(&mut with, orders, self.setting.drafts, &mut callbacks)
+        let captured = self.setting.captured;
+        let drafts = self.setting.drafts.min(self.width);
+        let mut with: Vec<(&mut Step, Layers)> = Vec::new();
+        for (step, micro) in steps.iter_mut().zip(&self.micro) {
+            let batch = if captured { BATCH } else { step.rows() };
+            with.push((step, Layers { batch, ..micro.layers }));
+        }
+        if !self.setting.one_by_one {
+            return self.cache.overlap_steps(&mut with, orders, drafts, &mut callbacks);
+        }
+        let passes = (0..drafts).map(|pass| (Layer(LAYERS), Some(pass)));
+        for (layer, pass) in (0..LAYERS).map(|layer| (Layer(layer), None)).chain(passes) {
+            for (step, layers) in &mut with {
+                let order = orders[layer.index()];
+                self.cache.overlap(step, (layer, pass), order, layers, &mut callbacks)?;
+            }
+        }
+        Ok(())
     }
 
     /// Landing slots by micro-batch, batch row, query row.
@@ -358,7 +387,8 @@ impl Callbacks<'_> {
         let sequences = &self.sequences[call.micro_batch.index()];
         let queries = call.rows.first..call.rows.first + call.rows.count;
         let both = |row: u32| queries.clone().map(move |query| (row, query));
-        let real = |(row, query): &(u32, u32)| *query < sequences[*row as usize].rows;
+        let real =
+            |(row, query): &(u32, u32)| sequences.get(*row as usize).is_some_and(|s| *query < s.rows);
         (call.first..call.first + call.count).flat_map(both).filter(real).collect()
     }
 
@@ -449,8 +479,19 @@ impl Callbacks<'_> {
             let asked = self::query(sequence.id, call.layer.0.into(), self.number, query.into());
             reads.push((Self::place(&call, row, query), list, count, asked));
         }
+        // Rows of the captured batch that no sequence has are answered with nothing, whatever they select.
+        let mut inert = Vec::new();
+        for row in self.sequences[call.micro_batch.index()].len() as u32..call.count {
+            let at = u64::from(row * call.rows.count);
+            inert.push(slots.part(at * width, u64::from(call.rows.count) * width)?);
+        }
         let (memory, found) = (Arc::clone(self.memory), Arc::clone(self.found));
         self.run(stream, move || {
+            for slice in &inert {
+                let mut bytes = vec![0; slice.bytes() as usize];
+                memory.read(*slice, &mut bytes).unwrap();
+                assert!(bytes.iter().all(|byte| *byte == 0xFF), "an inert row is answered");
+            }
             for (place, list, count, asked) in &reads {
                 let part = attend(&memory, slab, (*list, *count), asked);
                 let mut found = found.lock().unwrap();

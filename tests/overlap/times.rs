@@ -52,7 +52,8 @@ pub fn times(order: Overlap, passes: u32, misses: f64, seed: Option<u64>) -> Vec
         let streams =
             OverlapStreams { compute: stream(), resolve: stream(), gather: stream(), scatter: stream() };
         let lists = (1 + passes) * BATCH;
-        let run = Run {
+        Run {
+            schedule: Schedule::new(&*clock).unwrap(),
             micro_batch,
             batch: BATCH,
             half: BATCH / 2,
@@ -62,9 +63,8 @@ pub fn times(order: Overlap, passes: u32, misses: f64, seed: Option<u64>) -> Vec
             streams,
             selection: words(BATCH * K),
             slots: words(BATCH * K),
-            parts: Some(Parts { lists: words(lists * K), counts: words(lists) }),
-        };
-        (Schedule::new(&*clock).unwrap(), run)
+            parts: Some(Parts { lists: words(lists * K), counts: words(lists), batch: BATCH }),
+        }
     };
     let runs = [run(MicroBatch(0)), run(MicroBatch(1))];
     (0..LAYERS).for_each(|layer| clock.set_misses(forebay::Layer(layer), misses).unwrap());

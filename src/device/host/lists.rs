@@ -1,11 +1,12 @@
 //! What a resolve leaves for attention and for the gather: index lists, and lists of rows to fetch.
 
-use crate::device::block::{self, Cause, Entry, Sticky};
-use crate::device::host::pools::{Copies, HostPools, MicroState, Record, bad, check_words};
-use crate::device::{Answer, Part, Parts, Slice};
+use crate::device::block::{self, Cause, Sticky};
+use crate::device::host::pools::{Copies, HostPools, Record, bad, check_words};
+use crate::device::{Answer, Part, Parts, Slice, check_device};
 use crate::error::Result;
 use crate::ids::Lane;
 use crate::residency::{Answered, Fetch, Rows, Scan, Selected};
+use crate::sync::Ordering;
 
 /// What a batch row's last resolve missed. The part says whose misses these are: a gather for another
 /// layer, or without a resolve in its step, must not copy rows into slots that were never meant for them;
@@ -20,9 +21,10 @@ pub(super) struct List {
     share: usize,
     /// Passes gathered.
     passed: usize,
+    lane: u32,
     pub(super) layer: usize,
     rows: Rows,
-    pub(super) step: u64,
+    step: u64,
 }
 
 impl List {
@@ -30,16 +32,22 @@ impl List {
     pub(super) fn with_room(selected: usize) -> List {
         let fetches = vec![Fetch { position: 0, slot: 0 }; selected];
         let rows = Rows { first: 0, count: 0 };
-        List { fetches, count: 0, scratch: 0, share: 0, passed: 0, layer: 0, rows, step: 0 }
+        List { fetches, count: 0, scratch: 0, share: 0, passed: 0, lane: 0, layer: 0, rows, step: 0 }
     }
 
     fn is_of(&self, part: &Part, step: u64) -> bool {
         (self.layer, self.rows, self.step) == (part.layer.index(), part.rows, step)
     }
 
-    /// Rows wait to be gathered.
-    pub(super) fn is_due(&self) -> bool {
-        self.count > 0 && self.passed < self.scratch.div_ceil(self.share.max(1)).max(1)
+    /// What is wrong when nothing more is gathered of `step`, if anything is.
+    pub(super) fn missing(&self, step: u64) -> Option<Cause> {
+        let passes = self.scratch.div_ceil(self.share.max(1)).max(1);
+        (self.step == step && self.count > 0 && self.passed < passes).then(|| self.ungathered())
+    }
+
+    /// The first pass fetches all rows that stay.
+    fn ungathered(&self) -> Cause {
+        if self.passed == 0 { Cause::NotGathered } else { Cause::PassNotGathered }
     }
 
     /// What pass `pass` fetches: its share of those in scratch slots, and the first one all others.
@@ -59,31 +67,35 @@ impl HostPools {
         let words = |slice: &Slice, count: u64| check_words(slice, count, tag);
         let count = u64::from(part.count) * rows * k;
         words(&selection, count).and_then(|()| words(&answer.slots, count))?;
-        let mut slices = [selection, answer.slots, selection, selection];
-        let mut used = 2;
-        if let Some(parts) = answer.parts {
-            let lists = self.lists_of(part);
-            let batch = parts.counts.bytes() / 4 / (lists * rows).max(1);
-            if batch < u64::from(part.first + part.count) || batch > u64::from(self.plan.batch) {
-                return Err(bad("batch rows of the parts", batch));
-            }
-            words(&parts.counts, lists * batch * rows)?;
-            words(&parts.lists, lists * batch * rows * k)?;
-            slices[2..].copy_from_slice(&[parts.lists, parts.counts]);
-            used = 4;
-        } else if self.plan.tables[part.layer.index()].passes > 1 {
-            return Err(bad("attention in several passes needs its parts", 0_u32));
-        }
-        let overlap = |a: &Slice, b: &Slice| {
-            let (from, to) = (a.address().max(b.address()), a.address() + a.bytes());
-            from < to.min(b.address() + b.bytes())
+        let passes = self.plan.tables[part.layer.index()].passes;
+        let parts = match answer.parts {
+            Some(parts) => self.check_parts(part, parts)?,
+            None if passes > 1 => return Err(bad("attention in several passes needs its parts", passes)),
+            None => [None, None],
         };
-        for (index, slice) in slices[..used].iter().enumerate() {
-            if slices[..index].iter().any(|other| overlap(slice, other)) {
+        let slices = [Some(selection), Some(answer.slots), parts[0], parts[1]];
+        for (index, slice) in slices.iter().enumerate() {
+            let Some(slice) = slice else { break };
+            check_device(slice, tag)?;
+            if slices[..index].iter().flatten().any(|other| overlap(slice, other)) {
                 return Err(bad("selection and slots overlap", slice.bytes()));
             }
         }
         Ok(())
+    }
+
+    /// The part of index lists and counts that a call uses.
+    fn check_parts(&self, part: &Part, parts: Parts) -> Result<[Option<Slice>; 2]> {
+        let Parts { lists, counts, batch } = parts;
+        if batch < part.first + part.count || batch > self.plan.batch {
+            return Err(bad("batch rows of the parts", batch));
+        }
+        let rows = self.lists_of(part) * u64::from(batch) * u64::from(part.rows.count);
+        let k = u64::from(self.plan.geometry.shape().top_k);
+        if !(lists.address() | counts.address()).is_multiple_of(4) {
+            return Err(bad("address of the parts", lists.address()));
+        }
+        Ok([Some(lists.part(0, 4 * rows * k)?), Some(counts.part(0, 4 * rows)?)])
     }
 
     /// Index lists of attention in parts.
@@ -111,7 +123,7 @@ impl HostPools {
         for (index, row) in (part.first as usize..(part.first + part.count) as usize).enumerate() {
             let slots = &mut slots[index * per_row..(index + 1) * per_row];
             let mut list = state.lists[row].lock();
-            let due = list.is_due() && list.step == report.step && !self.plan.residency_only;
+            let missing = list.missing(report.step).filter(|_| !self.plan.residency_only);
             (list.count, list.scratch, list.passed) = (0, 0, 0);
             (list.layer, list.rows, list.step) = (layer, part.rows, report.step);
             if let Some(lists) = &mut lists {
@@ -123,9 +135,10 @@ impl HostPools {
             }
             let entry = block::step::entry(block, row);
             let sticky = |cause, value| Sticky { row: row as u32, layer: layer as u32, cause, value };
-            if due {
-                self.blame(report, entry.lane, sticky(Cause::NotGathered, layer as u32));
+            if let Some(cause) = missing {
+                self.blame(report, entry.lane, sticky(cause, layer as u32));
             }
+            list.lane = entry.lane;
             // A sequence may have fewer query rows than the step is wide: the others are inert.
             let count = entry.query_rows.saturating_sub(part.rows.first).min(part.rows.count);
             let (slots, inert) = slots.split_at_mut(count as usize * k);
@@ -163,47 +176,45 @@ impl HostPools {
 
     fn lists(&self, part: &Part, parts: Parts) -> Lists<'_> {
         let k = self.plan.geometry.shape().top_k as usize;
-        let counts = self.write::<u32>(parts.counts);
         let (rows, lists) = (part.rows.count as usize, self.lists_of(part) as usize);
-        Lists {
-            entries: self.write::<i32>(parts.lists),
-            rows,
-            k,
-            lists,
-            batch: counts.len() / (lists * rows).max(1),
-            counts,
-        }
+        let batch = parts.batch as usize;
+        Lists { entries: self.write(parts.lists), counts: self.write(parts.counts), lists, batch, rows, k }
     }
 
+    /// Takes no lock but its rows': beside it, other rows of the layer are resolved.
     pub(super) fn gather(&self, part: &Part, pass: u32) -> Result<()> {
         let state = self.micro(part.micro_batch)?;
+        let step = state.step.load(Ordering::Acquire);
+        let real = state.rows.load(Ordering::Acquire);
         let pass = pass as usize;
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
-        for row in part.first as usize..(part.first + part.count) as usize {
-            let Some((step, entry)) = self.entry(state, row) else { break };
-            let mut list = state.lists[row].lock();
-            if !list.is_of(part, step) || pass > list.passed {
+        for row in part.first..(part.first + part.count).min(real) {
+            let mut list = state.lists[row as usize].lock();
+            let cause = match list.is_of(part, step) {
+                false => Some(Cause::NotGathered),
+                true => (pass > list.passed).then(|| list.ungathered()),
+            };
+            if let Some(cause) = cause {
                 drop(list);
-                let (row, layer) = (row as u32, part.layer.0);
-                let sticky = Sticky { row, layer, cause: Cause::NotGathered, value: layer };
-                self.blame(&mut state.record.lock().report, entry.lane, sticky);
+                let mut record = state.record.lock();
+                let lane = block::step::entry(&record.block, row as usize).lane;
+                let sticky = Sticky { row, layer: part.layer.0, cause, value: part.layer.0 };
+                self.blame(&mut record.report, lane, sticky);
                 continue;
             }
             for fetch in list.of_pass(pass) {
-                copies.add(self.pairs(part.layer.index(), Lane(entry.lane), *fetch, false)?);
+                copies.add(self.pairs(part.layer.index(), Lane(list.lane), *fetch, false)?);
             }
             list.passed = list.passed.max(pass + 1);
         }
         copies.flush();
         Ok(())
     }
+}
 
-    /// The step, and the lane and query rows of a batch row; nothing for an inert one.
-    fn entry(&self, state: &MicroState, row: usize) -> Option<(u64, Entry)> {
-        let record = state.record.lock();
-        let (step, rows) = block::step::header(&record.block);
-        (row < rows).then(|| (step, block::step::entry(&record.block, row)))
-    }
+fn overlap(a: &Slice, b: &Slice) -> bool {
+    let (from, to) = (a.address().max(b.address()), a.address() + a.bytes());
+    from < to.min(b.address() + b.bytes())
 }
 
 /// The index lists of a step's rows, see [`Parts`].

@@ -14,7 +14,7 @@ use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, LINE, SLOT_BLOCK};
 use crate::ids::{Lane, MicroBatch};
 use crate::residency::{Divider, Fetch, LayerTables, Portable, Scan, Selected, TableShape, Workspace};
-use crate::sync::Mutex;
+use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 
 /// An operation on the pools.
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +77,9 @@ struct Staged {
 #[derive(Debug)]
 pub(super) struct MicroState {
     pub(super) record: Mutex<Record>,
+    /// The step of the record, and its rows.
+    pub(super) step: AtomicU64,
+    pub(super) rows: AtomicU32,
     /// What the last resolve of each batch row missed.
     pub(super) lists: Vec<Mutex<List>>,
 }
@@ -192,6 +195,8 @@ impl HostPools {
         let list = || Mutex::new(List::with_room(selected as usize));
         let slots = plan.tables.iter().map(TableShape::slots).max().unwrap_or(0);
         let micro = || MicroState {
+            step: AtomicU64::new(0),
+            rows: AtomicU32::new(0),
             record: Mutex::new(Record {
                 block: vec![0; block::step::words(plan.batch)],
                 report: Report::with_room(g.layers(), plan.batch),
@@ -433,12 +438,15 @@ impl HostPools {
     }
 
     fn load(&self, micro: MicroBatch, block: Slice) -> Result<()> {
-        let mut record = self.micro(micro)?.record.lock();
+        let state = self.micro(micro)?;
+        let mut record = state.record.lock();
         record.block.copy_from_slice(self.read(block));
         let (step, rows) = block::step::header(&record.block);
         if rows > self.plan.batch as usize {
             return Err(bad("rows of a step block", rows as u64));
         }
+        state.step.store(step, Ordering::Release);
+        state.rows.store(rows as u32, Ordering::Release);
         record.report.step = step;
         record.report.sticky = None;
         record.report.lengths.clear();
@@ -562,9 +570,9 @@ impl HostPools {
         let (step, rows) = block::step::header(block);
         for (row, list) in state.lists[..rows].iter().enumerate() {
             let list = list.lock();
-            if list.is_due() && list.step == step && !self.plan.residency_only {
+            if let Some(cause) = list.missing(step).filter(|_| !self.plan.residency_only) {
                 let (layer, lane) = (list.layer as u32, block::step::entry(block, row).lane);
-                let sticky = Sticky { row: row as u32, layer, cause: Cause::NotGathered, value: layer };
+                let sticky = Sticky { row: row as u32, layer, cause, value: layer };
                 self.blame(report, lane, sticky);
             }
         }

@@ -56,7 +56,7 @@ pub struct World {
     pools: Pools,
     batch: Batch,
     shape: Shape,
-    runs: Vec<(Schedule, Run)>,
+    runs: Vec<Run>,
     block: Slice,
     /// By micro-batch, in the order in which layers and passes run: their ends.
     ends: Vec<Vec<Event>>,
@@ -122,10 +122,7 @@ impl World {
             let compute = if batch.fill && i > 0 { device.stream()? } else { shared };
             let (resolve, gather, scatter) = (device.stream()?, device.stream()?, device.stream()?);
             let streams = OverlapStreams { compute, resolve, gather, scatter };
-            runs.push((
-                Schedule::new(&*device)?,
-                run_of(&*device, batch, rows, i as u32, shape.top_k, streams)?,
-            ));
+            runs.push(run_of(&*device, batch, rows, i as u32, shape.top_k, streams)?);
         }
         let passes = passes(batch) as usize * shape.draft_layers as usize;
         let ends = (0..micro_batches).map(|_| {
@@ -169,7 +166,7 @@ impl World {
             self.device.set_misses(layer, *rows)?;
         }
         let device: &dyn Device = &*self.device;
-        for (_, run) in &self.runs {
+        for run in &self.runs {
             let begin = Begin { micro_batch: run.micro_batch, block: self.block, accepted: None };
             device.begin(self.pools, run.streams.compute, begin)?;
         }
@@ -184,8 +181,9 @@ impl World {
     /// What follows the layers, once a step, behind all micro-batches.
     fn finish(&self, setup: &Setup) -> Result<()> {
         let device = &*self.device;
-        let Some((_, main)) = self.runs.first() else { return Ok(()) };
-        for (_, run) in &self.runs {
+        let Some(main) = self.runs.first() else { return Ok(()) };
+        for run in &self.runs {
+            run.schedule.join(device, &run.streams, run.streams.compute)?;
             device.report(self.pools, run.streams.compute, run.micro_batch, self.block)?;
             if run.streams.compute != main.streams.compute {
                 device.record(self.done, run.streams.compute)?;
@@ -238,6 +236,7 @@ fn run_of(
     let list = u64::from(rows) * u64::from(batch.query_rows) * u64::from(top_k) * 4;
     let counts = u64::from(rows) * u64::from(batch.query_rows) * 4;
     Ok(Run {
+        schedule: Schedule::new(device)?,
         micro_batch: MicroBatch(micro_batch),
         batch: rows,
         half: rows.div_ceil(2),
@@ -247,6 +246,10 @@ fn run_of(
         streams,
         selection: device.allocate(list)?,
         slots: device.allocate(list)?,
-        parts: Some(Parts { lists: device.allocate(2 * list)?, counts: device.allocate(2 * counts)? }),
+        parts: Some(Parts {
+            lists: device.allocate(2 * list)?,
+            counts: device.allocate(2 * counts)?,
+            batch: rows,
+        }),
     })
 }
