@@ -366,15 +366,16 @@ fn buffers_and_rows_that_do_not_fit_a_layer_are_refused() {
         (Parts { lists: lists.part(0, 3 * K * 4).unwrap(), ..whole_parts }, ""),
         (Parts { lists: elsewhere.allocate(4 * K * 4).unwrap(), ..whole_parts }, "a slice of another device"),
         (Parts { counts: lists.part(0, 4 * 4).unwrap(), ..whole_parts }, "selection and slots overlap"),
-        (Parts { counts: e.device.allocate(20).unwrap().part(1, 16).unwrap(), ..whole_parts }, "address of the parts"),
+        (
+            Parts { counts: e.device.allocate(20).unwrap().part(1, 16).unwrap(), ..whole_parts },
+            "address of the parts",
+        ),
     ];
     for (parts, place) in parts {
         let buffers = Buffers { parts: Some(parts), ..good };
         refused(e.cache.resolve(&step, whole, e.stream, buffers), Kind::OutOfRange, place);
     }
-    e.cache
-        .resolve(&step, whole, e.stream, Buffers { parts: Some(whole_parts), ..good })
-        .unwrap();
+    e.cache.resolve(&step, whole, e.stream, Buffers { parts: Some(whole_parts), ..good }).unwrap();
     e.cache.gather(&step, whole, 0, e.stream).unwrap();
     refused(good.slots.part(1, 2 * K * 4), Kind::OutOfRange, "");
     e.cache.layer(&step, whole, e.streams(), good).unwrap();

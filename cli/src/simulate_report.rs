@@ -158,8 +158,8 @@ pub fn text(all: &[Simulated], note: Option<&str>, utf8: bool) -> String {
         out += "\n";
     }
     out += &steps(all, utf8);
-    out + "\n\nMisses: rows that a sequence fetches a layer, mean. Exposed: what the step takes beyond the same step without\n\
-           misses. Tokens/s: of a node of 8 GPUs. OTPS: of one sequence. Layers: how many run in each order.\n"
+    out + "\n\nMisses: rows that a sequence fetches a layer, mean. Exposed: what the step takes beyond the same step\n\
+           without misses. Tokens/s: of a node of 8 GPUs. OTPS: of one sequence. Layers: how many run in each order.\n"
 }
 
 fn steps(all: &[Simulated], utf8: bool) -> String {

@@ -387,8 +387,7 @@ impl Callbacks<'_> {
         let sequences = &self.sequences[call.micro_batch.index()];
         let queries = call.rows.first..call.rows.first + call.rows.count;
         let both = |row: u32| queries.clone().map(move |query| (row, query));
-        let real =
-            |(row, query): &(u32, u32)| sequences.get(*row as usize).is_some_and(|s| *query < s.rows);
+        let real = |(row, query): &(u32, u32)| sequences.get(*row as usize).is_some_and(|s| *query < s.rows);
         (call.first..call.first + call.count).flat_map(both).filter(real).collect()
     }
 

@@ -124,9 +124,10 @@ impl Strip<'_> {
                     (width, self.lane - 6.0),
                     &hint,
                 );
-                if self.named && width > 7.2 * span.name.len() as f64 + 6.0 {
+                if self.named && width > 6.6 * span.name.len() as f64 + 4.0 {
                     let middle = (left + width / 2.0, top + self.lane / 2.0 + 3.0);
-                    svg.text("inside", Anchor::Middle, middle, span.name);
+                    let on = if class(span.name) == "plain" { "inside pale" } else { "inside" };
+                    svg.text(on, Anchor::Middle, middle, span.name);
                 }
             }
         }
@@ -167,6 +168,7 @@ fn legend(svg: &mut Svg, lanes: &[Lane], y: f64) {
 /// A picture as a file of its own: what it is, and its style.
 fn document(svg: &str, style: &str) -> String {
     let own = ".head { font-size: 19px; font-weight: 650; } .inside { fill: var(--card); font-size: 11.5px; }\n\
+               .inside.pale { fill: var(--on-pale); }\n\
                svg { background: var(--paper); font-family: system-ui, sans-serif; }\n";
     // The opening tag has no `>` but its last: texts in it are escaped.
     match svg.split_once('>') {
