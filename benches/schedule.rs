@@ -77,7 +77,7 @@ impl Rig {
                 gather: device.stream()?,
                 scatter: device.stream()?,
             };
-            let parts = Parts { lists: words(2 * entries)?, counts: words(2 * batch * QUERY_ROWS)?, batch };
+            let (lists, counts) = (words(2 * entries)?, words(2 * batch * QUERY_ROWS)?);
             Ok(Run {
                 schedule: Schedule::new(device)?,
                 micro_batch: MicroBatch(micro_batch),
@@ -89,7 +89,7 @@ impl Rig {
                 streams,
                 selection: words(entries)?,
                 slots: words(entries)?,
-                parts: Some(parts),
+                parts: Some(Parts { lists, counts, batch }),
             })
         };
         let runs = vec![run(0)?, run(1)?];

@@ -17,7 +17,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{finite, positive, wrong};
+use super::{finite, outside, positive, wrong};
 use crate::error::Result;
 
 /// Means by ratio and context.
@@ -185,9 +185,29 @@ impl Misses {
         Ok(rows.iter().sum::<f64>() / rows.len().max(1) as f64)
     }
 
+    /// The same for a model of `layers` layers: each takes the numbers of the layer at its depth.
+    pub(super) fn spread(&self, layers: u32) -> Misses {
+        let deal = |rows: &Vec<f64>| -> Vec<f64> {
+            let depth = |layer: u32| u64::from(layer) * rows.len() as u64 / u64::from(layers.max(1));
+            (0..layers).filter_map(|layer| rows.get(depth(layer) as usize).copied()).collect()
+        };
+        let mut spread = self.clone();
+        match &mut spread {
+            Misses::Curve(curve) => curve.layers.iter_mut().for_each(|shape| shape.rows = deal(&shape.rows)),
+            Misses::Table(table) => table.rows = deal(&table.rows),
+            Misses::Steps(steps) => steps.rows.iter_mut().for_each(|rows| *rows = deal(rows)),
+        }
+        spread
+    }
+
     /// The share of a request's misses that one of its query rows reads.
     pub fn share(&self, query_rows: u32) -> f64 {
-        f64::from(query_rows.max(1)).powf(-self.power().1)
+        f64::from(query_rows.max(1)).powf(-self.query_rows_power())
+    }
+
+    /// The power of the query rows that misses grow by.
+    pub fn query_rows_power(&self) -> f64 {
+        self.power().1
     }
 
     fn power(&self) -> (f64, f64) {
@@ -260,6 +280,13 @@ impl Curve {
         }
     }
 
+    /// The least ratio that is known at a context.
+    pub(super) fn least(&self, context: u32) -> f64 {
+        let all = &self.mean.context;
+        let near = f64::from(context).clamp(all[0], all[all.len() - 1]);
+        self.mean.ratio[0] * near / f64::from(context)
+    }
+
     /// Mean rows at the curve's own number of query rows.
     fn mean(&self, context: f64, ratio: f64) -> Result<f64> {
         if ratio >= 1.0 {
@@ -268,7 +295,7 @@ impl Curve {
         let all = &self.mean.context;
         let (first, last) = (all[0], all[all.len() - 1]);
         if context > last * CONTEXT_BEYOND || context * CONTEXT_BEYOND < first {
-            return Err(wrong("misses.curve.mean.context: asked too far outside what was measured")
+            return Err(outside("misses.curve.mean.context: asked too far outside what was measured")
                 .with("asked", context as u64)
                 .with("first", first as u64)
                 .with("last", last as u64));
@@ -287,7 +314,7 @@ impl Curve {
         let value = |index: usize| rows[index].unwrap_or(0.0);
         let last = ratios.len() - 1;
         if ratio < ratios[0] * (1.0 - 1e-9) {
-            return Err(wrong(format!(
+            return Err(outside(format!(
                 "misses.curve.mean.ratio: {ratio:.4} is below the first measured one, {}",
                 ratios[0]
             )));
@@ -371,6 +398,16 @@ mod tests {
         fn map_round(self) -> Vec<f64> {
             self.into_iter().map(f64::round).collect()
         }
+    }
+
+    #[test]
+    fn another_models_layers_take_those_at_their_depth() {
+        let spread = Misses::Curve(curve()).spread(4);
+        spread.check(4).unwrap();
+        assert_eq!(spread.by_layer(&place(1000, 0.3, 2)).unwrap().map_round(), [50.0, 50.0, 150.0, 150.0]);
+        let table =
+            Misses::Table(Table { query_rows: 1.0, query_rows_power: 1.0, rows: vec![5.0, 7.0, 9.0] });
+        assert_eq!(table.spread(2).by_layer(&place(9, 0.5, 1)).unwrap(), [5.0, 7.0]);
     }
 
     #[test]

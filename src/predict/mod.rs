@@ -2,11 +2,13 @@
 //!
 //! A [`Setup`](setup::Setup) is a file: a model, a GPU, a link, and what an engine's works cost there, measured
 //! at points or by a [roofline]. [`fit`] makes one from measurements. [`misses`] says how many rows a step
-//! fetches. [`simulate`] runs the production schedule with those costs on a virtual clock.
+//! fetches. [`simulate`] runs the production schedule with those costs on a virtual clock. [`plan`] says what
+//! fits on a GPU, [`worth`] whether offload pays there.
 //!
 //! Every number that comes in is checked where it comes in, and the error names its field; so every number
 //! that goes out is finite. Times are microseconds in files and functions, milliseconds for whole steps.
 
+mod choice;
 pub mod cost;
 pub mod fit;
 pub mod misses;
@@ -15,6 +17,7 @@ pub mod plan;
 pub mod roofline;
 pub mod setup;
 pub mod simulate;
+pub mod worth;
 
 use serde::de::DeserializeOwned;
 
@@ -27,19 +30,30 @@ fn wrong(place: impl Into<String>) -> Error {
         .hint("correct the named field; docs/setup-format.md")
 }
 
+/// A question that a setup does not reach.
+fn outside(place: impl Into<String>) -> Error {
+    Error::new(Kind::InvalidConfig, "simulate")
+        .at(place.into())
+        .hint("measure a point there, or ask nearer to those measured")
+}
+
+/// Numbers beyond this, or above zero and below its inverse, mean nothing in any unit, and their products
+/// would leave the numbers.
+const MOST: f64 = 1e18;
+
 /// Whether a time or a count is a number that is not negative.
 fn finite(value: f64, place: impl Fn() -> String) -> Result<()> {
-    match value.is_finite() && value >= 0.0 {
+    match (0.0..=MOST).contains(&value) {
         true => Ok(()),
-        false => Err(wrong(format!("{}: {value} is negative or no number", place()))),
+        false => Err(wrong(format!("{}: {value} is negative, beyond {MOST:e} or no number", place()))),
     }
 }
 
 /// Whether a speed or a size is a number above zero.
 fn positive(value: f64, place: impl Fn() -> String) -> Result<()> {
-    match value.is_finite() && value > 0.0 {
+    match (1.0 / MOST..=MOST).contains(&value) {
         true => Ok(()),
-        false => Err(wrong(format!("{}: {value} is not above 0, or no number", place()))),
+        false => Err(wrong(format!("{}: {value} is not above 0, beyond {MOST:e} or no number", place()))),
     }
 }
 
