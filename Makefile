@@ -27,12 +27,15 @@ bench-setup:
 demo:
 	cargo run --release -p forebay-cli -- replay data/demo.topk.zst --ratio 0.1,0.2,0.3 --mtp 2
 
-## The picture in README.md: the report of the trace in data/, as Chromium shows it.
+## The pictures in README.md: the report of the trace in data/ and a simulated step, as Chromium shows them.
 picture:
 	mkdir -p target/picture
 	cargo run --release -p forebay-cli -- replay data/demo.topk.zst --html target/picture/report.html
 	cargo run --release -p forebay-cli --example picture -- target/picture/report.html docs/images/report.png \
 	    1120 1500
+	cargo run --release -p forebay-cli -- simulate --setup ess --context 32K --mtp 2 --accept 1.7 --batch 160 \
+	    --ratio 0.21 --timeline target/picture/step.svg
+	cargo run --release -p forebay-cli --example picture -- target/picture/step.svg docs/images/step.png 1240 610
 
 ## The inner loop, under five minutes: format, lints, tidy rules, unit and model tests.
 check:

@@ -9,8 +9,10 @@
 mod blocks;
 mod curve;
 mod curve_report;
+mod fit;
 mod html;
 mod json;
+mod miss_source;
 mod output;
 mod plan;
 mod plan_json;
@@ -24,10 +26,13 @@ mod report;
 mod request_report;
 mod requests;
 mod room;
+mod simulate;
+mod simulate_report;
 mod sizes;
 mod split;
 mod study;
 mod threads;
+mod timeline;
 
 use std::process::ExitCode;
 
@@ -49,6 +54,10 @@ enum Command {
     Replay(Box<replay::Arguments>),
     /// Says what fits on a GPU: sequences, slots, bytes, and whether offload is needed at all
     Plan(Box<plan::Arguments>),
+    /// Says what a decode step takes at an operating point, by the production schedule on a virtual clock
+    Simulate(Box<simulate::Arguments>),
+    /// Makes a setup from measurements, and says what it leaves unexplained
+    Fit(Box<fit::Arguments>),
     /// Prints the completion script of a shell
     Completions {
         /// Whose script
@@ -60,6 +69,8 @@ fn run(command: &Command) -> Result<()> {
     match command {
         Command::Replay(arguments) => replay::command(arguments),
         Command::Plan(arguments) => plan::command(arguments),
+        Command::Simulate(arguments) => simulate::command(arguments),
+        Command::Fit(arguments) => fit::command(arguments),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(*shell, &mut Arguments::command(), "forebay", &mut text);

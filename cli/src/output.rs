@@ -1,6 +1,6 @@
 //! Where results and errors go: standard output, a file, standard error. None of it panics.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 use forebay::os::{self, NoFaults};
@@ -48,6 +48,50 @@ pub fn is_stdout(path: &Path) -> bool {
 fn words(error: &io::Error) -> String {
     let text = error.to_string();
     text.split_once(" (os error").map_or(text.as_str(), |(words, _)| words).to_owned()
+}
+
+/// The most bytes of a text file that is read whole: a setup, misses, measurements.
+const TEXT_MAX: u64 = 64 << 20;
+
+/// The text of a small file.
+///
+/// # Errors
+/// [`Kind::Io`] names the file; [`Kind::BadFormat`] for one that is no text, or too large to be meant.
+pub fn read_text(path: &Path) -> Result<String> {
+    let io = |e: &io::Error| Error::new(Kind::Io, "read").at(format!("{}: {}", path.display(), words(e)));
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).map_err(|e| io(&e))?;
+    file.take(TEXT_MAX + 1).read_to_end(&mut bytes).map_err(|e| io(&e))?;
+    let bad = |what: &str| Error::new(Kind::BadFormat, "read").at(format!("{}: {what}", path.display()));
+    if bytes.len() as u64 > TEXT_MAX {
+        return Err(bad("longer than such a file is"));
+    }
+    String::from_utf8(bytes).map_err(|_| bad("no UTF-8 text"))
+}
+
+/// The error with the file in which it was found.
+pub fn within(error: Error, path: &Path) -> Error {
+    let place = match error.place() {
+        "" => path.display().to_string(),
+        place => format!("{}: {place}", path.display()),
+    };
+    error.at(place)
+}
+
+/// Refuses two results in one file.
+///
+/// # Errors
+/// [`Kind::InvalidConfig`] names both options.
+pub fn check_targets(operation: &'static str, targets: &[(&str, Option<&Path>)]) -> Result<()> {
+    for (i, (option, path)) in targets.iter().enumerate() {
+        let same = |(_, other): &&(&str, Option<&Path>)| path.is_some() && other == path;
+        if let Some((other, _)) = targets.iter().take(i).find(same) {
+            return Err(Error::new(Kind::InvalidConfig, operation)
+                .at(format!("{other} and {option} name the same file"))
+                .hint("name another file for one of them"));
+        }
+    }
+    Ok(())
 }
 
 /// A bar on standard error, for so many pieces of work; hidden where that is no terminal.

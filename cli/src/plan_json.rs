@@ -5,10 +5,10 @@ use forebay::predict::plan::{Note, Planned};
 use serde::Serialize;
 
 use crate::json;
-use crate::plan::Point;
+use crate::plan::{Gain, Point};
 
 #[derive(Serialize)]
-struct Entry {
+struct Entry<'a> {
     schema: u32,
     forebay: &'static str,
     kind: &'static str,
@@ -18,9 +18,27 @@ struct Entry {
     mtp: u32,
     #[serde(flatten)]
     planned: Option<Fits>,
+    #[serde(flatten)]
+    gain: Option<Yields<'a>>,
     fits: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Yields<'a> {
+    setup: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link: Option<&'a str>,
+    accept: f64,
+    step_ms: f64,
+    throughput: f64,
+    otps: f64,
+    exposed_ms: f64,
+    throughput_without: Option<f64>,
+    pays: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pays_from: Option<Option<u32>>,
 }
 
 #[derive(Serialize)]
@@ -78,6 +96,22 @@ fn fits(planned: &Planned, counted: bool) -> Fits {
     }
 }
 
+fn yields<'a>(gain: &'a Gain, point: &Point) -> Yields<'a> {
+    let outcome = &gain.outcome;
+    Yields {
+        setup: &gain.setup,
+        link: gain.link.as_deref(),
+        accept: outcome.point.accept,
+        step_ms: outcome.step_ms,
+        throughput: outcome.throughput,
+        otps: outcome.otps,
+        exposed_ms: outcome.exposed_ms,
+        throughput_without: gain.without,
+        pays: point.pays(),
+        pays_from: gain.pays_from,
+    }
+}
+
 /// All entries as text, with a line's end.
 ///
 /// # Errors
@@ -91,6 +125,7 @@ pub fn text(points: &[Point]) -> Result<Vec<u8>> {
         gpu_bytes: point.demand.gpu,
         context: point.demand.context,
         mtp: point.demand.query_rows,
+        gain: point.gain.as_ref().map(|gain| yields(gain, point)),
         planned: point.planned.as_ref().ok().map(|planned| fits(planned, point.demand.count_tables)),
         fits: point.planned.is_ok(),
         why: point.planned.as_ref().err().map(ToString::to_string),

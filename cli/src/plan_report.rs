@@ -4,7 +4,8 @@ use forebay::Geometry;
 use forebay::predict::plan::{Demand, Note, Planned};
 
 use crate::plan::Point;
-use crate::report::{align_right, ratio, size, table};
+use crate::report::{align_right, number, ratio, size, table};
+use crate::simulate_report::exposed_share;
 
 /// The whole report.
 pub fn text(points: &[Point], utf8: bool) -> String {
@@ -18,9 +19,16 @@ pub fn text(points: &[Point], utf8: bool) -> String {
     for note in notes(points) {
         out += &format!("[{}] {}.\n", letter(note), capital(note.describe()));
     }
-    out + "Ratio: slots of a sequence and layer / context. Whole: the most sequences with all rows on the device:\n\
-         up to there nothing needs to be offloaded. Most: the most with as few slots as --least-slots says. Other:\n\
-         landing and scratch slots, and what whole mappings leave unused.\n"
+    out += "Ratio: slots of a sequence and layer / context. Whole: the most sequences with all rows on the device:\n\
+            up to there nothing needs to be offloaded.";
+    out + if points.iter().any(|point| point.gain.is_some()) {
+        " Tokens/s: of a node of 8 GPUs. Exposed: what the step takes\n\
+         beyond the same step without misses, as a share. Pays from: the smallest batch with offload that yields more\n\
+         than the most without.\n"
+    } else {
+        " Most: the most with as few slots as --least-slots says.\n\
+         Other: landing and scratch slots, and what whole mappings leave unused.\n"
+    }
 }
 
 /// A note's mark: the letter that stands behind its lines.
@@ -32,6 +40,8 @@ fn letter(note: Note) -> char {
         Note::Scratch => 's',
         Note::HostBound => 'h',
         Note::NoRoom => 'n',
+        Note::Slower => 't',
+        Note::Unknown => 'u',
         _ => '?',
     }
 }
@@ -106,43 +116,51 @@ fn plans(points: &[Point], utf8: bool) -> String {
         points.iter().any(|point| Some(get(point)) != first)
     };
     let (models, gpus) = (differ(|p| p.model.to_owned()), differ(|p| p.demand.gpu.to_string()));
+    let priced = points.iter().any(|point| point.gain.is_some());
+    let links = points.iter().any(|point| point.gain.as_ref().is_some_and(|gain| gain.link.is_some()));
     let mut head = Vec::new();
     head.extend(models.then_some("model"));
+    head.extend(links.then_some("link"));
     head.extend(gpus.then_some("GPU"));
-    head.extend([
-        "context",
-        "mtp",
-        "batch",
-        "ratio",
-        "slots",
-        "index\nkeys",
-        "slots,\nbytes",
-        "other",
-        "tables",
-        "free",
-        "host",
-        "whole",
-        "most",
-        "",
-    ]);
+    head.extend(["context", "mtp", "batch", "ratio", "slots"]);
+    head.extend(if priced { &PRICED[..] } else { &BYTES[..] });
     let columns = head.len();
     let mut table = table(utf8);
     table.set_header(head);
     for point in points {
         let mut row = Vec::new();
         row.extend(models.then(|| point.model.to_owned()));
+        let link = || point.gain.as_ref().and_then(|gain| gain.link.clone()).unwrap_or_default();
+        row.extend(links.then(link));
         row.extend(gpus.then(|| size(point.demand.gpu as f64)));
         row.extend([tokens(point.demand.context), point.demand.query_rows.to_string()]);
-        row.extend(line(point));
+        row.extend(line(point, priced));
         row.resize(columns, String::new());
         table.add_row(row);
     }
-    align_right(&mut table, |column| column + 1 != columns && !(models && column == 0));
+    let names = usize::from(models) + usize::from(links);
+    align_right(&mut table, |column| column + 1 != columns && column >= names);
     table.trim_fmt()
 }
 
+/// Columns behind the slots: of plans alone, and of simulated ones.
+const BYTES: [&str; 9] =
+    ["index\nkeys", "slots,\nbytes", "other", "tables", "free", "host", "whole", "most", ""];
+const PRICED: [&str; 10] = [
+    "device",
+    "host",
+    "step\nms",
+    "exposed",
+    "OTPS",
+    "tokens/s",
+    "whole",
+    "whole,\ntokens/s",
+    "pays\nfrom",
+    "",
+];
+
 /// A plan's figures; of one that does not fit the batch, and that it does not.
-fn line(point: &Point) -> Vec<String> {
+fn line(point: &Point, priced: bool) -> Vec<String> {
     let bytes = |bytes: u64| size(bytes as f64);
     let planned = match &point.planned {
         Ok(planned) => planned,
@@ -154,20 +172,34 @@ fn line(point: &Point) -> Vec<String> {
     let part = &planned.bytes;
     let marks: Vec<String> = planned.notes.iter().map(|note| format!("[{}]", letter(*note))).collect();
     let counted = if point.demand.count_tables { part.device() } else { part.data() };
-    vec![
-        planned.batch.to_string(),
-        ratio(planned.ratio),
-        planned.slots.to_string(),
-        bytes(part.index_keys),
-        bytes(part.slots),
-        bytes(part.landing + part.scratch + part.padding),
-        bytes(part.tables),
-        bytes(planned.available.saturating_sub(counted)),
-        bytes(part.host()),
-        planned.resident_batch.to_string(),
-        planned.most_batch.to_string(),
-        marks.join(""),
-    ]
+    let mut row = vec![planned.batch.to_string(), ratio(planned.ratio), planned.slots.to_string()];
+    match &point.gain {
+        Some(gain) => {
+            let outcome = &gain.outcome;
+            row.extend([bytes(counted), bytes(part.host()), number(outcome.step_ms)]);
+            row.extend([format!("{:.1}%", 100.0 * exposed_share(outcome)), number(outcome.otps)]);
+            row.extend([format!("{:.0}", outcome.throughput), planned.resident_batch.to_string()]);
+            row.push(gain.without.map_or("-".to_owned(), |without| format!("{without:.0}")));
+            row.push(match gain.pays_from {
+                Some(Some(batch)) => batch.to_string(),
+                Some(None) => "never".to_owned(),
+                None => String::new(),
+            });
+        }
+        None if priced => row.resize(PRICED.len() + 2, String::new()),
+        None => row.extend([
+            bytes(part.index_keys),
+            bytes(part.slots),
+            bytes(part.landing + part.scratch + part.padding),
+            bytes(part.tables),
+            bytes(planned.available.saturating_sub(counted)),
+            bytes(part.host()),
+            planned.resident_batch.to_string(),
+            planned.most_batch.to_string(),
+        ]),
+    }
+    row.push(marks.join(""));
+    row
 }
 
 /// Tokens in 1024s where they are.

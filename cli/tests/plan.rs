@@ -85,6 +85,46 @@ fn where_offload_does_not_pay_it_is_said() {
 }
 
 #[test]
+fn with_a_setup_the_best_batch_is_found_and_what_it_yields() {
+    let budget = "--setup ess --gpu 80GiB --context 32K --mtp 2 --accept 1.7 --tables beside";
+    let [best] = &plans(budget)[..] else { panic!("one entry") };
+    assert_eq!(
+        (&best["setup"], &best["offload"], &best["pays"]),
+        (&"ess".into(), &true.into(), &true.into())
+    );
+    let (yields, without) =
+        (best["throughput"].as_f64().unwrap(), best["throughput_without"].as_f64().unwrap());
+    assert!(yields > 1.4 * without, "{yields} {without}");
+    assert_eq!(best["pays_from"], best["resident_batch"].as_u64().unwrap() + 1);
+    let asked = plans(&format!("{budget} --batch 52,96,128,160"));
+    assert!(column(&asked, "throughput").iter().all(|one| *one <= 1.001 * yields));
+    assert!(asked.iter().all(|entry| entry.get("pays_from").is_none()));
+    assert_eq!((&asked[0]["pays"], &asked[1]["pays"]), (&false.into(), &true.into()));
+    let links = plans(&format!("{budget} --link pcie4,c2c"));
+    assert_eq!((&links[0]["link"], &links[1]["link"]), (&"pcie4".into(), &"c2c".into()));
+    assert!(column(&links, "throughput")[0] < column(&links, "throughput")[1]);
+}
+
+#[test]
+fn a_link_that_is_too_slow_does_not_pay() {
+    let options = "--gpu 80GiB --context 32K --mtp 2 --accept 1.7 --setup ess --link 0.79GB/s";
+    let [best] = &plans(options)[..] else { panic!("one entry") };
+    assert_eq!(
+        (&best["offload"], &best["pays"], &best["pays_from"]),
+        (&false.into(), &false.into(), &Value::Null)
+    );
+    let arguments: Vec<&str> = std::iter::once("plan").chain(options.split(' ')).collect();
+    let table = succeeds(&arguments);
+    assert!(table.contains("never") && table.contains("Does not pay here"), "{table}");
+    let asked = plans(&format!("{options} --batch 128"));
+    assert_eq!((&asked[0]["offload"], &asked[0]["pays"]), (&true.into(), &false.into()));
+    // A ratio below those that misses are known for: the plan stands, its time is not known.
+    let unknown = plans("--gpu 80GiB --context 32K --mtp 2 --setup ess --batch 128,240");
+    assert!(unknown[0].get("throughput").is_some() && unknown[1].get("throughput").is_none());
+    assert!(unknown[1]["notes"].to_string().contains("not known"), "{}", unknown[1]["notes"]);
+}
+
+#[test]
 fn bad_input_is_one_error_that_names_the_option_or_the_field() {
     let good = "--gpu 80GiB --context 32K";
     let cases = [
@@ -110,6 +150,15 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         ("--gpu 80GiB --context 32K --model gpt", "--model"),
         ("--gpu 80GiB --context 4K --model deepseek-v3 --ratio 0.5", "ratio of a dense model"),
         ("--gpu 80GiB --context 32K --nonsense 1", "--nonsense"),
+        ("--gpu 80GiB --context 32K --link pcie5", "--setup"),
+        ("--gpu 80GiB --context 32K --accept 1", "--setup"),
+        ("--gpu 80GiB --context 32K --trace t", "--setup"),
+        ("--gpu 80GiB --context 32K --setup none", "--setup none"),
+        ("--gpu 80GiB --context 32K --setup ess --accept 1.5", "accept"),
+        ("--gpu 80GiB --context 32K --setup ess --link x", "link"),
+        ("--gpu 80GiB --context 32K --setup ess --model gqa-8x128", "model.dims"),
+        ("--gpu 80GiB --context 4K --setup ess --model deepseek-v3", "dense"),
+        ("--gpu 80GiB --context 32K --html x --json x", "name the same file"),
     ];
     for (options, named) in cases {
         let arguments: Vec<&str> = std::iter::once("plan").chain(options.split(' ')).collect();

@@ -185,6 +185,21 @@ impl Misses {
         Ok(rows.iter().sum::<f64>() / rows.len().max(1) as f64)
     }
 
+    /// The same for a model of `layers` layers: each takes the numbers of the layer at its depth.
+    pub(super) fn spread(&self, layers: u32) -> Misses {
+        let deal = |rows: &Vec<f64>| -> Vec<f64> {
+            let depth = |layer: u32| u64::from(layer) * rows.len() as u64 / u64::from(layers.max(1));
+            (0..layers).filter_map(|layer| rows.get(depth(layer) as usize).copied()).collect()
+        };
+        let mut spread = self.clone();
+        match &mut spread {
+            Misses::Curve(curve) => curve.layers.iter_mut().for_each(|shape| shape.rows = deal(&shape.rows)),
+            Misses::Table(table) => table.rows = deal(&table.rows),
+            Misses::Steps(steps) => steps.rows.iter_mut().for_each(|rows| *rows = deal(rows)),
+        }
+        spread
+    }
+
     /// The share of a request's misses that one of its query rows reads.
     pub fn share(&self, query_rows: u32) -> f64 {
         f64::from(query_rows.max(1)).powf(-self.query_rows_power())
@@ -383,6 +398,16 @@ mod tests {
         fn map_round(self) -> Vec<f64> {
             self.into_iter().map(f64::round).collect()
         }
+    }
+
+    #[test]
+    fn another_models_layers_take_those_at_their_depth() {
+        let spread = Misses::Curve(curve()).spread(4);
+        spread.check(4).unwrap();
+        assert_eq!(spread.by_layer(&place(1000, 0.3, 2)).unwrap().map_round(), [50.0, 50.0, 150.0, 150.0]);
+        let table =
+            Misses::Table(Table { query_rows: 1.0, query_rows_power: 1.0, rows: vec![5.0, 7.0, 9.0] });
+        assert_eq!(table.spread(2).by_layer(&place(9, 0.5, 1)).unwrap(), [5.0, 7.0]);
     }
 
     #[test]

@@ -118,6 +118,10 @@ pub enum Note {
     HostBound,
     /// Even the most sequences with [`Demand::least_slots`] are no more than fit with all rows resident.
     NoRoom,
+    /// The most sequences with all rows on the device yield as many tokens a second; told by [`super::worth`].
+    Slower,
+    /// What is missed at this ratio, or at those of larger batches, is not known; told by [`super::worth`].
+    Unknown,
 }
 
 impl Note {
@@ -131,6 +135,12 @@ impl Note {
                 "fewer slots than a step selects: the rest stands in scratch slots for that step"
             }
             Note::HostBound => "host memory ends the batch",
+            Note::Slower => {
+                "does not pay here: fewer sequences, all rows on the device, yield as many tokens a second"
+            }
+            Note::Unknown => {
+                "not simulated, or larger batches not tried: what is missed at such ratios is not known"
+            }
             Note::NoRoom => {
                 "does not pay here: index keys and slots leave room for no more sequences than whole rows"
             }

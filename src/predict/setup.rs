@@ -386,6 +386,23 @@ impl Setup {
         Setup::new(File { link: Link::Rates(rates), ..self.file.clone() })
     }
 
+    /// The same machine with the preset model `name`. Costs measured with another model say nothing of this
+    /// one: its roofline stands in for all of them. Its layers miss what those at their depth did.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for a preset that is none, without dimensions, or without a top-k.
+    pub fn of_model(&self, name: &str) -> Result<Setup> {
+        if self.file.model.preset.as_deref() == Some(name) {
+            return Ok(self.clone());
+        }
+        let model =
+            Model { preset: Some(name.to_owned()), shape: None, dims: None, ..self.file.model.clone() };
+        let layers = model.shape()?.layers;
+        let misses = self.file.misses.as_ref().map(|misses| misses.spread(layers));
+        let name = format!("{}, {name} by its roofline", self.file.name);
+        Setup::new(File { name, model, misses, costs: Costs::default(), ..self.file.clone() })
+    }
+
     /// Whether a batch runs as two micro-batches.
     pub fn two_batch(&self, batch: u32, context: u32) -> bool {
         batch >= 2 && self.file.two_batch.is_some_and(|t| batch >= t.batch_from && context <= t.context_to)

@@ -8,6 +8,7 @@ mod chart;
 mod figures;
 mod hits;
 mod page;
+pub mod plans;
 mod scale;
 mod selection;
 mod similarity;
@@ -15,8 +16,10 @@ mod similarity_cards;
 mod slots;
 mod steps;
 mod svg;
+pub mod sweep;
 #[cfg(test)]
 mod tests;
+pub mod timeline;
 mod words;
 
 use std::path::{Path, PathBuf};
@@ -27,6 +30,7 @@ use forebay::{Result, Shape};
 use crate::output;
 use crate::replay::{Arguments, RowSize};
 use crate::requests::RequestArguments;
+pub use page::STYLE;
 use selection::View;
 
 /// Bytes a second: what the ESS system measured for its gather of single rows over PCIe 5.

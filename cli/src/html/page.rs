@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use super::svg::escape;
 
-const STYLE: &str = include_str!("style.css");
+pub const STYLE: &str = include_str!("style.css");
 
 /// What nothing on the page may do: everything, but for its own style.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";

@@ -1,0 +1,181 @@
+//! `forebay fit`: a setup from measurements, and what it leaves unexplained, row by row.
+
+use std::path::{Path, PathBuf};
+
+use forebay::device::rates::Rates;
+use forebay::predict::fit::{self, Fitted, Measurements};
+use forebay::{Error, Kind, Result};
+use serde::Serialize;
+
+use crate::report::{align_right, number, table};
+use crate::{json, output};
+
+const AFTER_HELP: &str = "\
+docs/setup-format.md describes measurements and setups. What was measured work by work is kept; the rest is fitted to
+whole steps and to what overlap costs. --rates takes the rates that `forebay doctor` has measured here.";
+
+/// The arguments of `forebay fit`.
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Arguments {
+    /// What was measured.
+    #[arg(value_name = "MEASUREMENTS")]
+    measurements: PathBuf,
+    /// Writes the setup, whole or not at all; `-` is standard output, without the tables.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Rates of the link, instead of the measurements' own: doctor's JSON, or its field `rates` alone.
+    #[arg(long, value_name = "FILE")]
+    rates: Option<PathBuf>,
+    /// Writes what was found and the residuals as JSON; `-` is standard output, without the tables.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    schema: u32,
+    forebay: &'static str,
+    kind: &'static str,
+    setup: &'a str,
+    found: Vec<Found>,
+    residuals: Vec<Residual<'a>>,
+    mean_error: f64,
+    most_error: f64,
+}
+
+#[derive(Serialize)]
+struct Found {
+    name: &'static str,
+    unit: &'static str,
+    value: f64,
+}
+
+#[derive(Serialize)]
+struct Residual<'a> {
+    row: &'a str,
+    what: &'a str,
+    unit: &'static str,
+    measured: f64,
+    fitted: f64,
+    error: Option<f64>,
+}
+
+/// A residual as a share of what was measured; none of nothing.
+fn error_of(residual: &fit::Residual) -> Option<f64> {
+    let error = (residual.fitted - residual.measured) / residual.measured;
+    error.is_finite().then_some(error)
+}
+
+/// Mean and most of the errors' sizes, of whole steps: what overlap leaves is compared in microseconds.
+fn errors(fitted: &Fitted) -> (f64, f64) {
+    let steps = fitted.residuals.iter().filter(|residual| residual.unit == "ms");
+    let sizes: Vec<f64> = steps.filter_map(error_of).map(f64::abs).collect();
+    let mean = sizes.iter().sum::<f64>() / sizes.len().max(1) as f64;
+    (mean, sizes.into_iter().fold(0.0, f64::max))
+}
+
+/// The link's rates: of doctor's list, of one entry, or alone.
+fn rates(path: &Path) -> Result<Rates> {
+    let bad = |what: String| {
+        Error::new(Kind::BadFormat, "read rates")
+            .at(format!("{}: {what}", path.display()))
+            .hint("pass the JSON of forebay doctor, or its field rates")
+    };
+    let text = output::read_text(path)?;
+    let mut value: serde_json::Value = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
+    if let Some(entries) = value.as_array_mut() {
+        let found = entries.iter_mut().find_map(|entry| entry.get_mut("rates").map(serde_json::Value::take));
+        value = found.ok_or_else(|| bad("no entry has a field rates".to_owned()))?;
+    } else if let Some(inner) = value.get_mut("rates") {
+        value = inner.take();
+    }
+    let rates: Rates = serde_json::from_value(value).map_err(|error| bad(format!("rates: {error}")))?;
+    rates.check().map_err(|error| output::within(error, path))?;
+    Ok(rates)
+}
+
+fn residual(of: &fit::Residual) -> Residual<'_> {
+    let fit::Residual { row, what, unit, measured, fitted } = of;
+    Residual { row, what, unit, measured: *measured, fitted: *fitted, error: error_of(of) }
+}
+
+fn entry(fitted: &Fitted) -> Entry<'_> {
+    let (mean_error, most_error) = errors(fitted);
+    Entry {
+        schema: json::SCHEMA,
+        forebay: env!("CARGO_PKG_VERSION"),
+        kind: "fit",
+        setup: fitted.setup.name(),
+        found: fitted.found.iter().map(|f| Found { name: f.name, unit: f.unit, value: f.value }).collect(),
+        residuals: fitted.residuals.iter().map(residual).collect(),
+        mean_error,
+        most_error,
+    }
+}
+
+fn text(fitted: &Fitted, utf8: bool) -> String {
+    let mut out = format!("Setup {}\n\n", output::harmless(fitted.setup.name()));
+    if !fitted.found.is_empty() {
+        let mut found = table(utf8);
+        found.set_header(["found", "value", "unit"]);
+        for one in &fitted.found {
+            found.add_row([one.name.to_owned(), format!("{:.4}", one.value), one.unit.to_owned()]);
+        }
+        align_right(&mut found, |column| column == 1);
+        out += &format!("{}\n\n", found.trim_fmt());
+    }
+    let mut residuals = table(utf8);
+    residuals.set_header(["measured", "", "fitted", "residual", "", "row"]);
+    for residual in &fitted.residuals {
+        let share = error_of(residual).map_or(String::new(), |error| format!("{:+.1}%", 100.0 * error));
+        let difference = residual.fitted - residual.measured;
+        let signed = format!("{}{}", if difference < 0.0 { "-" } else { "+" }, number(difference.abs()));
+        let what = format!("{} ({})", output::harmless(&residual.what), output::harmless(&residual.row));
+        residuals.add_row([
+            number(residual.measured),
+            residual.unit.to_owned(),
+            number(residual.fitted),
+            signed,
+            share,
+            what,
+        ]);
+    }
+    align_right(&mut residuals, |column| column != 1 && column != 5);
+    let (mean, most) = errors(fitted);
+    out += &residuals.trim_fmt();
+    out + &format!(
+        "\n\nWhole steps: mean error {:.1}%, at most {:.1}%. They were fitted: what was not is docs/simulator.md's.\n",
+        100.0 * mean,
+        100.0 * most
+    )
+}
+
+/// `forebay fit`.
+///
+/// # Errors
+/// Those of reading the measurements and rates, of measurements that cannot be met, and of writing the setup.
+pub fn command(arguments: &Arguments) -> Result<()> {
+    let targets = [("--output", arguments.output.as_deref()), ("--json", arguments.json.as_deref())];
+    output::check_targets("fit", &targets)?;
+    let path = &arguments.measurements;
+    let mut measured =
+        Measurements::parse(&output::read_text(path)?).map_err(|error| output::within(error, path))?;
+    if let Some(path) = &arguments.rates {
+        measured.rates = Some(rates(path)?);
+    }
+    let fitted = fit::fit(&measured).map_err(|error| output::within(error, path))?;
+    if let Some(path) = &arguments.output {
+        let mut text = serde_json::to_vec_pretty(fitted.setup.file())
+            .map_err(|e| Error::new(Kind::Internal, "write setup").at(e.to_string()))?;
+        text.push(b'\n');
+        output::write_file(path, &text)?;
+    }
+    if let Some(path) = &arguments.json {
+        output::write_file(path, &json::list(&[entry(&fitted)])?)?;
+    }
+    if targets.iter().any(|(_, path)| path.is_some_and(output::is_stdout)) {
+        return Ok(());
+    }
+    output::print(text(&fitted, output::speaks_utf8()).as_bytes())
+}

@@ -1,0 +1,189 @@
+//! The pictures of a sweep: throughput by batch, and what of a step is exposed, a line for each setting.
+
+use super::chart::{self, Axis, Line, Plot, WIDTH};
+use super::page::{self, Card, Head, Section, Table};
+use super::scale::Scale;
+use super::svg::Svg;
+use super::words::{percent, ratio, short, tile};
+use crate::plan_report::tokens;
+use crate::report::number;
+use crate::simulate::Simulated;
+use crate::simulate_report::{exposed_share, mean_misses};
+
+/// Units that a picture is high.
+const HEIGHT: f64 = 290.0;
+
+/// A line of more points than this goes without its dots.
+const DOTS: usize = 20;
+
+/// The colours of lines, in their order.
+const CLASSES: [&str; 6] = ["lru", "optimum", "tokens", "s3", "decay", "fifo"];
+
+/// A line's name and its points, as they were computed.
+pub type Series = (String, Vec<(f64, f64)>);
+
+/// A number on an axis, thousands as such.
+fn thousands(value: f64) -> String {
+    if value >= 10_000.0 { format!("{}K", short(value / 1000.0)) } else { short(value) }
+}
+
+/// Lines over the batch.
+pub fn by_batch(
+    title: &str,
+    sentence: &str,
+    y_name: &str,
+    series: &[Series],
+    rule: Option<(f64, &str)>,
+) -> String {
+    let points = || series.iter().flat_map(|(_, points)| points);
+    let most = points().map(|point| point.1).chain(rule.map(|rule| rule.0)).fold(0.0, f64::max);
+    let widest = points().map(|point| point.0).fold(0.0, f64::max);
+    let plot = Plot::new(HEIGHT, 118.0);
+    let (left, right) = (plot.left + 6.0, plot.right);
+    let plot = Plot { left, ..plot };
+    let x = Scale::from_zero(widest, 5, left, right);
+    let y = Scale::from_zero(most, 5, plot.bottom, plot.top);
+    let mut svg = Svg::new(WIDTH, HEIGHT, title, sentence);
+    let axis = |scale, name| Axis { scale, name, write: thousands };
+    plot.frame(&mut svg, &axis(&x, "sequences on one GPU"), &axis(&y, y_name));
+    if let Some((value, name)) = rule {
+        svg.line("rule", (left, y.place(value)), (right, y.place(value)));
+        svg.text("note", super::svg::Anchor::Start, (left + 6.0, y.place(value) - 5.0), name);
+    }
+    let lines: Vec<Line> = series
+        .iter()
+        .zip(CLASSES.iter().cycle())
+        .map(|((name, points), class)| Line { name: name.clone(), class, points: points.clone() })
+        .collect();
+    chart::lines(&mut svg, &plot, &x, &y, &lines);
+    for line in lines.iter().filter(|line| line.points.len() <= DOTS) {
+        chart::dots(&mut svg, line.class, &x, &y, &line.points);
+    }
+    svg.finish()
+}
+
+/// The points with their groups' names, in the order in which groups come up.
+pub fn grouped<T>(all: &[T], name: impl Fn(&T) -> String, point: impl Fn(&T) -> (f64, f64)) -> Vec<Series> {
+    let mut series: Vec<Series> = Vec::new();
+    for one in all {
+        let (name, point) = (name(one), point(one));
+        match series.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, points)) => points.push(point),
+            None => series.push((name, vec![point])),
+        }
+    }
+    for (_, points) in &mut series {
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    }
+    series
+}
+
+/// What tells the lines of a sweep apart: whatever differs beside the batch.
+fn setting(simulated: &Simulated, all: &[Simulated]) -> String {
+    let differ = |get: &dyn Fn(&Simulated) -> String| all.iter().any(|other| get(other) != get(simulated));
+    let mut words = Vec::new();
+    let parts: [&dyn Fn(&Simulated) -> String; 4] = [
+        &|s| s.link.clone().unwrap_or_default(),
+        &|s| tokens(s.outcome.point.context),
+        &|s| format!("mtp {}", s.outcome.point.mtp),
+        &|s| s.choice.to_owned(),
+    ];
+    for part in parts {
+        if differ(part) {
+            words.push(part(simulated));
+        }
+    }
+    if words.is_empty() { "tokens/s".to_owned() } else { words.join(", ") }
+}
+
+fn table(all: &[Simulated]) -> Table {
+    let head = ["setting", "batch", "ratio", "misses", "step ms", "exposed ms", "share", "tokens/s", "OTPS"];
+    let row = |simulated: &Simulated| {
+        let outcome = &simulated.outcome;
+        vec![
+            setting(simulated, all),
+            outcome.point.batch.to_string(),
+            ratio(outcome.point.ratio),
+            number(mean_misses(outcome)),
+            number(outcome.step_ms),
+            number(outcome.exposed_ms),
+            percent(exposed_share(outcome)),
+            format!("{:.0}", outcome.throughput),
+            number(outcome.otps),
+        ]
+    };
+    Table { head: head.map(str::to_owned).into(), rows: all.iter().map(row).collect() }
+}
+
+/// The page of a simulated sweep.
+pub fn simulated(all: &[Simulated], note: Option<&str>) -> String {
+    let batch = |s: &Simulated| f64::from(s.outcome.point.batch);
+    let throughput = grouped(all, |s| setting(s, all), |s| (batch(s), s.outcome.throughput));
+    let exposed = grouped(all, |s| setting(s, all), |s| (batch(s), 100.0 * exposed_share(&s.outcome)));
+    let best = all.iter().max_by(|a, b| a.outcome.throughput.total_cmp(&b.outcome.throughput));
+    let worst = all.iter().map(|s| exposed_share(&s.outcome)).fold(0.0, f64::max);
+    let Some(best) = best else { return String::new() };
+    let point = &best.outcome.point;
+    let most = format!(
+        "Most tokens a second, {:.0} a node, at batch {} and ratio {}.",
+        best.outcome.throughput,
+        point.batch,
+        ratio(point.ratio)
+    );
+    let waits = format!("At most {} of a step is exposed.", percent(worst.max(0.0)));
+    let picture =
+        |title: &str, sentence: &str, y: &str, series: &[Series]| by_batch(title, sentence, y, series, None);
+    let card = |name: &str, sentence: &str, picture: String, table: Table| Card {
+        name: name.to_owned(),
+        sentence: sentence.to_owned(),
+        pictures: vec![picture],
+        table,
+        wide: false,
+    };
+    let cards = vec![
+        card(
+            "Throughput by batch",
+            &most,
+            picture("Throughput by batch", &most, "tokens/s, 8 GPUs", &throughput),
+            table(all),
+        ),
+        card(
+            "Exposed time by batch",
+            &waits,
+            picture("Exposed time by batch", &waits, "% of the step", &exposed),
+            Table::default(),
+        ),
+    ];
+    let section = Section {
+        title: format!("Setup {}", best.setup),
+        warning: note.map(str::to_owned),
+        facts: vec![format!("{} points.", all.len())],
+        tiles: vec![
+            tile(
+                thousands(best.outcome.throughput.round()),
+                "tokens/s, a node of 8 GPUs",
+                "the most".to_owned(),
+            ),
+            tile(
+                point.batch.to_string(),
+                "sequences on one GPU",
+                format!("there, ratio {}", ratio(point.ratio)),
+            ),
+            tile(number(best.outcome.step_ms), "ms a step", "there".to_owned()),
+            tile(percent(exposed_share(&best.outcome).max(0.0)), "of it exposed", "there".to_owned()),
+        ],
+        cards,
+    };
+    let head = Head {
+        command: "simulate",
+        question: "How much of the fetch is hidden?",
+        things: "setups",
+        intro: "Steps of the production schedule on a virtual clock, with the setup's costs. What a step waits for \
+                rows, and what that leaves of the throughput that a larger batch buys.",
+    };
+    let notes = [
+        "Exposed: what a step takes beyond the same step without misses in the order none.".to_owned(),
+        "Misses: rows that a sequence fetches in a layer, mean over the layers.".to_owned(),
+    ];
+    page::page(&head, &[section], &notes)
+}

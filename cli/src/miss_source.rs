@@ -1,0 +1,152 @@
+//! Where a simulation's misses come from: the setup, a file, or a trace that is replayed by the production pools.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use forebay::predict::misses::{Misses, Table};
+use forebay::predict::setup::Setup;
+use forebay::trace::SelectionTrace;
+use forebay::{Error, Kind, Result};
+
+use crate::pools::{self, Setting};
+use crate::{output, replay};
+
+/// Prompt steps replayed before the first decode step, or all that the trace has.
+const WARMUP: u32 = 32;
+
+/// The options that name them.
+#[derive(clap::Args)]
+pub struct MissArguments {
+    /// Misses instead of the setup's, from a JSON file: a curve, a table by layer, or a replay's steps, as the field
+    /// `misses` of a setup.
+    #[arg(long, value_name = "FILE", conflicts_with = "trace", requires = "setup")]
+    misses: Option<PathBuf>,
+    /// Misses of a selection trace, replayed by the production pools at each ratio and --mtp asked for. A layer of
+    /// the model takes the trace's layer at the same depth.
+    #[arg(long, value_name = "FILE", requires = "setup")]
+    trace: Option<PathBuf>,
+}
+
+/// Misses by ratio and query rows.
+pub enum Source {
+    /// The setup's own.
+    Setup,
+    /// A file's.
+    File(Misses),
+    /// A trace's, counted where they are asked for, once.
+    Trace(Box<Traced>),
+}
+
+/// A trace and what was counted.
+pub struct Traced {
+    path: PathBuf,
+    trace: SelectionTrace,
+    /// By slots and query rows: mean misses a step, by the trace's layers.
+    known: HashMap<(u32, u32), Vec<f64>>,
+}
+
+impl MissArguments {
+    /// Reads what is named.
+    ///
+    /// # Errors
+    /// Those of reading it; of numbers that do not fit the setup's layers.
+    pub fn source(&self, setup: &Setup) -> Result<Source> {
+        if let Some(path) = &self.misses {
+            let text = output::read_text(path)?;
+            let misses: Misses = serde_json::from_str(&text).map_err(|error| {
+                Error::new(Kind::BadFormat, "read misses")
+                    .at(format!("{}: {error}", path.display()))
+                    .hint("docs/setup-format.md says what the field misses holds")
+            })?;
+            misses.check(setup.shape().layers).map_err(|error| output::within(error, path))?;
+            return Ok(Source::File(misses));
+        }
+        let Some(path) = &self.trace else { return Ok(Source::Setup) };
+        let trace = SelectionTrace::read(path)?;
+        if trace.header().decode_start == 0 {
+            return Err(refused(path, "the trace begins without a prompt: a ratio of nothing is nothing"));
+        }
+        Ok(Source::Trace(Box::new(Traced { path: path.clone(), trace, known: HashMap::new() })))
+    }
+}
+
+fn refused(path: &Path, what: &str) -> Error {
+    Error::new(Kind::InvalidConfig, "simulate").at(format!("{}: {what}", path.display()))
+}
+
+impl Source {
+    /// The misses at a ratio and a number of query rows; none for the setup's own.
+    ///
+    /// # Errors
+    /// Those of a replay.
+    pub fn at(&mut self, setup: &Setup, ratio: f64, mtp: u32) -> Result<Option<Misses>> {
+        match self {
+            Source::Setup => Ok(None),
+            Source::File(misses) => Ok(Some(misses.clone())),
+            Source::Trace(traced) => traced.table(setup, ratio, mtp).map(Some),
+        }
+    }
+
+    /// Whether they are counted at one ratio at a time.
+    pub const fn is_trace(&self) -> bool {
+        matches!(self, Source::Trace(_))
+    }
+
+    /// What a reader should know about them.
+    pub fn note(&self, setup: &Setup) -> Option<String> {
+        let Source::Trace(traced) = self else { return None };
+        let (header, shape) = (traced.trace.header(), setup.shape());
+        let same = header.layers == shape.layers && header.k == shape.top_k;
+        (!same).then(|| {
+            format!(
+                "Misses of {}: {} layers, k {}, spread over {} layers by depth and not scaled to k {}.",
+                output::harmless(&traced.path.display().to_string()),
+                header.layers,
+                header.k,
+                shape.layers,
+                shape.top_k
+            )
+        })
+    }
+}
+
+impl Traced {
+    /// Mean misses a step, by the trace's layers.
+    fn count(&mut self, setup: &Setup, slots: u32, mtp: u32) -> Result<Vec<f64>> {
+        if let Some(known) = self.known.get(&(slots, mtp)) {
+            return Ok(known.clone());
+        }
+        let header = self.trace.header();
+        let steps = header.decode_steps() / mtp;
+        if steps == 0 {
+            return Err(refused(&self.path, "one step of --mtp takes more than the trace's decode steps")
+                .with("mtp", mtp)
+                .with("decode_steps", header.decode_steps()));
+        }
+        let setting = Setting { slots, warmup: WARMUP.min(header.warm_steps), mtp, steps };
+        let outcome = pools::replay(&self.trace, setup.shape(), setting, || {});
+        let layers = outcome.map_err(|error| replay::named(error, &self.path))?.layers;
+        let means: Vec<f64> = layers.iter().map(|(_, misses)| *misses as f64 / f64::from(steps)).collect();
+        self.known.insert((slots, mtp), means.clone());
+        Ok(means)
+    }
+
+    /// The model's layers, each with the misses of the trace's layer at its depth.
+    fn table(&mut self, setup: &Setup, ratio: f64, mtp: u32) -> Result<Misses> {
+        let start = self.trace.header().decode_start;
+        let slots = ((ratio * f64::from(start) + 0.5).floor() as u32).max(1);
+        let counted = self.count(setup, slots, mtp)?;
+        let layers = setup.shape().layers;
+        let rows = (0..layers).map(|layer| {
+            let depth = u64::from(layer) * counted.len() as u64 / u64::from(layers.max(1));
+            counted.get(depth as usize).copied().unwrap_or(0.0)
+        });
+        let rows = rows.collect();
+        // How much of what a step misses one query row reads: counted as well, not assumed.
+        let alone: f64 = if mtp > 1 { self.count(setup, slots, 1)?.iter().sum() } else { 0.0 };
+        let together: f64 = counted.iter().sum();
+        let power = (together / alone).ln() / f64::from(mtp).ln();
+        let query_rows_power = if power.is_finite() { power.clamp(0.0, 1.0) } else { 1.0 };
+        Ok(Misses::Table(Table { query_rows: f64::from(mtp), query_rows_power, rows }))
+    }
+}

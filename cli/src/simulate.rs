@@ -1,0 +1,436 @@
+//! `forebay simulate`: what a step takes at an operating point, by the production schedule on a virtual clock.
+//!
+//! Lists make a sweep: one step for each combination. Misses are the setup's, a file's, or counted by replaying a
+//! trace through the production pools at each ratio asked for.
+
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use forebay::device::rates::{Rates, RowRates};
+use forebay::overlap::Overlap;
+use forebay::predict::misses::Misses;
+use forebay::predict::plan::{self, Batch, Demand, Ratio};
+use forebay::predict::setup::{Link, Setup};
+use forebay::predict::simulate::{Options, Order, Outcome, Point, Simulator, Traffic};
+use forebay::{Error, Kind, Result};
+
+use crate::html::{self, timeline};
+use crate::miss_source::{MissArguments, Source};
+use crate::{output, simulate_report, sizes, timeline as lanes};
+
+/// The most points of one sweep.
+const POINTS: usize = 100_000;
+
+const AFTER_HELP: &str = "\
+Lists, separated by commas, make a sweep: one step for each combination.
+Throughput is of a node of 8 GPUs, in tokens a second; OTPS of one sequence. Exposed: what the step takes beyond
+the same step without misses.";
+
+/// The arguments of `forebay simulate`.
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Arguments {
+    #[command(flatten)]
+    pub machine: Machine,
+    /// Tokens of each sequence.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens, required = true)]
+    context: Vec<u32>,
+    /// Query rows per decode step: 1 without drafts [default: 1].
+    #[arg(long, value_name = "Q", value_delimiter = ',', value_parser = sizes::count,
+          allow_negative_numbers = true)]
+    mtp: Vec<u32>,
+    /// Tokens that a step yields for each sequence, from 1 to --mtp: one for all, or one for each --mtp
+    /// [default: 1].
+    #[arg(long, value_name = "A", value_delimiter = ',', value_parser = sizes::positive,
+          allow_negative_numbers = true)]
+    accept: Vec<f64>,
+    /// Sequences on one GPU.
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = sizes::count, required = true,
+          allow_negative_numbers = true)]
+    batch: Vec<u32>,
+    /// Slots per sequence and layer as a share of the context, 0 < R <= 1, or auto for the largest that fits
+    /// --cache [default: auto].
+    #[arg(long, value_name = "R|auto", value_delimiter = ',', value_parser = sizes::ratio,
+          allow_negative_numbers = true)]
+    ratio: Vec<Ratio>,
+    /// Memory of one GPU for index keys and rows, without residency tables: what --ratio auto fills.
+    #[arg(long, value_name = "SIZE", value_parser = sizes::some_bytes)]
+    cache: Option<u64>,
+    /// What hides the gather; best takes for each layer the order of least time. Several are set side by side
+    /// [default: best].
+    #[arg(long, value_enum, value_delimiter = ',')]
+    overlap: Vec<Choice>,
+    /// Whether the batch runs as two micro-batches [default: as the setup says].
+    #[arg(long, value_enum)]
+    two_batch: Option<Switch>,
+    /// Gives each micro-batch a compute stream of its own: one computes while the other waits for rows.
+    #[arg(long)]
+    fill: bool,
+    /// Gigabytes a second (1e9) that cross the link to the device beside the step: warm-up.
+    #[arg(long, value_name = "GB/S", value_parser = sizes::positive, allow_negative_numbers = true)]
+    traffic_up: Option<f64>,
+    /// Gigabytes a second that cross it to the host: transfer.
+    #[arg(long, value_name = "GB/S", value_parser = sizes::positive, allow_negative_numbers = true)]
+    traffic_down: Option<f64>,
+    /// Draws the step, a lane for each stream: an SVG picture. Of a single point.
+    #[arg(long, value_name = "FILE")]
+    timeline: Option<PathBuf>,
+    /// The layer that --timeline shows enlarged, with its neighbours [default: the one with most exposed time].
+    #[arg(long, value_name = "LAYER", requires = "timeline")]
+    layer: Option<u32>,
+    /// Writes the step as trace events in JSON, for Perfetto. Of a single point.
+    #[arg(long, value_name = "FILE")]
+    perfetto: Option<PathBuf>,
+    /// Writes a report with pictures instead of tables: one HTML file; `-` is standard output.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// An engine on a machine, and what its model misses.
+#[derive(clap::Args)]
+pub struct Machine {
+    /// A built-in setup, or a setup file: what an engine's step costs (docs/simulator.md).
+    #[arg(long, value_name = "NAME|FILE")]
+    pub setup: Option<String>,
+    /// Links instead of the setup's: pcie4, pcie5, pcie6, c2c, or the rate at which single rows are gathered, such
+    /// as 37GB/s; several are set side by side.
+    #[arg(long, value_name = "NAME|RATE", value_delimiter = ',', requires = "setup")]
+    link: Vec<String>,
+    #[command(flatten)]
+    misses: MissArguments,
+}
+
+/// An order, or the choice by layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Choice {
+    /// Nothing hides it: the order that engines run today.
+    None,
+    /// Attention on resident rows hides it.
+    Da,
+    /// The indexer's second half hides it too.
+    Dba,
+    /// For each layer the order of least time.
+    Best,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    /// It does.
+    On,
+    /// It does not.
+    Off,
+}
+
+impl Choice {
+    fn order(self) -> Order {
+        match self {
+            Choice::None => Order::All(Overlap::None),
+            Choice::Da => Order::All(Overlap::Da),
+            Choice::Dba => Order::All(Overlap::Dba),
+            Choice::Best => Order::ByLayer,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Choice::None => "none",
+            Choice::Da => "da",
+            Choice::Dba => "dba",
+            Choice::Best => "best",
+        }
+    }
+}
+
+/// Reads a setup by its name or from its file, an error naming it.
+pub fn read_setup(name: &str) -> Result<Setup> {
+    if let Some(setup) = Setup::named(name) {
+        return setup;
+    }
+    let path = Path::new(name);
+    if !path.exists() {
+        let names: Vec<&str> = Setup::names().collect();
+        return Err(Error::new(Kind::InvalidConfig, "read setup")
+            .at(format!("--setup {name}: no file, and no built-in setup of that name ({})", names.join(", ")))
+            .hint("name a built-in setup or a file"));
+    }
+    let text = output::read_text(path)?;
+    Setup::parse(&text).map_err(|error| output::within(error, path))
+}
+
+/// A link by its name; or PCIe 5 but for the rate at which single rows are gathered.
+fn link(text: &str) -> Result<Link> {
+    let Some(rate) = text.strip_suffix("GB/s") else { return Ok(Link::Preset(text.to_owned())) };
+    let wrong = || Error::new(Kind::InvalidConfig, "read link").at(format!("--link {text}"));
+    let rate =
+        sizes::positive(rate).map_err(|_| wrong().hint("pass a preset's name, or a rate such as 37GB/s"))?;
+    let base = Rates::preset("pcie5").ok_or_else(wrong)?;
+    let gather = RowRates::flat(base.gather.row_bytes, rate * 1e9);
+    Ok(Link::Rates(Rates { gather, ..base }))
+}
+
+/// A link, its name, and the simulator of the setup on it.
+pub struct Linked {
+    /// As it was named; none for the setup's own.
+    pub link: Option<String>,
+    /// Remembers what layers cost.
+    pub simulator: Simulator,
+}
+
+impl Machine {
+    /// The setup on every link.
+    ///
+    /// # Errors
+    /// Those of reading it, and of an unknown link.
+    pub fn simulators(&self) -> Result<Vec<Linked>> {
+        let name = self.setup.as_deref().ok_or_else(|| {
+            Error::new(Kind::InvalidConfig, "simulate")
+                .at("--setup is not given")
+                .hint("pass --setup with the name of a built-in setup, such as ess, or a file")
+        })?;
+        self.of(&read_setup(name)?)
+    }
+
+    /// Simulators of `setup` on every link.
+    ///
+    /// # Errors
+    /// Those of an unknown link.
+    pub fn of(&self, setup: &Setup) -> Result<Vec<Linked>> {
+        if self.link.is_empty() {
+            return Ok(vec![Linked { link: None, simulator: Simulator::new(setup.clone()) }]);
+        }
+        let on = |link: &String| {
+            let changed = setup.on_link(self::link(link)?)?;
+            Ok(Linked { link: Some(link.clone()), simulator: Simulator::new(changed) })
+        };
+        self.link.iter().map(on).collect()
+    }
+
+    /// How many links are set side by side.
+    pub fn links(&self) -> usize {
+        self.link.len().max(1)
+    }
+
+    /// Where misses come from.
+    ///
+    /// # Errors
+    /// Those of reading them.
+    pub fn source(&self, setup: &Setup) -> Result<Source> {
+        self.misses.source(setup)
+    }
+}
+
+/// A point of the sweep, simulated.
+pub struct Simulated {
+    /// The setup's name.
+    pub setup: String,
+    /// The link, where one was named.
+    pub link: Option<String>,
+    /// Which orders were allowed.
+    pub choice: &'static str,
+    /// The step.
+    pub outcome: Outcome,
+}
+
+/// Accepted tokens for each number of query rows: one for all, or one for each.
+///
+/// # Errors
+/// [`Kind::InvalidConfig`] where they are neither.
+pub fn accepts(operation: &'static str, given: &[f64], mtps: &[u32]) -> Result<Vec<f64>> {
+    match given {
+        [] => Ok(vec![1.0; mtps.len()]),
+        [one] => Ok(vec![*one; mtps.len()]),
+        many if many.len() == mtps.len() => Ok(many.to_vec()),
+        many => Err(Error::new(Kind::InvalidConfig, operation)
+            .at("--accept is neither one value nor one for each --mtp")
+            .with("accept", many.len() as u64)
+            .with("mtp", mtps.len() as u64)),
+    }
+}
+
+/// A point that is to be simulated.
+struct Job {
+    point: Point,
+    choice: Choice,
+}
+
+impl Arguments {
+    /// Every combination, in the order of the command line.
+    fn jobs(&self, setup: &Setup) -> Result<Vec<Job>> {
+        let mtps = if self.mtp.is_empty() { vec![1] } else { self.mtp.clone() };
+        let accepts = accepts("simulate", &self.accept, &mtps)?;
+        let ratios = if self.ratio.is_empty() { vec![Ratio::Auto] } else { self.ratio.clone() };
+        let choices = if self.overlap.is_empty() { vec![Choice::Best] } else { self.overlap.clone() };
+        let lists = [self.context.len(), mtps.len(), self.batch.len(), ratios.len(), choices.len()];
+        let points = lists.iter().try_fold(1_usize, |all, list| all.checked_mul(*list));
+        if points.is_none_or(|points| points > POINTS) {
+            return Err(Error::new(Kind::InvalidConfig, "simulate")
+                .at("more combinations than one sweep takes")
+                .with("most", POINTS as u64)
+                .hint("name fewer values"));
+        }
+        let mut jobs = Vec::new();
+        for context in &self.context {
+            for (mtp, accept) in mtps.iter().zip(&accepts) {
+                for batch in &self.batch {
+                    for ratio in &ratios {
+                        let mut point = Point {
+                            context: *context,
+                            batch: *batch,
+                            mtp: *mtp,
+                            accept: *accept,
+                            ratio: 1.0,
+                        };
+                        point.check(setup)?;
+                        point.ratio = self.share(setup, &point, *ratio)?;
+                        jobs.extend(choices.iter().map(|choice| Job { point, choice: *choice }));
+                    }
+                }
+            }
+        }
+        Ok(jobs)
+    }
+
+    /// The ratio, or the largest that fits.
+    fn share(&self, setup: &Setup, point: &Point, ratio: Ratio) -> Result<f64> {
+        let Ratio::Auto = ratio else {
+            return match ratio {
+                Ratio::Share(ratio) => Ok(ratio),
+                Ratio::Auto => Ok(1.0),
+            };
+        };
+        let cache = self.cache.ok_or_else(|| {
+            Error::new(Kind::InvalidConfig, "simulate")
+                .at("--ratio auto without --cache")
+                .hint("pass --cache SIZE, the memory that index keys and rows may take, or a ratio")
+        })?;
+        let micro_batches = if setup.two_batch(point.batch, point.context) { 2 } else { 1 };
+        let demand = Demand {
+            query_rows: point.mtp,
+            micro_batches,
+            batch: Batch::Sequences(point.batch),
+            count_tables: false,
+            ..Demand::new(*setup.shape(), cache, point.context)
+        };
+        Ok(plan::plan(&demand)?.ratio)
+    }
+
+    fn options(&self, choice: Choice, misses: Option<Misses>, spans: bool) -> Options {
+        Options {
+            order: choice.order(),
+            two_batch: self.two_batch.map(|switch| switch == Switch::On),
+            fill: self.fill,
+            traffic: Traffic {
+                to_device: self.traffic_up.unwrap_or(0.0) * 1e9,
+                to_host: self.traffic_down.unwrap_or(0.0) * 1e9,
+            },
+            misses,
+            step: 0,
+            spans,
+        }
+    }
+
+    /// Pictures of one step need one step.
+    fn check_single(&self, jobs: usize) -> Result<()> {
+        let targets = [("--timeline", &self.timeline), ("--perfetto", &self.perfetto)];
+        match targets.iter().find(|(_, path)| path.is_some()) {
+            Some((option, _)) if jobs != 1 => Err(Error::new(Kind::InvalidConfig, "simulate")
+                .at(format!("{option} shows one step, and this is a sweep"))
+                .with("points", jobs as u64)
+                .hint("name one value of each option")),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_targets(&self) -> Result<()> {
+        output::check_targets(
+            "simulate",
+            &[
+                ("--json", self.json.as_deref()),
+                ("--html", self.html.as_deref()),
+                ("--timeline", self.timeline.as_deref()),
+                ("--perfetto", self.perfetto.as_deref()),
+            ],
+        )
+    }
+
+    fn draw(&self, simulated: &Simulated) -> Result<()> {
+        let outcome = &simulated.outcome;
+        let lanes = lanes::lanes(&outcome.spans);
+        let title = simulate_report::title(simulated);
+        if let Some(path) = &self.perfetto {
+            output::write_file(path, &lanes::perfetto(&lanes, &title)?)?;
+        }
+        if let Some(path) = &self.timeline {
+            let layers = outcome.overlap.len() as u32;
+            if let Some(layer) = self.layer.filter(|layer| *layer >= layers) {
+                return Err(Error::new(Kind::OutOfRange, "simulate")
+                    .at("--layer")
+                    .with("layer", layer)
+                    .with("layers", layers));
+            }
+            let middle = self.layer.unwrap_or_else(|| simulate_report::worst_layer(outcome));
+            let shown = (middle.saturating_sub(1), (middle + 1).min(layers.saturating_sub(1)));
+            let line = simulate_report::line(outcome);
+            let caption = timeline::Caption { title: &title, line: &line, layers: shown };
+            output::write_file(path, timeline::picture(&lanes, &caption, html::STYLE).as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// What was simulated, and what is to be known about it.
+struct Sweep {
+    all: Vec<Simulated>,
+    note: Option<String>,
+}
+
+/// Simulates every point on every link.
+fn sweep(arguments: &Arguments) -> Result<Sweep> {
+    let mut simulators = arguments.machine.simulators()?;
+    let setup = simulators.first().map(|linked| linked.simulator.setup().clone());
+    let Some(setup) = setup else { return Ok(Sweep { all: Vec::new(), note: None }) };
+    let jobs = arguments.jobs(&setup)?;
+    arguments.check_single(jobs.len() * simulators.len())?;
+    let mut source = arguments.machine.source(&setup)?;
+    let spans = arguments.timeline.is_some() || arguments.perfetto.is_some();
+    let bar = output::progress("simulate", (jobs.len() * simulators.len()) as u64);
+    let mut all = Vec::with_capacity(jobs.len() * simulators.len());
+    for linked in &mut simulators {
+        for Job { point, choice } in &jobs {
+            let misses = source.at(&setup, point.ratio, point.mtp)?;
+            let outcome = linked.simulator.run(point, &arguments.options(*choice, misses, spans))?;
+            let (setup, link) = (setup.name().to_owned(), linked.link.clone());
+            all.push(Simulated { setup, link, choice: choice.name(), outcome });
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(Sweep { all, note: source.note(&setup) })
+}
+
+/// `forebay simulate`.
+///
+/// # Errors
+/// Those of reading setup, misses and trace, of a point that the setup does not reach, and of writing the result.
+pub fn command(arguments: &Arguments) -> Result<()> {
+    arguments.check_targets()?;
+    let Sweep { all, note } = sweep(arguments)?;
+    if let [one] = &all[..] {
+        arguments.draw(one)?;
+    }
+    if let Some(path) = &arguments.json {
+        output::write_file(path, &simulate_report::json(&all)?)?;
+    }
+    if let Some(path) = &arguments.html {
+        output::write_file(path, html::sweep::simulated(&all, note.as_deref()).as_bytes())?;
+        return Ok(());
+    }
+    let targets = [&arguments.json, &arguments.timeline, &arguments.perfetto];
+    if targets.iter().any(|path| path.as_deref().is_some_and(output::is_stdout)) {
+        return Ok(());
+    }
+    output::print(simulate_report::text(&all, note.as_deref(), output::speaks_utf8()).as_bytes())
+}

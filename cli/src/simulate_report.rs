@@ -1,0 +1,211 @@
+//! Simulated steps for people and as JSON. `docs/json.md` describes the entries.
+
+use forebay::Result;
+use forebay::overlap::Overlap;
+use forebay::predict::simulate::Outcome;
+use serde::Serialize;
+
+use crate::json;
+use crate::plan_report::tokens;
+use crate::report::{align_right, number, ratio, table};
+use crate::simulate::Simulated;
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    schema: u32,
+    forebay: &'static str,
+    kind: &'static str,
+    setup: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link: Option<&'a str>,
+    context: u32,
+    batch: u32,
+    mtp: u32,
+    accept: f64,
+    ratio: f64,
+    two_batch: bool,
+    order: &'static str,
+    step_ms: f64,
+    throughput: f64,
+    otps: f64,
+    exposed_ms: f64,
+    overlap: Counts,
+    misses: f64,
+    per_layer: Vec<PerLayer>,
+}
+
+/// Layers by order.
+#[derive(Serialize)]
+struct Counts {
+    none: u32,
+    da: u32,
+    dba: u32,
+}
+
+#[derive(Serialize)]
+struct PerLayer {
+    layer: usize,
+    misses: f64,
+    overlap: &'static str,
+    exposed_us: f64,
+}
+
+/// An order's name.
+pub fn name(overlap: Overlap) -> &'static str {
+    match overlap {
+        Overlap::None => "none",
+        Overlap::Da => "da",
+        Overlap::Dba => "dba",
+    }
+}
+
+fn counts(outcome: &Outcome) -> Counts {
+    let count = |order| outcome.overlap.iter().filter(|overlap| **overlap == order).count() as u32;
+    Counts { none: count(Overlap::None), da: count(Overlap::Da), dba: count(Overlap::Dba) }
+}
+
+/// Rows that a request misses in a layer, mean over the layers.
+pub fn mean_misses(outcome: &Outcome) -> f64 {
+    outcome.misses.iter().sum::<f64>() / outcome.misses.len().max(1) as f64
+}
+
+/// Exposed time as a share of the step.
+pub fn exposed_share(outcome: &Outcome) -> f64 {
+    if outcome.step_ms > 0.0 { outcome.exposed_ms / outcome.step_ms } else { 0.0 }
+}
+
+/// The layer with most exposed time.
+pub fn worst_layer(outcome: &Outcome) -> u32 {
+    let layers = (0_u32..).zip(&outcome.exposed_us);
+    layers.max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(layer, _)| layer)
+}
+
+fn entry(simulated: &Simulated) -> Entry<'_> {
+    let outcome = &simulated.outcome;
+    let layers = outcome.misses.iter().zip(&outcome.overlap).zip(&outcome.exposed_us).enumerate();
+    Entry {
+        schema: json::SCHEMA,
+        forebay: env!("CARGO_PKG_VERSION"),
+        kind: "simulate",
+        setup: &simulated.setup,
+        link: simulated.link.as_deref(),
+        context: outcome.point.context,
+        batch: outcome.point.batch,
+        mtp: outcome.point.mtp,
+        accept: outcome.point.accept,
+        ratio: outcome.point.ratio,
+        two_batch: outcome.two_batch,
+        order: simulated.choice,
+        step_ms: outcome.step_ms,
+        throughput: outcome.throughput,
+        otps: outcome.otps,
+        exposed_ms: outcome.exposed_ms,
+        overlap: counts(outcome),
+        misses: mean_misses(outcome),
+        per_layer: layers
+            .map(|(layer, ((misses, overlap), exposed_us))| PerLayer {
+                layer,
+                misses: *misses,
+                overlap: name(*overlap),
+                exposed_us: *exposed_us,
+            })
+            .collect(),
+    }
+}
+
+/// All entries as text, with a line's end.
+///
+/// # Errors
+/// [`forebay::Kind::Internal`]: plain numbers and texts always have a JSON form.
+pub fn json(all: &[Simulated]) -> Result<Vec<u8>> {
+    json::list(&all.iter().map(entry).collect::<Vec<_>>())
+}
+
+/// What was simulated, in one line.
+pub fn title(simulated: &Simulated) -> String {
+    let point = &simulated.outcome.point;
+    let link = simulated.link.as_ref().map_or(String::new(), |link| format!(" on {link}"));
+    format!(
+        "{}{link}: {} tokens, batch {}, {} query rows, ratio {}, order {}",
+        simulated.setup,
+        tokens(point.context),
+        point.batch,
+        point.mtp,
+        ratio(point.ratio),
+        simulated.choice,
+    )
+}
+
+/// What came out, in one line.
+pub fn line(outcome: &Outcome) -> String {
+    let Counts { none, da, dba } = counts(outcome);
+    format!(
+        "A step of {} ms, {} ms of it exposed ({:.1}%); {} tokens/s a node of 8 GPUs; layers by order: none {none}, \
+         da {da}, dba {dba}",
+        number(outcome.step_ms),
+        number(outcome.exposed_ms),
+        100.0 * exposed_share(outcome),
+        number(outcome.throughput),
+    )
+}
+
+/// The whole report.
+pub fn text(all: &[Simulated], note: Option<&str>, utf8: bool) -> String {
+    let mut out = String::new();
+    if let Some(first) = all.first() {
+        out += &format!("Setup {}\n", crate::output::harmless(&first.setup));
+        out += &note.map_or(String::new(), |note| format!("{note}\n"));
+        out += "\n";
+    }
+    out += &steps(all, utf8);
+    out + "\n\nMisses: rows that a sequence fetches a layer, mean. Exposed: what the step takes beyond the same step\n\
+           without misses. Tokens/s: of a node of 8 GPUs. OTPS: of one sequence. Layers: how many run in each order.\n"
+}
+
+fn steps(all: &[Simulated], utf8: bool) -> String {
+    let links = all.iter().any(|simulated| simulated.link.is_some());
+    let orders = all.iter().any(|simulated| simulated.choice != "best");
+    let mut head = Vec::new();
+    head.extend(links.then_some("link"));
+    head.extend(orders.then_some("order"));
+    head.extend([
+        "context",
+        "mtp",
+        "accept",
+        "batch",
+        "ratio",
+        "misses",
+        "step\nms",
+        "exposed\nms",
+        "share",
+        "tokens/s",
+        "OTPS",
+        "layers\nnone/da/dba",
+    ]);
+    let mut table = table(utf8);
+    table.set_header(head);
+    for simulated in all {
+        let outcome = &simulated.outcome;
+        let (point, Counts { none, da, dba }) = (&outcome.point, counts(outcome));
+        let mut row = Vec::new();
+        row.extend(links.then(|| simulated.link.clone().unwrap_or_default()));
+        row.extend(orders.then(|| simulated.choice.to_owned()));
+        row.extend([
+            tokens(point.context),
+            point.mtp.to_string(),
+            point.accept.to_string(),
+            point.batch.to_string(),
+            ratio(point.ratio),
+            number(mean_misses(outcome)),
+            number(outcome.step_ms),
+            number(outcome.exposed_ms),
+            format!("{:.1}%", 100.0 * exposed_share(outcome)),
+            format!("{:.0}", outcome.throughput),
+            number(outcome.otps),
+            format!("{none}/{da}/{dba}"),
+        ]);
+        table.add_row(row);
+    }
+    align_right(&mut table, |column| column >= usize::from(links) + usize::from(orders));
+    table.trim_fmt()
+}

@@ -1,0 +1,301 @@
+//! `forebay simulate` and `forebay fit`, run as their users run them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "support/browser.rs"]
+mod browser;
+#[path = "support/command.rs"]
+mod command;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use command::{refuses, succeeds};
+use serde_json::{Value, json};
+
+/// A file of the tests' own.
+fn file(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("simulate");
+    fs::create_dir_all(&folder).unwrap();
+    folder.join(name)
+}
+
+fn written(name: &str, text: &str) -> String {
+    let path = file(name);
+    fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn data(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../data").join(name).to_str().unwrap().to_owned()
+}
+
+/// Runs it on the setup `ess`, options as one text; answers the entries of its JSON.
+fn simulated(options: &str) -> Vec<Value> {
+    let begin = ["simulate", "--json", "-", "--setup", "ess"];
+    let arguments: Vec<&str> = begin.into_iter().chain(options.split(' ')).collect();
+    match serde_json::from_str(&succeeds(&arguments)).unwrap() {
+        Value::Array(entries) => entries,
+        other => panic!("no list: {other}"),
+    }
+}
+
+fn number(entry: &Value, field: &str) -> f64 {
+    entry[field].as_f64().unwrap_or_else(|| panic!("{field} of {entry}"))
+}
+
+const POINT: &str = "--context 32K --mtp 2 --accept 1.7 --batch 128 --ratio 0.31";
+
+#[test]
+fn an_entry_has_the_documented_fields_and_they_agree() {
+    let [entry] = &simulated(POINT)[..] else { panic!("one entry") };
+    assert_eq!(
+        (&entry["schema"], &entry["kind"], &entry["setup"]),
+        (&json!(1), &json!("simulate"), &json!("ess"))
+    );
+    let given = json!([32768, 128, 2, 1.7, 0.31]);
+    assert_eq!(
+        json!([entry["context"], entry["batch"], entry["mtp"], entry["accept"], entry["ratio"]]),
+        given
+    );
+    let (step_ms, throughput) = (number(entry, "step_ms"), number(entry, "throughput"));
+    assert!((throughput / (8.0 * 128.0 * 1.7 / step_ms * 1e3) - 1.0).abs() < 1e-9);
+    assert!((number(entry, "otps") - 1.7 / step_ms * 1e3).abs() < 1e-9);
+    let layers = entry["per_layer"].as_array().unwrap();
+    let count = |order: &str| layers.iter().filter(|layer| layer["overlap"] == order).count();
+    for order in ["none", "da", "dba"] {
+        assert_eq!(entry["overlap"][order], count(order), "{order}");
+    }
+    assert_eq!(layers.len(), 61);
+    let exposed: f64 = layers.iter().map(|layer| number(layer, "exposed_us")).sum::<f64>() / 1e3;
+    assert!((exposed - number(entry, "exposed_ms")).abs() < 0.05 * exposed.abs() + 0.05, "{exposed}");
+    let misses: f64 = layers.iter().map(|layer| number(layer, "misses")).sum::<f64>() / 61.0;
+    assert!((misses - number(entry, "misses")).abs() < 1e-6 && misses > 50.0, "{misses}");
+}
+
+#[test]
+fn the_ratio_that_fits_is_found_and_nothing_is_exposed_at_1() {
+    let rows =
+        simulated("--context 32K --mtp 2 --accept 1.7 --batch 52,64,96,128,160 --ratio auto --cache 80GiB");
+    let ratios: Vec<f64> = rows.iter().map(|row| (number(row, "ratio") * 100.0).round() / 100.0).collect();
+    assert_eq!(ratios, [1.0, 0.82, 0.48, 0.31, 0.21]);
+    assert_eq!(rows[0]["exposed_ms"], 0.0);
+    // One of the rows that the setup was fitted on: 73.30 ms.
+    assert!((number(&rows[0], "step_ms") - 73.3).abs() < 0.3, "{}", rows[0]["step_ms"]);
+    let accepted = simulated("--context 32K --mtp 4 --accept 2.8,3.4 --batch 52 --ratio 1 --mtp 4");
+    assert_eq!(accepted.len(), 2);
+    assert_eq!(accepted[0]["step_ms"], accepted[1]["step_ms"]);
+}
+
+#[test]
+fn orders_links_and_traffic_stand_side_by_side() {
+    let rows = simulated(&format!("{POINT} --overlap none,da,dba,best"));
+    let exposed: Vec<f64> = rows.iter().map(|row| number(row, "exposed_ms")).collect();
+    assert_eq!(
+        rows.iter().map(|row| row["order"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["none", "da", "dba", "best"]
+    );
+    assert!(exposed[3] <= exposed[1] && exposed[1] < exposed[0], "{exposed:?}");
+    let rows = simulated(&format!("{POINT} --link pcie4,c2c,5GB/s"));
+    let links: Vec<&str> = rows.iter().map(|row| row["link"].as_str().unwrap()).collect();
+    assert_eq!(links, ["pcie4", "c2c", "5GB/s"]);
+    assert!(number(&rows[1], "step_ms") < number(&rows[0], "step_ms"));
+    assert!(number(&rows[0], "step_ms") < number(&rows[2], "step_ms"));
+    let quiet = number(&simulated(POINT)[0], "step_ms");
+    let busy = number(&simulated(&format!("{POINT} --traffic-up 30"))[0], "step_ms");
+    assert!(busy > quiet, "{busy} {quiet}");
+}
+
+#[test]
+fn misses_come_from_a_table_a_curve_or_a_trace() {
+    let rows: Vec<f64> = vec![100.0; 61];
+    let table = json!({"table": {"query_rows": 2, "query_rows_power": 1, "rows": rows}});
+    let table = written("table.json", &table.to_string());
+    let [entry] = &simulated(&format!("{POINT} --misses {table}"))[..] else { panic!("one entry") };
+    assert_eq!(entry["misses"], 100.0);
+    let setup: Value = serde_json::from_str(&fs::read_to_string(data("setups/ess.json")).unwrap()).unwrap();
+    let curve = written("curve.json", &setup["misses"].to_string());
+    assert_eq!(simulated(&format!("{POINT} --misses {curve}")), simulated(POINT));
+    let trace = data("demo.topk.zst");
+    let replayed =
+        simulated(&format!("--context 32K --mtp 2 --accept 1.7 --batch 128 --ratio 0.1,0.3 --trace {trace}"));
+    // What `forebay replay` counts, layer by layer of the trace.
+    let text = succeeds(&["replay", &trace, "--ratio", "0.1,0.3", "--mtp", "2", "--json", "-"]);
+    let counted: Vec<Value> = serde_json::from_str(&text).unwrap();
+    for (entry, counted) in replayed.iter().zip(&counted) {
+        let layers = counted["per_layer"].as_array().unwrap();
+        for (layer, row) in entry["per_layer"].as_array().unwrap().iter().enumerate() {
+            let of = &layers[layer * layers.len() / 61];
+            assert!((number(row, "misses") - number(of, "misses_per_step")).abs() < 1e-9, "layer {layer}");
+        }
+    }
+    let begin = ["simulate", "--setup", "ess", "--trace", &trace];
+    let arguments: Vec<&str> = begin.into_iter().chain(POINT.split(' ')).collect();
+    assert!(succeeds(&arguments).contains("spread over 61 layers by depth and not scaled to k 2048"));
+}
+
+#[test]
+fn trace_events_are_as_perfetto_reads_them() {
+    let path = file("step.json");
+    let arguments = [&["simulate", "--setup", "ess", "--perfetto", path.to_str().unwrap()][..]].concat();
+    let arguments: Vec<&str> = arguments.into_iter().chain(POINT.split(' ')).collect();
+    succeeds(&arguments);
+    let trace: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let lanes: Vec<&str> = events
+        .iter()
+        .filter(|event| event["name"] == "thread_name")
+        .map(|event| event["args"]["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(lanes[0], "compute");
+    assert!(lanes.iter().any(|lane| lane.starts_with("gather")), "{lanes:?}");
+    // Events of a track may touch; they must not overlap.
+    let ns = |event: &Value, field: &str| (number(event, field) * 1e3).round() as i64;
+    for track in 1..=lanes.len() {
+        let of = events.iter().filter(|event| event["ph"] == "X" && event["tid"] == track);
+        let spans: Vec<(i64, i64)> = of.map(|event| (ns(event, "ts"), ns(event, "dur"))).collect();
+        assert!(!spans.is_empty() && spans.iter().all(|span| span.0 >= 0 && span.1 >= 0));
+        assert!(spans.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "track {track}");
+    }
+    let layers = events
+        .iter()
+        .filter(|event| event["name"] == "gather")
+        .filter_map(|event| event["args"]["layer"].as_u64());
+    assert_eq!(layers.max(), Some(60));
+}
+
+#[test]
+fn pictures_are_sound_and_chromium_draws_them() {
+    let (timeline, page) = (file("step.svg"), file("sweep.html"));
+    let begin = ["simulate", "--setup", "ess", "--timeline", timeline.to_str().unwrap(), "--layer", "17"];
+    let arguments: Vec<&str> = begin.into_iter().chain(POINT.split(' ')).collect();
+    succeeds(&arguments);
+    let svg = fs::read_to_string(&timeline).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
+    assert!(svg.contains("Layers 16 to 18, enlarged") && !svg.contains("NaN") && !svg.contains("inf"));
+    let sweep = ["simulate", "--setup", "ess", "--context", "32K", "--batch", "64,128", "--ratio", "0.5"];
+    succeeds(&[&sweep[..], &["--html", page.to_str().unwrap()]].concat());
+    let plan = file("plan.html");
+    let planned = ["plan", "--setup", "ess", "--gpu", "80GiB", "--context", "32K", "--link", "pcie4,c2c"];
+    succeeds(&[&planned[..], &["--html", plan.to_str().unwrap()]].concat());
+    let Some(program) = browser::chromium("pictures_are_sound_and_chromium_draws_them") else { return };
+    for picture in [&timeline, &page, &plan] {
+        for light in [browser::Light::Bright, browser::Light::Dark] {
+            let shot = browser::shot(&program, picture, (1240, 700), light);
+            let mut colours = shot.pixels.clone();
+            colours.sort_unstable();
+            colours.dedup();
+            assert!(colours.len() > 20, "{}: {} colours", picture.display(), colours.len());
+            // By night the corner is dark, by day light.
+            let corner = shot.pixels[shot.width * (shot.height - 2) + 2];
+            assert_eq!(corner[0] > 128, light == browser::Light::Bright, "{}", picture.display());
+        }
+    }
+}
+
+#[test]
+fn bad_input_is_one_error_that_names_the_option_or_the_field() {
+    let ess: Value = serde_json::from_str(&fs::read_to_string(data("setups/ess.json")).unwrap()).unwrap();
+    let changed = |name: &str, pointer: &str, value: Value| {
+        let mut setup = ess.clone();
+        *setup.pointer_mut(pointer).unwrap() = value;
+        written(name, &setup.to_string())
+    };
+    let mut unknown = ess.clone();
+    unknown["nonsense"] = json!(1);
+    let unknown = written("unknown.json", &unknown.to_string());
+    let version = changed("version.json", "/forebay_setup", json!(99));
+    let hole = changed("hole.json", "/misses/curve/mean/rows/0/0", Value::Null);
+    let negative = changed("negative.json", "/gpu/kernel_us", json!(-1.0));
+    let text = written("text.json", "no JSON");
+    let short = json!({"table": {"query_rows": 2, "query_rows_power": 1, "rows": [1.0, 2.0]}});
+    let short = written("short.json", &short.to_string());
+    let cases = [
+        ("--setup none ".to_owned() + POINT, "--setup none"),
+        (POINT.to_owned(), "--setup is not given"),
+        (format!("--setup {unknown} {POINT}"), "nonsense"),
+        (format!("--setup {version} {POINT}"), "forebay_setup"),
+        (format!("--setup {hole} {POINT}"), "misses.curve.mean.rows[0][0]"),
+        (format!("--setup {negative} {POINT}"), "gpu.kernel_us"),
+        (format!("--setup {text} {POINT}"), "text.json"),
+        (format!("--setup ess --misses {short} {POINT}"), "misses.table.rows"),
+        (format!("--setup ess --misses {text} {POINT}"), "text.json"),
+        (format!("--setup ess --trace {text} {POINT}"), "text.json"),
+        (format!("--setup ess --link pcie9 {POINT}"), "pcie9"),
+        (format!("--setup ess --link 0GB/s {POINT}"), "--link 0GB/s"),
+        (format!("--setup ess --layer 3 {POINT}"), "--timeline"),
+        (format!("--setup ess --timeline t.svg --layer 61 {POINT}"), "--layer"),
+        (format!("--setup ess --timeline t.svg {POINT},0.2"), "--timeline shows one step"),
+        (format!("--setup ess --perfetto x --json x {POINT}"), "--json and --perfetto name the same file"),
+        ("--setup ess --context 32K --batch 64".to_owned(), "--ratio auto without --cache"),
+        ("--setup ess --context 32K --batch 9000 --cache 80GiB".to_owned(), "gpu: the cache of this batch"),
+        ("--setup ess --context 200K --batch 64 --ratio 0.5".to_owned(), "context"),
+        ("--setup ess --context 32K --batch 64 --ratio 0.01".to_owned(), "misses.curve.mean.ratio"),
+        ("--setup ess --context 1K --batch 64 --ratio 0.5".to_owned(), "misses.curve.mean.context"),
+        ("--setup ess --context 32K --batch 0 --ratio 0.5".to_owned(), "--batch"),
+        ("--setup ess --context 32K --batch 64 --ratio 0".to_owned(), "--ratio"),
+        ("--setup ess --context 32K --batch 64 --ratio 0.5 --accept 1.5".to_owned(), "accept"),
+        ("--setup ess --context 32K --batch 64 --ratio 0.5 --mtp 2 --accept NaN".to_owned(), "--accept"),
+        (
+            "--setup ess --context 32K --batch 64 --ratio 0.5 --mtp 1,2 --accept 1,1,1".to_owned(),
+            "--accept is neither",
+        ),
+        ("--setup ess --context 32K --batch 64 --ratio 0.5 --overlap all".to_owned(), "--overlap"),
+        ("--setup ess --context 32K --ratio 0.5".to_owned(), "--batch"),
+    ];
+    for (options, named) in &cases {
+        let arguments: Vec<&str> = std::iter::once("simulate").chain(options.split(' ')).collect();
+        let error = refuses(&arguments);
+        assert!(error.contains(named), "{options}: {error}");
+    }
+    assert!(!Path::new("t.svg").exists());
+}
+
+#[test]
+fn a_fit_gives_the_built_in_setup_and_says_what_is_left() {
+    let (measurements, setup) = (data("setups/ess-measurements.json"), file("fitted.json"));
+    let text = succeeds(&["fit", &measurements, "-o", setup.to_str().unwrap()]);
+    assert!(text.contains("residual") && text.contains("steps[0]") && text.contains("overlap[14]"), "{text}");
+    let fitted: Value = serde_json::from_str(&fs::read_to_string(&setup).unwrap()).unwrap();
+    let built_in: Value =
+        serde_json::from_str(&fs::read_to_string(data("setups/ess.json")).unwrap()).unwrap();
+    assert_eq!(fitted["costs"], built_in["costs"]);
+    let begin = ["simulate", "--json", "-", "--setup", setup.to_str().unwrap()];
+    let arguments: Vec<&str> = begin.into_iter().chain(POINT.split(' ')).collect();
+    let own: Vec<Value> = serde_json::from_str(&succeeds(&arguments)).unwrap();
+    assert_eq!(own, simulated(POINT));
+    let entries: Vec<Value> =
+        serde_json::from_str(&succeeds(&["fit", &measurements, "--json", "-"])).unwrap();
+    assert_eq!((&entries[0]["kind"], &entries[0]["setup"]), (&json!("fit"), &json!("ess")));
+    assert!(number(&entries[0], "most_error") < 0.05);
+}
+
+#[test]
+fn a_fit_takes_measured_rates() {
+    let measurements = data("setups/ess-measurements.json");
+    let measured: Value = serde_json::from_str(&fs::read_to_string(&measurements).unwrap()).unwrap();
+    let mut rates = measured["setup"]["link"]["rates"].clone();
+    rates["copy_up"] = json!(12.5e9);
+    let doctor = written("doctor.json", &json!([{"kind": "doctor"}, {"rates": rates}]).to_string());
+    let alone = written("rates.json", &rates.to_string());
+    for file in [&doctor, &alone] {
+        let setup: Value =
+            serde_json::from_str(&succeeds(&["fit", &measurements, "--rates", file, "-o", "-"])).unwrap();
+        assert_eq!(setup["link"]["rates"]["copy_up"], 12.5e9);
+    }
+    rates["copy_up"] = json!(-1.0);
+    let cases = [
+        (written("none.json", "[]"), "no entry has a field rates"),
+        (written("negative-rates.json", &rates.to_string()), "copy_up"),
+        (written("no-rates.json", "{\"gather\": 1}"), "rates: "),
+        (file("absent.json").to_str().unwrap().to_owned(), "absent.json"),
+    ];
+    for (file, named) in &cases {
+        let error = refuses(&["fit", &measurements, "--rates", file]);
+        assert!(error.contains(named), "{error}");
+    }
+    let mut wrong = measured.clone();
+    wrong["steps"][3]["ms"] = json!(-5.0);
+    let wrong = written("wrong.json", &wrong.to_string());
+    assert!(refuses(&["fit", &wrong]).contains("steps[3].ms"));
+    assert!(refuses(&["fit", &measurements, "-o", "x", "--json", "x"]).contains("name the same file"));
+}

@@ -1,0 +1,127 @@
+//! Whether offload pays: by the setup `ess`, against a search that tries every batch, and where it must not pay.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use forebay::Shape;
+use forebay::device::rates::{Rates, RowRates};
+use forebay::predict::plan::{Batch, Demand, Note, Ratio, plan};
+use forebay::predict::setup::{Link, Setup};
+use forebay::predict::simulate::{Options, Point, Simulator};
+use forebay::predict::worth::{price, worth};
+
+const ACCEPT: f64 = 1.7;
+
+/// The cache of the ESS study: 80 GiB, two query rows.
+fn demand(context: u32) -> Demand {
+    Demand {
+        query_rows: 2,
+        micro_batches: 2,
+        count_tables: false,
+        ..Demand::new(Shape::DEEPSEEK_V3_2, 80 << 30, context)
+    }
+}
+
+fn ess() -> Setup {
+    Setup::named("ess").unwrap().unwrap()
+}
+
+/// The setup on a link that gathers rows at `rate` bytes a second.
+fn gathers_at(rate: f64) -> Simulator {
+    let base = Rates::preset("pcie5").unwrap();
+    Simulator::new(ess().on_link(Link::Rates(Rates { gather: RowRates::flat(656, rate), ..base })).unwrap())
+}
+
+/// Tokens a second of every batch, planned and simulated one by one.
+fn by_batch(
+    demand: &Demand,
+    simulator: &mut Simulator,
+    batches: std::ops::RangeInclusive<u32>,
+) -> Vec<(u32, f64)> {
+    let mut all = Vec::new();
+    for batch in batches {
+        let one = Demand { batch: Batch::Sequences(batch), ratio: Ratio::Auto, ..demand.clone() };
+        let Ok(planned) = plan(&one) else { break };
+        let point = Point { context: demand.context, batch, mtp: 2, accept: ACCEPT, ratio: planned.ratio };
+        let Ok(outcome) = simulator.run(&point, &Options::default()) else { break };
+        all.push((batch, outcome.throughput));
+    }
+    all
+}
+
+#[test]
+fn the_search_finds_what_trying_every_batch_finds() {
+    for (context, rate) in [(32 * 1024, 39.7e9), (32 * 1024, 8e9), (128 * 1024, 39.7e9)] {
+        let mut simulator = gathers_at(rate);
+        let demand = demand(context);
+        let worth = worth(&demand, ACCEPT, &Options::default(), &mut simulator).unwrap();
+        let without = worth.without.as_ref().unwrap();
+        let resident = without.planned.resident_batch;
+        let all = by_batch(&demand, &mut simulator, resident + 1..=without.planned.most_batch);
+        let most = all.iter().map(|(_, throughput)| *throughput).fold(0.0, f64::max);
+        let found = worth.most().unwrap().outcome.throughput;
+        // Throughput by batch has steps, and the search looks closely only around the best of every few.
+        assert!(found > 0.99 * most, "{context} {rate}: {found} of {most}");
+        let first = all.iter().find(|(_, throughput)| *throughput > worth.floor()).map(|(batch, _)| *batch);
+        assert_eq!(worth.pays_from, first, "{context} {rate}");
+        for tried in &worth.with {
+            let (_, throughput) = all.iter().find(|(batch, _)| *batch == tried.planned.batch).unwrap();
+            assert!((tried.outcome.throughput / throughput - 1.0).abs() < 1e-9);
+        }
+    }
+}
+
+#[test]
+fn where_rows_come_slowly_it_does_not_pay_and_that_is_said() {
+    // Single rows by cudaMemcpyAsync (the ESS study: 0.79 GB/s).
+    let mut simulator = gathers_at(0.79e9);
+    let slow = worth(&demand(32 * 1024), ACCEPT, &Options::default(), &mut simulator).unwrap();
+    assert_eq!(slow.pays_from, None);
+    let most = slow.most().unwrap();
+    assert!(!most.planned.offloads() && most.planned.notes.contains(&Note::Slower));
+    let asked = Demand { batch: Batch::Sequences(128), ..demand(32 * 1024) };
+    let priced = price(&asked, ACCEPT, &Options::default(), &mut simulator).unwrap();
+    assert!(priced.planned.notes.contains(&Note::Slower));
+    assert!(priced.outcome.throughput < priced.without.unwrap());
+    // By a kernel it does.
+    let fast = price(&asked, ACCEPT, &Options::default(), &mut gathers_at(37e9)).unwrap();
+    assert!(!fast.planned.notes.contains(&Note::Slower));
+    assert!(fast.outcome.throughput > 1.3 * fast.without.unwrap());
+}
+
+#[test]
+fn a_faster_link_never_yields_less_and_its_best_batch_is_not_smaller() {
+    let mut before: Option<(f64, u32)> = None;
+    for link in Rates::PRESETS {
+        let setup = ess().on_link(Link::Preset(link.to_owned())).unwrap();
+        let worth =
+            worth(&demand(32 * 1024), ACCEPT, &Options::default(), &mut Simulator::new(setup)).unwrap();
+        let most = worth.most().unwrap();
+        let now = (most.outcome.throughput, most.planned.batch);
+        if let Some(before) = before {
+            assert!(now.0 >= before.0 && now.1 >= before.1, "{link}: {now:?} after {before:?}");
+        }
+        before = Some(now);
+    }
+}
+
+#[test]
+fn another_model_is_planned_by_its_roofline() {
+    let glm = ess().of_model("glm-5").unwrap();
+    assert_eq!(glm.shape().layers, 78);
+    assert!(glm.name().contains("roofline") && glm.file().costs == Default::default());
+    let demand = Demand { shape: *glm.shape(), ..demand(32 * 1024) };
+    let worth = worth(&demand, ACCEPT, &Options::default(), &mut Simulator::new(glm)).unwrap();
+    assert!(worth.pays_from.is_some());
+    assert_eq!(ess().of_model("deepseek-v3.2").unwrap().file(), ess().file());
+    for (name, field) in [("deepseek-v3", "model"), ("gqa-8x128", "model.dims"), ("gpt", "model.preset")] {
+        let error = ess().of_model(name).unwrap_err();
+        assert!(error.place().contains(field), "{name}: {error}");
+    }
+}
+
+#[test]
+fn what_misses_are_not_known_for_is_not_tried_and_said() {
+    let worth = worth(&demand(128 * 1024), ACCEPT, &Options::default(), &mut Simulator::new(ess())).unwrap();
+    let most = worth.most().unwrap();
+    assert!(most.planned.notes.contains(&Note::Unknown));
+    assert!(worth.with.iter().all(|priced| priced.planned.ratio > 0.099));
+}
