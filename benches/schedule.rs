@@ -21,7 +21,7 @@ use forebay::device::clock::{ClockDevice, ClockOptions, Demand, Label};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Answer, Begin, Device, Mapped, Part, Parts, Plan, Pools, Slice, Stream};
 use forebay::overlap::{
-    Engine, EngineCall, Keys, Overlap, OverlapStreams, Run, Schedule, Work, enqueue_step,
+    Engine, EngineCall, Keys, Overlap, OverlapStreams, Run, Schedule, Work, enqueue_layer, enqueue_step,
 };
 use forebay::residency::{Rows, TableShape};
 use forebay::{Error, Geometry, Kind, Layer, MicroBatch, Result, Shape};
@@ -37,7 +37,7 @@ const MOST_US: f64 = 2.0;
 /// Two micro-batches on a device: pools, schedules, and what each step begins and ends with.
 struct Rig {
     pools: Pools,
-    runs: Vec<(Schedule, Run)>,
+    runs: Vec<Run>,
     block: Slice,
     report: Slice,
 }
@@ -77,8 +77,9 @@ impl Rig {
                 gather: device.stream()?,
                 scatter: device.stream()?,
             };
-            let parts = Parts { lists: words(2 * entries)?, counts: words(2 * batch * QUERY_ROWS)? };
-            let run = Run {
+            let (lists, counts) = (words(2 * entries)?, words(2 * batch * QUERY_ROWS)?);
+            Ok(Run {
+                schedule: Schedule::new(device)?,
                 micro_batch: MicroBatch(micro_batch),
                 batch,
                 half: batch / 2,
@@ -88,9 +89,8 @@ impl Rig {
                 streams,
                 selection: words(entries)?,
                 slots: words(entries)?,
-                parts: Some(parts),
-            };
-            Ok((Schedule::new(device)?, run))
+                parts: Some(Parts { lists, counts, batch }),
+            })
         };
         let runs = vec![run(0)?, run(1)?];
         Ok(Rig { pools, runs, block: words(1024)?, report: words(1024)? })
@@ -134,12 +134,13 @@ fn simulate(device: &ClockDevice, rig: &Rig, steps: u64) -> Result<(Duration, u6
         for layer in 0..LAYERS {
             device.set_misses(Layer(layer), f64::from(100 + layer))?;
         }
-        for (_, run) in &rig.runs {
+        for run in &rig.runs {
             let begin = Begin { micro_batch: run.micro_batch, block: rig.block, accepted: None };
             device.begin(rig.pools, run.streams.compute, begin)?;
         }
         enqueue_step(device, rig.pools, &rig.runs, &orders, (0, 0), &mut Planned(device))?;
-        for (_, run) in &rig.runs {
+        for run in &rig.runs {
+            run.schedule.join(device, &run.streams, run.streams.compute)?;
             device.report(rig.pools, run.streams.compute, run.micro_batch, rig.report)?;
         }
         let ns = device.run()?;
@@ -152,7 +153,7 @@ fn simulate(device: &ClockDevice, rig: &Rig, steps: u64) -> Result<(Duration, u6
 
 /// One layer's operations in the order DBA, alone.
 fn operations(device: &HostDevice, rig: &Rig, layer: Layer) -> Result<()> {
-    let (_, run) = &rig.runs[0];
+    let run = &rig.runs[0];
     let OverlapStreams { resolve, gather, scatter, .. } = run.streams;
     let rows = Rows { first: 0, count: QUERY_ROWS };
     for (first, count) in [(0, run.half), (run.half, run.batch - run.half)] {
@@ -169,12 +170,12 @@ fn operations(device: &HostDevice, rig: &Rig, layer: Layer) -> Result<()> {
 
 /// Layers on the host device: by the schedule, or the operations alone.
 fn layers(device: &HostDevice, rig: &Rig, scheduled: bool, steps: u64) -> Result<(Duration, u64)> {
-    let (schedule, run) = &rig.runs[0];
+    let run = &rig.runs[0];
     let lap = Lap::begin();
     for _ in 0..steps {
         for layer in (0..LAYERS).map(Layer) {
             if scheduled {
-                schedule.layer(device, rig.pools, run, (layer, None), Overlap::Dba, &mut Idle)?;
+                enqueue_layer(device, rig.pools, run, (layer, None), Overlap::Dba, &mut Idle)?;
             } else {
                 operations(device, rig, layer)?;
             }
