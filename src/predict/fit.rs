@@ -389,8 +389,7 @@ fn normal(columns: &[Vec<f64>], errors: &[f64], damping: f64) -> [f64; 4] {
         let pivot = (i..4).max_by(|a, b| m[*a][i].abs().total_cmp(&m[*b][i].abs())).unwrap_or(i);
         m.swap(i, pivot);
         let row = m[i];
-        for (other, of) in m.iter_mut().enumerate().filter(|(other, _)| *other != i) {
-            debug_assert_ne!(other, i);
+        for (_, of) in m.iter_mut().enumerate().filter(|(other, _)| *other != i) {
             let factor = of[i] / row[i];
             (i..5).for_each(|column| of[column] -= factor * row[column]);
         }
