@@ -309,9 +309,9 @@ impl Unknowns {
     }
 }
 
-/// A file's microseconds have four digits behind the point.
-fn rounded(us: f64) -> f64 {
-    (us * 1e4).round() / 1e4
+/// What is found has four digits behind the point in a file.
+fn rounded(found: f64) -> f64 {
+    (found * 1e4).round() / 1e4
 }
 
 fn load(setup: &Setup, row: &OverlapRow) -> Load {
@@ -503,6 +503,7 @@ fn grow(file: &mut File, rows: &[GrowthRow]) {
         return;
     }
     let power = (points.iter().map(|p| (p.0 - x) * (p.1 - y)).sum::<f64>() / spread).clamp(0.0, 1.0);
+    let power = rounded(power);
     match &mut file.misses {
         Some(Misses::Curve(curve)) => curve.query_rows_power = power,
         Some(Misses::Table(table)) => table.query_rows_power = power,
