@@ -3,8 +3,11 @@
 //! the test harness's own thread, which waits beside it and allocates when it likes.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+use forebay::device::block::LayerCount;
+use forebay::device::clock::{ClockDevice, ClockOptions, Demand, Direction, Label};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Event, Parts, Slice, Stream};
+use forebay::overlap::{Bucket, Chooser, Hysteresis, Prices, Table};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
 use forebay::{
     Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Layers, Memory, MicroBatch,
@@ -217,6 +220,32 @@ impl Loop {
     }
 }
 
+/// A chooser with room for two tables, at misses that ask for more.
+fn chooser() -> Chooser {
+    let orders = [vec![0.0, 90_000.0], vec![5000.0, 50_000.0], vec![20_000.0, 30_000.0]];
+    let prices = Prices::new(vec![0.0, 100.0], vec![orders]).unwrap();
+    let bucket = Bucket { batch: 8, prices, tables: vec![Table::fixed(2, Overlap::None)] };
+    let hysteresis = Hysteresis { smoothing: 0.5, share: 0.05, least_ns: 100.0, steps: 3 };
+    Chooser::new(vec![bucket], 2, hysteresis).unwrap()
+}
+
+/// A step on a clock device that has no memory: work, copies that wait for an engine, edges.
+fn simulate(clock: &ClockDevice, streams: [Stream; 4], event: Event) {
+    clock.reset().unwrap();
+    let label = Label { name: "work", layer: None, micro_batch: None };
+    for layer in 0..61 {
+        clock.set_misses(Layer(layer), 100.0).unwrap();
+        for (n, stream) in (0..).zip(streams) {
+            let ns = 1000.0 + f64::from(n * layer);
+            clock.compute(stream, label, Demand { ns, sm: 0.5 }).unwrap();
+            clock.traffic(stream, label, Direction::ToDevice, 100_000).unwrap();
+            clock.record(event, stream).unwrap();
+            clock.wait(streams[(n as usize + 1) % 4], event).unwrap();
+        }
+    }
+    assert!(clock.run().unwrap() > 61e3);
+}
+
 #[test]
 fn p6_a_step_allocates_and_frees_nothing() {
     for options in [
@@ -235,6 +264,24 @@ fn p6_a_step_allocates_and_frees_nothing() {
         assert!(decode.misses > before + 1000, "the steps must fetch: {} misses", decode.misses - before);
         assert!(decode.scratch > 1000, "and use scratch slots: {}", decode.scratch);
     }
+
+    let mut chooser = chooser();
+    let mut choose = |misses: u32| {
+        let counts = [8, 3].map(|rows| LayerCount { misses: rows * misses, ..LayerCount::default() });
+        chooser.choose(&counts, 8, 8).unwrap().changed
+    };
+    choose(0);
+    let mut changed = 0;
+    let calls =
+        counted(|| changed = (0..400).map(|step| choose(step / 40 % 3 * 45)).filter(|it| *it).count());
+    assert_eq!(calls, 0, "a choice");
+    assert!(changed > 2, "tables must be changed: {changed}");
+
+    let clock = ClockDevice::new(ClockOptions { record: true, ..ClockOptions::default() }).unwrap();
+    let streams = [(); 4].map(|()| clock.stream().unwrap());
+    let event = clock.event().unwrap();
+    (0..2).for_each(|_| simulate(&clock, streams, event));
+    assert_eq!(counted(|| (0..20).for_each(|_| simulate(&clock, streams, event))), 0, "a simulated step");
 
     // The controls: an allocation is counted, on this thread and on a stream's.
     let device = HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });

@@ -2,8 +2,8 @@
 //! roll back and fail.
 //!
 //! Orders are forced, not hoped for: a gate holds a stream of the threaded device back while the host goes
-//! on. A control is the same scenario without the protection, and must show the damage; otherwise the
-//! test beside it proves nothing.
+//! on; and on the clock device chance tries hundreds of others. A control is the same scenario without the
+//! protection, and must show the damage; otherwise the test beside it proves nothing.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "failures/controls.rs"]
@@ -15,15 +15,13 @@ mod rig;
 #[path = "failures/sizes.rs"]
 mod sizes;
 
-use forebay::device::Device;
 use forebay::{Config, Kind, Layer, LayerCall, MicroBatch};
-use rig::{Gate, K, Rig, config, row, stamp};
+use rig::{K, Machine, Rig, config, everywhere, row, some_wait_is_missed, stamp};
 
-#[test]
-fn f3_a_step_block_is_not_overwritten_while_its_copy_is_pending() {
-    let mut rig = Rig::new(Config { steps_in_flight: 3, ..config(4, 64) }, true);
+fn three_steps_behind_a_gate(machine: Machine) {
+    let mut rig = Rig::on(machine, Config { steps_in_flight: 3, ..config(4, 64) });
     let sequences = [10, 20, 30, 40].map(|prompt| rig.open(prompt, 8, prompt));
-    let gate = Gate::on(&rig.device, rig.stream);
+    let gate = rig.machine.gate(rig.stream);
     let mut steps = Vec::new();
     for sequence in &sequences[..3] {
         let mut step = rig.prepare(*sequence, 0);
@@ -45,9 +43,13 @@ fn f3_a_step_block_is_not_overwritten_while_its_copy_is_pending() {
 }
 
 #[test]
-fn f4_a_lanes_staged_pages_are_not_replaced_before_they_were_taken_over() {
-    let mut rig = Rig::new(config(1, 64), true);
-    let gate = Gate::on(&rig.device, rig.stream);
+fn f3_a_step_block_is_not_overwritten_while_its_copy_is_pending() {
+    everywhere(three_steps_behind_a_gate);
+}
+
+fn cuts_behind_a_gate(machine: Machine) {
+    let mut rig = Rig::on(machine, config(1, 64));
+    let gate = rig.machine.gate(rig.stream);
     let first = rig.admit(14, 8, 1);
     let busy = rig.cache.roll_back(first, 3, rig.stream).unwrap_err();
     assert_eq!((busy.kind(), busy.operation()), (Kind::Busy, "roll back"));
@@ -61,7 +63,7 @@ fn f4_a_lanes_staged_pages_are_not_replaced_before_they_were_taken_over() {
     assert_eq!(rig.cache.reap(rig.stream).unwrap(), 0);
     let second = rig.open(14, 8, 2);
     let _pending = {
-        let _gate = Gate::on(&rig.device, rig.stream);
+        let _gate = rig.machine.gate(rig.stream);
         let ticket = rig.cache.roll_back(second, 9, rig.stream).unwrap();
         let again = rig.cache.roll_back(second, 3, rig.stream).unwrap_err();
         assert_eq!(again.kind(), Kind::Busy, "a cut stages pages too");
@@ -72,8 +74,12 @@ fn f4_a_lanes_staged_pages_are_not_replaced_before_they_were_taken_over() {
 }
 
 #[test]
-fn f6_a_shared_page_lives_while_either_sequence_uses_it() {
-    let mut rig = Rig::new(config(3, 64), true);
+fn f4_a_lanes_staged_pages_are_not_replaced_before_they_were_taken_over() {
+    everywhere(cuts_behind_a_gate);
+}
+
+fn fork_that_closes(machine: Machine) {
+    let mut rig = Rig::on(machine, config(3, 64));
     let parent = rig.open(40, 8, 1);
     let child = rig.fork(parent, 8);
     rig.sync();
@@ -81,7 +87,7 @@ fn f6_a_shared_page_lives_while_either_sequence_uses_it() {
     assert_eq!(rig.host_pages(child)[..2], shared);
     assert_ne!(rig.host_pages(child)[2], rig.host_pages(parent)[2], "a partial page is a copy");
 
-    let gate = Gate::on(&rig.device, rig.stream);
+    let gate = rig.machine.gate(rig.stream);
     let mut step = rig.prepare(parent, 0);
     let picks: Vec<i32> = (0..K as i32).map(|n| n * 3).collect();
     let buffers = rig.select(&step, LayerCall::whole(Layer(0)), &picks);
@@ -104,6 +110,11 @@ fn f6_a_shared_page_lives_while_either_sequence_uses_it() {
 }
 
 #[test]
+fn f6_a_shared_page_lives_while_either_sequence_uses_it() {
+    everywhere(fork_that_closes);
+}
+
+#[test]
 fn f6_a_roll_back_into_a_shared_page_replaces_the_physical_page() {
     let mut rig = Rig::new(config(3, 64), true);
     let parent = rig.open(40, 8, 1);
@@ -123,12 +134,11 @@ fn f6_a_roll_back_into_a_shared_page_replaces_the_physical_page() {
     rig.cache.validate().unwrap();
 }
 
-#[test]
-fn f9_an_abort_gives_everything_back_once_what_names_it_has_ended() {
-    let mut rig = Rig::new(config(3, 64), true);
+fn aborts_behind_a_gate(machine: Machine) {
+    let mut rig = Rig::on(machine, config(3, 64));
     let start = rig.gauges();
     let running = rig.open(24, 8, 1);
-    let gate = Gate::on(&rig.device, rig.stream);
+    let gate = rig.machine.gate(rig.stream);
     let joining = rig.admit(24, 8, 2);
     let filling = rig.cache.open(&Rig::asks(24, 8)).unwrap();
     let steps = [0, 1].map(|accepted| {
@@ -157,6 +167,11 @@ fn f9_an_abort_gives_everything_back_once_what_names_it_has_ended() {
 }
 
 #[test]
+fn f9_an_abort_gives_everything_back_once_what_names_it_has_ended() {
+    everywhere(aborts_behind_a_gate);
+}
+
+#[test]
 fn f9_an_abort_on_a_failed_device_gives_everything_back_too() {
     let mut rig = Rig::new(config(2, 64), true);
     let start = rig.gauges();
@@ -174,12 +189,11 @@ fn f9_an_abort_on_a_failed_device_gives_everything_back_too() {
     assert_eq!(rig.gauges(), start);
 }
 
-#[test]
-fn f12_a_page_is_not_written_while_its_copy_is_pending() {
-    let mut rig = Rig::new(config(3, 64), true);
+fn fork_of_a_parent_that_closes(machine: Machine) {
+    let mut rig = Rig::on(machine, config(3, 64));
     let parent = rig.open(24, 8, 1);
     let partial = rig.host_pages(parent)[1];
-    let gate = Gate::on(&rig.device, rig.stream);
+    let gate = rig.machine.gate(rig.stream);
     let child = rig.fork(parent, 8);
     rig.cache.close(parent, rig.stream).unwrap();
     // The parent is gone; whoever opens now writes to what is free while the copy still waits.
@@ -198,10 +212,14 @@ fn f12_a_page_is_not_written_while_its_copy_is_pending() {
 }
 
 #[test]
-fn f12_a_parent_that_decodes_on_does_not_write_into_the_copy() {
-    let mut rig = Rig::new(config(2, 64), true);
+fn f12_a_page_is_not_written_while_its_copy_is_pending() {
+    everywhere(fork_of_a_parent_that_closes);
+}
+
+fn fork_of_a_parent_that_decodes(machine: Machine) {
+    let mut rig = Rig::on(machine, config(2, 64));
     let parent = rig.open(24, 8, 1);
-    let gate = Gate::on(&rig.device, rig.stream);
+    let gate = rig.machine.gate(rig.stream);
     let child = rig.fork(parent, 8);
     // The parent's next step comes by another stream and must wait for the copy by an edge.
     let other = rig.device.stream().unwrap();
@@ -210,14 +228,14 @@ fn f12_a_parent_that_decodes_on_does_not_write_into_the_copy() {
     rig.cache.scatter(&step, LayerCall::whole(Layer(0)), other).unwrap();
     rig.cache.finish(&mut step, other).unwrap();
     // A step that did not wait for the copy would end meanwhile.
-    for _ in 0..10_000 {
+    for _ in 0..rig.machine.looks() {
         let early = rig.cache.retire(step, other).unwrap_err();
         assert_eq!(early.error.kind(), Kind::Busy, "it waits for the copy");
         step = early.step.unwrap();
         std::thread::yield_now();
     }
     gate.open();
-    rig::sync(&rig.device, other);
+    rig.machine.sync(other);
     rig.sync();
     rig.cache.retire(step, other).unwrap();
     rig.check_total(child);
@@ -226,26 +244,37 @@ fn f12_a_parent_that_decodes_on_does_not_write_into_the_copy() {
 }
 
 #[test]
-fn a_lane_is_not_entered_before_its_last_tenant_has_left_on_whichever_stream() {
-    let mut rig = Rig::new(config(2, 64), true);
+fn f12_a_parent_that_decodes_on_does_not_write_into_the_copy() {
+    everywhere(fork_of_a_parent_that_decodes);
+    some_wait_is_missed(fork_of_a_parent_that_decodes);
+}
+
+fn lanes_given_out_again(machine: Machine) {
+    let mut rig = Rig::on(machine, config(2, 64));
     let (slow, fast) = (rig.device.stream().unwrap(), rig.device.stream().unwrap());
     let first = rig.open(14, 8, 1);
     let second = rig.open(14, 8, 2);
-    let gate = Gate::on(&rig.device, slow);
+    let gate = rig.machine.gate(slow);
     rig.cache.close(first, slow).unwrap();
     rig.cache.close(second, fast).unwrap();
     // Both lanes are given out again while the first one's leave still waits on the slow stream.
     let next = [rig.admit(14, 8, 3), rig.admit(14, 8, 4)];
     // Joins that are ordered behind one of the two leaves only would run meanwhile.
-    for _ in 0..10_000 {
+    for _ in 0..rig.machine.looks() {
         assert!(rig.joins[2..].iter().all(|join| join.poll().is_none()));
         std::thread::yield_now();
     }
     gate.open();
-    rig::sync(&rig.device, slow);
+    rig.machine.sync(slow);
     rig.sync();
     for sequence in next {
         assert_eq!(rig.decode(sequence, 0, 5).unwrap(), 14);
     }
     rig.cache.validate().unwrap();
+}
+
+#[test]
+fn a_lane_is_not_entered_before_its_last_tenant_has_left_on_whichever_stream() {
+    everywhere(lanes_given_out_again);
+    some_wait_is_missed(lanes_given_out_again);
 }

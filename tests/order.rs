@@ -22,7 +22,6 @@ const ORDERS: [[Overlap; 3]; 5] = [
     [Overlap::Dba, Overlap::None, Overlap::Da],
     [Overlap::Da, Overlap::Dba, Overlap::None],
 ];
-const SHARINGS: [Sharing; 3] = [Sharing::None, Sharing::Two, Sharing::Copies];
 
 #[test]
 fn every_order_of_a_step_is_ordered_by_its_edges() {
@@ -71,10 +70,11 @@ fn each_wait_left_out(
     found
 }
 
+/// Orders, which streams are one, and passes.
 fn cases() -> impl Iterator<Item = ([Overlap; 3], Sharing, u32)> {
-    let each =
-        |orders| SHARINGS.into_iter().flat_map(move |sharing| [1, 2].map(|passes| (orders, sharing, passes)));
-    ORDERS.into_iter().flat_map(each)
+    let kinds =
+        [(Sharing::None, 1), (Sharing::None, 2), (Sharing::Two, 1), (Sharing::Two, 2), (Sharing::Copies, 1)];
+    ORDERS.into_iter().flat_map(move |orders| kinds.map(|(sharing, passes)| (orders, sharing, passes)))
 }
 
 /// Two steps, and a third one that stands for whatever follows. A wait that orders nothing is for work of the
@@ -276,4 +276,18 @@ fn what_is_remembered_does_not_grow_with_the_steps() {
         *half = rig.watch.remembered().max(*half);
     }
     assert!((100..1000).contains(&most[0]) && most[1] <= most[0], "{most:?}");
+}
+
+/// An engine that orders its layers itself, around `Cache::layer`.
+#[test]
+fn each_edge_of_an_engine_of_its_own_is_needed() {
+    let steps = |rig: &mut Rig| {
+        step_by_hand(rig, Missing::Nothing, 0)?;
+        step_by_hand(rig, Missing::Nothing, 1)
+    };
+    let new = |without| Rig::new(1, Sharing::None, without);
+    let witness = |rig: &mut Rig| step_by_hand(rig, Missing::Nothing, 1);
+    // By step and layer I to R, R to G, G to A, P to S, and A to the next layer, once directly and once through
+    // the compute stream; S at the step's end, and the three joins before the first step.
+    assert_eq!(each_wait_left_out(new, Rig::fill, steps, witness)[0], 2 * (2 * 6 + 1) + 3);
 }

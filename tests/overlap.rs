@@ -16,14 +16,14 @@ mod times;
 
 use std::sync::Arc;
 
-use forebay::Kind;
-use forebay::device::Device;
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Parts, Slice};
 use forebay::overlap::Overlap;
+use forebay::{Kind, Layers};
 use proptest::prelude::*;
 
-use engine::{Decode, Setting};
+use engine::{Decode, Fault, Setting};
 
 /// Runs `steps` steps of `setting` in the given orders; answers the digests of all sequences.
 fn decode(setting: &Setting, orders: &[Overlap], threaded: bool, steps: u32) -> Vec<u64> {
@@ -99,7 +99,8 @@ proptest! {
     ) {
         let drafts = if drafts { query_rows } else { 0 };
         let [captured, narrow, one_by_one] = ways;
-        let setting = Setting { seed, half, query_rows, budget, passes, real, drafts, captured, narrow, one_by_one, empty: 0.05 };
+        let sizes = Setting { half, query_rows, budget, passes, real, drafts, ..Setting::default() };
+        let setting = Setting { seed, empty: 0.05, captured, narrow, one_by_one, ..sizes };
         let orders: Vec<Overlap> = orders.iter().map(|o| Overlap::ALL[*o]).collect();
         let alone = decode(&setting, &[Overlap::None], false, 5);
         prop_assert_eq!(decode(&setting, &orders, threaded, 5), alone);
@@ -111,23 +112,50 @@ fn cases(usual: u32) -> u32 {
     if std::env::var_os("FOREBAY_SOAK").is_some() { usual * 50 } else { usual }
 }
 
-#[test]
-fn a_callback_that_fails_abandons_the_step_and_a_roll_back_heals_it() {
-    for overlap in Overlap::ALL {
-        for at in 0..20 {
-            let device = HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
-            let memory = Arc::clone(&device);
-            let mut decode = Decode::new(plain(), device, memory);
-            decode.step(&[overlap]).unwrap();
-            decode.step(&[overlap]).unwrap();
-            decode.fail_after(at);
-            let error = decode.step(&[overlap]).unwrap_err();
+/// Two sound steps, then one whose engine fails at its call number `at`, in one way or the other; rolled back,
+/// three sound steps. Answers whether the step got so far as to fail.
+fn fails_at(setting: &Setting, overlap: Overlap, at: u32, how: Fault) -> bool {
+    let device = HostDevice::new(HostOptions { threaded: at.is_multiple_of(2), ..HostOptions::default() });
+    let mut decode = Decode::new(setting.clone(), Arc::clone(&device) as Arc<dyn Device>, device);
+    decode.step(&[overlap]).unwrap();
+    decode.step(&[overlap]).unwrap();
+    decode.fail_after(at, how);
+    let failed = decode.step(&[overlap]);
+    decode.roll_back();
+    for _ in 0..3 {
+        decode.step(&[overlap]).unwrap();
+    }
+    decode.check();
+    match (failed, how) {
+        (Ok(()), _) => return false,
+        (Err(error), Fault::Refuses) => {
             assert_eq!((error.kind(), error.place()), (Kind::Io, "the engine's own"), "{overlap:?} {at}");
-            decode.roll_back();
-            for _ in 0..3 {
-                decode.step(&[overlap]).unwrap();
-            }
-            decode.check();
+        }
+        (Err(error), Fault::Panics) => assert_eq!(error.kind(), Kind::Internal),
+    }
+    true
+}
+
+#[test]
+fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_roll_back_heals_it() {
+    let passes = Setting { passes: 2, budget: 10, query_rows: 2, drafts: 2, ..plain() };
+    let one_by_one = Setting { one_by_one: true, drafts: 2, ..plain() };
+    for overlap in Overlap::ALL {
+        for (setting, how) in
+            [(&passes, Fault::Refuses), (&one_by_one, Fault::Refuses), (&plain(), Fault::Panics)]
+        {
+            let calls = (0..).take_while(|at| fails_at(setting, overlap, *at, how)).count();
+            assert!(calls >= 30, "{overlap:?}: {calls} calls of the engine");
+        }
+    }
+}
+
+#[test]
+fn a_step_of_any_width_uses_the_beginning_of_the_buffers() {
+    let setting = Setting { narrow: true, captured: true, query_rows: 3, drafts: 3, ..plain() };
+    for overlap in Overlap::ALL {
+        for one_by_one in [false, true] {
+            decode(&Setting { one_by_one, ..setting.clone() }, &[overlap], true, 10);
         }
     }
 }
@@ -139,19 +167,75 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
     decode.step(&[Overlap::None]).unwrap();
     let mut steps = decode.prepare();
     let before = device.operations();
-    let mut refused = |orders: &[Overlap], parts: bool, place: &str| {
-        let error = decode.enqueue_only(&mut steps, orders, parts).unwrap_err();
-        assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, place));
+    let mut refused = |orders: &[Overlap], change: &dyn Fn(&mut Layers), place: &str| {
+        let error = decode.enqueue_only(&mut steps, orders, change).unwrap_err();
+        assert_eq!(error.place(), place);
         assert_eq!(device.operations(), before);
     };
-    refused(&[Overlap::Da; 3], true, "orders by layer");
-    refused(&[Overlap::Da; 4], false, "attention in parts needs index lists");
+    let parts = |layers: &mut Layers| layers.buffers.parts.unwrap();
+    let da = [Overlap::Da; 4];
+    refused(&[Overlap::Da; 3], &|_| {}, "orders by layer");
+    let last = [Overlap::None, Overlap::None, Overlap::None, Overlap::Dba];
+    for orders in [da, last] {
+        refused(&orders, &|l| l.buffers.parts = None, "attention in parts needs index lists");
+    }
+    refused(&da, &|l| l.batch = 1, "batch rows");
+    refused(&da, &|l| l.batch = 4, "batch rows");
+    refused(&da, &|l| l.buffers.selection = l.buffers.selection.part(0, 64).unwrap(), "selection");
+    refused(&da, &|l| l.buffers.slots = l.buffers.slots.part(0, 64).unwrap(), "slots");
     refused(
-        &[Overlap::None, Overlap::None, Overlap::None, Overlap::Dba],
-        false,
-        "attention in parts needs index lists",
+        &da,
+        &|l| l.buffers.parts = Some(Parts { batch: 2, ..parts(l) }),
+        "batch rows of the index lists",
     );
-    decode.enqueue_only(&mut steps, &[Overlap::None; 4], false).unwrap();
+    let short = |slice: Slice| slice.part(0, slice.bytes() - 4).unwrap();
+    refused(
+        &da,
+        &|l| l.buffers.parts = Some(Parts { lists: short(parts(l).lists), ..parts(l) }),
+        "index lists",
+    );
+    let elsewhere = HostDevice::new(HostOptions::default()).allocate(4096).unwrap();
+    refused(
+        &da,
+        &|l| l.buffers.parts = Some(Parts { counts: elsewhere, ..parts(l) }),
+        "counts of the index lists",
+    );
+    decode.enqueue_only(&mut steps, &[Overlap::None; 4], &|l| l.buffers.parts = None).unwrap();
+    let (error, engine_calls) = decode.other_streams(&mut steps);
+    assert_eq!(error.place(), "other streams than the step's layers had before");
+    assert_eq!(engine_calls, 0);
+}
+
+#[test]
+fn passes_that_a_layer_has_not_are_refused() {
+    let device = HostDevice::new(HostOptions::default());
+    let mut decode = Decode::new(plain(), Arc::clone(&device) as Arc<dyn Device>, device);
+    let mut steps = decode.prepare();
+    for (layer, pass, place) in [
+        (0, Some(0), "a pass of a layer that is no draft layer"),
+        (engine::LAYERS, Some(2), "passes of the draft layers"),
+        (engine::LAYERS, Some(u32::MAX), "passes of the draft layers"),
+        (engine::LAYERS + 1, None, "layer"),
+    ] {
+        let error = decode.one_layer(&mut steps, (layer, pass)).unwrap_err();
+        assert_eq!((error.kind(), error.place()), (Kind::OutOfRange, place));
+    }
+}
+
+#[test]
+fn a_step_ends_behind_its_scatters_on_whichever_stream_it_is_finished() {
+    for overlap in Overlap::ALL {
+        let memory = HostDevice::new(HostOptions::default());
+        let clock =
+            ClockDevice::over(Arc::clone(&memory) as Arc<dyn Device>, ClockOptions::default()).unwrap();
+        let setting = Setting { one_by_one: true, ..plain() };
+        let mut decode = Decode::new(setting, Arc::clone(&clock) as Arc<dyn Device>, memory);
+        decode.step(&[overlap]).unwrap();
+        let other = clock.stream().unwrap();
+        for finished_on in [None, Some(other)] {
+            assert!(decode.is_held_by_its_scatters(&clock, &[overlap; 4], finished_on), "{overlap:?}");
+        }
+    }
 }
 
 /// Seeds of the virtual clock: 200, and thousands in a soak.

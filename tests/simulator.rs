@@ -1,25 +1,489 @@
-//! The simulator on the built-in setup: what was fitted, what comes out.
-#![allow(clippy::unwrap_used)]
+//! The simulator on the built-in setup: what was fitted, what comes out, what is refused.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "simulator/refusals.rs"]
+mod refusals;
+
+use forebay::overlap::Overlap;
 use forebay::predict::fit::{Fitted, Measurements, fit};
-use forebay::predict::setup::Setup;
+use forebay::predict::misses::{Misses, Steps};
+use forebay::predict::setup::{Captured, File, Link, Resident, Setup, Term};
+use forebay::predict::simulate::{Options, Order, Outcome, Point, Simulator, Traffic};
 
 /// What `data/setups/ess.json` is made of.
 const MEASUREMENTS: &str = include_str!("../data/setups/ess-measurements.json");
 
+const PAGE: &str = include_str!("../docs/simulator.md");
+
+fn measurements() -> Measurements {
+    Measurements::parse(MEASUREMENTS).unwrap()
+}
+
 fn fitted() -> Fitted {
-    fit(&Measurements::parse(MEASUREMENTS).unwrap()).unwrap()
+    fit(&measurements()).unwrap()
 }
 
 fn ess() -> Setup {
     Setup::named("ess").unwrap().unwrap()
 }
 
+fn simulator() -> Simulator {
+    Simulator::new(ess())
+}
+
+/// The ESS operating point: 32K, batch 160.
+const POINT: Point = Point { context: 32 << 10, batch: 160, mtp: 2, accept: 1.7, ratio: 0.21 };
+
+fn run(options: &Options) -> Outcome {
+    simulator().run(&POINT, options).unwrap()
+}
+
+fn all(order: Overlap) -> Options {
+    Options { order: Order::All(order), ..Options::default() }
+}
+
+/// Every line of `lines` stands on the page; otherwise all are shown, to be put there.
+fn on_the_page(lines: &[String]) {
+    let missing = lines.iter().filter(|line| !PAGE.lines().any(|on| on == line.as_str())).count();
+    assert_eq!(missing, 0, "docs/simulator.md should have:\n{}", lines.join("\n"));
+}
+
+// ---- what was fitted ---------------------------------------------------------------------------------
+
 #[test]
 fn the_built_in_setup_is_what_the_fit_makes_of_the_measurements() {
     let text = fitted().setup.file().text().unwrap();
     assert_eq!(Setup::parse(&text).unwrap().file(), fitted().setup.file());
     let made = text == include_str!("../data/setups/ess.json");
-    assert!(made, "make it anew: forebay fit data/setups/ess-measurements.json --out data/setups/ess.json");
+    assert!(made, "make it anew: forebay fit data/setups/ess-measurements.json");
     assert_eq!(ess().name(), "ess");
+}
+
+#[test]
+fn fitted_rows_are_met_within_the_stated_residuals() {
+    let fitted = fitted();
+    assert_eq!(fitted.residuals.len(), 19 + 15);
+    for residual in &fitted.residuals {
+        let off = (residual.fitted - residual.measured).abs();
+        match residual.unit {
+            "ms" => assert!(off < 0.01, "{residual:?}"),
+            _ if residual.what.starts_with("none") => assert!(off < 4.5, "{residual:?}"),
+            _ => assert!(off < 5.0, "{residual:?}"),
+        }
+    }
+}
+
+/// An engine made up of other numbers is found again from what it measures.
+#[test]
+fn a_known_engine_is_found_from_its_measurements() {
+    let mut known = ess().file().clone();
+    let scaled = |cost: &mut Option<forebay::predict::cost::Cost>, by: f64| {
+        cost.iter_mut().flat_map(|cost| &mut cost.us).flatten().for_each(|us| *us *= by);
+    };
+    scaled(&mut known.costs.index, 0.9);
+    scaled(&mut known.costs.prepare, 1.1);
+    scaled(&mut known.costs.rest, 1.3);
+    known.deployment.exchange_us = 40.0;
+    let mut known = Simulator::new(Setup::new(known).unwrap());
+    let mut measured = measurements();
+    let options = |two_batch| Options { two_batch: Some(two_batch), ..all(Overlap::None) };
+    let point = |batch, context, mtp| Point { context, batch, mtp, accept: 1.0, ratio: 1.0 };
+    for row in &mut measured.steps {
+        let point = point(row.batch, row.context, row.query_rows);
+        row.ms = known.run(&point, &options(row.two_batch)).unwrap().step_ms;
+    }
+    for row in &mut measured.overlap {
+        let (point, options) = (point(row.batch, row.context, row.query_rows), options(row.two_batch));
+        let order = Overlap::ALL.into_iter().find(|order| order.name() == row.order).unwrap();
+        let mut us = |misses, order| known.layer_us(&point, &options, misses, order).unwrap();
+        row.us = (us(row.misses, order) - us(0.0, Overlap::None)) / 2.0;
+    }
+    let mut found = Simulator::new(fit(&measured).unwrap().setup);
+    for (batch, context, ratio) in [(64, 32 << 10, 0.3), (160, 32 << 10, 0.21), (40, 128 << 10, 0.1)] {
+        let point = Point { ratio, accept: 1.7, ..point(batch, context, 2) };
+        for order in Overlap::ALL {
+            let (a, b) = (known.run(&point, &all(order)).unwrap(), found.run(&point, &all(order)).unwrap());
+            assert!((a.step_ms / b.step_ms - 1.0).abs() < 0.005, "{} {} {}", batch, a.step_ms, b.step_ms);
+        }
+    }
+}
+
+// ---- the ESS study's figures -------------------------------------------------------------------------
+
+/// Microseconds of one micro-batch of 80 at 128K beyond a layer without misses: Fig. 7's bars.
+fn bar(simulator: &mut Simulator, misses: f64, order: Overlap) -> f64 {
+    let point = Point { context: 128 << 10, ratio: 1.0, ..POINT };
+    let options = Options { two_batch: Some(true), ..Options::default() };
+    let mut us = |misses, order| simulator.layer_us(&point, &options, misses, order).unwrap();
+    (us(misses, order) - us(0.0, Overlap::None)) / 2.0
+}
+
+#[test]
+fn without_overlap_a_layer_waits_for_every_row_of_the_half_batch() {
+    let mut simulator = simulator();
+    for (misses, digitised) in [(32.0, 39.0), (64.0, 81.0), (128.0, 165.0), (256.0, 334.0), (512.0, 674.0)] {
+        let line = misses * 80.0 * 656.0 / (37.0 * (1_u64 << 30) as f64) * 1e6;
+        let us = bar(&mut simulator, misses, Overlap::None);
+        assert!((us - line).abs() < 1e-3 * line, "{us} {line}");
+        // The figure was read to 5 us.
+        assert!((us - digitised).abs() < 5.0, "{us} {digitised}");
+        assert!(misses < 256.0 || (us / digitised - 1.0).abs() < 0.015);
+    }
+}
+
+#[test]
+fn the_orders_stand_as_digitised() {
+    let mut simulator = simulator();
+    for misses in [32.0, 64.0, 128.0, 256.0, 512.0] {
+        let [none, da, dba] = Overlap::ALL.map(|order| bar(&mut simulator, misses, order));
+        assert_eq!(da <= dba, misses <= 128.0, "{misses}: {da} {dba}");
+        assert!(none > da.min(dba), "{misses}: {none}");
+    }
+}
+
+#[test]
+fn at_small_batches_no_order_pays() {
+    let mut simulator = simulator();
+    let batches = |simulator: &mut Simulator, context, ratio| -> u32 {
+        let paying = (1..=64).find(|batch| {
+            let point = Point { context, batch: *batch, ratio, ..POINT };
+            simulator.run(&point, &Options::default()).unwrap().counts[0] < 31
+        });
+        paying.unwrap()
+    };
+    let point = Point { context: 32 << 10, batch: 4, ratio: 0.5, ..POINT };
+    assert_eq!(simulator.run(&point, &Options::default()).unwrap().counts, [61, 0, 0]);
+    let lines = [(32, 0.5), (32, 0.21), (128, 0.2)].map(|(context, ratio)| {
+        format!("| {context}K | {ratio} | {} |", batches(&mut simulator, context << 10, ratio))
+    });
+    on_the_page(&lines);
+}
+
+/// The rows that the facts leave out. The page has them as they come out here.
+#[test]
+fn the_page_has_the_predictions() {
+    let mut simulator = simulator();
+    let points = [(2, 1.7), (4, 2.8), (4, 3.4)].into_iter().flat_map(|(mtp, accept)| {
+        [(64, 0.82), (96, 0.48), (128, 0.31), (160, 0.21)].map(|(batch, ratio)| Point {
+            context: 32 << 10,
+            batch,
+            mtp,
+            accept,
+            ratio,
+        })
+    });
+    let long = [(40, 0.2), (54, 0.1)];
+    let long = long.map(|(batch, ratio)| Point { context: 128 << 10, batch, ratio, ..POINT });
+    let mut lines = Vec::new();
+    for point in points.chain(long) {
+        let out = simulator.run(&point, &Options::default()).unwrap();
+        let [none, da, dba] = out.counts;
+        lines.push(format!(
+            "| {}K | {} | {} | {} | {} | {:.2} | {:.0} | {:.2} | {:.2} | {none}, {da}, {dba} |",
+            point.context >> 10,
+            point.mtp,
+            point.accept,
+            point.batch,
+            point.ratio,
+            out.step_ms,
+            out.throughput,
+            out.otps,
+            out.exposed_ms,
+        ));
+    }
+    on_the_page(&lines);
+}
+
+/// How much an assumption matters: the rows again, fitted anew under another one.
+#[test]
+fn the_page_has_what_the_assumptions_matter() {
+    type Change = fn(&mut Measurements);
+    let changes: [(&str, Change); 8] = [
+        ("as above", |_| ()),
+        ("the exchange does not grow", |m| m.setup.deployment.network_gb_s = 1e9),
+        ("the exchange grows by 100 GB/s", |m| m.setup.deployment.network_gb_s = 100.0),
+        ("the exchange grows by 37.5 GB/s", |m| m.setup.deployment.network_gb_s = 37.5),
+        ("misses grow with q", |m| m.misses_by_query_rows.clear()),
+        ("a quarter more misses", |m| {
+            let Some(Misses::Curve(curve)) = &mut m.setup.misses else { return };
+            curve.mean.rows.iter_mut().flatten().flatten().for_each(|rows| *rows *= 1.25);
+        }),
+        ("captured for k and twice the misses", |m| {
+            m.setup.captured = Captured { resident: Resident::TopK, fetched_margin: 2.0 };
+        }),
+        ("the gather takes 1/16 of the SMs", |m| {
+            let Link::Rates(rates) = &mut m.setup.link else { return };
+            rates.gather_sm = 1.0 / 16.0;
+        }),
+    ];
+    let short = [(64, 0.82), (96, 0.48), (128, 0.31), (160, 0.21)];
+    let lines = changes.map(|(what, change)| {
+        let mut measured = measurements();
+        change(&mut measured);
+        let mut simulator = Simulator::new(fit(&measured).unwrap().setup);
+        let mut row = |context, mtp, points: &[(u32, f64)]| -> String {
+            let throughput = points.iter().map(|(batch, ratio)| {
+                let accept = if mtp == 2 { 1.7 } else { 2.8 };
+                let point = Point { context, batch: *batch, mtp, accept, ratio: *ratio };
+                format!("{:.0}", simulator.run(&point, &Options::default()).unwrap().throughput)
+            });
+            throughput.collect::<Vec<_>>().join(", ")
+        };
+        let (two, long) = (row(32 << 10, 2, &short), row(128 << 10, 2, &[(40, 0.2), (54, 0.1)]));
+        format!("| {what} | {two} | {long} | {} |", row(32 << 10, 4, &short))
+    });
+    on_the_page(&lines);
+}
+
+/// Exposed transfer at the operating point: how the share falls, measure by measure.
+#[test]
+fn the_page_has_what_brings_the_exposed_share_down() {
+    let mut simulator = simulator();
+    let mut lines = Vec::new();
+    let mut shares = Vec::new();
+    let mut line = |what: &str, out: Outcome| {
+        let share = |ms: f64| 100.0 * ms / out.step_ms;
+        // No minus before a zero.
+        let (exposed, wait) = (share(out.exposed_ms), share(out.wait_ms).max(0.0));
+        shares.push((exposed, wait));
+        lines.push(format!(
+            "| {what} | {:.2} | {:.2} | {exposed:.2}% | {wait:.2}% |",
+            out.step_ms, out.exposed_ms
+        ));
+    };
+    for (name, order) in [("none", Overlap::None), ("DA", Overlap::Da), ("DBA", Overlap::Dba)] {
+        line(&format!("{name} in every layer"), simulator.run(&POINT, &all(order)).unwrap());
+    }
+    line("choice by layer", simulator.run(&POINT, &Options::default()).unwrap());
+    let mut rates = ess().rates().clone();
+    rates.gather = forebay::device::rates::RowRates::flat(656, rates.copy_up);
+    let mut faster = Simulator::new(ess().on_link(Link::Rates(rates)).unwrap());
+    line("choice by layer, gathers at 53 GB/s", faster.run(&POINT, &Options::default()).unwrap());
+    let split = Options {
+        misses: Some(simulator.split(&POINT, &Options::default()).unwrap().misses),
+        ..Options::default()
+    };
+    line("choice and split by layer", simulator.run(&POINT, &split).unwrap());
+    let merged = File { costs: costs_without_merge(), ..ess().file().clone() };
+    let mut merged = Simulator::new(Setup::new(merged).unwrap());
+    let split = merged.split(&POINT, &Options::default()).unwrap();
+    let split = Options { misses: Some(split.misses), ..Options::default() };
+    line("these, and A1 goes on from A0's sums: no merge", merged.run(&POINT, &split).unwrap());
+    let fill = Options { fill: true, ..all(Overlap::None) };
+    line("none, each micro-batch computes in the other's wait", simulator.run(&POINT, &fill).unwrap());
+    on_the_page(&lines);
+    let [none, _, _, choice, faster, split, merged, fill] = shares[..] else { panic!("{shares:?}") };
+    // Choice by layer leaves less than 1.5% of waiting; with the price of attention in parts it takes more.
+    assert!(choice.1 < 1.5 && choice.0 > 1.5 && none.0 > 10.0);
+    assert!(faster.0 < choice.0 && split.0 < choice.0 && split.1 < 0.05);
+    assert!(merged.0 < 1.5 && fill.0 < 1.5);
+}
+
+fn costs_without_merge() -> forebay::predict::setup::Costs {
+    let mut costs = ess().file().costs.clone();
+    costs.merge = Some(forebay::predict::cost::Cost { axes: Vec::new(), us: vec![Some(0.0)] });
+    costs
+}
+
+// ---- the simulator -----------------------------------------------------------------------------------
+
+#[test]
+fn the_same_point_gives_the_same_step() {
+    let options = Options { spans: true, ..Options::default() };
+    let (a, b) = (run(&options), run(&options));
+    assert_eq!(a, b);
+    let mut used = simulator();
+    used.run(&Point { batch: 64, ..POINT }, &Options::default()).unwrap();
+    assert_eq!(used.run(&POINT, &options).unwrap(), a);
+}
+
+/// Without misses a step in the order none is the sum of its works, which the setup says.
+#[test]
+fn a_step_without_misses_is_the_sum_of_its_works() {
+    use forebay::predict::cost::Load;
+    let setup = ess();
+    for (batch, context, two) in [(160, 32 << 10, 2.0), (40, 128 << 10, 1.0)] {
+        let rows = f64::from(batch) / two;
+        let load = Load { rows, query_rows: 2.0, context: f64::from(context), width: 2048.0 };
+        let mut terms = vec![Term::Project, Term::Index, Term::Prepare, Term::Attend, Term::Rest];
+        terms.extend((two == 1.0).then_some(Term::Exchange));
+        let layer: f64 = terms.iter().map(|term| setup.us(*term, &load).unwrap()).sum();
+        let point = Point { context, batch, ratio: 1.0, ..POINT };
+        let out = simulator().run(&point, &all(Overlap::None)).unwrap();
+        assert!((out.step_ms - 61.0 * two * layer / 1e3).abs() < 1e-6 * out.step_ms);
+        assert_eq!((out.exposed_ms, out.two_batch), (0.0, two == 2.0));
+        assert!((out.throughput - 8.0 * f64::from(batch) * 1.7 / out.step_ms * 1e3).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn an_estimate_is_the_run_to_a_percent_of_the_step() {
+    let mut simulator = simulator();
+    for batch in [13, 64, 97, 160, 256] {
+        for (context, ratio) in [(32 << 10, 0.15), (32 << 10, 0.4), (100_000, 0.2)] {
+            let point = Point { batch, context, ratio, ..POINT };
+            for order in [Order::ByLayer, Order::All(Overlap::Da), Order::All(Overlap::Dba)] {
+                let options = Options { order, ..Options::default() };
+                let (run, estimate) =
+                    (simulator.run(&point, &options).unwrap(), simulator.estimate(&point, &options).unwrap());
+                assert!((run.step_ms / estimate.step_ms - 1.0).abs() < 0.01, "{point:?}");
+                assert!((run.wait_ms - estimate.wait_ms).abs() < 0.01 * run.step_ms, "{point:?}");
+            }
+        }
+    }
+}
+
+/// The order by layer is never beaten by one order for all, but for what prices are interpolated.
+#[test]
+fn choice_by_layer_is_the_best_order() {
+    let mut simulator = simulator();
+    for (batch, ratio) in [(8, 0.21), (64, 0.82), (128, 0.31), (160, 0.21), (200, 0.12)] {
+        let point = Point { batch, ratio, ..POINT };
+        let best = simulator.run(&point, &Options::default()).unwrap().step_ms;
+        for order in Overlap::ALL {
+            assert!(best <= simulator.run(&point, &all(order)).unwrap().step_ms * 1.0005);
+        }
+    }
+}
+
+#[test]
+fn exposed_times_of_layers_add_up_and_follow_their_misses() {
+    let out = run(&all(Overlap::None));
+    let sum: f64 = out.exposed_us.iter().sum();
+    assert!((sum / 1e3 - out.exposed_ms).abs() < 1e-6);
+    let most = (0..61).max_by(|a, b| out.exposed_us[*a].total_cmp(&out.exposed_us[*b])).unwrap();
+    assert_eq!(most, 17);
+    for (us, misses) in out.exposed_us.iter().zip(&out.misses) {
+        // Two halves of 80.
+        let line = misses * 160.0 * 656.0 / (37.0 * (1_u64 << 30) as f64) * 1e6;
+        assert!((us - line).abs() < 1e-3 * line + 1e-6);
+    }
+}
+
+#[test]
+fn a_timeline_has_no_two_works_at_once_in_a_stream() {
+    let out = run(&Options { spans: true, ..Options::default() });
+    let mut streams: Vec<u64> = out.spans.iter().map(|span| span.stream.0).collect();
+    streams.sort_unstable();
+    streams.dedup();
+    // Compute, and for each micro-batch resolve, gather and scatter.
+    assert_eq!(streams.len(), 7);
+    for stream in streams {
+        let mut spans: Vec<_> = out.spans.iter().filter(|span| span.stream.0 == stream).collect();
+        spans.sort_by(|a, b| a.start_ns.total_cmp(&b.start_ns));
+        assert!(spans.array_windows().all(|[a, b]| a.end_ns <= b.start_ns + 1e-6));
+    }
+    let end = out.spans.iter().map(|span| span.end_ns).fold(0.0, f64::max);
+    assert!((end / 1e6 - out.step_ms).abs() < 1e-9);
+}
+
+#[test]
+fn background_traffic_lengthens_the_step_and_none_does_not() {
+    let with = |to_device, to_host| {
+        run(&Options { traffic: Traffic { to_device, to_host }, ..Options::default() }).step_ms
+    };
+    let alone = run(&Options::default()).step_ms;
+    assert_eq!(with(0.0, 0.0), alone);
+    let (some, more) = (with(5e9, 0.0), with(20e9, 0.0));
+    assert!(alone < some && some < more, "{alone} {some} {more}");
+    // The other direction is another direction.
+    assert!((with(0.0, 20e9) - alone).abs() < 0.01 * alone);
+    let lines: Vec<String> = [5.0, 10.0, 20.0]
+        .map(|gb| {
+            format!(
+                "| {gb:.0} GB/s | {:.2} | {:.1}% |",
+                with(gb * 1e9, 0.0),
+                100.0 * (with(gb * 1e9, 0.0) / alone - 1.0)
+            )
+        })
+        .into();
+    on_the_page(&lines);
+}
+
+#[test]
+fn a_split_keeps_the_total_and_gains() {
+    let mut simulator = simulator();
+    let split = simulator.split(&POINT, &Options::default()).unwrap();
+    assert_eq!(split.ratios.len(), 61);
+    assert!(split.ratios.iter().sum::<f64>() <= 61.0 * POINT.ratio + 1e-9);
+    assert!(split.ratios.iter().all(|ratio| (0.1 - 1e-9..=1.0).contains(ratio)));
+    let by_layer = Options { misses: Some(split.misses), ..Options::default() };
+    assert!(simulator.run(&POINT, &by_layer).unwrap().step_ms < run(&Options::default()).step_ms);
+}
+
+#[test]
+fn a_replays_steps_are_misses_like_any_others() {
+    let rows = vec![vec![0.0; 61], vec![500.0; 61]];
+    let misses = Misses::Steps(Steps { query_rows: 2.0, query_rows_power: 1.0, rows });
+    let at = |step| run(&Options { misses: Some(misses.clone()), step, ..all(Overlap::None) });
+    assert_eq!(at(0).exposed_ms, 0.0);
+    assert_eq!(at(1).misses, [500.0; 61]);
+    assert_eq!(at(3), at(1));
+    let short = Misses::Steps(Steps { query_rows: 2.0, query_rows_power: 1.0, rows: vec![vec![0.0; 60]] });
+    let refused = simulator().run(&POINT, &Options { misses: Some(short), ..Options::default() });
+    assert!(refused.unwrap_err().to_string().contains("misses.steps.rows[0]"));
+}
+
+#[test]
+fn draft_layers_run_once_for_each_draft() {
+    let mut file = ess().file().clone();
+    file.model.draft_layers = 1;
+    let mut drafting = Simulator::new(Setup::new(file).unwrap());
+    let once = drafting.run(&POINT, &all(Overlap::Da)).unwrap();
+    assert_eq!((once.exposed_us.len(), once.overlap.len()), (62, 62));
+    let estimate = drafting.estimate(&POINT, &all(Overlap::Da)).unwrap();
+    assert!((once.exposed_us[61] / estimate.exposed_us[61] - 1.0).abs() < 0.05, "{once:?}");
+    // A pass fetches what one query row of an average layer misses.
+    let waits = drafting.run(&Point { mtp: 4, ..POINT }, &all(Overlap::None)).unwrap();
+    let mean = waits.misses[..61].iter().sum::<f64>() / 61.0;
+    let share = ess().misses().unwrap().share(4);
+    let us = 3.0 * mean * share * 160.0 * 656.0 / (37.0 * (1_u64 << 30) as f64) * 1e6;
+    assert!((waits.exposed_us[61] - us).abs() < 1e-3 * us, "{} {us}", waits.exposed_us[61]);
+    let more = |mtp| {
+        let point = Point { mtp, accept: 1.0, ratio: 1.0, ..POINT };
+        let plain = simulator().run(&point, &all(Overlap::None)).unwrap().step_ms;
+        drafting.run(&point, &all(Overlap::None)).unwrap().step_ms - plain
+    };
+    let [one, two, four] = [1, 2, 4].map(more);
+    assert_eq!(one, 0.0);
+    assert!(two > 0.0 && (four / two - 3.0).abs() < 1e-6, "{two} {four}");
+}
+
+/// Over a wide grid every number that comes out is finite, and more misses never make a step shorter.
+#[test]
+fn a_sweep_has_no_holes() {
+    let mut simulator = simulator();
+    for batch in [1, 2, 3, 17, 64, 160, 280] {
+        for context in [20_000, 32 << 10, 77_777, 128 << 10, 163_840] {
+            let mut last = f64::INFINITY;
+            for ratio in [0.17, 0.2, 0.35, 0.6, 0.9, 0.97, 1.0, 1.5] {
+                let point = Point { batch, context, ratio, ..POINT };
+                let out = simulator.estimate(&point, &Options::default()).unwrap();
+                let numbers = [out.step_ms, out.exposed_ms, out.wait_ms, out.throughput, out.otps];
+                assert!(numbers.iter().chain(&out.exposed_us).chain(&out.misses).all(|x| x.is_finite()));
+                assert!(out.step_ms <= last * (1.0 + 1e-9), "{point:?}");
+                last = out.step_ms;
+            }
+            assert!(
+                simulator
+                    .estimate(&Point { batch, context, ratio: 1.0, ..POINT }, &Options::default())
+                    .unwrap()
+                    .exposed_ms
+                    == 0.0
+            );
+        }
+    }
+}
+
+/// A setup without measured points is below what was measured, and not by more than the page says.
+#[test]
+fn the_roofline_is_a_bound() {
+    let costs = forebay::predict::setup::Costs::default();
+    let mut roofline = Simulator::new(Setup::new(File { costs, ..ess().file().clone() }).unwrap());
+    for row in measurements().steps {
+        let point =
+            Point { context: row.context, batch: row.batch, mtp: row.query_rows, accept: 1.0, ratio: 1.0 };
+        let share = roofline.run(&point, &all(Overlap::None)).unwrap().step_ms / row.ms;
+        assert!((0.45..0.70).contains(&share), "{row:?} {share}");
+    }
 }

@@ -244,6 +244,10 @@ fn a_device_that_fails_at_any_operation_leaves_nothing_behind() {
         for number in (0..count).step_by(41) {
             failing(threaded(seed as u8), &ops, number);
         }
+        let (count, _) = failing(clocked(seed as u8, seed), &ops, u64::MAX);
+        for number in (0..count).step_by(7) {
+            failing(clocked(seed as u8, seed + number), &ops, number);
+        }
     }
     assert!(tickets > 0 && steps > 0, "tickets {tickets} and steps {steps} that failed");
 }

@@ -102,6 +102,17 @@ impl Cache {
         Ok(())
     }
 
+    /// Gives an open step up, as a layer that could not be enqueued whole does: for an engine that fails between
+    /// layers. The step is still to be finished and retired.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidConfig`] for a finished one.
+    pub fn abandon(&mut self, step: &mut Step) -> Result<()> {
+        self.check_step(step, Layer(0))?;
+        step.abandoned = true;
+        Ok(())
+    }
+
     fn check_passes(&self, step: &Step, passes: u32) -> Result<()> {
         if passes <= step.query_rows {
             return Ok(());

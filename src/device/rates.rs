@@ -54,10 +54,23 @@ impl RowRates {
         }
     }
 
-    /// Bytes a second of `rows` rows of `row_bytes` bytes.
-    pub fn bytes_per_s(&self, rows: f64, row_bytes: u32) -> f64 {
-        let rows = rows.max(1.0);
-        rows * f64::from(row_bytes) / self.ns(rows, row_bytes) * 1e9
+    /// The points as a line: nanoseconds whatever the rows, and bytes a second. The speed is that between the
+    /// last two points, the fixed time what the last point takes beyond it; of one point there is none.
+    pub fn line(&self) -> (f64, f64) {
+        let time = |point: &RowRate| self.ns(f64::from(point.rows), self.row_bytes);
+        let bytes = |point: &RowRate| f64::from(point.rows) * f64::from(self.row_bytes);
+        match self.points.as_slice() {
+            [.., a, b] if time(b) > time(a) => {
+                let rate = (bytes(b) - bytes(a)) / (time(b) - time(a)) * 1e9;
+                // A speed that falls with the rows has no fixed time: then the last point's is taken.
+                match time(b) - bytes(b) / rate * 1e9 {
+                    fixed if fixed > 0.0 => (fixed, rate),
+                    _ => (0.0, b.bytes_per_s),
+                }
+            }
+            [.., b] => (0.0, b.bytes_per_s),
+            [] => (0.0, 1.0),
+        }
     }
 
     fn check(&self, place: &'static str) -> Result<()> {
@@ -85,7 +98,7 @@ pub struct Rates {
     pub copy_up: f64,
     /// Plain copies from device to host, bytes a second.
     pub copy_down: f64,
-    /// From the end of an operation to the beginning of one that depends on it, nanoseconds.
+    /// From the end of an operation to the beginning of one of forebay's that depends on it, nanoseconds.
     pub launch_ns: f64,
     /// The share of the device's SMs that a gather takes while it runs, 0 to 1.
     pub gather_sm: f64,
@@ -105,14 +118,14 @@ impl Rates {
 
     /// PCIe x16 of a peak: the shares of it that were measured on PCIe 5.
     ///
-    /// Rows of 656 B: 37 GiB/s up and 43 GB/s down (the ESS report, FlashTrans; its bars say GiB). Plain
+    /// Rows of 656 B: 37 GiB/s up and 43 down (the ESS report, FlashTrans; its bars say GiB). Plain
     /// copies 53 GB/s up (zartbot/gfd's peak; vLLM #42212 has 51.8) and 52.8 down (NVIDIA/nvbandwidth#24).
     /// Assumed: launches 2 us, 1/16 of the SMs for a gather, two copy engines.
     fn pcie(peak: f64) -> Rates {
         let scale = peak / PCIE_5;
         Rates {
             gather: RowRates::flat(ROW, 37.0 * GIB * scale),
-            scatter: RowRates::flat(ROW, 43e9 * scale),
+            scatter: RowRates::flat(ROW, 43.0 * GIB * scale),
             copy_up: 53e9 * scale,
             copy_down: 52.8e9 * scale,
             launch_ns: 2000.0,
@@ -149,7 +162,7 @@ impl Rates {
         self.scatter.check("scatter")?;
         positive(self.copy_up, || "copy_up".to_owned())?;
         positive(self.copy_down, || "copy_down".to_owned())?;
-        if !(self.launch_ns.is_finite() && self.launch_ns >= 0.0) {
+        if !(0.0..=1e18).contains(&self.launch_ns) {
             return Err(wrong("launch_ns: not a time".to_owned()));
         }
         if !(0.0..=1.0).contains(&self.gather_sm) {
@@ -167,7 +180,8 @@ fn wrong(place: String) -> Error {
 }
 
 fn positive(value: f64, place: impl Fn() -> String) -> Result<()> {
-    match value.is_finite() && value > 0.0 {
+    // A byte a second is slower than any link, and so much is faster.
+    match (1.0..=1e18).contains(&value) {
         true => Ok(()),
         false => Err(wrong(format!("{}: not a positive speed", place()))),
     }
@@ -187,7 +201,20 @@ mod tests {
         assert_eq!(rates.ns(5.0, 100), 500.0);
         assert_eq!(rates.ns(60.0, 100), 3000.0);
         assert_eq!(rates.ns(0.0, 100), 0.0);
-        assert_eq!(rates.bytes_per_s(30.0, 100), 2e9);
+    }
+
+    #[test]
+    fn a_line_through_the_last_points_has_a_fixed_time() {
+        let rates = |points: &[(u32, f64)]| RowRates {
+            row_bytes: 100,
+            points: points.iter().map(|(rows, rate)| RowRate { rows: *rows, bytes_per_s: *rate }).collect(),
+        };
+        // 500 ns and 50 ns a row.
+        let (fixed, rate) = rates(&[(1, 1e6), (10, 1e9), (30, 1.5e9)]).line();
+        assert!((fixed - 500.0).abs() < 1e-6 && (rate - 2e9).abs() < 1.0, "{fixed} {rate}");
+        assert_eq!(rates(&[(7, 3e9)]).line(), (0.0, 3e9));
+        assert_eq!(rates(&[(10, 3e9), (20, 2e9)]).line(), (0.0, 2e9));
+        assert_eq!(rates(&[(10, 1e9), (20, 4e9)]).line(), (0.0, 4e9));
     }
 
     #[test]

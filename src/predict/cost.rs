@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{finite, wrong};
+use super::{finite, outside, wrong};
 use crate::error::Result;
 
 /// How far beyond its last point an axis may be asked.
@@ -188,13 +188,12 @@ impl Cost {
         for axis in &self.axes {
             let (asked, last) = (axis.name.of(load), axis.at[axis.at.len() - 1]);
             if asked > BEYOND * last {
-                return Err(wrong(format!(
+                return Err(outside(format!(
                     "costs.{place}: {} beyond twice the last point",
                     axis.name.text()
                 ))
                 .with("asked", asked as u64)
-                .with("last", last as u64)
-                .hint("measure a point there"));
+                .with("last", last as u64));
             }
             if asked > last {
                 axis.name.set(&mut inside, last);

@@ -10,8 +10,8 @@
 //! 2. From `steps` of the most frequent kind (query rows, two micro-batches or not): what remains of the step
 //!    after the other works is the rest of a layer, by the tokens of a micro-batch. Steps of that kind are
 //!    met exactly; their noise is in the setup.
-//! 3. From `steps` of other query rows: which part of the indexer's time goes by batch row and which by query
-//!    row.
+//! 3. From `steps` of other query rows, where 1 was found: which part of the indexer's time goes by batch row
+//!    and which by query row.
 //! 4. From `steps` with and without two micro-batches: what the exchange of experts' tokens costs where
 //!    nothing hides it, beyond its bytes over the network.
 //! 5. From `misses_by_query_rows`: the power by which misses grow.

@@ -17,7 +17,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{finite, positive, wrong};
+use super::{finite, outside, positive, wrong};
 use crate::error::Result;
 
 /// Means by ratio and context.
@@ -202,7 +202,12 @@ impl Misses {
 
     /// The share of a request's misses that one of its query rows reads.
     pub fn share(&self, query_rows: u32) -> f64 {
-        f64::from(query_rows.max(1)).powf(-self.power().1)
+        f64::from(query_rows.max(1)).powf(-self.query_rows_power())
+    }
+
+    /// The power of the query rows that misses grow by.
+    pub fn query_rows_power(&self) -> f64 {
+        self.power().1
     }
 
     fn power(&self) -> (f64, f64) {
@@ -275,6 +280,13 @@ impl Curve {
         }
     }
 
+    /// The least ratio that is known at a context.
+    pub(super) fn least(&self, context: u32) -> f64 {
+        let all = &self.mean.context;
+        let near = f64::from(context).clamp(all[0], all[all.len() - 1]);
+        self.mean.ratio[0] * near / f64::from(context)
+    }
+
     /// Mean rows at the curve's own number of query rows.
     fn mean(&self, context: f64, ratio: f64) -> Result<f64> {
         if ratio >= 1.0 {
@@ -283,7 +295,7 @@ impl Curve {
         let all = &self.mean.context;
         let (first, last) = (all[0], all[all.len() - 1]);
         if context > last * CONTEXT_BEYOND || context * CONTEXT_BEYOND < first {
-            return Err(wrong("misses.curve.mean.context: asked too far outside what was measured")
+            return Err(outside("misses.curve.mean.context: asked too far outside what was measured")
                 .with("asked", context as u64)
                 .with("first", first as u64)
                 .with("last", last as u64));
@@ -302,7 +314,7 @@ impl Curve {
         let value = |index: usize| rows[index].unwrap_or(0.0);
         let last = ratios.len() - 1;
         if ratio < ratios[0] * (1.0 - 1e-9) {
-            return Err(wrong(format!(
+            return Err(outside(format!(
                 "misses.curve.mean.ratio: {ratio:.4} is below the first measured one, {}",
                 ratios[0]
             )));

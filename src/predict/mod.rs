@@ -8,6 +8,7 @@
 //! Every number that comes in is checked where it comes in, and the error names its field; so every number
 //! that goes out is finite. Times are microseconds in files and functions, milliseconds for whole steps.
 
+mod choice;
 pub mod cost;
 pub mod fit;
 pub mod misses;
@@ -29,19 +30,30 @@ fn wrong(place: impl Into<String>) -> Error {
         .hint("correct the named field; docs/setup-format.md")
 }
 
+/// A question that a setup does not reach.
+fn outside(place: impl Into<String>) -> Error {
+    Error::new(Kind::InvalidConfig, "simulate")
+        .at(place.into())
+        .hint("measure a point there, or ask nearer to those measured")
+}
+
+/// Numbers beyond this, or above zero and below its inverse, mean nothing in any unit, and their products
+/// would leave the numbers.
+const MOST: f64 = 1e18;
+
 /// Whether a time or a count is a number that is not negative.
 fn finite(value: f64, place: impl Fn() -> String) -> Result<()> {
-    match value.is_finite() && value >= 0.0 {
+    match (0.0..=MOST).contains(&value) {
         true => Ok(()),
-        false => Err(wrong(format!("{}: {value} is negative or no number", place()))),
+        false => Err(wrong(format!("{}: {value} is negative, beyond {MOST:e} or no number", place()))),
     }
 }
 
 /// Whether a speed or a size is a number above zero.
 fn positive(value: f64, place: impl Fn() -> String) -> Result<()> {
-    match value.is_finite() && value > 0.0 {
+    match (1.0 / MOST..=MOST).contains(&value) {
         true => Ok(()),
-        false => Err(wrong(format!("{}: {value} is not above 0, or no number", place()))),
+        false => Err(wrong(format!("{}: {value} is not above 0, beyond {MOST:e} or no number", place()))),
     }
 }
 

@@ -96,6 +96,9 @@ pub struct CacheShape {
     pub top_k: u32,
 }
 
+/// More draft layers than any model has.
+const DRAFT_LAYERS_MAX: u32 = 16;
+
 /// The model of a setup: a preset's name, or both of `shape` and `dims`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -138,6 +141,11 @@ impl Model {
                     .ok_or_else(|| wrong(format!("model.preset: no preset is called {name:?}")))?
             }
         };
+        if self.draft_layers > DRAFT_LAYERS_MAX {
+            return Err(wrong("model.draft_layers")
+                .with("layers", self.draft_layers)
+                .with("most", DRAFT_LAYERS_MAX));
+        }
         let shape = Shape { draft_layers: self.draft_layers, ..shape };
         Geometry::new(shape).map_err(|e| wrong(format!("model.shape: {e}")))?;
         Ok(shape)

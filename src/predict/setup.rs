@@ -307,9 +307,7 @@ impl Setup {
         }
         let rates = match &file.link {
             Link::Rates(rates) => rates.clone(),
-            Link::Preset(name) => Rates::preset(name).ok_or_else(|| {
-                wrong(format!("link.preset: no link is called {name:?}; pcie4, pcie5, pcie6, c2c"))
-            })?,
+            Link::Preset(name) => preset_of(name)?,
         };
         rates.check().map_err(|e| wrong(format!("link.rates.{}", e.place())))?;
         let margin = file.captured.fetched_margin;
@@ -372,12 +370,20 @@ impl Setup {
         &self.roofline
     }
 
-    /// The same setup on another link.
+    /// The same setup on another link. Of a preset the speeds are taken: launches and the SMs of a gather are
+    /// the GPU's, and stay the setup's.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a rate that is none.
+    /// [`Kind::InvalidConfig`] for an unknown link or a rate that is none.
     pub fn on_link(&self, link: Link) -> Result<Setup> {
-        Setup::new(File { link, ..self.file.clone() })
+        let rates = match link {
+            Link::Rates(rates) => rates,
+            Link::Preset(name) => {
+                let Rates { launch_ns, gather_sm, .. } = self.rates;
+                Rates { launch_ns, gather_sm, ..preset_of(&name)? }
+            }
+        };
+        Setup::new(File { link: Link::Rates(rates), ..self.file.clone() })
     }
 
     /// The same machine with the preset model `name`. Costs measured with another model say nothing of this
@@ -424,4 +430,10 @@ impl Setup {
             .as_ref()
             .ok_or_else(|| wrong("misses: not there; state a curve, a table or a replay's steps"))
     }
+}
+
+fn preset_of(name: &str) -> Result<Rates> {
+    Rates::preset(name).ok_or_else(|| {
+        wrong(format!("link.preset: no link is called {name:?}; pcie4, pcie5, pcie6 and c2c are known"))
+    })
 }

@@ -1,65 +1,60 @@
 //! The protections of F3, F4 and F12 left out: the damage that their tests would see.
 
-use crate::rig::{Gate, sync};
-use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Cut, Device, Join, Mapped, Plan, Raise, Slice, Stream, Warm};
+use crate::rig::{Machine, everywhere};
+use forebay::device::{Cut, Join, Mapped, Plan, Raise, Warm};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::TableShape;
 use forebay::{Geometry, Lane, Shape};
 use std::sync::Arc;
-
-fn device() -> (Arc<HostDevice>, Stream) {
-    let device = HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
-    let stream = device.stream().unwrap();
-    (device, stream)
-}
 
 fn pinned(bytes: u64) -> Arc<Map> {
     let request = Request { bytes, huge: false, populate: true, lock: false, node: None, shared: false };
     Arc::new(Map::new(&request, &NoFaults).unwrap().0)
 }
 
-fn bytes(device: &HostDevice, slice: Slice) -> Vec<u8> {
-    let mut bytes = vec![0; slice.bytes() as usize];
-    device.read(slice, &mut bytes).unwrap();
-    bytes
-}
-
-#[test]
-fn f3_control_one_reused_pinned_block_carries_the_next_steps_words() {
-    let (device, stream) = device();
+fn one_block_for_two_steps(machine: Machine) {
+    let (device, stream) = machine.device_and_stream();
     let map = pinned(64);
     let block = device.register(&map).unwrap().part(0, 64).unwrap();
     let loaded = [0; 2].map(|_| device.allocate(64).unwrap());
-    let gate = Gate::on(&device, stream);
+    let gate = machine.gate(stream);
     for (number, to) in (1..).zip(loaded) {
         map.copy_in(0, &[number; 64]).unwrap();
         device.copy(stream, block, to).unwrap();
     }
     gate.open();
-    sync(&device, stream);
-    assert_eq!(bytes(&device, loaded[0]), [2; 64], "the first step has read the second one's block");
+    machine.sync(stream);
+    assert_eq!(machine.bytes(loaded[0]), [2; 64], "the first step has read the second one's block");
 }
 
 #[test]
-fn f12_control_a_page_written_while_its_copy_is_pending_spoils_the_copy() {
-    let (device, stream) = device();
+fn f3_control_one_reused_pinned_block_carries_the_next_steps_words() {
+    everywhere(one_block_for_two_steps);
+}
+
+fn page_written_before_its_copy(machine: Machine) {
+    let (device, stream) = machine.device_and_stream();
     let map = pinned(128);
     let all = device.register(&map).unwrap();
     let (page, copy) = (all.part(0, 64).unwrap(), all.part(64, 64).unwrap());
     map.copy_in(0, &[1; 64]).unwrap();
-    let gate = Gate::on(&device, stream);
+    let gate = machine.gate(stream);
     device.copy(stream, page, copy).unwrap();
     map.copy_in(0, &[9; 64]).unwrap();
     gate.open();
-    sync(&device, stream);
-    assert_eq!(bytes(&device, copy), [9; 64], "the child has its parent's successor's rows");
+    machine.sync(stream);
+    assert_eq!(machine.bytes(copy), [9; 64], "the child has its parent's successor's rows");
+}
+
+#[test]
+fn f12_control_a_page_written_while_its_copy_is_pending_spoils_the_copy() {
+    everywhere(page_written_before_its_copy);
 }
 
 /// Joins a lane with page 0 and cuts it to page 1, the second enqueued before the first has run or after.
 /// Answers the page whose row the join's gather has brought up.
-fn page_of_the_join(wait_between: bool) -> u8 {
-    let (device, stream) = device();
+fn page_of_the_join(machine: &Machine, wait_between: bool) -> u8 {
+    let (device, stream) = machine.device_and_stream();
     let shape =
         Shape { layers: 1, draft_layers: 0, runs: [64, 0], page_tokens: 16, top_k: 8, ..Shape::GLM_5 };
     let geometry = Geometry::new(shape).unwrap();
@@ -93,24 +88,26 @@ fn page_of_the_join(wait_between: bool) -> u8 {
     };
     let pools = device.attach(plan).unwrap();
     let lane = Lane(0);
-    let gate = Gate::on(&device, stream);
+    let gate = machine.gate(stream);
     let join = Join { lane, length: 16, pages: &[0], blocks: &[vec![0]], budgets: &[16] };
     device.join(pools, stream, join).unwrap();
     device.warm(pools, stream, Warm { lane, whole: true, selections: None, steps: 0 }).unwrap();
     device.raise(pools, stream, Raise { lane, first: 0, count: 16 }).unwrap();
     if wait_between {
         gate.open();
-        sync(&device, stream);
+        machine.sync(stream);
     }
     device.truncate(pools, stream, Cut { lane, settle: 0, length: 16, pages: &[1] }).unwrap();
     gate.open();
-    sync(&device, stream);
+    machine.sync(stream);
     let first = geometry.pieces(128)[0];
-    bytes(&device, slab.part(first.slab, 1).unwrap())[0]
+    machine.bytes(slab.part(first.slab, 1).unwrap())[0]
 }
 
 #[test]
 fn f4_control_pages_staged_before_the_last_ones_were_taken_over_replace_them() {
-    assert_eq!(page_of_the_join(true), 0);
-    assert_eq!(page_of_the_join(false), 1, "the join has gathered from the cut's page");
+    everywhere(|machine| assert_eq!(page_of_the_join(&machine, true), 0));
+    everywhere(|machine| {
+        assert_eq!(page_of_the_join(&machine, false), 1, "the join has gathered from the cut's page");
+    });
 }

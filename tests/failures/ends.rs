@@ -1,6 +1,6 @@
 //! How sequences end, roll back, draft and fail.
 
-use crate::rig::{Gate, K, Rig, config, row, stamp};
+use crate::rig::{K, Rig, config, row, stamp};
 use forebay::{Config, Kind, Layer, LayerCall, MicroBatch, Shape};
 
 #[test]
@@ -12,7 +12,7 @@ fn a_sequence_that_ends_with_its_next_step_in_flight_is_held_until_that_retires(
     let mut first = rig.prepare(sequence, 0);
     rig.cache.finish(&mut first, rig.stream).unwrap();
     rig.sync();
-    let gate = Gate::on(&rig.device, rig.stream);
+    let gate = rig.machine.gate(rig.stream);
     let mut second = rig.prepare(sequence, 1);
     rig.cache.finish(&mut second, rig.stream).unwrap();
     // The first step says that the sequence is over; the second one is in flight already.

@@ -1,10 +1,13 @@
 //! A small cache whose rows say whose they are, and gates that hold a stream back until the test lets go.
 
+use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Slice, Stream, Ticket};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Error, HostPage, Layer, LayerCall, Memory};
 use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, Streams, WarmUp};
 use std::collections::HashMap;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Positions that a query row selects.
@@ -38,11 +41,99 @@ pub fn stamp(tag: u32, layer: u32, position: u32) -> [u8; ROW] {
     row
 }
 
+/// A device and its memory: threads as streams, streams that run at once, or a clock that delays and reorders
+/// by chance.
+#[derive(Clone)]
+pub struct Machine {
+    pub memory: Arc<HostDevice>,
+    clock: Option<Arc<ClockDevice>>,
+}
+
+impl Machine {
+    pub fn host(threaded: bool) -> Machine {
+        let memory = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
+        Machine { memory, clock: None }
+    }
+
+    /// By this seed, and without some of the waits that will be enqueued.
+    pub fn clock(seed: u64, without: Range<u64>) -> Machine {
+        let memory = HostDevice::new(HostOptions::default());
+        let options = ClockOptions { seed: Some(seed), ..ClockOptions::default() };
+        let clock = ClockDevice::over(memory.clone(), options).unwrap();
+        clock.without_waits(without);
+        Machine { memory, clock: Some(clock) }
+    }
+
+    pub fn device(&self) -> Arc<dyn Device> {
+        match &self.clock {
+            Some(clock) => clock.clone(),
+            None => self.memory.clone(),
+        }
+    }
+
+    pub fn device_and_stream(&self) -> (Arc<dyn Device>, Stream) {
+        let device = self.device();
+        let stream = device.stream().unwrap();
+        (device, stream)
+    }
+
+    /// Looks that take long enough for what is not held to have run.
+    pub fn looks(&self) -> u32 {
+        if self.clock.is_some() { 30 } else { 10_000 }
+    }
+
+    /// Holds a stream back from here on.
+    pub fn gate(&self, stream: Stream) -> Gate {
+        let Some(clock) = &self.clock else { return Gate::of_threads(&self.memory, stream) };
+        clock.hold(stream).unwrap();
+        Gate::Clock(clock.clone(), stream)
+    }
+
+    /// Blocks until `stream` has run what was enqueued.
+    pub fn sync(&self, stream: Stream) {
+        let device = self.device();
+        let event = device.event().unwrap();
+        device.record(event, stream).unwrap();
+        let _ = device.synchronize(event);
+    }
+
+    pub fn bytes(&self, slice: Slice) -> Vec<u8> {
+        let mut bytes = vec![0; slice.bytes() as usize];
+        self.memory.read(slice, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+/// Seeds of the clock.
+fn seeds() -> Range<u64> {
+    0..if std::env::var("FOREBAY_SOAK").is_ok_and(|value| value == "1") { 5_000 } else { 200 }
+}
+
+/// Runs a test on threads, where its gates force the order, and for every seed of the clock.
+pub fn everywhere(test: impl Fn(Machine)) {
+    test(Machine::host(true));
+    seeds().for_each(|seed| test(Machine::clock(seed, 0..0)));
+}
+
+/// The control of a test whose order stands in waits: without one of them it fails, for some seed.
+pub fn some_wait_is_missed(test: impl Fn(Machine)) {
+    let whole = Machine::clock(0, 0..0);
+    test(whole.clone());
+    let waits = whole.clock.unwrap().waits();
+    let fails =
+        |seed, wait| catch_unwind(AssertUnwindSafe(|| test(Machine::clock(seed, wait..wait + 1)))).is_err();
+    let missed = (0..waits).filter(|wait| (0..seeds().end / 10).any(|seed| fails(seed, *wait)));
+    assert!(missed.count() > 0, "none of {waits} waits is missed");
+}
+
 /// Holds a stream back from where it was made until it is opened or dropped.
-pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
+pub enum Gate {
+    Threads(Arc<(Mutex<bool>, Condvar)>),
+    Clock(Arc<ClockDevice>, Stream),
+}
 
 impl Gate {
-    pub fn on(device: &HostDevice, stream: Stream) -> Gate {
+    fn of_threads(device: &HostDevice, stream: Stream) -> Gate {
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
         let held = Arc::clone(&gate);
         let hold = move || {
@@ -52,12 +143,17 @@ impl Gate {
             }
         };
         device.call(stream, Arc::new(hold)).unwrap();
-        Gate(gate)
+        Gate::Threads(gate)
     }
 
     pub fn open(&self) {
-        *self.0.0.lock().unwrap() = true;
-        self.0.1.notify_all();
+        match self {
+            Gate::Threads(gate) => {
+                *gate.0.lock().unwrap() = true;
+                gate.1.notify_all();
+            }
+            Gate::Clock(clock, stream) => clock.let_go(*stream).unwrap(),
+        }
     }
 }
 
@@ -65,13 +161,6 @@ impl Drop for Gate {
     fn drop(&mut self) {
         self.open();
     }
-}
-
-/// Blocks until `stream` has run what was enqueued.
-pub fn sync(device: &HostDevice, stream: Stream) {
-    let event = device.event().unwrap();
-    device.record(event, stream).unwrap();
-    let _ = device.synchronize(event);
 }
 
 /// One batch row.
@@ -82,7 +171,8 @@ pub fn row(sequence: Sequence, accepted: u32, query_rows: u32) -> Row {
 /// The cache, its device, and the tag of every position of every sequence.
 pub struct Rig {
     pub cache: Cache,
-    pub device: Arc<HostDevice>,
+    pub device: Arc<dyn Device>,
+    pub machine: Machine,
     pub stream: Stream,
     pub truth: HashMap<Sequence, Vec<u32>>,
     /// The tickets of all joins.
@@ -93,7 +183,11 @@ pub struct Rig {
 
 impl Rig {
     pub fn new(config: Config, threaded: bool) -> Rig {
-        let device = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
+        Rig::on(Machine::host(threaded), config)
+    }
+
+    pub fn on(machine: Machine, config: Config) -> Rig {
+        let device = machine.device();
         let bytes = u64::from(config.query_rows) * K as u64 * 4;
         Rig {
             stream: device.stream().unwrap(),
@@ -101,13 +195,14 @@ impl Rig {
             slots: device.allocate(bytes).unwrap(),
             cache: Cache::new(config, device.clone()).unwrap(),
             device,
+            machine,
             truth: HashMap::new(),
             joins: Vec::new(),
         }
     }
 
     pub fn sync(&self) {
-        sync(&self.device, self.stream);
+        self.machine.sync(self.stream);
     }
 
     /// What a sequence of these tokens asks for.
@@ -158,7 +253,7 @@ impl Rig {
         let mut row = vec![0; ROW];
         for piece in self.cache.geometry().pieces(slot) {
             let bytes = &mut row[piece.row as usize..][..piece.bytes as usize];
-            self.device.read(slab.part(piece.slab, piece.bytes.into()).unwrap(), bytes).unwrap();
+            self.machine.memory.read(slab.part(piece.slab, piece.bytes.into()).unwrap(), bytes).unwrap();
         }
         row
     }
@@ -169,7 +264,7 @@ impl Rig {
         let slab = self.cache.slab(Layer(layer)).unwrap();
         for piece in self.cache.geometry().pieces(slot) {
             let bytes = &row[piece.row as usize..][..piece.bytes as usize];
-            self.device.write(slab.part(piece.slab, piece.bytes.into()).unwrap(), bytes).unwrap();
+            self.machine.memory.write(slab.part(piece.slab, piece.bytes.into()).unwrap(), bytes).unwrap();
         }
     }
 
@@ -186,7 +281,7 @@ impl Rig {
         let size = bytes.len() as u64;
         let selection = self.selection.part(0, size).unwrap();
         let buffers = Buffers { selection, slots: self.slots.part(0, size).unwrap(), parts: None };
-        self.device.write(selection, &bytes).unwrap();
+        self.machine.memory.write(selection, &bytes).unwrap();
         let streams = Streams { resolve: self.stream, gather: self.stream };
         self.cache.layer(step, call, streams, buffers).unwrap();
         buffers
@@ -195,7 +290,7 @@ impl Rig {
     /// The slots that a call has answered.
     pub fn answers(&self, buffers: Buffers) -> Vec<i32> {
         let mut bytes = vec![0; buffers.slots.bytes() as usize];
-        self.device.read(buffers.slots, &mut bytes).unwrap();
+        self.machine.memory.read(buffers.slots, &mut bytes).unwrap();
         bytes.chunks_exact(4).map(|w| i32::from_le_bytes(w.try_into().unwrap())).collect()
     }
 

@@ -72,14 +72,18 @@ impl Micro {
             streams,
             selection: allocate(rows * K),
             slots: allocate(rows * K),
-            parts: Parts { lists: allocate((1 + passes) * rows * K), counts: allocate((1 + passes) * rows) },
+            parts: Parts {
+                lists: allocate((1 + passes) * rows * K),
+                counts: allocate((1 + passes) * rows),
+                batch: BATCH,
+            },
         }
     }
 
     pub fn layers(&self) -> Layers {
         let Micro { selection, slots, parts, .. } = *self;
         let buffers = Buffers { selection, slots, parts: Some(parts) };
-        Layers { streams: self.streams, half: HALF, buffers }
+        Layers { streams: self.streams, batch: BATCH, half: HALF, buffers }
     }
 }
 
@@ -115,11 +119,7 @@ impl Caller {
 
     fn answer(&self, call: &EngineCall) -> Answer {
         let micro = &self.micro[call.micro_batch.index()];
-        let share = |slice: Slice| {
-            slice.part(0, slice.bytes() / u64::from(QUERY_ROWS) * u64::from(call.rows.count)).unwrap()
-        };
-        let parts = Parts { lists: share(micro.parts.lists), counts: share(micro.parts.counts) };
-        Answer { slots: self.of(micro.slots, call), parts: Some(parts) }
+        Answer { slots: self.of(micro.slots, call), parts: Some(micro.parts) }
     }
 }
 
@@ -143,6 +143,9 @@ impl Engine for Caller {
                     Keys::Fetched { pass } => Attention::Fetched { pass },
                 };
                 self.watch.attend(Pools(0), stream, (&part, reads), &self.answer(call))
+            }
+            Work::Merge if self.attends => {
+                self.watch.attend(Pools(0), stream, (&part, Attention::Merged), &self.answer(call))
             }
             Work::Attend(_) | Work::Project | Work::Merge | Work::Rest => Ok(()),
         }

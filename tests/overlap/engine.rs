@@ -4,8 +4,10 @@
 //! not-a-numbers, so the merge must take validity from the counts.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
+use forebay::device::clock::ClockDevice;
 use forebay::device::host::HostDevice;
 use forebay::device::{Device, Event, Parts, Slice, Stream};
 use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
@@ -66,6 +68,19 @@ struct Micro {
 /// A query row of a layer in a step: micro-batch, layer, draft pass, batch row, query row.
 type Place = (u32, u32, u32, u32, u32);
 
+/// How an engine fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    Refuses,
+    Panics,
+}
+
+/// What of a step is enqueued.
+enum What<'a> {
+    Step(&'a [Overlap]),
+    Layer(Layer, Option<u32>),
+}
+
 /// What the streams' work has found.
 #[derive(Debug, Default)]
 struct Found {
@@ -89,7 +104,7 @@ pub struct Decode {
     /// Query rows of this step.
     width: u32,
     found: Arc<Mutex<Found>>,
-    fail: Option<u32>,
+    fail: Option<(u32, Fault)>,
     stray: Option<Stream>,
     compared: u64,
 }
@@ -173,8 +188,8 @@ impl Decode {
     }
 
     /// The engine's call number `calls` from now on fails.
-    pub fn fail_after(&mut self, calls: u32) {
-        self.fail = Some(calls);
+    pub fn fail_after(&mut self, calls: u32, how: Fault) {
+        self.fail = Some((calls, how));
     }
 
     /// From now on preparation is enqueued on a stream of the engine's own.
@@ -188,9 +203,21 @@ impl Decode {
         let orders: Vec<Overlap> =
             orders.iter().cycle().copied().take((LAYERS + DRAFT_LAYERS) as usize).collect();
         let mut expected = BTreeMap::new();
-        let enqueued = self.enqueue(&mut steps, &orders, &mut expected);
+        let layers = self.layers(&steps);
+        let panics = self.fail.is_some_and(|(_, how)| how == Fault::Panics);
+        let enqueued = match panics {
+            false => self.enqueue(&mut steps, &layers, What::Step(&orders), &mut expected),
+            true => catch_unwind(AssertUnwindSafe(|| {
+                self.enqueue(&mut steps, &layers, What::Step(&orders), &mut expected)
+            }))
+            .unwrap_or_else(|_| Err(Error::new(Kind::Internal, "engine"))),
+        };
         for (step, micro) in steps.iter_mut().zip(self.micro.clone()) {
             let compute = micro.layers.streams.compute;
+            if enqueued.is_err() {
+                // Layer by layer, the other micro-batch's step does not know of it.
+                self.cache.abandon(step).unwrap();
+            }
             self.cache.finish(step, compute).unwrap();
             self.device.record(micro.ended, compute).unwrap();
         }
@@ -212,15 +239,57 @@ impl Decode {
         self.cache.validate()
     }
 
-    /// Enqueues the layers of prepared steps, with index lists or without, and leaves it at that.
-    pub fn enqueue_only(&mut self, steps: &mut [Step], orders: &[Overlap], parts: bool) -> Result<()> {
-        let kept = self.micro.clone();
-        if !parts {
-            self.micro.iter_mut().for_each(|m| m.layers.buffers.parts = None);
+    /// Enqueues the layers of prepared steps, with what they share changed, and leaves it at that.
+    pub fn enqueue_only(
+        &mut self,
+        steps: &mut [Step],
+        orders: &[Overlap],
+        change: &dyn Fn(&mut Layers),
+    ) -> Result<()> {
+        let mut layers = self.layers(steps);
+        layers.iter_mut().for_each(change);
+        self.enqueue(steps, &layers, What::Step(orders), &mut BTreeMap::new())
+    }
+
+    /// Layers on another stream than the ones before them: the error, and the engine's calls.
+    pub fn other_streams(&mut self, steps: &mut [Step]) -> (Error, u32) {
+        let other = self.device.stream().unwrap();
+        self.fail = Some((100, Fault::Refuses));
+        let change = |layers: &mut Layers| layers.streams.gather = other;
+        let error = self.enqueue_only(steps, &[Overlap::Da; 4], &change).unwrap_err();
+        (error, 100 - self.fail.map_or(0, |(left, _)| left))
+    }
+
+    /// One layer or pass of prepared steps.
+    pub fn one_layer(&mut self, steps: &mut [Step], (layer, pass): (u32, Option<u32>)) -> Result<()> {
+        let layers = self.layers(steps);
+        self.enqueue(steps, &layers, What::Layer(Layer(layer), pass), &mut BTreeMap::new())
+    }
+
+    /// Enqueues a step while its scatter streams are held, finishes it, and looks whether it has ended before
+    /// they were let go.
+    pub fn is_held_by_its_scatters(
+        &mut self,
+        clock: &ClockDevice,
+        orders: &[Overlap],
+        finished_on: Option<Stream>,
+    ) -> bool {
+        let mut steps = self.prepare();
+        self.micro.iter().for_each(|m| clock.hold(m.layers.streams.scatter).unwrap());
+        let layers = self.layers(&steps);
+        self.enqueue(&mut steps, &layers, What::Step(orders), &mut BTreeMap::new()).unwrap();
+        let mut held = true;
+        let micros = self.micro.clone();
+        for (mut step, micro) in steps.into_iter().zip(micros) {
+            let stream = finished_on.unwrap_or(micro.layers.streams.compute);
+            self.cache.finish(&mut step, stream).unwrap();
+            self.device.record(micro.ended, stream).unwrap();
+            (0..1000).for_each(|_| held &= !self.device.query(micro.ended).unwrap());
+            clock.let_go(micro.layers.streams.scatter).unwrap();
+            self.device.synchronize(micro.ended).unwrap();
+            self.cache.retire(step, stream).unwrap();
         }
-        let done = self.enqueue(steps, orders, &mut BTreeMap::new());
-        self.micro = kept;
-        done
+        held
     }
 
     /// Prepares a step of both micro-batches.
@@ -254,8 +323,20 @@ impl Decode {
         steps
     }
 
-    fn enqueue(&mut self, steps: &mut [Step], orders: &[Overlap], expected: &mut Expected) -> Result<()> {
-        let mut callbacks = Callbacks {
+    /// What the layers of each step share.
+    fn layers(&self, steps: &[Step]) -> Vec<Layers> {
+        let batch = |step: &Step| if self.setting.captured { BATCH } else { step.rows() };
+        steps.iter().zip(&self.micro).map(|(step, m)| Layers { batch: batch(step), ..m.layers }).collect()
+    }
+
+    fn enqueue(
+        &mut self,
+        steps: &mut [Step],
+        layers: &[Layers],
+        what: What<'_>,
+        expected: &mut Expected,
+    ) -> Result<()> {
+        let mut engine = Callbacks {
             seed: self.setting.seed,
             empty: self.setting.empty,
             number: self.number,
@@ -270,21 +351,21 @@ impl Decode {
             stray: self.stray,
             expected,
         };
-        let captured = self.setting.captured;
         let drafts = self.setting.drafts.min(self.width);
-        let mut with: Vec<(&mut Step, Layers)> = Vec::new();
-        for (step, micro) in steps.iter_mut().zip(&self.micro) {
-            let batch = if captured { BATCH } else { step.rows() };
-            with.push((step, Layers { batch, ..micro.layers }));
-        }
-        if !self.setting.one_by_one {
-            return self.cache.overlap_steps(&mut with, orders, drafts, &mut callbacks);
-        }
+        let mut with: Vec<(&mut Step, Layers)> = steps.iter_mut().zip(layers.iter().copied()).collect();
+        let orders = match what {
+            What::Step(orders) if self.setting.one_by_one => orders,
+            What::Step(orders) => return self.cache.overlap_steps(&mut with, orders, drafts, &mut engine),
+            What::Layer(layer, pass) => {
+                let (step, layers) = &mut with[0];
+                return self.cache.overlap(step, (layer, pass), Overlap::None, layers, &mut engine);
+            }
+        };
         let passes = (0..drafts).map(|pass| (Layer(LAYERS), Some(pass)));
         for (layer, pass) in (0..LAYERS).map(|layer| (Layer(layer), None)).chain(passes) {
             for (step, layers) in &mut with {
                 let order = orders[layer.index()];
-                self.cache.overlap(step, (layer, pass), order, layers, &mut callbacks)?;
+                self.cache.overlap(step, (layer, pass), order, layers, &mut engine)?;
             }
         }
         Ok(())
@@ -371,7 +452,7 @@ struct Callbacks<'a> {
     sequences: &'a [Vec<Decoded>; 2],
     landing: Vec<Vec<Vec<u32>>>,
     found: &'a Arc<Mutex<Found>>,
-    fail: &'a mut Option<u32>,
+    fail: &'a mut Option<(u32, Fault)>,
     stray: Option<Stream>,
     expected: &'a mut Expected,
 }
@@ -568,8 +649,9 @@ fn merge(parts: &[(u32, f32, [f32; WIDTH])]) -> Option<[f32; WIDTH]> {
 impl Engine for Callbacks<'_> {
     fn enqueue(&mut self, call: &EngineCall, stream: Stream) -> Result<()> {
         match self.fail.as_mut() {
-            Some(0) => return Err(Error::new(Kind::Io, "engine").at("the engine's own")),
-            Some(left) => *left -= 1,
+            Some((0, Fault::Refuses)) => return Err(Error::new(Kind::Io, "engine").at("the engine's own")),
+            Some((0, Fault::Panics)) => std::panic::panic_any("a callback that panics"),
+            Some((left, _)) => *left -= 1,
             None => {}
         }
         match call.work {

@@ -203,8 +203,8 @@ impl ClockDevice {
         state.check().map(|()| state.timeline.now())
     }
 
-    /// Runs everything, then begins anew at time 0: no event is recorded, no span kept, no miss declared.
-    /// Streams, events, memory and pools stay.
+    /// Runs everything, then begins anew at time 0: no event is recorded, no span kept, no miss declared, and
+    /// chance begins again. Streams, events, memory and pools stay.
     ///
     /// # Errors
     /// As [`ClockDevice::run`].
@@ -213,6 +213,8 @@ impl ClockDevice {
         state.check()?;
         state.timeline.reset();
         state.misses.clear();
+        state.enqueued.fill(0);
+        (state.polls, state.waits) = (0, 0);
         Ok(())
     }
 

@@ -117,7 +117,7 @@ fn an_edge_makes_one_stream_follow_another() {
 #[test]
 fn a_wait_is_for_the_last_record_before_it_and_for_none_that_comes_later() {
     let device = exact(costs());
-    let [a, b, c] = streams(&device);
+    let [a, b, c, d] = streams(&device);
     let event = device.event().unwrap();
     assert_eq!(device.reached(event), None);
     // Never recorded: passes.
@@ -130,9 +130,11 @@ fn a_wait_is_for_the_last_record_before_it_and_for_none_that_comes_later() {
     compute(&device, a, 90.0, 0.0);
     device.record(event, a).unwrap();
     compute(&device, b, 5.0, 0.0);
+    device.wait(d, event).unwrap();
+    compute(&device, d, 2.0, 0.0);
     assert!(!device.query(event).unwrap(), "a look takes a moment, not all the time there is");
-    assert_eq!(device.run().unwrap(), 100.0);
-    assert_eq!(times(&device), [(0.0, 1.0), (0.0, 10.0), (10.0, 15.0), (10.0, 100.0)]);
+    assert_eq!(device.run().unwrap(), 102.0);
+    assert_eq!(times(&device), [(0.0, 1.0), (0.0, 10.0), (10.0, 15.0), (10.0, 100.0), (100.0, 102.0)]);
     assert_eq!(device.reached(event), Some(100.0));
     assert!(device.query(event).unwrap());
 }

@@ -65,6 +65,8 @@ pub enum Attention {
         /// The pass.
         pass: u32,
     },
+    /// Nothing: the counts that a merge takes validity from.
+    Merged,
 }
 
 /// A wait that was left out: see [`Watch::without_wait`].
@@ -251,13 +253,17 @@ impl Watch {
                     };
                     ("attention over what was fetched", names, (index, index + 1))
                 }
+                Attention::Merged => ("merge", &[], (0, 0)),
             };
             list.extend(watched.part(part, names));
-            if !matches!(reads, Attention::Fetched { .. }) {
+            if matches!(reads, Attention::All | Attention::Resident) {
                 watched.landing(part, false, false, &mut list);
             }
             match reads {
                 Attention::All => list.push(bytes(&answer.slots, false)),
+                Attention::Merged => {
+                    list.extend(answer.parts.iter().map(|parts| bytes(&parts.counts, false)))
+                }
                 _ => watched.parts(part, answer, lists, false, &mut list),
             }
             what

@@ -146,12 +146,12 @@ impl Watched {
         let Some(parts) = &answer.parts else { return };
         let all = self.lists.get(part.layer.index()).copied().unwrap_or(1);
         for slice in [&parts.lists, &parts.counts] {
-            let one = slice.bytes() / all;
             let words = match slice == &parts.lists {
                 true => u64::from(self.geometry.shape().top_k),
                 false => 1,
             };
             let row = 4 * words * u64::from(part.rows.count);
+            let one = row * u64::from(parts.batch);
             for index in lists.0..lists.1.min(all) {
                 let at = index * one + u64::from(part.first) * row;
                 let rows = slice.part(at, u64::from(part.count) * row);

@@ -24,6 +24,8 @@ pub struct Costed<'a> {
     ended: [usize; 2],
     /// Prices already asked for: a handful, all layers are alike.
     known: Vec<(Asked, f64)>,
+    /// Microseconds of all works together.
+    pub busy_us: f64,
 }
 
 impl<'a> Costed<'a> {
@@ -35,7 +37,7 @@ impl<'a> Costed<'a> {
         share: f64,
         ends: &'a [Vec<Event>],
     ) -> Costed<'a> {
-        Costed { clock, setup, batch, misses, share, ends, ended: [0; 2], known: Vec::new() }
+        Costed { clock, setup, batch, misses, share, ends, ended: [0; 2], known: Vec::new(), busy_us: 0.0 }
     }
 
     fn us(&mut self, term: Term, call: &EngineCall, width: f64) -> Result<f64> {
@@ -68,10 +70,30 @@ impl<'a> Costed<'a> {
         }
     }
 
-    fn charge(&self, call: &EngineCall, stream: Stream, name: &'static str, us: f64, sm: f64) -> Result<()> {
+    fn charge(
+        &mut self,
+        call: &EngineCall,
+        stream: Stream,
+        name: &'static str,
+        us: f64,
+        sm: f64,
+    ) -> Result<()> {
         let label = Label { name, layer: Some(call.layer), micro_batch: Some(call.micro_batch) };
+        self.busy_us += us;
         self.clock.compute(stream, label, Demand { ns: us * 1e3, sm })
     }
+}
+
+/// Microseconds of one layer's works for a micro-batch, in the order none.
+pub fn layer_us(setup: &Setup, batch: &Batch, rows: u32) -> Result<f64> {
+    let load = Load {
+        rows: rows.into(),
+        query_rows: batch.query_rows.into(),
+        context: batch.context.into(),
+        width: setup.shape().top_k.into(),
+    };
+    let terms = [Term::Project, Term::Index, Term::Prepare, Term::Attend, Term::Rest];
+    terms.into_iter().map(|term| setup.us(term, &load)).sum()
 }
 
 impl Engine for Costed<'_> {

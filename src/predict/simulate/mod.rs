@@ -18,6 +18,7 @@
 
 mod engine;
 mod price;
+mod split;
 mod world;
 
 use std::collections::HashMap;
@@ -28,7 +29,9 @@ use crate::device::clock::Span;
 use crate::error::{Error, Kind, Result};
 use crate::overlap::Overlap;
 
-use price::Priced;
+pub use split::Split;
+
+use price::{Price, Priced};
 use world::{Batch, Times, World};
 
 /// An operating point.
@@ -95,6 +98,8 @@ pub struct Outcome {
     pub step_ms: f64,
     /// Milliseconds beyond the same step without misses in the order none.
     pub exposed_ms: f64,
+    /// Of these the milliseconds in which nothing computes; the others are what attention in parts costs more.
+    pub wait_ms: f64,
     /// By layer, draft layers last, the exposed microseconds; 0 or below where an order hides more than the
     /// order none would without misses.
     pub exposed_us: Vec<f64>,
@@ -158,7 +163,7 @@ pub struct Simulator {
     setup: Setup,
     /// Layers without misses, in the order none, by what the batch is.
     baselines: HashMap<Batch, Times>,
-    prices: HashMap<Priced, f64>,
+    prices: HashMap<Priced, Price>,
 }
 
 impl Simulator {
@@ -185,36 +190,41 @@ impl Simulator {
         let times = world.step(&self.setup, &misses.rows, misses.share, &overlap)?;
         let exposed_us =
             times.layers_ns.iter().zip(&baseline.layers_ns).map(|(a, b)| (a - b) / 1e3).collect();
-        let exposed_ms = (times.total_ns - baseline.total_ns) / 1e6;
-        Ok(outcome(
-            point,
-            &batch,
-            (times.total_ns / 1e6, exposed_ms, exposed_us),
-            misses.rows,
-            overlap,
-            times.spans,
-        ))
+        let exposed_ns = times.total_ns - baseline.total_ns;
+        let sums = Sums {
+            step_ms: times.total_ns / 1e6,
+            exposed_ms: exposed_ns / 1e6,
+            wait_ms: (exposed_ns - (times.busy_ns - baseline.busy_ns)) / 1e6,
+            exposed_us,
+        };
+        Ok(outcome(point, &batch, sums, misses.rows, overlap, times.spans))
     }
 
     /// Estimates one step from the prices of its layers.
     ///
     /// # Errors
-    /// As [`Simulator::run`]; [`Kind::InvalidConfig`] for traffic, which only a whole step meets.
+    /// As [`Simulator::run`]; [`Kind::InvalidConfig`] for traffic and for micro-batches that fill each other's
+    /// waits, which only a whole step meets.
     pub fn estimate(&mut self, point: &Point, options: &Options) -> Result<Outcome> {
-        if options.traffic != Traffic::default() || options.spans {
-            return Err(bad("options: traffic and spans are a whole step's; an estimate has none"));
+        if options.traffic != Traffic::default() || options.spans || options.fill {
+            return Err(bad("options: traffic, spans and fill are a whole step's; an estimate has none"));
         }
         let (batch, misses) = self.prepare(point, options)?;
         let overlap = self.orders(&batch, &misses, options)?;
         let total_ns = self.baseline(&batch)?.total_ns;
-        let nothing = self.price(&batch, misses.share, 0.0, Overlap::None)?;
         let mut exposed_us = Vec::with_capacity(misses.rows.len());
-        for (rows, order) in misses.rows.iter().zip(&overlap) {
-            exposed_us.push((self.price(&batch, misses.share, *rows, *order)? - nothing) / 1e3);
+        let mut more_ns = 0.0;
+        for (layer, (rows, order)) in misses.rows.iter().zip(&overlap).enumerate() {
+            let (batch, share, passes) = self.layer_batch(&batch, misses.share, layer);
+            let nothing = self.price(&batch, share, 0.0, Overlap::None)?;
+            let price = self.price(&batch, share, *rows, *order)?;
+            exposed_us.push(passes * (price.ns - nothing.ns) / 1e3);
+            more_ns += passes * (price.busy_ns - nothing.busy_ns);
         }
         let exposed_ms = exposed_us.iter().sum::<f64>() / 1e3;
-        let times = (total_ns / 1e6 + exposed_ms, exposed_ms, exposed_us);
-        Ok(outcome(point, &batch, times, misses.rows, overlap, Vec::new()))
+        let (step_ms, wait_ms) = (total_ns / 1e6 + exposed_ms, exposed_ms - more_ns / 1e6);
+        let sums = Sums { step_ms, exposed_ms, wait_ms, exposed_us };
+        Ok(outcome(point, &batch, sums, misses.rows, overlap, Vec::new()))
     }
 
     /// Microseconds that one layer takes in an order, all its micro-batches together, when each request
@@ -226,7 +236,7 @@ impl Simulator {
         point.check(&self.setup)?;
         let batch = self.batch(point, options);
         let share = self.share(point, options);
-        price::layer_ns(&self.setup, &batch, share, misses, order).map(|ns| ns / 1e3)
+        price::layer(&self.setup, &batch, share, misses, order).map(|price| price.ns / 1e3)
     }
 
     /// What runs, and what it misses.
@@ -303,11 +313,23 @@ impl Simulator {
             Order::Table(table) => {
                 Err(bad("order: not one for each layer").with("orders", table.len() as u64))
             }
-            Order::ByLayer => misses
-                .rows
-                .iter()
-                .map(|rows| self.best(batch, misses.share, *rows).map(|best| best.0))
-                .collect(),
+            Order::ByLayer => {
+                let layers = misses.rows.iter().enumerate();
+                let best = layers.map(|(layer, rows)| {
+                    let (batch, share, _) = self.layer_batch(batch, misses.share, layer);
+                    self.best(&batch, share, *rows).map(|best| best.0)
+                });
+                best.collect()
+            }
+        }
+    }
+
+    /// What runs in a layer, the share of a request's misses that a query row reads there, and how often: a
+    /// draft layer has passes of one query row.
+    fn layer_batch(&self, batch: &Batch, share: f64, layer: usize) -> (Batch, f64, f64) {
+        match layer < self.setup.shape().layers as usize {
+            true => (*batch, share, 1.0),
+            false => (Batch { query_rows: 1, ..*batch }, 1.0, f64::from(world::passes(batch))),
         }
     }
 }
@@ -318,10 +340,18 @@ struct Missing {
     share: f64,
 }
 
+/// A step's times.
+struct Sums {
+    step_ms: f64,
+    exposed_ms: f64,
+    wait_ms: f64,
+    exposed_us: Vec<f64>,
+}
+
 fn outcome(
     point: &Point,
     batch: &Batch,
-    (step_ms, exposed_ms, exposed_us): (f64, f64, Vec<f64>),
+    Sums { step_ms, exposed_ms, wait_ms, exposed_us }: Sums,
     misses: Vec<f64>,
     overlap: Vec<Overlap>,
     spans: Vec<Span>,
@@ -334,6 +364,7 @@ fn outcome(
         point: *point,
         step_ms,
         exposed_ms,
+        wait_ms,
         exposed_us,
         misses,
         overlap,

@@ -26,18 +26,35 @@ pub struct Priced {
     point: usize,
 }
 
-/// Nanoseconds of one layer, all micro-batches together.
-pub fn layer_ns(setup: &Setup, batch: &Batch, share: f64, misses: f64, order: Overlap) -> Result<f64> {
+/// What one layer costs, all micro-batches together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Price {
+    /// Nanoseconds.
+    pub ns: f64,
+    /// What the engine computes of them.
+    pub busy_ns: f64,
+}
+
+impl Price {
+    fn between(a: Price, b: Price, part: f64) -> Price {
+        let of = |a: f64, b: f64| a * (1.0 - part) + b * part;
+        Price { ns: of(a.ns, b.ns), busy_ns: of(a.busy_ns, b.busy_ns) }
+    }
+}
+
+/// Runs one layer in an order.
+pub fn layer(setup: &Setup, batch: &Batch, share: f64, misses: f64, order: Overlap) -> Result<Price> {
     let layers = if batch.fill { FILL_LAYERS } else { 1 };
     let mut world = World::of_layers(setup, batch, layers)?;
     let (rows, orders) = (vec![misses; layers as usize], vec![order; layers as usize]);
     let times = world.step(setup, &rows, share, &orders)?;
-    Ok(times.layers_ns.iter().sum::<f64>() / f64::from(layers))
+    let layers = f64::from(layers);
+    Ok(Price { ns: times.layers_ns.iter().sum::<f64>() / layers, busy_ns: times.busy_ns / layers })
 }
 
 impl Simulator {
-    /// Nanoseconds of one layer that misses `rows` a request.
-    pub(super) fn price(&mut self, batch: &Batch, share: f64, rows: f64, order: Overlap) -> Result<f64> {
+    /// The price of one layer that misses `rows` a request.
+    pub(super) fn price(&mut self, batch: &Batch, share: f64, rows: f64, order: Overlap) -> Result<Price> {
         let above = GRID.partition_point(|point| *point <= rows).min(GRID.len() - 1);
         let low = above.saturating_sub(1);
         let part = ((rows - GRID[low]) / (GRID[above] - GRID[low])).clamp(0.0, 1.0);
@@ -46,26 +63,26 @@ impl Simulator {
             return Ok(a);
         }
         let b = self.priced(batch, share, above, order)?;
-        Ok(a * (1.0 - part) + b * part)
+        Ok(Price::between(a, b, part))
     }
 
-    fn priced(&mut self, batch: &Batch, share: f64, point: usize, order: Overlap) -> Result<f64> {
+    fn priced(&mut self, batch: &Batch, share: f64, point: usize, order: Overlap) -> Result<Price> {
         let key = Priced { batch: *batch, share: share.to_bits(), order, point };
         if let Some(known) = self.prices.get(&key) {
             return Ok(*known);
         }
-        let ns = layer_ns(&self.setup, batch, share, GRID[point], order)?;
-        self.prices.insert(key, ns);
-        Ok(ns)
+        let price = layer(&self.setup, batch, share, GRID[point], order)?;
+        self.prices.insert(key, price);
+        Ok(price)
     }
 
-    /// The order of least time and that time; of equals the simpler one.
-    pub(super) fn best(&mut self, batch: &Batch, share: f64, rows: f64) -> Result<(Overlap, f64)> {
+    /// The order of least time and its price; of equals the simpler one.
+    pub(super) fn best(&mut self, batch: &Batch, share: f64, rows: f64) -> Result<(Overlap, Price)> {
         let mut best = (Overlap::None, self.price(batch, share, rows, Overlap::None)?);
         for order in [Overlap::Da, Overlap::Dba] {
-            let ns = self.price(batch, share, rows, order)?;
-            if ns < best.1 {
-                best = (order, ns);
+            let price = self.price(batch, share, rows, order)?;
+            if price.ns < best.1.ns {
+                best = (order, price);
             }
         }
         Ok(best)

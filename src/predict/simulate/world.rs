@@ -1,6 +1,6 @@
 //! One step on the clock: streams, buffers that are only numbers, the schedule, and when each layer ended.
 
-use super::engine::Costed;
+use super::engine::{Costed, layer_us};
 use super::{Traffic, bad};
 use crate::device::clock::{
     ClockDevice, ClockOptions, Costs, Demand, Direction, Kernel, Label, Link, Mover, Span,
@@ -33,9 +33,9 @@ impl Batch {
         if self.rows[1] > 0 { 2 } else { 1 }
     }
 
-    /// Whether the exchange of experts' tokens is charged: nothing hides it, or the clock says what does.
+    /// Whether the exchange of experts' tokens is charged: no other micro-batch hides it.
     pub fn exchanges(&self) -> bool {
-        self.micro_batches() == 1 || self.fill
+        self.micro_batches() == 1
     }
 }
 
@@ -44,6 +44,8 @@ impl Batch {
 pub struct Times {
     /// The whole step.
     pub total_ns: f64,
+    /// What the engine computes of it.
+    pub busy_ns: f64,
     /// From one layer's end to the next's; a draft layer's passes together.
     pub layers_ns: Vec<f64>,
     /// The timeline.
@@ -66,17 +68,16 @@ pub struct World {
 /// The clock's costs of a setup.
 pub fn costs(setup: &Setup) -> Costs {
     let (rates, own) = (setup.rates(), &setup.file().operations);
-    let row = setup.shape().runs.iter().sum::<u32>();
-    // Gathers are charged at the speed of many rows: what a whole batch misses.
-    let many = f64::from(u16::MAX);
-    let (up, down) = (rates.gather.bytes_per_s(many, row), rates.scatter.bytes_per_s(many, row));
-    let kernel = |us: f64, row_us: f64| Kernel { fixed_ns: us * 1e3, row_ns: row_us * 1e3, sm: 0.0 };
-    let mover = |rate, sm| Mover { fixed_ns: own.move_us * 1e3, rate, sm };
+    let (up, down) = (rates.gather.line(), rates.scatter.line());
+    let fixed = |us: f64| rates.launch_ns + us * 1e3;
+    let kernel = |us, row_us: f64| Kernel { fixed_ns: fixed(us), row_ns: row_us * 1e3, sm: 0.0 };
+    let mover = |(line_ns, rate), sm| Mover { fixed_ns: fixed(own.move_us) + line_ns, rate, sm };
     Costs {
-        launch_ns: rates.launch_ns,
+        // An engine's works have their launches in them.
+        launch_ns: 0.0,
         link: Link {
-            to_device: rates.copy_up.max(up),
-            to_host: rates.copy_down.max(down),
+            to_device: rates.copy_up.max(up.1),
+            to_host: rates.copy_down.max(down.1),
             duplex: 1.0,
             copy_engines: rates.copy_engines,
         },
@@ -170,12 +171,21 @@ impl World {
             let begin = Begin { micro_batch: run.micro_batch, block: self.block, accepted: None };
             device.begin(self.pools, run.streams.compute, begin)?;
         }
+        if self.batch.fill
+            && let Some(second) = self.runs.get(1)
+        {
+            // Half a layer behind, so that the two do not wait at the same time.
+            let ns = layer_us(setup, &self.batch, self.batch.rows[0])? * 1e3 / 2.0;
+            let label = Label { name: "stagger", layer: None, micro_batch: Some(second.micro_batch) };
+            self.device.compute(second.streams.compute, label, Demand { ns, sm: 0.0 })?;
+        }
         let mut engine = Costed::new(&self.device, setup, &self.batch, misses, share, &self.ends);
         let drafts = (self.shape.draft_layers, passes(&self.batch));
         enqueue_step(device, self.pools, &self.runs, orders, drafts, &mut engine)?;
+        let busy_ns = engine.busy_us * 1e3;
         self.finish(setup)?;
         self.device.synchronize(self.done)?;
-        self.times()
+        Ok(self.times(busy_ns))
     }
 
     /// What follows the layers, once a step, behind all micro-batches.
@@ -202,7 +212,7 @@ impl World {
         device.record(self.done, main.streams.compute)
     }
 
-    fn times(&self) -> Result<Times> {
+    fn times(&self, busy_ns: f64) -> Times {
         let reached = |event| self.device.reached(event).unwrap_or(0.0);
         let layers = (self.shape.layers + self.shape.draft_layers) as usize;
         let mut layers_ns = vec![0.0; layers];
@@ -216,12 +226,12 @@ impl World {
             layers_ns[layer] += end - before;
             before = end;
         }
-        Ok(Times { total_ns: reached(self.done), layers_ns, spans: self.device.spans() })
+        Times { total_ns: reached(self.done), busy_ns, layers_ns, spans: self.device.spans() }
     }
 }
 
 /// Passes of the draft layers: one for each draft.
-fn passes(batch: &Batch) -> u32 {
+pub fn passes(batch: &Batch) -> u32 {
     batch.query_rows.saturating_sub(1)
 }
 

@@ -1,0 +1,473 @@
+//! The choice: which order each layer runs in, and when to change it.
+//!
+//! None of the three orders is best everywhere. Attention in parts costs launches, a merge, and lists that
+//! are padded to a captured width; two halves of a batch make two smaller indexers. With few misses that is
+//! more than it hides. So the choice is a [`Table`], by layer, and what it follows from are [`Prices`]: how
+//! long each order exposes a layer, by misses a batch row, as the schedule run on the virtual clock with
+//! measured rates tells. Here they are only looked up.
+//!
+//! A captured graph fixes one table. A [`Chooser`] keeps a few tables for each captured batch, and says
+//! between steps which of them the next step is to use, from the counters of a step some time back. A step's
+//! misses jump about, and capturing costs more than many steps gain; so it moves only when the misses,
+//! smoothed, have favoured another table by a good share for some steps in a row ([`Hysteresis`]). If none
+//! of the tables is near the best one, the one used longest ago is given up for that, and its version rises.
+//!
+//! A choice costs a few multiplications a layer and table, and allocates nothing. It depends on the counters
+//! given, in their order, and on nothing else, so that all ranks choose alike. It does not look at time, and
+//! knows of a layer's cost what its prices say.
+
+use std::fmt::Write;
+
+use crate::device::block::LayerCount;
+use crate::error::{Error, Kind, Result};
+use crate::overlap::schedule::Overlap;
+
+/// The version of a table's text.
+const FORMAT: u32 = 1;
+
+/// The first line of a table's text, before the version.
+const TITLE: &str = "forebay overlap table";
+
+/// The order of each layer, draft layers last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Rises whenever the orders change: what was captured for an older version is another table's.
+    pub version: u32,
+    /// By layer.
+    pub by_layer: Vec<Overlap>,
+}
+
+/// A fault in a table's text.
+fn bad(line: usize, what: impl Into<String>) -> Error {
+    Error::new(Kind::BadFormat, "load overlap table")
+        .at(what.into())
+        .with("line", line as u64)
+        .hint("behind its title a table has `version N`, `layers N`, and `LAYER none|da|dba` for each layer")
+}
+
+impl Table {
+    /// All layers in one order, version 1.
+    pub fn fixed(layers: u32, overlap: Overlap) -> Table {
+        Table { version: 1, by_layer: vec![overlap; layers as usize] }
+    }
+
+    /// The order that exposes each layer least at so many misses a batch row, version 1.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] when the prices are of another number of layers than `misses`.
+    pub fn best(prices: &Prices, misses: &[f64]) -> Result<Table> {
+        prices.check(misses.len())?;
+        let best = |(layer, misses): (usize, &f64)| prices.best(layer, *misses).0;
+        Ok(Table { version: 1, by_layer: misses.iter().enumerate().map(best).collect() })
+    }
+
+    /// The table as plain text: see [`Table::from_text`].
+    pub fn to_text(&self) -> String {
+        let (version, layers) = (self.version, self.by_layer.len());
+        let mut text = format!("{TITLE} {FORMAT}\nversion {version}\nlayers {layers}\n");
+        for (layer, overlap) in self.by_layer.iter().enumerate() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{layer} {}", overlap.name());
+        }
+        text
+    }
+
+    /// Reads what [`Table::to_text`] has written. Empty lines, and lines that begin with `#`, are passed
+    /// over.
+    ///
+    /// # Errors
+    /// [`Kind::BadFormat`] names the line: an unknown word, a layer that is missing, comes twice or is not
+    /// declared, numbers that are none. [`Kind::BadVersion`] for a text of another format.
+    pub fn from_text(text: &str) -> Result<Table> {
+        let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.trim()));
+        let mut lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+        let end = text.lines().count() + 1;
+        let mut next =
+            |wanted: &str| lines.next().ok_or_else(|| bad(end, format!("the text ends before {wanted}")));
+
+        let format = field(next("its title")?, TITLE)?;
+        if format != FORMAT {
+            return Err(Error::new(Kind::BadVersion, "load overlap table")
+                .at("format")
+                .with("found", format)
+                .with("read", FORMAT));
+        }
+        let version = field(next("`version`")?, "version")?;
+        let (line, layers) = next("`layers`")?;
+        let layers = field((line, layers), "layers")?;
+        if layers == 0 || layers > MOST_LAYERS {
+            return Err(bad(line, format!("layers: {layers}, of 1 to {MOST_LAYERS}")));
+        }
+        let mut by_layer = Vec::with_capacity(layers as usize);
+        for layer in 0..layers {
+            let (line, text) = next(&format!("layer {layer}"))?;
+            let Some((own, order)) = text.split_once(char::is_whitespace) else {
+                return Err(bad(line, format!("layer {layer}: `{}` is no layer with its order", clip(text))));
+            };
+            if number(line, own, "a layer")? != layer {
+                return Err(bad(line, format!("layer {} where layer {layer} belongs", clip(own))));
+            }
+            let order = order.trim();
+            let known = Overlap::ALL.into_iter().find(|overlap| overlap.name() == order);
+            let unknown = || bad(line, format!("layer {layer}: unknown order `{}`", clip(order)));
+            by_layer.push(known.ok_or_else(unknown)?);
+        }
+        match lines.next() {
+            None => Ok(Table { version, by_layer }),
+            Some((line, text)) => Err(bad(line, format!("`{}` behind the last layer", clip(text)))),
+        }
+    }
+}
+
+/// More layers than any model has; so that a damaged number takes no memory.
+const MOST_LAYERS: u32 = 4096;
+
+/// As much of a wrong word as an error shows.
+fn clip(word: &str) -> &str {
+    word.char_indices().nth(40).map_or(word, |(end, _)| &word[..end])
+}
+
+fn number(line: usize, word: &str, what: &str) -> Result<u32> {
+    // A sign is no digit, though the parser takes one.
+    let digits = word.bytes().all(|byte| byte.is_ascii_digit());
+    let parsed = word.parse().ok().filter(|_| digits);
+    parsed.ok_or_else(|| bad(line, format!("{what}: `{}` is no number", clip(word))))
+}
+
+fn field((line, text): (usize, &str), name: &str) -> Result<u32> {
+    let value = text.strip_prefix(name).filter(|value| value.starts_with(char::is_whitespace));
+    let value = value.ok_or_else(|| bad(line, format!("`{}` where `{name}` belongs", clip(text))))?;
+    number(line, value.trim(), name)
+}
+
+/// How long each order exposes a layer: nanoseconds that it takes longer in a step than it would if nothing
+/// were missed and no order cost anything, by misses a batch row. A draft layer's are those of all its passes
+/// in a step. `forebay::predict` (feature `predict`) fills them by running the schedule on the virtual clock.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prices {
+    /// Misses a batch row, ascending from 0.
+    misses: Vec<f64>,
+    /// By layer, or one for all of them: by order, by `misses`.
+    exposed: Vec<[Vec<f64>; 3]>,
+}
+
+/// Beyond this many misses a batch row all is alike: more than any step selects.
+const MOST_MISSES: f64 = 1e9;
+
+/// Counts of misses nearer to each other than this say nothing about a slope.
+const LEAST_GAP: f64 = 1e-3;
+
+fn place(overlap: Overlap) -> usize {
+    match overlap {
+        Overlap::None => 0,
+        Overlap::Da => 1,
+        Overlap::Dba => 2,
+    }
+}
+
+impl Prices {
+    /// Prices measured at `misses` a batch row, which ascend from 0. `exposed` holds, for each layer or once
+    /// for all of them, the nanoseconds of none, DA and DBA at each of these.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] names what is missing, out of order, negative or not finite.
+    pub fn new(misses: Vec<f64>, exposed: Vec<[Vec<f64>; 3]>) -> Result<Prices> {
+        let refuse = |place: &'static str, index: usize| {
+            Err(Error::new(Kind::InvalidConfig, "overlap prices").at(place).with("index", index as u64))
+        };
+        if misses.first() != Some(&0.0) {
+            return refuse("the first count of misses is not 0", 0);
+        }
+        let ascending = |pair: &[f64]| pair[1] - pair[0] >= LEAST_GAP && pair[1] <= MOST_MISSES;
+        if let Some(index) = misses.windows(2).position(|pair| !ascending(pair)) {
+            return refuse("counts of misses do not ascend", index + 1);
+        }
+        if exposed.is_empty() {
+            return refuse("no layer", 0);
+        }
+        for (layer, orders) in exposed.iter().enumerate() {
+            for (overlap, exposed) in Overlap::ALL.iter().zip(orders) {
+                let sound = exposed.iter().all(|ns| ns.is_finite() && (0.0..1e18).contains(ns));
+                if exposed.len() != misses.len() || !sound {
+                    return Err(Error::new(Kind::InvalidConfig, "overlap prices")
+                        .at(format!("exposed time of {}: one finite time a count of misses", overlap.name()))
+                        .with("layer", layer as u64)
+                        .with("given", exposed.len() as u64)
+                        .with("wanted", misses.len() as u64));
+                }
+            }
+        }
+        Ok(Prices { misses, exposed })
+    }
+
+    fn check(&self, layers: usize) -> Result<()> {
+        if self.exposed.len() == 1 || self.exposed.len() == layers {
+            return Ok(());
+        }
+        Err(Error::new(Kind::InvalidConfig, "overlap prices")
+            .at("layers")
+            .with("given", self.exposed.len() as u64)
+            .with("wanted", layers as u64))
+    }
+
+    /// Nanoseconds that `overlap` exposes a layer at so many misses a batch row: linear between the measured
+    /// counts, and beyond the last one as before it. Never negative, always finite; a count that is none is
+    /// taken for 0, a layer that is not there for the last one.
+    pub fn exposed(&self, layer: usize, overlap: Overlap, misses: f64) -> f64 {
+        let layer = if self.exposed.len() == 1 { 0 } else { layer.min(self.exposed.len() - 1) };
+        let times = &self.exposed[layer][place(overlap)];
+        let misses = if misses > 0.0 { misses.min(MOST_MISSES) } else { 0.0 };
+        let above = self.misses.partition_point(|count| *count <= misses).clamp(1, times.len().max(2) - 1);
+        let (Some(from), Some(to)) = (times.get(above - 1), times.get(above)) else { return times[0] };
+        let (first, last) = (self.misses[above - 1], self.misses[above]);
+        (from + (to - from) * ((misses - first) / (last - first))).max(0.0)
+    }
+
+    /// The order that exposes a layer least, and for how many nanoseconds; of equal ones the simplest.
+    pub fn best(&self, layer: usize, misses: f64) -> (Overlap, f64) {
+        let none = (Overlap::None, self.exposed(layer, Overlap::None, misses));
+        [Overlap::Da, Overlap::Dba].into_iter().fold(none, |best, overlap| {
+            let exposed = self.exposed(layer, overlap, misses);
+            if exposed < best.1 { (overlap, exposed) } else { best }
+        })
+    }
+
+    /// Nanoseconds that a table exposes a step.
+    fn of_table(&self, by_layer: &[Overlap], misses: &[f64]) -> f64 {
+        let layers = by_layer.iter().zip(misses).enumerate();
+        layers.map(|(layer, (overlap, misses))| self.exposed(layer, *overlap, *misses)).sum()
+    }
+}
+
+/// More tables than anyone captures for one batch.
+const MOST_TABLES: u32 = 256;
+
+/// When a chooser moves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hysteresis {
+    /// The weight of a new step's misses against what was known before, above 0 and at most 1.
+    pub smoothing: f64,
+    /// Another table must save this share of the exposed time, 0 to 1,
+    pub share: f64,
+    /// and so many nanoseconds a step,
+    pub least_ns: f64,
+    /// in so many steps, one behind the other; at least 1.
+    pub steps: u32,
+}
+
+impl Default for Hysteresis {
+    /// A tenth and 50 us, in 32 steps: at 50 ms a step that is under two seconds.
+    fn default() -> Self {
+        Hysteresis { smoothing: 0.1, share: 0.1, least_ns: 50_000.0, steps: 32 }
+    }
+}
+
+/// A captured batch size: its prices, and the tables that it begins with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bucket {
+    /// Batch rows that it was captured for.
+    pub batch: u32,
+    /// What orders cost at this size.
+    pub prices: Prices,
+    /// Tables to capture at the start; the first one is used first.
+    pub tables: Vec<Table>,
+}
+
+/// What the next step is to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Which bucket.
+    pub bucket: usize,
+    /// Which of its tables: [`Chooser::table`].
+    pub index: usize,
+    /// The table's version.
+    pub version: u32,
+    /// This call has changed the table: it must be captured before it is used.
+    pub changed: bool,
+}
+
+/// Where a chooser would rather be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    Stay,
+    /// At another table.
+    Table(usize),
+    /// At one that is not there.
+    New,
+}
+
+#[derive(Debug)]
+struct BucketState {
+    batch: u32,
+    prices: Prices,
+    /// As many as there may be; the first `taken` of them are in use.
+    tables: Vec<Table>,
+    taken: usize,
+    /// By table, the choice that used it last.
+    used: Vec<u64>,
+    current: usize,
+    wish: Wish,
+    /// For how many steps it has been that wish.
+    steps: u32,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Chooser {
+    hysteresis: Hysteresis,
+    buckets: Vec<BucketState>,
+    /// By layer the misses a batch row, smoothed.
+    misses: Vec<f64>,
+    choices: u64,
+}
+
+impl Chooser {
+    /// A chooser among at most `most` tables a bucket. Buckets ascend by their batch.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] names what does not fit: no bucket, buckets that do not ascend, no table or
+    /// more than `most`, tables or prices of different numbers of layers, a hysteresis outside its bounds.
+    pub fn new(buckets: Vec<Bucket>, most: u32, hysteresis: Hysteresis) -> Result<Chooser> {
+        let refuse = |place: &'static str, value: u64| {
+            Err(Error::new(Kind::InvalidConfig, "overlap chooser").at(place).with("value", value))
+        };
+        let Hysteresis { smoothing, share, least_ns, steps } = hysteresis;
+        if !(smoothing > 0.0 && smoothing <= 1.0) {
+            return refuse("smoothing, above 0 and at most 1", 0);
+        }
+        if !(0.0..=1.0).contains(&share) || !(0.0..1e18).contains(&least_ns) || steps == 0 {
+            return refuse("share, least_ns or steps of the hysteresis", steps.into());
+        }
+        let layers = buckets.first().and_then(|bucket| bucket.tables.first()).map_or(0, |t| t.by_layer.len());
+        if layers == 0 {
+            return refuse("no bucket, no table or no layer", 0);
+        }
+        if most > MOST_TABLES {
+            return refuse("tables captured at most", most.into());
+        }
+        for (index, bucket) in buckets.iter().enumerate() {
+            if bucket.batch == 0 || index > 0 && buckets[index - 1].batch >= bucket.batch {
+                return refuse("batches of the buckets do not ascend", bucket.batch.into());
+            }
+            if bucket.tables.is_empty() || bucket.tables.len() > most as usize {
+                return refuse("tables of a bucket", bucket.tables.len() as u64);
+            }
+            if let Some(other) = bucket.tables.iter().find(|table| table.by_layer.len() != layers) {
+                return refuse("layers of a table", other.by_layer.len() as u64);
+            }
+            bucket.prices.check(layers)?;
+        }
+        let state = |bucket: Bucket| {
+            let Bucket { batch, prices, mut tables } = bucket;
+            let taken = tables.len();
+            // Room for all that may come, so that choosing allocates nothing.
+            let spare = || Table { version: 0, by_layer: vec![Overlap::None; layers] };
+            tables.resize_with(most as usize, spare);
+            let used = vec![0; tables.len()];
+            BucketState { batch, prices, tables, taken, used, current: 0, wish: Wish::Stay, steps: 0 }
+        };
+        let buckets = buckets.into_iter().map(state).collect();
+        Ok(Chooser { hysteresis, buckets, misses: vec![0.0; layers], choices: 0 })
+    }
+
+    /// A table that a choice names.
+    pub fn table(&self, bucket: usize, index: usize) -> Option<&Table> {
+        self.buckets.get(bucket)?.tables[..self.buckets[bucket].taken].get(index)
+    }
+
+    /// By layer the misses a batch row that it goes by.
+    pub fn misses(&self) -> &[f64] {
+        &self.misses
+    }
+
+    /// Takes up the counters of a retired step of `rows` batch rows, and chooses for a step of `next` of
+    /// them. Which step of the last ones it was does not matter, as long as each is told once.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for counters of another number of layers, a step without rows, and more rows
+    /// than the largest bucket has. Nothing has changed then.
+    pub fn choose(&mut self, counts: &[LayerCount], rows: u32, next: u32) -> Result<Choice> {
+        let range = |place: &'static str, value: u64, most: u64| {
+            let error = Error::new(Kind::OutOfRange, "choose overlap").at(place);
+            Err(error.with("value", value).with("most", most))
+        };
+        if counts.len() != self.misses.len() {
+            return range("layers of the counters", counts.len() as u64, self.misses.len() as u64);
+        }
+        let largest = self.buckets.last().map_or(0, |bucket| bucket.batch);
+        let found = self.buckets.iter().position(|bucket| bucket.batch >= next);
+        let Some(bucket) = found.filter(|_| rows > 0) else {
+            return range("batch rows", if rows == 0 { 0 } else { next.into() }, largest.into());
+        };
+        for (known, count) in self.misses.iter_mut().zip(counts) {
+            let new = f64::from(count.misses) / f64::from(rows);
+            let weight = if self.choices == 0 { 1.0 } else { self.hysteresis.smoothing };
+            *known += weight * (new - *known);
+        }
+        self.choices += 1;
+        let state = &mut self.buckets[bucket];
+        let changed = state.choose(&self.misses, &self.hysteresis);
+        state.used[state.current] = self.choices;
+        let version = state.tables[state.current].version;
+        Ok(Choice { bucket, index: state.current, version, changed })
+    }
+}
+
+impl BucketState {
+    /// Moves if it is time to; whether a table was changed.
+    fn choose(&mut self, misses: &[f64], hysteresis: &Hysteresis) -> bool {
+        let wish = self.wish(misses, hysteresis);
+        self.steps = if wish == self.wish { self.steps.saturating_add(1) } else { 1 };
+        self.wish = wish;
+        if wish == Wish::Stay || self.steps < hysteresis.steps {
+            return false;
+        }
+        self.steps = 0;
+        match wish {
+            Wish::Table(index) => self.current = index,
+            _ => self.replace(misses),
+        }
+        wish == Wish::New
+    }
+
+    fn wish(&self, misses: &[f64], hysteresis: &Hysteresis) -> Wish {
+        let saves = |from: f64, to: f64| {
+            let saved = from - to;
+            saved > 0.0 && saved >= hysteresis.share * from && saved >= hysteresis.least_ns
+        };
+        let cost = |index: usize| self.prices.of_table(&self.tables[index].by_layer, misses);
+        let now = cost(self.current);
+        let nearest = (0..self.taken).fold((self.current, now), |nearest, index| {
+            let cost = cost(index);
+            if cost < nearest.1 { (index, cost) } else { nearest }
+        });
+        let best = misses.iter().enumerate().map(|(layer, misses)| self.prices.best(layer, *misses).1).sum();
+        match nearest {
+            (_, cost) if saves(cost, best) => Wish::New,
+            (index, cost) if saves(now, cost) => Wish::Table(index),
+            _ => Wish::Stay,
+        }
+    }
+
+    /// Makes the best table for `misses` the current one, in an empty place or in that of the table used
+    /// longest ago.
+    fn replace(&mut self, misses: &[f64]) {
+        let place = if self.taken < self.tables.len() {
+            self.taken += 1;
+            self.taken - 1
+        } else {
+            let others = (0..self.taken).filter(|index| *index != self.current);
+            others.min_by_key(|index| self.used[*index]).unwrap_or(self.current)
+        };
+        let table = &mut self.tables[place];
+        for (layer, (overlap, misses)) in table.by_layer.iter_mut().zip(misses).enumerate() {
+            *overlap = self.prices.best(layer, *misses).0;
+        }
+        table.version = table.version.wrapping_add(1);
+        self.current = place;
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+#[path = "choice_tests.rs"]
+mod tests;

@@ -1,0 +1,61 @@
+//! Fills the prices that a choice of orders goes by: the schedule of one layer, run on the clock at a
+//! setup's rates in each order, over a grid of misses.
+//!
+//! Layers of one model are alike but for what they miss, so they have one price list; draft layers have
+//! another, of one query row a pass and all their passes together. What is priced are all micro-batches of
+//! the batch: a choice among tables is one for the whole step.
+
+use crate::error::Result;
+use crate::overlap::{Overlap, Prices};
+use crate::predict::simulate::{Options, Point, Simulator};
+
+/// Steps of the grid on either side of the few hundred misses where the orders cross.
+const GRID: [f64; 20] = [
+    0.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 160.0, 192.0, 224.0, 256.0, 320.0, 384.0, 512.0,
+    768.0, 1024.0, 1536.0, 2048.0,
+];
+
+impl Simulator {
+    /// The prices of the orders at an operating point, whose own misses play no part; for
+    /// [`Table::best`](crate::overlap::Table::best) and a [`Chooser`](crate::overlap::Chooser)'s buckets.
+    /// A layer's least time, at any misses and in any order, is what it does not expose.
+    ///
+    /// # Errors
+    /// As [`Simulator::run`].
+    pub fn prices(&mut self, point: &Point, options: &Options) -> Result<Prices> {
+        let shape = *self.setup().shape();
+        let most = f64::from(shape.top_k) * f64::from(point.mtp);
+        let mut grid: Vec<f64> = GRID.into_iter().filter(|misses| *misses < most).collect();
+        grid.push(most);
+        let once = self.price_list(point, options, &grid, 1)?;
+        let mut layers = vec![once; shape.layers as usize];
+        if shape.draft_layers > 0 {
+            let passes = point.mtp.saturating_sub(1);
+            let one = Point { mtp: 1, accept: 1.0, ..*point };
+            let drafts = self.price_list(&one, options, &grid, passes)?;
+            layers.resize((shape.layers + shape.draft_layers) as usize, drafts);
+        }
+        Prices::new(grid, layers)
+    }
+
+    /// One layer's nanoseconds in each order, passed `passes` times with the misses shared among them.
+    fn price_list(
+        &mut self,
+        point: &Point,
+        options: &Options,
+        grid: &[f64],
+        passes: u32,
+    ) -> Result<[Vec<f64>; 3]> {
+        let times = f64::from(passes);
+        let mut list = [const { Vec::new() }; 3];
+        for (prices, order) in list.iter_mut().zip(Overlap::ALL) {
+            for misses in grid {
+                let us = self.layer_us(point, options, misses / times.max(1.0), order)?;
+                prices.push(us * times * 1e3);
+            }
+        }
+        let least = list.iter().flatten().copied().fold(f64::INFINITY, f64::min);
+        list.iter_mut().flatten().for_each(|ns| *ns -= least);
+        Ok(list)
+    }
+}
