@@ -71,7 +71,8 @@ impl Dims {
         ..Dims::DEEPSEEK_V3_2
     };
 
-    fn preset(name: &str) -> Option<Dims> {
+    /// Those of a preset of [`Shape::PRESETS`]; none where they are not known.
+    pub fn preset(name: &str) -> Option<Dims> {
         match name {
             "deepseek-v3.2" | "deepseek-v3.2-bf16" | "deepseek-v3.2-int8" => Some(Dims::DEEPSEEK_V3_2),
             "deepseek-v3" => Some(Dims { index_heads: 0, ..Dims::DEEPSEEK_V3_2 }),

@@ -16,6 +16,7 @@
 use crate::cache::{Config, Footprint, Slots};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
+use crate::predict::model::Dims;
 use crate::sparse::Budget;
 
 /// Slots of a sequence and layer below which mean misses leave the flat part of their curve: the ESS study keeps
@@ -186,11 +187,7 @@ fn invalid(field: &'static str) -> Error {
 
 /// The longest sequence in tokens that the preset `name` was made for, by its published configuration.
 pub fn longest_context(name: &str) -> Option<u32> {
-    match name {
-        "deepseek-v3.2" | "deepseek-v3.2-bf16" | "deepseek-v3.2-int8" | "deepseek-v3" => Some(163_840),
-        "glm-5" => Some(202_752),
-        _ => None,
-    }
+    Dims::preset(name).map(|dims| dims.context_max)
 }
 
 /// Plans what is asked.
@@ -359,12 +356,13 @@ impl<'a> Room<'a> {
     /// The largest budget with which `lanes` sequences fit, in whole blocks or the whole context.
     fn largest(&self, lanes: u32) -> Option<u32> {
         let context = self.demand.context;
-        // More blocks than the slots alone leave room for need not be tried. From there on down it is tried
-        // block by block: scratch slots shrink as budgets grow, so what fits need not be a stretch.
+        // More blocks than index keys and slots alone leave room for need not be tried. From there on down it
+        // is tried block by block: scratch slots shrink as budgets grow, so what fits need not be a stretch.
+        let keys = self.geometry.index_bytes(self.pages().ok()?.checked_mul(lanes)?).ok()?;
         let block =
             u64::from(self.geometry.block_bytes()) * u64::from(self.geometry.layers()) * u64::from(lanes);
-        let room = u32::try_from(self.available / block.max(1)).unwrap_or(u32::MAX);
-        let most = room.min(context.div_ceil(SLOT_BLOCK));
+        let room = self.available.checked_sub(keys)? / block.max(1);
+        let most = u32::try_from(room).unwrap_or(u32::MAX).min(context.div_ceil(SLOT_BLOCK));
         (1..=most)
             .rev()
             .map(|blocks| (blocks * SLOT_BLOCK).min(context))

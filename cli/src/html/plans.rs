@@ -1,5 +1,7 @@
 //! The pictures of a planned sweep: the ratio by batch and, with a setup, what each batch yields.
 
+use forebay::predict::plan::Note;
+
 use super::page::{self, Card, Head, Section, Table};
 use super::sweep::{Series, by_batch, grouped};
 use super::words::{ratio, tile};
@@ -110,6 +112,23 @@ fn yields(all: &[Point], dots: &[Dot]) -> Option<Card> {
     Some(card("Throughput by batch", sentence, "tokens/s, 8 GPUs", &series, rule, table(all)))
 }
 
+/// Every note, and how many of the plans it is of.
+fn facts(all: &[Point]) -> Vec<String> {
+    let planned: Vec<_> = all.iter().filter_map(|point| point.planned.as_ref().ok()).collect();
+    let mut counts: Vec<(Note, usize)> = Vec::new();
+    for note in planned.iter().flat_map(|planned| &planned.notes) {
+        match counts.iter_mut().find(|(known, _)| known == note) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((*note, 1)),
+        }
+    }
+    let words =
+        |(note, count): &(Note, usize)| format!("{count} of {} plans: {}.", all.len(), note.describe());
+    let missing = all.len() - planned.len();
+    let none = (missing > 0).then(|| format!("{missing} of {} plans: does not fit.", all.len()));
+    counts.iter().map(words).chain(none).collect()
+}
+
 /// The page of a planned sweep.
 pub fn page(all: &[Point]) -> String {
     let dots = dots(all);
@@ -128,14 +147,15 @@ pub fn page(all: &[Point]) -> String {
         None,
         below,
     ));
-    let mut notes: Vec<&str> =
-        fit.clone().flat_map(|planned| &planned.notes).map(|note| note.describe()).collect();
-    notes.sort_unstable();
-    notes.dedup();
+    let best = fit.clone().zip(all.iter().filter(|point| point.planned.is_ok()));
+    let best =
+        best.filter_map(|(planned, point)| Some((planned.batch, point.gain.as_ref()?.outcome.throughput)));
+    let best = best.max_by(|a, b| a.1.total_cmp(&b.1));
+    let tokens = fit.clone().filter_map(|planned| planned.live_tokens).max();
     let section = Section {
         title: all.first().map_or(String::new(), |point| point.model.to_owned()),
         warning: None,
-        facts: notes.iter().map(|note| format!("Of some batch: {note}.")).collect(),
+        facts: facts(all),
         tiles: vec![
             tile(resident.to_string(), "sequences with all rows on the device", "at most".to_owned()),
             tile(most.to_string(), "sequences with offload", "at most".to_owned()),
@@ -144,6 +164,18 @@ pub fn page(all: &[Point]) -> String {
                 "host memory",
                 "for the largest plan".to_owned(),
             ),
+            match (best, tokens) {
+                (Some((batch, most)), _) => tile(
+                    format!("{most:.0}"),
+                    "tokens/s, a node of 8 GPUs",
+                    format!("the most, at batch {batch}"),
+                ),
+                (None, Some(tokens)) => {
+                    let millions = format!("{:.1}M", tokens as f64 / 1e6);
+                    tile(millions, "live tokens", "at most: index keys stay on the device".to_owned())
+                }
+                (None, None) => tile("-".to_owned(), "index keys", "the model has none".to_owned()),
+            },
         ],
         cards,
     };

@@ -38,7 +38,10 @@ pub fn by_batch(
     let points = || series.iter().flat_map(|(_, points)| points);
     let most = points().map(|point| point.1).chain(rule.map(|rule| rule.0)).fold(0.0, f64::max);
     let widest = points().map(|point| point.0).fold(0.0, f64::max);
-    let plot = Plot::new(HEIGHT, 118.0);
+    // One line needs no name; the longest of several needs room.
+    let named = |name: &String| if series.len() > 1 { name.clone() } else { String::new() };
+    let longest = series.iter().map(|(name, _)| named(name).chars().count()).max().unwrap_or(0);
+    let plot = Plot::new(HEIGHT, (24.0 + 7.4 * longest as f64).min(WIDTH / 2.0));
     let (left, right) = (plot.left + 6.0, plot.right);
     let plot = Plot { left, ..plot };
     let x = Scale::from_zero(widest, 5, left, right);
@@ -53,7 +56,7 @@ pub fn by_batch(
     let lines: Vec<Line> = series
         .iter()
         .zip(CLASSES.iter().cycle())
-        .map(|((name, points), class)| Line { name: name.clone(), class, points: points.clone() })
+        .map(|((name, points), class)| Line { name: named(name), class, points: points.clone() })
         .collect();
     chart::lines(&mut svg, &plot, &x, &y, &lines);
     for line in lines.iter().filter(|line| line.points.len() <= DOTS) {
