@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Event, Slice, Stream};
+use forebay::device::{Device, Event, Parts, Slice, Stream};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
 use forebay::{MicroBatch, Open, Row, Sequence, Shape, Slots, Step, Streams, WarmUp};
 use std::sync::Arc;
@@ -27,17 +27,21 @@ fn config() -> Config {
 
 impl Engine {
     fn new(threaded: bool) -> Engine {
+        Engine::with(threaded, config())
+    }
+
+    fn with(threaded: bool, config: Config) -> Engine {
         let device = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
         let buffer = || device.allocate(u64::from(4 * K)).unwrap();
         let buffers = Buffers { selection: buffer(), slots: buffer(), parts: None };
-        let cache = Cache::new(config(), device.clone()).unwrap();
+        let cache = Cache::new(config, device.clone()).unwrap();
         let (stream, done) = (device.stream().unwrap(), device.event().unwrap());
         Engine { cache, device, stream, buffers, done }
     }
 
     /// A sequence of 24 rows, each filled with its position.
     fn open(&mut self) -> Sequence {
-        let budget = Budget::Slots(16);
+        let budget = Budget::Slots(self.cache.config().min_budget);
         let open = Open { prompt: 24, promised: 30, budget, bring_up: BringUp::Nothing };
         let sequence = self.cache.open(&open).unwrap();
         let rows: Vec<u8> = (0..24).flat_map(|position| [position; 32]).collect();
@@ -109,6 +113,56 @@ fn a_resolve_that_nobody_gathers_fails_the_step_and_a_roll_back_trusts_no_row_of
     // Everything is fetched again, and is what it should be.
     assert_eq!(e.decode(sequence, 0, 4), (16, (4..12).collect()));
     assert_eq!(e.decode(sequence, 0, 4).0, 0, "the control: now it is resident");
+}
+
+#[test]
+fn a_pass_that_nobody_gathers_fails_the_step_but_costs_no_resident_row() {
+    // A budget of 4 and k 8: four rows in scratch slots, two a pass.
+    for (passes, missing, hits_after) in [
+        (&[0, 1][..], None, 4),
+        (&[0], Some("what a pass of attention reads was not gathered"), 4),
+        (&[1, 0, 1], Some("what a layer missed was not gathered"), 0),
+        (&[], Some("what a layer missed was not gathered"), 0),
+    ] {
+        let mut e = Engine::with(false, Config { min_budget: 4, attention_passes: 2, ..config() });
+        assert_eq!(e.cache.attention_passes(), 2);
+        let words = |count: u32| e.device.allocate(u64::from(4 * count)).unwrap();
+        e.buffers.parts = Some(Parts { lists: words(3 * K), counts: words(3), batch: 1 });
+        let sequence = e.open();
+        e.select(4);
+        let layer = LayerCall::whole(Layer(0));
+        let mut step = e.prepare(sequence, 0);
+        e.cache.resolve(&step, layer, e.stream, e.buffers).unwrap();
+        passes.iter().for_each(|pass| e.cache.gather(&step, layer, *pass, e.stream).unwrap());
+        e.finish(&mut step);
+        match (e.cache.retire(step, e.stream), missing) {
+            (Ok(_), None) => {}
+            (Err(unretired), Some(missing)) => assert!(unretired.error.place().contains(missing)),
+            (retired, _) => panic!("{passes:?}: {retired:?}"),
+        }
+        let _ticket = e.cache.roll_back(sequence, 24, e.stream).unwrap();
+        let mut step = e.prepare(sequence, 0);
+        e.cache.resolve(&step, layer, e.stream, e.buffers).unwrap();
+        [0, 1].iter().for_each(|pass| e.cache.gather(&step, layer, *pass, e.stream).unwrap());
+        e.finish(&mut step);
+        assert_eq!(
+            e.cache.retire(step, e.stream).unwrap().total(),
+            (hits_after, 8 - hits_after),
+            "{passes:?}"
+        );
+    }
+}
+
+#[test]
+fn passes_are_no_more_than_there_is_something_to_do_for() {
+    // 44 rows beyond the budget: in 30 passes shares of 2, which 22 passes take.
+    let passes = |min_budget: u32, attention_passes: u32| {
+        let shape = Shape { top_k: 48, ..config().shape };
+        let config = Config { shape, min_budget, attention_passes, ..config() };
+        Cache::new(config, HostDevice::new(HostOptions::default())).unwrap().attention_passes()
+    };
+    assert_eq!([passes(4, 30), passes(4, 7), passes(4, 1), passes(4, 1000)], [22, 7, 1, 44]);
+    assert_eq!(passes(16, u32::MAX), 32);
 }
 
 #[test]

@@ -214,7 +214,7 @@ impl Decode {
         };
         for (step, micro) in steps.iter_mut().zip(self.micro.clone()) {
             let compute = micro.layers.streams.compute;
-            if enqueued.is_err() {
+            if enqueued.is_err() && self.setting.one_by_one {
                 // Layer by layer, the other micro-batch's step does not know of it.
                 self.cache.abandon(step).unwrap();
             }
