@@ -194,6 +194,29 @@ fn the_page_has_the_predictions() {
     on_the_page(&lines);
 }
 
+/// The study runs two micro-batches at 32K and one at 128K. Where that is the faster way tells how the exchange
+/// grows.
+#[test]
+fn the_page_has_where_two_micro_batches_pay() {
+    let lines = [37.5, 50.0, 100.0, 1e9].map(|network| {
+        let mut measured = measurements();
+        measured.setup.deployment.network_gb_s = network;
+        let mut simulator = Simulator::new(fit(&measured).unwrap().setup);
+        let mut cell = |context, batch, ratio| {
+            let point = Point { context, batch, ratio, ..POINT };
+            let [one, two] = [false, true].map(|two| {
+                let options = Options { two_batch: Some(two), ..Options::default() };
+                simulator.run(&point, &options).unwrap().step_ms
+            });
+            format!("{one:.1} / {two:.1}")
+        };
+        let cells = [cell(32 << 10, 52, 1.0), cell(32 << 10, 160, 0.21), cell(128 << 10, 40, 0.2)];
+        let network = if network == 1e9 { "no growth".to_owned() } else { format!("{network} GB/s") };
+        format!("| {network} | {} | {} |", cells.join(" | "), cell(128 << 10, 54, 0.1))
+    });
+    on_the_page(&lines);
+}
+
 /// How much an assumption matters: the rows again, fitted anew under another one.
 #[test]
 fn the_page_has_what_the_assumptions_matter() {

@@ -166,10 +166,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     }
     let fitted = fit::fit(&measured).map_err(|error| output::within(error, path))?;
     if let Some(path) = &arguments.output {
-        let mut text = serde_json::to_vec_pretty(fitted.setup.file())
-            .map_err(|e| Error::new(Kind::Internal, "write setup").at(e.to_string()))?;
-        text.push(b'\n');
-        output::write_file(path, &text)?;
+        output::write_file(path, fitted.setup.file().text()?.as_bytes())?;
     }
     if let Some(path) = &arguments.json {
         output::write_file(path, &json::list(&[entry(&fitted)])?)?;

@@ -309,9 +309,9 @@ impl Unknowns {
     }
 }
 
-/// A file's microseconds have four digits behind the point.
-fn rounded(us: f64) -> f64 {
-    (us * 1e4).round() / 1e4
+/// What is found has four digits behind the point in a file.
+fn rounded(found: f64) -> f64 {
+    (found * 1e4).round() / 1e4
 }
 
 fn load(setup: &Setup, row: &OverlapRow) -> Load {
@@ -389,8 +389,7 @@ fn normal(columns: &[Vec<f64>], errors: &[f64], damping: f64) -> [f64; 4] {
         let pivot = (i..4).max_by(|a, b| m[*a][i].abs().total_cmp(&m[*b][i].abs())).unwrap_or(i);
         m.swap(i, pivot);
         let row = m[i];
-        for (other, of) in m.iter_mut().enumerate().filter(|(other, _)| *other != i) {
-            debug_assert_ne!(other, i);
+        for (_, of) in m.iter_mut().enumerate().filter(|(other, _)| *other != i) {
             let factor = of[i] / row[i];
             (i..5).for_each(|column| of[column] -= factor * row[column]);
         }
@@ -504,6 +503,7 @@ fn grow(file: &mut File, rows: &[GrowthRow]) {
         return;
     }
     let power = (points.iter().map(|p| (p.0 - x) * (p.1 - y)).sum::<f64>() / spread).clamp(0.0, 1.0);
+    let power = rounded(power);
     match &mut file.misses {
         Some(Misses::Curve(curve)) => curve.query_rows_power = power,
         Some(Misses::Table(table)) => table.query_rows_power = power,

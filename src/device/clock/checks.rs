@@ -2,7 +2,7 @@
 
 use crate::device::block::{self, Report};
 use crate::device::clock::effect::Staged;
-use crate::device::{Join, Part, Plan, Slice};
+use crate::device::{Answer, Join, Part, Parts, Plan, Slice};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Layer, MicroBatch};
 
@@ -13,6 +13,8 @@ pub(super) struct Extents {
     pub(super) layers: u32,
     pub(super) batch: u32,
     query_rows: u32,
+    /// By layer the passes of attention.
+    passes: Vec<u32>,
     micro_batches: u32,
     top_k: u64,
     lane_pages: usize,
@@ -27,6 +29,11 @@ pub(super) fn bad(place: &'static str, value: impl Into<u64>) -> Error {
     Error::new(Kind::OutOfRange, "clock device").at(place).with("value", value)
 }
 
+fn overlap(a: &Slice, b: &Slice) -> bool {
+    let ends = (a.address() + a.bytes(), b.address() + b.bytes());
+    a.bytes() > 0 && b.bytes() > 0 && a.address() < ends.1 && b.address() < ends.0
+}
+
 impl Extents {
     pub(super) fn new(plan: &Plan, exact: bool) -> Self {
         let g = &plan.geometry;
@@ -36,6 +43,7 @@ impl Extents {
             layers: g.layers(),
             batch: plan.batch,
             query_rows: tables.map_or(u32::MAX, |t| t.query_rows),
+            passes: plan.tables.iter().map(|t| t.passes).collect(),
             micro_batches: plan.micro_batches,
             top_k: g.shape().top_k.into(),
             lane_pages: plan.lane_pages as usize,
@@ -75,17 +83,54 @@ impl Extents {
         if rows > u64::from(self.query_rows) { Err(bad("query rows", rows)) } else { Ok(()) }
     }
 
-    /// The selection of a part, and the slots that answer it.
-    pub(super) fn resolve(&self, part: &Part, selection: &Slice, slots: &Slice) -> Result<()> {
+    /// The selection of a part, and what answers it: sizes, and that none of them overlap.
+    pub(super) fn resolve(&self, part: &Part, selection: &Slice, answer: &Answer) -> Result<()> {
         self.part(part)?;
         let count = u64::from(part.count) * u64::from(part.rows.count) * self.top_k;
         self.words(selection, count)?;
-        self.words(slots, count)?;
-        let (a, b) = (selection.address(), slots.address());
-        if self.exact && count > 0 && a < b + slots.bytes() && b < a + selection.bytes() {
-            return Err(bad("selection and slots overlap", slots.bytes()));
+        self.words(&answer.slots, count)?;
+        if !self.exact {
+            return Ok(());
+        }
+        let passes = self.passes_of(part.layer);
+        let parts = match &answer.parts {
+            Some(parts) => self.parts(part, parts, 1 + u64::from(passes))?,
+            None if passes > 1 => return Err(bad("attention in several passes needs its parts", passes)),
+            None => [None, None],
+        };
+        let slices = [Some(*selection), Some(answer.slots), parts[0], parts[1]];
+        for (index, slice) in slices.iter().enumerate() {
+            let Some(slice) = slice else { break };
+            if slices[..index].iter().flatten().any(|other| overlap(slice, other)) {
+                return Err(bad("selection and slots overlap", slice.bytes()));
+            }
         }
         Ok(())
+    }
+
+    /// What a call uses of `lists` index lists and their counts.
+    fn parts(&self, part: &Part, parts: &Parts, lists: u64) -> Result<[Option<Slice>; 2]> {
+        if parts.batch < part.first + part.count || parts.batch > self.batch {
+            return Err(bad("batch rows of the parts", parts.batch));
+        }
+        if !(parts.lists.address() | parts.counts.address()).is_multiple_of(4) {
+            return Err(bad("address of the parts", parts.lists.address()));
+        }
+        let rows = lists * u64::from(parts.batch) * u64::from(part.rows.count);
+        Ok([Some(parts.lists.part(0, 4 * rows * self.top_k)?), Some(parts.counts.part(0, 4 * rows)?)])
+    }
+
+    /// A gather's part and pass.
+    pub(super) fn gather(&self, part: &Part, pass: u32) -> Result<()> {
+        self.part(part)?;
+        match self.exact && pass >= self.passes_of(part.layer) {
+            true => Err(bad("pass of attention", pass)),
+            false => Ok(()),
+        }
+    }
+
+    fn passes_of(&self, layer: Layer) -> u32 {
+        self.passes.get(layer.index()).copied().unwrap_or(1)
     }
 
     /// The selections of a warm-up, `[layers][steps][k]`.

@@ -306,7 +306,7 @@ impl Device for ClockDevice {
                 self.check_slice(&parts.lists)?;
                 self.check_slice(&parts.counts)?;
             }
-            extents.resolve(&part, &selection, &answer.slots)?;
+            extents.resolve(&part, &selection, &answer)?;
             let rows = f64::from(part.count) * f64::from(part.rows.count);
             Ok(Work::kernel(&self.costs.resolve, rows))
         })
@@ -315,7 +315,7 @@ impl Device for ClockDevice {
     fn gather(&self, pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()> {
         let effect = PoolEffect::Gather { part, pass };
         self.enqueue_pool((pools, stream), label_of("gather", &part), effect, |extents, misses| {
-            extents.part(&part)?;
+            extents.gather(&part, pass)?;
             let rows = misses.get(part.layer.index()).map_or(0.0, |rows| rows * f64::from(part.count));
             // The first pass moves what was declared; further ones are there, and move nothing.
             let bytes = if pass == 0 { rows * extents.row_bytes } else { 0.0 };
