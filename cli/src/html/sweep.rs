@@ -107,8 +107,8 @@ fn by_layer(simulated: &Simulated) -> Card {
     let worst = worst_layer(outcome);
     let most = outcome.exposed_us.iter().copied().fold(0.0, f64::max);
     let sentence = format!(
-        "At batch {} and ratio {}: layer {worst} exposes most, {} µs. A column is waits for rows, and what attention in \
-         parts costs more than in one.",
+        "At batch {} and ratio {}: layer {worst} exposes most, {} µs. A column is waits for rows, and what attention \
+         in parts costs more than in one.",
         outcome.point.batch,
         ratio(outcome.point.ratio),
         number(most),
@@ -163,8 +163,14 @@ fn unhindered(simulated: &Simulated) -> f64 {
     if without > 0.0 { outcome.throughput * outcome.step_ms / without } else { 0.0 }
 }
 
-/// The page of a simulated sweep.
-pub fn simulated(all: &[Simulated], note: Option<&str>) -> String {
+/// A picture over the batch.
+fn card(name: &str, sentence: &str, y: &str, series: &[Series], table: Table) -> Card {
+    let pictures = vec![by_batch(name, sentence, y, series, None)];
+    Card { name: name.to_owned(), sentence: sentence.to_owned(), pictures, table, wide: false }
+}
+
+/// The pictures of the sweep; `best` has the most throughput.
+fn cards(all: &[Simulated], best: &Simulated) -> Vec<Card> {
     let batch = |s: &Simulated| f64::from(s.outcome.point.batch);
     let mut throughput = grouped(all, |s| setting(s, all), |s| (batch(s), s.outcome.throughput));
     if let [with] = &mut throughput[..] {
@@ -172,9 +178,7 @@ pub fn simulated(all: &[Simulated], note: Option<&str>) -> String {
         throughput.extend(grouped(all, |_| "without".to_owned(), |s| (batch(s), unhindered(s))));
     }
     let exposed = grouped(all, |s| setting(s, all), |s| (batch(s), 100.0 * exposed_share(&s.outcome)));
-    let best = all.iter().max_by(|a, b| a.outcome.throughput.total_cmp(&b.outcome.throughput));
     let worst = all.iter().map(|s| exposed_share(&s.outcome)).fold(0.0, f64::max);
-    let Some(best) = best else { return String::new() };
     let point = &best.outcome.point;
     let most = format!(
         "Most tokens a second, {:.0} a node, at batch {} and ratio {}.",
@@ -183,49 +187,31 @@ pub fn simulated(all: &[Simulated], note: Option<&str>) -> String {
         ratio(point.ratio)
     );
     let waits = format!("At most {} of a step is exposed.", percent(worst.max(0.0)));
-    let picture =
-        |title: &str, sentence: &str, y: &str, series: &[Series]| by_batch(title, sentence, y, series, None);
-    let card = |name: &str, sentence: &str, picture: String, table: Table| Card {
-        name: name.to_owned(),
-        sentence: sentence.to_owned(),
-        pictures: vec![picture],
-        table,
-        wide: false,
-    };
-    let cards = vec![
-        card(
-            "Throughput by batch",
-            &most,
-            picture("Throughput by batch", &most, "tokens/s, 8 GPUs", &throughput),
-            table(all),
-        ),
-        card(
-            "Exposed time by batch",
-            &waits,
-            picture("Exposed time by batch", &waits, "% of the step", &exposed),
-            Table::default(),
-        ),
+    vec![
+        card("Throughput by batch", &most, "tokens/s, 8 GPUs", &throughput, table(all)),
+        card("Exposed time by batch", &waits, "% of the step", &exposed, Table::default()),
         by_layer(best),
-    ];
+    ]
+}
+
+/// The page of a simulated sweep.
+pub fn simulated(all: &[Simulated], note: Option<&str>) -> String {
+    let best = all.iter().max_by(|a, b| a.outcome.throughput.total_cmp(&b.outcome.throughput));
+    let Some(best) = best else { return String::new() };
+    let (outcome, point) = (&best.outcome, &best.outcome.point);
+    let there = || "there".to_owned();
+    let at = format!("there, ratio {}", ratio(point.ratio));
     let section = Section {
         title: format!("Setup {}", best.setup),
         warning: note.map(str::to_owned),
         facts: vec![format!("{} points.", all.len())],
         tiles: vec![
-            tile(
-                format!("{:.0}", best.outcome.throughput),
-                "tokens/s, a node of 8 GPUs",
-                "the most".to_owned(),
-            ),
-            tile(
-                point.batch.to_string(),
-                "sequences on one GPU",
-                format!("there, ratio {}", ratio(point.ratio)),
-            ),
-            tile(number(best.outcome.step_ms), "ms a step", "there".to_owned()),
-            tile(percent(exposed_share(&best.outcome).max(0.0)), "of it exposed", "there".to_owned()),
+            tile(format!("{:.0}", outcome.throughput), "tokens/s, a node of 8 GPUs", "the most".to_owned()),
+            tile(point.batch.to_string(), "sequences on one GPU", at),
+            tile(number(outcome.step_ms), "ms a step", there()),
+            tile(percent(exposed_share(outcome).max(0.0)), "of it exposed", there()),
         ],
-        cards,
+        cards: cards(all, best),
     };
     let head = Head {
         command: "simulate",
