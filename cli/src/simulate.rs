@@ -347,6 +347,21 @@ impl Arguments {
         }
     }
 
+    /// Traffic that the link cannot carry would queue without an end.
+    fn check_traffic(&self, setup: &Setup) -> Result<()> {
+        let rates = setup.rates();
+        let both = [
+            ("--traffic-up", self.traffic_up, rates.copy_up),
+            ("--traffic-down", self.traffic_down, rates.copy_down),
+        ];
+        match both.iter().find(|(_, asked, most)| asked.is_some_and(|asked| asked * 1e9 > *most)) {
+            Some((option, _, most)) => Err(Error::new(Kind::InvalidConfig, "simulate")
+                .at(format!("{option}: more than the link's {} GB/s", most / 1e9))
+                .hint("pass what crosses the link beside the step, at most what it carries")),
+            None => Ok(()),
+        }
+    }
+
     /// Pictures of one step need one step.
     fn check_single(&self, jobs: usize) -> Result<()> {
         let targets = [
@@ -428,6 +443,7 @@ fn sweep(arguments: &Arguments) -> Result<Sweep> {
     let bar = output::progress("simulate", (jobs.len() * simulators.len()) as u64);
     let mut all = Vec::with_capacity(jobs.len() * simulators.len());
     for linked in &mut simulators {
+        arguments.check_traffic(linked.simulator.setup())?;
         for Job { point, choice } in &jobs {
             let misses = source.at(&setup, point.ratio, point.mtp)?;
             let outcome = linked

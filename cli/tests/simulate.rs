@@ -243,6 +243,8 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         (format!("--setup ess --trace {text} {POINT}"), "text.json"),
         (format!("--setup ess --link pcie9 {POINT}"), "pcie9"),
         (format!("--setup ess --link 0GB/s {POINT}"), "--link 0GB/s"),
+        (format!("--setup ess --traffic-up 54 {POINT}"), "--traffic-up: more than the link's 53 GB/s"),
+        (format!("--setup ess --traffic-down 1000000 {POINT}"), "--traffic-down"),
         (format!("--setup ess --layer 3 {POINT}"), "--timeline"),
         (format!("--setup ess --timeline t.svg --layer 61 {POINT}"), "--layer"),
         (format!("--setup ess --timeline t.svg {POINT},0.2"), "--timeline is of one step"),
