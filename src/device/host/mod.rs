@@ -9,7 +9,7 @@
 //! which is one valid order of the same operations, needs no hand-over between threads, and is what one
 //! owner on one thread wants.
 //!
-//! **What it does not do.** It does not model time (the clock device will), and it keeps no more order
+//! **What it does not do.** It does not model time (the clock device does), and it keeps no more order
 //! between streams than a GPU does: operations that touch the same bytes without an edge between them are
 //! a defect of the caller's schedule.
 
