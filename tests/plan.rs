@@ -97,6 +97,8 @@ fn host_memory_ends_the_batch_where_it_is_less() {
     let less = plan(&Demand { host: Some(host - 1), ..demand.clone() }).unwrap();
     assert_eq!((less.batch, less.notes.contains(&Note::HostBound)), (free.batch - 1, true));
     assert!(less.slots > free.slots);
+    let tiny = plan(&Demand { host: Some(1 << 20), ..demand.clone() }).unwrap();
+    assert_eq!((tiny.offloads(), &tiny.notes[..]), (false, &[Note::AllResident, Note::HostBound][..]));
     let fixed = Demand { host: Some(host - 1), batch: Batch::Sequences(free.batch), ..demand };
     let error = plan(&fixed).unwrap_err();
     assert!(error.place().contains("host"), "{error}");

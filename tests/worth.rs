@@ -6,7 +6,7 @@ use forebay::device::rates::{Rates, RowRates};
 use forebay::predict::plan::{Batch, Demand, Note, Ratio, plan};
 use forebay::predict::setup::{Link, Setup};
 use forebay::predict::simulate::{Options, Point, Simulator};
-use forebay::predict::worth::{price, worth};
+use forebay::predict::worth::{Worth, price, worth};
 
 const ACCEPT: f64 = 1.7;
 
@@ -124,4 +124,87 @@ fn what_misses_are_not_known_for_is_not_tried_and_said() {
     let most = worth.most().unwrap();
     assert!(most.planned.notes.contains(&Note::Unknown));
     assert!(worth.with.iter().all(|priced| priced.planned.ratio > 0.099));
+}
+
+/// 16,152 for 16152.3.
+fn thousands(value: f64) -> String {
+    let whole = format!("{value:.0}");
+    match whole.len() {
+        0..=3 => whole,
+        n => format!("{},{}", &whole[..n - 3], &whole[n - 3..]),
+    }
+}
+
+/// What the page says of a model, a context and a link.
+fn found(model: &str, context: u32, link: Link) -> Worth {
+    let setup = ess().of_model(model).unwrap().on_link(link).unwrap();
+    let demand = Demand { shape: *setup.shape(), count_tables: true, ..demand(context) };
+    worth(&demand, ACCEPT, &Options::default(), &mut Simulator::new(setup)).unwrap()
+}
+
+fn context(cell: &str) -> u32 {
+    1024 * cell.strip_suffix('K').unwrap().parse::<u32>().unwrap()
+}
+
+/// A row of the page's table of links; the name of the model and the context stand in the first row of four only.
+fn check_link(page: &mut (String, u32), cells: &[&str]) {
+    if !cells[0].is_empty() {
+        *page = (cells[0].to_owned(), context(cells[1]));
+    }
+    let worth = found(&page.0, page.1, Link::Preset(cells[3].to_owned()));
+    let (most, without) = (worth.most().unwrap(), worth.without.as_ref().unwrap());
+    if !cells[0].is_empty() {
+        let whole = format!("{}, {}", without.planned.batch, thousands(worth.floor()));
+        assert_eq!(cells[2], whole, "{cells:?}");
+    }
+    let outcome = &most.outcome;
+    let row = [
+        most.planned.batch.to_string(),
+        format!("{:.2}", most.planned.ratio),
+        thousands(outcome.throughput),
+        format!("{:.2}", outcome.throughput / worth.floor()),
+        format!("{:.1}%", 100.0 * outcome.exposed_ms / outcome.step_ms),
+        worth.pays_from.unwrap().to_string(),
+    ];
+    let cells: Vec<&str> = cells[4..].iter().map(|cell| cell.trim_end_matches('*')).collect();
+    assert_eq!(cells, row, "{page:?}");
+}
+
+/// A row of the table of rates.
+fn check_rate(cells: &[&str]) {
+    let base = Rates::preset("pcie5").unwrap();
+    let gather = RowRates::flat(656, cells[0].parse::<f64>().unwrap() * 1e9);
+    for (cell, context) in cells[1..].iter().zip([32, 64, 128]) {
+        let worth = found(
+            "deepseek-v3.2",
+            context * 1024,
+            Link::Rates(Rates { gather: gather.clone(), ..base.clone() }),
+        );
+        let most = worth.most().unwrap();
+        let said = match worth.pays_from {
+            None => format!("{}, none, **never**", most.planned.batch),
+            Some(from) => {
+                format!("{}, {:.2}, {from}", most.planned.batch, most.outcome.throughput / worth.floor())
+            }
+        };
+        assert_eq!(*cell, said, "{cells:?}");
+    }
+}
+
+#[test]
+fn the_pages_figures_are_what_comes_out() {
+    let page = include_str!("../docs/planner.md");
+    let (mut links, mut rates, mut place) = (0, 0, (String::new(), 0));
+    for line in page.lines() {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        if cells.len() == 10 && Rates::preset(cells[3]).is_some() {
+            check_link(&mut place, &cells);
+            links += 1;
+        }
+        if cells.len() == 4 && cells[0].parse::<f64>().is_ok() {
+            check_rate(&cells);
+            rates += 1;
+        }
+    }
+    assert_eq!((links, rates), (24, 5), "rows of the page's tables");
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use forebay::device::rates::{Rates, RowRates};
-use forebay::overlap::Overlap;
+use forebay::overlap::{Overlap, Table};
 use forebay::predict::misses::Misses;
 use forebay::predict::plan::{self, Batch, Demand, Ratio};
 use forebay::predict::setup::{Link, Setup};
@@ -60,6 +60,12 @@ pub struct Arguments {
     /// [default: best].
     #[arg(long, value_enum, value_delimiter = ',')]
     overlap: Vec<Choice>,
+    /// Runs each layer in the order that this overlap table says, instead of a choice.
+    #[arg(long, value_name = "FILE", conflicts_with = "overlap")]
+    table: Option<PathBuf>,
+    /// Writes the order of each layer as an overlap table, which an engine loads. Of a single point.
+    #[arg(long, value_name = "FILE")]
+    write_table: Option<PathBuf>,
     /// Whether the batch runs as two micro-batches [default: as the setup says].
     #[arg(long, value_enum)]
     two_batch: Option<Switch>,
@@ -114,6 +120,9 @@ enum Choice {
     Dba,
     /// For each layer the order of least time.
     Best,
+    /// As --table says.
+    #[value(skip)]
+    Table,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -125,8 +134,9 @@ enum Switch {
 }
 
 impl Choice {
-    fn order(self) -> Order {
+    fn order(self, table: Option<&Table>) -> Order {
         match self {
+            Choice::Table => Order::Table(table.map(|table| table.by_layer.clone()).unwrap_or_default()),
             Choice::None => Order::All(Overlap::None),
             Choice::Da => Order::All(Overlap::Da),
             Choice::Dba => Order::All(Overlap::Dba),
@@ -140,6 +150,7 @@ impl Choice {
             Choice::Da => "da",
             Choice::Dba => "dba",
             Choice::Best => "best",
+            Choice::Table => "table",
         }
     }
 }
@@ -262,7 +273,11 @@ impl Arguments {
         let mtps = if self.mtp.is_empty() { vec![1] } else { self.mtp.clone() };
         let accepts = accepts("simulate", &self.accept, &mtps)?;
         let ratios = if self.ratio.is_empty() { vec![Ratio::Auto] } else { self.ratio.clone() };
-        let choices = if self.overlap.is_empty() { vec![Choice::Best] } else { self.overlap.clone() };
+        let choices = match (&self.table, &self.overlap[..]) {
+            (Some(_), _) => vec![Choice::Table],
+            (None, []) => vec![Choice::Best],
+            (None, named) => named.to_vec(),
+        };
         let lists = [self.context.len(), mtps.len(), self.batch.len(), ratios.len(), choices.len()];
         let points = lists.iter().try_fold(1_usize, |all, list| all.checked_mul(*list));
         if points.is_none_or(|points| points > POINTS) {
@@ -317,9 +332,9 @@ impl Arguments {
         Ok(plan::plan(&demand)?.ratio)
     }
 
-    fn options(&self, choice: Choice, misses: Option<Misses>, spans: bool) -> Options {
+    fn options(&self, order: Order, misses: Option<Misses>, spans: bool) -> Options {
         Options {
-            order: choice.order(),
+            order,
             two_batch: self.two_batch.map(|switch| switch == Switch::On),
             fill: self.fill,
             traffic: Traffic {
@@ -332,12 +347,31 @@ impl Arguments {
         }
     }
 
+    /// Traffic that the link cannot carry would queue without an end.
+    fn check_traffic(&self, setup: &Setup) -> Result<()> {
+        let rates = setup.rates();
+        let both = [
+            ("--traffic-up", self.traffic_up, rates.copy_up),
+            ("--traffic-down", self.traffic_down, rates.copy_down),
+        ];
+        match both.iter().find(|(_, asked, most)| asked.is_some_and(|asked| asked * 1e9 > *most)) {
+            Some((option, _, most)) => Err(Error::new(Kind::InvalidConfig, "simulate")
+                .at(format!("{option}: more than the link's {} GB/s", most / 1e9))
+                .hint("pass what crosses the link beside the step, at most what it carries")),
+            None => Ok(()),
+        }
+    }
+
     /// Pictures of one step need one step.
     fn check_single(&self, jobs: usize) -> Result<()> {
-        let targets = [("--timeline", &self.timeline), ("--perfetto", &self.perfetto)];
+        let targets = [
+            ("--timeline", &self.timeline),
+            ("--perfetto", &self.perfetto),
+            ("--write-table", &self.write_table),
+        ];
         match targets.iter().find(|(_, path)| path.is_some()) {
             Some((option, _)) if jobs != 1 => Err(Error::new(Kind::InvalidConfig, "simulate")
-                .at(format!("{option} shows one step, and this is a sweep"))
+                .at(format!("{option} is of one step, and this is a sweep"))
                 .with("points", jobs as u64)
                 .hint("name one value of each option")),
             _ => Ok(()),
@@ -352,6 +386,7 @@ impl Arguments {
                 ("--html", self.html.as_deref()),
                 ("--timeline", self.timeline.as_deref()),
                 ("--perfetto", self.perfetto.as_deref()),
+                ("--write-table", self.write_table.as_deref()),
             ],
         )
     }
@@ -360,6 +395,10 @@ impl Arguments {
         let outcome = &simulated.outcome;
         let lanes = lanes::lanes(&outcome.spans);
         let title = simulate_report::title(simulated);
+        if let Some(path) = &self.write_table {
+            let table = Table { version: 1, by_layer: outcome.overlap.clone() };
+            output::write_file(path, table.to_text().as_bytes())?;
+        }
         if let Some(path) = &self.perfetto {
             output::write_file(path, &lanes::perfetto(&lanes, &title)?)?;
         }
@@ -381,6 +420,10 @@ impl Arguments {
     }
 }
 
+fn read_table(path: &Path) -> Result<Table> {
+    Table::from_text(&output::read_text(path)?).map_err(|error| output::within(error, path))
+}
+
 /// What was simulated, and what is to be known about it.
 struct Sweep {
     all: Vec<Simulated>,
@@ -395,13 +438,17 @@ fn sweep(arguments: &Arguments) -> Result<Sweep> {
     let jobs = arguments.jobs(&setup)?;
     arguments.check_single(jobs.len() * simulators.len())?;
     let mut source = arguments.machine.source(&setup)?;
+    let table = arguments.table.as_deref().map(read_table).transpose()?;
     let spans = arguments.timeline.is_some() || arguments.perfetto.is_some();
     let bar = output::progress("simulate", (jobs.len() * simulators.len()) as u64);
     let mut all = Vec::with_capacity(jobs.len() * simulators.len());
     for linked in &mut simulators {
+        arguments.check_traffic(linked.simulator.setup())?;
         for Job { point, choice } in &jobs {
             let misses = source.at(&setup, point.ratio, point.mtp)?;
-            let outcome = linked.simulator.run(point, &arguments.options(*choice, misses, spans))?;
+            let outcome = linked
+                .simulator
+                .run(point, &arguments.options(choice.order(table.as_ref()), misses, spans))?;
             let (setup, link) = (setup.name().to_owned(), linked.link.clone());
             all.push(Simulated { setup, link, choice: choice.name(), outcome });
             bar.inc(1);
@@ -428,7 +475,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         output::write_file(path, html::sweep::simulated(&all, note.as_deref()).as_bytes())?;
         return Ok(());
     }
-    let targets = [&arguments.json, &arguments.timeline, &arguments.perfetto];
+    let targets = [&arguments.json, &arguments.timeline, &arguments.perfetto, &arguments.write_table];
     if targets.iter().any(|path| path.as_deref().is_some_and(output::is_stdout)) {
         return Ok(());
     }

@@ -50,15 +50,6 @@ struct PerLayer {
     exposed_us: f64,
 }
 
-/// An order's name.
-pub fn name(overlap: Overlap) -> &'static str {
-    match overlap {
-        Overlap::None => "none",
-        Overlap::Da => "da",
-        Overlap::Dba => "dba",
-    }
-}
-
 fn counts(outcome: &Outcome) -> Counts {
     let count = |order| outcome.overlap.iter().filter(|overlap| **overlap == order).count() as u32;
     Counts { none: count(Overlap::None), da: count(Overlap::Da), dba: count(Overlap::Dba) }
@@ -106,7 +97,7 @@ fn entry(simulated: &Simulated) -> Entry<'_> {
             .map(|(layer, ((misses, overlap), exposed_us))| PerLayer {
                 layer,
                 misses: *misses,
-                overlap: name(*overlap),
+                overlap: overlap.name(),
                 exposed_us: *exposed_us,
             })
             .collect(),

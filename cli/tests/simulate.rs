@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use command::{refuses, succeeds};
+use forebay::overlap::Table;
 use serde_json::{Value, json};
 
 /// A file of the tests' own.
@@ -103,6 +104,26 @@ fn orders_links_and_traffic_stand_side_by_side() {
     let quiet = number(&simulated(POINT)[0], "step_ms");
     let busy = number(&simulated(&format!("{POINT} --traffic-up 30"))[0], "step_ms");
     assert!(busy > quiet, "{busy} {quiet}");
+}
+
+#[test]
+fn a_choice_is_written_as_a_table_and_read_again() {
+    let table = file("orders.table");
+    let begin = ["simulate", "--setup", "ess", "--write-table", table.to_str().unwrap()];
+    let arguments: Vec<&str> = begin.into_iter().chain(POINT.split(' ')).collect();
+    succeeds(&arguments);
+    let text = fs::read_to_string(&table).unwrap();
+    let orders = Table::from_text(&text).unwrap().by_layer;
+    let chosen = &simulated(POINT)[0];
+    let by_layer = chosen["per_layer"].as_array().unwrap();
+    assert!(orders.iter().zip(by_layer).all(|(order, layer)| layer["overlap"] == order.name()));
+    let read = &simulated(&format!("{POINT} --table {}", table.display()))[0];
+    assert_eq!((&read["order"], &read["step_ms"]), (&json!("table"), &chosen["step_ms"]));
+    let damaged = written("damaged.table", &text.replacen("17 ", "18 ", 1));
+    let begin = ["simulate", "--setup", "ess", "--table", &damaged];
+    let arguments: Vec<&str> = begin.into_iter().chain(POINT.split(' ')).collect();
+    let error = refuses(&arguments);
+    assert!(error.contains("damaged.table") && error.contains("layer 17"), "{error}");
 }
 
 #[test]
@@ -222,9 +243,11 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         (format!("--setup ess --trace {text} {POINT}"), "text.json"),
         (format!("--setup ess --link pcie9 {POINT}"), "pcie9"),
         (format!("--setup ess --link 0GB/s {POINT}"), "--link 0GB/s"),
+        (format!("--setup ess --traffic-up 54 {POINT}"), "--traffic-up: more than the link's 53 GB/s"),
+        (format!("--setup ess --traffic-down 1000000 {POINT}"), "--traffic-down"),
         (format!("--setup ess --layer 3 {POINT}"), "--timeline"),
         (format!("--setup ess --timeline t.svg --layer 61 {POINT}"), "--layer"),
-        (format!("--setup ess --timeline t.svg {POINT},0.2"), "--timeline shows one step"),
+        (format!("--setup ess --timeline t.svg {POINT},0.2"), "--timeline is of one step"),
         (format!("--setup ess --perfetto x --json x {POINT}"), "--json and --perfetto name the same file"),
         ("--setup ess --context 32K --batch 64".to_owned(), "--ratio auto without --cache"),
         ("--setup ess --context 32K --batch 9000 --cache 80GiB".to_owned(), "gpu: the cache of this batch"),

@@ -454,13 +454,15 @@ impl<'a> Room<'a> {
             let bytes = self.config(lanes, asked).and_then(|config| config.footprint(demand.grain));
             bytes.is_ok_and(|bytes| self.counted(&bytes) <= self.available && !self.fits_host(&bytes))
         };
+        let wants_most = demand.batch == Batch::Most;
+        let host_bound = !dense && wants_most && more(batch + 1);
         let all = [
             (Note::Dense, dense),
             (Note::AllResident, !dense && batch <= resident),
-            (Note::NoRoom, !dense && most == resident),
+            (Note::NoRoom, !dense && wants_most && most == resident && !host_bound),
             (Note::FewSlots, !whole && slots < FEW_SLOTS.min(demand.context)),
             (Note::Scratch, !whole && slots < selected.min(demand.context)),
-            (Note::HostBound, !whole && demand.batch == Batch::Most && more(batch + 1)),
+            (Note::HostBound, host_bound),
         ];
         all.into_iter().filter(|(_, holds)| *holds).map(|(note, _)| note).collect()
     }

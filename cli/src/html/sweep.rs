@@ -1,5 +1,7 @@
 //! The pictures of a sweep: throughput by batch, and what of a step is exposed, a line for each setting.
 
+use forebay::overlap::Overlap;
+
 use super::chart::{self, Axis, Line, Plot, WIDTH};
 use super::page::{self, Card, Head, Section, Table};
 use super::scale::Scale;
@@ -8,7 +10,7 @@ use super::words::{percent, ratio, short, tile};
 use crate::plan_report::tokens;
 use crate::report::number;
 use crate::simulate::Simulated;
-use crate::simulate_report::{exposed_share, mean_misses};
+use crate::simulate_report::{exposed_share, mean_misses, worst_layer};
 
 /// Units that a picture is high.
 const HEIGHT: f64 = 290.0;
@@ -99,6 +101,42 @@ fn setting(simulated: &Simulated, all: &[Simulated]) -> String {
     if words.is_empty() { "tokens/s".to_owned() } else { words.join(", ") }
 }
 
+/// What each layer of a step exposes.
+fn by_layer(simulated: &Simulated) -> Card {
+    let outcome = &simulated.outcome;
+    let worst = worst_layer(outcome);
+    let most = outcome.exposed_us.iter().copied().fold(0.0, f64::max);
+    let sentence = format!(
+        "At batch {} and ratio {}: layer {worst} exposes most, {} µs. A column is waits for rows, and what attention \
+         in parts costs more than in one.",
+        outcome.point.batch,
+        ratio(outcome.point.ratio),
+        number(most),
+    );
+    let layers = outcome.exposed_us.iter().zip(&outcome.overlap).zip(&outcome.misses).enumerate();
+    let hint = |(layer, ((us, overlap), misses)): (usize, ((&f64, &Overlap), &f64))| {
+        let hint = format!(
+            "layer {layer}: {} µs, {} misses, order {}",
+            number(us.max(0.0)),
+            number(*misses),
+            overlap.name()
+        );
+        (us.max(0.0), hint)
+    };
+    let columns: Vec<(f64, String)> = layers.map(hint).collect();
+    let plot = Plot::new(HEIGHT, 10.0);
+    let y = Scale::from_zero(most, 4, plot.bottom, plot.top);
+    let names: Vec<u32> = (0..columns.len() as u32).collect();
+    let mut svg = Svg::new(WIDTH, HEIGHT, "Exposed time by layer", &sentence);
+    let none = Scale::exact(super::scale::Spread::Even, 0.0, 1.0, &[], plot.left, plot.right);
+    let x = Axis { scale: &none, name: "", write: thousands };
+    plot.frame(&mut svg, &x, &Axis { scale: &y, name: "µs", write: thousands });
+    chart::columns(&mut svg, &plot, &y, &columns, Some(worst as usize));
+    chart::names_below(&mut svg, &plot, &names, "layer");
+    let name = "Exposed time by layer".to_owned();
+    Card { name, sentence, pictures: vec![svg.finish()], table: Table::default(), wide: false }
+}
+
 fn table(all: &[Simulated]) -> Table {
     let head = ["setting", "batch", "ratio", "misses", "step ms", "exposed ms", "share", "tokens/s", "OTPS"];
     let row = |simulated: &Simulated| {
@@ -118,14 +156,29 @@ fn table(all: &[Simulated]) -> Table {
     Table { head: head.map(str::to_owned).into(), rows: all.iter().map(row).collect() }
 }
 
-/// The page of a simulated sweep.
-pub fn simulated(all: &[Simulated], note: Option<&str>) -> String {
+/// Tokens a second if nothing were missed: what a larger batch would buy if memory had no end.
+fn unhindered(simulated: &Simulated) -> f64 {
+    let outcome = &simulated.outcome;
+    let without = outcome.step_ms - outcome.exposed_ms;
+    if without > 0.0 { outcome.throughput * outcome.step_ms / without } else { 0.0 }
+}
+
+/// A picture over the batch.
+fn card(name: &str, sentence: &str, y: &str, series: &[Series], table: Table) -> Card {
+    let pictures = vec![by_batch(name, sentence, y, series, None)];
+    Card { name: name.to_owned(), sentence: sentence.to_owned(), pictures, table, wide: false }
+}
+
+/// The pictures of the sweep; `best` has the most throughput.
+fn cards(all: &[Simulated], best: &Simulated) -> Vec<Card> {
     let batch = |s: &Simulated| f64::from(s.outcome.point.batch);
-    let throughput = grouped(all, |s| setting(s, all), |s| (batch(s), s.outcome.throughput));
+    let mut throughput = grouped(all, |s| setting(s, all), |s| (batch(s), s.outcome.throughput));
+    if let [with] = &mut throughput[..] {
+        with.0 = "with misses".to_owned();
+        throughput.extend(grouped(all, |_| "without".to_owned(), |s| (batch(s), unhindered(s))));
+    }
     let exposed = grouped(all, |s| setting(s, all), |s| (batch(s), 100.0 * exposed_share(&s.outcome)));
-    let best = all.iter().max_by(|a, b| a.outcome.throughput.total_cmp(&b.outcome.throughput));
     let worst = all.iter().map(|s| exposed_share(&s.outcome)).fold(0.0, f64::max);
-    let Some(best) = best else { return String::new() };
     let point = &best.outcome.point;
     let most = format!(
         "Most tokens a second, {:.0} a node, at batch {} and ratio {}.",
@@ -134,48 +187,31 @@ pub fn simulated(all: &[Simulated], note: Option<&str>) -> String {
         ratio(point.ratio)
     );
     let waits = format!("At most {} of a step is exposed.", percent(worst.max(0.0)));
-    let picture =
-        |title: &str, sentence: &str, y: &str, series: &[Series]| by_batch(title, sentence, y, series, None);
-    let card = |name: &str, sentence: &str, picture: String, table: Table| Card {
-        name: name.to_owned(),
-        sentence: sentence.to_owned(),
-        pictures: vec![picture],
-        table,
-        wide: false,
-    };
-    let cards = vec![
-        card(
-            "Throughput by batch",
-            &most,
-            picture("Throughput by batch", &most, "tokens/s, 8 GPUs", &throughput),
-            table(all),
-        ),
-        card(
-            "Exposed time by batch",
-            &waits,
-            picture("Exposed time by batch", &waits, "% of the step", &exposed),
-            Table::default(),
-        ),
-    ];
+    vec![
+        card("Throughput by batch", &most, "tokens/s, 8 GPUs", &throughput, table(all)),
+        card("Exposed time by batch", &waits, "% of the step", &exposed, Table::default()),
+        by_layer(best),
+    ]
+}
+
+/// The page of a simulated sweep.
+pub fn simulated(all: &[Simulated], note: Option<&str>) -> String {
+    let best = all.iter().max_by(|a, b| a.outcome.throughput.total_cmp(&b.outcome.throughput));
+    let Some(best) = best else { return String::new() };
+    let (outcome, point) = (&best.outcome, &best.outcome.point);
+    let there = || "there".to_owned();
+    let at = format!("there, ratio {}", ratio(point.ratio));
     let section = Section {
         title: format!("Setup {}", best.setup),
         warning: note.map(str::to_owned),
         facts: vec![format!("{} points.", all.len())],
         tiles: vec![
-            tile(
-                thousands(best.outcome.throughput.round()),
-                "tokens/s, a node of 8 GPUs",
-                "the most".to_owned(),
-            ),
-            tile(
-                point.batch.to_string(),
-                "sequences on one GPU",
-                format!("there, ratio {}", ratio(point.ratio)),
-            ),
-            tile(number(best.outcome.step_ms), "ms a step", "there".to_owned()),
-            tile(percent(exposed_share(&best.outcome).max(0.0)), "of it exposed", "there".to_owned()),
+            tile(format!("{:.0}", outcome.throughput), "tokens/s, a node of 8 GPUs", "the most".to_owned()),
+            tile(point.batch.to_string(), "sequences on one GPU", at),
+            tile(number(outcome.step_ms), "ms a step", there()),
+            tile(percent(exposed_share(outcome).max(0.0)), "of it exposed", there()),
         ],
-        cards,
+        cards: cards(all, best),
     };
     let head = Head {
         command: "simulate",
@@ -186,7 +222,9 @@ pub fn simulated(all: &[Simulated], note: Option<&str>) -> String {
     };
     let notes = [
         "Exposed: what a step takes beyond the same step without misses in the order none.".to_owned(),
-        "Misses: rows that a sequence fetches in a layer, mean over the layers.".to_owned(),
+        "Misses: rows that a sequence fetches in a layer, mean over the layers. Without: as if none were missed, \
+         which takes memory for all rows."
+            .to_owned(),
     ];
     page::page(&head, &[section], &notes)
 }
