@@ -37,7 +37,7 @@ pub(super) struct Watched {
     pub(super) pages: Vec<Vec<u32>>,
 }
 
-/// That an operation reads or writes a slice, for [`Watch::engine`].
+/// That an operation reads or writes a slice, for [`Watch::engine`](crate::device::watch::Watch::engine).
 pub fn bytes(slice: &Slice, write: bool) -> Access {
     let (from, to) = (slice.address(), slice.address().saturating_add(slice.bytes()));
     let access = if write { Access::write } else { Access::read };
