@@ -4,6 +4,7 @@
 #[path = "simulator/refusals.rs"]
 mod refusals;
 
+use forebay::device::rates::{Rates, RowRate};
 use forebay::overlap::Overlap;
 use forebay::predict::fit::{Fitted, Measurements, fit};
 use forebay::predict::misses::{Misses, Steps};
@@ -421,6 +422,24 @@ fn background_traffic_lengthens_the_step_and_none_does_not() {
         })
         .into();
     on_the_page(&lines);
+}
+
+/// A rate of gathers is that and nothing else: launches, SMs and the other speeds stay the setup's.
+#[test]
+fn another_rate_of_gathers_changes_only_their_points() {
+    let own = ess().rates().clone();
+    let slow = ess().on_gather(5e9).unwrap();
+    assert_eq!(slow.rates().gather.points, [RowRate { rows: 1, bytes_per_s: 5e9 }]);
+    assert_eq!(Rates { gather: own.gather.clone(), ..slow.rates().clone() }, own);
+    // At the setup's own rate it is the setup's own step.
+    let same = ess().on_gather(own.gather.points[0].bytes_per_s).unwrap();
+    let step = |setup| Simulator::new(setup).run(&POINT, &Options::default()).unwrap();
+    assert_eq!(step(same), step(ess()));
+    assert!(step(slow).step_ms > step(ess()).step_ms);
+    for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let error = ess().on_gather(rate).unwrap_err().to_string();
+        assert!(error.contains("link.rates.gather.points[0].bytes_per_s"), "{error}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::misses::Misses;
 use super::model::{Deployment, Dims, Gpu, Model};
 use super::roofline::Roofline;
 use super::{finite, parse, wrong};
-use crate::device::rates::Rates;
+use crate::device::rates::{Rates, RowRates};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Shape;
 
@@ -384,6 +384,16 @@ impl Setup {
             }
         };
         Setup::new(File { link: Link::Rates(rates), ..self.file.clone() })
+    }
+
+    /// The same setup where rows are gathered at `bytes_per_s`, however many there are. Nothing else changes:
+    /// not the scatter, the plain copies, the launches or the SMs of a gather.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for a rate below 1 byte a second, or that is no number.
+    pub fn on_gather(&self, bytes_per_s: f64) -> Result<Setup> {
+        let gather = RowRates::flat(self.rates.gather.row_bytes, bytes_per_s);
+        self.on_link(Link::Rates(Rates { gather, ..self.rates.clone() }))
     }
 
     /// The same machine with the preset model `name`. Costs measured with another model say nothing of this
