@@ -447,7 +447,7 @@ fn a_split_keeps_the_total_and_gains() {
     let mut simulator = simulator();
     let split = simulator.split(&POINT, &Options::default()).unwrap();
     assert_eq!(split.ratios.len(), 61);
-    assert!(split.ratios.iter().sum::<f64>() <= 61.0 * POINT.ratio + 1e-9);
+    assert!((split.ratios.iter().sum::<f64>() - 61.0 * POINT.ratio).abs() < 1e-9);
     assert!(split.ratios.iter().all(|ratio| (0.1 - 1e-9..=1.0).contains(ratio)));
     let by_layer = Options { misses: Some(split.misses), ..Options::default() };
     assert!(simulator.run(&POINT, &by_layer).unwrap().step_ms < run(&Options::default()).step_ms);
@@ -489,6 +489,24 @@ fn draft_layers_run_once_for_each_draft() {
     let [one, two, four] = [1, 2, 4].map(more);
     assert_eq!(one, 0.0);
     assert!(two > 0.0 && (four / two - 3.0).abs() < 1e-6, "{two} {four}");
+}
+
+/// Whatever there is to divide, all of it is given out and the step is no longer than with the same for all.
+#[test]
+fn a_split_is_never_worse_than_the_same_for_all() {
+    let mut simulator = simulator();
+    for (context, batch) in [(32 << 10, 160), (128 << 10, 40)] {
+        for ratio in [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99] {
+            let point = Point { context, batch, ratio, ..POINT };
+            let split = simulator.split(&point, &Options::default()).unwrap();
+            assert!((split.ratios.iter().sum::<f64>() - 61.0 * ratio).abs() < 1e-9, "{point:?}");
+            assert!(split.ratios.iter().all(|ratio| (0.1 - 1e-9..=1.0).contains(ratio)), "{point:?}");
+            let by_layer = Options { misses: Some(split.misses), ..Options::default() };
+            let alike = simulator.run(&point, &Options::default()).unwrap().step_ms;
+            let split = simulator.run(&point, &by_layer).unwrap().step_ms;
+            assert!(split <= alike * (1.0 + 1e-9), "{point:?}: {split} {alike}");
+        }
+    }
 }
 
 /// Over a wide grid every number that comes out is finite, and more misses never make a step shorter.
