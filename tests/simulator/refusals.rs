@@ -156,13 +156,15 @@ fn measurements_that_cannot_be_met_are_refused_by_their_row() {
         ("\"ms\": 59.345", "\"ms\": 9.345", "steps[0].ms: 9.345 ms, its works without the rest take"),
         ("\"ms\": 59.345", "\"msec\": 59.345", "steps[0].msec: unknown field"),
         ("\"order\": \"none\"", "\"order\": \"nil\"", "overlap[0].order"),
-        ("\"misses\": 32", "\"misses\": -32", "overlap[0]"),
+        ("\"misses\": 32", "\"misses\": -32", "overlap[0].misses: -32"),
+        ("\"misses\": 32", "\"misses\": 4097", "overlap[0].misses: 4097"),
+        ("\"ms\": 59.345", "\"ms\": 1e7", "steps[0].ms: 10000000 is longer than any step"),
         ("\"rows\": 857.5", "\"rows\": 0", "misses_by_query_rows[0].rows"),
         ("\"fp8_share\": 0.5", "\"fp8_share\": 0", "gpu.fp8_share"),
         (
             "\"context\": 131072, \"query_rows\": 2, \"two_batch\": false",
             "\"context\": 231072, \"query_rows\": 2, \"two_batch\": false",
-            "steps[18]: simulate",
+            "steps[18]: context (tokens 231072, most 163840);",
         ),
         (
             "\"forebay_measurements\": 1",
@@ -181,6 +183,35 @@ fn measurements_that_cannot_be_met_are_refused_by_their_row() {
 /// The example on the page is one.
 #[test]
 fn the_page_of_the_format_shows_a_setup() {
+/// What rows of overlap cannot tell is an error of theirs, not of what is reckoned from it.
+#[test]
+fn rows_of_overlap_that_tell_nothing_are_refused() {
+    use forebay::predict::fit::{OverlapRow, fit};
+    let refused = |change: fn(&mut Vec<OverlapRow>), words: &str| {
+        let mut measured = Measurements::parse(MEASUREMENTS).unwrap();
+        change(&mut measured.overlap);
+        let error = fit(&measured).unwrap_err();
+        assert_eq!(error.kind(), Kind::InvalidConfig, "{error}");
+        assert!(error.place().starts_with(words), "{error}");
+        assert_eq!(error.to_string().matches("correct the named").count(), 1, "one hint: {error}");
+    };
+    refused(|rows| rows.truncate(3), "overlap: fewer rows");
+    refused(|rows| rows[4].us = f64::NAN, "overlap[4].us");
+    refused(|rows| rows[4].us = 1e9, "overlap[4].us");
+    refused(|rows| rows[4].misses = f64::INFINITY, "overlap[4].misses");
+    refused(|rows| rows[4].context = 1 << 30, "overlap[4]: context");
+    refused(|rows| rows.iter_mut().for_each(|row| row.us = 5e5), "overlap: no engine");
+    refused(|rows| rows.iter_mut().for_each(|row| row.us = -5e5), "overlap: no engine");
+    // The orders hide nothing at all: nothing runs that could hide it.
+    refused(
+        |rows| {
+            let none: Vec<f64> = rows.iter().filter(|row| row.order == "none").map(|row| row.us).collect();
+            rows.iter_mut().enumerate().for_each(|(i, row)| row.us = none[i % none.len()]);
+        },
+        "overlap: by these times the indexer takes none",
+    );
+}
+
     let page = include_str!("../../docs/setup-format.md");
     let example = page.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
     let mut simulator = forebay::predict::simulate::Simulator::new(Setup::parse(example).unwrap());
