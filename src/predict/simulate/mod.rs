@@ -31,6 +31,7 @@ use crate::overlap::Overlap;
 
 pub use split::Split;
 
+pub(super) use price::grid;
 use price::{Price, Priced};
 use world::{Batch, Times, World};
 
@@ -263,7 +264,6 @@ impl Simulator {
         }
         // A draft layer's pass is one query row of an average layer.
         let mean = rows.iter().sum::<f64>() / rows.len().max(1) as f64;
-        rows.resize(rows.len() + shape.draft_layers as usize, mean * share);
         rows.iter_mut().for_each(|rows| *rows = rows.min(most));
         Ok((batch, Missing { rows, share }))
     }
@@ -288,6 +288,8 @@ impl Simulator {
         let two = two && point.batch >= 2;
         let first = if two { point.batch.div_ceil(2) } else { point.batch };
         Batch {
+        let draft = (mean * share).min(shape.top_k.into());
+        rows.resize(rows.len() + shape.draft_layers as usize, draft);
             rows: [first, point.batch - first],
             query_rows: point.mtp,
             context: point.context,
