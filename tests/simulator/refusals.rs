@@ -134,9 +134,12 @@ fn options_that_make_no_sense_are_refused() {
         Options { order: Order::Table(Vec::new()), ..Options::default() },
         "order: not one for each layer",
     );
-    for rate in [-1.0, f64::NAN, f64::INFINITY] {
+    // The built-in link copies 53 GB/s up and 52.8 down.
+    for rate in [-1.0, 53.1e9, f64::NAN, f64::INFINITY] {
         let traffic = Traffic { to_device: rate, to_host: 0.0 };
-        refused(Options { traffic, ..Options::default() }, "traffic");
+        refused(Options { traffic, ..Options::default() }, "traffic.to_device");
+        let traffic = Traffic { to_device: 0.0, to_host: rate };
+        refused(Options { traffic, ..Options::default() }, "traffic.to_host");
     }
     let whole = Options { spans: true, ..Options::default() };
     assert!(simulator().estimate(&POINT, &whole).unwrap_err().to_string().contains("options"));
@@ -180,9 +183,6 @@ fn measurements_that_cannot_be_met_are_refused_by_their_row() {
     }
 }
 
-/// The example on the page is one.
-#[test]
-fn the_page_of_the_format_shows_a_setup() {
 /// What rows of overlap cannot tell is an error of theirs, not of what is reckoned from it.
 #[test]
 fn rows_of_overlap_that_tell_nothing_are_refused() {
@@ -212,6 +212,9 @@ fn rows_of_overlap_that_tell_nothing_are_refused() {
     );
 }
 
+/// The example on the page is one.
+#[test]
+fn the_page_of_the_format_shows_a_setup() {
     let page = include_str!("../../docs/setup-format.md");
     let example = page.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
     let mut simulator = forebay::predict::simulate::Simulator::new(Setup::parse(example).unwrap());

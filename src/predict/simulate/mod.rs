@@ -71,6 +71,20 @@ pub struct Traffic {
     pub to_host: f64,
 }
 
+impl Traffic {
+    fn check(&self, setup: &Setup) -> Result<()> {
+        let rates = setup.rates();
+        for (name, rate, most) in
+            [("to_device", self.to_device, rates.copy_up), ("to_host", self.to_host, rates.copy_down)]
+        {
+            if !(0.0..=most).contains(&rate) {
+                return Err(bad(format!("traffic.{name}: {rate} bytes a second, the link copies {most}")));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// How a step is simulated.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -186,9 +200,18 @@ impl Simulator {
         let (batch, misses) = self.prepare(point, options)?;
         let overlap = self.orders(&batch, &misses, options)?;
         let baseline = self.baseline(&batch)?;
-        let mut world = World::new(&self.setup, &batch, options.spans)?;
-        world.background(options.traffic, baseline.total_ns)?;
-        let times = world.step(&self.setup, &misses.rows, misses.share, &overlap)?;
+        options.traffic.check(&self.setup)?;
+        // Traffic that ends before the step would be traffic beside a part of it.
+        let mut enough_ns = 2.0 * baseline.total_ns;
+        let times = loop {
+            let mut world = World::new(&self.setup, &batch, options.spans)?;
+            world.background(options.traffic, enough_ns)?;
+            let times = world.step(&self.setup, &misses.rows, misses.share, &overlap)?;
+            if options.traffic == Traffic::default() || times.total_ns <= enough_ns {
+                break times;
+            }
+            enough_ns *= 2.0;
+        };
         let exposed_us =
             times.layers_ns.iter().zip(&baseline.layers_ns).map(|(a, b)| (a - b) / 1e3).collect();
         let exposed_ns = times.total_ns - baseline.total_ns;
@@ -265,6 +288,8 @@ impl Simulator {
         // A draft layer's pass is one query row of an average layer.
         let mean = rows.iter().sum::<f64>() / rows.len().max(1) as f64;
         rows.iter_mut().for_each(|rows| *rows = rows.min(most));
+        let draft = (mean * share).min(shape.top_k.into());
+        rows.resize(rows.len() + shape.draft_layers as usize, draft);
         Ok((batch, Missing { rows, share }))
     }
 
@@ -288,8 +313,6 @@ impl Simulator {
         let two = two && point.batch >= 2;
         let first = if two { point.batch.div_ceil(2) } else { point.batch };
         Batch {
-        let draft = (mean * share).min(shape.top_k.into());
-        rows.resize(rows.len() + shape.draft_layers as usize, draft);
             rows: [first, point.batch - first],
             query_rows: point.mtp,
             context: point.context,
