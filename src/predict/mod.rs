@@ -37,9 +37,9 @@ fn within(place: &str, error: &Error) -> Error {
     error.numbers().iter().fold(outer, |outer, (name, value)| outer.with(name, *value))
 }
 
-/// A question that a setup does not reach.
+/// A question that a setup does not reach: [`Kind::OutOfRange`], and nothing else is.
 fn outside(place: impl Into<String>) -> Error {
-    Error::new(Kind::InvalidConfig, "simulate")
+    Error::new(Kind::OutOfRange, "simulate")
         .at(place.into())
         .hint("measure a point there, or ask nearer to those measured")
 }

@@ -121,7 +121,8 @@ pub enum Note {
     NoRoom,
     /// The most sequences with all rows on the device yield as many tokens a second; told by [`super::worth`].
     Slower,
-    /// What is missed at this ratio, or at those of larger batches, is not known; told by [`super::worth`].
+    /// What is missed at this ratio, or a step takes at this batch, is not known, or not at those of larger
+    /// batches; told by [`super::worth`].
     Unknown,
 }
 
@@ -140,7 +141,7 @@ impl Note {
                 "does not pay here: fewer sequences, all rows on the device, yield as many tokens a second"
             }
             Note::Unknown => {
-                "not simulated, or larger batches not tried: what is missed at such ratios is not known"
+                "not simulated, or larger batches not tried: misses or costs are not known there"
             }
             Note::NoRoom => {
                 "does not pay here: index keys and slots leave room for no more sequences than whole rows"

@@ -24,6 +24,7 @@ mod world;
 use std::collections::HashMap;
 
 use super::misses::{Misses, Place};
+use super::outside;
 use super::setup::Setup;
 use crate::device::clock::Span;
 use crate::error::{Error, Kind, Result};
@@ -149,15 +150,19 @@ impl Point {
     /// Whether the point can be simulated on `setup`.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the field.
+    /// [`Kind::InvalidConfig`] names the field; [`Kind::OutOfRange`] for a larger batch than is simulated.
     pub fn check(&self, setup: &Setup) -> Result<()> {
         let most = setup.dims().context_max;
         if self.context == 0 || self.context > most {
             let hint = "the context is what the model was made for, at most";
             return Err(bad("context").with("tokens", self.context).with("most", most).hint(hint));
         }
-        if self.batch == 0 || self.batch > BATCH_MAX {
-            return Err(bad("batch").with("requests", self.batch).with("most", BATCH_MAX));
+        if self.batch == 0 {
+            return Err(bad("batch").with("requests", 0_u32).with("most", BATCH_MAX));
+        }
+        if self.batch > BATCH_MAX {
+            let hint = "ask for a smaller batch";
+            return Err(outside("batch").with("requests", self.batch).with("most", BATCH_MAX).hint(hint));
         }
         if self.mtp == 0 || self.mtp > MTP_MAX {
             return Err(bad("mtp").with("query_rows", self.mtp).with("most", MTP_MAX));
@@ -195,7 +200,8 @@ impl Simulator {
     /// Simulates one whole step.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the field of the point or of the setup that does not reach it.
+    /// [`Kind::InvalidConfig`] names the field of the point or of the setup; [`Kind::OutOfRange`] what the setup
+    /// does not reach: costs or misses there are not known.
     pub fn run(&mut self, point: &Point, options: &Options) -> Result<Outcome> {
         let (batch, misses) = self.prepare(point, options)?;
         let overlap = self.orders(&batch, &misses, options)?;
