@@ -329,7 +329,7 @@ impl Setup {
             }
         }
         if let Some(misses) = &file.misses {
-            misses.check(shape.layers)?;
+            misses.check(&shape)?;
         }
         let roofline = Roofline {
             dims,

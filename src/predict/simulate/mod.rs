@@ -135,7 +135,8 @@ pub struct Outcome {
     pub spans: Vec<Span>,
 }
 
-/// GPUs of a node, for [`Outcome::throughput`].
+/// GPUs of a node, for [`Outcome::throughput`]: throughputs of all setups are told alike. A setup's
+/// `deployment.node_gpus` concerns the exchange.
 pub const NODE_GPUS: f64 = 8.0;
 
 /// The most requests and query rows of a simulated step.
@@ -167,8 +168,8 @@ impl Point {
         if self.mtp == 0 || self.mtp > MTP_MAX {
             return Err(bad("mtp").with("query_rows", self.mtp).with("most", MTP_MAX));
         }
-        if !(self.accept.is_finite() && self.accept > 0.0 && self.accept <= f64::from(self.mtp)) {
-            return Err(bad(format!("accept: {} is not above 0 and at most mtp", self.accept)));
+        if !(1.0..=f64::from(self.mtp)).contains(&self.accept) {
+            return Err(bad(format!("accept: {} is not from 1 to mtp", self.accept)));
         }
         if !(self.ratio.is_finite() && self.ratio > 0.0) {
             return Err(bad(format!("ratio: {} is not above 0", self.ratio)));
@@ -302,7 +303,7 @@ impl Simulator {
     fn misses<'a>(&'a self, options: &'a Options) -> Result<&'a Misses> {
         match &options.misses {
             Some(misses) => {
-                misses.check(self.setup.shape().layers)?;
+                misses.check(self.setup.shape())?;
                 Ok(misses)
             }
             None => self.setup.misses(),
