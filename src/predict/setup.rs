@@ -334,6 +334,7 @@ impl Setup {
         let roofline = Roofline {
             dims,
             index_key_bytes: f64::from(shape.index_key_bytes),
+            row_bytes: shape.runs.into_iter().map(f64::from).sum(),
             gpu: file.gpu.clone(),
             deployment: file.deployment.clone(),
         };

@@ -114,7 +114,8 @@ pub struct Outcome {
     pub step_ms: f64,
     /// Milliseconds beyond the same step without misses in the order none.
     pub exposed_ms: f64,
-    /// Of these the milliseconds in which nothing computes; the others are what attention in parts costs more.
+    /// Of these the milliseconds that are not works of the engine at their full speed: waits for rows, and, where
+    /// a gather takes SMs, what works run slower beside it. The others are what attention in parts costs more.
     pub wait_ms: f64,
     /// By layer, draft layers last, the exposed microseconds; 0 or below where an order hides more than the
     /// order none would without misses.
