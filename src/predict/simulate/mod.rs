@@ -117,8 +117,8 @@ pub struct Outcome {
     /// Of these the milliseconds that are not works of the engine at their full speed: waits for rows, and, where
     /// a gather takes SMs, what works run slower beside it. The others are what attention in parts costs more.
     pub wait_ms: f64,
-    /// By layer, draft layers last, the exposed microseconds; 0 or below where an order hides more than the
-    /// order none would without misses.
+    /// By layer, draft layers last where they have a pass, the exposed microseconds; 0 or below where an order
+    /// hides more than the order none would without misses.
     pub exposed_us: Vec<f64>,
     /// By layer the rows that a request misses.
     pub misses: Vec<f64>,
@@ -297,7 +297,7 @@ impl Simulator {
         let mean = rows.iter().sum::<f64>() / rows.len().max(1) as f64;
         rows.iter_mut().for_each(|rows| *rows = rows.min(most));
         let draft = (mean * share).min(shape.top_k.into());
-        rows.resize(rows.len() + shape.draft_layers as usize, draft);
+        rows.resize(self.layers(&batch), draft);
         Ok((batch, Missing { rows, share }))
     }
 
@@ -328,21 +328,31 @@ impl Simulator {
         }
     }
 
+    /// Layers that run: draft layers only where there is something to draft.
+    fn layers(&self, batch: &Batch) -> usize {
+        let shape = self.setup.shape();
+        (shape.layers + if world::passes(batch) > 0 { shape.draft_layers } else { 0 }) as usize
+    }
+
     fn baseline(&mut self, batch: &Batch) -> Result<Times> {
         if let Some(known) = self.baselines.get(batch) {
             return Ok(known.clone());
         }
-        let layers = self.setup.shape().layers + self.setup.shape().draft_layers;
-        let (rows, orders) = (vec![0.0; layers as usize], vec![Overlap::None; layers as usize]);
+        let layers = self.layers(batch);
+        let (rows, orders) = (vec![0.0; layers], vec![Overlap::None; layers]);
         let times = World::new(&self.setup, batch, false)?.step(&self.setup, &rows, 1.0, &orders)?;
         self.baselines.insert(*batch, times.clone());
         Ok(times)
     }
 
     fn orders(&mut self, batch: &Batch, misses: &Missing, options: &Options) -> Result<Vec<Overlap>> {
+        // A table may be of draft layers too that have no pass at this point.
+        let all = (self.setup.shape().layers + self.setup.shape().draft_layers) as usize;
         match &options.order {
             Order::All(order) => Ok(vec![*order; misses.rows.len()]),
-            Order::Table(table) if table.len() == misses.rows.len() => Ok(table.clone()),
+            Order::Table(table) if table.len() == misses.rows.len() || table.len() == all => {
+                Ok(table.iter().copied().take(misses.rows.len()).collect())
+            }
             Order::Table(table) => {
                 Err(bad("order: not one for each layer").with("orders", table.len() as u64))
             }
