@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{finite, positive, wrong};
+use super::{finite, positive, within, wrong};
 use crate::error::Result;
 use crate::geometry::{Geometry, Shape};
 
@@ -147,7 +147,7 @@ impl Model {
                 .with("most", DRAFT_LAYERS_MAX));
         }
         let shape = Shape { draft_layers: self.draft_layers, ..shape };
-        Geometry::new(shape).map_err(|e| wrong(format!("model.shape: {e}")))?;
+        Geometry::new(shape).map_err(|e| within("model.shape", &e))?;
         Ok(shape)
     }
 
@@ -231,7 +231,8 @@ impl Gpu {
 pub struct Deployment {
     /// GPUs that the experts are divided over.
     pub gpus: u32,
-    /// GPUs of one node.
+    /// GPUs of one node: tokens for the others' experts cross the network. Throughput is told of 8 GPUs, whatever
+    /// stands here.
     pub node_gpus: u32,
     /// A GPU's network bandwidth, 10^9 bytes a second.
     pub network_gb_s: f64,

@@ -11,7 +11,7 @@ use super::misses::Misses;
 use super::model::{Deployment, Dims, Gpu, Model};
 use super::roofline::Roofline;
 use super::{finite, parse, wrong};
-use crate::device::rates::Rates;
+use crate::device::rates::{Rates, RowRates};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Shape;
 
@@ -329,11 +329,12 @@ impl Setup {
             }
         }
         if let Some(misses) = &file.misses {
-            misses.check(shape.layers)?;
+            misses.check(&shape)?;
         }
         let roofline = Roofline {
             dims,
             index_key_bytes: f64::from(shape.index_key_bytes),
+            row_bytes: shape.runs.into_iter().map(f64::from).sum(),
             gpu: file.gpu.clone(),
             deployment: file.deployment.clone(),
         };
@@ -386,6 +387,16 @@ impl Setup {
         Setup::new(File { link: Link::Rates(rates), ..self.file.clone() })
     }
 
+    /// The same setup where rows are gathered at `bytes_per_s`, however many there are. Nothing else changes:
+    /// not the scatter, the plain copies, the launches or the SMs of a gather.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for a rate below 1 byte a second, or that is no number.
+    pub fn on_gather(&self, bytes_per_s: f64) -> Result<Setup> {
+        let gather = RowRates::flat(self.rates.gather.row_bytes, bytes_per_s);
+        self.on_link(Link::Rates(Rates { gather, ..self.rates.clone() }))
+    }
+
     /// The same machine with the preset model `name`. Costs measured with another model say nothing of this
     /// one: its roofline stands in for all of them. Its layers miss what those at their depth did.
     ///
@@ -411,7 +422,7 @@ impl Setup {
     /// The cost of a term in microseconds, for one micro-batch and layer ([`Term::Step`]: for a step).
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a load too far beyond the measured points.
+    /// [`Kind::OutOfRange`] for a load too far beyond the measured points.
     pub fn us(&self, term: Term, load: &Load) -> Result<f64> {
         let roofline = |load: &Load| self.roofline.us(term, load);
         match self.file.costs.get(term) {

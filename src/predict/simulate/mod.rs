@@ -24,6 +24,7 @@ mod world;
 use std::collections::HashMap;
 
 use super::misses::{Misses, Place};
+use super::outside;
 use super::setup::Setup;
 use crate::device::clock::Span;
 use crate::error::{Error, Kind, Result};
@@ -31,6 +32,7 @@ use crate::overlap::Overlap;
 
 pub use split::Split;
 
+pub(super) use price::grid;
 use price::{Price, Priced};
 use world::{Batch, Times, World};
 
@@ -70,6 +72,20 @@ pub struct Traffic {
     pub to_host: f64,
 }
 
+impl Traffic {
+    fn check(&self, setup: &Setup) -> Result<()> {
+        let rates = setup.rates();
+        for (name, rate, most) in
+            [("to_device", self.to_device, rates.copy_up), ("to_host", self.to_host, rates.copy_down)]
+        {
+            if !(0.0..=most).contains(&rate) {
+                return Err(bad(format!("traffic.{name}: {rate} bytes a second, the link copies {most}")));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// How a step is simulated.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -98,10 +114,11 @@ pub struct Outcome {
     pub step_ms: f64,
     /// Milliseconds beyond the same step without misses in the order none.
     pub exposed_ms: f64,
-    /// Of these the milliseconds in which nothing computes; the others are what attention in parts costs more.
+    /// Of these the milliseconds that are not works of the engine at their full speed: waits for rows, and, where
+    /// a gather takes SMs, what works run slower beside it. The others are what attention in parts costs more.
     pub wait_ms: f64,
-    /// By layer, draft layers last, the exposed microseconds; 0 or below where an order hides more than the
-    /// order none would without misses.
+    /// By layer, draft layers last where they have a pass, the exposed microseconds; 0 or below where an order
+    /// hides more than the order none would without misses.
     pub exposed_us: Vec<f64>,
     /// By layer the rows that a request misses.
     pub misses: Vec<f64>,
@@ -119,7 +136,8 @@ pub struct Outcome {
     pub spans: Vec<Span>,
 }
 
-/// GPUs of a node, for [`Outcome::throughput`].
+/// GPUs of a node, for [`Outcome::throughput`]: throughputs of all setups are told alike. A setup's
+/// `deployment.node_gpus` concerns the exchange.
 pub const NODE_GPUS: f64 = 8.0;
 
 /// The most requests and query rows of a simulated step.
@@ -134,21 +152,25 @@ impl Point {
     /// Whether the point can be simulated on `setup`.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the field.
+    /// [`Kind::InvalidConfig`] names the field; [`Kind::OutOfRange`] for a larger batch than is simulated.
     pub fn check(&self, setup: &Setup) -> Result<()> {
         let most = setup.dims().context_max;
         if self.context == 0 || self.context > most {
             let hint = "the context is what the model was made for, at most";
             return Err(bad("context").with("tokens", self.context).with("most", most).hint(hint));
         }
-        if self.batch == 0 || self.batch > BATCH_MAX {
-            return Err(bad("batch").with("requests", self.batch).with("most", BATCH_MAX));
+        if self.batch == 0 {
+            return Err(bad("batch").with("requests", 0_u32).with("most", BATCH_MAX));
+        }
+        if self.batch > BATCH_MAX {
+            let hint = "ask for a smaller batch";
+            return Err(outside("batch").with("requests", self.batch).with("most", BATCH_MAX).hint(hint));
         }
         if self.mtp == 0 || self.mtp > MTP_MAX {
             return Err(bad("mtp").with("query_rows", self.mtp).with("most", MTP_MAX));
         }
-        if !(self.accept.is_finite() && self.accept > 0.0 && self.accept <= f64::from(self.mtp)) {
-            return Err(bad(format!("accept: {} is not above 0 and at most mtp", self.accept)));
+        if !(1.0..=f64::from(self.mtp)).contains(&self.accept) {
+            return Err(bad(format!("accept: {} is not from 1 to mtp", self.accept)));
         }
         if !(self.ratio.is_finite() && self.ratio > 0.0) {
             return Err(bad(format!("ratio: {} is not above 0", self.ratio)));
@@ -180,14 +202,24 @@ impl Simulator {
     /// Simulates one whole step.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the field of the point or of the setup that does not reach it.
+    /// [`Kind::InvalidConfig`] names the field of the point or of the setup; [`Kind::OutOfRange`] what the setup
+    /// does not reach: costs or misses there are not known.
     pub fn run(&mut self, point: &Point, options: &Options) -> Result<Outcome> {
         let (batch, misses) = self.prepare(point, options)?;
         let overlap = self.orders(&batch, &misses, options)?;
         let baseline = self.baseline(&batch)?;
-        let mut world = World::new(&self.setup, &batch, options.spans)?;
-        world.background(options.traffic, baseline.total_ns)?;
-        let times = world.step(&self.setup, &misses.rows, misses.share, &overlap)?;
+        options.traffic.check(&self.setup)?;
+        // Traffic that ends before the step would be traffic beside a part of it.
+        let mut enough_ns = 2.0 * baseline.total_ns;
+        let times = loop {
+            let mut world = World::new(&self.setup, &batch, options.spans)?;
+            world.background(options.traffic, enough_ns)?;
+            let times = world.step(&self.setup, &misses.rows, misses.share, &overlap)?;
+            if options.traffic == Traffic::default() || times.total_ns <= enough_ns {
+                break times;
+            }
+            enough_ns *= 2.0;
+        };
         let exposed_us =
             times.layers_ns.iter().zip(&baseline.layers_ns).map(|(a, b)| (a - b) / 1e3).collect();
         let exposed_ns = times.total_ns - baseline.total_ns;
@@ -263,15 +295,16 @@ impl Simulator {
         }
         // A draft layer's pass is one query row of an average layer.
         let mean = rows.iter().sum::<f64>() / rows.len().max(1) as f64;
-        rows.resize(rows.len() + shape.draft_layers as usize, mean * share);
         rows.iter_mut().for_each(|rows| *rows = rows.min(most));
+        let draft = (mean * share).min(shape.top_k.into());
+        rows.resize(self.layers(&batch), draft);
         Ok((batch, Missing { rows, share }))
     }
 
     fn misses<'a>(&'a self, options: &'a Options) -> Result<&'a Misses> {
         match &options.misses {
             Some(misses) => {
-                misses.check(self.setup.shape().layers)?;
+                misses.check(self.setup.shape())?;
                 Ok(misses)
             }
             None => self.setup.misses(),
@@ -295,21 +328,31 @@ impl Simulator {
         }
     }
 
+    /// Layers that run: draft layers only where there is something to draft.
+    fn layers(&self, batch: &Batch) -> usize {
+        let shape = self.setup.shape();
+        (shape.layers + if world::passes(batch) > 0 { shape.draft_layers } else { 0 }) as usize
+    }
+
     fn baseline(&mut self, batch: &Batch) -> Result<Times> {
         if let Some(known) = self.baselines.get(batch) {
             return Ok(known.clone());
         }
-        let layers = self.setup.shape().layers + self.setup.shape().draft_layers;
-        let (rows, orders) = (vec![0.0; layers as usize], vec![Overlap::None; layers as usize]);
+        let layers = self.layers(batch);
+        let (rows, orders) = (vec![0.0; layers], vec![Overlap::None; layers]);
         let times = World::new(&self.setup, batch, false)?.step(&self.setup, &rows, 1.0, &orders)?;
         self.baselines.insert(*batch, times.clone());
         Ok(times)
     }
 
     fn orders(&mut self, batch: &Batch, misses: &Missing, options: &Options) -> Result<Vec<Overlap>> {
+        // A table may be of draft layers too that have no pass at this point.
+        let all = (self.setup.shape().layers + self.setup.shape().draft_layers) as usize;
         match &options.order {
             Order::All(order) => Ok(vec![*order; misses.rows.len()]),
-            Order::Table(table) if table.len() == misses.rows.len() => Ok(table.clone()),
+            Order::Table(table) if table.len() == misses.rows.len() || table.len() == all => {
+                Ok(table.iter().copied().take(misses.rows.len()).collect())
+            }
             Order::Table(table) => {
                 Err(bad("order: not one for each layer").with("orders", table.len() as u64))
             }
