@@ -11,6 +11,11 @@
 //! that, bytes: selections, answers, index lists, accepted counts, pinned blocks and reports, each by its
 //! address. Which lanes a step has is read from its pinned block, when it begins.
 //!
+//! What is given out again: pages and slot blocks are what a lane holds from its join until its leave, or the
+//! roll-back that cuts a page off, has ended. So a copy into a page that was given back, and a join with blocks
+//! that were, has to be behind that; likewise the next join or roll-back of a lane, which the host stages,
+//! behind the last one that was staged for it: the host must have seen that end.
+//!
 //! | operation | reads | writes |
 //! |---|---|---|
 //! | begin | pinned block, accepted counts | block, counts, all of its lanes |
@@ -18,7 +23,10 @@
 //! | gather | block, list, rows of the total pool | fetched and scratch slots |
 //! | scatter | block, head, landing slots | the step's rows of the total pool |
 //! | report | block, lists | counts, report |
-//! | join, warm, truncate, leave | selections, pages | all of the lane |
+//! | join | staged arguments, pages | all of the lane, its slot blocks |
+//! | truncate | staged arguments, pages that it had and has | all of the lane |
+//! | leave | pages, slot blocks | all of the lane |
+//! | warm | selections | all of the lane, but for its page table |
 //! | raise | rows of the total pool | resident rows |
 //! | copy | from | to; where they are pages of the total pool, the rows of the lane that has them alone |
 //!
@@ -50,7 +58,8 @@ use crate::sync::{Arc, Mutex};
 
 pub use touched::bytes;
 use touched::{
-    ADDED, BLOCK, COUNTS, FETCHED, HEAD, LISTS, PAGE_TABLE, RESIDENT, SCRATCH, STORED, TABLES, Watched,
+    ADDED, BLOCK, COUNTS, FETCHED, HEAD, LISTS, PAGE_TABLE, RESIDENT, SCRATCH, STAGED, STORED, TABLES,
+    Watched,
 };
 
 /// What attention reads of a layer's selected rows.
@@ -126,6 +135,14 @@ impl State {
         verdict.inspect_err(|error| {
             self.conflict.get_or_insert_with(|| error.clone());
         })
+    }
+
+    /// The host stages what an operation on a lane takes over when it runs; answers that it reads it.
+    fn stage(&mut self, pools: Pools, lane: Lane) -> Result<Access> {
+        let space = self.pools(pools)?.space(STAGED, lane.0);
+        let verdict = self.order.host("staging", &[Access::write(space, 0, 1)]);
+        self.judged(verdict)?;
+        Ok(Access::read(space, 0, 1))
     }
 
     /// The lanes of a pinned block's rows.
@@ -302,6 +319,16 @@ impl Watch {
             own.extend_from_slice(pages);
         }
     }
+
+    /// Of a lane's slot blocks, likewise.
+    fn set_slot_blocks(&self, pools: Pools, lane: Lane, blocks: &[Vec<u32>]) {
+        let mut state = self.state.lock();
+        let lanes = state.pools.get_mut(pools.0 as usize);
+        if let Some(own) = lanes.and_then(|watched| watched.slot_blocks.get_mut(lane.index())) {
+            own.clear();
+            own.extend_from_slice(blocks);
+        }
+    }
 }
 
 /// Methods that enqueue nothing, handed on as they are.
@@ -404,23 +431,37 @@ impl Device for Watch {
     }
 
     fn join(&self, pools: Pools, stream: Stream, join: Join<'_>) -> Result<()> {
-        let accesses = |state: &mut State| Ok(state.pools(pools)?.lane_and_pages(join.lane.0, join.pages));
+        let accesses = |state: &mut State| {
+            let staged = state.stage(pools, join.lane)?;
+            let watched = state.pools(pools)?;
+            let mut list = watched.lane_and_pages(join.lane.0, join.pages);
+            list.push(staged);
+            watched.slot_blocks(join.blocks, true, &mut list);
+            Ok(list)
+        };
         self.pass(stream, "join", accesses, || self.device.join(pools, stream, join))?;
         self.set_pages(pools, join.lane, join.pages);
+        self.set_slot_blocks(pools, join.lane, join.blocks);
         Ok(())
     }
 
     fn truncate(&self, pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()> {
-        let accesses = |state: &mut State| Ok(state.pools(pools)?.lane_and_pages(cut.lane.0, cut.pages));
+        let accesses = |state: &mut State| {
+            let staged = state.stage(pools, cut.lane)?;
+            let mut list = state.pools(pools)?.lane_and_pages(cut.lane.0, cut.pages);
+            list.push(staged);
+            Ok(list)
+        };
         self.pass(stream, "roll-back", accesses, || self.device.truncate(pools, stream, cut))?;
         self.set_pages(pools, cut.lane, cut.pages);
         Ok(())
     }
 
     fn leave(&self, pools: Pools, stream: Stream, lane: Lane) -> Result<()> {
-        let accesses = |state: &mut State| Ok(state.pools(pools)?.lane_and_pages(lane.0, &[]));
+        let accesses = |state: &mut State| Ok(state.pools(pools)?.leaving(lane));
         self.pass(stream, "leave", accesses, || self.device.leave(pools, stream, lane))?;
         self.set_pages(pools, lane, &[]);
+        self.set_slot_blocks(pools, lane, &[]);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use crate::device::order::{Access, Space};
 use crate::device::{Answer, Part, Plan, Slice};
 use crate::geometry::Geometry;
+use crate::ids::Lane;
 
 /// Positions of a lane's committed and landed rows, as scatter needs them.
 pub(super) const HEAD: &str = "head of pools, lane";
@@ -15,6 +16,9 @@ pub(super) const STORED: &str = "rows of the total pool of pools, lane";
 pub(super) const ADDED: &str = "rows added to the total pool of pools, lane";
 pub(super) const PAGE_TABLE: &str = "page table of pools, lane";
 const PAGES: &str = "pages of the total pool of pools";
+const SLOT_BLOCKS: &str = "slot blocks of pools, layer";
+/// What the host keeps for a join or a roll-back until it runs.
+pub(super) const STAGED: &str = "staged arguments of pools, lane";
 pub(super) const BLOCK: &str = "step block of pools, micro-batch";
 pub(super) const COUNTS: &str = "counts of pools, micro-batch";
 pub(super) const LISTS: &str = "lists of fetches of pools, micro-batch";
@@ -35,6 +39,8 @@ pub(super) struct Watched {
     pub(super) steps: Vec<Vec<u32>>,
     /// By lane its pages.
     pub(super) pages: Vec<Vec<u32>>,
+    /// By lane and layer its slot blocks.
+    pub(super) slot_blocks: Vec<Vec<Vec<u32>>>,
 }
 
 /// That an operation reads or writes a slice, for [`Watch::engine`](crate::device::watch::Watch::engine).
@@ -57,6 +63,7 @@ impl Watched {
             batch: plan.batch,
             steps: vec![Vec::new(); plan.micro_batches as usize],
             pages: vec![Vec::new(); lanes as usize],
+            slot_blocks: vec![Vec::new(); lanes as usize],
         }
     }
 
@@ -73,14 +80,33 @@ impl Watched {
         list.push(Access::write(self.space(SCRATCH, lane), 0, 1));
     }
 
-    /// All of a lane, and the pages that it has from now on.
+    /// All of a lane, the pages that it had, and those that it has from now on.
     pub(super) fn lane_and_pages(&self, lane: u32, pages: &[u32]) -> Vec<Access> {
         let mut list = Vec::with_capacity(pages.len() + 9);
         self.lane(lane, &mut list);
         list.push(Access::write(self.space(PAGE_TABLE, lane), 0, 1));
-        for page in pages {
+        // Whoever writes next to a page that the lane gives back has to be behind this.
+        for page in self.pages.get(lane as usize).into_iter().flatten().chain(pages) {
             let first = u64::from(*page) * self.layers;
             list.push(Access::read(self.space(PAGES, 0), first, first + self.layers));
+        }
+        list
+    }
+
+    /// Slot blocks by layer, as a lane takes them (`write`) or gives them back.
+    pub(super) fn slot_blocks(&self, blocks: &[Vec<u32>], write: bool, list: &mut Vec<Access>) {
+        let access = if write { Access::write } else { Access::read };
+        for (layer, blocks) in (0..).zip(blocks) {
+            let places = blocks.iter().map(|block| u64::from(*block));
+            list.extend(places.map(|at| access(self.space(SLOT_BLOCKS, layer), at, at + 1)));
+        }
+    }
+
+    /// All of a lane that leaves.
+    pub(super) fn leaving(&self, lane: Lane) -> Vec<Access> {
+        let mut list = self.lane_and_pages(lane.0, &[]);
+        if let Some(blocks) = self.slot_blocks.get(lane.index()) {
+            self.slot_blocks(blocks, false, &mut list);
         }
         list
     }
