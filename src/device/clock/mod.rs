@@ -204,7 +204,8 @@ impl ClockDevice {
     }
 
     /// Runs everything, then begins anew at time 0: no event is recorded, no span kept, no miss declared, and
-    /// chance begins again. Streams, events, memory and pools stay.
+    /// chance begins again. Streams, events, memory and pools stay; the operation that fails and the waits that
+    /// are left out stay as they were set, and are counted from 0 again.
     ///
     /// # Errors
     /// As [`ClockDevice::run`].
@@ -344,6 +345,8 @@ impl ClockDevice {
     /// held, because a callback may use the device.
     fn drive(&self, until: Until) -> Result<MutexGuard<'_, State>> {
         let me = thread::current().id();
+        // Stands before the lock, and so is dropped behind it.
+        let mut driving = Driving(None);
         let mut state = self.state.lock();
         while let Some(driver) = state.driver {
             if driver == me {
@@ -352,6 +355,7 @@ impl ClockDevice {
             state = self.idle.wait(state);
         }
         state.driver = Some(me);
+        driving.0 = Some(self);
         let met = loop {
             match state.timeline.next(until) {
                 Next::Met => break Ok(()),
@@ -359,9 +363,14 @@ impl ClockDevice {
                 Next::Due(due) => state = self.take_effect(state, due),
             }
         };
+        driving.0 = None;
+        self.let_others_drive(&mut state);
+        met.map(|()| state)
+    }
+
+    fn let_others_drive(&self, state: &mut State) {
         state.driver = None;
         self.idle.notify_all();
-        met.map(|()| state)
     }
 
     fn take_effect<'a>(
@@ -407,6 +416,20 @@ impl ClockDevice {
     }
 }
 
+/// Who moves the clock on, until that has come to its end. If an effect panics instead, the device has failed, and
+/// whoever waits goes on to see it.
+struct Driving<'a>(Option<&'a ClockDevice>);
+
+impl Drop for Driving<'_> {
+    fn drop(&mut self) {
+        if let Some(clock) = self.0 {
+            let mut state = clock.state.lock();
+            state.failure.get_or_insert(Kind::Internal);
+            clock.let_others_drive(&mut state);
+        }
+    }
+}
+
 /// What failed: a device that has failed says which kind was the first.
 fn kind_of(error: Error) -> Kind {
     let first = error.number("kind").and_then(|code| Kind::ALL.into_iter().find(|k| *k as u64 == code));
@@ -439,12 +462,7 @@ impl State {
 
 impl Drop for ClockDevice {
     fn drop(&mut self) {
-        let streams = {
-            let mut state = self.state.lock();
-            // A clock that is dropped while a callback of its own unwinds is not driven again.
-            state.driver = None;
-            state.enqueued.len()
-        };
+        let streams = self.state.lock().enqueued.len();
         (0..streams as u64).for_each(|stream| drop(self.let_go(Stream(stream))));
         // What is queued still runs: tickets end, and what they guard is given back.
         drop(self.drive(Until::Idle));
