@@ -3,7 +3,7 @@
 
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::watch::Watch;
-use forebay::device::{Cut, Device, Join, Plan, Pools, Raise, Slice, Stream};
+use forebay::device::{Cut, Device, Join, Mapped, Plan, Pools, Raise, Slice, Stream};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::TableShape;
 use forebay::{Error, Geometry, Kind, Lane, Result, Shape};
@@ -179,4 +179,34 @@ fn f4_nothing_is_staged_for_a_lane_before_the_host_has_seen_what_was_staged_last
         reuse.join(1, reuse.first, &[3], 1)
     };
     needs(seen, join, leave_and_join, "staged arguments of pools, lane 0 1, which join");
+}
+
+/// Two ranges over one backing, as buffers share what they do not need at the same time.
+#[test]
+fn ranges_over_one_backing_are_the_same_bytes() {
+    let watch = Watch::new(HostDevice::new(HostOptions::default()));
+    let size = watch.granularity();
+    let [shared, own] = [2, 1].map(|pieces| watch.backing(pieces * size).unwrap());
+    let piece = |backing, offset| Mapped { backing, offset, bytes: size };
+    // One has the shared bytes in front and behind its own ones; the other the first of them alone.
+    let long = watch.range(&[piece(shared, 0), piece(own, 0), piece(shared, size)]).unwrap();
+    let short = watch.range(&[piece(shared, 0)]).unwrap();
+    let [a, b] = [(); 2].map(|()| watch.stream().unwrap());
+    let from = watch.allocate(3 * size).unwrap();
+    let writes = |stream, to: Slice| watch.copy(stream, from.part(0, to.bytes()).unwrap(), to);
+    writes(a, short.part(0, size / 2).unwrap()).unwrap();
+    // Other bytes of the backing, and of the range, have nothing to do with it.
+    writes(b, long.part(size / 2, 2 * size).unwrap()).unwrap();
+    for to in [long, long.part(size / 2 - 1, 2).unwrap()] {
+        let error = writes(b, to).unwrap_err().to_string();
+        assert!(error.contains("bytes of backing") && error.contains("which copy"), "{error}");
+    }
+    let event = watch.event().unwrap();
+    watch.record(event, a).unwrap();
+    watch.wait(b, event).unwrap();
+    writes(b, long).unwrap();
+    // The engine's own declarations are placed likewise.
+    let reads = [forebay::device::watch::bytes(&short, false)];
+    watch.engine(a, "reader", &reads).unwrap_err();
+    watch.engine(b, "reader", &reads).unwrap();
 }

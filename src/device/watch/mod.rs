@@ -9,7 +9,8 @@
 //! and those that the step adds to it. By lane the tables, the page table, and the scratch slots, which all
 //! layers share. By micro-batch the step's block, its counts, and each batch row's list of fetches. Beyond
 //! that, bytes: selections, answers, index lists, accepted counts, pinned blocks and reports, each by its
-//! address. Which lanes a step has is read from its pinned block, when it begins.
+//! address; those of a range by their place in its backing, which other ranges may have too. Which lanes a step
+//! has is read from its pinned block, when it begins.
 //!
 //! What is given out again: pages and slot blocks are what a lane holds from its join until its leave, or the
 //! roll-back that cuts a page off, has ended. So a copy into a page that was given back, and a join with blocks
@@ -58,8 +59,8 @@ use crate::sync::{Arc, Mutex};
 
 pub use touched::bytes;
 use touched::{
-    ADDED, BLOCK, COUNTS, FETCHED, HEAD, LISTS, PAGE_TABLE, RESIDENT, SCRATCH, STAGED, STORED, TABLES,
-    Watched,
+    ADDED, BLOCK, COUNTS, FETCHED, HEAD, LISTS, Mappings, PAGE_TABLE, RESIDENT, SCRATCH, STAGED, STORED,
+    TABLES, Watched,
 };
 
 /// What attention reads of a layer's selected rows.
@@ -100,6 +101,7 @@ pub struct Watch {
 struct State {
     order: Order,
     maps: Vec<(Slice, Arc<Map>)>,
+    mappings: Mappings,
     pools: Vec<Watched>,
     confined: Option<Stream>,
     strayed: Option<Error>,
@@ -176,6 +178,7 @@ impl Watch {
         let state = State {
             order: Order::new(),
             maps: Vec::new(),
+            mappings: Mappings::default(),
             pools: Vec::new(),
             confined: None,
             strayed: None,
@@ -220,7 +223,8 @@ impl Watch {
     pub fn engine(&self, stream: Stream, what: &'static str, accesses: &[Access]) -> Result<()> {
         let mut state = self.state.lock();
         state.stays(stream)?;
-        let verdict = state.order.access(stream, what, accesses);
+        let accesses = state.mappings.behind(accesses.to_vec());
+        let verdict = state.order.access(stream, what, &accesses);
         state.judged(verdict)
     }
 
@@ -300,6 +304,7 @@ impl Watch {
             let mut state = self.state.lock();
             state.stays(stream)?;
             let accesses = accesses(&mut state)?;
+            let accesses = state.mappings.behind(accesses);
             let verdict = state.order.check(stream, what, &accesses);
             state.judged(verdict)?;
             accesses
@@ -344,7 +349,6 @@ impl Device for Watch {
         owns(slice: &Slice) -> bool;
         granularity() -> u64;
         backing(bytes: u64) -> Result<Backing>;
-        range(pieces: &[Mapped]) -> Result<Slice>;
         stream() -> Result<Stream>;
         event() -> Result<Event>;
         digest(pools: Pools, lane: Lane) -> Result<u64>;
@@ -354,6 +358,12 @@ impl Device for Watch {
     fn register(&self, map: &Arc<Map>) -> Result<Slice> {
         let slice = self.device.register(map)?;
         self.state.lock().maps.push((slice, Arc::clone(map)));
+        Ok(slice)
+    }
+
+    fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
+        let slice = self.device.range(pieces)?;
+        self.state.lock().mappings.add(&slice, pieces);
         Ok(slice)
     }
 
@@ -492,7 +502,8 @@ impl Device for Watch {
         let (micro, mut lanes) = (begin.micro_batch, Vec::new());
         let accesses = |state: &mut State| {
             // The host wrote the block before it called.
-            let verdict = state.order.host("prepare", &[bytes(&begin.block, true)]);
+            let block = state.mappings.behind(vec![bytes(&begin.block, true)]);
+            let verdict = state.order.host("prepare", &block);
             state.judged(verdict)?;
             let watched = state.pools(pools)?;
             lanes = state.lanes_of(&begin.block, watched.batch)?;

@@ -1,7 +1,9 @@
 //! What the operations on one cache's pools touch, as ranges of an order.
 
-use crate::device::order::{Access, Space};
-use crate::device::{Answer, Part, Plan, Slice};
+use std::collections::BTreeMap;
+
+use crate::device::order::{Access, Range, Space};
+use crate::device::{Answer, Mapped, Part, Plan, Slice};
 use crate::geometry::Geometry;
 use crate::ids::Lane;
 
@@ -23,6 +25,7 @@ pub(super) const BLOCK: &str = "step block of pools, micro-batch";
 pub(super) const COUNTS: &str = "counts of pools, micro-batch";
 pub(super) const LISTS: &str = "lists of fetches of pools, micro-batch";
 const BYTES: &str = "bytes at addresses of";
+const BACKED: &str = "bytes of backing";
 
 /// One cache's extents, and what its steps and lanes are made of now.
 #[derive(Debug)]
@@ -48,6 +51,60 @@ pub fn bytes(slice: &Slice, write: bool) -> Access {
     let (from, to) = (slice.address(), slice.address().saturating_add(slice.bytes()));
     let access = if write { Access::write } else { Access::read };
     access(Space::new(BYTES, [slice.device, 0]), from, to)
+}
+
+/// A stretch of addresses behind which a backing stands.
+#[derive(Debug)]
+struct Piece {
+    addresses: Range,
+    backing: Space,
+    offset: u64,
+}
+
+/// What stands behind the addresses of ranges, by the first address: two ranges over one backing are the same
+/// bytes.
+#[derive(Debug, Default)]
+pub(super) struct Mappings(BTreeMap<u64, Piece>);
+
+impl Mappings {
+    /// Of a range that a device has made of `pieces`.
+    pub(super) fn add(&mut self, range: &Slice, pieces: &[Mapped]) {
+        let mut from = range.address();
+        for Mapped { backing, offset, bytes } in pieces {
+            let to = from.saturating_add(*bytes);
+            let addresses = Range { space: Space::new(BYTES, [range.device, 0]), from, to };
+            let backing = Space::new(BACKED, [backing.0, 0]);
+            self.0.insert(from, Piece { addresses, backing, offset: *offset });
+            from = to;
+        }
+    }
+
+    /// The same accesses, those of a range's addresses as bytes of its backings.
+    pub(super) fn behind(&self, accesses: Vec<Access>) -> Vec<Access> {
+        if self.0.is_empty() {
+            return accesses;
+        }
+        let mut list = Vec::with_capacity(accesses.len());
+        for Access { range: Range { space, from, to }, write } in accesses {
+            let mut at = from;
+            let mut push = |space, from, to| list.push(Access { range: Range { space, from, to }, write });
+            let first = self.0.range(..=from).next_back();
+            let others = self.0.range(from..to.max(from)).filter(|(start, _)| **start > from);
+            for (_, piece) in first.into_iter().chain(others) {
+                let Piece { addresses, backing, offset } = piece;
+                let (start, end) = (at.max(addresses.from), to.min(addresses.to));
+                if space != addresses.space || start >= end {
+                    continue;
+                }
+                push(space, at, start);
+                let moved = |address: u64| address - addresses.from + offset;
+                push(*backing, moved(start), moved(end));
+                at = end;
+            }
+            push(space, at, to);
+        }
+        list
+    }
 }
 
 impl Watched {
