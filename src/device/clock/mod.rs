@@ -10,9 +10,11 @@
 //! operations are delayed, drawn out and reordered as far as streams and events allow, so that a missing or
 //! wrong edge gives wrong bytes for some seed, and for that seed every time.
 //!
-//! **When things run.** Enqueueing runs nothing. Time goes on when the host waits
-//! ([`Device::synchronize`], [`ClockDevice::run`]), when it looks ([`Device::query`]: a little), when a
-//! stream's queue is full, and when the device is dropped. So the host is always as far ahead as it can be.
+//! **When things run.** Time goes on when the host waits ([`Device::synchronize`], [`ClockDevice::run`]), when it
+//! looks ([`Device::query`]: a little), when a stream's queue is full, and when the device is dropped. Without a
+//! seed enqueueing runs nothing: the host is as far ahead as it can be. With one the host is slow now and then,
+//! and what is enqueued runs meanwhile, so that what the host itself does too late shows as well. A look at a
+//! ticket moves nothing: who waits for one in a loop has to look at an event too.
 //!
 //! **What it does not do.** It does not know what a resolve would find, so the rows that a gather moves are
 //! declared ([`ClockDevice::set_misses`]). It does not check that operations are ordered
@@ -85,6 +87,8 @@ struct State {
     /// By stream how many operations have been enqueued, and how often the host has looked.
     enqueued: Vec<u64>,
     polls: u64,
+    /// How often it has enqueued something.
+    calls: u64,
     /// Waits that have been enqueued, and those that are left out.
     waits: u64,
     without: Range<u64>,
@@ -146,6 +150,7 @@ impl ClockDevice {
             failure: None,
             enqueued: Vec::new(),
             polls: 0,
+            calls: 0,
             waits: 0,
             without: 0..0,
             confined: None,
@@ -215,7 +220,7 @@ impl ClockDevice {
         state.timeline.reset();
         state.misses.clear();
         state.enqueued.fill(0);
-        (state.polls, state.waits) = (0, 0);
+        (state.polls, state.calls, state.waits) = (0, 0, 0);
         Ok(())
     }
 
@@ -289,9 +294,16 @@ impl ClockDevice {
             return Err(state.refusal.get_or_insert(error).clone());
         }
         let place = state.stream(stream)?;
-        if state.timeline.queued(place) >= most {
+        let mut until = (state.timeline.queued(place) >= most).then_some(Until::Room(stream, most));
+        // A callback enqueues while time stands still.
+        if let (Some(seed), None, None) = (self.seed, until, state.driver) {
+            state.calls += 1;
+            let passes = chance::enqueueing(seed, state.calls);
+            until = (passes > 0.0).then_some(Until::Time(state.timeline.now() + passes));
+        }
+        if let Some(until) = until {
             drop(state);
-            state = self.drive(Until::Room(stream, most))?;
+            state = self.drive(until)?;
         }
         Ok((state, place))
     }
