@@ -169,7 +169,7 @@ impl ClockDevice {
     /// Enqueues an engine's work.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a demand that makes no sense; those of [`Device::record`].
+    /// [`Kind::InvalidConfig`] for a demand that makes no sense, or of more than 1e15 ns; those of [`Device::record`].
     pub fn compute(&self, stream: Stream, label: Label, demand: Demand) -> Result<()> {
         self.enqueue(stream, label, Work::demand(demand)?, None)
     }
@@ -177,7 +177,7 @@ impl ClockDevice {
     /// Enqueues a copy of `bytes` by a copy engine: traffic that is not a step's.
     ///
     /// # Errors
-    /// Those of [`Device::record`].
+    /// [`Kind::InvalidConfig`] for bytes that take more than 1e15 ns; those of [`Device::record`].
     pub fn traffic(&self, stream: Stream, label: Label, direction: Direction, bytes: u64) -> Result<()> {
         self.enqueue(stream, label, Work::copy(&self.costs, direction, bytes as f64), None)
     }
@@ -186,11 +186,9 @@ impl ClockDevice {
     /// moves that is enqueued from now on. None before the first call.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a number that is negative or none.
+    /// [`Kind::InvalidConfig`] for a number that is negative, none, or above 1e9.
     pub fn set_misses(&self, layer: Layer, rows: f64) -> Result<()> {
-        if !(rows.is_finite() && rows >= 0.0) {
-            return Err(Error::new(Kind::InvalidConfig, "clock device").at(format!("misses {rows}")));
-        }
+        costs::check_misses(rows)?;
         let misses = &mut self.state.lock().misses;
         if misses.len() <= layer.index() {
             misses.resize(layer.index() + 1, 0.0);
@@ -309,6 +307,7 @@ impl ClockDevice {
     }
 
     fn enqueue(&self, stream: Stream, label: Label, work: Work, effect: Option<Effect>) -> Result<()> {
+        let work = work.check(&self.costs)?;
         let (state, place) = self.room(stream)?;
         self.push(state, place, (label, work, effect));
         Ok(())
