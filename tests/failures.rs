@@ -259,8 +259,11 @@ fn lanes_given_out_again(machine: Machine) {
     rig.cache.close(second, fast).unwrap();
     // Both lanes are given out again while the first one's leave still waits on the slow stream.
     let next = [rig.admit(14, 8, 3), rig.admit(14, 8, 4)];
-    // Joins that are ordered behind one of the two leaves only would run meanwhile.
+    // Joins that are ordered behind one of the two leaves only would run meanwhile. A clock goes on when an event
+    // is looked at, whichever.
+    let event = rig.device.event().unwrap();
     for _ in 0..rig.machine.looks() {
+        rig.device.query(event).unwrap();
         assert!(rig.joins[2..].iter().all(|join| join.poll().is_none()));
         std::thread::yield_now();
     }

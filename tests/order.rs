@@ -6,6 +6,8 @@
 //! happened to do.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[path = "order/reuse.rs"]
+mod reuse;
 #[path = "order/rig.rs"]
 mod rig;
 

@@ -111,3 +111,29 @@ fn f4_control_pages_staged_before_the_last_ones_were_taken_over_replace_them() {
         assert_eq!(page_of_the_join(&machine, false), 1, "the join has gathered from the cut's page");
     });
 }
+
+/// A host that writes a block, and then enqueues who reads it; or the other way round, with nothing that makes it
+/// write in time. Whether the reader has seen the block.
+fn block_is_seen(machine: &Machine, in_time: bool) -> bool {
+    let (device, stream) = machine.device_and_stream();
+    let map = pinned(64);
+    let block = device.register(&map).unwrap().part(0, 64).unwrap();
+    let (to, event) = (device.allocate(64).unwrap(), device.event().unwrap());
+    if in_time {
+        map.copy_in(0, &[9; 64]).unwrap();
+    }
+    device.copy(stream, block, to).unwrap();
+    // What a host has to enqueue besides.
+    (0..20).for_each(|_| device.record(event, stream).unwrap());
+    map.copy_in(0, &[9; 64]).unwrap();
+    machine.sync(stream);
+    machine.bytes(to) == [9; 64]
+}
+
+#[test]
+fn a_host_that_writes_after_it_enqueued_the_reader_is_late_for_some_seed() {
+    let clocks = || (0..200).map(|seed| Machine::clock(seed, 0..0));
+    assert!(clocks().all(|machine| block_is_seen(&machine, true)));
+    let late = clocks().filter(|machine| !block_is_seen(machine, false)).count();
+    assert!((20..180).contains(&late), "{late} of 200");
+}

@@ -3,8 +3,9 @@
 //! A schedule is right when every order that its edges allow gives the same bytes. So with a seed each
 //! operation is put off and drawn out by times that mostly are short and sometimes longer than everything
 //! else together, streams differ in how slow they are, an effect comes at its operation's start or at its
-//! end, and the host's looks fall anywhere. What is drawn depends on the seed, the stream and the number in
-//! the stream alone, so a run can be had again whatever the host did meanwhile.
+//! end, the host's looks fall anywhere, and now and then the host itself is slow to enqueue. What is drawn for
+//! an operation depends on the seed, the stream and the number in the stream alone, what is drawn for the host
+//! on how often it has called: the same calls run the same way again.
 
 /// What is drawn for one operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,6 +26,7 @@ impl Draw {
 /// Which draw a word is for: words of one seed are independent.
 const POLL: u64 = u64::MAX;
 const PACE: u64 = u64::MAX - 1;
+const CALL: u64 = u64::MAX - 2;
 
 fn mix(mut word: u64) -> u64 {
     // The finaliser of splitmix64.
@@ -59,6 +61,12 @@ pub(super) fn operation(seed: u64, stream: u64, number: u64) -> Draw {
 /// Nanoseconds that pass while the host looks at an event for the `number`-th time.
 pub(super) fn poll(seed: u64, number: u64) -> f64 {
     time(word(seed, POLL, number))
+}
+
+/// Nanoseconds that pass before the host enqueues for the `number`-th time; mostly none.
+pub(super) fn enqueueing(seed: u64, number: u64) -> f64 {
+    let drawn = word(seed, CALL, number);
+    if drawn.is_multiple_of(4) { time(mix(drawn)) } else { 0.0 }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -10,6 +10,19 @@ use crate::error::{Error, Kind, Result};
 /// Nanoseconds in a second: rates are given by second, times in nanoseconds.
 const NS: f64 = 1e9;
 
+/// Nanoseconds of a cost, and of an operation that runs alone: eleven days. Thousands of such still add up to a
+/// time that a nanosecond moves on.
+const MOST_NS: f64 = 1e15;
+
+/// Bytes per second.
+const RATES: std::ops::RangeInclusive<f64> = 1.0..=1e18;
+
+/// Rows that a batch row misses.
+const MOST_MISSES: f64 = 1e9;
+
+/// The part of its rate that a direction keeps at least.
+const LEAST_DUPLEX: f64 = 1e-3;
+
 /// Which way bytes cross the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
@@ -35,7 +48,7 @@ pub struct Link {
     pub to_device: f64,
     /// Bytes per second, device to host.
     pub to_host: f64,
-    /// The part of its rate that a direction keeps while the other one carries bytes too, above 0 to 1.
+    /// The part of its rate that a direction keeps while the other one carries bytes too, 0.001 to 1.
     pub duplex: f64,
     /// Operations that the copy engines of one direction run at once; others wait in the order in which
     /// they became ready.
@@ -126,8 +139,8 @@ fn refuse(place: &'static str, value: f64) -> Error {
 
 impl Costs {
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the first time that is negative, rate that is not above zero, or share
-    /// that lies outside 0 to 1.
+    /// [`Kind::InvalidConfig`] names the first time that lies outside 0 to 1e15 ns (a poll: 1 to 1e15), rate
+    /// outside 1 to 1e18 bytes per second, or share outside 0 to 1.
     pub fn check(&self) -> Result<()> {
         let kernels = [
             (self.resolve, ["resolve.fixed_ns", "resolve.row_ns", "resolve.sm"]),
@@ -145,20 +158,20 @@ impl Costs {
             .into_iter()
             .chain(kernels.iter().flat_map(|(k, n)| [(n[0], k.fixed_ns), (n[1], k.row_ns)]))
             .chain(movers.iter().map(|(m, n)| (n[0], m.fixed_ns)));
-        first(times, |ns| ns.is_finite() && ns >= 0.0)?;
+        first(times, is_time)?;
+        // A poll that takes no time would never see an end.
+        first([("poll_ns", self.poll_ns)], |ns| is_time(ns) && ns >= 1.0)?;
         let rates = [
-            // A poll that takes no time would never see an end.
-            ("poll_ns", self.poll_ns),
             ("link.to_device", self.link.to_device),
             ("link.to_host", self.link.to_host),
             ("device_copy", self.device_copy),
         ];
         let rates = rates.into_iter().chain(movers.iter().map(|(m, n)| (n[1], m.rate)));
-        first(rates, |rate| rate.is_finite() && rate > 0.0)?;
+        first(rates, |rate| RATES.contains(&rate))?;
         let shares =
             kernels.iter().map(|(k, n)| (n[2], k.sm)).chain(movers.iter().map(|(m, n)| (n[2], m.sm)));
         first(shares, is_share)?;
-        first([("link.duplex", self.link.duplex)], |d| d > 0.0 && d <= 1.0)?;
+        first([("link.duplex", self.link.duplex)], |d| (LEAST_DUPLEX..=1.0).contains(&d))?;
         first([("link.copy_engines", f64::from(self.link.copy_engines))], |n| n > 0.0)
     }
 
@@ -169,6 +182,16 @@ impl Costs {
             Direction::ToHost => self.link.to_host / NS,
         }
     }
+}
+
+fn is_time(ns: f64) -> bool {
+    (0.0..=MOST_NS).contains(&ns)
+}
+
+/// # Errors
+/// [`Kind::InvalidConfig`] for rows of a batch row that nothing can miss.
+pub(super) fn check_misses(rows: f64) -> Result<()> {
+    first([("misses", rows)], |rows| (0.0..=MOST_MISSES).contains(&rows))
 }
 
 fn is_share(share: f64) -> bool {
@@ -201,7 +224,7 @@ pub(super) struct Work {
 impl Work {
     /// An engine's work.
     pub(super) fn demand(demand: Demand) -> Result<Work> {
-        first([("demand.ns", demand.ns)], |ns| ns.is_finite() && ns >= 0.0)?;
+        first([("demand.ns", demand.ns)], is_time)?;
         first([("demand.sm", demand.sm)], is_share)?;
         Ok(Work { ns: demand.ns, sm: demand.sm, ..Work::default() })
     }
@@ -232,6 +255,14 @@ impl Work {
         Work { fixed_ns: costs.copy_ns, ns: 2.0 * bytes / costs.device_copy * NS, ..Work::default() }
     }
 
+    /// # Errors
+    /// [`Kind::InvalidConfig`] when it takes too long even alone: sums of such times would be none.
+    pub(super) fn check(self, costs: &Costs) -> Result<Work> {
+        let link = self.direction.map_or(0.0, |direction| self.bytes / costs.link_rate(direction));
+        first([("operation.ns", self.fixed_ns + self.ns.max(link))], is_time)?;
+        Ok(self)
+    }
+
     /// Whether there is anything beyond the fixed time.
     pub(super) fn has_rest(&self) -> bool {
         self.ns > 0.0 || self.bytes > 0.0
@@ -245,7 +276,7 @@ mod tests {
     #[test]
     fn a_number_that_makes_no_sense_is_refused_by_its_name() {
         type Spoil = fn(&mut Costs);
-        let spoiled: [(&str, Spoil); 10] = [
+        let spoiled: [(&str, Spoil); 16] = [
             ("launch_ns", |c| c.launch_ns = -1.0),
             ("copy_ns", |c| c.copy_ns = f64::INFINITY),
             ("poll_ns", |c| c.poll_ns = 0.0),
@@ -256,6 +287,12 @@ mod tests {
             ("scatter.sm", |c| c.scatter.sm = -0.1),
             ("begin.row_ns", |c| c.begin.row_ns = f64::NAN),
             ("warm.sm", |c| c.warm.sm = 1.01),
+            ("launch_ns", |c| c.launch_ns = 1e300),
+            ("resolve.row_ns", |c| c.resolve.row_ns = 1.1e15),
+            ("poll_ns", |c| c.poll_ns = 1e-320),
+            ("link.to_device", |c| c.link.to_device = 1e-320),
+            ("device_copy", |c| c.device_copy = 1e19),
+            ("link.duplex", |c| c.link.duplex = 1e-320),
         ];
         assert_eq!(Costs::default().check(), Ok(()));
         for (name, spoil) in spoiled {
@@ -268,8 +305,23 @@ mod tests {
     }
 
     #[test]
+    fn an_operation_that_takes_too_long_is_refused() {
+        let mut costs = Costs::default();
+        costs.link.to_device = 1.0;
+        let copy = |bytes| Work::copy(&costs, Direction::ToDevice, bytes).check(&costs);
+        assert!(copy(0.9e6).is_ok());
+        let rows = Work::kernel(&Kernel { row_ns: 1e15, ..costs.warm }, 2.0).check(&costs);
+        for error in [copy(1.1e6).unwrap_err(), rows.unwrap_err()] {
+            assert_eq!(error.place().split(' ').next(), Some("operation.ns"));
+        }
+        for rows in [-1.0, f64::NAN, 1e308] {
+            assert_eq!(check_misses(rows).unwrap_err().place(), format!("misses {rows}"));
+        }
+    }
+
+    #[test]
     fn a_demand_that_makes_no_sense_is_refused() {
-        for (ns, sm) in [(-1.0, 0.5), (f64::NAN, 0.5), (1.0, 1.1), (1.0, f64::NAN)] {
+        for (ns, sm) in [(-1.0, 0.5), (f64::NAN, 0.5), (1.0, 1.1), (1.0, f64::NAN), (1.5e308, 1.0)] {
             assert_eq!(Work::demand(Demand { ns, sm }).unwrap_err().kind(), Kind::InvalidConfig);
         }
     }

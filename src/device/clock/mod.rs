@@ -10,9 +10,11 @@
 //! operations are delayed, drawn out and reordered as far as streams and events allow, so that a missing or
 //! wrong edge gives wrong bytes for some seed, and for that seed every time.
 //!
-//! **When things run.** Enqueueing runs nothing. Time goes on when the host waits
-//! ([`Device::synchronize`], [`ClockDevice::run`]), when it looks ([`Device::query`]: a little), when a
-//! stream's queue is full, and when the device is dropped. So the host is always as far ahead as it can be.
+//! **When things run.** Time goes on when the host waits ([`Device::synchronize`], [`ClockDevice::run`]), when it
+//! looks ([`Device::query`]: a little), when a stream's queue is full, and when the device is dropped. Without a
+//! seed enqueueing runs nothing: the host is as far ahead as it can be. With one the host is slow now and then,
+//! and what is enqueued runs meanwhile, so that what the host itself does too late shows as well. A look at a
+//! ticket moves nothing: who waits for one in a loop has to look at an event too.
 //!
 //! **What it does not do.** It does not know what a resolve would find, so the rows that a gather moves are
 //! declared ([`ClockDevice::set_misses`]). It does not check that operations are ordered
@@ -85,6 +87,8 @@ struct State {
     /// By stream how many operations have been enqueued, and how often the host has looked.
     enqueued: Vec<u64>,
     polls: u64,
+    /// How often it has enqueued something.
+    calls: u64,
     /// Waits that have been enqueued, and those that are left out.
     waits: u64,
     without: Range<u64>,
@@ -146,6 +150,7 @@ impl ClockDevice {
             failure: None,
             enqueued: Vec::new(),
             polls: 0,
+            calls: 0,
             waits: 0,
             without: 0..0,
             confined: None,
@@ -164,7 +169,7 @@ impl ClockDevice {
     /// Enqueues an engine's work.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a demand that makes no sense; those of [`Device::record`].
+    /// [`Kind::InvalidConfig`] for a demand that makes no sense, or of more than 1e15 ns; those of [`Device::record`].
     pub fn compute(&self, stream: Stream, label: Label, demand: Demand) -> Result<()> {
         self.enqueue(stream, label, Work::demand(demand)?, None)
     }
@@ -172,7 +177,7 @@ impl ClockDevice {
     /// Enqueues a copy of `bytes` by a copy engine: traffic that is not a step's.
     ///
     /// # Errors
-    /// Those of [`Device::record`].
+    /// [`Kind::InvalidConfig`] for bytes that take more than 1e15 ns; those of [`Device::record`].
     pub fn traffic(&self, stream: Stream, label: Label, direction: Direction, bytes: u64) -> Result<()> {
         self.enqueue(stream, label, Work::copy(&self.costs, direction, bytes as f64), None)
     }
@@ -181,11 +186,9 @@ impl ClockDevice {
     /// moves that is enqueued from now on. None before the first call.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a number that is negative or none.
+    /// [`Kind::InvalidConfig`] for a number that is negative, none, or above 1e9.
     pub fn set_misses(&self, layer: Layer, rows: f64) -> Result<()> {
-        if !(rows.is_finite() && rows >= 0.0) {
-            return Err(Error::new(Kind::InvalidConfig, "clock device").at(format!("misses {rows}")));
-        }
+        costs::check_misses(rows)?;
         let misses = &mut self.state.lock().misses;
         if misses.len() <= layer.index() {
             misses.resize(layer.index() + 1, 0.0);
@@ -204,7 +207,8 @@ impl ClockDevice {
     }
 
     /// Runs everything, then begins anew at time 0: no event is recorded, no span kept, no miss declared, and
-    /// chance begins again. Streams, events, memory and pools stay.
+    /// chance begins again. Streams, events, memory and pools stay; the operation that fails and the waits that
+    /// are left out stay as they were set, and are counted from 0 again.
     ///
     /// # Errors
     /// As [`ClockDevice::run`].
@@ -214,7 +218,7 @@ impl ClockDevice {
         state.timeline.reset();
         state.misses.clear();
         state.enqueued.fill(0);
-        (state.polls, state.waits) = (0, 0);
+        (state.polls, state.calls, state.waits) = (0, 0, 0);
         Ok(())
     }
 
@@ -288,14 +292,22 @@ impl ClockDevice {
             return Err(state.refusal.get_or_insert(error).clone());
         }
         let place = state.stream(stream)?;
-        if state.timeline.queued(place) >= most {
+        let mut until = (state.timeline.queued(place) >= most).then_some(Until::Room(stream, most));
+        // A callback enqueues while time stands still.
+        if let (Some(seed), None, None) = (self.seed, until, state.driver) {
+            state.calls += 1;
+            let passes = chance::enqueueing(seed, state.calls);
+            until = (passes > 0.0).then_some(Until::Time(state.timeline.now() + passes));
+        }
+        if let Some(until) = until {
             drop(state);
-            state = self.drive(Until::Room(stream, most))?;
+            state = self.drive(until)?;
         }
         Ok((state, place))
     }
 
     fn enqueue(&self, stream: Stream, label: Label, work: Work, effect: Option<Effect>) -> Result<()> {
+        let work = work.check(&self.costs)?;
         let (state, place) = self.room(stream)?;
         self.push(state, place, (label, work, effect));
         Ok(())
@@ -344,6 +356,8 @@ impl ClockDevice {
     /// held, because a callback may use the device.
     fn drive(&self, until: Until) -> Result<MutexGuard<'_, State>> {
         let me = thread::current().id();
+        // Stands before the lock, and so is dropped behind it.
+        let mut driving = Driving(None);
         let mut state = self.state.lock();
         while let Some(driver) = state.driver {
             if driver == me {
@@ -352,6 +366,7 @@ impl ClockDevice {
             state = self.idle.wait(state);
         }
         state.driver = Some(me);
+        driving.0 = Some(self);
         let met = loop {
             match state.timeline.next(until) {
                 Next::Met => break Ok(()),
@@ -359,9 +374,14 @@ impl ClockDevice {
                 Next::Due(due) => state = self.take_effect(state, due),
             }
         };
+        driving.0 = None;
+        self.let_others_drive(&mut state);
+        met.map(|()| state)
+    }
+
+    fn let_others_drive(&self, state: &mut State) {
         state.driver = None;
         self.idle.notify_all();
-        met.map(|()| state)
     }
 
     fn take_effect<'a>(
@@ -407,6 +427,20 @@ impl ClockDevice {
     }
 }
 
+/// Who moves the clock on, until that has come to its end. If an effect panics instead, the device has failed, and
+/// whoever waits goes on to see it.
+struct Driving<'a>(Option<&'a ClockDevice>);
+
+impl Drop for Driving<'_> {
+    fn drop(&mut self) {
+        if let Some(clock) = self.0 {
+            let mut state = clock.state.lock();
+            state.failure.get_or_insert(Kind::Internal);
+            clock.let_others_drive(&mut state);
+        }
+    }
+}
+
 /// What failed: a device that has failed says which kind was the first.
 fn kind_of(error: Error) -> Kind {
     let first = error.number("kind").and_then(|code| Kind::ALL.into_iter().find(|k| *k as u64 == code));
@@ -439,12 +473,7 @@ impl State {
 
 impl Drop for ClockDevice {
     fn drop(&mut self) {
-        let streams = {
-            let mut state = self.state.lock();
-            // A clock that is dropped while a callback of its own unwinds is not driven again.
-            state.driver = None;
-            state.enqueued.len()
-        };
+        let streams = self.state.lock().enqueued.len();
         (0..streams as u64).for_each(|stream| drop(self.let_go(Stream(stream))));
         // What is queued still runs: tickets end, and what they guard is given back.
         drop(self.drive(Until::Idle));

@@ -56,7 +56,7 @@ impl ClockDevice {
         let state_ref = &mut *state;
         let extents = state_ref.pools.get_mut(pools.0 as usize);
         let extents = extents.ok_or_else(|| unknown("pools", u64::from(pools.0)))?;
-        let work = price(extents, &state_ref.misses)?;
+        let work = price(extents, &state_ref.misses)?.check(&self.costs)?;
         let effect = self.beneath.is_some().then_some(Effect::Pool(pools, effect));
         self.push(state, place, (label, work, effect));
         Ok(())

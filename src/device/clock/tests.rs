@@ -351,6 +351,54 @@ fn a_callback_that_waits_for_the_device_is_refused() {
     assert_eq!(*found.lock(), [(Kind::Busy, false)]);
 }
 
+/// What a callback holds, and what panics when the callback is gone: not in it, where it would be caught.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("what a callback holds");
+    }
+}
+
+#[test]
+fn an_effect_that_panics_fails_the_device_and_nobody_waits_for_ever() {
+    let device = exact(costs());
+    let [stream] = streams(&device);
+    let bomb = Bomb;
+    let holds = move || {
+        let _held = &bomb;
+    };
+    device.call(stream, Arc::new(holds)).unwrap();
+    compute(&device, stream, 5.0, 0.1);
+    let (ticket, completer) = Ticket::new();
+    device.complete(stream, completer).unwrap();
+    let panics = std::panic::AssertUnwindSafe(|| device.run());
+    std::panic::catch_unwind(panics).unwrap_err();
+    // Another thread may drive, and learns what has become of the device.
+    let other = device.clone();
+    let error = std::thread::spawn(move || other.run()).join().unwrap().unwrap_err();
+    assert_eq!((error.kind(), error.number("kind")), (Kind::DeviceFailed, Some(Kind::Internal as u64)));
+    assert_eq!((device.now(), ticket.poll()), (5.0, Some(Outcome::Failed(Kind::Internal))));
+}
+
+#[test]
+fn counts_begin_anew_and_what_was_set_stays() {
+    let device = exact(costs());
+    let [a, b] = streams(&device);
+    device.without_waits(1..2);
+    for _ in 0..2 {
+        for work in [10.0, 20.0] {
+            compute(&device, a, work, 0.1);
+            edge(&device, a, b);
+            compute(&device, b, 1.0, 0.1);
+        }
+        assert_eq!((device.run().unwrap(), device.operations(), device.waits()), (30.0, 4, 2));
+        assert_eq!(times(&device), [(0.0, 10.0), (10.0, 11.0), (11.0, 12.0), (10.0, 30.0)]);
+        device.reset().unwrap();
+        assert_eq!((device.operations(), device.waits()), (0, 0));
+    }
+}
+
 #[test]
 fn a_confined_device_refuses_other_streams_and_says_so_when_it_is_lifted() {
     let device = exact(costs());

@@ -341,9 +341,10 @@ impl<E> Timeline<E> {
         }
     }
 
-    /// Back to time 0, with no event recorded and no span kept. What is enqueued must have run.
+    /// Back to time 0, with no event recorded, no operation counted and no span kept. What is enqueued must
+    /// have run.
     pub(super) fn reset(&mut self) {
-        self.now = 0.0;
+        (self.now, self.counted) = (0.0, 0);
         for event in &mut self.events {
             (event.recorded, event.reached, event.last_ns) = (0, 0, None);
             event.ahead.clear();

@@ -9,7 +9,13 @@
 //! and those that the step adds to it. By lane the tables, the page table, and the scratch slots, which all
 //! layers share. By micro-batch the step's block, its counts, and each batch row's list of fetches. Beyond
 //! that, bytes: selections, answers, index lists, accepted counts, pinned blocks and reports, each by its
-//! address. Which lanes a step has is read from its pinned block, when it begins.
+//! address; those of a range by their place in its backing, which other ranges may have too. Which lanes a step
+//! has is read from its pinned block, when it begins.
+//!
+//! What is given out again: pages and slot blocks are what a lane holds from its join until its leave, or the
+//! roll-back that cuts a page off, has ended. So a copy into a page that was given back, and a join with blocks
+//! that were, has to be behind that; likewise the next join or roll-back of a lane, which the host stages,
+//! behind the last one that was staged for it: the host must have seen that end.
 //!
 //! | operation | reads | writes |
 //! |---|---|---|
@@ -18,7 +24,10 @@
 //! | gather | block, list, rows of the total pool | fetched and scratch slots |
 //! | scatter | block, head, landing slots | the step's rows of the total pool |
 //! | report | block, lists | counts, report |
-//! | join, warm, truncate, leave | selections, pages | all of the lane |
+//! | join | staged arguments, pages | all of the lane, its slot blocks |
+//! | truncate | staged arguments, pages that it had and has | all of the lane |
+//! | leave | pages, slot blocks | all of the lane |
+//! | warm | selections | all of the lane, but for its page table |
 //! | raise | rows of the total pool | resident rows |
 //! | copy | from | to; where they are pages of the total pool, the rows of the lane that has them alone |
 //!
@@ -50,7 +59,8 @@ use crate::sync::{Arc, Mutex};
 
 pub use touched::bytes;
 use touched::{
-    ADDED, BLOCK, COUNTS, FETCHED, HEAD, LISTS, PAGE_TABLE, RESIDENT, SCRATCH, STORED, TABLES, Watched,
+    ADDED, BLOCK, COUNTS, FETCHED, HEAD, LISTS, Mappings, PAGE_TABLE, RESIDENT, SCRATCH, STAGED, STORED,
+    TABLES, Watched,
 };
 
 /// What attention reads of a layer's selected rows.
@@ -91,6 +101,7 @@ pub struct Watch {
 struct State {
     order: Order,
     maps: Vec<(Slice, Arc<Map>)>,
+    mappings: Mappings,
     pools: Vec<Watched>,
     confined: Option<Stream>,
     strayed: Option<Error>,
@@ -128,6 +139,14 @@ impl State {
         })
     }
 
+    /// The host stages what an operation on a lane takes over when it runs; answers that it reads it.
+    fn stage(&mut self, pools: Pools, lane: Lane) -> Result<Access> {
+        let space = self.pools(pools)?.space(STAGED, lane.0);
+        let verdict = self.order.host("staging", &[Access::write(space, 0, 1)]);
+        self.judged(verdict)?;
+        Ok(Access::read(space, 0, 1))
+    }
+
     /// The lanes of a pinned block's rows.
     fn lanes_of(&self, block: &Slice, batch: u32) -> Result<Vec<u32>> {
         let place = self.maps.iter().find_map(|(slice, map)| {
@@ -159,6 +178,7 @@ impl Watch {
         let state = State {
             order: Order::new(),
             maps: Vec::new(),
+            mappings: Mappings::default(),
             pools: Vec::new(),
             confined: None,
             strayed: None,
@@ -203,7 +223,8 @@ impl Watch {
     pub fn engine(&self, stream: Stream, what: &'static str, accesses: &[Access]) -> Result<()> {
         let mut state = self.state.lock();
         state.stays(stream)?;
-        let verdict = state.order.access(stream, what, accesses);
+        let accesses = state.mappings.behind(accesses.to_vec());
+        let verdict = state.order.access(stream, what, &accesses);
         state.judged(verdict)
     }
 
@@ -283,6 +304,7 @@ impl Watch {
             let mut state = self.state.lock();
             state.stays(stream)?;
             let accesses = accesses(&mut state)?;
+            let accesses = state.mappings.behind(accesses);
             let verdict = state.order.check(stream, what, &accesses);
             state.judged(verdict)?;
             accesses
@@ -302,6 +324,16 @@ impl Watch {
             own.extend_from_slice(pages);
         }
     }
+
+    /// Of a lane's slot blocks, likewise.
+    fn set_slot_blocks(&self, pools: Pools, lane: Lane, blocks: &[Vec<u32>]) {
+        let mut state = self.state.lock();
+        let lanes = state.pools.get_mut(pools.0 as usize);
+        if let Some(own) = lanes.and_then(|watched| watched.slot_blocks.get_mut(lane.index())) {
+            own.clear();
+            own.extend_from_slice(blocks);
+        }
+    }
 }
 
 /// Methods that enqueue nothing, handed on as they are.
@@ -317,7 +349,6 @@ impl Device for Watch {
         owns(slice: &Slice) -> bool;
         granularity() -> u64;
         backing(bytes: u64) -> Result<Backing>;
-        range(pieces: &[Mapped]) -> Result<Slice>;
         stream() -> Result<Stream>;
         event() -> Result<Event>;
         digest(pools: Pools, lane: Lane) -> Result<u64>;
@@ -327,6 +358,12 @@ impl Device for Watch {
     fn register(&self, map: &Arc<Map>) -> Result<Slice> {
         let slice = self.device.register(map)?;
         self.state.lock().maps.push((slice, Arc::clone(map)));
+        Ok(slice)
+    }
+
+    fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
+        let slice = self.device.range(pieces)?;
+        self.state.lock().mappings.add(&slice, pieces);
         Ok(slice)
     }
 
@@ -404,23 +441,37 @@ impl Device for Watch {
     }
 
     fn join(&self, pools: Pools, stream: Stream, join: Join<'_>) -> Result<()> {
-        let accesses = |state: &mut State| Ok(state.pools(pools)?.lane_and_pages(join.lane.0, join.pages));
+        let accesses = |state: &mut State| {
+            let staged = state.stage(pools, join.lane)?;
+            let watched = state.pools(pools)?;
+            let mut list = watched.lane_and_pages(join.lane.0, join.pages);
+            list.push(staged);
+            watched.slot_blocks(join.blocks, true, &mut list);
+            Ok(list)
+        };
         self.pass(stream, "join", accesses, || self.device.join(pools, stream, join))?;
         self.set_pages(pools, join.lane, join.pages);
+        self.set_slot_blocks(pools, join.lane, join.blocks);
         Ok(())
     }
 
     fn truncate(&self, pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()> {
-        let accesses = |state: &mut State| Ok(state.pools(pools)?.lane_and_pages(cut.lane.0, cut.pages));
+        let accesses = |state: &mut State| {
+            let staged = state.stage(pools, cut.lane)?;
+            let mut list = state.pools(pools)?.lane_and_pages(cut.lane.0, cut.pages);
+            list.push(staged);
+            Ok(list)
+        };
         self.pass(stream, "roll-back", accesses, || self.device.truncate(pools, stream, cut))?;
         self.set_pages(pools, cut.lane, cut.pages);
         Ok(())
     }
 
     fn leave(&self, pools: Pools, stream: Stream, lane: Lane) -> Result<()> {
-        let accesses = |state: &mut State| Ok(state.pools(pools)?.lane_and_pages(lane.0, &[]));
+        let accesses = |state: &mut State| Ok(state.pools(pools)?.leaving(lane));
         self.pass(stream, "leave", accesses, || self.device.leave(pools, stream, lane))?;
         self.set_pages(pools, lane, &[]);
+        self.set_slot_blocks(pools, lane, &[]);
         Ok(())
     }
 
@@ -451,7 +502,8 @@ impl Device for Watch {
         let (micro, mut lanes) = (begin.micro_batch, Vec::new());
         let accesses = |state: &mut State| {
             // The host wrote the block before it called.
-            let verdict = state.order.host("prepare", &[bytes(&begin.block, true)]);
+            let block = state.mappings.behind(vec![bytes(&begin.block, true)]);
+            let verdict = state.order.host("prepare", &block);
             state.judged(verdict)?;
             let watched = state.pools(pools)?;
             lanes = state.lanes_of(&begin.block, watched.batch)?;

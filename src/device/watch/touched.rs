@@ -1,8 +1,11 @@
 //! What the operations on one cache's pools touch, as ranges of an order.
 
-use crate::device::order::{Access, Space};
-use crate::device::{Answer, Part, Plan, Slice};
+use std::collections::BTreeMap;
+
+use crate::device::order::{Access, Range, Space};
+use crate::device::{Answer, Mapped, Part, Plan, Slice};
 use crate::geometry::Geometry;
+use crate::ids::Lane;
 
 /// Positions of a lane's committed and landed rows, as scatter needs them.
 pub(super) const HEAD: &str = "head of pools, lane";
@@ -15,10 +18,14 @@ pub(super) const STORED: &str = "rows of the total pool of pools, lane";
 pub(super) const ADDED: &str = "rows added to the total pool of pools, lane";
 pub(super) const PAGE_TABLE: &str = "page table of pools, lane";
 const PAGES: &str = "pages of the total pool of pools";
+const SLOT_BLOCKS: &str = "slot blocks of pools, layer";
+/// What the host keeps for a join or a roll-back until it runs.
+pub(super) const STAGED: &str = "staged arguments of pools, lane";
 pub(super) const BLOCK: &str = "step block of pools, micro-batch";
 pub(super) const COUNTS: &str = "counts of pools, micro-batch";
 pub(super) const LISTS: &str = "lists of fetches of pools, micro-batch";
 const BYTES: &str = "bytes at addresses of";
+const BACKED: &str = "bytes of backing";
 
 /// One cache's extents, and what its steps and lanes are made of now.
 #[derive(Debug)]
@@ -35,6 +42,8 @@ pub(super) struct Watched {
     pub(super) steps: Vec<Vec<u32>>,
     /// By lane its pages.
     pub(super) pages: Vec<Vec<u32>>,
+    /// By lane and layer its slot blocks.
+    pub(super) slot_blocks: Vec<Vec<Vec<u32>>>,
 }
 
 /// That an operation reads or writes a slice, for [`Watch::engine`](crate::device::watch::Watch::engine).
@@ -42,6 +51,60 @@ pub fn bytes(slice: &Slice, write: bool) -> Access {
     let (from, to) = (slice.address(), slice.address().saturating_add(slice.bytes()));
     let access = if write { Access::write } else { Access::read };
     access(Space::new(BYTES, [slice.device, 0]), from, to)
+}
+
+/// A stretch of addresses behind which a backing stands.
+#[derive(Debug)]
+struct Piece {
+    addresses: Range,
+    backing: Space,
+    offset: u64,
+}
+
+/// What stands behind the addresses of ranges, by the first address: two ranges over one backing are the same
+/// bytes.
+#[derive(Debug, Default)]
+pub(super) struct Mappings(BTreeMap<u64, Piece>);
+
+impl Mappings {
+    /// Of a range that a device has made of `pieces`.
+    pub(super) fn add(&mut self, range: &Slice, pieces: &[Mapped]) {
+        let mut from = range.address();
+        for Mapped { backing, offset, bytes } in pieces {
+            let to = from.saturating_add(*bytes);
+            let addresses = Range { space: Space::new(BYTES, [range.device, 0]), from, to };
+            let backing = Space::new(BACKED, [backing.0, 0]);
+            self.0.insert(from, Piece { addresses, backing, offset: *offset });
+            from = to;
+        }
+    }
+
+    /// The same accesses, those of a range's addresses as bytes of its backings.
+    pub(super) fn behind(&self, accesses: Vec<Access>) -> Vec<Access> {
+        if self.0.is_empty() {
+            return accesses;
+        }
+        let mut list = Vec::with_capacity(accesses.len());
+        for Access { range: Range { space, from, to }, write } in accesses {
+            let mut at = from;
+            let mut push = |space, from, to| list.push(Access { range: Range { space, from, to }, write });
+            let first = self.0.range(..=from).next_back();
+            let others = self.0.range(from..to.max(from)).filter(|(start, _)| **start > from);
+            for (_, piece) in first.into_iter().chain(others) {
+                let Piece { addresses, backing, offset } = piece;
+                let (start, end) = (at.max(addresses.from), to.min(addresses.to));
+                if space != addresses.space || start >= end {
+                    continue;
+                }
+                push(space, at, start);
+                let moved = |address: u64| address - addresses.from + offset;
+                push(*backing, moved(start), moved(end));
+                at = end;
+            }
+            push(space, at, to);
+        }
+        list
+    }
 }
 
 impl Watched {
@@ -57,6 +120,7 @@ impl Watched {
             batch: plan.batch,
             steps: vec![Vec::new(); plan.micro_batches as usize],
             pages: vec![Vec::new(); lanes as usize],
+            slot_blocks: vec![Vec::new(); lanes as usize],
         }
     }
 
@@ -73,14 +137,33 @@ impl Watched {
         list.push(Access::write(self.space(SCRATCH, lane), 0, 1));
     }
 
-    /// All of a lane, and the pages that it has from now on.
+    /// All of a lane, the pages that it had, and those that it has from now on.
     pub(super) fn lane_and_pages(&self, lane: u32, pages: &[u32]) -> Vec<Access> {
         let mut list = Vec::with_capacity(pages.len() + 9);
         self.lane(lane, &mut list);
         list.push(Access::write(self.space(PAGE_TABLE, lane), 0, 1));
-        for page in pages {
+        // Whoever writes next to a page that the lane gives back has to be behind this.
+        for page in self.pages.get(lane as usize).into_iter().flatten().chain(pages) {
             let first = u64::from(*page) * self.layers;
             list.push(Access::read(self.space(PAGES, 0), first, first + self.layers));
+        }
+        list
+    }
+
+    /// Slot blocks by layer, as a lane takes them (`write`) or gives them back.
+    pub(super) fn slot_blocks(&self, blocks: &[Vec<u32>], write: bool, list: &mut Vec<Access>) {
+        let access = if write { Access::write } else { Access::read };
+        for (layer, blocks) in (0..).zip(blocks) {
+            let places = blocks.iter().map(|block| u64::from(*block));
+            list.extend(places.map(|at| access(self.space(SLOT_BLOCKS, layer), at, at + 1)));
+        }
+    }
+
+    /// All of a lane that leaves.
+    pub(super) fn leaving(&self, lane: Lane) -> Vec<Access> {
+        let mut list = self.lane_and_pages(lane.0, &[]);
+        if let Some(blocks) = self.slot_blocks.get(lane.index()) {
+            self.slot_blocks(blocks, false, &mut list);
         }
         list
     }

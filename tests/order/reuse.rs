@@ -1,0 +1,212 @@
+//! What a lane gives back and another takes: pages, slot blocks, and the place where the host stages a lane's
+//! arguments. Nothing else orders the two, so each needs an edge, or that the host has seen the first one end.
+
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::watch::Watch;
+use forebay::device::{Cut, Device, Join, Mapped, Plan, Pools, Raise, Slice, Stream};
+use forebay::os::{Map, NoFaults, Request};
+use forebay::residency::TableShape;
+use forebay::{Error, Geometry, Kind, Lane, Result, Shape};
+use std::sync::Arc;
+
+const TOKENS: u32 = 16;
+
+/// What stands between an operation that gives something back and the one that takes it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Between {
+    Nothing,
+    Edge,
+    Seen,
+}
+
+/// Pools of one layer with two lanes, and two streams.
+struct Reuse {
+    watch: Arc<Watch>,
+    pools: Pools,
+    rows: Slice,
+    page_bytes: u64,
+    first: Stream,
+    second: Stream,
+}
+
+impl Reuse {
+    /// Lane 0 has pages 0 and 1, and slot block 0.
+    fn new() -> Reuse {
+        let watch = Watch::new(HostDevice::new(HostOptions::default()));
+        let shape = Shape {
+            layers: 1,
+            draft_layers: 0,
+            runs: [64, 0],
+            page_tokens: TOKENS,
+            top_k: 8,
+            ..Shape::DEEPSEEK_V3_2
+        };
+        let geometry = Geometry::new(shape).unwrap();
+        let page_bytes = geometry.host_page_bytes();
+        let request = Request {
+            bytes: 4 * page_bytes,
+            huge: false,
+            populate: false,
+            lock: false,
+            node: None,
+            shared: false,
+        };
+        let rows = watch.register(&Arc::new(Map::new(&request, &NoFaults).unwrap().0)).unwrap();
+        let tables = TableShape {
+            lanes: 2,
+            tokens: 2 * TOKENS,
+            query_rows: 1,
+            scratch: 8,
+            passes: 1,
+            scratch_base: 1,
+            landing_base: 64,
+            budget_base: 128,
+            budget_blocks: 2,
+        };
+        let slabs = vec![watch.allocate(1 << 20).unwrap()];
+        let plan = Plan {
+            geometry,
+            tables: vec![tables],
+            slabs,
+            rows: vec![rows],
+            lane_pages: 2,
+            micro_batches: 1,
+            batch: 1,
+            residency_only: false,
+        };
+        let pools = watch.attach(plan).unwrap();
+        let [first, second] = [(); 2].map(|()| watch.stream().unwrap());
+        let reuse = Reuse { watch, pools, rows, page_bytes, first, second };
+        reuse.join(0, first, &[0, 1], 0).unwrap();
+        reuse
+    }
+
+    /// A lane joins with pages and one slot block, and its rows are brought up.
+    fn join(&self, lane: u32, stream: Stream, pages: &[u32], block: u32) -> Result<()> {
+        let (lane, blocks, length) = (Lane(lane), [vec![block]], TOKENS * pages.len() as u32);
+        self.watch.join(
+            self.pools,
+            stream,
+            Join { lane, length, pages, blocks: &blocks, budgets: &[TOKENS] },
+        )?;
+        self.watch.raise(self.pools, stream, Raise { lane, first: 0, count: TOKENS.into() })
+    }
+
+    /// Cuts lane 0 down to page 0.
+    fn cut(&self, stream: Stream) -> Result<()> {
+        let cut = Cut { lane: Lane(0), settle: 0, length: TOKENS, pages: &[0] };
+        self.watch.truncate(self.pools, stream, cut)
+    }
+
+    fn leave(&self) {
+        self.watch.leave(self.pools, self.first, Lane(0)).unwrap();
+    }
+
+    fn between(&self, what: Between) {
+        let event = self.watch.event().unwrap();
+        self.watch.record(event, self.first).unwrap();
+        match what {
+            Between::Nothing => {}
+            Between::Edge => self.watch.wait(self.second, event).unwrap(),
+            Between::Seen => self.watch.synchronize(event).unwrap(),
+        }
+    }
+
+    /// Writes to a page, on the second stream.
+    fn overwrite(&self, page: u64) -> Result<()> {
+        let to = self.rows.part(page * self.page_bytes, 64).unwrap();
+        self.watch.copy(self.second, self.watch.allocate(64).unwrap(), to)
+    }
+
+    /// The refusal, which is the watch's first conflict.
+    fn refused(&self, refused: Result<()>) -> Error {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), Kind::InvalidConfig);
+        assert_eq!(self.watch.conflict(), Some(error.clone()));
+        error
+    }
+}
+
+/// `gives` passes, and `takes` behind it exactly when one of `enough` stands between them; otherwise the refusal
+/// names `what`.
+fn needs(enough: &[Between], gives: impl Fn(&Reuse), takes: impl Fn(&Reuse) -> Result<()>, what: &str) {
+    for between in [Between::Nothing, Between::Edge, Between::Seen] {
+        let reuse = Reuse::new();
+        // All before has been seen: what is missing is what stands between these two.
+        reuse.between(Between::Seen);
+        gives(&reuse);
+        reuse.between(between);
+        let took = takes(&reuse);
+        if enough.contains(&between) {
+            took.unwrap();
+            assert_eq!(reuse.watch.conflict(), None);
+        } else {
+            let error = reuse.refused(took).to_string();
+            assert!(error.contains(what) && error.contains("is not ordered"), "{between:?}: {error}");
+        }
+    }
+}
+
+const ORDERED: &[Between] = &[Between::Edge, Between::Seen];
+
+#[test]
+fn a_page_is_not_written_before_the_lane_that_had_it_has_left() {
+    needs(ORDERED, Reuse::leave, |reuse| reuse.overwrite(1), "which leave (stream");
+}
+
+#[test]
+fn a_page_is_not_written_before_the_roll_back_that_cuts_it_off_has_ended() {
+    needs(ORDERED, |reuse| reuse.cut(reuse.first).unwrap(), |reuse| reuse.overwrite(1), "which roll-back");
+}
+
+#[test]
+fn slot_blocks_are_not_another_lane_s_before_the_one_that_had_them_has_left() {
+    let joins = |block| move |reuse: &Reuse| reuse.join(1, reuse.second, &[2], block);
+    needs(ORDERED, Reuse::leave, joins(0), "slot blocks of pools, layer 0 0, which leave");
+    // Other blocks are nobody's.
+    needs(&[Between::Nothing, Between::Edge, Between::Seen], Reuse::leave, joins(1), "");
+}
+
+#[test]
+fn f4_nothing_is_staged_for_a_lane_before_the_host_has_seen_what_was_staged_last_taken_over() {
+    let seen = &[Between::Seen];
+    let cut = |reuse: &Reuse| reuse.cut(reuse.first).unwrap();
+    // An edge does not hold the host back, nor does the stream's own order.
+    needs(seen, cut, |reuse| reuse.cut(reuse.first), "staged arguments of pools, lane 0 0, which roll-back");
+    let join = |reuse: &Reuse| reuse.join(1, reuse.first, &[2], 1).unwrap();
+    let leave_and_join = |reuse: &Reuse| {
+        reuse.watch.leave(reuse.pools, reuse.first, Lane(1))?;
+        reuse.join(1, reuse.first, &[3], 1)
+    };
+    needs(seen, join, leave_and_join, "staged arguments of pools, lane 0 1, which join");
+}
+
+/// Two ranges over one backing, as buffers share what they do not need at the same time.
+#[test]
+fn ranges_over_one_backing_are_the_same_bytes() {
+    let watch = Watch::new(HostDevice::new(HostOptions::default()));
+    let size = watch.granularity();
+    let [shared, own] = [2, 1].map(|pieces| watch.backing(pieces * size).unwrap());
+    let piece = |backing, offset| Mapped { backing, offset, bytes: size };
+    // One has the shared bytes in front and behind its own ones; the other the first of them alone.
+    let long = watch.range(&[piece(shared, 0), piece(own, 0), piece(shared, size)]).unwrap();
+    let short = watch.range(&[piece(shared, 0)]).unwrap();
+    let [a, b] = [(); 2].map(|()| watch.stream().unwrap());
+    let from = watch.allocate(3 * size).unwrap();
+    let writes = |stream, to: Slice| watch.copy(stream, from.part(0, to.bytes()).unwrap(), to);
+    writes(a, short.part(0, size / 2).unwrap()).unwrap();
+    // Other bytes of the backing, and of the range, have nothing to do with it.
+    writes(b, long.part(size / 2, 2 * size).unwrap()).unwrap();
+    for to in [long, long.part(size / 2 - 1, 2).unwrap()] {
+        let error = writes(b, to).unwrap_err().to_string();
+        assert!(error.contains("bytes of backing") && error.contains("which copy"), "{error}");
+    }
+    let event = watch.event().unwrap();
+    watch.record(event, a).unwrap();
+    watch.wait(b, event).unwrap();
+    writes(b, long).unwrap();
+    // The engine's own declarations are placed likewise.
+    let reads = [forebay::device::watch::bytes(&short, false)];
+    watch.engine(a, "reader", &reads).unwrap_err();
+    watch.engine(b, "reader", &reads).unwrap();
+}
