@@ -194,6 +194,19 @@ fn cards(all: &[Simulated], best: &Simulated) -> Vec<Card> {
     ]
 }
 
+/// How many points, and what of a replay's steps.
+fn facts(all: &[Simulated]) -> Vec<String> {
+    let longest = all.iter().filter_map(|s| s.worst.as_ref());
+    let longest = longest.max_by(|a, b| a.outcome.step_ms.total_cmp(&b.outcome.step_ms)).map(|worst| {
+        format!(
+            "Each point is the mean of {} steps, all in one order by layer. The longest step of any takes {} ms.",
+            worst.steps,
+            number(worst.outcome.step_ms)
+        )
+    });
+    std::iter::once(format!("{} points.", all.len())).chain(longest).collect()
+}
+
 /// The page of a simulated sweep.
 pub fn simulated(all: &[Simulated], note: Option<&str>) -> String {
     let best = all.iter().max_by(|a, b| a.outcome.throughput.total_cmp(&b.outcome.throughput));
@@ -204,7 +217,7 @@ pub fn simulated(all: &[Simulated], note: Option<&str>) -> String {
     let section = Section {
         title: format!("Setup {}", best.setup),
         warning: note.map(str::to_owned),
-        facts: vec![format!("{} points.", all.len())],
+        facts: facts(all),
         tiles: vec![
             tile(format!("{:.0}", outcome.throughput), "tokens/s, a node of 8 GPUs", "the most".to_owned()),
             tile(point.batch.to_string(), "sequences on one GPU", at),
