@@ -240,6 +240,12 @@ pub struct Simulated {
     pub link: Option<String>,
     /// Which orders were allowed.
     pub choice: &'static str,
+    /// The ratio as it was asked for.
+    pub asked: Ratio,
+    /// Whether each micro-batch had a compute stream of its own.
+    pub fill: bool,
+    /// Gigabytes a second beside the step, up and down.
+    pub traffic: [Option<f64>; 2],
     /// The step; of a replay's steps their mean.
     pub outcome: Outcome,
     /// Of a replay's steps the longest.
@@ -273,6 +279,7 @@ fn of_point(error: Error, point: &Point) -> Error {
 /// A point that is to be simulated.
 struct Job {
     point: Point,
+    asked: Ratio,
     choice: Choice,
 }
 
@@ -311,7 +318,11 @@ impl Arguments {
                         let share = self.share(setup, &point, *ratio);
                         point.ratio =
                             share.map_err(|error| of_point(error, &Point { ratio: f64::NAN, ..point }))?;
-                        jobs.extend(choices.iter().map(|choice| Job { point, choice: *choice }));
+                        jobs.extend(choices.iter().map(|choice| Job {
+                            point,
+                            asked: *ratio,
+                            choice: *choice,
+                        }));
                     }
                 }
             }
@@ -458,13 +469,22 @@ fn sweep(arguments: &Arguments) -> Result<Sweep> {
     let mut all = Vec::with_capacity(jobs.len() * simulators.len());
     for linked in &mut simulators {
         arguments.check_traffic(linked.simulator.setup())?;
-        for Job { point, choice } in &jobs {
+        for Job { point, asked, choice } in &jobs {
             let misses = source.at(&setup, point.ratio, point.mtp)?;
             let options = arguments.options(choice.order(table.as_ref()), misses, spans);
             let run = steps::run(&mut linked.simulator, point, options);
             let Run { outcome, worst } = run.map_err(|error| of_point(error, point))?;
             let (setup, link) = (setup.name().to_owned(), linked.link.clone());
-            all.push(Simulated { setup, link, choice: choice.name(), outcome, worst });
+            all.push(Simulated {
+                setup,
+                link,
+                choice: choice.name(),
+                asked: *asked,
+                fill: arguments.fill,
+                traffic: [arguments.traffic_up, arguments.traffic_down],
+                outcome,
+                worst,
+            });
             bar.inc(1);
         }
     }

@@ -25,6 +25,11 @@ struct Entry<'a> {
     accept: f64,
     ratio: f64,
     two_batch: bool,
+    fill: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traffic_up: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traffic_down: Option<f64>,
     order: &'static str,
     step_ms: f64,
     throughput: f64,
@@ -101,6 +106,9 @@ fn entry<'a>(simulated: &'a Simulated, misses_note: Option<&'a str>) -> Entry<'a
         accept: outcome.point.accept,
         ratio: outcome.point.ratio,
         two_batch: outcome.two_batch,
+        fill: simulated.fill,
+        traffic_up: simulated.traffic[0],
+        traffic_down: simulated.traffic[1],
         order: simulated.choice,
         step_ms: outcome.step_ms,
         throughput: outcome.throughput,
@@ -135,19 +143,32 @@ pub fn json(all: &[Simulated], note: Option<&str>) -> Result<Vec<u8>> {
     json::list(&all.iter().map(|simulated| entry(simulated, note)).collect::<Vec<_>>())
 }
 
+/// What else was asked for: streams of their own, traffic.
+pub fn beside(simulated: &Simulated) -> String {
+    let mut words = String::new();
+    if simulated.fill {
+        words += ", waits filled";
+    }
+    for (rate, way) in simulated.traffic.iter().zip(["up", "down"]) {
+        words += &rate.map_or(String::new(), |rate| format!(", traffic {way} {rate} GB/s"));
+    }
+    words
+}
+
 /// What was simulated, in one line.
 pub fn title(simulated: &Simulated) -> String {
     let point = &simulated.outcome.point;
     let link = simulated.link.as_ref().map_or(String::new(), |link| format!(" on {link}"));
     let step = |worst: &Worst| format!(", step {}: the longest of {}", worst.step, worst.steps);
     format!(
-        "{}{link}: {} tokens, batch {}, {} query rows, ratio {}, order {}{}",
+        "{}{link}: {} tokens, batch {}, {} query rows, ratio {}, order {}{}{}",
         simulated.setup,
         tokens(point.context),
         point.batch,
         point.mtp,
         ratio(point.ratio),
         simulated.choice,
+        beside(simulated),
         simulated.worst.as_ref().map_or(String::new(), step),
     )
 }

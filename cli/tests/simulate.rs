@@ -257,6 +257,33 @@ fn pictures_are_sound_and_chromium_draws_them() {
 }
 
 #[test]
+fn pictures_tell_settings_works_and_conditions_apart() {
+    let base = "simulate --setup ess --context 32K --mtp 2 --accept 1.7";
+    let run = |options: &str| {
+        let options = format!("{base} {options}");
+        succeeds(&options.split(' ').collect::<Vec<_>>())
+    };
+    // A line each; alone, ratios are what a line goes over.
+    let page = run("--batch 64,128 --ratio 0.25,0.5 --html -");
+    assert!(page.contains("Throughput by batch"), "batches");
+    assert!([">ratio 0.25<", ">ratio 0.5<"].iter().all(|name| page.contains(name)));
+    assert_eq!(page.matches("<path class=\"line ").count(), 4);
+    let page = run("--batch 128 --ratio 0.25,0.3,0.5 --link pcie4,c2c --html -");
+    assert!(page.contains("Throughput by ratio") && page.contains("slots / context"));
+    assert!(page.contains("mtp 2, link c2c"), "the best one's link");
+    let page = run("--batch 64,96,128 --ratio auto --cache 80GiB --html -");
+    assert!(page.contains("Throughput by batch") && !page.contains("ratio auto"));
+    let picture = run("--batch 128 --ratio 0.31 --fill --traffic-up 30 --timeline -");
+    assert!(picture.contains("waits filled, traffic up 30 GB/s"));
+    let works = ["project", "warmed", "traffic"];
+    assert!(works.iter().all(|class| picture.contains(&format!("\"fill {class}\""))), "{works:?}");
+    let [entry] = &simulated(&format!("{POINT} --fill --traffic-up 30"))[..] else { panic!("one entry") };
+    assert_eq!((&entry["fill"], &entry["traffic_up"]), (&json!(true), &json!(30.0)));
+    assert!(number(entry, "wait_ms") > 0.0 && number(entry, "wait_ms") <= number(entry, "exposed_ms"));
+    assert!(!succeeds(&["fit", "--help"]).contains("doctor"));
+}
+
+#[test]
 fn bad_input_is_one_error_that_names_the_option_or_the_field() {
     let ess: Value = serde_json::from_str(&fs::read_to_string(data("setups/ess.json")).unwrap()).unwrap();
     let changed = |name: &str, pointer: &str, value: Value| {

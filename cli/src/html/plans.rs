@@ -3,7 +3,7 @@
 use forebay::predict::plan::Note;
 
 use super::page::{self, Card, Head, Section, Table};
-use super::sweep::{Series, by_batch, grouped};
+use super::sweep::{BATCH, Series, grouped, over};
 use super::words::{ratio, tile};
 use crate::plan::Point;
 use crate::plan_report::{BY_ROOFLINE, misses_notes, mixed, tokens};
@@ -89,7 +89,7 @@ fn card(
     rule: Option<(f64, &str)>,
     table: Table,
 ) -> Card {
-    let picture = by_batch(name, &sentence, y, series, rule);
+    let picture = over(name, &sentence, (BATCH, y), series, rule);
     Card { name: name.to_owned(), sentence, pictures: vec![picture], table, wide: false }
 }
 
@@ -104,8 +104,9 @@ fn yields(all: &[Point], dots: &[Dot]) -> Option<Card> {
     let same =
         floors.first().copied().filter(|first| floors.iter().all(|floor| (floor / first - 1.0).abs() < 1e-3));
     let without = same.map_or(String::new(), |floor| format!(" Without offload: {floor:.0}."));
+    let named = if series.len() > 1 { format!(": {}", best.name) } else { String::new() };
     let sentence = format!(
-        "Most tokens a second, {:.0} a node, at batch {} and ratio {}.{without}",
+        "Most tokens a second, {:.0} a node, at batch {} and ratio {}{named}.{without}",
         best.throughput.unwrap_or(0.0),
         best.batch,
         ratio(best.ratio),
