@@ -110,7 +110,8 @@ fn host_memory_ends_the_batch_where_it_is_less() {
 fn impossible_plans_are_one_error_that_names_the_field() {
     let good = ess(32 * 1024, 64);
     let longest = longest_context("deepseek-v3.2");
-    let cases: [(&str, Demand); 13] = [
+    let small = Shape { layers: 1, draft_layers: 0, top_k: 64, ..Shape::DEEPSEEK_V3_2 };
+    let cases: [(&str, Demand); 17] = [
         ("weights", Demand { weights: 80 * GIB, ..good.clone() }),
         ("activations", Demand { weights: 79 * GIB, activations: 2 * GIB, ..good.clone() }),
         ("workspace", Demand { workspace: u64::MAX, ..good.clone() }),
@@ -121,6 +122,10 @@ fn impossible_plans_are_one_error_that_names_the_field() {
         ("batch", Demand { batch: Batch::Sequences(0), ..good.clone() }),
         ("query_rows", Demand { query_rows: 0, ..good.clone() }),
         ("least_slots", Demand { least_slots: 0, ..good.clone() }),
+        ("query_rows", Demand { query_rows: u32::MAX, ..good.clone() }),
+        ("steps_in_flight", Demand { steps_in_flight: u32::MAX, ..good.clone() }),
+        ("micro_batches", Demand { micro_batches: u32::MAX, ..good.clone() }),
+        ("gpu: room for more", Demand { gpu: u64::MAX, context: 64, shape: small, ..good.clone() }),
         ("ratio", Demand { ratio: Ratio::Share(0.0), ..good.clone() }),
         ("ratio", Demand { ratio: Ratio::Share(f64::NAN), ..good.clone() }),
         ("ratio", Demand { ratio: Ratio::Share(0.5), shape: Shape::DEEPSEEK_V3, ..good.clone() }),

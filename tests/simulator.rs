@@ -442,15 +442,71 @@ fn another_rate_of_gathers_changes_only_their_points() {
     }
 }
 
+/// Traffic goes on for as long as the step does, however much its misses lengthen it, and only it is shown.
+#[test]
+fn background_traffic_lasts_as_long_as_the_step() {
+    let rows = vec![vec![3000.0; 61]];
+    let misses = Misses::Steps(Steps { query_rows: 2.0, query_rows_power: 1.0, rows });
+    let traffic = Traffic { to_device: 10e9, to_host: 0.0 };
+    let options = Options { traffic, misses: Some(misses), spans: true, ..all(Overlap::None) };
+    let out = run(&options);
+    let baseline = run(&Options { misses: None, ..all(Overlap::None) });
+    assert!(out.step_ms > 5.0 * (baseline.step_ms - baseline.exposed_ms), "{}", out.step_ms);
+    let step_ns = out.step_ms * 1e6;
+    let copies: Vec<_> = out.spans.iter().filter(|span| span.name == "traffic up").collect();
+    let last = copies.iter().map(|span| span.end_ns).fold(0.0, f64::max);
+    assert!(last > 0.99 * step_ns, "{last} {step_ns}");
+    // At this rate and no more: a MiB at a time.
+    let bytes = copies.len() as f64 * (1 << 20) as f64;
+    assert!((bytes / (step_ns * 10.0) - 1.0).abs() < 0.01, "{bytes}");
+    let streams: std::collections::BTreeSet<u64> = out.spans.iter().map(|span| span.stream.0).collect();
+    assert_eq!(streams.len(), 4, "compute, two scatters, the copies");
+}
+
+/// At many query rows a request may miss more than the grid's last point.
+#[test]
+fn an_estimate_reaches_as_far_as_a_request_can_miss() {
+    let mut simulator = simulator();
+    let point = Point { batch: 24, mtp: 8, ..POINT };
+    for rows in [8192.0, 9000.0, 13_000.0, 16_384.0, 20_000.0] {
+        let rows = vec![vec![rows; 61]];
+        let misses = Some(Misses::Steps(Steps { query_rows: 8.0, query_rows_power: 0.8, rows }));
+        for order in Overlap::ALL {
+            let options = Options { misses: misses.clone(), ..all(order) };
+            let run = simulator.run(&point, &options).unwrap().step_ms;
+            let estimate = simulator.estimate(&point, &options).unwrap().step_ms;
+            assert!((run / estimate - 1.0).abs() < 0.01, "{run} {estimate}");
+        }
+    }
+}
+
 #[test]
 fn a_split_keeps_the_total_and_gains() {
     let mut simulator = simulator();
     let split = simulator.split(&POINT, &Options::default()).unwrap();
     assert_eq!(split.ratios.len(), 61);
-    assert!(split.ratios.iter().sum::<f64>() <= 61.0 * POINT.ratio + 1e-9);
+    assert!((split.ratios.iter().sum::<f64>() - 61.0 * POINT.ratio).abs() < 1e-9);
     assert!(split.ratios.iter().all(|ratio| (0.1 - 1e-9..=1.0).contains(ratio)));
     let by_layer = Options { misses: Some(split.misses), ..Options::default() };
     assert!(simulator.run(&POINT, &by_layer).unwrap().step_ms < run(&Options::default()).step_ms);
+}
+
+/// Whatever there is to divide, all of it is given out and the step is no longer than with the same for all.
+#[test]
+fn a_split_is_never_worse_than_the_same_for_all() {
+    let mut simulator = simulator();
+    for (context, batch) in [(32 << 10, 160), (128 << 10, 40)] {
+        for ratio in [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99] {
+            let point = Point { context, batch, ratio, ..POINT };
+            let split = simulator.split(&point, &Options::default()).unwrap();
+            assert!((split.ratios.iter().sum::<f64>() - 61.0 * ratio).abs() < 1e-9, "{point:?}");
+            assert!(split.ratios.iter().all(|ratio| (0.1 - 1e-9..=1.0).contains(ratio)), "{point:?}");
+            let by_layer = Options { misses: Some(split.misses), ..Options::default() };
+            let alike = simulator.run(&point, &Options::default()).unwrap().step_ms;
+            let split = simulator.run(&point, &by_layer).unwrap().step_ms;
+            assert!(split <= alike * (1.0 + 1e-9), "{point:?}: {split} {alike}");
+        }
+    }
 }
 
 #[test]

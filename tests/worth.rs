@@ -6,7 +6,7 @@ use forebay::device::rates::{Rates, RowRates};
 use forebay::predict::plan::{Batch, Demand, Note, Ratio, plan};
 use forebay::predict::setup::{Link, Setup};
 use forebay::predict::simulate::{Options, Point, Simulator};
-use forebay::predict::worth::{Worth, price, worth};
+use forebay::predict::worth::{Worth, is_unknown, price, worth};
 
 const ACCEPT: f64 = 1.7;
 
@@ -124,6 +124,43 @@ fn what_misses_are_not_known_for_is_not_tried_and_said() {
     let most = worth.most().unwrap();
     assert!(most.planned.notes.contains(&Note::Unknown));
     assert!(worth.with.iter().all(|priced| priced.planned.ratio > 0.099));
+}
+
+/// Costs end where they were measured, as misses do: the plan stands, and says that its time is not known.
+#[test]
+fn what_costs_are_not_known_for_is_not_tried_and_said() {
+    let ends_at = |tokens: f64| {
+        let mut file = ess().file().clone();
+        let rest = file.costs.rest.as_mut().unwrap();
+        let count = rest.axes[0].at.iter().filter(|at| **at <= tokens).count();
+        rest.axes[0].at.truncate(count);
+        rest.us.truncate(count);
+        *rest.axes[0].at.last_mut().unwrap() = tokens;
+        Simulator::new(Setup::new(file).unwrap())
+    };
+    let (demand, options) = (demand(32 * 1024), Options::default());
+    // Two micro-batches of 64 tokens, twice over: 128 sequences.
+    let some = worth(&demand, ACCEPT, &options, &mut ends_at(64.0)).unwrap();
+    let last = some.with.last().unwrap();
+    assert!(last.planned.notes.contains(&Note::Unknown));
+    assert!((100..=128).contains(&last.planned.batch), "{}", last.planned.batch);
+    // Not even the first sequence beyond those that fit whole.
+    let none = worth(&demand, ACCEPT, &options, &mut ends_at(27.0)).unwrap();
+    assert!(none.with.is_empty() && none.pays_from.is_none(), "{:?}", none.best);
+    assert!(none.most().unwrap().planned.notes.contains(&Note::Unknown));
+    let asked = Demand { batch: Batch::Sequences(100), ..demand.clone() };
+    assert!(is_unknown(&price(&asked, ACCEPT, &options, &mut ends_at(27.0)).unwrap_err()));
+    // Those that fit whole are not known either, or are more than a step is simulated for.
+    assert!(is_unknown(&worth(&demand, ACCEPT, &options, &mut ends_at(12.0)).unwrap_err()));
+    let few = Demand { batch: Batch::Sequences(8), ..demand.clone() };
+    assert!(price(&few, ACCEPT, &options, &mut ends_at(12.0)).unwrap().without.is_none());
+    let huge = Demand { gpu: 32 << 40, ..demand };
+    assert!(is_unknown(&worth(&huge, ACCEPT, &options, &mut ends_at(64.0)).unwrap_err()));
+    let point = Point { context: 32 << 10, batch: 1 << 20, mtp: 2, accept: ACCEPT, ratio: 1.0 };
+    assert!(is_unknown(&ends_at(64.0).run(&point, &options).unwrap_err()));
+    // What makes no sense is another error.
+    let error = price(&few, 9.0, &options, &mut ends_at(64.0)).unwrap_err();
+    assert!(!is_unknown(&error) && error.place().starts_with("accept"), "{error}");
 }
 
 /// 16,152 for 16152.3.

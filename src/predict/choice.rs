@@ -7,13 +7,7 @@
 
 use crate::error::Result;
 use crate::overlap::{Overlap, Prices};
-use crate::predict::simulate::{Options, Point, Simulator};
-
-/// Steps of the grid on either side of the few hundred misses where the orders cross.
-const GRID: [f64; 20] = [
-    0.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 160.0, 192.0, 224.0, 256.0, 320.0, 384.0, 512.0,
-    768.0, 1024.0, 1536.0, 2048.0,
-];
+use crate::predict::simulate::{Options, Point, Simulator, grid};
 
 impl Simulator {
     /// The prices of the orders at an operating point, whose own misses play no part; for
@@ -25,8 +19,7 @@ impl Simulator {
     pub fn prices(&mut self, point: &Point, options: &Options) -> Result<Prices> {
         let shape = *self.setup().shape();
         let most = f64::from(shape.top_k) * f64::from(point.mtp);
-        let mut grid: Vec<f64> = GRID.into_iter().filter(|misses| *misses < most).collect();
-        grid.push(most);
+        let grid: Vec<f64> = grid(most).collect();
         let once = self.price_list(point, options, &grid, 1)?;
         let mut layers = vec![once; shape.layers as usize];
         if shape.draft_layers > 0 {

@@ -181,7 +181,7 @@ impl Cost {
     /// the field of `costs`.
     ///
     /// # Errors
-    /// [`crate::Kind::InvalidConfig`] more than [`BEYOND`] times beyond an axis's last point.
+    /// [`crate::Kind::OutOfRange`] more than [`BEYOND`] times beyond an axis's last point.
     pub fn us(&self, load: &Load, roofline: impl Fn(&Load) -> f64, place: &str) -> Result<f64> {
         let mut inside = *load;
         let mut beyond = false;

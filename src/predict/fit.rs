@@ -25,13 +25,17 @@ use super::misses::Misses;
 use super::model::Deployment;
 use super::setup::{File, Link, Setup, Term};
 use super::simulate::{Options, Order, Point, Simulator};
-use super::{parse, positive, wrong};
+use super::{parse, positive, within, wrong};
 use crate::device::rates::Rates;
 use crate::error::Result;
 use crate::overlap::Overlap;
 
 /// The version of the measurements that is read.
 pub const VERSION: u64 = 1;
+
+/// Longer than any step takes, in milliseconds, and than an order costs in a layer, in microseconds.
+const STEP_MS_MAX: f64 = 1e6;
+const OVERLAP_US_MAX: f64 = 1e6;
 
 /// A whole step in which nothing was missed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -150,16 +154,28 @@ impl Measurements {
     }
 
     fn check(&self) -> Result<()> {
-        Setup::new(self.setup.clone())?;
+        let setup = Setup::new(self.setup.clone())?;
         for (i, row) in self.steps.iter().enumerate() {
             positive(row.ms, || format!("steps[{i}].ms"))?;
+            if row.ms > STEP_MS_MAX {
+                return Err(wrong(format!("steps[{i}].ms: {} is longer than any step", row.ms)));
+            }
+        }
+        if (1..UNKNOWNS).contains(&self.overlap.len()) {
+            return Err(wrong("overlap: fewer rows than what is found from them")
+                .with("rows", self.overlap.len() as u64)
+                .with("least", UNKNOWNS as u64));
         }
         for (i, row) in self.overlap.iter().enumerate() {
             order_of(row, i)?;
-            let numbers = row.us.is_finite() && row.misses.is_finite() && row.misses >= 0.0;
-            if !numbers {
+            if !(-OVERLAP_US_MAX..=OVERLAP_US_MAX).contains(&row.us) {
+                return Err(wrong(format!("overlap[{i}].us: {} is beyond what a layer takes", row.us)));
+            }
+            let most = f64::from(setup.shape().top_k) * f64::from(row.query_rows);
+            if !(0.0..=most).contains(&row.misses) {
                 return Err(wrong(format!(
-                    "overlap[{i}]: us or misses is no number, or misses are negative"
+                    "overlap[{i}].misses: {}, a request selects {most} rows at most",
+                    row.misses
                 )));
             }
         }
@@ -199,7 +215,7 @@ pub fn fit(measured: &Measurements) -> Result<Fitted> {
     if let Some(rates) = &measured.rates {
         file.link = Link::Rates(rates.clone());
     }
-    grow(&mut file, &measured.misses_by_query_rows);
+    let power = grow(&mut file, &measured.misses_by_query_rows);
     let mut found = Vec::new();
     if !measured.overlap.is_empty() {
         let mut unknowns = hidden(&file, measured)?;
@@ -211,6 +227,8 @@ pub fn fit(measured: &Measurements) -> Result<Fitted> {
     if let Some(us) = exchange(&mut file, &measured.steps)? {
         found.push(Found { name: "exchange, beyond its bytes", unit: "us", value: us });
     }
+    let name = "misses, the power of the query rows";
+    found.extend(power.map(|value| Found { name, unit: "", value }));
     let setup = Setup::new(file)?;
     let residuals = residuals(&setup, measured)?;
     Ok(Fitted { setup, found, residuals })
@@ -225,7 +243,7 @@ fn step_ms(setup: &Setup, row: &StepRow, place: &str) -> Result<f64> {
     let options =
         Options { order: Order::All(Overlap::None), two_batch: Some(row.two_batch), ..Options::default() };
     let run = Simulator::new(setup.clone()).run(&point(row.batch, row.context, row.query_rows), &options);
-    run.map(|outcome| outcome.step_ms).map_err(|e| wrong(format!("{place}: {e}")))
+    run.map(|outcome| outcome.step_ms).map_err(|e| within(place, &e))
 }
 
 /// Microseconds of one micro-batch beyond a layer without misses.
@@ -235,11 +253,14 @@ fn overhead_us(setup: &Setup, row: &OverlapRow, i: usize) -> Result<f64> {
     let point = point(row.batch, row.context, row.query_rows);
     let mut simulator = Simulator::new(setup.clone());
     let mut layer = |misses, order| {
-        simulator.layer_us(&point, &options, misses, order).map_err(|e| wrong(format!("overlap[{i}]: {e}")))
+        simulator.layer_us(&point, &options, misses, order).map_err(|e| within(&format!("overlap[{i}]"), &e))
     };
     let micro_batches = if row.two_batch { 2.0 } else { 1.0 };
     Ok((layer(row.misses, order)? - layer(0.0, Overlap::None)?) / micro_batches)
 }
+
+/// How many are found from `overlap`.
+const UNKNOWNS: usize = 4;
 
 impl Unknowns {
     /// A start: the roofline, at the load of the first row.
@@ -295,6 +316,26 @@ impl Unknowns {
         Ok(())
     }
 
+    /// Whether they are what the rows of `overlap` tell.
+    fn check(self, errors: &[f64], measured: &Measurements) -> Result<Unknowns> {
+        let us: Vec<f64> = measured.overlap.iter().map(|row| row.us).collect();
+        let rows = us.len() as f64;
+        let (off, most) = (squares(errors) / rows, HALF * HALF * squares(&us) / rows + READ_US * READ_US);
+        if !off.is_finite() || off > most {
+            return Err(wrong(format!(
+                "overlap: no engine on this link has such times; the nearest is {:.0} us off",
+                off.sqrt()
+            )));
+        }
+        // As it would be written: less than that is none.
+        if rounded(1024.0 * (self.index_row + self.index_query_row)) == 0.0 {
+            return Err(wrong(
+                "overlap: by these times the indexer takes none; DBA has nothing to hide behind",
+            ));
+        }
+        Ok(self)
+    }
+
     fn found(&self, measured: &Measurements) -> Vec<Found> {
         let query_rows = measured.overlap.first().map_or(1.0, |row| f64::from(row.query_rows));
         let row = self.index_row + query_rows * self.index_query_row;
@@ -327,6 +368,10 @@ fn load(setup: &Setup, row: &OverlapRow) -> Load {
 /// Rounds of the descent; it ends earlier when a round gains nothing.
 const ROUNDS: usize = 60;
 
+/// Measurements of overlap are met to half of their size, root mean square, and this many microseconds.
+const HALF: f64 = 0.5;
+const READ_US: f64 = 10.0;
+
 /// What an order hides and costs, from the rows of `overlap`.
 fn hidden(file: &File, measured: &Measurements) -> Result<Unknowns> {
     let Some(first) = measured.overlap.first() else { return Err(wrong("overlap: no rows")) };
@@ -355,7 +400,8 @@ fn hidden(file: &File, measured: &Measurements) -> Result<Unknowns> {
         let mut list = at.list();
         (0..4).for_each(|i| list[i] += step[i] * scale[i]);
         let next = at.with(list);
-        let then = errors(&next)?;
+        // A step so far that there is no setup is one that gains nothing.
+        let then = errors(&next).unwrap_or_else(|_| vec![f64::INFINITY]);
         let gain = squares(&now) - squares(&then);
         if gain > 0.0 {
             let small = gain < 1e-9 * squares(&now);
@@ -367,7 +413,7 @@ fn hidden(file: &File, measured: &Measurements) -> Result<Unknowns> {
             damping *= 10.0;
         }
     }
-    Ok(at)
+    at.check(&now, measured)
 }
 
 fn squares(errors: &[f64]) -> f64 {
@@ -492,7 +538,7 @@ fn exchange(file: &mut File, steps: &[StepRow]) -> Result<Option<f64>> {
 }
 
 /// The power by which misses grow: the slope of their logarithms.
-fn grow(file: &mut File, rows: &[GrowthRow]) {
+fn grow(file: &mut File, rows: &[GrowthRow]) -> Option<f64> {
     let points: Vec<(f64, f64)> =
         rows.iter().map(|row| (f64::from(row.query_rows).ln(), row.rows.ln())).collect();
     let count = points.len().max(1) as f64;
@@ -500,7 +546,7 @@ fn grow(file: &mut File, rows: &[GrowthRow]) {
         (points.iter().map(|p| p.0).sum::<f64>() / count, points.iter().map(|p| p.1).sum::<f64>() / count);
     let spread: f64 = points.iter().map(|p| (p.0 - x) * (p.0 - x)).sum();
     if spread == 0.0 {
-        return;
+        return None;
     }
     let power = (points.iter().map(|p| (p.0 - x) * (p.1 - y)).sum::<f64>() / spread).clamp(0.0, 1.0);
     let power = rounded(power);
@@ -508,8 +554,9 @@ fn grow(file: &mut File, rows: &[GrowthRow]) {
         Some(Misses::Curve(curve)) => curve.query_rows_power = power,
         Some(Misses::Table(table)) => table.query_rows_power = power,
         Some(Misses::Steps(steps)) => steps.query_rows_power = power,
-        None => {}
+        None => return None,
     }
+    Some(power)
 }
 
 fn residuals(setup: &Setup, measured: &Measurements) -> Result<Vec<Residual>> {

@@ -154,7 +154,7 @@ impl Misses {
     /// Rows that a request fetches in each layer.
     ///
     /// # Errors
-    /// [`crate::Kind::InvalidConfig`] for a ratio or a context that the curve does not reach.
+    /// [`crate::Kind::OutOfRange`] for a ratio or a context that the curve does not reach.
     pub fn by_layer(&self, place: &Place) -> Result<Vec<f64>> {
         let scale = self.growth(place.query_rows);
         let scaled = |rows: &[f64]| rows.iter().map(|rows| rows * scale).collect();

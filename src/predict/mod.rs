@@ -30,9 +30,16 @@ fn wrong(place: impl Into<String>) -> Error {
         .hint("correct the named field; docs/setup-format.md")
 }
 
-/// A question that a setup does not reach.
+/// What is wrong with something that stands at `place`: its own error, with one hint.
+fn within(place: &str, error: &Error) -> Error {
+    let what = if error.place().is_empty() { error.kind().describe() } else { error.place() };
+    let outer = wrong(format!("{place}: {what}"));
+    error.numbers().iter().fold(outer, |outer, (name, value)| outer.with(name, *value))
+}
+
+/// A question that a setup does not reach: [`Kind::OutOfRange`], and nothing else is.
 fn outside(place: impl Into<String>) -> Error {
-    Error::new(Kind::InvalidConfig, "simulate")
+    Error::new(Kind::OutOfRange, "simulate")
         .at(place.into())
         .hint("measure a point there, or ask nearer to those measured")
 }

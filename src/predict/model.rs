@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{finite, positive, wrong};
+use super::{finite, positive, within, wrong};
 use crate::error::Result;
 use crate::geometry::{Geometry, Shape};
 
@@ -147,7 +147,7 @@ impl Model {
                 .with("most", DRAFT_LAYERS_MAX));
         }
         let shape = Shape { draft_layers: self.draft_layers, ..shape };
-        Geometry::new(shape).map_err(|e| wrong(format!("model.shape: {e}")))?;
+        Geometry::new(shape).map_err(|e| within("model.shape", &e))?;
         Ok(shape)
     }
 

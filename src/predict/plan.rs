@@ -23,6 +23,12 @@ use crate::sparse::Budget;
 /// at least so many to miss fewer than 200 of 2048.
 pub const FEW_SLOTS: u32 = 6400;
 
+/// More than any engine has: query rows of a step, steps in flight, micro-batches, sequences of a GPU.
+const QUERY_ROWS_MAX: u32 = 1 << 10;
+const STEPS_MAX: u32 = 1 << 10;
+const MICRO_BATCHES_MAX: u32 = 1 << 10;
+const SEQUENCES_MAX: u32 = 1 << 24;
+
 /// How many sequences share the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batch {
@@ -121,7 +127,8 @@ pub enum Note {
     NoRoom,
     /// The most sequences with all rows on the device yield as many tokens a second; told by [`super::worth`].
     Slower,
-    /// What is missed at this ratio, or at those of larger batches, is not known; told by [`super::worth`].
+    /// What is missed at this ratio, or a step takes at this batch, is not known, or not at those of larger
+    /// batches; told by [`super::worth`].
     Unknown,
 }
 
@@ -140,7 +147,7 @@ impl Note {
                 "does not pay here: fewer sequences, all rows on the device, yield as many tokens a second"
             }
             Note::Unknown => {
-                "not simulated, or larger batches not tried: what is missed at such ratios is not known"
+                "not simulated, or larger batches not tried: misses or costs are not known there"
             }
             Note::NoRoom => {
                 "does not pay here: index keys and slots leave room for no more sequences than whole rows"
@@ -195,14 +202,14 @@ pub fn longest_context(name: &str) -> Option<u32> {
 /// # Errors
 /// [`Kind::InvalidConfig`] names the field that makes no sense: no batch, no context or one beyond the model, a
 /// ratio outside (0, 1], no least slots. [`Kind::OutOfMemory`] names what does not fit, with `wanted` and `available`
-/// bytes: weights, activations and workspace, the GPU, or the host.
+/// bytes: weights, activations and workspace, the GPU, or the host. [`Kind::Overflow`] for more sequences than any
+/// GPU serves, and for sizes that are none. Those of [`Config::footprint`].
 pub fn plan(demand: &Demand) -> Result<Planned> {
     let room = Room::new(demand)?;
-    let resident_batch =
-        room.most(|lanes| room.resident(lanes).is_ok_and(|bytes| bytes.device() <= room.available));
+    let resident_batch = room.most(|lanes| Ok(room.resident(lanes)?.device() <= room.available))?;
     let sparse = demand.shape.top_k > 0;
     let least = demand.least_slots.min(demand.context);
-    let most = if sparse { room.most(|lanes| room.fits(lanes, least)) } else { 0 };
+    let most = if sparse { room.most(|lanes| room.fits(lanes, least))? } else { 0 };
     let most_batch = most.max(resident_batch);
     let (batch, slots) = room.choose(resident_batch, most_batch, least)?;
     let whole = slots.is_none();
@@ -250,6 +257,14 @@ impl<'a> Room<'a> {
         ];
         if let Some((field, _)) = counts.iter().find(|(_, count)| *count == 0) {
             return Err(invalid(field).with("value", 0_u32));
+        }
+        let most = [
+            ("query_rows", demand.query_rows, QUERY_ROWS_MAX),
+            ("steps_in_flight", demand.steps_in_flight, STEPS_MAX),
+            ("micro_batches", demand.micro_batches, MICRO_BATCHES_MAX),
+        ];
+        if let Some((field, count, most)) = most.into_iter().find(|(_, count, most)| count > most) {
+            return Err(invalid(field).with("value", count).with("most", most));
         }
         if demand.grain == 0 || demand.gpu == 0 {
             return Err(invalid(if demand.gpu == 0 { "gpu" } else { "grain" }).with("value", 0_u32));
@@ -334,39 +349,53 @@ impl<'a> Room<'a> {
         self.demand.host.is_none_or(|host| bytes.host() <= host)
     }
 
-    fn fits(&self, lanes: u32, slots: u32) -> bool {
-        let bytes = self.config(lanes, slots).and_then(|config| config.footprint(self.demand.grain));
-        bytes.is_ok_and(|bytes| self.counted(&bytes) <= self.available && self.fits_host(&bytes))
+    /// Whether memory is enough. A cache that could not be made whatever the memory is an error.
+    fn fits(&self, lanes: u32, slots: u32) -> Result<bool> {
+        match self.config(lanes, slots).and_then(|config| config.footprint(self.demand.grain)) {
+            Ok(bytes) => Ok(self.counted(&bytes) <= self.available && self.fits_host(&bytes)),
+            Err(error) if error.kind() == Kind::OutOfMemory => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The most sequences for which `fits` holds; it holds for all smaller ones, as every part of a footprint
     /// grows with the lanes.
-    fn most(&self, fits: impl Fn(u32) -> bool) -> u32 {
+    fn most(&self, fits: impl Fn(u32) -> Result<bool>) -> Result<u32> {
         let (mut most, mut beyond) = (0, 1);
-        while fits(beyond) && beyond < 1 << 24 {
+        while fits(beyond)? {
+            if beyond >= SEQUENCES_MAX {
+                return Err(Error::new(Kind::Overflow, "plan")
+                    .at("gpu: room for more sequences than are planned")
+                    .with("most", SEQUENCES_MAX)
+                    .hint("plan with a smaller GPU or a longer context"));
+            }
             (most, beyond) = (beyond, beyond * 2);
         }
         while beyond - most > 1 {
             let middle = most + (beyond - most) / 2;
-            if fits(middle) { most = middle } else { beyond = middle }
+            if fits(middle)? { most = middle } else { beyond = middle }
         }
-        most
+        Ok(most)
     }
 
     /// The largest budget with which `lanes` sequences fit, in whole blocks or the whole context.
-    fn largest(&self, lanes: u32) -> Option<u32> {
+    fn largest(&self, lanes: u32) -> Result<Option<u32>> {
         let context = self.demand.context;
         // More blocks than index keys and slots alone leave room for need not be tried. From there on down it
         // is tried block by block: scratch slots shrink as budgets grow, so what fits need not be a stretch.
-        let keys = self.geometry.index_bytes(self.pages().ok()?.checked_mul(lanes)?).ok()?;
+        let pages = self.pages()?.checked_mul(lanes).ok_or_else(|| self.overflow("batch"))?;
+        let keys = self.geometry.index_bytes(pages)?;
         let block =
             u64::from(self.geometry.block_bytes()) * u64::from(self.geometry.layers()) * u64::from(lanes);
-        let room = self.available.checked_sub(keys)? / block.max(1);
+        let room = self.available.saturating_sub(keys) / block.max(1);
         let most = u32::try_from(room).unwrap_or(u32::MAX).min(context.div_ceil(SLOT_BLOCK));
-        (1..=most)
-            .rev()
-            .map(|blocks| (blocks * SLOT_BLOCK).min(context))
-            .find(|slots| self.fits(lanes, *slots))
+        for blocks in (1..=most).rev() {
+            let slots = blocks.saturating_mul(SLOT_BLOCK).min(context);
+            if self.fits(lanes, slots)? {
+                return Ok(Some(slots));
+            }
+        }
+        Ok(None)
     }
 
     /// Batch and slots; no slots where all rows stay on the device.
@@ -387,16 +416,16 @@ impl<'a> Room<'a> {
         }
         match (demand.batch, demand.ratio) {
             (Batch::Sequences(batch), Ratio::Auto) if batch <= resident => Ok((batch, None)),
-            (Batch::Sequences(batch), Ratio::Auto) => match self.largest(batch) {
+            (Batch::Sequences(batch), Ratio::Auto) => match self.largest(batch)? {
                 Some(slots) => Ok((batch, Some(slots))),
                 None => Err(self.too_large(batch, Some(SLOT_BLOCK.min(demand.context)))),
             },
             (Batch::Most, Ratio::Auto) if most == 0 => Err(self.too_large(1, Some(least))),
             (Batch::Most, Ratio::Auto) if most == resident => Ok((resident, None)),
-            (Batch::Most, Ratio::Auto) => Ok((most, Some(self.largest(most).unwrap_or(least)))),
+            (Batch::Most, Ratio::Auto) => Ok((most, Some(self.largest(most)?.unwrap_or(least)))),
             (Batch::Sequences(batch), Ratio::Share(ratio)) => {
                 let slots = self.slots(ratio)?;
-                if self.fits(batch, slots) {
+                if self.fits(batch, slots)? {
                     Ok((batch, Some(slots)))
                 } else {
                     Err(self.too_large(batch, Some(slots)))
@@ -404,7 +433,7 @@ impl<'a> Room<'a> {
             }
             (Batch::Most, Ratio::Share(ratio)) => {
                 let slots = self.slots(ratio)?;
-                match self.most(|lanes| self.fits(lanes, slots)) {
+                match self.most(|lanes| self.fits(lanes, slots))? {
                     0 => Err(self.too_large(1, Some(slots))),
                     batch => Ok((batch, Some(slots))),
                 }

@@ -421,7 +421,7 @@ impl Setup {
     /// The cost of a term in microseconds, for one micro-batch and layer ([`Term::Step`]: for a step).
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a load too far beyond the measured points.
+    /// [`Kind::OutOfRange`] for a load too far beyond the measured points.
     pub fn us(&self, term: Term, load: &Load) -> Result<f64> {
         let roofline = |load: &Load| self.roofline.us(term, load);
         match self.file.costs.get(term) {

@@ -21,7 +21,7 @@ pub struct Priced {
     /// Its step.
     pub outcome: Outcome,
     /// Tokens a second, of a node of 8 GPUs, of the most sequences with all rows on the device; none where not
-    /// even one fits so.
+    /// even one fits so, or what they yield is not known.
     pub without: Option<f64>,
 }
 
@@ -63,8 +63,11 @@ fn yields(priced: &Priced) -> f64 {
 pub fn price(demand: &Demand, accept: f64, options: &Options, simulator: &mut Simulator) -> Result<Priced> {
     let mut priced = run(plan(demand)?, demand, accept, options, simulator)?;
     if priced.planned.resident_batch > 0 {
-        priced.without =
-            Some(yields(&at(demand, priced.planned.resident_batch, accept, options, simulator)?));
+        priced.without = match at(demand, priced.planned.resident_batch, accept, options, simulator) {
+            Ok(without) => Some(yields(&without)),
+            Err(error) if is_unknown(&error) => None,
+            Err(error) => return Err(error),
+        };
     }
     priced.judge();
     Ok(priced)
@@ -108,8 +111,8 @@ fn at(
 /// `demand` are not looked at.
 ///
 /// # Errors
-/// Those of [`price`]. Beyond the ratios that the misses are known for nothing is tried; where that leaves
-/// nothing, their error.
+/// Those of [`price`]. Beyond the ratios that misses are known for, and the batches that costs are known for,
+/// nothing is tried; where that leaves nothing at all, the error that says so ([`is_unknown`]).
 pub fn worth(demand: &Demand, accept: f64, options: &Options, simulator: &mut Simulator) -> Result<Worth> {
     let frame = plan(&Demand { batch: Batch::Most, ratio: Ratio::Auto, ..demand.clone() })?;
     let (resident, most) = (frame.resident_batch, frame.most_batch);
@@ -122,7 +125,7 @@ pub fn worth(demand: &Demand, accept: f64, options: &Options, simulator: &mut Si
         }
     };
     let floor = without.as_ref().map(yields);
-    let mut tried = Tried { demand, accept, options, simulator, known: BTreeMap::new(), most };
+    let mut tried = Tried { demand, accept, options, simulator, known: BTreeMap::new(), most, end: None };
     let stride = (most - resident).div_ceil(COARSE).max(1);
     let coarse = (resident + 1..=most).step_by(stride as usize).chain((most > resident).then_some(most));
     for batch in coarse {
@@ -138,14 +141,20 @@ pub fn worth(demand: &Demand, accept: f64, options: &Options, simulator: &mut Si
             tried.at(batch)?;
         }
     }
-    let cut = tried.most < most;
+    let end = tried.end.take();
+    if let (Some(error), None, true) = (&end, &without, tried.known.is_empty()) {
+        return Err(error.clone());
+    }
     let (best, pays_from) = (tried.best(), tried.first_above(floor.unwrap_or(0.0)));
     let mut with: Vec<Priced> = tried.known.into_values().collect();
     with.iter_mut().for_each(|priced| {
         priced.without = floor;
         priced.judge();
-        priced.planned.notes.extend(cut.then_some(Note::Unknown));
+        priced.planned.notes.extend(end.is_some().then_some(Note::Unknown));
     });
+    if let Some(without) = without.as_mut().filter(|_| end.is_some() && with.is_empty()) {
+        without.planned.notes.push(Note::Unknown);
+    }
     let never = pays_from.is_none() && !with.is_empty();
     if let Some(without) = without.as_mut().filter(|_| never) {
         without.planned.notes.push(Note::Slower);
@@ -160,8 +169,10 @@ struct Tried<'a> {
     options: &'a Options,
     simulator: &'a mut Simulator,
     known: BTreeMap<u32, Priced>,
-    /// From here on misses are not known, or nothing fits.
+    /// Beyond it costs or misses are not known, or nothing fits.
     most: u32,
+    /// What is not known there.
+    end: Option<Error>,
 }
 
 impl Tried<'_> {
@@ -174,8 +185,9 @@ impl Tried<'_> {
                 self.known.insert(batch, priced);
                 Ok(())
             }
-            Err(error) if is_unknown(&error) && !self.known.is_empty() => {
+            Err(error) if is_unknown(&error) => {
                 self.most = batch - 1;
+                self.end = Some(error);
                 Ok(())
             }
             Err(error) => Err(error),
@@ -192,8 +204,8 @@ impl Tried<'_> {
     }
 }
 
-/// Whether an error of [`price`] says that misses are not known at that ratio or context, so that the plan stands
-/// and only its time is not known.
+/// Whether an error of [`price`] or [`worth`] says that costs or misses are not known at that batch, ratio or
+/// context, so that the plan stands and only its time is not known.
 pub fn is_unknown(error: &Error) -> bool {
-    error.kind() == Kind::InvalidConfig && error.place().starts_with("misses.")
+    error.kind() == Kind::OutOfRange
 }

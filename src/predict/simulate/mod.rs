@@ -24,6 +24,7 @@ mod world;
 use std::collections::HashMap;
 
 use super::misses::{Misses, Place};
+use super::outside;
 use super::setup::Setup;
 use crate::device::clock::Span;
 use crate::error::{Error, Kind, Result};
@@ -31,6 +32,7 @@ use crate::overlap::Overlap;
 
 pub use split::Split;
 
+pub(super) use price::grid;
 use price::{Price, Priced};
 use world::{Batch, Times, World};
 
@@ -68,6 +70,20 @@ pub struct Traffic {
     pub to_device: f64,
     /// Device to host, bytes a second.
     pub to_host: f64,
+}
+
+impl Traffic {
+    fn check(&self, setup: &Setup) -> Result<()> {
+        let rates = setup.rates();
+        for (name, rate, most) in
+            [("to_device", self.to_device, rates.copy_up), ("to_host", self.to_host, rates.copy_down)]
+        {
+            if !(0.0..=most).contains(&rate) {
+                return Err(bad(format!("traffic.{name}: {rate} bytes a second, the link copies {most}")));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// How a step is simulated.
@@ -134,15 +150,19 @@ impl Point {
     /// Whether the point can be simulated on `setup`.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the field.
+    /// [`Kind::InvalidConfig`] names the field; [`Kind::OutOfRange`] for a larger batch than is simulated.
     pub fn check(&self, setup: &Setup) -> Result<()> {
         let most = setup.dims().context_max;
         if self.context == 0 || self.context > most {
             let hint = "the context is what the model was made for, at most";
             return Err(bad("context").with("tokens", self.context).with("most", most).hint(hint));
         }
-        if self.batch == 0 || self.batch > BATCH_MAX {
-            return Err(bad("batch").with("requests", self.batch).with("most", BATCH_MAX));
+        if self.batch == 0 {
+            return Err(bad("batch").with("requests", 0_u32).with("most", BATCH_MAX));
+        }
+        if self.batch > BATCH_MAX {
+            let hint = "ask for a smaller batch";
+            return Err(outside("batch").with("requests", self.batch).with("most", BATCH_MAX).hint(hint));
         }
         if self.mtp == 0 || self.mtp > MTP_MAX {
             return Err(bad("mtp").with("query_rows", self.mtp).with("most", MTP_MAX));
@@ -180,14 +200,24 @@ impl Simulator {
     /// Simulates one whole step.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the field of the point or of the setup that does not reach it.
+    /// [`Kind::InvalidConfig`] names the field of the point or of the setup; [`Kind::OutOfRange`] what the setup
+    /// does not reach: costs or misses there are not known.
     pub fn run(&mut self, point: &Point, options: &Options) -> Result<Outcome> {
         let (batch, misses) = self.prepare(point, options)?;
         let overlap = self.orders(&batch, &misses, options)?;
         let baseline = self.baseline(&batch)?;
-        let mut world = World::new(&self.setup, &batch, options.spans)?;
-        world.background(options.traffic, baseline.total_ns)?;
-        let times = world.step(&self.setup, &misses.rows, misses.share, &overlap)?;
+        options.traffic.check(&self.setup)?;
+        // Traffic that ends before the step would be traffic beside a part of it.
+        let mut enough_ns = 2.0 * baseline.total_ns;
+        let times = loop {
+            let mut world = World::new(&self.setup, &batch, options.spans)?;
+            world.background(options.traffic, enough_ns)?;
+            let times = world.step(&self.setup, &misses.rows, misses.share, &overlap)?;
+            if options.traffic == Traffic::default() || times.total_ns <= enough_ns {
+                break times;
+            }
+            enough_ns *= 2.0;
+        };
         let exposed_us =
             times.layers_ns.iter().zip(&baseline.layers_ns).map(|(a, b)| (a - b) / 1e3).collect();
         let exposed_ns = times.total_ns - baseline.total_ns;
@@ -263,8 +293,9 @@ impl Simulator {
         }
         // A draft layer's pass is one query row of an average layer.
         let mean = rows.iter().sum::<f64>() / rows.len().max(1) as f64;
-        rows.resize(rows.len() + shape.draft_layers as usize, mean * share);
         rows.iter_mut().for_each(|rows| *rows = rows.min(most));
+        let draft = (mean * share).min(shape.top_k.into());
+        rows.resize(rows.len() + shape.draft_layers as usize, draft);
         Ok((batch, Missing { rows, share }))
     }
 

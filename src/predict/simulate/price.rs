@@ -6,11 +6,17 @@ use crate::error::Result;
 use crate::overlap::Overlap;
 use crate::predict::setup::Setup;
 
-/// Rows a request that layers are priced at; between them the price is interpolated.
+/// Rows a request that layers are priced at, dense where the orders cross; between them the price is
+/// interpolated. The grid of a point is [`grid`].
 const GRID: [f64; 24] = [
     0.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 160.0, 192.0, 224.0, 256.0, 320.0, 384.0, 448.0,
     512.0, 640.0, 768.0, 1024.0, 1536.0, 2048.0, 4096.0, 8192.0,
 ];
+
+/// The points below `most` rows, which is what a request can miss in a layer, and `most` itself.
+pub fn grid(most: f64) -> impl Iterator<Item = f64> + Clone {
+    GRID.into_iter().filter(move |rows| *rows < most).chain([most])
+}
 
 /// Layers of a run where micro-batches fill each other's waits: enough that the first and the last, which
 /// have no neighbour, count little.
@@ -23,7 +29,8 @@ pub struct Priced {
     /// The bits of the share of a request's misses that a query row reads.
     share: u64,
     order: Overlap,
-    point: usize,
+    /// The bits of the rows that a request misses.
+    rows: u64,
 }
 
 /// What one layer costs, all micro-batches together.
@@ -55,9 +62,11 @@ pub fn layer(setup: &Setup, batch: &Batch, share: f64, misses: f64, order: Overl
 impl Simulator {
     /// The price of one layer that misses `rows` a request.
     pub(super) fn price(&mut self, batch: &Batch, share: f64, rows: f64, order: Overlap) -> Result<Price> {
-        let above = GRID.partition_point(|point| *point <= rows).min(GRID.len() - 1);
-        let low = above.saturating_sub(1);
-        let part = ((rows - GRID[low]) / (GRID[above] - GRID[low])).clamp(0.0, 1.0);
+        let most = f64::from(self.setup.shape().top_k) * f64::from(batch.query_rows);
+        let grid = grid(most);
+        let low = grid.clone().take_while(|point| *point <= rows).last().unwrap_or(0.0);
+        let above = grid.clone().find(|point| *point > rows).unwrap_or(most);
+        let part = if above > low { (rows - low) / (above - low) } else { 0.0 };
         let a = self.priced(batch, share, low, order)?;
         if part == 0.0 {
             return Ok(a);
@@ -66,12 +75,12 @@ impl Simulator {
         Ok(Price::between(a, b, part))
     }
 
-    fn priced(&mut self, batch: &Batch, share: f64, point: usize, order: Overlap) -> Result<Price> {
-        let key = Priced { batch: *batch, share: share.to_bits(), order, point };
+    fn priced(&mut self, batch: &Batch, share: f64, rows: f64, order: Overlap) -> Result<Price> {
+        let key = Priced { batch: *batch, share: share.to_bits(), order, rows: rows.to_bits() };
         if let Some(known) = self.prices.get(&key) {
             return Ok(*known);
         }
-        let price = layer(&self.setup, batch, share, GRID[point], order)?;
+        let price = layer(&self.setup, batch, share, rows, order)?;
         self.prices.insert(key, price);
         Ok(price)
     }

@@ -3,7 +3,10 @@
 //! Layers miss unlike: with the same slots one misses ten times what another does, and an order hides a
 //! certain number of misses for nothing. So slots are taken where misses are hidden anyway and given where
 //! they are waited for: every layer begins with the fewest slots that the misses are known for, and the next
-//! piece goes to the layer whose time it shortens most, until the total is given out.
+//! pieces go to the layer whose time each of them shortens most, until the total is given out. A layer's time
+//! by its slots has plateaus, where an order hides all there is and costs what it costs; so a gain is looked
+//! for up to the whole context, along the lower convex hull. Where the same slots for all are better still,
+//! that is the answer.
 
 use super::{Options, Point, Simulator, bad};
 use crate::error::Result;
@@ -21,11 +24,49 @@ pub struct Split {
 /// The piece that is given out at a time, as a ratio.
 const PIECE: f64 = 1.0 / 256.0;
 
-/// How many pieces ahead a gain is looked for: a piece may gain nothing where its successors do.
-const AHEAD: usize = 16;
+/// A layer's slots over context when it has so many pieces beyond `first`; the last piece may be a part of one.
+fn ratio_of(first: f64, pieces: usize) -> f64 {
+    (first + pieces as f64 * PIECE).min(1.0)
+}
+
+/// The next corner of the lower convex hull of `times` behind `given` pieces, at most `most` ahead: how many
+/// pieces it is ahead, and what each of them gains. None where nothing is gained.
+fn corner(times: &[f64], given: usize, most: usize) -> Option<(usize, f64)> {
+    let (now, ahead) = (times.get(given)?, times.get(given + 1..)?);
+    let gains = ahead.iter().take(most).zip(1_usize..);
+    let gains = gains.map(|(time, ahead)| (ahead, (now - time) / ahead as f64));
+    gains.filter(|(_, gain)| *gain > 0.0).max_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+/// Gives `left` pieces out to layers whose times by pieces are `times`; how many each has.
+fn deal(times: &[Vec<f64>], mut left: usize) -> Vec<usize> {
+    let mut given = vec![0; times.len()];
+    let mut corners: Vec<_> = times.iter().map(|times| corner(times, 0, left)).collect();
+    while left > 0 {
+        let gains = corners.iter().enumerate().filter_map(|(layer, c)| c.map(|(n, gain)| (layer, n, gain)));
+        let Some((layer, pieces, _)) = gains.max_by(|a, b| a.2.total_cmp(&b.2)) else { break };
+        // What was found when more was left may be out of reach now.
+        if pieces <= left {
+            given[layer] += pieces;
+            left -= pieces;
+        }
+        corners[layer] = corner(&times[layer], given[layer], left);
+    }
+    given
+}
+
+/// Gives what is left of `total` to the layers in turn, each up to the whole context.
+fn fill(ratios: &mut [f64], total: f64) {
+    let mut left = total - ratios.iter().sum::<f64>();
+    for ratio in ratios {
+        let more = left.clamp(0.0, 1.0 - *ratio);
+        *ratio += more;
+        left -= more;
+    }
+}
 
 impl Simulator {
-    /// Divides `point`'s slots over the layers.
+    /// Divides `point`'s slots over the layers, all of them; never to a longer step than the same for each.
     ///
     /// # Errors
     /// As [`Simulator::run`]; [`crate::Kind::InvalidConfig`] for misses that are not a curve's, or a setup with
@@ -43,31 +84,24 @@ impl Simulator {
             return Err(bad(format!("ratio: a split needs {first:.4} or more, and less than 1")));
         }
         let times = self.times_by_pieces(point, options, first)?;
-        let mut given = vec![0_usize; times.len()];
-        let mut left = ((point.ratio - first) / PIECE * times.len() as f64 + 1e-9) as usize;
-        while left > 0 {
-            // The layer, how many pieces, and what each of them gains.
-            let mut best = (0, 0, 0.0);
-            for (layer, (of, given)) in times.iter().zip(&given).enumerate() {
-                for ahead in 1..=AHEAD.min(left).min(of.len() - 1 - given) {
-                    let gain = (of[*given] - of[given + ahead]) / ahead as f64;
-                    if gain > best.2 {
-                        best = (layer, ahead, gain);
-                    }
-                }
-            }
-            // What no layer gains from is given to none.
-            if best.1 == 0 {
-                break;
-            }
-            given[best.0] += best.1;
-            left -= best.1;
-        }
-        let ratios: Vec<f64> = given.iter().map(|pieces| first + *pieces as f64 * PIECE).collect();
+        let total = point.ratio * times.len() as f64;
+        let given = deal(&times, ((total - first * times.len() as f64) / PIECE + 1e-9) as usize);
+        let mut ratios: Vec<f64> = given.iter().map(|pieces| ratio_of(first, *pieces)).collect();
+        fill(&mut ratios, total);
         let misses = Misses::Curve(curve);
+        let split = self.split_of(&misses, point, ratios)?;
+        let alike = self.split_of(&misses, point, vec![point.ratio; times.len()])?;
+        let mut step_ms = |split: &Split| -> Result<f64> {
+            let options = Options { misses: Some(split.misses.clone()), spans: false, ..options.clone() };
+            Ok(self.run(point, &options)?.step_ms)
+        };
+        Ok(if step_ms(&split)? < step_ms(&alike)? { split } else { alike })
+    }
+
+    fn split_of(&self, misses: &Misses, point: &Point, ratios: Vec<f64>) -> Result<Split> {
         let mut rows = Vec::with_capacity(ratios.len());
         for (layer, ratio) in ratios.iter().enumerate() {
-            rows.push(self.layer_misses(&misses, point, *ratio)?[layer]);
+            rows.push(self.layer_misses(misses, point, *ratio)?[layer]);
         }
         let (query_rows, query_rows_power) = (f64::from(point.mtp), misses.query_rows_power());
         Ok(Split { ratios, misses: Misses::Table(Table { query_rows, query_rows_power, rows }) })
@@ -84,8 +118,8 @@ impl Simulator {
         let (batch, share) = (self.batch(point, options), self.share(point, options));
         let misses = self.misses(options)?.clone();
         let mut times = vec![Vec::new(); self.setup.shape().layers as usize];
-        for piece in 0..=((1.0 - first) / PIECE) as usize {
-            let rows = self.layer_misses(&misses, point, first + piece as f64 * PIECE)?;
+        for piece in 0..=((1.0 - first) / PIECE).ceil() as usize {
+            let rows = self.layer_misses(&misses, point, ratio_of(first, piece))?;
             for (times, rows) in times.iter_mut().zip(rows) {
                 times.push(self.best(&batch, share, rows)?.1.ns);
             }

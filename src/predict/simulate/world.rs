@@ -39,6 +39,12 @@ impl Batch {
     }
 }
 
+/// What paces background traffic; it is no work, and in no timeline.
+const PACE: &str = "pace";
+
+/// The most pieces of background traffic in one direction.
+const PIECES_MAX: f64 = 262_144.0;
+
 /// When things ended.
 #[derive(Clone, Debug, Default)]
 pub struct Times {
@@ -134,28 +140,31 @@ impl World {
         Ok(World { pools, batch: *batch, shape, runs, block, ends, done, device })
     }
 
-    /// Copies beside the step, for somewhat longer than it takes.
-    pub fn background(&mut self, traffic: Traffic, step_ns: f64) -> Result<()> {
+    /// Copies beside the step for `enough_ns`, at rates that the link has.
+    pub fn background(&mut self, traffic: Traffic, enough_ns: f64) -> Result<()> {
         let Traffic { to_device, to_host } = traffic;
         for (name, direction, rate) in
             [("traffic up", Direction::ToDevice, to_device), ("traffic down", Direction::ToHost, to_host)]
         {
-            if !(rate.is_finite() && rate >= 0.0) {
-                return Err(bad(format!("traffic: {rate} bytes a second")));
-            }
             if rate == 0.0 {
                 continue;
             }
             let (piece, stream) = (1_u64 << 20, self.device.stream()?);
             let every_ns = piece as f64 / rate * 1e9;
-            let label = Label { name, layer: None, micro_batch: None };
+            let label = |name| Label { name, layer: None, micro_batch: None };
+            let pieces = (enough_ns / every_ns).ceil();
+            if pieces > PIECES_MAX {
+                return Err(bad("traffic: more beside the step than is simulated")
+                    .with("MiB", pieces as u64)
+                    .with("most", PIECES_MAX as u64));
+            }
             // A pacing stream says when each piece may start, so that a slow piece does not delay the next.
             let (pace, go) = (self.device.stream()?, self.device.event()?);
-            for _ in 0..(2.0 * step_ns / every_ns).ceil() as u64 {
-                self.device.compute(pace, label, Demand { ns: every_ns, sm: 0.0 })?;
+            for _ in 0..pieces as u64 {
+                self.device.compute(pace, label(PACE), Demand { ns: every_ns, sm: 0.0 })?;
                 self.device.record(go, pace)?;
                 self.device.wait(stream, go)?;
-                self.device.traffic(stream, label, direction, piece)?;
+                self.device.traffic(stream, label(name), direction, piece)?;
             }
         }
         Ok(())
@@ -226,7 +235,8 @@ impl World {
             layers_ns[layer] += end - before;
             before = end;
         }
-        Times { total_ns: reached(self.done), busy_ns, layers_ns, spans: self.device.spans() }
+        let spans = self.device.spans().into_iter().filter(|span| span.name != PACE).collect();
+        Times { total_ns: reached(self.done), busy_ns, layers_ns, spans }
     }
 }
 
