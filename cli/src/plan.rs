@@ -161,6 +161,15 @@ pub struct Point {
 }
 
 impl Point {
+    /// The plan stands; what it yields is not known.
+    fn unknown_by(mut self, error: Error) -> Point {
+        if let Ok(planned) = &mut self.planned {
+            planned.notes.push(Note::Unknown);
+        }
+        self.unknown = Some(error);
+        self
+    }
+
     /// The link, where one was named.
     pub fn link(&self) -> Option<&str> {
         self.on.as_ref()?.link.as_deref()
@@ -325,7 +334,10 @@ fn priced(
     // A replayed trace counts at one ratio; of a search for the best batch the ratio is not known before.
     let Ok(frame) = &point.planned else { return Ok(point) };
     let setup = simulator.setup();
-    let misses = source.at(setup, frame.ratio, demand.query_rows)?;
+    let misses = match source.at(setup, frame.ratio, demand.query_rows) {
+        Err(error) if worth::is_unknown(&error) => return Ok(point.unknown_by(error)),
+        misses => misses?,
+    };
     let by_layer = misses.as_ref().or(setup.file().misses.as_ref()).and_then(steps::mean);
     let options = Options {
         misses: by_layer.or(misses),
@@ -339,8 +351,14 @@ fn priced(
             let of =
                 |priced: &Priced| (priced.planned.batch, priced.planned.ratio, priced.outcome.throughput);
             curve = worth.without.iter().chain(&worth.with).map(of).collect();
-            pays_from = Some(worth.pays_from);
-            worth.most().cloned()
+            let most = worth.most().cloned();
+            // Where the search ended early, batches that would pay may lie beyond.
+            let ended = |most: &Priced| most.planned.notes.contains(&Note::Unknown);
+            pays_from = match worth.pays_from {
+                None if most.as_ref().is_some_and(ended) => None,
+                known => Some(known),
+            };
+            most
         })
     } else {
         worth::price(demand, *accept, &options, simulator).map(Some)
@@ -351,12 +369,7 @@ fn priced(
             point.gain = Some(Gain { outcome, without, pays_from, curve });
         }
         Ok(None) => {}
-        Err(error) if worth::is_unknown(&error) => {
-            if let Ok(planned) = &mut point.planned {
-                planned.notes.push(Note::Unknown);
-            }
-            point.unknown = Some(error);
-        }
+        Err(error) if worth::is_unknown(&error) => return Ok(point.unknown_by(error)),
         Err(error) => return Err(error),
     }
     Ok(point)

@@ -227,7 +227,11 @@ fn line(point: &Point, priced: bool) -> Vec<String> {
                 None => String::new(),
             });
         }
-        None if priced => row.resize(PRICED.len() + 2, String::new()),
+        None if priced => {
+            row.extend([bytes(counted), bytes(part.host())]);
+            row.extend(["-", "-", "-", "-"].map(str::to_owned));
+            row.extend([planned.resident_batch.to_string(), "-".to_owned(), String::new()]);
+        }
         None => row.extend([
             bytes(part.index_keys),
             bytes(part.slots),

@@ -165,13 +165,20 @@ fn a_setup_with_a_model_of_its_own_is_planned_as_that() {
 #[test]
 fn a_point_that_is_not_known_leaves_the_others() {
     let known = "--setup ess --gpu 80GiB --mtp 2 --accept 1.7";
-    for contexts in ["32K,8K", "64K,8K"] {
-        let rows = plans(&format!("{known} --context {contexts}"));
-        assert!(rows[0].get("throughput").is_some() && rows[1].get("throughput").is_none(), "{contexts}");
-        assert!(rows[1]["bytes"].as_u64().unwrap() > 0 && rows[1]["fits"] == true);
-        assert!(rows[1]["unknown"].as_str().unwrap().contains("misses."), "{}", rows[1]["unknown"]);
-        assert!(rows[1]["notes"].to_string().contains("not known"), "{}", rows[1]["notes"]);
-    }
+    let rows = plans(&format!("{known} --context 32K,8K,1K"));
+    let yields: Vec<bool> = rows.iter().map(|row| row.get("throughput").is_some()).collect();
+    // Of 8K what fits whole is known, of 1K nothing.
+    assert_eq!(yields, [true, true, false]);
+    assert!(rows[1..].iter().all(|row| row["notes"].to_string().contains("not known")));
+    assert!(rows[2]["fits"] == true && rows[2]["bytes"].as_u64().unwrap() > 0);
+    assert!(rows[2]["unknown"].as_str().unwrap().contains("costs."), "{}", rows[2]["unknown"]);
+    assert!(rows[0].get("unknown").is_none());
+    assert!(rows[0].get("pays_from").is_some() && rows[1].get("pays_from").is_none());
+    let table = succeeds(&["plan", "--setup", "ess", "--gpu", "80GiB", "--context", "32K,8K,1K"]);
+    let line = table.lines().find(|line| line.trim_start().starts_with("1K")).unwrap();
+    assert!(line.contains("GiB") && line.contains("[u]") && !table.contains("never"), "{table}");
+    let rows = plans("--setup ess --gpu 80GiB --accept 2.8 --mtp 4 --context 32K,16K");
+    assert!(rows.len() == 2 && rows.iter().all(|row| row["fits"] == true));
 }
 
 #[test]
