@@ -9,6 +9,8 @@
 
 #[path = "overlap/engine.rs"]
 mod engine;
+#[path = "overlap/kernels.rs"]
+mod kernels;
 #[path = "overlap/reference.rs"]
 mod reference;
 #[path = "overlap/times.rs"]
@@ -207,6 +209,30 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
 }
 
 #[test]
+fn nothing_follows_an_abandoned_step_but_a_roll_back() {
+    for calls in [0, 7, 20] {
+        let device = HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
+        let mut decode = Decode::new(plain(), Arc::clone(&device) as Arc<dyn Device>, device);
+        decode.step(&[Overlap::Da]).unwrap();
+        let (refused, retired) = decode.behind_an_abandoned_step(calls, &[Overlap::Da; 4]);
+        assert_eq!((refused.kind(), refused.place()), (Kind::InvalidConfig, "a step of the sequence failed"));
+        assert_eq!(retired, [Kind::Cancelled; 2]);
+        decode.roll_back();
+        decode.step(&[Overlap::Da]).unwrap();
+        decode.check();
+    }
+}
+
+#[test]
+fn an_abandoned_step_ends_behind_all_that_was_enqueued_of_it() {
+    let memory = HostDevice::new(HostOptions::default());
+    let clock = ClockDevice::over(Arc::clone(&memory) as Arc<dyn Device>, ClockOptions::default()).unwrap();
+    let mut decode = Decode::new(plain(), Arc::clone(&clock) as Arc<dyn Device>, memory);
+    decode.step(&[Overlap::None]).unwrap();
+    assert!(decode.ends_behind_what_ran(&clock, &[Overlap::None; 4]));
+}
+
+#[test]
 fn passes_that_a_layer_has_not_are_refused() {
     let device = HostDevice::new(HostOptions::default());
     let mut decode = Decode::new(plain(), Arc::clone(&device) as Arc<dyn Device>, device);
@@ -312,4 +338,37 @@ fn what_an_order_hides_runs_beside_the_gather() {
     assert!(meets(dba["gather 0"], dba["I2"]) && meets(dba["gather 1"], dba["A0"]));
     let end = |times: &times::Times| times["rest"].1;
     assert!(end(&dba) < end(&da) && end(&da) < end(&none));
+}
+
+/// Three steps on the clock by a seed, the second without the waits of a range. Answers the second's waits.
+fn without(seed: u64, order: Overlap, left_out: std::ops::Range<u64>) -> std::ops::Range<u64> {
+    let memory = HostDevice::new(HostOptions::default());
+    let options = ClockOptions { seed: Some(seed), ..ClockOptions::default() };
+    let clock = ClockDevice::over(Arc::clone(&memory) as Arc<dyn Device>, options).unwrap();
+    clock.without_waits(left_out);
+    let setting = Setting { query_rows: 1, real: [1, 1], half: 0, ..plain() };
+    let setting = if order == Overlap::Dba { Setting { real: [2, 2], half: 1, ..setting } } else { setting };
+    let mut decode = Decode::new(setting, Arc::clone(&clock) as Arc<dyn Device>, memory);
+    decode.step(&[order]).unwrap();
+    let first = clock.waits();
+    decode.step(&[order]).unwrap();
+    let second = first..clock.waits();
+    decode.step(&[order]).unwrap();
+    second
+}
+
+#[test]
+fn control_each_wait_of_a_step_that_is_left_out_shows_for_some_seed() {
+    for (order, rows) in [(Overlap::Da, 1), (Overlap::Dba, 2)] {
+        let waits = without(0, order, 0..0);
+        // Prepare waits in the compute stream for what was recorded there: no edge, but for other streams.
+        let prepares = 2 * (1 + rows);
+        let edges = waits.start + prepares..waits.end;
+        assert!(edges.end - edges.start > 30, "{order:?}: {edges:?}");
+        for wait in edges {
+            let shows = (0..400)
+                .any(|seed| std::panic::catch_unwind(|| without(seed, order, wait..wait + 1)).is_err());
+            assert!(shows, "{order:?}: wait {} of {waits:?} is not missed", wait - waits.start);
+        }
+    }
 }

@@ -58,7 +58,7 @@ impl MissArguments {
                     .at(format!("{}: {error}", path.display()))
                     .hint("docs/setup-format.md says what the field misses holds")
             })?;
-            misses.check(setup.shape().layers).map_err(|error| output::within(error, path))?;
+            misses.check(setup.shape()).map_err(|error| output::within(error, path))?;
             return Ok(Source::File(misses));
         }
         let Some(path) = &self.trace else { return Ok(Source::Setup) };

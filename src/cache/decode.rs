@@ -232,6 +232,16 @@ impl Cache {
         for row in &slot.rows {
             self.record_ready(self.records[row.sequence as usize].holding.lane, stream)?;
         }
+        if step.abandoned {
+            // What it was to write is missing: nothing may be built on it. The next step of these sequences
+            // can only be prepared after this.
+            for row in &slot.rows {
+                let record = &mut self.records[row.sequence as usize];
+                if record.state == State::Running {
+                    record.state = State::Failed;
+                }
+            }
+        }
         self.ring.finish(step);
         Ok(())
     }

@@ -2,8 +2,8 @@
 //!
 //! **Abandoned steps.** While layers are enqueued their step counts as abandoned, and only a call that ends
 //! well takes that back: a callback that fails or panics leaves a step whose tokens are worth nothing. What was
-//! enqueued of it runs. [`Cache::finish`] orders its end behind all of that, its retirement fails, and its
-//! sequences, which belong to its micro-batch and so to no other step meanwhile, are rolled back or closed.
+//! enqueued of it runs. [`Cache::finish`] orders its end behind all of that and fails its sequences, which belong
+//! to its micro-batch and so to no other step meanwhile: they are rolled back or closed. Its retirement fails.
 
 use crate::cache::Cache;
 use crate::device::Stream;

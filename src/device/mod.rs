@@ -63,6 +63,17 @@ impl Slice {
         self.address
     }
 
+    /// Whether the two have bytes in common.
+    pub const fn overlaps(&self, other: &Slice) -> bool {
+        let (a, b) = (self.address, other.address);
+        self.device == other.device
+            && if a < b {
+                b - a < self.bytes && other.bytes > 0
+            } else {
+                a - b < other.bytes && self.bytes > 0
+            }
+    }
+
     /// The part of `bytes` bytes from `offset` on.
     ///
     /// # Errors
@@ -230,7 +241,8 @@ pub trait Device: Debug + Send + Sync {
     /// [`Kind::OutOfRange`].
     fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()>;
 
-    /// Runs `work` in the stream's order, on a thread of the device.
+    /// Runs `work` in the stream's order, on a thread of the device. Work that holds the device keeps it alive
+    /// until it has run: work that may never run holds it weakly.
     ///
     /// # Errors
     /// As [`Device::record`].

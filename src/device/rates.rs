@@ -31,6 +31,9 @@ pub struct RowRates {
     pub points: Vec<RowRate>,
 }
 
+/// So many times the speed of the last point may be that between the last two.
+const STEEPEST: f64 = 64.0;
+
 impl RowRates {
     /// The same speed for any number of rows of any size.
     pub fn flat(row_bytes: u32, bytes_per_s: f64) -> RowRates {
@@ -80,6 +83,19 @@ impl RowRates {
         }
         for (i, point) in self.points.iter().enumerate() {
             positive(point.bytes_per_s, || format!("{place}.points[{i}].bytes_per_s"))?;
+        }
+        // Two times that hardly differ make any speed of their difference.
+        if let [.., a, b] = self.points.as_slice() {
+            let time = |point: &RowRate| self.ns(f64::from(point.rows), self.row_bytes);
+            let rows = f64::from(b.rows - a.rows) / f64::from(b.rows);
+            if (time(b) - time(a)) * STEEPEST < rows * time(b) {
+                return Err(wrong(format!(
+                    "{place}.points: by the last two, {} more rows take {:.0} ns more of {:.0}; no speed follows",
+                    b.rows - a.rows,
+                    time(b) - time(a),
+                    time(b)
+                )));
+            }
         }
         Ok(())
     }
@@ -226,6 +242,16 @@ mod tests {
         let mut rates = Rates::preset("pcie5").unwrap();
         rates.gather.points[0].bytes_per_s = f64::NAN;
         assert!(rates.check().unwrap_err().to_string().contains("gather.points[0].bytes_per_s"));
+        let mut rates = Rates::preset("pcie5").unwrap();
+        // 64 and 128 rows in the same time, but for a hair; and in less.
+        for bytes_per_s in [1.999_999e9, 2e9, 3e9] {
+            let point = |rows, bytes_per_s| RowRate { rows, bytes_per_s };
+            rates.scatter.points = vec![point(64, 1e9), point(128, bytes_per_s)];
+            let text = rates.check().unwrap_err().to_string();
+            assert!(text.contains("scatter.points: by the last two"), "{text}");
+        }
+        rates.scatter.points[1].bytes_per_s = 1.9e9;
+        rates.check().unwrap();
         let rates = Rates { gather_sm: 1.5, ..Rates::preset("c2c").unwrap() };
         assert!(rates.check().unwrap_err().to_string().contains("gather_sm"));
     }

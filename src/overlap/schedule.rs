@@ -185,7 +185,7 @@ impl Run {
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for an order that needs index lists without them; [`Kind::OutOfRange`] for
-    /// buffers that are too short or another device's.
+    /// buffers that are too short, overlap, do not begin at a word, or are another device's.
     pub fn check(&self, device: &dyn Device, overlap: Overlap) -> Result<()> {
         if self.passes == 0 {
             return Err(refuse("passes of attention", 0));
@@ -194,26 +194,37 @@ impl Run {
             return Err(refuse("attention in parts needs index lists", self.passes));
         }
         let rows = u64::from(self.batch) * u64::from(self.query_rows);
-        let words = rows * u64::from(self.top_k);
-        let short = |place: &'static str, slice: Slice, words: u64| {
-            if slice.bytes() >= 4 * words && device.owns(&slice) {
-                return Ok(());
+        let entries = |rows: u64| rows.saturating_mul(u64::from(self.top_k));
+        let mut buffers = [("", self.selection, 0); 4];
+        buffers[0] = ("selection", self.selection, entries(rows));
+        buffers[1] = ("slots", self.slots, entries(rows));
+        let mut used = 2;
+        if let Some(Parts { lists, counts, batch }) = self.parts {
+            if batch < self.batch {
+                return Err(Error::new(Kind::OutOfRange, "overlap")
+                    .at("batch rows of the index lists")
+                    .with("rows", batch)
+                    .with("wanted", self.batch));
             }
-            let error = Error::new(Kind::OutOfRange, "overlap").at(place).with("bytes", slice.bytes());
-            Err(error.with("wanted", 4 * words))
-        };
-        short("selection", self.selection, words)?;
-        short("slots", self.slots, words)?;
-        let Some(Parts { lists, counts, batch }) = self.parts else { return Ok(()) };
-        if batch < self.batch {
-            return Err(Error::new(Kind::OutOfRange, "overlap")
-                .at("batch rows of the index lists")
-                .with("rows", batch)
-                .with("wanted", self.batch));
+            let rows = (1 + u64::from(self.passes))
+                .saturating_mul(u64::from(batch))
+                .saturating_mul(u64::from(self.query_rows));
+            buffers[2] = ("index lists", lists, entries(rows));
+            buffers[3] = ("counts of the index lists", counts, rows);
+            used = 4;
         }
-        let rows = (1 + u64::from(self.passes)) * u64::from(batch) * u64::from(self.query_rows);
-        short("index lists", lists, rows * u64::from(self.top_k))?;
-        short("counts of the index lists", counts, rows)
+        for (index, (place, slice, words)) in buffers[..used].iter().enumerate() {
+            let bytes = words.saturating_mul(4);
+            let apart = buffers[..index].iter().all(|(_, other, _)| !slice.overlaps(other));
+            if slice.bytes() < bytes || !device.owns(slice) || !slice.address().is_multiple_of(4) || !apart {
+                return Err(Error::new(Kind::OutOfRange, "overlap")
+                    .at(*place)
+                    .with("bytes", slice.bytes())
+                    .with("wanted", bytes)
+                    .hint("give each buffer words of its own, enough of them, of this device"));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -254,7 +265,8 @@ impl Schedule {
         let joined = [
             edge(device, self.resolved, streams.resolve, to),
             edge(device, self.gathered, streams.gather, to),
-            self.join(device, streams, to),
+            edge(device, self.scattered, streams.scatter, to),
+            edge(device, self.attended, streams.compute, to),
         ];
         joined.into_iter().collect()
     }

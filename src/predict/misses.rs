@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{finite, outside, positive, wrong};
 use crate::error::Result;
+use crate::geometry::Shape;
 
 /// Means by ratio and context.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,9 +53,7 @@ pub struct Curve {
     pub query_rows_power: f64,
     /// The means.
     pub mean: Mean,
-    /// By ascending context; between two of them the logarithm of the context interpolates. All layers alike
-    /// when empty.
-    #[serde(default)]
+    /// By ascending context, one or more; between two of them the logarithm of the context interpolates.
     pub layers: Vec<LayerShape>,
 }
 
@@ -110,13 +109,20 @@ pub struct Place {
 /// How far beyond a measured context another is taken for it.
 const CONTEXT_BEYOND: f64 = 2.0;
 
-fn of_layers(rows: &[f64], layers: u32, place: &str) -> Result<()> {
+fn of_layers(rows: &[f64], layers: u32, most: f64, place: &str) -> Result<()> {
     if rows.len() != layers as usize {
         return Err(wrong(format!("{place}: not one number for each layer of the model"))
             .with("numbers", rows.len() as u64)
             .with("layers", layers));
     }
-    rows.iter().enumerate().try_for_each(|(i, rows)| finite(*rows, || format!("{place}[{i}]")))
+    rows.iter().enumerate().try_for_each(|(i, rows)| {
+        finite(*rows, || format!("{place}[{i}]"))?;
+        // A mean may be that in decimal digits.
+        match *rows <= most * (1.0 + 1e-6) {
+            true => Ok(()),
+            false => Err(wrong(format!("{place}[{i}]: {rows}, a request selects {most} at most"))),
+        }
+    })
 }
 
 fn query_rows(rows: f64, power: f64, kind: &str) -> Result<()> {
@@ -128,16 +134,18 @@ fn query_rows(rows: f64, power: f64, kind: &str) -> Result<()> {
 }
 
 impl Misses {
-    /// Whether the numbers are whole and of `layers` layers.
+    /// Whether the numbers are whole and of the model's layers. A table and steps hold no more rows than a
+    /// request selects, top-k times query rows; what a curve says beyond that is taken for that.
     ///
     /// # Errors
     /// [`crate::Kind::InvalidConfig`] names the field.
-    pub fn check(&self, layers: u32) -> Result<()> {
+    pub fn check(&self, shape: &Shape) -> Result<()> {
+        let (layers, top_k) = (shape.layers, f64::from(shape.top_k));
         match self {
             Misses::Curve(curve) => curve.check(layers),
             Misses::Table(table) => {
                 query_rows(table.query_rows, table.query_rows_power, "table")?;
-                of_layers(&table.rows, layers, "misses.table.rows")
+                of_layers(&table.rows, layers, top_k * table.query_rows, "misses.table.rows")
             }
             Misses::Steps(steps) => {
                 query_rows(steps.query_rows, steps.query_rows_power, "steps")?;
@@ -145,8 +153,9 @@ impl Misses {
                     return Err(wrong("misses.steps.rows: no steps"));
                 }
                 let all = steps.rows.iter().enumerate();
+                let most = top_k * steps.query_rows;
                 all.into_iter()
-                    .try_for_each(|(i, r)| of_layers(r, layers, &format!("misses.steps.rows[{i}]")))
+                    .try_for_each(|(i, r)| of_layers(r, layers, most, &format!("misses.steps.rows[{i}]")))
             }
         }
     }
@@ -271,7 +280,7 @@ impl Curve {
         for (i, shape) in self.layers.iter().enumerate() {
             let place = format!("misses.curve.layers[{i}]");
             positive(shape.context, || format!("{place}.context"))?;
-            of_layers(&shape.rows, layers, &format!("{place}.rows"))?;
+            of_layers(&shape.rows, layers, f64::INFINITY, &format!("{place}.rows"))?;
             positive(shape.rows.iter().sum(), || format!("{place}.rows: their sum"))?;
         }
         match self.layers.is_empty() {
@@ -360,6 +369,10 @@ mod tests {
         }
     }
 
+    fn shape(layers: u32) -> Shape {
+        Shape { layers, ..Shape::DEEPSEEK_V3_2 }
+    }
+
     fn place(context: u32, ratio: f64, query_rows: u32) -> Place {
         Place { context, ratio, query_rows, step: 0 }
     }
@@ -367,7 +380,7 @@ mod tests {
     #[test]
     fn a_curve_is_exact_at_its_points_and_logarithmic_between() {
         let misses = Misses::Curve(curve());
-        misses.check(2).unwrap();
+        misses.check(&shape(2)).unwrap();
         let mean = |context, ratio, q| misses.mean(&place(context, ratio, q)).unwrap();
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9 * b.max(1.0), "{a} {b}");
         near(mean(1000, 0.1, 2), 400.0);
@@ -403,7 +416,7 @@ mod tests {
     #[test]
     fn another_models_layers_take_those_at_their_depth() {
         let spread = Misses::Curve(curve()).spread(4);
-        spread.check(4).unwrap();
+        spread.check(&shape(4)).unwrap();
         assert_eq!(spread.by_layer(&place(1000, 0.3, 2)).unwrap().map_round(), [50.0, 50.0, 150.0, 150.0]);
         let table =
             Misses::Table(Table { query_rows: 1.0, query_rows_power: 1.0, rows: vec![5.0, 7.0, 9.0] });
@@ -413,12 +426,12 @@ mod tests {
     #[test]
     fn tables_and_steps_are_taken_as_they_are() {
         let table = Misses::Table(Table { query_rows: 1.0, query_rows_power: 1.0, rows: vec![5.0, 7.0] });
-        table.check(2).unwrap();
+        table.check(&shape(2)).unwrap();
         assert_eq!(table.by_layer(&place(9, 0.5, 2)).unwrap(), [10.0, 14.0]);
         assert_eq!(table.share(4), 0.25);
         let rows = vec![vec![1.0, 2.0], vec![3.0, 4.0]];
         let steps = Misses::Steps(Steps { query_rows: 2.0, query_rows_power: 1.0, rows });
-        steps.check(2).unwrap();
+        steps.check(&shape(2)).unwrap();
         let at = |step| steps.by_layer(&Place { step, ..place(9, 0.5, 2) }).unwrap();
         assert_eq!((at(1), at(2)), (vec![3.0, 4.0], vec![1.0, 2.0]));
     }
@@ -426,7 +439,7 @@ mod tests {
     #[test]
     fn what_the_curve_does_not_reach_and_holes_are_named() {
         let refused = |misses: Misses, context, ratio, words: &str| {
-            let checked = misses.check(2).and_then(|()| misses.mean(&place(context, ratio, 2)));
+            let checked = misses.check(&shape(2)).and_then(|()| misses.mean(&place(context, ratio, 2)));
             let text = checked.unwrap_err().to_string();
             assert!(text.contains(words), "{text}");
         };
@@ -443,6 +456,12 @@ mod tests {
         refused(with(|c| c.layers[1].rows[1] = -1.0), 1000, 0.5, "misses.curve.layers[1].rows[1]");
         refused(with(|c| _ = c.layers[1].rows.pop()), 1000, 0.5, "misses.curve.layers[1].rows");
         refused(with(|c| c.query_rows_power = 1.5), 1000, 0.5, "misses.curve.query_rows_power");
+        let rows = vec![1.0, 4097.0];
+        let table = Misses::Table(Table { query_rows: 2.0, query_rows_power: 1.0, rows: rows.clone() });
+        refused(table, 9, 0.5, "misses.table.rows[1]: 4097, a request selects 4096 at most");
+        let steps = Misses::Steps(Steps { query_rows: 2.0, query_rows_power: 1.0, rows: vec![rows] });
+        refused(steps, 9, 0.5, "misses.steps.rows[0][1]");
+        refused(with(|c| c.layers.clear()), 1000, 0.5, "misses.curve.layers");
         refused(with(|c| c.mean.ratio[2] = 1.0), 1000, 0.5, "misses.curve.mean.ratio");
         refused(
             Misses::Steps(Steps { query_rows: 1.0, query_rows_power: 1.0, rows: vec![] }),

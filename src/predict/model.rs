@@ -231,7 +231,8 @@ impl Gpu {
 pub struct Deployment {
     /// GPUs that the experts are divided over.
     pub gpus: u32,
-    /// GPUs of one node.
+    /// GPUs of one node: tokens for the others' experts cross the network. Throughput is told of 8 GPUs, whatever
+    /// stands here.
     pub node_gpus: u32,
     /// A GPU's network bandwidth, 10^9 bytes a second.
     pub network_gb_s: f64,

@@ -15,6 +15,8 @@ pub struct Roofline {
     pub dims: Dims,
     /// Bytes of an index key.
     pub index_key_bytes: f64,
+    /// Bytes of a row that attention reads.
+    pub row_bytes: f64,
     /// The GPU.
     pub gpu: Gpu,
     /// Its neighbours.
@@ -45,7 +47,10 @@ impl Roofline {
                 let keys = load.rows * load.context * self.index_key_bytes;
                 // The scores are written once and read once by the top-k.
                 let bytes = keys + 2.0 * scores * F32;
-                self.longer(2.0 * scores * index / fp8, bytes / memory, 2.0)
+                // Keys of two bytes a value are multiplied in BF16.
+                let bf16 = self.index_key_bytes >= BF16 * of(d.index_dim);
+                let peak = if bf16 { 0.5 * fp8 } else { fp8 };
+                self.longer(2.0 * scores * index / peak, bytes / memory, 2.0)
             }
             Term::Prepare => {
                 let (up, absorb) = (
@@ -58,7 +63,8 @@ impl Roofline {
             Term::Attend => {
                 let pairs = tokens * of(d.heads) * load.width;
                 let work = 2.0 * pairs * (2.0 * of(d.kv_lora) + of(d.rope));
-                let bytes = tokens * load.width * (of(d.kv_lora) * FP8 + of(d.rope) * BF16 + 16.0);
+                let bytes = tokens * load.width * self.row_bytes;
+                // Rows of other types are made BF16 first.
                 let peak = self.gpu.bf16_tflops * 1e6 * self.gpu.attention_share;
                 self.longer(work / peak, bytes / memory, 2.0)
             }
@@ -109,5 +115,35 @@ impl Roofline {
 
     fn longer(&self, work: f64, bytes: f64, kernels: f64) -> f64 {
         work.max(bytes) + kernels * self.gpu.kernel_us
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::Shape;
+    use crate::predict::setup::{File, Setup};
+
+    /// The built-in machine with another cache, and so few heads that attention is bound by its rows.
+    fn roofline(shape: Shape, index_key_bytes: f64) -> Roofline {
+        let ess = Setup::named("ess").unwrap().unwrap();
+        let mut file: File = ess.file().clone();
+        let presets = Shape::PRESETS.iter();
+        file.model.preset = presets.clone().find(|(_, of)| *of == shape).map(|(name, _)| (*name).to_owned());
+        file.model.dims = Some(Dims { heads: 4, ..*ess.dims() });
+        Roofline { index_key_bytes, ..Setup::new(file).unwrap().roofline().clone() }
+    }
+
+    #[test]
+    fn attention_reads_the_shapes_rows_and_the_indexer_its_keys() {
+        let load = Load { rows: 64.0, query_rows: 4.0, context: 32768.0, width: 2048.0 };
+        let kernels = 2.0 * roofline(Shape::DEEPSEEK_V3_2, 132.0).gpu.kernel_us;
+        let us = |term, shape, key| roofline(shape, key).us(term, &load) - kernels;
+        let rows = |shape| us(Term::Attend, shape, 132.0);
+        let fp8 = rows(Shape::DEEPSEEK_V3_2);
+        assert!((rows(Shape::DEEPSEEK_V3_2_BF16) / fp8 - 1152.0 / 656.0).abs() < 1e-9);
+        assert!((rows(Shape::DEEPSEEK_V3_2_INT8) / fp8 - 640.0 / 656.0).abs() < 1e-9);
+        let keys = |bytes| us(Term::Index, Shape::DEEPSEEK_V3_2, bytes);
+        assert!((keys(256.0) / keys(132.0) - 2.0).abs() < 1e-9, "{} {}", keys(256.0), keys(132.0));
     }
 }

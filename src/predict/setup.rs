@@ -329,11 +329,12 @@ impl Setup {
             }
         }
         if let Some(misses) = &file.misses {
-            misses.check(shape.layers)?;
+            misses.check(&shape)?;
         }
         let roofline = Roofline {
             dims,
             index_key_bytes: f64::from(shape.index_key_bytes),
+            row_bytes: shape.runs.into_iter().map(f64::from).sum(),
             gpu: file.gpu.clone(),
             deployment: file.deployment.clone(),
         };

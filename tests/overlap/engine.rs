@@ -16,14 +16,13 @@ use forebay::{
     Result, Row, Sequence, Shape, Slots, Step, WarmUp,
 };
 
+use crate::kernels::{K, ROW, attend, merge};
 use crate::reference::{Token, WIDTH, attention, chance, query};
 
 pub const LAYERS: u32 = 3;
 pub const DRAFT_LAYERS: u32 = 1;
-const K: usize = 16;
 const BATCH: u32 = 3;
 const PROMPT: u32 = 150;
-const ROW: u64 = 4 * WIDTH as u64;
 
 /// What a run varies.
 #[derive(Clone, Debug, Default)]
@@ -131,10 +130,6 @@ fn config(setting: &Setting) -> Config {
     }
 }
 
-fn floats(bytes: &[u8]) -> [f32; WIDTH] {
-    std::array::from_fn(|i| f32::from_le_bytes([0, 1, 2, 3].map(|b| bytes[4 * i + b])))
-}
-
 fn bytes(row: &[f32; WIDTH]) -> Vec<u8> {
     row.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
@@ -236,7 +231,25 @@ impl Decode {
         let found = std::mem::take(&mut *self.found.lock().unwrap());
         enqueued?;
         self.compare(&expected, &found);
+        self.compare_stored();
         self.cache.validate()
+    }
+
+    /// The step's new rows stand in the total pool.
+    fn compare_stored(&self) {
+        let drafts = self.setting.drafts.min(self.width);
+        for sequence in self.sequences.iter().flatten() {
+            for layer in 0..LAYERS + DRAFT_LAYERS {
+                let written = if layer < LAYERS { sequence.rows } else { sequence.rows.min(drafts) };
+                for position in sequence.length..sequence.length + written {
+                    let mut stored = [0; ROW as usize];
+                    self.cache.read_row(sequence.handle, Layer(layer), position, &mut stored).unwrap();
+                    let (position, version) = (position.into(), self.number);
+                    let token = Token { sequence: sequence.id, layer: layer.into(), position, version };
+                    assert_eq!(stored[..], bytes(&token.row()), "{token:?}");
+                }
+            }
+        }
     }
 
     /// Enqueues the layers of prepared steps, with what they share changed, and leaves it at that.
@@ -264,6 +277,50 @@ impl Decode {
     pub fn one_layer(&mut self, steps: &mut [Step], (layer, pass): (u32, Option<u32>)) -> Result<()> {
         let layers = self.layers(steps);
         self.enqueue(steps, &layers, What::Layer(Layer(layer), pass), &mut BTreeMap::new())
+    }
+
+    /// A step that is abandoned at the engine's call number `calls`, finished and not yet retired: what the next
+    /// prepare answers, and the retirements.
+    pub fn behind_an_abandoned_step(&mut self, calls: u32, orders: &[Overlap]) -> (Error, [Kind; 2]) {
+        let mut steps = self.prepare();
+        self.fail_after(calls, Fault::Refuses);
+        let layers = self.layers(&steps);
+        self.enqueue(&mut steps, &layers, What::Step(orders), &mut BTreeMap::new()).unwrap_err();
+        let micros = self.micro.clone();
+        for (step, micro) in steps.iter_mut().zip(&micros) {
+            self.cache.finish(step, micro.layers.streams.compute).unwrap();
+            self.device.record(micro.ended, micro.layers.streams.compute).unwrap();
+        }
+        let first = &self.sequences[0][0];
+        let row = Row { sequence: first.handle, accepted: Accepted::Rows(first.landed), query_rows: 1 };
+        let compute = micros[0].layers.streams.compute;
+        let refused = self.cache.prepare(MicroBatch(0), self.width, &[row], None, compute).unwrap_err();
+        let mut kinds = steps.into_iter().zip(&micros).map(|(step, micro)| {
+            self.device.synchronize(micro.ended).unwrap();
+            self.cache.retire(step, micro.layers.streams.compute).unwrap_err().error.kind()
+        });
+        let kinds = [kinds.next().unwrap(), kinds.next().unwrap()];
+        (refused, kinds)
+    }
+
+    /// A step of which the scatter stream is none of the device's, finished on another stream while its compute
+    /// streams are held: whether it ends only behind them.
+    pub fn ends_behind_what_ran(&mut self, clock: &ClockDevice, orders: &[Overlap]) -> bool {
+        let other = self.device.stream().unwrap();
+        let mut steps = self.prepare();
+        self.micro.iter().for_each(|m| clock.hold(m.layers.streams.compute).unwrap());
+        let strange = |layers: &mut Layers| layers.streams.scatter = Stream(9999);
+        self.enqueue_only(&mut steps, orders, &strange).unwrap_err();
+        let mut held = true;
+        for (mut step, micro) in steps.into_iter().zip(self.micro.clone()) {
+            self.cache.finish(&mut step, other).unwrap();
+            self.device.record(micro.ended, other).unwrap();
+            (0..1000).for_each(|_| held &= !self.device.query(micro.ended).unwrap());
+            clock.let_go(micro.layers.streams.compute).unwrap();
+            self.device.synchronize(micro.ended).unwrap();
+            assert_eq!(self.cache.retire(step, other).unwrap_err().error.kind(), Kind::Cancelled);
+        }
+        held
     }
 
     /// Enqueues a step while its scatter streams are held, finishes it, and looks whether it has ended before
@@ -408,6 +465,7 @@ impl Decode {
     /// Cuts every sequence to what it had accepted.
     pub fn roll_back(&mut self) {
         (self.fail, self.stray) = (None, None);
+        *self.found.lock().unwrap() = Found::default();
         for (sequences, micro) in self.sequences.iter_mut().zip(&self.micro) {
             for sequence in sequences {
                 let compute = micro.layers.streams.compute;
@@ -598,52 +656,6 @@ impl Callbacks<'_> {
             }
         })
     }
-}
-
-/// One part of attention as a kernel has it: valid entries, natural log-sum-exp, output.
-fn attend(
-    memory: &HostDevice,
-    slab: Slice,
-    (list, count): (Slice, Option<Slice>),
-    asked: &[f32; WIDTH],
-) -> (u32, f32, [f32; WIDTH]) {
-    let word = |slice: Slice| {
-        let mut word = [0; 4];
-        memory.read(slice, &mut word).unwrap();
-        i32::from_le_bytes(word)
-    };
-    let slots: Vec<i32> = (0..K as u64).map(|i| word(list.part(4 * i, 4).unwrap())).collect();
-    let valid = slots.iter().filter(|slot| **slot >= 0).count() as u32;
-    if let Some(count) = count {
-        assert_eq!(word(count) as u32, valid, "the count is the list's");
-        assert!(slots[..valid as usize].iter().all(|slot| *slot >= 0), "valid entries come first: {slots:?}");
-    }
-    let mut rows = Vec::new();
-    for slot in slots.iter().filter(|slot| **slot >= 0) {
-        let mut row = [0; ROW as usize];
-        memory.read(slab.part(*slot as u64 * ROW, ROW).unwrap(), &mut row).unwrap();
-        rows.push(floats(&row));
-    }
-    if rows.is_empty() {
-        return (0, f32::INFINITY, [f32::NAN; WIDTH]);
-    }
-    let score = |row: &[f32; WIDTH]| row.iter().zip(asked).map(|(k, q)| k * q).sum::<f32>();
-    let most = rows.iter().map(score).fold(f32::NEG_INFINITY, f32::max);
-    let weights: Vec<f32> = rows.iter().map(|row| (score(row) - most).exp()).collect();
-    let sum: f32 = weights.iter().sum();
-    let out =
-        std::array::from_fn(|i| rows.iter().zip(&weights).map(|(row, w)| row[i] * w).sum::<f32>() / sum);
-    (valid, most + sum.ln(), out)
-}
-
-/// M: parts weigh by their log-sum-exp; one without a valid entry does not count.
-fn merge(parts: &[(u32, f32, [f32; WIDTH])]) -> Option<[f32; WIDTH]> {
-    let valid: Vec<_> = parts.iter().filter(|(count, ..)| *count > 0).collect();
-    let most = valid.iter().map(|(_, lse, _)| *lse).fold(f32::NEG_INFINITY, f32::max);
-    let sum: f32 = valid.iter().map(|(_, lse, _)| (lse - most).exp()).sum();
-    (!valid.is_empty()).then(|| {
-        std::array::from_fn(|i| valid.iter().map(|(_, lse, out)| out[i] * (lse - most).exp() / sum).sum())
-    })
 }
 
 impl Engine for Callbacks<'_> {

@@ -108,6 +108,7 @@ fn a_point_that_makes_no_sense_is_refused_by_its_field() {
         (Point { mtp: 0, ..POINT }, "mtp"),
         (Point { accept: 2.5, ..POINT }, "accept: 2.5"),
         (Point { accept: 0.0, ..POINT }, "accept: 0"),
+        (Point { accept: 0.99, ..POINT }, "accept: 0.99 is not from 1 to mtp"),
         (Point { accept: f64::NAN, ..POINT }, "accept: NaN"),
         (Point { ratio: 0.0, ..POINT }, "ratio: 0"),
         (Point { ratio: f64::NAN, ..POINT }, "ratio: NaN"),

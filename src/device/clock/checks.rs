@@ -110,7 +110,7 @@ impl Extents {
 
     /// What a call uses of `lists` index lists and their counts.
     fn parts(&self, part: &Part, parts: &Parts, lists: u64) -> Result<[Option<Slice>; 2]> {
-        if parts.batch < part.first + part.count || parts.batch > self.batch {
+        if parts.batch < part.first + part.count {
             return Err(bad("batch rows of the parts", parts.batch));
         }
         if !(parts.lists.address() | parts.counts.address()).is_multiple_of(4) {

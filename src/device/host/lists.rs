@@ -1,4 +1,7 @@
 //! What a resolve leaves for attention and for the gather: index lists, and lists of rows to fetch.
+//!
+//! A resolve holds its micro-batch's record, its layer's tables, and one row's list after the other; a gather
+//! holds one row's list at a time and nothing else, and lets go of it before it blames.
 
 use crate::device::block::{self, Cause, Sticky};
 use crate::device::host::pools::{Copies, HostPools, Record, bad, check_words};
@@ -77,7 +80,7 @@ impl HostPools {
         for (index, slice) in slices.iter().enumerate() {
             let Some(slice) = slice else { break };
             check_device(slice, tag)?;
-            if slices[..index].iter().flatten().any(|other| overlap(slice, other)) {
+            if slices[..index].iter().flatten().any(|other| slice.overlaps(other)) {
                 return Err(bad("selection and slots overlap", slice.bytes()));
             }
         }
@@ -87,15 +90,16 @@ impl HostPools {
     /// The part of index lists and counts that a call uses.
     fn check_parts(&self, part: &Part, parts: Parts) -> Result<[Option<Slice>; 2]> {
         let Parts { lists, counts, batch } = parts;
-        if batch < part.first + part.count || batch > self.plan.batch {
+        if batch < part.first + part.count {
             return Err(bad("batch rows of the parts", batch));
         }
-        let rows = self.lists_of(part) * u64::from(batch) * u64::from(part.rows.count);
+        let rows = self.lists_of(part).saturating_mul(u64::from(batch) * u64::from(part.rows.count));
         let k = u64::from(self.plan.geometry.shape().top_k);
         if !(lists.address() | counts.address()).is_multiple_of(4) {
             return Err(bad("address of the parts", lists.address()));
         }
-        Ok([Some(lists.part(0, 4 * rows * k)?), Some(counts.part(0, 4 * rows)?)])
+        let bytes = rows.saturating_mul(4);
+        Ok([Some(lists.part(0, bytes.saturating_mul(k))?), Some(counts.part(0, bytes)?)])
     }
 
     /// Index lists of attention in parts.
@@ -210,11 +214,6 @@ impl HostPools {
         copies.flush();
         Ok(())
     }
-}
-
-fn overlap(a: &Slice, b: &Slice) -> bool {
-    let (from, to) = (a.address().max(b.address()), a.address() + a.bytes());
-    from < to.min(b.address() + b.bytes())
 }
 
 /// The index lists of a step's rows, see [`Parts`].

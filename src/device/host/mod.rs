@@ -309,7 +309,8 @@ impl Drop for HostDevice {
             queue.close();
         }
         for stream in streams.drain(..) {
-            if let Some(thread) = stream.thread {
+            // Work that held the device drops it on its own stream, which ends by itself behind it.
+            if let Some(thread) = stream.thread.filter(|t| t.thread().id() != thread::current().id()) {
                 // A stream whose work panicked has already failed the device; nothing is left to do.
                 let _ = thread.join();
             }
@@ -454,11 +455,14 @@ impl Device for HostDevice {
     }
 
     fn join(&self, pools: Pools, stream: Stream, join: Join<'_>) -> Result<()> {
+        // What is refused leaves what was staged before as it is.
+        self.queue_of(stream)?;
         self.pool(pools)?.stage_join(&join)?;
         self.enqueue_pool(pools, stream, PoolOp::Join(join.lane))
     }
 
     fn truncate(&self, pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()> {
+        self.queue_of(stream)?;
         self.pool(pools)?.stage_pages(cut.lane, cut.pages)?;
         let op = PoolOp::Truncate { lane: cut.lane, settle: cut.settle, length: cut.length };
         self.enqueue_pool(pools, stream, op)

@@ -114,10 +114,11 @@ pub struct Outcome {
     pub step_ms: f64,
     /// Milliseconds beyond the same step without misses in the order none.
     pub exposed_ms: f64,
-    /// Of these the milliseconds in which nothing computes; the others are what attention in parts costs more.
+    /// Of these the milliseconds that are not works of the engine at their full speed: waits for rows, and, where
+    /// a gather takes SMs, what works run slower beside it. The others are what attention in parts costs more.
     pub wait_ms: f64,
-    /// By layer, draft layers last, the exposed microseconds; 0 or below where an order hides more than the
-    /// order none would without misses.
+    /// By layer, draft layers last where they have a pass, the exposed microseconds; 0 or below where an order
+    /// hides more than the order none would without misses.
     pub exposed_us: Vec<f64>,
     /// By layer the rows that a request misses.
     pub misses: Vec<f64>,
@@ -135,7 +136,8 @@ pub struct Outcome {
     pub spans: Vec<Span>,
 }
 
-/// GPUs of a node, for [`Outcome::throughput`].
+/// GPUs of a node, for [`Outcome::throughput`]: throughputs of all setups are told alike. A setup's
+/// `deployment.node_gpus` concerns the exchange.
 pub const NODE_GPUS: f64 = 8.0;
 
 /// The most requests and query rows of a simulated step.
@@ -167,8 +169,8 @@ impl Point {
         if self.mtp == 0 || self.mtp > MTP_MAX {
             return Err(bad("mtp").with("query_rows", self.mtp).with("most", MTP_MAX));
         }
-        if !(self.accept.is_finite() && self.accept > 0.0 && self.accept <= f64::from(self.mtp)) {
-            return Err(bad(format!("accept: {} is not above 0 and at most mtp", self.accept)));
+        if !(1.0..=f64::from(self.mtp)).contains(&self.accept) {
+            return Err(bad(format!("accept: {} is not from 1 to mtp", self.accept)));
         }
         if !(self.ratio.is_finite() && self.ratio > 0.0) {
             return Err(bad(format!("ratio: {} is not above 0", self.ratio)));
@@ -295,14 +297,14 @@ impl Simulator {
         let mean = rows.iter().sum::<f64>() / rows.len().max(1) as f64;
         rows.iter_mut().for_each(|rows| *rows = rows.min(most));
         let draft = (mean * share).min(shape.top_k.into());
-        rows.resize(rows.len() + shape.draft_layers as usize, draft);
+        rows.resize(self.layers(&batch), draft);
         Ok((batch, Missing { rows, share }))
     }
 
     fn misses<'a>(&'a self, options: &'a Options) -> Result<&'a Misses> {
         match &options.misses {
             Some(misses) => {
-                misses.check(self.setup.shape().layers)?;
+                misses.check(self.setup.shape())?;
                 Ok(misses)
             }
             None => self.setup.misses(),
@@ -326,21 +328,31 @@ impl Simulator {
         }
     }
 
+    /// Layers that run: draft layers only where there is something to draft.
+    fn layers(&self, batch: &Batch) -> usize {
+        let shape = self.setup.shape();
+        (shape.layers + if world::passes(batch) > 0 { shape.draft_layers } else { 0 }) as usize
+    }
+
     fn baseline(&mut self, batch: &Batch) -> Result<Times> {
         if let Some(known) = self.baselines.get(batch) {
             return Ok(known.clone());
         }
-        let layers = self.setup.shape().layers + self.setup.shape().draft_layers;
-        let (rows, orders) = (vec![0.0; layers as usize], vec![Overlap::None; layers as usize]);
+        let layers = self.layers(batch);
+        let (rows, orders) = (vec![0.0; layers], vec![Overlap::None; layers]);
         let times = World::new(&self.setup, batch, false)?.step(&self.setup, &rows, 1.0, &orders)?;
         self.baselines.insert(*batch, times.clone());
         Ok(times)
     }
 
     fn orders(&mut self, batch: &Batch, misses: &Missing, options: &Options) -> Result<Vec<Overlap>> {
+        // A table may be of draft layers too that have no pass at this point.
+        let all = (self.setup.shape().layers + self.setup.shape().draft_layers) as usize;
         match &options.order {
             Order::All(order) => Ok(vec![*order; misses.rows.len()]),
-            Order::Table(table) if table.len() == misses.rows.len() => Ok(table.clone()),
+            Order::Table(table) if table.len() == misses.rows.len() || table.len() == all => {
+                Ok(table.iter().copied().take(misses.rows.len()).collect())
+            }
             Order::Table(table) => {
                 Err(bad("order: not one for each layer").with("orders", table.len() as u64))
             }

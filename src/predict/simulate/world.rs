@@ -109,7 +109,10 @@ impl World {
         World::build(setup, batch, Shape { layers, draft_layers: 0, ..*setup.shape() }, false)
     }
 
-    fn build(setup: &Setup, batch: &Batch, shape: Shape, record: bool) -> Result<World> {
+    fn build(setup: &Setup, batch: &Batch, mut shape: Shape, record: bool) -> Result<World> {
+        if passes(batch) == 0 {
+            shape.draft_layers = 0;
+        }
         let device =
             ClockDevice::new(ClockOptions { costs: costs(setup), record, ..ClockOptions::default() })?;
         let micro_batches = batch.micro_batches();
