@@ -12,7 +12,8 @@ use crate::{json, output};
 
 const AFTER_HELP: &str = "\
 docs/setup-format.md describes measurements and setups. What was measured work by work is kept; the rest is fitted to
-whole steps and to what overlap costs. --rates takes the rates that `forebay doctor` has measured here.";
+whole steps and to what overlap costs. --rates takes rates that were measured here: a JSON object with the fields of a
+setup's link.rates, alone or as the field rates of an object.";
 
 /// The arguments of `forebay fit`.
 #[derive(clap::Args)]
@@ -24,7 +25,7 @@ pub struct Arguments {
     /// Writes the setup, whole or not at all; `-` is standard output, without the tables.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Rates of the link, instead of the measurements' own: doctor's JSON, or its field `rates` alone.
+    /// Rates of the link, instead of the measurements' own: JSON as a setup's link.rates, alone or as a field rates.
     #[arg(long, value_name = "FILE")]
     rates: Option<PathBuf>,
     /// Writes what was found and the residuals as JSON; `-` is standard output, without the tables.
@@ -75,12 +76,13 @@ fn errors(fitted: &Fitted) -> (f64, f64) {
     (mean, sizes.into_iter().fold(0.0, f64::max))
 }
 
-/// The link's rates: of doctor's list, of one entry, or alone.
+/// The link's rates: alone, as the field of an object, or of the first object of a list that has it, as the planned
+/// `forebay doctor` will write them.
 fn rates(path: &Path) -> Result<Rates> {
     let bad = |what: String| {
         Error::new(Kind::BadFormat, "read rates")
             .at(format!("{}: {what}", path.display()))
-            .hint("pass the JSON of forebay doctor, or its field rates")
+            .hint("pass rates as a setup's link.rates has them, alone or as a field rates")
     };
     let text = output::read_text(path)?;
     let mut value: serde_json::Value = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;

@@ -30,6 +30,7 @@ mod simulate;
 mod simulate_report;
 mod sizes;
 mod split;
+mod steps;
 mod study;
 mod threads;
 mod timeline;

@@ -92,21 +92,22 @@ impl Source {
         matches!(self, Source::Trace(_))
     }
 
-    /// What a reader should know about them.
-    pub fn note(&self, setup: &Setup) -> Option<String> {
+    /// What a reader should know about them, where `contexts` are asked for.
+    pub fn note(&self, setup: &Setup, mut contexts: impl Iterator<Item = u32>) -> Option<String> {
         let Source::Trace(traced) = self else { return None };
         let (header, shape) = (traced.trace.header(), setup.shape());
-        let same = header.layers == shape.layers && header.k == shape.top_k;
-        (!same).then(|| {
-            format!(
-                "Misses of {}: {} layers, k {}, spread over {} layers by depth and not scaled to k {}.",
-                output::harmless(&traced.path.display().to_string()),
-                header.layers,
-                header.k,
-                shape.layers,
-                shape.top_k
-            )
-        })
+        let mut differ = Vec::new();
+        if header.layers != shape.layers {
+            differ.push(format!("{} layers, spread over {} by depth", header.layers, shape.layers));
+        }
+        if header.k != shape.top_k {
+            differ.push(format!("k {}, not scaled to k {}", header.k, shape.top_k));
+        }
+        if contexts.any(|context| context != header.decode_start) {
+            differ.push(format!("{} tokens of context, not scaled to another", header.decode_start));
+        }
+        let path = output::harmless(&traced.path.display().to_string());
+        (!differ.is_empty()).then(|| format!("Misses of {path}: {}.", differ.join("; ")))
     }
 }
 

@@ -7,15 +7,15 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use forebay::predict::plan::{self, Batch, Demand, FEW_SLOTS, Note, Planned, Ratio};
-use forebay::predict::setup::Setup;
+use forebay::predict::setup::{Costs, Setup};
 use forebay::predict::simulate::{Options, Outcome};
 use forebay::predict::worth::{self, Priced};
-use forebay::{Error, Kind, Result};
+use forebay::{Error, Kind, Result, Shape};
 
 use crate::miss_source::Source;
 use crate::simulate::{self, Linked, Machine};
 use crate::sizes::{self, Model};
-use crate::{html, output, plan_json, plan_report, replay};
+use crate::{html, output, plan_json, plan_report, replay, steps};
 
 /// The most plans of one sweep.
 const POINTS: usize = 100_000;
@@ -51,7 +51,8 @@ pub struct Arguments {
     /// Tokens of a sequence at its end: prompt and what it may decode.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens, required = true)]
     context: Vec<u32>,
-    /// Tokens of the longest sequence that the model takes [default: the preset's].
+    /// Tokens of the longest sequence that the model takes, at most the setup's [default: the setup's, or the
+    /// preset's].
     #[arg(long, value_name = "TOKENS", value_parser = sizes::tokens)]
     longest: Option<u32>,
     /// Sequences on one GPU, or max for as many as pay or fit [default: max].
@@ -67,7 +68,7 @@ pub struct Arguments {
     #[arg(long, value_name = "Q", value_delimiter = ',', value_parser = sizes::count,
           allow_negative_numbers = true)]
     mtp: Vec<u32>,
-    /// Micro-batches that the batch is divided into [default: 2].
+    /// Micro-batches that the batch is divided into; with --setup 1 or 2 [default: as the setup says, or 2].
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     micro_batches: Option<u32>,
     /// Slots that a sequence keeps in each layer when as many sequences as possible are wanted [default: 6400].
@@ -100,9 +101,45 @@ enum Tables {
     Beside,
 }
 
-/// What is planned: whose cache, and what is asked.
+/// Whose cache is planned.
+struct Subject {
+    /// The preset's name; of a setup with a shape of its own the setup's.
+    name: String,
+    shape: Shape,
+    longest: Option<u32>,
+    setup: Option<Setup>,
+}
+
+impl Subject {
+    fn preset(model: &Model, longest: Option<u32>) -> Subject {
+        let longest = longest.or_else(|| plan::longest_context(model.name));
+        Subject { name: model.name.to_owned(), shape: model.shape, longest, setup: None }
+    }
+
+    /// The model of a setup, which the simulator follows no farther than the setup says.
+    fn of(setup: Setup, longest: Option<u32>) -> Result<Subject> {
+        let most = setup.dims().context_max;
+        if let Some(longest) = longest.filter(|longest| *longest > most) {
+            return Err(Error::new(Kind::InvalidConfig, "plan")
+                .at("--longest is beyond the longest context of the setup's model")
+                .with("longest", longest)
+                .with("most", most)
+                .hint("leave it out, or raise context_max in the setup's dims"));
+        }
+        let model = &setup.file().model;
+        let own = model.shape.is_some() || model.dims.is_some();
+        let name = model.preset.as_deref().filter(|_| !own).unwrap_or(setup.name()).to_owned();
+        Ok(Subject {
+            name,
+            shape: *setup.shape(),
+            longest: Some(longest.unwrap_or(most)),
+            setup: Some(setup),
+        })
+    }
+}
+
+/// What is asked.
 struct Job {
-    model: Model,
     demand: Demand,
     accept: f64,
 }
@@ -110,16 +147,34 @@ struct Job {
 /// One plan of the sweep.
 pub struct Point {
     /// Whose cache.
-    pub model: &'static str,
+    pub model: String,
     /// What was asked.
     pub demand: Demand,
+    /// What it was to be simulated on.
+    pub on: Option<On>,
     /// The plan, or why there is none.
     pub planned: Result<Planned>,
+    /// Why what it yields is not known.
+    pub unknown: Option<Error>,
     /// What it yields, with a setup.
     pub gain: Option<Gain>,
 }
 
 impl Point {
+    /// The plan stands; what it yields is not known.
+    fn unknown_by(mut self, error: Error) -> Point {
+        if let Ok(planned) = &mut self.planned {
+            planned.notes.push(Note::Unknown);
+        }
+        self.unknown = Some(error);
+        self
+    }
+
+    /// The link, where one was named.
+    pub fn link(&self) -> Option<&str> {
+        self.on.as_ref()?.link.as_deref()
+    }
+
     /// Whether it offloads, and that yields more than none would.
     pub fn pays(&self) -> bool {
         let offloads = self.planned.as_ref().is_ok_and(Planned::offloads);
@@ -128,12 +183,23 @@ impl Point {
     }
 }
 
-/// What a plan yields.
-pub struct Gain {
+/// What plans are simulated on.
+#[derive(Clone)]
+pub struct On {
     /// The setup's name.
     pub setup: String,
     /// The link, where one was named.
     pub link: Option<String>,
+    /// Tokens that a step yields for each sequence.
+    pub accept: f64,
+    /// Whether no cost of the setup was measured with this model.
+    pub by_roofline: bool,
+    /// What a reader should know about the misses.
+    pub misses_note: Option<String>,
+}
+
+/// What a plan yields.
+pub struct Gain {
     /// The plan's step.
     pub outcome: Outcome,
     /// Tokens a second without offload.
@@ -150,15 +216,32 @@ fn or<T: Clone>(values: &[T], otherwise: T) -> Vec<T> {
 }
 
 impl Arguments {
-    /// Every combination, in the order of the command line. A setup's model is the one that is not named.
-    fn jobs(&self, setup: Option<&Setup>) -> Result<Vec<Job>> {
-        let preset = setup.and_then(|setup| setup.file().model.preset.as_deref()).unwrap_or(replay::MODEL);
-        let preset = sizes::model(preset).map_err(|what| Error::new(Kind::InvalidConfig, "plan").at(what))?;
-        let (models, mtps) = (or(&self.model, preset), or(&self.mtp, 1));
+    /// Whose caches are planned. A setup's model is the one that is not named.
+    fn subjects(&self) -> Result<Vec<Subject>> {
+        let Some(name) = &self.machine.setup else {
+            let preset =
+                sizes::model(replay::MODEL).map_err(|what| Error::new(Kind::Internal, "plan").at(what))?;
+            let models = or(&self.model, preset);
+            return Ok(models.iter().map(|model| Subject::preset(model, self.longest)).collect());
+        };
+        let setup = simulate::read_setup(name)?;
+        if self.micro_batches.is_some_and(|micro_batches| micro_batches > 2) {
+            return Err(Error::new(Kind::InvalidConfig, "plan")
+                .at("--micro-batches: a step is simulated as one or as two")
+                .hint("pass 1 or 2, or plan without --setup"));
+        }
+        if self.model.is_empty() {
+            return Ok(vec![Subject::of(setup, self.longest)?]);
+        }
+        self.model.iter().map(|model| Subject::of(setup.of_model(model.name)?, self.longest)).collect()
+    }
+
+    /// Every combination of one subject, of so many, in the order of the command line.
+    fn jobs(&self, subject: &Subject, subjects: usize) -> Result<Vec<Job>> {
+        let mtps = or(&self.mtp, 1);
         let accepts = simulate::accepts("plan", &self.accept, &mtps)?;
         let (batches, ratios) = (or(&self.batch, Batch::Most), or(&self.ratio, Ratio::Auto));
-        let lists =
-            [models.len(), self.gpu.len(), self.context.len(), mtps.len(), batches.len(), ratios.len()];
+        let lists = [subjects, self.gpu.len(), self.context.len(), mtps.len(), batches.len(), ratios.len()];
         let points = lists.iter().try_fold(1_usize, |all, list| all.checked_mul(*list));
         if points.is_none_or(|points| points > POINTS) {
             return Err(Error::new(Kind::InvalidConfig, "plan")
@@ -167,7 +250,7 @@ impl Arguments {
                 .hint("name fewer values"));
         }
         let mut jobs = Vec::new();
-        for (model, gpu) in models.iter().flat_map(|model| self.gpu.iter().map(move |gpu| (model, *gpu))) {
+        for gpu in &self.gpu {
             for (context, (mtp, accept)) in self
                 .context
                 .iter()
@@ -176,36 +259,49 @@ impl Arguments {
                 for (batch, ratio) in
                     batches.iter().flat_map(|b| ratios.iter().map(move |ratio| (*b, *ratio)))
                 {
-                    let mut demand = self.demand(model, gpu, context);
-                    (demand.query_rows, demand.batch, demand.ratio) = (*mtp, batch, ratio);
-                    jobs.push(Job { model: *model, demand, accept: *accept });
+                    let mut demand = self.demand(subject, *gpu, context, batch);
+                    (demand.query_rows, demand.ratio) = (*mtp, ratio);
+                    jobs.push(Job { demand, accept: *accept });
                 }
             }
         }
         Ok(jobs)
     }
 
-    fn demand(&self, model: &Model, gpu: u64, context: u32) -> Demand {
+    fn demand(&self, subject: &Subject, gpu: u64, context: u32, batch: Batch) -> Demand {
         Demand {
-            longest: self.longest.or_else(|| plan::longest_context(model.name)),
+            longest: subject.longest,
+            batch,
             weights: self.weights.unwrap_or(0),
             activations: self.activations.unwrap_or(0),
             workspace: self.workspace.unwrap_or(0),
             host: self.host,
-            micro_batches: self.micro_batches.unwrap_or(2),
+            micro_batches: self.micro_batches.unwrap_or_else(|| micro_batches(subject, context, batch)),
             least_slots: self.least_slots.unwrap_or(FEW_SLOTS),
             count_tables: self.tables != Some(Tables::Beside),
-            ..Demand::new(model.shape, gpu, context)
+            ..Demand::new(subject.shape, gpu, context)
         }
     }
 }
 
+/// As many as the setup ever runs at that context, and of a known batch as many as it runs of that.
+fn micro_batches(subject: &Subject, context: u32, batch: Batch) -> u32 {
+    let Some(setup) = &subject.setup else { return 2 };
+    let batch = match batch {
+        Batch::Sequences(batch) => batch,
+        Batch::Most => u32::MAX,
+    };
+    if setup.two_batch(batch, context) { 2 } else { 1 }
+}
+
 /// Plans, without a word on time.
-fn plain(job: &Job) -> Result<Point> {
+fn plain(subject: &Subject, job: &Job) -> Result<Point> {
     Ok(Point {
-        model: job.model.name,
+        model: subject.name.clone(),
         demand: job.demand.clone(),
+        on: None,
         planned: fit(plan::plan(&job.demand))?,
+        unknown: None,
         gain: None,
     })
 }
@@ -218,70 +314,108 @@ fn fit<T>(planned: Result<T>) -> Result<Result<T>> {
     }
 }
 
-/// Plans and simulates.
-fn priced(job: &Job, linked: &mut Linked, source: &mut Source) -> Result<Point> {
+/// Plans and simulates. What is not known leaves the plan without its time.
+fn priced(
+    arguments: &Arguments,
+    (job, on): (&Job, &On),
+    linked: &mut Linked,
+    source: &mut Source,
+) -> Result<Point> {
+    let Job { demand, accept } = job;
     let simulator = &mut linked.simulator;
-    let setup = simulator.setup().clone();
-    let demand = Demand { shape: *setup.shape(), ..job.demand.clone() };
-    let point = |planned, gain| Ok(Point { model: job.model.name, demand: demand.clone(), planned, gain });
-    // A replayed trace counts at one ratio; of a search for the best batch the ratio is not known before.
-    let frame = match fit(plan::plan(&demand))? {
-        Ok(planned) => planned,
-        Err(error) => return point(Err(error), None),
+    let mut point = Point {
+        model: String::new(),
+        demand: demand.clone(),
+        on: Some(On { accept: *accept, ..on.clone() }),
+        planned: fit(plan::plan(demand))?,
+        unknown: None,
+        gain: None,
     };
-    let misses = source.at(&setup, frame.ratio, demand.query_rows)?;
-    let options = Options { misses, ..Options::default() };
+    // A replayed trace counts at one ratio; of a search for the best batch the ratio is not known before.
+    let Ok(frame) = &point.planned else { return Ok(point) };
+    let setup = simulator.setup();
+    let misses = match source.at(setup, frame.ratio, demand.query_rows) {
+        Err(error) if worth::is_unknown(&error) => return Ok(point.unknown_by(error)),
+        misses => misses?,
+    };
+    let by_layer = misses.as_ref().or(setup.file().misses.as_ref()).and_then(steps::mean);
+    let options = Options {
+        misses: by_layer.or(misses),
+        two_batch: arguments.micro_batches.map(|micro_batches| micro_batches > 1),
+        ..Options::default()
+    };
     let search = (demand.batch, demand.ratio) == (Batch::Most, Ratio::Auto) && !source.is_trace();
     let (mut curve, mut pays_from) = (Vec::new(), None);
-    let priced = if search {
-        let worth = worth::worth(&demand, job.accept, &options, simulator)?;
-        let of = |priced: &Priced| (priced.planned.batch, priced.planned.ratio, priced.outcome.throughput);
-        curve = worth.without.iter().chain(&worth.with).map(of).collect();
-        pays_from = Some(worth.pays_from);
-        worth.most().cloned()
+    let found = if search {
+        worth::worth(demand, *accept, &options, simulator).map(|worth| {
+            let of =
+                |priced: &Priced| (priced.planned.batch, priced.planned.ratio, priced.outcome.throughput);
+            curve = worth.without.iter().chain(&worth.with).map(of).collect();
+            let most = worth.most().cloned();
+            // Where the search ended early, batches that would pay may lie beyond.
+            let ended = |most: &Priced| most.planned.notes.contains(&Note::Unknown);
+            pays_from = match worth.pays_from {
+                None if most.as_ref().is_some_and(ended) => None,
+                known => Some(known),
+            };
+            most
+        })
     } else {
-        match worth::price(&demand, job.accept, &options, simulator) {
-            Err(error) if worth::is_unknown(&error) => {
-                let mut planned = frame;
-                planned.notes.push(Note::Unknown);
-                return point(Ok(planned), None);
-            }
-            priced => Some(priced?),
-        }
+        worth::price(demand, *accept, &options, simulator).map(Some)
     };
-    let Some(Priced { planned, outcome, without }) = priced else { return point(Ok(frame), None) };
-    let (setup, link) = (setup.name().to_owned(), linked.link.clone());
-    point(Ok(planned), Some(Gain { setup, link, outcome, without, pays_from, curve }))
+    match found {
+        Ok(Some(Priced { planned, outcome, without })) => {
+            point.planned = Ok(planned);
+            point.gain = Some(Gain { outcome, without, pays_from, curve });
+        }
+        Ok(None) => {}
+        Err(error) if worth::is_unknown(&error) => return Ok(point.unknown_by(error)),
+        Err(error) => return Err(error),
+    }
+    Ok(point)
+}
+
+/// All plans of one subject.
+fn planned(
+    arguments: &Arguments,
+    subject: &Subject,
+    jobs: &[Job],
+    mut done: impl FnMut(Point),
+) -> Result<()> {
+    let Some(setup) = &subject.setup else {
+        return jobs.iter().try_for_each(|job| plain(subject, job).map(&mut done));
+    };
+    let mut source = arguments.machine.source(setup)?;
+    let note = source.note(setup, jobs.iter().map(|job| job.demand.context));
+    for mut linked in arguments.machine.of(setup)? {
+        let on = On {
+            setup: setup.name().to_owned(),
+            link: linked.link.clone(),
+            accept: 1.0,
+            by_roofline: setup.file().costs == Costs::default(),
+            misses_note: note.clone(),
+        };
+        for job in jobs {
+            let point = priced(arguments, (job, &on), &mut linked, &mut source)?;
+            done(Point { model: subject.name.clone(), ..point });
+        }
+    }
+    Ok(())
 }
 
 /// Plans every combination. One that does not fit is an error only where nothing fits.
 fn sweep(arguments: &Arguments) -> Result<Vec<Point>> {
-    let setup = arguments.machine.setup.as_deref().map(simulate::read_setup).transpose()?;
-    let jobs = arguments.jobs(setup.as_ref())?;
-    let mut points = Vec::with_capacity(jobs.len());
-    let bar = output::progress("plan", (jobs.len() * arguments.machine.links()) as u64);
-    match &setup {
-        None => {
-            for job in &jobs {
-                points.push(plain(job)?);
-                bar.inc(1);
-            }
-        }
-        Some(setup) => {
-            for jobs in jobs.chunk_by(|a, b| a.model == b.model) {
-                let setup = match jobs.first().filter(|_| !arguments.model.is_empty()) {
-                    Some(job) => setup.of_model(job.model.name)?,
-                    None => setup.clone(),
-                };
-                let mut source = arguments.machine.source(&setup)?;
-                for mut linked in arguments.machine.of(&setup)? {
-                    for job in jobs {
-                        points.push(priced(job, &mut linked, &mut source)?);
-                        bar.inc(1);
-                    }
-                }
-            }
-        }
+    let subjects = arguments.subjects()?;
+    let mut points = Vec::new();
+    let jobs: Vec<Vec<Job>> =
+        subjects.iter().map(|subject| arguments.jobs(subject, subjects.len())).collect::<Result<_>>()?;
+    let all = jobs.iter().map(Vec::len).sum::<usize>() * arguments.machine.links();
+    let bar = output::progress("plan", all as u64);
+    for (subject, jobs) in subjects.iter().zip(&jobs) {
+        planned(arguments, subject, jobs, |point| {
+            points.push(point);
+            bar.inc(1);
+        })?;
     }
     bar.finish_and_clear();
     let fits = points.iter().any(|point| point.planned.is_ok());

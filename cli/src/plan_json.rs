@@ -1,36 +1,70 @@
 //! Plans as JSON: one entry for each. `docs/json.md` describes it.
 
 use forebay::Result;
-use forebay::predict::plan::{Note, Planned};
+use forebay::predict::plan::{Batch, Demand, Note, Planned, Ratio};
 use serde::Serialize;
 
 use crate::json;
-use crate::plan::{Gain, Point};
+use crate::plan::{Gain, On, Point};
 
 #[derive(Serialize)]
 struct Entry<'a> {
     schema: u32,
     forebay: &'static str,
     kind: &'static str,
-    model: &'static str,
+    model: &'a str,
     gpu_bytes: u64,
     context: u32,
     mtp: u32,
+    asked: Asked,
+    #[serde(flatten)]
+    on: Option<Machine<'a>>,
     #[serde(flatten)]
     planned: Option<Fits>,
     #[serde(flatten)]
-    gain: Option<Yields<'a>>,
+    gain: Option<Yields>,
     fits: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
 }
 
+/// Numbers, or the words that stand for what was looked for.
 #[derive(Serialize)]
-struct Yields<'a> {
+struct Asked {
+    batch: serde_json::Value,
+    ratio: serde_json::Value,
+}
+
+impl Asked {
+    fn of(demand: &Demand) -> Asked {
+        let batch = match demand.batch {
+            Batch::Sequences(batch) => batch.into(),
+            Batch::Most => "max".into(),
+        };
+        let ratio = match demand.ratio {
+            Ratio::Share(ratio) => ratio.into(),
+            Ratio::Auto => "auto".into(),
+        };
+        Asked { batch, ratio }
+    }
+}
+
+#[derive(Serialize)]
+struct Machine<'a> {
     setup: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     link: Option<&'a str>,
     accept: f64,
+    micro_batches: u32,
+    by_roofline: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    misses_note: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unknown: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Yields {
     step_ms: f64,
     throughput: f64,
     otps: f64,
@@ -96,12 +130,21 @@ fn fits(planned: &Planned, counted: bool) -> Fits {
     }
 }
 
-fn yields<'a>(gain: &'a Gain, point: &Point) -> Yields<'a> {
+fn machine<'a>(on: &'a On, point: &Point) -> Machine<'a> {
+    Machine {
+        setup: &on.setup,
+        link: on.link.as_deref(),
+        accept: on.accept,
+        micro_batches: point.demand.micro_batches,
+        by_roofline: on.by_roofline,
+        misses_note: on.misses_note.as_deref(),
+        unknown: point.unknown.as_ref().map(ToString::to_string),
+    }
+}
+
+fn yields(gain: &Gain, point: &Point) -> Yields {
     let outcome = &gain.outcome;
     Yields {
-        setup: &gain.setup,
-        link: gain.link.as_deref(),
-        accept: outcome.point.accept,
         step_ms: outcome.step_ms,
         throughput: outcome.throughput,
         otps: outcome.otps,
@@ -121,10 +164,12 @@ pub fn text(points: &[Point]) -> Result<Vec<u8>> {
         schema: json::SCHEMA,
         forebay: env!("CARGO_PKG_VERSION"),
         kind: "plan",
-        model: point.model,
+        model: &point.model,
         gpu_bytes: point.demand.gpu,
         context: point.demand.context,
         mtp: point.demand.query_rows,
+        asked: Asked::of(&point.demand),
+        on: point.on.as_ref().map(|on| machine(on, point)),
         gain: point.gain.as_ref().map(|gain| yields(gain, point)),
         planned: point.planned.as_ref().ok().map(|planned| fits(planned, point.demand.count_tables)),
         fits: point.planned.is_ok(),

@@ -3,6 +3,7 @@
 use forebay::Geometry;
 use forebay::predict::plan::{Demand, Note, Planned};
 
+use crate::output::harmless;
 use crate::plan::Point;
 use crate::report::{align_right, number, ratio, size, table};
 use crate::simulate_report::exposed_share;
@@ -19,6 +20,12 @@ pub fn text(points: &[Point], utf8: bool) -> String {
     for note in notes(points) {
         out += &format!("[{}] {}.\n", letter(note), capital(note.describe()));
     }
+    if mixed(points) {
+        out += &format!("[{ROOFLINE}] {}.\n", capital(BY_ROOFLINE));
+    }
+    for note in misses_notes(points) {
+        out += &format!("{note}\n");
+    }
     out += "Ratio: slots of a sequence and layer / context. Whole: the most sequences with all rows on the device:\n\
             up to there nothing needs to be offloaded.";
     out + if points.iter().any(|point| point.gain.is_some()) {
@@ -29,6 +36,29 @@ pub fn text(points: &[Point], utf8: bool) -> String {
         " Most: the most with as few slots as --least-slots says.\n\
          Other: landing and scratch slots, and what whole mappings leave unused.\n"
     }
+}
+
+/// The mark of a plan whose costs are a roofline's, and what is to be known about it.
+const ROOFLINE: char = 'r';
+pub const BY_ROOFLINE: &str = "by roofline: not to be compared with fitted rows";
+
+/// Whether a roofline's costs stand among measured ones.
+pub fn mixed(points: &[Point]) -> bool {
+    let is = |by_roofline| {
+        points.iter().any(|point| point.on.as_ref().is_some_and(|on| on.by_roofline == by_roofline))
+    };
+    is(true) && is(false)
+}
+
+/// What is to be known about the misses, each sentence once.
+pub fn misses_notes(points: &[Point]) -> Vec<&str> {
+    let mut once = Vec::new();
+    for note in points.iter().filter_map(|point| point.on.as_ref()?.misses_note.as_deref()) {
+        if !once.contains(&note) {
+            once.push(note);
+        }
+    }
+    once
 }
 
 /// A note's mark: the letter that stands behind its lines.
@@ -66,7 +96,7 @@ fn notes(points: &[Point]) -> Vec<Note> {
 
 /// What all plans share.
 fn given(first: &Point, points: &[Point]) -> String {
-    let Demand { gpu, weights, activations, workspace, host, micro_batches, .. } = first.demand;
+    let Demand { gpu, weights, activations, workspace, host, .. } = first.demand;
     let same = |get: fn(&Point) -> u64| points.iter().all(|point| get(point) == get(first));
     let mut lines = Vec::new();
     if points.iter().all(|point| point.model == first.model)
@@ -74,7 +104,7 @@ fn given(first: &Point, points: &[Point]) -> String {
     {
         lines.push(format!(
             "{}: {} layers, rows of {} bytes, index keys of {} bytes, k {}",
-            first.model,
+            harmless(&first.model),
             geometry.layers(),
             geometry.row_bytes(),
             first.demand.shape.index_key_bytes,
@@ -96,6 +126,11 @@ fn given(first: &Point, points: &[Point]) -> String {
     }
     let host = host.map_or("as much as it takes".to_owned(), |bytes| size(bytes as f64));
     let tables = if first.demand.count_tables { "counted" } else { "beside" };
+    let mut micro_batches: Vec<u32> = points.iter().map(|point| point.demand.micro_batches).collect();
+    micro_batches.sort_unstable();
+    micro_batches.dedup();
+    let micro_batches: Vec<String> = micro_batches.iter().map(u32::to_string).collect();
+    let micro_batches = micro_batches.join(" or ");
     lines.push(format!("Host memory: {host}. Micro-batches: {micro_batches}. Residency tables: {tables}"));
     if same(|point| u64::from(point.demand.context))
         && let Ok(Planned { live_tokens: Some(tokens), .. }) = &first.planned
@@ -115,9 +150,10 @@ fn plans(points: &[Point], utf8: bool) -> String {
         let first = points.first().map(get);
         points.iter().any(|point| Some(get(point)) != first)
     };
-    let (models, gpus) = (differ(|p| p.model.to_owned()), differ(|p| p.demand.gpu.to_string()));
+    let (models, gpus) = (differ(|p| p.model.clone()), differ(|p| p.demand.gpu.to_string()));
     let priced = points.iter().any(|point| point.gain.is_some());
-    let links = points.iter().any(|point| point.gain.as_ref().is_some_and(|gain| gain.link.is_some()));
+    let links = points.iter().any(|point| point.link().is_some());
+    let mixed = mixed(points);
     let mut head = Vec::new();
     head.extend(models.then_some("model"));
     head.extend(links.then_some("link"));
@@ -129,13 +165,18 @@ fn plans(points: &[Point], utf8: bool) -> String {
     table.set_header(head);
     for point in points {
         let mut row = Vec::new();
-        row.extend(models.then(|| point.model.to_owned()));
-        let link = || point.gain.as_ref().and_then(|gain| gain.link.clone()).unwrap_or_default();
-        row.extend(links.then(link));
+        row.extend(models.then(|| harmless(&point.model)));
+        row.extend(links.then(|| point.link().unwrap_or_default().to_owned()));
         row.extend(gpus.then(|| size(point.demand.gpu as f64)));
         row.extend([tokens(point.demand.context), point.demand.query_rows.to_string()]);
         row.extend(line(point, priced));
         row.resize(columns, String::new());
+        if mixed
+            && point.on.as_ref().is_some_and(|on| on.by_roofline)
+            && let Some(marks) = row.last_mut()
+        {
+            *marks += &format!("[{ROOFLINE}]");
+        }
         table.add_row(row);
     }
     let names = usize::from(models) + usize::from(links);
@@ -186,7 +227,11 @@ fn line(point: &Point, priced: bool) -> Vec<String> {
                 None => String::new(),
             });
         }
-        None if priced => row.resize(PRICED.len() + 2, String::new()),
+        None if priced => {
+            row.extend([bytes(counted), bytes(part.host())]);
+            row.extend(["-", "-", "-", "-"].map(str::to_owned));
+            row.extend([planned.resident_batch.to_string(), "-".to_owned(), String::new()]);
+        }
         None => row.extend([
             bytes(part.index_keys),
             bytes(part.slots),

@@ -6,7 +6,6 @@
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use forebay::device::rates::{Rates, RowRates};
 use forebay::overlap::{Overlap, Table};
 use forebay::predict::misses::Misses;
 use forebay::predict::plan::{self, Batch, Demand, Ratio};
@@ -16,13 +15,15 @@ use forebay::{Error, Kind, Result};
 
 use crate::html::{self, timeline};
 use crate::miss_source::{MissArguments, Source};
+use crate::steps::{self, Run, Worst};
 use crate::{output, simulate_report, sizes, timeline as lanes};
 
 /// The most points of one sweep.
 const POINTS: usize = 100_000;
 
 const AFTER_HELP: &str = "\
-Lists, separated by commas, make a sweep: one step for each combination.
+Lists, separated by commas, make a sweep: one step for each combination. Of misses by step every step is run, all in
+one order by layer: the figures are their mean, and pictures show the longest.
 Throughput is of a node of 8 GPUs, in tokens a second; OTPS of one sequence. Exposed: what the step takes beyond
 the same step without misses.";
 
@@ -171,15 +172,13 @@ pub fn read_setup(name: &str) -> Result<Setup> {
     Setup::parse(&text).map_err(|error| output::within(error, path))
 }
 
-/// A link by its name; or PCIe 5 but for the rate at which single rows are gathered.
-fn link(text: &str) -> Result<Link> {
-    let Some(rate) = text.strip_suffix("GB/s") else { return Ok(Link::Preset(text.to_owned())) };
+/// The setup on a link by its name; or on its own but for the rate at which single rows are gathered.
+fn on_link(setup: &Setup, text: &str) -> Result<Setup> {
+    let Some(rate) = text.strip_suffix("GB/s") else { return setup.on_link(Link::Preset(text.to_owned())) };
     let wrong = || Error::new(Kind::InvalidConfig, "read link").at(format!("--link {text}"));
     let rate =
         sizes::positive(rate).map_err(|_| wrong().hint("pass a preset's name, or a rate such as 37GB/s"))?;
-    let base = Rates::preset("pcie5").ok_or_else(wrong)?;
-    let gather = RowRates::flat(base.gather.row_bytes, rate * 1e9);
-    Ok(Link::Rates(Rates { gather, ..base }))
+    setup.on_gather(rate * 1e9)
 }
 
 /// A link, its name, and the simulator of the setup on it.
@@ -213,7 +212,7 @@ impl Machine {
             return Ok(vec![Linked { link: None, simulator: Simulator::new(setup.clone()) }]);
         }
         let on = |link: &String| {
-            let changed = setup.on_link(self::link(link)?)?;
+            let changed = on_link(setup, link)?;
             Ok(Linked { link: Some(link.clone()), simulator: Simulator::new(changed) })
         };
         self.link.iter().map(on).collect()
@@ -241,8 +240,16 @@ pub struct Simulated {
     pub link: Option<String>,
     /// Which orders were allowed.
     pub choice: &'static str,
-    /// The step.
+    /// The ratio as it was asked for.
+    pub asked: Ratio,
+    /// Whether each micro-batch had a compute stream of its own.
+    pub fill: bool,
+    /// Gigabytes a second beside the step, up and down.
+    pub traffic: [Option<f64>; 2],
+    /// The step; of a replay's steps their mean.
     pub outcome: Outcome,
+    /// Of a replay's steps the longest.
+    pub worst: Option<Worst>,
 }
 
 /// Accepted tokens for each number of query rows: one for all, or one for each.
@@ -261,9 +268,18 @@ pub fn accepts(operation: &'static str, given: &[f64], mtps: &[u32]) -> Result<V
     }
 }
 
+/// An error says which point of a sweep it is of.
+fn of_point(error: Error, point: &Point) -> Error {
+    let ratio = if point.ratio.is_finite() { format!("{:.4}", point.ratio) } else { "auto".to_owned() };
+    let Point { context, batch, mtp, .. } = point;
+    let place = format!("{} (context {context}, batch {batch}, mtp {mtp}, ratio {ratio})", error.place());
+    error.at(place)
+}
+
 /// A point that is to be simulated.
 struct Job {
     point: Point,
+    asked: Ratio,
     choice: Choice,
 }
 
@@ -299,8 +315,14 @@ impl Arguments {
                             ratio: 1.0,
                         };
                         point.check(setup)?;
-                        point.ratio = self.share(setup, &point, *ratio)?;
-                        jobs.extend(choices.iter().map(|choice| Job { point, choice: *choice }));
+                        let share = self.share(setup, &point, *ratio);
+                        point.ratio =
+                            share.map_err(|error| of_point(error, &Point { ratio: f64::NAN, ..point }))?;
+                        jobs.extend(choices.iter().map(|choice| Job {
+                            point,
+                            asked: *ratio,
+                            choice: *choice,
+                        }));
                     }
                 }
             }
@@ -321,7 +343,9 @@ impl Arguments {
                 .at("--ratio auto without --cache")
                 .hint("pass --cache SIZE, the memory that index keys and rows may take, or a ratio")
         })?;
-        let micro_batches = if setup.two_batch(point.batch, point.context) { 2 } else { 1 };
+        let asked = self.two_batch.map(|switch| switch == Switch::On && point.batch >= 2);
+        let two = asked.unwrap_or_else(|| setup.two_batch(point.batch, point.context));
+        let micro_batches = if two { 2 } else { 1 };
         let demand = Demand {
             query_rows: point.mtp,
             micro_batches,
@@ -392,7 +416,8 @@ impl Arguments {
     }
 
     fn draw(&self, simulated: &Simulated) -> Result<()> {
-        let outcome = &simulated.outcome;
+        // A mean has no timeline: of several steps the longest is drawn.
+        let outcome = simulated.worst.as_ref().map_or(&simulated.outcome, |worst| &worst.outcome);
         let lanes = lanes::lanes(&outcome.spans);
         let title = simulate_report::title(simulated);
         if let Some(path) = &self.write_table {
@@ -444,18 +469,28 @@ fn sweep(arguments: &Arguments) -> Result<Sweep> {
     let mut all = Vec::with_capacity(jobs.len() * simulators.len());
     for linked in &mut simulators {
         arguments.check_traffic(linked.simulator.setup())?;
-        for Job { point, choice } in &jobs {
+        for Job { point, asked, choice } in &jobs {
             let misses = source.at(&setup, point.ratio, point.mtp)?;
-            let outcome = linked
-                .simulator
-                .run(point, &arguments.options(choice.order(table.as_ref()), misses, spans))?;
+            let options = arguments.options(choice.order(table.as_ref()), misses, spans);
+            let run = steps::run(&mut linked.simulator, point, options);
+            let Run { outcome, worst } = run.map_err(|error| of_point(error, point))?;
             let (setup, link) = (setup.name().to_owned(), linked.link.clone());
-            all.push(Simulated { setup, link, choice: choice.name(), outcome });
+            all.push(Simulated {
+                setup,
+                link,
+                choice: choice.name(),
+                asked: *asked,
+                fill: arguments.fill,
+                traffic: [arguments.traffic_up, arguments.traffic_down],
+                outcome,
+                worst,
+            });
             bar.inc(1);
         }
     }
     bar.finish_and_clear();
-    Ok(Sweep { all, note: source.note(&setup) })
+    let note = source.note(&setup, arguments.context.iter().copied());
+    Ok(Sweep { all, note })
 }
 
 /// `forebay simulate`.
@@ -469,7 +504,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         arguments.draw(one)?;
     }
     if let Some(path) = &arguments.json {
-        output::write_file(path, &simulate_report::json(&all)?)?;
+        output::write_file(path, &simulate_report::json(&all, note.as_deref())?)?;
     }
     if let Some(path) = &arguments.html {
         output::write_file(path, html::sweep::simulated(&all, note.as_deref()).as_bytes())?;

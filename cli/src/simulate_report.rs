@@ -9,6 +9,7 @@ use crate::json;
 use crate::plan_report::tokens;
 use crate::report::{align_right, number, ratio, table};
 use crate::simulate::Simulated;
+use crate::steps::Worst;
 
 #[derive(Serialize)]
 struct Entry<'a> {
@@ -24,14 +25,33 @@ struct Entry<'a> {
     accept: f64,
     ratio: f64,
     two_batch: bool,
+    fill: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traffic_up: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traffic_down: Option<f64>,
     order: &'static str,
     step_ms: f64,
     throughput: f64,
     otps: f64,
     exposed_ms: f64,
+    wait_ms: f64,
     overlap: Counts,
     misses: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    misses_note: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    steps: Option<Steps>,
     per_layer: Vec<PerLayer>,
+}
+
+/// A replay's steps.
+#[derive(Serialize)]
+struct Steps {
+    count: u32,
+    worst: u32,
+    worst_ms: f64,
+    worst_exposed_ms: f64,
 }
 
 /// Layers by order.
@@ -71,7 +91,7 @@ pub fn worst_layer(outcome: &Outcome) -> u32 {
     layers.max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(layer, _)| layer)
 }
 
-fn entry(simulated: &Simulated) -> Entry<'_> {
+fn entry<'a>(simulated: &'a Simulated, misses_note: Option<&'a str>) -> Entry<'a> {
     let outcome = &simulated.outcome;
     let layers = outcome.misses.iter().zip(&outcome.overlap).zip(&outcome.exposed_us).enumerate();
     Entry {
@@ -86,13 +106,24 @@ fn entry(simulated: &Simulated) -> Entry<'_> {
         accept: outcome.point.accept,
         ratio: outcome.point.ratio,
         two_batch: outcome.two_batch,
+        fill: simulated.fill,
+        traffic_up: simulated.traffic[0],
+        traffic_down: simulated.traffic[1],
         order: simulated.choice,
         step_ms: outcome.step_ms,
         throughput: outcome.throughput,
         otps: outcome.otps,
         exposed_ms: outcome.exposed_ms,
+        wait_ms: outcome.wait_ms,
         overlap: counts(outcome),
         misses: mean_misses(outcome),
+        misses_note,
+        steps: simulated.worst.as_ref().map(|worst| Steps {
+            count: worst.steps,
+            worst: worst.step,
+            worst_ms: worst.outcome.step_ms,
+            worst_exposed_ms: worst.outcome.exposed_ms,
+        }),
         per_layer: layers
             .map(|(layer, ((misses, overlap), exposed_us))| PerLayer {
                 layer,
@@ -108,22 +139,37 @@ fn entry(simulated: &Simulated) -> Entry<'_> {
 ///
 /// # Errors
 /// [`forebay::Kind::Internal`]: plain numbers and texts always have a JSON form.
-pub fn json(all: &[Simulated]) -> Result<Vec<u8>> {
-    json::list(&all.iter().map(entry).collect::<Vec<_>>())
+pub fn json(all: &[Simulated], note: Option<&str>) -> Result<Vec<u8>> {
+    json::list(&all.iter().map(|simulated| entry(simulated, note)).collect::<Vec<_>>())
+}
+
+/// What else was asked for: streams of their own, traffic.
+pub fn beside(simulated: &Simulated) -> String {
+    let mut words = String::new();
+    if simulated.fill {
+        words += ", waits filled";
+    }
+    for (rate, way) in simulated.traffic.iter().zip(["up", "down"]) {
+        words += &rate.map_or(String::new(), |rate| format!(", traffic {way} {rate} GB/s"));
+    }
+    words
 }
 
 /// What was simulated, in one line.
 pub fn title(simulated: &Simulated) -> String {
     let point = &simulated.outcome.point;
     let link = simulated.link.as_ref().map_or(String::new(), |link| format!(" on {link}"));
+    let step = |worst: &Worst| format!(", step {}: the longest of {}", worst.step, worst.steps);
     format!(
-        "{}{link}: {} tokens, batch {}, {} query rows, ratio {}, order {}",
+        "{}{link}: {} tokens, batch {}, {} query rows, ratio {}, order {}{}{}",
         simulated.setup,
         tokens(point.context),
         point.batch,
         point.mtp,
         ratio(point.ratio),
         simulated.choice,
+        beside(simulated),
+        simulated.worst.as_ref().map_or(String::new(), step),
     )
 }
 
@@ -146,6 +192,10 @@ pub fn text(all: &[Simulated], note: Option<&str>, utf8: bool) -> String {
     if let Some(first) = all.first() {
         out += &format!("Setup {}\n", crate::output::harmless(&first.setup));
         out += &note.map_or(String::new(), |note| format!("{note}\n"));
+        if let Some(worst) = all.iter().find_map(|simulated| simulated.worst.as_ref()) {
+            out +=
+                &format!("Misses by step: the mean of {} steps, all in one order by layer.\n", worst.steps);
+        }
         out += "\n";
     }
     out += &steps(all, utf8);
@@ -156,6 +206,7 @@ pub fn text(all: &[Simulated], note: Option<&str>, utf8: bool) -> String {
 fn steps(all: &[Simulated], utf8: bool) -> String {
     let links = all.iter().any(|simulated| simulated.link.is_some());
     let orders = all.iter().any(|simulated| simulated.choice != "best");
+    let several = all.iter().any(|simulated| simulated.worst.is_some());
     let mut head = Vec::new();
     head.extend(links.then_some("link"));
     head.extend(orders.then_some("order"));
@@ -173,6 +224,7 @@ fn steps(all: &[Simulated], utf8: bool) -> String {
         "OTPS",
         "layers\nnone/da/dba",
     ]);
+    head.extend(several.then_some("longest\nstep ms"));
     let mut table = table(utf8);
     table.set_header(head);
     for simulated in all {
@@ -195,6 +247,8 @@ fn steps(all: &[Simulated], utf8: bool) -> String {
             number(outcome.otps),
             format!("{none}/{da}/{dba}"),
         ]);
+        let longest = || simulated.worst.as_ref().map_or(outcome.step_ms, |worst| worst.outcome.step_ms);
+        row.extend(several.then(|| number(longest())));
         table.add_row(row);
     }
     align_right(&mut table, |column| column >= usize::from(links) + usize::from(orders));

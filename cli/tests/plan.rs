@@ -4,8 +4,12 @@
 #[path = "support/command.rs"]
 mod command;
 
+use std::fs;
+use std::path::Path;
+
 use command::{refuses, succeeds};
-use serde_json::Value;
+use forebay::predict::model::Dims;
+use serde_json::{Value, json};
 
 /// Runs it, options as one text; answers the entries of its JSON.
 fn plans(options: &str) -> Vec<Value> {
@@ -122,6 +126,160 @@ fn a_link_that_is_too_slow_does_not_pay() {
     let unknown = plans("--gpu 80GiB --context 32K --mtp 2 --setup ess --batch 128,240");
     assert!(unknown[0].get("throughput").is_some() && unknown[1].get("throughput").is_none());
     assert!(unknown[1]["notes"].to_string().contains("not known"), "{}", unknown[1]["notes"]);
+}
+
+/// The built-in setup, changed; the file's name.
+fn setup(name: &str, change: impl Fn(&mut Value)) -> String {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/setups/ess.json");
+    let mut setup: Value = serde_json::from_str(&fs::read_to_string(data).unwrap()).unwrap();
+    change(&mut setup);
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::write(&path, setup.to_string()).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_setup_with_a_model_of_its_own_is_planned_as_that() {
+    let own = setup("own-model.json", |setup| {
+        setup["name"] = "mine".into();
+        let dims = serde_json::to_value(Dims { context_max: 65536, ..Dims::DEEPSEEK_V3_2 }).unwrap();
+        setup["model"] = json!({"draft_layers": 0, "dims": dims,
+            "shape": {"layers": 61, "runs": [512, 144], "index_key_bytes": 132, "top_k": 2048}});
+    });
+    let options = format!("--setup {own} --gpu 80GiB --batch 8");
+    let entry = &plans(&format!("{options} --context 32K"))[0];
+    assert_eq!((&entry["model"], &entry["setup"]), (&"mine".into(), &"mine".into()));
+    let table = succeeds(&["plan", "--setup", &own, "--gpu", "80GiB", "--context", "32K", "--batch", "8"]);
+    assert!(table.starts_with("mine: 61 layers"), "{table}");
+    let refused = |options: &str| {
+        let arguments: Vec<&str> = std::iter::once("plan").chain(options.split(' ')).collect();
+        refuses(&arguments)
+    };
+    let error = refused(&format!("{options} --context 128K"));
+    assert!(error.contains("context is beyond the model's") && error.contains("65536"), "{error}");
+    let error = refused(&format!("{options} --context 32K --longest 128K"));
+    assert!(error.contains("--longest") && error.contains("65536"), "{error}");
+    assert!(refused(&format!("{options} --context 32K --longest 16K")).contains("context is beyond"));
+}
+
+#[test]
+fn a_point_that_is_not_known_leaves_the_others() {
+    let known = "--setup ess --gpu 80GiB --mtp 2 --accept 1.7";
+    let rows = plans(&format!("{known} --context 32K,8K,1K"));
+    let yields: Vec<bool> = rows.iter().map(|row| row.get("throughput").is_some()).collect();
+    // Of 8K what fits whole is known, of 1K nothing.
+    assert_eq!(yields, [true, true, false]);
+    assert!(rows[1..].iter().all(|row| row["notes"].to_string().contains("not known")));
+    assert!(rows[2]["fits"] == true && rows[2]["bytes"].as_u64().unwrap() > 0);
+    assert!(rows[2]["unknown"].as_str().unwrap().contains("costs."), "{}", rows[2]["unknown"]);
+    assert!(rows[0].get("unknown").is_none());
+    assert!(rows[0].get("pays_from").is_some() && rows[1].get("pays_from").is_none());
+    let table = succeeds(&["plan", "--setup", "ess", "--gpu", "80GiB", "--context", "32K,8K,1K"]);
+    let line = table.lines().find(|line| line.trim_start().starts_with("1K")).unwrap();
+    assert!(line.contains("GiB") && line.contains("[u]") && !table.contains("never"), "{table}");
+    let rows = plans("--setup ess --gpu 80GiB --accept 2.8 --mtp 4 --context 32K,16K");
+    assert!(rows.len() == 2 && rows.iter().all(|row| row["fits"] == true));
+}
+
+#[test]
+fn a_rooflines_rows_are_marked_among_fitted_ones() {
+    let options = "--setup ess --gpu 80GiB --context 32K --batch 96 --mtp 2 --accept 1.7";
+    let both = format!("{options} --model deepseek-v3.2,deepseek-v3.2-bf16");
+    let rows = plans(&both);
+    assert_eq!((&rows[0]["by_roofline"], &rows[1]["by_roofline"]), (&false.into(), &true.into()));
+    let of = |options: &str, html: &[&str]| {
+        let arguments: Vec<&str> = std::iter::once("plan").chain(options.split(' ')).collect();
+        succeeds(&[&arguments[..], html].concat())
+    };
+    let table = of(&both, &[]);
+    let marked: Vec<&str> = table.lines().filter(|line| line.contains("[r]")).collect();
+    assert!(marked.len() == 2 && marked[0].contains("bf16"), "{table}");
+    assert!(marked[1].contains("not to be compared with fitted rows"), "{table}");
+    let page = of(&both, &["--html", "-"]);
+    assert!(page.contains("not to be compared with fitted rows") && page.contains("bf16 (by roofline)"));
+    assert!(!of(options, &[]).contains("oofline"));
+}
+
+#[test]
+fn misses_of_another_model_or_context_are_said_with_the_plan() {
+    let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
+    let options = format!("--setup ess --gpu 80GiB --context 32K --batch 96 --trace {}", trace.display());
+    let note = plans(&options)[0]["misses_note"].as_str().unwrap().to_owned();
+    for words in ["spread over 61 by depth", "not scaled to k 2048", "tokens of context, not scaled"] {
+        assert!(note.contains(words), "{note}");
+    }
+    let arguments: Vec<&str> = std::iter::once("plan").chain(options.split(' ')).collect();
+    assert!(succeeds(&arguments).contains(&note));
+    assert!(succeeds(&[&arguments[..], &["--html", "-"]].concat()).contains(&note));
+}
+
+#[test]
+fn memory_and_time_are_of_the_same_micro_batches() {
+    let options = "--setup ess --gpu 80GiB --mtp 2 --accept 1.7 --batch 40";
+    let of = |options: &str| plans(options).remove(0);
+    let (two, one) =
+        (of(&format!("{options} --context 32K")), of(&format!("{options} --context 32K --micro-batches 1")));
+    assert_eq!((&two["micro_batches"], &one["micro_batches"]), (&2.into(), &1.into()));
+    let simulated = |two_batch: &str| {
+        let text = succeeds(&[
+            "simulate",
+            "--json",
+            "-",
+            "--setup",
+            "ess",
+            "--context",
+            "32K",
+            "--batch",
+            "40",
+            "--mtp",
+            "2",
+            "--accept",
+            "1.7",
+            "--ratio",
+            "1",
+            "--two-batch",
+            two_batch,
+        ]);
+        serde_json::from_str::<Value>(&text).unwrap()[0]["step_ms"].clone()
+    };
+    assert_eq!((&two["step_ms"], &one["step_ms"]), (&simulated("on"), &simulated("off")));
+    // Beyond the context up to which the setup runs two.
+    let long = of(&format!("{options} --context 128K"));
+    let asked = of(&format!("{options} --context 128K --micro-batches 1"));
+    assert_eq!(long, asked);
+    let two = of(&format!("{options} --context 128K --micro-batches 2"));
+    assert!(two["micro_batches"] == 2 && two["step_ms"] != long["step_ms"]);
+    let many = ["plan", "--setup", "ess", "--gpu", "80GiB", "--context", "32K", "--micro-batches", "3"];
+    assert!(refuses(&many).contains("--micro-batches"));
+}
+
+#[test]
+fn what_does_not_fit_says_what_was_asked() {
+    let rows =
+        plans("--setup ess --link pcie4 --gpu 80GiB --context 128K --batch 40,900 --ratio auto --mtp 2");
+    let last = &rows[1];
+    assert_eq!(last["fits"], false);
+    assert_eq!(last["asked"], json!({"batch": 900, "ratio": "auto"}));
+    assert_eq!((&last["setup"], &last["link"]), (&"ess".into(), &"pcie4".into()));
+    assert_eq!(
+        plans("--gpu 80GiB --context 32K --ratio 0.5")[0]["asked"],
+        json!({"batch": "max", "ratio": 0.5})
+    );
+    let table = succeeds(&[
+        "plan",
+        "--setup",
+        "ess",
+        "--link",
+        "pcie4",
+        "--gpu",
+        "80GiB",
+        "--context",
+        "128K",
+        "--batch",
+        "40,900",
+    ]);
+    let line = table.lines().find(|line| line.contains("does not fit")).unwrap();
+    assert!(line.contains("pcie4"), "{table}");
 }
 
 #[test]

@@ -99,6 +99,11 @@ fn orders_links_and_traffic_stand_side_by_side() {
     let rows = simulated(&format!("{POINT} --link pcie4,c2c,5GB/s"));
     let links: Vec<&str> = rows.iter().map(|row| row["link"].as_str().unwrap()).collect();
     assert_eq!(links, ["pcie4", "c2c", "5GB/s"]);
+    // The rate of the setup's own link is its own link.
+    let own = format!("{POINT} --traffic-up 5 --link 37GB/s");
+    let near = number(&simulated(&own)[0], "step_ms")
+        / number(&simulated(&format!("{POINT} --traffic-up 5"))[0], "step_ms");
+    assert!((near - 1.0).abs() < 0.01, "{near}");
     assert!(number(&rows[1], "step_ms") < number(&rows[0], "step_ms"));
     assert!(number(&rows[0], "step_ms") < number(&rows[2], "step_ms"));
     let quiet = number(&simulated(POINT)[0], "step_ms");
@@ -151,7 +156,45 @@ fn misses_come_from_a_table_a_curve_or_a_trace() {
     }
     let begin = ["simulate", "--setup", "ess", "--trace", &trace];
     let arguments: Vec<&str> = begin.into_iter().chain(POINT.split(' ')).collect();
-    assert!(succeeds(&arguments).contains("spread over 61 layers by depth and not scaled to k 2048"));
+    assert!(succeeds(&arguments).contains("not scaled to k 2048"));
+}
+
+#[test]
+fn misses_by_step_are_run_step_by_step() {
+    // Layer 3 misses much in every other step, layer 9 in the rest.
+    let at = |layer: usize| (0..61).map(|l| if l == layer { 1900.0 } else { 20.0 }).collect::<Vec<f64>>();
+    let few = vec![5.0; 61];
+    let steps = [at(3), few.clone(), vec![400.0; 61], at(9)];
+    let of = |rows: &[Vec<f64>], name: &str| {
+        let steps = json!({"steps": {"query_rows": 2, "query_rows_power": 1, "rows": rows}});
+        written(name, &steps.to_string())
+    };
+    let run = |rows: &[Vec<f64>], order: &str| {
+        let point = format!("{POINT} --overlap {order} --misses {}", of(rows, "steps.json"));
+        simulated(&point).remove(0)
+    };
+    let all = run(&steps, "da");
+    let alone: Vec<Value> = steps.iter().map(|step| run(std::slice::from_ref(step), "da")).collect();
+    let mean = |field: &str| alone.iter().map(|one| number(one, field)).sum::<f64>() / 4.0;
+    for field in ["step_ms", "exposed_ms", "misses"] {
+        assert!((number(&all, field) - mean(field)).abs() < 1e-9 * mean(field).max(1.0), "{field}");
+    }
+    assert!((number(&all, "throughput") / (8.0 * 128.0 * 1.7e3 / mean("step_ms")) - 1.0).abs() < 1e-9);
+    assert_eq!((&all["steps"]["count"], &all["steps"]["worst"]), (&json!(4), &json!(2)));
+    assert_eq!(all["steps"]["worst_ms"], alone[2]["step_ms"]);
+    assert!(alone[0].get("steps").is_none());
+    // One order for all steps cannot beat each step's own best.
+    let best = run(&steps, "best");
+    let own = steps.iter().map(|step| number(&run(std::slice::from_ref(step), "best"), "step_ms"));
+    assert!(number(&best, "step_ms") >= own.sum::<f64>() / 4.0 - 1e-9);
+    let file = of(&steps, "steps.json");
+    let begin = ["simulate", "--setup", "ess", "--misses", &file];
+    let arguments: Vec<&str> = begin.into_iter().chain(POINT.split(' ')).collect();
+    assert!(succeeds(&arguments).contains("the mean of 4 steps, all in one order by layer"));
+    let page = succeeds(&[&arguments[..], &["--html", "-"]].concat());
+    assert!(page.contains("the mean of 4 steps"));
+    let picture = succeeds(&[&arguments[..], &["--timeline", "-"]].concat());
+    assert!(picture.contains("step 2: the longest of 4"));
 }
 
 #[test]
@@ -214,6 +257,33 @@ fn pictures_are_sound_and_chromium_draws_them() {
 }
 
 #[test]
+fn pictures_tell_settings_works_and_conditions_apart() {
+    let base = "simulate --setup ess --context 32K --mtp 2 --accept 1.7";
+    let run = |options: &str| {
+        let options = format!("{base} {options}");
+        succeeds(&options.split(' ').collect::<Vec<_>>())
+    };
+    // A line each; alone, ratios are what a line goes over.
+    let page = run("--batch 64,128 --ratio 0.25,0.5 --html -");
+    assert!(page.contains("Throughput by batch"), "batches");
+    assert!([">ratio 0.25<", ">ratio 0.5<"].iter().all(|name| page.contains(name)));
+    assert_eq!(page.matches("<path class=\"line ").count(), 4);
+    let page = run("--batch 128 --ratio 0.25,0.3,0.5 --link pcie4,c2c --html -");
+    assert!(page.contains("Throughput by ratio") && page.contains("slots / context"));
+    assert!(page.contains("mtp 2, link c2c"), "the best one's link");
+    let page = run("--batch 64,96,128 --ratio auto --cache 80GiB --html -");
+    assert!(page.contains("Throughput by batch") && !page.contains("ratio auto"));
+    let picture = run("--batch 128 --ratio 0.31 --fill --traffic-up 30 --timeline -");
+    assert!(picture.contains("waits filled, traffic up 30 GB/s"));
+    let works = ["project", "warmed", "traffic"];
+    assert!(works.iter().all(|class| picture.contains(&format!("\"fill {class}\""))), "{works:?}");
+    let [entry] = &simulated(&format!("{POINT} --fill --traffic-up 30"))[..] else { panic!("one entry") };
+    assert_eq!((&entry["fill"], &entry["traffic_up"]), (&json!(true), &json!(30.0)));
+    assert!(number(entry, "wait_ms") > 0.0 && number(entry, "wait_ms") <= number(entry, "exposed_ms"));
+    assert!(!succeeds(&["fit", "--help"]).contains("doctor"));
+}
+
+#[test]
 fn bad_input_is_one_error_that_names_the_option_or_the_field() {
     let ess: Value = serde_json::from_str(&fs::read_to_string(data("setups/ess.json")).unwrap()).unwrap();
     let changed = |name: &str, pointer: &str, value: Value| {
@@ -253,6 +323,10 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         ("--setup ess --context 32K --batch 9000 --cache 80GiB".to_owned(), "gpu: the cache of this batch"),
         ("--setup ess --context 200K --batch 64 --ratio 0.5".to_owned(), "context"),
         ("--setup ess --context 32K --batch 64 --ratio 0.01".to_owned(), "misses.curve.mean.ratio"),
+        (
+            "--setup ess --context 32K --batch 64,65 --ratio 0.5,0.01".to_owned(),
+            "batch 64, mtp 1, ratio 0.01",
+        ),
         ("--setup ess --context 1K --batch 64 --ratio 0.5".to_owned(), "misses.curve.mean.context"),
         ("--setup ess --context 32K --batch 0 --ratio 0.5".to_owned(), "--batch"),
         ("--setup ess --context 32K --batch 64 --ratio 0".to_owned(), "--ratio"),

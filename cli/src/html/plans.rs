@@ -3,10 +3,10 @@
 use forebay::predict::plan::Note;
 
 use super::page::{self, Card, Head, Section, Table};
-use super::sweep::{Series, by_batch, grouped};
+use super::sweep::{BATCH, Series, grouped, over};
 use super::words::{ratio, tile};
 use crate::plan::Point;
-use crate::plan_report::tokens;
+use crate::plan_report::{BY_ROOFLINE, misses_notes, mixed, tokens};
 use crate::report::size;
 
 /// A batch of a plan's line: its name, that without the link, which no ratio depends on, the batch, the ratio,
@@ -25,9 +25,9 @@ const LINK: usize = 1;
 /// What tells the lines apart: whatever differs beside the batch.
 fn setting(point: &Point, all: &[Point], with_link: bool) -> String {
     let differ = |get: &dyn Fn(&Point) -> String| all.iter().any(|other| get(other) != get(point));
-    let link = |point: &Point| point.gain.as_ref().and_then(|gain| gain.link.clone()).unwrap_or_default();
+    let link = |point: &Point| point.link().unwrap_or_default().to_owned();
     let parts: [&dyn Fn(&Point) -> String; 5] = [
-        &|point| point.model.to_owned(),
+        &|point| point.model.clone(),
         &link,
         &|point| size(point.demand.gpu as f64),
         &|point| tokens(point.demand.context),
@@ -35,7 +35,9 @@ fn setting(point: &Point, all: &[Point], with_link: bool) -> String {
     ];
     let told = parts.into_iter().enumerate().filter(|(i, part)| (with_link || *i != LINK) && differ(part));
     let words: Vec<String> = told.map(|(_, part)| part(point)).collect();
-    if words.is_empty() { point.model.to_owned() } else { words.join(", ") }
+    let by_roofline = mixed(all) && point.on.as_ref().is_some_and(|on| on.by_roofline);
+    let words = if words.is_empty() { point.model.clone() } else { words.join(", ") };
+    if by_roofline { format!("{words} (by roofline)") } else { words }
 }
 
 /// Every batch that is known something of.
@@ -87,7 +89,7 @@ fn card(
     rule: Option<(f64, &str)>,
     table: Table,
 ) -> Card {
-    let picture = by_batch(name, &sentence, y, series, rule);
+    let picture = over(name, &sentence, (BATCH, y), series, rule);
     Card { name: name.to_owned(), sentence, pictures: vec![picture], table, wide: false }
 }
 
@@ -102,8 +104,9 @@ fn yields(all: &[Point], dots: &[Dot]) -> Option<Card> {
     let same =
         floors.first().copied().filter(|first| floors.iter().all(|floor| (floor / first - 1.0).abs() < 1e-3));
     let without = same.map_or(String::new(), |floor| format!(" Without offload: {floor:.0}."));
+    let named = if series.len() > 1 { format!(": {}", best.name) } else { String::new() };
     let sentence = format!(
-        "Most tokens a second, {:.0} a node, at batch {} and ratio {}.{without}",
+        "Most tokens a second, {:.0} a node, at batch {} and ratio {}{named}.{without}",
         best.throughput.unwrap_or(0.0),
         best.batch,
         ratio(best.ratio),
@@ -152,9 +155,12 @@ pub fn page(all: &[Point]) -> String {
         best.filter_map(|(planned, point)| Some((planned.batch, point.gain.as_ref()?.outcome.throughput)));
     let best = best.max_by(|a, b| a.1.total_cmp(&b.1));
     let tokens = fit.clone().filter_map(|planned| planned.live_tokens).max();
+    let mut warnings = misses_notes(all);
+    let rooflines = format!("Some lines are {BY_ROOFLINE}.");
+    warnings.extend(mixed(all).then_some(rooflines.as_str()));
     let section = Section {
-        title: all.first().map_or(String::new(), |point| point.model.to_owned()),
-        warning: None,
+        title: all.first().map_or(String::new(), |point| point.model.clone()),
+        warning: (!warnings.is_empty()).then(|| warnings.join(" ")),
         facts: facts(all),
         tiles: vec![
             tile(resident.to_string(), "sequences with all rows on the device", "at most".to_owned()),

@@ -1,6 +1,7 @@
 //! The pictures of a sweep: throughput by batch, and what of a step is exposed, a line for each setting.
 
 use forebay::overlap::Overlap;
+use forebay::predict::plan::Ratio;
 
 use super::chart::{self, Axis, Line, Plot, WIDTH};
 use super::page::{self, Card, Head, Section, Table};
@@ -10,7 +11,7 @@ use super::words::{percent, ratio, short, tile};
 use crate::plan_report::tokens;
 use crate::report::number;
 use crate::simulate::Simulated;
-use crate::simulate_report::{exposed_share, mean_misses, worst_layer};
+use crate::simulate_report::{beside, exposed_share, mean_misses, worst_layer};
 
 /// Units that a picture is high.
 const HEIGHT: f64 = 290.0;
@@ -18,22 +19,46 @@ const HEIGHT: f64 = 290.0;
 /// A line of more points than this goes without its dots.
 const DOTS: usize = 20;
 
-/// The colours of lines, in their order.
-const CLASSES: [&str; 6] = ["lru", "optimum", "tokens", "s3", "decay", "fifo"];
+/// The colours of lines, in their order; then dashed.
+const CLASSES: [&str; 16] = [
+    "lru",
+    "optimum",
+    "tokens",
+    "s3",
+    "decay",
+    "fifo",
+    "warmed",
+    "cold",
+    "lru dash",
+    "optimum dash",
+    "tokens dash",
+    "s3 dash",
+    "decay dash",
+    "fifo dash",
+    "warmed dash",
+    "cold dash",
+];
 
 /// A line's name and its points, as they were computed.
 pub type Series = (String, Vec<(f64, f64)>);
 
-/// A number on an axis, thousands as such.
+/// A number on an axis, round thousands as such.
 fn thousands(value: f64) -> String {
-    if value >= 10_000.0 { format!("{}K", short(value / 1000.0)) } else { short(value) }
+    if value >= 10_000.0 && value % 100.0 == 0.0 {
+        format!("{}K", short(value / 1000.0))
+    } else {
+        short(value)
+    }
 }
 
-/// Lines over the batch.
-pub fn by_batch(
+/// The name of an axis of batches.
+pub const BATCH: &str = "sequences on one GPU";
+
+/// Lines over the batch, or what else the first of the axes' names says.
+pub fn over(
     title: &str,
     sentence: &str,
-    y_name: &str,
+    (x_name, y_name): (&str, &str),
     series: &[Series],
     rule: Option<(f64, &str)>,
 ) -> String {
@@ -50,7 +75,7 @@ pub fn by_batch(
     let y = Scale::from_zero(most, 5, plot.bottom, plot.top);
     let mut svg = Svg::new(WIDTH, HEIGHT, title, sentence);
     let axis = |scale, name| Axis { scale, name, write: thousands };
-    plot.frame(&mut svg, &axis(&x, "sequences on one GPU"), &axis(&y, y_name));
+    plot.frame(&mut svg, &axis(&x, x_name), &axis(&y, y_name));
     if let Some((value, name)) = rule {
         svg.line("rule", (left, y.place(value)), (right, y.place(value)));
         svg.text("note", super::svg::Anchor::Start, (left + 6.0, y.place(value) - 5.0), name);
@@ -83,14 +108,35 @@ pub fn grouped<T>(all: &[T], name: impl Fn(&T) -> String, point: impl Fn(&T) -> 
     series
 }
 
-/// What tells the lines of a sweep apart: whatever differs beside the batch.
+/// A ratio as it was asked for.
+fn asked(simulated: &Simulated) -> String {
+    match simulated.asked {
+        Ratio::Share(share) => format!("ratio {}", ratio(share)),
+        Ratio::Auto => "ratio auto".to_owned(),
+    }
+}
+
+/// Whether ratios alone differ where batches could: then lines go over the ratio.
+fn by_ratio(all: &[Simulated]) -> bool {
+    let first = all.first();
+    let one = all.iter().all(|s| Some(s.outcome.point.batch) == first.map(|f| f.outcome.point.batch));
+    let several = all.iter().any(|s| first.is_some_and(|first| asked(first) != asked(s)));
+    one && several && all.iter().all(|s| s.asked != Ratio::Auto)
+}
+
+/// What tells the lines of a sweep apart: whatever differs beside what they go over.
 fn setting(simulated: &Simulated, all: &[Simulated]) -> String {
     let differ = |get: &dyn Fn(&Simulated) -> String| all.iter().any(|other| get(other) != get(simulated));
     let mut words = Vec::new();
-    let parts: [&dyn Fn(&Simulated) -> String; 4] = [
+    let (over_ratio, of) = (by_ratio(all), &simulated.outcome.point);
+    // Drafts have their own acceptance; it is named where it differs beyond that.
+    let accepts = all.iter().map(|s| &s.outcome.point).any(|p| p.mtp == of.mtp && p.accept != of.accept);
+    let parts: [&dyn Fn(&Simulated) -> String; 6] = [
         &|s| s.link.clone().unwrap_or_default(),
         &|s| tokens(s.outcome.point.context),
         &|s| format!("mtp {}", s.outcome.point.mtp),
+        &|s| if accepts { format!("accept {}", s.outcome.point.accept) } else { String::new() },
+        &|s| if over_ratio { String::new() } else { asked(s) },
         &|s| s.choice.to_owned(),
     ];
     for part in parts {
@@ -163,35 +209,57 @@ fn unhindered(simulated: &Simulated) -> f64 {
     if without > 0.0 { outcome.throughput * outcome.step_ms / without } else { 0.0 }
 }
 
-/// A picture over the batch.
-fn card(name: &str, sentence: &str, y: &str, series: &[Series], table: Table) -> Card {
-    let pictures = vec![by_batch(name, sentence, y, series, None)];
+/// A picture over the batch or the ratio.
+fn card(name: &str, sentence: &str, axes: (&str, &str), series: &[Series], table: Table) -> Card {
+    let pictures = vec![over(name, sentence, axes, series, None)];
     Card { name: name.to_owned(), sentence: sentence.to_owned(), pictures, table, wide: false }
 }
 
 /// The pictures of the sweep; `best` has the most throughput.
 fn cards(all: &[Simulated], best: &Simulated) -> Vec<Card> {
-    let batch = |s: &Simulated| f64::from(s.outcome.point.batch);
-    let mut throughput = grouped(all, |s| setting(s, all), |s| (batch(s), s.outcome.throughput));
+    let over_ratio = by_ratio(all);
+    let (x, by) = if over_ratio { ("slots / context", "ratio") } else { (BATCH, "batch") };
+    let at = |s: &Simulated| {
+        if over_ratio { s.outcome.point.ratio } else { f64::from(s.outcome.point.batch) }
+    };
+    let mut throughput = grouped(all, |s| setting(s, all), |s| (at(s), s.outcome.throughput));
     if let [with] = &mut throughput[..] {
         with.0 = "with misses".to_owned();
-        throughput.extend(grouped(all, |_| "without".to_owned(), |s| (batch(s), unhindered(s))));
+        throughput.extend(grouped(all, |_| "without".to_owned(), |s| (at(s), unhindered(s))));
     }
-    let exposed = grouped(all, |s| setting(s, all), |s| (batch(s), 100.0 * exposed_share(&s.outcome)));
+    let exposed = grouped(all, |s| setting(s, all), |s| (at(s), 100.0 * exposed_share(&s.outcome)));
     let worst = all.iter().map(|s| exposed_share(&s.outcome)).fold(0.0, f64::max);
     let point = &best.outcome.point;
     let most = format!(
-        "Most tokens a second, {:.0} a node, at batch {} and ratio {}.",
+        "Most tokens a second, {:.0} a node, at batch {} and ratio {}, {} tokens, mtp {}{}, order {}{}.",
         best.outcome.throughput,
         point.batch,
-        ratio(point.ratio)
+        ratio(point.ratio),
+        tokens(point.context),
+        point.mtp,
+        best.link.as_ref().map_or(String::new(), |link| format!(", link {link}")),
+        best.choice,
+        beside(best),
     );
     let waits = format!("At most {} of a step is exposed.", percent(worst.max(0.0)));
     vec![
-        card("Throughput by batch", &most, "tokens/s, 8 GPUs", &throughput, table(all)),
-        card("Exposed time by batch", &waits, "% of the step", &exposed, Table::default()),
+        card(&format!("Throughput by {by}"), &most, (x, "tokens/s, 8 GPUs"), &throughput, table(all)),
+        card(&format!("Exposed time by {by}"), &waits, (x, "% of the step"), &exposed, Table::default()),
         by_layer(best),
     ]
+}
+
+/// How many points, and what of a replay's steps.
+fn facts(all: &[Simulated]) -> Vec<String> {
+    let longest = all.iter().filter_map(|s| s.worst.as_ref());
+    let longest = longest.max_by(|a, b| a.outcome.step_ms.total_cmp(&b.outcome.step_ms)).map(|worst| {
+        format!(
+            "Each point is the mean of {} steps, all in one order by layer. The longest step of any takes {} ms.",
+            worst.steps,
+            number(worst.outcome.step_ms)
+        )
+    });
+    std::iter::once(format!("{} points.", all.len())).chain(longest).collect()
 }
 
 /// The page of a simulated sweep.
@@ -204,7 +272,7 @@ pub fn simulated(all: &[Simulated], note: Option<&str>) -> String {
     let section = Section {
         title: format!("Setup {}", best.setup),
         warning: note.map(str::to_owned),
-        facts: vec![format!("{} points.", all.len())],
+        facts: facts(all),
         tiles: vec![
             tile(format!("{:.0}", outcome.throughput), "tokens/s, a node of 8 GPUs", "the most".to_owned()),
             tile(point.batch.to_string(), "sequences on one GPU", at),

@@ -32,12 +32,13 @@ fn class(name: &str) -> &'static str {
     match name {
         "gather" => "optimum",
         "resolve" => "tokens",
-        "scatter" | "traffic up" | "traffic down" => "warmed",
+        "scatter" => "warmed",
+        "traffic up" | "traffic down" => "traffic",
         "index" => "s3",
         "attend" | "attend resident" => "lru",
         "attend fetched" => "cold",
         "merge" => "decay",
-        "project" => "here",
+        "project" => "project",
         "prepare" => "fifo",
         _ => "plain",
     }
