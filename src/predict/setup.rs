@@ -183,7 +183,7 @@ pub struct Operations {
 pub enum Link {
     /// By name.
     Preset(String),
-    /// As `forebay doctor` or a bench measured them.
+    /// As they were measured.
     Rates(Rates),
 }
 

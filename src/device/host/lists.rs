@@ -54,11 +54,11 @@ impl List {
     }
 
     /// What pass `pass` fetches: its share of those in scratch slots, and the first one all others.
-    fn of_pass(&self, pass: usize) -> impl Iterator<Item = &Fetch> {
+    fn of_pass(&self, pass: usize) -> [&[Fetch]; 2] {
         let share = pass.saturating_mul(self.share).min(self.scratch);
         let away = &self.fetches[share..share.saturating_add(self.share).min(self.scratch)];
         let kept = if pass == 0 { self.scratch..self.count } else { 0..0 };
-        away.iter().chain(&self.fetches[kept])
+        [away, &self.fetches[kept]]
     }
 }
 
@@ -206,8 +206,10 @@ impl HostPools {
                 self.blame(&mut record.report, lane, sticky);
                 continue;
             }
-            for fetch in list.of_pass(pass) {
-                copies.add(self.pairs(part.layer.index(), Lane(list.lane), *fetch, false)?);
+            for fetches in list.of_pass(pass) {
+                for fetch in fetches {
+                    copies.add(self.pairs(part.layer.index(), Lane(list.lane), *fetch, false)?);
+                }
             }
             list.passed = list.passed.max(pass + 1);
         }
