@@ -19,6 +19,8 @@
 
 pub mod block;
 pub mod clock;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod host;
 pub mod order;
 pub mod rates;
@@ -158,6 +160,10 @@ pub struct Part {
     /// The query rows of each batch row: all of the step's, or a draft layer's pass.
     pub rows: Rows,
 }
+
+/// Work that was captured once, to be launched any number of times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Graph(pub u32);
 
 /// A back end. See the module's head for memory, order and failure.
 pub trait Device: Debug + Send + Sync {
@@ -335,6 +341,40 @@ pub trait Device: Debug + Send + Sync {
     /// [`Kind::OutOfRange`].
     fn report(&self, pools: Pools, stream: Stream, micro_batch: MicroBatch, slot: Slice) -> Result<()>;
 
+    /// From now on records what is enqueued on `stream`, and on the streams that wait for it, instead of
+    /// running it, until [`Device::captured`].
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] on a device without graphs; [`Kind::Busy`] when the stream is being captured.
+    fn capture(&self, _stream: Stream) -> Result<()> {
+        Err(no_graphs())
+    }
+
+    /// Ends a capture that began on `stream`, with an error or without.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for a capture that something has broken, as a stream that was not joined back,
+    /// or that did not begin on `stream`; [`Kind::OutOfMemory`].
+    fn captured(&self, _stream: Stream) -> Result<Graph> {
+        Err(no_graphs())
+    }
+
+    /// Enqueues a graph's work as one operation of `stream`. Launches of one graph run one after the other.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a graph that this device does not have.
+    fn launch(&self, _graph: Graph, _stream: Stream) -> Result<()> {
+        Err(no_graphs())
+    }
+
+    /// Gives a graph up. Launches of it that are enqueued still run.
+    ///
+    /// # Errors
+    /// As [`Device::launch`].
+    fn release(&self, _graph: Graph) -> Result<()> {
+        Err(no_graphs())
+    }
+
     /// The residency digest of a lane, all layers summed. Waits for nothing: for tests and for ranks that
     /// compare themselves between steps.
     ///
@@ -431,6 +471,12 @@ pub struct Raise {
     pub first: u64,
     /// How many slots; empty ones cost nothing.
     pub count: u64,
+}
+
+fn no_graphs() -> Error {
+    Error::new(Kind::InvalidConfig, "capture")
+        .at("a device without graphs")
+        .hint("enqueue each step's layers")
 }
 
 /// Memory must not change hands: every slice names its device.

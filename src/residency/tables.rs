@@ -137,6 +137,21 @@ fn words(count: usize, value: u32) -> Result<Vec<u32>> {
     Ok(words)
 }
 
+/// The words of a layer's tables: see [`LayerTables::words`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableWords<'a> {
+    /// One a lane.
+    pub heads: &'a [LaneHead],
+    /// `[lanes][tokens]`: the slot of a position, or [`ABSENT`].
+    pub slot_of: &'a [u32],
+    /// `[budget slots]`: the position of a slot, or [`EMPTY`].
+    pub position_of: &'a [u32],
+    /// `[slots]`: the stamp of a slot. Those before the budget slots mean nothing.
+    pub stamp_of: &'a [u32],
+    /// `[lanes][lane_blocks]`: which blocks a lane has, counted from the first budget block.
+    pub blocks: &'a [u32],
+}
+
 /// The tables of one layer: every lane's map from positions to slots, every slot's position and stamp.
 #[derive(Debug)]
 pub struct LayerTables {
@@ -170,6 +185,47 @@ impl LayerTables {
             stamp_of: words(shape.slots() as usize, UNUSED)?,
             blocks: vec![0; lanes * shape.lane_blocks() as usize],
         })
+    }
+
+    /// Tables of these words, as a device has them. For tests: nothing of it is believed, [`LayerTables::validate`]
+    /// tells whether it is sound.
+    ///
+    /// # Errors
+    /// As [`LayerTables::new`]; [`Kind::OutOfRange`] for another number of words, or blocks that are not there.
+    pub fn from_words(shape: TableShape, words: &TableWords<'_>) -> Result<Self> {
+        let mut tables = LayerTables::new(shape)?;
+        let wrong = |place: &'static str| Error::new(Kind::OutOfRange, "residency tables").at(place);
+        let most = shape.lane_blocks();
+        if words.heads.iter().any(|h| h.blocks > most || h.budget > h.blocks * SLOT_BLOCK) {
+            return Err(wrong("blocks of a lane"));
+        }
+        let own = [&mut tables.slot_of, &mut tables.position_of, &mut tables.stamp_of, &mut tables.blocks];
+        let given = [words.slot_of, words.position_of, words.stamp_of, words.blocks];
+        for (own, given) in own.into_iter().zip(given) {
+            if own.len() != given.len() {
+                return Err(wrong("words of a table").with("given", given.len() as u64));
+            }
+            own.copy_from_slice(given);
+        }
+        if words.heads.len() != tables.heads.len() {
+            return Err(wrong("lanes").with("given", words.heads.len() as u64));
+        }
+        tables.heads.copy_from_slice(words.heads);
+        if (0..shape.lanes).any(|lane| tables.lane_blocks(lane).iter().any(|b| *b >= shape.budget_blocks)) {
+            return Err(wrong("block"));
+        }
+        Ok(tables)
+    }
+
+    /// The tables, word by word.
+    pub fn words(&self) -> TableWords<'_> {
+        TableWords {
+            heads: &self.heads,
+            slot_of: &self.slot_of,
+            position_of: &self.position_of,
+            stamp_of: &self.stamp_of,
+            blocks: &self.blocks,
+        }
     }
 
     /// The declared extents.

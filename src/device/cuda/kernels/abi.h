@@ -1,0 +1,184 @@
+// What host and kernels exchange: plain words, the same here and in `abi.rs`, whose sizes a test compares.
+//
+// Pointers are 64-bit addresses as the device sees them. `LaneHead`, `Fetch` and the tables are those of
+// `residency`; the step block and the report are those of `device::block`.
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+
+// `residency`: the sentinels of the tables.
+static const u32 ABSENT = 0;
+static const u32 EMPTY = 0xFFFFFFFFu;
+static const u32 FREE_STAMP = 0;
+static const u32 BROUGHT_UP = 1;
+static const u32 UNUSED_STAMP = 0x7FFFFFFFu;
+static const u32 SLOT_BLOCK = 64;
+
+// `device::block`: a row's accepted count stands in the device's tensor.
+static const u32 ACCEPTED_ON_DEVICE = 0xFFFFFFFFu;
+static const u32 BLOCK_HEADER = 4;   // step low, step high, rows, 0
+static const u32 BLOCK_ENTRY = 3;    // lane, accepted, query rows
+static const u32 REPORT_HEADER = 6;  // step low, step high, cause or 0, row, layer, value
+static const u32 REPORT_COUNT = 3;   // hits, misses, scratch
+
+// Beyond a lane's pages in its page table.
+static const u32 NO_PAGE = 0xFFFFFFFFu;
+
+// `device::block::Cause`.
+enum Cause : u32 {
+    BEYOND_LENGTH = 1,
+    ACCEPTED = 2,
+    TABLES = 3,
+    EARLIER = 4,
+    NOT_GATHERED = 5,
+    PASS_NOT_GATHERED = 6,
+};
+
+// Whether a lane's steps may go on; only a join or a truncation makes it less.
+enum Trust : u32 { SOUND = 0, FAILED = 1, BYTES = 2 };
+
+// The sticky word when nothing is wrong. Otherwise, so that of several errors the least is kept:
+// stage (0 commit, 1 behind it) << 63 | layer << 51 | batch row << 35 | cause << 32 | value.
+static const u64 NOTHING_WRONG = ~0ull;
+
+struct LaneHead {
+    u32 length, landed, budget, blocks, stamp, front, heir;
+};
+
+struct Fetch {
+    u32 position, slot;
+};
+
+// One layer's tables and memory.
+struct Layer {
+    u64 heads;        // LaneHead [lanes]
+    u64 slot_of;      // u32 [lanes][tokens]
+    u64 position_of;  // u32 [budget_blocks * 64]
+    u64 stamp_of;     // u32 [budget_base + budget_blocks * 64]
+    u64 blocks;       // u32 [lanes][lane_blocks]
+    u64 slab;         // slots of the sparse pool
+    u64 rows;         // host memory: rows of the total pool
+    u32 lanes, tokens, query_rows, scratch, passes, scratch_base, landing_base, budget_base, budget_blocks;
+    u32 lane_blocks;
+};
+
+// What the last resolve of a batch row missed; the rows stand in `Micro::fetches`.
+struct List {
+    u64 step;
+    u32 count, scratch;  // the first `scratch` of them are in scratch slots,
+    u32 share, passed;   // so many of these a pass; passes gathered
+    u32 lane, layer, first, rows;
+};
+
+// What the operations of a micro-batch share.
+struct Micro {
+    u64 block;    // u32 [words of a step block]
+    u64 counts;   // u32 [layers][3]: hits, misses, scratch
+    u64 lengths;  // u32 [batch]
+    u64 sticky;   // u64 [1]
+    u64 failed;   // u32 [batch]: the lane's trust when the step began
+    u64 lists;    // List [batch]
+    u64 fetches;  // Fetch [batch][selected]
+    u64 work;     // u32 [batch][work_words]
+};
+
+// One cache on the device. The room to work in of a batch row, or of a layer's warm-up, is
+// u32 [missed_words] (a bit a position), then [set_words] (a bit a slot of the lane), twice.
+struct Pools {
+    u64 layers;        // Layer [layer_count]
+    u64 pages;         // u32 [lanes][lane_pages]: host pages
+    u64 trust;         // u32 [lanes]
+    u64 micro;         // Micro [micro_batches]
+    u64 warm_fetches;  // Fetch [layer_count][top_k]
+    u64 warm_work;     // u32 [layer_count][work_words]
+    u64 host_page_bytes;
+    u32 layer_count, lanes, lane_pages, micro_batches, batch, query_rows, top_k;
+    u32 selected;  // query_rows * top_k
+    u32 work_words, missed_words, set_words;
+    u32 page_tokens, host_stride;
+    u32 runs[2];      // bytes of a row's runs, multiples of 4; the second may be 0
+    u32 block_bytes;  // of 64 slots: 64 first runs, then 64 second runs, then padding
+    u32 host_pages;
+    u32 residency_only;  // rows have no bytes
+};
+
+// What a join or a truncation takes over, in pinned memory:
+// u32 length, page_count, pages [lane_pages], budgets [layers], blocks [layers][staged_blocks].
+static const u32 STAGED_PAGES = 2;
+
+struct LoadArgs {
+    u64 pools, block;  // the pinned step block
+    u32 micro, unused;
+};
+
+struct CommitArgs {
+    u64 pools, accepted;  // u32 [batch], or 0
+    u32 micro, unused;
+};
+
+struct ResolveArgs {
+    u64 pools;
+    u64 selection;  // i32 [count][row_count][top_k]
+    u64 slots;      // i32 [count][row_count][top_k]
+    u64 lists;      // i32 [1 + passes][lists_batch][row_count][top_k], or 0
+    u64 counts;     // u32 [1 + passes][lists_batch][row_count], or 0
+    u32 micro, layer, first, count, row_first, row_count;
+    u32 lists_batch;
+    u32 shared;  // the room to work in is in shared memory
+};
+
+struct GatherArgs {
+    u64 pools;
+    u32 micro, layer, first, count, row_first, row_count;
+    u32 pass, unused;
+};
+
+struct ScatterArgs {
+    u64 pools;
+    u32 micro, layer, first, count, row_first, row_count;
+};
+
+struct ReportArgs {
+    u64 pools, slot;  // the pinned report
+    u32 micro, unused;
+};
+
+struct JoinArgs {
+    u64 pools, staged;
+    u32 lane, staged_blocks;  // blocks of a layer in `staged`
+};
+
+struct TruncateArgs {
+    u64 pools, staged;
+    u32 lane, settle, length, unused;
+};
+
+struct LeaveArgs {
+    u64 pools;
+    u32 lane, unused;
+};
+
+struct WarmArgs {
+    u64 pools, selections;  // i32 [layers][steps][top_k], or 0
+    u32 lane, whole, steps, unused;
+};
+
+struct RaiseArgs {
+    u64 pools, first, count;  // slots, numbered through all layers
+    u32 lane, unused;
+};
+
+struct DigestArgs {
+    u64 pools, out;  // u64, zero before
+    u32 lane, unused;
+};
+
+// Two pieces of mapped memory; `bytes` is a multiple of 4.
+struct CopyArgs {
+    u64 from, to, bytes;
+};
+
+static_assert(sizeof(LaneHead) == 28 && sizeof(Fetch) == 8, "residency's own");
+static_assert(sizeof(Layer) == 96 && sizeof(List) == 40 && sizeof(Micro) == 64 && sizeof(Pools) == 128, "abi.rs");
