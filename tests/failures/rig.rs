@@ -1,7 +1,8 @@
 //! A small cache whose rows say whose they are, and gates that hold a stream back until the test lets go.
 
+use crate::device::TestDevice;
 use forebay::device::clock::{ClockDevice, ClockOptions};
-use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::host::HostOptions;
 use forebay::device::{Device, Slice, Stream, Ticket};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Error, HostPage, Layer, LayerCall, Memory};
 use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, Streams, WarmUp};
@@ -45,21 +46,21 @@ pub fn stamp(tag: u32, layer: u32, position: u32) -> [u8; ROW] {
 /// by chance.
 #[derive(Clone)]
 pub struct Machine {
-    pub memory: Arc<HostDevice>,
+    pub memory: Arc<TestDevice>,
     clock: Option<Arc<ClockDevice>>,
 }
 
 impl Machine {
     pub fn host(threaded: bool) -> Machine {
-        let memory = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
+        let memory = TestDevice::new(HostOptions { threaded, ..HostOptions::default() });
         Machine { memory, clock: None }
     }
 
     /// By this seed, and without some of the waits that will be enqueued.
     pub fn clock(seed: u64, without: Range<u64>) -> Machine {
-        let memory = HostDevice::new(HostOptions::default());
+        let memory = TestDevice::host(HostOptions::default());
         let options = ClockOptions { seed: Some(seed), ..ClockOptions::default() };
-        let clock = ClockDevice::over(memory.clone(), options).unwrap();
+        let clock = ClockDevice::over(memory.device(), options).unwrap();
         clock.without_waits(without);
         Machine { memory, clock: Some(clock) }
     }
@@ -67,7 +68,7 @@ impl Machine {
     pub fn device(&self) -> Arc<dyn Device> {
         match &self.clock {
             Some(clock) => clock.clone(),
-            None => self.memory.clone(),
+            None => self.memory.device(),
         }
     }
 
@@ -79,14 +80,22 @@ impl Machine {
 
     /// Looks that take long enough for what is not held to have run.
     pub fn looks(&self) -> u32 {
-        if self.clock.is_some() { 30 } else { 10_000 }
+        if self.clock.is_some() || !self.memory.runs_by_itself() { 30 } else { 10_000 }
     }
 
     /// Holds a stream back from here on.
     pub fn gate(&self, stream: Stream) -> Gate {
-        let Some(clock) = &self.clock else { return Gate::of_threads(&self.memory, stream) };
-        clock.hold(stream).unwrap();
-        Gate::Clock(clock.clone(), stream)
+        match &self.clock {
+            Some(clock) => {
+                clock.hold(stream).unwrap();
+                Gate::Clock(clock.clone(), stream)
+            }
+            None if self.memory.runs_by_itself() => Gate::of_threads(&self.memory, stream),
+            None => {
+                self.memory.hold_by_itself(stream, true);
+                Gate::Held(self.memory.clone(), stream)
+            }
+        }
     }
 
     /// Blocks until `stream` has run what was enqueued.
@@ -130,10 +139,11 @@ pub fn some_wait_is_missed(test: impl Fn(Machine)) {
 pub enum Gate {
     Threads(Arc<(Mutex<bool>, Condvar)>),
     Clock(Arc<ClockDevice>, Stream),
+    Held(Arc<TestDevice>, Stream),
 }
 
 impl Gate {
-    fn of_threads(device: &HostDevice, stream: Stream) -> Gate {
+    fn of_threads(device: &TestDevice, stream: Stream) -> Gate {
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
         let held = Arc::clone(&gate);
         let hold = move || {
@@ -153,6 +163,7 @@ impl Gate {
                 gate.1.notify_all();
             }
             Gate::Clock(clock, stream) => clock.let_go(*stream).unwrap(),
+            Gate::Held(device, stream) => device.hold_by_itself(*stream, false),
         }
     }
 }
