@@ -65,6 +65,23 @@ impl Machine {
         Machine { memory, clock: Some(clock) }
     }
 
+    /// The CUDA device on a stand-in that delays and reorders by this seed, without some of the waits.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(seed: u64, without: Range<u64>) -> Machine {
+        let memory = TestDevice::cuda(&HostOptions::default(), Some(seed)).unwrap();
+        memory.standin().unwrap().without_waits(without);
+        Machine { memory, clock: None }
+    }
+
+    /// Waits that have been enqueued, where chance decides what they order.
+    fn waits(&self) -> u64 {
+        #[cfg(feature = "cuda")]
+        if let Some(standin) = self.memory.standin() {
+            return standin.waits();
+        }
+        self.clock.as_ref().map_or(0, |clock| clock.waits())
+    }
+
     pub fn device(&self) -> Arc<dyn Device> {
         match &self.clock {
             Some(clock) => clock.clone(),
@@ -118,21 +135,27 @@ fn seeds() -> Range<u64> {
     0..if std::env::var("FOREBAY_SOAK").is_ok_and(|value| value == "1") { 5_000 } else { 200 }
 }
 
-/// Runs a test on threads, where its gates force the order, and for every seed of the clock.
+/// Runs a test on threads, where its gates force the order, and for every seed of the clock and of the stand-in.
 pub fn everywhere(test: impl Fn(Machine)) {
     test(Machine::host(true));
     seeds().for_each(|seed| test(Machine::clock(seed, 0..0)));
+    #[cfg(feature = "cuda")]
+    (0..seeds().end / 10).for_each(|seed| test(Machine::cuda(seed, 0..0)));
 }
 
 /// The control of a test whose order stands in waits: without one of them it fails, for some seed.
 pub fn some_wait_is_missed(test: impl Fn(Machine)) {
-    let whole = Machine::clock(0, 0..0);
+    is_missed(&test, Machine::clock);
+    #[cfg(feature = "cuda")]
+    is_missed(&test, Machine::cuda);
+}
+
+fn is_missed(test: &impl Fn(Machine), machine: impl Fn(u64, Range<u64>) -> Machine) {
+    let whole = machine(0, 0..0);
     test(whole.clone());
-    let waits = whole.clock.unwrap().waits();
-    let fails =
-        |seed, wait| catch_unwind(AssertUnwindSafe(|| test(Machine::clock(seed, wait..wait + 1)))).is_err();
-    let missed = (0..waits).filter(|wait| (0..seeds().end / 10).any(|seed| fails(seed, *wait)));
-    assert!(missed.count() > 0, "none of {waits} waits is missed");
+    let fails = |seed, wait| catch_unwind(AssertUnwindSafe(|| test(machine(seed, wait..wait + 1)))).is_err();
+    let missed = |wait| (0..seeds().end / 10).any(|seed| fails(seed, wait));
+    assert!((0..whole.waits()).any(missed), "none of {} waits is missed", whole.waits());
 }
 
 /// Holds a stream back from where it was made until it is opened or dropped.

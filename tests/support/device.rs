@@ -27,7 +27,25 @@ pub struct TestDevice {
 enum Memory {
     Host(Arc<HostDevice>),
     #[cfg(feature = "cuda")]
-    Cuda(Arc<CudaDevice>, Standin),
+    Cuda(Arc<CudaDevice>, Standin, Digests),
+}
+
+/// Places for digests, taken in turn: many more than are under way.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+struct Digests {
+    places: Slice,
+    next: std::sync::atomic::AtomicU64,
+}
+
+#[cfg(feature = "cuda")]
+impl Digests {
+    const COUNT: u64 = 4096;
+
+    fn place(&self) -> Slice {
+        let next = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.places.part(8 * (next % Digests::COUNT), 8).unwrap()
+    }
 }
 
 /// Whether tests run on the CUDA device.
@@ -64,7 +82,9 @@ impl TestDevice {
         // Few threads a block: the stand-in runs each of them by itself.
         let device = CudaDevice::new(CudaOptions { library, threads: 64, ..CudaOptions::default() }).unwrap();
         options.fail_operation.into_iter().for_each(|n| standin.fail_operation(n, ILLEGAL_ADDRESS));
-        Some(Arc::new(TestDevice { memory: Memory::Cuda(device, standin), threaded: false }))
+        let places = device.allocate(8 * Digests::COUNT).unwrap();
+        let digests = Digests { places, next: 0.into() };
+        Some(Arc::new(TestDevice { memory: Memory::Cuda(device, standin, digests), threaded: false }))
     }
 
     /// The device, to be held.
@@ -72,7 +92,7 @@ impl TestDevice {
         match &self.memory {
             Memory::Host(host) => host.clone(),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(device, _) => device.clone(),
+            Memory::Cuda(device, ..) => device.clone(),
         }
     }
 
@@ -81,7 +101,7 @@ impl TestDevice {
     pub fn standin(&self) -> Option<&Standin> {
         match &self.memory {
             Memory::Host(_) => None,
-            Memory::Cuda(_, standin) => Some(standin),
+            Memory::Cuda(_, standin, _) => Some(standin),
         }
     }
 
@@ -103,7 +123,7 @@ impl TestDevice {
         match &self.memory {
             Memory::Host(host) => host.operations(),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(_, standin) => standin.operations(),
+            Memory::Cuda(_, standin, _) => standin.operations(),
         }
     }
 
@@ -112,7 +132,7 @@ impl TestDevice {
         match &self.memory {
             Memory::Host(host) => host.read(slice, bytes),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(device, standin) => {
+            Memory::Cuda(device, standin, _) => {
                 let fits = device.owns(&slice) && slice.bytes() == bytes.len() as u64;
                 outside(fits && standin.read(slice.address(), bytes))
             }
@@ -124,7 +144,7 @@ impl TestDevice {
         match &self.memory {
             Memory::Host(host) => host.write(slice, bytes),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(device, standin) => {
+            Memory::Cuda(device, standin, _) => {
                 let fits = device.owns(&slice) && slice.bytes() == bytes.len() as u64;
                 outside(fits && standin.write(slice.address(), bytes))
             }
@@ -151,8 +171,8 @@ impl TestDevice {
                 queue.call(stream, Arc::new(tell))
             }
             #[cfg(feature = "cuda")]
-            Memory::Cuda(device, _) => {
-                let to = device.allocate(8)?;
+            Memory::Cuda(device, _, digests) => {
+                let to = digests.place();
                 device.digest_into(pools, stream, lane, to)?;
                 let tell = move || {
                     let mut digest = [0; 8];
@@ -179,7 +199,7 @@ impl Deref for TestDevice {
         match &self.memory {
             Memory::Host(host) => &**host,
             #[cfg(feature = "cuda")]
-            Memory::Cuda(device, _) => &**device,
+            Memory::Cuda(device, ..) => &**device,
         }
     }
 }
