@@ -46,7 +46,10 @@ pub mod total;
 #[cfg(feature = "trace")]
 pub mod trace;
 
-pub use cache::{Accepted, Cache, Config, Footprint, Layers, Length, Memory, Open, Row, Slots, Tokens};
+pub use cache::{
+    Accepted, Cache, Capture, Captured, Config, Footprint, Graphs, Layers, Length, Memory, Open, Row, Slots,
+    Tokens,
+};
 pub use error::{Error, Kind, Result};
 pub use geometry::{Geometry, LINE, Piece, SLOT_BLOCK, Shape};
 pub use ids::{HostPage, IndexPage, Lane, Layer, MicroBatch, Sequence};

@@ -23,6 +23,7 @@
 //! synchronises an engine's stream. It computes no attention.
 
 mod admit;
+mod captured;
 mod close;
 mod decode;
 mod footprint;
@@ -44,6 +45,7 @@ use crate::step::{Ring, RingShape};
 use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, Secret, TotalPool};
 
 pub use admit::Open;
+pub use captured::{Capture, Captured, Graphs};
 pub use decode::{Accepted, Row};
 pub use footprint::Footprint;
 pub use overlapped::Layers;

@@ -8,7 +8,7 @@
 use crate::cache::Cache;
 use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
-use crate::ids::Layer;
+use crate::ids::{Layer, MicroBatch};
 use crate::overlap::{Engine, Overlap, OverlapStreams, Run, enqueue_layer, enqueue_step};
 use crate::step::{Buffers, Step};
 
@@ -53,7 +53,7 @@ impl Cache {
         let run = self.run(step, layer, layers)?;
         run.check(&*self.device, overlap)?;
         if let Some(pass) = pass {
-            self.check_passes(step, pass.saturating_add(1))?;
+            self.check_passes(step.query_rows, pass.saturating_add(1))?;
             if layer.0 < self.geometry.shape().layers {
                 return Err(Error::new(Kind::OutOfRange, "overlap")
                     .at("a pass of a layer that is no draft layer")
@@ -80,17 +80,12 @@ impl Cache {
         draft_passes: u32,
         engine: &mut dyn Engine,
     ) -> Result<()> {
-        if by_layer.len() != self.geometry.layers() as usize {
-            return Err(Error::new(Kind::InvalidConfig, "overlap")
-                .at("orders by layer")
-                .with("given", by_layer.len() as u64)
-                .with("wanted", self.geometry.layers()));
-        }
+        self.check_orders(by_layer)?;
         self.runs.clear();
         for (step, layers) in steps.iter() {
             let run = self.run(step, Layer(0), layers)?;
             by_layer.iter().try_for_each(|overlap| run.check(&*self.device, *overlap))?;
-            self.check_passes(step, draft_passes)?;
+            self.check_passes(step.query_rows, draft_passes)?;
             self.runs.push(run);
         }
         for (step, layers) in steps.iter_mut() {
@@ -113,19 +108,36 @@ impl Cache {
         Ok(())
     }
 
-    fn check_passes(&self, step: &Step, passes: u32) -> Result<()> {
-        if passes <= step.query_rows {
+    /// An order for each layer.
+    pub(super) fn check_orders(&self, by_layer: &[Overlap]) -> Result<()> {
+        if by_layer.len() == self.geometry.layers() as usize {
+            return Ok(());
+        }
+        Err(Error::new(Kind::InvalidConfig, "overlap")
+            .at("orders by layer")
+            .with("given", by_layer.len() as u64)
+            .with("wanted", self.geometry.layers()))
+    }
+
+    pub(super) fn check_passes(&self, query_rows: u32, passes: u32) -> Result<()> {
+        if passes <= query_rows {
             return Ok(());
         }
         Err(Error::new(Kind::OutOfRange, "overlap")
             .at("passes of the draft layers")
             .with("passes", passes)
-            .with("query rows", step.query_rows))
+            .with("query rows", query_rows))
     }
 
     /// What the layers of an open step share.
     fn run(&self, step: &Step, layer: Layer, layers: &Layers) -> Result<Run> {
         self.check_step(step, layer)?;
+        self.check_layers(step, layers)?;
+        self.layers_run(step.micro_batch, (step.rows, step.query_rows), layers)
+    }
+
+    /// Whether an open step's layers may be enqueued on these streams, for so many batch rows.
+    pub(super) fn check_layers(&self, step: &Step, layers: &Layers) -> Result<()> {
         let refuse = |place| Err(Error::new(Kind::InvalidConfig, "overlap").at(place));
         if step.abandoned {
             return refuse("the step was abandoned");
@@ -133,20 +145,35 @@ impl Cache {
         if step.streams.is_some_and(|streams| streams != layers.streams) {
             return refuse("other streams than the step's layers had before");
         }
-        if layers.batch < step.rows || layers.batch > self.config.batch {
-            return Err(Error::new(Kind::OutOfRange, "overlap")
-                .at("batch rows")
-                .with("rows", layers.batch)
-                .with("least", step.rows)
-                .with("most", self.config.batch));
+        self.check_rows(step.rows, layers)
+    }
+
+    fn check_rows(&self, rows: u32, layers: &Layers) -> Result<()> {
+        if (rows..=self.config.batch).contains(&layers.batch) {
+            return Ok(());
         }
+        Err(Error::new(Kind::OutOfRange, "overlap")
+            .at("batch rows")
+            .with("rows", layers.batch)
+            .with("least", rows)
+            .with("most", self.config.batch))
+    }
+
+    /// What layers of `rows` batch rows at least, and so many query rows, share.
+    pub(super) fn layers_run(
+        &self,
+        micro_batch: MicroBatch,
+        (rows, query_rows): (u32, u32),
+        layers: &Layers,
+    ) -> Result<Run> {
+        self.check_rows(rows, layers)?;
         let Buffers { selection, slots, parts } = layers.buffers;
         Ok(Run {
-            schedule: self.schedules[step.micro_batch.index()],
-            micro_batch: step.micro_batch,
+            schedule: self.schedules[micro_batch.index()],
+            micro_batch,
             batch: layers.batch,
             half: layers.half,
-            query_rows: step.query_rows,
+            query_rows,
             top_k: self.geometry.shape().top_k,
             passes: self.attention_passes(),
             streams: layers.streams,

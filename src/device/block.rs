@@ -43,6 +43,13 @@ pub mod step {
         }
     }
 
+    /// Makes a block one without rows.
+    pub(crate) fn empty(words: &mut [u32]) {
+        if let Some(rows) = words.get_mut(2) {
+            *rows = 0;
+        }
+    }
+
     /// The step's number and how many rows it has.
     pub fn header(words: &[u32]) -> (u64, usize) {
         (u64::from(words[1]) << 32 | u64::from(words[0]), words[2] as usize)
@@ -55,7 +62,7 @@ pub mod step {
     }
 }
 
-/// The sticky word: the first error of a step's selections.
+/// The sticky word: the first error of a step, the commit's before others, then by layer and batch row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sticky {
     /// Batch row.
@@ -66,6 +73,29 @@ pub struct Sticky {
     pub cause: Cause,
     /// The position or count that was not to be.
     pub value: u32,
+}
+
+/// The word that says nothing is wrong.
+pub(crate) const NOTHING_WRONG: u64 = u64::MAX;
+
+/// The most rows of a batch and layers of a model that a sticky word can name.
+pub(crate) const STICKY_ROWS: u32 = 1 << 16;
+pub(crate) const STICKY_LAYERS: u32 = 1 << 12;
+
+impl Sticky {
+    /// As one word, of which a device keeps the least: errors of the commit first, then by layer and batch row. So
+    /// it does not matter in which order the rows of a step find theirs.
+    pub(crate) fn word(&self, committed: bool) -> u64 {
+        let place = u64::from(self.layer % STICKY_LAYERS) << 51 | u64::from(self.row % STICKY_ROWS) << 35;
+        u64::from(committed) << 63 | place | (self.cause as u64) << 32 | u64::from(self.value)
+    }
+
+    /// Of a word; none where nothing is wrong.
+    pub(crate) fn of_word(word: u64) -> Option<Sticky> {
+        let cause = Cause::of((word >> 32) as u32 & 7).filter(|_| word != NOTHING_WRONG)?;
+        let (layer, row) = ((word >> 51) as u32 % STICKY_LAYERS, (word >> 35) as u32 % STICKY_ROWS);
+        Some(Sticky { row, layer, cause, value: word as u32 })
+    }
 }
 
 /// What made a step fail.
@@ -89,6 +119,20 @@ pub enum Cause {
 }
 
 impl Cause {
+    const ALL: [Cause; 6] = [
+        Cause::BeyondLength,
+        Cause::Accepted,
+        Cause::Tables,
+        Cause::Earlier,
+        Cause::NotGathered,
+        Cause::PassNotGathered,
+    ];
+
+    /// The cause of a code.
+    fn of(code: u32) -> Option<Cause> {
+        Cause::ALL.into_iter().find(|cause| *cause as u32 == code)
+    }
+
     /// The cause in words.
     pub const fn describe(self) -> &'static str {
         match self {
@@ -129,7 +173,7 @@ impl LayerCount {
 pub struct Report {
     /// The step.
     pub step: u64,
-    /// The first error, if there was one.
+    /// The first error, if there was one: see [`Sticky`].
     pub sticky: Option<Sticky>,
     /// By layer.
     pub layers: Vec<LayerCount>,
@@ -185,18 +229,10 @@ impl Report {
                 .with("found", stamp));
         }
         self.step = stamp;
-        let cause = match words[2] {
-            0 => None,
-            1 => Some(Cause::BeyondLength),
-            2 => Some(Cause::Accepted),
-            3 => Some(Cause::Tables),
-            4 => Some(Cause::Earlier),
-            5 => Some(Cause::NotGathered),
-            6 => Some(Cause::PassNotGathered),
-            code => {
-                return Err(Error::new(Kind::Internal, "retire").at("cause of a report").with("code", code));
-            }
-        };
+        let cause = Cause::of(words[2]);
+        if cause.is_none() && words[2] != 0 {
+            return Err(Error::new(Kind::Internal, "retire").at("cause of a report").with("code", words[2]));
+        }
         self.sticky = cause.map(|cause| Sticky { row: words[3], layer: words[4], cause, value: words[5] });
         for (at, count) in self.layers.iter_mut().enumerate() {
             let at = REPORT_HEADER + at * COUNT;
@@ -223,6 +259,25 @@ mod tests {
         step::encode(1 << 40 | 5, rows.iter().copied(), &mut words);
         assert_eq!(step::header(&words), (1 << 40 | 5, 2));
         assert_eq!([step::entry(&words, 0), step::entry(&words, 1)], rows);
+    }
+
+    #[test]
+    fn a_sticky_word_reads_back_and_the_commits_errors_come_first() {
+        let sticky = |layer, row, cause| Sticky { row, layer, cause, value: u32::MAX };
+        for cause in Cause::ALL {
+            let last = sticky(STICKY_LAYERS - 1, STICKY_ROWS - 1, cause);
+            assert_eq!(Sticky::of_word(last.word(true)), Some(last));
+            assert_eq!(Sticky::of_word(last.word(false)), Some(last));
+        }
+        assert_eq!(Sticky::of_word(NOTHING_WRONG), None);
+        let words = [
+            sticky(9, 9, Cause::Earlier).word(false),
+            sticky(0, 1, Cause::BeyondLength).word(true),
+            sticky(0, 2, Cause::BeyondLength).word(true),
+            sticky(1, 0, Cause::BeyondLength).word(true),
+            NOTHING_WRONG,
+        ];
+        assert!(words.is_sorted());
     }
 
     #[test]

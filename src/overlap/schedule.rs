@@ -28,7 +28,7 @@
 //!
 //! **Capture.** Each side stream's last operation of a layer is waited for in the compute stream, S's at the
 //! step's end ([`Schedule::join`]), so a captured step leaves no fork unjoined. Where micro-batches have compute
-//! streams of their own, forking and joining these is the engine's.
+//! streams of their own, who captures forks and joins these: `Cache::capture`, or the engine.
 //!
 //! Costs: at most seven edges a layer and two more a further pass, beside R, G and S; nothing is allocated,
 //! nothing is waited for. It does not choose the order (`choice`), nor know what a callback computes.
@@ -246,6 +246,11 @@ impl Schedule {
             attended: device.event()?,
             scattered: device.event()?,
         })
+    }
+
+    /// Orders `to` behind `from`, at the beginning of a captured step and around its launch.
+    pub(crate) fn fork(&self, device: &dyn Device, from: Stream, to: Stream) -> Result<()> {
+        edge(device, self.attended, from, to)
     }
 
     /// The end of a step: `to` is ordered behind everything that its layers have enqueued on `streams`.

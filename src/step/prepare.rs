@@ -113,6 +113,11 @@ impl Ring {
         })
     }
 
+    /// What tells this ring's steps from others'.
+    pub(crate) const fn tag(&self) -> u32 {
+        self.tag
+    }
+
     /// Steps between prepare and retire.
     pub(crate) fn in_flight(&self) -> u32 {
         self.slots.iter().filter(|s| s.step.is_some()).count() as u32
@@ -158,13 +163,22 @@ impl Ring {
     /// # Errors
     /// [`Kind::Busy`].
     pub(crate) fn check_room(&self, micro_batch: MicroBatch) -> Result<()> {
-        if self.slots.iter().any(|s| s.open == Some(micro_batch)) {
-            return Err(Error::new(Kind::Busy, "prepare")
-                .at("the micro-batch's last step is not finished")
-                .with("micro-batch", micro_batch.0)
-                .hint("finish that step first"));
-        }
+        self.check_closed(micro_batch)?;
         self.free_slot().map(|_| ())
+    }
+
+    /// Whether no step of `micro_batch` is open.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`].
+    pub(crate) fn check_closed(&self, micro_batch: MicroBatch) -> Result<()> {
+        if self.slots.iter().all(|s| s.open != Some(micro_batch)) {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Busy, "prepare")
+            .at("the micro-batch's last step is not finished")
+            .with("micro-batch", micro_batch.0)
+            .hint("finish that step first"))
     }
 
     /// Notes that all of a step has been enqueued.

@@ -119,7 +119,7 @@ impl HostPools {
         let (selection, slots) = (self.read::<i32>(selection), self.write::<i32>(answer.slots));
         let per_row = part.rows.count as usize * k;
         let mut record = state.record.lock();
-        let Record { block, report, work, divider } = &mut *record;
+        let Record { block, report, sticky: word, work, divider, .. } = &mut *record;
         let (_, real) = block::step::header(block);
         let layer = part.layer.index();
         let mut tables = self.layers[layer].lock();
@@ -140,7 +140,7 @@ impl HostPools {
             let entry = block::step::entry(block, row);
             let sticky = |cause, value| Sticky { row: row as u32, layer: layer as u32, cause, value };
             if let Some(cause) = missing {
-                self.blame(report, entry.lane, sticky(cause, layer as u32));
+                self.blame(word, entry.lane, (true, sticky(cause, layer as u32)));
             }
             list.lane = entry.lane;
             // A sequence may have fewer query rows than the step is wide: the others are inert.
@@ -157,7 +157,7 @@ impl HostPools {
                 Ok(done) => done,
                 Err(_) => {
                     slots.fill(-1);
-                    self.blame(report, entry.lane, sticky(Cause::Tables, entry.lane));
+                    self.blame(word, entry.lane, (true, sticky(Cause::Tables, entry.lane)));
                     continue;
                 }
             };
@@ -165,7 +165,7 @@ impl HostPools {
             (list.scratch, list.share) = (done.counts.scratch as usize, tables.shape().scratch as usize);
             report.layers[layer].add(&done.counts);
             if let Some(beyond) = done.beyond {
-                self.blame(report, entry.lane, sticky(Cause::BeyondLength, beyond.position));
+                self.blame(word, entry.lane, (true, sticky(Cause::BeyondLength, beyond.position)));
             }
             if let Some(lists) = &mut lists {
                 let (fetches, scratch) = (&list.fetches[..list.count], list.scratch);
@@ -203,7 +203,7 @@ impl HostPools {
                 let mut record = state.record.lock();
                 let lane = block::step::entry(&record.block, row as usize).lane;
                 let sticky = Sticky { row, layer: part.layer.0, cause, value: part.layer.0 };
-                self.blame(&mut record.report, lane, sticky);
+                self.blame(&mut record.sticky, lane, (true, sticky));
                 continue;
             }
             for fetches in list.of_pass(pass) {

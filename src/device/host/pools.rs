@@ -4,7 +4,9 @@
 //! lists, so that one half's gather runs beside the other half's resolve. The copies of a commit, a scatter
 //! and a warm-up are short or rare, and run under their layer's lock. Page tables are under none (`pages`).
 
-use crate::device::block::{self, ACCEPTED_ON_DEVICE, Cause, Entry, LayerCount, Report, Sticky};
+use crate::device::block::{
+    self, ACCEPTED_ON_DEVICE, Cause, Entry, LayerCount, NOTHING_WRONG, Report, STICKY_ROWS, Sticky,
+};
 use crate::device::host::copy::{AHEAD, Copier, PAIRS, Pair, ask};
 use crate::device::host::lists::List;
 use crate::device::host::pages::PageTables;
@@ -89,6 +91,10 @@ pub(super) struct Record {
     /// The step block on the device.
     pub(super) block: Vec<u32>,
     pub(super) report: Report,
+    /// The least of the step's sticky words.
+    pub(super) sticky: u64,
+    /// By batch row: an earlier step of its lane had failed when this one began.
+    failed: Vec<bool>,
     pub(super) work: Workspace,
     pub(super) divider: Divider,
 }
@@ -179,6 +185,9 @@ impl HostPools {
             return Err(Error::new(Kind::InvalidConfig, "attach").at("layers of the plan"));
         }
         let Some(shape) = plan.tables.first().copied() else { return Err(bad("layers", 0_u32)) };
+        if plan.batch > STICKY_ROWS {
+            return Err(Error::new(Kind::InvalidConfig, "attach").at("batch rows").with("most", STICKY_ROWS));
+        }
         for (tables, slab) in plan.tables.iter().zip(&plan.slabs) {
             let blocks = u64::from(tables.budget_base / SLOT_BLOCK + tables.budget_blocks);
             let fits = blocks * u64::from(g.block_bytes()) <= slab.bytes();
@@ -200,6 +209,8 @@ impl HostPools {
             record: Mutex::new(Record {
                 block: vec![0; block::step::words(plan.batch)],
                 report: Report::with_room(g.layers(), plan.batch),
+                sticky: NOTHING_WRONG,
+                failed: Vec::with_capacity(plan.batch as usize),
                 work: work(),
                 divider: Divider::new(slots),
             }),
@@ -445,12 +456,46 @@ impl HostPools {
         if rows > self.plan.batch as usize {
             return Err(bad("rows of a step block", rows as u64));
         }
-        state.step.store(step, Ordering::Release);
-        state.rows.store(rows as u32, Ordering::Release);
         record.report.step = step;
-        record.report.sticky = None;
+        record.sticky = NOTHING_WRONG;
         record.report.lengths.clear();
         record.report.layers.fill(LayerCount::default());
+        self.know_lanes(&mut record, rows)?;
+        let (_, rows) = block::step::header(&record.block);
+        state.step.store(step, Ordering::Release);
+        state.rows.store(rows as u32, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether the lanes of a step may go on. No row of a block is done that names a lane twice, or one that is
+    /// not there: its step fails, and its lanes.
+    fn know_lanes(&self, record: &mut Record, rows: usize) -> Result<()> {
+        let Record { block, report, sticky, failed, .. } = record;
+        let lane = |row: usize| block::step::entry(block, row).lane;
+        let wrong = |row: &usize| {
+            self.lanes.get(lane(*row) as usize).is_none()
+                || (0..*row).any(|before| lane(before) == lane(*row))
+        };
+        failed.clear();
+        match (0..rows).find(wrong) {
+            None => {
+                for row in 0..rows {
+                    failed.push(*self.lane(Lane(lane(row)))?.trust.lock() != Trust::Sound);
+                }
+            }
+            Some(row) => {
+                let value = lane(row);
+                let wrong = Sticky { row: row as u32, layer: 0, cause: Cause::Tables, value };
+                let tables = self.layers.first().map(|layer| layer.lock());
+                for lane in (0..rows).map(lane) {
+                    self.blame(sticky, lane, (false, wrong));
+                    let head = tables.as_ref().and_then(|tables| tables.head(lane).copied());
+                    report.lengths.push(head.unwrap_or_default().length);
+                }
+                drop(tables);
+                block::step::empty(block);
+            }
+        }
         Ok(())
     }
 
@@ -474,7 +519,7 @@ impl HostPools {
 
     fn commit<S: Scan>(&self, scan: &S, micro: MicroBatch, accepted: Option<Slice>) -> Result<()> {
         let mut record = self.micro(micro)?.record.lock();
-        let Record { block, report, .. } = &mut *record;
+        let Record { block, report, sticky, failed, .. } = &mut *record;
         let counts: &[u32] = accepted.map_or(&[], |s| self.read(s));
         let (_, rows) = block::step::header(block);
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
@@ -488,8 +533,8 @@ impl HostPools {
                 };
                 let landed = tables.head(lane).map_or(0, |h| h.landed);
                 // A count that cannot be is not believed, and of a failed step nothing is accepted: this
-                // step fails too, the tables stay sound.
-                let failed = *self.lane(Lane(lane))?.trust.lock() != Trust::Sound;
+                // step fails too, the tables stay sound, the same in all layers.
+                let failed = failed[row];
                 let (cause, believed) = match accepted <= landed {
                     _ if failed => (Cause::Earlier, 0),
                     true => (Cause::Tables, accepted),
@@ -499,7 +544,8 @@ impl HostPools {
                 let done = self.accept(scan, index, &mut tables, &mut copies, next);
                 if failed || done.is_err() || believed != accepted {
                     let (row, layer) = (row as u32, index as u32);
-                    self.blame(report, lane, Sticky { row, layer, cause, value: accepted });
+                    let wrong = Sticky { row, layer, cause, value: accepted };
+                    self.blame(sticky, lane, (false, wrong));
                 }
                 if index == 0 {
                     report.lengths.push(tables.head(lane).map_or(0, |h| h.length));
@@ -509,9 +555,9 @@ impl HostPools {
         Ok(())
     }
 
-    /// Notes an error of a step, the first one in its report, and that its lane must not go on.
-    pub(super) fn blame(&self, report: &mut Report, lane: u32, sticky: Sticky) {
-        report.sticky = report.sticky.or(Some(sticky));
+    /// Notes an error of a step, `committed` or of its commit, and that its lane must not go on.
+    pub(super) fn blame(&self, word: &mut u64, lane: u32, (committed, sticky): (bool, Sticky)) {
+        *word = sticky.word(committed).min(*word);
         if let Ok(state) = self.lane(Lane(lane)) {
             let mut trust = state.trust.lock();
             *trust = match sticky.cause {
@@ -566,16 +612,17 @@ impl HostPools {
     fn report(&self, micro: MicroBatch, slot: Slice) -> Result<()> {
         let state = self.micro(micro)?;
         let mut record = state.record.lock();
-        let Record { block, report, .. } = &mut *record;
+        let Record { block, report, sticky: word, .. } = &mut *record;
         let (step, rows) = block::step::header(block);
         for (row, list) in state.lists[..rows].iter().enumerate() {
             let list = list.lock();
             if let Some(cause) = list.missing(step).filter(|_| !self.plan.residency_only) {
                 let (layer, lane) = (list.layer as u32, block::step::entry(block, row).lane);
                 let sticky = Sticky { row: row as u32, layer, cause, value: layer };
-                self.blame(report, lane, sticky);
+                self.blame(word, lane, (true, sticky));
             }
         }
+        report.sticky = Sticky::of_word(*word);
         report.encode(self.write(slot));
         Ok(())
     }
