@@ -2,6 +2,11 @@
 //! failed step, never a wrong row.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[allow(dead_code, reason = "a test takes what it needs")]
+#[path = "support/device.rs"]
+mod device;
+
+use device::TestDevice;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Event, Parts, Slice, Stream};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
@@ -13,7 +18,7 @@ const K: u32 = 8;
 
 struct Engine {
     cache: Cache,
-    device: Arc<HostDevice>,
+    device: Arc<TestDevice>,
     stream: Stream,
     buffers: Buffers,
     done: Event,
@@ -31,10 +36,10 @@ impl Engine {
     }
 
     fn with(threaded: bool, config: Config) -> Engine {
-        let device = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
+        let device = TestDevice::new(HostOptions { threaded, ..HostOptions::default() });
         let buffer = || device.allocate(u64::from(4 * K)).unwrap();
         let buffers = Buffers { selection: buffer(), slots: buffer(), parts: None };
-        let cache = Cache::new(config, device.clone()).unwrap();
+        let cache = Cache::new(config, device.device()).unwrap();
         let (stream, done) = (device.stream().unwrap(), device.event().unwrap());
         Engine { cache, device, stream, buffers, done }
     }
@@ -159,7 +164,7 @@ fn passes_are_no_more_than_there_is_something_to_do_for() {
     let passes = |min_budget: u32, attention_passes: u32| {
         let shape = Shape { top_k: 48, ..config().shape };
         let config = Config { shape, min_budget, attention_passes, ..config() };
-        Cache::new(config, HostDevice::new(HostOptions::default())).unwrap().attention_passes()
+        Cache::new(config, TestDevice::new(HostOptions::default()).device()).unwrap().attention_passes()
     };
     assert_eq!([passes(4, 30), passes(4, 7), passes(4, 1), passes(4, 1000)], [22, 7, 1, 44]);
     assert_eq!(passes(16, u32::MAX), 32);
@@ -252,7 +257,7 @@ fn numbers_at_the_end_of_their_type_are_errors() {
         Config { host_pages: u32::MAX, shape: Shape { page_tokens: 1024, ..Shape::GQA_8X128 }, ..config() },
     ];
     for config in huge {
-        let refused = Cache::new(config.clone(), HostDevice::new(HostOptions::default()));
+        let refused = Cache::new(config.clone(), TestDevice::new(HostOptions::default()).device());
         assert!(refused.is_err(), "{config:?}");
     }
 }
@@ -291,7 +296,7 @@ fn a_wait_is_for_the_last_record_whatever_another_stream_has_reached() {
 
 #[test]
 fn a_record_that_is_refused_leaves_the_event_as_it_was() {
-    let device = HostDevice::new(HostOptions::default());
+    let device = TestDevice::new(HostOptions::default());
     let event = device.event().unwrap();
     assert!(device.record(event, Stream(99)).is_err());
     assert!(device.query(event).unwrap());

@@ -14,7 +14,7 @@ mod trace_body;
 mod world;
 
 use forebay::device::host::HostOptions;
-use forebay::device::{Answer, Device, Outcome, Part, Pools};
+use forebay::device::{Answer, Outcome, Part, Pools};
 use forebay::residency::Rows;
 use forebay::{Accepted, BringUp, Budget, Kind, Layer, LayerCall, MicroBatch, Open, Row};
 use proptest::prelude::*;
@@ -26,7 +26,7 @@ use trace_body::{GROUP, HEADER, content, recording, trace_bytes, trace_parts};
 use world::bodies::cache_ops;
 use world::engine::Edge;
 use world::ops::{OP_BYTES, Op, Random, ops_from_bytes};
-use world::run::{Setup, World, run_in};
+use world::run::{On, Setup, World, run_in};
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(any::<[u8; OP_BYTES]>().prop_map(Op::decode), 1..90)
@@ -64,7 +64,7 @@ fn portable(variant: u8) -> Setup {
 
 /// On a clock device that delays and reorders by this seed whatever no edge orders.
 fn clocked(variant: u8, seed: u64) -> Setup {
-    Setup { seed: Some(seed), ..Setup::inline(variant) }
+    Setup { on: On::Clock { seed }, ..Setup::inline(variant) }
 }
 
 /// Seeds of the clock.
@@ -284,7 +284,7 @@ fn attention_with_slow_gathers(setup: Setup, seed: u16, missing: Option<Edge>) -
     world.apply(&COLD);
     world.engine.missing = missing;
     world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed });
-    let held = setup.seed.is_none().then(|| world.engine.hold(world.engine.gathers(0)));
+    let held = (!setup.on.is_by_chance()).then(|| world.engine.hold(world.engine.gathers(0)));
     // A call a layer and pass fits the streams' queues: nothing here waits for the gathers.
     (0..9).for_each(|_| world.layer(0));
     if missing.is_some() && held.is_some() {
@@ -322,7 +322,7 @@ fn stores_with_slow_writes(setup: Setup, seed: u16, missing: Option<Edge>) -> bo
     world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed });
     world.engine.drain(world.engine.stream(0));
     world.engine.missing = missing;
-    let held = setup.seed.is_none().then(|| world.engine.hold(world.engine.stream(0)));
+    let held = (!setup.on.is_by_chance()).then(|| world.engine.hold(world.engine.stream(0)));
     (0..9).for_each(|_| world.layer(0));
     if missing.is_some() && held.is_some() {
         world.engine.drain(world.engine.scatters(0));
