@@ -10,8 +10,6 @@ pub(super) type Address = u64;
 
 /// Beyond a lane's pages in its page table.
 pub(super) const NO_PAGE: u32 = u32::MAX;
-/// The sticky word when nothing is wrong.
-pub(super) const NOTHING_WRONG: u64 = u64::MAX;
 /// Where a staged page table begins, in words.
 pub(super) const STAGED_PAGES: usize = 2;
 /// The stamp of a slot that no lane has.
@@ -284,5 +282,6 @@ mod tests {
             assert!(HEADER.contains(&text), "{text}");
         }
         assert_eq!((crate::residency::ABSENT, crate::residency::EMPTY), (0, u32::MAX));
+        assert_eq!(crate::device::block::NOTHING_WRONG, u64::MAX);
     }
 }

@@ -269,7 +269,7 @@ impl Device for CudaDevice {
     fn digest(&self, pools: Pools, lane: Lane) -> Result<u64> {
         let pools = self.inner.pool(pools)?;
         pools.extents.lane(lane)?;
-        let sum = pools.digest(&self.inner.worker, &self.inner.module, lane);
+        let sum = pools.digest_now(&self.inner.worker, &self.inner.module, lane);
         sum.map_err(|refusal| self.inner.refused("digest", refusal))
     }
 

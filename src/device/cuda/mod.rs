@@ -14,8 +14,8 @@
 //! **Failure.** A call that the driver refuses says so, with the driver's name for the code, and whatever it was
 //! to enqueue is not. Two things fail the device for good, as any later query tells: the driver reports the context
 //! lost, to whichever call hears of it first, or work of the host's panicked. From then on enqueueing does
-//! nothing, and says nothing. With the context, events count as reached and all tickets are ended, since the driver will
-//! run no more functions; work that was to be called and was not reached is dropped.
+//! nothing, and says nothing. Where the context is lost, events count as reached and all tickets are ended,
+//! since the driver will run no more functions; work that was to be called and was not reached is dropped.
 //!
 //! **The end.** Dropping the device waits for what was enqueued on its streams and on those it borrowed, and
 //! gives everything back.
@@ -264,6 +264,21 @@ impl CudaDevice {
             let copied = self.inner.worker.run(|c, stream| c.copy(to + at, from + at, count, stream));
             copied.map_err(|refusal| self.inner.refused(operation, refusal))
         })
+    }
+
+    /// Writes the digest of a lane, as [`Device::digest`] answers it, to `to` (8 bytes) in the stream's order. For
+    /// ranks that compare themselves without waiting.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`]; as any enqueueing.
+    pub fn digest_into(&self, pools: Pools, stream: Stream, lane: Lane, to: Slice) -> Result<()> {
+        let pools = self.inner.pool(pools)?;
+        pools.extents.lane(lane)?;
+        pools.extents.words(&to, 2)?;
+        if !to.address().is_multiple_of(8) {
+            return Err(bad("address of a digest", to.address()));
+        }
+        self.inner.enqueue_pool("digest", stream, |e| pools.digest(e, lane, to.address()))
     }
 
     /// The words of a layer's tables, as they are now; waits for the copies. For tests and comparisons.

@@ -11,7 +11,7 @@
 //! **Warm-ups** of all lanes share one room to work in. Those of different streams are run one behind the
 //! other by an event of the device's own, so none of them can be captured.
 
-use super::abi::{self, NO_PAGE, NOTHING_WRONG, STAGED_PAGES, UNUSED_STAMP, bytes_of};
+use super::abi::{self, NO_PAGE, STAGED_PAGES, UNUSED_STAMP, bytes_of};
 use super::driver::{Answer, Context, Current, Handle, LaunchAttribute, LaunchConfig, Refusal, flag};
 use super::memory::{Allocation, Pinned, Worker};
 use super::module::{Kernel, Module};
@@ -528,14 +528,18 @@ impl CudaPools {
         }
     }
 
-    /// The digest of a lane, all layers summed.
-    pub fn digest(&self, worker: &Worker, module: &Module, lane: Lane) -> Answer<u64> {
-        let args = abi::DigestArgs { pools: self.pools, out: self.digest, lane: lane.0, unused: 0 };
+    /// Adds up the digest of a lane, all layers summed, at `to`.
+    pub fn digest(&self, e: &Enqueueing<'_>, lane: Lane, to: Handle) -> Answer {
+        let args = abi::DigestArgs { pools: self.pools, out: to, lane: lane.0, unused: 0 };
+        e.current.fill_words(to, 0, 2, e.stream)?;
+        self.run(e, Launch::new(Kernel::Digest, self.words.layer_count, 1), &args)
+    }
+
+    /// The digest of a lane, as it is now.
+    pub fn digest_now(&self, worker: &Worker, module: &Module, lane: Lane) -> Answer<u64> {
         let mut sum = 0_u64;
         worker.run(|current, stream| {
-            current.fill_words(self.digest, 0, 2, stream)?;
-            let launch = Launch::new(Kernel::Digest, self.words.layer_count, 1);
-            self.launches.launch(current, module, stream, launch, &args)?;
+            self.digest(&Enqueueing { current, module, stream }, lane, self.digest)?;
             current.copy(std::ptr::from_mut(&mut sum) as Handle, self.digest, 8, stream)
         })?;
         Ok(sum)
@@ -601,7 +605,7 @@ fn fill(layout: &Layout, tables: &[TableShape], worker: &Worker) -> Answer {
         fill(pools.pages, NO_PAGE, u64::from(pools.lanes) * u64::from(pools.lane_pages))
     })?;
     for micro in &layout.micro {
-        worker.upload(micro.sticky, bytes_of(&[NOTHING_WRONG]))?;
+        worker.upload(micro.sticky, bytes_of(&[block::NOTHING_WRONG]))?;
     }
     worker.upload(layout.pools.layers, bytes_of(&layout.layers))?;
     if !layout.micro.is_empty() {
