@@ -72,8 +72,8 @@ pub struct CudaOptions {
     pub gather_blocks: u32,
     /// Threads of a block: a multiple of 32 up to 512.
     pub threads: u32,
-    /// Kernels of a step are launched before those in front of them have ended, and wait for them on the
-    /// device: 9.0 and later.
+    /// Kernels are launched before those in front of them have ended, and wait for them on the device: 9.0 and
+    /// later.
     pub programmatic: bool,
     /// Gathers by bulk copies: 9.0 and later.
     pub bulk: bool,
@@ -156,10 +156,9 @@ impl CudaDevice {
     pub fn new(options: CudaOptions) -> Result<Arc<CudaDevice>> {
         check_options(&options)?;
         let context = Arc::new(Context::retain(Driver::load(&options)?, options.device)?);
-        let newest = options.programmatic || options.bulk;
-        if newest && context.capability < (9, 0) {
+        if (options.programmatic || options.bulk) && !Module::is_new(&context) {
             return Err(Error::new(Kind::InvalidConfig, NAME)
-                .at("programmatic launches and bulk copies before compute capability 9.0")
+                .at("programmatic launches or bulk copies without kernels of this device's own, 9.0 or later")
                 .with("major", context.capability.0)
                 .with("minor", context.capability.1)
                 .hint("do without them on this device"));

@@ -35,22 +35,6 @@ kernels! {
     GatherBulk = c"forebay_gather_bulk",
 }
 
-impl Kernel {
-    /// Whether the kernel may be launched before the one in front of it has ended: those of a step, which wait for
-    /// that end by themselves.
-    pub const fn waits_for_the_one_before(self) -> bool {
-        matches!(
-            self,
-            Kernel::Commit
-                | Kernel::Resolve
-                | Kernel::Gather
-                | Kernel::GatherBulk
-                | Kernel::Scatter
-                | Kernel::Report
-        )
-    }
-}
-
 /// The loaded kernels.
 #[derive(Debug)]
 pub(super) struct Module {
@@ -60,6 +44,13 @@ pub(super) struct Module {
 }
 
 impl Module {
+    /// Whether the device gets kernels that were compiled for 9.0 or later: those wait by themselves for the kernel
+    /// that they were launched before the end of, and know bulk copies. Kernels compiled for less, which newer devices
+    /// may get too, do not.
+    pub fn is_new(context: &Context) -> bool {
+        context.capability >= (9, 0) && image(context.capability).starts_with(b"\x7FELF")
+    }
+
     /// Loads the kernels that fit the device; those of bulk copies, which newer devices have, only if `bulk`.
     ///
     /// # Errors

@@ -82,7 +82,7 @@ impl Launches {
             shared_bytes: launch.shared_bytes,
             stream,
             attributes: &raw const early,
-            attribute_count: u32::from(self.programmatic && launch.kernel.waits_for_the_one_before()),
+            attribute_count: self.programmatic.into(),
         };
         let parameters = [std::ptr::from_ref(args).cast()];
         current.launch(&config, module.function(launch.kernel), &parameters, 0)
