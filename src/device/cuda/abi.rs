@@ -181,7 +181,7 @@ words! {
     LeaveArgs: 16 { pools: Address, lane: u32, unused: u32 }
 
     /// Of `forebay_warm`.
-    WarmArgs: 32 { pools: Address, selections: Address, lane: u32, whole: u32, steps: u32, unused: u32 }
+    WarmArgs: 32 { pools: Address, selections: Address, lane: u32, whole: u32, steps: u32, shared: u32 }
 
     /// Of `forebay_raise`.
     RaiseArgs: 32 { pools: Address, first: u64, count: u64, lane: u32, unused: u32 }

@@ -431,12 +431,14 @@ impl CudaPools {
             lane: warm.lane.0,
             whole: warm.whole.into(),
             steps: warm.steps,
-            unused: 0,
+            shared: (self.shared_bytes() > 0).into(),
         };
-        // The room to work in is all lanes'.
+        let launch = Launch::new(Kernel::Warm, self.words.layer_count, 1);
+        let launch = Launch { shared_bytes: self.shared_bytes(), ..launch };
+        // What it lists, and the room to work in where it is global, are all lanes'.
         let warmed = self.warmed.lock();
         e.current.stream_wait(e.stream, warmed.raw, 0)?;
-        self.run(e, Launch::new(Kernel::Warm, self.words.layer_count, 1), &args)?;
+        self.run(e, launch, &args)?;
         e.current.event_record(warmed.raw, e.stream)
     }
 
@@ -455,9 +457,13 @@ impl CudaPools {
         self.run(e, Launch::new(Kernel::Commit, self.words.layer_count, self.words.batch), &commit)
     }
 
+    /// Bytes of the room to work in, where it fits a block's shared memory; 0 where it does not.
+    fn shared_bytes(&self) -> u32 {
+        let bytes = u64::from(self.words.work_words) * 4;
+        if bytes <= SHARED_MAX { bytes as u32 } else { 0 }
+    }
+
     pub fn resolve(&self, e: &Enqueueing<'_>, part: &Part, selection: &Slice, answer: &Lists) -> Answer {
-        let room = u64::from(self.words.work_words) * 4;
-        let shared = room <= SHARED_MAX;
         let args = abi::ResolveArgs {
             pools: self.pools,
             selection: selection.address(),
@@ -471,10 +477,10 @@ impl CudaPools {
             row_first: part.rows.first,
             row_count: part.rows.count,
             lists_batch: answer.parts.map_or(0, |parts| parts.batch),
-            shared: shared.into(),
+            shared: (self.shared_bytes() > 0).into(),
         };
         let launch = Launch::new(Kernel::Resolve, part.count, 1);
-        self.run(e, Launch { shared_bytes: if shared { room as u32 } else { 0 }, ..launch }, &args)
+        self.run(e, Launch { shared_bytes: self.shared_bytes(), ..launch }, &args)
     }
 
     pub fn gather(&self, e: &Enqueueing<'_>, part: &Part, pass: u32) -> Answer {
