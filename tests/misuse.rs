@@ -7,8 +7,11 @@
 mod device;
 
 use device::TestDevice;
+use forebay::device::block::{Cause, Entry, Report, Sticky, step};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Event, Parts, Slice, Stream};
+use forebay::device::{Answer, Begin, Device, Event, Part, Parts, Pools, Slice, Stream};
+use forebay::os::{Map, NoFaults, Request};
+use forebay::residency::Rows;
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
 use forebay::{MicroBatch, Open, Row, Sequence, Shape, Slots, Step, Streams, WarmUp};
 use std::sync::Arc;
@@ -301,4 +304,47 @@ fn a_record_that_is_refused_leaves_the_event_as_it_was() {
     assert!(device.record(event, Stream(99)).is_err());
     assert!(device.query(event).unwrap());
     device.synchronize(event).unwrap();
+}
+
+/// A block as no cache writes one: no row of it is done, its step fails, and so do the steps of its lanes.
+#[test]
+fn a_block_that_names_a_lane_twice_or_none_that_is_there_does_nothing_and_fails_its_lanes() {
+    for (lanes, value) in [([0, 0], 0), ([0, 77], 77)] {
+        let mut e = Engine::new(false);
+        let sequence = e.open();
+        let digest = e.cache.digest(sequence).unwrap();
+        let request =
+            Request { bytes: 4096, huge: false, populate: true, lock: false, node: None, shared: false };
+        let map = Arc::new(Map::new(&request, &NoFaults).unwrap().0);
+        let all = e.device.register(&map).unwrap();
+        let mut words = vec![0; step::words(2)];
+        let entry = |lane| Entry { lane, accepted: 0, query_rows: 1 };
+        step::encode(9, lanes.map(entry).into_iter(), &mut words);
+        map.copy_in_words(0, &words).unwrap();
+        let block = all.part(0, 4 * words.len() as u64).unwrap();
+        let report = all.part(2048, 4 * Report::words(2, 2) as u64).unwrap();
+        let begin = Begin { micro_batch: MicroBatch(0), block, accepted: None };
+        e.device.begin(Pools(0), e.stream, begin).unwrap();
+        let rows = Rows { first: 0, count: 1 };
+        let part = Part { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: 1, rows };
+        let Buffers { selection, slots, .. } = e.buffers;
+        e.device.write(slots, &[7; 4 * K as usize]).unwrap();
+        e.device.resolve(Pools(0), e.stream, part, selection, Answer { slots, parts: None }).unwrap();
+        e.device.report(Pools(0), e.stream, MicroBatch(0), report).unwrap();
+        e.sync(e.stream);
+        let (mut read, mut words) = (Report::with_room(2, 2), vec![0; Report::words(2, 2)]);
+        map.copy_out_words(2048, &mut words).unwrap();
+        read.decode(&words, 9, 2).unwrap();
+        assert_eq!(read.sticky, Some(Sticky { row: 1, layer: 0, cause: Cause::Tables, value }));
+        assert_eq!(read.lengths[0], 24);
+        let mut answers = vec![0; 4 * K as usize];
+        e.device.read(slots, &mut answers).unwrap();
+        assert!(answers.iter().all(|byte| *byte == 0xFF), "no row is there to be answered");
+        assert_eq!(e.cache.digest(sequence).unwrap(), digest);
+        e.cache.validate().unwrap();
+        let mut next = e.prepare(sequence, 0);
+        e.finish(&mut next);
+        let unretired = e.cache.retire(next, e.stream).unwrap_err();
+        assert_eq!(unretired.error.place(), Cause::Earlier.describe());
+    }
 }

@@ -69,17 +69,13 @@ impl Machine {
     #[cfg(feature = "cuda")]
     pub fn cuda(seed: u64, without: Range<u64>) -> Machine {
         let memory = TestDevice::cuda(&HostOptions::default(), Some(seed)).unwrap();
-        memory.standin().unwrap().without_waits(without);
+        memory.without_waits(without);
         Machine { memory, clock: None }
     }
 
     /// Waits that have been enqueued, where chance decides what they order.
     fn waits(&self) -> u64 {
-        #[cfg(feature = "cuda")]
-        if let Some(standin) = self.memory.standin() {
-            return standin.waits();
-        }
-        self.clock.as_ref().map_or(0, |clock| clock.waits())
+        self.clock.as_ref().map_or_else(|| self.memory.waits(), |clock| clock.waits())
     }
 
     pub fn device(&self) -> Arc<dyn Device> {

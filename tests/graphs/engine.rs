@@ -90,9 +90,9 @@ impl Shared {
 pub fn draw(names: &[u64], below: u32) -> u32 {
     let mixed = names.iter().fold(0x9E37_79B9_7F4A_7C15_u64, |mixed, name| {
         let mixed = (mixed ^ name).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        (mixed ^ mixed >> 29).wrapping_mul(0x94D0_49BB_1331_11EB)
+        (mixed ^ (mixed >> 29)).wrapping_mul(0x94D0_49BB_1331_11EB)
     });
-    ((mixed >> 32) * u64::from(below.max(1)) >> 32) as u32
+    (((mixed >> 32) * u64::from(below.max(1))) >> 32) as u32
 }
 
 /// The bytes of a row: whose, of which layer and position, written by which step.

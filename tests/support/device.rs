@@ -3,7 +3,7 @@
 //! Tests that make their device here run on both: on the host device as they stand, and once more on the CUDA
 //! device where `FOREBAY_TEST_DEVICE` is `cuda` (`make on-cuda`).
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 #[cfg(feature = "cuda")]
@@ -115,6 +115,23 @@ impl TestDevice {
         #[cfg(feature = "cuda")]
         if let Some(standin) = self.standin() {
             if _hold { standin.hold(_stream.0) } else { standin.let_go(_stream.0) }
+        }
+    }
+
+    /// Waits that the stand-in has seen enqueued, captured ones too.
+    pub fn waits(&self) -> u64 {
+        #[cfg(feature = "cuda")]
+        if let Some(standin) = self.standin() {
+            return standin.waits();
+        }
+        0
+    }
+
+    /// As if the caller left out the waits of these numbers; only the stand-in can.
+    pub fn without_waits(&self, _numbers: Range<u64>) {
+        #[cfg(feature = "cuda")]
+        if let Some(standin) = self.standin() {
+            standin.without_waits(_numbers);
         }
     }
 

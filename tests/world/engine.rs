@@ -12,6 +12,7 @@ use forebay::device::watch::{Attention, Watch, bytes};
 use forebay::device::{Answer, Device, Event, Part, Pools, Slice, Stream};
 use forebay::residency::Rows;
 use forebay::{Buffers, Cache, Config, Geometry, Lane, Layer, LayerCall, Result, Step};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, mpsc};
 
 use super::run::{On, Setup};
@@ -205,7 +206,7 @@ fn machine(setup: &Setup) -> (Arc<TestDevice>, Option<Arc<ClockDevice>>) {
         #[cfg(feature = "cuda")]
         On::Cuda { seed } => {
             let device = TestDevice::cuda(&HostOptions { threaded: false, ..options }, seed).unwrap();
-            missing.for_each(|waits| device.standin().unwrap().without_waits(waits));
+            missing.for_each(|waits| device.without_waits(waits));
             (device, None)
         }
     }
@@ -253,6 +254,19 @@ impl Engine {
     /// How many operations have run: what fails one by its number counts these.
     pub fn operations(&self) -> u64 {
         self.clock.as_ref().map_or_else(|| self.device.operations(), |clock| clock.operations())
+    }
+
+    /// Waits that have been enqueued, on a device that runs by chance.
+    pub fn waits(&self) -> u64 {
+        self.clock.as_ref().map_or_else(|| self.device.waits(), |clock| clock.waits())
+    }
+
+    /// For controls: as if the caller left out the waits of these numbers.
+    pub fn without_waits(&self, numbers: Range<u64>) {
+        match &self.clock {
+            Some(clock) => clock.without_waits(numbers),
+            None => self.device.without_waits(numbers),
+        }
     }
 
     /// What work is enqueued on.
