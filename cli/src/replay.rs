@@ -19,6 +19,7 @@ use crate::pools::Setting;
 use crate::prefetch::Prefetched;
 use crate::requests::{Asked, Traces};
 use crate::study::Study;
+use crate::target::Target;
 use crate::{curve_report, html, json, output, report, requests};
 
 /// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
@@ -345,6 +346,7 @@ fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed>
         policies: arguments.policies(),
         by_layer: arguments.split == Some(Split::ByLayer),
         prefetch: arguments.prefetch.is_some(),
+        target: Target::Host,
     };
     let bar = progress(path, study.work(&trace, &settings));
     let replays = study.run(&trace, shape, &settings, &bar).map_err(|e| named(e, path))?;
