@@ -1,8 +1,8 @@
 # The commands of this repository. A newcomer needs two: `make demo` and `make test`.
 
 .NOTPARALLEL:
-.PHONY: setup bench-setup demo picture check test soak bench dist style unit all-tests examples docs loom asan \
-        c-test bench-build kernels kernels-check embedder
+.PHONY: setup bench-setup demo picture check test soak bench dist style unit all-tests on-cuda examples docs loom \
+        asan c-test bench-build kernels kernels-check embedder
 
 # Where a test says that it did not run, and the environment of ci/requirements.txt (docs/testing.md).
 export FOREBAY_SKIPS := $(CURDIR)/target/skips.txt
@@ -13,6 +13,8 @@ FUZZ_SECONDS ?= 600
 HOST := x86_64-unknown-linux-gnu
 # The tests of the inner loop beside the unit tests.
 MODELS := tidy residency world failures edges misuse overlap order
+# The tests that take the device they are given.
+ON_CUDA := failures edges misuse overlap sharing graphs
 EXAMPLES := $(patsubst examples/%.rs,%,$(wildcard examples/*.rs))
 
 ## What the build and the tests need beside cargo. Does nothing when everything is there.
@@ -43,7 +45,7 @@ check:
 
 ## Everything. With FOREBAY_REQUIRE_ALL=1 a skip that ci/allowed-skips.txt does not list fails.
 test:
-	@ci/skips $(MAKE) setup style all-tests embedder examples docs loom asan bench-build
+	@ci/skips $(MAKE) setup style all-tests on-cuda embedder examples docs loom asan bench-build
 
 ## More seeds and long runs, optimised; by hand, takes long.
 soak:
@@ -87,6 +89,10 @@ embedder:
 # The C programs of ffi/c-tests, by gcc under AddressSanitizer: a part of all-tests, by itself.
 c-test:
 	cargo test -p forebay-ffi
+
+# The same tests once more, on the CUDA device and the stand-in driver.
+on-cuda:
+	FOREBAY_TEST_DEVICE=cuda cargo test --all-features $(ON_CUDA:%=--test %)
 
 examples:
 	@set -e; for example in $(EXAMPLES); do cargo run --all-features --example $$example; done

@@ -4,9 +4,13 @@
 
 #[path = "edges/construction.rs"]
 mod construction;
+#[allow(dead_code, reason = "a test takes what it needs")]
+#[path = "support/device.rs"]
+mod device;
 
+use device::TestDevice;
 use forebay::device::clock::{ClockDevice, ClockOptions};
-use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::host::HostOptions;
 use forebay::device::{Device, Parts, Slice, Stream};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory};
 use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, Streams, WarmUp};
@@ -41,19 +45,19 @@ fn config() -> Config {
 
 struct Engine {
     cache: Cache,
-    device: Arc<HostDevice>,
+    device: Arc<TestDevice>,
     stream: Stream,
     /// For a step of one row that is two query rows wide.
     buffers: Buffers,
 }
 
 fn engine(config: Config) -> Engine {
-    let device = HostDevice::new(HostOptions::default());
-    engine_on(device.clone(), device, config)
+    let device = TestDevice::new(HostOptions::default());
+    engine_on(device.device(), device, config)
 }
 
 /// On a device whose bytes are `device`'s.
-fn engine_on(queue: Arc<dyn Device>, device: Arc<HostDevice>, config: Config) -> Engine {
+fn engine_on(queue: Arc<dyn Device>, device: Arc<TestDevice>, config: Config) -> Engine {
     let buffer = || device.allocate(2 * K * 4).unwrap();
     let buffers = Buffers { selection: buffer(), slots: buffer(), parts: None };
     let stream = queue.stream().unwrap();
@@ -212,7 +216,7 @@ fn calls_out_of_their_order_are_refused() {
 #[test]
 fn a_join_that_the_device_refuses_leaves_the_lane_empty() {
     let mut e = engine(config());
-    let elsewhere = HostDevice::new(HostOptions::default());
+    let elsewhere = TestDevice::new(HostOptions::default());
     let sequence = e.cache.open(&asks(20, 20)).unwrap();
     e.cache.append_in_place(sequence, 20).unwrap();
     let warm_up = |slice| WarmUp { selections: Some(slice), steps: 1, ..WarmUp::default() };
@@ -329,15 +333,15 @@ fn a_sequence_does_not_outgrow_what_was_admitted() {
 fn buffers_and_rows_that_do_not_fit_a_layer_are_refused() {
     misfits(engine(config()));
     // A device that runs things later refuses when they are enqueued all the same.
-    let device = HostDevice::new(HostOptions::default());
-    let clock = ClockDevice::over(device.clone(), ClockOptions::default()).unwrap();
+    let device = TestDevice::host(HostOptions::default());
+    let clock = ClockDevice::over(device.device(), ClockOptions::default()).unwrap();
     misfits(engine_on(clock, device, config()));
 }
 
 fn misfits(mut e: Engine) {
     let sequence = e.open(20, 20);
     let mut step = e.prepare(&[row(sequence, 0)]).unwrap();
-    let elsewhere = HostDevice::new(HostOptions::default());
+    let elsewhere = TestDevice::new(HostOptions::default());
     let foreign = elsewhere.allocate(2 * K * 4).unwrap();
     let good = e.buffers;
     let wide = e.device.allocate(2 * K * 4 + 4).unwrap();

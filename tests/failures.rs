@@ -8,6 +8,9 @@
 
 #[path = "failures/controls.rs"]
 mod controls;
+#[allow(dead_code, reason = "a test takes what it needs")]
+#[path = "support/device.rs"]
+mod device;
 #[path = "failures/ends.rs"]
 mod ends;
 #[path = "failures/rig.rs"]

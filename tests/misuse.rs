@@ -2,8 +2,16 @@
 //! failed step, never a wrong row.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[allow(dead_code, reason = "a test takes what it needs")]
+#[path = "support/device.rs"]
+mod device;
+
+use device::TestDevice;
+use forebay::device::block::{Cause, Entry, Report, Sticky, step};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Event, Parts, Slice, Stream};
+use forebay::device::{Answer, Begin, Device, Event, Part, Parts, Pools, Slice, Stream};
+use forebay::os::{Map, NoFaults, Request};
+use forebay::residency::Rows;
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
 use forebay::{MicroBatch, Open, Row, Sequence, Shape, Slots, Step, Streams, WarmUp};
 use std::sync::Arc;
@@ -13,7 +21,7 @@ const K: u32 = 8;
 
 struct Engine {
     cache: Cache,
-    device: Arc<HostDevice>,
+    device: Arc<TestDevice>,
     stream: Stream,
     buffers: Buffers,
     done: Event,
@@ -31,10 +39,10 @@ impl Engine {
     }
 
     fn with(threaded: bool, config: Config) -> Engine {
-        let device = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
+        let device = TestDevice::new(HostOptions { threaded, ..HostOptions::default() });
         let buffer = || device.allocate(u64::from(4 * K)).unwrap();
         let buffers = Buffers { selection: buffer(), slots: buffer(), parts: None };
-        let cache = Cache::new(config, device.clone()).unwrap();
+        let cache = Cache::new(config, device.device()).unwrap();
         let (stream, done) = (device.stream().unwrap(), device.event().unwrap());
         Engine { cache, device, stream, buffers, done }
     }
@@ -159,7 +167,7 @@ fn passes_are_no_more_than_there_is_something_to_do_for() {
     let passes = |min_budget: u32, attention_passes: u32| {
         let shape = Shape { top_k: 48, ..config().shape };
         let config = Config { shape, min_budget, attention_passes, ..config() };
-        Cache::new(config, HostDevice::new(HostOptions::default())).unwrap().attention_passes()
+        Cache::new(config, TestDevice::new(HostOptions::default()).device()).unwrap().attention_passes()
     };
     assert_eq!([passes(4, 30), passes(4, 7), passes(4, 1), passes(4, 1000)], [22, 7, 1, 44]);
     assert_eq!(passes(16, u32::MAX), 32);
@@ -252,7 +260,7 @@ fn numbers_at_the_end_of_their_type_are_errors() {
         Config { host_pages: u32::MAX, shape: Shape { page_tokens: 1024, ..Shape::GQA_8X128 }, ..config() },
     ];
     for config in huge {
-        let refused = Cache::new(config.clone(), HostDevice::new(HostOptions::default()));
+        let refused = Cache::new(config.clone(), TestDevice::new(HostOptions::default()).device());
         assert!(refused.is_err(), "{config:?}");
     }
 }
@@ -291,9 +299,52 @@ fn a_wait_is_for_the_last_record_whatever_another_stream_has_reached() {
 
 #[test]
 fn a_record_that_is_refused_leaves_the_event_as_it_was() {
-    let device = HostDevice::new(HostOptions::default());
+    let device = TestDevice::new(HostOptions::default());
     let event = device.event().unwrap();
     assert!(device.record(event, Stream(99)).is_err());
     assert!(device.query(event).unwrap());
     device.synchronize(event).unwrap();
+}
+
+/// A block as no cache writes one: no row of it is done, its step fails, and so do the steps of its lanes.
+#[test]
+fn a_block_that_names_a_lane_twice_or_none_that_is_there_does_nothing_and_fails_its_lanes() {
+    for (lanes, value) in [([0, 0], 0), ([0, 77], 77)] {
+        let mut e = Engine::new(false);
+        let sequence = e.open();
+        let digest = e.cache.digest(sequence).unwrap();
+        let request =
+            Request { bytes: 4096, huge: false, populate: true, lock: false, node: None, shared: false };
+        let map = Arc::new(Map::new(&request, &NoFaults).unwrap().0);
+        let all = e.device.register(&map).unwrap();
+        let mut words = vec![0; step::words(2)];
+        let entry = |lane| Entry { lane, accepted: 0, query_rows: 1 };
+        step::encode(9, lanes.map(entry).into_iter(), &mut words);
+        map.copy_in_words(0, &words).unwrap();
+        let block = all.part(0, 4 * words.len() as u64).unwrap();
+        let report = all.part(2048, 4 * Report::words(2, 2) as u64).unwrap();
+        let begin = Begin { micro_batch: MicroBatch(0), block, accepted: None };
+        e.device.begin(Pools(0), e.stream, begin).unwrap();
+        let rows = Rows { first: 0, count: 1 };
+        let part = Part { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: 1, rows };
+        let Buffers { selection, slots, .. } = e.buffers;
+        e.device.write(slots, &[7; 4 * K as usize]).unwrap();
+        e.device.resolve(Pools(0), e.stream, part, selection, Answer { slots, parts: None }).unwrap();
+        e.device.report(Pools(0), e.stream, MicroBatch(0), report).unwrap();
+        e.sync(e.stream);
+        let (mut read, mut words) = (Report::with_room(2, 2), vec![0; Report::words(2, 2)]);
+        map.copy_out_words(2048, &mut words).unwrap();
+        read.decode(&words, 9, 2).unwrap();
+        assert_eq!(read.sticky, Some(Sticky { row: 1, layer: 0, cause: Cause::Tables, value }));
+        assert_eq!(read.lengths[0], 24);
+        let mut answers = vec![0; 4 * K as usize];
+        e.device.read(slots, &mut answers).unwrap();
+        assert!(answers.iter().all(|byte| *byte == 0xFF), "no row is there to be answered");
+        assert_eq!(e.cache.digest(sequence).unwrap(), digest);
+        e.cache.validate().unwrap();
+        let mut next = e.prepare(sequence, 0);
+        e.finish(&mut next);
+        let unretired = e.cache.retire(next, e.stream).unwrap_err();
+        assert_eq!(unretired.error.place(), Cause::Earlier.describe());
+    }
 }

@@ -7,6 +7,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[allow(dead_code, reason = "a test takes what it needs")]
+#[path = "support/device.rs"]
+mod device;
 #[path = "overlap/engine.rs"]
 mod engine;
 #[path = "overlap/kernels.rs"]
@@ -18,8 +21,9 @@ mod times;
 
 use std::sync::Arc;
 
+use device::TestDevice;
 use forebay::device::clock::{ClockDevice, ClockOptions};
-use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::host::HostOptions;
 use forebay::device::{Device, Parts, Slice};
 use forebay::overlap::Overlap;
 use forebay::{Kind, Layers};
@@ -29,9 +33,9 @@ use engine::{Decode, Fault, Setting};
 
 /// Runs `steps` steps of `setting` in the given orders; answers the digests of all sequences.
 fn decode(setting: &Setting, orders: &[Overlap], threaded: bool, steps: u32) -> Vec<u64> {
-    let device = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
+    let device = TestDevice::new(HostOptions { threaded, ..HostOptions::default() });
     let memory = Arc::clone(&device);
-    let mut decode = Decode::new(setting.clone(), device, memory);
+    let mut decode = Decode::new(setting.clone(), device.device(), memory);
     for _ in 0..steps {
         decode.step(orders).unwrap();
     }
@@ -117,8 +121,8 @@ fn cases(usual: u32) -> u32 {
 /// Two sound steps, then one whose engine fails at its call number `at`, in one way or the other; rolled back,
 /// three sound steps. Answers whether the step got so far as to fail.
 fn fails_at(setting: &Setting, overlap: Overlap, at: u32, how: Fault) -> bool {
-    let device = HostDevice::new(HostOptions { threaded: at.is_multiple_of(2), ..HostOptions::default() });
-    let mut decode = Decode::new(setting.clone(), Arc::clone(&device) as Arc<dyn Device>, device);
+    let device = TestDevice::new(HostOptions { threaded: at.is_multiple_of(2), ..HostOptions::default() });
+    let mut decode = Decode::new(setting.clone(), device.device(), device);
     decode.step(&[overlap]).unwrap();
     decode.step(&[overlap]).unwrap();
     decode.fail_after(at, how);
@@ -164,8 +168,8 @@ fn a_step_of_any_width_uses_the_beginning_of_the_buffers() {
 
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
-    let device = HostDevice::new(HostOptions::default());
-    let mut decode = Decode::new(plain(), Arc::clone(&device) as Arc<dyn Device>, Arc::clone(&device));
+    let device = TestDevice::new(HostOptions::default());
+    let mut decode = Decode::new(plain(), device.device(), Arc::clone(&device));
     decode.step(&[Overlap::None]).unwrap();
     let mut steps = decode.prepare();
     let before = device.operations();
@@ -196,7 +200,7 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
         &|l| l.buffers.parts = Some(Parts { lists: short(parts(l).lists), ..parts(l) }),
         "index lists",
     );
-    let elsewhere = HostDevice::new(HostOptions::default()).allocate(4096).unwrap();
+    let elsewhere = TestDevice::new(HostOptions::default()).allocate(4096).unwrap();
     refused(
         &da,
         &|l| l.buffers.parts = Some(Parts { counts: elsewhere, ..parts(l) }),
@@ -211,8 +215,8 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
 #[test]
 fn nothing_follows_an_abandoned_step_but_a_roll_back() {
     for calls in [0, 7, 20] {
-        let device = HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
-        let mut decode = Decode::new(plain(), Arc::clone(&device) as Arc<dyn Device>, device);
+        let device = TestDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
+        let mut decode = Decode::new(plain(), device.device(), device);
         decode.step(&[Overlap::Da]).unwrap();
         let (refused, retired) = decode.behind_an_abandoned_step(calls, &[Overlap::Da; 4]);
         assert_eq!((refused.kind(), refused.place()), (Kind::InvalidConfig, "a step of the sequence failed"));
@@ -225,8 +229,8 @@ fn nothing_follows_an_abandoned_step_but_a_roll_back() {
 
 #[test]
 fn an_abandoned_step_ends_behind_all_that_was_enqueued_of_it() {
-    let memory = HostDevice::new(HostOptions::default());
-    let clock = ClockDevice::over(Arc::clone(&memory) as Arc<dyn Device>, ClockOptions::default()).unwrap();
+    let memory = TestDevice::host(HostOptions::default());
+    let clock = ClockDevice::over(memory.device(), ClockOptions::default()).unwrap();
     let mut decode = Decode::new(plain(), Arc::clone(&clock) as Arc<dyn Device>, memory);
     decode.step(&[Overlap::None]).unwrap();
     assert!(decode.ends_behind_what_ran(&clock, &[Overlap::None; 4]));
@@ -234,8 +238,8 @@ fn an_abandoned_step_ends_behind_all_that_was_enqueued_of_it() {
 
 #[test]
 fn passes_that_a_layer_has_not_are_refused() {
-    let device = HostDevice::new(HostOptions::default());
-    let mut decode = Decode::new(plain(), Arc::clone(&device) as Arc<dyn Device>, device);
+    let device = TestDevice::new(HostOptions::default());
+    let mut decode = Decode::new(plain(), device.device(), device);
     let mut steps = decode.prepare();
     for (layer, pass, place) in [
         (0, Some(0), "a pass of a layer that is no draft layer"),
@@ -251,9 +255,8 @@ fn passes_that_a_layer_has_not_are_refused() {
 #[test]
 fn a_step_ends_behind_its_scatters_on_whichever_stream_it_is_finished() {
     for overlap in Overlap::ALL {
-        let memory = HostDevice::new(HostOptions::default());
-        let clock =
-            ClockDevice::over(Arc::clone(&memory) as Arc<dyn Device>, ClockOptions::default()).unwrap();
+        let memory = TestDevice::host(HostOptions::default());
+        let clock = ClockDevice::over(memory.device(), ClockOptions::default()).unwrap();
         let setting = Setting { one_by_one: true, ..plain() };
         let mut decode = Decode::new(setting, Arc::clone(&clock) as Arc<dyn Device>, memory);
         decode.step(&[overlap]).unwrap();
@@ -270,9 +273,9 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 fn on_the_clock(seed: u64, setting: &Setting) -> Decode {
-    let memory = HostDevice::new(HostOptions::default());
+    let memory = TestDevice::host(HostOptions::default());
     let options = ClockOptions { seed: Some(seed), ..ClockOptions::default() };
-    let clock = ClockDevice::over(Arc::clone(&memory) as Arc<dyn Device>, options).unwrap();
+    let clock = ClockDevice::over(memory.device(), options).unwrap();
     Decode::new(setting.clone(), clock, memory)
 }
 
@@ -342,9 +345,9 @@ fn what_an_order_hides_runs_beside_the_gather() {
 
 /// Three steps on the clock by a seed, the second without the waits of a range. Answers the second's waits.
 fn without(seed: u64, order: Overlap, left_out: std::ops::Range<u64>) -> std::ops::Range<u64> {
-    let memory = HostDevice::new(HostOptions::default());
+    let memory = TestDevice::host(HostOptions::default());
     let options = ClockOptions { seed: Some(seed), ..ClockOptions::default() };
-    let clock = ClockDevice::over(Arc::clone(&memory) as Arc<dyn Device>, options).unwrap();
+    let clock = ClockDevice::over(memory.device(), options).unwrap();
     clock.without_waits(left_out);
     let setting = Setting { query_rows: 1, real: [1, 1], half: 0, ..plain() };
     let setting = if order == Overlap::Dba { Setting { real: [2, 2], half: 1, ..setting } } else { setting };

@@ -3,11 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[cfg(feature = "trace")]
+#[allow(dead_code, reason = "a test takes what it needs")]
+#[path = "support/device.rs"]
+mod device;
 #[path = "support/traces.rs"]
 mod traces;
 
-use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Stream};
+use device::TestDevice;
+use forebay::device::Stream;
+use forebay::device::host::HostOptions;
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
 use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, Streams, Tokens, WarmUp};
 use std::sync::{Arc, Mutex, mpsc};
@@ -31,7 +35,7 @@ fn config(lanes: u32, pages: u32) -> Config {
 
 struct Engine {
     cache: Cache,
-    device: Arc<HostDevice>,
+    device: Arc<TestDevice>,
     stream: Stream,
     buffers: Buffers,
     /// Of every sequence.
@@ -39,10 +43,10 @@ struct Engine {
 }
 
 fn engine(config: Config, threaded: bool) -> Engine {
-    let device = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
+    let device = TestDevice::new(HostOptions { threaded, ..HostOptions::default() });
     let buffer = || device.allocate(u64::from(4 * K)).unwrap();
     let buffers = Buffers { selection: buffer(), slots: buffer(), parts: None };
-    let cache = Cache::new(config, device.clone()).unwrap();
+    let cache = Cache::new(config, device.device()).unwrap();
     Engine { cache, stream: device.stream().unwrap(), device, buffers, promised: 0 }
 }
 

@@ -14,7 +14,7 @@ mod trace_body;
 mod world;
 
 use forebay::device::host::HostOptions;
-use forebay::device::{Answer, Device, Outcome, Part, Pools};
+use forebay::device::{Answer, Outcome, Part, Pools};
 use forebay::residency::Rows;
 use forebay::{Accepted, BringUp, Budget, Kind, Layer, LayerCall, MicroBatch, Open, Row};
 use proptest::prelude::*;
@@ -26,7 +26,7 @@ use trace_body::{GROUP, HEADER, content, recording, trace_bytes, trace_parts};
 use world::bodies::cache_ops;
 use world::engine::Edge;
 use world::ops::{OP_BYTES, Op, Random, ops_from_bytes};
-use world::run::{Setup, World, run_in};
+use world::run::{On, Setup, World, run_in};
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(any::<[u8; OP_BYTES]>().prop_map(Op::decode), 1..90)
@@ -64,7 +64,22 @@ fn portable(variant: u8) -> Setup {
 
 /// On a clock device that delays and reorders by this seed whatever no edge orders.
 fn clocked(variant: u8, seed: u64) -> Setup {
-    Setup { seed: Some(seed), ..Setup::inline(variant) }
+    Setup { on: On::Clock { seed }, ..Setup::inline(variant) }
+}
+
+/// On the CUDA device, in order or by the seed of the stand-in driver.
+#[cfg(feature = "cuda")]
+fn on_cuda(variant: u8, seed: Option<u64>) -> Setup {
+    Setup { on: On::Cuda { seed }, ..Setup::inline(variant) }
+}
+
+/// The devices that delay and reorder by chance, each with the setups of its seeds.
+fn by_chance(variant: u8) -> Vec<Vec<Setup>> {
+    let clock = seeds().map(|seed| clocked(variant, seed)).collect();
+    #[cfg(feature = "cuda")]
+    return vec![clock, (0..seeds().end / 10).map(|seed| on_cuda(variant, Some(seed))).collect()];
+    #[cfg(not(feature = "cuda"))]
+    vec![clock]
 }
 
 /// Seeds of the clock.
@@ -82,6 +97,27 @@ proptest! {
         // A conflict is an error of the call that makes it, which the model does not expect.
         prop_assert_eq!(&run_in(Setup { watched: true, ..Setup::inline(variant) }, &ops), &inline);
         prop_assert_eq!(&run_in(clocked(variant, seed), &ops), &inline);
+    }
+}
+
+#[cfg(feature = "cuda")]
+proptest! {
+    #![proptest_config(cases(20))]
+    #[test]
+    fn the_cuda_device_agrees_step_by_step(ops in ops(), variant in 0..3_u8, seed: u64) {
+        let inline = run_in(Setup::inline(variant), &ops);
+        prop_assert_eq!(&run_in(on_cuda(variant, None), &ops), &inline);
+        prop_assert_eq!(&run_in(on_cuda(variant, Some(seed)), &ops), &inline);
+    }
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn every_seed_of_the_stand_in_comes_to_what_an_inline_device_does() {
+    for seed in 0..seeds().end / 5 {
+        let (ops, variant) = (random_ops(seed, 90), seed as u8);
+        let came = run_in(on_cuda(variant, Some(seed)), &ops);
+        assert_eq!(came, run_in(Setup::inline(variant), &ops), "seed {seed}");
     }
 }
 
@@ -248,6 +284,14 @@ fn a_device_that_fails_at_any_operation_leaves_nothing_behind() {
         for number in (0..count).step_by(7) {
             failing(clocked(seed as u8, seed + number), &ops, number);
         }
+        #[cfg(feature = "cuda")]
+        {
+            let (count, _) = failing(on_cuda(seed as u8, None), &ops, u64::MAX);
+            for number in (0..count).step_by(if soak() { 3 } else { 43 }) {
+                failing(on_cuda(seed as u8, None), &ops, number);
+                failing(on_cuda(seed as u8, Some(seed + number)), &ops, number);
+            }
+        }
     }
     assert!(tickets > 0 && steps > 0, "tickets {tickets} and steps {steps} that failed");
 }
@@ -284,7 +328,7 @@ fn attention_with_slow_gathers(setup: Setup, seed: u16, missing: Option<Edge>) -
     world.apply(&COLD);
     world.engine.missing = missing;
     world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed });
-    let held = setup.seed.is_none().then(|| world.engine.hold(world.engine.gathers(0)));
+    let held = (!setup.on.is_by_chance()).then(|| world.engine.hold(world.engine.gathers(0)));
     // A call a layer and pass fits the streams' queues: nothing here waits for the gathers.
     (0..9).for_each(|_| world.layer(0));
     if missing.is_some() && held.is_some() {
@@ -303,10 +347,11 @@ fn by_gate_and_by_chance(holds: impl Fn(Setup, u16, Option<Edge>) -> bool, edge:
     let sound = sound_seed();
     assert!(holds(threaded(0), sound, None));
     assert!(!holds(threaded(0), sound, Some(edge)), "the control: without the edge it is seen");
-    for seed in seeds() {
-        assert!(holds(clocked(0, seed), sound, None), "seed {seed}");
+    for setups in by_chance(0) {
+        setups.iter().for_each(|setup| assert!(holds(*setup, sound, None), "{setup:?}"));
+        let seen = setups.iter().any(|setup| !holds(*setup, sound, Some(edge)));
+        assert!(seen, "the control, by chance: {:?}", setups[0].on);
     }
-    assert!(seeds().any(|seed| !holds(clocked(0, seed), sound, Some(edge))), "the control, by chance");
 }
 
 #[test]
@@ -322,7 +367,7 @@ fn stores_with_slow_writes(setup: Setup, seed: u16, missing: Option<Edge>) -> bo
     world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed });
     world.engine.drain(world.engine.stream(0));
     world.engine.missing = missing;
-    let held = setup.seed.is_none().then(|| world.engine.hold(world.engine.stream(0)));
+    let held = (!setup.on.is_by_chance()).then(|| world.engine.hold(world.engine.stream(0)));
     (0..9).for_each(|_| world.layer(0));
     if missing.is_some() && held.is_some() {
         world.engine.drain(world.engine.scatters(0));
@@ -348,9 +393,7 @@ fn f1_a_store_waits_for_the_rows_that_it_reads() {
 /// Answers the waits of each step's beginning, on the clock.
 fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64>) -> Vec<Range<u64>> {
     let mut world = World::new(setup);
-    let clock = world.engine.clock.clone();
-    clock.iter().for_each(|clock| clock.without_waits(without.clone()));
-    let waits = || clock.as_ref().map_or(0, |clock| clock.waits());
+    world.engine.without_waits(without);
     let mut begins = Vec::new();
     world.apply(&Op::Open { prompt: 80, promised: 40, budget: 5, whole: true });
     world.apply(&Op::Fill { seq: 0 });
@@ -364,9 +407,9 @@ fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64
         let held = world.engine.hold(world.engine.host);
         world.apply(&make_ready);
         assert_eq!(world.tickets.last().unwrap().poll(), None, "it has not run");
-        let first = waits();
+        let first = world.engine.waits();
         world.apply(&Op::Begin { micro: 0, rows: 0, width: 1, seed });
-        begins.push(first..waits());
+        begins.push(first..world.engine.waits());
         world.apply(&Op::Finish { micro: 0 });
         // Time for a step that does not wait to do its harm; one that does is not hurried.
         world.engine.idle();
@@ -387,17 +430,19 @@ fn steps_behind_what_made_them_ready(setup: Setup, seed: u16, without: Range<u64
 fn a_step_waits_for_the_work_that_made_its_sequence_ready() {
     let sound = sound_seed();
     steps_behind_what_made_them_ready(threaded(0), sound, 0..0);
-    let mut begins = Vec::new();
-    for seed in seeds() {
-        begins = steps_behind_what_made_them_ready(clocked(0, seed), sound, 0..0);
-    }
-    // The controls: without the waits of its beginning each step goes wrong, for some seed.
-    for begin in begins {
-        let wrong = |seed| {
-            let run = || steps_behind_what_made_them_ready(clocked(0, seed), sound, begin.clone());
-            catch_unwind(run).is_err()
-        };
-        assert!(seeds().any(wrong), "waits {begin:?}");
+    for setups in by_chance(0) {
+        let mut begins = Vec::new();
+        for setup in &setups {
+            begins = steps_behind_what_made_them_ready(*setup, sound, 0..0);
+        }
+        // The controls: without the waits of its beginning each step goes wrong, for some seed.
+        for begin in begins {
+            let wrong = |setup: &Setup| {
+                let run = || steps_behind_what_made_them_ready(*setup, sound, begin.clone());
+                catch_unwind(run).is_err()
+            };
+            assert!(setups.iter().any(wrong), "waits {begin:?}: {:?}", setups[0].on);
+        }
     }
 }
 

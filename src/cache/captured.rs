@@ -234,11 +234,9 @@ impl Cache {
         captured: &Captured,
         order: impl Fn(&crate::overlap::Schedule, &dyn Device, Stream) -> Result<()>,
     ) -> Result<()> {
-        let each = captured.micro_batches.iter();
-        each.map(|(micro, layers)| {
+        captured.micro_batches.iter().try_for_each(|(micro, layers)| {
             order(&self.schedules[micro.index()], &*self.device, layers.streams.compute)
         })
-        .collect()
     }
 
     fn mark(&self, captured: &Captured, steps: &mut [&mut Step]) {

@@ -43,6 +43,13 @@ pub mod step {
         }
     }
 
+    /// Makes a block one without rows.
+    pub(crate) fn empty(words: &mut [u32]) {
+        if let Some(rows) = words.get_mut(2) {
+            *rows = 0;
+        }
+    }
+
     /// The step's number and how many rows it has.
     pub fn header(words: &[u32]) -> (u64, usize) {
         (u64::from(words[1]) << 32 | u64::from(words[0]), words[2] as usize)

@@ -1,14 +1,15 @@
 //! Construction: declared nonsense, and systems that refuse.
 
+use crate::device::TestDevice;
 use crate::{K, asks, config, engine, refused, row};
-use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::host::HostOptions;
 use forebay::os::{Call, Fallback, Inject};
 use forebay::{Cache, Config, Error, Kind, Memory, MicroBatch, Shape, Slots, WarmUp};
 
 type Change = fn(&mut Config);
 
 fn made(config: Config) -> Result<Cache, Error> {
-    Cache::new(config, HostDevice::new(HostOptions::default()))
+    Cache::new(config, TestDevice::new(HostOptions::default()).device())
 }
 
 #[test]
@@ -106,8 +107,7 @@ fn positions_of_a_budget_by_layer_reach_every_layer() {
 }
 
 /// Whether a cache decodes, however its memory was had.
-fn decodes(cache: &mut Cache, device: &HostDevice) -> bool {
-    use forebay::device::Device;
+fn decodes(cache: &mut Cache, device: &TestDevice) -> bool {
     let stream = device.stream().unwrap();
     let sequence = cache.open(&asks(20, 8)).unwrap();
     cache.append_in_place(sequence, 20).unwrap();
@@ -133,9 +133,9 @@ fn what_the_system_refuses_is_listed_and_the_cache_works_without() {
     ];
     for (call, memory, what) in cases {
         // Where there are reserved huge pages, base pages must be reached for the refusals of these.
-        let device = HostDevice::new(HostOptions::default());
+        let device = TestDevice::new(HostOptions::default());
         let fault = Inject::call(call, EPERM);
-        let mut cache = Cache::with_faults(Config { memory, ..config() }, device.clone(), &fault).unwrap();
+        let mut cache = Cache::with_faults(Config { memory, ..config() }, device.device(), &fault).unwrap();
         let listed: Vec<String> = cache.fallbacks().iter().map(ToString::to_string).collect();
         assert!(
             listed.iter().any(|line| line.starts_with(what) && line.contains(": ")),
@@ -143,9 +143,10 @@ fn what_the_system_refuses_is_listed_and_the_cache_works_without() {
         );
         assert!(decodes(&mut cache, &device), "{call:?}");
     }
-    let device = HostDevice::new(HostOptions::default());
+    let device = TestDevice::new(HostOptions::default());
     let cache =
-        Cache::new(Config { memory: Memory { populate: false, ..memory }, ..config() }, device).unwrap();
+        Cache::new(Config { memory: Memory { populate: false, ..memory }, ..config() }, device.device())
+            .unwrap();
     assert_eq!(cache.fallbacks(), [], "the control: nothing asked for, nothing missed");
 }
 
@@ -159,8 +160,9 @@ const ENOMEM: i32 = 12;
 fn refusals_that_leave_no_memory_are_errors() {
     let with = |call, errno| {
         let memory = Memory { huge: false, populate: true, lock: false, node: None };
-        let device = HostDevice::new(HostOptions::default());
-        Cache::with_faults(Config { memory, ..config() }, device, &Inject::call(call, errno)).unwrap_err()
+        let device = TestDevice::new(HostOptions::default());
+        Cache::with_faults(Config { memory, ..config() }, device.device(), &Inject::call(call, errno))
+            .unwrap_err()
     };
     let out = with(Call::Map, ENOMEM);
     assert_eq!((out.kind(), out.operation()), (Kind::OutOfMemory, "map host memory"));
@@ -176,8 +178,8 @@ fn whichever_call_fails_there_is_a_cache_that_decodes_or_an_error_that_says_why(
     let mut outcomes = (0, 0);
     for errno in [EPERM, ENOMEM] {
         for n in 0.. {
-            let (device, fault) = (HostDevice::new(HostOptions::default()), Inject::nth(n, errno));
-            match Cache::with_faults(config.clone(), device.clone(), &fault) {
+            let (device, fault) = (TestDevice::new(HostOptions::default()), Inject::nth(n, errno));
+            match Cache::with_faults(config.clone(), device.device(), &fault) {
                 Ok(mut cache) => {
                     outcomes.0 += 1;
                     assert!(decodes(&mut cache, &device), "call {n}");

@@ -1,7 +1,8 @@
 //! A small cache whose rows say whose they are, and gates that hold a stream back until the test lets go.
 
+use crate::device::TestDevice;
 use forebay::device::clock::{ClockDevice, ClockOptions};
-use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::host::HostOptions;
 use forebay::device::{Device, Slice, Stream, Ticket};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Error, HostPage, Layer, LayerCall, Memory};
 use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, Streams, WarmUp};
@@ -45,29 +46,42 @@ pub fn stamp(tag: u32, layer: u32, position: u32) -> [u8; ROW] {
 /// by chance.
 #[derive(Clone)]
 pub struct Machine {
-    pub memory: Arc<HostDevice>,
+    pub memory: Arc<TestDevice>,
     clock: Option<Arc<ClockDevice>>,
 }
 
 impl Machine {
     pub fn host(threaded: bool) -> Machine {
-        let memory = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
+        let memory = TestDevice::new(HostOptions { threaded, ..HostOptions::default() });
         Machine { memory, clock: None }
     }
 
     /// By this seed, and without some of the waits that will be enqueued.
     pub fn clock(seed: u64, without: Range<u64>) -> Machine {
-        let memory = HostDevice::new(HostOptions::default());
+        let memory = TestDevice::host(HostOptions::default());
         let options = ClockOptions { seed: Some(seed), ..ClockOptions::default() };
-        let clock = ClockDevice::over(memory.clone(), options).unwrap();
+        let clock = ClockDevice::over(memory.device(), options).unwrap();
         clock.without_waits(without);
         Machine { memory, clock: Some(clock) }
+    }
+
+    /// The CUDA device on a stand-in that delays and reorders by this seed, without some of the waits.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(seed: u64, without: Range<u64>) -> Machine {
+        let memory = TestDevice::cuda(&HostOptions::default(), Some(seed)).unwrap();
+        memory.without_waits(without);
+        Machine { memory, clock: None }
+    }
+
+    /// Waits that have been enqueued, where chance decides what they order.
+    fn waits(&self) -> u64 {
+        self.clock.as_ref().map_or_else(|| self.memory.waits(), |clock| clock.waits())
     }
 
     pub fn device(&self) -> Arc<dyn Device> {
         match &self.clock {
             Some(clock) => clock.clone(),
-            None => self.memory.clone(),
+            None => self.memory.device(),
         }
     }
 
@@ -79,14 +93,22 @@ impl Machine {
 
     /// Looks that take long enough for what is not held to have run.
     pub fn looks(&self) -> u32 {
-        if self.clock.is_some() { 30 } else { 10_000 }
+        if self.clock.is_some() || !self.memory.runs_by_itself() { 30 } else { 10_000 }
     }
 
     /// Holds a stream back from here on.
     pub fn gate(&self, stream: Stream) -> Gate {
-        let Some(clock) = &self.clock else { return Gate::of_threads(&self.memory, stream) };
-        clock.hold(stream).unwrap();
-        Gate::Clock(clock.clone(), stream)
+        match &self.clock {
+            Some(clock) => {
+                clock.hold(stream).unwrap();
+                Gate::Clock(clock.clone(), stream)
+            }
+            None if self.memory.runs_by_itself() => Gate::of_threads(&self.memory, stream),
+            None => {
+                self.memory.hold_by_itself(stream, true);
+                Gate::Held(self.memory.clone(), stream)
+            }
+        }
     }
 
     /// Blocks until `stream` has run what was enqueued.
@@ -109,31 +131,38 @@ fn seeds() -> Range<u64> {
     0..if std::env::var("FOREBAY_SOAK").is_ok_and(|value| value == "1") { 5_000 } else { 200 }
 }
 
-/// Runs a test on threads, where its gates force the order, and for every seed of the clock.
+/// Runs a test on threads, where its gates force the order, and for every seed of the clock and of the stand-in.
 pub fn everywhere(test: impl Fn(Machine)) {
     test(Machine::host(true));
     seeds().for_each(|seed| test(Machine::clock(seed, 0..0)));
+    #[cfg(feature = "cuda")]
+    (0..seeds().end / 10).for_each(|seed| test(Machine::cuda(seed, 0..0)));
 }
 
 /// The control of a test whose order stands in waits: without one of them it fails, for some seed.
 pub fn some_wait_is_missed(test: impl Fn(Machine)) {
-    let whole = Machine::clock(0, 0..0);
+    is_missed(&test, Machine::clock);
+    #[cfg(feature = "cuda")]
+    is_missed(&test, Machine::cuda);
+}
+
+fn is_missed(test: &impl Fn(Machine), machine: impl Fn(u64, Range<u64>) -> Machine) {
+    let whole = machine(0, 0..0);
     test(whole.clone());
-    let waits = whole.clock.unwrap().waits();
-    let fails =
-        |seed, wait| catch_unwind(AssertUnwindSafe(|| test(Machine::clock(seed, wait..wait + 1)))).is_err();
-    let missed = (0..waits).filter(|wait| (0..seeds().end / 10).any(|seed| fails(seed, *wait)));
-    assert!(missed.count() > 0, "none of {waits} waits is missed");
+    let fails = |seed, wait| catch_unwind(AssertUnwindSafe(|| test(machine(seed, wait..wait + 1)))).is_err();
+    let missed = |wait| (0..seeds().end / 10).any(|seed| fails(seed, wait));
+    assert!((0..whole.waits()).any(missed), "none of {} waits is missed", whole.waits());
 }
 
 /// Holds a stream back from where it was made until it is opened or dropped.
 pub enum Gate {
     Threads(Arc<(Mutex<bool>, Condvar)>),
     Clock(Arc<ClockDevice>, Stream),
+    Held(Arc<TestDevice>, Stream),
 }
 
 impl Gate {
-    fn of_threads(device: &HostDevice, stream: Stream) -> Gate {
+    fn of_threads(device: &TestDevice, stream: Stream) -> Gate {
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
         let held = Arc::clone(&gate);
         let hold = move || {
@@ -153,6 +182,7 @@ impl Gate {
                 gate.1.notify_all();
             }
             Gate::Clock(clock, stream) => clock.let_go(*stream).unwrap(),
+            Gate::Held(device, stream) => device.hold_by_itself(*stream, false),
         }
     }
 }

@@ -8,7 +8,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use forebay::device::clock::ClockDevice;
-use forebay::device::host::HostDevice;
 use forebay::device::{Device, Event, Parts, Slice, Stream};
 use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
 use forebay::{
@@ -16,6 +15,7 @@ use forebay::{
     Result, Row, Sequence, Shape, Slots, Step, WarmUp,
 };
 
+use crate::device::TestDevice;
 use crate::kernels::{K, ROW, attend, merge};
 use crate::reference::{Token, WIDTH, attention, chance, query};
 
@@ -95,7 +95,7 @@ pub struct Decode {
     setting: Setting,
     pub cache: Cache,
     device: Arc<dyn Device>,
-    memory: Arc<HostDevice>,
+    memory: Arc<TestDevice>,
     slabs: Vec<Slice>,
     micro: Vec<Micro>,
     sequences: [Vec<Decoded>; 2],
@@ -136,7 +136,7 @@ fn bytes(row: &[f32; WIDTH]) -> Vec<u8> {
 
 impl Decode {
     /// Opens the sequences of both micro-batches, prompts and all, on `device`, whose bytes `memory` reads.
-    pub fn new(setting: Setting, device: Arc<dyn Device>, memory: Arc<HostDevice>) -> Decode {
+    pub fn new(setting: Setting, device: Arc<dyn Device>, memory: Arc<TestDevice>) -> Decode {
         let mut cache = Cache::new(config(&setting), Arc::clone(&device)).unwrap();
         let words = |count: u64| device.allocate(4 * count).unwrap();
         let rows = u64::from(BATCH * setting.query_rows);
@@ -504,7 +504,7 @@ struct Callbacks<'a> {
     empty: f64,
     number: u64,
     device: &'a dyn Device,
-    memory: &'a Arc<HostDevice>,
+    memory: &'a Arc<TestDevice>,
     slabs: &'a [Slice],
     micro: &'a [Micro],
     sequences: &'a [Vec<Decoded>; 2],

@@ -1,7 +1,7 @@
 //! Attention as kernels have it: in parts, each with its log-sum-exp, and their merge, in f32.
 
+use crate::device::TestDevice;
 use forebay::device::Slice;
-use forebay::device::host::HostDevice;
 
 use crate::reference::WIDTH;
 
@@ -16,7 +16,7 @@ fn floats(bytes: &[u8]) -> [f32; WIDTH] {
 
 /// One part of attention as a kernel has it: valid entries, natural log-sum-exp, output.
 pub fn attend(
-    memory: &HostDevice,
+    memory: &TestDevice,
     slab: Slice,
     (list, count): (Slice, Option<Slice>),
     asked: &[f32; WIDTH],

@@ -4,16 +4,18 @@
 //! Everything the engine does itself is enqueued by `Device::call`, so that the same code runs inline and,
 //! with a thread a stream, as asynchronously as on a GPU.
 
+use super::device::TestDevice;
 use super::model::Origin;
 use forebay::device::clock::{ClockDevice, ClockOptions};
-use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::host::HostOptions;
 use forebay::device::watch::{Attention, Watch, bytes};
 use forebay::device::{Answer, Device, Event, Part, Pools, Slice, Stream};
 use forebay::residency::Rows;
 use forebay::{Buffers, Cache, Config, Geometry, Lane, Layer, LayerCall, Result, Step};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, mpsc};
 
-use super::run::Setup;
+use super::run::{On, Setup};
 
 /// Words of a stamp before its pattern.
 const HEADER: usize = 8;
@@ -84,6 +86,7 @@ pub enum Edge {
 
 /// A stream that is held until this is dropped.
 pub struct Held {
+    device: Arc<TestDevice>,
     clock: Option<Arc<ClockDevice>>,
     stream: Stream,
     _open: mpsc::Sender<()>,
@@ -91,8 +94,9 @@ pub struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(clock) = &self.clock {
-            clock.let_go(self.stream).unwrap();
+        match &self.clock {
+            Some(clock) => clock.let_go(self.stream).unwrap(),
+            None => self.device.hold_by_itself(self.stream, false),
         }
     }
 }
@@ -115,7 +119,7 @@ pub struct Work {
 #[derive(Debug)]
 pub struct Engine {
     /// Where the bytes are.
-    pub device: Arc<HostDevice>,
+    pub device: Arc<TestDevice>,
     /// When what is enqueued happens to them, by chance.
     pub clock: Option<Arc<ClockDevice>>,
     /// Checks the order of everything that is enqueued, if it is to be.
@@ -132,7 +136,7 @@ fn bytes_of(words: &[i32]) -> Vec<u8> {
 }
 
 /// Writes a row to its slot, run by run.
-fn write_slot(device: &HostDevice, geometry: &Geometry, slab: Slice, slot: u32, row: &[u8]) {
+fn write_slot(device: &TestDevice, geometry: &Geometry, slab: Slice, slot: u32, row: &[u8]) {
     for piece in geometry.pieces(slot).iter().filter(|piece| piece.bytes > 0) {
         let part = slab.part(piece.slab, u64::from(piece.bytes)).unwrap();
         device.write(part, &row[piece.row as usize..][..piece.bytes as usize]).unwrap();
@@ -140,7 +144,7 @@ fn write_slot(device: &HostDevice, geometry: &Geometry, slab: Slice, slot: u32, 
 }
 
 /// Reads a slot's row, run by run; none for a slot outside the slab.
-fn read_slot(device: &HostDevice, geometry: &Geometry, slab: Slice, slot: u32) -> Option<Vec<u8>> {
+fn read_slot(device: &TestDevice, geometry: &Geometry, slab: Slice, slot: u32) -> Option<Vec<u8>> {
     let mut row = vec![0; geometry.row_bytes() as usize];
     for piece in geometry.pieces(slot).iter().filter(|piece| piece.bytes > 0) {
         let part = slab.part(piece.slab, u64::from(piece.bytes)).ok()?;
@@ -151,7 +155,7 @@ fn read_slot(device: &HostDevice, geometry: &Geometry, slab: Slice, slot: u32) -
 
 /// A: every entry answered with the slot of the row that is meant.
 fn attend(
-    device: &HostDevice,
+    device: &TestDevice,
     geometry: &Geometry,
     slab: Slice,
     slots: Slice,
@@ -185,22 +189,37 @@ fn part(step: &Step, call: LayerCall) -> Part {
     Part { micro_batch: step.micro_batch(), layer: call.layer, first, count, rows }
 }
 
+/// Where the bytes are, and the clock around it, if the setup has one.
+fn machine(setup: &Setup) -> (Arc<TestDevice>, Option<Arc<ClockDevice>>) {
+    let Setup { on, options, without, .. } = *setup;
+    let missing = without.into_iter().map(|number| number..number + 1);
+    match on {
+        On::Host => (TestDevice::new(options), None),
+        On::Clock { seed } => {
+            let device = TestDevice::host(HostOptions { fail_operation: None, ..options });
+            let HostOptions { fail_operation, .. } = options;
+            let options = ClockOptions { seed: Some(seed), fail_operation, ..ClockOptions::default() };
+            let clock = ClockDevice::over(device.device(), options).unwrap();
+            missing.for_each(|waits| clock.without_waits(waits));
+            (device, Some(clock))
+        }
+        #[cfg(feature = "cuda")]
+        On::Cuda { seed } => {
+            let device = TestDevice::cuda(&HostOptions { threaded: false, ..options }, seed).unwrap();
+            missing.for_each(|waits| device.without_waits(waits));
+            (device, None)
+        }
+    }
+}
+
 impl Engine {
     /// An engine with a set of streams for each micro-batch.
     pub fn new(setup: &Setup, config: &Config) -> Engine {
         let Config { micro_batches, batch, query_rows, shape, .. } = config;
         let words = u64::from(batch * query_rows * shape.top_k);
-        let Setup { options, watched, seed, without, .. } = *setup;
-        let beneath = HostOptions { fail_operation: None, ..options };
-        let device = HostDevice::new(if seed.is_some() { beneath } else { options });
-        let clock = seed.map(|_| {
-            let options =
-                ClockOptions { seed, fail_operation: options.fail_operation, ..ClockOptions::default() };
-            let clock = ClockDevice::over(device.clone(), options).unwrap();
-            without.into_iter().for_each(|number| clock.without_waits(number..number + 1));
-            clock
-        });
-        let base: Arc<dyn Device> = clock.clone().map_or(device.clone(), |clock| clock);
+        let Setup { watched, without, .. } = *setup;
+        let (device, clock) = machine(setup);
+        let base: Arc<dyn Device> = clock.clone().map_or(device.device(), |clock| clock);
         let (stream, event) = (|| base.stream().unwrap(), || base.event().unwrap());
         let micro = (0..*micro_batches).map(|_| Micro {
             engine: stream(),
@@ -228,13 +247,26 @@ impl Engine {
     pub fn base(&self) -> Arc<dyn Device> {
         match &self.clock {
             Some(clock) => clock.clone(),
-            None => self.device.clone(),
+            None => self.device.device(),
         }
     }
 
     /// How many operations have run: what fails one by its number counts these.
     pub fn operations(&self) -> u64 {
         self.clock.as_ref().map_or_else(|| self.device.operations(), |clock| clock.operations())
+    }
+
+    /// Waits that have been enqueued, on a device that runs by chance.
+    pub fn waits(&self) -> u64 {
+        self.clock.as_ref().map_or_else(|| self.device.waits(), |clock| clock.waits())
+    }
+
+    /// For controls: as if the caller left out the waits of these numbers.
+    pub fn without_waits(&self, numbers: Range<u64>) {
+        match &self.clock {
+            Some(clock) => clock.without_waits(numbers),
+            None => self.device.without_waits(numbers),
+        }
     }
 
     /// What work is enqueued on.
@@ -246,7 +278,7 @@ impl Engine {
     }
 
     /// Enqueues the engine's own work. It does not keep the device alive.
-    fn call(&self, stream: Stream, work: impl Fn(&HostDevice) + Send + Sync + 'static) {
+    fn call(&self, stream: Stream, work: impl Fn(&TestDevice) + Send + Sync + 'static) {
         let device = Arc::downgrade(&self.device);
         let run = move || {
             if let Some(device) = device.upgrade() {
@@ -282,24 +314,24 @@ impl Engine {
         let (open, closed) = mpsc::channel::<()>();
         match &self.clock {
             Some(clock) => clock.hold(stream).unwrap(),
-            None => {
+            None if self.device.runs_by_itself() => {
                 let closed = Mutex::new(closed);
                 // The sender's end is the signal.
                 self.call(stream, move |_| assert!(closed.lock().unwrap().recv().is_err()));
             }
+            None => self.device.hold_by_itself(stream, true),
         }
-        Held { clock: self.clock.clone(), stream, _open: open }
+        let (device, clock) = (self.device.clone(), self.clock.clone());
+        Held { device, clock, stream, _open: open }
     }
 
     /// Lets time pass in which what is not held may run.
     pub fn idle(&self) {
-        match &self.clock {
-            Some(clock) => {
-                let event = clock.event().unwrap();
-                (0..20).for_each(|_| assert!(clock.query(event).is_ok()));
-            }
-            None => (0..1000).for_each(|_| std::thread::yield_now()),
+        if self.clock.is_none() && self.device.runs_by_itself() {
+            return (0..1000).for_each(|_| std::thread::yield_now());
         }
+        let (base, event) = (self.base(), self.base().event().unwrap());
+        (0..20).for_each(|_| assert!(base.query(event).is_ok()));
     }
 
     /// Waits until everything enqueued on a stream has run.
@@ -381,13 +413,12 @@ impl Engine {
     pub fn finish(&self, cache: &mut Cache, step: &mut Step, lanes: Vec<u32>) -> Result<Event> {
         let m = &self.micro[step.micro_batch().index()];
         self.queue().wait(m.engine, m.scattered)?;
-        let (found, number) = (Arc::clone(&self.found), step.number());
-        self.call(m.engine, move |device| {
-            for (row, lane) in lanes.iter().enumerate() {
-                let digest = device.digest(Pools(0), Lane(*lane)).unwrap();
-                found.lock().unwrap().digests.push(StepDigest { step: number, row, digest });
-            }
-        });
+        for (row, lane) in lanes.into_iter().enumerate() {
+            let (found, step) = (Arc::clone(&self.found), step.number());
+            let told = move |digest| found.lock().unwrap().digests.push(StepDigest { step, row, digest });
+            let base = self.base();
+            self.device.digest_in(&*base, (Pools(0), Lane(lane)), m.engine, told)?;
+        }
         cache.finish(step, m.engine)?;
         let done = self.base().event()?;
         self.queue().record(done, m.engine)?;

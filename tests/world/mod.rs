@@ -3,6 +3,8 @@
 
 pub mod bodies;
 pub mod check;
+#[path = "../support/device.rs"]
+pub mod device;
 pub mod engine;
 pub mod model;
 pub mod ops;

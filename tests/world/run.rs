@@ -8,7 +8,7 @@ use super::ops::{Op, Random};
 use super::share::Index;
 use super::steps::Flight;
 use forebay::device::host::HostOptions;
-use forebay::device::{Device, Outcome, Slice, Ticket};
+use forebay::device::{Outcome, Slice, Ticket};
 use forebay::{BringUp, Budget, Cache, Config, Geometry, Kind, Layer, Memory, Open, SLOT_BLOCK, Sequence};
 use forebay::{Shape, Slots, Stats, WarmUp};
 use std::collections::BTreeMap;
@@ -16,24 +16,48 @@ use std::collections::BTreeMap;
 /// The most steps of warm-up selections.
 pub const WARM_STEPS: u32 = 3;
 
+/// What runs a world's operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    /// The device that tests run on.
+    Host,
+    /// A clock device over a host device, which delays and orders by chance.
+    Clock { seed: u64 },
+    /// The CUDA device on the stand-in driver: in order, or by chance.
+    #[cfg(feature = "cuda")]
+    Cuda { seed: Option<u64> },
+}
+
 /// How a world is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// Which geometry: one run, two runs in padded blocks, V3.2's rows.
     pub variant: u8,
     pub options: HostOptions,
+    /// What runs the operations.
+    pub on: On,
     /// Whether the order of everything that is enqueued is checked.
     pub watched: bool,
-    /// Delays and orders by chance, on a clock device.
-    pub seed: Option<u64>,
     /// For controls: the wait that is left out of the schedule, by its number.
     pub without: Option<u64>,
+}
+
+impl On {
+    /// Whether what is enqueued runs later, by chance.
+    pub fn is_by_chance(self) -> bool {
+        match self {
+            On::Host => false,
+            On::Clock { .. } => true,
+            #[cfg(feature = "cuda")]
+            On::Cuda { seed } => seed.is_some(),
+        }
+    }
 }
 
 impl Setup {
     /// A world of `variant` whose operations run where they are enqueued.
     pub fn inline(variant: u8) -> Setup {
-        Setup { variant, options: HostOptions::default(), watched: false, seed: None, without: None }
+        Setup { variant, options: HostOptions::default(), on: On::Host, watched: false, without: None }
     }
 }
 
@@ -146,7 +170,7 @@ impl World {
             log: Vec::new(),
             landing_base: None,
             warm,
-            asynchronous: setup.options.threaded || setup.seed.is_some(),
+            asynchronous: setup.options.threaded || setup.on.is_by_chance(),
             faulty: setup.options.fail_operation.is_some(),
             dead: false,
             patient: true,

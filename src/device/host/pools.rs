@@ -456,17 +456,45 @@ impl HostPools {
         if rows > self.plan.batch as usize {
             return Err(bad("rows of a step block", rows as u64));
         }
-        state.step.store(step, Ordering::Release);
-        state.rows.store(rows as u32, Ordering::Release);
         record.report.step = step;
         record.sticky = NOTHING_WRONG;
         record.report.lengths.clear();
         record.report.layers.fill(LayerCount::default());
-        let Record { block, failed, .. } = &mut *record;
+        self.know_lanes(&mut record, rows)?;
+        let (_, rows) = block::step::header(&record.block);
+        state.step.store(step, Ordering::Release);
+        state.rows.store(rows as u32, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether the lanes of a step may go on. No row of a block is done that names a lane twice, or one that is
+    /// not there: its step fails, and its lanes.
+    fn know_lanes(&self, record: &mut Record, rows: usize) -> Result<()> {
+        let Record { block, report, sticky, failed, .. } = record;
+        let lane = |row: usize| block::step::entry(block, row).lane;
+        let wrong = |row: &usize| {
+            self.lanes.get(lane(*row) as usize).is_none()
+                || (0..*row).any(|before| lane(before) == lane(*row))
+        };
         failed.clear();
-        for row in 0..rows {
-            let lane = Lane(block::step::entry(block, row).lane);
-            failed.push(*self.lane(lane)?.trust.lock() != Trust::Sound);
+        match (0..rows).find(wrong) {
+            None => {
+                for row in 0..rows {
+                    failed.push(*self.lane(Lane(lane(row)))?.trust.lock() != Trust::Sound);
+                }
+            }
+            Some(row) => {
+                let value = lane(row);
+                let wrong = Sticky { row: row as u32, layer: 0, cause: Cause::Tables, value };
+                let tables = self.layers.first().map(|layer| layer.lock());
+                for lane in (0..rows).map(lane) {
+                    self.blame(sticky, lane, (false, wrong));
+                    let head = tables.as_ref().and_then(|tables| tables.head(lane).copied());
+                    report.lengths.push(head.unwrap_or_default().length);
+                }
+                drop(tables);
+                block::step::empty(block);
+            }
         }
         Ok(())
     }

@@ -1,0 +1,346 @@
+//! Captured steps: what a graph does at each launch is what the host device does step by step.
+//!
+//! A captured graph is launched again and again while the real batch changes, sequences join and leave, drafts
+//! are rejected and the next step is enqueued before the last one is retired. At every step residency digests,
+//! counters and lengths are those of the host device, on which the same script runs layer by layer; and attention
+//! finds in every slot, byte by byte, the row that was selected.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+#[allow(dead_code, reason = "a test takes what it needs")]
+#[path = "support/device.rs"]
+mod device;
+#[path = "graphs/engine.rs"]
+mod engine;
+#[cfg(feature = "cuda")]
+#[path = "graphs/launched.rs"]
+mod launched;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use device::TestDevice;
+use engine::{
+    BATCH, Callbacks, DRAFT_LAYERS, K, LAYERS, QUERY_ROWS, RowWork, Shared, StepWork, draw, row_bytes,
+};
+use forebay::device::block::LayerCount;
+use forebay::device::host::HostOptions;
+use forebay::device::{Event, Graph, Pools};
+use forebay::overlap::{Engine, Overlap};
+use forebay::{
+    Accepted, BringUp, Budget, Cache, Capture, Captured, Config, Kind, Lane, Layer, Layers, Memory,
+    MicroBatch, Open, Row, Sequence, Shape, Slots, Step, WarmUp,
+};
+
+const ALL: u32 = LAYERS + DRAFT_LAYERS;
+const PROMISED: u32 = 60;
+
+fn config() -> Config {
+    let shape = Shape {
+        layers: LAYERS,
+        draft_layers: DRAFT_LAYERS,
+        runs: [20, 12],
+        device_block_align: 512,
+        index_key_bytes: 0,
+        page_tokens: 16,
+        top_k: K as u32,
+        ..Shape::DEEPSEEK_V3_2
+    };
+    Config {
+        // Below query rows x k: scratch slots are used.
+        min_budget: 16,
+        slots: Slots::Uniform(64 * 16),
+        batch: BATCH,
+        query_rows: QUERY_ROWS,
+        micro_batches: 2,
+        memory: Memory { huge: false, populate: false, lock: false, node: None },
+        ..Config::new(shape, 16, 90 + PROMISED, 16)
+    }
+}
+
+/// A sequence, and what its rows are.
+struct Decoded {
+    handle: Sequence,
+    id: u64,
+    lane: u32,
+    length: u32,
+    landed: u32,
+    admitted: u32,
+    versions: Vec<u64>,
+}
+
+/// What a step came to: digests by micro-batch and batch row, counters, lengths.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Came {
+    digests: BTreeMap<(usize, usize), u64>,
+    counts: [Vec<LayerCount>; 2],
+    lengths: [Vec<u32>; 2],
+}
+
+struct Flight {
+    number: u64,
+    steps: [Step; 2],
+    ended: [Event; 2],
+}
+
+struct Run {
+    seed: u64,
+    device: Arc<TestDevice>,
+    cache: Cache,
+    shared: Arc<Shared>,
+    layers: [Layers; 2],
+    events: Vec<Event>,
+    captured: Vec<Captured>,
+    /// A graph that the engine captured.
+    own: Option<(Graph, Captured)>,
+    sequences: [Vec<Decoded>; 2],
+    opened: u64,
+    number: u64,
+    flights: VecDeque<Flight>,
+    came: Arc<Mutex<BTreeMap<u64, Came>>>,
+}
+
+/// The tables that are captured: each order alone, and one that mixes them.
+fn tables() -> Vec<Vec<Overlap>> {
+    let mixed = vec![Overlap::Dba, Overlap::None, Overlap::Da, Overlap::Da];
+    Overlap::ALL.iter().map(|order| vec![*order; ALL as usize]).chain([mixed]).collect()
+}
+
+impl Run {
+    fn new(seed: u64, device: Arc<TestDevice>) -> Run {
+        let cache = Cache::new(config(), device.device()).unwrap();
+        Run {
+            seed,
+            shared: Shared::new(*cache.geometry()),
+            layers: [engine::layers(&device), engine::layers(&device)],
+            events: (0..8).map(|_| device.event().unwrap()).collect(),
+            captured: Vec::new(),
+            own: None,
+            sequences: [Vec::new(), Vec::new()],
+            opened: 0,
+            number: 0,
+            flights: VecDeque::new(),
+            came: Arc::default(),
+            cache,
+            device,
+        }
+    }
+
+    fn draw(&self, what: u64, below: u32) -> u32 {
+        draw(&[self.seed, self.number, self.opened, what], below)
+    }
+
+    /// Calls `what` with the engine's side of the layers.
+    fn with_engine<T>(&mut self, what: impl FnOnce(&mut Cache, &mut dyn Engine) -> T) -> T {
+        let slabs = (0..ALL).map(|layer| self.cache.slab(Layer(layer)).unwrap()).collect();
+        let queue = self.device.device();
+        let memory = Arc::downgrade(&self.device);
+        let mut engine =
+            Callbacks { queue: &*queue, memory, shared: self.shared.clone(), layers: self.layers, slabs };
+        what(&mut self.cache, &mut engine)
+    }
+
+    /// The micro-batches of a bucket.
+    fn both(&self) -> [(MicroBatch, Layers); 2] {
+        [0, 1].map(|micro| (MicroBatch(micro), self.layers[micro as usize]))
+    }
+
+    fn open(&mut self, micro: usize) {
+        self.opened += 1;
+        let prompt = 20 + self.draw(1, 70);
+        let (id, stream) = (self.opened, self.layers[micro].streams.compute);
+        let bring_up = if self.draw(2, 2) == 0 { BringUp::Whole } else { BringUp::Nothing };
+        let budget = Budget::Slots(16 + self.draw(3, 40));
+        let open = Open { prompt, promised: PROMISED, budget, bring_up };
+        let handle = self.cache.open(&open).unwrap();
+        for layer in 0..ALL {
+            let row = |position| row_bytes(self.cache.geometry(), [id, layer.into(), position, 0]);
+            let rows: Vec<u8> = (0..u64::from(prompt)).flat_map(row).collect();
+            self.cache.append(handle, Layer(layer), &rows).unwrap();
+        }
+        let _ticket = self.cache.join(handle, stream, WarmUp::default()).unwrap();
+        let lane = self.lane(handle);
+        self.sequences[micro].push(Decoded {
+            handle,
+            id,
+            lane,
+            length: prompt,
+            landed: 0,
+            admitted: prompt + PROMISED,
+            versions: vec![0; prompt as usize],
+        });
+    }
+
+    /// Landing slots stand by lane.
+    fn lane(&self, sequence: Sequence) -> u32 {
+        let first = self.cache.landing_slot(sequence, 0).unwrap();
+        let blocks = 64 * self.scratch_blocks();
+        (first - blocks) / QUERY_ROWS
+    }
+
+    fn scratch_blocks(&self) -> u32 {
+        let block = u64::from(self.cache.geometry().block_bytes());
+        let scratch = 1 + 16 * u64::from(QUERY_ROWS * K as u32 - 16);
+        let bytes = scratch.div_ceil(64) * block;
+        bytes.next_multiple_of(self.device.granularity()).div_ceil(block) as u32
+    }
+
+    /// Sequences leave, some before their last step is retired, and others join.
+    fn change(&mut self, micro: usize) {
+        let stream = self.layers[micro].streams.compute;
+        let mut at = 0;
+        while at < self.sequences[micro].len() {
+            let s = &self.sequences[micro][at];
+            let full = s.length + s.landed + 2 * QUERY_ROWS > s.admitted;
+            if full || self.draw(10 + at as u64, 12) == 0 {
+                let gone = self.sequences[micro].swap_remove(at);
+                self.cache.close(gone.handle, stream).unwrap();
+            } else {
+                at += 1;
+            }
+        }
+        let wanted = 1 + self.draw(20 + micro as u64, BATCH) as usize;
+        while self.sequences[micro].len() < wanted {
+            self.open(micro);
+        }
+    }
+
+    fn prepare(&mut self, micro: usize) -> Step {
+        let (seed, number) = (self.seed, self.number);
+        let mut rows = Vec::new();
+        let mut work = StepWork { number, seed, rows: Vec::new() };
+        for s in &mut self.sequences[micro] {
+            let accepted = draw(&[seed, number, s.id, 1], s.landed + 1);
+            let query_rows = 1 + draw(&[seed, number, s.id, 2], QUERY_ROWS);
+            s.length += accepted;
+            s.versions.truncate(s.length as usize);
+            s.versions.resize((s.length + query_rows) as usize, number);
+            s.landed = query_rows;
+            let landing =
+                (0..query_rows).map(|row| self.cache.landing_slot(s.handle, row).unwrap()).collect();
+            work.rows.push(RowWork {
+                sequence: s.id,
+                length: s.length,
+                rows: query_rows,
+                landing,
+                versions: s.versions.clone(),
+            });
+            rows.push(Row { sequence: s.handle, accepted: Accepted::Rows(accepted), query_rows });
+        }
+        self.shared.queue(micro, work);
+        let compute = self.layers[micro].streams.compute;
+        self.cache.prepare(MicroBatch(micro as u32), QUERY_ROWS, &rows, None, compute).unwrap()
+    }
+
+    /// One step of both micro-batches: launched if there are graphs, else enqueued layer by layer.
+    fn step(&mut self) {
+        self.number += 1;
+        (0..2).for_each(|micro| self.change(micro));
+        let mut steps = [self.prepare(0), self.prepare(1)];
+        self.enqueue(&mut steps);
+        let ended = [0, 1].map(|micro| self.events[(2 * self.number as usize + micro) % self.events.len()]);
+        for (micro, step) in steps.iter_mut().enumerate() {
+            let compute = self.layers[micro].streams.compute;
+            for (row, s) in self.sequences[micro].iter().enumerate() {
+                let (came, number) = (self.came.clone(), self.number);
+                let told = move |digest| {
+                    let mut came = came.lock().unwrap();
+                    came.entry(number).or_default().digests.insert((micro, row), digest);
+                };
+                let queue = self.device.device();
+                self.device.digest_in(&*queue, (Pools(0), Lane(s.lane)), compute, told).unwrap();
+            }
+            self.cache.finish(step, compute).unwrap();
+            self.device.record(ended[micro], compute).unwrap();
+        }
+        self.flights.push_back(Flight { number: self.number, steps, ended });
+        if self.flights.len() == 2 || self.draw(40, 3) == 0 {
+            self.retire();
+        }
+    }
+
+    /// Enqueues the steps' layers, or launches what was captured of them.
+    fn enqueue(&mut self, steps: &mut [Step; 2]) {
+        let table = self.draw(30, tables().len() as u32) as usize;
+        let [first, second] = steps;
+        if let Some((graph, captured)) = &self.own {
+            let streams = self.layers.map(|layers| layers.streams.compute);
+            let event = self.device.event().unwrap();
+            self.device.record(event, streams[1]).unwrap();
+            self.device.wait(streams[0], event).unwrap();
+            self.device.launch(*graph, streams[0]).unwrap();
+            self.device.record(event, streams[0]).unwrap();
+            self.device.wait(streams[1], event).unwrap();
+            self.cache.launched(captured, &mut [first, second]).unwrap();
+        } else if self.captured.is_empty() {
+            let mut with = [(first, self.layers[0]), (second, self.layers[1])];
+            let by_layer = &tables()[table];
+            let enqueued = self
+                .with_engine(|cache, engine| cache.overlap_steps(&mut with, by_layer, QUERY_ROWS, engine));
+            enqueued.unwrap();
+        } else {
+            let captured = &self.captured[table % self.captured.len()];
+            self.cache.replay(captured, &mut [first, second]).unwrap();
+        }
+    }
+
+    /// Ends the oldest step.
+    fn retire(&mut self) {
+        let Some(flight) = self.flights.pop_front() else { return };
+        for (micro, (step, ended)) in flight.steps.into_iter().zip(flight.ended).enumerate() {
+            self.device.synchronize(ended).unwrap();
+            let retired = self.cache.retire(step, self.layers[micro].streams.compute).unwrap();
+            let mut came = self.came.lock().unwrap();
+            let came = came.entry(flight.number).or_default();
+            came.counts[micro] = retired.layers().to_vec();
+            came.lengths[micro] = retired.lengths().to_vec();
+        }
+        let wrong = self.shared.wrong();
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+
+    /// Retires everything and reads every committed row in the total pool.
+    fn check_total(&mut self) {
+        while !self.flights.is_empty() {
+            self.retire();
+        }
+        self.cache.validate().unwrap();
+        let geometry = *self.cache.geometry();
+        for s in self.sequences.iter().flatten() {
+            for (layer, position) in (0..ALL).flat_map(|layer| (0..s.length).map(move |p| (layer, p))) {
+                let mut row = vec![0; geometry.row_bytes() as usize];
+                self.cache.read_row(s.handle, Layer(layer), position, &mut row).unwrap();
+                let names = [s.id, layer.into(), position.into(), s.versions[position as usize]];
+                assert_eq!(row, row_bytes(&geometry, names), "sequence {} layer {layer} at {position}", s.id);
+            }
+        }
+    }
+
+    fn came(&self) -> BTreeMap<u64, Came> {
+        self.came.lock().unwrap().clone()
+    }
+}
+
+#[test]
+fn layers_enqueued_one_by_one_find_every_row() {
+    let mut run = Run::new(5, TestDevice::new(HostOptions::default()));
+    (0..60).for_each(|_| run.step());
+    run.check_total();
+    let counts = run.came().into_values().flat_map(|came| came.counts.concat());
+    let all = counts.fold((0, 0, 0), |a, c| (a.0 + c.hits, a.1 + c.misses, a.2 + c.scratch));
+    assert!(all.0 > 0 && all.1 > 0 && all.2 > 0, "hits, misses and scratch rows: {all:?}");
+}
+
+#[test]
+fn a_device_without_graphs_says_so_and_the_cache_goes_on() {
+    let mut run = Run::new(6, TestDevice::host(HostOptions::default()));
+    run.step();
+    run.check_total();
+    let by_layer = vec![Overlap::None; ALL as usize];
+    let both = run.both();
+    let capture =
+        Capture { micro_batches: &both, query_rows: QUERY_ROWS, by_layer: &by_layer, draft_passes: 0 };
+    let error = run.with_engine(|cache, engine| cache.capture(&capture, engine)).unwrap_err();
+    assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, "a device without graphs"));
+    run.step();
+    run.check_total();
+}

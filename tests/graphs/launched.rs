@@ -1,0 +1,217 @@
+//! The script of `graphs.rs` by captured steps, on the CUDA device and the stand-in driver.
+
+use super::*;
+use forebay::Error;
+use forebay::device::Stream;
+use forebay::overlap::EngineCall;
+use std::ops::Range;
+use std::panic::catch_unwind;
+
+fn soak() -> bool {
+    std::env::var("FOREBAY_SOAK").is_ok_and(|value| value == "1")
+}
+
+fn on_cuda(seed: Option<u64>) -> Arc<TestDevice> {
+    TestDevice::cuda(&HostOptions::default(), seed).unwrap()
+}
+
+/// What to capture of both micro-batches.
+fn bucket<'a>(both: &'a [(MicroBatch, Layers)], by_layer: &'a [Overlap]) -> Capture<'a> {
+    Capture { micro_batches: both, query_rows: QUERY_ROWS, by_layer, draft_passes: QUERY_ROWS }
+}
+
+fn capture(run: &mut Run, tables: &[Vec<Overlap>]) {
+    let both = run.both();
+    for by_layer in tables {
+        let captured = run.with_engine(|cache, engine| cache.capture(&bucket(&both, by_layer), engine));
+        run.captured.push(captured.unwrap());
+    }
+}
+
+/// The same script on the host device and by graphs, whose nodes run in order or by a seed.
+fn agree(seed: u64, order: Option<u64>, steps: u64) {
+    let mut host = Run::new(seed, TestDevice::host(HostOptions::default()));
+    let mut graphs = Run::new(seed, on_cuda(order));
+    capture(&mut graphs, &tables());
+    for step in 1..=steps {
+        host.step();
+        graphs.step();
+        if step % 100 == 0 || step == steps {
+            host.check_total();
+            graphs.check_total();
+            assert_eq!(host.came(), graphs.came(), "seed {seed}, order {order:?}, by step {step}");
+            host.came.lock().unwrap().clear();
+            graphs.came.lock().unwrap().clear();
+        }
+    }
+}
+
+#[test]
+fn a_thousand_launches_come_to_what_the_host_device_does() {
+    agree(1, None, 1000);
+}
+
+#[test]
+fn launches_whose_nodes_are_late_and_reordered_come_to_the_same() {
+    for seed in 0..if soak() { 400 } else { 12 } {
+        agree(100 + seed, Some(seed), 20);
+    }
+}
+
+/// A few launches of one table, captured without the waits of a range. Answers the waits of its capture.
+fn without(seed: u64, by_layer: &[Overlap], left_out: Range<u64>) -> Range<u64> {
+    let mut run = Run::new(seed, on_cuda(Some(seed)));
+    let first = run.device.waits();
+    run.device.without_waits(left_out.start + first..left_out.end + first);
+    capture(&mut run, &[by_layer.to_vec()]);
+    let captured = 0..run.device.waits() - first;
+    (0..4).for_each(|_| run.step());
+    run.check_total();
+    captured
+}
+
+#[test]
+fn control_each_wait_that_is_left_out_of_a_graph_shows_for_some_seed() {
+    for order in [Overlap::Da, Overlap::Dba] {
+        let by_layer = [order; ALL as usize];
+        let waits = without(0, &by_layer, 0..0);
+        assert!(waits.end > 60, "{waits:?}");
+        for wait in waits {
+            let wrong = |seed| catch_unwind(|| without(seed, &by_layer, wait..wait + 1)).is_err();
+            assert!((0..60).any(wrong), "{order:?}: wait {wait} is not missed");
+        }
+    }
+}
+
+/// The refusal of a bucket that was changed, for which the driver was not even asked.
+fn refused(
+    run: &mut Run,
+    by_layer: &[Overlap],
+    micro_batches: &[(MicroBatch, Layers)],
+    (query_rows, draft_passes): (u32, u32),
+) -> (Kind, String) {
+    let capture = Capture { micro_batches, query_rows, by_layer, draft_passes };
+    let device = run.device.clone();
+    let calls = device.standin().unwrap().calls();
+    let error = run.with_engine(|cache, engine| cache.capture(&capture, engine)).unwrap_err();
+    assert_eq!(device.standin().unwrap().calls(), calls, "{error}");
+    (error.kind(), error.place().to_owned())
+}
+
+#[test]
+fn what_does_not_fit_a_bucket_is_refused_before_anything_is_captured() {
+    let mut run = Run::new(3, on_cuda(None));
+    let (orders, both) = ([Overlap::Da; ALL as usize], run.both());
+    let usual = (QUERY_ROWS, QUERY_ROWS);
+    let (range, config) = (Kind::OutOfRange, Kind::InvalidConfig);
+    let is = |kind: Kind, place: &str| (kind, place.to_owned());
+    assert_eq!(refused(&mut run, &orders[..2], &both, usual), is(config, "orders by layer"));
+    assert_eq!(refused(&mut run, &orders, &[], usual), is(config, "no micro-batch"));
+    let twice = [both[0], both[0]];
+    assert_eq!(refused(&mut run, &orders, &twice, usual), is(config, "a micro-batch is named twice"));
+    let unknown = [(MicroBatch(2), both[0].1)];
+    assert_eq!(refused(&mut run, &orders, &unknown, usual), is(range, "micro-batch"));
+    let wide = [(MicroBatch(0), Layers { batch: BATCH + 1, ..both[0].1 })];
+    assert_eq!(refused(&mut run, &orders, &wide, usual), is(range, "batch rows"));
+    assert_eq!(refused(&mut run, &orders, &both, (0, 0)), is(range, "query rows"));
+    assert_eq!(refused(&mut run, &orders, &both, (QUERY_ROWS + 1, 0)), is(range, "query rows"));
+    let passes = (QUERY_ROWS, QUERY_ROWS + 1);
+    assert_eq!(refused(&mut run, &orders, &both, passes), is(range, "passes of the draft layers"));
+    // While a step of a micro-batch is open, its events are the step's.
+    (0..2).for_each(|micro| run.open(micro));
+    let open = run.prepare(0);
+    let (kind, _) = refused(&mut run, &orders, &both, usual);
+    assert_eq!(kind, Kind::Busy);
+    drop(open);
+}
+
+#[test]
+fn a_graph_serves_the_steps_of_its_own_cache_alone_while_that_is_there() {
+    let device = on_cuda(None);
+    let mut run = Run::new(4, device.clone());
+    capture(&mut run, &tables());
+    let mut other = Run::new(4, device);
+    (0..2).for_each(|micro| other.open(micro));
+    let mut steps = [other.prepare(0), other.prepare(1)];
+    let operations = other.device.operations();
+    let mut refused = |captured: &Captured| {
+        let [first, second] = &mut steps;
+        let error = other.cache.replay(captured, &mut [first, second]).unwrap_err();
+        (error.kind(), error.place().to_owned())
+    };
+    let expected = (Kind::OutOfRange, "layers that another cache has captured".to_owned());
+    assert_eq!(refused(&run.captured[0]), expected);
+    // The cache that captured it is closed, and what was captured is still there.
+    let captured = std::mem::take(&mut run.captured);
+    drop(run);
+    assert_eq!(refused(&captured[0]), expected);
+    drop(captured);
+    assert_eq!(other.device.operations(), operations, "nothing has run");
+}
+
+#[test]
+fn steps_that_a_graph_was_not_captured_for_are_refused_and_stay_as_they_were() {
+    let mut run = Run::new(11, on_cuda(None));
+    capture(&mut run, &tables());
+    (0..2).for_each(|micro| run.open(micro));
+    run.number += 1;
+    let mut steps = [run.prepare(0), run.prepare(1)];
+    let [first, second] = &mut steps;
+    let error = run.cache.replay(&run.captured[0], &mut [second, first]).unwrap_err();
+    assert_eq!(error.place(), "a step of another micro-batch or of other query rows");
+    let error = run.cache.replay(&run.captured[0], &mut [first]).unwrap_err();
+    assert_eq!(error.place(), "one step for each captured micro-batch");
+    let error = run.cache.launched(&run.captured[0], &mut [first, second]).unwrap_err();
+    assert_eq!(error.place(), "the graph is the cache's: it launches it by `replay`");
+    run.cache.replay(&run.captured[0], &mut [first, second]).unwrap();
+}
+
+#[test]
+fn an_engine_that_fails_in_a_capture_leaves_nothing_of_it() {
+    let mut run = Run::new(8, on_cuda(None));
+    let held = run.device.standin().unwrap().held_resources();
+    let (orders, both) = ([Overlap::Dba; ALL as usize], run.both());
+    let mut calls = 0;
+    loop {
+        let captured = run.with_engine(|cache, engine| {
+            cache.capture(&bucket(&both, &orders), &mut Failing { engine, left: calls })
+        });
+        match captured {
+            Ok(_) => break,
+            Err(error) => assert_eq!(error.kind(), Kind::Io),
+        }
+        assert_eq!(run.device.standin().unwrap().held_resources(), held, "call {calls}");
+        calls += 1;
+    }
+    assert!(calls > 60, "{calls}");
+    // Nothing ran, and the streams are as they were.
+    capture(&mut run, &tables());
+    (0..10).for_each(|_| run.step());
+    run.check_total();
+}
+
+/// Fails at a call.
+struct Failing<'a> {
+    engine: &'a mut dyn Engine,
+    left: u32,
+}
+
+impl Engine for Failing<'_> {
+    fn enqueue(&mut self, call: &EngineCall, stream: Stream) -> forebay::Result<()> {
+        let Some(left) = self.left.checked_sub(1) else { return Err(Error::new(Kind::Io, "engine")) };
+        self.left = left;
+        self.engine.enqueue(call, stream)
+    }
+}
+
+#[test]
+fn an_engine_that_captures_by_itself_tells_what_it_launched() {
+    let mut run = Run::new(9, on_cuda(Some(3)));
+    let (both, by_layer) = (run.both(), [Overlap::Da; ALL as usize]);
+    let first = run.layers[0].streams.compute;
+    run.device.capture(first).unwrap();
+    let captured = run.with_engine(|cache, engine| cache.capture_into(&bucket(&both, &by_layer), engine));
+    run.own = Some((run.device.captured(first).unwrap(), captured.unwrap()));
+    (0..20).for_each(|_| run.step());
+    run.check_total();
+}

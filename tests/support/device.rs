@@ -1,0 +1,222 @@
+//! A device for tests, and its memory as it is now: the host device, or the CUDA device on the stand-in driver.
+//!
+//! Tests that make their device here run on both: on the host device as they stand, and once more on the CUDA
+//! device where `FOREBAY_TEST_DEVICE` is `cuda` (`make on-cuda`).
+
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+#[cfg(feature = "cuda")]
+use forebay::device::cuda::{CudaDevice, CudaOptions};
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Pools, Slice, Stream};
+#[cfg(feature = "cuda")]
+use forebay::{Error, Kind};
+use forebay::{Lane, Result};
+#[cfg(feature = "cuda")]
+use forebay_standin::{Options, Standin};
+
+/// A device whose memory a test reads and writes, whatever is under way.
+#[derive(Debug)]
+pub struct TestDevice {
+    memory: Memory,
+    threaded: bool,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Host(Arc<HostDevice>),
+    #[cfg(feature = "cuda")]
+    Cuda(Arc<CudaDevice>, Standin, Digests),
+}
+
+/// Places for digests, taken in turn: many more than are under way.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+struct Digests {
+    places: Slice,
+    next: std::sync::atomic::AtomicU64,
+}
+
+#[cfg(feature = "cuda")]
+impl Digests {
+    const COUNT: u64 = 4096;
+
+    fn place(&self) -> Slice {
+        let next = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.places.part(8 * (next % Digests::COUNT), 8).unwrap()
+    }
+}
+
+/// Whether tests run on the CUDA device.
+#[cfg(feature = "cuda")]
+fn on_cuda() -> bool {
+    std::env::var("FOREBAY_TEST_DEVICE").is_ok_and(|value| value == "cuda")
+}
+
+impl TestDevice {
+    /// The device that tests run on: the host device of these options, or what stands for it on the stand-in.
+    pub fn new(options: HostOptions) -> Arc<TestDevice> {
+        #[cfg(feature = "cuda")]
+        if on_cuda() {
+            return TestDevice::cuda(&options, options.threaded.then_some(1))
+                .expect("the stand-in needs g++");
+        }
+        TestDevice::host(options)
+    }
+
+    /// The host device.
+    pub fn host(options: HostOptions) -> Arc<TestDevice> {
+        Arc::new(TestDevice { memory: Memory::Host(HostDevice::new(options)), threaded: options.threaded })
+    }
+
+    /// The CUDA device on a stand-in of its own, which delays and reorders by the seed, with the memory and the
+    /// failure that the options say; none where the stand-in could not be built.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(options: &HostOptions, seed: Option<u64>) -> Option<Arc<TestDevice>> {
+        const ILLEGAL_ADDRESS: i32 = 700;
+        let usual = Options::default();
+        let standin =
+            Standin::new(Options { seed, memory: options.memory.unwrap_or(usual.memory), ..usual })?;
+        let library = Some(standin.library().to_owned());
+        // Few threads a block: the stand-in runs each of them by itself.
+        let device = CudaDevice::new(CudaOptions { library, threads: 64, ..CudaOptions::default() }).unwrap();
+        options.fail_operation.into_iter().for_each(|n| standin.fail_operation(n, ILLEGAL_ADDRESS));
+        let places = device.allocate(8 * Digests::COUNT).unwrap();
+        let digests = Digests { places, next: 0.into() };
+        Some(Arc::new(TestDevice { memory: Memory::Cuda(device, standin, digests), threaded: false }))
+    }
+
+    /// The device, to be held.
+    pub fn device(&self) -> Arc<dyn Device> {
+        match &self.memory {
+            Memory::Host(host) => host.clone(),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(device, ..) => device.clone(),
+        }
+    }
+
+    /// The stand-in's driver beneath, where that is what the tests run on.
+    #[cfg(feature = "cuda")]
+    pub fn standin(&self) -> Option<&Standin> {
+        match &self.memory {
+            Memory::Host(_) => None,
+            Memory::Cuda(_, standin, _) => Some(standin),
+        }
+    }
+
+    /// Whether streams are threads, which a call can hold.
+    pub fn runs_by_itself(&self) -> bool {
+        self.threaded
+    }
+
+    /// Holds a stream of the stand-in, or lets it go; on the host device calls do that.
+    pub fn hold_by_itself(&self, _stream: Stream, _hold: bool) {
+        #[cfg(feature = "cuda")]
+        if let Some(standin) = self.standin() {
+            if _hold { standin.hold(_stream.0) } else { standin.let_go(_stream.0) }
+        }
+    }
+
+    /// Waits that the stand-in has seen enqueued, captured ones too.
+    pub fn waits(&self) -> u64 {
+        #[cfg(feature = "cuda")]
+        if let Some(standin) = self.standin() {
+            return standin.waits();
+        }
+        0
+    }
+
+    /// As if the caller left out the waits of these numbers; only the stand-in can.
+    pub fn without_waits(&self, _numbers: Range<u64>) {
+        #[cfg(feature = "cuda")]
+        if let Some(standin) = self.standin() {
+            standin.without_waits(_numbers);
+        }
+    }
+
+    /// Operations that have run: what fails one by its number counts these.
+    pub fn operations(&self) -> u64 {
+        match &self.memory {
+            Memory::Host(host) => host.operations(),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(_, standin, _) => standin.operations(),
+        }
+    }
+
+    /// Reads bytes as the device sees them, as they are now.
+    pub fn read(&self, slice: Slice, bytes: &mut [u8]) -> Result<()> {
+        match &self.memory {
+            Memory::Host(host) => host.read(slice, bytes),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(device, standin, _) => {
+                let fits = device.owns(&slice) && slice.bytes() == bytes.len() as u64;
+                outside(fits && standin.read(slice.address(), bytes))
+            }
+        }
+    }
+
+    /// Writes bytes as the device sees them, now.
+    pub fn write(&self, slice: Slice, bytes: &[u8]) -> Result<()> {
+        match &self.memory {
+            Memory::Host(host) => host.write(slice, bytes),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(device, standin, _) => {
+                let fits = device.owns(&slice) && slice.bytes() == bytes.len() as u64;
+                outside(fits && standin.write(slice.address(), bytes))
+            }
+        }
+    }
+
+    /// Enqueues the residency digest of a lane on `queue`, which is this device or a clock over it: `told` is called
+    /// with it when the stream comes there.
+    pub fn digest_in(
+        self: &Arc<Self>,
+        queue: &dyn Device,
+        (pools, lane): (Pools, Lane),
+        stream: Stream,
+        told: impl Fn(u64) + Send + Sync + 'static,
+    ) -> Result<()> {
+        let own = Arc::downgrade(self);
+        match &self.memory {
+            Memory::Host(_) => {
+                let tell = move || {
+                    if let Some(digest) = own.upgrade().and_then(|device| device.digest(pools, lane).ok()) {
+                        told(digest);
+                    }
+                };
+                queue.call(stream, Arc::new(tell))
+            }
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(device, _, digests) => {
+                let to = digests.place();
+                device.digest_into(pools, stream, lane, to)?;
+                let tell = move || {
+                    let mut digest = [0; 8];
+                    if own.upgrade().is_some_and(|device| device.read(to, &mut digest).is_ok()) {
+                        told(u64::from_le_bytes(digest));
+                    }
+                };
+                queue.call(stream, Arc::new(tell))
+            }
+        }
+    }
+}
+
+/// What a read or write outside the device's memory answers.
+#[cfg(feature = "cuda")]
+fn outside(inside: bool) -> Result<()> {
+    if inside { Ok(()) } else { Err(Error::new(Kind::OutOfRange, "test device").at("slice")) }
+}
+
+impl Deref for TestDevice {
+    type Target = dyn Device;
+
+    fn deref(&self) -> &Self::Target {
+        match &self.memory {
+            Memory::Host(host) => &**host,
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(device, ..) => &**device,
+        }
+    }
+}
