@@ -162,7 +162,8 @@ struct LeaveArgs {
 
 struct WarmArgs {
     u64 pools, selections;  // i32 [layers][steps][top_k], or 0
-    u32 lane, whole, steps, unused;
+    u32 lane, whole, steps;
+    u32 shared;  // as a resolve's
 };
 
 struct RaiseArgs {

@@ -1,0 +1,191 @@
+// What kernels are made of: their declaration, and sums over a block of threads.
+//
+// Kernels run with any number of threads that is a multiple of `WARP_LANES`, up to the bound they declare.
+#pragma once
+
+#include "abi.h"
+
+// A CPU's header defines these differently.
+#ifndef FOREBAY_KERNEL
+#define FOREBAY_KERNEL(name, Args, most_threads, least_blocks)                          \
+    extern "C" __global__ void __launch_bounds__(most_threads, least_blocks)            \
+        name(const __grid_constant__ Args args)
+#define FOREBAY_DYNAMIC_SHARED(T, name) extern __shared__ T name[]
+#define FOREBAY_UNROLL _Pragma("unroll")
+// A function that stays one: what is rarely done must not take registers from what always is.
+#define FOREBAY_APART __noinline__
+#endif
+
+// The host checks that the device's warps have as many lanes.
+static const u32 WARP_LANES = 32;
+static const u32 ALL_LANES = 0xFFFFFFFFu;
+static const u32 MOST_THREADS = 512;
+static const u32 MOST_WARPS = MOST_THREADS / WARP_LANES;
+
+// Where a kernel begins to read what the kernel before it wrote. Without the launch attribute that lets it
+// begin earlier there is nothing to wait for.
+static __device__ __forceinline__ void after_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <class T>
+static __device__ __forceinline__ T* at(u64 address) {
+    return reinterpret_cast<T*>(address);
+}
+
+static __device__ __forceinline__ u32 lane_id() { return threadIdx.x % WARP_LANES; }
+static __device__ __forceinline__ u32 warp_id() { return threadIdx.x / WARP_LANES; }
+static __device__ __forceinline__ u32 warps() { return blockDim.x / WARP_LANES; }
+
+static __device__ __forceinline__ u32 saturating_sub(u32 a, u32 b) { return a > b ? a - b : 0; }
+static __device__ __forceinline__ u32 div_ceil(u32 a, u32 b) { return a / b + (a % b != 0); }
+
+// The sum of `value` over the threads before this one, and over all. Every thread of the block calls it;
+// `room` may be used again after it.
+static __device__ u32 block_scan(u32 (&room)[MOST_WARPS], u32 value, u32& total) {
+    u32 inclusive = value;
+    for (u32 by = 1; by < WARP_LANES; by *= 2) {
+        u32 below = __shfl_up_sync(ALL_LANES, inclusive, by);
+        if (lane_id() >= by) inclusive += below;
+    }
+    if (lane_id() == WARP_LANES - 1) room[warp_id()] = inclusive;
+    __syncthreads();
+    u32 before = 0;
+    total = 0;
+    for (u32 warp = 0; warp < warps(); ++warp) {
+        if (warp == warp_id()) before = total;
+        total += room[warp];
+    }
+    __syncthreads();
+    return before + inclusive - value;
+}
+
+// Calls `found(rank, place)` for every one of a set of bits, ranks in the order of places. A thread takes
+// words that stand beside each other, an odd number of them, so that a warp's reads fall into different banks.
+// Every thread of the block calls it. Answers how many ones there are.
+template <class Found>
+static __device__ u32 each_one(u32 (&room)[MOST_WARPS], const u32* set, u32 words, Found found) {
+    u32 chunk = div_ceil(words, blockDim.x) | 1;
+    u32 first = min(threadIdx.x * chunk, words), end = min(first + chunk, words);
+    u32 count = 0;
+    for (u32 word = first; word < end; ++word) count += __popc(set[word]);
+    u32 total;
+    u32 rank = block_scan(room, count, total);
+    for (u32 word = first; word < end; ++word) {
+        for (u32 bits = set[word]; bits != 0; bits &= bits - 1) {
+            found(rank++, word * 32 + __ffs(static_cast<i32>(bits)) - 1);
+        }
+    }
+    return total;
+}
+
+static const u32 BINS = 256;
+static const u32 BIN_BITS = 8;
+
+struct Histogram {
+    u32 counts[BINS];
+    u32 bin, before;
+};
+
+// The first warp finds the bin that holds the key of rank `need`, and how many keys are in those before it.
+static __device__ void find_bin(Histogram& room, u32 need) {
+    const u32 own = BINS / WARP_LANES;
+    u32 first = lane_id() * own, count = 0;
+    for (u32 bin = first; bin < first + own; ++bin) count += room.counts[bin];
+    u32 inclusive = count;
+    for (u32 by = 1; by < WARP_LANES; by *= 2) {
+        u32 below = __shfl_up_sync(ALL_LANES, inclusive, by);
+        if (lane_id() >= by) inclusive += below;
+    }
+    u32 before = inclusive - count;
+    if (before < need && need <= inclusive) {
+        u32 bin = first;
+        while (before + room.counts[bin] < need) before += room.counts[bin++];
+        room.bin = bin;
+        room.before = before;
+    } else if (lane_id() == WARP_LANES - 1 && inclusive < need) {
+        room.bin = BINS;
+        room.before = inclusive;
+    }
+}
+
+// The smallest key at or below which there are `need` of those from `low` on. `each(count)` calls `count(key)`
+// for every key, the threads of the block dividing them. Bins are 2^shift wide at first; while the key is
+// beyond the last one they widen, then they narrow until each holds one key.
+template <class Each>
+static __device__ u32 nth_lowest(Histogram& room, u32 need, u32 low, u32 shift, Each each) {
+    const u32 widest = 32 - BIN_BITS;
+    for (;;) {
+        for (u32 bin = threadIdx.x; bin < BINS; bin += blockDim.x) room.counts[bin] = 0;
+        __syncthreads();
+        each([&](u32 key) {
+            u32 bin = (key - low) >> shift;
+            if (key >= low && bin < BINS) atomicAdd(&room.counts[bin], 1u);
+        });
+        __syncthreads();
+        if (warp_id() == 0) find_bin(room, need);
+        __syncthreads();
+        u32 bin = room.bin;
+        need -= room.before;
+        if (bin < BINS) {
+            low += bin << shift;
+            if (shift == 0) return low;
+            shift = saturating_sub(shift, BIN_BITS);
+        } else if (shift == widest) {
+            return low;  // There are not as many.
+        } else {
+            low += BINS << shift;
+            shift = min(shift + BIN_BITS, widest);
+        }
+    }
+}
+
+// What a step's errors leave behind: the least of them in the sticky word, and that its lane must not go on.
+static __device__ void blame(const Pools& pools, const Micro& micro, u32 lane, u64 stage, u32 layer, u32 row,
+                             Cause cause, u32 value) {
+    u64 key = stage << 63 | static_cast<u64>(layer) << 51 | static_cast<u64>(row) << 35 |
+              static_cast<u64>(cause) << 32 | value;
+    atomicMin(at<u64>(micro.sticky), key);
+    if (lane < pools.lanes) {
+        u32 trust = cause == NOT_GATHERED ? BYTES : FAILED;
+        atomicMax(at<u32>(pools.trust) + lane, trust);
+    }
+}
+
+// One row of a step block.
+struct Entry {
+    u32 lane, accepted, query_rows;
+};
+
+// The step that a micro-batch is in; `real` rows of its batch mean something.
+struct StepHead {
+    u64 step;
+    u32 real;
+};
+
+static __device__ __forceinline__ StepHead step_head(const Pools& pools, const Micro& micro) {
+    const u32* words = at<const u32>(micro.block);
+    return {static_cast<u64>(words[1]) << 32 | words[0], min(words[2], pools.batch)};
+}
+
+static __device__ __forceinline__ Entry step_entry(const Micro& micro, u32 row) {
+    const u32* words = at<const u32>(micro.block) + BLOCK_HEADER + row * BLOCK_ENTRY;
+    return {words[0], words[1], words[2]};
+}
+
+static __device__ __forceinline__ const Pools& pools_at(u64 address) { return *at<const Pools>(address); }
+static __device__ __forceinline__ const Layer& layer_at(const Pools& pools, u32 layer) {
+    return at<const Layer>(pools.layers)[layer];
+}
+static __device__ __forceinline__ const Micro& micro_at(const Pools& pools, u32 micro) {
+    return at<const Micro>(pools.micro)[micro];
+}
+
+// What is wrong when nothing more is gathered of a list in `step`; 0 if nothing is.
+static __device__ u32 missing(const List& list, u64 step) {
+    u32 passes = max(div_ceil(list.scratch, max(list.share, 1u)), 1u);
+    if (list.step != step || list.count == 0 || list.passed >= passes) return 0;
+    return list.passed == 0 ? NOT_GATHERED : PASS_NOT_GATHERED;
+}

@@ -1,0 +1,113 @@
+// Commit: what became of the rows that a step wrote to its landing slots; a block of threads a lane and layer.
+#pragma once
+
+#include "rows.cuh"
+#include "rule.cuh"
+
+// The oldest slot of the lane: an empty one, the first in the lane's order, or that of the row with the lowest
+// position among those of the lowest stamp. Every thread comes to the same.
+static __device__ u32 eldest(const Lane& lane, u32 tokens, Room& room) {
+    LaneHead head = *lane.head;
+    if (threadIdx.x == 0) room.eldest = ~0ull;
+    __syncthreads();
+    if (head.front != FREE_STAMP && head.heir < tokens) {
+        // Mostly it is the heir that the last choice of victims has left, if it still bears the front's stamp.
+        u32 slot = lane.slot_of[head.heir];
+        if (slot >= lane.base && lane.stamps[slot - lane.base] == head.front) {
+            __syncthreads();
+            if (threadIdx.x == 0) lane.head->heir = EMPTY;
+            return slot - lane.base;
+        }
+    }
+    u64 least = ~0ull;
+    for (u32 place = threadIdx.x; place < lane.places; place += blockDim.x) {
+        u32 slot = lane.slot(place), stamp = lane.stamps[slot];
+        u32 then = stamp == FREE_STAMP ? place : lane.position_of[slot];
+        least = min(least, static_cast<u64>(stamp) << 32 | then);
+    }
+    u32 stamp = __reduce_min_sync(ALL_LANES, static_cast<u32>(least >> 32));
+    u32 then = static_cast<u32>(least >> 32) == stamp ? static_cast<u32>(least) : EMPTY;
+    then = __reduce_min_sync(ALL_LANES, then);
+    if (lane_id() == 0) atomicMin(&room.eldest, static_cast<u64>(stamp) << 32 | then);
+    __syncthreads();
+    stamp = static_cast<u32>(room.eldest >> 32);
+    then = static_cast<u32>(room.eldest);
+    if (stamp == FREE_STAMP) return lane.slot(then);
+    if (threadIdx.x == 0) {
+        lane.head->front = stamp;
+        lane.head->heir = EMPTY;
+    }
+    return lane.slot_of[then] - lane.base;
+}
+
+// Whether `accepted` landed rows, at most as many as there are, can be committed and `next` ones awaited.
+static __device__ bool can_commit(const Layer& layer, u32 lane, u32 accepted, u32 next) {
+    if (!has_sequence(layer, lane) || next > layer.query_rows) return false;
+    u64 length = static_cast<u64>(at<const LaneHead>(layer.heads)[lane].length) + accepted;
+    return length + next <= layer.tokens;
+}
+
+// Of the landed rows the first `accepted` become the newest residents, the others are forgotten, and `next`
+// rows are expected to land. Every thread of the block calls it.
+static __device__ void commit_rows(const Pools& pools, const Layer& layer, u32 number, u32 accepted, u32 next,
+                                   Room& room) {
+    Lane lane = lane_at(layer, number);
+    LaneHead head = *lane.head;
+    u32 landing = layer.landing_base + number * layer.query_rows;
+    for (u32 row = threadIdx.x; row < head.landed; row += blockDim.x) {
+        lane.slot_of[head.length + row] = ABSENT;
+    }
+    // A budget below `accepted` keeps the last ones.
+    for (u32 row = saturating_sub(accepted, head.budget); row < accepted; ++row) {
+        __syncthreads();
+        u32 slot = eldest(lane, layer.tokens, room), position = head.length + row;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            u32 old = lane.position_of[slot];
+            if (old != EMPTY) lane.slot_of[old] = ABSENT;
+            lane.position_of[slot] = position;
+            lane.slot_of[position] = lane.base + slot;
+            lane.stamps[slot] = head.stamp;
+        }
+        copy_slot(pools, layer, landing + row, lane.base + slot);
+    }
+    __syncthreads();
+    for (u32 row = threadIdx.x; row < next; row += blockDim.x) {
+        lane.slot_of[head.length + accepted + row] = landing + row;
+    }
+    if (threadIdx.x == 0) {
+        lane.head->length = head.length + accepted;
+        lane.head->landed = next;
+    }
+}
+
+// Grid: layers, batch rows.
+FOREBAY_KERNEL(forebay_commit, CommitArgs, MOST_THREADS, 2) {
+    after_previous();
+    __shared__ Room room;
+    const Pools& pools = pools_at(args.pools);
+    const Micro& micro = micro_at(pools, args.micro);
+    u32 number = blockIdx.x, row = blockIdx.y;
+    if (number >= pools.layer_count || row >= step_head(pools, micro).real) return;
+    const Layer& layer = layer_at(pools, number);
+    Entry entry = step_entry(micro, row);
+    u32 accepted = entry.accepted;
+    if (accepted == ACCEPTED_ON_DEVICE) accepted = args.accepted ? at<const u32>(args.accepted)[row] : EMPTY;
+    u32 landed = entry.lane < layer.lanes ? at<const LaneHead>(layer.heads)[entry.lane].landed : 0;
+    // A count that cannot be is not believed, and of a failed step nothing is accepted: this step fails too,
+    // the tables stay sound.
+    bool failed = at<const u32>(micro.failed)[row] != SOUND;
+    u32 believed = failed || accepted > landed ? 0 : accepted;
+    Cause cause = failed ? EARLIER : accepted > landed ? ACCEPTED : TABLES;
+    bool can = can_commit(layer, entry.lane, believed, entry.query_rows);
+    __syncthreads();
+    if (can) commit_rows(pools, layer, entry.lane, believed, entry.query_rows, room);
+    if (threadIdx.x != 0) return;
+    if (failed || !can || believed != accepted) {
+        blame(pools, micro, entry.lane, 0, number, row, cause, accepted);
+    }
+    if (number == 0) {
+        bool known = entry.lane < layer.lanes;
+        at<u32>(micro.lengths)[row] = known ? at<const LaneHead>(layer.heads)[entry.lane].length : 0;
+    }
+}

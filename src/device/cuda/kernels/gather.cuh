@@ -1,0 +1,203 @@
+// Gather and its relatives: which rows move, for one batch, one layer, or one lane.
+#pragma once
+
+#include "bulk.cuh"
+#include "rows.cuh"
+#include "rule.cuh"
+
+// Batch rows of a part, as many as there are threads at a time, and what a pass fetches for each.
+struct Flat {
+    u32 scan[MOST_WARPS];
+    u32 before[MOST_THREADS];  // rows that earlier batch rows fetch
+};
+
+// What a pass fetches of a list: its share of the rows in scratch slots, and the first one all others.
+struct PassRows {
+    u32 first, away, kept;
+};
+
+static __device__ PassRows rows_of_pass(const List& list, u32 pass) {
+    u32 first = static_cast<u32>(min(static_cast<u64>(pass) * list.share, static_cast<u64>(list.scratch)));
+    u32 away = min(list.share, list.scratch - first);
+    return {first, away, pass == 0 ? list.count - list.scratch : 0};
+}
+
+// How many rows a batch row fetches. A list that is not that of this part, or whose earlier passes were not
+// gathered, must not be: its rows would go into slots that were never meant for them. The first block says so.
+static __device__ u32 to_fetch(const Pools& pools, const Micro& micro, const GatherArgs& args, u32 row,
+                               StepHead head) {
+    if (row >= head.real) return 0;
+    List& list = at<List>(micro.lists)[row];
+    bool of_part = list.layer == args.layer && list.first == args.row_first && list.rows == args.row_count &&
+                   list.step == head.step;
+    // Blocks that come late may see the first block's note of this pass, which changes nothing for them.
+    u32 passed = list.passed;
+    Cause cause = !of_part || passed == 0 ? NOT_GATHERED : PASS_NOT_GATHERED;
+    if (!of_part || args.pass > passed) {
+        if (blockIdx.x == 0) {
+            blame(pools, micro, step_entry(micro, row).lane, 1, args.layer, row, cause, args.layer);
+        }
+        return 0;
+    }
+    if (blockIdx.x == 0) list.passed = max(passed, args.pass + 1);
+    PassRows rows = rows_of_pass(list, args.pass);
+    return rows.away + rows.kept;
+}
+
+// Which batch row fetches the row of this number: the last one with no more before it.
+static __device__ u32 find_row(const u32* before, u32 rows, u32 number) {
+    u32 low = 0, high = rows;
+    while (high - low > 1) {
+        u32 middle = (low + high) / 2;
+        if (before[middle] <= number) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// How the rows of a share are copied.
+struct Plain {
+    Stage& stage;
+
+    template <class RowOf>
+    __device__ void operator()(const Pools& pools, const Layer& layer, Share share, RowOf row_of) const {
+        copy_rows<false>(pools, layer, stage, share, row_of);
+    }
+};
+
+struct InBulk {
+    Stage& stage;
+
+    template <class RowOf>
+    __device__ void operator()(const Pools& pools, const Layer& layer, Share share, RowOf row_of) const {
+        copy_rows_in_bulk(pools, layer, stage, share, row_of);
+    }
+};
+
+// Copies what a pass fetches, all batch rows of the part flattened over the grid.
+template <class Copy>
+static __device__ void gather(const GatherArgs& args, Flat& flat, Copy copy) {
+    const Pools& pools = pools_at(args.pools);
+    const Layer& layer = layer_at(pools, args.layer);
+    const Micro& micro = micro_at(pools, args.micro);
+    StepHead head = step_head(pools, micro);
+    for (u32 first = 0; first < args.count; first += blockDim.x) {
+        u32 rows = min(blockDim.x, args.count - first), all;
+        u32 own = threadIdx.x < rows ? to_fetch(pools, micro, args, args.first + first + threadIdx.x, head) : 0;
+        flat.before[threadIdx.x] = block_scan(flat.scan, own, all);
+        __syncthreads();
+        copy(pools, layer, share_of(all), [&](u32 number, u64& host, u32& slot) {
+            u32 at_row = find_row(flat.before, rows, number), row = args.first + first + at_row;
+            const List& list = at<const List>(micro.lists)[row];
+            PassRows of = rows_of_pass(list, args.pass);
+            u32 rank = number - flat.before[at_row];
+            rank = rank < of.away ? of.first + rank : list.scratch + (rank - of.away);
+            Fetch fetch = (at<const Fetch>(micro.fetches) + static_cast<u64>(row) * pools.selected)[rank];
+            host = host_row(pools, layer, list.lane, fetch.position);
+            slot = fetch.slot;
+            if (host == 0) blame(pools, micro, list.lane, 1, args.layer, row, TABLES, fetch.position);
+        });
+        __syncthreads();
+    }
+}
+
+FOREBAY_KERNEL(forebay_gather, GatherArgs, MOST_THREADS, 2) {
+    after_previous();
+    __shared__ Flat flat;
+    __shared__ Stage stage;
+    gather(args, flat, Plain{stage});
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// The same by the bulk copies of sm_90 and later, where rows allow them.
+FOREBAY_KERNEL(forebay_gather_bulk, GatherArgs, MOST_THREADS, 2) {
+    after_previous();
+    __shared__ Flat flat;
+    __shared__ Stage stage;
+    gather(args, flat, InBulk{stage});
+}
+#endif
+
+// Stores the new rows, from their landing slots to the total pool.
+FOREBAY_KERNEL(forebay_scatter, ScatterArgs, MOST_THREADS, 2) {
+    after_previous();
+    __shared__ Stage stage;
+    const Pools& pools = pools_at(args.pools);
+    const Layer& layer = layer_at(pools, args.layer);
+    const Micro& micro = micro_at(pools, args.micro);
+    StepHead head = step_head(pools, micro);
+    u32 rows = saturating_sub(min(args.first + args.count, head.real), args.first);
+    copy_rows<true>(pools, layer, stage, share_of(rows * args.row_count), [&](u32 number, u64& host, u32& slot) {
+        u32 row = args.first + number / args.row_count, query = args.row_first + number % args.row_count;
+        u32 lane = step_entry(micro, row).lane;
+        if (lane >= layer.lanes) return;
+        const LaneHead& of = at<const LaneHead>(layer.heads)[lane];
+        if (query >= of.landed) return;
+        host = host_row(pools, layer, lane, of.length + query);
+        slot = layer.landing_base + lane * layer.query_rows + query;
+        if (host == 0) blame(pools, micro, lane, 1, args.layer, row, TABLES, of.length + query);
+    });
+}
+
+// Gathers what a warm-up made resident, in a stretch of the lane's slots, which are numbered through the
+// layers. A row that the lane has no page for stays away, and the lane's next step fails.
+FOREBAY_KERNEL(forebay_raise, RaiseArgs, MOST_THREADS, 2) {
+    after_previous();
+    __shared__ Stage stage;
+    const Pools& pools = pools_at(args.pools);
+    u64 first = args.first, left = args.count;
+    for (u32 number = 0; number < pools.layer_count && left > 0; ++number) {
+        const Layer& layer = layer_at(pools, number);
+        if (!has_sequence(layer, args.lane)) continue;
+        const LaneHead& head = at<const LaneHead>(layer.heads)[args.lane];
+        u64 from = min(first, static_cast<u64>(head.budget));
+        u32 here = static_cast<u32>(min(left, head.budget - from));
+        const u32* blocks = at<const u32>(layer.blocks) + static_cast<u64>(args.lane) * layer.lane_blocks;
+        copy_rows<false>(pools, layer, stage, share_of(here), [&](u32 index, u64& host, u32& slot) {
+            u32 place = static_cast<u32>(from) + index;
+            u32 budget_slot = blocks[place / SLOT_BLOCK] * SLOT_BLOCK + place % SLOT_BLOCK;
+            u32 position = at<const u32>(layer.position_of)[budget_slot];
+            if (position == EMPTY) return;
+            host = host_row(pools, layer, args.lane, position);
+            slot = layer.budget_base + budget_slot;
+            if (host == 0) atomicMax(at<u32>(pools.trust) + args.lane, static_cast<u32>(BYTES));
+        });
+        left -= here;
+        first -= from;
+    }
+}
+
+template <class Piece>
+static __device__ void copy_flat(const CopyArgs& args) {
+    u64 pieces = args.bytes / sizeof(Piece), threads = static_cast<u64>(gridDim.x) * blockDim.x;
+    const Piece* from = at<const Piece>(args.from);
+    Piece* to = at<Piece>(args.to);
+    for (u64 begin = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x; begin < pieces;
+         begin += IN_FLIGHT * threads) {
+        Piece held[IN_FLIGHT];
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < IN_FLIGHT; ++i) {
+            if (begin + i * threads < pieces) held[i] = load(from + begin + i * threads);
+        }
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < IN_FLIGHT; ++i) {
+            if (begin + i * threads < pieces) to[begin + i * threads] = held[i];
+        }
+    }
+}
+
+// From one piece of memory to another that does not overlap it.
+FOREBAY_KERNEL(forebay_copy, CopyArgs, MOST_THREADS, 2) {
+    after_previous();
+    u64 all = args.from | args.to | args.bytes;
+    if (all % 16 == 0) {
+        copy_flat<Words4>(args);
+    } else if (all % 8 == 0) {
+        copy_flat<Words2>(args);
+    } else {
+        copy_flat<u32>(args);
+    }
+}

@@ -1,0 +1,225 @@
+// Resolve: a block of threads for each batch row turns its selections into slots, a list of rows to fetch,
+// and the index lists of attention in parts.
+#pragma once
+
+#include "rule.cuh"
+
+// Where the answers of one batch row go.
+struct Answers {
+    const i32* selection;  // [query rows][k]
+    i32* slots;            // [query rows][k]
+    i32* lists;            // [1 + passes][batch][query rows][k], or null
+    u32* counts;           // [1 + passes][batch][query rows]
+    u32 row, batch, rows, k, passes;
+
+    // Which row of all lists is that of a query row in one of them.
+    __device__ __forceinline__ u64 list_row(u32 list, u32 query) const {
+        return (static_cast<u64>(list) * batch + row) * rows + query;
+    }
+};
+
+// The room for the sets of a resolve: shared memory where it is small enough, else a batch row's own.
+static __device__ u32* work_at(const Pools& pools, const Micro& micro, u32 row, bool shared) {
+    FOREBAY_DYNAMIC_SHARED(u32, room);
+    return shared ? room : at<u32>(micro.work) + static_cast<u64>(row) * pools.work_words;
+}
+
+// Query rows from `first` on select nothing.
+static __device__ void answer_nothing(const Answers& answers, u32 first) {
+    for (u64 entry = static_cast<u64>(first) * answers.k + threadIdx.x;
+         entry < static_cast<u64>(answers.rows) * answers.k; entry += blockDim.x) {
+        answers.slots[entry] = -1;
+    }
+    if (!answers.lists) return;
+    for (u32 list = 0; list <= answers.passes; ++list) {
+        for (u32 query = first; query < answers.rows; ++query) {
+            u64 row = answers.list_row(list, query);
+            for (u32 i = threadIdx.x; i < answers.k; i += blockDim.x) answers.lists[row * answers.k + i] = -1;
+            if (threadIdx.x == 0) answers.counts[row] = 0;
+        }
+    }
+}
+
+// Which pass fetches `position`, one of the rows in scratch slots: they take the slots in turn, by rank.
+static __device__ u32 pass_of(const Step& step, u32 scratch, u32 position) {
+    u32 low = 0, high = scratch;
+    while (low < high) {
+        u32 middle = (low + high) / 2;
+        if (step.fetches[middle].position < position) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low / step.scratch;
+}
+
+// How many lanes before this one, in the whole block, say so: `first` in the low half of the answer, `second`
+// in the high half. The same of all lanes in `total`. Calls in a row take the rooms in turn, so that one
+// barrier a call is enough.
+static __device__ u32 block_rank(u32 (&room)[MOST_WARPS], bool first, bool second, u32& total) {
+    u32 ones = __ballot_sync(ALL_LANES, first), twos = __ballot_sync(ALL_LANES, second);
+    if (lane_id() == 0) room[warp_id()] = __popc(ones) | __popc(twos) << 16;
+    __syncthreads();
+    u32 below = (1u << lane_id()) - 1, rank = __popc(ones & below) | __popc(twos & below) << 16;
+    total = 0;
+    for (u32 warp = 0; warp < warps(); ++warp) {
+        if (warp == warp_id()) rank += total;
+        total += room[warp];
+    }
+    return rank;
+}
+
+// The slot of an entry of a query row, and in which list it belongs; EMPTY for an entry that selects nothing.
+// What was missed is looked up again, and answered.
+static __device__ u32 list_of(const Lane& lane, const Step& step, u32 scratch, u32 position, i32& answer) {
+    i32 found = answer;
+    if (found < 0) return EMPTY;
+    bool missed = found == static_cast<i32>(ABSENT);
+    if (missed) answer = found = static_cast<i32>(lane.slot_of[position]);
+    if (static_cast<u32>(found) - step.scratch_start < step.scratch) {
+        return 1 + pass_of(step, scratch, position);
+    }
+    return missed;
+}
+
+// Answers what was missed, and divides a query row into its lists, two of them at a time, each in the order
+// of the selection.
+static __device__ void divide(const Lane& lane, const Step& step, u32 scratch, const Answers& answers,
+                              u32 query, Room& room) {
+    const i32* selection = answers.selection + static_cast<u64>(query) * answers.k;
+    i32* slots = answers.slots + static_cast<u64>(query) * answers.k;
+    u32 turn = 0;
+    for (u32 list = 0; list <= answers.passes; list += 2) {
+        u64 rows[2] = {answers.list_row(list, query), answers.list_row(list + 1, query)};
+        u32 filled = 0;  // of both, as `block_rank` counts
+        for (u32 first = 0; first < answers.k; first += blockDim.x) {
+            u32 entry = first + threadIdx.x, number = EMPTY, total;
+            i32 slot = -1;
+            if (entry < answers.k) {
+                slot = slots[entry];
+                i32 before = slot;
+                number = list_of(lane, step, scratch, static_cast<u32>(selection[entry]), slot);
+                if (slot != before) slots[entry] = slot;
+            }
+            u32 rank = block_rank(room.totals[turn], number == list, number == list + 1, total);
+            turn ^= 1;
+            rank += filled;
+            if (number == list) answers.lists[rows[0] * answers.k + (rank & 0xFFFF)] = slot;
+            if (number == list + 1) answers.lists[rows[1] * answers.k + (rank >> 16)] = slot;
+            filled += total;
+        }
+        for (u32 i = 0; i < 2 && list + i <= answers.passes; ++i) {
+            u32 count = i ? filled >> 16 : filled & 0xFFFF;
+            for (u32 entry = count + threadIdx.x; entry < answers.k; entry += blockDim.x) {
+                answers.lists[rows[i] * answers.k + entry] = -1;
+            }
+            if (threadIdx.x == 0) answers.counts[rows[i]] = count;
+        }
+    }
+}
+
+// Answers what was missed. Each thread looks at the entries that it looked up before.
+static __device__ void look_up_missed(const Lane& lane, const Step& step) {
+    for (u32 row = 0; row < step.rows; ++row) {
+        const i32* selection = step.selection + static_cast<u64>(row) * step.k;
+        i32* slots = step.slots + static_cast<u64>(row) * step.k;
+        for (u32 entry = threadIdx.x; entry < step.k; entry += blockDim.x) {
+            if (slots[entry] == static_cast<i32>(ABSENT)) {
+                slots[entry] = static_cast<i32>(lane.slot_of[selection[entry]]);
+            }
+        }
+    }
+}
+
+// Whether a lane can make a step of `count` query rows from `first` on.
+static __device__ bool can_resolve(const Layer& layer, const Pools& pools, u32 lane, u32 first, u32 count) {
+    if (!has_sequence(layer, lane)) return false;
+    const LaneHead& head = at<const LaneHead>(layer.heads)[lane];
+    // No more distinct rows can be asked for than there are.
+    u64 most = min(static_cast<u64>(count) * pools.top_k, static_cast<u64>(head.length));
+    u64 room = head.budget + static_cast<u64>(layer.scratch) * layer.passes;
+    return first + count <= head.landed && head.stamp < UNUSED_STAMP - 2 && most <= room;
+}
+
+// Makes a batch row's list that of this resolve, empty; answers what was not gathered of the one before.
+static __device__ u32 take_list(const Pools& pools, List& list, const ResolveArgs& args, u64 step, bool sets) {
+    u32 wrong = pools.residency_only ? 0 : missing(list, step);
+    __syncthreads();
+    if (sets) {
+        list.step = step;
+        list.count = list.scratch = list.passed = 0;
+        list.layer = args.layer;
+        list.first = args.row_first;
+        list.rows = args.row_count;
+    }
+    return wrong;
+}
+
+// What a step found goes to the row's list, the counters and the sticky word.
+static __device__ void note(const Pools& pools, const Micro& micro, List& list, const Layer& layer,
+                            const ResolveArgs& args, const Answers& answers, const Outcome& outcome) {
+    list.count = outcome.misses;
+    list.scratch = outcome.scratch;
+    list.share = layer.scratch;
+    u32* counts = at<u32>(micro.counts) + static_cast<u64>(args.layer) * REPORT_COUNT;
+    atomicAdd(counts, outcome.hits);
+    atomicAdd(counts + 1, outcome.misses);
+    atomicAdd(counts + 2, outcome.scratch);
+    if (outcome.beyond != EMPTY) {
+        u32 position = static_cast<u32>(answers.selection[outcome.beyond]);
+        blame(pools, micro, list.lane, 1, args.layer, answers.row, BEYOND_LENGTH, position);
+    }
+}
+
+FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
+    after_previous();
+    __shared__ Room room;
+    const Pools& pools = pools_at(args.pools);
+    const Layer& layer = layer_at(pools, args.layer);
+    const Micro& micro = micro_at(pools, args.micro);
+    const bool speaks = threadIdx.x == 0;
+    u32 row = args.first + blockIdx.x, k = pools.top_k;
+    u64 offset = static_cast<u64>(blockIdx.x) * args.row_count * k;
+    Answers answers = {at<const i32>(args.selection) + offset,
+                       at<i32>(args.slots) + offset,
+                       at<i32>(args.lists),
+                       at<u32>(args.counts),
+                       row, args.lists_batch, args.row_count, k, layer.passes};
+    StepHead head = step_head(pools, micro);
+    List& list = at<List>(micro.lists)[row];
+    u32 wrong = take_list(pools, list, args, head.step, speaks);
+    if (row >= head.real) return answer_nothing(answers, 0);
+    Entry entry = step_entry(micro, row);
+    if (speaks) list.lane = entry.lane;
+    if (speaks && wrong) {
+        blame(pools, micro, entry.lane, 1, args.layer, row, static_cast<Cause>(wrong), args.layer);
+    }
+    // A sequence may have fewer query rows than the step is wide: the others are inert.
+    u32 count = min(saturating_sub(entry.query_rows, args.row_first), args.row_count);
+    if (count == 0) return answer_nothing(answers, 0);
+    if (!can_resolve(layer, pools, entry.lane, args.row_first, count)) {
+        if (speaks) blame(pools, micro, entry.lane, 1, args.layer, row, TABLES, entry.lane);
+        return answer_nothing(answers, 0);
+    }
+    answer_nothing(answers, count);
+    Lane lane = lane_at(layer, entry.lane);
+    Fetch* fetches = at<Fetch>(micro.fetches) + static_cast<u64>(row) * pools.selected;
+    Step step = {answers.selection, answers.slots, fetches, count, k,
+                 lane.head->length + args.row_first + 1, lane.head->stamp + 1,
+                 layer.scratch_base + entry.lane * layer.scratch, layer.scratch,
+                 layer.scratch * layer.passes};
+    Sets sets = sets_at(pools, work_at(pools, micro, row, args.shared));
+    Victims victims;
+    Outcome outcome = begin_step(lane, step, sets, layer.tokens, room, victims);
+    if (answers.lists) {
+        for (u32 query = 0; query < count; ++query) {
+            divide(lane, step, outcome.scratch, answers, query, room);
+        }
+    } else {
+        look_up_missed(lane, step);
+    }
+    __syncthreads();
+    end_step(lane, step, outcome, victims);
+    if (speaks) note(pools, micro, list, layer, args, answers, outcome);
+}

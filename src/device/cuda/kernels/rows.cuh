@@ -1,0 +1,175 @@
+// Rows on their way: gather, scatter, raise, and plain copies.
+//
+// A stretch of rows is staged in shared memory, a row a thread: where it stands in host memory, and in which
+// slot. Then the threads copy it in pieces of 16 bytes where runs, strides and addresses allow, else of 8 or 4,
+// numbered through all staged rows, so that no thread idles because a row is no multiple of a warp's load.
+//
+// What a link gives is bytes in flight / round trip: 37 GB/s at 1.3 us take 48 KB. Every thread has
+// `IN_FLIGHT` loads under way before its first store: with 16-byte pieces a block of 512 threads has 32 KB, so
+// two blocks fill such a link, and the default of 16 leaves room for longer round trips and ragged ends.
+#pragma once
+
+#include "block.cuh"
+
+static const u32 IN_FLIGHT = 4;
+
+// Rows of a stretch that are staged at once.
+struct Stage {
+    u64 host[MOST_THREADS];  // 0 for a row that is not copied
+    u32 slot[MOST_THREADS];
+};
+
+struct alignas(16) Words4 {
+    u32 words[4];
+};
+
+struct alignas(8) Words2 {
+    u32 words[2];
+};
+
+// Loads past the caches where the machine can: a row is read once.
+static __device__ __forceinline__ Words4 load(const Words4* from) {
+#if defined(__CUDA_ARCH__)
+    Words4 value;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(value.words[0]), "=r"(value.words[1]), "=r"(value.words[2]), "=r"(value.words[3])
+        : "l"(from));
+    return value;
+#else
+    return __ldcs(from);
+#endif
+}
+
+static __device__ __forceinline__ Words2 load(const Words2* from) {
+#if defined(__CUDA_ARCH__)
+    Words2 value;
+    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+        : "=r"(value.words[0]), "=r"(value.words[1])
+        : "l"(from));
+    return value;
+#else
+    return __ldcs(from);
+#endif
+}
+
+static __device__ __forceinline__ u32 load(const u32* from) {
+#if defined(__CUDA_ARCH__)
+    u32 value;
+    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(value) : "l"(from));
+    return value;
+#else
+    return __ldcs(from);
+#endif
+}
+
+// Where a slot's first and second runs stand in its layer's slab.
+static __device__ __forceinline__ u64 first_run(const Pools& pools, u32 slot) {
+    return static_cast<u64>(slot / SLOT_BLOCK) * pools.block_bytes + slot % SLOT_BLOCK * pools.runs[0];
+}
+
+static __device__ __forceinline__ u64 second_run(const Pools& pools, u32 slot) {
+    return static_cast<u64>(slot / SLOT_BLOCK) * pools.block_bytes +
+           static_cast<u64>(SLOT_BLOCK) * pools.runs[0] + slot % SLOT_BLOCK * pools.runs[1];
+}
+
+// Where a position's row stands in the total pool; 0 where the lane has no such page.
+static __device__ u64 host_row(const Pools& pools, const Layer& layer, u32 lane, u32 position) {
+    u32 index = position / pools.page_tokens;
+    if (index >= pools.lane_pages) return 0;
+    u32 page = at<const u32>(pools.pages)[static_cast<u64>(lane) * pools.lane_pages + index];
+    if (page >= pools.host_pages) return 0;
+    return layer.rows + page * pools.host_page_bytes +
+           static_cast<u64>(position % pools.page_tokens) * pools.host_stride;
+}
+
+// The bytes of a piece: all addresses and lengths of a layer's rows are multiples of it.
+static __device__ u32 piece_bytes(const Pools& pools, const Layer& layer) {
+    u32 all = pools.runs[0] | pools.runs[1] | pools.host_stride | pools.block_bytes |
+              static_cast<u32>(layer.slab) | static_cast<u32>(layer.rows) |
+              static_cast<u32>(pools.host_page_bytes);
+    return all % 16 == 0 ? 16 : all % 8 == 0 ? 8 : 4;
+}
+
+// Copies the staged rows, up to their slots or down from them.
+template <class Piece, bool DOWN>
+static __device__ void copy_pieces(const Pools& pools, const Layer& layer, const Stage& stage, u32 rows) {
+    const u32 size = sizeof(Piece);
+    const u32 in_first = pools.runs[0] / size, in_row = in_first + pools.runs[1] / size, all = rows * in_row;
+    for (u32 begin = threadIdx.x; begin < all; begin += IN_FLIGHT * blockDim.x) {
+        Piece held[IN_FLIGHT];
+        Piece* to[IN_FLIGHT];
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < IN_FLIGHT; ++i) {
+            u32 number = begin + i * blockDim.x;
+            to[i] = nullptr;
+            if (number >= all) continue;
+            u32 row = number / in_row, piece = number % in_row, slot = stage.slot[row];
+            if (stage.host[row] == 0) continue;
+            u64 host = stage.host[row] + piece * size;
+            u64 device = layer.slab + (piece < in_first
+                                           ? first_run(pools, slot) + piece * size
+                                           : second_run(pools, slot) + (piece - in_first) * size);
+            held[i] = load(at<const Piece>(DOWN ? device : host));
+            to[i] = at<Piece>(DOWN ? host : device);
+        }
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < IN_FLIGHT; ++i) {
+            if (to[i]) *to[i] = held[i];
+        }
+    }
+}
+
+template <bool DOWN>
+static __device__ void copy_staged(const Pools& pools, const Layer& layer, const Stage& stage, u32 rows) {
+    switch (piece_bytes(pools, layer)) {
+        case 16: return copy_pieces<Words4, DOWN>(pools, layer, stage, rows);
+        case 8: return copy_pieces<Words2, DOWN>(pools, layer, stage, rows);
+        default: return copy_pieces<u32, DOWN>(pools, layer, stage, rows);
+    }
+}
+
+// Copies a row from slot to slot. The words are read and written by the same thread.
+static __device__ void copy_slot(const Pools& pools, const Layer& layer, u32 from, u32 to) {
+    u32 *source = at<u32>(layer.slab + first_run(pools, from)), *target = at<u32>(layer.slab + first_run(pools, to));
+    for (u32 i = threadIdx.x; i < pools.runs[0] / 4; i += blockDim.x) target[i] = source[i];
+    source = at<u32>(layer.slab + second_run(pools, from));
+    target = at<u32>(layer.slab + second_run(pools, to));
+    for (u32 i = threadIdx.x; i < pools.runs[1] / 4; i += blockDim.x) target[i] = source[i];
+}
+
+// This block's share of `all` things that the whole grid divides evenly.
+struct Share {
+    u32 first, end;
+};
+
+static __device__ __forceinline__ Share share_of(u32 all) {
+    u32 each = div_ceil(all, gridDim.x), first = min(blockIdx.x * each, all);
+    return {first, min(first + each, all)};
+}
+
+// Stages rows from `first` on, as many as there are threads; `row_of(number, host, slot)` finds a row, and leaves
+// `host` 0 for one that is not copied. Every thread of the block calls it. Answers how many.
+template <class RowOf>
+static __device__ u32 stage_rows(Stage& stage, Share share, u32 first, RowOf row_of) {
+    u32 rows = min(blockDim.x, share.end - first);
+    if (threadIdx.x < rows) {
+        u64 host = 0;
+        u32 slot = 0;
+        row_of(first + threadIdx.x, host, slot);
+        stage.host[threadIdx.x] = host;
+        stage.slot[threadIdx.x] = slot;
+    }
+    __syncthreads();
+    return rows;
+}
+
+// Copies the rows of a share, stage by stage. Every thread of the block calls it.
+template <bool DOWN, class RowOf>
+static __device__ void copy_rows(const Pools& pools, const Layer& layer, Stage& stage, Share share,
+                                 RowOf row_of) {
+    for (u32 first = share.first; first < share.end; first += blockDim.x) {
+        u32 rows = stage_rows(stage, share, first, row_of);
+        copy_staged<DOWN>(pools, layer, stage, rows);
+        __syncthreads();
+    }
+}

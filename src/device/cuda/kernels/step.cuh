@@ -1,0 +1,88 @@
+// The two ends of a step, and what ranks compare.
+#pragma once
+
+#include "rule.cuh"
+
+// Takes the pinned step block over, and begins the report. One block of threads.
+FOREBAY_KERNEL(forebay_load, LoadArgs, MOST_THREADS, 1) {
+    after_previous();
+    const Pools& pools = pools_at(args.pools);
+    const Micro& micro = micro_at(pools, args.micro);
+    const u32* given = at<const u32>(args.block);
+    u32* block = at<u32>(micro.block);
+    u32 words = BLOCK_HEADER + BLOCK_ENTRY * pools.batch, real = min(given[2], pools.batch);
+    for (u32 word = threadIdx.x; word < words; word += blockDim.x) block[word] = given[word];
+    for (u32 word = threadIdx.x; word < REPORT_COUNT * pools.layer_count; word += blockDim.x) {
+        at<u32>(micro.counts)[word] = 0;
+    }
+    // The lanes' trust as the step begins: its own errors must not make its layers' commits differ.
+    for (u32 row = threadIdx.x; row < real; row += blockDim.x) {
+        u32 lane = given[BLOCK_HEADER + row * BLOCK_ENTRY];
+        at<u32>(micro.failed)[row] = lane < pools.lanes ? at<const u32>(pools.trust)[lane] : SOUND;
+    }
+    if (threadIdx.x == 0) *at<u64>(micro.sticky) = NOTHING_WRONG;
+}
+
+// Writes the report to its pinned slot. One block of threads.
+FOREBAY_KERNEL(forebay_report, ReportArgs, MOST_THREADS, 1) {
+    after_previous();
+    const Pools& pools = pools_at(args.pools);
+    const Micro& micro = micro_at(pools, args.micro);
+    StepHead head = step_head(pools, micro);
+    for (u32 row = threadIdx.x; row < head.real && !pools.residency_only; row += blockDim.x) {
+        const List& list = at<const List>(micro.lists)[row];
+        u32 wrong = missing(list, head.step);
+        if (wrong) {
+            u32 lane = step_entry(micro, row).lane;
+            blame(pools, micro, lane, 1, list.layer, row, static_cast<Cause>(wrong), list.layer);
+        }
+    }
+    u32* slot = at<u32>(args.slot);
+    u32 counts = REPORT_COUNT * pools.layer_count;
+    for (u32 word = threadIdx.x; word < counts; word += blockDim.x) {
+        slot[REPORT_HEADER + word] = at<const u32>(micro.counts)[word];
+    }
+    for (u32 row = threadIdx.x; row < head.real; row += blockDim.x) {
+        slot[REPORT_HEADER + counts + row] = at<const u32>(micro.lengths)[row];
+    }
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    u64 sticky = atomicMin(at<u64>(micro.sticky), NOTHING_WRONG);
+    bool wrong = sticky != NOTHING_WRONG;
+    slot[2] = wrong ? sticky >> 32 & 0x7 : 0;
+    slot[3] = wrong ? sticky >> 35 & 0xFFFF : 0;
+    slot[4] = wrong ? sticky >> 51 & 0xFFF : 0;
+    slot[5] = wrong ? static_cast<u32>(sticky) : 0;
+    slot[0] = static_cast<u32>(head.step);
+    slot[1] = static_cast<u32>(head.step >> 32);
+}
+
+// Mixes a word so that sums of mixed words tell their sets apart.
+static __device__ u64 mix(u64 word) {
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9ull;
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBull;
+    return word ^ (word >> 31);
+}
+
+// Adds a lane's digest, layer by layer. Grid: layers.
+FOREBAY_KERNEL(forebay_digest, DigestArgs, MOST_THREADS, 1) {
+    after_previous();
+    const Pools& pools = pools_at(args.pools);
+    const Layer& layer = layer_at(pools, blockIdx.x);
+    if (!has_sequence(layer, args.lane)) return;
+    Lane lane = lane_at(layer, args.lane);
+    u64 sum = 0;
+    if (threadIdx.x == 0) {
+        LaneHead head = *lane.head;
+        sum = mix(static_cast<u64>(head.length) << 32 | head.stamp) +
+              mix(static_cast<u64>(head.landed) << 32 | head.budget);
+    }
+    for (u32 place = threadIdx.x; place < lane.places; place += blockDim.x) {
+        u32 slot = lane.slot(place);
+        u64 row = static_cast<u64>(lane.position_of[slot]) << 32 | lane.stamps[slot];
+        sum += mix(row ^ mix(place + 1ull));
+    }
+    for (u32 by = WARP_LANES / 2; by > 0; by /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, by);
+    if (lane_id() == 0) atomicAdd(at<u64>(args.out), sum * (2ull * blockIdx.x + 1));
+}
