@@ -127,6 +127,7 @@ impl Study {
         let Some(setting) = jobs.first().map(|job| job.setting) else { return Ok(Vec::new()) };
         // Five bytes for each position and layer: where its row is, and the page tables.
         let bytes = 5 * u64::from(layers) * policy::positions(trace, setting.steps * setting.mtp);
+        let shape = &self.target.shape(shape);
         threads::each(jobs.len(), bytes, |index| {
             let Job { setting, divided, .. } = jobs[index];
             let slots = divided.clone().unwrap_or_else(|| vec![setting.slots; layers as usize]);
@@ -176,7 +177,7 @@ mod tests {
             (vec![Policy::Lru, Policy::Fifo, Policy::Belady], false, true),
             (vec![Policy::Lru, Policy::Decay], true, true),
         ] {
-            let study = Study { policies, by_layer, prefetch, target: Target::Host };
+            let study = Study { policies, by_layer, prefetch, target: Target::default() };
             let bar = ProgressBar::hidden();
             let replays = study.run(&trace, &Shape::DEEPSEEK_V3_2, &settings, &bar).unwrap();
             assert_eq!(replays.len(), 2 * study.policies.len() * if by_layer { 2 } else { 1 });
