@@ -5,8 +5,10 @@
 
 #include "abi.h"
 
-// A CPU's header defines these differently.
-#ifndef FOREBAY_KERNEL
+// Tests run the kernels on a CPU, whose header defines these differently.
+#if defined(FOREBAY_CPU)
+#include "cpu.h"
+#else
 #define FOREBAY_KERNEL(name, Args, most_threads, least_blocks)                          \
     extern "C" __global__ void __launch_bounds__(most_threads, least_blocks)            \
         name(const __grid_constant__ Args args)

@@ -3,24 +3,65 @@
 
 #include "rule.cuh"
 
-// Takes the pinned step block over, and begins the report. One block of threads.
+// In the device's block: how many lengths the report names. Rows are fewer where the block made no sense.
+static const u32 BLOCK_LENGTHS = 3;
+
+// Whether a row names a lane that is not there, or one that a row before it names.
+static __device__ bool is_wrong(const Pools& pools, const u32* block, u32 row) {
+    u32 lane = block[BLOCK_HEADER + row * BLOCK_ENTRY];
+    bool wrong = lane >= pools.lanes;
+    for (u32 before = 0; before < row && !wrong; ++before) {
+        wrong = block[BLOCK_HEADER + before * BLOCK_ENTRY] == lane;
+    }
+    return wrong;
+}
+
+// Takes the pinned step block over, and begins the report. No row of a block is done that names a lane twice, or
+// one that is not there: its step fails, and its lanes. One block of threads.
 FOREBAY_KERNEL(forebay_load, LoadArgs, MOST_THREADS, 1) {
     after_previous();
+    __shared__ u32 wrong;
     const Pools& pools = pools_at(args.pools);
     const Micro& micro = micro_at(pools, args.micro);
+    const Layer& layer = layer_at(pools, 0);
     const u32* given = at<const u32>(args.block);
     u32* block = at<u32>(micro.block);
-    u32 words = BLOCK_HEADER + BLOCK_ENTRY * pools.batch, real = min(given[2], pools.batch);
+    u32 words = BLOCK_HEADER + BLOCK_ENTRY * pools.batch, rows = min(given[2], pools.batch);
+    if (threadIdx.x == 0) {
+        wrong = EMPTY;
+        *at<u64>(micro.sticky) = NOTHING_WRONG;
+    }
     for (u32 word = threadIdx.x; word < words; word += blockDim.x) block[word] = given[word];
     for (u32 word = threadIdx.x; word < REPORT_COUNT * pools.layer_count; word += blockDim.x) {
         at<u32>(micro.counts)[word] = 0;
     }
-    // The lanes' trust as the step begins: its own errors must not make its layers' commits differ.
-    for (u32 row = threadIdx.x; row < real; row += blockDim.x) {
-        u32 lane = given[BLOCK_HEADER + row * BLOCK_ENTRY];
-        at<u32>(micro.failed)[row] = lane < pools.lanes ? at<const u32>(pools.trust)[lane] : SOUND;
+    __syncthreads();
+    for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
+        if (is_wrong(pools, block, row)) atomicMin(&wrong, row);
     }
-    if (threadIdx.x == 0) *at<u64>(micro.sticky) = NOTHING_WRONG;
+    __syncthreads();
+    for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
+        u32 lane = block[BLOCK_HEADER + row * BLOCK_ENTRY];
+        bool known = lane < pools.lanes;
+        // The lanes' trust as the step begins: its own errors must not make its layers' commits differ.
+        at<u32>(micro.failed)[row] = known ? at<const u32>(pools.trust)[lane] : SOUND;
+        at<u32>(micro.lengths)[row] = known ? at<const LaneHead>(layer.heads)[lane].length : 0;
+        if (wrong == EMPTY) continue;
+        blame(pools, micro, lane, 0, 0, wrong, TABLES, block[BLOCK_HEADER + wrong * BLOCK_ENTRY]);
+    }
+    if (threadIdx.x != 0) return;
+    block[2] = wrong == EMPTY ? rows : 0;
+    block[BLOCK_LENGTHS] = rows;
+}
+
+// Blames the rows whose last list was not gathered.
+static __device__ void blame_missing(const Pools& pools, const Micro& micro, StepHead head) {
+    if (pools.residency_only) return;
+    for (u32 row = threadIdx.x; row < head.real; row += blockDim.x) {
+        const List& list = at<const List>(micro.lists)[row];
+        u32 wrong = missing(list, head.step), lane = step_entry(micro, row).lane;
+        if (wrong) blame(pools, micro, lane, 1, list.layer, row, static_cast<Cause>(wrong), list.layer);
+    }
 }
 
 // Writes the report to its pinned slot. One block of threads.
@@ -29,20 +70,13 @@ FOREBAY_KERNEL(forebay_report, ReportArgs, MOST_THREADS, 1) {
     const Pools& pools = pools_at(args.pools);
     const Micro& micro = micro_at(pools, args.micro);
     StepHead head = step_head(pools, micro);
-    for (u32 row = threadIdx.x; row < head.real && !pools.residency_only; row += blockDim.x) {
-        const List& list = at<const List>(micro.lists)[row];
-        u32 wrong = missing(list, head.step);
-        if (wrong) {
-            u32 lane = step_entry(micro, row).lane;
-            blame(pools, micro, lane, 1, list.layer, row, static_cast<Cause>(wrong), list.layer);
-        }
-    }
+    blame_missing(pools, micro, head);
     u32* slot = at<u32>(args.slot);
-    u32 counts = REPORT_COUNT * pools.layer_count;
+    u32 counts = REPORT_COUNT * pools.layer_count, lengths = at<const u32>(micro.block)[BLOCK_LENGTHS];
     for (u32 word = threadIdx.x; word < counts; word += blockDim.x) {
         slot[REPORT_HEADER + word] = at<const u32>(micro.counts)[word];
     }
-    for (u32 row = threadIdx.x; row < head.real; row += blockDim.x) {
+    for (u32 row = threadIdx.x; row < lengths; row += blockDim.x) {
         slot[REPORT_HEADER + counts + row] = at<const u32>(micro.lengths)[row];
     }
     __threadfence_system();
