@@ -4,6 +4,7 @@
 //! was made of them, as `sha256sum --check` reads it: this needs no compiler for kernels, and so holds wherever
 //! somebody edits one. That the compilers make these very bytes, and what the kernels cost, is `make kernels-check`;
 //! the last test here is its control.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -78,6 +79,28 @@ fn control_a_source_or_an_image_that_was_changed_alone_is_reported() {
     fs::remove_file(copy.join("more.cuh")).unwrap();
     fs::remove_file(copy.join("built/forebay.ptx")).unwrap();
     assert!(stale(&copy).unwrap().contains("forebay.ptx"));
+}
+
+#[test]
+fn every_kernel_that_the_device_looks_up_is_in_every_image() {
+    let source = fs::read_to_string(root().join("src/device/cuda/module.rs")).unwrap();
+    let wanted: BTreeSet<&str> =
+        source.split("c\"").skip(1).filter_map(|rest| Some(rest.split_once('"')?.0)).collect();
+    let built = root().join(KERNELS).join("built");
+    let manifest = fs::read_to_string(built.join("manifest.txt")).unwrap();
+    // Bulk copies begin with 9.0.
+    let older: BTreeSet<&str> =
+        wanted.iter().copied().filter(|name| *name != "forebay_gather_bulk").collect();
+    assert_eq!((wanted.len(), older.len()), (14, 13));
+    for architecture in ["80", "90", "100", "120"] {
+        let rows = manifest.lines().map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>());
+        let found: BTreeSet<&str> =
+            rows.filter(|row| row.get(1) == Some(&architecture)).map(|row| row[0]).collect();
+        assert_eq!(found, if architecture == "80" { older.clone() } else { wanted.clone() });
+    }
+    let ptx = fs::read_to_string(built.join("forebay.ptx")).unwrap();
+    let entries = ptx.split(".visible .entry ").skip(1).filter_map(|rest| Some(rest.split_once('(')?.0));
+    assert_eq!(entries.collect::<BTreeSet<_>>(), older);
 }
 
 /// Runs ci/kernels over a folder; whether it passes, and what it says.
