@@ -1,5 +1,320 @@
 //! Stands in for a GPU's driver in tests; never shipped.
 //!
-//! The member holds its place in the workspace so that lints, tidy rules and directions cover it from
-//! the start. What goes here comes with the CUDA device: a header that lets a host compiler run the
-//! kernels, and a `libcuda.so.1` whose memory, streams and captures live in this process.
+//! [`Standin`] is a `libcuda.so.1` whose memory, streams, captures and graphs live in this process, with
+//! forebay's kernels compiled in by the host's compiler. It is as strict as the driver it stands in for,
+//! and where that one leaves an order open, a seed picks one: late, and across streams.
+//!
+//! **Private.** Each [`Standin`] loads its own copy of the library, so that it has its own globals: tests
+//! that run at the same time share no memory, no counters and no failures. The copy is a file that goes
+//! with its [`Standin`].
+//!
+//! **Not modelled.** Time: operations take none. Memory that is slow to become visible. A kernel runs whole
+//! when its turn comes, so two kernels of different streams never overlap; that they may run in either order
+//! is what finds a missing edge.
+
+mod calls;
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fs;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use calls::{Access, Calls, HostFunction, Location, MemoryProperties};
+
+/// What a driver is asked to be.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// With none, everything runs when it is enqueued, as far as its edges allow. With one, nothing runs by
+    /// itself: calls that can notice progress run a random number of operations, of random streams.
+    pub seed: Option<u64>,
+    /// Bytes of device memory.
+    pub memory: u64,
+    /// Compute capability: major, minor.
+    pub capability: (u32, u32),
+    /// As `cuDriverGetVersion` answers: 1000 x major + 10 x minor.
+    pub driver_version: u32,
+    /// How many devices; with 0, `cuInit` answers 100.
+    pub devices: u32,
+    /// Threads of a warp, as the device says. Kernels run with 32.
+    pub warp: u32,
+    /// Whether every call answers 34, as the stub libraries of toolkits do.
+    pub stub: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            seed: None,
+            memory: 8 << 30,
+            capability: (9, 0),
+            driver_version: 12080,
+            devices: 1,
+            warp: 32,
+            stub: false,
+        }
+    }
+}
+
+/// What was taken of a driver and not given back.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resources {
+    /// Device memory.
+    pub allocations: u64,
+    /// Pinned host memory that the driver allocated.
+    pub host_allocations: u64,
+    /// Reserved address ranges.
+    pub reservations: u64,
+    /// Handles of physical memory.
+    pub handles: u64,
+    /// Mapped pieces.
+    pub mappings: u64,
+    /// Registered stretches of host memory.
+    pub registrations: u64,
+    /// Streams.
+    pub streams: u64,
+    /// Events.
+    pub events: u64,
+    /// Captured graphs.
+    pub graphs: u64,
+    /// Graphs made ready to launch.
+    pub execs: u64,
+    /// Modules.
+    pub modules: u64,
+    /// Primary contexts, as often as they are retained.
+    pub contexts: u64,
+}
+
+/// As the library's `state.h` declares it.
+#[repr(C)]
+struct RawOptions {
+    seed: u64,
+    memory: u64,
+    has_seed: u32,
+    major: u32,
+    minor: u32,
+    driver_version: u32,
+    devices: u32,
+    warp: u32,
+    stub: u32,
+}
+
+/// One driver of its own.
+#[derive(Debug)]
+pub struct Standin {
+    handle: *mut c_void,
+    path: String,
+    control: Control,
+    api: Calls,
+}
+
+// SAFETY: the handle is a name for the loader, which locks itself, and every function of the library takes
+// the library's lock.
+unsafe impl Send for Standin {}
+// SAFETY: as above.
+unsafe impl Sync for Standin {}
+
+/// The library's side of the methods below.
+#[derive(Clone, Copy, Debug)]
+struct Control {
+    configure: unsafe extern "C" fn(*const RawOptions),
+    calls: unsafe extern "C" fn() -> u64,
+    operations: unsafe extern "C" fn() -> u64,
+    waits: unsafe extern "C" fn() -> u64,
+    synchronizations: unsafe extern "C" fn() -> u64,
+    fail_call: unsafe extern "C" fn(u64, c_int),
+    failed: unsafe extern "C" fn() -> *const c_char,
+    fail_operation: unsafe extern "C" fn(u64, c_int),
+    hold: unsafe extern "C" fn(u64, c_int),
+    without_waits: unsafe extern "C" fn(u64, u64),
+    held_resources: unsafe extern "C" fn(*mut Resources),
+    read: unsafe extern "C" fn(u64, *mut c_void, u64) -> c_int,
+    write: unsafe extern "C" fn(u64, *const c_void, u64) -> c_int,
+}
+
+/// The address of a symbol, as a function of whatever type the field has.
+///
+/// # Safety
+/// `handle` is open, and the symbol is a function of type `F`.
+unsafe fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> Option<F> {
+    assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
+    // SAFETY: the handle is open, the name ends in a zero byte.
+    let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
+    // SAFETY: a function of type F, of the size of a pointer, and not null.
+    (!address.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&address) })
+}
+
+impl Control {
+    /// # Safety
+    /// `handle` is an open stand-in library.
+    unsafe fn of(handle: *mut c_void) -> Option<Control> {
+        // SAFETY: control.cpp declares each of them with the type of its field.
+        unsafe {
+            Some(Control {
+                configure: function(handle, c"standin_configure")?,
+                calls: function(handle, c"standin_calls")?,
+                operations: function(handle, c"standin_operations")?,
+                waits: function(handle, c"standin_waits")?,
+                synchronizations: function(handle, c"standin_synchronizations")?,
+                fail_call: function(handle, c"standin_fail_call")?,
+                failed: function(handle, c"standin_failed")?,
+                fail_operation: function(handle, c"standin_fail_operation")?,
+                hold: function(handle, c"standin_hold")?,
+                without_waits: function(handle, c"standin_without_waits")?,
+                held_resources: function(handle, c"standin_held_resources")?,
+                read: function(handle, c"standin_read")?,
+                write: function(handle, c"standin_write")?,
+            })
+        }
+    }
+}
+
+/// A file of its own for each driver of each process.
+fn copy_library() -> Option<PathBuf> {
+    static COPIES: AtomicU64 = AtomicU64::new(0);
+    let built = option_env!("STANDIN_LIBRARY")?;
+    let number = COPIES.fetch_add(1, Ordering::Relaxed);
+    let copy = PathBuf::from(format!("{built}.{}.{number}", std::process::id()));
+    fs::copy(built, &copy).ok()?;
+    Some(copy)
+}
+
+impl Standin {
+    /// Loads a driver. None where there was no g++ when this crate was built: the test skips, and says so.
+    pub fn new(options: Options) -> Option<Standin> {
+        let copy = copy_library()?;
+        let path = copy.to_str()?.to_owned();
+        let c_path = CString::new(path.clone()).ok()?;
+        // SAFETY: a library of this crate, whose initialisers only build its own globals.
+        let handle = unsafe { libc::dlopen(c_path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            drop(fs::remove_file(&copy));
+            return None;
+        }
+        // SAFETY: just opened, and closed when this is dropped.
+        let entries = unsafe { Control::of(handle).zip(Calls::of(handle)) };
+        let Some((control, api)) = entries else {
+            drop(fs::remove_file(&copy));
+            return None;
+        };
+        let raw = RawOptions {
+            seed: options.seed.unwrap_or(0),
+            memory: options.memory,
+            has_seed: options.seed.is_some().into(),
+            major: options.capability.0,
+            minor: options.capability.1,
+            driver_version: options.driver_version,
+            devices: options.devices,
+            warp: options.warp,
+            stub: options.stub.into(),
+        };
+        // SAFETY: the library copies what it is given.
+        unsafe { (control.configure)(&raw) };
+        Some(Standin { handle, path, control, api })
+    }
+
+    /// The path under which the library is loaded; loading it again gives this driver, not another.
+    pub fn library(&self) -> &str {
+        &self.path
+    }
+
+    /// The driver's API, for tests that play the engine.
+    pub fn api(&self) -> &Calls {
+        &self.api
+    }
+
+    /// The `n`-th driver call from now on, counted from 0, answers `code` and does nothing.
+    pub fn fail_call(&self, n: u64, code: i32) {
+        // SAFETY: the library is loaded; so for all methods below.
+        unsafe { (self.control.fail_call)(n, code) }
+    }
+
+    /// Which call [`Standin::fail_call`] has failed since.
+    pub fn failed_call(&self) -> Option<String> {
+        // SAFETY: the library is loaded.
+        let name = unsafe { (self.control.failed)() };
+        // SAFETY: a literal of the library, or null.
+        (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
+    }
+
+    /// Driver calls so far.
+    pub fn calls(&self) -> u64 {
+        // SAFETY: the library is loaded.
+        unsafe { (self.control.calls)() }
+    }
+
+    /// The `n`-th operation (kernel, copy, fill) executed from now on, counted from 0, fails: from then on
+    /// nothing runs, and every call answers `code`. Calls that give something back do so all the same.
+    pub fn fail_operation(&self, n: u64, code: i32) {
+        // SAFETY: the library is loaded.
+        unsafe { (self.control.fail_operation)(n, code) }
+    }
+
+    /// Operations executed so far: kernels, copies and fills, those of graphs included.
+    pub fn operations(&self) -> u64 {
+        // SAFETY: the library is loaded.
+        unsafe { (self.control.operations)() }
+    }
+
+    /// Nothing of the stream runs until [`Standin::let_go`]. A call that waits for it answers 702 where
+    /// nothing else can run.
+    pub fn hold(&self, stream: u64) {
+        // SAFETY: the library is loaded.
+        unsafe { (self.control.hold)(stream, 1) }
+    }
+
+    /// Ends [`Standin::hold`].
+    pub fn let_go(&self, stream: u64) {
+        // SAFETY: the library is loaded.
+        unsafe { (self.control.hold)(stream, 0) }
+    }
+
+    /// Leaves out the edges of these `cuStreamWaitEvent` calls, counted from the first ever. A stream that
+    /// such a wait takes into a capture is captured all the same, and what such a wait would have joined
+    /// counts as joined.
+    pub fn without_waits(&self, numbers: Range<u64>) {
+        // SAFETY: the library is loaded.
+        unsafe { (self.control.without_waits)(numbers.start, numbers.end) }
+    }
+
+    /// Calls of `cuStreamWaitEvent` so far.
+    pub fn waits(&self) -> u64 {
+        // SAFETY: the library is loaded.
+        unsafe { (self.control.waits)() }
+    }
+
+    /// Calls so far that may block the host or synchronise implicitly: the memory calls are among them.
+    pub fn synchronizations(&self) -> u64 {
+        // SAFETY: the library is loaded.
+        unsafe { (self.control.synchronizations)() }
+    }
+
+    /// What is taken now; all 0 when everything was given back.
+    pub fn held_resources(&self) -> Resources {
+        let mut resources = Resources::default();
+        // SAFETY: the library writes one `Resources`, of the same layout.
+        unsafe { (self.control.held_resources)(&mut resources) };
+        resources
+    }
+
+    /// Memory as it is now, whatever is still enqueued; false outside what the driver knows.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
+        // SAFETY: the library checks the address, and writes as many bytes as the slice has.
+        unsafe { (self.control.read)(address, bytes.as_mut_ptr().cast(), bytes.len() as u64) != 0 }
+    }
+
+    /// Changes memory now; false outside what the driver knows.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        // SAFETY: the library checks the address, and reads as many bytes as the slice has.
+        unsafe { (self.control.write)(address, bytes.as_ptr().cast(), bytes.len() as u64) != 0 }
+    }
+}
+
+impl Drop for Standin {
+    fn drop(&mut self) {
+        drop(fs::remove_file(&self.path));
+        // SAFETY: opened once and closed once; whoever loaded it again holds it open for himself.
+        unsafe { libc::dlclose(self.handle) };
+    }
+}

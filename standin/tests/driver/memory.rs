@@ -1,0 +1,256 @@
+//! Memory: limits, registrations, ranges, what a copy may touch, and that nothing is left over.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::Command;
+
+use crate::support::{DEVICE_MEMORY, GRANULE, Gpu, code, made, seeded, standin};
+use forebay_standin::{Options, Resources};
+
+const PAGE: usize = 4096;
+
+/// Pages of this process, to register.
+struct Pages(Vec<u8>);
+
+impl Pages {
+    fn new(pages: usize) -> Pages {
+        Pages(vec![0; (pages + 1) * PAGE])
+    }
+
+    fn address(&self) -> u64 {
+        (self.0.as_ptr() as u64).next_multiple_of(PAGE as u64)
+    }
+}
+
+#[test]
+fn memory_ends_at_its_limit_and_comes_back() {
+    let Some(standin) = standin(Options { memory: 8 << 20, ..Options::default() }) else { return };
+    let gpu = Gpu::new(&standin);
+    let first = gpu.memory(6 << 20);
+    let mut address = 0;
+    assert_eq!(code!(gpu, mem_alloc(&mut address, 3 << 20)), 2);
+    let mut handle = 0;
+    assert_eq!(code!(gpu, mem_create(&mut handle, 2 * GRANULE, &DEVICE_MEMORY, 0)), 2);
+    let handle = gpu.handle(GRANULE);
+    let (mut free, mut total) = (0, 0);
+    assert_eq!(code!(gpu, mem_get_info(&mut free, &mut total)), 0);
+    assert_eq!((free, total), (0, 8 << 20));
+    assert_eq!((code!(gpu, mem_free(first)), code!(gpu, mem_release(handle))), (0, 0));
+    gpu.memory(8 << 20);
+    assert_eq!(code!(gpu, mem_alloc(&mut address, 0)), 1);
+}
+
+#[test]
+fn fresh_memory_is_not_zero() {
+    let Some(standin) = standin(Options::default()) else { return };
+    let gpu = Gpu::new(&standin);
+    assert_ne!(gpu.word(gpu.memory(PAGE)), 0);
+}
+
+#[test]
+fn registrations_stand_on_pages_and_do_not_overlap() {
+    let Some(standin) = standin(Options::default()) else { return };
+    let gpu = Gpu::new(&standin);
+    let pages = Pages::new(4);
+    let at = pages.address();
+    assert_eq!(code!(gpu, mem_host_register(at + 8, PAGE, 3)), 1);
+    assert_eq!(code!(gpu, mem_host_register(at, 100, 3)), 1);
+    assert_eq!(code!(gpu, mem_host_register(at, 2 * PAGE, 3)), 0);
+    assert_eq!(code!(gpu, mem_host_register(at + PAGE as u64, 2 * PAGE, 3)), 712);
+    assert_eq!(code!(gpu, mem_host_register(at + 2 * PAGE as u64, 2 * PAGE, 3)), 0);
+    let mapped = made!(gpu, mem_host_get_device_pointer(at + 100, 0));
+    assert_eq!(mapped, at + 100);
+    assert_eq!(code!(gpu, mem_host_unregister(at + PAGE as u64)), 713);
+    assert_eq!(code!(gpu, mem_host_unregister(at)), 0);
+    assert_eq!(code!(gpu, mem_host_unregister(at)), 713);
+    assert_eq!(code!(gpu, mem_host_register(PAGE as u64, PAGE, 3)), 1, "nothing is mapped there");
+}
+
+#[test]
+fn a_copy_lies_in_one_allocation_or_registration() {
+    let Some(standin) = standin(Options::default()) else { return };
+    let gpu = Gpu::new(&standin);
+    let (stream, memory, pages) = (gpu.stream(), gpu.memory(2 * PAGE), Pages::new(2));
+    let at = pages.address();
+    for page in 0..2 {
+        assert_eq!(code!(gpu, mem_host_register(at + page * PAGE as u64, PAGE, 3)), 0);
+    }
+    gpu.copy(memory, at, PAGE, stream);
+    assert_eq!(code!(gpu, memcpy_async(memory, at, PAGE + 4, stream)), 1, "two registrations");
+    assert_eq!(code!(gpu, memcpy_async(at, memory, PAGE + 4, stream)), 1);
+    assert_eq!(code!(gpu, memcpy_async(memory + 4, at, 2 * PAGE, stream)), 1, "beyond the allocation");
+    assert_eq!(code!(gpu, memset_d8_async(memory, 0, 2 * PAGE + 1, stream)), 1);
+    assert_eq!(code!(gpu, memset_d32_async(memory + 2, 0, 1, stream)), 1);
+    assert_eq!(code!(gpu, memcpy_async(memory, 0, 4, stream)), 1);
+    assert_eq!(code!(gpu, memcpy_async(memory, at, 4, 12345)), 400);
+}
+
+#[test]
+fn a_copy_between_two_places_of_the_host_blocks_and_others_do_not() {
+    let Some(standin) = standin(seeded(2)) else { return };
+    let gpu = Gpu::new(&standin);
+    let (stream, memory, pages) = (gpu.stream(), gpu.memory(PAGE), Pages::new(1));
+    let at = pages.address();
+    assert_eq!(code!(gpu, mem_host_register(at, PAGE, 3)), 0);
+    let before = standin.synchronizations();
+    gpu.copy(memory, at, 64, stream);
+    gpu.copy(at, memory, 64, stream);
+    assert_eq!(standin.synchronizations(), before);
+    gpu.copy(at + 64, at, 64, stream);
+    assert_eq!(standin.synchronizations(), before + 1);
+}
+
+#[test]
+fn freeing_runs_what_names_the_memory_first() {
+    let Some(standin) = standin(seeded(7)) else { return };
+    let gpu = Gpu::new(&standin);
+    let (stream, kept) = (gpu.stream(), gpu.memory(PAGE));
+    for turn in 0..50 {
+        let memory = gpu.memory(PAGE);
+        gpu.fill(memory, turn, 1, stream);
+        gpu.copy(kept, memory, 4, stream);
+        assert_eq!(code!(gpu, mem_free(memory)), 0);
+        assert_eq!(gpu.word(kept), turn);
+        assert!(!standin.read(memory, &mut [0; 4]));
+        assert_eq!(code!(gpu, mem_free(memory)), 1);
+    }
+}
+
+#[test]
+fn a_graph_that_names_freed_memory_fails() {
+    let Some(standin) = standin(Options::default()) else { return };
+    let gpu = Gpu::new(&standin);
+    let (stream, memory) = (gpu.stream(), gpu.memory(PAGE));
+    let exec = gpu.exec(stream, || gpu.fill(memory, 1, 1, stream));
+    assert_eq!(code!(gpu, graph_launch(exec, stream)), 0);
+    assert_eq!(code!(gpu, mem_free(memory)), 0);
+    let _other = made!(gpu, mem_host_alloc(PAGE, 0));
+    let reserved = gpu.reserve(GRANULE);
+    assert_eq!(code!(gpu, memset_d32_async(reserved, 1, 1, stream)), 1, "reserved, not mapped");
+    let handle = gpu.handle(GRANULE);
+    assert_eq!(code!(gpu, mem_map(reserved, GRANULE, 0, handle, 0)), 0);
+    assert_eq!(gpu.open(reserved, GRANULE), 0);
+    let exec = gpu.exec(stream, || gpu.fill(reserved, 1, 1, stream));
+    assert_eq!(code!(gpu, mem_unmap(reserved, GRANULE)), 0);
+    assert_eq!(code!(gpu, graph_launch(exec, stream)), 700);
+    assert_eq!(code!(gpu, stream_query(stream)), 700);
+}
+
+#[test]
+fn one_handle_stands_at_two_addresses() {
+    let Some(standin) = standin(Options::default()) else { return };
+    let gpu = Gpu::new(&standin);
+    let (range, handle, stream) = (gpu.reserve(2 * GRANULE), gpu.handle(GRANULE), gpu.stream());
+    let second = range + GRANULE as u64;
+    assert_eq!(code!(gpu, mem_map(range, GRANULE, 0, handle, 0)), 0);
+    assert_eq!(gpu.open(range, 2 * GRANULE), 1, "half of it is not mapped");
+    assert_eq!(code!(gpu, mem_map(range, GRANULE, 0, handle, 0)), 1, "mapped already");
+    assert_eq!(code!(gpu, mem_map(second, GRANULE, 0, handle, 0)), 0);
+    assert!(!standin.read(range, &mut [0; 4]), "no access before it is given");
+    assert_eq!(code!(gpu, memset_d8_async(range, 1, 4, stream)), 1);
+    assert_eq!(gpu.open(range, 2 * GRANULE), 0);
+    gpu.fill(range, 9, 1, stream);
+    assert_eq!(gpu.word(second), 9);
+    gpu.fill(second - 4, 8, 2, stream);
+    assert_eq!((gpu.word(second - 4), gpu.word(range)), (8, 8), "a fill over both pieces");
+    let retained = made!(gpu, mem_retain(second));
+    assert_eq!(retained, handle);
+    assert_eq!(code!(gpu, mem_address_free(range, 2 * GRANULE)), 1, "still mapped");
+    assert_eq!(code!(gpu, mem_unmap(range, GRANULE / 2)), 1);
+    assert_eq!(code!(gpu, mem_release(handle)), 0);
+    assert_eq!(code!(gpu, mem_release(handle)), 0, "it was retained");
+    assert_eq!(code!(gpu, mem_release(handle)), 1);
+    assert_eq!(gpu.word(range), 8, "a mapping keeps the memory");
+    assert_eq!(code!(gpu, mem_unmap(range, 2 * GRANULE)), 0);
+    assert_eq!(code!(gpu, mem_address_free(range, 2 * GRANULE)), 0);
+    assert_eq!(standin.held_resources(), Resources { streams: 1, contexts: 1, ..Resources::default() });
+}
+
+#[test]
+fn sizes_and_offsets_of_mappings_are_granules() {
+    for (driver_version, code) in [(12080, 1), (13000, 0)] {
+        let Some(standin) = standin(Options { driver_version, ..Options::default() }) else { return };
+        let gpu = Gpu::new(&standin);
+        let (range, handle) = (gpu.reserve(2 * GRANULE), gpu.handle(2 * GRANULE));
+        let mut other = 0;
+        assert_eq!(code!(gpu, mem_create(&mut other, PAGE, &DEVICE_MEMORY, 0)), 1);
+        assert_eq!(code!(gpu, mem_address_reserve(&mut other, PAGE, 0, 0, 0)), 1);
+        assert_eq!(code!(gpu, mem_map(range, PAGE, 0, handle, 0)), 1);
+        assert_eq!(code!(gpu, mem_map(range, GRANULE, PAGE, handle, 0)), 1);
+        assert_eq!(code!(gpu, mem_map(range, GRANULE, 2 * GRANULE, handle, 0)), 1);
+        assert_eq!(code!(gpu, mem_map(range + 2 * GRANULE as u64, GRANULE, 0, handle, 0)), 1);
+        assert_eq!(code!(gpu, mem_map(range, GRANULE, GRANULE, handle, 0)), code);
+    }
+}
+
+#[test]
+fn everything_given_back_is_counted() {
+    let Some(standin) = standin(Options::default()) else { return };
+    let gpu = Gpu::new(&standin);
+    let (memory, stream, event, module) = (gpu.memory(PAGE), gpu.stream(), gpu.event(), gpu.module());
+    let (pages, host) = (Pages::new(1), made!(gpu, mem_host_alloc(PAGE, 0)));
+    assert_eq!(code!(gpu, mem_host_register(pages.address(), PAGE, 3)), 0);
+    let exec = gpu.exec(stream, || gpu.fill(memory, 1, 1, stream));
+    let held = standin.held_resources();
+    let all = Resources {
+        allocations: 1,
+        host_allocations: 1,
+        registrations: 1,
+        streams: 1,
+        events: 1,
+        execs: 1,
+        modules: 1,
+        contexts: 1,
+        ..Resources::default()
+    };
+    assert_eq!(held, all);
+    for code in [
+        code!(gpu, mem_free(memory)),
+        code!(gpu, mem_free_host(host)),
+        code!(gpu, mem_host_unregister(pages.address())),
+        code!(gpu, graph_exec_destroy(exec)),
+        code!(gpu, module_unload(module)),
+        code!(gpu, event_destroy(event)),
+        code!(gpu, stream_destroy(stream)),
+        code!(gpu, primary_ctx_release(0)),
+    ] {
+        assert_eq!(code, 0);
+    }
+    assert_eq!(standin.held_resources(), Resources::default());
+}
+
+/// Set where this test runs as the process that imports.
+const IMPORTER: &str = "STANDIN_TEST_DESCRIPTOR";
+
+#[test]
+fn memory_crosses_into_another_process() {
+    let Some(standin) = standin(Options::default()) else { return };
+    let gpu = Gpu::new(&standin);
+    let (range, stream) = (gpu.reserve(GRANULE), gpu.stream());
+    if let Ok(descriptor) = std::env::var(IMPORTER) {
+        let handle = made!(gpu, mem_import(descriptor.parse().unwrap(), 1));
+        assert_eq!(code!(gpu, mem_map(range, GRANULE, 0, handle, 0)), 0);
+        assert_eq!(gpu.open(range, GRANULE), 0);
+        assert_eq!(gpu.word(range), 41);
+        gpu.fill(range + 4, 42, 1, stream);
+        return;
+    }
+    let handle = gpu.handle(GRANULE);
+    assert_eq!(code!(gpu, mem_map(range, GRANULE, 0, handle, 0)), 0);
+    assert_eq!(gpu.open(range, GRANULE), 0);
+    gpu.fill(range, 41, 1, stream);
+    let mut descriptor = 0i32;
+    assert_eq!(code!(gpu, mem_export((&raw mut descriptor).cast(), handle, 1, 0)), 0);
+    // SAFETY: the export made a descriptor for the caller.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    // The child gets a copy that lives through exec.
+    // SAFETY: an open descriptor.
+    let inherited = unsafe { OwnedFd::from_raw_fd(libc::dup(descriptor.as_raw_fd())) };
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "memory::memory_crosses_into_another_process"])
+        .env(IMPORTER, inherited.as_raw_fd().to_string())
+        .status();
+    assert!(child.unwrap().success());
+    assert_eq!(gpu.word(range + 4), 42);
+    let mut other = 0;
+    assert_eq!(code!(gpu, mem_import(&mut other, 0, 1)), 1, "no memory of a driver");
+}

@@ -1,0 +1,175 @@
+//! A driver with a current context, and the calls of tests as functions that return what they make.
+
+use std::ffi::c_void;
+use std::fs::OpenOptions;
+use std::io::Write;
+
+use forebay_standin::{Access, Calls, Location, MemoryProperties, Options, Standin};
+
+pub const GRANULE: usize = 2 << 20;
+pub const NON_BLOCKING: u32 = 1;
+pub const GLOBAL: i32 = 0;
+pub const THREAD_LOCAL: i32 = 1;
+pub const RELAXED: i32 = 2;
+
+/// What `standin_add` takes.
+#[repr(C)]
+pub struct Add {
+    pub to: u64,
+    pub from: u64,
+    pub count: u32,
+    pub value: u32,
+}
+
+/// PTX as far as the stand-in looks at it.
+const IMAGE: &[u8] = b".version 8.0\n.target sm_80\n\0";
+
+/// The library where it was built. Without g++ a test skips, and says so.
+pub fn standin(options: Options) -> Option<Standin> {
+    let standin = Standin::new(options);
+    if standin.is_none() {
+        let name = std::thread::current().name().unwrap_or_default().to_owned();
+        let line = format!("SKIP: {name}: no g++ when the stand-in driver was built\n");
+        eprint!("{line}");
+        let file = std::env::var("FOREBAY_SKIPS")
+            .map(|file| OpenOptions::new().append(true).create(true).open(file));
+        if let Ok(Ok(mut file)) = file {
+            assert!(file.write_all(line.as_bytes()).is_ok(), "{line}");
+        }
+    }
+    standin
+}
+
+pub fn seeded(seed: u64) -> Options {
+    Options { seed: Some(seed), ..Options::default() }
+}
+
+/// A driver whose first device's context is current on this thread.
+pub struct Gpu<'a> {
+    pub standin: &'a Standin,
+    pub api: &'a Calls,
+    pub context: u64,
+}
+
+/// Asserts success, and gives what the call wrote.
+macro_rules! made {
+    ($gpu:expr, $name:ident($($arg:expr),*)) => {{
+        let mut made = 0;
+        // SAFETY: pointers to locals of the size that the call writes.
+        assert_eq!(unsafe { $gpu.api.$name(&mut made $(, $arg)*) }, 0, stringify!($name));
+        made
+    }};
+}
+
+/// The code that a call without pointers answers.
+macro_rules! code {
+    ($gpu:expr, $name:ident($($arg:expr),*)) => {
+        // SAFETY: words, and addresses that the driver checks.
+        unsafe { $gpu.api.$name($($arg),*) }
+    };
+}
+
+pub(crate) use {code, made};
+
+impl<'a> Gpu<'a> {
+    pub fn new(standin: &'a Standin) -> Gpu<'a> {
+        let mut gpu = Gpu { standin, api: standin.api(), context: 0 };
+        assert_eq!(code!(gpu, init(0)), 0);
+        gpu.context = made!(gpu, primary_ctx_retain(0));
+        assert_eq!(code!(gpu, ctx_set_current(gpu.context)), 0);
+        gpu
+    }
+
+    pub fn stream(&self) -> u64 {
+        made!(self, stream_create(NON_BLOCKING))
+    }
+
+    pub fn event(&self) -> u64 {
+        made!(self, event_create(2))
+    }
+
+    pub fn memory(&self, bytes: usize) -> u64 {
+        made!(self, mem_alloc(bytes))
+    }
+
+    pub fn record(&self, event: u64, stream: u64) {
+        assert_eq!(code!(self, event_record(event, stream)), 0);
+    }
+
+    pub fn wait(&self, stream: u64, event: u64) {
+        assert_eq!(code!(self, stream_wait_event(stream, event, 0)), 0);
+    }
+
+    /// Enqueues a fill with one word.
+    pub fn fill(&self, to: u64, value: u32, count: usize, stream: u64) {
+        assert_eq!(code!(self, memset_d32_async(to, value, count, stream)), 0);
+    }
+
+    pub fn copy(&self, to: u64, from: u64, bytes: usize, stream: u64) {
+        assert_eq!(code!(self, memcpy_async(to, from, bytes, stream)), 0);
+    }
+
+    pub fn word(&self, address: u64) -> u32 {
+        let mut bytes = [0; 4];
+        assert!(self.standin.read(address, &mut bytes));
+        u32::from_le_bytes(bytes)
+    }
+
+    pub fn module(&self) -> u64 {
+        made!(self, module_load_data(IMAGE.as_ptr().cast()))
+    }
+
+    pub fn function(&self, module: u64) -> u64 {
+        made!(self, module_get_function(module, c"standin_add".as_ptr()))
+    }
+
+    /// Launches `standin_add`; the code.
+    pub fn add(&self, function: u64, mut args: Add, stream: u64) -> i32 {
+        let mut params = [(&raw mut args).cast::<c_void>()];
+        // SAFETY: one parameter, of the size that the kernel takes.
+        unsafe {
+            self.api.launch_kernel(
+                function,
+                2,
+                1,
+                1,
+                64,
+                1,
+                1,
+                0,
+                stream,
+                params.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+    }
+
+    /// Physical memory that can be exported.
+    pub fn handle(&self, bytes: usize) -> u64 {
+        made!(self, mem_create(bytes, &DEVICE_MEMORY, 0))
+    }
+
+    pub fn reserve(&self, bytes: usize) -> u64 {
+        made!(self, mem_address_reserve(bytes, 0, 0, 0))
+    }
+
+    pub fn open(&self, address: u64, bytes: usize) -> i32 {
+        code!(self, mem_set_access(address, bytes, &READ_WRITE, 1))
+    }
+
+    /// Captures what `work` enqueues on `stream` and what waits for it; the graph made ready to launch.
+    pub fn exec(&self, stream: u64, work: impl FnOnce()) -> u64 {
+        assert_eq!(code!(self, stream_begin_capture(stream, THREAD_LOCAL)), 0);
+        work();
+        let mut graph = 0;
+        assert_eq!(code!(self, stream_end_capture(stream, &mut graph)), 0);
+        let exec = made!(self, graph_instantiate(graph, 0));
+        assert_eq!(code!(self, graph_destroy(graph)), 0);
+        exec
+    }
+}
+
+const DEVICE: Location = Location { kind: 1, id: 0 };
+pub const DEVICE_MEMORY: MemoryProperties =
+    MemoryProperties { kind: 1, handle_types: 1, location: DEVICE, metadata: 0, flags: [0; 8] };
+pub const READ_WRITE: Access = Access { location: DEVICE, flags: 3 };
