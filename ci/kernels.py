@@ -185,8 +185,8 @@ def main():
         faults += [f"{built / name}: not what the sources make; run ci/kernels" for name in differences(built, out)]
     if faults:
         raise Failed("\n".join(faults))
-    kernels = {kernel for kernel, _, _ in table}
-    print(f"{len(kernels)} kernels, sm_{', sm_'.join(ARCHITECTURES)} and PTX: within their bounds")
+    count = len({kernel for kernel, _, _ in table})
+    print(f"within their bounds: {count} kernels for sm_{', sm_'.join(ARCHITECTURES)} and as PTX")
 
 
 if __name__ == "__main__":
