@@ -306,7 +306,7 @@ fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
     let Some(standin) = driver(Options::default()) else { return };
     let device = device(&standin).unwrap();
     let extents = crate::device::checks::Asker { name: NAME, tag: Some(device.inner.tag), exact: true };
-    let geometry = crate::Geometry::new(crate::Shape::DEEPSEEK_V3_2).unwrap();
+    let geometry = crate::geometry::Geometry::new(crate::geometry::Shape::DEEPSEEK_V3_2).unwrap();
     let plan = Plan {
         geometry,
         tables: vec![],
