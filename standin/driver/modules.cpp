@@ -27,7 +27,9 @@ CUresult check_image(const void* image) {
         Elf elf;
         memcpy(&elf, image, sizeof elf);
         if (elf.machine != ELF_CUDA) return CUDA_ERROR_INVALID_IMAGE;
-        unsigned made_for = elf.flags & 0xFF, device = gpu.options.major * 10 + gpu.options.minor;
+        // From the eighth version of the format on the architecture is in the second byte.
+        unsigned made_for = elf.flags >> (elf.magic[8] < 8 ? 0 : 8) & 0xFF;
+        unsigned device = gpu.options.major * 10 + gpu.options.minor;
         bool runs = made_for / 10 == device / 10 && made_for % 10 <= device % 10;
         return runs ? CUDA_SUCCESS : CUDA_ERROR_NO_BINARY_FOR_GPU;
     }
