@@ -78,13 +78,13 @@ impl Device for CudaDevice {
 
     fn query(&self, event: Event) -> Result<bool> {
         let event = self.inner.event(event)?;
-        let answer = self.inner.context.enter().and_then(|current| current.event_query(event));
+        let answer = self.inner.context.relaxed().and_then(|current| current.event_query(event));
         self.inner.synchronized(answer)
     }
 
     fn synchronize(&self, event: Event) -> Result<()> {
         let event = self.inner.event(event)?;
-        let answer = self.inner.context.enter().and_then(|current| current.event_synchronize(event));
+        let answer = self.inner.context.relaxed().and_then(|current| current.event_synchronize(event));
         self.inner.synchronized(answer).map(|_| ())
     }
 

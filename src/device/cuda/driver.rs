@@ -431,12 +431,22 @@ impl Context {
         current.mode = Some(mode);
         Ok(current)
     }
+
+    /// Gives something back: there is nobody to tell that it was refused.
+    pub fn give_back(&self, call: impl Fn(&Driver) -> Answer) {
+        twice(|| self.relaxed().and_then(|current| call(&current)));
+    }
+}
+
+/// Makes a call that undoes another, and once more where it is refused: any call may answer with what an earlier
+/// one's work failed with, done or not. What is refused again nobody can mend.
+fn twice(call: impl Fn() -> Answer) {
+    let _ = call().or_else(|_| call());
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // What is refused here nobody can mend: the process keeps the context, as if it had others.
-        let _ = self.driver.primary_release(self.device);
+        twice(|| self.driver.primary_release(self.device));
     }
 }
 
@@ -460,12 +470,11 @@ impl Deref for Current<'_> {
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
-        // A thread's stack of contexts cannot refuse what was put on it.
-        if let Some(mode) = &mut self.mode {
-            let _ = self.context.driver.exchange_capture_mode(mode);
+        let driver = &self.context.driver;
+        if let Some(mode) = self.mode {
+            twice(|| driver.exchange_capture_mode(&mut { mode }));
         }
-        let mut ours = 0;
-        let _ = self.context.driver.context_pop(&mut ours);
+        twice(|| driver.context_pop(&mut 0));
     }
 }
 

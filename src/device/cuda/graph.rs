@@ -65,24 +65,40 @@ struct Executable {
     recorded: bool,
 }
 
+impl Executable {
+    /// Makes a captured graph ready.
+    fn new(context: &Arc<Context>, raw: Handle, calls: &[usize]) -> Answer<Executable> {
+        let graph = Captured { context, raw };
+        let end = OwnEvent::new(context)?;
+        let mut raw = 0;
+        context.relaxed()?.graph_instantiate(&mut raw, graph.raw, 0)?;
+        Ok(Executable {
+            context: Arc::clone(context),
+            raw,
+            calls: calls.to_vec(),
+            end,
+            last: None,
+            recorded: false,
+        })
+    }
+}
+
 impl Drop for Executable {
     fn drop(&mut self) {
-        if let Ok(current) = self.context.relaxed() {
-            let _ = current.graph_discard(self.raw);
-        }
+        self.context.give_back(|driver| driver.graph_discard(self.raw));
     }
 }
 
 /// A graph as it was captured: needed until it can be launched.
 struct Captured<'a> {
-    current: &'a Current<'a>,
+    context: &'a Context,
     raw: Handle,
 }
 
 impl Drop for Captured<'_> {
     fn drop(&mut self) {
         if self.raw != 0 {
-            let _ = self.current.graph_destroy(self.raw);
+            self.context.give_back(|driver| driver.graph_destroy(self.raw));
         }
     }
 }
@@ -129,7 +145,7 @@ impl Graphs {
             }
             other => {
                 // Without its number the capture cannot be told from others.
-                drop(Captured { current: &current, raw: end(&current, stream).unwrap_or(0) });
+                drop(Captured { context, raw: end(&current, stream).unwrap_or(0) });
                 other.map_err(failed)?;
                 Err(not_begun())
             }
@@ -157,44 +173,19 @@ impl Graphs {
     pub fn end(&mut self, context: &Arc<Context>, calls: &Calls, stream: Stream) -> Result<Graph> {
         self.reap(context, calls);
         let at = self.captures.iter().position(|capture| capture.origin == stream).ok_or_else(not_begun)?;
-        let end_event = OwnEvent::new(context);
-        let current = context.relaxed().map_err(failed)?;
-        let raw = match end(&current, stream) {
+        let raw = match context.relaxed().and_then(|current| end(&current, stream)) {
             // The capture goes on: only its own thread may end it.
             Err(refusal) if refusal.code == code::CAPTURE_WRONG_THREAD => return Err(failed(refusal)),
             ended => ended,
         };
         let capture = self.captures.swap_remove(at);
-        let executable = raw.and_then(|raw| {
-            let graph = Captured { current: &current, raw };
-            let mut raw = 0;
-            current.graph_instantiate(&mut raw, graph.raw, 0)?;
-            Ok(raw)
-        });
-        let made = executable.map_err(|refusal| (refusal, &capture.calls)).and_then(|raw| {
-            let context = Arc::clone(context);
-            match end_event {
-                Ok(end) => Ok(Executable {
-                    context,
-                    raw,
-                    calls: capture.calls.clone(),
-                    end,
-                    last: None,
-                    recorded: false,
-                }),
-                Err(refusal) => {
-                    let _ = current.graph_discard(raw);
-                    Err((refusal, &capture.calls))
-                }
-            }
-        });
-        match made {
+        match raw.and_then(|raw| Executable::new(context, raw, &capture.calls)) {
             Ok(executable) => {
                 self.graphs.push(Some(executable));
                 Ok(Graph(self.graphs.len() as u32 - 1))
             }
-            Err((refusal, slots)) => {
-                slots.iter().for_each(|slot| calls.clear(*slot));
+            Err(refusal) => {
+                capture.calls.iter().for_each(|slot| calls.clear(*slot));
                 Err(failed(refusal))
             }
         }
@@ -258,7 +249,7 @@ impl Graphs {
         if self.retiring.is_empty() {
             return;
         }
-        let Ok(current) = context.enter() else { return };
+        let Ok(current) = context.relaxed() else { return };
         self.retiring.retain(|executable| {
             let ended = executable.recorded && current.event_query(executable.end.raw).is_ok();
             if ended {

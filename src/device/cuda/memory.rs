@@ -64,9 +64,8 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        if let Ok(current) = self.context.relaxed() {
-            let _ = current.stream_destroy(*self.stream.lock());
-        }
+        let stream = *self.stream.lock();
+        self.context.give_back(|driver| driver.stream_destroy(stream));
     }
 }
 
@@ -94,9 +93,7 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        if let Ok(current) = self.context.relaxed() {
-            let _ = current.free(self.address);
-        }
+        self.context.give_back(|driver| driver.free(self.address));
     }
 }
 
@@ -142,9 +139,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if let Ok(current) = self.context.relaxed() {
-            let _ = current.host_free(self.address);
-        }
+        self.context.give_back(|driver| driver.host_free(self.address));
     }
 }
 
@@ -215,10 +210,9 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if let Ok(current) = self.context.relaxed() {
-            for number in 0..self.chunks {
-                let _ = current.host_unregister(self.start() + number * self.chunk);
-            }
+        for number in 0..self.chunks {
+            let start = self.start() + number * self.chunk;
+            self.context.give_back(|driver| driver.host_unregister(start));
         }
     }
 }
@@ -317,10 +311,8 @@ impl Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        if let Ok(current) = self.context.relaxed() {
-            // What is still mapped somewhere lives until it is unmapped.
-            let _ = current.memory_release(self.memory);
-        }
+        // What is still mapped somewhere lives until it is unmapped.
+        self.context.give_back(|driver| driver.memory_release(self.memory));
     }
 }
 
@@ -361,7 +353,15 @@ impl Range {
         }
         Range::over(context, &parts).map_err(|refusal| match refusal.error(OPERATION) {
             e if e.kind() == Kind::OutOfMemory => e.with("wanted", total),
-            e => Error::new(Kind::OsRefused, OPERATION).at(e.place().to_owned()).with("wanted", total),
+            e => {
+                let e = Error::new(Kind::OsRefused, OPERATION).at(e.place().to_owned()).with("wanted", total);
+                match pieces.iter().any(|piece| piece.offset > 0) {
+                    true => {
+                        e.hint("this driver maps a backing from its beginning only: take one for each piece")
+                    }
+                    false => e,
+                }
+            }
         })
     }
 
@@ -386,13 +386,11 @@ impl Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        if let Ok(current) = self.context.relaxed() {
-            let mut at = self.address;
-            for bytes in &self.mapped {
-                let _ = current.unmap(at, *bytes);
-                at += bytes;
-            }
-            let _ = current.address_free(self.address, self.bytes);
+        let mut at = self.address;
+        for bytes in &self.mapped {
+            self.context.give_back(|driver| driver.unmap(at, *bytes));
+            at += bytes;
         }
+        self.context.give_back(|driver| driver.address_free(self.address, self.bytes));
     }
 }

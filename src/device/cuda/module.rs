@@ -79,9 +79,7 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if let Ok(current) = self.context.relaxed() {
-            let _ = current.module_unload(self.raw);
-        }
+        self.context.give_back(|driver| driver.module_unload(self.raw));
     }
 }
 

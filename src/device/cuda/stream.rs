@@ -51,10 +51,8 @@ impl KnownStream {
 
 impl Drop for KnownStream {
     fn drop(&mut self) {
-        if self.own
-            && let Ok(current) = self.context.relaxed()
-        {
-            let _ = current.stream_destroy(self.raw);
+        if self.own {
+            self.context.give_back(|driver| driver.stream_destroy(self.raw));
         }
     }
 }
@@ -76,9 +74,7 @@ impl OwnEvent {
 
 impl Drop for OwnEvent {
     fn drop(&mut self) {
-        if let Ok(current) = self.context.relaxed() {
-            let _ = current.event_destroy(self.raw);
-        }
+        self.context.give_back(|driver| driver.event_destroy(self.raw));
     }
 }
 
