@@ -184,6 +184,19 @@ fn control_the_check_fails_on_what_it_is_there_for() {
     assert!(kernels(&bounds, &folder).0);
     let check = [&bounds[..], &["--check"]].concat();
     assert!(kernels(&check, &folder).0);
+    // The same bytes in another folder.
+    let other = folder.join("other");
+    fs::create_dir_all(&other).unwrap();
+    fs::copy(folder.join("forebay.cu"), other.join("forebay.cu")).unwrap();
+    assert!(kernels(&bounds, &other).0);
+    let names = names(&folder.join("built"));
+    assert_eq!(names.len(), 6);
+    for name in names {
+        let [here, there] =
+            [&folder, &other].map(|folder| fs::read(folder.join("built").join(&name)).unwrap());
+        assert!(here == there, "{name}");
+    }
+
     write(&kernel(512, 64, "words[0] = 1;"));
     let (passes, output) = kernels(&check, &folder);
     assert!(!passes && output.contains("forebay_sm100.cubin: not what the sources make"), "{output}");

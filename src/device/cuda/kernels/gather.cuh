@@ -144,7 +144,7 @@ FOREBAY_KERNEL(forebay_scatter, ScatterArgs, MOST_THREADS, 2) {
 
 // Gathers what a warm-up made resident, in a stretch of the lane's slots, which are numbered through the
 // layers. A row that the lane has no page for stays away, and the lane's next step fails.
-FOREBAY_KERNEL(forebay_raise, RaiseArgs, MOST_THREADS, 2) {
+FOREBAY_KERNEL(forebay_raise, RaiseArgs, MOST_THREADS, 1) {
     after_previous();
     __shared__ Stage stage;
     const Pools& pools = pools_at(args.pools);

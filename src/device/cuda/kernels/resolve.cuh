@@ -171,7 +171,7 @@ static __device__ void note(const Pools& pools, const Micro& micro, List& list, 
     }
 }
 
-FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
+FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 1) {
     after_previous();
     __shared__ Room room;
     const Pools& pools = pools_at(args.pools);
