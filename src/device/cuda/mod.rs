@@ -29,6 +29,8 @@ mod memory;
 mod module;
 mod pools;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::OwnedFd;
 
