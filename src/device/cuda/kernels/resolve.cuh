@@ -174,19 +174,22 @@ static __device__ void note(const Pools& pools, const Micro& micro, List& list, 
 FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 1) {
     after_previous();
     __shared__ Room room;
+    // In shared memory: what every thread knows alike must not take every thread's registers.
+    __shared__ Answers answers;
+    __shared__ Step step;
+    __shared__ Lane lane;
     const Pools& pools = pools_at(args.pools);
     const Layer& layer = layer_at(pools, args.layer);
     const Micro& micro = micro_at(pools, args.micro);
     const bool speaks = threadIdx.x == 0;
     u32 row = args.first + blockIdx.x, k = pools.top_k;
-    u64 offset = static_cast<u64>(blockIdx.x) * args.row_count * k;
-    Answers answers = {at<const i32>(args.selection) + offset,
-                       at<i32>(args.slots) + offset,
-                       at<i32>(args.lists),
-                       at<u32>(args.counts),
-                       row, args.lists_batch, args.row_count, k, layer.passes};
     StepHead head = step_head(pools, micro);
     List& list = at<List>(micro.lists)[row];
+    if (speaks) {
+        u64 offset = static_cast<u64>(blockIdx.x) * args.row_count * k;
+        answers = {at<const i32>(args.selection) + offset, at<i32>(args.slots) + offset, at<i32>(args.lists),
+                   at<u32>(args.counts), row, args.lists_batch, args.row_count, k, layer.passes};
+    }
     u32 wrong = take_list(pools, list, args, head.step, speaks);
     if (row >= head.real) return answer_nothing(answers, 0);
     Entry entry = step_entry(micro, row);
@@ -202,12 +205,14 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 1) {
         return answer_nothing(answers, 0);
     }
     answer_nothing(answers, count);
-    Lane lane = lane_at(layer, entry.lane);
-    Fetch* fetches = at<Fetch>(micro.fetches) + static_cast<u64>(row) * pools.selected;
-    Step step = {answers.selection, answers.slots, fetches, count, k,
-                 lane.head->length + args.row_first + 1, lane.head->stamp + 1,
-                 layer.scratch_base + entry.lane * layer.scratch, layer.scratch,
-                 layer.scratch * layer.passes};
+    if (speaks) {
+        lane = lane_at(layer, entry.lane);
+        Fetch* fetches = at<Fetch>(micro.fetches) + static_cast<u64>(row) * pools.selected;
+        step = {answers.selection, answers.slots, fetches, count, k,
+                lane.head->length + args.row_first + 1, lane.head->stamp + 1,
+                layer.scratch_base + entry.lane * layer.scratch, layer.scratch, layer.scratch * layer.passes};
+    }
+    __syncthreads();
     Sets sets = sets_at(pools, work_at(pools, micro, row, args.shared));
     Victims victims;
     Outcome outcome = begin_step(lane, step, sets, layer.tokens, room, victims);
