@@ -156,7 +156,7 @@ static __device__ void enter_layer(Stretch& stretch, u32 budget) {
 
 // Gathers what a warm-up made resident, in a stretch of the lane's slots, which are numbered through the
 // layers. A row that the lane has no page for stays away, and the lane's next step fails.
-FOREBAY_KERNEL(forebay_raise, RaiseArgs, MOST_THREADS, 1) {
+FOREBAY_KERNEL(forebay_raise, RaiseArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Stage stage;
     __shared__ Stretch stretch;

@@ -153,7 +153,7 @@ static __device__ void bring_up(const Lane& lane) {
 
 // Computes what is resident before a lane's first step: all rows if `whole` and they fit, then what the
 // selections touched, step by step, as steps in which nothing is born and nothing is answered.
-FOREBAY_KERNEL(forebay_warm, WarmArgs, MOST_THREADS, 1) {
+FOREBAY_KERNEL(forebay_warm, WarmArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
     __shared__ Step step;

@@ -171,7 +171,7 @@ static __device__ void note(const Pools& pools, const Micro& micro, List& list, 
     }
 }
 
-FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 1) {
+FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
     // In shared memory: what every thread knows alike must not take every thread's registers.
