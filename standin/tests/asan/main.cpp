@@ -50,7 +50,7 @@ void start(bool seeded, uint64_t seed) {
     DO(cuInit(0));
     DO(cuDevicePrimaryCtxRetain(&context, 0));
     DO(cuCtxSetCurrent(context));
-    DO(cuModuleLoadData(&module, ".version 8.0\n.target sm_80\n"));
+    DO(cuModuleLoadData(&module, ".version 8.0\n.target sm_80\n.entry standin_add()\n"));
     DO(cuModuleGetFunction(&function, module, "standin_add"));
 }
 

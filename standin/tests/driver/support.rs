@@ -21,7 +21,7 @@ pub struct Add {
 }
 
 /// PTX as far as the stand-in looks at it.
-const IMAGE: &[u8] = b".version 8.0\n.target sm_80\n\0";
+const IMAGE: &[u8] = b".version 8.0\n.target sm_80\n.visible .entry standin_add()\n\0";
 
 /// A driver. Without g++ the test skips, and says so.
 pub fn standin(options: Options) -> Option<Standin> {
