@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "cuda_driver.h"
@@ -141,6 +142,7 @@ struct Span {
 };
 
 struct Module {
+    std::string image;
     std::vector<uint64_t> functions;
 };
 
