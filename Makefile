@@ -2,7 +2,7 @@
 
 .NOTPARALLEL:
 .PHONY: setup bench-setup demo picture check test soak bench dist style unit all-tests on-cuda examples docs loom \
-        asan c-test bench-build
+        asan c-test bench-build kernels kernels-check embedder
 
 # Where a test says that it did not run, and the environment of ci/requirements.txt (docs/testing.md).
 export FOREBAY_SKIPS := $(CURDIR)/target/skips.txt
@@ -45,7 +45,7 @@ check:
 
 ## Everything. With FOREBAY_REQUIRE_ALL=1 a skip that ci/allowed-skips.txt does not list fails.
 test:
-	@ci/skips $(MAKE) setup style all-tests on-cuda examples docs loom asan bench-build
+	@ci/skips $(MAKE) setup style kernels-check all-tests on-cuda embedder examples docs loom asan bench-build
 
 ## More seeds and long runs, optimised; by hand, takes long.
 soak:
@@ -60,6 +60,10 @@ soak:
 bench: bench-setup
 	cargo bench --workspace --all-features
 
+## Compiles the CUDA kernels that the library embeds: after every change in src/device/cuda/kernels.
+kernels:
+	ci/kernels
+
 ## The release archive and its checksum, in target/dist.
 dist:
 	ci/dist
@@ -73,6 +77,14 @@ unit:
 
 all-tests:
 	cargo test --workspace --all-features
+
+# What is embedded is what the sources make, and no kernel spills or takes more than ci/kernels-bounds.txt says.
+kernels-check:
+	ci/kernels --check
+
+# A crate that uses the CUDA device and, with other features, cudarc.
+embedder:
+	cargo run --manifest-path ci/embedder/Cargo.toml --locked --target-dir target/embedder
 
 # The C programs of ffi/c-tests, by gcc under AddressSanitizer: a part of all-tests, by itself.
 c-test:

@@ -32,6 +32,7 @@ mod sizes;
 mod split;
 mod steps;
 mod study;
+mod target;
 mod threads;
 mod timeline;
 

@@ -2,14 +2,16 @@
 //!
 //! The rows themselves stay where they are: a replay asks what would move, not for the bytes, so the total
 //! pool is address space that nothing touches, and no gather is enqueued. Everything else is what an
-//! engine on the host device runs.
+//! engine runs.
 //!
-//! The trace is not copied as a whole. Its streams are inline: a resolve has ended when the call returns,
-//! so one buffer takes each layer's selection of a step right before its resolve. Only the warm steps
-//! asked for stand on the device together, which is how a warm-up reads them.
+//! The trace is not copied as a whole. In host memory that the device reads stand the selections of one step, and
+//! all the warm steps asked for, because a warm-up reads them together.
+
+use std::sync::Arc;
 
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Slice};
+use forebay::os::{Map, NoFaults, Request};
 use forebay::trace::{Header, SelectionTrace};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
 use forebay::{Open, Result, Row, SLOT_BLOCK, Shape, Slots, WarmUp};
@@ -36,7 +38,7 @@ pub struct Outcome {
     pub steps: Vec<u64>,
 }
 
-/// Replays the trace as `setting` says, with rows of `shape`. Calls `progress` after every step.
+/// Replays the trace on a host device as `setting` says, with rows of `shape`. Calls `progress` after every step.
 ///
 /// # Errors
 /// [`forebay::Kind::OutOfMemory`]; anything else is a defect.
@@ -59,6 +61,21 @@ pub fn replay_by_layer(
     shape: &Shape,
     setting: Setting,
     slots: &[u32],
+    progress: impl FnMut(),
+) -> Result<Outcome> {
+    replay_on(HostDevice::new(HostOptions::default()), trace, shape, setting, slots, progress)
+}
+
+/// The same on `device`, which nothing else uses: what a replay takes of it is given back with it.
+///
+/// # Errors
+/// Likewise, and [`forebay::Kind::DeviceFailed`].
+pub fn replay_on(
+    device: Arc<dyn Device>,
+    trace: &SelectionTrace,
+    shape: &Shape,
+    setting: Setting,
+    slots: &[u32],
     mut progress: impl FnMut(),
 ) -> Result<Outcome> {
     let header = trace.header();
@@ -66,12 +83,9 @@ pub fn replay_by_layer(
     // More slots than tokens would never be filled.
     let most = header.decode_start + steps * mtp;
     let slots: Vec<u32> = slots.iter().map(|slots| (*slots).min(most)).collect();
-    let device = HostDevice::new(HostOptions::default());
-    let stream = device.stream()?;
-    let mut staging = Staging::new(header.k);
-    let row = staging.bytes.len() as u64;
-    let (selection, slots_out) =
-        (device.allocate(u64::from(mtp) * row)?, device.allocate(u64::from(mtp) * row)?);
+    let (stream, ended) = (device.stream()?, device.event()?);
+    let staging = Staging::new(&*device, u64::from(header.layers) * u64::from(mtp), header.k)?;
+    let slots_out = device.allocate(u64::from(mtp) * staging.row)?;
     let mut cache = Cache::new(config(header, shape, setting, &slots), device.clone())?;
     let sequence = cache.open(&Open {
         prompt: header.decode_start,
@@ -80,7 +94,8 @@ pub fn replay_by_layer(
         bring_up: BringUp::Nothing,
     })?;
     cache.append_in_place(sequence, header.decode_start)?;
-    let selections = if warmup > 0 { Some(warm_steps(trace, &device, &mut staging, warmup)?) } else { None };
+    let warm = if warmup > 0 { Some(warm_steps(trace, &*device, warmup)?) } else { None };
+    let selections = warm.as_ref().map(|warm| warm.slice);
     let warm_up = WarmUp { selections, steps: warmup, ..WarmUp::default() };
     let _ready = cache.join(sequence, stream, warm_up)?;
 
@@ -90,14 +105,19 @@ pub fn replay_by_layer(
         let query_rows = Row { sequence, accepted, query_rows: mtp };
         let mut step = cache.prepare(MicroBatch(0), mtp, &[query_rows], None, stream)?;
         for layer in 0..header.layers {
+            let first = u64::from(layer) * u64::from(mtp);
             for query in 0..mtp {
                 let positions = trace.selection(header.warm_steps + group * mtp + query, layer);
-                device.write(selection.part(u64::from(query) * row, row)?, staging.words(positions))?;
+                staging.write(first + u64::from(query), positions)?;
             }
+            let selection = staging.rows(first, u64::from(mtp))?;
             let buffers = Buffers { selection, slots: slots_out, parts: None };
             cache.resolve(&step, LayerCall::whole(Layer(layer)), stream, buffers)?;
         }
         cache.finish(&mut step, stream)?;
+        // Behind this nothing reads what is staged any more, and the step can be retired.
+        device.record(ended, stream)?;
+        device.synchronize(ended)?;
         let retired = cache.retire(step, stream).map_err(|unretired| unretired.error)?;
         for ((hits, misses), count) in outcome.layers.iter_mut().zip(retired.layers()) {
             *hits += u64::from(count.hits);
@@ -107,6 +127,8 @@ pub fn replay_by_layer(
         progress();
     }
     cache.close(sequence, stream)?;
+    device.record(ended, stream)?;
+    device.synchronize(ended)?;
     Ok(outcome)
 }
 
@@ -130,44 +152,45 @@ fn config(header: &Header, shape: &Shape, setting: Setting, slots: &[u32]) -> Co
 }
 
 /// The last `steps` warm steps, `[layers][steps][k]` i32.
-fn warm_steps(
-    trace: &SelectionTrace,
-    device: &HostDevice,
-    staging: &mut Staging,
-    steps: u32,
-) -> Result<Slice> {
+fn warm_steps(trace: &SelectionTrace, device: &dyn Device, steps: u32) -> Result<Staging> {
     let header = trace.header();
-    let row = staging.bytes.len() as u64;
-    let all = device.allocate(u64::from(header.layers) * u64::from(steps) * row)?;
-    let mut at = 0;
+    let staging = Staging::new(device, u64::from(header.layers) * u64::from(steps), header.k)?;
+    let mut row = 0;
     for layer in 0..header.layers {
         for step in header.warm_steps - steps..header.warm_steps {
-            device.write(all.part(at, row)?, staging.words(trace.selection(step, layer)))?;
-            at += row;
+            staging.write(row, trace.selection(step, layer))?;
+            row += 1;
         }
     }
-    Ok(all)
+    Ok(staging)
 }
 
-/// One query row's selection as the device reads it: k words of four bytes.
+/// Selections of query rows, in host memory that the device reads: k words each.
 struct Staging {
-    bytes: Vec<u8>,
+    map: Arc<Map>,
+    slice: Slice,
+    /// Bytes of a row.
+    row: u64,
 }
 
 impl Staging {
-    fn new(k: u32) -> Staging {
-        Staging { bytes: vec![0; k as usize * 4] }
+    fn new(device: &dyn Device, rows: u64, k: u32) -> Result<Staging> {
+        let row = u64::from(k) * 4;
+        let bytes = rows * row;
+        let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared: false };
+        let map = Arc::new(Map::new(&request, &NoFaults)?.0);
+        let slice = device.register(&map)?.part(0, bytes)?;
+        Ok(Staging { map, slice, row })
     }
 
     /// Positions as i32 words; what a short selection leaves over is -1.
-    fn words(&mut self, positions: &[u32]) -> &[u8] {
-        let words = self.bytes.chunks_exact_mut(4);
-        for (word, position) in words.zip(positions) {
-            word.copy_from_slice(&position.to_le_bytes());
-        }
-        if let Some(rest) = self.bytes.get_mut(positions.len() * 4..) {
-            rest.fill(0xFF);
-        }
-        &self.bytes
+    fn write(&self, row: u64, positions: &[u32]) -> Result<()> {
+        let (start, bytes) = (row * self.row, positions.len() as u64 * 4);
+        self.map.copy_in_words(start, positions)?;
+        self.map.fill(start + bytes, self.row.saturating_sub(bytes), 0xFF)
+    }
+
+    fn rows(&self, first: u64, count: u64) -> Result<Slice> {
+        self.slice.part(first * self.row, count * self.row)
     }
 }

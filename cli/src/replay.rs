@@ -7,9 +7,11 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
+use forebay::device::Device;
 use forebay::trace::SelectionTrace;
 use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::ProgressBar;
@@ -19,6 +21,7 @@ use crate::pools::Setting;
 use crate::prefetch::Prefetched;
 use crate::requests::{Asked, Traces};
 use crate::study::Study;
+use crate::target::{DeviceName, Target};
 use crate::{curve_report, html, json, output, report, requests};
 
 /// Decode steps whose misses are reported by themselves: what a sequence pays when it starts.
@@ -84,9 +87,12 @@ pub struct Arguments {
     /// Whose rows are moved: sets the bytes of one row [default: deepseek-v3.2].
     #[arg(long, value_name = "NAME", value_parser = presets())]
     model: Option<String>,
-    /// Where the pools live [default: host].
-    #[arg(long, value_enum)]
+    /// Where the pools live: host, or cuda:N for the GPU of that number [default: host].
+    #[arg(long, value_name = "DEVICE", value_parser = DeviceName::parse)]
     device: Option<DeviceName>,
+    /// The driver's library, for tests.
+    #[arg(long, value_name = "FILE", hide = true)]
+    driver: Option<String>,
     #[command(flatten)]
     requests: requests::RequestArguments,
     /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
@@ -112,6 +118,21 @@ impl Arguments {
         once
     }
 
+    fn target(&self) -> Target {
+        Target { name: self.device.unwrap_or_default(), driver: self.driver.clone() }
+    }
+
+    /// An option that was given and is counted by the host alone, whichever device replays.
+    fn for_the_host(&self) -> Option<&'static str> {
+        let given = [
+            ("--policy", self.policies() != [Policy::Lru]),
+            ("--curve", self.curve),
+            ("--prefetch", self.prefetch.is_some()),
+            ("--html", self.report.html.is_some()),
+        ];
+        given.iter().find(|(_, given)| *given).map(|(name, _)| *name)
+    }
+
     /// How many sizes were named.
     pub fn sizes(&self) -> usize {
         self.ratio.len() + self.slots.len()
@@ -129,16 +150,10 @@ impl Arguments {
             ("--model", self.model.is_some()),
             ("--link-rate", self.report.link_rate.is_some()),
             ("--device", self.device.is_some()),
+            ("--driver", self.driver.is_some()),
         ];
         given.iter().find(|(_, given)| *given).map(|(name, _)| *name)
     }
-}
-
-/// The devices that can replay.
-#[derive(Clone, Copy, ValueEnum)]
-enum DeviceName {
-    /// This machine's memory and processors.
-    Host,
 }
 
 /// How a total of slots is divided over the layers.
@@ -345,6 +360,7 @@ fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed>
         policies: arguments.policies(),
         by_layer: arguments.split == Some(Split::ByLayer),
         prefetch: arguments.prefetch.is_some(),
+        target: arguments.target(),
     };
     let bar = progress(path, study.work(&trace, &settings));
     let replays = study.run(&trace, shape, &settings, &bar).map_err(|e| named(e, path))?;
@@ -369,6 +385,17 @@ fn check_target<'a>(
     }
 }
 
+/// The device that is asked for, which can do what else is asked for.
+fn open(arguments: &Arguments) -> Result<Arc<dyn Device>> {
+    let target = arguments.target();
+    match arguments.for_the_host() {
+        Some(option) if target.name != DeviceName::Host => Err(Error::new(Kind::InvalidConfig, "replay")
+            .at(format!("{option} is counted by the host, and --device names a GPU, which replays lru"))
+            .hint("leave one of the two out")),
+        _ => target.open(),
+    }
+}
+
 /// `forebay replay`.
 ///
 /// # Errors
@@ -378,7 +405,6 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     let shape =
         Shape::preset(model).ok_or_else(|| Error::new(Kind::InvalidConfig, "replay").at("--model"))?;
     let row = RowSize { model: model.to_owned(), bytes: Geometry::new(shape)?.row_bytes() };
-    let DeviceName::Host = arguments.device.unwrap_or(DeviceName::Host);
     let html = arguments.report.html.as_deref();
     if html.is_some() && html == arguments.json.as_deref() {
         return Err(Error::new(Kind::InvalidConfig, "replay")
@@ -411,6 +437,8 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         Traces::Selections => arguments.requests.refuse()?,
         Traces::Unknown => {}
     }
+    // Open from here to the end, so that the replays' own devices find the GPU's context there.
+    let _device = open(arguments)?;
     if let Some(target) = html {
         html::selections(target, arguments, &shape, &row)?;
         if arguments.json.is_none() {

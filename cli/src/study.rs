@@ -13,6 +13,7 @@ use crate::policy::{self, Policy};
 use crate::pools::{self, Outcome, Setting};
 use crate::prefetch::{self, Prefetched};
 use crate::replay::{Count, Divided, FIRST_STEPS, Replay};
+use crate::target::Target;
 use crate::{split, threads};
 
 /// What is asked of every size.
@@ -23,6 +24,8 @@ pub struct Study {
     pub by_layer: bool,
     /// What an inter-layer prefetch would bring.
     pub prefetch: bool,
+    /// Where the pools live.
+    pub target: Target,
 }
 
 /// One size under one policy.
@@ -64,7 +67,7 @@ impl Study {
         bar: &ProgressBar,
     ) -> Result<Vec<Replay>> {
         let jobs = self.jobs(trace, settings, bar)?;
-        let mut produced = produce(trace, shape, &jobs, bar)?.into_iter();
+        let mut produced = self.produce(trace, shape, &jobs, bar)?.into_iter();
         let mut simulated = simulate(trace, &jobs, bar)?.into_iter();
         let mut prefetched =
             if self.prefetch { prefetch(trace, &jobs, bar)? } else { Vec::new() }.into_iter();
@@ -110,23 +113,29 @@ impl Study {
         }
         Ok(jobs)
     }
-}
 
-/// The jobs of the production rule, in their order.
-fn produce(trace: &SelectionTrace, shape: &Shape, jobs: &[Job], bar: &ProgressBar) -> Result<Vec<Outcomes>> {
-    let jobs: Vec<&Job> = jobs.iter().filter(|job| job.policy == Policy::Lru).collect();
-    let layers = u64::from(trace.header().layers);
-    let Some(setting) = jobs.first().map(|job| job.setting) else { return Ok(Vec::new()) };
-    // Five bytes for each position and layer: where its row is, and the page tables.
-    let bytes = 5 * layers * policy::positions(trace, setting.steps * setting.mtp);
-    threads::each(jobs.len(), bytes, |index| {
-        let Job { setting, divided, .. } = jobs[index];
-        let run = |setting: Setting| match divided {
-            None => pools::replay(trace, shape, setting, || bar.inc(layers)),
-            Some(slots) => pools::replay_by_layer(trace, shape, setting, slots, || bar.inc(layers)),
-        };
-        Ok((run(*setting)?, run(beginning(*setting))?))
-    })
+    /// The jobs of the production rule, in their order.
+    fn produce(
+        &self,
+        trace: &SelectionTrace,
+        shape: &Shape,
+        jobs: &[Job],
+        bar: &ProgressBar,
+    ) -> Result<Vec<Outcomes>> {
+        let jobs: Vec<&Job> = jobs.iter().filter(|job| job.policy == Policy::Lru).collect();
+        let layers = trace.header().layers;
+        let Some(setting) = jobs.first().map(|job| job.setting) else { return Ok(Vec::new()) };
+        // Five bytes for each position and layer: where its row is, and the page tables.
+        let bytes = 5 * u64::from(layers) * policy::positions(trace, setting.steps * setting.mtp);
+        let shape = &self.target.shape(shape);
+        threads::each(jobs.len(), bytes, |index| {
+            let Job { setting, divided, .. } = jobs[index];
+            let slots = divided.clone().unwrap_or_else(|| vec![setting.slots; layers as usize]);
+            let step = || bar.inc(u64::from(layers));
+            let run = |setting| pools::replay_on(self.target.open()?, trace, shape, setting, &slots, step);
+            Ok((run(*setting)?, run(beginning(*setting))?))
+        })
+    }
 }
 
 impl Job {
@@ -168,7 +177,7 @@ mod tests {
             (vec![Policy::Lru, Policy::Fifo, Policy::Belady], false, true),
             (vec![Policy::Lru, Policy::Decay], true, true),
         ] {
-            let study = Study { policies, by_layer, prefetch };
+            let study = Study { policies, by_layer, prefetch, target: Target::default() };
             let bar = ProgressBar::hidden();
             let replays = study.run(&trace, &Shape::DEEPSEEK_V3_2, &settings, &bar).unwrap();
             assert_eq!(replays.len(), 2 * study.policies.len() * if by_layer { 2 } else { 1 });

@@ -337,7 +337,7 @@ fn values_without_sense_are_named_with_the_allowed_range() {
     assert!(replay(&["--mtp", "513"]).contains("mtp 513, decode_steps 512); pass --mtp up to decode_steps"));
     assert!(replay(&["--policy", "best"]).contains("lru"));
     assert!(replay(&["--model", "gpt-2"]).contains("deepseek-v3.2"));
-    assert!(replay(&["--device", "cuda:0"]).contains("host"));
+    assert!(replay(&["--device", "gpu"]).contains("cuda:0"));
     assert!(refuses(&["replay"]).ends_with("<TRACE>... (see --help)\n"));
     assert!(refuses(&["reply"]).contains("reply"));
 }

@@ -18,6 +18,7 @@
 //! completes, every ticket still ends, so that nobody waits for ever.
 
 pub mod block;
+mod checks;
 pub mod clock;
 #[cfg(feature = "cuda")]
 pub mod cuda;

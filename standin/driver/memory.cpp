@@ -3,6 +3,7 @@
 // A device address is the address at which this process reaches the bytes. Allocations end before a page that
 // nobody may touch, so that a kernel that reaches beyond one is found out.
 
+#include <cstdlib>
 #include <cstring>
 #include <sys/mman.h>
 
@@ -24,10 +25,11 @@ State::~State() {
 bool room_for(size_t bytes) { return bytes <= gpu.options.memory && gpu.used <= gpu.options.memory - bytes; }
 
 #if defined(__SANITIZE_ADDRESS__)
+// The sanitizer's own guards begin at the very next byte.
 static uintptr_t map_pages(Span& span) {
-    size_t rounded = (span.bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    span.map = reinterpret_cast<uintptr_t>(aligned_alloc(ALIGNMENT, rounded));
-    return span.map;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, ALIGNMENT, span.bytes)) return 0;
+    return span.map = reinterpret_cast<uintptr_t>(memory);
 }
 void unmap_pages(uintptr_t address, size_t) { free(reinterpret_cast<void*>(address)); }
 #else

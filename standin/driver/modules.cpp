@@ -1,5 +1,7 @@
 // Modules, functions, launches. Images are looked at, not run: the kernels were compiled into this library.
 
+#include <algorithm>
+#include <cctype>
 #include <cstring>
 
 #include "state.h"
@@ -18,7 +20,11 @@ struct Elf {
     uint32_t version;
     uint64_t entry, program_headers, section_headers;
     uint32_t flags;
+    uint16_t header_bytes, program_header_bytes, program_headers_count, section_header_bytes, sections;
 };
+
+// From this version of the format on, the architecture stands in the flags' second byte.
+constexpr unsigned ARCHITECTURE_MOVED = 8;
 
 // A cubin runs where the major version is its own and the minor one not less; PTX is compiled where it may be.
 CUresult check_image(const void* image) {
@@ -27,7 +33,8 @@ CUresult check_image(const void* image) {
         Elf elf;
         memcpy(&elf, image, sizeof elf);
         if (elf.machine != ELF_CUDA) return CUDA_ERROR_INVALID_IMAGE;
-        unsigned made_for = elf.flags & 0xFF, device = gpu.options.major * 10 + gpu.options.minor;
+        unsigned made_for = elf.magic[8] < ARCHITECTURE_MOVED ? elf.flags & 0xFF : elf.flags >> 8 & 0xFF;
+        unsigned device = gpu.options.major * 10 + gpu.options.minor;
         bool runs = made_for / 10 == device / 10 && made_for % 10 <= device % 10;
         return runs ? CUDA_SUCCESS : CUDA_ERROR_NO_BINARY_FOR_GPU;
     }
@@ -43,11 +50,35 @@ CUresult check_image(const void* image) {
     return newer ? CUDA_ERROR_NO_BINARY_FOR_GPU : CUDA_SUCCESS;
 }
 
+// A cubin ends with its table of sections, PTX with a zero byte.
+size_t image_bytes(const void* image) {
+    if (memcmp(image, "\x7f" "ELF", 4)) return strlen(static_cast<const char*>(image));
+    Elf elf;
+    memcpy(&elf, image, sizeof elf);
+    size_t sections = elf.section_headers + size_t{elf.sections} * elf.section_header_bytes;
+    return std::max(sections, elf.program_headers + size_t{elf.program_headers_count} * elf.program_header_bytes);
+}
+
 CUresult load(CUmodule* out, const void* image) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     if (CUresult refused = check_image(image)) return refused;
-    *out = reinterpret_cast<CUmodule>(gpu.modules.add(std::make_shared<Module>()));
+    auto module = std::make_shared<Module>();
+    const char* begin = static_cast<const char*>(image);
+    module->image.assign(begin, image_bytes(image));
+    *out = reinterpret_cast<CUmodule>(gpu.modules.add(module));
     return CUDA_SUCCESS;
+}
+
+// Whether the image that was loaded has the kernel, which is compiled in here in any case.
+bool holds(const Module& module, const char* name) {
+    bool cubin = module.image.compare(0, 4, "\x7f" "ELF") == 0;
+    std::string wanted = std::string(cubin ? ".text." : ".entry ") + name;
+    size_t at = module.image.find(wanted);
+    for (; at != std::string::npos; at = module.image.find(wanted, at + 1)) {
+        char next = at + wanted.size() < module.image.size() ? module.image[at + wanted.size()] : 0;
+        if (!isalnum(static_cast<unsigned char>(next)) && next != '_') return true;
+    }
+    return false;
 }
 
 CUresult check_shape(const Function& function, const Action& action) {
@@ -108,7 +139,7 @@ CUresult cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name)
         if (!out || !name) return CUDA_ERROR_INVALID_VALUE;
         if (!module) return CUDA_ERROR_INVALID_HANDLE;
         const standin_kernel* kernel = find_kernel(name);
-        if (!kernel) return CUDA_ERROR_NOT_FOUND;
+        if (!kernel || !holds(*module, name)) return CUDA_ERROR_NOT_FOUND;
         uint64_t function = gpu.functions.add(std::make_shared<Function>(Function{kernel}));
         module->functions.push_back(function);
         *out = reinterpret_cast<CUfunction>(function);

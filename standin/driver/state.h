@@ -12,16 +12,17 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "cuda_driver.h"
 
 struct standin_kernel;
 
-// As lib.rs declares it.
+// As lib.rs declares it. A program that was only given the library finds its defaults here.
 struct StandinOptions {
-    uint64_t seed, memory;
-    uint32_t has_seed, major, minor, driver_version, devices, warp, stub;
+    uint64_t seed = 0, memory = 8ull << 30;
+    uint32_t has_seed = 0, major = 9, minor = 0, driver_version = 12080, devices = 1, warp = 32, stub = 0;
 };
 
 namespace driver {
@@ -141,6 +142,7 @@ struct Span {
 };
 
 struct Module {
+    std::string image;
     std::vector<uint64_t> functions;
 };
 

@@ -139,6 +139,7 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
         if (!stream || stream->handle <= PER_THREAD) return CUDA_ERROR_INVALID_HANDLE;
         abandon_capture(*stream);
         stream->gone = true;
+        stream->held = false;
         drop_finished_streams();
         return CUDA_SUCCESS;
     });

@@ -10,5 +10,7 @@ mod failures;
 mod memory;
 #[path = "driver/runs.rs"]
 mod runs;
+#[path = "driver/skips.rs"]
+mod skips;
 #[path = "driver/support.rs"]
 mod support;

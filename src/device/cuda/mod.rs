@@ -1,1 +1,453 @@
-//! The CUDA device.
+//! The CUDA device: an NVIDIA GPU through its driver, which is loaded while the program runs.
+//!
+//! The tables are those of `residency`, in the GPU's memory, and the kernels of `kernels/` decide by its rule: at every
+//! step they hold what the host device holds, word for word.
+//!
+//! **Beside an engine.** The GPU's primary context is shared with the engine's runtime. Streams are the engine's
+//! own, made known once by [`CudaDevice::borrow_stream`]; whatever context a calling thread has current it has
+//! again when the call returns. After construction nothing waits for the device and nothing is allocated, but by
+//! the calls that say so: memory, graphs, [`Device::digest`], [`Device::validate`], and what is for tests.
+//!
+//! **Order** is the streams' and the caller's events'; the one event of the device's own keeps warm-ups of
+//! different streams apart, see `pools`. What is captured carries its arguments by value.
+//!
+//! **Failure.** A call that the driver refuses says so, with the driver's name for the code, and whatever it was
+//! to enqueue is not. Two things fail the device for good, as any later query tells: the driver reports the context
+//! lost, to whichever call hears of it first, or work of the host's panicked. From then on enqueueing does
+//! nothing, and says nothing. Where the context is lost, events count as reached and all tickets are ended,
+//! since the driver will run no more functions; work that was to be called and was not reached is dropped.
+//!
+//! **The end.** Dropping the device waits for what was enqueued on its streams and on those it borrowed, and
+//! gives everything back.
+
+mod abi;
+mod device;
+mod driver;
+mod graph;
+mod image;
+mod memory;
+mod module;
+mod pools;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::OwnedFd;
+
+use crate::device::{
+    Answer, Backing, Begin, Completer, Cut, Device, Event, Graph, Join, Mapped, Part, Plan, Pools, Raise,
+    Slice, Stream, Warm, check_device, slice_of,
+};
+use crate::error::{Error, Kind, Result};
+use crate::ids::{Lane, Layer, MicroBatch};
+use crate::os::{Faults, Map, NoFaults};
+use crate::sync::{Arc, Mutex, thread, unique};
+
+use driver::{Answer as Driven, Context, Current, Driver, Handle, Refusal, code};
+use graph::{Capturing, Graphs, capturing};
+use memory::{Allocation, Physical, Range, Registration, Worker};
+use module::Module;
+use pools::{CudaPools, Enqueueing, Launches};
+use stream::{Calls, Enqueued, Health, KnownStream, OwnEvent};
+
+pub use pools::TableCopy;
+
+/// The operation that errors of this device name.
+const NAME: &str = "CUDA device";
+
+/// Threads of a block that kernels are compiled for at most.
+const THREADS_MAX: u32 = 512;
+
+/// Which device, and how it is used.
+#[derive(Clone)]
+pub struct CudaOptions {
+    /// The device's number, as the driver counts them, from 0.
+    pub device: u32,
+    /// The driver's library, by path or name; none for `libcuda.so.1`.
+    pub library: Option<String>,
+    /// Faults for tests of what a system may lack.
+    pub faults: Arc<dyn Faults>,
+    /// Host memory is registered in pieces of at most so many bytes, rounded down to pages: drivers refuse very
+    /// large ones.
+    pub registration_chunk: u64,
+    /// Thread blocks of a gather: a bound on the multiprocessors that it takes from what runs beside it.
+    pub gather_blocks: u32,
+    /// Threads of a block: a multiple of 32 up to 512.
+    pub threads: u32,
+    /// Kernels are launched before those in front of them have ended, and wait for them on the device: 9.0 and
+    /// later.
+    pub programmatic: bool,
+    /// Gathers by bulk copies: 9.0 and later.
+    pub bulk: bool,
+}
+
+impl Default for CudaOptions {
+    fn default() -> Self {
+        CudaOptions {
+            device: 0,
+            library: None,
+            faults: Arc::new(NoFaults),
+            registration_chunk: 64 << 30,
+            gather_blocks: 16,
+            threads: THREADS_MAX,
+            programmatic: false,
+            bulk: false,
+        }
+    }
+}
+
+impl std::fmt::Debug for CudaOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CudaOptions")
+            .field("device", &self.device)
+            .field("library", &self.library)
+            .field("registration_chunk", &self.registration_chunk)
+            .field("gather_blocks", &self.gather_blocks)
+            .field("threads", &self.threads)
+            .field("programmatic", &self.programmatic)
+            .field("bulk", &self.bulk)
+            .finish_non_exhaustive()
+    }
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct CudaDevice {
+    inner: Arc<Inner>,
+}
+
+/// Fields are given back in their order, behind the drained streams.
+#[derive(Debug)]
+struct Inner {
+    tag: u32,
+    launches: Launches,
+    chunk: u64,
+    grain: u64,
+    health: Arc<Health>,
+    graphs: Mutex<Graphs>,
+    pools: Mutex<Vec<Arc<CudaPools>>>,
+    memory: Mutex<Memory>,
+    events: Mutex<Vec<OwnEvent>>,
+    streams: Mutex<Vec<KnownStream>>,
+    calls: Calls,
+    module: Module,
+    worker: Worker,
+    context: Arc<Context>,
+}
+
+/// Everything that stays taken while the device lives.
+#[derive(Debug, Default)]
+struct Memory {
+    registered: Vec<Registration>,
+    ranges: Vec<Range>,
+    backings: Vec<Physical>,
+    allocations: Vec<Allocation>,
+}
+
+fn bad(place: &'static str, value: impl Into<u64>) -> Error {
+    Error::new(Kind::OutOfRange, NAME).at(place).with("value", value)
+}
+
+impl CudaDevice {
+    /// Loads the driver and the kernels, and retains the device's primary context. No memory is taken yet.
+    ///
+    /// # Errors
+    /// [`Kind::OsRefused`] when the driver, a part of it or any device is missing or the driver is too old;
+    /// [`Kind::InvalidConfig`] for an option that makes no sense, or a device that is not there or will not do;
+    /// [`Kind::DeviceFailed`], [`Kind::OutOfMemory`]. Each says what to do.
+    pub fn new(options: CudaOptions) -> Result<Arc<CudaDevice>> {
+        check_options(&options)?;
+        let context = Arc::new(Context::retain(Driver::load(&options)?, options.device)?);
+        if (options.programmatic || options.bulk) && !Module::is_new(&context) {
+            return Err(Error::new(Kind::InvalidConfig, NAME)
+                .at("programmatic launches or bulk copies without kernels of this device's own, 9.0 or later")
+                .with("major", context.capability.0)
+                .with("minor", context.capability.1)
+                .hint("do without them on this device"));
+        }
+        let failed = |refusal: Refusal| refusal.error(NAME);
+        let grain = memory::granularity(&context).map_err(failed)?;
+        let module = Module::load(&context, options.bulk)?;
+        let worker = Worker::new(&context).map_err(failed)?;
+        let health = Arc::new(Health::default());
+        let inner = Inner {
+            tag: unique(),
+            launches: Launches {
+                threads: options.threads,
+                gather_blocks: options.gather_blocks,
+                programmatic: options.programmatic,
+                bulk: options.bulk,
+            },
+            chunk: options.registration_chunk,
+            grain,
+            calls: Calls::new(&health),
+            health,
+            graphs: Mutex::new(Graphs::default()),
+            pools: Mutex::new(Vec::new()),
+            memory: Mutex::new(Memory::default()),
+            events: Mutex::new(Vec::new()),
+            streams: Mutex::new(Vec::new()),
+            module,
+            worker,
+            context,
+        };
+        Ok(Arc::new(CudaDevice { inner: Arc::new(inner) }))
+    }
+
+    /// Makes an engine's stream known, by the value of its `CUstream`. It is not synchronised and not destroyed.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for a stream of another context; [`Kind::DeviceFailed`].
+    ///
+    /// # Safety
+    /// It is a stream of this process, and stays one until this device has been dropped.
+    pub unsafe fn borrow_stream(&self, raw: u64) -> Result<Stream> {
+        let mut streams = self.inner.streams.lock();
+        if !streams.iter().any(|stream| stream.raw == raw) {
+            streams.push(KnownStream::borrowed(&self.inner.context, raw)?);
+        }
+        Ok(Stream(raw))
+    }
+
+    /// A descriptor of physical memory, for [`CudaDevice::import_backing`] on another device or in another process.
+    /// It keeps the memory: close it once it has been imported.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a backing of another device; [`Kind::DeviceFailed`].
+    pub fn export(&self, backing: Backing) -> Result<OwnedFd> {
+        let memory = self.inner.memory.lock();
+        let physical = memory.backings.get(backing.0 as usize);
+        physical.ok_or_else(|| bad("backing", backing.0))?.export()
+    }
+
+    /// The physical memory behind a descriptor, of which there are `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for bytes that are no multiple of [`Device::granularity`]; [`Kind::DeviceFailed`] for
+    /// what is no such descriptor.
+    pub fn import_backing(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Backing> {
+        let inner = &*self.inner;
+        let physical = Physical::import(&inner.context, descriptor, bytes, inner.grain)?;
+        let mut memory = inner.memory.lock();
+        memory.backings.push(physical);
+        Ok(Backing(memory.backings.len() as u32 - 1))
+    }
+
+    /// Reads bytes as the device sees them, as they are now, and waits for the copy. For tests and tools.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a slice of another device or of another length; [`Kind::DeviceFailed`].
+    pub fn read(&self, slice: Slice, bytes: &mut [u8]) -> Result<()> {
+        self.check_bytes(&slice, bytes.len())?;
+        let (from, to) = (slice.address(), bytes.as_mut_ptr() as Handle);
+        self.transfer("read device memory", from, to, slice.bytes())
+    }
+
+    /// Writes bytes as the device sees them, now, and waits for the copy. For tests and tools.
+    ///
+    /// # Errors
+    /// As [`CudaDevice::read`].
+    pub fn write(&self, slice: Slice, bytes: &[u8]) -> Result<()> {
+        self.check_bytes(&slice, bytes.len())?;
+        let (from, to) = (bytes.as_ptr() as Handle, slice.address());
+        self.transfer("write device memory", from, to, slice.bytes())
+    }
+
+    fn check_bytes(&self, slice: &Slice, bytes: usize) -> Result<()> {
+        check_device(slice, self.inner.tag)?;
+        if slice.bytes() == bytes as u64 { Ok(()) } else { Err(bad("slice length", slice.bytes())) }
+    }
+
+    /// Copies between the caller's memory and the device's, chunk by chunk, and waits.
+    fn transfer(&self, operation: &'static str, from: Handle, to: Handle, bytes: u64) -> Result<()> {
+        let memory = self.inner.memory.lock();
+        memory::pieces(&memory.registered, from, to, bytes, |at, count, _| {
+            let copied = self.inner.worker.run(|c, stream| c.copy(to + at, from + at, count, stream));
+            copied.map_err(|refusal| self.inner.refused(operation, refusal))
+        })
+    }
+
+    /// Writes the digest of a lane, as [`Device::digest`] answers it, to `to` (8 bytes) in the stream's order. For
+    /// ranks that compare themselves without waiting.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`]; as any enqueueing.
+    pub fn digest_into(&self, pools: Pools, stream: Stream, lane: Lane, to: Slice) -> Result<()> {
+        let pools = self.inner.pool(pools)?;
+        pools.extents.lane(lane)?;
+        pools.extents.words(&to, 2)?;
+        if !to.address().is_multiple_of(8) {
+            return Err(bad("address of a digest", to.address()));
+        }
+        self.inner.enqueue_pool("digest", stream, |e| pools.digest(e, lane, to.address()))
+    }
+
+    /// The words of a layer's tables, as they are now; waits for the copies. For tests and comparisons.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`], [`Kind::DeviceFailed`].
+    pub fn tables(&self, pools: Pools, layer: Layer) -> Result<TableCopy> {
+        self.inner.pool(pools)?.tables(&self.inner.worker, layer.index())
+    }
+}
+
+fn check_options(options: &CudaOptions) -> Result<()> {
+    let wrong = |place, value: u64, hint| {
+        Err(Error::new(Kind::InvalidConfig, NAME).at(place).with("value", value).hint(hint))
+    };
+    let threads = options.threads;
+    if threads == 0 || threads > THREADS_MAX || !threads.is_multiple_of(u32::BITS) {
+        return wrong("threads", threads.into(), "pass a multiple of 32 up to 512");
+    }
+    if options.gather_blocks == 0 {
+        return wrong("gather_blocks", 0, "pass at least 1");
+    }
+    if options.registration_chunk == 0 {
+        return wrong("registration_chunk", 0, "pass at least a page");
+    }
+    Ok(())
+}
+
+impl Inner {
+    /// A known stream's handle.
+    fn known(&self, stream: Stream) -> Result<Handle> {
+        let streams = self.streams.lock();
+        let known = streams.iter().any(|known| known.raw == stream.0);
+        if known { Ok(stream.0) } else { Err(bad("stream", stream.0)) }
+    }
+
+    /// A known event's handle.
+    fn event(&self, event: Event) -> Result<Handle> {
+        let events = self.events.lock();
+        let found = usize::try_from(event.0).ok().and_then(|index| events.get(index));
+        found.map(|event| event.raw).ok_or_else(|| bad("event", event.0))
+    }
+
+    fn pool(&self, pools: Pools) -> Result<Arc<CudaPools>> {
+        let all = self.pools.lock();
+        all.get(pools.0 as usize).map(Arc::clone).ok_or_else(|| bad("pools", pools.0))
+    }
+
+    /// The device has failed: says so.
+    fn check(&self) -> Result<()> {
+        match self.health.failed() {
+            None => Ok(()),
+            Some(cause) => {
+                Err(Error::new(Kind::DeviceFailed, NAME).at(cause.describe()).with("kind", cause as u32))
+            }
+        }
+    }
+
+    /// The context is lost: nothing that was enqueued will be heard of again.
+    fn lose(&self) {
+        self.health.fail(Kind::DeviceFailed);
+        self.calls.fail(Kind::DeviceFailed);
+    }
+
+    /// What the driver refused, as an error.
+    fn refused(&self, operation: &'static str, refusal: Refusal) -> Error {
+        if code::is_sticky(refusal.code) {
+            self.lose();
+        }
+        refusal.error(operation)
+    }
+
+    /// Enqueues on a known stream; on a device that has failed there is nothing to do.
+    fn enqueue(
+        &self,
+        operation: &'static str,
+        stream: Stream,
+        work: impl FnOnce(&Current<'_>, Handle) -> Driven,
+    ) -> Result<()> {
+        let raw = self.known(stream)?;
+        if self.health.failed().is_some() {
+            return Ok(());
+        }
+        let enqueued = self.context.enter().and_then(|current| work(&current, raw));
+        enqueued.map_err(|refusal| self.refused(operation, refusal))
+    }
+
+    /// Enqueues work of pools, which has been checked.
+    fn enqueue_pool(
+        &self,
+        operation: &'static str,
+        stream: Stream,
+        work: impl FnOnce(&Enqueueing<'_>) -> Driven,
+    ) -> Result<()> {
+        self.enqueue(operation, stream, |current, stream| {
+            work(&Enqueueing { current, module: &self.module, stream })
+        })
+    }
+
+    /// What a stream's capture is, when something is to run on the host in the stream's order.
+    fn capture_of(&self, operation: &'static str, stream: Handle) -> Result<Option<u64>> {
+        let state = self.context.enter().and_then(|current| capturing(&current, stream));
+        match state.map_err(|refusal| self.refused(operation, refusal))? {
+            Capturing::No => Ok(None),
+            Capturing::Active(id) => Ok(Some(id)),
+            Capturing::Broken => Err(Error::new(Kind::InvalidConfig, operation)
+                .at("the stream's capture is broken")
+                .hint("end the capture and begin it anew")),
+        }
+    }
+
+    /// Enqueues a function of the host's; where that is refused its work is given back.
+    fn host_function(&self, operation: &'static str, stream: Stream, work: Enqueued) -> Result<()> {
+        let enqueued = self.enqueue(operation, stream, |current, stream| {
+            current.host_function(stream, work.function, work.data)
+        });
+        if enqueued.is_err() {
+            self.calls.clear(work.number);
+        }
+        enqueued
+    }
+
+    /// What the driver says of an event.
+    fn synchronized(&self, answer: Driven) -> Result<bool> {
+        match answer {
+            Ok(()) => self.check().map(|()| true),
+            Err(refusal) if refusal.code == code::NOT_READY => Ok(false),
+            Err(refusal) if code::CAPTURE.contains(&refusal.code) => Err(refusal.error("query")),
+            // An event answers with what failed before it, whatever that was.
+            Err(refusal) => {
+                self.lose();
+                Err(Error::new(Kind::DeviceFailed, "query").at(refusal.error("query").place().to_owned()))
+            }
+        }
+    }
+
+    /// Waits until nothing that was enqueued here runs any more; answers whether that is sure.
+    fn drain(&self) -> bool {
+        let Ok(current) = self.context.relaxed() else { return false };
+        let streams = self.streams.lock();
+        // Each is waited for, even behind one that cannot be.
+        let refused = streams.iter().filter(|stream| current.stream_synchronize(stream.raw).is_err());
+        refused.count() == 0
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let drained = self.drain();
+        self.calls.fail(Kind::Cancelled);
+        self.calls.close(drained);
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // Work that was the last to hold the device ends on a thread of the driver's, which may not call the driver.
+        if self.inner.calls.is_running_here() {
+            let inner = Arc::clone(&self.inner);
+            let closing = thread::Builder::new().name("forebay-close".to_owned()).spawn(move || {
+                while Arc::strong_count(&inner) > 1 {
+                    thread::yield_now();
+                }
+            });
+            if closing.is_err() {
+                // Without a thread to close it on, the device stays as it is.
+                std::mem::forget(Arc::clone(&self.inner));
+            }
+        }
+    }
+}

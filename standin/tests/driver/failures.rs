@@ -207,3 +207,24 @@ fn names_of_errors_and_entries_are_the_drivers() {
     assert_eq!(code!(gpu, get_proc_address(c"cuNothing".as_ptr(), &mut address, 12080, 0, &mut status)), 500);
     assert!(address.is_null() && status == 1);
 }
+
+#[test]
+fn cubins_load_on_the_devices_that_they_were_made_for_and_have_their_kernels() {
+    let built = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/device/cuda/kernels/built");
+    for (name, made_for) in [("sm80", (8, 0)), ("sm90", (9, 0)), ("sm100", (10, 0)), ("sm120", (12, 0))] {
+        let image = std::fs::read(built.join(format!("forebay_{name}.cubin"))).unwrap();
+        for capability in [(8, 0), (8, 6), (9, 0), (10, 0), (10, 3), (12, 0)] {
+            let Some(standin) = standin(Options { capability, ..Options::default() }) else { return };
+            let gpu = Gpu::new(&standin);
+            let mut module = 0;
+            let loaded = code!(gpu, module_load_data(&mut module, image.as_ptr().cast()));
+            assert_eq!(loaded, if capability.0 == made_for.0 { 0 } else { 209 }, "{name} on {capability:?}");
+            if loaded != 0 {
+                continue;
+            }
+            let find = |name: &CStr| code!(gpu, module_get_function(&mut 0, module, name.as_ptr()));
+            assert_eq!((find(c"forebay_commit"), find(c"forebay_gather"), find(c"forebay_copy")), (0, 0, 0));
+            assert_eq!((find(c"forebay"), find(c"standin_add")), (500, 500), "not in the image");
+        }
+    }
+}

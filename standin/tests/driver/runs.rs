@@ -308,3 +308,38 @@ fn time_passes_with_operations_between_timed_events() {
     gpu.record(untimed, stream);
     assert_eq!(code!(gpu, event_elapsed_time(&mut milliseconds, start, untimed)), 400);
 }
+
+// SAFETY: declared as the driver calls it, with the data that the test passes.
+unsafe extern "C" fn count(data: *mut c_void) {
+    // SAFETY: the test passes a counter that outlives the streams' work.
+    unsafe { &*data.cast::<AtomicU32>() }.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn threads_share_a_driver_and_none_waits_for_ever() {
+    for seed in [None, Some(1), Some(2)] {
+        let Some(standin) = standin(Options { seed, ..Options::default() }) else { return };
+        let gpu = Gpu::new(&standin);
+        let calls = AtomicU32::new(0);
+        let (shared, first) = (gpu.event(), gpu.stream());
+        gpu.record(shared, first);
+        let work = || {
+            assert_eq!(code!(gpu, ctx_set_current(gpu.context)), 0);
+            let (stream, memory) = (gpu.stream(), gpu.memory(4096));
+            for turn in 0..50 {
+                gpu.fill(memory, turn, 1024, stream);
+                gpu.wait(stream, shared);
+                let data = (&raw const calls).cast_mut().cast::<c_void>();
+                assert_eq!(code!(gpu, launch_host_func(stream, count, data)), 0);
+                gpu.record(shared, stream);
+                if turn % 5 == 0 {
+                    assert_eq!(code!(gpu, stream_synchronize(stream)), 0);
+                    assert_eq!(gpu.word(memory), turn);
+                }
+            }
+            assert_eq!(code!(gpu, mem_free(memory)), 0);
+        };
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(work))));
+        assert_eq!(calls.into_inner(), 200);
+    }
+}

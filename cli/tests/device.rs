@@ -1,0 +1,105 @@
+//! `--device`: which device replays, what is said where there is none, and that every device counts the same.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "support/command.rs"]
+mod command;
+
+use std::path::Path;
+
+use command::{refuses, succeeds};
+use forebay_standin::{Options, Standin};
+
+fn demo() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst").to_str().unwrap().to_owned()
+}
+
+/// The error of a replay of the demo trace with `more`.
+fn refusal(more: &[&str]) -> String {
+    refuses(&[&["replay", &demo(), "--ratio", "0.1"], more].concat())
+}
+
+#[test]
+fn without_a_driver_the_error_says_what_is_missing_and_what_to_do() {
+    let error = refusal(&["--device", "cuda:0", "--driver", "no-such-folder/libcuda.so.1"]);
+    for part in ["CUDA driver", "no-such-folder/libcuda.so.1", "No such file", "525", "host device"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    // A library that is no driver.
+    let error = refusal(&["--device", "cuda:0", "--driver", "libc.so.6"]);
+    assert!(error.contains("CUDA driver") && error.contains("cuDriverGetVersion"), "{error}");
+    // The system's own, where there is one, would replay.
+    let output =
+        command::forebay(&["replay", &demo(), "--ratio", "0.1", "--device", "cuda:0"]).output().unwrap();
+    if !output.status.success() {
+        let error = command::refused(output, &["--device", "cuda:0"]);
+        assert!(error.contains("CUDA driver"), "{error}");
+    }
+}
+
+#[test]
+fn a_device_is_named_as_it_is_counted() {
+    for name in ["cuda", "cuda:", "cuda:-1", "cuda:one", "cuda:4294967296", "CUDA:0", "gpu", ""] {
+        let error = refusal(&["--device", name]);
+        assert!(error.contains("--device") && error.contains("cuda:0"), "{name}: {error}");
+    }
+    assert!(refusal(&["--driver", "libc.so.6"]).contains("--device cuda:N"));
+}
+
+#[test]
+fn the_host_is_the_device_where_none_is_named() {
+    let replay =
+        |more: &[&str]| succeeds(&[&["replay", &demo(), "--ratio", "0.1", "--json", "-"], more].concat());
+    assert_eq!(replay(&["--device", "host"]), replay(&[]));
+}
+
+#[test]
+fn what_the_host_counts_is_refused_for_another_device() {
+    for more in [
+        &["--policy", "fifo"][..],
+        &["--policy", "lru,belady"],
+        &["--curve"],
+        &["--prefetch", "inter-layer"],
+        &["--html", "no-such-folder/report.html"],
+    ] {
+        let error = refusal(&[more, &["--device", "cuda:0"]].concat());
+        assert!(error.contains(more[0]) && error.contains("--device"), "{error}");
+    }
+}
+
+/// A driver's library for the command to load; nothing without a C++ compiler. The skip is printed and noted.
+fn driver(test: &str) -> Option<Standin> {
+    let standin = Standin::new(Options::default());
+    if standin.is_none() {
+        let line = format!("SKIP: {test}: no g++ for a driver that stands in\n");
+        eprint!("{line}");
+        if let Some(list) = std::env::var_os("FOREBAY_SKIPS") {
+            let list = std::fs::OpenOptions::new().create(true).append(true).open(list);
+            std::io::Write::write_all(&mut list.expect("the list of skips"), line.as_bytes()).unwrap();
+        }
+    }
+    standin
+}
+
+#[test]
+fn a_gpu_counts_what_the_host_counts() {
+    let Some(driver) = driver("a_gpu_counts_what_the_host_counts") else { return };
+    let trace = demo();
+    for more in [
+        &["--ratio", "0.05,0.2", "--mtp", "16"][..],
+        &["--slots", "700", "--mtp", "64", "--warmup", "0"],
+        &["--ratio", "0.1", "--mtp", "32", "--split", "by-layer"],
+    ] {
+        let all = [&["replay", &trace, "--json", "-"], more].concat();
+        let on_gpu = [&all[..], &["--device", "cuda:0", "--driver", driver.library()]].concat();
+        assert_eq!(succeeds(&on_gpu), succeeds(&all), "{more:?}");
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_counted() {
+    let Some(driver) = driver("a_gpu_that_is_not_there_is_counted") else { return };
+    let error = refusal(&["--device", "cuda:7", "--driver", driver.library()]);
+    for part in ["no such device", "device 7", "devices 1"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}

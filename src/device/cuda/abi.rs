@@ -1,0 +1,287 @@
+//! What host and kernels exchange: `kernels/abi.h`, word for word.
+//!
+//! Sizes are checked here when this is compiled, and there when the kernels are; a test reads the header and
+//! compares each field's name, place and size.
+
+use crate::residency::{Fetch, LaneHead};
+
+/// An address as the device sees it.
+pub(super) type Address = u64;
+
+/// Beyond a lane's pages in its page table.
+pub(super) const NO_PAGE: u32 = u32::MAX;
+/// Where a staged page table begins, in words.
+pub(super) const STAGED_PAGES: usize = 2;
+/// The stamp of a slot that no lane has.
+pub(super) const UNUSED_STAMP: u32 = 0x7FFF_FFFF;
+
+/// Declares structs as C lays them out, each of so many bytes, and what a test needs to compare them.
+macro_rules! words {
+    ($($(#[$doc:meta])* $name:ident: $bytes:literal { $($field:ident: $type:ty),* $(,)? })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            #[repr(C)]
+            pub(super) struct $name { $(pub(super) $field: $type),* }
+
+            const _: () = assert!(size_of::<$name>() == $bytes);
+            // SAFETY: every field is an integer or an array of some, and they fill the struct: `$bytes` is the
+            // sum of their sizes, which the test of the fields' places shows.
+            unsafe impl Plain for $name {}
+        )*
+
+        /// Of each struct the fields, with their offsets and sizes in bytes.
+        #[cfg(test)]
+        fn layouts() -> Vec<(&'static str, Vec<(&'static str, usize, usize)>)> {
+            vec![$((stringify!($name), vec![$(
+                (stringify!($field), std::mem::offset_of!($name, $field), size_of::<$type>())
+            ),*])),*]
+        }
+    };
+}
+
+/// Values that may be copied to a device byte by byte: no padding, no pointers of the host's.
+///
+/// # Safety
+/// No byte of the type is padding.
+pub(super) unsafe trait Plain: Copy {}
+
+words! {
+    /// One layer's tables and memory.
+    Layer: 96 {
+        heads: Address,
+        slot_of: Address,
+        position_of: Address,
+        stamp_of: Address,
+        blocks: Address,
+        slab: Address,
+        rows: Address,
+        lanes: u32,
+        tokens: u32,
+        query_rows: u32,
+        scratch: u32,
+        passes: u32,
+        scratch_base: u32,
+        landing_base: u32,
+        budget_base: u32,
+        budget_blocks: u32,
+        lane_blocks: u32,
+    }
+
+    /// What the last resolve of a batch row missed.
+    List: 40 {
+        step: u64,
+        count: u32,
+        scratch: u32,
+        share: u32,
+        passed: u32,
+        lane: u32,
+        layer: u32,
+        first: u32,
+        rows: u32,
+    }
+
+    /// What the operations of a micro-batch share.
+    Micro: 64 {
+        block: Address,
+        counts: Address,
+        lengths: Address,
+        sticky: Address,
+        failed: Address,
+        lists: Address,
+        fetches: Address,
+        work: Address,
+    }
+
+    /// One cache on the device.
+    Pools: 128 {
+        layers: Address,
+        pages: Address,
+        trust: Address,
+        micro: Address,
+        warm_fetches: Address,
+        warm_work: Address,
+        host_page_bytes: u64,
+        layer_count: u32,
+        lanes: u32,
+        lane_pages: u32,
+        micro_batches: u32,
+        batch: u32,
+        query_rows: u32,
+        top_k: u32,
+        selected: u32,
+        work_words: u32,
+        missed_words: u32,
+        set_words: u32,
+        page_tokens: u32,
+        host_stride: u32,
+        runs: [u32; 2],
+        block_bytes: u32,
+        host_pages: u32,
+        residency_only: u32,
+    }
+
+    /// Of `forebay_load`.
+    LoadArgs: 24 { pools: Address, block: Address, micro: u32, unused: u32 }
+
+    /// Of `forebay_commit`.
+    CommitArgs: 24 { pools: Address, accepted: Address, micro: u32, unused: u32 }
+
+    /// Of `forebay_resolve`.
+    ResolveArgs: 72 {
+        pools: Address,
+        selection: Address,
+        slots: Address,
+        lists: Address,
+        counts: Address,
+        micro: u32,
+        layer: u32,
+        first: u32,
+        count: u32,
+        row_first: u32,
+        row_count: u32,
+        lists_batch: u32,
+        shared: u32,
+    }
+
+    /// Of `forebay_gather`.
+    GatherArgs: 40 {
+        pools: Address,
+        micro: u32,
+        layer: u32,
+        first: u32,
+        count: u32,
+        row_first: u32,
+        row_count: u32,
+        pass: u32,
+        unused: u32,
+    }
+
+    /// Of `forebay_scatter`.
+    ScatterArgs: 32 {
+        pools: Address,
+        micro: u32,
+        layer: u32,
+        first: u32,
+        count: u32,
+        row_first: u32,
+        row_count: u32,
+    }
+
+    /// Of `forebay_report`.
+    ReportArgs: 24 { pools: Address, slot: Address, micro: u32, unused: u32 }
+
+    /// Of `forebay_join`.
+    JoinArgs: 24 { pools: Address, staged: Address, lane: u32, staged_blocks: u32 }
+
+    /// Of `forebay_truncate`.
+    TruncateArgs: 32 { pools: Address, staged: Address, lane: u32, settle: u32, length: u32, unused: u32 }
+
+    /// Of `forebay_leave`.
+    LeaveArgs: 16 { pools: Address, lane: u32, unused: u32 }
+
+    /// Of `forebay_warm`.
+    WarmArgs: 32 { pools: Address, selections: Address, lane: u32, whole: u32, steps: u32, shared: u32 }
+
+    /// Of `forebay_raise`.
+    RaiseArgs: 32 { pools: Address, first: u64, count: u64, lane: u32, unused: u32 }
+
+    /// Of `forebay_digest`.
+    DigestArgs: 24 { pools: Address, out: Address, lane: u32, unused: u32 }
+
+    /// Of `forebay_copy`.
+    CopyArgs: 24 { from: Address, to: Address, bytes: u64 }
+}
+
+const _: () = assert!(size_of::<LaneHead>() == 28 && size_of::<Fetch>() == 8);
+// SAFETY: seven `u32` words in C's layout.
+unsafe impl Plain for LaneHead {}
+// SAFETY: integers have no padding.
+unsafe impl Plain for u32 {}
+// SAFETY: as above.
+unsafe impl Plain for u64 {}
+
+/// The bytes of plain values.
+pub(super) fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
+    // SAFETY: the values are initialised memory without padding, borrowed for as long as the bytes are.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str = include_str!("kernels/abi.h");
+
+    /// The fields of `struct name` in the header, with offsets and sizes as C lays out words of 4 and 8 bytes.
+    fn in_header(name: &str) -> Vec<(String, usize, usize)> {
+        let text: String = HEADER.lines().map(|line| line.split("//").next().unwrap_or("")).collect();
+        let start = text.find(&format!("struct {name} {{")).unwrap_or_else(|| panic!("{name}"));
+        let body = &text[start..][text[start..].find('{').unwrap() + 1..];
+        let mut fields = Vec::new();
+        let mut offset: usize = 0;
+        for line in body[..body.find('}').unwrap()].split(';').map(str::trim).filter(|l| !l.is_empty()) {
+            let (kind, names) = line.split_once(' ').unwrap();
+            let word: usize = match kind {
+                "u64" => 8,
+                "u32" => 4,
+                other => panic!("{other}"),
+            };
+            for field in names.split(',').map(str::trim) {
+                let (field, count) = match field.split_once('[') {
+                    Some((field, count)) => (field, count.trim_end_matches(']').parse().unwrap()),
+                    None => (field, 1),
+                };
+                offset = offset.next_multiple_of(word);
+                fields.push((field.to_owned(), offset, word * count));
+                offset += word * count;
+            }
+        }
+        fields
+    }
+
+    #[test]
+    fn structs_are_the_headers() {
+        for (name, fields) in layouts() {
+            let fields: Vec<_> = fields.into_iter().map(|(f, at, size)| (f.to_owned(), at, size)).collect();
+            assert_eq!(fields, in_header(name), "{name}");
+        }
+        let head = ["length", "landed", "budget", "blocks", "stamp", "front", "heir"];
+        let names: Vec<_> = in_header("LaneHead").into_iter().map(|(name, ..)| name).collect();
+        assert_eq!(names, head);
+        assert_eq!(in_header("Fetch"), [("position".to_owned(), 0, 4), ("slot".to_owned(), 4, 4)]);
+    }
+
+    #[test]
+    fn no_struct_of_the_header_is_without_a_mirror_and_none_has_padding() {
+        let known: Vec<_> = layouts().into_iter().map(|(name, _)| name).collect();
+        for line in HEADER.lines().filter_map(|l| l.strip_prefix("struct ")) {
+            let name = line.split(' ').next().unwrap();
+            assert!(known.contains(&name) || ["LaneHead", "Fetch"].contains(&name), "{name}");
+        }
+        for (name, fields) in layouts() {
+            let mut end = 0;
+            for (field, at, size) in fields {
+                assert_eq!(at, end, "{name}::{field}");
+                end = at + size;
+            }
+        }
+    }
+
+    #[test]
+    fn constants_are_the_headers() {
+        for text in [
+            "NO_PAGE = 0xFFFFFFFFu".to_owned(),
+            "NOTHING_WRONG = ~0ull".to_owned(),
+            format!("STAGED_PAGES = {STAGED_PAGES};"),
+            format!("UNUSED_STAMP = 0x{UNUSED_STAMP:X}u"),
+            format!("SLOT_BLOCK = {};", crate::geometry::SLOT_BLOCK),
+            "ABSENT = 0;".to_owned(),
+            "EMPTY = 0xFFFFFFFFu".to_owned(),
+        ] {
+            assert!(HEADER.contains(&text), "{text}");
+        }
+        assert_eq!((crate::residency::ABSENT, crate::residency::EMPTY), (0, u32::MAX));
+        assert_eq!(crate::device::block::NOTHING_WRONG, u64::MAX);
+    }
+}

@@ -1,0 +1,279 @@
+//! The CUDA device's side of [`Device`]: each call checks, enters the context, and hands over to the room that
+//! knows how.
+
+use super::*;
+
+impl Device for CudaDevice {
+    fn allocate(&self, bytes: u64) -> Result<Slice> {
+        let inner = &*self.inner;
+        let taken = Allocation::new(&inner.context, &inner.worker, bytes)?;
+        let slice = slice_of(inner.tag, taken.address, bytes);
+        inner.memory.lock().allocations.push(taken);
+        Ok(slice)
+    }
+
+    fn register(&self, map: &Arc<Map>) -> Result<Slice> {
+        let inner = &*self.inner;
+        let taken = Registration::new(&inner.context, map, inner.chunk)?;
+        let slice = slice_of(inner.tag, taken.start(), taken.bytes());
+        inner.memory.lock().registered.push(taken);
+        Ok(slice)
+    }
+
+    // SAFETY: the caller vouches for the bytes, as the trait demands; nothing is read or written here.
+    unsafe fn import(&self, address: u64, bytes: u64) -> Slice {
+        slice_of(self.inner.tag, address, bytes)
+    }
+
+    fn owns(&self, slice: &Slice) -> bool {
+        check_device(slice, self.inner.tag).is_ok()
+    }
+
+    fn granularity(&self) -> u64 {
+        self.inner.grain
+    }
+
+    fn backing(&self, bytes: u64) -> Result<Backing> {
+        let inner = &*self.inner;
+        let physical = Physical::new(&inner.context, &inner.worker, bytes, inner.grain)?;
+        let mut memory = inner.memory.lock();
+        memory.backings.push(physical);
+        Ok(Backing(memory.backings.len() as u32 - 1))
+    }
+
+    fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
+        let inner = &*self.inner;
+        let mut memory = inner.memory.lock();
+        let range = Range::new(&inner.context, &memory.backings, pieces, inner.grain)?;
+        let slice = slice_of(inner.tag, range.address, range.bytes);
+        memory.ranges.push(range);
+        Ok(slice)
+    }
+
+    fn stream(&self) -> Result<Stream> {
+        let inner = &*self.inner;
+        let own = KnownStream::own(&inner.context).map_err(|refusal| inner.refused("new stream", refusal))?;
+        let stream = Stream(own.raw);
+        inner.streams.lock().push(own);
+        Ok(stream)
+    }
+
+    fn event(&self) -> Result<Event> {
+        let inner = &*self.inner;
+        let own = OwnEvent::new(&inner.context).map_err(|refusal| inner.refused("new event", refusal))?;
+        let mut events = inner.events.lock();
+        events.push(own);
+        Ok(Event(events.len() as u64 - 1))
+    }
+
+    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        let event = self.inner.event(event)?;
+        self.inner.enqueue("record", stream, |current, stream| current.event_record(event, stream))
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        let event = self.inner.event(event)?;
+        self.inner.enqueue("wait", stream, |current, stream| current.stream_wait(stream, event, 0))
+    }
+
+    fn query(&self, event: Event) -> Result<bool> {
+        let event = self.inner.event(event)?;
+        let answer = self.inner.context.relaxed().and_then(|current| current.event_query(event));
+        self.inner.synchronized(answer)
+    }
+
+    fn synchronize(&self, event: Event) -> Result<()> {
+        let event = self.inner.event(event)?;
+        let answer = self.inner.context.relaxed().and_then(|current| current.event_synchronize(event));
+        self.inner.synchronized(answer).map(|_| ())
+    }
+
+    fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()> {
+        let inner = &*self.inner;
+        check_device(&from, inner.tag)?;
+        check_device(&to, inner.tag)?;
+        if from.bytes() != to.bytes() {
+            return Err(bad("copy of another length", to.bytes()));
+        }
+        let (source, target) = (from.address(), to.address());
+        let whole =
+            |at: u64, bytes: u64| [source + at, target + at, bytes].iter().all(|n| n.is_multiple_of(4));
+        let memory = inner.memory.lock();
+        let each = |visit: &mut dyn FnMut(u64, u64, bool) -> Result<()>| {
+            memory::pieces(&memory.registered, source, target, from.bytes(), visit)
+        };
+        // All of it is checked before any of it is enqueued.
+        each(&mut |at, bytes, host| match host && !whole(at, bytes) {
+            true => Err(bad("copy of host memory that is no words of 4 bytes", bytes)),
+            false => Ok(()),
+        })?;
+        each(&mut |at, bytes, host| {
+            inner.enqueue("copy", stream, |current, stream| match host {
+                true => {
+                    let args = abi::CopyArgs { from: source + at, to: target + at, bytes };
+                    inner.launches.copy(current, &inner.module, stream, &args)
+                }
+                false => current.copy(target + at, source + at, bytes, stream),
+            })
+        })
+    }
+
+    fn call(&self, stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()> {
+        let inner = &*self.inner;
+        let raw = inner.known(stream)?;
+        if inner.health.failed().is_some() {
+            return Ok(());
+        }
+        let enqueued = match inner.capture_of("call", raw)? {
+            None => inner.calls.once(work),
+            Some(id) => {
+                let mut graphs = inner.graphs.lock();
+                graphs.check_capture(id)?;
+                let enqueued = inner.calls.captured(work);
+                graphs.hold(id, enqueued.number);
+                enqueued
+            }
+        };
+        inner.host_function("call", stream, enqueued)
+    }
+
+    fn complete(&self, stream: Stream, completer: Completer) -> Result<()> {
+        let inner = &*self.inner;
+        let raw = inner.known(stream)?;
+        if let Some(kind) = inner.health.failed() {
+            completer.fail(kind);
+            return Ok(());
+        }
+        if inner.capture_of("complete", raw)?.is_some() {
+            return Err(Error::new(Kind::InvalidConfig, "complete")
+                .at("the stream is being captured")
+                .hint("a ticket ends once and a graph runs often: complete behind its launch"));
+        }
+        inner.host_function("complete", stream, inner.calls.complete(completer))
+    }
+
+    fn attach(&self, plan: Plan) -> Result<Pools> {
+        let inner = &*self.inner;
+        let pools = CudaPools::new(plan, inner.tag, &inner.context, &inner.worker, inner.launches)?;
+        let mut all = inner.pools.lock();
+        all.push(Arc::new(pools));
+        Ok(Pools(all.len() as u32 - 1))
+    }
+
+    fn join(&self, pools: Pools, stream: Stream, join: Join<'_>) -> Result<()> {
+        // What is refused leaves what was staged before as it is.
+        self.inner.known(stream)?;
+        let pools = self.inner.pool(pools)?;
+        pools.stage_join(&join)?;
+        self.inner.enqueue_pool("join", stream, |e| pools.join(e, join.lane))
+    }
+
+    fn truncate(&self, pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()> {
+        self.inner.known(stream)?;
+        let pools = self.inner.pool(pools)?;
+        pools.stage_cut(&cut)?;
+        self.inner.enqueue_pool("truncate", stream, |e| pools.truncate(e, &cut))
+    }
+
+    fn leave(&self, pools: Pools, stream: Stream, lane: Lane) -> Result<()> {
+        let pools = self.inner.pool(pools)?;
+        pools.extents.lane(lane)?;
+        self.inner.enqueue_pool("leave", stream, |e| pools.leave(e, lane))
+    }
+
+    fn warm(&self, pools: Pools, stream: Stream, warm: Warm) -> Result<()> {
+        let pools = self.inner.pool(pools)?;
+        pools.extents.lane(warm.lane)?;
+        if let Some(selections) = &warm.selections {
+            pools.extents.warm(selections, warm.steps)?;
+        }
+        self.inner.enqueue_pool("warm", stream, |e| pools.warm(e, &warm))
+    }
+
+    fn raise(&self, pools: Pools, stream: Stream, raise: Raise) -> Result<()> {
+        let pools = self.inner.pool(pools)?;
+        pools.extents.lane(raise.lane)?;
+        self.inner.enqueue_pool("raise", stream, |e| pools.raise(e, &raise))
+    }
+
+    fn begin(&self, pools: Pools, stream: Stream, begin: Begin) -> Result<()> {
+        let pools = self.inner.pool(pools)?;
+        pools.extents.micro_batch(begin.micro_batch)?;
+        pools.extents.step_block(&begin.block)?;
+        if let Some(accepted) = &begin.accepted {
+            pools.extents.words(accepted, pools.extents.batch.into())?;
+        }
+        self.inner.enqueue_pool("begin", stream, |e| pools.begin(e, &begin))
+    }
+
+    fn resolve(
+        &self,
+        pools: Pools,
+        stream: Stream,
+        part: Part,
+        selection: Slice,
+        answer: Answer,
+    ) -> Result<()> {
+        let pools = self.inner.pool(pools)?;
+        pools.extents.resolve(&part, &selection, &answer)?;
+        self.inner.enqueue_pool("resolve", stream, |e| pools.resolve(e, &part, &selection, &answer))
+    }
+
+    fn gather(&self, pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()> {
+        let pools = self.inner.pool(pools)?;
+        pools.extents.gather(&part, pass)?;
+        pools.check_rows()?;
+        self.inner.enqueue_pool("gather", stream, |e| pools.gather(e, &part, pass))
+    }
+
+    fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()> {
+        let pools = self.inner.pool(pools)?;
+        pools.extents.part(&part)?;
+        pools.check_rows()?;
+        self.inner.enqueue_pool("scatter", stream, |e| pools.scatter(e, &part))
+    }
+
+    fn report(&self, pools: Pools, stream: Stream, micro: MicroBatch, slot: Slice) -> Result<()> {
+        let pools = self.inner.pool(pools)?;
+        pools.extents.micro_batch(micro)?;
+        pools.extents.report(&slot)?;
+        self.inner.enqueue_pool("report", stream, |e| pools.report(e, micro, &slot))
+    }
+
+    fn capture(&self, stream: Stream) -> Result<()> {
+        self.inner.known(stream)?;
+        self.inner.graphs.lock().begin(&self.inner.context, stream)
+    }
+
+    fn captured(&self, stream: Stream) -> Result<Graph> {
+        self.inner.known(stream)?;
+        self.inner.graphs.lock().end(&self.inner.context, &self.inner.calls, stream)
+    }
+
+    fn launch(&self, graph: Graph, stream: Stream) -> Result<()> {
+        let inner = &*self.inner;
+        let raw = inner.known(stream)?;
+        let mut graphs = inner.graphs.lock();
+        graphs.check(graph)?;
+        if inner.health.failed().is_some() {
+            return Ok(());
+        }
+        let launched = graphs.launch(&inner.context, graph, raw)?;
+        launched.map_err(|refusal| inner.refused("launch", refusal))
+    }
+
+    fn release(&self, graph: Graph) -> Result<()> {
+        self.inner.graphs.lock().release(&self.inner.context, &self.inner.calls, graph)
+    }
+
+    fn digest(&self, pools: Pools, lane: Lane) -> Result<u64> {
+        let pools = self.inner.pool(pools)?;
+        pools.extents.lane(lane)?;
+        let sum = pools.digest_now(&self.inner.worker, &self.inner.module, lane);
+        sum.map_err(|refusal| self.inner.refused("digest", refusal))
+    }
+
+    fn validate(&self, pools: Pools) -> Result<()> {
+        self.inner.pool(pools)?.validate(&self.inner.worker)
+    }
+}

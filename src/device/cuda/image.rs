@@ -1,0 +1,69 @@
+//! The compiled kernels that the library carries, and which of them a device runs.
+//!
+//! A cubin runs on devices of its major version whose minor version is not less; what is so for GPUs on a card
+//! does not hold for those on a board (8.7, 11.0), so the devices are named one by one. Every other device gets
+//! PTX for 8.0, which its driver compiles when the module is loaded; one older than 8.0 refuses it.
+//!
+//! `make kernels` makes the files, and `kernels/built/manifest.txt` says of what.
+
+/// Bytes at an address that a driver can read an image's words from.
+#[repr(C, align(16))]
+struct Aligned<T: ?Sized>(T);
+
+static SM_80: &Aligned<[u8]> = &Aligned(*include_bytes!("kernels/built/forebay_sm80.cubin"));
+static SM_90: &Aligned<[u8]> = &Aligned(*include_bytes!("kernels/built/forebay_sm90.cubin"));
+static SM_100: &Aligned<[u8]> = &Aligned(*include_bytes!("kernels/built/forebay_sm100.cubin"));
+static SM_120: &Aligned<[u8]> = &Aligned(*include_bytes!("kernels/built/forebay_sm120.cubin"));
+
+/// The driver reads PTX up to its zero.
+static PTX: &str = concat!(include_str!("kernels/built/forebay.ptx"), "\0");
+
+/// What `cuModuleLoadData` takes on a device of compute capability `capability` (major, minor).
+pub(super) fn image(capability: (u32, u32)) -> &'static [u8] {
+    match capability {
+        (8, 0 | 6 | 9) => &SM_80.0,
+        (9, 0) => &SM_90.0,
+        (10, 0 | 3) => &SM_100.0,
+        (12, 0 | 1) => &SM_120.0,
+        _ => PTX.as_bytes(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the image is compiled for: a cubin's is in its header's flags, the PTX's in its text.
+    fn target(capability: (u32, u32)) -> String {
+        let image = image(capability);
+        match image.strip_prefix(b"\x7FELF") {
+            Some(_) => {
+                assert_eq!(image.as_ptr() as usize % 16, 0, "unaligned");
+                // A 64-bit file for machine 190, CUDA. The architecture is in the flags: from the eighth version
+                // of the format on in their second byte, before in the first.
+                assert_eq!((image[4], image[18]), (2, 190));
+                format!("sm_{}", if image[8] < 8 { image[48] } else { image[49] })
+            }
+            None => {
+                let text = std::ffi::CStr::from_bytes_with_nul(image).unwrap().to_str().unwrap();
+                let target = text.lines().find_map(|line| line.strip_prefix(".target "));
+                format!("ptx for {}", target.unwrap())
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_gets_the_cubin_that_runs_on_it_or_ptx() {
+        for (capabilities, wanted) in [
+            (&[(8, 0), (8, 6), (8, 9)][..], "sm_80"),
+            (&[(9, 0)], "sm_90"),
+            (&[(10, 0), (10, 3)], "sm_100"),
+            (&[(12, 0), (12, 1)], "sm_120"),
+            (&[(7, 5), (8, 7), (9, 1), (10, 1), (11, 0), (13, 0), (0, 0)], "ptx for sm_80"),
+        ] {
+            for capability in capabilities {
+                assert_eq!(target(*capability), wanted, "{capability:?}");
+            }
+        }
+    }
+}

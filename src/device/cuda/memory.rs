@@ -1,0 +1,396 @@
+//! Memory of the device, and memory of the host that it reaches. Each type owns what it took and gives it back
+//! when it is dropped, so that a construction that fails half-way leaves nothing behind.
+//!
+//! **All calls here block the host**, some of them until the device is idle: they are for construction and the end,
+//! never for a step. They run with the thread's capture mode relaxed, so that an engine's thread may be capturing
+//! at the same time.
+//!
+//! **Memory is zero when it is handed out.** The zeros are written on a stream of the device's own and waited for:
+//! whoever uses the memory first, on whichever stream, finds them there, and nothing is written after him.
+//!
+//! **Registered host memory** is taken in chunks, because drivers refuse very large ones; a chunk ends on a page
+//! border. A copy may not reach over the end of a chunk, which the driver takes for one allocation: [`pieces`]
+//! divides it. Kernels may, as addresses go on.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use super::driver::{Access, Answer, Context, Current, Handle, Property, Refusal, flag};
+use super::{Mapped, bad};
+use crate::error::{Error, Kind, Result};
+use crate::os::Map;
+use crate::sync::{Arc, Mutex};
+
+/// A stream that only this device knows, for what the host waits for.
+#[derive(Debug)]
+pub(super) struct Worker {
+    context: Arc<Context>,
+    /// One at a time: what a caller waits for is its own.
+    stream: Mutex<Handle>,
+}
+
+impl Worker {
+    pub fn new(context: &Arc<Context>) -> Answer<Worker> {
+        let current = context.relaxed()?;
+        let mut stream = 0;
+        current.stream_create(&mut stream, flag::STREAM_NON_BLOCKING)?;
+        Ok(Worker { context: Arc::clone(context), stream: Mutex::new(stream) })
+    }
+
+    /// Enqueues on the worker's stream, and waits until it has been done.
+    pub fn run(&self, work: impl FnOnce(&Current<'_>, Handle) -> Answer) -> Answer {
+        let stream = self.stream.lock();
+        let current = self.context.relaxed()?;
+        let enqueued = work(&current, *stream);
+        // What was enqueued before a refusal still uses the caller's memory.
+        let ended = current.stream_synchronize(*stream);
+        enqueued.and(ended)
+    }
+
+    /// Copies words to the device.
+    pub fn upload(&self, to: Handle, bytes: &[u8]) -> Answer {
+        self.run(|current, stream| current.copy(to, bytes.as_ptr() as Handle, bytes.len() as u64, stream))
+    }
+
+    /// Copies words from the device.
+    pub fn download(&self, from: Handle, bytes: &mut [u8]) -> Answer {
+        let (to, count) = (bytes.as_mut_ptr() as Handle, bytes.len() as u64);
+        self.run(|current, stream| current.copy(to, from, count, stream))
+    }
+
+    fn zero(&self, address: Handle, bytes: u64) -> Answer {
+        self.run(|current, stream| current.fill_bytes(address, 0, bytes, stream))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let stream = *self.stream.lock();
+        self.context.give_back(|driver| driver.stream_destroy(stream));
+    }
+}
+
+/// Device memory, zero at first.
+#[derive(Debug)]
+pub(super) struct Allocation {
+    context: Arc<Context>,
+    pub address: Handle,
+}
+
+impl Allocation {
+    pub fn new(context: &Arc<Context>, worker: &Worker, bytes: u64) -> Result<Allocation> {
+        const OPERATION: &str = "allocate device memory";
+        let failed = |refusal: Refusal| refusal.error(OPERATION).with("wanted", bytes);
+        if bytes == 0 {
+            return Err(Error::new(Kind::InvalidConfig, OPERATION).at("bytes").with("bytes", 0_u32));
+        }
+        let mut address = 0;
+        context.relaxed().and_then(|current| current.allocate(&mut address, bytes)).map_err(failed)?;
+        let taken = Allocation { context: Arc::clone(context), address };
+        worker.zero(address, bytes).map_err(failed)?;
+        Ok(taken)
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        self.context.give_back(|driver| driver.free(self.address));
+    }
+}
+
+/// Host memory that the driver took and pinned, zero at first.
+#[derive(Debug)]
+pub(super) struct Pinned {
+    context: Arc<Context>,
+    /// As the host sees it; the device does at the same address.
+    address: Handle,
+    words: usize,
+}
+
+impl Pinned {
+    pub fn new(context: &Arc<Context>, words: usize) -> Result<Pinned> {
+        let bytes = 4 * words as u64;
+        let failed = |refusal: Refusal| refusal.error("allocate pinned memory").with("wanted", bytes);
+        let current = context.relaxed().map_err(failed)?;
+        let mut address = 0;
+        current.host_allocate(&mut address, bytes, flag::HOST_PORTABLE_MAPPED).map_err(failed)?;
+        let taken = Pinned { context: Arc::clone(context), address, words };
+        same_address(&current, address)?;
+        // SAFETY: the driver gave so many bytes at this address, to this process alone.
+        unsafe { std::ptr::write_bytes(address as *mut u8, 0, 4 * words) };
+        Ok(taken)
+    }
+
+    /// Writes words from word `first` on.
+    pub fn write(&self, first: usize, words: &[u32]) {
+        let fits = first.checked_add(words.len()).is_some_and(|end| end <= self.words);
+        debug_assert!(fits, "words beyond the pinned memory");
+        if fits {
+            // SAFETY: inside the memory, as was checked; no reference to it exists, and the device does not
+            // read words that are being staged, which the contract of join and truncate demands of the caller.
+            unsafe { std::ptr::copy(words.as_ptr(), (self.address as *mut u32).add(first), words.len()) };
+        }
+    }
+
+    /// The address of word `first`, as the device sees it.
+    pub fn at(&self, first: usize) -> Handle {
+        self.address + 4 * first as u64
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.context.give_back(|driver| driver.host_free(self.address));
+    }
+}
+
+/// Whether the device sees host memory where the host does: every address here may then be used by both.
+fn same_address(current: &Current<'_>, address: Handle) -> Result<()> {
+    const OPERATION: &str = "register host memory";
+    let mut seen = 0;
+    current.host_device_address(&mut seen, address, 0).map_err(|refusal| refusal.error(OPERATION))?;
+    match seen == address {
+        true => Ok(()),
+        false => Err(Error::new(Kind::DeviceFailed, OPERATION)
+            .at("the device sees the memory at another address")
+            .with("host", address)
+            .with("device", seen)
+            .hint("use a device with unified addresses")),
+    }
+}
+
+/// Host memory that is registered, chunk by chunk.
+#[derive(Debug)]
+pub(super) struct Registration {
+    context: Arc<Context>,
+    map: Arc<Map>,
+    chunk: u64,
+    /// How many of them are.
+    chunks: u64,
+}
+
+impl Registration {
+    /// Registers `map` in chunks of at most `chunk` bytes.
+    pub fn new(context: &Arc<Context>, map: &Arc<Map>, chunk: u64) -> Result<Registration> {
+        let page = map.page_bytes();
+        let chunk = (chunk / page).max(1) * page;
+        let (context, map) = (Arc::clone(context), Arc::clone(map));
+        let mut taken = Registration { context, map, chunk, chunks: 0 };
+        let context = Arc::clone(&taken.context);
+        let failed = |refusal: Refusal| {
+            let error = refusal.error("register host memory").with("chunk", chunk);
+            error.hint("lower the registration chunk, or raise the limit of locked memory (ulimit -l)")
+        };
+        let current = context.relaxed().map_err(failed)?;
+        let (start, bytes) = (taken.start(), taken.bytes());
+        let mut at = 0;
+        while at < bytes {
+            let (address, count) = (start + at, chunk.min(bytes - at));
+            current.host_register(address, count, flag::HOST_PORTABLE_MAPPED).map_err(failed)?;
+            taken.chunks += 1;
+            same_address(&current, address)?;
+            at += count;
+        }
+        Ok(taken)
+    }
+
+    pub fn start(&self) -> Handle {
+        self.map.as_ptr() as Handle
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.map.len()
+    }
+
+    /// Whether `address` is inside, and then how many bytes are left of its chunk.
+    fn left(&self, address: Handle) -> Option<u64> {
+        let at = address.checked_sub(self.start()).filter(|at| *at < self.bytes())?;
+        Some((self.chunk - at % self.chunk).min(self.bytes() - at))
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        for number in 0..self.chunks {
+            let start = self.start() + number * self.chunk;
+            self.context.give_back(|driver| driver.host_unregister(start));
+        }
+    }
+}
+
+/// Divides a copy where a registered chunk ends, and says whether both ends are registered host memory.
+pub(super) fn pieces(
+    registered: &[Registration],
+    from: Handle,
+    to: Handle,
+    bytes: u64,
+    mut copy: impl FnMut(u64, u64, bool) -> Result<()>,
+) -> Result<()> {
+    let left = |address: Handle| registered.iter().find_map(|r| r.left(address));
+    let mut at = 0;
+    while at < bytes {
+        let ends = [left(from + at), left(to + at)];
+        let count = ends.iter().flatten().fold(bytes - at, |count, left| count.min(*left));
+        copy(at, count, ends.iter().all(Option::is_some))?;
+        at += count;
+    }
+    Ok(())
+}
+
+/// Physical memory.
+#[derive(Debug)]
+pub(super) struct Physical {
+    context: Arc<Context>,
+    memory: Handle,
+    bytes: u64,
+}
+
+/// What physical memory should be: on this device, and to be had by other processes through a descriptor.
+fn property(context: &Context) -> Property {
+    Property {
+        kind: flag::MEMORY_PINNED,
+        handles: flag::HANDLE_DESCRIPTOR,
+        location: context.location(),
+        unused: [0; 2],
+    }
+}
+
+/// The multiple that offsets and sizes of mappings must be.
+pub(super) fn granularity(context: &Context) -> Answer<u64> {
+    let mut bytes = 0;
+    context.enter()?.granularity(&mut bytes, &property(context), 0)?;
+    Ok(bytes.max(1))
+}
+
+impl Physical {
+    /// Takes `bytes`, rounded up to `grain`, and writes zeros.
+    pub fn new(context: &Arc<Context>, worker: &Worker, bytes: u64, grain: u64) -> Result<Physical> {
+        const OPERATION: &str = "allocate physical memory";
+        let failed = |refusal: Refusal| refusal.error(OPERATION).with("wanted", bytes);
+        let rounded = bytes.checked_next_multiple_of(grain).filter(|rounded| *rounded > 0);
+        let Some(rounded) = rounded else {
+            return Err(Error::new(Kind::InvalidConfig, OPERATION).at("bytes").with("bytes", bytes));
+        };
+        let mut memory = 0;
+        context
+            .relaxed()
+            .and_then(|current| current.memory_create(&mut memory, rounded, &property(context), 0))
+            .map_err(failed)?;
+        let taken = Physical { context: Arc::clone(context), memory, bytes: rounded };
+        let range = Range::over(context, &[(&taken, 0, rounded)]).map_err(failed)?;
+        worker.zero(range.address, rounded).map_err(failed)?;
+        Ok(taken)
+    }
+
+    /// A descriptor by which another process, or another device, takes the same memory.
+    pub fn export(&self) -> Result<OwnedFd> {
+        let mut descriptor = -1;
+        let exported = self
+            .context
+            .relaxed()
+            .and_then(|c| c.memory_export(&mut descriptor, self.memory, flag::HANDLE_DESCRIPTOR, 0));
+        exported.map_err(|refusal| refusal.error("export device memory"))?;
+        // SAFETY: the driver opened this descriptor for the caller, who closes it.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    /// The memory behind a descriptor that [`Physical::export`] gave, here or in another process.
+    pub fn import(context: &Arc<Context>, descriptor: &OwnedFd, bytes: u64, grain: u64) -> Result<Physical> {
+        const OPERATION: &str = "import device memory";
+        if bytes == 0 || !bytes.is_multiple_of(grain) {
+            let error = Error::new(Kind::InvalidConfig, OPERATION).at("bytes").with("bytes", bytes);
+            return Err(error.with("granularity", grain));
+        }
+        let (mut memory, number) = (0, i64::from(descriptor.as_raw_fd()).unsigned_abs());
+        let imported = context
+            .relaxed()
+            .and_then(|current| current.memory_import(&mut memory, number, flag::HANDLE_DESCRIPTOR));
+        imported.map_err(|refusal| refusal.error(OPERATION))?;
+        Ok(Physical { context: Arc::clone(context), memory, bytes })
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        // What is still mapped somewhere lives until it is unmapped.
+        self.context.give_back(|driver| driver.memory_release(self.memory));
+    }
+}
+
+/// Addresses over pieces of physical memory.
+#[derive(Debug)]
+pub(super) struct Range {
+    context: Arc<Context>,
+    pub address: Handle,
+    /// Of all addresses that are reserved.
+    pub bytes: u64,
+    /// Of each piece that is mapped, in their order.
+    mapped: Vec<u64>,
+}
+
+impl Range {
+    /// Checks the pieces and maps them one after another.
+    pub fn new(context: &Arc<Context>, all: &[Physical], pieces: &[Mapped], grain: u64) -> Result<Range> {
+        const OPERATION: &str = "map range";
+        let invalid = |kind, place| Error::new(kind, OPERATION).at(place);
+        if pieces.is_empty() {
+            return Err(invalid(Kind::InvalidConfig, "pieces").with("pieces", 0_u32));
+        }
+        let (mut parts, mut total) = (Vec::with_capacity(pieces.len()), 0_u64);
+        for piece in pieces {
+            let Mapped { backing, offset, bytes } = *piece;
+            let memory = all.get(backing.0 as usize).ok_or_else(|| bad("backing", backing.0))?;
+            let numbers = |error: Error| error.with("offset", offset).with("bytes", bytes);
+            if bytes == 0 || [offset, bytes].iter().any(|n| !n.is_multiple_of(grain)) {
+                let error = numbers(invalid(Kind::InvalidConfig, "page borders"));
+                return Err(error.with("granularity", grain));
+            }
+            if offset.checked_add(bytes).is_none_or(|end| end > memory.bytes) {
+                let error = numbers(invalid(Kind::OutOfRange, "piece of a backing"));
+                return Err(error.with("length", memory.bytes));
+            }
+            total = total.checked_add(bytes).ok_or_else(|| invalid(Kind::Overflow, "bytes of all pieces"))?;
+            parts.push((memory, offset, bytes));
+        }
+        Range::over(context, &parts).map_err(|refusal| match refusal.error(OPERATION) {
+            e if e.kind() == Kind::OutOfMemory => e.with("wanted", total),
+            e => {
+                let e = Error::new(Kind::OsRefused, OPERATION).at(e.place().to_owned()).with("wanted", total);
+                match pieces.iter().any(|piece| piece.offset > 0) {
+                    true => {
+                        e.hint("this driver maps a backing from its beginning only: take one for each piece")
+                    }
+                    false => e,
+                }
+            }
+        })
+    }
+
+    fn over(context: &Arc<Context>, parts: &[(&Physical, u64, u64)]) -> Answer<Range> {
+        let bytes = parts.iter().map(|(_, _, bytes)| bytes).sum();
+        let current = context.relaxed()?;
+        let mut address = 0;
+        current.address_reserve(&mut address, bytes, 0, 0, 0)?;
+        let mut range = Range { context: Arc::clone(context), address, bytes, mapped: Vec::new() };
+        let mut at = address;
+        for (physical, offset, bytes) in parts {
+            current.map(at, *bytes, *offset, physical.memory, 0)?;
+            range.mapped.push(*bytes);
+            at += bytes;
+        }
+        // One call for all pieces: it is this one that costs.
+        let access = Access { location: context.location(), flags: flag::ACCESS_READ_WRITE };
+        current.set_access(address, bytes, &access, 1)?;
+        Ok(range)
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        let mut at = self.address;
+        for bytes in &self.mapped {
+            self.context.give_back(|driver| driver.unmap(at, *bytes));
+            at += bytes;
+        }
+        self.context.give_back(|driver| driver.address_free(self.address, self.bytes));
+    }
+}

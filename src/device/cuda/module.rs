@@ -1,0 +1,93 @@
+//! The kernels of a device: loaded once, each looked up at construction, so that a launch cannot lack one.
+
+use std::ffi::CStr;
+
+use super::driver::{Context, Handle, Refusal};
+use super::image::image;
+use crate::error::{Error, Result};
+use crate::sync::Arc;
+
+/// Names each kernel once.
+macro_rules! kernels {
+    ($($name:ident = $symbol:literal),* $(,)?) => {
+        /// A kernel.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum Kernel { $($name),* }
+
+        const KERNELS: &[(Kernel, &CStr)] = &[$((Kernel::$name, $symbol)),*];
+    };
+}
+
+kernels! {
+    Load = c"forebay_load",
+    Commit = c"forebay_commit",
+    Resolve = c"forebay_resolve",
+    Gather = c"forebay_gather",
+    Scatter = c"forebay_scatter",
+    Report = c"forebay_report",
+    Join = c"forebay_join",
+    Truncate = c"forebay_truncate",
+    Leave = c"forebay_leave",
+    Warm = c"forebay_warm",
+    Raise = c"forebay_raise",
+    Digest = c"forebay_digest",
+    Copy = c"forebay_copy",
+    GatherBulk = c"forebay_gather_bulk",
+}
+
+/// The loaded kernels.
+#[derive(Debug)]
+pub(super) struct Module {
+    context: Arc<Context>,
+    raw: Handle,
+    functions: [Handle; KERNELS.len()],
+}
+
+impl Module {
+    /// Whether the device gets kernels that were compiled for 9.0 or later: those wait by themselves for the kernel
+    /// that they were launched before the end of, and know bulk copies. Kernels compiled for less, which newer devices
+    /// may get too, do not.
+    pub fn is_new(context: &Context) -> bool {
+        context.capability >= (9, 0) && image(context.capability).starts_with(b"\x7FELF")
+    }
+
+    /// Loads the kernels that fit the device; those of bulk copies, which newer devices have, only if `bulk`.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn load(context: &Arc<Context>, bulk: bool) -> Result<Module> {
+        let current = context.relaxed().map_err(|refusal| failed(refusal, None))?;
+        let mut raw = 0;
+        current
+            .module_load(&mut raw, image(context.capability).as_ptr())
+            .map_err(|refusal| failed(refusal, None))?;
+        let mut module = Module { context: Arc::clone(context), raw, functions: [0; KERNELS.len()] };
+        for ((kernel, name), function) in KERNELS.iter().zip(&mut module.functions) {
+            if *kernel != Kernel::GatherBulk || bulk {
+                let found = current.module_function(function, raw, name.as_ptr());
+                found.map_err(|refusal| failed(refusal, Some(name)))?;
+            }
+        }
+        Ok(module)
+    }
+
+    /// A kernel of the module.
+    pub fn function(&self, kernel: Kernel) -> Handle {
+        self.functions.get(kernel as usize).copied().unwrap_or(0)
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        self.context.give_back(|driver| driver.module_unload(self.raw));
+    }
+}
+
+fn failed(refusal: Refusal, kernel: Option<&CStr>) -> Error {
+    let error = refusal.error("load kernels");
+    let place = match kernel {
+        None => error.place().to_owned(),
+        Some(name) => format!("{} ({})", error.place(), name.to_string_lossy()),
+    };
+    error.at(place).hint("install the driver's newest release for this device")
+}

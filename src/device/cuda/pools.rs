@@ -1,0 +1,621 @@
+//! A cache's tables and lists in device memory, and the launches that work on them.
+//!
+//! All of it is one allocation, laid out here and described to the kernels by `abi`: each layer's tables as they
+//! stand in `residency`, each micro-batch's block, counts and lists. What a join or a truncation takes over stands in
+//! pinned memory, a lane's place each, which a kernel reads where it is.
+//!
+//! A launch is checked before it is enqueued, and carries all that it needs by value: a captured one can be
+//! launched again and again. Numbers that only the device knows are believed by no kernel: they are compared
+//! with the extents before anything is addressed with them.
+//!
+//! **Warm-ups** of all lanes share one room to work in. Those of different streams are run one behind the
+//! other by an event of the device's own, so none of them can be captured.
+
+use super::abi::{self, NO_PAGE, STAGED_PAGES, UNUSED_STAMP, bytes_of};
+use super::driver::{Answer, Context, Current, Handle, LaunchAttribute, LaunchConfig, Refusal, flag};
+use super::memory::{Allocation, Pinned, Worker};
+use super::module::{Kernel, Module};
+use super::stream::OwnEvent;
+use crate::device::checks::{Asker, Extents};
+use crate::device::{Answer as Lists, Begin, Cut, Join, Part, Plan, Raise, Slice, Warm, block, check_device};
+use crate::error::{Error, Kind, Result};
+use crate::geometry::SLOT_BLOCK;
+use crate::ids::{Lane, MicroBatch};
+use crate::residency::{EMPTY, Fetch, LaneHead, LayerTables, TableShape, TableWords};
+use crate::sync::{Arc, Mutex};
+
+/// Room to work in beyond this is not taken from a block's shared memory, which is 48 KiB without being asked for
+/// and is used for other things too.
+const SHARED_MAX: u64 = 40 << 10;
+/// A launch has no more blocks than this in its second dimension, and the sticky word no more bits for a batch row.
+const BATCH_MAX: u32 = 65_535;
+/// The sticky word has so many bits for a layer.
+const LAYERS_MAX: u32 = 1 << 12;
+/// Where tables and lists begin: what the driver aligns allocations to.
+const ALIGN: u64 = 256;
+/// Blocks of a join for each layer, of a scatter, and of a copy between host memory and host memory.
+const JOIN_BLOCKS: u32 = 8;
+const SCATTER_BLOCKS: u32 = 8;
+const COPY_BLOCKS: u32 = 8;
+
+/// How kernels are launched.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Launches {
+    pub threads: u32,
+    pub gather_blocks: u32,
+    pub programmatic: bool,
+    pub bulk: bool,
+}
+
+/// A launch: which kernel, how many blocks, how many bytes of shared memory.
+#[derive(Clone, Copy, Debug)]
+struct Launch {
+    kernel: Kernel,
+    grid: [u32; 2],
+    shared_bytes: u32,
+}
+
+impl Launch {
+    fn new(kernel: Kernel, blocks: u32, rows: u32) -> Launch {
+        Launch { kernel, grid: [blocks, rows], shared_bytes: 0 }
+    }
+}
+
+impl Launches {
+    /// Enqueues a kernel; without blocks there is nothing to do.
+    fn launch<T: abi::Plain>(
+        &self,
+        current: &Current<'_>,
+        module: &Module,
+        stream: Handle,
+        launch: Launch,
+        args: &T,
+    ) -> Answer {
+        if launch.grid.contains(&0) {
+            return Ok(());
+        }
+        let early =
+            LaunchAttribute { id: flag::LAUNCH_PROGRAMMATIC, unused: 0, value: [1, 0, 0, 0, 0, 0, 0, 0] };
+        let config = LaunchConfig {
+            grid: [launch.grid[0], launch.grid[1], 1],
+            block: [self.threads, 1, 1],
+            shared_bytes: launch.shared_bytes,
+            stream,
+            attributes: &raw const early,
+            attribute_count: self.programmatic.into(),
+        };
+        let parameters = [std::ptr::from_ref(args).cast()];
+        current.launch(&config, module.function(launch.kernel), &parameters, 0)
+    }
+
+    /// Copies between two pieces of host memory that the device reaches: the driver's own copy would block the host.
+    pub fn copy(&self, c: &Current<'_>, m: &Module, stream: Handle, args: &abi::CopyArgs) -> Answer {
+        let blocks = (args.bytes / 16).div_ceil(u64::from(self.threads)).clamp(1, COPY_BLOCKS.into()) as u32;
+        self.launch(c, m, stream, Launch::new(Kernel::Copy, blocks, 1), args)
+    }
+}
+
+/// The words of one layer's tables, copied from the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableCopy {
+    /// The layer's extents.
+    pub shape: TableShape,
+    /// See [`TableWords::heads`].
+    pub heads: Vec<LaneHead>,
+    /// See [`TableWords::slot_of`].
+    pub slot_of: Vec<u32>,
+    /// See [`TableWords::position_of`].
+    pub position_of: Vec<u32>,
+    /// See [`TableWords::stamp_of`].
+    pub stamp_of: Vec<u32>,
+    /// See [`TableWords::blocks`].
+    pub blocks: Vec<u32>,
+}
+
+impl TableCopy {
+    /// The words, as the tables of a device on the host give them.
+    pub fn words(&self) -> TableWords<'_> {
+        TableWords {
+            heads: &self.heads,
+            slot_of: &self.slot_of,
+            position_of: &self.position_of,
+            stamp_of: &self.stamp_of,
+            blocks: &self.blocks,
+        }
+    }
+}
+
+/// The tables and lists of one cache.
+#[derive(Debug)]
+pub(super) struct CudaPools {
+    pub extents: Extents,
+    tables: Vec<TableShape>,
+    layers: Vec<abi::Layer>,
+    /// What kernels are told, by address and as it stands there.
+    pools: Handle,
+    words: abi::Pools,
+    /// A sum that a digest adds up.
+    digest: Handle,
+    launches: Launches,
+    /// A lane's place in `staged`, and each layer's blocks in it, in words.
+    lane_words: usize,
+    staged_blocks: u32,
+    staged: Pinned,
+    /// Behind the last warm-up; held while one is enqueued.
+    warmed: Mutex<OwnEvent>,
+    residency_only: bool,
+    _memory: Allocation,
+}
+
+/// Places in one allocation, one after another.
+struct Room {
+    next: u64,
+}
+
+impl Room {
+    /// A place of `count` times `each` bytes.
+    fn take(&mut self, count: u64, each: usize) -> Result<Handle> {
+        let too_much = || Error::new(Kind::Overflow, "attach").at("bytes of tables and lists");
+        let place = self.next;
+        let bytes = count.checked_mul(each as u64).ok_or_else(too_much)?;
+        let end = place.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(ALIGN));
+        self.next = end.filter(|end| *end <= i64::MAX as u64).ok_or_else(too_much)?;
+        Ok(place)
+    }
+}
+
+/// Where everything stands.
+struct Layout {
+    layers: Vec<abi::Layer>,
+    micro: Vec<abi::Micro>,
+    pools: abi::Pools,
+    /// Of `pools`, and of a digest's sum.
+    at: Handle,
+    digest: Handle,
+    end: u64,
+}
+
+fn invalid(place: &'static str, value: impl Into<u64>) -> Error {
+    Error::new(Kind::InvalidConfig, "attach").at(place).with("value", value)
+}
+
+/// Whether the parts of a plan fit each other, and the kernels.
+fn check(plan: &Plan, tag: u32) -> Result<()> {
+    for slice in plan.slabs.iter().chain(&plan.rows) {
+        check_device(slice, tag)?;
+        if !slice.address().is_multiple_of(4) || (slice.address() == 0 && slice.bytes() > 0) {
+            return Err(invalid("address of a slab or of rows", slice.address()));
+        }
+    }
+    let g = &plan.geometry;
+    let layers = g.layers() as usize;
+    if [plan.tables.len(), plan.slabs.len(), plan.rows.len()].iter().any(|count| *count != layers) {
+        return Err(invalid("layers of the plan", plan.tables.len() as u64));
+    }
+    if g.layers() > LAYERS_MAX || plan.batch > BATCH_MAX {
+        return Err(invalid("layers or batch rows", g.layers().max(plan.batch))
+            .hint("up to 4096 layers and 65535 batch rows"));
+    }
+    let Some(first) = plan.tables.first() else { return Err(invalid("layers of the plan", 0_u32)) };
+    let rows = plan.rows.first().map_or(0, Slice::bytes);
+    for ((tables, slab), own) in plan.tables.iter().zip(&plan.slabs).zip(&plan.rows) {
+        tables.check()?;
+        let blocks = u64::from(tables.budget_base / SLOT_BLOCK + tables.budget_blocks);
+        let fits = blocks * u64::from(g.block_bytes()) <= slab.bytes();
+        let lanes = (tables.lanes, tables.tokens, tables.query_rows);
+        if !fits || lanes != (first.lanes, first.tokens, first.query_rows) || own.bytes() < rows {
+            return Err(invalid("a layer's slab, rows or tables", slab.bytes()));
+        }
+        // Query rows and passes of the largest call have to be countable in 32 bits.
+        let selected = u64::from(tables.query_rows) * u64::from(g.shape().top_k);
+        let listed = selected * u64::from(tables.passes).saturating_add(1);
+        if u32::try_from(listed).is_err()
+            || listed.saturating_mul(4 * u64::from(plan.batch)) > i64::MAX as u64
+        {
+            return Err(invalid("selected positions of a step in all passes", listed));
+        }
+    }
+    Ok(())
+}
+
+impl Layout {
+    /// Lays everything out from address `base` on.
+    fn new(plan: &Plan, base: u64) -> Result<Layout> {
+        let (g, mut room) = (&plan.geometry, Room { next: base });
+        let first = plan.tables.first().copied().ok_or_else(|| invalid("layers of the plan", 0_u32))?;
+        let (batch, layer_count) = (u64::from(plan.batch), u64::from(g.layers()));
+        let top_k = g.shape().top_k;
+        let selected = first.query_rows.saturating_mul(top_k);
+        let missed_words = first.tokens.div_ceil(u32::BITS);
+        let most = plan.tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
+        let set_words = most * (SLOT_BLOCK / u32::BITS);
+        let work_words = missed_words.saturating_add(set_words.saturating_mul(2));
+        let mut layers = Vec::new();
+        for ((shape, slab), rows) in plan.tables.iter().zip(&plan.slabs).zip(&plan.rows) {
+            layers.push(layer(shape, slab, rows, &mut room)?);
+        }
+        let mut micro = Vec::new();
+        for _ in 0..plan.micro_batches {
+            micro.push(abi::Micro {
+                block: room.take(block::step::words(plan.batch) as u64, 4)?,
+                counts: room.take(3 * layer_count, 4)?,
+                lengths: room.take(batch, 4)?,
+                sticky: room.take(1, 8)?,
+                failed: room.take(batch, 4)?,
+                lists: room.take(batch, size_of::<abi::List>())?,
+                fetches: room.take(batch * u64::from(selected), size_of::<Fetch>())?,
+                work: room.take(batch * u64::from(work_words), 4)?,
+            });
+        }
+        let pages = room.take(u64::from(first.lanes) * u64::from(plan.lane_pages), 4)?;
+        let pools = abi::Pools {
+            layers: room.take(layer_count, size_of::<abi::Layer>())?,
+            pages,
+            trust: room.take(first.lanes.into(), 4)?,
+            micro: room.take(plan.micro_batches.into(), size_of::<abi::Micro>())?,
+            warm_fetches: room.take(layer_count * u64::from(top_k), size_of::<Fetch>())?,
+            warm_work: room.take(layer_count * u64::from(work_words), 4)?,
+            host_page_bytes: g.host_page_bytes(),
+            layer_count: g.layers(),
+            lanes: first.lanes,
+            lane_pages: plan.lane_pages,
+            micro_batches: plan.micro_batches,
+            batch: plan.batch,
+            query_rows: first.query_rows,
+            top_k,
+            selected,
+            work_words,
+            missed_words,
+            set_words,
+            page_tokens: g.page_tokens(),
+            host_stride: g.host_stride(),
+            runs: g.shape().runs,
+            block_bytes: g.block_bytes(),
+            host_pages: host_pages(plan),
+            residency_only: plan.residency_only.into(),
+        };
+        let (at, digest) = (room.take(1, size_of::<abi::Pools>())?, room.take(1, 8)?);
+        Ok(Layout { layers, micro, pools, at, digest, end: room.next })
+    }
+}
+
+fn layer(shape: &TableShape, slab: &Slice, rows: &Slice, room: &mut Room) -> Result<abi::Layer> {
+    let lanes = u64::from(shape.lanes);
+    Ok(abi::Layer {
+        heads: room.take(lanes, size_of::<LaneHead>())?,
+        slot_of: room.take(lanes * u64::from(shape.tokens), 4)?,
+        position_of: room.take(u64::from(shape.budget_blocks) * u64::from(SLOT_BLOCK), 4)?,
+        stamp_of: room.take(shape.slots().into(), 4)?,
+        blocks: room.take(lanes * u64::from(shape.lane_blocks()), 4)?,
+        slab: slab.address(),
+        rows: rows.address(),
+        lanes: shape.lanes,
+        tokens: shape.tokens,
+        query_rows: shape.query_rows,
+        scratch: shape.scratch,
+        passes: shape.passes,
+        scratch_base: shape.scratch_base,
+        landing_base: shape.landing_base,
+        budget_base: shape.budget_base,
+        budget_blocks: shape.budget_blocks,
+        lane_blocks: shape.lane_blocks(),
+    })
+}
+
+/// Pages of a layer's rows that a lane may have.
+fn host_pages(plan: &Plan) -> u32 {
+    let pages = plan.rows.first().map_or(0, Slice::bytes) / plan.geometry.host_page_bytes();
+    u32::try_from(pages).unwrap_or(NO_PAGE)
+}
+
+impl CudaPools {
+    /// Takes the memory and writes what an empty cache is.
+    pub fn new(
+        plan: Plan,
+        tag: u32,
+        context: &Arc<Context>,
+        worker: &Worker,
+        launches: Launches,
+    ) -> Result<CudaPools> {
+        const OPERATION: &str = "attach";
+        check(&plan, tag)?;
+        let bytes = Layout::new(&plan, 0)?.end;
+        let memory = Allocation::new(context, worker, bytes)?;
+        let layout = Layout::new(&plan, memory.address)?;
+        let staged_blocks = plan.tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
+        let layers = plan.tables.len();
+        let lane_words = layers
+            .checked_mul(1 + staged_blocks as usize)
+            .and_then(|words| words.checked_add(STAGED_PAGES + plan.lane_pages as usize))
+            .ok_or_else(|| Error::new(Kind::Overflow, OPERATION).at("words of a lane's join"))?;
+        let words = lane_words.checked_mul(layout.pools.lanes as usize);
+        let words = words.ok_or_else(|| Error::new(Kind::Overflow, OPERATION).at("words of all joins"))?;
+        let failed = |refusal: Refusal| refusal.error(OPERATION);
+        let staged = Pinned::new(context, words)?;
+        let warmed = OwnEvent::new(context).map_err(failed)?;
+        fill(&layout, &plan.tables, worker).map_err(failed)?;
+        let asker = Asker { name: "CUDA device", tag: Some(tag), exact: true };
+        Ok(CudaPools {
+            extents: Extents::new(&plan, asker),
+            layers: layout.layers,
+            pools: layout.at,
+            words: layout.pools,
+            digest: layout.digest,
+            launches,
+            lane_words,
+            staged_blocks,
+            staged,
+            warmed: Mutex::new(warmed),
+            residency_only: plan.residency_only,
+            tables: plan.tables,
+            _memory: memory,
+        })
+    }
+
+    /// Writes what a join will take over to the lane's place.
+    pub fn stage_join(&self, join: &Join<'_>) -> Result<()> {
+        self.extents.join(join)?;
+        let bad = |place, value: u32| Err(self.extents.bad(place, value));
+        let tokens = self.tables.first().map_or(0, |t| t.tokens);
+        if join.length > tokens {
+            return bad("length of a join", join.length);
+        }
+        for ((shape, blocks), budget) in self.tables.iter().zip(join.blocks).zip(join.budgets) {
+            let fits = blocks.len() == budget.div_ceil(SLOT_BLOCK) as usize;
+            if *budget == 0 || !fits || blocks.len() > shape.lane_blocks() as usize {
+                return bad("budget of a join", *budget);
+            }
+            if let Some(block) = blocks.iter().find(|block| **block >= shape.budget_blocks) {
+                return bad("block of a join", *block);
+            }
+        }
+        self.stage_pages(join.lane, join.length, join.pages);
+        let budgets = self.place(join.lane) + STAGED_PAGES + self.words.lane_pages as usize;
+        self.staged.write(budgets, join.budgets);
+        let blocks = budgets + join.budgets.len();
+        for (layer, own) in join.blocks.iter().enumerate() {
+            self.staged.write(blocks + layer * self.staged_blocks as usize, own);
+        }
+        Ok(())
+    }
+
+    /// Writes what a truncation will take over to the lane's place.
+    pub fn stage_cut(&self, cut: &Cut<'_>) -> Result<()> {
+        self.extents.pages(cut.lane, cut.pages)?;
+        self.stage_pages(cut.lane, cut.length, cut.pages);
+        Ok(())
+    }
+
+    fn place(&self, lane: Lane) -> usize {
+        lane.index() * self.lane_words
+    }
+
+    fn stage_pages(&self, lane: Lane, length: u32, pages: &[u32]) {
+        let at = self.place(lane);
+        self.staged.write(at, &[length, pages.len() as u32]);
+        self.staged.write(at + STAGED_PAGES, pages);
+    }
+
+    fn run<T: abi::Plain>(&self, e: &Enqueueing<'_>, launch: Launch, args: &T) -> Answer {
+        self.launches.launch(e.current, e.module, e.stream, launch, args)
+    }
+
+    pub fn join(&self, e: &Enqueueing<'_>, lane: Lane) -> Answer {
+        let staged = self.staged.at(self.place(lane));
+        let args =
+            abi::JoinArgs { pools: self.pools, staged, lane: lane.0, staged_blocks: self.staged_blocks };
+        self.run(e, Launch::new(Kernel::Join, self.words.layer_count, JOIN_BLOCKS), &args)
+    }
+
+    pub fn truncate(&self, e: &Enqueueing<'_>, cut: &Cut<'_>) -> Answer {
+        let args = abi::TruncateArgs {
+            pools: self.pools,
+            staged: self.staged.at(self.place(cut.lane)),
+            lane: cut.lane.0,
+            settle: cut.settle,
+            length: cut.length,
+            unused: 0,
+        };
+        self.run(e, Launch::new(Kernel::Truncate, self.words.layer_count, 1), &args)
+    }
+
+    pub fn leave(&self, e: &Enqueueing<'_>, lane: Lane) -> Answer {
+        let args = abi::LeaveArgs { pools: self.pools, lane: lane.0, unused: 0 };
+        self.run(e, Launch::new(Kernel::Leave, self.words.layer_count, 1), &args)
+    }
+
+    pub fn warm(&self, e: &Enqueueing<'_>, warm: &Warm) -> Answer {
+        let args = abi::WarmArgs {
+            pools: self.pools,
+            selections: warm.selections.map_or(0, |slice| slice.address()),
+            lane: warm.lane.0,
+            whole: warm.whole.into(),
+            steps: warm.steps,
+            shared: (self.shared_bytes() > 0).into(),
+        };
+        let launch = Launch::new(Kernel::Warm, self.words.layer_count, 1);
+        let launch = Launch { shared_bytes: self.shared_bytes(), ..launch };
+        // What it lists, and the room to work in where it is global, are all lanes'.
+        let warmed = self.warmed.lock();
+        e.current.stream_wait(e.stream, warmed.raw, 0)?;
+        self.run(e, launch, &args)?;
+        e.current.event_record(warmed.raw, e.stream)
+    }
+
+    pub fn raise(&self, e: &Enqueueing<'_>, raise: &Raise) -> Answer {
+        let Raise { lane, first, count } = *raise;
+        let args = abi::RaiseArgs { pools: self.pools, first, count, lane: lane.0, unused: 0 };
+        self.run(e, Launch::new(Kernel::Raise, self.blocks_for(count), 1), &args)
+    }
+
+    pub fn begin(&self, e: &Enqueueing<'_>, begin: &Begin) -> Answer {
+        let (pools, micro) = (self.pools, begin.micro_batch.0);
+        let load = abi::LoadArgs { pools, block: begin.block.address(), micro, unused: 0 };
+        let accepted = begin.accepted.map_or(0, |slice| slice.address());
+        let commit = abi::CommitArgs { pools, accepted, micro, unused: 0 };
+        self.run(e, Launch::new(Kernel::Load, 1, 1), &load)?;
+        self.run(e, Launch::new(Kernel::Commit, self.words.layer_count, self.words.batch), &commit)
+    }
+
+    /// Bytes of the room to work in, where it fits a block's shared memory; 0 where it does not.
+    fn shared_bytes(&self) -> u32 {
+        let bytes = u64::from(self.words.work_words) * 4;
+        if bytes <= SHARED_MAX { bytes as u32 } else { 0 }
+    }
+
+    pub fn resolve(&self, e: &Enqueueing<'_>, part: &Part, selection: &Slice, answer: &Lists) -> Answer {
+        let args = abi::ResolveArgs {
+            pools: self.pools,
+            selection: selection.address(),
+            slots: answer.slots.address(),
+            lists: answer.parts.map_or(0, |parts| parts.lists.address()),
+            counts: answer.parts.map_or(0, |parts| parts.counts.address()),
+            micro: part.micro_batch.0,
+            layer: part.layer.0,
+            first: part.first,
+            count: part.count,
+            row_first: part.rows.first,
+            row_count: part.rows.count,
+            lists_batch: answer.parts.map_or(0, |parts| parts.batch),
+            shared: (self.shared_bytes() > 0).into(),
+        };
+        let launch = Launch::new(Kernel::Resolve, part.count, 1);
+        self.run(e, Launch { shared_bytes: self.shared_bytes(), ..launch }, &args)
+    }
+
+    pub fn gather(&self, e: &Enqueueing<'_>, part: &Part, pass: u32) -> Answer {
+        let args = abi::GatherArgs {
+            pools: self.pools,
+            micro: part.micro_batch.0,
+            layer: part.layer.0,
+            first: part.first,
+            count: part.count,
+            row_first: part.rows.first,
+            row_count: part.rows.count,
+            pass,
+            unused: 0,
+        };
+        let kernel = if self.launches.bulk { Kernel::GatherBulk } else { Kernel::Gather };
+        let rows = u64::from(part.count) * u64::from(self.words.selected);
+        self.run(e, Launch::new(kernel, self.blocks_for(rows), 1), &args)
+    }
+
+    /// Blocks that move so many rows, a warp a row, up to those that a gather may take.
+    fn blocks_for(&self, rows: u64) -> u32 {
+        let most = u64::from(self.launches.gather_blocks);
+        rows.div_ceil(u64::from(self.launches.threads / u32::BITS)).min(most) as u32
+    }
+
+    pub fn scatter(&self, e: &Enqueueing<'_>, part: &Part) -> Answer {
+        let args = abi::ScatterArgs {
+            pools: self.pools,
+            micro: part.micro_batch.0,
+            layer: part.layer.0,
+            first: part.first,
+            count: part.count,
+            row_first: part.rows.first,
+            row_count: part.rows.count,
+        };
+        let rows = u64::from(part.count) * u64::from(part.rows.count);
+        let blocks = self.blocks_for(rows).min(SCATTER_BLOCKS);
+        self.run(e, Launch::new(Kernel::Scatter, blocks, 1), &args)
+    }
+
+    pub fn report(&self, e: &Enqueueing<'_>, micro: MicroBatch, slot: &Slice) -> Answer {
+        let args = abi::ReportArgs { pools: self.pools, slot: slot.address(), micro: micro.0, unused: 0 };
+        self.run(e, Launch::new(Kernel::Report, 1, 1), &args)
+    }
+
+    /// What a gather needs that only the plan knows.
+    pub fn check_rows(&self) -> Result<()> {
+        match self.residency_only {
+            true => Err(self.extents.bad("rows of a cache whose rows have no bytes", 0_u32)),
+            false => Ok(()),
+        }
+    }
+
+    /// Adds up the digest of a lane, all layers summed, at `to`.
+    pub fn digest(&self, e: &Enqueueing<'_>, lane: Lane, to: Handle) -> Answer {
+        let args = abi::DigestArgs { pools: self.pools, out: to, lane: lane.0, unused: 0 };
+        e.current.fill_words(to, 0, 2, e.stream)?;
+        self.run(e, Launch::new(Kernel::Digest, self.words.layer_count, 1), &args)
+    }
+
+    /// The digest of a lane, as it is now.
+    pub fn digest_now(&self, worker: &Worker, module: &Module, lane: Lane) -> Answer<u64> {
+        let mut sum = 0_u64;
+        worker.run(|current, stream| {
+            self.digest(&Enqueueing { current, module, stream }, lane, self.digest)?;
+            current.copy(std::ptr::from_mut(&mut sum) as Handle, self.digest, 8, stream)
+        })?;
+        Ok(sum)
+    }
+
+    /// A layer's tables, as they are now.
+    pub fn tables(&self, worker: &Worker, layer: usize) -> Result<TableCopy> {
+        let places = self.tables.get(layer).zip(self.layers.get(layer));
+        let (shape, at) = places.ok_or_else(|| self.extents.bad("layer", layer as u64))?;
+        let lanes = shape.lanes as usize;
+        let words = |address: Handle, count: usize| {
+            let mut bytes = vec![0; 4 * count];
+            worker.download(address, &mut bytes).map_err(|refusal| refusal.error("copy tables"))?;
+            let word = |four: &[u8]| four.iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte));
+            Ok::<Vec<u32>, Error>(bytes.chunks_exact(4).map(word).collect())
+        };
+        let heads = words(at.heads, lanes * size_of::<LaneHead>() / 4)?;
+        let head = |words: &[u32]| match *words {
+            [length, landed, budget, blocks, stamp, front, heir] => {
+                LaneHead { length, landed, budget, blocks, stamp, front, heir }
+            }
+            _ => LaneHead::default(),
+        };
+        Ok(TableCopy {
+            shape: *shape,
+            heads: heads.chunks_exact(size_of::<LaneHead>() / 4).map(head).collect(),
+            slot_of: words(at.slot_of, lanes * shape.tokens as usize)?,
+            position_of: words(at.position_of, shape.budget_blocks as usize * SLOT_BLOCK as usize)?,
+            stamp_of: words(at.stamp_of, shape.slots() as usize)?,
+            blocks: words(at.blocks, lanes * shape.lane_blocks() as usize)?,
+        })
+    }
+
+    /// Checks every invariant of all tables.
+    pub fn validate(&self, worker: &Worker) -> Result<()> {
+        (0..self.tables.len()).try_for_each(|layer| {
+            let copy = self.tables(worker, layer)?;
+            LayerTables::from_words(copy.shape, &copy.words())?.validate()
+        })
+    }
+}
+
+/// Where something is enqueued.
+#[derive(Debug)]
+pub(super) struct Enqueueing<'a> {
+    pub current: &'a Current<'a>,
+    pub module: &'a Module,
+    pub stream: Handle,
+}
+
+/// Writes what an empty cache is to memory that is zero.
+fn fill(layout: &Layout, tables: &[TableShape], worker: &Worker) -> Answer {
+    worker.run(|current, stream| {
+        let fill = |address, value, count: u64| match count {
+            0 => Ok(()),
+            _ => current.fill_words(address, value, count, stream),
+        };
+        for (layer, shape) in layout.layers.iter().zip(tables) {
+            fill(layer.position_of, EMPTY, u64::from(shape.budget_blocks) * u64::from(SLOT_BLOCK))?;
+            fill(layer.stamp_of, UNUSED_STAMP, shape.slots().into())?;
+        }
+        let pools = &layout.pools;
+        fill(pools.pages, NO_PAGE, u64::from(pools.lanes) * u64::from(pools.lane_pages))
+    })?;
+    for micro in &layout.micro {
+        worker.upload(micro.sticky, bytes_of(&[block::NOTHING_WRONG]))?;
+    }
+    worker.upload(layout.pools.layers, bytes_of(&layout.layers))?;
+    if !layout.micro.is_empty() {
+        worker.upload(layout.pools.micro, bytes_of(&layout.micro))?;
+    }
+    worker.upload(layout.at, bytes_of(&[layout.pools]))
+}

@@ -1,0 +1,20 @@
+//! The CUDA device on the stand-in driver: what may be missing, its memory, streams and graphs, what it leaves
+//! behind, and a step that comes out as on the host device. What needs the driver's own calls beside it is tested
+//! in `src/device/cuda/tests.rs`.
+#![cfg(feature = "cuda")]
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+#[path = "cuda/failing.rs"]
+mod failing;
+#[path = "cuda/graphs.rs"]
+mod graphs;
+#[path = "cuda/memory.rs"]
+mod memory;
+#[path = "cuda/missing.rs"]
+mod missing;
+#[path = "cuda/rig.rs"]
+mod rig;
+#[path = "cuda/steps.rs"]
+mod steps;
+#[path = "cuda/streams.rs"]
+mod streams;

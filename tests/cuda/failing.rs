@@ -1,0 +1,95 @@
+//! Each call of the driver's, refused once: an error or none, nothing that stays behind, and no ticket that never
+//! ends.
+
+use crate::rig::{Cache, driver, entry, on, selection, usual};
+use forebay::device::Ticket;
+use forebay::device::cuda::CudaDevice;
+use forebay::{Error, Result};
+use forebay_standin::{Options, Resources, Standin};
+
+/// Never, as far as a test goes.
+const NEVER: u64 = 1 << 40;
+
+/// Construction, two steps and a graph, with the tickets that were made.
+fn scenario(standin: &Standin, tickets: &mut Vec<Ticket>) -> Result<()> {
+    let device = CudaDevice::new(on(standin))?;
+    let cache = Cache::new(device)?;
+    cache.join(0, 20)?;
+    cache.join(1, 30)?;
+    for number in 1..=2 {
+        cache.prepare(number, &[entry(0, number), entry(1, number)], &selection(number, 20))?;
+        cache.enqueue()?;
+        tickets.push(cache.ticket()?);
+        cache.device.synchronize(cache.event)?;
+    }
+    cache.prepare(3, &[entry(0, 3), entry(1, 3)], &selection(3, 20))?;
+    cache.device.capture(cache.stream)?;
+    let enqueued = cache.enqueue().and_then(|()| cache.device.call(cache.stream, std::sync::Arc::new(|| ())));
+    let graph = cache.device.captured(cache.stream);
+    let graph = enqueued.and(graph)?;
+    cache.device.launch(graph, cache.stream)?;
+    tickets.push(cache.ticket()?);
+    cache.device.release(graph)?;
+    cache.device.synchronize(cache.event)
+}
+
+/// What the scenario ends with when call `n` answers `code`, and the name of that call.
+fn failing(n: u64, code: i32, seed: Option<u64>) -> Option<(Option<String>, Option<Error>)> {
+    let standin = driver(Options { seed, ..usual() })?;
+    standin.fail_call(n, code);
+    let mut tickets = Vec::new();
+    let ended = scenario(&standin, &mut tickets);
+    let call = standin.failed_call();
+    standin.fail_call(NEVER, code);
+    assert!(tickets.iter().all(|ticket| ticket.poll().is_some()), "call {n} ({call:?}): a ticket never ends");
+    assert_eq!(standin.held_resources(), Resources::default(), "call {n} ({call:?}): {ended:?}");
+    Some((call, ended.err()))
+}
+
+fn gives_back(call: &str) -> bool {
+    const BACK: [&str; 3] = ["Destroy", "Free", "Un"];
+    BACK.iter().any(|word| call.contains(word))
+        || ["cuMemRelease", "cuDevicePrimaryCtxRelease_v2"].contains(&call)
+}
+
+fn each_call(code: i32, seed: Option<u64>) {
+    let mut silent = Vec::new();
+    for n in 0.. {
+        let Some((call, error)) = failing(n, code, seed) else { return };
+        let Some(call) = call else {
+            assert!(n > 300 && error.is_none(), "{n} {error:?}");
+            break;
+        };
+        match error {
+            // The construction's and the last ones are only about giving back.
+            None => silent.push(call),
+            Some(error) => {
+                let place = error.place();
+                assert!(place.contains("cu") || place.contains("device"), "{call}: {error}");
+            }
+        }
+    }
+    silent.sort();
+    silent.dedup();
+    // Whose refusal nobody can do anything about: what gives back, what the guard of the context undoes, and what
+    // waits for the end.
+    let undone = ["cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode", "cuCtxPushCurrent_v2"];
+    let ends = ["cuStreamSynchronize", "cuEventQuery", "cuEventRecord", "cuStreamGetCaptureInfo_v2"];
+    for call in silent {
+        let known = gives_back(&call) || undone.contains(&call.as_str()) || ends.contains(&call.as_str());
+        assert!(known, "{call} was refused, and nobody was told");
+    }
+}
+
+#[test]
+fn every_call_refused_once_is_an_error_and_leaks_nothing() {
+    // An invalid value, no memory, and a lost context.
+    for code in [1, 2, 700] {
+        each_call(code, None);
+    }
+}
+
+#[test]
+fn every_call_refused_once_in_another_order_leaks_nothing_either() {
+    each_call(1, Some(5));
+}

@@ -1,0 +1,217 @@
+//! Captured work: what a graph holds, what breaks a capture, and when a graph goes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::rig::{Rig, pinned, usual};
+use forebay::Kind;
+use forebay::device::{Device, Graph, Outcome, Slice, Stream, Ticket};
+use forebay_standin::{Options, Resources};
+
+struct Captured {
+    rig: Rig,
+    stream: Stream,
+    host: Slice,
+    far: Slice,
+    map: Arc<forebay::os::Map>,
+    count: Arc<AtomicU32>,
+}
+
+impl Captured {
+    fn new(options: Options) -> Option<Captured> {
+        let rig = Rig::new(options)?;
+        let map = pinned(4096);
+        let host = rig.device.register(&map).unwrap().part(0, 64).unwrap();
+        let (far, stream) = (rig.device.allocate(64).unwrap(), rig.device.stream().unwrap());
+        Some(Captured { rig, stream, host, far, map, count: Arc::new(AtomicU32::new(0)) })
+    }
+
+    fn counts(&self, stream: Stream) -> forebay::Result<()> {
+        let count = Arc::clone(&self.count);
+        self.rig.device.call(stream, Arc::new(move || _ = count.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// A graph that copies and counts.
+    fn graph(&self) -> forebay::Result<Graph> {
+        let device = &self.rig.device;
+        device.capture(self.stream)?;
+        device.copy(self.stream, self.host, self.far)?;
+        self.counts(self.stream)?;
+        device.captured(self.stream)
+    }
+
+    fn sync(&self, stream: Stream) {
+        let event = self.rig.device.event().unwrap();
+        self.rig.device.record(event, stream).unwrap();
+        self.rig.device.synchronize(event).unwrap();
+    }
+
+    fn seen(&self) -> u8 {
+        self.rig.read(self.far)[0]
+    }
+}
+
+#[test]
+fn a_graph_does_nothing_when_captured_and_everything_at_each_launch() {
+    let Some(c) = Captured::new(usual()) else { return };
+    c.map.copy_in(0, &[7; 64]).unwrap();
+    let graph = c.graph().unwrap();
+    c.sync(c.stream);
+    assert_eq!((c.seen(), c.count.load(Ordering::Relaxed)), (0, 0));
+    for round in 1..=5 {
+        c.map.copy_in(0, &[round; 64]).unwrap();
+        c.rig.device.launch(graph, c.stream).unwrap();
+        c.sync(c.stream);
+        assert_eq!((c.seen(), c.count.load(Ordering::Relaxed)), (round, round.into()));
+    }
+    c.rig.device.release(graph).unwrap();
+    assert_eq!(c.rig.device.launch(graph, c.stream).unwrap_err().kind(), Kind::OutOfRange);
+    assert_eq!(c.rig.device.release(graph).unwrap_err().kind(), Kind::OutOfRange);
+}
+
+#[test]
+fn forks_are_captured_with_what_they_fork_from() {
+    let Some(c) = Captured::new(usual()) else { return };
+    let device = &c.rig.device;
+    let side = device.stream().unwrap();
+    let [fork, join] = [0; 2].map(|_| device.event().unwrap());
+    device.capture(c.stream).unwrap();
+    device.record(fork, c.stream).unwrap();
+    device.wait(side, fork).unwrap();
+    c.counts(side).unwrap();
+    device.record(join, side).unwrap();
+    device.wait(c.stream, join).unwrap();
+    let graph = device.captured(c.stream).unwrap();
+    assert_eq!(c.count.load(Ordering::Relaxed), 0);
+    device.launch(graph, c.stream).unwrap();
+    c.sync(c.stream);
+    assert_eq!(c.count.load(Ordering::Relaxed), 1);
+    assert_eq!(device.query(fork).unwrap_err().kind(), Kind::InvalidConfig, "the event is the capture's");
+    c.sync(side);
+}
+
+#[test]
+fn a_graph_released_while_it_runs_runs_on_and_goes() {
+    let Some(c) = Captured::new(usual()) else { return };
+    let (device, standin) = (&c.rig.device, &c.rig.standin);
+    c.map.copy_in(0, &[7; 64]).unwrap();
+    let graph = c.graph().unwrap();
+    standin.hold(c.stream.0);
+    device.launch(graph, c.stream).unwrap();
+    device.release(graph).unwrap();
+    assert_eq!(standin.held_resources().execs, 1, "a launch of it is under way");
+    standin.let_go(c.stream.0);
+    c.sync(c.stream);
+    assert_eq!((c.seen(), c.count.load(Ordering::Relaxed)), (7, 1));
+    // The next call that has to do with graphs finds it ended.
+    let next = c.graph().unwrap();
+    assert_eq!(standin.held_resources().execs, 1);
+    assert_eq!(Arc::strong_count(&c.count), 2, "its work has gone with it");
+    device.release(next).unwrap();
+    assert_eq!((standin.held_resources().execs, Arc::strong_count(&c.count)), (0, 1), "never launched");
+}
+
+#[test]
+fn a_capture_ends_where_it_began_and_holds_no_second_one() {
+    let Some(c) = Captured::new(usual()) else { return };
+    let device = &c.rig.device;
+    assert_eq!(device.captured(c.stream).unwrap_err().kind(), Kind::InvalidConfig);
+    let side = device.stream().unwrap();
+    device.capture(c.stream).unwrap();
+    assert_eq!(device.capture(c.stream).unwrap_err().kind(), Kind::Busy);
+    assert_eq!(device.captured(side).unwrap_err().kind(), Kind::InvalidConfig);
+    c.counts(c.stream).unwrap();
+    let (ticket, completer) = Ticket::new();
+    assert_eq!(device.complete(c.stream, completer).unwrap_err().kind(), Kind::InvalidConfig);
+    assert_eq!(ticket.poll(), Some(Outcome::Cancelled), "a ticket ends once, a graph runs often");
+    let graph = device.captured(c.stream).unwrap();
+    device.capture(side).unwrap();
+    assert_eq!(device.launch(graph, side).unwrap_err().kind(), Kind::InvalidConfig);
+    device.captured(side).unwrap();
+    device.launch(graph, side).unwrap();
+    c.sync(side);
+    assert_eq!(c.count.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn what_breaks_a_capture_is_told_with_the_drivers_word_and_leaves_nothing() {
+    let Some(c) = Captured::new(usual()) else { return };
+    let device = &c.rig.device;
+    let (side, outside) = (device.stream().unwrap(), device.event().unwrap());
+    device.record(outside, side).unwrap();
+    let fork = device.event().unwrap();
+    let breaks: [(&str, &dyn Fn()); 3] = [
+        ("a wait for what is not captured", &|| {
+            let refused = device.wait(c.stream, outside).unwrap_err();
+            assert_eq!(refused.kind(), Kind::InvalidConfig);
+            assert!(refused.place().contains("CUDA_ERROR_STREAM_CAPTURE_"), "{refused}");
+            assert!(refused.number("code").is_some_and(|code| (900..=908).contains(&code)));
+        }),
+        ("a fork that is not joined", &|| {
+            device.record(fork, c.stream).unwrap();
+            device.wait(side, fork).unwrap();
+            c.counts(side).unwrap();
+        }),
+        ("an end on another thread", &|| {
+            std::thread::scope(|scope| {
+                let ended = scope.spawn(|| device.captured(c.stream).unwrap_err()).join().unwrap();
+                assert_eq!((ended.kind(), ended.number("code")), (Kind::InvalidConfig, Some(908)));
+            });
+            device.wait(c.stream, outside).unwrap_err();
+        }),
+    ];
+    for (what, breaks) in breaks {
+        device.capture(c.stream).unwrap();
+        c.counts(c.stream).unwrap();
+        breaks();
+        let refused = device.captured(c.stream).unwrap_err();
+        assert_eq!(refused.kind(), Kind::InvalidConfig, "{what}");
+        let held = c.rig.standin.held_resources();
+        assert_eq!((held.graphs, held.execs, Arc::strong_count(&c.count)), (0, 0, 1), "{what}");
+        // The stream is as it was.
+        c.counts(c.stream).unwrap();
+        c.sync(c.stream);
+        c.sync(side);
+    }
+    assert_eq!(c.count.load(Ordering::Relaxed), 3);
+    let graph = c.graph().unwrap();
+    device.launch(graph, c.stream).unwrap();
+}
+
+#[test]
+fn memory_is_had_while_streams_are_captured() {
+    let Some(c) = Captured::new(usual()) else { return };
+    let device = &c.rig.device;
+    device.capture(c.stream).unwrap();
+    c.counts(c.stream).unwrap();
+    let slice = device.allocate(100).unwrap();
+    assert_eq!(c.rig.read(slice), [0; 100]);
+    std::thread::scope(|scope| {
+        let elsewhere = scope.spawn(|| {
+            device.backing(1).unwrap();
+            device.register(&pinned(4096)).unwrap();
+            device.stream().unwrap();
+        });
+        elsewhere.join().unwrap();
+    });
+    let graph = device.captured(c.stream).unwrap();
+    device.launch(graph, c.stream).unwrap();
+    c.sync(c.stream);
+    assert_eq!(c.count.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn graphs_and_captures_that_were_left_go_with_the_device() {
+    let Some(c) = Captured::new(Options { seed: Some(3), ..usual() }) else { return };
+    let [first, second] = [0; 2].map(|_| c.graph().unwrap());
+    c.rig.device.launch(first, c.stream).unwrap();
+    c.rig.device.launch(second, c.stream).unwrap();
+    c.rig.device.release(second).unwrap();
+    let side = c.rig.device.stream().unwrap();
+    c.rig.device.capture(side).unwrap();
+    c.counts(side).unwrap();
+    let Captured { rig: Rig { device, standin }, count, .. } = c;
+    drop(device);
+    assert_eq!(standin.held_resources(), Resources::default());
+    assert_eq!((count.load(Ordering::Relaxed), Arc::strong_count(&count)), (2, 1));
+}

@@ -1,0 +1,163 @@
+//! What a machine may lack: each an error that says what it is and what to do, and nothing is left behind.
+
+use std::sync::Arc;
+
+use crate::rig::{driver, on, usual};
+use forebay::device::cuda::{CudaDevice, CudaOptions};
+use forebay::os::{Call, Faults, Inject};
+use forebay::{Error, Kind};
+use forebay_standin::{Options, Resources, Standin};
+
+fn refused(options: CudaOptions) -> Error {
+    CudaDevice::new(options).unwrap_err()
+}
+
+/// What a device on such a driver is refused with; none without a driver.
+fn refused_on(options: Options) -> Option<Error> {
+    let standin = driver(options)?;
+    let error = refused(on(&standin));
+    assert_eq!(standin.held_resources(), Resources::default());
+    Some(error)
+}
+
+fn named(library: &str) -> CudaOptions {
+    CudaOptions { library: Some(library.to_owned()), ..CudaOptions::default() }
+}
+
+#[test]
+fn a_machine_without_a_driver_is_told_what_to_install() {
+    let error = refused(named("/nonexistent/libcuda.so.1"));
+    assert_eq!(error.kind(), Kind::OsRefused);
+    assert!(error.place().starts_with("missing library /nonexistent/libcuda.so.1: "), "{error}");
+    assert!(
+        error
+            .to_string()
+            .ends_with("install NVIDIA's driver of release 525 or newer, or use the host device")
+    );
+    assert_eq!(refused(named("a\0b")).kind(), Kind::InvalidConfig);
+}
+
+#[test]
+fn a_library_that_is_no_driver_lacks_its_symbols() {
+    let error = refused(named("libm.so.6"));
+    assert_eq!(error.kind(), Kind::OsRefused);
+    assert!(error.place().starts_with("missing symbol cuDriverGetVersion in libm.so.6"), "{error}");
+}
+
+#[test]
+fn each_symbol_that_is_missing_is_named() {
+    let Some(standin) = driver(usual()) else { return };
+    let mut seen = Vec::new();
+    for n in 0.. {
+        let faults = Arc::new(Inject::nth(n, libc_enoent()));
+        let made = CudaDevice::new(CudaOptions { faults: faults.clone() as Arc<dyn Faults>, ..on(&standin) });
+        match made {
+            Ok(_) => break,
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::OsRefused);
+                assert!(error.place().starts_with("missing "), "{error}");
+                seen.push(error.place().to_owned());
+            }
+        }
+        assert_eq!(standin.held_resources(), Resources::default());
+    }
+    assert!(seen.len() > 50 && seen[0].starts_with("missing library "), "{}", seen.len());
+    seen.sort();
+    let all = seen.len();
+    seen.dedup();
+    assert_eq!(seen.len(), all, "each call of the loader is for something else");
+    let symbol =
+        CudaOptions { faults: Arc::new(Inject::call(Call::FindSymbol, libc_enoent())), ..on(&standin) };
+    assert!(refused(symbol).place().starts_with("missing symbol cuDriverGetVersion"));
+}
+
+/// No such file.
+fn libc_enoent() -> i32 {
+    2
+}
+
+#[test]
+fn a_stub_of_the_driver_is_told_from_one() {
+    let Some(error) = refused_on(Options { stub: true, ..usual() }) else { return };
+    assert_eq!(error.kind(), Kind::OsRefused);
+    assert!(error.place().ends_with("is a stub to link with, no driver"), "{error}");
+    assert!(error.to_string().contains("stubs off the library path"), "{error}");
+}
+
+#[test]
+fn a_driver_too_old_is_told_its_release() {
+    let Some(error) = refused_on(Options { driver_version: 11_080, ..usual() }) else { return };
+    assert_eq!(
+        (error.kind(), error.number("found"), error.number("wanted")),
+        (Kind::OsRefused, Some(11_080), Some(12_000))
+    );
+    let Some(standin) = driver(Options { driver_version: 12_000, ..usual() }) else { return };
+    assert!(CudaDevice::new(on(&standin)).is_ok());
+}
+
+#[test]
+fn a_driver_without_devices_says_so() {
+    let Some(error) = refused_on(Options { devices: 0, ..usual() }) else { return };
+    assert_eq!((error.kind(), error.place()), (Kind::OsRefused, "no device"));
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    let Some(standin) = driver(Options { devices: 2, ..usual() }) else { return };
+    let error = refused(CudaOptions { device: 2, ..on(&standin) });
+    assert_eq!(
+        (error.kind(), error.number("device"), error.number("devices")),
+        (Kind::InvalidConfig, Some(2), Some(2))
+    );
+    assert!(CudaDevice::new(CudaOptions { device: 1, ..on(&standin) }).is_ok());
+    assert_eq!(standin.held_resources(), Resources::default());
+}
+
+#[test]
+fn a_device_too_old_is_refused() {
+    let Some(error) = refused_on(Options { capability: (7, 5), ..usual() }) else { return };
+    assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, "compute capability below 8.0"));
+    assert_eq!((error.number("major"), error.number("minor")), (Some(7), Some(5)));
+}
+
+#[test]
+fn f16_a_device_with_warps_of_another_width_is_refused() {
+    for warp in [16, 64] {
+        let Some(error) = refused_on(Options { warp, ..usual() }) else { return };
+        assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, "threads of a warp"));
+        assert_eq!(error.number("found"), Some(u64::from(warp)));
+    }
+}
+
+#[test]
+fn options_that_make_no_sense_are_named() {
+    let options = CudaOptions::default;
+    for (options, place) in [
+        (CudaOptions { threads: 0, ..options() }, "threads"),
+        (CudaOptions { threads: 48, ..options() }, "threads"),
+        (CudaOptions { threads: 1024, ..options() }, "threads"),
+        (CudaOptions { gather_blocks: 0, ..options() }, "gather_blocks"),
+        (CudaOptions { registration_chunk: 0, ..options() }, "registration_chunk"),
+    ] {
+        let error = refused(options);
+        assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, place));
+    }
+}
+
+#[test]
+fn what_needs_a_newer_device_is_refused_on_an_older_one() {
+    let accepts = |standin: &Standin, programmatic, bulk| {
+        CudaDevice::new(CudaOptions { programmatic, bulk, ..on(standin) }).map(|_| ())
+    };
+    let Some(new) = driver(usual()) else { return };
+    accepts(&new, true, true).unwrap();
+    // 8.6 runs what 8.0 does; 11.0 has no kernels of its own and gets those for 8.0.
+    for capability in [(8, 6), (11, 0)] {
+        let Some(old) = driver(Options { capability, ..usual() }) else { return };
+        accepts(&old, false, false).unwrap();
+        for (programmatic, bulk) in [(true, false), (false, true)] {
+            assert_eq!(accepts(&old, programmatic, bulk).unwrap_err().kind(), Kind::InvalidConfig);
+        }
+        assert_eq!(old.held_resources(), Resources::default());
+    }
+}

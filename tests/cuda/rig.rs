@@ -1,0 +1,217 @@
+//! A device on a driver of its own, and a cache of two layers that is small enough to be looked at.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use forebay::device::block::{Entry, Report, step};
+use forebay::device::cuda::{CudaDevice, CudaOptions};
+use forebay::device::{Answer, Begin, Device, Event, Join, Mapped, Part, Plan, Pools, Slice, Stream, Ticket};
+use forebay::os::{Map, NoFaults, Request};
+use forebay::residency::{Rows, TableShape};
+use forebay::{Geometry, Lane, Layer, MicroBatch, Result, Shape};
+use forebay_standin::{Options, Standin};
+
+/// A driver; none where there is no compiler to make one, and then the test says that it skips.
+pub fn driver(options: Options) -> Option<Standin> {
+    let standin = Standin::new(options);
+    if standin.is_none() {
+        let line = "SKIP: tests/cuda.rs: g++ is not there\n";
+        eprint!("{line}");
+        if let Some(file) = std::env::var_os("FOREBAY_SKIPS") {
+            let mut file = std::fs::OpenOptions::new().append(true).create(true).open(file).unwrap();
+            file.write_all(line.as_bytes()).unwrap();
+        }
+    }
+    standin
+}
+
+pub fn usual() -> Options {
+    Options::default()
+}
+
+/// Options for a device on `standin`.
+pub fn on(standin: &Standin) -> CudaOptions {
+    CudaOptions { library: Some(standin.library().to_owned()), threads: 64, ..CudaOptions::default() }
+}
+
+/// A device on a driver, in the order in which they go.
+pub struct Rig {
+    pub device: Arc<CudaDevice>,
+    pub standin: Standin,
+}
+
+impl Rig {
+    pub fn new(options: Options) -> Option<Rig> {
+        let standin = driver(options)?;
+        Some(Rig { device: CudaDevice::new(on(&standin)).unwrap(), standin })
+    }
+
+    pub fn read(&self, slice: Slice) -> Vec<u8> {
+        let mut bytes = vec![0; slice.bytes() as usize];
+        assert!(self.standin.read(slice.address(), &mut bytes));
+        bytes
+    }
+}
+
+pub fn pinned(bytes: u64) -> Arc<Map> {
+    let request = Request { bytes, huge: false, populate: true, lock: false, node: None, shared: false };
+    Arc::new(Map::new(&request, &NoFaults).unwrap().0)
+}
+
+pub const K: usize = 8;
+pub const LAYERS: u32 = 2;
+const LANES: u32 = 2;
+const PAGES: u64 = 8;
+
+/// A cache of two layers and two lanes, a stream, and words that the host and the device see.
+pub struct Cache {
+    pub device: Arc<dyn Device>,
+    pub pools: Pools,
+    pub stream: Stream,
+    pub event: Event,
+    /// Step block, report, selection and slots, one after the other.
+    words: Arc<Map>,
+    block: Slice,
+    report: Slice,
+    selection: Slice,
+    slots: Slice,
+}
+
+fn words_of(slice: &Slice, all: &Slice) -> u64 {
+    slice.address() - all.address()
+}
+
+impl Cache {
+    pub fn new(device: Arc<dyn Device>) -> Result<Cache> {
+        let shape = Shape {
+            layers: LAYERS,
+            draft_layers: 0,
+            runs: [64, 0],
+            page_tokens: 16,
+            top_k: K as u32,
+            ..Shape::GLM_5
+        };
+        let geometry = Geometry::new(shape)?;
+        let bytes = PAGES * geometry.host_page_bytes();
+        let total = pinned(u64::from(LAYERS) * bytes);
+        for row in 0..total.len() / 64 {
+            total.copy_in(row * 64, &[row as u8; 64])?;
+        }
+        let all = device.register(&total)?;
+        let grain = device.granularity();
+        let slab_bytes = (4_u64 * 64 * 64).next_multiple_of(grain);
+        let tables = TableShape {
+            lanes: LANES,
+            tokens: 64,
+            query_rows: 1,
+            scratch: 8,
+            passes: 1,
+            scratch_base: 1,
+            landing_base: 64,
+            budget_base: 128,
+            budget_blocks: 2,
+        };
+        let mut slabs = Vec::new();
+        let mut rows = Vec::new();
+        for layer in 0..u64::from(LAYERS) {
+            let backing = device.backing(slab_bytes)?;
+            slabs.push(device.range(&[Mapped { backing, offset: 0, bytes: slab_bytes }])?);
+            rows.push(all.part(layer * bytes, bytes)?);
+        }
+        let plan = Plan {
+            geometry,
+            tables: vec![tables; LAYERS as usize],
+            slabs,
+            rows,
+            lane_pages: 4,
+            micro_batches: 1,
+            batch: LANES,
+            residency_only: false,
+        };
+        let words = pinned(4096);
+        let own = device.register(&words)?;
+        let part = |at: u64, count: usize| own.part(at, 4 * count as u64);
+        let row = LANES as usize * K;
+        let (block, report) = (part(0, step::words(LANES))?, part(1024, Report::words(LAYERS, LANES))?);
+        let (selection, slots) = (part(2048, row)?, part(3072, row)?);
+        let pools = device.attach(plan)?;
+        let (stream, event) = (device.stream()?, device.event()?);
+        Ok(Cache { pools, stream, event, words, block, report, selection, slots, device })
+    }
+
+    fn at(&self, slice: &Slice) -> u64 {
+        words_of(slice, &self.block)
+    }
+
+    /// Gives a lane to a sequence of `length` tokens.
+    pub fn join(&self, lane: u32, length: u32) -> Result<()> {
+        let pages: Vec<u32> = (0..4).map(|page| lane * 4 + page).collect();
+        let blocks = vec![vec![lane]; LAYERS as usize];
+        let budgets = [12; LAYERS as usize];
+        let join = Join { lane: Lane(lane), length, pages: &pages, blocks: &blocks, budgets: &budgets };
+        self.device.join(self.pools, self.stream, join)
+    }
+
+    pub fn part(layer: u32) -> Part {
+        let rows = Rows { first: 0, count: 1 };
+        Part { micro_batch: MicroBatch(0), layer: Layer(layer), first: 0, count: LANES, rows }
+    }
+
+    /// Writes a step's block and selection.
+    pub fn prepare(&self, number: u64, rows: &[Entry], selection: &[i32]) -> Result<()> {
+        let mut words = vec![0; step::words(LANES)];
+        step::encode(number, rows.iter().copied(), &mut words);
+        self.words.copy_in_words(self.at(&self.block), &words)?;
+        let mut all: Vec<u32> = selection.iter().map(|position| *position as u32).collect();
+        all.resize(LANES as usize * K, u32::MAX);
+        self.words.copy_in_words(self.at(&self.selection), &all)
+    }
+
+    /// Enqueues a step's operations.
+    pub fn enqueue(&self) -> Result<()> {
+        let (device, pools, stream) = (&self.device, self.pools, self.stream);
+        let begin = Begin { micro_batch: MicroBatch(0), block: self.block, accepted: None };
+        device.begin(pools, stream, begin)?;
+        for layer in 0..LAYERS {
+            let part = Cache::part(layer);
+            let answer = Answer { slots: self.slots, parts: None };
+            device.resolve(pools, stream, part, self.selection, answer)?;
+            device.gather(pools, stream, part, 0)?;
+            device.scatter(pools, stream, part)?;
+        }
+        device.report(pools, stream, MicroBatch(0), self.report)
+    }
+
+    /// A ticket of what is enqueued, and a record of the event behind it.
+    pub fn ticket(&self) -> Result<Ticket> {
+        let (ticket, completer) = Ticket::new();
+        self.device.complete(self.stream, completer)?;
+        self.device.record(self.event, self.stream)?;
+        Ok(ticket)
+    }
+
+    /// The last report's words and the last layer's slots.
+    pub fn seen(&self) -> (Vec<u32>, Vec<u32>) {
+        let words = |slice: &Slice| {
+            let mut words = vec![0; (slice.bytes() / 4) as usize];
+            self.words.copy_out_words(self.at(slice), &mut words).unwrap();
+            words
+        };
+        (words(&self.report), words(&self.slots))
+    }
+
+    pub fn digests(&self) -> Vec<u64> {
+        (0..LANES).map(|lane| self.device.digest(self.pools, Lane(lane)).unwrap()).collect()
+    }
+}
+
+/// Row `row` of step `number`, as decode makes them: one row lands a step, and the next step accepts it.
+pub fn entry(lane: u32, number: u64) -> Entry {
+    Entry { lane, accepted: (number > 1).into(), query_rows: 1 }
+}
+
+/// A selection that is another one each step, for two sequences that have `length` committed tokens.
+pub fn selection(number: u64, length: u32) -> Vec<i32> {
+    let pick = |index: usize| (number as u32 * 7 + index as u32 * 5) % length;
+    (0..2 * K).map(|index| pick(index) as i32).collect()
+}

@@ -1,0 +1,127 @@
+//! Steps come out as on the host device, whatever order the driver picks; nothing of a step waits or allocates.
+
+use crate::rig::{Cache, LAYERS, Rig, entry, selection, usual};
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Outcome, Warm};
+use forebay::{Kind, Lane, Layer};
+use forebay_standin::Options;
+
+const STEPS: u64 = 12;
+
+fn host() -> Cache {
+    Cache::new(HostDevice::new(HostOptions::default())).unwrap()
+}
+
+/// Joins both lanes and makes steps; shows what each left behind.
+fn run(cache: &Cache, steps: u64, mut each: impl FnMut(u64, (Vec<u32>, Vec<u32>), Vec<u64>)) {
+    for (lane, length) in [(0, 20), (1, 30)] {
+        cache.join(lane, length).unwrap();
+    }
+    for number in 1..=steps {
+        let rows = [entry(0, number), entry(1, number)];
+        let rows = &rows[..if number % 3 == 0 { 1 } else { 2 }];
+        cache.prepare(number, rows, &selection(number, 20)).unwrap();
+        cache.enqueue().unwrap();
+        let ticket = cache.ticket().unwrap();
+        cache.device.synchronize(cache.event).unwrap();
+        assert_eq!(ticket.poll(), Some(Outcome::Done));
+        each(number, cache.seen(), cache.digests());
+    }
+}
+
+#[test]
+fn steps_leave_what_they_leave_on_the_host_device() {
+    let mut wanted = Vec::new();
+    run(&host(), STEPS, |_, seen, digests| wanted.push((seen, digests)));
+    for seed in [None, Some(1), Some(2), Some(3)] {
+        let Some(rig) = Rig::new(Options { seed, ..usual() }) else { return };
+        let cache = Cache::new(rig.device.clone()).unwrap();
+        run(&cache, STEPS, |number, seen, digests| {
+            let (wanted_seen, wanted_digests) = &wanted[number as usize - 1];
+            assert_eq!(&seen.1, &wanted_seen.1, "slots of step {number}");
+            assert_eq!(&digests, wanted_digests, "digests of step {number}");
+            assert_eq!(&seen.0, &wanted_seen.0, "report of step {number}");
+            cache.device.validate(cache.pools).unwrap();
+        });
+    }
+}
+
+#[test]
+fn tables_are_copied_word_for_word() {
+    let Some(rig) = Rig::new(usual()) else { return };
+    let cache = Cache::new(rig.device.clone()).unwrap();
+    run(&cache, 3, |_, _, _| ());
+    for layer in 0..LAYERS {
+        let tables = rig.device.tables(cache.pools, Layer(layer)).unwrap();
+        assert_eq!(tables.heads.iter().map(|head| head.budget).collect::<Vec<_>>(), [12, 12]);
+        assert_eq!(tables.shape.lanes as usize * tables.shape.tokens as usize, tables.slot_of.len());
+        assert!(tables.slot_of.iter().any(|slot| *slot != 0));
+    }
+    assert_eq!(rig.device.tables(cache.pools, Layer(LAYERS)).unwrap_err().kind(), Kind::OutOfRange);
+}
+
+#[test]
+fn a_digest_is_had_without_waiting() {
+    let Some(rig) = Rig::new(usual()) else { return };
+    let cache = Cache::new(rig.device.clone()).unwrap();
+    run(&cache, 2, |_, _, _| ());
+    let to = rig.device.allocate(16).unwrap();
+    let blocking = rig.standin.synchronizations();
+    rig.device.digest_into(cache.pools, cache.stream, Lane(1), to.part(8, 8).unwrap()).unwrap();
+    assert_eq!(rig.standin.synchronizations(), blocking);
+    cache.device.record(cache.event, cache.stream).unwrap();
+    cache.device.synchronize(cache.event).unwrap();
+    assert_eq!(rig.read(to.part(8, 8).unwrap()), cache.digests()[1].to_le_bytes());
+    for (at, bytes) in [(0, 16), (4, 8)] {
+        let refused = rig.device.digest_into(cache.pools, cache.stream, Lane(1), to.part(at, bytes).unwrap());
+        assert_eq!(refused.unwrap_err().kind(), Kind::OutOfRange);
+    }
+}
+
+#[test]
+fn a_step_neither_waits_nor_takes_anything() {
+    let Some(rig) = Rig::new(usual()) else { return };
+    let cache = Cache::new(rig.device.clone()).unwrap();
+    cache.join(0, 20).unwrap();
+    cache.join(1, 30).unwrap();
+    let (blocking, held) = (rig.standin.synchronizations(), rig.standin.held_resources());
+    rig.standin.hold(cache.stream.0);
+    for number in 1..=STEPS {
+        cache.prepare(number, &[entry(0, number), entry(1, number)], &selection(number, 20)).unwrap();
+        cache.enqueue().unwrap();
+        let ticket = cache.ticket().unwrap();
+        assert_eq!((ticket.poll(), cache.device.query(cache.event)), (None, Ok(false)));
+    }
+    assert_eq!(rig.standin.synchronizations(), blocking, "nothing waited for the device");
+    assert_eq!(rig.standin.held_resources(), held, "nothing was taken");
+    rig.standin.let_go(cache.stream.0);
+    cache.device.synchronize(cache.event).unwrap();
+}
+
+#[test]
+fn warm_ups_of_different_streams_do_not_run_into_each_other() {
+    let warm = |lane| Warm { lane: Lane(lane), whole: false, selections: None, steps: 0 };
+    for seed in 0..20 {
+        let Some(rig) = Rig::new(Options { seed: Some(seed), ..usual() }) else { return };
+        let cache = Cache::new(rig.device.clone()).unwrap();
+        let other = rig.device.stream().unwrap();
+        let before = rig.standin.waits();
+        cache.device.warm(cache.pools, cache.stream, warm(0)).unwrap();
+        cache.device.warm(cache.pools, other, warm(1)).unwrap();
+        assert_eq!(rig.standin.waits(), before + 2, "each waits for the one before it");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_the_driver_sees_it() {
+    let Some(rig) = Rig::new(usual()) else { return };
+    let cache = Cache::new(rig.device.clone()).unwrap();
+    let calls = rig.standin.calls();
+    assert_eq!(cache.join(2, 20).unwrap_err().kind(), Kind::OutOfRange);
+    assert_eq!(cache.join(0, 65).unwrap_err().kind(), Kind::OutOfRange);
+    let part = Cache::part(LAYERS);
+    assert_eq!(cache.device.gather(cache.pools, cache.stream, part, 0).unwrap_err().kind(), Kind::OutOfRange);
+    let part = Cache::part(0);
+    assert_eq!(cache.device.gather(cache.pools, cache.stream, part, 1).unwrap_err().kind(), Kind::OutOfRange);
+    assert_eq!(rig.standin.calls(), calls);
+}

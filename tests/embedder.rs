@@ -1,0 +1,28 @@
+//! forebay takes part in a program that uses other crates for the GPU, with whatever features it likes:
+//! cudarc's features for versions of CUDA exclude each other, so nothing that the library depends on may name
+//! cudarc. `make embedder` builds such a program.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::process::Command;
+
+/// The crates that a build of `package`, in `manifest`, with all its features takes in.
+fn crates(package: &str, manifest: &str) -> String {
+    let manifest = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest);
+    let tree = Command::new(env!("CARGO"))
+        .args(["tree", "--offline", "--locked", "--all-features", "--edges", "normal", "--prefix", "none"])
+        .args(["--package", package, "--manifest-path"])
+        .arg(manifest)
+        .output()
+        .unwrap();
+    assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
+    String::from_utf8(tree.stdout).unwrap()
+}
+
+#[test]
+fn the_library_leaves_the_choice_of_cudarc_to_its_embedder() {
+    let names = |tree: &str| tree.lines().any(|line| line.starts_with("cudarc "));
+    let library = crates("forebay", "Cargo.toml");
+    let embedder = crates("forebay-embedder", "ci/embedder/Cargo.toml");
+    assert!(library.starts_with("forebay v") && !names(&library), "{library}");
+    assert!(embedder.contains("\nforebay v") && names(&embedder), "{embedder}");
+}
