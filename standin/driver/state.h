@@ -21,7 +21,7 @@ struct standin_kernel;
 
 // As lib.rs declares it.
 struct StandinOptions {
-    uint64_t seed, memory;
+    uint64_t seed, memory, registration;
     uint32_t has_seed, major, minor, driver_version, devices, warp, stub;
 };
 
