@@ -103,6 +103,23 @@ fn every_kernel_that_the_device_looks_up_is_in_every_image() {
     assert_eq!(entries.collect::<BTreeSet<_>>(), older);
 }
 
+#[cfg(feature = "cuda")]
+#[test]
+fn every_device_gets_an_image_that_its_driver_loads() {
+    use forebay::device::cuda::{CudaDevice, CudaOptions};
+    use forebay_standin::{Options, Standin};
+    let capabilities =
+        [(8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 1), (10, 3), (11, 0), (12, 0), (12, 1)];
+    for capability in capabilities {
+        let Some(driver) = Standin::new(Options { capability, ..Options::default() }) else {
+            return tools::skip("every_device_gets_an_image_that_its_driver_loads", "g++");
+        };
+        let library = Some(driver.library().to_owned());
+        let device = CudaDevice::new(CudaOptions { library, ..CudaOptions::default() });
+        assert!(device.is_ok(), "{capability:?}: {device:?}");
+    }
+}
+
 /// Runs ci/kernels over a folder; whether it passes, and what it says.
 fn kernels(arguments: &[&str], folder: &Path) -> (bool, String) {
     let mut command = Command::new("python3");
@@ -167,6 +184,19 @@ fn control_the_check_fails_on_what_it_is_there_for() {
     assert!(kernels(&bounds, &folder).0);
     let check = [&bounds[..], &["--check"]].concat();
     assert!(kernels(&check, &folder).0);
+    // The same bytes in another folder.
+    let other = folder.join("other");
+    fs::create_dir_all(&other).unwrap();
+    fs::copy(folder.join("forebay.cu"), other.join("forebay.cu")).unwrap();
+    assert!(kernels(&bounds, &other).0);
+    let names = names(&folder.join("built"));
+    assert_eq!(names.len(), 6);
+    for name in names {
+        let [here, there] =
+            [&folder, &other].map(|folder| fs::read(folder.join("built").join(&name)).unwrap());
+        assert!(here == there, "{name}");
+    }
+
     write(&kernel(512, 64, "words[0] = 1;"));
     let (passes, output) = kernels(&check, &folder);
     assert!(!passes && output.contains("forebay_sm100.cubin: not what the sources make"), "{output}");

@@ -7,6 +7,7 @@ mod command;
 use std::path::Path;
 
 use command::{refuses, succeeds};
+use forebay_standin::{Options, Standin};
 
 fn demo() -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst").to_str().unwrap().to_owned()
@@ -62,5 +63,43 @@ fn what_the_host_counts_is_refused_for_another_device() {
     ] {
         let error = refusal(&[more, &["--device", "cuda:0"]].concat());
         assert!(error.contains(more[0]) && error.contains("--device"), "{error}");
+    }
+}
+
+/// A driver's library for the command to load; nothing without a C++ compiler. The skip is printed and noted.
+fn driver(test: &str) -> Option<Standin> {
+    let standin = Standin::new(Options::default());
+    if standin.is_none() {
+        let line = format!("SKIP: {test}: no g++ for a driver that stands in\n");
+        eprint!("{line}");
+        if let Some(list) = std::env::var_os("FOREBAY_SKIPS") {
+            let list = std::fs::OpenOptions::new().create(true).append(true).open(list);
+            std::io::Write::write_all(&mut list.expect("the list of skips"), line.as_bytes()).unwrap();
+        }
+    }
+    standin
+}
+
+#[test]
+fn a_gpu_counts_what_the_host_counts() {
+    let Some(driver) = driver("a_gpu_counts_what_the_host_counts") else { return };
+    let trace = demo();
+    for more in [
+        &["--ratio", "0.05,0.2", "--mtp", "16"][..],
+        &["--slots", "700", "--mtp", "64", "--warmup", "0"],
+        &["--ratio", "0.1", "--mtp", "32", "--split", "by-layer"],
+    ] {
+        let all = [&["replay", &trace, "--json", "-"], more].concat();
+        let on_gpu = [&all[..], &["--device", "cuda:0", "--driver", driver.library()]].concat();
+        assert_eq!(succeeds(&on_gpu), succeeds(&all), "{more:?}");
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_counted() {
+    let Some(driver) = driver("a_gpu_that_is_not_there_is_counted") else { return };
+    let error = refusal(&["--device", "cuda:7", "--driver", driver.library()]);
+    for part in ["no such device", "device 7", "devices 1"] {
+        assert!(error.contains(part), "{part}: {error}");
     }
 }

@@ -13,6 +13,7 @@
 //! is what finds a missing edge.
 
 mod calls;
+mod run;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
@@ -21,6 +22,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use calls::{Access, Calls, HostFunction, Location, MemoryProperties};
+pub use run::{Kernels, Launch, Memory};
 
 /// What a driver is asked to be.
 #[derive(Clone, Debug)]

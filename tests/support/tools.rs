@@ -15,7 +15,12 @@ pub fn installed(file: &str, test: &str) -> Option<PathBuf> {
     if path.is_file() && compiler {
         return Some(path);
     }
-    let what = if compiler { "the tools of ci/kernels (make setup)" } else { "g++" };
+    skip(test, if compiler { "the tools of ci/kernels (make setup)" } else { "g++" });
+    None
+}
+
+/// Says that a test did not run, without `what`.
+pub fn skip(test: &str, what: &str) {
     let line = format!("SKIP: {test}: without {what}\n");
     eprint!("{line}");
     if let Some(list) = std::env::var_os("FOREBAY_SKIPS") {
@@ -23,5 +28,4 @@ pub fn installed(file: &str, test: &str) -> Option<PathBuf> {
         std::io::Write::write_all(&mut list.expect("the list of skips"), line.as_bytes())
             .expect("a skip is noted");
     }
-    None
 }

@@ -14,8 +14,6 @@
         name(const __grid_constant__ Args args)
 #define FOREBAY_DYNAMIC_SHARED(T, name) extern __shared__ T name[]
 #define FOREBAY_UNROLL _Pragma("unroll")
-// A function that stays one: what is rarely done must not take registers from what always is.
-#define FOREBAY_APART __noinline__
 #endif
 
 // The host checks that the device's warps have as many lanes.

@@ -142,31 +142,43 @@ FOREBAY_KERNEL(forebay_scatter, ScatterArgs, MOST_THREADS, 2) {
     });
 }
 
+// A stretch of a lane's slots, as far as it lies in one layer: places `from` to `from + here`. `first` and `left`
+// are what remains of it for the layers that follow.
+struct Stretch {
+    u64 first, left;
+    u32 from, here;
+};
+
+static __device__ void enter_layer(Stretch& stretch, u32 budget) {
+    u64 from = min(stretch.first, static_cast<u64>(budget)), here = min(stretch.left, budget - from);
+    stretch = {stretch.first - from, stretch.left - here, static_cast<u32>(from), static_cast<u32>(here)};
+}
+
 // Gathers what a warm-up made resident, in a stretch of the lane's slots, which are numbered through the
 // layers. A row that the lane has no page for stays away, and the lane's next step fails.
 FOREBAY_KERNEL(forebay_raise, RaiseArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Stage stage;
+    __shared__ Stretch stretch;
+    __shared__ Lane lane;
     const Pools& pools = pools_at(args.pools);
-    u64 first = args.first, left = args.count;
-    for (u32 number = 0; number < pools.layer_count && left > 0; ++number) {
+    if (threadIdx.x == 0) stretch = {args.first, args.count, 0, 0};
+    for (u32 number = 0; number < pools.layer_count; ++number) {
         const Layer& layer = layer_at(pools, number);
         if (!has_sequence(layer, args.lane)) continue;
-        const LaneHead& head = at<const LaneHead>(layer.heads)[args.lane];
-        u64 from = min(first, static_cast<u64>(head.budget));
-        u32 here = static_cast<u32>(min(left, head.budget - from));
-        const u32* blocks = at<const u32>(layer.blocks) + static_cast<u64>(args.lane) * layer.lane_blocks;
-        copy_rows<false>(pools, layer, stage, share_of(here), [&](u32 index, u64& host, u32& slot) {
-            u32 place = static_cast<u32>(from) + index;
-            u32 budget_slot = blocks[place / SLOT_BLOCK] * SLOT_BLOCK + place % SLOT_BLOCK;
-            u32 position = at<const u32>(layer.position_of)[budget_slot];
+        if (threadIdx.x == 0) {
+            lane = lane_at(layer, args.lane);
+            enter_layer(stretch, lane.head->budget);
+        }
+        __syncthreads();
+        copy_rows<false>(pools, layer, stage, share_of(stretch.here), [&](u32 index, u64& host, u32& slot) {
+            u32 at_slot = lane.slot(stretch.from + index), position = lane.position_of[at_slot];
             if (position == EMPTY) return;
             host = host_row(pools, layer, args.lane, position);
-            slot = layer.budget_base + budget_slot;
+            slot = lane.base + at_slot;
             if (host == 0) atomicMax(at<u32>(pools.trust) + args.lane, static_cast<u32>(BYTES));
         });
-        left -= here;
-        first -= from;
+        __syncthreads();
     }
 }
 

@@ -156,6 +156,7 @@ static __device__ void bring_up(const Lane& lane) {
 FOREBAY_KERNEL(forebay_warm, WarmArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
+    __shared__ Step step;
     const Pools& pools = pools_at(args.pools);
     const Layer& layer = layer_at(pools, blockIdx.x);
     if (!has_sequence(layer, args.lane)) return;
@@ -171,10 +172,13 @@ FOREBAY_KERNEL(forebay_warm, WarmArgs, MOST_THREADS, 2) {
         __syncthreads();
         LaneHead head = *lane.head;
         if (head.stamp >= UNUSED_STAMP - 2) return;
-        // A warm-up is a hint: a position beyond the length warms nothing.
-        Step step = {selections + static_cast<u64>(number) * k, nullptr, fetches, 1, k, head.length,
-                     head.stamp + 1, layer.scratch_base + args.lane * layer.scratch, layer.scratch,
-                     layer.scratch * layer.passes};
+        if (threadIdx.x == 0) {
+            // A warm-up is a hint: a position beyond the length warms nothing.
+            step = {selections + static_cast<u64>(number) * k, nullptr, fetches, 1, k, head.length,
+                    head.stamp + 1, layer.scratch_base + args.lane * layer.scratch, layer.scratch,
+                    layer.scratch * layer.passes};
+        }
+        __syncthreads();
         Victims victims;
         Outcome outcome = begin_step(lane, step, sets, layer.tokens, room, victims);
         end_step(lane, step, outcome, victims);

@@ -55,9 +55,11 @@ static __device__ u32 pass_of(const Step& step, u32 scratch, u32 position) {
 }
 
 // How many lanes before this one, in the whole block, say so: `first` in the low half of the answer, `second`
-// in the high half. The same of all lanes in `total`. Calls in a row take the rooms in turn, so that one
-// barrier a call is enough.
-static __device__ u32 block_rank(u32 (&room)[MOST_WARPS], bool first, bool second, u32& total) {
+// in the high half. The same of all lanes in `total`. Calls take the rooms in turn, so that one barrier a
+// call is enough: who writes to a room has passed the barrier of the call between.
+static __device__ u32 block_rank(u32 (&rooms)[2][MOST_WARPS], u32& turn, bool first, bool second, u32& total) {
+    u32 (&room)[MOST_WARPS] = rooms[turn];
+    turn ^= 1;
     u32 ones = __ballot_sync(ALL_LANES, first), twos = __ballot_sync(ALL_LANES, second);
     if (lane_id() == 0) room[warp_id()] = __popc(ones) | __popc(twos) << 16;
     __syncthreads();
@@ -86,10 +88,9 @@ static __device__ u32 list_of(const Lane& lane, const Step& step, u32 scratch, u
 // Answers what was missed, and divides a query row into its lists, two of them at a time, each in the order
 // of the selection.
 static __device__ void divide(const Lane& lane, const Step& step, u32 scratch, const Answers& answers,
-                              u32 query, Room& room) {
+                              u32 query, Room& room, u32& turn) {
     const i32* selection = answers.selection + static_cast<u64>(query) * answers.k;
     i32* slots = answers.slots + static_cast<u64>(query) * answers.k;
-    u32 turn = 0;
     for (u32 list = 0; list <= answers.passes; list += 2) {
         u64 rows[2] = {answers.list_row(list, query), answers.list_row(list + 1, query)};
         u32 filled = 0;  // of both, as `block_rank` counts
@@ -102,9 +103,7 @@ static __device__ void divide(const Lane& lane, const Step& step, u32 scratch, c
                 number = list_of(lane, step, scratch, static_cast<u32>(selection[entry]), slot);
                 if (slot != before) slots[entry] = slot;
             }
-            u32 rank = block_rank(room.totals[turn], number == list, number == list + 1, total);
-            turn ^= 1;
-            rank += filled;
+            u32 rank = block_rank(room.totals, turn, number == list, number == list + 1, total) + filled;
             if (number == list) answers.lists[rows[0] * answers.k + (rank & 0xFFFF)] = slot;
             if (number == list + 1) answers.lists[rows[1] * answers.k + (rank >> 16)] = slot;
             filled += total;
@@ -175,19 +174,22 @@ static __device__ void note(const Pools& pools, const Micro& micro, List& list, 
 FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
+    // In shared memory: what every thread knows alike must not take every thread's registers.
+    __shared__ Answers answers;
+    __shared__ Step step;
+    __shared__ Lane lane;
     const Pools& pools = pools_at(args.pools);
     const Layer& layer = layer_at(pools, args.layer);
     const Micro& micro = micro_at(pools, args.micro);
     const bool speaks = threadIdx.x == 0;
     u32 row = args.first + blockIdx.x, k = pools.top_k;
-    u64 offset = static_cast<u64>(blockIdx.x) * args.row_count * k;
-    Answers answers = {at<const i32>(args.selection) + offset,
-                       at<i32>(args.slots) + offset,
-                       at<i32>(args.lists),
-                       at<u32>(args.counts),
-                       row, args.lists_batch, args.row_count, k, layer.passes};
     StepHead head = step_head(pools, micro);
     List& list = at<List>(micro.lists)[row];
+    if (speaks) {
+        u64 offset = static_cast<u64>(blockIdx.x) * args.row_count * k;
+        answers = {at<const i32>(args.selection) + offset, at<i32>(args.slots) + offset, at<i32>(args.lists),
+                   at<u32>(args.counts), row, args.lists_batch, args.row_count, k, layer.passes};
+    }
     u32 wrong = take_list(pools, list, args, head.step, speaks);
     if (row >= head.real) return answer_nothing(answers, 0);
     Entry entry = step_entry(micro, row);
@@ -203,18 +205,21 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
         return answer_nothing(answers, 0);
     }
     answer_nothing(answers, count);
-    Lane lane = lane_at(layer, entry.lane);
-    Fetch* fetches = at<Fetch>(micro.fetches) + static_cast<u64>(row) * pools.selected;
-    Step step = {answers.selection, answers.slots, fetches, count, k,
-                 lane.head->length + args.row_first + 1, lane.head->stamp + 1,
-                 layer.scratch_base + entry.lane * layer.scratch, layer.scratch,
-                 layer.scratch * layer.passes};
+    if (speaks) {
+        lane = lane_at(layer, entry.lane);
+        Fetch* fetches = at<Fetch>(micro.fetches) + static_cast<u64>(row) * pools.selected;
+        step = {answers.selection, answers.slots, fetches, count, k,
+                lane.head->length + args.row_first + 1, lane.head->stamp + 1,
+                layer.scratch_base + entry.lane * layer.scratch, layer.scratch, layer.scratch * layer.passes};
+    }
+    __syncthreads();
     Sets sets = sets_at(pools, work_at(pools, micro, row, args.shared));
     Victims victims;
     Outcome outcome = begin_step(lane, step, sets, layer.tokens, room, victims);
     if (answers.lists) {
+        u32 turn = 0;
         for (u32 query = 0; query < count; ++query) {
-            divide(lane, step, outcome.scratch, answers, query, room);
+            divide(lane, step, outcome.scratch, answers, query, room, turn);
         }
     } else {
         look_up_missed(lane, step);

@@ -1,0 +1,327 @@
+//! The device beside an engine, which these tests play by the driver's own calls: contexts, streams and captures
+//! of its own, and memory that it uses as no device should.
+
+use super::driver::flag;
+use super::*;
+use forebay_standin::{Calls as Api, Options, Resources, Standin};
+
+/// A driver of two devices; none where there is no compiler to make one.
+fn driver(options: Options) -> Option<Standin> {
+    let standin = Standin::new(Options { devices: 2, ..options });
+    if standin.is_none() {
+        eprintln!("SKIP: src/device/cuda/tests.rs: g++ is not there");
+    }
+    standin
+}
+
+fn device(standin: &Standin) -> Result<Arc<CudaDevice>> {
+    let library = Some(standin.library().to_owned());
+    CudaDevice::new(CudaOptions { library, threads: 64, ..CudaOptions::default() })
+}
+
+/// What an engine does by itself; pointers are to locals, handles those that the driver gave.
+struct Engine<'a> {
+    api: &'a Api,
+    context: u64,
+}
+
+fn done(code: i32) {
+    assert_eq!(code, 0);
+}
+
+impl<'a> Engine<'a> {
+    /// An engine on the primary context of device `ordinal`, which it makes current.
+    fn new(standin: &'a Standin, ordinal: i32) -> Engine<'a> {
+        let api = standin.api();
+        let (mut number, mut context) = (0, 0);
+        // SAFETY: see `Engine`.
+        unsafe {
+            done(api.init(0));
+            done(api.device_get(&mut number, ordinal));
+            done(api.primary_ctx_retain(&mut context, number));
+            done(api.ctx_set_current(context));
+        }
+        Engine { api, context }
+    }
+
+    fn current(&self) -> u64 {
+        let mut context = 1;
+        // SAFETY: see `Engine`.
+        let mut ask = || unsafe { self.api.ctx_get_current(&mut context) };
+        // The call that is to be refused may be this one.
+        if ask() != 0 {
+            done(ask());
+        }
+        context
+    }
+
+    fn make_current(&self, context: u64) {
+        // SAFETY: see `Engine`.
+        done(unsafe { self.api.ctx_set_current(context) });
+    }
+
+    fn stream(&self) -> u64 {
+        let mut stream = 0;
+        // SAFETY: see `Engine`.
+        done(unsafe { self.api.stream_create(&mut stream, flag::STREAM_NON_BLOCKING) });
+        stream
+    }
+
+    fn fill(&self, address: u64, value: u8, bytes: usize, stream: u64) {
+        // SAFETY: see `Engine`.
+        done(unsafe { self.api.memset_d8_async(address, value, bytes, stream) });
+    }
+
+    fn synchronize(&self, stream: u64) {
+        // SAFETY: see `Engine`.
+        done(unsafe { self.api.stream_synchronize(stream) });
+    }
+
+    /// Begins a capture that other threads' calls can break, as engines do unless they are told otherwise.
+    fn capture(&self, stream: u64) {
+        const GLOBAL: i32 = 0;
+        // SAFETY: see `Engine`.
+        done(unsafe { self.api.stream_begin_capture(stream, GLOBAL) });
+    }
+
+    /// Ends a capture; answers its code.
+    fn captured(&self, stream: u64) -> i32 {
+        let mut graph = 0;
+        // SAFETY: see `Engine`.
+        unsafe {
+            let code = self.api.stream_end_capture(stream, &mut graph);
+            if code == 0 {
+                done(self.api.graph_destroy(graph));
+            }
+            code
+        }
+    }
+}
+
+/// Calls of each kind, what they answer being looked at elsewhere.
+fn some_calls(device: &CudaDevice) -> Vec<Result<()>> {
+    let slice = device.allocate(64);
+    let streams = [device.stream(), device.stream()];
+    let (Ok(slice), [Ok(stream), Ok(other)], Ok(event)) = (slice, streams, device.event()) else {
+        return vec![];
+    };
+    let (_ticket, completer) = crate::device::Ticket::new();
+    vec![
+        device.copy(stream, slice, slice),
+        device.record(event, stream),
+        device.wait(other, event),
+        device.complete(stream, completer),
+        device.call(stream, Arc::new(|| ())),
+        device.query(event).map(drop),
+        device.synchronize(event),
+        device.backing(1).map(drop),
+        device.capture(stream),
+        device.captured(stream).and_then(|graph| device.launch(graph, other)),
+        device.record(Event(99), stream),
+    ]
+}
+
+#[test]
+fn a_callers_context_is_what_it_was_whatever_a_call_answers() {
+    let Some(standin) = driver(Options::default()) else { return };
+    let engine = Engine::new(&standin, 1);
+    for n in 0.. {
+        standin.fail_call(n, 1);
+        if let Ok(device) = device(&standin) {
+            assert_eq!(engine.current(), engine.context);
+            some_calls(&device);
+            assert_eq!(engine.current(), engine.context, "call {n}, {:?}", standin.failed_call());
+        }
+        assert_eq!(engine.current(), engine.context, "call {n}, {:?}", standin.failed_call());
+        if standin.failed_call().is_none() {
+            assert!(n > 100);
+            break;
+        }
+    }
+    let held = standin.held_resources();
+    assert_eq!(held, Resources { contexts: 1, ..Resources::default() }, "the engine's own");
+}
+
+#[test]
+fn any_thread_may_call_and_has_no_context_when_it_had_none() {
+    let Some(standin) = driver(Options::default()) else { return };
+    let device = device(&standin).unwrap();
+    let engine = Engine::new(&standin, 0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                assert_eq!(engine.current(), 0);
+                assert!(some_calls(&device).iter().filter(|answer| answer.is_err()).count() == 1);
+                assert_eq!(engine.current(), 0);
+            });
+        }
+    });
+    assert_eq!(engine.current(), engine.context);
+    // Dropped on a thread without a context, too.
+    std::thread::spawn(move || drop(device)).join().unwrap();
+    assert_eq!(standin.held_resources().contexts, 1);
+}
+
+#[test]
+fn an_engines_stream_is_borrowed_and_stays_its_own() {
+    let Some(standin) = driver(Options::default()) else { return };
+    let device = device(&standin).unwrap();
+    let engine = Engine::new(&standin, 0);
+    let raw = engine.stream();
+    let slice = device.allocate(4).unwrap();
+    let event = device.event().unwrap();
+    assert_eq!(device.record(event, Stream(raw)).unwrap_err().kind(), Kind::OutOfRange, "not made known");
+    // SAFETY: the stream lives until the test ends.
+    let [stream, again] = [raw, raw].map(|raw| unsafe { device.borrow_stream(raw) });
+    assert_eq!((stream.as_ref().unwrap(), &stream), (&Stream(raw), &again));
+    let stream = stream.unwrap();
+    // The engine's work and ours are in one order.
+    standin.hold(raw);
+    engine.fill(slice.address(), 7, 4, raw);
+    let seen = Arc::new(Mutex::new(0));
+    let (library, address) = (Arc::new(standin), slice.address());
+    let (told, memory) = (Arc::clone(&seen), Arc::clone(&library));
+    let look = move || {
+        let mut byte = [0];
+        assert!(memory.read(address, &mut byte));
+        *told.lock() = byte[0];
+    };
+    device.call(stream, Arc::new(look)).unwrap();
+    library.let_go(raw);
+    device.record(event, stream).unwrap();
+    device.synchronize(event).unwrap();
+    assert_eq!(*seen.lock(), 7);
+    let blocking = library.synchronizations();
+    device.query(event).unwrap();
+    assert_eq!(library.synchronizations(), blocking);
+    drop(device);
+    assert_eq!(library.held_resources().streams, 1, "the engine's is still there");
+}
+
+#[test]
+fn memory_and_queries_break_no_capture_of_an_engine() {
+    let Some(standin) = driver(Options::default()) else { return };
+    let device = device(&standin).unwrap();
+    let engine = Engine::new(&standin, 0);
+    let (raw, event, stream) = (engine.stream(), device.event().unwrap(), device.stream().unwrap());
+    device.record(event, stream).unwrap();
+    let plain = |engine: &Engine<'_>| {
+        let mut address = 0;
+        // SAFETY: see `Engine`.
+        unsafe { engine.api.mem_alloc(&mut address, 64) }
+    };
+    for elsewhere in [false, true] {
+        let calls = || {
+            device.allocate(64).unwrap();
+            device.backing(1).unwrap();
+            assert_eq!(device.query(event), Ok(true));
+            device.synchronize(event).unwrap();
+            device.event().unwrap();
+        };
+        engine.capture(raw);
+        match elsewhere {
+            false => calls(),
+            true => std::thread::scope(|scope| scope.spawn(calls).join().unwrap()),
+        }
+        assert_eq!(engine.captured(raw), 0);
+        // The control: the same without what the device does about it.
+        engine.capture(raw);
+        let refused = match elsewhere {
+            false => plain(&engine),
+            true => std::thread::scope(|scope| {
+                let call = || {
+                    engine.make_current(engine.context);
+                    plain(&engine)
+                };
+                scope.spawn(call).join().unwrap()
+            }),
+        };
+        assert!(code::CAPTURE.contains(&refused), "{refused}");
+        assert_ne!(engine.captured(raw), 0);
+    }
+}
+
+#[test]
+fn a_capture_of_the_engines_takes_launches_and_no_calls() {
+    let Some(standin) = driver(Options::default()) else { return };
+    let device = device(&standin).unwrap();
+    let engine = Engine::new(&standin, 0);
+    let raw = engine.stream();
+    // SAFETY: the stream lives until the test ends.
+    let stream = unsafe { device.borrow_stream(raw) }.unwrap();
+    let slice = device.allocate(64).unwrap();
+    engine.capture(raw);
+    device.copy(stream, slice.part(0, 8).unwrap(), slice.part(8, 8).unwrap()).unwrap();
+    let refused = device.call(stream, Arc::new(|| ())).unwrap_err();
+    assert_eq!(refused.kind(), Kind::InvalidConfig);
+    let (ticket, completer) = crate::device::Ticket::new();
+    assert_eq!(device.complete(stream, completer).unwrap_err().kind(), Kind::InvalidConfig);
+    assert!(ticket.poll().is_some());
+    assert_eq!(device.capture(stream).unwrap_err().kind(), Kind::Busy);
+    assert_eq!(device.captured(stream).unwrap_err().kind(), Kind::InvalidConfig, "it is the engine's");
+    assert_eq!(engine.captured(raw), 0, "none of it has broken the capture");
+}
+
+/// Memory that is written on one stream as soon as it is there; whether the bytes stay.
+fn first_written_elsewhere(seed: u64, zeroed_in_time: bool) -> bool {
+    let Some(standin) = driver(Options { seed: Some(seed), ..Options::default() }) else {
+        return zeroed_in_time;
+    };
+    let device = device(&standin).unwrap();
+    let engine = Engine::new(&standin, 0);
+    let [own, other] = [0; 2].map(|_| engine.stream());
+    let address = match zeroed_in_time {
+        true => device.allocate(64).unwrap().address(),
+        false => {
+            let mut address = 0;
+            // SAFETY: see `Engine`.
+            done(unsafe { engine.api.mem_alloc(&mut address, 64) });
+            engine.fill(address, 0, 64, other);
+            address
+        }
+    };
+    engine.fill(address, 7, 64, own);
+    [own, other].iter().for_each(|stream| engine.synchronize(*stream));
+    let mut bytes = [0; 64];
+    assert!(standin.read(address, &mut bytes));
+    bytes == [7; 64]
+}
+
+#[test]
+fn f5_memory_is_zeroed_before_it_is_first_written_whatever_the_stream() {
+    assert!((0..50).all(|seed| first_written_elsewhere(seed, true)));
+}
+
+#[test]
+fn f5_control_memory_zeroed_on_another_stream_loses_what_was_written() {
+    if driver(Options::default()).is_none() {
+        return;
+    }
+    let lost = (0..50).filter(|seed| !first_written_elsewhere(*seed, false)).count();
+    assert!(lost > 0, "no seed of 50 shows it");
+}
+
+#[test]
+fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
+    let Some(standin) = driver(Options::default()) else { return };
+    let device = device(&standin).unwrap();
+    let extents = crate::device::checks::Asker { name: NAME, tag: Some(device.inner.tag), exact: true };
+    let geometry = crate::geometry::Geometry::new(crate::geometry::Shape::DEEPSEEK_V3_2).unwrap();
+    let plan = Plan {
+        geometry,
+        tables: vec![],
+        slabs: vec![],
+        rows: vec![],
+        lane_pages: 1,
+        micro_batches: 1,
+        batch: 1,
+        residency_only: false,
+    };
+    let extents = crate::device::checks::Extents::new(&plan, extents);
+    for address in [0, 6] {
+        // SAFETY: nothing is enqueued with it.
+        let slice = unsafe { device.import(address, 64) };
+        assert_eq!(extents.words(&slice, 16).unwrap_err().kind(), Kind::OutOfRange, "{address}");
+    }
+    assert_eq!(device.attach(plan).unwrap_err().kind(), Kind::InvalidConfig);
+}

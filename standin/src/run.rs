@@ -1,0 +1,144 @@
+//! Kernels called as functions: for tests of the kernels alone, without a driver or a device.
+
+use crate::{Options, Standin};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::ffi::{CStr, CString, c_char, c_void};
+
+/// Words that no kernel may write, before and behind each [`Memory`].
+const FENCE: usize = 32;
+const FENCE_WORD: u32 = 0x5AFE_C0DE;
+
+/// Memory whose address kernels take: words, zero at first, at a multiple of 128 bytes.
+#[derive(Debug)]
+pub struct Memory {
+    start: *mut u32,
+    words: usize,
+}
+
+impl Memory {
+    /// Zeroed memory of so many words.
+    pub fn new(words: usize) -> Memory {
+        let layout = Memory::layout(words);
+        // SAFETY: the layout has a size above zero, as the fences do.
+        let start = unsafe { alloc(layout) }.cast::<u32>();
+        if start.is_null() {
+            handle_alloc_error(layout);
+        }
+        let memory = Memory { start, words };
+        for index in 0..words + 2 * FENCE {
+            let inside = (FENCE..FENCE + words).contains(&index);
+            // SAFETY: the allocation has as many words.
+            unsafe { start.add(index).write(if inside { 0 } else { FENCE_WORD }) };
+        }
+        memory
+    }
+
+    /// Memory that holds these words.
+    pub fn of(words: &[u32]) -> Memory {
+        let memory = Memory::new(words.len());
+        memory.write(0, words);
+        memory
+    }
+
+    fn layout(words: usize) -> Layout {
+        Layout::array::<u32>(words + 2 * FENCE).and_then(|l| l.align_to(128)).unwrap_or(Layout::new::<u32>())
+    }
+
+    /// What a kernel takes.
+    pub fn address(&self) -> u64 {
+        self.start as u64 + 4 * FENCE as u64
+    }
+
+    /// The words as they are now.
+    pub fn read(&self) -> Vec<u32> {
+        // SAFETY: the allocation has the words and its fences; nobody writes while a test reads.
+        (FENCE..FENCE + self.words).map(|index| unsafe { self.start.add(index).read() }).collect()
+    }
+
+    /// Changes the words from `first` on.
+    pub fn write(&self, first: usize, words: &[u32]) {
+        assert!(first + words.len() <= self.words, "{first} + {} > {}", words.len(), self.words);
+        for (index, word) in words.iter().enumerate() {
+            // SAFETY: just checked.
+            unsafe { self.start.add(FENCE + first + index).write(*word) };
+        }
+    }
+
+    /// Whether nothing was written before or behind the words.
+    pub fn is_fenced(&self) -> bool {
+        let fences = (0..FENCE).chain(FENCE + self.words..2 * FENCE + self.words);
+        // SAFETY: the allocation has the words and its fences.
+        fences.into_iter().all(|index| unsafe { self.start.add(index).read() } == FENCE_WORD)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout.
+        unsafe { dealloc(self.start.cast(), Memory::layout(self.words)) };
+    }
+}
+
+type Run = unsafe extern "C" fn(*const c_char, *const u32, *const u32, u32, *const c_void, u32, u64) -> bool;
+
+/// The kernels of one [`Standin`].
+#[derive(Debug)]
+pub struct Kernels {
+    run: Run,
+    // Keeps the library loaded.
+    _standin: Standin,
+}
+
+/// How a kernel is launched.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// Decides the order of blocks and threads.
+    pub seed: u64,
+}
+
+impl Kernels {
+    /// None where there was no g++ when this crate was built.
+    pub fn new() -> Option<Kernels> {
+        let standin = Standin::new(Options::default())?;
+        let path = CString::new(standin.library()).ok()?;
+        // SAFETY: loaded already; this gives the same handle once more.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+        // SAFETY: a handle, or null for the program itself, which has no such symbol.
+        let address = unsafe { libc::dlsym(handle, c"standin_run".as_ptr()) };
+        if address.is_null() {
+            return None;
+        }
+        // SAFETY: direct.cpp declares it with this type.
+        let run = unsafe { std::mem::transmute::<*mut c_void, Run>(address) };
+        Some(Kernels { run, _standin: standin })
+    }
+
+    /// Runs a kernel to its end; false where there is none of this name, or its argument is of another size.
+    /// `args` is its by-value argument; the addresses in it are those of [`Memory`] that outlives the call.
+    pub fn run(&self, name: &CStr, launch: Launch, args: &[u32]) -> bool {
+        let block = [launch.threads, 1, 1];
+        // A copy at an address that 64-bit words may have.
+        let args: Vec<u64> =
+            args.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32).collect();
+        let bytes = 8 * args.len() as u32;
+        // SAFETY: the library is loaded; what the kernels may touch is what the addresses in `args` lead to,
+        // and that memory's fences tell when one touched more.
+        unsafe {
+            (self.run)(
+                name.as_ptr(),
+                launch.grid.as_ptr(),
+                block.as_ptr(),
+                launch.shared,
+                args.as_ptr().cast(),
+                bytes,
+                launch.seed,
+            )
+        }
+    }
+}

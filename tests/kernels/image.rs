@@ -1,0 +1,209 @@
+//! A cache's tables and memory as the kernels find them, laid out by hand as `abi.h` says.
+
+use forebay::Geometry;
+use forebay::residency::{Fetch, LaneHead, TableShape};
+use forebay_standin::Memory;
+
+/// What a cache is made of.
+#[derive(Clone, Debug)]
+pub struct Extents {
+    pub geometry: Geometry,
+    pub shapes: Vec<TableShape>,
+    pub batch: u32,
+    pub lane_pages: u32,
+    pub host_pages: u32,
+    pub residency_only: bool,
+}
+
+impl Extents {
+    pub fn top_k(&self) -> u32 {
+        self.geometry.shape().top_k
+    }
+
+    pub fn largest(&self) -> TableShape {
+        *self.shapes.iter().max_by_key(|shape| shape.budget_blocks).unwrap()
+    }
+
+    pub fn slab_words(&self, shape: &TableShape) -> usize {
+        (shape.slots().div_ceil(64) * self.geometry.block_bytes() / 4) as usize
+    }
+
+    pub fn row_words(&self) -> usize {
+        (self.geometry.host_page_bytes() / 4) as usize * self.host_pages as usize
+    }
+
+    pub fn missed_words(&self) -> usize {
+        self.shapes[0].tokens.div_ceil(32) as usize
+    }
+
+    pub fn set_words(&self) -> usize {
+        2 * self.shapes.iter().map(TableShape::lane_blocks).max().unwrap() as usize
+    }
+
+    pub fn work_words(&self) -> usize {
+        self.missed_words() + 2 * self.set_words()
+    }
+}
+
+/// One layer.
+pub struct LayerImage {
+    pub heads: Memory,
+    pub slot_of: Memory,
+    pub position_of: Memory,
+    pub stamp_of: Memory,
+    pub blocks: Memory,
+    pub slab: Memory,
+    pub rows: Memory,
+}
+
+/// A cache with one micro-batch.
+pub struct Image {
+    pub layers: Vec<LayerImage>,
+    pub pools: Memory,
+    pub pages: Memory,
+    pub trust: Memory,
+    pub block: Memory,
+    pub counts: Memory,
+    pub lengths: Memory,
+    pub sticky: Memory,
+    pub lists: Memory,
+    pub fetches: Memory,
+    others: Vec<Memory>,
+}
+
+/// Words of a struct of the kernels'.
+#[derive(Default)]
+pub struct Struct(pub Vec<u32>);
+
+impl Struct {
+    pub fn long(mut self, value: u64) -> Struct {
+        self.0.extend([value as u32, (value >> 32) as u32]);
+        self
+    }
+
+    pub fn at(self, memory: &Memory) -> Struct {
+        self.long(memory.address())
+    }
+
+    pub fn words(mut self, words: &[u32]) -> Struct {
+        self.0.extend(words);
+        self
+    }
+}
+
+impl LayerImage {
+    fn new(extents: &Extents, shape: &TableShape) -> LayerImage {
+        let slots = shape.budget_blocks as usize * 64;
+        LayerImage {
+            heads: Memory::new(7 * shape.lanes as usize),
+            slot_of: Memory::new((shape.lanes * shape.tokens) as usize),
+            position_of: Memory::of(&vec![u32::MAX; slots]),
+            stamp_of: Memory::of(&vec![i32::MAX as u32; shape.slots() as usize]),
+            blocks: Memory::new((shape.lanes * shape.lane_blocks()) as usize),
+            slab: Memory::new(extents.slab_words(shape)),
+            rows: Memory::new(extents.row_words()),
+        }
+    }
+
+    fn words(&self, shape: &TableShape) -> Vec<u32> {
+        let tables = [&self.heads, &self.slot_of, &self.position_of, &self.stamp_of, &self.blocks];
+        let layer = tables.into_iter().chain([&self.slab, &self.rows]).fold(Struct::default(), Struct::at);
+        let s = shape;
+        let extents = [s.lanes, s.tokens, s.query_rows, s.scratch, s.passes, s.scratch_base, s.landing_base];
+        layer.words(&extents).words(&[s.budget_base, s.budget_blocks, s.lane_blocks()]).0
+    }
+
+    /// The heads as the rule has them.
+    pub fn heads(&self) -> Vec<LaneHead> {
+        let head = |w: &[u32]| LaneHead {
+            length: w[0],
+            landed: w[1],
+            budget: w[2],
+            blocks: w[3],
+            stamp: w[4],
+            front: w[5],
+            heir: w[6],
+        };
+        self.heads.read().chunks_exact(7).map(head).collect()
+    }
+}
+
+impl Image {
+    pub fn new(extents: &Extents) -> Image {
+        let shape = extents.shapes[0];
+        let g = &extents.geometry;
+        let (layers, batch) = (extents.shapes.len(), extents.batch as usize);
+        let selected = (shape.query_rows * extents.top_k()) as usize;
+        let images: Vec<LayerImage> = extents.shapes.iter().map(|s| LayerImage::new(extents, s)).collect();
+        let words: Vec<u32> = images.iter().zip(&extents.shapes).flat_map(|(i, s)| i.words(s)).collect();
+        let table = Memory::of(&words);
+        let pages = Memory::of(&vec![u32::MAX; (shape.lanes * extents.lane_pages) as usize]);
+        let trust = Memory::new(shape.lanes as usize);
+        let block = Memory::new(4 + 3 * batch);
+        let (counts, lengths, sticky) = (Memory::new(3 * layers), Memory::new(batch), Memory::new(2));
+        let (failed, lists) = (Memory::new(batch), Memory::new(10 * batch));
+        let fetches = Memory::new(2 * selected * batch);
+        let work = Memory::new(extents.work_words() * batch);
+        let parts = [&block, &counts, &lengths, &sticky, &failed, &lists, &fetches, &work];
+        let micro = Memory::of(&parts.into_iter().fold(Struct::default(), Struct::at).0);
+        let warm_fetches = Memory::new(2 * extents.top_k() as usize * layers);
+        let warm_work = Memory::new(extents.work_words() * layers);
+        let parts = [&table, &pages, &trust, &micro, &warm_fetches, &warm_work];
+        let pools = parts.into_iter().fold(Struct::default(), Struct::at).long(g.host_page_bytes());
+        let pools = pools.words(&[
+            layers as u32,
+            shape.lanes,
+            extents.lane_pages,
+            1,
+            extents.batch,
+            shape.query_rows,
+            extents.top_k(),
+            selected as u32,
+            extents.work_words() as u32,
+            extents.missed_words() as u32,
+            extents.set_words() as u32,
+            g.page_tokens(),
+            g.host_stride(),
+            g.shape().runs[0],
+            g.shape().runs[1],
+            g.block_bytes(),
+            extents.host_pages,
+            extents.residency_only.into(),
+        ]);
+        Image {
+            layers: images,
+            pools: Memory::of(&pools.0),
+            pages,
+            trust,
+            block,
+            counts,
+            lengths,
+            sticky,
+            lists,
+            fetches,
+            others: vec![table, micro, failed, work, warm_fetches, warm_work],
+        }
+    }
+
+    /// What a batch row's last resolve missed: the rows, and how many are in scratch slots.
+    pub fn list(&self, row: usize, selected: usize) -> (Vec<Fetch>, usize) {
+        let list = self.lists.read();
+        let [count, scratch] = [list[10 * row + 2], list[10 * row + 3]].map(|word| word as usize);
+        let fetches = self.fetches.read();
+        let words = &fetches[2 * row * selected..][..2 * count];
+        let fetches = words.chunks_exact(2).map(|w| Fetch { position: w[0], slot: w[1] }).collect();
+        (fetches, scratch)
+    }
+
+    /// Whether all writes stayed inside.
+    pub fn is_fenced(&self) -> bool {
+        let layer = |l: &LayerImage| {
+            let tables = [&l.heads, &l.slot_of, &l.position_of, &l.stamp_of, &l.blocks, &l.slab, &l.rows];
+            tables.into_iter().all(Memory::is_fenced)
+        };
+        let own = [&self.pools, &self.pages, &self.trust, &self.block, &self.counts, &self.lengths];
+        let lists = [&self.sticky, &self.lists, &self.fetches];
+        self.layers.iter().all(layer)
+            && own.into_iter().chain(lists).chain(&self.others).all(Memory::is_fenced)
+    }
+}

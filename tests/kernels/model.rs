@@ -1,0 +1,373 @@
+//! What the kernels must come to: the rule as `residency` has it, and rows copied one by one.
+
+use crate::image::Extents;
+use forebay::device::block::{Cause, Entry};
+use forebay::residency::{Answered, Divider, Fetch, LayerTables, Portable, Rows, Selected, Workspace};
+
+/// Trust in a lane, as the kernels write it.
+pub const SOUND: u32 = 0;
+const FAILED: u32 = 1;
+const BYTES: u32 = 2;
+
+/// What a batch row's last resolve missed.
+#[derive(Clone, Debug, Default)]
+pub struct List {
+    pub fetches: Vec<Fetch>,
+    pub scratch: usize,
+    share: usize,
+    passed: usize,
+    of: (usize, u32, u32, u64),
+    lane: u32,
+}
+
+impl List {
+    fn missing(&self, step: u64) -> Option<Cause> {
+        let passes = self.scratch.div_ceil(self.share.max(1)).max(1);
+        (self.of.3 == step && !self.fetches.is_empty() && self.passed < passes).then(|| self.ungathered())
+    }
+
+    fn ungathered(&self) -> Cause {
+        if self.passed == 0 { Cause::NotGathered } else { Cause::PassNotGathered }
+    }
+}
+
+/// Which part of a step an operation works on.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    pub layer: usize,
+    pub first: u32,
+    pub count: u32,
+    pub rows: Rows,
+}
+
+/// What a resolve answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// `[count][rows][k]`.
+    pub slots: Vec<i32>,
+    /// `[1 + passes][batch][rows][k]`; batch rows outside the part are left as they were.
+    pub lists: Vec<i32>,
+    /// `[1 + passes][batch][rows]`.
+    pub counts: Vec<u32>,
+}
+
+pub struct Model {
+    pub extents: Extents,
+    pub tables: Vec<LayerTables>,
+    pub slabs: Vec<Vec<u32>>,
+    pub rows: Vec<Vec<u32>>,
+    pub pages: Vec<Vec<u32>>,
+    pub trust: Vec<u32>,
+    pub lists: Vec<List>,
+    pub counts: Vec<[u32; 3]>,
+    pub lengths: Vec<u32>,
+    pub sticky: u64,
+    pub entries: Vec<Entry>,
+    pub step: u64,
+    failed: Vec<bool>,
+    work: Workspace,
+    divider: Divider,
+}
+
+impl Model {
+    pub fn new(extents: &Extents) -> Model {
+        let shape = extents.shapes[0];
+        Model {
+            tables: extents.shapes.iter().map(|shape| LayerTables::new(*shape).unwrap()).collect(),
+            slabs: extents.shapes.iter().map(|shape| vec![0; extents.slab_words(shape)]).collect(),
+            rows: extents.shapes.iter().map(|_| vec![0; extents.row_words()]).collect(),
+            pages: vec![vec![u32::MAX; extents.lane_pages as usize]; shape.lanes as usize],
+            trust: vec![SOUND; shape.lanes as usize],
+            lists: vec![List::default(); extents.batch as usize],
+            counts: vec![[0; 3]; extents.shapes.len()],
+            lengths: Vec::new(),
+            sticky: u64::MAX,
+            entries: Vec::new(),
+            step: 0,
+            failed: Vec::new(),
+            work: Workspace::new(&extents.largest(), shape.query_rows * extents.top_k()),
+            divider: Divider::new(extents.largest().slots()),
+            extents: extents.clone(),
+        }
+    }
+
+    fn blame(&mut self, lane: u32, stage: u64, (layer, row): (usize, usize), cause: Cause, value: u32) {
+        let place = (layer as u64) << 51 | (row as u64) << 35;
+        self.sticky = self.sticky.min(stage << 63 | place | (cause as u64) << 32 | u64::from(value));
+        if let Some(trust) = self.trust.get_mut(lane as usize) {
+            *trust = (*trust).max(if cause == Cause::NotGathered { BYTES } else { FAILED });
+        }
+    }
+
+    fn take_pages(&mut self, lane: u32, pages: &[u32]) {
+        let table = &mut self.pages[lane as usize];
+        table.fill(u32::MAX);
+        table[..pages.len()].copy_from_slice(pages);
+    }
+
+    pub fn join(&mut self, lane: u32, blocks: &[Vec<u32>], budgets: &[u32], length: u32, pages: &[u32]) {
+        self.take_pages(lane, pages);
+        self.trust[lane as usize] = SOUND;
+        for (tables, (blocks, budget)) in self.tables.iter_mut().zip(blocks.iter().zip(budgets)) {
+            tables.join(lane, blocks, *budget, length).unwrap();
+        }
+    }
+
+    pub fn leave(&mut self, lane: u32) {
+        self.tables.iter_mut().for_each(|tables| tables.leave(lane));
+    }
+
+    pub fn truncate(&mut self, lane: u32, settle: u32, length: u32, pages: &[u32]) {
+        let trust = std::mem::replace(&mut self.trust[lane as usize], SOUND);
+        for layer in 0..self.tables.len() {
+            assert!(self.accept(layer, lane, settle, 0));
+            if trust == BYTES {
+                self.tables[layer].empty(lane);
+            }
+            self.tables[layer].truncate(lane, length).unwrap();
+        }
+        self.take_pages(lane, pages);
+    }
+
+    pub fn warm(&mut self, lane: u32, whole: bool, selections: &[i32], steps: usize) {
+        let k = self.extents.top_k() as usize;
+        for (layer, tables) in self.tables.iter_mut().enumerate() {
+            if whole {
+                tables.bring_up(lane);
+            }
+            for selection in selections[layer * steps * k..(layer + 1) * steps * k].chunks_exact(k) {
+                let mut slots = vec![0; k];
+                let mut fetches = vec![Fetch { position: 0, slot: 0 }; k];
+                let selected = Selected { selection, slots: &mut slots, fetches: &mut fetches };
+                tables.warm(&Portable, lane, selected, &mut self.work).unwrap();
+            }
+        }
+    }
+
+    pub fn raise(&mut self, lane: u32, first: u64, count: u64) {
+        let slots = (0..self.tables.len()).flat_map(|layer| {
+            let budget = self.tables[layer].head(lane).unwrap().budget;
+            (0..budget).map(move |place| (layer, place))
+        });
+        let stretch: Vec<(usize, u32)> = slots.skip(first as usize).take(count as usize).collect();
+        for (layer, place) in stretch {
+            let fetches: Vec<Fetch> = self.tables[layer].residents(lane, place, 1).collect();
+            fetches.iter().for_each(|fetch| {
+                self.move_row(layer, lane, *fetch, false);
+            });
+        }
+    }
+
+    pub fn load(&mut self, step: u64, entries: &[Entry]) {
+        (self.step, self.sticky) = (step, u64::MAX);
+        self.counts.fill([0; 3]);
+        let lane = |row: usize| entries[row].lane;
+        let lanes = self.trust.len() as u32;
+        let trust = |entry: &Entry| self.trust.get(entry.lane as usize).is_some_and(|t| *t != SOUND);
+        self.failed = entries.iter().map(trust).collect();
+        self.lengths =
+            entries.iter().map(|e| self.tables[0].head(e.lane).map_or(0, |head| head.length)).collect();
+        let wrong = |row: &usize| lane(*row) >= lanes || (0..*row).any(|before| lane(before) == lane(*row));
+        self.entries = entries.to_vec();
+        if let Some(row) = (0..entries.len()).find(wrong) {
+            for entry in entries {
+                self.blame(entry.lane, 0, (0, row), Cause::Tables, lane(row));
+            }
+            self.entries.clear();
+        }
+    }
+
+    /// Accepts landed rows in one layer; false where it cannot be.
+    fn accept(&mut self, layer: usize, lane: u32, accepted: u32, next: u32) -> bool {
+        let mut moves = Vec::new();
+        let done = self.tables[layer].commit(&Portable, lane, accepted, next, |moved| moves.push(moved));
+        for moved in moves {
+            let [from, to] = [moved.landing, moved.slot].map(|slot| self.extents.geometry.pieces(slot));
+            for (from, to) in from.iter().zip(to) {
+                let start = (from.slab / 4) as usize;
+                let end = start + (from.bytes / 4) as usize;
+                self.slabs[layer].copy_within(start..end, (to.slab / 4) as usize);
+            }
+        }
+        done.is_ok()
+    }
+
+    pub fn commit(&mut self, accepted: &[u32]) {
+        for layer in 0..self.tables.len() {
+            for (row, entry) in self.entries.clone().into_iter().enumerate() {
+                let count = if entry.accepted == u32::MAX { accepted[row] } else { entry.accepted };
+                let landed = self.tables[layer].head(entry.lane).map_or(0, |head| head.landed);
+                let failed = self.failed[row];
+                let (cause, believed) = match count <= landed {
+                    _ if failed => (Cause::Earlier, 0),
+                    true => (Cause::Tables, count),
+                    false => (Cause::Accepted, 0),
+                };
+                let done = self.accept(layer, entry.lane, believed, entry.query_rows);
+                if failed || !done || believed != count {
+                    self.blame(entry.lane, 0, (layer, row), cause, count);
+                }
+                if layer == 0 {
+                    self.lengths[row] = self.tables[0].head(entry.lane).map_or(0, |head| head.length);
+                }
+            }
+        }
+    }
+
+    /// Fills the parts of `answer` that the part's rows have.
+    pub fn resolve(&mut self, part: &Part, selection: &[i32], answer: &mut Answer) {
+        let per_row = part.rows.count as usize * self.extents.top_k() as usize;
+        let (batch, rows) = (self.extents.batch as usize, part.rows.count as usize);
+        let lists = 1 + self.extents.shapes[part.layer].passes as usize;
+        for index in 0..part.count as usize {
+            let row = part.first as usize + index;
+            for list in 0..lists {
+                let first = (list * batch + row) * rows;
+                answer.counts[first..first + rows].fill(0);
+                let k = self.extents.top_k() as usize;
+                answer.lists[first * k..(first + rows) * k].fill(-1);
+            }
+            let missing = self.lists[row].missing(self.step);
+            let of = (part.layer, part.rows.first, part.rows.count, self.step);
+            self.lists[row] = List { of, share: self.lists[row].share, ..List::default() };
+            answer.slots[index * per_row..][..per_row].fill(-1);
+            if let Some(entry) = self.entries.get(row).copied() {
+                if let Some(cause) = missing {
+                    self.blame(entry.lane, 1, (part.layer, row), cause, part.layer as u32);
+                }
+                self.resolve_row(part, row, entry, &selection[index * per_row..][..per_row], index, answer);
+            }
+        }
+    }
+
+    fn resolve_row(
+        &mut self,
+        part: &Part,
+        row: usize,
+        entry: Entry,
+        selection: &[i32],
+        index: usize,
+        answer: &mut Answer,
+    ) {
+        let k = self.extents.top_k() as usize;
+        let count = entry.query_rows.saturating_sub(part.rows.first).min(part.rows.count);
+        if count == 0 {
+            return;
+        }
+        let asked = count as usize * k;
+        let slots = &mut answer.slots[index * selection.len()..][..asked];
+        let selection = &selection[..asked];
+        let mut fetches = vec![Fetch { position: 0, slot: 0 }; asked];
+        let rows = Rows { first: part.rows.first, count };
+        let selected = Selected { selection, slots: &mut *slots, fetches: &mut fetches };
+        let tables = &mut self.tables[part.layer];
+        let Ok(done) = tables.resolve(&Portable, entry.lane, rows, selected, &mut self.work) else {
+            slots.fill(-1);
+            self.blame(entry.lane, 1, (part.layer, row), Cause::Tables, entry.lane);
+            return;
+        };
+        fetches.truncate(done.counts.misses as usize);
+        let scratch = done.counts.scratch as usize;
+        let answered = Answered { selection, slots, fetches: &fetches, scratch };
+        let (batch, all) = (self.extents.batch as usize, part.rows.count as usize);
+        self.divider
+            .divide(tables.shape(), &answered, k, |query, list, slot| {
+                let at = (list * batch + row) * all + query;
+                answer.lists[at * k + answer.counts[at] as usize] = slot;
+                answer.counts[at] += 1;
+            })
+            .unwrap();
+        let share = tables.shape().scratch as usize;
+        let list = &mut self.lists[row];
+        (list.fetches, list.scratch, list.share, list.lane) = (fetches, scratch, share, entry.lane);
+        let counts = [done.counts.hits, done.counts.misses, done.counts.scratch];
+        self.counts[part.layer].iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        if let Some(beyond) = done.beyond {
+            self.blame(entry.lane, 1, (part.layer, row), Cause::BeyondLength, beyond.position);
+        }
+    }
+
+    pub fn gather(&mut self, part: &Part, pass: usize) {
+        for row in part.first as usize..((part.first + part.count) as usize).min(self.entries.len()) {
+            let list = self.lists[row].clone();
+            let mut cause = (pass > list.passed).then(|| list.ungathered());
+            if list.of != (part.layer, part.rows.first, part.rows.count, self.step) {
+                cause = Some(Cause::NotGathered);
+            }
+            if let Some(cause) = cause {
+                let lane = self.entries[row].lane;
+                self.blame(lane, 1, (part.layer, row), cause, part.layer as u32);
+                continue;
+            }
+            for (rank, fetch) in list.fetches.iter().enumerate() {
+                let of = if rank < list.scratch { rank / list.share } else { 0 };
+                if of == pass && !self.move_row(part.layer, list.lane, *fetch, false) {
+                    self.blame(list.lane, 1, (part.layer, row), Cause::Tables, fetch.position);
+                }
+            }
+            self.lists[row].passed = list.passed.max(pass + 1);
+        }
+    }
+
+    pub fn scatter(&mut self, part: &Part) {
+        for row in part.first as usize..((part.first + part.count) as usize).min(self.entries.len()) {
+            let lane = self.entries[row].lane;
+            for query in part.rows.first..part.rows.first + part.rows.count {
+                let Some(landing) = self.tables[part.layer].landing(lane, query) else { continue };
+                if !self.move_row(part.layer, lane, landing, true) {
+                    self.blame(lane, 1, (part.layer, row), Cause::Tables, landing.position);
+                }
+            }
+        }
+    }
+
+    /// Copies a row between its slot and the total pool; false where the lane has no page for it.
+    fn move_row(&mut self, layer: usize, lane: u32, fetch: Fetch, down: bool) -> bool {
+        let g = &self.extents.geometry;
+        let page = self.pages[lane as usize].get((fetch.position / g.page_tokens()) as usize).copied();
+        let Some(page) = page.filter(|page| *page < self.extents.host_pages) else { return false };
+        let host = g.host_offset(page, fetch.position % g.page_tokens());
+        for piece in g.pieces(fetch.slot) {
+            let (host, slab) = ((host as usize + piece.row as usize) / 4, piece.slab as usize / 4);
+            let words = piece.bytes as usize / 4;
+            let (host, slab) =
+                (&mut self.rows[layer][host..][..words], &mut self.slabs[layer][slab..][..words]);
+            if down { host.copy_from_slice(slab) } else { slab.copy_from_slice(host) }
+        }
+        true
+    }
+
+    /// The words of the step's report.
+    pub fn report(&mut self) -> Vec<u32> {
+        for row in 0..self.entries.len() {
+            if let Some(cause) = self.lists[row].missing(self.step) {
+                let layer = self.lists[row].of.0;
+                self.blame(self.entries[row].lane, 1, (layer, row), cause, layer as u32);
+            }
+        }
+        let mut words = vec![self.step as u32, (self.step >> 32) as u32];
+        let word = self.sticky;
+        match word {
+            u64::MAX => words.extend([0; 4]),
+            _ => words.extend([
+                (word >> 32) as u32 & 7,
+                (word >> 35) as u32 & 0xFFFF,
+                (word >> 51) as u32 & 0xFFF,
+                word as u32,
+            ]),
+        }
+        words.extend(self.counts.iter().flatten());
+        words.extend(&self.lengths);
+        words
+    }
+
+    /// Positions of a lane that its query row `query` may select.
+    pub fn limit(&self, lane: u32, query: u32) -> u32 {
+        self.tables[0].head(lane).map_or(0, |head| head.length + query + 1)
+    }
+
+    /// Whether a lane has a sequence.
+    pub fn is_taken(&self, lane: u32) -> bool {
+        self.tables[0].head(lane).is_some_and(|head| head.budget > 0)
+    }
+}

@@ -1,0 +1,408 @@
+//! The kernels and the model side by side: every operation done by both, everything compared after it.
+
+use crate::image::{Extents, Image, Struct};
+use crate::model::{Answer, Model, Part};
+use forebay::device::block::{Entry, step};
+use forebay::residency::Rows;
+use forebay_standin::{Kernels, Launch, Memory};
+use std::ffi::CStr;
+
+/// Numbers that differ from seed to seed.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u32 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let word = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (word >> 32) as u32
+    }
+
+    pub fn below(&mut self, end: u32) -> u32 {
+        self.next() % end.max(1)
+    }
+
+    pub fn one_in(&mut self, of: u32) -> bool {
+        self.below(of) == 0
+    }
+}
+
+/// How a world's kernels run.
+#[derive(Clone, Copy, Debug)]
+pub struct How {
+    pub threads: u32,
+    pub seed: u64,
+}
+
+pub struct World<'a> {
+    pub model: Model,
+    pub image: Image,
+    kernels: &'a Kernels,
+    how: How,
+    pub random: Random,
+    /// How often an engine does what it must not: one in so many; 0 for never.
+    pub mischief: u32,
+    steps: u64,
+    free: Vec<Vec<u32>>,
+    owned: Vec<Vec<Vec<u32>>>,
+}
+
+impl<'a> World<'a> {
+    pub fn new(kernels: &'a Kernels, extents: &Extents, how: How) -> World<'a> {
+        let lanes = extents.shapes[0].lanes as usize;
+        let mut world = World {
+            model: Model::new(extents),
+            image: Image::new(extents),
+            kernels,
+            how,
+            random: Random(how.seed),
+            mischief: 0,
+            steps: 1 << 33,
+            free: extents.shapes.iter().map(|shape| (0..shape.budget_blocks).collect()).collect(),
+            owned: vec![vec![Vec::new(); extents.shapes.len()]; lanes],
+        };
+        for layer in 0..extents.shapes.len() {
+            let words: Vec<u32> = (0..extents.row_words()).map(|_| world.random.next()).collect();
+            world.image.layers[layer].rows.write(0, &words);
+            world.model.rows[layer] = words;
+        }
+        world
+    }
+
+    fn mischief(&mut self) -> bool {
+        self.mischief > 0 && self.random.one_in(self.mischief)
+    }
+
+    fn run(&mut self, name: &CStr, grid: [u32; 3], shared: u32, args: Struct) {
+        let seed = u64::from(self.random.next());
+        let launch = Launch { grid, threads: self.how.threads, shared, seed };
+        assert!(self.kernels.run(name, launch, &args.0), "{name:?}");
+    }
+
+    fn args(&self) -> Struct {
+        Struct::default().at(&self.image.pools)
+    }
+
+    fn layers(&self) -> u32 {
+        self.model.tables.len() as u32
+    }
+
+    fn staged(&self, length: u32, pages: &[u32]) -> Vec<u32> {
+        let mut words = vec![length, pages.len() as u32];
+        words.extend(pages);
+        words.resize(2 + self.model.extents.lane_pages as usize, 77);
+        words
+    }
+
+    /// Pages of a lane: as many as there may be tokens, all distinct from other lanes'.
+    pub fn pages_of(&self, lane: u32) -> Vec<u32> {
+        let pages = self.model.extents.lane_pages;
+        (0..pages).map(|index| (index * 7 + 3) % pages + lane * pages).collect()
+    }
+
+    /// Gives a lane to a sequence, if each layer has blocks for it.
+    pub fn join(&mut self, lane: u32, budgets: &[u32], length: u32) {
+        let enough = |(free, budget): (&Vec<u32>, &u32)| free.len() >= budget.div_ceil(64) as usize;
+        if self.model.is_taken(lane) || !self.free.iter().zip(budgets).all(enough) {
+            return;
+        }
+        let mut blocks = Vec::new();
+        for (free, budget) in self.free.iter_mut().zip(budgets) {
+            let (count, turn) = (budget.div_ceil(64) as usize, self.random.below(64) as usize);
+            let turn = turn % free.len();
+            free.rotate_left(turn);
+            blocks.push(free.split_off(free.len() - count));
+        }
+        let pages = self.pages_of(lane);
+        let mut staged = self.staged(length, &pages);
+        staged.extend(budgets);
+        let most = blocks.iter().map(Vec::len).max().unwrap();
+        for blocks in &blocks {
+            staged.extend(blocks);
+            staged.resize(staged.len() + most - blocks.len(), 1 << 30);
+        }
+        let staged = Memory::of(&staged);
+        let args = self.args().at(&staged).words(&[lane, most as u32]);
+        let chunks = 1 + self.random.below(3);
+        self.run(c"forebay_join", [self.layers(), chunks, 1], 0, args);
+        self.model.join(lane, &blocks, budgets, length, &pages);
+        self.owned[lane as usize] = blocks;
+        self.compare("join");
+    }
+
+    pub fn leave(&mut self, lane: u32) {
+        let args = self.args().words(&[lane, 0]);
+        self.run(c"forebay_leave", [self.layers(), 1, 1], 0, args);
+        self.model.leave(lane);
+        for (free, owned) in self.free.iter_mut().zip(&mut self.owned[lane as usize]) {
+            free.append(owned);
+        }
+        self.compare("leave");
+    }
+
+    pub fn truncate(&mut self, lane: u32, settle: u32, length: u32) {
+        let pages = self.pages_of(lane);
+        let staged = Memory::of(&self.staged(0, &pages));
+        let args = self.args().at(&staged).words(&[lane, settle, length, 0]);
+        self.run(c"forebay_truncate", [self.layers(), 1, 1], 0, args);
+        self.model.truncate(lane, settle, length, &pages);
+        self.compare("truncate");
+    }
+
+    pub fn warm(&mut self, lane: u32, whole: bool, selections: &[i32], steps: usize) {
+        let words: Vec<u32> = selections.iter().map(|position| *position as u32).collect();
+        let (memory, shared) = (Memory::of(&words), self.random.one_in(2));
+        let args = if selections.is_empty() { self.args().long(0) } else { self.args().at(&memory) };
+        let args = args.words(&[lane, whole.into(), steps as u32, shared.into()]);
+        let bytes = if shared { 4 * self.model.extents.work_words() as u32 } else { 0 };
+        self.run(c"forebay_warm", [self.layers(), 1, 1], bytes, args);
+        self.model.warm(lane, whole, selections, steps);
+        self.compare("warm");
+    }
+
+    pub fn raise(&mut self, lane: u32, first: u64, count: u64) {
+        let args = self.args().long(first).long(count).words(&[lane, 0]);
+        let ctas = 1 + self.random.below(4);
+        self.run(c"forebay_raise", [ctas, 1, 1], 0, args);
+        self.model.raise(lane, first, count);
+        self.compare("raise");
+    }
+
+    /// Begins a step; `accepted` are the counts that stand on the device.
+    pub fn begin(&mut self, entries: &[Entry], accepted: &[u32]) {
+        self.steps += 1;
+        let mut words = vec![77; step::words(self.model.extents.batch)];
+        step::encode(self.steps, entries.iter().copied(), &mut words);
+        let (pinned, counts) = (Memory::of(&words), Memory::of(accepted));
+        let args = self.args().at(&pinned).words(&[0, 0]);
+        self.run(c"forebay_load", [1, 1, 1], 0, args);
+        self.model.load(self.steps, entries);
+        self.compare("load");
+        let args = self.args().at(&counts).words(&[0, 0]);
+        self.run(c"forebay_commit", [self.layers(), self.model.extents.batch, 1], 0, args);
+        self.model.commit(accepted);
+        self.compare("commit");
+        self.land(entries);
+    }
+
+    /// The engine writes the new rows.
+    fn land(&mut self, entries: &[Entry]) {
+        for layer in 0..self.model.tables.len() {
+            for entry in entries {
+                for query in 0..entry.query_rows {
+                    let Some(row) = self.model.tables[layer].landing(entry.lane, query) else { continue };
+                    for piece in self.model.extents.geometry.pieces(row.slot) {
+                        let words: Vec<u32> = (0..piece.bytes / 4).map(|_| self.random.next()).collect();
+                        let first = piece.slab as usize / 4;
+                        self.image.layers[layer].slab.write(first, &words);
+                        self.model.slabs[layer][first..first + words.len()].copy_from_slice(&words);
+                    }
+                }
+            }
+        }
+    }
+
+    fn part_words(part: &Part) -> [u32; 6] {
+        [0, part.layer as u32, part.first, part.count, part.rows.first, part.rows.count]
+    }
+
+    /// An answer that nothing has been written to.
+    pub fn unanswered(&self, layer: usize, rows: u32) -> Answer {
+        let lists = 1 + self.model.extents.shapes[layer].passes;
+        let rows = (lists * self.model.extents.batch * rows) as usize;
+        let k = self.model.extents.top_k() as usize;
+        Answer { slots: Vec::new(), lists: vec![-7; rows * k], counts: vec![7; rows] }
+    }
+
+    /// Resolves a part; `answer` is what earlier parts have left in the lists.
+    pub fn resolve(&mut self, part: &Part, selection: &[i32], answer: &mut Answer) {
+        let words = |values: &[i32]| Memory::of(&values.iter().map(|v| *v as u32).collect::<Vec<_>>());
+        let back = |memory: &Memory| memory.read().iter().map(|word| *word as i32).collect::<Vec<_>>();
+        answer.slots = vec![-7; selection.len()];
+        let (asked, slots) = (words(selection), words(&answer.slots));
+        let (lists, counts) = (words(&answer.lists), Memory::of(&answer.counts));
+        let divided = self.model.extents.shapes[part.layer].passes > 1 || self.random.one_in(2);
+        let args = self.args().at(&asked).at(&slots);
+        let args = if divided { args.at(&lists).at(&counts) } else { args.long(0).long(0) };
+        let shared = self.random.one_in(2);
+        let args = args.words(&Self::part_words(part));
+        let args = args.words(&[self.model.extents.batch, shared.into()]);
+        let bytes = if shared { 4 * self.model.extents.work_words() as u32 } else { 0 };
+        self.run(c"forebay_resolve", [part.count, 1, 1], bytes, args);
+        self.model.resolve(part, selection, answer);
+        assert_eq!(back(&slots), answer.slots, "{part:?} {:?}", self.how);
+        if divided {
+            assert_eq!(counts.read(), answer.counts, "{part:?} {:?}", self.how);
+            assert_eq!(back(&lists), answer.lists, "{part:?} {:?}", self.how);
+        }
+        for memory in [&asked, &slots, &lists, &counts] {
+            assert!(memory.is_fenced());
+        }
+        let shape = self.model.extents.shapes[0];
+        let selected = (shape.query_rows * self.model.extents.top_k()) as usize;
+        for row in part.first as usize..(part.first + part.count) as usize {
+            let list = &self.model.lists[row];
+            let found = self.image.list(row, selected);
+            assert_eq!(found, (list.fetches.clone(), list.scratch), "{part:?} {row} {:?}", self.how);
+        }
+        self.compare("resolve");
+    }
+
+    pub fn gather(&mut self, part: &Part, pass: u32) {
+        let args = self.args().words(&Self::part_words(part)).words(&[pass, 0]);
+        let name = if self.random.one_in(2) { c"forebay_gather" } else { c"forebay_gather_bulk" };
+        let ctas = 1 + self.random.below(5);
+        self.run(name, [ctas, 1, 1], 0, args);
+        self.model.gather(part, pass as usize);
+        self.compare("gather");
+    }
+
+    pub fn scatter(&mut self, part: &Part) {
+        let args = self.args().words(&Self::part_words(part));
+        let ctas = 1 + self.random.below(3);
+        self.run(c"forebay_scatter", [ctas, 1, 1], 0, args);
+        self.model.scatter(part);
+        self.compare("scatter");
+    }
+
+    pub fn report(&mut self) {
+        let expected = self.model.report();
+        let slot = Memory::new(expected.len());
+        let args = self.args().at(&slot).words(&[0, 0]);
+        self.run(c"forebay_report", [1, 1, 1], 0, args);
+        assert!(slot.is_fenced());
+        assert_eq!(slot.read(), expected, "{:?}", self.how);
+        self.compare("report");
+    }
+
+    /// All words of the tables, all bytes, and the digests.
+    pub fn compare(&mut self, after: &str) {
+        let place =
+            |what: &str, layer: usize| format!("{what} of layer {layer} after {after}, {:?}", self.how);
+        for (layer, (image, tables)) in self.image.layers.iter().zip(&self.model.tables).enumerate() {
+            let words = tables.words();
+            let base = tables.shape().budget_base as usize;
+            assert_eq!(image.heads(), words.heads, "{}", place("heads", layer));
+            assert_eq!(image.slot_of.read(), words.slot_of, "{}", place("map", layer));
+            assert_eq!(image.position_of.read(), words.position_of, "{}", place("positions", layer));
+            assert_eq!(image.stamp_of.read()[base..], words.stamp_of[base..], "{}", place("stamps", layer));
+            assert_eq!(image.blocks.read(), words.blocks, "{}", place("blocks", layer));
+            assert!(image.slab.read() == self.model.slabs[layer], "{}", place("slab", layer));
+            assert!(image.rows.read() == self.model.rows[layer], "{}", place("rows", layer));
+        }
+        assert_eq!(self.image.trust.read(), self.model.trust, "trust after {after}, {:?}", self.how);
+        assert_eq!(self.image.pages.read(), self.model.pages.concat(), "pages after {after}");
+        let sticky = self.image.sticky.read();
+        let sticky = u64::from(sticky[1]) << 32 | u64::from(sticky[0]);
+        if self.model.step > 0 {
+            assert_eq!(sticky, self.model.sticky, "sticky word after {after}, {:?}", self.how);
+        }
+        assert!(self.image.is_fenced(), "a write outside after {after}, {:?}", self.how);
+    }
+
+    /// The lanes' digests, as the kernel adds them up.
+    pub fn compare_digests(&mut self) {
+        for lane in 0..self.model.trust.len() as u32 {
+            let sum = Memory::new(2);
+            let args = self.args().at(&sum).words(&[lane, 0]);
+            self.run(c"forebay_digest", [self.layers(), 1, 1], 0, args);
+            let expected = self.model.tables.iter().enumerate().fold(0_u64, |all, (layer, tables)| {
+                all.wrapping_add(tables.digest(lane).wrapping_mul(2 * layer as u64 + 1))
+            });
+            assert_eq!(sum.read(), [expected as u32, (expected >> 32) as u32]);
+        }
+    }
+
+    /// Positions near a wandering centre, with repetitions, -1, and now and then one that may not be.
+    pub fn selection(&mut self, limit: u32, spread: u32) -> Vec<i32> {
+        let centre = self.random.below(limit);
+        let k = self.model.extents.top_k();
+        let pick = |world: &mut Self| match world.random.below(10) {
+            0 => -1,
+            _ if limit == 0 => -1,
+            _ if world.mischief() => limit as i32 + (world.random.next() as i32 >> (world.random.below(31))),
+            _ => ((centre + world.random.below(spread)) % limit) as i32,
+        };
+        (0..k).map(|_| pick(self)).collect()
+    }
+
+    /// A part's selections, by what each query row may see.
+    pub fn selections(&mut self, part: &Part, entries: &[Entry], spread: u32) -> Vec<i32> {
+        let mut all = Vec::new();
+        for row in part.first..part.first + part.count {
+            for query in part.rows.first..part.rows.first + part.rows.count {
+                let lane = entries.get(row as usize).map_or(0, |entry| entry.lane);
+                let limit = self.model.limit(lane, query);
+                all.extend(self.selection(limit, spread));
+            }
+        }
+        all
+    }
+
+    /// A step of some lanes with all its layers, parts and passes.
+    pub fn step(&mut self) {
+        let (entries, accepted) = self.entries();
+        self.begin(&entries, &accepted);
+        for layer in 0..self.model.tables.len() {
+            self.layer(layer, &entries);
+        }
+        self.report();
+    }
+
+    fn entries(&mut self) -> (Vec<Entry>, Vec<u32>) {
+        let extents = self.model.extents.clone();
+        let mut lanes: Vec<u32> = (0..extents.shapes[0].lanes).collect();
+        let turn = self.random.below(extents.shapes[0].lanes) as usize;
+        lanes.rotate_left(turn);
+        lanes.retain(|lane| self.model.is_taken(*lane));
+        lanes.truncate(1 + self.random.below(extents.batch) as usize);
+        if self.mischief() {
+            lanes.push([99, 0, 1][self.random.below(3) as usize]);
+            lanes.truncate(extents.batch as usize);
+        }
+        let mut counts = vec![5; extents.batch as usize];
+        let mut entries = Vec::new();
+        for (row, lane) in lanes.into_iter().enumerate() {
+            let head = self.model.tables[0].head(lane).copied().unwrap_or_default();
+            let most = head.landed + u32::from(self.mischief());
+            let accepted = self.random.below(most + 1);
+            let left = extents.shapes[0].tokens - head.length - head.landed.min(accepted);
+            let query_rows = self.random.below(extents.shapes[0].query_rows + 1).min(left);
+            let query_rows = query_rows + 9 * u32::from(self.mischief());
+            counts[row] = accepted;
+            let accepted = if self.random.one_in(3) { u32::MAX } else { accepted };
+            entries.push(Entry { lane, accepted, query_rows });
+        }
+        (entries, counts)
+    }
+
+    fn layer(&mut self, layer: usize, entries: &[Entry]) {
+        let shape = self.model.extents.shapes[layer];
+        let batch = self.model.extents.batch;
+        // A draft layer runs a pass a row; an ordinary layer takes all rows at once.
+        let calls: Vec<Rows> = match self.random.one_in(3) {
+            true => (0..shape.query_rows).map(|first| Rows { first, count: 1 }).collect(),
+            false => vec![Rows { first: 0, count: shape.query_rows }],
+        };
+        let spread = [10, 60, 400][self.random.below(3) as usize];
+        let half = self.random.below(batch + 1);
+        for rows in calls {
+            let part = |first: u32, end: u32| Part { layer, first, count: end - first, rows };
+            let parts: Vec<Part> =
+                [part(0, half), part(half, batch)].into_iter().filter(|part| part.count > 0).collect();
+            let mut answer = self.unanswered(layer, rows.count);
+            for part in &parts {
+                let selection = self.selections(part, entries, spread);
+                self.resolve(part, &selection, &mut answer);
+            }
+            for part in &parts {
+                for pass in 0..shape.passes {
+                    if !self.mischief() {
+                        self.gather(part, pass);
+                    }
+                }
+                self.scatter(part);
+            }
+        }
+    }
+}
