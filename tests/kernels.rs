@@ -1,12 +1,18 @@
 //! The CUDA kernels, run on a CPU, against the rule as `residency` has it: after every operation all words of
 //! the tables, all answers and lists, and all bytes are equal, whatever the number of threads and their order.
 #![cfg(feature = "cuda")]
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "kernels/image.rs"]
 mod image;
 #[path = "kernels/model.rs"]
 mod model;
+#[cfg(feature = "trace")]
+#[path = "kernels/traces.rs"]
+mod traces;
+#[cfg(feature = "trace")]
+#[path = "support/traces.rs"]
+mod traces_at;
 #[path = "kernels/world.rs"]
 mod world;
 
@@ -14,6 +20,7 @@ use forebay::residency::TableShape;
 use forebay::{Geometry, Shape};
 use forebay_standin::Kernels;
 use image::Extents;
+use std::io::Write;
 use world::{How, World};
 
 const LANES: u32 = 4;
@@ -59,7 +66,12 @@ fn extents(top_k: u32, (runs, host_stride): ([u32; 2], u32)) -> Extents {
 fn kernels(test: &str) -> Option<Kernels> {
     let kernels = Kernels::new();
     if kernels.is_none() {
-        eprintln!("SKIP: {test}: no g++ when the tests were built");
+        let line = format!("SKIP: {test}: no g++ when the stand-in driver was built\n");
+        eprint!("{line}");
+        if let Some(list) = std::env::var_os("FOREBAY_SKIPS") {
+            let mut list = std::fs::OpenOptions::new().create(true).append(true).open(list).unwrap();
+            list.write_all(line.as_bytes()).unwrap();
+        }
     }
     kernels
 }

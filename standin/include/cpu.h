@@ -2,8 +2,9 @@
 //
 // Blocks run one after the other, in an order that the seed shuffles. Each CUDA thread of a block is a fibre
 // with a stack of its own; it runs until a barrier or a warp operation, where any thread that may go on
-// does, whichever the seed picks. So a result that depends on the order of threads between two barriers
-// differs from seed to seed. Shared memory is filled with junk before each block.
+// does, whichever the seed picks; in every other block or so, one thread only when no other can. So a result
+// that depends on the order of threads between two barriers differs from seed to seed. Shared memory is
+// filled with junk before each block.
 //
 // What would hang or be undefined on a GPU ends the process with a message instead: a barrier that not all
 // threads of a block reach, or reach on different lines; a warp operation whose mask names a lane that never
@@ -74,7 +75,9 @@ constexpr size_t GUARD = 4096;
 struct Site {
     const char* file;
     int line;
-    bool operator==(const Site& other) const { return line == other.line && !strcmp(file, other.file); }
+    bool operator==(const Site& other) const {
+        return line == other.line && (file == other.file || (file && other.file && !strcmp(file, other.file)));
+    }
 };
 
 enum class State : unsigned char { Ready, Barrier, Warp, Ended };
@@ -104,6 +107,7 @@ struct Block {
     uint3 index;
     unsigned threads, ready_count, at_barrier, ended;
     unsigned gathered;  // what threads bring to a barrier that counts
+    unsigned starved;   // runs only when no other thread can
     u64 random;
     char* dynamic;
     unsigned dynamic_bytes;
@@ -209,6 +213,7 @@ inline void make_ready(Fiber& fiber) {
 inline void yield(bool ends = false) {
     if (block.ready_count == 0) report_deadlock();
     unsigned pick = random_below(block.ready_count);
+    if (block.ready[pick] == block.starved) pick = (pick + 1) % block.ready_count;
     Fiber& next = block.fibers[block.ready[pick]];
     block.ready[pick] = block.ready[--block.ready_count];
     Fiber& self = *block.now;
@@ -238,6 +243,7 @@ inline void prepare(unsigned thread) {
     Fiber& fiber = block.fibers[thread];
     fiber.stack = machine.stack(thread);
     fiber.stack_bytes = STACK;
+    fiber.site = {nullptr, 0};
     fiber.index = {thread % block.shape.x, thread / block.shape.x % block.shape.y,
                    thread / (block.shape.x * block.shape.y)};
     // As `switch_stacks` leaves a stack: mxcsr, six registers, where to return to. At the entry of a function
@@ -308,6 +314,8 @@ inline void run_block(u64 number, u64 seed) {
                    static_cast<unsigned>(number / block.grid.x / block.grid.y)};
     block.random = scramble(seed ^ scramble(number)) | 1;
     block.ready_count = block.at_barrier = block.ended = block.gathered = 0;
+    // What one thread is late to read, the others have long changed.
+    block.starved = random_below(2 * block.threads);
     memset(block.arrived, 0, sizeof block.arrived);
     spoil_shared();
     for (unsigned thread = 0; thread < block.threads; ++thread) prepare(thread);
@@ -330,8 +338,9 @@ inline void launch(const standin_kernel& kernel, void (*body)(const void*), cons
     block.threads = static_cast<unsigned>(threads);
     // Its end is the end of an allocation: the sanitizer sees what reaches beyond.
     block.dynamic_bytes = shared_bytes;
-    block.dynamic = static_cast<char*>(aligned_alloc(16, (shared_bytes + 31) / 16 * 16));
-    if (!block.dynamic) give_up("no memory for shared memory");
+    void* dynamic = nullptr;
+    if (posix_memalign(&dynamic, 16, shared_bytes ? shared_bytes : 1)) give_up("no memory for shared memory");
+    block.dynamic = static_cast<char*>(dynamic);
     block.host.stack = nullptr;
     u64 number = scramble(seed) % blocks, stride = coprime_stride(scramble(seed + 1), blocks);
     for (u64 done = 0; done < blocks; ++done) {

@@ -76,10 +76,15 @@ fn control_each_wait_that_is_left_out_of_a_graph_shows_for_some_seed() {
         let by_layer = [order; ALL as usize];
         let waits = without(0, &by_layer, 0..0);
         assert!(waits.end > 60, "{waits:?}");
-        for wait in waits {
-            let wrong = |seed| catch_unwind(|| without(seed, &by_layer, wait..wait + 1)).is_err();
-            assert!((0..60).any(wrong), "{order:?}: wait {wait} is not missed");
-        }
+        let wrong = |wait: u64| {
+            (0..60).any(|seed| catch_unwind(|| without(seed, &by_layer, wait..wait + 1)).is_err())
+        };
+        // The second micro-batch's fork and the joins order nothing that a graph's beginning and end do not. They
+        // are there because a driver refuses streams that are not forked and joined.
+        let end = waits.end;
+        let demanded = vec![0, end - 3, end - 2, end - 1];
+        let whole: Vec<u64> = waits.filter(|wait| !wrong(*wait)).collect();
+        assert_eq!(whole, demanded, "{order:?}: waits that are not missed");
     }
 }
 

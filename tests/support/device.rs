@@ -70,18 +70,16 @@ impl TestDevice {
         Arc::new(TestDevice { memory: Memory::Host(HostDevice::new(options)), threaded: options.threaded })
     }
 
-    /// The CUDA device on a stand-in of its own, which delays and reorders by the seed, with the memory and the
-    /// failure that the options say; none where the stand-in could not be built.
+    /// The CUDA device on a stand-in of its own, which delays and reorders by the seed, with the memory that
+    /// the options say; none where the stand-in could not be built.
     #[cfg(feature = "cuda")]
     pub fn cuda(options: &HostOptions, seed: Option<u64>) -> Option<Arc<TestDevice>> {
-        const ILLEGAL_ADDRESS: i32 = 700;
         let usual = Options::default();
         let standin =
             Standin::new(Options { seed, memory: options.memory.unwrap_or(usual.memory), ..usual })?;
         let library = Some(standin.library().to_owned());
         // Few threads a block: the stand-in runs each of them by itself.
         let device = CudaDevice::new(CudaOptions { library, threads: 64, ..CudaOptions::default() }).unwrap();
-        options.fail_operation.into_iter().for_each(|n| standin.fail_operation(n, ILLEGAL_ADDRESS));
         let places = device.allocate(8 * Digests::COUNT).unwrap();
         let digests = Digests { places, next: 0.into() };
         Some(Arc::new(TestDevice { memory: Memory::Cuda(device, standin, digests), threaded: false }))
@@ -105,6 +103,11 @@ impl TestDevice {
         }
     }
 
+    /// Whether its memory is another machine's, as a GPU's is.
+    pub fn is_remote(&self) -> bool {
+        !matches!(self.memory, Memory::Host(_))
+    }
+
     /// Whether streams are threads, which a call can hold.
     pub fn runs_by_itself(&self) -> bool {
         self.threaded
@@ -115,6 +118,15 @@ impl TestDevice {
         #[cfg(feature = "cuda")]
         if let Some(standin) = self.standin() {
             if _hold { standin.hold(_stream.0) } else { standin.let_go(_stream.0) }
+        }
+    }
+
+    /// The operation of this number from now on fails on the stand-in. The host device knew it from its start.
+    pub fn fail_operation(&self, _number: u64) {
+        #[cfg(feature = "cuda")]
+        if let Some(standin) = self.standin() {
+            const ILLEGAL_ADDRESS: i32 = 700;
+            standin.fail_operation(_number, ILLEGAL_ADDRESS);
         }
     }
 

@@ -122,7 +122,7 @@ pub struct World {
     /// Operations run later than they are enqueued.
     pub asynchronous: bool,
     /// The device is made to fail.
-    faulty: bool,
+    pub faulty: bool,
     /// It had failed before this operation.
     dead: bool,
     /// Whether host-issued work is waited for at once.
@@ -152,6 +152,7 @@ impl World {
         let layers = config.shape.layers + config.shape.draft_layers;
         let warm = engine.device.allocate(4 * u64::from(WARM_STEPS * layers * config.shape.top_k)).unwrap();
         let cache = Cache::new(config.clone(), engine.queue()).unwrap();
+        setup.options.fail_operation.into_iter().for_each(|number| engine.device.fail_operation(number));
         World {
             geometry: *cache.geometry(),
             start: cache.stats(),
@@ -185,8 +186,7 @@ impl World {
     /// Whether the device was made to fail, and has.
     pub fn failed(&self) -> bool {
         let base = self.engine.base();
-        let event = base.event().unwrap();
-        self.faulty && base.query(event).is_err()
+        self.faulty && base.query(self.engine.probe).is_err()
     }
 
     /// Does one operation and checks everything.
