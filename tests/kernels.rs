@@ -16,16 +16,32 @@ mod traces_at;
 #[path = "kernels/world.rs"]
 mod world;
 
-use forebay::residency::TableShape;
+use forebay::device::block::Entry;
+use forebay::residency::{Rows, TableShape};
 use forebay::{Geometry, Shape};
 use forebay_standin::Kernels;
 use image::Extents;
+use model::Part;
 use std::io::Write;
 use world::{How, World};
 
 const LANES: u32 = 4;
 const QUERY_ROWS: u32 = 3;
 const TOKENS: u32 = 320;
+
+/// As [`extents`], with other lanes and batch rows.
+fn wide(lanes: u32, extents: Extents) -> Extents {
+    let shapes = extents.shapes.iter().map(|shape| TableShape {
+        lanes,
+        landing_base: shape.scratch_base + lanes * extents.shapes[0].scratch,
+        budget_base: (shape.scratch_base + lanes * (extents.shapes[0].scratch + QUERY_ROWS))
+            .next_multiple_of(64),
+        budget_blocks: shape.budget_blocks + 2 * lanes,
+        ..*shape
+    });
+    let shapes = shapes.collect();
+    Extents { shapes, batch: lanes, host_pages: lanes * extents.lane_pages, ..extents }
+}
 
 /// Two layers: one whose scratch slots hold all that a step may fetch, one that needs several passes.
 fn extents(top_k: u32, (runs, host_stride): ([u32; 2], u32)) -> Extents {
@@ -79,7 +95,7 @@ fn kernels(test: &str) -> Option<Kernels> {
 /// Some operations, as an engine would enqueue them.
 fn live(world: &mut World<'_>, operations: u32) {
     for _ in 0..operations {
-        let lane = world.random.below(LANES);
+        let lane = world.random.below(world.model.extents.shapes[0].lanes);
         let taken = world.model.is_taken(lane);
         match world.random.below(20) {
             _ if !taken => {
@@ -136,4 +152,63 @@ fn what_must_not_be_fails_the_step_and_touches_nothing_else() {
         world.mischief = 30;
         live(&mut world, 50);
     }
+}
+
+#[test]
+fn a_batch_of_more_rows_than_threads_is_gathered_whole() {
+    let Some(kernels) = kernels("a_batch_of_more_rows_than_threads_is_gathered_whole") else { return };
+    for seed in 0..2 {
+        let extents = wide(70, extents(24, ([16, 0], 0)));
+        let mut world = World::new(&kernels, &extents, How { threads: 32, seed });
+        for lane in 0..70 {
+            world.join(lane, &[40, 30], 100 + lane);
+        }
+        let mut most = 0;
+        for step in 0..2 {
+            let accepted = step * QUERY_ROWS;
+            let entries: Vec<Entry> =
+                (0..70).rev().map(|lane| Entry { lane, accepted, query_rows: QUERY_ROWS }).collect();
+            world.step_of(&entries, &[0; 70]);
+            let misses = world.model.lists.iter().filter(|list| !list.fetches.is_empty()).count();
+            most = most.max(misses);
+        }
+        assert!(most > 64, "{most} rows with misses");
+    }
+}
+
+/// Stamps lie so far apart that the bound is many widths of a histogram away, and then so that it is not.
+#[test]
+fn the_bound_is_found_however_far_away_it_is() {
+    let Some(kernels) = kernels("the_bound_is_found_however_far_away_it_is") else { return };
+    for (seed, apart) in [(1, 5), (2, 17), (3, 400)] {
+        let mut world = World::new(&kernels, &extents(75, ([4, 0], 0)), How { threads: 64, seed });
+        world.join(0, &[64, 64], 300);
+        for position in 0..64 {
+            let k = world.model.extents.top_k() as usize;
+            for _ in 0..world.random.below(apart) {
+                one_row(&mut world, &vec![-1; k]);
+            }
+            let mut selection = vec![-1; k];
+            selection[7] = (position * 37 % 64) as i32;
+            one_row(&mut world, &selection);
+        }
+        for count in [3, 30, 50] {
+            let selection: Vec<i32> = (0..75).map(|i| if i < count { 100 + 2 * i } else { -1 }).collect();
+            one_row(&mut world, &selection);
+        }
+    }
+}
+
+/// A step of lane 0 alone, with one query row, which selects the same in both layers.
+fn one_row(world: &mut World<'_>, selection: &[i32]) {
+    world.begin(&[Entry { lane: 0, accepted: 0, query_rows: 1 }], &[0; LANES as usize]);
+    for layer in 0..2 {
+        let part = Part { layer, first: 0, count: 1, rows: Rows { first: 0, count: 1 } };
+        let mut answer = world.unanswered(layer, 1);
+        world.resolve(&part, selection, &mut answer);
+        for pass in 0..world.model.extents.shapes[layer].passes {
+            world.gather(&part, pass);
+        }
+    }
+    world.report();
 }

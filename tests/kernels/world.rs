@@ -342,9 +342,14 @@ impl<'a> World<'a> {
     /// A step of some lanes with all its layers, parts and passes.
     pub fn step(&mut self) {
         let (entries, accepted) = self.entries();
-        self.begin(&entries, &accepted);
+        self.step_of(&entries, &accepted);
+    }
+
+    /// A step of these lanes.
+    pub fn step_of(&mut self, entries: &[Entry], accepted: &[u32]) {
+        self.begin(entries, accepted);
         for layer in 0..self.model.tables.len() {
-            self.layer(layer, &entries);
+            self.layer(layer, entries);
         }
         self.report();
     }

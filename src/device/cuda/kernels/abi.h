@@ -183,3 +183,8 @@ struct CopyArgs {
 
 static_assert(sizeof(LaneHead) == 28 && sizeof(Fetch) == 8, "residency's own");
 static_assert(sizeof(Layer) == 96 && sizeof(List) == 40 && sizeof(Micro) == 64 && sizeof(Pools) == 128, "abi.rs");
+static_assert(sizeof(LoadArgs) == 24 && sizeof(CommitArgs) == 24 && sizeof(ResolveArgs) == 72, "abi.rs");
+static_assert(sizeof(GatherArgs) == 40 && sizeof(ScatterArgs) == 32 && sizeof(ReportArgs) == 24, "abi.rs");
+static_assert(sizeof(JoinArgs) == 24 && sizeof(TruncateArgs) == 32 && sizeof(LeaveArgs) == 16, "abi.rs");
+static_assert(sizeof(WarmArgs) == 32 && sizeof(RaiseArgs) == 32 && sizeof(DigestArgs) == 24, "abi.rs");
+static_assert(sizeof(CopyArgs) == 24, "abi.rs");

@@ -23,10 +23,11 @@ static const u32 MOST_THREADS = 512;
 static const u32 MOST_WARPS = MOST_THREADS / WARP_LANES;
 
 // Where a kernel begins to read what the kernel before it wrote. Without the launch attribute that lets it
-// begin earlier there is nothing to wait for.
+// begin earlier there is nothing to wait for. The kernel behind it may begin as soon as all blocks are here:
+// it waits at this very place until they have ended.
 static __device__ __forceinline__ void after_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

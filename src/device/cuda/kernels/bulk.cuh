@@ -57,6 +57,7 @@ static __device__ void copy_in_bulk(const Pools& pools, const Layer& layer, cons
         bulk_up(buffer, stage.host[row], row_bytes, barrier);
         wait_for(barrier, phase);
         phase ^= 1;
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         bulk_down(layer.slab + first_run(pools, stage.slot[row]), buffer, pools.runs[0]);
         if (pools.runs[1] > 0) {
             bulk_down(layer.slab + second_run(pools, stage.slot[row]), buffer + pools.runs[0], pools.runs[1]);
