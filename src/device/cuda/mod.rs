@@ -14,8 +14,9 @@
 //! **Failure.** A call that the driver refuses says so, with the driver's name for the code, and whatever it was
 //! to enqueue is not. Two things fail the device for good, as any later query tells: the driver reports the context
 //! lost, to whichever call hears of it first, or work of the host's panicked. From then on, that call included,
-//! enqueueing does nothing, and says nothing. Where the context is lost, events count as reached and all tickets are ended,
-//! since the driver will run no more functions; work that was to be called and was not reached is dropped.
+//! enqueueing does nothing, and says nothing. Where the context is lost, events count as reached and all tickets
+//! are ended, since the driver will run no more functions; work that was to be called and was not reached is
+//! dropped.
 //!
 //! **The end.** Dropping the device waits for what was enqueued on its streams and on those it borrowed, and
 //! gives everything back.
@@ -200,7 +201,8 @@ impl CudaDevice {
     /// [`Kind::InvalidConfig`] for a stream of another context; [`Kind::DeviceFailed`].
     ///
     /// # Safety
-    /// It is a stream of this process, and stays one until this device has been dropped.
+    /// It is a stream of this process, and stays one until this device has been dropped; then it is not being
+    /// captured.
     pub unsafe fn borrow_stream(&self, raw: u64) -> Result<Stream> {
         let mut streams = self.inner.streams.lock();
         if !streams.iter().any(|stream| stream.raw == raw) {
@@ -446,6 +448,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.graphs.lock().abandon(&self.context);
         let drained = self.drain();
         self.calls.fail(Kind::Cancelled);
         self.calls.close(drained);
