@@ -41,10 +41,6 @@ void start(bool seeded, uint64_t seed) {
     options.seed = seed;
     options.has_seed = seeded;
     options.memory = 64 << 20;
-    options.major = 9;
-    options.driver_version = 12080;
-    options.devices = 1;
-    options.warp = 32;
     standin_configure(&options);
     CUcontext context;
     DO(cuInit(0));
