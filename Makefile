@@ -12,7 +12,7 @@ export FOREBAY_PYTHON := $(CURDIR)/target/venv/bin/python
 FUZZ_SECONDS ?= 600
 HOST := x86_64-unknown-linux-gnu
 # The tests of the inner loop beside the unit tests.
-MODELS := tidy residency world failures edges misuse overlap order
+MODELS := tidy embedded residency world failures edges misuse overlap order
 # The tests that take the device they are given.
 ON_CUDA := failures edges misuse overlap sharing graphs
 EXAMPLES := $(patsubst examples/%.rs,%,$(wildcard examples/*.rs))

@@ -8,11 +8,12 @@
 //! 3. a layer's tables (host device)
 //! 4. a batch row's list of fetches (host device)
 //! 5. a lane's trust (host device), then what is staged for it
-//! 6. the device's lists of streams, events, pools and memory
-//! 7. a stream's queue
-//! 8. an event's counts
-//! 9. the clock device's state, behind which nothing is taken
-//! 10. what a watch knows: held across no call of the device that it watches
+//! 6. the device's lists of streams, events, pools, graphs and memory
+//! 7. the CUDA device's own stream, the event of its warm-ups, and its calls, then one call's work
+//! 8. a stream's queue
+//! 9. an event's counts
+//! 10. the clock device's state, behind which nothing is taken
+//! 11. what a watch knows: held across no call of the device that it watches
 //!
 //! A lock whose holder panicked is entered all the same: what it guards is plain data whose rules
 //! `validate` can check, and a second panic would hide the first.

@@ -127,6 +127,7 @@ CUresult launch(Exec& exec, CUstream handle) {
 }  // namespace
 
 CUresult broken(Capture& capture, CUresult code) {
+    if (capture.broken) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     capture.broken = true;
     return code;
 }
@@ -182,8 +183,7 @@ CUresult unsafe_call() {
         bool hit = thread.mode != CU_STREAM_CAPTURE_MODE_RELAXED && own && !lax;
         hit |= thread.mode == CU_STREAM_CAPTURE_MODE_GLOBAL && !own && strict;
         if (!hit) continue;
-        result = capture->broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        capture->broken = true;
+        result = broken(*capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
     return result;
 }

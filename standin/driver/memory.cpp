@@ -3,6 +3,7 @@
 // A device address is the address at which this process reaches the bytes. Allocations end before a page that
 // nobody may touch, so that a kernel that reaches beyond one is found out.
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <sys/mman.h>
@@ -97,6 +98,24 @@ CUresult give_back(uintptr_t begin, Span::Kind kind, CUresult unknown) {
     return CUDA_SUCCESS;
 }
 
+// Whether pages of a file, other than of one in memory, stand in the range: the system does not pin those.
+bool shares_a_file(uintptr_t begin, size_t bytes) {
+    FILE* maps = fopen("/proc/self/maps", "re");
+    if (!maps) return false;
+    char line[512], flags[8], path[256];
+    bool found = false;
+    while (!found && fgets(line, sizeof line, maps)) {
+        uintptr_t from = 0, to = 0;
+        path[0] = 0;
+        if (sscanf(line, "%lx-%lx %7s %*s %*s %*s %255s", &from, &to, flags, path) < 3) continue;
+        bool in_memory = path[0] != '/' || !strncmp(path, "/memfd:", 7) || !strncmp(path, "/dev/", 5) ||
+                         !strncmp(path, "/anon_hugepage", 14);
+        found = from < begin + bytes && to > begin && flags[3] == 's' && !in_memory;
+    }
+    fclose(maps);
+    return found;
+}
+
 CUresult copy(uintptr_t to, uintptr_t from, size_t bytes, CUstream stream, bool wait) {
     if (bytes == 0) return CUDA_SUCCESS;
     Place target = place(to, bytes), source = place(from, bytes);
@@ -169,6 +188,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {
         if (!out || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
         if (!room_for(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
         observe();
+        if (gpu.sticky) return gpu.sticky;
         uintptr_t begin = 0;
         if (CUresult failed = allocate(Span::Allocation, bytes, &begin)) return failed;
         gpu.used += bytes;
@@ -204,6 +224,8 @@ CUresult cuMemHostRegister_v2(void* memory, size_t bytes, unsigned flags) {
         if (taken) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
         // The one question about a range that fails where a page of it is not mapped, and changes nothing.
         if (msync(memory, bytes, MS_ASYNC)) return CUDA_ERROR_INVALID_VALUE;
+        if (shares_a_file(begin, bytes)) return CUDA_ERROR_INVALID_VALUE;
+        if (bytes > gpu.options.registration) return CUDA_ERROR_OUT_OF_MEMORY;
         gpu.spans[begin] = Span{Span::Registered, bytes};
         return CUDA_SUCCESS;
     });

@@ -97,7 +97,7 @@ CUresult wait(CUstream stream, CUevent handle, unsigned flags) {
 
 // A query or a wait for work that a capture only recorded breaks the capture.
 CUresult captured(Event& event) {
-    if (!event.capture->broken) broken(*event.capture, CUDA_ERROR_CAPTURED_EVENT);
+    event.capture->broken = true;
     return CUDA_ERROR_CAPTURED_EVENT;
 }
 

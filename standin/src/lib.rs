@@ -32,6 +32,8 @@ pub struct Options {
     pub seed: Option<u64>,
     /// Bytes of device memory.
     pub memory: u64,
+    /// The most bytes that one call registers; for more it answers 2, as systems do that pin only so much at once.
+    pub registration: u64,
     /// Compute capability: major, minor.
     pub capability: (u32, u32),
     /// As `cuDriverGetVersion` answers: 1000 x major + 10 x minor.
@@ -49,6 +51,7 @@ impl Default for Options {
         Options {
             seed: None,
             memory: 8 << 30,
+            registration: u64::MAX,
             capability: (9, 0),
             driver_version: 12080,
             devices: 1,
@@ -93,6 +96,7 @@ pub struct Resources {
 struct RawOptions {
     seed: u64,
     memory: u64,
+    registration: u64,
     has_seed: u32,
     major: u32,
     minor: u32,
@@ -203,6 +207,7 @@ impl Standin {
         let raw = RawOptions {
             seed: options.seed.unwrap_or(0),
             memory: options.memory,
+            registration: options.registration,
             has_seed: options.seed.is_some().into(),
             major: options.capability.0,
             minor: options.capability.1,

@@ -2,9 +2,9 @@
 //! ends.
 
 use crate::rig::{Cache, driver, entry, on, selection, usual};
-use forebay::device::Ticket;
 use forebay::device::cuda::CudaDevice;
-use forebay::{Error, Result};
+use forebay::device::{Outcome, Ticket};
+use forebay::{Error, Kind, Result};
 use forebay_standin::{Options, Resources, Standin};
 
 /// Never, as far as a test goes.
@@ -86,6 +86,36 @@ fn every_call_refused_once_is_an_error_and_leaks_nothing() {
     // An invalid value, no memory, and a lost context.
     for code in [1, 2, 700] {
         each_call(code, None);
+    }
+}
+
+#[test]
+fn a_context_lost_at_any_operation_ends_every_ticket_and_leaves_nothing() {
+    const ILLEGAL_ADDRESS: i32 = 700;
+    for seed in [None, Some(1)] {
+        let mut failed = 0;
+        for n in 0.. {
+            let Some(standin) = driver(Options { seed, ..usual() }) else { return };
+            standin.fail_operation(n, ILLEGAL_ADDRESS);
+            let mut tickets = Vec::new();
+            let ended = scenario(&standin, &mut tickets);
+            assert!(
+                tickets.iter().all(|ticket| ticket.poll().is_some()),
+                "operation {n}: a ticket never ends"
+            );
+            assert_eq!(standin.held_resources(), Resources::default(), "operation {n}");
+            let all_done = tickets.iter().all(|ticket| ticket.poll() == Some(Outcome::Done));
+            match ended {
+                Ok(()) if standin.operations() <= n => {
+                    assert!(tickets.len() == 3 && all_done);
+                    break;
+                }
+                Ok(()) => panic!("operation {n} failed, and nobody was told"),
+                Err(error) => assert_eq!(error.kind(), Kind::DeviceFailed, "operation {n}: {error}"),
+            }
+            failed += 1;
+        }
+        assert!(failed > 40, "{failed}");
     }
 }
 

@@ -15,7 +15,7 @@ use forebay_standin::{Options, Standin};
 pub fn driver(options: Options) -> Option<Standin> {
     let standin = Standin::new(options);
     if standin.is_none() {
-        let line = "SKIP: tests/cuda.rs: g++ is not there\n";
+        let line = "SKIP: tests/cuda.rs: without g++\n";
         eprint!("{line}");
         if let Some(file) = std::env::var_os("FOREBAY_SKIPS") {
             let mut file = std::fs::OpenOptions::new().append(true).create(true).open(file).unwrap();

@@ -130,6 +130,8 @@ pub struct Engine {
     /// Taken in turn, more than are waited for at once: a device that has failed makes no new ones.
     events: Vec<Event>,
     next_event: AtomicUsize,
+    /// Never recorded: it tells whether the device has failed.
+    pub probe: Event,
     /// For controls.
     pub missing: Option<Edge>,
     pub found: Arc<Mutex<Found>>,
@@ -247,6 +249,7 @@ impl Engine {
         let events = (0..64).map(|_| event()).collect();
         let next_event = AtomicUsize::new(0);
         Engine {
+            probe: event(),
             host: stream(),
             micro,
             events,
@@ -351,7 +354,7 @@ impl Engine {
         if self.clock.is_none() && self.device.runs_by_itself() {
             return (0..1000).for_each(|_| std::thread::yield_now());
         }
-        let (base, event) = (self.base(), self.event());
+        let (base, event) = (self.base(), self.probe);
         (0..20).for_each(|_| assert!(base.query(event).is_ok()));
     }
 

@@ -186,7 +186,7 @@ impl World {
     /// Whether the device was made to fail, and has.
     pub fn failed(&self) -> bool {
         let base = self.engine.base();
-        self.faulty && base.query(self.engine.event()).is_err()
+        self.faulty && base.query(self.engine.probe).is_err()
     }
 
     /// Does one operation and checks everything.

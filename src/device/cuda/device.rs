@@ -134,7 +134,7 @@ impl Device for CudaDevice {
                 enqueued
             }
         };
-        inner.host_function("call", stream, enqueued)
+        inner.host_function("call", raw, enqueued)
     }
 
     fn complete(&self, stream: Stream, completer: Completer) -> Result<()> {
@@ -149,7 +149,7 @@ impl Device for CudaDevice {
                 .at("the stream is being captured")
                 .hint("a ticket ends once and a graph runs often: complete behind its launch"));
         }
-        inner.host_function("complete", stream, inner.calls.complete(completer))
+        inner.host_function("complete", raw, inner.calls.complete(completer))
     }
 
     fn attach(&self, plan: Plan) -> Result<Pools> {
@@ -259,7 +259,7 @@ impl Device for CudaDevice {
             return Ok(());
         }
         let launched = graphs.launch(&inner.context, graph, raw)?;
-        launched.map_err(|refusal| inner.refused("launch", refusal))
+        inner.heard("launch", launched).map(|_| ())
     }
 
     fn release(&self, graph: Graph) -> Result<()> {

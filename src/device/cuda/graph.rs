@@ -191,6 +191,14 @@ impl Graphs {
         }
     }
 
+    /// Ends what is still being captured: nothing will come of it.
+    pub fn abandon(&mut self, context: &Context) {
+        for capture in self.captures.drain(..) {
+            let ended = context.relaxed().and_then(|current| end(&current, capture.origin));
+            drop(Captured { context, raw: ended.unwrap_or(0) });
+        }
+    }
+
     fn graph(&mut self, graph: Graph) -> Result<&mut Option<Executable>> {
         let found = self.graphs.get_mut(graph.0 as usize).filter(|found| found.is_some());
         found.ok_or_else(|| super::bad("graph", graph.0))

@@ -13,9 +13,10 @@
 //!
 //! **Failure.** A call that the driver refuses says so, with the driver's name for the code, and whatever it was
 //! to enqueue is not. Two things fail the device for good, as any later query tells: the driver reports the context
-//! lost, to whichever call hears of it first, or work of the host's panicked. From then on enqueueing does
-//! nothing, and says nothing. Where the context is lost, events count as reached and all tickets are ended,
-//! since the driver will run no more functions; work that was to be called and was not reached is dropped.
+//! lost, to whichever call hears of it first, or work of the host's panicked. From then on, that call included,
+//! enqueueing does nothing, and says nothing. Where the context is lost, events count as reached and all tickets
+//! are ended, since the driver will run no more functions; work that was to be called and was not reached is
+//! dropped.
 //!
 //! **The end.** Dropping the device waits for what was enqueued on its streams and on those it borrowed, and
 //! gives everything back.
@@ -167,7 +168,7 @@ impl CudaDevice {
         }
         let failed = |refusal: Refusal| refusal.error(NAME);
         let grain = memory::granularity(&context).map_err(failed)?;
-        let module = Module::load(&context, options.bulk)?;
+        let module = Module::load(&context, options.threads, options.bulk)?;
         let worker = Worker::new(&context).map_err(failed)?;
         let health = Arc::new(Health::default());
         let inner = Inner {
@@ -200,7 +201,8 @@ impl CudaDevice {
     /// [`Kind::InvalidConfig`] for a stream of another context; [`Kind::DeviceFailed`].
     ///
     /// # Safety
-    /// It is a stream of this process, and stays one until this device has been dropped.
+    /// It is a stream of this process, and stays one until this device has been dropped; then it is not being
+    /// captured.
     pub unsafe fn borrow_stream(&self, raw: u64) -> Result<Stream> {
         let mut streams = self.inner.streams.lock();
         if !streams.iter().any(|stream| stream.raw == raw) {
@@ -363,8 +365,20 @@ impl Inner {
         if self.health.failed().is_some() {
             return Ok(());
         }
-        let enqueued = self.context.enter().and_then(|current| work(&current, raw));
-        enqueued.map_err(|refusal| self.refused(operation, refusal))
+        self.heard(operation, self.context.enter().and_then(|current| work(&current, raw))).map(|_| ())
+    }
+
+    /// What the driver says to an enqueueing: whether something is enqueued. A lost context is as if the work had
+    /// been enqueued and failed: the next query tells, so that no call ends half-way.
+    fn heard(&self, operation: &'static str, enqueued: Driven) -> Result<bool> {
+        match enqueued {
+            Ok(()) => Ok(true),
+            Err(refusal) if code::is_sticky(refusal.code) => {
+                self.lose();
+                Ok(false)
+            }
+            Err(refusal) => Err(refusal.error(operation)),
+        }
     }
 
     /// Enqueues work of pools, which has been checked.
@@ -381,25 +395,31 @@ impl Inner {
 
     /// What a stream's capture is, when something is to run on the host in the stream's order.
     fn capture_of(&self, operation: &'static str, stream: Handle) -> Result<Option<u64>> {
-        let state = self.context.enter().and_then(|current| capturing(&current, stream));
-        match state.map_err(|refusal| self.refused(operation, refusal))? {
-            Capturing::No => Ok(None),
-            Capturing::Active(id) => Ok(Some(id)),
-            Capturing::Broken => Err(Error::new(Kind::InvalidConfig, operation)
+        match self.context.enter().and_then(|current| capturing(&current, stream)) {
+            Err(refusal) if code::is_sticky(refusal.code) => {
+                self.lose();
+                Ok(None)
+            }
+            Err(refusal) => Err(refusal.error(operation)),
+            Ok(Capturing::No) => Ok(None),
+            Ok(Capturing::Active(id)) => Ok(Some(id)),
+            Ok(Capturing::Broken) => Err(Error::new(Kind::InvalidConfig, operation)
                 .at("the stream's capture is broken")
                 .hint("end the capture and begin it anew")),
         }
     }
 
-    /// Enqueues a function of the host's; where that is refused its work is given back.
-    fn host_function(&self, operation: &'static str, stream: Stream, work: Enqueued) -> Result<()> {
-        let enqueued = self.enqueue(operation, stream, |current, stream| {
-            current.host_function(stream, work.function, work.data)
-        });
-        if enqueued.is_err() {
-            self.calls.clear(work.number);
+    /// Enqueues a function of the host's; where that is refused, or the context is lost, its work is given back.
+    fn host_function(&self, operation: &'static str, raw: Handle, work: Enqueued) -> Result<()> {
+        let enter = self.context.enter();
+        let enqueued = enter.and_then(|current| current.host_function(raw, work.function, work.data));
+        let enqueued = self.heard(operation, enqueued);
+        match enqueued {
+            Ok(true) => {}
+            Ok(false) => self.calls.fail_one(work.number, Kind::DeviceFailed),
+            Err(_) => self.calls.clear(work.number),
         }
-        enqueued
+        enqueued.map(|_| ())
     }
 
     /// What the driver says of an event.
@@ -428,6 +448,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.graphs.lock().abandon(&self.context);
         let drained = self.drain();
         self.calls.fail(Kind::Cancelled);
         self.calls.close(drained);

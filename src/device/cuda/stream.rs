@@ -200,6 +200,15 @@ impl Calls {
         }
     }
 
+    /// Ends what was enqueued on a device that has failed, and so was not.
+    pub fn fail_one(&self, number: usize, kind: Kind) {
+        let slot = self.slots.lock().get(number).copied();
+        // SAFETY: as above.
+        if let Some(Work::Complete(completer)) = slot.map(|slot| unsafe { &*slot.0 }.empty(|_| true)) {
+            completer.fail(kind);
+        }
+    }
+
     /// The context is lost: no function will run any more. Every ticket ends here, and work that was not reached
     /// is dropped.
     pub fn fail(&self, kind: Kind) {

@@ -56,6 +56,7 @@ fn breaks(mode: i32, expected: i32, wrong: impl Fn(&Gpu<'_>, u64, u64) -> i32) {
     assert_eq!(code!(gpu, memcpy_async(memory, memory + 512, 4, stream)), INVALIDATED);
     let event = gpu.event();
     assert_eq!(code!(gpu, event_record(event, stream)), INVALIDATED);
+    assert_eq!(code!(gpu, stream_query(stream)), INVALIDATED);
     assert_eq!(end(&gpu, stream), (INVALIDATED, 0));
     // The stream is a stream again.
     gpu.fill(memory, 4, 1, stream);

@@ -66,6 +66,57 @@ fn registrations_stand_on_pages_and_do_not_overlap() {
 }
 
 #[test]
+fn one_registration_may_be_limited() {
+    let Some(standin) = standin(Options { registration: PAGE as u64, ..Options::default() }) else { return };
+    let gpu = Gpu::new(&standin);
+    let pages = Pages::new(2);
+    assert_eq!(code!(gpu, mem_host_register(pages.address(), 2 * PAGE, 3)), 2);
+    for page in 0..2 {
+        assert_eq!(code!(gpu, mem_host_register(pages.address() + page * PAGE as u64, PAGE, 3)), 0);
+    }
+}
+
+/// A shared mapping of one page.
+struct Shared(*mut libc::c_void);
+
+impl Shared {
+    fn of(file: &impl AsRawFd) -> Shared {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, at an address of the system's choice.
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), PAGE, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        Shared(at)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: one page, mapped above.
+        unsafe { libc::munmap(self.0, PAGE) };
+    }
+}
+
+#[test]
+fn shared_memory_is_registered_and_a_file_is_not() {
+    let Some(standin) = standin(Options::default()) else { return };
+    let gpu = Gpu::new(&standin);
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("registered");
+    let file =
+        std::fs::File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    // SAFETY: a name that ends in a zero byte; the descriptor is the caller's.
+    let memory = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"pool".as_ptr(), 0)) };
+    let memory = std::fs::File::from(memory);
+    for (file, code) in [(&file, 1), (&memory, 0)] {
+        file.set_len(PAGE as u64).unwrap();
+        let shared = Shared::of(file);
+        assert_eq!(code!(gpu, mem_host_register(shared.0 as u64, PAGE, 3)), code);
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
 fn a_copy_lies_in_one_allocation_or_registration() {
     let Some(standin) = standin(Options::default()) else { return };
     let gpu = Gpu::new(&standin);

@@ -98,6 +98,29 @@ fn an_edge_orders_the_nodes_of_a_graph_and_its_absence_shows() {
 }
 
 #[test]
+fn a_node_comes_after_all_that_its_stream_waited_for() {
+    for seed in 0..SEEDS {
+        let Some(standin) = standin(seeded(seed)) else { return };
+        let gpu = Gpu::new(&standin);
+        let (origin, memory, fork) = (gpu.stream(), gpu.memory(4096), gpu.event());
+        let exec = gpu.exec(origin, || {
+            gpu.record(fork, origin);
+            for branch in 0..3 {
+                let (stream, join) = (gpu.stream(), gpu.event());
+                gpu.wait(stream, fork);
+                gpu.fill(memory + 4 * branch, 1, 1, stream);
+                gpu.record(join, stream);
+                gpu.wait(origin, join);
+            }
+            gpu.copy(memory + 512, memory, 12, origin);
+        });
+        assert_eq!(code!(gpu, graph_launch(exec, origin)), 0);
+        assert_eq!(code!(gpu, stream_synchronize(origin)), 0);
+        assert_eq!([0, 4, 8].map(|word| gpu.word(memory + 512 + word)), [1; 3], "seed {seed}");
+    }
+}
+
+#[test]
 fn a_fork_whose_edge_is_left_out_is_captured_all_the_same() {
     let Some(standin) = standin(Options::default()) else { return };
     let gpu = Gpu::new(&standin);
@@ -216,6 +239,24 @@ fn waiting_for_what_cannot_run_is_an_error_and_no_hang() {
         standin.let_go(held);
         assert_eq!(code!(gpu, mem_free(memory)), 0);
         assert_eq!(code!(gpu, stream_synchronize(other)), 0);
+    }
+}
+
+#[test]
+fn what_a_destroyed_stream_holds_still_runs() {
+    for hold in [false, true] {
+        let Some(standin) = standin(seeded(3)) else { return };
+        let gpu = Gpu::new(&standin);
+        let (stream, memory) = (gpu.stream(), gpu.memory(4096));
+        if hold {
+            standin.hold(stream);
+        }
+        gpu.fill(memory, 1, 1, stream);
+        assert_eq!(code!(gpu, stream_destroy(stream)), 0);
+        assert_eq!(code!(gpu, memset_d32_async(memory, 2, 1, stream)), 400);
+        assert_eq!(code!(gpu, ctx_synchronize()), 0);
+        assert_eq!(gpu.word(memory), 1);
+        assert_eq!(standin.held_resources().streams, 0);
     }
 }
 
