@@ -22,6 +22,7 @@ use forebay::{Geometry, Shape};
 use forebay_standin::Kernels;
 use image::Extents;
 use model::Part;
+use std::collections::BTreeSet;
 use std::io::Write;
 use world::{How, World};
 
@@ -146,12 +147,15 @@ fn kernels_equal_the_rule_word_by_word() {
 #[test]
 fn what_must_not_be_fails_the_step_and_touches_nothing_else() {
     let Some(kernels) = kernels("what_must_not_be_fails_the_step_and_touches_nothing_else") else { return };
+    let mut causes = BTreeSet::new();
     for number in 0..20 {
         let how = How { threads: [64, 128][number % 2], seed: 1000 + number as u64 };
         let mut world = World::new(&kernels, &extents([24, 75][number / 2 % 2], ([16, 4], 0)), how);
-        world.mischief = 30;
+        world.mischief = [30, 8][number / 4 % 2];
         live(&mut world, 50);
+        causes.extend(world.causes);
     }
+    assert_eq!(causes, (0..=6).collect(), "every cause, and none");
 }
 
 #[test]

@@ -102,7 +102,10 @@ impl Model {
     fn take_pages(&mut self, lane: u32, pages: &[u32]) {
         let table = &mut self.pages[lane as usize];
         table.fill(u32::MAX);
-        table[..pages.len()].copy_from_slice(pages);
+        for (entry, page) in table.iter_mut().zip(pages).filter(|(_, page)| **page < self.extents.host_pages)
+        {
+            *entry = *page;
+        }
     }
 
     pub fn join(&mut self, lane: u32, blocks: &[Vec<u32>], budgets: &[u32], length: u32, pages: &[u32]) {
@@ -152,9 +155,11 @@ impl Model {
         let stretch: Vec<(usize, u32)> = slots.skip(first as usize).take(count as usize).collect();
         for (layer, place) in stretch {
             let fetches: Vec<Fetch> = self.tables[layer].residents(lane, place, 1).collect();
-            fetches.iter().for_each(|fetch| {
-                self.move_row(layer, lane, *fetch, false);
-            });
+            for fetch in fetches {
+                if !self.move_row(layer, lane, fetch, false) {
+                    self.trust[lane as usize] = BYTES;
+                }
+            }
         }
     }
 

@@ -5,6 +5,7 @@ use crate::model::{Answer, Model, Part};
 use forebay::device::block::{Entry, step};
 use forebay::residency::Rows;
 use forebay_standin::{Kernels, Launch, Memory};
+use std::collections::BTreeSet;
 use std::ffi::CStr;
 
 /// Numbers that differ from seed to seed.
@@ -42,6 +43,8 @@ pub struct World<'a> {
     pub random: Random,
     /// How often an engine does what it must not: one in so many; 0 for never.
     pub mischief: u32,
+    /// The causes that steps have failed of.
+    pub causes: BTreeSet<u32>,
     steps: u64,
     free: Vec<Vec<u32>>,
     owned: Vec<Vec<Vec<u32>>>,
@@ -57,6 +60,7 @@ impl<'a> World<'a> {
             how,
             random: Random(how.seed),
             mischief: 0,
+            causes: BTreeSet::new(),
             steps: 1 << 33,
             free: extents.shapes.iter().map(|shape| (0..shape.budget_blocks).collect()).collect(),
             owned: vec![vec![Vec::new(); extents.shapes.len()]; lanes],
@@ -94,10 +98,19 @@ impl<'a> World<'a> {
         words
     }
 
-    /// Pages of a lane: as many as there may be tokens, all distinct from other lanes'.
-    pub fn pages_of(&self, lane: u32) -> Vec<u32> {
+    /// Pages of a lane: as many as there may be tokens, all distinct from other lanes'. Now and then one is
+    /// beyond the total pool, or the last ones are not there.
+    fn pages_of(&mut self, lane: u32) -> Vec<u32> {
         let pages = self.model.extents.lane_pages;
-        (0..pages).map(|index| (index * 7 + 3) % pages + lane * pages).collect()
+        let mut own: Vec<u32> = (0..pages).map(|index| (index * 7 + 3) % pages + lane * pages).collect();
+        if self.mischief() {
+            let page = self.random.below(pages) as usize;
+            own[page] = self.model.extents.host_pages + self.random.below(3);
+        }
+        if self.mischief() {
+            own.truncate(self.random.below(pages) as usize);
+        }
+        own
     }
 
     /// Gives a lane to a sequence, if each layer has blocks for it.
@@ -267,6 +280,7 @@ impl<'a> World<'a> {
 
     pub fn report(&mut self) {
         let expected = self.model.report();
+        self.causes.insert(expected[2]);
         let slot = Memory::new(expected.len());
         let args = self.args().at(&slot).words(&[0, 0]);
         self.run(c"forebay_report", [1, 1, 1], 0, args);
