@@ -151,7 +151,7 @@ fn what_must_not_be_fails_the_step_and_touches_nothing_else() {
     for number in 0..20 {
         let how = How { threads: [64, 128][number % 2], seed: 1000 + number as u64 };
         let mut world = World::new(&kernels, &extents([24, 75][number / 2 % 2], ([16, 4], 0)), how);
-        world.mischief = [30, 8][number / 4 % 2];
+        world.mischief = [30, 8, 100, 250, 600][number / 4];
         live(&mut world, 50);
         causes.extend(world.causes);
     }

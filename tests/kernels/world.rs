@@ -334,7 +334,9 @@ impl<'a> World<'a> {
         let pick = |world: &mut Self| match world.random.below(10) {
             0 => -1,
             _ if limit == 0 => -1,
-            _ if world.mischief() => limit as i32 + (world.random.next() as i32 >> (world.random.below(31))),
+            _ if world.mischief() && world.random.one_in(20) => {
+                limit as i32 + (world.random.next() as i32 >> (world.random.below(31)))
+            }
             _ => ((centre + world.random.below(spread)) % limit) as i32,
         };
         (0..k).map(|_| pick(self)).collect()
@@ -416,7 +418,7 @@ impl<'a> World<'a> {
             }
             for part in &parts {
                 for pass in 0..shape.passes {
-                    if !self.mischief() {
+                    if self.mischief == 0 || !self.random.one_in(15) {
                         self.gather(part, pass);
                     }
                 }
