@@ -4,7 +4,7 @@
 //! device where `FOREBAY_TEST_DEVICE` is `cuda` (`make on-cuda`).
 
 use std::ops::{Deref, Range};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
 
 #[cfg(feature = "cuda")]
 use forebay::device::cuda::{CudaDevice, CudaOptions};
@@ -108,13 +108,25 @@ impl TestDevice {
         !matches!(self.memory, Memory::Host(_))
     }
 
-    /// Whether streams are threads, which a call can hold.
+    /// Whether streams are threads of their own.
     pub fn runs_by_itself(&self) -> bool {
         self.threaded
     }
 
-    /// Holds a stream of the stand-in, or lets it go; on the host device calls do that.
-    pub fn hold_by_itself(&self, _stream: Stream, _hold: bool) {
+    /// Holds a stream until the answer is dropped: a thread of the host device by a call, or a stream of the stand-in.
+    pub fn hold(self: &Arc<Self>, stream: Stream) -> Held {
+        let (open, closed) = mpsc::channel::<()>();
+        if self.is_remote() {
+            self.hold_by_itself(stream, true);
+        } else {
+            let closed = Mutex::new(closed);
+            // The sender's end is the signal.
+            self.call(stream, Arc::new(move || assert!(closed.lock().unwrap().recv().is_err()))).unwrap();
+        }
+        Held { device: Arc::clone(self), stream, _open: open }
+    }
+
+    fn hold_by_itself(&self, _stream: Stream, _hold: bool) {
         #[cfg(feature = "cuda")]
         if let Some(standin) = self.standin() {
             if _hold { standin.hold(_stream.0) } else { standin.let_go(_stream.0) }
@@ -212,6 +224,20 @@ impl TestDevice {
                 queue.call(stream, Arc::new(tell))
             }
         }
+    }
+}
+
+/// A stream that is held until this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    device: Arc<TestDevice>,
+    stream: Stream,
+    _open: mpsc::Sender<()>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.device.hold_by_itself(self.stream, false);
     }
 }
 
