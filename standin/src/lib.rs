@@ -144,7 +144,7 @@ struct Control {
 /// # Safety
 /// `handle` is open, and the symbol is a function of type `F`.
 unsafe fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> Option<F> {
-    assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     // SAFETY: the handle is open, the name ends in a zero byte.
     let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
     // SAFETY: a function of type F, of the size of a pointer, and not null.
