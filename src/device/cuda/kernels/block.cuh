@@ -14,6 +14,7 @@
         name(const __grid_constant__ Args args)
 #define FOREBAY_DYNAMIC_SHARED(T, name) extern __shared__ T name[]
 #define FOREBAY_UNROLL _Pragma("unroll")
+#define FOREBAY_UNROLL_4 _Pragma("unroll 4")
 #endif
 
 // The host checks that the device's warps have as many lanes.

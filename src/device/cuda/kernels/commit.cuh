@@ -19,6 +19,7 @@ static __device__ u32 eldest(const Lane& lane, u32 tokens, Room& room) {
         }
     }
     u64 least = ~0ull;
+    FOREBAY_UNROLL_4
     for (u32 place = threadIdx.x; place < lane.places; place += blockDim.x) {
         u32 slot = lane.slot(place), stamp = lane.stamps[slot];
         u32 then = stamp == FREE_STAMP ? place : lane.position_of[slot];
@@ -58,7 +59,6 @@ static __device__ void commit_rows(const Pools& pools, const Layer& layer, u32 n
     }
     // A budget below `accepted` keeps the last ones.
     for (u32 row = saturating_sub(accepted, head.budget); row < accepted; ++row) {
-        __syncthreads();
         u32 slot = eldest(lane, layer.tokens, room), position = head.length + row;
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -99,7 +99,6 @@ FOREBAY_KERNEL(forebay_commit, CommitArgs, MOST_THREADS, 2) {
     u32 believed = failed || accepted > landed ? 0 : accepted;
     Cause cause = failed ? EARLIER : accepted > landed ? ACCEPTED : TABLES;
     bool can = can_commit(layer, entry.lane, believed, entry.query_rows);
-    __syncthreads();
     if (can) commit_rows(pools, layer, entry.lane, believed, entry.query_rows, room);
     if (threadIdx.x != 0) return;
     if (failed || !can || believed != accepted) {

@@ -119,7 +119,6 @@ FOREBAY_KERNEL(forebay_truncate, TruncateArgs, MOST_THREADS, 2) {
     Lane lane = lane_at(layer, args.lane);
     u32 settle = min(args.settle, lane.head->landed);
     bool can = can_commit(layer, args.lane, settle, 0);
-    __syncthreads();
     if (can) commit_rows(pools, layer, args.lane, settle, 0, room);
     __syncthreads();
     if (trust == BYTES) empty_lane(lane);
