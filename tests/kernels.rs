@@ -189,7 +189,7 @@ fn the_bound_is_found_however_far_away_it_is() {
                 one_row(&mut world, &vec![-1; k]);
             }
             let mut selection = vec![-1; k];
-            selection[7] = (position * 37 % 64) as i32;
+            selection[7] = position * 37 % 64;
             one_row(&mut world, &selection);
         }
         for count in [3, 30, 50] {

@@ -28,7 +28,7 @@ fn sources() -> Result<Vec<PathBuf>> {
     let driver = std::fs::read_dir(here.join("driver"))?;
     let mut files: Vec<PathBuf> = driver.flatten().map(|entry| entry.path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "cpp"));
-    files.push(here.join("tests/asan/main.cpp"));
+    files.extend(["main", "kernel"].map(|name| here.join(format!("tests/asan/{name}.cpp"))));
     files.push(here.join("../src/device/cuda/kernels/forebay.cu"));
     Ok(files)
 }
@@ -87,6 +87,9 @@ fn the_driver_and_the_kernels_are_clean_and_planted_accesses_are_found() {
         ("beyond", "heap-buffer-overflow"),
         ("freed", "heap-use-after-free"),
         ("misaligned", "misaligned address"),
+        ("dynamic", "heap-buffer-overflow"),
+        ("static", "index 8 out of bounds"),
+        ("frame", "stack-buffer-overflow"),
     ] {
         let output = run(&program, &[word]).unwrap();
         assert!(!output.status.success(), "{word} was not found");

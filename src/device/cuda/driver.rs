@@ -68,6 +68,8 @@ pub(super) mod flag {
     pub const HANDLE_DESCRIPTOR: u32 = 1;
     pub const ACCESS_READ_WRITE: u32 = 3;
     pub const LAUNCH_PROGRAMMATIC: u32 = 6;
+    /// Threads of a block that a function can be launched with.
+    pub const FUNCTION_THREADS: i32 = 0;
 }
 
 mod attribute {
@@ -209,6 +211,7 @@ functions! {
     module_load = "cuModuleLoadData"(out: &mut Handle, image: *const u8);
     module_unload = "cuModuleUnload"(module: Handle);
     module_function = "cuModuleGetFunction"(out: &mut Handle, module: Handle, name: *const c_char);
+    function_attribute = "cuFuncGetAttribute"(out: &mut i32, attribute: i32, function: Handle);
     allocate = "cuMemAlloc_v2"(out: &mut Handle, bytes: u64);
     free = "cuMemFree_v2"(address: Handle);
     host_allocate = "cuMemHostAlloc"(out: &mut Handle, bytes: u64, flags: u32);

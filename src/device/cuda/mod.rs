@@ -168,7 +168,7 @@ impl CudaDevice {
         }
         let failed = |refusal: Refusal| refusal.error(NAME);
         let grain = memory::granularity(&context).map_err(failed)?;
-        let module = Module::load(&context, options.bulk)?;
+        let module = Module::load(&context, options.threads, options.bulk)?;
         let worker = Worker::new(&context).map_err(failed)?;
         let health = Arc::new(Health::default());
         let inner = Inner {

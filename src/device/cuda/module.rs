@@ -1,11 +1,17 @@
 //! The kernels of a device: loaded once, each looked up at construction, so that a launch cannot lack one.
+//!
+//! A driver may put off loading a kernel until it is first launched, and that may wait for the device or break a
+//! capture. Asking for what a kernel can be launched with has it loaded at construction.
 
 use std::ffi::CStr;
 
-use super::driver::{Context, Handle, Refusal};
+use super::driver::{Context, Handle, Refusal, flag};
 use super::image::image;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
+
+/// The operation that errors of this file name.
+const OPERATION: &str = "load kernels";
 
 /// Names each kernel once.
 macro_rules! kernels {
@@ -54,8 +60,8 @@ impl Module {
     /// Loads the kernels that fit the device; those of bulk copies, which newer devices have, only if `bulk`.
     ///
     /// # Errors
-    /// What the driver says.
-    pub fn load(context: &Arc<Context>, bulk: bool) -> Result<Module> {
+    /// What the driver says; [`Kind::InvalidConfig`] where a kernel takes fewer than `threads` threads.
+    pub fn load(context: &Arc<Context>, threads: u32, bulk: bool) -> Result<Module> {
         let current = context.relaxed().map_err(|refusal| failed(refusal, None))?;
         let mut raw = 0;
         current
@@ -63,9 +69,19 @@ impl Module {
             .map_err(|refusal| failed(refusal, None))?;
         let mut module = Module { context: Arc::clone(context), raw, functions: [0; KERNELS.len()] };
         for ((kernel, name), function) in KERNELS.iter().zip(&mut module.functions) {
-            if *kernel != Kernel::GatherBulk || bulk {
-                let found = current.module_function(function, raw, name.as_ptr());
-                found.map_err(|refusal| failed(refusal, Some(name)))?;
+            if *kernel == Kernel::GatherBulk && !bulk {
+                continue;
+            }
+            let mut most = 0;
+            current
+                .module_function(function, raw, name.as_ptr())
+                .and_then(|()| current.function_attribute(&mut most, flag::FUNCTION_THREADS, *function))
+                .map_err(|refusal| failed(refusal, Some(name)))?;
+            if most.unsigned_abs() < threads {
+                return Err(Error::new(Kind::InvalidConfig, OPERATION)
+                    .at(format!("threads of {}", name.to_string_lossy()))
+                    .with("wanted", threads)
+                    .with("most", most.unsigned_abs()));
             }
         }
         Ok(module)
@@ -84,7 +100,7 @@ impl Drop for Module {
 }
 
 fn failed(refusal: Refusal, kernel: Option<&CStr>) -> Error {
-    let error = refusal.error("load kernels");
+    let error = refusal.error(OPERATION);
     let place = match kernel {
         None => error.place().to_owned(),
         Some(name) => format!("{} ({})", error.place(), name.to_string_lossy()),

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "../../driver/state.h"
+#include "fold.h"
 
 extern "C" void standin_configure(const StandinOptions* options);
 extern "C" void standin_fail_call(uint64_t from_now, int code);
@@ -33,7 +34,7 @@ struct Add {
     unsigned count, value;
 };
 
-CUfunction function;
+CUfunction function, folding;
 CUmodule module;
 
 void start(bool seeded, uint64_t seed) {
@@ -46,14 +47,34 @@ void start(bool seeded, uint64_t seed) {
     DO(cuInit(0));
     DO(cuDevicePrimaryCtxRetain(&context, 0));
     DO(cuCtxSetCurrent(context));
-    DO(cuModuleLoadData(&module, ".version 8.0\n.target sm_80\n.entry standin_add()\n"));
+    DO(cuModuleLoadData(&module, ".version 8.0\n.target sm_80\n.entry standin_add()\n.entry asan_fold()\n"));
     DO(cuModuleGetFunction(&function, module, "standin_add"));
+    DO(cuModuleGetFunction(&folding, module, "asan_fold"));
 }
 
 CUresult add(CUdeviceptr to, CUdeviceptr from, unsigned count, CUstream stream) {
     Add args = {to, from, count, 1};
     void* params[] = {&args};
     return cuLaunchKernel(function, 2, 1, 1, 64, 1, 1, 0, stream, params, nullptr);
+}
+
+// Sums 1000 ones, in blocks whose threads meet at barriers; what came out.
+unsigned fold(Plant plant) {
+    constexpr unsigned COUNT = 1000;
+    CUstream stream;
+    CUdeviceptr memory;
+    DO(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    DO(cuMemAlloc_v2(&memory, 4 * COUNT + 4));
+    DO(cuMemsetD32Async(memory, 1, COUNT, stream));
+    DO(cuMemsetD32Async(memory + 4 * COUNT, 0, 1, stream));
+    FoldArgs args = {memory, memory + 4 * COUNT, COUNT, plant};
+    void* params[] = {&args};
+    DO(cuLaunchKernel(folding, 3, 1, 1, 128, 1, 1, 128 * 4, stream, params, nullptr));
+    DO(cuStreamSynchronize(stream));
+    unsigned sum = *reinterpret_cast<unsigned*>(memory + 4 * COUNT);
+    DO(cuMemFree_v2(memory));
+    DO(cuStreamDestroy_v2(stream));
+    return sum;
 }
 
 struct Pair {
@@ -239,6 +260,7 @@ void refused_calls() {
 }
 
 void clean() {
+    for (int turn = 0; turn < 3; ++turn) CHECK(fold(NONE) == 1000);
     launches();
     violations();
     held();
@@ -291,6 +313,12 @@ int main(int count, char** words) {
         freed();
     } else if (!strcmp(word, "misaligned")) {
         misaligned();
+    } else if (!strcmp(word, "dynamic")) {
+        fold(DYNAMIC);
+    } else if (!strcmp(word, "static")) {
+        fold(STATIC);
+    } else if (!strcmp(word, "frame")) {
+        fold(FRAME);
     } else {
         return 2;
     }

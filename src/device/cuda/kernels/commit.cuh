@@ -14,7 +14,6 @@ static __device__ u32 eldest(const Lane& lane, u32 tokens, Room& room) {
         // Mostly it is the heir that the last choice of victims has left, if it still bears the front's stamp.
         u32 slot = lane.slot_of[head.heir];
         if (slot >= lane.base && lane.stamps[slot - lane.base] == head.front) {
-            __syncthreads();
             if (threadIdx.x == 0) lane.head->heir = EMPTY;
             return slot - lane.base;
         }
