@@ -9,12 +9,12 @@ mod device;
 #[path = "support/traces.rs"]
 mod traces;
 
-use device::TestDevice;
+use device::{Held, TestDevice};
 use forebay::device::Stream;
 use forebay::device::host::HostOptions;
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
 use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, Streams, Tokens, WarmUp};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::Arc;
 
 const K: u32 = 8;
 const PAGE: u32 = 16;
@@ -107,12 +107,8 @@ impl Engine {
     }
 
     /// Holds the stream until the answer is dropped.
-    fn hold(&self) -> mpsc::Sender<()> {
-        let (open, closed) = mpsc::channel::<()>();
-        let closed = Mutex::new(closed);
-        let wait = move || assert!(closed.lock().unwrap().recv().is_err());
-        self.device.call(self.stream, Arc::new(wait)).unwrap();
-        open
+    fn hold(&self) -> Held {
+        self.device.hold(self.stream)
     }
 
     fn settle(&self) {

@@ -18,7 +18,8 @@ mod run;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use calls::{Access, Calls, HostFunction, Location, MemoryProperties};
@@ -144,7 +145,7 @@ struct Control {
 /// # Safety
 /// `handle` is open, and the symbol is a function of type `F`.
 unsafe fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> Option<F> {
-    assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     // SAFETY: the handle is open, the name ends in a zero byte.
     let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
     // SAFETY: a function of type F, of the size of a pointer, and not null.
@@ -176,10 +177,27 @@ impl Control {
     }
 }
 
+/// Removes the copies of processes that ended without doing so: of tests that crashed.
+fn remove_stale(built: &Path) {
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let Some(own) = name(built) else { return };
+    let entries = built.parent().and_then(|folder| fs::read_dir(folder).ok());
+    for path in entries.into_iter().flatten().flatten().map(|entry| entry.path()) {
+        let of_copy =
+            name(&path).and_then(|name| name.strip_prefix(&own)?.strip_prefix('.').map(str::to_owned));
+        let process = of_copy.and_then(|numbers| numbers.split('.').next()?.parse::<u32>().ok());
+        if process.is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists()) {
+            drop(fs::remove_file(path));
+        }
+    }
+}
+
 /// A file of its own for each driver of each process.
 fn copy_library() -> Option<PathBuf> {
     static COPIES: AtomicU64 = AtomicU64::new(0);
+    static CLEANED: Once = Once::new();
     let built = option_env!("STANDIN_LIBRARY")?;
+    CLEANED.call_once(|| remove_stale(Path::new(built)));
     let number = COPIES.fetch_add(1, Ordering::Relaxed);
     let copy = PathBuf::from(format!("{built}.{}.{number}", std::process::id()));
     fs::copy(built, &copy).ok()?;
@@ -323,5 +341,24 @@ impl Drop for Standin {
         drop(fs::remove_file(&self.path));
         // SAFETY: opened once and closed once; whoever loaded it again holds it open for himself.
         unsafe { libc::dlclose(self.handle) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_of_processes_that_are_gone_are_removed_and_no_others() {
+        let folder = Path::new(env!("OUT_DIR")).join(format!("stale.{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        // No process has so high a number.
+        let own = format!("lib.so.{}.3", std::process::id());
+        let names = ["lib.so", "lib.so.4294967295.0", &own, "other.so.4294967295.0", "lib.so.none"];
+        names.iter().for_each(|name| fs::write(folder.join(name), "").unwrap());
+        remove_stale(&folder.join("lib.so"));
+        let left = names.map(|name| folder.join(name).exists());
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(left, [true, false, true, true, true]);
     }
 }

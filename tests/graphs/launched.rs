@@ -1,6 +1,7 @@
 //! The script of `graphs.rs` by captured steps, on the CUDA device and the stand-in driver.
 
 use super::*;
+use crate::device::standin_is_there;
 use forebay::Error;
 use forebay::device::Stream;
 use forebay::overlap::EngineCall;
@@ -48,11 +49,17 @@ fn agree(seed: u64, order: Option<u64>, steps: u64) {
 
 #[test]
 fn a_thousand_launches_come_to_what_the_host_device_does() {
+    if !standin_is_there() {
+        return;
+    }
     agree(1, None, 1000);
 }
 
 #[test]
 fn launches_whose_nodes_are_late_and_reordered_come_to_the_same() {
+    if !standin_is_there() {
+        return;
+    }
     for seed in 0..if soak() { 400 } else { 12 } {
         agree(100 + seed, Some(seed), 20);
     }
@@ -72,6 +79,9 @@ fn without(seed: u64, by_layer: &[Overlap], left_out: Range<u64>) -> Range<u64> 
 
 #[test]
 fn control_each_wait_that_is_left_out_of_a_graph_shows_for_some_seed() {
+    if !standin_is_there() {
+        return;
+    }
     for order in [Overlap::Da, Overlap::Dba] {
         let by_layer = [order; ALL as usize];
         let waits = without(0, &by_layer, 0..0);
@@ -105,6 +115,9 @@ fn refused(
 
 #[test]
 fn what_does_not_fit_a_bucket_is_refused_before_anything_is_captured() {
+    if !standin_is_there() {
+        return;
+    }
     let mut run = Run::new(3, on_cuda(None));
     let (orders, both) = ([Overlap::Da; ALL as usize], run.both());
     let usual = (QUERY_ROWS, QUERY_ROWS);
@@ -132,6 +145,9 @@ fn what_does_not_fit_a_bucket_is_refused_before_anything_is_captured() {
 
 #[test]
 fn a_graph_serves_the_steps_of_its_own_cache_alone_while_that_is_there() {
+    if !standin_is_there() {
+        return;
+    }
     let device = on_cuda(None);
     let mut run = Run::new(4, device.clone());
     capture(&mut run, &tables());
@@ -156,6 +172,9 @@ fn a_graph_serves_the_steps_of_its_own_cache_alone_while_that_is_there() {
 
 #[test]
 fn steps_that_a_graph_was_not_captured_for_are_refused_and_stay_as_they_were() {
+    if !standin_is_there() {
+        return;
+    }
     let mut run = Run::new(11, on_cuda(None));
     capture(&mut run, &tables());
     (0..2).for_each(|micro| run.open(micro));
@@ -173,6 +192,9 @@ fn steps_that_a_graph_was_not_captured_for_are_refused_and_stay_as_they_were() {
 
 #[test]
 fn an_engine_that_fails_in_a_capture_leaves_nothing_of_it() {
+    if !standin_is_there() {
+        return;
+    }
     let mut run = Run::new(8, on_cuda(None));
     let held = run.device.standin().unwrap().held_resources();
     let (orders, both) = ([Overlap::Dba; ALL as usize], run.both());
@@ -211,6 +233,9 @@ impl Engine for Failing<'_> {
 
 #[test]
 fn an_engine_that_captures_by_itself_tells_what_it_launched() {
+    if !standin_is_there() {
+        return;
+    }
     let mut run = Run::new(9, on_cuda(Some(3)));
     let (both, by_layer) = (run.both(), [Overlap::Da; ALL as usize]);
     let first = run.layers[0].streams.compute;

@@ -3,8 +3,12 @@
 //! Tests that make their device here run on both: on the host device as they stand, and once more on the CUDA
 //! device where `FOREBAY_TEST_DEVICE` is `cuda` (`make on-cuda`).
 
+#[cfg(feature = "cuda")]
+#[path = "skip.rs"]
+mod skip;
+
 use std::ops::{Deref, Range};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
 
 #[cfg(feature = "cuda")]
 use forebay::device::cuda::{CudaDevice, CudaOptions};
@@ -27,7 +31,16 @@ pub struct TestDevice {
 enum Memory {
     Host(Arc<HostDevice>),
     #[cfg(feature = "cuda")]
-    Cuda(Arc<CudaDevice>, Standin, Digests),
+    Cuda(Box<Cuda>),
+}
+
+/// The CUDA device and the driver beneath.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+struct Cuda {
+    device: Arc<CudaDevice>,
+    standin: Standin,
+    digests: Digests,
 }
 
 /// Places for digests, taken in turn: many more than are under way.
@@ -54,13 +67,25 @@ fn on_cuda() -> bool {
     std::env::var("FOREBAY_TEST_DEVICE").is_ok_and(|value| value == "cuda")
 }
 
+/// Whether the stand-in driver could be built; says that the test skips what needs it, if not.
+#[cfg(feature = "cuda")]
+pub fn standin_is_there() -> bool {
+    let there = Standin::new(Options::default()).is_some();
+    if !there {
+        skip::skip("g++, which builds the stand-in driver");
+    }
+    there
+}
+
 impl TestDevice {
     /// The device that tests run on: the host device of these options, or what stands for it on the stand-in.
     pub fn new(options: HostOptions) -> Arc<TestDevice> {
         #[cfg(feature = "cuda")]
-        if on_cuda() {
-            return TestDevice::cuda(&options, options.threaded.then_some(1))
-                .expect("the stand-in needs g++");
+        if on_cuda()
+            && standin_is_there()
+            && let Some(device) = TestDevice::cuda(&options, options.threaded.then_some(1))
+        {
+            return device;
         }
         TestDevice::host(options)
     }
@@ -82,7 +107,10 @@ impl TestDevice {
         let device = CudaDevice::new(CudaOptions { library, threads: 64, ..CudaOptions::default() }).unwrap();
         let places = device.allocate(8 * Digests::COUNT).unwrap();
         let digests = Digests { places, next: 0.into() };
-        Some(Arc::new(TestDevice { memory: Memory::Cuda(device, standin, digests), threaded: false }))
+        Some(Arc::new(TestDevice {
+            memory: Memory::Cuda(Box::new(Cuda { device, standin, digests })),
+            threaded: false,
+        }))
     }
 
     /// The device, to be held.
@@ -90,7 +118,7 @@ impl TestDevice {
         match &self.memory {
             Memory::Host(host) => host.clone(),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(device, ..) => device.clone(),
+            Memory::Cuda(cuda) => cuda.device.clone(),
         }
     }
 
@@ -99,7 +127,7 @@ impl TestDevice {
     pub fn standin(&self) -> Option<&Standin> {
         match &self.memory {
             Memory::Host(_) => None,
-            Memory::Cuda(_, standin, _) => Some(standin),
+            Memory::Cuda(cuda) => Some(&cuda.standin),
         }
     }
 
@@ -108,13 +136,25 @@ impl TestDevice {
         !matches!(self.memory, Memory::Host(_))
     }
 
-    /// Whether streams are threads, which a call can hold.
+    /// Whether streams are threads of their own.
     pub fn runs_by_itself(&self) -> bool {
         self.threaded
     }
 
-    /// Holds a stream of the stand-in, or lets it go; on the host device calls do that.
-    pub fn hold_by_itself(&self, _stream: Stream, _hold: bool) {
+    /// Holds a stream until the answer is dropped: a thread of the host device by a call, or a stream of the stand-in.
+    pub fn hold(self: &Arc<Self>, stream: Stream) -> Held {
+        let (open, closed) = mpsc::channel::<()>();
+        if self.is_remote() {
+            self.hold_by_itself(stream, true);
+        } else {
+            let closed = Mutex::new(closed);
+            // The sender's end is the signal.
+            self.call(stream, Arc::new(move || assert!(closed.lock().unwrap().recv().is_err()))).unwrap();
+        }
+        Held { device: Arc::clone(self), stream, _open: open }
+    }
+
+    fn hold_by_itself(&self, _stream: Stream, _hold: bool) {
         #[cfg(feature = "cuda")]
         if let Some(standin) = self.standin() {
             if _hold { standin.hold(_stream.0) } else { standin.let_go(_stream.0) }
@@ -152,7 +192,7 @@ impl TestDevice {
         match &self.memory {
             Memory::Host(host) => host.operations(),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(_, standin, _) => standin.operations(),
+            Memory::Cuda(cuda) => cuda.standin.operations(),
         }
     }
 
@@ -161,7 +201,8 @@ impl TestDevice {
         match &self.memory {
             Memory::Host(host) => host.read(slice, bytes),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(device, standin, _) => {
+            Memory::Cuda(cuda) => {
+                let Cuda { device, standin, .. } = &**cuda;
                 let fits = device.owns(&slice) && slice.bytes() == bytes.len() as u64;
                 outside(fits && standin.read(slice.address(), bytes))
             }
@@ -173,7 +214,8 @@ impl TestDevice {
         match &self.memory {
             Memory::Host(host) => host.write(slice, bytes),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(device, standin, _) => {
+            Memory::Cuda(cuda) => {
+                let Cuda { device, standin, .. } = &**cuda;
                 let fits = device.owns(&slice) && slice.bytes() == bytes.len() as u64;
                 outside(fits && standin.write(slice.address(), bytes))
             }
@@ -200,7 +242,8 @@ impl TestDevice {
                 queue.call(stream, Arc::new(tell))
             }
             #[cfg(feature = "cuda")]
-            Memory::Cuda(device, _, digests) => {
+            Memory::Cuda(cuda) => {
+                let Cuda { device, digests, .. } = &**cuda;
                 let to = digests.place();
                 device.digest_into(pools, stream, lane, to)?;
                 let tell = move || {
@@ -212,6 +255,20 @@ impl TestDevice {
                 queue.call(stream, Arc::new(tell))
             }
         }
+    }
+}
+
+/// A stream that is held until this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    device: Arc<TestDevice>,
+    stream: Stream,
+    _open: mpsc::Sender<()>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.device.hold_by_itself(self.stream, false);
     }
 }
 
@@ -228,7 +285,7 @@ impl Deref for TestDevice {
         match &self.memory {
             Memory::Host(host) => &**host,
             #[cfg(feature = "cuda")]
-            Memory::Cuda(device, ..) => &**device,
+            Memory::Cuda(cuda) => &*cuda.device,
         }
     }
 }

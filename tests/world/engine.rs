@@ -4,7 +4,7 @@
 //! Everything the engine does itself is enqueued by `Device::call`, so that the same code runs inline and,
 //! with a thread a stream, as asynchronously as on a GPU.
 
-use super::device::TestDevice;
+use super::device::{self, TestDevice};
 use super::model::Origin;
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::HostOptions;
@@ -14,7 +14,7 @@ use forebay::residency::Rows;
 use forebay::{Buffers, Cache, Config, Geometry, Lane, Layer, LayerCall, Result, Step};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 
 use super::run::{On, Setup};
 
@@ -87,17 +87,14 @@ pub enum Edge {
 
 /// A stream that is held until this is dropped.
 pub struct Held {
-    device: Arc<TestDevice>,
-    clock: Option<Arc<ClockDevice>>,
-    stream: Stream,
-    _open: mpsc::Sender<()>,
+    clock: Option<(Arc<ClockDevice>, Stream)>,
+    _held: Option<device::Held>,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        match &self.clock {
-            Some(clock) => clock.let_go(self.stream).unwrap(),
-            None => self.device.hold_by_itself(self.stream, false),
+        if let Some((clock, stream)) = &self.clock {
+            clock.let_go(*stream).unwrap();
         }
     }
 }
@@ -335,18 +332,11 @@ impl Engine {
 
     /// Holds a stream of a threaded device, or of a clock, until the answer is dropped.
     pub fn hold(&self, stream: Stream) -> Held {
-        let (open, closed) = mpsc::channel::<()>();
-        match &self.clock {
-            Some(clock) => clock.hold(stream).unwrap(),
-            None if self.device.runs_by_itself() => {
-                let closed = Mutex::new(closed);
-                // The sender's end is the signal.
-                self.call(stream, move |_| assert!(closed.lock().unwrap().recv().is_err()));
-            }
-            None => self.device.hold_by_itself(stream, true),
-        }
-        let (device, clock) = (self.device.clone(), self.clock.clone());
-        Held { device, clock, stream, _open: open }
+        let Some(clock) = &self.clock else {
+            return Held { clock: None, _held: Some(self.device.hold(stream)) };
+        };
+        clock.hold(stream).unwrap();
+        Held { clock: Some((clock.clone(), stream)), _held: None }
     }
 
     /// Lets time pass in which what is not held may run.

@@ -404,7 +404,11 @@ impl Context {
         }
         let mut device = 0;
         driver.device(&mut device, ordinal as i32).map_err(failed)?;
-        let capability = suits(&driver, device)?;
+        let capability = suits(|attribute| {
+            let mut value = 0;
+            driver.attribute(&mut value, attribute, device).map_err(failed)?;
+            Ok(value)
+        })?;
         let mut handle = 0;
         driver.primary_retain(&mut handle, device).map_err(failed)?;
         Ok(Context { driver, device, ordinal, handle, capability })
@@ -481,14 +485,9 @@ impl Drop for Current<'_> {
     }
 }
 
-/// Whether a device can do what is needed; answers its compute capability.
-fn suits(driver: &Driver, device: i32) -> Result<(u32, u32)> {
+/// Whether a device of these attributes can do what is needed; answers its compute capability.
+fn suits(ask: impl Fn(i32) -> Result<i32>) -> Result<(u32, u32)> {
     const OTHER: &str = "choose another device";
-    let ask = |attribute| {
-        let mut value = 0;
-        driver.attribute(&mut value, attribute, device).map_err(|refusal| refusal.error(OPERATION))?;
-        Ok(value)
-    };
     let major = ask(attribute::CAPABILITY_MAJOR)?.unsigned_abs();
     let capability = (major, ask(attribute::CAPABILITY_MINOR)?.unsigned_abs());
     if capability < OLDEST_DEVICE {
@@ -513,4 +512,48 @@ fn suits(driver: &Driver, device: i32) -> Result<(u32, u32)> {
         }
     }
     Ok(capability)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a device would say that can do everything, but for one attribute.
+    fn but(missing: i32, value: i32) -> impl Fn(i32) -> Result<i32> {
+        move |attribute| {
+            Ok(match attribute {
+                of if of == missing => value,
+                attribute::WARP_SIZE => WARP,
+                attribute::CAPABILITY_MAJOR => 8,
+                _ => 1,
+            })
+        }
+    }
+
+    #[test]
+    fn a_device_that_cannot_do_what_is_needed_is_told_what() {
+        assert_eq!(suits(but(-1, 0)), Ok((8, 1)));
+        assert_eq!(suits(but(attribute::CAPABILITY_MINOR, 0)), Ok((8, 0)));
+        for (attribute, value, place) in [
+            (attribute::CAPABILITY_MAJOR, 7, "compute capability below 8.0"),
+            (attribute::WARP_SIZE, 64, "threads of a warp"),
+            (attribute::CAN_MAP_HOST_MEMORY, 0, "the device does not map host memory"),
+            (attribute::UNIFIED_ADDRESSING, 0, "the device has addresses of its own for host memory"),
+            (attribute::VIRTUAL_MEMORY, 0, "the device has no virtual memory management"),
+            (attribute::DESCRIPTOR_HANDLES, 0, "the device's memory has no descriptors"),
+        ] {
+            let refused = suits(but(attribute, value)).unwrap_err();
+            assert_eq!((refused.kind(), refused.place()), (Kind::InvalidConfig, place));
+        }
+    }
+
+    #[test]
+    fn a_result_is_an_error_of_its_kind_with_the_drivers_name() {
+        let of = |code, name: &str| Refusal { function: "cuX", code, name: name.to_owned() }.error("test");
+        let kinds = [(2, Kind::OutOfMemory), (900, Kind::InvalidConfig), (908, Kind::InvalidConfig)];
+        for (code, kind) in kinds.into_iter().chain([1, 700, 909, 999, -1].map(|c| (c, Kind::DeviceFailed))) {
+            let error = of(code, "NAME");
+            assert_eq!((error.kind(), error.place()), (kind, "cuX: NAME"), "{code}");
+        }
+    }
 }
