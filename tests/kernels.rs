@@ -7,6 +7,8 @@
 mod image;
 #[path = "kernels/model.rs"]
 mod model;
+#[path = "support/skip.rs"]
+mod skip;
 #[cfg(feature = "trace")]
 #[path = "kernels/traces.rs"]
 mod traces;
@@ -23,7 +25,6 @@ use forebay_standin::Kernels;
 use image::Extents;
 use model::Part;
 use std::collections::BTreeSet;
-use std::io::Write;
 use world::{How, World};
 
 const LANES: u32 = 4;
@@ -80,15 +81,10 @@ fn extents(top_k: u32, (runs, host_stride): ([u32; 2], u32)) -> Extents {
 }
 
 /// The kernels, or a skip that is told.
-fn kernels(test: &str) -> Option<Kernels> {
+fn kernels() -> Option<Kernels> {
     let kernels = Kernels::new();
     if kernels.is_none() {
-        let line = format!("SKIP: {test}: no g++ when the stand-in driver was built\n");
-        eprint!("{line}");
-        if let Some(list) = std::env::var_os("FOREBAY_SKIPS") {
-            let mut list = std::fs::OpenOptions::new().create(true).append(true).open(list).unwrap();
-            list.write_all(line.as_bytes()).unwrap();
-        }
+        skip::skip("the stand-in driver: there was no g++ when it was built");
     }
     kernels
 }
@@ -135,7 +131,7 @@ const FORMS: [([u32; 2], u32); 5] =
 
 #[test]
 fn kernels_equal_the_rule_word_by_word() {
-    let Some(kernels) = kernels("kernels_equal_the_rule_word_by_word") else { return };
+    let Some(kernels) = kernels() else { return };
     for (number, threads) in [32, 64, 128, 512, 96].into_iter().cycle().take(40).enumerate() {
         let how = How { threads, seed: number as u64 };
         let extents = extents([24, 75, 130][number % 3], FORMS[number / 5 % FORMS.len()]);
@@ -146,7 +142,7 @@ fn kernels_equal_the_rule_word_by_word() {
 
 #[test]
 fn what_must_not_be_fails_the_step_and_touches_nothing_else() {
-    let Some(kernels) = kernels("what_must_not_be_fails_the_step_and_touches_nothing_else") else { return };
+    let Some(kernels) = kernels() else { return };
     let mut causes = BTreeSet::new();
     for number in 0..20 {
         let how = How { threads: [64, 128][number % 2], seed: 1000 + number as u64 };
@@ -160,7 +156,7 @@ fn what_must_not_be_fails_the_step_and_touches_nothing_else() {
 
 #[test]
 fn a_batch_of_more_rows_than_threads_is_gathered_whole() {
-    let Some(kernels) = kernels("a_batch_of_more_rows_than_threads_is_gathered_whole") else { return };
+    let Some(kernels) = kernels() else { return };
     for seed in 0..2 {
         let extents = wide(70, extents(24, ([16, 0], 0)));
         let mut world = World::new(&kernels, &extents, How { threads: 32, seed });
@@ -183,7 +179,7 @@ fn a_batch_of_more_rows_than_threads_is_gathered_whole() {
 /// Stamps lie so far apart that the bound is many widths of a histogram away, and then so that it is not.
 #[test]
 fn the_bound_is_found_however_far_away_it_is() {
-    let Some(kernels) = kernels("the_bound_is_found_however_far_away_it_is") else { return };
+    let Some(kernels) = kernels() else { return };
     for (seed, apart) in [(1, 5), (2, 17), (3, 60)] {
         let mut world = World::new(&kernels, &extents(75, ([4, 0], 0)), How { threads: 64, seed });
         world.join(0, &[64, 64], 300);
