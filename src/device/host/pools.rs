@@ -624,6 +624,9 @@ impl HostPools {
         }
         report.sticky = Sticky::of_word(*word);
         report.encode(self.write(slot));
+        // What is enqueued before the next step begins, as a graph launched without one, has no rows.
+        block::step::empty(block);
+        state.rows.store(0, Ordering::Release);
         Ok(())
     }
 
