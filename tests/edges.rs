@@ -341,24 +341,8 @@ fn buffers_and_rows_that_do_not_fit_a_layer_are_refused() {
 fn misfits(mut e: Engine) {
     let sequence = e.open(20, 20);
     let mut step = e.prepare(&[row(sequence, 0)]).unwrap();
-    let elsewhere = TestDevice::new(HostOptions::default());
-    let foreign = elsewhere.allocate(2 * K * 4).unwrap();
     let good = e.buffers;
-    let wide = e.device.allocate(2 * K * 4 + 4).unwrap();
-    let odd = e.device.allocate(2 * K * 4 + 1).unwrap().part(1, 2 * K * 4).unwrap();
-    let with = |selection: Slice, slots: Slice| Buffers { selection, slots, parts: None };
-    let cases = [
-        (with(foreign, good.slots), "a slice of another device"),
-        (with(good.selection, foreign), "a slice of another device"),
-        (with(wide, good.slots), "bytes of a slice"),
-        (with(good.selection, wide), "bytes of a slice"),
-        (with(good.selection.part(0, K * 4).unwrap(), good.slots), "bytes of a slice"),
-        (with(odd, good.slots), "bytes of a slice"),
-    ];
-    for (buffers, place) in cases {
-        let call = LayerCall::whole(Layer(0));
-        refused(e.cache.layer(&step, call, e.streams(), buffers), Kind::OutOfRange, place);
-    }
+    slices_that_do_not_fit(&mut e, &step);
     let whole = LayerCall::whole(Layer(0));
     let calls = [
         (LayerCall::whole(Layer(2)), "layer"),
@@ -373,6 +357,62 @@ fn misfits(mut e: Engine) {
     }
     refused(e.cache.resolve(&step, whole, Stream(99), good), Kind::OutOfRange, "stream");
     refused(e.cache.gather(&step, whole, 1, e.stream), Kind::OutOfRange, "pass of attention");
+    let whole_parts = parts_that_do_not_fit(&mut e, &step);
+    e.cache.resolve(&step, whole, e.stream, Buffers { parts: Some(whole_parts), ..good }).unwrap();
+    e.cache.gather(&step, whole, 0, e.stream).unwrap();
+    refused(good.slots.part(1, 2 * K * 4), Kind::OutOfRange, "");
+    e.cache.layer(&step, whole, e.streams(), good).unwrap();
+    e.cache.finish(&mut step, e.stream).unwrap();
+    let mut left = Some(step);
+    while let Some(step) = left.take() {
+        left = e.cache.retire(step, e.stream).err().map(|unretired| unretired.step.unwrap());
+    }
+}
+
+/// Memory at no address, for a selection.
+fn nowhere(e: &Engine) -> Slice {
+    // SAFETY: nothing is enqueued with it.
+    unsafe { e.device.import(0, 2 * K * 4) }
+}
+
+/// Memory for a selection, beside the border of a word.
+fn odd(e: &Engine) -> Slice {
+    e.device.allocate(2 * K * 4 + 1).unwrap().part(1, 2 * K * 4).unwrap()
+}
+
+fn slices_that_do_not_fit(e: &mut Engine, step: &Step) {
+    let elsewhere = TestDevice::new(HostOptions::default());
+    let foreign = elsewhere.allocate(2 * K * 4).unwrap();
+    let good = e.buffers;
+    let wide = e.device.allocate(2 * K * 4 + 4).unwrap();
+    let empty = good.slots.part(0, 0).unwrap();
+    let (null, odd) = (nowhere(e), odd(e));
+    let with = |selection: Slice, slots: Slice| Buffers { selection, slots, parts: None };
+    let cases = [
+        (with(foreign, good.slots), "a slice of another device"),
+        (with(good.selection, foreign), "a slice of another device"),
+        (with(wide, good.slots), "bytes of a slice"),
+        (with(good.selection, wide), "bytes of a slice"),
+        (with(good.selection.part(0, K * 4).unwrap(), good.slots), "bytes of a slice"),
+        (with(odd, good.slots), "address of a slice"),
+        (with(good.selection, odd), "address of a slice"),
+        (with(null, good.slots), "address of a slice"),
+        (with(good.selection, null), "address of a slice"),
+        (with(empty, good.slots), "bytes of a slice"),
+        (with(good.selection, empty), "bytes of a slice"),
+        (with(good.selection, null.part(0, 0).unwrap()), "bytes of a slice"),
+    ];
+    for (buffers, place) in cases {
+        let call = LayerCall::whole(Layer(0));
+        refused(e.cache.layer(step, call, e.streams(), buffers), Kind::OutOfRange, place);
+    }
+}
+
+/// Answers parts that fit.
+fn parts_that_do_not_fit(e: &mut Engine, step: &Step) -> Parts {
+    let (good, whole) = (e.buffers, LayerCall::whole(Layer(0)));
+    let elsewhere = TestDevice::new(HostOptions::default());
+    let (null, odd, empty) = (nowhere(e), odd(e), good.slots.part(0, 0).unwrap());
     // Two lists of one batch row with two query rows.
     let (lists, counts) = (e.device.allocate(4 * K * 4).unwrap(), e.device.allocate(4 * 4).unwrap());
     let whole_parts = Parts { lists, counts, batch: 1 };
@@ -387,20 +427,17 @@ fn misfits(mut e: Engine) {
             Parts { counts: e.device.allocate(20).unwrap().part(1, 16).unwrap(), ..whole_parts },
             "address of the parts",
         ),
+        (Parts { lists: odd, ..whole_parts }, "address of the parts"),
+        (Parts { lists: null, ..whole_parts }, "address of a slice"),
+        (Parts { counts: null, ..whole_parts }, "address of a slice"),
+        (Parts { counts: empty, ..whole_parts }, ""),
+        (Parts { lists: empty, ..whole_parts }, ""),
     ];
     for (parts, place) in parts {
         let buffers = Buffers { parts: Some(parts), ..good };
-        refused(e.cache.resolve(&step, whole, e.stream, buffers), Kind::OutOfRange, place);
+        refused(e.cache.resolve(step, whole, e.stream, buffers), Kind::OutOfRange, place);
     }
-    e.cache.resolve(&step, whole, e.stream, Buffers { parts: Some(whole_parts), ..good }).unwrap();
-    e.cache.gather(&step, whole, 0, e.stream).unwrap();
-    refused(good.slots.part(1, 2 * K * 4), Kind::OutOfRange, "");
-    e.cache.layer(&step, whole, e.streams(), good).unwrap();
-    e.cache.finish(&mut step, e.stream).unwrap();
-    let mut left = Some(step);
-    while let Some(step) = left.take() {
-        left = e.cache.retire(step, e.stream).err().map(|unretired| unretired.step.unwrap());
-    }
+    whole_parts
 }
 
 #[test]

@@ -56,9 +56,15 @@ impl Extents {
     /// Whether a slice is the device's and holds `count` words.
     pub(super) fn words(&self, slice: &Slice, count: u64) -> Result<()> {
         self.own(slice)?;
-        match !self.asker.exact || slice.bytes() == 4 * count && slice.address().is_multiple_of(4) {
+        if !self.asker.exact {
+            return Ok(());
+        }
+        if slice.bytes() != 4 * count {
+            return Err(self.bad("bytes of a slice", slice.bytes()).with("wanted", 4 * count));
+        }
+        match slice.address().is_multiple_of(4) {
             true => Ok(()),
-            false => Err(self.bad("bytes of a slice", slice.bytes()).with("wanted", 4 * count)),
+            false => Err(self.bad("address of a slice", slice.address()).with("multiple of", 4_u32)),
         }
     }
 

@@ -4,8 +4,8 @@
 //! holds one row's list at a time and nothing else, and lets go of it before it blames.
 
 use crate::device::block::{self, Cause, Sticky};
-use crate::device::host::pools::{Copies, HostPools, Record, bad, check_words};
-use crate::device::{Answer, Part, Parts, Slice, check_device};
+use crate::device::host::pools::{Copies, HostPools, Record};
+use crate::device::{Answer, Part, Parts, Slice};
 use crate::error::Result;
 use crate::ids::Lane;
 use crate::residency::{Answered, Fetch, Rows, Scan, Selected};
@@ -63,45 +63,6 @@ impl List {
 }
 
 impl HostPools {
-    /// Whether the slices of a resolve fit its part and each other.
-    pub(super) fn check_answer(&self, part: &Part, selection: Slice, answer: Answer, tag: u32) -> Result<()> {
-        let rows = u64::from(part.rows.count);
-        let k = u64::from(self.plan.geometry.shape().top_k);
-        let words = |slice: &Slice, count: u64| check_words(slice, count, tag);
-        let count = u64::from(part.count) * rows * k;
-        words(&selection, count).and_then(|()| words(&answer.slots, count))?;
-        let passes = self.plan.tables[part.layer.index()].passes;
-        let parts = match answer.parts {
-            Some(parts) => self.check_parts(part, parts)?,
-            None if passes > 1 => return Err(bad("attention in several passes needs its parts", passes)),
-            None => [None, None],
-        };
-        let slices = [Some(selection), Some(answer.slots), parts[0], parts[1]];
-        for (index, slice) in slices.iter().enumerate() {
-            let Some(slice) = slice else { break };
-            check_device(slice, tag)?;
-            if slices[..index].iter().flatten().any(|other| slice.overlaps(other)) {
-                return Err(bad("selection and slots overlap", slice.bytes()));
-            }
-        }
-        Ok(())
-    }
-
-    /// The part of index lists and counts that a call uses.
-    fn check_parts(&self, part: &Part, parts: Parts) -> Result<[Option<Slice>; 2]> {
-        let Parts { lists, counts, batch } = parts;
-        if batch < part.first + part.count {
-            return Err(bad("batch rows of the parts", batch));
-        }
-        let rows = self.lists_of(part).saturating_mul(u64::from(batch) * u64::from(part.rows.count));
-        let k = u64::from(self.plan.geometry.shape().top_k);
-        if !(lists.address() | counts.address()).is_multiple_of(4) {
-            return Err(bad("address of the parts", lists.address()));
-        }
-        let bytes = rows.saturating_mul(4);
-        Ok([Some(lists.part(0, bytes.saturating_mul(k))?), Some(counts.part(0, bytes)?)])
-    }
-
     /// Index lists of attention in parts.
     fn lists_of(&self, part: &Part) -> u64 {
         1 + u64::from(self.plan.tables[part.layer.index()].passes)

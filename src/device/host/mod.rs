@@ -30,7 +30,7 @@ use crate::os::{Map, NoFaults, Piece, Range, Request, page_size};
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, thread, unique};
 
 use copy::Copier;
-use pools::{HostPools, PoolOp};
+use pools::{HostPools, NAME, PoolOp};
 use stream::SharedEvent;
 #[cfg(not(loom))]
 use stream::{EventState, Queue};
@@ -125,7 +125,7 @@ impl std::fmt::Debug for Op {
 }
 
 fn unknown(what: &'static str, handle: u64) -> Error {
-    Error::new(Kind::OutOfRange, "host device").at(what).with("handle", handle)
+    Error::new(Kind::OutOfRange, NAME).at(what).with("handle", handle)
 }
 
 impl Shared {
@@ -142,9 +142,9 @@ impl Shared {
     fn check(&self) -> Result<()> {
         match self.failed() {
             None => Ok(()),
-            Some(cause) => Err(Error::new(Kind::DeviceFailed, "host device")
-                .at(cause.describe())
-                .with("kind", cause as u32)),
+            Some(cause) => {
+                Err(Error::new(Kind::DeviceFailed, NAME).at(cause.describe()).with("kind", cause as u32))
+            }
         }
     }
 
@@ -218,10 +218,7 @@ impl HostDevice {
         let mut memory = self.shared.memory.lock();
         let Some(left) = memory.left else { return Ok(()) };
         let rest = left.checked_sub(bytes).ok_or_else(|| {
-            Error::new(Kind::OutOfMemory, "host device")
-                .at("device memory")
-                .with("wanted", bytes)
-                .with("free", left)
+            Error::new(Kind::OutOfMemory, NAME).at("device memory").with("wanted", bytes).with("free", left)
         })?;
         memory.left = Some(rest);
         Ok(())
@@ -274,9 +271,7 @@ impl HostDevice {
         match queue {
             None => self.shared.run(op),
             Some(queue) => {
-                queue
-                    .push(op)
-                    .map_err(|_| Error::new(Kind::Cancelled, "host device").at("stream is closed"))?;
+                queue.push(op).map_err(|_| Error::new(Kind::Cancelled, NAME).at("stream is closed"))?;
             }
         }
         Ok(())
@@ -289,7 +284,7 @@ impl HostDevice {
 
     fn enqueue_pool(&self, pools: Pools, stream: Stream, op: PoolOp) -> Result<()> {
         let pools = self.pool(pools)?;
-        pools.check(&op, self.shared.tag)?;
+        pools.check(&op)?;
         self.enqueue(stream, Op::Pool(pools, op))
     }
 
@@ -383,9 +378,8 @@ impl Device for HostDevice {
                     }
                 }
             });
-            let spawned = spawned.map_err(|e| {
-                Error::new(Kind::OsRefused, "host device").at(format!("a stream's thread: {e}"))
-            })?;
+            let spawned = spawned
+                .map_err(|e| Error::new(Kind::OsRefused, NAME).at(format!("a stream's thread: {e}")))?;
             (queue, thread) = (Some(ops), Some(spawned));
         }
         streams.push(StreamState { queue, thread });
@@ -448,7 +442,7 @@ impl Device for HostDevice {
         for slice in plan.slabs.iter().chain(&plan.rows) {
             check_device(slice, self.shared.tag)?;
         }
-        let pools = HostPools::new(plan, self.shared.copier, self.shared.portable)?;
+        let pools = HostPools::new(plan, self.shared.tag, self.shared.copier, self.shared.portable)?;
         let mut all = self.shared.pools.lock();
         all.push(Arc::new(pools));
         Ok(Pools(all.len() as u32 - 1))
@@ -482,10 +476,10 @@ impl Device for HostDevice {
 
     fn begin(&self, pools: Pools, stream: Stream, begin: Begin) -> Result<()> {
         let Begin { micro_batch: micro, block, accepted } = begin;
-        let commit = PoolOp::Commit { micro, accepted };
-        self.pool(pools)?.check(&commit, self.shared.tag)?;
-        self.enqueue_pool(pools, stream, PoolOp::Load { micro, block })?;
-        self.enqueue_pool(pools, stream, commit)
+        let ops = [PoolOp::Load { micro, block }, PoolOp::Commit { micro, accepted }];
+        let pools = self.pool(pools)?;
+        ops.iter().try_for_each(|op| pools.check(op))?;
+        ops.into_iter().try_for_each(|op| self.enqueue(stream, Op::Pool(Arc::clone(&pools), op)))
     }
 
     fn resolve(

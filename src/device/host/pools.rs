@@ -7,16 +7,19 @@
 use crate::device::block::{
     self, ACCEPTED_ON_DEVICE, Cause, Entry, LayerCount, NOTHING_WRONG, Report, STICKY_ROWS, Sticky,
 };
+use crate::device::checks::{Asker, Extents};
 use crate::device::host::copy::{AHEAD, Copier, PAIRS, Pair, ask};
 use crate::device::host::lists::List;
 use crate::device::host::pages::PageTables;
 use crate::device::host::vector::Avx512;
-use crate::device::{Answer, Join, Part, Plan, Raise, Slice, Warm, check_device};
+use crate::device::{Answer, Join, Part, Plan, Raise, Slice, Warm};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, LINE, SLOT_BLOCK};
 use crate::ids::{Lane, MicroBatch};
 use crate::residency::{Divider, Fetch, LayerTables, Portable, Scan, Selected, TableShape, Workspace};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
+
+pub(super) const NAME: &str = "host device";
 
 /// An operation on the pools.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +41,7 @@ pub(super) enum PoolOp {
 #[derive(Debug)]
 pub(super) struct HostPools {
     pub(super) plan: Plan,
+    extents: Extents,
     pub(super) layers: Vec<Mutex<LayerTables>>,
     lanes: Vec<LaneState>,
     pages: PageTables,
@@ -75,6 +79,13 @@ struct Staged {
     length: u32,
 }
 
+impl Staged {
+    fn take_pages(&mut self, pages: &[u32]) {
+        self.pages.clear();
+        self.pages.extend_from_slice(pages);
+    }
+}
+
 /// What a micro-batch's operations share.
 #[derive(Debug)]
 pub(super) struct MicroState {
@@ -107,17 +118,8 @@ struct Room {
     fetches: Vec<Fetch>,
 }
 
-pub(super) fn bad(place: &'static str, value: impl Into<u64>) -> Error {
-    Error::new(Kind::OutOfRange, "host device").at(place).with("value", value)
-}
-
-/// Whether a slice is this device's and holds `count` words.
-pub(super) fn check_words(slice: &Slice, count: u64, tag: u32) -> Result<()> {
-    check_device(slice, tag)?;
-    match slice.bytes() == 4 * count && slice.address().is_multiple_of(4) {
-        true => Ok(()),
-        false => Err(bad("bytes of a slice", slice.bytes()).with("wanted", 4 * count)),
-    }
+fn bad(place: &'static str, value: impl Into<u64>) -> Error {
+    Error::new(Kind::OutOfRange, NAME).at(place).with("value", value)
 }
 
 /// Rows to copy, a stack's worth at a time.
@@ -178,7 +180,8 @@ impl Drop for Copies<'_> {
 }
 
 impl HostPools {
-    pub(super) fn new(plan: Plan, copier: Copier, portable: bool) -> Result<Self> {
+    /// `tag` is the device's, which its slices carry.
+    pub(super) fn new(plan: Plan, tag: u32, copier: Copier, portable: bool) -> Result<Self> {
         let g = &plan.geometry;
         let layers = g.layers() as usize;
         if plan.tables.len() != layers || plan.slabs.len() != layers || plan.rows.len() != layers {
@@ -236,6 +239,7 @@ impl HostPools {
             pages: PageTables::new(shape.lanes, plan.lane_pages),
             micro: (0..plan.micro_batches).map(|_| micro()).collect(),
             room: Mutex::new(Room { work: work(), slots: vec![0; k], fetches: vec![nothing; k] }),
+            extents: Extents::new(&plan, Asker { name: NAME, tag: Some(tag), exact: true }),
             plan,
             copier,
             avx512: if portable { None } else { Avx512::detect() },
@@ -243,57 +247,31 @@ impl HostPools {
     }
 
     /// What can be known when an operation is enqueued: its slices and numbers.
-    pub(super) fn check(&self, op: &PoolOp, tag: u32) -> Result<()> {
-        let g = &self.plan.geometry;
-        let words = |slice: &Slice, count: u64| check_words(slice, count, tag);
-        let k = u64::from(g.shape().top_k);
+    pub(super) fn check(&self, op: &PoolOp) -> Result<()> {
+        let extents = &self.extents;
         match op {
-            PoolOp::Join(lane) | PoolOp::Leave(lane) | PoolOp::Truncate { lane, .. } => {
-                self.lane(*lane).map(|_| ())
-            }
-            PoolOp::Raise(raise) => self.lane(raise.lane).map(|_| ()),
+            PoolOp::Join(lane) | PoolOp::Leave(lane) | PoolOp::Truncate { lane, .. } => extents.lane(*lane),
+            PoolOp::Raise(raise) => extents.lane(raise.lane),
             PoolOp::Warm(warm) => {
-                self.lane(warm.lane)?;
-                let steps = u64::from(warm.steps) * u64::from(g.layers());
-                warm.selections.map_or(Ok(()), |s| words(&s, steps * k))
+                extents.lane(warm.lane)?;
+                warm.selections.map_or(Ok(()), |selections| extents.warm(&selections, warm.steps))
             }
             PoolOp::Load { micro, block } => {
-                self.micro(*micro)?;
-                words(block, block::step::words(self.plan.batch) as u64)
+                extents.micro_batch(*micro)?;
+                extents.step_block(block)
             }
             PoolOp::Commit { micro, accepted } => {
-                self.micro(*micro)?;
-                accepted.map_or(Ok(()), |s| words(&s, u64::from(self.plan.batch)))
+                extents.micro_batch(*micro)?;
+                accepted.map_or(Ok(()), |counts| extents.words(&counts, extents.batch.into()))
             }
             PoolOp::Report { micro, slot } => {
-                self.micro(*micro)?;
-                words(slot, Report::words(g.layers(), self.plan.batch) as u64)
+                extents.micro_batch(*micro)?;
+                extents.report(slot)
             }
-            PoolOp::Resolve { part, selection, answer } => {
-                self.check_part(part)?;
-                self.check_answer(part, *selection, *answer, tag)
-            }
-            PoolOp::Gather(part, pass) => {
-                self.check_part(part)?;
-                let passes = self.plan.tables[part.layer.index()].passes;
-                if *pass < passes { Ok(()) } else { Err(bad("pass of attention", *pass)) }
-            }
-            PoolOp::Scatter(part) => self.check_part(part),
+            PoolOp::Resolve { part, selection, answer } => extents.resolve(part, selection, answer),
+            PoolOp::Gather(part, pass) => extents.gather(part, *pass),
+            PoolOp::Scatter(part) => extents.part(part),
         }
-    }
-
-    fn check_part(&self, part: &Part) -> Result<()> {
-        self.micro(part.micro_batch)?;
-        if part.layer.index() >= self.layers.len() {
-            return Err(bad("layer", part.layer.0));
-        }
-        let end = u64::from(part.first) + u64::from(part.count);
-        if end > u64::from(self.plan.batch) {
-            return Err(bad("batch rows", end));
-        }
-        let rows = u64::from(part.rows.first) + u64::from(part.rows.count);
-        let most = self.plan.tables.first().map_or(0, |t| t.query_rows);
-        if rows > u64::from(most) { Err(bad("query rows", rows)) } else { Ok(()) }
     }
 
     fn lane(&self, lane: Lane) -> Result<&LaneState> {
@@ -306,11 +284,9 @@ impl HostPools {
 
     /// Keeps what a join will need until it runs.
     pub(super) fn stage_join(&self, join: &Join<'_>) -> Result<()> {
-        if join.blocks.len() != self.layers.len() || join.budgets.len() != self.layers.len() {
-            return Err(bad("layers of a join", join.blocks.len() as u64));
-        }
-        self.stage_pages(join.lane, join.pages)?;
+        self.extents.join(join)?;
         let mut staged = self.lane(join.lane)?.staged.lock();
+        staged.take_pages(join.pages);
         for (kept, blocks) in staged.blocks.iter_mut().zip(join.blocks) {
             kept.clear();
             kept.extend_from_slice(blocks);
@@ -322,17 +298,8 @@ impl HostPools {
 
     /// Keeps a page table until the operation that takes it over runs.
     pub(super) fn stage_pages(&self, lane: Lane, pages: &[u32]) -> Result<()> {
-        let rows = self.plan.rows.first().map_or(0, Slice::bytes);
-        let most = rows / self.plan.geometry.host_page_bytes();
-        if let Some(page) = pages.iter().find(|p| u64::from(**p) >= most) {
-            return Err(bad("host page", *page));
-        }
-        if pages.len() > self.plan.lane_pages as usize {
-            return Err(bad("pages of a lane", pages.len() as u64));
-        }
-        let mut staged = self.lane(lane)?.staged.lock();
-        staged.pages.clear();
-        staged.pages.extend_from_slice(pages);
+        self.extents.pages(lane, pages)?;
+        self.lane(lane)?.staged.lock().take_pages(pages);
         Ok(())
     }
 
@@ -368,8 +335,12 @@ impl HostPools {
     /// The caller's edges order whoever writes them; nobody writes while this operation runs.
     pub(super) fn read<T: Word>(&self, slice: Slice) -> &[T] {
         let count = (slice.bytes() / 4) as usize;
-        // SAFETY: the slice is this device's and aligned, checked when enqueued; any four bytes are a `T`;
-        // its memory lives as long as the device, and edges keep writers away while the operation runs.
+        if count == 0 {
+            return &[];
+        }
+        // SAFETY: the slice is this device's, aligned and not at address 0, checked when enqueued; any four
+        // bytes are a `T`; its memory lives as long as the device, and edges keep writers away while the
+        // operation runs.
         unsafe { std::slice::from_raw_parts(slice.address() as *const T, count) }
     }
 
@@ -377,6 +348,9 @@ impl HostPools {
     #[expect(clippy::mut_from_ref, reason = "the words are not part of self but of device memory")]
     pub(super) fn write<T: Word>(&self, slice: Slice) -> &mut [T] {
         let count = (slice.bytes() / 4) as usize;
+        if count == 0 {
+            return &mut [];
+        }
         // SAFETY: as `read`; edges keep readers and other writers away while the operation runs.
         unsafe { std::slice::from_raw_parts_mut(slice.address() as *mut T, count) }
     }
