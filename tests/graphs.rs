@@ -16,6 +16,7 @@ mod engine;
 mod launched;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use device::TestDevice;
@@ -90,6 +91,8 @@ struct Run {
     layers: [Layers; 2],
     events: Vec<Event>,
     captured: Vec<Captured>,
+    /// The waits of the last launch, where they are counted.
+    launch: Range<u64>,
     /// A graph that the engine captured.
     own: Option<(Graph, Captured)>,
     sequences: [Vec<Decoded>; 2],
@@ -114,6 +117,7 @@ impl Run {
             layers: [engine::layers(&device), engine::layers(&device)],
             events: (0..8).map(|_| device.event().unwrap()).collect(),
             captured: Vec::new(),
+            launch: 0..0,
             own: None,
             sequences: [Vec::new(), Vec::new()],
             opened: 0,
@@ -279,7 +283,9 @@ impl Run {
             enqueued.unwrap();
         } else {
             let captured = &self.captured[table % self.captured.len()];
+            let before = self.device.waits();
             self.cache.replay(captured, &mut [first, second]).unwrap();
+            self.launch = before..self.device.waits();
         }
     }
 

@@ -336,7 +336,8 @@ pub trait Device: Debug + Send + Sync {
     /// [`Kind::OutOfRange`].
     fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()>;
 
-    /// Writes counters, lengths and the sticky word of the step to `slot`, see [`block::Report`].
+    /// Ends a step: writes its counters, lengths and sticky word to `slot`, see [`block::Report`]. Until the next one
+    /// begins, operations of the micro-batch find no rows: all of theirs are inert.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`].

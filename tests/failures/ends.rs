@@ -1,7 +1,8 @@
 //! How sequences end, roll back, draft and fail.
 
-use crate::rig::{K, Rig, config, row, stamp};
-use forebay::{Config, Kind, Layer, LayerCall, MicroBatch, Shape};
+use crate::rig::{K, Machine, ROW, Rig, config, everywhere, row, stamp};
+use forebay::{Config, Kind, Layer, LayerCall, MicroBatch, Shape, Step};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
 fn a_sequence_that_ends_with_its_next_step_in_flight_is_held_until_that_retires() {
@@ -26,6 +27,71 @@ fn a_sequence_that_ends_with_its_next_step_in_flight_is_held_until_that_retires(
     rig.cache.close(other, rig.stream).unwrap();
     assert_eq!(rig.gauges(), start);
     rig.cache.validate().unwrap();
+}
+
+/// A sequence of 24 tokens ends at the retirement of a step while its next one is held back. With `other`, a sequence
+/// that joins on another stream takes what is free; answers whether the held step changed a byte of it. Without,
+/// whether it changed a row of the sequence's own page: what a cache that gave pages back at the retirement would
+/// have given to somebody else.
+fn held_step_writes(machine: Machine, other: bool) -> bool {
+    let mut rig = Rig::on(machine, config(2, 64));
+    let start = rig.gauges();
+    let sequence = rig.open(24, 8, 1);
+    let lands = |rig: &Rig, tag, position| {
+        (0..2).for_each(|layer| rig.land(sequence, 0, layer, &stamp(tag, layer, position)));
+    };
+    let enqueue = |rig: &mut Rig, step: &mut Step| {
+        for layer in [0, 1].map(Layer) {
+            rig.cache.scatter(step, LayerCall::whole(layer), rig.stream).unwrap();
+        }
+        rig.cache.finish(step, rig.stream).unwrap();
+    };
+    let mut first = rig.prepare(sequence, 0);
+    rig.sync();
+    lands(&rig, 2, 24);
+    enqueue(&mut rig, &mut first);
+    rig.sync();
+    let mut second = rig.prepare(sequence, 1);
+    rig.sync();
+    lands(&rig, 3, 25);
+    let gate = rig.machine.gate(rig.stream);
+    enqueue(&mut rig, &mut second);
+    rig.cache.retire(first, rig.stream).unwrap();
+    let row = |rig: &Rig| {
+        let mut bytes = [0; ROW];
+        rig.cache.read_row(sequence, Layer(1), 25, &mut bytes).unwrap();
+        bytes
+    };
+    if !other {
+        let before = row(&rig);
+        gate.open();
+        rig.sync();
+        let changed = row(&rig) != before;
+        rig.cache.retire(second, rig.stream).unwrap();
+        return changed;
+    }
+    rig.cache.close(sequence, rig.stream).unwrap();
+    let held = rig.stream;
+    rig.stream = rig.device.stream().unwrap();
+    let next = rig.open(40, 8, 4);
+    let unharmed = |rig: &Rig| catch_unwind(AssertUnwindSafe(|| rig.check_total(next))).is_ok();
+    assert!(unharmed(&rig));
+    gate.open();
+    rig.machine.sync(held);
+    let changed = !unharmed(&rig);
+    rig.cache.retire(second, rig.stream).unwrap();
+    rig.decode(next, 0, 5).unwrap();
+    rig.check_total(next);
+    rig.cache.close(next, rig.stream).unwrap();
+    rig.sync();
+    assert_eq!(rig.gauges(), start);
+    changed
+}
+
+#[test]
+fn nobody_is_given_what_a_held_step_still_writes_though_its_sequence_is_closed() {
+    everywhere(|machine| assert!(!held_step_writes(machine, true)));
+    everywhere(|machine| assert!(held_step_writes(machine, false), "the control: it does write"));
 }
 
 #[test]

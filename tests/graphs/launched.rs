@@ -5,7 +5,6 @@ use crate::device::standin_is_there;
 use forebay::Error;
 use forebay::device::Stream;
 use forebay::overlap::EngineCall;
-use std::ops::Range;
 use std::panic::catch_unwind;
 
 fn soak() -> bool {
@@ -95,6 +94,33 @@ fn control_each_wait_that_is_left_out_of_a_graph_shows_for_some_seed() {
         let demanded = vec![0, end - 3, end - 2, end - 1];
         let whole: Vec<u64> = waits.filter(|wait| !wrong(*wait)).collect();
         assert_eq!(whole, demanded, "{order:?}: waits that are not missed");
+    }
+}
+
+/// Four launched steps, the second without the waits of a range. Answers which of its waits are the launch's.
+fn without_around(seed: u64, left_out: Range<u64>) -> Range<u64> {
+    let mut run = Run::new(77, on_cuda(Some(seed)));
+    capture(&mut run, &[vec![Overlap::Da; ALL as usize]]);
+    run.step();
+    let first = run.device.waits();
+    run.device.without_waits(first + left_out.start..first + left_out.end);
+    run.step();
+    let launch = run.launch.start - first..run.launch.end - first;
+    (0..2).for_each(|_| run.step());
+    run.check_total();
+    launch
+}
+
+#[test]
+fn control_the_edges_around_a_launch_that_are_left_out_show_for_some_seed() {
+    if !standin_is_there() {
+        return;
+    }
+    let launch = without_around(0, 0..0);
+    assert_eq!(launch.end - launch.start, 2, "the second micro-batch before it and behind it");
+    for wait in launch {
+        let wrong = |seed| catch_unwind(|| without_around(seed, wait..wait + 1)).is_err();
+        assert!((0..200).any(wrong), "wait {wait} is not missed");
     }
 }
 
@@ -243,5 +269,34 @@ fn an_engine_that_captures_by_itself_tells_what_it_launched() {
     let captured = run.with_engine(|cache, engine| cache.capture_into(&bucket(&both, &by_layer), engine));
     run.own = Some((run.device.captured(first).unwrap(), captured.unwrap()));
     (0..20).for_each(|_| run.step());
+    run.check_total();
+}
+
+#[test]
+fn a_graph_that_is_launched_without_a_step_does_nothing() {
+    if !standin_is_there() {
+        return;
+    }
+    let mut run = Run::new(13, on_cuda(None));
+    let (both, by_layer) = (run.both(), [Overlap::Dba; ALL as usize]);
+    let first = run.layers[0].streams.compute;
+    run.device.capture(first).unwrap();
+    let captured = run.with_engine(|cache, engine| cache.capture_into(&bucket(&both, &by_layer), engine));
+    let graph = run.device.captured(first).unwrap();
+    run.own = Some((graph, captured.unwrap()));
+    (0..3).for_each(|_| run.step());
+    run.check_total();
+    let digests = |run: &Run| -> Vec<u64> {
+        run.sequences.iter().flatten().map(|s| run.cache.digest(s.handle).unwrap()).collect()
+    };
+    let before = digests(&run);
+    for micro in 0..2 {
+        // The engine has no rows either; what it selects for them must be answered with nothing.
+        run.shared.queue(micro, StepWork { number: 0, seed: 0, rows: Vec::new() });
+    }
+    run.device.launch(graph, first).unwrap();
+    assert_eq!(digests(&run), before);
+    // As it is for the steps that come.
+    (0..10).for_each(|_| run.step());
     run.check_total();
 }

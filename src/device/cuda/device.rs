@@ -242,12 +242,24 @@ impl Device for CudaDevice {
 
     fn capture(&self, stream: Stream) -> Result<()> {
         self.inner.known(stream)?;
+        self.inner.check()?;
         self.inner.graphs.lock().begin(&self.inner.context, stream)
     }
 
     fn captured(&self, stream: Stream) -> Result<Graph> {
-        self.inner.known(stream)?;
-        self.inner.graphs.lock().end(&self.inner.context, &self.inner.calls, stream)
+        let inner = &*self.inner;
+        inner.known(stream)?;
+        let mut graphs = inner.graphs.lock();
+        let ended = graphs.end(&inner.context, &inner.calls, stream);
+        // On a device that failed meanwhile, not all of it was captured.
+        match (inner.check(), ended) {
+            (Ok(()), ended) => ended,
+            (Err(lost), Err(_)) => Err(lost),
+            (Err(lost), Ok(graph)) => {
+                graphs.release(&inner.context, &inner.calls, graph)?;
+                Err(lost)
+            }
+        }
     }
 
     fn launch(&self, graph: Graph, stream: Stream) -> Result<()> {

@@ -176,6 +176,12 @@ impl Graphs {
         let raw = match context.relaxed().and_then(|current| end(&current, stream)) {
             // The capture goes on: only its own thread may end it.
             Err(refusal) if refusal.code == code::CAPTURE_WRONG_THREAD => return Err(failed(refusal)),
+            Err(refusal) => {
+                // It may not have ended; where it has, the driver says so, and nothing is lost.
+                let ended = context.relaxed().and_then(|current| end(&current, stream));
+                drop(Captured { context, raw: ended.unwrap_or(0) });
+                Err(refusal)
+            }
             ended => ended,
         };
         let capture = self.captures.swap_remove(at);

@@ -106,6 +106,8 @@ pub(super) struct Record {
     pub(super) sticky: u64,
     /// By batch row: an earlier step of its lane had failed when this one began.
     failed: Vec<bool>,
+    /// By lane: the step names it.
+    named: Vec<bool>,
     pub(super) work: Workspace,
     pub(super) divider: Divider,
 }
@@ -214,6 +216,7 @@ impl HostPools {
                 report: Report::with_room(g.layers(), plan.batch),
                 sticky: NOTHING_WRONG,
                 failed: Vec::with_capacity(plan.batch as usize),
+                named: vec![false; shape.lanes as usize],
                 work: work(),
                 divider: Divider::new(slots),
             }),
@@ -598,6 +601,9 @@ impl HostPools {
         }
         report.sticky = Sticky::of_word(*word);
         report.encode(self.write(slot));
+        // What is enqueued before the next step begins, as a graph launched without one, has no rows.
+        block::step::empty(block);
+        state.rows.store(0, Ordering::Release);
         Ok(())
     }
 

@@ -90,6 +90,8 @@ FOREBAY_KERNEL(forebay_report, ReportArgs, MOST_THREADS, 1) {
     slot[5] = wrong ? static_cast<u32>(sticky) : 0;
     slot[0] = static_cast<u32>(head.step);
     slot[1] = static_cast<u32>(head.step >> 32);
+    // What runs before the next step begins, as a graph launched without one, has no rows.
+    at<u32>(micro.block)[2] = 0;
 }
 
 // Mixes a word so that sums of mixed words tell their sets apart.

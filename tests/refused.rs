@@ -1,0 +1,327 @@
+//! A cache on the CUDA device when the driver refuses a call, or has no memory: an error, nothing that stays behind,
+//! and a cache that goes on or is closed.
+//!
+//! Every call of a whole life is refused once: construction, opening, joining, capturing, launched steps, a fork, a
+//! roll-back, closing. Whoever calls tries again, as an engine would; what was given up is rolled back.
+#![cfg(feature = "cuda")]
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+#[path = "support/skip.rs"]
+mod skip;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use forebay::device::cuda::{CudaDevice, CudaOptions};
+use forebay::device::{Device, Event, Outcome, Parts, Stream, Ticket};
+use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
+use forebay::{
+    Accepted, BringUp, Budget, Buffers, Cache, Capture, Captured, Config, Error, Kind, Layer, Layers, Memory,
+    MicroBatch, Open, Result, Row, Sequence, Shape, Slots, Step, WarmUp,
+};
+use forebay_standin::{Options, Resources, Standin};
+
+const K: u32 = 8;
+const BATCH: u32 = 2;
+const OUT_OF_MEMORY: i32 = 2;
+const ILLEGAL_ADDRESS: i32 = 700;
+
+fn config() -> Config {
+    let shape = Shape { layers: 2, runs: [32, 0], page_tokens: 16, top_k: K, ..Shape::DEEPSEEK_V3_2 };
+    let memory = Memory { huge: false, populate: false, lock: false, node: None };
+    let slots = Slots::Uniform(64 * 3);
+    Config { memory, batch: BATCH, slots, min_budget: 6, ..Config::new(shape, 3, 80, 64) }
+}
+
+/// The driver that refuses, and the device on it.
+struct Rig {
+    standin: Standin,
+    device: Arc<CudaDevice>,
+}
+
+fn standin(options: Options) -> Option<Standin> {
+    let standin = Standin::new(options);
+    if standin.is_none() {
+        skip::skip("g++, which builds the stand-in driver");
+    }
+    standin
+}
+
+fn device(standin: &Standin) -> Result<Arc<CudaDevice>> {
+    let library = Some(standin.library().to_owned());
+    CudaDevice::new(CudaOptions { library, threads: 32, gather_blocks: 2, ..CudaOptions::default() })
+}
+
+/// An engine that enqueues nothing: the selection stands in its buffer.
+struct Idle;
+
+impl Engine for Idle {
+    fn enqueue(&mut self, _: &EngineCall, _: Stream) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A cache, its buffers, and every ticket that it gave.
+struct Life {
+    device: Arc<CudaDevice>,
+    cache: Cache,
+    layers: Layers,
+    ended: Event,
+    tickets: Vec<Ticket>,
+    /// Calls that were refused and made again.
+    again: u32,
+    rolled_back: u32,
+}
+
+impl Life {
+    fn new(device: Arc<CudaDevice>) -> Result<Life> {
+        let stream = || device.stream();
+        let streams =
+            OverlapStreams { compute: stream()?, resolve: stream()?, gather: stream()?, scatter: stream()? };
+        let words = |count: u32| device.allocate(4 * u64::from(count));
+        let parts = Some(Parts { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH });
+        let buffers = Buffers { selection: words(BATCH * K)?, slots: words(BATCH * K)?, parts };
+        let layers = Layers { streams, batch: BATCH, half: 1, buffers };
+        let picks: Vec<u8> = (0..BATCH * K).flat_map(|entry| (entry % K * 3).to_le_bytes()).collect();
+        device.write(buffers.selection, &picks)?;
+        let ended = device.event()?;
+        let cache = Cache::new(config(), device.clone())?;
+        Ok(Life { device, cache, layers, ended, tickets: Vec::new(), again: 0, rolled_back: 0 })
+    }
+
+    /// What is refused is tried once more.
+    fn twice<T>(&mut self, mut what: impl FnMut(&mut Life) -> Result<T>) -> Result<T> {
+        what(self).or_else(|error| {
+            let refused = [Kind::OutOfMemory, Kind::DeviceFailed];
+            assert!(refused.contains(&error.kind()), "{error}");
+            self.again += 1;
+            what(self)
+        })
+    }
+
+    fn open(&mut self) -> Result<Sequence> {
+        let open = Open { prompt: 24, promised: 30, budget: Budget::Slots(6), bring_up: BringUp::Nothing };
+        let sequence = self.cache.open(&open)?;
+        self.cache.append_in_place(sequence, 24)?;
+        let compute = self.layers.streams.compute;
+        let joined = self.twice(|life| match life.cache.join(sequence, compute, WarmUp::default()) {
+            // It was refused behind the lane's tables: the rest is to be enqueued again.
+            Err(error) if error.kind() == Kind::InvalidConfig => life.cache.join_more(sequence, compute),
+            joined => joined,
+        })?;
+        self.tickets.push(joined);
+        Ok(sequence)
+    }
+
+    /// Cuts a sequence to what it has committed, which a refused cut may have made less.
+    fn roll_back(&mut self, sequence: Sequence) -> Result<()> {
+        let compute = self.layers.streams.compute;
+        let cut = self.twice(|life| {
+            let length = life.cache.length(sequence)?.committed;
+            life.cache.roll_back(sequence, length, compute)
+        })?;
+        self.tickets.push(cut);
+        self.wait()
+    }
+
+    /// Until all that was enqueued has ended.
+    fn wait(&mut self) -> Result<()> {
+        let compute = self.layers.streams.compute;
+        self.twice(|life| life.device.record(life.ended, compute))?;
+        self.twice(|life| life.device.synchronize(life.ended))
+    }
+
+    fn capture(&mut self, overlap: Overlap) -> Result<Captured> {
+        let own = [(MicroBatch(0), self.layers)];
+        let by_layer = [overlap; 2];
+        let capture = Capture { micro_batches: &own, query_rows: 1, by_layer: &by_layer, draft_passes: 0 };
+        self.twice(|life| life.cache.capture(&capture, &mut Idle))
+    }
+
+    /// One launched step; one that was given up is rolled back and done anew.
+    fn step(&mut self, captured: &Captured, sequences: &[(Sequence, u32)]) -> Result<()> {
+        let compute = self.layers.streams.compute;
+        let row = |(sequence, accepted): &(Sequence, u32)| Row {
+            sequence: *sequence,
+            accepted: Accepted::Rows(*accepted),
+            query_rows: 1,
+        };
+        let mut rows: Vec<Row> = sequences.iter().map(row).collect();
+        for _ in 0..2 {
+            let prepared = self.twice(|life| life.cache.prepare(MicroBatch(0), 1, &rows, None, compute));
+            let mut step: Step = prepared?;
+            let replayed = self.cache.replay(captured, &mut [&mut step]);
+            self.twice(|life| life.cache.finish(&mut step, compute))?;
+            let _ = self.wait();
+            let retired = loop {
+                match self.cache.retire(step, compute) {
+                    Ok(_) => break Ok(()),
+                    Err(unretired) => match unretired.step {
+                        None => break Err(unretired.error),
+                        Some(back) => step = back,
+                    },
+                }
+            };
+            let Err(error) = retired else { return replayed };
+            if error.kind() != Kind::Cancelled {
+                return Err(error);
+            }
+            self.rolled_back += 1;
+            for (sequence, _) in sequences {
+                self.roll_back(*sequence)?;
+            }
+            rows.iter_mut().for_each(|row| row.accepted = Accepted::Rows(0));
+        }
+        Err(Error::new(Kind::Cancelled, "step").at("given up twice"))
+    }
+
+    /// From the first sequence to the last one's end.
+    fn decode(&mut self) -> Result<()> {
+        let compute = self.layers.streams.compute;
+        let start = self.cache.stats();
+        let [first, second] = [self.open()?, self.open()?];
+        let graphs = [self.capture(Overlap::None)?, self.capture(Overlap::Dba)?];
+        self.step(&graphs[0], &[(first, 0), (second, 0)])?;
+        self.step(&graphs[1], &[(second, 1)])?;
+        self.roll_back(first)?;
+        let open = Open { prompt: 0, promised: 8, budget: Budget::Slots(6), bring_up: BringUp::Whole };
+        let (child, ticket) = self.twice(|life| life.cache.fork(first, &open, compute))?;
+        self.tickets.push(ticket);
+        self.step(&graphs[1], &[(child, 0), (first, 0)])?;
+        for sequence in [first, second, child] {
+            self.twice(|life| match life.cache.close(sequence, compute) {
+                // It is closed already: only its lane was not emptied at once.
+                Err(error) if error.kind() == Kind::Closed => Ok(()),
+                closed => closed,
+            })?;
+        }
+        for _ in 0..2 {
+            self.wait()?;
+            self.twice(|life| life.cache.reap(compute))?;
+        }
+        let end = self.cache.stats();
+        assert_eq!((end.sequences, end.free_slots), (start.sequences, start.free_slots), "{end:?}");
+        assert_eq!((end.free_host_pages, end.free_lanes), (start.free_host_pages, start.free_lanes));
+        self.cache.validate()
+    }
+}
+
+/// A whole life, in which a call is refused; how it ended, and what was done again.
+fn live(rig: &Rig, at: u64, code: i32) -> Lived {
+    let mut tickets = Vec::new();
+    let mut counts = (0, 0);
+    rig.standin.fail_call(at, code);
+    let ended = Life::new(rig.device.clone()).and_then(|mut life| {
+        let ended = life.decode();
+        tickets.append(&mut life.tickets);
+        counts = (life.again, life.rolled_back);
+        ended
+    });
+    let call = rig.standin.failed_call();
+    rig.standin.fail_call(u64::MAX, code);
+    let event = rig.device.event();
+    let failed = event.and_then(|event| rig.device.query(event)).is_err();
+    for ticket in &tickets {
+        let end = ticket.poll();
+        assert!(end.is_some(), "call {at}: a ticket never ends: {ended:?}");
+        assert!(failed || end != Some(Outcome::Cancelled), "call {at}: {end:?}");
+    }
+    Lived { ended, again: counts.0, rolled_back: counts.1, call }
+}
+
+/// How a life ended, what was done again in it, and which call was refused.
+struct Lived {
+    ended: Result<()>,
+    again: u32,
+    rolled_back: u32,
+    call: Option<String>,
+}
+
+/// What all lives came to, and the calls whose refusal nobody heard of.
+#[derive(Default)]
+struct All {
+    sound: u32,
+    again: u32,
+    rolled_back: u32,
+    unheard: BTreeSet<String>,
+}
+
+/// Every call refused once by `code`.
+fn every_call(code: i32, stride: usize) -> Option<All> {
+    let mut all = All::default();
+    let calls = {
+        let standin = standin(Options::default())?;
+        let rig = Rig { device: device(&standin).unwrap(), standin };
+        let before = rig.standin.calls();
+        live(&rig, u64::MAX, code).ended.unwrap();
+        rig.standin.calls() - before
+    };
+    assert!(calls > 500, "{calls}");
+    for at in (0..calls).step_by(stride) {
+        let standin = standin(Options::default())?;
+        let rig = Rig { device: device(&standin).unwrap(), standin };
+        let Lived { ended, again, rolled_back, call } = live(&rig, at, code);
+        all.again += again;
+        all.rolled_back += rolled_back;
+        match ended {
+            Ok(()) => {
+                all.sound += 1;
+                all.unheard.extend(call.filter(|_| again + rolled_back == 0));
+            }
+            Err(error) => {
+                let known = [Kind::OutOfMemory, Kind::DeviceFailed, Kind::OsRefused, Kind::Cancelled];
+                assert!(known.contains(&error.kind()), "call {at}: {error}");
+            }
+        }
+        let Rig { standin, device } = rig;
+        drop(device);
+        assert_eq!(standin.held_resources(), Resources::default(), "call {at}");
+    }
+    Some(all)
+}
+
+#[test]
+fn a_cache_goes_on_after_any_call_that_the_driver_refuses_once() {
+    let Some(All { sound, again, rolled_back, .. }) = every_call(OUT_OF_MEMORY, 3) else { return };
+    assert!(sound > 100 && again > 30 && rolled_back > 0, "{sound} {again} {rolled_back}");
+}
+
+#[test]
+fn a_context_that_is_lost_at_any_call_leaves_nothing_behind() {
+    let Some(All { unheard, .. }) = every_call(ILLEGAL_ADDRESS, 7) else { return };
+    // Those that give back what a thread had or what was taken, and what asks before it gives a graph up.
+    let backs = ["cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode", "cuMemUnmap", "cuGraphDestroy"];
+    let up = ["cuGraphExecDestroy", "cuCtxPushCurrent_v2", "cuStreamGetCaptureInfo_v2"];
+    let known = |call: &&str| backs.contains(call) || up.contains(call);
+    assert!(unheard.iter().all(|call| known(&call.as_str())), "{unheard:?}");
+    assert!(unheard.contains("cuCtxPopCurrent_v2"), "the control: some are unheard");
+}
+
+#[test]
+fn memory_that_ends_anywhere_is_an_error_that_names_it_and_leaves_nothing() {
+    let grain = 2 << 20;
+    let (mut refused, mut limit) = (0, 0);
+    loop {
+        let Some(standin) = standin(Options { memory: limit, ..Options::default() }) else { return };
+        let made = device(&standin).and_then(Life::new).map(|_| ());
+        assert_eq!(standin.held_resources(), Resources::default(), "{limit} bytes");
+        match made {
+            Ok(()) => break,
+            Err(error) => assert_eq!(error.kind(), Kind::OutOfMemory, "{limit} bytes: {error}"),
+        }
+        refused += 1;
+        limit += if limit < grain { grain / 64 } else { grain / 2 };
+    }
+    assert!(refused > 5, "{refused} limits");
+}
+
+/// The layer of a call must be there for its slab; the first is.
+#[test]
+fn a_life_without_refusals_decodes() {
+    let Some(standin) = standin(Options { seed: Some(5), ..Options::default() }) else { return };
+    let rig = Rig { device: device(&standin).unwrap(), standin };
+    let mut life = Life::new(rig.device.clone()).unwrap();
+    life.decode().unwrap();
+    assert_eq!((life.again, life.rolled_back), (0, 0));
+    assert!(life.cache.slab(Layer(1)).is_ok());
+}
