@@ -90,9 +90,9 @@ embedder:
 c-test:
 	cargo test -p forebay-ffi
 
-# The same tests once more, on the CUDA device and the stand-in driver.
+# The same tests once more, on the CUDA device and the stand-in driver. Those of launched graphs are there anyhow.
 on-cuda:
-	FOREBAY_TEST_DEVICE=cuda cargo test --all-features $(ON_CUDA:%=--test %)
+	FOREBAY_TEST_DEVICE=cuda cargo test --all-features $(ON_CUDA:%=--test %) -- --skip launched::
 
 examples:
 	@set -e; for example in $(EXAMPLES); do cargo run --all-features --example $$example; done

@@ -205,8 +205,7 @@ fn faults(name: &str, program: &str, cuda_h: &Path) -> Option<String> {
 
 #[test]
 fn the_library_calls_the_driver_as_its_header_says() {
-    let test = "the_library_calls_the_driver_as_its_header_says";
-    let Some(cuda_h) = tools::installed(HEADER, test) else { return };
+    let Some(cuda_h) = tools::installed(HEADER) else { return };
     let table = read(TABLE);
     assert!(functions(&table).len() >= 40, "functions are found");
     assert_eq!(faults("table", &of_table(&table), &cuda_h), None);
@@ -238,8 +237,7 @@ fn the_library_calls_the_driver_as_its_header_says() {
 
 #[test]
 fn the_stand_in_declares_the_driver_as_its_header_does() {
-    let test = "the_stand_in_declares_the_driver_as_its_header_does";
-    let Some(cuda_h) = tools::installed(HEADER, test) else { return };
+    let Some(cuda_h) = tools::installed(HEADER) else { return };
     let header = read(STANDIN);
     assert!(symbols(&header).len() >= 60 && enumerators(&header).len() >= 60, "what is declared is found");
     assert_eq!(faults("standin", &of_standin(&header), &cuda_h), None);

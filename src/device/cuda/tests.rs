@@ -1,6 +1,9 @@
 //! The device beside an engine, which these tests play by the driver's own calls: contexts, streams and captures
 //! of its own, and memory that it uses as no device should.
 
+#[path = "../../../tests/support/skip.rs"]
+mod skip;
+
 use super::driver::flag;
 use super::*;
 use forebay_standin::{Calls as Api, Options, Resources, Standin};
@@ -9,12 +12,7 @@ use forebay_standin::{Calls as Api, Options, Resources, Standin};
 fn driver(options: Options) -> Option<Standin> {
     let standin = Standin::new(Options { devices: 2, ..options });
     if standin.is_none() {
-        let line = "SKIP: src/device/cuda/tests.rs: without g++\n";
-        eprint!("{line}");
-        if let Some(list) = std::env::var_os("FOREBAY_SKIPS") {
-            let mut list = std::fs::OpenOptions::new().append(true).create(true).open(list).unwrap();
-            std::io::Write::write_all(&mut list, line.as_bytes()).unwrap();
-        }
+        skip::skip("g++, which builds the stand-in driver");
     }
     standin
 }
