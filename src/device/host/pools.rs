@@ -447,14 +447,15 @@ impl HostPools {
     /// Whether the lanes of a step may go on. No row of a block is done that names a lane twice, or one that is
     /// not there: its step fails, and its lanes.
     fn know_lanes(&self, record: &mut Record, rows: usize) -> Result<()> {
-        let Record { block, report, sticky, failed, .. } = record;
+        let Record { block, report, sticky, failed, named, .. } = record;
         let lane = |row: usize| block::step::entry(block, row).lane;
-        let wrong = |row: &usize| {
-            self.lanes.get(lane(*row) as usize).is_none()
-                || (0..*row).any(|before| lane(before) == lane(*row))
-        };
+        named.fill(false);
+        let wrong = (0..rows).find(|row| match named.get_mut(lane(*row) as usize) {
+            None => true,
+            Some(named) => std::mem::replace(named, true),
+        });
         failed.clear();
-        match (0..rows).find(wrong) {
+        match wrong {
             None => {
                 for row in 0..rows {
                     failed.push(*self.lane(Lane(lane(row)))?.trust.lock() != Trust::Sound);
