@@ -19,12 +19,13 @@ const TABLE: &str = "src/device/cuda/driver.rs";
 const STANDIN: &str = "standin/driver/cuda_driver.h";
 
 /// What a number of [`TABLE`] is called there and in the header.
-const NUMBERS: [(&str, &str); 24] = [
+const NUMBERS: [(&str, &str); 25] = [
     ("OUT_OF_MEMORY", "CUDA_ERROR_OUT_OF_MEMORY"),
     ("STUB_LIBRARY", "CUDA_ERROR_STUB_LIBRARY"),
     ("NO_DEVICE", "CUDA_ERROR_NO_DEVICE"),
     ("NOT_READY", "CUDA_ERROR_NOT_READY"),
     ("ILLEGAL_STATE", "CUDA_ERROR_ILLEGAL_STATE"),
+    ("ALREADY_REGISTERED", "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"),
     ("CAPTURE_WRONG_THREAD", "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"),
     ("HOST_PORTABLE_MAPPED", "CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP"),
     ("STREAM_NON_BLOCKING", "CU_STREAM_NON_BLOCKING"),

@@ -26,7 +26,12 @@ pub fn usual() -> Options {
 
 /// Options for a device on `standin`.
 pub fn on(standin: &Standin) -> CudaOptions {
-    CudaOptions { library: Some(standin.library().to_owned()), threads: 64, ..CudaOptions::default() }
+    CudaOptions {
+        library: Some(standin.library().to_owned()),
+        unload: true,
+        threads: 64,
+        ..CudaOptions::default()
+    }
 }
 
 /// A device on a driver, in the order in which they go.

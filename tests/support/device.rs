@@ -110,7 +110,9 @@ impl TestDevice {
             Standin::new(Options { seed, memory: options.memory.unwrap_or(usual.memory), ..usual })?;
         let library = Some(standin.library().to_owned());
         // Few threads a block: the stand-in runs each of them by itself.
-        let device = CudaDevice::new(CudaOptions { library, threads: 64, ..CudaOptions::default() }).unwrap();
+        let device =
+            CudaDevice::new(CudaOptions { library, unload: true, threads: 64, ..CudaOptions::default() })
+                .unwrap();
         let places = device.allocate(8 * Digests::COUNT).unwrap();
         let digests = Digests { places, next: 0.into() };
         Some(Arc::new(TestDevice {

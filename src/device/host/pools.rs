@@ -5,7 +5,7 @@
 //! and a warm-up are short or rare, and run under their layer's lock. Page tables are under none (`pages`).
 
 use crate::device::block::{
-    self, ACCEPTED_ON_DEVICE, Cause, Entry, LayerCount, NOTHING_WRONG, Report, STICKY_ROWS, Sticky,
+    self, ACCEPTED_ON_DEVICE, BATCH_MAX, Cause, Entry, LayerCount, NOTHING_WRONG, Report, Sticky,
 };
 use crate::device::checks::{Asker, Extents};
 use crate::device::host::copy::{AHEAD, Copier, PAIRS, Pair, ask};
@@ -190,8 +190,8 @@ impl HostPools {
             return Err(Error::new(Kind::InvalidConfig, "attach").at("layers of the plan"));
         }
         let Some(shape) = plan.tables.first().copied() else { return Err(bad("layers", 0_u32)) };
-        if plan.batch > STICKY_ROWS {
-            return Err(Error::new(Kind::InvalidConfig, "attach").at("batch rows").with("most", STICKY_ROWS));
+        if plan.batch > BATCH_MAX {
+            return Err(Error::new(Kind::InvalidConfig, "attach").at("batch rows").with("most", BATCH_MAX));
         }
         for (tables, slab) in plan.tables.iter().zip(&plan.slabs) {
             let blocks = u64::from(tables.budget_base / SLOT_BLOCK + tables.budget_blocks);
