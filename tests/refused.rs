@@ -1,7 +1,7 @@
 //! A cache on the CUDA device when the driver refuses a call, or has no memory: an error, nothing that stays behind,
 //! and a cache that goes on or is closed.
 //!
-//! Every call of a whole life is refused once: construction, opening, joining, capturing, launched steps, a fork, a
+//! The calls of a whole life are refused, one in each run: construction, opening, joining, capturing, launched steps, a fork, a
 //! roll-back, closing. Whoever calls tries again, as an engine would; what was given up is rolled back.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
@@ -259,7 +259,12 @@ fn undone(call: &str) -> bool {
     back || guard.contains(&call)
 }
 
-/// Every call refused once by `code`.
+/// Every so many calls; all of them in a soak.
+fn stride(usual: usize) -> usize {
+    if std::env::var("FOREBAY_SOAK").is_ok_and(|value| value == "1") { 1 } else { usual }
+}
+
+/// Each of the calls refused by `code`, one in each life.
 fn every_call(code: i32, stride: usize) -> Option<All> {
     let mut all = All::default();
     let calls = {
@@ -298,13 +303,13 @@ fn every_call(code: i32, stride: usize) -> Option<All> {
 
 #[test]
 fn a_cache_goes_on_after_any_call_that_the_driver_refuses_once() {
-    let Some(All { sound, again, rolled_back, .. }) = every_call(OUT_OF_MEMORY, 3) else { return };
+    let Some(All { sound, again, rolled_back, .. }) = every_call(OUT_OF_MEMORY, stride(3)) else { return };
     assert!(sound > 100 && again > 30 && rolled_back > 0, "{sound} {again} {rolled_back}");
 }
 
 #[test]
 fn a_context_that_is_lost_at_any_call_leaves_nothing_behind() {
-    let Some(All { unheard, .. }) = every_call(ILLEGAL_ADDRESS, 7) else { return };
+    let Some(All { unheard, .. }) = every_call(ILLEGAL_ADDRESS, stride(7)) else { return };
     // Those that give back what a thread had or what was taken, and what asks before it gives a graph up.
     let known = |call: &String| undone(call) || call == "cuStreamGetCaptureInfo_v2";
     assert!(unheard.iter().all(known), "{unheard:?}");
