@@ -262,6 +262,11 @@ impl Device for CudaDevice {
         }
     }
 
+    fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        let raw = self.inner.known(stream)?;
+        self.inner.capture_of("capture", raw).map(|capture| capture.is_some())
+    }
+
     fn launch(&self, graph: Graph, stream: Stream) -> Result<()> {
         let inner = &*self.inner;
         let raw = inner.known(stream)?;
