@@ -309,6 +309,12 @@ impl Run {
         while !self.flights.is_empty() {
             self.retire();
         }
+        // Sequences that were closed or opened since may be on their way out or in.
+        for layers in &self.layers {
+            let ended = self.device.event().unwrap();
+            self.device.record(ended, layers.streams.compute).unwrap();
+            self.device.synchronize(ended).unwrap();
+        }
         self.cache.validate().unwrap();
         let geometry = *self.cache.geometry();
         for s in self.sequences.iter().flatten() {

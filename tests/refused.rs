@@ -319,19 +319,253 @@ fn a_context_that_is_lost_at_any_call_leaves_nothing_behind() {
 #[test]
 fn memory_that_ends_anywhere_is_an_error_that_names_it_and_leaves_nothing() {
     let grain = 2 << 20;
-    let (mut refused, mut limit) = (0, 0);
+    let (mut refused, mut limit, mut told) = (0, 0, false);
     loop {
         let Some(standin) = standin(Options { memory: limit, ..Options::default() }) else { return };
         let made = device(&standin).and_then(Life::new).map(|_| ());
         assert_eq!(standin.held_resources(), Resources::default(), "{limit} bytes");
         match made {
             Ok(()) => break,
-            Err(error) => assert_eq!(error.kind(), Kind::OutOfMemory, "{limit} bytes: {error}"),
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::OutOfMemory, "{limit} bytes: {error}");
+                told |= error.to_string().contains("on a new device");
+            }
         }
         refused += 1;
         limit += if limit < grain { grain / 64 } else { grain / 2 };
     }
-    assert!(refused > 5, "{refused} limits");
+    assert!(refused > 5 && told, "{refused} limits");
+}
+
+/// What is refused half-way while its stream is held back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Call {
+    Join,
+    JoinMore,
+    Fork,
+    RollBack,
+    Close,
+    Prepare,
+}
+
+/// A cache whose one stream is held back.
+struct Held {
+    standin: Standin,
+    device: Arc<CudaDevice>,
+    cache: Cache,
+    /// The held one, where what was refused goes on, and everybody else's.
+    streams: [Stream; 3],
+    forked: Vec<Sequence>,
+}
+
+const PROMPT: u32 = 40;
+
+impl Held {
+    fn new() -> Option<Held> {
+        let standin = standin(Options::default())?;
+        let device = device(&standin).unwrap();
+        let streams = [0; 3].map(|_| device.stream().unwrap());
+        Some(Held {
+            cache: Cache::new(config(), device.clone()).unwrap(),
+            standin,
+            device,
+            streams,
+            forked: Vec::new(),
+        })
+    }
+
+    fn open_of(prompt: u32) -> Open {
+        Open { prompt, promised: 10, budget: Budget::Slots(40), bring_up: BringUp::Whole }
+    }
+
+    /// A sequence whose rows are all of one byte; none where it does not fit.
+    fn fill(&mut self, with: u8) -> Option<Sequence> {
+        let sequence = self.cache.open(&Held::open_of(PROMPT)).ok()?;
+        let rows = vec![with; (PROMPT * self.cache.geometry().row_bytes()) as usize];
+        (0..2).for_each(|layer| self.cache.append(sequence, Layer(layer), &rows).unwrap());
+        Some(sequence)
+    }
+
+    fn join(&mut self, sequence: Sequence, stream: Stream, bytes_a_call: u64) -> Result<Ticket> {
+        self.cache.join(sequence, stream, WarmUp { bytes_a_call, ..WarmUp::default() })
+    }
+
+    /// The sequences that a call names, ready for it.
+    fn ready(&mut self, call: Call) -> Vec<Sequence> {
+        let [one, ..] = self.streams;
+        let first = self.fill(1).unwrap();
+        let bytes = if call == Call::JoinMore { 64 } else { u64::MAX };
+        if call != Call::Join {
+            let _ticket = self.join(first, one, bytes).unwrap();
+        }
+        let mut all = vec![first];
+        if call == Call::RollBack {
+            all.push(self.cache.fork(first, &Held::open_of(0), one).unwrap().0);
+        }
+        all
+    }
+
+    fn call(&mut self, call: Call, sequence: Sequence, stream: Stream) -> Result<()> {
+        match call {
+            Call::Join => self.join(sequence, stream, u64::MAX).map(drop),
+            Call::JoinMore => self.cache.join_more(sequence, stream).map(drop),
+            Call::Fork => {
+                self.forked.push(self.cache.fork(sequence, &Held::open_of(0), stream)?.0);
+                Ok(())
+            }
+            Call::RollBack => self.cache.roll_back(sequence, 20, stream).map(drop),
+            Call::Close => self.cache.close(sequence, stream),
+            Call::Prepare => {
+                let row = Row { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
+                self.cache.prepare(MicroBatch(0), 1, &[row], None, stream).map(drop)
+            }
+        }
+    }
+
+    /// The call on the held stream, whose `n`-th driver call is refused; none where it has fewer, or where that
+    /// fails the device.
+    fn refuse(&mut self, call: Call, sequence: Sequence, n: u64) -> Option<Option<Result<()>>> {
+        let [one, ..] = self.streams;
+        self.standin.hold(one.0);
+        self.standin.fail_call(n, OUT_OF_MEMORY);
+        let refused = self.call(call, sequence, one);
+        let name = self.standin.failed_call();
+        self.standin.fail_call(u64::MAX, OUT_OF_MEMORY);
+        let event = self.device.event().unwrap();
+        // A refused query fails the device for good: nothing runs any more.
+        let sound = self.device.query(event).is_ok();
+        name.map(|_| sound.then_some(refused))
+    }
+
+    fn rows_are(&self, sequence: Sequence, count: u32, byte: u8) -> bool {
+        let mut row = vec![0; self.cache.geometry().row_bytes() as usize];
+        (0..2).all(|layer| {
+            (0..count).all(|position| {
+                self.cache.read_row(sequence, Layer(layer), position, &mut row).unwrap();
+                row.iter().all(|b| *b == byte)
+            })
+        })
+    }
+
+    /// How many bytes of all slots are others' than the refused call's.
+    fn bytes_of_others(&self) -> usize {
+        let count = |layer| {
+            let slab = self.cache.slab(Layer(layer)).unwrap();
+            let mut bytes = vec![0; slab.bytes() as usize];
+            assert!(self.standin.read(slab.address(), &mut bytes));
+            bytes.iter().filter(|b| **b == 9).count()
+        };
+        count(0) + count(1)
+    }
+
+    /// Everything comes back once the stream has gone on.
+    fn end(mut self, all: &[Sequence], start: forebay::Stats) {
+        let [_, _, third] = self.streams;
+        for sequence in all.iter().chain(&self.forked) {
+            if let Err(error) = self.cache.close(*sequence, third) {
+                assert_eq!(error.kind(), Kind::Closed);
+            }
+        }
+        (0..2).for_each(|_| assert!(self.cache.reap(third).is_ok()));
+        self.cache.validate().unwrap();
+        assert_eq!(self.cache.stats(), start);
+    }
+}
+
+const CALLS: [Call; 5] = [Call::Join, Call::JoinMore, Call::Fork, Call::RollBack, Call::Close];
+
+#[test]
+fn what_a_refused_call_has_enqueued_reaches_nobody_else() {
+    let Some(mut held) = Held::new() else { return };
+    let new = held.fill(9).unwrap();
+    let _ticket = held.join(new, held.streams[2], u64::MAX).unwrap();
+    let alone = (held.cache.digest(new).unwrap(), held.bytes_of_others());
+    let (mut waited, mut others) = (0, 0);
+    for (call, n) in CALLS.iter().flat_map(|call| (0..200).map(move |n| (*call, n))) {
+        let Some(mut held) = Held::new() else { return };
+        let [one, other, third] = held.streams;
+        let start = held.cache.stats();
+        let mut all = held.ready(call);
+        let Some(Some(_)) = held.refuse(call, all[0], n) else { continue };
+        for sequence in &all {
+            let _ = held.cache.close(*sequence, other);
+        }
+        waited += held.cache.reap(other).unwrap();
+        let mut news = Vec::new();
+        while let Some(new) = held.fill(9) {
+            let _ticket = held.join(new, third, u64::MAX).unwrap();
+            news.push(new);
+        }
+        held.standin.let_go(one.0);
+        let bytes = held.bytes_of_others();
+        assert_eq!(bytes, alone.1 * news.len(), "{call:?}, call {n}: bytes in slots");
+        let resident = |new: &Sequence| held.cache.digest(*new).unwrap() == alone.0;
+        assert!(news.iter().all(resident), "{call:?}, call {n}: residency");
+        assert!(news.iter().all(|new| held.rows_are(*new, PROMPT, 9)), "{call:?}, call {n}: rows");
+        others += news.len();
+        all.extend(news);
+        held.end(&all, start);
+    }
+    assert!(waited > 20 && others > 20, "{waited} {others}");
+}
+
+#[test]
+fn a_refused_call_is_made_again_on_another_stream() {
+    let mut again = 0;
+    for (call, n) in CALLS.iter().flat_map(|call| (0..200).map(move |n| (*call, n))) {
+        let Some(mut held) = Held::new() else { return };
+        let [one, other, _] = held.streams;
+        let all = held.ready(call);
+        let Some(Some(refused)) = held.refuse(call, all[0], n) else { continue };
+        if let Err(error) = refused {
+            assert_eq!(error.kind(), Kind::OutOfMemory, "{call:?}, call {n}");
+            let done = match held.call(call, all[0], other) {
+                // Its lane has the tables already.
+                Err(error) if call == Call::Join && error.kind() == Kind::InvalidConfig => {
+                    held.call(Call::JoinMore, all[0], other)
+                }
+                done => done,
+            };
+            match done {
+                Err(error) if call == Call::Close => assert_eq!(error.kind(), Kind::Closed),
+                done => done.unwrap(),
+            }
+            again += 1;
+        }
+        held.standin.let_go(one.0);
+        if call != Call::Close {
+            let count = if call == Call::RollBack { 20 } else { PROMPT };
+            assert_eq!(held.cache.length(all[0]).unwrap().committed, count, "{call:?}, call {n}");
+            assert!(held.rows_are(all[0], count, 1), "{call:?}, call {n}");
+        }
+        held.cache.validate().unwrap();
+    }
+    assert!(again > 30, "{again}");
+}
+
+#[test]
+fn a_step_block_is_not_written_while_a_refused_prepare_may_read_it() {
+    let mut busy = 0;
+    for n in 0.. {
+        let Some(mut held) = Held::new() else { return };
+        let [one, other, _] = held.streams;
+        let mut start = held.cache.stats();
+        let all = held.ready(Call::Prepare);
+        let Some(refused) = held.refuse(Call::Prepare, all[0], n) else { break };
+        if refused.is_some_and(|refused| refused.is_err()) {
+            // One block may still be read: of two, one is left.
+            let row = Row { sequence: all[0], accepted: Accepted::Rows(0), query_rows: 1 };
+            let prepare = |held: &mut Held| held.cache.prepare(MicroBatch(0), 1, &[row], None, other);
+            let mut step = prepare(&mut held).unwrap();
+            held.cache.finish(&mut step, other).unwrap();
+            busy += held.cache.stats().steps_in_flight - 1;
+            held.standin.let_go(one.0);
+            held.cache.retire(step, other).unwrap();
+            start.steps = 1;
+            held.end(&all, start);
+        }
+    }
+    assert!(busy > 0, "none was refused behind the reading");
 }
 
 /// The layer of a call must be there for its slab; the first is.

@@ -30,7 +30,7 @@ pub struct Open {
 /// A page whose first rows are copied to another page, in every layer, with their index keys.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PageCopy {
-    from: (u32, u32),
+    pub(super) from: (u32, u32),
     to: (u32, u32),
 }
 
@@ -75,10 +75,9 @@ impl Cache {
                 .hint("roll the parent back to the length that is meant, then fork"));
         }
         let open = Open { prompt: record.committed, ..open.clone() };
-        let parent_lane = record.holding.lane;
         let (index, admitted) = self.admit(&open)?;
         // The parent's rows must be where they are said to be before they are copied or gathered.
-        self.wait_ready(parent_lane, stream)?;
+        self.order_behind(parent.index as usize, stream)?;
         let pages = self.geometry.pages(self.config.reach(admitted)?);
         let full = (open.prompt / self.geometry.page_tokens()) as usize;
         let names = self.fork_names(parent, pages, full)?;
@@ -105,33 +104,39 @@ impl Cache {
             self.total.pages.share(copy.from.0)?;
             self.index.pages.share(copy.from.1)?;
         }
-        let held = copy.map(|copy| copy.from);
+        let held = copy.into_iter().collect();
         for (_, block) in names.iter().flat_map(|names| names.used_from(0)) {
             self.prefix.share(&block)?;
         }
         let filled = vec![open.prompt; self.geometry.layers() as usize];
         let record = Record { table, holding, held, names, filled, ..Record::default() };
         let child = self.enter(index, &open, admitted, record);
-        match self.join_fork(parent_lane, child, copy, stream) {
-            Ok(ticket) => Ok((child, ticket)),
-            Err(error) => {
-                self.close(child, stream)?;
-                Err(error)
-            }
+        let joined = self.join_fork(parent, child, copy, stream);
+        if joined.is_err() {
+            self.records[index].state = State::Closing;
+            // The parent's work has ended, as was checked: a cut that is tried again must not find older copies.
+            self.give_held_back(parent.index as usize)?;
+            // What is refused now is left to a reap.
+            let _ = self.release_closed(index, stream);
         }
+        joined.map(|ticket| (child, ticket))
     }
 
     fn join_fork(
         &mut self,
-        parent_lane: u32,
+        parent: Sequence,
         child: Sequence,
         copy: Option<PageCopy>,
         stream: Stream,
     ) -> Result<Ticket> {
+        let (index, parent) = (child.index as usize, parent.index as usize);
+        // The parent must not write the copied page before the copy has been made.
+        self.records[parent].unsettled = Some(stream);
+        self.take_over(index, stream)?;
         copy.into_iter().try_for_each(|copy| self.copy_page(copy, stream))?;
         let ticket = self.join(child, stream, WarmUp::default())?;
-        // The parent must not write the copied page before the copy has been made.
-        self.record_ready(parent_lane, stream)?;
+        self.record_ready(self.records[parent].holding.lane, stream)?;
+        self.records[parent].unsettled = None;
         Ok(ticket)
     }
 
@@ -211,7 +216,7 @@ impl Cache {
             );
             if page == first && !length.is_multiple_of(page_tokens) {
                 copy = Some(PageCopy { from: old, to: (host, keys) });
-                self.record_mut(sequence)?.held = Some(old);
+                self.record_mut(sequence)?.held.extend(copy);
                 continue;
             }
             self.total.pages.release(old.0)?;

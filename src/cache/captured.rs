@@ -103,6 +103,36 @@ impl Graphs {
     }
 }
 
+/// A capture that was begun: it ends in any case, and what it made is worth nothing unless all was enqueued.
+struct UnderWay<'a> {
+    device: &'a dyn Device,
+    stream: Stream,
+    ended: bool,
+}
+
+impl<'a> UnderWay<'a> {
+    fn begin(device: &'a dyn Device, stream: Stream) -> Result<Self> {
+        device.capture(stream)?;
+        Ok(UnderWay { device, stream, ended: false })
+    }
+
+    fn end(mut self) -> Result<Graph> {
+        self.ended = true;
+        self.device.captured(self.stream)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    /// A callback has failed, or panicked: its own error is what is told.
+    fn drop(&mut self) {
+        if !self.ended
+            && let Ok(graph) = self.device.captured(self.stream)
+        {
+            let _ = self.device.release(graph);
+        }
+    }
+}
+
 fn refuse(operation: &'static str, place: &'static str) -> Error {
     Error::new(Kind::InvalidConfig, operation).at(place)
 }
@@ -117,28 +147,24 @@ impl Cache {
     /// may not be captured, with the driver's word for it. The capture has ended then, and nothing is left of it.
     pub fn capture(&mut self, bucket: &Capture<'_>, engine: &mut dyn Engine) -> Result<Captured> {
         let runs = self.bucket_runs(bucket)?;
-        let first = first_stream(bucket)?;
-        self.device.capture(first)?;
-        let enqueued = self.enqueue_bucket(bucket, &runs, engine);
-        // The capture ends in any case; what it made is worth nothing unless all was enqueued.
-        let graph = match (enqueued, self.device.captured(first)) {
-            (Ok(()), graph) => graph?,
-            (Err(error), Ok(graph)) => {
-                self.device.release(graph)?;
-                return Err(error);
-            }
-            (Err(error), Err(_)) => return Err(error),
-        };
-        Ok(self.captured(bucket, Some(graph)))
+        let under_way = UnderWay::begin(&*self.device, first_stream(bucket)?)?;
+        self.enqueue_bucket(bucket, &runs, engine)?;
+        Ok(self.captured(bucket, Some(under_way.end()?)))
     }
 
     /// The same for an engine whose own capture is under way on the compute stream of the first micro-batch:
-    /// everything is enqueued there, forked from it and joined to it.
+    /// everything is enqueued there, forked from it and joined to it. The engine's graph names this device's memory
+    /// and its kernels: it must be gone before the device is.
     ///
     /// # Errors
-    /// As [`Cache::capture`]; the engine's capture is then worth nothing.
+    /// As [`Cache::capture`]; [`Kind::InvalidConfig`] where that stream is not being captured, before anything is
+    /// enqueued. Afterwards the engine's capture is worth nothing.
     pub fn capture_into(&mut self, bucket: &Capture<'_>, engine: &mut dyn Engine) -> Result<Captured> {
         let runs = self.bucket_runs(bucket)?;
+        if !self.device.is_capturing(first_stream(bucket)?)? {
+            return Err(refuse("capture", "no capture is under way on the first compute stream")
+                .hint("begin the engine's capture there, or let the cache capture"));
+        }
         self.enqueue_bucket(bucket, &runs, engine)?;
         Ok(self.captured(bucket, None))
     }
@@ -197,20 +223,26 @@ impl Cache {
     /// # Errors
     /// [`Kind::OutOfRange`] for what another cache has captured, as one that was closed, and for steps with more
     /// rows than the bucket; [`Kind::InvalidConfig`] for steps of other micro-batches or another number of query
-    /// rows, finished or abandoned steps, and layers whose graph the engine has. Nothing is enqueued then. What
-    /// is refused afterwards abandons the steps.
+    /// rows or prepared on another stream, finished or abandoned steps, and layers whose graph the engine has.
+    /// Nothing is enqueued then. What is refused afterwards abandons the steps.
     pub fn replay(&mut self, captured: &Captured, steps: &mut [&mut Step]) -> Result<()> {
-        self.check_captured(captured, steps)?;
+        self.check_captured("replay", captured, steps)?;
+        for (step, (_, layers)) in steps.iter().zip(&captured.micro_batches) {
+            self.check_prepared(step, layers)?;
+        }
         let Some(graph) = captured.graph else {
             return Err(refuse("replay", "the graph is the engine's: launch it, then call `launched`"));
         };
-        steps.iter_mut().for_each(|step| step.abandoned = true);
-        self.mark(captured, steps);
         let first = captured.micro_batches[0].1.streams.compute;
+        self.mark(captured, steps);
+        for step in steps.iter_mut() {
+            // Until all is ordered behind the launch, only the stream of the launch is.
+            (step.abandoned, step.tail) = (true, Some(first));
+        }
         self.around(captured, |schedule, device, own| schedule.fork(device, own, first))?;
         self.device.launch(graph, first)?;
         self.around(captured, |schedule, device, own| schedule.fork(device, first, own))?;
-        steps.iter_mut().for_each(|step| step.abandoned = false);
+        steps.iter_mut().for_each(|step| (step.abandoned, step.tail) = (false, None));
         Ok(())
     }
 
@@ -221,9 +253,9 @@ impl Cache {
     /// # Errors
     /// As [`Cache::replay`].
     pub fn launched(&mut self, captured: &Captured, steps: &mut [&mut Step]) -> Result<()> {
-        self.check_captured(captured, steps)?;
+        self.check_captured("launched", captured, steps)?;
         if captured.graph.is_some() {
-            return Err(refuse("replay", "the graph is the cache's: it launches it by `replay`"));
+            return Err(refuse("launched", "the graph is the cache's: it launches it by `replay`"));
         }
         Ok(())
     }
@@ -245,19 +277,24 @@ impl Cache {
         }
     }
 
-    fn check_captured(&self, captured: &Captured, steps: &[&mut Step]) -> Result<()> {
+    fn check_captured(
+        &self,
+        operation: &'static str,
+        captured: &Captured,
+        steps: &[&mut Step],
+    ) -> Result<()> {
         if captured.ring != self.ring.tag() {
-            return Err(Error::new(Kind::OutOfRange, "replay").at("layers that another cache has captured"));
+            return Err(Error::new(Kind::OutOfRange, operation).at("layers that another cache has captured"));
         }
         if steps.len() != captured.micro_batches.len() {
-            return Err(refuse("replay", "one step for each captured micro-batch")
+            return Err(refuse(operation, "one step for each captured micro-batch")
                 .with("steps", steps.len() as u64)
                 .with("micro-batches", captured.micro_batches.len() as u64));
         }
         for (step, (micro_batch, layers)) in steps.iter().zip(&captured.micro_batches) {
             self.check_step(step, Layer(0))?;
             if step.micro_batch != *micro_batch || step.query_rows != captured.query_rows {
-                return Err(refuse("replay", "a step of another micro-batch or of other query rows")
+                return Err(refuse(operation, "a step of another micro-batch or of other query rows")
                     .with("query rows", step.query_rows)
                     .with("captured", captured.query_rows));
             }

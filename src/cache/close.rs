@@ -2,7 +2,7 @@
 
 use crate::cache::Cache;
 use crate::cache::sequence::{Record, State};
-use crate::device::{Stream, Ticket};
+use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Sequence};
 use crate::stats::Stats;
@@ -14,31 +14,33 @@ impl Cache {
     /// the sequence outside of steps: a prefill that still writes index keys writes them to its own pages.
     ///
     /// # Errors
-    /// [`Kind::Closed`].
+    /// [`Kind::Closed`]. What the device refuses leaves a sequence that has not joined open, for another try; any
+    /// other is closed all the same, and its release is left to [`Cache::reap`].
     pub fn close(&mut self, sequence: Sequence, stream: Stream) -> Result<()> {
-        let record = self.record_mut(sequence)?;
-        let filling = record.state == State::Filling;
-        record.state = State::Closing;
-        if filling {
+        let index = sequence.index as usize;
+        if self.record(sequence)?.state == State::Filling {
             // The engine may still be writing index keys to its pages.
-            let (ticket, completer) = Ticket::new();
-            record.ticket = Some(ticket);
-            self.device.complete(stream, completer)?;
+            self.take_over(index, stream)?;
         }
-        self.release_closed(sequence.index as usize, stream)
+        self.records[index].state = State::Closing;
+        self.hear();
+        self.release_closed(index, stream)
     }
 
     /// Takes up what has ended since: closed sequences whose last ticket has ended are released, and pages
-    /// that ended work has copied from come back. Answers how many closed sequences still wait.
+    /// that ended work has copied from come back, as do step blocks that were given up.
+    /// Answers how many closed sequences still wait.
     ///
     /// # Errors
     /// As the device's.
     pub fn reap(&mut self, stream: Stream) -> Result<u32> {
+        self.hear();
+        self.ring.reclaim(&*self.device, &self.stepped)?;
         for index in 0..self.records.len() {
             if self.records[index].state == State::Closing {
                 self.release_closed(index, stream)?;
             }
-            self.release_held_of(index)?;
+            self.release_held(index)?;
         }
         Ok(self.records.iter().filter(|r| r.state == State::Closing).count() as u32)
     }
@@ -49,9 +51,14 @@ impl Cache {
         if !record.flights.is_empty() || record.has_ticket() {
             return Ok(());
         }
-        let lane = record.holding.lane;
-        self.wait_ready(lane, stream)?;
-        self.empty_lane(Lane(lane), stream)?;
+        if let Some(before) = record.unsettled {
+            let ticket = self.settle(index, before)?;
+            if ticket.poll().is_none() {
+                return Ok(());
+            }
+        }
+        self.take_over(index, stream)?;
+        self.empty_lane(Lane(self.records[index].holding.lane), stream)?;
         self.give_back(index)
     }
 
@@ -79,9 +86,9 @@ impl Cache {
             self.total.pages.release(*host)?;
             self.index.pages.release(*keys)?;
         }
-        if let Some((host, keys)) = record.held {
-            self.total.pages.release(host)?;
-            self.index.pages.release(keys)?;
+        for copy in &record.held {
+            self.total.pages.release(copy.from.0)?;
+            self.index.pages.release(copy.from.1)?;
         }
         self.sparse.give_back(&record.holding)
     }
@@ -109,9 +116,9 @@ impl Cache {
         for record in self.records.iter().filter(|r| r.is_taken()) {
             record.table.host.iter().for_each(|p| host[*p as usize] += 1);
             record.table.index.iter().for_each(|p| keys[*p as usize] += 1);
-            if let Some((page, key_page)) = record.held {
-                host[page as usize] += 1;
-                keys[key_page as usize] += 1;
+            for copy in &record.held {
+                host[copy.from.0 as usize] += 1;
+                keys[copy.from.1 as usize] += 1;
             }
         }
         self.count_shared(&mut host, &mut keys)?;

@@ -42,7 +42,9 @@ impl Cache {
     /// a sequence has as many steps in flight as configured; [`Kind::Closed`]; [`Kind::InvalidConfig`] for
     /// a sequence that is not running, named twice, or of another micro-batch; [`Kind::OutOfRange`] for
     /// too many rows, query rows or accepted rows, a tensor of another size, and a sequence that would
-    /// outgrow what was admitted; [`Kind::DeviceFailed`] when its warm-up failed. Nothing is enqueued then.
+    /// outgrow what was admitted; [`Kind::DeviceFailed`] when its warm-up failed. No step is begun then. Where the
+    /// device refused it half-way, its step block stays in flight until the stream has come past what was enqueued,
+    /// as the next call here or [`Cache::reap`] finds.
     pub fn prepare(
         &mut self,
         micro_batch: MicroBatch,
@@ -51,6 +53,7 @@ impl Cache {
         accepted: Option<Slice>,
         stream: Stream,
     ) -> Result<Step> {
+        self.ring.reclaim(&*self.device, &self.stepped)?;
         self.check_batch(micro_batch, query_rows, rows.len())?;
         self.attempt += 1;
         for (index, row) in rows.iter().enumerate() {
@@ -70,13 +73,24 @@ impl Cache {
             },
             query_rows: row.query_rows,
         });
-        let step = self.ring.prepare(micro_batch, query_rows, entries)?;
-        if let Err(error) = self.enqueue_prepare(&step, rows, accepted, stream) {
+        let step = self.ring.prepare(micro_batch, query_rows, entries, stream)?;
+        if let Err(error) = self.order_prepare(&step, rows, stream) {
             self.ring.release(&step);
             return Err(error);
         }
+        let block = self.ring.slot(&step)?.block;
+        if let Err(error) = self.device.begin(self.pools, stream, Begin { micro_batch, block, accepted }) {
+            match error.kind() {
+                Kind::OutOfRange => self.ring.release(&step),
+                _ => self.ring.give_up(&step),
+            }
+            return Err(error);
+        }
         for row in rows {
-            self.release_held_of(row.sequence.index as usize)?;
+            let index = row.sequence.index as usize;
+            // The step's event and end stand behind whatever was enqueued before.
+            self.records[index].unsettled = None;
+            self.release_held(index)?;
             let record = &mut self.records[row.sequence.index as usize];
             let rejected = match row.accepted {
                 Accepted::Rows(count) => record.landed - count,
@@ -149,20 +163,10 @@ impl Cache {
         Ok(())
     }
 
-    fn enqueue_prepare(
-        &self,
-        step: &Step,
-        rows: &[Row],
-        accepted: Option<Slice>,
-        stream: Stream,
-    ) -> Result<()> {
-        let micro_batch = step.micro_batch;
-        self.device.wait(stream, self.stepped[micro_batch.index()])?;
-        for row in rows {
-            self.wait_ready(self.records[row.sequence.index as usize].holding.lane, stream)?;
-        }
-        let block = self.ring.slot(step)?.block;
-        self.device.begin(self.pools, stream, Begin { micro_batch, block, accepted })
+    /// Orders a step's begin behind what it follows.
+    fn order_prepare(&self, step: &Step, rows: &[Row], stream: Stream) -> Result<()> {
+        self.device.wait(stream, self.stepped[step.micro_batch.index()])?;
+        rows.iter().try_for_each(|row| self.order_behind(row.sequence.index as usize, stream))
     }
 
     /// R of one layer. G must follow, ordered behind it, before the layer's attention and before the next
@@ -219,13 +223,16 @@ impl Cache {
     /// `stream` must be ordered already.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidConfig`] for a finished one.
+    /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidConfig`] for a finished one. After a refusal of
+    /// the device's the step is still to be finished.
     pub fn finish(&mut self, step: &mut Step, stream: Stream) -> Result<()> {
         let slot = self.ring.slot(step)?;
         if step.finished {
             return Err(Error::new(Kind::InvalidConfig, "finish").at("the step is finished"));
         }
         self.join_layers(step, stream)?;
+        // What is refused from here on may be tried again on another stream.
+        step.tail = Some(stream);
         self.device.report(self.pools, stream, step.micro_batch, slot.report)?;
         self.device.record(slot.event, stream)?;
         self.device.record(self.stepped[step.micro_batch.index()], stream)?;

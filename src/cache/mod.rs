@@ -7,6 +7,7 @@
 //! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`](Cache::append), [`join`](Cache::join) |
 //! | joining | [`Cache::join`] with a bound on bytes | [`join_more`](Cache::join_more) until nothing is left |
 //! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`](Cache::prepare), [`roll_back`](Cache::roll_back), fork |
+//! | cutting | a [`roll_back`](Cache::roll_back) that was refused half-way | the same again, [`close`](Cache::close) |
 //! | failed | a step that failed | [`roll_back`](Cache::roll_back), [`close`](Cache::close) |
 //! | closing | [`Cache::close`] with work in flight | nothing: the handle is closed already |
 //!
@@ -15,7 +16,8 @@
 //! Admission takes everything when a sequence is opened: host pages and index-key pages for prompt,
 //! promised tokens and the rows in flight, slots in every layer, and a lane. So a step cannot run out of
 //! anything, and allocates nothing. What a step names comes back when the last step that names it has been
-//! retired and every ticket on it has ended, whether it ran to its end or was aborted.
+//! retired and every ticket on it has ended, whether it ran to its end or was aborted; so does what a call that was
+//! refused half-way names, once its stream has come past what was enqueued (`settle`).
 //!
 //! # What it does not do
 //!
@@ -29,6 +31,7 @@ mod decode;
 mod footprint;
 mod overlapped;
 mod sequence;
+mod settle;
 mod share;
 
 use std::sync::Arc;
@@ -266,7 +269,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Takes all memory.
+    /// Takes all memory. What a device has taken it keeps until it is dropped, this cache's too when it is gone, and
+    /// what was taken before a refusal: try again on a new device.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] and [`Kind::Overflow`] name the field, [`Kind::OutOfMemory`] the size.
@@ -279,6 +283,13 @@ impl Cache {
     /// # Errors
     /// As [`Cache::new`].
     pub fn with_faults(config: Config, device: Arc<dyn Device>, faults: &dyn Faults) -> Result<Cache> {
+        Cache::take(config, device, faults).map_err(|error| match error.kind() {
+            Kind::OutOfMemory => error.hint("ask for less, on a new device: this one keeps what was taken"),
+            _ => error,
+        })
+    }
+
+    fn take(config: Config, device: Arc<dyn Device>, faults: &dyn Faults) -> Result<Cache> {
         let geometry = Geometry::new(config.shape)?;
         config.check(&geometry)?;
         let sparse_config = config.sparse(&geometry)?;

@@ -38,10 +38,11 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a layer, pass, batch or buffers that do not fit the step and
-    /// [`Kind::InvalidConfig`] for a finished or abandoned step, other streams than its layers had before, or
-    /// an order that needs index lists without them: nothing has been enqueued then. Afterwards, and with the
-    /// step abandoned, [`Kind::InvalidConfig`] for a callback that enqueued on another stream, where the
-    /// device sees it; [`Kind::OutOfRange`] for streams that are not the device's; the callback's own.
+    /// [`Kind::InvalidConfig`] for a finished or abandoned step, other streams than its layers had before, a
+    /// compute stream that it was not prepared on, or an order that needs index lists without them: nothing has
+    /// been enqueued then. Afterwards, and with the step abandoned, [`Kind::InvalidConfig`] for a callback that
+    /// enqueued on another stream, where the device sees it; [`Kind::OutOfRange`] for streams that are not the
+    /// device's; the callback's own.
     pub fn overlap(
         &mut self,
         step: &mut Step,
@@ -133,6 +134,7 @@ impl Cache {
     fn run(&self, step: &Step, layer: Layer, layers: &Layers) -> Result<Run> {
         self.check_step(step, layer)?;
         self.check_layers(step, layers)?;
+        self.check_prepared(step, layers)?;
         self.layers_run(step.micro_batch, (step.rows, step.query_rows), layers)
     }
 
@@ -146,6 +148,18 @@ impl Cache {
             return refuse("other streams than the step's layers had before");
         }
         self.check_rows(step.rows, layers)
+    }
+
+    /// The layers begin on the stream that orders them behind the step's begin.
+    pub(super) fn check_prepared(&self, step: &Step, layers: &Layers) -> Result<()> {
+        let prepared = self.ring.slot(step)?.prepared;
+        if prepared == layers.streams.compute {
+            return Ok(());
+        }
+        Err(Error::new(Kind::InvalidConfig, "overlap")
+            .at("another compute stream than the one that the step was prepared on")
+            .with("prepared", prepared.0)
+            .with("compute", layers.streams.compute.0))
     }
 
     fn check_rows(&self, rows: u32, layers: &Layers) -> Result<()> {
@@ -185,15 +199,21 @@ impl Cache {
 
     /// Orders `stream` behind everything that the layers of a step have enqueued.
     pub(super) fn join_layers(&self, step: &Step, stream: Stream) -> Result<()> {
-        let Some(streams) = step.streams else { return Ok(()) };
         let schedule = self.schedules[step.micro_batch.index()];
-        match step.abandoned {
-            false => schedule.join(&*self.device, &streams, stream),
-            // A stream that the device does not know has nothing to wait for.
-            true => match schedule.join_all(&*self.device, &streams, stream) {
-                Err(error) if error.kind() != Kind::OutOfRange => Err(error),
-                _ => Ok(()),
-            },
+        if let Some(tail) = step.tail {
+            but_unknown(schedule.fork(&*self.device, tail, stream))?;
+        }
+        match step.streams {
+            None => Ok(()),
+            Some(streams) if step.abandoned => {
+                but_unknown(schedule.join_all(&*self.device, &streams, stream))
+            }
+            Some(streams) => schedule.join(&*self.device, &streams, stream),
         }
     }
+}
+
+/// A stream that the device does not know has nothing to wait for.
+fn but_unknown(joined: Result<()>) -> Result<()> {
+    joined.or_else(|error| if error.kind() == Kind::OutOfRange { Ok(()) } else { Err(error) })
 }

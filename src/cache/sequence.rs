@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::cache::Cache;
+use crate::cache::admit::PageCopy;
 use crate::cache::share::Names;
 use crate::device::{Cut, Join, Outcome, Raise, Slice, Stream, Ticket, Warm};
 use crate::error::{Error, Kind, Result};
@@ -19,6 +20,7 @@ pub(super) enum State {
     Filling,
     Joining,
     Running,
+    Cutting,
     Failed,
     Closing,
 }
@@ -58,9 +60,13 @@ pub(super) struct Record {
     pub(super) stretches: Option<Stretches>,
     /// The last work that the host issued for it.
     pub(super) ticket: Option<Ticket>,
-    /// A page (rows, index keys) that this work copies from: owned until it has ended, so that nobody
-    /// writes to it meanwhile.
-    pub(super) held: Option<(u32, u32)>,
+    /// The stream on which work may stand that no ticket and no event tells the end of: see `settle`.
+    pub(super) unsettled: Option<Stream>,
+    /// Its lane is not empty on the device, or may not be.
+    pub(super) entered: bool,
+    /// Pages (rows, index keys) that this work copies from: owned until it has ended, so that nobody writes to
+    /// them meanwhile.
+    pub(super) held: Vec<PageCopy>,
     /// The last call of prepare that named it.
     pub(super) attempt: u64,
 }
@@ -88,6 +94,11 @@ impl Record {
     /// Whether work that the host issued for it may still run.
     pub(super) fn has_ticket(&self) -> bool {
         self.ticket.as_ref().is_some_and(|t| t.poll().is_none())
+    }
+
+    /// The same, or work of a call that was refused half-way may.
+    pub(super) fn is_working(&self) -> bool {
+        self.has_ticket() || self.unsettled.is_some()
     }
 
     /// Nothing that names the sequence may be in flight.
@@ -132,6 +143,7 @@ impl Record {
             State::Filling => "the prompt is not complete, or the sequence has not joined",
             State::Joining => "the warm-up is not complete",
             State::Running => "the sequence is decoding",
+            State::Cutting => "a roll-back was refused half-way",
             State::Failed => "a step of the sequence failed",
             State::Free | State::Closing => "the sequence is closed",
         };
@@ -139,6 +151,7 @@ impl Record {
             State::Filling => "append the prompt in every layer, then join",
             State::Joining => "call join_more until nothing is left",
             State::Running => "append before joining",
+            State::Cutting => "roll it back again, or close it",
             State::Failed => "roll it back to a committed length, or close it",
             State::Free | State::Closing => "open a new sequence",
         };
@@ -224,7 +237,9 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidConfig`] while a layer's prompt is incomplete or when it has
-    /// joined; [`Kind::OutOfRange`] for selections of another size than `[layers][steps][k]`.
+    /// joined; [`Kind::OutOfRange`] for selections of another size than `[layers][steps][k]`. What the device
+    /// refuses half-way may be tried again, on any stream: by [`Cache::join_more`] where this answers that the
+    /// warm-up is not complete.
     pub fn join(&mut self, sequence: Sequence, stream: Stream, warm_up: WarmUp) -> Result<Ticket> {
         let record = self.record(sequence)?;
         record.expect(&[State::Filling], "join")?;
@@ -244,16 +259,17 @@ impl Cache {
                 .at("warm-up selections")
                 .with("wanted words", words));
         }
-        // The lane's last tenant must be gone from the tables.
+        self.take_over(sequence.index as usize, stream)?;
+        // The lane's last tenant must be gone from the tables, and what a refused join has put there.
         self.device.wait(stream, self.left)?;
+        if self.record(sequence)?.entered {
+            self.empty_lane(lane, stream)?;
+        }
+        self.record_mut(sequence)?.entered = true;
         self.device.join(self.pools, stream, self.join_of(sequence)?)?;
         let whole = self.record(sequence)?.bring_up == BringUp::Whole;
         let warm = Warm { lane, whole, selections: warm_up.selections, steps: warm_up.steps };
-        if let Err(error) = self.device.warm(self.pools, stream, warm) {
-            // The sequence is filling still: it may join again, or its lane may go to another.
-            self.empty_lane(lane, stream)?;
-            return Err(error);
-        }
+        self.device.warm(self.pools, stream, warm)?;
         let row_bytes = self.geometry.row_bytes();
         let residency_only = self.config.residency_only;
         let record = self.record_mut(sequence)?;
@@ -266,7 +282,7 @@ impl Cache {
         record.committed = record.prompt;
         record.stored = record.prompt;
         record.upper = record.prompt;
-        self.join_more(sequence, stream)
+        self.raise_next(sequence, stream)
     }
 
     fn join_of(&self, sequence: Sequence) -> Result<Join<'_>> {
@@ -286,45 +302,30 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`], [`Kind::InvalidConfig`] for a sequence that is not joining.
     pub fn join_more(&mut self, sequence: Sequence, stream: Stream) -> Result<Ticket> {
-        let record = self.record(sequence)?;
-        record.expect(&[State::Joining], "join_more")?;
+        self.record(sequence)?.expect(&[State::Joining], "join_more")?;
+        self.hear();
         // What follows a stretch that failed must not look done.
-        record.check_ticket("join_more")?;
+        self.record(sequence)?.check_ticket("join_more")?;
+        self.take_over(sequence.index as usize, stream)?;
+        self.raise_next(sequence, stream)
+    }
+
+    /// Gathers the next stretch on a stream that has taken the sequence over.
+    fn raise_next(&mut self, sequence: Sequence, stream: Stream) -> Result<Ticket> {
+        let record = self.record(sequence)?;
         let lane = Lane(record.holding.lane);
         let mut stretches = record.stretches.unwrap_or(Stretches::none());
-        self.wait_ready(lane.0, stream)?;
-        let (ticket, completer) = Ticket::new();
         if let Some((first, count)) = stretches.take() {
             self.device.raise(self.pools, stream, Raise { lane, first, count })?;
         }
-        self.device.complete(stream, completer)?;
-        self.record_ready(lane.0, stream)?;
+        let ticket = self.settle(sequence.index as usize, stream)?;
         // Only now has the stretch been given out.
         let record = self.record_mut(sequence)?;
         record.stretches = Some(stretches);
-        record.ticket = Some(ticket.clone());
         if stretches.is_over() {
             record.state = State::Running;
         }
         Ok(ticket)
-    }
-
-    /// Gives back the page that ended work has copied from.
-    pub(super) fn release_held(&mut self, sequence: Sequence) -> Result<()> {
-        self.record(sequence)?;
-        self.release_held_of(sequence.index as usize)
-    }
-
-    pub(super) fn release_held_of(&mut self, index: usize) -> Result<()> {
-        let record = &mut self.records[index];
-        if record.has_ticket() {
-            return Ok(());
-        }
-        if let Some((host, keys)) = record.held.take() {
-            self.total.pages.release(host)?;
-            self.index.pages.release(keys)?;
-        }
-        Ok(())
     }
 
     /// Whether a sequence has joined and may take part in steps.
@@ -337,20 +338,24 @@ impl Cache {
 
     /// Cuts a sequence to `length` tokens: rejected drafts beyond those that `length` accepts, and any
     /// committed tokens beyond it, are gone from every layer's residency. A page that others share is
-    /// replaced before it can be written again, its remaining rows copied. Clears a failed step.
+    /// replaced before it can be written again, its remaining rows copied. Clears a failed step. One that the
+    /// device refuses half-way may be tried again, to the same length or less, on any stream.
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::Busy`] while work of the sequence is in flight; [`Kind::OutOfRange`] for
     /// a length beyond committed and landed rows; [`Kind::Exhausted`] when shared pages cannot be
-    /// replaced. Nothing has changed then.
+    /// replaced. Nothing has changed then. What the device refuses later leaves the sequence to this call or to
+    /// [`Cache::close`].
     pub fn roll_back(&mut self, sequence: Sequence, length: u32, stream: Stream) -> Result<Ticket> {
-        self.release_held(sequence)?;
+        let index = sequence.index as usize;
+        self.record(sequence)?;
+        self.release_held(index)?;
         let record = self.record(sequence)?;
-        record.expect(&[State::Running, State::Failed], "roll back")?;
+        record.expect(&[State::Running, State::Cutting, State::Failed], "roll back")?;
         record.check_idle("roll back")?;
         // What a failed step has landed cannot be accepted.
         let landed = if record.state == State::Failed { 0 } else { record.landed };
-        let committed = record.committed;
+        let (again, committed) = (record.state == State::Cutting, record.committed);
         let settle = length.saturating_sub(committed);
         if settle > landed {
             return Err(Error::new(Kind::OutOfRange, "roll back")
@@ -359,24 +364,24 @@ impl Cache {
                 .with("committed", committed)
                 .with("landed", landed));
         }
-        let lane = record.holding.lane;
-        self.wait_ready(lane, stream)?;
-        let copies = self.own_pages_from(sequence, length)?;
-        // Until all of it is enqueued, fresh pages hold nothing that may be trusted.
-        let whole = length / self.geometry.page_tokens() * self.geometry.page_tokens();
+        self.order_behind(index, stream)?;
+        let copy = self.own_pages_from(sequence, length)?;
+        // Until all of it is enqueued, nothing beyond `length` is there any more, and fresh pages are not filled.
         let record = self.record_mut(sequence)?;
-        record.state = State::Failed;
-        (record.committed, record.stored) = (record.committed.min(whole), record.stored.min(whole));
-        copies.into_iter().try_for_each(|copy| self.copy_page(copy, stream))?;
-        let pages = &self.record(sequence)?.table.host;
-        self.device.truncate(self.pools, stream, Cut { lane: Lane(lane), settle, length, pages })?;
-        let (ticket, completer) = Ticket::new();
-        self.device.complete(stream, completer)?;
-        self.record_ready(lane, stream)?;
-        let record = self.record_mut(sequence)?;
-        (record.committed, record.stored, record.landed, record.upper) = (length, length, 0, length);
-        record.state = State::Running;
-        record.ticket = Some(ticket.clone());
+        (record.state, record.unsettled) = (State::Cutting, Some(stream));
+        (record.committed, record.stored) = (committed.min(length), record.stored.min(length));
+        record.landed = if length < committed { 0 } else { landed };
+        // A cut that was refused before may have left its copies out.
+        let copies = if again { &self.records[index].held[..] } else { copy.as_slice() };
+        copies.iter().try_for_each(|copy| self.copy_page(*copy, stream))?;
+        let record = &self.records[index];
+        let (lane, pages) = (Lane(record.holding.lane), &record.table.host);
+        self.device.truncate(self.pools, stream, Cut { lane, settle, length, pages })?;
+        let record = &mut self.records[index];
+        (record.committed, record.landed, record.upper) = (length, 0, length);
+        let ticket = self.settle(index, stream)?;
+        let record = &mut self.records[index];
+        (record.stored, record.state) = (length, State::Running);
         Ok(ticket)
     }
 }

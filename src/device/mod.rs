@@ -305,7 +305,7 @@ pub trait Device: Debug + Send + Sync {
     /// row (`batch` of them), for the rows whose entry leaves the count to the device.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`]; nothing is enqueued then.
+    /// [`Kind::OutOfRange`]; nothing is enqueued then. After any other refusal the copy may be.
     fn begin(&self, pools: Pools, stream: Stream, begin: Begin) -> Result<()>;
 
     /// Resolves `selection` (`[count][rows.count][k]` i32).
@@ -359,6 +359,14 @@ pub trait Device: Debug + Send + Sync {
     /// or that did not begin on `stream`; [`Kind::OutOfMemory`].
     fn captured(&self, _stream: Stream) -> Result<Graph> {
         Err(no_graphs())
+    }
+
+    /// Whether what is enqueued on `stream` now is recorded, by whoever began that, instead of run.
+    ///
+    /// # Errors
+    /// As [`Device::record`]; [`Kind::InvalidConfig`] for a capture that something has broken.
+    fn is_capturing(&self, _stream: Stream) -> Result<bool> {
+        Ok(false)
     }
 
     /// Enqueues a graph's work as one operation of `stream`. Launches of one graph run one after the other.

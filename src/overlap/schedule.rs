@@ -265,7 +265,7 @@ impl Schedule {
     /// The same for a step of which a layer was not enqueued whole: behind all streams. All are tried.
     ///
     /// # Errors
-    /// The first refusal.
+    /// The first refusal, of those for a stream that is not the device's only where there is no other.
     pub fn join_all(&self, device: &dyn Device, streams: &OverlapStreams, to: Stream) -> Result<()> {
         let joined = [
             edge(device, self.resolved, streams.resolve, to),
@@ -273,7 +273,8 @@ impl Schedule {
             edge(device, self.scattered, streams.scatter, to),
             edge(device, self.attended, streams.compute, to),
         ];
-        joined.into_iter().collect()
+        let refused = |error: &&Result<()>| error.as_ref().is_err_and(|e| e.kind() != Kind::OutOfRange);
+        joined.iter().find(refused).cloned().unwrap_or_else(|| joined.into_iter().collect())
     }
 
     /// The edge from R to G, for an engine that orders its layers itself.

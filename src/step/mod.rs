@@ -23,6 +23,7 @@ pub(crate) use prepare::{Ring, RingShape, RowInFlight};
 pub(crate) use retire::Ended;
 pub use retire::{Retired, Unretired};
 
+use crate::device::Stream;
 use crate::ids::MicroBatch;
 
 /// A step between prepare and retire. Dropping it does not end it: its ring slot, and what its sequences
@@ -42,6 +43,8 @@ pub struct Step {
     pub(crate) abandoned: bool,
     /// The streams of its layers, once one of them was enqueued by a schedule.
     pub(crate) streams: Option<OverlapStreams>,
+    /// A stream beside these on which work of it may stand: its end is ordered behind that too.
+    pub(crate) tail: Option<Stream>,
 }
 
 impl Step {

@@ -1,7 +1,7 @@
 //! The ring of pinned step blocks, and what a step still names.
 
 use crate::device::block::{self, Entry, Report};
-use crate::device::{Device, Event, Slice};
+use crate::device::{Device, Event, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::MicroBatch;
 use crate::os::{Fallback, Faults, Map, Request};
@@ -44,6 +44,14 @@ pub(crate) struct RowInFlight {
     pub(crate) query_rows: u32,
 }
 
+/// A step whose begin was refused half-way: its block may still be read, on the stream that it was prepared on.
+#[derive(Clone, Copy, Debug)]
+struct GivenUp {
+    micro_batch: MicroBatch,
+    /// The slot's event stands behind the reading.
+    marked: bool,
+}
+
 /// A slot of the ring.
 #[derive(Debug)]
 pub(crate) struct RingSlot {
@@ -51,6 +59,9 @@ pub(crate) struct RingSlot {
     pub(super) step: Option<u64>,
     /// The step's micro-batch until it is finished.
     pub(super) open: Option<MicroBatch>,
+    /// The stream that it was prepared on.
+    pub(crate) prepared: Stream,
+    given_up: Option<GivenUp>,
     pub(crate) block: Slice,
     pub(crate) report: Slice,
     pub(crate) event: Event,
@@ -95,6 +106,8 @@ impl Ring {
             slots.push(RingSlot {
                 step: None,
                 open: None,
+                prepared: Stream(0),
+                given_up: None,
                 block: all.part(start, block_bytes as u64)?,
                 report: all.part(report, report_bytes as u64)?,
                 event: device.event()?,
@@ -132,6 +145,7 @@ impl Ring {
         micro_batch: MicroBatch,
         query_rows: u32,
         entries: impl ExactSizeIterator<Item = Entry>,
+        prepared: Stream,
     ) -> Result<Step> {
         let free = self.free_slot()?;
         let rows = entries.len() as u32;
@@ -143,10 +157,50 @@ impl Ring {
         self.last = number;
         self.slots[free].step = Some(number);
         self.slots[free].open = Some(micro_batch);
+        self.slots[free].prepared = prepared;
         self.slots[free].rows.clear();
         let (slot, ring) = (free as u32, self.tag);
-        let (finished, abandoned, streams) = (false, false, None);
-        Ok(Step { ring, number, slot, micro_batch, rows, query_rows, finished, abandoned, streams })
+        Ok(Step {
+            ring,
+            number,
+            slot,
+            micro_batch,
+            rows,
+            query_rows,
+            finished: false,
+            abandoned: false,
+            streams: None,
+            tail: None,
+        })
+    }
+
+    /// Gives up a step whose begin was refused half-way. Its slot comes back by [`Ring::reclaim`].
+    pub(crate) fn give_up(&mut self, step: &Step) {
+        if let Some(slot) = self.slots.get_mut(step.slot as usize) {
+            slot.given_up = Some(GivenUp { micro_batch: step.micro_batch, marked: false });
+        }
+    }
+
+    /// Takes slots back that were given up and whose streams have come past what was enqueued. The next step of the
+    /// micro-batch is ordered behind it by `stepped`.
+    ///
+    /// # Errors
+    /// As [`Device::record`].
+    pub(crate) fn reclaim(&mut self, device: &dyn Device, stepped: &[Event]) -> Result<()> {
+        for slot in &mut self.slots {
+            let Some(given_up) = &mut slot.given_up else { continue };
+            if !given_up.marked {
+                device.record(slot.event, slot.prepared)?;
+                device.record(stepped[given_up.micro_batch.index()], slot.prepared)?;
+                given_up.marked = true;
+                slot.open = None;
+            }
+            // A device that has failed reads nothing any more.
+            if !matches!(device.query(slot.event), Ok(false)) {
+                (slot.step, slot.given_up) = (None, None);
+            }
+        }
+        Ok(())
     }
 
     fn free_slot(&self) -> Result<usize> {
@@ -231,8 +285,9 @@ mod tests {
         let device = HostDevice::new(HostOptions::default());
         let shape = RingShape { steps: 1, batch: 1, layers: 1 };
         let ring = || Ring::new(shape, false, &*device, &NoFaults, &mut Vec::new()).unwrap();
-        let prepare =
-            |ring: &mut Ring| ring.prepare(MicroBatch(0), 1, [Entry::default()].into_iter()).unwrap();
+        let prepare = |ring: &mut Ring| {
+            ring.prepare(MicroBatch(0), 1, [Entry::default()].into_iter(), Stream(0)).unwrap()
+        };
         let (mut one, mut other) = (ring(), ring());
         let (step, foreign) = (prepare(&mut one), prepare(&mut other));
         assert_eq!(step.number(), foreign.number());

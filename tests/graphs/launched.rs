@@ -5,7 +5,7 @@ use crate::device::standin_is_there;
 use forebay::Error;
 use forebay::device::Stream;
 use forebay::overlap::EngineCall;
-use std::panic::catch_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 fn soak() -> bool {
     std::env::var("FOREBAY_SOAK").is_ok_and(|value| value == "1")
@@ -299,4 +299,117 @@ fn a_graph_that_is_launched_without_a_step_does_nothing() {
     // As it is for the steps that come.
     (0..10).for_each(|_| run.step());
     run.check_total();
+}
+
+/// Panics at its first call.
+struct Panicking;
+
+impl Engine for Panicking {
+    fn enqueue(&mut self, _: &EngineCall, _: Stream) -> forebay::Result<()> {
+        panic!("engine")
+    }
+}
+
+#[test]
+fn a_callback_that_panics_in_a_capture_leaves_nothing_of_it() {
+    if !standin_is_there() {
+        return;
+    }
+    let mut run = Run::new(8, on_cuda(None));
+    let held = run.device.standin().unwrap().held_resources();
+    let (orders, both) = ([Overlap::Da; ALL as usize], run.both());
+    let captured =
+        AssertUnwindSafe(|| run.cache.capture(&bucket(&both, &orders), &mut Panicking).map(|_| ()));
+    assert!(catch_unwind(captured).is_err());
+    assert_eq!(run.device.standin().unwrap().held_resources(), held);
+    capture(&mut run, &tables());
+    (0..4).for_each(|_| run.step());
+    run.check_total();
+}
+
+#[test]
+fn layers_for_an_engines_capture_are_refused_without_one() {
+    if !standin_is_there() {
+        return;
+    }
+    let mut run = Run::new(9, on_cuda(None));
+    let (both, by_layer) = (run.both(), [Overlap::Da; ALL as usize]);
+    let operations = run.device.operations();
+    let error = run.with_engine(|cache, engine| cache.capture_into(&bucket(&both, &by_layer), engine));
+    assert_eq!(error.unwrap_err().place(), "no capture is under way on the first compute stream");
+    assert_eq!(run.device.operations(), operations, "nothing has run");
+}
+
+#[test]
+fn a_cache_closes_on_a_lost_context_that_only_a_ticket_would_tell_of() {
+    if !standin_is_there() {
+        return;
+    }
+    let mut run = Run::new(8, on_cuda(None));
+    let compute = run.layers[0].streams.compute;
+    run.device.standin().unwrap().hold(compute.0);
+    run.open(0);
+    let standin = run.device.standin().unwrap();
+    standin.fail_operation(0, 700);
+    standin.let_go(compute.0);
+    let handle = run.sequences[0][0].handle;
+    run.cache.close(handle, compute).unwrap();
+    assert_eq!(run.cache.reap(compute).unwrap(), 0);
+}
+
+#[test]
+fn a_replay_that_is_refused_behind_its_launch_ends_behind_the_graph() {
+    if !standin_is_there() {
+        return;
+    }
+    let mut late = 0;
+    for call in 0.. {
+        let mut run = Run::new(8, on_cuda(None));
+        capture(&mut run, &tables());
+        (0..2).for_each(|micro| run.open(micro));
+        run.number += 1;
+        let mut steps = [run.prepare(0), run.prepare(1)];
+        let computes = run.layers.map(|layers| layers.streams.compute);
+        let device = run.device.clone();
+        let standin = device.standin().unwrap();
+        standin.hold(computes[0].0);
+        let before = standin.operations();
+        standin.fail_call(call, 1);
+        let [first, second] = &mut steps;
+        let refused = run.cache.replay(&run.captured[0], &mut [first, second]);
+        if standin.failed_call().is_none() {
+            refused.unwrap();
+            standin.let_go(computes[0].0);
+            break;
+        }
+        standin.fail_call(u64::MAX, 1);
+        let [first, mut second] = steps;
+        run.cache.finish(&mut second, computes[1]).unwrap();
+        let ended = run.cache.retire(second, computes[1]).map(|_| ()).unwrap_err();
+        standin.let_go(computes[0].0);
+        let ran = standin.operations() - before;
+        // More than the ends of both steps: the graph was launched.
+        if refused.is_err() && ran > 20 {
+            assert!(ended.step.is_some(), "call {call}: retired while the graph that runs it is held back");
+            late += 1;
+        }
+        drop(first);
+    }
+    assert!(late > 0, "none was refused behind the launch");
+}
+
+#[test]
+fn layers_on_another_stream_than_the_steps_are_refused() {
+    if !standin_is_there() {
+        return;
+    }
+    let mut run = Run::new(11, on_cuda(None));
+    capture(&mut run, &tables());
+    (0..2).for_each(|micro| run.open(micro));
+    run.number += 1;
+    run.layers.swap(0, 1);
+    let mut steps = [run.prepare(0), run.prepare(1)];
+    let [first, second] = &mut steps;
+    let error = run.cache.replay(&run.captured[0], &mut [first, second]).unwrap_err();
+    assert_eq!(error.place(), "another compute stream than the one that the step was prepared on");
 }

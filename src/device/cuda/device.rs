@@ -278,6 +278,11 @@ impl Device for CudaDevice {
         Ok(Graph(inner.handle(number as usize)))
     }
 
+    fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        let raw = self.inner.known(stream)?;
+        self.inner.capture_of("capture", raw).map(|capture| capture.is_some())
+    }
+
     fn launch(&self, graph: Graph, stream: Stream) -> Result<()> {
         let inner = &*self.inner;
         let raw = inner.known(stream)?;
