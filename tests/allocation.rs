@@ -199,7 +199,7 @@ impl Loop {
     fn overlapped(&mut self, step: &mut forebay::Step, number: u32) {
         let with = self.layers(number);
         match &self.captured {
-            Some(captured) => self.cache.replay(captured, &mut [step]).unwrap(),
+            Some(captured) => self.cache.launch(captured, &mut [step]).unwrap(),
             None => self.cache.overlap_steps(&mut [(step, with)], &ORDERS, 2, &mut Idle).unwrap(),
         }
     }

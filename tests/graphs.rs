@@ -14,6 +14,9 @@ mod engine;
 #[cfg(feature = "cuda")]
 #[path = "graphs/launched.rs"]
 mod launched;
+#[cfg(feature = "cuda")]
+#[path = "graphs/whole.rs"]
+mod whole;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -284,7 +287,7 @@ impl Run {
         } else {
             let captured = &self.captured[table % self.captured.len()];
             let before = self.device.waits();
-            self.cache.replay(captured, &mut [first, second]).unwrap();
+            self.cache.launch(captured, &mut [first, second]).unwrap();
             self.launch = before..self.device.waits();
         }
     }

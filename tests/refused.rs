@@ -156,10 +156,13 @@ impl Life {
         for _ in 0..2 {
             let prepared = self.twice(|life| life.cache.prepare(MicroBatch(0), 1, &rows, None, compute));
             let mut step: Step = prepared?;
-            let replayed = self.cache.replay(captured, &mut [&mut step]);
+            let replayed = self.cache.launch(captured, &mut [&mut step]);
             self.twice(|life| life.cache.finish(&mut step, compute))?;
             let _ = self.wait();
+            let mut looks = 0;
             let retired = loop {
+                looks += 1;
+                assert!(looks < 1000, "the step never ends");
                 match self.cache.retire(step, compute) {
                     Ok(_) => break Ok(()),
                     Err(unretired) => match unretired.step {

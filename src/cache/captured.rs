@@ -11,7 +11,7 @@
 //! |---|---|
 //! | captures a bucket's layers, once a table and version | [`Cache::capture`] |
 //! | keeps what was captured, by choice | [`Graphs`] |
-//! | launches them for the open steps of its micro-batches | [`Cache::replay`] |
+//! | launches them for the open steps of its micro-batches | [`Cache::launch`] |
 //!
 //! **An engine that captures by itself** (a framework's graph of the whole model) enqueues by
 //! [`Cache::capture_into`] while its own capture is under way, launches its graph, and tells
@@ -68,17 +68,21 @@ impl Drop for Captured {
 }
 
 impl Captured {
+    fn is_of<'a>(&self, micro_batches: impl Iterator<Item = &'a MicroBatch>) -> bool {
+        self.micro_batches.iter().map(|(own, _)| own).eq(micro_batches)
+    }
+
     /// The micro-batches and their bucket.
     pub fn micro_batches(&self) -> &[(MicroBatch, Layers)] {
         &self.micro_batches
     }
 }
 
-/// Captured buckets by the choice that they were captured for: one for each bucket, table and number of query
-/// rows, of the table's last version.
+/// Captured buckets by the choice that they were captured for: one for each bucket, table, number of query rows and
+/// micro-batches, of the table's last version.
 #[derive(Debug, Default)]
 pub struct Graphs {
-    kept: Vec<((usize, usize, u32), u32, Captured)>,
+    kept: Vec<(Choice, Captured)>,
 }
 
 impl Graphs {
@@ -87,19 +91,25 @@ impl Graphs {
         Graphs { kept: Vec::new() }
     }
 
-    /// What was captured for a choice; none when it never was, or for an older version of the table: then it is
-    /// time to capture.
-    pub fn find(&self, choice: &Choice, query_rows: u32) -> Option<&Captured> {
-        let of = (choice.bucket, choice.index, query_rows);
-        let found = self.kept.iter().find(|(key, version, _)| (*key, *version) == (of, choice.version))?;
-        Some(&found.2)
+    /// What was captured for a choice, for steps of these micro-batches; none when it never was, or for an older
+    /// version of the table: then it is time to capture.
+    pub fn find(&self, choice: &Choice, query_rows: u32, micro_batches: &[MicroBatch]) -> Option<&Captured> {
+        let found = self.kept.iter().find(|(kept, captured)| {
+            (kept.bucket, kept.index, kept.version) == (choice.bucket, choice.index, choice.version)
+                && captured.query_rows == query_rows
+                && captured.is_of(micro_batches.iter())
+        });
+        found.map(|(_, captured)| captured)
     }
 
     /// Keeps what was captured for a choice, in place of what an older version had.
     pub fn keep(&mut self, choice: &Choice, captured: Captured) {
-        let key = (choice.bucket, choice.index, captured.query_rows);
-        self.kept.retain(|(kept, ..)| *kept != key);
-        self.kept.push((key, choice.version, captured));
+        self.kept.retain(|(kept, old)| {
+            (kept.bucket, kept.index) != (choice.bucket, choice.index)
+                || old.query_rows != captured.query_rows
+                || !old.is_of(captured.micro_batches.iter().map(|(micro_batch, _)| micro_batch))
+        });
+        self.kept.push((*choice, captured));
     }
 }
 
@@ -225,13 +235,13 @@ impl Cache {
     /// rows than the bucket; [`Kind::InvalidConfig`] for steps of other micro-batches or another number of query
     /// rows or prepared on another stream, finished or abandoned steps, and layers whose graph the engine has.
     /// Nothing is enqueued then. What is refused afterwards abandons the steps.
-    pub fn replay(&mut self, captured: &Captured, steps: &mut [&mut Step]) -> Result<()> {
-        self.check_captured("replay", captured, steps)?;
+    pub fn launch(&mut self, captured: &Captured, steps: &mut [&mut Step]) -> Result<()> {
+        self.check_captured("launch", captured, steps)?;
         for (step, (_, layers)) in steps.iter().zip(&captured.micro_batches) {
             self.check_prepared(step, layers)?;
         }
         let Some(graph) = captured.graph else {
-            return Err(refuse("replay", "the graph is the engine's: launch it, then call `launched`"));
+            return Err(refuse("launch", "the graph is the engine's: launch it, then call `launched`"));
         };
         let first = captured.micro_batches[0].1.streams.compute;
         self.mark(captured, steps);
@@ -242,7 +252,7 @@ impl Cache {
         self.around(captured, |schedule, device, own| schedule.fork(device, own, first))?;
         self.device.launch(graph, first)?;
         self.around(captured, |schedule, device, own| schedule.fork(device, first, own))?;
-        steps.iter_mut().for_each(|step| (step.abandoned, step.tail) = (false, None));
+        steps.iter_mut().for_each(|step| (step.abandoned, step.tail, step.launched) = (false, None, true));
         Ok(())
     }
 
@@ -251,12 +261,13 @@ impl Cache {
     /// behind the launch.
     ///
     /// # Errors
-    /// As [`Cache::replay`].
+    /// As [`Cache::launch`].
     pub fn launched(&mut self, captured: &Captured, steps: &mut [&mut Step]) -> Result<()> {
         self.check_captured("launched", captured, steps)?;
         if captured.graph.is_some() {
-            return Err(refuse("launched", "the graph is the cache's: it launches it by `replay`"));
+            return Err(refuse("launched", "the graph is the cache's: it launches it by `launch`"));
         }
+        steps.iter_mut().for_each(|step| step.launched = true);
         Ok(())
     }
 
@@ -293,6 +304,9 @@ impl Cache {
         }
         for (step, (micro_batch, layers)) in steps.iter().zip(&captured.micro_batches) {
             self.check_step(step, Layer(0))?;
+            if step.launched {
+                return Err(refuse(operation, "the step's layers have been launched"));
+            }
             if step.micro_batch != *micro_batch || step.query_rows != captured.query_rows {
                 return Err(refuse(operation, "a step of another micro-batch or of other query rows")
                     .with("query rows", step.query_rows)

@@ -39,6 +39,8 @@ pub struct Step {
     pub(crate) rows: u32,
     pub(crate) query_rows: u32,
     pub(crate) finished: bool,
+    /// A graph of all its layers has been launched.
+    pub(crate) launched: bool,
     /// One of its layers is not enqueued whole.
     pub(crate) abandoned: bool,
     /// The streams of its layers, once one of them was enqueued by a schedule.

@@ -168,6 +168,7 @@ impl Ring {
             rows,
             query_rows,
             finished: false,
+            launched: false,
             abandoned: false,
             streams: None,
             tail: None,

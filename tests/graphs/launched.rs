@@ -183,7 +183,7 @@ fn a_graph_serves_the_steps_of_its_own_cache_alone_while_that_is_there() {
     let operations = other.device.operations();
     let mut refused = |captured: &Captured| {
         let [first, second] = &mut steps;
-        let error = other.cache.replay(captured, &mut [first, second]).unwrap_err();
+        let error = other.cache.launch(captured, &mut [first, second]).unwrap_err();
         (error.kind(), error.place().to_owned())
     };
     let expected = (Kind::OutOfRange, "layers that another cache has captured".to_owned());
@@ -207,13 +207,13 @@ fn steps_that_a_graph_was_not_captured_for_are_refused_and_stay_as_they_were() {
     run.number += 1;
     let mut steps = [run.prepare(0), run.prepare(1)];
     let [first, second] = &mut steps;
-    let error = run.cache.replay(&run.captured[0], &mut [second, first]).unwrap_err();
+    let error = run.cache.launch(&run.captured[0], &mut [second, first]).unwrap_err();
     assert_eq!(error.place(), "a step of another micro-batch or of other query rows");
-    let error = run.cache.replay(&run.captured[0], &mut [first]).unwrap_err();
+    let error = run.cache.launch(&run.captured[0], &mut [first]).unwrap_err();
     assert_eq!(error.place(), "one step for each captured micro-batch");
     let error = run.cache.launched(&run.captured[0], &mut [first, second]).unwrap_err();
-    assert_eq!(error.place(), "the graph is the cache's: it launches it by `replay`");
-    run.cache.replay(&run.captured[0], &mut [first, second]).unwrap();
+    assert_eq!(error.place(), "the graph is the cache's: it launches it by `launch`");
+    run.cache.launch(&run.captured[0], &mut [first, second]).unwrap();
 }
 
 #[test]
@@ -299,6 +299,15 @@ fn a_graph_that_is_launched_without_a_step_does_nothing() {
     // As it is for the steps that come.
     (0..10).for_each(|_| run.step());
     run.check_total();
+    // Its cache is gone, whose memory is the device's.
+    let (device, shared) = (run.device.clone(), run.shared.clone());
+    drop(run);
+    (0..2).for_each(|micro| shared.queue(micro, StepWork { number: 0, seed: 0, rows: Vec::new() }));
+    device.launch(graph, first).unwrap();
+    let end = device.event().unwrap();
+    device.record(end, first).unwrap();
+    device.synchronize(end).unwrap();
+    assert_eq!(shared.wrong(), Vec::<String>::new());
 }
 
 /// Panics at its first call.
@@ -376,7 +385,7 @@ fn a_replay_that_is_refused_behind_its_launch_ends_behind_the_graph() {
         let before = standin.operations();
         standin.fail_call(call, 1);
         let [first, second] = &mut steps;
-        let refused = run.cache.replay(&run.captured[0], &mut [first, second]);
+        let refused = run.cache.launch(&run.captured[0], &mut [first, second]);
         if standin.failed_call().is_none() {
             refused.unwrap();
             standin.let_go(computes[0].0);
@@ -410,6 +419,6 @@ fn layers_on_another_stream_than_the_steps_are_refused() {
     run.layers.swap(0, 1);
     let mut steps = [run.prepare(0), run.prepare(1)];
     let [first, second] = &mut steps;
-    let error = run.cache.replay(&run.captured[0], &mut [first, second]).unwrap_err();
+    let error = run.cache.launch(&run.captured[0], &mut [first, second]).unwrap_err();
     assert_eq!(error.place(), "another compute stream than the one that the step was prepared on");
 }

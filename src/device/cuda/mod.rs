@@ -513,6 +513,8 @@ impl Inner {
             Ok(()) => self.check().map(|()| true),
             Err(refusal) if refusal.code == code::NOT_READY => Ok(false),
             Err(refusal) if code::CAPTURE.contains(&refusal.code) => Err(refusal.error("query")),
+            // Nothing is known of the event: it may be asked again.
+            Err(refusal) if refusal.code == code::OUT_OF_MEMORY => Err(refusal.error("query")),
             // An event answers with what failed before it, whatever that was.
             Err(refusal) => {
                 self.lose();

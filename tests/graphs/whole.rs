@@ -1,0 +1,154 @@
+//! Whole models: 61 layers and a draft layer in one graph, buckets smaller than the cache's batch, and which graph a
+//! choice finds.
+
+use super::*;
+use crate::device::standin_is_there;
+use forebay::Result;
+use forebay::device::{Parts, Stream};
+use forebay::overlap::{Choice, EngineCall, OverlapStreams};
+use forebay::{Buffers, Graphs};
+
+const PICKS: u32 = 4;
+const WHOLE: u32 = 61;
+
+/// An engine that computes nothing: what is selected stands in its buffer.
+struct Idle;
+
+impl Engine for Idle {
+    fn enqueue(&mut self, _: &EngineCall, _: Stream) -> Result<()> {
+        Ok(())
+    }
+}
+
+struct Model {
+    device: Arc<TestDevice>,
+    cache: Cache,
+    layers: Layers,
+    ended: Event,
+    sequences: Vec<Sequence>,
+    by_layer: Vec<Overlap>,
+}
+
+impl Model {
+    fn new(device: Arc<TestDevice>) -> Model {
+        let shape = Shape {
+            layers: WHOLE,
+            draft_layers: 1,
+            runs: [16, 0],
+            index_key_bytes: 0,
+            page_tokens: 16,
+            top_k: PICKS,
+            ..Shape::DEEPSEEK_V3_2
+        };
+        let memory = Memory { huge: false, populate: false, lock: false, node: None };
+        let config = Config { memory, min_budget: 3, ..Config::new(shape, BATCH, 64, 64) };
+        let mut cache = Cache::new(config, device.device()).unwrap();
+        let (stream, words) =
+            (|| device.stream().unwrap(), |n: u32| device.allocate(4 * u64::from(n)).unwrap());
+        let streams =
+            OverlapStreams { compute: stream(), resolve: stream(), gather: stream(), scatter: stream() };
+        let entries = BATCH * PICKS;
+        let parts = Some(Parts { lists: words(2 * entries), counts: words(2 * BATCH), batch: BATCH });
+        let buffers = Buffers { selection: words(entries), slots: words(entries), parts };
+        let layers = Layers { streams, batch: BATCH, half: 1, buffers };
+        let open = Open { prompt: 30, promised: 20, budget: Budget::Slots(3), bring_up: BringUp::Nothing };
+        let sequences = (0..BATCH).map(|_| {
+            let sequence = cache.open(&open).unwrap();
+            cache.append_in_place(sequence, 30).unwrap();
+            let _ticket = cache.join(sequence, streams.compute, WarmUp::default()).unwrap();
+            sequence
+        });
+        let sequences = sequences.collect();
+        let by_layer = (0..WHOLE as usize + 1).map(|layer| Overlap::ALL[layer % 3]).collect();
+        Model { ended: device.event().unwrap(), device, cache, layers, sequences, by_layer }
+    }
+
+    fn capture(&mut self, batch: u32) -> Captured {
+        let own = [(MicroBatch(0), Layers { batch, ..self.layers })];
+        let capture =
+            Capture { micro_batches: &own, query_rows: 1, by_layer: &self.by_layer, draft_passes: 1 };
+        self.cache.capture(&capture, &mut Idle).unwrap()
+    }
+
+    /// One step of the first `rows` sequences; answers its counters and everybody's digests.
+    fn step(&mut self, number: u32, rows: u32, captured: Option<&Captured>) -> (Vec<LayerCount>, Vec<u64>) {
+        let compute = self.layers.streams.compute;
+        let picks: Vec<u8> =
+            (0..BATCH * PICKS).flat_map(|n| ((n * 7 + number * 5) % 30).to_le_bytes()).collect();
+        self.device.write(self.layers.buffers.selection, &picks).unwrap();
+        let accepted = Accepted::Rows(0);
+        let row = |sequence: &Sequence| Row { sequence: *sequence, accepted, query_rows: 1 };
+        let batch: Vec<Row> = self.sequences[..rows as usize].iter().map(row).collect();
+        let mut step = self.cache.prepare(MicroBatch(0), 1, &batch, None, compute).unwrap();
+        match captured {
+            Some(captured) => {
+                self.cache.launch(captured, &mut [&mut step]).unwrap();
+                let again = self.cache.launch(captured, &mut [&mut step]).unwrap_err();
+                assert_eq!(again.place(), "the step's layers have been launched");
+            }
+            None => {
+                let mut with = [(&mut step, Layers { batch: rows, ..self.layers })];
+                self.cache.overlap_steps(&mut with, &self.by_layer, 1, &mut Idle).unwrap();
+            }
+        }
+        self.cache.finish(&mut step, compute).unwrap();
+        self.device.record(self.ended, compute).unwrap();
+        self.device.synchronize(self.ended).unwrap();
+        let counts = self.cache.retire(step, compute).unwrap().layers().to_vec();
+        let digests = self.sequences.iter().map(|sequence| self.cache.digest(*sequence).unwrap());
+        let digests = digests.collect();
+        (counts, digests)
+    }
+}
+
+#[test]
+fn whole_models_in_buckets_smaller_than_the_batch_come_to_the_same() {
+    if !standin_is_there() {
+        return;
+    }
+    let options = HostOptions::default();
+    let mut host = Model::new(TestDevice::host(options));
+    let mut gpu = Model::new(TestDevice::cuda(&options, Some(3)).unwrap());
+    let buckets: Vec<(u32, Captured)> = [1, 2, 4].map(|batch| (batch, gpu.capture(batch))).into();
+    for number in 0..12 {
+        let rows = 1 + number * 3 % BATCH;
+        let (_, bucket) = buckets.iter().find(|(batch, _)| *batch >= rows).unwrap();
+        let (counts, digests) = gpu.step(number, rows, Some(bucket));
+        assert_eq!((counts.len(), counts[60].misses > 0), (62, true));
+        assert_eq!((counts, digests), host.step(number, rows, None), "step {number} of {rows} rows");
+    }
+    let row =
+        |model: &Model| Row { sequence: model.sequences[0], accepted: Accepted::Rows(0), query_rows: 1 };
+    let rows = [row(&gpu), Row { sequence: gpu.sequences[1], ..row(&gpu) }];
+    let compute = gpu.layers.streams.compute;
+    let mut wide = gpu.cache.prepare(MicroBatch(0), 1, &rows, None, compute).unwrap();
+    let error = gpu.cache.launch(&buckets[0].1, &mut [&mut wide]).unwrap_err();
+    assert_eq!((error.kind(), error.place()), (Kind::OutOfRange, "batch rows"));
+    gpu.cache.launch(&buckets[1].1, &mut [&mut wide]).unwrap();
+}
+
+#[test]
+fn a_choice_finds_what_was_captured_for_its_tables_last_version() {
+    if !standin_is_there() {
+        return;
+    }
+    let mut model = Model::new(TestDevice::cuda(&HostOptions::default(), None).unwrap());
+    let choice = |bucket, version| Choice { bucket, index: 1, version, changed: false };
+    let own = [MicroBatch(0)];
+    let batch = |found: Option<&Captured>| found.map(|captured| captured.micro_batches()[0].1.batch);
+    let mut graphs = Graphs::new();
+    assert!(graphs.find(&choice(0, 1), 1, &own).is_none());
+    graphs.keep(&choice(0, 1), model.capture(1));
+    graphs.keep(&choice(1, 1), model.capture(2));
+    assert_eq!(batch(graphs.find(&choice(0, 1), 1, &own)), Some(1));
+    assert_eq!(batch(graphs.find(&choice(1, 1), 1, &own)), Some(2));
+    assert!(graphs.find(&choice(0, 1), 2, &own).is_none(), "other query rows");
+    assert!(graphs.find(&choice(0, 1), 1, &[MicroBatch(1)]).is_none(), "another micro-batch");
+    // The table has changed: what was captured for it before is another table's.
+    assert!(graphs.find(&choice(0, 2), 1, &own).is_none());
+    let held = model.device.standin().unwrap().held_resources().execs;
+    graphs.keep(&choice(0, 2), model.capture(4));
+    assert_eq!(batch(graphs.find(&choice(0, 2), 1, &own)), Some(4));
+    assert!(graphs.find(&choice(0, 1), 1, &own).is_none());
+    assert_eq!(model.device.standin().unwrap().held_resources().execs, held, "the old one was given up");
+}
