@@ -70,6 +70,10 @@ pub(super) mod flag {
     pub const LAUNCH_PROGRAMMATIC: u32 = 6;
     /// Threads of a block that a function can be launched with.
     pub const FUNCTION_THREADS: i32 = 0;
+    /// Bytes of shared memory that a function has of its own.
+    pub const FUNCTION_SHARED: i32 = 1;
+    /// Bytes of shared memory that it can be launched with besides.
+    pub const FUNCTION_MORE_SHARED: i32 = 8;
 }
 
 mod attribute {
@@ -80,6 +84,7 @@ mod attribute {
     pub const CAPABILITY_MINOR: i32 = 76;
     pub const VIRTUAL_MEMORY: i32 = 102;
     pub const DESCRIPTOR_HANDLES: i32 = 103;
+    pub const SHARED_BYTES: i32 = 97;
 }
 
 /// Where memory is.
@@ -212,6 +217,7 @@ functions! {
     module_unload = "cuModuleUnload"(module: Handle);
     module_function = "cuModuleGetFunction"(out: &mut Handle, module: Handle, name: *const c_char);
     function_attribute = "cuFuncGetAttribute"(out: &mut i32, attribute: i32, function: Handle);
+    set_function_attribute = "cuFuncSetAttribute"(function: Handle, attribute: i32, value: i32);
     allocate = "cuMemAlloc_v2"(out: &mut Handle, bytes: u64);
     free = "cuMemFree_v2"(address: Handle);
     host_allocate = "cuMemHostAlloc"(out: &mut Handle, bytes: u64, flags: u32);
@@ -375,6 +381,8 @@ pub(super) struct Context {
     handle: Handle,
     /// Compute capability.
     pub capability: (u32, u32),
+    /// Bytes of shared memory that a block can have that asks for them.
+    pub shared_bytes: u32,
 }
 
 impl Context {
@@ -409,9 +417,11 @@ impl Context {
             driver.attribute(&mut value, attribute, device).map_err(failed)?;
             Ok(value)
         })?;
+        let mut shared_bytes = 0;
+        driver.attribute(&mut shared_bytes, attribute::SHARED_BYTES, device).map_err(failed)?;
         let mut handle = 0;
         driver.primary_retain(&mut handle, device).map_err(failed)?;
-        Ok(Context { driver, device, ordinal, handle, capability })
+        Ok(Context { driver, device, ordinal, handle, capability, shared_bytes: shared_bytes.unsigned_abs() })
     }
 
     /// Whether this is the context of that handle.
