@@ -90,9 +90,9 @@ embedder:
 c-test:
 	cargo test -p forebay-ffi
 
-# The same tests once more, on the CUDA device and the stand-in driver.
+# The same tests once more, on the CUDA device and the stand-in driver. Those of launched graphs are there anyhow.
 on-cuda:
-	FOREBAY_TEST_DEVICE=cuda cargo test --all-features $(ON_CUDA:%=--test %)
+	FOREBAY_TEST_DEVICE=cuda cargo test --all-features $(ON_CUDA:%=--test %) -- --skip launched::
 
 examples:
 	@set -e; for example in $(EXAMPLES); do cargo run --all-features --example $$example; done
@@ -105,13 +105,14 @@ docs:
 # flag rebuilds everything.
 loom:
 ifneq ($(wildcard tests/loom.rs),)
-	RUSTFLAGS='--cfg loom' LOOM_MAX_PREEMPTIONS=2 cargo test --release --test loom --target-dir target/loom
+	FOREBAY_STANDIN=0 RUSTFLAGS='--cfg loom' LOOM_MAX_PREEMPTIONS=2 cargo test --release --test loom --target-dir target/loom
 endif
 
-# RUSTC_BOOTSTRAP only lets the stable compiler take the sanitizer's flag; nothing built so is shipped.
+# RUSTC_BOOTSTRAP only lets the stable compiler take the sanitizer's flag; nothing built so is shipped. Without the
+# CUDA device, whose stand-in is a library for each test: it and the kernels have a sanitized program of their own.
 asan:
-	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test -p forebay --all-features \
+	FOREBAY_STANDIN=0 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test -p forebay --features trace,predict \
 	    --lib --test residency --test world --test failures --test overlap --target $(HOST) --target-dir target/asan
 
 bench-build:
-	cargo bench --workspace --all-features --no-run
+	FOREBAY_STANDIN=0 cargo bench --workspace --all-features --no-run

@@ -106,7 +106,8 @@ pub struct Piece {
 /// The largest row, key or page that is taken for meant: 1 MiB, 64 KiB, 1024 tokens.
 const ROW_MAX: u32 = 1 << 20;
 const KEY_MAX: u32 = 1 << 16;
-const LAYERS_MAX: u32 = 1 << 12;
+/// The most layers, those of the draft among them.
+pub(crate) const LAYERS_MAX: u32 = 1 << 12;
 const TOP_K_MAX: u32 = 1 << 20;
 
 fn invalid(place: &'static str, value: u32) -> Error {

@@ -8,8 +8,10 @@
 //! 3. a layer's tables (host device)
 //! 4. a batch row's list of fetches (host device)
 //! 5. a lane's trust (host device), then what is staged for it
-//! 6. the device's lists of streams, events, pools, graphs and memory
-//! 7. the CUDA device's own stream, the event of its warm-ups, and its calls, then one call's work
+//! 6. the device's lists of streams, events, pools, graphs, memory and registered stretches: of the CUDA
+//!    device never two at a time
+//! 7. the CUDA device's own stream, the event of its warm-ups, and its calls, then one call's work, which calls are
+//!    free and which threads run one
 //! 8. a stream's queue
 //! 9. an event's counts
 //! 10. the clock device's state, behind which nothing is taken

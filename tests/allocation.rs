@@ -1,8 +1,15 @@
 //! Promise P6: after a cache has been warmed up, nothing is allocated or freed from prepare to retire, on
-//! any thread of the process. One test alone in its program, because the allocator counts everybody but
-//! the test harness's own thread, which waits beside it and allocates when it likes.
+//! any thread of the process, on the host device and on the CUDA device, layer by layer and by graphs. What a
+//! driver takes by itself does not come through Rust's allocator. One test alone in its program, because the
+//! allocator counts everybody but the test harness's own thread, which waits beside it and allocates when it
+//! likes.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[allow(dead_code, reason = "a test takes what it needs")]
+#[path = "support/device.rs"]
+mod device;
+
+use device::TestDevice;
 use forebay::device::block::LayerCount;
 use forebay::device::clock::{ClockDevice, ClockOptions, Demand, Direction, Label};
 use forebay::device::host::{HostDevice, HostOptions};
@@ -10,7 +17,7 @@ use forebay::device::{Device, Event, Parts, Slice, Stream};
 use forebay::overlap::{Bucket, Chooser, Hysteresis, Prices, Table};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Layers, Memory, MicroBatch,
+    Accepted, BringUp, Budget, Buffers, Cache, Captured, Config, Layer, LayerCall, Layers, Memory, MicroBatch,
 };
 use forebay::{Open, Row, Sequence, Shape, Streams, WarmUp};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -78,10 +85,13 @@ const BATCH: u32 = 3;
 /// Ordinary layers; one draft layer follows.
 const LAYERS: u32 = 3;
 
+/// How the layers are ordered by the schedule.
+const ORDERS: [Overlap; 4] = [Overlap::Dba, Overlap::None, Overlap::Da, Overlap::Dba];
+
 /// A cache of several sequences, two query rows and a draft layer, and the buffers of its steps.
 struct Loop {
     cache: Cache,
-    device: Arc<HostDevice>,
+    device: Arc<TestDevice>,
     sequences: Vec<Sequence>,
     streams: Streams,
     done: Event,
@@ -91,6 +101,8 @@ struct Loop {
     picks: Vec<u8>,
     misses: u64,
     scratch: u64,
+    /// Launched in place of the layers enqueued by their schedule.
+    captured: Option<Captured>,
 }
 
 /// An engine that enqueues nothing.
@@ -103,7 +115,7 @@ impl Engine for Idle {
 }
 
 impl Loop {
-    fn new(options: HostOptions) -> Loop {
+    fn new(device: Arc<TestDevice>) -> Loop {
         let shape = Shape {
             layers: LAYERS,
             draft_layers: 1,
@@ -114,10 +126,9 @@ impl Loop {
         };
         let memory = Memory { huge: false, populate: true, lock: false, node: None };
         let config = Config { query_rows: 2, memory, ..Config::new(shape, BATCH, 2000, 40) };
-        let device = HostDevice::new(options);
         let [main, gather] = [0, 1].map(|_| device.stream().unwrap());
         let bytes = u64::from(BATCH * 2 * K * 4);
-        let mut cache = Cache::new(config, device.clone()).unwrap();
+        let mut cache = Cache::new(config, device.device()).unwrap();
         let open =
             Open { prompt: 600, promised: 1400, budget: Budget::Slots(40), bring_up: BringUp::Nothing };
         let sequences = (0..BATCH).map(|_| {
@@ -143,6 +154,7 @@ impl Loop {
             picks: vec![0; bytes as usize],
             misses: 0,
             scratch: 0,
+            captured: None,
         }
     }
 
@@ -176,14 +188,45 @@ impl Loop {
         self.wait(scatter);
     }
 
-    /// All layers by the schedule, each in another order, for an engine that has nothing to do.
-    fn overlapped(&mut self, step: &mut forebay::Step, number: u32) {
+    fn layers(&mut self, number: u32) -> Layers {
         let Streams { resolve: compute, gather } = self.streams;
         let streams = OverlapStreams { compute, resolve: gather, gather, scatter: gather };
         let buffers = Buffers { parts: Some(self.parts), ..self.buffers(number, 2) };
-        let orders = [Overlap::Dba, Overlap::None, Overlap::Da, Overlap::Dba];
-        let with = Layers { streams, batch: BATCH, half: 1, buffers };
-        self.cache.overlap_steps(&mut [(step, with)], &orders, 2, &mut Idle).unwrap();
+        Layers { streams, batch: BATCH, half: 1, buffers }
+    }
+
+    /// All layers by the schedule, each in another order, for an engine that has nothing to do.
+    fn overlapped(&mut self, step: &mut forebay::Step, number: u32) {
+        let with = self.layers(number);
+        match &self.captured {
+            Some(captured) => self.cache.replay(captured, &mut [step]).unwrap(),
+            None => self.cache.overlap_steps(&mut [(step, with)], &ORDERS, 2, &mut Idle).unwrap(),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn capture(&mut self) {
+        let micro_batches = [(MicroBatch(0), self.layers(0))];
+        let bucket = forebay::Capture {
+            micro_batches: &micro_batches,
+            query_rows: 2,
+            by_layer: &ORDERS,
+            draft_passes: 2,
+        };
+        self.captured = Some(self.cache.capture(&bucket, &mut Idle).unwrap());
+    }
+
+    /// What `steps` steps of a warm cache allocate and free.
+    fn warm_steps(&mut self, steps: u32) -> u64 {
+        // What a thread, a lock or the standard library takes at its first use.
+        (0..4).for_each(|number| self.step(number));
+        self.wait(self.streams.gather);
+        let before = self.misses;
+        let calls = counted(|| (4..4 + steps).for_each(|number| self.step(number)));
+        let misses = self.misses - before;
+        assert!(misses > u64::from(16 * steps), "the steps must fetch: {misses} misses");
+        assert!(self.scratch > u64::from(16 * steps), "and use scratch slots: {}", self.scratch);
+        calls
     }
 
     fn step(&mut self, number: u32) {
@@ -220,6 +263,36 @@ impl Loop {
     }
 }
 
+/// On the stand-in driver, in order and delayed: layers enqueued one by one and by their schedule, and a graph that
+/// is launched.
+#[cfg(feature = "cuda")]
+fn on_the_cuda_device() {
+    if !device::standin_is_there() {
+        return;
+    }
+    for (seed, captured) in [(None, false), (None, true), (Some(7), true)] {
+        let mut decode = Loop::new(TestDevice::cuda(&HostOptions::default(), seed).unwrap());
+        if captured {
+            decode.capture();
+        }
+        assert_eq!(decode.warm_steps(20), 0, "CUDA device, seed {seed:?}, a graph: {captured}");
+        assert_eq!(counted_call(&**decode.device), 2, "the control");
+    }
+}
+
+/// What a call that allocates and frees once does so, on the thread that runs it, and its enqueueing.
+fn counted_call(device: &dyn Device) -> u64 {
+    let (stream, event) = (device.stream().unwrap(), device.event().unwrap());
+    let work: Arc<dyn Fn() + Send + Sync> = Arc::new(|| drop(std::hint::black_box(Box::new(7))));
+    let run = || {
+        device.call(stream, Arc::clone(&work)).unwrap();
+        device.record(event, stream).unwrap();
+        device.synchronize(event).unwrap();
+    };
+    run();
+    counted(run)
+}
+
 /// A chooser with room for two tables, at misses that ask for more.
 fn chooser() -> Chooser {
     let orders = [vec![0.0, 90_000.0], vec![5000.0, 50_000.0], vec![20_000.0, 30_000.0]];
@@ -254,16 +327,10 @@ fn p6_a_step_allocates_and_frees_nothing() {
         HostOptions { threaded: true, ..HostOptions::default() },
         HostOptions { threaded: true, queue: 1, ..HostOptions::default() },
     ] {
-        let mut decode = Loop::new(options);
-        // What a thread, a lock or the standard library takes at its first use.
-        (0..4).for_each(|number| decode.step(number));
-        decode.wait(decode.streams.gather);
-        let before = decode.misses;
-        let calls = counted(|| (4..64).for_each(|number| decode.step(number)));
-        assert_eq!(calls, 0, "{options:?}");
-        assert!(decode.misses > before + 1000, "the steps must fetch: {} misses", decode.misses - before);
-        assert!(decode.scratch > 1000, "and use scratch slots: {}", decode.scratch);
+        assert_eq!(Loop::new(TestDevice::host(options)).warm_steps(60), 0, "{options:?}");
     }
+    #[cfg(feature = "cuda")]
+    on_the_cuda_device();
 
     let mut chooser = chooser();
     let mut choose = |misses: u32| {
@@ -284,15 +351,6 @@ fn p6_a_step_allocates_and_frees_nothing() {
     assert_eq!(counted(|| (0..20).for_each(|_| simulate(&clock, streams, event))), 0, "a simulated step");
 
     // The controls: an allocation is counted, on this thread and on a stream's.
-    let device = HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
-    let (stream, event) = (device.stream().unwrap(), device.event().unwrap());
-    let work: Arc<dyn Fn() + Send + Sync> = Arc::new(|| drop(std::hint::black_box(Box::new(7))));
-    let run = || {
-        device.call(stream, Arc::clone(&work)).unwrap();
-        device.record(event, stream).unwrap();
-        device.synchronize(event).unwrap();
-    };
-    run();
-    assert_eq!(counted(run), 2, "one allocation and one free of the stream's thread");
+    assert_eq!(counted_call(&*HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() })), 2);
     assert_eq!(counted(|| drop(std::hint::black_box(vec![1_u8; 100]))), 2);
 }

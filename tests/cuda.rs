@@ -14,6 +14,8 @@ mod memory;
 mod missing;
 #[path = "cuda/rig.rs"]
 mod rig;
+#[path = "support/skip.rs"]
+mod skip;
 #[path = "cuda/steps.rs"]
 mod steps;
 #[path = "cuda/streams.rs"]

@@ -112,7 +112,7 @@ fn every_device_gets_an_image_that_its_driver_loads() {
         [(8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 1), (10, 3), (11, 0), (12, 0), (12, 1)];
     for capability in capabilities {
         let Some(driver) = Standin::new(Options { capability, ..Options::default() }) else {
-            return tools::skip("every_device_gets_an_image_that_its_driver_loads", "g++");
+            return tools::skip("g++");
         };
         let library = Some(driver.library().to_owned());
         let device = CudaDevice::new(CudaOptions { library, ..CudaOptions::default() });
@@ -152,8 +152,7 @@ fn greedy() -> String {
 
 #[test]
 fn control_the_check_fails_on_what_it_is_there_for() {
-    let test = "control_the_check_fails_on_what_it_is_there_for";
-    if tools::installed("cubin/requirements.txt", test).is_none() {
+    if tools::installed("cubin/requirements.txt").is_none() {
         return;
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bounds");

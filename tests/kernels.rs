@@ -85,7 +85,7 @@ fn extents(top_k: u32, (runs, host_stride): ([u32; 2], u32)) -> Extents {
 fn kernels() -> Option<Kernels> {
     let kernels = Kernels::new();
     if kernels.is_none() {
-        skip::skip("the stand-in driver: there was no g++ when it was built");
+        skip::skip("g++, which builds the stand-in driver");
     }
     kernels
 }

@@ -490,7 +490,7 @@ fn what_makes_no_sense_is_refused_and_takes_nothing() {
 #[test]
 fn a_real_trace_hits_what_a_plain_list_hits() {
     use forebay::trace::requests::{Options, RequestTrace};
-    let Some(path) = traces::directory("mooncake", "sharing against a list") else { return };
+    let Some(path) = traces::directory("mooncake") else { return };
     let path = path.join("conversation_trace.jsonl.zst");
     let trace = RequestTrace::read(&path, &Options::default()).unwrap();
     // A block of the trace is a page here.

@@ -11,7 +11,7 @@ use std::path::Path;
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [page, file, width, height] = &arguments[..] else { panic!("PAGE FILE.png WIDTH HEIGHT") };
-    let Some(program) = browser::chromium("picture") else { std::process::exit(1) };
+    let Some(program) = browser::chromium() else { std::process::exit(1) };
     let page = Path::new(page).canonicalize().unwrap();
     let window = (width.parse().unwrap(), height.parse().unwrap());
     let shot = browser::shot(&program, &page, window, browser::Light::Bright);

@@ -80,8 +80,8 @@ fn naive(requests: &[Asked], capacity: usize) -> (u64, u64) {
     (hits, evicted)
 }
 
-fn compare(kind: &str, file: &str, test: &str, capacities: &[u32]) {
-    let Some(directory) = traces::directory(kind, test) else { return };
+fn compare(kind: &str, file: &str, capacities: &[u32]) {
+    let Some(directory) = traces::directory(kind) else { return };
     let path = directory.join(file);
     let trace = RequestTrace::read(&path, &Options::default()).unwrap();
     let asked = asked(&path);
@@ -99,24 +99,17 @@ fn compare(kind: &str, file: &str, test: &str, capacities: &[u32]) {
 #[test]
 fn mooncake_replays_as_a_naive_cache_does() {
     let capacities = [1, 7, 24, 1000, 10_000, 50_000, 182_790];
-    let test = "mooncake_replays_as_a_naive_cache_does";
-    compare("mooncake", "conversation_trace.jsonl.zst", test, &capacities);
+    compare("mooncake", "conversation_trace.jsonl.zst", &capacities);
 }
 
 #[test]
 fn ragpulse_replays_as_a_naive_cache_does() {
-    compare(
-        "ragpulse",
-        "0_trace.jsonl.zst",
-        "ragpulse_replays_as_a_naive_cache_does",
-        &[3, 100, 2000, 30_000],
-    );
+    compare("ragpulse", "0_trace.jsonl.zst", &[3, 100, 2000, 30_000]);
 }
 
 #[test]
 fn sessions_replay_as_a_naive_cache_does() {
-    let test = "sessions_replay_as_a_naive_cache_does";
-    compare("kv-cache-tester", "agentic_A.jsonl.zst", test, &[781, 10_000]);
+    compare("kv-cache-tester", "agentic_A.jsonl.zst", &[781, 10_000]);
 }
 
 /// Tokens in hit blocks and all input tokens, the second half of the requests measured.
@@ -129,8 +122,7 @@ fn second_half(trace: &RequestTrace, policy: Policy, capacity: u64) -> (u64, u64
 /// `kvcache-simulator` 0.1.3, to the last token.
 #[test]
 fn mooncake_comes_out_as_another_simulator_says() {
-    let Some(directory) = traces::directory("mooncake", "mooncake_comes_out_as_another_simulator_says")
-    else {
+    let Some(directory) = traces::directory("mooncake") else {
         return;
     };
     let trace =
@@ -157,7 +149,7 @@ fn mooncake_comes_out_as_another_simulator_says() {
 
 #[test]
 fn sessions_come_out_as_published() {
-    let Some(directory) = traces::directory("kv-cache-tester", "sessions_come_out_as_published") else {
+    let Some(directory) = traces::directory("kv-cache-tester") else {
         return;
     };
     let path = directory.join("agentic_A.jsonl.zst");
@@ -188,8 +180,8 @@ fn changes(curve: &BlockCurve) -> u32 {
 }
 
 /// Eight capacities of the curve, and what lies beyond it, against replays of them.
-fn compare_curve(kind: &str, file: &str, test: &str, options: &dyn Fn(&Path) -> Options) {
-    let Some(directory) = traces::directory(kind, test) else { return };
+fn compare_curve(kind: &str, file: &str, options: &dyn Fn(&Path) -> Options) {
+    let Some(directory) = traces::directory(kind) else { return };
     let trace = RequestTrace::read(&directory.join(file), &options(&directory)).unwrap();
     let all = trace.distinct();
     for skip in [0, trace.requests() / 2] {
@@ -205,20 +197,17 @@ fn compare_curve(kind: &str, file: &str, test: &str, options: &dyn Fn(&Path) -> 
 
 #[test]
 fn the_curve_of_mooncake_is_what_replays_count() {
-    let test = "the_curve_of_mooncake_is_what_replays_count";
-    compare_curve("mooncake", "conversation_trace.jsonl.zst", test, &|_| Options::default());
+    compare_curve("mooncake", "conversation_trace.jsonl.zst", &|_| Options::default());
 }
 
 #[test]
 fn the_curve_of_sessions_is_what_replays_count() {
-    let test = "the_curve_of_sessions_is_what_replays_count";
-    compare_curve("kv-cache-tester", "agentic_A.jsonl.zst", test, &|_| Options::default());
+    compare_curve("kv-cache-tester", "agentic_A.jsonl.zst", &|_| Options::default());
 }
 
 #[test]
 fn the_curve_of_ragpulse_is_what_replays_count() {
-    let test = "the_curve_of_ragpulse_is_what_replays_count";
-    compare_curve("ragpulse", "0_trace.jsonl.zst", test, &|directory| {
+    compare_curve("ragpulse", "0_trace.jsonl.zst", &|directory| {
         let files = ["1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search"];
         let piece_lengths = files.map(|name| directory.join(format!("{name}.jsonl.zst"))).to_vec();
         Options { piece_lengths, ..Options::default() }

@@ -44,8 +44,8 @@ fn compare(path: &Path, mtp: u32, warmup: u32) -> u64 {
     curves.total(curves.exact_from()).1
 }
 
-fn every_trace(test: &str, mtp: u32, warmup: u32) {
-    let Some(directory) = traces::directory("topk", test) else { return };
+fn every_trace(mtp: u32, warmup: u32) {
+    let Some(directory) = traces::directory("topk") else { return };
     let files = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let traces: Vec<_> = files.filter(|path| path.to_string_lossy().ends_with(".topk.zst")).collect();
     assert!(!traces.is_empty(), "no trace in the directory");
@@ -56,22 +56,22 @@ fn every_trace(test: &str, mtp: u32, warmup: u32) {
 
 #[test]
 fn the_curve_of_every_trace_is_what_the_pools_count() {
-    every_trace("the_curve_of_every_trace_is_what_the_pools_count", 1, 32);
+    every_trace(1, 32);
 }
 
 #[test]
 fn the_curve_of_every_trace_from_cold_is_what_the_pools_count() {
-    every_trace("the_curve_of_every_trace_from_cold_is_what_the_pools_count", 1, 0);
+    every_trace(1, 0);
 }
 
 #[test]
 fn the_curve_of_every_trace_by_two_rows_is_what_the_pools_count() {
-    every_trace("the_curve_of_every_trace_by_two_rows_is_what_the_pools_count", 2, 32);
+    every_trace(2, 32);
 }
 
 #[test]
 fn the_curve_of_every_trace_by_two_rows_from_cold_is_what_the_pools_count() {
-    every_trace("the_curve_of_every_trace_by_two_rows_from_cold_is_what_the_pools_count", 2, 0);
+    every_trace(2, 0);
 }
 
 #[test]

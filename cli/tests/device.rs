@@ -3,6 +3,8 @@
 
 #[path = "support/command.rs"]
 mod command;
+#[path = "../../tests/support/skip.rs"]
+mod skip;
 
 use std::path::Path;
 
@@ -66,23 +68,18 @@ fn what_the_host_counts_is_refused_for_another_device() {
     }
 }
 
-/// A driver's library for the command to load; nothing without a C++ compiler. The skip is printed and noted.
-fn driver(test: &str) -> Option<Standin> {
+/// A driver's library for the command to load; nothing without a C++ compiler, and then the test says that it skips.
+fn driver() -> Option<Standin> {
     let standin = Standin::new(Options::default());
     if standin.is_none() {
-        let line = format!("SKIP: {test}: no g++ for a driver that stands in\n");
-        eprint!("{line}");
-        if let Some(list) = std::env::var_os("FOREBAY_SKIPS") {
-            let list = std::fs::OpenOptions::new().create(true).append(true).open(list);
-            std::io::Write::write_all(&mut list.expect("the list of skips"), line.as_bytes()).unwrap();
-        }
+        skip::skip("g++, which builds the stand-in driver");
     }
     standin
 }
 
 #[test]
 fn a_gpu_counts_what_the_host_counts() {
-    let Some(driver) = driver("a_gpu_counts_what_the_host_counts") else { return };
+    let Some(driver) = driver() else { return };
     let trace = demo();
     for more in [
         &["--ratio", "0.05,0.2", "--mtp", "16"][..],
@@ -97,7 +94,7 @@ fn a_gpu_counts_what_the_host_counts() {
 
 #[test]
 fn a_gpu_that_is_not_there_is_counted() {
-    let Some(driver) = driver("a_gpu_that_is_not_there_is_counted") else { return };
+    let Some(driver) = driver() else { return };
     let error = refusal(&["--device", "cuda:7", "--driver", driver.library()]);
     for part in ["no such device", "device 7", "devices 1"] {
         assert!(error.contains(part), "{part}: {error}");

@@ -68,7 +68,7 @@ fn compare(path: &std::path::Path) {
 
 #[test]
 fn every_trace_replays_as_the_oracle_says() {
-    let Some(directory) = traces::directory("topk", "every_trace_replays_as_the_oracle_says") else { return };
+    let Some(directory) = traces::directory("topk") else { return };
     let mut seen = 0;
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();

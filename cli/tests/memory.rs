@@ -29,9 +29,7 @@ fn peak() -> u64 {
 
 #[test]
 fn a_replay_stays_within_the_decoded_trace_and_500_mb() {
-    let test = "a_replay_stays_within_the_decoded_trace_and_500_mb";
-    let (Some(topk), Some(sessions)) =
-        (traces::directory("topk", test), traces::directory("kv-cache-tester", test))
+    let (Some(topk), Some(sessions)) = (traces::directory("topk"), traces::directory("kv-cache-tester"))
     else {
         return;
     };

@@ -50,8 +50,7 @@ fn compare(path: &Path) {
 
 #[test]
 fn lru_by_the_simulator_is_the_production_rule_on_every_trace() {
-    let test = "lru_by_the_simulator_is_the_production_rule_on_every_trace";
-    let Some(directory) = traces::directory("topk", test) else { return };
+    let Some(directory) = traces::directory("topk") else { return };
     let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let paths: Vec<_> = paths.filter(|path| path.to_string_lossy().ends_with(".topk.zst")).collect();
     assert!(!paths.is_empty(), "no trace in the directory");

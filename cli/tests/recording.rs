@@ -78,7 +78,7 @@ fn demo() -> PathBuf {
 
 #[test]
 fn recorded_again_every_trace_replays_the_same() {
-    let Some(directory) = traces::directory("topk", "recorded_again_every_trace_replays_the_same") else {
+    let Some(directory) = traces::directory("topk") else {
         return;
     };
     let mut recorded = 0;

@@ -270,7 +270,7 @@ fn lightness(pixel: [u8; 3]) -> f64 {
 
 #[test]
 fn a_browser_shows_it_by_light_and_by_dark() {
-    let Some(program) = chromium("a_browser_shows_it_by_light_and_by_dark") else { return };
+    let Some(program) = chromium() else { return };
     let folder = folder("lights");
     let (page, phone) = (folder.join("page.html"), folder.join("phone.html"));
     fs::write(&page, report()).unwrap();
@@ -342,7 +342,7 @@ fn looked(program: &Path, page: &str, folder: &Path, width: u32) -> Value {
 
 #[test]
 fn no_text_leaves_its_place_on_a_phone_or_a_desk() {
-    let Some(program) = chromium("no_text_leaves_its_place_on_a_phone_or_a_desk") else { return };
+    let Some(program) = chromium() else { return };
     let folder = folder("places");
     for width in [360, 390, 700, 1160] {
         let found = looked(&program, report(), &folder, width);
@@ -356,7 +356,7 @@ fn no_text_leaves_its_place_on_a_phone_or_a_desk() {
 
 #[test]
 fn control_the_browser_tells_what_is_wrong_with_a_page() {
-    let Some(program) = chromium("control_the_browser_tells_what_is_wrong_with_a_page") else { return };
+    let Some(program) = chromium() else { return };
     let folder = folder("control");
     let wrong = "<!DOCTYPE html><html><head></head><body><div style=\"width:900px\">wide</div>\
                  <svg viewBox=\"0 0 100 50\" width=\"100\"><text x=\"10\" y=\"20\">over</text>\

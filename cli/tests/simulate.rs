@@ -241,7 +241,7 @@ fn pictures_are_sound_and_chromium_draws_them() {
     let plan = file("plan.html");
     let planned = ["plan", "--setup", "ess", "--gpu", "80GiB", "--context", "32K", "--link", "pcie4,c2c"];
     succeeds(&[&planned[..], &["--html", plan.to_str().unwrap()]].concat());
-    let Some(program) = browser::chromium("pictures_are_sound_and_chromium_draws_them") else { return };
+    let Some(program) = browser::chromium() else { return };
     for picture in [&timeline, &page, &plan] {
         for light in [browser::Light::Bright, browser::Light::Dark] {
             let shot = browser::shot(&program, picture, (1240, 700), light);

@@ -59,8 +59,7 @@ fn compare(path: &Path, mtp: u32, ratios: &[f64]) {
 
 #[test]
 fn the_pools_count_what_the_curves_said_on_every_trace() {
-    let test = "the_pools_count_what_the_curves_said_on_every_trace";
-    let Some(directory) = traces::directory("topk", test) else { return };
+    let Some(directory) = traces::directory("topk") else { return };
     let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let paths: Vec<_> = paths.filter(|path| path.to_string_lossy().ends_with(".topk.zst")).collect();
     assert!(!paths.is_empty(), "no trace in the directory");

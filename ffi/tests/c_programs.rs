@@ -49,9 +49,9 @@ fn build() -> Vec<PathBuf> {
 }
 
 /// The program, compiled once; nothing without a compiler.
-fn program(test: &str) -> Option<&'static Path> {
+fn program() -> Option<&'static Path> {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    if !gcc::is_there("gcc", test) {
+    if !gcc::is_there("gcc") {
         return None;
     }
     Some(PROGRAM.get_or_init(|| {
@@ -79,7 +79,7 @@ fn run(program: &Path, mode: &str) -> (Output, String) {
 
 #[test]
 fn the_shared_library_is_named_with_its_version() {
-    if !gcc::is_there("readelf", "the_shared_library_is_named_with_its_version") {
+    if !gcc::is_there("readelf") {
         return;
     }
     let library = library("so");
@@ -92,7 +92,7 @@ fn the_shared_library_is_named_with_its_version() {
 
 #[test]
 fn a_hundred_steps_decode_from_c() {
-    let Some(program) = program("a_hundred_steps_decode_from_c") else { return };
+    let Some(program) = program() else { return };
     let (ended, said) = run(program, "all");
     assert!(ended.status.success(), "{said}");
     assert_eq!(said, "", "a clean program says nothing");
@@ -102,7 +102,7 @@ fn a_hundred_steps_decode_from_c() {
 
 #[test]
 fn a_forgotten_cache_is_reported() {
-    let Some(program) = program("a_forgotten_cache_is_reported") else { return };
+    let Some(program) = program() else { return };
     let (ended, said) = run(program, "leak");
     assert_eq!(ended.status.code(), Some(66), "{said}");
     assert!(said.contains("LeakSanitizer: detected memory leaks"), "{said}");
@@ -110,7 +110,7 @@ fn a_forgotten_cache_is_reported() {
 
 #[test]
 fn a_batch_with_fewer_rows_than_stated_is_reported() {
-    let Some(program) = program("a_batch_with_fewer_rows_than_stated_is_reported") else { return };
+    let Some(program) = program() else { return };
     let (ended, said) = run(program, "overrun");
     assert_eq!(ended.status.code(), Some(66), "{said}");
     assert!(said.contains("heap-buffer-overflow"), "{said}");
@@ -118,7 +118,7 @@ fn a_batch_with_fewer_rows_than_stated_is_reported() {
 
 #[test]
 fn a_cache_used_after_its_end_is_reported() {
-    let Some(program) = program("a_cache_used_after_its_end_is_reported") else { return };
+    let Some(program) = program() else { return };
     let (ended, said) = run(program, "destroyed");
     assert_eq!(ended.status.code(), Some(66), "{said}");
     assert!(said.contains("heap-use-after-free"), "{said}");
@@ -126,7 +126,7 @@ fn a_cache_used_after_its_end_is_reported() {
 
 #[test]
 fn rows_that_were_never_stored_are_noticed() {
-    let Some(program) = program("rows_that_were_never_stored_are_noticed") else { return };
+    let Some(program) = program() else { return };
     let (ended, said) = run(program, "unstored");
     assert_eq!(ended.status.code(), Some(1), "{said}");
     assert!(said.contains("memcmp(slot_address("), "{said}");

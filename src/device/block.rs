@@ -78,16 +78,20 @@ pub struct Sticky {
 /// The word that says nothing is wrong.
 pub(crate) const NOTHING_WRONG: u64 = u64::MAX;
 
-/// The most rows of a batch and layers of a model that a sticky word can name.
-pub(crate) const STICKY_ROWS: u32 = 1 << 16;
-pub(crate) const STICKY_LAYERS: u32 = 1 << 12;
+/// The most rows of a batch: a launch has no more blocks than this in its second dimension, and a sticky word can
+/// name them.
+pub(crate) const BATCH_MAX: u32 = STICKY_ROWS - 1;
+/// How many rows of a batch and layers of a model a sticky word can tell apart.
+const STICKY_ROWS: u32 = 1 << 16;
+const STICKY_LAYERS: u32 = crate::geometry::LAYERS_MAX;
+const _: () = assert!(STICKY_LAYERS == 1 << 12);
 
 impl Sticky {
     /// As one word, of which a device keeps the least: errors of the commit first, then by layer and batch row. So
     /// it does not matter in which order the rows of a step find theirs.
-    pub(crate) fn word(&self, committed: bool) -> u64 {
+    pub(crate) fn word(&self, behind_commit: bool) -> u64 {
         let place = u64::from(self.layer % STICKY_LAYERS) << 51 | u64::from(self.row % STICKY_ROWS) << 35;
-        u64::from(committed) << 63 | place | (self.cause as u64) << 32 | u64::from(self.value)
+        u64::from(behind_commit) << 63 | place | (self.cause as u64) << 32 | u64::from(self.value)
     }
 
     /// Of a word; none where nothing is wrong.

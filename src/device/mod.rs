@@ -43,7 +43,7 @@ pub use ticket::{Completer, Outcome, Ticket};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream(pub u64);
 
-/// A point in a stream that others can wait for.
+/// A point in a stream that others can wait for; of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event(pub u64);
 
@@ -162,9 +162,9 @@ pub struct Part {
     pub rows: Rows,
 }
 
-/// Work that was captured once, to be launched any number of times.
+/// Work that was captured once, to be launched any number of times; of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Graph(pub u32);
+pub struct Graph(pub u64);
 
 /// A back end. See the module's head for memory, order and failure.
 pub trait Device: Debug + Send + Sync {
@@ -291,7 +291,7 @@ pub trait Device: Debug + Send + Sync {
     /// position at or beyond the length warms nothing.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`].
+    /// [`Kind::OutOfRange`]; [`Kind::InvalidConfig`] for a stream that is being captured.
     fn warm(&self, pools: Pools, stream: Stream, warm: Warm) -> Result<()>;
 
     /// Gathers the rows that a warm-up made resident, in a stretch of the lane's slots.

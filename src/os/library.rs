@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use super::{Call, Faults, ask, errno_text};
 use crate::error::{Error, Kind, Result};
 
-/// A loaded library; its symbols are valid while it lives.
+/// A loaded library; its symbols are valid while it lives, and for ever once it has been told to stay.
 #[derive(Debug)]
 pub struct Library {
     handle: NonNull<c_void>,
@@ -71,6 +71,14 @@ impl Library {
         // SAFETY: the handle is open while this library lives, and the name is a C string.
         let address = unsafe { libc::dlsym(self.handle.as_ptr(), c_name.as_ptr()) };
         NonNull::new(address).ok_or_else(|| missing(loader_text()))
+    }
+}
+
+impl Library {
+    /// Never unloads it: what has started threads, or left handlers with the process, would come back to code that
+    /// is gone.
+    pub fn stay(self) {
+        std::mem::forget(self);
     }
 }
 

@@ -130,8 +130,7 @@ fn memory_grows_no_further_than_the_members_there_can_be() {
 
 #[test]
 fn recorded_traces_decode_and_two_equal_a_naive_decoder() {
-    let test = "recorded_traces_decode_and_two_equal_a_naive_decoder";
-    let Some(directory) = traces::directory("topk", test) else { return };
+    let Some(directory) = traces::directory("topk") else { return };
     let mut read = 0;
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();

@@ -59,7 +59,6 @@ const Attribute ATTRIBUTES[] = {
     {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 227 << 10},
     {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
-    {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 32},
     {CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, 1 << 10},
 };
@@ -68,6 +67,9 @@ int attribute(CUdevice_attribute wanted) {
     if (wanted == CU_DEVICE_ATTRIBUTE_WARP_SIZE) return static_cast<int>(gpu.options.warp);
     if (wanted == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) return static_cast<int>(gpu.options.major);
     if (wanted == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) return static_cast<int>(gpu.options.minor);
+    if (wanted == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) {
+        return static_cast<int>(gpu.options.descriptors);
+    }
     for (const Attribute& known : ATTRIBUTES) {
         if (known.attribute == wanted) return known.value;
     }

@@ -155,6 +155,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUme
         if (!out || flags || !bytes || bytes % GRANULE || !supported(prop)) return CUDA_ERROR_INVALID_VALUE;
         int types = prop->requestedHandleTypes;
         if (types & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+        if (types && !gpu.options.descriptors) return CUDA_ERROR_NOT_SUPPORTED;
         if (!room_for(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
         return create(out, bytes, types != 0);
     });

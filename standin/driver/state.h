@@ -22,7 +22,8 @@ struct standin_kernel;
 // As lib.rs declares it. A program that was only given the library finds its defaults here.
 struct StandinOptions {
     uint64_t seed = 0, memory = 8ull << 30, registration = ~0ull;
-    uint32_t has_seed = 0, major = 9, minor = 0, driver_version = 12080, devices = 1, warp = 32, stub = 0;
+    uint32_t has_seed = 0, major = 9, minor = 0, driver_version = 12080, devices = 1, warp = 32, stub = 0,
+             descriptors = 1;
 };
 
 namespace driver {

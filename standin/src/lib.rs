@@ -45,6 +45,8 @@ pub struct Options {
     pub warp: u32,
     /// Whether every call answers 34, as the stub libraries of toolkits do.
     pub stub: bool,
+    /// Whether physical memory can be exported as a descriptor.
+    pub descriptors: bool,
 }
 
 impl Default for Options {
@@ -58,6 +60,7 @@ impl Default for Options {
             devices: 1,
             warp: 32,
             stub: false,
+            descriptors: true,
         }
     }
 }
@@ -105,6 +108,7 @@ struct RawOptions {
     devices: u32,
     warp: u32,
     stub: u32,
+    descriptors: u32,
 }
 
 /// One driver of its own.
@@ -233,6 +237,7 @@ impl Standin {
             devices: options.devices,
             warp: options.warp,
             stub: options.stub.into(),
+            descriptors: options.descriptors.into(),
         };
         // SAFETY: the library copies what it is given.
         unsafe { (control.configure)(&raw) };

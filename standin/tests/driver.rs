@@ -10,7 +10,7 @@ mod failures;
 mod memory;
 #[path = "driver/runs.rs"]
 mod runs;
-#[path = "driver/skips.rs"]
-mod skips;
+#[path = "../../tests/support/skip.rs"]
+mod skip;
 #[path = "driver/support.rs"]
 mod support;

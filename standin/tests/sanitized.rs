@@ -1,8 +1,8 @@
 //! The driver and the kernels under the address and the undefined-behaviour sanitizer, in a program of
 //! their own: what they do is clean, and what is planted is found.
 
-#[path = "driver/skips.rs"]
-mod skips;
+#[path = "../../tests/support/skip.rs"]
+mod skip;
 
 use std::io::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -74,7 +74,7 @@ fn text(output: &Output) -> String {
 #[test]
 fn the_driver_and_the_kernels_are_clean_and_planted_accesses_are_found() {
     if Command::new("g++").arg("--version").output().is_err() {
-        return skips::note("no g++");
+        return skip::skip("g++");
     }
     let program = program().unwrap();
     let seeds: Vec<String> = (0..SEEDS).map(|seed| seed.to_string()).collect();

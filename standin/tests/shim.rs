@@ -1,7 +1,9 @@
 //! What the header that runs kernels on a CPU finds: races, by the order of threads; hangs, with a message.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use std::io::Write;
+#[path = "../../tests/support/skip.rs"]
+mod skip;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -13,12 +15,7 @@ fn program(test: &str, flags: &[&str]) -> Option<PathBuf> {
     compile.args(["-std=c++17", "-O2", "-g1", "-Wall", "-Wextra", "-Werror"]).args(flags);
     compile.arg("-I").arg(root.join("include")).arg(root.join("tests/shim/kernels.cpp"));
     let Ok(status) = compile.arg("-o").arg(&program).status() else {
-        let line = format!("SKIP: {test}: no g++\n");
-        eprint!("{line}");
-        if let Some(list) = std::env::var_os("FOREBAY_SKIPS") {
-            let mut list = std::fs::OpenOptions::new().create(true).append(true).open(list).unwrap();
-            list.write_all(line.as_bytes()).unwrap();
-        }
+        skip::skip("g++");
         return None;
     };
     assert!(status.success());

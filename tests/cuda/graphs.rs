@@ -215,3 +215,150 @@ fn graphs_and_captures_that_were_left_go_with_the_device() {
     assert_eq!(standin.held_resources(), Resources::default());
     assert_eq!((count.load(Ordering::Relaxed), Arc::strong_count(&count)), (2, 1));
 }
+
+#[test]
+fn a_call_that_is_refused_in_a_capture_leaves_its_slot_to_the_next_one() {
+    let mut seen = 0;
+    for n in 0..20 {
+        let Some(c) = Captured::new(usual()) else { return };
+        let (device, standin) = (&c.rig.device, &c.rig.standin);
+        let side = device.stream().unwrap();
+        device.capture(c.stream).unwrap();
+        standin.fail_call(n, 2);
+        let refused = c.counts(c.stream);
+        let call = standin.failed_call();
+        standin.fail_call(u64::MAX, 2);
+        if call.as_deref() != Some("cuLaunchHostFunc") {
+            continue;
+        }
+        seen += 1;
+        assert_eq!(refused.unwrap_err().kind(), Kind::OutOfMemory);
+        assert_eq!(Arc::strong_count(&c.count), 1, "the work is given back");
+        standin.hold(side.0);
+        let (ticket, completer) = Ticket::new();
+        device.complete(side, completer).unwrap();
+        let graph = device.captured(c.stream).unwrap();
+        device.release(graph).unwrap();
+        assert_eq!(ticket.poll(), None, "its stream is held");
+        standin.let_go(side.0);
+        c.sync(side);
+        assert_eq!(ticket.poll(), Some(Outcome::Done));
+    }
+    assert_eq!(seen, 1);
+}
+
+/// Gives a graph up when it is dropped, as what an engine captured may.
+struct Owns(std::sync::Weak<forebay::device::cuda::CudaDevice>, Graph);
+
+impl Drop for Owns {
+    fn drop(&mut self) {
+        if let Some(device) = self.0.upgrade() {
+            device.release(self.1).unwrap();
+        }
+    }
+}
+
+#[test]
+fn captured_work_may_own_another_graph() {
+    let Some(c) = Captured::new(usual()) else { return };
+    let device = &c.rig.device;
+    let launched = |c: &Captured, graph| {
+        c.rig.device.launch(graph, c.stream).unwrap();
+        c.sync(c.stream);
+    };
+    for launch in [false, true] {
+        let owns = Owns(Arc::downgrade(device), c.graph().unwrap());
+        device.capture(c.stream).unwrap();
+        device.call(c.stream, Arc::new(move || _ = &owns)).unwrap();
+        let graph = device.captured(c.stream).unwrap();
+        if launch {
+            launched(&c, graph);
+        }
+        device.release(graph).unwrap();
+        let last = c.graph().unwrap();
+        device.release(last).unwrap();
+        assert_eq!(c.rig.standin.held_resources().execs, 0);
+    }
+    // Dropped where a launch hears that the context is lost.
+    let owns = Owns(Arc::downgrade(device), c.graph().unwrap());
+    let graph = c.graph().unwrap();
+    c.rig.standin.hold(c.stream.0);
+    device.copy(c.stream, c.host, c.far).unwrap();
+    device.call(c.stream, Arc::new(move || _ = &owns)).unwrap();
+    c.rig.standin.fail_operation(0, 700);
+    c.rig.standin.let_go(c.stream.0);
+    device.launch(graph, c.stream).unwrap();
+    assert_eq!(device.capture(c.stream).unwrap_err().kind(), Kind::DeviceFailed);
+}
+
+#[test]
+fn handles_of_another_device_are_refused() {
+    let (Some(c), Some(other)) = (Captured::new(usual()), Captured::new(usual())) else { return };
+    let (device, graph) = (&c.rig.device, other.graph().unwrap());
+    let event = other.rig.device.event().unwrap();
+    let (own, own_event) = (c.graph().unwrap(), device.event().unwrap());
+    assert!(own != graph && own_event != event);
+    for refused in [
+        device.launch(graph, c.stream),
+        device.release(graph),
+        device.record(event, c.stream),
+        device.wait(c.stream, event),
+        device.query(event).map(drop),
+        device.synchronize(event),
+    ] {
+        assert_eq!(refused.unwrap_err().kind(), Kind::OutOfRange);
+    }
+    assert_eq!(other.rig.device.release(graph), Ok(()));
+}
+
+#[test]
+fn a_graph_is_on_the_device_before_it_is_launched() {
+    let mut calls = Vec::new();
+    for n in 0.. {
+        let Some(c) = Captured::new(usual()) else { return };
+        c.rig.device.capture(c.stream).unwrap();
+        c.counts(c.stream).unwrap();
+        c.rig.standin.fail_call(n, 2);
+        let captured = c.rig.device.captured(c.stream);
+        let Some(call) = c.rig.standin.failed_call() else { break };
+        if captured.is_err() {
+            calls.push(call);
+            let held = c.rig.standin.held_resources();
+            assert_eq!((held.graphs, held.execs, Arc::strong_count(&c.count)), (0, 0, 1), "{calls:?}");
+        }
+    }
+    let at = |name: &str| calls.iter().position(|call| call == name);
+    assert!(at("cuGraphInstantiateWithFlags") < at("cuGraphUpload"), "{calls:?}");
+    assert!(at("cuGraphUpload") < at("cuStreamSynchronize"), "{calls:?}");
+}
+
+/// A call, which hears that the context is lost.
+type Hears = fn(&Captured, Graph) -> bool;
+
+#[test]
+fn a_context_is_lost_by_whichever_call_hears_of_it() {
+    let calls: [(&str, Hears); 9] = [
+        ("allocate", |c, _| c.rig.device.allocate(64).is_err()),
+        ("register", |c, _| c.rig.device.register(&pinned(4096)).is_err()),
+        ("backing", |c, _| c.rig.device.backing(1).is_err()),
+        ("stream", |c, _| c.rig.device.stream().is_err()),
+        ("event", |c, _| c.rig.device.event().is_err()),
+        ("capture", |c, _| c.rig.device.capture(c.stream).is_err()),
+        ("read", |c, _| c.rig.device.read(c.far, &mut [0; 64]).is_err()),
+        ("launch", |c, graph| c.rig.device.launch(graph, c.stream).is_ok()),
+        ("cache", |c, _| crate::rig::Cache::new(c.rig.device.clone()).is_err()),
+    ];
+    for (name, call) in calls {
+        let Some(c) = Captured::new(usual()) else { return };
+        let (device, graph) = (&c.rig.device, c.graph().unwrap());
+        c.rig.standin.hold(c.stream.0);
+        device.copy(c.stream, c.host, c.far).unwrap();
+        let (ticket, completer) = Ticket::new();
+        device.complete(c.stream, completer).unwrap();
+        c.rig.standin.fail_operation(0, 700);
+        c.rig.standin.let_go(c.stream.0);
+        assert_eq!(ticket.poll(), None, "{name}: nobody has heard of it");
+        assert!(call(&c, graph), "{name}");
+        assert_eq!(ticket.poll(), Some(Outcome::Failed(Kind::DeviceFailed)), "{name}");
+    }
+}

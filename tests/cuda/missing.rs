@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::rig::{driver, on, usual};
+use forebay::device::Device;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::os::{Call, Faults, Inject};
 use forebay::{Error, Kind};
@@ -160,4 +161,17 @@ fn what_needs_a_newer_device_is_refused_on_an_older_one() {
         }
         assert_eq!(old.held_resources(), Resources::default());
     }
+}
+
+#[test]
+fn memory_without_descriptors_serves_and_is_not_exported() {
+    let Some(standin) = driver(Options { descriptors: false, ..usual() }) else { return };
+    let device = CudaDevice::new(on(&standin)).unwrap();
+    let cache = crate::rig::Cache::new(device.clone()).unwrap();
+    cache.join(0, 20).unwrap();
+    let error = device.export(device.backing(1).unwrap()).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.place()),
+        (Kind::InvalidConfig, "the device's memory has no descriptors")
+    );
 }

@@ -1,8 +1,8 @@
 //! A device on a driver of its own, and a cache of two layers that is small enough to be looked at.
 
-use std::io::Write;
 use std::sync::Arc;
 
+use crate::skip::skip;
 use forebay::device::block::{Entry, Report, step};
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::{Answer, Begin, Device, Event, Join, Mapped, Part, Plan, Pools, Slice, Stream, Ticket};
@@ -15,12 +15,7 @@ use forebay_standin::{Options, Standin};
 pub fn driver(options: Options) -> Option<Standin> {
     let standin = Standin::new(options);
     if standin.is_none() {
-        let line = "SKIP: tests/cuda.rs: without g++\n";
-        eprint!("{line}");
-        if let Some(file) = std::env::var_os("FOREBAY_SKIPS") {
-            let mut file = std::fs::OpenOptions::new().append(true).create(true).open(file).unwrap();
-            file.write_all(line.as_bytes()).unwrap();
-        }
+        skip("g++, which builds the stand-in driver");
     }
     standin
 }
@@ -31,7 +26,12 @@ pub fn usual() -> Options {
 
 /// Options for a device on `standin`.
 pub fn on(standin: &Standin) -> CudaOptions {
-    CudaOptions { library: Some(standin.library().to_owned()), threads: 64, ..CudaOptions::default() }
+    CudaOptions {
+        library: Some(standin.library().to_owned()),
+        unload: true,
+        threads: 64,
+        ..CudaOptions::default()
+    }
 }
 
 /// A device on a driver, in the order in which they go.

@@ -167,3 +167,21 @@ fn what_does_not_fit_is_refused_before_the_driver_sees_it() {
     assert_eq!(cache.device.gather(cache.pools, cache.stream, part, 1).unwrap_err().kind(), Kind::OutOfRange);
     assert_eq!(rig.standin.calls(), calls);
 }
+
+#[test]
+fn a_warm_up_is_refused_in_a_capture_and_breaks_none() {
+    let Some(rig) = Rig::new(usual()) else { return };
+    let cache = Cache::new(rig.device.clone()).unwrap();
+    cache.join(0, 20).unwrap();
+    let warm = || Warm { lane: Lane(0), whole: false, selections: None, steps: 0 };
+    // Neither the first of all, whose event was never recorded, nor a later one.
+    for _ in 0..2 {
+        cache.device.capture(cache.stream).unwrap();
+        let refused = cache.device.warm(cache.pools, cache.stream, warm()).unwrap_err();
+        assert_eq!((refused.kind(), refused.operation()), (Kind::InvalidConfig, "warm"));
+        cache.enqueue().unwrap();
+        let graph = cache.device.captured(cache.stream).unwrap();
+        cache.device.release(graph).unwrap();
+        cache.device.warm(cache.pools, cache.stream, warm()).unwrap();
+    }
+}

@@ -105,11 +105,10 @@ fn walk(kernels: &Kernels, path: &Path, ratio: f64) {
 
 #[test]
 fn kernels_walk_real_selections_as_the_rule_does() {
-    let test = "kernels_walk_real_selections_as_the_rule_does";
     let Some(kernels) = crate::kernels() else { return };
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/demo.topk.zst");
     walk(&kernels, &demo, 0.2);
-    let Some(directory) = traces_at::directory("topk", test) else { return };
+    let Some(directory) = traces_at::directory("topk") else { return };
     for (name, ratio) in [("smollm2-4k-policy-k64", 0.05), ("gemma3-32k-agent-tf", 0.1)] {
         walk(&kernels, &directory.join(format!("{name}.topk.zst")), ratio);
     }

@@ -4,6 +4,7 @@
 //! device where `FOREBAY_TEST_DEVICE` is `cuda` (`make on-cuda`).
 
 #[cfg(feature = "cuda")]
+#[allow(clippy::duplicate_mod, reason = "a test may have it from other support too")]
 #[path = "skip.rs"]
 mod skip;
 
@@ -62,9 +63,14 @@ impl Digests {
 }
 
 /// Whether tests run on the CUDA device.
-#[cfg(feature = "cuda")]
 fn on_cuda() -> bool {
-    std::env::var("FOREBAY_TEST_DEVICE").is_ok_and(|value| value == "cuda")
+    cfg!(feature = "cuda") && std::env::var("FOREBAY_TEST_DEVICE").is_ok_and(|value| value == "cuda")
+}
+
+/// How many of `usual` cases a test tries on its device: an eighth on the stand-in, which runs every thread of a
+/// kernel by itself.
+pub fn tried(usual: u32) -> u32 {
+    if on_cuda() { usual.div_ceil(8) } else { usual }
 }
 
 /// Whether the stand-in driver could be built; says that the test skips what needs it, if not.
@@ -104,7 +110,9 @@ impl TestDevice {
             Standin::new(Options { seed, memory: options.memory.unwrap_or(usual.memory), ..usual })?;
         let library = Some(standin.library().to_owned());
         // Few threads a block: the stand-in runs each of them by itself.
-        let device = CudaDevice::new(CudaOptions { library, threads: 64, ..CudaOptions::default() }).unwrap();
+        let device =
+            CudaDevice::new(CudaOptions { library, unload: true, threads: 64, ..CudaOptions::default() })
+                .unwrap();
         let places = device.allocate(8 * Digests::COUNT).unwrap();
         let digests = Digests { places, next: 0.into() };
         Some(Arc::new(TestDevice {

@@ -3,6 +3,7 @@
 
 pub mod bodies;
 pub mod check;
+#[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "../support/device.rs"]
 pub mod device;
 pub mod engine;

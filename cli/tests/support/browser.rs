@@ -1,24 +1,20 @@
 //! A headless Chromium, and what a test says when there is none.
 
+#[path = "../../../tests/support/skip.rs"]
+mod skip;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where Chromium is. When it is nowhere the skip is printed and noted in `$FOREBAY_SKIPS`, and the caller
-/// returns.
-pub fn chromium(test: &str) -> Option<PathBuf> {
+/// Where Chromium is. When it is nowhere the test says that it skips, and returns.
+pub fn chromium() -> Option<PathBuf> {
     let folders: Vec<PathBuf> = std::env::var_os("PATH").iter().flat_map(std::env::split_paths).collect();
     let names = ["chromium", "chromium-browser", "google-chrome"];
     let found = names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
     if let Some(program) = found.into_iter().find(|path| path.is_file()) {
         return Some(program);
     }
-    let line = format!("SKIP: {test}: no chromium in PATH\n");
-    eprint!("{line}");
-    if let Some(list) = std::env::var_os("FOREBAY_SKIPS") {
-        let list = std::fs::OpenOptions::new().create(true).append(true).open(list);
-        std::io::Write::write_all(&mut list.expect("the list of skips"), line.as_bytes())
-            .expect("a skip is noted");
-    }
+    skip::skip("chromium in PATH");
     None
 }
 

@@ -6,7 +6,7 @@ use super::*;
 impl Device for CudaDevice {
     fn allocate(&self, bytes: u64) -> Result<Slice> {
         let inner = &*self.inner;
-        let taken = Allocation::new(&inner.context, &inner.worker, bytes)?;
+        let taken = inner.told(Allocation::new(&inner.context, &inner.worker, bytes))?;
         let slice = slice_of(inner.tag, taken.address, bytes);
         inner.memory.lock().allocations.push(taken);
         Ok(slice)
@@ -14,8 +14,11 @@ impl Device for CudaDevice {
 
     fn register(&self, map: &Arc<Map>) -> Result<Slice> {
         let inner = &*self.inner;
-        let taken = Registration::new(&inner.context, map, inner.chunk)?;
-        let slice = slice_of(inner.tag, taken.start(), taken.bytes());
+        let taken = inner.told(Registration::new(&inner.context, map, inner.chunk))?;
+        let slice = slice_of(inner.tag, taken.stretch.start, taken.stretch.bytes);
+        let mut stretches = inner.stretches.lock();
+        *stretches = Arc::new(stretches.iter().copied().chain([taken.stretch]).collect());
+        drop(stretches);
         inner.memory.lock().registered.push(taken);
         Ok(slice)
     }
@@ -35,7 +38,7 @@ impl Device for CudaDevice {
 
     fn backing(&self, bytes: u64) -> Result<Backing> {
         let inner = &*self.inner;
-        let physical = Physical::new(&inner.context, &inner.worker, bytes, inner.grain)?;
+        let physical = inner.told(Physical::new(&inner.context, &inner.worker, bytes, inner.grain))?;
         let mut memory = inner.memory.lock();
         memory.backings.push(physical);
         Ok(Backing(memory.backings.len() as u32 - 1))
@@ -44,10 +47,14 @@ impl Device for CudaDevice {
     fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
         let inner = &*self.inner;
         let mut memory = inner.memory.lock();
-        let range = Range::new(&inner.context, &memory.backings, pieces, inner.grain)?;
-        let slice = slice_of(inner.tag, range.address, range.bytes);
-        memory.ranges.push(range);
-        Ok(slice)
+        let range = Range::new(&inner.context, &memory.backings, pieces, inner.grain);
+        let slice = range.map(|range| {
+            let slice = slice_of(inner.tag, range.address, range.bytes);
+            memory.ranges.push(range);
+            slice
+        });
+        drop(memory);
+        inner.told(slice)
     }
 
     fn stream(&self) -> Result<Stream> {
@@ -63,7 +70,7 @@ impl Device for CudaDevice {
         let own = OwnEvent::new(&inner.context).map_err(|refusal| inner.refused("new event", refusal))?;
         let mut events = inner.events.lock();
         events.push(own);
-        Ok(Event(events.len() as u64 - 1))
+        Ok(Event(inner.handle(events.len() - 1)))
     }
 
     fn record(&self, event: Event, stream: Stream) -> Result<()> {
@@ -98,9 +105,9 @@ impl Device for CudaDevice {
         let (source, target) = (from.address(), to.address());
         let whole =
             |at: u64, bytes: u64| [source + at, target + at, bytes].iter().all(|n| n.is_multiple_of(4));
-        let memory = inner.memory.lock();
+        let stretches = inner.stretches();
         let each = |visit: &mut dyn FnMut(u64, u64, bool) -> Result<()>| {
-            memory::pieces(&memory.registered, source, target, from.bytes(), visit)
+            memory::pieces(&stretches, source, target, from.bytes(), visit)
         };
         // All of it is checked before any of it is enqueued.
         each(&mut |at, bytes, host| match host && !whole(at, bytes) {
@@ -124,17 +131,17 @@ impl Device for CudaDevice {
         if inner.health.failed().is_some() {
             return Ok(());
         }
-        let enqueued = match inner.capture_of("call", raw)? {
-            None => inner.calls.once(work),
-            Some(id) => {
-                let mut graphs = inner.graphs.lock();
-                graphs.check_capture(id)?;
-                let enqueued = inner.calls.captured(work);
-                graphs.hold(id, enqueued.number);
-                enqueued
-            }
+        let Some(id) = inner.capture_of("call", raw)? else {
+            return inner.host_function("call", raw, inner.calls.once(work)).map(|_| ());
         };
-        inner.host_function("call", raw, enqueued)
+        let checked = inner.graphs.lock().check_capture(id);
+        checked?;
+        let enqueued = inner.calls.captured(work);
+        // A capture ends on the thread on which it began, which this is: it is still under way.
+        if inner.host_function("call", raw, enqueued)? {
+            inner.graphs.lock().hold(id, enqueued.number);
+        }
+        Ok(())
     }
 
     fn complete(&self, stream: Stream, completer: Completer) -> Result<()> {
@@ -149,12 +156,13 @@ impl Device for CudaDevice {
                 .at("the stream is being captured")
                 .hint("a ticket ends once and a graph runs often: complete behind its launch"));
         }
-        inner.host_function("complete", raw, inner.calls.complete(completer))
+        inner.host_function("complete", raw, inner.calls.complete(completer)).map(|_| ())
     }
 
     fn attach(&self, plan: Plan) -> Result<Pools> {
         let inner = &*self.inner;
-        let pools = CudaPools::new(plan, inner.tag, &inner.context, &inner.worker, inner.launches)?;
+        let pools = CudaPools::new(plan, inner.tag, &inner.context, &inner.worker, inner.launches);
+        let pools = inner.told(pools)?;
         let mut all = inner.pools.lock();
         all.push(Arc::new(pools));
         Ok(Pools(all.len() as u32 - 1))
@@ -186,6 +194,12 @@ impl Device for CudaDevice {
         pools.extents.lane(warm.lane)?;
         if let Some(selections) = &warm.selections {
             pools.extents.warm(selections, warm.steps)?;
+        }
+        let raw = self.inner.known(stream)?;
+        if self.inner.health.failed().is_none() && self.inner.capture_of("warm", raw)?.is_some() {
+            return Err(Error::new(Kind::InvalidConfig, "warm")
+                .at("the stream is being captured")
+                .hint("warm up outside of captures"));
         }
         self.inner.enqueue_pool("warm", stream, |e| pools.warm(e, &warm))
     }
@@ -243,39 +257,51 @@ impl Device for CudaDevice {
     fn capture(&self, stream: Stream) -> Result<()> {
         self.inner.known(stream)?;
         self.inner.check()?;
-        self.inner.graphs.lock().begin(&self.inner.context, stream)
+        let begun = self.inner.graphs.lock().begin(&self.inner.context, stream);
+        self.inner.told(begun)
     }
 
     fn captured(&self, stream: Stream) -> Result<Graph> {
         let inner = &*self.inner;
         inner.known(stream)?;
-        let mut graphs = inner.graphs.lock();
-        let ended = graphs.end(&inner.context, &inner.calls, stream);
-        // On a device that failed meanwhile, not all of it was captured.
-        match (inner.check(), ended) {
-            (Ok(()), ended) => ended,
-            (Err(lost), Err(_)) => Err(lost),
-            (Err(lost), Ok(graph)) => {
-                graphs.release(&inner.context, &inner.calls, graph)?;
-                Err(lost)
-            }
-        }
+        inner.reap();
+        let ended = inner.graphs.lock().end(&inner.context, stream);
+        let made = inner.told(ended).and_then(|ended| {
+            let made = Executable::new(&inner.context, &inner.worker, &ended);
+            let made = made.map_err(|refusal| inner.refused("capture", refusal));
+            // On a device that failed meanwhile, not all of it was captured.
+            let made = made.and_then(|executable| inner.check().map(|()| executable));
+            made.inspect_err(|_| ended.calls.iter().for_each(|slot| inner.calls.clear(*slot)))
+        });
+        let executable = made.map_err(|error| inner.check().err().unwrap_or(error))?;
+        let number = inner.graphs.lock().add(executable);
+        Ok(Graph(inner.handle(number as usize)))
     }
 
     fn launch(&self, graph: Graph, stream: Stream) -> Result<()> {
         let inner = &*self.inner;
         let raw = inner.known(stream)?;
+        let number = inner.index("graph", graph.0)?;
         let mut graphs = inner.graphs.lock();
-        graphs.check(graph)?;
+        let at = graphs.find(number).ok_or_else(|| bad("graph", graph.0))?;
         if inner.health.failed().is_some() {
             return Ok(());
         }
-        let launched = graphs.launch(&inner.context, graph, raw)?;
-        inner.heard("launch", launched).map(|_| ())
+        let launched = graphs.launch(&inner.context, at, raw);
+        drop(graphs);
+        inner.heard("launch", launched?).map(|_| ())
     }
 
     fn release(&self, graph: Graph) -> Result<()> {
-        self.inner.graphs.lock().release(&self.inner.context, &self.inner.calls, graph)
+        let inner = &*self.inner;
+        let number = inner.index("graph", graph.0)?;
+        let mut graphs = inner.graphs.lock();
+        let at = graphs.find(number).ok_or_else(|| bad("graph", graph.0))?;
+        let released = graphs.release(&inner.context, at);
+        drop(graphs);
+        inner.noted("release", released);
+        inner.reap();
+        Ok(())
     }
 
     fn digest(&self, pools: Pools, lane: Lane) -> Result<u64> {
@@ -286,6 +312,6 @@ impl Device for CudaDevice {
     }
 
     fn validate(&self, pools: Pools) -> Result<()> {
-        self.inner.pool(pools)?.validate(&self.inner.worker)
+        self.inner.told(self.inner.pool(pools)?.validate(&self.inner.worker))
     }
 }

@@ -15,6 +15,9 @@
 //! and it is never reset. A caller may have any context current, of any owner, or none: [`Context::enter`] puts
 //! ours on top of its stack, and the guard takes it off again. Some calls may not run while a thread captures a
 //! stream in the global mode; [`Context::relaxed`] lets them.
+//!
+//! **Giving back** has nobody to tell. A call that is refused is made once more, unless the context is lost: then it
+//! may have been done all the same, and a handle that is gone may by now be somebody else's.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
@@ -45,14 +48,21 @@ pub(super) mod code {
     pub const NOT_READY: i32 = 600;
     /// The stream is in a state in which it cannot be captured: it is being captured.
     pub const ILLEGAL_STATE: i32 = 401;
+    pub const ALREADY_REGISTERED: i32 = 712;
     /// The first and the last of what a capture forbids.
     pub const CAPTURE: std::ops::RangeInclusive<i32> = 900..=908;
     pub const CAPTURE_WRONG_THREAD: i32 = 908;
 
     /// Whether a result says that the context is lost: everything behind it fails.
-    pub fn is_sticky(code: i32) -> bool {
+    pub const fn is_sticky(code: i32) -> bool {
         // The driver is unloading; memory or a link is broken; a kernel faulted, or the context is gone.
         matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721)
+    }
+
+    /// Whether an error says so: those of a refusal carry its code.
+    pub fn is_lost(error: &crate::error::Error) -> bool {
+        let code = error.number("code").and_then(|code| i32::try_from(code).ok());
+        error.kind() == crate::error::Kind::DeviceFailed && code.is_some_and(is_sticky)
     }
 }
 
@@ -60,6 +70,9 @@ pub(super) mod code {
 pub(super) mod flag {
     pub const HOST_PORTABLE_MAPPED: u32 = 1 | 2;
     pub const STREAM_NON_BLOCKING: u32 = 1;
+    /// Handles that the driver gives a meaning: the legacy stream, whose other name is 0, and the calling thread's.
+    pub const STREAM_LEGACY: u64 = 1;
+    pub const STREAM_PER_THREAD: u64 = 2;
     pub const EVENT_DISABLE_TIMING: u32 = 2;
     pub const CAPTURE_THREAD_LOCAL: i32 = 1;
     pub const CAPTURE_RELAXED: i32 = 2;
@@ -176,19 +189,19 @@ macro_rules! functions {
             $($name: unsafe extern "C" fn($($type),*) -> i32,)*
             /// The driver's name for a result.
             name_of: unsafe extern "C" fn(i32, &mut *const c_char) -> i32,
-            /// Keeps the functions where they are.
-            _library: Library,
+            /// The library, if it is to go with this.
+            _library: Option<Library>,
         }
 
         impl Driver {
-            fn bind(library: Library, faults: &dyn Faults) -> Result<Driver> {
+            fn bind(library: Library, unload: bool, faults: &dyn Faults) -> Result<Driver> {
                 // SAFETY: the driver's header gives each symbol this type, pointers and handles being addresses,
                 // enumerations integers, and sizes 64 bits on the one platform there is.
                 unsafe {
                     Ok(Driver {
                         $($name: find::<unsafe extern "C" fn($($type),*) -> i32>(&library, $symbol, faults)?,)*
                         name_of: find(&library, "cuGetErrorName", faults)?,
-                        _library: library,
+                        _library: if unload { Some(library) } else { library.stay(); None },
                     })
                 }
             }
@@ -261,6 +274,7 @@ functions! {
     );
     graph_instantiate = "cuGraphInstantiateWithFlags"(out: &mut Handle, graph: Handle, flags: u64);
     graph_destroy = "cuGraphDestroy"(graph: Handle);
+    graph_upload = "cuGraphUpload"(graph: Handle, stream: Handle);
     graph_launch = "cuGraphLaunch"(graph: Handle, stream: Handle);
     graph_discard = "cuGraphExecDestroy"(graph: Handle);
 }
@@ -323,7 +337,7 @@ impl Driver {
                 .with("found", found.unsigned_abs())
                 .with("wanted", OLDEST_DRIVER.unsigned_abs()));
         }
-        let driver = Driver::bind(library, faults)?;
+        let driver = Driver::bind(library, options.unload, faults)?;
         driver.judge("cuDriverGetVersion", code).map_err(|refusal| driver.not_started(name, refusal))?;
         driver.init(0).map_err(|refusal| driver.not_started(name, refusal))?;
         Ok(driver)
@@ -383,6 +397,8 @@ pub(super) struct Context {
     pub capability: (u32, u32),
     /// Bytes of shared memory that a block can have that asks for them.
     pub shared_bytes: u32,
+    /// Whether memory can be had by other processes.
+    pub descriptors: bool,
 }
 
 impl Context {
@@ -412,16 +428,17 @@ impl Context {
         }
         let mut device = 0;
         driver.device(&mut device, ordinal as i32).map_err(failed)?;
-        let capability = suits(|attribute| {
+        let ask = |attribute| {
             let mut value = 0;
             driver.attribute(&mut value, attribute, device).map_err(failed)?;
             Ok(value)
-        })?;
-        let mut shared_bytes = 0;
-        driver.attribute(&mut shared_bytes, attribute::SHARED_BYTES, device).map_err(failed)?;
+        };
+        let capability = suits(ask)?;
+        let descriptors = ask(attribute::DESCRIPTOR_HANDLES)? != 0;
+        let shared_bytes = ask(attribute::SHARED_BYTES)?.unsigned_abs();
         let mut handle = 0;
         driver.primary_retain(&mut handle, device).map_err(failed)?;
-        Ok(Context { driver, device, ordinal, handle, capability, shared_bytes: shared_bytes.unsigned_abs() })
+        Ok(Context { driver, device, ordinal, handle, capability, shared_bytes, descriptors })
     }
 
     /// Whether this is the context of that handle.
@@ -449,16 +466,15 @@ impl Context {
         Ok(current)
     }
 
-    /// Gives something back: there is nobody to tell that it was refused.
+    /// Gives something back; see the module's head.
     pub fn give_back(&self, call: impl Fn(&Driver) -> Answer) {
         twice(|| self.relaxed().and_then(|current| call(&current)));
     }
 }
 
-/// Makes a call that undoes another, and once more where it is refused: any call may answer with what an earlier
-/// one's work failed with, done or not. What is refused again nobody can mend.
+/// Makes a call that gives something back, and once more where it was refused for sure.
 fn twice(call: impl Fn() -> Answer) {
-    let _ = call().or_else(|_| call());
+    let _ = call().or_else(|refusal| if code::is_sticky(refusal.code) { Err(refusal) } else { call() });
 }
 
 impl Drop for Context {
@@ -489,9 +505,12 @@ impl Drop for Current<'_> {
     fn drop(&mut self) {
         let driver = &self.context.driver;
         if let Some(mode) = self.mode {
-            twice(|| driver.exchange_capture_mode(&mut { mode }));
+            // Done twice it is as done once.
+            let set = || driver.exchange_capture_mode(&mut { mode });
+            let _ = set().or_else(|_| set());
         }
-        twice(|| driver.context_pop(&mut 0));
+        // Never twice: the second one could take the caller's own off.
+        let _ = driver.context_pop(&mut 0);
     }
 }
 
@@ -515,7 +534,6 @@ fn suits(ask: impl Fn(i32) -> Result<i32>) -> Result<(u32, u32)> {
         (attribute::CAN_MAP_HOST_MEMORY, "the device does not map host memory"),
         (attribute::UNIFIED_ADDRESSING, "the device has addresses of its own for host memory"),
         (attribute::VIRTUAL_MEMORY, "the device has no virtual memory management"),
-        (attribute::DESCRIPTOR_HANDLES, "the device's memory has no descriptors"),
     ] {
         if ask(attribute)? == 0 {
             return Err(lacking(Kind::InvalidConfig, what, OTHER));
@@ -550,7 +568,6 @@ mod tests {
             (attribute::CAN_MAP_HOST_MEMORY, 0, "the device does not map host memory"),
             (attribute::UNIFIED_ADDRESSING, 0, "the device has addresses of its own for host memory"),
             (attribute::VIRTUAL_MEMORY, 0, "the device has no virtual memory management"),
-            (attribute::DESCRIPTOR_HANDLES, 0, "the device's memory has no descriptors"),
         ] {
             let refused = suits(but(attribute, value)).unwrap_err();
             assert_eq!((refused.kind(), refused.place()), (Kind::InvalidConfig, place));

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | capturing | [`Graphs::end`]: it becomes a graph, or it was broken and is gone |
 //! | graph | [`Graphs::release`]: it can no longer be launched |
-//! | retiring | its last launch has ended: it is discarded by the next call here, or with the device |
+//! | retiring | its last launch has ended: it is discarded by the next capture or release, or with the device |
 //!
 //! A capture is the thread's own: what other threads do neither joins nor breaks it. Every refusal of an enqueue
 //! reaches the caller with the driver's code, and a broken capture ends with an error and without a graph,
@@ -12,11 +12,16 @@
 //!
 //! Launches of one graph run one after the other, so the end of the last one is the end of all: an event behind it,
 //! recorded when the graph is released, tells when its work may go. While that stream is itself being
-//! captured nothing can be recorded, and the graph is kept until the device closes.
+//! captured nothing can be recorded, and the graph is kept until the device closes. A launch discards nothing: it is
+//! a step's.
+//!
+//! **Work goes elsewhere.** What is captured is an engine's, and may itself own a graph: [`Graphs`] answers the slots
+//! whose work may go, and the caller empties them without its lock. What takes long is done without it too.
 
 use super::driver::{Answer, Context, Current, Handle, Refusal, code, flag};
-use super::stream::{Calls, OwnEvent};
-use crate::device::{Graph, Stream};
+use super::memory::Worker;
+use super::stream::OwnEvent;
+use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 
@@ -51,35 +56,53 @@ struct Capture {
     calls: Vec<usize>,
 }
 
+/// What a capture came to.
+#[derive(Debug)]
+pub(super) struct Ended {
+    /// The graph as it was captured, to be given to [`Executable::new`], or what broke it.
+    pub graph: Answer<Handle>,
+    /// Slots of the work in it.
+    pub calls: Vec<usize>,
+}
+
 /// A graph that can be launched.
 #[derive(Debug)]
-struct Executable {
+pub(super) struct Executable {
     context: Arc<Context>,
     raw: Handle,
     calls: Vec<usize>,
     /// Made with the graph, so that a release takes nothing.
     end: OwnEvent,
-    /// Where it was launched last.
+    /// Where it was launched last, as far as that is not known to have ended.
     last: Option<Handle>,
     /// Whether the event stands behind the last launch.
     recorded: bool,
 }
 
 impl Executable {
-    /// Makes a captured graph ready.
-    fn new(context: &Arc<Context>, raw: Handle, calls: &[usize]) -> Answer<Executable> {
-        let graph = Captured { context, raw };
+    /// Makes a captured graph ready: its first launch, too, finds it on the device.
+    pub fn new(context: &Arc<Context>, worker: &Worker, ended: &Ended) -> Answer<Executable> {
+        let graph = Captured { context, raw: ended.graph.clone()? };
         let end = OwnEvent::new(context)?;
         let mut raw = 0;
         context.relaxed()?.graph_instantiate(&mut raw, graph.raw, 0)?;
-        Ok(Executable {
-            context: Arc::clone(context),
-            raw,
-            calls: calls.to_vec(),
-            end,
-            last: None,
-            recorded: false,
-        })
+        let (context, calls) = (Arc::clone(context), ended.calls.clone());
+        let executable = Executable { context, raw, calls, end, last: None, recorded: false };
+        worker.run(|current, stream| current.graph_upload(raw, stream))?;
+        Ok(executable)
+    }
+
+    /// Whether no launch of it runs any more.
+    fn has_ended(&self) -> Answer<bool> {
+        match self.last {
+            None => Ok(true),
+            // What could not be recorded is never seen to end.
+            Some(_) if !self.recorded => Ok(false),
+            Some(_) => match self.context.relaxed()?.event_query(self.end.raw) {
+                Err(refusal) if refusal.code == code::NOT_READY => Ok(false),
+                answer => answer.map(|()| true),
+            },
+        }
     }
 }
 
@@ -107,8 +130,9 @@ impl Drop for Captured<'_> {
 #[derive(Debug, Default)]
 pub(super) struct Graphs {
     captures: Vec<Capture>,
-    /// By number; those that were released are gone.
-    graphs: Vec<Option<Executable>>,
+    /// In the order of their numbers; those that were released are gone, and their numbers with them.
+    graphs: Vec<(u32, Executable)>,
+    next: u32,
     /// Released, and perhaps still running.
     retiring: Vec<Executable>,
 }
@@ -170,10 +194,9 @@ impl Graphs {
     }
 
     /// Ends the capture that began on `stream`.
-    pub fn end(&mut self, context: &Arc<Context>, calls: &Calls, stream: Stream) -> Result<Graph> {
-        self.reap(context, calls);
+    pub fn end(&mut self, context: &Context, stream: Stream) -> Result<Ended> {
         let at = self.captures.iter().position(|capture| capture.origin == stream).ok_or_else(not_begun)?;
-        let raw = match context.relaxed().and_then(|current| end(&current, stream)) {
+        let graph = match context.relaxed().and_then(|current| end(&current, stream)) {
             // The capture goes on: only its own thread may end it.
             Err(refusal) if refusal.code == code::CAPTURE_WRONG_THREAD => return Err(failed(refusal)),
             Err(refusal) => {
@@ -184,17 +207,15 @@ impl Graphs {
             }
             ended => ended,
         };
-        let capture = self.captures.swap_remove(at);
-        match raw.and_then(|raw| Executable::new(context, raw, &capture.calls)) {
-            Ok(executable) => {
-                self.graphs.push(Some(executable));
-                Ok(Graph(self.graphs.len() as u32 - 1))
-            }
-            Err(refusal) => {
-                capture.calls.iter().for_each(|slot| calls.clear(*slot));
-                Err(failed(refusal))
-            }
-        }
+        Ok(Ended { graph, calls: self.captures.swap_remove(at).calls })
+    }
+
+    /// Adds a graph; answers its number.
+    pub fn add(&mut self, executable: Executable) -> u32 {
+        let number = self.next;
+        self.next += 1;
+        self.graphs.push((number, executable));
+        number
     }
 
     /// Ends what is still being captured: nothing will come of it.
@@ -205,20 +226,15 @@ impl Graphs {
         }
     }
 
-    fn graph(&mut self, graph: Graph) -> Result<&mut Option<Executable>> {
-        let found = self.graphs.get_mut(graph.0 as usize).filter(|found| found.is_some());
-        found.ok_or_else(|| super::bad("graph", graph.0))
+    /// Where the graph of a number stands.
+    pub fn find(&self, number: usize) -> Option<usize> {
+        self.graphs.binary_search_by_key(&number, |(number, _)| *number as usize).ok()
     }
 
-    /// Whether there is such a graph.
-    pub fn check(&mut self, graph: Graph) -> Result<()> {
-        self.graph(graph).map(|_| ())
-    }
-
-    /// Launches a graph. A launch that were captured would be part of another graph, which this one's work does
-    /// not know of: it is refused.
-    pub fn launch(&mut self, context: &Context, graph: Graph, stream: Handle) -> Result<Answer> {
-        let Some(executable) = self.graph(graph)? else { return Err(super::bad("graph", graph.0)) };
+    /// Launches the graph that stands at `at`. A launch that were captured would be part of another graph, which
+    /// this one's work does not know of: it is refused.
+    pub fn launch(&mut self, context: &Context, at: usize, stream: Handle) -> Result<Answer> {
+        let Some((_, executable)) = self.graphs.get_mut(at) else { return Ok(Ok(())) };
         let current = match context.enter() {
             Ok(current) => current,
             Err(refusal) => return Ok(Err(refusal)),
@@ -239,38 +255,45 @@ impl Graphs {
         Ok(launched)
     }
 
-    /// Gives a graph up: it goes when its launches have ended.
-    pub fn release(&mut self, context: &Context, calls: &Calls, graph: Graph) -> Result<()> {
-        let executable = self.graph(graph)?.take();
-        self.reap(context, calls);
-        let Some(mut executable) = executable else { return Ok(()) };
-        if let Some(stream) = executable.last {
-            let recorded = context.enter().and_then(|current| match capturing(&current, stream)? {
+    /// Gives up the graph that stands at `at`: [`Graphs::reap`] discards it when its launches have ended. What
+    /// the driver refuses keeps it until the device closes.
+    pub fn release(&mut self, context: &Context, at: usize) -> Answer {
+        let (_, mut executable) = self.graphs.remove(at);
+        let recorded = match executable.last {
+            None => Ok(false),
+            Some(stream) => context.enter().and_then(|current| match capturing(&current, stream)? {
                 Capturing::No => current.event_record(executable.end.raw, stream).map(|()| true),
                 _ => Ok(false),
-            });
-            // What could not be recorded is never seen to end: the graph stays.
-            executable.recorded = matches!(recorded, Ok(true));
-            self.retiring.push(executable);
-        } else {
-            executable.calls.iter().for_each(|slot| calls.clear(*slot));
-        }
-        Ok(())
+            }),
+        };
+        executable.recorded = matches!(recorded, Ok(true));
+        self.retiring.push(executable);
+        recorded.map(|_| ())
     }
 
-    /// Discards what has ended.
-    fn reap(&mut self, context: &Context, calls: &Calls) {
-        if self.retiring.is_empty() {
-            return;
-        }
-        let Ok(current) = context.relaxed() else { return };
-        self.retiring.retain(|executable| {
-            let ended = executable.recorded && current.event_query(executable.end.raw).is_ok();
-            if ended {
-                executable.calls.iter().for_each(|slot| calls.clear(*slot));
+    /// Discards what has ended; answers the slots of its work, and what the driver refused.
+    pub fn reap(&mut self) -> (Vec<usize>, Answer) {
+        let (mut slots, mut heard) = (Vec::new(), Ok(()));
+        self.retiring.retain(|executable| match executable.has_ended() {
+            Ok(true) => {
+                slots.extend(&executable.calls);
+                false
             }
-            !ended
+            Ok(false) => true,
+            Err(refusal) => {
+                heard = Err(refusal);
+                true
+            }
         });
+        (slots, heard)
+    }
+
+    /// Nothing runs on `stream` any more, and nothing may be recorded on it.
+    pub fn forget(&mut self, stream: Handle) {
+        let retiring = self.retiring.iter_mut();
+        for executable in self.graphs.iter_mut().map(|(_, executable)| executable).chain(retiring) {
+            executable.last = executable.last.filter(|last| *last != stream);
+        }
     }
 }
 

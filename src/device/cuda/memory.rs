@@ -10,11 +10,12 @@
 //!
 //! **Registered host memory** is taken in chunks, because drivers refuse very large ones; a chunk ends on a page
 //! border. A copy may not reach over the end of a chunk, which the driver takes for one allocation: [`pieces`]
-//! divides it. Kernels may, as addresses go on.
+//! divides it. Kernels may, as addresses go on. Whoever copies looks at a [`Stretch`] of each registration, so that
+//! he does not wait for somebody who takes memory.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use super::driver::{Access, Answer, Context, Current, Handle, Property, Refusal, flag};
+use super::driver::{Access, Answer, Context, Current, Handle, Property, Refusal, code, flag};
 use super::{Mapped, bad};
 use crate::error::{Error, Kind, Result};
 use crate::os::Map;
@@ -158,14 +159,30 @@ fn same_address(current: &Current<'_>, address: Handle) -> Result<()> {
     }
 }
 
+/// Where registered host memory is, and the bytes of its chunks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stretch {
+    pub start: Handle,
+    pub bytes: u64,
+    chunk: u64,
+}
+
+impl Stretch {
+    /// Whether `address` is inside, and then how many bytes are left of its chunk.
+    fn left(&self, address: Handle) -> Option<u64> {
+        let at = address.checked_sub(self.start).filter(|at| *at < self.bytes)?;
+        Some((self.chunk - at % self.chunk).min(self.bytes - at))
+    }
+}
+
 /// Host memory that is registered, chunk by chunk.
 #[derive(Debug)]
 pub(super) struct Registration {
     context: Arc<Context>,
-    map: Arc<Map>,
-    chunk: u64,
-    /// How many of them are.
+    pub stretch: Stretch,
+    /// How many chunks are.
     chunks: u64,
+    _map: Arc<Map>,
 }
 
 impl Registration {
@@ -173,15 +190,19 @@ impl Registration {
     pub fn new(context: &Arc<Context>, map: &Arc<Map>, chunk: u64) -> Result<Registration> {
         let page = map.page_bytes();
         let chunk = (chunk / page).max(1) * page;
-        let (context, map) = (Arc::clone(context), Arc::clone(map));
-        let mut taken = Registration { context, map, chunk, chunks: 0 };
-        let context = Arc::clone(&taken.context);
+        let (start, bytes) = (map.as_ptr() as Handle, map.len());
+        let stretch = Stretch { start, bytes, chunk };
+        let mut taken =
+            Registration { context: Arc::clone(context), stretch, chunks: 0, _map: Arc::clone(map) };
         let failed = |refusal: Refusal| {
+            let already = refusal.code == code::ALREADY_REGISTERED;
             let error = refusal.error("register host memory").with("chunk", chunk);
-            error.hint("lower the registration chunk, or raise the limit of locked memory (ulimit -l)")
+            error.hint(match already {
+                true => "register memory once, by one owner",
+                false => "lower the registration chunk, or raise the limit of locked memory (ulimit -l)",
+            })
         };
         let current = context.relaxed().map_err(failed)?;
-        let (start, bytes) = (taken.start(), taken.bytes());
         let mut at = 0;
         while at < bytes {
             let (address, count) = (start + at, chunk.min(bytes - at));
@@ -192,26 +213,12 @@ impl Registration {
         }
         Ok(taken)
     }
-
-    pub fn start(&self) -> Handle {
-        self.map.as_ptr() as Handle
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.map.len()
-    }
-
-    /// Whether `address` is inside, and then how many bytes are left of its chunk.
-    fn left(&self, address: Handle) -> Option<u64> {
-        let at = address.checked_sub(self.start()).filter(|at| *at < self.bytes())?;
-        Some((self.chunk - at % self.chunk).min(self.bytes() - at))
-    }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
         for number in 0..self.chunks {
-            let start = self.start() + number * self.chunk;
+            let start = self.stretch.start + number * self.stretch.chunk;
             self.context.give_back(|driver| driver.host_unregister(start));
         }
     }
@@ -219,7 +226,7 @@ impl Drop for Registration {
 
 /// Divides a copy where a registered chunk ends, and says whether both ends are registered host memory.
 pub(super) fn pieces(
-    registered: &[Registration],
+    registered: &[Stretch],
     from: Handle,
     to: Handle,
     bytes: u64,
@@ -244,11 +251,12 @@ pub(super) struct Physical {
     bytes: u64,
 }
 
-/// What physical memory should be: on this device, and to be had by other processes through a descriptor.
+/// What physical memory should be: on this device, and to be had by other processes through a descriptor where the
+/// device has such.
 fn property(context: &Context) -> Property {
     Property {
         kind: flag::MEMORY_PINNED,
-        handles: flag::HANDLE_DESCRIPTOR,
+        handles: if context.descriptors { flag::HANDLE_DESCRIPTOR } else { 0 },
         location: context.location(),
         unused: [0; 2],
     }
@@ -283,12 +291,18 @@ impl Physical {
 
     /// A descriptor by which another process, or another device, takes the same memory.
     pub fn export(&self) -> Result<OwnedFd> {
+        const OPERATION: &str = "export device memory";
+        if !self.context.descriptors {
+            return Err(Error::new(Kind::InvalidConfig, OPERATION)
+                .at("the device's memory has no descriptors")
+                .hint("share memory between devices that have them"));
+        }
         let mut descriptor = -1;
         let exported = self
             .context
             .relaxed()
             .and_then(|c| c.memory_export(&mut descriptor, self.memory, flag::HANDLE_DESCRIPTOR, 0));
-        exported.map_err(|refusal| refusal.error("export device memory"))?;
+        exported.map_err(|refusal| refusal.error(OPERATION))?;
         // SAFETY: the driver opened this descriptor for the caller, who closes it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
@@ -352,7 +366,7 @@ impl Range {
             parts.push((memory, offset, bytes));
         }
         Range::over(context, &parts).map_err(|refusal| match refusal.error(OPERATION) {
-            e if e.kind() == Kind::OutOfMemory => e.with("wanted", total),
+            e if e.kind() == Kind::OutOfMemory || code::is_lost(&e) => e.with("wanted", total),
             e => {
                 let e = Error::new(Kind::OsRefused, OPERATION).at(e.place().to_owned()).with("wanted", total);
                 match pieces.iter().any(|piece| piece.offset > 0) {

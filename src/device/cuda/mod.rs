@@ -44,9 +44,9 @@ use crate::ids::{Lane, Layer, MicroBatch};
 use crate::os::{Faults, Map, NoFaults};
 use crate::sync::{Arc, Mutex, thread, unique};
 
-use driver::{Answer as Driven, Context, Current, Driver, Handle, Refusal, code};
-use graph::{Capturing, Graphs, capturing};
-use memory::{Allocation, Physical, Range, Registration, Worker};
+use driver::{Answer as Driven, Context, Current, Driver, Handle, Refusal, code, flag};
+use graph::{Capturing, Executable, Graphs, capturing};
+use memory::{Allocation, Physical, Range, Registration, Stretch, Worker};
 use module::Module;
 use pools::{CudaPools, Enqueueing, Launches};
 use stream::{Calls, Enqueued, Health, KnownStream, OwnEvent};
@@ -66,6 +66,9 @@ pub struct CudaOptions {
     pub device: u32,
     /// The driver's library, by path or name; none for `libcuda.so.1`.
     pub library: Option<String>,
+    /// Whether the library is unloaded with the last device that uses it: for tests, which load many. What a
+    /// driver has started may still run.
+    pub unload: bool,
     /// Faults for tests of what a system may lack.
     pub faults: Arc<dyn Faults>,
     /// Host memory is registered in pieces of at most so many bytes, rounded down to pages: drivers refuse very
@@ -87,6 +90,7 @@ impl Default for CudaOptions {
         CudaOptions {
             device: 0,
             library: None,
+            unload: false,
             faults: Arc::new(NoFaults),
             registration_chunk: 64 << 30,
             gather_blocks: 16,
@@ -102,6 +106,7 @@ impl std::fmt::Debug for CudaOptions {
         f.debug_struct("CudaOptions")
             .field("device", &self.device)
             .field("library", &self.library)
+            .field("unload", &self.unload)
             .field("registration_chunk", &self.registration_chunk)
             .field("gather_blocks", &self.gather_blocks)
             .field("threads", &self.threads)
@@ -128,6 +133,8 @@ struct Inner {
     graphs: Mutex<Graphs>,
     pools: Mutex<Vec<Arc<CudaPools>>>,
     memory: Mutex<Memory>,
+    /// Of the registrations in it: replaced by each that is added.
+    stretches: Mutex<Arc<Vec<Stretch>>>,
     events: Mutex<Vec<OwnEvent>>,
     streams: Mutex<Vec<KnownStream>>,
     calls: Calls,
@@ -186,6 +193,7 @@ impl CudaDevice {
             graphs: Mutex::new(Graphs::default()),
             pools: Mutex::new(Vec::new()),
             memory: Mutex::new(Memory::default()),
+            stretches: Mutex::new(Arc::default()),
             events: Mutex::new(Vec::new()),
             streams: Mutex::new(Vec::new()),
             module,
@@ -195,31 +203,70 @@ impl CudaDevice {
         Ok(Arc::new(CudaDevice { inner: Arc::new(inner) }))
     }
 
-    /// Makes an engine's stream known, by the value of its `CUstream`. It is not synchronised and not destroyed.
+    /// Makes an engine's stream known, by the value of its `CUstream`; both names of the legacy stream are one. It is
+    /// not synchronised and not destroyed.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a stream of another context; [`Kind::DeviceFailed`].
+    /// [`Kind::InvalidConfig`] for a stream of another context, or the per-thread stream; [`Kind::DeviceFailed`].
     ///
     /// # Safety
-    /// It is a stream of this process, and stays one until this device has been dropped; then it is not being
-    /// captured.
+    /// It is a stream of this process, and stays one until [`CudaDevice::return_stream`] or until this device has
+    /// been dropped; then it is not being captured.
     pub unsafe fn borrow_stream(&self, raw: u64) -> Result<Stream> {
-        let mut streams = self.inner.streams.lock();
-        if !streams.iter().any(|stream| stream.raw == raw) {
-            streams.push(KnownStream::borrowed(&self.inner.context, raw)?);
+        let inner = &*self.inner;
+        let raw = if raw == flag::STREAM_LEGACY { 0 } else { raw };
+        if inner.known(Stream(raw)).is_err() {
+            let borrowed = inner.told(KnownStream::borrowed(&inner.context, raw))?;
+            let mut streams = inner.streams.lock();
+            if !streams.iter().any(|stream| stream.raw == raw) {
+                streams.push(borrowed);
+            }
         }
         Ok(Stream(raw))
+    }
+
+    /// Gives a borrowed stream back: waits for what was enqueued on it, and knows it no more. Its owner may destroy it
+    /// then. Not to be called by work that runs on it, nor while others enqueue on it.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a stream that is not borrowed, [`Kind::InvalidConfig`] for one that is being captured;
+    /// [`Kind::DeviceFailed`]. It is still known then.
+    pub fn return_stream(&self, stream: Stream) -> Result<()> {
+        const OPERATION: &str = "return stream";
+        let inner = &*self.inner;
+        let find = |streams: &[KnownStream]| {
+            let at = streams.iter().position(|known| known.raw == stream.0 && !known.own);
+            at.ok_or_else(|| bad("borrowed stream", stream.0))
+        };
+        let found = find(&inner.streams.lock());
+        found?;
+        if inner.capture_of(OPERATION, stream.0)?.is_some() {
+            return Err(Error::new(Kind::InvalidConfig, OPERATION)
+                .at("the stream is being captured")
+                .hint("end the capture first"));
+        }
+        let waited = inner.context.relaxed().and_then(|current| current.stream_synchronize(stream.0));
+        // On a lost context nothing runs any more.
+        inner.heard(OPERATION, waited)?;
+        inner.graphs.lock().forget(stream.0);
+        let mut streams = inner.streams.lock();
+        let at = find(&streams)?;
+        streams.swap_remove(at);
+        Ok(())
     }
 
     /// A descriptor of physical memory, for [`CudaDevice::import_backing`] on another device or in another process.
     /// It keeps the memory: close it once it has been imported.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a backing of another device; [`Kind::DeviceFailed`].
+    /// [`Kind::OutOfRange`] for a backing that is not there, [`Kind::InvalidConfig`] on a device whose memory has no
+    /// descriptors; [`Kind::DeviceFailed`].
     pub fn export(&self, backing: Backing) -> Result<OwnedFd> {
         let memory = self.inner.memory.lock();
         let physical = memory.backings.get(backing.0 as usize);
-        physical.ok_or_else(|| bad("backing", backing.0))?.export()
+        let exported = physical.ok_or_else(|| bad("backing", backing.0)).and_then(Physical::export);
+        drop(memory);
+        self.inner.told(exported)
     }
 
     /// The physical memory behind a descriptor, of which there are `bytes` bytes.
@@ -229,7 +276,7 @@ impl CudaDevice {
     /// what is no such descriptor.
     pub fn import_backing(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Backing> {
         let inner = &*self.inner;
-        let physical = Physical::import(&inner.context, descriptor, bytes, inner.grain)?;
+        let physical = inner.told(Physical::import(&inner.context, descriptor, bytes, inner.grain))?;
         let mut memory = inner.memory.lock();
         memory.backings.push(physical);
         Ok(Backing(memory.backings.len() as u32 - 1))
@@ -262,8 +309,7 @@ impl CudaDevice {
 
     /// Copies between the caller's memory and the device's, chunk by chunk, and waits.
     fn transfer(&self, operation: &'static str, from: Handle, to: Handle, bytes: u64) -> Result<()> {
-        let memory = self.inner.memory.lock();
-        memory::pieces(&memory.registered, from, to, bytes, |at, count, _| {
+        memory::pieces(&self.inner.stretches(), from, to, bytes, |at, count, _| {
             let copied = self.inner.worker.run(|c, stream| c.copy(to + at, from + at, count, stream));
             copied.map_err(|refusal| self.inner.refused(operation, refusal))
         })
@@ -289,7 +335,7 @@ impl CudaDevice {
     /// # Errors
     /// [`Kind::OutOfRange`], [`Kind::DeviceFailed`].
     pub fn tables(&self, pools: Pools, layer: Layer) -> Result<TableCopy> {
-        self.inner.pool(pools)?.tables(&self.inner.worker, layer.index())
+        self.inner.told(self.inner.pool(pools)?.tables(&self.inner.worker, layer.index()))
     }
 }
 
@@ -311,6 +357,22 @@ fn check_options(options: &CudaOptions) -> Result<()> {
 }
 
 impl Inner {
+    /// What is handed out for number `index`: of this device alone, as the upper half tells.
+    fn handle(&self, index: usize) -> u64 {
+        u64::from(self.tag) << 32 | u64::from(index as u32)
+    }
+
+    /// The number in a handle of this device.
+    fn index(&self, place: &'static str, handle: u64) -> Result<usize> {
+        let own = handle >> 32 == u64::from(self.tag);
+        if own { Ok(handle as u32 as usize) } else { Err(bad(place, handle)) }
+    }
+
+    /// Where registered memory is, as of now.
+    fn stretches(&self) -> Arc<Vec<Stretch>> {
+        Arc::clone(&self.stretches.lock())
+    }
+
     /// A known stream's handle.
     fn known(&self, stream: Stream) -> Result<Handle> {
         let streams = self.streams.lock();
@@ -320,9 +382,9 @@ impl Inner {
 
     /// A known event's handle.
     fn event(&self, event: Event) -> Result<Handle> {
+        let index = self.index("event", event.0)?;
         let events = self.events.lock();
-        let found = usize::try_from(event.0).ok().and_then(|index| events.get(index));
-        found.map(|event| event.raw).ok_or_else(|| bad("event", event.0))
+        events.get(index).map(|event| event.raw).ok_or_else(|| bad("event", event.0))
     }
 
     fn pool(&self, pools: Pools) -> Result<Arc<CudaPools>> {
@@ -352,6 +414,28 @@ impl Inner {
             self.lose();
         }
         refusal.error(operation)
+    }
+
+    /// As [`Inner::refused`], of what goes on all the same.
+    fn noted(&self, operation: &'static str, answer: Driven) {
+        if let Err(refusal) = answer {
+            drop(self.refused(operation, refusal));
+        }
+    }
+
+    /// As [`Inner::refused`], of what has already been made an error. No lock is held: work may be dropped.
+    fn told<T>(&self, answer: Result<T>) -> Result<T> {
+        if answer.as_ref().is_err_and(code::is_lost) {
+            self.lose();
+        }
+        answer
+    }
+
+    /// Discards the graphs that were released and have ended.
+    fn reap(&self) {
+        let (slots, heard) = self.graphs.lock().reap();
+        slots.iter().for_each(|slot| self.calls.clear(*slot));
+        self.noted("release", heard);
     }
 
     /// Enqueues on a known stream; on a device that has failed there is nothing to do.
@@ -409,8 +493,9 @@ impl Inner {
         }
     }
 
-    /// Enqueues a function of the host's; where that is refused, or the context is lost, its work is given back.
-    fn host_function(&self, operation: &'static str, raw: Handle, work: Enqueued) -> Result<()> {
+    /// Enqueues a function of the host's: whether it is. Where that is refused, or the context is lost, its work is
+    /// given back.
+    fn host_function(&self, operation: &'static str, raw: Handle, work: Enqueued) -> Result<bool> {
         let enter = self.context.enter();
         let enqueued = enter.and_then(|current| current.host_function(raw, work.function, work.data));
         let enqueued = self.heard(operation, enqueued);
@@ -419,7 +504,7 @@ impl Inner {
             Ok(false) => self.calls.fail_one(work.number, Kind::DeviceFailed),
             Err(_) => self.calls.clear(work.number),
         }
-        enqueued.map(|_| ())
+        enqueued
     }
 
     /// What the driver says of an event.
@@ -438,11 +523,13 @@ impl Inner {
 
     /// Waits until nothing that was enqueued here runs any more; answers whether that is sure.
     fn drain(&self) -> bool {
+        // A lost context says so here, even where no stream is left.
+        let sound = self.worker.run(|_, _| Ok(())).is_ok();
         let Ok(current) = self.context.relaxed() else { return false };
         let streams = self.streams.lock();
         // Each is waited for, even behind one that cannot be.
         let refused = streams.iter().filter(|stream| current.stream_synchronize(stream.raw).is_err());
-        refused.count() == 0
+        refused.count() == 0 && sound
     }
 }
 

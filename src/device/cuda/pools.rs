@@ -9,7 +9,7 @@
 //! with the extents before anything is addressed with them.
 //!
 //! **Warm-ups** of all lanes share one room to work in. Those of different streams are run one behind the
-//! other by an event of the device's own, so none of them can be captured.
+//! other by an event of the device's own, which no capture may wait for: on a captured stream they are refused.
 
 use super::abi::{self, NO_PAGE, STAGED_PAGES, UNUSED_STAMP, bytes_of};
 use super::driver::{Answer, Context, Current, Handle, LaunchAttribute, LaunchConfig, Refusal, flag};
@@ -24,10 +24,6 @@ use crate::ids::{Lane, MicroBatch};
 use crate::residency::{EMPTY, Fetch, LaneHead, LayerTables, TableShape, TableWords};
 use crate::sync::{Arc, Mutex};
 
-/// A launch has no more blocks than this in its second dimension, and the sticky word no more bits for a batch row.
-const BATCH_MAX: u32 = 65_535;
-/// The sticky word has so many bits for a layer.
-const LAYERS_MAX: u32 = 1 << 12;
 /// A resolve counts the entries of a query row's index lists in so many bits.
 const TOP_K_MAX: u32 = 65_535;
 /// Where tables and lists begin: what the driver aligns allocations to.
@@ -200,9 +196,8 @@ fn check(plan: &Plan, tag: u32) -> Result<()> {
     if [plan.tables.len(), plan.slabs.len(), plan.rows.len()].iter().any(|count| *count != layers) {
         return Err(invalid("layers of the plan", plan.tables.len() as u64));
     }
-    if g.layers() > LAYERS_MAX || plan.batch > BATCH_MAX {
-        return Err(invalid("layers or batch rows", g.layers().max(plan.batch))
-            .hint("up to 4096 layers and 65535 batch rows"));
+    if plan.batch > block::BATCH_MAX {
+        return Err(invalid("batch rows", plan.batch).with("most", block::BATCH_MAX));
     }
     let Some(first) = plan.tables.first() else { return Err(invalid("layers of the plan", 0_u32)) };
     let rows = plan.rows.first().map_or(0, Slice::bytes);

@@ -3,6 +3,8 @@
 //! **Streams** are the engine's, borrowed, or ours, which do not wait for the legacy stream. Either way a handle is
 //! the driver's own, and one that was not made known is refused before the driver sees it.
 //!
+//! **Work that is dropped** is an engine's, and may call the device: no lock is held then.
+//!
 //! **Calls.** The driver runs a function with one word of data. The word is the address of a [`Slot`], which stands
 //! where it is for as long as the driver may come back: slots are never moved, and given back only when the streams
 //! have been drained. A slot holds work that runs once, which empties it, or the work of a captured graph, which
@@ -25,7 +27,7 @@ use crate::sync::{Arc, AtomicU32, Mutex, Ordering, thread};
 pub(super) struct KnownStream {
     context: Arc<Context>,
     pub raw: Handle,
-    own: bool,
+    pub own: bool,
 }
 
 impl KnownStream {
@@ -37,6 +39,11 @@ impl KnownStream {
 
     pub fn borrowed(context: &Arc<Context>, raw: Handle) -> Result<KnownStream> {
         const OPERATION: &str = "borrow stream";
+        if raw == flag::STREAM_PER_THREAD {
+            return Err(Error::new(Kind::InvalidConfig, OPERATION)
+                .at("the per-thread stream is another one on each thread")
+                .hint("pass a stream that was created, or the legacy stream"));
+        }
         let mut owner = 0;
         let asked = context.enter().and_then(|current| current.stream_context(raw, &mut owner));
         asked.map_err(|refusal| refusal.error(OPERATION))?;
@@ -230,7 +237,8 @@ impl Calls {
 
     /// Gives all slots back. No function may come any more; where that is not sure they are left where they are.
     pub fn close(&self, drained: bool) {
-        for slot in self.slots.lock().drain(..) {
+        let slots = std::mem::take(&mut *self.slots.lock());
+        for slot in slots {
             // SAFETY: taken out of the list, so given back once; until then it is alive.
             let work = unsafe { &*slot.0 }.empty(|_| true);
             drop(work);

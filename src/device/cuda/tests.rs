@@ -1,6 +1,9 @@
 //! The device beside an engine, which these tests play by the driver's own calls: contexts, streams and captures
 //! of its own, and memory that it uses as no device should.
 
+#[path = "../../../tests/support/skip.rs"]
+mod skip;
+
 use super::driver::flag;
 use super::*;
 use forebay_standin::{Calls as Api, Options, Resources, Standin};
@@ -9,19 +12,14 @@ use forebay_standin::{Calls as Api, Options, Resources, Standin};
 fn driver(options: Options) -> Option<Standin> {
     let standin = Standin::new(Options { devices: 2, ..options });
     if standin.is_none() {
-        let line = "SKIP: src/device/cuda/tests.rs: without g++\n";
-        eprint!("{line}");
-        if let Some(list) = std::env::var_os("FOREBAY_SKIPS") {
-            let mut list = std::fs::OpenOptions::new().append(true).create(true).open(list).unwrap();
-            std::io::Write::write_all(&mut list, line.as_bytes()).unwrap();
-        }
+        skip::skip("g++, which builds the stand-in driver");
     }
     standin
 }
 
 fn device(standin: &Standin) -> Result<Arc<CudaDevice>> {
     let library = Some(standin.library().to_owned());
-    CudaDevice::new(CudaOptions { library, threads: 64, ..CudaOptions::default() })
+    CudaDevice::new(CudaOptions { library, unload: true, threads: 64, ..CudaOptions::default() })
 }
 
 /// What an engine does by itself; pointers are to locals, handles those that the driver gave.
@@ -130,16 +128,30 @@ fn some_calls(device: &CudaDevice) -> Vec<Result<()>> {
 fn a_callers_context_is_what_it_was_whatever_a_call_answers() {
     let Some(standin) = driver(Options::default()) else { return };
     let engine = Engine::new(&standin, 1);
+    let mut stayed = 0;
     for n in 0.. {
         standin.fail_call(n, 1);
+        let mut popped = true;
+        let mut look = || {
+            let refused = standin.failed_call();
+            if popped && refused.as_deref() == Some("cuCtxPopCurrent_v2") {
+                // It is not tried again: that could take the caller's own off.
+                popped = false;
+                stayed += 1;
+                assert_ne!(engine.current(), engine.context, "call {n}");
+                // SAFETY: see `Engine`.
+                done(unsafe { standin.api().ctx_pop_current(&mut 0) });
+            }
+            assert_eq!(engine.current(), engine.context, "call {n}, {refused:?}");
+        };
         if let Ok(device) = device(&standin) {
-            assert_eq!(engine.current(), engine.context);
+            look();
             some_calls(&device);
-            assert_eq!(engine.current(), engine.context, "call {n}, {:?}", standin.failed_call());
+            look();
         }
-        assert_eq!(engine.current(), engine.context, "call {n}, {:?}", standin.failed_call());
+        look();
         if standin.failed_call().is_none() {
-            assert!(n > 100);
+            assert!(n > 100 && stayed > 10, "{n} {stayed}");
             break;
         }
     }
@@ -353,4 +365,96 @@ fn a_selection_that_the_kernels_cannot_count_is_refused() {
     };
     assert_eq!(refused(65_536), "selected positions of a query row");
     assert_eq!(refused(65_535), "layers of the plan");
+}
+
+#[test]
+fn a_stream_that_was_given_back_may_be_destroyed_before_the_device() {
+    let Some(standin) = driver(Options { seed: Some(1), ..Options::default() }) else { return };
+    let device = device(&standin).unwrap();
+    let engine = Engine::new(&standin, 0);
+    let (raw, event, own) = (engine.stream(), device.event().unwrap(), device.stream().unwrap());
+    // SAFETY: the stream lives until it has been given back.
+    let stream = unsafe { device.borrow_stream(raw) }.unwrap();
+    let far = device.allocate(64).unwrap();
+    let [near, other] = [0, 32].map(|at| far.part(at, 32).unwrap());
+    let graphs = [0; 2].map(|_| {
+        device.capture(stream).unwrap();
+        device.copy(stream, near, other).unwrap();
+        assert_eq!(device.return_stream(stream).unwrap_err().kind(), Kind::InvalidConfig, "captured");
+        let graph = device.captured(stream).unwrap();
+        device.launch(graph, stream).unwrap();
+        graph
+    });
+    device.release(graphs[0]).unwrap();
+    let count = Arc::new(());
+    let kept = Arc::clone(&count);
+    device.call(stream, Arc::new(move || drop(Arc::clone(&kept)))).unwrap();
+    assert_eq!(Arc::strong_count(&count), 2);
+    assert_eq!(device.return_stream(own).unwrap_err().kind(), Kind::OutOfRange, "not borrowed");
+    device.return_stream(stream).unwrap();
+    assert_eq!(Arc::strong_count(&count), 1, "what was enqueued has ended");
+    // SAFETY: the engine's own stream, which nobody knows any more.
+    done(unsafe { standin.api().stream_destroy(raw) });
+    for refused in [device.return_stream(stream), device.record(event, stream)] {
+        assert_eq!(refused.unwrap_err().kind(), Kind::OutOfRange);
+    }
+    device.release(graphs[1]).unwrap();
+    assert_eq!(standin.held_resources().execs, 0, "they are not looked for on the stream");
+    device.record(event, own).unwrap();
+    device.synchronize(event).unwrap();
+    drop(device);
+    assert_eq!(standin.held_resources(), Resources { contexts: 1, ..Resources::default() });
+}
+
+#[test]
+fn the_legacy_stream_is_one_and_the_per_thread_one_is_refused() {
+    let Some(standin) = driver(Options::default()) else { return };
+    let device = device(&standin).unwrap();
+    // SAFETY: the driver's own streams.
+    let borrow = |raw| unsafe { device.borrow_stream(raw) };
+    assert_eq!([0, 1].map(borrow), [Ok(Stream(0)), Ok(Stream(0))]);
+    let refused = borrow(2).unwrap_err();
+    assert_eq!((refused.kind(), refused.operation()), (Kind::InvalidConfig, "borrow stream"));
+    let event = device.event().unwrap();
+    device.record(event, Stream(0)).unwrap();
+    device.synchronize(event).unwrap();
+}
+
+#[test]
+fn the_drivers_library_stays_when_the_last_device_goes() {
+    let Some(standin) = driver(Options::default()) else { return };
+    let path = std::ffi::CString::new(standin.library()).unwrap();
+    // SAFETY: a path; nothing is loaded that is not there.
+    let loaded = || !unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) }.is_null();
+    drop(device(&standin).unwrap());
+    let stays = CudaOptions { library: Some(standin.library().to_owned()), ..CudaOptions::default() };
+    drop(CudaDevice::new(stays).unwrap());
+    drop(standin);
+    assert!(loaded());
+    // The control: one that no device had stay is gone.
+    let Some(standin) = driver(Options::default()) else { return };
+    let path = std::ffi::CString::new(standin.library()).unwrap();
+    drop(device(&standin).unwrap());
+    drop(standin);
+    // SAFETY: as above.
+    assert!(unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) }.is_null());
+}
+
+#[test]
+fn memory_that_is_registered_already_is_told_so() {
+    let Some(standin) = driver(Options::default()) else { return };
+    let device = device(&standin).unwrap();
+    let request = crate::os::Request {
+        bytes: 4096,
+        huge: false,
+        populate: true,
+        lock: false,
+        node: None,
+        shared: false,
+    };
+    let map = Arc::new(Map::new(&request, &NoFaults).unwrap().0);
+    device.register(&map).unwrap();
+    let refused = device.register(&map).unwrap_err();
+    assert_eq!(refused.number("code"), Some(712));
+    assert!(refused.to_string().ends_with("register memory once, by one owner"), "{refused}");
 }

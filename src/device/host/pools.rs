@@ -5,7 +5,7 @@
 //! and a warm-up are short or rare, and run under their layer's lock. Page tables are under none (`pages`).
 
 use crate::device::block::{
-    self, ACCEPTED_ON_DEVICE, Cause, Entry, LayerCount, NOTHING_WRONG, Report, STICKY_ROWS, Sticky,
+    self, ACCEPTED_ON_DEVICE, BATCH_MAX, Cause, Entry, LayerCount, NOTHING_WRONG, Report, Sticky,
 };
 use crate::device::checks::{Asker, Extents};
 use crate::device::host::copy::{AHEAD, Copier, PAIRS, Pair, ask};
@@ -190,8 +190,8 @@ impl HostPools {
             return Err(Error::new(Kind::InvalidConfig, "attach").at("layers of the plan"));
         }
         let Some(shape) = plan.tables.first().copied() else { return Err(bad("layers", 0_u32)) };
-        if plan.batch > STICKY_ROWS {
-            return Err(Error::new(Kind::InvalidConfig, "attach").at("batch rows").with("most", STICKY_ROWS));
+        if plan.batch > BATCH_MAX {
+            return Err(Error::new(Kind::InvalidConfig, "attach").at("batch rows").with("most", BATCH_MAX));
         }
         for (tables, slab) in plan.tables.iter().zip(&plan.slabs) {
             let blocks = u64::from(tables.budget_base / SLOT_BLOCK + tables.budget_blocks);
@@ -453,11 +453,12 @@ impl HostPools {
         let Record { block, report, sticky, failed, named, .. } = record;
         let lane = |row: usize| block::step::entry(block, row).lane;
         named.fill(false);
-        let wrong = |row: &usize| {
-            named.get_mut(lane(*row) as usize).is_none_or(|named| std::mem::replace(named, true))
-        };
+        let wrong = (0..rows).find(|row| match named.get_mut(lane(*row) as usize) {
+            None => true,
+            Some(named) => std::mem::replace(named, true),
+        });
         failed.clear();
-        match (0..rows).find(wrong) {
+        match wrong {
             None => {
                 for row in 0..rows {
                     failed.push(*self.lane(Lane(lane(row)))?.trust.lock() != Trust::Sound);

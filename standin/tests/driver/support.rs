@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use crate::skips;
+use crate::skip;
 use forebay_standin::{Access, Calls, Location, MemoryProperties, Options, Standin};
 
 pub const GRANULE: usize = 2 << 20;
@@ -27,7 +27,7 @@ const IMAGE: &[u8] = b".version 8.0\n.target sm_80\n.visible .entry standin_add(
 pub fn standin(options: Options) -> Option<Standin> {
     let standin = Standin::new(options);
     if standin.is_none() {
-        skips::note("no g++ when the stand-in driver was built");
+        skip::skip("g++, which builds the stand-in driver");
     }
     standin
 }
