@@ -29,7 +29,7 @@ use world::{How, World};
 
 const LANES: u32 = 4;
 const QUERY_ROWS: u32 = 3;
-const TOKENS: u32 = 320;
+const TOKENS: u32 = 317;
 
 /// As [`extents`], with other lanes and batch rows.
 fn wide(lanes: u32, extents: Extents) -> Extents {
@@ -74,9 +74,10 @@ fn extents(top_k: u32, (runs, host_stride): ([u32; 2], u32)) -> Extents {
         geometry: Geometry::new(shape).unwrap(),
         shapes: vec![ample, scarce],
         batch: LANES,
-        lane_pages: TOKENS / 16,
-        host_pages: LANES * TOKENS / 16,
+        lane_pages: TOKENS.div_ceil(16),
+        host_pages: LANES * TOKENS.div_ceil(16),
         residency_only: false,
+        skew: [0; 2],
     }
 }
 
@@ -129,12 +130,16 @@ fn live(world: &mut World<'_>, operations: u32) {
 const FORMS: [([u32; 2], u32); 5] =
     [([656, 0], 0), ([20, 0], 20), ([16, 32], 0), ([24, 16], 40), ([4, 8], 12)];
 
+/// Slabs and rows begin where pieces of 16 bytes may, of 8, of 4.
+const SKEWS: [[usize; 2]; 7] = [[0, 0], [2, 0], [0, 0], [0, 2], [1, 0], [0, 1], [4, 8]];
+
 #[test]
 fn kernels_equal_the_rule_word_by_word() {
     let Some(kernels) = kernels() else { return };
     for (number, threads) in [32, 64, 128, 512, 96].into_iter().cycle().take(40).enumerate() {
         let how = How { threads, seed: number as u64 };
-        let extents = extents([24, 75, 130][number % 3], FORMS[number / 5 % FORMS.len()]);
+        let mut extents = extents([24, 75, 130][number % 3], FORMS[number / 5 % FORMS.len()]);
+        extents.skew = SKEWS[number % SKEWS.len()];
         let mut world = World::new(&kernels, &extents, how);
         live(&mut world, 40);
     }
@@ -211,4 +216,177 @@ fn one_row(world: &mut World<'_>, selection: &[i32]) {
         }
     }
     world.report();
+}
+
+/// A part of a step with one batch row: its query rows from `first` on.
+fn part(layer: usize, first: u32, count: u32) -> Part {
+    Part { layer, first: 0, count: 1, rows: Rows { first, count } }
+}
+
+/// Lane 0 with a sequence, in the middle of a step whose landed rows are three.
+fn in_a_step<'a>(kernels: &'a Kernels, extents: &Extents, seed: u64) -> World<'a> {
+    let mut world = World::new(kernels, extents, How { threads: 64, seed });
+    world.join(0, &[90, 70], 200);
+    begin(&mut world);
+    world
+}
+
+fn begin(world: &mut World<'_>) {
+    world.begin(&[Entry { lane: 0, accepted: 0, query_rows: QUERY_ROWS }], &[0; LANES as usize]);
+}
+
+/// Resolves `count` query rows of lane 0 from `first` on; they select what was never selected before.
+fn resolve(world: &mut World<'_>, layer: usize, (first, count): (u32, u32), from: i32) {
+    let k = world.model.extents.top_k() as i32;
+    let selection: Vec<i32> = (0..k * count as i32).map(|i| from + i).collect();
+    let mut answer = world.unanswered(layer, count);
+    world.resolve(&part(layer, first, count), &selection, &mut answer);
+    assert!(!world.model.lists[0].fetches.is_empty());
+}
+
+#[test]
+fn a_row_without_a_page_fails_its_step_and_is_no_resident_row_behind_a_roll_back() {
+    let Some(kernels) = kernels() else { return };
+    for (seed, short_tables) in [(1, false), (2, true)] {
+        // A lane whose table is shorter than its sequence, or has fewer pages.
+        let mut extents = extents(24, ([16, 4], 0));
+        extents.lane_pages -= if short_tables { 12 } else { 0 };
+        let mut world = World::new(&kernels, &extents, How { threads: 64, seed });
+        world.pages = 8;
+        world.join(0, &[90, 70], 200);
+        begin(&mut world);
+        // Rows on both sides of the last page's end, and all of them beyond it.
+        for (layer, from) in [(0, 100), (1, 150)] {
+            resolve(&mut world, layer, (0, 2), from);
+            for pass in 0..world.model.extents.shapes[layer].passes {
+                world.gather(&part(layer, 0, 2), pass);
+            }
+            world.scatter(&part(layer, 0, 3));
+        }
+        world.report();
+        assert!(world.causes.contains(&3) && world.model.trust[0] == 2, "{:?}", world.causes);
+        world.pages = usize::MAX;
+        world.truncate(0, 0, 120);
+        assert_eq!(world.model.tables[0].residents(0, 0, 90).count(), 0, "nothing is resident");
+        begin(&mut world);
+        resolve(&mut world, 0, (0, 1), 96);
+        world.gather(&part(0, 0, 1), 0);
+        world.report();
+    }
+}
+
+#[test]
+fn a_new_row_without_a_page_fails_its_step() {
+    let Some(kernels) = kernels() else { return };
+    let mut world = World::new(&kernels, &extents(24, ([16, 4], 0)), How { threads: 32, seed: 5 });
+    world.pages = 8;
+    world.join(0, &[90, 70], 127);
+    begin(&mut world);
+    world.scatter(&part(0, 0, 3));
+    world.report();
+    assert!(world.causes.contains(&3) && world.model.trust[0] == 1, "{:?}", world.causes);
+}
+
+#[test]
+fn a_gather_takes_the_list_of_its_own_resolve_and_no_other() {
+    let Some(kernels) = kernels() else { return };
+    let extents = extents(24, ([16, 4], 0));
+    // Of another layer, of other rows: one later, one less.
+    for (seed, gathered) in [(1, part(0, 0, 2)), (2, part(1, 1, 2)), (3, part(1, 0, 1))] {
+        let mut world = in_a_step(&kernels, &extents, seed);
+        resolve(&mut world, 1, (0, 2), 20);
+        world.gather(&gathered, 0);
+        world.report();
+        assert!(world.causes.contains(&5), "{:?}", world.causes);
+    }
+    // Of the step before.
+    let mut world = in_a_step(&kernels, &extents, 4);
+    resolve(&mut world, 1, (0, 2), 20);
+    world.report();
+    begin(&mut world);
+    world.gather(&part(1, 0, 2), 0);
+    world.report();
+}
+
+#[test]
+fn a_pass_that_is_gathered_again_takes_back_none_of_those_behind_it() {
+    let Some(kernels) = kernels() else { return };
+    let mut world = World::new(&kernels, &extents(75, ([16, 4], 0)), How { threads: 64, seed: 6 });
+    world.join(0, &[90, 40], 300);
+    begin(&mut world);
+    resolve(&mut world, 1, (0, 3), 20);
+    for pass in [0, 1, 0, 2, 3] {
+        world.gather(&part(1, 0, 3), pass);
+    }
+    assert!(world.model.lists[0].scratch > 150, "{} rows in scratch slots", world.model.lists[0].scratch);
+    world.report();
+    assert_eq!(world.causes, [0].into(), "nothing is missing");
+}
+
+#[test]
+fn no_step_goes_beyond_the_tables_and_no_lane_is_joined_with_what_is_not_there() {
+    let Some(kernels) = kernels() else { return };
+    let extents = extents(24, ([16, 4], 0));
+    let mut world = World::new(&kernels, &extents, How { threads: 64, seed: 7 });
+    world.refused_join(0, 64, 100, &[13]);
+    world.refused_join(0, 64, 100, &[1 << 30]);
+    world.refused_join(0, 64, TOKENS + 1, &[1]);
+    world.refused_join(0, 0, 100, &[]);
+    world.refused_join(0, 512, 100, &[0, 1, 2, 3, 4, 5, 6, 6]);
+    for lane in 0..LANES {
+        world.join(lane, &[64, 30], TOKENS - 2);
+    }
+    // One row more than there are positions: of the last lane, beyond the end of the table.
+    let entries: Vec<Entry> =
+        (0..LANES).map(|lane| Entry { lane, accepted: 0, query_rows: QUERY_ROWS }).collect();
+    world.begin(&entries, &[0; LANES as usize]);
+    world.report();
+    assert_eq!(world.causes, [3].into());
+}
+
+#[test]
+fn a_lane_whose_stamps_are_used_up_makes_no_step() {
+    let Some(kernels) = kernels() else { return };
+    let mut world = in_a_step(&kernels, &extents(24, ([16, 4], 0)), 8);
+    world.age(0, 1);
+    let mut answer = world.unanswered(0, 1);
+    resolve(&mut world, 0, (0, 1), 20);
+    world.gather(&part(0, 0, 1), 0);
+    world.resolve(&part(0, 1, 1), &[60; 24], &mut answer);
+    assert!(answer.slots.iter().all(|slot| *slot == -1), "{:?}", answer.slots);
+    let selections: Vec<i32> = (0..96).map(|i| 100 + i).collect();
+    world.warm(0, false, &selections, 2);
+    world.report();
+    assert_eq!(world.causes, [3].into());
+}
+
+#[test]
+fn without_bytes_nobody_gathers() {
+    let Some(kernels) = kernels() else { return };
+    let extents = Extents { residency_only: true, ..extents(24, ([16, 4], 0)) };
+    let mut world = in_a_step(&kernels, &extents, 9);
+    resolve(&mut world, 0, (0, 2), 20);
+    resolve(&mut world, 1, (0, 2), 20);
+    world.report();
+    assert_eq!(world.causes, [0].into());
+}
+
+/// Budgets that hold all that a step selects need no scratch slots; and a warm-up may bring more rows than budget
+/// and scratch slots take, since nobody reads them.
+#[test]
+fn lanes_without_scratch_slots_step_and_warm_up_as_others_do() {
+    let Some(kernels) = kernels() else { return };
+    for (seed, scratch) in [(10, 0), (11, 0), (12, 5)] {
+        let mut extents = extents(75, ([16, 4], 0));
+        for shape in &mut extents.shapes {
+            (shape.scratch, shape.passes) = (scratch, 1);
+        }
+        let mut world = World::new(&kernels, &extents, How { threads: 64, seed });
+        world.join(0, &[240, 20], 260);
+        let selections: Vec<i32> = (0..2 * 2 * 75).map(|i| i % 260).collect();
+        world.warm(0, false, &selections, 2);
+        assert_eq!(world.model.tables[1].residents(0, 0, 20).count(), 20);
+        world.join(1, &[230, 240], 200);
+        live(&mut world, 20);
+    }
 }

@@ -46,16 +46,9 @@ struct dim3 {
     unsigned x = 1, y = 1, z = 1;
 };
 
-struct alignas(8) uint2 {
-    unsigned x, y;
-};
-
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
-
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 namespace standin {
 
@@ -630,21 +623,8 @@ template <class T>
 inline T __ldcs(const T* from) {
     return *standin::aligned(from);
 }
-template <class T>
-inline T __ldcg(const T* from) {
-    return *standin::aligned(from);
-}
-template <class T>
-inline void __stcs(T* to, T value) {
-    *standin::aligned(to) = value;
-}
-template <class T>
-inline void __stcg(T* to, T value) {
-    *standin::aligned(to) = value;
-}
 
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-inline void __threadfence_block() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 // Atomic to other threads of the process as well: host memory may be read while a kernel runs.

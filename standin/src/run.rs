@@ -8,25 +8,33 @@ use std::ffi::{CStr, CString, c_char, c_void};
 const FENCE: usize = 32;
 const FENCE_WORD: u32 = 0x5AFE_C0DE;
 
-/// Memory whose address kernels take: words, zero at first, at a multiple of 128 bytes.
+/// Memory whose address kernels take: words, zero at first, at a multiple of 128 bytes or so many words behind one.
 #[derive(Debug)]
 pub struct Memory {
     start: *mut u32,
+    /// Words before those that are the memory's own.
+    lead: usize,
     words: usize,
 }
 
 impl Memory {
     /// Zeroed memory of so many words.
     pub fn new(words: usize) -> Memory {
-        let layout = Memory::layout(words);
+        Memory::skewed(words, 0)
+    }
+
+    /// Zeroed memory that begins `skew` words behind a multiple of 128 bytes.
+    pub fn skewed(words: usize, skew: usize) -> Memory {
+        let lead = FENCE + skew;
+        let layout = Memory::layout(lead + words + FENCE);
         // SAFETY: the layout has a size above zero, as the fences do.
         let start = unsafe { alloc(layout) }.cast::<u32>();
         if start.is_null() {
             handle_alloc_error(layout);
         }
-        let memory = Memory { start, words };
-        for index in 0..words + 2 * FENCE {
-            let inside = (FENCE..FENCE + words).contains(&index);
+        let memory = Memory { start, lead, words };
+        for index in 0..lead + words + FENCE {
+            let inside = (lead..lead + words).contains(&index);
             // SAFETY: the allocation has as many words.
             unsafe { start.add(index).write(if inside { 0 } else { FENCE_WORD }) };
         }
@@ -40,19 +48,20 @@ impl Memory {
         memory
     }
 
+    /// Of an allocation of so many words.
     fn layout(words: usize) -> Layout {
-        Layout::array::<u32>(words + 2 * FENCE).and_then(|l| l.align_to(128)).unwrap_or(Layout::new::<u32>())
+        Layout::array::<u32>(words).and_then(|l| l.align_to(128)).unwrap_or(Layout::new::<u32>())
     }
 
     /// What a kernel takes.
     pub fn address(&self) -> u64 {
-        self.start as u64 + 4 * FENCE as u64
+        self.start as u64 + 4 * self.lead as u64
     }
 
     /// The words as they are now.
     pub fn read(&self) -> Vec<u32> {
         // SAFETY: the allocation has the words and its fences; nobody writes while a test reads.
-        (FENCE..FENCE + self.words).map(|index| unsafe { self.start.add(index).read() }).collect()
+        (self.lead..self.lead + self.words).map(|index| unsafe { self.start.add(index).read() }).collect()
     }
 
     /// Changes the words from `first` on.
@@ -60,13 +69,14 @@ impl Memory {
         assert!(first + words.len() <= self.words, "{first} + {} > {}", words.len(), self.words);
         for (index, word) in words.iter().enumerate() {
             // SAFETY: just checked.
-            unsafe { self.start.add(FENCE + first + index).write(*word) };
+            unsafe { self.start.add(self.lead + first + index).write(*word) };
         }
     }
 
     /// Whether nothing was written before or behind the words.
     pub fn is_fenced(&self) -> bool {
-        let fences = (0..FENCE).chain(FENCE + self.words..2 * FENCE + self.words);
+        let end = self.lead + self.words;
+        let fences = (0..self.lead).chain(end..end + FENCE);
         // SAFETY: the allocation has the words and its fences.
         fences.into_iter().all(|index| unsafe { self.start.add(index).read() } == FENCE_WORD)
     }
@@ -75,7 +85,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with the same layout.
-        unsafe { dealloc(self.start.cast(), Memory::layout(self.words)) };
+        unsafe { dealloc(self.start.cast(), Memory::layout(self.lead + self.words + FENCE)) };
     }
 }
 

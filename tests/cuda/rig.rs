@@ -145,7 +145,17 @@ impl Cache {
 
     /// Gives a lane to a sequence of `length` tokens.
     pub fn join(&self, lane: u32, length: u32) -> Result<()> {
-        let pages: Vec<u32> = (0..4).map(|page| lane * 4 + page).collect();
+        self.join_with(lane, length, 4)
+    }
+
+    /// The pages of a lane, `count` of them.
+    pub fn pages(lane: u32, count: u32) -> Vec<u32> {
+        (0..count).map(|page| lane * 4 + page).collect()
+    }
+
+    /// As [`Cache::join`], with `pages` pages of 16 tokens.
+    pub fn join_with(&self, lane: u32, length: u32, pages: u32) -> Result<()> {
+        let pages = Cache::pages(lane, pages);
         let blocks = vec![vec![lane]; LAYERS as usize];
         let budgets = [12; LAYERS as usize];
         let join = Join { lane: Lane(lane), length, pages: &pages, blocks: &blocks, budgets: &budgets };

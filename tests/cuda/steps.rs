@@ -1,8 +1,9 @@
 //! Steps come out as on the host device, whatever order the driver picks; nothing of a step waits or allocates.
 
-use crate::rig::{Cache, LAYERS, Rig, entry, selection, usual};
+use crate::rig::{Cache, K, LAYERS, Rig, entry, selection, usual};
+use forebay::device::block::Entry;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Outcome, Warm};
+use forebay::device::{Cut, Device, Outcome, Warm};
 use forebay::{Kind, Lane, Layer};
 use forebay_standin::Options;
 
@@ -43,6 +44,47 @@ fn steps_leave_what_they_leave_on_the_host_device() {
             assert_eq!(&seen.0, &wanted_seen.0, "report of step {number}");
             cache.device.validate(cache.pools).unwrap();
         });
+    }
+}
+
+/// Steps of sequences that lack pages, before and behind a roll-back that brings them; shows each step's report and
+/// digests.
+fn without_pages(cache: &Cache) -> Vec<(Vec<u32>, Vec<u64>)> {
+    // Lane 0 lacks pages of rows that are selected, lane 1 that of its new row.
+    cache.join_with(0, 20, 1).unwrap();
+    cache.join_with(1, 32, 2).unwrap();
+    let mut all = Vec::new();
+    for number in 1..=4 {
+        if number == 3 {
+            for (lane, length) in [(0, 20), (1, 32)] {
+                let pages = Cache::pages(lane, 4);
+                let cut = Cut { lane: Lane(lane), settle: 0, length, pages: &pages };
+                cache.device.truncate(cache.pools, cache.stream, cut).unwrap();
+            }
+        }
+        let rows = [0, 1].map(|lane| Entry { lane, accepted: 0, query_rows: 1 });
+        // Of the first step, lane 0 selects the last rows, and of all others the same.
+        let picked: Vec<i32> = (0..2 * K as i32).map(|index| 4 + index % 16).rev().collect();
+        cache.prepare(number, &rows, &picked).unwrap();
+        cache.enqueue().unwrap();
+        let ticket = cache.ticket().unwrap();
+        cache.device.synchronize(cache.event).unwrap();
+        assert_eq!(ticket.poll(), Some(Outcome::Done), "the device goes on");
+        all.push((cache.seen().0, cache.digests()));
+    }
+    all
+}
+
+#[test]
+fn a_row_without_a_page_fails_its_step_alone_and_is_fetched_behind_a_roll_back() {
+    let wanted = without_pages(&host());
+    let cause = |step: usize| wanted[step].0[2];
+    assert_eq!([0, 1, 2, 3].map(cause), [3, 4, 0, 0], "tables, a step before, and sound again");
+    let hits = |step: usize| wanted[step].0[6];
+    assert!(hits(1) > 0 && hits(2) < hits(3), "what was resident without bytes is not behind a roll-back");
+    for seed in [None, Some(1)] {
+        let Some(rig) = Rig::new(Options { seed, ..usual() }) else { return };
+        assert_eq!(without_pages(&Cache::new(rig.device.clone()).unwrap()), wanted);
     }
 }
 

@@ -13,6 +13,8 @@ pub struct Extents {
     pub lane_pages: u32,
     pub host_pages: u32,
     pub residency_only: bool,
+    /// Words by which slabs and rows stand off a multiple of 128 bytes.
+    pub skew: [usize; 2],
 }
 
 impl Extents {
@@ -68,6 +70,7 @@ pub struct Image {
     pub sticky: Memory,
     pub lists: Memory,
     pub fetches: Memory,
+    pub first: Memory,
     others: Vec<Memory>,
 }
 
@@ -100,8 +103,8 @@ impl LayerImage {
             position_of: Memory::of(&vec![u32::MAX; slots]),
             stamp_of: Memory::of(&vec![i32::MAX as u32; shape.slots() as usize]),
             blocks: Memory::new((shape.lanes * shape.lane_blocks()) as usize),
-            slab: Memory::new(extents.slab_words(shape)),
-            rows: Memory::new(extents.row_words()),
+            slab: Memory::skewed(extents.slab_words(shape), extents.skew[0]),
+            rows: Memory::skewed(extents.row_words(), extents.skew[1]),
         }
     }
 
@@ -144,7 +147,8 @@ impl Image {
         let (failed, lists) = (Memory::new(batch), Memory::new(10 * batch));
         let fetches = Memory::new(2 * selected * batch);
         let work = Memory::new(extents.work_words() * batch);
-        let parts = [&block, &counts, &lengths, &sticky, &failed, &lists, &fetches, &work];
+        let first = Memory::new(shape.lanes as usize);
+        let parts = [&block, &counts, &lengths, &sticky, &failed, &lists, &fetches, &work, &first];
         let micro = Memory::of(&parts.into_iter().fold(Struct::default(), Struct::at).0);
         let warm_fetches = Memory::new(2 * extents.top_k() as usize * layers);
         let warm_work = Memory::new(extents.work_words() * layers);
@@ -154,9 +158,7 @@ impl Image {
             layers as u32,
             shape.lanes,
             extents.lane_pages,
-            1,
             extents.batch,
-            shape.query_rows,
             extents.top_k(),
             selected as u32,
             extents.work_words() as u32,
@@ -181,6 +183,7 @@ impl Image {
             sticky,
             lists,
             fetches,
+            first,
             others: vec![table, micro, failed, work, warm_fetches, warm_work],
         }
     }
@@ -202,7 +205,7 @@ impl Image {
             tables.into_iter().all(Memory::is_fenced)
         };
         let own = [&self.pools, &self.pages, &self.trust, &self.block, &self.counts, &self.lengths];
-        let lists = [&self.sticky, &self.lists, &self.fetches];
+        let lists = [&self.sticky, &self.lists, &self.fetches, &self.first];
         self.layers.iter().all(layer)
             && own.into_iter().chain(lists).chain(&self.others).all(Memory::is_fenced)
     }

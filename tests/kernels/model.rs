@@ -1,6 +1,7 @@
 //! What the kernels must come to: the rule as `residency` has it, and rows copied one by one.
 
 use crate::image::Extents;
+use forebay::Kind;
 use forebay::device::block::{Cause, Entry};
 use forebay::residency::{Answered, Divider, Fetch, LayerTables, Portable, Rows, Selected, Workspace};
 
@@ -21,7 +22,10 @@ pub struct List {
 }
 
 impl List {
-    fn missing(&self, step: u64) -> Option<Cause> {
+    fn missing(&self, step: u64, extents: &Extents) -> Option<Cause> {
+        if extents.residency_only {
+            return None;
+        }
         let passes = self.scratch.div_ceil(self.share.max(1)).max(1);
         (self.of.3 == step && !self.fetches.is_empty() && self.passed < passes).then(|| self.ungathered())
     }
@@ -142,7 +146,11 @@ impl Model {
                 let mut slots = vec![0; k];
                 let mut fetches = vec![Fetch { position: 0, slot: 0 }; k];
                 let selected = Selected { selection, slots: &mut slots, fetches: &mut fetches };
-                tables.warm(&Portable, lane, selected, &mut self.work).unwrap();
+                match tables.warm(&Portable, lane, selected, &mut self.work) {
+                    Ok(_) => {}
+                    Err(used_up) if used_up.kind() == Kind::Exhausted => break,
+                    Err(wrong) => panic!("{wrong}"),
+                }
             }
         }
     }
@@ -232,7 +240,7 @@ impl Model {
                 let k = self.extents.top_k() as usize;
                 answer.lists[first * k..(first + rows) * k].fill(-1);
             }
-            let missing = self.lists[row].missing(self.step);
+            let missing = self.lists[row].missing(self.step, &self.extents);
             let of = (part.layer, part.rows.first, part.rows.count, self.step);
             self.lists[row] = List { of, share: self.lists[row].share, ..List::default() };
             answer.slots[index * per_row..][..per_row].fill(-1);
@@ -308,6 +316,7 @@ impl Model {
                 let of = if rank < list.scratch { rank / list.share } else { 0 };
                 if of == pass && !self.move_row(part.layer, list.lane, *fetch, false) {
                     self.blame(list.lane, 1, (part.layer, row), Cause::Tables, fetch.position);
+                    self.trust[list.lane as usize] = BYTES;
                 }
             }
             self.lists[row].passed = list.passed.max(pass + 1);
@@ -345,7 +354,7 @@ impl Model {
     /// The words of the step's report.
     pub fn report(&mut self) -> Vec<u32> {
         for row in 0..self.entries.len() {
-            if let Some(cause) = self.lists[row].missing(self.step) {
+            if let Some(cause) = self.lists[row].missing(self.step, &self.extents) {
                 let layer = self.lists[row].of.0;
                 self.blame(self.entries[row].lane, 1, (layer, row), cause, layer as u32);
             }

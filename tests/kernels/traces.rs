@@ -52,6 +52,7 @@ fn extents(trace: &SelectionTrace, ratio: f64) -> (Extents, u32) {
         lane_pages: pages,
         host_pages: pages,
         residency_only: false,
+        skew: [0; 2],
     };
     (extents, budget)
 }

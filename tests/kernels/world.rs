@@ -3,7 +3,7 @@
 use crate::image::{Extents, Image, Struct};
 use crate::model::{Answer, Model, Part};
 use forebay::device::block::{Entry, step};
-use forebay::residency::Rows;
+use forebay::residency::{LayerTables, Rows, TableWords};
 use forebay_standin::{Kernels, Launch, Memory};
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -45,6 +45,8 @@ pub struct World<'a> {
     pub mischief: u32,
     /// The causes that steps have failed of.
     pub causes: BTreeSet<u32>,
+    /// Pages that a lane comes with at most.
+    pub pages: usize,
     steps: u64,
     free: Vec<Vec<u32>>,
     owned: Vec<Vec<Vec<u32>>>,
@@ -61,6 +63,7 @@ impl<'a> World<'a> {
             random: Random(how.seed),
             mischief: 0,
             causes: BTreeSet::new(),
+            pages: usize::MAX,
             steps: 1 << 33,
             free: extents.shapes.iter().map(|shape| (0..shape.budget_blocks).collect()).collect(),
             owned: vec![vec![Vec::new(); extents.shapes.len()]; lanes],
@@ -110,6 +113,7 @@ impl<'a> World<'a> {
         if self.mischief() {
             own.truncate(self.random.below(pages) as usize);
         }
+        own.truncate(self.pages);
         own
     }
 
@@ -141,6 +145,33 @@ impl<'a> World<'a> {
         self.model.join(lane, &blocks, budgets, length, &pages);
         self.owned[lane as usize] = blocks;
         self.compare("join");
+    }
+
+    /// Gives a lane to a sequence, which cannot be: no table changes.
+    pub fn refused_join(&mut self, lane: u32, budget: u32, length: u32, blocks: &[u32]) {
+        let pages = self.pages_of(lane);
+        let mut staged = self.staged(length, &pages);
+        staged.extend(vec![budget; self.model.tables.len()]);
+        (0..self.model.tables.len()).for_each(|_| staged.extend(blocks));
+        let staged = Memory::of(&staged);
+        let args = self.args().at(&staged).words(&[lane, blocks.len() as u32]);
+        self.run(c"forebay_join", [self.layers(), 2, 1], 0, args);
+        for tables in &mut self.model.tables {
+            tables.join(lane, blocks, budget, length).unwrap_err();
+        }
+        self.compare("refused join");
+    }
+
+    /// Makes a lane one that has made all steps but `left`.
+    pub fn age(&mut self, lane: u32, left: u32) {
+        for (image, tables) in self.image.layers.iter().zip(&mut self.model.tables) {
+            let mut heads = image.heads();
+            heads[lane as usize].stamp = i32::MAX as u32 - 2 - left;
+            let words = TableWords { heads: &heads, ..tables.words() };
+            *tables = LayerTables::from_words(*tables.shape(), &words).unwrap();
+            image.heads.write(7 * lane as usize + 4, &[heads[lane as usize].stamp]);
+        }
+        self.compare("ageing");
     }
 
     pub fn leave(&mut self, lane: u32) {
@@ -192,7 +223,8 @@ impl<'a> World<'a> {
         self.model.load(self.steps, entries);
         self.compare("load");
         let args = self.args().at(&counts).words(&[0, 0]);
-        self.run(c"forebay_commit", [self.layers(), self.model.extents.batch, 1], 0, args);
+        let blocks = 1 + self.random.below(self.model.extents.batch);
+        self.run(c"forebay_commit", [self.layers(), blocks, 1], 0, args);
         self.model.commit(accepted);
         self.compare("commit");
         self.land(entries);
@@ -311,6 +343,8 @@ impl<'a> World<'a> {
         if self.model.step > 0 {
             assert_eq!(sticky, self.model.sticky, "sticky word after {after}, {:?}", self.how);
         }
+        let first = self.image.first.read();
+        assert!(first.iter().all(|row| *row == 0), "rows by lane after {after}");
         assert!(self.image.is_fenced(), "a write outside after {after}, {:?}", self.how);
     }
 

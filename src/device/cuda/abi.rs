@@ -82,7 +82,7 @@ words! {
     }
 
     /// What the operations of a micro-batch share.
-    Micro: 64 {
+    Micro: 72 {
         block: Address,
         counts: Address,
         lengths: Address,
@@ -91,10 +91,11 @@ words! {
         lists: Address,
         fetches: Address,
         work: Address,
+        first: Address,
     }
 
     /// One cache on the device.
-    Pools: 128 {
+    Pools: 120 {
         layers: Address,
         pages: Address,
         trust: Address,
@@ -105,9 +106,7 @@ words! {
         layer_count: u32,
         lanes: u32,
         lane_pages: u32,
-        micro_batches: u32,
         batch: u32,
-        query_rows: u32,
         top_k: u32,
         selected: u32,
         work_words: u32,

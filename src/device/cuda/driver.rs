@@ -83,6 +83,10 @@ pub(super) mod flag {
     pub const LAUNCH_PROGRAMMATIC: u32 = 6;
     /// Threads of a block that a function can be launched with.
     pub const FUNCTION_THREADS: i32 = 0;
+    /// Bytes of shared memory that a function has of its own.
+    pub const FUNCTION_SHARED: i32 = 1;
+    /// Bytes of shared memory that it can be launched with besides.
+    pub const FUNCTION_MORE_SHARED: i32 = 8;
 }
 
 mod attribute {
@@ -93,6 +97,7 @@ mod attribute {
     pub const CAPABILITY_MINOR: i32 = 76;
     pub const VIRTUAL_MEMORY: i32 = 102;
     pub const DESCRIPTOR_HANDLES: i32 = 103;
+    pub const SHARED_BYTES: i32 = 97;
 }
 
 /// Where memory is.
@@ -225,6 +230,7 @@ functions! {
     module_unload = "cuModuleUnload"(module: Handle);
     module_function = "cuModuleGetFunction"(out: &mut Handle, module: Handle, name: *const c_char);
     function_attribute = "cuFuncGetAttribute"(out: &mut i32, attribute: i32, function: Handle);
+    set_function_attribute = "cuFuncSetAttribute"(function: Handle, attribute: i32, value: i32);
     allocate = "cuMemAlloc_v2"(out: &mut Handle, bytes: u64);
     free = "cuMemFree_v2"(address: Handle);
     host_allocate = "cuMemHostAlloc"(out: &mut Handle, bytes: u64, flags: u32);
@@ -389,6 +395,8 @@ pub(super) struct Context {
     handle: Handle,
     /// Compute capability.
     pub capability: (u32, u32),
+    /// Bytes of shared memory that a block can have that asks for them.
+    pub shared_bytes: u32,
     /// Whether memory can be had by other processes.
     pub descriptors: bool,
 }
@@ -427,9 +435,10 @@ impl Context {
         };
         let capability = suits(ask)?;
         let descriptors = ask(attribute::DESCRIPTOR_HANDLES)? != 0;
+        let shared_bytes = ask(attribute::SHARED_BYTES)?.unsigned_abs();
         let mut handle = 0;
         driver.primary_retain(&mut handle, device).map_err(failed)?;
-        Ok(Context { driver, device, ordinal, handle, capability, descriptors })
+        Ok(Context { driver, device, ordinal, handle, capability, shared_bytes, descriptors })
     }
 
     /// Whether this is the context of that handle.

@@ -5,7 +5,7 @@
 
 use std::ffi::CStr;
 
-use super::driver::{Context, Handle, Refusal, flag};
+use super::driver::{Answer, Context, Current, Handle, Refusal, flag};
 use super::image::image;
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
@@ -41,12 +41,18 @@ kernels! {
     GatherBulk = c"forebay_gather_bulk",
 }
 
+/// The room to work in of a resolve and a warm-up is taken from a block's shared memory up to so many bytes, and as
+/// the device allows: what 256K tokens take. Two such blocks fit the 228 KiB of an SM of compute capability 9.0.
+const SHARED_MAX: u32 = 96 << 10;
+
 /// The loaded kernels.
 #[derive(Debug)]
 pub(super) struct Module {
     context: Arc<Context>,
     raw: Handle,
     functions: [Handle; KERNELS.len()],
+    /// The most bytes of shared memory that a resolve and a warm-up can be launched with.
+    pub shared_bytes: u32,
 }
 
 impl Module {
@@ -67,7 +73,12 @@ impl Module {
         current
             .module_load(&mut raw, image(context.capability).as_ptr())
             .map_err(|refusal| failed(refusal, None))?;
-        let mut module = Module { context: Arc::clone(context), raw, functions: [0; KERNELS.len()] };
+        let mut module = Module {
+            context: Arc::clone(context),
+            raw,
+            functions: [0; KERNELS.len()],
+            shared_bytes: SHARED_MAX,
+        };
         for ((kernel, name), function) in KERNELS.iter().zip(&mut module.functions) {
             if *kernel == Kernel::GatherBulk && !bulk {
                 continue;
@@ -83,6 +94,11 @@ impl Module {
                     .with("wanted", threads)
                     .with("most", most.unsigned_abs()));
             }
+            if matches!(kernel, Kernel::Resolve | Kernel::Warm) {
+                let more = ask_for_shared(&current, context.shared_bytes, *function)
+                    .map_err(|refusal| failed(refusal, Some(name)))?;
+                module.shared_bytes = module.shared_bytes.min(more);
+            }
         }
         Ok(module)
     }
@@ -97,6 +113,16 @@ impl Drop for Module {
     fn drop(&mut self) {
         self.context.give_back(|driver| driver.module_unload(self.raw));
     }
+}
+
+/// Has a kernel take as many bytes of shared memory at launch as it may, of the `most` that a block can have; answers
+/// how many.
+fn ask_for_shared(current: &Current<'_>, most: u32, function: Handle) -> Answer<u32> {
+    let mut own = 0;
+    current.function_attribute(&mut own, flag::FUNCTION_SHARED, function)?;
+    let more = most.saturating_sub(own.unsigned_abs()).min(SHARED_MAX);
+    current.set_function_attribute(function, flag::FUNCTION_MORE_SHARED, more as i32)?;
+    Ok(more)
 }
 
 fn failed(refusal: Refusal, kernel: Option<&CStr>) -> Error {

@@ -24,15 +24,17 @@ use crate::ids::{Lane, MicroBatch};
 use crate::residency::{EMPTY, Fetch, LaneHead, LayerTables, TableShape, TableWords};
 use crate::sync::{Arc, Mutex};
 
-/// Room to work in beyond this is not taken from a block's shared memory, which is 48 KiB without being asked for
-/// and is used for other things too.
-const SHARED_MAX: u64 = 40 << 10;
+/// A resolve counts the entries of a query row's index lists in so many bits.
+const TOP_K_MAX: u32 = 65_535;
 /// Where tables and lists begin: what the driver aligns allocations to.
 const ALIGN: u64 = 256;
 /// Blocks of a join for each layer, of a scatter, and of a copy between host memory and host memory.
 const JOIN_BLOCKS: u32 = 8;
 const SCATTER_BLOCKS: u32 = 8;
 const COPY_BLOCKS: u32 = 8;
+/// Blocks of a commit for each layer, and threads of a block: a lane's few new rows occupy no more.
+const COMMIT_BLOCKS: u32 = 32;
+const COMMIT_THREADS: u32 = 128;
 
 /// How kernels are launched.
 #[derive(Clone, Copy, Debug)]
@@ -43,17 +45,18 @@ pub(super) struct Launches {
     pub bulk: bool,
 }
 
-/// A launch: which kernel, how many blocks, how many bytes of shared memory.
+/// A launch: which kernel, how many blocks, how many threads of each at most, how many bytes of shared memory.
 #[derive(Clone, Copy, Debug)]
 struct Launch {
     kernel: Kernel,
     grid: [u32; 2],
+    most_threads: u32,
     shared_bytes: u32,
 }
 
 impl Launch {
     fn new(kernel: Kernel, blocks: u32, rows: u32) -> Launch {
-        Launch { kernel, grid: [blocks, rows], shared_bytes: 0 }
+        Launch { kernel, grid: [blocks, rows], most_threads: u32::MAX, shared_bytes: 0 }
     }
 }
 
@@ -74,7 +77,7 @@ impl Launches {
             LaunchAttribute { id: flag::LAUNCH_PROGRAMMATIC, unused: 0, value: [1, 0, 0, 0, 0, 0, 0, 0] };
         let config = LaunchConfig {
             grid: [launch.grid[0], launch.grid[1], 1],
-            block: [self.threads, 1, 1],
+            block: [self.threads.min(launch.most_threads), 1, 1],
             shared_bytes: launch.shared_bytes,
             stream,
             attributes: &raw const early,
@@ -184,6 +187,11 @@ fn check(plan: &Plan, tag: u32) -> Result<()> {
         }
     }
     let g = &plan.geometry;
+    if g.shape().top_k > TOP_K_MAX {
+        return Err(invalid("selected positions of a query row", g.shape().top_k)
+            .with("most", TOP_K_MAX)
+            .hint("the kernels count a query row's index lists in 16 bits"));
+    }
     let layers = g.layers() as usize;
     if [plan.tables.len(), plan.slabs.len(), plan.rows.len()].iter().any(|count| *count != layers) {
         return Err(invalid("layers of the plan", plan.tables.len() as u64));
@@ -240,6 +248,7 @@ impl Layout {
                 lists: room.take(batch, size_of::<abi::List>())?,
                 fetches: room.take(batch * u64::from(selected), size_of::<Fetch>())?,
                 work: room.take(batch * u64::from(work_words), 4)?,
+                first: room.take(first.lanes.into(), 4)?,
             });
         }
         let pages = room.take(u64::from(first.lanes) * u64::from(plan.lane_pages), 4)?;
@@ -254,9 +263,7 @@ impl Layout {
             layer_count: g.layers(),
             lanes: first.lanes,
             lane_pages: plan.lane_pages,
-            micro_batches: plan.micro_batches,
             batch: plan.batch,
-            query_rows: first.query_rows,
             top_k,
             selected,
             work_words,
@@ -426,10 +433,10 @@ impl CudaPools {
             lane: warm.lane.0,
             whole: warm.whole.into(),
             steps: warm.steps,
-            shared: (self.shared_bytes() > 0).into(),
+            shared: (self.shared_bytes(e) > 0).into(),
         };
         let launch = Launch::new(Kernel::Warm, self.words.layer_count, 1);
-        let launch = Launch { shared_bytes: self.shared_bytes(), ..launch };
+        let launch = Launch { shared_bytes: self.shared_bytes(e), ..launch };
         // What it lists, and the room to work in where it is global, are all lanes'.
         let warmed = self.warmed.lock();
         e.current.stream_wait(e.stream, warmed.raw, 0)?;
@@ -449,13 +456,14 @@ impl CudaPools {
         let accepted = begin.accepted.map_or(0, |slice| slice.address());
         let commit = abi::CommitArgs { pools, accepted, micro, unused: 0 };
         self.run(e, Launch::new(Kernel::Load, 1, 1), &load)?;
-        self.run(e, Launch::new(Kernel::Commit, self.words.layer_count, self.words.batch), &commit)
+        let launch = Launch::new(Kernel::Commit, self.words.layer_count, self.words.batch.min(COMMIT_BLOCKS));
+        self.run(e, Launch { most_threads: COMMIT_THREADS, ..launch }, &commit)
     }
 
     /// Bytes of the room to work in, where it fits a block's shared memory; 0 where it does not.
-    fn shared_bytes(&self) -> u32 {
+    fn shared_bytes(&self, e: &Enqueueing<'_>) -> u32 {
         let bytes = u64::from(self.words.work_words) * 4;
-        if bytes <= SHARED_MAX { bytes as u32 } else { 0 }
+        if bytes <= e.module.shared_bytes.into() { bytes as u32 } else { 0 }
     }
 
     pub fn resolve(&self, e: &Enqueueing<'_>, part: &Part, selection: &Slice, answer: &Lists) -> Answer {
@@ -472,10 +480,10 @@ impl CudaPools {
             row_first: part.rows.first,
             row_count: part.rows.count,
             lists_batch: answer.parts.map_or(0, |parts| parts.batch),
-            shared: (self.shared_bytes() > 0).into(),
+            shared: (self.shared_bytes(e) > 0).into(),
         };
         let launch = Launch::new(Kernel::Resolve, part.count, 1);
-        self.run(e, Launch { shared_bytes: self.shared_bytes(), ..launch }, &args)
+        self.run(e, Launch { shared_bytes: self.shared_bytes(e), ..launch }, &args)
     }
 
     pub fn gather(&self, e: &Enqueueing<'_>, part: &Part, pass: u32) -> Answer {

@@ -344,6 +344,30 @@ fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
 }
 
 #[test]
+fn a_selection_that_the_kernels_cannot_count_is_refused() {
+    use crate::geometry::{Geometry, Shape};
+    let Some(standin) = driver(Options::default()) else { return };
+    let device = device(&standin).unwrap();
+    let refused = |top_k| {
+        let geometry = Geometry::new(Shape { top_k, ..Shape::DEEPSEEK_V3_2 }).unwrap();
+        let [slabs, rows] = [vec![], vec![]];
+        let plan = Plan {
+            geometry,
+            tables: vec![],
+            slabs,
+            rows,
+            lane_pages: 1,
+            micro_batches: 1,
+            batch: 1,
+            residency_only: false,
+        };
+        device.attach(plan).unwrap_err().place().to_owned()
+    };
+    assert_eq!(refused(65_536), "selected positions of a query row");
+    assert_eq!(refused(65_535), "layers of the plan");
+}
+
+#[test]
 fn a_stream_that_was_given_back_may_be_destroyed_before_the_device() {
     let Some(standin) = driver(Options { seed: Some(1), ..Options::default() }) else { return };
     let device = device(&standin).unwrap();

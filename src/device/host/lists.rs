@@ -167,12 +167,22 @@ impl HostPools {
                 self.blame(&mut record.sticky, lane, (true, sticky));
                 continue;
             }
-            for fetches in list.of_pass(pass) {
-                for fetch in fetches {
-                    copies.add(self.pairs(part.layer.index(), Lane(list.lane), *fetch, false)?);
+            // The first position whose row the lane has no page for.
+            let mut lost: Option<u32> = None;
+            for fetch in list.of_pass(pass).into_iter().flatten() {
+                match self.pairs(part.layer.index(), Lane(list.lane), *fetch, false) {
+                    Some(runs) => copies.add(runs),
+                    None => lost = Some(lost.map_or(fetch.position, |first| first.min(fetch.position))),
                 }
             }
             list.passed = list.passed.max(pass + 1);
+            let lane = list.lane;
+            drop(list);
+            if let Some(value) = lost {
+                let sticky = Sticky { row, layer: part.layer.0, cause: Cause::Tables, value };
+                self.blame(&mut state.record.lock().sticky, lane, (true, sticky));
+                self.lack_bytes(lane);
+            }
         }
         copies.flush();
         Ok(())

@@ -415,7 +415,10 @@ impl HostPools {
             if here > 0 {
                 let mut copies = Copies::new(&self.plan.geometry, self.copier);
                 for fetch in tables.residents(raise.lane.0, first as u32, here as u32) {
-                    copies.add(self.pairs(index, raise.lane, fetch, false)?);
+                    match self.pairs(index, raise.lane, fetch, false) {
+                        Some(runs) => copies.add(runs),
+                        None => self.lack_bytes(raise.lane.0),
+                    }
                 }
                 copies.flush();
             }
@@ -546,24 +549,31 @@ impl HostPools {
         }
     }
 
-    /// From where to where a row's runs go: up to its slot, or `down` from it.
+    /// Rows of a lane are resident by the tables whose bytes are not there.
+    pub(super) fn lack_bytes(&self, lane: u32) {
+        if let Ok(state) = self.lane(Lane(lane)) {
+            *state.trust.lock() = Trust::Bytes;
+        }
+    }
+
+    /// From where to where a row's runs go: up to its slot, or `down` from it. Nowhere if the lane has no page for it.
     #[inline(always)]
-    pub(super) fn pairs(&self, layer: usize, lane: Lane, fetch: Fetch, down: bool) -> Result<[Pair; 2]> {
+    pub(super) fn pairs(&self, layer: usize, lane: Lane, fetch: Fetch, down: bool) -> Option<[Pair; 2]> {
         let g = &self.plan.geometry;
-        let page = self.pages.page(lane, (fetch.position / g.page_tokens()) as usize);
-        let page = page.ok_or_else(|| bad("position beyond the page table", fetch.position))?;
+        let page = self.pages.page(lane, (fetch.position / g.page_tokens()) as usize)?;
         let offset = g.host_offset(page, fetch.position % g.page_tokens());
         // Pages were checked against the total pool when staged, slots against the slab when attached.
         let (host, slab) = (self.plan.rows[layer].address() + offset, self.plan.slabs[layer].address());
-        Ok(g.pieces(fetch.slot).map(|piece| {
+        Some(g.pieces(fetch.slot).map(|piece| {
             let (host, slot) = (host + u64::from(piece.row), slab + piece.slab);
             if down { Pair { from: slot, to: host } } else { Pair { from: host, to: slot } }
         }))
     }
 
     fn scatter(&self, part: &Part) -> Result<()> {
-        let record = self.micro(part.micro_batch)?.record.lock();
-        let (_, real) = block::step::header(&record.block);
+        let mut record = self.micro(part.micro_batch)?.record.lock();
+        let Record { block, sticky: word, .. } = &mut *record;
+        let (_, real) = block::step::header(block);
         let layer = part.layer.index();
         let tables = self.layers[layer].lock();
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
@@ -571,16 +581,20 @@ impl HostPools {
         let rows = part.first as usize..((part.first + part.count) as usize).min(real);
         // Each head may be a cache miss: all are asked for before the first is waited for.
         for row in rows.clone() {
-            if let Some(head) = tables.head(block::step::entry(&record.block, row).lane) {
+            if let Some(head) = tables.head(block::step::entry(block, row).lane) {
                 ask(std::ptr::from_ref(head) as u64);
             }
         }
         for row in rows {
-            let lane = block::step::entry(&record.block, row).lane;
+            let lane = block::step::entry(block, row).lane;
             for query in part.rows.first..part.rows.first + part.rows.count {
-                if let Some(landing) = tables.landing(lane, query) {
-                    copies.add(self.pairs(layer, Lane(lane), landing, true)?);
+                let Some(landing) = tables.landing(lane, query) else { continue };
+                if let Some(runs) = self.pairs(layer, Lane(lane), landing, true) {
+                    copies.add(runs);
+                    continue;
                 }
+                let (row, layer, cause) = (row as u32, layer as u32, Cause::Tables);
+                self.blame(word, lane, (true, Sticky { row, layer, cause, value: landing.position }));
             }
         }
         copies.flush();

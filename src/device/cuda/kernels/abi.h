@@ -82,6 +82,7 @@ struct Micro {
     u64 lists;    // List [batch]
     u64 fetches;  // Fetch [batch][selected]
     u64 work;     // u32 [batch][work_words]
+    u64 first;    // u32 [lanes]: 0, but while a step's lanes are checked
 };
 
 // One cache on the device. The room to work in of a batch row, or of a layer's warm-up, is
@@ -94,8 +95,8 @@ struct Pools {
     u64 warm_fetches;  // Fetch [layer_count][top_k]
     u64 warm_work;     // u32 [layer_count][work_words]
     u64 host_page_bytes;
-    u32 layer_count, lanes, lane_pages, micro_batches, batch, query_rows, top_k;
-    u32 selected;  // query_rows * top_k
+    u32 layer_count, lanes, lane_pages, batch, top_k;
+    u32 selected;  // positions of a batch row's step
     u32 work_words, missed_words, set_words;
     u32 page_tokens, host_stride;
     u32 runs[2];      // bytes of a row's runs, multiples of 4; the second may be 0
@@ -182,7 +183,7 @@ struct CopyArgs {
 };
 
 static_assert(sizeof(LaneHead) == 28 && sizeof(Fetch) == 8, "residency's own");
-static_assert(sizeof(Layer) == 96 && sizeof(List) == 40 && sizeof(Micro) == 64 && sizeof(Pools) == 128, "abi.rs");
+static_assert(sizeof(Layer) == 96 && sizeof(List) == 40 && sizeof(Micro) == 72 && sizeof(Pools) == 120, "abi.rs");
 static_assert(sizeof(LoadArgs) == 24 && sizeof(CommitArgs) == 24 && sizeof(ResolveArgs) == 72, "abi.rs");
 static_assert(sizeof(GatherArgs) == 40 && sizeof(ScatterArgs) == 32 && sizeof(ReportArgs) == 24, "abi.rs");
 static_assert(sizeof(JoinArgs) == 24 && sizeof(TruncateArgs) == 32 && sizeof(LeaveArgs) == 16, "abi.rs");

@@ -57,11 +57,9 @@ static __device__ void copy_in_bulk(const Pools& pools, const Layer& layer, cons
         bulk_up(buffer, stage.host[row], row_bytes, barrier);
         wait_for(barrier, phase);
         phase ^= 1;
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        bulk_down(layer.slab + first_run(pools, stage.slot[row]), buffer, pools.runs[0]);
-        if (pools.runs[1] > 0) {
-            bulk_down(layer.slab + second_run(pools, stage.slot[row]), buffer + pools.runs[0], pools.runs[1]);
-        }
+        const Slab slab = slab_of(pools, layer);
+        bulk_down(slab.first_run(stage.slot[row]), buffer, slab.runs[0]);
+        if (slab.runs[1] > 0) bulk_down(slab.second_run(stage.slot[row]), buffer + slab.runs[0], slab.runs[1]);
         asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
     }
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");

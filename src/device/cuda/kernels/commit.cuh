@@ -1,4 +1,5 @@
-// Commit: what became of the rows that a step wrote to its landing slots; a block of threads a lane and layer.
+// Commit: what became of the rows that a step wrote to its landing slots; a block of threads a layer and some
+// of the lanes, one after the other.
 #pragma once
 
 #include "rows.cuh"
@@ -22,6 +23,7 @@ static __device__ u32 eldest(const Lane& lane, u32 tokens, Room& room) {
     FOREBAY_UNROLL_4
     for (u32 place = threadIdx.x; place < lane.places; place += blockDim.x) {
         u32 slot = lane.slot(place), stamp = lane.stamps[slot];
+        if (stamp > static_cast<u32>(least >> 32)) continue;
         u32 then = stamp == FREE_STAMP ? place : lane.position_of[slot];
         least = min(least, static_cast<u64>(stamp) << 32 | then);
     }
@@ -80,18 +82,14 @@ static __device__ void commit_rows(const Pools& pools, const Layer& layer, u32 n
     }
 }
 
-// Grid: layers, batch rows.
-FOREBAY_KERNEL(forebay_commit, CommitArgs, MOST_THREADS, 2) {
-    after_previous();
-    __shared__ Room room;
-    const Pools& pools = pools_at(args.pools);
-    const Micro& micro = micro_at(pools, args.micro);
-    u32 number = blockIdx.x, row = blockIdx.y;
-    if (number >= pools.layer_count || row >= step_head(pools, micro).real) return;
+// One batch row in layer `number`; `on_device` are the accepted counts there, or 0. Every thread of the block
+// calls it.
+static __device__ void commit_entry(const Pools& pools, const Micro& micro, u32 number, u32 row, u64 on_device,
+                                    Room& room) {
     const Layer& layer = layer_at(pools, number);
     Entry entry = step_entry(micro, row);
     u32 accepted = entry.accepted;
-    if (accepted == ACCEPTED_ON_DEVICE) accepted = args.accepted ? at<const u32>(args.accepted)[row] : EMPTY;
+    if (accepted == ACCEPTED_ON_DEVICE) accepted = on_device ? at<const u32>(on_device)[row] : EMPTY;
     u32 landed = entry.lane < layer.lanes ? at<const LaneHead>(layer.heads)[entry.lane].landed : 0;
     // A count that cannot be is not believed, and of a failed step nothing is accepted: this step fails too,
     // the tables stay sound.
@@ -107,5 +105,20 @@ FOREBAY_KERNEL(forebay_commit, CommitArgs, MOST_THREADS, 2) {
     if (number == 0) {
         bool known = entry.lane < layer.lanes;
         at<u32>(micro.lengths)[row] = known ? at<const LaneHead>(layer.heads)[entry.lane].length : 0;
+    }
+}
+
+// Most steps accept a row or two of a lane: a block of few threads, and few blocks. Grid: layers, batch rows or
+// fewer.
+FOREBAY_KERNEL(forebay_commit, CommitArgs, MOST_THREADS, 2) {
+    after_previous();
+    __shared__ Room room;
+    const Pools& pools = pools_at(args.pools);
+    const Micro& micro = micro_at(pools, args.micro);
+    u32 number = blockIdx.x, real = step_head(pools, micro).real;
+    if (number >= pools.layer_count) return;
+    for (u32 row = blockIdx.y; row < real; row += gridDim.y) {
+        commit_entry(pools, micro, number, row, args.accepted, room);
+        __syncthreads();
     }
 }

@@ -98,7 +98,10 @@ static __device__ void gather(const GatherArgs& args, Flat& flat, Copy copy) {
             Fetch fetch = (at<const Fetch>(micro.fetches) + static_cast<u64>(row) * pools.selected)[rank];
             host = host_row(pools, layer, list.lane, fetch.position);
             slot = fetch.slot;
-            if (host == 0) blame(pools, micro, list.lane, 1, args.layer, row, TABLES, fetch.position);
+            if (host != 0) return;
+            blame(pools, micro, list.lane, 1, args.layer, row, TABLES, fetch.position);
+            // The tables have it resident, and its bytes are not there.
+            atomicMax(at<u32>(pools.trust) + list.lane, static_cast<u32>(BYTES));
         });
         __syncthreads();
     }

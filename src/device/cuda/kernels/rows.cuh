@@ -2,7 +2,7 @@
 //
 // A stretch of rows is staged in shared memory, a row a thread: where it stands in host memory, and in which
 // slot. Then the threads copy it in pieces of 16 bytes where runs, strides and addresses allow, else of 8 or 4,
-// numbered through all staged rows, so that no thread idles because a row is no multiple of a warp's load.
+// numbered through all staged rows, so that few threads idle because a row is no multiple of a warp's load.
 //
 // What a link gives is bytes in flight / round trip: 37 GB/s at 1.3 us take 48 KB. Every thread has
 // `IN_FLIGHT` loads under way before its first store: with 16-byte pieces a block of 512 threads has 32 KB, so
@@ -27,13 +27,15 @@ struct alignas(8) Words2 {
     u32 words[2];
 };
 
-// Loads past the caches where the machine can: a row is read once.
+// Loads past the caches where the machine can: a row is read once. Not as data that never changes: kernels that
+// were launched early may still be writing it when this one begins.
 static __device__ __forceinline__ Words4 load(const Words4* from) {
 #if defined(__CUDA_ARCH__)
     Words4 value;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(value.words[0]), "=r"(value.words[1]), "=r"(value.words[2]), "=r"(value.words[3])
-        : "l"(from));
+        : "l"(from)
+        : "memory");
     return value;
 #else
     return __ldcs(from);
@@ -43,9 +45,10 @@ static __device__ __forceinline__ Words4 load(const Words4* from) {
 static __device__ __forceinline__ Words2 load(const Words2* from) {
 #if defined(__CUDA_ARCH__)
     Words2 value;
-    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
         : "=r"(value.words[0]), "=r"(value.words[1])
-        : "l"(from));
+        : "l"(from)
+        : "memory");
     return value;
 #else
     return __ldcs(from);
@@ -55,21 +58,30 @@ static __device__ __forceinline__ Words2 load(const Words2* from) {
 static __device__ __forceinline__ u32 load(const u32* from) {
 #if defined(__CUDA_ARCH__)
     u32 value;
-    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(value) : "l"(from));
+    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
     return value;
 #else
     return __ldcs(from);
 #endif
 }
 
-// Where a slot's first and second runs stand in its layer's slab.
-static __device__ __forceinline__ u64 first_run(const Pools& pools, u32 slot) {
-    return static_cast<u64>(slot / SLOT_BLOCK) * pools.block_bytes + slot % SLOT_BLOCK * pools.runs[0];
-}
+// A layer's slots, copied out of global memory: the loads of rows would have them read again for each piece.
+struct Slab {
+    u64 address;
+    u32 block_bytes, runs[2];
 
-static __device__ __forceinline__ u64 second_run(const Pools& pools, u32 slot) {
-    return static_cast<u64>(slot / SLOT_BLOCK) * pools.block_bytes +
-           static_cast<u64>(SLOT_BLOCK) * pools.runs[0] + slot % SLOT_BLOCK * pools.runs[1];
+    // Where a slot's first and second runs stand.
+    __device__ __forceinline__ u64 first_run(u32 slot) const {
+        return address + static_cast<u64>(slot / SLOT_BLOCK) * block_bytes + slot % SLOT_BLOCK * runs[0];
+    }
+    __device__ __forceinline__ u64 second_run(u32 slot) const {
+        return address + static_cast<u64>(slot / SLOT_BLOCK) * block_bytes +
+               static_cast<u64>(SLOT_BLOCK) * runs[0] + slot % SLOT_BLOCK * runs[1];
+    }
+};
+
+static __device__ __forceinline__ Slab slab_of(const Pools& pools, const Layer& layer) {
+    return {layer.slab, pools.block_bytes, {pools.runs[0], pools.runs[1]}};
 }
 
 // Where a position's row stands in the total pool; 0 where the lane has no such page.
@@ -90,11 +102,19 @@ static __device__ u32 piece_bytes(const Pools& pools, const Layer& layer) {
     return all % 16 == 0 ? 16 : all % 8 == 0 ? 8 : 4;
 }
 
-// Copies the staged rows, up to their slots or down from them.
+// What the host's memory and the link move at once.
+static const u32 LINE_BYTES = 64;
+
+// Copies the staged rows, up to their slots or down from them. Where rows begin with a line, the numbers of each
+// row's pieces do too, those beyond its end left out: else a line between the pieces of two warps would be asked
+// for twice.
 template <class Piece, bool DOWN>
 static __device__ void copy_pieces(const Pools& pools, const Layer& layer, const Stage& stage, u32 rows) {
     const u32 size = sizeof(Piece);
-    const u32 in_first = pools.runs[0] / size, in_row = in_first + pools.runs[1] / size, all = rows * in_row;
+    const Slab slab = slab_of(pools, layer);
+    const u32 in_first = slab.runs[0] / size, in_second = slab.runs[1] / size, in_row = in_first + in_second;
+    const u32 in_line = pools.host_stride % LINE_BYTES == 0 ? LINE_BYTES / size : 1;
+    const u32 numbers = div_ceil(in_row, in_line) * in_line, all = rows * numbers;
     for (u32 begin = threadIdx.x; begin < all; begin += IN_FLIGHT * blockDim.x) {
         Piece held[IN_FLIGHT];
         Piece* to[IN_FLIGHT];
@@ -103,12 +123,13 @@ static __device__ void copy_pieces(const Pools& pools, const Layer& layer, const
             u32 number = begin + i * blockDim.x;
             to[i] = nullptr;
             if (number >= all) continue;
-            u32 row = number / in_row, piece = number % in_row, slot = stage.slot[row];
-            if (stage.host[row] == 0) continue;
+            u32 row = number / numbers, piece = number % numbers, slot = stage.slot[row];
+            if (piece >= in_row || stage.host[row] == 0) continue;
             u64 host = stage.host[row] + piece * size;
-            u64 device = layer.slab + (piece < in_first
-                                           ? first_run(pools, slot) + piece * size
-                                           : second_run(pools, slot) + (piece - in_first) * size);
+            u32 place = slot % SLOT_BLOCK;
+            place = piece < in_first ? place * in_first + piece
+                                     : (SLOT_BLOCK - 1) * in_first + place * in_second + piece;
+            u64 device = slab.address + static_cast<u64>(slot / SLOT_BLOCK) * slab.block_bytes + place * size;
             held[i] = load(at<const Piece>(DOWN ? device : host));
             to[i] = at<Piece>(DOWN ? host : device);
         }
@@ -130,11 +151,12 @@ static __device__ void copy_staged(const Pools& pools, const Layer& layer, const
 
 // Copies a row from slot to slot. The words are read and written by the same thread.
 static __device__ void copy_slot(const Pools& pools, const Layer& layer, u32 from, u32 to) {
-    u32 *source = at<u32>(layer.slab + first_run(pools, from)), *target = at<u32>(layer.slab + first_run(pools, to));
-    for (u32 i = threadIdx.x; i < pools.runs[0] / 4; i += blockDim.x) target[i] = source[i];
-    source = at<u32>(layer.slab + second_run(pools, from));
-    target = at<u32>(layer.slab + second_run(pools, to));
-    for (u32 i = threadIdx.x; i < pools.runs[1] / 4; i += blockDim.x) target[i] = source[i];
+    const Slab slab = slab_of(pools, layer);
+    u32 *source = at<u32>(slab.first_run(from)), *target = at<u32>(slab.first_run(to));
+    for (u32 i = threadIdx.x; i < slab.runs[0] / 4; i += blockDim.x) target[i] = source[i];
+    source = at<u32>(slab.second_run(from));
+    target = at<u32>(slab.second_run(to));
+    for (u32 i = threadIdx.x; i < slab.runs[1] / 4; i += blockDim.x) target[i] = source[i];
 }
 
 // This block's share of `all` things that the whole grid divides evenly.

@@ -223,19 +223,31 @@ static __device__ Victims choose(const Lane& lane, u32 need, u32 bound, const Sp
     return {older, tied, found.older, go, bound, part ? room.heir : EMPTY};
 }
 
-// Puts the fetched rows of rank `rank` on into the slots of a set, `count` of them at most.
-static __device__ void replace(const Lane& lane, const u32* set, u32 rank, u32 count, const Step& step,
-                               Room& room) {
+// Gives the fetched rows of rank `rank` on the places of a set, `count` of them at most.
+static __device__ void give_places(const Lane& lane, const u32* set, u32 rank, u32 count, const Step& step,
+                                   Room& room) {
     each_one(room.scan, set, lane.places / 32, [&](u32 number, u32 place) {
-        if (number >= count) return;
-        Fetch& fetch = step.fetches[rank + number];
-        u32 slot = lane.slot(place), old = lane.position_of[slot];
+        if (number < count) step.fetches[rank + number].slot = place;
+    });
+}
+
+// Puts the fetched rows from rank `first` on, `end` in all, into the slots of the victims. The ones of a set may
+// all stand in a few threads' words: who walks them only stores the place, and what has to be looked up for
+// each is divided among all threads.
+static __device__ void replace(const Lane& lane, const Victims& victims, u32 first, u32 end, const Step& step,
+                               Room& room) {
+    if (victims.older_count > 0) give_places(lane, victims.older, first, victims.older_count, step, room);
+    give_places(lane, victims.tied, first + victims.older_count, victims.tied_count, step, room);
+    __syncthreads();
+    for (u32 rank = first + threadIdx.x; rank < end; rank += blockDim.x) {
+        Fetch fetch = step.fetches[rank];
+        u32 slot = lane.slot(fetch.slot), old = lane.position_of[slot];
         if (old != EMPTY) lane.slot_of[old] = ABSENT;
         lane.position_of[slot] = fetch.position;
         lane.slot_of[fetch.position] = lane.base + slot;
         lane.stamps[slot] = step.now;
-        fetch.slot = lane.base + slot;
-    });
+        step.fetches[rank].slot = lane.base + slot;
+    }
 }
 
 // The step up to the answers: rows that are in scratch slots stand in the map until `end_step`. Every thread
@@ -269,10 +281,7 @@ static __device__ Outcome begin_step(const Lane& lane, const Step& step, const S
     victims = {sets.older, sets.tied, 0, 0, head.front, head.heir};
     if (misses > scratch) {
         victims = choose(lane, misses - scratch, bound, guess, sets, tokens, step.now, room);
-        if (victims.older_count > 0) {
-            replace(lane, victims.older, scratch, victims.older_count, step, room);
-        }
-        replace(lane, victims.tied, scratch + victims.older_count, victims.tied_count, step, room);
+        replace(lane, victims, scratch, misses, step, room);
     }
     __syncthreads();
     return {guess.touched, misses, scratch, room.beyond};

@@ -6,12 +6,23 @@
 // In the device's block: how many lengths the report names. Rows are fewer where the block made no sense.
 static const u32 BLOCK_LENGTHS = 3;
 
-// Whether a row names a lane that is not there, or one that a row before it names.
-static __device__ bool is_wrong(const Pools& pools, const u32* block, u32 row) {
-    u32 lane = block[BLOCK_HEADER + row * BLOCK_ENTRY];
-    bool wrong = lane >= pools.lanes;
-    for (u32 before = 0; before < row && !wrong; ++before) {
-        wrong = block[BLOCK_HEADER + before * BLOCK_ENTRY] == lane;
+// The first of the block's rows that names a lane that is not there, or one that a row before it names; EMPTY if
+// none does. `wrong` is EMPTY before. Every thread calls it.
+static __device__ u32 find_wrong(const Pools& pools, const Micro& micro, const u32* block, u32 rows, u32& wrong) {
+    u32* first = at<u32>(micro.first);
+    for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
+        u32 lane = block[BLOCK_HEADER + row * BLOCK_ENTRY];
+        if (lane < pools.lanes) atomicMax(first + lane, EMPTY - row);
+    }
+    __syncthreads();
+    for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
+        u32 lane = block[BLOCK_HEADER + row * BLOCK_ENTRY];
+        if (lane >= pools.lanes || first[lane] != EMPTY - row) atomicMin(&wrong, row);
+    }
+    __syncthreads();
+    for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
+        u32 lane = block[BLOCK_HEADER + row * BLOCK_ENTRY];
+        if (lane < pools.lanes) first[lane] = 0;
     }
     return wrong;
 }
@@ -20,15 +31,15 @@ static __device__ bool is_wrong(const Pools& pools, const u32* block, u32 row) {
 // one that is not there: its step fails, and its lanes. One block of threads.
 FOREBAY_KERNEL(forebay_load, LoadArgs, MOST_THREADS, 1) {
     after_previous();
-    __shared__ u32 wrong;
+    __shared__ u32 room;
     const Pools& pools = pools_at(args.pools);
     const Micro& micro = micro_at(pools, args.micro);
     const Layer& layer = layer_at(pools, 0);
     const u32* given = at<const u32>(args.block);
     u32* block = at<u32>(micro.block);
-    u32 words = BLOCK_HEADER + BLOCK_ENTRY * pools.batch, rows = min(given[2], pools.batch);
+    u32 words = BLOCK_HEADER + BLOCK_ENTRY * pools.batch;
     if (threadIdx.x == 0) {
-        wrong = EMPTY;
+        room = EMPTY;
         *at<u64>(micro.sticky) = NOTHING_WRONG;
     }
     for (u32 word = threadIdx.x; word < words; word += blockDim.x) block[word] = given[word];
@@ -36,10 +47,7 @@ FOREBAY_KERNEL(forebay_load, LoadArgs, MOST_THREADS, 1) {
         at<u32>(micro.counts)[word] = 0;
     }
     __syncthreads();
-    for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
-        if (is_wrong(pools, block, row)) atomicMin(&wrong, row);
-    }
-    __syncthreads();
+    u32 rows = min(block[2], pools.batch), wrong = find_wrong(pools, micro, block, rows, room);
     for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
         u32 lane = block[BLOCK_HEADER + row * BLOCK_ENTRY];
         bool known = lane < pools.lanes;
@@ -88,6 +96,8 @@ FOREBAY_KERNEL(forebay_report, ReportArgs, MOST_THREADS, 1) {
     slot[3] = wrong ? sticky >> 35 & 0xFFFF : 0;
     slot[4] = wrong ? sticky >> 51 & 0xFFF : 0;
     slot[5] = wrong ? static_cast<u32>(sticky) : 0;
+    // Who finds the step's number there finds all of its report.
+    __threadfence_system();
     slot[0] = static_cast<u32>(head.step);
     slot[1] = static_cast<u32>(head.step >> 32);
     // What runs before the next step begins, as a graph launched without one, has no rows.
