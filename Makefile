@@ -92,7 +92,7 @@ c-test:
 
 # The same tests once more, on the CUDA device and the stand-in driver. Those of launched graphs are there anyhow.
 on-cuda:
-	FOREBAY_TEST_DEVICE=cuda cargo test --all-features $(ON_CUDA:%=--test %) -- --skip launched::
+	FOREBAY_TEST_DEVICE=cuda cargo test --workspace --all-features $(ON_CUDA:%=--test %) -- --skip launched:: --skip whole::
 
 examples:
 	@set -e; for example in $(EXAMPLES); do cargo run --all-features --example $$example; done
@@ -105,7 +105,7 @@ docs:
 # flag rebuilds everything.
 loom:
 ifneq ($(wildcard tests/loom.rs),)
-	FOREBAY_STANDIN=0 RUSTFLAGS='--cfg loom' LOOM_MAX_PREEMPTIONS=2 cargo test --release --test loom --target-dir target/loom
+	FOREBAY_STANDIN=0 RUSTFLAGS='--cfg loom' LOOM_MAX_PREEMPTIONS=2 cargo test -p forebay --release --test loom --target-dir target/loom
 endif
 
 # RUSTC_BOOTSTRAP only lets the stable compiler take the sanitizer's flag; nothing built so is shipped. Without the

@@ -91,8 +91,11 @@ struct Run {
     size_t left = 0;
 };
 
+struct Device;
+
 struct Stream {
     uint64_t handle = 0;
+    Device* context = nullptr;  // in which it was made; none of the two that everybody has
     unsigned flags = 0;
     unsigned weight = 1;
     bool held = false;

@@ -45,6 +45,7 @@ CUresult create_stream(CUstream* out, unsigned flags) {
     static constexpr unsigned WEIGHTS[] = {1, 2, 8, 32};
     auto stream = std::make_shared<Stream>();
     stream->handle = gpu.next_stream += 16;
+    stream->context = current();
     stream->flags = flags;
     stream->weight = WEIGHTS[random_below(4)];
     gpu.streams[stream->handle] = stream;
@@ -174,8 +175,9 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
 CUresult cuStreamGetCtx(CUstream handle, CUcontext* out) {
     return enter("cuStreamGetCtx", CONTEXT, [&] {
         if (!out) return CUDA_ERROR_INVALID_VALUE;
-        if (!find_stream(handle)) return CUDA_ERROR_INVALID_HANDLE;
-        *out = reinterpret_cast<CUcontext>(current());
+        auto stream = find_stream(handle);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        *out = reinterpret_cast<CUcontext>(stream->context ? stream->context : current());
         return CUDA_SUCCESS;
     });
 }

@@ -180,6 +180,21 @@ fn any_thread_may_call_and_has_no_context_when_it_had_none() {
 }
 
 #[test]
+fn a_stream_of_another_devices_context_is_not_borrowed() {
+    let Some(standin) = driver(Options { devices: 2, ..Options::default() }) else { return };
+    let device = device(&standin).unwrap();
+    let engines = [0, 1].map(|number| {
+        let engine = Engine::new(&standin, number);
+        (engine.stream(), engine)
+    });
+    // SAFETY: the streams live as long as their engines, until the test ends.
+    let [own, other] = [0, 1].map(|number: usize| unsafe { device.borrow_stream(engines[number].0) });
+    assert!(own.is_ok(), "{own:?}");
+    let error = other.unwrap_err();
+    assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, "the stream is of another context"));
+}
+
+#[test]
 fn an_engines_stream_is_borrowed_and_stays_its_own() {
     let Some(standin) = driver(Options::default()) else { return };
     let device = device(&standin).unwrap();
