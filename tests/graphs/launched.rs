@@ -264,17 +264,24 @@ impl Engine for Failing<'_> {
     }
 }
 
+/// The engine captures both micro-batches by itself; its graph is what is launched from now on.
+fn engine_captures(run: &mut Run, overlap: Overlap) -> Graph {
+    let (both, by_layer) = (run.both(), [overlap; ALL as usize]);
+    let first = run.layers[0].streams.compute;
+    run.device.capture(first).unwrap();
+    let captured = run.with_engine(|cache, engine| cache.capture_into(&bucket(&both, &by_layer), engine));
+    let graph = run.device.captured(first).unwrap();
+    run.own = Some((graph, captured.unwrap()));
+    graph
+}
+
 #[test]
 fn an_engine_that_captures_by_itself_tells_what_it_launched() {
     if !standin_is_there() {
         return;
     }
     let mut run = Run::new(9, on_cuda(Some(3)));
-    let (both, by_layer) = (run.both(), [Overlap::Da; ALL as usize]);
-    let first = run.layers[0].streams.compute;
-    run.device.capture(first).unwrap();
-    let captured = run.with_engine(|cache, engine| cache.capture_into(&bucket(&both, &by_layer), engine));
-    run.own = Some((run.device.captured(first).unwrap(), captured.unwrap()));
+    engine_captures(&mut run, Overlap::Da);
     (0..20).for_each(|_| run.step());
     run.check_total();
 }
@@ -285,12 +292,8 @@ fn a_graph_that_is_launched_without_a_step_does_nothing() {
         return;
     }
     let mut run = Run::new(13, on_cuda(None));
-    let (both, by_layer) = (run.both(), [Overlap::Dba; ALL as usize]);
+    let graph = engine_captures(&mut run, Overlap::Dba);
     let first = run.layers[0].streams.compute;
-    run.device.capture(first).unwrap();
-    let captured = run.with_engine(|cache, engine| cache.capture_into(&bucket(&both, &by_layer), engine));
-    let graph = run.device.captured(first).unwrap();
-    run.own = Some((graph, captured.unwrap()));
     (0..3).for_each(|_| run.step());
     run.check_total();
     let digests = |run: &Run| -> Vec<u64> {
