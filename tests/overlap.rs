@@ -377,3 +377,40 @@ fn control_each_wait_of_a_step_that_is_left_out_shows_for_some_seed() {
         }
     }
 }
+
+/// Three steps on the CUDA device whose attention takes two passes, by a seed of the stand-in, the second step without
+/// one of its waits. Answers how many waits that step has.
+#[cfg(feature = "cuda")]
+fn in_passes_on_cuda(seed: u64, left_out: Option<u64>) -> u64 {
+    let device = TestDevice::cuda(&HostOptions::default(), Some(seed)).unwrap();
+    let setting = Setting { passes: 2, budget: 10, query_rows: 3, real: [1, 1], half: 0, ..plain() };
+    let mut decode = Decode::new(setting, device.device(), device.clone());
+    decode.step(&[Overlap::Da]).unwrap();
+    let first = device.waits();
+    left_out.into_iter().for_each(|wait| device.without_waits(first + wait..first + wait + 1));
+    decode.step(&[Overlap::Da]).unwrap();
+    let waits = device.waits() - first;
+    decode.step(&[Overlap::Da]).unwrap();
+    waits
+}
+
+/// Passes fetch into the same scratch slots: the next one's gather waits for the attention of the last one.
+#[cfg(feature = "cuda")]
+#[test]
+fn f2_a_pass_fetches_nothing_into_slots_that_attention_of_the_last_one_reads() {
+    if !device::standin_is_there() {
+        return;
+    }
+    // Each micro-batch's prepare waits twice; each layer of each has seven edges, the sixth from A1 to the next G.
+    let (prepares, edges, layers) = (4, 7, 2 * u64::from(engine::LAYERS));
+    for seed in 0..20 {
+        assert!(in_passes_on_cuda(seed, None) >= prepares + edges * layers);
+    }
+    let missed = |layer: u64| {
+        let wait = prepares + edges * layer + 5;
+        (0..40).any(|seed| std::panic::catch_unwind(|| in_passes_on_cuda(seed, Some(wait))).is_err())
+    };
+    // Where a step fetches so few rows that one pass holds them, the next one has nothing to overwrite with.
+    let shows = (0..layers).filter(|layer| missed(*layer)).count();
+    assert!(shows > 1, "the control: without the edge attention reads the next pass's rows");
+}
