@@ -3,7 +3,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `status` | status codes, one for each [`forebay::Kind`], versions, and message texts |
-//! | `device`, `cache`, `sequence`, `share`, `ticket`, `step`, `overlap`, `choice`, `capture`, `trace`, `plan` | the calls, by noun |
+//! | `device`, `cache`, `sequence`, `share`, `ticket`, `step`, `layer`, `overlap`, `choice`, `capture`, `trace`, `requests`, `selections`, `plan` | the calls, by noun |
 //! | `handle`, `word` | the table in which every call looks its handle up |
 //! | `cast` | the one place where a caller's pointers become references and values |
 //! | `panic` | the wall: no unwinding leaves the library |
@@ -18,9 +18,12 @@ mod cast;
 pub mod choice;
 pub mod device;
 mod handle;
+pub mod layer;
 pub mod overlap;
 mod panic;
 pub mod plan;
+pub mod requests;
+pub mod selections;
 pub mod sequence;
 pub mod share;
 pub mod status;
