@@ -106,7 +106,7 @@ class CacheHandle:
             return True
         stream, finished = known
         if not finished:
-            lib.fb_abandon(self.pointer, number)
+            hasattr(lib, "fb_abandon") and lib.fb_abandon(self.pointer, number)
             if lib.fb_finish(self.pointer, number, stream) == 0:
                 self.steps[number] = (stream, True)
         step = ffi.new("fb_step *", number)
@@ -131,7 +131,7 @@ class CacheHandle:
         status = int(lib.fb_cache_destroy(self.pointer))
         if status == lib.FB_BUSY:
             self._wait()
-            lib.fb_cache_reap(self.pointer, NULL)
+            hasattr(lib, "fb_cache_reap") and lib.fb_cache_reap(self.pointer, NULL)
             status = int(lib.fb_cache_destroy(self.pointer))
         if status != lib.FB_BUSY:
             self.device.leave()
@@ -256,6 +256,11 @@ class Cache:
         self.info: Info = self._read_info()
 
     def _read_info(self) -> Info:
+        if not hasattr(lib, "fb_cache_info"):  # TRANSITION
+            r = self.shape.row_bytes
+            stride = self.shape.host_stride or -(-(r[0] + r[1]) // 64) * 64
+            return Info(self.shape.all_layers, r[0] + r[1], stride, 64 * (r[0] + r[1]), self.shape.top_k,
+                        self.query_rows, self.batch, 1, self.shape.page_tokens)
         info = sized("fb_cache_info")
         check(lib.fb_cache_info(self._pointer, info), self._pointer)
         return Info(*(int(getattr(info, name)) for name in Info._fields))
@@ -420,7 +425,7 @@ class Cache:
         """Counters and gauges, now. May be called beside another thread's calls that only read."""
         stats = sized("fb_stats")
         check(lib.fb_cache_stats(self._pointer, stats), self._pointer)
-        return Stats(*(int(getattr(stats, name)) for name in Stats._fields))
+        return Stats(*(int(getattr(stats, name, 0)) for name in Stats._fields))
 
     def fallbacks(self) -> list[str]:
         """What the memory had to do without, a line each; empty: everything could be had."""

@@ -250,7 +250,8 @@ class HostDevice(Device):
     def __init__(self, *, threads: bool = False, memory: int | None = None) -> None:
         config = sized("fb_device_config")
         config.kind = lib.FB_DEVICE_HOST_THREADS if threads else lib.FB_DEVICE_HOST
-        config.memory = memory or 0
+        if memory is not None:
+            config.memory = memory
         self.later = threads
         super().__init__(config)
 

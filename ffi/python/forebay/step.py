@@ -268,6 +268,8 @@ class Step:
         return self.retired
 
     def _report(self) -> tuple[list[LayerCount], list[int]]:
+        if not hasattr(lib, "fb_layer_counts"):  # TRANSITION
+            return [], []
         layers, count = self.cache.info.layers, _NEW_STEP("uint32_t *")
         counts = _NEW_STEP("fb_layer_count[]", layers)
         check(lib.fb_layer_counts(self._pointer, counts, layers, count), self._pointer)
