@@ -117,14 +117,6 @@ fn a_batch_with_fewer_rows_than_stated_is_reported() {
 }
 
 #[test]
-fn a_cache_used_after_its_end_is_reported() {
-    let Some(program) = program() else { return };
-    let (ended, said) = run(program, "destroyed");
-    assert_eq!(ended.status.code(), Some(66), "{said}");
-    assert!(said.contains("heap-use-after-free"), "{said}");
-}
-
-#[test]
 fn rows_that_were_never_stored_are_noticed() {
     let Some(program) = program() else { return };
     let (ended, said) = run(program, "unstored");
