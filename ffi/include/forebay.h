@@ -894,9 +894,6 @@ fb_status fb_launched(struct fb_cache *cache,
                       uint32_t count);
 
 // Gives captured layers up. Launches under way still run.
-//
-// Requires:
-// None.
 fb_status fb_captured_destroy(struct fb_captured *captured);
 
 // Reads a table's text: its version, how many layers it has, and of their orders as many as `room` holds; `orders`
@@ -968,9 +965,6 @@ fb_status fb_chooser_table(const struct fb_chooser *chooser,
                            uint32_t *version);
 
 // Ends the handle.
-//
-// Requires:
-// None.
 fb_status fb_chooser_destroy(struct fb_chooser *chooser);
 
 // Resolves a layer's selection and gathers what it misses, all rows of the step, on one stream. `selection` holds
@@ -1021,9 +1015,6 @@ fb_status fb_gather(struct fb_cache *cache,
                     void *stream);
 
 // Stores a layer's new rows in the total pool, once they stand in their landing slots.
-//
-// Requires:
-// None.
 fb_status fb_scatter(struct fb_cache *cache, fb_step step, uint32_t layer, void *stream);
 
 // fb_scatter of a part of a layer.
@@ -1097,15 +1088,9 @@ fb_status fb_requests_record(struct fb_requests *requests,
                              const struct fb_arrival *arrival);
 
 // Writes the lines that are held. What is written survives the process.
-//
-// Requires:
-// None.
 fb_status fb_requests_flush(struct fb_requests *requests);
 
 // Flushes, and stores the file on the disk: it survives a loss of power.
-//
-// Requires:
-// None.
 fb_status fb_requests_sync(struct fb_requests *requests);
 
 // Ends the trace: writes what is held and stores the file. `count`, which may be NULL, receives the requests
@@ -1117,9 +1102,6 @@ fb_status fb_requests_sync(struct fb_requests *requests);
 fb_status fb_requests_finish(struct fb_requests *requests, uint64_t *count);
 
 // Ends the handle. All lines recorded are in the file.
-//
-// Requires:
-// None.
 fb_status fb_requests_destroy(struct fb_requests *requests);
 
 // Reads the trace or recording `path`, packed or not. When that fails, the reason is written to `text`, cut to
@@ -1169,9 +1151,6 @@ fb_status fb_selections_read(const struct fb_selections *selections,
                              int32_t *positions);
 
 // Ends the handle.
-//
-// Requires:
-// None.
 fb_status fb_selections_destroy(struct fb_selections *selections);
 
 // Begins a step: enqueues the wait for the work before it, its block, and the commit of what its
@@ -1188,18 +1167,12 @@ fb_status fb_prepare(struct fb_cache *cache,
 
 // Ends the enqueueing of a step: its report, then its event. What fb_overlap, fb_overlap_steps or fb_launch have
 // enqueued is joined there; behind what an engine orders itself, `stream` must be ordered already.
-//
-// Requires:
-// None.
 fb_status fb_finish(struct fb_cache *cache,
                     fb_step step,
                     void *stream);
 
 // Gives an open step up, for an engine that fails between its layers. It is still to be finished and retired, which
 // answers FB_CANCELLED; its sequences are then rolled back or closed.
-//
-// Requires:
-// None.
 fb_status fb_abandon(struct fb_cache *cache,
                      fb_step step);
 
@@ -1260,15 +1233,9 @@ fb_status fb_trace_record(struct fb_trace *trace,
                           size_t count);
 
 // Writes the steps that are held. What is written survives the process.
-//
-// Requires:
-// None.
 fb_status fb_trace_flush(struct fb_trace *trace);
 
 // Flushes, and stores the file on the disk: it survives a loss of power.
-//
-// Requires:
-// None.
 fb_status fb_trace_sync(struct fb_trace *trace);
 
 // Ends the recording: writes what is held and the end, and stores the file. `steps`, which may be NULL, receives
@@ -1281,9 +1248,6 @@ fb_status fb_trace_finish(struct fb_trace *trace,
                           uint32_t *steps);
 
 // Ends the handle. A recording that was not finished keeps all its steps, and readers are told that it was not.
-//
-// Requires:
-// None.
 fb_status fb_trace_destroy(struct fb_trace *trace);
 
 #ifdef __cplusplus
