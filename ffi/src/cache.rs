@@ -160,7 +160,7 @@ impl FbCacheConfig {
         }
     }
 
-    fn declare(&self) -> Result<Config> {
+    pub(crate) fn declare(&self) -> Result<Config> {
         if self.reserved != 0 {
             return Err(refuse("reserved", self.reserved));
         }

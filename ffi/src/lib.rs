@@ -30,6 +30,8 @@ pub mod sequence;
 pub mod share;
 pub mod status;
 pub mod step;
+#[cfg(test)]
+mod testing;
 pub mod ticket;
 pub mod trace;
 mod word;
