@@ -11,13 +11,15 @@ import os
 import weakref
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Sequence as Many
+from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Sequence as Many
 
 import numpy as np
 
+from . import overlap
 from ._library import NULL, check, check_created, ffi, lib, new_text, sized
 from .device import Device, DeviceHandle
 from .errors import InvalidArgument
+from .overlap import Captured, EngineCall, Layers
 from .sequence import BRING_UP, Sequence, tokens_of
 from .shape import Shape
 from .step import Step
@@ -106,7 +108,7 @@ class CacheHandle:
             return True
         stream, finished = known
         if not finished:
-            hasattr(lib, "fb_abandon") and lib.fb_abandon(self.pointer, number)
+            lib.fb_abandon(self.pointer, number)
             if lib.fb_finish(self.pointer, number, stream) == 0:
                 self.steps[number] = (stream, True)
         step = ffi.new("fb_step *", number)
@@ -131,7 +133,7 @@ class CacheHandle:
         status = int(lib.fb_cache_destroy(self.pointer))
         if status == lib.FB_BUSY:
             self._wait()
-            hasattr(lib, "fb_cache_reap") and lib.fb_cache_reap(self.pointer, NULL)
+            lib.fb_cache_reap(self.pointer, NULL)
             status = int(lib.fb_cache_destroy(self.pointer))
         if status != lib.FB_BUSY:
             self.device.leave()
@@ -253,14 +255,10 @@ class Cache:
         self._pointer = made[0]
         self.device, self.shape = device, shape
         self.batch, self.query_rows = batch or lanes, query_rows
+        self._watchers: list[Callable[[Stats], object]] = []
         self.info: Info = self._read_info()
 
     def _read_info(self) -> Info:
-        if not hasattr(lib, "fb_cache_info"):  # TRANSITION
-            r = self.shape.row_bytes
-            stride = self.shape.host_stride or -(-(r[0] + r[1]) // 64) * 64
-            return Info(self.shape.all_layers, r[0] + r[1], stride, 64 * (r[0] + r[1]), self.shape.top_k,
-                        self.query_rows, self.batch, 1, self.shape.page_tokens)
         info = sized("fb_cache_info")
         check(lib.fb_cache_info(self._pointer, info), self._pointer)
         return Info(*(int(getattr(info, name)) for name in Info._fields))
@@ -425,7 +423,7 @@ class Cache:
         """Counters and gauges, now. May be called beside another thread's calls that only read."""
         stats = sized("fb_stats")
         check(lib.fb_cache_stats(self._pointer, stats), self._pointer)
-        return Stats(*(int(getattr(stats, name, 0)) for name in Stats._fields))
+        return Stats(*(int(getattr(stats, name)) for name in Stats._fields))
 
     def fallbacks(self) -> list[str]:
         """What the memory had to do without, a line each; empty: everything could be had."""
@@ -438,6 +436,82 @@ class Cache:
             check(status, self._pointer)
             lines.append(ffi.string(text).decode("utf-8", "replace"))
         return lines
+
+    def watch(self, left: Callable[[Stats], object]) -> None:
+        """Calls `left` with the statistics whenever a step is retired, on the thread that retires it."""
+        self._watchers.append(left)
+
+    def overlap(
+        self,
+        step: Step,
+        layer: int,
+        order: str,
+        layers: Layers,
+        enqueue: Callable[[EngineCall], object],
+        *,
+        draft_pass: int | None = None,
+    ) -> None:
+        """Enqueues one layer of a step, or one pass of a draft layer, in the order "none", "da" or "dba".
+
+        Args:
+            step: open.
+            layer: which.
+            order: what hides the gather.
+            layers: streams and buffers, the same for all layers of a step.
+            enqueue: the engine's work, see `EngineCall`. It must not call into this cache.
+            draft_pass: of a draft layer.
+
+        Raises:
+            InvalidArgument, InvalidConfig, OutOfRange: nothing was enqueued. What `enqueue` raises comes out of here,
+            and the step is abandoned: finish and retire it, then roll its sequences back or close them.
+        """
+        overlap.overlap(self, step, layer, order, layers, enqueue, draft_pass)
+
+    def overlap_steps(
+        self,
+        steps: Many[Step],
+        layers: Many[Layers],
+        by_layer: Many[str],
+        enqueue: Callable[[EngineCall], object],
+        *,
+        draft_passes: int = 0,
+    ) -> None:
+        """Enqueues all layers of open steps, at most one of each micro-batch: each layer once, then the draft layers'
+        passes, the steps in turn.
+
+        Args:
+            steps, layers: as many of one as of the other.
+            by_layer: the order of every layer, draft layers last.
+            enqueue, draft_passes: as of `overlap`.
+
+        Raises:
+            As `overlap`; all the steps are abandoned then.
+        """
+        overlap.overlap_steps(self, steps, layers, by_layer, enqueue, draft_passes)
+
+    def capture(
+        self,
+        micro_batches: Many[Layers],
+        *,
+        query_rows: int,
+        by_layer: Many[str],
+        enqueue: Callable[[EngineCall], object],
+        draft_passes: int = 0,
+        into: bool = False,
+    ) -> Captured:
+        """Captures all layers of a bucket as one graph, to be launched for any steps that fit it.
+
+        Args:
+            micro_batches: whose steps run in the graph: streams, batch rows of the bucket, buffers.
+            query_rows: of the steps.
+            by_layer, draft_passes: as of `overlap_steps`.
+            enqueue: called while it is captured, and never again.
+            into: the engine's own capture is under way on the first compute stream: everything is enqueued there.
+
+        Raises:
+            InvalidConfig: the device captures nothing, or the config does not fit.
+        """
+        return overlap.capture(self, micro_batches, query_rows, by_layer, enqueue, draft_passes, into)
 
     def validate(self) -> None:
         """Checks every invariant of every pool and table: for tests, between steps.
@@ -499,13 +573,6 @@ class Info(NamedTuple):
     attention_passes: int
     # Tokens of a page.
     page_tokens: int
-
-
-class Footprint(NamedTuple):
-    """Bytes that a cache takes."""
-
-    device: int
-    host: int
 
 
 def _by_layer(slots: Many[int], layers: int) -> Any:

@@ -153,9 +153,6 @@ class Sequence:
             config.bytes_a_call = bytes_a_call
             if warm_up is not None:
                 config.selections, config.steps = self._selections(warm_up)
-        if not hasattr(lib, "fb_ticket_outcome"):  # TRANSITION
-            check(lib.fb_join(self._pointer, self._number, on), self._pointer)
-            return None  # type: ignore[return-value]
         made = ffi.new("fb_ticket **")
         check(lib.fb_join(self._pointer, self._number, config, on, made), self._pointer)
         return self._ticket(made, warm_up)
