@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use forebay::device::{Device, Slice};
 use forebay::os::{NoFaults, random};
-use forebay::{Cache, Config, Error, Kind, Layer, Result, Row, Sequence, Stats, Step};
+use forebay::{Cache, Config, Error, Kind, Layer, Result, Sequence, Stats};
 
 use crate::cast::{self, Plain, Versioned};
 use crate::config::FbCacheConfig;
 use crate::device::{FbDevice, Tenant};
 use crate::handle::{self, Object, change, read};
 use crate::status::{FbStatus, Text};
+use crate::step::Steps;
 
 /// What a cache has and does. Gauges describe now, counters only grow.
 #[derive(Clone, Copy, Debug)]
@@ -126,10 +127,8 @@ pub struct FbCache {
     pub(crate) cache: Cache,
     /// Behind the cache: it ends before its place on the device is given back.
     pub(crate) tenant: Tenant,
-    /// Places of the steps in flight.
-    pub(crate) steps: Box<[Option<Step>]>,
-    /// Room for a batch.
-    pub(crate) rows: Vec<Row>,
+    /// The steps in flight, and room for their calls.
+    pub(crate) steps: Steps,
     /// What its numbers of sequences and steps are mixed with, so that those of another cache name nothing here.
     salt: u64,
 }
@@ -145,14 +144,11 @@ const SALT: u64 = 1 << 63 | 1 << 31;
 impl FbCache {
     fn create(config: Config, device: &FbDevice) -> Result<FbCache> {
         let tenant = device.tenant();
-        let (steps, batch) = (config.steps_in_flight.saturating_mul(config.micro_batches), config.batch);
         let mut salt = [0; 8];
         random(&mut salt, &NoFaults)?;
-        // The cache is made first: it refuses numbers that are too large to be meant.
         let cache = Cache::new(config, Arc::clone(&tenant.device))?;
-        let steps = (0..steps).map(|_| None).collect();
-        let rows = Vec::with_capacity(batch as usize);
-        Ok(FbCache { cache, tenant, steps, rows, salt: u64::from_ne_bytes(salt) | SALT })
+        let steps = Steps::of(&cache);
+        Ok(FbCache { cache, tenant, steps, salt: u64::from_ne_bytes(salt) | SALT })
     }
 
     /// The device, for a caller's buffers.

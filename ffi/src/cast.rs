@@ -4,9 +4,11 @@
 //! is each function's `# Safety`, and the header asks callers for it. Handles, sequences and steps do not
 //! pass here: they are looked up.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use forebay::device::{Device, Slice, Stream};
 use forebay::{Error, Kind, Result};
@@ -131,6 +133,16 @@ pub(crate) unsafe fn write_list<T: Plain>(
     Ok(())
 }
 
+/// A value.
+///
+/// # Safety
+/// `pointer` is null, or names a value that nothing changes during the call.
+pub(crate) unsafe fn value<T: Plain>(pointer: *const T, name: &'static str) -> Result<T> {
+    checked(pointer, name)?;
+    // SAFETY: not null, aligned; the rest is the caller's contract.
+    Ok(unsafe { pointer.read() })
+}
+
 /// The bytes of a caller's text.
 ///
 /// # Safety
@@ -150,6 +162,19 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &'static str) -> Res
     let bytes = unsafe { bytes(pointer, name) }?;
     std::str::from_utf8(bytes)
         .map_err(|e| bad(name, "pass a text in UTF-8").with("byte", e.valid_up_to() as u64))
+}
+
+/// A path, byte by byte as it came.
+///
+/// # Safety
+/// As [`text`].
+pub(crate) unsafe fn path<'a>(pointer: *const c_char, name: &'static str) -> Result<&'a Path> {
+    // SAFETY: the same contract.
+    let bytes = unsafe { bytes(pointer, name) }?;
+    match bytes.is_empty() {
+        true => Err(bad(name, "pass a path that is not empty")),
+        false => Ok(Path::new(OsStr::from_bytes(bytes))),
+    }
 }
 
 /// Writes as much of `text`, which ends with a zero byte, as `bytes` bytes hold, and ends it with one.
@@ -258,6 +283,50 @@ pub(crate) unsafe fn versioned<T: Versioned>(pointer: *const T) -> Result<T> {
     unsafe {
         std::ptr::copy_nonoverlapping(known.as_ptr(), value.as_mut_ptr().cast(), known.len());
         Ok(value.assume_init())
+    }
+}
+
+/// Structs that begin with their size, one behind the other: all state the same one, which is the step from one to
+/// the next.
+pub(crate) struct VersionedList<'a, T> {
+    next: *const T,
+    left: usize,
+    size: Option<usize>,
+    lives: PhantomData<&'a T>,
+}
+
+/// # Safety
+/// `pointer` is null, or names `count` structs that begin with their size, as many bytes each, which nothing changes
+/// or ends during `'a`.
+pub(crate) unsafe fn versioned_list<'a, T: Versioned>(
+    pointer: *const T,
+    count: usize,
+) -> VersionedList<'a, T> {
+    VersionedList { next: pointer, left: count, size: None, lives: PhantomData }
+}
+
+impl<T: Versioned> Iterator for VersionedList<'_, T> {
+    type Item = Result<T>;
+
+    fn next(&mut self) -> Option<Result<T>> {
+        self.left = self.left.checked_sub(1)?;
+        // SAFETY: the contract of `versioned_list`: one more is there.
+        let read = unsafe { stated(self.next).and_then(|size| Ok((size, versioned(self.next)?))) };
+        let read = read.and_then(|(size, value)| match *self.size.get_or_insert(size) == size {
+            true => Ok((size, value)),
+            false => Err(bad(T::NAME, "state the same size in every struct of an array")),
+        });
+        match read {
+            Ok((size, value)) => {
+                // Behind the last one it points to nothing and is not read.
+                self.next = self.next.wrapping_byte_add(size);
+                Some(Ok(value))
+            }
+            Err(error) => {
+                self.left = 0;
+                Some(Err(error))
+            }
+        }
     }
 }
 
