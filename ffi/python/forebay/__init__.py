@@ -15,7 +15,8 @@ device but `Device.wait`, `Step.retire(wait=True)` and closing a cache.
 
 from ._library import version as _version
 from .choice import Bucket, Choice, Chooser, Hysteresis, Prices, Table
-from .cache import Cache, Info, Stats
+from .cache import Cache, Stats
+from .config import Footprint, Info, footprint
 from .device import CudaDevice, CudaMemory, Device, HostDevice, Stream
 from .errors import (
     BadFormat,
@@ -45,9 +46,9 @@ from .trace import Header, RequestWriter, SelectionTrace, TraceRecorder, TraceWr
 __version__ = _version()
 __all__ = [
     "BadFormat", "BadVersion", "Bucket", "Buffers", "Busy", "Cache", "Cancelled", "Captured", "Choice", "Chooser",
-    "Closed", "CudaDevice", "CudaMemory", "Device", "DeviceFailed", "EngineCall", "Exhausted", "ForebayError", "Header",
-    "HostDevice", "Hysteresis", "Info", "Internal", "InvalidArgument", "InvalidConfig", "Io", "LayerCount", "Layers",
+    "Closed", "CudaDevice", "CudaMemory", "Device", "DeviceFailed", "EngineCall", "Exhausted", "Footprint",
+    "ForebayError", "Header", "HostDevice", "Hysteresis", "Info", "Internal", "InvalidArgument", "InvalidConfig", "Io", "LayerCount", "Layers",
     "Length", "OsRefused", "OutOfMemory", "OutOfRange", "Overflow", "Page", "Planned", "Prices", "RequestWriter",
     "Retired", "SelectionTrace", "Sequence", "Shape", "Stats", "Step", "Stream", "Table", "Ticket", "TraceRecorder",
-    "TraceWriter", "plan",
+    "TraceWriter", "footprint", "plan",
 ]  # fmt: skip

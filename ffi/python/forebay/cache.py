@@ -18,6 +18,7 @@ import numpy as np
 from . import overlap
 from ._library import NULL, check, check_created, ffi, lib, new_text, sized
 from .device import Device, DeviceHandle
+from .config import SLOT_BLOCK, Info, by_layer_of, declare, set_fields
 from .errors import InvalidArgument
 from .overlap import Captured, EngineCall, Layers
 from .sequence import BRING_UP, Sequence, tokens_of
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 # How many lines of fallbacks are read at most, and their length.
 _FALLBACKS_MOST = 1 << 12
 _LINE_BYTES = 512
-SLOT_BLOCK = 64
 
 
 class Stats(NamedTuple):
@@ -133,7 +133,7 @@ class CacheHandle:
         status = int(lib.fb_cache_destroy(self.pointer))
         if status == lib.FB_BUSY:
             self._wait()
-            lib.fb_cache_reap(self.pointer, NULL)
+            lib.fb_cache_reap(self.pointer, NULL, NULL)
             status = int(lib.fb_cache_destroy(self.pointer))
         if status != lib.FB_BUSY:
             self.device.leave()
@@ -144,21 +144,6 @@ class CacheHandle:
             lib.fb_stream_wait(self.device.pointer, stream)
 
 
-def set_fields(config: Any, values: dict[str, Any]) -> None:
-    """Writes numbers into a config; None is left to its default.
-
-    Raises:
-        InvalidArgument: a value that the field does not hold.
-    """
-    for name, value in values.items():
-        if value is None:
-            continue
-        try:
-            setattr(config, name, value)
-        except (TypeError, OverflowError) as error:
-            raise InvalidArgument(name, repr(value), "a number that the field holds") from error
-
-
 class Cache:
     """One model's cache on one device; a context manager that closes itself.
 
@@ -167,13 +152,14 @@ class Cache:
         shape: the model's cache.
         lanes: sequences that may be open.
         max_tokens: tokens of the longest sequence: prompt and promised.
-        slots: slots of one sequence in each layer; or one number a layer, draft layers last.
+        slots: slots of one sequence in each layer; or one number a layer, draft layers last, which is what `open`
+            takes for a sequence that it is not told otherwise for.
         query_rows: query rows that a sequence may have in a step: 1 + drafts.
         batch: rows of a batch; None: `lanes`.
         steps_in_flight: steps of one sequence that may be in flight; None: 2.
         micro_batches: whose steps may be open at the same time; None: 1.
         host_pages, index_pages: pages of the total pool and of index keys; None: enough for every lane.
-        pool_slots: slots of each layer's pool, all sequences; None: enough for every lane.
+        pool_slots: slots of each layer's pool, all sequences; or one number a layer; None: enough for every lane.
         min_budget: fewest slots that a sequence may have in a layer; None: the fewest of `slots`.
         attention_passes: passes of attention that take the scratch slots in turn; None: 1.
         residency_only: rows have no bytes and nothing is gathered: for replays.
@@ -203,7 +189,7 @@ class Cache:
         micro_batches: int | None = None,
         host_pages: int | None = None,
         index_pages: int | None = None,
-        pool_slots: int | None = None,
+        pool_slots: int | Many[int] | None = None,
         min_budget: int | None = None,
         attention_passes: int | None = None,
         residency_only: bool = False,
@@ -214,29 +200,25 @@ class Cache:
     ) -> None:
         if not isinstance(device, Device):
             raise InvalidArgument("device", type(device).__name__, "a HostDevice or a CudaDevice")
-        if not isinstance(shape, Shape):
-            raise InvalidArgument("shape", type(shape).__name__, "a Shape")
-        config = sized("fb_cache_config")
-        shape.declare(config)
-        by_layer = None if isinstance(slots, int) else _by_layer(slots, shape.all_layers)
-        numbers = {
-            "lanes": lanes,
-            "max_tokens": max_tokens,
-            "slots": slots if by_layer is None else min(by_layer),
-            "query_rows": query_rows,
-            "batch": batch,
-            "steps_in_flight": steps_in_flight,
-            "micro_batches": micro_batches,
-            "host_pages": host_pages,
-            "index_pages": index_pages,
-            "pool_slots": pool_slots,
-            "min_budget": min_budget,
-            "attention_passes": attention_passes,
-            "residency_only": 1 if residency_only else None,
-            "numa_node": None if numa_node is None else numa_node + 1,
-            "slots_by_layer": by_layer,
-        }
-        set_fields(config, numbers)
+        config, self._by_layer, _pools = declare(
+            shape,
+            slots,
+            pool_slots,
+            {
+                "lanes": lanes,
+                "max_tokens": max_tokens,
+                "query_rows": query_rows,
+                "batch": batch,
+                "steps_in_flight": steps_in_flight,
+                "micro_batches": micro_batches,
+                "host_pages": host_pages,
+                "index_pages": index_pages,
+                "min_budget": min_budget,
+                "attention_passes": attention_passes,
+                "residency_only": 1 if residency_only else None,
+                "numa_node": None if numa_node is None else numa_node + 1,
+            },
+        )
         config.memory = (
             (0 if huge_pages else lib.FB_MEMORY_SMALL_PAGES)
             | (0 if populate else lib.FB_MEMORY_LAZY)
@@ -259,7 +241,7 @@ class Cache:
         self.info: Info = self._read_info()
 
     def _read_info(self) -> Info:
-        info = sized("fb_cache_info")
+        info = sized("fb_info")
         check(lib.fb_cache_info(self._pointer, info), self._pointer)
         return Info(*(int(getattr(info, name)) for name in Info._fields))
 
@@ -281,7 +263,7 @@ class Cache:
             prompt: tokens of the prompt.
             promised: tokens that it may decode.
             ratio: slots in each layer as a share of prompt and promised tokens. Not beside `slots`.
-            slots: in each layer; or one number a layer; None: the cache's `min_budget`.
+            slots: in each layer; or one number a layer; None: as the cache was declared.
             bring_up: "whole" (every row when it joins, if all fit its slots) or "nothing".
             tokens: the prompt's token ids, as far as they may be shared: pages that were sealed with the same
                 tokens, keys and salt are taken over; `Sequence.shared` says how many tokens.
@@ -311,8 +293,10 @@ class Cache:
             raise InvalidArgument("bring_up", repr(bring_up), " or ".join(map(repr, BRING_UP)))
         config = sized("fb_open_config")
         by_layer = None
+        if slots is None and ratio is None:
+            slots = self._by_layer
         if slots is not None and not isinstance(slots, int):
-            by_layer, slots = _by_layer(slots, self.shape.all_layers), None
+            by_layer, slots = by_layer_of(slots, self.shape.all_layers, "slots"), None
         numbers = {"prompt": prompt, "promised": promised, "ratio": ratio, "slots": slots, "slots_by_layer": by_layer}
         set_fields(config, numbers)
         config.bring_up = BRING_UP[bring_up]
@@ -381,10 +365,16 @@ class Cache:
             accepted = accepted.view(np.int32)
         return words(accepted, "accepted", (self.batch,), self.device.place, False)
 
-    def reap(self, stream: Any = None) -> None:
-        """Takes up what has ended since: releases closed sequences, and what was forgotten."""
+    def reap(self, stream: Any = None) -> int:
+        """Takes up what has ended since: releases closed sequences, and what was forgotten.
+
+        Returns:
+            How many closed sequences still wait.
+        """
         self._record.make_up()
-        check(lib.fb_cache_reap(self._pointer, self.device.stream_of(stream)), self._pointer)
+        waiting = ffi.new("uint32_t *")
+        check(lib.fb_cache_reap(self._pointer, self.device.stream_of(stream), waiting), self._pointer)
+        return int(waiting[0])
 
     def slab(self, layer: int, run: int = 0) -> Any:
         """What attention reads of a layer: uint8 `[blocks, 64, row_bytes[run]]`, slot s at `[s // 64, s % 64]`.
@@ -550,35 +540,3 @@ class Cache:
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._record.sequences)} sequences"
         return f"<forebay.Cache on {self.device.place}: {state}>"
-
-
-class Info(NamedTuple):
-    """Sizes of a cache that follow from its config."""
-
-    # Layers with those that draft.
-    layers: int
-    # Bytes of a row, both runs.
-    row_bytes: int
-    # Bytes from one row to the next in host memory.
-    host_stride: int
-    # Bytes of a device block of 64 slots.
-    block_bytes: int
-    # Positions that one query row selects.
-    top_k: int
-    # Query rows of a step, at most.
-    query_rows: int
-    # Rows of a batch, at most.
-    batch: int
-    # Passes of attention over fetched rows, where attention runs in parts.
-    attention_passes: int
-    # Tokens of a page.
-    page_tokens: int
-
-
-def _by_layer(slots: Many[int], layers: int) -> Any:
-    if len(slots) != layers:
-        raise InvalidArgument("slots", f"{len(slots)} numbers", f"{layers}, one a layer, draft layers last")
-    try:
-        return ffi.new("uint32_t[]", list(slots))
-    except (TypeError, OverflowError) as error:
-        raise InvalidArgument("slots", repr(slots), "numbers that C's uint32_t holds") from error

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Sequence as Many
 
 import numpy as np
 
-from .cache import SLOT_BLOCK, Cache
+from .cache import Cache
+from .config import SLOT_BLOCK
 from .errors import InvalidArgument
 from .step import Buffers
 from .tensors import describe, look

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ._library import check_created, ffi, lib, new_text, sized
-from .cache import set_fields
+from .config import set_fields
 from .shape import Shape
 
 _NOTES = 32

@@ -233,7 +233,7 @@ class Sequence:
     @property
     def length(self) -> Length:
         """How long it is."""
-        length = sized("fb_length")
+        length = sized("fb_sequence_length")
         check(lib.fb_length(self._pointer, self._number, length), self._pointer)
         return Length(length.committed, length.landed, length.sealed, bool(length.running))
 
