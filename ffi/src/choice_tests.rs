@@ -228,9 +228,20 @@ fn a_chooser_refuses_numbers_that_make_no_sense() {
         assert_eq!(fb_chooser_create(null(), null_mut(), 0, &mut null_mut()), FbStatus::FbInvalidConfig);
         assert_eq!(fb_chooser_create(&right, null_mut(), 0, null_mut()), FbStatus::FbInvalidConfig);
     }
-    // An older caller's config ends before the hysteresis.
-    let older = sized(std::mem::offset_of!(FbChooserConfig, hysteresis), right);
-    let (chooser, status, _) = made(bucket(), Some(FbHysteresis { steps: 0, ..eager() }), older);
+}
+
+#[test]
+fn calls_of_a_chooser_refuse_what_it_does_not_have() {
+    let hysteresis = FbHysteresis { steps: 0, ..eager() };
+    let config = FbChooserConfig {
+        buckets: &bucket(),
+        bucket_count: 1,
+        tables_max: 2,
+        hysteresis: &hysteresis,
+        // An older caller's config ends before the hysteresis.
+        size: std::mem::offset_of!(FbChooserConfig, hysteresis),
+    };
+    let (chooser, status, _) = create_chooser(&config);
     ok(status);
     let counts = [FbLayerCount::default(); 3];
     let (mut choice, mut layers, mut version): (FbChoice, _, _) = (blank(), 0, 0);

@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_char};
 use forebay::predict::plan::{Batch, Demand, Note, Planned, Ratio, plan};
 use forebay::{Error, Kind, Result, Slots};
 
-use crate::cache::FbCacheConfig;
 use crate::cast::{self, Plain, Versioned, create};
+use crate::config::FbCacheConfig;
 use crate::status::FbStatus;
 
 /// All rows of the whole batch fit on the device: offload moves bytes and buys nothing.
@@ -273,7 +273,7 @@ mod tests {
             host_stride: shape.host_stride,
             device_block_align: shape.device_block_align,
             // No field of the model: not read.
-            reserved: 9,
+            memory: 99,
             ..blank()
         }
     }

@@ -12,6 +12,7 @@ use forebay::{
 
 use crate::cache::*;
 use crate::cast::{Plain, Versioned};
+use crate::config::*;
 use crate::device::{FbDevice, fb_device_create, fb_device_destroy};
 use crate::handle;
 use crate::status::{FbStatus, fb_error_text};
@@ -138,7 +139,8 @@ impl Rig {
     pub(crate) fn of(config: FbCacheConfig, device: *mut FbDevice, cache: *mut FbCache) -> Rig {
         let own: Arc<dyn Device> = HostDevice::new(HostOptions::default());
         let stream = own.stream().unwrap();
-        let twin = Cache::new(config.declare().unwrap(), own.clone()).unwrap();
+        // SAFETY: it names no list.
+        let twin = Cache::new(unsafe { config.declare() }.unwrap(), own.clone()).unwrap();
         let mut rig = Rig { device, cache, own, twin, stream, sequences: Vec::new(), chance: 1 };
         for number in 0..config.lanes {
             let own = open(&mut rig.twin, number, stream).unwrap();
