@@ -1,3 +1,5 @@
+//! Tables, prices and choosers through C, beside those of Rust, and each bad number.
+
 use std::ffi::CStr;
 use std::ptr::{null, null_mut};
 

@@ -1,3 +1,5 @@
+//! Overlapped layers through a callback of C: the same calls and answers as by an engine in Rust.
+
 use std::ptr::{null, null_mut};
 
 use forebay::device::{Parts, Slice};
@@ -78,6 +80,8 @@ impl Engine for Script {
     }
 }
 
+/// # Safety
+/// `data` is a script that nothing else uses, `call` the library's.
 unsafe extern "C" fn enqueue(data: *mut c_void, call: *const FbEngineCall, stream: *mut c_void) -> u32 {
     // SAFETY: the script of the test, and the library's call.
     let (script, call) = unsafe { (&mut *data.cast::<Script>(), &*call) };

@@ -1,3 +1,5 @@
+//! Steps through C, beside a twin in Rust to which the same is done: equal slots, lists, counters and lengths.
+
 use std::ptr::{null, null_mut};
 
 use forebay::device::{Parts, Slice};

@@ -1,3 +1,5 @@
+//! Recordings through C: written, read back by Rust and through C, and what is refused.
+
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
