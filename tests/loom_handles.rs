@@ -10,7 +10,6 @@ mod word;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread;
@@ -27,16 +26,17 @@ fn assert_found(run: impl Fn() + Send + Sync + 'static) {
     assert!(catch_unwind(AssertUnwindSafe(|| model(run))).is_err(), "the planted mistake was not found");
 }
 
-/// A place with an object behind its word: loom sees every use of the cell that is not ordered.
+/// A place with an object behind its word: a number that is read and written without any order of its own, so that
+/// loom shows an old one to whoever is not ordered behind the last change.
 struct Place {
     word: AtomicU64,
-    object: UnsafeCell<u32>,
+    object: AtomicU32,
     next: AtomicU32,
 }
 
 impl Place {
     fn free() -> Place {
-        Place { word: AtomicU64::new(0), object: UnsafeCell::new(0), next: AtomicU32::new(0) }
+        Place { word: AtomicU64::new(0), object: AtomicU32::new(0), next: AtomicU32::new(0) }
     }
 
     fn named() -> (Arc<Place>, u64) {
@@ -46,9 +46,18 @@ impl Place {
         (Arc::new(place), name)
     }
 
+    fn get(&self) -> u32 {
+        self.object.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, value: u32) {
+        self.object.store(value, Ordering::Relaxed);
+    }
+
     fn look(&self, name: u64) -> Option<u32> {
         word::read(&self.word, name).ok()?;
-        let seen = self.object.with(|object| unsafe { *object });
+        let seen = self.get();
+        assert_eq!(self.get(), seen, "it changes under a reader");
         word::unread(&self.word, name);
         Some(seen)
     }
@@ -56,7 +65,7 @@ impl Place {
     fn add(&self, name: u64) -> bool {
         let entered = word::alone(&self.word, name).is_ok();
         if entered {
-            self.object.with_mut(|object| unsafe { *object += 1 });
+            self.set(self.get() + 1);
             word::unalone(&self.word, name);
         }
         entered
@@ -65,7 +74,7 @@ impl Place {
     fn end(&self, name: u64) -> bool {
         let entered = word::alone(&self.word, name).is_ok();
         if entered {
-            self.object.with_mut(|object| unsafe { *object = u32::MAX });
+            self.set(u32::MAX);
             assert!(word::vacate(&self.word, name));
         }
         entered
@@ -110,10 +119,10 @@ fn a_reader_that_does_not_count_itself_is_found() {
         let other = Arc::clone(&place);
         let reader = thread::spawn(move || {
             let named = other.word.load(Ordering::Acquire) & !word::USE == name;
-            named.then(|| other.object.with(|object| unsafe { *object }))
+            named.then(|| other.get())
         });
         place.end(name);
-        reader.join().unwrap();
+        assert_ne!(reader.join().unwrap(), Some(u32::MAX));
     });
 }
 
@@ -138,12 +147,17 @@ impl List {
         word::pop(&self.head, |place| &self.places[place as usize].next)
     }
 
-    /// Owns a place for a while.
-    fn borrow(&self) {
-        if let Some(place) = self.pop() {
-            self.places[place as usize].object.with_mut(|object| unsafe { *object += 1 });
+    /// Owns a place for a while; whether there was one.
+    fn borrow(&self) -> bool {
+        let popped = self.pop();
+        if let Some(place) = popped {
+            let owned = &self.places[place as usize];
+            assert_eq!(owned.word.swap(1, Ordering::Relaxed), 0, "two owners");
+            owned.set(owned.get() + 1);
+            owned.word.store(0, Ordering::Relaxed);
             self.push(place);
         }
+        popped.is_some()
     }
 }
 
@@ -152,14 +166,20 @@ fn a_place_has_one_owner_and_none_is_lost() {
     model(|| {
         let list = List::new();
         let other = Arc::clone(&list);
-        let thread = thread::spawn(move || {
-            other.borrow();
-            other.borrow();
+        let thread = thread::spawn(move || u32::from(other.borrow()));
+        // One that comes back at once while the other stays away: the head is the same, and what follows is not.
+        let (first, second) = (list.pop(), list.pop());
+        first.into_iter().for_each(|place| list.push(place));
+        second.into_iter().for_each(|place| {
+            let owned = &list.places[place as usize];
+            assert_eq!(owned.word.load(Ordering::Relaxed), 0, "two owners");
+            owned.set(owned.get() + 1);
+            list.push(place);
         });
-        list.borrow();
-        thread.join().unwrap();
+        let borrowed = u32::from(second.is_some()) + thread.join().unwrap();
         let (first, second) = (list.pop().unwrap(), list.pop().unwrap());
         assert!(first != second && list.pop().is_none());
+        assert_eq!(list.places.iter().map(Place::get).sum::<u32>(), borrowed);
     });
 }
 
@@ -178,15 +198,12 @@ fn a_list_that_does_not_count_its_changes_is_found() {
     assert_found(|| {
         let list = List::new();
         let other = Arc::clone(&list);
-        let thread = thread::spawn(move || {
-            let (first, second) = (other.pop(), other.pop());
-            first.into_iter().for_each(|place| other.push(place));
-            second
-        });
-        let mine = pop(&list);
-        let held = thread.join().unwrap();
-        // What the thread kept is not on the list, and not mine.
-        assert!(mine.is_none() || mine != held);
+        let thread = thread::spawn(move || pop(&other));
+        let (first, held) = (list.pop(), list.pop());
+        first.into_iter().for_each(|place| list.push(place));
+        let theirs = thread.join().unwrap();
+        // What is kept here is not on the list, and not theirs.
+        assert!(theirs.is_none() || theirs != held);
         assert!(held.is_none() || list.pop() != held);
     });
 }

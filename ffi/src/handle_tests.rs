@@ -2,6 +2,7 @@
 //!
 //! The table is the process's, so a test that needs all of it runs in a forked child, which has one of its own.
 
+use std::cell::Cell;
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Barrier};
@@ -152,7 +153,11 @@ fn a_call_inside_keeps_others_out_and_readers_share() {
         Ok(())
     });
     assert_eq!((inside, ended.load(Ordering::Relaxed)), (FbStatus::FbOk, 0));
-    assert_eq!(end(handle, |_| Ok(assert_eq!(end(handle, touch), FbStatus::FbBusy))), FbStatus::FbOk);
+    let ends = end(handle, |_| {
+        assert_eq!(end(handle, touch), FbStatus::FbBusy);
+        Ok(())
+    });
+    assert_eq!(ends, FbStatus::FbOk);
     assert_eq!(ended.load(Ordering::Relaxed), 1);
 }
 
@@ -187,8 +192,12 @@ fn readers_never_see_a_change_under_way() {
         (torn, changed)
     });
     assert_eq!(seen.0, 0);
-    let counted = change(handle.pair(), |pair| Ok(assert_eq!((pair.one, pair.other), (seen.1, seen.1))));
-    assert_eq!(counted, FbStatus::FbOk);
+    let mut counted = (0, 0);
+    let count = |pair: &mut Pair| {
+        counted = (pair.one, pair.other);
+        Ok(())
+    };
+    assert_eq!((change(handle.pair(), count), counted), (FbStatus::FbOk, (seen.1, seen.1)));
     assert_eq!(end(handle.pair(), touch), FbStatus::FbOk);
 }
 
@@ -294,13 +303,15 @@ fn a_panic_in_a_change_breaks_the_object_and_in_a_read_does_not() {
     let panicked = read(handle, |_| panic!("shown on standard error: this test means to"));
     assert_eq!((panicked, read(handle, look)), (FbStatus::FbInternal, FbStatus::FbOk));
     assert_eq!(change(handle, |_| panic!("as above")), FbStatus::FbInternal);
-    let mut ran = false;
-    let after = change(handle, |_| Ok(ran = true));
-    assert_eq!((after, ran), (FbStatus::FbInternal, false));
-    assert_eq!(read(handle, |_| Ok(ran = true)), FbStatus::FbInternal);
+    let ran = Cell::new(false);
+    let run = || {
+        ran.set(true);
+        Ok(())
+    };
+    assert_eq!(change(handle, |_| run()), FbStatus::FbInternal);
+    assert_eq!(read(handle, |_| run()), FbStatus::FbInternal);
     assert!(text_of(handle).starts_with("call: internal error: a rule"), "{}", text_of(handle));
-    let asked = end(handle, |_| Ok(ran = true));
-    assert_eq!((asked, ran), (FbStatus::FbOk, false));
+    assert_eq!((end(handle, |_| run()), ran.get()), (FbStatus::FbOk, false));
     assert_eq!(ended.load(Ordering::Relaxed), 0, "what a panic left cannot be trusted to end");
     assert_eq!(end(handle, touch), FbStatus::FbClosed);
 }
@@ -315,7 +326,11 @@ fn an_object_keeps_the_text_of_its_own_last_failure() {
     assert!(text_of(one).starts_with("first: busy"), "a call that succeeds leaves it");
     assert_eq!(read(one, |_| Err(Error::new(Kind::Io, "second"))), FbStatus::FbIo);
     assert!(text_of(one).starts_with("second: "), "a const call leaves one too");
-    assert_eq!(change(one, |_| Ok(assert_eq!(read(one, look), FbStatus::FbBusy))), FbStatus::FbOk);
+    let beside = change(one, |_| {
+        assert_eq!(read(one, look), FbStatus::FbBusy);
+        Ok(())
+    });
+    assert_eq!(beside, FbStatus::FbOk);
     assert!(text_of(one).starts_with("second: "), "a refused call leaves none");
     assert_eq!(text_of(other), "");
     for handle in [one, other] {
