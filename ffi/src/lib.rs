@@ -3,7 +3,9 @@
 //! | file | holds |
 //! |---|---|
 //! | `status` | status codes, one for each [`forebay::Kind`], versions, and message texts |
-//! | `device`, `cache`, `sequence`, `share`, `ticket`, `step`, `overlap`, `choice`, `capture`, `trace`, `plan` | the calls, by noun |
+//! | `device`, `config`, `cache`, `sequence`, `share`, `ticket` | what is held, by noun |
+//! | `step`, `layer`, `overlap`, `choice`, `capture` | what a decode loop calls |
+//! | `trace`, `requests`, `selections`, `plan` | recording, reading what was recorded, and planning |
 //! | `handle`, `word` | the table in which every call looks its handle up |
 //! | `cast` | the one place where a caller's pointers become references and values |
 //! | `panic` | the wall: no unwinding leaves the library |
@@ -16,11 +18,15 @@ pub mod cache;
 pub mod capture;
 mod cast;
 pub mod choice;
+pub mod config;
 pub mod device;
 mod handle;
+pub mod layer;
 pub mod overlap;
 mod panic;
 pub mod plan;
+pub mod requests;
+pub mod selections;
 pub mod sequence;
 pub mod share;
 pub mod status;

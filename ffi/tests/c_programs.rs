@@ -27,7 +27,8 @@ fn target() -> PathBuf {
 fn library(end: &str) -> &'static Path {
     static BUILT: OnceLock<Vec<PathBuf>> = OnceLock::new();
     let files = BUILT.get_or_init(build);
-    files.iter().find(|file| file.extension().is_some_and(|e| e == end)).expect("cargo names what it built")
+    let name = format!("libforebay.{end}");
+    files.iter().find(|file| file.ends_with(&name)).expect("cargo names what it built")
 }
 
 fn build() -> Vec<PathBuf> {
