@@ -96,14 +96,20 @@ fn memory_is_zero_and_its_own() {
 }
 
 /// Counts its calls.
+///
+/// # Safety
+/// `data` is a counter that outlives the device.
 unsafe extern "C" fn count(data: *mut c_void) {
-    // SAFETY: the tests pass a counter that outlives the device.
+    // SAFETY: the same contract.
     unsafe { &*data.cast::<AtomicU32>() }.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Waits for a word, then counts.
+///
+/// # Safety
+/// `data` is a gate and a counter that outlive the device.
 unsafe extern "C" fn wait(data: *mut c_void) {
-    // SAFETY: the test passes a pair that outlives the device.
+    // SAFETY: the same contract.
     let (gate, calls) = unsafe { &*data.cast::<(mpsc::Receiver<()>, AtomicU32)>() };
     gate.recv().unwrap();
     calls.fetch_add(1, Ordering::Relaxed);

@@ -3,6 +3,8 @@
 //! The programs in `c-tests` see the same from outside; here stand the cases that need many small set-ups.
 
 mod cache;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 mod sequence;
 mod share;
