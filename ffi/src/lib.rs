@@ -33,6 +33,8 @@ pub mod status;
 pub mod step;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 pub mod ticket;
 pub mod trace;
 mod word;
