@@ -80,7 +80,7 @@ def replay(trace: forebay.SelectionTrace, *, slots: int, warmup: int = 32, mtp: 
             selection[:, 0] = read.transpose(1, 0, 2)
             step.layers(selection, answer)
             retired = step.retire()
-            counts += [(layer.hits, layer.misses) for layer in retired.layers]
+            counts += retired.counts[:, :2]
         seconds = time.perf_counter() - began
     return Outcome(counts[:, 0].tolist(), counts[:, 1].tolist(), steps, seconds)
 

@@ -29,7 +29,8 @@ def test_the_committed_header_is_read_whole() -> None:
     text = declarations.declarations(HEADER)
     ffi = cffi.FFI()
     ffi.cdef(text)
-    named = {line.split("(")[0].split()[-1].lstrip("*") for line in HEADER.splitlines() if line.startswith("fb_status ")}
+    calls = [line for line in HEADER.splitlines() if line.startswith("fb_status ")]
+    named = {line.split("(")[0].split()[-1] for line in calls}
     assert len(named) > 20
     assert all(name in text for name in named)
     assert ffi.sizeof("fb_row") == 16
@@ -40,14 +41,14 @@ def test_conditions_are_those_of_c11() -> None:
         "#ifndef FB_FOREBAY_H\n#define FB_FOREBAY_H\n#include <stdint.h>\n"
         "#ifdef __cplusplus\nextern \"C\" {\n#endif // __cplusplus\n"
         "#ifndef __cplusplus\n#if __STDC_VERSION__ >= 202311L\nint newer;\n#else\nint older; // said\n#endif\n#endif\n"
-        "/* a\n#nothing */ #define FB_A 3\n#define FB_B UINT32_MAX\n#define FB_C (0x10)\n#endif\n".replace("(0x10)", "0x10")
+        "/* a\n#nothing */ #define FB_A 3\n#define FB_B UINT32_MAX\n#define FB_C 0x10\n#endif\n"
     )
     assert text == "int older;\n#define FB_A 3\n#define FB_B 4294967295\n#define FB_C 0x10\n"
 
 
 @pytest.mark.parametrize(
     "header",
-    ["#if SOMETHING\n#endif\n", "#pragma once\n", "#define FB_TEXT \"a\"\n", "#endif\n", "#else\n", "#ifdef __cplusplus\n"],
+    ["#if ANY\n#endif\n", "#pragma once\n", '#define FB_TEXT "a"\n', "#endif\n", "#else\n", "#ifdef __cplusplus\n"],
 )
 def test_what_is_not_understood_is_an_error(header: str) -> None:
     with pytest.raises(ValueError):

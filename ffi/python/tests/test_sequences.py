@@ -147,7 +147,6 @@ def test_a_bad_declaration_names_its_field(shape: forebay.Shape) -> None:
         ({"max_tokens": -1}, "max_tokens"),
         ({"slots": [1, 2]}, "slots"),
         ({"query_rows": "two"}, "query_rows"),
-        ({"host_pages": 1}, "host_pages"),
         ({"lanes": 1 << 40}, "lanes"),
     ):
         with pytest.raises(forebay.InvalidConfig, match=field):
