@@ -55,7 +55,8 @@ fn here(path: &str) -> std::path::PathBuf {
 
 /// The source files that declare something for C, and their text.
 fn sources() -> Vec<(PathBuf, String)> {
-    let files = std::fs::read_dir(here("src")).unwrap().map(|entry| entry.unwrap().path());
+    let all = std::fs::read_dir(here("src")).unwrap().map(|entry| entry.unwrap().path());
+    let files = all.filter(|file| file.extension().is_some_and(|end| end == "rs"));
     let texts = files.map(|file| (std::fs::read_to_string(&file).unwrap(), file));
     let ours = texts.filter(|(text, _)| text.contains("\n#[unsafe(no_mangle)]\n"));
     let mut ours: Vec<_> = ours.map(|(text, file)| (file, text)).collect();
