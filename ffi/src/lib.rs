@@ -32,6 +32,8 @@ pub mod share;
 pub mod status;
 pub mod step;
 #[cfg(test)]
+mod testing;
+#[cfg(test)]
 mod tests;
 pub mod ticket;
 pub mod trace;
