@@ -39,6 +39,9 @@ pub(crate) trait Object: Send + Sync + 'static {
     const KIND: u8;
     /// Its name for messages, as C writes it.
     const NAME: &'static str;
+
+    /// A broken one is not freed: settles what others would wait for in vain.
+    fn give_up(&self) {}
 }
 
 /// Handles that may be there at the same time.
@@ -372,6 +375,9 @@ pub(crate) fn end<T: Object>(handle: *mut T, check: impl FnOnce(&mut T) -> Resul
         }
     }
     let (broken, held) = (typed.is_broken(), typed.held);
+    if broken {
+        typed.object().give_up();
+    }
     let (place, index) = (typed.inside.place, typed.inside.index);
     let table = Table::get().filter(|_| word::vacate(&place.word, typed.inside.name));
     // Only a fork inside `check` takes the name away from whoever is alone.
@@ -403,4 +409,4 @@ pub(crate) fn text(handle: *const c_void, show: impl FnOnce(&[u8])) -> FbStatus 
 
 #[cfg(test)]
 #[path = "handle_tests.rs"]
-mod tests;
+pub(crate) mod tests;

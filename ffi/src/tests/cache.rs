@@ -119,3 +119,23 @@ fn a_cache_with_sequences_stays_and_a_closed_one_that_waits_is_reaped() {
     }
     destroy(cache, device);
 }
+
+#[test]
+fn a_cache_in_which_a_call_panicked_can_only_be_destroyed() {
+    let device = host();
+    let cache = make_cache(device, &declared());
+    let sequence = join(cache, 20, 10);
+    let panicked = crate::handle::change(cache, |_| panic!("shown on standard error: this test means to"));
+    assert_eq!(panicked, FbInternal);
+    let mut stats: FbStats = sized();
+    // SAFETY: it states its size.
+    unsafe {
+        assert_eq!(fb_cache_stats(cache, &raw mut stats), FbInternal);
+        assert_eq!(fb_close(cache, sequence, null_mut()), FbInternal);
+        assert!(text_of(cache).contains("internal error"), "{}", text_of(cache));
+        assert_eq!(fb_device_destroy(device), FbBusy);
+        assert_eq!(fb_cache_destroy(cache), FbOk);
+        assert_eq!(fb_cache_destroy(cache), FbClosed);
+        assert_eq!(fb_device_destroy(device), FbOk, "{}", text_of(device));
+    }
+}

@@ -191,3 +191,26 @@ fn outcome(ticket: *const FbTicket) -> (u32, u32) {
     assert_eq!(unsafe { fb_ticket_outcome(ticket, &raw mut outcome, &raw mut status) }, FbOk);
     (outcome, status)
 }
+
+#[test]
+fn structs_hold_no_padding() {
+    const WORD: usize = 8;
+    for (size, words, halves) in [
+        (size_of::<FbDeviceConfig>(), 3, 4),
+        (size_of::<FbCacheConfig>(), 2, 24),
+        (size_of::<FbStats>(), 10, 8),
+        (size_of::<FbInfo>(), 1, 20),
+        (size_of::<FbCacheFootprint>(), 9, 0),
+        (size_of::<FbOpenConfig>(), 3, 4),
+        (size_of::<FbWarmUp>(), 3, 2),
+        (size_of::<FbSequenceLength>(), 1, 4),
+        (size_of::<FbPage>(), 0, 2),
+        (size_of::<FbTokens>(), 3, 2),
+        (size_of::<FbKey>(), 2, 1),
+        (size_of::<FbRow>(), 1, 2),
+        (size_of::<FbStepConfig>(), 3, 4),
+        (size_of::<FbRetired>(), 4, 0),
+    ] {
+        assert_eq!(size, words * WORD + halves * WORD / 2);
+    }
+}

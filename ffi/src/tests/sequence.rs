@@ -1,6 +1,8 @@
 //! The life of sequences, and tickets.
 
 use super::*;
+use crate::handle::give;
+use crate::handle::tests::{Pear, first_wrong, in_child};
 
 #[test]
 fn a_sequence_grows_is_cut_and_forked() {
@@ -176,4 +178,47 @@ fn a_ticket_outlives_its_cache_and_its_device() {
         assert_eq!(fb_ticket_outcome(ticket, null_mut(), null_mut()), FbInvalidConfig);
         assert_eq!(fb_ticket_destroy(ticket), FbOk);
     }
+}
+
+#[test]
+fn without_a_place_for_its_ticket_nothing_is_enqueued() {
+    let code = in_child(|| {
+        let device = host();
+        let cache = make_cache(device, &declared());
+        let sequence = fill(cache, 20, 10);
+        while give(Pear).is_ok() {}
+        let mut ticket = null_mut();
+        // SAFETY: the answer has room.
+        let (refused, joined) = unsafe {
+            let refused = fb_join(cache, sequence, null(), null_mut(), &raw mut ticket);
+            let still = length_of(cache, sequence).running == 0 && ticket.is_null();
+            (refused == FbExhausted && still, fb_join(cache, sequence, null(), null_mut(), null_mut()))
+        };
+        first_wrong(&[refused, joined == FbOk, length_of(cache, sequence).running == 1])
+    });
+    assert_eq!(code, 0);
+}
+
+#[test]
+fn a_forked_child_cannot_write_to_its_parents_rows() {
+    let device = host();
+    let cache = make_cache(device, &declared());
+    let sequence = fill(cache, 20, 10);
+    let row = [9_u8; ROW as usize];
+    let code = in_child(|| {
+        let mut other = 0;
+        // SAFETY: all are there.
+        unsafe {
+            first_wrong(&[
+                fb_append(cache, sequence, 0, row.as_ptr().cast(), 1) == FbClosed,
+                fb_open(cache, &opening(4, 4), &raw mut other) == FbClosed,
+                fb_cache_destroy(cache) == FbClosed,
+                fb_device_destroy(device) == FbClosed,
+            ])
+        }
+    });
+    assert_eq!(code, 0);
+    assert_eq!(read_row(cache, sequence, 0, 19), row_of(0, 19));
+    close(cache, sequence);
+    destroy(cache, device);
 }
