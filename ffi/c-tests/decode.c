@@ -25,7 +25,7 @@ enum { LENGTH_MAX = PROMPT + PROMISED, WORDS = ROW / 4, PICKS = QUERY * TOP_K };
 static void check(int holds, const char *what, int line) {
     if (!holds) {
         fprintf(stderr, "decode.c:%d: %s\n", line, what);
-        exit(1);
+        _Exit(1);
     }
 }
 
@@ -52,7 +52,7 @@ static void ok(const engine *e, fb_status status, int line) {
         char text[512] = "";
         fb_error_text(e->cache, text, sizeof text);
         fprintf(stderr, "decode.c:%d: %s: %s\n", line, fb_status_text(status), text);
-        exit(1);
+        _Exit(1);
     }
 }
 
@@ -313,7 +313,7 @@ static void nulls(void) {
     CHECK(fb_open(cache, &open, &sequence) == FB_OK);
     CHECK(fb_append(cache, sequence, 0, NULL, 1) == FB_INVALID_CONFIG);
     CHECK(fb_append(cache, sequence, LAYERS, NULL, 0) == FB_OUT_OF_RANGE);
-    CHECK(fb_join(cache, sequence, &byte) == FB_OUT_OF_RANGE);
+    CHECK(fb_close(cache, sequence, &byte) == FB_OUT_OF_RANGE);
     CHECK(fb_landing_slot(cache, sequence, 0, NULL) == FB_INVALID_CONFIG);
     CHECK(fb_landing_slot(cache, sequence, QUERY, &config.lanes) == FB_OUT_OF_RANGE);
     CHECK(fb_prepare(cache, NULL, NULL, &step) == FB_INVALID_CONFIG && step == 0);

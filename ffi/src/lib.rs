@@ -3,7 +3,9 @@
 //! | file | holds |
 //! |---|---|
 //! | `status` | status codes, one for each [`forebay::Kind`], versions, and message texts |
-//! | `device`, `cache`, `sequence`, `share`, `ticket`, `step`, `overlap`, `choice`, `capture`, `trace`, `plan` | the calls, by noun |
+//! | `device`, `cache`, `sequence`, `share`, `ticket` | what is held, by noun |
+//! | `step`, `overlap`, `choice`, `capture` | what a decode loop calls |
+//! | `trace`, `plan` | recording, and planning |
 //! | `handle`, `word` | the table in which every call looks its handle up |
 //! | `cast` | the one place where a caller's pointers become references and values |
 //! | `panic` | the wall: no unwinding leaves the library |

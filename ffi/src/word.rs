@@ -4,15 +4,21 @@
 //! (16 bits: 0 idle, 0xFFFF alone, otherwise how many calls read). A handle is the same word with its place for
 //! the use; the two without these bits are the *name*, so that one comparison checks kind and generation.
 //!
-//! | from | to | by | why that operation is enough |
-//! |---|---|---|---|
-//! | free, g | name(k, g), idle | [`occupy`]: store, release | only who took the place off the list writes it; readers of the name see the object |
-//! | name, n readers | name, n + 1 | [`read`]: compare and swap, acquire | beside others; an ended name never gains a reader |
-//! | name, n readers | name, n - 1 | [`unread`]: compare and swap, release | what was read is read before the next one changes it |
-//! | name, idle | name, alone | [`alone`]: compare and swap, acquire | fails beside readers and beside another |
-//! | name, alone | name, idle | [`unalone`]: store, release | only its holder leaves this state |
-//! | name, alone | free, g + 1 | [`vacate`]: store, release | the same; every handle of the old name is ended by it |
-//! | any | 0 | a fork, in the child | who was inside a call then leaves the word alone: it has not his name |
+//! | from | to | by |
+//! |---|---|---|
+//! | free, g | name(k, g), idle | [`occupy`]: store, release |
+//! | name, n readers | name, n + 1 | [`read`]: compare and swap, acquire |
+//! | name, n readers | name, n - 1 | [`unread`]: compare and swap, release |
+//! | name, idle | name, alone | [`alone`]: compare and swap, acquire |
+//! | name, alone | name, idle | [`unalone`]: store, release |
+//! | name, alone | free, g + 1 | [`vacate`]: store, release |
+//! | any | 0 | a fork, in the child |
+//!
+//! Why these operations are enough: who took a place off the list is the only one to write its word; *alone* is left
+//! by its holder only, so a store does; the releases of readers and holders are acquired by whoever enters next, so
+//! that a change comes after every read before it. An ended name gains no reader, because the swap compares the name
+//! with the use. Who is inside a call when the process forks does not find his name in the child, and then leaves
+//! the word alone.
 //!
 //! A generation comes again after 2^40 objects of one place. Nothing here waits.
 
