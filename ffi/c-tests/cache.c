@@ -8,31 +8,31 @@ static void presets(void) {
     CHECK(config.layers == 61 && config.row_bytes[0] + config.row_bytes[1] == 656 && config.top_k == 2048);
     CHECK(config.index_key_bytes == 132 && config.lanes == 0 && config.slots == 0);
     fb_cache_config before = config;
-    IS(FB_INVALID_CONFIG, fb_preset("no such model", &config));
+    IS(FB_OUT_OF_RANGE, fb_preset("no such model", &config));
     CHECK(memcmp(&before, &config, sizeof config) == 0);
 }
 
 static void footprint(void) {
     fb_cache_config config = declared();
-    fb_footprint bytes = SIZED(fb_footprint);
-    OK(NULL, fb_cache_footprint(&config, &bytes));
+    fb_cache_footprint bytes = SIZED(fb_cache_footprint);
+    OK(NULL, fb_footprint(&config, &bytes));
     CHECK(bytes.rows >= (uint64_t)LANES * LAYERS * MAX_TOKENS * ROW);
     CHECK(bytes.slots >= (uint64_t)LANES * LAYERS * SLOTS * ROW);
     CHECK(bytes.tables > 0 && bytes.landing > 0 && bytes.index_keys > 0);
     config.layers = 0;
-    IS(FB_INVALID_CONFIG, fb_cache_footprint(&config, &bytes));
+    IS(FB_INVALID_CONFIG, fb_footprint(&config, &bytes));
     config = declared();
     config.max_tokens = UINT32_MAX;
     config.host_pages = UINT32_MAX;
-    CHECK(fb_cache_footprint(&config, &bytes) != FB_OK);
+    CHECK(fb_footprint(&config, &bytes) != FB_OK);
 }
 
 static void info(const fb_cache *cache) {
-    fb_cache_info found = SIZED(fb_cache_info);
-    OK(cache, fb_cache_get_info(cache, &found));
-    CHECK(found.layers == LAYERS && found.row_bytes[0] == ROW && found.row_bytes[1] == 0);
+    fb_info found = SIZED(fb_info);
+    OK(cache, fb_cache_info(cache, &found));
+    CHECK(found.layers == LAYERS && found.row_bytes == ROW && found.first_run_bytes == ROW);
     CHECK(found.top_k == TOP_K && found.query_rows == QUERY && found.batch == LANES && found.page_tokens == PAGE);
-    CHECK(found.host_stride >= ROW && found.slot_bytes == ROW && found.block_bytes == 64 * ROW);
+    CHECK(found.host_stride >= ROW && found.block_bytes == 64 * ROW && found.lanes == LANES);
     CHECK(found.attention_passes == 1);
 }
 
@@ -110,9 +110,9 @@ static void two_runs(fb_device *device) {
     config.row_bytes[0] = 48;
     config.row_bytes[1] = 16;
     fb_cache *cache = cache_of(device, &config);
-    fb_cache_info found = SIZED(fb_cache_info);
-    OK(cache, fb_cache_get_info(cache, &found));
-    CHECK(found.row_bytes[0] == 48 && found.row_bytes[1] == 16);
+    fb_info found = SIZED(fb_info);
+    OK(cache, fb_cache_info(cache, &found));
+    CHECK(found.row_bytes == 64 && found.first_run_bytes == 48);
     OK(cache, fb_cache_destroy(cache));
 }
 

@@ -123,8 +123,8 @@ static inline fb_stats stats_of(const fb_cache *cache) {
     return stats;
 }
 
-static inline fb_length length_of(const fb_cache *cache, uint64_t sequence) {
-    fb_length length = SIZED(fb_length);
+static inline fb_sequence_length length_of(const fb_cache *cache, uint64_t sequence) {
+    fb_sequence_length length = SIZED(fb_sequence_length);
     OK(cache, fb_length(cache, sequence, &length));
     return length;
 }

@@ -34,8 +34,8 @@ int main(void) {
     cache.index_pages = planned.index_pages;
     cache.pool_slots = planned.pool_slots;
     cache.batch = planned.batch_rows;
-    fb_footprint bytes = SIZED(fb_footprint);
-    OK(NULL, fb_cache_footprint(&cache, &bytes));
+    fb_cache_footprint bytes = SIZED(fb_cache_footprint);
+    OK(NULL, fb_footprint(&cache, &bytes));
     CHECK(bytes.rows == planned.row_bytes && bytes.index_keys == planned.index_key_bytes);
 
     /* More misses are bought with fewer slots: a smaller ratio, a larger batch. */

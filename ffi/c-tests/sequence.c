@@ -63,7 +63,7 @@ static void rolled_back(fb_cache *cache) {
     for (uint32_t number = 0; number < 6; number++) {
         decode_step(cache, &of, 1, number, 1 + number % QUERY);
     }
-    fb_length length = length_of(cache, of.sequence);
+    fb_sequence_length length = length_of(cache, of.sequence);
     CHECK(length.committed == of.committed && length.landed == QUERY && length.running == 1);
     /* Of the last step's rows one is accepted; then committed tokens go. */
     OK(cache, fb_roll_back(cache, of.sequence, of.committed + 1, NULL, NULL));
@@ -154,7 +154,7 @@ static void closed(fb_cache *cache) {
     uint32_t word = 77;
     uint64_t number = 77;
     uint32_t row[WORDS] = {77};
-    fb_length length = SIZED(fb_length);
+    fb_sequence_length length = SIZED(fb_sequence_length);
     fb_open_config config = opening(0, 10);
     open_story(cache, &of, 20, NULL);
     OK(cache, fb_close(cache, of.sequence, NULL));
@@ -165,7 +165,7 @@ static void closed(fb_cache *cache) {
     IS(FB_CLOSED, fb_join_more(cache, of.sequence, NULL, NULL));
     IS(FB_CLOSED, fb_fork(cache, of.sequence, &config, NULL, &number, NULL));
     IS(FB_CLOSED, fb_roll_back(cache, of.sequence, 1, NULL, NULL));
-    IS(FB_CLOSED, fb_sequence_length(cache, of.sequence, &length));
+    IS(FB_CLOSED, fb_length(cache, of.sequence, &length));
     IS(FB_CLOSED, fb_pages(cache, of.sequence, NULL, 0, &word));
     IS(FB_CLOSED, fb_landing_slot(cache, of.sequence, 0, &word));
     IS(FB_CLOSED, fb_read_row(cache, of.sequence, 0, 0, row, ROW));

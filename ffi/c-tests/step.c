@@ -30,7 +30,7 @@ static void given_up(fb_cache *cache) {
     OK(cache, fb_finish(cache, step, NULL));
     IS(FB_CANCELLED, fb_retire(cache, &step, NULL, NULL));
     CHECK(step == 0);
-    fb_length length = length_of(cache, of.sequence);
+    fb_sequence_length length = length_of(cache, of.sequence);
     of.committed = length.committed;
     OK(cache, fb_roll_back(cache, of.sequence, of.committed, NULL, NULL));
     decode_step(cache, &of, 1, 5, 2);
