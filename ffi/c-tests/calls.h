@@ -111,7 +111,7 @@ TRY(cache_destroy) { return UNUSED, fb_cache_destroy(handle); }
 TRY(cache_stats) { return fb_cache_stats(handle, P(1, FILL(stats))); }
 TRY(cache_info) { return fb_cache_info(handle, P(1, FILL(info))); }
 TRY(cache_fallback) { return UNUSED, fb_cache_fallback(handle, 1000, (char *)w->out.bytes, 16); }
-TRY(cache_reap) { return UNUSED, fb_cache_reap(handle, NULL); }
+TRY(cache_reap) { return UNUSED, fb_cache_reap(handle, NULL, NULL); }
 TRY(cache_validate) { return UNUSED, fb_cache_validate(handle); }
 TRY(slab) { return fb_slab(handle, 0, P(1, &w->out.pointer), P(2, (uint64_t *)(w->out.bytes + 64))); }
 TRY(index_keys) { return fb_index_keys(handle, 0, P(1, &w->out.pointer), P(2, (uint64_t *)(w->out.bytes + 64))); }
@@ -158,7 +158,7 @@ TRY(seal) {
     return fb_seal(handle, w->sequence, 0, P(1, &tokens), P(2, &w->out.word));
 }
 
-TRY(ticket_outcome) { return fb_ticket_outcome(handle, P(1, &w->out.word), P(2, &w->out.word + 100)); }
+TRY(ticket_outcome) { return fb_ticket_outcome(handle, P(1, &w->out.word), NULL); }
 TRY(ticket_destroy) { return UNUSED, fb_ticket_destroy(handle); }
 
 TRY(prepare) {
@@ -350,7 +350,7 @@ static const call CALLS[] = {
     CALL(join_more, CACHE, 0), CALL(fork, CACHE, 2), CALL(roll_back, CACHE, 0), CALL(close, CACHE, 0),
     CALL(length, CACHE, 1), CALL(pages, CACHE, 2), CALL(landing_slot, CACHE, 1), CALL(read_row, CACHE, 1),
     CALL(digest, CACHE, 1), CALL(open_shared, CACHE, 5), CALL(find_shared, CACHE, 4), CALL(seal, CACHE, 2),
-    CALL(ticket_outcome, TICKET, 2), CALL(ticket_destroy, TICKET, 0), CALL(prepare, CACHE, 3), CALL(layer, CACHE, 2),
+    CALL(ticket_outcome, TICKET, 1), CALL(ticket_destroy, TICKET, 0), CALL(prepare, CACHE, 3), CALL(layer, CACHE, 2),
     CALL(layers, CACHE, 2), CALL(resolve, CACHE, 4), CALL(gather, CACHE, 1), CALL(scatter, CACHE, 0),
     CALL(scatter_part, CACHE, 1), CALL(finish, CACHE, 0), CALL(abandon, CACHE, 0), CALL(retire, CACHE, 1),
     CALL(layer_counts, CACHE, 2), CALL(lengths, CACHE, 2), CALL(overlap, CACHE, 5), CALL(overlap_steps, CACHE, 4),

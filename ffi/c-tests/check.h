@@ -28,7 +28,7 @@ static inline void check_that(int holds, const char *what, const char *file, int
     checks_made++;
     if (!holds) {
         fprintf(stderr, "%s:%d: %s\n", file, line, what);
-        exit(1);
+        _Exit(1);
     }
 }
 
@@ -44,7 +44,7 @@ static inline void check_status(const void *handle, fb_status found, fb_status w
     }
     fprintf(stderr, "%s:%d: %s: %s, not %s: %s\n", file, line, what, fb_status_text(found), fb_status_text(wanted),
             text);
-    exit(1);
+    _Exit(1);
 }
 
 /* The text of the last failed call on a handle holds these words. */
@@ -298,7 +298,7 @@ static inline void compare_stored(const fb_cache *cache, const story *of, uint32
 /* Everything is given back: closes nothing, but finds nothing left; then ends the cache and its device. */
 static inline void end_all(fb_device *device, fb_cache *cache) {
     fb_stats stats;
-    OK(cache, fb_cache_reap(cache, NULL));
+    OK(cache, fb_cache_reap(cache, NULL, NULL));
     OK(cache, fb_cache_validate(cache));
     stats = stats_of(cache);
     CHECK(stats.sequences == 0 && stats.steps_in_flight == 0 && stats.free_lanes == LANES);

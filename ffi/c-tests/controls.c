@@ -1,6 +1,7 @@
 /* What must be reported: without these, a sanitizer that does not work would look like programs without errors.
  *
  *   controls leak        loses memory of its own
+ *   controls forgotten   never ends its cache
  *   controls overrun     states more rows of a batch than its buffer has
  *   controls short-rows  states more prompt rows than its buffer has
  *   controls undefined   overflows a signed number
@@ -39,6 +40,7 @@ static void short_rows(fb_cache *cache) {
     CHECK(rows != NULL);
     OK(cache, fb_open(cache, &config, &sequence));
     OK(cache, fb_append(cache, sequence, 0, rows, 10));
+    OK(cache, fb_close(cache, sequence, NULL));
     free(rows);
 }
 
@@ -74,6 +76,8 @@ int main(int argc, char **argv) {
     open_story(cache, &of, 40, NULL);
     if (strcmp(mode, "leak") == 0) {
         leak();
+    } else if (strcmp(mode, "forgotten") == 0) {
+        return checked();
     } else if (strcmp(mode, "overrun") == 0) {
         overrun(cache, &of);
     } else if (strcmp(mode, "short-rows") == 0) {
@@ -83,5 +87,7 @@ int main(int argc, char **argv) {
     } else {
         unstored(cache, &of);
     }
+    OK(cache, fb_close(cache, of.sequence, NULL));
+    end_all(device, cache);
     return checked();
 }

@@ -45,7 +45,7 @@ int main(void) {
     CHECK(planned.batch < batch);
 
     fb_planned before = planned;
-    config.batch = 100000;
+    config.batch = 2000;
     IS(FB_OUT_OF_MEMORY, fb_plan(&config, text, sizeof text, &planned));
     CHECK(strstr(text, "wanted") != NULL);
     config.batch = 0;

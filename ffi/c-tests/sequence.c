@@ -156,6 +156,7 @@ static void closed(fb_cache *cache) {
     uint32_t row[WORDS] = {77};
     fb_sequence_length length = SIZED(fb_sequence_length);
     fb_open_config config = opening(0, 10);
+    fb_tokens tokens = SIZED(fb_tokens);
     open_story(cache, &of, 20, NULL);
     OK(cache, fb_close(cache, of.sequence, NULL));
     IS(FB_CLOSED, fb_close(cache, of.sequence, NULL));
@@ -170,7 +171,7 @@ static void closed(fb_cache *cache) {
     IS(FB_CLOSED, fb_landing_slot(cache, of.sequence, 0, &word));
     IS(FB_CLOSED, fb_read_row(cache, of.sequence, 0, 0, row, ROW));
     IS(FB_CLOSED, fb_digest(cache, of.sequence, &number));
-    IS(FB_CLOSED, fb_seal(cache, of.sequence, 0, NULL, &word));
+    IS(FB_CLOSED, fb_seal(cache, of.sequence, 0, &tokens, &word));
     CHECK(word == 77 && number == 77 && row[0] == 77 && length.committed == 0);
 }
 

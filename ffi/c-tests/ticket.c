@@ -57,15 +57,15 @@ static void pending_then_done(fb_device *device, fb_cache *cache) {
     CHECK(ticket != NULL && outcome_of(ticket) == FB_TICKET_PENDING);
     IS(FB_BUSY, fb_roll_back(cache, of.sequence, 10, stream, NULL));
     OK(cache, fb_close(cache, of.sequence, stream));
-    OK(cache, fb_cache_reap(cache, stream));
+    OK(cache, fb_cache_reap(cache, stream, NULL));
     CHECK(stats_of(cache).sequences == 1);
     IS(FB_BUSY, fb_cache_destroy(cache));
     let_go(&at);
     OK(device, fb_stream_wait(device, stream));
     CHECK(outcome_of(ticket) == FB_TICKET_DONE && outcome_of(ticket) == FB_TICKET_DONE);
-    OK(cache, fb_cache_reap(cache, stream));
+    OK(cache, fb_cache_reap(cache, stream, NULL));
     OK(device, fb_stream_wait(device, stream));
-    OK(cache, fb_cache_reap(cache, stream));
+    OK(cache, fb_cache_reap(cache, stream, NULL));
     CHECK(stats_of(cache).sequences == 0);
     OK(ticket, fb_ticket_destroy(ticket));
     IS(FB_CLOSED, fb_ticket_destroy(ticket));
@@ -125,7 +125,7 @@ static void refused(fb_cache *cache) {
     warm_up.steps = 1;
     IS(FB_INVALID_CONFIG, fb_join(cache, of.sequence, &warm_up, NULL, &ticket));
     warm_up.selections = selections;
-    warm_up.steps = UINT32_MAX;
+    warm_up.steps = 0;
     CHECK(fb_join(cache, of.sequence, &warm_up, NULL, &ticket) != FB_OK);
     CHECK(ticket == NULL);
     OK(cache, fb_close(cache, of.sequence, NULL));
@@ -148,7 +148,7 @@ static void outlives(fb_device *device) {
     OK(device, fb_stream_wait(device, NULL));
     OK(cache, fb_close(cache, of.sequence, NULL));
     OK(cache, fb_close(cache, child, NULL));
-    OK(cache, fb_cache_reap(cache, NULL));
+    OK(cache, fb_cache_reap(cache, NULL, NULL));
     OK(cache, fb_cache_destroy(cache));
     for (size_t index = 0; index < 3; index++) {
         CHECK(outcome_of(tickets[index]) == FB_TICKET_DONE);

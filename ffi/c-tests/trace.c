@@ -112,7 +112,7 @@ static void requests(void) {
     arrival.milliseconds = 5;
     IS(FB_OUT_OF_RANGE, fb_requests_record(trace, &arrival));
     arrival.milliseconds = 500;
-    arrival.block_count = 1;
+    arrival.input_tokens = 32;
     IS(FB_OUT_OF_RANGE, fb_requests_record(trace, &arrival));
     OK(trace, fb_requests_flush(trace));
     OK(trace, fb_requests_sync(trace));

@@ -77,7 +77,8 @@ fn names(header: &str) -> Names {
             let fields = text.split_inclusive(';').filter_map(declared).collect();
             names.structs.push((rest.trim_end_matches([' ', '{']).to_owned(), fields));
         } else if line.starts_with("enum ") {
-            let body: Vec<&str> = lines[at..].iter().take_while(|line| !line.starts_with("};")).copied().collect();
+            let body: Vec<&str> =
+                lines[at..].iter().take_while(|line| !line.starts_with("};")).copied().collect();
             at += body.len();
             let listed = body.iter().filter(|line| line.trim().starts_with("FB_"));
             names.numbers.extend(listed.filter_map(|line| line.split_whitespace().next()).map(str::to_owned));

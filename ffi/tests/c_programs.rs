@@ -34,7 +34,13 @@ fn sanitized_library() -> &'static Path {
     BUILT.get_or_init(|| {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.current_dir(root()).args(["rustc", "--offline", "-p", "forebay-ffi", "--lib"]);
-        cargo.args(["--crate-type", "staticlib", "--target", "x86_64-unknown-linux-gnu", "--message-format=json"]);
+        cargo.args([
+            "--crate-type",
+            "staticlib",
+            "--target",
+            "x86_64-unknown-linux-gnu",
+            "--message-format=json",
+        ]);
         // Only lets the stable compiler take the sanitizer's flag; nothing built so is shipped.
         cargo.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
         cargo.env("CARGO_TARGET_DIR", target()).env_remove("CARGO_ENCODED_RUSTFLAGS");
@@ -68,7 +74,8 @@ fn sources(name: &str) -> (&'static str, Vec<PathBuf>) {
         return (language, vec![file]);
     }
     let files = std::fs::read_dir(folder.join(name)).unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<PathBuf> = files.filter(|file| file.extension().is_some_and(|end| end == "cpp")).collect();
+    let mut files: Vec<PathBuf> =
+        files.filter(|file| file.extension().is_some_and(|end| end == "cpp")).collect();
     files.sort();
     ("cpp", files)
 }
@@ -103,7 +110,10 @@ fn run(mut command: Command, name: &str) -> (Output, String) {
     let folder = target().join(format!("in-{name}"));
     std::fs::create_dir_all(&folder).unwrap();
     let options = format!("detect_leaks=1:exitcode={REPORTED}");
-    command.current_dir(folder).env("ASAN_OPTIONS", options).env("UBSAN_OPTIONS", format!("exitcode={REPORTED}"));
+    command
+        .current_dir(folder)
+        .env("ASAN_OPTIONS", options)
+        .env("UBSAN_OPTIONS", format!("exitcode={REPORTED}"));
     let ended = command.output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     (ended, said)
@@ -112,7 +122,8 @@ fn run(mut command: Command, name: &str) -> (Output, String) {
 fn under_valgrind(program: &Path) -> Command {
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--quiet", "--leak-check=full", "--errors-for-leak-kinds=definite,indirect,possible"]);
-    valgrind.args(["--track-fds=no", "--fair-sched=yes"]);
+    valgrind.arg("--fair-sched=yes");
+    valgrind.arg(format!("--suppressions={}", root().join("ffi/c-tests/valgrind.supp").display()));
     valgrind.arg(format!("--error-exitcode={REPORTED}")).arg(program);
     valgrind
 }
@@ -122,7 +133,8 @@ fn is_clean((ended, said): &(Output, String)) {
     assert!(ended.status.success(), "{}: {said}", ended.status);
     assert_eq!(said, "", "a clean program says nothing");
     let said = String::from_utf8_lossy(&ended.stdout);
-    let checks: u64 = said.trim_end().strip_suffix(" checks").and_then(|count| count.parse().ok()).expect(&said);
+    let checks: u64 =
+        said.trim_end().strip_suffix(" checks").and_then(|count| count.parse().ok()).expect(&said);
     assert!(checks > 10, "{said}");
 }
 
@@ -159,17 +171,18 @@ macro_rules! programs {
 }
 
 programs!(
-    status, device, cache, sequence, share, ticket, step, overlap, choice, capture, trace, plan, decode, misuse,
-    handles, threads, forked, holders, two_units,
+    status, device, cache, sequence, share, ticket, step, overlap, choice, capture, trace, plan, misuse,
+    sizes, threads, forked, holders, two_units,
 );
 
 #[test]
 fn every_program_is_run() {
     let entries = std::fs::read_dir(root().join("ffi/c-tests")).unwrap().map(|entry| entry.unwrap().path());
     let stem = |path: PathBuf| path.file_stem().unwrap().to_str().unwrap().to_owned();
-    let is_program = |path: &PathBuf| path.extension().is_none_or(|end| end != "h");
+    let is_program = |path: &PathBuf| path.extension().is_none_or(|end| end != "h" && end != "supp");
     let mut found: Vec<String> = entries.filter(is_program).map(stem).collect();
-    let mut wanted: Vec<String> = PROGRAMS.iter().chain(&["controls"]).map(|name| (*name).to_owned()).collect();
+    let mut wanted: Vec<String> =
+        PROGRAMS.iter().chain(&["controls"]).map(|name| (*name).to_owned()).collect();
     found.sort();
     wanted.sort();
     assert_eq!(found, wanted);
@@ -205,6 +218,11 @@ fn valgrind_reports(mode: &str, words: &str) {
 fn lost_memory_is_reported() {
     is_reported("leak", "LeakSanitizer: detected memory leaks");
     valgrind_reports("leak", "definitely lost");
+}
+
+#[test]
+fn a_forgotten_cache_is_reported() {
+    is_reported("forgotten", "LeakSanitizer: detected memory leaks");
 }
 
 #[test]
