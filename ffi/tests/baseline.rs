@@ -248,3 +248,16 @@ const char *fb_text(uint32_t a,
     assert_eq!(names.aliases, ["fb_status", "fb_step"]);
     assert_eq!(names.functions.into_iter().collect::<Vec<_>>(), ["fb_open", "fb_text"]);
 }
+
+/// Calls that take neither a handle nor a pointer, so that there is nothing to get wrong.
+const HARMLESS: [&str; 4] = ["fb_abi_version", "fb_plan_note_text", "fb_status_text", "fb_version"];
+
+/// The programs of misuse go over a table of calls: it has all of them.
+#[test]
+fn every_call_is_misused() {
+    let table = std::fs::read_to_string(root().join("ffi/c-tests/calls.h")).unwrap();
+    let listed = |name: &str| table.contains(&format!("CALL({}, ", name.trim_start_matches("fb_")));
+    let calls = names(&header()).functions;
+    let missing: Vec<&String> = calls.iter().filter(|name| !listed(name)).collect();
+    assert_eq!(missing, HARMLESS);
+}

@@ -233,7 +233,7 @@ fn a_batch_with_fewer_rows_than_stated_is_reported() {
 
 #[test]
 fn prompt_rows_that_are_not_there_are_reported() {
-    is_reported("short-rows", "heap-buffer-overflow");
+    // The copy into the total pool is machine code, which a build's instrumentation does not see.
     valgrind_reports("short-rows", "Invalid read");
 }
 
