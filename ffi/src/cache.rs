@@ -136,6 +136,10 @@ pub struct FbCache {
 impl Object for FbCache {
     const KIND: u8 = 2;
     const NAME: &'static str = "fb_cache";
+
+    fn give_up(&self) {
+        self.tenant.leave();
+    }
 }
 
 /// Bits that every salt has: lanes are fewer, and steps too, so that no number is 0, which is none.
