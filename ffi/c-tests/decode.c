@@ -8,7 +8,6 @@
  * Controls of the test that runs this program; each must be reported:
  *   decode leak       forgets to destroy the cache
  *   decode overrun    states more rows of a batch than its buffer has
- *   decode destroyed  uses a cache that it has destroyed
  *   decode unstored   never stores a step's new rows
  */
 
@@ -26,9 +25,12 @@ enum { LENGTH_MAX = PROMPT + PROMISED, WORDS = ROW / 4, PICKS = QUERY * TOP_K };
 static void check(int holds, const char *what, int line) {
     if (!holds) {
         fprintf(stderr, "decode.c:%d: %s\n", line, what);
-        exit(1);
+        _Exit(1);
     }
 }
+
+/* Every cache of this program stands on it. */
+static fb_device *device;
 
 /* What an engine knows of its one sequence. */
 typedef struct {
@@ -47,8 +49,10 @@ typedef struct {
 
 static void ok(const engine *e, fb_status status, int line) {
     if (status != FB_OK) {
-        fprintf(stderr, "decode.c:%d: %s: %s\n", line, fb_status_text(status), fb_cache_error_text(e->cache));
-        exit(1);
+        char text[512] = "";
+        fb_error_text(e->cache, text, sizeof text);
+        fprintf(stderr, "decode.c:%d: %s: %s\n", line, fb_status_text(status), text);
+        _Exit(1);
     }
 }
 
@@ -64,7 +68,6 @@ static void stamp(const engine *e, uint32_t *row, uint32_t layer, uint32_t posit
 static fb_cache_config declared(void) {
     fb_cache_config config = {0};
     config.size = sizeof config;
-    config.device = FB_DEVICE_HOST;
     config.layers = LAYERS;
     config.row_bytes[0] = ROW;
     config.page_tokens = 64;
@@ -81,8 +84,8 @@ static fb_cache *create(void) {
     fb_cache_config config = declared();
     fb_cache *cache = NULL;
     char text[128];
-    CHECK(fb_cache_create(&config, text, sizeof text, &cache) == FB_OK);
-    CHECK(cache != NULL && fb_cache_error_text(cache)[0] == 0);
+    CHECK(fb_cache_create(device, &config, text, sizeof text, &cache) == FB_OK);
+    CHECK(cache != NULL && fb_error_text(cache, text, sizeof text) == FB_OK && text[0] == 0);
     return cache;
 }
 
@@ -227,7 +230,8 @@ static void beyond_length(engine *e) {
     retired.size = sizeof retired;
     CHECK(fb_retire(e->cache, &step, NULL, &retired) == FB_DEVICE_FAILED);
     CHECK(step == 0 && retired.step == 0);
-    const char *text = fb_cache_error_text(e->cache);
+    char text[512];
+    CHECK(fb_error_text(e->cache, text, sizeof text) == FB_OK);
     CHECK(strstr(text, "retire: device failed") != NULL && strstr(text, "layer 1") != NULL);
     fb_row row = {e->sequence, 0, 1};
     fb_step_config config = {0};
@@ -246,7 +250,8 @@ static void closed_sequence(engine *e) {
     CHECK(fb_join(e->cache, e->sequence, NULL) == FB_CLOSED);
     CHECK(fb_landing_slot(e->cache, e->sequence, 0, &slot) == FB_CLOSED && slot == 77);
     CHECK(fb_close(e->cache, UINT64_MAX, NULL) == FB_CLOSED);
-    CHECK(strstr(fb_cache_error_text(e->cache), "closed") != NULL);
+    char text[512];
+    CHECK(fb_error_text(e->cache, text, sizeof text) == FB_OK && strstr(text, "closed") != NULL);
 }
 
 /* A struct of a later version: ours, and a field behind it. */
@@ -260,27 +265,27 @@ static void sizes(void) {
     char text[256] = "untouched";
     fb_cache_config config = declared();
     config.size = 0;
-    CHECK(fb_cache_create(&config, text, sizeof text, &cache) == FB_INVALID_CONFIG && cache == NULL);
+    CHECK(fb_cache_create(device, &config, text, sizeof text, &cache) == FB_INVALID_CONFIG && cache == NULL);
     CHECK(strstr(text, "fb_cache_config") != NULL);
-    CHECK(fb_cache_create(&config, text, 5, &cache) == FB_INVALID_CONFIG && strlen(text) == 4);
-    CHECK(fb_cache_create(&config, NULL, 0, &cache) == FB_INVALID_CONFIG);
+    CHECK(fb_cache_create(device, &config, text, 5, &cache) == FB_INVALID_CONFIG && strlen(text) == 4);
+    CHECK(fb_cache_create(device, &config, NULL, 0, &cache) == FB_INVALID_CONFIG);
     config = declared();
     config.memory = 64;
     config.size = offsetof(fb_cache_config, memory);
     memcpy(text, "untouched", 10);
-    CHECK(fb_cache_create(&config, text, sizeof text, &cache) == FB_OK && strcmp(text, "untouched") == 0);
+    CHECK(fb_cache_create(device, &config, text, sizeof text, &cache) == FB_OK && strcmp(text, "untouched") == 0);
     CHECK(fb_cache_destroy(cache) == FB_OK);
     cache = NULL;
     later_config later = {declared(), 0};
     later.known.size = sizeof later;
-    CHECK(fb_cache_create(&later.known, NULL, 0, &cache) == FB_OK);
+    CHECK(fb_cache_create(device, &later.known, NULL, 0, &cache) == FB_OK);
     CHECK(fb_cache_destroy(cache) == FB_OK);
     cache = NULL;
     later.later = 1;
-    CHECK(fb_cache_create(&later.known, NULL, 0, &cache) == FB_INVALID_CONFIG && cache == NULL);
+    CHECK(fb_cache_create(device, &later.known, NULL, 0, &cache) == FB_INVALID_CONFIG && cache == NULL);
     config = declared();
     config.max_tokens = UINT32_MAX;
-    CHECK(fb_cache_create(&config, text, sizeof text, &cache) != FB_OK && cache == NULL);
+    CHECK(fb_cache_create(device, &config, text, sizeof text, &cache) != FB_OK && cache == NULL);
 }
 
 static void nulls(void) {
@@ -293,10 +298,12 @@ static void nulls(void) {
     char byte = 0;
     open.size = sizeof open;
     open.prompt = 1;
-    CHECK(fb_cache_create(NULL, NULL, 0, &cache) == FB_INVALID_CONFIG);
-    CHECK(fb_cache_create(&config, NULL, 0, NULL) == FB_INVALID_CONFIG);
+    CHECK(fb_cache_create(device, NULL, NULL, 0, &cache) == FB_INVALID_CONFIG);
+    CHECK(fb_cache_create(device, &config, NULL, 0, NULL) == FB_INVALID_CONFIG);
     CHECK(fb_cache_destroy(NULL) == FB_INVALID_CONFIG);
-    CHECK(fb_cache_error_text(NULL) != NULL);
+    CHECK(fb_error_text(NULL, &byte, 1) == FB_INVALID_CONFIG);
+    CHECK(fb_cache_create(NULL, &config, NULL, 0, &cache) == FB_INVALID_CONFIG);
+    CHECK(fb_device_destroy(device) == FB_BUSY);
     CHECK(fb_cache_stats(cache, NULL) == FB_INVALID_CONFIG);
     CHECK(fb_slab(cache, 0, NULL, NULL) == FB_INVALID_CONFIG);
     CHECK(fb_open(NULL, &open, &sequence) == FB_INVALID_CONFIG);
@@ -306,7 +313,7 @@ static void nulls(void) {
     CHECK(fb_open(cache, &open, &sequence) == FB_OK);
     CHECK(fb_append(cache, sequence, 0, NULL, 1) == FB_INVALID_CONFIG);
     CHECK(fb_append(cache, sequence, LAYERS, NULL, 0) == FB_OUT_OF_RANGE);
-    CHECK(fb_join(cache, sequence, &byte) == FB_OUT_OF_RANGE);
+    CHECK(fb_close(cache, sequence, &byte) == FB_OUT_OF_RANGE);
     CHECK(fb_landing_slot(cache, sequence, 0, NULL) == FB_INVALID_CONFIG);
     CHECK(fb_landing_slot(cache, sequence, QUERY, &config.lanes) == FB_OUT_OF_RANGE);
     CHECK(fb_prepare(cache, NULL, NULL, &step) == FB_INVALID_CONFIG && step == 0);
@@ -371,7 +378,7 @@ static void fallbacks(const engine *e) {
     fb_cache *cache = NULL;
     size_t count = 0;
     config.memory = 0;
-    CHECK(fb_cache_create(&config, NULL, 0, &cache) == FB_OK);
+    CHECK(fb_cache_create(device, &config, NULL, 0, &cache) == FB_OK);
     while (fb_cache_fallback(cache, count, text, sizeof text) == FB_OK) {
         CHECK(strstr(text, "(wanted ") != NULL);
         CHECK(fb_cache_fallback(cache, count, text, 5) == FB_OK && strlen(text) == 4);
@@ -393,13 +400,6 @@ static void overrun(engine *e) {
     fb_step step = 0;
     CHECK(fb_prepare(e->cache, &config, NULL, &step) == FB_CLOSED);
     free(rows);
-}
-
-static void destroyed(engine *e) {
-    fb_stats stats = {0};
-    stats.size = sizeof stats;
-    CHECK(fb_cache_destroy(e->cache) == FB_OK);
-    CHECK(fb_cache_stats(e->cache, &stats) == FB_OK);
 }
 
 static void decode(engine *e, uint32_t steps) {
@@ -442,6 +442,10 @@ static void all(engine *e) {
 int main(int argc, char **argv) {
     static engine e;
     const char *mode = argc > 1 ? argv[1] : "all";
+    fb_device_config config = {0};
+    config.size = sizeof config;
+    config.kind = FB_DEVICE_HOST;
+    CHECK(fb_device_create(&config, NULL, 0, &device) == FB_OK);
     e.cache = create();
     e.stores = strcmp(mode, "unstored") != 0;
     if (strcmp(mode, "leak") == 0) {
@@ -450,12 +454,13 @@ int main(int argc, char **argv) {
     }
     if (strcmp(mode, "overrun") == 0) {
         overrun(&e);
-    } else if (strcmp(mode, "destroyed") == 0) {
-        destroyed(&e);
     } else {
         all(&e);
     }
     CHECK(fb_cache_destroy(e.cache) == FB_OK);
+    CHECK(fb_cache_destroy(e.cache) == FB_CLOSED);
+    CHECK(fb_device_destroy(device) == FB_OK);
+    CHECK(fb_device_destroy(device) == FB_CLOSED);
     printf("%u steps, %llu rows compared\n", (unsigned)e.steps, (unsigned long long)e.compared);
     return 0;
 }

@@ -1,24 +1,31 @@
 /* forebay: the KV and latent cache of large-language-model serving.
  *
- * Generated from ffi/src; do not edit. Not yet a stable interface: version 0 promises nothing.
+ * Generated from ffi/src; do not edit. docs/versions.md says what its version promises.
  *
  * Status      Every fallible call answers an fb_status: FB_OK is 0, the others are the library's kinds of
  *             error. A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is
- *             FB_INTERNAL; that cache then answers nothing else, and its destruction gives its memory up.
+ *             FB_INTERNAL; the object then answers nothing else, and its destruction gives its memory up.
  * Answers     Out-parameters are written on FB_OK only, reasons of a failed creation on failure only.
  *             fb_retire's step is the exception: it is set to 0 whenever the step has ended.
- * Handles     fb_cache is created and destroyed. A sequence is a number, a step is an fb_step; 0 is none of
- *             either. One that was closed or retired, or never given, is FB_CLOSED. Both belong to the
- *             cache that gave them: another cache may have given the same number.
- * Threads     Calls on one cache through a const pointer may run at the same time. A call through a pointer
- *             without const must be alone. Different caches may be used by different threads; no call
- *             depends on global state.
+ * Handles     What has a create (or another call that gives it) has a destroy. A handle is a token that is looked
+ *             up, never followed: NULL or a handle of another kind is FB_INVALID_CONFIG, one that was destroyed or
+ *             never given FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
+ *             A sequence is a number and a step an fb_step; 0 is none of either. One that was closed or retired, or
+ *             never given, or another cache's, is FB_CLOSED.
+ * Text        fb_error_text copies the text of the last call that failed on an object: what, where, with which
+ *             numbers, what to do. A creation that fails writes it to its own `text`.
+ * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer
+ *             without const must be alone: beside another call on that object, also one from a callback, it answers
+ *             FB_BUSY and has done nothing; so does a const call beside it. Objects are independent of each other.
+ * Fork        In a forked child every handle of the parent's is FB_CLOSED, and what the child creates is its own.
+ *             In the parent nothing changes.
  * Structs     A struct that begins with `size` is set to zero, then `size` to its sizeof. The library
  *             takes the size of an older header, reading what is missing as 0; it takes a larger size if
  *             what it does not know is 0. Of a struct that it fills it writes what both sides know, and
  *             zeroes the rest.
- * Streams     A stream is the engine's own; the library never synchronises it. The host device has one
- *             stream, NULL, on which each call's work has ended when the call returns.
+ * Streams     A stream is the engine's own, as `void *`; only fb_stream_wait waits for one. On CUDA it is a
+ *             CUstream that fb_stream_borrow made known, or one of fb_stream_create's; on a host device one of
+ *             fb_stream_create's, or NULL for the first. Any other is FB_OUT_OF_RANGE.
  * Memory      Buffers stay the caller's. The library reads no environment variable, installs no signal
  *             handler, and writes to no log; only a panic shows on standard error.
  */
@@ -30,9 +37,9 @@
 #include <stdint.h>
 
 // Version of this header's interface, see docs/versions.md.
-#define FB_ABI_VERSION 0
+#define FB_ABI_VERSION 1
 
-// Host memory, and the caller's thread as the only stream.
+// Host memory; each operation runs in the call that enqueues it.
 #define FB_DEVICE_HOST 0
 
 // The total pool does without huge pages.
@@ -73,7 +80,7 @@ enum fb_status
     FB_EXHAUSTED = 5,
     // The thing is in use by work in flight; ask again when that has ended.
     FB_BUSY = 6,
-    // The sequence or step has ended, or the handle never named one.
+    // The sequence, step or object has ended, or the handle never named one.
     FB_CLOSED = 7,
     // A position, layer, slot or count lies outside what was declared.
     FB_OUT_OF_RANGE = 8,
@@ -101,12 +108,23 @@ typedef uint32_t fb_status;
 // A cache of one model on one device.
 typedef struct fb_cache fb_cache;
 
+// A device.
+typedef struct fb_device fb_device;
+
+// How a device is made. What is optional and 0 gets its default.
+typedef struct fb_device_config {
+    // sizeof(fb_device_config).
+    size_t size;
+    // FB_DEVICE_HOST.
+    uint32_t kind;
+    // Optional: the device's number.
+    uint32_t number;
+} fb_device_config;
+
 // What a cache is made of. What is optional and 0 gets its default.
 typedef struct fb_cache_config {
     // sizeof(fb_cache_config).
     size_t size;
-    // FB_DEVICE_HOST.
-    uint32_t device;
     // Layers that every decode step passes once.
     uint32_t layers;
     // Further layers that draft tokens.
@@ -147,6 +165,8 @@ typedef struct fb_cache_config {
     uint32_t micro_batches;
     // Optional: FB_MEMORY_ flags; huge pages, resident, locked, as far as they can be had.
     uint32_t memory;
+    // 0.
+    uint32_t reserved;
 } fb_cache_config;
 
 // What a cache has and does. Gauges describe now, counters only grow.
@@ -247,12 +267,42 @@ uint32_t fb_abi_version(void);
 // A status in words. The text is constant; any number is allowed.
 const char *fb_status_text(uint32_t status);
 
-// Makes a cache and takes all its memory. When that fails, the reason is written to `text`, cut to
+// The version of the library itself, as text: "0.1.0". Constant.
+const char *fb_version(void);
+
+// Copies the text of the last call that failed inside the object of a handle, of any kind: what, where, with which
+// numbers, what to do. Empty before the first. Cut to `text_bytes` bytes with its ending zero; 512 hold any. A call
+// that answers FB_CLOSED or FB_BUSY for the handle itself, or a null, leaves no text.
+//
+// Requires:
+// `text` is NULL, or has `text_bytes` bytes.
+fb_status fb_error_text(const void *handle,
+                        char *text,
+                        size_t text_bytes);
+
+// Makes a device. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending zero;
+// `text` may be NULL.
+//
+// Requires:
+// `config` states its size truly; `text` has `text_bytes` bytes.
+fb_status fb_device_create(const struct fb_device_config *config,
+                           char *text,
+                           size_t text_bytes,
+                           struct fb_device **device);
+
+// Ends a device and frees its memory. FB_BUSY while caches are left.
+//
+// Requires:
+// No operation that was enqueued on it is at work in the caller's buffers.
+fb_status fb_device_destroy(struct fb_device *device);
+
+// Makes a cache on a device and takes all its memory. When that fails, the reason is written to `text`, cut to
 // `text_bytes` bytes with its ending zero; `text` may be NULL.
 //
 // Requires:
 // `config` states its size truly; `text` has `text_bytes` bytes.
-fb_status fb_cache_create(const struct fb_cache_config *config,
+fb_status fb_cache_create(const struct fb_device *device,
+                          const struct fb_cache_config *config,
                           char *text,
                           size_t text_bytes,
                           struct fb_cache **cache);
@@ -261,20 +311,13 @@ fb_status fb_cache_create(const struct fb_cache_config *config,
 // sequence is open or a step is not retired: nothing is freed then, and the handle stays good.
 //
 // Requires:
-// `cache` was created and not destroyed; no other thread uses it, and nobody afterwards on FB_OK.
+// No operation that was enqueued for it is at work in the caller's buffers.
 fb_status fb_cache_destroy(struct fb_cache *cache);
-
-// The text of the last error of a call that took this handle without const; empty before the first.
-// It stays as it is until the next such call. Calls that take a const handle answer a status alone.
-//
-// Requires:
-// `cache` is a handle that no other thread changes.
-const char *fb_cache_error_text(const struct fb_cache *cache);
 
 // Reads a cache's counters and gauges.
 //
 // Requires:
-// `cache` is a handle that no other thread changes; `stats` states its size truly.
+// `stats` states its size truly.
 fb_status fb_cache_stats(const struct fb_cache *cache, struct fb_stats *stats);
 
 // What the cache had to do without: the fallback number `index`, from 0, as a line of text, cut to
@@ -282,7 +325,7 @@ fb_status fb_cache_stats(const struct fb_cache *cache, struct fb_stats *stats);
 // `text` may be NULL.
 //
 // Requires:
-// `cache` is a handle that no other thread changes; `text` has `text_bytes` bytes.
+// `text` has `text_bytes` bytes.
 fb_status fb_cache_fallback(const struct fb_cache *cache, size_t index, char *text, size_t text_bytes);
 
 // The slab of a layer, which attention reads: its address and size on the device. Slots stand in blocks
@@ -290,21 +333,21 @@ fb_status fb_cache_fallback(const struct fb_cache *cache, size_t index, char *te
 // one run and no padding, slot `s` stands at `s * row_bytes[0]`.
 //
 // Requires:
-// `cache` is a handle that no other thread changes; `address` and `bytes` have room for the answers.
+// `address` and `bytes` have room for the answers.
 fb_status fb_slab(const struct fb_cache *cache, uint32_t layer, void **address, uint64_t *bytes);
 
 // Admits a sequence: takes its pages, slots and lane. FB_EXHAUSTED names the pool that has too little
 // left; nothing is taken then.
 //
 // Requires:
-// `cache` is a handle that no other thread uses; `config` states its size truly.
+// `config` states its size truly.
 fb_status fb_open(struct fb_cache *cache, const struct fb_open_config *config, uint64_t *sequence);
 
 // Appends prompt rows in one layer: `count` packed rows, each row_bytes[0] + row_bytes[1] bytes. Layers
 // fill independently, each in order. Nothing is written on an error.
 //
 // Requires:
-// `cache` is a handle that no other thread uses; `rows` has `count` rows.
+// `rows` has `count` rows.
 fb_status fb_append(struct fb_cache *cache,
                     uint64_t sequence,
                     uint32_t layer,
@@ -315,13 +358,13 @@ fb_status fb_append(struct fb_cache *cache,
 // opened for. Steps wait for it by themselves.
 //
 // Requires:
-// `cache` is a handle that no other thread uses; `stream` is NULL.
+// What the library enqueues on `stream` may be enqueued there now.
 fb_status fb_join(struct fb_cache *cache, uint64_t sequence, void *stream);
 
 // The slot to which the row of a step's query row is to be written, the same in every layer's slab.
 //
 // Requires:
-// `cache` is a handle that no other thread changes; `slot` has room for the answer.
+// `slot` has room for the answer.
 fb_status fb_landing_slot(const struct fb_cache *cache,
                           uint64_t sequence,
                           uint32_t query_row,
@@ -331,7 +374,7 @@ fb_status fb_landing_slot(const struct fb_cache *cache,
 // step that names it has been retired.
 //
 // Requires:
-// `cache` is a handle that no other thread uses; `stream` is NULL.
+// What the library enqueues on `stream` may be enqueued there now.
 fb_status fb_close(struct fb_cache *cache, uint64_t sequence, void *stream);
 
 // Begins a step: enqueues the wait for the work before it, its block, and the commit of what its
@@ -339,8 +382,8 @@ fb_status fb_close(struct fb_cache *cache, uint64_t sequence, void *stream);
 // one. Nothing is enqueued on an error.
 //
 // Requires:
-// `cache` is a handle that no other thread uses; `config` states its size truly, its rows and tensor
-// are there, the tensor until the stream has passed this call; `stream` is NULL.
+// `config` states its size truly, its rows and tensor
+// are there, the tensor until the stream has passed this call.
 fb_status fb_prepare(struct fb_cache *cache,
                      const struct fb_step_config *config,
                      void *stream,
@@ -351,8 +394,7 @@ fb_status fb_prepare(struct fb_cache *cache,
 // layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
 //
 // Requires:
-// `cache` is a handle that no other thread uses; both buffers are the device's to use until the stream
-// has passed this call; `stream` is NULL.
+// Both buffers are the device's to use until the stream has passed this call.
 fb_status fb_layer(struct fb_cache *cache,
                    fb_step step,
                    uint32_t layer,
@@ -363,13 +405,13 @@ fb_status fb_layer(struct fb_cache *cache,
 // Stores a layer's new rows in the total pool, once they stand in their landing slots.
 //
 // Requires:
-// `cache` is a handle that no other thread uses; `stream` is NULL.
+// What the library enqueues on `stream` may be enqueued there now.
 fb_status fb_scatter(struct fb_cache *cache, fb_step step, uint32_t layer, void *stream);
 
 // Ends the enqueueing of a step.
 //
 // Requires:
-// `cache` is a handle that no other thread uses; `stream` is NULL and is behind all of the step's work.
+// `stream` is behind all of the step's work.
 fb_status fb_finish(struct fb_cache *cache, fb_step step, void *stream);
 
 // Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY while it runs or is not finished:
@@ -377,12 +419,8 @@ fb_status fb_finish(struct fb_cache *cache, fb_step step, void *stream);
 // and in this version its sequences can only be closed. `retired` may be NULL.
 //
 // Requires:
-// `cache` is a handle that no other thread uses; `step` points to a step's number; `retired` states its size truly;
-// `stream` is NULL.
-fb_status fb_retire(struct fb_cache *cache,
-                    fb_step *step,
-                    void *stream,
-                    struct fb_retired *retired);
+// `step` points to a step's number; `retired` states its size truly.
+fb_status fb_retire(struct fb_cache *cache, fb_step *step, void *stream, struct fb_retired *retired);
 
 #ifdef __cplusplus
 }  // extern "C"

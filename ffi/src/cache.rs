@@ -1,21 +1,19 @@
-//! The cache's handle: what it holds, how a call enters it, and the calls that concern all of it.
+//! The cache: what its object holds, and the calls that concern all of it.
 //!
-//! A handle is a [`Cache`] on a host device of its own, the device's one stream, the places of the
-//! steps in flight, and the text of the last error. All of it is taken at creation: a step allocates
-//! nothing on this side either.
+//! The object is a [`Cache`], its place on the device, and the places of the steps in flight. All of it is taken
+//! at creation: a step allocates nothing on this side either.
 
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
 
-use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Stream};
-use forebay::{Cache, Config, Error, Kind, Layer, Memory, Result, Row, Shape, Slots, Stats, Step};
+use forebay::device::Device;
+use forebay::os::{NoFaults, random};
+use forebay::{Cache, Config, Error, Kind, Layer, Memory, Result, Row, Sequence, Shape, Slots, Stats, Step};
 
 use crate::cast::{self, Plain, Versioned};
-use crate::panic::{is_panic, status, wall};
+use crate::device::{FbDevice, Tenant};
+use crate::handle::{self, Object, read};
 use crate::status::{FbStatus, Text};
-
-/// Host memory, and the caller's thread as the only stream.
-pub const FB_DEVICE_HOST: u32 = 0;
 
 /// The total pool does without huge pages.
 pub const FB_MEMORY_SMALL_PAGES: u32 = 1;
@@ -30,8 +28,6 @@ pub const FB_MEMORY_UNLOCKED: u32 = 4;
 pub struct FbCacheConfig {
     /// sizeof(fb_cache_config).
     pub size: usize,
-    /// FB_DEVICE_HOST.
-    pub device: u32,
     /// Layers that every decode step passes once.
     pub layers: u32,
     /// Further layers that draft tokens.
@@ -72,6 +68,8 @@ pub struct FbCacheConfig {
     pub micro_batches: u32,
     /// Optional: FB_MEMORY_ flags; huge pages, resident, locked, as far as they can be had.
     pub memory: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 // SAFETY: words, two of 4 bytes after each other wherever one of 8 follows.
@@ -122,22 +120,23 @@ impl Versioned for FbStats {
 #[derive(Debug)]
 pub struct FbCache {
     pub(crate) cache: Cache,
-    pub(crate) device: std::sync::Arc<dyn Device>,
-    pub(crate) stream: Stream,
+    /// Behind the cache: it ends before its place on the device is given back.
+    pub(crate) tenant: Tenant,
     /// Places of the steps in flight.
     pub(crate) steps: Box<[Option<Step>]>,
     /// Room for a batch.
     pub(crate) rows: Vec<Row>,
-    text: Text,
-    /// A call panicked.
-    broken: bool,
+    /// What its numbers of sequences and steps are mixed with, so that those of another cache name nothing here.
+    salt: u64,
 }
 
-/// Pointers to const handles may be used by several threads at once.
-const _: fn() = || {
-    fn concurrent<T: Send + Sync>() {}
-    concurrent::<FbCache>();
-};
+impl Object for FbCache {
+    const KIND: u8 = 2;
+    const NAME: &'static str = "fb_cache";
+}
+
+/// Bits that every salt has: lanes are fewer, and steps too, so that no number is 0, which is none.
+const SALT: u64 = 1 << 63 | 1 << 31;
 
 fn refuse(place: &'static str, value: u32) -> Error {
     Error::new(Kind::InvalidConfig, "create").at(place).with("value", value)
@@ -149,8 +148,8 @@ fn or(value: u32, default: u32) -> u32 {
 
 impl FbCacheConfig {
     fn declare(&self) -> Result<Config> {
-        if self.device != FB_DEVICE_HOST {
-            return Err(refuse("device", self.device).hint("pass FB_DEVICE_HOST"));
+        if self.reserved != 0 {
+            return Err(refuse("reserved", self.reserved));
         }
         let flags = FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED;
         if self.memory & !flags != 0 {
@@ -188,39 +187,40 @@ impl FbCacheConfig {
 }
 
 impl FbCache {
-    fn create(config: &FbCacheConfig) -> Result<Box<FbCache>> {
+    fn create(config: &FbCacheConfig, device: &FbDevice) -> Result<FbCache> {
         let config = config.declare()?;
-        let device = HostDevice::new(HostOptions::default());
-        let stream = device.stream()?;
+        let tenant = device.tenant();
         let (steps, batch) = (config.steps_in_flight.saturating_mul(config.micro_batches), config.batch);
+        let mut salt = [0; 8];
+        random(&mut salt, &NoFaults)?;
         // The cache is made first: it refuses numbers that are too large to be meant.
-        let cache = Cache::new(config, device.clone())?;
+        let cache = Cache::new(config, Arc::clone(&tenant.device))?;
         let steps = (0..steps).map(|_| None).collect();
         let rows = Vec::with_capacity(batch as usize);
-        Ok(Box::new(FbCache { cache, device, stream, steps, rows, text: Text::new(), broken: false }))
+        Ok(FbCache { cache, tenant, steps, rows, salt: u64::from_ne_bytes(salt) | SALT })
     }
 
-    fn check(&self) -> Result<()> {
-        match self.broken {
-            false => Ok(()),
-            true => Err(Error::new(Kind::Internal, "call")
-                .at("an earlier call broke a rule of the library")
-                .hint("destroy the cache")),
-        }
+    /// The device, for a caller's buffers.
+    pub(crate) fn device(&self) -> &dyn Device {
+        &*self.tenant.device
     }
 
-    /// Runs a call that may change the cache, and keeps the text of its error.
-    fn change(&mut self, call: impl FnOnce(&mut FbCache) -> Result<()>) -> Result<()> {
-        let ended = self.check().and_then(|()| wall(|| call(self)));
-        if let Err(error) = &ended {
-            self.broken |= is_panic(error);
-            self.text.set(error);
-        }
-        ended
+    /// The sequence that a caller's number names.
+    pub(crate) fn sequence(&self, number: u64) -> Sequence {
+        Sequence::from_bits(number ^ self.salt)
+    }
+
+    /// The number of a sequence for callers.
+    pub(crate) fn number_of(&self, sequence: Sequence) -> u64 {
+        sequence.to_bits() ^ self.salt
+    }
+
+    /// The number of a step for callers, and back.
+    pub(crate) fn salted(&self, step: u64) -> u64 {
+        step ^ self.salt
     }
 
     fn check_ended(&mut self) -> Result<()> {
-        self.cache.reap(self.stream)?;
         let Stats { sequences, steps_in_flight, .. } = self.cache.stats();
         if sequences == 0 && steps_in_flight == 0 {
             return Ok(());
@@ -233,99 +233,44 @@ impl FbCache {
     }
 }
 
-/// Enters a cache with a call that may change it.
-///
-/// # Safety
-/// `cache` is null, or a handle that no other thread uses and nothing has destroyed.
-pub(crate) unsafe fn change(cache: *mut FbCache, call: impl FnOnce(&mut FbCache) -> Result<()>) -> FbStatus {
-    // SAFETY: the same contract.
-    status(|| unsafe { cast::exclusive(cache, "cache") }?.change(call))
-}
-
-/// Enters a cache with a call that changes nothing, its error's text included.
-///
-/// # Safety
-/// `cache` is null, or a handle that no other thread changes and nothing has destroyed.
-pub(crate) unsafe fn read(cache: *const FbCache, call: impl FnOnce(&FbCache) -> Result<()>) -> FbStatus {
-    status(|| {
-        // SAFETY: the same contract.
-        let cache = unsafe { cast::shared(cache, "cache") }?;
-        cache.check()?;
-        call(cache)
-    })
-}
-
-/// Makes a cache and takes all its memory. When that fails, the reason is written to `text`, cut to
+/// Makes a cache on a device and takes all its memory. When that fails, the reason is written to `text`, cut to
 /// `text_bytes` bytes with its ending zero; `text` may be NULL.
 ///
 /// # Safety
 /// `config` states its size truly; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_create(
+    device: *const FbDevice,
     config: *const FbCacheConfig,
     text: *mut c_char,
     text_bytes: usize,
     cache: *mut *mut FbCache,
 ) -> FbStatus {
-    let made = wall(|| {
-        // SAFETY: this call's contract.
-        let (config, cache) = unsafe { (cast::versioned(config)?, cast::out(cache, "cache")?) };
-        cache.set(Box::into_raw(FbCache::create(&config)?));
-        Ok(())
-    });
-    let Err(error) = made else { return FbStatus::FbOk };
-    let mut reason = Text::new();
-    reason.set(&error);
-    // SAFETY: this call's contract.
-    unsafe { cast::write_text(text, text_bytes, reason.with_end()) };
-    error.kind().into()
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        cast::create(text, text_bytes, || {
+            let (config, cache) = (cast::versioned(config)?, cast::out(cache, "cache")?);
+            let made = handle::with(device, |device| FbCache::create(&config, device))?;
+            cache.set(handle::give(made)?);
+            Ok(())
+        })
+    }
 }
 
 /// Ends a cache and frees its memory; after a panic the memory is given up instead. FB_BUSY while a
 /// sequence is open or a step is not retired: nothing is freed then, and the handle stays good.
 ///
 /// # Safety
-/// `cache` was created and not destroyed; no other thread uses it, and nobody afterwards on FB_OK.
+/// No operation that was enqueued for it is at work in the caller's buffers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_destroy(cache: *mut FbCache) -> FbStatus {
-    status(|| {
-        // SAFETY: this call's contract.
-        let handle = unsafe { cast::exclusive(cache, "cache") }?;
-        let ended = handle.change(FbCache::check_ended);
-        let broken = handle.broken;
-        if !broken {
-            ended?;
-        }
-        // SAFETY: this call's contract: creation gave the pointer away, and it is not used again.
-        let owned = unsafe { cast::owned(cache, "cache") }?;
-        // What a panic left half-changed cannot be trusted to end: its memory is given up.
-        if broken {
-            std::mem::forget(owned)
-        } else {
-            drop(owned)
-        }
-        Ok(())
-    })
-}
-
-/// The text of the last error of a call that took this handle without const; empty before the first.
-/// It stays as it is until the next such call. Calls that take a const handle answer a status alone.
-///
-/// # Safety
-/// `cache` is a handle that no other thread changes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_cache_error_text(cache: *const FbCache) -> *const c_char {
-    // SAFETY: this call's contract.
-    match unsafe { cast::shared(cache, "cache") } {
-        Ok(cache) => cache.text.with_end().as_ptr().cast(),
-        Err(_) => c"the cache is NULL".as_ptr(),
-    }
+    handle::end(cache, FbCache::check_ended)
 }
 
 /// Reads a cache's counters and gauges.
 ///
 /// # Safety
-/// `cache` is a handle that no other thread changes; `stats` states its size truly.
+/// `stats` states its size truly.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_stats(cache: *const FbCache, stats: *mut FbStats) -> FbStatus {
     // SAFETY: this call's contract, for both.
@@ -357,7 +302,7 @@ pub unsafe extern "C" fn fb_cache_stats(cache: *const FbCache, stats: *mut FbSta
 /// `text` may be NULL.
 ///
 /// # Safety
-/// `cache` is a handle that no other thread changes; `text` has `text_bytes` bytes.
+/// `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_fallback(
     cache: *const FbCache,
@@ -388,7 +333,7 @@ pub unsafe extern "C" fn fb_cache_fallback(
 /// one run and no padding, slot `s` stands at `s * row_bytes[0]`.
 ///
 /// # Safety
-/// `cache` is a handle that no other thread changes; `address` and `bytes` have room for the answers.
+/// `address` and `bytes` have room for the answers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_slab(
     cache: *const FbCache,
@@ -415,7 +360,6 @@ mod tests {
     fn small() -> FbCacheConfig {
         FbCacheConfig {
             size: size_of::<FbCacheConfig>(),
-            device: FB_DEVICE_HOST,
             layers: 2,
             draft_layers: 0,
             index_key_bytes: 0,
@@ -436,6 +380,7 @@ mod tests {
             steps_in_flight: 0,
             micro_batches: 0,
             memory: FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED,
+            reserved: 0,
         }
     }
 
@@ -469,26 +414,10 @@ mod tests {
     }
 
     #[test]
-    fn unknown_devices_and_flags_are_refused() {
-        let device = FbCacheConfig { device: 1, ..small() }.declare().unwrap_err();
-        assert_eq!((device.kind(), device.place()), (Kind::InvalidConfig, "device"));
+    fn unknown_flags_are_refused() {
+        let reserved = FbCacheConfig { reserved: 1, ..small() }.declare().unwrap_err();
+        assert_eq!((reserved.kind(), reserved.place()), (Kind::InvalidConfig, "reserved"));
         let memory = FbCacheConfig { memory: 8, ..small() }.declare().unwrap_err();
         assert_eq!((memory.kind(), memory.place()), (Kind::InvalidConfig, "memory"));
-    }
-
-    #[test]
-    fn a_cache_in_which_a_call_panicked_answers_nothing_more() {
-        let mut cache = FbCache::create(&small()).unwrap();
-        let panicked = cache.change(|_| panic!("shown on standard error: this test means to"));
-        assert_eq!(panicked.unwrap_err().kind(), Kind::Internal);
-        assert!(cache.text.with_end().starts_with(b"call: internal error: a rule"));
-        let mut ran = false;
-        let after = cache.change(|_| {
-            ran = true;
-            Ok(())
-        });
-        assert_eq!((after.unwrap_err().kind(), ran), (Kind::Internal, false));
-        // SAFETY: the handle is a live reference.
-        assert_eq!(unsafe { read(&raw const *cache, |_| Ok(())) }, FbStatus::FbInternal);
     }
 }

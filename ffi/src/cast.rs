@@ -1,14 +1,17 @@
 //! The one place where a caller's pointers become references and values.
 //!
 //! What can be checked is checked: null, alignment, lengths, the sizes of structs. What cannot be checked
-//! is each function's `# Safety`, and the header asks callers for it. Sequences
-//! and steps do not pass here: they are numbers, which are looked up.
+//! is each function's `# Safety`, and the header asks callers for it. Handles, sequences and steps do not
+//! pass here: they are looked up.
 
 use std::ffi::{c_char, c_void};
 use std::marker::PhantomData;
 
-use forebay::device::{Device, Slice};
+use forebay::device::{Device, Slice, Stream};
 use forebay::{Error, Kind, Result};
+
+use crate::panic::wall;
+use crate::status::{FbStatus, Text};
 
 /// The largest struct that can be meant: a larger size is a size that was never set.
 const STRUCT_MAX: usize = 4096;
@@ -25,16 +28,6 @@ fn checked<T>(pointer: *const T, name: &'static str) -> Result<()> {
     }
 }
 
-/// What others may read at the same time.
-///
-/// # Safety
-/// `pointer` is null, or names a `T` that nothing changes or ends during `'a`.
-pub(crate) unsafe fn shared<'a, T>(pointer: *const T, name: &'static str) -> Result<&'a T> {
-    checked(pointer, name)?;
-    // SAFETY: not null, aligned; the rest is the caller's contract.
-    Ok(unsafe { &*pointer })
-}
-
 /// What nobody else uses.
 ///
 /// # Safety
@@ -43,16 +36,6 @@ pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, name: &'static str) -> Re
     checked(pointer, name)?;
     // SAFETY: not null, aligned; the rest is the caller's contract.
     Ok(unsafe { &mut *pointer })
-}
-
-/// Takes back what [`Box::into_raw`] gave away.
-///
-/// # Safety
-/// `pointer` came from `Box::into_raw`, and nothing uses it now or later.
-pub(crate) unsafe fn owned<T>(pointer: *mut T, name: &'static str) -> Result<Box<T>> {
-    checked(pointer, name)?;
-    // SAFETY: not null; the rest is the caller's contract.
-    Ok(unsafe { Box::from_raw(pointer) })
 }
 
 /// `count` values in a row; none may be null.
@@ -107,6 +90,24 @@ pub(crate) unsafe fn write_text(pointer: *mut c_char, bytes: usize, text: &[u8])
         std::ptr::copy_nonoverlapping(text.as_ptr(), pointer.cast(), count);
         pointer.add(count - 1).write(0);
     }
+}
+
+/// Runs a creation behind the wall; the reason of one that failed is written to `text`, which may be null.
+///
+/// # Safety
+/// `text` is null, or names `bytes` bytes that nothing else uses during the call.
+pub(crate) unsafe fn create(text: *mut c_char, bytes: usize, make: impl FnOnce() -> Result<()>) -> FbStatus {
+    let Err(error) = wall(make) else { return FbStatus::FbOk };
+    let mut reason = Text::new();
+    reason.set(&error);
+    // SAFETY: the same contract.
+    unsafe { write_text(text, bytes, reason.with_end()) };
+    error.kind().into()
+}
+
+/// A stream, as its device names it. An unknown one is refused by the device.
+pub(crate) fn stream(stream: *mut c_void) -> Stream {
+    Stream(stream.addr() as u64)
 }
 
 /// Values for which any bytes are one.
@@ -212,16 +213,6 @@ pub(crate) unsafe fn buffer<T>(
     Ok(unsafe { device.import(pointer as u64, bytes) })
 }
 
-/// The host device has one stream, which runs each operation in the call that enqueues it.
-pub(crate) fn check_stream(stream: *mut c_void) -> Result<()> {
-    match stream.is_null() {
-        true => Ok(()),
-        false => Err(Error::new(Kind::OutOfRange, "argument")
-            .at("stream")
-            .hint("pass NULL: the host device has one stream of its own")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -274,8 +265,7 @@ mod tests {
         let odd = words.as_ptr().cast::<u8>().wrapping_add(1).cast_mut();
         // SAFETY: all are null or misaligned, and refused before they are followed.
         unsafe {
-            assert_eq!(shared::<u64>(std::ptr::null(), "x").unwrap_err().place(), "x");
-            assert!(shared::<u32>(odd.cast(), "x").is_err());
+            assert_eq!(exclusive::<u64>(std::ptr::null_mut(), "x").unwrap_err().place(), "x");
             assert!(exclusive::<u32>(odd.cast(), "x").is_err());
             assert!(out::<u32>(std::ptr::null_mut(), "x").is_err());
             assert!(slice::<u8>(std::ptr::null(), 1, "x").is_err());

@@ -2,10 +2,11 @@
 
 use std::ffi::c_void;
 
-use forebay::{BringUp, Budget, Error, Kind, Layer, Open, Result, Sequence, WarmUp};
+use forebay::{BringUp, Budget, Error, Kind, Layer, Open, Result, WarmUp};
 
-use crate::cache::{FbCache, change, read};
+use crate::cache::FbCache;
 use crate::cast::{self, Plain, Versioned};
+use crate::handle::{change, read};
 use crate::status::FbStatus;
 
 /// Every row is brought up when the sequence joins, if they all fit its slots.
@@ -60,7 +61,7 @@ impl FbOpenConfig {
 /// left; nothing is taken then.
 ///
 /// # Safety
-/// `cache` is a handle that no other thread uses; `config` states its size truly.
+/// `config` states its size truly.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_open(
     cache: *mut FbCache,
@@ -72,7 +73,8 @@ pub unsafe extern "C" fn fb_open(
         change(cache, |cache| {
             let (config, sequence) = (cast::versioned(config)?, cast::out(sequence, "sequence")?);
             let open = config.declare(cache.cache.config().min_budget)?;
-            sequence.set(cache.cache.open(&open)?.to_bits());
+            let opened = cache.cache.open(&open)?;
+            sequence.set(cache.number_of(opened));
             Ok(())
         })
     }
@@ -82,7 +84,7 @@ pub unsafe extern "C" fn fb_open(
 /// fill independently, each in order. Nothing is written on an error.
 ///
 /// # Safety
-/// `cache` is a handle that no other thread uses; `rows` has `count` rows.
+/// `rows` has `count` rows.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_append(
     cache: *mut FbCache,
@@ -97,7 +99,7 @@ pub unsafe extern "C" fn fb_append(
             let row_bytes = u64::from(cache.cache.geometry().row_bytes());
             // A u64 holds the product of two u32, and a usize is as wide.
             let bytes = cast::slice(rows.cast::<u8>(), (row_bytes * u64::from(count)) as usize, "rows")?;
-            cache.cache.append(Sequence::from_bits(sequence), Layer(layer), bytes)
+            cache.cache.append(cache.sequence(sequence), Layer(layer), bytes)
         })
     }
 }
@@ -106,24 +108,20 @@ pub unsafe extern "C" fn fb_append(
 /// opened for. Steps wait for it by themselves.
 ///
 /// # Safety
-/// `cache` is a handle that no other thread uses; `stream` is NULL.
+/// What the library enqueues on `stream` may be enqueued there now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_join(cache: *mut FbCache, sequence: u64, stream: *mut c_void) -> FbStatus {
-    // SAFETY: this call's contract.
-    unsafe {
-        change(cache, |cache| {
-            cast::check_stream(stream)?;
-            // Later steps wait for the work by an edge, and report its failure.
-            let _ready = cache.cache.join(Sequence::from_bits(sequence), cache.stream, WarmUp::default())?;
-            Ok(())
-        })
-    }
+    change(cache, |cache| {
+        // Later steps wait for the work by an edge, and report its failure.
+        let _ready = cache.cache.join(cache.sequence(sequence), cast::stream(stream), WarmUp::default())?;
+        Ok(())
+    })
 }
 
 /// The slot to which the row of a step's query row is to be written, the same in every layer's slab.
 ///
 /// # Safety
-/// `cache` is a handle that no other thread changes; `slot` has room for the answer.
+/// `slot` has room for the answer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_landing_slot(
     cache: *const FbCache,
@@ -135,7 +133,7 @@ pub unsafe extern "C" fn fb_landing_slot(
     unsafe {
         read(cache, |cache| {
             let slot = cast::out(slot, "slot")?;
-            slot.set(cache.cache.landing_slot(Sequence::from_bits(sequence), query_row)?);
+            slot.set(cache.cache.landing_slot(cache.sequence(sequence), query_row)?);
             Ok(())
         })
     }
@@ -145,16 +143,10 @@ pub unsafe extern "C" fn fb_landing_slot(
 /// step that names it has been retired.
 ///
 /// # Safety
-/// `cache` is a handle that no other thread uses; `stream` is NULL.
+/// What the library enqueues on `stream` may be enqueued there now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_close(cache: *mut FbCache, sequence: u64, stream: *mut c_void) -> FbStatus {
-    // SAFETY: this call's contract.
-    unsafe {
-        change(cache, |cache| {
-            cast::check_stream(stream)?;
-            cache.cache.close(Sequence::from_bits(sequence), cache.stream)
-        })
-    }
+    change(cache, |cache| cache.cache.close(cache.sequence(sequence), cast::stream(stream)))
 }
 
 #[cfg(test)]

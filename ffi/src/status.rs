@@ -1,12 +1,14 @@
 //! Status codes, the version, and message texts that need no allocation.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 use std::fmt::{self, Write};
 
 use forebay::Kind;
 
+use crate::{cast, handle};
+
 /// Version of this header's interface, see docs/versions.md.
-pub const FB_ABI_VERSION: u32 = 0;
+pub const FB_ABI_VERSION: u32 = 1;
 
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +28,7 @@ pub enum FbStatus {
     FbExhausted = 5,
     /// The thing is in use by work in flight; ask again when that has ended.
     FbBusy = 6,
-    /// The sequence or step has ended, or the handle never named one.
+    /// The sequence, step or object has ended, or the handle never named one.
     FbClosed = 7,
     /// A position, layer, slot or count lies outside what was declared.
     FbOutOfRange = 8,
@@ -97,6 +99,33 @@ pub extern "C" fn fb_abi_version() -> u32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_status_text(status: u32) -> *const c_char {
     text_of(status).as_ptr()
+}
+
+/// The version of the library itself, as text: "0.1.0". Constant.
+#[unsafe(no_mangle)]
+pub extern "C" fn fb_version() -> *const c_char {
+    const VERSION: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+            Ok(version) => version,
+            Err(_) => c"",
+        };
+    VERSION.as_ptr()
+}
+
+/// Copies the text of the last call that failed inside the object of a handle, of any kind: what, where, with which
+/// numbers, what to do. Empty before the first. Cut to `text_bytes` bytes with its ending zero; 512 hold any. A call
+/// that answers FB_CLOSED or FB_BUSY for the handle itself, or a null, leaves no text.
+///
+/// # Safety
+/// `text` is NULL, or has `text_bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_error_text(
+    handle: *const c_void,
+    text: *mut c_char,
+    text_bytes: usize,
+) -> FbStatus {
+    // SAFETY: this call's contract.
+    handle::text(handle, |said| unsafe { cast::write_text(text, text_bytes, said) })
 }
 
 /// Bytes of a message, its end included. Longer ones are cut.

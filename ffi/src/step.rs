@@ -6,10 +6,12 @@
 use std::ffi::c_void;
 
 use forebay::Streams;
+use forebay::device::Stream;
 use forebay::{Accepted, Buffers, Error, Kind, Layer, LayerCall, MicroBatch, Result, Row, Sequence, Step};
 
-use crate::cache::{FbCache, change};
+use crate::cache::FbCache;
 use crate::cast::{self, Plain, Versioned};
+use crate::handle::change;
 use crate::status::FbStatus;
 
 /// In fb_row: the accepted rows stand in the step's tensor on the device.
@@ -85,7 +87,8 @@ impl Versioned for FbRetired {
 impl FbCache {
     /// The place of the step that a number names; 0 names none.
     fn place(&self, number: FbStep) -> Result<usize> {
-        let named = |place: &Option<Step>| place.as_ref().is_some_and(|step| step.number() == number);
+        let wanted = self.salted(number);
+        let named = |place: &Option<Step>| place.as_ref().is_some_and(|step| step.number() == wanted);
         self.steps.iter().position(named).ok_or_else(|| {
             Error::new(Kind::Closed, "step")
                 .at("the step was retired, or never prepared in this cache")
@@ -104,12 +107,13 @@ impl FbCache {
         u64::from(step.rows()) * u64::from(step.query_rows()) * u64::from(self.cache.geometry().shape().top_k)
     }
 
-    fn prepare(&mut self, config: &FbStepConfig, rows: &[FbRow]) -> Result<FbStep> {
+    fn prepare(&mut self, config: &FbStepConfig, rows: &[FbRow], stream: Stream) -> Result<FbStep> {
         let free = self.steps.iter().position(|place| place.is_none());
         let free = free.ok_or_else(|| Error::new(Kind::Busy, "prepare").at("every step is in flight"))?;
         self.rows.clear();
+        let salt = self.salted(0);
         self.rows.extend(rows.iter().map(|row| Row {
-            sequence: Sequence::from_bits(row.sequence),
+            sequence: Sequence::from_bits(row.sequence ^ salt),
             accepted: match row.accepted {
                 FB_ACCEPTED_ON_DEVICE => Accepted::OnDevice,
                 count => Accepted::Rows(count),
@@ -121,20 +125,20 @@ impl FbCache {
             false => {
                 let words = u64::from(self.cache.config().batch);
                 // SAFETY: the contract of `fb_prepare`.
-                Some(unsafe { cast::buffer(&*self.device, config.accepted, words, "accepted") }?)
+                Some(unsafe { cast::buffer(self.device(), config.accepted, words, "accepted") }?)
             }
         };
         let micro_batch = MicroBatch(config.micro_batch);
-        let step = self.cache.prepare(micro_batch, config.query_rows, &self.rows, accepted, self.stream)?;
+        let step = self.cache.prepare(micro_batch, config.query_rows, &self.rows, accepted, stream)?;
         let number = step.number();
         self.steps[free] = Some(step);
-        Ok(number)
+        Ok(self.salted(number))
     }
 
     /// Retires the step at `place`; a step that has not ended stays there.
-    fn retire(&mut self, place: usize) -> Result<FbRetired> {
+    fn retire(&mut self, place: usize, stream: Stream) -> Result<FbRetired> {
         let step = self.steps[place].take().ok_or_else(emptied)?;
-        match self.cache.retire(step, self.stream) {
+        match self.cache.retire(step, stream) {
             Ok(done) => {
                 let (hits, misses) = done.total();
                 Ok(FbRetired { size: size_of::<FbRetired>(), step: done.step(), hits, misses })
@@ -157,8 +161,8 @@ fn emptied() -> Error {
 /// one. Nothing is enqueued on an error.
 ///
 /// # Safety
-/// `cache` is a handle that no other thread uses; `config` states its size truly, its rows and tensor
-/// are there, the tensor until the stream has passed this call; `stream` is NULL.
+/// `config` states its size truly, its rows and tensor
+/// are there, the tensor until the stream has passed this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_prepare(
     cache: *mut FbCache,
@@ -169,7 +173,6 @@ pub unsafe extern "C" fn fb_prepare(
     // SAFETY: this call's contract, for all of them.
     unsafe {
         change(cache, |cache| {
-            cast::check_stream(stream)?;
             let (config, step) = (cast::versioned(config)?, cast::out(step, "step")?);
             if config.reserved != 0 {
                 return Err(Error::new(Kind::InvalidConfig, "prepare").at("reserved"));
@@ -182,7 +185,7 @@ pub unsafe extern "C" fn fb_prepare(
                     .with("most", most));
             }
             let rows = cast::slice(config.rows, config.row_count as usize, "rows")?;
-            step.set(cache.prepare(&config, rows)?);
+            step.set(cache.prepare(&config, rows, cast::stream(stream))?);
             Ok(())
         })
     }
@@ -193,8 +196,7 @@ pub unsafe extern "C" fn fb_prepare(
 /// layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
 ///
 /// # Safety
-/// `cache` is a handle that no other thread uses; both buffers are the device's to use until the stream
-/// has passed this call; `stream` is NULL.
+/// Both buffers are the device's to use until the stream has passed this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_layer(
     cache: *mut FbCache,
@@ -207,12 +209,11 @@ pub unsafe extern "C" fn fb_layer(
     // SAFETY: this call's contract, for all of them.
     unsafe {
         change(cache, |cache| {
-            cast::check_stream(stream)?;
             let step = cache.open_step(step)?;
             let words = cache.words(step);
-            let selection = cast::buffer(&*cache.device, selection, words, "selection")?;
-            let slots = cast::buffer(&*cache.device, slots.cast_const(), words, "slots")?;
-            let own = cache.stream;
+            let selection = cast::buffer(cache.device(), selection, words, "selection")?;
+            let slots = cast::buffer(cache.device(), slots.cast_const(), words, "slots")?;
+            let own = cast::stream(stream);
             let streams = Streams { resolve: own, gather: own };
             cache.cache.layer(
                 step,
@@ -227,7 +228,7 @@ pub unsafe extern "C" fn fb_layer(
 /// Stores a layer's new rows in the total pool, once they stand in their landing slots.
 ///
 /// # Safety
-/// `cache` is a handle that no other thread uses; `stream` is NULL.
+/// What the library enqueues on `stream` may be enqueued there now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_scatter(
     cache: *mut FbCache,
@@ -235,30 +236,22 @@ pub unsafe extern "C" fn fb_scatter(
     layer: u32,
     stream: *mut c_void,
 ) -> FbStatus {
-    // SAFETY: this call's contract.
-    unsafe {
-        change(cache, |cache| {
-            cast::check_stream(stream)?;
-            cache.cache.scatter(cache.open_step(step)?, LayerCall::whole(Layer(layer)), cache.stream)
-        })
-    }
+    change(cache, |cache| {
+        cache.cache.scatter(cache.open_step(step)?, LayerCall::whole(Layer(layer)), cast::stream(stream))
+    })
 }
 
 /// Ends the enqueueing of a step.
 ///
 /// # Safety
-/// `cache` is a handle that no other thread uses; `stream` is NULL and is behind all of the step's work.
+/// `stream` is behind all of the step's work.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_finish(cache: *mut FbCache, step: FbStep, stream: *mut c_void) -> FbStatus {
-    // SAFETY: this call's contract.
-    unsafe {
-        change(cache, |cache| {
-            cast::check_stream(stream)?;
-            let place = cache.place(step)?;
-            let step = cache.steps[place].as_mut().ok_or_else(emptied)?;
-            cache.cache.finish(step, cache.stream)
-        })
-    }
+    change(cache, |cache| {
+        let place = cache.place(step)?;
+        let step = cache.steps[place].as_mut().ok_or_else(emptied)?;
+        cache.cache.finish(step, cast::stream(stream))
+    })
 }
 
 /// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY while it runs or is not finished:
@@ -266,8 +259,7 @@ pub unsafe extern "C" fn fb_finish(cache: *mut FbCache, step: FbStep, stream: *m
 /// and in this version its sequences can only be closed. `retired` may be NULL.
 ///
 /// # Safety
-/// `cache` is a handle that no other thread uses; `step` points to a step's number; `retired` states its size truly;
-/// `stream` is NULL.
+/// `step` points to a step's number; `retired` states its size truly.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_retire(
     cache: *mut FbCache,
@@ -278,14 +270,13 @@ pub unsafe extern "C" fn fb_retire(
     // SAFETY: this call's contract, for all of them.
     unsafe {
         change(cache, |cache| {
-            cast::check_stream(stream)?;
             let step = cast::exclusive(step, "step")?;
             let answer = match retired.is_null() {
                 true => None,
                 false => Some(cast::versioned_out(retired)?),
             };
             let place = cache.place(*step)?;
-            let ended = cache.retire(place);
+            let ended = cache.retire(place, cast::stream(stream));
             if cache.steps[place].is_none() {
                 *step = 0;
             }

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cbindgen::{Config, DocumentationStyle, ExportConfig, Language, RenameRule, SortKey, Style};
@@ -16,46 +16,73 @@ mod gcc;
 const HEAD: &str = "\
 /* forebay: the KV and latent cache of large-language-model serving.
  *
- * Generated from ffi/src; do not edit. Not yet a stable interface: version 0 promises nothing.
+ * Generated from ffi/src; do not edit. docs/versions.md says what its version promises.
  *
  * Status      Every fallible call answers an fb_status: FB_OK is 0, the others are the library's kinds of
  *             error. A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is
- *             FB_INTERNAL; that cache then answers nothing else, and its destruction gives its memory up.
+ *             FB_INTERNAL; the object then answers nothing else, and its destruction gives its memory up.
  * Answers     Out-parameters are written on FB_OK only, reasons of a failed creation on failure only.
  *             fb_retire's step is the exception: it is set to 0 whenever the step has ended.
- * Handles     fb_cache is created and destroyed. A sequence is a number, a step is an fb_step; 0 is none of
- *             either. One that was closed or retired, or never given, is FB_CLOSED. Both belong to the
- *             cache that gave them: another cache may have given the same number.
- * Threads     Calls on one cache through a const pointer may run at the same time. A call through a pointer
- *             without const must be alone. Different caches may be used by different threads; no call
- *             depends on global state.
+ * Handles     What has a create (or another call that gives it) has a destroy. A handle is a token that is looked
+ *             up, never followed: NULL or a handle of another kind is FB_INVALID_CONFIG, one that was destroyed or
+ *             never given FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
+ *             A sequence is a number and a step an fb_step; 0 is none of either. One that was closed or retired, or
+ *             never given, or another cache's, is FB_CLOSED.
+ * Text        fb_error_text copies the text of the last call that failed on an object: what, where, with which
+ *             numbers, what to do. A creation that fails writes it to its own `text`.
+ * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer
+ *             without const must be alone: beside another call on that object, also one from a callback, it answers
+ *             FB_BUSY and has done nothing; so does a const call beside it. Objects are independent of each other.
+ * Fork        In a forked child every handle of the parent's is FB_CLOSED, and what the child creates is its own.
+ *             In the parent nothing changes.
  * Structs     A struct that begins with `size` is set to zero, then `size` to its sizeof. The library
  *             takes the size of an older header, reading what is missing as 0; it takes a larger size if
  *             what it does not know is 0. Of a struct that it fills it writes what both sides know, and
  *             zeroes the rest.
- * Streams     A stream is the engine's own; the library never synchronises it. The host device has one
- *             stream, NULL, on which each call's work has ended when the call returns.
+ * Streams     A stream is the engine's own, as `void *`; only fb_stream_wait waits for one. On CUDA it is a
+ *             CUstream that fb_stream_borrow made known, or one of fb_stream_create's; on a host device one of
+ *             fb_stream_create's, or NULL for the first. Any other is FB_OUT_OF_RANGE.
  * Memory      Buffers stay the caller's. The library reads no environment variable, installs no signal
  *             handler, and writes to no log; only a panic shows on standard error.
  */";
 
-const NAMES: [(&str, &str); 9] = [
-    ("FbStatus", "fb_status"),
-    ("FbCache", "fb_cache"),
-    ("FbCacheConfig", "fb_cache_config"),
-    ("FbStats", "fb_stats"),
-    ("FbOpenConfig", "fb_open_config"),
-    ("FbRow", "fb_row"),
-    ("FbStep", "fb_step"),
-    ("FbStepConfig", "fb_step_config"),
-    ("FbRetired", "fb_retired"),
-];
+/// The files whose declarations the header shows, in its order. Those not named follow by name.
+const FIRST: [&str; 5] = ["status", "device", "cache", "sequence", "share"];
 
 fn here(path: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
+/// The source files that declare something for C, and their text.
+fn sources() -> Vec<(PathBuf, String)> {
+    let files = std::fs::read_dir(here("src")).unwrap().map(|entry| entry.unwrap().path());
+    let texts = files.map(|file| (std::fs::read_to_string(&file).unwrap(), file));
+    let ours = texts.filter(|(text, _)| text.contains("\n#[unsafe(no_mangle)]\n"));
+    let mut ours: Vec<_> = ours.map(|(text, file)| (file, text)).collect();
+    ours.sort_by_key(|(file, _)| {
+        let name = file.file_stem().unwrap().to_string_lossy().into_owned();
+        (FIRST.iter().position(|first| *first == name).unwrap_or(FIRST.len()), name)
+    });
+    ours
+}
+
+/// `FbCacheConfig` as C writes it: `fb_cache_config`.
+fn snake(name: &str) -> String {
+    let word = |c: char| if c.is_uppercase() { format!("_{}", c.to_lowercase()) } else { c.to_string() };
+    name.chars().map(word).collect::<String>()[1..].to_owned()
+}
+
+/// Every type that is declared for C, by its name in Rust and in C.
+fn names(sources: &[(PathBuf, String)]) -> HashMap<String, String> {
+    let declares = ["pub struct ", "pub enum ", "pub type ", "pub union "];
+    let lines = sources.iter().flat_map(|(_, text)| text.lines());
+    let named = lines.filter_map(|line| declares.iter().find_map(|word| line.strip_prefix(word)));
+    let names = named.map(|rest| rest.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default());
+    names.filter(|name| name.starts_with("Fb")).map(|name| (name.to_owned(), snake(name))).collect()
+}
+
 fn generate() -> String {
+    let sources = sources();
     let mut config = Config {
         language: Language::C,
         cpp_compat: true,
@@ -69,21 +96,12 @@ fn generate() -> String {
         line_length: 110,
         tab_width: 4,
         sort_by: SortKey::None,
-        export: ExportConfig {
-            rename: NAMES
-                .map(|(rust, c)| (rust.to_owned(), c.to_owned()))
-                .into_iter()
-                .collect::<HashMap<_, _>>(),
-            ..ExportConfig::default()
-        },
+        export: ExportConfig { rename: names(&sources), ..ExportConfig::default() },
         ..Config::default()
     };
     config.enumeration.rename_variants = RenameRule::ScreamingSnakeCase;
     config.function.sort_by = Some(SortKey::None);
-    let sources = ["status", "cache", "sequence", "step"];
-    let builder = sources
-        .iter()
-        .fold(cbindgen::Builder::new(), |builder, file| builder.with_src(here(&format!("src/{file}.rs"))));
+    let builder = sources.iter().fold(cbindgen::Builder::new(), |builder, (file, _)| builder.with_src(file));
     let mut text = Vec::new();
     builder.with_config(config).generate().unwrap().write(&mut text);
     // The heading that Rust asks for says nothing to a reader of C.
@@ -126,5 +144,14 @@ fn it_compiles_as_c_and_as_cpp() {
         command.arg(standard).args(flags).args(["-x", language]).arg(here("include/forebay.h"));
         let ended = command.output().unwrap();
         assert!(ended.status.success(), "{compiler}: {}", String::from_utf8_lossy(&ended.stderr));
+    }
+}
+
+#[test]
+fn names_are_found_and_made() {
+    assert_eq!(snake("FbCacheConfig"), "fb_cache_config");
+    let names = names(&sources());
+    for (rust, c) in [("FbStatus", "fb_status"), ("FbCache", "fb_cache"), ("FbStep", "fb_step")] {
+        assert_eq!(names.get(rust).map(String::as_str), Some(c));
     }
 }

@@ -1,0 +1,84 @@
+"""The loaded library: its functions, the version check, and errors read from handles."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import errors
+
+try:
+    from ._ffi import ffi
+except ModuleNotFoundError as missing:
+    raise ImportError("forebay is not built: install it by `pip install ./ffi/python`") from missing
+
+_TEXT_BYTES = 512
+
+
+def _load() -> Any:
+    path = Path(__file__).with_name("libforebay.so")
+    try:
+        library = ffi.dlopen(str(path))
+    except OSError as error:
+        raise ImportError(f"{path} cannot be loaded: {error}") from error
+    found, wanted = library.fb_abi_version(), library.FB_ABI_VERSION
+    if found != wanted:
+        raise ImportError(
+            f"{path} has version {found} of its interface, this package is for version {wanted}: install it again"
+        )
+    return library
+
+
+lib: Any = _load()
+NULL: Any = ffi.NULL
+_error_text = lib.fb_error_text
+
+
+def fail(status: int, handle: Any) -> NoReturn:
+    """Raises the last failed call's error on `handle`."""
+    text = ffi.new("char[]", _TEXT_BYTES)
+    message = ""
+    if _error_text(handle, text, _TEXT_BYTES) == 0:
+        message = ffi.string(text).decode("utf-8", "replace")
+    raise errors.error_of(status, message or status_text(status))
+
+
+def check(status: int, handle: Any) -> None:
+    """Raises unless `status` is FB_OK."""
+    if status:
+        fail(status, handle)
+
+
+def check_created(status: int, text: Any) -> None:
+    """Raises unless `status` is FB_OK, with the reason that a creation wrote to `text`."""
+    if status:
+        message = ffi.string(text).decode("utf-8", "replace")
+        raise errors.error_of(status, message or status_text(status))
+
+
+def new_text() -> Any:
+    """Room for the reason of a failed creation."""
+    return ffi.new("char[]", _TEXT_BYTES)
+
+
+def status_text(status: int) -> str:
+    """A status in words."""
+    return str(ffi.string(lib.fb_status_text(status)).decode())
+
+
+def sized(name: str) -> Any:
+    """A struct that begins with its size, else zero."""
+    made = ffi.new(f"{name} *")
+    made.size = ffi.sizeof(name)
+    return made
+
+
+def path_bytes(path: str | os.PathLike[str]) -> bytes:
+    """A path as C takes it."""
+    return os.fsencode(path)
+
+
+def version() -> str:
+    """The version of the loaded library."""
+    return str(ffi.string(lib.fb_version()).decode())

@@ -1,0 +1,517 @@
+"""The cache: one of one model on one device, driven by one thread at a time.
+
+Sequences and steps that a program forgets are not lost: their ends are noted when the garbage collector comes by, and
+made up for by the next `open`, `prepare`, `reap` or `close`; a forgotten cache ends its steps and sequences by itself,
+in whichever order all of them go. In a forked child nothing is ended, and everything of the parent's is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Sequence as Many
+
+import numpy as np
+
+from ._library import NULL, check, check_created, ffi, lib, new_text, sized
+from .device import Device, DeviceHandle
+from .errors import InvalidArgument
+from .sequence import BRING_UP, Sequence, tokens_of
+from .shape import Shape
+from .step import Step
+from .tensors import words
+
+if TYPE_CHECKING:
+    from .sequence import TokenKeys
+
+# How many lines of fallbacks are read at most, and their length.
+_FALLBACKS_MOST = 1 << 12
+_LINE_BYTES = 512
+SLOT_BLOCK = 64
+
+
+class Stats(NamedTuple):
+    """What a cache has and does. Gauges describe now, counters only grow."""
+
+    # Gauge: sequences that are open, or closed while work that names them is in flight.
+    sequences: int
+    # Gauge: steps between prepare and retire.
+    steps_in_flight: int
+    # Gauge: free pages of the total pool; unused_pages are not among them.
+    free_host_pages: int
+    # Gauge: free pages of index keys.
+    free_index_pages: int
+    # Gauge: shared pages that no sequence uses: what admission can take beside the free ones.
+    unused_pages: int
+    # Gauge: free slots of the layer that has the fewest.
+    free_slots: int
+    # Gauge: free lanes.
+    free_lanes: int
+    # Counter: steps retired.
+    steps: int
+    # Counter: distinct selected rows that were resident, all layers.
+    hits: int
+    # Counter: rows fetched, all layers.
+    misses: int
+    # Counter: of these, rows in scratch slots.
+    scratch: int
+    # Counter: bytes of rows that misses asked for, host to device.
+    bytes_up: int
+    # Counter: prompt tokens that were looked up for sharing.
+    prompt_tokens: int
+    # Counter: of these, tokens in pages that were taken over.
+    shared_tokens: int
+    # Counter: pages that were sealed for others to find.
+    sealed_pages: int
+    # Counter: of these, pages that went to make room.
+    evicted_pages: int
+
+
+class CacheHandle:
+    """The C handle, and what must end before it."""
+
+    def __init__(self, pointer: Any, device: DeviceHandle) -> None:
+        self.pointer = pointer
+        self.device = device
+        self.sequences: set[int] = set()
+        # Steps not retired: the stream that they were prepared on; whether they are finished.
+        self.steps: dict[int, tuple[Any, bool]] = {}
+        # Sequences (False) and steps (True) that were forgotten.
+        self.forgotten: deque[tuple[bool, int]] = deque()
+        self._process = os.getpid()
+
+    def forget_sequence(self, number: int) -> None:
+        """Called by the garbage collector, maybe inside another call: it only takes a note."""
+        self.forgotten.append((False, number))
+
+    def make_up(self) -> None:
+        """Ends what was forgotten, as far as it can end now."""
+        waiting: list[tuple[bool, int]] = []
+        while self.forgotten:
+            is_step, number = self.forgotten.popleft()
+            if is_step:
+                if not self.end_step(number):
+                    waiting.append((True, number))
+            elif number in self.sequences:
+                self.sequences.discard(number)
+                lib.fb_close(self.pointer, number, NULL)
+        self.forgotten.extend(waiting)
+
+    def end_step(self, number: int) -> bool:
+        """Gives a step up; whether it has ended."""
+        known = self.steps.get(number)
+        if known is None:
+            return True
+        stream, finished = known
+        if not finished:
+            hasattr(lib, "fb_abandon") and lib.fb_abandon(self.pointer, number)
+            if lib.fb_finish(self.pointer, number, stream) == 0:
+                self.steps[number] = (stream, True)
+        step = ffi.new("fb_step *", number)
+        if lib.fb_retire(self.pointer, step, stream, NULL) == lib.FB_BUSY:
+            return False
+        self.steps.pop(number, None)
+        return True
+
+    def end(self) -> int:
+        """Ends steps and sequences, waits for what is enqueued, ends the cache; the status of that."""
+        if os.getpid() != self._process:
+            return 0
+        self.forgotten.clear()
+        steps = list(self.steps)
+        if not all([self.end_step(number) for number in steps]):
+            self._wait()
+            for number in steps:
+                self.end_step(number)
+        for number in tuple(self.sequences):
+            lib.fb_close(self.pointer, number, NULL)
+        self.sequences.clear()
+        status = int(lib.fb_cache_destroy(self.pointer))
+        if status == lib.FB_BUSY:
+            self._wait()
+            hasattr(lib, "fb_cache_reap") and lib.fb_cache_reap(self.pointer, NULL)
+            status = int(lib.fb_cache_destroy(self.pointer))
+        if status != lib.FB_BUSY:
+            self.device.leave()
+        return status
+
+    def _wait(self) -> None:
+        for stream in tuple(self.device.streams.values()):
+            lib.fb_stream_wait(self.device.pointer, stream)
+
+
+def set_fields(config: Any, values: dict[str, Any]) -> None:
+    """Writes numbers into a config; None is left to its default.
+
+    Raises:
+        InvalidArgument: a value that the field does not hold.
+    """
+    for name, value in values.items():
+        if value is None:
+            continue
+        try:
+            setattr(config, name, value)
+        except (TypeError, OverflowError) as error:
+            raise InvalidArgument(name, repr(value), "a number that the field holds") from error
+
+
+class Cache:
+    """One model's cache on one device; a context manager that closes itself.
+
+    Args:
+        device: where its sparse pool is.
+        shape: the model's cache.
+        lanes: sequences that may be open.
+        max_tokens: tokens of the longest sequence: prompt and promised.
+        slots: slots of one sequence in each layer; or one number a layer, draft layers last.
+        query_rows: query rows that a sequence may have in a step: 1 + drafts.
+        batch: rows of a batch; None: `lanes`.
+        steps_in_flight: steps of one sequence that may be in flight; None: 2.
+        micro_batches: whose steps may be open at the same time; None: 1.
+        host_pages, index_pages: pages of the total pool and of index keys; None: enough for every lane.
+        pool_slots: slots of each layer's pool, all sequences; None: enough for every lane.
+        min_budget: fewest slots that a sequence may have in a layer; None: the fewest of `slots`.
+        attention_passes: passes of attention that take the scratch slots in turn; None: 1.
+        residency_only: rows have no bytes and nothing is gathered: for replays.
+        huge_pages, populate, lock: how the total pool's memory is taken; `fallbacks` lists what was not to be had.
+        numa_node: of the total pool; None: any.
+
+    Raises:
+        InvalidConfig, Overflow: a field is named. OutOfMemory: the size is named.
+
+    Attributes:
+        device, shape: as given.
+        info: sizes that follow, as the library has them.
+        batch, query_rows: as given.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        shape: Shape,
+        *,
+        lanes: int,
+        max_tokens: int,
+        slots: int | Many[int],
+        query_rows: int = 1,
+        batch: int | None = None,
+        steps_in_flight: int | None = None,
+        micro_batches: int | None = None,
+        host_pages: int | None = None,
+        index_pages: int | None = None,
+        pool_slots: int | None = None,
+        min_budget: int | None = None,
+        attention_passes: int | None = None,
+        residency_only: bool = False,
+        huge_pages: bool = True,
+        populate: bool = True,
+        lock: bool = True,
+        numa_node: int | None = None,
+    ) -> None:
+        if not isinstance(device, Device):
+            raise InvalidArgument("device", type(device).__name__, "a HostDevice or a CudaDevice")
+        if not isinstance(shape, Shape):
+            raise InvalidArgument("shape", type(shape).__name__, "a Shape")
+        config = sized("fb_cache_config")
+        shape.declare(config)
+        by_layer = None if isinstance(slots, int) else _by_layer(slots, shape.all_layers)
+        numbers = {
+            "lanes": lanes,
+            "max_tokens": max_tokens,
+            "slots": slots if by_layer is None else min(by_layer),
+            "query_rows": query_rows,
+            "batch": batch,
+            "steps_in_flight": steps_in_flight,
+            "micro_batches": micro_batches,
+            "host_pages": host_pages,
+            "index_pages": index_pages,
+            "pool_slots": pool_slots,
+            "min_budget": min_budget,
+            "attention_passes": attention_passes,
+            "residency_only": 1 if residency_only else None,
+            "numa_node": None if numa_node is None else numa_node + 1,
+            "slots_by_layer": by_layer,
+        }
+        set_fields(config, numbers)
+        config.memory = (
+            (0 if huge_pages else lib.FB_MEMORY_SMALL_PAGES)
+            | (0 if populate else lib.FB_MEMORY_LAZY)
+            | (0 if lock else lib.FB_MEMORY_UNLOCKED)
+        )
+        handle = device._handle
+        handle.enter()
+        text, made = new_text(), ffi.new("fb_cache **")
+        try:
+            check_created(lib.fb_cache_create(device._open(), config, text, len(text), made), text)
+        except BaseException:
+            handle.leave()
+            raise
+        self._record = CacheHandle(made[0], handle)
+        self._closer = weakref.finalize(self, self._record.end)
+        self._pointer = made[0]
+        self.device, self.shape = device, shape
+        self.batch, self.query_rows = batch or lanes, query_rows
+        self.info: Info = self._read_info()
+
+    def _read_info(self) -> Info:
+        if not hasattr(lib, "fb_cache_info"):  # TRANSITION
+            r = self.shape.row_bytes
+            stride = self.shape.host_stride or -(-(r[0] + r[1]) // 64) * 64
+            return Info(self.shape.all_layers, r[0] + r[1], stride, 64 * (r[0] + r[1]), self.shape.top_k,
+                        self.query_rows, self.batch, 1, self.shape.page_tokens)
+        info = sized("fb_cache_info")
+        check(lib.fb_cache_info(self._pointer, info), self._pointer)
+        return Info(*(int(getattr(info, name)) for name in Info._fields))
+
+    def open(
+        self,
+        *,
+        prompt: int,
+        promised: int = 0,
+        ratio: float | None = None,
+        slots: int | Many[int] | None = None,
+        bring_up: str = "whole",
+        tokens: Any = None,
+        keys: TokenKeys = None,
+        salt: bytes = b"",
+    ) -> Sequence:
+        """Admits a sequence: takes its pages, slots and lane, or nothing.
+
+        Args:
+            prompt: tokens of the prompt.
+            promised: tokens that it may decode.
+            ratio: slots in each layer as a share of prompt and promised tokens. Not beside `slots`.
+            slots: in each layer; or one number a layer; None: the cache's `min_budget`.
+            bring_up: "whole" (every row when it joins, if all fit its slots) or "nothing".
+            tokens: the prompt's token ids, as far as they may be shared: pages that were sealed with the same
+                tokens, keys and salt are taken over; `Sequence.shared` says how many tokens.
+            keys: 16 bytes or None for each full page of `tokens`, for what ids do not say.
+            salt: tells apart what equal tokens do not: tenants, adapters.
+
+        Raises:
+            Exhausted: names the pool that has too little left. InvalidConfig, OutOfRange: a field is named.
+        """
+        self._record.make_up()
+        config, _table = self._open_config(prompt, promised, ratio, slots, bring_up)
+        number, shared = ffi.new("uint64_t *"), ffi.new("uint32_t *")
+        if tokens is None:
+            if keys is not None or salt:
+                raise InvalidArgument("tokens", "None beside keys or a salt", "the prompt's token ids")
+            check(lib.fb_open(self._pointer, config, number), self._pointer)
+        else:
+            named, _keep = tokens_of(tokens, keys)
+            status = lib.fb_open_shared(self._pointer, config, named, salt, len(salt), number, shared)
+            check(status, self._pointer)
+        return Sequence(self, number[0], shared[0])
+
+    def _open_config(
+        self, prompt: int, promised: int, ratio: float | None, slots: int | Many[int] | None, bring_up: str
+    ) -> tuple[Any, Any]:
+        if bring_up not in BRING_UP:
+            raise InvalidArgument("bring_up", repr(bring_up), " or ".join(map(repr, BRING_UP)))
+        config = sized("fb_open_config")
+        by_layer = None
+        if slots is not None and not isinstance(slots, int):
+            by_layer, slots = _by_layer(slots, self.shape.all_layers), None
+        numbers = {"prompt": prompt, "promised": promised, "ratio": ratio, "slots": slots, "slots_by_layer": by_layer}
+        set_fields(config, numbers)
+        config.bring_up = BRING_UP[bring_up]
+        return config, by_layer
+
+    def find_shared(self, tokens: Any, *, keys: TokenKeys = None, salt: bytes = b"") -> int:
+        """How many tokens `open` would take over now. Changes nothing."""
+        named, _keep = tokens_of(tokens, keys)
+        shared = ffi.new("uint32_t *")
+        check(lib.fb_find_shared(self._pointer, named, salt, len(salt), shared), self._pointer)
+        return int(shared[0])
+
+    def prepare(
+        self,
+        rows: Iterable[tuple[Sequence, int | None, int]],
+        *,
+        query_rows: int | None = None,
+        stream: Any = None,
+        accepted: Any = None,
+        micro_batch: int = 0,
+    ) -> Step:
+        """Begins a step: enqueues the wait for the work before it, and the commit of its sequences' accepted rows.
+
+        Args:
+            rows: of the batch: the sequence; how many rows of its previous step were accepted, 0 before its first
+                step, None where `accepted` says it; its query rows in this step.
+            query_rows: of each row: the width of the step; None: the most in `rows`.
+            stream: see the device. The step's other calls take it too, where they are given none.
+            accepted: int32 or uint32 [batch of the cache], on the device, read in the stream's order.
+            micro_batch: which.
+
+        Raises:
+            Busy: every step is in flight: retire one. InvalidConfig, OutOfRange, Closed: the row is named.
+        """
+        self._record.make_up()
+        given = list(rows)
+        table = ffi.new("fb_row[]", len(given))
+        widest = 0
+        for index, row in enumerate(given):
+            try:
+                sequence, taken, width = row
+                if type(sequence) is not Sequence or sequence.cache is not self:
+                    raise InvalidArgument(f"rows[{index}]", repr(sequence), "a sequence of this cache")
+                entry = table[index]
+                entry.sequence = sequence._number
+                entry.accepted = lib.FB_ACCEPTED_ON_DEVICE if taken is None else taken
+                entry.query_rows = width
+            except (TypeError, OverflowError) as error:
+                if isinstance(error, InvalidArgument):
+                    raise
+                raise InvalidArgument(f"rows[{index}]", repr(row), "(sequence, accepted, query rows)") from error
+            widest = max(widest, width)
+        config = sized("fb_step_config")
+        config.rows, config.row_count = table, len(given)
+        set_fields(config, {"query_rows": widest if query_rows is None else query_rows, "micro_batch": micro_batch})
+        on = self.device.stream_of(stream)
+        if accepted is not None:
+            config.accepted = ffi.cast("uint32_t *", self._counts(accepted))
+        number = ffi.new("fb_step *")
+        check(lib.fb_prepare(self._pointer, config, on, number), self._pointer)
+        self._record.steps[number[0]] = (on, False)
+        return Step(self, number[0], len(given), config.query_rows, on, accepted)
+
+    def _counts(self, accepted: Any) -> Any:
+        if isinstance(accepted, np.ndarray) and accepted.dtype == np.uint32:
+            accepted = accepted.view(np.int32)
+        return words(accepted, "accepted", (self.batch,), self.device.place, False)
+
+    def reap(self, stream: Any = None) -> None:
+        """Takes up what has ended since: releases closed sequences, and what was forgotten."""
+        self._record.make_up()
+        check(lib.fb_cache_reap(self._pointer, self.device.stream_of(stream)), self._pointer)
+
+    def slab(self, layer: int, run: int = 0) -> Any:
+        """What attention reads of a layer: uint8 `[blocks, 64, row_bytes[run]]`, slot s at `[s // 64, s % 64]`.
+
+        A NumPy view on the host device, writable; on CUDA a `CudaMemory`, of which `torch.as_tensor` and
+        `cupy.asarray` take views. It keeps the memory alive, also when the cache is closed. Attention reads it, and
+        the engine writes a step's new rows to their landing slots; nothing else may be written.
+
+        Raises:
+            OutOfRange: no such layer. InvalidArgument: no such run.
+        """
+        widths = self.shape.row_bytes
+        if run not in (0, 1) or not widths[run]:
+            raise InvalidArgument("run", repr(run), f"a run of rows in runs of {widths} bytes")
+        address, count = ffi.new("void **"), ffi.new("uint64_t *")
+        check(lib.fb_slab(self._pointer, layer, address, count), self._pointer)
+        start = int(ffi.cast("uintptr_t", address[0])) + (SLOT_BLOCK * widths[0] if run else 0)
+        block, width = self.info.block_bytes, widths[run]
+        shape = (int(count[0]) // block if block else 0, SLOT_BLOCK, width)
+        strides = None if block == SLOT_BLOCK * width else (block, width, 1)
+        return self.device.view(start, shape, strides)
+
+    def index_keys(self, layer: int) -> Any:
+        """A layer's index keys, which the engine writes and reads: uint8 `[pages, page_tokens, key bytes]`, as `slab`.
+
+        Raises:
+            OutOfRange: no such layer, or a model without index keys.
+        """
+        address, count = ffi.new("void **"), ffi.new("uint64_t *")
+        check(lib.fb_index_keys(self._pointer, layer, address, count), self._pointer)
+        page = self.shape.page_tokens * self.shape.index_key_bytes
+        shape = (int(count[0]) // page, self.shape.page_tokens, self.shape.index_key_bytes)
+        return self.device.view(int(ffi.cast("uintptr_t", address[0])), shape)
+
+    def stats(self) -> Stats:
+        """Counters and gauges, now. May be called beside another thread's calls that only read."""
+        stats = sized("fb_stats")
+        check(lib.fb_cache_stats(self._pointer, stats), self._pointer)
+        return Stats(*(int(getattr(stats, name, 0)) for name in Stats._fields))
+
+    def fallbacks(self) -> list[str]:
+        """What the memory had to do without, a line each; empty: everything could be had."""
+        lines: list[str] = []
+        text = ffi.new("char[]", _LINE_BYTES)
+        while len(lines) < _FALLBACKS_MOST:
+            status = lib.fb_cache_fallback(self._pointer, len(lines), text, _LINE_BYTES)
+            if status == lib.FB_OUT_OF_RANGE:
+                break
+            check(status, self._pointer)
+            lines.append(ffi.string(text).decode("utf-8", "replace"))
+        return lines
+
+    def validate(self) -> None:
+        """Checks every invariant of every pool and table: for tests, between steps.
+
+        Raises:
+            Internal: names the broken one.
+        """
+        check(lib.fb_cache_validate(self._pointer), self._pointer)
+
+    def close(self) -> None:
+        """Ends it with all its steps and sequences; idempotent. Waits for what is enqueued, where that runs later.
+
+        Raises:
+            Busy: another thread is in a call on it; it stays open.
+        """
+        if not self._closer.alive:
+            return
+        status = self._record.end()
+        if status == lib.FB_BUSY:
+            check(status, self._pointer)
+        self._closer.detach()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._closer.alive
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{len(self._record.sequences)} sequences"
+        return f"<forebay.Cache on {self.device.place}: {state}>"
+
+
+class Info(NamedTuple):
+    """Sizes of a cache that follow from its config."""
+
+    # Layers with those that draft.
+    layers: int
+    # Bytes of a row, both runs.
+    row_bytes: int
+    # Bytes from one row to the next in host memory.
+    host_stride: int
+    # Bytes of a device block of 64 slots.
+    block_bytes: int
+    # Positions that one query row selects.
+    top_k: int
+    # Query rows of a step, at most.
+    query_rows: int
+    # Rows of a batch, at most.
+    batch: int
+    # Passes of attention over fetched rows, where attention runs in parts.
+    attention_passes: int
+    # Tokens of a page.
+    page_tokens: int
+
+
+class Footprint(NamedTuple):
+    """Bytes that a cache takes."""
+
+    device: int
+    host: int
+
+
+def _by_layer(slots: Many[int], layers: int) -> Any:
+    if len(slots) != layers:
+        raise InvalidArgument("slots", f"{len(slots)} numbers", f"{layers}, one a layer, draft layers last")
+    try:
+        return ffi.new("uint32_t[]", list(slots))
+    except (TypeError, OverflowError) as error:
+        raise InvalidArgument("slots", repr(slots), "numbers that C's uint32_t holds") from error

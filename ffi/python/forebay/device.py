@@ -1,0 +1,361 @@
+"""Devices and their streams.
+
+A device takes memory for its caches and gives streams. The host device is complete: what runs without a GPU. Closing
+one ends it for new caches; its memory goes when its last cache and the last view of its memory have gone, in whichever
+order they go.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import sys
+import threading
+import weakref
+from types import TracebackType
+from typing import Any, Callable
+
+import numpy as np
+
+from ._library import NULL, check, check_created, ffi, lib, new_text, path_bytes, sized
+from .errors import Closed, InvalidArgument
+from .tensors import HOST, Place
+
+
+class DeviceHandle:
+    """The C handle, and how many still need it: the device object, caches, views of its memory.
+
+    The garbage collector may end these in any order; the last one to leave ends the handle. In a forked child nothing
+    is ended: what stands there is the parent's.
+    """
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer = pointer
+        self.streams: dict[int, Any] = {0: NULL}
+        # Calls that are enqueued and have not run, what they raised, and the C function that runs them.
+        self.calls: dict[int, Callable[[], object]] = {}
+        self.failed: list[BaseException] = []
+        self.call = _caller(self.calls, self.failed)
+        self._users = 1
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+
+    def enter(self) -> None:
+        """One more needs it."""
+        with self._lock:
+            if self._users == 0:
+                raise Closed("device: it was closed")
+            self._users += 1
+
+    def close(self) -> None:
+        """The device object goes. Calls of Python's that are enqueued run before the interpreter ends."""
+        if os.getpid() == self._process and self.calls:
+            for stream in tuple(self.streams.values()):
+                lib.fb_stream_wait(self.pointer, stream)
+        self.leave()
+
+    def leave(self) -> None:
+        """One less; the last one ends it."""
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            lib.fb_device_destroy(self.pointer)
+
+
+class Memory:
+    """Memory of a device that keeps it alive: what views of it have as their base."""
+
+    def __init__(
+        self, handle: DeviceHandle, address: int, place: Place, shape: tuple[int, ...], strides: tuple[int, ...] | None
+    ) -> None:
+        handle.enter()
+        self._end = weakref.finalize(self, handle.leave)
+        # What still reads it at the interpreter's end is not cut off.
+        self._end.atexit = False
+        self.address, self.place, self.shape, self.strides = address, place, shape, strides
+
+    def interface(self) -> dict[str, Any]:
+        """The array interface, version 3: writable bytes."""
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": "|u1",
+            "data": (self.address, False),
+            "strides": self.strides,
+        }
+
+
+class HostMemory(Memory):
+    """What `numpy.asarray` takes a view of."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return self.interface()
+
+
+class CudaMemory(Memory):
+    """What `torch.as_tensor`, `cupy.asarray` and others take a view of: uint8.
+
+    Attributes:
+        address: of the first byte, on the device.
+        place: which device.
+        shape: extents, in bytes on the last axis.
+        strides: bytes; None: without gaps.
+    """
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self.interface(), "stream": None}
+
+    @property
+    def device(self) -> int:
+        """The device's number."""
+        return self.place.number
+
+
+class Stream:
+    """A stream of a device's own: `device.stream()`. It lives as long as the device.
+
+    Attributes:
+        device: whose it is.
+        address: what the C interface calls it.
+    """
+
+    def __init__(self, device: Device, pointer: Any) -> None:
+        self.device = device
+        self.address = int(ffi.cast("uintptr_t", pointer))
+        self._pointer = pointer
+
+    def wait(self) -> None:
+        """Blocks until what is enqueued has ended."""
+        self.device.wait(self)
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Enqueues a call of `work`: see `Device.call`."""
+        self.device.call(work, self)
+
+
+class Device:
+    """What host and CUDA devices have in common; a context manager that closes itself."""
+
+    place: Place = HOST
+    # Whether work enqueued may still run when the call that enqueued it has returned.
+    later: bool = False
+
+    def __init__(self, config: Any) -> None:
+        text, made = new_text(), ffi.new("fb_device **")
+        check_created(lib.fb_device_create(config, text, len(text), made), text)
+        self._handle = DeviceHandle(made[0])
+        self._closer = weakref.finalize(self, self._handle.close)
+        self._streams = self._handle.streams
+        self._keys = itertools.count(1)
+
+    def stream(self) -> Stream:
+        """A new stream.
+
+        Raises:
+            Exhausted: too many; OutOfMemory, DeviceFailed: the device refused.
+        """
+        pointer = self._open()
+        made = ffi.new("void **")
+        check(lib.fb_stream_create(pointer, made), pointer)
+        stream = Stream(self, made[0])
+        self._streams[stream.address] = made[0]
+        return stream
+
+    def wait(self, stream: Any = None) -> None:
+        """Blocks until what is enqueued on `stream` has ended: the only call of the package that waits.
+
+        Raises:
+            DeviceFailed: the device has failed. Whatever an enqueued `call` has raised.
+        """
+        pointer = self._open()
+        check(lib.fb_stream_wait(pointer, self.stream_of(stream)), pointer)
+        if self._handle.failed:
+            raise self._handle.failed.pop(0)
+
+    def call(self, work: Callable[[], object], stream: Any = None) -> None:
+        """Enqueues a call of `work`, without arguments, for a thread of the device's. It must not call into CUDA or
+        into a cache. What it raises comes out of the next `wait`."""
+        pointer, on = self._open(), self.stream_of(stream)
+        key = next(self._keys)
+        self._handle.calls[key] = work
+        status = lib.fb_stream_call(pointer, on, self._handle.call, ffi.cast("void *", key))
+        if status:
+            self._handle.calls.pop(key, None)
+        check(status, pointer)
+
+    def close(self) -> None:
+        """Ends it for new caches; idempotent. Memory goes with the last cache and the last view."""
+        if self._closer.alive:
+            self._closer()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._closer.alive
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> Any:
+        if not self._closer.alive:
+            raise Closed("device: it was closed")
+        return self._handle.pointer
+
+    def view(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Any:
+        """A view of the device's memory that keeps it alive: a uint8 array of the host's, `CudaMemory` on CUDA."""
+        raise NotImplementedError
+
+    def allocate(self, shape: tuple[int, ...] | int) -> Any:
+        """Memory of the device's, zeroed, which it keeps until it ends: a view as of a slab, uint8 of `shape`.
+
+        Raises:
+            OutOfMemory: the device has no more.
+        """
+        extents = (shape,) if isinstance(shape, int) else tuple(shape)
+        pointer, made = self._open(), ffi.new("void **")
+        check(lib.fb_device_allocate(pointer, math.prod(extents), made), pointer)
+        return self.view(int(ffi.cast("uintptr_t", made[0])), extents)
+
+    def stream_of(self, stream: Any) -> Any:
+        """The C interface's stream for what a caller gave as one.
+
+        Raises:
+            InvalidArgument: it is no stream of this device.
+        """
+        raise NotImplementedError
+
+
+class HostDevice(Device):
+    """Host memory as the device: complete, the oracle of all others.
+
+    Args:
+        threads: each stream is a thread; else work runs in the call that enqueues it.
+        memory: bound on the device's memory, bytes; None: none.
+
+    Raises:
+        OutOfMemory, OsRefused: what could not be had.
+    """
+
+    def __init__(self, *, threads: bool = False, memory: int | None = None) -> None:
+        config = sized("fb_device_config")
+        config.kind = lib.FB_DEVICE_HOST_THREADS if threads else lib.FB_DEVICE_HOST
+        if memory is not None:
+            config.memory = memory
+        self.later = threads
+        super().__init__(config)
+
+    def stream_of(self, stream: Any) -> Any:
+        if stream is None:
+            return NULL
+        if type(stream) is Stream and stream.device is self:
+            return stream._pointer
+        if type(stream) is int and stream in self._streams:
+            return self._streams[stream]
+        raise InvalidArgument("stream", _stream_text(stream), "None, or a stream of this host device: device.stream()")
+
+    def view(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Any:
+        return np.asarray(HostMemory(self._handle, address, HOST, shape, strides))
+
+
+class CudaDevice(Device):
+    """A CUDA device, in its primary context, which torch uses too. Streams are the engine's.
+
+    A stream is a `torch.cuda.Stream`, any object with `__cuda_stream__`, a `CUstream` as an int, or a `Stream` of
+    this device; None is torch's current stream of the device where torch is in use, else the legacy default stream.
+    Each is made known to the library when it is first named, and must live as long as the device.
+
+    Args:
+        number: which one.
+        library: the driver's path; None: libcuda.so.1 as the loader finds it.
+        gather_blocks: thread blocks of a gather; None: the library's choice.
+        threads: threads of a block; None: the library's choice.
+
+    Raises:
+        DeviceFailed, OsRefused: no driver, or no such device.
+    """
+
+    later = True
+
+    def __init__(
+        self,
+        number: int = 0,
+        *,
+        library: str | os.PathLike[str] | None = None,
+        gather_blocks: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        config = sized("fb_device_config")
+        config.kind = lib.FB_DEVICE_CUDA
+        config.number = number
+        path = ffi.new("char[]", path_bytes(library)) if library is not None else NULL
+        config.library = path
+        config.gather_blocks = gather_blocks or 0
+        config.threads = threads or 0
+        self.place = Place("cuda", number)
+        super().__init__(config)
+
+    def stream_of(self, stream: Any) -> Any:
+        address = self._address(stream)
+        known = self._streams.get(address)
+        if known is None:
+            pointer = self._open()
+            known = ffi.cast("void *", address)
+            check(lib.fb_stream_borrow(pointer, known), pointer)
+            self._streams[address] = known
+        return known
+
+    def _address(self, stream: Any) -> int:
+        if stream is None:
+            torch = sys.modules.get("torch")
+            if torch is None or not torch.cuda.is_initialized():
+                return 0
+            return int(torch.cuda.current_stream(self.place.number).cuda_stream)
+        if type(stream) is Stream:
+            if stream.device is self:
+                return stream.address
+        elif type(stream) is int and stream >= 0:
+            return stream
+        elif hasattr(stream, "cuda_stream"):
+            device = getattr(stream, "device", None)
+            if getattr(device, "index", self.place.number) in (self.place.number, None):
+                return int(stream.cuda_stream)
+        elif hasattr(stream, "__cuda_stream__"):
+            return int(stream.__cuda_stream__()[1])
+        expected = f"None, a CUstream as an int, or a stream of {self.place}"
+        raise InvalidArgument("stream", _stream_text(stream), expected)
+
+    def view(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Any:
+        return CudaMemory(self._handle, address, self.place, shape, strides)
+
+
+def _stream_text(stream: Any) -> str:
+    if type(stream) is Stream:
+        return f"a stream of another device ({stream.address:#x})"
+    device = getattr(stream, "device", None)
+    return f"{type(stream).__name__} {stream!r}" + (f" of {device}" if device is not None else "")
+
+
+def _caller(calls: dict[int, Callable[[], object]], failed: list[BaseException]) -> Any:
+    """The C function that runs one of `calls`. It refers to no device: a device that goes leaves it nothing to run."""
+
+    def run(key: Any) -> None:
+        work = calls.pop(int(ffi.cast("uintptr_t", key)), None)
+        if work is None:
+            return
+        try:
+            work()
+        except BaseException as error:  # noqa: B036 - it comes out of wait
+            failed.append(error)
+
+    return ffi.callback("void(void *)", run)

@@ -1,0 +1,120 @@
+"""Reads where a DLPack tensor stands, without taking it over.
+
+The capsule is left to its owner: as long as it is held and not consumed, the tensor behind it lives, and when it goes
+its producer frees what it made for it. Layouts: DLPack 1.0's `dlpack.h` (DLTensor, DLManagedTensor,
+DLManagedTensorVersioned).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+_TYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+# kDLCPU, kDLCUDA, kDLCUDAHost (pinned, which the host reads), kDLCUDAManaged.
+_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
+_READ_ONLY = 1
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("number", ctypes.c_int32)]
+
+
+class _Type(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _Type),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _Version(ctypes.Structure):
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32)]
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = [
+        ("version", _Version),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    ]
+
+
+_name_of = ctypes.pythonapi.PyCapsule_GetName
+_name_of.restype, _name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+class Placed(NamedTuple):
+    """Where a tensor stands."""
+
+    address: int
+    shape: tuple[int, ...]
+    # In elements.
+    strides: tuple[int, ...]
+    dtype: str
+    bits: int
+    device: str
+    number: int
+    readonly: bool
+    owner: object
+
+
+def read(value: Any, stream: int | None) -> Placed:
+    """Asks `value` for its tensor, ordered on `stream` (the producer's sense of it; None: no ordering).
+
+    Raises:
+        ValueError: what came is no DLPack tensor that is understood.
+    """
+    kind, number = value.__dlpack_device__()
+    ordered = {} if stream is None or _DEVICES.get(int(kind)) != "cuda" else {"stream": stream}
+    try:
+        capsule = value.__dlpack__(max_version=(1, 0), **ordered)
+    except TypeError:
+        capsule = value.__dlpack__(**ordered)
+    name = _name_of(capsule)
+    if name == b"dltensor_versioned":
+        versioned = _Versioned.from_address(_pointer_of(capsule, name))
+        if versioned.version.major != 1:
+            raise ValueError(f"a DLPack tensor of version {versioned.version.major}")
+        tensor, readonly = versioned.tensor, bool(versioned.flags & _READ_ONLY)
+    elif name == b"dltensor":
+        # The tensor stands first in DLManagedTensor.
+        tensor, readonly = _Tensor.from_address(_pointer_of(capsule, name)), False
+    else:
+        raise ValueError(f"a capsule named {name!r}")
+    if int(kind) not in _DEVICES or tensor.dtype.lanes != 1 or tensor.dtype.code not in _TYPES:
+        raise ValueError(f"a DLPack tensor of device {int(kind)}, type {tensor.dtype.code} x {tensor.dtype.lanes}")
+    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+    strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else packed(shape)
+    code, bits = _TYPES[tensor.dtype.code], int(tensor.dtype.bits)
+    return Placed(
+        (tensor.data or 0) + tensor.byte_offset,
+        shape,
+        strides,
+        "bool" if code == "bool" else f"{code}{bits}",
+        bits,
+        _DEVICES[int(kind)],
+        int(number) if _DEVICES[int(kind)] == "cuda" else 0,
+        readonly,
+        (value, capsule),
+    )
+
+
+def packed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides, in elements, of a tensor without gaps."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)

@@ -1,0 +1,336 @@
+"""A sequence: from its prompt to its end."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence as Many, Union
+
+import numpy as np
+
+from ._library import NULL, check, ffi, lib, sized, status_text
+from .dlpack import Placed
+from .errors import InvalidArgument, error_of
+from .tensors import HOST, checked, describe, look, words
+
+if TYPE_CHECKING:
+    from .cache import Cache
+
+TokenKeys = Optional[Many[Union[bytes, None]]]
+BRING_UP = {"whole": lib.FB_BRING_UP_WHOLE, "nothing": lib.FB_BRING_UP_NOTHING}
+_KEY_BYTES = 16
+
+
+class Length(NamedTuple):
+    """How long a sequence is, tokens."""
+
+    # Committed, as far as retired steps and host-issued work tell.
+    committed: int
+    # Rows that the last retired step wrote behind them, to be accepted or rejected.
+    landed: int
+    # In sealed pages.
+    sealed: int
+    # Whether it has joined and may take part in steps.
+    running: bool
+
+
+class Page(NamedTuple):
+    """Where a page of a sequence stands: its rows in the total pool, its index keys on the device."""
+
+    host: int
+    index_keys: int
+
+
+class Ticket:
+    """The one completion of work that the library has enqueued."""
+
+    def __init__(self, pointer: Any) -> None:
+        self._pointer = pointer
+        self._end = weakref.finalize(self, _end_ticket, pointer, os.getpid())
+
+    @property
+    def outcome(self) -> str:
+        """"pending", "done", "failed" or "cancelled"; once it is not pending it stays so."""
+        return self._ask()[0]
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended well.
+
+        Raises:
+            ForebayError: it has ended otherwise, of the failure's kind.
+        """
+        outcome, status = self._ask()
+        if outcome in ("failed", "cancelled"):
+            raise error_of(status or int(lib.FB_CANCELLED), f"ticket: {status_text(status)}")
+        return outcome == "done"
+
+    def _ask(self) -> tuple[str, int]:
+        outcome, status = ffi.new("uint32_t *"), ffi.new("uint32_t *")
+        check(lib.fb_ticket_outcome(self._pointer, outcome, status), self._pointer)
+        names = {
+            lib.FB_TICKET_PENDING: "pending",
+            lib.FB_TICKET_DONE: "done",
+            lib.FB_TICKET_FAILED: "failed",
+            lib.FB_TICKET_CANCELLED: "cancelled",
+        }
+        return names[outcome[0]], int(status[0])
+
+
+def _end_ticket(pointer: Any, process: int) -> None:
+    if os.getpid() == process:
+        lib.fb_ticket_destroy(pointer)
+
+
+class Sequence:
+    """A sequence of a cache; a context manager that closes itself. `Cache.open` and `fork` give it.
+
+    Attributes:
+        cache: whose it is.
+        shared: tokens of its prompt that were taken over from sealed pages: `append` goes on behind them.
+    """
+
+    def __init__(self, cache: Cache, number: int, shared: int = 0) -> None:
+        self.cache = cache
+        self.shared = int(shared)
+        self._number = number
+        self._pointer = cache._pointer
+        record = cache._record
+        record.sequences.add(number)
+        self._forget = weakref.finalize(self, record.forget_sequence, number)
+        # What is open at the interpreter's end its cache ends.
+        self._forget.atexit = False
+
+    def append(self, layer: int, rows: Any) -> None:
+        """Appends prompt rows in one layer; layers fill independently, each in order.
+
+        Args:
+            layer: which.
+            rows: `[count, ...]` of any dtype, whose rows have as many bytes as the cache's, run 0 then run 1; in host
+                memory, C-contiguous.
+
+        Raises:
+            InvalidArgument, OutOfRange, InvalidConfig (it has joined), Closed: nothing is written then.
+        """
+        found = self._rows(rows)
+        check(
+            lib.fb_append(self._pointer, self._number, layer, ffi.cast("void *", found.address), found.shape[0]),
+            self._pointer,
+        )
+
+    def _rows(self, rows: Any) -> Placed:
+        found = look(rows, "rows")
+        wanted = self.cache.info.row_bytes
+        count = found.bits // 8
+        for extent in found.shape[1:]:
+            count *= extent
+        if len(found.shape) < 2 or count != wanted:
+            given = f"{describe(found.dtype, found.shape)}, rows of {count} bytes"
+            raise InvalidArgument("rows", given, f"[count, ...] with rows of {wanted} bytes")
+        return checked(rows, "rows", None, found.shape, HOST, False)
+
+    def append_in_place(self, count: int) -> None:
+        """Declares that `count` prompt rows of every layer are in their place already, or not needed."""
+        check(lib.fb_append_in_place(self._pointer, self._number, count), self._pointer)
+
+    def join(self, stream: Any = None, *, warm_up: Any = None, bytes_a_call: int = 0) -> Ticket:
+        """Enters its lane once every layer has its whole prompt, and brings up what it was opened for.
+
+        Args:
+            stream: see the device.
+            warm_up: what the last prompt positions selected, oldest first: int32 `[layers, steps, top_k]` on the
+                device, -1 for none; it must stay as it is until the ticket has ended.
+            bytes_a_call: the most bytes that one call gathers, 0 for no bound: `join_more` goes on.
+
+        Raises:
+            InvalidConfig: a layer's prompt is incomplete. InvalidArgument, Closed.
+        """
+        on = self.cache.device.stream_of(stream)
+        config = NULL
+        if warm_up is not None or bytes_a_call:
+            config = sized("fb_warm_up")
+            config.bytes_a_call = bytes_a_call
+            if warm_up is not None:
+                config.selections, config.steps = self._selections(warm_up)
+        if not hasattr(lib, "fb_ticket_outcome"):  # TRANSITION
+            check(lib.fb_join(self._pointer, self._number, on), self._pointer)
+            return None  # type: ignore[return-value]
+        made = ffi.new("fb_ticket **")
+        check(lib.fb_join(self._pointer, self._number, config, on, made), self._pointer)
+        return self._ticket(made, warm_up)
+
+    def _selections(self, warm_up: Any) -> tuple[Any, int]:
+        info, found = self.cache.info, look(warm_up, "warm_up")
+        steps = found.shape[1] if len(found.shape) == 3 else 0
+        place = self.cache.device.place
+        return words(warm_up, "warm_up", (info.layers, steps, info.top_k), place, False), steps
+
+    def _ticket(self, made: Any, *held: Any) -> Ticket:
+        ticket = Ticket(made[0])
+        # What the enqueued work reads lives as long as its ticket.
+        ticket._held = held  # type: ignore[attr-defined]
+        return ticket
+
+    def join_more(self, stream: Any = None) -> Ticket:
+        """Gathers the next stretch of a bounded warm-up. It may decode once `length.running`."""
+        made = ffi.new("fb_ticket **")
+        on = self.cache.device.stream_of(stream)
+        check(lib.fb_join_more(self._pointer, self._number, on, made), self._pointer)
+        return self._ticket(made)
+
+    def fork(
+        self,
+        *,
+        promised: int = 0,
+        ratio: float | None = None,
+        slots: int | Many[int] | None = None,
+        bring_up: str = "whole",
+        stream: Any = None,
+    ) -> tuple[Sequence, Ticket]:
+        """A sequence that begins as a copy of this one: full pages are shared, the partial one is copied.
+
+        Arguments as of `Cache.open`; the prompt is this one's committed tokens. The child is ready when the ticket is
+        done; steps wait for it by themselves.
+
+        Raises:
+            Busy: work of this one is in flight. InvalidConfig: it has rows neither accepted nor rejected (roll back).
+        """
+        config, _table = self.cache._open_config(0, promised, ratio, slots, bring_up)
+        child, made = ffi.new("uint64_t *"), ffi.new("fb_ticket **")
+        on = self.cache.device.stream_of(stream)
+        check(lib.fb_fork(self._pointer, self._number, config, on, child, made), self._pointer)
+        return Sequence(self.cache, child[0]), self._ticket(made)
+
+    def roll_back(self, length: int, stream: Any = None) -> Ticket:
+        """Cuts it to `length` tokens; what is beyond is gone from every layer. Clears a failed step.
+
+        Raises:
+            Busy: work of it is in flight. OutOfRange: beyond committed and landed rows.
+        """
+        made = ffi.new("fb_ticket **")
+        on = self.cache.device.stream_of(stream)
+        try:
+            status = lib.fb_roll_back(self._pointer, self._number, length, on, made)
+        except (OverflowError, TypeError) as error:
+            raise InvalidArgument("length", repr(length), "a number of tokens") from error
+        check(status, self._pointer)
+        return self._ticket(made)
+
+    def seal(self, start: int, tokens: Any, *, keys: TokenKeys = None) -> int:
+        """Seals full pages behind the `start` tokens that are sealed, so that others find them.
+
+        Args:
+            start: `length.sealed`.
+            tokens: ids from there on, as far as they are known.
+            keys: as of `Cache.open`.
+
+        Returns:
+            Tokens that are sealed now.
+        """
+        named, _keep = tokens_of(tokens, keys)
+        sealed = ffi.new("uint32_t *")
+        check(lib.fb_seal(self._pointer, self._number, start, named, sealed), self._pointer)
+        return int(sealed[0])
+
+    @property
+    def length(self) -> Length:
+        """How long it is."""
+        length = sized("fb_length")
+        check(lib.fb_length(self._pointer, self._number, length), self._pointer)
+        return Length(length.committed, length.landed, length.sealed, bool(length.running))
+
+    def pages(self) -> list[Page]:
+        """Its pages, in order: what an indexer's block table is made of (`block_table`)."""
+        count = ffi.new("uint32_t *")
+        check(lib.fb_pages(self._pointer, self._number, NULL, 0, count), self._pointer)
+        pages = ffi.new("fb_page[]", max(count[0], 1))
+        check(lib.fb_pages(self._pointer, self._number, pages, count[0], count), self._pointer)
+        return [Page(pages[index].host, pages[index].index_keys) for index in range(count[0])]
+
+    def landing_slot(self, query_row: int) -> int:
+        """The slot that the new row of a step's query row is to be written to, the same in every layer's slab."""
+        slot = ffi.new("uint32_t *")
+        check(lib.fb_landing_slot(self._pointer, self._number, query_row, slot), self._pointer)
+        return int(slot[0])
+
+    def read_row(self, layer: int, position: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A copy of one row of the total pool as it is now: uint8 `[row bytes]`.
+
+        Raises:
+            OutOfRange: no such layer or position.
+        """
+        row = np.empty(self.cache.info.row_bytes, np.uint8)
+        try:
+            status = lib.fb_read_row(
+                self._pointer, self._number, layer, position, ffi.from_buffer("uint8_t[]", row, True), row.nbytes
+            )
+        except OverflowError as error:
+            raise InvalidArgument("position", f"layer {layer}, position {position}", "numbers from 0") from error
+        check(status, self._pointer)
+        return row
+
+    def digest(self) -> int:
+        """The residency digest, all layers: equal on every rank that was given the same selections."""
+        digest = ffi.new("uint64_t *")
+        check(lib.fb_digest(self._pointer, self._number, digest), self._pointer)
+        return int(digest[0])
+
+    def close(self, stream: Any = None) -> None:
+        """Ends it, also as an abort; idempotent. What it holds comes back when its last step is retired."""
+        if not self._forget.alive:
+            return
+        if self.cache.closed:
+            self._forget.detach()
+            return
+        on = self.cache.device.stream_of(stream)
+        check(lib.fb_close(self._pointer, self._number, on), self._pointer)
+        self._forget.detach()
+        self.cache._record.sequences.discard(self._number)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or its cache."""
+        return not self._forget.alive or self.cache.closed
+
+    def __enter__(self) -> Sequence:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<forebay.Sequence {self._number:#x}{' closed' if self.closed else ''}>"
+
+
+def tokens_of(tokens: Any, keys: TokenKeys) -> tuple[Any, tuple[Any, ...]]:
+    """An fb_tokens, and what must live as long.
+
+    Raises:
+        InvalidArgument: no token ids, or keys that are neither None nor 16 bytes.
+    """
+    try:
+        ids = np.asarray(tokens)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgument("tokens", type(tokens).__name__, "token ids, one axis") from error
+    kind = ids.dtype.kind if ids.size else "u"
+    if ids.ndim != 1 or kind not in "iu" or (ids.size and (ids.min() < 0 or ids.max() > 0xFFFFFFFF)):
+        raise InvalidArgument("tokens", describe(ids.dtype.name, ids.shape), "integers from 0 to 2^32 - 1, one axis")
+    ids = np.ascontiguousarray(ids, np.uint32)
+    named = sized("fb_tokens")
+    words_ = ffi.from_buffer("uint32_t[]", ids)
+    named.ids, named.count = (words_, ids.size) if ids.size else (NULL, 0)
+    table = NULL
+    if keys is not None:
+        table = ffi.new("fb_key[]", max(len(keys), 1))
+        for index, key in enumerate(keys):
+            if key is None:
+                continue
+            if not isinstance(key, bytes) or len(key) != _KEY_BYTES:
+                raise InvalidArgument(f"keys[{index}]", repr(key), "None or 16 bytes")
+            table[index].is_set = 1
+            ffi.memmove(table[index].bytes, key, _KEY_BYTES)
+        named.keys, named.key_count = table, len(keys)
+    return named, (ids, words_, table)

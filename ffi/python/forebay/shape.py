@@ -1,0 +1,77 @@
+"""The declared shape of a model's cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ._library import check_created, ffi, lib, sized
+from .errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an engine declares about its model; nothing is guessed from a tensor. All sizes are bytes.
+
+    Attributes:
+        layers: layers that every decode step passes once.
+        row_bytes: bytes of a row's runs (K and V, or one latent and 0). Multiples of 4.
+        top_k: positions that one query row selects in one layer.
+        draft_layers: further layers that draft tokens.
+        index_key_bytes: of one index key on the device; 0: the model has no indexer.
+        page_tokens: tokens of a page, a power of two from 16 to 1024.
+        host_stride: from one row to the next in host memory; 0: the next multiple of 64.
+        device_block_align: a device block of 64 slots is padded to a multiple of this; 0: none.
+    """
+
+    layers: int
+    row_bytes: tuple[int, int]
+    top_k: int
+    draft_layers: int = 0
+    index_key_bytes: int = 0
+    page_tokens: int = 64
+    host_stride: int = 0
+    device_block_align: int = 0
+
+    @staticmethod
+    def preset(name: str, **changes: Any) -> Shape:
+        """A known model's shape, e.g. "deepseek-v3.2", with fields changed as given.
+
+        Raises:
+            InvalidConfig: no such preset.
+        """
+        config = sized("fb_cache_config")
+        status = lib.fb_preset(name.encode(), config)
+        if status:
+            raise InvalidArgument("name", repr(name), "a preset: deepseek-v3.2, deepseek-v3, glm-5, gqa-8x128, ...")
+        fields = {field: int(getattr(config, field)) for field in _FIELDS if field != "row_bytes"}
+        return replace(Shape(row_bytes=(config.row_bytes[0], config.row_bytes[1]), **fields), **changes)
+
+    @property
+    def all_layers(self) -> int:
+        """Layers with those that draft: what `layer` arguments count, draft layers last."""
+        return self.layers + self.draft_layers
+
+    def declare(self, config: Any) -> None:
+        """Writes it into an fb_cache_config."""
+        for field in _FIELDS:
+            value = getattr(self, field)
+            try:
+                if field == "row_bytes":
+                    config.row_bytes[0], config.row_bytes[1] = value
+                else:
+                    setattr(config, field, value)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise InvalidArgument(f"shape.{field}", repr(value), "a number that C's uint32_t holds") from error
+
+
+_FIELDS = (
+    "layers",
+    "row_bytes",
+    "top_k",
+    "draft_layers",
+    "index_key_bytes",
+    "page_tokens",
+    "host_stride",
+    "device_block_align",
+)

@@ -1,0 +1,321 @@
+"""A step: one forward pass of decode, from `Cache.prepare` to `retire`.
+
+A layer call costs a few microseconds for a whole batch, checks included. Where an engine uses the same buffers for
+every layer and step, `Buffers` checks them once, and a call with them costs less.
+
+Tensors of enqueued work are kept alive until the step is retired, where the device works later than the call.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ._library import NULL, check, fail, ffi, lib, sized
+from .errors import Busy, Closed, InvalidArgument
+from .tensors import words
+
+if TYPE_CHECKING:
+    from .cache import Cache
+
+_NEW_STEP = ffi.new
+
+
+class LayerCount(NamedTuple):
+    """What a layer of a step has done."""
+
+    # Distinct selected rows that were resident.
+    hits: int
+    # Rows fetched.
+    misses: int
+    # Of these, rows in scratch slots.
+    scratch: int
+
+
+class Retired(NamedTuple):
+    """What a step has done."""
+
+    # Its number in its cache, from 1.
+    step: int
+    # Distinct selected rows that were resident, all layers.
+    hits: int
+    # Rows fetched, all layers.
+    misses: int
+    # By layer, draft layers last.
+    layers: list[LayerCount]
+    # By row of the batch: tokens committed when the step began.
+    lengths: list[int]
+
+
+class Buffers:
+    """A step's selection and answer, checked once, for any step and layer of the cache.
+
+    Args:
+        cache: whose steps.
+        selection: int32 `[rows, query rows, top_k]` on the cache's device: token positions, -1 for none. Engines write
+            it in the order of the streams.
+        slots: the same shape: receives the slots in the layer's slab, -1 for none.
+        lists: int32 `[1 + attention passes, rows, query rows, top_k]`, where attention runs in parts: list 0 has the
+            slots of what was resident, list 1 + p of what pass p fetched, compact, -1 beyond the count.
+        counts: int32 `[1 + attention passes, rows, query rows]`: how long each list is.
+
+    Raises:
+        InvalidArgument: a tensor of another dtype, shape, layout or device; lists without counts.
+
+    Attributes:
+        selection, slots, lists, counts: as given; they live as long as this does.
+        rows, query_rows: of the batch.
+    """
+
+    def __init__(self, cache: Cache, selection: Any, slots: Any, lists: Any = None, counts: Any = None) -> None:
+        top_k, place = cache.info.top_k, cache.device.place
+        shape = tuple(getattr(selection, "shape", ()))
+        if len(shape) != 3 or shape[0] > cache.batch or shape[1] > cache.query_rows:
+            expected = f"int32 [rows up to {cache.batch}, query rows up to {cache.query_rows}, {top_k}]"
+            raise InvalidArgument("selection", f"{type(selection).__name__} {list(shape)}", expected)
+        self.rows, self.query_rows = int(shape[0]), int(shape[1])
+        whole = (self.rows, self.query_rows, top_k)
+        self._selection = words(selection, "selection", whole, place, False)
+        self._slots = words(slots, "slots", whole, place, True)
+        self._lists, self._counts = NULL, NULL
+        if (lists is None) != (counts is None):
+            raise InvalidArgument("lists", "one of lists and counts", "both or none")
+        if lists is not None:
+            parts = 1 + cache.info.attention_passes
+            self._lists = words(lists, "lists", (parts, *whole), place, True)
+            self._counts = words(counts, "counts", (parts, self.rows, self.query_rows), place, True)
+        self.cache, self.selection, self.slots, self.lists, self.counts = cache, selection, slots, lists, counts
+
+    @classmethod
+    def empty(cls, cache: Cache, rows: int, query_rows: int, *, parts: bool = False) -> Buffers:
+        """Buffers of NumPy arrays for a host device, with lists and counts if `parts`; nothing is selected yet."""
+        whole = (rows, query_rows, cache.info.top_k)
+        selection, slots = np.full(whole, -1, np.int32), np.full(whole, -1, np.int32)
+        if not parts:
+            return cls(cache, selection, slots)
+        passes = 1 + cache.info.attention_passes
+        lists = np.full((passes, *whole), -1, np.int32)
+        return cls(cache, selection, slots, lists, np.zeros((passes, rows, query_rows), np.int32))
+
+    def declare(self, buffers: Any) -> None:
+        """Writes them into an fb_buffers."""
+        buffers.selection, buffers.slots = self._selection, self._slots
+        buffers.lists, buffers.counts = self._lists, self._counts
+        buffers.batch = self.rows if self._lists else 0
+
+
+class Step:
+    """A step of a cache: open until finished, in flight until retired. `Cache.prepare` gives it.
+
+    As a context manager it is abandoned if its body raises, else finished; it is retired if its work has ended then
+    (always, on a host device without threads), and `retired` says what it did.
+
+    `layer` counts draft layers behind the others. `stream` is the one that it was prepared on, where none is given.
+
+    Attributes:
+        cache: whose it is.
+        rows, query_rows: of its batch.
+        retired: what it has done, once it is retired.
+    """
+
+    __slots__ = (
+        "cache", "rows", "query_rows", "retired", "_number", "_pointer", "_stream", "_shape", "_place", "_later",
+        "_held", "_finished",
+    )  # fmt: skip
+
+    def __init__(self, cache: Cache, number: int, rows: int, query_rows: int, stream: Any, accepted: Any) -> None:
+        self.cache, self.rows, self.query_rows = cache, rows, query_rows
+        self.retired: Retired | None = None
+        self._number, self._pointer, self._stream = number, cache._pointer, stream
+        self._shape = (rows, query_rows, cache.info.top_k)
+        self._place, self._later = cache.device.place, cache.device.later
+        self._held: list[Any] = [accepted]
+        self._finished = False
+
+    def layer(self, layer: int, selection: Any, slots: Any = None, stream: Any = None) -> None:
+        """Resolves a layer's selection and gathers what it misses: attention may read `slots` behind it.
+
+        Args:
+            layer: which.
+            selection: int32 `[rows, query rows, top_k]` on the cache's device: token positions, -1 for none; or
+                `Buffers`, and no `slots`.
+            slots: the same shape: receives the slots in the layer's slab, -1 for none.
+            stream: see the class.
+
+        Raises:
+            InvalidArgument, OutOfRange: nothing was enqueued and nothing is written. A position at or beyond the
+            sequence's length shows in `retire`: DeviceFailed.
+        """
+        on = self._stream if stream is None else self.cache.device.stream_of(stream)
+        if type(selection) is Buffers:
+            self._fits(selection)
+            status = lib.fb_layer(self._pointer, self._number, layer, selection._selection, selection._slots, on)
+        else:
+            shape, place = self._shape, self._place
+            read = words(selection, "selection", shape, place, False)
+            written = words(slots, "slots", shape, place, True)
+            status = lib.fb_layer(self._pointer, self._number, layer, read, written, on)
+        if self._later:
+            self._held.append((selection, slots))
+        if status:
+            fail(status, self._pointer)
+
+    def layers(self, selection: Any, slots: Any, stream: Any = None) -> None:
+        """`layer` of every layer, for replays and tests that know the selections beforehand.
+
+        Args:
+            selection, slots: int32 `[layers, rows, query rows, top_k]`, draft layers last.
+        """
+        on = self._stream if stream is None else self.cache.device.stream_of(stream)
+        shape = (self.cache.info.layers, *self._shape)
+        read = words(selection, "selection", shape, self._place, False)
+        written = words(slots, "slots", shape, self._place, True)
+        status = lib.fb_layers(self._pointer, self._number, read, written, on)
+        if self._later:
+            self._held.append((selection, slots))
+        check(status, self._pointer)
+
+    def resolve(
+        self,
+        layer: int,
+        buffers: Buffers,
+        *,
+        first: int = 0,
+        count: int = 0,
+        draft_pass: int | None = None,
+        stream: Any = None,
+    ) -> None:
+        """R of a layer, or of batch rows `first` to `first + count` (0: all from `first`), or of a draft layer's pass.
+
+        `gather` must follow, ordered behind it, before attention and before the next resolve of these rows.
+        """
+        on = self._stream if stream is None else self.cache.device.stream_of(stream)
+        self._fits(buffers)
+        part, given = self._part(layer, first, count, draft_pass), sized("fb_buffers")
+        buffers.declare(given)
+        status = lib.fb_resolve(self._pointer, self._number, part, given, on)
+        if self._later:
+            self._held.append(buffers)
+        check(status, self._pointer)
+
+    def gather(
+        self,
+        layer: int,
+        *,
+        attention_pass: int = 0,
+        first: int = 0,
+        count: int = 0,
+        draft_pass: int | None = None,
+        stream: Any = None,
+    ) -> None:
+        """G: fetches what the last resolve of these rows missed, or what a pass of attention reads of it."""
+        on = self._stream if stream is None else self.cache.device.stream_of(stream)
+        part = self._part(layer, first, count, draft_pass)
+        check(lib.fb_gather(self._pointer, self._number, part, attention_pass, on), self._pointer)
+
+    def scatter(
+        self, layer: int, *, first: int = 0, count: int = 0, draft_pass: int | None = None, stream: Any = None
+    ) -> None:
+        """S: stores the layer's new rows in the total pool, once they stand in their landing slots."""
+        on = self._stream if stream is None else self.cache.device.stream_of(stream)
+        if first or count or draft_pass is not None:
+            part = self._part(layer, first, count, draft_pass)
+            check(lib.fb_scatter_part(self._pointer, self._number, part, on), self._pointer)
+        else:
+            check(lib.fb_scatter(self._pointer, self._number, layer, on), self._pointer)
+
+    def finish(self, stream: Any = None) -> None:
+        """Ends its enqueueing; `stream` is behind all of its work."""
+        on = self._stream if stream is None else self.cache.device.stream_of(stream)
+        check(lib.fb_finish(self._pointer, self._number, on), self._pointer)
+        self._finished = True
+        self.cache._record.steps[self._number] = (on, True)
+
+    def abandon(self) -> None:
+        """Gives it up: it is still to be finished and retired, which raises Cancelled; its sequences need
+        `roll_back` or `close`."""
+        check(lib.fb_abandon(self._pointer, self._number), self._pointer)
+
+    def retire(self, stream: Any = None, *, wait: bool = False) -> Retired:
+        """Ends it, when its work has ended; finishes it first, where that was not done.
+
+        Args:
+            stream: that later work of its sequences is ordered on.
+            wait: first waits until the stream that it was prepared on has ended its work.
+
+        Raises:
+            Busy: it runs. DeviceFailed, Cancelled: none of its tokens may be published, and its sequences need
+            `roll_back` or `close`; it has ended all the same. Closed: it was retired.
+        """
+        on = self._stream if stream is None else self.cache.device.stream_of(stream)
+        if not self._number:
+            raise Closed("retire: the step was retired")
+        if not self._finished:
+            self.finish(stream)
+        if wait and self._later:
+            check(lib.fb_stream_wait(self.cache.device._open(), on), self.cache.device._handle.pointer)
+        number, retired = _NEW_STEP("fb_step *", self._number), sized("fb_retired")
+        status = lib.fb_retire(self._pointer, number, on, retired)
+        if not number[0]:
+            self.cache._record.steps.pop(self._number, None)
+            self._number = 0
+            self._held.clear()
+        check(status, self._pointer)
+        layers, lengths = self._report()
+        self.retired = Retired(int(retired.step), int(retired.hits), int(retired.misses), layers, lengths)
+        return self.retired
+
+    def _report(self) -> tuple[list[LayerCount], list[int]]:
+        if not hasattr(lib, "fb_layer_counts"):  # TRANSITION
+            return [], []
+        layers, count = self.cache.info.layers, _NEW_STEP("uint32_t *")
+        counts = _NEW_STEP("fb_layer_count[]", layers)
+        check(lib.fb_layer_counts(self._pointer, counts, layers, count), self._pointer)
+        by_layer = [LayerCount(c.hits, c.misses, c.scratch) for c in counts[0 : count[0]]]
+        lengths = _NEW_STEP("uint32_t[]", self.rows)
+        check(lib.fb_lengths(self._pointer, lengths, self.rows, count), self._pointer)
+        return by_layer, list(lengths[0 : count[0]])
+
+    def _part(self, layer: int, first: int, count: int, draft_pass: int | None) -> Any:
+        part = sized("fb_part")
+        try:
+            part.layer, part.first, part.count = layer, first, count
+            setattr(part, "pass", 0 if draft_pass is None else draft_pass + 1)
+        except (TypeError, OverflowError) as error:
+            given = f"layer {layer}, first {first}, count {count}, draft_pass {draft_pass}"
+            raise InvalidArgument("layer", given, "numbers from 0") from error
+        return part
+
+    def _fits(self, buffers: Buffers) -> None:
+        if type(buffers) is not Buffers or buffers.cache is not self.cache:
+            raise InvalidArgument("buffers", repr(buffers), "Buffers of this step's cache")
+        if buffers.rows < self.rows or buffers.query_rows != self.query_rows:
+            given = f"buffers for {buffers.rows} rows of {buffers.query_rows} query rows"
+            raise InvalidArgument("buffers", given, f"{self.rows} rows or more, of {self.query_rows} query rows")
+
+    def __enter__(self) -> Step:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._number:
+            return
+        if error is not None:
+            self.cache._record.end_step(self._number)
+            self._number = 0
+            return
+        try:
+            self.retire()
+        except Busy:
+            return
+
+    def __del__(self) -> None:
+        if getattr(self, "_number", 0):
+            self.cache._record.forgotten.append((True, self._number))
+
+    def __repr__(self) -> str:
+        state = "retired" if not self._number else "in flight" if self._finished else "open"
+        return f"<forebay.Step of {self.rows} rows, {state}>"

@@ -1,0 +1,206 @@
+"""Arguments that are tensors: from what a caller has to an address, checked.
+
+Taken as they are, never copied: NumPy arrays, torch tensors and what looks like them (`data_ptr`, `dtype`, `shape`,
+`stride`, `device`), objects with `__array_interface__` or `__cuda_array_interface__`, and DLPack. Nothing is imported
+for it but NumPy. A NumPy array or torch tensor of the expected dtype, shape and device passes by a short path; all
+else is looked at whole, and refused with what it is and what was expected.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from . import dlpack
+from ._library import ffi
+from .dlpack import Placed, packed
+from .errors import InvalidArgument
+
+
+class Place(NamedTuple):
+    """A memory: the host's, or a CUDA device's."""
+
+    device: str
+    number: int
+
+    def __str__(self) -> str:
+        return "host memory" if self.device == "cpu" else f"{self.device}:{self.number}"
+
+
+HOST = Place("cpu", 0)
+_WORD = np.dtype(np.int32)
+_CUDA_LEGACY_DEFAULT = 1
+_from_buffer = ffi.from_buffer
+_cast = ffi.cast
+_NUMPY_ERRORS = (BufferError, ValueError, TypeError)
+# How objects of torch's dtype and device classes read, found once each: (name, bits), Place.
+_dtypes: dict[Any, tuple[str, int]] = {}
+_places: dict[Any, Place] = {}
+
+
+def words(value: Any, name: str, shape: tuple[int, ...], place: Place, writable: bool, stream: int = 0) -> Any:
+    """The address, as `int32_t *`, of an int32 tensor of `shape` in `place`, C-contiguous.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
+    kind = type(value)
+    if kind is np.ndarray:
+        if place is HOST and value.dtype == _WORD and value.shape == shape:
+            try:
+                return _from_buffer("int32_t[]", value, writable)
+            except _NUMPY_ERRORS:
+                pass
+    elif hasattr(kind, "data_ptr"):
+        try:
+            fits = (
+                value.shape == shape
+                and _dtypes[value.dtype] == ("int32", 32)
+                and _places[value.device] == place
+                and value.is_contiguous()
+            )
+        except (KeyError, TypeError, AttributeError):
+            fits = False
+        if fits and (address := value.data_ptr()):
+            return _cast("int32_t *", address)
+    return _cast("int32_t *", checked(value, name, "int32", shape, place, writable, stream).address)
+
+
+def checked(
+    value: Any, name: str, dtype: str | None, shape: tuple[int | None, ...], place: Place, writable: bool, stream: int = 0
+) -> Placed:
+    """Looks at a tensor whole. `dtype` None is any; None in `shape` is any extent.
+
+    Raises:
+        InvalidArgument: it is not as expected; says what it is.
+    """
+    found = look(value, name, stream)
+    expected = f"{describe(dtype, shape)}, C-contiguous, in {place}{', writable' if writable else ''}"
+
+    def refuse(why: str) -> NoReturn:
+        given = f"{describe(found.dtype, found.shape)} in {Place(found.device, found.number)}"
+        raise InvalidArgument(name, f"{given} ({why})", expected)
+
+    if dtype is not None and found.dtype != dtype:
+        refuse(f"its dtype is not {dtype}; convert it, a copy is never made silently")
+    fits = len(found.shape) == len(shape) and all(b is None or a == b for a, b in zip(found.shape, shape))
+    if not fits:
+        refuse("its shape is another")
+    if (found.device, found.number) != tuple(place):
+        refuse("it is in another memory")
+    if not contiguous(found.shape, found.strides):
+        refuse(f"its strides are {found.strides} elements, not {packed(found.shape)}")
+    if writable and found.readonly:
+        refuse("it is read-only")
+    if found.bits >= 8 and found.address % min(found.bits // 8, 8):
+        refuse("its address is not aligned")
+    if found.address == 0 and 0 not in found.shape:
+        refuse("it has no memory")
+    return found
+
+
+def contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements follow one another without gaps. Axes of one element have any stride."""
+    if 0 in shape:
+        return True
+    return all(extent == 1 or a == b for extent, a, b in zip(shape, strides, packed(shape)))
+
+
+def describe(dtype: str | None, shape: tuple[int | None, ...]) -> str:
+    """E.g. `int32 [4, 1, 2048]`."""
+    extents = ", ".join("*" if extent is None else str(extent) for extent in shape)
+    return f"{dtype or 'any dtype'} [{extents}]"
+
+
+def look(value: Any, name: str, stream: int = 0) -> Placed:
+    """Where a tensor stands and what it is.
+
+    Raises:
+        InvalidArgument: it is no tensor.
+    """
+    if isinstance(value, np.ndarray):
+        return _numpy(value, name)
+    if hasattr(value, "data_ptr"):
+        return _torch(value, name)
+    if (interface := getattr(value, "__cuda_array_interface__", None)) is not None:
+        return _interface(value, interface, "cuda", name)
+    if (interface := getattr(value, "__array_interface__", None)) is not None:
+        return _interface(value, interface, "cpu", name)
+    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+        try:
+            return dlpack.read(value, stream or _CUDA_LEGACY_DEFAULT)
+        except (ValueError, BufferError, RuntimeError, TypeError) as error:
+            raise InvalidArgument(name, f"{type(value).__name__} ({error})", "a tensor") from error
+    expected = "a NumPy array, a torch tensor, or an object with DLPack or an array interface"
+    raise InvalidArgument(name, type(value).__name__, expected)
+
+
+def _numpy(value: np.ndarray[Any, Any], name: str) -> Placed:
+    if value.dtype.hasobject or not value.dtype.isnative:
+        raise InvalidArgument(name, f"an array of {value.dtype.str}", "numbers in this machine's byte order")
+    item = value.dtype.itemsize
+    return Placed(
+        value.ctypes.data,
+        value.shape,
+        tuple(stride // max(item, 1) if stride % max(item, 1) == 0 else -1 for stride in value.strides),
+        value.dtype.name,
+        8 * item,
+        "cpu",
+        0,
+        not value.flags.writeable,
+        value,
+    )
+
+
+def _torch(value: Any, name: str) -> Placed:
+    try:
+        shape = tuple(int(extent) for extent in value.shape)
+        strides = tuple(int(stride) for stride in value.stride())
+        dtype, place = _dtypes.get(value.dtype), _places.get(value.device)
+        if dtype is None:
+            dtype = _dtypes[value.dtype] = _dtype_of(value)
+        if place is None:
+            place = _places[value.device] = _place_of(value.device)
+        address = int(value.data_ptr())
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise InvalidArgument(name, f"{type(value).__name__} ({error})", "a dense tensor with memory") from error
+    return Placed(address, shape, strides, dtype[0], dtype[1], place.device, place.number, False, value)
+
+
+def _dtype_of(value: Any) -> tuple[str, int]:
+    """torch.int32 reads "int32"; torch.float8_e4m3fn as it is called."""
+    name = str(value.dtype).rpartition(".")[2]
+    item = getattr(value.dtype, "itemsize", None) or value.element_size()
+    return name, 8 * int(item)
+
+
+def _place_of(device: Any) -> Place:
+    kind = str(getattr(device, "type", device)).partition(":")[0]
+    return HOST if kind == "cpu" else Place(kind, int(getattr(device, "index", None) or 0))
+
+
+def _interface(value: Any, interface: dict[str, Any], device: str, name: str) -> Placed:
+    """The array interface, version 3, of NumPy and of Numba, for the host and for CUDA."""
+    try:
+        dtype = np.dtype(interface["typestr"])
+        shape = tuple(int(extent) for extent in interface["shape"])
+        data = interface["data"]
+        address, readonly = int(data[0]), bool(data[1])
+        given = interface.get("strides")
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InvalidArgument(name, f"{type(value).__name__} ({error!r})", "an array interface of version 3") from error
+    if not dtype.isnative:
+        raise InvalidArgument(name, f"an array of {dtype.str}", "numbers in this machine's byte order")
+    item = max(dtype.itemsize, 1)
+    strides = packed(shape) if given is None else tuple(s // item if s % item == 0 else -1 for s in given)
+    number = _number_of(value) if device == "cuda" else 0
+    return Placed(address, shape, strides, dtype.name, 8 * item, device, number, readonly, value)
+
+
+def _number_of(value: Any) -> int:
+    """The array interface does not say which device it is on; objects do, in one of these ways."""
+    if hasattr(value, "__dlpack_device__"):
+        return int(value.__dlpack_device__()[1])
+    device = getattr(value, "device", 0)
+    return int(getattr(device, "id", getattr(device, "index", device)) or 0)

@@ -1,0 +1,1 @@
+//! Captured steps: what a graph holds, and launching it.

@@ -1,0 +1,1 @@
+//! Choice tables: which overlap each layer takes, from counters some steps old.

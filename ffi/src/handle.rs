@@ -1,0 +1,384 @@
+//! The handles that C holds: one table of the process, in which every call looks its handle up.
+//!
+//! A handle is a token that looks like a pointer: kind, generation and place ([`crate::word`]). It is never
+//! followed. So a null, a second destroy, a use after the end, a handle of another kind, two threads in a call that
+//! must be alone, a callback that calls back, and a handle of the parent's in a forked child each give a status,
+//! and nothing of the object is touched.
+//!
+//! **Costs.** Entering alone is a compare-and-swap and leaving a store; entering to read and leaving are a
+//! compare-and-swap each. Objects stand in boxes, and the table holds their addresses: 64 bytes a place, so that two
+//! handles share no cache line. The places are fixed in number; running out is an error. Giving and ending a handle
+//! take no lock either.
+//!
+//! **Forks.** All that the table is stands in memory that a fork wipes in the child: there every handle of the
+//! parent's has ended, whatever the parent's threads were doing. What it named is not freed in the child, where it
+//! is a copy; pools of rows are shared memory and must not be written from there. The generations of a process
+//! begin at a random number, so that a child's new handles are not the parent's old ones.
+//!
+//! **Failures.** Every call runs behind the wall (`panic`). A panic in a call that may change an object breaks the
+//! object: it answers [`Kind::Internal`] from then on, and its destruction gives its memory up. An object keeps the
+//! text of the last call on it that failed inside; a call that its handle did not let in leaves no text.
+
+use std::any::TypeId;
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::ptr::{NonNull, null_mut, without_provenance_mut};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use forebay::os::{NoFaults, random};
+use forebay::{Error, Kind, Result};
+
+use crate::panic::{is_panic, status, wall};
+use crate::status::{FbStatus, Text};
+use crate::word::{self, Refused};
+
+/// Something that C may hold.
+pub(crate) trait Object: Send + Sync + 'static {
+    /// Its own number, not 0: device 1, cache 2, ticket 3, chooser 4, captured 5, trace 6, requests 7, selections 8.
+    const KIND: u8;
+    /// Its name for messages, as C writes it.
+    const NAME: &'static str;
+}
+
+/// Handles that may be there at the same time.
+const PLACES: usize = 1 << 16;
+
+/// What every object has, whatever it is.
+struct Common {
+    /// Of the object's type: a kind that two types claim is noticed here.
+    type_id: TypeId,
+    /// A call that may change it panicked.
+    broken: AtomicBool,
+    text: Mutex<Text>,
+}
+
+/// An object in its box. The common part comes first, so that a pointer to the whole is one to it.
+#[repr(C)]
+struct Held<T> {
+    common: Common,
+    object: UnsafeCell<T>,
+}
+
+/// A line of cache of its own. All zero is a place that never had a name.
+#[repr(C, align(64))]
+struct Place {
+    word: AtomicU64,
+    object: AtomicPtr<Common>,
+    /// The next free place + 1, while it is free.
+    next: AtomicU32,
+}
+
+/// All zero is an empty table.
+#[repr(C)]
+struct Table {
+    /// The list of places that are free again.
+    free: AtomicU64,
+    /// Places that have had a name.
+    used: AtomicU32,
+    /// The generation that places begin at; 0 until it was drawn.
+    base: AtomicU64,
+    places: [Place; PLACES],
+}
+
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(null_mut());
+
+impl Table {
+    /// The table, if anything was ever given.
+    fn get() -> Option<&'static Table> {
+        let table = TABLE.load(Ordering::Acquire);
+        // SAFETY: null, or what `make` mapped, which stays mapped for the life of the process and of its children.
+        unsafe { table.as_ref() }
+    }
+
+    fn make() -> Result<&'static Table> {
+        if let Some(table) = Table::get() {
+            return Ok(table);
+        }
+        let mine = map(size_of::<Table>())?.cast::<Table>();
+        let first = TABLE.compare_exchange(null_mut(), mine.as_ptr(), Ordering::AcqRel, Ordering::Acquire);
+        if first.is_err() {
+            // SAFETY: mapped above with this size, and no one else has seen it.
+            unsafe { libc::munmap(mine.as_ptr().cast(), size_of::<Table>()) };
+        }
+        Table::get().ok_or_else(|| Error::new(Kind::Internal, "handles"))
+    }
+
+    /// The generation that places begin at.
+    fn base(&self) -> Result<u64> {
+        let base = self.base.load(Ordering::Relaxed);
+        if base != 0 {
+            return Ok(base);
+        }
+        let mut drawn = [0; 8];
+        random(&mut drawn, &NoFaults)?;
+        let drawn = u64::from_ne_bytes(drawn) | 1;
+        let first = self.base.compare_exchange(0, drawn, Ordering::Relaxed, Ordering::Relaxed);
+        Ok(first.err().unwrap_or(drawn))
+    }
+
+    /// A free place, taken off the list.
+    fn take(&self) -> Result<u32> {
+        if let Some(place) = word::pop(&self.free, |place| &self.places[place as usize].next) {
+            return Ok(place);
+        }
+        let more = |used| (used < PLACES as u32).then_some(used + 1);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| {
+            Error::new(Kind::Exhausted, "create")
+                .at("handles")
+                .with("most", PLACES as u64)
+                .hint("destroy what is not needed any more")
+        })
+    }
+}
+
+/// Zeroed memory that a fork wipes in the child.
+fn map(bytes: usize) -> Result<NonNull<c_void>> {
+    let refused = |call: &str| {
+        let said = std::io::Error::last_os_error();
+        Error::new(Kind::OsRefused, "handles").at(format!("{call}: {said}")).with("bytes", bytes as u64)
+    };
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    // SAFETY: a new mapping at an address of the system's choice.
+    let mapped = unsafe { libc::mmap(null_mut(), bytes, protection, flags, -1, 0) };
+    let Some(start) = NonNull::new(mapped).filter(|_| mapped != libc::MAP_FAILED) else {
+        return Err(refused("mmap"));
+    };
+    // SAFETY: the mapping made above, whole.
+    if unsafe { libc::madvise(mapped, bytes, libc::MADV_WIPEONFORK) } == 0 {
+        return Ok(start);
+    }
+    let error = refused("madvise(MADV_WIPEONFORK)");
+    // SAFETY: the mapping made above, which nothing has seen.
+    unsafe { libc::munmap(mapped, bytes) };
+    Err(error)
+}
+
+/// A call inside an object. Leaving is its end, also by a panic.
+struct Inside {
+    place: &'static Place,
+    index: u32,
+    name: u64,
+    alone: bool,
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        match self.alone {
+            true => word::unalone(&self.place.word, self.name),
+            false => word::unread(&self.place.word, self.name),
+        }
+    }
+}
+
+/// The error of a handle that does not let a call in.
+fn shut(kind: Kind, name: &'static str, why: &'static str) -> Error {
+    Error::new(kind, "handle").at(name).hint(why)
+}
+
+impl Inside {
+    fn enter(handle: u64, name: &'static str, alone: bool) -> Result<Inside> {
+        let closed = || shut(Kind::Closed, name, "it was destroyed, never created, or created before a fork");
+        // A free place has a name too, of no kind.
+        let table = Table::get().filter(|_| word::kind(handle) != 0).ok_or_else(closed)?;
+        let index = (handle & word::USE) as u32;
+        let (place, bits) = (&table.places[index as usize], handle & !word::USE);
+        let entered = match alone {
+            true => word::alone(&place.word, bits),
+            false => word::read(&place.word, bits),
+        };
+        match entered {
+            Ok(()) => Ok(Inside { place, index, name: bits, alone }),
+            Err(Refused::Ended) => Err(closed()),
+            Err(Refused::InUse) => {
+                Err(shut(Kind::Busy, name, "another call is inside; a call through a const pointer shares"))
+            }
+        }
+    }
+
+    fn common(&self) -> &Common {
+        // SAFETY: the place is occupied while a call is inside, so the address is that of a live box, whose
+        // beginning is a `Common`, which is only shared.
+        unsafe { &*self.place.object.load(Ordering::Relaxed) }
+    }
+
+    /// Keeps the text of a call that failed.
+    fn keep(&self, error: &Error) {
+        self.common().text.lock().unwrap_or_else(PoisonError::into_inner).set(error);
+    }
+}
+
+/// A call inside an object of a type that was checked.
+struct Typed<T> {
+    inside: Inside,
+    held: NonNull<Held<T>>,
+}
+
+impl<T: Object> Typed<T> {
+    fn enter(handle: *const T, alone: bool) -> Result<Typed<T>> {
+        let handle = handle.addr() as u64;
+        if handle == 0 {
+            return Err(shut(Kind::InvalidConfig, T::NAME, "pass a handle that is not null"));
+        }
+        if word::kind(handle) != T::KIND {
+            return Err(shut(Kind::InvalidConfig, T::NAME, "pass a handle of this kind"));
+        }
+        let inside = Inside::enter(handle, T::NAME, alone)?;
+        let same = inside.common().type_id == TypeId::of::<T>();
+        match NonNull::new(inside.place.object.load(Ordering::Relaxed)).filter(|_| same) {
+            Some(held) => Ok(Typed { inside, held: held.cast() }),
+            None => Err(shut(Kind::Internal, T::NAME, "two types have its kind")),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.is_broken() {
+            false => Ok(()),
+            true => Err(Error::new(Kind::Internal, "call")
+                .at("an earlier call broke a rule of the library")
+                .hint("destroy the object")),
+        }
+    }
+
+    fn is_broken(&self) -> bool {
+        self.inside.common().broken.load(Ordering::Relaxed)
+    }
+
+    fn object(&self) -> &T {
+        // SAFETY: the box is live while a call is inside, its type was compared, and whoever changes it is alone.
+        unsafe { &*self.held.as_ref().object.get() }
+    }
+
+    /// Runs `call` on the object of a call that is alone. A panic breaks the object.
+    fn change<R>(&mut self, call: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
+        // SAFETY: as above, and this call is alone: `Typed` was entered so, and is borrowed alone here.
+        let object = unsafe { &mut *self.held.as_ref().object.get() };
+        let ended = wall(|| call(object));
+        if let Err(error) = &ended {
+            self.inside.keep(error);
+            if is_panic(error) {
+                self.inside.common().broken.store(true, Ordering::Relaxed);
+            }
+        }
+        ended
+    }
+}
+
+/// Gives an object to C.
+///
+/// # Errors
+/// [`Kind::Exhausted`] when the table is full; [`Kind::OsRefused`] when there is no table to be had.
+pub(crate) fn give<T: Object>(object: T) -> Result<*mut T> {
+    const { assert!(T::KIND != 0) };
+    let table = Table::make()?;
+    let base = table.base()?;
+    let index = table.take()?;
+    let (type_id, broken, text) = (TypeId::of::<T>(), AtomicBool::new(false), Mutex::new(Text::new()));
+    let common = Common { type_id, broken, text };
+    let held = Box::into_raw(Box::new(Held { common, object: UnsafeCell::new(object) }));
+    let place = &table.places[index as usize];
+    place.object.store(held.cast(), Ordering::Relaxed);
+    let name = word::occupy(&place.word, T::KIND, base);
+    Ok(without_provenance_mut((name | u64::from(index)) as usize))
+}
+
+/// Runs a call that may run beside others of its sort.
+pub(crate) fn read<T: Object>(handle: *const T, call: impl FnOnce(&T) -> Result<()>) -> FbStatus {
+    status(|| {
+        let typed = Typed::enter(handle, false)?;
+        typed.check()?;
+        wall(|| call(typed.object())).inspect_err(|error| typed.inside.keep(error))
+    })
+}
+
+/// As [`read`], for a second handle inside a call: the error is the call's.
+pub(crate) fn with<T: Object, R>(handle: *const T, call: impl FnOnce(&T) -> Result<R>) -> Result<R> {
+    let typed = Typed::enter(handle, false)?;
+    typed.check()?;
+    call(typed.object())
+}
+
+/// Runs a call that is alone in the object.
+pub(crate) fn change<T: Object>(handle: *mut T, call: impl FnOnce(&mut T) -> Result<()>) -> FbStatus {
+    status(|| {
+        let mut typed = Typed::enter(handle, true)?;
+        typed.check()?;
+        typed.change(call)
+    })
+}
+
+/// Ends an object, unless `check` refuses: then the handle stays good. A broken one is not asked, and not freed.
+pub(crate) fn end<T: Object>(handle: *mut T, check: impl FnOnce(&mut T) -> Result<()>) -> FbStatus {
+    status(|| {
+        let mut typed = Typed::enter(handle, true)?;
+        if !typed.is_broken()
+            && let Err(error) = typed.change(check)
+            && !is_panic(&error)
+        {
+            return Err(error);
+        }
+        let (broken, held) = (typed.is_broken(), typed.held);
+        let (place, index) = (typed.inside.place, typed.inside.index);
+        let table = Table::get().filter(|_| word::vacate(&place.word, typed.inside.name));
+        let Some(table) = table else {
+            return Err(shut(Kind::Closed, T::NAME, "the process has forked inside this call"));
+        };
+        drop(typed);
+        word::push(&table.free, &place.next, index);
+        if !broken {
+            // SAFETY: `give` made it from a box, and no handle leads to it any more.
+            drop(unsafe { Box::from_raw(held.as_ptr()) });
+        }
+        Ok(())
+    })
+}
+
+/// Shows the text of the last call that failed inside the object of a handle of any kind.
+pub(crate) fn text(handle: *const c_void, show: impl FnOnce(&[u8])) -> FbStatus {
+    status(|| {
+        let handle = handle.addr() as u64;
+        if handle == 0 {
+            return Err(shut(Kind::InvalidConfig, "handle", "pass a handle that is not null"));
+        }
+        let inside = Inside::enter(handle, "handle", false)?;
+        let text = inside.common().text.lock().unwrap_or_else(PoisonError::into_inner);
+        show(text.with_end());
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Apple(u32);
+    struct Pear;
+
+    impl Object for Apple {
+        const KIND: u8 = 201;
+        const NAME: &'static str = "apple";
+    }
+    impl Object for Pear {
+        const KIND: u8 = 202;
+        const NAME: &'static str = "pear";
+    }
+
+    #[test]
+    fn a_handle_that_names_nothing_here_is_a_status() {
+        let apple = give(Apple(7)).unwrap();
+        let mut seen = 0;
+        let status = read(apple, |apple| {
+            seen = apple.0;
+            Ok(())
+        });
+        assert_eq!((status, seen), (FbStatus::FbOk, 7));
+        assert_eq!(change::<Apple>(null_mut(), |_| Ok(())), FbStatus::FbInvalidConfig);
+        assert_eq!(change(apple.cast::<Pear>(), |_| Ok(())), FbStatus::FbInvalidConfig);
+        assert_eq!(end(apple.cast::<Pear>(), |_| Ok(())), FbStatus::FbInvalidConfig);
+        assert_eq!(end(apple, |_| Err(Error::new(Kind::Busy, "x"))), FbStatus::FbBusy);
+        assert_eq!(end(apple, |_| Ok(())), FbStatus::FbOk);
+        assert_eq!(end(apple, |_| Ok(())), FbStatus::FbClosed);
+        assert_eq!(read(apple, |_| Ok(())), FbStatus::FbClosed);
+    }
+}

@@ -1,0 +1,1 @@
+//! The planner: what fits, and what it buys.

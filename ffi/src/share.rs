@@ -1,0 +1,1 @@
+//! Shared prefixes: open behind what others have sealed, and seal.

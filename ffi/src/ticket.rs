@@ -1,0 +1,1 @@
+//! Tickets: whether work that the host issued has ended.

@@ -1,0 +1,1 @@
+//! Selection and request traces: writing and reading.

@@ -1,0 +1,146 @@
+//! A place's state in one word, and the list of free places.
+//!
+//! From the top: the kind of the object (8 bits, 0 while the place is free), the generation (40 bits), the use
+//! (16 bits: 0 idle, 0xFFFF alone, otherwise how many calls read). A handle is the same word with its place for
+//! the use; the two without these bits are the *name*, so that one comparison checks kind and generation.
+//!
+//! | from | to | by |
+//! |---|---|---|
+//! | free, g | name(k, g), idle | [`occupy`]: store, release |
+//! | name, n readers | name, n + 1 | [`read`]: compare and swap, acquire |
+//! | name, n readers | name, n - 1 | [`unread`]: compare and swap, release |
+//! | name, idle | name, alone | [`alone`]: compare and swap, acquire |
+//! | name, alone | name, idle | [`unalone`]: store, release |
+//! | name, alone | free, g + 1 | [`vacate`]: store, release |
+//! | any | 0 | a fork, in the child |
+//!
+//! Why these operations are enough: who took a place off the list is the only one to write its word; *alone* is left
+//! by its holder only, so a store does; the releases of readers and holders are acquired by whoever enters next, so
+//! that a change comes after every read before it. An ended name gains no reader, because the swap compares the name
+//! with the use. Who is inside a call when the process forks does not find his name in the child, and then leaves
+//! the word alone.
+//!
+//! A generation comes again after 2^40 objects of one place. Nothing here waits.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// The bits of the use, or of a handle's place.
+pub const USE: u64 = 0xFFFF;
+const ALONE: u64 = USE;
+const READERS_MAX: u64 = ALONE - 1;
+const GENERATION_SHIFT: u32 = 16;
+const KIND_SHIFT: u32 = 56;
+/// The bits of a generation, where it stands.
+const GENERATION: u64 = (1 << KIND_SHIFT) - (1 << GENERATION_SHIFT);
+
+/// Why a call did not get in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The name is not in this place: ended, never given, or given before a fork.
+    Ended,
+    /// Others are inside.
+    InUse,
+}
+
+/// The kind in a name or handle.
+pub const fn kind(name: u64) -> u8 {
+    (name >> KIND_SHIFT) as u8
+}
+
+/// Enters beside other readers.
+pub fn read(word: &AtomicU64, name: u64) -> Result<(), Refused> {
+    let mut now = word.load(Ordering::Relaxed);
+    loop {
+        match (now & !USE == name, now & USE) {
+            (false, _) => return Err(Refused::Ended),
+            (true, READERS_MAX..) => return Err(Refused::InUse),
+            _ => {}
+        }
+        match word.compare_exchange_weak(now, now + 1, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => return Ok(()),
+            Err(other) => now = other,
+        }
+    }
+}
+
+/// Leaves after [`read`].
+pub fn unread(word: &AtomicU64, name: u64) {
+    let mut now = word.load(Ordering::Relaxed);
+    while now & !USE == name {
+        match word.compare_exchange_weak(now, now - 1, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(other) => now = other,
+        }
+    }
+}
+
+/// Enters alone.
+pub fn alone(word: &AtomicU64, name: u64) -> Result<(), Refused> {
+    match word.compare_exchange(name, name | ALONE, Ordering::Acquire, Ordering::Relaxed) {
+        Ok(_) => Ok(()),
+        Err(now) if now & !USE == name => Err(Refused::InUse),
+        Err(_) => Err(Refused::Ended),
+    }
+}
+
+/// Leaves after [`alone`].
+pub fn unalone(word: &AtomicU64, name: u64) {
+    if word.load(Ordering::Relaxed) == name | ALONE {
+        word.store(name, Ordering::Release);
+    }
+}
+
+/// Ends a name that is held alone; whether it was.
+pub fn vacate(word: &AtomicU64, name: u64) -> bool {
+    let held = word.load(Ordering::Relaxed) == name | ALONE;
+    if held {
+        let next = (name & GENERATION).wrapping_add(1 << GENERATION_SHIFT) & GENERATION;
+        word.store(next, Ordering::Release);
+    }
+    held
+}
+
+/// Names a free place that was taken off the list, one that never had a name by the generation `base`.
+pub fn occupy(word: &AtomicU64, kind: u8, base: u64) -> u64 {
+    let generation = match word.load(Ordering::Relaxed) {
+        0 => (base << GENERATION_SHIFT) & GENERATION,
+        free => free,
+    };
+    let name = u64::from(kind) << KIND_SHIFT | generation;
+    word.store(name, Ordering::Release);
+    name
+}
+
+/// The list's head counts its changes above the place + 1, so that a place that went and came back is not taken for
+/// one that stayed.
+const CHANGE: u64 = 1 << 32;
+
+/// Puts a place on the list of free ones; `next` is the place's link.
+pub fn push(head: &AtomicU64, next: &AtomicU32, place: u32) {
+    let mut now = head.load(Ordering::Relaxed);
+    loop {
+        next.store(now as u32, Ordering::Relaxed);
+        let changed = (now & !(CHANGE - 1)).wrapping_add(CHANGE) | (u64::from(place) + 1);
+        match head.compare_exchange_weak(now, changed, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(other) => now = other,
+        }
+    }
+}
+
+/// Takes a place off the list; `next` gives a place's link.
+pub fn pop<'a>(head: &AtomicU64, next: impl Fn(u32) -> &'a AtomicU32) -> Option<u32> {
+    let mut now = head.load(Ordering::Acquire);
+    loop {
+        let place = (now as u32).checked_sub(1)?;
+        let behind = u64::from(next(place).load(Ordering::Relaxed));
+        let changed = (now & !(CHANGE - 1)).wrapping_add(CHANGE) | behind;
+        match head.compare_exchange_weak(now, changed, Ordering::Acquire, Ordering::Acquire) {
+            Ok(_) => return Some(place),
+            Err(other) => now = other,
+        }
+    }
+}
