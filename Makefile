@@ -1,8 +1,8 @@
 # The commands of this repository. A newcomer needs two: `make demo` and `make test`.
 
 .NOTPARALLEL:
-.PHONY: setup bench-setup demo picture check test soak bench dist style unit all-tests on-cuda examples docs loom \
-        asan c-test bench-build kernels kernels-check embedder
+.PHONY: setup bench-setup demo picture check test soak bench dist install style unit all-tests on-cuda examples docs \
+        loom asan c-test python bench-build kernels kernels-check embedder
 
 # Where a test says that it did not run, and the environment of ci/requirements.txt (docs/testing.md).
 export FOREBAY_SKIPS := $(CURDIR)/target/skips.txt
@@ -45,13 +45,14 @@ check:
 
 ## Everything. With FOREBAY_REQUIRE_ALL=1 a skip that ci/allowed-skips.txt does not list fails.
 test:
-	@ci/skips $(MAKE) setup style kernels-check all-tests on-cuda embedder examples docs loom asan bench-build
+	@ci/skips $(MAKE) setup style kernels-check all-tests python on-cuda embedder examples docs loom asan bench-build
 
 ## More seeds and long runs, optimised; by hand, takes long.
 soak:
 	FOREBAY_SOAK=1 PROPTEST_CASES=4096 ci/skips cargo test --release --workspace --all-features
+	FOREBAY_SOAK=1 ci/skips ci/python
 	@if command -v cargo-fuzz >/dev/null; then \
-	    for target in cache_ops trace_bytes request_bytes; do \
+	    for target in cache_ops trace_bytes request_bytes ffi_calls; do \
 	        RUSTC_BOOTSTRAP=1 cargo fuzz run -s none $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	    done; \
 	else echo "SKIP: fuzz campaigns: cargo-fuzz is not installed (cargo install cargo-fuzz)"; fi
@@ -63,6 +64,11 @@ bench: bench-setup
 ## Compiles the CUDA kernels that the library embeds: after every change in src/device/cuda/kernels.
 kernels:
 	ci/kernels
+
+## The C library for programs of this machine: header, libraries, pkg-config and CMake files. PREFIX=... says where.
+PREFIX ?= /usr/local
+install:
+	ci/ffi-install $(PREFIX)
 
 ## The release archive and its checksum, in target/dist.
 dist:
@@ -86,9 +92,13 @@ kernels-check:
 embedder:
 	cargo run --manifest-path ci/embedder/Cargo.toml --locked --target-dir target/embedder
 
-# The C programs of ffi/c-tests, by gcc under AddressSanitizer: a part of all-tests, by itself.
+# The C programs of ffi/c-tests, by gcc under AddressSanitizer and by valgrind: a part of all-tests, by itself.
 c-test:
 	cargo test -p forebay-ffi
+
+# The Python package: built as a wheel from this checkout, checked by mypy, tested by pytest.
+python:
+	ci/python
 
 # The same tests once more, on the CUDA device and the stand-in driver. Those of launched graphs are there anyhow.
 on-cuda:

@@ -166,9 +166,18 @@ fn commands_of_the_pages_exist() {
 }
 
 #[test]
-fn the_readme_shows_the_example_that_is_run() {
-    if let Some(example) = read("examples/decode_loop.rs") {
-        report(&pages::taste(&read("README.md").unwrap_or_default(), &example));
+fn listings_of_the_pages_are_programs_that_are_run() {
+    let shown = [
+        ("README.md", "rust", "examples/decode_loop.rs"),
+        ("docs/integration.md", "rust", "examples/integration.rs"),
+        ("docs/integration.md", "c", "examples/integration/decode.c"),
+        ("docs/integration.md", "cpp", "examples/integration/decode.cpp"),
+        ("docs/integration.md", "python", "examples/integration/decode.py"),
+    ];
+    for (page, language, program) in shown {
+        let (text, run) = (read(page).unwrap_or_default(), read(program).unwrap_or_default());
+        assert!(text.contains(&format!("```{language}\n")), "{page} has no listing in {language}");
+        report(&pages::listing((page, &text), language, (program, &run)));
     }
 }
 

@@ -161,29 +161,26 @@ pub fn commands(file: &str, text: &str, makefile: &str) -> Vec<Fault> {
     faults
 }
 
-/// The lines of the README's Rust program stand, in their order, in the example that the tests run.
-pub fn taste(readme: &str, example: &str) -> Vec<Fault> {
-    let mut there = example.lines().map(str::trim);
-    let mut rust = false;
+/// The lines of a page's programs in `language` stand, in their order, in the program that the tests run.
+pub fn listing(page: (&str, &str), language: &str, program: (&str, &str)) -> Vec<Fault> {
+    let mut there = program.1.lines().map(str::trim);
+    let mut shown = false;
     let mut faults = Vec::new();
-    for (n, line) in readme.lines().enumerate() {
-        if line.starts_with("```") {
-            rust = line == "```rust";
+    for (n, line) in page.1.lines().enumerate() {
+        if let Some(fence) = line.strip_prefix("```") {
+            shown = fence == language;
             continue;
         }
         let wanted = line.trim();
-        if !rust || wanted.is_empty() || wanted == "// ..." {
+        let left_out = wanted.is_empty() || wanted.trim_start_matches(['/', '#', ' ']) == "...";
+        if !shown || left_out {
             continue;
         }
         let mut ahead = there.clone();
         if ahead.any(|line| line == wanted) {
             there = ahead;
         } else {
-            faults.push(fault(
-                "README.md",
-                n + 1,
-                "not in examples/decode_loop.rs, or not at this place".to_owned(),
-            ));
+            faults.push(fault(page.0, n + 1, format!("not in {}, or not at this place", program.0)));
         }
     }
     faults
@@ -266,11 +263,14 @@ mod tests {
     }
 
     #[test]
-    fn a_taste_that_differs_from_the_example_is_reported() {
-        let readme = "```rust\nlet a = 1;\n// ...\nlet b = 2;\n```\n```sh\nls\n```\n";
-        assert_eq!(taste(readme, "  let a = 1;\n  more();\n  let b = 2;\n").len(), 0);
-        assert_eq!(taste(readme, "let b = 2;\nlet a = 1;\n").len(), 1);
-        assert_eq!(taste(readme, "").len(), 2);
+    fn a_listing_that_differs_from_its_program_is_reported() {
+        let page = "```rust\nlet a = 1;\n// ...\nlet b = 2;\n```\n```python\na = 1\n# ...\nb = 2\n```\n";
+        let faults = |language, text| listing(("a.md", page), language, ("a", text)).len();
+        assert_eq!(faults("rust", "  let a = 1;\n  more();\n  let b = 2;\n"), 0);
+        assert_eq!(faults("rust", "let b = 2;\nlet a = 1;\n"), 1);
+        assert_eq!(faults("rust", ""), 2);
+        assert_eq!(faults("python", "if True:\n    a = 1\n    b = 2\n"), 0);
+        assert_eq!(faults("c", ""), 0);
     }
 
     #[test]

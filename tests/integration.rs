@@ -1,0 +1,19 @@
+//! The page about embedding shows programs that run: here the Rust one; `ffi/tests/listings.rs` compiles the others.
+//! All print the same line, so that the page's loop means one thing in every language.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[path = "../examples/integration.rs"]
+mod integration;
+
+/// What the page says that the programs print.
+fn printed() -> String {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/integration.md")).unwrap();
+    let (_, shown) = page.split_once("```text\n").unwrap();
+    shown.split_once("```").unwrap().0.trim().to_owned()
+}
+
+#[test]
+fn the_rust_listing_prints_what_the_page_says() {
+    assert_eq!(integration::decode().unwrap(), printed());
+    integration::main().unwrap();
+}
