@@ -57,6 +57,81 @@
 // Nothing is brought up.
 #define FB_BRING_UP_NOTHING 1
 
+// Nothing hides the gather: attention waits for it.
+#define FB_OVERLAP_NONE 0
+
+// Preparation and attention over what was resident hide it.
+#define FB_OVERLAP_DA 1
+
+// These, and the indexer of the second half of the batch.
+#define FB_OVERLAP_DBA 2
+
+// In fb_part and fb_overlap: all query rows of the step; a draft layer's pass is its number + 1.
+#define FB_ALL_QUERY_ROWS 0
+
+// I0: the projections that the indexer needs, and the write of the index keys.
+#define FB_WORK_PROJECT 0
+
+// I: logits and top-k of the call's batch rows, which write their selection.
+#define FB_WORK_INDEX 1
+
+// P: the preparation of attention, which writes the new rows to their landing slots.
+#define FB_WORK_PREPARE 2
+
+// A: attention over some of the selected rows: see `keys`.
+#define FB_WORK_ATTEND 3
+
+// M: merges attention's parts by their log-sum-exp. Only where attention ran in parts.
+#define FB_WORK_MERGE 4
+
+// What follows attention: output projection, experts, communication.
+#define FB_WORK_REST 5
+
+// Of FB_WORK_ATTEND: all rows, the slots of the answer.
+#define FB_KEYS_ALL 0
+
+// What was resident or is born in this step: list 0.
+#define FB_KEYS_RESIDENT 1
+
+// What an attention pass fetched: list 1 + attention_pass.
+#define FB_KEYS_FETCHED 2
+
+// All rows of the whole batch fit on the device: offload moves bytes and buys nothing.
+#define FB_NOTE_ALL_RESIDENT 1
+
+// Dense attention reads every row in every step: nothing can be left in host memory.
+#define FB_NOTE_DENSE 2
+
+// So few slots a sequence and layer that many misses are to be expected.
+#define FB_NOTE_FEW_SLOTS 4
+
+// Fewer slots than a step selects: what is beyond stands in scratch slots.
+#define FB_NOTE_SCRATCH 8
+
+// Host memory, not the GPU's, ends the batch.
+#define FB_NOTE_HOST_BOUND 16
+
+// Even the most sequences are no more than fit with all rows resident.
+#define FB_NOTE_NO_ROOM 32
+
+// In fb_selections_text: a short name of the recording.
+#define FB_SELECTIONS_LABEL 0
+
+// In fb_selections_text: the model that was run.
+#define FB_SELECTIONS_MODEL 1
+
+// In fb_selections_text: its architecture.
+#define FB_SELECTIONS_ARCH 2
+
+// In fb_selections_text: what the selector ranked positions by.
+#define FB_SELECTIONS_SCORE 3
+
+// In fb_selections_text: how the steps came about.
+#define FB_SELECTIONS_MODE 4
+
+// In fb_selections_text: which text the model read.
+#define FB_SELECTIONS_TEXT 5
+
 // In fb_row: the accepted rows stand in the step's tensor on the device.
 #define FB_ACCEPTED_ON_DEVICE UINT32_MAX
 
@@ -108,8 +183,23 @@ typedef uint32_t fb_status;
 // A cache of one model on one device.
 typedef struct fb_cache fb_cache;
 
+// The layers of a bucket, captured.
+typedef struct fb_captured fb_captured;
+
+// A chooser of tables.
+typedef struct fb_chooser fb_chooser;
+
 // A device.
 typedef struct fb_device fb_device;
+
+// A request trace under way.
+typedef struct fb_requests fb_requests;
+
+// A selection trace in memory.
+typedef struct fb_selections fb_selections;
+
+// A recording under way.
+typedef struct fb_trace fb_trace;
 
 // How a device is made. What is optional and 0 gets its default.
 typedef struct fb_device_config {
@@ -213,6 +303,351 @@ typedef struct fb_open_config {
     double ratio;
 } fb_open_config;
 
+// Where the layers of a step are enqueued and what they share. Streams may be the same one; the buffers are as in
+// fb_buffers, made for `batch` rows and the step's query rows.
+typedef struct fb_layers_config {
+    // sizeof(fb_layers_config), of all in an array the same.
+    size_t size;
+    // The engine's work: the stream that the step was prepared on.
+    void *compute;
+    // The resolve, where it runs beside the preparation.
+    void *resolve;
+    // The gather.
+    void *gather;
+    // The scatter.
+    void *scatter;
+    // The selection, which the engine's top-k writes.
+    const int32_t *selection;
+    // The answer.
+    int32_t *slots;
+    // Index lists; NULL where every layer runs in the order none and in one attention pass.
+    int32_t *lists;
+    // Their counts; NULL without lists.
+    uint32_t *counts;
+    // Batch rows of a list; 0 without lists.
+    uint32_t lists_batch;
+    // Batch rows that are enqueued, at least the step's: those of the bucket in a capture, whose other rows are
+    // inert. Optional but in a capture: the step's.
+    uint32_t batch;
+    // Optional: the first batch row of DBA's second half; it has one half.
+    uint32_t half;
+    // In a capture: the micro-batch. Otherwise 0: a step has its own.
+    uint32_t micro_batch;
+} fb_layers_config;
+
+// What to capture.
+typedef struct fb_capture_config {
+    // sizeof(fb_capture_config).
+    size_t size;
+    // The micro-batches whose steps run in one graph: their streams, the batch rows of the bucket, their buffers.
+    const struct fb_layers_config *micro_batches;
+    // FB_OVERLAP_ orders of every layer, draft layers last.
+    const uint32_t *by_layer;
+    // How many micro-batches.
+    uint32_t count;
+    // Query rows of the steps.
+    uint32_t query_rows;
+    // Optional: passes of the draft layers.
+    uint32_t draft_passes;
+    // 0.
+    uint32_t reserved;
+} fb_capture_config;
+
+// One call of the engine.
+typedef struct fb_engine_call {
+    // sizeof(fb_engine_call) of the library: an older caller reads what it knows.
+    size_t size;
+    // FB_WORK_ something: what to enqueue.
+    uint32_t work;
+    // Of FB_WORK_ATTEND: FB_KEYS_ something.
+    uint32_t keys;
+    // Of FB_KEYS_FETCHED: which pass fetched them, from 0.
+    uint32_t attention_pass;
+    // For which micro-batch.
+    uint32_t micro_batch;
+    // In which layer.
+    uint32_t layer;
+    // The first batch row,
+    uint32_t first;
+    // and how many: half of the batch for the parts of DBA's indexer, else all.
+    uint32_t count;
+    // The first query row of each batch row,
+    uint32_t first_query_row;
+    // and how many: 1 in a draft layer's pass.
+    uint32_t query_rows;
+    // 0.
+    uint32_t reserved;
+} fb_engine_call;
+
+// Enqueues the work of `call` on `stream`, which is the compute stream of its micro-batch; what it forks to other
+// streams it joins again before it returns. 0 is success; an fb_status other than 0 abandons the step.
+typedef uint32_t (*fb_enqueue)(void *data, const struct fb_engine_call *call, void *stream);
+
+// The engine's side of the layers.
+typedef struct fb_engine {
+    // sizeof(fb_engine).
+    size_t size;
+    // Called for each of the engine's works, in the order of the enqueueing.
+    fb_enqueue enqueue;
+    // What it is called with.
+    void *data;
+} fb_engine;
+
+// A step between prepare and retire: its number in its cache, never given twice; 0 is none.
+typedef uint64_t fb_step;
+
+// A table of orders. It never grows.
+typedef struct fb_table {
+    // Rises whenever the orders change.
+    uint32_t version;
+    // Layers, draft layers included.
+    uint32_t layers;
+    // FB_OVERLAP_ orders, one a layer, draft layers last.
+    const uint32_t *orders;
+} fb_table;
+
+// What orders cost: nanoseconds that each exposes a layer, by misses a batch row. It never grows.
+typedef struct fb_prices {
+    // Counts of misses a batch row, ascending from 0.
+    const double *misses;
+    // How many.
+    uint32_t miss_count;
+    // Layers that are priced: all of them, or 1 for all alike.
+    uint32_t layers;
+    // Nanoseconds, `[layers][none, DA, DBA][miss_count]`, finite and not negative.
+    const double *exposed;
+} fb_prices;
+
+// A captured batch size. It never grows.
+typedef struct fb_bucket {
+    // Batch rows that it was captured for.
+    uint32_t batch;
+    // Tables captured at the start.
+    uint32_t table_count;
+    // These; the first one is used first.
+    const struct fb_table *tables;
+    // What orders cost at this size.
+    struct fb_prices prices;
+} fb_bucket;
+
+// When a chooser moves to another table.
+typedef struct fb_hysteresis {
+    // sizeof(fb_hysteresis).
+    size_t size;
+    // The weight of a new step's misses against what was known before, above 0 and at most 1.
+    double smoothing;
+    // Another table must save this share of the exposed time, 0 to 1,
+    double share;
+    // and so many nanoseconds a step,
+    double least_ns;
+    // in so many steps, one behind the other; at least 1.
+    uint32_t steps;
+    // 0.
+    uint32_t reserved;
+} fb_hysteresis;
+
+// What a chooser chooses among.
+typedef struct fb_chooser_config {
+    // sizeof(fb_chooser_config).
+    size_t size;
+    // The captured batch sizes, ascending.
+    const struct fb_bucket *buckets;
+    // How many.
+    uint32_t bucket_count;
+    // Tables of one bucket that may be captured at the same time.
+    uint32_t tables_max;
+    // Optional: when it moves; a tenth and 50 us saved, in 32 steps.
+    const struct fb_hysteresis *hysteresis;
+} fb_chooser_config;
+
+// Hits and misses of one layer in one step, all rows of the batch. It never grows.
+typedef struct fb_layer_count {
+    // Distinct selected rows that were resident.
+    uint32_t hits;
+    // Rows fetched.
+    uint32_t misses;
+    // Of these, rows in scratch slots.
+    uint32_t scratch;
+} fb_layer_count;
+
+// What the next step is to run.
+typedef struct fb_choice {
+    // sizeof(fb_choice), set by the caller.
+    size_t size;
+    // Which bucket.
+    uint32_t bucket;
+    // Which of its tables: see fb_chooser_table.
+    uint32_t index;
+    // The table's version.
+    uint32_t version;
+    // 1 when this call has changed the table: it must be captured before it is used.
+    uint32_t changed;
+} fb_choice;
+
+// Which part of a step's layer a call works on.
+typedef struct fb_part {
+    // sizeof(fb_part).
+    size_t size;
+    // The layer.
+    uint32_t layer;
+    // Optional: the first batch row,
+    uint32_t first;
+    // Optional: and how many; all from the first on.
+    uint32_t count;
+    // Optional: FB_ALL_QUERY_ROWS, or a draft layer's pass + 1: its one query row.
+    uint32_t pass;
+} fb_part;
+
+// Where a call finds the selection and puts the slots, on the device. Buffers must not overlap.
+typedef struct fb_buffers {
+    // sizeof(fb_buffers).
+    size_t size;
+    // Token positions, -1 for none: `[batch rows][query rows][top_k]` of the call's part.
+    const int32_t *selection;
+    // Of the same shape, receives their slots in the layer's slab, -1 for none.
+    int32_t *slots;
+    // Optional: the slots again as the index lists of attention in parts,
+    // `[1 + attention_passes][batch][query rows][top_k]`: what was resident, then what each pass fetches.
+    int32_t *lists;
+    // How many entries of each list are valid, `[1 + attention_passes][batch][query rows]`; NULL without lists.
+    uint32_t *counts;
+    // Batch rows of a list, at least the step's; 0 without lists.
+    uint32_t batch;
+    // 0.
+    uint32_t reserved;
+} fb_buffers;
+
+// What a plan is asked for. Bytes are of one GPU, and of its share of the host's memory. What is optional and 0
+// gets its default.
+typedef struct fb_plan_config {
+    // sizeof(fb_plan_config).
+    size_t size;
+    // The model's fields are read and no others: see fb_preset.
+    const struct fb_cache_config *model;
+    // Bytes of the GPU's memory.
+    uint64_t gpu;
+    // Tokens of a sequence at its end, prompt and promised.
+    uint32_t context;
+    // Optional: sequences that share the GPU; as many as fit.
+    uint32_t batch;
+    // Optional: slots as a share of the context, above 0 and at most 1; the largest that fits, or, with as many
+    // sequences as fit, the one that leaves `least_slots`.
+    double ratio;
+    // Optional: bytes of weights on it; none.
+    uint64_t weights;
+    // Optional: bytes of activations; none.
+    uint64_t activations;
+    // Optional: bytes of whatever else the engine takes; none.
+    uint64_t workspace;
+    // Optional: bytes of host memory for the total pool; as many as it takes.
+    uint64_t host;
+    // Optional: bytes of the device's mappings; 2 MiB.
+    uint64_t grain;
+    // Optional: tokens of the longest sequence that the model was made for; not checked.
+    uint32_t longest;
+    // Optional: query rows of a step; 1.
+    uint32_t query_rows;
+    // Optional: steps of one sequence that may be in flight; 2.
+    uint32_t steps_in_flight;
+    // Optional: micro-batches that the batch is divided into; 1.
+    uint32_t micro_batches;
+    // Optional: the fewest slots that a sequence is left with when as many as possible are wanted; 6400.
+    uint32_t least_slots;
+    // Optional: 1 leaves residency tables out of what has to fit; they are reported all the same.
+    uint32_t tables_beside;
+} fb_plan_config;
+
+// A plan.
+typedef struct fb_planned {
+    // sizeof(fb_planned), set by the caller.
+    size_t size;
+    // Sequences.
+    uint32_t batch;
+    // Slots of each in each layer.
+    uint32_t slots;
+    // Slots as a share of the context.
+    double ratio;
+    // 1 where rows stand in host memory; 0 where all of them stay on the device.
+    uint32_t offloads;
+    // FB_NOTE_ bits: what a reader should know.
+    uint32_t notes;
+    // The most sequences with all rows on the device.
+    uint32_t resident_batch;
+    // The most sequences with `least_slots` slots each; `resident_batch` if that is more.
+    uint32_t most_batch;
+    // Bytes of the GPU that weights, activations and workspace leave.
+    uint64_t available;
+    // The most live tokens that index keys leave room for, whatever the ratio; 0 for a model without them.
+    uint64_t live_tokens;
+    // Bytes on the device: index keys,
+    uint64_t index_key_bytes;
+    // the slots that budgets are made of,
+    uint64_t slot_bytes;
+    // landing slots,
+    uint64_t landing_bytes;
+    // scratch slots,
+    uint64_t scratch_bytes;
+    // what whole mappings leave unused,
+    uint64_t padding_bytes;
+    // and residency tables, page tables, lists of fetches and step blocks.
+    uint64_t table_bytes;
+    // Bytes of pinned host memory: rows,
+    uint64_t row_bytes;
+    // and step blocks.
+    uint64_t step_block_bytes;
+    // What fb_cache_config takes, 0 without offload: pages of the total pool,
+    uint32_t host_pages;
+    // pages of index keys,
+    uint32_t index_pages;
+    // slots of each layer's pool,
+    uint32_t pool_slots;
+    // and rows of a batch: of one micro-batch.
+    uint32_t batch_rows;
+} fb_planned;
+
+// A request as it arrived.
+typedef struct fb_arrival {
+    // sizeof(fb_arrival).
+    size_t size;
+    // When, in milliseconds since the recording's start.
+    uint64_t milliseconds;
+    // Tokens of the prompt.
+    uint32_t input_tokens;
+    // Tokens generated; 0 where that is not known when the request is recorded.
+    uint32_t output_tokens;
+    // Ids of the prompt's blocks from its beginning, the last block perhaps partial. An id names the block and all
+    // before it.
+    const uint64_t *blocks;
+    // How many.
+    size_t block_count;
+} fb_arrival;
+
+// What a trace says about itself, in numbers.
+typedef struct fb_trace_header {
+    // sizeof(fb_trace_header), set by the caller.
+    size_t size;
+    // Recorded layers.
+    uint32_t layers;
+    // Positions that one query selects; fewer while the context is shorter.
+    uint32_t k;
+    // Recorded positions, those of the prompt included.
+    uint32_t steps;
+    // How many of the first steps belong to the prompt.
+    uint32_t warm_steps;
+    // Position of the query of step 0.
+    uint32_t first_position;
+    // Position of the first decode step.
+    uint32_t decode_start;
+    // Tokens of the context.
+    uint32_t context;
+    // 1 for a recording that was not finished.
+    uint32_t unfinished;
+    // Of such a one: bytes behind its last whole group, which were left off.
+    uint64_t left_off_bytes;
+    // All selected positions together, in every step and layer.
+    uint64_t members;
+} fb_trace_header;
+
 // A row of a step's batch. It never grows.
 typedef struct fb_row {
     // The sequence.
@@ -242,20 +677,57 @@ typedef struct fb_step_config {
     uint32_t reserved;
 } fb_step_config;
 
-// A step between prepare and retire: its number in its cache, never given twice; 0 is none.
-typedef uint64_t fb_step;
-
 // What a step has done.
 typedef struct fb_retired {
     // sizeof(fb_retired), set by the caller.
     size_t size;
-    // The step's number, from 1.
+    // Which step of its cache it was, from 1.
     uint64_t step;
     // Distinct selected rows that were resident, all layers.
     uint64_t hits;
     // Rows fetched, all layers.
     uint64_t misses;
 } fb_retired;
+
+// What a recording says about itself, and when its groups are written. What is optional and 0 or NULL gets its
+// default; texts are UTF-8, and are shown and nothing else.
+typedef struct fb_trace_config {
+    // sizeof(fb_trace_config).
+    size_t size;
+    // Recorded layers.
+    uint32_t layers;
+    // Positions that one query selects; fewer while the context is shorter.
+    uint32_t k;
+    // Position of the query of the first recorded step.
+    uint32_t first_position;
+    // Position of the first decode step: the steps before it are of the prompt.
+    uint32_t decode_start;
+    // Optional: tokens of the longest context; what was recorded.
+    uint32_t context;
+    // Optional: steps of a group at most; 64.
+    uint32_t group_steps;
+    // Optional: a group is written by the step that brings it to so many bytes; 262144.
+    uint32_t group_bytes;
+    // 0.
+    uint32_t reserved;
+    // Optional: the model's own numbers of the recorded layers, `layers` of them, ascending; 0, 1, 2 and so on.
+    const uint32_t *layer_ids;
+    // Optional: for each layer the place, from 0, of the layer whose sets it shares, its own where it has sets;
+    // every layer has its own.
+    const uint32_t *shares;
+    // Optional: a short name of the recording.
+    const char *label;
+    // Optional: the model that runs.
+    const char *model;
+    // Optional: its architecture.
+    const char *arch;
+    // Optional: what the selector ranks positions by.
+    const char *score;
+    // Optional: how the steps come about.
+    const char *mode;
+    // Optional: which text the model reads.
+    const char *text;
+} fb_trace_config;
 
 #ifdef __cplusplus
 extern "C" {
@@ -377,21 +849,133 @@ fb_status fb_landing_slot(const struct fb_cache *cache,
 // What the library enqueues on `stream` may be enqueued there now.
 fb_status fb_close(struct fb_cache *cache, uint64_t sequence, void *stream);
 
-// Begins a step: enqueues the wait for the work before it, its block, and the commit of what its
-// sequences' previous steps left in their landing slots. FB_BUSY when every step is in flight: retire
-// one. Nothing is enqueued on an error.
+// Captures the layers of a bucket into a graph: the engine's work by its callback; resolve, gather and scatter
+// between. Nothing runs. Steps may be in flight meanwhile; none of the bucket's micro-batches may be open. On an
+// error the capture has ended, and nothing is left of it.
 //
 // Requires:
-// `config` states its size truly, its rows and tensor
-// are there, the tensor until the stream has passed this call.
-fb_status fb_prepare(struct fb_cache *cache,
-                     const struct fb_step_config *config,
-                     void *stream,
-                     fb_step *step);
+// `config` and `engine` state their sizes truly, and what they name is there, the buffers at every launch; the
+// callback returns, by no other way than its end; `captured` has room for the answer.
+fb_status fb_capture(struct fb_cache *cache,
+                     const struct fb_capture_config *config,
+                     const struct fb_engine *engine,
+                     struct fb_captured **captured);
 
-// Resolves a layer's selection and gathers what it misses. `selection` holds token positions, -1 for
-// none, `[rows of the step][query rows][top_k]`; `slots`, of the same shape, receives their slots in the
-// layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
+// The same for an engine whose own capture is under way on the compute stream of the first micro-batch: everything
+// is enqueued there. After an error that capture is worth nothing, unless the config was refused. The engine's graph
+// must be gone before the device is.
+//
+// Requires:
+// As fb_capture.
+fb_status fb_capture_into(struct fb_cache *cache,
+                          const struct fb_capture_config *config,
+                          const struct fb_engine *engine,
+                          struct fb_captured **captured);
+
+// Launches captured layers for the open steps of its micro-batches, in the capture's order of them. fb_finish comes
+// next, on any stream. On an error of the steps or of the capture nothing is enqueued; what the device refuses
+// afterwards abandons the steps.
+//
+// Requires:
+// `steps` has `count` of them; the buffers of the capture are the device's to use until the launch has ended.
+fb_status fb_launch(struct fb_cache *cache,
+                    const struct fb_captured *captured,
+                    const fb_step *steps,
+                    uint32_t count);
+
+// The engine has launched a graph that it captured around fb_capture_into, for these open steps, ordered behind each
+// one's fb_prepare. fb_finish comes next, on a stream that is ordered behind the launch.
+//
+// Requires:
+// As fb_launch.
+fb_status fb_launched(struct fb_cache *cache,
+                      const struct fb_captured *captured,
+                      const fb_step *steps,
+                      uint32_t count);
+
+// Gives captured layers up. Launches under way still run.
+//
+// Requires:
+// None.
+fb_status fb_captured_destroy(struct fb_captured *captured);
+
+// Reads a table's text: its version, how many layers it has, and of their orders as many as `room` holds; `orders`
+// may be NULL with a room of 0. When that fails, the reason is written to `reason`, cut to `reason_bytes` bytes
+// with its ending zero; `reason` may be NULL.
+//
+// Requires:
+// `text` ends with a zero byte; `orders` has room for `room` numbers, `version` and `layers` for the answers;
+// `reason` has `reason_bytes` bytes.
+fb_status fb_table_from_text(const char *text,
+                             char *reason,
+                             size_t reason_bytes,
+                             uint32_t *version,
+                             uint32_t *orders,
+                             uint32_t room,
+                             uint32_t *layers);
+
+// Writes a table as text, cut to `text_bytes` bytes with its ending zero; `bytes` receives how many the whole
+// takes, its zero included. `text` may be NULL.
+//
+// Requires:
+// `table` is there, and its orders; `text` has `text_bytes` bytes; `bytes` has room for the answer.
+fb_status fb_table_to_text(const struct fb_table *table, char *text, size_t text_bytes, size_t *bytes);
+
+// The order that exposes each layer least at so many misses a batch row: `layers` counts of `misses`, and as many
+// orders.
+//
+// Requires:
+// `prices` is there, and its numbers; `misses` has `layers` numbers, `orders` room for as many.
+fb_status fb_table_best(const struct fb_prices *prices,
+                        const double *misses,
+                        uint32_t layers,
+                        uint32_t *orders);
+
+// Makes a chooser. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending
+// zero; `text` may be NULL.
+//
+// Requires:
+// `config` states its size truly, and what it names is there; `text` has `text_bytes` bytes; `chooser` has room for
+// the answer.
+fb_status fb_chooser_create(const struct fb_chooser_config *config,
+                            char *text,
+                            size_t text_bytes,
+                            struct fb_chooser **chooser);
+
+// Takes up the counters of a retired step of `rows` batch rows, as fb_layer_counts gave them, and chooses for a
+// step of `next_rows`. Allocates nothing.
+//
+// Requires:
+// `counts` has `layers` of them; `choice` states its size truly.
+fb_status fb_choose(struct fb_chooser *chooser,
+                    const struct fb_layer_count *counts,
+                    uint32_t layers,
+                    uint32_t rows,
+                    uint32_t next_rows,
+                    struct fb_choice *choice);
+
+// A table that a choice names: as many orders as `room` holds are written to `orders`, `layers` receives how many
+// there are, `version` the version. `orders` may be NULL with a room of 0.
+//
+// Requires:
+// `orders` has room for `room` numbers; `layers` and `version` have room for the answers.
+fb_status fb_chooser_table(const struct fb_chooser *chooser,
+                           uint32_t bucket,
+                           uint32_t index,
+                           uint32_t *orders,
+                           uint32_t room,
+                           uint32_t *layers,
+                           uint32_t *version);
+
+// Ends the handle.
+//
+// Requires:
+// None.
+fb_status fb_chooser_destroy(struct fb_chooser *chooser);
+
+// Resolves a layer's selection and gathers what it misses, all rows of the step, on one stream. `selection` holds
+// token positions, -1 for none, `[rows of the step][query rows][top_k]`; `slots`, of the same shape, receives their
+// slots in the layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
 //
 // Requires:
 // Both buffers are the device's to use until the stream has passed this call.
@@ -402,25 +986,305 @@ fb_status fb_layer(struct fb_cache *cache,
                    int32_t *slots,
                    void *stream);
 
+// fb_layer of every layer, draft layers included, in one call: for replays and tests, which know all selections
+// beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]`.
+//
+// Requires:
+// As fb_layer.
+fb_status fb_layers(struct fb_cache *cache,
+                    fb_step step,
+                    const int32_t *selection,
+                    int32_t *slots,
+                    void *stream);
+
+// Resolves a part of a layer's selection. fb_gather must follow, ordered behind it, before the layer's attention and
+// before the next resolve of the same rows: a step in which something missed was not gathered fails.
+//
+// Requires:
+// `part` and `buffers` state their sizes truly; the buffers are the device's to use until the stream has passed this
+// call.
+fb_status fb_resolve(struct fb_cache *cache,
+                     fb_step step,
+                     const struct fb_part *part,
+                     const struct fb_buffers *buffers,
+                     void *stream);
+
+// Fetches what the last resolve of these rows missed, or what pass `attention_pass` of attention reads of it, from
+// 0. Attention may read the slots behind it.
+//
+// Requires:
+// `part` states its size truly.
+fb_status fb_gather(struct fb_cache *cache,
+                    fb_step step,
+                    const struct fb_part *part,
+                    uint32_t attention_pass,
+                    void *stream);
+
 // Stores a layer's new rows in the total pool, once they stand in their landing slots.
 //
 // Requires:
-// What the library enqueues on `stream` may be enqueued there now.
+// None.
 fb_status fb_scatter(struct fb_cache *cache, fb_step step, uint32_t layer, void *stream);
 
-// Ends the enqueueing of a step.
+// fb_scatter of a part of a layer.
 //
 // Requires:
-// `stream` is behind all of the step's work.
-fb_status fb_finish(struct fb_cache *cache, fb_step step, void *stream);
+// `part` states its size truly.
+fb_status fb_scatter_part(struct fb_cache *cache, fb_step step, const struct fb_part *part, void *stream);
 
-// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY while it runs or is not finished:
-// `*step` stays, to be retired later. FB_DEVICE_FAILED ends it too: none of its tokens may be published,
-// and in this version its sequences can only be closed. `retired` may be NULL.
+// Enqueues one layer of a step, or one pass of a draft layer, in an order FB_OVERLAP_NONE, FB_OVERLAP_DA or
+// FB_OVERLAP_DBA: the engine's work by its callback; resolve, gather and scatter between. `pass` is
+// FB_ALL_QUERY_ROWS, or the pass of a draft layer + 1. fb_finish orders the step's end behind all of it.
+//
+// A layer that was not enqueued whole, because the callback or the device refused, abandons the step: it is still
+// to be finished and retired, which then answers FB_CANCELLED, and its sequences are rolled back or closed.
+//
+// Requires:
+// `layers` and `engine` state their sizes truly; the buffers are the device's to use until every stream has passed
+// this call; the callback returns, by no other way than its end.
+fb_status fb_overlap(struct fb_cache *cache,
+                     fb_step step,
+                     uint32_t layer,
+                     uint32_t pass,
+                     uint32_t order,
+                     const struct fb_layers_config *layers,
+                     const struct fb_engine *engine);
+
+// Enqueues all layers of the open steps, at most one of each micro-batch: each layer once, then `draft_passes`
+// passes of the draft layers, the steps in turn. `steps` and `layers` have `count` entries; `by_layer` the order of
+// every layer, draft layers last. An error after the first work was enqueued abandons all the steps.
+//
+// Requires:
+// As fb_overlap; `steps`, `layers` and `by_layer` have so many entries.
+fb_status fb_overlap_steps(struct fb_cache *cache,
+                           const fb_step *steps,
+                           const struct fb_layers_config *layers,
+                           uint32_t count,
+                           const uint32_t *by_layer,
+                           uint32_t draft_passes,
+                           const struct fb_engine *engine);
+
+// Plans what is asked. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending
+// zero: FB_OUT_OF_MEMORY names what does not fit, with bytes wanted and available. `text` may be NULL.
+//
+// Requires:
+// `config`, its model and `planned` state their sizes truly; `text` has `text_bytes` bytes.
+fb_status fb_plan(const struct fb_plan_config *config,
+                  char *text,
+                  size_t text_bytes,
+                  struct fb_planned *planned);
+
+// A note in a sentence, by its one bit. Constant; empty for what is no note.
+const char *fb_plan_note_text(uint32_t bit);
+
+// Creates the file `path`, which must not be there, for blocks of `block_tokens` tokens. When that fails, the
+// reason is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+//
+// Requires:
+// `path` ends with a zero byte; `text` has `text_bytes` bytes; `requests` has room for the answer.
+fb_status fb_requests_create(const char *path,
+                             uint32_t block_tokens,
+                             char *text,
+                             size_t text_bytes,
+                             struct fb_requests **requests);
+
+// Records one request. Requests come in the order of their arrival. On FB_OUT_OF_RANGE nothing is recorded and the
+// next call may be right; after FB_IO the file ends with the line before, and every later call fails.
+//
+// Requires:
+// `arrival` states its size truly, and its blocks are there.
+fb_status fb_requests_record(struct fb_requests *requests,
+                             const struct fb_arrival *arrival);
+
+// Writes the lines that are held. What is written survives the process.
+//
+// Requires:
+// None.
+fb_status fb_requests_flush(struct fb_requests *requests);
+
+// Flushes, and stores the file on the disk: it survives a loss of power.
+//
+// Requires:
+// None.
+fb_status fb_requests_sync(struct fb_requests *requests);
+
+// Ends the trace: writes what is held and stores the file. `count`, which may be NULL, receives the requests
+// recorded; a file without any is one that no reader takes. Whatever the answer, the handle can then only be
+// destroyed.
+//
+// Requires:
+// `count` has room for the answer.
+fb_status fb_requests_finish(struct fb_requests *requests, uint64_t *count);
+
+// Ends the handle. All lines recorded are in the file.
+//
+// Requires:
+// None.
+fb_status fb_requests_destroy(struct fb_requests *requests);
+
+// Reads the trace or recording `path`, packed or not. When that fails, the reason is written to `text`, cut to
+// `text_bytes` bytes with its ending zero; `text` may be NULL.
+//
+// Requires:
+// `path` ends with a zero byte; `text` has `text_bytes` bytes; `selections` has room for the answer.
+fb_status fb_selections_open(const char *path,
+                             char *text,
+                             size_t text_bytes,
+                             struct fb_selections **selections);
+
+// What the trace says about itself.
+//
+// Requires:
+// `header` states its size truly.
+fb_status fb_selections_header(const struct fb_selections *selections, struct fb_trace_header *header);
+
+// A text of the trace's, FB_SELECTIONS_ something, cut to `text_bytes` bytes with its ending zero; empty where the
+// trace does not say.
+//
+// Requires:
+// `text` has `text_bytes` bytes.
+fb_status fb_selections_text(const struct fb_selections *selections,
+                             uint32_t which,
+                             char *text,
+                             size_t text_bytes);
+
+// The model's own numbers of the recorded layers: as many as `room` holds are written to `ids`, and `count`
+// receives how many there are. `ids` may be NULL with a room of 0.
+//
+// Requires:
+// `ids` has room for `room` numbers; `count` has room for the answer.
+fb_status fb_selections_layer_ids(const struct fb_selections *selections,
+                                  uint32_t *ids,
+                                  uint32_t room,
+                                  uint32_t *count);
+
+// Copies what `steps` steps selected, from `first_step` on: `[steps][layers][k]` positions, ascending in each set,
+// -1 behind the last one of a set that has fewer.
+//
+// Requires:
+// `positions` has room for `steps` x layers x k numbers.
+fb_status fb_selections_read(const struct fb_selections *selections,
+                             uint32_t first_step,
+                             uint32_t steps,
+                             int32_t *positions);
+
+// Ends the handle.
+//
+// Requires:
+// None.
+fb_status fb_selections_destroy(struct fb_selections *selections);
+
+// Begins a step: enqueues the wait for the work before it, its block, and the commit of what its
+// sequences' previous steps left in their landing slots. FB_BUSY when every step is in flight: retire
+// one. Nothing is enqueued on an error.
+//
+// Requires:
+// `config` states its size truly, its rows and tensor are there, the tensor until the stream has passed this call;
+// `step` has room for the answer.
+fb_status fb_prepare(struct fb_cache *cache,
+                     const struct fb_step_config *config,
+                     void *stream,
+                     fb_step *step);
+
+// Ends the enqueueing of a step: its report, then its event. What fb_overlap, fb_overlap_steps or fb_launch have
+// enqueued is joined there; behind what an engine orders itself, `stream` must be ordered already.
+//
+// Requires:
+// None.
+fb_status fb_finish(struct fb_cache *cache,
+                    fb_step step,
+                    void *stream);
+
+// Gives an open step up, for an engine that fails between its layers. It is still to be finished and retired, which
+// answers FB_CANCELLED; its sequences are then rolled back or closed.
+//
+// Requires:
+// None.
+fb_status fb_abandon(struct fb_cache *cache,
+                     fb_step step);
+
+// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY while it runs or is not finished: `*step` stays,
+// to be retired later. Any other error ends it too: FB_DEVICE_FAILED when the device failed or a selection was
+// wrong, FB_CANCELLED for an abandoned step. None of its tokens may be published then, and its sequences are rolled
+// back or closed. `retired` may be NULL. `stream` orders what becomes free behind the step.
 //
 // Requires:
 // `step` points to a step's number; `retired` states its size truly.
-fb_status fb_retire(struct fb_cache *cache, fb_step *step, void *stream, struct fb_retired *retired);
+fb_status fb_retire(struct fb_cache *cache,
+                    fb_step *step,
+                    void *stream,
+                    struct fb_retired *retired);
+
+// Hits and misses by layer of the step that was retired last: as many as `room` holds are written to `counts`, and
+// `count` receives how many there are: none where that step failed. `counts` may be NULL with a room of 0.
+//
+// Requires:
+// `counts` has room for `room` of them; `count` has room for the answer.
+fb_status fb_layer_counts(const struct fb_cache *cache,
+                          struct fb_layer_count *counts,
+                          uint32_t room,
+                          uint32_t *count);
+
+// The committed length, in tokens, of each batch row's sequence as of the step that was retired last, in the same
+// way.
+//
+// Requires:
+// `lengths` has room for `room` numbers; `count` has room for the answer.
+fb_status fb_lengths(const struct fb_cache *cache,
+                     uint32_t *lengths,
+                     uint32_t room,
+                     uint32_t *count);
+
+// Creates the file `path`, which must not be there, and writes the recording's beginning. When that fails, no file
+// is left, and the reason is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+//
+// Requires:
+// `path` ends with a zero byte; `config` states its size truly, and its lists and texts are there; `text` has
+// `text_bytes` bytes; `trace` has room for the answer.
+fb_status fb_trace_create(const char *path,
+                          const struct fb_trace_config *config,
+                          char *text,
+                          size_t text_bytes,
+                          struct fb_trace **trace);
+
+// Records what the query at `position` selected: for each layer that has sets of its own, in order, k positions as
+// a kernel emits them, in any order, -1 where there is none; `count` of them, in host memory. Positions come one by
+// one, from first_position on, once they are accepted. On FB_OUT_OF_RANGE nothing is recorded and the next call may
+// be right; after FB_IO the file ends with the group before, and every later call fails.
+//
+// Requires:
+// `selected` has `count` numbers.
+fb_status fb_trace_record(struct fb_trace *trace,
+                          uint32_t position,
+                          const int32_t *selected,
+                          size_t count);
+
+// Writes the steps that are held. What is written survives the process.
+//
+// Requires:
+// None.
+fb_status fb_trace_flush(struct fb_trace *trace);
+
+// Flushes, and stores the file on the disk: it survives a loss of power.
+//
+// Requires:
+// None.
+fb_status fb_trace_sync(struct fb_trace *trace);
+
+// Ends the recording: writes what is held and the end, and stores the file. `steps`, which may be NULL, receives
+// the steps recorded; a file without any is one that no reader takes. Whatever the answer, the handle can then only
+// be destroyed; on FB_IO the file is readable as far as it was written, and not finished.
+//
+// Requires:
+// `steps` has room for the answer.
+fb_status fb_trace_finish(struct fb_trace *trace,
+                          uint32_t *steps);
+
+// Ends the handle. A recording that was not finished keeps all its steps, and readers are told that it was not.
+//
+// Requires:
+// None.
+fb_status fb_trace_destroy(struct fb_trace *trace);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use forebay::device::Device;
 use forebay::os::{NoFaults, random};
-use forebay::{Cache, Config, Error, Kind, Layer, Memory, Result, Row, Sequence, Shape, Slots, Stats, Step};
+use forebay::{Cache, Config, Error, Kind, Layer, Memory, Result, Sequence, Shape, Slots, Stats};
 
 use crate::cast::{self, Plain, Versioned};
 use crate::device::{FbDevice, Tenant};
 use crate::handle::{self, Object, read};
 use crate::status::{FbStatus, Text};
+use crate::step::Steps;
 
 /// The total pool does without huge pages.
 pub const FB_MEMORY_SMALL_PAGES: u32 = 1;
@@ -122,10 +123,8 @@ pub struct FbCache {
     pub(crate) cache: Cache,
     /// Behind the cache: it ends before its place on the device is given back.
     pub(crate) tenant: Tenant,
-    /// Places of the steps in flight.
-    pub(crate) steps: Box<[Option<Step>]>,
-    /// Room for a batch.
-    pub(crate) rows: Vec<Row>,
+    /// The steps in flight, and room for their calls.
+    pub(crate) steps: Steps,
     /// What its numbers of sequences and steps are mixed with, so that those of another cache name nothing here.
     salt: u64,
 }
@@ -147,15 +146,9 @@ fn or(value: u32, default: u32) -> u32 {
 }
 
 impl FbCacheConfig {
-    fn declare(&self) -> Result<Config> {
-        if self.reserved != 0 {
-            return Err(refuse("reserved", self.reserved));
-        }
-        let flags = FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED;
-        if self.memory & !flags != 0 {
-            return Err(refuse("memory", self.memory).hint("pass FB_MEMORY_ flags only"));
-        }
-        let shape = Shape {
+    /// The model's fields.
+    pub(crate) const fn shape(&self) -> Shape {
+        Shape {
             layers: self.layers,
             draft_layers: self.draft_layers,
             runs: self.row_bytes,
@@ -164,8 +157,18 @@ impl FbCacheConfig {
             index_key_bytes: self.index_key_bytes,
             page_tokens: self.page_tokens,
             top_k: self.top_k,
-        };
-        let all = Config::new(shape, self.lanes, self.max_tokens, self.slots);
+        }
+    }
+
+    fn declare(&self) -> Result<Config> {
+        if self.reserved != 0 {
+            return Err(refuse("reserved", self.reserved));
+        }
+        let flags = FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED;
+        if self.memory & !flags != 0 {
+            return Err(refuse("memory", self.memory).hint("pass FB_MEMORY_ flags only"));
+        }
+        let all = Config::new(self.shape(), self.lanes, self.max_tokens, self.slots);
         Ok(Config {
             host_pages: or(self.host_pages, all.host_pages),
             index_pages: or(self.index_pages, all.index_pages),
@@ -190,14 +193,11 @@ impl FbCache {
     fn create(config: &FbCacheConfig, device: &FbDevice) -> Result<FbCache> {
         let config = config.declare()?;
         let tenant = device.tenant();
-        let (steps, batch) = (config.steps_in_flight.saturating_mul(config.micro_batches), config.batch);
         let mut salt = [0; 8];
         random(&mut salt, &NoFaults)?;
-        // The cache is made first: it refuses numbers that are too large to be meant.
         let cache = Cache::new(config, Arc::clone(&tenant.device))?;
-        let steps = (0..steps).map(|_| None).collect();
-        let rows = Vec::with_capacity(batch as usize);
-        Ok(FbCache { cache, tenant, steps, rows, salt: u64::from_ne_bytes(salt) | SALT })
+        let steps = Steps::of(&cache);
+        Ok(FbCache { cache, tenant, steps, salt: u64::from_ne_bytes(salt) | SALT })
     }
 
     /// The device, for a caller's buffers.

@@ -4,8 +4,11 @@
 //! is each function's `# Safety`, and the header asks callers for it. Handles, sequences and steps do not
 //! pass here: they are looked up.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use forebay::device::{Device, Slice, Stream};
 use forebay::{Error, Kind, Result};
@@ -76,6 +79,99 @@ impl<T> Out<'_, T> {
     }
 }
 
+/// The same where an answer may be declined by a null.
+///
+/// # Safety
+/// As [`out`].
+pub(crate) unsafe fn out_or_none<'a, T>(pointer: *mut T, name: &'static str) -> Result<Option<Out<'a, T>>> {
+    // SAFETY: the same contract.
+    (!pointer.is_null()).then(|| unsafe { out(pointer, name) }).transpose()
+}
+
+/// Where `count` values go, which need not be initialised.
+///
+/// # Safety
+/// `pointer` is null, or names memory for `count` values that nothing else uses during `'a`.
+pub(crate) unsafe fn room<'a, T: Plain>(
+    pointer: *mut T,
+    count: usize,
+    name: &'static str,
+) -> Result<&'a mut [MaybeUninit<T>]> {
+    if count == 0 {
+        return Ok(&mut []);
+    }
+    checked(pointer, name)?;
+    if count > isize::MAX as usize / size_of::<T>() {
+        return Err(Error::new(Kind::OutOfRange, "argument").at(name).with("count", count as u64));
+    }
+    // SAFETY: not null, aligned, no longer than an object can be; the rest is the caller's contract.
+    Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), count) })
+}
+
+/// Writes as many of `list` as `room` places hold, and how many there are.
+///
+/// # Safety
+/// `pointer` has `room` places and `count` one, which nothing else uses during the call; null is refused.
+pub(crate) unsafe fn write_list<T: Plain>(
+    list: &[T],
+    pointer: *mut T,
+    places: u32,
+    (count, name): (*mut u32, &'static str),
+) -> Result<()> {
+    // SAFETY: the same contract, for both.
+    let (places, count) = unsafe { (room(pointer, places as usize, "list")?, out(count, name)?) };
+    for (place, value) in places.iter_mut().zip(list) {
+        place.write(*value);
+    }
+    // Lists of layers, lengths and pages: their numbers are `u32`.
+    count.set(u32::try_from(list.len()).unwrap_or(u32::MAX));
+    Ok(())
+}
+
+/// A value.
+///
+/// # Safety
+/// `pointer` is null, or names a value that nothing changes during the call.
+pub(crate) unsafe fn value<T: Plain>(pointer: *const T, name: &'static str) -> Result<T> {
+    checked(pointer, name)?;
+    // SAFETY: not null, aligned; the rest is the caller's contract.
+    Ok(unsafe { pointer.read() })
+}
+
+/// The bytes of a caller's text.
+///
+/// # Safety
+/// `pointer` is null, or names bytes up to one that is zero, which nothing changes or ends during `'a`.
+unsafe fn bytes<'a>(pointer: *const c_char, name: &'static str) -> Result<&'a [u8]> {
+    checked(pointer, name)?;
+    // SAFETY: not null; the rest is the caller's contract.
+    Ok(unsafe { CStr::from_ptr(pointer) }.to_bytes())
+}
+
+/// A text.
+///
+/// # Safety
+/// `pointer` is null, or names bytes up to one that is zero, which nothing changes or ends during `'a`.
+pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &'static str) -> Result<&'a str> {
+    // SAFETY: the same contract.
+    let bytes = unsafe { bytes(pointer, name) }?;
+    std::str::from_utf8(bytes)
+        .map_err(|e| bad(name, "pass a text in UTF-8").with("byte", e.valid_up_to() as u64))
+}
+
+/// A path, byte by byte as it came.
+///
+/// # Safety
+/// As [`text`].
+pub(crate) unsafe fn path<'a>(pointer: *const c_char, name: &'static str) -> Result<&'a Path> {
+    // SAFETY: the same contract.
+    let bytes = unsafe { bytes(pointer, name) }?;
+    match bytes.is_empty() {
+        true => Err(bad(name, "pass a path that is not empty")),
+        false => Ok(Path::new(OsStr::from_bytes(bytes))),
+    }
+}
+
 /// Writes as much of `text`, which ends with a zero byte, as `bytes` bytes hold, and ends it with one.
 ///
 /// # Safety
@@ -110,6 +206,11 @@ pub(crate) fn stream(stream: *mut c_void) -> Stream {
     Stream(stream.addr() as u64)
 }
 
+/// The same on the way back.
+pub(crate) fn stream_pointer(stream: Stream) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(stream.0 as usize)
+}
+
 /// Values for which any bytes are one.
 ///
 /// # Safety
@@ -117,6 +218,14 @@ pub(crate) fn stream(stream: *mut c_void) -> Stream {
 pub(crate) unsafe trait Plain: Copy {}
 // SAFETY: bytes.
 unsafe impl Plain for u8 {}
+// SAFETY: a word.
+unsafe impl Plain for i32 {}
+// SAFETY: a word.
+unsafe impl Plain for u32 {}
+// SAFETY: a word.
+unsafe impl Plain for u64 {}
+// SAFETY: any bytes are an `f64`, if perhaps no number.
+unsafe impl Plain for f64 {}
 
 /// A struct that begins with its size, so that a caller built for another version is understood.
 pub(crate) trait Versioned: Plain {
@@ -164,6 +273,50 @@ pub(crate) unsafe fn versioned<T: Versioned>(pointer: *const T) -> Result<T> {
     unsafe {
         std::ptr::copy_nonoverlapping(known.as_ptr(), value.as_mut_ptr().cast(), known.len());
         Ok(value.assume_init())
+    }
+}
+
+/// Structs that begin with their size, one behind the other: all state the same one, which is the step from one to
+/// the next.
+pub(crate) struct VersionedList<'a, T> {
+    next: *const T,
+    left: usize,
+    size: Option<usize>,
+    lives: PhantomData<&'a T>,
+}
+
+/// # Safety
+/// `pointer` is null, or names `count` structs that begin with their size, as many bytes each, which nothing changes
+/// or ends during `'a`.
+pub(crate) unsafe fn versioned_list<'a, T: Versioned>(
+    pointer: *const T,
+    count: usize,
+) -> VersionedList<'a, T> {
+    VersionedList { next: pointer, left: count, size: None, lives: PhantomData }
+}
+
+impl<T: Versioned> Iterator for VersionedList<'_, T> {
+    type Item = Result<T>;
+
+    fn next(&mut self) -> Option<Result<T>> {
+        self.left = self.left.checked_sub(1)?;
+        // SAFETY: the contract of `versioned_list`: one more is there.
+        let read = unsafe { stated(self.next).and_then(|size| Ok((size, versioned(self.next)?))) };
+        let read = read.and_then(|(size, value)| match *self.size.get_or_insert(size) == size {
+            true => Ok((size, value)),
+            false => Err(bad(T::NAME, "state the same size in every struct of an array")),
+        });
+        match read {
+            Ok((size, value)) => {
+                // Behind the last one it points to nothing and is not read.
+                self.next = self.next.wrapping_byte_add(size);
+                Some(Ok(value))
+            }
+            Err(error) => {
+                self.left = 0;
+                Some(Err(error))
+            }
+        }
     }
 }
 

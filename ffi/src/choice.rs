@@ -1,1 +1,443 @@
-//! Choice tables: which overlap each layer takes, from counters some steps old.
+//! Which order each layer runs in: tables, prices, and the chooser that moves among tables.
+//!
+//! A table is its orders, one word a layer, draft layers last; a version goes with it. As text it is what
+//! `forebay::overlap::Table` writes. A chooser's handle is its own: a choice allocates nothing and depends on nothing
+//! but the counters it was given, so that all ranks choose alike.
+
+use std::ffi::{CString, c_char};
+
+use forebay::device::block::LayerCount;
+use forebay::overlap::{Bucket, Chooser, Hysteresis, Overlap, Prices, Table};
+use forebay::{Error, Kind, Result};
+
+use crate::cast::{self, Plain, Versioned, create};
+use crate::handle::{self, Object, change, read};
+use crate::status::FbStatus;
+use crate::step::FbLayerCount;
+
+/// Nothing hides the gather: attention waits for it.
+pub const FB_OVERLAP_NONE: u32 = 0;
+/// Preparation and attention over what was resident hide it.
+pub const FB_OVERLAP_DA: u32 = 1;
+/// These, and the indexer of the second half of the batch.
+pub const FB_OVERLAP_DBA: u32 = 2;
+
+/// The order of a number.
+///
+/// # Errors
+/// [`Kind::InvalidConfig`] names the layer.
+pub(crate) fn order(layer: usize, number: u32) -> Result<Overlap> {
+    let found = Overlap::ALL.get(number as usize).copied();
+    found.ok_or_else(|| {
+        Error::new(Kind::InvalidConfig, "overlap")
+            .at("an order of a layer")
+            .with("layer", layer as u64)
+            .with("value", number)
+            .hint("pass FB_OVERLAP_NONE, FB_OVERLAP_DA or FB_OVERLAP_DBA")
+    })
+}
+
+/// The number of an order.
+const fn number(overlap: Overlap) -> u32 {
+    match overlap {
+        Overlap::None => FB_OVERLAP_NONE,
+        Overlap::Da => FB_OVERLAP_DA,
+        Overlap::Dba => FB_OVERLAP_DBA,
+    }
+}
+
+/// A table of orders. It never grows.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbTable {
+    /// Rises whenever the orders change.
+    pub version: u32,
+    /// Layers, draft layers included.
+    pub layers: u32,
+    /// FB_OVERLAP_ orders, one a layer, draft layers last.
+    pub orders: *const u32,
+}
+
+// SAFETY: words, two of 4 bytes before a pointer.
+unsafe impl Plain for FbTable {}
+
+impl FbTable {
+    /// # Safety
+    /// Its orders are there.
+    unsafe fn declare(&self) -> Result<Table> {
+        // SAFETY: this function's contract.
+        let orders = unsafe { cast::slice(self.orders, self.layers as usize, "orders") }?;
+        let by_layer =
+            orders.iter().enumerate().map(|(layer, one)| order(layer, *one)).collect::<Result<_>>()?;
+        Ok(Table { version: self.version, by_layer })
+    }
+}
+
+/// What orders cost: nanoseconds that each exposes a layer, by misses a batch row. It never grows.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbPrices {
+    /// Counts of misses a batch row, ascending from 0.
+    pub misses: *const f64,
+    /// How many.
+    pub miss_count: u32,
+    /// Layers that are priced: all of them, or 1 for all alike.
+    pub layers: u32,
+    /// Nanoseconds, `[layers][none, DA, DBA][miss_count]`, finite and not negative.
+    pub exposed: *const f64,
+}
+
+// SAFETY: pointers, which are words, and two words of 4 bytes between them.
+unsafe impl Plain for FbPrices {}
+
+/// So many numbers are none that any model has.
+const PRICES_MAX: u64 = 1 << 28;
+
+impl FbPrices {
+    /// # Safety
+    /// Its numbers are there.
+    unsafe fn declare(&self) -> Result<Prices> {
+        let count = self.miss_count as usize;
+        let all = u64::from(self.layers) * 3 * u64::from(self.miss_count);
+        if all > PRICES_MAX || count == 0 && self.layers > 0 {
+            return Err(Error::new(Kind::InvalidConfig, "overlap prices")
+                .at("miss_count or layers")
+                .with("miss_count", self.miss_count)
+                .with("layers", self.layers));
+        }
+        // SAFETY: this function's contract.
+        let (misses, exposed) = unsafe {
+            (cast::slice(self.misses, count, "misses")?, cast::slice(self.exposed, all as usize, "exposed")?)
+        };
+        let mut lists = exposed.chunks_exact(count.max(1)).map(<[f64]>::to_vec);
+        let mut next = || lists.next().unwrap_or_default();
+        let exposed = (0..self.layers).map(|_| [next(), next(), next()]).collect();
+        Prices::new(misses.to_vec(), exposed)
+    }
+}
+
+/// A captured batch size. It never grows.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbBucket {
+    /// Batch rows that it was captured for.
+    pub batch: u32,
+    /// Tables captured at the start.
+    pub table_count: u32,
+    /// These; the first one is used first.
+    pub tables: *const FbTable,
+    /// What orders cost at this size.
+    pub prices: FbPrices,
+}
+
+// SAFETY: words, two of 4 bytes before a pointer, and a struct of words.
+unsafe impl Plain for FbBucket {}
+
+impl FbBucket {
+    /// # Safety
+    /// Its tables and prices are there.
+    unsafe fn declare(&self) -> Result<Bucket> {
+        // SAFETY: this function's contract.
+        let (prices, tables) = unsafe {
+            (self.prices.declare()?, cast::slice(self.tables, self.table_count as usize, "tables")?)
+        };
+        // SAFETY: the same.
+        let tables = tables.iter().map(|table| unsafe { table.declare() }).collect::<Result<_>>()?;
+        Ok(Bucket { batch: self.batch, prices, tables })
+    }
+}
+
+/// When a chooser moves to another table.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbHysteresis {
+    /// sizeof(fb_hysteresis).
+    pub size: usize,
+    /// The weight of a new step's misses against what was known before, above 0 and at most 1.
+    pub smoothing: f64,
+    /// Another table must save this share of the exposed time, 0 to 1,
+    pub share: f64,
+    /// and so many nanoseconds a step,
+    pub least_ns: f64,
+    /// in so many steps, one behind the other; at least 1.
+    pub steps: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+// SAFETY: words, two of 4 bytes at the end; any bytes are an `f64`.
+unsafe impl Plain for FbHysteresis {}
+impl Versioned for FbHysteresis {
+    const NAME: &'static str = "fb_hysteresis";
+    const REQUIRED: usize = size_of::<FbHysteresis>();
+}
+
+/// What a chooser chooses among.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbChooserConfig {
+    /// sizeof(fb_chooser_config).
+    pub size: usize,
+    /// The captured batch sizes, ascending.
+    pub buckets: *const FbBucket,
+    /// How many.
+    pub bucket_count: u32,
+    /// Tables of one bucket that may be captured at the same time.
+    pub tables_max: u32,
+    /// Optional: when it moves; a tenth and 50 us saved, in 32 steps.
+    pub hysteresis: *const FbHysteresis,
+}
+
+// SAFETY: words and pointers, which are words; two of 4 bytes between them.
+unsafe impl Plain for FbChooserConfig {}
+impl Versioned for FbChooserConfig {
+    const NAME: &'static str = "fb_chooser_config";
+    const REQUIRED: usize = std::mem::offset_of!(FbChooserConfig, hysteresis);
+}
+
+/// What the next step is to run.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbChoice {
+    /// sizeof(fb_choice), set by the caller.
+    pub size: usize,
+    /// Which bucket.
+    pub bucket: u32,
+    /// Which of its tables: see fb_chooser_table.
+    pub index: u32,
+    /// The table's version.
+    pub version: u32,
+    /// 1 when this call has changed the table: it must be captured before it is used.
+    pub changed: u32,
+}
+
+// SAFETY: words, four of 4 bytes behind one of 8.
+unsafe impl Plain for FbChoice {}
+impl Versioned for FbChoice {
+    const NAME: &'static str = "fb_choice";
+    const REQUIRED: usize = size_of::<FbChoice>();
+}
+
+/// A chooser of tables.
+pub struct FbChooser {
+    chooser: Chooser,
+    /// Room for a step's counters.
+    counts: Vec<LayerCount>,
+}
+
+impl Object for FbChooser {
+    const KIND: u8 = 10;
+    const NAME: &'static str = "fb_chooser";
+}
+
+impl FbChooserConfig {
+    /// # Safety
+    /// Its buckets and its hysteresis are there.
+    unsafe fn declare(&self) -> Result<Chooser> {
+        // SAFETY: this function's contract.
+        let buckets = unsafe { cast::slice(self.buckets, self.bucket_count as usize, "buckets") }?;
+        let hysteresis = match self.hysteresis.is_null() {
+            true => Hysteresis::default(),
+            false => {
+                // SAFETY: this function's contract.
+                let given = unsafe { cast::versioned(self.hysteresis) }?;
+                if given.reserved != 0 {
+                    return Err(Error::new(Kind::InvalidConfig, "overlap chooser").at("reserved"));
+                }
+                let FbHysteresis { smoothing, share, least_ns, steps, .. } = given;
+                Hysteresis { smoothing, share, least_ns, steps }
+            }
+        };
+        // SAFETY: this function's contract.
+        let buckets = buckets.iter().map(|bucket| unsafe { bucket.declare() }).collect::<Result<_>>()?;
+        Chooser::new(buckets, self.tables_max, hysteresis)
+    }
+}
+
+/// Reads a table's text: its version, how many layers it has, and of their orders as many as `room` holds; `orders`
+/// may be NULL with a room of 0. When that fails, the reason is written to `reason`, cut to `reason_bytes` bytes
+/// with its ending zero; `reason` may be NULL.
+///
+/// # Safety
+/// `text` ends with a zero byte; `orders` has room for `room` numbers, `version` and `layers` for the answers;
+/// `reason` has `reason_bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_table_from_text(
+    text: *const c_char,
+    reason: *mut c_char,
+    reason_bytes: usize,
+    version: *mut u32,
+    orders: *mut u32,
+    room: u32,
+    layers: *mut u32,
+) -> FbStatus {
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        create(reason, reason_bytes, || {
+            let version = cast::out(version, "version")?;
+            let table = Table::from_text(cast::text(text, "text")?)?;
+            let numbers: Vec<u32> = table.by_layer.iter().copied().map(number).collect();
+            cast::write_list(&numbers, orders, room, (layers, "layers"))?;
+            version.set(table.version);
+            Ok(())
+        })
+    }
+}
+
+/// Writes a table as text, cut to `text_bytes` bytes with its ending zero; `bytes` receives how many the whole
+/// takes, its zero included. `text` may be NULL.
+///
+/// # Safety
+/// `table` is there, and its orders; `text` has `text_bytes` bytes; `bytes` has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_table_to_text(
+    table: *const FbTable,
+    text: *mut c_char,
+    text_bytes: usize,
+    bytes: *mut usize,
+) -> FbStatus {
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        crate::panic::status(|| {
+            let bytes = cast::out(bytes, "bytes")?;
+            let table = cast::value(table, "table")?.declare()?;
+            let said = CString::new(table.to_text()).unwrap_or_default();
+            cast::write_text(text, text_bytes, said.as_bytes_with_nul());
+            bytes.set(said.as_bytes_with_nul().len());
+            Ok(())
+        })
+    }
+}
+
+/// The order that exposes each layer least at so many misses a batch row: `layers` counts of `misses`, and as many
+/// orders.
+///
+/// # Safety
+/// `prices` is there, and its numbers; `misses` has `layers` numbers, `orders` room for as many.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_table_best(
+    prices: *const FbPrices,
+    misses: *const f64,
+    layers: u32,
+    orders: *mut u32,
+) -> FbStatus {
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        crate::panic::status(|| {
+            let prices = cast::value(prices, "prices")?.declare()?;
+            let misses = cast::slice(misses, layers as usize, "misses")?;
+            let room = cast::room(orders, layers as usize, "orders")?;
+            if let Some(layer) = misses.iter().position(|count| !(0.0..=1e9).contains(count)) {
+                return Err(Error::new(Kind::InvalidConfig, "overlap table")
+                    .at("misses of a layer: a number from 0 to 1e9")
+                    .with("layer", layer as u64));
+            }
+            let table = Table::best(&prices, misses)?;
+            for (place, overlap) in room.iter_mut().zip(table.by_layer) {
+                place.write(number(overlap));
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Makes a chooser. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending
+/// zero; `text` may be NULL.
+///
+/// # Safety
+/// `config` states its size truly, and what it names is there; `text` has `text_bytes` bytes; `chooser` has room for
+/// the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_chooser_create(
+    config: *const FbChooserConfig,
+    text: *mut c_char,
+    text_bytes: usize,
+    chooser: *mut *mut FbChooser,
+) -> FbStatus {
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        create(text, text_bytes, || {
+            let chooser = cast::out(chooser, "chooser")?;
+            let made = cast::versioned(config)?.declare()?;
+            let counts = Vec::with_capacity(made.misses().len());
+            chooser.set(handle::give(FbChooser { chooser: made, counts })?);
+            Ok(())
+        })
+    }
+}
+
+/// Takes up the counters of a retired step of `rows` batch rows, as fb_layer_counts gave them, and chooses for a
+/// step of `next_rows`. Allocates nothing.
+///
+/// # Safety
+/// `counts` has `layers` of them; `choice` states its size truly.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_choose(
+    chooser: *mut FbChooser,
+    counts: *const FbLayerCount,
+    layers: u32,
+    rows: u32,
+    next_rows: u32,
+    choice: *mut FbChoice,
+) -> FbStatus {
+    change(chooser, |chooser| {
+        // SAFETY: this call's contract, for both.
+        let (counts, choice) =
+            unsafe { (cast::slice(counts, layers as usize, "counts")?, cast::versioned_out(choice)?) };
+        chooser.counts.clear();
+        chooser.counts.extend(counts.iter().map(|count| LayerCount {
+            hits: count.hits,
+            misses: count.misses,
+            scratch: count.scratch,
+        }));
+        let chosen = chooser.chooser.choose(&chooser.counts, rows, next_rows)?;
+        choice.set(&FbChoice {
+            size: size_of::<FbChoice>(),
+            // A config's buckets are counted in 32 bits, and its tables of each are at most 256.
+            bucket: chosen.bucket as u32,
+            index: chosen.index as u32,
+            version: chosen.version,
+            changed: chosen.changed.into(),
+        });
+        Ok(())
+    })
+}
+
+/// A table that a choice names: as many orders as `room` holds are written to `orders`, `layers` receives how many
+/// there are, `version` the version. `orders` may be NULL with a room of 0.
+///
+/// # Safety
+/// `orders` has room for `room` numbers; `layers` and `version` have room for the answers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_chooser_table(
+    chooser: *const FbChooser,
+    bucket: u32,
+    index: u32,
+    orders: *mut u32,
+    room: u32,
+    layers: *mut u32,
+    version: *mut u32,
+) -> FbStatus {
+    read(chooser, |chooser| {
+        let table = chooser.chooser.table(bucket as usize, index as usize).ok_or_else(|| {
+            Error::new(Kind::OutOfRange, "overlap table")
+                .at("bucket or index")
+                .with("bucket", bucket)
+                .with("index", index)
+        })?;
+        let numbers: Vec<u32> = table.by_layer.iter().copied().map(number).collect();
+        // SAFETY: this call's contract, for all of them.
+        unsafe {
+            let version = cast::out(version, "version")?;
+            cast::write_list(&numbers, orders, room, (layers, "layers"))?;
+            version.set(table.version);
+        }
+        Ok(())
+    })
+}
+
+/// Ends the handle.
+#[unsafe(no_mangle)]
+pub extern "C" fn fb_chooser_destroy(chooser: *mut FbChooser) -> FbStatus {
+    handle::end(chooser, |_| Ok(()))
+}

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | `status` | status codes, one for each [`forebay::Kind`], versions, and message texts |
 //! | `device`, `cache`, `sequence`, `share`, `ticket` | what is held, by noun |
-//! | `step`, `overlap`, `choice`, `capture` | what a decode loop calls |
-//! | `trace`, `plan` | recording, and planning |
+//! | `step`, `layer`, `overlap`, `choice`, `capture` | what a decode loop calls |
+//! | `trace`, `requests`, `selections`, `plan` | recording, reading what was recorded, and planning |
 //! | `handle`, `word` | the table in which every call looks its handle up |
 //! | `cast` | the one place where a caller's pointers become references and values |
 //! | `panic` | the wall: no unwinding leaves the library |
@@ -20,9 +20,12 @@ mod cast;
 pub mod choice;
 pub mod device;
 mod handle;
+pub mod layer;
 pub mod overlap;
 mod panic;
 pub mod plan;
+pub mod requests;
+pub mod selections;
 pub mod sequence;
 pub mod share;
 pub mod status;

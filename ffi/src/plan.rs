@@ -1,1 +1,253 @@
-//! The planner: what fits, and what it buys.
+//! What fits on a GPU and in its share of the host's memory, and at which ratio: before a cache is made.
+
+use std::ffi::{CStr, c_char};
+
+use forebay::predict::plan::{Batch, Demand, Note, Planned, Ratio, plan};
+use forebay::{Error, Kind, Result, Slots};
+
+use crate::cache::FbCacheConfig;
+use crate::cast::{self, Plain, Versioned, create};
+use crate::status::FbStatus;
+
+/// All rows of the whole batch fit on the device: offload moves bytes and buys nothing.
+pub const FB_NOTE_ALL_RESIDENT: u32 = 1;
+/// Dense attention reads every row in every step: nothing can be left in host memory.
+pub const FB_NOTE_DENSE: u32 = 2;
+/// So few slots a sequence and layer that many misses are to be expected.
+pub const FB_NOTE_FEW_SLOTS: u32 = 4;
+/// Fewer slots than a step selects: what is beyond stands in scratch slots.
+pub const FB_NOTE_SCRATCH: u32 = 8;
+/// Host memory, not the GPU's, ends the batch.
+pub const FB_NOTE_HOST_BOUND: u32 = 16;
+/// Even the most sequences are no more than fit with all rows resident.
+pub const FB_NOTE_NO_ROOM: u32 = 32;
+
+/// The notes of a plan by their bits; `forebay::predict::worth` has more, which need a setup.
+const NOTES: [(u32, Note); 6] = [
+    (FB_NOTE_ALL_RESIDENT, Note::AllResident),
+    (FB_NOTE_DENSE, Note::Dense),
+    (FB_NOTE_FEW_SLOTS, Note::FewSlots),
+    (FB_NOTE_SCRATCH, Note::Scratch),
+    (FB_NOTE_HOST_BOUND, Note::HostBound),
+    (FB_NOTE_NO_ROOM, Note::NoRoom),
+];
+
+/// What a plan is asked for. Bytes are of one GPU, and of its share of the host's memory. What is optional and 0
+/// gets its default.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbPlanConfig {
+    /// sizeof(fb_plan_config).
+    pub size: usize,
+    /// The model's fields are read and no others: see fb_preset.
+    pub model: *const FbCacheConfig,
+    /// Bytes of the GPU's memory.
+    pub gpu: u64,
+    /// Tokens of a sequence at its end, prompt and promised.
+    pub context: u32,
+    /// Optional: sequences that share the GPU; as many as fit.
+    pub batch: u32,
+    /// Optional: slots as a share of the context, above 0 and at most 1; the largest that fits, or, with as many
+    /// sequences as fit, the one that leaves `least_slots`.
+    pub ratio: f64,
+    /// Optional: bytes of weights on it; none.
+    pub weights: u64,
+    /// Optional: bytes of activations; none.
+    pub activations: u64,
+    /// Optional: bytes of whatever else the engine takes; none.
+    pub workspace: u64,
+    /// Optional: bytes of host memory for the total pool; as many as it takes.
+    pub host: u64,
+    /// Optional: bytes of the device's mappings; 2 MiB.
+    pub grain: u64,
+    /// Optional: tokens of the longest sequence that the model was made for; not checked.
+    pub longest: u32,
+    /// Optional: query rows of a step; 1.
+    pub query_rows: u32,
+    /// Optional: steps of one sequence that may be in flight; 2.
+    pub steps_in_flight: u32,
+    /// Optional: micro-batches that the batch is divided into; 1.
+    pub micro_batches: u32,
+    /// Optional: the fewest slots that a sequence is left with when as many as possible are wanted; 6400.
+    pub least_slots: u32,
+    /// Optional: 1 leaves residency tables out of what has to fit; they are reported all the same.
+    pub tables_beside: u32,
+}
+
+// SAFETY: words and pointers, which are words; those of 4 bytes come in twos; any bytes are an `f64`.
+unsafe impl Plain for FbPlanConfig {}
+impl Versioned for FbPlanConfig {
+    const NAME: &'static str = "fb_plan_config";
+    const REQUIRED: usize = std::mem::offset_of!(FbPlanConfig, batch);
+}
+
+/// A plan.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbPlanned {
+    /// sizeof(fb_planned), set by the caller.
+    pub size: usize,
+    /// Sequences.
+    pub batch: u32,
+    /// Slots of each in each layer.
+    pub slots: u32,
+    /// Slots as a share of the context.
+    pub ratio: f64,
+    /// 1 where rows stand in host memory; 0 where all of them stay on the device.
+    pub offloads: u32,
+    /// FB_NOTE_ bits: what a reader should know.
+    pub notes: u32,
+    /// The most sequences with all rows on the device.
+    pub resident_batch: u32,
+    /// The most sequences with `least_slots` slots each; `resident_batch` if that is more.
+    pub most_batch: u32,
+    /// Bytes of the GPU that weights, activations and workspace leave.
+    pub available: u64,
+    /// The most live tokens that index keys leave room for, whatever the ratio; 0 for a model without them.
+    pub live_tokens: u64,
+    /// Bytes on the device: index keys,
+    pub index_key_bytes: u64,
+    /// the slots that budgets are made of,
+    pub slot_bytes: u64,
+    /// landing slots,
+    pub landing_bytes: u64,
+    /// scratch slots,
+    pub scratch_bytes: u64,
+    /// what whole mappings leave unused,
+    pub padding_bytes: u64,
+    /// and residency tables, page tables, lists of fetches and step blocks.
+    pub table_bytes: u64,
+    /// Bytes of pinned host memory: rows,
+    pub row_bytes: u64,
+    /// and step blocks.
+    pub step_block_bytes: u64,
+    /// What fb_cache_config takes, 0 without offload: pages of the total pool,
+    pub host_pages: u32,
+    /// pages of index keys,
+    pub index_pages: u32,
+    /// slots of each layer's pool,
+    pub pool_slots: u32,
+    /// and rows of a batch: of one micro-batch.
+    pub batch_rows: u32,
+}
+
+// SAFETY: words; those of 4 bytes come in twos; any bytes are an `f64`.
+unsafe impl Plain for FbPlanned {}
+impl Versioned for FbPlanned {
+    const NAME: &'static str = "fb_planned";
+    const REQUIRED: usize = size_of::<FbPlanned>();
+}
+
+const fn or(value: u32, default: u32) -> u32 {
+    if value == 0 { default } else { value }
+}
+
+impl FbPlanConfig {
+    /// # Safety
+    /// Its model is there, and states its size truly.
+    unsafe fn declare(&self) -> Result<Demand> {
+        let wrong = |place: &'static str, value: u32| {
+            Error::new(Kind::InvalidConfig, "plan").at(place).with("value", value)
+        };
+        if self.tables_beside > 1 {
+            return Err(wrong("tables_beside", self.tables_beside).hint("pass 0 or 1"));
+        }
+        // SAFETY: this function's contract.
+        let shape = unsafe { cast::versioned(self.model) }?.shape();
+        let usual = Demand::new(shape, self.gpu, self.context);
+        Ok(Demand {
+            longest: (self.longest != 0).then_some(self.longest),
+            weights: self.weights,
+            activations: self.activations,
+            workspace: self.workspace,
+            host: (self.host != 0).then_some(self.host),
+            query_rows: or(self.query_rows, usual.query_rows),
+            steps_in_flight: or(self.steps_in_flight, usual.steps_in_flight),
+            micro_batches: or(self.micro_batches, usual.micro_batches),
+            batch: if self.batch == 0 { Batch::Most } else { Batch::Sequences(self.batch) },
+            ratio: if self.ratio == 0.0 { Ratio::Auto } else { Ratio::Share(self.ratio) },
+            least_slots: or(self.least_slots, usual.least_slots),
+            count_tables: self.tables_beside == 0,
+            grain: if self.grain == 0 { usual.grain } else { self.grain },
+            ..usual
+        })
+    }
+}
+
+impl FbPlanned {
+    fn of(planned: &Planned) -> FbPlanned {
+        let config = planned.config.as_ref();
+        let pool_slots = match config.map(|config| &config.slots) {
+            Some(Slots::Uniform(slots)) => *slots,
+            _ => 0,
+        };
+        let notes = NOTES.iter().filter(|(_, note)| planned.notes.contains(note));
+        let bytes = &planned.bytes;
+        FbPlanned {
+            size: size_of::<FbPlanned>(),
+            batch: planned.batch,
+            slots: planned.slots,
+            ratio: planned.ratio,
+            offloads: planned.offloads().into(),
+            notes: notes.fold(0, |bits, (bit, _)| bits | bit),
+            resident_batch: planned.resident_batch,
+            most_batch: planned.most_batch,
+            available: planned.available,
+            live_tokens: planned.live_tokens.unwrap_or(0),
+            index_key_bytes: bytes.index_keys,
+            slot_bytes: bytes.slots,
+            landing_bytes: bytes.landing,
+            scratch_bytes: bytes.scratch,
+            padding_bytes: bytes.padding,
+            table_bytes: bytes.tables,
+            row_bytes: bytes.rows,
+            step_block_bytes: bytes.step_blocks,
+            host_pages: config.map_or(0, |config| config.host_pages),
+            index_pages: config.map_or(0, |config| config.index_pages),
+            pool_slots,
+            batch_rows: config.map_or(0, |config| config.batch),
+        }
+    }
+}
+
+/// Plans what is asked. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending
+/// zero: FB_OUT_OF_MEMORY names what does not fit, with bytes wanted and available. `text` may be NULL.
+///
+/// # Safety
+/// `config`, its model and `planned` state their sizes truly; `text` has `text_bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_plan(
+    config: *const FbPlanConfig,
+    text: *mut c_char,
+    text_bytes: usize,
+    planned: *mut FbPlanned,
+) -> FbStatus {
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        create(text, text_bytes, || {
+            let (config, answer) = (cast::versioned(config)?, cast::versioned_out(planned)?);
+            answer.set(&FbPlanned::of(&plan(&config.declare()?)?));
+            Ok(())
+        })
+    }
+}
+
+const fn note_text(bit: u32) -> &'static CStr {
+    match bit {
+        FB_NOTE_ALL_RESIDENT => c"does not pay here: all rows of this batch fit on the device",
+        FB_NOTE_DENSE => c"does not pay here: dense attention reads every row in every step",
+        FB_NOTE_FEW_SLOTS => c"fewer than 6400 slots a sequence and layer: expect many misses",
+        FB_NOTE_SCRATCH => c"fewer slots than a step selects: the rest stands in scratch slots for that step",
+        FB_NOTE_HOST_BOUND => c"host memory ends the batch",
+        FB_NOTE_NO_ROOM => {
+            c"does not pay here: index keys and slots leave room for no more sequences than whole rows"
+        }
+        _ => c"",
+    }
+}
+
+/// A note in a sentence, by its one bit. Constant; empty for what is no note.
+#[unsafe(no_mangle)]
+pub extern "C" fn fb_plan_note_text(bit: u32) -> *const c_char {
+    note_text(bit).as_ptr()
+}

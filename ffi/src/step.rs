@@ -1,17 +1,20 @@
-//! The calls of a decode step: prepare, layer, scatter, finish, retire.
+//! The calls of a decode step: prepare, its layers, finish, retire.
 //!
-//! An `fb_step` is a value: the step's number, which its cache gives once. It is looked up among the few
-//! steps in flight, so that a stale or invented one is an error and never another step.
+//! An `fb_step` is a value: the step's number, mixed with its cache's salt. It is looked up among the few steps in
+//! flight, so that a stale or invented one, or another cache's, is an error and never another step. [`Steps`] has
+//! room for all that there may be: nothing here allocates, also where a call borrows several steps at once.
+//!
+//! `layer` has the calls of one layer, `overlap` and `capture` those of whole steps.
 
 use std::ffi::c_void;
 
-use forebay::Streams;
-use forebay::device::Stream;
-use forebay::{Accepted, Buffers, Error, Kind, Layer, LayerCall, MicroBatch, Result, Row, Sequence, Step};
+use forebay::device::block::LayerCount;
+use forebay::overlap::Overlap;
+use forebay::{Accepted, Cache, Error, Kind, Layers, MicroBatch, Result, Row, Step};
 
 use crate::cache::FbCache;
 use crate::cast::{self, Plain, Versioned};
-use crate::handle::change;
+use crate::handle::{change, read};
 use crate::status::FbStatus;
 
 /// In fb_row: the accepted rows stand in the step's tensor on the device.
@@ -69,7 +72,7 @@ impl Versioned for FbStepConfig {
 pub struct FbRetired {
     /// sizeof(fb_retired), set by the caller.
     pub size: usize,
-    /// The step's number, from 1.
+    /// Which step of its cache it was, from 1.
     pub step: u64,
     /// Distinct selected rows that were resident, all layers.
     pub hits: u64,
@@ -84,36 +87,167 @@ impl Versioned for FbRetired {
     const REQUIRED: usize = size_of::<FbRetired>();
 }
 
+/// Hits and misses of one layer in one step, all rows of the batch. It never grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct FbLayerCount {
+    /// Distinct selected rows that were resident.
+    pub hits: u32,
+    /// Rows fetched.
+    pub misses: u32,
+    /// Of these, rows in scratch slots.
+    pub scratch: u32,
+}
+
+// SAFETY: three words of 4 bytes.
+unsafe impl Plain for FbLayerCount {}
+
+impl From<&LayerCount> for FbLayerCount {
+    fn from(count: &LayerCount) -> Self {
+        FbLayerCount { hits: count.hits, misses: count.misses, scratch: count.scratch }
+    }
+}
+
+/// The steps of a cache between prepare and retire, and room for what their calls need.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    /// In no order.
+    pub(crate) open: Vec<Step>,
+    rows: Vec<Row>,
+    /// Empty between calls, as the next one.
+    several: Vec<&'static mut Step>,
+    with_layers: Vec<(&'static mut Step, Layers)>,
+    pub(crate) orders: Vec<Overlap>,
+    /// Of the step retired last.
+    counts: Vec<FbLayerCount>,
+    lengths: Vec<u32>,
+}
+
+impl Steps {
+    /// Room for the steps of `cache`.
+    pub(crate) fn of(cache: &Cache) -> Steps {
+        let config = cache.config();
+        // The cache has a block for each of them, so these are not too many.
+        let steps = config.steps_in_flight.saturating_mul(config.micro_batches) as usize;
+        Steps {
+            open: Vec::with_capacity(steps),
+            rows: Vec::with_capacity(config.batch as usize),
+            several: Vec::with_capacity(config.micro_batches as usize),
+            with_layers: Vec::with_capacity(config.micro_batches as usize),
+            orders: Vec::with_capacity(cache.geometry().layers() as usize),
+            counts: Vec::with_capacity(cache.geometry().layers() as usize),
+            lengths: Vec::with_capacity(config.batch as usize),
+        }
+    }
+
+    /// The place of the step of this number in its cache.
+    pub(crate) fn place(&self, number: u64) -> Result<usize> {
+        self.open.iter().position(|step| step.number() == number).ok_or_else(closed)
+    }
+
+    /// Brings the steps of these numbers to the front, in their order.
+    fn bring(&mut self, numbers: impl Iterator<Item = u64>) -> Result<()> {
+        for (front, number) in numbers.enumerate() {
+            let place = self.place(number)?;
+            if place < front {
+                return Err(Error::new(Kind::InvalidConfig, "steps").at("a step is named twice"));
+            }
+            self.open.swap(front, place);
+        }
+        Ok(())
+    }
+
+    /// Calls `what` with the steps of these numbers.
+    pub(crate) fn with_several(
+        &mut self,
+        numbers: impl ExactSizeIterator<Item = u64>,
+        what: impl FnOnce(&mut [&mut Step]) -> Result<()>,
+    ) -> Result<()> {
+        let count = numbers.len();
+        self.bring(numbers)?;
+        let mut several: Vec<&mut Step> = std::mem::take(&mut self.several);
+        several.extend(self.open.iter_mut().take(count));
+        let ended = what(&mut several);
+        self.several = emptied(several);
+        ended
+    }
+
+    /// Calls `what` with the steps of these numbers, each with its layers.
+    pub(crate) fn with_layers(
+        &mut self,
+        numbers: impl ExactSizeIterator<Item = u64>,
+        mut layers: impl FnMut(&Step) -> Result<Layers>,
+        what: impl FnOnce(&mut [(&mut Step, Layers)]) -> Result<()>,
+    ) -> Result<()> {
+        let count = numbers.len();
+        self.bring(numbers)?;
+        let mut room: Vec<(&mut Step, Layers)> = std::mem::take(&mut self.with_layers);
+        let filled = self.open.iter_mut().take(count).try_for_each(|step| {
+            let layers = layers(step)?;
+            room.push((step, layers));
+            Ok(())
+        });
+        let ended = filled.and_then(|()| what(&mut room));
+        self.with_layers = emptied(room);
+        ended
+    }
+
+    /// Keeps what the step retired last has done.
+    fn remember(&mut self, layers: &[LayerCount], lengths: &[u32]) {
+        self.counts.clear();
+        self.counts.extend(layers.iter().map(FbLayerCount::from));
+        self.lengths.clear();
+        self.lengths.extend_from_slice(lengths);
+    }
+}
+
+/// The room of a list, for one whose values live longer: a collection takes the place of what it consumes.
+fn emptied<T, U>(mut list: Vec<T>) -> Vec<U> {
+    list.clear();
+    list.into_iter().map_while(|_| None).collect()
+}
+
+/// The error of a number that names no step.
+fn closed() -> Error {
+    Error::new(Kind::Closed, "step")
+        .at("the step was retired, or never prepared in this cache")
+        .hint("prepare a new step")
+}
+
 impl FbCache {
-    /// The place of the step that a number names; 0 names none.
-    fn place(&self, number: FbStep) -> Result<usize> {
-        let wanted = self.salted(number);
-        let named = |place: &Option<Step>| place.as_ref().is_some_and(|step| step.number() == wanted);
-        self.steps.iter().position(named).ok_or_else(|| {
-            Error::new(Kind::Closed, "step")
-                .at("the step was retired, or never prepared in this cache")
-                .with("step", number)
-                .hint("prepare a new step")
-        })
+    /// The step that a caller's number names.
+    pub(crate) fn step(&self, number: FbStep) -> Result<&Step> {
+        let number = self.salted(number);
+        self.steps.open.iter().find(|step| step.number() == number).ok_or_else(closed)
     }
 
-    fn open_step(&self, number: FbStep) -> Result<&Step> {
-        self.steps[self.place(number)?].as_ref().ok_or_else(emptied)
+    /// Layers, draft layers included.
+    pub(crate) fn layers(&self) -> usize {
+        self.cache.geometry().layers() as usize
     }
 
-    /// The words of a selection, and of its slots.
-    fn words(&self, step: &Step) -> u64 {
-        // Rows and query rows of a prepared step fit the tables' declared extents, and so do their products.
-        u64::from(step.rows()) * u64::from(step.query_rows()) * u64::from(self.cache.geometry().shape().top_k)
+    /// Whether so many steps can be meant: one of each micro-batch.
+    pub(crate) fn check_count(&self, operation: &'static str, count: u32) -> Result<()> {
+        let most = self.cache.config().micro_batches;
+        match (1..=most).contains(&count) {
+            true => Ok(()),
+            false => Err(Error::new(Kind::OutOfRange, operation)
+                .at("steps: at most one of each micro-batch")
+                .with("count", count)
+                .with("most", most)),
+        }
     }
 
-    fn prepare(&mut self, config: &FbStepConfig, rows: &[FbRow], stream: Stream) -> Result<FbStep> {
-        let free = self.steps.iter().position(|place| place.is_none());
-        let free = free.ok_or_else(|| Error::new(Kind::Busy, "prepare").at("every step is in flight"))?;
-        self.rows.clear();
-        let salt = self.salted(0);
-        self.rows.extend(rows.iter().map(|row| Row {
-            sequence: Sequence::from_bits(row.sequence ^ salt),
+    /// Its place.
+    pub(crate) fn place(&self, number: FbStep) -> Result<usize> {
+        self.steps.place(self.salted(number))
+    }
+
+    fn prepare(&mut self, config: &FbStepConfig, rows: &[FbRow], stream: *mut c_void) -> Result<FbStep> {
+        let mut own = std::mem::take(&mut self.steps.rows);
+        own.clear();
+        own.extend(rows.iter().map(|row| Row {
+            sequence: self.sequence(row.sequence),
             accepted: match row.accepted {
                 FB_ACCEPTED_ON_DEVICE => Accepted::OnDevice,
                 count => Accepted::Rows(count),
@@ -121,39 +255,43 @@ impl FbCache {
             query_rows: row.query_rows,
         }));
         let accepted = match config.accepted.is_null() {
-            true => None,
+            true => Ok(None),
             false => {
                 let words = u64::from(self.cache.config().batch);
                 // SAFETY: the contract of `fb_prepare`.
-                Some(unsafe { cast::buffer(self.device(), config.accepted, words, "accepted") }?)
+                unsafe { cast::buffer(self.device(), config.accepted, words, "accepted") }.map(Some)
             }
         };
         let micro_batch = MicroBatch(config.micro_batch);
-        let step = self.cache.prepare(micro_batch, config.query_rows, &self.rows, accepted, stream)?;
-        let number = step.number();
-        self.steps[free] = Some(step);
-        Ok(self.salted(number))
+        let prepared = accepted.and_then(|accepted| {
+            self.cache.prepare(micro_batch, config.query_rows, &own, accepted, cast::stream(stream))
+        });
+        self.steps.rows = own;
+        let step = prepared?;
+        let number = self.salted(step.number());
+        self.steps.open.push(step);
+        Ok(number)
     }
 
-    /// Retires the step at `place`; a step that has not ended stays there.
-    fn retire(&mut self, place: usize, stream: Stream) -> Result<FbRetired> {
-        let step = self.steps[place].take().ok_or_else(emptied)?;
-        match self.cache.retire(step, stream) {
+    /// Retires the step at `place`; whether it has ended, and what it has done. One that has not stays.
+    fn retire(&mut self, place: usize, stream: *mut c_void) -> (bool, Result<FbRetired>) {
+        let step = self.steps.open.swap_remove(place);
+        match self.cache.retire(step, cast::stream(stream)) {
             Ok(done) => {
+                self.steps.remember(done.layers(), done.lengths());
                 let (hits, misses) = done.total();
-                Ok(FbRetired { size: size_of::<FbRetired>(), step: done.step(), hits, misses })
+                (true, Ok(FbRetired { size: size_of::<FbRetired>(), step: done.step(), hits, misses }))
             }
             Err(unretired) => {
-                self.steps[place] = unretired.step;
-                Err(unretired.error)
+                let ended = unretired.step.is_none();
+                if ended {
+                    self.steps.remember(&[], &[]);
+                }
+                self.steps.open.extend(unretired.step);
+                (ended, Err(unretired.error))
             }
         }
     }
-}
-
-/// A place that was just found to hold a step holds none.
-fn emptied() -> Error {
-    Error::new(Kind::Internal, "step").at("a place without its step")
 }
 
 /// Begins a step: enqueues the wait for the work before it, its block, and the commit of what its
@@ -161,8 +299,8 @@ fn emptied() -> Error {
 /// one. Nothing is enqueued on an error.
 ///
 /// # Safety
-/// `config` states its size truly, its rows and tensor
-/// are there, the tensor until the stream has passed this call.
+/// `config` states its size truly, its rows and tensor are there, the tensor until the stream has passed this call;
+/// `step` has room for the answer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_prepare(
     cache: *mut FbCache,
@@ -170,93 +308,50 @@ pub unsafe extern "C" fn fb_prepare(
     stream: *mut c_void,
     step: *mut FbStep,
 ) -> FbStatus {
-    // SAFETY: this call's contract, for all of them.
-    unsafe {
-        change(cache, |cache| {
-            let (config, step) = (cast::versioned(config)?, cast::out(step, "step")?);
-            if config.reserved != 0 {
-                return Err(Error::new(Kind::InvalidConfig, "prepare").at("reserved"));
-            }
-            let most = cache.cache.config().batch;
-            if config.row_count > most {
-                return Err(Error::new(Kind::OutOfRange, "prepare")
-                    .at("rows of the batch")
-                    .with("value", config.row_count)
-                    .with("most", most));
-            }
-            let rows = cast::slice(config.rows, config.row_count as usize, "rows")?;
-            step.set(cache.prepare(&config, rows, cast::stream(stream))?);
-            Ok(())
-        })
-    }
-}
-
-/// Resolves a layer's selection and gathers what it misses. `selection` holds token positions, -1 for
-/// none, `[rows of the step][query rows][top_k]`; `slots`, of the same shape, receives their slots in the
-/// layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
-///
-/// # Safety
-/// Both buffers are the device's to use until the stream has passed this call.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_layer(
-    cache: *mut FbCache,
-    step: FbStep,
-    layer: u32,
-    selection: *const i32,
-    slots: *mut i32,
-    stream: *mut c_void,
-) -> FbStatus {
-    // SAFETY: this call's contract, for all of them.
-    unsafe {
-        change(cache, |cache| {
-            let step = cache.open_step(step)?;
-            let words = cache.words(step);
-            let selection = cast::buffer(cache.device(), selection, words, "selection")?;
-            let slots = cast::buffer(cache.device(), slots.cast_const(), words, "slots")?;
-            let own = cast::stream(stream);
-            let streams = Streams { resolve: own, gather: own };
-            cache.cache.layer(
-                step,
-                LayerCall::whole(Layer(layer)),
-                streams,
-                Buffers { selection, slots, parts: None },
-            )
-        })
-    }
-}
-
-/// Stores a layer's new rows in the total pool, once they stand in their landing slots.
-///
-/// # Safety
-/// What the library enqueues on `stream` may be enqueued there now.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_scatter(
-    cache: *mut FbCache,
-    step: FbStep,
-    layer: u32,
-    stream: *mut c_void,
-) -> FbStatus {
     change(cache, |cache| {
-        cache.cache.scatter(cache.open_step(step)?, LayerCall::whole(Layer(layer)), cast::stream(stream))
+        // SAFETY: this call's contract, for both.
+        let (config, step) = unsafe { (cast::versioned(config)?, cast::out(step, "step")?) };
+        if config.reserved != 0 {
+            return Err(Error::new(Kind::InvalidConfig, "prepare").at("reserved"));
+        }
+        let most = cache.cache.config().batch;
+        if config.row_count > most {
+            return Err(Error::new(Kind::OutOfRange, "prepare")
+                .at("rows of the batch")
+                .with("value", config.row_count)
+                .with("most", most));
+        }
+        // SAFETY: this call's contract.
+        let rows = unsafe { cast::slice(config.rows, config.row_count as usize, "rows") }?;
+        step.set(cache.prepare(&config, rows, stream)?);
+        Ok(())
     })
 }
 
-/// Ends the enqueueing of a step.
-///
-/// # Safety
-/// `stream` is behind all of the step's work.
+/// Ends the enqueueing of a step: its report, then its event. What fb_overlap, fb_overlap_steps or fb_launch have
+/// enqueued is joined there; behind what an engine orders itself, `stream` must be ordered already.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_finish(cache: *mut FbCache, step: FbStep, stream: *mut c_void) -> FbStatus {
+pub extern "C" fn fb_finish(cache: *mut FbCache, step: FbStep, stream: *mut c_void) -> FbStatus {
     change(cache, |cache| {
         let place = cache.place(step)?;
-        let step = cache.steps[place].as_mut().ok_or_else(emptied)?;
-        cache.cache.finish(step, cast::stream(stream))
+        cache.cache.finish(&mut cache.steps.open[place], cast::stream(stream))
     })
 }
 
-/// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY while it runs or is not finished:
-/// `*step` stays, to be retired later. FB_DEVICE_FAILED ends it too: none of its tokens may be published,
-/// and in this version its sequences can only be closed. `retired` may be NULL.
+/// Gives an open step up, for an engine that fails between its layers. It is still to be finished and retired, which
+/// answers FB_CANCELLED; its sequences are then rolled back or closed.
+#[unsafe(no_mangle)]
+pub extern "C" fn fb_abandon(cache: *mut FbCache, step: FbStep) -> FbStatus {
+    change(cache, |cache| {
+        let place = cache.place(step)?;
+        cache.cache.abandon(&mut cache.steps.open[place])
+    })
+}
+
+/// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY while it runs or is not finished: `*step` stays,
+/// to be retired later. Any other error ends it too: FB_DEVICE_FAILED when the device failed or a selection was
+/// wrong, FB_CANCELLED for an abandoned step. None of its tokens may be published then, and its sequences are rolled
+/// back or closed. `retired` may be NULL. `stream` orders what becomes free behind the step.
 ///
 /// # Safety
 /// `step` points to a step's number; `retired` states its size truly.
@@ -267,24 +362,53 @@ pub unsafe extern "C" fn fb_retire(
     stream: *mut c_void,
     retired: *mut FbRetired,
 ) -> FbStatus {
-    // SAFETY: this call's contract, for all of them.
-    unsafe {
-        change(cache, |cache| {
-            let step = cast::exclusive(step, "step")?;
-            let answer = match retired.is_null() {
-                true => None,
-                false => Some(cast::versioned_out(retired)?),
-            };
-            let place = cache.place(*step)?;
-            let ended = cache.retire(place, cast::stream(stream));
-            if cache.steps[place].is_none() {
-                *step = 0;
-            }
-            let ended = ended?;
-            if let Some(answer) = answer {
-                answer.set(&ended);
-            }
-            Ok(())
-        })
-    }
+    change(cache, |cache| {
+        // SAFETY: this call's contract, for both.
+        let (step, answer) = unsafe {
+            let answer = (!retired.is_null()).then(|| cast::versioned_out(retired)).transpose()?;
+            (cast::exclusive(step, "step")?, answer)
+        };
+        let place = cache.place(*step)?;
+        let (ended, done) = cache.retire(place, stream);
+        if ended {
+            *step = 0;
+        }
+        let done = done?;
+        if let Some(answer) = answer {
+            answer.set(&done);
+        }
+        Ok(())
+    })
+}
+
+/// Hits and misses by layer of the step that was retired last: as many as `room` holds are written to `counts`, and
+/// `count` receives how many there are: none where that step failed. `counts` may be NULL with a room of 0.
+///
+/// # Safety
+/// `counts` has room for `room` of them; `count` has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_layer_counts(
+    cache: *const FbCache,
+    counts: *mut FbLayerCount,
+    room: u32,
+    count: *mut u32,
+) -> FbStatus {
+    // SAFETY: this call's contract.
+    read(cache, |cache| unsafe { cast::write_list(&cache.steps.counts, counts, room, (count, "count")) })
+}
+
+/// The committed length, in tokens, of each batch row's sequence as of the step that was retired last, in the same
+/// way.
+///
+/// # Safety
+/// `lengths` has room for `room` numbers; `count` has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_lengths(
+    cache: *const FbCache,
+    lengths: *mut u32,
+    room: u32,
+    count: *mut u32,
+) -> FbStatus {
+    // SAFETY: this call's contract.
+    read(cache, |cache| unsafe { cast::write_list(&cache.steps.lengths, lengths, room, (count, "count")) })
 }

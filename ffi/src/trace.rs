@@ -1,1 +1,224 @@
-//! Selection and request traces: writing and reading.
+//! Recording what one sequence selects, step by step, into a file that is good at every moment.
+//!
+//! A handle holds a [`TraceWriter`] until the recording is finished: afterwards every call but the destruction
+//! answers FB_CLOSED. One destroyed before that leaves a recording that is not finished, with all its steps.
+//! A writer takes its memory at creation; a step recorded is a few passes over its numbers, and a write to the
+//! file when a group is full. It waits for the file, so it does not belong on the thread that enqueues.
+
+use std::ffi::c_char;
+
+use forebay::trace::{Frames, Recording, TraceWriter};
+use forebay::{Error, Kind, Result};
+
+use crate::cast::{self, Plain, Versioned, create};
+use crate::handle::{self, Object, change};
+use crate::status::FbStatus;
+
+/// What a recording says about itself, and when its groups are written. What is optional and 0 or NULL gets its
+/// default; texts are UTF-8, and are shown and nothing else.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbTraceConfig {
+    /// sizeof(fb_trace_config).
+    pub size: usize,
+    /// Recorded layers.
+    pub layers: u32,
+    /// Positions that one query selects; fewer while the context is shorter.
+    pub k: u32,
+    /// Position of the query of the first recorded step.
+    pub first_position: u32,
+    /// Position of the first decode step: the steps before it are of the prompt.
+    pub decode_start: u32,
+    /// Optional: tokens of the longest context; what was recorded.
+    pub context: u32,
+    /// Optional: steps of a group at most; 64.
+    pub group_steps: u32,
+    /// Optional: a group is written by the step that brings it to so many bytes; 262144.
+    pub group_bytes: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Optional: the model's own numbers of the recorded layers, `layers` of them, ascending; 0, 1, 2 and so on.
+    pub layer_ids: *const u32,
+    /// Optional: for each layer the place, from 0, of the layer whose sets it shares, its own where it has sets;
+    /// every layer has its own.
+    pub shares: *const u32,
+    /// Optional: a short name of the recording.
+    pub label: *const c_char,
+    /// Optional: the model that runs.
+    pub model: *const c_char,
+    /// Optional: its architecture.
+    pub arch: *const c_char,
+    /// Optional: what the selector ranks positions by.
+    pub score: *const c_char,
+    /// Optional: how the steps come about.
+    pub mode: *const c_char,
+    /// Optional: which text the model reads.
+    pub text: *const c_char,
+}
+
+// SAFETY: words and pointers, which are words; eight of 4 bytes between words of 8.
+unsafe impl Plain for FbTraceConfig {}
+impl Versioned for FbTraceConfig {
+    const NAME: &'static str = "fb_trace_config";
+    const REQUIRED: usize = std::mem::offset_of!(FbTraceConfig, context);
+}
+
+/// A recording under way.
+pub struct FbTrace(Option<TraceWriter>);
+
+impl Object for FbTrace {
+    const KIND: u8 = 12;
+    const NAME: &'static str = "fb_trace";
+}
+
+/// Numbers of a declaration, or none.
+///
+/// # Safety
+/// As [`cast::slice`].
+unsafe fn list(numbers: *const u32, count: u32, name: &'static str) -> Result<Vec<u32>> {
+    match numbers.is_null() {
+        true => Ok(Vec::new()),
+        // SAFETY: this function's contract.
+        false => unsafe { cast::slice(numbers, count as usize, name) }.map(<[u32]>::to_vec),
+    }
+}
+
+impl FbTraceConfig {
+    /// # Safety
+    /// Its lists and texts are there.
+    unsafe fn declare(&self) -> Result<(Recording, Frames)> {
+        if self.reserved != 0 {
+            return Err(Error::new(Kind::InvalidConfig, "record")
+                .at("reserved")
+                .with("value", self.reserved));
+        }
+        let mut recording = Recording::default();
+        recording.layers = self.layers;
+        recording.k = self.k;
+        recording.first_position = self.first_position;
+        recording.decode_start = self.decode_start;
+        recording.context = (self.context != 0).then_some(self.context);
+        // More layers than a recording has are refused below, before so many are read.
+        if self.layers <= forebay::trace::LAYERS_MAX {
+            // SAFETY: this function's contract.
+            unsafe {
+                recording.layer_ids = list(self.layer_ids, self.layers, "layer_ids")?;
+                recording.shares = list(self.shares, self.layers, "shares")?;
+            }
+        }
+        for (text, place, name) in [
+            (self.label, &mut recording.label, "label"),
+            (self.model, &mut recording.model, "model"),
+            (self.arch, &mut recording.arch, "arch"),
+            (self.score, &mut recording.score, "score"),
+            (self.mode, &mut recording.mode, "mode"),
+            (self.text, &mut recording.text, "text"),
+        ] {
+            if !text.is_null() {
+                // SAFETY: this function's contract.
+                *place = unsafe { cast::text(text, name) }?.to_owned();
+            }
+        }
+        let mut frames = Frames::default();
+        if self.group_steps != 0 {
+            frames.steps = self.group_steps;
+        }
+        if self.group_bytes != 0 {
+            frames.bytes = self.group_bytes;
+        }
+        Ok((recording, frames))
+    }
+}
+
+impl FbTrace {
+    fn writer(&mut self) -> Result<&mut TraceWriter> {
+        self.0.as_mut().ok_or_else(finished)
+    }
+}
+
+fn finished() -> Error {
+    Error::new(Kind::Closed, "record").at("the recording was finished").hint("destroy its handle")
+}
+
+/// Creates the file `path`, which must not be there, and writes the recording's beginning. When that fails, no file
+/// is left, and the reason is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+///
+/// # Safety
+/// `path` ends with a zero byte; `config` states its size truly, and its lists and texts are there; `text` has
+/// `text_bytes` bytes; `trace` has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_trace_create(
+    path: *const c_char,
+    config: *const FbTraceConfig,
+    text: *mut c_char,
+    text_bytes: usize,
+    trace: *mut *mut FbTrace,
+) -> FbStatus {
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        create(text, text_bytes, || {
+            let (path, trace) = (cast::path(path, "path")?, cast::out(trace, "trace")?);
+            let (recording, frames) = cast::versioned(config)?.declare()?;
+            trace.set(handle::give(FbTrace(Some(TraceWriter::create(path, &recording, frames)?)))?);
+            Ok(())
+        })
+    }
+}
+
+/// Records what the query at `position` selected: for each layer that has sets of its own, in order, k positions as
+/// a kernel emits them, in any order, -1 where there is none; `count` of them, in host memory. Positions come one by
+/// one, from first_position on, once they are accepted. On FB_OUT_OF_RANGE nothing is recorded and the next call may
+/// be right; after FB_IO the file ends with the group before, and every later call fails.
+///
+/// # Safety
+/// `selected` has `count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_trace_record(
+    trace: *mut FbTrace,
+    position: u32,
+    selected: *const i32,
+    count: usize,
+) -> FbStatus {
+    change(trace, |trace| {
+        // SAFETY: this call's contract.
+        let selected = unsafe { cast::slice(selected, count, "selected") }?;
+        trace.writer()?.record(position, selected)
+    })
+}
+
+/// Writes the steps that are held. What is written survives the process.
+#[unsafe(no_mangle)]
+pub extern "C" fn fb_trace_flush(trace: *mut FbTrace) -> FbStatus {
+    change(trace, |trace| trace.writer()?.flush())
+}
+
+/// Flushes, and stores the file on the disk: it survives a loss of power.
+#[unsafe(no_mangle)]
+pub extern "C" fn fb_trace_sync(trace: *mut FbTrace) -> FbStatus {
+    change(trace, |trace| trace.writer()?.sync())
+}
+
+/// Ends the recording: writes what is held and the end, and stores the file. `steps`, which may be NULL, receives
+/// the steps recorded; a file without any is one that no reader takes. Whatever the answer, the handle can then only
+/// be destroyed; on FB_IO the file is readable as far as it was written, and not finished.
+///
+/// # Safety
+/// `steps` has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_trace_finish(trace: *mut FbTrace, steps: *mut u32) -> FbStatus {
+    change(trace, |trace| {
+        // SAFETY: this call's contract.
+        let steps = unsafe { cast::out_or_none(steps, "steps") }?;
+        let recorded = trace.0.take().ok_or_else(finished)?.finish()?;
+        if let Some(steps) = steps {
+            steps.set(recorded);
+        }
+        Ok(())
+    })
+}
+
+/// Ends the handle. A recording that was not finished keeps all its steps, and readers are told that it was not.
+#[unsafe(no_mangle)]
+pub extern "C" fn fb_trace_destroy(trace: *mut FbTrace) -> FbStatus {
+    handle::end(trace, |_| Ok(()))
+}

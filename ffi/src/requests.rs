@@ -1,0 +1,143 @@
+//! Recording the requests of a service as they arrive, into lines that every tool of the field reads.
+//!
+//! As `trace`: a handle holds the writer until it is finished, and calls wait for the file. One destroyed before
+//! that leaves all its lines, which are a whole trace too.
+
+use std::ffi::c_char;
+
+use forebay::trace::requests::{Arrival, RequestWriter};
+use forebay::{Error, Kind, Result};
+
+use crate::cast::{self, Plain, Versioned, create};
+use crate::handle::{self, Object, change};
+use crate::status::FbStatus;
+
+/// A request as it arrived.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbArrival {
+    /// sizeof(fb_arrival).
+    pub size: usize,
+    /// When, in milliseconds since the recording's start.
+    pub milliseconds: u64,
+    /// Tokens of the prompt.
+    pub input_tokens: u32,
+    /// Tokens generated; 0 where that is not known when the request is recorded.
+    pub output_tokens: u32,
+    /// Ids of the prompt's blocks from its beginning, the last block perhaps partial. An id names the block and all
+    /// before it.
+    pub blocks: *const u64,
+    /// How many.
+    pub block_count: usize,
+}
+
+// SAFETY: words and pointers, which are words; two of 4 bytes between words of 8.
+unsafe impl Plain for FbArrival {}
+impl Versioned for FbArrival {
+    const NAME: &'static str = "fb_arrival";
+    const REQUIRED: usize = size_of::<FbArrival>();
+}
+
+/// A request trace under way.
+pub struct FbRequests(Option<RequestWriter>);
+
+impl Object for FbRequests {
+    const KIND: u8 = 13;
+    const NAME: &'static str = "fb_requests";
+}
+
+impl FbRequests {
+    fn writer(&mut self) -> Result<&mut RequestWriter> {
+        self.0.as_mut().ok_or_else(finished)
+    }
+}
+
+fn finished() -> Error {
+    Error::new(Kind::Closed, "record").at("the request trace was finished").hint("destroy its handle")
+}
+
+/// Creates the file `path`, which must not be there, for blocks of `block_tokens` tokens. When that fails, the
+/// reason is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+///
+/// # Safety
+/// `path` ends with a zero byte; `text` has `text_bytes` bytes; `requests` has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_requests_create(
+    path: *const c_char,
+    block_tokens: u32,
+    text: *mut c_char,
+    text_bytes: usize,
+    requests: *mut *mut FbRequests,
+) -> FbStatus {
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        create(text, text_bytes, || {
+            let (path, requests) = (cast::path(path, "path")?, cast::out(requests, "requests")?);
+            let writer = RequestWriter::create(path, block_tokens)?;
+            requests.set(handle::give(FbRequests(Some(writer)))?);
+            Ok(())
+        })
+    }
+}
+
+/// Records one request. Requests come in the order of their arrival. On FB_OUT_OF_RANGE nothing is recorded and the
+/// next call may be right; after FB_IO the file ends with the line before, and every later call fails.
+///
+/// # Safety
+/// `arrival` states its size truly, and its blocks are there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_requests_record(
+    requests: *mut FbRequests,
+    arrival: *const FbArrival,
+) -> FbStatus {
+    change(requests, |requests| {
+        // SAFETY: this call's contract, for both.
+        let (arrival, blocks) = unsafe {
+            let arrival = cast::versioned(arrival)?;
+            (arrival, cast::slice(arrival.blocks, arrival.block_count, "blocks")?)
+        };
+        requests.writer()?.record(&Arrival {
+            milliseconds: arrival.milliseconds,
+            input_tokens: arrival.input_tokens,
+            output_tokens: arrival.output_tokens,
+            blocks,
+        })
+    })
+}
+
+/// Writes the lines that are held. What is written survives the process.
+#[unsafe(no_mangle)]
+pub extern "C" fn fb_requests_flush(requests: *mut FbRequests) -> FbStatus {
+    change(requests, |requests| requests.writer()?.flush())
+}
+
+/// Flushes, and stores the file on the disk: it survives a loss of power.
+#[unsafe(no_mangle)]
+pub extern "C" fn fb_requests_sync(requests: *mut FbRequests) -> FbStatus {
+    change(requests, |requests| requests.writer()?.sync())
+}
+
+/// Ends the trace: writes what is held and stores the file. `count`, which may be NULL, receives the requests
+/// recorded; a file without any is one that no reader takes. Whatever the answer, the handle can then only be
+/// destroyed.
+///
+/// # Safety
+/// `count` has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_requests_finish(requests: *mut FbRequests, count: *mut u64) -> FbStatus {
+    change(requests, |requests| {
+        // SAFETY: this call's contract.
+        let count = unsafe { cast::out_or_none(count, "count") }?;
+        let recorded = requests.0.take().ok_or_else(finished)?.finish()?;
+        if let Some(count) = count {
+            count.set(recorded);
+        }
+        Ok(())
+    })
+}
+
+/// Ends the handle. All lines recorded are in the file.
+#[unsafe(no_mangle)]
+pub extern "C" fn fb_requests_destroy(requests: *mut FbRequests) -> FbStatus {
+    handle::end(requests, |_| Ok(()))
+}

@@ -1,0 +1,222 @@
+//! Reading what a sequence selected: a selection trace or a recording, whole in memory.
+//!
+//! A handle is a value that nothing changes, so any number of threads may read through it at the same time.
+
+use std::ffi::c_char;
+use std::mem::MaybeUninit;
+
+use forebay::trace::SelectionTrace;
+use forebay::{Error, Kind, Result};
+
+use crate::cast::{self, Plain, Versioned, create};
+use crate::handle::{self, Object, read};
+use crate::status::FbStatus;
+
+/// In fb_selections_text: a short name of the recording.
+pub const FB_SELECTIONS_LABEL: u32 = 0;
+/// In fb_selections_text: the model that was run.
+pub const FB_SELECTIONS_MODEL: u32 = 1;
+/// In fb_selections_text: its architecture.
+pub const FB_SELECTIONS_ARCH: u32 = 2;
+/// In fb_selections_text: what the selector ranked positions by.
+pub const FB_SELECTIONS_SCORE: u32 = 3;
+/// In fb_selections_text: how the steps came about.
+pub const FB_SELECTIONS_MODE: u32 = 4;
+/// In fb_selections_text: which text the model read.
+pub const FB_SELECTIONS_TEXT: u32 = 5;
+
+/// What a trace says about itself, in numbers.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbTraceHeader {
+    /// sizeof(fb_trace_header), set by the caller.
+    pub size: usize,
+    /// Recorded layers.
+    pub layers: u32,
+    /// Positions that one query selects; fewer while the context is shorter.
+    pub k: u32,
+    /// Recorded positions, those of the prompt included.
+    pub steps: u32,
+    /// How many of the first steps belong to the prompt.
+    pub warm_steps: u32,
+    /// Position of the query of step 0.
+    pub first_position: u32,
+    /// Position of the first decode step.
+    pub decode_start: u32,
+    /// Tokens of the context.
+    pub context: u32,
+    /// 1 for a recording that was not finished.
+    pub unfinished: u32,
+    /// Of such a one: bytes behind its last whole group, which were left off.
+    pub left_off_bytes: u64,
+    /// All selected positions together, in every step and layer.
+    pub members: u64,
+}
+
+// SAFETY: words, eight of 4 bytes between words of 8.
+unsafe impl Plain for FbTraceHeader {}
+impl Versioned for FbTraceHeader {
+    const NAME: &'static str = "fb_trace_header";
+    const REQUIRED: usize = size_of::<FbTraceHeader>();
+}
+
+/// A selection trace in memory.
+pub struct FbSelections(SelectionTrace);
+
+impl Object for FbSelections {
+    const KIND: u8 = 14;
+    const NAME: &'static str = "fb_selections";
+}
+
+impl FbSelections {
+    fn header(&self) -> FbTraceHeader {
+        let header = self.0.header();
+        FbTraceHeader {
+            size: size_of::<FbTraceHeader>(),
+            layers: header.layers,
+            k: header.k,
+            steps: header.steps,
+            warm_steps: header.warm_steps,
+            first_position: header.first_position,
+            decode_start: header.decode_start,
+            context: header.context,
+            unfinished: header.unfinished.is_some().into(),
+            left_off_bytes: header.unfinished.unwrap_or(0),
+            members: self.0.members(),
+        }
+    }
+
+    /// Numbers of `steps` steps from `first` on, by layer, k each.
+    fn numbers(&self, first: u32, steps: u32) -> Result<usize> {
+        let header = self.0.header();
+        let inside = first.checked_add(steps).is_some_and(|end| end <= header.steps);
+        let all = (steps as usize).checked_mul(header.layers as usize * header.k as usize);
+        all.filter(|_| inside).ok_or_else(|| {
+            Error::new(Kind::OutOfRange, "read selections")
+                .at("steps of the trace")
+                .with("first", first)
+                .with("count", steps)
+                .with("steps", header.steps)
+        })
+    }
+
+    /// Copies the sets of steps from `first` on, each to k places.
+    fn copy(&self, first: u32, places: &mut [MaybeUninit<i32>]) {
+        let header = self.0.header();
+        let sets = (first..header.steps).flat_map(|step| (0..header.layers).map(move |layer| (step, layer)));
+        for (places, (step, layer)) in places.chunks_exact_mut(header.k as usize).zip(sets) {
+            // Positions are below 2^24.
+            let set = self.0.selection(step, layer).iter().map(|position| position.cast_signed());
+            for (place, position) in places.iter_mut().zip(set.chain(std::iter::repeat(-1))) {
+                place.write(position);
+            }
+        }
+    }
+}
+
+/// Reads the trace or recording `path`, packed or not. When that fails, the reason is written to `text`, cut to
+/// `text_bytes` bytes with its ending zero; `text` may be NULL.
+///
+/// # Safety
+/// `path` ends with a zero byte; `text` has `text_bytes` bytes; `selections` has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_selections_open(
+    path: *const c_char,
+    text: *mut c_char,
+    text_bytes: usize,
+    selections: *mut *mut FbSelections,
+) -> FbStatus {
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        create(text, text_bytes, || {
+            let (path, selections) = (cast::path(path, "path")?, cast::out(selections, "selections")?);
+            selections.set(handle::give(FbSelections(SelectionTrace::read(path)?))?);
+            Ok(())
+        })
+    }
+}
+
+/// What the trace says about itself.
+///
+/// # Safety
+/// `header` states its size truly.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_selections_header(
+    selections: *const FbSelections,
+    header: *mut FbTraceHeader,
+) -> FbStatus {
+    read(selections, |selections| {
+        // SAFETY: this call's contract.
+        unsafe { cast::versioned_out(header) }?.set(&selections.header());
+        Ok(())
+    })
+}
+
+/// A text of the trace's, FB_SELECTIONS_ something, cut to `text_bytes` bytes with its ending zero; empty where the
+/// trace does not say.
+///
+/// # Safety
+/// `text` has `text_bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_selections_text(
+    selections: *const FbSelections,
+    which: u32,
+    text: *mut c_char,
+    text_bytes: usize,
+) -> FbStatus {
+    read(selections, |selections| {
+        let header = selections.0.header();
+        let texts = [&header.label, &header.model, &header.arch, &header.score, &header.mode, &header.text];
+        let said = texts.get(which as usize).ok_or_else(|| {
+            Error::new(Kind::OutOfRange, "read selections").at("which text").with("value", which)
+        })?;
+        let said = std::ffi::CString::new(said.replace('\0', " ")).unwrap_or_default();
+        // SAFETY: this call's contract.
+        unsafe { cast::write_text(text, text_bytes, said.as_bytes_with_nul()) };
+        Ok(())
+    })
+}
+
+/// The model's own numbers of the recorded layers: as many as `room` holds are written to `ids`, and `count`
+/// receives how many there are. `ids` may be NULL with a room of 0.
+///
+/// # Safety
+/// `ids` has room for `room` numbers; `count` has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_selections_layer_ids(
+    selections: *const FbSelections,
+    ids: *mut u32,
+    room: u32,
+    count: *mut u32,
+) -> FbStatus {
+    read(selections, |selections| {
+        // SAFETY: this call's contract, for both.
+        unsafe { cast::write_list(&selections.0.header().layer_ids, ids, room, (count, "count")) }
+    })
+}
+
+/// Copies what `steps` steps selected, from `first_step` on: `[steps][layers][k]` positions, ascending in each set,
+/// -1 behind the last one of a set that has fewer.
+///
+/// # Safety
+/// `positions` has room for `steps` x layers x k numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_selections_read(
+    selections: *const FbSelections,
+    first_step: u32,
+    steps: u32,
+    positions: *mut i32,
+) -> FbStatus {
+    read(selections, |selections| {
+        let numbers = selections.numbers(first_step, steps)?;
+        // SAFETY: this call's contract.
+        selections.copy(first_step, unsafe { cast::room(positions, numbers, "positions") }?);
+        Ok(())
+    })
+}
+
+/// Ends the handle.
+#[unsafe(no_mangle)]
+pub extern "C" fn fb_selections_destroy(selections: *mut FbSelections) -> FbStatus {
+    handle::end(selections, |_| Ok(()))
+}
