@@ -37,6 +37,8 @@ PACKAGES = {
 MIB = 1 << 20
 LONGEST = 8192
 """Tokens that the model was trained to see."""
+PASSES = 4
+"""Passes of attention in the order "passes", where the slots do not hold what a step selects."""
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -81,6 +83,12 @@ def stop(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
+def fail(message: str) -> NoReturn:
+    """Ends the program because what must be equal is not."""
+    print(f"decode.py: {message}", file=sys.stderr)
+    raise SystemExit(1)
+
+
 class Screen:
     """Text that scrolls, and below it a table: redrawn in place on a terminal, printed now and then elsewhere."""
 
@@ -90,39 +98,45 @@ class Screen:
         self.names, self.pending = names, [""] * len(names)
         self.shown = 0
 
-    def faint(self, text: str) -> str:
-        """What is not the model's own words."""
-        return f"\x1b[2m{text}\x1b[0m" if self.color else text
-
     def text(self, sequence: int, more: str, last: bool = False) -> None:
         """Prints a sequence's lines as they become whole."""
         name = self.names[sequence]
-        width = max(min(shutil.get_terminal_size().columns, 100) - len(name), 20)
-        whole = self.pending[sequence] + more
-        lines = [part for line in whole.split("\n") for part in textwrap.wrap(line, width) or [""]]
+        width = max(min(shutil.get_terminal_size().columns, 100) - len(name) - 1, 20)
+        lines = []
+        for line in (self.pending[sequence] + more).split("\n"):
+            lines += textwrap.wrap(line, width, drop_whitespace=False, replace_whitespace=False) or [""]
         self.pending[sequence] = "" if last else lines.pop()
-        # A cut inside a line must not lose the space that it ends with.
-        if not last and whole.endswith(" "):
-            self.pending[sequence] += " "
+        for line in filter(str.strip, lines):
+            print(self.faint(name) + line.rstrip())
+
+    def table(self, lines: Sequence[str]) -> None:
+        """Prints a table, which a terminal's next text takes the place of."""
+        if self.live:
+            # One that is taller or wider than the terminal cannot be redrawn.
+            columns, rows = shutil.get_terminal_size()
+            lines = [line[: columns - 1] for line in lines[: rows - 2]]
         for line in lines:
-            if line:
-                print(self.faint(name) + line)
+            print(self.faint(line))
+        self.shown = len(lines)
 
     def clear(self) -> None:
-        """Takes a table that is redrawn off the terminal."""
+        """Takes the table off a terminal."""
         if self.live and self.shown:
             print(f"\x1b[{self.shown}A\x1b[J", end="")
         self.shown = 0
 
-    def table(self, lines: Sequence[str]) -> None:
-        """Prints a table."""
-        room = shutil.get_terminal_size().lines - 2
-        # One that is taller than the terminal cannot be redrawn.
-        lines = lines[-room:] if self.live else lines
-        for line in lines:
-            print(self.faint(line))
-        self.shown = len(lines)
-        sys.stdout.flush()
+    def waits(self, what: str) -> None:
+        """Says on a terminal what the next line takes its time for."""
+        if self.live:
+            print(self.faint(what) + "\r", end="", flush=True)
+
+    def says(self, line: str) -> None:
+        """Prints a line, over what was waited for."""
+        print(("\x1b[K" if self.live else "") + line)
+
+    def faint(self, text: str) -> str:
+        """What is not the model's own words."""
+        return f"\x1b[2m{text}\x1b[0m" if self.color else text
 
 
 def table(cache: Offloaded, steps: int) -> list[str]:
@@ -131,16 +145,16 @@ def table(cache: Offloaded, steps: int) -> list[str]:
     cells = []
     for layer, (hits, misses) in enumerate(zip(cache.hits, cache.misses, strict=True)):
         share = 100 * misses / max(hits + misses, 1)
-        cells.append(f"{layer:5}{misses / steps:9.1f}{share:7.1f}%{host:6.1f}{device:6.1f}")
+        cells.append(f"{layer:5}{misses / steps:9.1f}{share:7.1f}%{host:8.1f}{device:8.1f}")
     half = -(-len(cells) // 2)
-    heads = ["      fetched  missed  MiB of rows", "layer  a step    rows  host device"]
-    lines = [f"{head:<35}     {head}" for head in heads]
+    heads = ["        missed  share    host  device", "layer   a step           MiB     MiB"]
+    lines = [f"{head:<38}    {head}" for head in heads]
     for left, right in zip(cells[:half], [*cells[half:], ""], strict=False):
-        lines.append(f"{left:<35}     {right}".rstrip())
+        lines.append(f"{left}    {right}".rstrip())
     hits, misses = int(cache.hits.sum()), int(cache.misses.sum())
     lines.append(
-        f"all    {misses:,} of {hits + misses:,} rows fetched ({100 * misses / max(hits + misses, 1):.1f}%); "
-        f"{len(cells) * host:.1f} MiB in host memory, {len(cells) * device:.1f} MiB on the device"
+        f"  all   {misses:,} of {hits + misses:,} rows missed ({100 * misses / max(hits + misses, 1):.1f}%); "
+        f"{len(cells) * host:.1f} MiB in host memory, {len(cells) * device:.1f} MiB in slots"
     )
     return lines
 
@@ -186,7 +200,7 @@ def show(run: Run, cache: Offloaded, words: Tokenizer, screen: Screen) -> None:
         screen.table(table(cache, len(run.marks)))
 
 
-def compare(model: Model, requests: list[Request], run: Run, chosen: argparse.Namespace) -> str:
+def compare(model: Model, requests: list[Request], shown: Run, chosen: argparse.Namespace) -> str:
     """Decodes the same with everything resident; the sentence that says how the two compare.
 
     Raises:
@@ -196,20 +210,18 @@ def compare(model: Model, requests: list[Request], run: Run, chosen: argparse.Na
 
     resident = Resident(model, requests, top_k=chosen.top_k, query_rows=chosen.query_rows)
     again = Run(Decoder(resident, requests, query_rows=chosen.query_rows, read=chosen.read))
+    exact = chosen.order == "whole"
     for step, _ in enumerate(again):
-        if chosen.order == "whole" and again.marks[step] != run.marks[step]:
-            print(f"decode.py: step {step}: the logits differ from those with everything resident", file=sys.stderr)
-            raise SystemExit(1)
-    tokens = sum(map(len, again.decoder.histories)) - sum(again.decoder.starts)
-    if again.decoder.histories != run.decoder.histories:
-        print("decode.py: the tokens differ from those with everything resident", file=sys.stderr)
-        raise SystemExit(1)
-    same = "and the logits of every step, to the last bit" if chosen.order == "whole" else "as they should"
-    return f"With everything resident ({again.seconds:.1f} s): the same {tokens:,} tokens, {same}."
+        if exact and again.marks[step] != shown.marks[step]:
+            fail(f"step {step + 1}: the logits differ from those with everything resident")
+    if again.decoder.histories != shown.decoder.histories:
+        fail("the tokens differ from those with everything resident")
+    same = "and the logits of every step to the last bit" if exact else "from sums in another order"
+    return f"With every row resident, {again.seconds:.1f} s: the same tokens, {same}."
 
 
-def prompts(model: Model, words: Tokenizer, chosen: argparse.Namespace) -> list[Request]:
-    """The requests, prefilled, and a line about them."""
+def prompts(model: Model, words: Tokenizer, chosen: argparse.Namespace, screen: Screen) -> list[Request]:
+    """The requests, prefilled."""
     from engine import english, needed, requests
 
     sizes = {"context": chosen.context, "batch": chosen.batch, "promised": chosen.tokens}
@@ -220,20 +232,21 @@ def prompts(model: Model, words: Tokenizer, chosen: argparse.Namespace) -> list[
     tokens = words.encode(text).ids
     if len(tokens) < needed(**sizes):
         stop(f"--text: {len(tokens):,} tokens; {needed(**sizes):,} are needed")
+    screen.waits(f"prompt   reading {chosen.context:,} tokens ...")
     started = time.monotonic()
     made = requests(model, tokens, **sizes)
-    surprise = model.perplexity(made[0].tokens[:-1], made[0].prompt.hidden)
+    told = model.perplexity(made[0].tokens[:-1], made[0].prompt.hidden)
     what = "the Python language reference" if chosen.text is None else chosen.text.name
-    print(
-        f"prompt   {chosen.context:,} tokens of {what}"
-        + (f", {chosen.batch} times, half of them shared" if chosen.batch > 1 else "")
-        + f"; perplexity {surprise:.1f}; {time.monotonic() - started:.1f} s"
+    several = f", {chosen.batch} sequences with half of them in common" if chosen.batch > 1 else ""
+    screen.says(
+        f"prompt   {chosen.context:,} tokens of {what}{several}; "
+        f"perplexity {told:.1f}; {time.monotonic() - started:.1f} s"
     )
     return made
 
 
-def run(chosen: argparse.Namespace) -> None:
-    """The program behind its options."""
+def program(chosen: argparse.Namespace) -> None:
+    """What the options ask for."""
     from engine import Decoder
     from offloaded import Offloaded
     from smollm2 import Model, tokenizer, weights_path
@@ -242,29 +255,25 @@ def run(chosen: argparse.Namespace) -> None:
         path = weights_path()
     except FileNotFoundError as error:
         stop(str(error))
+    screen = Screen([f"{number + 1}  " if chosen.batch > 1 else "" for number in range(chosen.batch)])
+    screen.waits("model    reading the weights ...")
     model, words = Model(path), tokenizer(path)
-    print(f"model    SmolLM2-135M-Instruct: {model.layers} layers, a row of {8 * model.kv_width:,} bytes in each")
-    made = prompts(model, words, chosen)
-    sizes = {"top_k": chosen.top_k, "query_rows": chosen.query_rows}
-    with Offloaded(model, made, ratio=chosen.ratio, order=chosen.order, **sizes) as cache:
+    screen.says(f"model    SmolLM2-135M-Instruct: {model.layers} layers, in each a row of {8 * model.kv_width:,} bytes")
+    made = prompts(model, words, chosen, screen)
+    sizes = {"top_k": chosen.top_k, "query_rows": chosen.query_rows, "ratio": chosen.ratio, "order": chosen.order}
+    with Offloaded(model, made, attention_passes=PASSES if chosen.order == "passes" else 1, **sizes) as cache:
         print(f"cache    {cache.describe()}")
         for line in cache.cache.fallbacks():
             print(f"         {line}")
         print()
-        names = [f"{number + 1}  " if chosen.batch > 1 else "" for number in range(chosen.batch)]
         shown = Run(Decoder(cache, made, query_rows=chosen.query_rows, read=chosen.read))
-        show(shown, cache, words, Screen(names))
-    print()
+        show(shown, cache, words, screen)
     tokens = sum(map(len, shown.decoder.histories)) - sum(shown.decoder.starts)
-    told = f", perplexity {perplexity(shown.surprise):.1f}" if chosen.read else ""
-    drafts = f", {shown.rejected:,} drafts rejected" if chosen.query_rows > 1 else ""
-    print(f"{tokens:,} tokens in {len(shown.marks):,} steps, {shown.seconds:.1f} s{drafts}{told}.")
-    print(compare(model, made, shown, chosen))
-
-
-def perplexity(surprise: Sequence[float]) -> float:
-    """Perplexity."""
-    return math.exp(sum(surprise) / len(surprise))
+    told = f"; perplexity {math.exp(sum(shown.surprise) / len(shown.surprise)):.1f}" if chosen.read else ""
+    drafts = f"; {shown.rejected:,} drafts rejected" if chosen.query_rows > 1 else ""
+    print(f"\n{tokens:,} tokens in {len(shown.marks):,} steps, {shown.seconds:.1f} s{drafts}{told}.")
+    screen.waits("With every row resident ...")
+    screen.says(compare(model, made, shown, chosen))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -273,8 +282,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for package, source in PACKAGES.items():
         if importlib.util.find_spec(package) is None:
             stop(f"the package {package} is not there: pip install {source}")
+    # Lines appear as they are printed, in a pipe too. One BLAS thread: several that wait for each other's are slow
+    # beside other programs.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
-        run(chosen)
+        program(chosen)
     except BrokenPipeError:
         # Whoever read has gone; nothing is left to say, to Python's own flush at the end neither.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
