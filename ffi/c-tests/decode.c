@@ -114,7 +114,7 @@ static void append(engine *e) {
         CHECK(fb_append(e->cache, e->sequence, layer, rows, 1) == FB_OUT_OF_RANGE);
     }
     free(rows);
-    OK(e, fb_join(e->cache, e->sequence, NULL));
+    OK(e, fb_join(e->cache, e->sequence, NULL, NULL, NULL));
 }
 
 static fb_step prepare(engine *e) {
@@ -247,7 +247,7 @@ static void closed_sequence(engine *e) {
     OK(e, fb_close(e->cache, e->sequence, NULL));
     CHECK(fb_close(e->cache, e->sequence, NULL) == FB_CLOSED);
     CHECK(fb_append(e->cache, e->sequence, 0, NULL, 0) == FB_CLOSED);
-    CHECK(fb_join(e->cache, e->sequence, NULL) == FB_CLOSED);
+    CHECK(fb_join(e->cache, e->sequence, NULL, NULL, NULL) == FB_CLOSED);
     CHECK(fb_landing_slot(e->cache, e->sequence, 0, &slot) == FB_CLOSED && slot == 77);
     CHECK(fb_close(e->cache, UINT64_MAX, NULL) == FB_CLOSED);
     char text[512];

@@ -39,8 +39,14 @@
 // Version of this header's interface, see docs/versions.md.
 #define FB_ABI_VERSION 1
 
-// Host memory; each operation runs in the call that enqueues it.
+// Host memory; what is enqueued runs in the call that enqueues it.
 #define FB_DEVICE_HOST 0
+
+// Host memory; each stream is a thread.
+#define FB_DEVICE_HOST_THREADS 1
+
+// An NVIDIA GPU, through its driver.
+#define FB_DEVICE_CUDA 2
 
 // The total pool does without huge pages.
 #define FB_MEMORY_SMALL_PAGES 1
@@ -135,6 +141,18 @@
 // In fb_row: the accepted rows stand in the step's tensor on the device.
 #define FB_ACCEPTED_ON_DEVICE UINT32_MAX
 
+// The work has not ended.
+#define FB_TICKET_PENDING 0
+
+// It is done: only this makes its bytes valid.
+#define FB_TICKET_DONE 1
+
+// It failed.
+#define FB_TICKET_FAILED 2
+
+// It never ran: its device is gone.
+#define FB_TICKET_CANCELLED 3
+
 // How a call ended.
 enum fb_status
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -189,7 +207,7 @@ typedef struct fb_captured fb_captured;
 // A chooser of tables.
 typedef struct fb_chooser fb_chooser;
 
-// A device.
+// A device: memory, streams, and what runs on them.
 typedef struct fb_device fb_device;
 
 // A request trace under way.
@@ -198,6 +216,9 @@ typedef struct fb_requests fb_requests;
 // A selection trace in memory.
 typedef struct fb_selections fb_selections;
 
+// The end of work that the library enqueued: a warm-up, a fork's copy, a roll-back.
+typedef struct fb_ticket fb_ticket;
+
 // A recording under way.
 typedef struct fb_trace fb_trace;
 
@@ -205,11 +226,22 @@ typedef struct fb_trace fb_trace;
 typedef struct fb_device_config {
     // sizeof(fb_device_config).
     size_t size;
-    // FB_DEVICE_HOST.
+    // FB_DEVICE_HOST, FB_DEVICE_HOST_THREADS or FB_DEVICE_CUDA.
     uint32_t kind;
-    // Optional: the device's number.
+    // Optional, CUDA: the device's number, as the driver counts.
     uint32_t number;
+    // Optional, CUDA: the driver's library, by path or name, in UTF-8; libcuda.so.1.
+    const char *library;
+    // Optional, host: bytes of device memory that may be taken; as many as the machine has.
+    uint64_t memory;
+    // Optional, CUDA: thread blocks of a gather, a bound on the multiprocessors that it takes; 16.
+    uint32_t gather_blocks;
+    // Optional, CUDA: threads of a block, a multiple of 32 up to 512; 512.
+    uint32_t threads;
 } fb_device_config;
+
+// What runs in a stream's order on the host: see fb_stream_call.
+typedef void (*fb_work)(void *data);
 
 // What a cache is made of. What is optional and 0 gets its default.
 typedef struct fb_cache_config {
@@ -255,9 +287,38 @@ typedef struct fb_cache_config {
     uint32_t micro_batches;
     // Optional: FB_MEMORY_ flags; huge pages, resident, locked, as far as they can be had.
     uint32_t memory;
-    // 0.
-    uint32_t reserved;
+    // Optional: passes of attention that take the scratch slots in turn, so that a lane needs only so large a share
+    // of them; 1. With more, attention must run in parts (fb_overlap).
+    uint32_t attention_passes;
+    // Optional: the number of the NUMA node for the total pool, plus 1; any.
+    uint32_t numa_node;
+    // Optional: 1 for rows without bytes, so that nothing is gathered: for replays.
+    uint32_t residency_only;
+    // Optional: slots of each layer's pool, all sequences, draft layers included; as pool_slots, not beside it.
+    const uint32_t *slots_by_layer;
 } fb_cache_config;
+
+// Bytes that a cache takes, by what they are for.
+typedef struct fb_cache_footprint {
+    // sizeof(fb_cache_footprint), set by the caller.
+    size_t size;
+    // Device: index keys of every page, all layers.
+    uint64_t index_keys;
+    // Device: the blocks of slots that budgets are made of, all layers.
+    uint64_t slots;
+    // Device: landing slots, all layers, in whole blocks.
+    uint64_t landing;
+    // Device: scratch slots, once for all layers.
+    uint64_t scratch;
+    // Device: what whole mappings of 2 MiB leave unused.
+    uint64_t padding;
+    // Device: residency tables, page tables, lists of fetches and step blocks.
+    uint64_t tables;
+    // Host: the rows of the total pool.
+    uint64_t rows;
+    // Host: the pinned ring of step blocks and reports.
+    uint64_t step_blocks;
+} fb_cache_footprint;
 
 // What a cache has and does. Gauges describe now, counters only grow.
 typedef struct fb_stats {
@@ -267,14 +328,18 @@ typedef struct fb_stats {
     uint32_t sequences;
     // Gauge: steps between prepare and retire.
     uint32_t steps_in_flight;
-    // Gauge: free pages of the total pool.
+    // Gauge: free pages of the total pool; unused_pages are not among them.
     uint32_t free_host_pages;
     // Gauge: free pages of index keys.
     uint32_t free_index_pages;
+    // Gauge: shared pages, of rows and of index keys, that no sequence uses: admission can take them too.
+    uint32_t unused_pages;
     // Gauge: free slots of the layer that has the fewest.
     uint32_t free_slots;
     // Gauge: free lanes.
     uint32_t free_lanes;
+    // 0.
+    uint32_t reserved;
     // Counter: steps retired.
     uint64_t steps;
     // Counter: distinct selected rows that were resident, all layers.
@@ -285,7 +350,61 @@ typedef struct fb_stats {
     uint64_t scratch;
     // Counter: bytes of rows that misses asked for, host to device.
     uint64_t bytes_up;
+    // Counter: prompt tokens that were looked up for sharing.
+    uint64_t prompt_tokens;
+    // Counter: of these, tokens in pages that were taken over.
+    uint64_t shared_tokens;
+    // Counter: pages that were sealed for others to find.
+    uint64_t sealed_pages;
+    // Counter: of these, pages that went to make room.
+    uint64_t evicted_pages;
 } fb_stats;
+
+// What a cache is: what it was declared with and what follows from that. It does not change.
+typedef struct fb_info {
+    // sizeof(fb_info), set by the caller.
+    size_t size;
+    // Layers, draft layers included.
+    uint32_t layers;
+    // Of these, layers that draft tokens: the last ones.
+    uint32_t draft_layers;
+    // Bytes of a row, both runs, as fb_append takes it.
+    uint32_t row_bytes;
+    // Bytes of the first run.
+    uint32_t first_run_bytes;
+    // Bytes from one row to the next in host memory.
+    uint32_t host_stride;
+    // Bytes of a block of 64 slots in a slab, padding included.
+    uint32_t block_bytes;
+    // Bytes of one index key; 0 without.
+    uint32_t index_key_bytes;
+    // Tokens of a page.
+    uint32_t page_tokens;
+    // Positions that one query row selects in one layer.
+    uint32_t top_k;
+    // Sequences that may be open.
+    uint32_t lanes;
+    // Tokens of the longest sequence: prompt and promised.
+    uint32_t max_tokens;
+    // Rows of a batch.
+    uint32_t batch;
+    // Query rows that a sequence may have in a step.
+    uint32_t query_rows;
+    // Steps of one sequence that may be in flight.
+    uint32_t steps_in_flight;
+    // Micro-batches whose steps may be open at the same time.
+    uint32_t micro_batches;
+    // Passes of attention over what a step fetches, where attention runs in parts: what index lists are made for.
+    uint32_t attention_passes;
+    // The fewest slots that a sequence may have in a layer.
+    uint32_t min_budget;
+    // Pages of the total pool.
+    uint32_t host_pages;
+    // Pages of index keys.
+    uint32_t index_pages;
+    // 1 if rows have no bytes.
+    uint32_t residency_only;
+} fb_info;
 
 // What a sequence asks for. What is optional and 0 gets its default.
 typedef struct fb_open_config {
@@ -301,7 +420,69 @@ typedef struct fb_open_config {
     uint32_t bring_up;
     // Optional: slots in each layer as a share of prompt and promised tokens, above 0 and at most 1.
     double ratio;
+    // Optional: slots by layer, draft layers included. Not beside slots or a ratio.
+    const uint32_t *slots_by_layer;
 } fb_open_config;
+
+// How a sequence enters its lane.
+typedef struct fb_warm_up {
+    // sizeof(fb_warm_up).
+    size_t size;
+    // Optional: on the device, what the last prompt positions selected, oldest first: token positions, -1 for none,
+    // `[layers, draft layers included][steps][top_k]`.
+    const int32_t *selections;
+    // Optional: how many of them; 0 without selections.
+    uint32_t steps;
+    // 0.
+    uint32_t reserved;
+    // Optional: the most bytes of rows that one call gathers, fb_join_more the rest; no bound.
+    uint64_t bytes_a_call;
+} fb_warm_up;
+
+// How long a sequence is.
+typedef struct fb_sequence_length {
+    // sizeof(fb_sequence_length), set by the caller.
+    size_t size;
+    // Committed tokens, as far as retired steps and work that the library enqueued tell.
+    uint32_t committed;
+    // Rows that the last retired step wrote behind them, to be accepted or rejected.
+    uint32_t landed;
+    // Tokens in sealed pages: what fb_seal goes on behind.
+    uint32_t sealed;
+    // 1 if it has joined and may take part in steps, otherwise 0.
+    uint32_t running;
+} fb_sequence_length;
+
+// A page of a sequence. It never grows.
+typedef struct fb_page {
+    // Its page of rows in the total pool.
+    uint32_t host;
+    // Its page of index keys, in every layer's array of fb_index_keys: an entry of a block table.
+    uint32_t index_keys;
+} fb_page;
+
+// A page's key of the caller's, or none. It never grows.
+typedef struct fb_key {
+    // 1 if there is a key, 0 if not.
+    uint32_t is_set;
+    // The key.
+    uint8_t bytes[16];
+} fb_key;
+
+// What pages hold, so that they can be found again.
+typedef struct fb_tokens {
+    // sizeof(fb_tokens).
+    size_t size;
+    // Token ids, from the beginning of a page. A rest that fills no page is passed over. NULL if there are none.
+    const uint32_t *ids;
+    // How many.
+    uint32_t count;
+    // Optional: how many keys: one for each full page among the ids, or none.
+    uint32_t key_count;
+    // Optional: keys of the caller's, for what ids do not say: which image they stand for, for example. Pages are one
+    // only if keys and ids are the same, and so is all that stands before them.
+    const struct fb_key *keys;
+} fb_tokens;
 
 // Where the layers of a step are enqueued and what they share. Streams may be the same one; the buffers are as in
 // fb_buffers, made for `batch` rows and the step's query rows.
@@ -752,27 +933,90 @@ fb_status fb_error_text(const void *handle,
                         char *text,
                         size_t text_bytes);
 
-// Makes a device. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending zero;
-// `text` may be NULL.
+// Makes a device. No memory is taken yet. When it fails, the reason is written to `text`, cut to `text_bytes` bytes
+// with its ending zero; `text` may be NULL.
 //
 // Requires:
-// `config` states its size truly; `text` has `text_bytes` bytes.
+// `config` states its size truly; its `library` ends with a zero; `text` has `text_bytes` bytes.
 fb_status fb_device_create(const struct fb_device_config *config,
                            char *text,
                            size_t text_bytes,
                            struct fb_device **device);
 
-// Ends a device and frees its memory. FB_BUSY while caches are left.
+// Ends a device: waits for what was enqueued on its streams and on borrowed ones, and frees all memory that was
+// taken on it, its caches' too. FB_BUSY while caches are left. Tickets stay.
 //
 // Requires:
-// No operation that was enqueued on it is at work in the caller's buffers.
+// Nothing enqueued on its streams waits for what only this thread would do.
 fb_status fb_device_destroy(struct fb_device *device);
+
+// Makes a stream of the device's own, which lives as long as the device.
+//
+// Requires:
+// `stream` has room for the answer.
+fb_status fb_stream_create(const struct fb_device *device, void **stream);
+
+// Makes a CUstream of the engine's known, once; NULL is the legacy default stream. It is neither synchronised nor
+// destroyed. FB_INVALID_CONFIG on a host device, for a stream of another context, and for the per-thread stream.
+//
+// Requires:
+// `stream` is a stream of this process until it is returned or the device destroyed, and not being captured then.
+fb_status fb_stream_borrow(const struct fb_device *device,
+                           void *stream);
+
+// Gives a borrowed stream back: waits for what was enqueued on it, and knows it no more. FB_OUT_OF_RANGE for one
+// that was not borrowed, FB_INVALID_CONFIG on a host device, and for one that is being captured.
+//
+// Requires:
+// Nobody enqueues on it at the same time, and no work of its own makes this call.
+fb_status fb_stream_return(const struct fb_device *device,
+                           void *stream);
+
+// Blocks the caller until what is enqueued on the stream now has ended. FB_DEVICE_FAILED when the device has.
+//
+// Requires:
+// Nothing enqueued there waits for what only this thread would do.
+fb_status fb_stream_wait(const struct fb_device *device, void *stream);
+
+// Runs `work(data)` in the stream's order, on a thread of the device's; on FB_DEVICE_HOST in this call. Work on a
+// GPU's stream may not call the driver, and so not this library either, but for fb_stream_call's own bookkeeping.
+// Where the device fails before, it never runs.
+//
+// Requires:
+// `work` may be called with `data` on another thread, until it has run or the device is destroyed.
+fb_status fb_stream_call(const struct fb_device *device,
+                         void *stream,
+                         fb_work work,
+                         void *data);
+
+// Zeroed device memory that lives as long as the device: for an engine without an allocator of its own.
+//
+// Requires:
+// `address` has room for the answer.
+fb_status fb_device_allocate(const struct fb_device *device, uint64_t bytes, void **address);
+
+// Fills in the fields that a model's shape says, and leaves the others as they are: "deepseek-v3.2",
+// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5", "gqa-8x128"; "deepseek-v3", which is dense, is for planning.
+// FB_OUT_OF_RANGE for another name. `config` states its size and is zero or filled before.
+//
+// Requires:
+// `name` ends with a zero; `config` states its size truly.
+fb_status fb_preset(const char *name,
+                    struct fb_cache_config *config);
+
+// What a cache of this configuration takes on a GPU, which maps memory in multiples of 2 MiB; a host device maps
+// pages, and pads less. Takes nothing. Refuses what fb_cache_create refuses without asking for memory.
+//
+// Requires:
+// Both state their size truly, and the configuration's table is there.
+fb_status fb_footprint(const struct fb_cache_config *config,
+                       struct fb_cache_footprint *footprint);
 
 // Makes a cache on a device and takes all its memory. When that fails, the reason is written to `text`, cut to
 // `text_bytes` bytes with its ending zero; `text` may be NULL.
 //
 // Requires:
-// `config` states its size truly; `text` has `text_bytes` bytes.
+// `config` states its size truly, and its table is there; `text` has `text_bytes` bytes.
 fb_status fb_cache_create(const struct fb_device *device,
                           const struct fb_cache_config *config,
                           char *text,
@@ -792,6 +1036,28 @@ fb_status fb_cache_destroy(struct fb_cache *cache);
 // `stats` states its size truly.
 fb_status fb_cache_stats(const struct fb_cache *cache, struct fb_stats *stats);
 
+// Says what a cache is.
+//
+// Requires:
+// `info` states its size truly.
+fb_status fb_cache_info(const struct fb_cache *cache, struct fb_info *info);
+
+// Takes up what has ended since: releases closed sequences whose last work has ended, and pages and step blocks that
+// ended work held. `*waiting`, which may be NULL, says how many closed sequences still wait.
+//
+// Requires:
+// `waiting` is NULL or has room for the answer.
+fb_status fb_cache_reap(struct fb_cache *cache,
+                        void *stream,
+                        uint32_t *waiting);
+
+// Checks every invariant of every pool and table. For tests, between steps: on a GPU it waits for the device.
+// FB_INTERNAL names the broken one.
+//
+// Requires:
+// None beside the head's.
+fb_status fb_cache_validate(const struct fb_cache *cache);
+
 // What the cache had to do without: the fallback number `index`, from 0, as a line of text, cut to
 // `text_bytes` bytes with its ending zero. FB_OUT_OF_RANGE past the last one: none, if `index` is 0.
 // `text` may be NULL.
@@ -800,13 +1066,26 @@ fb_status fb_cache_stats(const struct fb_cache *cache, struct fb_stats *stats);
 // `text` has `text_bytes` bytes.
 fb_status fb_cache_fallback(const struct fb_cache *cache, size_t index, char *text, size_t text_bytes);
 
-// The slab of a layer, which attention reads: its address and size on the device. Slots stand in blocks
-// of 64, padded as declared; in a block, run 0 of all 64 slots, then run 1 of all 64 slots. With rows in
-// one run and no padding, slot `s` stands at `s * row_bytes[0]`.
+// The slab of a layer, which attention reads: its address and size on the device, the same for life. Slots stand in
+// blocks of 64, `[blocks][block_bytes]`, padded as declared; in a block, run 0 of all 64 slots, then run 1 of all 64
+// slots. With rows in one run and no padding, slot `s` stands at `s * row_bytes[0]`.
 //
 // Requires:
 // `address` and `bytes` have room for the answers.
-fb_status fb_slab(const struct fb_cache *cache, uint32_t layer, void **address, uint64_t *bytes);
+fb_status fb_slab(const struct fb_cache *cache,
+                  uint32_t layer,
+                  void **address,
+                  uint64_t *bytes);
+
+// The index keys of a layer on the device, `[pages][page tokens][key bytes]`: the engine writes and reads them; the
+// pages of a sequence are fb_pages'. FB_OUT_OF_RANGE for an unknown layer, or a model without index keys.
+//
+// Requires:
+// `address` and `bytes` have room for the answers.
+fb_status fb_index_keys(const struct fb_cache *cache,
+                        uint32_t layer,
+                        void **address,
+                        uint64_t *bytes);
 
 // Admits a sequence: takes its pages, slots and lane. FB_EXHAUSTED names the pool that has too little
 // left; nothing is taken then.
@@ -826,12 +1105,100 @@ fb_status fb_append(struct fb_cache *cache,
                     const void *rows,
                     uint32_t count);
 
-// Enters the sequence into its lane once every layer has its whole prompt, and brings up what it was
-// opened for. Steps wait for it by themselves.
+// Declares that `count` prompt rows of every layer are in their place already: written there by a transfer, or not
+// needed because only the residency is replayed. Errors as fb_append's.
 //
 // Requires:
-// What the library enqueues on `stream` may be enqueued there now.
-fb_status fb_join(struct fb_cache *cache, uint64_t sequence, void *stream);
+// None beside the head's.
+fb_status fb_append_in_place(struct fb_cache *cache,
+                             uint64_t sequence,
+                             uint32_t count);
+
+// Enters the sequence into its lane once every layer has its whole prompt: brings up what it was opened for, replays
+// the selections of `warm_up`, and gathers what is resident then, up to its bound; fb_join_more gathers the rest.
+// Steps wait for it by themselves. `warm_up` may be NULL, and so may `ticket`, which gets the end of what was
+// enqueued. FB_INVALID_CONFIG while a layer's prompt is incomplete, or when the sequence has joined.
+//
+// Requires:
+// `warm_up` states its size truly, and its selections are the device's to read until the stream has passed this
+// call.
+fb_status fb_join(struct fb_cache *cache,
+                  uint64_t sequence,
+                  const struct fb_warm_up *warm_up,
+                  void *stream,
+                  struct fb_ticket **ticket);
+
+// Gathers the next stretch of a bounded warm-up. The sequence is running (fb_length) once none is left.
+// FB_INVALID_CONFIG for a sequence that is not joining.
+//
+// Requires:
+// `ticket` is NULL or has room for the answer.
+fb_status fb_join_more(struct fb_cache *cache, uint64_t sequence, void *stream, struct fb_ticket **ticket);
+
+// Opens a sequence that begins as a copy of `parent`, whose committed tokens are its prompt (the config's `prompt` is
+// passed over): full pages are shared, the partial one is copied on the stream. It is joined already. FB_BUSY while
+// work of the parent is in flight; FB_INVALID_CONFIG while the parent has rows that were neither accepted nor
+// rejected: roll it back to the length that is meant. Otherwise as fb_open.
+//
+// Requires:
+// `config` states its size truly; `child` has room for the answer, and so has `ticket`, or it is NULL.
+fb_status fb_fork(struct fb_cache *cache,
+                  uint64_t parent,
+                  const struct fb_open_config *config,
+                  void *stream,
+                  uint64_t *child,
+                  struct fb_ticket **ticket);
+
+// Cuts a sequence to `length` tokens: rejected drafts beyond those that the length accepts, and any committed tokens
+// beyond it, are gone from every layer's residency. A page that others share is replaced before it can be written
+// again. Clears a failed step. FB_BUSY while work of the sequence is in flight; FB_OUT_OF_RANGE for a length beyond
+// committed and landed rows; FB_EXHAUSTED when shared pages cannot be replaced. Nothing has changed then.
+//
+// Requires:
+// `ticket` is NULL or has room for the answer.
+fb_status fb_roll_back(struct fb_cache *cache,
+                       uint64_t sequence,
+                       uint32_t length,
+                       void *stream,
+                       struct fb_ticket **ticket);
+
+// How long a sequence is, as far as is known on the host.
+//
+// Requires:
+// `length` states its size truly.
+fb_status fb_length(const struct fb_cache *cache, uint64_t sequence, struct fb_sequence_length *length);
+
+// The pages of a sequence, in order: as many as `room` holds, and in `*count` how many there are.
+//
+// Requires:
+// `pages` has `room` places; `count` has room for the answer.
+fb_status fb_pages(const struct fb_cache *cache,
+                   uint64_t sequence,
+                   struct fb_page *pages,
+                   uint32_t room,
+                   uint32_t *count);
+
+// Reads one row of the total pool, packed, as it is now: `bytes` is row_bytes[0] + row_bytes[1]. For checks, and for
+// engines that move rows themselves. FB_OUT_OF_RANGE for an unknown layer, a position beyond the sequence's pages,
+// and another size.
+//
+// Requires:
+// `row` has `bytes` bytes; no step or append that writes the row is at work.
+fb_status fb_read_row(const struct fb_cache *cache,
+                      uint64_t sequence,
+                      uint32_t layer,
+                      uint32_t position,
+                      void *row,
+                      uint64_t bytes);
+
+// The residency digest of a sequence, all layers: equal on every rank that was given the same selections. On a GPU it
+// waits for the device: between steps.
+//
+// Requires:
+// `digest` has room for the answer.
+fb_status fb_digest(const struct fb_cache *cache,
+                    uint64_t sequence,
+                    uint64_t *digest);
 
 // The slot to which the row of a step's query row is to be written, the same in every layer's slab.
 //
@@ -848,6 +1215,48 @@ fb_status fb_landing_slot(const struct fb_cache *cache,
 // Requires:
 // What the library enqueues on `stream` may be enqueued there now.
 fb_status fb_close(struct fb_cache *cache, uint64_t sequence, void *stream);
+
+// As fb_open, for a prompt whose token ids are known: its leading pages that were sealed before, under the same
+// salt, are taken over. `*shared` says how many tokens those are; fb_append goes on behind them. Admission counts
+// only what is not shared. `prompt` has the prompt's ids, or as many leading ones as may be shared: leave out the
+// last one where its row is to be computed anew, for the logits behind it. The salt tells apart what equal tokens do
+// not: tenants, adapters, versions of the weights; it may be empty. FB_OUT_OF_RANGE for more ids than the prompt has
+// tokens, and for keys that are neither one a full page nor none. Nothing is taken on an error.
+//
+// Requires:
+// The structs state their sizes truly, and what they name is there; `salt` has `salt_bytes` bytes.
+fb_status fb_open_shared(struct fb_cache *cache,
+                         const struct fb_open_config *config,
+                         const struct fb_tokens *prompt,
+                         const void *salt,
+                         size_t salt_bytes,
+                         uint64_t *sequence,
+                         uint32_t *shared);
+
+// How many tokens fb_open_shared would take over now. Changes nothing. Caches of several ranks share alike only if
+// each is offered what the one that finds least would find.
+//
+// Requires:
+// As fb_open_shared.
+fb_status fb_find_shared(const struct fb_cache *cache,
+                         const struct fb_tokens *prompt,
+                         const void *salt,
+                         size_t salt_bytes,
+                         uint32_t *shared);
+
+// Seals what can be sealed, for others to find: full pages behind the `from` tokens that are, whose rows are accepted
+// and stored. `next` has the sequence's token ids from there on, as far as they are known. `*sealed` says how many
+// tokens are sealed now; call it again when more steps have been retired, and before fb_close. FB_INVALID_CONFIG for
+// a sequence that fb_open_shared did not open, or that is not running; FB_BUSY while work that the library enqueued
+// for it is in flight; FB_OUT_OF_RANGE when `from` is not what fb_length says is sealed.
+//
+// Requires:
+// `next` states its size truly, and what it names is there; `sealed` has room for the answer.
+fb_status fb_seal(struct fb_cache *cache,
+                  uint64_t sequence,
+                  uint32_t from,
+                  const struct fb_tokens *next,
+                  uint32_t *sealed);
 
 // Captures the layers of a bucket into a graph: the engine's work by its callback; resolve, gather and scatter
 // between. Nothing runs. Steps may be in flight meanwhile; none of the bucket's micro-batches may be open. On an
@@ -894,9 +1303,6 @@ fb_status fb_launched(struct fb_cache *cache,
                       uint32_t count);
 
 // Gives captured layers up. Launches under way still run.
-//
-// Requires:
-// None.
 fb_status fb_captured_destroy(struct fb_captured *captured);
 
 // Reads a table's text: its version, how many layers it has, and of their orders as many as `room` holds; `orders`
@@ -968,9 +1374,6 @@ fb_status fb_chooser_table(const struct fb_chooser *chooser,
                            uint32_t *version);
 
 // Ends the handle.
-//
-// Requires:
-// None.
 fb_status fb_chooser_destroy(struct fb_chooser *chooser);
 
 // Resolves a layer's selection and gathers what it misses, all rows of the step, on one stream. `selection` holds
@@ -1021,9 +1424,6 @@ fb_status fb_gather(struct fb_cache *cache,
                     void *stream);
 
 // Stores a layer's new rows in the total pool, once they stand in their landing slots.
-//
-// Requires:
-// None.
 fb_status fb_scatter(struct fb_cache *cache, fb_step step, uint32_t layer, void *stream);
 
 // fb_scatter of a part of a layer.
@@ -1097,15 +1497,9 @@ fb_status fb_requests_record(struct fb_requests *requests,
                              const struct fb_arrival *arrival);
 
 // Writes the lines that are held. What is written survives the process.
-//
-// Requires:
-// None.
 fb_status fb_requests_flush(struct fb_requests *requests);
 
 // Flushes, and stores the file on the disk: it survives a loss of power.
-//
-// Requires:
-// None.
 fb_status fb_requests_sync(struct fb_requests *requests);
 
 // Ends the trace: writes what is held and stores the file. `count`, which may be NULL, receives the requests
@@ -1117,9 +1511,6 @@ fb_status fb_requests_sync(struct fb_requests *requests);
 fb_status fb_requests_finish(struct fb_requests *requests, uint64_t *count);
 
 // Ends the handle. All lines recorded are in the file.
-//
-// Requires:
-// None.
 fb_status fb_requests_destroy(struct fb_requests *requests);
 
 // Reads the trace or recording `path`, packed or not. When that fails, the reason is written to `text`, cut to
@@ -1169,9 +1560,6 @@ fb_status fb_selections_read(const struct fb_selections *selections,
                              int32_t *positions);
 
 // Ends the handle.
-//
-// Requires:
-// None.
 fb_status fb_selections_destroy(struct fb_selections *selections);
 
 // Begins a step: enqueues the wait for the work before it, its block, and the commit of what its
@@ -1188,18 +1576,12 @@ fb_status fb_prepare(struct fb_cache *cache,
 
 // Ends the enqueueing of a step: its report, then its event. What fb_overlap, fb_overlap_steps or fb_launch have
 // enqueued is joined there; behind what an engine orders itself, `stream` must be ordered already.
-//
-// Requires:
-// None.
 fb_status fb_finish(struct fb_cache *cache,
                     fb_step step,
                     void *stream);
 
 // Gives an open step up, for an engine that fails between its layers. It is still to be finished and retired, which
 // answers FB_CANCELLED; its sequences are then rolled back or closed.
-//
-// Requires:
-// None.
 fb_status fb_abandon(struct fb_cache *cache,
                      fb_step step);
 
@@ -1235,6 +1617,21 @@ fb_status fb_lengths(const struct fb_cache *cache,
                      uint32_t room,
                      uint32_t *count);
 
+// How the work of a ticket stands: FB_TICKET_PENDING, FB_TICKET_DONE, FB_TICKET_FAILED or FB_TICKET_CANCELLED. A
+// failure's status goes to `status`, which may be NULL; otherwise that is FB_OK, or FB_CANCELLED.
+//
+// Requires:
+// `outcome` and `status` have room for the answers.
+fb_status fb_ticket_outcome(const struct fb_ticket *ticket,
+                            uint32_t *outcome,
+                            uint32_t *status);
+
+// Gives a ticket up, ended or not: its work goes on.
+//
+// Requires:
+// None beside the head's.
+fb_status fb_ticket_destroy(struct fb_ticket *ticket);
+
 // Creates the file `path`, which must not be there, and writes the recording's beginning. When that fails, no file
 // is left, and the reason is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
 //
@@ -1260,15 +1657,9 @@ fb_status fb_trace_record(struct fb_trace *trace,
                           size_t count);
 
 // Writes the steps that are held. What is written survives the process.
-//
-// Requires:
-// None.
 fb_status fb_trace_flush(struct fb_trace *trace);
 
 // Flushes, and stores the file on the disk: it survives a loss of power.
-//
-// Requires:
-// None.
 fb_status fb_trace_sync(struct fb_trace *trace);
 
 // Ends the recording: writes what is held and the end, and stores the file. `steps`, which may be NULL, receives
@@ -1281,9 +1672,6 @@ fb_status fb_trace_finish(struct fb_trace *trace,
                           uint32_t *steps);
 
 // Ends the handle. A recording that was not finished keeps all its steps, and readers are told that it was not.
-//
-// Requires:
-// None.
 fb_status fb_trace_destroy(struct fb_trace *trace);
 
 #ifdef __cplusplus

@@ -6,79 +6,16 @@
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
-use forebay::device::Device;
+use forebay::device::{Device, Slice};
 use forebay::os::{NoFaults, random};
-use forebay::{Cache, Config, Error, Kind, Layer, Memory, Result, Sequence, Shape, Slots, Stats};
+use forebay::{Cache, Config, Error, Kind, Layer, Result, Sequence, Stats};
 
 use crate::cast::{self, Plain, Versioned};
+use crate::config::FbCacheConfig;
 use crate::device::{FbDevice, Tenant};
-use crate::handle::{self, Object, read};
+use crate::handle::{self, Object, change, read};
 use crate::status::{FbStatus, Text};
 use crate::step::Steps;
-
-/// The total pool does without huge pages.
-pub const FB_MEMORY_SMALL_PAGES: u32 = 1;
-/// The total pool's pages become resident when they are first written.
-pub const FB_MEMORY_LAZY: u32 = 2;
-/// The total pool is not locked.
-pub const FB_MEMORY_UNLOCKED: u32 = 4;
-
-/// What a cache is made of. What is optional and 0 gets its default.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct FbCacheConfig {
-    /// sizeof(fb_cache_config).
-    pub size: usize,
-    /// Layers that every decode step passes once.
-    pub layers: u32,
-    /// Further layers that draft tokens.
-    pub draft_layers: u32,
-    /// Bytes of one index key on the device; 0 when the model has no indexer.
-    pub index_key_bytes: u32,
-    /// Bytes of a row's runs; the second is 0 for rows in one run. Multiples of 4.
-    pub row_bytes: [u32; 2],
-    /// Tokens of a page: a power of two from 16 to 1024.
-    pub page_tokens: u32,
-    /// Positions that one query row selects in one layer.
-    pub top_k: u32,
-    /// Sequences that may be open.
-    pub lanes: u32,
-    /// Tokens of the longest sequence: prompt and promised.
-    pub max_tokens: u32,
-    /// Slots of one sequence in each layer.
-    pub slots: u32,
-    /// Query rows that a sequence may have in a step: 1 + drafts.
-    pub query_rows: u32,
-    /// Optional: bytes from one row to the next in host memory; the next multiple of 64.
-    pub host_stride: u32,
-    /// Optional: a device block of 64 slots is padded to a multiple of this; none.
-    pub device_block_align: u32,
-    /// Optional: pages of the total pool; enough for every lane.
-    pub host_pages: u32,
-    /// Optional: pages of index keys; enough for every lane.
-    pub index_pages: u32,
-    /// Optional: slots of each layer's pool, all sequences; enough for every lane.
-    pub pool_slots: u32,
-    /// Optional: the fewest slots a sequence may have in a layer; as `slots`.
-    pub min_budget: u32,
-    /// Optional: rows of a batch; as `lanes`.
-    pub batch: u32,
-    /// Optional: steps of one sequence that may be in flight; 2.
-    pub steps_in_flight: u32,
-    /// Optional: micro-batches whose steps may be open at the same time; 1.
-    pub micro_batches: u32,
-    /// Optional: FB_MEMORY_ flags; huge pages, resident, locked, as far as they can be had.
-    pub memory: u32,
-    /// 0.
-    pub reserved: u32,
-}
-
-// SAFETY: words, two of 4 bytes after each other wherever one of 8 follows.
-unsafe impl Plain for FbCacheConfig {}
-impl Versioned for FbCacheConfig {
-    const NAME: &'static str = "fb_cache_config";
-    const REQUIRED: usize = std::mem::offset_of!(FbCacheConfig, host_stride);
-}
 
 /// What a cache has and does. Gauges describe now, counters only grow.
 #[derive(Clone, Copy, Debug)]
@@ -90,14 +27,18 @@ pub struct FbStats {
     pub sequences: u32,
     /// Gauge: steps between prepare and retire.
     pub steps_in_flight: u32,
-    /// Gauge: free pages of the total pool.
+    /// Gauge: free pages of the total pool; unused_pages are not among them.
     pub free_host_pages: u32,
     /// Gauge: free pages of index keys.
     pub free_index_pages: u32,
+    /// Gauge: shared pages, of rows and of index keys, that no sequence uses: admission can take them too.
+    pub unused_pages: u32,
     /// Gauge: free slots of the layer that has the fewest.
     pub free_slots: u32,
     /// Gauge: free lanes.
     pub free_lanes: u32,
+    /// 0.
+    pub reserved: u32,
     /// Counter: steps retired.
     pub steps: u64,
     /// Counter: distinct selected rows that were resident, all layers.
@@ -108,13 +49,76 @@ pub struct FbStats {
     pub scratch: u64,
     /// Counter: bytes of rows that misses asked for, host to device.
     pub bytes_up: u64,
+    /// Counter: prompt tokens that were looked up for sharing.
+    pub prompt_tokens: u64,
+    /// Counter: of these, tokens in pages that were taken over.
+    pub shared_tokens: u64,
+    /// Counter: pages that were sealed for others to find.
+    pub sealed_pages: u64,
+    /// Counter: of these, pages that went to make room.
+    pub evicted_pages: u64,
 }
 
-// SAFETY: words, six of 4 bytes between words of 8.
+// SAFETY: words, eight of 4 bytes between words of 8.
 unsafe impl Plain for FbStats {}
 impl Versioned for FbStats {
     const NAME: &'static str = "fb_stats";
     const REQUIRED: usize = size_of::<FbStats>();
+}
+
+/// What a cache is: what it was declared with and what follows from that. It does not change.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbInfo {
+    /// sizeof(fb_info), set by the caller.
+    pub size: usize,
+    /// Layers, draft layers included.
+    pub layers: u32,
+    /// Of these, layers that draft tokens: the last ones.
+    pub draft_layers: u32,
+    /// Bytes of a row, both runs, as fb_append takes it.
+    pub row_bytes: u32,
+    /// Bytes of the first run.
+    pub first_run_bytes: u32,
+    /// Bytes from one row to the next in host memory.
+    pub host_stride: u32,
+    /// Bytes of a block of 64 slots in a slab, padding included.
+    pub block_bytes: u32,
+    /// Bytes of one index key; 0 without.
+    pub index_key_bytes: u32,
+    /// Tokens of a page.
+    pub page_tokens: u32,
+    /// Positions that one query row selects in one layer.
+    pub top_k: u32,
+    /// Sequences that may be open.
+    pub lanes: u32,
+    /// Tokens of the longest sequence: prompt and promised.
+    pub max_tokens: u32,
+    /// Rows of a batch.
+    pub batch: u32,
+    /// Query rows that a sequence may have in a step.
+    pub query_rows: u32,
+    /// Steps of one sequence that may be in flight.
+    pub steps_in_flight: u32,
+    /// Micro-batches whose steps may be open at the same time.
+    pub micro_batches: u32,
+    /// Passes of attention over what a step fetches, where attention runs in parts: what index lists are made for.
+    pub attention_passes: u32,
+    /// The fewest slots that a sequence may have in a layer.
+    pub min_budget: u32,
+    /// Pages of the total pool.
+    pub host_pages: u32,
+    /// Pages of index keys.
+    pub index_pages: u32,
+    /// 1 if rows have no bytes.
+    pub residency_only: u32,
+}
+
+// SAFETY: words, twenty of 4 bytes behind one of 8.
+unsafe impl Plain for FbInfo {}
+impl Versioned for FbInfo {
+    const NAME: &'static str = "fb_info";
+    const REQUIRED: usize = size_of::<FbInfo>();
 }
 
 /// A cache of one model on one device.
@@ -137,61 +141,8 @@ impl Object for FbCache {
 /// Bits that every salt has: lanes are fewer, and steps too, so that no number is 0, which is none.
 const SALT: u64 = 1 << 63 | 1 << 31;
 
-fn refuse(place: &'static str, value: u32) -> Error {
-    Error::new(Kind::InvalidConfig, "create").at(place).with("value", value)
-}
-
-fn or(value: u32, default: u32) -> u32 {
-    if value == 0 { default } else { value }
-}
-
-impl FbCacheConfig {
-    /// The model's fields.
-    pub(crate) const fn shape(&self) -> Shape {
-        Shape {
-            layers: self.layers,
-            draft_layers: self.draft_layers,
-            runs: self.row_bytes,
-            host_stride: self.host_stride,
-            device_block_align: self.device_block_align,
-            index_key_bytes: self.index_key_bytes,
-            page_tokens: self.page_tokens,
-            top_k: self.top_k,
-        }
-    }
-
-    fn declare(&self) -> Result<Config> {
-        if self.reserved != 0 {
-            return Err(refuse("reserved", self.reserved));
-        }
-        let flags = FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED;
-        if self.memory & !flags != 0 {
-            return Err(refuse("memory", self.memory).hint("pass FB_MEMORY_ flags only"));
-        }
-        let all = Config::new(self.shape(), self.lanes, self.max_tokens, self.slots);
-        Ok(Config {
-            host_pages: or(self.host_pages, all.host_pages),
-            index_pages: or(self.index_pages, all.index_pages),
-            slots: if self.pool_slots == 0 { all.slots } else { Slots::Uniform(self.pool_slots) },
-            min_budget: or(self.min_budget, all.min_budget),
-            batch: or(self.batch, all.batch),
-            query_rows: self.query_rows,
-            steps_in_flight: or(self.steps_in_flight, all.steps_in_flight),
-            micro_batches: or(self.micro_batches, all.micro_batches),
-            memory: Memory {
-                huge: self.memory & FB_MEMORY_SMALL_PAGES == 0,
-                populate: self.memory & FB_MEMORY_LAZY == 0,
-                lock: self.memory & FB_MEMORY_UNLOCKED == 0,
-                node: None,
-            },
-            ..all
-        })
-    }
-}
-
 impl FbCache {
-    fn create(config: &FbCacheConfig, device: &FbDevice) -> Result<FbCache> {
-        let config = config.declare()?;
+    fn create(config: Config, device: &FbDevice) -> Result<FbCache> {
         let tenant = device.tenant();
         let mut salt = [0; 8];
         random(&mut salt, &NoFaults)?;
@@ -229,7 +180,7 @@ impl FbCache {
             .at("sequences or steps are left")
             .with("sequences", sequences)
             .with("steps", steps_in_flight)
-            .hint("retire every step and close every sequence, then destroy"))
+            .hint("retire every step, close every sequence, fb_cache_reap behind their work, then destroy"))
     }
 }
 
@@ -237,7 +188,7 @@ impl FbCache {
 /// `text_bytes` bytes with its ending zero; `text` may be NULL.
 ///
 /// # Safety
-/// `config` states its size truly; `text` has `text_bytes` bytes.
+/// `config` states its size truly, and its table is there; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_cache_create(
     device: *const FbDevice,
@@ -250,8 +201,9 @@ pub unsafe extern "C" fn fb_cache_create(
     unsafe {
         cast::create(text, text_bytes, || {
             let (config, cache) = (cast::versioned(config)?, cast::out(cache, "cache")?);
-            let made = handle::with(device, |device| FbCache::create(&config, device))?;
-            cache.set(handle::give(made)?);
+            let config = FbCacheConfig::declare(&config)?;
+            let place = handle::reserve()?;
+            cache.set(place.fill(handle::with(device, |device| FbCache::create(config, device))?));
             Ok(())
         })
     }
@@ -284,17 +236,95 @@ pub unsafe extern "C" fn fb_cache_stats(cache: *const FbCache, stats: *mut FbSta
                 steps_in_flight: now.steps_in_flight,
                 free_host_pages: now.free_host_pages,
                 free_index_pages: now.free_index_pages,
+                unused_pages: now.unused_pages,
                 free_slots: now.free_slots,
                 free_lanes: now.free_lanes,
+                reserved: 0,
                 steps: now.steps,
                 hits: now.hits,
                 misses: now.misses,
                 scratch: now.scratch,
                 bytes_up: now.bytes_up,
+                prompt_tokens: now.prompt_tokens,
+                shared_tokens: now.shared_tokens,
+                sealed_pages: now.sealed_pages,
+                evicted_pages: now.evicted_pages,
             });
             Ok(())
         })
     }
+}
+
+/// Says what a cache is.
+///
+/// # Safety
+/// `info` states its size truly.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_cache_info(cache: *const FbCache, info: *mut FbInfo) -> FbStatus {
+    // SAFETY: this call's contract.
+    unsafe {
+        read(cache, |cache| {
+            let info = cast::versioned_out(info)?;
+            let (geometry, config) = (cache.cache.geometry(), cache.cache.config());
+            let shape = geometry.shape();
+            info.set(&FbInfo {
+                size: size_of::<FbInfo>(),
+                layers: geometry.layers(),
+                draft_layers: shape.draft_layers,
+                row_bytes: geometry.row_bytes(),
+                first_run_bytes: shape.runs[0],
+                host_stride: geometry.host_stride(),
+                block_bytes: geometry.block_bytes(),
+                index_key_bytes: shape.index_key_bytes,
+                page_tokens: geometry.page_tokens(),
+                top_k: shape.top_k,
+                lanes: config.lanes,
+                max_tokens: config.max_tokens,
+                batch: config.batch,
+                query_rows: config.query_rows,
+                steps_in_flight: config.steps_in_flight,
+                micro_batches: config.micro_batches,
+                attention_passes: cache.cache.attention_passes(),
+                min_budget: config.min_budget,
+                host_pages: config.host_pages,
+                index_pages: config.index_pages,
+                residency_only: u32::from(config.residency_only),
+            });
+            Ok(())
+        })
+    }
+}
+
+/// Takes up what has ended since: releases closed sequences whose last work has ended, and pages and step blocks that
+/// ended work held. `*waiting`, which may be NULL, says how many closed sequences still wait.
+///
+/// # Safety
+/// `waiting` is NULL or has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_cache_reap(
+    cache: *mut FbCache,
+    stream: *mut c_void,
+    waiting: *mut u32,
+) -> FbStatus {
+    change(cache, |cache| {
+        // SAFETY: this call's contract.
+        let waiting = unsafe { cast::out_or_none(waiting, "waiting") }?;
+        let left = cache.cache.reap(cast::stream(stream))?;
+        if let Some(waiting) = waiting {
+            waiting.set(left);
+        }
+        Ok(())
+    })
+}
+
+/// Checks every invariant of every pool and table. For tests, between steps: on a GPU it waits for the device.
+/// FB_INTERNAL names the broken one.
+///
+/// # Safety
+/// None beside the head's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_cache_validate(cache: *const FbCache) -> FbStatus {
+    read(cache, |cache| cache.cache.validate())
 }
 
 /// What the cache had to do without: the fallback number `index`, from 0, as a line of text, cut to
@@ -328,9 +358,9 @@ pub unsafe extern "C" fn fb_cache_fallback(
     }
 }
 
-/// The slab of a layer, which attention reads: its address and size on the device. Slots stand in blocks
-/// of 64, padded as declared; in a block, run 0 of all 64 slots, then run 1 of all 64 slots. With rows in
-/// one run and no padding, slot `s` stands at `s * row_bytes[0]`.
+/// The slab of a layer, which attention reads: its address and size on the device, the same for life. Slots stand in
+/// blocks of 64, `[blocks][block_bytes]`, padded as declared; in a block, run 0 of all 64 slots, then run 1 of all 64
+/// slots. With rows in one run and no padding, slot `s` stands at `s * row_bytes[0]`.
 ///
 /// # Safety
 /// `address` and `bytes` have room for the answers.
@@ -341,83 +371,40 @@ pub unsafe extern "C" fn fb_slab(
     address: *mut *mut c_void,
     bytes: *mut u64,
 ) -> FbStatus {
-    // SAFETY: this call's contract, for all three.
-    unsafe {
-        read(cache, |cache| {
-            let (address, bytes) = (cast::out(address, "address")?, cast::out(bytes, "bytes")?);
-            let slab = cache.cache.slab(Layer(layer))?;
-            address.set(slab.address() as *mut c_void);
-            bytes.set(slab.bytes());
-            Ok(())
-        })
-    }
+    // SAFETY: this call's contract.
+    unsafe { memory(cache, address, bytes, |cache| cache.cache.slab(Layer(layer))) }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The index keys of a layer on the device, `[pages][page tokens][key bytes]`: the engine writes and reads them; the
+/// pages of a sequence are fb_pages'. FB_OUT_OF_RANGE for an unknown layer, or a model without index keys.
+///
+/// # Safety
+/// `address` and `bytes` have room for the answers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_index_keys(
+    cache: *const FbCache,
+    layer: u32,
+    address: *mut *mut c_void,
+    bytes: *mut u64,
+) -> FbStatus {
+    // SAFETY: this call's contract.
+    unsafe { memory(cache, address, bytes, |cache| cache.cache.index_keys(Layer(layer))) }
+}
 
-    fn small() -> FbCacheConfig {
-        FbCacheConfig {
-            size: size_of::<FbCacheConfig>(),
-            layers: 2,
-            draft_layers: 0,
-            index_key_bytes: 0,
-            row_bytes: [64, 0],
-            page_tokens: 64,
-            top_k: 4,
-            lanes: 1,
-            max_tokens: 100,
-            slots: 64,
-            query_rows: 1,
-            host_stride: 0,
-            device_block_align: 0,
-            host_pages: 0,
-            index_pages: 0,
-            pool_slots: 0,
-            min_budget: 0,
-            batch: 0,
-            steps_in_flight: 0,
-            micro_batches: 0,
-            memory: FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED,
-            reserved: 0,
-        }
-    }
-
-    #[test]
-    fn what_is_declared_arrives_and_what_is_zero_gets_its_default() {
-        let wanted = |config: &FbCacheConfig| config.declare().unwrap();
-        let plain = wanted(&small());
-        assert_eq!(plain.memory, Memory { huge: false, populate: false, lock: false, node: None });
-        assert_eq!((plain.batch, plain.steps_in_flight, plain.micro_batches), (1, 2, 1));
-        assert_eq!((plain.slots, plain.min_budget), (Slots::Uniform(64), 64));
-        assert_eq!((plain.shape.runs, plain.shape.top_k), ([64, 0], 4));
-        let full = FbCacheConfig {
-            host_stride: 128,
-            device_block_align: 256,
-            host_pages: 9,
-            index_pages: 8,
-            pool_slots: 640,
-            min_budget: 32,
-            batch: 7,
-            steps_in_flight: 3,
-            micro_batches: 2,
-            memory: 0,
-            ..small()
-        };
-        let full = wanted(&full);
-        assert_eq!((full.shape.host_stride, full.shape.device_block_align), (128, 256));
-        assert_eq!((full.host_pages, full.index_pages), (9, 8));
-        assert_eq!((full.slots, full.min_budget, full.batch), (Slots::Uniform(640), 32, 7));
-        assert_eq!((full.steps_in_flight, full.micro_batches), (3, 2));
-        assert_eq!(full.memory, Memory::default());
-    }
-
-    #[test]
-    fn unknown_flags_are_refused() {
-        let reserved = FbCacheConfig { reserved: 1, ..small() }.declare().unwrap_err();
-        assert_eq!((reserved.kind(), reserved.place()), (Kind::InvalidConfig, "reserved"));
-        let memory = FbCacheConfig { memory: 8, ..small() }.declare().unwrap_err();
-        assert_eq!((memory.kind(), memory.place()), (Kind::InvalidConfig, "memory"));
-    }
+/// # Safety
+/// `address` and `bytes` have room for the answers, or are null.
+unsafe fn memory(
+    cache: *const FbCache,
+    address: *mut *mut c_void,
+    bytes: *mut u64,
+    find: impl FnOnce(&FbCache) -> Result<Slice>,
+) -> FbStatus {
+    read(cache, |cache| {
+        // SAFETY: this call's contract, for both.
+        let (address, bytes) = unsafe { (cast::out(address, "address")?, cast::out(bytes, "bytes")?) };
+        let found = find(cache)?;
+        address.set(cast::address(&found));
+        bytes.set(found.bytes());
+        Ok(())
+    })
 }

@@ -23,9 +23,14 @@ fn bad(name: &'static str, why: &'static str) -> Error {
     Error::new(Kind::InvalidConfig, "argument").at(name).hint(why)
 }
 
+/// The error of a pointer that must not be null.
+pub(crate) fn null(name: &'static str) -> Error {
+    bad(name, "pass a pointer that is not null")
+}
+
 fn checked<T>(pointer: *const T, name: &'static str) -> Result<()> {
     match (pointer.is_null(), pointer.is_aligned()) {
-        (true, _) => Err(bad(name, "pass a pointer that is not null")),
+        (true, _) => Err(null(name)),
         (_, false) => Err(bad(name, "pass an aligned pointer")),
         _ => Ok(()),
     }
@@ -199,6 +204,11 @@ pub(crate) unsafe fn create(text: *mut c_char, bytes: usize, make: impl FnOnce()
     // SAFETY: the same contract.
     unsafe { write_text(text, bytes, reason.with_end()) };
     error.kind().into()
+}
+
+/// The address of device memory, as C has it.
+pub(crate) fn address(slice: &Slice) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(slice.address() as usize)
 }
 
 /// A stream, as its device names it. An unknown one is refused by the device.

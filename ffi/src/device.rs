@@ -1,19 +1,29 @@
 //! The device: what caches, streams and buffers stand on.
+//!
+//! Its streams are named by their value alone, so that no call looks one up on this side: on CUDA the `CUstream`, on
+//! a host device the stream's number, of which NULL is the first. The device itself refuses a value that it does not
+//! know.
 
-use std::ffi::c_char;
-use std::sync::Arc;
+use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay::device::Device;
+#[cfg(feature = "cuda")]
+use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Event, Stream};
 use forebay::{Error, Kind, Result};
 
 use crate::cast::{self, Plain, Versioned};
-use crate::handle::{self, Object};
+use crate::handle::{self, Object, read};
 use crate::status::FbStatus;
 
-/// Host memory; each operation runs in the call that enqueues it.
+/// Host memory; what is enqueued runs in the call that enqueues it.
 pub const FB_DEVICE_HOST: u32 = 0;
+/// Host memory; each stream is a thread.
+pub const FB_DEVICE_HOST_THREADS: u32 = 1;
+/// An NVIDIA GPU, through its driver.
+pub const FB_DEVICE_CUDA: u32 = 2;
 
 /// How a device is made. What is optional and 0 gets its default.
 #[derive(Clone, Copy, Debug)]
@@ -21,25 +31,43 @@ pub const FB_DEVICE_HOST: u32 = 0;
 pub struct FbDeviceConfig {
     /// sizeof(fb_device_config).
     pub size: usize,
-    /// FB_DEVICE_HOST.
+    /// FB_DEVICE_HOST, FB_DEVICE_HOST_THREADS or FB_DEVICE_CUDA.
     pub kind: u32,
-    /// Optional: the device's number.
+    /// Optional, CUDA: the device's number, as the driver counts.
     pub number: u32,
+    /// Optional, CUDA: the driver's library, by path or name, in UTF-8; libcuda.so.1.
+    pub library: *const c_char,
+    /// Optional, host: bytes of device memory that may be taken; as many as the machine has.
+    pub memory: u64,
+    /// Optional, CUDA: thread blocks of a gather, a bound on the multiprocessors that it takes; 16.
+    pub gather_blocks: u32,
+    /// Optional, CUDA: threads of a block, a multiple of 32 up to 512; 512.
+    pub threads: u32,
 }
 
-// SAFETY: words, two of 4 bytes behind one of 8.
+// SAFETY: words and a pointer, which is one; two of 4 bytes wherever one of 8 follows or the end.
 unsafe impl Plain for FbDeviceConfig {}
 impl Versioned for FbDeviceConfig {
     const NAME: &'static str = "fb_device_config";
     const REQUIRED: usize = std::mem::offset_of!(FbDeviceConfig, number);
 }
 
-/// A device.
+/// What runs in a stream's order on the host: see fb_stream_call.
+pub type FbWork = Option<unsafe extern "C" fn(data: *mut c_void)>;
+
+/// A device: memory, streams, and what runs on them.
 #[derive(Debug)]
 pub struct FbDevice {
     device: Arc<dyn Device>,
+    /// The same, where it is a GPU.
+    #[cfg(feature = "cuda")]
+    cuda: Option<Arc<CudaDevice>>,
     /// Caches that stand on it.
     caches: Arc<AtomicU32>,
+    /// Never recorded: who asks for it hears of a device that has failed.
+    asked: Event,
+    /// Events of waits that have ended, for the next ones: a device's events are its own for life.
+    events: Mutex<Vec<Event>>,
 }
 
 impl Object for FbDevice {
@@ -47,10 +75,11 @@ impl Object for FbDevice {
     const NAME: &'static str = "fb_device";
 }
 
-/// A cache's place on its device: the device cannot be destroyed before it.
+/// A cache's place on its device, which cannot be destroyed before it.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) device: Arc<dyn Device>,
+    pub(crate) asked: Event,
     caches: Arc<AtomicU32>,
 }
 
@@ -60,23 +89,91 @@ impl Drop for Tenant {
     }
 }
 
-impl FbDevice {
-    fn create(config: &FbDeviceConfig) -> Result<FbDevice> {
-        if config.kind != FB_DEVICE_HOST {
-            return Err(Error::new(Kind::InvalidConfig, "create")
-                .at("kind")
-                .with("value", config.kind)
-                .hint("pass an FB_DEVICE_ constant"));
+fn refuse(place: &'static str, value: impl Into<u64>, why: &'static str) -> Error {
+    Error::new(Kind::InvalidConfig, "create").at(place).with("value", value).hint(why)
+}
+
+impl FbDeviceConfig {
+    fn check_host(&self) -> Result<()> {
+        const ONLY: &str = "leave it 0: it is for FB_DEVICE_CUDA";
+        match self {
+            _ if self.number != 0 => Err(refuse("number", self.number, ONLY)),
+            _ if !self.library.is_null() => Err(refuse("library", 1_u32, ONLY)),
+            _ if self.gather_blocks != 0 => Err(refuse("gather_blocks", self.gather_blocks, ONLY)),
+            _ if self.threads != 0 => Err(refuse("threads", self.threads, ONLY)),
+            _ => Ok(()),
         }
-        let device = HostDevice::new(HostOptions::default());
-        // The host device's first stream is number 0: NULL.
+    }
+
+    fn host(&self, threaded: bool) -> Result<FbDevice> {
+        self.check_host()?;
+        let memory = Some(self.memory).filter(|bytes| *bytes != 0);
+        let device = HostDevice::new(HostOptions { threaded, memory, ..HostOptions::default() });
+        // Number 0, which is NULL.
         device.stream()?;
-        Ok(FbDevice { device, caches: Arc::new(AtomicU32::new(0)) })
+        FbDevice::of(device)
+    }
+
+    /// # Safety
+    /// `library` is null, or a text that ends with a zero byte.
+    #[cfg(feature = "cuda")]
+    unsafe fn cuda(&self) -> Result<FbDevice> {
+        if self.memory != 0 {
+            return Err(refuse("memory", self.memory, "leave it 0: it is for host devices"));
+        }
+        let defaults = CudaOptions::default();
+        let or = |value: u32, default| if value == 0 { default } else { value };
+        let library = match self.library.is_null() {
+            true => None,
+            // SAFETY: the same contract.
+            false => Some(unsafe { cast::text(self.library, "library") }?.to_owned()),
+        };
+        let device = CudaDevice::new(CudaOptions {
+            device: self.number,
+            library,
+            gather_blocks: or(self.gather_blocks, defaults.gather_blocks),
+            threads: or(self.threads, defaults.threads),
+            ..defaults
+        })?;
+        let made = FbDevice::of(Arc::clone(&device) as Arc<dyn Device>)?;
+        Ok(FbDevice { cuda: Some(device), ..made })
+    }
+
+    /// # Safety
+    /// As above.
+    #[cfg(not(feature = "cuda"))]
+    unsafe fn cuda(&self) -> Result<FbDevice> {
+        Err(refuse("kind", self.kind, "use a library that was built with CUDA"))
+    }
+
+    /// # Safety
+    /// `library` is null, or a text that ends with a zero byte.
+    unsafe fn create(&self) -> Result<FbDevice> {
+        match self.kind {
+            FB_DEVICE_HOST => self.host(false),
+            FB_DEVICE_HOST_THREADS => self.host(true),
+            // SAFETY: the same contract.
+            FB_DEVICE_CUDA => unsafe { self.cuda() },
+            other => Err(refuse("kind", other, "pass an FB_DEVICE_ constant")),
+        }
+    }
+}
+
+impl FbDevice {
+    fn of(device: Arc<dyn Device>) -> Result<FbDevice> {
+        Ok(FbDevice {
+            asked: device.event()?,
+            device,
+            #[cfg(feature = "cuda")]
+            cuda: None,
+            caches: Arc::new(AtomicU32::new(0)),
+            events: Mutex::new(Vec::new()),
+        })
     }
 
     pub(crate) fn tenant(&self) -> Tenant {
         self.caches.fetch_add(1, Ordering::Relaxed);
-        Tenant { device: Arc::clone(&self.device), caches: Arc::clone(&self.caches) }
+        Tenant { device: Arc::clone(&self.device), asked: self.asked, caches: Arc::clone(&self.caches) }
     }
 
     fn check_ended(&mut self) -> Result<()> {
@@ -88,13 +185,65 @@ impl FbDevice {
                 .hint("destroy the caches first")),
         }
     }
+
+    #[cfg(feature = "cuda")]
+    fn gpu(&self, operation: &'static str) -> Result<&CudaDevice> {
+        self.cuda.as_deref().ok_or_else(|| borrows_nothing(operation))
+    }
+
+    /// # Safety
+    /// As `fb_stream_borrow`.
+    #[cfg(feature = "cuda")]
+    unsafe fn borrow_stream(&self, stream: Stream) -> Result<()> {
+        /// The driver's other name of the legacy stream.
+        const LEGACY: u64 = 1;
+        if stream.0 == LEGACY {
+            return Err(Error::new(Kind::InvalidConfig, "borrow stream")
+                .at("the legacy stream by its other name")
+                .hint("pass NULL for the legacy stream, here and in every call"));
+        }
+        // SAFETY: the same contract.
+        unsafe { self.gpu("borrow stream")?.borrow_stream(stream.0) }.map(|_| ())
+    }
+
+    /// # Safety
+    /// None: there is nothing to borrow.
+    #[cfg(not(feature = "cuda"))]
+    unsafe fn borrow_stream(&self, _stream: Stream) -> Result<()> {
+        Err(borrows_nothing("borrow stream"))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn return_stream(&self, stream: Stream) -> Result<()> {
+        self.gpu("return stream")?.return_stream(stream)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn return_stream(&self, _stream: Stream) -> Result<()> {
+        Err(borrows_nothing("return stream"))
+    }
+
+    fn wait(&self, stream: Stream) -> Result<()> {
+        let free = || self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = free().pop();
+        let event = taken.map_or_else(|| self.device.event(), Ok)?;
+        let waited = self.device.record(event, stream).and_then(|()| self.device.synchronize(event));
+        free().push(event);
+        waited
+    }
 }
 
-/// Makes a device. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending zero;
-/// `text` may be NULL.
+fn borrows_nothing(operation: &'static str) -> Error {
+    Error::new(Kind::InvalidConfig, operation)
+        .at("a host device has no streams but its own")
+        .hint("use fb_stream_create, or NULL for the first stream")
+}
+
+/// Makes a device. No memory is taken yet. When it fails, the reason is written to `text`, cut to `text_bytes` bytes
+/// with its ending zero; `text` may be NULL.
 ///
 /// # Safety
-/// `config` states its size truly; `text` has `text_bytes` bytes.
+/// `config` states its size truly; its `library` ends with a zero; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_device_create(
     config: *const FbDeviceConfig,
@@ -106,17 +255,109 @@ pub unsafe extern "C" fn fb_device_create(
     unsafe {
         cast::create(text, text_bytes, || {
             let (config, device) = (cast::versioned(config)?, cast::out(device, "device")?);
-            device.set(handle::give(FbDevice::create(&config)?)?);
+            device.set(handle::give(config.create()?)?);
             Ok(())
         })
     }
 }
 
-/// Ends a device and frees its memory. FB_BUSY while caches are left.
+/// Ends a device: waits for what was enqueued on its streams and on borrowed ones, and frees all memory that was
+/// taken on it, its caches' too. FB_BUSY while caches are left. Tickets stay.
 ///
 /// # Safety
-/// No operation that was enqueued on it is at work in the caller's buffers.
+/// Nothing enqueued on its streams waits for what only this thread would do.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_device_destroy(device: *mut FbDevice) -> FbStatus {
     handle::end(device, FbDevice::check_ended)
+}
+
+/// Makes a stream of the device's own, which lives as long as the device.
+///
+/// # Safety
+/// `stream` has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_stream_create(device: *const FbDevice, stream: *mut *mut c_void) -> FbStatus {
+    // SAFETY: this call's contract.
+    unsafe {
+        read(device, |device| {
+            let stream = cast::out(stream, "stream")?;
+            stream.set(cast::stream_pointer(device.device.stream()?));
+            Ok(())
+        })
+    }
+}
+
+/// Makes a CUstream of the engine's known, once; NULL is the legacy default stream. It is neither synchronised nor
+/// destroyed. FB_INVALID_CONFIG on a host device, for a stream of another context, and for the per-thread stream.
+///
+/// # Safety
+/// `stream` is a stream of this process until it is returned or the device destroyed, and not being captured then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_stream_borrow(device: *const FbDevice, stream: *mut c_void) -> FbStatus {
+    // SAFETY: this call's contract.
+    read(device, |device| unsafe { device.borrow_stream(cast::stream(stream)) })
+}
+
+/// Gives a borrowed stream back: waits for what was enqueued on it, and knows it no more. FB_OUT_OF_RANGE for one
+/// that was not borrowed, FB_INVALID_CONFIG on a host device, and for one that is being captured.
+///
+/// # Safety
+/// Nobody enqueues on it at the same time, and no work of its own makes this call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_stream_return(device: *const FbDevice, stream: *mut c_void) -> FbStatus {
+    read(device, |device| device.return_stream(cast::stream(stream)))
+}
+
+/// Blocks the caller until what is enqueued on the stream now has ended. FB_DEVICE_FAILED when the device has.
+///
+/// # Safety
+/// Nothing enqueued there waits for what only this thread would do.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_stream_wait(device: *const FbDevice, stream: *mut c_void) -> FbStatus {
+    read(device, |device| device.wait(cast::stream(stream)))
+}
+
+/// Runs `work(data)` in the stream's order, on a thread of the device's; on FB_DEVICE_HOST in this call. Work on a
+/// GPU's stream may not call the driver, and so not this library either, but for fb_stream_call's own bookkeeping.
+/// Where the device fails before, it never runs.
+///
+/// # Safety
+/// `work` may be called with `data` on another thread, until it has run or the device is destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_stream_call(
+    device: *const FbDevice,
+    stream: *mut c_void,
+    work: FbWork,
+    data: *mut c_void,
+) -> FbStatus {
+    read(device, |device| {
+        let work = work.ok_or_else(|| cast::null("work"))?;
+        let data = data.expose_provenance();
+        // SAFETY: this call's contract.
+        let run = move || unsafe { work(std::ptr::with_exposed_provenance_mut(data)) };
+        device.device.call(cast::stream(stream), Arc::new(run))
+    })
+}
+
+/// Zeroed device memory that lives as long as the device: for an engine without an allocator of its own.
+///
+/// # Safety
+/// `address` has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_device_allocate(
+    device: *const FbDevice,
+    bytes: u64,
+    address: *mut *mut c_void,
+) -> FbStatus {
+    // SAFETY: this call's contract.
+    unsafe {
+        read(device, |device| {
+            let address = cast::out(address, "address")?;
+            if bytes == 0 {
+                return Err(Error::new(Kind::InvalidConfig, "allocate").at("bytes").with("value", bytes));
+            }
+            address.set(cast::address(&device.device.allocate(bytes)?));
+            Ok(())
+        })
+    }
 }

@@ -265,22 +265,51 @@ impl<T: Object> Typed<T> {
     }
 }
 
-/// Gives an object to C.
+/// A place that was taken before its object is made: giving the handle cannot fail any more. Dropped unfilled, it
+/// is free again.
+pub(crate) struct Reserved {
+    table: &'static Table,
+    index: u32,
+    base: u64,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        word::push(&self.table.free, &self.table.places[self.index as usize].next, self.index);
+    }
+}
+
+/// Takes a place.
 ///
 /// # Errors
 /// [`Kind::Exhausted`] when the table is full; [`Kind::OsRefused`] when there is no table to be had.
-pub(crate) fn give<T: Object>(object: T) -> Result<*mut T> {
-    const { assert!(T::KIND != 0) };
+pub(crate) fn reserve() -> Result<Reserved> {
     let table = Table::make()?;
-    let base = table.base()?;
-    let index = table.take()?;
-    let (type_id, broken, text) = (TypeId::of::<T>(), AtomicBool::new(false), Mutex::new(Text::new()));
-    let common = Common { type_id, broken, text };
-    let held = Box::into_raw(Box::new(Held { common, object: UnsafeCell::new(object) }));
-    let place = &table.places[index as usize];
-    place.object.store(held.cast(), Ordering::Relaxed);
-    let name = word::occupy(&place.word, T::KIND, base);
-    Ok(without_provenance_mut((name | u64::from(index)) as usize))
+    Ok(Reserved { base: table.base()?, index: table.take()?, table })
+}
+
+impl Reserved {
+    /// Gives an object to C.
+    pub(crate) fn fill<T: Object>(self, object: T) -> *mut T {
+        const { assert!(T::KIND != 0) };
+        let (type_id, broken, text) = (TypeId::of::<T>(), AtomicBool::new(false), Mutex::new(Text::new()));
+        let common = Common { type_id, broken, text };
+        let held = Box::into_raw(Box::new(Held { common, object: UnsafeCell::new(object) }));
+        let place = &self.table.places[self.index as usize];
+        place.object.store(held.cast(), Ordering::Relaxed);
+        let name = word::occupy(&place.word, T::KIND, self.base);
+        let handle = without_provenance_mut((name | u64::from(self.index)) as usize);
+        std::mem::forget(self);
+        handle
+    }
+}
+
+/// Gives an object to C.
+///
+/// # Errors
+/// As [`reserve`].
+pub(crate) fn give<T: Object>(object: T) -> Result<*mut T> {
+    Ok(reserve()?.fill(object))
 }
 
 /// Runs a call that may run beside others of its sort.

@@ -3,7 +3,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `status` | status codes, one for each [`forebay::Kind`], versions, and message texts |
-//! | `device`, `cache`, `sequence`, `share`, `ticket` | what is held, by noun |
+//! | `device`, `config`, `cache`, `sequence`, `share`, `ticket` | what is held, by noun |
 //! | `step`, `layer`, `overlap`, `choice`, `capture` | what a decode loop calls |
 //! | `trace`, `requests`, `selections`, `plan` | recording, reading what was recorded, and planning |
 //! | `handle`, `word` | the table in which every call looks its handle up |
@@ -18,6 +18,7 @@ pub mod cache;
 pub mod capture;
 mod cast;
 pub mod choice;
+pub mod config;
 pub mod device;
 mod handle;
 pub mod layer;

@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_char};
 use forebay::predict::plan::{Batch, Demand, Note, Planned, Ratio, plan};
 use forebay::{Error, Kind, Result, Slots};
 
-use crate::cache::FbCacheConfig;
 use crate::cast::{self, Plain, Versioned, create};
+use crate::config::FbCacheConfig;
 use crate::status::FbStatus;
 
 /// All rows of the whole batch fit on the device: offload moves bytes and buys nothing.

@@ -1,4 +1,4 @@
-//! The calls that concern one sequence: open, append, join, where its new rows land, close.
+//! The calls that concern one sequence, from its opening to its end.
 
 use std::ffi::c_void;
 
@@ -8,6 +8,7 @@ use crate::cache::FbCache;
 use crate::cast::{self, Plain, Versioned};
 use crate::handle::{change, read};
 use crate::status::FbStatus;
+use crate::ticket::{self, FbTicket};
 
 /// Every row is brought up when the sequence joins, if they all fit its slots.
 pub const FB_BRING_UP_WHOLE: u32 = 0;
@@ -30,9 +31,11 @@ pub struct FbOpenConfig {
     pub bring_up: u32,
     /// Optional: slots in each layer as a share of prompt and promised tokens, above 0 and at most 1.
     pub ratio: f64,
+    /// Optional: slots by layer, draft layers included. Not beside slots or a ratio.
+    pub slots_by_layer: *const u32,
 }
 
-// SAFETY: words, four of 4 bytes between words of 8; any bytes are an `f64`.
+// SAFETY: words and a pointer, four of 4 bytes between words of 8; any bytes are an `f64`.
 unsafe impl Plain for FbOpenConfig {}
 impl Versioned for FbOpenConfig {
     const NAME: &'static str = "fb_open_config";
@@ -40,13 +43,26 @@ impl Versioned for FbOpenConfig {
 }
 
 impl FbOpenConfig {
-    fn declare(&self, default: u32) -> Result<Open> {
+    /// # Safety
+    /// `slots_by_layer` is null, or has as many values as the cache has layers.
+    pub(crate) unsafe fn declare(&self, cache: &FbCache) -> Result<Open> {
+        let layers = cache.cache.geometry().layers();
+        let by_layer = match self.slots_by_layer.is_null() {
+            true => None,
+            // SAFETY: the same contract.
+            false => Some(unsafe { cast::slice(self.slots_by_layer, layers as usize, "slots_by_layer") }?),
+        };
+        self.open(cache.cache.config().min_budget, by_layer)
+    }
+
+    fn open(&self, default: u32, by_layer: Option<&[u32]>) -> Result<Open> {
         let bad = |place| Error::new(Kind::InvalidConfig, "open").at(place);
-        let budget = match (self.slots, self.ratio == 0.0) {
-            (0, true) => Budget::Slots(default),
-            (slots, true) => Budget::Slots(slots),
-            (0, false) => Budget::Ratio(self.ratio),
-            (_, false) => return Err(bad("slots and ratio").hint("set one of them")),
+        let budget = match (self.slots, self.ratio == 0.0, by_layer) {
+            (0, true, None) => Budget::Slots(default),
+            (slots, true, None) => Budget::Slots(slots),
+            (0, false, None) => Budget::Ratio(self.ratio),
+            (0, true, Some(table)) => Budget::ByLayer(table.to_vec()),
+            _ => return Err(bad("slots, ratio and slots_by_layer").hint("set one of them")),
         };
         let bring_up = match self.bring_up {
             FB_BRING_UP_WHOLE => BringUp::Whole,
@@ -56,6 +72,90 @@ impl FbOpenConfig {
         Ok(Open { prompt: self.prompt, promised: self.promised, budget, bring_up })
     }
 }
+
+/// How a sequence enters its lane.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbWarmUp {
+    /// sizeof(fb_warm_up).
+    pub size: usize,
+    /// Optional: on the device, what the last prompt positions selected, oldest first: token positions, -1 for none,
+    /// `[layers, draft layers included][steps][top_k]`.
+    pub selections: *const i32,
+    /// Optional: how many of them; 0 without selections.
+    pub steps: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Optional: the most bytes of rows that one call gathers, fb_join_more the rest; no bound.
+    pub bytes_a_call: u64,
+}
+
+// SAFETY: words and a pointer, two of 4 bytes between words of 8.
+unsafe impl Plain for FbWarmUp {}
+impl Versioned for FbWarmUp {
+    const NAME: &'static str = "fb_warm_up";
+    const REQUIRED: usize = std::mem::offset_of!(FbWarmUp, bytes_a_call);
+}
+
+impl FbWarmUp {
+    /// # Safety
+    /// The selections are device memory of their size until the stream has passed the join.
+    unsafe fn declare(&self, cache: &FbCache) -> Result<WarmUp> {
+        let bad = |place| Err(Error::new(Kind::InvalidConfig, "join").at(place));
+        if self.reserved != 0 {
+            return bad("reserved");
+        }
+        if self.selections.is_null() != (self.steps == 0) {
+            return bad("selections and steps: both or none");
+        }
+        let geometry = cache.cache.geometry();
+        let rows = u64::from(geometry.layers()) * u64::from(self.steps);
+        let words = rows.checked_mul(u64::from(geometry.shape().top_k));
+        let words = words.ok_or_else(|| Error::new(Kind::Overflow, "join").at("selections"))?;
+        let selections = match self.selections.is_null() {
+            true => None,
+            // SAFETY: the same contract.
+            false => Some(unsafe { cast::buffer(cache.device(), self.selections, words, "selections") }?),
+        };
+        Ok(WarmUp { selections, steps: self.steps, bytes_a_call: self.bytes_a_call })
+    }
+}
+
+/// How long a sequence is.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbSequenceLength {
+    /// sizeof(fb_sequence_length), set by the caller.
+    pub size: usize,
+    /// Committed tokens, as far as retired steps and work that the library enqueued tell.
+    pub committed: u32,
+    /// Rows that the last retired step wrote behind them, to be accepted or rejected.
+    pub landed: u32,
+    /// Tokens in sealed pages: what fb_seal goes on behind.
+    pub sealed: u32,
+    /// 1 if it has joined and may take part in steps, otherwise 0.
+    pub running: u32,
+}
+
+// SAFETY: words, four of 4 bytes behind one of 8.
+unsafe impl Plain for FbSequenceLength {}
+impl Versioned for FbSequenceLength {
+    const NAME: &'static str = "fb_sequence_length";
+    const REQUIRED: usize = size_of::<FbSequenceLength>();
+}
+
+/// A page of a sequence. It never grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct FbPage {
+    /// Its page of rows in the total pool.
+    pub host: u32,
+    /// Its page of index keys, in every layer's array of fb_index_keys: an entry of a block table.
+    pub index_keys: u32,
+}
+
+// SAFETY: two words of 4 bytes.
+unsafe impl Plain for FbPage {}
 
 /// Admits a sequence: takes its pages, slots and lane. FB_EXHAUSTED names the pool that has too little
 /// left; nothing is taken then.
@@ -72,7 +172,7 @@ pub unsafe extern "C" fn fb_open(
     unsafe {
         change(cache, |cache| {
             let (config, sequence) = (cast::versioned(config)?, cast::out(sequence, "sequence")?);
-            let open = config.declare(cache.cache.config().min_budget)?;
+            let open = FbOpenConfig::declare(&config, cache)?;
             let opened = cache.cache.open(&open)?;
             sequence.set(cache.number_of(opened));
             Ok(())
@@ -104,18 +204,227 @@ pub unsafe extern "C" fn fb_append(
     }
 }
 
-/// Enters the sequence into its lane once every layer has its whole prompt, and brings up what it was
-/// opened for. Steps wait for it by themselves.
+/// Declares that `count` prompt rows of every layer are in their place already: written there by a transfer, or not
+/// needed because only the residency is replayed. Errors as fb_append's.
 ///
 /// # Safety
-/// What the library enqueues on `stream` may be enqueued there now.
+/// None beside the head's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_join(cache: *mut FbCache, sequence: u64, stream: *mut c_void) -> FbStatus {
+pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, count: u32) -> FbStatus {
     change(cache, |cache| {
-        // Later steps wait for the work by an edge, and report its failure.
-        let _ready = cache.cache.join(cache.sequence(sequence), cast::stream(stream), WarmUp::default())?;
+        let sequence = cache.sequence(sequence);
+        cache.cache.append_in_place(sequence, count)
+    })
+}
+
+/// Enters the sequence into its lane once every layer has its whole prompt: brings up what it was opened for, replays
+/// the selections of `warm_up`, and gathers what is resident then, up to its bound; fb_join_more gathers the rest.
+/// Steps wait for it by themselves. `warm_up` may be NULL, and so may `ticket`, which gets the end of what was
+/// enqueued. FB_INVALID_CONFIG while a layer's prompt is incomplete, or when the sequence has joined.
+///
+/// # Safety
+/// `warm_up` states its size truly, and its selections are the device's to read until the stream has passed this
+/// call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_join(
+    cache: *mut FbCache,
+    sequence: u64,
+    warm_up: *const FbWarmUp,
+    stream: *mut c_void,
+    ticket: *mut *mut FbTicket,
+) -> FbStatus {
+    // SAFETY: this call's contract, for both.
+    unsafe {
+        change(cache, |cache| {
+            let wanted = ticket::wanted(ticket)?;
+            let warm_up = match warm_up.is_null() {
+                true => WarmUp::default(),
+                false => FbWarmUp::declare(&cast::versioned(warm_up)?, cache)?,
+            };
+            let sequence = cache.sequence(sequence);
+            let ended = cache.cache.join(sequence, cast::stream(stream), warm_up)?;
+            wanted.give(ended, cache);
+            Ok(())
+        })
+    }
+}
+
+/// Gathers the next stretch of a bounded warm-up. The sequence is running (fb_length) once none is left.
+/// FB_INVALID_CONFIG for a sequence that is not joining.
+///
+/// # Safety
+/// `ticket` is NULL or has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_join_more(
+    cache: *mut FbCache,
+    sequence: u64,
+    stream: *mut c_void,
+    ticket: *mut *mut FbTicket,
+) -> FbStatus {
+    change(cache, |cache| {
+        // SAFETY: this call's contract.
+        let wanted = unsafe { ticket::wanted(ticket) }?;
+        let sequence = cache.sequence(sequence);
+        let ended = cache.cache.join_more(sequence, cast::stream(stream))?;
+        wanted.give(ended, cache);
         Ok(())
     })
+}
+
+/// Opens a sequence that begins as a copy of `parent`, whose committed tokens are its prompt (the config's `prompt` is
+/// passed over): full pages are shared, the partial one is copied on the stream. It is joined already. FB_BUSY while
+/// work of the parent is in flight; FB_INVALID_CONFIG while the parent has rows that were neither accepted nor
+/// rejected: roll it back to the length that is meant. Otherwise as fb_open.
+///
+/// # Safety
+/// `config` states its size truly; `child` has room for the answer, and so has `ticket`, or it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_fork(
+    cache: *mut FbCache,
+    parent: u64,
+    config: *const FbOpenConfig,
+    stream: *mut c_void,
+    child: *mut u64,
+    ticket: *mut *mut FbTicket,
+) -> FbStatus {
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        change(cache, |cache| {
+            let (child, wanted) = (cast::out(child, "child")?, ticket::wanted(ticket)?);
+            let open = FbOpenConfig::declare(&cast::versioned(config)?, cache)?;
+            let parent = cache.sequence(parent);
+            let (forked, ended) = cache.cache.fork(parent, &open, cast::stream(stream))?;
+            child.set(cache.number_of(forked));
+            wanted.give(ended, cache);
+            Ok(())
+        })
+    }
+}
+
+/// Cuts a sequence to `length` tokens: rejected drafts beyond those that the length accepts, and any committed tokens
+/// beyond it, are gone from every layer's residency. A page that others share is replaced before it can be written
+/// again. Clears a failed step. FB_BUSY while work of the sequence is in flight; FB_OUT_OF_RANGE for a length beyond
+/// committed and landed rows; FB_EXHAUSTED when shared pages cannot be replaced. Nothing has changed then.
+///
+/// # Safety
+/// `ticket` is NULL or has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_roll_back(
+    cache: *mut FbCache,
+    sequence: u64,
+    length: u32,
+    stream: *mut c_void,
+    ticket: *mut *mut FbTicket,
+) -> FbStatus {
+    change(cache, |cache| {
+        // SAFETY: this call's contract.
+        let wanted = unsafe { ticket::wanted(ticket) }?;
+        let sequence = cache.sequence(sequence);
+        let ended = cache.cache.roll_back(sequence, length, cast::stream(stream))?;
+        wanted.give(ended, cache);
+        Ok(())
+    })
+}
+
+/// How long a sequence is, as far as is known on the host.
+///
+/// # Safety
+/// `length` states its size truly.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_length(
+    cache: *const FbCache,
+    sequence: u64,
+    length: *mut FbSequenceLength,
+) -> FbStatus {
+    // SAFETY: this call's contract.
+    unsafe {
+        read(cache, |cache| {
+            let length = cast::versioned_out(length)?;
+            let sequence = cache.sequence(sequence);
+            let now = cache.cache.length(sequence)?;
+            length.set(&FbSequenceLength {
+                size: size_of::<FbSequenceLength>(),
+                committed: now.committed,
+                landed: now.landed,
+                sealed: now.sealed,
+                running: u32::from(cache.cache.is_running(sequence)?),
+            });
+            Ok(())
+        })
+    }
+}
+
+/// The pages of a sequence, in order: as many as `room` holds, and in `*count` how many there are.
+///
+/// # Safety
+/// `pages` has `room` places; `count` has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_pages(
+    cache: *const FbCache,
+    sequence: u64,
+    pages: *mut FbPage,
+    room: u32,
+    count: *mut u32,
+) -> FbStatus {
+    // SAFETY: this call's contract, for both.
+    unsafe {
+        read(cache, |cache| {
+            let all = cache.cache.pages(cache.sequence(sequence))?;
+            let all = all.map(|(host, keys)| FbPage { host: host.0, index_keys: keys.0 });
+            cast::write_list(&all.collect::<Vec<_>>(), pages, room, (count, "count"))
+        })
+    }
+}
+
+/// Reads one row of the total pool, packed, as it is now: `bytes` is row_bytes[0] + row_bytes[1]. For checks, and for
+/// engines that move rows themselves. FB_OUT_OF_RANGE for an unknown layer, a position beyond the sequence's pages,
+/// and another size.
+///
+/// # Safety
+/// `row` has `bytes` bytes; no step or append that writes the row is at work.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_read_row(
+    cache: *const FbCache,
+    sequence: u64,
+    layer: u32,
+    position: u32,
+    row: *mut c_void,
+    bytes: u64,
+) -> FbStatus {
+    // SAFETY: this call's contract.
+    unsafe {
+        read(cache, |cache| {
+            let wanted = cache.cache.geometry().row_bytes();
+            if bytes != u64::from(wanted) {
+                let error = Error::new(Kind::OutOfRange, "read row").at("bytes");
+                return Err(error.with("bytes", bytes).with("wanted", wanted));
+            }
+            let room = cast::room(row.cast::<u8>(), wanted as usize, "row")?;
+            let mut read = vec![0; wanted as usize];
+            cache.cache.read_row(cache.sequence(sequence), Layer(layer), position, &mut read)?;
+            for (place, byte) in room.iter_mut().zip(read) {
+                place.write(byte);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The residency digest of a sequence, all layers: equal on every rank that was given the same selections. On a GPU it
+/// waits for the device: between steps.
+///
+/// # Safety
+/// `digest` has room for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_digest(cache: *const FbCache, sequence: u64, digest: *mut u64) -> FbStatus {
+    // SAFETY: this call's contract.
+    unsafe {
+        read(cache, |cache| {
+            let digest = cast::out(digest, "digest")?;
+            digest.set(cache.cache.digest(cache.sequence(sequence))?);
+            Ok(())
+        })
+    }
 }
 
 /// The slot to which the row of a step's query row is to be written, the same in every layer's slab.
@@ -162,16 +471,21 @@ mod tests {
             slots: 0,
             bring_up: FB_BRING_UP_WHOLE,
             ratio: 0.0,
+            slots_by_layer: std::ptr::null(),
         };
-        let open = config.declare(9).unwrap();
+        let open = config.open(9, None).unwrap();
         assert_eq!((open.prompt, open.promised, open.bring_up), (3, 4, BringUp::Whole));
         assert_eq!(open.budget, Budget::Slots(9));
-        let budget = |config: FbOpenConfig| config.declare(9).map(|open| open.budget);
+        let budget = |config: FbOpenConfig| config.open(9, None).map(|open| open.budget);
         assert_eq!(budget(FbOpenConfig { slots: 5, ..config }), Ok(Budget::Slots(5)));
         assert_eq!(budget(FbOpenConfig { ratio: 0.5, ..config }), Ok(Budget::Ratio(0.5)));
         assert!(budget(FbOpenConfig { slots: 5, ratio: 0.5, ..config }).is_err());
+        let table = |config: FbOpenConfig| config.open(9, Some(&[7, 8])).map(|open| open.budget);
+        assert_eq!(table(config), Ok(Budget::ByLayer(vec![7, 8])));
+        assert!(table(FbOpenConfig { slots: 5, ..config }).is_err());
+        assert!(table(FbOpenConfig { ratio: 0.5, ..config }).is_err());
         let nothing = FbOpenConfig { bring_up: FB_BRING_UP_NOTHING, ..config };
-        assert_eq!(nothing.declare(9).unwrap().bring_up, BringUp::Nothing);
-        assert!(FbOpenConfig { bring_up: 2, ..config }.declare(9).is_err());
+        assert_eq!(nothing.open(9, None).unwrap().bring_up, BringUp::Nothing);
+        assert!(FbOpenConfig { bring_up: 2, ..config }.open(9, None).is_err());
     }
 }

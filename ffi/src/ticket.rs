@@ -1,1 +1,111 @@
-//! Tickets: whether work that the host issued has ended.
+//! Tickets: whether work that the library enqueued by itself has ended.
+//!
+//! A ticket is an object of its own, which outlives its cache and its device. Asking for one waits for nothing. A
+//! device that has failed ends its tickets when somebody asks it, so a ticket that is pending asks its device.
+
+use std::sync::{Arc, Weak};
+
+use forebay::device::{Device, Event, Outcome, Ticket};
+
+use crate::cache::FbCache;
+use crate::cast::{self, Out};
+use crate::handle::{self, Object, Reserved, read};
+use crate::status::FbStatus;
+use forebay::Result;
+
+/// The work has not ended.
+pub const FB_TICKET_PENDING: u32 = 0;
+/// It is done: only this makes its bytes valid.
+pub const FB_TICKET_DONE: u32 = 1;
+/// It failed.
+pub const FB_TICKET_FAILED: u32 = 2;
+/// It never ran: its device is gone.
+pub const FB_TICKET_CANCELLED: u32 = 3;
+
+/// The end of work that the library enqueued: a warm-up, a fork's copy, a roll-back.
+#[derive(Debug)]
+pub struct FbTicket {
+    ticket: Ticket,
+    device: Weak<dyn Device>,
+    asked: Event,
+}
+
+impl Object for FbTicket {
+    const KIND: u8 = 3;
+    const NAME: &'static str = "fb_ticket";
+}
+
+impl FbTicket {
+    fn outcome(&self) -> (u32, FbStatus) {
+        if self.ticket.poll().is_none()
+            && let Some(device) = self.device.upgrade()
+        {
+            // The answer stands in the ticket.
+            let _ = device.query(self.asked);
+        }
+        match self.ticket.poll() {
+            None => (FB_TICKET_PENDING, FbStatus::FbOk),
+            Some(Outcome::Done) => (FB_TICKET_DONE, FbStatus::FbOk),
+            Some(Outcome::Failed(kind)) => (FB_TICKET_FAILED, kind.into()),
+            Some(Outcome::Cancelled) => (FB_TICKET_CANCELLED, FbStatus::FbCancelled),
+        }
+    }
+}
+
+/// Where a ticket goes, if the caller wants one. Its place is taken before the work is enqueued, so that giving it
+/// cannot fail behind that.
+pub(crate) struct Wanted<'a>(Option<(Out<'a, *mut FbTicket>, Reserved)>);
+
+/// # Safety
+/// `ticket` is null, or has room for the answer during `'a`.
+pub(crate) unsafe fn wanted<'a>(ticket: *mut *mut FbTicket) -> Result<Wanted<'a>> {
+    if ticket.is_null() {
+        return Ok(Wanted(None));
+    }
+    // SAFETY: the same contract.
+    let out = unsafe { cast::out(ticket, "ticket") }?;
+    Ok(Wanted(Some((out, handle::reserve()?))))
+}
+
+impl Wanted<'_> {
+    pub(crate) fn give(self, ticket: Ticket, cache: &FbCache) {
+        if let Some((out, place)) = self.0 {
+            let device = Arc::downgrade(&cache.tenant.device);
+            out.set(place.fill(FbTicket { ticket, device, asked: cache.tenant.asked }));
+        }
+    }
+}
+
+/// How the work of a ticket stands: FB_TICKET_PENDING, FB_TICKET_DONE, FB_TICKET_FAILED or FB_TICKET_CANCELLED. A
+/// failure's status goes to `status`, which may be NULL; otherwise that is FB_OK, or FB_CANCELLED.
+///
+/// # Safety
+/// `outcome` and `status` have room for the answers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_ticket_outcome(
+    ticket: *const FbTicket,
+    outcome: *mut u32,
+    status: *mut u32,
+) -> FbStatus {
+    // SAFETY: this call's contract, for both.
+    unsafe {
+        read(ticket, |ticket| {
+            let (outcome, status) = (cast::out(outcome, "outcome")?, cast::out_or_none(status, "status")?);
+            let (now, why) = ticket.outcome();
+            outcome.set(now);
+            if let Some(status) = status {
+                status.set(why as u32);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Gives a ticket up, ended or not: its work goes on.
+///
+/// # Safety
+/// None beside the head's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_ticket_destroy(ticket: *mut FbTicket) -> FbStatus {
+    handle::end(ticket, |_| Ok(()))
+}

@@ -47,7 +47,7 @@ const HEAD: &str = "\
  */";
 
 /// The files whose declarations the header shows, in its order. Those not named follow by name.
-const FIRST: [&str; 5] = ["status", "device", "cache", "sequence", "share"];
+const FIRST: [&str; 6] = ["status", "device", "config", "cache", "sequence", "share"];
 
 fn here(path: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)

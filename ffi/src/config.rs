@@ -1,0 +1,348 @@
+//! What a cache is declared with, and what that will take.
+
+use std::ffi::c_char;
+
+use forebay::{Config, Error, Geometry, Kind, Memory, Result, Shape, Slots};
+
+use crate::cast::{self, Plain, Versioned};
+use crate::panic::status;
+use crate::status::FbStatus;
+
+/// The total pool does without huge pages.
+pub const FB_MEMORY_SMALL_PAGES: u32 = 1;
+/// The total pool's pages become resident when they are first written.
+pub const FB_MEMORY_LAZY: u32 = 2;
+/// The total pool is not locked.
+pub const FB_MEMORY_UNLOCKED: u32 = 4;
+
+/// What a cache is made of. What is optional and 0 gets its default.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbCacheConfig {
+    /// sizeof(fb_cache_config).
+    pub size: usize,
+    /// Layers that every decode step passes once.
+    pub layers: u32,
+    /// Further layers that draft tokens.
+    pub draft_layers: u32,
+    /// Bytes of one index key on the device; 0 when the model has no indexer.
+    pub index_key_bytes: u32,
+    /// Bytes of a row's runs; the second is 0 for rows in one run. Multiples of 4.
+    pub row_bytes: [u32; 2],
+    /// Tokens of a page: a power of two from 16 to 1024.
+    pub page_tokens: u32,
+    /// Positions that one query row selects in one layer.
+    pub top_k: u32,
+    /// Sequences that may be open.
+    pub lanes: u32,
+    /// Tokens of the longest sequence: prompt and promised.
+    pub max_tokens: u32,
+    /// Slots of one sequence in each layer.
+    pub slots: u32,
+    /// Query rows that a sequence may have in a step: 1 + drafts.
+    pub query_rows: u32,
+    /// Optional: bytes from one row to the next in host memory; the next multiple of 64.
+    pub host_stride: u32,
+    /// Optional: a device block of 64 slots is padded to a multiple of this; none.
+    pub device_block_align: u32,
+    /// Optional: pages of the total pool; enough for every lane.
+    pub host_pages: u32,
+    /// Optional: pages of index keys; enough for every lane.
+    pub index_pages: u32,
+    /// Optional: slots of each layer's pool, all sequences; enough for every lane.
+    pub pool_slots: u32,
+    /// Optional: the fewest slots a sequence may have in a layer; as `slots`.
+    pub min_budget: u32,
+    /// Optional: rows of a batch; as `lanes`.
+    pub batch: u32,
+    /// Optional: steps of one sequence that may be in flight; 2.
+    pub steps_in_flight: u32,
+    /// Optional: micro-batches whose steps may be open at the same time; 1.
+    pub micro_batches: u32,
+    /// Optional: FB_MEMORY_ flags; huge pages, resident, locked, as far as they can be had.
+    pub memory: u32,
+    /// Optional: passes of attention that take the scratch slots in turn, so that a lane needs only so large a share
+    /// of them; 1. With more, attention must run in parts (fb_overlap).
+    pub attention_passes: u32,
+    /// Optional: the number of the NUMA node for the total pool, plus 1; any.
+    pub numa_node: u32,
+    /// Optional: 1 for rows without bytes, so that nothing is gathered: for replays.
+    pub residency_only: u32,
+    /// Optional: slots of each layer's pool, all sequences, draft layers included; as pool_slots, not beside it.
+    pub slots_by_layer: *const u32,
+}
+
+// SAFETY: words and a pointer, two of 4 bytes after each other wherever one of 8 follows.
+unsafe impl Plain for FbCacheConfig {}
+impl Versioned for FbCacheConfig {
+    const NAME: &'static str = "fb_cache_config";
+    const REQUIRED: usize = std::mem::offset_of!(FbCacheConfig, host_stride);
+}
+
+/// Bytes that a cache takes, by what they are for.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FbCacheFootprint {
+    /// sizeof(fb_cache_footprint), set by the caller.
+    pub size: usize,
+    /// Device: index keys of every page, all layers.
+    pub index_keys: u64,
+    /// Device: the blocks of slots that budgets are made of, all layers.
+    pub slots: u64,
+    /// Device: landing slots, all layers, in whole blocks.
+    pub landing: u64,
+    /// Device: scratch slots, once for all layers.
+    pub scratch: u64,
+    /// Device: what whole mappings of 2 MiB leave unused.
+    pub padding: u64,
+    /// Device: residency tables, page tables, lists of fetches and step blocks.
+    pub tables: u64,
+    /// Host: the rows of the total pool.
+    pub rows: u64,
+    /// Host: the pinned ring of step blocks and reports.
+    pub step_blocks: u64,
+}
+
+// SAFETY: words of 8 bytes.
+unsafe impl Plain for FbCacheFootprint {}
+impl Versioned for FbCacheFootprint {
+    const NAME: &'static str = "fb_cache_footprint";
+    const REQUIRED: usize = size_of::<FbCacheFootprint>();
+}
+
+/// GPUs map memory in multiples of so many bytes.
+const GPU_GRAIN: u64 = 2 << 20;
+
+fn refuse(place: &'static str, value: u32) -> Error {
+    Error::new(Kind::InvalidConfig, "create").at(place).with("value", value)
+}
+
+fn or(value: u32, default: u32) -> u32 {
+    if value == 0 { default } else { value }
+}
+
+impl FbCacheConfig {
+    /// The model's fields.
+    pub(crate) const fn shape(&self) -> Shape {
+        Shape {
+            layers: self.layers,
+            draft_layers: self.draft_layers,
+            runs: self.row_bytes,
+            host_stride: self.host_stride,
+            device_block_align: self.device_block_align,
+            index_key_bytes: self.index_key_bytes,
+            page_tokens: self.page_tokens,
+            top_k: self.top_k,
+        }
+    }
+
+    /// The slots of each layer's pool, where they are declared.
+    ///
+    /// # Safety
+    /// `slots_by_layer` is null, or has a value for each declared layer.
+    unsafe fn slots(&self) -> Result<Option<Slots>> {
+        if self.slots_by_layer.is_null() {
+            return Ok((self.pool_slots != 0).then_some(Slots::Uniform(self.pool_slots)));
+        }
+        if self.pool_slots != 0 {
+            return Err(refuse("pool_slots and slots_by_layer", self.pool_slots).hint("set one of them"));
+        }
+        // A number of layers that cannot be meant is refused before so many values are read.
+        let layers = Geometry::new(self.shape())?.layers();
+        // SAFETY: the same contract.
+        let table = unsafe { cast::slice(self.slots_by_layer, layers as usize, "slots_by_layer") }?;
+        Ok(Some(Slots::ByLayer(table.to_vec())))
+    }
+
+    /// # Safety
+    /// As [`FbCacheConfig::slots`].
+    pub(crate) unsafe fn declare(&self) -> Result<Config> {
+        // SAFETY: the same contract.
+        let slots = unsafe { self.slots() }?;
+        if self.residency_only > 1 {
+            return Err(refuse("residency_only", self.residency_only).hint("pass 0 or 1"));
+        }
+        let flags = FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED;
+        if self.memory & !flags != 0 {
+            return Err(refuse("memory", self.memory).hint("pass FB_MEMORY_ flags only"));
+        }
+        let all = Config::new(self.shape(), self.lanes, self.max_tokens, self.slots);
+        Ok(Config {
+            host_pages: or(self.host_pages, all.host_pages),
+            index_pages: or(self.index_pages, all.index_pages),
+            slots: slots.unwrap_or(all.slots),
+            min_budget: or(self.min_budget, all.min_budget),
+            attention_passes: or(self.attention_passes, all.attention_passes),
+            batch: or(self.batch, all.batch),
+            query_rows: self.query_rows,
+            steps_in_flight: or(self.steps_in_flight, all.steps_in_flight),
+            micro_batches: or(self.micro_batches, all.micro_batches),
+            memory: Memory {
+                huge: self.memory & FB_MEMORY_SMALL_PAGES == 0,
+                populate: self.memory & FB_MEMORY_LAZY == 0,
+                lock: self.memory & FB_MEMORY_UNLOCKED == 0,
+                node: self.numa_node.checked_sub(1),
+            },
+            residency_only: self.residency_only == 1,
+            ..all
+        })
+    }
+}
+
+/// Fills in the fields that a model's shape says, and leaves the others as they are: "deepseek-v3.2",
+/// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5", "gqa-8x128"; "deepseek-v3", which is dense, is for planning.
+/// FB_OUT_OF_RANGE for another name. `config` states its size and is zero or filled before.
+///
+/// # Safety
+/// `name` ends with a zero; `config` states its size truly.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_preset(name: *const c_char, config: *mut FbCacheConfig) -> FbStatus {
+    // SAFETY: this call's contract, for both.
+    status(|| unsafe {
+        let known = cast::versioned(config.cast_const())?;
+        let shape = Shape::preset(cast::text(name, "name")?);
+        let shape = shape.ok_or_else(|| Error::new(Kind::OutOfRange, "preset").at("name"))?;
+        cast::versioned_out(config)?.set(&FbCacheConfig {
+            layers: shape.layers,
+            draft_layers: shape.draft_layers,
+            index_key_bytes: shape.index_key_bytes,
+            row_bytes: shape.runs,
+            page_tokens: shape.page_tokens,
+            top_k: shape.top_k,
+            host_stride: shape.host_stride,
+            device_block_align: shape.device_block_align,
+            ..known
+        });
+        Ok(())
+    })
+}
+
+/// What a cache of this configuration takes on a GPU, which maps memory in multiples of 2 MiB; a host device maps
+/// pages, and pads less. Takes nothing. Refuses what fb_cache_create refuses without asking for memory.
+///
+/// # Safety
+/// Both state their size truly, and the configuration's table is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_footprint(
+    config: *const FbCacheConfig,
+    footprint: *mut FbCacheFootprint,
+) -> FbStatus {
+    // SAFETY: this call's contract, for both.
+    status(|| unsafe {
+        let footprint = cast::versioned_out(footprint)?;
+        let config = FbCacheConfig::declare(&cast::versioned(config)?)?;
+        let all = config.footprint(GPU_GRAIN)?;
+        footprint.set(&FbCacheFootprint {
+            size: size_of::<FbCacheFootprint>(),
+            index_keys: all.index_keys,
+            slots: all.slots,
+            landing: all.landing,
+            scratch: all.scratch,
+            padding: all.padding,
+            tables: all.tables,
+            rows: all.rows,
+            step_blocks: all.step_blocks,
+        });
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn small() -> FbCacheConfig {
+        FbCacheConfig {
+            size: size_of::<FbCacheConfig>(),
+            layers: 2,
+            draft_layers: 0,
+            index_key_bytes: 0,
+            row_bytes: [64, 0],
+            page_tokens: 64,
+            top_k: 4,
+            lanes: 1,
+            max_tokens: 100,
+            slots: 64,
+            query_rows: 1,
+            host_stride: 0,
+            device_block_align: 0,
+            host_pages: 0,
+            index_pages: 0,
+            pool_slots: 0,
+            min_budget: 0,
+            batch: 0,
+            steps_in_flight: 0,
+            micro_batches: 0,
+            memory: FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED,
+            attention_passes: 0,
+            numa_node: 0,
+            residency_only: 0,
+            slots_by_layer: std::ptr::null(),
+        }
+    }
+
+    fn declare(config: &FbCacheConfig) -> Result<Config> {
+        // SAFETY: tables of these tests have a value a layer.
+        unsafe { config.declare() }
+    }
+
+    #[test]
+    fn what_is_declared_arrives_and_what_is_zero_gets_its_default() {
+        let plain = declare(&small()).unwrap();
+        assert_eq!(plain, Config { memory: plain.memory, ..Config::new(small().shape(), 1, 100, 64) });
+        assert_eq!(plain.memory, Memory { huge: false, populate: false, lock: false, node: None });
+        let full = FbCacheConfig {
+            host_stride: 128,
+            device_block_align: 256,
+            host_pages: 9,
+            index_pages: 8,
+            pool_slots: 640,
+            min_budget: 32,
+            batch: 7,
+            steps_in_flight: 3,
+            micro_batches: 2,
+            memory: 0,
+            attention_passes: 5,
+            numa_node: 2,
+            residency_only: 1,
+            ..small()
+        };
+        let wanted = Config {
+            host_pages: 9,
+            index_pages: 8,
+            slots: Slots::Uniform(640),
+            min_budget: 32,
+            attention_passes: 5,
+            batch: 7,
+            steps_in_flight: 3,
+            micro_batches: 2,
+            residency_only: true,
+            memory: Memory { node: Some(1), ..Memory::default() },
+            ..Config::new(full.shape(), 1, 100, 64)
+        };
+        assert_eq!(declare(&full).unwrap(), wanted);
+        assert_eq!((full.shape().host_stride, full.shape().device_block_align), (128, 256));
+        let table = [64, 128];
+        let by_layer = FbCacheConfig { slots_by_layer: table.as_ptr(), ..small() };
+        assert_eq!(declare(&by_layer).unwrap().slots, Slots::ByLayer(table.to_vec()));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        let table = [64, 128];
+        let slots_by_layer = table.as_ptr();
+        for (config, kind, place) in [
+            (FbCacheConfig { memory: 8, ..small() }, Kind::InvalidConfig, "memory"),
+            (FbCacheConfig { residency_only: 2, ..small() }, Kind::InvalidConfig, "residency_only"),
+            (
+                FbCacheConfig { pool_slots: 64, slots_by_layer, ..small() },
+                Kind::InvalidConfig,
+                "pool_slots and slots_by_layer",
+            ),
+            (FbCacheConfig { layers: u32::MAX, slots_by_layer, ..small() }, Kind::InvalidConfig, "layers"),
+        ] {
+            let error = declare(&config).unwrap_err();
+            assert_eq!((error.kind(), error.place()), (kind, place));
+        }
+    }
+}
