@@ -220,18 +220,26 @@ def compare(model: Model, requests: list[Request], shown: Run, chosen: argparse.
     return f"With every row resident, {again.seconds:.1f} s: the same tokens, {same}."
 
 
-def prompts(model: Model, words: Tokenizer, chosen: argparse.Namespace, screen: Screen) -> list[Request]:
-    """The requests, prefilled."""
-    from engine import english, needed, requests
+def read(words: Tokenizer, chosen: argparse.Namespace) -> list[int]:
+    """The text, as token ids."""
+    from engine import english, needed
 
-    sizes = {"context": chosen.context, "batch": chosen.batch, "promised": chosen.tokens}
     try:
         text = english() if chosen.text is None else chosen.text.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         stop(f"--text: {error}")
-    tokens = words.encode(text).ids
-    if len(tokens) < needed(**sizes):
-        stop(f"--text: {len(tokens):,} tokens; {needed(**sizes):,} are needed")
+    tokens: list[int] = words.encode(text).ids
+    least = needed(context=chosen.context, batch=chosen.batch, promised=chosen.tokens)
+    if len(tokens) < least:
+        stop(f"--text: {len(tokens):,} tokens; {least:,} are needed")
+    return tokens
+
+
+def prompts(model: Model, tokens: list[int], chosen: argparse.Namespace, screen: Screen) -> list[Request]:
+    """The requests, prefilled."""
+    from engine import requests
+
+    sizes = {"context": chosen.context, "batch": chosen.batch, "promised": chosen.tokens}
     screen.waits(f"prompt   reading {chosen.context:,} tokens ...")
     started = time.monotonic()
     made = requests(model, tokens, **sizes)
@@ -257,9 +265,11 @@ def program(chosen: argparse.Namespace) -> None:
         stop(str(error))
     screen = Screen([f"{number + 1}  " if chosen.batch > 1 else "" for number in range(chosen.batch)])
     screen.waits("model    reading the weights ...")
-    model, words = Model(path), tokenizer(path)
+    words = tokenizer(path)
+    tokens = read(words, chosen)
+    model = Model(path)
     screen.says(f"model    SmolLM2-135M-Instruct: {model.layers} layers, in each a row of {8 * model.kv_width:,} bytes")
-    made = prompts(model, words, chosen, screen)
+    made = prompts(model, tokens, chosen, screen)
     sizes = {"top_k": chosen.top_k, "query_rows": chosen.query_rows, "ratio": chosen.ratio, "order": chosen.order}
     with Offloaded(model, made, attention_passes=PASSES if chosen.order == "passes" else 1, **sizes) as cache:
         print(f"cache    {cache.describe()}")
@@ -268,10 +278,10 @@ def program(chosen: argparse.Namespace) -> None:
         print()
         shown = Run(Decoder(cache, made, query_rows=chosen.query_rows, read=chosen.read))
         show(shown, cache, words, screen)
-    tokens = sum(map(len, shown.decoder.histories)) - sum(shown.decoder.starts)
+    count = sum(map(len, shown.decoder.histories)) - sum(shown.decoder.starts)
     told = f"; perplexity {math.exp(sum(shown.surprise) / len(shown.surprise)):.1f}" if chosen.read else ""
     drafts = f"; {shown.rejected:,} drafts rejected" if chosen.query_rows > 1 else ""
-    print(f"\n{tokens:,} tokens in {len(shown.marks):,} steps, {shown.seconds:.1f} s{drafts}{told}.")
+    print(f"\n{count:,} tokens in {len(shown.marks):,} steps, {shown.seconds:.1f} s{drafts}{told}.")
     screen.waits("With every row resident ...")
     screen.says(compare(model, made, shown, chosen))
 

@@ -45,7 +45,7 @@ import engine  # noqa: E402
 import forebay  # noqa: E402
 import smollm2  # noqa: E402
 from engine import Decoder, Request, Resident  # noqa: E402
-from offloaded import Offloaded  # noqa: E402
+from offloaded import BLOCK, Offloaded  # noqa: E402
 
 # Tokens of context, tokens decoded in all, k. Half of a context of several sequences is shared.
 CONTEXT, TOKENS, TOP_K = (4096, 1024, 256) if SOAK else (640, 24, 48)
@@ -112,9 +112,9 @@ def check_memory(cache: Offloaded, asked: list[Request], query_rows: int) -> Non
     """A fifth of the rows has slots, and the device has no more memory for rows than that says."""
     tokens = CONTEXT - 1 + asked[0].promised
     assert cache.budget == int(RATIO * tokens + 0.5)
-    info, block = cache.cache.info, forebay.SLOT_BLOCK
+    info, block = cache.cache.info, BLOCK
     assert info.row_bytes == 2 * 4 * model().kv_width
-    beyond = -(-max(query_rows * TOP_K - cache.budget, 0) // cache.passes)
+    beyond = -(-max(query_rows * TOP_K - cache.budget, 0) // info.attention_passes)
     blocks = {
         "budgets": len(asked) * -(-cache.budget // block),
         "landing": -(-len(asked) * query_rows // block),
@@ -142,7 +142,7 @@ def test_decodes_to_the_last_bit_as_with_every_row_resident(batch: int, query_ro
     with Offloaded(model(), asked, top_k=TOP_K, query_rows=query_rows, ratio=RATIO) as cache:
         check_memory(cache, asked, query_rows)
         # The first has nothing to share; the others take over half of its prompt.
-        half = CONTEXT // 2 // forebay.SLOT_BLOCK * forebay.SLOT_BLOCK
+        half = CONTEXT // 2 // BLOCK * BLOCK
         assert [sequence.shared for sequence in cache.sequences] == [0] + [half] * (batch - 1)
         found = decode_both(cache, asked, query_rows, read)
         cache.cache.validate()
@@ -179,16 +179,16 @@ def test_attention_in_parts_comes_to_the_same_but_for_rounding(order: str, passe
 
 def corrupt(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
     """One number of one row that attention is about to read is wrong."""
-    place = divmod(int(slots[0, 0, 0]), forebay.SLOT_BLOCK)
+    place = divmod(int(slots[0, 0, 0]), BLOCK)
     cache.values[layer][place][0] += 1
 
 
 def swap(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
     """Two rows stand in each other's slots: one that is read, and one that is not, and is there all the same."""
     read = set(slots[slots >= 0].tolist())
-    first = divmod(int(slots[0, 0, 0]), forebay.SLOT_BLOCK)
-    for slot in range(forebay.SLOT_BLOCK * len(cache.keys[layer]) - 1, 0, -1):
-        other = divmod(slot, forebay.SLOT_BLOCK)
+    first = divmod(int(slots[0, 0, 0]), BLOCK)
+    for slot in range(BLOCK * len(cache.keys[layer]) - 1, 0, -1):
+        other = divmod(slot, BLOCK)
         if slot not in read and cache.keys[layer][other].any():
             for run in (cache.keys[layer], cache.values[layer]):
                 run[first], run[other] = run[other].copy(), run[first].copy()
@@ -199,7 +199,7 @@ def swap(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
 def late(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
     """A slot has the row of the position before: what reading before the gather would find."""
     flat = slots.reshape(-1)
-    first, other = (divmod(int(slot), forebay.SLOT_BLOCK) for slot in (flat[1], flat[0]))
+    first, other = (divmod(int(slot), BLOCK) for slot in (flat[1], flat[0]))
     for run in (cache.keys[layer], cache.values[layer]):
         run[first] = run[other]
 
