@@ -14,7 +14,9 @@ device but `Device.wait`, `Step.retire(wait=True)` and closing a cache.
 """
 
 from ._library import version as _version
-from .cache import Cache, Info, Stats
+from .choice import Bucket, Choice, Chooser, Hysteresis, Prices, Table
+from .cache import Cache, Stats
+from .config import Footprint, Info, footprint
 from .device import CudaDevice, CudaMemory, Device, HostDevice, Stream
 from .errors import (
     BadFormat,
@@ -34,9 +36,19 @@ from .errors import (
     OutOfRange,
     Overflow,
 )
+from .overlap import Captured, EngineCall, Layers
+from .plan import Planned, plan
 from .sequence import Length, Page, Sequence, Ticket
 from .shape import Shape
 from .step import Buffers, LayerCount, Retired, Step
+from .trace import Header, RequestWriter, SelectionTrace, TraceRecorder, TraceWriter
 
 __version__ = _version()
-__all__ = [name for name in dir() if not name.startswith("_")]
+__all__ = [
+    "BadFormat", "BadVersion", "Bucket", "Buffers", "Busy", "Cache", "Cancelled", "Captured", "Choice", "Chooser",
+    "Closed", "CudaDevice", "CudaMemory", "Device", "DeviceFailed", "EngineCall", "Exhausted", "Footprint",
+    "ForebayError", "Header", "HostDevice", "Hysteresis", "Info", "Internal", "InvalidArgument", "InvalidConfig", "Io", "LayerCount", "Layers",
+    "Length", "OsRefused", "OutOfMemory", "OutOfRange", "Overflow", "Page", "Planned", "Prices", "RequestWriter",
+    "Retired", "SelectionTrace", "Sequence", "Shape", "Stats", "Step", "Stream", "Table", "Ticket", "TraceRecorder",
+    "TraceWriter", "footprint", "plan",
+]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from . import errors
 
 try:
-    from ._ffi import ffi
+    from ._ffi import ffi as ffi
 except ModuleNotFoundError as missing:
     raise ImportError("forebay is not built: install it by `pip install ./ffi/python`") from missing
 

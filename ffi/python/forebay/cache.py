@@ -11,13 +11,16 @@ import os
 import weakref
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Sequence as Many
+from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Sequence as Many
 
 import numpy as np
 
+from . import overlap
 from ._library import NULL, check, check_created, ffi, lib, new_text, sized
 from .device import Device, DeviceHandle
+from .config import SLOT_BLOCK, Info, by_layer_of, declare, set_fields
 from .errors import InvalidArgument
+from .overlap import Captured, EngineCall, Layers
 from .sequence import BRING_UP, Sequence, tokens_of
 from .shape import Shape
 from .step import Step
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
 # How many lines of fallbacks are read at most, and their length.
 _FALLBACKS_MOST = 1 << 12
 _LINE_BYTES = 512
-SLOT_BLOCK = 64
 
 
 class Stats(NamedTuple):
@@ -106,7 +108,7 @@ class CacheHandle:
             return True
         stream, finished = known
         if not finished:
-            hasattr(lib, "fb_abandon") and lib.fb_abandon(self.pointer, number)
+            lib.fb_abandon(self.pointer, number)
             if lib.fb_finish(self.pointer, number, stream) == 0:
                 self.steps[number] = (stream, True)
         step = ffi.new("fb_step *", number)
@@ -131,7 +133,7 @@ class CacheHandle:
         status = int(lib.fb_cache_destroy(self.pointer))
         if status == lib.FB_BUSY:
             self._wait()
-            hasattr(lib, "fb_cache_reap") and lib.fb_cache_reap(self.pointer, NULL)
+            lib.fb_cache_reap(self.pointer, NULL, NULL)
             status = int(lib.fb_cache_destroy(self.pointer))
         if status != lib.FB_BUSY:
             self.device.leave()
@@ -142,21 +144,6 @@ class CacheHandle:
             lib.fb_stream_wait(self.device.pointer, stream)
 
 
-def set_fields(config: Any, values: dict[str, Any]) -> None:
-    """Writes numbers into a config; None is left to its default.
-
-    Raises:
-        InvalidArgument: a value that the field does not hold.
-    """
-    for name, value in values.items():
-        if value is None:
-            continue
-        try:
-            setattr(config, name, value)
-        except (TypeError, OverflowError) as error:
-            raise InvalidArgument(name, repr(value), "a number that the field holds") from error
-
-
 class Cache:
     """One model's cache on one device; a context manager that closes itself.
 
@@ -165,13 +152,14 @@ class Cache:
         shape: the model's cache.
         lanes: sequences that may be open.
         max_tokens: tokens of the longest sequence: prompt and promised.
-        slots: slots of one sequence in each layer; or one number a layer, draft layers last.
+        slots: slots of one sequence in each layer; or one number a layer, draft layers last, which is what `open`
+            takes for a sequence that it is not told otherwise for.
         query_rows: query rows that a sequence may have in a step: 1 + drafts.
         batch: rows of a batch; None: `lanes`.
         steps_in_flight: steps of one sequence that may be in flight; None: 2.
         micro_batches: whose steps may be open at the same time; None: 1.
         host_pages, index_pages: pages of the total pool and of index keys; None: enough for every lane.
-        pool_slots: slots of each layer's pool, all sequences; None: enough for every lane.
+        pool_slots: slots of each layer's pool, all sequences; or one number a layer; None: enough for every lane.
         min_budget: fewest slots that a sequence may have in a layer; None: the fewest of `slots`.
         attention_passes: passes of attention that take the scratch slots in turn; None: 1.
         residency_only: rows have no bytes and nothing is gathered: for replays.
@@ -201,7 +189,7 @@ class Cache:
         micro_batches: int | None = None,
         host_pages: int | None = None,
         index_pages: int | None = None,
-        pool_slots: int | None = None,
+        pool_slots: int | Many[int] | None = None,
         min_budget: int | None = None,
         attention_passes: int | None = None,
         residency_only: bool = False,
@@ -212,29 +200,25 @@ class Cache:
     ) -> None:
         if not isinstance(device, Device):
             raise InvalidArgument("device", type(device).__name__, "a HostDevice or a CudaDevice")
-        if not isinstance(shape, Shape):
-            raise InvalidArgument("shape", type(shape).__name__, "a Shape")
-        config = sized("fb_cache_config")
-        shape.declare(config)
-        by_layer = None if isinstance(slots, int) else _by_layer(slots, shape.all_layers)
-        numbers = {
-            "lanes": lanes,
-            "max_tokens": max_tokens,
-            "slots": slots if by_layer is None else min(by_layer),
-            "query_rows": query_rows,
-            "batch": batch,
-            "steps_in_flight": steps_in_flight,
-            "micro_batches": micro_batches,
-            "host_pages": host_pages,
-            "index_pages": index_pages,
-            "pool_slots": pool_slots,
-            "min_budget": min_budget,
-            "attention_passes": attention_passes,
-            "residency_only": 1 if residency_only else None,
-            "numa_node": None if numa_node is None else numa_node + 1,
-            "slots_by_layer": by_layer,
-        }
-        set_fields(config, numbers)
+        config, self._by_layer, _pools = declare(
+            shape,
+            slots,
+            pool_slots,
+            {
+                "lanes": lanes,
+                "max_tokens": max_tokens,
+                "query_rows": query_rows,
+                "batch": batch,
+                "steps_in_flight": steps_in_flight,
+                "micro_batches": micro_batches,
+                "host_pages": host_pages,
+                "index_pages": index_pages,
+                "min_budget": min_budget,
+                "attention_passes": attention_passes,
+                "residency_only": 1 if residency_only else None,
+                "numa_node": None if numa_node is None else numa_node + 1,
+            },
+        )
         config.memory = (
             (0 if huge_pages else lib.FB_MEMORY_SMALL_PAGES)
             | (0 if populate else lib.FB_MEMORY_LAZY)
@@ -253,15 +237,11 @@ class Cache:
         self._pointer = made[0]
         self.device, self.shape = device, shape
         self.batch, self.query_rows = batch or lanes, query_rows
+        self._watchers: list[Callable[[Stats], object]] = []
         self.info: Info = self._read_info()
 
     def _read_info(self) -> Info:
-        if not hasattr(lib, "fb_cache_info"):  # TRANSITION
-            r = self.shape.row_bytes
-            stride = self.shape.host_stride or -(-(r[0] + r[1]) // 64) * 64
-            return Info(self.shape.all_layers, r[0] + r[1], stride, 64 * (r[0] + r[1]), self.shape.top_k,
-                        self.query_rows, self.batch, 1, self.shape.page_tokens)
-        info = sized("fb_cache_info")
+        info = sized("fb_info")
         check(lib.fb_cache_info(self._pointer, info), self._pointer)
         return Info(*(int(getattr(info, name)) for name in Info._fields))
 
@@ -283,7 +263,7 @@ class Cache:
             prompt: tokens of the prompt.
             promised: tokens that it may decode.
             ratio: slots in each layer as a share of prompt and promised tokens. Not beside `slots`.
-            slots: in each layer; or one number a layer; None: the cache's `min_budget`.
+            slots: in each layer; or one number a layer; None: as the cache was declared.
             bring_up: "whole" (every row when it joins, if all fit its slots) or "nothing".
             tokens: the prompt's token ids, as far as they may be shared: pages that were sealed with the same
                 tokens, keys and salt are taken over; `Sequence.shared` says how many tokens.
@@ -313,8 +293,10 @@ class Cache:
             raise InvalidArgument("bring_up", repr(bring_up), " or ".join(map(repr, BRING_UP)))
         config = sized("fb_open_config")
         by_layer = None
+        if slots is None and ratio is None:
+            slots = self._by_layer
         if slots is not None and not isinstance(slots, int):
-            by_layer, slots = _by_layer(slots, self.shape.all_layers), None
+            by_layer, slots = by_layer_of(slots, self.shape.all_layers, "slots"), None
         numbers = {"prompt": prompt, "promised": promised, "ratio": ratio, "slots": slots, "slots_by_layer": by_layer}
         set_fields(config, numbers)
         config.bring_up = BRING_UP[bring_up]
@@ -383,10 +365,16 @@ class Cache:
             accepted = accepted.view(np.int32)
         return words(accepted, "accepted", (self.batch,), self.device.place, False)
 
-    def reap(self, stream: Any = None) -> None:
-        """Takes up what has ended since: releases closed sequences, and what was forgotten."""
+    def reap(self, stream: Any = None) -> int:
+        """Takes up what has ended since: releases closed sequences, and what was forgotten.
+
+        Returns:
+            How many closed sequences still wait.
+        """
         self._record.make_up()
-        check(lib.fb_cache_reap(self._pointer, self.device.stream_of(stream)), self._pointer)
+        waiting = ffi.new("uint32_t *")
+        check(lib.fb_cache_reap(self._pointer, self.device.stream_of(stream), waiting), self._pointer)
+        return int(waiting[0])
 
     def slab(self, layer: int, run: int = 0) -> Any:
         """What attention reads of a layer: uint8 `[blocks, 64, row_bytes[run]]`, slot s at `[s // 64, s % 64]`.
@@ -425,7 +413,7 @@ class Cache:
         """Counters and gauges, now. May be called beside another thread's calls that only read."""
         stats = sized("fb_stats")
         check(lib.fb_cache_stats(self._pointer, stats), self._pointer)
-        return Stats(*(int(getattr(stats, name, 0)) for name in Stats._fields))
+        return Stats(*(int(getattr(stats, name)) for name in Stats._fields))
 
     def fallbacks(self) -> list[str]:
         """What the memory had to do without, a line each; empty: everything could be had."""
@@ -438,6 +426,82 @@ class Cache:
             check(status, self._pointer)
             lines.append(ffi.string(text).decode("utf-8", "replace"))
         return lines
+
+    def watch(self, left: Callable[[Stats], object]) -> None:
+        """Calls `left` with the statistics whenever a step is retired, on the thread that retires it."""
+        self._watchers.append(left)
+
+    def overlap(
+        self,
+        step: Step,
+        layer: int,
+        order: str,
+        layers: Layers,
+        enqueue: Callable[[EngineCall], object],
+        *,
+        draft_pass: int | None = None,
+    ) -> None:
+        """Enqueues one layer of a step, or one pass of a draft layer, in the order "none", "da" or "dba".
+
+        Args:
+            step: open.
+            layer: which.
+            order: what hides the gather.
+            layers: streams and buffers, the same for all layers of a step.
+            enqueue: the engine's work, see `EngineCall`. It must not call into this cache.
+            draft_pass: of a draft layer.
+
+        Raises:
+            InvalidArgument, InvalidConfig, OutOfRange: nothing was enqueued. What `enqueue` raises comes out of here,
+            and the step is abandoned: finish and retire it, then roll its sequences back or close them.
+        """
+        overlap.overlap(self, step, layer, order, layers, enqueue, draft_pass)
+
+    def overlap_steps(
+        self,
+        steps: Many[Step],
+        layers: Many[Layers],
+        by_layer: Many[str],
+        enqueue: Callable[[EngineCall], object],
+        *,
+        draft_passes: int = 0,
+    ) -> None:
+        """Enqueues all layers of open steps, at most one of each micro-batch: each layer once, then the draft layers'
+        passes, the steps in turn.
+
+        Args:
+            steps, layers: as many of one as of the other.
+            by_layer: the order of every layer, draft layers last.
+            enqueue, draft_passes: as of `overlap`.
+
+        Raises:
+            As `overlap`; all the steps are abandoned then.
+        """
+        overlap.overlap_steps(self, steps, layers, by_layer, enqueue, draft_passes)
+
+    def capture(
+        self,
+        micro_batches: Many[Layers],
+        *,
+        query_rows: int,
+        by_layer: Many[str],
+        enqueue: Callable[[EngineCall], object],
+        draft_passes: int = 0,
+        into: bool = False,
+    ) -> Captured:
+        """Captures all layers of a bucket as one graph, to be launched for any steps that fit it.
+
+        Args:
+            micro_batches: whose steps run in the graph: streams, batch rows of the bucket, buffers.
+            query_rows: of the steps.
+            by_layer, draft_passes: as of `overlap_steps`.
+            enqueue: called while it is captured, and never again.
+            into: the engine's own capture is under way on the first compute stream: everything is enqueued there.
+
+        Raises:
+            InvalidConfig: the device captures nothing, or the config does not fit.
+        """
+        return overlap.capture(self, micro_batches, query_rows, by_layer, enqueue, draft_passes, into)
 
     def validate(self) -> None:
         """Checks every invariant of every pool and table: for tests, between steps.
@@ -476,42 +540,3 @@ class Cache:
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._record.sequences)} sequences"
         return f"<forebay.Cache on {self.device.place}: {state}>"
-
-
-class Info(NamedTuple):
-    """Sizes of a cache that follow from its config."""
-
-    # Layers with those that draft.
-    layers: int
-    # Bytes of a row, both runs.
-    row_bytes: int
-    # Bytes from one row to the next in host memory.
-    host_stride: int
-    # Bytes of a device block of 64 slots.
-    block_bytes: int
-    # Positions that one query row selects.
-    top_k: int
-    # Query rows of a step, at most.
-    query_rows: int
-    # Rows of a batch, at most.
-    batch: int
-    # Passes of attention over fetched rows, where attention runs in parts.
-    attention_passes: int
-    # Tokens of a page.
-    page_tokens: int
-
-
-class Footprint(NamedTuple):
-    """Bytes that a cache takes."""
-
-    device: int
-    host: int
-
-
-def _by_layer(slots: Many[int], layers: int) -> Any:
-    if len(slots) != layers:
-        raise InvalidArgument("slots", f"{len(slots)} numbers", f"{layers}, one a layer, draft layers last")
-    try:
-        return ffi.new("uint32_t[]", list(slots))
-    except (TypeError, OverflowError) as error:
-        raise InvalidArgument("slots", repr(slots), "numbers that C's uint32_t holds") from error

@@ -250,8 +250,7 @@ class HostDevice(Device):
     def __init__(self, *, threads: bool = False, memory: int | None = None) -> None:
         config = sized("fb_device_config")
         config.kind = lib.FB_DEVICE_HOST_THREADS if threads else lib.FB_DEVICE_HOST
-        if memory is not None:
-            config.memory = memory
+        config.memory = memory or 0
         self.later = threads
         super().__init__(config)
 

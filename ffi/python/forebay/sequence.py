@@ -153,9 +153,6 @@ class Sequence:
             config.bytes_a_call = bytes_a_call
             if warm_up is not None:
                 config.selections, config.steps = self._selections(warm_up)
-        if not hasattr(lib, "fb_ticket_outcome"):  # TRANSITION
-            check(lib.fb_join(self._pointer, self._number, on), self._pointer)
-            return None  # type: ignore[return-value]
         made = ffi.new("fb_ticket **")
         check(lib.fb_join(self._pointer, self._number, config, on, made), self._pointer)
         return self._ticket(made, warm_up)
@@ -236,7 +233,7 @@ class Sequence:
     @property
     def length(self) -> Length:
         """How long it is."""
-        length = sized("fb_length")
+        length = sized("fb_sequence_length")
         check(lib.fb_length(self._pointer, self._number, length), self._pointer)
         return Length(length.committed, length.landed, length.sealed, bool(length.running))
 

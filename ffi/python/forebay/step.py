@@ -85,7 +85,9 @@ class Buffers:
         if lists is not None:
             parts = 1 + cache.info.attention_passes
             self._lists = words(lists, "lists", (parts, *whole), place, True)
-            self._counts = words(counts, "counts", (parts, self.rows, self.query_rows), place, True)
+            self._counts = ffi.cast(
+                "uint32_t *", words(counts, "counts", (parts, self.rows, self.query_rows), place, True)
+            )
         self.cache, self.selection, self.slots, self.lists, self.counts = cache, selection, slots, lists, counts
 
     @classmethod
@@ -189,10 +191,11 @@ class Step:
     ) -> None:
         """R of a layer, or of batch rows `first` to `first + count` (0: all from `first`), or of a draft layer's pass.
 
+        The buffers begin with the first of these rows.
         `gather` must follow, ordered behind it, before attention and before the next resolve of these rows.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
-        self._fits(buffers)
+        self._fits(buffers, (count or self.rows - first) if first or count else self.rows)
         part, given = self._part(layer, first, count, draft_pass), sized("fb_buffers")
         buffers.declare(given)
         status = lib.fb_resolve(self._pointer, self._number, part, given, on)
@@ -265,11 +268,13 @@ class Step:
         check(status, self._pointer)
         layers, lengths = self._report()
         self.retired = Retired(int(retired.step), int(retired.hits), int(retired.misses), layers, lengths)
+        if self.cache._watchers:
+            stats = self.cache.stats()
+            for left in self.cache._watchers:
+                left(stats)
         return self.retired
 
     def _report(self) -> tuple[list[LayerCount], list[int]]:
-        if not hasattr(lib, "fb_layer_counts"):  # TRANSITION
-            return [], []
         layers, count = self.cache.info.layers, _NEW_STEP("uint32_t *")
         counts = _NEW_STEP("fb_layer_count[]", layers)
         check(lib.fb_layer_counts(self._pointer, counts, layers, count), self._pointer)
@@ -288,12 +293,13 @@ class Step:
             raise InvalidArgument("layer", given, "numbers from 0") from error
         return part
 
-    def _fits(self, buffers: Buffers) -> None:
+    def _fits(self, buffers: Buffers, rows: int | None = None) -> None:
         if type(buffers) is not Buffers or buffers.cache is not self.cache:
             raise InvalidArgument("buffers", repr(buffers), "Buffers of this step's cache")
-        if buffers.rows < self.rows or buffers.query_rows != self.query_rows:
+        wanted = self.rows if rows is None else rows
+        if buffers.rows < wanted or buffers.query_rows != self.query_rows:
             given = f"buffers for {buffers.rows} rows of {buffers.query_rows} query rows"
-            raise InvalidArgument("buffers", given, f"{self.rows} rows or more, of {self.query_rows} query rows")
+            raise InvalidArgument("buffers", given, f"{wanted} rows or more, of {self.query_rows} query rows")
 
     def __enter__(self) -> Step:
         return self

@@ -68,7 +68,13 @@ def words(value: Any, name: str, shape: tuple[int, ...], place: Place, writable:
 
 
 def checked(
-    value: Any, name: str, dtype: str | None, shape: tuple[int | None, ...], place: Place, writable: bool, stream: int = 0
+    value: Any,
+    name: str,
+    dtype: str | None,
+    shape: tuple[int | None, ...],
+    place: Place,
+    writable: bool,
+    stream: int = 0,
 ) -> Placed:
     """Looks at a tensor whole. `dtype` None is any; None in `shape` is any extent.
 

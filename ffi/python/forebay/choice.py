@@ -1,0 +1,216 @@
+"""Choice tables: which order each layer runs in, and when to take another."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, Sequence as Many
+
+import numpy as np
+
+from ._library import NULL, check, check_created, ffi, lib, new_text, sized
+from .errors import InvalidArgument
+from .overlap import ORDER_NAMES, orders_of
+from .step import LayerCount
+
+
+@dataclass(frozen=True)
+class Table:
+    """An order for each layer, draft layers last: "none", "da" or "dba".
+
+    Attributes:
+        by_layer: the orders.
+        version: rises whenever they change.
+    """
+
+    by_layer: tuple[str, ...]
+    version: int = 1
+
+    @staticmethod
+    def from_text(text: str) -> Table:
+        """Reads what `to_text` or `forebay simulate` wrote.
+
+        Raises:
+            BadFormat, BadVersion: the line is named.
+        """
+        reason, version, layers = new_text(), ffi.new("uint32_t *"), ffi.new("uint32_t *")
+        given, room = text.encode(), 0
+        orders: Any = NULL
+        while True:
+            status = lib.fb_table_from_text(given, reason, len(reason), version, orders, room, layers)
+            check_created(status, reason)
+            if layers[0] <= room:
+                return Table(tuple(ORDER_NAMES[orders[at]] for at in range(layers[0])), int(version[0]))
+            room = int(layers[0])
+            orders = ffi.new("uint32_t[]", room)
+
+    def to_text(self) -> str:
+        """A text that `from_text` reads."""
+        table, _orders = self._declare()
+        length = ffi.new("size_t *")
+        _check(lib.fb_table_to_text(table, NULL, 0, length))
+        text = ffi.new("char[]", length[0])
+        _check(lib.fb_table_to_text(table, text, length[0], length))
+        return str(ffi.string(text).decode())
+
+    def _declare(self) -> tuple[Any, Any]:
+        orders, table = orders_of(self.by_layer, len(self.by_layer)), ffi.new("fb_table *")
+        table.version, table.layers, table.orders = self.version, len(self.by_layer), orders
+        return table, orders
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What orders cost: nanoseconds that each exposes a layer, by misses a batch row.
+
+    Attributes:
+        misses: counts of misses a batch row, ascending from 0: `[n]`.
+        exposed: nanoseconds, `[layers][none, da, dba][n]`, finite and not negative; one layer for all alike.
+    """
+
+    misses: Many[float]
+    exposed: Any
+
+    def _declare(self) -> tuple[Any, Any]:
+        misses = np.ascontiguousarray(self.misses, np.float64)
+        exposed = np.ascontiguousarray(self.exposed, np.float64)
+        if misses.ndim != 1 or exposed.ndim != 3 or exposed.shape[1:] != (3, misses.size):
+            raise InvalidArgument("exposed", f"float64 {list(exposed.shape)}", f"[layers, 3, {misses.size}]")
+        prices = ffi.new("fb_prices *")
+        held = (ffi.from_buffer("double[]", misses), ffi.from_buffer("double[]", exposed))
+        prices.misses, prices.miss_count = held[0], misses.size
+        prices.exposed, prices.layers = held[1], exposed.shape[0]
+        return prices, held
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A captured batch size.
+
+    Attributes:
+        batch: rows that it was captured for.
+        tables: captured at the start; the first one is used first.
+        prices: what orders cost at this size.
+    """
+
+    batch: int
+    tables: Many[Table]
+    prices: Prices
+
+
+@dataclass(frozen=True)
+class Hysteresis:
+    """When a chooser moves to another table.
+
+    Attributes:
+        smoothing: the weight of a new step's misses against what was known before, above 0 and at most 1.
+        share: of the exposed time that another table must save, 0 to 1,
+        least_ns: and so many nanoseconds a step,
+        steps: in so many steps, one behind the other.
+    """
+
+    smoothing: float
+    share: float
+    least_ns: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the next step is to run."""
+
+    # Which bucket, and which of its tables: `Chooser.table`.
+    bucket: int
+    index: int
+    version: int
+    # This call has changed the table: capture it before it is used.
+    changed: bool
+
+
+@dataclass
+class Chooser:
+    """Chooses a table for each step, from counters of earlier steps.
+
+    Args:
+        buckets: the captured batch sizes, ascending.
+        tables_max: tables of one bucket that may be captured at the same time.
+        hysteresis: None: a tenth and 50 us saved, in 32 steps.
+
+    Raises:
+        InvalidConfig: names what does not fit.
+    """
+
+    buckets: Many[Bucket]
+    tables_max: int = 2
+    hysteresis: Hysteresis | None = None
+    _pointer: Any = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        held: list[Any] = []
+        table = ffi.new("fb_bucket[]", max(len(self.buckets), 1))
+        for at, bucket in enumerate(self.buckets):
+            tables = ffi.new("fb_table[]", max(len(bucket.tables), 1))
+            for index, one in enumerate(bucket.tables):
+                declared, orders = one._declare()
+                tables[index] = declared[0]
+                held.append(orders)
+            prices, numbers = bucket.prices._declare()
+            table[at].batch, table[at].table_count = bucket.batch, len(bucket.tables)
+            table[at].tables, table[at].prices = tables, prices[0]
+            held += [tables, numbers]
+        config = sized("fb_chooser_config")
+        config.buckets, config.bucket_count, config.tables_max = table, len(self.buckets), self.tables_max
+        if self.hysteresis is not None:
+            moves = sized("fb_hysteresis")
+            for name in ("smoothing", "share", "least_ns", "steps"):
+                setattr(moves, name, getattr(self.hysteresis, name))
+            config.hysteresis = moves
+        text, made = new_text(), ffi.new("fb_chooser **")
+        check_created(lib.fb_chooser_create(config, text, len(text), made), text)
+        self._pointer = made[0]
+        weakref.finalize(self, _end, made[0], os.getpid())
+
+    __hash__ = object.__hash__
+
+    def choose(self, counts: Many[LayerCount], rows: int, next_rows: int) -> Choice:
+        """Takes up a retired step of `rows` batch rows, and chooses for a step of `next_rows`.
+
+        Args:
+            counts: `Retired.layers`.
+        """
+        given = ffi.new("fb_layer_count[]", [tuple(count) for count in counts])
+        choice = sized("fb_choice")
+        check(lib.fb_choose(self._pointer, given, len(counts), rows, next_rows, choice), self._pointer)
+        return Choice(choice.bucket, choice.index, choice.version, bool(choice.changed))
+
+    def table(self, bucket: int, index: int) -> Table:
+        """The table that a choice names.
+
+        Raises:
+            OutOfRange: there is none.
+        """
+        layers, version = ffi.new("uint32_t *"), ffi.new("uint32_t *")
+        check(lib.fb_chooser_table(self._pointer, bucket, index, NULL, 0, layers, version), self._pointer)
+        orders = ffi.new("uint32_t[]", max(layers[0], 1))
+        status = lib.fb_chooser_table(self._pointer, bucket, index, orders, layers[0], layers, version)
+        check(status, self._pointer)
+        return Table(tuple(ORDER_NAMES[orders[at]] for at in range(layers[0])), int(version[0]))
+
+
+def best(prices: Prices, misses: Many[float]) -> tuple[str, ...]:
+    """The order that exposes each layer least at so many misses a batch row: one number a layer."""
+    declared, _held = prices._declare()
+    orders = ffi.new("uint32_t[]", max(len(misses), 1))
+    _check(lib.fb_table_best(declared, ffi.new("double[]", list(misses)), len(misses), orders))
+    return tuple(ORDER_NAMES[orders[at]] for at in range(len(misses)))
+
+
+def _check(status: int) -> None:
+    if status:
+        check_created(status, ffi.new("char[]", 1))
+
+
+def _end(pointer: Any, process: int) -> None:
+    if os.getpid() == process:
+        lib.fb_chooser_destroy(pointer)

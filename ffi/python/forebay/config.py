@@ -1,0 +1,139 @@
+"""What a cache is declared with, and the sizes that follow."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence as Many
+
+from ._library import ffi, lib, sized, status_text
+from .errors import InvalidArgument, error_of
+from .shape import Shape
+
+# Slots of a block of a slab.
+SLOT_BLOCK = 64
+
+
+class Info(NamedTuple):
+    """What a cache is: what it was declared with and what follows from that."""
+
+    # Layers, draft layers included, and how many of them draft: the last ones.
+    layers: int
+    draft_layers: int
+    # Bytes of a row, both runs, and of the first run.
+    row_bytes: int
+    first_run_bytes: int
+    # Bytes from one row to the next in host memory.
+    host_stride: int
+    # Bytes of a block of 64 slots in a slab, padding included.
+    block_bytes: int
+    # Bytes of one index key; 0 without.
+    index_key_bytes: int
+    # Tokens of a page.
+    page_tokens: int
+    # Positions that one query row selects in one layer.
+    top_k: int
+    # Sequences that may be open.
+    lanes: int
+    # Tokens of the longest sequence.
+    max_tokens: int
+    # Rows of a batch, and query rows of each.
+    batch: int
+    query_rows: int
+    # Steps of one sequence that may be in flight, and micro-batches whose steps may be open.
+    steps_in_flight: int
+    micro_batches: int
+    # Passes of attention over what a step fetches, where attention runs in parts.
+    attention_passes: int
+    # The fewest slots that a sequence may have in a layer.
+    min_budget: int
+    # Pages of the total pool, and of index keys.
+    host_pages: int
+    index_pages: int
+    # 1 if rows have no bytes.
+    residency_only: int
+
+
+def set_fields(config: Any, values: dict[str, Any]) -> None:
+    """Writes numbers into a config; None is left to its default.
+
+    Raises:
+        InvalidArgument: a value that the field does not hold.
+    """
+    for name, value in values.items():
+        if value is None:
+            continue
+        try:
+            setattr(config, name, value)
+        except (TypeError, OverflowError) as error:
+            raise InvalidArgument(name, repr(value), "a number that the field holds") from error
+
+
+class Footprint(NamedTuple):
+    """Bytes of a cache on a GPU, and of pinned host memory."""
+
+    # Device: index keys of every page, all layers.
+    index_keys: int
+    # Device: the slots that budgets are made of; landing slots; scratch slots, once for all layers.
+    slots: int
+    landing: int
+    scratch: int
+    # Device: what whole mappings leave unused.
+    padding: int
+    # Device: residency tables, page tables, lists of fetches and step blocks.
+    tables: int
+    # Host: the rows of the total pool, and the ring of step blocks.
+    rows: int
+    step_blocks: int
+
+
+def footprint(
+    shape: Shape,
+    *,
+    lanes: int,
+    max_tokens: int,
+    slots: int | Many[int],
+    pool_slots: int | Many[int] | None = None,
+    **numbers: int | None,
+) -> Footprint:
+    """What a `Cache` of these arguments takes on a GPU, which maps memory in multiples of 2 MiB. Takes nothing.
+
+    Raises:
+        InvalidConfig, Overflow: a field is named.
+    """
+    numbers = {"lanes": lanes, "max_tokens": max_tokens, "query_rows": 1, **numbers}
+    config, _slots, _pools = declare(shape, slots, pool_slots, numbers)
+    answer = sized("fb_cache_footprint")
+    status = lib.fb_footprint(config, answer)
+    if status:
+        raise error_of(status, f"footprint: {status_text(status)}")
+    return Footprint(*(int(getattr(answer, name)) for name in Footprint._fields))
+
+
+def declare(
+    shape: Shape, slots: int | Many[int], pool_slots: int | Many[int] | None, numbers: dict[str, int | None]
+) -> tuple[Any, Many[int] | None, Any]:
+    """An fb_cache_config, slots by layer if there are any, and what must live as long as the config."""
+    if not isinstance(shape, Shape):
+        raise InvalidArgument("shape", type(shape).__name__, "a Shape")
+    config = sized("fb_cache_config")
+    shape.declare(config)
+    by_layer = None if isinstance(slots, int) else list(slots)
+    if by_layer is not None:
+        by_layer_of(by_layer, shape.all_layers, "slots")
+        if pool_slots is None:
+            lanes = numbers["lanes"] or 0
+            pool_slots = [-(-count // SLOT_BLOCK) * SLOT_BLOCK * lanes for count in by_layer]
+    pools = None
+    if pool_slots is not None and not isinstance(pool_slots, int):
+        pools, pool_slots = by_layer_of(pool_slots, shape.all_layers, "pool_slots"), None
+    fewest = slots if by_layer is None else min(by_layer)
+    set_fields(config, {**numbers, "slots": fewest, "pool_slots": pool_slots, "slots_by_layer": pools})
+    return config, by_layer, pools
+
+
+def by_layer_of(slots: Many[int], layers: int, name: str) -> Any:
+    try:
+        if len(slots) == layers:
+            return ffi.new("uint32_t[]", list(slots))
+    except (TypeError, OverflowError) as error:
+        raise InvalidArgument(name, repr(slots), "numbers that C's uint32_t holds") from error
+    raise InvalidArgument(name, f"{len(slots)} numbers", f"{layers}, one a layer, draft layers last")

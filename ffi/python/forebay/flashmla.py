@@ -1,0 +1,111 @@
+"""Arguments of FlashMLA's sparse decode, and block tables.
+
+From FlashMLA (its README and interface, as of 2026-04): `indices` is int32 `[batch, seq_q, topk]`, -1 for none, and
+an index is block x page size + offset; the cache is `[blocks, 64, 1, row]`; on SM90 topk is a multiple of 64, and the
+FP8 row is exactly 656 bytes. From forebay: a slab is `[blocks, 64, row]` and slot s stands at block s // 64, offset
+s % 64, so that a step's `slots` are FlashMLA's indices as they are; nothing is computed for it.
+
+Block tables are for kernels that read index keys by pages (DeepGEMM's paged MQA logits and the like).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Sequence as Many
+
+import numpy as np
+
+from .cache import Cache
+from .config import SLOT_BLOCK
+from .errors import InvalidArgument
+from .step import Buffers
+from .tensors import describe, look
+
+if TYPE_CHECKING:
+    from .sequence import Sequence
+
+# Bytes of rows that FlashMLA's sparse decode reads: FP8 with scales, and BF16.
+ROW_BYTES = (656, 1152)
+TOPK_MULTIPLE = 64
+
+
+def indices(slots: Any) -> Any:
+    """FlashMLA's `indices` from a step's `slots`: the same tensor, checked.
+
+    Args:
+        slots: int32 `[rows, query rows, top_k]`, as `Step.layer` fills it.
+
+    Raises:
+        InvalidArgument: no int32 of three axes, or a top_k that is no multiple of 64: give the cache a shape whose
+            `top_k` is one, and -1 for what is not selected.
+    """
+    found = look(slots, "slots")
+    if found.dtype != "int32" or len(found.shape) != 3 or found.shape[2] % TOPK_MULTIPLE:
+        expected = f"int32 [rows, query rows, a multiple of {TOPK_MULTIPLE}]"
+        raise InvalidArgument("slots", describe(found.dtype, found.shape), expected)
+    return slots
+
+
+def part_indices(buffers: Buffers, part: int) -> Any:
+    """FlashMLA's `indices` for a part of attention: list 0 is what was resident, list 1 + p what pass p fetched.
+
+    The kernel runs the full width and gives no meaning to a row without a valid index (its LSE is +inf): take a row's
+    validity from `buffers.counts[part]` when the parts are merged.
+
+    Raises:
+        InvalidArgument: buffers without lists, or no such part.
+    """
+    if buffers.lists is None or not 0 <= part <= buffers.cache.info.attention_passes:
+        expected = f"0 to {buffers.cache.info.attention_passes}, of buffers with lists"
+        raise InvalidArgument("part", repr(part), expected)
+    return indices(buffers.lists[part])
+
+
+def kv_cache(cache: Cache, layer: int) -> Any:
+    """A layer's slab as FlashMLA takes it: uint8 `[blocks, 64, 1, row bytes]`, a view as of `Cache.slab`.
+
+    On CUDA: `torch.as_tensor(kv_cache(cache, layer)).view(torch.float8_e4m3fn)`, or `torch.bfloat16` for rows of
+    1152 bytes.
+
+    Raises:
+        InvalidArgument: rows of other sizes, in two runs, or padded blocks.
+    """
+    widths, info = cache.shape.row_bytes, cache.info
+    if widths[0] not in ROW_BYTES or widths[1] or info.block_bytes != SLOT_BLOCK * widths[0]:
+        given = f"rows of {widths} bytes, blocks of {info.block_bytes}"
+        raise InvalidArgument("cache", given, f"rows of {' or '.join(map(str, ROW_BYTES))} bytes in one run, unpadded")
+    slab = look(cache.slab(layer), "slab")
+    shape = (slab.shape[0], SLOT_BLOCK, 1, widths[0])
+    return cache.device.view(slab.address, shape)
+
+
+def block_table(
+    sequences: Many[Sequence], *, pages: int | None = None, fill: int = 0, out: Any = None
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Index-key pages of sequences: int32 `[sequences, pages]`, page p of a sequence for tokens from p x page_tokens.
+
+    It changes when a sequence is opened or rolled back, not from step to step: a sequence has all its pages from the
+    start.
+
+    Args:
+        sequences: of the batch, in its order.
+        pages: width; None: the longest sequence's.
+        fill: stands behind a sequence's last page. 0 is a page that may be read and is not used.
+        out: where it goes, int32 of that shape or wider; what is wider is filled.
+
+    Raises:
+        InvalidArgument: a sequence with more pages than the width, or an `out` that does not fit.
+    """
+    rows = [sequence.pages() for sequence in sequences]
+    longest = max((len(row) for row in rows), default=0)
+    width = longest if pages is None else pages
+    if out is None:
+        out = np.empty((len(rows), width), np.int32)
+    elif not isinstance(out, np.ndarray) or out.dtype != np.int32 or out.ndim != 2 or not out.flags.writeable:
+        raise InvalidArgument("out", type(out).__name__, f"a writable int32 array [{len(rows)}, {width}]")
+    if longest > out.shape[1] or longest > width or len(rows) > out.shape[0]:
+        given = f"int32 {list(out.shape)}, pages {width}"
+        raise InvalidArgument("pages", given, f"room for {len(rows)} sequences of {longest} pages")
+    out[:] = fill
+    for at, row in enumerate(rows):
+        out[at, : len(row)] = [page.index_keys for page in row]
+    return np.asarray(out)

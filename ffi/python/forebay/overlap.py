@@ -1,0 +1,278 @@
+"""A step's layers in an order that hides the gather, and captured steps.
+
+The engine's work is a Python callable: the library calls it once for each part of a layer, inside the call, and
+enqueues resolve, gather and scatter between. Where the orders come from: `forebay.choice`.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Sequence as Many
+
+from ._library import check, ffi, lib, sized
+from .errors import InvalidArgument
+from .step import Buffers, Step
+
+if TYPE_CHECKING:
+    from .cache import Cache
+    from .device import DeviceHandle
+
+ORDERS = {"none": 0, "da": 1, "dba": 2}
+ORDER_NAMES = tuple(ORDERS)
+_WORKS = ("project", "index", "prepare", "attend", "merge", "rest")
+_KEYS = ("all", "resident", "fetched")
+
+
+@dataclass(slots=True)
+class EngineCall:
+    """A part of a layer that is the engine's, to be enqueued on `stream`.
+
+    | work | what |
+    |---|---|
+    | project | the projections that the indexer needs, and the write of the index keys |
+    | index | logits and top-k of the call's batch rows, which write their selection |
+    | prepare | the preparation of attention, which writes the new rows to their landing slots |
+    | attend | attention over `keys`: "all" (`slots`), "resident" (list 0), "fetched" (list 1 + attention_pass) |
+    | merge | merges attention's parts by their log-sum-exp |
+    | rest | what follows attention: output projection, experts, communication |
+    """
+
+    work: str
+    # Of "attend"; else None.
+    keys: str | None
+    # Of "fetched".
+    attention_pass: int
+    micro_batch: int
+    layer: int
+    # The first batch row, and how many: half of the batch for the parts of DBA's indexer, else all.
+    first: int
+    count: int
+    # The first query row of each batch row, and how many: 1 in a draft layer's pass.
+    first_query_row: int
+    query_rows: int
+    # The stream, as the C interface calls it: a CUstream on CUDA.
+    stream: int
+
+
+class Layers:
+    """Where the layers of a step are enqueued, and what they share.
+
+    Args:
+        buffers: the selection, which the "index" work writes, and the answer; with lists where an order is not "none".
+        compute: the engine's stream, on which the step was prepared.
+        resolve, gather, scatter: streams; each may be the same as another. None: as `compute`.
+        batch: rows that are enqueued; 0: the step's. More in a capture, whose other rows are inert.
+        half: the first batch row of DBA's second half; 0: one half.
+        micro_batch: in a capture; else 0.
+    """
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        *,
+        compute: Any = None,
+        resolve: Any = None,
+        gather: Any = None,
+        scatter: Any = None,
+        batch: int = 0,
+        half: int = 0,
+        micro_batch: int = 0,
+    ) -> None:
+        if type(buffers) is not Buffers:
+            raise InvalidArgument("buffers", type(buffers).__name__, "Buffers")
+        self.buffers = buffers
+        device = buffers.cache.device
+        config = sized("fb_layers_config")
+        config.compute = device.stream_of(compute)
+        config.resolve = config.compute if resolve is None else device.stream_of(resolve)
+        config.gather = config.compute if gather is None else device.stream_of(gather)
+        config.scatter = config.compute if scatter is None else device.stream_of(scatter)
+        config.selection, config.slots = buffers._selection, buffers._slots
+        config.lists, config.counts = buffers._lists, buffers._counts
+        config.lists_batch = buffers.rows if buffers.lists is not None else 0
+        try:
+            config.batch, config.half, config.micro_batch = batch, half, micro_batch
+        except (TypeError, OverflowError) as error:
+            given = f"batch {batch}, half {half}, micro_batch {micro_batch}"
+            raise InvalidArgument("batch", given, "numbers from 0") from error
+        self._config = config
+
+
+class _Engine:
+    """A callable as C calls it. What it raises is kept and raised again when the call into the library has ended."""
+
+    def __init__(self, enqueue: Callable[[EngineCall], object]) -> None:
+        if not callable(enqueue):
+            raise InvalidArgument("enqueue", type(enqueue).__name__, "a callable that takes an EngineCall")
+        self.enqueue = enqueue
+        self.error: BaseException | None = None
+        self._callback = ffi.callback("fb_enqueue", self._called, error=lib.FB_CANCELLED)
+        self.config = sized("fb_engine")
+        self.config.enqueue = self._callback
+
+    def _called(self, _data: Any, call: Any, stream: Any) -> int:
+        try:
+            self.enqueue(
+                EngineCall(
+                    _WORKS[call.work],
+                    _KEYS[call.keys] if call.work == lib.FB_WORK_ATTEND else None,
+                    call.attention_pass,
+                    call.micro_batch,
+                    call.layer,
+                    call.first,
+                    call.count,
+                    call.first_query_row,
+                    call.query_rows,
+                    int(ffi.cast("uintptr_t", stream)),
+                )
+            )
+        except BaseException as error:  # noqa: B036 - C is between here and who is to have it
+            self.error = error
+            return int(lib.FB_CANCELLED)
+        return 0
+
+    def check(self, status: int, pointer: Any) -> None:
+        """Raises what the callable raised, else what the library answered."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        check(status, pointer)
+
+
+def order_of(name: str, argument: str) -> int:
+    """The number of an order.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    if name not in ORDERS:
+        raise InvalidArgument(argument, repr(name), " or ".join(map(repr, ORDERS)))
+    return ORDERS[name]
+
+
+def orders_of(names: Many[str], layers: int, argument: str = "by_layer") -> Any:
+    """Orders by layer, as C takes them."""
+    if isinstance(names, str) or len(names) != layers:
+        raise InvalidArgument(argument, repr(names), f"{layers} orders, one a layer, draft layers last")
+    return ffi.new("uint32_t[]", [order_of(name, f"{argument}[{at}]") for at, name in enumerate(names)])
+
+
+def overlap(
+    cache: Cache,
+    step: Step,
+    layer: int,
+    order: str,
+    layers: Layers,
+    enqueue: Callable[[EngineCall], object],
+    draft_pass: int | None,
+) -> None:
+    """`Cache.overlap`."""
+    _check_steps(cache, [step], [layers])
+    engine, number = _Engine(enqueue), order_of(order, "order")
+    which = 0 if draft_pass is None else draft_pass + 1
+    status = lib.fb_overlap(cache._pointer, step._number, layer, which, number, layers._config, engine.config)
+    step._held.append(layers)
+    engine.check(status, cache._pointer)
+
+
+def overlap_steps(
+    cache: Cache,
+    steps: Many[Step],
+    layers: Many[Layers],
+    by_layer: Many[str],
+    enqueue: Callable[[EngineCall], object],
+    draft_passes: int,
+) -> None:
+    """`Cache.overlap_steps`."""
+    _check_steps(cache, steps, layers)
+    engine, orders = _Engine(enqueue), orders_of(by_layer, cache.info.layers)
+    numbers, configs = _numbers(steps), _configs(layers)
+    status = lib.fb_overlap_steps(
+        cache._pointer, numbers, configs, len(steps), orders, draft_passes, engine.config
+    )
+    for step, one in zip(steps, layers):
+        step._held.append(one)
+    engine.check(status, cache._pointer)
+
+
+class Captured:
+    """Captured layers of a bucket: `Cache.capture` gives it. Giving it up waits for nothing."""
+
+    def __init__(self, cache: Cache, pointer: Any, held: Any) -> None:
+        self.cache = cache
+        self._pointer, self._held = pointer, held
+        device = cache.device._handle
+        device.enter()
+        self._end = weakref.finalize(self, _end_captured, pointer, device, os.getpid())
+
+    def close(self) -> None:
+        """Gives it up; idempotent. Launches under way still run."""
+        self._end()
+
+    def launch(self, steps: Many[Step]) -> None:
+        """Launches it for open steps, one of each micro-batch, in their order."""
+        self._for(lib.fb_launch, steps)
+
+    def launched(self, steps: Many[Step]) -> None:
+        """The engine has launched a graph of its own that was captured around it, for these steps."""
+        self._for(lib.fb_launched, steps)
+
+    def _for(self, call: Any, steps: Many[Step]) -> None:
+        _check_steps(self.cache, steps, None)
+        check(call(self.cache._pointer, self._pointer, _numbers(steps), len(steps)), self.cache._pointer)
+        for step in steps:
+            step._held.append(self)
+
+
+def capture(
+    cache: Cache,
+    micro_batches: Many[Layers],
+    query_rows: int,
+    by_layer: Many[str],
+    enqueue: Callable[[EngineCall], object],
+    draft_passes: int,
+    into: bool,
+) -> Captured:
+    """`Cache.capture`."""
+    engine, orders = _Engine(enqueue), orders_of(by_layer, cache.info.layers)
+    config, configs = sized("fb_capture_config"), _configs(micro_batches)
+    config.micro_batches, config.count, config.by_layer = configs, len(micro_batches), orders
+    config.query_rows, config.draft_passes = query_rows, draft_passes
+    made = ffi.new("fb_captured **")
+    call = lib.fb_capture_into if into else lib.fb_capture
+    status = call(cache._pointer, config, engine.config, made)
+    engine.check(status, cache._pointer)
+    return Captured(cache, made[0], (tuple(micro_batches), engine))
+
+
+def _end_captured(pointer: Any, device: DeviceHandle, process: int) -> None:
+    if os.getpid() == process:
+        lib.fb_captured_destroy(pointer)
+        device.leave()
+
+
+def _check_steps(cache: Cache, steps: Many[Step], layers: Many[Layers] | None) -> None:
+    for at, step in enumerate(steps):
+        if type(step) is not Step or step.cache is not cache:
+            raise InvalidArgument(f"steps[{at}]", repr(step), "a step of this cache")
+    if layers is None:
+        return
+    if len(layers) != len(steps):
+        raise InvalidArgument("layers", f"{len(layers)} Layers", f"{len(steps)}, one a step")
+    for step, one in zip(steps, layers):
+        if type(one) is not Layers:
+            raise InvalidArgument("layers", repr(one), "Layers")
+        step._fits(one.buffers)
+
+
+def _numbers(steps: Many[Step]) -> Any:
+    return ffi.new("fb_step[]", [step._number for step in steps])
+
+
+def _configs(layers: Many[Layers]) -> Any:
+    configs = ffi.new("fb_layers_config[]", max(len(layers), 1))
+    for at, one in enumerate(layers):
+        configs[at] = one._config[0]
+    return configs

@@ -1,0 +1,385 @@
+"""Selection traces and request traces: writing them while an engine runs, and reading selections back.
+
+Format of selection traces: `docs/trace-format.md`.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Callable, Hashable, NamedTuple, Sequence as Many, TypeVar
+
+import numpy as np
+
+from ._library import check, check_created, ffi, lib, new_text, path_bytes, sized
+from .errors import Closed, InvalidArgument
+from .tensors import HOST, words
+
+_TEXTS = ("label", "model", "arch", "score", "mode", "text")
+_TEXT_BYTES = 1 << 12
+_Self = TypeVar("_Self", bound="_Writer")
+
+
+def _end(destroy: Callable[[Any], int], pointer: Any, process: int) -> None:
+    if os.getpid() == process:
+        destroy(pointer)
+
+
+class _Writer:
+    """What both writers have in common; a context manager that finishes itself."""
+
+    def __init__(self, pointer: Any, destroy: Any) -> None:
+        self._pointer = pointer
+        self._closer = weakref.finalize(self, _end, destroy, pointer, os.getpid())
+
+    def _open(self) -> Any:
+        if not self._closer.alive:
+            raise Closed("record: it was finished")
+        return self._pointer
+
+    def close(self) -> None:
+        """Ends it without finishing, if it is not finished; idempotent. All that was recorded is in the file."""
+        self._closer()
+
+    def finish(self) -> int:
+        """Ends it; how much was recorded."""
+        raise NotImplementedError
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self._closer.alive:
+            self.finish()
+        self.close()
+
+
+class TraceWriter(_Writer):
+    """Records what one sequence selects, position by position, into a file that must not be there.
+
+    Args:
+        path: of the file.
+        layers: recorded layers.
+        k: positions that one query selects.
+        first_position: of the first recorded step.
+        decode_start: of the first decode step; None: `first_position`.
+        context: tokens of the longest context; None: what was recorded.
+        layer_ids: the model's own numbers of the layers, ascending; None: 0, 1, 2 and so on.
+        shares: for each layer the place of the layer whose sets it shares; None: its own.
+        label, model, arch, score, mode, text: what readers show.
+        group_steps, group_bytes: when groups are written; None: 64 steps, 256 KiB.
+
+    Raises:
+        Io: the file is there, or cannot be made. InvalidConfig, OutOfRange: a field is named.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        layers: int,
+        k: int,
+        first_position: int = 0,
+        decode_start: int | None = None,
+        context: int | None = None,
+        layer_ids: Many[int] | None = None,
+        shares: Many[int] | None = None,
+        label: str = "",
+        model: str = "",
+        arch: str = "",
+        score: str = "",
+        mode: str = "",
+        text: str = "",
+        group_steps: int | None = None,
+        group_bytes: int | None = None,
+    ) -> None:
+        config = sized("fb_trace_config")
+        held: list[Any] = []
+        given = {
+            "layers": layers,
+            "k": k,
+            "first_position": first_position,
+            "decode_start": first_position if decode_start is None else decode_start,
+            "context": context,
+            "group_steps": group_steps,
+            "group_bytes": group_bytes,
+        }
+        for name, value in given.items():
+            if value is not None:
+                _set(config, name, value)
+        for name, numbers in (("layer_ids", layer_ids), ("shares", shares)):
+            if numbers is not None:
+                if len(numbers) != layers:
+                    raise InvalidArgument(name, f"{len(numbers)} numbers", f"{layers}, one a layer")
+                held.append(ffi.new("uint32_t[]", list(numbers)))
+                setattr(config, name, held[-1])
+        for name, said in zip(_TEXTS, (label, model, arch, score, mode, text)):
+            if said:
+                held.append(ffi.new("char[]", said.encode()))
+                setattr(config, name, held[-1])
+        reason, made = new_text(), ffi.new("fb_trace **")
+        check_created(lib.fb_trace_create(path_bytes(path), config, reason, len(reason), made), reason)
+        super().__init__(made[0], lib.fb_trace_destroy)
+        own = layers if shares is None else sum(1 for at, share in enumerate(shares) if at == share)
+        self._shape = (own, k)
+
+    def record(self, position: int, selected: Any) -> None:
+        """Records what the query at `position` selected, once it is accepted; positions come one by one.
+
+        Args:
+            selected: int32 `[layers with sets of their own, k]` in host memory, in any order, -1 for none.
+
+        Raises:
+            OutOfRange: a position that does not follow, or sets that are none: nothing is recorded.
+        """
+        pointer, numbers = self._open(), words(selected, "selected", self._shape, HOST, False)
+        try:
+            status = lib.fb_trace_record(pointer, position, numbers, self._shape[0] * self._shape[1])
+        except (OverflowError, TypeError) as error:
+            raise InvalidArgument("position", repr(position), "a number from 0") from error
+        check(status, pointer)
+
+    def flush(self) -> None:
+        """Writes the steps that are held: they survive the process."""
+        check(lib.fb_trace_flush(self._open()), self._pointer)
+
+    def sync(self) -> None:
+        """Flushes, and stores the file on the disk."""
+        check(lib.fb_trace_sync(self._open()), self._pointer)
+
+    def finish(self) -> int:
+        """Writes the end and stores the file; how many steps were recorded."""
+        pointer, steps = self._open(), ffi.new("uint32_t *")
+        status = lib.fb_trace_finish(pointer, steps)
+        try:
+            check(status, pointer)
+        finally:
+            self.close()
+        return int(steps[0])
+
+
+class RequestWriter(_Writer):
+    """Records requests as they arrive, into lines that every tool of the field reads.
+
+    Args:
+        path: of the file, which must not be there.
+        block_tokens: tokens of a block.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, block_tokens: int) -> None:
+        reason, made = new_text(), ffi.new("fb_requests **")
+        try:
+            status = lib.fb_requests_create(path_bytes(path), block_tokens, reason, len(reason), made)
+        except (OverflowError, TypeError) as error:
+            raise InvalidArgument("block_tokens", repr(block_tokens), "a number from 1") from error
+        check_created(status, reason)
+        super().__init__(made[0], lib.fb_requests_destroy)
+
+    def record(self, *, milliseconds: int, input_tokens: int, blocks: Many[int], output_tokens: int = 0) -> None:
+        """Records one request; they come in the order of their arrival.
+
+        Args:
+            milliseconds: since the recording's start.
+            input_tokens: of the prompt.
+            blocks: ids of the prompt's blocks from its beginning; an id names the block and all before it.
+            output_tokens: generated; 0 where that is not known yet.
+        """
+        pointer, arrival = self._open(), sized("fb_arrival")
+        for name, value in (
+            ("milliseconds", milliseconds),
+            ("input_tokens", input_tokens),
+            ("output_tokens", output_tokens),
+        ):
+            _set(arrival, name, value)
+        try:
+            ids = ffi.new("uint64_t[]", list(blocks))
+        except (OverflowError, TypeError) as error:
+            raise InvalidArgument("blocks", repr(blocks), "ids from 0 to 2^64 - 1") from error
+        arrival.blocks, arrival.block_count = ids, len(blocks)
+        check(lib.fb_requests_record(pointer, arrival), pointer)
+
+    def flush(self) -> None:
+        """Writes the lines that are held: they survive the process."""
+        check(lib.fb_requests_flush(self._open()), self._pointer)
+
+    def sync(self) -> None:
+        """Flushes, and stores the file on the disk."""
+        check(lib.fb_requests_sync(self._open()), self._pointer)
+
+    def finish(self) -> int:
+        """Stores the file; how many requests were recorded."""
+        pointer, count = self._open(), ffi.new("uint64_t *")
+        status = lib.fb_requests_finish(pointer, count)
+        try:
+            check(status, pointer)
+        finally:
+            self.close()
+        return int(count[0])
+
+
+class Header(NamedTuple):
+    """What a selection trace says about itself."""
+
+    # Recorded layers.
+    layers: int
+    # Positions that one query selects; fewer while the context is shorter.
+    k: int
+    # Recorded positions, those of the prompt included.
+    steps: int
+    # How many of the first steps belong to the prompt.
+    warm_steps: int
+    # Position of the query of step 0, and of the first decode step.
+    first_position: int
+    decode_start: int
+    # Tokens of the context.
+    context: int
+    # 1 for a recording that was not finished, and bytes behind its last whole group.
+    unfinished: int
+    left_off_bytes: int
+    # All selected positions together.
+    members: int
+
+
+class SelectionTrace:
+    """A selection trace or recording, packed or not, whole in memory. Any number of threads may read it.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        Io, BadFormat, BadVersion: the file is named, and the place in it.
+
+    Attributes:
+        header: what it says about itself.
+        layer_ids: the model's own numbers of its layers.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        reason, made = new_text(), ffi.new("fb_selections **")
+        check_created(lib.fb_selections_open(path_bytes(path), reason, len(reason), made), reason)
+        self._pointer = made[0]
+        weakref.finalize(self, _end, lib.fb_selections_destroy, made[0], os.getpid())
+        header = sized("fb_trace_header")
+        check(lib.fb_selections_header(self._pointer, header), self._pointer)
+        self.header = Header(*(int(getattr(header, name)) for name in Header._fields))
+        ids, count = ffi.new("uint32_t[]", self.header.layers), ffi.new("uint32_t *")
+        status = lib.fb_selections_layer_ids(self._pointer, ids, self.header.layers, count)
+        check(status, self._pointer)
+        self.layer_ids = [int(ids[at]) for at in range(count[0])]
+
+    def text(self, which: str) -> str:
+        """One of its texts: "label", "model", "arch", "score", "mode" or "text"."""
+        if which not in _TEXTS:
+            raise InvalidArgument("which", repr(which), " or ".join(map(repr, _TEXTS)))
+        text = ffi.new("char[]", _TEXT_BYTES)
+        check(lib.fb_selections_text(self._pointer, _TEXTS.index(which), text, _TEXT_BYTES), self._pointer)
+        return str(ffi.string(text).decode("utf-8", "replace"))
+
+    def read(self, first_step: int, steps: int, out: Any = None) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """What `steps` steps selected: int32 `[steps, layers, k]`, ascending in each set, -1 behind its last one.
+
+        Args:
+            out: where they go; None: a new array.
+
+        Raises:
+            OutOfRange: steps that are not there.
+        """
+        if steps < 0 or first_step < 0 or first_step + steps > self.header.steps:
+            given = f"steps {first_step} to {first_step + steps}"
+            raise InvalidArgument("first_step", given, f"steps within 0 to {self.header.steps}")
+        shape = (steps, self.header.layers, self.header.k)
+        found: Any = np.empty(shape, np.int32) if out is None else out
+        if steps:
+            numbers = words(found, "out", shape, HOST, True)
+            check(lib.fb_selections_read(self._pointer, first_step, steps, numbers), self._pointer)
+        return np.asarray(found)
+
+
+class TraceRecorder:
+    """Records the selections of a batch, a file for each sequence.
+
+    In each step: `select` with what each layer selected; once it is known which rows are accepted, `accept`. Only
+    accepted positions are recorded, so a rejected draft leaves nothing.
+
+    Args:
+        folder: of the files `<name>.topk`, which must not be there.
+        layers, k: of the selections.
+        batch, query_rows: at most.
+        describe: further arguments of each `TraceWriter`.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, layers: int, k: int, batch: int, query_rows: int = 1, **describe: Any
+    ) -> None:
+        self.folder = Path(folder)
+        self._declared = {"layers": layers, "k": k, **describe}
+        self._writers: dict[Hashable, TraceWriter] = {}
+        self._selected = np.full((batch, query_rows, layers, k), -1, np.int32)
+
+    def start(self, name: Hashable, first_position: int) -> Path:
+        """Begins a sequence's file, whose first recorded query is at `first_position`; its path."""
+        path = self.folder / f"{name}.topk"
+        self._writers[name] = TraceWriter(path, first_position=first_position, **self._declared)
+        return path
+
+    def select(self, layer: int, selection: Any) -> None:
+        """Takes a copy of what a layer of this step selected: int32 `[rows, query rows, k]` or `[rows, k]`, in host
+        memory, -1 for none."""
+        batch, query_rows, layers, k = self._selected.shape
+        shape = tuple(getattr(selection, "shape", ()))
+        whole = shape if len(shape) != 2 else (shape[0], 1, shape[1])
+        if not 0 <= layer < layers:
+            raise InvalidArgument("layer", repr(layer), f"0 to {layers - 1}")
+        if len(whole) != 3 or whole[0] > batch or whole[1] > query_rows or whole[2] != k:
+            expected = f"int32 [rows up to {batch}, query rows up to {query_rows}, {k}]"
+            raise InvalidArgument("selection", f"{type(selection).__name__} {list(shape)}", expected)
+        address = words(selection, "selection", shape, HOST, False)
+        numbers = np.frombuffer(ffi.buffer(address, 4 * int(np.prod(shape))), np.int32)
+        self._selected[: whole[0], : whole[1], layer] = numbers.reshape(whole)
+
+    def accept(self, rows: Many[tuple[Hashable, int, int] | None]) -> None:
+        """Records the step: for each row of its batch the sequence's name, the position of its first query row, and
+        how many of its query rows are accepted; None for a row that is not recorded."""
+        if len(rows) > self._selected.shape[0]:
+            raise InvalidArgument("rows", f"{len(rows)} rows", f"at most {self._selected.shape[0]}")
+        for row, accepted in enumerate(rows):
+            if accepted is None:
+                continue
+            name, position, count = accepted
+            if name not in self._writers or not 0 <= count <= self._selected.shape[1]:
+                raise InvalidArgument(f"rows[{row}]", repr(accepted), "(a started name, position, accepted rows)")
+            for query_row in range(count):
+                self._writers[name].record(position + query_row, self._selected[row, query_row])
+
+    def finish(self, name: Hashable) -> int:
+        """Ends a sequence's file; how many positions it has."""
+        writer = self._writers.pop(name, None)
+        if writer is None:
+            raise InvalidArgument("name", repr(name), "one that was started")
+        return writer.finish()
+
+    def close(self) -> None:
+        """Finishes all files."""
+        for name in tuple(self._writers):
+            self.finish(name)
+
+    def __enter__(self) -> TraceRecorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _set(config: Any, name: str, value: int) -> None:
+    try:
+        setattr(config, name, value)
+    except (TypeError, OverflowError) as error:
+        raise InvalidArgument(name, repr(value), "a number that the field holds") from error
+
+
