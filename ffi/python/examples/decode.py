@@ -56,7 +56,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     number("--query-rows", type=int, default=2, metavar="N", help="query rows of a step: 1 + drafts")
     number("--ratio", type=float, default=0.2, metavar="R", help="share of the rows that has slots on the device")
     number("--top-k", type=int, default=256, metavar="N", help="positions that a query row reads in a layer")
-    number("--order", choices=["whole", "passes", "da"], default="whole", help="of a layer's work, see offloaded.py")
+    number("--order", choices=["whole", "passes", "da", "dba"], default="whole", help="of a layer's work, see offloaded.py")
     number("--read", action="store_true", help="read on in the text, and say how well it is foretold, instead of writing")
     number("--text", type=Path, metavar="FILE", help="a text of your own (default: the Python language reference)")
     chosen = parser.parse_args(arguments)

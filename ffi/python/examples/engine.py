@@ -115,12 +115,16 @@ class Forward:
         self.queries, self.keys, self.values = self.model.project(layer, self.hidden, flat)
         self.store.put_index_keys(layer, self._by_row(self.keys).astype(np.float16))
 
-    def index(self, layer: int, selection: Ids) -> None:
-        """The positions that each query row reads: ``[n, q, k]``. A row sees those before it and its own."""
+    def index(self, layer: int, selection: Ids, first: int = 0, count: int | None = None) -> None:
+        """The positions that each query row reads: ``[n, q, k]``. A row sees those before it and its own.
+
+        ``first`` and ``count`` say for which batch rows; all.
+        """
         queries = self.queries.reshape(*self.shape, *self.queries.shape[1:])
-        for row, positions in enumerate(self.positions):
-            keys = self.store.index_keys(layer, row, int(positions[-1]) + 1)
-            selection[row] = top_k(queries[row], keys, positions + 1, self.k)
+        for row in range(first, self.shape[0] if count is None else first + count):
+            visible = self.positions[row] + 1
+            keys = self.store.index_keys(layer, row, int(visible[-1]))
+            selection[row] = top_k(queries[row], keys, visible, self.k)
 
     def prepare(self, layer: int) -> None:
         """Stores the step's new rows, which its attention may select."""

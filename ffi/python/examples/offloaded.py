@@ -9,14 +9,17 @@ The order of a layer's work is the engine's to choose:
 
     whole   project, index, resolve and gather, prepare, scatter, attend: attention waits for what is fetched
     passes  the same with several gathers into the same few scratch slots, attention after each, and a merge
-    da      attention over what was resident beside the gather, attention over what was fetched, and a merge;
-            forebay enqueues the layer and calls the engine back
+    da      attention over what was resident beside the gather, then over what was fetched, and a merge
+    dba     the same, and the first half's gather beside the second half's indexer
 
-The first comes to the same bits as `engine.Resident`, the others to the same sums in another order.
+The first two are driven by the engine, the others by forebay, which calls the engine back for each part of a layer
+and orders resolve, gather and scatter on streams of their own, here threads. The first comes to the same bits as
+`engine.Resident`, the others to the same sums in another order.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -28,7 +31,7 @@ from smollm2 import Floats, Halves, Ids, Model, top_k
 
 BLOCK = 64
 """Slots of a block, and tokens of a page."""
-ORDERS = ("whole", "passes", "da")
+ORDERS = ("whole", "passes", "da", "dba")
 
 
 class Offloaded:
@@ -57,7 +60,7 @@ class Offloaded:
             attention_passes: passes that take the scratch slots in turn, for any order but "whole".
         """
         self.model, self.k, self.query_rows = model, top_k, query_rows
-        self._layers = {"whole": self._whole, "passes": self._passes, "da": self._passes}[order]
+        self.order = order
         tokens = [request.prompt.keys.shape[1] + request.promised for request in requests]
         self.tokens, self.budget = max(tokens), int(ratio * max(tokens) + 0.5)
         run = 4 * model.kv_width
@@ -68,7 +71,9 @@ class Offloaded:
             index_key_bytes=2 * model.kv_width,
             page_tokens=BLOCK,
         )
-        self.device = forebay.HostDevice()
+        self.device = forebay.HostDevice(threads=order in ("da", "dba"))
+        # None is the device's first stream, the only one where everything waits for everything.
+        self.streams = [self.device.stream() if self.device.later else None for _ in range(4)]
         self.cache = forebay.Cache(
             self.device,
             shape,
@@ -107,6 +112,8 @@ class Offloaded:
             sequence.append(layer, np.concatenate([keys[layer, fresh], values[layer, fresh]], axis=1))
             self.key_pages[layer][pages[fresh // BLOCK], fresh % BLOCK] = keys[layer, fresh]
         sequence.join(warm_up=self._warm_up(request.prompt.queries, keys))
+        # Steps wait for it by themselves; a seal is the host's.
+        self.device.wait()
         sequence.seal(sequence.shared, tokens[sequence.shared :])
         return sequence
 
@@ -125,13 +132,18 @@ class Offloaded:
         self.lengths[self.batch] += np.asarray(accepted, np.int32)
         batch = [(self.sequences[row], count, tokens.shape[1]) for row, count in zip(rows, accepted, strict=True)]
         forward = Forward(self.model, self, self.lengths[self.batch], tokens, self.k)
-        with self.cache.prepare(batch) as step:
+        with self.cache.prepare(batch, stream=self.streams[0]) as step:
             # Where the step's new rows are to be written: the same slots in every layer.
             self.landing = np.array(
                 [[sequence.landing_slot(row) for row in range(width)] for sequence, _, width in batch]
             )
             self.positions = forward.positions
-            self._layers(step, forward)
+            if self.order == "whole":
+                self._whole(step, forward)
+            elif self.order == "passes":
+                self._passes(step, forward)
+            else:
+                self._overlapped(step, forward)
         for layer, count in enumerate(step.retired.layers):
             self.hits[layer] += count.hits
             self.misses[layer] += count.misses
@@ -164,6 +176,40 @@ class Offloaded:
                 step.gather(layer, attention_pass=number)
                 forward.attend(layer, buffers.lists[1 + number])
             forward.rest(layer)
+
+    def _overlapped(self, step: forebay.Step, forward: Forward) -> None:
+        """Every layer in an order that hides its gather. The engine's work is enqueued, as kernels would be."""
+        buffers = forebay.Buffers.empty(self.cache, *forward.shape, parts=True)
+        compute, resolve, gather, scatter = self.streams
+        layers = forebay.Layers(
+            buffers, compute=compute, resolve=resolve, gather=gather, scatter=scatter, half=(step.rows + 1) // 2
+        )
+
+        def enqueue(call: forebay.EngineCall) -> None:
+            self.device.call(functools.partial(self._work, forward, buffers, call), call.stream)
+
+        self.cache.overlap_steps([step], [layers], [self.order] * self.model.layers, enqueue)
+        step.finish()
+        self.device.wait(compute)
+
+    def _work(self, forward: Forward, buffers: forebay.Buffers, call: forebay.EngineCall) -> None:
+        """A part of a layer that is the engine's."""
+        match call.work, call.keys:
+            case "project", _:
+                forward.project(call.layer)
+            case "index", _:
+                forward.index(call.layer, buffers.selection, call.first, call.count)
+            case "prepare", _:
+                forward.prepare(call.layer)
+            case "attend", "all":
+                forward.attend(call.layer, buffers.slots)
+            case "attend", "resident":
+                forward.attend(call.layer, buffers.lists[0])
+            case "attend", "fetched":
+                forward.attend(call.layer, buffers.lists[1 + call.attention_pass])
+            case "rest", _:
+                # It merges too.
+                forward.rest(call.layer)
 
     def put_index_keys(self, layer: int, keys: Halves) -> None:
         """See `engine.Store`."""

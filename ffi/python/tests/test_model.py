@@ -161,7 +161,7 @@ ROUNDING = 2e-3
 
 
 @pytest.mark.parametrize(
-    ("order", "passes", "batch"), [("passes", 1, 1), ("passes", 3, 2), ("da", 1, 2), ("da", 3, 1)]
+    ("order", "passes", "batch"), [("passes", 1, 1), ("passes", 3, 2), ("da", 1, 1), ("da", 3, 1), ("dba", 1, 4)]
 )
 def test_attention_in_parts_comes_to_the_same_but_for_rounding(order: str, passes: int, batch: int) -> None:
     asked = requests(batch)
