@@ -56,8 +56,9 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     number("--query-rows", type=int, default=2, metavar="N", help="query rows of a step: 1 + drafts")
     number("--ratio", type=float, default=0.2, metavar="R", help="share of the rows that has slots on the device")
     number("--top-k", type=int, default=256, metavar="N", help="positions that a query row reads in a layer")
-    number("--order", choices=["whole", "passes", "da", "dba"], default="whole", help="of a layer's work, see offloaded.py")
-    number("--read", action="store_true", help="read on in the text, and say how well it is foretold, instead of writing")
+    orders = ["whole", "passes", "da", "dba"]
+    number("--order", choices=orders, default="whole", help="of a layer's work, see offloaded.py")
+    number("--read", action="store_true", help="read on in the text, and say how well it is foretold")
     number("--text", type=Path, metavar="FILE", help="a text of your own (default: the Python language reference)")
     chosen = parser.parse_args(arguments)
     for name, least, most in (
@@ -143,8 +144,8 @@ def table(cache: Offloaded, steps: int) -> list[str]:
     """Misses and memory by layer, two layers a line, and their sum."""
     host, device = cache.host_bytes() / MIB, cache.slot_bytes() / MIB
     cells = []
-    for layer, (hits, misses) in enumerate(zip(cache.hits, cache.misses, strict=True)):
-        share = 100 * misses / max(hits + misses, 1)
+    for layer, (hits, misses) in enumerate(zip(cache.hits.tolist(), cache.misses.tolist(), strict=True)):
+        share = 100 * misses / (hits + misses)
         cells.append(f"{layer:5}{misses / steps:9.1f}{share:7.1f}%{host:8.1f}{device:8.1f}")
     half = -(-len(cells) // 2)
     heads = ["        missed  share    host  device", "layer   a step           MiB     MiB"]
@@ -153,7 +154,7 @@ def table(cache: Offloaded, steps: int) -> list[str]:
         lines.append(f"{left}    {right}".rstrip())
     hits, misses = int(cache.hits.sum()), int(cache.misses.sum())
     lines.append(
-        f"  all   {misses:,} of {hits + misses:,} rows missed ({100 * misses / max(hits + misses, 1):.1f}%); "
+        f"  all   {misses:,} of {hits + misses:,} rows missed ({100 * misses / (hits + misses):.1f}%); "
         f"{len(cells) * host:.1f} MiB in host memory, {len(cells) * device:.1f} MiB in slots"
     )
     return lines

@@ -104,7 +104,7 @@ class Forward:
     def __init__(self, model: Model, store: Store, lengths: Ids, tokens: Ids, k: int) -> None:
         self.model, self.store, self.k = model, store, k
         self.shape = tokens.shape
-        self.positions: Ids = lengths[:, None] + np.arange(tokens.shape[1], dtype=np.int32)
+        self.positions: Ids = (lengths[:, None] + np.arange(tokens.shape[1])).astype(np.int32)
         self.hidden = model.embed(tokens.reshape(-1))
         self.queries = self.keys = self.values = np.empty(0, np.float32)
         self.parts: list[tuple[Floats, Floats]] = []
@@ -164,6 +164,7 @@ class Resident:
             self.all_values[:, number, :length] = request.prompt.values
             self.all_index_keys[:, number, :length] = request.prompt.keys
         self.batch = np.arange(0)
+        self.positions: Ids = np.empty(0, np.int32)
 
     def step(self, rows: Sequence[int], accepted: Sequence[int], tokens: Ids) -> Floats:
         """See `Cache`."""
@@ -171,7 +172,7 @@ class Resident:
         self.lengths[self.batch] += np.asarray(accepted, np.int32)
         forward = Forward(self.model, self, self.lengths[self.batch], tokens, self.k)
         self.positions = forward.positions
-        selection = np.empty((*tokens.shape, self.k), np.int32)
+        selection: Ids = np.empty((*tokens.shape, self.k), np.int32)
         for layer in range(self.model.layers):
             forward.project(layer)
             forward.index(layer, selection)

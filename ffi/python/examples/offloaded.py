@@ -93,8 +93,11 @@ class Offloaded:
         # By sequence: index-key pages, committed tokens.
         self.pages: list[NDArray[np.intp]] = []
         self.lengths = np.array([request.prompt.keys.shape[1] for request in requests], np.int32)
-        self.sequences = [self._open(request, ratio) for request in requests]
+        # Of the step under way: its sequences, positions [n, q], and where its new rows are to be written.
         self.batch: list[int] = []
+        self.positions: Ids = np.empty(0, np.int32)
+        self.landing: NDArray[np.intp] = np.empty(0, np.intp)
+        self.sequences = [self._open(request, ratio) for request in requests]
 
     def _open(self, request: Request, ratio: float) -> forebay.Sequence:
         """Admits a request, fills its prompt's rows in, and enters it into its lane, warmed up."""
@@ -133,10 +136,9 @@ class Offloaded:
         batch = [(self.sequences[row], count, tokens.shape[1]) for row, count in zip(rows, accepted, strict=True)]
         forward = Forward(self.model, self, self.lengths[self.batch], tokens, self.k)
         with self.cache.prepare(batch, stream=self.streams[0]) as step:
-            # Where the step's new rows are to be written: the same slots in every layer.
-            self.landing = np.array(
-                [[sequence.landing_slot(row) for row in range(width)] for sequence, _, width in batch]
-            )
+            # The same slots in every layer.
+            landing = [[sequence.landing_slot(row) for row in range(width)] for sequence, _, width in batch]
+            self.landing = np.array(landing, np.intp)
             self.positions = forward.positions
             if self.order == "whole":
                 self._whole(step, forward)
@@ -144,7 +146,8 @@ class Offloaded:
                 self._passes(step, forward)
             else:
                 self._overlapped(step, forward)
-        for layer, count in enumerate(step.retired.layers):
+            retired = step.retire()
+        for layer, count in enumerate(retired.layers):
             self.hits[layer] += count.hits
             self.misses[layer] += count.misses
         return forward.logits()
@@ -220,7 +223,8 @@ class Offloaded:
     def index_keys(self, layer: int, row: int, count: int) -> Halves:
         """See `engine.Store`."""
         pages = self.pages[self.batch[row]][: -(-count // BLOCK)]
-        return self.key_pages[layer][pages].reshape(-1, self.model.kv_width)[:count]
+        keys: Halves = self.key_pages[layer][pages].reshape(-1, self.model.kv_width)[:count]
+        return keys
 
     def put_rows(self, layer: int, keys: Floats, values: Floats) -> None:
         """See `engine.Store`."""

@@ -115,7 +115,8 @@ class Model:
 
     def embed(self, tokens: Sequence[int] | Ids) -> Floats:
         """The residual stream's beginning: ``[n, width]``."""
-        return self.embedding[np.asarray(tokens)]
+        rows: Floats = self.embedding[np.asarray(tokens)]
+        return rows
 
     def project(self, layer: int, hidden: Floats, positions: Ids) -> tuple[Floats, Floats, Floats]:
         """Queries ``[n, heads, head]``, and keys and values ``[n, kv_width]``, the first two turned by position."""
@@ -130,11 +131,13 @@ class Model:
         block = self.blocks[layer]
         hidden = hidden + attended.reshape(len(hidden), self.width) @ block.output.T
         gate, up = np.split(self._norm(hidden, block.mlp_norm) @ block.gate_up.T, 2, axis=1)
-        return hidden + (gate / (1 + np.exp(-gate)) * up) @ block.down.T
+        hidden = hidden + (gate / (1 + np.exp(-gate)) * up) @ block.down.T
+        return hidden
 
     def logits(self, hidden: Floats) -> Floats:
         """``[n, vocabulary]``."""
-        return self._norm(hidden, self.output_norm) @ self.embedding.T
+        answer: Floats = self._norm(hidden, self.output_norm) @ self.embedding.T
+        return answer
 
     def prefill(
         self, tokens: Sequence[int], past: Prompt | None = None, last: int = 0, chunk: int = 512
@@ -186,7 +189,8 @@ class Model:
         even, odd = pairs[..., 0], pairs[..., 1]
         cosine, sine = cosine[:, None], sine[:, None]
         turned = np.stack([even * cosine - odd * sine, even * sine + odd * cosine], axis=-1)
-        return turned.reshape(rows.shape)
+        rows = turned.reshape(rows.shape)
+        return rows
 
     def _dense(self, queries: Floats, keys: Floats, values: Floats, positions: Ids) -> Floats:
         count, shared = len(queries), self.heads // self.kv_heads

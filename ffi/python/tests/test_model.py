@@ -1,4 +1,4 @@
-"""The proof: a real model decodes real text with a fifth of its rows on the device, to the last bit as with all of them.
+"""The proof: a real model decodes real text with a fifth of its rows on the device, to the last bit as with all.
 
 Both sides run the same arithmetic (`examples/engine.py`) in one process, with the same shapes and BLAS threads; what
 differs is where rows are kept. So any bit of any logit that differs is a wrong row. The short sizes run always, the
@@ -133,7 +133,8 @@ def report(name: str, cache: Offloaded, found: Compared) -> None:
     share = cache.misses.sum() / (cache.hits + cache.misses).sum()
     print(f"{name}: {found}; missed {share:.2%}; perplexity {np.exp(found.surprise / found.tokens):.2f}")
     print("  fetched a step, by layer:", *(f"{count / found.steps:.1f}" for count in cache.misses))
-    print(f"  a layer: {cache.slot_bytes():,} bytes of slots, {cache.host_bytes():,} bytes of rows; {cache.cache.stats()}")
+    print(f"  a layer: {cache.slot_bytes():,} bytes of slots, {cache.host_bytes():,} bytes of rows")
+    print(f"  {cache.cache.stats()}")
 
 
 @pytest.mark.parametrize(("batch", "query_rows", "read"), [(1, 1, False), (1, 2, True), (4, 1, True), (4, 2, True)])
@@ -155,8 +156,8 @@ def test_decodes_to_the_last_bit_as_with_every_row_resident(batch: int, query_ro
         assert stats.bytes_up == int(cache.misses.sum()) * cache.cache.info.row_bytes
 
 
-# Parts of a sum are added in another order: a float32 has 24 bits, and what 30 layers make of the last ones stays
-# far below a thousandth of a logit, whose differences decide about tokens. A wrong row is far above it, see the control.
+# Parts of a sum are added in another order: a float32 has 24 bits, and what 30 layers make of the last ones stays far
+# below a thousandth of a logit, whose differences decide about tokens. A wrong row is far above it, see the control.
 ROUNDING = 2e-3
 
 
@@ -206,7 +207,9 @@ def late(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
 
 @pytest.mark.parametrize("wrong", [corrupt, swap, late])
 @pytest.mark.parametrize("layer", [0, 15, 28])
-def test_control_one_wrong_row_changes_the_logits(wrong: Any, layer: int) -> None:
+def test_control_one_wrong_row_changes_the_logits(
+    wrong: Any, layer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = requests(1)
     with Offloaded(model(), asked, top_k=TOP_K, query_rows=1, ratio=RATIO) as cache:
         truth = Decoder(Resident(model(), asked, top_k=TOP_K), asked, read=True)
@@ -219,21 +222,17 @@ def test_control_one_wrong_row_changes_the_logits(wrong: Any, layer: int) -> Non
                 wrong(cache, layer, slots)
             return rows(at, slots)
 
-        cache.rows = read  # type: ignore[method-assign]
+        monkeypatch.setattr(cache, "rows", read)
         assert not same_bits(ours.step().logits, truth.step().logits)
 
 
-def test_control_a_step_whose_misses_were_not_gathered_gives_no_tokens() -> None:
+def test_control_a_step_whose_misses_were_not_gathered_gives_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(1)
     with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="passes") as cache:
-        forebay_gather = forebay.Step.gather
-        try:
-            forebay.Step.gather = lambda *_, **__: None  # type: ignore[method-assign]
-            with pytest.raises(forebay.DeviceFailed):
-                for _ in Decoder(cache, asked, read=True):
-                    pass
-        finally:
-            forebay.Step.gather = forebay_gather  # type: ignore[method-assign]
+        monkeypatch.setattr(forebay.Step, "gather", lambda *_, **__: None)
+        with pytest.raises(forebay.DeviceFailed):
+            for _ in Decoder(cache, asked, read=True):
+                pass
 
 
 def test_the_model_is_the_model() -> None:
@@ -249,7 +248,8 @@ def test_the_model_is_the_model() -> None:
 
 def test_the_tokenizer_gives_every_text_back() -> None:
     words = smollm2.tokenizer(smollm2.weights_path())
-    texts = ["A forebay, 1,024 rows: it's full.\n\n  indented\tline", "naïve — “Zürich” 東京 🙂", engine.english()[:20000]]
+    texts = ["A forebay, 1,024 rows: it's full.\n\n  indented\tline", "naïve — “Zürich” 東京 🙂"]
+    texts += [engine.english()[:20000]]
     texts += [(EXAMPLES.parents[2] / "docs" / name).read_text() for name in ("design.md", "testing.md")]
     for given in texts:
         assert words.decode(words.encode(given).ids, skip_special_tokens=False) == given
