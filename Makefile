@@ -1,8 +1,8 @@
 # The commands of this repository. A newcomer needs two: `make demo` and `make test`.
 
 .NOTPARALLEL:
-.PHONY: setup bench-setup demo picture check test soak bench dist install style unit all-tests on-cuda examples docs \
-        loom asan c-test python bench-build kernels kernels-check embedder
+.PHONY: setup bench-setup demo proof picture check test soak bench dist install style unit all-tests on-cuda examples \
+        docs loom asan c-test python bench-build kernels kernels-check embedder
 
 # Where a test says that it did not run, and the environment of ci/requirements.txt (docs/testing.md).
 export FOREBAY_SKIPS := $(CURDIR)/target/skips.txt
@@ -28,6 +28,10 @@ bench-setup:
 ## Replays the trace in data/ at three cache sizes, two query rows a step.
 demo:
 	cargo run --release -p forebay-cli -- replay data/demo.topk.zst --ratio 0.1,0.2,0.3 --mtp 2
+
+## A small real model decodes real text with a fifth of its rows on the device; Python, 150 MB of packages.
+proof:
+	ci/python --proof
 
 ## The pictures in README.md: the report of the trace in data/ and a simulated step, as Chromium shows them.
 picture:

@@ -1,10 +1,44 @@
-//! The page about embedding shows programs that run: here those in C and C++, built against the installed header's
-//! source and the shared library. `tests/integration.rs` has the Rust one, the Python package's tests theirs.
+//! The page about embedding shows programs that run: here those in C and C++, compiled against an installed library.
+//! `tests/integration.rs` has the Rust one; the Python package's tests have theirs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 #[path = "support/gcc.rs"]
 mod gcc;
+#[path = "support/library.rs"]
+mod library;
+
+use library::{installed, root, succeed, target};
+
+/// What the page says that the programs print.
+fn printed() -> String {
+    let page = std::fs::read_to_string(root().join("docs/integration.md")).unwrap();
+    let (_, shown) = page.split_once("```text\n").expect("the page shows what is printed");
+    shown.split_once("```").unwrap().0.to_owned()
+}
+
+fn run(compiler: &str, standard: &str, source: &str) {
+    if !gcc::is_there(compiler) {
+        return;
+    }
+    let (prefix, program) = (installed(), target().join(format!("listing-{source}")));
+    let mut build = Command::new(compiler);
+    build.arg(standard).args(["-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-o"]).arg(&program);
+    build.arg(root().join("examples/integration").join(source)).arg("-I").arg(prefix.join("include"));
+    build.arg("-L").arg(prefix.join("lib")).arg("-lforebay");
+    build.arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
+    succeed(build);
+    assert_eq!(succeed(Command::new(program)), printed());
+}
+
+#[test]
+fn the_listing_in_c_prints_what_the_page_says() {
+    run("gcc", "-std=c11", "decode.c");
+}
+
+#[test]
+fn the_listing_in_cpp_prints_what_the_page_says() {
+    run("g++", "-std=c++17", "decode.cpp");
+}
