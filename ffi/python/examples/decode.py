@@ -37,6 +37,8 @@ PACKAGES = {
 MIB = 1 << 20
 LONGEST = 8192
 """Tokens that the model was trained to see."""
+TAIL = 16
+"""Tokens of a prompt's end that are shown."""
 PASSES = 4
 """Passes of attention in the order "passes", where the slots do not hold what a step selects."""
 
@@ -146,7 +148,7 @@ def table(cache: Offloaded, steps: int) -> list[str]:
     cells = []
     for layer, (hits, misses) in enumerate(zip(cache.hits.tolist(), cache.misses.tolist(), strict=True)):
         share = 100 * misses / (hits + misses)
-        cells.append(f"{layer:5}{misses / steps:9.1f}{share:7.1f}%{host:8.1f}{device:8.1f}")
+        cells.append(f"{layer:5}{misses / steps:9.1f}{share:7.1f}%{host:8.2f}{device:8.2f}")
     half = -(-len(cells) // 2)
     heads = ["        missed  share    host  device", "layer   a step           MiB     MiB"]
     lines = [f"{head:<38}    {head}" for head in heads]
@@ -275,8 +277,12 @@ def program(chosen: argparse.Namespace) -> None:
     with Offloaded(model, made, attention_passes=PASSES if chosen.order == "passes" else 1, **sizes) as cache:
         print(f"cache    {cache.describe()}")
         for line in cache.cache.fallbacks():
-            print(f"         {line}")
+            print(f"         without {line}")
         print()
+        for number, request in enumerate(made):
+            # Where the model goes on from.
+            tail = words.decode(request.tokens[-TAIL:]).splitlines() or [""]
+            print(screen.faint(f"{screen.names[number]}... {tail[-1]}"))
         shown = Run(Decoder(cache, made, query_rows=chosen.query_rows, read=chosen.read))
         show(shown, cache, words, screen)
     count = sum(map(len, shown.decoder.histories)) - sum(shown.decoder.starts)

@@ -131,8 +131,8 @@ class Model:
         block = self.blocks[layer]
         hidden = hidden + attended.reshape(len(hidden), self.width) @ block.output.T
         gate, up = np.split(self._norm(hidden, block.mlp_norm) @ block.gate_up.T, 2, axis=1)
-        hidden = hidden + (gate / (1 + np.exp(-gate)) * up) @ block.down.T
-        return hidden
+        added: Floats = (gate / (1 + np.exp(-gate)) * up) @ block.down.T
+        return hidden + added
 
     def logits(self, hidden: Floats) -> Floats:
         """``[n, vocabulary]``."""
@@ -179,7 +179,9 @@ class Model:
         return float(np.exp(total / (len(tokens) - first)))
 
     def _norm(self, rows: Floats, weight: Floats) -> Floats:
-        return rows / np.sqrt(np.mean(rows * rows, axis=-1, keepdims=True) + self.epsilon) * weight
+        squares = np.mean(rows * rows, axis=-1, keepdims=True)
+        normed: Floats = rows / np.sqrt(squares + self.epsilon) * weight
+        return normed
 
     def _turn(self, rows: Floats, positions: Ids) -> Floats:
         """Rotary positions, in GGUF's order for this architecture: a pair's values stand beside each other."""
@@ -189,8 +191,7 @@ class Model:
         even, odd = pairs[..., 0], pairs[..., 1]
         cosine, sine = cosine[:, None], sine[:, None]
         turned = np.stack([even * cosine - odd * sine, even * sine + odd * cosine], axis=-1)
-        rows = turned.reshape(rows.shape)
-        return rows
+        return turned.reshape(rows.shape)
 
     def _dense(self, queries: Floats, keys: Floats, values: Floats, positions: Ids) -> Floats:
         count, shared = len(queries), self.heads // self.kv_heads
