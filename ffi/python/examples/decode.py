@@ -37,6 +37,8 @@ PACKAGES = {
 MIB = 1 << 20
 LONGEST = 8192
 """Tokens that the model was trained to see."""
+MOST = 65536
+"""Tokens of all sequences: their rows take 9 GiB, with those of the comparison."""
 TAIL = 16
 """Tokens of a prompt's end that are shown."""
 PASSES = 4
@@ -77,6 +79,8 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--ratio: {chosen.ratio} is not above 0 and at most 1")
     if chosen.context + chosen.tokens > LONGEST:
         parser.error(f"--context and --tokens: {chosen.context + chosen.tokens} together; the model sees {LONGEST}")
+    if chosen.batch * (chosen.context + chosen.tokens) > MOST:
+        parser.error(f"--batch: {chosen.batch * (chosen.context + chosen.tokens):,} tokens in all; at most {MOST:,}")
     return chosen
 
 
@@ -147,7 +151,7 @@ def table(cache: Offloaded, steps: int) -> list[str]:
     host, device = cache.host_bytes() / MIB, cache.slot_bytes() / MIB
     cells = []
     for layer, (hits, misses) in enumerate(zip(cache.hits.tolist(), cache.misses.tolist(), strict=True)):
-        share = 100 * misses / (hits + misses)
+        share = 100 * misses / max(hits + misses, 1)
         cells.append(f"{layer:5}{misses / steps:9.1f}{share:7.1f}%{host:8.2f}{device:8.2f}")
     half = -(-len(cells) // 2)
     heads = ["        missed  share    host  device", "layer   a step           MiB     MiB"]
@@ -156,7 +160,7 @@ def table(cache: Offloaded, steps: int) -> list[str]:
         lines.append(f"{left}    {right}".rstrip())
     hits, misses = int(cache.hits.sum()), int(cache.misses.sum())
     lines.append(
-        f"  all   {misses:,} of {hits + misses:,} rows missed ({100 * misses / (hits + misses):.1f}%); "
+        f"  all   {misses:,} of {hits + misses:,} rows missed ({100 * misses / max(hits + misses, 1):.1f}%); "
         f"{len(cells) * host:.1f} MiB in host memory, {len(cells) * device:.1f} MiB in slots"
     )
     return lines

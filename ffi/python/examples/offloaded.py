@@ -59,10 +59,10 @@ class Offloaded:
             order: of a layer's work, one of `ORDERS`.
             attention_passes: passes that take the scratch slots in turn, for any order but "whole".
         """
-        self.model, self.k, self.query_rows = model, top_k, query_rows
-        self.order = order
+        self.model, self.k, self.query_rows, self.order = model, top_k, query_rows, order
         tokens = [request.prompt.keys.shape[1] + request.promised for request in requests]
-        self.tokens, self.budget = max(tokens), int(ratio * max(tokens) + 0.5)
+        self.tokens = max(tokens)
+        self.budget, least = (max(int(ratio * count + 0.5), 1) for count in (max(tokens), min(tokens)))
         run = 4 * model.kv_width
         shape = forebay.Shape(
             layers=model.layers,
@@ -72,15 +72,15 @@ class Offloaded:
             page_tokens=BLOCK,
         )
         self.device = forebay.HostDevice(threads=order in ("da", "dba"))
-        # None is the device's first stream, the only one where everything waits for everything.
+        # Of compute, resolve, gather and scatter; None is the device's first stream.
         self.streams = [self.device.stream() if self.device.later else None for _ in range(4)]
         self.cache = forebay.Cache(
             self.device,
             shape,
             lanes=len(requests),
-            max_tokens=max(tokens),
+            max_tokens=self.tokens,
             slots=self.budget,
-            min_budget=int(ratio * min(tokens) + 0.5),
+            min_budget=least,
             query_rows=query_rows,
             attention_passes=attention_passes,
         )
@@ -97,6 +97,8 @@ class Offloaded:
         self.batch: list[int] = []
         self.positions: Ids = np.empty(0, np.int32)
         self.landing: NDArray[np.intp] = np.empty(0, np.intp)
+        # By the shape of a step, for all its layers.
+        self.buffers: dict[tuple[int, ...], forebay.Buffers] = {}
         self.sequences = [self._open(request, ratio) for request in requests]
 
     def _open(self, request: Request, ratio: float) -> forebay.Sequence:
@@ -152,9 +154,16 @@ class Offloaded:
             self.misses[layer] += count.misses
         return forward.logits()
 
+    def _buffers(self, forward: Forward) -> forebay.Buffers:
+        """A layer's selection and answer; every layer of every step uses them again."""
+        if forward.shape not in self.buffers:
+            parts = self.order != "whole"
+            self.buffers[forward.shape] = forebay.Buffers.empty(self.cache, *forward.shape, parts=parts)
+        return self.buffers[forward.shape]
+
     def _whole(self, step: forebay.Step, forward: Forward) -> None:
         """Every layer, attention in one part."""
-        buffers = forebay.Buffers.empty(self.cache, *forward.shape)
+        buffers = self._buffers(forward)
         for layer in range(self.model.layers):
             forward.project(layer)
             forward.index(layer, buffers.selection)
@@ -166,7 +175,7 @@ class Offloaded:
 
     def _passes(self, step: forebay.Step, forward: Forward) -> None:
         """Every layer, attention in parts: what was resident, then what each pass fetches."""
-        buffers = forebay.Buffers.empty(self.cache, *forward.shape, parts=True)
+        buffers = self._buffers(forward)
         for layer in range(self.model.layers):
             forward.project(layer)
             forward.index(layer, buffers.selection)
@@ -182,7 +191,7 @@ class Offloaded:
 
     def _overlapped(self, step: forebay.Step, forward: Forward) -> None:
         """Every layer in an order that hides its gather. The engine's work is enqueued, as kernels would be."""
-        buffers = forebay.Buffers.empty(self.cache, *forward.shape, parts=True)
+        buffers = self._buffers(forward)
         compute, resolve, gather, scatter = self.streams
         layers = forebay.Layers(
             buffers, compute=compute, resolve=resolve, gather=gather, scatter=scatter, half=(step.rows + 1) // 2

@@ -90,9 +90,10 @@ class Compared:
     surprise: float = 0.0  # sum over tokens
 
 
-def decode_both(cache: Offloaded, asked: list[Request], query_rows: int, read: bool, exact: bool = True) -> Compared:
+def decode_both(
+    cache: Offloaded, resident: Resident, asked: list[Request], query_rows: int, read: bool, exact: bool = True
+) -> Compared:
     """Decodes on both sides, step by step, and compares tokens and logits of each."""
-    resident = Resident(model(), asked, top_k=TOP_K, query_rows=query_rows)
     sides = [Decoder(side, asked, query_rows=query_rows, read=read) for side in (cache, resident)]
     found = Compared()
     for ours, truth in itertools.zip_longest(*sides):
@@ -109,6 +110,19 @@ def decode_both(cache: Offloaded, asked: list[Request], query_rows: int, read: b
             found.surprise += float(smollm2.surprise(logits[: len(new)], new).sum())
     assert sides[0].histories == sides[1].histories
     return found
+
+
+def check_rows(cache: Offloaded, resident: Resident) -> None:
+    """The total pool has every row: of the prompt, shared and not, and those decoded and accepted."""
+    assert np.array_equal(cache.lengths, resident.lengths)
+    for number, sequence in enumerate(cache.sequences):
+        length = sequence.length.committed
+        assert length == resident.lengths[number]
+        for position in {0, CONTEXT // 2 - 1, CONTEXT - 2, *range(CONTEXT - 1, length)}:
+            for layer in (0, model().layers - 1):
+                row = sequence.read_row(layer, position).view(np.float32)
+                truth = [rows[layer, number, position] for rows in (resident.all_keys, resident.all_values)]
+                assert same_bits(row, np.concatenate(truth)), f"layer {layer}, position {position}"
 
 
 def check_memory(cache: Offloaded, asked: list[Request], query_rows: int) -> None:
@@ -148,7 +162,9 @@ def test_decodes_to_the_last_bit_as_with_every_row_resident(batch: int, query_ro
         # The first has nothing to share; the others take over half of its prompt.
         half = CONTEXT // 2 // BLOCK * BLOCK
         assert [sequence.shared for sequence in cache.sequences] == [0] + [half] * (batch - 1)
-        found = decode_both(cache, asked, query_rows, read)
+        resident = Resident(model(), asked, top_k=TOP_K, query_rows=query_rows)
+        found = decode_both(cache, resident, asked, query_rows, read)
+        check_rows(cache, resident)
         cache.cache.validate()
         report(f"batch {batch}, {query_rows} query rows", cache, found)
         assert found.tokens >= TOKENS
@@ -175,7 +191,8 @@ def test_attention_in_parts_comes_to_the_same_but_for_rounding(order: str, passe
         # More than one pass only where the budget does not hold what a step selects.
         assert cache.cache.info.attention_passes == passes
         assert passes == 1 or cache.budget < TOP_K
-        found = decode_both(cache, asked, 2, read=True, exact=False)
+        resident = Resident(model(), asked, top_k=TOP_K, query_rows=2)
+        found = decode_both(cache, resident, asked, 2, read=True, exact=False)
         report(f"order {order}, {passes} passes", cache, found)
         assert 0 < found.worst < ROUNDING
         assert (cache.cache.stats().scratch > 0) == (passes > 1)
@@ -294,6 +311,7 @@ def test_the_example_shows_misses_and_memory_and_compares() -> None:
         (["--context", "8000", "--tokens", "800"], "--context and --tokens"),
         (["--query-rows", "9"], "--query-rows"),
         (["--text", "/nowhere"], "--text"),
+        (["--batch", "16", "--context", "6000"], "--batch"),
         (["--no-such"], "--no-such"),
     ],
 )
