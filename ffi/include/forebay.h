@@ -8,8 +8,8 @@
  * Answers     Out-parameters are written on FB_OK only, reasons of a failed creation on failure only.
  *             fb_retire's step is the exception: it is set to 0 whenever the step has ended.
  * Handles     What has a create (or another call that gives it) has a destroy. A handle is a token that is looked
- *             up, never followed: NULL or a handle of another kind is FB_INVALID_CONFIG, one that was destroyed or
- *             never given FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
+ *             up, never followed: NULL, a handle of another kind, or no handle at all is FB_INVALID_CONFIG, one that
+ *             was destroyed FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
  *             A sequence is a number and a step an fb_step; 0 is none of either. One that was closed or retired, or
  *             never given, or another cache's, is FB_CLOSED.
  * Text        fb_error_text copies the text of the last call that failed on an object: what, where, with which
@@ -23,9 +23,11 @@
  *             takes the size of an older header, reading what is missing as 0; it takes a larger size if
  *             what it does not know is 0. Of a struct that it fills it writes what both sides know, and
  *             zeroes the rest.
- * Streams     A stream is the engine's own, as `void *`; only fb_stream_wait waits for one. On CUDA it is a
- *             CUstream that fb_stream_borrow made known, or one of fb_stream_create's; on a host device one of
- *             fb_stream_create's, or NULL for the first. Any other is FB_OUT_OF_RANGE.
+ * Streams     A stream is the engine's own, as `void *`. On CUDA it is a CUstream that fb_stream_borrow made known
+ *             (NULL: the legacy stream), or one of fb_stream_create's; on a host device one of fb_stream_create's,
+ *             or NULL for the first. Any other is FB_OUT_OF_RANGE. Calls enqueue and return; those that wait for
+ *             the device are fb_stream_wait, fb_stream_return and fb_device_destroy, and for tests fb_digest and
+ *             fb_cache_validate.
  * Memory      Buffers stay the caller's. The library reads no environment variable, installs no signal
  *             handler, and writes to no log; only a panic shows on standard error.
  */
@@ -944,7 +946,7 @@ fb_status fb_device_create(const struct fb_device_config *config,
                            struct fb_device **device);
 
 // Ends a device: waits for what was enqueued on its streams and on borrowed ones, and frees all memory that was
-// taken on it, its caches' too. FB_BUSY while caches are left. Tickets stay.
+// taken on it, its caches' too; what a broken cache has given up stays. FB_BUSY while caches are left. Tickets stay.
 //
 // Requires:
 // Nothing enqueued on its streams waits for what only this thread would do.
@@ -978,9 +980,9 @@ fb_status fb_stream_return(const struct fb_device *device,
 // Nothing enqueued there waits for what only this thread would do.
 fb_status fb_stream_wait(const struct fb_device *device, void *stream);
 
-// Runs `work(data)` in the stream's order, on a thread of the device's; on FB_DEVICE_HOST in this call. Work on a
-// GPU's stream may not call the driver, and so not this library either, but for fb_stream_call's own bookkeeping.
-// Where the device fails before, it never runs.
+// Runs `work(data)` in the stream's order, on a thread of the device's; on FB_DEVICE_HOST in this call. On a GPU's
+// stream it may not call the driver, and so nothing here that enqueues or waits. Where the device fails before, it
+// never runs.
 //
 // Requires:
 // `work` may be called with `data` on another thread, until it has run or the device is destroyed.
@@ -1077,6 +1079,17 @@ fb_status fb_slab(const struct fb_cache *cache,
                   void **address,
                   uint64_t *bytes);
 
+// The rows of a layer in the total pool, `[pages][page tokens][host_stride]`, for who writes prompt rows in place
+// (fb_append_in_place): a prefill on the device, a transfer. The pages of a sequence are fb_pages'; shared ones
+// (fb_open_shared, fb_fork) may not be written. FB_OUT_OF_RANGE for an unknown layer.
+//
+// Requires:
+// `address` and `bytes` have room for the answers.
+fb_status fb_rows(const struct fb_cache *cache,
+                  uint32_t layer,
+                  void **address,
+                  uint64_t *bytes);
+
 // The index keys of a layer on the device, `[pages][page tokens][key bytes]`: the engine writes and reads them; the
 // pages of a sequence are fb_pages'. FB_OUT_OF_RANGE for an unknown layer, or a model without index keys.
 //
@@ -1105,8 +1118,8 @@ fb_status fb_append(struct fb_cache *cache,
                     const void *rows,
                     uint32_t count);
 
-// Declares that `count` prompt rows of every layer are in their place already: written there by a transfer, or not
-// needed because only the residency is replayed. Errors as fb_append's.
+// Declares that `count` prompt rows of every layer are in their place (fb_rows) already: written there by a prefill or
+// a transfer, or not needed because only the residency is replayed. Errors as fb_append's.
 //
 // Requires:
 // None beside the head's.

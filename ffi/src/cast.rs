@@ -412,6 +412,46 @@ mod tests {
     }
 
     #[test]
+    fn structs_of_an_array_stand_as_far_apart_as_they_state() {
+        let list = |words: &[u64], count| {
+            // SAFETY: each test states no more bytes than it passes, or a size that is refused before.
+            let read: Vec<_> = unsafe { versioned_list(words.as_ptr().cast::<Two>(), count) }.collect();
+            read.into_iter().map(|one| one.map(|one| (one.first, one.second))).collect::<Result<Vec<_>>>()
+        };
+        assert_eq!(list(&[24, 1, 2, 24, 3, 4], 2), Ok(vec![(1, 2), (3, 4)]));
+        assert_eq!(list(&[16, 1, 16, 3], 2), Ok(vec![(1, 0), (3, 0)]), "an older caller");
+        assert_eq!(list(&[32, 1, 2, 0, 32, 3, 4, 0], 2), Ok(vec![(1, 2), (3, 4)]), "a newer one");
+        assert_eq!(list(&[24, 1, 2], 0), Ok(vec![]));
+        let uneven = list(&[32, 1, 2, 0, 24, 3, 4], 2).unwrap_err();
+        assert!(uneven.to_string().contains("same size"), "{uneven}");
+        // SAFETY: null is refused, and no more is read behind it.
+        assert_eq!(unsafe { versioned_list(std::ptr::null::<Two>(), 3) }.count(), 1);
+    }
+
+    #[test]
+    fn texts_and_paths_are_bytes_up_to_a_zero() {
+        // SAFETY: literals that end with a zero, and null.
+        unsafe {
+            assert_eq!(text(c"\u{e4}".as_ptr(), "x"), Ok("\u{e4}"));
+            assert_eq!(text(c"a\xFF".as_ptr(), "x").unwrap_err().number("byte"), Some(1));
+            assert_eq!(path(c"a\xFF".as_ptr(), "x").unwrap().as_os_str().as_bytes(), b"a\xFF");
+            assert!(path(c"".as_ptr(), "x").is_err() && path(std::ptr::null(), "x").is_err());
+        }
+    }
+
+    #[test]
+    fn a_list_never_leaves_its_room() {
+        for room in 0..4 {
+            let (mut places, mut count) = ([9; 4], 0);
+            // SAFETY: `room` is at most the places there are.
+            unsafe { write_list(&[1_u32, 2], places.as_mut_ptr(), room, (&mut count, "count")) }.unwrap();
+            let written = 2.min(room as usize);
+            assert!(places[..written] == [1, 2][..written] && places[written..].iter().all(|p| *p == 9));
+            assert_eq!(count, 2);
+        }
+    }
+
+    #[test]
     fn an_answer_fits_callers_of_other_versions() {
         let answer = Two { size: 24, first: 1, second: 2 };
         for (size, wanted) in [(16, [16, 1, 9, 9]), (24, [24, 1, 2, 9]), (32, [32, 1, 2, 0])] {

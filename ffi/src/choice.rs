@@ -441,3 +441,7 @@ pub unsafe extern "C" fn fb_chooser_table(
 pub extern "C" fn fb_chooser_destroy(chooser: *mut FbChooser) -> FbStatus {
     handle::end(chooser, |_| Ok(()))
 }
+
+#[cfg(test)]
+#[path = "choice_tests.rs"]
+mod tests;

@@ -83,9 +83,16 @@ pub(crate) struct Tenant {
     caches: Arc<AtomicU32>,
 }
 
+impl Tenant {
+    /// The device may be destroyed without this one.
+    pub(crate) fn leave(&self) {
+        self.caches.fetch_sub(1, Ordering::Release);
+    }
+}
+
 impl Drop for Tenant {
     fn drop(&mut self) {
-        self.caches.fetch_sub(1, Ordering::Release);
+        self.leave();
     }
 }
 
@@ -262,7 +269,7 @@ pub unsafe extern "C" fn fb_device_create(
 }
 
 /// Ends a device: waits for what was enqueued on its streams and on borrowed ones, and frees all memory that was
-/// taken on it, its caches' too. FB_BUSY while caches are left. Tickets stay.
+/// taken on it, its caches' too; what a broken cache has given up stays. FB_BUSY while caches are left. Tickets stay.
 ///
 /// # Safety
 /// Nothing enqueued on its streams waits for what only this thread would do.
@@ -317,9 +324,9 @@ pub unsafe extern "C" fn fb_stream_wait(device: *const FbDevice, stream: *mut c_
     read(device, |device| device.wait(cast::stream(stream)))
 }
 
-/// Runs `work(data)` in the stream's order, on a thread of the device's; on FB_DEVICE_HOST in this call. Work on a
-/// GPU's stream may not call the driver, and so not this library either, but for fb_stream_call's own bookkeeping.
-/// Where the device fails before, it never runs.
+/// Runs `work(data)` in the stream's order, on a thread of the device's; on FB_DEVICE_HOST in this call. On a GPU's
+/// stream it may not call the driver, and so nothing here that enqueues or waits. Where the device fails before, it
+/// never runs.
 ///
 /// # Safety
 /// `work` may be called with `data` on another thread, until it has run or the device is destroyed.

@@ -29,7 +29,7 @@ use std::sync::{Mutex, PoisonError};
 use forebay::os::{NoFaults, random};
 use forebay::{Error, Kind, Result};
 
-use crate::panic::{is_panic, status, wall};
+use crate::panic::{caught, panicked};
 use crate::status::{FbStatus, Text};
 use crate::word::{self, Refused};
 
@@ -39,6 +39,9 @@ pub(crate) trait Object: Send + Sync + 'static {
     const KIND: u8;
     /// Its name for messages, as C writes it.
     const NAME: &'static str;
+
+    /// A broken one is not freed: settles what others would wait for in vain.
+    fn give_up(&self) {}
 }
 
 /// Handles that may be there at the same time.
@@ -172,29 +175,52 @@ impl Drop for Inside {
     }
 }
 
-/// The error of a handle that does not let a call in.
-fn shut(kind: Kind, name: &'static str, why: &'static str) -> Error {
-    Error::new(kind, "handle").at(name).hint(why)
+/// Why a handle does not let a call in: small, because each call has it on its way.
+#[derive(Clone, Copy, Debug)]
+struct Shut {
+    kind: Kind,
+    why: &'static str,
+}
+
+impl Shut {
+    const NULL: Shut = Shut { kind: Kind::InvalidConfig, why: "pass a handle that is not null" };
+    const OTHER: Shut = Shut { kind: Kind::InvalidConfig, why: "pass a handle of this kind" };
+    const ENDED: Shut =
+        Shut { kind: Kind::Closed, why: "it was destroyed, never created, or created before a fork" };
+    const IN_USE: Shut =
+        Shut { kind: Kind::Busy, why: "another call is inside; calls through a const pointer share" };
+    const BROKEN: Shut = Shut { kind: Kind::Internal, why: "an earlier call panicked: destroy the object" };
+    const TWINS: Shut = Shut { kind: Kind::Internal, why: "two types have its kind" };
+
+    fn error(self, name: &'static str) -> Error {
+        Error::new(self.kind, "handle").at(name).hint(self.why)
+    }
+
+    fn status(self) -> FbStatus {
+        self.kind.into()
+    }
+}
+
+impl From<Refused> for Shut {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Ended => Shut::ENDED,
+            Refused::InUse => Shut::IN_USE,
+        }
+    }
 }
 
 impl Inside {
-    fn enter(handle: u64, name: &'static str, alone: bool) -> Result<Inside> {
-        let closed = || shut(Kind::Closed, name, "it was destroyed, never created, or created before a fork");
+    fn enter(handle: u64, alone: bool) -> Result<Inside, Shut> {
         // A free place has a name too, of no kind.
-        let table = Table::get().filter(|_| word::kind(handle) != 0).ok_or_else(closed)?;
+        let table = Table::get().filter(|_| word::kind(handle) != 0).ok_or(Shut::ENDED)?;
         let index = (handle & word::USE) as u32;
-        let (place, bits) = (&table.places[index as usize], handle & !word::USE);
-        let entered = match alone {
-            true => word::alone(&place.word, bits),
-            false => word::read(&place.word, bits),
-        };
-        match entered {
-            Ok(()) => Ok(Inside { place, index, name: bits, alone }),
-            Err(Refused::Ended) => Err(closed()),
-            Err(Refused::InUse) => {
-                Err(shut(Kind::Busy, name, "another call is inside; a call through a const pointer shares"))
-            }
-        }
+        let (place, name) = (&table.places[index as usize], handle & !word::USE);
+        match alone {
+            true => word::alone(&place.word, name),
+            false => word::read(&place.word, name),
+        }?;
+        Ok(Inside { place, index, name, alone })
     }
 
     fn common(&self) -> &Common {
@@ -204,8 +230,22 @@ impl Inside {
     }
 
     /// Keeps the text of a call that failed.
-    fn keep(&self, error: &Error) {
+    #[cold]
+    fn keep(&self, error: &Error) -> FbStatus {
         self.common().text.lock().unwrap_or_else(PoisonError::into_inner).set(error);
+        error.kind().into()
+    }
+
+    /// Runs a call behind the wall; nothing if it panicked. What it answers is no error any more: those are large.
+    fn run(&self, call: impl FnOnce() -> Result<()>) -> Option<FbStatus> {
+        let ended = caught(|| match call() {
+            Ok(()) => FbStatus::FbOk,
+            Err(error) => self.keep(&error),
+        });
+        if ended.is_none() {
+            self.keep(&panicked());
+        }
+        ended
     }
 }
 
@@ -216,29 +256,21 @@ struct Typed<T> {
 }
 
 impl<T: Object> Typed<T> {
-    fn enter(handle: *const T, alone: bool) -> Result<Typed<T>> {
+    fn enter(handle: *const T, alone: bool) -> Result<Typed<T>, Shut> {
         let handle = handle.addr() as u64;
-        if handle == 0 {
-            return Err(shut(Kind::InvalidConfig, T::NAME, "pass a handle that is not null"));
-        }
         if word::kind(handle) != T::KIND {
-            return Err(shut(Kind::InvalidConfig, T::NAME, "pass a handle of this kind"));
+            return Err(if handle == 0 { Shut::NULL } else { Shut::OTHER });
         }
-        let inside = Inside::enter(handle, T::NAME, alone)?;
+        let inside = Inside::enter(handle, alone)?;
         let same = inside.common().type_id == TypeId::of::<T>();
-        match NonNull::new(inside.place.object.load(Ordering::Relaxed)).filter(|_| same) {
-            Some(held) => Ok(Typed { inside, held: held.cast() }),
-            None => Err(shut(Kind::Internal, T::NAME, "two types have its kind")),
-        }
+        let held = NonNull::new(inside.place.object.load(Ordering::Relaxed)).filter(|_| same);
+        Ok(Typed { held: held.ok_or(Shut::TWINS)?.cast(), inside })
     }
 
-    fn check(&self) -> Result<()> {
-        match self.is_broken() {
-            false => Ok(()),
-            true => Err(Error::new(Kind::Internal, "call")
-                .at("an earlier call broke a rule of the library")
-                .hint("destroy the object")),
-        }
+    /// As [`Typed::enter`], and not broken.
+    fn enter_sound(handle: *const T, alone: bool) -> Result<Typed<T>, Shut> {
+        let typed = Typed::enter(handle, alone)?;
+        if typed.is_broken() { Err(Shut::BROKEN) } else { Ok(typed) }
     }
 
     fn is_broken(&self) -> bool {
@@ -251,17 +283,13 @@ impl<T: Object> Typed<T> {
     }
 
     /// Runs `call` on the object of a call that is alone. A panic breaks the object.
-    fn change<R>(&mut self, call: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
+    fn change(&mut self, call: impl FnOnce(&mut T) -> Result<()>) -> FbStatus {
         // SAFETY: as above, and this call is alone: `Typed` was entered so, and is borrowed alone here.
         let object = unsafe { &mut *self.held.as_ref().object.get() };
-        let ended = wall(|| call(object));
-        if let Err(error) = &ended {
-            self.inside.keep(error);
-            if is_panic(error) {
-                self.inside.common().broken.store(true, Ordering::Relaxed);
-            }
-        }
-        ended
+        self.inside.run(|| call(object)).unwrap_or_else(|| {
+            self.inside.common().broken.store(true, Ordering::Relaxed);
+            FbStatus::FbInternal
+        })
     }
 }
 
@@ -314,100 +342,71 @@ pub(crate) fn give<T: Object>(object: T) -> Result<*mut T> {
 
 /// Runs a call that may run beside others of its sort.
 pub(crate) fn read<T: Object>(handle: *const T, call: impl FnOnce(&T) -> Result<()>) -> FbStatus {
-    status(|| {
-        let typed = Typed::enter(handle, false)?;
-        typed.check()?;
-        wall(|| call(typed.object())).inspect_err(|error| typed.inside.keep(error))
-    })
+    match Typed::enter_sound(handle, false) {
+        Ok(typed) => typed.inside.run(|| call(typed.object())).unwrap_or(FbStatus::FbInternal),
+        Err(shut) => shut.status(),
+    }
 }
 
 /// As [`read`], for a second handle inside a call: the error is the call's.
 pub(crate) fn with<T: Object, R>(handle: *const T, call: impl FnOnce(&T) -> Result<R>) -> Result<R> {
-    let typed = Typed::enter(handle, false)?;
-    typed.check()?;
+    let typed = Typed::enter_sound(handle, false).map_err(|shut| shut.error(T::NAME))?;
     call(typed.object())
 }
 
 /// Runs a call that is alone in the object.
 pub(crate) fn change<T: Object>(handle: *mut T, call: impl FnOnce(&mut T) -> Result<()>) -> FbStatus {
-    status(|| {
-        let mut typed = Typed::enter(handle, true)?;
-        typed.check()?;
-        typed.change(call)
-    })
+    match Typed::enter_sound(handle, true) {
+        Ok(mut typed) => typed.change(call),
+        Err(shut) => shut.status(),
+    }
 }
 
 /// Ends an object, unless `check` refuses: then the handle stays good. A broken one is not asked, and not freed.
 pub(crate) fn end<T: Object>(handle: *mut T, check: impl FnOnce(&mut T) -> Result<()>) -> FbStatus {
-    status(|| {
-        let mut typed = Typed::enter(handle, true)?;
-        if !typed.is_broken()
-            && let Err(error) = typed.change(check)
-            && !is_panic(&error)
-        {
-            return Err(error);
+    let mut typed = match Typed::enter(handle, true) {
+        Ok(typed) => typed,
+        Err(shut) => return shut.status(),
+    };
+    if !typed.is_broken() {
+        let checked = typed.change(check);
+        if checked != FbStatus::FbOk && !typed.is_broken() {
+            return checked;
         }
-        let (broken, held) = (typed.is_broken(), typed.held);
-        let (place, index) = (typed.inside.place, typed.inside.index);
-        let table = Table::get().filter(|_| word::vacate(&place.word, typed.inside.name));
-        let Some(table) = table else {
-            return Err(shut(Kind::Closed, T::NAME, "the process has forked inside this call"));
-        };
-        drop(typed);
-        word::push(&table.free, &place.next, index);
-        if !broken {
-            // SAFETY: `give` made it from a box, and no handle leads to it any more.
-            drop(unsafe { Box::from_raw(held.as_ptr()) });
-        }
-        Ok(())
-    })
+    }
+    let (broken, held) = (typed.is_broken(), typed.held);
+    if broken {
+        typed.object().give_up();
+    }
+    let (place, index) = (typed.inside.place, typed.inside.index);
+    let table = Table::get().filter(|_| word::vacate(&place.word, typed.inside.name));
+    // Only a fork inside `check` takes the name away from whoever is alone.
+    let Some(table) = table else { return Shut::ENDED.status() };
+    drop(typed);
+    word::push(&table.free, &place.next, index);
+    if broken {
+        return FbStatus::FbOk;
+    }
+    // SAFETY: `give` made it from a box, and no handle leads to it any more.
+    let object = unsafe { Box::from_raw(held.as_ptr()) };
+    caught(|| drop(object)).map_or(FbStatus::FbInternal, |()| FbStatus::FbOk)
 }
 
 /// Shows the text of the last call that failed inside the object of a handle of any kind.
 pub(crate) fn text(handle: *const c_void, show: impl FnOnce(&[u8])) -> FbStatus {
-    status(|| {
-        let handle = handle.addr() as u64;
-        if handle == 0 {
-            return Err(shut(Kind::InvalidConfig, "handle", "pass a handle that is not null"));
+    let handle = handle.addr() as u64;
+    if handle == 0 {
+        return Shut::NULL.status();
+    }
+    match Inside::enter(handle, false) {
+        Ok(inside) => {
+            show(inside.common().text.lock().unwrap_or_else(PoisonError::into_inner).with_end());
+            FbStatus::FbOk
         }
-        let inside = Inside::enter(handle, "handle", false)?;
-        let text = inside.common().text.lock().unwrap_or_else(PoisonError::into_inner);
-        show(text.with_end());
-        Ok(())
-    })
+        Err(shut) => shut.status(),
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct Apple(u32);
-    struct Pear;
-
-    impl Object for Apple {
-        const KIND: u8 = 201;
-        const NAME: &'static str = "apple";
-    }
-    impl Object for Pear {
-        const KIND: u8 = 202;
-        const NAME: &'static str = "pear";
-    }
-
-    #[test]
-    fn a_handle_that_names_nothing_here_is_a_status() {
-        let apple = give(Apple(7)).unwrap();
-        let mut seen = 0;
-        let status = read(apple, |apple| {
-            seen = apple.0;
-            Ok(())
-        });
-        assert_eq!((status, seen), (FbStatus::FbOk, 7));
-        assert_eq!(change::<Apple>(null_mut(), |_| Ok(())), FbStatus::FbInvalidConfig);
-        assert_eq!(change(apple.cast::<Pear>(), |_| Ok(())), FbStatus::FbInvalidConfig);
-        assert_eq!(end(apple.cast::<Pear>(), |_| Ok(())), FbStatus::FbInvalidConfig);
-        assert_eq!(end(apple, |_| Err(Error::new(Kind::Busy, "x"))), FbStatus::FbBusy);
-        assert_eq!(end(apple, |_| Ok(())), FbStatus::FbOk);
-        assert_eq!(end(apple, |_| Ok(())), FbStatus::FbClosed);
-        assert_eq!(read(apple, |_| Ok(())), FbStatus::FbClosed);
-    }
-}
+#[path = "handle_tests.rs"]
+pub(crate) mod tests;

@@ -31,6 +31,10 @@ pub mod sequence;
 pub mod share;
 pub mod status;
 pub mod step;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 pub mod ticket;
 pub mod trace;
 mod word;

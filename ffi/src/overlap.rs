@@ -322,3 +322,7 @@ pub(crate) fn declare_orders(by_layer: &[u32], orders: &mut Vec<Overlap>) -> Res
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "overlap_tests.rs"]
+mod tests;

@@ -251,3 +251,151 @@ const fn note_text(bit: u32) -> &'static CStr {
 pub extern "C" fn fb_plan_note_text(bit: u32) -> *const c_char {
     note_text(bit).as_ptr()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::{null, null_mut};
+
+    use forebay::Shape;
+
+    use super::*;
+    use crate::testing::*;
+
+    fn model() -> FbCacheConfig {
+        let shape = Shape::DEEPSEEK_V3_2;
+        FbCacheConfig {
+            layers: shape.layers,
+            draft_layers: shape.draft_layers,
+            index_key_bytes: shape.index_key_bytes,
+            row_bytes: shape.runs,
+            page_tokens: shape.page_tokens,
+            top_k: shape.top_k,
+            host_stride: shape.host_stride,
+            device_block_align: shape.device_block_align,
+            // No field of the model: not read.
+            memory: 99,
+            ..blank()
+        }
+    }
+
+    fn asked(model: &FbCacheConfig) -> FbPlanConfig {
+        FbPlanConfig { model, gpu: 60 << 30, context: 32768, ..blank() }
+    }
+
+    fn planned(config: &FbPlanConfig) -> (FbStatus, String, FbPlanned) {
+        let mut planned = blank();
+        let (status, said) = reason(|text, bytes| {
+            // SAFETY: a text of so many bytes, and a place for the answer.
+            unsafe { fb_plan(config, text, bytes, &mut planned) }
+        });
+        (status, said, planned)
+    }
+
+    #[test]
+    fn a_plan_is_what_rust_plans() {
+        let model = model();
+        let shape = model.shape();
+        assert_eq!(shape, Shape::DEEPSEEK_V3_2);
+        let usual = Demand::new(shape, 60 << 30, 32768);
+        let (status, said, most) = planned(&asked(&model));
+        assert_eq!((status, said.as_str()), (FbStatus::FbOk, ""));
+        let wanted = FbPlanned::of(&plan(&usual).unwrap());
+        assert_eq!(format!("{most:?}"), format!("{wanted:?}"));
+        assert!(most.offloads == 1 && most.batch == most.most_batch && most.pool_slots > 0, "{most:?}");
+        let config = FbPlanConfig {
+            batch: 20,
+            ratio: 0.2,
+            weights: 1 << 30,
+            activations: 2 << 30,
+            workspace: 3 << 30,
+            host: 500 << 30,
+            grain: 1 << 16,
+            longest: 40_000,
+            query_rows: 2,
+            steps_in_flight: 3,
+            micro_batches: 2,
+            least_slots: 5000,
+            tables_beside: 1,
+            ..asked(&model)
+        };
+        let demand = Demand {
+            longest: Some(40_000),
+            weights: 1 << 30,
+            activations: 2 << 30,
+            workspace: 3 << 30,
+            host: Some(500 << 30),
+            query_rows: 2,
+            steps_in_flight: 3,
+            micro_batches: 2,
+            batch: Batch::Sequences(20),
+            ratio: Ratio::Share(0.2),
+            least_slots: 5000,
+            count_tables: false,
+            grain: 1 << 16,
+            ..usual
+        };
+        let (status, said, all) = planned(&config);
+        assert_eq!((status, said.as_str()), (FbStatus::FbOk, ""));
+        let wanted = FbPlanned::of(&plan(&demand).unwrap());
+        assert_eq!(format!("{all:?}"), format!("{wanted:?}"));
+        assert_eq!((all.batch, all.batch_rows), (20, 10));
+        // An older caller's config ends before the batch.
+        let older = sized(std::mem::offset_of!(FbPlanConfig, batch), config);
+        assert_eq!(planned(&older).2.batch, most.batch);
+    }
+
+    #[test]
+    fn a_plan_names_what_makes_no_sense_or_does_not_fit() {
+        use FbStatus::*;
+        let model = model();
+        let right = asked(&model);
+        let (dense, empty) = (FbCacheConfig { top_k: 0, ..model }, FbCacheConfig { layers: 0, ..model });
+        for (config, wanted, said) in [
+            (FbPlanConfig { model: null(), ..right }, FbInvalidConfig, "fb_cache_config"),
+            (FbPlanConfig { model: &sized(8, model), ..right }, FbInvalidConfig, "fb_cache_config"),
+            (FbPlanConfig { model: &empty, ..right }, FbInvalidConfig, "layers"),
+            (FbPlanConfig { model: &dense, ratio: 0.5, ..right }, FbInvalidConfig, "dense"),
+            (FbPlanConfig { context: 0, ..right }, FbInvalidConfig, "context"),
+            (FbPlanConfig { longest: 1000, ..right }, FbInvalidConfig, "context"),
+            (FbPlanConfig { ratio: f64::NAN, ..right }, FbInvalidConfig, "ratio"),
+            (FbPlanConfig { ratio: f64::INFINITY, ..right }, FbInvalidConfig, "ratio"),
+            (FbPlanConfig { ratio: -0.5, ..right }, FbInvalidConfig, "ratio"),
+            (FbPlanConfig { ratio: 1.5, ..right }, FbInvalidConfig, "ratio"),
+            (FbPlanConfig { tables_beside: 2, ..right }, FbInvalidConfig, "tables_beside"),
+            (FbPlanConfig { query_rows: u32::MAX, ..right }, FbInvalidConfig, "query_rows"),
+            (FbPlanConfig { gpu: 0, ..right }, FbInvalidConfig, "gpu"),
+            (FbPlanConfig { weights: 61 << 30, ..right }, FbOutOfMemory, "weights"),
+            (FbPlanConfig { weights: u64::MAX, activations: 1, ..right }, FbOutOfMemory, ""),
+            (FbPlanConfig { batch: 4000, ..right }, FbOutOfMemory, "gpu"),
+            (FbPlanConfig { host: 1, batch: 60, ratio: 0.1, ..right }, FbOutOfMemory, "host"),
+            (sized(16, right), FbInvalidConfig, "fb_plan_config"),
+        ] {
+            let (status, text, _) = planned(&config);
+            assert!(text.contains(said), "`{said}` is not in `{text}`");
+            assert_eq!(status, wanted, "{text}");
+        }
+        let mut answer = blank();
+        // SAFETY: null is refused.
+        unsafe {
+            assert_eq!(fb_plan(null(), null_mut(), 0, &mut answer), FbInvalidConfig);
+            assert_eq!(fb_plan(&right, null_mut(), 0, null_mut()), FbInvalidConfig);
+            answer.size = 24;
+            assert_eq!(fb_plan(&right, null_mut(), 0, &mut answer), FbInvalidConfig);
+        }
+    }
+
+    #[test]
+    fn notes_are_bits_with_their_texts() {
+        for (at, (bit, note)) in NOTES.iter().enumerate() {
+            assert_eq!(*bit, 1 << at);
+            assert_eq!(note_text(*bit).to_str(), Ok(note.describe()));
+        }
+        for none in [0, 3, 64, u32::MAX] {
+            assert_eq!(note_text(none), c"");
+        }
+        let model = model();
+        let small = planned(&FbPlanConfig { batch: 1, ..asked(&model) }).2;
+        assert_eq!((small.notes & FB_NOTE_ALL_RESIDENT, small.offloads), (FB_NOTE_ALL_RESIDENT, 0));
+        assert_eq!((small.host_pages, small.pool_slots, small.batch_rows), (0, 0, 0));
+    }
+}

@@ -412,3 +412,7 @@ pub unsafe extern "C" fn fb_lengths(
     // SAFETY: this call's contract.
     read(cache, |cache| unsafe { cast::write_list(&cache.steps.lengths, lengths, room, (count, "count")) })
 }
+
+#[cfg(test)]
+#[path = "step_tests.rs"]
+mod tests;

@@ -222,3 +222,7 @@ pub unsafe extern "C" fn fb_trace_finish(trace: *mut FbTrace, steps: *mut u32) -
 pub extern "C" fn fb_trace_destroy(trace: *mut FbTrace) -> FbStatus {
     handle::end(trace, |_| Ok(()))
 }
+
+#[cfg(test)]
+#[path = "trace_tests.rs"]
+mod tests;

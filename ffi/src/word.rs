@@ -144,3 +144,33 @@ pub fn pop<'a>(head: &AtomicU64, next: impl Fn(u32) -> &'a AtomicU32) -> Option<
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_takes_no_more_readers_than_it_can_count() {
+        let word = AtomicU64::new(0);
+        let name = occupy(&word, 7, 5);
+        assert_eq!((kind(name), name), (7, 7 << KIND_SHIFT | 5 << GENERATION_SHIFT));
+        word.store(name | (READERS_MAX - 1), Ordering::Relaxed);
+        assert_eq!(read(&word, name), Ok(()));
+        assert_eq!(read(&word, name), Err(Refused::InUse));
+        assert_eq!(alone(&word, name), Err(Refused::InUse));
+        unread(&word, name);
+        assert_eq!(word.load(Ordering::Relaxed), name | (READERS_MAX - 1));
+    }
+
+    #[test]
+    fn generations_go_round_without_touching_the_kind() {
+        let word = AtomicU64::new(0);
+        let name = occupy(&word, 1, u64::MAX);
+        assert_eq!(name, 1 << KIND_SHIFT | GENERATION);
+        assert_eq!(alone(&word, name), Ok(()));
+        assert!(vacate(&word, name));
+        assert!(!vacate(&word, name));
+        assert_eq!(kind(word.load(Ordering::Relaxed)), 0);
+        assert_eq!(read(&word, name), Err(Refused::Ended));
+    }
+}

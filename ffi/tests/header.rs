@@ -24,8 +24,8 @@ const HEAD: &str = "\
  * Answers     Out-parameters are written on FB_OK only, reasons of a failed creation on failure only.
  *             fb_retire's step is the exception: it is set to 0 whenever the step has ended.
  * Handles     What has a create (or another call that gives it) has a destroy. A handle is a token that is looked
- *             up, never followed: NULL or a handle of another kind is FB_INVALID_CONFIG, one that was destroyed or
- *             never given FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
+ *             up, never followed: NULL, a handle of another kind, or no handle at all is FB_INVALID_CONFIG, one that
+ *             was destroyed FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
  *             A sequence is a number and a step an fb_step; 0 is none of either. One that was closed or retired, or
  *             never given, or another cache's, is FB_CLOSED.
  * Text        fb_error_text copies the text of the last call that failed on an object: what, where, with which
@@ -39,9 +39,11 @@ const HEAD: &str = "\
  *             takes the size of an older header, reading what is missing as 0; it takes a larger size if
  *             what it does not know is 0. Of a struct that it fills it writes what both sides know, and
  *             zeroes the rest.
- * Streams     A stream is the engine's own, as `void *`; only fb_stream_wait waits for one. On CUDA it is a
- *             CUstream that fb_stream_borrow made known, or one of fb_stream_create's; on a host device one of
- *             fb_stream_create's, or NULL for the first. Any other is FB_OUT_OF_RANGE.
+ * Streams     A stream is the engine's own, as `void *`. On CUDA it is a CUstream that fb_stream_borrow made known
+ *             (NULL: the legacy stream), or one of fb_stream_create's; on a host device one of fb_stream_create's,
+ *             or NULL for the first. Any other is FB_OUT_OF_RANGE. Calls enqueue and return; those that wait for
+ *             the device are fb_stream_wait, fb_stream_return and fb_device_destroy, and for tests fb_digest and
+ *             fb_cache_validate.
  * Memory      Buffers stay the caller's. The library reads no environment variable, installs no signal
  *             handler, and writes to no log; only a panic shows on standard error.
  */";
@@ -55,7 +57,8 @@ fn here(path: &str) -> std::path::PathBuf {
 
 /// The source files that declare something for C, and their text.
 fn sources() -> Vec<(PathBuf, String)> {
-    let files = std::fs::read_dir(here("src")).unwrap().map(|entry| entry.unwrap().path());
+    let all = std::fs::read_dir(here("src")).unwrap().map(|entry| entry.unwrap().path());
+    let files = all.filter(|file| file.extension().is_some_and(|end| end == "rs"));
     let texts = files.map(|file| (std::fs::read_to_string(&file).unwrap(), file));
     let ours = texts.filter(|(text, _)| text.contains("\n#[unsafe(no_mangle)]\n"));
     let mut ours: Vec<_> = ours.map(|(text, file)| (file, text)).collect();

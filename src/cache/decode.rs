@@ -180,12 +180,16 @@ impl Cache {
     }
 
     /// G of one layer: fetches what the last resolve of these rows missed, or what pass `pass` of attention
-    /// reads of it ([`Config::attention_passes`](crate::Config)). Attention may read the slots behind it.
+    /// reads of it ([`Config::attention_passes`](crate::Config)). Attention may read the slots behind it. Nothing,
+    /// where rows have no bytes.
     ///
     /// # Errors
     /// As [`Cache::resolve`].
     pub fn gather(&self, step: &Step, call: LayerCall, pass: u32, stream: Stream) -> Result<()> {
         self.check_step(step, call.layer)?;
+        if self.config.residency_only {
+            return Ok(());
+        }
         crate::step::gather(&*self.device, self.pools, step, (call, pass, stream))
     }
 

@@ -14,6 +14,8 @@ except ModuleNotFoundError as missing:
     raise ImportError("forebay is not built: install it by `pip install ./ffi/python`") from missing
 
 _TEXT_BYTES = 512
+# Types and sizes of structs, looked up once each.
+_sized: dict[str, tuple[Any, int]] = {}
 
 
 def _load() -> Any:
@@ -69,8 +71,11 @@ def status_text(status: int) -> str:
 
 def sized(name: str) -> Any:
     """A struct that begins with its size, else zero."""
-    made = ffi.new(f"{name} *")
-    made.size = ffi.sizeof(name)
+    known = _sized.get(name)
+    if known is None:
+        known = _sized[name] = (ffi.typeof(f"{name} *"), ffi.sizeof(name))
+    made = ffi.new(known[0])
+    made.size = known[1]
     return made
 
 

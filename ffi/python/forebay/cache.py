@@ -97,8 +97,10 @@ class CacheHandle:
                 if not self.end_step(number):
                     waiting.append((True, number))
             elif number in self.sequences:
-                self.sequences.discard(number)
-                lib.fb_close(self.pointer, number, NULL)
+                if lib.fb_close(self.pointer, number, NULL) == lib.FB_BUSY:
+                    waiting.append((False, number))
+                else:
+                    self.sequences.discard(number)
         self.forgotten.extend(waiting)
 
     def end_step(self, number: int) -> bool:
@@ -121,15 +123,14 @@ class CacheHandle:
         """Ends steps and sequences, waits for what is enqueued, ends the cache; the status of that."""
         if os.getpid() != self._process:
             return 0
-        self.forgotten.clear()
         steps = list(self.steps)
         if not all([self.end_step(number) for number in steps]):
             self._wait()
             for number in steps:
                 self.end_step(number)
         for number in tuple(self.sequences):
-            lib.fb_close(self.pointer, number, NULL)
-        self.sequences.clear()
+            if lib.fb_close(self.pointer, number, NULL) != lib.FB_BUSY:
+                self.sequences.discard(number)
         status = int(lib.fb_cache_destroy(self.pointer))
         if status == lib.FB_BUSY:
             self._wait()
@@ -344,9 +345,9 @@ class Cache:
                 entry.sequence = sequence._number
                 entry.accepted = lib.FB_ACCEPTED_ON_DEVICE if taken is None else taken
                 entry.query_rows = width
-            except (TypeError, OverflowError) as error:
-                if isinstance(error, InvalidArgument):
-                    raise
+            except InvalidArgument:
+                raise
+            except (TypeError, ValueError, OverflowError) as error:
                 raise InvalidArgument(f"rows[{index}]", repr(row), "(sequence, accepted, query rows)") from error
             widest = max(widest, width)
         config = sized("fb_step_config")

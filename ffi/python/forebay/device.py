@@ -303,6 +303,9 @@ class CudaDevice(Device):
         config.threads = threads or 0
         self.place = Place("cuda", number)
         super().__init__(config)
+        # The legacy default stream, which is the one of calls that are given none, is borrowed like any other.
+        pointer = self._open()
+        check(lib.fb_stream_borrow(pointer, NULL), pointer)
 
     def stream_of(self, stream: Any) -> Any:
         address = self._address(stream)

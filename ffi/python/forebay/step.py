@@ -8,6 +8,7 @@ Tensors of enqueued work are kept alive until the step is retired, where the dev
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +21,7 @@ from .tensors import words
 if TYPE_CHECKING:
     from .cache import Cache
 
-_NEW_STEP = ffi.new
+_new, _cast, _from_buffer = ffi.new, ffi.cast, ffi.from_buffer
 
 
 class LayerCount(NamedTuple):
@@ -34,19 +35,28 @@ class LayerCount(NamedTuple):
     scratch: int
 
 
-class Retired(NamedTuple):
-    """What a step has done."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Retired:
+    """What a step has done.
 
-    # Its number in its cache, from 1.
+    Attributes:
+        step: its number in its cache, from 1.
+        hits: distinct selected rows that were resident, all layers.
+        misses: rows fetched, all layers.
+        counts: uint32 `[layers, 3]`, draft layers last: hits, misses, and of these the rows in scratch slots.
+        lengths: uint32 `[rows]`: tokens of each batch row's sequence committed when the step began.
+    """
+
     step: int
-    # Distinct selected rows that were resident, all layers.
     hits: int
-    # Rows fetched, all layers.
     misses: int
-    # By layer, draft layers last.
-    layers: list[LayerCount]
-    # By row of the batch: tokens committed when the step began.
-    lengths: list[int]
+    counts: np.ndarray[Any, np.dtype[np.uint32]]
+    lengths: np.ndarray[Any, np.dtype[np.uint32]]
+
+    @property
+    def layers(self) -> list[LayerCount]:
+        """The counts by layer, draft layers last."""
+        return [LayerCount(*counts) for counts in self.counts.tolist()]
 
 
 class Buffers:
@@ -259,29 +269,27 @@ class Step:
             self.finish(stream)
         if wait and self._later:
             check(lib.fb_stream_wait(self.cache.device._open(), on), self.cache.device._handle.pointer)
-        number, retired = _NEW_STEP("fb_step *", self._number), sized("fb_retired")
+        number, retired = _new("fb_step *", self._number), sized("fb_retired")
         status = lib.fb_retire(self._pointer, number, on, retired)
         if not number[0]:
             self.cache._record.steps.pop(self._number, None)
             self._number = 0
             self._held.clear()
         check(status, self._pointer)
-        layers, lengths = self._report()
-        self.retired = Retired(int(retired.step), int(retired.hits), int(retired.misses), layers, lengths)
+        self.retired = Retired(retired.step, retired.hits, retired.misses, *self._report())
         if self.cache._watchers:
             stats = self.cache.stats()
             for left in self.cache._watchers:
                 left(stats)
         return self.retired
 
-    def _report(self) -> tuple[list[LayerCount], list[int]]:
-        layers, count = self.cache.info.layers, _NEW_STEP("uint32_t *")
-        counts = _NEW_STEP("fb_layer_count[]", layers)
-        check(lib.fb_layer_counts(self._pointer, counts, layers, count), self._pointer)
-        by_layer = [LayerCount(c.hits, c.misses, c.scratch) for c in counts[0 : count[0]]]
-        lengths = _NEW_STEP("uint32_t[]", self.rows)
-        check(lib.fb_lengths(self._pointer, lengths, self.rows, count), self._pointer)
-        return by_layer, list(lengths[0 : count[0]])
+    def _report(self) -> tuple[Any, Any]:
+        counts, lengths = np.empty((self.cache.info.layers, 3), np.uint32), np.empty(self.rows, np.uint32)
+        count = _new("uint32_t *")
+        room = _cast("fb_layer_count *", _from_buffer(counts))
+        check(lib.fb_layer_counts(self._pointer, room, len(counts), count), self._pointer)
+        check(lib.fb_lengths(self._pointer, _from_buffer("uint32_t[]", lengths), self.rows, count), self._pointer)
+        return counts, lengths
 
     def _part(self, layer: int, first: int, count: int, draft_pass: int | None) -> Any:
         part = sized("fb_part")

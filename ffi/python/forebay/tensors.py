@@ -31,8 +31,9 @@ class Place(NamedTuple):
 HOST = Place("cpu", 0)
 _WORD = np.dtype(np.int32)
 _CUDA_LEGACY_DEFAULT = 1
-_from_buffer = ffi.from_buffer
-_cast = ffi.cast
+_from_buffer, _cast = ffi.from_buffer, ffi.cast
+# Types that are parsed once.
+_WORDS, _WORD_POINTER = ffi.typeof("int32_t[]"), ffi.typeof("int32_t *")
 _NUMPY_ERRORS = (BufferError, ValueError, TypeError)
 # How objects of torch's dtype and device classes read, found once each: (name, bits), Place.
 _dtypes: dict[Any, tuple[str, int]] = {}
@@ -47,24 +48,24 @@ def words(value: Any, name: str, shape: tuple[int, ...], place: Place, writable:
     """
     kind = type(value)
     if kind is np.ndarray:
-        if place is HOST and value.dtype == _WORD and value.shape == shape:
+        if place is HOST and value.dtype == _WORD and value.shape == shape and value.flags.aligned:
             try:
-                return _from_buffer("int32_t[]", value, writable)
+                return _from_buffer(_WORDS, value, writable)
             except _NUMPY_ERRORS:
                 pass
     elif hasattr(kind, "data_ptr"):
         try:
             fits = (
                 value.shape == shape
-                and _dtypes[value.dtype] == ("int32", 32)
+                and _dtypes[value.dtype][0] == "int32"
                 and _places[value.device] == place
                 and value.is_contiguous()
             )
         except (KeyError, TypeError, AttributeError):
             fits = False
         if fits and (address := value.data_ptr()):
-            return _cast("int32_t *", address)
-    return _cast("int32_t *", checked(value, name, "int32", shape, place, writable, stream).address)
+            return _cast(_WORD_POINTER, address)
+    return _cast(_WORD_POINTER, checked(value, name, "int32", shape, place, writable, stream).address)
 
 
 def checked(

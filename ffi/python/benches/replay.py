@@ -1,0 +1,127 @@
+"""A selection trace replayed from Python, beside `forebay replay` of the same trace with the same options, in one run.
+
+    python ffi/python/benches/replay.py target/release/forebay data/demo.topk.zst
+
+Counts must be the command's; throughput is to be 70% of its at least. Reading the trace is not measured: the command's
+time is what further ratios add to its run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import forebay
+
+# Rows as the command replays them where it is not told otherwise: sizes do not matter, nothing is moved.
+ROW_BYTES = (656, 0)
+# Runs of each side, and ratios beside the first.
+RUNS, FURTHER = 5, 8
+
+
+class Outcome(NamedTuple):
+    """What a replay has found."""
+
+    # By layer, over all steps.
+    hits: list[int]
+    misses: list[int]
+    steps: int
+    # Of the decode steps.
+    seconds: float
+
+
+def slots_of(ratio: float, decode_start: int) -> int:
+    """Slots of a sequence in each layer, as `--ratio` means them."""
+    return int(ratio * decode_start + 0.5)
+
+
+def replay(trace: forebay.SelectionTrace, *, slots: int, warmup: int = 32, mtp: int = 1) -> Outcome:
+    """Replays a trace through the production code, cold but for the last `warmup` prompt positions."""
+    header = trace.header
+    steps = (header.steps - header.warm_steps) // mtp
+    warmup = min(warmup, header.warm_steps)
+    slots = min(slots, header.decode_start + steps * mtp)
+    shape = forebay.Shape(layers=header.layers, row_bytes=ROW_BYTES, top_k=header.k)
+    counts = np.zeros((header.layers, 2), np.int64)
+    with (
+        forebay.HostDevice() as device,
+        forebay.Cache(
+            device,
+            shape,
+            lanes=1,
+            max_tokens=header.decode_start + (steps + 1) * mtp,
+            slots=slots,
+            query_rows=mtp,
+            steps_in_flight=1,
+            residency_only=True,
+            huge_pages=False,
+            populate=False,
+            lock=False,
+        ) as cache,
+        cache.open(prompt=header.decode_start, promised=steps * mtp, slots=slots, bring_up="nothing") as sequence,
+    ):
+        sequence.append_in_place(header.decode_start)
+        warm = trace.read(header.warm_steps - warmup, warmup).transpose(1, 0, 2)
+        sequence.join(warm_up=np.ascontiguousarray(warm) if warmup else None)
+        selection = np.empty((header.layers, 1, mtp, header.k), np.int32)
+        answer = np.empty_like(selection)
+        read = np.empty((mtp, header.layers, header.k), np.int32)
+        began = time.perf_counter()
+        for group in range(steps):
+            step = cache.prepare([(sequence, mtp if group else 0, mtp)])
+            trace.read(header.warm_steps + group * mtp, mtp, read)
+            selection[:, 0] = read.transpose(1, 0, 2)
+            step.layers(selection, answer)
+            retired = step.retire()
+            counts += retired.counts[:, :2]
+        seconds = time.perf_counter() - began
+    return Outcome(counts[:, 0].tolist(), counts[:, 1].tolist(), steps, seconds)
+
+
+def by_command(command: str, trace: str, ratios: list[float], mtp: int) -> tuple[list[list[int]], float]:
+    """Hits, then misses by layer of the first ratio as the command finds them, and the seconds of the whole run."""
+    listed = ",".join(f"{ratio:.4f}" for ratio in ratios)
+    arguments = [command, "replay", trace, "--ratio", listed, "--mtp", str(mtp), "--json", "-"]
+    began = time.perf_counter()
+    ran = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    seconds = time.perf_counter() - began
+    layers = json.loads(ran.stdout)[0]["per_layer"]
+    return [[layer[count] for layer in layers] for count in ("hits", "misses")], seconds
+
+
+def main() -> None:
+    """Prints a line for each setting. Both sides run on one processor; of each the best run counts."""
+    command, path = sys.argv[1], sys.argv[2]
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    trace = forebay.SelectionTrace(path)
+    print(f"{Path(path).name}: {trace.header.layers} layers, k {trace.header.k}")
+    for ratio, mtp in ((0.1, 1), (0.2, 2), (0.3, 4)):
+        slots = slots_of(ratio, trace.header.decode_start)
+        # What further ratios cost is replay alone: the start and the reading are the same.
+        more = [ratio + 0.0002 * at for at in range(1 + FURTHER)]
+        python, one, several = [], [], []
+        for _ in range(RUNS):
+            outcome = replay(trace, slots=slots, mtp=mtp)
+            python.append(outcome.seconds)
+            counts, seconds = by_command(command, path, more[:1], mtp)
+            one.append(seconds)
+            several.append(by_command(command, path, more, mtp)[1])
+            if counts != [outcome.hits, outcome.misses]:
+                raise SystemExit(f"ratio {ratio} mtp {mtp}: counts differ")
+        rust = (min(several) - min(one)) / FURTHER
+        found = min(python)
+        print(
+            f"ratio {ratio} mtp {mtp}: counts equal; Python {outcome.steps / found:.0f} steps/s, "
+            f"command {outcome.steps / rust:.0f} steps/s: {100 * rust / found:.0f}%"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Fixtures of the tests: small caches, and skips as docs/testing.md has them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Callable, Iterator, NoReturn
+
+import numpy as np
+import pytest
+
+import forebay
+
+ROOT = Path(__file__).resolve().parents[3]
+# The replay is the bench's.
+sys.path.insert(0, str(ROOT / "ffi" / "python" / "benches"))
+
+LAYERS, ROW, TOP_K = 3, 16, 8
+
+
+def skip(name: str, why: str) -> NoReturn:
+    """Says that a test did not run, as `tests/support/skip.rs` does."""
+    line = f"SKIP: {name}: {why}\n"
+    sys.stderr.write(line)
+    if path := os.environ.get("FOREBAY_SKIPS"):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(line)
+    pytest.skip(why)
+
+
+def row_of(layer: int, position: int, generation: int = 0) -> np.ndarray[Any, Any]:
+    """A row that says where it belongs."""
+    row = np.zeros(ROW, np.uint8)
+    row.view(np.uint32)[:] = (layer, position, generation, 0xF0EBA)
+    return row
+
+
+def rows_of(layer: int, first: int, count: int) -> np.ndarray[Any, Any]:
+    """Rows of positions from `first` on."""
+    return np.stack([row_of(layer, position) for position in range(first, first + count)])
+
+
+@pytest.fixture
+def shape() -> forebay.Shape:
+    """A small model, with index keys."""
+    return forebay.Shape(layers=LAYERS, row_bytes=(ROW, 0), top_k=TOP_K, index_key_bytes=4, page_tokens=16)
+
+
+@pytest.fixture
+def make(shape: forebay.Shape) -> Iterator[Callable[..., forebay.Cache]]:
+    """Makes caches of the small model, each on a device of its own, and closes them."""
+    made: list[Any] = []
+
+    def build(device: forebay.Device | None = None, **changes: Any) -> forebay.Cache:
+        device = device or forebay.HostDevice()
+        declared: dict[str, Any] = {"lanes": 4, "max_tokens": 128, "slots": 16, "query_rows": 2, "lock": False}
+        cache = forebay.Cache(device, changes.pop("shape", shape), **{**declared, **changes})
+        made.extend((cache, device))
+        return cache
+
+    yield build
+    for one in made:
+        one.close()
+
+
+def joined(cache: forebay.Cache, prompt: int = 40, promised: int = 16, **changes: Any) -> forebay.Sequence:
+    """A sequence with its prompt."""
+    sequence = cache.open(prompt=prompt, promised=promised, **changes)
+    for layer in range(cache.info.layers):
+        sequence.append(layer, rows_of(layer, 0, prompt))
+    sequence.join()
+    return sequence
+
+
+def some(*positions: int) -> np.ndarray[Any, Any]:
+    """A selection of one row and one query row."""
+    selection = np.full((1, 1, TOP_K), -1, np.int32)
+    selection[0, 0, : len(positions)] = positions
+    return selection
+
+
+def empty(rows: int = 1, query_rows: int = 1) -> np.ndarray[Any, Any]:
+    """Where slots go; nothing that the library writes."""
+    return np.full((rows, query_rows, TOP_K), -77, np.int32)

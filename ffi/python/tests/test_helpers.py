@@ -1,0 +1,108 @@
+"""What engines need beside the cache: FlashMLA's arguments, block tables, a Prometheus collector."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+
+import forebay
+from conftest import joined
+from forebay import flashmla
+
+Make = Callable[..., forebay.Cache]
+FP8 = forebay.Shape(layers=2, row_bytes=(656, 0), top_k=64, index_key_bytes=4, page_tokens=16)
+
+
+def test_slots_are_flashmlas_indices(make: Make) -> None:
+    cache = make(shape=FP8, slots=128)
+    with cache.open(prompt=100) as sequence:
+        rows = np.random.default_rng(1).integers(0, 256, (100, 656), np.uint8)
+        for layer in range(2):
+            sequence.append(layer, rows)
+        sequence.join()
+        selection = np.full((1, 1, 64), -1, np.int32)
+        selection[0, 0, :40] = np.arange(30, 70)
+        slots = np.empty_like(selection)
+        with cache.prepare([(sequence, 0, 1)]) as step:
+            step.layer(1, selection, slots)
+            indices, blocks = flashmla.indices(slots), flashmla.kv_cache(cache, 1)
+            assert indices is slots and blocks.shape[1:] == (64, 1, 656)
+            # As FlashMLA reads: block x page size + offset.
+            for position, index in zip(selection.ravel(), indices.ravel()):
+                assert index == -1 if position == -1 else (blocks[index // 64, index % 64, 0] == rows[position]).all()
+
+
+def test_what_flashmla_does_not_take_is_refused(make: Make) -> None:
+    with pytest.raises(forebay.InvalidArgument, match="multiple of 64"):
+        flashmla.indices(np.zeros((1, 1, 8), np.int32))
+    with pytest.raises(forebay.InvalidArgument, match="int64"):
+        flashmla.indices(np.zeros((1, 1, 64), np.int64))
+    cache = make()
+    with pytest.raises(forebay.InvalidArgument, match="656"):
+        flashmla.kv_cache(cache, 0)
+    with pytest.raises(forebay.InvalidArgument, match="part"):
+        flashmla.part_indices(forebay.Buffers.empty(cache, 1, 1), 0)
+    wide = make(shape=FP8, slots=128)
+    buffers = forebay.Buffers.empty(wide, 1, 1, parts=True)
+    assert flashmla.part_indices(buffers, 1).shape == (1, 1, 64)
+    with pytest.raises(forebay.InvalidArgument, match="part"):
+        flashmla.part_indices(buffers, 2)
+
+
+def test_block_tables_name_the_pages_of_index_keys(make: Make) -> None:
+    cache = make()
+    sequences = [joined(cache, 20, 4), joined(cache, 60, 4)]
+    table = flashmla.block_table(sequences, fill=-1)
+    assert table.dtype == np.int32 and table.shape[0] == 2
+    for row, sequence in zip(table.tolist(), sequences):
+        pages = [page.index_keys for page in sequence.pages()]
+        assert row == pages + [-1] * (len(row) - len(pages))
+    out = np.full((4, 12), 7, np.int32)
+    flashmla.block_table(sequences, pages=12, out=out)
+    assert (out[2:] == 0).all() and out[0, 0] == table[0, 0]
+    with pytest.raises(forebay.InvalidArgument, match="pages"):
+        flashmla.block_table(sequences, pages=1)
+    with pytest.raises(forebay.InvalidArgument, match="out"):
+        flashmla.block_table(sequences, out=np.zeros((2, 12), np.int64))
+
+
+def test_a_collector_shows_what_the_driving_thread_left(make: Make) -> None:
+    prometheus_client = pytest.importorskip("prometheus_client")
+    from forebay.prometheus import Collector
+
+    registry = prometheus_client.CollectorRegistry()
+    collector = Collector(registry)
+    cache = make()
+    collector.add("rank0", cache)
+    sequence = joined(cache, bring_up="nothing")
+
+    def value(name: str) -> Any:
+        return registry.get_sample_value(name, {"cache": "rank0"})
+
+    assert value("forebay_steps_total") == 0
+    with cache.prepare([(sequence, 0, 1)]) as step:
+        step.layer(0, np.array([[[1, 2, 3, -1, -1, -1, -1, -1]]], np.int32), np.empty((1, 1, 8), np.int32))
+    assert (value("forebay_steps_total"), value("forebay_misses_total")) == (1, 3)
+    assert value("forebay_sequences") == 1
+    text = prometheus_client.generate_latest(registry).decode()
+    assert 'forebay_free_lanes{cache="rank0"} 3.0' in text and "# TYPE forebay_hits_total counter" in text
+    for field in cache.stats()._fields:
+        assert f"forebay_{field}" in text, field
+    cache.close()
+    assert value("forebay_steps_total") is None
+    collector.remove("rank0")
+    del cache, sequence, step
+    gc.collect()
+    assert list(collector.collect())[0].samples == []
+
+
+def test_the_package_imports_nothing_that_was_not_asked_for() -> None:
+    heavy = ("torch", "prometheus_client", "cupy", "jax", "cffi")
+    script = f"import sys, forebay; print([m for m in {heavy} if m in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True)
+    assert ran.stdout == "[]\n"

@@ -1,0 +1,160 @@
+"""The engine's work by a Python callable, in each order; captures; a callable that fails."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+
+import forebay
+from conftest import LAYERS, TOP_K, joined, row_of
+
+Make = Callable[..., forebay.Cache]
+ORDERS = ("none", "da", "dba")
+
+
+class Engine:
+    """Selects by position and layer, writes stamped rows, and reads what it attends to."""
+
+    def __init__(self, cache: forebay.Cache, sequences: list[forebay.Sequence], buffers: forebay.Buffers) -> None:
+        self.cache, self.sequences, self.buffers = cache, sequences, buffers
+        self.calls: list[forebay.EngineCall] = []
+        self.read: dict[tuple[int, int], list[int]] = {}
+        self.length = 40
+
+    def __call__(self, call: forebay.EngineCall) -> None:
+        self.calls.append(call)
+        rows = range(call.first, call.first + call.count)
+        if call.work == "index":
+            for row in rows:
+                self.buffers.selection[row, 0] = [(3 * at + 5 * call.layer + row) % 40 for at in range(TOP_K)]
+        elif call.work == "prepare":
+            for row in rows:
+                slot = self.sequences[row].landing_slot(0) if self.outside else self.landing[row]
+                self.cache_slab[call.layer][slot // 64, slot % 64] = row_of(call.layer, self.length)
+        elif call.work == "attend":
+            for row in rows:
+                slots = self.buffers.slots[row, 0].tolist()
+                if call.keys != "all":
+                    part = 0 if call.keys == "resident" else 1 + call.attention_pass
+                    count = int(self.buffers.counts[part, row, 0])
+                    slots = self.buffers.lists[part, row, 0].tolist()[:count]
+                found = [self.cache_slab[call.layer][slot // 64, slot % 64].tobytes() for slot in slots]
+                positions = [int(np.frombuffer(row, np.uint32)[1]) for row in found]
+                assert all(row == row_of(call.layer, p).tobytes() for row, p in zip(found, positions))
+                self.read.setdefault((call.layer, row), []).extend(positions)
+
+    outside = False
+
+    def ready(self) -> None:
+        """A callable may not call into its cache: what it needs is looked up before."""
+        self.landing = [sequence.landing_slot(0) for sequence in self.sequences]
+        self.cache_slab = [self.cache.slab(layer) for layer in range(LAYERS)]
+
+
+def begin(make: Make, *, rows: int = 2) -> tuple[forebay.Cache, Engine, forebay.Layers]:
+    cache = make()
+    sequences = [joined(cache, bring_up="nothing") for _ in range(rows)]
+    buffers = forebay.Buffers.empty(cache, rows, 1, parts=True)
+    engine = Engine(cache, sequences, buffers)
+    engine.ready()
+    return cache, engine, forebay.Layers(buffers, half=1)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_order_attends_to_what_was_selected(make: Make, order: str) -> None:
+    cache, engine, layers = begin(make)
+    for turn in range(2):
+        engine.read.clear()
+        step = cache.prepare([(s, min(turn, 1), 1) for s in engine.sequences])
+        cache.overlap_steps([step], [layers], [order] * LAYERS, engine)
+        retired = step.retire()
+        for layer in range(LAYERS):
+            for row in range(2):
+                selected = [(3 * at + 5 * layer + row) % 40 for at in range(TOP_K)]
+                assert sorted(engine.read[layer, row]) == sorted(selected)
+        # Beside a birth of the step before, the same rows again are hits.
+        assert (retired.hits, retired.misses) == ((0, 2 * LAYERS * TOP_K) if turn == 0 else (2 * LAYERS * TOP_K, 0))
+        engine.length += 1
+    works = [call.work for call in engine.calls if call.layer == 0]
+    assert works[0] == "project" and works.count("index") == (4 if order == "dba" else 2)
+    assert ("merge" in works) == (order != "none")
+    assert bytes(engine.sequences[1].read_row(2, 40)) == bytes(row_of(2, 40))
+
+
+def test_layer_by_layer_is_the_same(make: Make) -> None:
+    counts = []
+    for whole in (True, False):
+        cache, engine, layers = begin(make)
+        step = cache.prepare([(s, 0, 1) for s in engine.sequences])
+        if whole:
+            cache.overlap_steps([step], [layers], ["da", "none", "dba"], engine)
+        else:
+            for layer, order in enumerate(["da", "none", "dba"]):
+                cache.overlap(step, layer, order, layers, engine)
+        counts.append((step.retire().layers, [(c.work, c.keys, c.layer, c.first, c.count) for c in engine.calls]))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("at", range(0, 14, 3))
+def test_what_the_callable_raises_comes_out_and_the_step_is_abandoned(make: Make, at: int) -> None:
+    cache, engine, layers = begin(make)
+    step = cache.prepare([(s, 0, 1) for s in engine.sequences])
+    left = iter(range(at))
+
+    def failing(call: forebay.EngineCall) -> None:
+        if next(left, None) is None:
+            raise KeyError("the engine's own")
+        engine(call)
+
+    with pytest.raises(KeyError, match="the engine's own"):
+        cache.overlap_steps([step], [layers], ["da"] * LAYERS, failing)
+    with pytest.raises(forebay.Cancelled):
+        step.retire()
+    for sequence in engine.sequences:
+        assert sequence.roll_back(40).done
+    step = cache.prepare([(s, 0, 1) for s in engine.sequences])
+    cache.overlap_steps([step], [layers], ["da"] * LAYERS, engine)
+    step.retire()
+    cache.validate()
+
+
+def test_a_callable_may_not_call_into_its_cache(make: Make) -> None:
+    cache, engine, layers = begin(make)
+    step = cache.prepare([(s, 0, 1) for s in engine.sequences])
+    with pytest.raises(forebay.Busy):
+        cache.overlap_steps([step], [layers], ["none"] * LAYERS, lambda call: cache.stats())
+    with pytest.raises(forebay.Cancelled):
+        step.retire()
+
+
+def test_bad_orders_and_layers_are_named(make: Make) -> None:
+    cache, engine, layers = begin(make)
+    step = cache.prepare([(s, 0, 1) for s in engine.sequences])
+    for by_layer in (["none"], "none", ["none", "da", "both"]):
+        with pytest.raises(forebay.InvalidArgument, match="by_layer"):
+            cache.overlap_steps([step], [layers], by_layer, engine)
+    with pytest.raises(forebay.InvalidArgument, match="enqueue"):
+        cache.overlap_steps([step], [layers], ["none"] * 3, None)  # type: ignore[arg-type]
+    with pytest.raises(forebay.InvalidArgument, match="layers"):
+        cache.overlap_steps([step], [], ["none"] * 3, engine)
+    with pytest.raises(forebay.InvalidArgument, match=r"steps\[0\]"):
+        cache.overlap_steps([7], [layers], ["none"] * 3, engine)  # type: ignore[list-item]
+    with pytest.raises(forebay.OutOfRange):
+        cache.overlap(step, LAYERS, "none", layers, engine)
+    with pytest.raises(forebay.InvalidArgument, match="buffers"):
+        forebay.Layers(None)  # type: ignore[arg-type]
+    plain = forebay.Layers(forebay.Buffers.empty(cache, 2, 1))
+    with pytest.raises(forebay.InvalidConfig):
+        cache.overlap(step, 0, "da", plain, engine)
+    assert engine.calls == []
+    cache.overlap_steps([step], [layers], ["none"] * 3, engine)
+    step.retire()
+
+
+def test_a_host_device_captures_nothing(make: Make) -> None:
+    cache, engine, layers = begin(make)
+    called: list[Any] = []
+    with pytest.raises(forebay.ForebayError):
+        cache.capture([layers], query_rows=1, by_layer=["none"] * LAYERS, enqueue=called.append)

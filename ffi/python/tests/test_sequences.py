@@ -1,0 +1,168 @@
+"""Sequences beside their steps: forks, roll-backs, warm-ups, shared prefixes, tickets, lengths, pages."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import numpy as np
+import pytest
+
+import forebay
+from conftest import LAYERS, TOP_K, empty, joined, row_of, rows_of, some
+
+Make = Callable[..., forebay.Cache]
+
+
+def decode(cache: forebay.Cache, sequence: forebay.Sequence, accepted: int, length: int) -> None:
+    with cache.prepare([(sequence, accepted, 1)]) as step:
+        for layer in range(LAYERS):
+            slot = sequence.landing_slot(0)
+            cache.slab(layer)[slot // 64, slot % 64] = row_of(layer, length)
+            step.scatter(layer)
+
+
+def test_a_life_from_open_to_close(make: Make) -> None:
+    cache = make()
+    free = cache.stats()
+    sequence = cache.open(prompt=40, promised=16)
+    assert sequence.length == forebay.Length(0, 0, 0, False)
+    for layer in range(LAYERS):
+        sequence.append(layer, rows_of(layer, 0, 16))
+        sequence.append(layer, rows_of(layer, 16, 24).view(np.float32))
+    ticket = sequence.join()
+    assert (ticket.outcome, ticket.done) == ("done", True)
+    assert sequence.length == forebay.Length(40, 0, 0, True)
+    pages = sequence.pages()
+    assert len(pages) == (40 + 16 + 4 + 15) // 16 and len({page.host for page in pages}) == len(pages)
+    keys = cache.index_keys(0)
+    assert keys.shape == (cache.info.index_pages, 16, 4)
+    keys[pages[0].index_keys, 3] = 9
+    decode(cache, sequence, 0, 40)
+    assert sequence.length == forebay.Length(40, 1, 0, True)
+    decode(cache, sequence, 1, 41)
+    assert sequence.length.committed == 41
+    assert bytes(sequence.read_row(2, 40)) == bytes(row_of(2, 40))
+    assert not sequence.closed
+    sequence.close()
+    sequence.close()
+    assert sequence.closed
+    with pytest.raises(forebay.Closed):
+        sequence.length
+    assert cache.stats()._replace(steps=0, hits=0, misses=0, bytes_up=0) == free
+
+
+def test_a_fork_goes_its_own_way(make: Make) -> None:
+    cache = make()
+    parent = joined(cache)
+    child, ticket = parent.fork(promised=8)
+    assert ticket.done and child.length.committed == 40
+    assert parent.pages()[0] == child.pages()[0] and parent.pages()[2] != child.pages()[2]
+    decode(cache, child, 0, 40)
+    child.roll_back(41)
+    assert bytes(child.read_row(0, 40)) == bytes(row_of(0, 40))
+    assert parent.length.committed == 40
+    with pytest.raises(forebay.OutOfRange):
+        child.roll_back(42)
+    with pytest.raises(forebay.InvalidArgument, match="length"):
+        child.roll_back(-1)
+    child.roll_back(20)
+    assert child.length.committed == 20
+    cache.validate()
+
+
+def test_a_prefix_is_shared_by_content(make: Make) -> None:
+    cache = make()
+    ids = np.arange(100, 140, dtype=np.int64)
+    first = cache.open(prompt=40, tokens=ids, salt=b"tenant")
+    assert first.shared == 0
+    for layer in range(LAYERS):
+        first.append(layer, rows_of(layer, 0, 40))
+    first.join()
+    assert first.seal(0, ids.tolist()) == 32
+    assert first.length.sealed == 32
+    assert cache.find_shared(ids, salt=b"tenant") == 32
+    assert cache.find_shared(ids) == 0
+    second = cache.open(prompt=40, tokens=ids, salt=b"tenant")
+    assert second.shared == 32 and second.pages()[:2] == first.pages()[:2]
+    for layer in range(LAYERS):
+        second.append(layer, rows_of(layer, 32, 8))
+    second.join()
+    assert bytes(second.read_row(1, 5)) == bytes(row_of(1, 5))
+    keys = [b"0123456789abcdef", None]
+    assert cache.find_shared(ids, keys=keys, salt=b"tenant") == 0
+    with pytest.raises(forebay.InvalidArgument, match=r"keys\[0\]"):
+        cache.find_shared(ids, keys=[b"short", None])
+    for wrong in ([-1], [1 << 32], [[1]], [0.5], ["a"]):
+        with pytest.raises(forebay.InvalidArgument, match="tokens"):
+            cache.find_shared(wrong)
+    with pytest.raises(forebay.OutOfRange):
+        cache.open(prompt=10, tokens=ids)
+    stats = cache.stats()
+    assert (stats.shared_tokens, stats.sealed_pages) == (32, 2)
+
+
+def test_a_warm_up_brings_up_what_was_selected(make: Make) -> None:
+    cache = make()
+    sequence = cache.open(prompt=40, promised=4, bring_up="nothing")
+    for layer in range(LAYERS):
+        sequence.append(layer, rows_of(layer, 0, 40))
+    warm_up = np.full((LAYERS, 2, TOP_K), -1, np.int32)
+    warm_up[:, 0, :3], warm_up[:, 1, :3] = (1, 2, 3), (3, 4, 5)
+    with pytest.raises(forebay.InvalidArgument, match="warm_up"):
+        sequence.join(warm_up=warm_up[:2])
+    ticket = sequence.join(warm_up=warm_up, bytes_a_call=16 * 4)
+    while not sequence.length.running:
+        ticket = sequence.join_more()
+    assert ticket.done
+    with cache.prepare([(sequence, 0, 1)]) as step:
+        for layer in range(LAYERS):
+            step.layer(layer, some(1, 2, 3, 4, 5, 6), empty())
+    assert step.retired is not None and step.retired.layers == [(5, 1, 0)] * LAYERS
+
+
+def test_what_does_not_fit_is_refused_and_named(make: Make) -> None:
+    cache = make(lanes=1)
+    held = joined(cache)
+    with pytest.raises(forebay.Exhausted, match="lane") as caught:
+        cache.open(prompt=8)
+    assert isinstance(caught.value, forebay.ForebayError) and caught.value.status == 5
+    with pytest.raises(forebay.InvalidArgument, match="bring_up"):
+        cache.open(prompt=8, bring_up="all")
+    with pytest.raises(forebay.InvalidArgument, match="prompt"):
+        cache.open(prompt=-8)
+    with pytest.raises(forebay.InvalidArgument, match="slots"):
+        cache.open(prompt=8, slots=[1])
+    with pytest.raises(forebay.InvalidArgument, match="tokens"):
+        cache.open(prompt=8, salt=b"tenant")
+    assert not held.closed
+    # One that is forgotten makes room.
+    del held
+    cache.open(prompt=8).close()
+
+
+def test_a_bad_declaration_names_its_field(shape: forebay.Shape) -> None:
+    device = forebay.HostDevice()
+    for changes, field in (
+        ({"lanes": 0}, "host_pages"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"slots": [1, 2]}, "slots"),
+        ({"query_rows": "two"}, "query_rows"),
+        ({"lanes": 1 << 40}, "lanes"),
+    ):
+        with pytest.raises(forebay.InvalidConfig, match=field):
+            forebay.Cache(device, shape, **{"lanes": 1, "max_tokens": 64, "slots": 16, **changes})
+    with pytest.raises(forebay.InvalidConfig, match="device"):
+        forebay.Cache(shape, shape, lanes=1, max_tokens=64, slots=16)  # type: ignore[arg-type]
+    with pytest.raises(forebay.InvalidArgument, match=r"shape\.row_bytes"):
+        forebay.Cache(device, forebay.Shape(1, 16, 8), lanes=1, max_tokens=64, slots=16)  # type: ignore[arg-type]
+    with pytest.raises(forebay.OutOfMemory):
+        small = forebay.HostDevice(memory=1 << 12)
+        forebay.Cache(small, shape, lanes=1, max_tokens=1 << 16, slots=1 << 14, lock=False)
+    assert forebay.Shape.preset("deepseek-v3.2").row_bytes == (656, 0)
+    assert forebay.Shape.preset("gqa-8x128", layers=2).layers == 2
+    with pytest.raises(forebay.InvalidArgument, match="deepseek-v3.2"):
+        forebay.Shape.preset("gpt")
+    footprint = forebay.footprint(shape, lanes=2, max_tokens=64, slots=16)
+    assert footprint.rows > 0 and footprint.index_keys > 0
+    with pytest.raises(forebay.ForebayError):
+        forebay.footprint(shape, lanes=0, max_tokens=64, slots=16)

@@ -1,0 +1,306 @@
+//! Overlapped layers through a callback of C: the same calls and answers as by an engine in Rust.
+
+use std::ptr::{null, null_mut};
+
+use forebay::device::{Parts, Slice};
+use forebay::overlap::{Engine, EngineCall};
+
+use super::*;
+use crate::cache::fb_cache_stats;
+use crate::choice::{FB_OVERLAP_DA, FB_OVERLAP_DBA, FB_OVERLAP_NONE};
+use crate::layer::FB_ALL_QUERY_ROWS;
+use crate::step::{fb_finish, fb_retire};
+use crate::testing::*;
+
+const BATCH: u32 = 2;
+const WORDS: usize = (BATCH * QUERY_ROWS * K) as usize;
+
+/// The buffers of a micro-batch, and what its layers select: by layer or pass, all query rows of the batch.
+#[derive(Clone, Debug, PartialEq)]
+struct Side {
+    selection: Vec<i32>,
+    slots: Vec<i32>,
+    lists: Vec<i32>,
+    counts: Vec<u32>,
+    picks: Vec<Vec<i32>>,
+}
+
+/// What both engines do: they write what was picked to be selected, note each call, and copy each answer.
+#[derive(Debug, Default)]
+struct Script {
+    sides: Vec<Side>,
+    calls: Vec<[u32; 9]>,
+    answers: Vec<i32>,
+    /// The call of this number answers so.
+    fails: Option<(usize, u32)>,
+    /// A cache that a callback must not enter.
+    cache: Option<*mut FbCache>,
+}
+
+impl Script {
+    fn called(&mut self, call: &FbEngineCall) -> u32 {
+        let FbEngineCall { work, keys, attention_pass, micro_batch, layer, first, count, .. } = *call;
+        let (first_query_row, query_rows) = (call.first_query_row, call.query_rows);
+        self.calls.push([
+            work,
+            keys,
+            attention_pass,
+            micro_batch,
+            layer,
+            first,
+            count,
+            first_query_row,
+            query_rows,
+        ]);
+        if let Some((_, status)) = self.fails.filter(|(number, _)| self.calls.len() == *number) {
+            return status;
+        }
+        let side = &mut self.sides[micro_batch as usize];
+        let row = (query_rows * K) as usize;
+        if work == FB_WORK_INDEX {
+            for one in first..first + count {
+                let from = ((one * QUERY_ROWS + first_query_row) * K) as usize;
+                let to = one as usize * row;
+                side.selection[to..to + row].copy_from_slice(&side.picks[layer as usize][from..from + row]);
+            }
+        }
+        if work == FB_WORK_ATTEND {
+            self.answers.extend(&side.slots);
+            self.answers.extend(&side.lists);
+            self.answers.extend(side.counts.iter().map(|count| *count as i32));
+        }
+        0
+    }
+}
+
+impl Engine for Script {
+    fn enqueue(&mut self, call: &EngineCall, _stream: Stream) -> Result<()> {
+        assert_eq!(self.called(&FbEngineCall::of(call)), 0);
+        Ok(())
+    }
+}
+
+/// # Safety
+/// `data` is a script that nothing else uses, `call` the library's.
+unsafe extern "C" fn enqueue(data: *mut c_void, call: *const FbEngineCall, stream: *mut c_void) -> u32 {
+    // SAFETY: the script of the test, and the library's call.
+    let (script, call) = unsafe { (&mut *data.cast::<Script>(), &*call) };
+    assert_eq!((call.size, stream), (size_of::<FbEngineCall>(), null_mut()));
+    if let Some(cache) = script.cache {
+        let mut stats = blank();
+        // SAFETY: a place for the answer, and a number that names no step.
+        unsafe {
+            assert_eq!(fb_cache_stats(cache, &mut stats), FbStatus::FbBusy);
+            assert_eq!(fb_retire(cache, &mut 1, null_mut(), null_mut()), FbStatus::FbBusy);
+        }
+    }
+    script.called(call)
+}
+
+fn engine(script: &mut Script) -> FbEngine {
+    FbEngine { enqueue: Some(enqueue), data: (&raw mut *script).cast(), ..blank() }
+}
+
+impl Side {
+    fn new(picks: Vec<Vec<i32>>) -> Side {
+        let rows = 2 * (BATCH * QUERY_ROWS) as usize;
+        Side {
+            selection: vec![-1; WORDS],
+            slots: vec![7; WORDS],
+            lists: vec![7; rows * K as usize],
+            counts: vec![7; rows],
+            picks,
+        }
+    }
+
+    fn told(&mut self) -> FbLayersConfig {
+        FbLayersConfig {
+            selection: self.selection.as_ptr(),
+            slots: self.slots.as_mut_ptr(),
+            lists: self.lists.as_mut_ptr(),
+            counts: self.counts.as_mut_ptr(),
+            lists_batch: BATCH,
+            half: 1,
+            ..blank()
+        }
+    }
+
+    fn own(&self, rig: &Rig) -> Layers {
+        let slice = |address: usize, words: usize| -> Slice {
+            // SAFETY: memory of the process, and the twin's streams run inside its calls.
+            unsafe { rig.own.import(address as u64, 4 * words as u64) }
+        };
+        let parts = Parts {
+            lists: slice(self.lists.as_ptr().addr(), self.lists.len()),
+            counts: slice(self.counts.as_ptr().addr(), self.counts.len()),
+            batch: BATCH,
+        };
+        let buffers = Buffers {
+            selection: slice(self.selection.as_ptr().addr(), WORDS),
+            slots: slice(self.slots.as_ptr().addr(), WORDS),
+            parts: Some(parts),
+        };
+        let one = rig.stream;
+        let streams = OverlapStreams { compute: one, resolve: one, gather: one, scatter: one };
+        Layers { streams, batch: BATCH, half: 1, buffers }
+    }
+}
+
+fn scripts(rig: &mut Rig, sides: u32) -> (Script, Script) {
+    let sides: Vec<Side> = (0..sides as usize)
+        .map(|side| Side::new((0..ALL).map(|_| rig.selection(2 * side..2 * side + 2)).collect()))
+        .collect();
+    (Script { sides: sides.clone(), ..Script::default() }, Script { sides, ..Script::default() })
+}
+
+#[test]
+fn a_layer_in_each_order_is_what_rust_does() {
+    let mut rig = Rig::new(config());
+    for number in [FB_OVERLAP_NONE, FB_OVERLAP_DA, FB_OVERLAP_DBA] {
+        for _ in 0..3 {
+            let (step, mut own) = rig.prepare(0..2, 0);
+            let (mut script, mut twin) = scripts(&mut rig, 1);
+            script.cache = Some(rig.cache);
+            let passes = (0..LAYERS).map(|layer| (layer, FB_ALL_QUERY_ROWS));
+            for (layer, pass) in passes.chain((0..QUERY_ROWS).map(|pass| (LAYERS, pass + 1))) {
+                let (layers, engine) = (script.sides[0].told(), engine(&mut script));
+                // SAFETY: buffers of the step's shape, and the callback of this test.
+                ok(unsafe { fb_overlap(rig.cache, step, layer, pass, number, &layers, &engine) });
+                let layers = twin.sides[0].own(&rig);
+                let (call, overlap) = ((Layer(layer), pass.checked_sub(1)), order(0, number).unwrap());
+                rig.twin.overlap(&mut own, call, overlap, &layers, &mut twin).unwrap();
+            }
+            assert_eq!((&script.calls, &script.answers), (&twin.calls, &twin.answers));
+            assert!(script.calls.iter().any(|call| call[0] == FB_WORK_REST));
+            rig.end(step, own);
+        }
+    }
+}
+
+const ORDERS: [u32; ALL as usize] = [FB_OVERLAP_NONE, FB_OVERLAP_DBA, FB_OVERLAP_DA, FB_OVERLAP_DA];
+
+#[test]
+fn steps_of_several_micro_batches_are_what_rust_does() {
+    let mut rig = Rig::new(config());
+    for round in 0..4 {
+        // The second one stands first in the cache every other time.
+        let mut open = [rig.prepare(0..2, 0), rig.prepare(2..4, 1)];
+        let (mut script, mut twin) = scripts(&mut rig, 2);
+        let named: Vec<usize> = if round % 2 == 0 { vec![0, 1] } else { vec![1, 0] };
+        let steps: Vec<FbStep> = named.iter().map(|of| open[*of].0).collect();
+        let layers: Vec<FbLayersConfig> = named.iter().map(|of| script.sides[*of].told()).collect();
+        let (of, to) = (steps.as_ptr(), layers.as_ptr());
+        let engine = engine(&mut script);
+        // SAFETY: buffers of the steps' shape, and the callback of this test.
+        ok(unsafe { fb_overlap_steps(rig.cache, of, to, 2, ORDERS.as_ptr(), QUERY_ROWS, &engine) });
+        let layers: Vec<Layers> = named.iter().map(|of| twin.sides[*of].own(&rig)).collect();
+        let orders: Vec<Overlap> = ORDERS.iter().map(|one| order(0, *one).unwrap()).collect();
+        let [(_, first), (_, second)] = &mut open;
+        let mut own = if round % 2 == 0 { [first, second] } else { [second, first] };
+        let mut own: Vec<(&mut Step, Layers)> = own.iter_mut().map(|own| &mut **own).zip(layers).collect();
+        rig.twin.overlap_steps(&mut own, &orders, QUERY_ROWS, &mut twin).unwrap();
+        assert_eq!((&script.calls, &script.answers), (&twin.calls, &twin.answers));
+        open.into_iter().for_each(|(step, own)| rig.end(step, own));
+    }
+}
+
+fn refused(made: FbStatus, wanted: FbStatus, rig: &Rig, said: &str) {
+    assert_eq!(made, wanted, "{said}");
+    let text = error_text(rig.cache);
+    assert!(text.contains(said), "`{said}` is not in `{text}`");
+}
+
+#[test]
+fn what_a_callback_answers_is_the_answer_and_abandons_the_step() {
+    let mut rig = Rig::new(config());
+    let kinds = [(8, FbStatus::FbOutOfRange), (12, FbStatus::FbIo), (14, FbStatus::FbInternal)];
+    for (number, (said, wanted)) in
+        [(1, kinds[0]), (2, kinds[1]), (4, kinds[2]), (3, (77, FbStatus::FbCancelled))]
+    {
+        let (mut step, mut own) = rig.prepare(0..2, 0);
+        let (mut script, _) = scripts(&mut rig, 1);
+        script.fails = Some((number, said));
+        let (layers, engine) = (script.sides[0].told(), engine(&mut script));
+        // SAFETY: buffers of the step's shape, and the callback of this test.
+        unsafe {
+            let made = fb_overlap(rig.cache, step, 0, 0, FB_OVERLAP_DA, &layers, &engine);
+            refused(made, wanted, &rig, &format!("status {said}"));
+            assert_eq!(script.calls.len(), number, "nothing behind it");
+            let again = fb_overlap(rig.cache, step, 0, 0, FB_OVERLAP_DA, &layers, &engine);
+            refused(again, FbStatus::FbInvalidConfig, &rig, "abandoned");
+            ok(fb_finish(rig.cache, step, null_mut()));
+            let ended = fb_retire(rig.cache, &mut step, null_mut(), null_mut());
+            refused(ended, FbStatus::FbCancelled, &rig, "");
+        }
+        rig.twin.finish(&mut own, rig.stream).unwrap();
+        let _ended = rig.twin.retire(own, rig.stream).unwrap();
+        rig.reopen(0..2);
+    }
+}
+
+#[test]
+fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
+    use FbStatus::*;
+    let mut rig = Rig::new(config());
+    let open = [rig.prepare(0..2, 0), rig.prepare(2..4, 1)];
+    let (mut script, _) = scripts(&mut rig, 2);
+    let engine = engine(&mut script);
+    let right = script.sides[0].told();
+    let step = open[0].0;
+    let overlap = |layer: u32, pass: u32, order: u32, layers: FbLayersConfig| {
+        // SAFETY: all are refused before a buffer is touched.
+        unsafe { fb_overlap(rig.cache, step, layer, pass, order, &layers, &engine) }
+    };
+    refused(overlap(ALL, 0, 0, right), FbOutOfRange, &rig, "layer");
+    refused(overlap(0, 1, 0, right), FbOutOfRange, &rig, "no draft layer");
+    refused(overlap(LAYERS, 3, 0, right), FbOutOfRange, &rig, "passes");
+    refused(overlap(0, u32::MAX, 0, right), FbOutOfRange, &rig, "passes");
+    refused(overlap(2, 0, 3, right), FbInvalidConfig, &rig, "an order of a layer");
+    let without = FbLayersConfig { lists: null_mut(), counts: null_mut(), lists_batch: 0, ..right };
+    refused(overlap(0, 0, FB_OVERLAP_DA, without), FbInvalidConfig, &rig, "index lists");
+    for (layers, wanted, said) in [
+        (FbLayersConfig { batch: 1, ..right }, FbOutOfRange, "batch rows"),
+        (FbLayersConfig { batch: u32::MAX, ..right }, FbOutOfRange, "batch rows"),
+        (FbLayersConfig { micro_batch: 1, ..right }, FbInvalidConfig, "micro_batch"),
+        (FbLayersConfig { selection: null(), ..right }, FbInvalidConfig, "selection"),
+        (FbLayersConfig { slots: null_mut(), ..right }, FbInvalidConfig, "slots"),
+        (FbLayersConfig { slots: right.selection.cast_mut(), ..right }, FbOutOfRange, "slots"),
+        (FbLayersConfig { lists: null_mut(), ..right }, FbInvalidConfig, "lists"),
+        (FbLayersConfig { counts: null_mut(), ..right }, FbInvalidConfig, "counts"),
+        (FbLayersConfig { lists_batch: 1, ..right }, FbOutOfRange, "index lists"),
+        (FbLayersConfig { compute: 9 as *mut _, ..right }, FbInvalidConfig, "another compute stream"),
+        (FbLayersConfig { size: 8, ..right }, FbInvalidConfig, "fb_layers_config"),
+    ] {
+        refused(overlap(0, 0, 0, layers), wanted, &rig, said);
+    }
+    let none = FbEngine { enqueue: None, ..engine };
+    let of =
+        |steps: &[FbStep], layers: &[FbLayersConfig], count, orders: &[u32], drafts, engine: &FbEngine| {
+            let (steps, layers, orders) = (steps.as_ptr(), layers.as_ptr(), orders.as_ptr());
+            // SAFETY: as above.
+            unsafe { fb_overlap_steps(rig.cache, steps, layers, count, orders, drafts, engine) }
+        };
+    let both = [open[0].0, open[1].0];
+    let sides = [right, script.sides[1].told()];
+    // SAFETY: null is refused.
+    unsafe {
+        let made = fb_overlap(rig.cache, step, 0, 0, 0, null(), &engine);
+        refused(made, FbInvalidConfig, &rig, "fb_layers_config");
+        refused(fb_overlap(rig.cache, step, 0, 0, 0, &right, null()), FbInvalidConfig, &rig, "fb_engine");
+        refused(fb_overlap(rig.cache, step, 0, 0, 0, &right, &none), FbInvalidConfig, &rig, "enqueue");
+        refused(fb_overlap(rig.cache, 5, 0, 0, 0, &right, &engine), FbClosed, &rig, "step");
+        let steps = |steps, layers, orders| fb_overlap_steps(rig.cache, steps, layers, 2, orders, 0, &engine);
+        refused(steps(null(), sides.as_ptr(), ORDERS.as_ptr()), FbInvalidConfig, &rig, "steps");
+        refused(steps(both.as_ptr(), null(), ORDERS.as_ptr()), FbInvalidConfig, &rig, "fb_layers_config");
+        refused(steps(both.as_ptr(), sides.as_ptr(), null()), FbInvalidConfig, &rig, "by_layer");
+    }
+    refused(of(&both, &sides, 0, &ORDERS, 0, &engine), FbOutOfRange, &rig, "one of each micro-batch");
+    refused(of(&both, &sides, 3, &ORDERS, 0, &engine), FbOutOfRange, &rig, "one of each micro-batch");
+    refused(of(&[step; 2], &sides, 2, &ORDERS, 0, &engine), FbInvalidConfig, &rig, "named twice");
+    refused(of(&[step, 9], &sides, 2, &ORDERS, 0, &engine), FbClosed, &rig, "step");
+    refused(of(&both, &sides, 2, &[0, 0, 5, 0], 0, &engine), FbInvalidConfig, &rig, "an order of a layer");
+    refused(of(&both, &sides, 2, &ORDERS, 3, &engine), FbOutOfRange, &rig, "passes");
+    refused(of(&both, &sides, 2, &ORDERS, 0, &none), FbInvalidConfig, &rig, "enqueue");
+    assert!(script.calls.is_empty(), "nothing was enqueued");
+    open.into_iter().for_each(|(step, own)| rig.end(step, own));
+}

@@ -1,0 +1,336 @@
+//! Steps through C, beside a twin in Rust to which the same is done: equal slots, lists, counters and lengths.
+
+use std::ptr::{null, null_mut};
+
+use forebay::device::{Parts, Slice};
+use forebay::{Buffers, Layer, LayerCall, Step, Streams};
+
+use super::*;
+use crate::layer::*;
+use crate::testing::*;
+
+/// Words of this process as the twin's device names them.
+fn slice<T>(rig: &Rig, words: &[T]) -> Slice {
+    // SAFETY: memory of the process, and the twin's stream runs inside its calls.
+    unsafe { rig.own.import(words.as_ptr() as u64, 4 * words.len() as u64) }
+}
+
+/// One layer of the twin.
+fn twin_layer(rig: &Rig, own: &Step, layer: u32, selection: &[i32]) -> Vec<i32> {
+    let slots = vec![7; selection.len()];
+    let buffers = Buffers { selection: slice(rig, selection), slots: slice(rig, &slots), parts: None };
+    let streams = Streams { resolve: rig.stream, gather: rig.stream };
+    rig.twin.layer(own, LayerCall::whole(Layer(layer)), streams, buffers).unwrap();
+    slots
+}
+
+fn scatter(rig: &Rig, step: FbStep, own: &Step, layer: u32) {
+    ok(fb_scatter(rig.cache, step, layer, null_mut()));
+    rig.twin.scatter(own, LayerCall::whole(Layer(layer)), rig.stream).unwrap();
+}
+
+#[test]
+fn layers_one_by_one_are_what_rust_does() {
+    let mut rig = Rig::new(config());
+    for _ in 0..12 {
+        let (step, own) = rig.prepare(0..4, 0);
+        for layer in 0..ALL {
+            let selection = rig.selection(0..4);
+            let mut slots = vec![7; selection.len()];
+            // SAFETY: buffers of the step's shape.
+            ok(unsafe {
+                fb_layer(rig.cache, step, layer, selection.as_ptr(), slots.as_mut_ptr(), null_mut())
+            });
+            assert_eq!(slots, twin_layer(&rig, &own, layer, &selection));
+            scatter(&rig, step, &own, layer);
+        }
+        rig.end(step, own);
+    }
+    let (counts, _) = told(rig.cache);
+    assert!(counts.iter().all(|count| count.hits > 0 && count.misses > count.scratch), "{counts:?}");
+    assert!(counts.iter().any(|count| count.scratch > 0), "{counts:?}");
+}
+
+#[test]
+fn all_layers_in_one_call_are_the_layers_one_by_one() {
+    let mut rig = Rig::new(config());
+    for _ in 0..6 {
+        let (step, own) = rig.prepare(0..3, 0);
+        let selection: Vec<i32> = (0..ALL).flat_map(|_| rig.selection(0..3)).collect();
+        let mut slots = vec![7; selection.len() + 1];
+        // SAFETY: buffers of the step's shape, one layer behind the other.
+        ok(unsafe { fb_layers(rig.cache, step, selection.as_ptr(), slots.as_mut_ptr(), null_mut()) });
+        assert_eq!(slots.pop(), Some(7), "nothing behind them");
+        let chunks = selection.chunks(selection.len() / ALL as usize);
+        let wanted: Vec<i32> =
+            (0..).zip(chunks).flat_map(|(layer, chunk)| twin_layer(&rig, &own, layer, chunk)).collect();
+        assert_eq!(slots, wanted);
+        (0..ALL).for_each(|layer| scatter(&rig, step, &own, layer));
+        rig.end(step, own);
+    }
+}
+
+/// Resolves and gathers a part in both, with index lists, and compares what was answered.
+fn part(rig: &Rig, step: FbStep, own: &Step, (part, call): (FbPart, LayerCall), selection: &[i32]) {
+    let rows = call.pass.map_or(QUERY_ROWS, |_| 1) * 4;
+    let room = || (vec![7; selection.len()], vec![7; (2 * rows * K) as usize], vec![7; 2 * rows as usize]);
+    let (mut told, wanted) = (room(), room());
+    let buffers = FbBuffers {
+        selection: selection.as_ptr(),
+        slots: told.0.as_mut_ptr(),
+        lists: told.1.as_mut_ptr(),
+        counts: told.2.as_mut_ptr(),
+        batch: 4,
+        ..blank()
+    };
+    let parts = Parts { lists: slice(rig, &wanted.1), counts: slice(rig, &wanted.2), batch: 4 };
+    let own_buffers =
+        Buffers { selection: slice(rig, selection), slots: slice(rig, &wanted.0), parts: Some(parts) };
+    // SAFETY: buffers of the part's shape.
+    unsafe {
+        ok(fb_resolve(rig.cache, step, &part, &buffers, null_mut()));
+        ok(fb_gather(rig.cache, step, &part, 0, null_mut()));
+        ok(fb_scatter_part(rig.cache, step, &part, null_mut()));
+    }
+    rig.twin.resolve(own, call, rig.stream, own_buffers).unwrap();
+    rig.twin.gather(own, call, 0, rig.stream).unwrap();
+    rig.twin.scatter(own, call, rig.stream).unwrap();
+    assert_eq!(told, wanted);
+}
+
+#[test]
+fn parts_of_layers_are_what_rust_does() {
+    let mut rig = Rig::new(config());
+    for round in 0..6 {
+        let (step, own) = rig.prepare(0..4, 0);
+        for layer in 0..LAYERS {
+            let selection = rig.selection(0..4);
+            let row = (QUERY_ROWS * K) as usize;
+            let of = |first, count, given| {
+                let call = LayerCall { layer: Layer(layer), batch_rows: Some((first, count)), pass: None };
+                (FbPart { layer, first, count: given, ..blank() }, call)
+            };
+            part(&rig, step, &own, of(0, 1, 1), &selection[..row]);
+            // From the second row on, however many there are.
+            part(&rig, step, &own, of(1, 3, if round % 2 == 0 { 0 } else { 3 }), &selection[row..]);
+        }
+        for pass in 0..QUERY_ROWS {
+            let call = LayerCall { layer: Layer(LAYERS), batch_rows: None, pass: Some(pass) };
+            let selection: Vec<i32> =
+                rig.selection(0..4).chunks(K as usize).step_by(2).flatten().copied().collect();
+            let told = FbPart { layer: LAYERS, pass: pass + 1, ..blank() };
+            part(&rig, step, &own, (told, call), &selection);
+        }
+        rig.end(step, own);
+    }
+}
+
+fn status(made: FbStatus, wanted: FbStatus, rig: &Rig, said: &str) {
+    assert_eq!(made, wanted, "{said}");
+    let text = error_text(rig.cache);
+    assert!(text.contains(said), "`{said}` is not in `{text}`");
+}
+
+#[test]
+fn a_step_that_makes_no_sense_is_refused_and_nothing_is_begun() {
+    use FbStatus::*;
+    let rig = Rig::new(config());
+    let rows: Vec<FbRow> =
+        rig.sequences.iter().map(|of| FbRow { sequence: of.number, accepted: 0, query_rows: 1 }).collect();
+    let right = FbStepConfig { rows: rows.as_ptr(), row_count: 4, query_rows: 1, ..blank() };
+    let foreign = [FbRow { sequence: rows[0].sequence ^ 1 << 40, ..rows[0] }];
+    let twice = [rows[0], rows[0]];
+    let mut step = 99;
+    let mut refuse = |config: FbStepConfig, wanted, said| {
+        // SAFETY: its rows are there, and a place for the answer.
+        let made = unsafe { fb_prepare(rig.cache, &config, null_mut(), &mut step) };
+        status(made, wanted, &rig, said);
+        assert_eq!(step, 99, "written on success only");
+    };
+    refuse(FbStepConfig { rows: null(), ..right }, FbInvalidConfig, "rows");
+    refuse(FbStepConfig { row_count: 0, ..right }, FbOutOfRange, "rows of the batch");
+    refuse(FbStepConfig { row_count: 5, ..right }, FbOutOfRange, "rows of the batch");
+    refuse(FbStepConfig { row_count: u32::MAX, ..right }, FbOutOfRange, "rows of the batch");
+    refuse(FbStepConfig { query_rows: 0, ..right }, FbOutOfRange, "query rows");
+    refuse(FbStepConfig { query_rows: 3, ..right }, FbOutOfRange, "query rows");
+    refuse(FbStepConfig { micro_batch: 2, ..right }, FbOutOfRange, "micro-batch");
+    refuse(FbStepConfig { reserved: 1, ..right }, FbInvalidConfig, "reserved");
+    refuse(FbStepConfig { size: 8, ..right }, FbInvalidConfig, "fb_step_config");
+    refuse(FbStepConfig { size: usize::MAX, ..right }, FbInvalidConfig, "fb_step_config");
+    refuse(FbStepConfig { rows: foreign.as_ptr(), row_count: 1, ..right }, FbClosed, "handle");
+    refuse(FbStepConfig { rows: twice.as_ptr(), row_count: 2, ..right }, FbInvalidConfig, "twice");
+    let more = [FbRow { accepted: 1, ..rows[0] }];
+    refuse(FbStepConfig { rows: more.as_ptr(), row_count: 1, ..right }, FbOutOfRange, "accepted rows");
+    let device = [FbRow { accepted: FB_ACCEPTED_ON_DEVICE, ..rows[0] }];
+    refuse(FbStepConfig { rows: device.as_ptr(), row_count: 1, ..right }, FbInvalidConfig, "tensor");
+    let wide = [FbRow { query_rows: 2, ..rows[0] }];
+    refuse(FbStepConfig { rows: wide.as_ptr(), row_count: 1, ..right }, FbOutOfRange, "query rows");
+    // SAFETY: null is refused.
+    unsafe {
+        status(fb_prepare(rig.cache, null(), null_mut(), &mut step), FbInvalidConfig, &rig, "fb_step_config");
+        status(fb_prepare(rig.cache, &right, null_mut(), null_mut()), FbInvalidConfig, &rig, "step");
+        assert_eq!(fb_prepare(null_mut(), &right, null_mut(), &mut step), FbInvalidConfig);
+        // A stream that the device does not have.
+        status(fb_prepare(rig.cache, &right, 77 as *mut _, &mut step), FbOutOfRange, &rig, "");
+    }
+    // A caller built before `accepted` was there.
+    let older = FbStepConfig { size: std::mem::offset_of!(FbStepConfig, accepted), micro_batch: 9, ..right };
+    // SAFETY: its rows are there, and a place for the answer.
+    ok(unsafe { fb_prepare(rig.cache, &older, null_mut(), &mut step) });
+    // SAFETY: a place for the number.
+    unsafe {
+        ok(fb_finish(rig.cache, step, null_mut()));
+        ok(fb_retire(rig.cache, &mut step, null_mut(), null_mut()));
+    }
+}
+
+#[test]
+fn the_device_may_say_how_many_rows_were_accepted() {
+    let mut rig = Rig::new(config());
+    let (step, own) = rig.prepare(0..2, 0);
+    rig.end(step, own);
+    let rows: Vec<FbRow> = (0..2)
+        .map(|of| FbRow {
+            sequence: rig.sequences[of].number,
+            accepted: FB_ACCEPTED_ON_DEVICE,
+            query_rows: 1,
+        })
+        .collect();
+    let accepted = [2, 1, 0, 0];
+    let config = FbStepConfig {
+        rows: rows.as_ptr(),
+        row_count: 2,
+        query_rows: 1,
+        accepted: accepted.as_ptr(),
+        ..blank()
+    };
+    let mut step = 0;
+    // SAFETY: the rows and as many counts as the cache's batch has rows.
+    unsafe {
+        ok(fb_prepare(rig.cache, &config, null_mut(), &mut step));
+        ok(fb_finish(rig.cache, step, null_mut()));
+        ok(fb_retire(rig.cache, &mut step, null_mut(), null_mut()));
+    }
+    assert_eq!(told(rig.cache).1, [PROMPT + 2, PROMPT + 1]);
+}
+
+#[test]
+fn calls_of_a_layer_refuse_what_does_not_fit_the_step() {
+    use FbStatus::*;
+    let mut rig = Rig::new(config());
+    let (step, own) = rig.prepare(0..2, 0);
+    let selection = rig.selection(0..2);
+    let mut slots = vec![7; selection.len()];
+    let (from, to, cache) = (selection.as_ptr(), slots.as_mut_ptr(), rig.cache);
+    let odd = from.cast::<u8>().wrapping_add(1).cast::<i32>();
+    // SAFETY: all are refused before a buffer is touched.
+    unsafe {
+        let layer =
+            |step, layer, from, to, stream: usize| fb_layer(cache, step, layer, from, to, stream as _);
+        status(layer(step, 0, null(), to, 0), FbInvalidConfig, &rig, "selection");
+        status(layer(step, 0, odd, to, 0), FbInvalidConfig, &rig, "selection");
+        status(layer(step, 0, from, null_mut(), 0), FbInvalidConfig, &rig, "slots");
+        status(layer(step, ALL, from, to, 0), FbOutOfRange, &rig, "layer");
+        status(layer(step, u32::MAX, from, to, 0), FbOutOfRange, &rig, "layer");
+        status(layer(step, 0, from, from.cast_mut(), 0), FbOutOfRange, &rig, "");
+        status(layer(step, 0, from, to, 5), FbOutOfRange, &rig, "");
+        status(layer(0, 0, from, to, 0), FbClosed, &rig, "the step was retired");
+        status(layer(step ^ 2, 0, from, to, 0), FbClosed, &rig, "the step was retired");
+        assert_eq!(fb_layer(null_mut(), step, 0, from, to, null_mut()), FbInvalidConfig);
+        status(fb_layers(cache, step, null(), to, null_mut()), FbInvalidConfig, &rig, "selection");
+        status(fb_layers(cache, step ^ 2, from, to, null_mut()), FbClosed, &rig, "step");
+
+        let buffers = FbBuffers { selection: from, slots: to, ..blank() };
+        let whole: FbPart = blank();
+        let resolve = |part: FbPart, buffers: FbBuffers| fb_resolve(cache, step, &part, &buffers, null_mut());
+        for (part, said) in [
+            (FbPart { layer: ALL, ..whole }, "layer"),
+            (FbPart { first: 2, ..whole }, "rows of the step"),
+            (FbPart { first: u32::MAX, ..whole }, "rows of the step"),
+            (FbPart { first: 1, count: 2, ..whole }, "rows of the step"),
+            (FbPart { count: u32::MAX, first: 1, ..whole }, "rows of the step"),
+            (FbPart { pass: 3, ..whole }, "rows of the step"),
+        ] {
+            status(resolve(part, buffers), FbOutOfRange, &rig, said);
+            status(fb_gather(cache, step, &part, 0, null_mut()), FbOutOfRange, &rig, said);
+            status(fb_scatter_part(cache, step, &part, null_mut()), FbOutOfRange, &rig, said);
+        }
+        let mut counts = [0; 64];
+        let mut lists = vec![0; 64 * K as usize];
+        let (lists, counts) = (lists.as_mut_ptr(), counts.as_mut_ptr());
+        status(resolve(whole, FbBuffers { lists, ..buffers }), FbInvalidConfig, &rig, "counts");
+        status(resolve(whole, FbBuffers { counts, batch: 2, ..buffers }), FbInvalidConfig, &rig, "lists");
+        status(resolve(whole, FbBuffers { batch: 2, ..buffers }), FbInvalidConfig, &rig, "lists");
+        let short = FbBuffers { lists, counts, batch: 1, ..buffers };
+        status(resolve(whole, short), FbOutOfRange, &rig, "");
+        status(resolve(whole, FbBuffers { reserved: 1, ..buffers }), FbInvalidConfig, &rig, "reserved");
+        status(resolve(whole, FbBuffers { size: 16, ..buffers }), FbInvalidConfig, &rig, "fb_buffers");
+        status(resolve(FbPart { size: 0, ..whole }, buffers), FbInvalidConfig, &rig, "fb_part");
+        status(fb_resolve(cache, step, null(), &buffers, null_mut()), FbInvalidConfig, &rig, "fb_part");
+        status(fb_resolve(cache, step, &whole, null(), null_mut()), FbInvalidConfig, &rig, "fb_buffers");
+        status(fb_gather(cache, step, null(), 0, null_mut()), FbInvalidConfig, &rig, "fb_part");
+        status(fb_gather(cache, step, &whole, 1, null_mut()), FbOutOfRange, &rig, "");
+        status(fb_scatter_part(cache, step, null(), null_mut()), FbInvalidConfig, &rig, "fb_part");
+        status(fb_scatter(cache, step, ALL, null_mut()), FbOutOfRange, &rig, "layer");
+        status(fb_scatter(cache, 0, 0, null_mut()), FbClosed, &rig, "step");
+    }
+    assert!(slots.iter().all(|slot| *slot == 7), "nothing was written");
+    rig.end(step, own);
+}
+
+#[test]
+fn a_step_ends_once_and_is_kept_while_it_cannot() {
+    use FbStatus::*;
+    let mut rig = Rig::new(config());
+    let (mut step, own) = rig.prepare(0..2, 0);
+    let (kept, mut done): (_, FbRetired) = (step, blank());
+    done.hits = 99;
+    // SAFETY: places for the answers.
+    unsafe {
+        let busy = fb_retire(rig.cache, &mut step, null_mut(), &mut done);
+        status(busy, FbBusy, &rig, "the step was not finished");
+        assert_eq!((step, done.hits), (kept, 99));
+        done.size = 8;
+        status(fb_retire(rig.cache, &mut step, null_mut(), &mut done), FbInvalidConfig, &rig, "fb_retired");
+        status(fb_retire(rig.cache, null_mut(), null_mut(), null_mut()), FbInvalidConfig, &rig, "step");
+        status(fb_finish(rig.cache, step ^ 4, null_mut()), FbClosed, &rig, "step");
+        rig.end(step, own);
+        status(fb_retire(rig.cache, &mut step, null_mut(), null_mut()), FbClosed, &rig, "step");
+        status(fb_finish(rig.cache, step, null_mut()), FbClosed, &rig, "step");
+        status(fb_abandon(rig.cache, step), FbClosed, &rig, "step");
+        status(fb_layer_counts(rig.cache, null_mut(), 1, &mut 0), FbInvalidConfig, &rig, "list");
+        status(fb_lengths(rig.cache, null_mut(), 0, null_mut()), FbInvalidConfig, &rig, "count");
+    }
+    // Another cache's number names nothing here.
+    let mut other = Rig::new(config());
+    let (foreign, twin) = other.prepare(0..1, 0);
+    status(fb_finish(rig.cache, foreign, null_mut()), FbClosed, &rig, "step");
+    other.end(foreign, twin);
+}
+
+#[test]
+fn an_abandoned_step_is_cancelled_and_tells_nothing() {
+    let mut rig = Rig::new(config());
+    let (step, own) = rig.prepare(0..2, 0);
+    rig.end(step, own);
+    assert!(!told(rig.cache).0.is_empty());
+    let (mut step, mut own) = rig.prepare(0..2, 0);
+    ok(fb_abandon(rig.cache, step));
+    ok(fb_finish(rig.cache, step, null_mut()));
+    // SAFETY: a place for the number.
+    let ended = unsafe { fb_retire(rig.cache, &mut step, null_mut(), null_mut()) };
+    status(ended, FbStatus::FbCancelled, &rig, "not enqueued whole");
+    assert_eq!((step, told(rig.cache)), (0, (Vec::new(), Vec::new())));
+    rig.twin.finish(&mut own, rig.stream).unwrap();
+    let _ended = rig.twin.retire(own, rig.stream).unwrap();
+}
+
+#[test]
+fn rooms_serve_again() {
+    let mut list = Vec::with_capacity(5);
+    let mut step = 1;
+    list.push(&mut step);
+    let (memory, capacity) = (list.as_ptr().addr(), list.capacity());
+    let again: Vec<&'static mut i32> = emptied(list);
+    assert_eq!((again.len(), again.capacity(), again.as_ptr().addr()), (0, capacity, memory));
+}

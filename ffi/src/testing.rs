@@ -1,0 +1,273 @@
+//! What the tests of the calls share: a cache behind its handle, and its twin in Rust, to which the same is done.
+
+use std::ffi::{CStr, c_char};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Stream};
+use forebay::{
+    Accepted, BringUp, Budget, Cache, Kind, Layer, MicroBatch, Open, Result, Row, Sequence, Step, WarmUp,
+};
+
+use crate::cache::*;
+use crate::cast::{Plain, Versioned};
+use crate::config::*;
+use crate::device::{FbDevice, fb_device_create, fb_device_destroy};
+use crate::handle;
+use crate::status::{FbStatus, fb_error_text};
+use crate::step::*;
+
+/// A struct of zeros, as C makes it.
+pub(crate) fn zeroed<T: Plain>() -> T {
+    // SAFETY: any bytes are one.
+    unsafe { std::mem::zeroed() }
+}
+
+/// Where the head of a struct says how large it is.
+pub(crate) fn sized<T: Versioned>(size: usize, value: T) -> T {
+    let mut value = value;
+    // SAFETY: a versioned struct begins with its size.
+    unsafe { (&raw mut value).cast::<usize>().write(size) };
+    value
+}
+
+/// A struct of zeros that knows its size.
+pub(crate) fn blank<T: Versioned>() -> T {
+    sized(size_of::<T>(), zeroed())
+}
+
+pub(crate) fn ok(status: FbStatus) {
+    assert_eq!(status, FbStatus::FbOk);
+}
+
+/// The text of the last call that failed on a handle.
+pub(crate) fn error_text<T>(handle: *const T) -> String {
+    let mut text = [0 as c_char; 512];
+    // SAFETY: as many bytes as it is told.
+    ok(unsafe { fb_error_text(handle.cast(), text.as_mut_ptr(), text.len()) });
+    // SAFETY: the call has ended it with a zero.
+    unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
+}
+
+/// What a creation says, and how it ended.
+pub(crate) fn reason(create: impl FnOnce(*mut c_char, usize) -> FbStatus) -> (FbStatus, String) {
+    let mut text = [0 as c_char; 512];
+    let status = create(text.as_mut_ptr(), text.len());
+    // SAFETY: zeros, or what the call has ended with one.
+    (status, unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
+}
+
+/// A number by chance.
+pub(crate) fn draw(state: &mut u64, below: u32) -> u32 {
+    *state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+    ((*state >> 33) as u32) % below.max(1)
+}
+
+pub(crate) const LAYERS: u32 = 3;
+pub(crate) const DRAFT_LAYERS: u32 = 1;
+pub(crate) const ALL: u32 = LAYERS + DRAFT_LAYERS;
+pub(crate) const K: u32 = 8;
+pub(crate) const QUERY_ROWS: u32 = 2;
+pub(crate) const PROMPT: u32 = 90;
+pub(crate) const ROW_BYTES: u32 = 64;
+
+/// Budgets smaller than prompts, so that much is missed, and than what a step selects, so that scratch is used.
+pub(crate) fn config() -> FbCacheConfig {
+    FbCacheConfig {
+        layers: LAYERS,
+        draft_layers: DRAFT_LAYERS,
+        row_bytes: [ROW_BYTES, 0],
+        page_tokens: 16,
+        top_k: K,
+        lanes: 4,
+        max_tokens: 300,
+        slots: 12,
+        query_rows: QUERY_ROWS,
+        min_budget: 12,
+        micro_batches: 2,
+        memory: FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED,
+        ..blank()
+    }
+}
+
+/// A sequence in both caches.
+#[derive(Clone, Debug)]
+pub(crate) struct Twin {
+    pub(crate) number: u64,
+    pub(crate) own: Sequence,
+    pub(crate) length: u32,
+    landed: u32,
+}
+
+/// A cache behind its handle, and its twin.
+pub(crate) struct Rig {
+    pub(crate) device: *mut FbDevice,
+    pub(crate) cache: *mut FbCache,
+    pub(crate) own: Arc<dyn Device>,
+    pub(crate) twin: Cache,
+    pub(crate) stream: Stream,
+    pub(crate) sequences: Vec<Twin>,
+    pub(crate) chance: u64,
+}
+
+/// Admits a sequence whose rows are its number, layer and position.
+pub(crate) fn open(cache: &mut Cache, number: u32, stream: Stream) -> Result<Sequence> {
+    let budget = Budget::Slots(12);
+    let opened = cache.open(&Open { prompt: PROMPT, promised: 200, budget, bring_up: BringUp::Nothing })?;
+    for layer in 0..ALL {
+        let word = |position: u32| (number * 1_000_000 + layer * 10_000 + position).to_le_bytes();
+        let rows: Vec<u8> = (0..PROMPT).flat_map(|p| word(p).repeat(ROW_BYTES as usize / 4)).collect();
+        cache.append(opened, Layer(layer), &rows)?;
+    }
+    let _joined = cache.join(opened, stream, WarmUp::default())?;
+    Ok(opened)
+}
+
+impl Rig {
+    pub(crate) fn new(config: FbCacheConfig) -> Rig {
+        let (mut device, mut cache) = (null_mut(), null_mut());
+        // SAFETY: places for the answers.
+        unsafe {
+            ok(fb_device_create(&blank(), null_mut(), 0, &mut device));
+            ok(fb_cache_create(device, &config, null_mut(), 0, &mut cache));
+        }
+        Rig::of(config, device, cache)
+    }
+
+    /// With a cache that was made elsewhere; its twin stands on the host device.
+    pub(crate) fn of(config: FbCacheConfig, device: *mut FbDevice, cache: *mut FbCache) -> Rig {
+        let own: Arc<dyn Device> = HostDevice::new(HostOptions::default());
+        let stream = own.stream().unwrap();
+        // SAFETY: it names no list.
+        let twin = Cache::new(unsafe { config.declare() }.unwrap(), own.clone()).unwrap();
+        let mut rig = Rig { device, cache, own, twin, stream, sequences: Vec::new(), chance: 1 };
+        for number in 0..config.lanes {
+            let own = open(&mut rig.twin, number, stream).unwrap();
+            let mut made = 0;
+            ok(handle::change(cache, |cache| {
+                made = open(&mut cache.cache, number, Stream(0)).map(|opened| cache.number_of(opened))?;
+                Ok(())
+            }));
+            rig.sequences.push(Twin { number: made, own, length: PROMPT, landed: 0 });
+        }
+        rig
+    }
+
+    /// Prepares a step of some sequences in both caches.
+    pub(crate) fn prepare(&mut self, of: std::ops::Range<usize>, micro_batch: u32) -> (FbStep, Step) {
+        let mut rows = (Vec::new(), Vec::new());
+        for twin in &mut self.sequences[of] {
+            let accepted = draw(&mut self.chance, twin.landed + 1);
+            twin.length += accepted;
+            twin.landed = QUERY_ROWS;
+            rows.0.push(FbRow { sequence: twin.number, accepted, query_rows: QUERY_ROWS });
+            rows.1.push(Row {
+                sequence: twin.own,
+                accepted: Accepted::Rows(accepted),
+                query_rows: QUERY_ROWS,
+            });
+        }
+        let config = FbStepConfig {
+            rows: rows.0.as_ptr(),
+            row_count: rows.0.len() as u32,
+            query_rows: QUERY_ROWS,
+            micro_batch,
+            ..blank()
+        };
+        let mut step = 0;
+        // SAFETY: the rows are there, and a place for the answer.
+        ok(unsafe { fb_prepare(self.cache, &config, null_mut(), &mut step) });
+        let own = self.twin.prepare(MicroBatch(micro_batch), QUERY_ROWS, &rows.1, None, self.stream).unwrap();
+        (step, own)
+    }
+
+    /// Closes some sequences in both, and opens others in their place.
+    pub(crate) fn reopen(&mut self, of: std::ops::Range<usize>) {
+        let stream = self.stream;
+        for (number, twin) in (0..).zip(&mut self.sequences).skip(of.start).take(of.len()) {
+            self.twin.close(twin.own, stream).unwrap();
+            let own = open(&mut self.twin, number, stream).unwrap();
+            let mut made = 0;
+            ok(handle::change(self.cache, |cache| {
+                cache.cache.close(cache.sequence(twin.number), Stream(0))?;
+                made = open(&mut cache.cache, number, Stream(0)).map(|opened| cache.number_of(opened))?;
+                Ok(())
+            }));
+            *twin = Twin { number: made, own, length: PROMPT, landed: 0 };
+        }
+    }
+
+    /// What the sequences select in one layer: `[rows][query rows][k]`, some of it nothing.
+    pub(crate) fn selection(&mut self, of: std::ops::Range<usize>) -> Vec<i32> {
+        let mut selection = Vec::new();
+        for twin in &self.sequences[of] {
+            for query in 0..QUERY_ROWS {
+                let from = selection.len();
+                for _ in 0..K {
+                    let position = draw(&mut self.chance, twin.length + query + 1) as i32;
+                    let none = selection[from..].contains(&position) || draw(&mut self.chance, 9) == 0;
+                    selection.push(if none { -1 } else { position });
+                }
+            }
+        }
+        selection
+    }
+
+    /// Ends a step in both, and compares what it has done.
+    pub(crate) fn end(&mut self, mut step: FbStep, mut own: Step) {
+        self.twin.finish(&mut own, self.stream).unwrap();
+        let mut done: FbRetired = blank();
+        // SAFETY: places for the answers.
+        unsafe {
+            ok(fb_finish(self.cache, step, null_mut()));
+            ok(fb_retire(self.cache, &mut step, null_mut(), &mut done));
+        }
+        assert_eq!(step, 0);
+        let retired = self.twin.retire(own, self.stream).unwrap();
+        assert_eq!((done.hits, done.misses), retired.total());
+        assert_eq!(done.step, retired.step());
+        let counts: Vec<FbLayerCount> = retired.layers().iter().map(FbLayerCount::from).collect();
+        assert_eq!((counts, retired.lengths().to_vec()), told(self.cache));
+    }
+}
+
+/// Counters and lengths of the step retired last.
+pub(crate) fn told(cache: *const FbCache) -> (Vec<FbLayerCount>, Vec<u32>) {
+    let (mut layers, mut rows) = (0, 0);
+    // SAFETY: no room for any but their number.
+    unsafe {
+        ok(fb_layer_counts(cache, null_mut(), 0, &mut layers));
+        ok(fb_lengths(cache, null_mut(), 0, &mut rows));
+    }
+    let mut counts = vec![FbLayerCount::default(); layers as usize];
+    let mut lengths = vec![0; rows as usize];
+    // SAFETY: room for as many.
+    unsafe {
+        ok(fb_layer_counts(cache, counts.as_mut_ptr(), layers, &mut layers));
+        ok(fb_lengths(cache, lengths.as_mut_ptr(), rows, &mut rows));
+    }
+    (counts, lengths)
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for twin in &self.sequences {
+            ok(handle::change(self.cache, |cache| {
+                let sequence = cache.sequence(twin.number);
+                match cache.cache.close(sequence, Stream(0)) {
+                    Err(error) if error.kind() != Kind::Closed => Err(error),
+                    _ => Ok(()),
+                }
+            }));
+        }
+        // SAFETY: nothing is at work.
+        unsafe {
+            ok(fb_cache_destroy(self.cache));
+            ok(fb_device_destroy(self.device));
+        }
+    }
+}

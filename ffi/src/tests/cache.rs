@@ -1,0 +1,141 @@
+//! The calls that concern a whole cache.
+
+use super::*;
+
+#[test]
+fn a_preset_fills_in_the_model_and_leaves_the_rest() {
+    let mut config = FbCacheConfig { lanes: 5, numa_node: 2, ..sized() };
+    // SAFETY: the names end with a zero, and the config states its size.
+    unsafe {
+        assert_eq!(fb_preset(c"deepseek-v3.2".as_ptr(), &raw mut config), FbOk);
+        assert_eq!((config.layers, config.row_bytes, config.index_key_bytes), (61, [656, 0], 132));
+        assert_eq!((config.page_tokens, config.top_k, config.lanes, config.numa_node), (64, 2048, 5, 2));
+        let before = config.layers;
+        assert_eq!(fb_preset(c"gpt".as_ptr(), &raw mut config), FbOutOfRange);
+        assert_eq!(fb_preset(null(), &raw mut config), FbInvalidConfig);
+        assert_eq!(config.layers, before);
+        for (name, _) in forebay::Shape::PRESETS {
+            let name = std::ffi::CString::new(name).unwrap();
+            assert_eq!(fb_preset(name.as_ptr(), &raw mut config), FbOk, "{name:?}");
+        }
+    }
+}
+
+#[test]
+fn a_footprint_is_what_the_cache_takes() {
+    let mut footprint: FbCacheFootprint = sized();
+    // SAFETY: both state their size.
+    unsafe {
+        assert_eq!(fb_footprint(&declared(), &raw mut footprint), FbOk);
+        let pages = u64::from(3 * (200_u32.div_ceil(PAGE) + 1));
+        assert_eq!(footprint.rows, pages * u64::from(PAGE * ROW * LAYERS));
+        assert_eq!(footprint.index_keys, pages * u64::from(PAGE * 8 * LAYERS));
+        assert!(footprint.tables > 0 && footprint.landing > 0 && footprint.step_blocks > 0);
+        let mapped = footprint.slots + footprint.landing + footprint.scratch + footprint.padding;
+        assert_eq!(mapped % (2 << 20), 0);
+        let dense = FbCacheConfig { top_k: 0, ..declared() };
+        assert_eq!(fb_footprint(&raw const dense, &raw mut footprint), FbInvalidConfig);
+    }
+}
+
+#[test]
+fn what_a_cache_is_and_has_can_be_asked() {
+    let device = host();
+    let config =
+        FbCacheConfig { draft_layers: 1, layers: 1, batch: 2, device_block_align: 4096, ..declared() };
+    let cache = make_cache(device, &config);
+    let (mut info, mut stats): (FbInfo, FbStats) = (sized(), sized());
+    // SAFETY: both state their size.
+    unsafe {
+        assert_eq!(fb_cache_info(cache, &raw mut info), FbOk);
+        assert_eq!((info.layers, info.draft_layers, info.row_bytes, info.host_stride), (2, 1, ROW, 64));
+        assert_eq!((info.block_bytes, info.top_k, info.query_rows, info.batch), (4096, TOP_K, 2, 2));
+        assert_eq!((info.attention_passes, info.page_tokens, info.lanes), (1, PAGE, 3));
+        let sequence = fill(cache, 20, 10);
+        assert_eq!(fb_cache_stats(cache, &raw mut stats), FbOk);
+        assert_eq!((stats.sequences, stats.free_lanes), (1, 2));
+        assert!(stats.free_host_pages < info.host_pages && stats.free_index_pages < info.index_pages);
+        close(cache, sequence);
+        assert_eq!(fb_cache_stats(cache, &raw mut stats), FbOk);
+        assert_eq!((stats.sequences, stats.free_host_pages), (0, info.host_pages));
+        // An older caller's struct is written as far as it goes.
+        info = FbInfo { size: 8, ..info };
+        assert_eq!(fb_cache_info(cache, &raw mut info), FbInvalidConfig);
+    }
+    destroy(cache, device);
+}
+
+#[test]
+fn memory_of_a_layer_is_there_and_of_another_is_not() {
+    let device = host();
+    let cache = make_cache(device, &declared());
+    let without = make_cache(device, &FbCacheConfig { index_key_bytes: 0, ..declared() });
+    let (mut address, mut bytes) = (null_mut(), 0);
+    // SAFETY: both have room.
+    unsafe {
+        assert_eq!(fb_slab(cache, 1, &raw mut address, &raw mut bytes), FbOk);
+        assert!(!address.is_null() && bytes >= 64 * u64::from(ROW));
+        assert_eq!(fb_index_keys(cache, 1, &raw mut address, &raw mut bytes), FbOk);
+        let pages = 3 * (200_u32.div_ceil(PAGE) + 1);
+        assert_eq!(bytes, u64::from(pages * PAGE * 8));
+        (address, bytes) = (null_mut(), 7);
+        assert_eq!(fb_slab(cache, LAYERS, &raw mut address, &raw mut bytes), FbOutOfRange);
+        assert_eq!(fb_index_keys(cache, LAYERS, &raw mut address, &raw mut bytes), FbOutOfRange);
+        assert_eq!(fb_index_keys(without, 0, &raw mut address, &raw mut bytes), FbOutOfRange);
+        assert_eq!(fb_slab(cache, 0, &raw mut address, null_mut()), FbInvalidConfig);
+        assert_eq!((address.is_null(), bytes), (true, 7));
+        assert_eq!(fb_cache_destroy(without), FbOk);
+    }
+    destroy(cache, device);
+}
+
+#[test]
+fn slots_by_layer_are_the_pools() {
+    let device = host();
+    let table = [192, 256];
+    let cache = make_cache(device, &FbCacheConfig { slots_by_layer: table.as_ptr(), ..declared() });
+    let mut stats: FbStats = sized();
+    // SAFETY: it states its size.
+    assert_eq!(unsafe { fb_cache_stats(cache, &raw mut stats) }, FbOk);
+    assert_eq!(stats.free_slots, 192);
+    destroy(cache, device);
+}
+
+#[test]
+fn a_cache_with_sequences_stays_and_a_closed_one_that_waits_is_reaped() {
+    let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, ..sized() });
+    let cache = make_cache(device, &declared());
+    let sequence = join(cache, 20, 10);
+    let mut waiting = 77;
+    // SAFETY: the answer has room.
+    unsafe {
+        assert_eq!(fb_cache_destroy(cache), FbBusy);
+        assert!(text_of(cache).contains("sequences 1"), "{}", text_of(cache));
+        close(cache, sequence);
+        assert_eq!(fb_stream_wait(device, null_mut()), FbOk);
+        assert_eq!(fb_cache_reap(cache, null_mut(), &raw mut waiting), FbOk);
+        assert_eq!(waiting, 0);
+        assert_eq!(fb_cache_reap(cache, null_mut(), null_mut()), FbOk);
+    }
+    destroy(cache, device);
+}
+
+#[test]
+fn a_cache_in_which_a_call_panicked_can_only_be_destroyed() {
+    let device = host();
+    let cache = make_cache(device, &declared());
+    let sequence = join(cache, 20, 10);
+    let panicked = crate::handle::change(cache, |_| panic!("shown on standard error: this test means to"));
+    assert_eq!(panicked, FbInternal);
+    let mut stats: FbStats = sized();
+    // SAFETY: it states its size.
+    unsafe {
+        assert_eq!(fb_cache_stats(cache, &raw mut stats), FbInternal);
+        assert_eq!(fb_close(cache, sequence, null_mut()), FbInternal);
+        assert!(text_of(cache).contains("internal error"), "{}", text_of(cache));
+        assert_eq!(fb_device_destroy(device), FbBusy);
+        assert_eq!(fb_cache_destroy(cache), FbOk);
+        assert_eq!(fb_cache_destroy(cache), FbClosed);
+        assert_eq!(fb_device_destroy(device), FbOk, "{}", text_of(device));
+    }
+}

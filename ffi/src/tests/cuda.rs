@@ -1,0 +1,187 @@
+//! The CUDA device through the calls, on the stand-in for its driver.
+
+use std::ffi::CString;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use forebay_standin::{Options, Resources, Standin};
+
+use super::*;
+
+#[path = "../../../tests/support/skip.rs"]
+mod skip;
+
+/// The driver beneath, and what an engine has of its own there.
+struct Engine {
+    standin: Standin,
+    context: u64,
+    stream: u64,
+}
+
+impl Engine {
+    fn stream(&self) -> *mut c_void {
+        std::ptr::without_provenance_mut(self.stream as usize)
+    }
+
+    /// Gives back what is its own; answers what is left.
+    fn end(self) -> Resources {
+        let api = self.standin.api();
+        // SAFETY: both are its own, and nothing uses them any more.
+        unsafe {
+            assert_eq!(api.ctx_push_current(self.context), 0);
+            assert_eq!(api.stream_destroy(self.stream), 0);
+            assert_eq!(api.ctx_pop_current(&mut 0), 0);
+            assert_eq!(api.primary_ctx_release(0), 0);
+        }
+        self.standin.held_resources()
+    }
+}
+
+/// A device on a stand-in, and an engine with a stream in the same context; none without a compiler.
+fn set_up(options: Options) -> Option<(*mut FbDevice, Engine)> {
+    let Some(standin) = Standin::new(options) else {
+        skip::skip("g++");
+        return None;
+    };
+    let library = CString::new(standin.library()).unwrap();
+    let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_CUDA, library: library.as_ptr(), ..sized() });
+    let (mut context, mut stream, mut popped) = (0, 0, 0);
+    let api = standin.api();
+    // SAFETY: all are there.
+    unsafe {
+        assert_eq!(api.primary_ctx_retain(&raw mut context, 0), 0);
+        assert_eq!(api.ctx_push_current(context), 0);
+        assert_eq!(api.stream_create(&raw mut stream, 1), 0);
+        assert_eq!(api.ctx_pop_current(&raw mut popped), 0);
+    }
+    Some((device, Engine { standin, context, stream }))
+}
+
+fn allocate(device: *const FbDevice, bytes: u64) -> *mut c_void {
+    let mut address = null_mut();
+    // SAFETY: it has room.
+    assert_eq!(unsafe { fb_device_allocate(device, bytes, &raw mut address) }, FbOk, "{}", text_of(device));
+    address
+}
+
+/// # Safety
+/// `data` is a counter that outlives the device.
+unsafe extern "C" fn count(data: *mut c_void) {
+    // SAFETY: the same contract.
+    unsafe { &*data.cast::<AtomicU32>() }.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn a_step_runs_on_the_engines_stream_and_everything_is_given_back() {
+    let Some((device, engine)) = set_up(Options { seed: Some(3), ..Options::default() }) else { return };
+    let (stream, standin) = (engine.stream(), &engine.standin);
+    let cache = make_cache(device, &declared());
+    let sequence = fill(cache, 100, 10);
+    let words = u64::from(TOP_K) * 4;
+    let (selection, slots) = (allocate(device, words), allocate(device, words));
+    let picks: [u8; 16] = [7, 0, 0, 0, 93, 0, 0, 0, 255, 255, 255, 255, 7, 0, 0, 0];
+    assert!(standin.write(selection.addr() as u64, &picks));
+    let row = FbRow { sequence, accepted: 0, query_rows: 1 };
+    let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
+    let (mut ticket, mut step) = (null_mut(), 0);
+    // SAFETY: all are there and as long as stated; buffers are the device's.
+    unsafe {
+        assert_eq!(fb_join(cache, sequence, null(), stream, null_mut()), FbOutOfRange, "not borrowed");
+        assert_eq!(fb_stream_wait(device, stream), FbOutOfRange);
+        assert_eq!(fb_stream_borrow(device, stream), FbOk, "{}", text_of(device));
+        standin.hold(engine.stream);
+        assert_eq!(fb_join(cache, sequence, null(), stream, &raw mut ticket), FbOk, "{}", text_of(cache));
+        assert_eq!(outcome(ticket), (FB_TICKET_PENDING, FbOk as u32));
+        assert_eq!(fb_prepare(cache, &raw const config, stream, &raw mut step), FbOk, "{}", text_of(cache));
+        for layer in 0..LAYERS {
+            let status = fb_layer(cache, step, layer, selection.cast(), slots.cast(), stream);
+            assert_eq!(status, FbOk, "{}", text_of(cache));
+            assert_eq!(fb_scatter(cache, step, layer, stream), FbOk);
+        }
+        assert_eq!(fb_finish(cache, step, stream), FbOk);
+        assert_eq!(fb_retire(cache, &raw mut step, stream, null_mut()), FbBusy);
+        standin.let_go(engine.stream);
+        assert_eq!(fb_stream_wait(device, stream), FbOk);
+        assert_eq!(outcome(ticket), (FB_TICKET_DONE, FbOk as u32));
+        assert_eq!(fb_ticket_destroy(ticket), FbOk);
+        let mut retired: FbRetired = sized();
+        assert_eq!(fb_retire(cache, &raw mut step, stream, &raw mut retired), FbOk, "{}", text_of(cache));
+        assert_eq!((step, retired.hits + retired.misses), (0, 2 * u64::from(LAYERS)));
+        check_rows(cache, standin, slots);
+        assert_eq!(fb_close(cache, sequence, stream), FbOk);
+        assert_eq!(fb_stream_wait(device, stream), FbOk);
+        assert_eq!(fb_cache_reap(cache, stream, null_mut()), FbOk);
+        let calls = AtomicU32::new(0);
+        assert_eq!(fb_stream_call(device, stream, Some(count), (&raw const calls).cast_mut().cast()), FbOk);
+        assert_eq!(fb_stream_return(device, stream), FbOk, "{}", text_of(device));
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+        assert_eq!(fb_stream_return(device, stream), FbOutOfRange);
+        assert_eq!(fb_stream_call(device, stream, Some(count), null_mut()), FbOutOfRange);
+    }
+    destroy(cache, device);
+    assert_eq!(engine.end(), Resources::default());
+}
+
+/// The rows of the last layer at the slots that were answered.
+fn check_rows(cache: *const FbCache, standin: &Standin, slots: *const c_void) {
+    let mut answer = [0; 16];
+    assert!(standin.read(slots.addr() as u64, &mut answer));
+    let slot = |at: usize| i32::from_ne_bytes(answer[4 * at..][..4].try_into().unwrap());
+    assert_eq!((slot(2), slot(3)), (-1, slot(0)));
+    let (mut slab, mut bytes) = (null_mut(), 0);
+    // SAFETY: both have room.
+    assert_eq!(unsafe { fb_slab(cache, LAYERS - 1, &raw mut slab, &raw mut bytes) }, FbOk);
+    for (at, position) in [(0, 7), (1, 93)] {
+        let mut row = [0; ROW as usize];
+        assert!(standin.read(slab.addr() as u64 + slot(at) as u64 * u64::from(ROW), &mut row));
+        assert_eq!(row, row_of(LAYERS - 1, position));
+    }
+}
+
+#[test]
+fn streams_that_cannot_be_borrowed_are_refused() {
+    let Some((device, engine)) = set_up(Options::default()) else { return };
+    let mut own = null_mut();
+    // SAFETY: the streams are none, the legacy one, or refused.
+    unsafe {
+        // The per-thread stream, and the legacy stream by its other name.
+        for wrong in [2, 1] {
+            let status = fb_stream_borrow(device, std::ptr::without_provenance_mut(wrong));
+            assert_eq!(status, FbInvalidConfig, "{wrong}");
+        }
+        assert!(text_of(device).contains("pass NULL for the legacy stream"), "{}", text_of(device));
+        assert_eq!(fb_stream_wait(device, null_mut()), FbOutOfRange, "the legacy stream is borrowed too");
+        assert_eq!(fb_stream_borrow(device, null_mut()), FbOk);
+        assert_eq!(fb_stream_wait(device, null_mut()), FbOk);
+        assert_eq!(fb_stream_create(device, &raw mut own), FbOk);
+        assert_eq!(fb_stream_return(device, own), FbOutOfRange, "it is the device's own");
+        assert_eq!(fb_stream_wait(device, own), FbOk);
+        assert_eq!(fb_device_destroy(device), FbOk);
+    }
+    assert_eq!(engine.end(), Resources::default());
+}
+
+#[test]
+fn a_lost_device_ends_tickets_and_can_be_destroyed() {
+    const ILLEGAL_ADDRESS: i32 = 700;
+    let Some((device, engine)) = set_up(Options::default()) else { return };
+    let stream = engine.stream();
+    let cache = make_cache(device, &declared());
+    let sequence = fill(cache, 100, 10);
+    let mut ticket = null_mut();
+    // SAFETY: the stream lives until the device is destroyed; the answers have room.
+    unsafe {
+        assert_eq!(fb_stream_borrow(device, stream), FbOk);
+        engine.standin.hold(engine.stream);
+        assert_eq!(fb_join(cache, sequence, null(), stream, &raw mut ticket), FbOk, "{}", text_of(cache));
+        engine.standin.fail_operation(0, ILLEGAL_ADDRESS);
+        engine.standin.let_go(engine.stream);
+        assert_eq!(outcome(ticket), (FB_TICKET_FAILED, FbDeviceFailed as u32));
+        assert_eq!(fb_stream_wait(device, stream), FbDeviceFailed);
+        assert_eq!(fb_ticket_destroy(ticket), FbOk);
+        assert_eq!(fb_close(cache, sequence, stream), FbOk);
+        assert_eq!(fb_cache_reap(cache, stream, null_mut()), FbOk);
+        assert_eq!(fb_cache_destroy(cache), FbOk, "{}", text_of(cache));
+        assert_eq!(fb_device_destroy(device), FbOk);
+    }
+    drop(engine);
+}

@@ -1,0 +1,170 @@
+//! Devices, their streams and their memory.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+
+use super::*;
+
+fn refusal(config: &FbDeviceConfig) -> (FbStatus, String) {
+    let (mut device, mut text) = (null_mut(), [0; 512]);
+    // SAFETY: all are there and as long as stated.
+    let status = unsafe { fb_device_create(config, text.as_mut_ptr(), text.len(), &raw mut device) };
+    assert!(device.is_null());
+    (status, text_in(&text))
+}
+
+#[test]
+fn what_a_kind_does_not_know_is_refused_by_name() {
+    let library = c"no-such-driver.so".as_ptr();
+    for (config, name) in [
+        (FbDeviceConfig { kind: 3, ..sized() }, "kind"),
+        (FbDeviceConfig { number: 1, ..sized() }, "number"),
+        (FbDeviceConfig { library, ..sized() }, "library"),
+        (FbDeviceConfig { gather_blocks: 1, ..sized() }, "gather_blocks"),
+        (FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, threads: 32, ..sized() }, "threads"),
+        (FbDeviceConfig { kind: FB_DEVICE_CUDA, memory: 1, ..sized() }, if CUDA { "memory" } else { "kind" }),
+    ] {
+        let (status, text) = refusal(&config);
+        assert_eq!(status, FbInvalidConfig);
+        assert!(text.contains(&format!(": {name} (value ")), "{text}");
+    }
+    if CUDA {
+        let (status, text) = refusal(&FbDeviceConfig { kind: FB_DEVICE_CUDA, library, ..sized() });
+        assert_eq!(status, FbOsRefused);
+        assert!(text.contains("no-such-driver.so"), "{text}");
+        let library = [0xFF_u8, 0];
+        let library = library.as_ptr().cast();
+        let (status, text) = refusal(&FbDeviceConfig { kind: FB_DEVICE_CUDA, library, ..sized() });
+        assert_eq!(status, FbInvalidConfig);
+        assert!(text.contains("library"), "{text}");
+    }
+}
+
+const CUDA: bool = cfg!(feature = "cuda");
+
+#[test]
+fn a_device_stays_while_it_has_caches() {
+    let device = host();
+    let (one, other) = (make_cache(device, &declared()), make_cache(device, &declared()));
+    // SAFETY: nothing is at work.
+    unsafe {
+        assert_eq!(fb_device_destroy(device), FbBusy);
+        assert!(text_of(device).contains("caches are left (caches 2)"), "{}", text_of(device));
+        assert_eq!(fb_cache_destroy(one), FbOk);
+        assert_eq!(fb_device_destroy(device), FbBusy);
+    }
+    destroy(other, device);
+    let mut cache = null_mut();
+    // SAFETY: all are there.
+    let status = unsafe { fb_cache_create(device, &declared(), null_mut(), 0, &raw mut cache) };
+    assert_eq!((status, cache.is_null()), (FbClosed, true));
+}
+
+#[test]
+fn a_cache_that_cannot_be_made_leaves_the_device_free() {
+    let device = make_device(&FbDeviceConfig { memory: 1 << 16, ..sized() });
+    let (mut cache, mut text) = (null_mut(), [0; 512]);
+    let config = FbCacheConfig { lanes: 300, ..declared() };
+    // SAFETY: all are there and as long as stated.
+    unsafe {
+        let status =
+            fb_cache_create(device, &raw const config, text.as_mut_ptr(), text.len(), &raw mut cache);
+        assert_eq!(status, FbOutOfMemory);
+        assert!(text_in(&text).contains("out of memory"), "{}", text_in(&text));
+        let mut address = null_mut();
+        assert_eq!(fb_device_allocate(device, 1 << 20, &raw mut address), FbOutOfMemory);
+        assert_eq!(fb_device_allocate(device, 0, &raw mut address), FbInvalidConfig);
+        assert!(address.is_null());
+        assert_eq!(fb_device_destroy(device), FbOk);
+    }
+}
+
+#[test]
+fn memory_is_zero_and_its_own() {
+    let device = host();
+    let mut addresses = [null_mut(); 2];
+    // SAFETY: all are there, and the memory is as long as it was asked for.
+    unsafe {
+        for address in &mut addresses {
+            assert_eq!(fb_device_allocate(device, 100, address), FbOk);
+            let bytes = std::slice::from_raw_parts_mut(address.cast::<u8>(), 100);
+            assert!(bytes.iter().all(|byte| *byte == 0));
+            bytes.fill(9);
+        }
+        assert_eq!(fb_device_destroy(device), FbOk);
+    }
+}
+
+/// Counts its calls.
+///
+/// # Safety
+/// `data` is a counter that outlives the device.
+unsafe extern "C" fn count(data: *mut c_void) {
+    // SAFETY: the same contract.
+    unsafe { &*data.cast::<AtomicU32>() }.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Waits for a word, then counts.
+///
+/// # Safety
+/// `data` is a gate and a counter that outlive the device.
+unsafe extern "C" fn wait(data: *mut c_void) {
+    // SAFETY: the same contract.
+    let (gate, calls) = unsafe { &*data.cast::<(mpsc::Receiver<()>, AtomicU32)>() };
+    gate.recv().unwrap();
+    calls.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn work_on_the_inline_device_runs_in_its_call() {
+    let device = host();
+    let calls = AtomicU32::new(0);
+    let data = (&raw const calls).cast_mut().cast();
+    let mut stream = null_mut();
+    // SAFETY: the counter outlives the device.
+    unsafe {
+        assert_eq!(fb_stream_create(device, &raw mut stream), FbOk);
+        assert!(!stream.is_null());
+        for stream in [null_mut(), stream] {
+            assert_eq!(fb_stream_call(device, stream, Some(count), data), FbOk);
+            assert_eq!(fb_stream_wait(device, stream), FbOk);
+        }
+        assert_eq!(calls.load(Ordering::Relaxed), 2);
+        let unknown = data;
+        assert_eq!(fb_stream_call(device, unknown, Some(count), data), FbOutOfRange);
+        assert_eq!(fb_stream_wait(device, unknown), FbOutOfRange);
+        assert_eq!(fb_stream_call(device, null_mut(), None, data), FbInvalidConfig);
+        assert_eq!(fb_stream_create(device, null_mut()), FbInvalidConfig);
+        assert_eq!(fb_stream_borrow(device, stream), FbInvalidConfig);
+        assert_eq!(fb_stream_return(device, stream), FbInvalidConfig);
+        assert!(text_of(device).contains("fb_stream_create"), "{}", text_of(device));
+        assert_eq!(calls.load(Ordering::Relaxed), 2);
+        assert_eq!(fb_device_destroy(device), FbOk);
+    }
+}
+
+#[test]
+fn a_stream_of_its_own_thread_is_waited_for() {
+    let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, ..sized() });
+    let (open, gate) = mpsc::channel();
+    let data = (gate, AtomicU32::new(0));
+    let held = (&raw const data).cast_mut().cast();
+    let calls = (&raw const data.1).cast_mut().cast();
+    let mut other = null_mut();
+    // SAFETY: the counter outlives the device.
+    unsafe {
+        assert_eq!(fb_stream_create(device, &raw mut other), FbOk);
+        assert_eq!(fb_stream_call(device, null_mut(), Some(wait), held), FbOk);
+        assert_eq!(fb_stream_call(device, other, Some(count), calls), FbOk);
+        // The other stream does not wait for the first, whose work has not had its word.
+        assert_eq!(fb_stream_wait(device, other), FbOk);
+        assert_eq!(data.1.load(Ordering::Relaxed), 1);
+        open.send(()).unwrap();
+        assert_eq!(fb_stream_wait(device, null_mut()), FbOk);
+        assert_eq!(data.1.load(Ordering::Relaxed), 2);
+        // What is enqueued when the device goes still runs.
+        assert_eq!(fb_stream_call(device, other, Some(count), calls), FbOk);
+        assert_eq!(fb_device_destroy(device), FbOk);
+        assert_eq!(data.1.load(Ordering::Relaxed), 3);
+    }
+}
