@@ -24,7 +24,7 @@ from .overlap import Captured, EngineCall, Layers
 from .sequence import BRING_UP, Sequence, tokens_of
 from .shape import Shape
 from .step import Step
-from .tensors import words
+from .tensors import index, words
 
 if TYPE_CHECKING:
     from .sequence import TokenKeys
@@ -391,7 +391,7 @@ class Cache:
         if run not in (0, 1) or not widths[run]:
             raise InvalidArgument("run", repr(run), f"a run of rows in runs of {widths} bytes")
         address, count = ffi.new("void **"), ffi.new("uint64_t *")
-        check(lib.fb_slab(self._pointer, layer, address, count), self._pointer)
+        check(lib.fb_slab(self._pointer, index(layer, "layer"), address, count), self._pointer)
         start = int(ffi.cast("uintptr_t", address[0])) + (SLOT_BLOCK * widths[0] if run else 0)
         block, width = self.info.block_bytes, widths[run]
         shape = (int(count[0]) // block if block else 0, SLOT_BLOCK, width)
@@ -405,7 +405,7 @@ class Cache:
             OutOfRange: no such layer, or a model without index keys.
         """
         address, count = ffi.new("void **"), ffi.new("uint64_t *")
-        check(lib.fb_index_keys(self._pointer, layer, address, count), self._pointer)
+        check(lib.fb_index_keys(self._pointer, index(layer, "layer"), address, count), self._pointer)
         page = self.shape.page_tokens * self.shape.index_key_bytes
         shape = (int(count[0]) // page, self.shape.page_tokens, self.shape.index_key_bytes)
         return self.device.view(int(ffi.cast("uintptr_t", address[0])), shape)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ._library import check, check_created, ffi, lib, new_text, path_bytes, sized
 from .errors import Closed, InvalidArgument
-from .tensors import HOST, words
+from .tensors import HOST, index, words
 
 _TEXTS = ("label", "model", "arch", "score", "mode", "text")
 _TEXT_BYTES = 1 << 12
@@ -137,11 +137,8 @@ class TraceWriter(_Writer):
             OutOfRange: a position that does not follow, or sets that are none: nothing is recorded.
         """
         pointer, numbers = self._open(), words(selected, "selected", self._shape, HOST, False)
-        try:
-            status = lib.fb_trace_record(pointer, position, numbers, self._shape[0] * self._shape[1])
-        except (OverflowError, TypeError) as error:
-            raise InvalidArgument("position", repr(position), "a number from 0") from error
-        check(status, pointer)
+        at, count = index(position, "position"), self._shape[0] * self._shape[1]
+        check(lib.fb_trace_record(pointer, at, numbers, count), pointer)
 
     def flush(self) -> None:
         """Writes the steps that are held: they survive the process."""
@@ -172,11 +169,8 @@ class RequestWriter(_Writer):
 
     def __init__(self, path: str | os.PathLike[str], *, block_tokens: int) -> None:
         reason, made = new_text(), ffi.new("fb_requests **")
-        try:
-            status = lib.fb_requests_create(path_bytes(path), block_tokens, reason, len(reason), made)
-        except (OverflowError, TypeError) as error:
-            raise InvalidArgument("block_tokens", repr(block_tokens), "a number from 1") from error
-        check_created(status, reason)
+        tokens = index(block_tokens, "block_tokens")
+        check_created(lib.fb_requests_create(path_bytes(path), tokens, reason, len(reason), made), reason)
         super().__init__(made[0], lib.fb_requests_destroy)
 
     def record(self, *, milliseconds: int, input_tokens: int, blocks: Many[int], output_tokens: int = 0) -> None:
