@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Sequence as Many
@@ -170,7 +169,7 @@ class Chooser:
         text, made = new_text(), ffi.new("fb_chooser **")
         check_created(lib.fb_chooser_create(config, text, len(text), made), text)
         self._pointer = made[0]
-        weakref.finalize(self, _end, made[0], os.getpid())
+        weakref.finalize(self, lib.fb_chooser_destroy, made[0])
 
     __hash__ = object.__hash__
 
@@ -212,8 +211,3 @@ def best(prices: Prices, misses: Many[float]) -> tuple[str, ...]:
 def _check(status: int) -> None:
     if status:
         check_created(status, ffi.new("char[]", 1))
-
-
-def _end(pointer: Any, process: int) -> None:
-    if os.getpid() == process:
-        lib.fb_chooser_destroy(pointer)

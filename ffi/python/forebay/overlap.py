@@ -6,7 +6,6 @@ enqueues resolve, gather and scatter between. Where the orders come from: `foreb
 
 from __future__ import annotations
 
-import os
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Sequence as Many
@@ -202,7 +201,7 @@ class Captured:
         self._pointer, self._held = pointer, held
         device = cache.device._handle
         device.enter()
-        self._end = weakref.finalize(self, _end_captured, pointer, device, os.getpid())
+        self._end = weakref.finalize(self, _end_captured, pointer, device)
 
     def close(self) -> None:
         """Gives it up; idempotent. Launches under way still run."""
@@ -244,10 +243,9 @@ def capture(
     return Captured(cache, made[0], (tuple(micro_batches), engine))
 
 
-def _end_captured(pointer: Any, device: DeviceHandle, process: int) -> None:
-    if os.getpid() == process:
-        lib.fb_captured_destroy(pointer)
-        device.leave()
+def _end_captured(pointer: Any, device: DeviceHandle) -> None:
+    lib.fb_captured_destroy(pointer)
+    device.leave()
 
 
 def _check_steps(cache: Cache, steps: Many[Step], layers: Many[Layers] | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence as Many, Union
@@ -47,7 +46,7 @@ class Ticket:
 
     def __init__(self, pointer: Any) -> None:
         self._pointer = pointer
-        self._end = weakref.finalize(self, _end_ticket, pointer, os.getpid())
+        self._end = weakref.finalize(self, lib.fb_ticket_destroy, pointer)
 
     @property
     def outcome(self) -> str:
@@ -76,11 +75,6 @@ class Ticket:
             lib.FB_TICKET_CANCELLED: "cancelled",
         }
         return names[outcome[0]], int(status[0])
-
-
-def _end_ticket(pointer: Any, process: int) -> None:
-    if os.getpid() == process:
-        lib.fb_ticket_destroy(pointer)
 
 
 class Sequence:

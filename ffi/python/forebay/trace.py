@@ -9,7 +9,7 @@ import os
 import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable, Hashable, NamedTuple, Sequence as Many, TypeVar
+from typing import Any, Hashable, NamedTuple, Sequence as Many, TypeVar
 
 import numpy as np
 
@@ -22,17 +22,12 @@ _TEXT_BYTES = 1 << 12
 _Self = TypeVar("_Self", bound="_Writer")
 
 
-def _end(destroy: Callable[[Any], int], pointer: Any, process: int) -> None:
-    if os.getpid() == process:
-        destroy(pointer)
-
-
 class _Writer:
     """What both writers have in common; a context manager that finishes itself."""
 
     def __init__(self, pointer: Any, destroy: Any) -> None:
         self._pointer = pointer
-        self._closer = weakref.finalize(self, _end, destroy, pointer, os.getpid())
+        self._closer = weakref.finalize(self, destroy, pointer)
 
     def _open(self) -> Any:
         if not self._closer.alive:
@@ -256,7 +251,7 @@ class SelectionTrace:
         reason, made = new_text(), ffi.new("fb_selections **")
         check_created(lib.fb_selections_open(path_bytes(path), reason, len(reason), made), reason)
         self._pointer = made[0]
-        weakref.finalize(self, _end, lib.fb_selections_destroy, made[0], os.getpid())
+        weakref.finalize(self, lib.fb_selections_destroy, made[0])
         header = sized("fb_trace_header")
         check(lib.fb_selections_header(self._pointer, header), self._pointer)
         self.header = Header(*(int(getattr(header, name)) for name in Header._fields))
