@@ -24,8 +24,8 @@ const HEAD: &str = "\
  * Answers     Out-parameters are written on FB_OK only, reasons of a failed creation on failure only.
  *             fb_retire's step is the exception: it is set to 0 whenever the step has ended.
  * Handles     What has a create (or another call that gives it) has a destroy. A handle is a token that is looked
- *             up, never followed: NULL or a handle of another kind is FB_INVALID_CONFIG, one that was destroyed or
- *             never given FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
+ *             up, never followed: NULL, a handle of another kind, or no handle at all is FB_INVALID_CONFIG, one that
+ *             was destroyed FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
  *             A sequence is a number and a step an fb_step; 0 is none of either. One that was closed or retired, or
  *             never given, or another cache's, is FB_CLOSED.
  * Text        fb_error_text copies the text of the last call that failed on an object: what, where, with which
