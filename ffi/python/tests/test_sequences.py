@@ -90,6 +90,13 @@ def test_a_prefix_is_shared_by_content(make: Make) -> None:
     assert bytes(second.read_row(1, 5)) == bytes(row_of(1, 5))
     keys = [b"0123456789abcdef", None]
     assert cache.find_shared(ids, keys=keys, salt=b"tenant") == 0
+    image = cache.open(prompt=40, tokens=ids, keys=keys)
+    for layer in range(LAYERS):
+        image.append(layer, rows_of(layer, 0, 40))
+    image.join()
+    assert image.seal(0, ids, keys=keys) == 32
+    assert cache.find_shared(ids, keys=keys) == 32
+    assert cache.find_shared(ids, keys=[b"fedcba9876543210", None]) == 0
     with pytest.raises(forebay.InvalidArgument, match=r"keys\[0\]"):
         cache.find_shared(ids, keys=[b"short", None])
     for wrong in ([-1], [1 << 32], [[1]], [0.5], ["a"]):
@@ -98,7 +105,7 @@ def test_a_prefix_is_shared_by_content(make: Make) -> None:
     with pytest.raises(forebay.OutOfRange):
         cache.open(prompt=10, tokens=ids)
     stats = cache.stats()
-    assert (stats.shared_tokens, stats.sealed_pages) == (32, 2)
+    assert (stats.shared_tokens, stats.sealed_pages) == (32, 4)
 
 
 def test_a_warm_up_brings_up_what_was_selected(make: Make) -> None:
