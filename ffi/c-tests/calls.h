@@ -114,6 +114,7 @@ TRY(cache_fallback) { return UNUSED, fb_cache_fallback(handle, 1000, (char *)w->
 TRY(cache_reap) { return UNUSED, fb_cache_reap(handle, NULL, NULL); }
 TRY(cache_validate) { return UNUSED, fb_cache_validate(handle); }
 TRY(slab) { return fb_slab(handle, 0, P(1, &w->out.pointer), P(2, (uint64_t *)(w->out.bytes + 64))); }
+TRY(rows) { return fb_rows(handle, 0, P(1, &w->out.pointer), P(2, (uint64_t *)(w->out.bytes + 64))); }
 TRY(index_keys) { return fb_index_keys(handle, 0, P(1, &w->out.pointer), P(2, (uint64_t *)(w->out.bytes + 64))); }
 
 TRY(open) {
@@ -345,7 +346,7 @@ static const call CALLS[] = {
     CALL(device_allocate, DEVICE, 1), CALL(device_destroy, DEVICE, 0), CALL(preset, NO_HANDLE, 2),
     CALL(footprint, NO_HANDLE, 2), CALL(cache_create, DEVICE, 2), CALL(cache_stats, CACHE, 1),
     CALL(cache_info, CACHE, 1), CALL(cache_fallback, CACHE, 0), CALL(cache_reap, CACHE, 0),
-    CALL(cache_validate, CACHE, 0), CALL(slab, CACHE, 2), CALL(index_keys, CACHE, 2), CALL(cache_destroy, CACHE, 0),
+    CALL(cache_validate, CACHE, 0), CALL(slab, CACHE, 2), CALL(rows, CACHE, 2), CALL(index_keys, CACHE, 2), CALL(cache_destroy, CACHE, 0),
     CALL(open, CACHE, 2), CALL(append, CACHE, 1), CALL(append_in_place, CACHE, 0), CALL(join, CACHE, 0),
     CALL(join_more, CACHE, 0), CALL(fork, CACHE, 2), CALL(roll_back, CACHE, 0), CALL(close, CACHE, 0),
     CALL(length, CACHE, 1), CALL(pages, CACHE, 2), CALL(landing_slot, CACHE, 1), CALL(read_row, CACHE, 1),

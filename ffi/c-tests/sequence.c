@@ -33,6 +33,36 @@ static void appended(fb_cache *cache) {
     OK(cache, fb_close(cache, of.sequence, NULL));
 }
 
+/* Where a prefill writes its rows by itself: page by page, as fb_pages says. */
+static void written_in_place(fb_cache *cache) {
+    story of;
+    fb_page pages[20];
+    uint32_t count = 0;
+    fb_info info = SIZED(fb_info);
+    fb_open_config config = opening(50, 20);
+    begin_story(&of, 50);
+    OK(cache, fb_cache_info(cache, &info));
+    OK(cache, fb_open(cache, &config, &of.sequence));
+    OK(cache, fb_pages(cache, of.sequence, pages, 20, &count));
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        void *rows = NULL;
+        uint64_t bytes = 0;
+        OK(cache, fb_rows(cache, layer, &rows, &bytes));
+        for (uint32_t position = 0; position < 50; position++) {
+            uint64_t at = ((uint64_t)pages[position / PAGE].host * PAGE + position % PAGE) * info.host_stride;
+            uint32_t row[WORDS];
+            CHECK(position / PAGE < count && at + ROW <= bytes);
+            stamp(&of, row, layer, position);
+            memcpy((unsigned char *)rows + at, row, ROW);
+        }
+    }
+    OK(cache, fb_append_in_place(cache, of.sequence, 50));
+    OK(cache, fb_join(cache, of.sequence, NULL, NULL, NULL));
+    compare_stored(cache, &of, 50);
+    decode_step(cache, &of, 1, 3, 1);
+    OK(cache, fb_close(cache, of.sequence, NULL));
+}
+
 static void refused(fb_cache *cache) {
     uint64_t sequence = 77;
     fb_open_config config = opening(MAX_TOKENS, 1);
@@ -192,6 +222,7 @@ int main(void) {
     fb_cache_config config = declared();
     fb_cache *cache = cache_of(device, &config);
     appended(cache);
+    written_in_place(cache);
     refused(cache);
     rolled_back(cache);
     forked(cache);
