@@ -17,6 +17,7 @@
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer
  *             without const must be alone: beside another call on that object, also one from a callback, it answers
  *             FB_BUSY and has done nothing; so does a const call beside it. Objects are independent of each other.
+ *             A callback neither throws nor jumps out.
  * Fork        In a forked child every handle of the parent's is FB_CLOSED, and what the child creates is its own.
  *             In the parent nothing changes.
  * Structs     A struct that begins with `size` is set to zero, then `size` to its sizeof. The library
