@@ -34,9 +34,14 @@ fn zero<T: Copy>() -> T {
 
 /// An all-zero struct but for these fields, its size stated.
 macro_rules! sized {
-    ($type:ident { $($field:ident $(: $value:expr)?),* $(,)? }) => {
-        $type { size: size_of::<$type>(), $($field $(: $value)?,)* ..zero() }
-    };
+    (@ $field:ident) => { $field };
+    (@ $field:ident $value:expr) => { $value };
+    ($type:ident { $($field:ident $(: $value:expr)?),* $(,)? }) => {{
+        let mut value = zero::<$type>();
+        value.size = size_of::<$type>();
+        $(value.$field = sized!(@ $field $($value)?);)*
+        value
+    }};
 }
 
 /// What the bytes are read as: numbers that are small, or as large as they can be.
@@ -151,7 +156,7 @@ impl World {
     }
 
     fn tokens(&self, numbers: &mut Numbers<'_>) -> FbTokens {
-        let first = usize::from(numbers.byte() % 4 == 0);
+        let first = usize::from(numbers.byte().is_multiple_of(4));
         sized!(FbTokens { ids: self.ids[first..].as_ptr(), count: numbers.byte() as u32 % (TOKENS - 1) })
     }
 
@@ -185,7 +190,7 @@ impl World {
     /// Everything that makes a sequence ready to decode.
     fn start(&mut self, numbers: &mut Numbers<'_>) {
         let config = self.open_config(numbers);
-        let shares = numbers.byte() % 4 != 0;
+        let shares = !numbers.byte().is_multiple_of(4);
         let tokens = sized!(FbTokens { ids: self.ids.as_ptr(), count: config.prompt.min(TOKENS) });
         let place = self.open_place(numbers);
         let (mut shared, cache) = (0, self.cache);
