@@ -119,7 +119,7 @@ docs:
 # flag rebuilds everything.
 loom:
 ifneq ($(wildcard tests/loom.rs),)
-	FOREBAY_STANDIN=0 RUSTFLAGS='--cfg loom' LOOM_MAX_PREEMPTIONS=2 cargo test -p forebay --release --test loom --target-dir target/loom
+	FOREBAY_STANDIN=0 RUSTFLAGS='--cfg loom' LOOM_MAX_PREEMPTIONS=2 cargo test -p forebay --release --test loom --test loom_handles --target-dir target/loom
 endif
 
 # RUSTC_BOOTSTRAP only lets the stable compiler take the sanitizer's flag; nothing built so is shipped. Without the

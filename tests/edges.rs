@@ -308,6 +308,28 @@ fn a_device_count_of_more_rows_than_landed_fails_the_step() {
 }
 
 #[test]
+fn prompt_rows_that_were_written_in_their_place_are_the_sequences() {
+    let mut e = engine(config());
+    let sequence = e.cache.open(&asks(20, 0)).unwrap();
+    let geometry = *e.cache.geometry();
+    let pages: Vec<u32> = e.cache.pages(sequence).unwrap().map(|(host, _)| host.0).collect();
+    let rows = |layer: u32, at: u32| [(100 * layer + at) as u8; 32];
+    for (layer, at) in (0..2).flat_map(|layer| (0..20).map(move |at| (layer, at))) {
+        let tokens = geometry.page_tokens();
+        let place = geometry.host_offset(pages[(at / tokens) as usize], at % tokens);
+        let all = e.cache.rows(Layer(layer)).unwrap();
+        e.device.write(all.part(place, 32).unwrap(), &rows(layer, at)).unwrap();
+    }
+    e.cache.append_in_place(sequence, 20).unwrap();
+    let _ticket = e.cache.join(sequence, e.stream, WarmUp::default()).unwrap();
+    for (layer, at) in (0..2).flat_map(|layer| (0..20).map(move |at| (layer, at))) {
+        let mut row = [0; 32];
+        e.cache.read_row(sequence, Layer(layer), at, &mut row).unwrap();
+        assert_eq!(row, rows(layer, at), "layer {layer}, position {at}");
+    }
+}
+
+#[test]
 fn a_sequence_does_not_outgrow_what_was_admitted() {
     let mut e = engine(config());
     let sequence = e.open(60, 4);
@@ -325,6 +347,7 @@ fn a_sequence_does_not_outgrow_what_was_admitted() {
     refused(e.cache.read_row(sequence, Layer(0), 0, &mut [0; 31]), Kind::OutOfRange, "row bytes");
     refused(e.cache.landing_slot(sequence, 2), Kind::OutOfRange, "query row");
     refused(e.cache.slab(Layer(2)), Kind::OutOfRange, "layer");
+    refused(e.cache.rows(Layer(2)), Kind::OutOfRange, "layer");
     refused(e.cache.index_keys(Layer(2)), Kind::OutOfRange, "layer");
     refused(e.cache.roll_back(sequence, 69, e.stream), Kind::OutOfRange, "length");
 }

@@ -8,8 +8,8 @@
  * Answers     Out-parameters are written on FB_OK only, reasons of a failed creation on failure only.
  *             fb_retire's step is the exception: it is set to 0 whenever the step has ended.
  * Handles     What has a create (or another call that gives it) has a destroy. A handle is a token that is looked
- *             up, never followed: NULL or a handle of another kind is FB_INVALID_CONFIG, one that was destroyed or
- *             never given FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
+ *             up, never followed: NULL, a handle of another kind, or no handle at all is FB_INVALID_CONFIG, one that
+ *             was destroyed FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
  *             A sequence is a number and a step an fb_step; 0 is none of either. One that was closed or retired, or
  *             never given, or another cache's, is FB_CLOSED.
  * Text        fb_error_text copies the text of the last call that failed on an object: what, where, with which
@@ -17,6 +17,7 @@
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer
  *             without const must be alone: beside another call on that object, also one from a callback, it answers
  *             FB_BUSY and has done nothing; so does a const call beside it. Objects are independent of each other.
+ *             A callback neither throws nor jumps out.
  * Fork        In a forked child every handle of the parent's is FB_CLOSED, and what the child creates is its own.
  *             In the parent nothing changes.
  * Structs     A struct that begins with `size` is set to zero, then `size` to its sizeof. The library
@@ -1079,6 +1080,17 @@ fb_status fb_slab(const struct fb_cache *cache,
                   void **address,
                   uint64_t *bytes);
 
+// The rows of a layer in the total pool, `[pages][page tokens][host_stride]`, for who writes prompt rows in place
+// (fb_append_in_place): a prefill on the device, a transfer. The pages of a sequence are fb_pages'; shared ones
+// (fb_open_shared, fb_fork) may not be written. FB_OUT_OF_RANGE for an unknown layer.
+//
+// Requires:
+// `address` and `bytes` have room for the answers.
+fb_status fb_rows(const struct fb_cache *cache,
+                  uint32_t layer,
+                  void **address,
+                  uint64_t *bytes);
+
 // The index keys of a layer on the device, `[pages][page tokens][key bytes]`: the engine writes and reads them; the
 // pages of a sequence are fb_pages'. FB_OUT_OF_RANGE for an unknown layer, or a model without index keys.
 //
@@ -1107,8 +1119,8 @@ fb_status fb_append(struct fb_cache *cache,
                     const void *rows,
                     uint32_t count);
 
-// Declares that `count` prompt rows of every layer are in their place already: written there by a transfer, or not
-// needed because only the residency is replayed. Errors as fb_append's.
+// Declares that `count` prompt rows of every layer are in their place (fb_rows) already: written there by a prefill or
+// a transfer, or not needed because only the residency is replayed. Errors as fb_append's.
 //
 // Requires:
 // None beside the head's.

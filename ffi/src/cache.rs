@@ -379,6 +379,23 @@ pub unsafe extern "C" fn fb_slab(
     unsafe { memory(cache, address, bytes, |cache| cache.cache.slab(Layer(layer))) }
 }
 
+/// The rows of a layer in the total pool, `[pages][page tokens][host_stride]`, for who writes prompt rows in place
+/// (fb_append_in_place): a prefill on the device, a transfer. The pages of a sequence are fb_pages'; shared ones
+/// (fb_open_shared, fb_fork) may not be written. FB_OUT_OF_RANGE for an unknown layer.
+///
+/// # Safety
+/// `address` and `bytes` have room for the answers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_rows(
+    cache: *const FbCache,
+    layer: u32,
+    address: *mut *mut c_void,
+    bytes: *mut u64,
+) -> FbStatus {
+    // SAFETY: this call's contract.
+    unsafe { memory(cache, address, bytes, |cache| cache.cache.rows(Layer(layer))) }
+}
+
 /// The index keys of a layer on the device, `[pages][page tokens][key bytes]`: the engine writes and reads them; the
 /// pages of a sequence are fb_pages'. FB_OUT_OF_RANGE for an unknown layer, or a model without index keys.
 ///

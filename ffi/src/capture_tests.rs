@@ -25,6 +25,8 @@ const ROWS: usize = 2 * (BATCH * QUERY_ROWS) as usize;
 const ORDERS: [u32; ALL as usize] = [FB_OVERLAP_NONE, FB_OVERLAP_DBA, FB_OVERLAP_DA, FB_OVERLAP_DA];
 
 /// An engine whose selection is written beforehand, the same in every layer; a call of its choice it refuses.
+/// # Safety
+/// `data` is null or names a number, `call` the library's.
 unsafe extern "C" fn enqueue(data: *mut c_void, call: *const FbEngineCall, _stream: *mut c_void) -> u32 {
     // SAFETY: a number of the test's or null, and the library's call.
     unsafe { if data.is_null() || (*call).work != *data.cast::<u32>() { 0 } else { 12 } }

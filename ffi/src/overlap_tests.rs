@@ -306,6 +306,9 @@ fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
 }
 
 /// An engine that does nothing.
+///
+/// # Safety
+/// Always.
 unsafe extern "C" fn idle(_data: *mut c_void, _call: *const FbEngineCall, _stream: *mut c_void) -> u32 {
     0
 }

@@ -204,8 +204,8 @@ pub unsafe extern "C" fn fb_append(
     }
 }
 
-/// Declares that `count` prompt rows of every layer are in their place already: written there by a transfer, or not
-/// needed because only the residency is replayed. Errors as fb_append's.
+/// Declares that `count` prompt rows of every layer are in their place (fb_rows) already: written there by a prefill or
+/// a transfer, or not needed because only the residency is replayed. Errors as fb_append's.
 ///
 /// # Safety
 /// None beside the head's.

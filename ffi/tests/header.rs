@@ -24,8 +24,8 @@ const HEAD: &str = "\
  * Answers     Out-parameters are written on FB_OK only, reasons of a failed creation on failure only.
  *             fb_retire's step is the exception: it is set to 0 whenever the step has ended.
  * Handles     What has a create (or another call that gives it) has a destroy. A handle is a token that is looked
- *             up, never followed: NULL or a handle of another kind is FB_INVALID_CONFIG, one that was destroyed or
- *             never given FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
+ *             up, never followed: NULL, a handle of another kind, or no handle at all is FB_INVALID_CONFIG, one that
+ *             was destroyed FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
  *             A sequence is a number and a step an fb_step; 0 is none of either. One that was closed or retired, or
  *             never given, or another cache's, is FB_CLOSED.
  * Text        fb_error_text copies the text of the last call that failed on an object: what, where, with which
@@ -33,6 +33,7 @@ const HEAD: &str = "\
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer
  *             without const must be alone: beside another call on that object, also one from a callback, it answers
  *             FB_BUSY and has done nothing; so does a const call beside it. Objects are independent of each other.
+ *             A callback neither throws nor jumps out.
  * Fork        In a forked child every handle of the parent's is FB_CLOSED, and what the child creates is its own.
  *             In the parent nothing changes.
  * Structs     A struct that begins with `size` is set to zero, then `size` to its sizeof. The library

@@ -386,6 +386,16 @@ impl Cache {
         self.sparse.slabs().get(layer.index()).copied().ok_or_else(|| self.no_layer(layer))
     }
 
+    /// The rows of a layer in the total pool, `[pages][page tokens][host stride]`, for who writes prompt rows in
+    /// place ([`Cache::append_in_place`]): a prefill on the device, a transfer. Pages are a sequence's own
+    /// ([`Cache::pages`]); shared ones may not be written.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    pub fn rows(&self, layer: Layer) -> Result<Slice> {
+        self.total.layers().get(layer.index()).copied().ok_or_else(|| self.no_layer(layer))
+    }
+
     /// The index keys of a layer, `[pages][page tokens][key bytes]`: the engine writes and reads them.
     ///
     /// # Errors

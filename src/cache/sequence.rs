@@ -196,8 +196,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Declares that `count` prompt rows of every layer are in their place already: written there by a
-    /// transfer, or not needed because only the residency is replayed.
+    /// Declares that `count` prompt rows of every layer are in their place already ([`Cache::rows`]): written there by
+    /// a transfer, or not needed because only the residency is replayed.
     ///
     /// # Errors
     /// As [`Cache::append`].

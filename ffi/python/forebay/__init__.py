@@ -47,8 +47,8 @@ __version__ = _version()
 __all__ = [
     "BadFormat", "BadVersion", "Bucket", "Buffers", "Busy", "Cache", "Cancelled", "Captured", "Choice", "Chooser",
     "Closed", "CudaDevice", "CudaMemory", "Device", "DeviceFailed", "EngineCall", "Exhausted", "Footprint",
-    "ForebayError", "Header", "HostDevice", "Hysteresis", "Info", "Internal", "InvalidArgument", "InvalidConfig", "Io",
-    "LayerCount", "Layers", "Length", "OsRefused", "OutOfMemory", "OutOfRange", "Overflow", "Page", "Planned", "Prices",
-    "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Stats", "Step", "Stream", "Table", "Ticket", "TraceRecorder",
-    "TraceWriter", "footprint", "plan",
+    "ForebayError", "Header", "HostDevice", "Hysteresis", "Info", "Internal", "InvalidArgument", "InvalidConfig",
+    "Io", "LayerCount", "Layers", "Length", "OsRefused", "OutOfMemory", "OutOfRange", "Overflow", "Page", "Planned",
+    "Prices", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Stats", "Step", "Stream", "Table",
+    "Ticket", "TraceRecorder", "TraceWriter", "footprint", "plan",
 ]  # fmt: skip

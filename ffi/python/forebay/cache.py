@@ -2,12 +2,12 @@
 
 Sequences and steps that a program forgets are not lost: their ends are noted when the garbage collector comes by, and
 made up for by the next `open`, `prepare`, `reap` or `close`; a forgotten cache ends its steps and sequences by itself,
-in whichever order all of them go. In a forked child nothing is ended, and everything of the parent's is closed.
+in whichever order all of them go. In a forked child everything of the parent's is closed already: the library says so,
+and ends nothing.
 """
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
 from types import TracebackType
@@ -17,14 +17,14 @@ import numpy as np
 
 from . import overlap
 from ._library import NULL, check, check_created, ffi, lib, new_text, sized
-from .device import Device, DeviceHandle
+from .device import Device, DeviceHandle, HostMemory
 from .config import SLOT_BLOCK, Info, by_layer_of, declare, set_fields
 from .errors import InvalidArgument
 from .overlap import Captured, EngineCall, Layers
 from .sequence import BRING_UP, Sequence, tokens_of
 from .shape import Shape
 from .step import Step
-from .tensors import words
+from .tensors import HOST, index, words
 
 if TYPE_CHECKING:
     from .sequence import TokenKeys
@@ -82,7 +82,6 @@ class CacheHandle:
         self.steps: dict[int, tuple[Any, bool]] = {}
         # Sequences (False) and steps (True) that were forgotten.
         self.forgotten: deque[tuple[bool, int]] = deque()
-        self._process = os.getpid()
 
     def forget_sequence(self, number: int) -> None:
         """Called by the garbage collector, maybe inside another call: it only takes a note."""
@@ -121,8 +120,6 @@ class CacheHandle:
 
     def end(self) -> int:
         """Ends steps and sequences, waits for what is enqueued, ends the cache; the status of that."""
-        if os.getpid() != self._process:
-            return 0
         steps = list(self.steps)
         if not all([self.end_step(number) for number in steps]):
             self._wait()
@@ -391,12 +388,29 @@ class Cache:
         if run not in (0, 1) or not widths[run]:
             raise InvalidArgument("run", repr(run), f"a run of rows in runs of {widths} bytes")
         address, count = ffi.new("void **"), ffi.new("uint64_t *")
-        check(lib.fb_slab(self._pointer, layer, address, count), self._pointer)
+        check(lib.fb_slab(self._pointer, index(layer, "layer"), address, count), self._pointer)
         start = int(ffi.cast("uintptr_t", address[0])) + (SLOT_BLOCK * widths[0] if run else 0)
         block, width = self.info.block_bytes, widths[run]
         shape = (int(count[0]) // block if block else 0, SLOT_BLOCK, width)
         strides = None if block == SLOT_BLOCK * width else (block, width, 1)
         return self.device.view(start, shape, strides)
+
+    def rows(self, layer: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A layer's rows in the total pool, for who writes prompt rows in place (`Sequence.append_in_place`).
+
+        A writable view of host memory, whatever the device, uint8 `[pages, page_tokens, host_stride]`: a row's
+        first `row_bytes` bytes are its own. `Sequence.pages` says which pages; shared ones may not be written. It keeps
+        the memory alive, as `slab`.
+
+        Raises:
+            OutOfRange: no such layer.
+        """
+        address, count = ffi.new("void **"), ffi.new("uint64_t *")
+        check(lib.fb_rows(self._pointer, index(layer, "layer"), address, count), self._pointer)
+        page = self.info.page_tokens * self.info.host_stride
+        shape = (int(count[0]) // page, self.info.page_tokens, self.info.host_stride)
+        start = int(ffi.cast("uintptr_t", address[0]))
+        return np.asarray(HostMemory(self.device._handle, start, HOST, shape, None))
 
     def index_keys(self, layer: int) -> Any:
         """A layer's index keys, which the engine writes and reads: uint8 `[pages, page_tokens, key bytes]`, as `slab`.
@@ -405,7 +419,7 @@ class Cache:
             OutOfRange: no such layer, or a model without index keys.
         """
         address, count = ffi.new("void **"), ffi.new("uint64_t *")
-        check(lib.fb_index_keys(self._pointer, layer, address, count), self._pointer)
+        check(lib.fb_index_keys(self._pointer, index(layer, "layer"), address, count), self._pointer)
         page = self.shape.page_tokens * self.shape.index_key_bytes
         shape = (int(count[0]) // page, self.shape.page_tokens, self.shape.index_key_bytes)
         return self.device.view(int(ffi.cast("uintptr_t", address[0])), shape)

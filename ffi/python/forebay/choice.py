@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Sequence as Many
 
 import numpy as np
 
+from . import tensors
 from ._library import NULL, check, check_created, ffi, lib, new_text, sized
 from .errors import InvalidArgument
 from .overlap import ORDER_NAMES, orders_of
@@ -169,7 +169,7 @@ class Chooser:
         text, made = new_text(), ffi.new("fb_chooser **")
         check_created(lib.fb_chooser_create(config, text, len(text), made), text)
         self._pointer = made[0]
-        weakref.finalize(self, _end, made[0], os.getpid())
+        weakref.finalize(self, lib.fb_chooser_destroy, made[0])
 
     __hash__ = object.__hash__
 
@@ -181,6 +181,7 @@ class Chooser:
         """
         given = ffi.new("fb_layer_count[]", [tuple(count) for count in counts])
         choice = sized("fb_choice")
+        rows, next_rows = tensors.index(rows, "rows"), tensors.index(next_rows, "next_rows")
         check(lib.fb_choose(self._pointer, given, len(counts), rows, next_rows, choice), self._pointer)
         return Choice(choice.bucket, choice.index, choice.version, bool(choice.changed))
 
@@ -191,6 +192,7 @@ class Chooser:
             OutOfRange: there is none.
         """
         layers, version = ffi.new("uint32_t *"), ffi.new("uint32_t *")
+        bucket, index = tensors.index(bucket, "bucket"), tensors.index(index, "index")
         check(lib.fb_chooser_table(self._pointer, bucket, index, NULL, 0, layers, version), self._pointer)
         orders = ffi.new("uint32_t[]", max(layers[0], 1))
         status = lib.fb_chooser_table(self._pointer, bucket, index, orders, layers[0], layers, version)
@@ -209,8 +211,3 @@ def best(prices: Prices, misses: Many[float]) -> tuple[str, ...]:
 def _check(status: int) -> None:
     if status:
         check_created(status, ffi.new("char[]", 1))
-
-
-def _end(pointer: Any, process: int) -> None:
-    if os.getpid() == process:
-        lib.fb_chooser_destroy(pointer)

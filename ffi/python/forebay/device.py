@@ -26,8 +26,7 @@ from .tensors import HOST, Place
 class DeviceHandle:
     """The C handle, and how many still need it: the device object, caches, views of its memory.
 
-    The garbage collector may end these in any order; the last one to leave ends the handle. In a forked child nothing
-    is ended: what stands there is the parent's.
+    The garbage collector may end these in any order; the last one to leave ends the handle.
     """
 
     def __init__(self, pointer: Any) -> None:
@@ -38,7 +37,6 @@ class DeviceHandle:
         self.failed: list[BaseException] = []
         self.call = _caller(self.calls, self.failed)
         self._users = 1
-        self._process = os.getpid()
         self._lock = threading.RLock()
 
     def enter(self) -> None:
@@ -50,15 +48,13 @@ class DeviceHandle:
 
     def close(self) -> None:
         """The device object goes. Calls of Python's that are enqueued run before the interpreter ends."""
-        if os.getpid() == self._process and self.calls:
+        if self.calls:
             for stream in tuple(self.streams.values()):
                 lib.fb_stream_wait(self.pointer, stream)
         self.leave()
 
     def leave(self) -> None:
         """One less; the last one ends it."""
-        if os.getpid() != self._process:
-            return
         with self._lock:
             self._users -= 1
             last = self._users == 0

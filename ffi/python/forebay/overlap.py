@@ -6,7 +6,6 @@ enqueues resolve, gather and scatter between. Where the orders come from: `foreb
 
 from __future__ import annotations
 
-import os
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Sequence as Many
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence as Many
 from ._library import check, ffi, lib, sized
 from .errors import InvalidArgument
 from .step import Buffers, Step
+from .tensors import index
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -92,11 +92,8 @@ class Layers:
         config.selection, config.slots = buffers._selection, buffers._slots
         config.lists, config.counts = buffers._lists, buffers._counts
         config.lists_batch = buffers.rows if buffers.lists is not None else 0
-        try:
-            config.batch, config.half, config.micro_batch = batch, half, micro_batch
-        except (TypeError, OverflowError) as error:
-            given = f"batch {batch}, half {half}, micro_batch {micro_batch}"
-            raise InvalidArgument("batch", given, "numbers from 0") from error
+        config.batch, config.half = index(batch, "batch"), index(half, "half")
+        config.micro_batch = index(micro_batch, "micro_batch")
         self._config = config
 
 
@@ -171,8 +168,9 @@ def overlap(
     """`Cache.overlap`."""
     _check_steps(cache, [step], [layers])
     engine, number = _Engine(enqueue), order_of(order, "order")
-    which = 0 if draft_pass is None else draft_pass + 1
-    status = lib.fb_overlap(cache._pointer, step._number, layer, which, number, layers._config, engine.config)
+    which = 0 if draft_pass is None else index(draft_pass, "draft_pass") + 1
+    at = index(layer, "layer")
+    status = lib.fb_overlap(cache._pointer, step._number, at, which, number, layers._config, engine.config)
     step._held.append(layers)
     engine.check(status, cache._pointer)
 
@@ -188,10 +186,8 @@ def overlap_steps(
     """`Cache.overlap_steps`."""
     _check_steps(cache, steps, layers)
     engine, orders = _Engine(enqueue), orders_of(by_layer, cache.info.layers)
-    numbers, configs = _numbers(steps), _configs(layers)
-    status = lib.fb_overlap_steps(
-        cache._pointer, numbers, configs, len(steps), orders, draft_passes, engine.config
-    )
+    numbers, configs, passes = _numbers(steps), _configs(layers), index(draft_passes, "draft_passes")
+    status = lib.fb_overlap_steps(cache._pointer, numbers, configs, len(steps), orders, passes, engine.config)
     for step, one in zip(steps, layers):
         step._held.append(one)
     engine.check(status, cache._pointer)
@@ -205,7 +201,7 @@ class Captured:
         self._pointer, self._held = pointer, held
         device = cache.device._handle
         device.enter()
-        self._end = weakref.finalize(self, _end_captured, pointer, device, os.getpid())
+        self._end = weakref.finalize(self, _end_captured, pointer, device)
 
     def close(self) -> None:
         """Gives it up; idempotent. Launches under way still run."""
@@ -239,7 +235,7 @@ def capture(
     engine, orders = _Engine(enqueue), orders_of(by_layer, cache.info.layers)
     config, configs = sized("fb_capture_config"), _configs(micro_batches)
     config.micro_batches, config.count, config.by_layer = configs, len(micro_batches), orders
-    config.query_rows, config.draft_passes = query_rows, draft_passes
+    config.query_rows, config.draft_passes = index(query_rows, "query_rows"), index(draft_passes, "draft_passes")
     made = ffi.new("fb_captured **")
     call = lib.fb_capture_into if into else lib.fb_capture
     status = call(cache._pointer, config, engine.config, made)
@@ -247,10 +243,9 @@ def capture(
     return Captured(cache, made[0], (tuple(micro_batches), engine))
 
 
-def _end_captured(pointer: Any, device: DeviceHandle, process: int) -> None:
-    if os.getpid() == process:
-        lib.fb_captured_destroy(pointer)
-        device.leave()
+def _end_captured(pointer: Any, device: DeviceHandle) -> None:
+    lib.fb_captured_destroy(pointer)
+    device.leave()
 
 
 def _check_steps(cache: Cache, steps: Many[Step], layers: Many[Layers] | None) -> None:

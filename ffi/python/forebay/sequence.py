@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence as Many, Union
@@ -12,7 +11,7 @@ import numpy as np
 from ._library import NULL, check, ffi, lib, sized, status_text
 from .dlpack import Placed
 from .errors import InvalidArgument, error_of
-from .tensors import HOST, checked, describe, look, words
+from .tensors import HOST, checked, describe, index, look, words
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -47,7 +46,7 @@ class Ticket:
 
     def __init__(self, pointer: Any) -> None:
         self._pointer = pointer
-        self._end = weakref.finalize(self, _end_ticket, pointer, os.getpid())
+        self._end = weakref.finalize(self, lib.fb_ticket_destroy, pointer)
 
     @property
     def outcome(self) -> str:
@@ -76,11 +75,6 @@ class Ticket:
             lib.FB_TICKET_CANCELLED: "cancelled",
         }
         return names[outcome[0]], int(status[0])
-
-
-def _end_ticket(pointer: Any, process: int) -> None:
-    if os.getpid() == process:
-        lib.fb_ticket_destroy(pointer)
 
 
 class Sequence:
@@ -114,10 +108,8 @@ class Sequence:
             InvalidArgument, OutOfRange, InvalidConfig (it has joined), Closed: nothing is written then.
         """
         found = self._rows(rows)
-        check(
-            lib.fb_append(self._pointer, self._number, layer, ffi.cast("void *", found.address), found.shape[0]),
-            self._pointer,
-        )
+        address, which = ffi.cast("void *", found.address), index(layer, "layer")
+        check(lib.fb_append(self._pointer, self._number, which, address, found.shape[0]), self._pointer)
 
     def _rows(self, rows: Any) -> Placed:
         found = look(rows, "rows")
@@ -132,7 +124,7 @@ class Sequence:
 
     def append_in_place(self, count: int) -> None:
         """Declares that `count` prompt rows of every layer are in their place already, or not needed."""
-        check(lib.fb_append_in_place(self._pointer, self._number, count), self._pointer)
+        check(lib.fb_append_in_place(self._pointer, self._number, index(count, "count")), self._pointer)
 
     def join(self, stream: Any = None, *, warm_up: Any = None, bytes_a_call: int = 0) -> Ticket:
         """Enters its lane once every layer has its whole prompt, and brings up what it was opened for.
@@ -150,7 +142,7 @@ class Sequence:
         config = NULL
         if warm_up is not None or bytes_a_call:
             config = sized("fb_warm_up")
-            config.bytes_a_call = bytes_a_call
+            config.bytes_a_call = index(bytes_a_call, "bytes_a_call")
             if warm_up is not None:
                 config.selections, config.steps = self._selections(warm_up)
         made = ffi.new("fb_ticket **")
@@ -207,11 +199,7 @@ class Sequence:
         """
         made = ffi.new("fb_ticket **")
         on = self.cache.device.stream_of(stream)
-        try:
-            status = lib.fb_roll_back(self._pointer, self._number, length, on, made)
-        except (OverflowError, TypeError) as error:
-            raise InvalidArgument("length", repr(length), "a number of tokens") from error
-        check(status, self._pointer)
+        check(lib.fb_roll_back(self._pointer, self._number, index(length, "length"), on, made), self._pointer)
         return self._ticket(made)
 
     def seal(self, start: int, tokens: Any, *, keys: TokenKeys = None) -> int:
@@ -227,7 +215,7 @@ class Sequence:
         """
         named, _keep = tokens_of(tokens, keys)
         sealed = ffi.new("uint32_t *")
-        check(lib.fb_seal(self._pointer, self._number, start, named, sealed), self._pointer)
+        check(lib.fb_seal(self._pointer, self._number, index(start, "start"), named, sealed), self._pointer)
         return int(sealed[0])
 
     @property
@@ -248,7 +236,7 @@ class Sequence:
     def landing_slot(self, query_row: int) -> int:
         """The slot that the new row of a step's query row is to be written to, the same in every layer's slab."""
         slot = ffi.new("uint32_t *")
-        check(lib.fb_landing_slot(self._pointer, self._number, query_row, slot), self._pointer)
+        check(lib.fb_landing_slot(self._pointer, self._number, index(query_row, "query_row"), slot), self._pointer)
         return int(slot[0])
 
     def read_row(self, layer: int, position: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -258,13 +246,8 @@ class Sequence:
             OutOfRange: no such layer or position.
         """
         row = np.empty(self.cache.info.row_bytes, np.uint8)
-        try:
-            status = lib.fb_read_row(
-                self._pointer, self._number, layer, position, ffi.from_buffer("uint8_t[]", row, True), row.nbytes
-            )
-        except OverflowError as error:
-            raise InvalidArgument("position", f"layer {layer}, position {position}", "numbers from 0") from error
-        check(status, self._pointer)
+        which, at, room = index(layer, "layer"), index(position, "position"), ffi.from_buffer("uint8_t[]", row, True)
+        check(lib.fb_read_row(self._pointer, self._number, which, at, room, row.nbytes), self._pointer)
         return row
 
     def digest(self) -> int:

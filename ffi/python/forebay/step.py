@@ -16,7 +16,7 @@ import numpy as np
 
 from ._library import NULL, check, fail, ffi, lib, sized
 from .errors import Busy, Closed, InvalidArgument
-from .tensors import words
+from .tensors import index, words
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -163,12 +163,14 @@ class Step:
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         if type(selection) is Buffers:
             self._fits(selection)
-            status = lib.fb_layer(self._pointer, self._number, layer, selection._selection, selection._slots, on)
+            which = index(layer, "layer")
+            status = lib.fb_layer(self._pointer, self._number, which, selection._selection, selection._slots, on)
         else:
             shape, place = self._shape, self._place
             read = words(selection, "selection", shape, place, False)
             written = words(slots, "slots", shape, place, True)
-            status = lib.fb_layer(self._pointer, self._number, layer, read, written, on)
+            which = index(layer, "layer")
+            status = lib.fb_layer(self._pointer, self._number, which, read, written, on)
         if self._later:
             self._held.append((selection, slots))
         if status:
@@ -226,7 +228,8 @@ class Step:
         """G: fetches what the last resolve of these rows missed, or what a pass of attention reads of it."""
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         part = self._part(layer, first, count, draft_pass)
-        check(lib.fb_gather(self._pointer, self._number, part, attention_pass, on), self._pointer)
+        which = index(attention_pass, "attention_pass")
+        check(lib.fb_gather(self._pointer, self._number, part, which, on), self._pointer)
 
     def scatter(
         self, layer: int, *, first: int = 0, count: int = 0, draft_pass: int | None = None, stream: Any = None
@@ -237,7 +240,7 @@ class Step:
             part = self._part(layer, first, count, draft_pass)
             check(lib.fb_scatter_part(self._pointer, self._number, part, on), self._pointer)
         else:
-            check(lib.fb_scatter(self._pointer, self._number, layer, on), self._pointer)
+            check(lib.fb_scatter(self._pointer, self._number, index(layer, "layer"), on), self._pointer)
 
     def finish(self, stream: Any = None) -> None:
         """Ends its enqueueing; `stream` is behind all of its work."""
@@ -293,12 +296,8 @@ class Step:
 
     def _part(self, layer: int, first: int, count: int, draft_pass: int | None) -> Any:
         part = sized("fb_part")
-        try:
-            part.layer, part.first, part.count = layer, first, count
-            setattr(part, "pass", 0 if draft_pass is None else draft_pass + 1)
-        except (TypeError, OverflowError) as error:
-            given = f"layer {layer}, first {first}, count {count}, draft_pass {draft_pass}"
-            raise InvalidArgument("layer", given, "numbers from 0") from error
+        part.layer, part.first, part.count = index(layer, "layer"), index(first, "first"), index(count, "count")
+        setattr(part, "pass", 0 if draft_pass is None else index(draft_pass, "draft_pass") + 1)
         return part
 
     def _fits(self, buffers: Buffers, rows: int | None = None) -> None:

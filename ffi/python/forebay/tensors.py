@@ -1,4 +1,4 @@
-"""Arguments that are tensors: from what a caller has to an address, checked.
+"""Arguments that are tensors, from what a caller has to an address, and numbers: checked.
 
 Taken as they are, never copied: NumPy arrays, torch tensors and what looks like them (`data_ptr`, `dtype`, `shape`,
 `stride`, `device`), objects with `__array_interface__` or `__cuda_array_interface__`, and DLPack. Nothing is imported
@@ -8,6 +8,7 @@ else is looked at whole, and refused with what it is and what was expected.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -31,6 +32,7 @@ class Place(NamedTuple):
 HOST = Place("cpu", 0)
 _WORD = np.dtype(np.int32)
 _CUDA_LEGACY_DEFAULT = 1
+_INDEX_MAX = 0xFFFFFFFF
 _from_buffer, _cast = ffi.from_buffer, ffi.cast
 # Types that are parsed once.
 _WORDS, _WORD_POINTER = ffi.typeof("int32_t[]"), ffi.typeof("int32_t *")
@@ -38,6 +40,21 @@ _NUMPY_ERRORS = (BufferError, ValueError, TypeError)
 # How objects of torch's dtype and device classes read, found once each: (name, bits), Place.
 _dtypes: dict[Any, tuple[str, int]] = {}
 _places: dict[Any, Place] = {}
+
+
+def index(value: Any, name: str) -> int:
+    """A number as C's uint32_t holds it.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if 0 <= number <= _INDEX_MAX:
+        return number
+    raise InvalidArgument(name, repr(value), "a whole number from 0 to 2^32 - 1")
 
 
 def words(value: Any, name: str, shape: tuple[int, ...], place: Place, writable: bool, stream: int = 0) -> Any:

@@ -9,22 +9,17 @@ import os
 import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable, Hashable, NamedTuple, Sequence as Many, TypeVar
+from typing import Any, Hashable, NamedTuple, Sequence as Many, TypeVar
 
 import numpy as np
 
 from ._library import check, check_created, ffi, lib, new_text, path_bytes, sized
 from .errors import Closed, InvalidArgument
-from .tensors import HOST, words
+from .tensors import HOST, index, words
 
 _TEXTS = ("label", "model", "arch", "score", "mode", "text")
 _TEXT_BYTES = 1 << 12
 _Self = TypeVar("_Self", bound="_Writer")
-
-
-def _end(destroy: Callable[[Any], int], pointer: Any, process: int) -> None:
-    if os.getpid() == process:
-        destroy(pointer)
 
 
 class _Writer:
@@ -32,7 +27,7 @@ class _Writer:
 
     def __init__(self, pointer: Any, destroy: Any) -> None:
         self._pointer = pointer
-        self._closer = weakref.finalize(self, _end, destroy, pointer, os.getpid())
+        self._closer = weakref.finalize(self, destroy, pointer)
 
     def _open(self) -> Any:
         if not self._closer.alive:
@@ -137,11 +132,8 @@ class TraceWriter(_Writer):
             OutOfRange: a position that does not follow, or sets that are none: nothing is recorded.
         """
         pointer, numbers = self._open(), words(selected, "selected", self._shape, HOST, False)
-        try:
-            status = lib.fb_trace_record(pointer, position, numbers, self._shape[0] * self._shape[1])
-        except (OverflowError, TypeError) as error:
-            raise InvalidArgument("position", repr(position), "a number from 0") from error
-        check(status, pointer)
+        at, count = index(position, "position"), self._shape[0] * self._shape[1]
+        check(lib.fb_trace_record(pointer, at, numbers, count), pointer)
 
     def flush(self) -> None:
         """Writes the steps that are held: they survive the process."""
@@ -172,11 +164,8 @@ class RequestWriter(_Writer):
 
     def __init__(self, path: str | os.PathLike[str], *, block_tokens: int) -> None:
         reason, made = new_text(), ffi.new("fb_requests **")
-        try:
-            status = lib.fb_requests_create(path_bytes(path), block_tokens, reason, len(reason), made)
-        except (OverflowError, TypeError) as error:
-            raise InvalidArgument("block_tokens", repr(block_tokens), "a number from 1") from error
-        check_created(status, reason)
+        tokens = index(block_tokens, "block_tokens")
+        check_created(lib.fb_requests_create(path_bytes(path), tokens, reason, len(reason), made), reason)
         super().__init__(made[0], lib.fb_requests_destroy)
 
     def record(self, *, milliseconds: int, input_tokens: int, blocks: Many[int], output_tokens: int = 0) -> None:
@@ -262,7 +251,7 @@ class SelectionTrace:
         reason, made = new_text(), ffi.new("fb_selections **")
         check_created(lib.fb_selections_open(path_bytes(path), reason, len(reason), made), reason)
         self._pointer = made[0]
-        weakref.finalize(self, _end, lib.fb_selections_destroy, made[0], os.getpid())
+        weakref.finalize(self, lib.fb_selections_destroy, made[0])
         header = sized("fb_trace_header")
         check(lib.fb_selections_header(self._pointer, header), self._pointer)
         self.header = Header(*(int(getattr(header, name)) for name in Header._fields))

@@ -250,6 +250,41 @@ def test_streams_of_another_kind_are_refused(make: Make) -> None:
     assert cache.stats().steps_in_flight == 0
 
 
+@pytest.mark.parametrize("wrong", [-1, 1 << 32, 1.5, "1", None])
+def test_a_number_that_is_none_is_named(make: Make, wrong: Any) -> None:
+    cache = make()
+    sequence = joined(cache)
+    step = cache.prepare([(sequence, 0, 1)])
+    slots = empty()
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("layer", lambda: step.layer(wrong, some(1), slots)),
+        ("layer", lambda: step.layer(wrong, forebay.Buffers(cache, some(1), slots))),
+        ("layer", lambda: step.scatter(wrong)),
+        ("layer", lambda: step.gather(wrong)),
+        ("first", lambda: step.gather(0, first=wrong)),
+        ("attention_pass", lambda: step.gather(0, attention_pass=wrong)),
+        ("layer", lambda: cache.slab(wrong)),
+        ("layer", lambda: cache.index_keys(wrong)),
+        ("layer", lambda: sequence.append(wrong, rows_of(0, 0, 1))),
+        ("count", lambda: sequence.append_in_place(wrong)),
+        ("length", lambda: sequence.roll_back(wrong)),
+        ("start", lambda: sequence.seal(wrong, [])),
+        ("query_row", lambda: sequence.landing_slot(wrong)),
+        ("layer", lambda: sequence.read_row(wrong, 0)),
+        ("position", lambda: sequence.read_row(0, wrong)),
+    ]
+    for name, call in calls:
+        with pytest.raises(forebay.InvalidArgument) as caught:
+            call()
+        assert caught.value.argument == name
+    assert (slots == -77).all()
+    for call in (lambda: step.layer(LAYERS, some(1), slots), lambda: cache.slab(LAYERS)):
+        with pytest.raises(forebay.OutOfRange, match="layer"):
+            call()
+    step.layer(np.int64(0), some(1), slots)  # type: ignore[arg-type]
+    step.retire()
+
+
 def test_rows_of_a_batch_are_named(make: Make) -> None:
     cache, other = make(), make()
     sequence, foreign = joined(cache), joined(other)

@@ -43,9 +43,12 @@ def ended():
 def run(script: str) -> None:
     """Runs it; a hang, a crash and a failed assertion fail the test."""
     text = HEAD.format(tests=str(ROOT / "ffi" / "python" / "tests")) + script
+    # Newer Pythons warn of every fork beside threads, NumPy's among them.
+    quiet = "ignore:This process:DeprecationWarning"
     ran = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", text], timeout=60, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-X", "dev", "-W", quiet, "-c", text],
+        timeout=120, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == "" and ran.stdout.endswith("done\n"), ran.stderr + ran.stdout
 
@@ -86,6 +89,7 @@ print("done")
 def test_the_interpreter_ends_with_everything_open() -> None:
     for tail in ("", "sys.exit(0)", "raise SystemExit"):
         run(f"""
+import atexit
 for threads in (False, True):
     device, cache = make(threads)
     sequence = joined(cache)
@@ -94,8 +98,11 @@ for threads in (False, True):
     view = cache.slab(0)
     step = cache.prepare([(sequence, 0, 1), (child, 0, 2)])
     step.layer(0, np.zeros((2, 2, TOP_K), np.int32), empty(2, 2))
-    ran = []
-    device.call(lambda: ran.append(1))
+    # On a thread of the device's, it runs when the interpreter is about to end.
+    gate = threading.Event()
+    if threads:
+        device.call(gate.wait)
+        atexit.register(gate.set)
     kept = [device, cache, sequence, child, ticket, view, step]
     globals()[f"kept{{threads}}"] = kept
     forebay.kept = kept
@@ -247,6 +254,36 @@ cache.reap()
 assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4096
 now = cache.stats()
 assert (now.free_lanes, now.free_host_pages, now.sequences) == (free.free_lanes, free.free_host_pages, 0)
+print("done")
+""")
+
+
+def test_calls_that_are_enqueued_run_before_the_interpreter_ends() -> None:
+    run("""
+import atexit
+device = forebay.HostDevice(threads=True)
+view = device.allocate(64)
+gate = threading.Event()
+def last():
+    view[0] = 7
+    print("done", flush=True)
+device.call(gate.wait)
+device.call(last)
+forebay.kept = [device, view]
+atexit.register(gate.set)
+""")
+
+
+def test_a_forgotten_step_is_ended_by_the_next_call() -> None:
+    run("""
+device, cache = make(steps_in_flight=1)
+one, two = joined(cache), joined(cache)
+step = cache.prepare([(one, 0, 1)])
+del step
+cache.prepare([(two, 0, 1)]).retire()
+one.roll_back(40)
+cache.prepare([(one, 0, 1)]).retire()
+assert cache.stats().steps_in_flight == 0
 print("done")
 """)
 

@@ -222,3 +222,36 @@ fn a_forked_child_cannot_write_to_its_parents_rows() {
     close(cache, sequence);
     destroy(cache, device);
 }
+
+#[test]
+fn rows_that_were_written_in_place_are_the_sequences() {
+    let device = host();
+    let cache = make_cache(device, &declared());
+    let (mut sequence, mut pages, mut count) = (0, [zeroed::<FbPage>(); 16], 0);
+    // SAFETY: all are there; rows are written to pages of the sequence's own, inside what was answered.
+    unsafe {
+        assert_eq!(fb_open(cache, &opening(20, 10), &raw mut sequence), FbOk);
+        assert_eq!(fb_pages(cache, sequence, pages.as_mut_ptr(), 16, &raw mut count), FbOk);
+        for layer in 0..LAYERS {
+            let (mut rows, mut bytes) = (null_mut(), 0);
+            assert_eq!(fb_rows(cache, layer, &raw mut rows, &raw mut bytes), FbOk);
+            for position in 0..20 {
+                let page = pages[(position / PAGE) as usize].host;
+                let at = u64::from(page * PAGE + position % PAGE) * u64::from(ROW);
+                assert!(at + u64::from(ROW) <= bytes);
+                let place = rows.cast::<u8>().add(at as usize).cast::<[u8; ROW as usize]>();
+                place.write(row_of(layer, position));
+            }
+        }
+        assert_eq!(fb_append_in_place(cache, sequence, 20), FbOk);
+        assert_eq!(fb_join(cache, sequence, null(), null_mut(), null_mut()), FbOk);
+        let (mut rows, mut bytes) = (null_mut(), 7);
+        assert_eq!(fb_rows(cache, LAYERS, &raw mut rows, &raw mut bytes), FbOutOfRange);
+        assert_eq!((rows.is_null(), bytes), (true, 7));
+    }
+    for position in 0..20 {
+        assert_eq!(read_row(cache, sequence, 1, position), row_of(1, position));
+    }
+    close(cache, sequence);
+    destroy(cache, device);
+}
