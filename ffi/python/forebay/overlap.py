@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Sequence as Many
+from typing import Any, Callable, Sequence as Many
 
+from . import cache as _cache
 from ._library import check, ffi, lib, sized
+from .device import DeviceHandle
 from .errors import InvalidArgument
 from .step import Buffers, Step
 from .tensors import index
-
-if TYPE_CHECKING:
-    from .cache import Cache
-    from .device import DeviceHandle
 
 ORDERS = {"none": 0, "da": 1, "dba": 2}
 ORDER_NAMES = tuple(ORDERS)
@@ -157,7 +155,7 @@ def orders_of(names: Many[str], layers: int, argument: str = "by_layer") -> Any:
 
 
 def overlap(
-    cache: Cache,
+    cache: _cache.Cache,
     step: Step,
     layer: int,
     order: str,
@@ -176,7 +174,7 @@ def overlap(
 
 
 def overlap_steps(
-    cache: Cache,
+    cache: _cache.Cache,
     steps: Many[Step],
     layers: Many[Layers],
     by_layer: Many[str],
@@ -196,7 +194,7 @@ def overlap_steps(
 class Captured:
     """Captured layers of a bucket: `Cache.capture` gives it. Giving it up waits for nothing."""
 
-    def __init__(self, cache: Cache, pointer: Any, held: Any) -> None:
+    def __init__(self, cache: _cache.Cache, pointer: Any, held: Any) -> None:
         self.cache = cache
         self._pointer, self._held = pointer, held
         device = cache.device._handle
@@ -223,7 +221,7 @@ class Captured:
 
 
 def capture(
-    cache: Cache,
+    cache: _cache.Cache,
     micro_batches: Many[Layers],
     query_rows: int,
     by_layer: Many[str],
@@ -248,7 +246,7 @@ def _end_captured(pointer: Any, device: DeviceHandle) -> None:
     device.leave()
 
 
-def _check_steps(cache: Cache, steps: Many[Step], layers: Many[Layers] | None) -> None:
+def _check_steps(cache: _cache.Cache, steps: Many[Step], layers: Many[Layers] | None) -> None:
     for at, step in enumerate(steps):
         if type(step) is not Step or step.cache is not cache:
             raise InvalidArgument(f"steps[{at}]", repr(step), "a step of this cache")
