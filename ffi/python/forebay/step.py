@@ -148,7 +148,9 @@ class Step:
         "_held", "_finished",
     )  # fmt: skip
 
-    def __init__(self, cache: _cache.Cache, number: int, rows: int, query_rows: int, stream: Any, accepted: Any) -> None:
+    def __init__(
+        self, cache: _cache.Cache, number: int, rows: int, query_rows: int, stream: Any, accepted: Tensor | None
+    ) -> None:
         self.cache, self.rows, self.query_rows = cache, rows, query_rows
         self.retired: Retired | None = None
         self._number, self._pointer, self._stream = number, cache._pointer, stream
