@@ -90,7 +90,7 @@ class Layers:
             raise InvalidArgument("batch", repr(batch), f"at most the {buffers.rows} rows of the buffers")
         self.buffers = buffers
         device = buffers.cache.device
-        config = sized("fb_layers_config")
+        config = sized("fb_overlap_config")
         config.compute = device.stream_of(compute)
         config.resolve = config.compute if resolve is None else device.stream_of(resolve)
         config.gather = config.compute if gather is None else device.stream_of(gather)
@@ -291,7 +291,7 @@ def _numbers(steps: Many[Step]) -> Any:
 
 
 def _configs(layers: Many[Layers]) -> Any:
-    configs = ffi.new("fb_layers_config[]", max(len(layers), 1))
+    configs = ffi.new("fb_overlap_config[]", max(len(layers), 1))
     for at, one in enumerate(layers):
         configs[at] = one._config[0]
     return configs

@@ -303,8 +303,8 @@ class Step:
         counts, lengths = np.empty((self.cache.info.layers, 3), np.uint32), np.empty(self.rows, np.uint32)
         count = _new("uint32_t *")
         room = _cast("fb_layer_count *", _from_buffer(counts))
-        check(lib.fb_layer_counts(self._pointer, room, len(counts), count), self._pointer)
-        check(lib.fb_lengths(self._pointer, _from_buffer("uint32_t[]", lengths), self.rows, count), self._pointer)
+        check(lib.fb_retired_counts(self._pointer, room, len(counts), count), self._pointer)
+        check(lib.fb_retired_lengths(self._pointer, _from_buffer("uint32_t[]", lengths), self.rows, count), self._pointer)
         return counts, lengths
 
     def _part(self, layer: int, first: int, count: int, draft_pass: int | None) -> Any:
