@@ -68,6 +68,9 @@ def test_block_tables_name_the_pages_of_index_keys(make: Make) -> None:
     assert (out[2:] == 0).all() and out[0, 0] == table[0, 0]
     with pytest.raises(forebay.InvalidArgument, match="pages"):
         flashmla.block_table(sequences, pages=1)
+    for wrong, says in (([sequences[0], 7], r"sequences\[1\]"), (sequences, "pages")):
+        with pytest.raises(forebay.InvalidArgument, match=says):
+            flashmla.block_table(wrong, pages=-1)  # type: ignore[arg-type]
     with pytest.raises(forebay.InvalidArgument, match="out"):
         flashmla.block_table(sequences, out=np.zeros((2, 12), np.int64))
 
