@@ -190,7 +190,7 @@ impl Rig {
             let own = open(&mut self.twin, number, stream).unwrap();
             let mut made = 0;
             ok(handle::change(self.cache, |cache| {
-                cache.cache.close(cache.sequence(twin.number), Stream(0))?;
+                cache.cache.close(cache.sequence(twin.number)?, Stream(0))?;
                 made = open(&mut cache.cache, number, Stream(0)).map(|opened| cache.number_of(opened))?;
                 Ok(())
             }));
@@ -258,7 +258,7 @@ impl Drop for Rig {
         for twin in &self.sequences {
             ok(handle::change(self.cache, |cache| {
                 let sequence = cache.sequence(twin.number);
-                match cache.cache.close(sequence, Stream(0)) {
+                match sequence.and_then(|sequence| cache.cache.close(sequence, Stream(0))) {
                     Err(error) if error.kind() != Kind::Closed => Err(error),
                     _ => Ok(()),
                 }
