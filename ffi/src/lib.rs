@@ -38,3 +38,7 @@ mod tests;
 pub mod ticket;
 pub mod trace;
 mod word;
+
+#[cfg(test)]
+#[path = "../tests/support/replay.rs"]
+mod replay;

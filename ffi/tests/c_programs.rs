@@ -1,9 +1,13 @@
-//! The C programs of `c-tests`, linked with the static library by gcc, both under AddressSanitizer.
+//! The C programs of `c-tests`, one for each noun of the interface, compiled by gcc and run twice.
 //!
-//! The library is built by a cargo of its own into a folder of this test's: with the sanitizer, and where the test
-//! finds it without a guess about the running build. Rust's and gcc's sanitizers share their interface, so
-//! that gcc's run time serves both. The modes of the program that must be reported are the control: without
-//! them a sanitizer that does not work would look like a program without errors.
+//! | | library | sees |
+//! |---|---|---|
+//! | `sanitized` | static, built with AddressSanitizer; the program also with UBSan | accesses, leaks, both sides |
+//! | `under_valgrind` | shared, as installed | what no build's instrumentation sees |
+//!
+//! The sanitized library is built by a cargo of its own into a folder of this test's. Rust's and gcc's sanitizers
+//! share their interface, so that gcc's run time serves both. The programs of `controls` must be reported: without
+//! them a tool that does not work would look like programs without errors.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -13,114 +17,239 @@ use std::sync::OnceLock;
 
 #[path = "support/gcc.rs"]
 mod gcc;
+#[path = "support/library.rs"]
+mod library;
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+use library::{root, succeed, target};
+
+/// How a program ends that a tool has reported.
+const REPORTED: i32 = 66;
+
+/// What the static library asks of its linker.
+const STATIC: [&str; 7] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
+
+/// The static library under AddressSanitizer, built once.
+fn sanitized_library() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.current_dir(root()).args(["rustc", "--offline", "-p", "forebay-ffi", "--lib"]);
+        cargo.args([
+            "--crate-type",
+            "staticlib",
+            "--target",
+            "x86_64-unknown-linux-gnu",
+            "--message-format=json",
+        ]);
+        // Only lets the stable compiler take the sanitizer's flag; nothing built so is shipped.
+        cargo.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
+        cargo.env("CARGO_TARGET_DIR", target()).env_remove("CARGO_ENCODED_RUSTFLAGS");
+        let messages = succeed(cargo);
+        let files = messages.lines().flat_map(|line| {
+            let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+            message["filenames"].as_array().cloned().unwrap_or_default()
+        });
+        let mut files = files.filter_map(|file| file.as_str().map(PathBuf::from));
+        let archive = |file: &PathBuf| file.file_name().is_some_and(|name| name == "libforebay.a");
+        files.find(archive).expect("cargo names what it built")
+    })
 }
 
-/// The folder of what these tests build.
-fn target() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-tests")
+/// A compiler with what all programs are compiled with.
+fn compiler(language: &str) -> Command {
+    let mut compiler = match language {
+        "c" => Command::new("gcc"),
+        _ => Command::new("g++"),
+    };
+    compiler.arg(if language == "c" { "-std=c11" } else { "-std=c++17" });
+    compiler.args(["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror", "-g", "-O1"]);
+    compiler
 }
 
-/// The library whose file ends in `end`: `a` for the static one, `so` for the shared one. Both are built once.
-fn library(end: &str) -> &'static Path {
-    static BUILT: OnceLock<Vec<PathBuf>> = OnceLock::new();
-    let files = BUILT.get_or_init(build);
-    let name = format!("libforebay.{end}");
-    files.iter().find(|file| file.ends_with(&name)).expect("cargo names what it built")
-}
-
-fn build() -> Vec<PathBuf> {
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.current_dir(root()).args(["build", "--offline", "-p", "forebay-ffi", "--lib"]);
-    cargo.args(["--target", "x86_64-unknown-linux-gnu", "--message-format=json"]);
-    // Only lets the stable compiler take the sanitizer's flag; nothing built so is shipped.
-    cargo.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
-    cargo.env("CARGO_TARGET_DIR", target()).env_remove("CARGO_ENCODED_RUSTFLAGS");
-    let built = cargo.output().unwrap();
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    let messages = String::from_utf8(built.stdout).unwrap();
-    let files = messages.lines().flat_map(|line| {
-        let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
-        let files = message["filenames"].as_array().cloned().unwrap_or_default();
-        files.into_iter().filter_map(|file| file.as_str().map(PathBuf::from))
-    });
-    files.collect()
-}
-
-/// The program, compiled once; nothing without a compiler.
-fn program() -> Option<&'static Path> {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    if !gcc::is_there("gcc") {
-        return None;
+/// The sources of a program: `NAME.c`, or `NAME.cpp`, or all of the folder `NAME`.
+fn sources(name: &str) -> (&'static str, Vec<PathBuf>) {
+    let folder = root().join("ffi/c-tests");
+    let single = ["c", "cpp"].map(|end| (end, folder.join(format!("{name}.{end}"))));
+    if let Some((language, file)) = single.into_iter().find(|(_, file)| file.is_file()) {
+        return (language, vec![file]);
     }
-    Some(PROGRAM.get_or_init(|| {
-        let library = library("a");
-        let program = target().join("decode");
-        let mut gcc = Command::new("gcc");
-        gcc.args(["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-O1"]);
-        gcc.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]);
-        gcc.arg(root().join("ffi/c-tests/decode.c")).arg(library);
-        // What a static Rust library asks of its linker.
-        gcc.args(["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc", "-o"]).arg(&program);
-        let ended = gcc.output().unwrap();
-        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
-        program
-    }))
+    let files = std::fs::read_dir(folder.join(name)).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> =
+        files.filter(|file| file.extension().is_some_and(|end| end == "cpp")).collect();
+    files.sort();
+    ("cpp", files)
 }
 
-fn run(program: &Path, mode: &str) -> (Output, String) {
-    let mut command = Command::new(program);
-    command.arg(mode).env("ASAN_OPTIONS", "detect_leaks=1:exitcode=66");
+/// A program with the sanitized static library, its own code under AddressSanitizer and UBSan.
+fn sanitized(name: &str) -> PathBuf {
+    let (language, files) = sources(name);
+    let program = target().join(format!("{name}-sanitized"));
+    let mut compiler = compiler(language);
+    compiler.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]);
+    compiler.arg("-I").arg(root().join("ffi/include"));
+    compiler.args(files).arg(sanitized_library()).args(STATIC).arg("-o").arg(&program);
+    succeed(compiler);
+    program
+}
+
+/// A program with the installed shared library.
+fn shared(name: &str) -> PathBuf {
+    let (language, files) = sources(name);
+    let program = target().join(format!("{name}-shared"));
+    let prefix = library::installed();
+    let mut compiler = compiler(language);
+    compiler.arg("-I").arg(prefix.join("include")).args(files);
+    compiler.arg("-L").arg(prefix.join("lib")).arg("-lforebay").arg("-lpthread");
+    compiler.arg(format!("-Wl,-rpath,{}", prefix.join("lib").display())).arg("-o").arg(&program);
+    succeed(compiler);
+    program
+}
+
+/// Runs a program in a folder of its own.
+fn run(mut command: Command, name: &str) -> (Output, String) {
+    let folder = target().join(format!("in-{name}"));
+    std::fs::create_dir_all(&folder).unwrap();
+    let options = format!("detect_leaks=1:exitcode={REPORTED}");
+    command
+        .current_dir(folder)
+        .env("ASAN_OPTIONS", options)
+        .env("UBSAN_OPTIONS", format!("exitcode={REPORTED}"));
     let ended = command.output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     (ended, said)
 }
 
+fn under_valgrind(program: &Path) -> Command {
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--quiet", "--leak-check=full", "--errors-for-leak-kinds=definite,indirect,possible"]);
+    valgrind.arg("--fair-sched=yes");
+    valgrind.arg(format!("--suppressions={}", root().join("ffi/c-tests/valgrind.supp").display()));
+    valgrind.arg(format!("--error-exitcode={REPORTED}")).arg(program);
+    valgrind
+}
+
+/// A program without errors ends well, says nothing of any, and has checked something.
+fn is_clean((ended, said): &(Output, String)) {
+    assert!(ended.status.success(), "{}: {said}", ended.status);
+    assert_eq!(said, "", "a clean program says nothing");
+    let said = String::from_utf8_lossy(&ended.stdout);
+    let checks: u64 =
+        said.trim_end().strip_suffix(" checks").and_then(|count| count.parse().ok()).expect(&said);
+    assert!(checks > 10, "{said}");
+}
+
+macro_rules! programs {
+    ($($name:ident),* $(,)?) => {
+        const PROGRAMS: &[&str] = &[$(stringify!($name)),*];
+
+        mod sanitized {
+            $(
+                #[test]
+                fn $name() {
+                    let name = stringify!($name);
+                    if super::gcc::is_there("gcc") && super::gcc::is_there("g++") {
+                        let program = super::sanitized(name);
+                        super::is_clean(&super::run(super::Command::new(program), &format!("{name}-sanitized")));
+                    }
+                }
+            )*
+        }
+
+        mod under_valgrind {
+            $(
+                #[test]
+                fn $name() {
+                    let name = stringify!($name);
+                    if ["gcc", "g++", "valgrind"].into_iter().all(super::gcc::is_there) {
+                        let program = super::shared(name);
+                        super::is_clean(&super::run(super::under_valgrind(&program), &format!("{name}-shared")));
+                    }
+                }
+            )*
+        }
+    };
+}
+
+programs!(
+    status, device, cache, sequence, share, ticket, step, overlap, choice, capture, trace, plan, misuse,
+    sizes, threads, forked, holders, two_units,
+);
+
 #[test]
-fn the_shared_library_is_named_with_its_version() {
-    if !gcc::is_there("readelf") {
+fn every_program_is_run() {
+    let entries = std::fs::read_dir(root().join("ffi/c-tests")).unwrap().map(|entry| entry.unwrap().path());
+    let stem = |path: PathBuf| path.file_stem().unwrap().to_str().unwrap().to_owned();
+    let is_program = |path: &PathBuf| path.extension().is_none_or(|end| end != "h" && end != "supp");
+    let mut found: Vec<String> = entries.filter(is_program).map(stem).collect();
+    let mut wanted: Vec<String> =
+        PROGRAMS.iter().chain(&["controls"]).map(|name| (*name).to_owned()).collect();
+    found.sort();
+    wanted.sort();
+    assert_eq!(found, wanted);
+}
+
+/// A program that must be reported, by AddressSanitizer or UBSan, in these words.
+fn is_reported(mode: &str, words: &str) {
+    if !gcc::is_there("gcc") {
         return;
     }
-    let library = library("so");
-    let ended = Command::new("readelf").arg("-d").arg(library).output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
-    let header = std::fs::read_to_string(root().join("ffi/include/forebay.h")).unwrap();
-    let version = header.lines().find_map(|line| line.strip_prefix("#define FB_ABI_VERSION ")).unwrap();
-    assert!(said.contains(&format!("[libforebay.so.{version}]")), "{}: {said}", library.display());
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let mut command = Command::new(PROGRAM.get_or_init(|| sanitized("controls")));
+    command.arg(mode);
+    let (ended, said) = run(command, "controls-sanitized");
+    assert_eq!(ended.status.code(), Some(REPORTED), "{said}");
+    assert!(said.contains(words), "{said}");
+}
+
+/// The same, by valgrind.
+fn valgrind_reports(mode: &str, words: &str) {
+    if !["gcc", "valgrind"].into_iter().all(gcc::is_there) {
+        return;
+    }
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let mut command = under_valgrind(PROGRAM.get_or_init(|| shared("controls")));
+    command.arg(mode);
+    let (ended, said) = run(command, "controls-shared");
+    assert_eq!(ended.status.code(), Some(REPORTED), "{said}");
+    assert!(said.contains(words), "{said}");
 }
 
 #[test]
-fn a_hundred_steps_decode_from_c() {
-    let Some(program) = program() else { return };
-    let (ended, said) = run(program, "all");
-    assert!(ended.status.success(), "{said}");
-    assert_eq!(said, "", "a clean program says nothing");
-    // 100 steps and 25 of a second sequence, and four that are there for their errors.
-    assert_eq!(String::from_utf8_lossy(&ended.stdout), "129 steps, 15000 rows compared\n");
+fn lost_memory_is_reported() {
+    is_reported("leak", "LeakSanitizer: detected memory leaks");
+    valgrind_reports("leak", "definitely lost");
 }
 
 #[test]
 fn a_forgotten_cache_is_reported() {
-    let Some(program) = program() else { return };
-    let (ended, said) = run(program, "leak");
-    assert_eq!(ended.status.code(), Some(66), "{said}");
-    assert!(said.contains("LeakSanitizer: detected memory leaks"), "{said}");
+    is_reported("forgotten", "LeakSanitizer: detected memory leaks");
 }
 
 #[test]
 fn a_batch_with_fewer_rows_than_stated_is_reported() {
-    let Some(program) = program() else { return };
-    let (ended, said) = run(program, "overrun");
-    assert_eq!(ended.status.code(), Some(66), "{said}");
-    assert!(said.contains("heap-buffer-overflow"), "{said}");
+    is_reported("overrun", "heap-buffer-overflow");
+    valgrind_reports("overrun", "Invalid read");
+}
+
+#[test]
+fn prompt_rows_that_are_not_there_are_reported() {
+    // The copy into the total pool is machine code, which a build's instrumentation does not see.
+    valgrind_reports("short-rows", "Invalid read");
+}
+
+#[test]
+fn undefined_arithmetic_is_reported() {
+    is_reported("undefined", "signed integer overflow");
 }
 
 #[test]
 fn rows_that_were_never_stored_are_noticed() {
-    let Some(program) = program() else { return };
-    let (ended, said) = run(program, "unstored");
+    if !gcc::is_there("gcc") {
+        return;
+    }
+    let mut command = Command::new(sanitized("controls"));
+    command.arg("unstored");
+    let (ended, said) = run(command, "controls-unstored");
     assert_eq!(ended.status.code(), Some(1), "{said}");
-    assert!(said.contains("memcmp(slot_address("), "{said}");
+    assert!(said.contains("memcmp(row_at("), "{said}");
 }

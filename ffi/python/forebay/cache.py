@@ -17,14 +17,14 @@ import numpy as np
 
 from . import overlap
 from ._library import NULL, check, check_created, ffi, lib, new_text, sized
-from .device import Device, DeviceHandle
+from .device import Device, DeviceHandle, HostMemory
 from .config import SLOT_BLOCK, Info, by_layer_of, declare, set_fields
 from .errors import InvalidArgument
 from .overlap import Captured, EngineCall, Layers
 from .sequence import BRING_UP, Sequence, tokens_of
 from .shape import Shape
 from .step import Step
-from .tensors import index, words
+from .tensors import HOST, index, words
 
 if TYPE_CHECKING:
     from .sequence import TokenKeys
@@ -394,6 +394,23 @@ class Cache:
         shape = (int(count[0]) // block if block else 0, SLOT_BLOCK, width)
         strides = None if block == SLOT_BLOCK * width else (block, width, 1)
         return self.device.view(start, shape, strides)
+
+    def rows(self, layer: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A layer's rows in the total pool, for who writes prompt rows in place (`Sequence.append_in_place`).
+
+        A writable view of host memory, whatever the device, uint8 `[pages, page_tokens, host_stride]`: a row's
+        first `row_bytes` bytes are its own. `Sequence.pages` says which pages; shared ones may not be written. It keeps
+        the memory alive, as `slab`.
+
+        Raises:
+            OutOfRange: no such layer.
+        """
+        address, count = ffi.new("void **"), ffi.new("uint64_t *")
+        check(lib.fb_rows(self._pointer, index(layer, "layer"), address, count), self._pointer)
+        page = self.info.page_tokens * self.info.host_stride
+        shape = (int(count[0]) // page, self.info.page_tokens, self.info.host_stride)
+        start = int(ffi.cast("uintptr_t", address[0]))
+        return np.asarray(HostMemory(self.device._handle, start, HOST, shape, None))
 
     def index_keys(self, layer: int) -> Any:
         """A layer's index keys, which the engine writes and reads: uint8 `[pages, page_tokens, key bytes]`, as `slab`.

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Iterator, NoReturn
 
-import numpy as np
-import pytest
+# Before NumPy is there: BLAS threads that wait for each other are slow beside other programs.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import forebay
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+import forebay  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 # The replay is the bench's.

@@ -51,6 +51,27 @@ def test_a_life_from_open_to_close(make: Make) -> None:
     assert cache.stats()._replace(steps=0, hits=0, misses=0, bytes_up=0) == free
 
 
+def test_prompt_rows_may_be_written_in_place(make: Make) -> None:
+    cache = make()
+    sequence = cache.open(prompt=40)
+    for layer in range(LAYERS):
+        rows = cache.rows(layer)
+        assert rows.shape == (cache.info.host_pages, 16, 64) and rows.flags.writeable
+        for position in range(40):
+            rows[sequence.pages()[position // 16].host, position % 16, :16] = row_of(layer, position)
+    sequence.append_in_place(40)
+    sequence.join()
+    slots = empty()
+    with cache.prepare([(sequence, 0, 1)]) as step:
+        step.layer(2, some(33), slots)
+    slot = int(slots[0, 0, 0])
+    assert bytes(cache.slab(2)[slot // 64, slot % 64]) == bytes(row_of(2, 33))
+    cache.close()
+    cache.device.close()
+    # The view keeps the memory.
+    assert (rows[:, :, 12:16] == 0).sum() > 0
+
+
 def test_a_fork_goes_its_own_way(make: Make) -> None:
     cache = make()
     parent = joined(cache)

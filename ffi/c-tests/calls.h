@@ -1,0 +1,454 @@
+/* Every call of the interface that takes a pointer, in a table: made with one of its pointers replaced, it must answer
+ * an error and write nothing. Programs include it behind check.h.
+ *
+ * An attempt is made with `handle` as the object that the call is on, and with pointer number `null`, counted from 1
+ * without the handle, as NULL. All that a call may write stands in `out`.
+ */
+
+#ifndef FB_CALLS_H
+#define FB_CALLS_H
+
+#include "check.h"
+
+/* What calls write to. */
+typedef union {
+    unsigned char bytes[4096];
+    void *pointer;
+    uint64_t number;
+    uint32_t word;
+    size_t length;
+    double real;
+    fb_cache_config cache_config;
+    fb_stats stats;
+    fb_info info;
+    fb_cache_footprint footprint;
+    fb_sequence_length sequence_length;
+    fb_retired retired;
+    fb_choice choice;
+    fb_trace_header trace_header;
+    fb_planned planned;
+} answers;
+
+/* One handle of each kind, and what calls are made with. */
+typedef struct {
+    fb_device *device;
+    fb_cache *cache;
+    fb_ticket *ticket;
+    fb_chooser *chooser;
+    fb_trace *trace;
+    fb_requests *requests;
+    fb_selections *selections;
+    uint64_t sequence;
+    fb_step step;
+    uint32_t ids[PAGE];
+    uint32_t orders[LAYERS];
+    int32_t picks[LANES * PICKS];
+    double numbers[8];
+    uint64_t blocks[2];
+    answers out;
+} world;
+
+static const char CALLS_TRACE[] = "calls.topk", CALLS_REQUESTS[] = "calls.jsonl", CALLS_NEW[] = "calls.new";
+
+typedef enum { NO_HANDLE, DEVICE, CACHE, TICKET, CHOOSER, TRACE, REQUESTS, SELECTIONS, CAPTURED, KINDS } kind;
+
+typedef struct {
+    const char *name;
+    kind on;
+    /* Pointers that may not be NULL, the handle not counted. */
+    uint32_t pointers;
+    fb_status (*attempt)(world *w, void *handle, uint32_t null);
+} call;
+
+/* Pointer number `n`, or NULL in its place. */
+#define P(n, pointer) (null == (n) ? NULL : (pointer))
+/* The struct that a call fills, its size stated. */
+#define FILL(field) (w->out.field.size = sizeof w->out.field, &w->out.field)
+#define TRY(name) static fb_status try_##name(world *w, void *handle, uint32_t null)
+#define UNUSED ((void)w, (void)handle, (void)null)
+
+static inline fb_prices calls_prices(world *w) {
+    fb_prices prices = {w->numbers, 1, 1, w->numbers + 1};
+    return prices;
+}
+
+static inline uint32_t calls_enqueue(void *data, const fb_engine_call *made, void *stream) {
+    (void)data;
+    (void)made;
+    (void)stream;
+    return FB_INTERNAL;
+}
+
+static inline void calls_work(void *data) {
+    memset(data, 0, 1);
+}
+
+TRY(error_text) { return fb_error_text(handle, P(1, (char *)w->out.bytes), 16); }
+TRY(device_create) {
+    fb_device_config config = SIZED(fb_device_config);
+    UNUSED;
+    return fb_device_create(P(1, &config), NULL, 0, P(2, (fb_device **)&w->out.pointer));
+}
+TRY(device_destroy) { return UNUSED, fb_device_destroy(handle); }
+TRY(stream_create) { return fb_stream_create(handle, P(1, &w->out.pointer)); }
+TRY(stream_borrow) { return UNUSED, fb_stream_borrow(handle, NULL); }
+TRY(stream_return) { return UNUSED, fb_stream_return(handle, NULL); }
+TRY(stream_wait) { return UNUSED, fb_stream_wait(handle, NULL); }
+TRY(stream_call) { return fb_stream_call(handle, NULL, P(1, calls_work), w->out.bytes); }
+TRY(device_allocate) { return fb_device_allocate(handle, 64, P(1, &w->out.pointer)); }
+
+TRY(preset) { return UNUSED, fb_preset(P(1, "glm-5"), P(2, FILL(cache_config))); }
+TRY(footprint) {
+    fb_cache_config config = declared();
+    UNUSED;
+    return fb_footprint(P(1, &config), P(2, FILL(footprint)));
+}
+TRY(cache_create) {
+    fb_cache_config config = declared();
+    return fb_cache_create(handle, P(1, &config), NULL, 0, P(2, (fb_cache **)&w->out.pointer));
+}
+TRY(cache_destroy) { return UNUSED, fb_cache_destroy(handle); }
+TRY(cache_stats) { return fb_cache_stats(handle, P(1, FILL(stats))); }
+TRY(cache_info) { return fb_cache_info(handle, P(1, FILL(info))); }
+TRY(cache_fallback) { return UNUSED, fb_cache_fallback(handle, 1000, (char *)w->out.bytes, 16); }
+TRY(cache_reap) { return UNUSED, fb_cache_reap(handle, NULL, NULL); }
+TRY(cache_validate) { return UNUSED, fb_cache_validate(handle); }
+TRY(slab) { return fb_slab(handle, 0, P(1, &w->out.pointer), P(2, (uint64_t *)(w->out.bytes + 64))); }
+TRY(rows) { return fb_rows(handle, 0, P(1, &w->out.pointer), P(2, (uint64_t *)(w->out.bytes + 64))); }
+TRY(index_keys) { return fb_index_keys(handle, 0, P(1, &w->out.pointer), P(2, (uint64_t *)(w->out.bytes + 64))); }
+
+TRY(open) {
+    fb_open_config config = opening(10, 10);
+    return fb_open(handle, P(1, &config), P(2, &w->out.number));
+}
+TRY(append) { return fb_append(handle, w->sequence, 0, P(1, w->picks), 1); }
+TRY(append_in_place) { return UNUSED, fb_append_in_place(handle, w->sequence, 1000); }
+TRY(join) { return UNUSED, fb_join(handle, w->sequence, NULL, NULL, NULL); }
+TRY(join_more) { return UNUSED, fb_join_more(handle, w->sequence, NULL, NULL); }
+TRY(fork) {
+    fb_open_config config = opening(0, 10);
+    return fb_fork(handle, w->sequence, P(1, &config), NULL, P(2, &w->out.number), NULL);
+}
+TRY(roll_back) { return UNUSED, fb_roll_back(handle, w->sequence, 1000, NULL, NULL); }
+TRY(close) { return UNUSED, fb_close(handle, w->sequence + 1, NULL); }
+TRY(length) { return fb_length(handle, w->sequence, P(1, FILL(sequence_length))); }
+TRY(pages) { return fb_pages(handle, w->sequence, P(1, (fb_page *)w->out.bytes), 4, P(2, &w->out.word + 100)); }
+TRY(landing_slot) { return fb_landing_slot(handle, w->sequence, 0, P(1, &w->out.word)); }
+TRY(read_row) { return fb_read_row(handle, w->sequence, 0, 0, P(1, w->out.bytes), ROW); }
+TRY(digest) { return fb_digest(handle, w->sequence, P(1, &w->out.number)); }
+
+static inline fb_tokens calls_tokens(world *w) {
+    fb_tokens tokens = SIZED(fb_tokens);
+    tokens.ids = w->ids;
+    tokens.count = PAGE;
+    return tokens;
+}
+TRY(open_shared) {
+    fb_open_config config = opening(PAGE, 10);
+    fb_tokens tokens = calls_tokens(w);
+    return fb_open_shared(handle, P(1, &config), P(2, &tokens), P(3, "salt"), 4, P(4, &w->out.number),
+                          P(5, &w->out.word + 100));
+}
+TRY(find_shared) {
+    fb_tokens tokens = calls_tokens(w);
+    tokens.ids = P(4, tokens.ids);
+    return fb_find_shared(handle, P(1, &tokens), P(2, "salt"), 4, P(3, &w->out.word));
+}
+TRY(seal) {
+    fb_tokens tokens = calls_tokens(w);
+    return fb_seal(handle, w->sequence, 0, P(1, &tokens), P(2, &w->out.word));
+}
+
+TRY(ticket_outcome) { return fb_ticket_outcome(handle, P(1, &w->out.word), NULL); }
+TRY(ticket_destroy) { return UNUSED, fb_ticket_destroy(handle); }
+
+TRY(prepare) {
+    fb_row row = {w->sequence, 0, 1};
+    fb_step_config config = SIZED(fb_step_config);
+    config.rows = P(3, &row);
+    config.row_count = 1;
+    config.query_rows = 1;
+    return fb_prepare(handle, P(1, &config), NULL, P(2, &w->out.number));
+}
+TRY(layer) { return fb_layer(handle, w->step, 0, P(1, w->picks), P(2, (int32_t *)w->out.bytes), NULL); }
+TRY(layers) { return fb_layers(handle, w->step, P(1, w->picks), P(2, (int32_t *)w->out.bytes), NULL); }
+TRY(resolve) {
+    fb_part part = SIZED(fb_part);
+    fb_buffers buffers = SIZED(fb_buffers);
+    buffers.selection = P(3, w->picks);
+    buffers.slots = P(4, (int32_t *)w->out.bytes);
+    return fb_resolve(handle, w->step, P(1, &part), P(2, &buffers), NULL);
+}
+TRY(gather) {
+    fb_part part = SIZED(fb_part);
+    part.layer = LAYERS;
+    return UNUSED, fb_gather(handle, w->step, P(1, &part), 0, NULL);
+}
+TRY(scatter) { return UNUSED, fb_scatter(handle, w->step, LAYERS, NULL); }
+TRY(scatter_part) {
+    fb_part part = SIZED(fb_part);
+    part.layer = LAYERS;
+    return fb_scatter_part(handle, w->step, P(1, &part), NULL);
+}
+TRY(finish) { return UNUSED, fb_finish(handle, w->step + 1, NULL); }
+TRY(abandon) { return UNUSED, fb_abandon(handle, w->step + 1); }
+TRY(retire) { return UNUSED, fb_retire(handle, P(1, &w->out.number), NULL, NULL); }
+TRY(layer_counts) {
+    return fb_layer_counts(handle, P(1, (fb_layer_count *)w->out.bytes), LAYERS, P(2, &w->out.word + 100));
+}
+TRY(lengths) { return fb_lengths(handle, P(1, &w->out.word), 4, P(2, &w->out.word + 100)); }
+
+static inline fb_layers_config calls_layers(world *w) {
+    fb_layers_config layers = SIZED(fb_layers_config);
+    layers.selection = w->picks;
+    layers.slots = (int32_t *)w->out.bytes;
+    layers.batch = 1;
+    return layers;
+}
+static inline fb_engine calls_engine(void) {
+    fb_engine engine = SIZED(fb_engine);
+    engine.enqueue = calls_enqueue;
+    return engine;
+}
+TRY(overlap) {
+    fb_layers_config layers = calls_layers(w);
+    fb_engine engine = calls_engine();
+    engine.enqueue = P(5, engine.enqueue);
+    layers.selection = P(3, layers.selection);
+    layers.slots = P(4, layers.slots);
+    return fb_overlap(handle, w->step, 0, 0, FB_OVERLAP_NONE, P(1, &layers), P(2, &engine));
+}
+TRY(overlap_steps) {
+    fb_layers_config layers = calls_layers(w);
+    fb_engine engine = calls_engine();
+    return fb_overlap_steps(handle, P(1, &w->step), P(2, &layers), 1, P(3, w->orders), 0, P(4, &engine));
+}
+static inline fb_capture_config calls_capture(world *w, const fb_layers_config *layers) {
+    fb_capture_config config = SIZED(fb_capture_config);
+    config.micro_batches = layers;
+    config.by_layer = w->orders;
+    config.count = 1;
+    config.query_rows = 1;
+    return config;
+}
+TRY(capture) {
+    fb_layers_config layers = calls_layers(w);
+    fb_capture_config config = calls_capture(w, P(4, &layers));
+    fb_engine engine = calls_engine();
+    config.by_layer = P(5, config.by_layer);
+    return fb_capture(handle, P(1, &config), P(2, &engine), P(3, (fb_captured **)&w->out.pointer));
+}
+TRY(capture_into) {
+    fb_layers_config layers = calls_layers(w);
+    fb_capture_config config = calls_capture(w, &layers);
+    fb_engine engine = calls_engine();
+    return fb_capture_into(handle, P(1, &config), P(2, &engine), P(3, (fb_captured **)&w->out.pointer));
+}
+/* There is nothing captured on a host device: the second handle is NULL or of another kind. */
+TRY(launch) { return fb_launch(handle, P(1, (const fb_captured *)(void *)w->device), P(2, &w->step), 1); }
+TRY(launched) { return fb_launched(handle, P(1, (const fb_captured *)(void *)w->device), P(2, &w->step), 1); }
+TRY(captured_destroy) { return UNUSED, fb_captured_destroy(handle); }
+
+TRY(table_from_text) {
+    UNUSED;
+    return fb_table_from_text(P(1, "forebay overlap table 1\nversion 1\nlayers 1\n0 da\n"), NULL, 0,
+                              P(2, &w->out.word), P(3, &w->out.word + 50), 1, P(4, &w->out.word + 100));
+}
+TRY(table_to_text) {
+    fb_table table = {1, LAYERS, P(3, w->orders)};
+    UNUSED;
+    return fb_table_to_text(P(1, &table), (char *)w->out.bytes + 64, 16, P(2, &w->out.length));
+}
+TRY(table_best) {
+    fb_prices prices = calls_prices(w);
+    UNUSED;
+    prices.misses = P(4, prices.misses);
+    prices.exposed = P(5, prices.exposed);
+    return fb_table_best(P(1, &prices), P(2, w->numbers), 1, P(3, &w->out.word));
+}
+TRY(chooser_create) {
+    fb_table table = {1, LAYERS, P(5, w->orders)};
+    fb_bucket bucket = {1, 1, P(4, &table), calls_prices(w)};
+    fb_chooser_config config = SIZED(fb_chooser_config);
+    UNUSED;
+    config.buckets = P(3, &bucket);
+    config.bucket_count = 1;
+    config.tables_max = 1;
+    return fb_chooser_create(P(1, &config), NULL, 0, P(2, (fb_chooser **)&w->out.pointer));
+}
+TRY(choose) {
+    fb_layer_count counts[LAYERS];
+    memset(counts, 0, sizeof counts);
+    return fb_choose(handle, P(1, counts), LAYERS, 1, 1, P(2, FILL(choice)));
+}
+TRY(chooser_table) {
+    return fb_chooser_table(handle, 0, 0, P(1, &w->out.word), LAYERS, P(2, &w->out.word + 50),
+                            P(3, &w->out.word + 100));
+}
+TRY(chooser_destroy) { return UNUSED, fb_chooser_destroy(handle); }
+
+TRY(trace_create) {
+    fb_trace_config config = SIZED(fb_trace_config);
+    UNUSED;
+    config.layers = 1;
+    config.k = 1;
+    return fb_trace_create(P(1, CALLS_NEW), P(2, &config), NULL, 0, P(3, (fb_trace **)&w->out.pointer));
+}
+TRY(trace_record) { return fb_trace_record(handle, 4, P(1, w->picks), LAYERS); }
+TRY(trace_flush) { return UNUSED, fb_trace_flush(handle); }
+TRY(trace_sync) { return UNUSED, fb_trace_sync(handle); }
+TRY(trace_finish) { return UNUSED, fb_trace_finish(handle, NULL); }
+TRY(trace_destroy) { return UNUSED, fb_trace_destroy(handle); }
+TRY(requests_create) {
+    UNUSED;
+    return fb_requests_create(P(1, CALLS_NEW), 16, NULL, 0, P(2, (fb_requests **)&w->out.pointer));
+}
+TRY(requests_record) {
+    fb_arrival arrival = SIZED(fb_arrival);
+    arrival.input_tokens = 32;
+    arrival.blocks = P(2, w->blocks);
+    arrival.block_count = 2;
+    return fb_requests_record(handle, P(1, &arrival));
+}
+TRY(requests_flush) { return UNUSED, fb_requests_flush(handle); }
+TRY(requests_sync) { return UNUSED, fb_requests_sync(handle); }
+TRY(requests_finish) { return UNUSED, fb_requests_finish(handle, NULL); }
+TRY(requests_destroy) { return UNUSED, fb_requests_destroy(handle); }
+TRY(selections_open) {
+    UNUSED;
+    return fb_selections_open(P(1, CALLS_TRACE), NULL, 0, P(2, (fb_selections **)&w->out.pointer));
+}
+TRY(selections_header) { return fb_selections_header(handle, P(1, FILL(trace_header))); }
+TRY(selections_text) { return UNUSED, fb_selections_text(handle, 1000, (char *)w->out.bytes, 16); }
+TRY(selections_layer_ids) {
+    return fb_selections_layer_ids(handle, P(1, &w->out.word), LAYERS, P(2, &w->out.word + 100));
+}
+TRY(selections_read) { return fb_selections_read(handle, 0, 1, P(1, (int32_t *)w->out.bytes)); }
+TRY(selections_destroy) { return UNUSED, fb_selections_destroy(handle); }
+
+TRY(plan) {
+    fb_cache_config model = SIZED(fb_cache_config);
+    fb_plan_config config = SIZED(fb_plan_config);
+    UNUSED;
+    (void)fb_preset("glm-5", &model);
+    config.model = P(3, &model);
+    config.gpu = 1ull << 40;
+    config.context = 10000;
+    return fb_plan(P(1, &config), NULL, 0, P(2, FILL(planned)));
+}
+
+#define CALL(name, on, pointers) \
+    { "fb_" #name, on, pointers, try_##name }
+
+static const call CALLS[] = {
+    CALL(device_create, NO_HANDLE, 2), CALL(stream_create, DEVICE, 1), CALL(stream_borrow, DEVICE, 0),
+    CALL(stream_return, DEVICE, 0), CALL(stream_wait, DEVICE, 0), CALL(stream_call, DEVICE, 1),
+    CALL(device_allocate, DEVICE, 1), CALL(device_destroy, DEVICE, 0), CALL(preset, NO_HANDLE, 2),
+    CALL(footprint, NO_HANDLE, 2), CALL(cache_create, DEVICE, 2), CALL(cache_stats, CACHE, 1),
+    CALL(cache_info, CACHE, 1), CALL(cache_fallback, CACHE, 0), CALL(cache_reap, CACHE, 0),
+    CALL(cache_validate, CACHE, 0), CALL(slab, CACHE, 2), CALL(rows, CACHE, 2), CALL(index_keys, CACHE, 2),
+    CALL(cache_destroy, CACHE, 0),
+    CALL(open, CACHE, 2), CALL(append, CACHE, 1), CALL(append_in_place, CACHE, 0), CALL(join, CACHE, 0),
+    CALL(join_more, CACHE, 0), CALL(fork, CACHE, 2), CALL(roll_back, CACHE, 0), CALL(close, CACHE, 0),
+    CALL(length, CACHE, 1), CALL(pages, CACHE, 2), CALL(landing_slot, CACHE, 1), CALL(read_row, CACHE, 1),
+    CALL(digest, CACHE, 1), CALL(open_shared, CACHE, 5), CALL(find_shared, CACHE, 4), CALL(seal, CACHE, 2),
+    CALL(ticket_outcome, TICKET, 1), CALL(ticket_destroy, TICKET, 0), CALL(prepare, CACHE, 3), CALL(layer, CACHE, 2),
+    CALL(layers, CACHE, 2), CALL(resolve, CACHE, 4), CALL(gather, CACHE, 1), CALL(scatter, CACHE, 0),
+    CALL(scatter_part, CACHE, 1), CALL(finish, CACHE, 0), CALL(abandon, CACHE, 0), CALL(retire, CACHE, 1),
+    CALL(layer_counts, CACHE, 2), CALL(lengths, CACHE, 2), CALL(overlap, CACHE, 5), CALL(overlap_steps, CACHE, 4),
+    CALL(capture, CACHE, 5), CALL(capture_into, CACHE, 3), CALL(launch, CACHE, 2), CALL(launched, CACHE, 2),
+    CALL(captured_destroy, CAPTURED, 0), CALL(table_from_text, NO_HANDLE, 4), CALL(table_to_text, NO_HANDLE, 3),
+    CALL(table_best, NO_HANDLE, 5), CALL(chooser_create, NO_HANDLE, 5), CALL(choose, CHOOSER, 2),
+    CALL(chooser_table, CHOOSER, 3), CALL(chooser_destroy, CHOOSER, 0), CALL(trace_create, NO_HANDLE, 3),
+    CALL(trace_record, TRACE, 1), CALL(trace_flush, TRACE, 0), CALL(trace_sync, TRACE, 0),
+    CALL(trace_finish, TRACE, 0), CALL(trace_destroy, TRACE, 0), CALL(requests_create, NO_HANDLE, 2),
+    CALL(requests_record, REQUESTS, 2), CALL(requests_flush, REQUESTS, 0), CALL(requests_sync, REQUESTS, 0),
+    CALL(requests_finish, REQUESTS, 0), CALL(requests_destroy, REQUESTS, 0), CALL(selections_open, NO_HANDLE, 2),
+    CALL(selections_header, SELECTIONS, 1), CALL(selections_text, SELECTIONS, 0),
+    CALL(selections_layer_ids, SELECTIONS, 2), CALL(selections_read, SELECTIONS, 1),
+    CALL(selections_destroy, SELECTIONS, 0), CALL(plan, NO_HANDLE, 3), CALL(error_text, KINDS, 0),
+};
+enum { CALL_COUNT = sizeof CALLS / sizeof CALLS[0] };
+
+static inline void *handle_of(const world *w, kind of) {
+    void *handles[KINDS] = {NULL, w->device, w->cache, w->ticket, w->chooser, w->trace, w->requests, w->selections,
+                            NULL};
+    return of < KINDS ? handles[of] : NULL;
+}
+
+/* Makes a call that must be refused: the status is `wanted`, and nothing is written. */
+static inline void refused(world *w, const call *made, void *handle, uint32_t null, fb_status wanted) {
+    answers before;
+    memset(&w->out, 0x5a, sizeof w->out);
+    fb_status found = made->attempt(w, handle, null);
+    if (found != wanted) {
+        fprintf(stderr, "%s, pointer %u: %s\n", made->name, (unsigned)null, fb_status_text(found));
+    }
+    CHECK(found == wanted);
+    /* The size that the caller states stands where it was. */
+    memset(&before, 0x5a, sizeof before);
+    memcpy(&before, &w->out, sizeof(size_t));
+    CHECK(memcmp(&before, &w->out, sizeof before) == 0);
+    size_t size = 0;
+    memcpy(&size, &w->out, sizeof size);
+    CHECK(size == 0x5a5a5a5a5a5a5a5a || size <= sizeof w->out);
+}
+
+static inline void make_files(world *w) {
+    fb_trace_config config = SIZED(fb_trace_config);
+    (void)remove(CALLS_TRACE);
+    (void)remove(CALLS_REQUESTS);
+    config.layers = LAYERS;
+    config.k = 1;
+    config.first_position = 4;
+    config.decode_start = 4;
+    IS(FB_OK, fb_trace_create(CALLS_TRACE, &config, NULL, 0, &w->trace));
+    OK(w->trace, fb_trace_record(w->trace, 4, w->picks, LAYERS));
+    OK(w->trace, fb_trace_flush(w->trace));
+    IS(FB_OK, fb_selections_open(CALLS_TRACE, NULL, 0, &w->selections));
+    IS(FB_OK, fb_requests_create(CALLS_REQUESTS, 16, NULL, 0, &w->requests));
+}
+
+/* A world with one of everything: a joined sequence and an open step among them. */
+static inline void make_world(world *w) {
+    story of;
+    fb_cache_config config = declared();
+    memset(w, 0, sizeof *w);
+    w->device = device_of(FB_DEVICE_HOST);
+    w->cache = cache_of(w->device, &config);
+    open_story(w->cache, &of, 40, NULL);
+    w->sequence = of.sequence;
+    OK(w->cache, fb_roll_back(w->cache, w->sequence, 40, NULL, &w->ticket));
+    memset(w->picks, 0, sizeof w->picks);
+    fb_prices prices = calls_prices(w);
+    fb_table table = {1, LAYERS, w->orders};
+    double exposed[3] = {0, 0, 0};
+    prices.exposed = exposed;
+    fb_bucket bucket = {4, 1, &table, prices};
+    fb_chooser_config chooser = SIZED(fb_chooser_config);
+    chooser.buckets = &bucket;
+    chooser.bucket_count = 1;
+    chooser.tables_max = 1;
+    IS(FB_OK, fb_chooser_create(&chooser, NULL, 0, &w->chooser));
+    make_files(w);
+    w->step = begin_step(w->cache, &of, 1, 1, NULL);
+}
+
+/* All of it still works, and ends. */
+static inline void end_world(world *w) {
+    fb_step step = w->step;
+    OK(w->cache, fb_finish(w->cache, step, NULL));
+    OK(w->cache, fb_retire(w->cache, &step, NULL, NULL));
+    OK(w->cache, fb_close(w->cache, w->sequence, NULL));
+    OK(w->ticket, fb_ticket_destroy(w->ticket));
+    OK(w->chooser, fb_chooser_destroy(w->chooser));
+    OK(w->trace, fb_trace_finish(w->trace, NULL));
+    OK(w->trace, fb_trace_destroy(w->trace));
+    OK(w->requests, fb_requests_destroy(w->requests));
+    OK(w->selections, fb_selections_destroy(w->selections));
+    end_all(w->device, w->cache);
+    (void)remove(CALLS_TRACE);
+    (void)remove(CALLS_REQUESTS);
+}
+
+#endif

@@ -1,0 +1,108 @@
+/* What a caller may do wrong with pointers and handles: each gives a status, and nothing is written. */
+
+#include "calls.h"
+
+/* NULL for every pointer of every call, the handle included. */
+static void nulls(world *w) {
+    for (uint32_t index = 0; index < CALL_COUNT; index++) {
+        const call *made = &CALLS[index];
+        if (made->on != NO_HANDLE) {
+            refused(w, made, NULL, 0, FB_INVALID_CONFIG);
+        }
+        for (uint32_t null = 1; null <= made->pointers; null++) {
+            refused(w, made, handle_of(w, made->on), null, FB_INVALID_CONFIG);
+        }
+    }
+}
+
+/* A handle of another kind. */
+static void wrong_kinds(world *w) {
+    for (uint32_t index = 0; index < CALL_COUNT; index++) {
+        for (kind of = DEVICE; of < CAPTURED; of++) {
+            if (CALLS[index].on != of && CALLS[index].on != NO_HANDLE && CALLS[index].on != KINDS) {
+                refused(w, &CALLS[index], handle_of(w, of), 0, FB_INVALID_CONFIG);
+            }
+        }
+    }
+}
+
+/* Pointers that were never handles: to memory of the caller's, and numbers. */
+static void invented(world *w) {
+    uint64_t own[8] = {0};
+    void *heap = calloc(1, 64);
+    CHECK(heap != NULL);
+    for (uint32_t index = 0; index < CALL_COUNT; index++) {
+        void *wrong[] = {own, heap, (void *)8, (void *)UINTPTR_MAX, (void *)((uintptr_t)1 << 63),
+                         (void *)((uintptr_t)w->cache ^ 1), (void *)((uintptr_t)w->cache ^ (uintptr_t)1 << 40)};
+        for (size_t at = 0; CALLS[index].on != NO_HANDLE && at < sizeof wrong / sizeof wrong[0]; at++) {
+            answers before;
+            memset(&w->out, 0x5a, sizeof w->out);
+            fb_status found = CALLS[index].attempt(w, wrong[at], 0);
+            CHECK(found == FB_CLOSED || found == FB_INVALID_CONFIG);
+            memset(&before, 0x5a, sizeof before);
+            CHECK(memcmp((char *)&before + sizeof(size_t), (char *)&w->out + sizeof(size_t),
+                         sizeof before - sizeof(size_t)) == 0);
+        }
+    }
+    free(heap);
+    CHECK(own[0] == 0 && own[7] == 0);
+}
+
+/* A handle after its end, while another object of its kind is there. */
+static void ended(world *w) {
+    world gone;
+    make_world(&gone);
+    world handles = gone;
+    end_world(&gone);
+    for (uint32_t index = 0; index < CALL_COUNT; index++) {
+        const call *made = &CALLS[index];
+        for (kind of = DEVICE; of < CAPTURED; of++) {
+            if (made->on == of || made->on == KINDS) {
+                refused(w, made, handle_of(&handles, of), 0, FB_CLOSED);
+            }
+        }
+    }
+}
+
+/* Numbers of another cache's. */
+static void foreign(world *w) {
+    world other;
+    uint64_t sequence = w->sequence;
+    fb_step step = w->step;
+    make_world(&other);
+    CHECK(other.sequence != sequence && other.step != step);
+    w->sequence = other.sequence;
+    w->step = other.step;
+    const char *sequences[] = {"fb_append", "fb_join",   "fb_join_more", "fb_fork",         "fb_roll_back", "fb_length",
+                               "fb_pages",  "fb_digest", "fb_read_row",  "fb_landing_slot", "fb_seal",      "fb_layer",
+                               "fb_layers", "fb_resolve", "fb_gather",   "fb_scatter",      "fb_overlap",   "fb_close",
+                               "fb_finish", "fb_abandon", "fb_append_in_place", "fb_scatter_part",
+                               "fb_overlap_steps"};
+    uint32_t made = 0;
+    for (uint32_t index = 0; index < CALL_COUNT; index++) {
+        for (size_t at = 0; at < sizeof sequences / sizeof sequences[0]; at++) {
+            if (strcmp(CALLS[index].name, sequences[at]) == 0) {
+                refused(w, &CALLS[index], w->cache, 0, FB_CLOSED);
+                made++;
+            }
+        }
+    }
+    CHECK(made == sizeof sequences / sizeof sequences[0]);
+    w->sequence = sequence;
+    w->step = step;
+    end_world(&other);
+}
+
+int main(void) {
+    world *w = (world *)calloc(1, sizeof *w);
+    CHECK(w != NULL);
+    make_world(w);
+    ended(w);
+    nulls(w);
+    wrong_kinds(w);
+    invented(w);
+    foreign(w);
+    end_world(w);
+    free(w);
+    return checked();
+}

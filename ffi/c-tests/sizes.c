@@ -1,0 +1,208 @@
+/* The sizes that structs state: those of older and of newer callers are taken, nonsense is refused, and no byte
+ * behind the stated size is read or written. Each struct stands in memory of exactly the size that it states. */
+
+#include "calls.h"
+
+/* A struct that a call takes, with its size as of the header. */
+typedef struct {
+    const char *name;
+    size_t size;
+    /* The library fills it. */
+    int is_answer;
+    /* The field that an older version would end with: everything before it is required. */
+    size_t required;
+    fb_status (*attempt)(world *w, void *with);
+    /* A sound one. */
+    void (*fill)(world *w, void *with);
+} sized;
+
+static void fill_cache_config(world *w, void *with) {
+    (void)w;
+    *(fb_cache_config *)with = declared();
+}
+static void fill_open(world *w, void *with) {
+    (void)w;
+    *(fb_open_config *)with = opening(10, 10);
+}
+static fb_row the_row;
+static void fill_step(world *w, void *with) {
+    fb_step_config config = SIZED(fb_step_config);
+    the_row.sequence = w->sequence;
+    the_row.query_rows = 1;
+    config.rows = &the_row;
+    config.row_count = 1;
+    config.query_rows = 1;
+    *(fb_step_config *)with = config;
+}
+static void fill_device(world *w, void *with) {
+    (void)w;
+    memset(with, 0, sizeof(fb_device_config));
+}
+static void fill_tokens(world *w, void *with) { *(fb_tokens *)with = calls_tokens(w); }
+static void fill_part(world *w, void *with) {
+    (void)w;
+    memset(with, 0, sizeof(fb_part));
+}
+static void fill_plan(world *w, void *with) {
+    static fb_cache_config model;
+    fb_plan_config config = SIZED(fb_plan_config);
+    (void)w;
+    model = (fb_cache_config)SIZED(fb_cache_config);
+    (void)fb_preset("glm-5", &model);
+    config.model = &model;
+    config.gpu = 1ull << 40;
+    config.context = 10000;
+    *(fb_plan_config *)with = config;
+}
+static void fill_nothing(world *w, void *with) {
+    (void)w;
+    (void)with;
+}
+
+static fb_status try_cache(world *w, void *with) {
+    fb_cache *cache = NULL;
+    fb_status status = fb_cache_create(w->device, (const fb_cache_config *)with, NULL, 0, &cache);
+    CHECK((status == FB_OK) == (cache != NULL));
+    return status == FB_OK ? fb_cache_destroy(cache) : status;
+}
+static fb_status try_sequence(world *w, void *with) {
+    uint64_t sequence = 0;
+    fb_status status = fb_open(w->cache, (const fb_open_config *)with, &sequence);
+    CHECK((status == FB_OK) == (sequence != 0));
+    return status == FB_OK ? fb_close(w->cache, sequence, NULL) : status;
+}
+static fb_status try_step(world *w, void *with) {
+    fb_step step = 0;
+    fb_status status = fb_prepare(w->cache, (const fb_step_config *)with, NULL, &step);
+    CHECK((status == FB_OK) == (step != 0));
+    if (status == FB_OK) {
+        OK(w->cache, fb_finish(w->cache, step, NULL));
+        OK(w->cache, fb_retire(w->cache, &step, NULL, NULL));
+    }
+    return status;
+}
+static fb_status try_device(world *w, void *with) {
+    fb_device *device = NULL;
+    (void)w;
+    fb_status status = fb_device_create((const fb_device_config *)with, NULL, 0, &device);
+    CHECK((status == FB_OK) == (device != NULL));
+    return status == FB_OK ? fb_device_destroy(device) : status;
+}
+static fb_status try_tokens(world *w, void *with) {
+    uint32_t shared = 0;
+    return fb_find_shared(w->cache, (const fb_tokens *)with, NULL, 0, &shared);
+}
+static fb_status try_part(world *w, void *with) {
+    story of;
+    memset(&of, 0, sizeof of);
+    of.sequence = w->sequence;
+    fb_step step = begin_step(w->cache, &of, 1, 1, NULL);
+    fb_status status = fb_scatter_part(w->cache, step, (const fb_part *)with, NULL);
+    OK(w->cache, fb_finish(w->cache, step, NULL));
+    OK(w->cache, fb_retire(w->cache, &step, NULL, NULL));
+    return status;
+}
+static fb_status try_planning(world *w, void *with) {
+    fb_planned planned = SIZED(fb_planned);
+    (void)w;
+    return fb_plan((const fb_plan_config *)with, NULL, 0, &planned);
+}
+static fb_status try_stats(world *w, void *with) { return fb_cache_stats(w->cache, (fb_stats *)with); }
+static fb_status try_info(world *w, void *with) { return fb_cache_info(w->cache, (fb_info *)with); }
+static fb_status try_sequence_length(world *w, void *with) {
+    return fb_length(w->cache, w->sequence, (fb_sequence_length *)with);
+}
+
+static const sized STRUCTS[] = {
+    {"fb_device_config", sizeof(fb_device_config), 0, offsetof(fb_device_config, number), try_device, fill_device},
+    {"fb_cache_config", sizeof(fb_cache_config), 0, offsetof(fb_cache_config, host_stride), try_cache,
+     fill_cache_config},
+    {"fb_open_config", sizeof(fb_open_config), 0, offsetof(fb_open_config, slots), try_sequence, fill_open},
+    {"fb_tokens", sizeof(fb_tokens), 0, offsetof(fb_tokens, key_count), try_tokens, fill_tokens},
+    {"fb_step_config", sizeof(fb_step_config), 0, offsetof(fb_step_config, accepted), try_step, fill_step},
+    {"fb_part", sizeof(fb_part), 0, offsetof(fb_part, first), try_part, fill_part},
+    {"fb_plan_config", sizeof(fb_plan_config), 0, offsetof(fb_plan_config, batch), try_planning, fill_plan},
+    {"fb_stats", sizeof(fb_stats), 1, 0, try_stats, fill_nothing},
+    {"fb_info", sizeof(fb_info), 1, 0, try_info, fill_nothing},
+    {"fb_sequence_length", sizeof(fb_sequence_length), 1, 0, try_sequence_length, fill_nothing},
+};
+enum { STRUCT_COUNT = sizeof STRUCTS / sizeof STRUCTS[0] };
+
+/* The call with a struct in memory of `bytes` bytes, which states `stated`; byte `set`, if any, is not zero. */
+static fb_status with_size(world *w, const sized *of, size_t bytes, size_t stated, size_t set) {
+    unsigned char *with = (unsigned char *)calloc(1, bytes);
+    uint64_t whole[64] = {0};
+    CHECK(with != NULL && of->size <= sizeof whole);
+    of->fill(w, whole);
+    memcpy(with, whole, bytes < of->size ? bytes : of->size);
+    memcpy(with, &stated, bytes < sizeof stated ? bytes : sizeof stated);
+    if (set != 0) {
+        with[set] = 1;
+    }
+    fb_status status = of->attempt(w, with);
+    free(with);
+    return status;
+}
+
+static void newer_callers(world *w, const sized *of) {
+    IS(FB_OK, with_size(w, of, of->size, of->size, 0));
+    IS(FB_OK, with_size(w, of, of->size + 8, of->size + 8, 0));
+    IS(FB_OK, with_size(w, of, of->size + 120, of->size + 120, 0));
+    if (!of->is_answer) {
+        IS(FB_INVALID_CONFIG, with_size(w, of, of->size + 8, of->size + 8, of->size));
+        IS(FB_INVALID_CONFIG, with_size(w, of, of->size + 8, of->size + 8, of->size + 7));
+    }
+}
+
+static void older_callers(world *w, const sized *of) {
+    if (of->required != 0) {
+        IS(FB_OK, with_size(w, of, of->required, of->required, 0));
+        IS(FB_INVALID_CONFIG, with_size(w, of, of->required - 4, of->required - 4, 0));
+    }
+    IS(FB_INVALID_CONFIG, with_size(w, of, 8, 8, 0));
+}
+
+/* Sizes that no version has: only the size itself may be read. */
+static void nonsense(world *w, const sized *of) {
+    const size_t sizes[] = {0, 1, 7, SIZE_MAX, SIZE_MAX / 2, (size_t)1 << 40, 0x5a5a5a5a};
+    for (size_t index = 0; index < sizeof sizes / sizeof sizes[0]; index++) {
+        IS(FB_INVALID_CONFIG, with_size(w, of, 8, sizes[index], 0));
+    }
+}
+
+/* An answer of a newer caller: what the library does not know is zeroed, and nothing behind it is written. */
+static void zeroed(world *w) {
+    struct {
+        fb_sequence_length known;
+        uint64_t later[2];
+        uint64_t behind;
+    } answer;
+    memset(&answer, 0x5a, sizeof answer);
+    answer.known.size = sizeof answer.known + sizeof answer.later;
+    OK(w->cache, fb_length(w->cache, w->sequence, &answer.known));
+    CHECK(answer.known.committed == 40 && answer.later[0] == 0 && answer.later[1] == 0);
+    CHECK(answer.behind == 0x5a5a5a5a5a5a5a5a);
+    CHECK(answer.known.size == sizeof answer.known + sizeof answer.later);
+}
+
+int main(void) {
+    world *w = (world *)calloc(1, sizeof *w);
+    CHECK(w != NULL);
+    make_world(w);
+    fb_step step = w->step;
+    OK(w->cache, fb_finish(w->cache, step, NULL));
+    OK(w->cache, fb_retire(w->cache, &step, NULL, NULL));
+    for (uint32_t index = 0; index < STRUCT_COUNT; index++) {
+        newer_callers(w, &STRUCTS[index]);
+        older_callers(w, &STRUCTS[index]);
+        nonsense(w, &STRUCTS[index]);
+    }
+    zeroed(w);
+    story of;
+    memset(&of, 0, sizeof of);
+    of.sequence = w->sequence;
+    w->step = begin_step(w->cache, &of, 1, 1, NULL);
+    end_world(w);
+    free(w);
+    return checked();
+}

@@ -1,0 +1,321 @@
+"""Decodes text with a fifth of its K/V cache on the device, and shows what is fetched as it goes.
+
+A small real model (SmolLM2-135M-Instruct, in NumPy) reads a prompt and goes on with it. Every layer attends to the
+k positions that its indexer selects; their rows come from forebay. At the end the same tokens are decoded with every
+row resident, and the logits of every step are compared.
+
+    decode.py [--context 2048] [--tokens 128] [--batch 1] [--query-rows 2] [--ratio 0.2] [--top-k 256]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import math
+import os
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from engine import Decoder, Request
+    from offloaded import Offloaded
+    from smollm2 import Model
+    from tokenizers import Tokenizer
+
+PACKAGES = {
+    "numpy": "numpy",
+    "gguf": "gguf",
+    "tokenizers": "tokenizers",
+    "forebay": "./ffi/python",
+}
+MIB = 1 << 20
+LONGEST = 8192
+"""Tokens that the model was trained to see."""
+MOST = 65536
+"""Tokens of all sequences: their rows take 9 GiB, with those of the comparison."""
+TAIL = 16
+"""Tokens of a prompt's end that are shown."""
+PASSES = 4
+"""Passes of attention in the order "passes", where the slots do not hold what a step selects."""
+
+
+def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, checked: what makes no sense ends the program with one sentence and status 2."""
+    parser = argparse.ArgumentParser(
+        prog="decode.py",
+        description="Decodes text with a share of its K/V cache on the device, and compares with all of it there.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    number = parser.add_argument
+    number("--tokens", type=int, default=128, metavar="N", help="tokens to decode, of each sequence")
+    number("--context", type=int, default=2048, metavar="N", help="tokens of each prompt")
+    number("--batch", type=int, default=1, metavar="N", help="sequences; several share half of their prompt")
+    number("--query-rows", type=int, default=2, metavar="N", help="query rows of a step: 1 + drafts")
+    number("--ratio", type=float, default=0.2, metavar="R", help="share of the rows that has slots on the device")
+    number("--top-k", type=int, default=256, metavar="N", help="positions that a query row reads in a layer")
+    orders = ["whole", "passes", "da", "dba"]
+    number("--order", choices=orders, default="whole", help="of a layer's work, see offloaded.py")
+    number("--read", action="store_true", help="read on in the text, and say how well it is foretold")
+    number("--text", type=Path, metavar="FILE", help="a text of your own (default: the Python language reference)")
+    chosen = parser.parse_args(arguments)
+    for name, least, most in (
+        ("tokens", 1, LONGEST),
+        ("context", 16, LONGEST),
+        ("batch", 1, 16),
+        ("query_rows", 1, 8),
+        ("top_k", 1, LONGEST),
+    ):
+        value = getattr(chosen, name)
+        if not least <= value <= most:
+            parser.error(f"--{name.replace('_', '-')}: {value} is not from {least} to {most}")
+    if not 0 < chosen.ratio <= 1:
+        parser.error(f"--ratio: {chosen.ratio} is not above 0 and at most 1")
+    if chosen.context + chosen.tokens > LONGEST:
+        parser.error(f"--context and --tokens: {chosen.context + chosen.tokens} together; the model sees {LONGEST}")
+    if chosen.batch * (chosen.context + chosen.tokens) > MOST:
+        parser.error(f"--batch: {chosen.batch * (chosen.context + chosen.tokens):,} tokens in all; at most {MOST:,}")
+    return chosen
+
+
+def stop(message: str) -> NoReturn:
+    """Ends the program with one sentence."""
+    print(f"decode.py: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def fail(message: str) -> NoReturn:
+    """Ends the program because what must be equal is not."""
+    print(f"decode.py: {message}", file=sys.stderr)
+    raise SystemExit(1)
+
+
+class Screen:
+    """Text that scrolls, and below it a table: redrawn in place on a terminal, printed now and then elsewhere."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self.color = self.live and not os.environ.get("NO_COLOR")
+        self.names, self.pending = names, [""] * len(names)
+        self.shown = 0
+
+    def text(self, sequence: int, more: str, last: bool = False) -> None:
+        """Prints a sequence's lines as they become whole."""
+        name = self.names[sequence]
+        width = max(min(shutil.get_terminal_size().columns, 100) - len(name) - 1, 20)
+        lines = []
+        for line in (self.pending[sequence] + more).split("\n"):
+            lines += textwrap.wrap(line, width, drop_whitespace=False, replace_whitespace=False) or [""]
+        self.pending[sequence] = "" if last else lines.pop()
+        for line in filter(str.strip, lines):
+            print(self.faint(name) + line.rstrip())
+
+    def table(self, lines: Sequence[str]) -> None:
+        """Prints a table, which a terminal's next text takes the place of."""
+        if self.live:
+            # One that is taller or wider than the terminal cannot be redrawn.
+            columns, rows = shutil.get_terminal_size()
+            lines = [line[: columns - 1] for line in lines[: rows - 2]]
+        for line in lines:
+            print(self.faint(line))
+        self.shown = len(lines)
+
+    def clear(self) -> None:
+        """Takes the table off a terminal."""
+        if self.live and self.shown:
+            print(f"\x1b[{self.shown}A\x1b[J", end="")
+        self.shown = 0
+
+    def waits(self, what: str) -> None:
+        """Says on a terminal what the next line takes its time for."""
+        if self.live:
+            print(self.faint(what) + "\r", end="", flush=True)
+
+    def says(self, line: str) -> None:
+        """Prints a line, over what was waited for."""
+        print(("\x1b[K" if self.live else "") + line)
+
+    def faint(self, text: str) -> str:
+        """What is not the model's own words."""
+        return f"\x1b[2m{text}\x1b[0m" if self.color else text
+
+
+def table(cache: Offloaded, steps: int) -> list[str]:
+    """Misses and memory by layer, two layers a line, and their sum."""
+    host, device = cache.host_bytes() / MIB, cache.slot_bytes() / MIB
+    cells = []
+    for layer, (hits, misses) in enumerate(zip(cache.hits.tolist(), cache.misses.tolist(), strict=True)):
+        share = 100 * misses / max(hits + misses, 1)
+        cells.append(f"{layer:5}{misses / steps:9.1f}{share:7.1f}%{host:8.2f}{device:8.2f}")
+    half = -(-len(cells) // 2)
+    heads = ["        missed  share    host  device", "layer   a step           MiB     MiB"]
+    lines = [f"{head:<38}    {head}" for head in heads]
+    for left, right in zip(cells[:half], [*cells[half:], ""], strict=False):
+        lines.append(f"{left}    {right}".rstrip())
+    hits, misses = int(cache.hits.sum()), int(cache.misses.sum())
+    lines.append(
+        f"  all   {misses:,} of {hits + misses:,} rows missed ({100 * misses / max(hits + misses, 1):.1f}%); "
+        f"{len(cells) * host:.1f} MiB in host memory, {len(cells) * device:.1f} MiB in slots"
+    )
+    return lines
+
+
+class Run:
+    """One decode to its end: tokens, a fingerprint of each step's logits, and how well a text was foretold."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.marks: list[bytes] = []
+        self.rejected = 0
+        self.surprise: list[float] = []
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[int]:
+        """Steps; each answers the tokens that are still to come."""
+        from smollm2 import surprise
+
+        started = time.monotonic()
+        for step in self.decoder:
+            self.marks.append(hashlib.blake2b(step.logits.tobytes()).digest())
+            self.rejected += step.rejected
+            for logits, tokens in zip(step.logits, step.tokens, strict=True):
+                self.surprise += surprise(logits[: len(tokens)], tokens).tolist()
+            self.seconds = time.monotonic() - started
+            yield sum(self.decoder.left)
+
+
+def show(run: Run, cache: Offloaded, words: Tokenizer, screen: Screen) -> None:
+    """Decodes to the end, with text and table as it goes: every few tokens on a terminal, else by quarters."""
+    decoder = run.decoder
+    said, wanted = list(decoder.starts), sum(decoder.left)
+    every = 8 * len(said) if screen.live else -(-wanted // 4)
+    due = wanted - every
+    for left in run:
+        if left > max(due, 0):
+            continue
+        due = left - every
+        screen.clear()
+        for number, history in enumerate(decoder.histories):
+            screen.text(number, words.decode(history[said[number] :]), last=not left)
+            said[number] = len(history)
+        screen.table(table(cache, len(run.marks)))
+
+
+def compare(model: Model, requests: list[Request], shown: Run, chosen: argparse.Namespace) -> str:
+    """Decodes the same with everything resident; the sentence that says how the two compare.
+
+    Raises:
+        SystemExit: with status 1, where they differ and must not.
+    """
+    from engine import Decoder, Resident
+
+    resident = Resident(model, requests, top_k=chosen.top_k, query_rows=chosen.query_rows)
+    again = Run(Decoder(resident, requests, query_rows=chosen.query_rows, read=chosen.read))
+    exact = chosen.order == "whole"
+    for step, _ in enumerate(again):
+        if exact and again.marks[step] != shown.marks[step]:
+            fail(f"step {step + 1}: the logits differ from those with everything resident")
+    if again.decoder.histories != shown.decoder.histories:
+        fail("the tokens differ from those with everything resident")
+    same = "and the logits of every step to the last bit" if exact else "from sums in another order"
+    return f"With every row resident, {again.seconds:.1f} s: the same tokens, {same}."
+
+
+def read(words: Tokenizer, chosen: argparse.Namespace) -> list[int]:
+    """The text, as token ids."""
+    from engine import english, needed
+
+    try:
+        text = english() if chosen.text is None else chosen.text.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        stop(f"--text: {error}")
+    tokens: list[int] = words.encode(text).ids
+    least = needed(context=chosen.context, batch=chosen.batch, promised=chosen.tokens)
+    if len(tokens) < least:
+        stop(f"--text: {len(tokens):,} tokens; {least:,} are needed")
+    return tokens
+
+
+def prompts(model: Model, tokens: list[int], chosen: argparse.Namespace, screen: Screen) -> list[Request]:
+    """The requests, prefilled."""
+    from engine import requests
+
+    sizes = {"context": chosen.context, "batch": chosen.batch, "promised": chosen.tokens}
+    screen.waits(f"prompt   reading {chosen.context:,} tokens ...")
+    started = time.monotonic()
+    made = requests(model, tokens, **sizes)
+    told = model.perplexity(made[0].tokens[:-1], made[0].prompt.hidden)
+    what = "the Python language reference" if chosen.text is None else chosen.text.name
+    several = f", {chosen.batch} sequences with half of them in common" if chosen.batch > 1 else ""
+    screen.says(
+        f"prompt   {chosen.context:,} tokens of {what}{several}; "
+        f"perplexity {told:.1f}; {time.monotonic() - started:.1f} s"
+    )
+    return made
+
+
+def program(chosen: argparse.Namespace) -> None:
+    """What the options ask for."""
+    from engine import Decoder
+    from offloaded import Offloaded
+    from smollm2 import Model, tokenizer, weights_path
+
+    try:
+        path = weights_path()
+    except FileNotFoundError as error:
+        stop(str(error))
+    screen = Screen([f"{number + 1}  " if chosen.batch > 1 else "" for number in range(chosen.batch)])
+    screen.waits("model    reading the weights ...")
+    words = tokenizer(path)
+    tokens = read(words, chosen)
+    model = Model(path)
+    screen.says(f"model    SmolLM2-135M-Instruct: {model.layers} layers, in each a row of {8 * model.kv_width:,} bytes")
+    made = prompts(model, tokens, chosen, screen)
+    sizes = {"top_k": chosen.top_k, "query_rows": chosen.query_rows, "ratio": chosen.ratio, "order": chosen.order}
+    with Offloaded(model, made, attention_passes=PASSES if chosen.order == "passes" else 1, **sizes) as cache:
+        print(f"cache    {cache.describe()}")
+        for line in cache.cache.fallbacks():
+            print(f"         without {line}")
+        print()
+        for number, request in enumerate(made):
+            # Where the model goes on from.
+            tail = words.decode(request.tokens[-TAIL:]).splitlines() or [""]
+            print(screen.faint(f"{screen.names[number]}... {tail[-1]}"))
+        shown = Run(Decoder(cache, made, query_rows=chosen.query_rows, read=chosen.read))
+        show(shown, cache, words, screen)
+    count = sum(map(len, shown.decoder.histories)) - sum(shown.decoder.starts)
+    told = f"; perplexity {math.exp(sum(shown.surprise) / len(shown.surprise)):.1f}" if chosen.read else ""
+    drafts = f"; {shown.rejected:,} drafts rejected" if chosen.query_rows > 1 else ""
+    print(f"\n{count:,} tokens in {len(shown.marks):,} steps, {shown.seconds:.1f} s{drafts}{told}.")
+    screen.waits("With every row resident ...")
+    screen.says(compare(model, made, shown, chosen))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Checks options and packages, then runs."""
+    chosen = options(arguments)
+    for package, source in PACKAGES.items():
+        if importlib.util.find_spec(package) is None:
+            stop(f"the package {package} is not there: pip install {source}")
+    # Lines appear as they are printed, in a pipe too. One BLAS thread: several that wait for each other's are slow
+    # beside other programs.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    try:
+        program(chosen)
+    except BrokenPipeError:
+        # Whoever read has gone; nothing is left to say, to Python's own flush at the end neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""How an engine embeds forebay: the K/V rows of SmolLM2 in host memory, a fifth of them in slots of the device.
+
+One row of a layer is a position's keys and values, two runs of 768 bytes. The total pool has every row of every
+sequence. The sparse pool has room for a share of them, its slots: `Offloaded.rows` reads attention's keys and values
+there and nowhere else, and `Offloaded.put_rows` writes a step's new rows to landing slots, from which forebay stores
+them. Index keys, half-precision copies of the keys, stand in forebay's pages, which are always on the device.
+
+The order of a layer's work is the engine's to choose:
+
+    whole   project, index, resolve and gather, prepare, scatter, attend: attention waits for what is fetched
+    passes  the same with several gathers into the same few scratch slots, attention after each, and a merge
+    da      attention over what was resident beside the gather, then over what was fetched, and a merge
+    dba     the same, and the first half's gather beside the second half's indexer
+
+The first two are driven by the engine, the others by forebay, which calls the engine back for each part of a layer
+and orders resolve, gather and scatter on streams of their own, here threads. The first comes to the same bits as
+`engine.Resident`, the others to the same sums in another order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from types import TracebackType
+
+import forebay
+import numpy as np
+from engine import Forward, Request
+from numpy.typing import NDArray
+from smollm2 import Floats, Halves, Ids, Model, top_k
+
+BLOCK = 64
+"""Slots of a block, and tokens of a page."""
+ORDERS = ("whole", "passes", "da", "dba")
+
+
+class Offloaded:
+    """A cache for `engine.Decoder` whose rows are forebay's. Use it in a ``with``, whose end closes everything."""
+
+    def __init__(
+        self,
+        model: Model,
+        requests: Sequence[Request],
+        *,
+        top_k: int,
+        query_rows: int = 1,
+        ratio: float = 0.2,
+        order: str = "whole",
+        attention_passes: int = 1,
+    ) -> None:
+        """Takes all memory and opens the requests one after another; those that begin alike share pages.
+
+        Args:
+            model: whose rows.
+            requests: what is to be decoded, prefilled.
+            top_k: positions that a query row reads in a layer.
+            query_rows: 1 + drafts.
+            ratio: slots of a sequence in each layer as a share of its prompt and promised tokens.
+            order: of a layer's work, one of `ORDERS`.
+            attention_passes: passes that take the scratch slots in turn, for any order but "whole".
+        """
+        self.model, self.k, self.query_rows, self.order = model, top_k, query_rows, order
+        tokens = [request.prompt.keys.shape[1] + request.promised for request in requests]
+        self.tokens = max(tokens)
+        self.budget, least = (max(int(ratio * count + 0.5), 1) for count in (max(tokens), min(tokens)))
+        run = 4 * model.kv_width
+        shape = forebay.Shape(
+            layers=model.layers,
+            row_bytes=(run, run),
+            top_k=top_k,
+            index_key_bytes=2 * model.kv_width,
+            page_tokens=BLOCK,
+        )
+        self.device = forebay.HostDevice(threads=order in ("da", "dba"))
+        # Of compute, resolve, gather and scatter; None is the device's first stream.
+        self.streams = [self.device.stream() if self.device.later else None for _ in range(4)]
+        self.cache = forebay.Cache(
+            self.device,
+            shape,
+            lanes=len(requests),
+            max_tokens=self.tokens,
+            slots=self.budget,
+            min_budget=least,
+            query_rows=query_rows,
+            attention_passes=attention_passes,
+        )
+        layers = range(model.layers)
+        self.keys = [self.cache.slab(layer, 0).view(np.float32) for layer in layers]
+        self.values = [self.cache.slab(layer, 1).view(np.float32) for layer in layers]
+        self.key_pages = [self.cache.index_keys(layer).view(np.float16) for layer in layers]
+        # By layer, of all retired steps: distinct selected rows that were resident, and that were fetched.
+        self.hits, self.misses = np.zeros(model.layers, np.int64), np.zeros(model.layers, np.int64)
+        # By sequence: index-key pages, committed tokens.
+        self.pages: list[NDArray[np.intp]] = []
+        self.lengths = np.array([request.prompt.keys.shape[1] for request in requests], np.int32)
+        # Of the step under way: its sequences, positions [n, q], and where its new rows are to be written.
+        self.batch: list[int] = []
+        self.positions: Ids = np.empty(0, np.int32)
+        self.landing: NDArray[np.intp] = np.empty(0, np.intp)
+        # By the shape of a step, for all its layers.
+        self.buffers: dict[tuple[int, ...], forebay.Buffers] = {}
+        self.sequences = [self._open(request, ratio) for request in requests]
+
+    def _open(self, request: Request, ratio: float) -> forebay.Sequence:
+        """Admits a request, fills its prompt's rows in, and enters it into its lane, warmed up."""
+        keys, values = request.prompt.keys, request.prompt.values
+        length = keys.shape[1]
+        tokens = np.asarray(request.tokens[:length], np.uint32)
+        sequence = self.cache.open(
+            prompt=length, promised=request.promised, ratio=ratio, bring_up="nothing", tokens=tokens
+        )
+        pages = np.array([page.index_keys for page in sequence.pages()], np.intp)
+        self.pages.append(pages)
+        # What others have sealed is there already, rows and index keys.
+        fresh = np.arange(sequence.shared, length)
+        for layer in range(self.model.layers):
+            sequence.append(layer, np.concatenate([keys[layer, fresh], values[layer, fresh]], axis=1))
+            self.key_pages[layer][pages[fresh // BLOCK], fresh % BLOCK] = keys[layer, fresh]
+        sequence.join(warm_up=self._warm_up(request.prompt.queries, keys))
+        # Steps wait for it by themselves; a seal is the host's.
+        self.device.wait()
+        sequence.seal(sequence.shared, tokens[sequence.shared :])
+        return sequence
+
+    def _warm_up(self, queries: Floats, keys: Floats) -> Ids | None:
+        """What the last prompt positions selected, oldest first: ``[layers, steps, k]``."""
+        steps, length = queries.shape[1], keys.shape[1]
+        if steps == 0:
+            return None
+        visible = np.arange(length - steps, length, dtype=np.int32) + 1
+        halves = keys.astype(np.float16)
+        return np.stack([top_k(queries[layer], halves[layer], visible, self.k) for layer in range(len(keys))])
+
+    def step(self, rows: Sequence[int], accepted: Sequence[int], tokens: Ids) -> Floats:
+        """See `engine.Cache`."""
+        self.batch = list(rows)
+        self.lengths[self.batch] += np.asarray(accepted, np.int32)
+        batch = [(self.sequences[row], count, tokens.shape[1]) for row, count in zip(rows, accepted, strict=True)]
+        forward = Forward(self.model, self, self.lengths[self.batch], tokens, self.k)
+        with self.cache.prepare(batch, stream=self.streams[0]) as step:
+            # The same slots in every layer.
+            landing = [[sequence.landing_slot(row) for row in range(width)] for sequence, _, width in batch]
+            self.landing = np.array(landing, np.intp)
+            self.positions = forward.positions
+            if self.order == "whole":
+                self._whole(step, forward)
+            elif self.order == "passes":
+                self._passes(step, forward)
+            else:
+                self._overlapped(step, forward)
+            retired = step.retire()
+        for layer, count in enumerate(retired.layers):
+            self.hits[layer] += count.hits
+            self.misses[layer] += count.misses
+        return forward.logits()
+
+    def _buffers(self, forward: Forward) -> forebay.Buffers:
+        """A layer's selection and answer; every layer of every step uses them again."""
+        if forward.shape not in self.buffers:
+            parts = self.order != "whole"
+            self.buffers[forward.shape] = forebay.Buffers.empty(self.cache, *forward.shape, parts=parts)
+        return self.buffers[forward.shape]
+
+    def _whole(self, step: forebay.Step, forward: Forward) -> None:
+        """Every layer, attention in one part."""
+        buffers = self._buffers(forward)
+        for layer in range(self.model.layers):
+            forward.project(layer)
+            forward.index(layer, buffers.selection)
+            step.layer(layer, buffers)
+            forward.prepare(layer)
+            step.scatter(layer)
+            forward.attend(layer, buffers.slots)
+            forward.rest(layer)
+
+    def _passes(self, step: forebay.Step, forward: Forward) -> None:
+        """Every layer, attention in parts: what was resident, then what each pass fetches."""
+        buffers = self._buffers(forward)
+        for layer in range(self.model.layers):
+            forward.project(layer)
+            forward.index(layer, buffers.selection)
+            step.resolve(layer, buffers)
+            forward.prepare(layer)
+            step.scatter(layer)
+            forward.attend(layer, buffers.lists[0])
+            for number in range(self.cache.info.attention_passes):
+                # A pass takes the slots of the one before, which has been attended to.
+                step.gather(layer, attention_pass=number)
+                forward.attend(layer, buffers.lists[1 + number])
+            forward.rest(layer)
+
+    def _overlapped(self, step: forebay.Step, forward: Forward) -> None:
+        """Every layer in an order that hides its gather. The engine's work is enqueued, as kernels would be."""
+        buffers = self._buffers(forward)
+        compute, resolve, gather, scatter = self.streams
+        layers = forebay.Layers(
+            buffers, compute=compute, resolve=resolve, gather=gather, scatter=scatter, half=(step.rows + 1) // 2
+        )
+
+        def enqueue(call: forebay.EngineCall) -> None:
+            self.device.call(functools.partial(self._work, forward, buffers, call), call.stream)
+
+        self.cache.overlap_steps([step], [layers], [self.order] * self.model.layers, enqueue)
+        step.finish()
+        self.device.wait(compute)
+
+    def _work(self, forward: Forward, buffers: forebay.Buffers, call: forebay.EngineCall) -> None:
+        """A part of a layer that is the engine's."""
+        match call.work, call.keys:
+            case "project", _:
+                forward.project(call.layer)
+            case "index", _:
+                forward.index(call.layer, buffers.selection, call.first, call.count)
+            case "prepare", _:
+                forward.prepare(call.layer)
+            case "attend", "all":
+                forward.attend(call.layer, buffers.slots)
+            case "attend", "resident":
+                forward.attend(call.layer, buffers.lists[0])
+            case "attend", "fetched":
+                forward.attend(call.layer, buffers.lists[1 + call.attention_pass])
+            case "rest", _:
+                # It merges too.
+                forward.rest(call.layer)
+
+    def put_index_keys(self, layer: int, keys: Halves) -> None:
+        """See `engine.Store`."""
+        for row, sequence in enumerate(self.batch):
+            page, place = np.divmod(self.positions[row], BLOCK)
+            self.key_pages[layer][self.pages[sequence][page], place] = keys[row]
+
+    def index_keys(self, layer: int, row: int, count: int) -> Halves:
+        """See `engine.Store`."""
+        pages = self.pages[self.batch[row]][: -(-count // BLOCK)]
+        keys: Halves = self.key_pages[layer][pages].reshape(-1, self.model.kv_width)[:count]
+        return keys
+
+    def put_rows(self, layer: int, keys: Floats, values: Floats) -> None:
+        """See `engine.Store`."""
+        at = np.divmod(self.landing, BLOCK)
+        self.keys[layer][at], self.values[layer][at] = keys, values
+
+    def rows(self, layer: int, slots: Ids) -> tuple[Floats, Floats]:
+        """See `engine.Store`."""
+        at = np.divmod(np.maximum(slots, 0).reshape(-1, slots.shape[-1]), BLOCK)
+        return self.keys[layer][at], self.values[layer][at]
+
+    def host_bytes(self) -> int:
+        """Rows of a layer in host memory, those that are shared counted once."""
+        rows = int(self.lengths.sum()) - sum(sequence.shared for sequence in self.sequences)
+        return rows * self.cache.info.host_stride
+
+    def slot_bytes(self) -> int:
+        """A layer's slots on the device, in whole blocks; its landing slots and the shared scratch are not counted."""
+        blocks = -(-self.budget // BLOCK) * len(self.sequences)
+        return blocks * self.cache.info.block_bytes
+
+    def describe(self) -> str:
+        """Sizes, in a line."""
+        shared = [sequence.shared for sequence in self.sequences[1:]]
+        return (
+            f"{self.budget:,} slots for {self.tokens:,} rows in each layer ({100 * self.budget / self.tokens:.0f}%); "
+            f"a query row reads {self.k}, a step has {self.query_rows}"
+            + (f"; found shared: {', '.join(f'{count:,}' for count in shared)} tokens" if shared else "")
+        )
+
+    def close(self) -> None:
+        """Ends the sequences, the cache and the device."""
+        self.keys, self.values, self.key_pages = [], [], []
+        self.cache.close()
+        self.device.close()
+
+    def __enter__(self) -> Offloaded:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

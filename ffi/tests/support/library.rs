@@ -1,0 +1,40 @@
+//! The library as a program outside this tree has it: installed, by the script behind `make install`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// The folder of what these tests build; a target folder of its own, because nothing says where the one of the
+/// running build is.
+pub fn target() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-tests")
+}
+
+/// The prefix of an installation, built with optimisation as it is shipped. Made once a test program.
+pub fn installed() -> &'static Path {
+    static PREFIX: OnceLock<PathBuf> = OnceLock::new();
+    PREFIX.get_or_init(|| {
+        let prefix = target().join("installed");
+        succeed(install(&prefix));
+        prefix
+    })
+}
+
+/// The command that installs into `prefix`.
+pub fn install(prefix: &Path) -> Command {
+    let mut install = Command::new(root().join("ci/ffi-install"));
+    install.arg(prefix).env("CARGO_TARGET_DIR", target()).env("CARGO_NET_OFFLINE", "true");
+    install
+}
+
+/// Runs a command that must end well; what it said on standard output.
+pub fn succeed(mut command: Command) -> String {
+    let ended = command.output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    assert!(ended.status.success(), "{command:?}\n{out}{err}");
+    out.into_owned()
+}

@@ -1,0 +1,41 @@
+//! The fuzz target `ffi_calls`, replayed on random bytes: a test of this crate's own, because what C links cannot be
+//! linked by a test of Rust's.
+
+use proptest::prelude::*;
+
+use super::{cache, config, device, layer, sequence, share, status, step};
+
+#[path = "calls.rs"]
+mod calls;
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases()) })]
+
+    #[test]
+    fn any_bytes_are_a_run_of_calls(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+        calls::ffi_calls(&bytes);
+    }
+}
+
+/// How many runs: as many as `PROPTEST_CASES` says.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(200)
+}
+
+/// Runs that are refused at their first call would find nothing.
+#[test]
+fn random_bytes_decode_and_share() {
+    let mut state = 7_u64;
+    let mut byte = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    let mut reached = [0; 5];
+    for _ in 0..300 {
+        let bytes: Vec<u8> = (0..600).map(|_| byte()).collect();
+        let done = calls::ffi_calls(&bytes);
+        let counts = [done.steps, done.hits, done.misses, done.sealed_pages, done.shared_tokens];
+        reached.iter_mut().zip(counts).for_each(|(all, count)| *all += count);
+    }
+    assert!(reached.iter().all(|count| *count > 0), "{reached:?}");
+}
