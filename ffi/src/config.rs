@@ -199,8 +199,8 @@ impl FbCacheConfig {
 
 /// Fills in the fields that a model's shape says, and leaves the others as they are: "deepseek-v3.2",
 /// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5", "gqa-8x128"; "deepseek-v3", which is dense, is for planning.
-/// FB_OUT_OF_RANGE for another name. `config` states its size and is zero or filled before. When it fails, the reason is
-/// written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
+/// FB_OUT_OF_RANGE for another name. `config` states its size and is zero or filled before. When it fails, the reason
+/// is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
 ///
 /// # Safety
 /// `name` ends with a zero; `config` states its size truly; `text` has `text_bytes` bytes.

@@ -427,8 +427,8 @@ pub unsafe extern "C" fn fb_digest(cache: *const FbCache, sequence: u64, digest:
     }
 }
 
-/// The slot to which the row of a step's query row is to be written, the same in every layer's slab and in every step of
-/// the sequence: asked for once, when it is opened, and not in a callback, where it is FB_BUSY.
+/// The slot to which the row of a step's query row is to be written, the same in every layer's slab and in every step
+/// of the sequence: asked for once, when it is opened, and not in a callback, where it is FB_BUSY.
 ///
 /// # Safety
 /// `slot` has room for the answer.

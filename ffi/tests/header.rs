@@ -54,8 +54,9 @@ const HEAD: &str = "\
  *             the device are fb_stream_wait, fb_stream_return and fb_device_destroy, and for tests fb_digest and
  *             fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream holds 4096 operations: who enqueues more waits
  *             until one has run. Streams run beside each other but for fb_stream_order.
- * Memory      Buffers stay the caller's. What is made on a device is its memory until fb_device_destroy. The library reads no environment variable, installs no signal
- *             handler, and writes to no log; only a panic shows on standard error.
+ * Memory      Buffers stay the caller's. What a cache takes is its device's until fb_device_destroy. The library
+ *             reads no environment variable, installs no signal handler, and writes to no log; only a panic shows
+ *             on standard error.
  */";
 
 /// The files whose declarations the header shows, in its order. Those not named follow by name.

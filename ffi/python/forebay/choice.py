@@ -48,10 +48,10 @@ class Table:
     def to_text(self) -> str:
         """A text that `from_text` reads."""
         table, _orders = self._declare()
-        length = ffi.new("size_t *")
-        _check(lib.fb_table_to_text(table, NULL, 0, length))
+        length, reason = ffi.new("size_t *"), new_text()
+        check_created(lib.fb_table_to_text(table, reason, len(reason), NULL, 0, length), reason)
         text = ffi.new("char[]", length[0])
-        _check(lib.fb_table_to_text(table, text, length[0], length))
+        check_created(lib.fb_table_to_text(table, reason, len(reason), text, length[0], length), reason)
         return str(ffi.string(text).decode())
 
     def _declare(self) -> tuple[Any, Any]:
@@ -204,10 +204,6 @@ def best(prices: Prices, misses: Many[float]) -> tuple[str, ...]:
     """The order that exposes each layer least at so many misses a batch row: one number a layer."""
     declared, _held = prices._declare()
     orders = ffi.new("uint32_t[]", max(len(misses), 1))
-    _check(lib.fb_table_best(declared, ffi.new("double[]", list(misses)), len(misses), orders))
+    reason, counts = new_text(), ffi.new("double[]", list(misses))
+    check_created(lib.fb_table_best(declared, counts, len(misses), reason, len(reason), orders), reason)
     return tuple(ORDER_NAMES[orders[at]] for at in range(len(misses)))
-
-
-def _check(status: int) -> None:
-    if status:
-        check_created(status, ffi.new("char[]", 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ._library import check_created, ffi, lib, sized
+from ._library import NULL, check_created, ffi, lib, sized
 from .errors import InvalidArgument
 
 
@@ -41,7 +41,7 @@ class Shape:
             InvalidConfig: no such preset.
         """
         config = sized("fb_cache_config")
-        status = lib.fb_preset(name.encode(), config)
+        status = lib.fb_preset(name.encode(), NULL, 0, config)
         if status:
             raise InvalidArgument("name", repr(name), "a preset: deepseek-v3.2, deepseek-v3, glm-5, gqa-8x128, ...")
         fields = {field: int(getattr(config, field)) for field in _FIELDS if field != "row_bytes"}
