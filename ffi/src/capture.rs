@@ -229,3 +229,7 @@ pub unsafe extern "C" fn fb_launched(
 pub extern "C" fn fb_captured_destroy(captured: *mut FbCaptured) -> FbStatus {
     handle::end(captured, |_| Ok(()))
 }
+
+#[cfg(all(test, feature = "cuda"))]
+#[path = "capture_tests.rs"]
+mod tests;

@@ -141,7 +141,10 @@ fn the_best_table_is_rusts() {
             fb_table_best(&prices(), null(), 3, null_mut(), 0, orders.as_mut_ptr()),
             FbStatus::FbInvalidConfig
         );
-        assert_eq!(fb_table_best(&prices(), misses.as_ptr(), 3, null_mut()), FbStatus::FbInvalidConfig);
+        assert_eq!(
+            fb_table_best(&prices(), misses.as_ptr(), 3, null_mut(), 0, null_mut()),
+            FbStatus::FbInvalidConfig
+        );
     }
 }
 

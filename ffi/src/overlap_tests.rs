@@ -8,8 +8,8 @@ use forebay::overlap::{Engine, EngineCall};
 use super::*;
 use crate::cache::fb_cache_stats;
 use crate::choice::{FB_OVERLAP_DA, FB_OVERLAP_DBA, FB_OVERLAP_NONE};
-use crate::layer::FB_ALL_QUERY_ROWS;
-use crate::step::{fb_finish, fb_retire};
+use crate::layer::*;
+use crate::step::*;
 use crate::testing::*;
 
 const BATCH: u32 = 2;
@@ -303,4 +303,63 @@ fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
     refused(of(&both, &sides, 2, &ORDERS, 0, &none), FbInvalidConfig, &rig, "enqueue");
     assert!(script.calls.is_empty(), "nothing was enqueued");
     open.into_iter().for_each(|(step, own)| rig.end(step, own));
+}
+
+/// An engine that does nothing.
+///
+/// # Safety
+/// Always.
+unsafe extern "C" fn idle(_data: *mut c_void, _call: *const FbEngineCall, _stream: *mut c_void) -> u32 {
+    0
+}
+
+#[test]
+fn no_call_of_a_step_allocates() {
+    let rig = Rig::new(config());
+    let row = |of: usize| FbRow { sequence: rig.sequences[of].number, accepted: 0, query_rows: QUERY_ROWS };
+    let (first, second) = ([row(0), row(1)], [row(2), row(3)]);
+    let mut sides = [Side::new(Vec::new()), Side::new(Vec::new())];
+    sides.iter_mut().for_each(|side| side.selection.iter_mut().zip(0..).for_each(|(to, p)| *to = p));
+    let (selection, mut slots) = (vec![5; ALL as usize * WORDS], vec![7; ALL as usize * WORDS]);
+    let (mut counts, mut count) = ([Default::default(); ALL as usize], 0);
+    let layers = sides.each_mut().map(Side::told);
+    let engine = FbEngine { enqueue: Some(idle), ..blank() };
+    let step = |rows: &[FbRow; 2], micro_batch| {
+        let config = FbStepConfig {
+            rows: rows.as_ptr(),
+            row_count: 2,
+            query_rows: QUERY_ROWS,
+            micro_batch,
+            ..blank()
+        };
+        let mut step = 0;
+        // SAFETY: the rows are there, and a place for the answer.
+        ok(unsafe { fb_prepare(rig.cache, &config, null_mut(), &mut step) });
+        step
+    };
+    let mut whole = || {
+        let mut steps = [step(&first, 0), step(&second, 1)];
+        let (to, part, none) = (slots.as_mut_ptr(), blank::<FbPart>(), null_mut());
+        let buffers = FbBuffers { selection: selection.as_ptr(), slots: to, ..blank() };
+        // SAFETY: buffers of the steps' shape, and places for the answers.
+        unsafe {
+            ok(fb_layer(rig.cache, steps[0], 0, selection.as_ptr(), to, none));
+            ok(fb_layers(rig.cache, steps[0], selection.as_ptr(), to, none));
+            ok(fb_resolve(rig.cache, steps[0], &part, &buffers, none));
+            ok(fb_gather(rig.cache, steps[0], &part, 0, none));
+            ok(fb_scatter(rig.cache, steps[0], 0, none));
+            ok(fb_scatter_part(rig.cache, steps[0], &part, none));
+            ok(fb_overlap(rig.cache, steps[0], 1, 0, FB_OVERLAP_DBA, &layers[0], &engine));
+            let (of, orders) = (steps.as_ptr(), ORDERS.as_ptr());
+            ok(fb_overlap_steps(rig.cache, of, layers.as_ptr(), 2, orders, QUERY_ROWS, &engine));
+            for step in &mut steps {
+                ok(fb_finish(rig.cache, *step, none));
+                ok(fb_retire(rig.cache, step, none, none.cast()));
+            }
+            ok(fb_layer_counts(rig.cache, counts.as_mut_ptr(), ALL, &mut count));
+        }
+    };
+    whole();
+    assert_eq!(allocations(whole), 0);
+    assert!(allocations(|| drop(std::hint::black_box(Box::new(1)))) > 0, "the control");
 }

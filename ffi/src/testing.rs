@@ -1,6 +1,8 @@
 //! What the tests of the calls share: a cache behind its handle, and its twin in Rust, to which the same is done.
 
-use std::ffi::{CStr, c_char};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -11,7 +13,7 @@ use forebay::{
 };
 
 use crate::cache::*;
-use crate::cast::{Plain, Versioned};
+use crate::cast::{self, Plain, Versioned};
 use crate::config::*;
 use crate::device::{FbDevice, fb_device_create, fb_device_destroy};
 use crate::handle;
@@ -107,6 +109,8 @@ pub(crate) struct Rig {
     pub(crate) own: Arc<dyn Device>,
     pub(crate) twin: Cache,
     pub(crate) stream: Stream,
+    /// The stream of the calls through C.
+    pub(crate) at: *mut c_void,
     pub(crate) sequences: Vec<Twin>,
     pub(crate) chance: u64,
 }
@@ -132,21 +136,27 @@ impl Rig {
             ok(fb_device_create(&blank(), null_mut(), 0, &mut device));
             ok(fb_cache_create(device, &config, null_mut(), 0, &mut cache));
         }
-        Rig::of(config, device, cache)
+        Rig::of(config, (device, cache), null_mut())
     }
 
     /// With a cache that was made elsewhere; its twin stands on the host device.
-    pub(crate) fn of(config: FbCacheConfig, device: *mut FbDevice, cache: *mut FbCache) -> Rig {
+    pub(crate) fn of(
+        config: FbCacheConfig,
+        (device, cache): (*mut FbDevice, *mut FbCache),
+        at: *mut c_void,
+    ) -> Rig {
         let own: Arc<dyn Device> = HostDevice::new(HostOptions::default());
         let stream = own.stream().unwrap();
         // SAFETY: it names no list.
         let twin = Cache::new(unsafe { config.declare() }.unwrap(), own.clone()).unwrap();
-        let mut rig = Rig { device, cache, own, twin, stream, sequences: Vec::new(), chance: 1 };
+        let sequences = Vec::new();
+        let mut rig = Rig { device, cache, own, twin, stream, at, sequences, chance: 1 };
         for number in 0..config.lanes {
             let own = open(&mut rig.twin, number, stream).unwrap();
             let mut made = 0;
             ok(handle::change(cache, |cache| {
-                made = open(&mut cache.cache, number, Stream(0)).map(|opened| cache.number_of(opened))?;
+                made =
+                    open(&mut cache.cache, number, cast::stream(at)).map(|opened| cache.number_of(opened))?;
                 Ok(())
             }));
             rig.sequences.push(Twin { number: made, own, length: PROMPT, landed: 0 });
@@ -177,21 +187,22 @@ impl Rig {
         };
         let mut step = 0;
         // SAFETY: the rows are there, and a place for the answer.
-        ok(unsafe { fb_prepare(self.cache, &config, null_mut(), &mut step) });
+        ok(unsafe { fb_prepare(self.cache, &config, self.at, &mut step) });
         let own = self.twin.prepare(MicroBatch(micro_batch), QUERY_ROWS, &rows.1, None, self.stream).unwrap();
         (step, own)
     }
 
     /// Closes some sequences in both, and opens others in their place.
     pub(crate) fn reopen(&mut self, of: std::ops::Range<usize>) {
-        let stream = self.stream;
+        let (stream, at) = (self.stream, self.at);
         for (number, twin) in (0..).zip(&mut self.sequences).skip(of.start).take(of.len()) {
             self.twin.close(twin.own, stream).unwrap();
             let own = open(&mut self.twin, number, stream).unwrap();
             let mut made = 0;
             ok(handle::change(self.cache, |cache| {
-                cache.cache.close(cache.sequence(twin.number)?, Stream(0))?;
-                made = open(&mut cache.cache, number, Stream(0)).map(|opened| cache.number_of(opened))?;
+                cache.cache.close(cache.sequence(twin.number)?, cast::stream(at))?;
+                made =
+                    open(&mut cache.cache, number, cast::stream(at)).map(|opened| cache.number_of(opened))?;
                 Ok(())
             }));
             *twin = Twin { number: made, own, length: PROMPT, landed: 0 };
@@ -220,8 +231,8 @@ impl Rig {
         let mut done: FbRetired = blank();
         // SAFETY: places for the answers.
         unsafe {
-            ok(fb_finish(self.cache, step, null_mut()));
-            ok(fb_retire(self.cache, &mut step, null_mut(), &mut done));
+            ok(fb_finish(self.cache, step, self.at));
+            ok(fb_retire(self.cache, &mut step, self.at, &mut done));
         }
         assert_eq!(step, 0);
         let retired = self.twin.retire(own, self.stream).unwrap();
@@ -255,10 +266,11 @@ impl Drop for Rig {
         if std::thread::panicking() {
             return;
         }
+        let at = self.at;
         for twin in &self.sequences {
             ok(handle::change(self.cache, |cache| {
                 let sequence = cache.sequence(twin.number);
-                match sequence.and_then(|sequence| cache.cache.close(sequence, Stream(0))) {
+                match sequence.and_then(|sequence| cache.cache.close(sequence, cast::stream(at))) {
                     Err(error) if error.kind() != Kind::Closed => Err(error),
                     _ => Ok(()),
                 }
@@ -270,4 +282,49 @@ impl Drop for Rig {
             ok(fb_device_destroy(self.device));
         }
     }
+}
+
+/// The system's allocator, counting the calls of each thread.
+struct Counting;
+
+thread_local! {
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+impl Counting {
+    fn note() {
+        // A thread that is ending counts no more.
+        let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
+    }
+}
+
+// SAFETY: every call is handed to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        Counting::note();
+        // SAFETY: the caller's layout, unchanged.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        Counting::note();
+        // SAFETY: `at` came from the system's allocator with this layout, as all of ours do.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        Counting::note();
+        // SAFETY: as `dealloc`.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations, growths and frees of this thread while `work` runs.
+pub(crate) fn allocations(work: impl FnOnce()) -> u64 {
+    let before = CALLS.get();
+    work();
+    CALLS.get() - before
 }

@@ -130,14 +130,9 @@ fn a_cache_with_sequences_stays_and_a_closed_one_that_waits_is_reaped() {
 /// What the head promises: the pools are the device's until it goes.
 #[test]
 fn the_memory_of_a_cache_is_its_devices() {
-    let mut footprint: FbCacheFootprint = sized();
-    // SAFETY: both state their size.
-    assert_eq!(unsafe { fb_footprint(&declared(), null_mut(), 0, &raw mut footprint) }, FbOk);
-    let one =
-        footprint.index_keys + footprint.slots + footprint.landing + footprint.scratch + footprint.tables;
-    let device = make_device(&FbDeviceConfig { memory: one * 5 / 2, ..sized() });
+    let device = make_device(&FbDeviceConfig { memory: 1 << 20, ..sized() });
     let mut made = Vec::new();
-    for _ in 0..4 {
+    while made.len() < 100 && made.last().is_none_or(|status| *status == FbOk) {
         let mut cache = null_mut();
         // SAFETY: all are there, and nothing is at work in the cache.
         unsafe {
@@ -146,7 +141,7 @@ fn the_memory_of_a_cache_is_its_devices() {
             assert_eq!(ended, if made.last() == Some(&FbOk) { FbOk } else { FbInvalidConfig });
         }
     }
-    assert!(made[0] == FbOk && made[3] == FbOutOfMemory, "{made:?}");
+    assert_eq!((made.first(), made.last()), (Some(&FbOk), Some(&FbOutOfMemory)), "{}", made.len());
     // SAFETY: nothing is at work.
     assert_eq!(unsafe { fb_device_destroy(device) }, FbOk);
 }
@@ -174,7 +169,12 @@ fn a_cache_in_which_a_call_panicked_can_only_be_destroyed() {
 #[test]
 fn layers_of_several_attention_passes_go_by_parts() {
     let device = host();
-    let cache = make_cache(device, &FbCacheConfig { attention_passes: 2, query_rows: 4, ..declared() });
+    let scarce = FbCacheConfig { attention_passes: 2, query_rows: 40, min_budget: 4, slots: 4, ..declared() };
+    let cache = make_cache(device, &scarce);
+    let mut info: FbInfo = sized();
+    // SAFETY: it states its size.
+    assert_eq!(unsafe { fb_cache_info(cache, &raw mut info) }, FbOk);
+    assert_eq!(info.attention_passes, 2);
     let sequence = join(cache, 20, 10);
     let row = FbRow { sequence, accepted: 0, query_rows: 1 };
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };

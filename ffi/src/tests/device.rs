@@ -97,12 +97,13 @@ fn a_ticket_holds_no_device_up() {
     let door = door.unwrap();
     let (asks, asked) = mpsc::channel();
     let (open, gate) = mpsc::channel::<()>();
-    let inside = AtomicU32::new(0);
+    let inside = &AtomicU32::new(0);
     let sent = device.addr();
     thread::scope(|scope| {
         // A ticket that asks its device while the device is destroyed.
-        scope.spawn(|| {
-            door.with(|_| {
+        let asking = door.clone();
+        scope.spawn(move || {
+            asking.with(|_| {
                 asks.send(()).unwrap();
                 gate.recv().unwrap();
                 inside.store(1, Ordering::Release);
@@ -111,7 +112,7 @@ fn a_ticket_holds_no_device_up() {
         asked.recv().unwrap();
         // SAFETY: nothing is at work.
         assert_eq!(unsafe { fb_cache_destroy(cache) }, FbOk);
-        let destroyed = scope.spawn(|| {
+        let destroyed = scope.spawn(move || {
             // SAFETY: as above.
             let status = unsafe { fb_device_destroy(std::ptr::without_provenance_mut(sent)) };
             (status, inside.load(Ordering::Acquire))

@@ -8,8 +8,10 @@ use crate::overlap::*;
 struct Forks {
     child: i32,
     answer: u32,
-    /// Where the new row goes; the child writes another one.
+    /// Where the new row goes. Slabs are shared with the child here, so its engine can write another one.
     landing: *mut u8,
+    /// The row in the total pool, which is shared everywhere.
+    stored: *const u8,
     /// The child takes the places of its parent's handles.
     gives: bool,
 }
@@ -23,12 +25,13 @@ unsafe extern "C" fn forks(data: *mut c_void, call: *const FbEngineCall, _stream
         if call.work != FB_WORK_PREPARE || forks.child >= 0 {
             return 0;
         }
-        forks.landing.write_bytes(0xAA, ROW as usize);
         forks.child = libc::fork();
         if forks.child != 0 {
             let mut state = 0;
             assert_eq!(libc::waitpid(forks.child, &raw mut state, 0), forks.child);
             assert_eq!(state, 0, "{state:#x}");
+            assert_eq!(forks.stored.read(), 0, "the child has stored its row in the parent's pool");
+            forks.landing.write_bytes(0xAA, ROW as usize);
             return 0;
         }
         if forks.gives {
@@ -37,6 +40,20 @@ unsafe extern "C" fn forks(data: *mut c_void, call: *const FbEngineCall, _stream
         }
         forks.landing.write_bytes(0xCC, ROW as usize);
         forks.answer
+    }
+}
+
+/// Where a row of layer 0 is in the total pool.
+fn stored_row(cache: *const FbCache, sequence: u64, position: u32) -> *const u8 {
+    let (mut pages, mut count) = ([FbPage { host: 0, index_keys: 0 }; 4], 0);
+    let (mut rows, mut bytes, mut info) = (null_mut(), 0, sized::<FbInfo>());
+    // SAFETY: all are there and as long as stated; the row is inside of what fb_rows answers.
+    unsafe {
+        assert_eq!(fb_pages(cache, sequence, pages.as_mut_ptr(), 4, &raw mut count), FbOk);
+        assert_eq!(fb_rows(cache, 0, &raw mut rows, &raw mut bytes), FbOk);
+        assert_eq!(fb_cache_info(cache, &raw mut info), FbOk);
+        let row = pages[(position / PAGE) as usize].host * PAGE + position % PAGE;
+        rows.cast::<u8>().add((row * info.host_stride) as usize)
     }
 }
 
@@ -54,7 +71,8 @@ fn overlap_in_a_child(answer: u32, gives: bool) {
         assert_eq!(fb_landing_slot(cache, sequence, 0, &raw mut landing), FbOk);
         assert_eq!(fb_slab(cache, 0, &raw mut slab, &raw mut bytes), FbOk);
         let landing = slab.cast::<u8>().add((landing * ROW) as usize);
-        let mut data = Forks { child: -1, answer, landing, gives };
+        let stored = stored_row(cache, sequence, 20);
+        let mut data = Forks { child: -1, answer, landing, stored, gives };
         let engine = FbEngine { enqueue: Some(forks), data: (&raw mut data).cast(), ..sized() };
         let layers = FbLayersConfig { selection: selection.as_ptr(), slots: slots.as_mut_ptr(), ..sized() };
         assert_eq!(fb_prepare(cache, &raw const config, null_mut(), &raw mut step), FbOk);
