@@ -261,11 +261,9 @@ pub(crate) fn told(cache: *const FbCache) -> (Vec<FbLayerCount>, Vec<u32>) {
     (counts, lengths)
 }
 
-impl Drop for Rig {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            return;
-        }
+impl Rig {
+    /// Closes the sequences and destroys the cache.
+    pub(crate) fn end_cache(&mut self) {
         let at = self.at;
         for twin in &self.sequences {
             ok(handle::change(self.cache, |cache| {
@@ -277,10 +275,21 @@ impl Drop for Rig {
             }));
         }
         // SAFETY: nothing is at work.
-        unsafe {
-            ok(fb_cache_destroy(self.cache));
-            ok(fb_device_destroy(self.device));
+        ok(unsafe { fb_cache_destroy(self.cache) });
+        self.cache = null_mut();
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
         }
+        if !self.cache.is_null() {
+            self.end_cache();
+        }
+        // SAFETY: nothing is at work.
+        ok(unsafe { fb_device_destroy(self.device) });
     }
 }
 

@@ -25,13 +25,13 @@ fn what_callers_must_state_stays() {
         (required::<FbOpenConfig>(), 16),
         (required::<FbWarmUp>(), 24),
         (required::<FbSequenceLength>(), 24),
-        (required::<FbTokens>(), 0),
+        (required::<FbTokens>(), 20),
         (required::<FbStepConfig>(), 24),
         (required::<FbRetired>(), 32),
         (required::<FbPart>(), 12),
         (required::<FbBuffers>(), 24),
         (required::<FbEngine>(), 24),
-        (required::<FbLayersConfig>(), 0),
+        (required::<FbLayersConfig>(), 88),
         (required::<FbHysteresis>(), 40),
         (required::<FbChooserConfig>(), 24),
         (required::<FbChoice>(), 24),
@@ -40,7 +40,7 @@ fn what_callers_must_state_stays() {
         (required::<FbArrival>(), 40),
         (required::<FbTraceHeader>(), 56),
         (required::<FbPlanConfig>(), 28),
-        (required::<FbPlanned>(), 0),
+        (required::<FbPlanned>(), 136),
     ];
     for ((name, required, size), recorded) in found {
         assert!(required == recorded && required <= size, "{name}: {required} of {size}");
