@@ -194,13 +194,13 @@ TRY(scatter_part) {
 TRY(finish) { return UNUSED, fb_finish(handle, w->step + 1, NULL); }
 TRY(abandon) { return UNUSED, fb_abandon(handle, w->step + 1); }
 TRY(retire) { return UNUSED, fb_retire(handle, P(1, &w->out.number), NULL, NULL); }
-TRY(layer_counts) {
-    return fb_layer_counts(handle, P(1, (fb_layer_count *)w->out.bytes), LAYERS, P(2, &w->out.word + 100));
+TRY(retired_counts) {
+    return fb_retired_counts(handle, P(1, (fb_layer_count *)w->out.bytes), LAYERS, P(2, &w->out.word + 100));
 }
-TRY(lengths) { return fb_lengths(handle, P(1, &w->out.word), 4, P(2, &w->out.word + 100)); }
+TRY(retired_lengths) { return fb_retired_lengths(handle, P(1, &w->out.word), 4, P(2, &w->out.word + 100)); }
 
-static inline fb_layers_config calls_layers(world *w) {
-    fb_layers_config layers = SIZED(fb_layers_config);
+static inline fb_overlap_config calls_layers(world *w) {
+    fb_overlap_config layers = SIZED(fb_overlap_config);
     layers.selection = w->picks;
     layers.slots = (int32_t *)w->out.bytes;
     layers.batch = 1;
@@ -212,7 +212,7 @@ static inline fb_engine calls_engine(void) {
     return engine;
 }
 TRY(overlap) {
-    fb_layers_config layers = calls_layers(w);
+    fb_overlap_config layers = calls_layers(w);
     fb_engine engine = calls_engine();
     engine.enqueue = P(5, engine.enqueue);
     layers.selection = P(3, layers.selection);
@@ -220,11 +220,11 @@ TRY(overlap) {
     return fb_overlap(handle, w->step, 0, 0, FB_OVERLAP_NONE, P(1, &layers), P(2, &engine));
 }
 TRY(overlap_steps) {
-    fb_layers_config layers = calls_layers(w);
+    fb_overlap_config layers = calls_layers(w);
     fb_engine engine = calls_engine();
     return fb_overlap_steps(handle, P(1, &w->step), P(2, &layers), 1, P(3, w->orders), 0, P(4, &engine));
 }
-static inline fb_capture_config calls_capture(world *w, const fb_layers_config *layers) {
+static inline fb_capture_config calls_capture(world *w, const fb_overlap_config *layers) {
     fb_capture_config config = SIZED(fb_capture_config);
     config.micro_batches = layers;
     config.by_layer = w->orders;
@@ -233,14 +233,14 @@ static inline fb_capture_config calls_capture(world *w, const fb_layers_config *
     return config;
 }
 TRY(capture) {
-    fb_layers_config layers = calls_layers(w);
+    fb_overlap_config layers = calls_layers(w);
     fb_capture_config config = calls_capture(w, P(4, &layers));
     fb_engine engine = calls_engine();
     config.by_layer = P(5, config.by_layer);
     return fb_capture(handle, P(1, &config), P(2, &engine), P(3, (fb_captured **)&w->out.pointer));
 }
 TRY(capture_into) {
-    fb_layers_config layers = calls_layers(w);
+    fb_overlap_config layers = calls_layers(w);
     fb_capture_config config = calls_capture(w, &layers);
     fb_engine engine = calls_engine();
     return fb_capture_into(handle, P(1, &config), P(2, &engine), P(3, (fb_captured **)&w->out.pointer));
@@ -357,7 +357,7 @@ static const call CALLS[] = {
     CALL(ticket_outcome, TICKET, 1), CALL(ticket_destroy, TICKET, 0), CALL(prepare, CACHE, 3), CALL(layer, CACHE, 2),
     CALL(layers, CACHE, 2), CALL(resolve, CACHE, 4), CALL(gather, CACHE, 1), CALL(scatter, CACHE, 0),
     CALL(scatter_part, CACHE, 1), CALL(finish, CACHE, 0), CALL(abandon, CACHE, 0), CALL(retire, CACHE, 1),
-    CALL(layer_counts, CACHE, 2), CALL(lengths, CACHE, 2), CALL(overlap, CACHE, 5), CALL(overlap_steps, CACHE, 4),
+    CALL(retired_counts, CACHE, 2), CALL(retired_lengths, CACHE, 2), CALL(overlap, CACHE, 5), CALL(overlap_steps, CACHE, 4),
     CALL(capture, CACHE, 5), CALL(capture_into, CACHE, 3), CALL(launch, CACHE, 2), CALL(launched, CACHE, 2),
     CALL(captured_destroy, CAPTURED, 0), CALL(table_from_text, NO_HANDLE, 4), CALL(table_to_text, NO_HANDLE, 3),
     CALL(table_best, NO_HANDLE, 5), CALL(chooser_create, NO_HANDLE, 5), CALL(choose, CHOOSER, 2),

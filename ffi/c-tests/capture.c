@@ -15,7 +15,7 @@ int main(void) {
     fb_cache *cache = cache_of(device, &config);
     int32_t selection[LANES * PICKS], slots[LANES * PICKS];
     uint32_t by_layer[LAYERS] = {FB_OVERLAP_NONE, FB_OVERLAP_NONE, FB_OVERLAP_NONE};
-    fb_layers_config bucket = SIZED(fb_layers_config);
+    fb_overlap_config bucket = SIZED(fb_overlap_config);
     bucket.selection = selection;
     bucket.slots = slots;
     bucket.batch = LANES;

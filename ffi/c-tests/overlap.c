@@ -156,8 +156,8 @@ static streams streams_of(fb_device *device) {
     return four;
 }
 
-static fb_layers_config layers_of(engine *e, const streams *four) {
-    fb_layers_config layers = SIZED(fb_layers_config);
+static fb_overlap_config layers_of(engine *e, const streams *four) {
+    fb_overlap_config layers = SIZED(fb_overlap_config);
     layers.compute = four->stream[0];
     layers.resolve = four->stream[1];
     layers.gather = four->stream[2];
@@ -229,7 +229,7 @@ static void decode(engine *e, fb_device *device, uint32_t order, int whole, uint
     uint32_t by_layer[LAYERS] = {order, order, order};
     for (e->number = 0; e->number < STEPS; e->number++) {
         fb_step step = begin(e, &four);
-        fb_layers_config layers = layers_of(e, &four);
+        fb_overlap_config layers = layers_of(e, &four);
         if (whole) {
             OK(e->cache, fb_overlap_steps(e->cache, &step, &layers, 1, by_layer, 0, &calls));
         }
@@ -259,7 +259,7 @@ static void refusing(engine *e, fb_device *device) {
     calls.data = e;
     for (int at = 0; at < 5; at++) {
         fb_step step = begin(e, &four);
-        fb_layers_config layers = layers_of(e, &four);
+        fb_overlap_config layers = layers_of(e, &four);
         e->refuse_at = at;
         IS(FB_IO, fb_overlap(e->cache, step, 0, FB_ALL_QUERY_ROWS, FB_OVERLAP_DA, &layers, &calls));
         e->refuse_at = -1;
@@ -284,7 +284,7 @@ static void refused(engine *e, fb_device *device) {
     calls.data = e;
     e->refuse_at = 0;
     fb_step step = begin(e, &four);
-    fb_layers_config layers = layers_of(e, &four);
+    fb_overlap_config layers = layers_of(e, &four);
     IS(FB_OUT_OF_RANGE, fb_overlap(e->cache, step, LAYERS, 0, FB_OVERLAP_NONE, &layers, &calls));
     CHECK(fb_overlap(e->cache, step, 0, 1, FB_OVERLAP_NONE, &layers, &calls) == FB_OUT_OF_RANGE);
     IS(FB_INVALID_CONFIG, fb_overlap(e->cache, step, 0, 0, 3, &layers, &calls));

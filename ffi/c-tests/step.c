@@ -133,7 +133,7 @@ static void reports(fb_cache *cache) {
     fb_stats after = stats_of(cache);
     memset(counts, 0x5a, sizeof counts);
     fb_layer_count untouched = counts[LAYERS];
-    OK(cache, fb_layer_counts(cache, counts, LAYERS, &count));
+    OK(cache, fb_retired_counts(cache, counts, LAYERS, &count));
     CHECK(count == LAYERS && memcmp(&counts[LAYERS], &untouched, sizeof untouched) == 0);
     uint64_t hits = 0, misses = 0;
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
@@ -141,9 +141,9 @@ static void reports(fb_cache *cache) {
         misses += counts[layer].misses;
     }
     CHECK(hits == after.hits - before.hits && misses == after.misses - before.misses && hits + misses > 0);
-    OK(cache, fb_lengths(cache, lengths, LANES, &count));
+    OK(cache, fb_retired_lengths(cache, lengths, LANES, &count));
     CHECK(count == 2 && lengths[0] == 60 && lengths[1] == 45);
-    OK(cache, fb_lengths(cache, NULL, 0, &count));
+    OK(cache, fb_retired_lengths(cache, NULL, 0, &count));
     CHECK(count == 2);
     OK(cache, fb_close(cache, of[0].sequence, NULL));
     OK(cache, fb_close(cache, of[1].sequence, NULL));
@@ -180,7 +180,7 @@ static void accepted_on_device(fb_cache *cache) {
     OK(cache, fb_finish(cache, step, NULL));
     OK(cache, fb_retire(cache, &step, NULL, NULL));
     uint32_t length = 0, count = 0;
-    OK(cache, fb_lengths(cache, &length, 1, &count));
+    OK(cache, fb_retired_lengths(cache, &length, 1, &count));
     CHECK(count == 1 && length == of.committed);
     OK(cache, fb_close(cache, of.sequence, NULL));
 }

@@ -55,7 +55,7 @@ static uint32_t enqueue(void *data, const fb_engine_call *call, void *stream) {
 
 static void *hold(void *data) {
     shared *s = (shared *)data;
-    fb_layers_config layers = SIZED(fb_layers_config);
+    fb_overlap_config layers = SIZED(fb_overlap_config);
     fb_engine engine = SIZED(fb_engine);
     layers.selection = s->selection;
     layers.slots = s->slots;

@@ -499,8 +499,8 @@ typedef struct fb_tokens {
 
 // Where the layers of a step are enqueued and what they share. Streams may be the same one; the buffers are as in
 // fb_buffers, made for `batch` rows and the step's query rows.
-typedef struct fb_layers_config {
-    // sizeof(fb_layers_config), of all in an array the same.
+typedef struct fb_overlap_config {
+    // sizeof(fb_overlap_config), of all in an array the same.
     size_t size;
     // The engine's work: the stream that the step was prepared on.
     void *compute;
@@ -527,14 +527,14 @@ typedef struct fb_layers_config {
     uint32_t half;
     // In a capture: the micro-batch. Otherwise 0: a step has its own.
     uint32_t micro_batch;
-} fb_layers_config;
+} fb_overlap_config;
 
 // What to capture.
 typedef struct fb_capture_config {
     // sizeof(fb_capture_config).
     size_t size;
     // The micro-batches whose steps run in one graph: their streams, the batch rows of the bucket, their buffers.
-    const struct fb_layers_config *micro_batches;
+    const struct fb_overlap_config *micro_batches;
     // FB_OVERLAP_ orders of every layer, draft layers last.
     const uint32_t *by_layer;
     // How many micro-batches.
@@ -1406,7 +1406,7 @@ fb_status fb_chooser_create(const struct fb_chooser_config *config,
                             size_t text_bytes,
                             struct fb_chooser **chooser);
 
-// Takes up the counters of a retired step of `rows` batch rows, as fb_layer_counts gave them, and chooses for a
+// Takes up the counters of a retired step of `rows` batch rows, as fb_retired_counts gave them, and chooses for a
 // step of `next_rows`. Allocates nothing.
 //
 // Requires:
@@ -1509,7 +1509,7 @@ fb_status fb_overlap(struct fb_cache *cache,
                      uint32_t layer,
                      uint32_t pass,
                      uint32_t order,
-                     const struct fb_layers_config *layers,
+                     const struct fb_overlap_config *layers,
                      const struct fb_engine *engine);
 
 // Enqueues all layers of the open steps, at most one of each micro-batch: each layer once, then `draft_passes`
@@ -1520,7 +1520,7 @@ fb_status fb_overlap(struct fb_cache *cache,
 // As fb_overlap; `steps`, `layers` and `by_layer` have so many entries.
 fb_status fb_overlap_steps(struct fb_cache *cache,
                            const fb_step *steps,
-                           const struct fb_layers_config *layers,
+                           const struct fb_overlap_config *layers,
                            uint32_t count,
                            const uint32_t *by_layer,
                            uint32_t draft_passes,
@@ -1664,20 +1664,20 @@ fb_status fb_retire(struct fb_cache *cache,
 //
 // Requires:
 // `counts` has room for `room` of them; `count` has room for the answer.
-fb_status fb_layer_counts(const struct fb_cache *cache,
-                          struct fb_layer_count *counts,
-                          uint32_t room,
-                          uint32_t *count);
+fb_status fb_retired_counts(const struct fb_cache *cache,
+                            struct fb_layer_count *counts,
+                            uint32_t room,
+                            uint32_t *count);
 
 // The committed length, in tokens, of each batch row's sequence as of the step that was retired last, in the same
 // way.
 //
 // Requires:
 // `lengths` has room for `room` numbers; `count` has room for the answer.
-fb_status fb_lengths(const struct fb_cache *cache,
-                     uint32_t *lengths,
-                     uint32_t room,
-                     uint32_t *count);
+fb_status fb_retired_lengths(const struct fb_cache *cache,
+                             uint32_t *lengths,
+                             uint32_t room,
+                             uint32_t *count);
 
 // How the work of a ticket stands: FB_TICKET_PENDING, FB_TICKET_DONE, FB_TICKET_FAILED or FB_TICKET_CANCELLED. A
 // failure's status goes to `status`, which may be NULL; otherwise that is FB_OK, or FB_CANCELLED.

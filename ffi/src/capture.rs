@@ -11,7 +11,7 @@ use crate::cast::{self, Plain, Versioned};
 use crate::device::Tenant;
 use crate::handle::{self, Object, change};
 use crate::layer::Imports;
-use crate::overlap::{Callback, FbEngine, FbLayersConfig, declare_orders};
+use crate::overlap::{Callback, FbEngine, FbOverlapConfig, declare_orders};
 use crate::status::FbStatus;
 use crate::step::FbStep;
 
@@ -22,7 +22,7 @@ pub struct FbCaptureConfig {
     /// sizeof(fb_capture_config).
     pub size: usize,
     /// The micro-batches whose steps run in one graph: their streams, the batch rows of the bucket, their buffers.
-    pub micro_batches: *const FbLayersConfig,
+    pub micro_batches: *const FbOverlapConfig,
     /// FB_OVERLAP_ orders of every layer, draft layers last.
     pub by_layer: *const u32,
     /// How many micro-batches.

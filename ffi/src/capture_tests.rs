@@ -47,7 +47,7 @@ impl Engine for Idle {
 /// A cache on the stand-in with its twin, and two micro-batches.
 struct Graphs {
     rig: Rig,
-    sides: [FbLayersConfig; 2],
+    sides: [FbOverlapConfig; 2],
     /// Behind the device, which is given back first.
     standin: Standin,
 }
@@ -81,7 +81,7 @@ impl Graphs {
             ok(fb_cache_create(device, &config, null_mut(), 0, &mut cache));
         }
         let compute = stream(device);
-        let sides = [0, 1].map(|micro_batch| FbLayersConfig {
+        let sides = [0, 1].map(|micro_batch| FbOverlapConfig {
             compute,
             resolve: stream(device),
             gather: stream(device),
@@ -278,13 +278,13 @@ fn a_capture_that_makes_no_sense_is_refused_and_nothing_is_left_of_it() {
     let idle = engine(null_mut());
     let sides = graphs.sides;
     let twice = [sides[0], sides[0]];
-    let unknown = [sides[0], FbLayersConfig { micro_batch: 2, ..sides[1] }];
-    let empty = [sides[0], FbLayersConfig { batch: 0, ..sides[1] }];
+    let unknown = [sides[0], FbOverlapConfig { micro_batch: 2, ..sides[1] }];
+    let empty = [sides[0], FbOverlapConfig { batch: 0, ..sides[1] }];
     let without =
-        [sides[0], FbLayersConfig { lists: null_mut(), counts: null_mut(), lists_batch: 0, ..sides[1] }];
+        [sides[0], FbOverlapConfig { lists: null_mut(), counts: null_mut(), lists_batch: 0, ..sides[1] }];
     let orders = [0, 0, 0, 3];
     for (config, wanted, said) in [
-        (FbCaptureConfig { micro_batches: null(), ..right }, FbInvalidConfig, "fb_layers_config"),
+        (FbCaptureConfig { micro_batches: null(), ..right }, FbInvalidConfig, "fb_overlap_config"),
         (FbCaptureConfig { micro_batches: twice.as_ptr(), ..right }, FbInvalidConfig, "named twice"),
         (FbCaptureConfig { micro_batches: unknown.as_ptr(), ..right }, FbOutOfRange, "micro-batch"),
         (FbCaptureConfig { micro_batches: empty.as_ptr(), ..right }, FbOutOfRange, "batch rows"),
@@ -361,7 +361,7 @@ fn a_launch_is_refused_for_steps_that_it_does_not_fit() {
 fn a_device_without_graphs_says_so() {
     let rig = Rig::new(config());
     let (mut words, mut captured) = (vec![0; 2 * WORDS], null_mut());
-    let side = FbLayersConfig {
+    let side = FbOverlapConfig {
         selection: words.as_ptr(),
         slots: words[WORDS..].as_mut_ptr(),
         batch: BATCH,

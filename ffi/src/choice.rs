@@ -376,7 +376,7 @@ pub unsafe extern "C" fn fb_chooser_create(
     }
 }
 
-/// Takes up the counters of a retired step of `rows` batch rows, as fb_layer_counts gave them, and chooses for a
+/// Takes up the counters of a retired step of `rows` batch rows, as fb_retired_counts gave them, and chooses for a
 /// step of `next_rows`. Allocates nothing.
 ///
 /// # Safety

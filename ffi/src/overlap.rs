@@ -95,8 +95,8 @@ impl Versioned for FbEngine {
 /// fb_buffers, made for `batch` rows and the step's query rows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct FbLayersConfig {
-    /// sizeof(fb_layers_config), of all in an array the same.
+pub struct FbOverlapConfig {
+    /// sizeof(fb_overlap_config), of all in an array the same.
     pub size: usize,
     /// The engine's work: the stream that the step was prepared on.
     pub compute: *mut c_void,
@@ -126,13 +126,13 @@ pub struct FbLayersConfig {
 }
 
 // SAFETY: words and pointers, which are words; four of 4 bytes at the end.
-unsafe impl Plain for FbLayersConfig {}
-impl Versioned for FbLayersConfig {
-    const NAME: &'static str = "fb_layers_config";
-    const REQUIRED: usize = std::mem::offset_of!(FbLayersConfig, micro_batch) + 4;
+unsafe impl Plain for FbOverlapConfig {}
+impl Versioned for FbOverlapConfig {
+    const NAME: &'static str = "fb_overlap_config";
+    const REQUIRED: usize = std::mem::offset_of!(FbOverlapConfig, micro_batch) + 4;
 }
 
-impl FbLayersConfig {
+impl FbOverlapConfig {
     /// The layers of an open step.
     ///
     /// # Safety
@@ -152,7 +152,7 @@ impl FbLayersConfig {
     /// The layers of so many batch rows and query rows.
     ///
     /// # Safety
-    /// As [`FbLayersConfig::of_step`].
+    /// As [`FbOverlapConfig::of_step`].
     pub(crate) unsafe fn declare(
         &self,
         imports: &Imports<'_>,
@@ -261,7 +261,7 @@ pub unsafe extern "C" fn fb_overlap(
     layer: u32,
     pass: u32,
     order: u32,
-    layers: *const FbLayersConfig,
+    layers: *const FbOverlapConfig,
     engine: *const FbEngine,
 ) -> FbStatus {
     change(cache, |cache| {
@@ -287,7 +287,7 @@ pub unsafe extern "C" fn fb_overlap(
 pub unsafe extern "C" fn fb_overlap_steps(
     cache: *mut FbCache,
     steps: *const FbStep,
-    layers: *const FbLayersConfig,
+    layers: *const FbOverlapConfig,
     count: u32,
     by_layer: *const u32,
     draft_passes: u32,

@@ -113,8 +113,8 @@ impl Side {
         }
     }
 
-    fn told(&mut self) -> FbLayersConfig {
-        FbLayersConfig {
+    fn told(&mut self) -> FbOverlapConfig {
+        FbOverlapConfig {
             selection: self.selection.as_ptr(),
             slots: self.slots.as_mut_ptr(),
             lists: self.lists.as_mut_ptr(),
@@ -188,7 +188,7 @@ fn steps_of_several_micro_batches_are_what_rust_does() {
         let (mut script, mut twin) = scripts(&mut rig, 2);
         let named: Vec<usize> = if round % 2 == 0 { vec![0, 1] } else { vec![1, 0] };
         let steps: Vec<FbStep> = named.iter().map(|of| open[*of].0).collect();
-        let layers: Vec<FbLayersConfig> = named.iter().map(|of| script.sides[*of].told()).collect();
+        let layers: Vec<FbOverlapConfig> = named.iter().map(|of| script.sides[*of].told()).collect();
         let (of, to) = (steps.as_ptr(), layers.as_ptr());
         let engine = engine(&mut script);
         // SAFETY: buffers of the steps' shape, and the callback of this test.
@@ -247,7 +247,7 @@ fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
     let engine = engine(&mut script);
     let right = script.sides[0].told();
     let step = open[0].0;
-    let overlap = |layer: u32, pass: u32, order: u32, layers: FbLayersConfig| {
+    let overlap = |layer: u32, pass: u32, order: u32, layers: FbOverlapConfig| {
         // SAFETY: all are refused before a buffer is touched.
         unsafe { fb_overlap(rig.cache, step, layer, pass, order, &layers, &engine) }
     };
@@ -256,26 +256,26 @@ fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
     refused(overlap(LAYERS, 3, 0, right), FbOutOfRange, &rig, "passes");
     refused(overlap(0, u32::MAX, 0, right), FbOutOfRange, &rig, "passes");
     refused(overlap(2, 0, 3, right), FbInvalidConfig, &rig, "an order of a layer");
-    let without = FbLayersConfig { lists: null_mut(), counts: null_mut(), lists_batch: 0, ..right };
+    let without = FbOverlapConfig { lists: null_mut(), counts: null_mut(), lists_batch: 0, ..right };
     refused(overlap(0, 0, FB_OVERLAP_DA, without), FbInvalidConfig, &rig, "index lists");
     for (layers, wanted, said) in [
-        (FbLayersConfig { batch: 1, ..right }, FbOutOfRange, "batch rows"),
-        (FbLayersConfig { batch: u32::MAX, ..right }, FbOutOfRange, "batch rows"),
-        (FbLayersConfig { micro_batch: 1, ..right }, FbInvalidConfig, "micro_batch"),
-        (FbLayersConfig { selection: null(), ..right }, FbInvalidConfig, "selection"),
-        (FbLayersConfig { slots: null_mut(), ..right }, FbInvalidConfig, "slots"),
-        (FbLayersConfig { slots: right.selection.cast_mut(), ..right }, FbOutOfRange, "slots"),
-        (FbLayersConfig { lists: null_mut(), ..right }, FbInvalidConfig, "lists"),
-        (FbLayersConfig { counts: null_mut(), ..right }, FbInvalidConfig, "counts"),
-        (FbLayersConfig { lists_batch: 1, ..right }, FbOutOfRange, "index lists"),
-        (FbLayersConfig { compute: 9 as *mut _, ..right }, FbInvalidConfig, "another compute stream"),
-        (FbLayersConfig { size: 8, ..right }, FbInvalidConfig, "fb_layers_config"),
+        (FbOverlapConfig { batch: 1, ..right }, FbOutOfRange, "batch rows"),
+        (FbOverlapConfig { batch: u32::MAX, ..right }, FbOutOfRange, "batch rows"),
+        (FbOverlapConfig { micro_batch: 1, ..right }, FbInvalidConfig, "micro_batch"),
+        (FbOverlapConfig { selection: null(), ..right }, FbInvalidConfig, "selection"),
+        (FbOverlapConfig { slots: null_mut(), ..right }, FbInvalidConfig, "slots"),
+        (FbOverlapConfig { slots: right.selection.cast_mut(), ..right }, FbOutOfRange, "slots"),
+        (FbOverlapConfig { lists: null_mut(), ..right }, FbInvalidConfig, "lists"),
+        (FbOverlapConfig { counts: null_mut(), ..right }, FbInvalidConfig, "counts"),
+        (FbOverlapConfig { lists_batch: 1, ..right }, FbOutOfRange, "index lists"),
+        (FbOverlapConfig { compute: 9 as *mut _, ..right }, FbInvalidConfig, "another compute stream"),
+        (FbOverlapConfig { size: 8, ..right }, FbInvalidConfig, "fb_overlap_config"),
     ] {
         refused(overlap(0, 0, 0, layers), wanted, &rig, said);
     }
     let none = FbEngine { enqueue: None, ..engine };
     let of =
-        |steps: &[FbStep], layers: &[FbLayersConfig], count, orders: &[u32], drafts, engine: &FbEngine| {
+        |steps: &[FbStep], layers: &[FbOverlapConfig], count, orders: &[u32], drafts, engine: &FbEngine| {
             let (steps, layers, orders) = (steps.as_ptr(), layers.as_ptr(), orders.as_ptr());
             // SAFETY: as above.
             unsafe { fb_overlap_steps(rig.cache, steps, layers, count, orders, drafts, engine) }
@@ -285,13 +285,13 @@ fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
     // SAFETY: null is refused.
     unsafe {
         let made = fb_overlap(rig.cache, step, 0, 0, 0, null(), &engine);
-        refused(made, FbInvalidConfig, &rig, "fb_layers_config");
+        refused(made, FbInvalidConfig, &rig, "fb_overlap_config");
         refused(fb_overlap(rig.cache, step, 0, 0, 0, &right, null()), FbInvalidConfig, &rig, "fb_engine");
         refused(fb_overlap(rig.cache, step, 0, 0, 0, &right, &none), FbInvalidConfig, &rig, "enqueue");
         refused(fb_overlap(rig.cache, 5, 0, 0, 0, &right, &engine), FbClosed, &rig, "step");
         let steps = |steps, layers, orders| fb_overlap_steps(rig.cache, steps, layers, 2, orders, 0, &engine);
         refused(steps(null(), sides.as_ptr(), ORDERS.as_ptr()), FbInvalidConfig, &rig, "steps");
-        refused(steps(both.as_ptr(), null(), ORDERS.as_ptr()), FbInvalidConfig, &rig, "fb_layers_config");
+        refused(steps(both.as_ptr(), null(), ORDERS.as_ptr()), FbInvalidConfig, &rig, "fb_overlap_config");
         refused(steps(both.as_ptr(), sides.as_ptr(), null()), FbInvalidConfig, &rig, "by_layer");
     }
     refused(of(&both, &sides, 0, &ORDERS, 0, &engine), FbOutOfRange, &rig, "one of each micro-batch");
@@ -356,7 +356,7 @@ fn no_call_of_a_step_allocates() {
                 ok(fb_finish(rig.cache, *step, none));
                 ok(fb_retire(rig.cache, step, none, none.cast()));
             }
-            ok(fb_layer_counts(rig.cache, counts.as_mut_ptr(), ALL, &mut count));
+            ok(fb_retired_counts(rig.cache, counts.as_mut_ptr(), ALL, &mut count));
         }
     };
     whole();

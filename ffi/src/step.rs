@@ -387,7 +387,7 @@ pub unsafe extern "C" fn fb_retire(
 /// # Safety
 /// `counts` has room for `room` of them; `count` has room for the answer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_layer_counts(
+pub unsafe extern "C" fn fb_retired_counts(
     cache: *const FbCache,
     counts: *mut FbLayerCount,
     room: u32,
@@ -405,7 +405,7 @@ pub unsafe extern "C" fn fb_layer_counts(
 /// # Safety
 /// `lengths` has room for `room` numbers; `count` has room for the answer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_lengths(
+pub unsafe extern "C" fn fb_retired_lengths(
     cache: *const FbCache,
     lengths: *mut u32,
     room: u32,

@@ -298,8 +298,8 @@ fn a_step_ends_once_and_is_kept_while_it_cannot() {
         status(fb_retire(rig.cache, &mut step, null_mut(), null_mut()), FbClosed, &rig, "step");
         status(fb_finish(rig.cache, step, null_mut()), FbClosed, &rig, "step");
         status(fb_abandon(rig.cache, step), FbClosed, &rig, "step");
-        status(fb_layer_counts(rig.cache, null_mut(), 1, &mut 0), FbInvalidConfig, &rig, "counts");
-        status(fb_lengths(rig.cache, null_mut(), 0, null_mut()), FbInvalidConfig, &rig, "count");
+        status(fb_retired_counts(rig.cache, null_mut(), 1, &mut 0), FbInvalidConfig, &rig, "counts");
+        status(fb_retired_lengths(rig.cache, null_mut(), 0, null_mut()), FbInvalidConfig, &rig, "count");
     }
     // Another cache's number names nothing here.
     let mut other = Rig::new(config());

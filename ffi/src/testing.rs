@@ -248,15 +248,15 @@ pub(crate) fn told(cache: *const FbCache) -> (Vec<FbLayerCount>, Vec<u32>) {
     let (mut layers, mut rows) = (0, 0);
     // SAFETY: no room for any but their number.
     unsafe {
-        ok(fb_layer_counts(cache, null_mut(), 0, &mut layers));
-        ok(fb_lengths(cache, null_mut(), 0, &mut rows));
+        ok(fb_retired_counts(cache, null_mut(), 0, &mut layers));
+        ok(fb_retired_lengths(cache, null_mut(), 0, &mut rows));
     }
     let mut counts = vec![FbLayerCount::default(); layers as usize];
     let mut lengths = vec![0; rows as usize];
     // SAFETY: room for as many.
     unsafe {
-        ok(fb_layer_counts(cache, counts.as_mut_ptr(), layers, &mut layers));
-        ok(fb_lengths(cache, lengths.as_mut_ptr(), rows, &mut rows));
+        ok(fb_retired_counts(cache, counts.as_mut_ptr(), layers, &mut layers));
+        ok(fb_retired_lengths(cache, lengths.as_mut_ptr(), rows, &mut rows));
     }
     (counts, lengths)
 }

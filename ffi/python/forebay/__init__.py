@@ -14,8 +14,10 @@ device but `Device.wait`, `Step.retire(wait=True)` and closing a cache.
 """
 
 from ._library import version as _version
-from .choice import Bucket, Choice, Chooser, Hysteresis, Prices, Table
+# First: the modules below name the cache, and it names them.
 from .cache import Cache, Stats
+from .arrays import Tensor
+from .choice import Bucket, Choice, Chooser, Hysteresis, Prices, Table
 from .config import Footprint, Info, footprint
 from .device import CudaDevice, CudaMemory, Device, HostDevice, Stream
 from .errors import (
@@ -50,5 +52,5 @@ __all__ = [
     "ForebayError", "Header", "HostDevice", "Hysteresis", "Info", "Internal", "InvalidArgument", "InvalidConfig",
     "Io", "LayerCount", "Layers", "Length", "OsRefused", "OutOfMemory", "OutOfRange", "Overflow", "Page", "Planned",
     "Prices", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Stats", "Step", "Stream", "Table",
-    "Ticket", "TraceRecorder", "TraceWriter", "footprint", "plan",
+    "Tensor", "Ticket", "TraceRecorder", "TraceWriter", "footprint", "plan",
 ]  # fmt: skip

@@ -11,23 +11,21 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Sequence as Many
+from typing import Any, Callable, Iterable, NamedTuple, Sequence as Many
 
 import numpy as np
 
 from . import overlap
 from ._library import NULL, check, check_created, ffi, lib, new_text, sized
+from .arrays import Tensor
 from .device import Device, DeviceHandle, HostMemory
 from .config import SLOT_BLOCK, Info, by_layer_of, declare, set_fields
 from .errors import InvalidArgument
 from .overlap import Captured, EngineCall, Layers
-from .sequence import BRING_UP, Sequence, tokens_of
+from .sequence import BRING_UP, Sequence, TokenKeys, tokens_of
 from .shape import Shape
 from .step import Step
 from .tensors import HOST, index, words
-
-if TYPE_CHECKING:
-    from .sequence import TokenKeys
 
 # How many lines of fallbacks are read at most, and their length.
 _FALLBACKS_MOST = 1 << 12
@@ -313,7 +311,7 @@ class Cache:
         *,
         query_rows: int | None = None,
         stream: Any = None,
-        accepted: Any = None,
+        accepted: Tensor | None = None,
         micro_batch: int = 0,
     ) -> Step:
         """Begins a step: enqueues the wait for the work before it, and the commit of its sequences' accepted rows.
@@ -358,7 +356,7 @@ class Cache:
         self._record.steps[number[0]] = (on, False)
         return Step(self, number[0], len(given), config.query_rows, on, accepted)
 
-    def _counts(self, accepted: Any) -> Any:
+    def _counts(self, accepted: Tensor) -> Any:
         if isinstance(accepted, np.ndarray) and accepted.dtype == np.uint32:
             accepted = accepted.view(np.int32)
         return words(accepted, "accepted", (self.batch,), self.device.place, False)

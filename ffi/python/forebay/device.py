@@ -14,13 +14,15 @@ import sys
 import threading
 import weakref
 from types import TracebackType
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 import numpy as np
 
 from ._library import NULL, check, check_created, ffi, lib, new_text, path_bytes, sized
 from .errors import Closed, InvalidArgument
 from .tensors import HOST, Place
+
+_Self = TypeVar("_Self", bound="Device")
 
 
 class DeviceHandle:
@@ -195,7 +197,7 @@ class Device:
         """Whether `close` was called."""
         return not self._closer.alive
 
-    def __enter__(self) -> Device:
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(

@@ -10,18 +10,16 @@ Block tables are for kernels that read index keys by pages (DeepGEMM's paged MQA
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence as Many
+from typing import Any, Sequence as Many
 
 import numpy as np
 
 from .cache import Cache
 from .config import SLOT_BLOCK
 from .errors import InvalidArgument
+from .sequence import Sequence
 from .step import Buffers
 from .tensors import describe, look
-
-if TYPE_CHECKING:
-    from .sequence import Sequence
 
 # Bytes of rows that FlashMLA's sparse decode reads: FP8 with scales, and BF16.
 ROW_BYTES = (656, 1152)

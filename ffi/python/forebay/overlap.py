@@ -7,18 +7,18 @@ enqueues resolve, gather and scatter between. Where the orders come from: `foreb
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Sequence as Many
+from typing import Any, Callable, Sequence as Many, TypeVar
 
+from . import cache as _cache
 from ._library import check, ffi, lib, sized
+from .device import DeviceHandle
 from .errors import InvalidArgument
 from .step import Buffers, Step
 from .tensors import index
 
-if TYPE_CHECKING:
-    from .cache import Cache
-    from .device import DeviceHandle
-
+_Item = TypeVar("_Item")
 ORDERS = {"none": 0, "da": 1, "dba": 2}
 ORDER_NAMES = tuple(ORDERS)
 _WORKS = ("project", "index", "prepare", "attend", "merge", "rest")
@@ -63,9 +63,13 @@ class Layers:
         buffers: the selection, which the "index" work writes, and the answer; with lists where an order is not "none".
         compute: the engine's stream, on which the step was prepared.
         resolve, gather, scatter: streams; each may be the same as another. None: as `compute`.
-        batch: rows that are enqueued; 0: the step's. More in a capture, whose other rows are inert.
+        batch: rows that are enqueued, at most the buffers'; 0: the step's. More in a capture, whose other rows are
+            inert.
         half: the first batch row of DBA's second half; 0: one half.
         micro_batch: in a capture; else 0.
+
+    Raises:
+        InvalidArgument: names what is no number, stream or buffers, and a batch that the buffers have no rows for.
     """
 
     def __init__(
@@ -82,9 +86,11 @@ class Layers:
     ) -> None:
         if type(buffers) is not Buffers:
             raise InvalidArgument("buffers", type(buffers).__name__, "Buffers")
+        if index(batch, "batch") > buffers.rows:
+            raise InvalidArgument("batch", repr(batch), f"at most the {buffers.rows} rows of the buffers")
         self.buffers = buffers
         device = buffers.cache.device
-        config = sized("fb_layers_config")
+        config = sized("fb_overlap_config")
         config.compute = device.stream_of(compute)
         config.resolve = config.compute if resolve is None else device.stream_of(resolve)
         config.gather = config.compute if gather is None else device.stream_of(gather)
@@ -144,20 +150,20 @@ def order_of(name: str, argument: str) -> int:
     Raises:
         InvalidArgument: it is none.
     """
-    if name not in ORDERS:
+    if not isinstance(name, str) or name not in ORDERS:
         raise InvalidArgument(argument, repr(name), " or ".join(map(repr, ORDERS)))
     return ORDERS[name]
 
 
 def orders_of(names: Many[str], layers: int, argument: str = "by_layer") -> Any:
     """Orders by layer, as C takes them."""
-    if isinstance(names, str) or len(names) != layers:
+    if isinstance(names, str) or not isinstance(names, Collection) or len(names) != layers:
         raise InvalidArgument(argument, repr(names), f"{layers} orders, one a layer, draft layers last")
     return ffi.new("uint32_t[]", [order_of(name, f"{argument}[{at}]") for at, name in enumerate(names)])
 
 
 def overlap(
-    cache: Cache,
+    cache: _cache.Cache,
     step: Step,
     layer: int,
     order: str,
@@ -176,7 +182,7 @@ def overlap(
 
 
 def overlap_steps(
-    cache: Cache,
+    cache: _cache.Cache,
     steps: Many[Step],
     layers: Many[Layers],
     by_layer: Many[str],
@@ -196,7 +202,7 @@ def overlap_steps(
 class Captured:
     """Captured layers of a bucket: `Cache.capture` gives it. Giving it up waits for nothing."""
 
-    def __init__(self, cache: Cache, pointer: Any, held: Any) -> None:
+    def __init__(self, cache: _cache.Cache, pointer: Any, held: Any) -> None:
         self.cache = cache
         self._pointer, self._held = pointer, held
         device = cache.device._handle
@@ -223,7 +229,7 @@ class Captured:
 
 
 def capture(
-    cache: Cache,
+    cache: _cache.Cache,
     micro_batches: Many[Layers],
     query_rows: int,
     by_layer: Many[str],
@@ -233,9 +239,15 @@ def capture(
 ) -> Captured:
     """`Cache.capture`."""
     engine, orders = _Engine(enqueue), orders_of(by_layer, cache.info.layers)
+    micro_batches, width = _several(micro_batches, "micro_batches"), index(query_rows, "query_rows")
+    for at, one in enumerate(micro_batches):
+        name = f"micro_batches[{at}]"
+        _check_layers(cache, one, name)
+        if one.buffers.query_rows != width:
+            raise InvalidArgument(name, f"buffers of {one.buffers.query_rows} query rows", f"of {width}: query_rows")
     config, configs = sized("fb_capture_config"), _configs(micro_batches)
     config.micro_batches, config.count, config.by_layer = configs, len(micro_batches), orders
-    config.query_rows, config.draft_passes = index(query_rows, "query_rows"), index(draft_passes, "draft_passes")
+    config.query_rows, config.draft_passes = width, index(draft_passes, "draft_passes")
     made = ffi.new("fb_captured **")
     call = lib.fb_capture_into if into else lib.fb_capture
     status = call(cache._pointer, config, engine.config, made)
@@ -248,18 +260,30 @@ def _end_captured(pointer: Any, device: DeviceHandle) -> None:
     device.leave()
 
 
-def _check_steps(cache: Cache, steps: Many[Step], layers: Many[Layers] | None) -> None:
-    for at, step in enumerate(steps):
+def _check_steps(cache: _cache.Cache, steps: Many[Step], layers: Many[Layers] | None) -> None:
+    """Steps of this cache, and layers whose buffers have room for each."""
+    for at, step in enumerate(_several(steps, "steps")):
         if type(step) is not Step or step.cache is not cache:
             raise InvalidArgument(f"steps[{at}]", repr(step), "a step of this cache")
     if layers is None:
         return
-    if len(layers) != len(steps):
+    if len(_several(layers, "layers")) != len(steps):
         raise InvalidArgument("layers", f"{len(layers)} Layers", f"{len(steps)}, one a step")
-    for step, one in zip(steps, layers):
-        if type(one) is not Layers:
-            raise InvalidArgument("layers", repr(one), "Layers")
+    for at, (step, one) in enumerate(zip(steps, layers)):
+        _check_layers(cache, one, f"layers[{at}]")
         step._fits(one.buffers)
+
+
+def _check_layers(cache: _cache.Cache, one: Layers, name: str) -> None:
+    if type(one) is not Layers or one.buffers.cache is not cache:
+        raise InvalidArgument(name, repr(one), "Layers with buffers of this cache")
+
+
+def _several(value: Many[_Item], name: str) -> Many[_Item]:
+    """A sequence, whose length is known before it is read."""
+    if isinstance(value, (str, bytes)) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
+        raise InvalidArgument(name, type(value).__name__, "a list or a tuple")
+    return value
 
 
 def _numbers(steps: Many[Step]) -> Any:
@@ -267,7 +291,7 @@ def _numbers(steps: Many[Step]) -> Any:
 
 
 def _configs(layers: Many[Layers]) -> Any:
-    configs = ffi.new("fb_layers_config[]", max(len(layers), 1))
+    configs = ffi.new("fb_overlap_config[]", max(len(layers), 1))
     for at, one in enumerate(layers):
         configs[at] = one._config[0]
     return configs

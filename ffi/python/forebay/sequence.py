@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence as Many, Union
+from typing import Any, NamedTuple, Optional, Sequence as Many, Union
 
 import numpy as np
 
+from . import cache as _cache
 from ._library import NULL, check, ffi, lib, sized, status_text
+from .arrays import Tensor
 from .dlpack import Placed
 from .errors import InvalidArgument, error_of
 from .tensors import HOST, checked, describe, index, look, words
-
-if TYPE_CHECKING:
-    from .cache import Cache
 
 TokenKeys = Optional[Many[Union[bytes, None]]]
 BRING_UP = {"whole": lib.FB_BRING_UP_WHOLE, "nothing": lib.FB_BRING_UP_NOTHING}
@@ -85,7 +84,7 @@ class Sequence:
         shared: tokens of its prompt that were taken over from sealed pages: `append` goes on behind them.
     """
 
-    def __init__(self, cache: Cache, number: int, shared: int = 0) -> None:
+    def __init__(self, cache: _cache.Cache, number: int, shared: int = 0) -> None:
         self.cache = cache
         self.shared = int(shared)
         self._number = number
@@ -96,7 +95,7 @@ class Sequence:
         # What is open at the interpreter's end its cache ends.
         self._forget.atexit = False
 
-    def append(self, layer: int, rows: Any) -> None:
+    def append(self, layer: int, rows: Tensor) -> None:
         """Appends prompt rows in one layer; layers fill independently, each in order.
 
         Args:
@@ -111,7 +110,7 @@ class Sequence:
         address, which = ffi.cast("void *", found.address), index(layer, "layer")
         check(lib.fb_append(self._pointer, self._number, which, address, found.shape[0]), self._pointer)
 
-    def _rows(self, rows: Any) -> Placed:
+    def _rows(self, rows: Tensor) -> Placed:
         found = look(rows, "rows")
         wanted = self.cache.info.row_bytes
         count = found.bits // 8
@@ -126,7 +125,7 @@ class Sequence:
         """Declares that `count` prompt rows of every layer are in their place already, or not needed."""
         check(lib.fb_append_in_place(self._pointer, self._number, index(count, "count")), self._pointer)
 
-    def join(self, stream: Any = None, *, warm_up: Any = None, bytes_a_call: int = 0) -> Ticket:
+    def join(self, stream: Any = None, *, warm_up: Tensor | None = None, bytes_a_call: int = 0) -> Ticket:
         """Enters its lane once every layer has its whole prompt, and brings up what it was opened for.
 
         Args:

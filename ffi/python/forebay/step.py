@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import cache as _cache
 from ._library import NULL, check, fail, ffi, lib, sized
+from .arrays import Tensor
 from .errors import Busy, Closed, InvalidArgument
 from .tensors import index, words
-
-if TYPE_CHECKING:
-    from .cache import Cache
 
 _new, _cast, _from_buffer = ffi.new, ffi.cast, ffi.from_buffer
 
@@ -79,7 +78,14 @@ class Buffers:
         rows, query_rows: of the batch.
     """
 
-    def __init__(self, cache: Cache, selection: Any, slots: Any, lists: Any = None, counts: Any = None) -> None:
+    def __init__(
+        self,
+        cache: _cache.Cache,
+        selection: Tensor,
+        slots: Tensor,
+        lists: Tensor | None = None,
+        counts: Tensor | None = None,
+    ) -> None:
         top_k, place = cache.info.top_k, cache.device.place
         shape = tuple(getattr(selection, "shape", ()))
         if len(shape) != 3 or shape[0] > cache.batch or shape[1] > cache.query_rows:
@@ -98,10 +104,15 @@ class Buffers:
             self._counts = ffi.cast(
                 "uint32_t *", words(counts, "counts", (parts, self.rows, self.query_rows), place, True)
             )
-        self.cache, self.selection, self.slots, self.lists, self.counts = cache, selection, slots, lists, counts
+        self.cache = cache
+        # As the caller has them, with whatever methods these have.
+        self.selection: Any = selection
+        self.slots: Any = slots
+        self.lists: Any = lists
+        self.counts: Any = counts
 
     @classmethod
-    def empty(cls, cache: Cache, rows: int, query_rows: int, *, parts: bool = False) -> Buffers:
+    def empty(cls, cache: _cache.Cache, rows: int, query_rows: int, *, parts: bool = False) -> Buffers:
         """Buffers of NumPy arrays for a host device, with lists and counts if `parts`; nothing is selected yet."""
         whole = (rows, query_rows, cache.info.top_k)
         selection, slots = np.full(whole, -1, np.int32), np.full(whole, -1, np.int32)
@@ -137,7 +148,9 @@ class Step:
         "_held", "_finished",
     )  # fmt: skip
 
-    def __init__(self, cache: Cache, number: int, rows: int, query_rows: int, stream: Any, accepted: Any) -> None:
+    def __init__(
+        self, cache: _cache.Cache, number: int, rows: int, query_rows: int, stream: Any, accepted: Tensor | None
+    ) -> None:
         self.cache, self.rows, self.query_rows = cache, rows, query_rows
         self.retired: Retired | None = None
         self._number, self._pointer, self._stream = number, cache._pointer, stream
@@ -146,7 +159,7 @@ class Step:
         self._held: list[Any] = [accepted]
         self._finished = False
 
-    def layer(self, layer: int, selection: Any, slots: Any = None, stream: Any = None) -> None:
+    def layer(self, layer: int, selection: Tensor | Buffers, slots: Tensor | None = None, stream: Any = None) -> None:
         """Resolves a layer's selection and gathers what it misses: attention may read `slots` behind it.
 
         Args:
@@ -176,7 +189,7 @@ class Step:
         if status:
             fail(status, self._pointer)
 
-    def layers(self, selection: Any, slots: Any, stream: Any = None) -> None:
+    def layers(self, selection: Tensor, slots: Tensor, stream: Any = None) -> None:
         """`layer` of every layer, for replays and tests that know the selections beforehand.
 
         Args:
@@ -290,8 +303,8 @@ class Step:
         counts, lengths = np.empty((self.cache.info.layers, 3), np.uint32), np.empty(self.rows, np.uint32)
         count = _new("uint32_t *")
         room = _cast("fb_layer_count *", _from_buffer(counts))
-        check(lib.fb_layer_counts(self._pointer, room, len(counts), count), self._pointer)
-        check(lib.fb_lengths(self._pointer, _from_buffer("uint32_t[]", lengths), self.rows, count), self._pointer)
+        check(lib.fb_retired_counts(self._pointer, room, len(counts), count), self._pointer)
+        check(lib.fb_retired_lengths(self._pointer, _from_buffer("uint32_t[]", lengths), self.rows, count), self._pointer)
         return counts, lengths
 
     def _part(self, layer: int, first: int, count: int, draft_pass: int | None) -> Any:

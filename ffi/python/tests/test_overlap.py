@@ -158,3 +158,43 @@ def test_a_host_device_captures_nothing(make: Make) -> None:
     called: list[Any] = []
     with pytest.raises(forebay.ForebayError):
         cache.capture([layers], query_rows=1, by_layer=["none"] * LAYERS, enqueue=called.append)
+
+
+def test_more_rows_than_the_buffers_have_are_refused(make: Make) -> None:
+    cache, engine, layers = begin(make)
+    arrays = [np.full((4, 1, TOP_K), -77, np.int32) for _ in range(2)]
+    one_row = forebay.Buffers(cache, *(array[:1] for array in arrays))
+    with pytest.raises(forebay.InvalidArgument, match="batch.*1 rows"):
+        forebay.Layers(one_row, batch=4)
+    assert forebay.Layers(one_row, batch=1).buffers is one_row
+    step = cache.prepare([(s, 0, 1) for s in engine.sequences])
+    with pytest.raises(forebay.InvalidArgument, match="buffers"):
+        cache.overlap_steps([step], [forebay.Layers(one_row)], ["none"] * LAYERS, engine)
+    assert all((array == -77).all() for array in arrays)
+    cache.overlap_steps([step], [layers], ["none"] * LAYERS, engine)
+    step.retire()
+
+
+def test_what_a_capture_is_given_is_named(make: Make) -> None:
+    cache, engine, layers = begin(make)
+    other = forebay.Layers(forebay.Buffers.empty(make(), 2, 1, parts=True), batch=2)
+    two = forebay.Layers(forebay.Buffers.empty(cache, 2, 2, parts=True), batch=2)
+    for given, says in (
+        ([3], r"micro_batches\[0\]"),
+        (layers, "micro_batches"),
+        ([layers, other], r"micro_batches\[1\]"),
+        ([two], r"micro_batches\[0\].*2 query rows"),
+    ):
+        with pytest.raises(forebay.InvalidArgument, match=says):
+            cache.capture(given, query_rows=1, by_layer=["none"] * LAYERS, enqueue=engine)  # type: ignore[arg-type]
+    for by_layer in (5, [["none"]] * LAYERS):
+        with pytest.raises(forebay.InvalidArgument, match="by_layer"):
+            cache.capture([layers], query_rows=1, by_layer=by_layer, enqueue=engine)  # type: ignore[arg-type]
+    with pytest.raises(forebay.InvalidArgument, match="query_rows"):
+        cache.capture([layers], query_rows=-1, by_layer=["none"] * LAYERS, enqueue=engine)
+    step = cache.prepare([(s, 0, 1) for s in engine.sequences])
+    with pytest.raises(forebay.InvalidArgument, match="steps"):
+        cache.overlap_steps(step, [layers], ["none"] * LAYERS, engine)  # type: ignore[arg-type]
+    with pytest.raises(forebay.InvalidArgument, match=r"layers\[0\]"):
+        cache.overlap_steps([step], [other], ["none"] * LAYERS, engine)
+    assert engine.calls == []

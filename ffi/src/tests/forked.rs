@@ -74,7 +74,7 @@ fn overlap_in_a_child(answer: u32, gives: bool) {
         let stored = stored_row(cache, sequence, 20);
         let mut data = Forks { child: -1, answer, landing, stored, gives };
         let engine = FbEngine { enqueue: Some(forks), data: (&raw mut data).cast(), ..sized() };
-        let layers = FbLayersConfig { selection: selection.as_ptr(), slots: slots.as_mut_ptr(), ..sized() };
+        let layers = FbOverlapConfig { selection: selection.as_ptr(), slots: slots.as_mut_ptr(), ..sized() };
         assert_eq!(fb_prepare(cache, &raw const config, null_mut(), &raw mut step), FbOk);
         let parent = std::process::id();
         let ended = fb_overlap(cache, step, 0, 0, FB_OVERLAP_NONE, &raw const layers, &raw const engine);

@@ -267,9 +267,9 @@ fn texts_name_the_argument_and_the_callers_number() {
     unsafe {
         assert_eq!(fb_pages(cache, sequence, null_mut(), 4, &raw mut count), FbInvalidConfig);
         assert!(text_of(cache).contains("pages"), "{}", text_of(cache));
-        assert_eq!(fb_layer_counts(cache, null_mut(), 4, &raw mut count), FbInvalidConfig);
+        assert_eq!(fb_retired_counts(cache, null_mut(), 4, &raw mut count), FbInvalidConfig);
         assert!(text_of(cache).contains("counts"), "{}", text_of(cache));
-        assert_eq!(fb_lengths(cache, null_mut(), 4, &raw mut count), FbInvalidConfig);
+        assert_eq!(fb_retired_lengths(cache, null_mut(), 4, &raw mut count), FbInvalidConfig);
         assert!(text_of(cache).contains("lengths"), "{}", text_of(cache));
         assert_eq!(fb_close(cache, 77, null_mut()), FbClosed);
         assert!(text_of(cache).contains("sequence 77"), "{}", text_of(cache));

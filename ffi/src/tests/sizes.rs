@@ -31,7 +31,7 @@ fn what_callers_must_state_stays() {
         (required::<FbPart>(), 12),
         (required::<FbBuffers>(), 24),
         (required::<FbEngine>(), 24),
-        (required::<FbLayersConfig>(), 88),
+        (required::<FbOverlapConfig>(), 88),
         (required::<FbHysteresis>(), 40),
         (required::<FbChooserConfig>(), 24),
         (required::<FbChoice>(), 24),
