@@ -452,8 +452,8 @@ mod tests {
     fn a_list_never_leaves_its_room() {
         for room in 0..4 {
             let (mut places, mut count) = ([9; 4], 0);
-            // SAFETY: `room` is at most the places there are.
             let list = [1_u32, 2].into_iter();
+            // SAFETY: `room` is at most the places there are.
             unsafe { write_list(list, (places.as_mut_ptr(), room, "list"), (&mut count, "count")) }.unwrap();
             let written = 2.min(room as usize);
             assert!(places[..written] == [1, 2][..written] && places[written..].iter().all(|p| *p == 9));
