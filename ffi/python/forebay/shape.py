@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ._library import NULL, check_created, ffi, lib, sized, text_bytes
+from ._library import NULL, lib, sized, text_bytes
 from .errors import InvalidArgument
 
 
