@@ -99,6 +99,7 @@ pub fn decode() -> forebay::Result<String> {
     Ok(format!("{STEPS} steps, {hits} hits, {misses} misses, sum {sum}"))
 }
 
+/// Prints it.
 pub fn main() -> forebay::Result<()> {
     println!("{}", decode()?);
     Ok(())

@@ -18,6 +18,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HERE = Path(__file__).resolve().parent
 # The oldest C library that forebay is for.
 GLIBC_LEAST = 34
+# Machines as the ELF header numbers them and as wheels call them.
+MACHINES = {62: "x86_64", 183: "aarch64"}
 
 
 class NativeHook(BuildHookInterface[Any]):
@@ -25,10 +27,11 @@ class NativeHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Builds both files and says where in the wheel they stand, and for which machines it is."""
-        library = build_library()
+        editable = version == "editable"
+        library = build_library(editable)
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform(library.read_bytes())}"
-        if version == "editable":
+        if editable:
             folder = HERE / "forebay"
             (folder / "libforebay.so").unlink(missing_ok=True)
             (folder / "libforebay.so").write_bytes(library.read_bytes())
@@ -41,8 +44,9 @@ class NativeHook(BuildHookInterface[Any]):
         build_data["force_include"][str(library)] = "forebay/libforebay.so"
 
 
-def build_library() -> Path:
-    """The library, built; cargo says where it is.
+def build_library(debug: bool) -> Path:
+    """The library, built; cargo says where it is. Without `debug` it is linked without line tables, which are five
+    sixths of its size; all but the last crate is shared with other builds.
 
     Raises:
         RuntimeError: no cargo, no checkout, or the build failed.
@@ -50,11 +54,10 @@ def build_library() -> Path:
     root = HERE.parent.parent
     if not (root / "ffi" / "Cargo.toml").is_file():
         raise RuntimeError("forebay is built from a checkout of its repository: pip install ./ffi/python")
-    command = ["cargo", "build", "--release", "--locked", "-p", "forebay-ffi"]
+    command = ["cargo", "rustc", "--release", "--locked", "-p", "forebay-ffi", "--lib", "--crate-type", "cdylib"]
+    command += ["--message-format=json-render-diagnostics", "--", *([] if debug else ["-C", "strip=debuginfo"])]
     try:
-        built = subprocess.run(
-            [*command, "--message-format=json-render-diagnostics"], cwd=root, stdout=subprocess.PIPE, check=True
-        )
+        built = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, check=True)
     except FileNotFoundError:
         raise RuntimeError("cargo is not there: install Rust 1.95 or newer") from None
     except subprocess.CalledProcessError:
@@ -67,9 +70,19 @@ def build_library() -> Path:
 
 
 def platform(library: bytes) -> str:
-    """The wheel's platform tag, from the newest symbol version of the C library that `library` asks for."""
+    """The wheel's platform tag, from what `library` says: its machine, and the newest symbol version of the C library
+    that it asks for.
+
+    Raises:
+        RuntimeError: no shared library of a 64-bit Linux machine that wheels are for, or one for another C library.
+    """
+    machine = MACHINES.get(int.from_bytes(library[18:20], "little"))
+    if library[:6] != b"\x7fELF\x02\x01" or machine is None:
+        raise RuntimeError(f"the library is for none of the machines {', '.join(MACHINES.values())}")
     asked = [int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", library)]
-    return f"manylinux_2_{max([GLIBC_LEAST, *asked])}_x86_64"
+    if not asked:
+        raise RuntimeError("the library is for another C library than glibc: no wheel can say for which")
+    return f"manylinux_2_{max([GLIBC_LEAST, *asked])}_{machine}"
 
 
 def write_module(path: Path) -> None:

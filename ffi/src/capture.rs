@@ -220,6 +220,7 @@ pub extern "C" fn fb_captured_destroy(captured: *mut FbCaptured) -> FbStatus {
     handle::end(captured, |_| Ok(()))
 }
 
-#[cfg(all(test, feature = "cuda"))]
+#[cfg(test)]
+#[cfg(feature = "cuda")]
 #[path = "capture_tests.rs"]
 mod tests;

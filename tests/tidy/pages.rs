@@ -47,13 +47,17 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
 fn named_tests(text: &str) -> impl Iterator<Item = (&str, &str)> {
     quoted(text).filter_map(|name| {
         let (file, test) = name.split_once("::")?;
-        let is_test = file.ends_with(".rs") || file.ends_with(".c");
+        let is_test = [".rs", ".c", ".py"].iter().any(|end| file.ends_with(end));
         is_test.then(|| (file, test.rsplit("::").next().unwrap_or(test)))
     })
 }
 
-/// Whether `text`, a Rust or C file, holds the test `name`.
+/// Whether `text`, a Rust, C or Python file, holds the test `name`.
 fn holds(file: &str, text: &str, name: &str) -> bool {
+    if file.ends_with(".py") {
+        return name.starts_with("test_")
+            && text.lines().any(|line| line.starts_with(&format!("def {name}(")));
+    }
     let code = split(text).code;
     let tokens = tokens(&code);
     let texts: Vec<&str> = tokens.iter().map(|t| t.text.as_str()).collect();
@@ -237,9 +241,13 @@ mod tests {
     }
 
     #[test]
-    fn a_test_of_a_c_program_is_found_by_its_function() {
+    fn a_test_in_c_or_python_is_found_by_its_function() {
         assert!(holds("a.c", "int main(void) {}", "main"));
         assert!(!holds("a.c", "/* main( */", "main"));
+        assert!(holds("a.py", "def test_a() -> None:\n    pass\n", "test_a"));
+        assert!(
+            !holds("a.py", "def helper():\n    pass\n", "helper") && !holds("a.py", "# test_a(", "test_a")
+        );
     }
 
     #[test]

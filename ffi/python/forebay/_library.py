@@ -51,7 +51,7 @@ def _refusal(status: int, handle: Any) -> str:
     name = ffi.typeof(handle).item.cname.rpartition("fb_")[2]
     why = {
         lib.FB_CLOSED: "it was closed, or belongs to the process that this one was forked from: make a new one",
-        lib.FB_BUSY: "another call is inside it, of another thread or around this callback: call when that has returned",
+        lib.FB_BUSY: "another call is inside it, of another thread or around this callback; call when it has returned",
     }
     return f"{name}: {status_text(status)}" + (f": {why[status]}" if status in why else "")
 
@@ -90,8 +90,30 @@ def sized(name: str) -> Any:
 
 
 def path_bytes(path: str | os.PathLike[str]) -> bytes:
-    """A path as C takes it."""
-    return os.fsencode(path)
+    """A path as C takes it.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    try:
+        given = os.fsencode(path)
+    except TypeError as error:
+        raise errors.InvalidArgument("path", type(path).__name__, "a path") from error
+    return text_bytes(given, "path")
+
+
+def text_bytes(text: str | bytes, name: str) -> bytes:
+    """A text as C takes it, which would end it at a zero byte.
+
+    Raises:
+        InvalidArgument: it is none, or has such a byte.
+    """
+    if not isinstance(text, (str, bytes)):
+        raise errors.InvalidArgument(name, type(text).__name__, "a text")
+    given = text.encode() if isinstance(text, str) else text
+    if b"\0" in given:
+        raise errors.InvalidArgument(name, repr(text), "no zero byte in it")
+    return given
 
 
 def version() -> str:

@@ -395,7 +395,7 @@ class Cache:
         try:
             given = list(rows)
         except TypeError as error:
-            raise InvalidArgument("rows", type(rows).__name__, "(sequence, accepted, query rows) of each row") from error
+            raise InvalidArgument("rows", type(rows).__name__, "(sequence, accepted, query rows) a row") from error
         table = ffi.new("fb_row[]", len(given))
         widest = 0
         for index, row in enumerate(given):

@@ -9,9 +9,10 @@ from typing import Any, Sequence as Many
 import numpy as np
 
 from . import tensors
-from ._library import NULL, check, check_created, ffi, lib, new_text, sized
+from ._library import NULL, check, check_created, ffi, lib, new_text, sized, text_bytes
+from .config import set_fields
 from .errors import InvalidArgument
-from .overlap import ORDER_NAMES, orders_of
+from .overlap import ORDER_NAMES, orders_of, several
 from .step import LayerCount
 
 
@@ -35,7 +36,7 @@ class Table:
             BadFormat, BadVersion: the line is named.
         """
         reason, version, layers = new_text(), ffi.new("uint32_t *"), ffi.new("uint32_t *")
-        given, room = text.encode(), 0
+        given, room = text_bytes(text, "text"), 0
         orders: Any = NULL
         while True:
             status = lib.fb_table_from_text(given, reason, len(reason), version, orders, room, layers)
@@ -55,8 +56,8 @@ class Table:
         return str(ffi.string(text).decode())
 
     def _declare(self) -> tuple[Any, Any]:
-        orders, table = orders_of(self.by_layer, len(self.by_layer)), ffi.new("fb_table *")
-        table.version, table.layers, table.orders = self.version, len(self.by_layer), orders
+        orders, table = orders_of(self.by_layer, None), ffi.new("fb_table *")
+        table.version, table.layers, table.orders = tensors.index(self.version, "version"), len(orders), orders
         return table, orders
 
 
@@ -73,8 +74,7 @@ class Prices:
     exposed: Any
 
     def _declare(self) -> tuple[Any, Any]:
-        misses = np.ascontiguousarray(self.misses, np.float64)
-        exposed = np.ascontiguousarray(self.exposed, np.float64)
+        misses, exposed = _doubles(self.misses, "misses"), _doubles(self.exposed, "exposed")
         if misses.ndim != 1 or exposed.ndim != 3 or exposed.shape[1:] != (3, misses.size):
             raise InvalidArgument("exposed", f"float64 {list(exposed.shape)}", f"[layers, 3, {misses.size}]")
         prices = ffi.new("fb_prices *")
@@ -148,23 +148,28 @@ class Chooser:
 
     def __post_init__(self) -> None:
         held: list[Any] = []
-        table = ffi.new("fb_bucket[]", max(len(self.buckets), 1))
+        table = ffi.new("fb_bucket[]", max(len(several(self.buckets, "buckets")), 1))
         for at, bucket in enumerate(self.buckets):
-            tables = ffi.new("fb_table[]", max(len(bucket.tables), 1))
+            if not isinstance(bucket, Bucket) or not isinstance(bucket.prices, Prices):
+                raise InvalidArgument(f"buckets[{at}]", repr(bucket), "a Bucket with Prices")
+            tables = ffi.new("fb_table[]", max(len(several(bucket.tables, "tables")), 1))
             for index, one in enumerate(bucket.tables):
+                if not isinstance(one, Table):
+                    raise InvalidArgument(f"tables[{index}]", repr(one), "a Table")
                 declared, orders = one._declare()
                 tables[index] = declared[0]
                 held.append(orders)
             prices, numbers = bucket.prices._declare()
-            table[at].batch, table[at].table_count = bucket.batch, len(bucket.tables)
+            table[at].batch, table[at].table_count = tensors.index(bucket.batch, "batch"), len(bucket.tables)
             table[at].tables, table[at].prices = tables, prices[0]
             held += [tables, numbers]
         config = sized("fb_chooser_config")
-        config.buckets, config.bucket_count, config.tables_max = table, len(self.buckets), self.tables_max
+        config.buckets, config.bucket_count = table, len(self.buckets)
+        config.tables_max = tensors.index(self.tables_max, "tables_max")
         if self.hysteresis is not None:
             moves = sized("fb_hysteresis")
-            for name in ("smoothing", "share", "least_ns", "steps"):
-                setattr(moves, name, getattr(self.hysteresis, name))
+            names = ("smoothing", "share", "least_ns", "steps")
+            set_fields(moves, {name: getattr(self.hysteresis, name, None) for name in names})
             config.hysteresis = moves
         text, made = new_text(), ffi.new("fb_chooser **")
         check_created(lib.fb_chooser_create(config, text, len(text), made), text)
@@ -179,10 +184,13 @@ class Chooser:
         Args:
             counts: `Retired.layers`.
         """
-        given = ffi.new("fb_layer_count[]", [tuple(count) for count in counts])
+        try:
+            given = ffi.new("fb_layer_count[]", [tuple(count) for count in counts])
+        except (TypeError, OverflowError, ValueError) as error:
+            raise InvalidArgument("counts", repr(counts), "`Retired.layers`") from error
         choice = sized("fb_choice")
         rows, next_rows = tensors.index(rows, "rows"), tensors.index(next_rows, "next_rows")
-        check(lib.fb_choose(self._pointer, given, len(counts), rows, next_rows, choice), self._pointer)
+        check(lib.fb_choose(self._pointer, given, len(given), rows, next_rows, choice), self._pointer)
         return Choice(choice.bucket, choice.index, choice.version, bool(choice.changed))
 
     def table(self, bucket: int, index: int) -> Table:
@@ -200,12 +208,29 @@ class Chooser:
         return Table(tuple(ORDER_NAMES[orders[at]] for at in range(layers[0])), int(version[0]))
 
 
+def _doubles(values: Any, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    try:
+        return np.asarray(values, np.float64, order="C")
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(name, repr(values), "numbers") from error
+
+
 def best(prices: Prices, misses: Many[float]) -> tuple[str, ...]:
-    """The order that exposes each layer least at so many misses a batch row: one number a layer."""
+    """The order that exposes each layer least at so many misses a batch row: one number a layer.
+
+    Raises:
+        InvalidConfig, InvalidArgument: prices or misses that are no such numbers.
+    """
+    if not isinstance(prices, Prices):
+        raise InvalidArgument("prices", type(prices).__name__, "Prices")
     declared, _held = prices._declare()
-    orders = ffi.new("uint32_t[]", max(len(misses), 1))
-    _check(lib.fb_table_best(declared, ffi.new("double[]", list(misses)), len(misses), orders))
-    return tuple(ORDER_NAMES[orders[at]] for at in range(len(misses)))
+    counts = _doubles(misses, "misses")
+    if counts.ndim != 1 or declared.layers not in (1, counts.size):
+        wanted = "one for each layer" if declared.layers == 1 else f"{declared.layers}, one a layer"
+        raise InvalidArgument("misses", f"float64 {list(counts.shape)}", wanted)
+    orders = ffi.new("uint32_t[]", max(counts.size, 1))
+    _check(lib.fb_table_best(declared, ffi.from_buffer("double[]", counts), counts.size, orders))
+    return tuple(ORDER_NAMES[orders[at]] for at in range(counts.size))
 
 
 def _check(status: int) -> None:

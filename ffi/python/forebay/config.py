@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple, Sequence as Many
 
 from ._library import ffi, lib, sized, status_text
 from .errors import InvalidArgument, error_of
 from .shape import Shape
+from .tensors import index
 
 # Slots of a block of a slab.
 SLOT_BLOCK = 64
@@ -116,24 +118,41 @@ def declare(
         raise InvalidArgument("shape", type(shape).__name__, "a Shape")
     config = sized("fb_cache_config")
     shape.declare(config)
-    by_layer = None if isinstance(slots, int) else list(slots)
+    fewest, by_layer = one_or_by_layer(slots, shape.all_layers, "slots")
     if by_layer is not None:
-        by_layer_of(by_layer, shape.all_layers, "slots")
         if pool_slots is None:
-            lanes = numbers["lanes"] or 0
+            lanes = index(numbers["lanes"], "lanes")
             pool_slots = [-(-count // SLOT_BLOCK) * SLOT_BLOCK * lanes for count in by_layer]
-    pools = None
-    if pool_slots is not None and not isinstance(pool_slots, int):
-        pools, pool_slots = by_layer_of(pool_slots, shape.all_layers, "pool_slots"), None
-    fewest = slots if by_layer is None else min(by_layer)
-    set_fields(config, {**numbers, "slots": fewest, "pool_slots": pool_slots, "slots_by_layer": pools})
+    pool, pools = None, None
+    if pool_slots is not None:
+        pool, given = one_or_by_layer(pool_slots, shape.all_layers, "pool_slots")
+        pools = None if given is None else by_layer_of(given, shape.all_layers, "pool_slots")
+    fewest = fewest if by_layer is None else min(by_layer)
+    set_fields(config, {**numbers, "slots": fewest, "pool_slots": pool, "slots_by_layer": pools})
     return config, by_layer, pools
 
 
+def one_or_by_layer(slots: int | Many[int], layers: int, name: str) -> tuple[int | None, list[int] | None]:
+    """One number, NumPy's too, or one a layer.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
+    try:
+        return operator.index(slots), None  # type: ignore[arg-type]
+    except TypeError:
+        return None, [int(count) for count in by_layer_of(slots, layers, name)]  # type: ignore[arg-type]
+
+
 def by_layer_of(slots: Many[int], layers: int, name: str) -> Any:
+    """One number a layer, as C takes them.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
     try:
         if len(slots) == layers:
-            return ffi.new("uint32_t[]", list(slots))
+            return ffi.new("uint32_t[]", [operator.index(count) for count in slots])
     except (TypeError, OverflowError) as error:
-        raise InvalidArgument(name, repr(slots), "numbers that C's uint32_t holds") from error
+        raise InvalidArgument(name, repr(slots), "whole numbers from 0 to 2^32 - 1") from error
     raise InvalidArgument(name, f"{len(slots)} numbers", f"{layers}, one a layer, draft layers last")

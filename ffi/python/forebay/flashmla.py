@@ -14,12 +14,13 @@ from typing import Any, Sequence as Many
 
 import numpy as np
 
+from ._library import NULL, check, ffi, lib
 from .cache import Cache
 from .config import SLOT_BLOCK
 from .errors import InvalidArgument
 from .sequence import Sequence
 from .step import Buffers
-from .tensors import describe, look
+from .tensors import describe, index, look
 
 # Bytes of rows that FlashMLA's sparse decode reads: FP8 with scales, and BF16.
 ROW_BYTES = (656, 1152)
@@ -52,14 +53,15 @@ def part_indices(buffers: Buffers, part: int) -> Any:
     Raises:
         InvalidArgument: buffers without lists, or no such part.
     """
-    if buffers.lists is None or not 0 <= part <= buffers.cache.info.attention_passes:
+    if buffers.lists is None or not 0 <= index(part, "part") <= buffers.cache.info.attention_passes:
         expected = f"0 to {buffers.cache.info.attention_passes}, of buffers with lists"
         raise InvalidArgument("part", repr(part), expected)
     return indices(buffers.lists[part])
 
 
 def kv_cache(cache: Cache, layer: int) -> Any:
-    """A layer's slab as FlashMLA takes it: uint8 `[blocks, 64, 1, row bytes]`, a view as of `Cache.slab`.
+    """A layer's slab as FlashMLA takes it: uint8 `[blocks, 64, 1, row bytes]`, a view as of `Cache.slab`. It is the
+    same for the cache's life: take it once.
 
     On CUDA: `torch.as_tensor(kv_cache(cache, layer)).view(torch.float8_e4m3fn)`, or `torch.bfloat16` for rows of
     1152 bytes.
@@ -82,7 +84,7 @@ def block_table(
     """Index-key pages of sequences: int32 `[sequences, pages]`, page p of a sequence for tokens from p x page_tokens.
 
     It changes when a sequence is opened or rolled back, not from step to step: a sequence has all its pages from the
-    start.
+    start, so an engine makes it when its batch changes.
 
     Args:
         sequences: of the batch, in its order.
@@ -93,9 +95,9 @@ def block_table(
     Raises:
         InvalidArgument: a sequence with more pages than the width, or an `out` that does not fit.
     """
-    rows = [sequence.pages() for sequence in sequences]
+    rows = [_index_pages(sequence, f"sequences[{at}]") for at, sequence in enumerate(sequences)]
     longest = max((len(row) for row in rows), default=0)
-    width = longest if pages is None else pages
+    width = longest if pages is None else index(pages, "pages")
     if out is None:
         out = np.empty((len(rows), width), np.int32)
     elif not isinstance(out, np.ndarray) or out.dtype != np.int32 or out.ndim != 2 or not out.flags.writeable:
@@ -105,5 +107,17 @@ def block_table(
         raise InvalidArgument("pages", given, f"room for {len(rows)} sequences of {longest} pages")
     out[:] = fill
     for at, row in enumerate(rows):
-        out[at, : len(row)] = [page.index_keys for page in row]
+        out[at, : len(row)] = row
     return np.asarray(out)
+
+
+def _index_pages(sequence: Sequence, name: str) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """A sequence's pages of index keys, without an object for each."""
+    if not isinstance(sequence, Sequence):
+        raise InvalidArgument(name, type(sequence).__name__, "a Sequence")
+    count = ffi.new("uint32_t *")
+    check(lib.fb_pages(sequence._pointer, sequence._number, NULL, 0, count), sequence._pointer)
+    pages = np.empty((count[0], 2), np.uint32)
+    room = ffi.from_buffer("fb_page[]", pages, True)
+    check(lib.fb_pages(sequence._pointer, sequence._number, room, count[0], count), sequence._pointer)
+    return pages[: count[0], 1]

@@ -7,7 +7,6 @@ enqueues resolve, gather and scatter between. Where the orders come from: `foreb
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Callable, Sequence as Many, TypeVar
 
@@ -155,9 +154,9 @@ def order_of(name: str, argument: str) -> int:
     return ORDERS[name]
 
 
-def orders_of(names: Many[str], layers: int, argument: str = "by_layer") -> Any:
-    """Orders by layer, as C takes them."""
-    if isinstance(names, str) or not isinstance(names, Collection) or len(names) != layers:
+def orders_of(names: Many[str], layers: int | None, argument: str = "by_layer") -> Any:
+    """Orders by layer, as C takes them; None is as many as there are."""
+    if len(several(names, argument)) != (len(names) if layers is None else layers):
         raise InvalidArgument(argument, repr(names), f"{layers} orders, one a layer, draft layers last")
     return ffi.new("uint32_t[]", [order_of(name, f"{argument}[{at}]") for at, name in enumerate(names)])
 
@@ -239,7 +238,7 @@ def capture(
 ) -> Captured:
     """`Cache.capture`."""
     engine, orders = _Engine(enqueue), orders_of(by_layer, cache.info.layers)
-    micro_batches, width = _several(micro_batches, "micro_batches"), index(query_rows, "query_rows")
+    micro_batches, width = several(micro_batches, "micro_batches"), index(query_rows, "query_rows")
     for at, one in enumerate(micro_batches):
         name = f"micro_batches[{at}]"
         _check_layers(cache, one, name)
@@ -262,12 +261,12 @@ def _end_captured(pointer: Any, device: DeviceHandle) -> None:
 
 def _check_steps(cache: _cache.Cache, steps: Many[Step], layers: Many[Layers] | None) -> None:
     """Steps of this cache, and layers whose buffers have room for each."""
-    for at, step in enumerate(_several(steps, "steps")):
+    for at, step in enumerate(several(steps, "steps")):
         if type(step) is not Step or step.cache is not cache:
             raise InvalidArgument(f"steps[{at}]", repr(step), "a step of this cache")
     if layers is None:
         return
-    if len(_several(layers, "layers")) != len(steps):
+    if len(several(layers, "layers")) != len(steps):
         raise InvalidArgument("layers", f"{len(layers)} Layers", f"{len(steps)}, one a step")
     for at, (step, one) in enumerate(zip(steps, layers)):
         _check_layers(cache, one, f"layers[{at}]")
@@ -279,7 +278,7 @@ def _check_layers(cache: _cache.Cache, one: Layers, name: str) -> None:
         raise InvalidArgument(name, repr(one), "Layers with buffers of this cache")
 
 
-def _several(value: Many[_Item], name: str) -> Many[_Item]:
+def several(value: Many[_Item], name: str) -> Many[_Item]:
     """A sequence, whose length is known before it is read."""
     if isinstance(value, (str, bytes)) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         raise InvalidArgument(name, type(value).__name__, "a list or a tuple")

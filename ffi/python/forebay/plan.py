@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ._library import check_created, ffi, lib, new_text, sized
 from .config import set_fields
+from .errors import InvalidArgument
 from .shape import Shape
 
 _NOTES = 32
@@ -81,6 +82,8 @@ def plan(
     Raises:
         OutOfMemory: names what does not fit, wanted and available. InvalidConfig: a field is named.
     """
+    if not isinstance(shape, Shape):
+        raise InvalidArgument("shape", type(shape).__name__, "a Shape")
     model, config, answer = sized("fb_cache_config"), sized("fb_plan_config"), sized("fb_planned")
     shape.declare(model)
     config.model = model

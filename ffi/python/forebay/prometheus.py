@@ -1,7 +1,8 @@
 """A collector for `prometheus_client`: what a cache has and does.
 
-A scrape comes on a thread of its own, and a cache is one thread's: so the thread that drives the cache leaves the
-numbers, whenever it retires a step, and a scrape reads what was left last. `prometheus_client` is imported when a
+A scrape comes on a thread of its own, and a cache is one thread's, whose calls would be Busy beside the scrape's: so
+the thread that drives the cache leaves the numbers, whenever it retires a step, and a scrape reads what was left last.
+What changes between steps shows at the next one, or by `Collector.take`. `prometheus_client` is imported when a
 collector is made.
 """
 
@@ -11,6 +12,7 @@ import weakref
 from typing import Any, Iterator
 
 from .cache import Cache, Stats
+from .errors import InvalidArgument
 
 _GAUGES = {
     "sequences": "Sequences that are open, or closed while work that names them is in flight",
@@ -51,14 +53,31 @@ class Collector:
             registry.register(self)
 
     def add(self, name: str, cache: Cache) -> None:
-        """Takes up a cache under a name. It does not keep the cache; one that was closed is left out."""
-        self._caches[name] = weakref.ref(cache)
-        self._last[name] = cache.stats()
+        """Takes up a cache under a name, in place of another one. It does not keep the cache; one that was closed is
+        left out."""
+        reference = weakref.ref(cache)
+        self._caches[name], self._last[name] = reference, cache.stats()
+        # The cache keeps its watcher, which keeps neither of the two.
+        collector = weakref.ref(self)
 
         def left(stats: Stats) -> None:
-            self._last[name] = stats
+            there = collector()
+            if there is not None and there._caches.get(name) is reference:
+                there._last[name] = stats
 
         cache.watch(left)
+
+    def take(self, name: str) -> None:
+        """Takes a cache's numbers now, on the thread that drives it: behind admissions while nothing is decoded.
+
+        Raises:
+            InvalidArgument: no such cache. Closed, Busy: as of `Cache.stats`.
+        """
+        reference = self._caches.get(name)
+        cache = None if reference is None else reference()
+        if cache is None:
+            raise InvalidArgument("name", repr(name), "the name of a cache that is there")
+        self._last[name] = cache.stats()
 
     def remove(self, name: str) -> None:
         """Leaves a cache out from now on."""
@@ -72,7 +91,9 @@ class Collector:
     def collect(self) -> Iterator[Any]:
         """What `prometheus_client` calls at a scrape."""
         gauge, counter = self._families
-        alive = {name: self._last[name] for name, cache in tuple(self._caches.items()) if _is_open(cache())}
+        # Others add and remove meanwhile.
+        there, last = tuple(self._caches.items()), dict(self._last)
+        alive = {name: last[name] for name, cache in there if name in last and _is_open(cache())}
         for family, fields in ((gauge, _GAUGES), (counter, _COUNTERS)):
             for field, says in fields.items():
                 metric = family(f"forebay_{field}", says, labels=["cache"])

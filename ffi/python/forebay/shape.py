@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ._library import check_created, ffi, lib, sized
+from ._library import check_created, ffi, lib, sized, text_bytes
 from .errors import InvalidArgument
 
 
@@ -38,10 +38,13 @@ class Shape:
         """A known model's shape, e.g. "deepseek-v3.2", with fields changed as given.
 
         Raises:
-            InvalidConfig: no such preset.
+            InvalidConfig: no such preset. InvalidArgument: changes that are no fields.
         """
+        unknown = [field for field in changes if field not in _FIELDS]
+        if unknown:
+            raise InvalidArgument(unknown[0], "a change", f"a field: {', '.join(_FIELDS)}")
         config = sized("fb_cache_config")
-        status = lib.fb_preset(name.encode(), config)
+        status = lib.fb_preset(text_bytes(name, "name"), config)
         if status:
             raise InvalidArgument("name", repr(name), "a preset: deepseek-v3.2, deepseek-v3, glm-5, gqa-8x128, ...")
         fields = {field: int(getattr(config, field)) for field in _FIELDS if field != "row_bytes"}

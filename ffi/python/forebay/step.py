@@ -332,8 +332,8 @@ class Step:
         count = _new("uint32_t *")
         room = _cast("fb_layer_count *", _from_buffer(counts))
         check(lib.fb_retired_counts(self._pointer, room, len(counts), count), self._pointer)
-        lines = _from_buffer("uint32_t[]", lengths)
-        check(lib.fb_retired_lengths(self._pointer, lines, self.rows, count), self._pointer)
+        tokens = _from_buffer("uint32_t[]", lengths)
+        check(lib.fb_retired_lengths(self._pointer, tokens, self.rows, count), self._pointer)
         return counts, lengths
 
     def _part(self, layer: int, first: int, count: int, draft_pass: int | None) -> Any:

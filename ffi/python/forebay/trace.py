@@ -5,6 +5,7 @@ Format of selection traces: `docs/trace-format.md`.
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any, Hashable, NamedTuple, Sequence as Many, TypeVar
 
 import numpy as np
 
-from ._library import check, check_created, ffi, lib, new_text, path_bytes, sized
+from ._library import check, check_created, ffi, lib, new_text, path_bytes, sized, text_bytes
+from .arrays import Tensor
 from .errors import Closed, InvalidArgument
-from .tensors import HOST, index, words
+from .tensors import HOST, index, look, words
 
 _TEXTS = ("label", "model", "arch", "score", "mode", "text")
 _TEXT_BYTES = 1 << 12
@@ -108,21 +110,20 @@ class TraceWriter(_Writer):
                 _set(config, name, value)
         for name, numbers in (("layer_ids", layer_ids), ("shares", shares)):
             if numbers is not None:
-                if len(numbers) != layers:
-                    raise InvalidArgument(name, f"{len(numbers)} numbers", f"{layers}, one a layer")
-                held.append(ffi.new("uint32_t[]", list(numbers)))
+                if not hasattr(numbers, "__len__") or len(numbers) != layers:
+                    raise InvalidArgument(name, repr(numbers), f"{layers} numbers, one a layer")
+                held.append(_numbers("uint32_t[]", numbers, name))
                 setattr(config, name, held[-1])
         for name, said in zip(_TEXTS, (label, model, arch, score, mode, text)):
             if said:
-                held.append(ffi.new("char[]", said.encode()))
+                held.append(ffi.new("char[]", text_bytes(said, name)))
                 setattr(config, name, held[-1])
         reason, made = new_text(), ffi.new("fb_trace **")
         check_created(lib.fb_trace_create(path_bytes(path), config, reason, len(reason), made), reason)
         super().__init__(made[0], lib.fb_trace_destroy)
-        own = layers if shares is None else sum(1 for at, share in enumerate(shares) if at == share)
-        self._shape = (own, k)
+        self._shape = (len(_own(layers, shares)), k)
 
-    def record(self, position: int, selected: Any) -> None:
+    def record(self, position: int, selected: Tensor) -> None:
         """Records what the query at `position` selected, once it is accepted; positions come one by one.
 
         Args:
@@ -184,11 +185,8 @@ class RequestWriter(_Writer):
             ("output_tokens", output_tokens),
         ):
             _set(arrival, name, value)
-        try:
-            ids = ffi.new("uint64_t[]", list(blocks))
-        except (OverflowError, TypeError) as error:
-            raise InvalidArgument("blocks", repr(blocks), "ids from 0 to 2^64 - 1") from error
-        arrival.blocks, arrival.block_count = ids, len(blocks)
+        ids = _numbers("uint64_t[]", blocks, "blocks")
+        arrival.blocks, arrival.block_count = ids, len(ids)
         check(lib.fb_requests_record(pointer, arrival), pointer)
 
     def flush(self) -> None:
@@ -262,13 +260,13 @@ class SelectionTrace:
 
     def text(self, which: str) -> str:
         """One of its texts: "label", "model", "arch", "score", "mode" or "text"."""
-        if which not in _TEXTS:
+        if not isinstance(which, str) or which not in _TEXTS:
             raise InvalidArgument("which", repr(which), " or ".join(map(repr, _TEXTS)))
         text = ffi.new("char[]", _TEXT_BYTES)
         check(lib.fb_selections_text(self._pointer, _TEXTS.index(which), text, _TEXT_BYTES), self._pointer)
         return str(ffi.string(text).decode("utf-8", "replace"))
 
-    def read(self, first_step: int, steps: int, out: Any = None) -> np.ndarray[Any, np.dtype[np.int32]]:
+    def read(self, first_step: int, steps: int, out: Tensor | None = None) -> np.ndarray[Any, np.dtype[np.int32]]:
         """What `steps` steps selected: int32 `[steps, layers, k]`, ascending in each set, -1 behind its last one.
 
         Args:
@@ -277,6 +275,7 @@ class SelectionTrace:
         Raises:
             OutOfRange: steps that are not there.
         """
+        first_step, steps = _whole(first_step, "first_step"), _whole(steps, "steps")
         if steps < 0 or first_step < 0 or first_step + steps > self.header.steps:
             given = f"steps {first_step} to {first_step + steps}"
             raise InvalidArgument("first_step", given, f"steps within 0 to {self.header.steps}")
@@ -292,36 +291,66 @@ class TraceRecorder:
     """Records the selections of a batch, a file for each sequence.
 
     In each step: `select` with what each layer selected; once it is known which rows are accepted, `accept`. Only
-    accepted positions are recorded, so a rejected draft leaves nothing.
+    accepted positions are recorded, so a rejected draft leaves nothing. A layer that shares another's sets is not
+    recorded: what it selects need not be told.
 
     Args:
         folder: of the files `<name>.topk`, which must not be there.
         layers, k: of the selections.
         batch, query_rows: at most.
+        shares: as of `TraceWriter`.
         describe: further arguments of each `TraceWriter`.
+
+    Raises:
+        InvalidArgument: names what is no number.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, layers: int, k: int, batch: int, query_rows: int = 1, **describe: Any
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        layers: int,
+        k: int,
+        batch: int,
+        query_rows: int = 1,
+        shares: Many[int] | None = None,
+        **describe: Any,
     ) -> None:
         self.folder = Path(folder)
-        self._declared = {"layers": layers, "k": k, **describe}
+        self._declared: dict[str, Any] = {"layers": layers, "k": k, "shares": shares, **describe}
         self._writers: dict[Hashable, TraceWriter] = {}
-        self._selected = np.full((batch, query_rows, layers, k), -1, np.int32)
+        given = {"batch": batch, "query_rows": query_rows, "layers": layers, "k": k}
+        self._selected = np.full([index(value, name) for name, value in given.items()], -1, np.int32)
+        if shares is not None and len(shares) != layers:
+            raise InvalidArgument("shares", repr(shares), f"{layers} numbers, one a layer")
+        self._own = _own(layers, shares)
+        # By layer: the rows and query rows that it selected for in this step.
+        self._told = np.zeros((layers, 2), np.intp)
 
     def start(self, name: Hashable, first_position: int) -> Path:
-        """Begins a sequence's file, whose first recorded query is at `first_position`; its path."""
-        path = self.folder / f"{name}.topk"
+        """Begins a sequence's file, whose first recorded query is at `first_position`; its path.
+
+        Raises:
+            InvalidArgument: a name that is in use, or that is no file's. Io: the file is there, or cannot be made.
+        """
+        file = f"{name}.topk"
+        if name in self._writers or "/" in file:
+            raise InvalidArgument("name", repr(name), "a file's name, not in use")
+        path = self.folder / file
         self._writers[name] = TraceWriter(path, first_position=first_position, **self._declared)
         return path
 
-    def select(self, layer: int, selection: Any) -> None:
+    def select(self, layer: int, selection: Tensor) -> None:
         """Takes a copy of what a layer of this step selected: int32 `[rows, query rows, k]` or `[rows, k]`, in host
-        memory, -1 for none."""
+        memory, -1 for none.
+
+        Raises:
+            InvalidArgument: no such layer, or a tensor of another dtype, shape, layout or device.
+        """
         batch, query_rows, layers, k = self._selected.shape
-        shape = tuple(getattr(selection, "shape", ()))
+        shape = look(selection, "selection").shape
         whole = shape if len(shape) != 2 else (shape[0], 1, shape[1])
-        if not 0 <= layer < layers:
+        if index(layer, "layer") >= layers:
             raise InvalidArgument("layer", repr(layer), f"0 to {layers - 1}")
         if len(whole) != 3 or whole[0] > batch or whole[1] > query_rows or whole[2] != k:
             expected = f"int32 [rows up to {batch}, query rows up to {query_rows}, {k}]"
@@ -329,20 +358,43 @@ class TraceRecorder:
         address = words(selection, "selection", shape, HOST, False)
         numbers = np.frombuffer(ffi.buffer(address, 4 * int(np.prod(shape))), np.int32)
         self._selected[: whole[0], : whole[1], layer] = numbers.reshape(whole)
+        self._told[layer] = whole[:2]
 
     def accept(self, rows: Many[tuple[Hashable, int, int] | None]) -> None:
         """Records the step: for each row of its batch the sequence's name, the position of its first query row, and
-        how many of its query rows are accepted; None for a row that is not recorded."""
+        how many of its query rows are accepted; None for a row that is not recorded.
+
+        Raises:
+            InvalidArgument: a row that is not as above, or that not every layer has selected for since the last
+                `accept`: nothing is recorded. OutOfRange: a position that does not follow, or sets that are none.
+        """
         if len(rows) > self._selected.shape[0]:
             raise InvalidArgument("rows", f"{len(rows)} rows", f"at most {self._selected.shape[0]}")
-        for row, accepted in enumerate(rows):
-            if accepted is None:
-                continue
-            name, position, count = accepted
-            if name not in self._writers or not 0 <= count <= self._selected.shape[1]:
-                raise InvalidArgument(f"rows[{row}]", repr(accepted), "(a started name, position, accepted rows)")
+        kept = [(row, *self._row(row, accepted)) for row, accepted in enumerate(rows) if accepted is not None]
+        for row, writer, position, count in kept:
             for query_row in range(count):
-                self._writers[name].record(position + query_row, self._selected[row, query_row])
+                writer.record(position + query_row, np.ascontiguousarray(self._selected[row, query_row, self._own]))
+        self._told[:] = 0
+
+    def _row(self, row: int, accepted: tuple[Hashable, int, int]) -> tuple[TraceWriter, int, int]:
+        """A row of `accept`, checked."""
+        try:
+            name, position, count = accepted
+            writer = self._writers[name]
+        except (TypeError, ValueError, KeyError):
+            raise self._wrong(row, accepted) from None
+        if index(count, f"rows[{row}]") > self._selected.shape[1]:
+            raise self._wrong(row, accepted)
+        for layer in self._own if count else ():
+            rows, query_rows = self._told[layer].tolist()
+            if row >= rows or count > query_rows:
+                given = f"layer {layer} selected for {rows} rows of {query_rows} query rows"
+                raise InvalidArgument(f"rows[{row}]", given, f"a selection for its {count} query rows, in every step")
+        return writer, index(position, f"rows[{row}]"), count
+
+    @staticmethod
+    def _wrong(row: int, accepted: object) -> InvalidArgument:
+        return InvalidArgument(f"rows[{row}]", repr(accepted), "(a started name, position, accepted rows)")
 
     def finish(self, name: Hashable) -> int:
         """Ends a sequence's file; how many positions it has."""
@@ -363,6 +415,26 @@ class TraceRecorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _own(layers: int, shares: Many[int] | None) -> list[int]:
+    """The layers that have sets of their own, which are those that are recorded."""
+    return [layer for layer in range(layers) if shares is None or shares[layer] == layer]
+
+
+def _whole(value: int, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise InvalidArgument(name, repr(value), "a whole number") from error
+
+
+def _numbers(kind: str, values: Many[int], name: str) -> Any:
+    """Numbers as C has them."""
+    try:
+        return ffi.new(kind, [operator.index(value) for value in values])
+    except (OverflowError, TypeError) as error:
+        raise InvalidArgument(name, repr(values), f"whole numbers that {kind[:-2]} holds") from error
 
 
 def _set(config: Any, name: str, value: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Callable
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,32 @@ def test_a_table_is_text_and_back() -> None:
         forebay.Table.from_text(text.replace("dba", "dbx"))
     with pytest.raises(forebay.InvalidArgument, match=r"by_layer\[1\]"):
         forebay.Table(("none", "both")).to_text()
+
+
+def test_names_and_texts_that_are_none_are_named() -> None:
+    for call, says in (
+        (lambda: forebay.Table.from_text(3), "text"),  # type: ignore[arg-type]
+        (lambda: forebay.Table.from_text("a\0b"), "text.*zero byte"),
+        (lambda: forebay.Shape.preset(3), "name"),  # type: ignore[arg-type]
+        (lambda: forebay.Shape.preset("deepseek-v3.2\0"), "name.*zero byte"),
+        (lambda: forebay.Shape.preset("no-such"), "no-such"),
+        (lambda: forebay.Shape.preset("deepseek-v3.2", layerz=3), "layerz"),
+        (lambda: best(forebay.Prices([0, 1], np.zeros((5, 3, 2))), [1.0] * 3), "misses"),
+        (lambda: best(PRICES, 5), "misses"),  # type: ignore[arg-type]
+        (lambda: best(PRICES, ["few"]), "misses"),  # type: ignore[list-item]
+        (lambda: best(forebay.Prices(["a"], [[[1]] * 3]), [0]), "misses|exposed"),  # type: ignore[list-item]
+        (lambda: forebay.Table(("none",), version=-1).to_text(), "version"),
+        (lambda: forebay.Table(5).to_text(), "by_layer"),  # type: ignore[arg-type]
+        (lambda: forebay.Chooser([5]), r"buckets\[0\]"),  # type: ignore[list-item]
+        (lambda: forebay.Chooser(5), "buckets"),  # type: ignore[arg-type]
+        (lambda: forebay.Chooser([forebay.Bucket(-1, [], PRICES)]), "batch"),
+        (lambda: forebay.Chooser([forebay.Bucket(1, [7], PRICES)]), r"tables\[0\]"),  # type: ignore[list-item]
+        (lambda: forebay.Chooser([], tables_max=-1), "tables_max"),
+        (lambda: forebay.plan(7, gpu=1, context=1), "shape"),  # type: ignore[arg-type]
+        (lambda: forebay.footprint(7, lanes=1, max_tokens=64, slots=16), "shape"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(forebay.InvalidArgument, match=says):
+            call()
 
 
 def test_the_best_order_is_the_cheapest() -> None:
@@ -62,3 +90,14 @@ def test_a_plan_says_what_fits() -> None:
     with pytest.raises(forebay.InvalidArgument, match="batch"):
         forebay.plan(shape, gpu=80 << 30, context=32768, batch=-1)
     assert np.isfinite(plan.ratio)
+
+
+def test_numbers_of_numpy_are_numbers(make: Callable[..., forebay.Cache]) -> None:
+    plain, numpys = (make(slots=count, pool_slots=4 * count) for count in (64, np.int64(64)))
+    assert plain.info == numpys.info
+    shape, slots = plain.shape, np.array([16, 32, 64])
+    by_layer = forebay.footprint(shape, lanes=2, max_tokens=64, slots=slots.tolist())
+    assert forebay.footprint(shape, lanes=np.int32(2), max_tokens=64, slots=slots) == by_layer  # type: ignore[arg-type]
+    for slots, says in ((2.5, "slots"), ([1, 2], "slots"), ([1, 2, "3"], "slots"), (-1, "slots"), ([-1] * 3, "slots")):
+        with pytest.raises(forebay.InvalidArgument, match=says):
+            forebay.footprint(shape, lanes=2, max_tokens=64, slots=slots)

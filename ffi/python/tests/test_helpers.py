@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import weakref
 from typing import Any, Callable
 
 import numpy as np
@@ -67,6 +68,9 @@ def test_block_tables_name_the_pages_of_index_keys(make: Make) -> None:
     assert (out[2:] == 0).all() and out[0, 0] == table[0, 0]
     with pytest.raises(forebay.InvalidArgument, match="pages"):
         flashmla.block_table(sequences, pages=1)
+    for wrong, says in (([sequences[0], 7], r"sequences\[1\]"), (sequences, "pages")):
+        with pytest.raises(forebay.InvalidArgument, match=says):
+            flashmla.block_table(wrong, pages=-1)  # type: ignore[arg-type]
     with pytest.raises(forebay.InvalidArgument, match="out"):
         flashmla.block_table(sequences, out=np.zeros((2, 12), np.int64))
 
@@ -99,6 +103,46 @@ def test_a_collector_shows_what_the_driving_thread_left(make: Make) -> None:
     del cache, sequence, step
     gc.collect()
     assert list(collector.collect())[0].samples == []
+
+
+def test_a_name_shows_its_own_cache(make: Make) -> None:
+    pytest.importorskip("prometheus_client")
+    from forebay.prometheus import Collector
+
+    def step(cache: forebay.Cache, sequence: forebay.Sequence, accepted: int) -> None:
+        with cache.prepare([(sequence, accepted, 1)]) as one:
+            one.layer(0, np.full((1, 1, 8), -1, np.int32), np.empty((1, 1, 8), np.int32))
+
+    def value(name: str) -> Any:
+        found = [metric.samples for metric in collector.collect() if metric.name == f"forebay_{name}"][0]
+        return found[0].value if found else None
+
+    collector = Collector()
+    old, new = make(), make()
+    sequence = joined(old)
+    collector.add("m", old)
+    collector.add("m", new)
+    step(old, sequence, 0)
+    assert value("steps") == 0
+    waits = joined(new)
+    # Nothing was retired since: what a driver that admits leaves by hand.
+    assert value("sequences") == 0
+    collector.take("m")
+    assert value("sequences") == 1
+    step(new, waits, 0)
+    assert value("steps") == 1
+    collector.remove("m")
+    step(new, waits, 1)
+    assert value("steps") is None and collector._last == {}
+    for name in ("m", "another"):
+        with pytest.raises(forebay.InvalidArgument, match="name"):
+            collector.take(name)
+    # A cache outlives the collectors that watch it.
+    gone = weakref.ref(collector)
+    del collector
+    gc.collect()
+    assert gone() is None
+    step(new, waits, 1)
 
 
 def test_the_package_imports_nothing_that_was_not_asked_for() -> None:

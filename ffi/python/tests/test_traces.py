@@ -122,6 +122,56 @@ def test_a_recorder_leaves_rejected_drafts_out(tmp_path: Path) -> None:
     assert a.text("mode") == "a test"
 
 
+def test_a_recorder_leaves_layers_out_that_share_anothers_sets(tmp_path: Path) -> None:
+    with forebay.TraceRecorder(tmp_path, layers=3, k=2, batch=1, shares=[0, 0, 2]) as recorder:
+        path = recorder.start("a", 5)
+        for turn in range(2):
+            recorder.select(0, np.array([[0, 1 + turn]], np.int32))
+            recorder.select(2, np.array([[2, 3 + turn]], np.int32))
+            recorder.accept([("a", 5 + turn, 1)])
+    trace = forebay.SelectionTrace(path)
+    assert trace.read(0, 2).tolist() == [[[0, 1], [0, 1], [2, 3]], [[0, 2], [0, 2], [2, 4]]]
+    with pytest.raises(forebay.InvalidArgument, match="shares"):
+        forebay.TraceRecorder(tmp_path, layers=3, k=2, batch=1, shares=[0])
+
+
+def test_a_recorder_records_nothing_that_another_step_selected(tmp_path: Path) -> None:
+    with forebay.TraceRecorder(tmp_path, layers=2, k=2, batch=2) as recorder:
+        recorder.start("a", 10)
+        for layer in range(2):
+            recorder.select(layer, np.array([[0, 1]], np.int32))
+        with pytest.raises(forebay.InvalidArgument, match=r"rows\[1\].*layer 0"):
+            recorder.accept([None, ("a", 10, 1)])
+        recorder.accept([("a", 10, 1)])
+        recorder.select(0, np.array([[2, 3]], np.int32))
+        with pytest.raises(forebay.InvalidArgument, match=r"rows\[0\].*layer 1"):
+            recorder.accept([("a", 11, 1)])
+        recorder.select(1, np.array([[4, 5]], np.int32))
+        recorder.accept([("a", 11, 1)])
+        for name in ("a", "../b"):
+            with pytest.raises(forebay.InvalidArgument, match="name"):
+                recorder.start(name, 0)
+        assert recorder.finish("a") == 2
+    assert forebay.SelectionTrace(tmp_path / "a.topk").read(1, 1).tolist() == [[[2, 3], [4, 5]]]
+
+
+def test_a_zero_byte_ends_no_path_and_no_text(tmp_path: Path) -> None:
+    path = f"{tmp_path}/a\0b"
+    for call in (
+        lambda: forebay.TraceWriter(path, layers=1, k=1),
+        lambda: forebay.RequestWriter(path, block_tokens=4),
+        lambda: forebay.SelectionTrace(path),
+        lambda: forebay.CudaDevice(library=path),
+    ):
+        with pytest.raises(forebay.InvalidArgument, match="path.*zero byte"):
+            call()
+    with pytest.raises(forebay.InvalidArgument, match="label.*zero byte"):
+        forebay.TraceWriter(tmp_path / "c", layers=1, k=1, label="a\0b")
+    with pytest.raises(forebay.InvalidArgument, match="path"):
+        forebay.RequestWriter(5, block_tokens=4)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(("ratio", "mtp"), [(0.1, 1), (0.2, 2), (0.05, 3)])
 def test_a_replay_finds_what_the_command_finds(ratio: float, mtp: int) -> None:
     import replay

@@ -1,0 +1,73 @@
+"""The wheel: for which machines it says it is, and what stands in it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import forebay
+from conftest import ROOT, skip
+
+
+@pytest.fixture
+def hook() -> ModuleType:
+    if importlib.util.find_spec("hatchling") is None:
+        skip("the_tag_of_the_wheel", "hatchling is not installed")
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "ffi" / "python" / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def elf(machine: int, asks: bytes = b"GLIBC_2.2.5 GLIBC_2.17") -> bytes:
+    """The beginning of a shared library of a little-endian 64-bit machine."""
+    return b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00" + machine.to_bytes(2, "little") + bytes(44) + asks
+
+
+@pytest.mark.parametrize(
+    ("library", "tag"),
+    [
+        (elf(62), "manylinux_2_34_x86_64"),
+        (elf(183), "manylinux_2_34_aarch64"),
+        (elf(62, b"GLIBC_2.9 GLIBC_2.39 GLIBC_2.4"), "manylinux_2_39_x86_64"),
+    ],
+)
+def test_the_tag_is_what_the_library_is_for(hook: ModuleType, library: bytes, tag: str) -> None:
+    assert hook.platform(library) == tag
+
+
+@pytest.mark.parametrize(
+    "library",
+    [elf(243), elf(62)[:4] + b"\x01" + elf(62)[5:], elf(62, b""), b"MZ", b""],
+    ids=["another machine", "32 bits", "another C library", "no library", "empty"],
+)
+def test_what_no_wheel_can_say_is_refused(hook: ModuleType, library: bytes) -> None:
+    with pytest.raises(RuntimeError, match="the library is for"):
+        hook.platform(library)
+
+
+def test_the_loaded_library_has_the_tag_of_this_machine(hook: ModuleType) -> None:
+    library = Path(forebay.__file__).with_name("libforebay.so").read_bytes()
+    assert hook.platform(library).startswith("manylinux_2_3")
+
+
+def test_the_wheel_has_its_licences_and_no_debug_information() -> None:
+    try:
+        files = importlib.metadata.files("forebay") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    if not any(file.name == "libforebay.so" for file in files):
+        skip("the_wheel_has_its_licences_and_no_debug_information", "forebay is not installed as a wheel")
+    for name in ("LICENSE-MIT", "LICENSE-APACHE"):
+        found = [file for file in files if file.name == name]
+        assert len(found) == 1 and "licenses" in found[0].parts
+        assert found[0].read_text() == (ROOT / name).read_text()
+    assert set(importlib.metadata.metadata("forebay").get_all("License-File") or []) == {"LICENSE-MIT", "LICENSE-APACHE"}
+    library = next(file for file in files if file.name == "libforebay.so")
+    # Line tables are five sixths of it.
+    assert len(library.read_binary()) < 10 << 20
