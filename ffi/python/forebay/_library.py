@@ -43,7 +43,17 @@ def fail(status: int, handle: Any) -> NoReturn:
     message = ""
     if _error_text(handle, text, _TEXT_BYTES) == 0:
         message = ffi.string(text).decode("utf-8", "replace")
-    raise errors.error_of(status, message or status_text(status))
+    raise errors.error_of(status, message or _refusal(status, handle))
+
+
+def _refusal(status: int, handle: Any) -> str:
+    """What a handle says that did not let a call in: it leaves no text."""
+    name = ffi.typeof(handle).item.cname.rpartition("fb_")[2]
+    why = {
+        lib.FB_CLOSED: "it was closed, or belongs to the process that this one was forked from: make a new one",
+        lib.FB_BUSY: "another call is inside it, of another thread or around this callback; call when it has returned",
+    }
+    return f"{name}: {status_text(status)}" + (f": {why[status]}" if status in why else "")
 
 
 def check(status: int, handle: Any) -> None:

@@ -85,3 +85,26 @@ def test_tensors_of_another_memory_are_refused(make: Make, cuda: forebay.CudaDev
 def test_no_driver_is_an_error_that_says_so() -> None:
     with pytest.raises(forebay.ForebayError, match="no-such-driver"):
         forebay.CudaDevice(0, library="/no-such-driver.so")
+
+
+def test_a_stream_of_the_engines_is_given_back(make: Make, cuda: forebay.CudaDevice) -> None:
+    own = cuda.stream()
+    with pytest.raises(forebay.InvalidArgument, match="stream"):
+        cuda.return_stream(own)
+    with pytest.raises(forebay.InvalidArgument, match="stream"):
+        cuda.return_stream(0xF0EBA0)
+    # Another device's stream is an engine's to this one.
+    other = forebay.CudaDevice(0, library=os.environ["FOREBAY_STANDIN_LIBRARY"])
+    stream = other.stream().address
+    cache = make(cuda)
+    sequence = joined(cache)
+    cuda.wait()
+    step = cache.prepare([(sequence, 0, 1)], stream=stream)
+    del step
+    cuda.return_stream(stream)
+    with pytest.raises(forebay.InvalidArgument, match="stream"):
+        cuda.return_stream(stream)
+    # What was forgotten on it ends all the same.
+    cuda.wait()
+    cache.reap()
+    assert cache.stats().steps_in_flight == 0
