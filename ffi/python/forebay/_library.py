@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,7 +44,17 @@ def fail(status: int, handle: Any) -> NoReturn:
     message = ""
     if _error_text(handle, text, _TEXT_BYTES) == 0:
         message = ffi.string(text).decode("utf-8", "replace")
-    raise errors.error_of(status, message or status_text(status))
+    raise errors.error_of(status, message or _refusal(status, handle))
+
+
+def _refusal(status: int, handle: Any) -> str:
+    """What a handle says that did not let a call in: it leaves no text."""
+    name = ffi.typeof(handle).item.cname.rpartition("fb_")[2]
+    why = {
+        lib.FB_CLOSED: "it was closed, or belongs to the process that this one was forked from: make a new one",
+        lib.FB_BUSY: "another call is inside it, of another thread or around this callback; call when it has returned",
+    }
+    return f"{name}: {status_text(status)}" + (f": {why[status]}" if status in why else "")
 
 
 def check(status: int, handle: Any) -> None:
@@ -77,6 +88,21 @@ def sized(name: str) -> Any:
     made = ffi.new(known[0])
     made.size = known[1]
     return made
+
+
+def set_field(config: Any, name: str, value: Any, argument: str | None = None) -> None:
+    """Writes a number into a struct; whole numbers only where the field is one.
+
+    Raises:
+        InvalidArgument: a value that the field does not hold.
+    """
+    kind = dict(ffi.typeof(config).item.fields)[name].type
+    whole = kind.kind == "primitive" and kind.cname not in ("double", "float")
+    try:
+        setattr(config, name, operator.index(value) if whole else value)
+    except (TypeError, OverflowError) as error:
+        held = f"a whole number that C's {kind.cname} holds" if whole else "a number"
+        raise errors.InvalidArgument(argument or name, repr(value), held) from error
 
 
 def path_bytes(path: str | os.PathLike[str]) -> bytes:

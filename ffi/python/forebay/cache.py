@@ -1,13 +1,18 @@
 """The cache: one of one model on one device, driven by one thread at a time.
 
 Sequences and steps that a program forgets are not lost: their ends are noted when the garbage collector comes by, and
-made up for by the next `open`, `prepare`, `reap` or `close`; a forgotten cache ends its steps and sequences by itself,
-in whichever order all of them go. In a forked child everything of the parent's is closed already: the library says so,
-and ends nothing.
+made up for by the next `open`, `prepare`, `roll_back`, `fork`, `reap` or `close`; a forgotten cache ends its steps and
+sequences by itself, in whichever order all of them go, as soon as that waits for nothing. In a forked child everything
+of the parent's is closed already: the library says so, and ends nothing.
+
+What enqueued work names (selections, slots, warm-ups) belongs to the cache's record until that work has ended, whatever
+becomes of the step or ticket.
 """
 
 from __future__ import annotations
 
+import operator
+import warnings
 import weakref
 from collections import deque
 from types import TracebackType
@@ -16,13 +21,13 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence as Many
 import numpy as np
 
 from . import overlap
-from ._library import NULL, check, check_created, ffi, lib, new_text, sized
+from ._library import NULL, check, check_created, ffi, lib, new_text, sized, status_text
 from .arrays import Tensor
-from .device import Device, DeviceHandle, HostMemory
+from .device import Device, DeviceHandle, HostMemory, alive, end_left, give_up
 from .config import SLOT_BLOCK, Info, by_layer_of, declare, set_fields
 from .errors import InvalidArgument
 from .overlap import Captured, EngineCall, Layers
-from .sequence import BRING_UP, Sequence, TokenKeys, tokens_of
+from .sequence import BRING_UP, Sequence, Ticket, TokenKeys, tokens_of
 from .shape import Shape
 from .step import Step
 from .tensors import HOST, index, words
@@ -69,79 +74,117 @@ class Stats(NamedTuple):
     evicted_pages: int
 
 
+class InFlight:
+    """A step that is not retired."""
+
+    __slots__ = ("stream", "finished", "held")
+
+    def __init__(self, stream: Any, held: list[Any]) -> None:
+        # That it was prepared on, then that it was finished on.
+        self.stream = stream
+        self.finished = False
+        # What its enqueued work names.
+        self.held = held
+
+
 class CacheHandle:
-    """The C handle, and what must end before it."""
+    """The C handle, what must end before it, and what its enqueued work names."""
 
     def __init__(self, pointer: Any, device: DeviceHandle) -> None:
         self.pointer = pointer
         self.device = device
         self.sequences: set[int] = set()
-        # Steps not retired: the stream that they were prepared on; whether they are finished.
-        self.steps: dict[int, tuple[Any, bool]] = {}
+        self.steps: dict[int, InFlight] = {}
+        # Warm-ups of joins, with the tickets that tell when they are read.
+        self.joins: dict[Ticket, Any] = {}
         # Sequences (False) and steps (True) that were forgotten.
         self.forgotten: deque[tuple[bool, int]] = deque()
+        alive[self] = None
 
     def forget_sequence(self, number: int) -> None:
         """Called by the garbage collector, maybe inside another call: it only takes a note."""
         self.forgotten.append((False, number))
 
+    def forget_step(self, number: int) -> None:
+        """As `forget_sequence`."""
+        self.forgotten.append((True, number))
+
     def make_up(self) -> None:
-        """Ends what was forgotten, as far as it can end now."""
-        waiting: list[tuple[bool, int]] = []
-        while self.forgotten:
-            is_step, number = self.forgotten.popleft()
+        """Ends what was forgotten, as far as it can end now, and lets go of what is no longer read."""
+        for ticket in list(self.joins):
+            if ticket.outcome != "pending":
+                self.joins.pop(ticket, None)
+        for _ in range(len(self.forgotten)):
+            try:
+                is_step, number = self.forgotten.popleft()
+            except IndexError:
+                return
             if is_step:
                 if not self.end_step(number):
-                    waiting.append((True, number))
+                    self.forget_step(number)
             elif number in self.sequences:
                 if lib.fb_close(self.pointer, number, NULL) == lib.FB_BUSY:
-                    waiting.append((False, number))
+                    self.forget_sequence(number)
                 else:
                     self.sequences.discard(number)
-        self.forgotten.extend(waiting)
 
     def end_step(self, number: int) -> bool:
         """Gives a step up; whether it has ended."""
         known = self.steps.get(number)
         if known is None:
             return True
-        stream, finished = known
-        if not finished:
+        # One that was returned orders nothing any more.
+        stream = known.stream if int(ffi.cast("uintptr_t", known.stream)) in self.device.streams else NULL
+        if not known.finished:
             lib.fb_abandon(self.pointer, number)
             if lib.fb_finish(self.pointer, number, stream) == 0:
-                self.steps[number] = (stream, True)
+                known.stream, known.finished = stream, True
         step = ffi.new("fb_step *", number)
         if lib.fb_retire(self.pointer, step, stream, NULL) == lib.FB_BUSY:
             return False
         self.steps.pop(number, None)
         return True
 
-    def end(self) -> int:
-        """Ends steps and sequences, waits for what is enqueued, ends the cache; the status of that."""
-        steps = list(self.steps)
-        if not all([self.end_step(number) for number in steps]):
-            self._wait()
-            for number in steps:
-                self.end_step(number)
+    def end(self, wait: bool) -> bool:
+        """Ends steps and sequences, then the cache; whether it has ended. Waits for what is enqueued, if it may. Where
+        another call is inside the cache, nothing is done."""
+        if self not in alive:
+            return True
+        if lib.fb_cache_reap(self.pointer, NULL, NULL) == lib.FB_BUSY:
+            return False
+        status = self._destroy()
+        if status == lib.FB_BUSY and wait:
+            self.device.wait()
+            status = self._destroy()
+        if status == lib.FB_BUSY or alive.pop(self, self) is self:
+            return bool(status != lib.FB_BUSY)
+        self.steps.clear()
+        self.joins.clear()
+        self.sequences.clear()
+        self.device.leave()
+        if status not in (0, lib.FB_CLOSED):
+            warnings.warn(f"a cache could not be ended: {status_text(status)}", ResourceWarning, stacklevel=2)
+        return True
+
+    def _destroy(self) -> int:
+        for number in list(self.steps):
+            self.end_step(number)
         for number in tuple(self.sequences):
             if lib.fb_close(self.pointer, number, NULL) != lib.FB_BUSY:
                 self.sequences.discard(number)
-        status = int(lib.fb_cache_destroy(self.pointer))
-        if status == lib.FB_BUSY:
-            self._wait()
-            lib.fb_cache_reap(self.pointer, NULL, NULL)
-            status = int(lib.fb_cache_destroy(self.pointer))
-        if status != lib.FB_BUSY:
-            self.device.leave()
-        return status
+        lib.fb_cache_reap(self.pointer, NULL, NULL)
+        return int(lib.fb_cache_destroy(self.pointer))
 
-    def _wait(self) -> None:
-        for stream in tuple(self.device.streams.values()):
-            lib.fb_stream_wait(self.device.pointer, stream)
+    def at_exit(self) -> None:
+        """Called at the interpreter's end."""
+        if not self.end(wait=True):
+            warnings.warn("a cache is in use at the interpreter's end: it is left open", ResourceWarning, stacklevel=2)
 
 
 class Cache:
     """One model's cache on one device; a context manager that closes itself.
+
+    A device keeps what its caches have taken until it ends: caches one after the other want a device each.
 
     Args:
         device: where its sparse pool is.
@@ -220,6 +263,7 @@ class Cache:
             | (0 if populate else lib.FB_MEMORY_LAZY)
             | (0 if lock else lib.FB_MEMORY_UNLOCKED)
         )
+        end_left()
         handle = device._handle
         handle.enter()
         text, made = new_text(), ffi.new("fb_cache **")
@@ -229,7 +273,9 @@ class Cache:
             handle.leave()
             raise
         self._record = CacheHandle(made[0], handle)
-        self._closer = weakref.finalize(self, self._record.end)
+        self._closer = weakref.finalize(self, give_up, self._record)
+        # The interpreter's end waits: `CacheHandle.at_exit`.
+        self._closer.atexit = False
         self._pointer = made[0]
         self.device, self.shape = device, shape
         self.batch, self.query_rows = batch or lanes, query_rows
@@ -271,16 +317,28 @@ class Cache:
         """
         self._record.make_up()
         config, _table = self._open_config(prompt, promised, ratio, slots, bring_up)
-        number, shared = ffi.new("uint64_t *"), ffi.new("uint32_t *")
+        shared = ffi.new("uint32_t *")
         if tokens is None:
             if keys is not None or salt:
                 raise InvalidArgument("tokens", "None beside keys or a salt", "the prompt's token ids")
-            check(lib.fb_open(self._pointer, config, number), self._pointer)
-        else:
-            named, _keep = tokens_of(tokens, keys)
-            status = lib.fb_open_shared(self._pointer, config, named, salt, len(salt), number, shared)
-            check(status, self._pointer)
-        return Sequence(self, number[0], shared[0])
+            return self._opened(lambda number: lib.fb_open(self._pointer, config, number), shared)
+        named, _keep = tokens_of(tokens, keys)
+        salt = _salt(salt)
+        return self._opened(
+            lambda number: lib.fb_open_shared(self._pointer, config, named, salt, len(salt), number, shared), shared
+        )
+
+    def _opened(self, call: Callable[[Any], Any], shared: Any = (0,)) -> Sequence:
+        """The sequence that a call opens; it is closed again if an exception comes between."""
+        number = ffi.new("uint64_t *")
+        try:
+            check(call(number), self._pointer)
+            return Sequence(self, number[0], shared[0])
+        except BaseException:
+            if number[0]:
+                self._record.sequences.add(number[0])
+                self._record.forget_sequence(number[0])
+            raise
 
     def _open_config(
         self, prompt: int, promised: int, ratio: float | None, slots: int | Many[int] | None, bring_up: str
@@ -291,16 +349,22 @@ class Cache:
         by_layer = None
         if slots is None and ratio is None:
             slots = self._by_layer
-        if slots is not None and not isinstance(slots, int):
+        if slots is not None and not hasattr(slots, "__index__"):
             by_layer, slots = by_layer_of(slots, self.shape.all_layers, "slots"), None
+        prompt, promised = index(prompt, "prompt"), index(promised, "promised")
         numbers = {"prompt": prompt, "promised": promised, "ratio": ratio, "slots": slots, "slots_by_layer": by_layer}
         set_fields(config, numbers)
         config.bring_up = BRING_UP[bring_up]
         return config, by_layer
 
     def find_shared(self, tokens: Any, *, keys: TokenKeys = None, salt: bytes = b"") -> int:
-        """How many tokens `open` would take over now. Changes nothing."""
+        """How many tokens `open` would take over now. Changes nothing.
+
+        Raises:
+            InvalidArgument: tokens, keys or salt are none. Closed, Busy.
+        """
         named, _keep = tokens_of(tokens, keys)
+        salt = _salt(salt)
         shared = ffi.new("uint32_t *")
         check(lib.fb_find_shared(self._pointer, named, salt, len(salt), shared), self._pointer)
         return int(shared[0])
@@ -328,7 +392,10 @@ class Cache:
             Busy: every step is in flight: retire one. InvalidConfig, OutOfRange, Closed: the row is named.
         """
         self._record.make_up()
-        given = list(rows)
+        try:
+            given = list(rows)
+        except TypeError as error:
+            raise InvalidArgument("rows", type(rows).__name__, "(sequence, accepted, query rows) a row") from error
         table = ffi.new("fb_row[]", len(given))
         widest = 0
         for index, row in enumerate(given):
@@ -338,8 +405,8 @@ class Cache:
                     raise InvalidArgument(f"rows[{index}]", repr(sequence), "a sequence of this cache")
                 entry = table[index]
                 entry.sequence = sequence._number
-                entry.accepted = lib.FB_ACCEPTED_ON_DEVICE if taken is None else taken
-                entry.query_rows = width
+                entry.accepted = lib.FB_ACCEPTED_ON_DEVICE if taken is None else operator.index(taken)
+                entry.query_rows = operator.index(width)
             except InvalidArgument:
                 raise
             except (TypeError, ValueError, OverflowError) as error:
@@ -349,12 +416,21 @@ class Cache:
         config.rows, config.row_count = table, len(given)
         set_fields(config, {"query_rows": widest if query_rows is None else query_rows, "micro_batch": micro_batch})
         on = self.device.stream_of(stream)
+        held: list[Any] = []
         if accepted is not None:
-            config.accepted = ffi.cast("uint32_t *", self._counts(accepted))
+            counts = self._counts(accepted)
+            config.accepted = ffi.cast("uint32_t *", counts)
+            held += (accepted, counts)
         number = ffi.new("fb_step *")
-        check(lib.fb_prepare(self._pointer, config, on, number), self._pointer)
-        self._record.steps[number[0]] = (on, False)
-        return Step(self, number[0], len(given), config.query_rows, on, accepted)
+        try:
+            check(lib.fb_prepare(self._pointer, config, on, number), self._pointer)
+            in_flight = self._record.steps[number[0]] = InFlight(on, held)
+            return Step(self, number[0], len(given), config.query_rows, in_flight)
+        except BaseException:
+            if number[0]:
+                self._record.steps.setdefault(number[0], InFlight(on, held))
+                self._record.forget_step(number[0])
+            raise
 
     def _counts(self, accepted: Tensor) -> Any:
         if isinstance(accepted, np.ndarray) and accepted.dtype == np.uint32:
@@ -441,7 +517,13 @@ class Cache:
         return lines
 
     def watch(self, left: Callable[[Stats], object]) -> None:
-        """Calls `left` with the statistics whenever a step is retired, on the thread that retires it."""
+        """Calls `left` with the statistics whenever a step is retired, on the thread that retires it.
+
+        Raises:
+            InvalidArgument: `left` is not to be called.
+        """
+        if not callable(left):
+            raise InvalidArgument("left", type(left).__name__, "a callable that takes Stats")
         self._watchers.append(left)
 
     def overlap(
@@ -527,15 +609,16 @@ class Cache:
     def close(self) -> None:
         """Ends it with all its steps and sequences; idempotent. Waits for what is enqueued, where that runs later.
 
+        Its memory, the total pool's too, stays with the device until that ends: views may still read it.
+
         Raises:
-            Busy: another thread is in a call on it; it stays open.
+            Busy: another call is inside the cache, of another thread or around a callback; it stays open as it is.
         """
-        if not self._closer.alive:
-            return
-        status = self._record.end()
-        if status == lib.FB_BUSY:
-            check(status, self._pointer)
-        self._closer.detach()
+        if self._closer.alive:
+            if not self._record.end(wait=True):
+                check(lib.FB_BUSY, self._pointer)
+            self._closer.detach()
+        end_left()
 
     @property
     def closed(self) -> bool:
@@ -553,3 +636,9 @@ class Cache:
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._record.sequences)} sequences"
         return f"<forebay.Cache on {self.device.place}: {state}>"
+
+
+def _salt(salt: bytes) -> bytes:
+    if not isinstance(salt, bytes):
+        raise InvalidArgument("salt", type(salt).__name__, "bytes")
+    return salt

@@ -3,26 +3,67 @@
 A device takes memory for its caches and gives streams. The host device is complete: what runs without a GPU. Closing
 one ends it for new caches; its memory goes when its last cache and the last view of its memory have gone, in whichever
 order they go.
+
+The garbage collector may end caches and devices on any thread, also on one of a device's: it never waits. What it
+cannot end without waiting is left, and ended by a later creation, `wait` or `close` of any cache or device, or at the
+interpreter's end.
 """
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import math
 import os
 import sys
-import threading
+import warnings
 import weakref
+from collections import deque
 from types import TracebackType
 from typing import Any, Callable, TypeVar
 
 import numpy as np
 
-from ._library import NULL, check, check_created, ffi, lib, new_text, path_bytes, sized
+from ._library import NULL, check, check_created, ffi, lib, new_text, path_bytes, sized, status_text
+from .config import set_fields
 from .errors import Closed, InvalidArgument
-from .tensors import HOST, Place
+from .tensors import HOST, Place, index
 
 _Self = TypeVar("_Self", bound="Device")
+
+
+_BYTES_MAX = 0xFFFFFFFFFFFFFFFF
+
+# Handles of caches and devices that have not ended, in the order of their creation; and those among them that nobody
+# has any more.
+alive: dict[Any, None] = {}
+_left: deque[Any] = deque()
+
+
+def give_up(handle: Any) -> None:
+    """Ends a handle that nobody has any more; later, if that had to wait now."""
+    if not handle.end(wait=False):
+        _left.append(handle)
+
+
+def end_left() -> None:
+    """Ends what was left, as far as it can end now."""
+    waiting = []
+    while _left:
+        try:
+            handle = _left.popleft()
+        except IndexError:
+            break
+        if not handle.end(wait=False):
+            waiting.append(handle)
+    _left.extend(waiting)
+
+
+@atexit.register
+def _end_all() -> None:
+    """At the interpreter's end: caches before their devices."""
+    for handle in reversed(list(alive.copy())):
+        handle.at_exit()
 
 
 class DeviceHandle:
@@ -31,37 +72,62 @@ class DeviceHandle:
     The garbage collector may end these in any order; the last one to leave ends the handle.
     """
 
-    def __init__(self, pointer: Any) -> None:
-        self.pointer = pointer
+    def __init__(self, pointer: Any, later: bool) -> None:
+        self.pointer, self.later = pointer, later
         self.streams: dict[int, Any] = {0: NULL}
-        # Calls that are enqueued and have not run, what they raised, and the C function that runs them.
-        self.calls: dict[int, Callable[[], object]] = {}
-        self.failed: list[BaseException] = []
+        # Calls that are enqueued or run, what they raised by stream, and the C function that runs them.
+        self.calls: dict[int, tuple[Callable[[], object], int]] = {}
+        self.failed: dict[int, list[BaseException]] = {}
         self.call = _caller(self.calls, self.failed)
-        self._users = 1
-        self._lock = threading.RLock()
+        # Whether a thread of the device's may be in Python.
+        self.called = False
+        # One entry each; a list, since its calls are whole beside other threads and the garbage collector.
+        self._users = [None]
+        alive[self] = None
 
     def enter(self) -> None:
         """One more needs it."""
-        with self._lock:
-            if self._users == 0:
-                raise Closed("device: it was closed")
-            self._users += 1
-
-    def close(self) -> None:
-        """The device object goes. Calls of Python's that are enqueued run before the interpreter ends."""
-        if self.calls:
-            for stream in tuple(self.streams.values()):
-                lib.fb_stream_wait(self.pointer, stream)
-        self.leave()
+        if not self._users:
+            raise Closed("device: it was closed")
+        self._users.append(None)
 
     def leave(self) -> None:
-        """One less; the last one ends it."""
-        with self._lock:
-            self._users -= 1
-            last = self._users == 0
-        if last:
-            lib.fb_device_destroy(self.pointer)
+        """One less; the last one ends it, or leaves it to be ended, where that waits for streams."""
+        self._users.pop()
+        if self._users:
+            return
+        if self.later:
+            _left.append(self)
+        else:
+            give_up(self)
+
+    def end(self, wait: bool) -> bool:
+        """Ends it, after what is enqueued; whether it has ended. With a call of Python's there, only if `wait`."""
+        if self.calls and not wait:
+            return False
+        status = int(lib.fb_device_destroy(self.pointer))
+        if status == lib.FB_BUSY:
+            return False
+        alive.pop(self, None)
+        # A forked child, for which it was closed, has raised nothing.
+        for error in itertools.chain.from_iterable(self.failed.values() if status == 0 else ()):
+            warnings.warn(f"a call on a stream of a device has raised {error!r}", RuntimeWarning, stacklevel=2)
+        self.failed.clear()
+        if status not in (0, lib.FB_CLOSED):
+            warnings.warn(f"a device could not be ended: {status_text(status)}", ResourceWarning, stacklevel=2)
+        return True
+
+    def wait(self) -> None:
+        """Waits for its streams."""
+        for stream in self.streams.copy().values():
+            lib.fb_stream_wait(self.pointer, stream)
+
+    def at_exit(self) -> None:
+        """Calls of Python's run to their end while there is an interpreter; a device that is still viewed stays."""
+        if self.called:
+            self.wait()
+        if len(self._users) <= 1:
+            self.end(wait=True)
 
 
 class Memory:
@@ -145,10 +211,13 @@ class Device:
     later: bool = False
 
     def __init__(self, config: Any) -> None:
+        end_left()
         text, made = new_text(), ffi.new("fb_device **")
         check_created(lib.fb_device_create(config, text, len(text), made), text)
-        self._handle = DeviceHandle(made[0])
-        self._closer = weakref.finalize(self, self._handle.close)
+        self._handle = DeviceHandle(made[0], self.later)
+        self._closer = weakref.finalize(self, self._handle.leave)
+        # The interpreter's end waits: `_end_all`.
+        self._closer.atexit = False
         self._streams = self._handle.streams
         self._keys = itertools.count(1)
 
@@ -166,31 +235,64 @@ class Device:
         return stream
 
     def wait(self, stream: Any = None) -> None:
-        """Blocks until what is enqueued on `stream` has ended: the only call of the package that waits.
+        """Blocks until what is enqueued on `stream` has ended.
 
         Raises:
-            DeviceFailed: the device has failed. Whatever an enqueued `call` has raised.
+            DeviceFailed: the device has failed. Whatever a `call` that was enqueued on `stream` has raised.
         """
-        pointer = self._open()
-        check(lib.fb_stream_wait(pointer, self.stream_of(stream)), pointer)
-        if self._handle.failed:
-            raise self._handle.failed.pop(0)
+        pointer, on = self._open(), self.stream_of(stream)
+        check(lib.fb_stream_wait(pointer, on), pointer)
+        end_left()
+        raised = self._handle.failed.get(_address_of(on))
+        if raised:
+            raise raised.pop(0)
 
     def call(self, work: Callable[[], object], stream: Any = None) -> None:
         """Enqueues a call of `work`, without arguments, for a thread of the device's. It must not call into CUDA or
-        into a cache. What it raises comes out of the next `wait`."""
+        into a cache. What it raises comes out of the next `wait` for that stream.
+
+        Raises:
+            InvalidArgument: `work` is not to be called. DeviceFailed: the device has failed.
+        """
+        if not callable(work):
+            raise InvalidArgument("work", type(work).__name__, "a callable without arguments")
         pointer, on = self._open(), self.stream_of(stream)
         key = next(self._keys)
-        self._handle.calls[key] = work
+        self._handle.called = True
+        self._handle.calls[key] = (work, _address_of(on))
         status = lib.fb_stream_call(pointer, on, self._handle.call, ffi.cast("void *", key))
         if status:
             self._handle.calls.pop(key, None)
         check(status, pointer)
 
+    def return_stream(self, stream: Any) -> None:
+        """Gives a stream of the engine's back, before the engine destroys it: waits for what is enqueued on it. Steps
+        that were prepared or finished on it are retired before.
+
+        Raises:
+            InvalidArgument: none that was named here, or the device's own. InvalidConfig: it is being captured.
+        """
+        pointer, on = self._open(), self._streams.get(self._borrowed(stream), NULL)
+        if on == NULL:
+            raise InvalidArgument("stream", _stream_text(stream), "a stream of the engine's that was named before")
+        check(lib.fb_stream_return(pointer, on), pointer)
+        self._streams.pop(_address_of(on), None)
+
+    def _borrowed(self, stream: Any) -> int:
+        """The address of a stream of the engine's; 0: it is none."""
+        return 0
+
     def close(self) -> None:
-        """Ends it for new caches; idempotent. Memory goes with the last cache and the last view."""
-        if self._closer.alive:
-            self._closer()
+        """Ends it for new caches; idempotent. Waits for what was enqueued by `call`. Memory, that of closed caches
+        too, goes with the last cache and the last view.
+
+        What a `call` has raised and no `wait` has shown is a RuntimeWarning.
+        """
+        if self._closer.detach():
+            if self._handle.called:
+                self._handle.wait()
+            self._handle.leave()
+        end_left()
 
     @property
     def closed(self) -> bool:
@@ -218,9 +320,10 @@ class Device:
         """Memory of the device's, zeroed, which it keeps until it ends: a view as of a slab, uint8 of `shape`.
 
         Raises:
-            OutOfMemory: the device has no more.
+            OutOfMemory: the device has no more. InvalidArgument.
         """
-        extents = (shape,) if isinstance(shape, int) else tuple(shape)
+        axes = shape if isinstance(shape, (tuple, list)) else (shape,)
+        extents = tuple(index(extent, "shape", _BYTES_MAX) for extent in axes)
         pointer, made = self._open(), ffi.new("void **")
         check(lib.fb_device_allocate(pointer, math.prod(extents), made), pointer)
         return self.view(int(ffi.cast("uintptr_t", made[0])), extents)
@@ -248,7 +351,7 @@ class HostDevice(Device):
     def __init__(self, *, threads: bool = False, memory: int | None = None) -> None:
         config = sized("fb_device_config")
         config.kind = lib.FB_DEVICE_HOST_THREADS if threads else lib.FB_DEVICE_HOST
-        config.memory = memory or 0
+        set_fields(config, {"memory": memory})
         self.later = threads
         super().__init__(config)
 
@@ -270,7 +373,8 @@ class CudaDevice(Device):
 
     A stream is a `torch.cuda.Stream`, any object with `__cuda_stream__`, a `CUstream` as an int, or a `Stream` of
     this device; None is torch's current stream of the device where torch is in use, else the legacy default stream.
-    Each is made known to the library when it is first named, and must live as long as the device.
+    Each is made known to the library when it is first named, and must live as long as the device, or until
+    `return_stream`.
 
     Args:
         number: which one.
@@ -294,12 +398,10 @@ class CudaDevice(Device):
     ) -> None:
         config = sized("fb_device_config")
         config.kind = lib.FB_DEVICE_CUDA
-        config.number = number
+        set_fields(config, {"number": number, "gather_blocks": gather_blocks, "threads": threads})
         path = ffi.new("char[]", path_bytes(library)) if library is not None else NULL
         config.library = path
-        config.gather_blocks = gather_blocks or 0
-        config.threads = threads or 0
-        self.place = Place("cuda", number)
+        self.place = Place("cuda", int(number))
         super().__init__(config)
         # The legacy default stream, which is the one of calls that are given none, is borrowed like any other.
         pointer = self._open()
@@ -314,6 +416,9 @@ class CudaDevice(Device):
             check(lib.fb_stream_borrow(pointer, known), pointer)
             self._streams[address] = known
         return known
+
+    def _borrowed(self, stream: Any) -> int:
+        return 0 if type(stream) is Stream else self._address(stream)
 
     def _address(self, stream: Any) -> int:
         if stream is None:
@@ -346,16 +451,21 @@ def _stream_text(stream: Any) -> str:
     return f"{type(stream).__name__} {stream!r}" + (f" of {device}" if device is not None else "")
 
 
-def _caller(calls: dict[int, Callable[[], object]], failed: list[BaseException]) -> Any:
+def _address_of(stream: Any) -> int:
+    return int(ffi.cast("uintptr_t", stream))
+
+
+def _caller(calls: dict[int, tuple[Callable[[], object], int]], failed: dict[int, list[BaseException]]) -> Any:
     """The C function that runs one of `calls`. It refers to no device: a device that goes leaves it nothing to run."""
 
     def run(key: Any) -> None:
-        work = calls.pop(int(ffi.cast("uintptr_t", key)), None)
-        if work is None:
-            return
+        number = int(ffi.cast("uintptr_t", key))
+        work, stream = calls[number]
         try:
             work()
         except BaseException as error:  # noqa: B036 - it comes out of wait
-            failed.append(error)
+            failed.setdefault(stream, []).append(error)
+        finally:
+            calls.pop(number, None)
 
     return ffi.callback("void(void *)", run)

@@ -14,6 +14,7 @@ _TYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 # kDLCPU, kDLCUDA, kDLCUDAHost (pinned, which the host reads), kDLCUDAManaged.
 _DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 _READ_ONLY = 1
+_UNORDERED = -1
 
 
 class _Device(ctypes.Structure):
@@ -71,14 +72,14 @@ class Placed(NamedTuple):
     owner: object
 
 
-def read(value: Any, stream: int | None) -> Placed:
-    """Asks `value` for its tensor, ordered on `stream` (the producer's sense of it; None: no ordering).
+def read(value: Any) -> Placed:
+    """Asks `value` for its tensor, ordered by nothing: the caller has ordered it.
 
     Raises:
         ValueError: what came is no DLPack tensor that is understood.
     """
     kind, number = value.__dlpack_device__()
-    ordered = {} if stream is None or _DEVICES.get(int(kind)) != "cuda" else {"stream": stream}
+    ordered = {"stream": _UNORDERED} if _DEVICES.get(int(kind)) == "cuda" else {}
     try:
         capsule = value.__dlpack__(max_version=(1, 0), **ordered)
     except TypeError:

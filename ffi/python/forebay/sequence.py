@@ -18,6 +18,7 @@ from .tensors import HOST, checked, describe, index, look, words
 TokenKeys = Optional[Many[Union[bytes, None]]]
 BRING_UP = {"whole": lib.FB_BRING_UP_WHOLE, "nothing": lib.FB_BRING_UP_NOTHING}
 _KEY_BYTES = 16
+_BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 
 
 class Length(NamedTuple):
@@ -122,7 +123,11 @@ class Sequence:
         return checked(rows, "rows", None, found.shape, HOST, False)
 
     def append_in_place(self, count: int) -> None:
-        """Declares that `count` prompt rows of every layer are in their place already, or not needed."""
+        """Declares that `count` prompt rows of every layer are in their place already, or not needed.
+
+        Raises:
+            OutOfRange: beyond the prompt. InvalidConfig: it has joined. InvalidArgument, Closed.
+        """
         check(lib.fb_append_in_place(self._pointer, self._number, index(count, "count")), self._pointer)
 
     def join(self, stream: Any = None, *, warm_up: Tensor | None = None, bytes_a_call: int = 0) -> Ticket:
@@ -131,22 +136,27 @@ class Sequence:
         Args:
             stream: see the device.
             warm_up: what the last prompt positions selected, oldest first: int32 `[layers, steps, top_k]` on the
-                device, -1 for none; it must stay as it is until the ticket has ended.
+                device, -1 for none; it is kept alive, and must stay as it is, until the ticket has ended.
             bytes_a_call: the most bytes that one call gathers, 0 for no bound: `join_more` goes on.
 
         Raises:
             InvalidConfig: a layer's prompt is incomplete. InvalidArgument, Closed.
         """
         on = self.cache.device.stream_of(stream)
-        config = NULL
+        self.cache._record.make_up()
+        config, selections = NULL, None
         if warm_up is not None or bytes_a_call:
             config = sized("fb_warm_up")
-            config.bytes_a_call = index(bytes_a_call, "bytes_a_call")
+            config.bytes_a_call = index(bytes_a_call, "bytes_a_call", _BYTES_MAX)
             if warm_up is not None:
-                config.selections, config.steps = self._selections(warm_up)
+                selections, config.steps = self._selections(warm_up)
+                config.selections = selections
         made = ffi.new("fb_ticket **")
         check(lib.fb_join(self._pointer, self._number, config, on, made), self._pointer)
-        return self._ticket(made, warm_up)
+        ticket = Ticket(made[0])
+        if warm_up is not None and self.cache.device.later:
+            self.cache._record.joins[ticket] = (warm_up, selections)
+        return ticket
 
     def _selections(self, warm_up: Any) -> tuple[Any, int]:
         info, found = self.cache.info, look(warm_up, "warm_up")
@@ -154,18 +164,16 @@ class Sequence:
         place = self.cache.device.place
         return words(warm_up, "warm_up", (info.layers, steps, info.top_k), place, False), steps
 
-    def _ticket(self, made: Any, *held: Any) -> Ticket:
-        ticket = Ticket(made[0])
-        # What the enqueued work reads lives as long as its ticket.
-        ticket._held = held  # type: ignore[attr-defined]
-        return ticket
-
     def join_more(self, stream: Any = None) -> Ticket:
-        """Gathers the next stretch of a bounded warm-up. It may decode once `length.running`."""
+        """Gathers the next stretch of a bounded warm-up. It may decode once `length.running`.
+
+        Raises:
+            InvalidConfig: it is not joining. InvalidArgument: the stream. Closed.
+        """
         made = ffi.new("fb_ticket **")
         on = self.cache.device.stream_of(stream)
         check(lib.fb_join_more(self._pointer, self._number, on, made), self._pointer)
-        return self._ticket(made)
+        return Ticket(made[0])
 
     def fork(
         self,
@@ -185,21 +193,24 @@ class Sequence:
             Busy: work of this one is in flight. InvalidConfig: it has rows neither accepted nor rejected (roll back).
         """
         config, _table = self.cache._open_config(0, promised, ratio, slots, bring_up)
-        child, made = ffi.new("uint64_t *"), ffi.new("fb_ticket **")
-        on = self.cache.device.stream_of(stream)
-        check(lib.fb_fork(self._pointer, self._number, config, on, child, made), self._pointer)
-        return Sequence(self.cache, child[0]), self._ticket(made)
+        self.cache._record.make_up()
+        on, made = self.cache.device.stream_of(stream), ffi.new("fb_ticket **")
+        child = self.cache._opened(
+            lambda number: lib.fb_fork(self._pointer, self._number, config, on, number, made),
+        )
+        return child, Ticket(made[0])
 
     def roll_back(self, length: int, stream: Any = None) -> Ticket:
         """Cuts it to `length` tokens; what is beyond is gone from every layer. Clears a failed step.
 
         Raises:
-            Busy: work of it is in flight. OutOfRange: beyond committed and landed rows.
+            Busy: work of it is in flight. OutOfRange: beyond committed and landed rows. Closed.
         """
+        self.cache._record.make_up()
         made = ffi.new("fb_ticket **")
         on = self.cache.device.stream_of(stream)
         check(lib.fb_roll_back(self._pointer, self._number, index(length, "length"), on, made), self._pointer)
-        return self._ticket(made)
+        return Ticket(made[0])
 
     def seal(self, start: int, tokens: Any, *, keys: TokenKeys = None) -> int:
         """Seals full pages behind the `start` tokens that are sealed, so that others find them.
@@ -211,6 +222,10 @@ class Sequence:
 
         Returns:
             Tokens that are sealed now.
+
+        Raises:
+            OutOfRange: `start` is not where the sealed tokens end, or tokens beyond the committed ones.
+            InvalidConfig: the cache shares nothing, or it has not joined. InvalidArgument, Closed.
         """
         named, _keep = tokens_of(tokens, keys)
         sealed = ffi.new("uint32_t *")
@@ -219,13 +234,21 @@ class Sequence:
 
     @property
     def length(self) -> Length:
-        """How long it is."""
+        """How long it is.
+
+        Raises:
+            Closed.
+        """
         length = sized("fb_sequence_length")
         check(lib.fb_length(self._pointer, self._number, length), self._pointer)
         return Length(length.committed, length.landed, length.sealed, bool(length.running))
 
     def pages(self) -> list[Page]:
-        """Its pages, in order: what an indexer's block table is made of (`block_table`)."""
+        """Its pages, in order: what an indexer's block table is made of (`block_table`).
+
+        Raises:
+            Closed.
+        """
         count = ffi.new("uint32_t *")
         check(lib.fb_pages(self._pointer, self._number, NULL, 0, count), self._pointer)
         pages = ffi.new("fb_page[]", max(count[0], 1))
@@ -233,7 +256,11 @@ class Sequence:
         return [Page(pages[index].host, pages[index].index_keys) for index in range(count[0])]
 
     def landing_slot(self, query_row: int) -> int:
-        """The slot that the new row of a step's query row is to be written to, the same in every layer's slab."""
+        """The slot that the new row of a step's query row is to be written to, the same in every layer's slab.
+
+        Raises:
+            OutOfRange: no such query row. InvalidArgument, Closed.
+        """
         slot = ffi.new("uint32_t *")
         check(lib.fb_landing_slot(self._pointer, self._number, index(query_row, "query_row"), slot), self._pointer)
         return int(slot[0])
@@ -242,7 +269,7 @@ class Sequence:
         """A copy of one row of the total pool as it is now: uint8 `[row bytes]`.
 
         Raises:
-            OutOfRange: no such layer or position.
+            OutOfRange: no such layer or position. InvalidArgument, Closed.
         """
         row = np.empty(self.cache.info.row_bytes, np.uint8)
         which, at, room = index(layer, "layer"), index(position, "position"), ffi.from_buffer("uint8_t[]", row, True)
@@ -250,20 +277,28 @@ class Sequence:
         return row
 
     def digest(self) -> int:
-        """The residency digest, all layers: equal on every rank that was given the same selections."""
+        """The residency digest, all layers: equal on every rank that was given the same selections.
+
+        Raises:
+            Busy: work of it is in flight. Closed.
+        """
         digest = ffi.new("uint64_t *")
         check(lib.fb_digest(self._pointer, self._number, digest), self._pointer)
         return int(digest[0])
 
     def close(self, stream: Any = None) -> None:
-        """Ends it, also as an abort; idempotent. What it holds comes back when its last step is retired."""
+        """Ends it, also as an abort; idempotent. What it holds comes back when its last step is retired. In a forked
+        child it is closed already.
+
+        Raises:
+            Busy: another call is inside its cache; it stays open. InvalidArgument: the stream.
+        """
         if not self._forget.alive:
             return
-        if self.cache.closed:
-            self._forget.detach()
-            return
-        on = self.cache.device.stream_of(stream)
-        check(lib.fb_close(self._pointer, self._number, on), self._pointer)
+        if not self.cache.closed:
+            status = lib.fb_close(self._pointer, self._number, self.cache.device.stream_of(stream))
+            if status != lib.FB_CLOSED:
+                check(status, self._pointer)
         self._forget.detach()
         self.cache._record.sequences.discard(self._number)
 
@@ -303,6 +338,8 @@ def tokens_of(tokens: Any, keys: TokenKeys) -> tuple[Any, tuple[Any, ...]]:
     named.ids, named.count = (words_, ids.size) if ids.size else (NULL, 0)
     table = NULL
     if keys is not None:
+        if not isinstance(keys, (list, tuple)):
+            raise InvalidArgument("keys", type(keys).__name__, "None or 16 bytes for each page")
         table = ffi.new("fb_key[]", max(len(keys), 1))
         for index, key in enumerate(keys):
             if key is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ._library import check_created, ffi, lib, sized, text_bytes
+from ._library import NULL, lib, set_field, sized, text_bytes
 from .errors import InvalidArgument
 
 
@@ -44,7 +45,7 @@ class Shape:
         if unknown:
             raise InvalidArgument(unknown[0], "a change", f"a field: {', '.join(_FIELDS)}")
         config = sized("fb_cache_config")
-        status = lib.fb_preset(text_bytes(name, "name"), config)
+        status = lib.fb_preset(text_bytes(name, "name"), NULL, 0, config)
         if status:
             raise InvalidArgument("name", repr(name), "a preset: deepseek-v3.2, deepseek-v3, glm-5, gqa-8x128, ...")
         fields = {field: int(getattr(config, field)) for field in _FIELDS if field != "row_bytes"}
@@ -59,13 +60,13 @@ class Shape:
         """Writes it into an fb_cache_config."""
         for field in _FIELDS:
             value = getattr(self, field)
+            if field != "row_bytes":
+                set_field(config, field, value, f"shape.{field}")
+                continue
             try:
-                if field == "row_bytes":
-                    config.row_bytes[0], config.row_bytes[1] = value
-                else:
-                    setattr(config, field, value)
+                config.row_bytes[0], config.row_bytes[1] = map(operator.index, value)
             except (TypeError, ValueError, OverflowError) as error:
-                raise InvalidArgument(f"shape.{field}", repr(value), "a number that C's uint32_t holds") from error
+                raise InvalidArgument("shape.row_bytes", repr(value), "two whole numbers, of bytes") from error
 
 
 _FIELDS = (

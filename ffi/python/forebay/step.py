@@ -3,7 +3,8 @@
 A layer call costs a few microseconds for a whole batch, checks included. Where an engine uses the same buffers for
 every layer and step, `Buffers` checks them once, and a call with them costs less.
 
-Tensors of enqueued work are kept alive until the step is retired, where the device works later than the call.
+Tensors of enqueued work are kept alive until the step has ended, where the device works later than the call: by the
+cache, also if the step is forgotten.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from . import cache as _cache
 from ._library import NULL, check, fail, ffi, lib, sized
 from .arrays import Tensor
 from .errors import Busy, Closed, InvalidArgument
-from .tensors import index, words
+from .tensors import index, look, words
 
 _new, _cast, _from_buffer = ffi.new, ffi.cast, ffi.from_buffer
 
@@ -87,7 +88,7 @@ class Buffers:
         counts: Tensor | None = None,
     ) -> None:
         top_k, place = cache.info.top_k, cache.device.place
-        shape = tuple(getattr(selection, "shape", ()))
+        shape = look(selection, "selection").shape
         if len(shape) != 3 or shape[0] > cache.batch or shape[1] > cache.query_rows:
             expected = f"int32 [rows up to {cache.batch}, query rows up to {cache.query_rows}, {top_k}]"
             raise InvalidArgument("selection", f"{type(selection).__name__} {list(shape)}", expected)
@@ -133,7 +134,8 @@ class Step:
     """A step of a cache: open until finished, in flight until retired. `Cache.prepare` gives it.
 
     As a context manager it is abandoned if its body raises, else finished; it is retired if its work has ended then
-    (always, on a host device without threads), and `retired` says what it did.
+    (always, on a host device without threads), and `retired` says what it did. A step that still runs then is ended by
+    `retire`, or forgotten, by a later call on the cache.
 
     `layer` counts draft layers behind the others. `stream` is the one that it was prepared on, where none is given.
 
@@ -149,14 +151,15 @@ class Step:
     )  # fmt: skip
 
     def __init__(
-        self, cache: _cache.Cache, number: int, rows: int, query_rows: int, stream: Any, accepted: Tensor | None
+        self, cache: _cache.Cache, number: int, rows: int, query_rows: int, in_flight: _cache.InFlight
     ) -> None:
         self.cache, self.rows, self.query_rows = cache, rows, query_rows
         self.retired: Retired | None = None
-        self._number, self._pointer, self._stream = number, cache._pointer, stream
+        self._number, self._pointer, self._stream = number, cache._pointer, in_flight.stream
         self._shape = (rows, query_rows, cache.info.top_k)
         self._place, self._later = cache.device.place, cache.device.later
-        self._held: list[Any] = [accepted]
+        # The cache's record has it too: it outlives the step.
+        self._held = in_flight.held
         self._finished = False
 
     def layer(self, layer: int, selection: Tensor | Buffers, slots: Tensor | None = None, stream: Any = None) -> None:
@@ -177,15 +180,17 @@ class Step:
         if type(selection) is Buffers:
             self._fits(selection)
             which = index(layer, "layer")
+            if self._later:
+                self._held.append(selection)
             status = lib.fb_layer(self._pointer, self._number, which, selection._selection, selection._slots, on)
         else:
             shape, place = self._shape, self._place
             read = words(selection, "selection", shape, place, False)
             written = words(slots, "slots", shape, place, True)
             which = index(layer, "layer")
+            if self._later:
+                self._held.append((selection, slots, read, written))
             status = lib.fb_layer(self._pointer, self._number, which, read, written, on)
-        if self._later:
-            self._held.append((selection, slots))
         if status:
             fail(status, self._pointer)
 
@@ -194,15 +199,17 @@ class Step:
 
         Args:
             selection, slots: int32 `[layers, rows, query rows, top_k]`, draft layers last.
+
+        Raises:
+            As `layer`.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         shape = (self.cache.info.layers, *self._shape)
         read = words(selection, "selection", shape, self._place, False)
         written = words(slots, "slots", shape, self._place, True)
-        status = lib.fb_layers(self._pointer, self._number, read, written, on)
         if self._later:
-            self._held.append((selection, slots))
-        check(status, self._pointer)
+            self._held.append((selection, slots, read, written))
+        check(lib.fb_layers(self._pointer, self._number, read, written, on), self._pointer)
 
     def resolve(
         self,
@@ -218,15 +225,17 @@ class Step:
 
         The buffers begin with the first of these rows.
         `gather` must follow, ordered behind it, before attention and before the next resolve of these rows.
+
+        Raises:
+            As `layer`. InvalidConfig: it is not these rows' turn.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         self._fits(buffers, (count or self.rows - first) if first or count else self.rows)
         part, given = self._part(layer, first, count, draft_pass), sized("fb_buffers")
         buffers.declare(given)
-        status = lib.fb_resolve(self._pointer, self._number, part, given, on)
         if self._later:
             self._held.append(buffers)
-        check(status, self._pointer)
+        check(lib.fb_resolve(self._pointer, self._number, part, given, on), self._pointer)
 
     def gather(
         self,
@@ -238,7 +247,11 @@ class Step:
         draft_pass: int | None = None,
         stream: Any = None,
     ) -> None:
-        """G: fetches what the last resolve of these rows missed, or what a pass of attention reads of it."""
+        """G: fetches what the last resolve of these rows missed, or what a pass of attention reads of it.
+
+        Raises:
+            InvalidConfig: they were not resolved. OutOfRange: no such layer, rows or pass. InvalidArgument, Closed.
+        """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         part = self._part(layer, first, count, draft_pass)
         which = index(attention_pass, "attention_pass")
@@ -247,7 +260,11 @@ class Step:
     def scatter(
         self, layer: int, *, first: int = 0, count: int = 0, draft_pass: int | None = None, stream: Any = None
     ) -> None:
-        """S: stores the layer's new rows in the total pool, once they stand in their landing slots."""
+        """S: stores the layer's new rows in the total pool, once they stand in their landing slots.
+
+        Raises:
+            OutOfRange: no such layer, rows or pass. InvalidConfig: they were stored. InvalidArgument, Closed.
+        """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         if first or count or draft_pass is not None:
             part = self._part(layer, first, count, draft_pass)
@@ -256,15 +273,24 @@ class Step:
             check(lib.fb_scatter(self._pointer, self._number, index(layer, "layer"), on), self._pointer)
 
     def finish(self, stream: Any = None) -> None:
-        """Ends its enqueueing; `stream` is behind all of its work."""
+        """Ends its enqueueing; `stream` is behind all of its work.
+
+        Raises:
+            InvalidConfig: it is finished. InvalidArgument: the stream. Closed.
+        """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         check(lib.fb_finish(self._pointer, self._number, on), self._pointer)
         self._finished = True
-        self.cache._record.steps[self._number] = (on, True)
+        if in_flight := self.cache._record.steps.get(self._number):
+            in_flight.stream, in_flight.finished = on, True
 
     def abandon(self) -> None:
         """Gives it up: it is still to be finished and retired, which raises Cancelled; its sequences need
-        `roll_back` or `close`."""
+        `roll_back` or `close`.
+
+        Raises:
+            Closed.
+        """
         check(lib.fb_abandon(self._pointer, self._number), self._pointer)
 
     def retire(self, stream: Any = None, *, wait: bool = False) -> Retired:
@@ -272,7 +298,7 @@ class Step:
 
         Args:
             stream: that later work of its sequences is ordered on.
-            wait: first waits until the stream that it was prepared on has ended its work.
+            wait: first waits until the stream that it was finished on has ended its work.
 
         Raises:
             Busy: it runs. DeviceFailed, Cancelled: none of its tokens may be published, and its sequences need
@@ -283,8 +309,10 @@ class Step:
             raise Closed("retire: the step was retired")
         if not self._finished:
             self.finish(stream)
-        if wait and self._later:
-            check(lib.fb_stream_wait(self.cache.device._open(), on), self.cache.device._handle.pointer)
+        in_flight = self.cache._record.steps.get(self._number)
+        if wait and self._later and in_flight is not None:
+            device = self.cache.device._handle.pointer
+            check(lib.fb_stream_wait(device, in_flight.stream), device)
         number, retired = _new("fb_step *", self._number), sized("fb_retired")
         status = lib.fb_retire(self._pointer, number, on, retired)
         if not number[0]:
@@ -331,17 +359,21 @@ class Step:
         if not self._number:
             return
         if error is not None:
-            self.cache._record.end_step(self._number)
+            if not self.cache._record.end_step(self._number):
+                self.cache._record.forget_step(self._number)
             self._number = 0
             return
         try:
             self.retire()
         except Busy:
             return
+        except Closed:
+            # With its cache, or in a forked child.
+            self._number = 0
 
     def __del__(self) -> None:
         if getattr(self, "_number", 0):
-            self.cache._record.forgotten.append((True, self._number))
+            self.cache._record.forget_step(self._number)
 
     def __repr__(self) -> str:
         state = "retired" if not self._number else "in flight" if self._finished else "open"

@@ -4,10 +4,14 @@ Taken as they are, never copied: NumPy arrays, torch tensors and what looks like
 `stride`, `device`), objects with `__array_interface__` or `__cuda_array_interface__`, and DLPack. Nothing is imported
 for it but NumPy. A NumPy array or torch tensor of the expected dtype, shape and device passes by a short path; all
 else is looked at whole, and refused with what it is and what was expected.
+
+On CUDA nothing is ordered here: whoever passes a tensor has ordered its stream behind the work that writes it, as for a
+kernel of the engine's own. DLPack's producers are told so; the array interface's "stream" is ignored.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any, NamedTuple, NoReturn
 
@@ -31,7 +35,6 @@ class Place(NamedTuple):
 
 HOST = Place("cpu", 0)
 _WORD = np.dtype(np.int32)
-_CUDA_LEGACY_DEFAULT = 1
 _INDEX_MAX = 0xFFFFFFFF
 _from_buffer, _cast = ffi.from_buffer, ffi.cast
 # Types that are parsed once.
@@ -42,8 +45,8 @@ _dtypes: dict[Any, tuple[str, int]] = {}
 _places: dict[Any, Place] = {}
 
 
-def index(value: Any, name: str) -> int:
-    """A number as C's uint32_t holds it.
+def index(value: Any, name: str, most: int = _INDEX_MAX) -> int:
+    """A number from 0 to `most`: as C's uint32_t holds it.
 
     Raises:
         InvalidArgument: it is none.
@@ -52,13 +55,14 @@ def index(value: Any, name: str) -> int:
         number = operator.index(value)
     except TypeError:
         number = -1
-    if 0 <= number <= _INDEX_MAX:
+    if 0 <= number <= most:
         return number
-    raise InvalidArgument(name, repr(value), "a whole number from 0 to 2^32 - 1")
+    raise InvalidArgument(name, repr(value), f"a whole number from 0 to 2^{most.bit_length()} - 1")
 
 
-def words(value: Any, name: str, shape: tuple[int, ...], place: Place, writable: bool, stream: int = 0) -> Any:
-    """The address, as `int32_t *`, of an int32 tensor of `shape` in `place`, C-contiguous.
+def words(value: Any, name: str, shape: tuple[int, ...], place: Place, writable: bool) -> Any:
+    """The address, as `int32_t *`, of an int32 tensor of `shape` in `place`, C-contiguous. What was made to find it
+    lives as long as the answer; `value` is the caller's to keep.
 
     Raises:
         InvalidArgument: it is something else.
@@ -82,7 +86,12 @@ def words(value: Any, name: str, shape: tuple[int, ...], place: Place, writable:
             fits = False
         if fits and (address := value.data_ptr()):
             return _cast(_WORD_POINTER, address)
-    return _cast(_WORD_POINTER, checked(value, name, "int32", shape, place, writable, stream).address)
+    found = checked(value, name, "int32", shape, place, writable)
+    return ffi.gc(_cast(_WORD_POINTER, found.address), functools.partial(_let_go, found.owner))
+
+
+def _let_go(owner: object, _address: Any) -> None:
+    """What an address's end calls: it has kept `owner`."""
 
 
 def checked(
@@ -92,14 +101,13 @@ def checked(
     shape: tuple[int | None, ...],
     place: Place,
     writable: bool,
-    stream: int = 0,
 ) -> Placed:
     """Looks at a tensor whole. `dtype` None is any; None in `shape` is any extent.
 
     Raises:
         InvalidArgument: it is not as expected; says what it is.
     """
-    found = look(value, name, stream)
+    found = look(value, name)
     expected = f"{describe(dtype, shape)}, C-contiguous, in {place}{', writable' if writable else ''}"
 
     def refuse(why: str) -> NoReturn:
@@ -137,23 +145,25 @@ def describe(dtype: str | None, shape: tuple[int | None, ...]) -> str:
     return f"{dtype or 'any dtype'} [{extents}]"
 
 
-def look(value: Any, name: str, stream: int = 0) -> Placed:
+def look(value: Any, name: str) -> Placed:
     """Where a tensor stands and what it is.
 
     Raises:
         InvalidArgument: it is no tensor.
     """
     if isinstance(value, np.ndarray):
+        if hasattr(value, "mask"):
+            raise InvalidArgument(name, f"{type(value).__name__} with a mask", "an array without one")
         return _numpy(value, name)
     if hasattr(value, "data_ptr"):
         return _torch(value, name)
     if (interface := getattr(value, "__cuda_array_interface__", None)) is not None:
-        return _interface(value, interface, "cuda", name)
+        return _cuda(value, interface, name)
     if (interface := getattr(value, "__array_interface__", None)) is not None:
-        return _interface(value, interface, "cpu", name)
+        return _host(value, interface, name)
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         try:
-            return dlpack.read(value, stream or _CUDA_LEGACY_DEFAULT)
+            return dlpack.read(value)
         except (ValueError, BufferError, RuntimeError, TypeError) as error:
             raise InvalidArgument(name, f"{type(value).__name__} ({error})", "a tensor") from error
     expected = "a NumPy array, a torch tensor, or an object with DLPack or an array interface"
@@ -187,8 +197,12 @@ def _torch(value: Any, name: str) -> Placed:
         if place is None:
             place = _places[value.device] = _place_of(value.device)
         address = int(value.data_ptr())
+        # torch conjugates and negates when the tensor is read, not where it stands.
+        lazy = [how for how in ("is_conj", "is_neg") if hasattr(value, how) and getattr(value, how)()]
     except (AttributeError, TypeError, RuntimeError) as error:
         raise InvalidArgument(name, f"{type(value).__name__} ({error})", "a dense tensor with memory") from error
+    if lazy:
+        raise InvalidArgument(name, f"a tensor that {lazy[0]}()", "one whose memory has its values: resolve it first")
     return Placed(address, shape, strides, dtype[0], dtype[1], place.device, place.number, False, value)
 
 
@@ -204,22 +218,36 @@ def _place_of(device: Any) -> Place:
     return HOST if kind == "cpu" else Place(kind, int(getattr(device, "index", None) or 0))
 
 
-def _interface(value: Any, interface: dict[str, Any], device: str, name: str) -> Placed:
-    """The array interface, version 3, of NumPy and of Numba, for the host and for CUDA."""
+def _host(value: Any, interface: Any, name: str) -> Placed:
+    """The array interface of host memory, as NumPy reads it."""
+    try:
+        masked = interface.get("mask") is not None
+        array = np.asarray(value)
+    except Exception as error:
+        raise InvalidArgument(name, f"{type(value).__name__} ({error!r})", "an array interface of version 3") from error
+    if masked:
+        raise InvalidArgument(name, f"{type(value).__name__} with a mask", "an array without one")
+    return _numpy(array, name)._replace(owner=(value, interface, array))
+
+
+def _cuda(value: Any, interface: Any, name: str) -> Placed:
+    """The array interface of CUDA memory, version 3, of Numba and CuPy."""
     try:
         dtype = np.dtype(interface["typestr"])
         shape = tuple(int(extent) for extent in interface["shape"])
-        data = interface["data"]
-        address, readonly = int(data[0]), bool(data[1])
+        address, readonly = interface["data"]
+        address, readonly = int(address), bool(readonly)
         given = interface.get("strides")
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        masked = interface.get("mask") is not None
+        item = max(dtype.itemsize, 1)
+        strides = packed(shape) if given is None else tuple(s // item if s % item == 0 else -1 for s in given)
+    except Exception as error:
         raise InvalidArgument(name, f"{type(value).__name__} ({error!r})", "an array interface of version 3") from error
-    if not dtype.isnative:
-        raise InvalidArgument(name, f"an array of {dtype.str}", "numbers in this machine's byte order")
-    item = max(dtype.itemsize, 1)
-    strides = packed(shape) if given is None else tuple(s // item if s % item == 0 else -1 for s in given)
-    number = _number_of(value) if device == "cuda" else 0
-    return Placed(address, shape, strides, dtype.name, 8 * item, device, number, readonly, value)
+    if not dtype.isnative or masked:
+        given = "with a mask" if masked else f"of {dtype.str}"
+        raise InvalidArgument(name, f"an array {given}", "numbers in this machine's byte order, without a mask")
+    number = _number_of(value)
+    return Placed(address, shape, strides, dtype.name, 8 * item, "cuda", number, readonly, (value, interface))
 
 
 def _number_of(value: Any) -> int:

@@ -81,6 +81,25 @@ class ByInterface:
         self.__array_interface__ = array.__array_interface__
 
 
+class DataInBytes:
+    """Has its memory in a buffer, not at an address: what PIL shows."""
+
+    def __init__(self, array: Any) -> None:
+        self.__array_interface__ = {**array.__array_interface__, "data": array.tobytes()}
+
+
+class Conjugated(Tensor):
+    """Reads as the conjugate of what stands in its memory."""
+
+    def is_conj(self) -> bool:
+        return True
+
+
+class Negated(Tensor):
+    def is_neg(self) -> bool:
+        return True
+
+
 class OnCuda:
     """What CuPy shows."""
 
@@ -319,3 +338,105 @@ def test_errors_survive_pickling_and_know_their_kind() -> None:
         upper = "".join(f"_{c}" if c.isupper() else c.upper() for c in kind.__name__).lstrip("_")
         assert getattr(lib, f"FB_{upper}") == status, upper
         assert status_text(status)
+
+
+def test_rows_whose_memory_is_a_buffer_are_read_there(make: Make) -> None:
+    cache = make()
+    sequence = cache.open(prompt=4)
+    rows = rows_of(0, 0, 4)
+    sequence.append(0, DataInBytes(rows))
+    assert (sequence.read_row(0, 3) == rows[3]).all()
+    with pytest.raises(forebay.InvalidArgument, match="slots.*read-only"):
+        forebay.Buffers(cache, some(1), DataInBytes(empty()))
+
+
+def test_layouts_that_only_a_protocol_tells_are_followed(make: Make) -> None:
+    cache = make()
+    sequence = cache.open(prompt=4)
+    rows = rows_of(0, 0, 8)
+    with pytest.raises(forebay.InvalidArgument, match="strides"):
+        sequence.append(0, ByInterface(rows[::2]))
+    frozen = empty()
+    frozen.flags.writeable = False
+    with pytest.raises(forebay.InvalidArgument, match="read-only"):
+        forebay.Buffers(cache, some(1), ByInterface(frozen))
+
+    class Behind(ByDlpack):
+        """Its rows begin behind the address."""
+
+        def __dlpack__(self, **given: Any) -> Any:
+            from forebay import dlpack
+
+            capsule = super().__dlpack__(**given)
+            name = dlpack._name_of(capsule)
+            tensor = dlpack._Versioned.from_address(dlpack._pointer_of(capsule, name)).tensor
+            tensor.data, tensor.byte_offset = tensor.data - 4 * ROW, 4 * ROW
+            return capsule
+
+    sequence.append(0, Behind(rows[4:]))
+    assert (sequence.read_row(0, 0) == rows[4]).all()
+
+
+def test_values_that_do_not_stand_in_memory_are_refused(make: Make) -> None:
+    cache = make()
+    sequence = cache.open(prompt=4)
+    rows = rows_of(0, 0, 4)
+    floats = Dtype("uint8", 1)
+    for value, why in (
+        (Conjugated(rows, floats), "is_conj"),
+        (Negated(rows, floats), "is_neg"),
+        (np.ma.masked_array(rows, mask=False), "mask"),
+    ):
+        with pytest.raises(forebay.InvalidArgument, match=why):
+            sequence.append(0, value)
+    sequence.append(0, Tensor(rows, floats))
+
+
+def test_a_dlpack_producer_on_cuda_is_asked_to_order_nothing() -> None:
+    from forebay.tensors import look
+
+    asked: list[dict[str, Any]] = []
+
+    class Cuda(ByDlpack):
+        def __dlpack__(self, **given: Any) -> Any:
+            asked.append(given)
+            return super().__dlpack__(**given)
+
+    assert look(Cuda(some(1), (2, 1)), "selection").number == 1
+    assert [given["stream"] for given in asked] == [-1]
+
+
+def test_buffers_take_what_has_no_shape_of_its_own(make: Make) -> None:
+    buffers = forebay.Buffers(make(), ByDlpack(some(1)), ByDlpack(empty()))
+    assert (buffers.rows, buffers.query_rows) == (1, 1)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_numbers_salts_and_callables_are_named(make: Make, threads: bool) -> None:
+    device = forebay.HostDevice(threads=threads)
+    cache = make(device)
+    sequence = joined(cache)
+    device.wait()
+    wrong: list[tuple[str, Callable[[], object]]] = [
+        ("rows", lambda: cache.prepare(5)),  # type: ignore[arg-type]
+        (r"rows\[0\]", lambda: cache.prepare([(sequence, np.float32(1.9), 1)])),  # type: ignore[list-item]
+        ("prompt", lambda: cache.open(prompt=np.float32(1.9))),  # type: ignore[arg-type]
+        ("promised", lambda: cache.open(prompt=1, promised=-1)),
+        ("salt", lambda: cache.open(prompt=4, tokens=[1, 2], salt="tenant")),  # type: ignore[arg-type]
+        ("salt", lambda: cache.find_shared([1, 2], salt=bytearray(b"tenant"))),  # type: ignore[arg-type]
+        ("keys", lambda: cache.find_shared([1, 2], keys=5)),  # type: ignore[arg-type]
+        ("bytes_a_call", lambda: sequence.join(bytes_a_call=-1)),
+        ("start", lambda: sequence.seal(-1, [1])),
+        ("left", lambda: cache.watch(3)),  # type: ignore[arg-type]
+        ("work", lambda: device.call(3)),  # type: ignore[arg-type]
+        ("shape", lambda: device.allocate(-1)),
+        ("shape", lambda: device.allocate("x")),  # type: ignore[arg-type]
+        ("memory", lambda: forebay.HostDevice(memory=-1)),
+        ("memory", lambda: forebay.HostDevice(memory="x")),  # type: ignore[arg-type]
+        ("stream", lambda: device.return_stream(None)),
+        ("stream", lambda: device.return_stream(device.stream())),
+    ]
+    for name, call in wrong:
+        with pytest.raises(forebay.InvalidArgument, match=f"^{name}: "):
+            call()
+    cache.open(prompt=4, slots=np.int64(16)).close()  # type: ignore[arg-type]

@@ -114,7 +114,8 @@ class Captures:
 
     def step(self, launch: Callable[[forebay.Step], object]) -> list[forebay.LayerCount]:
         """A step of both, `launch` for the one on CUDA."""
-        picks = np.array([[[(self.turn * 3 + at * (row + 2)) % 40 for at in range(TOP_K)]] for row in range(2)], np.int32)
+        positions = [[[(self.turn * 3 + at * (row + 2)) % 40 for at in range(TOP_K)]] for row in range(2)]
+        picks = np.array(positions, np.int32)
         accepted = min(self.turn, 1)
         self.turn += 1
         host, device = (
@@ -250,10 +251,33 @@ def test_torchs_stream_is_taken(make: Make, cuda: forebay.CudaDevice, monkeypatc
         return TorchStream(own.address)
 
     initialized = [False]
-    fake = types.ModuleType("torch")
-    fake.cuda = types.SimpleNamespace(is_initialized=lambda: initialized[0], current_stream=current)  # type: ignore[attr-defined]
+    fake: Any = types.ModuleType("torch")
+    fake.cuda = types.SimpleNamespace(is_initialized=lambda: initialized[0], current_stream=current)
     monkeypatch.setitem(sys.modules, "torch", fake)
     legacy = cuda.stream_of(None)
     initialized[0] = True
     assert asked == [] and legacy != cuda.stream_of(own)
     assert cuda.stream_of(None) == cuda.stream_of(own) and asked == [0]
+
+
+def test_a_stream_of_the_engines_is_given_back(make: Make, cuda: forebay.CudaDevice) -> None:
+    own = cuda.stream()
+    with pytest.raises(forebay.InvalidArgument, match="stream"):
+        cuda.return_stream(own)
+    with pytest.raises(forebay.InvalidArgument, match="stream"):
+        cuda.return_stream(0xF0EBA0)
+    # Another device's stream is an engine's to this one.
+    other = forebay.CudaDevice(0, library=os.environ["FOREBAY_STANDIN_LIBRARY"])
+    stream = other.stream().address
+    cache = make(cuda)
+    sequence = joined(cache)
+    cuda.wait()
+    step = cache.prepare([(sequence, 0, 1)], stream=stream)
+    del step
+    cuda.return_stream(stream)
+    with pytest.raises(forebay.InvalidArgument, match="stream"):
+        cuda.return_stream(stream)
+    # What was forgotten on it ends all the same.
+    cuda.wait()
+    cache.reap()
+    assert cache.stats().steps_in_flight == 0

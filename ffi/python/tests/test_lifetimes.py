@@ -37,6 +37,12 @@ def ended():
     '''Whether every handle that was given has ended.'''
     text = ffi.new("char[]", 8)
     return all(lib.fb_error_text(handle, text, 8) == lib.FB_CLOSED for handle in given)
+
+def settle():
+    '''Where work runs later, what the garbage collector has left ends with the next device, that work done.'''
+    for handle in given:
+        lib.fb_stream_wait(ffi.cast("fb_device *", handle), ffi.NULL)
+    forebay.HostDevice().close()
 """
 
 
@@ -67,6 +73,8 @@ assert not ended()
 for at in {order!r}:
     held[int(at)] = None
 gc.collect()
+assert ended() or {threads}
+settle()
 assert ended()
 print("done")
 """)
@@ -304,8 +312,10 @@ except ZeroDivisionError:
     pass
 stream.wait()
 stream.call(lambda: ran.append("last"))
+lib.fb_stream_wait(device._handle.pointer, stream._pointer)
 del stream, device, cache
 gc.collect()
+settle()
 assert ended() and ran[-1] == "last"
 print("done")
 """)

@@ -1,0 +1,337 @@
+"""What enqueued work names lives until that work has ended, whatever becomes of steps, tickets, caches and devices."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+
+import forebay
+from conftest import LAYERS, TOP_K, empty, joined, some
+from test_lifetimes import run
+
+Make = Callable[..., forebay.Cache]
+
+
+class Gate:
+    """Holds a stream of a device with threads."""
+
+    def __init__(self, device: forebay.Device, stream: Any = None) -> None:
+        self.device, self.stream, self.opened = device, stream, threading.Event()
+        device.call(lambda: self.opened.wait(60), stream)
+
+    def open(self) -> None:
+        self.opened.set()
+        self.device.wait(self.stream)
+
+
+def threaded(make: Make, **changes: Any) -> tuple[forebay.Device, forebay.Cache, forebay.Sequence]:
+    """A cache whose work runs later, and a sequence that has joined."""
+    device = forebay.HostDevice(threads=True)
+    cache = make(device, **changes)
+    sequence = joined(cache)
+    device.wait()
+    cache.reap()
+    return device, cache, sequence
+
+
+@pytest.mark.parametrize("how", ["forgotten", "raised", "left running"])
+@pytest.mark.parametrize("as_buffers", [False, True])
+def test_tensors_of_a_step_that_is_given_up_live_until_it_has_ended(make: Make, how: str, as_buffers: bool) -> None:
+    device, cache, sequence = threaded(make)
+    gate = Gate(device)
+
+    def enqueue() -> list[Any]:
+        selection, slots = some(1, 2), empty()
+        step = cache.prepare([(sequence, 0, 1)])
+        given = (forebay.Buffers(cache, selection, slots),) if as_buffers else (selection, slots)
+        if how == "forgotten":
+            step.layer(0, *given)
+        elif how == "raised":
+            with pytest.raises(KeyError), step:
+                step.layer(0, *given)
+                raise KeyError
+        else:
+            with step:
+                for layer in range(LAYERS):
+                    step.layer(layer, *given)
+                    step.scatter(layer)
+            assert step.retired is None
+        return [weakref.ref(selection), weakref.ref(slots)]
+
+    named = enqueue()
+    gc.collect()
+    cache.reap()
+    assert all(one() is not None for one in named) and cache.stats().steps_in_flight == 1
+    gate.open()
+    sequence.roll_back(40)
+    gc.collect()
+    assert all(one() is None for one in named) and cache.stats().steps_in_flight == 0
+
+
+def test_steps_whose_bodies_raise_do_not_pile_up(make: Make) -> None:
+    device, cache, sequence = threaded(make)
+    for _ in range(5):
+        gate = Gate(device)
+        with pytest.raises(KeyError), cache.prepare([(sequence, 0, 1)]):
+            raise KeyError
+        with pytest.raises(forebay.Busy):
+            sequence.roll_back(40)
+        gate.open()
+        sequence.roll_back(40)
+        device.wait()
+
+
+def test_a_warm_up_lives_until_its_join_has_ended_without_its_ticket(make: Make) -> None:
+    device = forebay.HostDevice(threads=True)
+    cache = make(device)
+    sequence = cache.open(prompt=8)
+    sequence.append_in_place(8)
+    gate = Gate(device)
+
+    def join() -> weakref.ref[Any]:
+        warm_up = np.full((LAYERS, 1, TOP_K), 3, np.int32)
+        sequence.join(warm_up=warm_up)
+        return weakref.ref(warm_up)
+
+    named = join()
+    gc.collect()
+    cache.reap()
+    assert named() is not None
+    gate.open()
+    cache.reap()
+    gc.collect()
+    assert named() is None
+
+
+def test_what_a_call_made_to_find_a_tensor_lives_as_long_as_its_work(make: Make) -> None:
+    """A DLPack producer whose export is a copy: with the capsule that goes."""
+    made: list[weakref.ref[Any]] = []
+
+    class Copies:
+        shape = (1, 1, TOP_K)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (1, 0)
+
+        def __dlpack__(self, **given: Any) -> Any:
+            copy = some(1, 2)
+            made.append(weakref.ref(copy))
+            return copy.__dlpack__(**given)
+
+    from forebay.tensors import HOST, words
+
+    address = words(Copies(), "selection", (1, 1, TOP_K), HOST, False)
+    gc.collect()
+    assert made[-1]() is not None and list(address[0:2]) == [1, 2]
+    del address
+    assert made[-1]() is None
+    device, cache, sequence = threaded(make)
+    gate = Gate(device)
+    step = cache.prepare([(sequence, 0, 1)])
+    step.layer(0, Copies(), empty())
+    buffers = forebay.Buffers(cache, Copies(), empty())
+    step.layer(1, buffers)
+    del buffers
+    gc.collect()
+    # Buffers look at the shape first.
+    held = [made[1], made[-1]]
+    assert all(one() is not None for one in held)
+    gate.open()
+    step.retire(wait=True)
+    gc.collect()
+    assert all(one() is None for one in held)
+
+
+def test_the_garbage_collector_does_not_wait_for_its_own_thread() -> None:
+    run("""
+device, cache = make(threads=True)
+sequence = joined(cache)
+step = cache.prepare([(sequence, 0, 1)])
+class Node: pass
+node = Node()
+node.kept, node.cache, node.sequence, node.step = node, cache, sequence, step
+gc.disable()
+del node, cache, sequence, step
+device.call(gc.collect)
+device.wait()
+device.close()
+assert ended()
+device, cache = make(threads=True)
+node = Node()
+node.kept, node.device, node.cache = node, device, cache
+leave = threading.Event()
+device.call(lambda: (leave.wait(), gc.collect()))
+pointer = device._handle.pointer
+del node, device, cache
+leave.set()
+lib.fb_stream_wait(pointer, ffi.NULL)
+settle()
+assert ended()
+print("done")
+""")
+
+
+def test_a_call_that_runs_at_the_interpreters_end_ends_before_it() -> None:
+    run("""
+import time
+device, cache = make(threads=True)
+slab = cache.slab(0)
+cache.close()
+inside = threading.Event()
+def work():
+    inside.set()
+    for _ in range(20):
+        time.sleep(0.01)
+    print("done", flush=True)
+device.call(work, device.stream())
+inside.wait()
+""")
+
+
+def test_a_close_that_is_refused_changes_nothing() -> None:
+    run("""
+device, cache = make()
+one, two = joined(cache), joined(cache)
+step = cache.prepare([(one, 0, 1)])
+layers = forebay.Layers(forebay.Buffers.empty(cache, 1, 1))
+def work(call):
+    global two
+    try:
+        cache.close()
+        raise AssertionError
+    except forebay.Busy as error:
+        assert "callback" in str(error)
+    two = None
+    gc.collect()
+    try:
+        cache.reap()
+        raise AssertionError
+    except forebay.Busy:
+        pass
+cache.overlap(step, 0, "none", layers, work)
+assert cache.stats().sequences == 2 and cache.stats().steps_in_flight == 1 and not cache.closed
+assert len(cache._record.sequences) == 2 and len(cache._record.steps) == 1
+for layer in range(1, LAYERS):
+    step.layer(layer, some(1), empty())
+step.retire()
+cache.reap()
+assert cache.stats().sequences == 1
+del step
+cache.close()
+device.close()
+assert ended()
+print("done")
+""")
+
+
+@pytest.mark.parametrize("name", ["Sequence", "Step"])
+def test_what_an_exception_comes_between_is_ended(make: Make, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As a KeyboardInterrupt does, between the library's answer and the object that is made for it."""
+    cache = make()
+    sequence = joined(cache)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(f"forebay.cache.{name}", interrupted)
+        if name == "Sequence":
+            cache.open(prompt=8)
+        else:
+            cache.prepare([(sequence, 0, 1)])
+    cache.reap()
+    assert cache.stats().sequences == 1 and cache.stats().steps_in_flight == 0
+    sequence.close()
+    cache.close()
+    assert cache.closed
+
+
+def test_retire_waits_for_the_stream_that_the_step_was_finished_on(make: Make) -> None:
+    device, cache, sequence = threaded(make)
+    first, other = device.stream(), device.stream()
+    step = cache.prepare([(sequence, 0, 1)], stream=first)
+    for layer in range(LAYERS):
+        step.layer(layer, some(1), empty())
+    gate = Gate(device, first)
+    step.finish()
+    with pytest.raises(forebay.Busy):
+        step.retire(other)
+    threading.Timer(0.0, gate.opened.set).start()
+    assert step.retire(other, wait=True).step == 1
+
+
+def test_a_device_that_is_closed_still_serves_its_caches(make: Make) -> None:
+    device, cache, sequence = threaded(make)
+    device.close()
+    step = cache.prepare([(sequence, 0, 1)])
+    for layer in range(LAYERS):
+        step.layer(layer, some(1), empty())
+    assert step.retire(wait=True).step == 1
+
+
+def test_what_a_call_raises_comes_out_of_its_own_streams_wait() -> None:
+    device = forebay.HostDevice(threads=True)
+    one, two = device.stream(), device.stream()
+    for stream in (one, two):
+        device.call(lambda: 1 / 0, stream)
+    device.wait()
+    for stream in (one, two):
+        with pytest.raises(ZeroDivisionError):
+            device.wait(stream)
+        device.wait(stream)
+    device.call(lambda: 1 / 0, one)
+    with pytest.warns(RuntimeWarning, match="ZeroDivisionError"):
+        device.close()
+
+
+def test_a_forked_child_leaves_its_parents_blocks_quietly() -> None:
+    run("""
+device, cache = make()
+with device, cache, joined(cache) as sequence, cache.prepare([(sequence, 0, 1)]) as step:
+    for layer in range(LAYERS):
+        step.layer(layer, some(1), empty())
+    child = os.fork()
+    if child == 0:
+        try:
+            step.layer(0, some(1), empty())
+            raise AssertionError
+        except forebay.Closed as error:
+            assert "cache" in str(error) and "forked" in str(error)
+if child == 0:
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert step.retired.step == 1 and ended()
+print("done")
+""")
+
+
+def test_a_cache_that_cannot_end_is_told_of(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay import cache as module
+
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            return (lambda _pointer: lib.FB_INTERNAL) if name == "fb_cache_destroy" else getattr(lib, name)
+
+    lib = module.lib
+    cache = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "lib", Broken())
+        with pytest.warns(ResourceWarning, match="cache could not be ended"):
+            cache.close()
+    assert lib.fb_cache_destroy(cache._pointer) == 0
+
+
+def test_what_is_closed_or_in_use_says_what_and_why(make: Make) -> None:
+    device = forebay.HostDevice()
+    cache = make(device)
+    cache.close()
+    with pytest.raises(forebay.Closed, match="cache: closed: .*forked"):
+        cache.stats()
+    device.close()
+    with pytest.raises(forebay.Closed, match="device: it was closed"):
+        device.stream()
