@@ -81,6 +81,8 @@ class DeviceHandle:
         self.call = _caller(self.calls, self.failed)
         # Whether a thread of the device's may be in Python.
         self.called = False
+        # Whether the device object is one of its users, which the interpreter's end does not wait for.
+        self.owned = True
         # One entry each; a list, since its calls are whole beside other threads and the garbage collector.
         self._users = [None]
         alive[self] = None
@@ -90,6 +92,11 @@ class DeviceHandle:
         if not self._users:
             raise Closed("device: it was closed")
         self._users.append(None)
+
+    def disown(self) -> None:
+        """The device object goes."""
+        self.owned = False
+        self.leave()
 
     def leave(self) -> None:
         """One less; the last one ends it, or leaves it to be ended, where that waits for streams."""
@@ -126,7 +133,7 @@ class DeviceHandle:
         """Calls of Python's run to their end while there is an interpreter; a device that is still viewed stays."""
         if self.called:
             self.wait()
-        if len(self._users) <= 1:
+        if len(self._users) <= self.owned:
             self.end(wait=True)
 
 
@@ -215,7 +222,7 @@ class Device:
         text, made = new_text(), ffi.new("fb_device **")
         check_created(lib.fb_device_create(config, text, len(text), made), text)
         self._handle = DeviceHandle(made[0], self.later)
-        self._closer = weakref.finalize(self, self._handle.leave)
+        self._closer = weakref.finalize(self, self._handle.disown)
         # The interpreter's end waits: `_end_all`.
         self._closer.atexit = False
         self._streams = self._handle.streams
@@ -291,7 +298,7 @@ class Device:
         if self._closer.detach():
             if self._handle.called:
                 self._handle.wait()
-            self._handle.leave()
+            self._handle.disown()
         end_left()
 
     @property
