@@ -68,7 +68,7 @@ int main(void) {
     fb_cache_config config = {0};
     config.size = sizeof config;
     if (fb_abi_version() != FB_ABI_VERSION || fb_device_create(&where, text, sizeof text, &device) != FB_OK ||
-        fb_preset("deepseek-v3.2", &config) != FB_OK) {
+        fb_preset("deepseek-v3.2", text, sizeof text, &config) != FB_OK) {
         fprintf(stderr, "no device: %s\n", text);
         return 1;
     }

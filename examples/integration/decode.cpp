@@ -101,7 +101,9 @@ int main() try {
     if (fb_device_create(&where, text.data(), text.size(), &made) != FB_OK) throw std::runtime_error(text.data());
     const Device device(made);
     auto config = sized<fb_cache_config>();
-    if (fb_preset("deepseek-v3.2", &config) != FB_OK) throw std::runtime_error("no such preset");
+    if (fb_preset("deepseek-v3.2", text.data(), text.size(), &config) != FB_OK) {
+        throw std::runtime_error(text.data());
+    }
     config.layers = kLayers;
     config.top_k = kTopK;
     config.lanes = kBatch;

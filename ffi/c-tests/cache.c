@@ -4,27 +4,31 @@
 
 static void presets(void) {
     fb_cache_config config = SIZED(fb_cache_config);
-    OK(NULL, fb_preset("deepseek-v3.2", &config));
+    OK(NULL, fb_preset("deepseek-v3.2", NULL, 0, &config));
     CHECK(config.layers == 61 && config.row_bytes[0] + config.row_bytes[1] == 656 && config.top_k == 2048);
     CHECK(config.index_key_bytes == 132 && config.lanes == 0 && config.slots == 0);
     fb_cache_config before = config;
-    IS(FB_OUT_OF_RANGE, fb_preset("no such model", &config));
+    char reason[512] = "";
+    IS(FB_OUT_OF_RANGE, fb_preset("no such model", reason, sizeof reason, &config));
+    CHECK(strstr(reason, "no such model") != NULL);
     CHECK(memcmp(&before, &config, sizeof config) == 0);
 }
 
 static void footprint(void) {
     fb_cache_config config = declared();
     fb_cache_footprint bytes = SIZED(fb_cache_footprint);
-    OK(NULL, fb_footprint(&config, &bytes));
+    char reason[512] = "";
+    OK(NULL, fb_footprint(&config, reason, sizeof reason, &bytes));
     CHECK(bytes.rows >= (uint64_t)LANES * LAYERS * MAX_TOKENS * ROW);
     CHECK(bytes.slots >= (uint64_t)LANES * LAYERS * SLOTS * ROW);
     CHECK(bytes.tables > 0 && bytes.landing > 0 && bytes.index_keys > 0);
     config.layers = 0;
-    IS(FB_INVALID_CONFIG, fb_footprint(&config, &bytes));
+    IS(FB_INVALID_CONFIG, fb_footprint(&config, reason, sizeof reason, &bytes));
+    CHECK(strstr(reason, "layers") != NULL);
     config = declared();
     config.max_tokens = UINT32_MAX;
     config.host_pages = UINT32_MAX;
-    CHECK(fb_footprint(&config, &bytes) != FB_OK);
+    CHECK(fb_footprint(&config, NULL, 0, &bytes) != FB_OK);
 }
 
 static void info(const fb_cache *cache) {

@@ -94,14 +94,15 @@ TRY(stream_create) { return fb_stream_create(handle, P(1, &w->out.pointer)); }
 TRY(stream_borrow) { return UNUSED, fb_stream_borrow(handle, NULL); }
 TRY(stream_return) { return UNUSED, fb_stream_return(handle, NULL); }
 TRY(stream_wait) { return UNUSED, fb_stream_wait(handle, NULL); }
+TRY(stream_order) { return UNUSED, fb_stream_order(handle, NULL, NULL); }
 TRY(stream_call) { return fb_stream_call(handle, NULL, P(1, calls_work), w->out.bytes); }
 TRY(device_allocate) { return fb_device_allocate(handle, 64, P(1, &w->out.pointer)); }
 
-TRY(preset) { return UNUSED, fb_preset(P(1, "glm-5"), P(2, FILL(cache_config))); }
+TRY(preset) { return UNUSED, fb_preset(P(1, "glm-5"), NULL, 0, P(2, FILL(cache_config))); }
 TRY(footprint) {
     fb_cache_config config = declared();
     UNUSED;
-    return fb_footprint(P(1, &config), P(2, FILL(footprint)));
+    return fb_footprint(P(1, &config), NULL, 0, P(2, FILL(footprint)));
 }
 TRY(cache_create) {
     fb_cache_config config = declared();
@@ -193,10 +194,10 @@ TRY(scatter_part) {
 TRY(finish) { return UNUSED, fb_finish(handle, w->step + 1, NULL); }
 TRY(abandon) { return UNUSED, fb_abandon(handle, w->step + 1); }
 TRY(retire) { return UNUSED, fb_retire(handle, P(1, &w->out.number), NULL, NULL); }
-TRY(layer_counts) {
+TRY(retired_counts) {
     return fb_retired_counts(handle, P(1, (fb_layer_count *)w->out.bytes), LAYERS, P(2, &w->out.word + 100));
 }
-TRY(lengths) { return fb_retired_lengths(handle, P(1, &w->out.word), 4, P(2, &w->out.word + 100)); }
+TRY(retired_lengths) { return fb_retired_lengths(handle, P(1, &w->out.word), 4, P(2, &w->out.word + 100)); }
 
 static inline fb_overlap_config calls_layers(world *w) {
     fb_overlap_config layers = SIZED(fb_overlap_config);
@@ -257,14 +258,14 @@ TRY(table_from_text) {
 TRY(table_to_text) {
     fb_table table = {1, LAYERS, P(3, w->orders)};
     UNUSED;
-    return fb_table_to_text(P(1, &table), (char *)w->out.bytes + 64, 16, P(2, &w->out.length));
+    return fb_table_to_text(P(1, &table), NULL, 0, (char *)w->out.bytes + 64, 16, P(2, &w->out.length));
 }
 TRY(table_best) {
     fb_prices prices = calls_prices(w);
     UNUSED;
     prices.misses = P(4, prices.misses);
     prices.exposed = P(5, prices.exposed);
-    return fb_table_best(P(1, &prices), P(2, w->numbers), 1, P(3, &w->out.word));
+    return fb_table_best(P(1, &prices), P(2, w->numbers), 1, NULL, 0, P(3, &w->out.word));
 }
 TRY(chooser_create) {
     fb_table table = {1, LAYERS, P(5, w->orders)};
@@ -330,7 +331,7 @@ TRY(plan) {
     fb_cache_config model = SIZED(fb_cache_config);
     fb_plan_config config = SIZED(fb_plan_config);
     UNUSED;
-    (void)fb_preset("glm-5", &model);
+    (void)fb_preset("glm-5", NULL, 0, &model);
     config.model = P(3, &model);
     config.gpu = 1ull << 40;
     config.context = 10000;
@@ -342,7 +343,8 @@ TRY(plan) {
 
 static const call CALLS[] = {
     CALL(device_create, NO_HANDLE, 2), CALL(stream_create, DEVICE, 1), CALL(stream_borrow, DEVICE, 0),
-    CALL(stream_return, DEVICE, 0), CALL(stream_wait, DEVICE, 0), CALL(stream_call, DEVICE, 1),
+    CALL(stream_return, DEVICE, 0), CALL(stream_wait, DEVICE, 0), CALL(stream_order, DEVICE, 0),
+    CALL(stream_call, DEVICE, 1),
     CALL(device_allocate, DEVICE, 1), CALL(device_destroy, DEVICE, 0), CALL(preset, NO_HANDLE, 2),
     CALL(footprint, NO_HANDLE, 2), CALL(cache_create, DEVICE, 2), CALL(cache_stats, CACHE, 1),
     CALL(cache_info, CACHE, 1), CALL(cache_fallback, CACHE, 0), CALL(cache_reap, CACHE, 0),
@@ -355,7 +357,8 @@ static const call CALLS[] = {
     CALL(ticket_outcome, TICKET, 1), CALL(ticket_destroy, TICKET, 0), CALL(prepare, CACHE, 3), CALL(layer, CACHE, 2),
     CALL(layers, CACHE, 2), CALL(resolve, CACHE, 4), CALL(gather, CACHE, 1), CALL(scatter, CACHE, 0),
     CALL(scatter_part, CACHE, 1), CALL(finish, CACHE, 0), CALL(abandon, CACHE, 0), CALL(retire, CACHE, 1),
-    CALL(layer_counts, CACHE, 2), CALL(lengths, CACHE, 2), CALL(overlap, CACHE, 5), CALL(overlap_steps, CACHE, 4),
+    CALL(retired_counts, CACHE, 2), CALL(retired_lengths, CACHE, 2), CALL(overlap, CACHE, 5),
+    CALL(overlap_steps, CACHE, 4),
     CALL(capture, CACHE, 5), CALL(capture_into, CACHE, 3), CALL(launch, CACHE, 2), CALL(launched, CACHE, 2),
     CALL(captured_destroy, CAPTURED, 0), CALL(table_from_text, NO_HANDLE, 4), CALL(table_to_text, NO_HANDLE, 3),
     CALL(table_best, NO_HANDLE, 5), CALL(chooser_create, NO_HANDLE, 5), CALL(choose, CHOOSER, 2),

@@ -9,11 +9,11 @@ static void texts(void) {
     char text[512], cut[8], reason[256] = "untouched";
     size_t bytes = 0, again = 0;
     uint32_t orders[LAYERS + 1] = {9, 9, 9, 9}, version = 0, layers = 0;
-    IS(FB_OK, fb_table_to_text(&table, NULL, 0, &bytes));
+    IS(FB_OK, fb_table_to_text(&table, NULL, 0, NULL, 0, &bytes));
     CHECK(bytes > 20 && bytes < sizeof text);
-    IS(FB_OK, fb_table_to_text(&table, text, sizeof text, &again));
+    IS(FB_OK, fb_table_to_text(&table, NULL, 0, text, sizeof text, &again));
     CHECK(again == bytes && strlen(text) + 1 == bytes);
-    IS(FB_OK, fb_table_to_text(&table, cut, sizeof cut, &again));
+    IS(FB_OK, fb_table_to_text(&table, NULL, 0, cut, sizeof cut, &again));
     CHECK(again == bytes && strlen(cut) == sizeof cut - 1);
     IS(FB_OK, fb_table_from_text(text, reason, sizeof reason, &version, orders, LAYERS, &layers));
     CHECK(version == 7 && layers == LAYERS && memcmp(orders, ORDERS, sizeof ORDERS) == 0 && orders[LAYERS] == 9);
@@ -29,7 +29,8 @@ static void texts(void) {
                                           LAYERS, &layers));
     uint32_t unknown[LAYERS] = {0, 3, 0};
     table.orders = unknown;
-    CHECK(fb_table_to_text(&table, text, sizeof text, &bytes) == FB_INVALID_CONFIG);
+    IS(FB_INVALID_CONFIG, fb_table_to_text(&table, reason, sizeof reason, text, sizeof text, &bytes));
+    CHECK(strstr(reason, "layer 1, value 3") != NULL);
 }
 
 /* None costs nothing without misses, DA little with them. */
@@ -45,7 +46,7 @@ static void best(void) {
     fb_prices all = prices();
     double misses[LAYERS] = {0, 50, 100};
     uint32_t orders[LAYERS] = {9, 9, 9};
-    IS(FB_OK, fb_table_best(&all, misses, LAYERS, orders));
+    IS(FB_OK, fb_table_best(&all, misses, LAYERS, NULL, 0, orders));
     CHECK(orders[0] == FB_OVERLAP_NONE && orders[1] == FB_OVERLAP_DA && orders[2] == FB_OVERLAP_DA);
     const double bad[] = {-1, 0.0 / 0.0, 1.0 / 0.0};
     for (size_t index = 0; index < 3; index++) {
@@ -53,7 +54,9 @@ static void best(void) {
         all = prices();
         all.misses = wrong;
         orders[0] = 9;
-        IS(FB_INVALID_CONFIG, fb_table_best(&all, misses, LAYERS, orders));
+        char reason[256] = "";
+        IS(FB_INVALID_CONFIG, fb_table_best(&all, misses, LAYERS, reason, sizeof reason, orders));
+        CHECK(strstr(reason, "misses") != NULL);
         CHECK(orders[0] == 9);
     }
 }

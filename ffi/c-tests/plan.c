@@ -5,7 +5,7 @@
 int main(void) {
     fb_cache_config model = SIZED(fb_cache_config);
     char text[256] = "untouched";
-    OK(NULL, fb_preset("deepseek-v3.2", &model));
+    OK(NULL, fb_preset("deepseek-v3.2", NULL, 0, &model));
     fb_plan_config config = SIZED(fb_plan_config);
     config.model = &model;
     config.gpu = 141ull << 30;
@@ -35,7 +35,7 @@ int main(void) {
     cache.pool_slots = planned.pool_slots;
     cache.batch = planned.batch_rows;
     fb_cache_footprint bytes = SIZED(fb_cache_footprint);
-    OK(NULL, fb_footprint(&cache, &bytes));
+    OK(NULL, fb_footprint(&cache, NULL, 0, &bytes));
     CHECK(bytes.rows == planned.row_bytes && bytes.index_keys == planned.index_key_bytes);
 
     /* More misses are bought with fewer slots: a smaller ratio, a larger batch. */

@@ -48,7 +48,7 @@ static void fill_plan(world *w, void *with) {
     fb_plan_config config = SIZED(fb_plan_config);
     (void)w;
     model = (fb_cache_config)SIZED(fb_cache_config);
-    (void)fb_preset("glm-5", &model);
+    (void)fb_preset("glm-5", NULL, 0, &model);
     config.model = &model;
     config.gpu = 1ull << 40;
     config.context = 10000;

@@ -2,11 +2,14 @@
  *
  * Generated from ffi/src; do not edit. docs/versions.md says what its version promises.
  *
+ * Needs       Linux 4.14 or later, where memory can be had that a fork wipes (MADV_WIPEONFORK): without it every
+ *             creation answers FB_OS_REFUSED.
  * Status      Every fallible call answers an fb_status: FB_OK is 0, the others are the library's kinds of
  *             error. A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is
  *             FB_INTERNAL; the object then answers nothing else, and its destruction gives its memory up.
  * Answers     Out-parameters are written on FB_OK only, reasons of a failed creation on failure only.
- *             fb_retire's step is the exception: it is set to 0 whenever the step has ended.
+ *             fb_retire's step is the exception: it is set to 0 whenever the step has ended. They overlap neither
+ *             each other nor what the call reads. A list of length 0 may be NULL everywhere.
  * Handles     What has a create (or another call that gives it) has a destroy. A handle is a token that is looked
  *             up, never followed: NULL, a handle of another kind, or no handle at all is FB_INVALID_CONFIG, one that
  *             was destroyed FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
@@ -16,10 +19,15 @@
  *             numbers, what to do. A creation that fails writes it to its own `text`.
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer
  *             without const must be alone: beside another call on that object, also one from a callback, it answers
- *             FB_BUSY and has done nothing; so does a const call beside it. Objects are independent of each other.
- *             A callback neither throws nor jumps out.
+ *             FB_BUSY and has done nothing; so does a const call beside it. So a thread that reads fb_cache_stats or
+ *             fb_error_text can refuse the decode thread its fb_layer: read them on the decode thread, between its
+ *             calls, and hand them on. This FB_BUSY leaves no text: fb_error_text then still has an older failure's.
+ *             Who keeps to one thread a cache never sees it, and FB_BUSY is of the work in flight.
+ *             Objects are independent of each other.
+ *             A callback, also fb_stream_call's work, neither throws nor jumps out.
  * Fork        In a forked child every handle of the parent's is FB_CLOSED, and what the child creates is its own.
- *             In the parent nothing changes.
+ *             A call whose callback forks is FB_CLOSED in the child, whatever the callback answers there. In the
+ *             parent nothing changes.
  * Structs     A struct that begins with `size` is set to zero, then `size` to its sizeof. The library
  *             takes the size of an older header, reading what is missing as 0; it takes a larger size if
  *             what it does not know is 0. Of a struct that it fills it writes what both sides know, and
@@ -28,9 +36,11 @@
  *             (NULL: the legacy stream), or one of fb_stream_create's; on a host device one of fb_stream_create's,
  *             or NULL for the first. Any other is FB_OUT_OF_RANGE. Calls enqueue and return; those that wait for
  *             the device are fb_stream_wait, fb_stream_return and fb_device_destroy, and for tests fb_digest and
- *             fb_cache_validate.
- * Memory      Buffers stay the caller's. The library reads no environment variable, installs no signal
- *             handler, and writes to no log; only a panic shows on standard error.
+ *             fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream holds 4096 operations: who enqueues more waits
+ *             until one has run. Streams run beside each other but for fb_stream_order.
+ * Memory      Buffers stay the caller's. What a cache takes is its device's until fb_device_destroy. The library
+ *             reads no environment variable, installs no signal handler, and writes to no log; only a panic shows
+ *             on standard error.
  */
 
 #ifndef FB_FOREBAY_H
@@ -174,7 +184,7 @@ enum fb_status
     FB_OS_REFUSED = 4,
     // A pool sized at creation has too little left.
     FB_EXHAUSTED = 5,
-    // The thing is in use by work in flight; ask again when that has ended.
+    // The thing is in use by work in flight, or by another call; ask again when that has ended.
     FB_BUSY = 6,
     // The sequence, step or object has ended, or the handle never named one.
     FB_CLOSED = 7,
@@ -564,7 +574,8 @@ typedef struct fb_engine_call {
 } fb_engine_call;
 
 // Enqueues the work of `call` on `stream`, which is the compute stream of its micro-batch; what it forks to other
-// streams it joins again before it returns. 0 is success; an fb_status other than 0 abandons the step.
+// streams it joins again before it returns. 0 is success; an fb_status other than 0 abandons the step. Calls on the
+// cache are FB_BUSY meanwhile, also const ones: ask fb_landing_slot, fb_slab, fb_index_keys and fb_pages before.
 typedef uint32_t (*fb_enqueue)(void *data, const struct fb_engine_call *call, void *stream);
 
 // The engine's side of the layers.
@@ -947,7 +958,8 @@ fb_status fb_device_create(const struct fb_device_config *config,
                            struct fb_device **device);
 
 // Ends a device: waits for what was enqueued on its streams and on borrowed ones, and frees all memory that was
-// taken on it, its caches' too; what a broken cache has given up stays. FB_BUSY while caches are left. Tickets stay.
+// taken on it, its caches' too, also of those destroyed before; what a broken cache has given up stays. FB_BUSY while
+// caches or captured layers are left. Tickets stay.
 //
 // Requires:
 // Nothing enqueued on its streams waits for what only this thread would do.
@@ -981,12 +993,23 @@ fb_status fb_stream_return(const struct fb_device *device,
 // Nothing enqueued there waits for what only this thread would do.
 fb_status fb_stream_wait(const struct fb_device *device, void *stream);
 
-// Runs `work(data)` in the stream's order, on a thread of the device's; on FB_DEVICE_HOST in this call. On a GPU's
-// stream it may not call the driver, and so nothing here that enqueues or waits. Where the device fails before, it
-// never runs.
+// Orders two streams: what is enqueued on `after` from now on runs behind what is enqueued on `before` now. Waits for
+// nothing.
 //
 // Requires:
-// `work` may be called with `data` on another thread, until it has run or the device is destroyed.
+// None beside the head's.
+fb_status fb_stream_order(const struct fb_device *device,
+                          void *before,
+                          void *after);
+
+// Runs `work(data)` in the stream's order, on a thread of the device's; on FB_DEVICE_HOST in this call. On a GPU's
+// stream it may not call the driver, and so nothing here that enqueues or waits. On FB_DEVICE_HOST_THREADS it may not
+// enqueue on its own stream, nor wait for it: it is what the stream is at. Where the device fails before, it never
+// runs.
+//
+// Requires:
+// `work` may be called with `data` on another thread, until it has run or the device is destroyed; it returns, by no
+// other way than its end.
 fb_status fb_stream_call(const struct fb_device *device,
                          void *stream,
                          fb_work work,
@@ -1000,23 +1023,31 @@ fb_status fb_device_allocate(const struct fb_device *device, uint64_t bytes, voi
 
 // Fills in the fields that a model's shape says, and leaves the others as they are: "deepseek-v3.2",
 // "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5", "gqa-8x128"; "deepseek-v3", which is dense, is for planning.
-// FB_OUT_OF_RANGE for another name. `config` states its size and is zero or filled before.
+// FB_OUT_OF_RANGE for another name. `config` states its size and is zero or filled before. When it fails, the reason
+// is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
 //
 // Requires:
-// `name` ends with a zero; `config` states its size truly.
+// `name` ends with a zero; `config` states its size truly; `text` has `text_bytes` bytes.
 fb_status fb_preset(const char *name,
+                    char *text,
+                    size_t text_bytes,
                     struct fb_cache_config *config);
 
 // What a cache of this configuration takes on a GPU, which maps memory in multiples of 2 MiB; a host device maps
-// pages, and pads less. Takes nothing. Refuses what fb_cache_create refuses without asking for memory.
+// pages, and pads less. Takes nothing. Refuses what fb_cache_create refuses without asking for memory; the reason is
+// written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
 //
 // Requires:
-// Both state their size truly, and the configuration's table is there.
+// Both state their size truly, and the configuration's table is there; `text` has `text_bytes` bytes.
 fb_status fb_footprint(const struct fb_cache_config *config,
+                       char *text,
+                       size_t text_bytes,
                        struct fb_cache_footprint *footprint);
 
-// Makes a cache on a device and takes all its memory. When that fails, the reason is written to `text`, cut to
-// `text_bytes` bytes with its ending zero; `text` may be NULL.
+// Makes a cache on a device and takes all its memory, which is the device's until fb_device_destroy: neither
+// fb_cache_destroy nor a creation that fails half-way gives any of it back. For a cache in place of another, make
+// another device. When it fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending zero;
+// `text` may be NULL.
 //
 // Requires:
 // `config` states its size truly, and its table is there; `text` has `text_bytes` bytes.
@@ -1026,8 +1057,9 @@ fb_status fb_cache_create(const struct fb_device *device,
                           size_t text_bytes,
                           struct fb_cache **cache);
 
-// Ends a cache and frees its memory; after a panic the memory is given up instead. FB_BUSY while a
-// sequence is open or a step is not retired: nothing is freed then, and the handle stays good.
+// Ends a cache. Its pools are the device's memory, which fb_device_destroy frees: no other cache gets them, so one
+// made anew on this device takes as much again. After a panic the memory is given up instead. FB_BUSY while a
+// sequence is open or a step is not retired: nothing has ended then, and the handle stays good.
 //
 // Requires:
 // No operation that was enqueued for it is at work in the caller's buffers.
@@ -1214,7 +1246,8 @@ fb_status fb_digest(const struct fb_cache *cache,
                     uint64_t sequence,
                     uint64_t *digest);
 
-// The slot to which the row of a step's query row is to be written, the same in every layer's slab.
+// The slot to which the row of a step's query row is to be written, the same in every layer's slab and in every step
+// of the sequence: asked for once, when it is opened, and not in a callback, where it is FB_BUSY.
 //
 // Requires:
 // `slot` has room for the answer.
@@ -1316,7 +1349,7 @@ fb_status fb_launched(struct fb_cache *cache,
                       const fb_step *steps,
                       uint32_t count);
 
-// Gives captured layers up. Launches under way still run.
+// Gives captured layers up. Launches under way still run. Their device stays until then.
 fb_status fb_captured_destroy(struct fb_captured *captured);
 
 // Reads a table's text: its version, how many layers it has, and of their orders as many as `room` holds; `orders`
@@ -1335,20 +1368,31 @@ fb_status fb_table_from_text(const char *text,
                              uint32_t *layers);
 
 // Writes a table as text, cut to `text_bytes` bytes with its ending zero; `bytes` receives how many the whole
-// takes, its zero included. `text` may be NULL.
+// takes, its zero included. `text` may be NULL. When that fails, the reason is written to `reason`, cut to
+// `reason_bytes` bytes with its ending zero; `reason` may be NULL.
 //
 // Requires:
-// `table` is there, and its orders; `text` has `text_bytes` bytes; `bytes` has room for the answer.
-fb_status fb_table_to_text(const struct fb_table *table, char *text, size_t text_bytes, size_t *bytes);
+// `table` is there, and its orders; `text` has `text_bytes` bytes and `reason` has `reason_bytes`; `bytes` has room
+// for the answer.
+fb_status fb_table_to_text(const struct fb_table *table,
+                           char *reason,
+                           size_t reason_bytes,
+                           char *text,
+                           size_t text_bytes,
+                           size_t *bytes);
 
 // The order that exposes each layer least at so many misses a batch row: `layers` counts of `misses`, and as many
-// orders.
+// orders. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may
+// be NULL.
 //
 // Requires:
-// `prices` is there, and its numbers; `misses` has `layers` numbers, `orders` room for as many.
+// `prices` is there, and its numbers; `misses` has `layers` numbers, `orders` room for as many; `text` has
+// `text_bytes` bytes.
 fb_status fb_table_best(const struct fb_prices *prices,
                         const double *misses,
                         uint32_t layers,
+                        char *text,
+                        size_t text_bytes,
                         uint32_t *orders);
 
 // Makes a chooser. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending
@@ -1393,6 +1437,8 @@ fb_status fb_chooser_destroy(struct fb_chooser *chooser);
 // Resolves a layer's selection and gathers what it misses, all rows of the step, on one stream. `selection` holds
 // token positions, -1 for none, `[rows of the step][query rows][top_k]`; `slots`, of the same shape, receives their
 // slots in the layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
+// FB_INVALID_CONFIG in a cache of several attention_passes, whose slots are taken in turn: fb_resolve, then fb_gather
+// by pass.
 //
 // Requires:
 // Both buffers are the device's to use until the stream has passed this call.
@@ -1404,7 +1450,8 @@ fb_status fb_layer(struct fb_cache *cache,
                    void *stream);
 
 // fb_layer of every layer, draft layers included, in one call: for replays and tests, which know all selections
-// beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]`.
+// beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]`. On an error of one layer
+// those before it are enqueued: fb_abandon the step, or go on behind them with fb_layer.
 //
 // Requires:
 // As fb_layer.
@@ -1451,7 +1498,8 @@ fb_status fb_scatter_part(struct fb_cache *cache, fb_step step, const struct fb_
 // FB_ALL_QUERY_ROWS, or the pass of a draft layer + 1. fb_finish orders the step's end behind all of it.
 //
 // A layer that was not enqueued whole, because the callback or the device refused, abandons the step: it is still
-// to be finished and retired, which then answers FB_CANCELLED, and its sequences are rolled back or closed.
+// to be finished and retired, which then answers FB_CANCELLED, and its sequences are rolled back or closed. The
+// callback finds the cache busy: see fb_enqueue. FB_CLOSED in a child that it forked.
 //
 // Requires:
 // `layers` and `engine` state their sizes truly; the buffers are the device's to use until every stream has passed
@@ -1578,7 +1626,7 @@ fb_status fb_selections_destroy(struct fb_selections *selections);
 
 // Begins a step: enqueues the wait for the work before it, its block, and the commit of what its
 // sequences' previous steps left in their landing slots. FB_BUSY when every step is in flight: retire
-// one. Nothing is enqueued on an error.
+// one; or when another call is inside the cache: see Threads in the head. Nothing is enqueued on an error.
 //
 // Requires:
 // `config` states its size truly, its rows and tensor are there, the tensor until the stream has passed this call;

@@ -63,7 +63,7 @@ pub struct FbStats {
 unsafe impl Plain for FbStats {}
 impl Versioned for FbStats {
     const NAME: &'static str = "fb_stats";
-    const REQUIRED: usize = size_of::<FbStats>();
+    const REQUIRED: usize = std::mem::offset_of!(FbStats, evicted_pages) + 8;
 }
 
 /// What a cache is: what it was declared with and what follows from that. It does not change.
@@ -118,7 +118,7 @@ pub struct FbInfo {
 unsafe impl Plain for FbInfo {}
 impl Versioned for FbInfo {
     const NAME: &'static str = "fb_info";
-    const REQUIRED: usize = size_of::<FbInfo>();
+    const REQUIRED: usize = std::mem::offset_of!(FbInfo, residency_only) + 4;
 }
 
 /// A cache of one model on one device.
@@ -161,8 +161,14 @@ impl FbCache {
     }
 
     /// The sequence that a caller's number names.
-    pub(crate) fn sequence(&self, number: u64) -> Sequence {
-        Sequence::from_bits(number ^ self.salt)
+    pub(crate) fn sequence(&self, number: u64) -> Result<Sequence> {
+        let sequence = Sequence::from_bits(number ^ self.salt);
+        // The cache would name it by the bits that it has there.
+        self.cache.is_running(sequence).map(|_| sequence).map_err(|_| {
+            Error::new(Kind::Closed, "sequence")
+                .at("closed, or never opened in this cache")
+                .with("sequence", number)
+        })
     }
 
     /// The number of a sequence for callers.
@@ -188,8 +194,10 @@ impl FbCache {
     }
 }
 
-/// Makes a cache on a device and takes all its memory. When that fails, the reason is written to `text`, cut to
-/// `text_bytes` bytes with its ending zero; `text` may be NULL.
+/// Makes a cache on a device and takes all its memory, which is the device's until fb_device_destroy: neither
+/// fb_cache_destroy nor a creation that fails half-way gives any of it back. For a cache in place of another, make
+/// another device. When it fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending zero;
+/// `text` may be NULL.
 ///
 /// # Safety
 /// `config` states its size truly, and its table is there; `text` has `text_bytes` bytes.
@@ -206,15 +214,15 @@ pub unsafe extern "C" fn fb_cache_create(
         cast::create(text, text_bytes, || {
             let (config, cache) = (cast::versioned(config)?, cast::out(cache, "cache")?);
             let config = FbCacheConfig::declare(&config)?;
-            let place = handle::reserve()?;
-            cache.set(place.fill(handle::with(device, |device| FbCache::create(config, device))?));
+            cache.set(handle::give(|| handle::with(device, |device| FbCache::create(config, device)))?);
             Ok(())
         })
     }
 }
 
-/// Ends a cache and frees its memory; after a panic the memory is given up instead. FB_BUSY while a
-/// sequence is open or a step is not retired: nothing is freed then, and the handle stays good.
+/// Ends a cache. Its pools are the device's memory, which fb_device_destroy frees: no other cache gets them, so one
+/// made anew on this device takes as much again. After a panic the memory is given up instead. FB_BUSY while a
+/// sequence is open or a step is not retired: nothing has ended then, and the handle stays good.
 ///
 /// # Safety
 /// No operation that was enqueued for it is at work in the caller's buffers.

@@ -8,6 +8,7 @@ use forebay::{Capture, Captured, Error, Kind, Layers, MicroBatch, Result, Step};
 
 use crate::cache::FbCache;
 use crate::cast::{self, Plain, Versioned};
+use crate::device::Tenant;
 use crate::handle::{self, Object, change};
 use crate::layer::Imports;
 use crate::overlap::{Callback, FbEngine, FbOverlapConfig, declare_orders};
@@ -43,7 +44,11 @@ impl Versioned for FbCaptureConfig {
 
 /// The layers of a bucket, captured.
 #[derive(Debug)]
-pub struct FbCaptured(Captured);
+pub struct FbCaptured {
+    captured: Captured,
+    /// Behind them: they end before their place on the device is given back.
+    _tenant: Tenant,
+}
 
 impl Object for FbCaptured {
     const KIND: u8 = 11;
@@ -112,7 +117,12 @@ unsafe fn capture(
             by_layer: &declared.by_layer,
             draft_passes: config.draft_passes,
         };
-        captured.set(handle::give(FbCaptured(what(&mut cache.cache, &bucket, &mut engine)?))?);
+        let tenant = cache.tenant.another();
+        let made = handle::give(|| {
+            let captured = what(&mut cache.cache, &bucket, &mut engine)?;
+            Ok(FbCaptured { captured, _tenant: tenant })
+        })?;
+        captured.set(made);
         Ok(())
     })
 }
@@ -172,7 +182,7 @@ unsafe fn with_captured(
         let salt = cache.salted(0);
         handle::with(captured, |captured| {
             let numbers = steps.iter().map(|step| step ^ salt);
-            cache.steps.with_several(numbers, |steps| what(&mut cache.cache, &captured.0, steps))
+            cache.steps.with_several(numbers, |steps| what(&mut cache.cache, &captured.captured, steps))
         })
     })
 }
@@ -214,7 +224,7 @@ pub unsafe extern "C" fn fb_launched(
     }
 }
 
-/// Gives captured layers up. Launches under way still run.
+/// Gives captured layers up. Launches under way still run. Their device stays until then.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_captured_destroy(captured: *mut FbCaptured) -> FbStatus {
     handle::end(captured, |_| Ok(()))

@@ -323,7 +323,7 @@ fn a_launch_is_refused_for_steps_that_it_does_not_fit() {
     use FbStatus::*;
     let Some(mut graphs) = Graphs::new() else { return };
     let (cache, captured) = (graphs.rig.cache, graphs.capture());
-    let other = Graphs::new().unwrap();
+    let mut other = Graphs::new().unwrap();
     let foreign = other.capture();
     graphs.step(|_, steps| {
         let swapped = [steps[1], steps[0]];
@@ -347,9 +347,14 @@ fn a_launch_is_refused_for_steps_that_it_does_not_fit() {
         }
     });
     ok(fb_captured_destroy(captured));
-    // What was captured outlives its cache.
-    drop(other.rig);
+    // What was captured outlives its cache, and holds the device.
+    let device = other.rig.device;
+    other.rig.end_cache();
+    // SAFETY: it is refused.
+    assert_eq!(unsafe { fb_device_destroy(device) }, FbStatus::FbBusy);
+    assert!(error_text(device).contains("captured layers are left (left 1)"), "{}", error_text(device));
     ok(fb_captured_destroy(foreign));
+    drop(other.rig);
 }
 
 #[test]

@@ -113,23 +113,26 @@ pub(crate) unsafe fn room<'a, T: Plain>(
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), count) })
 }
 
-/// Writes as many of `list` as `room` places hold, and how many there are.
+/// Writes as many of `list` as there are places, and how many there are. Allocates nothing.
 ///
 /// # Safety
-/// `pointer` has `room` places and `count` one, which nothing else uses during the call; null is refused.
+/// `pointer` has `places` places and `count` one, which nothing else uses during the call; null is refused.
 pub(crate) unsafe fn write_list<T: Plain>(
-    list: &[T],
-    pointer: *mut T,
-    places: u32,
-    (count, name): (*mut u32, &'static str),
+    list: impl Iterator<Item = T>,
+    (pointer, places, name): (*mut T, u32, &'static str),
+    (count, count_name): (*mut u32, &'static str),
 ) -> Result<()> {
     // SAFETY: the same contract, for both.
-    let (places, count) = unsafe { (room(pointer, places as usize, "list")?, out(count, name)?) };
-    for (place, value) in places.iter_mut().zip(list) {
-        place.write(*value);
+    let (places, count) = unsafe { (room(pointer, places as usize, name)?, out(count, count_name)?) };
+    let mut written = 0;
+    for value in list {
+        if let Some(place) = places.get_mut(written) {
+            place.write(value);
+        }
+        written += 1;
     }
     // Lists of layers, lengths and pages: their numbers are `u32`.
-    count.set(u32::try_from(list.len()).unwrap_or(u32::MAX));
+    count.set(u32::try_from(written).unwrap_or(u32::MAX));
     Ok(())
 }
 
@@ -177,14 +180,19 @@ pub(crate) unsafe fn path<'a>(pointer: *const c_char, name: &'static str) -> Res
     }
 }
 
-/// Writes as much of `text`, which ends with a zero byte, as `bytes` bytes hold, and ends it with one.
+/// Writes as much of `text`, which is UTF-8 and ends with a zero byte, as `bytes` bytes hold, and ends it with one. It
+/// is cut between characters.
 ///
 /// # Safety
 /// `pointer` is null, or names `bytes` bytes that nothing else uses during the call.
 pub(crate) unsafe fn write_text(pointer: *mut c_char, bytes: usize, text: &[u8]) {
-    let count = text.len().min(bytes);
+    let mut count = text.len().min(bytes);
     if pointer.is_null() || count == 0 {
         return;
+    }
+    // What is cut off begins with no byte in the middle of a character.
+    while count > 1 && text[count - 1] & 0xC0 == 0x80 {
+        count -= 1;
     }
     // SAFETY: `count` bytes are inside both, and the text is the library's own.
     unsafe {
@@ -241,7 +249,8 @@ unsafe impl Plain for f64 {}
 pub(crate) trait Versioned: Plain {
     /// The name for messages.
     const NAME: &'static str;
-    /// Bytes that every version has.
+    /// Bytes that every version has: up to the end of the last field that callers may not leave out. It never rises,
+    /// so it is said by that field: one that is appended does not change it.
     const REQUIRED: usize;
 }
 
@@ -443,12 +452,17 @@ mod tests {
     fn a_list_never_leaves_its_room() {
         for room in 0..4 {
             let (mut places, mut count) = ([9; 4], 0);
+            let list = [1_u32, 2].into_iter();
             // SAFETY: `room` is at most the places there are.
-            unsafe { write_list(&[1_u32, 2], places.as_mut_ptr(), room, (&mut count, "count")) }.unwrap();
+            unsafe { write_list(list, (places.as_mut_ptr(), room, "list"), (&mut count, "count")) }.unwrap();
             let written = 2.min(room as usize);
             assert!(places[..written] == [1, 2][..written] && places[written..].iter().all(|p| *p == 9));
             assert_eq!(count, 2);
         }
+        let none = std::ptr::null_mut::<u32>();
+        // SAFETY: null is refused.
+        let refused = unsafe { write_list([1_u32].into_iter(), (none, 1, "pages"), (none, "count")) };
+        assert_eq!(refused.unwrap_err().place(), "pages");
     }
 
     #[test]
@@ -486,6 +500,17 @@ mod tests {
             unsafe { write_text(bytes.as_mut_ptr().cast(), room, b"abcde\0") };
             assert!(bytes[room..].iter().all(|b| *b == 9), "{room}");
             assert!(room == 0 || bytes[..room].contains(&0), "{room}");
+        }
+        for (room, wanted) in
+            [(1, ""), (2, ""), (3, ""), (4, "\u{20ac}"), (5, "\u{20ac}"), (6, "\u{20ac}\u{e4}")]
+        {
+            let mut bytes = [9_u8; 8];
+            // SAFETY: `room` is at most the buffer's size.
+            let written = unsafe {
+                write_text(bytes.as_mut_ptr().cast(), room, "\u{20ac}\u{e4}\0".as_bytes());
+                CStr::from_ptr(bytes.as_ptr().cast())
+            };
+            assert_eq!(written.to_str(), Ok(wanted), "{room}");
         }
         // SAFETY: null is allowed.
         unsafe { write_text(std::ptr::null_mut(), 4, b"abc\0") };

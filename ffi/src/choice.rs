@@ -169,7 +169,7 @@ pub struct FbHysteresis {
 unsafe impl Plain for FbHysteresis {}
 impl Versioned for FbHysteresis {
     const NAME: &'static str = "fb_hysteresis";
-    const REQUIRED: usize = size_of::<FbHysteresis>();
+    const REQUIRED: usize = std::mem::offset_of!(FbHysteresis, reserved) + 4;
 }
 
 /// What a chooser chooses among.
@@ -215,7 +215,7 @@ pub struct FbChoice {
 unsafe impl Plain for FbChoice {}
 impl Versioned for FbChoice {
     const NAME: &'static str = "fb_choice";
-    const REQUIRED: usize = size_of::<FbChoice>();
+    const REQUIRED: usize = std::mem::offset_of!(FbChoice, changed) + 4;
 }
 
 /// A chooser of tables.
@@ -276,8 +276,8 @@ pub unsafe extern "C" fn fb_table_from_text(
         create(reason, reason_bytes, || {
             let version = cast::out(version, "version")?;
             let table = Table::from_text(cast::text(text, "text")?)?;
-            let numbers: Vec<u32> = table.by_layer.iter().copied().map(number).collect();
-            cast::write_list(&numbers, orders, room, (layers, "layers"))?;
+            let numbers = table.by_layer.iter().copied().map(number);
+            cast::write_list(numbers, (orders, room, "orders"), (layers, "layers"))?;
             version.set(table.version);
             Ok(())
         })
@@ -285,20 +285,24 @@ pub unsafe extern "C" fn fb_table_from_text(
 }
 
 /// Writes a table as text, cut to `text_bytes` bytes with its ending zero; `bytes` receives how many the whole
-/// takes, its zero included. `text` may be NULL.
+/// takes, its zero included. `text` may be NULL. When that fails, the reason is written to `reason`, cut to
+/// `reason_bytes` bytes with its ending zero; `reason` may be NULL.
 ///
 /// # Safety
-/// `table` is there, and its orders; `text` has `text_bytes` bytes; `bytes` has room for the answer.
+/// `table` is there, and its orders; `text` has `text_bytes` bytes and `reason` has `reason_bytes`; `bytes` has room
+/// for the answer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_table_to_text(
     table: *const FbTable,
+    reason: *mut c_char,
+    reason_bytes: usize,
     text: *mut c_char,
     text_bytes: usize,
     bytes: *mut usize,
 ) -> FbStatus {
     // SAFETY: this call's contract, for all of them.
     unsafe {
-        crate::panic::status(|| {
+        create(reason, reason_bytes, || {
             let bytes = cast::out(bytes, "bytes")?;
             let table = cast::value(table, "table")?.declare()?;
             let said = CString::new(table.to_text()).unwrap_or_default();
@@ -310,20 +314,24 @@ pub unsafe extern "C" fn fb_table_to_text(
 }
 
 /// The order that exposes each layer least at so many misses a batch row: `layers` counts of `misses`, and as many
-/// orders.
+/// orders. When that fails, the reason is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may
+/// be NULL.
 ///
 /// # Safety
-/// `prices` is there, and its numbers; `misses` has `layers` numbers, `orders` room for as many.
+/// `prices` is there, and its numbers; `misses` has `layers` numbers, `orders` room for as many; `text` has
+/// `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_table_best(
     prices: *const FbPrices,
     misses: *const f64,
     layers: u32,
+    text: *mut c_char,
+    text_bytes: usize,
     orders: *mut u32,
 ) -> FbStatus {
     // SAFETY: this call's contract, for all of them.
     unsafe {
-        crate::panic::status(|| {
+        create(text, text_bytes, || {
             let prices = cast::value(prices, "prices")?.declare()?;
             let misses = cast::slice(misses, layers as usize, "misses")?;
             let room = cast::room(orders, layers as usize, "orders")?;
@@ -358,9 +366,11 @@ pub unsafe extern "C" fn fb_chooser_create(
     unsafe {
         create(text, text_bytes, || {
             let chooser = cast::out(chooser, "chooser")?;
-            let made = cast::versioned(config)?.declare()?;
-            let counts = Vec::with_capacity(made.misses().len());
-            chooser.set(handle::give(FbChooser { chooser: made, counts })?);
+            let config = cast::versioned::<FbChooserConfig>(config)?;
+            chooser.set(handle::give(|| {
+                let chooser = config.declare()?;
+                Ok(FbChooser { counts: Vec::with_capacity(chooser.misses().len()), chooser })
+            })?);
             Ok(())
         })
     }
@@ -425,11 +435,11 @@ pub unsafe extern "C" fn fb_chooser_table(
                 .with("bucket", bucket)
                 .with("index", index)
         })?;
-        let numbers: Vec<u32> = table.by_layer.iter().copied().map(number).collect();
+        let numbers = table.by_layer.iter().copied().map(number);
         // SAFETY: this call's contract, for all of them.
         unsafe {
             let version = cast::out(version, "version")?;
-            cast::write_list(&numbers, orders, room, (layers, "layers"))?;
+            cast::write_list(numbers, (orders, room, "orders"), (layers, "layers"))?;
             version.set(table.version);
         }
         Ok(())

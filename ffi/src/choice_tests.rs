@@ -33,7 +33,7 @@ fn a_table_goes_to_text_and_back() {
     let mut bytes = 0;
     let (status, said) = reason(|text, room| {
         // SAFETY: a text of so many bytes, and a place for the answer.
-        unsafe { fb_table_to_text(&table, text, room, &mut bytes) }
+        unsafe { fb_table_to_text(&table, null_mut(), 0, text, room, &mut bytes) }
     });
     ok(status);
     assert_eq!((said.as_bytes(), bytes), (TEXT.to_bytes(), TEXT.count_bytes() + 1));
@@ -41,8 +41,8 @@ fn a_table_goes_to_text_and_back() {
     let mut short = [9; 5];
     // SAFETY: as much room as it is told, and a place for the answer.
     unsafe {
-        ok(fb_table_to_text(&table, short.as_mut_ptr(), 4, &mut bytes));
-        ok(fb_table_to_text(&table, null_mut(), 0, &mut bytes));
+        ok(fb_table_to_text(&table, null_mut(), 0, short.as_mut_ptr(), 4, &mut bytes));
+        ok(fb_table_to_text(&table, null_mut(), 0, null_mut(), 0, &mut bytes));
     }
     assert_eq!((short.map(|c| c as u8), bytes), ([b'f', b'o', b'r', 0, 9], TEXT.count_bytes() + 1));
     for (layer, order) in (0..).zip(Overlap::ALL.map(number)) {
@@ -74,12 +74,17 @@ fn a_text_that_is_no_table_is_refused_with_its_line() {
         assert_eq!(read(TEXT.as_ptr(), &mut version, null_mut()), FbInvalidConfig);
         ok(read(TEXT.as_ptr(), &mut version, &mut layers));
         assert_eq!((version, layers), (7, 3));
-        assert_eq!(fb_table_to_text(null(), null_mut(), 0, &mut bytes), FbInvalidConfig);
-        assert_eq!(fb_table_to_text(&table, null_mut(), 0, &mut bytes), FbInvalidConfig);
+        assert_eq!(fb_table_to_text(null(), null_mut(), 0, null_mut(), 0, &mut bytes), FbInvalidConfig);
+        assert_eq!(fb_table_to_text(&table, null_mut(), 0, null_mut(), 0, &mut bytes), FbInvalidConfig);
         let none = FbTable { orders: null(), ..table };
-        assert_eq!(fb_table_to_text(&none, null_mut(), 0, &mut bytes), FbInvalidConfig);
+        assert_eq!(fb_table_to_text(&none, null_mut(), 0, null_mut(), 0, &mut bytes), FbInvalidConfig);
+        let wrong = FbTable { orders: &7, layers: 1, ..table };
+        let (status, said) =
+            reason(|text, room| fb_table_to_text(&wrong, text, room, null_mut(), 0, &mut bytes));
+        assert_eq!(status, FbInvalidConfig);
+        assert!(said.contains("value 7"), "{said}");
         let right = FbTable { orders: &2, ..table };
-        assert_eq!(fb_table_to_text(&right, null_mut(), 0, null_mut()), FbInvalidConfig);
+        assert_eq!(fb_table_to_text(&right, null_mut(), 0, null_mut(), 0, null_mut()), FbInvalidConfig);
     }
 }
 
@@ -116,18 +121,30 @@ fn the_best_table_is_rusts() {
     let mut orders = [99; 3];
     let misses = [10.0, 60.0, 1e9];
     // SAFETY: as many misses and room as it is told.
-    ok(unsafe { fb_table_best(&prices(), misses.as_ptr(), 3, orders.as_mut_ptr()) });
+    ok(unsafe { fb_table_best(&prices(), misses.as_ptr(), 3, null_mut(), 0, orders.as_mut_ptr()) });
     assert_eq!(orders, [FB_OVERLAP_NONE, FB_OVERLAP_DA, FB_OVERLAP_DA]);
     for wrong in [f64::NAN, f64::INFINITY, -1.0, 2e9] {
-        // SAFETY: the same.
-        let status = unsafe { fb_table_best(&prices(), [0.0, wrong].as_ptr(), 2, orders.as_mut_ptr()) };
+        let (status, said) = reason(|text, bytes| {
+            // SAFETY: the same, and a text of so many bytes.
+            unsafe { fb_table_best(&prices(), [0.0, wrong].as_ptr(), 2, text, bytes, orders.as_mut_ptr()) }
+        });
         assert_eq!(status, FbStatus::FbInvalidConfig, "{wrong}");
+        assert!(said.contains("layer 1"), "{said}");
     }
     // SAFETY: null is refused.
     unsafe {
-        assert_eq!(fb_table_best(null(), misses.as_ptr(), 3, orders.as_mut_ptr()), FbStatus::FbInvalidConfig);
-        assert_eq!(fb_table_best(&prices(), null(), 3, orders.as_mut_ptr()), FbStatus::FbInvalidConfig);
-        assert_eq!(fb_table_best(&prices(), misses.as_ptr(), 3, null_mut()), FbStatus::FbInvalidConfig);
+        assert_eq!(
+            fb_table_best(null(), misses.as_ptr(), 3, null_mut(), 0, orders.as_mut_ptr()),
+            FbStatus::FbInvalidConfig
+        );
+        assert_eq!(
+            fb_table_best(&prices(), null(), 3, null_mut(), 0, orders.as_mut_ptr()),
+            FbStatus::FbInvalidConfig
+        );
+        assert_eq!(
+            fb_table_best(&prices(), misses.as_ptr(), 3, null_mut(), 0, null_mut()),
+            FbStatus::FbInvalidConfig
+        );
     }
 }
 

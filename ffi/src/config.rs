@@ -4,8 +4,7 @@ use std::ffi::c_char;
 
 use forebay::{Config, Error, Geometry, Kind, Memory, Result, Shape, Slots};
 
-use crate::cast::{self, Plain, Versioned};
-use crate::panic::status;
+use crate::cast::{self, Plain, Versioned, create};
 use crate::status::FbStatus;
 
 /// The total pool does without huge pages.
@@ -107,7 +106,7 @@ pub struct FbCacheFootprint {
 unsafe impl Plain for FbCacheFootprint {}
 impl Versioned for FbCacheFootprint {
     const NAME: &'static str = "fb_cache_footprint";
-    const REQUIRED: usize = size_of::<FbCacheFootprint>();
+    const REQUIRED: usize = std::mem::offset_of!(FbCacheFootprint, step_blocks) + 8;
 }
 
 /// GPUs map memory in multiples of so many bytes.
@@ -122,6 +121,15 @@ fn or(value: u32, default: u32) -> u32 {
 }
 
 impl FbCacheConfig {
+    /// The shape of a name.
+    fn preset(name: &str) -> Result<Shape> {
+        Shape::preset(name).ok_or_else(|| {
+            Error::new(Kind::OutOfRange, "preset")
+                .at(format!("name {name:?}"))
+                .hint("fb_preset lists the names")
+        })
+    }
+
     /// The model's fields.
     pub(crate) const fn shape(&self) -> Shape {
         Shape {
@@ -191,60 +199,72 @@ impl FbCacheConfig {
 
 /// Fills in the fields that a model's shape says, and leaves the others as they are: "deepseek-v3.2",
 /// "deepseek-v3.2-bf16", "deepseek-v3.2-int8", "glm-5", "gqa-8x128"; "deepseek-v3", which is dense, is for planning.
-/// FB_OUT_OF_RANGE for another name. `config` states its size and is zero or filled before.
+/// FB_OUT_OF_RANGE for another name. `config` states its size and is zero or filled before. When it fails, the reason
+/// is written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
 ///
 /// # Safety
-/// `name` ends with a zero; `config` states its size truly.
+/// `name` ends with a zero; `config` states its size truly; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_preset(name: *const c_char, config: *mut FbCacheConfig) -> FbStatus {
-    // SAFETY: this call's contract, for both.
-    status(|| unsafe {
-        let known = cast::versioned(config.cast_const())?;
-        let shape = Shape::preset(cast::text(name, "name")?);
-        let shape = shape.ok_or_else(|| Error::new(Kind::OutOfRange, "preset").at("name"))?;
-        cast::versioned_out(config)?.set(&FbCacheConfig {
-            layers: shape.layers,
-            draft_layers: shape.draft_layers,
-            index_key_bytes: shape.index_key_bytes,
-            row_bytes: shape.runs,
-            page_tokens: shape.page_tokens,
-            top_k: shape.top_k,
-            host_stride: shape.host_stride,
-            device_block_align: shape.device_block_align,
-            ..known
-        });
-        Ok(())
-    })
+pub unsafe extern "C" fn fb_preset(
+    name: *const c_char,
+    text: *mut c_char,
+    text_bytes: usize,
+    config: *mut FbCacheConfig,
+) -> FbStatus {
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        create(text, text_bytes, || {
+            let known = cast::versioned(config.cast_const())?;
+            let shape = FbCacheConfig::preset(cast::text(name, "name")?)?;
+            cast::versioned_out(config)?.set(&FbCacheConfig {
+                layers: shape.layers,
+                draft_layers: shape.draft_layers,
+                index_key_bytes: shape.index_key_bytes,
+                row_bytes: shape.runs,
+                page_tokens: shape.page_tokens,
+                top_k: shape.top_k,
+                host_stride: shape.host_stride,
+                device_block_align: shape.device_block_align,
+                ..known
+            });
+            Ok(())
+        })
+    }
 }
 
 /// What a cache of this configuration takes on a GPU, which maps memory in multiples of 2 MiB; a host device maps
-/// pages, and pads less. Takes nothing. Refuses what fb_cache_create refuses without asking for memory.
+/// pages, and pads less. Takes nothing. Refuses what fb_cache_create refuses without asking for memory; the reason is
+/// written to `text`, cut to `text_bytes` bytes with its ending zero; `text` may be NULL.
 ///
 /// # Safety
-/// Both state their size truly, and the configuration's table is there.
+/// Both state their size truly, and the configuration's table is there; `text` has `text_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_footprint(
     config: *const FbCacheConfig,
+    text: *mut c_char,
+    text_bytes: usize,
     footprint: *mut FbCacheFootprint,
 ) -> FbStatus {
-    // SAFETY: this call's contract, for both.
-    status(|| unsafe {
-        let footprint = cast::versioned_out(footprint)?;
-        let config = FbCacheConfig::declare(&cast::versioned(config)?)?;
-        let all = config.footprint(GPU_GRAIN)?;
-        footprint.set(&FbCacheFootprint {
-            size: size_of::<FbCacheFootprint>(),
-            index_keys: all.index_keys,
-            slots: all.slots,
-            landing: all.landing,
-            scratch: all.scratch,
-            padding: all.padding,
-            tables: all.tables,
-            rows: all.rows,
-            step_blocks: all.step_blocks,
-        });
-        Ok(())
-    })
+    // SAFETY: this call's contract, for all of them.
+    unsafe {
+        create(text, text_bytes, || {
+            let footprint = cast::versioned_out(footprint)?;
+            let config = FbCacheConfig::declare(&cast::versioned(config)?)?;
+            let all = config.footprint(GPU_GRAIN)?;
+            footprint.set(&FbCacheFootprint {
+                size: size_of::<FbCacheFootprint>(),
+                index_keys: all.index_keys,
+                slots: all.slots,
+                landing: all.landing,
+                scratch: all.scratch,
+                padding: all.padding,
+                tables: all.tables,
+                rows: all.rows,
+                step_blocks: all.step_blocks,
+            });
+            Ok(())
+        })
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 #[cfg(feature = "cuda")]
 use forebay::device::cuda::{CudaDevice, CudaOptions};
@@ -58,12 +58,14 @@ pub type FbWork = Option<unsafe extern "C" fn(data: *mut c_void)>;
 /// A device: memory, streams, and what runs on them.
 #[derive(Debug)]
 pub struct FbDevice {
+    /// What tickets ask. Shut before the rest goes, so that the device ends here and not in a ticket's call.
+    door: Door,
     device: Arc<dyn Device>,
     /// The same, where it is a GPU.
     #[cfg(feature = "cuda")]
     cuda: Option<Arc<CudaDevice>>,
-    /// Caches that stand on it.
-    caches: Arc<AtomicU32>,
+    /// Caches and captured layers that stand on it.
+    tenants: Arc<AtomicU32>,
     /// Never recorded: who asks for it hears of a device that has failed.
     asked: Event,
     /// Events of waits that have ended, for the next ones: a device's events are its own for life.
@@ -75,24 +77,59 @@ impl Object for FbDevice {
     const NAME: &'static str = "fb_device";
 }
 
-/// A cache's place on its device, which cannot be destroyed before it.
+/// The device behind its handle, for those that outlive it: nothing once it is destroyed.
+#[derive(Clone, Debug)]
+pub(crate) struct Door(Arc<RwLock<Option<Arc<dyn Device>>>>);
+
+impl Door {
+    /// Calls `what` with the device, which stays for so long.
+    pub(crate) fn with(&self, what: impl FnOnce(&dyn Device)) {
+        if let Some(device) = &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
+            what(&**device);
+        }
+    }
+}
+
+impl Drop for FbDevice {
+    fn drop(&mut self) {
+        *self.door.0.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// The place of a cache or of captured layers on their device, which cannot be destroyed before them.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) asked: Event,
-    caches: Arc<AtomicU32>,
+    pub(crate) door: Door,
+    /// The last field: the device is held until it is counted out.
+    place: Place,
 }
+
+#[derive(Debug)]
+struct Place(Arc<AtomicU32>);
 
 impl Tenant {
     /// The device may be destroyed without this one.
     pub(crate) fn leave(&self) {
-        self.caches.fetch_sub(1, Ordering::Release);
+        self.place.0.fetch_sub(1, Ordering::Release);
+    }
+
+    /// A place of its own for what stands on the same device.
+    pub(crate) fn another(&self) -> Tenant {
+        self.place.0.fetch_add(1, Ordering::Relaxed);
+        Tenant {
+            device: Arc::clone(&self.device),
+            asked: self.asked,
+            door: self.door.clone(),
+            place: Place(Arc::clone(&self.place.0)),
+        }
     }
 }
 
-impl Drop for Tenant {
+impl Drop for Place {
     fn drop(&mut self) {
-        self.leave();
+        self.0.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -142,8 +179,9 @@ impl FbDeviceConfig {
             threads: or(self.threads, defaults.threads),
             ..defaults
         })?;
-        let made = FbDevice::of(Arc::clone(&device) as Arc<dyn Device>)?;
-        Ok(FbDevice { cuda: Some(device), ..made })
+        let mut made = FbDevice::of(Arc::clone(&device) as Arc<dyn Device>)?;
+        made.cuda = Some(device);
+        Ok(made)
     }
 
     /// # Safety
@@ -169,27 +207,33 @@ impl FbDeviceConfig {
 impl FbDevice {
     fn of(device: Arc<dyn Device>) -> Result<FbDevice> {
         Ok(FbDevice {
+            door: Door(Arc::new(RwLock::new(Some(Arc::clone(&device))))),
             asked: device.event()?,
             device,
             #[cfg(feature = "cuda")]
             cuda: None,
-            caches: Arc::new(AtomicU32::new(0)),
+            tenants: Arc::new(AtomicU32::new(0)),
             events: Mutex::new(Vec::new()),
         })
     }
 
     pub(crate) fn tenant(&self) -> Tenant {
-        self.caches.fetch_add(1, Ordering::Relaxed);
-        Tenant { device: Arc::clone(&self.device), asked: self.asked, caches: Arc::clone(&self.caches) }
+        self.tenants.fetch_add(1, Ordering::Relaxed);
+        Tenant {
+            device: Arc::clone(&self.device),
+            asked: self.asked,
+            door: self.door.clone(),
+            place: Place(Arc::clone(&self.tenants)),
+        }
     }
 
     fn check_ended(&mut self) -> Result<()> {
-        match self.caches.load(Ordering::Acquire) {
+        match self.tenants.load(Ordering::Acquire) {
             0 => Ok(()),
-            caches => Err(Error::new(Kind::Busy, "destroy")
-                .at("caches are left")
-                .with("caches", caches)
-                .hint("destroy the caches first")),
+            left => Err(Error::new(Kind::Busy, "destroy")
+                .at("caches or captured layers are left")
+                .with("left", left)
+                .hint("destroy them first")),
         }
     }
 
@@ -230,13 +274,15 @@ impl FbDevice {
         Err(borrows_nothing("return stream"))
     }
 
-    fn wait(&self, stream: Stream) -> Result<()> {
+    /// Records an event on `stream` and does with it what is to come behind it.
+    fn behind(&self, stream: Stream, what: impl FnOnce(Event) -> Result<()>) -> Result<()> {
         let free = || self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = free().pop();
         let event = taken.map_or_else(|| self.device.event(), Ok)?;
-        let waited = self.device.record(event, stream).and_then(|()| self.device.synchronize(event));
+        let done = self.device.record(event, stream).and_then(|()| what(event));
+        // A wait that was enqueued means this record, whatever the event is recorded for next.
         free().push(event);
-        waited
+        done
     }
 }
 
@@ -261,15 +307,16 @@ pub unsafe extern "C" fn fb_device_create(
     // SAFETY: this call's contract, for all of them.
     unsafe {
         cast::create(text, text_bytes, || {
-            let (config, device) = (cast::versioned(config)?, cast::out(device, "device")?);
-            device.set(handle::give(config.create()?)?);
+            let (config, device) = (cast::versioned::<FbDeviceConfig>(config)?, cast::out(device, "device")?);
+            device.set(handle::give(|| config.create())?);
             Ok(())
         })
     }
 }
 
 /// Ends a device: waits for what was enqueued on its streams and on borrowed ones, and frees all memory that was
-/// taken on it, its caches' too; what a broken cache has given up stays. FB_BUSY while caches are left. Tickets stay.
+/// taken on it, its caches' too, also of those destroyed before; what a broken cache has given up stays. FB_BUSY while
+/// caches or captured layers are left. Tickets stay.
 ///
 /// # Safety
 /// Nothing enqueued on its streams waits for what only this thread would do.
@@ -321,15 +368,34 @@ pub unsafe extern "C" fn fb_stream_return(device: *const FbDevice, stream: *mut 
 /// Nothing enqueued there waits for what only this thread would do.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_stream_wait(device: *const FbDevice, stream: *mut c_void) -> FbStatus {
-    read(device, |device| device.wait(cast::stream(stream)))
+    read(device, |device| device.behind(cast::stream(stream), |event| device.device.synchronize(event)))
+}
+
+/// Orders two streams: what is enqueued on `after` from now on runs behind what is enqueued on `before` now. Waits for
+/// nothing.
+///
+/// # Safety
+/// None beside the head's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_stream_order(
+    device: *const FbDevice,
+    before: *mut c_void,
+    after: *mut c_void,
+) -> FbStatus {
+    read(device, |device| {
+        let after = cast::stream(after);
+        device.behind(cast::stream(before), |event| device.device.wait(after, event))
+    })
 }
 
 /// Runs `work(data)` in the stream's order, on a thread of the device's; on FB_DEVICE_HOST in this call. On a GPU's
-/// stream it may not call the driver, and so nothing here that enqueues or waits. Where the device fails before, it
-/// never runs.
+/// stream it may not call the driver, and so nothing here that enqueues or waits. On FB_DEVICE_HOST_THREADS it may not
+/// enqueue on its own stream, nor wait for it: it is what the stream is at. Where the device fails before, it never
+/// runs.
 ///
 /// # Safety
-/// `work` may be called with `data` on another thread, until it has run or the device is destroyed.
+/// `work` may be called with `data` on another thread, until it has run or the device is destroyed; it returns, by no
+/// other way than its end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_stream_call(
     device: *const FbDevice,

@@ -35,7 +35,8 @@ use crate::word::{self, Refused};
 
 /// Something that C may hold.
 pub(crate) trait Object: Send + Sync + 'static {
-    /// Its own number, not 0: device 1, cache 2, ticket 3, chooser 4, captured 5, trace 6, requests 7, selections 8.
+    /// Its own number, not 0: device 1, cache 2, ticket 3, chooser 10, captured 11, trace 12, requests 13,
+    /// selections 14. Tests have those from 200 on.
     const KIND: u8;
     /// Its name for messages, as C writes it.
     const NAME: &'static str;
@@ -161,6 +162,8 @@ fn map(bytes: usize) -> Result<NonNull<c_void>> {
 /// A call inside an object. Leaving is its end, also by a panic.
 struct Inside {
     place: &'static Place,
+    /// Of the object's box. In a child that was forked inside the call the place does not name it any more.
+    common: NonNull<Common>,
     index: u32,
     name: u64,
     alone: bool,
@@ -220,13 +223,16 @@ impl Inside {
             true => word::alone(&place.word, name),
             false => word::read(&place.word, name),
         }?;
-        Ok(Inside { place, index, name, alone })
+        // An occupied place has an object.
+        let common = NonNull::new(place.object.load(Ordering::Relaxed)).ok_or(Shut::ENDED)?;
+        Ok(Inside { place, common, index, name, alone })
     }
 
     fn common(&self) -> &Common {
-        // SAFETY: the place is occupied while a call is inside, so the address is that of a live box, whose
-        // beginning is a `Common`, which is only shared.
-        unsafe { &*self.place.object.load(Ordering::Relaxed) }
+        // SAFETY: the place was occupied when the call came in, so the address is that of a box, which is live as
+        // long as the call is inside, and whose beginning is a `Common`, which is only shared. A child that was
+        // forked inside has a copy of it, which nothing frees.
+        unsafe { self.common.as_ref() }
     }
 
     /// Keeps the text of a call that failed.
@@ -237,8 +243,10 @@ impl Inside {
     }
 
     /// Runs a call behind the wall; nothing if it panicked. What it answers is no error any more: those are large.
+    /// A child that was forked inside it has ended the handle, whatever the call answered.
     fn run(&self, call: impl FnOnce() -> Result<()>) -> Option<FbStatus> {
         let ended = caught(|| match call() {
+            _ if !word::is_named(&self.place.word, self.name) => FbStatus::FbClosed,
             Ok(()) => FbStatus::FbOk,
             Err(error) => self.keep(&error),
         });
@@ -262,9 +270,10 @@ impl<T: Object> Typed<T> {
             return Err(if handle == 0 { Shut::NULL } else { Shut::OTHER });
         }
         let inside = Inside::enter(handle, alone)?;
-        let same = inside.common().type_id == TypeId::of::<T>();
-        let held = NonNull::new(inside.place.object.load(Ordering::Relaxed)).filter(|_| same);
-        Ok(Typed { held: held.ok_or(Shut::TWINS)?.cast(), inside })
+        match inside.common().type_id == TypeId::of::<T>() {
+            true => Ok(Typed { held: inside.common.cast(), inside }),
+            false => Err(Shut::TWINS),
+        }
     }
 
     /// As [`Typed::enter`], and not broken.
@@ -332,12 +341,20 @@ impl Reserved {
     }
 }
 
-/// Gives an object to C.
+/// Makes an object and gives it to C. Its place is taken first: what `make` leaves in the world, such as a file, is
+/// never there without its handle.
 ///
 /// # Errors
-/// As [`reserve`].
-pub(crate) fn give<T: Object>(object: T) -> Result<*mut T> {
-    Ok(reserve()?.fill(object))
+/// As [`reserve`]; those of `make`.
+pub(crate) fn give<T: Object>(make: impl FnOnce() -> Result<T>) -> Result<*mut T> {
+    let place = reserve()?;
+    Ok(place.fill(make()?))
+}
+
+/// What tells this process from its forked children: the generation that its table was drawn, 0 before the first
+/// handle. Compared around a callback, which may come back in a child.
+pub(crate) fn process() -> u64 {
+    Table::get().map_or(0, |table| table.base.load(Ordering::Relaxed))
 }
 
 /// Runs a call that may run beside others of its sort.

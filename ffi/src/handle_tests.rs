@@ -52,7 +52,7 @@ impl Sent {
 
 fn pair() -> (*mut Pair, Arc<AtomicUsize>) {
     let ended = Arc::new(AtomicUsize::new(0));
-    (give(Pair { one: 0, other: 0, ended: Arc::clone(&ended) }).unwrap(), ended)
+    (give(|| Ok(Pair { one: 0, other: 0, ended: Arc::clone(&ended) })).unwrap(), ended)
 }
 
 fn text_of<T>(handle: *const T) -> String {
@@ -238,13 +238,13 @@ fn of_two_threads_that_destroy_one_does() {
 #[test]
 fn a_full_table_is_an_error_and_places_come_back() {
     let code = in_child(|| {
-        let all: Vec<*mut Pear> = (0..PLACES).map_while(|_| give(Pear).ok()).collect();
-        let full = give(Pear).map_err(|error| error.kind()) == Err(Kind::Exhausted);
+        let all: Vec<*mut Pear> = (0..PLACES).map_while(|_| give(|| Ok(Pear)).ok()).collect();
+        let full = give(|| Ok(Pear)).map_err(|error| error.kind()) == Err(Kind::Exhausted);
         let last = all[PLACES - 1];
         let first_free = end(all[7], touch) == FbStatus::FbOk;
-        let again = give(Pear);
+        let again = give(|| Ok(Pear));
         let reserved =
-            end(last, touch) == FbStatus::FbOk && reserve().map(drop).is_ok() && give(Pear).is_ok();
+            end(last, touch) == FbStatus::FbOk && reserve().map(drop).is_ok() && give(|| Ok(Pear)).is_ok();
         let stale = read(all[7], look) == FbStatus::FbClosed && read(last, look) == FbStatus::FbClosed;
         first_wrong(&[
             all.len() == PLACES,
@@ -253,7 +253,7 @@ fn a_full_table_is_an_error_and_places_come_back() {
             again.is_ok(),
             reserved,
             stale,
-            give(Pear).is_err(),
+            give(|| Ok(Pear)).is_err(),
         ])
     });
     assert_eq!(code, 0);
@@ -272,7 +272,7 @@ fn a_forked_child_has_none_of_its_parents_handles() {
             text(handle.cast(), |_| ()) == FbStatus::FbClosed,
         ];
         // Its own are good, and are none of the parent's, though they have its places.
-        let own = give(Pear).unwrap_or(null_mut());
+        let own = give(|| Ok(Pear)).unwrap_or(null_mut());
         let other = ![0, before].contains(&base());
         let good = own.addr() != handle.addr() && end(own, touch) == FbStatus::FbOk;
         first_wrong(&[closed[0], closed[1], closed[2], closed[3], good, other])
@@ -294,7 +294,7 @@ fn a_fork_inside_a_call_leaves_the_childs_table_alone() {
         let status = if alone { change(handle, |_| fork()) } else { read(handle, |_| fork()) };
         if child == 0 {
             let closed = read(handle, look) == FbStatus::FbClosed;
-            let own = give(Pear).unwrap_or(null_mut());
+            let own = give(|| Ok(Pear)).unwrap_or(null_mut());
             let good = read(own, look) == FbStatus::FbOk && change(own, touch) == FbStatus::FbOk;
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(i32::from(first_wrong(&[closed, good]))) };
@@ -350,7 +350,7 @@ fn an_object_keeps_the_text_of_its_own_last_failure() {
 
 #[test]
 fn two_types_of_one_kind_are_noticed() {
-    let pear = give(Pear).unwrap();
+    let pear = give(|| Ok(Pear)).unwrap();
     assert_eq!(read(pear.cast::<Twin>(), look), FbStatus::FbInternal);
     assert_eq!(end(pear, touch), FbStatus::FbOk);
 }

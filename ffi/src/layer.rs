@@ -106,6 +106,17 @@ impl<'a> Imports<'a> {
         Imports { device, top_k, lists: 1 + u64::from(cache.attention_passes()) }
     }
 
+    /// Whether one gather brings all that a resolve misses.
+    fn check_one_pass(&self) -> Result<()> {
+        match self.lists {
+            2 => Ok(()),
+            lists => Err(Error::new(Kind::InvalidConfig, "layer")
+                .at("attention in several passes")
+                .with("attention_passes", lists - 1)
+                .hint("resolve with index lists, then gather by pass")),
+        }
+    }
+
     /// The words of a selection, and of its slots, of so many batch rows and query rows.
     fn words(&self, (rows, query_rows): (u32, u32)) -> Result<u64> {
         let rows = u64::from(rows) * u64::from(query_rows);
@@ -170,6 +181,8 @@ impl<'a> Imports<'a> {
 /// Resolves a layer's selection and gathers what it misses, all rows of the step, on one stream. `selection` holds
 /// token positions, -1 for none, `[rows of the step][query rows][top_k]`; `slots`, of the same shape, receives their
 /// slots in the layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
+/// FB_INVALID_CONFIG in a cache of several attention_passes, whose slots are taken in turn: fb_resolve, then fb_gather
+/// by pass.
 ///
 /// # Safety
 /// Both buffers are the device's to use until the stream has passed this call.
@@ -185,6 +198,7 @@ pub unsafe extern "C" fn fb_layer(
     change(cache, |cache| {
         let step = cache.step(step)?;
         let imports = Imports::of(&cache.cache, cache.device());
+        imports.check_one_pass()?;
         // SAFETY: this call's contract.
         let (selection, slots) = unsafe { imports.pair(selection, slots, (step.rows(), step.query_rows())) }?;
         let stream = cast::stream(stream);
@@ -199,7 +213,8 @@ pub unsafe extern "C" fn fb_layer(
 }
 
 /// fb_layer of every layer, draft layers included, in one call: for replays and tests, which know all selections
-/// beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]`.
+/// beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]`. On an error of one layer
+/// those before it are enqueued: fb_abandon the step, or go on behind them with fb_layer.
 ///
 /// # Safety
 /// As fb_layer.
@@ -215,6 +230,7 @@ pub unsafe extern "C" fn fb_layers(
         let step = cache.step(step)?;
         let layers = cache.cache.geometry().layers();
         let imports = Imports::of(&cache.cache, cache.device());
+        imports.check_one_pass()?;
         let words = imports.words((step.rows(), step.query_rows()))?;
         let all = words.checked_mul(layers.into()).ok_or_else(|| overflow("layers"))?;
         // SAFETY: this call's contract.

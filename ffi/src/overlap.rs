@@ -13,7 +13,7 @@ use forebay::{Buffers, Error, Kind, Layer, Layers, Result, Step};
 use crate::cache::FbCache;
 use crate::cast::{self, Plain, Versioned};
 use crate::choice::order;
-use crate::handle::change;
+use crate::handle::{self, change};
 use crate::layer::Imports;
 use crate::status::FbStatus;
 use crate::step::FbStep;
@@ -67,7 +67,8 @@ pub struct FbEngineCall {
 }
 
 /// Enqueues the work of `call` on `stream`, which is the compute stream of its micro-batch; what it forks to other
-/// streams it joins again before it returns. 0 is success; an fb_status other than 0 abandons the step.
+/// streams it joins again before it returns. 0 is success; an fb_status other than 0 abandons the step. Calls on the
+/// cache are FB_BUSY meanwhile, also const ones: ask fb_landing_slot, fb_slab, fb_index_keys and fb_pages before.
 pub type FbEnqueue =
     Option<unsafe extern "C" fn(data: *mut c_void, call: *const FbEngineCall, stream: *mut c_void) -> u32>;
 
@@ -87,7 +88,7 @@ pub struct FbEngine {
 unsafe impl Plain for FbEngine {}
 impl Versioned for FbEngine {
     const NAME: &'static str = "fb_engine";
-    const REQUIRED: usize = size_of::<FbEngine>();
+    const REQUIRED: usize = std::mem::offset_of!(FbEngine, data) + 8;
 }
 
 /// Where the layers of a step are enqueued and what they share. Streams may be the same one; the buffers are as in
@@ -128,7 +129,7 @@ pub struct FbOverlapConfig {
 unsafe impl Plain for FbOverlapConfig {}
 impl Versioned for FbOverlapConfig {
     const NAME: &'static str = "fb_overlap_config";
-    const REQUIRED: usize = size_of::<FbOverlapConfig>();
+    const REQUIRED: usize = std::mem::offset_of!(FbOverlapConfig, micro_batch) + 4;
 }
 
 impl FbOverlapConfig {
@@ -176,6 +177,8 @@ impl FbOverlapConfig {
 pub(crate) struct Callback {
     enqueue: unsafe extern "C" fn(*mut c_void, *const FbEngineCall, *mut c_void) -> u32,
     data: *mut c_void,
+    /// The one that it is called in.
+    process: u64,
 }
 
 impl Callback {
@@ -185,7 +188,8 @@ impl Callback {
         // SAFETY: this function's contract.
         let engine = unsafe { cast::versioned(engine) }?;
         let none = || Error::new(Kind::InvalidConfig, "argument").at("enqueue").hint("pass a function");
-        Ok(Callback { enqueue: engine.enqueue.ok_or_else(none)?, data: engine.data })
+        let enqueue = engine.enqueue.ok_or_else(none)?;
+        Ok(Callback { enqueue, data: engine.data, process: handle::process() })
     }
 }
 
@@ -222,6 +226,10 @@ impl Engine for Callback {
         let said = FbEngineCall::of(call);
         // SAFETY: the contract of `Callback::of`.
         let status = unsafe { (self.enqueue)(self.data, &said, cast::stream_pointer(stream)) };
+        if handle::process() != self.process {
+            // Pools of rows are shared with the parent: nothing may go on here.
+            return Err(Error::new(Kind::Closed, "overlap").at("a forked child came out of the callback"));
+        }
         if status == 0 {
             return Ok(());
         }
@@ -240,7 +248,8 @@ impl Engine for Callback {
 /// FB_ALL_QUERY_ROWS, or the pass of a draft layer + 1. fb_finish orders the step's end behind all of it.
 ///
 /// A layer that was not enqueued whole, because the callback or the device refused, abandons the step: it is still
-/// to be finished and retired, which then answers FB_CANCELLED, and its sequences are rolled back or closed.
+/// to be finished and retired, which then answers FB_CANCELLED, and its sequences are rolled back or closed. The
+/// callback finds the cache busy: see fb_enqueue. FB_CLOSED in a child that it forked.
 ///
 /// # Safety
 /// `layers` and `engine` state their sizes truly; the buffers are the device's to use until every stream has passed

@@ -8,8 +8,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use forebay::{Error, Kind, Result};
 
-use crate::status::FbStatus;
-
 /// Runs `call`; nothing if it panicked.
 pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(call)) {
@@ -27,11 +25,6 @@ pub(crate) fn wall<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     caught(call).unwrap_or_else(|| Err(panicked()))
 }
 
-/// As [`wall`], for an entry: the status alone.
-pub(crate) fn status(call: impl FnOnce() -> Result<()>) -> FbStatus {
-    wall(call).map_or_else(|error| error.kind().into(), |()| FbStatus::FbOk)
-}
-
 /// The error of a call that panicked.
 pub(crate) fn panicked() -> Error {
     Error::new(Kind::Internal, "call").at("a rule of the library was broken")
@@ -43,10 +36,10 @@ mod tests {
 
     #[test]
     fn a_panic_becomes_a_status() {
-        assert_eq!(status(|| Ok(())), FbStatus::FbOk);
-        assert_eq!(status(|| Err(Error::new(Kind::Busy, "x"))), FbStatus::FbBusy);
-        assert_eq!(status(|| panic!("shown on standard error: this test means to")), FbStatus::FbInternal);
-        assert_eq!(wall::<()>(|| panic!("as above")), Err(panicked()));
+        assert_eq!(wall(|| Ok(5)), Ok(5));
+        assert_eq!(wall::<()>(|| Err(Error::new(Kind::Busy, "x"))), Err(Error::new(Kind::Busy, "x")));
+        assert_eq!(wall::<()>(|| panic!("shown on standard error: this test means to")), Err(panicked()));
+        assert_eq!(panicked().kind(), Kind::Internal);
         assert_eq!((caught(|| 7), caught::<()>(|| panic!("as above"))), (Some(7), None));
     }
 }

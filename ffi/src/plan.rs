@@ -135,7 +135,7 @@ pub struct FbPlanned {
 unsafe impl Plain for FbPlanned {}
 impl Versioned for FbPlanned {
     const NAME: &'static str = "fb_planned";
-    const REQUIRED: usize = size_of::<FbPlanned>();
+    const REQUIRED: usize = std::mem::offset_of!(FbPlanned, batch_rows) + 4;
 }
 
 const fn or(value: u32, default: u32) -> u32 {

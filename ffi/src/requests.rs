@@ -35,7 +35,7 @@ pub struct FbArrival {
 unsafe impl Plain for FbArrival {}
 impl Versioned for FbArrival {
     const NAME: &'static str = "fb_arrival";
-    const REQUIRED: usize = size_of::<FbArrival>();
+    const REQUIRED: usize = std::mem::offset_of!(FbArrival, block_count) + 8;
 }
 
 /// A request trace under way.
@@ -73,8 +73,8 @@ pub unsafe extern "C" fn fb_requests_create(
     unsafe {
         create(text, text_bytes, || {
             let (path, requests) = (cast::path(path, "path")?, cast::out(requests, "requests")?);
-            let writer = RequestWriter::create(path, block_tokens)?;
-            requests.set(handle::give(FbRequests(Some(writer)))?);
+            let create = || RequestWriter::create(path, block_tokens);
+            requests.set(handle::give(|| Ok(FbRequests(Some(create()?))))?);
             Ok(())
         })
     }

@@ -57,7 +57,7 @@ pub struct FbTraceHeader {
 unsafe impl Plain for FbTraceHeader {}
 impl Versioned for FbTraceHeader {
     const NAME: &'static str = "fb_trace_header";
-    const REQUIRED: usize = size_of::<FbTraceHeader>();
+    const REQUIRED: usize = std::mem::offset_of!(FbTraceHeader, members) + 8;
 }
 
 /// A selection trace in memory.
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn fb_selections_open(
     unsafe {
         create(text, text_bytes, || {
             let (path, selections) = (cast::path(path, "path")?, cast::out(selections, "selections")?);
-            selections.set(handle::give(FbSelections(SelectionTrace::read(path)?))?);
+            selections.set(handle::give(|| Ok(FbSelections(SelectionTrace::read(path)?)))?);
             Ok(())
         })
     }
@@ -191,7 +191,13 @@ pub unsafe extern "C" fn fb_selections_layer_ids(
 ) -> FbStatus {
     read(selections, |selections| {
         // SAFETY: this call's contract, for both.
-        unsafe { cast::write_list(&selections.0.header().layer_ids, ids, room, (count, "count")) }
+        unsafe {
+            cast::write_list(
+                selections.0.header().layer_ids.iter().copied(),
+                (ids, room, "ids"),
+                (count, "count"),
+            )
+        }
     })
 }
 

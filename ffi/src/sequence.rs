@@ -141,7 +141,7 @@ pub struct FbSequenceLength {
 unsafe impl Plain for FbSequenceLength {}
 impl Versioned for FbSequenceLength {
     const NAME: &'static str = "fb_sequence_length";
-    const REQUIRED: usize = size_of::<FbSequenceLength>();
+    const REQUIRED: usize = std::mem::offset_of!(FbSequenceLength, running) + 4;
 }
 
 /// A page of a sequence. It never grows.
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn fb_append(
             let row_bytes = u64::from(cache.cache.geometry().row_bytes());
             // A u64 holds the product of two u32, and a usize is as wide.
             let bytes = cast::slice(rows.cast::<u8>(), (row_bytes * u64::from(count)) as usize, "rows")?;
-            cache.cache.append(cache.sequence(sequence), Layer(layer), bytes)
+            cache.cache.append(cache.sequence(sequence)?, Layer(layer), bytes)
         })
     }
 }
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn fb_append(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, count: u32) -> FbStatus {
     change(cache, |cache| {
-        let sequence = cache.sequence(sequence);
+        let sequence = cache.sequence(sequence)?;
         cache.cache.append_in_place(sequence, count)
     })
 }
@@ -241,7 +241,7 @@ pub unsafe extern "C" fn fb_join(
                 true => WarmUp::default(),
                 false => FbWarmUp::declare(&cast::versioned(warm_up)?, cache)?,
             };
-            let sequence = cache.sequence(sequence);
+            let sequence = cache.sequence(sequence)?;
             let ended = cache.cache.join(sequence, cast::stream(stream), warm_up)?;
             wanted.give(ended, cache);
             Ok(())
@@ -264,7 +264,7 @@ pub unsafe extern "C" fn fb_join_more(
     change(cache, |cache| {
         // SAFETY: this call's contract.
         let wanted = unsafe { ticket::wanted(ticket) }?;
-        let sequence = cache.sequence(sequence);
+        let sequence = cache.sequence(sequence)?;
         let ended = cache.cache.join_more(sequence, cast::stream(stream))?;
         wanted.give(ended, cache);
         Ok(())
@@ -292,7 +292,7 @@ pub unsafe extern "C" fn fb_fork(
         change(cache, |cache| {
             let (child, wanted) = (cast::out(child, "child")?, ticket::wanted(ticket)?);
             let open = FbOpenConfig::declare(&cast::versioned(config)?, cache)?;
-            let parent = cache.sequence(parent);
+            let parent = cache.sequence(parent)?;
             let (forked, ended) = cache.cache.fork(parent, &open, cast::stream(stream))?;
             child.set(cache.number_of(forked));
             wanted.give(ended, cache);
@@ -319,7 +319,7 @@ pub unsafe extern "C" fn fb_roll_back(
     change(cache, |cache| {
         // SAFETY: this call's contract.
         let wanted = unsafe { ticket::wanted(ticket) }?;
-        let sequence = cache.sequence(sequence);
+        let sequence = cache.sequence(sequence)?;
         let ended = cache.cache.roll_back(sequence, length, cast::stream(stream))?;
         wanted.give(ended, cache);
         Ok(())
@@ -340,7 +340,7 @@ pub unsafe extern "C" fn fb_length(
     unsafe {
         read(cache, |cache| {
             let length = cast::versioned_out(length)?;
-            let sequence = cache.sequence(sequence);
+            let sequence = cache.sequence(sequence)?;
             let now = cache.cache.length(sequence)?;
             length.set(&FbSequenceLength {
                 size: size_of::<FbSequenceLength>(),
@@ -369,9 +369,9 @@ pub unsafe extern "C" fn fb_pages(
     // SAFETY: this call's contract, for both.
     unsafe {
         read(cache, |cache| {
-            let all = cache.cache.pages(cache.sequence(sequence))?;
+            let all = cache.cache.pages(cache.sequence(sequence)?)?;
             let all = all.map(|(host, keys)| FbPage { host: host.0, index_keys: keys.0 });
-            cast::write_list(&all.collect::<Vec<_>>(), pages, room, (count, "count"))
+            cast::write_list(all, (pages, room, "pages"), (count, "count"))
         })
     }
 }
@@ -401,7 +401,7 @@ pub unsafe extern "C" fn fb_read_row(
             }
             let room = cast::room(row.cast::<u8>(), wanted as usize, "row")?;
             let mut read = vec![0; wanted as usize];
-            cache.cache.read_row(cache.sequence(sequence), Layer(layer), position, &mut read)?;
+            cache.cache.read_row(cache.sequence(sequence)?, Layer(layer), position, &mut read)?;
             for (place, byte) in room.iter_mut().zip(read) {
                 place.write(byte);
             }
@@ -421,13 +421,14 @@ pub unsafe extern "C" fn fb_digest(cache: *const FbCache, sequence: u64, digest:
     unsafe {
         read(cache, |cache| {
             let digest = cast::out(digest, "digest")?;
-            digest.set(cache.cache.digest(cache.sequence(sequence))?);
+            digest.set(cache.cache.digest(cache.sequence(sequence)?)?);
             Ok(())
         })
     }
 }
 
-/// The slot to which the row of a step's query row is to be written, the same in every layer's slab.
+/// The slot to which the row of a step's query row is to be written, the same in every layer's slab and in every step
+/// of the sequence: asked for once, when it is opened, and not in a callback, where it is FB_BUSY.
 ///
 /// # Safety
 /// `slot` has room for the answer.
@@ -442,7 +443,7 @@ pub unsafe extern "C" fn fb_landing_slot(
     unsafe {
         read(cache, |cache| {
             let slot = cast::out(slot, "slot")?;
-            slot.set(cache.cache.landing_slot(cache.sequence(sequence), query_row)?);
+            slot.set(cache.cache.landing_slot(cache.sequence(sequence)?, query_row)?);
             Ok(())
         })
     }
@@ -455,7 +456,7 @@ pub unsafe extern "C" fn fb_landing_slot(
 /// What the library enqueues on `stream` may be enqueued there now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_close(cache: *mut FbCache, sequence: u64, stream: *mut c_void) -> FbStatus {
-    change(cache, |cache| cache.cache.close(cache.sequence(sequence), cast::stream(stream)))
+    change(cache, |cache| cache.cache.close(cache.sequence(sequence)?, cast::stream(stream)))
 }
 
 #[cfg(test)]

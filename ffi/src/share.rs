@@ -151,7 +151,7 @@ pub unsafe extern "C" fn fb_seal(
     unsafe {
         change(cache, |cache| {
             let (sealed, next) = (cast::out(sealed, "sealed")?, Given::of(next)?);
-            let sequence = cache.sequence(sequence);
+            let sequence = cache.sequence(sequence)?;
             sealed.set(cache.cache.seal(sequence, from, next.tokens())?);
             Ok(())
         })

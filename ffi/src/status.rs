@@ -26,7 +26,7 @@ pub enum FbStatus {
     FbOsRefused = 4,
     /// A pool sized at creation has too little left.
     FbExhausted = 5,
-    /// The thing is in use by work in flight; ask again when that has ended.
+    /// The thing is in use by work in flight, or by another call; ask again when that has ended.
     FbBusy = 6,
     /// The sequence, step or object has ended, or the handle never named one.
     FbClosed = 7,

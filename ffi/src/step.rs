@@ -84,7 +84,7 @@ pub struct FbRetired {
 unsafe impl Plain for FbRetired {}
 impl Versioned for FbRetired {
     const NAME: &'static str = "fb_retired";
-    const REQUIRED: usize = size_of::<FbRetired>();
+    const REQUIRED: usize = std::mem::offset_of!(FbRetired, misses) + 8;
 }
 
 /// Hits and misses of one layer in one step, all rows of the batch. It never grows.
@@ -246,14 +246,14 @@ impl FbCache {
     fn prepare(&mut self, config: &FbStepConfig, rows: &[FbRow], stream: *mut c_void) -> Result<FbStep> {
         let mut own = std::mem::take(&mut self.steps.rows);
         own.clear();
-        own.extend(rows.iter().map(|row| Row {
-            sequence: self.sequence(row.sequence),
-            accepted: match row.accepted {
+        let named = rows.iter().try_for_each(|row| {
+            let accepted = match row.accepted {
                 FB_ACCEPTED_ON_DEVICE => Accepted::OnDevice,
                 count => Accepted::Rows(count),
-            },
-            query_rows: row.query_rows,
-        }));
+            };
+            own.push(Row { sequence: self.sequence(row.sequence)?, accepted, query_rows: row.query_rows });
+            Ok(())
+        });
         let accepted = match config.accepted.is_null() {
             true => Ok(None),
             false => {
@@ -263,7 +263,7 @@ impl FbCache {
             }
         };
         let micro_batch = MicroBatch(config.micro_batch);
-        let prepared = accepted.and_then(|accepted| {
+        let prepared = named.and(accepted).and_then(|accepted| {
             self.cache.prepare(micro_batch, config.query_rows, &own, accepted, cast::stream(stream))
         });
         self.steps.rows = own;
@@ -296,7 +296,7 @@ impl FbCache {
 
 /// Begins a step: enqueues the wait for the work before it, its block, and the commit of what its
 /// sequences' previous steps left in their landing slots. FB_BUSY when every step is in flight: retire
-/// one. Nothing is enqueued on an error.
+/// one; or when another call is inside the cache: see Threads in the head. Nothing is enqueued on an error.
 ///
 /// # Safety
 /// `config` states its size truly, its rows and tensor are there, the tensor until the stream has passed this call;
@@ -394,7 +394,9 @@ pub unsafe extern "C" fn fb_retired_counts(
     count: *mut u32,
 ) -> FbStatus {
     // SAFETY: this call's contract.
-    read(cache, |cache| unsafe { cast::write_list(&cache.steps.counts, counts, room, (count, "count")) })
+    read(cache, |cache| unsafe {
+        cast::write_list(cache.steps.counts.iter().copied(), (counts, room, "counts"), (count, "count"))
+    })
 }
 
 /// The committed length, in tokens, of each batch row's sequence as of the step that was retired last, in the same
@@ -410,7 +412,9 @@ pub unsafe extern "C" fn fb_retired_lengths(
     count: *mut u32,
 ) -> FbStatus {
     // SAFETY: this call's contract.
-    read(cache, |cache| unsafe { cast::write_list(&cache.steps.lengths, lengths, room, (count, "count")) })
+    read(cache, |cache| unsafe {
+        cast::write_list(cache.steps.lengths.iter().copied(), (lengths, room, "lengths"), (count, "count"))
+    })
 }
 
 #[cfg(test)]

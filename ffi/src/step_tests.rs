@@ -157,7 +157,7 @@ fn a_step_that_makes_no_sense_is_refused_and_nothing_is_begun() {
     refuse(FbStepConfig { reserved: 1, ..right }, FbInvalidConfig, "reserved");
     refuse(FbStepConfig { size: 8, ..right }, FbInvalidConfig, "fb_step_config");
     refuse(FbStepConfig { size: usize::MAX, ..right }, FbInvalidConfig, "fb_step_config");
-    refuse(FbStepConfig { rows: foreign.as_ptr(), row_count: 1, ..right }, FbClosed, "handle");
+    refuse(FbStepConfig { rows: foreign.as_ptr(), row_count: 1, ..right }, FbClosed, "sequence");
     refuse(FbStepConfig { rows: twice.as_ptr(), row_count: 2, ..right }, FbInvalidConfig, "twice");
     let more = [FbRow { accepted: 1, ..rows[0] }];
     refuse(FbStepConfig { rows: more.as_ptr(), row_count: 1, ..right }, FbOutOfRange, "accepted rows");
@@ -298,7 +298,7 @@ fn a_step_ends_once_and_is_kept_while_it_cannot() {
         status(fb_retire(rig.cache, &mut step, null_mut(), null_mut()), FbClosed, &rig, "step");
         status(fb_finish(rig.cache, step, null_mut()), FbClosed, &rig, "step");
         status(fb_abandon(rig.cache, step), FbClosed, &rig, "step");
-        status(fb_retired_counts(rig.cache, null_mut(), 1, &mut 0), FbInvalidConfig, &rig, "list");
+        status(fb_retired_counts(rig.cache, null_mut(), 1, &mut 0), FbInvalidConfig, &rig, "counts");
         status(fb_retired_lengths(rig.cache, null_mut(), 0, null_mut()), FbInvalidConfig, &rig, "count");
     }
     // Another cache's number names nothing here.

@@ -200,7 +200,7 @@ impl Rig {
             let own = open(&mut self.twin, number, stream).unwrap();
             let mut made = 0;
             ok(handle::change(self.cache, |cache| {
-                cache.cache.close(cache.sequence(twin.number), cast::stream(at))?;
+                cache.cache.close(cache.sequence(twin.number)?, cast::stream(at))?;
                 made =
                     open(&mut cache.cache, number, cast::stream(at)).map(|opened| cache.number_of(opened))?;
                 Ok(())
@@ -261,26 +261,35 @@ pub(crate) fn told(cache: *const FbCache) -> (Vec<FbLayerCount>, Vec<u32>) {
     (counts, lengths)
 }
 
-impl Drop for Rig {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            return;
-        }
+impl Rig {
+    /// Closes the sequences and destroys the cache.
+    pub(crate) fn end_cache(&mut self) {
         let at = self.at;
         for twin in &self.sequences {
             ok(handle::change(self.cache, |cache| {
                 let sequence = cache.sequence(twin.number);
-                match cache.cache.close(sequence, cast::stream(at)) {
+                match sequence.and_then(|sequence| cache.cache.close(sequence, cast::stream(at))) {
                     Err(error) if error.kind() != Kind::Closed => Err(error),
                     _ => Ok(()),
                 }
             }));
         }
         // SAFETY: nothing is at work.
-        unsafe {
-            ok(fb_cache_destroy(self.cache));
-            ok(fb_device_destroy(self.device));
+        ok(unsafe { fb_cache_destroy(self.cache) });
+        self.cache = null_mut();
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
         }
+        if !self.cache.is_null() {
+            self.end_cache();
+        }
+        // SAFETY: nothing is at work.
+        ok(unsafe { fb_device_destroy(self.device) });
     }
 }
 

@@ -3,12 +3,11 @@
 //! A ticket is an object of its own, which outlives its cache and its device. Asking for one waits for nothing. A
 //! device that has failed ends its tickets when somebody asks it, so a ticket that is pending asks its device.
 
-use std::sync::{Arc, Weak};
-
-use forebay::device::{Device, Event, Outcome, Ticket};
+use forebay::device::{Event, Outcome, Ticket};
 
 use crate::cache::FbCache;
 use crate::cast::{self, Out};
+use crate::device::Door;
 use crate::handle::{self, Object, Reserved, read};
 use crate::status::FbStatus;
 use forebay::Result;
@@ -26,7 +25,7 @@ pub const FB_TICKET_CANCELLED: u32 = 3;
 #[derive(Debug)]
 pub struct FbTicket {
     ticket: Ticket,
-    device: Weak<dyn Device>,
+    door: Door,
     asked: Event,
 }
 
@@ -37,11 +36,9 @@ impl Object for FbTicket {
 
 impl FbTicket {
     fn outcome(&self) -> (u32, FbStatus) {
-        if self.ticket.poll().is_none()
-            && let Some(device) = self.device.upgrade()
-        {
+        if self.ticket.poll().is_none() {
             // The answer stands in the ticket.
-            let _ = device.query(self.asked);
+            self.door.with(|device| drop(device.query(self.asked)));
         }
         match self.ticket.poll() {
             None => (FB_TICKET_PENDING, FbStatus::FbOk),
@@ -70,8 +67,8 @@ pub(crate) unsafe fn wanted<'a>(ticket: *mut *mut FbTicket) -> Result<Wanted<'a>
 impl Wanted<'_> {
     pub(crate) fn give(self, ticket: Ticket, cache: &FbCache) {
         if let Some((out, place)) = self.0 {
-            let device = Arc::downgrade(&cache.tenant.device);
-            out.set(place.fill(FbTicket { ticket, device, asked: cache.tenant.asked }));
+            let (door, asked) = (cache.tenant.door.clone(), cache.tenant.asked);
+            out.set(place.fill(FbTicket { ticket, door, asked }));
         }
     }
 }

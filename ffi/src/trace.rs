@@ -159,7 +159,8 @@ pub unsafe extern "C" fn fb_trace_create(
         create(text, text_bytes, || {
             let (path, trace) = (cast::path(path, "path")?, cast::out(trace, "trace")?);
             let (recording, frames) = cast::versioned(config)?.declare()?;
-            trace.set(handle::give(FbTrace(Some(TraceWriter::create(path, &recording, frames)?)))?);
+            let create = || TraceWriter::create(path, &recording, frames);
+            trace.set(handle::give(|| Ok(FbTrace(Some(create()?))))?);
             Ok(())
         })
     }

@@ -9,6 +9,8 @@ use forebay::trace::SelectionTrace;
 use forebay::trace::requests::{Options, RequestTrace};
 
 use super::*;
+use crate::handle::give;
+use crate::handle::tests::{Pear, first_wrong, in_child};
 use crate::requests::*;
 use crate::selections::*;
 use crate::testing::*;
@@ -360,4 +362,23 @@ fn requests_recorded_through_c_are_a_trace() {
     assert_eq!(fb_requests_destroy(requests), FbClosed);
     let trace = RequestTrace::read(&path.0, &Options::default()).unwrap();
     assert_eq!((trace.requests(), trace.blocks(0), trace.input_tokens(1)), (2, &[0, 1, 2][..], 40));
+}
+
+#[test]
+fn no_file_is_left_where_no_handle_is() {
+    let (trace, requests) = (Fresh::new("full-trace"), Fresh::new("full-requests"));
+    // A child has a table of its own to fill.
+    let code = in_child(|| {
+        while give(|| Ok(Pear)).is_ok() {}
+        let (_, full, _) = create_trace(&trace, &declared());
+        let mut made = null_mut();
+        // SAFETY: a place for the answer.
+        let also = unsafe { fb_requests_create(requests.of(), 64, null_mut(), 0, &mut made) };
+        first_wrong(&[
+            full == FbStatus::FbExhausted && also == FbStatus::FbExhausted,
+            !trace.0.exists(),
+            !requests.0.exists(),
+        ])
+    });
+    assert_eq!(code, 0);
 }

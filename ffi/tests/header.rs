@@ -18,11 +18,14 @@ const HEAD: &str = "\
  *
  * Generated from ffi/src; do not edit. docs/versions.md says what its version promises.
  *
+ * Needs       Linux 4.14 or later, where memory can be had that a fork wipes (MADV_WIPEONFORK): without it every
+ *             creation answers FB_OS_REFUSED.
  * Status      Every fallible call answers an fb_status: FB_OK is 0, the others are the library's kinds of
  *             error. A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is
  *             FB_INTERNAL; the object then answers nothing else, and its destruction gives its memory up.
  * Answers     Out-parameters are written on FB_OK only, reasons of a failed creation on failure only.
- *             fb_retire's step is the exception: it is set to 0 whenever the step has ended.
+ *             fb_retire's step is the exception: it is set to 0 whenever the step has ended. They overlap neither
+ *             each other nor what the call reads. A list of length 0 may be NULL everywhere.
  * Handles     What has a create (or another call that gives it) has a destroy. A handle is a token that is looked
  *             up, never followed: NULL, a handle of another kind, or no handle at all is FB_INVALID_CONFIG, one that
  *             was destroyed FB_CLOSED, and the library touches nothing. At most 65,536 are there at a time.
@@ -32,10 +35,15 @@ const HEAD: &str = "\
  *             numbers, what to do. A creation that fails writes it to its own `text`.
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer
  *             without const must be alone: beside another call on that object, also one from a callback, it answers
- *             FB_BUSY and has done nothing; so does a const call beside it. Objects are independent of each other.
- *             A callback neither throws nor jumps out.
+ *             FB_BUSY and has done nothing; so does a const call beside it. So a thread that reads fb_cache_stats or
+ *             fb_error_text can refuse the decode thread its fb_layer: read them on the decode thread, between its
+ *             calls, and hand them on. This FB_BUSY leaves no text: fb_error_text then still has an older failure's.
+ *             Who keeps to one thread a cache never sees it, and FB_BUSY is of the work in flight.
+ *             Objects are independent of each other.
+ *             A callback, also fb_stream_call's work, neither throws nor jumps out.
  * Fork        In a forked child every handle of the parent's is FB_CLOSED, and what the child creates is its own.
- *             In the parent nothing changes.
+ *             A call whose callback forks is FB_CLOSED in the child, whatever the callback answers there. In the
+ *             parent nothing changes.
  * Structs     A struct that begins with `size` is set to zero, then `size` to its sizeof. The library
  *             takes the size of an older header, reading what is missing as 0; it takes a larger size if
  *             what it does not know is 0. Of a struct that it fills it writes what both sides know, and
@@ -44,9 +52,11 @@ const HEAD: &str = "\
  *             (NULL: the legacy stream), or one of fb_stream_create's; on a host device one of fb_stream_create's,
  *             or NULL for the first. Any other is FB_OUT_OF_RANGE. Calls enqueue and return; those that wait for
  *             the device are fb_stream_wait, fb_stream_return and fb_device_destroy, and for tests fb_digest and
- *             fb_cache_validate.
- * Memory      Buffers stay the caller's. The library reads no environment variable, installs no signal
- *             handler, and writes to no log; only a panic shows on standard error.
+ *             fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream holds 4096 operations: who enqueues more waits
+ *             until one has run. Streams run beside each other but for fb_stream_order.
+ * Memory      Buffers stay the caller's. What a cache takes is its device's until fb_device_destroy. The library
+ *             reads no environment variable, installs no signal handler, and writes to no log; only a panic shows
+ *             on standard error.
  */";
 
 /// The files whose declarations the header shows, in its order. Those not named follow by name.

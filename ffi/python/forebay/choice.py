@@ -49,10 +49,10 @@ class Table:
     def to_text(self) -> str:
         """A text that `from_text` reads."""
         table, _orders = self._declare()
-        length = ffi.new("size_t *")
-        _check(lib.fb_table_to_text(table, NULL, 0, length))
+        length, reason = ffi.new("size_t *"), new_text()
+        check_created(lib.fb_table_to_text(table, reason, len(reason), NULL, 0, length), reason)
         text = ffi.new("char[]", length[0])
-        _check(lib.fb_table_to_text(table, text, length[0], length))
+        check_created(lib.fb_table_to_text(table, reason, len(reason), text, length[0], length), reason)
         return str(ffi.string(text).decode())
 
     def _declare(self) -> tuple[Any, Any]:
@@ -229,10 +229,6 @@ def best(prices: Prices, misses: Many[float]) -> tuple[str, ...]:
         wanted = "one for each layer" if declared.layers == 1 else f"{declared.layers}, one a layer"
         raise InvalidArgument("misses", f"float64 {list(counts.shape)}", wanted)
     orders = ffi.new("uint32_t[]", max(counts.size, 1))
-    _check(lib.fb_table_best(declared, ffi.from_buffer("double[]", counts), counts.size, orders))
+    reason, given = new_text(), ffi.from_buffer("double[]", counts)
+    check_created(lib.fb_table_best(declared, given, counts.size, reason, len(reason), orders), reason)
     return tuple(ORDER_NAMES[orders[at]] for at in range(counts.size))
-
-
-def _check(status: int) -> None:
-    if status:
-        check_created(status, ffi.new("char[]", 1))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any, NamedTuple, Sequence as Many
 
-from ._library import ffi, lib, sized, status_text
-from .errors import InvalidArgument, error_of
+from ._library import check_created, ffi, lib, new_text, sized
+from .errors import InvalidArgument
 from .shape import Shape
 from .tensors import index
 
@@ -103,10 +103,8 @@ def footprint(
     """
     numbers = {"lanes": lanes, "max_tokens": max_tokens, "query_rows": 1, **numbers}
     config, _slots, _pools = declare(shape, slots, pool_slots, numbers)
-    answer = sized("fb_cache_footprint")
-    status = lib.fb_footprint(config, answer)
-    if status:
-        raise error_of(status, f"footprint: {status_text(status)}")
+    answer, reason = sized("fb_cache_footprint"), new_text()
+    check_created(lib.fb_footprint(config, reason, len(reason), answer), reason)
     return Footprint(*(int(getattr(answer, name)) for name in Footprint._fields))
 
 

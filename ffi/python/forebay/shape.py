@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ._library import check_created, ffi, lib, sized, text_bytes
+from ._library import NULL, lib, sized, text_bytes
 from .errors import InvalidArgument
 
 
@@ -44,7 +44,7 @@ class Shape:
         if unknown:
             raise InvalidArgument(unknown[0], "a change", f"a field: {', '.join(_FIELDS)}")
         config = sized("fb_cache_config")
-        status = lib.fb_preset(text_bytes(name, "name"), config)
+        status = lib.fb_preset(text_bytes(name, "name"), NULL, 0, config)
         if status:
             raise InvalidArgument("name", repr(name), "a preset: deepseek-v3.2, deepseek-v3, glm-5, gqa-8x128, ...")
         fields = {field: int(getattr(config, field)) for field in _FIELDS if field != "row_bytes"}

@@ -7,16 +7,20 @@ fn a_preset_fills_in_the_model_and_leaves_the_rest() {
     let mut config = FbCacheConfig { lanes: 5, numa_node: 2, ..sized() };
     // SAFETY: the names end with a zero, and the config states its size.
     unsafe {
-        assert_eq!(fb_preset(c"deepseek-v3.2".as_ptr(), &raw mut config), FbOk);
+        assert_eq!(fb_preset(c"deepseek-v3.2".as_ptr(), null_mut(), 0, &raw mut config), FbOk);
         assert_eq!((config.layers, config.row_bytes, config.index_key_bytes), (61, [656, 0], 132));
         assert_eq!((config.page_tokens, config.top_k, config.lanes, config.numa_node), (64, 2048, 5, 2));
         let before = config.layers;
-        assert_eq!(fb_preset(c"gpt".as_ptr(), &raw mut config), FbOutOfRange);
-        assert_eq!(fb_preset(null(), &raw mut config), FbInvalidConfig);
+        assert_eq!(fb_preset(c"gpt".as_ptr(), null_mut(), 0, &raw mut config), FbOutOfRange);
+        assert_eq!(fb_preset(null(), null_mut(), 0, &raw mut config), FbInvalidConfig);
+        let mut text = [0; 512];
+        let status = fb_preset(c"gpt".as_ptr(), text.as_mut_ptr(), text.len(), &raw mut config);
+        assert_eq!(status, FbOutOfRange);
+        assert!(text_in(&text).contains("\"gpt\""), "{}", text_in(&text));
         assert_eq!(config.layers, before);
         for (name, _) in forebay::Shape::PRESETS {
             let name = std::ffi::CString::new(name).unwrap();
-            assert_eq!(fb_preset(name.as_ptr(), &raw mut config), FbOk, "{name:?}");
+            assert_eq!(fb_preset(name.as_ptr(), null_mut(), 0, &raw mut config), FbOk, "{name:?}");
         }
     }
 }
@@ -26,7 +30,7 @@ fn a_footprint_is_what_the_cache_takes() {
     let mut footprint: FbCacheFootprint = sized();
     // SAFETY: both state their size.
     unsafe {
-        assert_eq!(fb_footprint(&declared(), &raw mut footprint), FbOk);
+        assert_eq!(fb_footprint(&declared(), null_mut(), 0, &raw mut footprint), FbOk);
         let pages = u64::from(3 * (200_u32.div_ceil(PAGE) + 1));
         assert_eq!(footprint.rows, pages * u64::from(PAGE * ROW * LAYERS));
         assert_eq!(footprint.index_keys, pages * u64::from(PAGE * 8 * LAYERS));
@@ -34,7 +38,10 @@ fn a_footprint_is_what_the_cache_takes() {
         let mapped = footprint.slots + footprint.landing + footprint.scratch + footprint.padding;
         assert_eq!(mapped % (2 << 20), 0);
         let dense = FbCacheConfig { top_k: 0, ..declared() };
-        assert_eq!(fb_footprint(&raw const dense, &raw mut footprint), FbInvalidConfig);
+        let mut text = [0; 512];
+        let (said, bytes) = (text.as_mut_ptr(), text.len());
+        assert_eq!(fb_footprint(&raw const dense, said, bytes, &raw mut footprint), FbInvalidConfig);
+        assert!(text_in(&text).contains("top_k"), "{}", text_in(&text));
     }
 }
 
@@ -120,6 +127,25 @@ fn a_cache_with_sequences_stays_and_a_closed_one_that_waits_is_reaped() {
     destroy(cache, device);
 }
 
+/// What the head promises: the pools are the device's until it goes.
+#[test]
+fn the_memory_of_a_cache_is_its_devices() {
+    let device = make_device(&FbDeviceConfig { memory: 1 << 20, ..sized() });
+    let mut made = Vec::new();
+    while made.len() < 100 && made.last().is_none_or(|status| *status == FbOk) {
+        let mut cache = null_mut();
+        // SAFETY: all are there, and nothing is at work in the cache.
+        unsafe {
+            made.push(fb_cache_create(device, &declared(), null_mut(), 0, &raw mut cache));
+            let ended = fb_cache_destroy(cache);
+            assert_eq!(ended, if made.last() == Some(&FbOk) { FbOk } else { FbInvalidConfig });
+        }
+    }
+    assert_eq!((made.first(), made.last()), (Some(&FbOk), Some(&FbOutOfMemory)), "{}", made.len());
+    // SAFETY: nothing is at work.
+    assert_eq!(unsafe { fb_device_destroy(device) }, FbOk);
+}
+
 #[test]
 fn a_cache_in_which_a_call_panicked_can_only_be_destroyed() {
     let device = host();
@@ -138,4 +164,35 @@ fn a_cache_in_which_a_call_panicked_can_only_be_destroyed() {
         assert_eq!(fb_cache_destroy(cache), FbClosed);
         assert_eq!(fb_device_destroy(device), FbOk, "{}", text_of(device));
     }
+}
+
+#[test]
+fn layers_of_several_attention_passes_go_by_parts() {
+    let device = host();
+    let scarce = FbCacheConfig { attention_passes: 2, query_rows: 40, min_budget: 4, slots: 4, ..declared() };
+    let cache = make_cache(device, &scarce);
+    let mut info: FbInfo = sized();
+    // SAFETY: it states its size.
+    assert_eq!(unsafe { fb_cache_info(cache, &raw mut info) }, FbOk);
+    assert_eq!(info.attention_passes, 2);
+    let sequence = join(cache, 20, 10);
+    let row = FbRow { sequence, accepted: 0, query_rows: 1 };
+    let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
+    let (selection, mut slots) = ([-1; (LAYERS * TOP_K) as usize], [-7; (LAYERS * TOP_K) as usize]);
+    let (mut step, from, to, stream) = (0, selection.as_ptr(), slots.as_mut_ptr(), null_mut());
+    // SAFETY: all are there and as long as stated; the inline stream has passed each call when it returns.
+    unsafe {
+        assert_eq!(fb_prepare(cache, &raw const config, stream, &raw mut step), FbOk, "{}", text_of(cache));
+        for refused in [fb_layer(cache, step, 0, from, to, stream), fb_layers(cache, step, from, to, stream)]
+        {
+            assert_eq!(refused, FbInvalidConfig);
+            assert!(text_of(cache).contains("attention_passes 2"), "{}", text_of(cache));
+        }
+        assert_eq!(fb_abandon(cache, step), FbOk);
+        assert_eq!(fb_finish(cache, step, stream), FbOk);
+        assert_eq!(fb_retire(cache, &raw mut step, stream, null_mut()), FbCancelled);
+    }
+    assert_eq!(slots, [-7; (LAYERS * TOP_K) as usize]);
+    close(cache, sequence);
+    destroy(cache, device);
 }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
+use std::thread;
 
 use super::*;
 
@@ -49,7 +50,11 @@ fn a_device_stays_while_it_has_caches() {
     // SAFETY: nothing is at work.
     unsafe {
         assert_eq!(fb_device_destroy(device), FbBusy);
-        assert!(text_of(device).contains("caches are left (caches 2)"), "{}", text_of(device));
+        assert!(
+            text_of(device).contains("caches or captured layers are left (left 2)"),
+            "{}",
+            text_of(device)
+        );
         assert_eq!(fb_cache_destroy(one), FbOk);
         assert_eq!(fb_device_destroy(device), FbBusy);
     }
@@ -76,6 +81,91 @@ fn a_cache_that_cannot_be_made_leaves_the_device_free() {
         assert_eq!(fb_device_allocate(device, 0, &raw mut address), FbInvalidConfig);
         assert!(address.is_null());
         assert_eq!(fb_device_destroy(device), FbOk);
+    }
+}
+
+#[test]
+fn a_ticket_holds_no_device_up() {
+    let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, ..sized() });
+    let cache = make_cache(device, &declared());
+    let mut door = None;
+    let kept = crate::handle::read(cache, |cache| {
+        door = Some(cache.tenant.door.clone());
+        Ok(())
+    });
+    assert_eq!(kept, FbOk);
+    let door = door.unwrap();
+    let (asks, asked) = mpsc::channel();
+    let (open, gate) = mpsc::channel::<()>();
+    let inside = &AtomicU32::new(0);
+    let sent = device.addr();
+    thread::scope(|scope| {
+        // A ticket that asks its device while the device is destroyed.
+        let asking = door.clone();
+        scope.spawn(move || {
+            asking.with(|_| {
+                asks.send(()).unwrap();
+                gate.recv().unwrap();
+                inside.store(1, Ordering::Release);
+            });
+        });
+        asked.recv().unwrap();
+        // SAFETY: nothing is at work.
+        assert_eq!(unsafe { fb_cache_destroy(cache) }, FbOk);
+        let destroyed = scope.spawn(move || {
+            // SAFETY: as above.
+            let status = unsafe { fb_device_destroy(std::ptr::without_provenance_mut(sent)) };
+            (status, inside.load(Ordering::Acquire))
+        });
+        while crate::handle::read(device, |_| Ok(())) != FbClosed {
+            thread::yield_now();
+        }
+        open.send(()).unwrap();
+        assert_eq!(destroyed.join().unwrap(), (FbOk, 1), "the device ends behind who asks it");
+    });
+    door.with(|_| panic!("the device is gone"));
+}
+
+#[test]
+fn streams_run_in_the_order_that_was_asked_for() {
+    let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, ..sized() });
+    let (open, gate) = mpsc::channel();
+    let data = (gate, AtomicU32::new(0));
+    let held = (&raw const data).cast_mut().cast();
+    let mut other = null_mut();
+    let seen = Seen { calls: &raw const data.1, at: AtomicU32::new(99) };
+    // SAFETY: what the calls are given outlives the device.
+    unsafe {
+        assert_eq!(fb_stream_create(device, &raw mut other), FbOk);
+        assert_eq!(fb_stream_call(device, null_mut(), Some(wait), held), FbOk);
+        assert_eq!(fb_stream_order(device, null_mut(), other), FbOk);
+        // The other stream stands behind the gate, though nobody waits here.
+        assert_eq!(fb_stream_call(device, other, Some(see), (&raw const seen).cast_mut().cast()), FbOk);
+        open.send(()).unwrap();
+        assert_eq!(fb_stream_wait(device, other), FbOk);
+        assert_eq!(seen.at.load(Ordering::Relaxed), 1, "behind the first stream's work");
+        let unknown = held;
+        assert_eq!(fb_stream_order(device, unknown, other), FbOutOfRange);
+        assert_eq!(fb_stream_order(device, other, unknown), FbOutOfRange);
+        assert_eq!(fb_stream_order(device, other, other), FbOk);
+        assert_eq!(fb_stream_order(null(), other, other), FbInvalidConfig);
+        assert_eq!(fb_device_destroy(device), FbOk);
+    }
+}
+
+/// What a counter had when it was looked at.
+struct Seen {
+    calls: *const AtomicU32,
+    at: AtomicU32,
+}
+
+/// # Safety
+/// `data` is a `Seen` that outlives the device.
+unsafe extern "C" fn see(data: *mut c_void) {
+    // SAFETY: the same contract.
+    unsafe {
+        let seen = &*data.cast::<Seen>();
+        seen.at.store((*seen.calls).load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 

@@ -6,8 +6,10 @@ mod cache;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
+mod forked;
 mod sequence;
 mod share;
+mod sizes;
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};

@@ -186,7 +186,7 @@ fn without_a_place_for_its_ticket_nothing_is_enqueued() {
         let device = host();
         let cache = make_cache(device, &declared());
         let sequence = fill(cache, 20, 10);
-        while give(Pear).is_ok() {}
+        while give(|| Ok(Pear)).is_ok() {}
         let mut ticket = null_mut();
         // SAFETY: the answer has room.
         let (refused, joined) = unsafe {
@@ -251,6 +251,32 @@ fn rows_that_were_written_in_place_are_the_sequences() {
     }
     for position in 0..20 {
         assert_eq!(read_row(cache, sequence, 1, position), row_of(1, position));
+    }
+    close(cache, sequence);
+    destroy(cache, device);
+}
+
+#[test]
+fn texts_name_the_argument_and_the_callers_number() {
+    let device = host();
+    let cache = make_cache(device, &declared());
+    let sequence = join(cache, 20, 10);
+    let (mut count, row) = (0, FbRow { sequence: 77, accepted: 0, query_rows: 1 });
+    let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
+    // SAFETY: null is refused, and all else is there.
+    unsafe {
+        assert_eq!(fb_pages(cache, sequence, null_mut(), 4, &raw mut count), FbInvalidConfig);
+        assert!(text_of(cache).contains("pages"), "{}", text_of(cache));
+        assert_eq!(fb_retired_counts(cache, null_mut(), 4, &raw mut count), FbInvalidConfig);
+        assert!(text_of(cache).contains("counts"), "{}", text_of(cache));
+        assert_eq!(fb_retired_lengths(cache, null_mut(), 4, &raw mut count), FbInvalidConfig);
+        assert!(text_of(cache).contains("lengths"), "{}", text_of(cache));
+        assert_eq!(fb_close(cache, 77, null_mut()), FbClosed);
+        assert!(text_of(cache).contains("sequence 77"), "{}", text_of(cache));
+        let mut step = 0;
+        assert_eq!(fb_prepare(cache, &raw const config, null_mut(), &raw mut step), FbClosed);
+        assert!(text_of(cache).contains("sequence 77"), "{}", text_of(cache));
+        assert_eq!((count, step), (0, 0));
     }
     close(cache, sequence);
     destroy(cache, device);

@@ -1,0 +1,131 @@
+//! A process that forks inside a callback, and goes on in the child.
+
+use super::*;
+use crate::choice::FB_OVERLAP_NONE;
+use crate::overlap::*;
+
+/// What a callback does: forks before its first preparation, and answers so in the child.
+struct Forks {
+    child: i32,
+    answer: u32,
+    /// Where the new row goes. Slabs are shared with the child here, so its engine can write another one.
+    landing: *mut u8,
+    /// The row in the total pool, which is shared everywhere.
+    stored: *const u8,
+    /// The child takes the places of its parent's handles.
+    gives: bool,
+}
+
+/// # Safety
+/// `data` is a `Forks` that nothing else uses, `call` the library's.
+unsafe extern "C" fn forks(data: *mut c_void, call: *const FbEngineCall, _stream: *mut c_void) -> u32 {
+    // SAFETY: the same contract; a slot has a row's bytes.
+    unsafe {
+        let (forks, call) = (&mut *data.cast::<Forks>(), &*call);
+        if call.work != FB_WORK_PREPARE || forks.child >= 0 {
+            return 0;
+        }
+        forks.child = libc::fork();
+        if forks.child != 0 {
+            let mut state = 0;
+            assert_eq!(libc::waitpid(forks.child, &raw mut state, 0), forks.child);
+            assert_eq!(state, 0, "{state:#x}");
+            assert_eq!(forks.stored.read(), 0, "the child has stored its row in the parent's pool");
+            forks.landing.write_bytes(0xAA, ROW as usize);
+            return 0;
+        }
+        if forks.gives {
+            let (mut device, config) = (null_mut(), sized());
+            fb_device_create(&raw const config, null_mut(), 0, &raw mut device);
+        }
+        forks.landing.write_bytes(0xCC, ROW as usize);
+        forks.answer
+    }
+}
+
+/// Where a row of layer 0 is in the total pool.
+fn stored_row(cache: *const FbCache, sequence: u64, position: u32) -> *const u8 {
+    let (mut pages, mut count) = ([FbPage { host: 0, index_keys: 0 }; 4], 0);
+    let (mut rows, mut bytes, mut info) = (null_mut(), 0, sized::<FbInfo>());
+    // SAFETY: all are there and as long as stated; the row is inside of what fb_rows answers.
+    unsafe {
+        assert_eq!(fb_pages(cache, sequence, pages.as_mut_ptr(), 4, &raw mut count), FbOk);
+        assert_eq!(fb_rows(cache, 0, &raw mut rows, &raw mut bytes), FbOk);
+        assert_eq!(fb_cache_info(cache, &raw mut info), FbOk);
+        let row = pages[(position / PAGE) as usize].host * PAGE + position % PAGE;
+        rows.cast::<u8>().add((row * info.host_stride) as usize)
+    }
+}
+
+/// One layer whose callback forks; in the child the call must answer FB_CLOSED, and nothing may go on.
+fn overlap_in_a_child(answer: u32, gives: bool) {
+    let device = host();
+    let cache = make_cache(device, &declared());
+    let sequence = join(cache, 20, 10);
+    let row = FbRow { sequence, accepted: 0, query_rows: 1 };
+    let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
+    let (mut step, mut landing, mut slab, mut bytes) = (0, 0, null_mut(), 0);
+    let (selection, mut slots) = ([0, -1, -1, -1], [-7; TOP_K as usize]);
+    // SAFETY: all are there and as long as stated; the inline stream has passed each call when it returns.
+    unsafe {
+        assert_eq!(fb_landing_slot(cache, sequence, 0, &raw mut landing), FbOk);
+        assert_eq!(fb_slab(cache, 0, &raw mut slab, &raw mut bytes), FbOk);
+        let landing = slab.cast::<u8>().add((landing * ROW) as usize);
+        let stored = stored_row(cache, sequence, 20);
+        let mut data = Forks { child: -1, answer, landing, stored, gives };
+        let engine = FbEngine { enqueue: Some(forks), data: (&raw mut data).cast(), ..sized() };
+        let layers = FbOverlapConfig { selection: selection.as_ptr(), slots: slots.as_mut_ptr(), ..sized() };
+        assert_eq!(fb_prepare(cache, &raw const config, null_mut(), &raw mut step), FbOk);
+        let parent = std::process::id();
+        let ended = fb_overlap(cache, step, 0, 0, FB_OVERLAP_NONE, &raw const layers, &raw const engine);
+        if std::process::id() != parent {
+            let closed = ended == FbClosed && fb_finish(cache, step, null_mut()) == FbClosed;
+            libc::_exit(i32::from(!closed));
+        }
+        assert_eq!(ended, FbOk, "{}", text_of(cache));
+        assert_eq!(fb_layer(cache, step, 1, selection.as_ptr(), slots.as_mut_ptr(), null_mut()), FbOk);
+        assert_eq!(fb_finish(cache, step, null_mut()), FbOk);
+        assert_eq!(fb_retire(cache, &raw mut step, null_mut(), null_mut()), FbOk);
+    }
+    assert_eq!(read_row(cache, sequence, 0, 20), [0xAA; ROW as usize], "the parent's row");
+    close(cache, sequence);
+    destroy(cache, device);
+}
+
+#[test]
+fn a_child_that_comes_out_of_a_callback_is_told_and_goes_no_further() {
+    for answer in [0, 1, FbIo as u32, 77] {
+        overlap_in_a_child(answer, false);
+        overlap_in_a_child(answer, true);
+    }
+}
+
+/// # Safety
+/// `data` has room for a word.
+unsafe extern "C" fn fork_and_return(data: *mut c_void) {
+    // SAFETY: the child leaves by `_exit` behind the call.
+    let child = unsafe { libc::fork() };
+    if child != 0 {
+        let mut state = 0;
+        // SAFETY: the child made above; `data` has room for the answer.
+        unsafe {
+            libc::waitpid(child, &raw mut state, 0);
+            data.cast::<i32>().write(state);
+        }
+    }
+}
+
+#[test]
+fn a_child_that_comes_out_of_a_streams_work_is_told() {
+    let device = host();
+    let (mut state, parent) = (-1, std::process::id());
+    // SAFETY: the answer has room until the work has run, which is in the call.
+    let ended = unsafe { fb_stream_call(device, null_mut(), Some(fork_and_return), (&raw mut state).cast()) };
+    if std::process::id() != parent {
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(ended != FbClosed)) };
+    }
+    assert_eq!((ended, state), (FbOk, 0));
+    // SAFETY: nothing is at work.
+    assert_eq!(unsafe { fb_device_destroy(device) }, FbOk);
+}

@@ -1,0 +1,55 @@
+//! What callers may never be asked for: more bytes of a struct than its first version had.
+
+use super::*;
+use crate::capture::*;
+use crate::choice::*;
+use crate::overlap::*;
+use crate::plan::*;
+use crate::requests::*;
+use crate::selections::*;
+use crate::trace::*;
+
+fn required<T: Versioned>() -> (&'static str, usize, usize) {
+    (T::NAME, T::REQUIRED, size_of::<T>())
+}
+
+/// Never change a number here: a struct that needs more is another struct.
+#[test]
+fn what_callers_must_state_stays() {
+    let found = [
+        (required::<FbDeviceConfig>(), 12),
+        (required::<FbCacheConfig>(), 52),
+        (required::<FbCacheFootprint>(), 72),
+        (required::<FbStats>(), 112),
+        (required::<FbInfo>(), 88),
+        (required::<FbOpenConfig>(), 16),
+        (required::<FbWarmUp>(), 24),
+        (required::<FbSequenceLength>(), 24),
+        (required::<FbTokens>(), 20),
+        (required::<FbStepConfig>(), 24),
+        (required::<FbRetired>(), 32),
+        (required::<FbPart>(), 12),
+        (required::<FbBuffers>(), 24),
+        (required::<FbEngine>(), 24),
+        (required::<FbOverlapConfig>(), 88),
+        (required::<FbHysteresis>(), 40),
+        (required::<FbChooserConfig>(), 24),
+        (required::<FbChoice>(), 24),
+        (required::<FbCaptureConfig>(), 32),
+        (required::<FbTraceConfig>(), 24),
+        (required::<FbArrival>(), 40),
+        (required::<FbTraceHeader>(), 56),
+        (required::<FbPlanConfig>(), 28),
+        (required::<FbPlanned>(), 136),
+    ];
+    for ((name, required, size), recorded) in found {
+        assert!(required == recorded && required <= size, "{name}: {required} of {size}");
+    }
+    let sources = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src")).unwrap();
+    let texts = sources.filter_map(|file| std::fs::read_to_string(file.unwrap().path()).ok());
+    let texts: Vec<String> = texts.collect();
+    let count = |word: &str| texts.iter().map(|text| text.matches(word).count()).sum::<usize>();
+    assert_eq!(count("impl Versioned for Fb"), found.len(), "a struct is missing here");
+    // A whole struct that grows would raise what is asked for.
+    assert_eq!(count(concat!("REQUIRED: usize = size_of", "::<")), 0);
+}
