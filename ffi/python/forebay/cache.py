@@ -92,7 +92,7 @@ class CacheHandle:
 
     def __init__(self, pointer: Any, device: DeviceHandle) -> None:
         self.pointer = pointer
-        self.device = device
+        self.device, self.later = device, device.later
         self.sequences: set[int] = set()
         self.steps: dict[int, InFlight] = {}
         # Warm-ups of joins, with the tickets that tell when they are read.

@@ -41,8 +41,8 @@ _left: deque[Any] = deque()
 
 
 def give_up(handle: Any) -> None:
-    """Ends a handle that nobody has any more; later, if that had to wait now."""
-    if not handle.end(wait=False):
+    """Ends a handle that nobody has any more; where work runs later, which this would wait for, it is left."""
+    if handle.later or not handle.end(wait=False):
         _left.append(handle)
 
 
@@ -99,13 +99,9 @@ class DeviceHandle:
         self.leave()
 
     def leave(self) -> None:
-        """One less; the last one ends it, or leaves it to be ended, where that waits for streams."""
+        """One less; the last one gives it up."""
         self._users.pop()
-        if self._users:
-            return
-        if self.later:
-            _left.append(self)
-        else:
+        if not self._users:
             give_up(self)
 
     def end(self, wait: bool) -> bool:
@@ -271,6 +267,15 @@ class Device:
         if status:
             self._handle.calls.pop(key, None)
         check(status, pointer)
+
+    def order(self, before: Any, after: Any) -> None:
+        """Orders two streams: what is enqueued on `after` from now on runs behind what is enqueued on `before` now.
+
+        Raises:
+            InvalidArgument: no stream of this device. DeviceFailed: the device has failed.
+        """
+        pointer = self._open()
+        check(lib.fb_stream_order(pointer, self.stream_of(before), self.stream_of(after)), pointer)
 
     def return_stream(self, stream: Any) -> None:
         """Gives a stream of the engine's back, before the engine destroys it: waits for what is enqueued on it. Steps

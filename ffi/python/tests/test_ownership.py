@@ -290,6 +290,18 @@ def test_a_device_that_is_closed_still_serves_its_caches(make: Make) -> None:
     assert step.retire(wait=True).step == 1
 
 
+def test_one_stream_runs_behind_another_where_it_is_told_to() -> None:
+    device = forebay.HostDevice(threads=True)
+    one, two, ran = device.stream(), device.stream(), []
+    gate = Gate(device, one)
+    device.call(lambda: ran.append("before"), one)
+    device.order(one, two)
+    device.call(lambda: ran.append("after"), two)
+    gate.opened.set()
+    two.wait()
+    assert ran == ["before", "after"]
+
+
 def test_what_a_call_raises_comes_out_of_its_own_streams_wait() -> None:
     device = forebay.HostDevice(threads=True)
     one, two = device.stream(), device.stream()
