@@ -92,7 +92,7 @@ class CacheHandle:
 
     def __init__(self, pointer: Any, device: DeviceHandle) -> None:
         self.pointer = pointer
-        self.device = device
+        self.device, self.later = device, device.later
         self.sequences: set[int] = set()
         self.steps: dict[int, InFlight] = {}
         # Warm-ups of joins, with the tickets that tell when they are read.
@@ -442,6 +442,9 @@ class Cache:
 
         Returns:
             How many closed sequences still wait.
+
+        Raises:
+            InvalidArgument: the stream. Busy, Closed.
         """
         self._record.make_up()
         waiting = ffi.new("uint32_t *")
@@ -499,13 +502,21 @@ class Cache:
         return self.device.view(int(ffi.cast("uintptr_t", address[0])), shape)
 
     def stats(self) -> Stats:
-        """Counters and gauges, now. May be called beside another thread's calls that only read."""
+        """Counters and gauges, now. May be called beside another thread's calls that only read.
+
+        Raises:
+            Busy: beside one that does not. Closed.
+        """
         stats = sized("fb_stats")
         check(lib.fb_cache_stats(self._pointer, stats), self._pointer)
         return Stats(*(int(getattr(stats, name)) for name in Stats._fields))
 
     def fallbacks(self) -> list[str]:
-        """What the memory had to do without, a line each; empty: everything could be had."""
+        """What the memory had to do without, a line each; empty: everything could be had.
+
+        Raises:
+            Busy, Closed.
+        """
         lines: list[str] = []
         text = ffi.new("char[]", _LINE_BYTES)
         while len(lines) < _FALLBACKS_MOST:
@@ -602,7 +613,7 @@ class Cache:
         """Checks every invariant of every pool and table: for tests, between steps.
 
         Raises:
-            Internal: names the broken one.
+            Internal: names the broken one. Busy, Closed.
         """
         check(lib.fb_cache_validate(self._pointer), self._pointer)
 

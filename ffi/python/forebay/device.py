@@ -41,8 +41,8 @@ _left: deque[Any] = deque()
 
 
 def give_up(handle: Any) -> None:
-    """Ends a handle that nobody has any more; later, if that had to wait now."""
-    if not handle.end(wait=False):
+    """Ends a handle that nobody has any more; where work runs later, which this would wait for, it is left."""
+    if handle.later or not handle.end(wait=False):
         _left.append(handle)
 
 
@@ -81,6 +81,8 @@ class DeviceHandle:
         self.call = _caller(self.calls, self.failed)
         # Whether a thread of the device's may be in Python.
         self.called = False
+        # Whether the device object is one of its users, which the interpreter's end does not wait for.
+        self.owned = True
         # One entry each; a list, since its calls are whole beside other threads and the garbage collector.
         self._users = [None]
         alive[self] = None
@@ -91,14 +93,15 @@ class DeviceHandle:
             raise Closed("device: it was closed")
         self._users.append(None)
 
+    def disown(self) -> None:
+        """The device object goes."""
+        self.owned = False
+        self.leave()
+
     def leave(self) -> None:
-        """One less; the last one ends it, or leaves it to be ended, where that waits for streams."""
+        """One less; the last one gives it up."""
         self._users.pop()
-        if self._users:
-            return
-        if self.later:
-            _left.append(self)
-        else:
+        if not self._users:
             give_up(self)
 
     def end(self, wait: bool) -> bool:
@@ -126,7 +129,7 @@ class DeviceHandle:
         """Calls of Python's run to their end while there is an interpreter; a device that is still viewed stays."""
         if self.called:
             self.wait()
-        if len(self._users) <= 1:
+        if len(self._users) <= self.owned:
             self.end(wait=True)
 
 
@@ -215,7 +218,7 @@ class Device:
         text, made = new_text(), ffi.new("fb_device **")
         check_created(lib.fb_device_create(config, text, len(text), made), text)
         self._handle = DeviceHandle(made[0], self.later)
-        self._closer = weakref.finalize(self, self._handle.leave)
+        self._closer = weakref.finalize(self, self._handle.disown)
         # The interpreter's end waits: `_end_all`.
         self._closer.atexit = False
         self._streams = self._handle.streams
@@ -265,6 +268,15 @@ class Device:
             self._handle.calls.pop(key, None)
         check(status, pointer)
 
+    def order(self, before: Any, after: Any) -> None:
+        """Orders two streams: what is enqueued on `after` from now on runs behind what is enqueued on `before` now.
+
+        Raises:
+            InvalidArgument: no stream of this device. DeviceFailed: the device has failed.
+        """
+        pointer = self._open()
+        check(lib.fb_stream_order(pointer, self.stream_of(before), self.stream_of(after)), pointer)
+
     def return_stream(self, stream: Any) -> None:
         """Gives a stream of the engine's back, before the engine destroys it: waits for what is enqueued on it. Steps
         that were prepared or finished on it are retired before.
@@ -291,7 +303,7 @@ class Device:
         if self._closer.detach():
             if self._handle.called:
                 self._handle.wait()
-            self._handle.leave()
+            self._handle.disown()
         end_left()
 
     @property

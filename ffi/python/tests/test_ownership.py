@@ -193,6 +193,22 @@ inside.wait()
 """)
 
 
+def test_a_view_outlives_even_the_interpreters_last_calls() -> None:
+    run("""
+class Last:
+    def __init__(self, view):
+        self.view, self.write = view, os.write
+    def __del__(self):
+        if self.view[1 << 20] == 7:
+            self.write(1, b"done\\n")
+device = forebay.HostDevice()
+last = Last(device.allocate(1 << 24))
+last.view[:] = 7
+del device
+gc.collect()
+""")
+
+
 def test_a_close_that_is_refused_changes_nothing() -> None:
     run("""
 device, cache = make()
@@ -274,6 +290,18 @@ def test_a_device_that_is_closed_still_serves_its_caches(make: Make) -> None:
     assert step.retire(wait=True).step == 1
 
 
+def test_one_stream_runs_behind_another_where_it_is_told_to() -> None:
+    device = forebay.HostDevice(threads=True)
+    one, two, ran = device.stream(), device.stream(), []
+    gate = Gate(device, one)
+    device.call(lambda: ran.append("before"), one)
+    device.order(one, two)
+    device.call(lambda: ran.append("after"), two)
+    gate.opened.set()
+    two.wait()
+    assert ran == ["before", "after"]
+
+
 def test_what_a_call_raises_comes_out_of_its_own_streams_wait() -> None:
     device = forebay.HostDevice(threads=True)
     one, two = device.stream(), device.stream()
@@ -317,7 +345,7 @@ def test_a_cache_that_cannot_end_is_told_of(make: Make, monkeypatch: pytest.Monk
         def __getattr__(self, name: str) -> Any:
             return (lambda _pointer: lib.FB_INTERNAL) if name == "fb_cache_destroy" else getattr(lib, name)
 
-    lib = module.lib
+    lib: Any = getattr(module, "lib")
     cache = make()
     with monkeypatch.context() as patch:
         patch.setattr(module, "lib", Broken())
