@@ -47,7 +47,11 @@ class Table:
             orders = ffi.new("uint32_t[]", room)
 
     def to_text(self) -> str:
-        """A text that `from_text` reads."""
+        """A text that `from_text` reads.
+
+        Raises:
+            InvalidArgument: an order or a version that is none.
+        """
         table, _orders = self._declare()
         length, reason = ffi.new("size_t *"), new_text()
         check_created(lib.fb_table_to_text(table, reason, len(reason), NULL, 0, length), reason)
@@ -183,6 +187,10 @@ class Chooser:
 
         Args:
             counts: `Retired.layers`.
+
+        Raises:
+            OutOfRange: counts of other layers, a step without rows, or more rows than the largest bucket.
+            InvalidArgument: names what is no number.
         """
         try:
             given = ffi.new("fb_layer_count[]", [tuple(count) for count in counts])

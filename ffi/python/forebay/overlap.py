@@ -213,11 +213,20 @@ class Captured:
         self._end()
 
     def launch(self, steps: Many[Step]) -> None:
-        """Launches it for open steps, one of each micro-batch, in their order."""
+        """Launches it for open steps, one of each micro-batch, in their order.
+
+        Raises:
+            InvalidConfig, OutOfRange, Closed: steps that do not fit the capture, or a graph of the engine's own:
+                nothing was launched. What the device refuses abandons the steps.
+        """
         self._for(lib.fb_launch, steps)
 
     def launched(self, steps: Many[Step]) -> None:
-        """The engine has launched a graph of its own that was captured around it, for these steps."""
+        """The engine has launched a graph of its own that was captured around it, for these steps.
+
+        Raises:
+            InvalidConfig, OutOfRange, Closed: steps that do not fit the capture, or one that was not captured `into`.
+        """
         self._for(lib.fb_launched, steps)
 
     def _for(self, call: Any, steps: Many[Step]) -> None:

@@ -137,15 +137,27 @@ class TraceWriter(_Writer):
         check(lib.fb_trace_record(pointer, at, numbers, count), pointer)
 
     def flush(self) -> None:
-        """Writes the steps that are held: they survive the process."""
+        """Writes the steps that are held: they survive the process.
+
+        Raises:
+            Io: it cannot be written. Closed: it was finished.
+        """
         check(lib.fb_trace_flush(self._open()), self._pointer)
 
     def sync(self) -> None:
-        """Flushes, and stores the file on the disk."""
+        """Flushes, and stores the file on the disk.
+
+        Raises:
+            As `flush`.
+        """
         check(lib.fb_trace_sync(self._open()), self._pointer)
 
     def finish(self) -> int:
-        """Writes the end and stores the file; how many steps were recorded."""
+        """Writes the end and stores the file; how many steps were recorded.
+
+        Raises:
+            As `flush`; it is closed then too.
+        """
         pointer, steps = self._open(), ffi.new("uint32_t *")
         status = lib.fb_trace_finish(pointer, steps)
         try:
@@ -177,6 +189,11 @@ class RequestWriter(_Writer):
             input_tokens: of the prompt.
             blocks: ids of the prompt's blocks from its beginning; an id names the block and all before it.
             output_tokens: generated; 0 where that is not known yet.
+
+        Raises:
+            OutOfRange: an arrival before the last one, more blocks than the prompt has, or one that repeats: nothing is
+                recorded.
+            InvalidArgument: names what is no number. Io, Closed: as of `flush`.
         """
         pointer, arrival = self._open(), sized("fb_arrival")
         for name, value in (
@@ -190,15 +207,27 @@ class RequestWriter(_Writer):
         check(lib.fb_requests_record(pointer, arrival), pointer)
 
     def flush(self) -> None:
-        """Writes the lines that are held: they survive the process."""
+        """Writes the lines that are held: they survive the process.
+
+        Raises:
+            Io: it cannot be written. Closed: it was finished.
+        """
         check(lib.fb_requests_flush(self._open()), self._pointer)
 
     def sync(self) -> None:
-        """Flushes, and stores the file on the disk."""
+        """Flushes, and stores the file on the disk.
+
+        Raises:
+            As `flush`.
+        """
         check(lib.fb_requests_sync(self._open()), self._pointer)
 
     def finish(self) -> int:
-        """Stores the file; how many requests were recorded."""
+        """Stores the file; how many requests were recorded.
+
+        Raises:
+            As `flush`; it is closed then too.
+        """
         pointer, count = self._open(), ffi.new("uint64_t *")
         status = lib.fb_requests_finish(pointer, count)
         try:
@@ -259,7 +288,11 @@ class SelectionTrace:
         self.layer_ids = [int(ids[at]) for at in range(count[0])]
 
     def text(self, which: str) -> str:
-        """One of its texts: "label", "model", "arch", "score", "mode" or "text"."""
+        """One of its texts: "label", "model", "arch", "score", "mode" or "text".
+
+        Raises:
+            InvalidArgument: another name.
+        """
         if not isinstance(which, str) or which not in _TEXTS:
             raise InvalidArgument("which", repr(which), " or ".join(map(repr, _TEXTS)))
         text = ffi.new("char[]", _TEXT_BYTES)
