@@ -62,10 +62,3 @@ def test_the_loaded_library_has_the_headers_version() -> None:
     assert forebay.__version__.count(".") == 2
     with pytest.raises(ValueError):
         declarations.abi_version("")
-
-
-def test_the_wheels_platform_is_the_oldest_c_library_that_serves() -> None:
-    pytest.importorskip("hatchling")
-    build = load("hatch_build")
-    assert build.platform(b"") == "manylinux_2_34_x86_64"
-    assert build.platform(b"..GLIBC_2.2.5..GLIBC_2.38.GLIBC_2.9") == "manylinux_2_38_x86_64"
