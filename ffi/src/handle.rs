@@ -235,6 +235,11 @@ impl Inside {
         unsafe { self.common.as_ref() }
     }
 
+    /// Whether the place still has the name: not in a child that was forked inside the call.
+    fn is_named(&self) -> bool {
+        self.place.word.load(Ordering::Relaxed) & !word::USE == self.name
+    }
+
     /// Keeps the text of a call that failed.
     #[cold]
     fn keep(&self, error: &Error) -> FbStatus {
@@ -246,7 +251,7 @@ impl Inside {
     /// A child that was forked inside it has ended the handle, whatever the call answered.
     fn run(&self, call: impl FnOnce() -> Result<()>) -> Option<FbStatus> {
         let ended = caught(|| match call() {
-            _ if !word::is_named(&self.place.word, self.name) => FbStatus::FbClosed,
+            _ if !self.is_named() => FbStatus::FbClosed,
             Ok(()) => FbStatus::FbOk,
             Err(error) => self.keep(&error),
         });

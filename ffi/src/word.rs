@@ -93,11 +93,6 @@ pub fn unalone(word: &AtomicU64, name: u64) {
     }
 }
 
-/// Whether the word still has the name: not in a child that was forked while a call was inside.
-pub fn is_named(word: &AtomicU64, name: u64) -> bool {
-    word.load(Ordering::Relaxed) & !USE == name
-}
-
 /// Ends a name that is held alone; whether it was.
 pub fn vacate(word: &AtomicU64, name: u64) -> bool {
     let held = word.load(Ordering::Relaxed) == name | ALONE;

@@ -3,6 +3,7 @@
 use super::*;
 use crate::handle::give;
 use crate::handle::tests::{Pear, first_wrong, in_child};
+use crate::testing::allocations;
 
 #[test]
 fn a_sequence_grows_is_cut_and_forked() {
@@ -263,8 +264,14 @@ fn texts_name_the_argument_and_the_callers_number() {
     let sequence = join(cache, 20, 10);
     let (mut count, row) = (0, FbRow { sequence: 77, accepted: 0, query_rows: 1 });
     let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
+    let mut pages = [FbPage { host: 0, index_keys: 0 }; 1];
     // SAFETY: null is refused, and all else is there.
     unsafe {
+        let calls = allocations(|| {
+            assert_eq!(fb_pages(cache, sequence, pages.as_mut_ptr(), 1, &raw mut count), FbOk);
+        });
+        assert_eq!((calls, count), (0, 3), "block tables are read in every step");
+        count = 0;
         assert_eq!(fb_pages(cache, sequence, null_mut(), 4, &raw mut count), FbInvalidConfig);
         assert!(text_of(cache).contains("pages"), "{}", text_of(cache));
         assert_eq!(fb_retired_counts(cache, null_mut(), 4, &raw mut count), FbInvalidConfig);
