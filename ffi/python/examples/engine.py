@@ -81,6 +81,9 @@ class Cache(Protocol):
         ``accepted`` says how many query rows of each sequence's last step were accepted; the others are forgotten.
         """
 
+    def end(self, row: int) -> None:
+        """A sequence has its tokens: nothing more is asked of it."""
+
 
 class Store(Protocol):
     """What `Forward` asks of a cache inside a layer. Batch rows are numbered as in the step."""
@@ -181,6 +184,9 @@ class Resident:
             forward.rest(layer)
         return forward.logits()
 
+    def end(self, row: int) -> None:
+        """See `Cache`. The arrays are one for all sequences."""
+
     def put_index_keys(self, layer: int, keys: Halves) -> None:
         """See `Store`."""
         self.all_index_keys[layer, self.batch[:, None], self.positions] = keys
@@ -261,6 +267,8 @@ class Decoder:
             self.left[row] -= min(len(new), self.left[row])
             self.histories[row] += new
             self.lookups[row].extend()
+            if not self.left[row]:
+                self.cache.end(row)
         return Decoded(tuple(rows), tuple(tuple(new) for new in fresh), rejected, logits)
 
     def _query(self, row: int) -> list[int]:

@@ -154,6 +154,10 @@ class Offloaded:
             self.misses[layer] += count.misses
         return forward.logits()
 
+    def end(self, row: int) -> None:
+        """See `engine.Cache`. Its pages, slots and lane are the next request's."""
+        self.sequences[row].close(self.streams[0])
+
     def _buffers(self, forward: Forward) -> forebay.Buffers:
         """A layer's selection and answer; every layer of every step uses them again."""
         if forward.shape not in self.buffers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from pathlib import Path
 from typing import Any, NoReturn
@@ -87,6 +88,21 @@ def sized(name: str) -> Any:
     made = ffi.new(known[0])
     made.size = known[1]
     return made
+
+
+def set_field(config: Any, name: str, value: Any, argument: str | None = None) -> None:
+    """Writes a number into a struct; whole numbers only where the field is one.
+
+    Raises:
+        InvalidArgument: a value that the field does not hold.
+    """
+    kind = dict(ffi.typeof(config).item.fields)[name].type
+    whole = kind.kind == "primitive" and kind.cname not in ("double", "float")
+    try:
+        setattr(config, name, operator.index(value) if whole else value)
+    except (TypeError, OverflowError) as error:
+        held = f"a whole number that C's {kind.cname} holds" if whole else "a number"
+        raise errors.InvalidArgument(argument or name, repr(value), held) from error
 
 
 def path_bytes(path: str | os.PathLike[str]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any, NamedTuple, Sequence as Many
 
-from ._library import check_created, ffi, lib, new_text, sized
+from ._library import check_created, ffi, lib, new_text, set_field, sized
 from .errors import InvalidArgument
 from .shape import Shape
 from .tensors import index
@@ -61,12 +61,8 @@ def set_fields(config: Any, values: dict[str, Any]) -> None:
         InvalidArgument: a value that the field does not hold.
     """
     for name, value in values.items():
-        if value is None:
-            continue
-        try:
-            setattr(config, name, value)
-        except (TypeError, OverflowError) as error:
-            raise InvalidArgument(name, repr(value), "a number that the field holds") from error
+        if value is not None:
+            set_field(config, name, value)
 
 
 class Footprint(NamedTuple):

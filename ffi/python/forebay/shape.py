@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ._library import NULL, lib, sized, text_bytes
+from ._library import NULL, lib, set_field, sized, text_bytes
 from .errors import InvalidArgument
 
 
@@ -59,13 +60,13 @@ class Shape:
         """Writes it into an fb_cache_config."""
         for field in _FIELDS:
             value = getattr(self, field)
+            if field != "row_bytes":
+                set_field(config, field, value, f"shape.{field}")
+                continue
             try:
-                if field == "row_bytes":
-                    config.row_bytes[0], config.row_bytes[1] = value
-                else:
-                    setattr(config, field, value)
+                config.row_bytes[0], config.row_bytes[1] = map(operator.index, value)
             except (TypeError, ValueError, OverflowError) as error:
-                raise InvalidArgument(f"shape.{field}", repr(value), "a number that C's uint32_t holds") from error
+                raise InvalidArgument("shape.row_bytes", repr(value), "two whole numbers, of bytes") from error
 
 
 _FIELDS = (

@@ -14,7 +14,7 @@ from typing import Any, Hashable, NamedTuple, Sequence as Many, TypeVar
 
 import numpy as np
 
-from ._library import check, check_created, ffi, lib, new_text, path_bytes, sized, text_bytes
+from ._library import check, check_created, ffi, lib, new_text, path_bytes, set_field, sized, text_bytes
 from .arrays import Tensor
 from .errors import Closed, InvalidArgument
 from .tensors import HOST, index, look, words
@@ -107,7 +107,7 @@ class TraceWriter(_Writer):
         }
         for name, value in given.items():
             if value is not None:
-                _set(config, name, value)
+                set_field(config, name, value)
         for name, numbers in (("layer_ids", layer_ids), ("shares", shares)):
             if numbers is not None:
                 if not hasattr(numbers, "__len__") or len(numbers) != layers:
@@ -184,7 +184,7 @@ class RequestWriter(_Writer):
             ("input_tokens", input_tokens),
             ("output_tokens", output_tokens),
         ):
-            _set(arrival, name, value)
+            set_field(arrival, name, value)
         ids = _numbers("uint64_t[]", blocks, "blocks")
         arrival.blocks, arrival.block_count = ids, len(ids)
         check(lib.fb_requests_record(pointer, arrival), pointer)
@@ -435,12 +435,3 @@ def _numbers(kind: str, values: Many[int], name: str) -> Any:
         return ffi.new(kind, [operator.index(value) for value in values])
     except (OverflowError, TypeError) as error:
         raise InvalidArgument(name, repr(values), f"whole numbers that {kind[:-2]} holds") from error
-
-
-def _set(config: Any, name: str, value: int) -> None:
-    try:
-        setattr(config, name, value)
-    except (TypeError, OverflowError) as error:
-        raise InvalidArgument(name, repr(value), "a number that the field holds") from error
-
-

@@ -11,17 +11,14 @@ import pytest
 
 import forebay
 from conftest import ROOT, skip
+from test_declarations import load
 
 
 @pytest.fixture
 def hook() -> ModuleType:
     if importlib.util.find_spec("hatchling") is None:
         skip("the_tag_of_the_wheel", "hatchling is not installed")
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "ffi" / "python" / "hatch_build.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("hatch_build")
 
 
 def elf(machine: int, asks: bytes = b"GLIBC_2.2.5 GLIBC_2.17") -> bytes:
@@ -67,7 +64,8 @@ def test_the_wheel_has_its_licences_and_no_debug_information() -> None:
         found = [file for file in files if file.name == name]
         assert len(found) == 1 and "licenses" in found[0].parts
         assert found[0].read_text() == (ROOT / name).read_text()
-    assert set(importlib.metadata.metadata("forebay").get_all("License-File") or []) == {"LICENSE-MIT", "LICENSE-APACHE"}
+    named = importlib.metadata.metadata("forebay").get_all("License-File") or []
+    assert set(named) == {"LICENSE-MIT", "LICENSE-APACHE"}
     library = next(file for file in files if file.name == "libforebay.so")
     # Line tables are five sixths of it.
     assert len(library.read_binary()) < 10 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Callable
 
 import numpy as np
@@ -101,3 +102,14 @@ def test_numbers_of_numpy_are_numbers(make: Callable[..., forebay.Cache]) -> Non
     for slots, says in ((2.5, "slots"), ([1, 2], "slots"), ([1, 2, "3"], "slots"), (-1, "slots"), ([-1] * 3, "slots")):
         with pytest.raises(forebay.InvalidArgument, match=says):
             forebay.footprint(shape, lanes=2, max_tokens=64, slots=slots)
+    for wrong, says in (
+        ({"layers": np.float32(1.9)}, r"shape\.layers"),
+        ({"layers": -1}, r"shape\.layers"),
+        ({"row_bytes": 64}, r"shape\.row_bytes"),
+        ({"row_bytes": (np.float32(64.5), 0)}, r"shape\.row_bytes"),
+    ):
+        with pytest.raises(forebay.InvalidArgument, match=says):
+            forebay.footprint(dataclasses.replace(shape, **wrong), lanes=2, max_tokens=64, slots=16)
+    for name, value in (("gpu", np.float32(2.5e9)), ("context", "many"), ("ratio", "much")):
+        with pytest.raises(forebay.InvalidArgument, match=name):
+            forebay.plan(shape, **{"gpu": 1 << 30, "context": 64, name: value})  # type: ignore[arg-type]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
+import types
 from typing import Any, Callable
 
 import numpy as np
@@ -85,6 +88,176 @@ def test_tensors_of_another_memory_are_refused(make: Make, cuda: forebay.CudaDev
 def test_no_driver_is_an_error_that_says_so() -> None:
     with pytest.raises(forebay.ForebayError, match="no-such-driver"):
         forebay.CudaDevice(0, library="/no-such-driver.so")
+
+
+class Captures:
+    """A cache on the stand-in with a bucket of two batch rows, beside one on the host device; the selections of a step
+    are written beforehand, the same in every layer."""
+
+    def __init__(self, make: Make, cuda: forebay.CudaDevice) -> None:
+        self.caches = [make(), make(cuda)]
+        self.sequences = [[joined(cache, bring_up="nothing") for _ in range(2)] for cache in self.caches]
+        whole = (2, 1, TOP_K)
+        self.selection, self.slots, lists, counts = (
+            OnCuda(cuda.allocate(4 * int(np.prod(shape))), shape) for shape in (whole, whole, (2, *whole), (2, 2, 1))
+        )
+        buffers = forebay.Buffers(self.caches[1], self.selection, self.slots, lists, counts)
+        names = ("compute", "resolve", "gather", "scatter")
+        self.streams = {name: cuda.stream() for name in names}
+        self.layers = forebay.Layers(buffers, **self.streams, batch=2, half=1)
+        self.cuda, self.turn = cuda, 0
+        self.calls: list[forebay.EngineCall] = []
+
+    def capture(self, **changes: Any) -> forebay.Captured:
+        declared: dict[str, Any] = {"query_rows": 1, "by_layer": ["none", "da", "dba"], "enqueue": self.calls.append}
+        return self.caches[1].capture([self.layers], **{**declared, **changes})
+
+    def step(self, launch: Callable[[forebay.Step], object]) -> list[forebay.LayerCount]:
+        """A step of both, `launch` for the one on CUDA."""
+        positions = [[[(self.turn * 3 + at * (row + 2)) % 40 for at in range(TOP_K)]] for row in range(2)]
+        picks = np.array(positions, np.int32)
+        accepted = min(self.turn, 1)
+        self.turn += 1
+        host, device = (
+            cache.prepare([(sequence, accepted, 1) for sequence in sequences], stream=stream)
+            for cache, sequences, stream in zip(self.caches, self.sequences, (None, self.streams["compute"]))
+        )
+        slots = empty(2)
+        for layer in range(LAYERS):
+            host.layer(layer, picks, slots)
+            host.scatter(layer)
+        self.selection.host()[:] = picks
+        self.slots.host()[:] = -77
+        launch(device)
+        told, own = device.retire(wait=True).layers, host.retire().layers
+        assert told == own
+        assert ((self.slots.host() >= 0) == (slots >= 0)).all()
+        return own
+
+
+def test_launches_of_a_capture_come_to_what_calls_do(make: Make, cuda: forebay.CudaDevice) -> None:
+    both = Captures(make, cuda)
+    captured = both.capture()
+    # The engine's work is asked for once, on the streams of the bucket.
+    assert {call.stream for call in both.calls} == {both.streams["compute"].address}
+    assert {call.layer for call in both.calls} == set(range(LAYERS))
+    asked = len(both.calls)
+    counts = [both.step(lambda step: captured.launch([step])) for _ in range(4)]
+    assert len(both.calls) == asked
+    assert sum(count.hits for step in counts for count in step) > 0 < sum(count.misses for count in counts[-1])
+    for one, other in zip(*both.sequences):
+        assert one.digest() == other.digest()
+    both.caches[1].validate()
+
+    def wrong(step: forebay.Step) -> None:
+        for steps in ([], [step, step]):
+            with pytest.raises(forebay.ForebayError):
+                captured.launch(steps)
+        with pytest.raises(forebay.InvalidArgument, match=r"steps\[0\]"):
+            captured.launch([7])  # type: ignore[list-item]
+        with pytest.raises(forebay.InvalidConfig):
+            captured.launched([step])
+        captured.launch([step])
+
+    both.step(wrong)
+    captured.close()
+    captured.close()
+
+    def closed(step: forebay.Step) -> None:
+        with pytest.raises(forebay.Closed):
+            captured.launch([step])
+        both.caches[1].overlap_steps([step], [both.layers], ["none"] * LAYERS, both.calls.append)
+
+    both.step(closed)
+
+
+def test_what_the_callable_raises_ends_a_capture(make: Make, cuda: forebay.CudaDevice) -> None:
+    both = Captures(make, cuda)
+
+    def failing(call: forebay.EngineCall) -> None:
+        raise KeyError("the engine's own")
+
+    with pytest.raises(KeyError, match="the engine's own"):
+        both.capture(enqueue=failing)
+    captured = both.capture()
+    both.step(lambda step: captured.launch([step]))
+
+
+class Driver:
+    """What an engine calls of the driver to capture by itself: the stand-in's own functions."""
+
+    def __init__(self, stream: int) -> None:
+        self.library, self.stream = ctypes.CDLL(os.environ["FOREBAY_STANDIN_LIBRARY"]), ctypes.c_void_p(stream)
+        context = ctypes.c_void_p()
+        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self("cuCtxPushCurrent_v2", context)
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        assert getattr(self.library, name)(*arguments) == 0, name
+
+    def leave(self) -> None:
+        self("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        self("cuDevicePrimaryCtxRelease_v2", 0)
+
+
+def test_an_engine_captures_around_the_layers(make: Make, cuda: forebay.CudaDevice) -> None:
+    both = Captures(make, cuda)
+    driver = Driver(both.streams["compute"].address)
+    with pytest.raises(forebay.InvalidConfig, match="no capture is under way"):
+        both.capture(into=True)
+    driver("cuStreamBeginCapture_v2", driver.stream, 1)
+    captured = both.capture(into=True)
+    graph, exec_ = ctypes.c_void_p(), ctypes.c_void_p()
+    driver("cuStreamEndCapture", driver.stream, ctypes.byref(graph))
+    driver("cuGraphInstantiateWithFlags", ctypes.byref(exec_), graph, ctypes.c_ulonglong(0))
+
+    def launch(step: forebay.Step) -> None:
+        with pytest.raises(forebay.InvalidConfig):
+            captured.launch([step])
+        driver("cuGraphLaunch", exec_, driver.stream)
+        captured.launched([step])
+
+    for _ in range(3):
+        both.step(launch)
+    captured.close()
+    driver("cuGraphExecDestroy", exec_)
+    driver("cuGraphDestroy", graph)
+    driver.leave()
+
+
+class TorchStream:
+    """What torch.cuda.Stream shows."""
+
+    def __init__(self, address: int, number: int = 0) -> None:
+        self.cuda_stream, self.device = address, types.SimpleNamespace(type="cuda", index=number)
+
+
+def test_torchs_stream_is_taken(make: Make, cuda: forebay.CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = cuda.stream()
+    cache = make(cuda)
+    sequence = joined(cache)
+    for stream in (TorchStream(own.address), own, own.address):
+        step = cache.prepare([(sequence, 0, 1)], stream=stream)
+        assert cuda.stream_of(stream) == cuda.stream_of(own) != cuda.stream_of(None)
+        step.retire(wait=True)
+    for stream in (TorchStream(own.address, number=1), types.SimpleNamespace(cuda=own.address)):
+        with pytest.raises(forebay.InvalidArgument, match="stream"):
+            cache.reap(stream)
+    # Where none is given: torch's current one, once torch uses CUDA.
+    asked: list[int] = []
+
+    def current(number: int) -> TorchStream:
+        asked.append(number)
+        return TorchStream(own.address)
+
+    initialized = [False]
+    fake: Any = types.ModuleType("torch")
+    fake.cuda = types.SimpleNamespace(is_initialized=lambda: initialized[0], current_stream=current)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    legacy = cuda.stream_of(None)
+    initialized[0] = True
+    assert asked == [] and legacy != cuda.stream_of(own)
+    assert cuda.stream_of(None) == cuda.stream_of(own) and asked == [0]
 
 
 def test_a_stream_of_the_engines_is_given_back(make: Make, cuda: forebay.CudaDevice) -> None:

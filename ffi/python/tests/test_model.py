@@ -109,6 +109,13 @@ def decode_both(
     return found
 
 
+class Kept(Offloaded):
+    """Keeps sequences that have their tokens, so that all their rows can be looked at."""
+
+    def end(self, row: int) -> None:
+        pass
+
+
 def check_rows(cache: Offloaded, resident: Resident) -> None:
     """The total pool has every row: of the prompt, shared and not, and those decoded and accepted."""
     assert np.array_equal(cache.lengths, resident.lengths)
@@ -151,10 +158,11 @@ def report(name: str, cache: Offloaded, found: Compared) -> None:
     print(f"  {cache.cache.stats()}")
 
 
-@pytest.mark.parametrize(("batch", "query_rows", "read"), [(1, 1, False), (1, 2, True), (4, 1, True), (4, 2, True)])
+# The long sizes read real text, all of them.
+@pytest.mark.parametrize(("batch", "query_rows", "read"), [(1, 1, SOAK), (1, 2, True), (4, 1, True), (4, 2, True)])
 def test_decodes_to_the_last_bit_as_with_every_row_resident(batch: int, query_rows: int, read: bool) -> None:
     asked = requests(batch)
-    with Offloaded(model(), asked, top_k=TOP_K, query_rows=query_rows, ratio=RATIO) as cache:
+    with Kept(model(), asked, top_k=TOP_K, query_rows=query_rows, ratio=RATIO) as cache:
         check_memory(cache, asked, query_rows)
         # The first has nothing to share; the others take over half of its prompt.
         half = CONTEXT // 2 // BLOCK * BLOCK
@@ -191,6 +199,11 @@ def test_attention_in_parts_comes_to_the_same_but_for_rounding(order: str, passe
         resident = Resident(model(), asked, top_k=TOP_K, query_rows=2)
         found = decode_both(cache, resident, asked, 2, read=True, exact=False)
         report(f"order {order}, {passes} passes", cache, found)
+        # What has ended has given everything back but sealed pages.
+        cache.cache.reap(cache.streams[0])
+        stats = cache.cache.stats()
+        assert all(sequence.closed for sequence in cache.sequences)
+        assert (stats.sequences, stats.free_lanes) == (0, batch)
         assert 0 < found.worst < ROUNDING
         assert (cache.cache.stats().scratch > 0) == (passes > 1)
 
