@@ -223,9 +223,7 @@ impl Cache {
         let pages = record.stored.saturating_sub(sealed) / page_tokens;
         self.find_twins(sequence)?;
         for (ids, key) in next.pages(page_tokens).take(pages as usize) {
-            if !self.seal_page(sequence, ids, key)? {
-                break;
-            }
+            self.seal_page(sequence, ids, key)?;
         }
         self.length(sequence).map(|length| length.sealed)
     }
@@ -237,7 +235,7 @@ impl Cache {
             let record = self.record(sequence)?;
             let named = record.names.as_ref().and_then(|names| names.blocks.get(page));
             let Some(((block, false), own)) = named.copied().zip(record.table.get(page)) else { continue };
-            if self.prefix.users(&block).is_none() && self.insert(&block, own)? == Some(true) {
+            if self.prefix.users(&block).is_none() && self.insert(&block, own)? {
                 let names = self.record_mut(sequence)?.names.as_mut();
                 names
                     .and_then(|names| names.blocks.get_mut(page))
@@ -248,26 +246,27 @@ impl Cache {
         Ok(())
     }
 
-    /// Names one more page; whether the index had a place for it.
-    fn seal_page(&mut self, sequence: Sequence, ids: &[u32], key: Option<&[u8; 16]>) -> Result<bool> {
+    /// Names one more page.
+    fn seal_page(&mut self, sequence: Sequence, ids: &[u32], key: Option<&[u8; 16]>) -> Result<()> {
         let record = self.record(sequence)?;
         let next = record
             .names
             .as_ref()
             .and_then(|names| Some((names.next(ids, key), record.table.get(names.blocks.len())?)));
         let (block, pages) = next.ok_or_else(|| Error::new(Kind::Internal, "seal").at("a page"))?;
-        let Some(used) = self.insert(&block, pages)? else { return Ok(false) };
+        let used = self.insert(&block, pages)?;
         if let Some(names) = &mut self.record_mut(sequence)?.names {
             names.blocks.push((block, used));
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Puts a block with a sequence's own pages into the index: whether the sequence uses it now, or it is
-    /// there with others. `None` where the index is full, which it is only when pages have several names.
-    fn insert(&mut self, block: &Block, pages: (HostPage, IndexPage)) -> Result<Option<bool>> {
-        if self.prefix.users(block).is_none() && self.prefix.is_full() && !self.evict_one()? {
-            return Ok(None);
+    /// there with others. Pages have one name: what a fork calls otherwise stays its own. So the index, made for as
+    /// many blocks as there are pages, has room.
+    fn insert(&mut self, block: &Block, pages: (HostPage, IndexPage)) -> Result<bool> {
+        if self.prefix.users(block).is_none() && self.is_named(pages) {
+            return Ok(false);
         }
         let inserted = self.prefix.insert(block, pages)?;
         if inserted == Inserted::New {
@@ -275,7 +274,12 @@ impl Cache {
             self.index.pages.share(pages.1.0)?;
             self.stats.sealed_pages += 1;
         }
-        Ok(Some(inserted != Inserted::Twin))
+        Ok(inserted != Inserted::Twin)
+    }
+
+    /// Whether pages stand in the index. Only those of a fork, which others own too, are looked for.
+    fn is_named(&self, pages: (HostPage, IndexPage)) -> bool {
+        self.total.pages.owners(pages.0.0) > 1 && self.prefix.iter().any(|(_, named, _)| named == pages)
     }
 
     /// The names of a fork's first `shared` pages, of at most `pages`.

@@ -168,11 +168,6 @@ impl PrefixIndex {
         self.len() == 0
     }
 
-    /// Whether there is no place for another.
-    pub fn is_full(&self) -> bool {
-        self.free.is_empty()
-    }
-
     /// Blocks that nobody uses.
     pub fn unused(&self) -> u32 {
         self.unused.len()

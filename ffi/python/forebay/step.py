@@ -294,7 +294,8 @@ class Step:
         check(lib.fb_abandon(self._pointer, self._number), self._pointer)
 
     def retire(self, stream: Any = None, *, wait: bool = False) -> Retired:
-        """Ends it, when its work has ended; finishes it first, where that was not done.
+        """Ends it, when its work has ended; finishes it first on the stream that it was prepared on, where that was
+        not done.
 
         Args:
             stream: that later work of its sequences is ordered on.
@@ -308,7 +309,7 @@ class Step:
         if not self._number:
             raise Closed("retire: the step was retired")
         if not self._finished:
-            self.finish(stream)
+            self.finish()
         in_flight = self.cache._record.steps.get(self._number)
         if wait and self._later and in_flight is not None:
             device = self.cache.device._handle.pointer

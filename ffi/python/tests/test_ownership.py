@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import numpy as np
 import pytest
@@ -15,18 +15,33 @@ from conftest import LAYERS, TOP_K, empty, joined, some
 from test_lifetimes import run
 
 Make = Callable[..., forebay.Cache]
+Hold = Callable[..., "Gate"]
 
 
 class Gate:
     """Holds a stream of a device with threads."""
 
-    def __init__(self, device: forebay.Device, stream: Any = None) -> None:
+    def __init__(self, device: forebay.Device, stream: Any) -> None:
         self.device, self.stream, self.opened = device, stream, threading.Event()
         device.call(lambda: self.opened.wait(60), stream)
 
     def open(self) -> None:
         self.opened.set()
         self.device.wait(self.stream)
+
+
+@pytest.fixture
+def hold(make: Make) -> Iterator[Callable[..., Gate]]:
+    """Holds streams; they are open again when the test's caches end."""
+    gates: list[Gate] = []
+
+    def held(device: forebay.Device, stream: Any = None) -> Gate:
+        gates.append(Gate(device, stream))
+        return gates[-1]
+
+    yield held
+    for gate in gates:
+        gate.opened.set()
 
 
 def threaded(make: Make, **changes: Any) -> tuple[forebay.Device, forebay.Cache, forebay.Sequence]:
@@ -41,9 +56,11 @@ def threaded(make: Make, **changes: Any) -> tuple[forebay.Device, forebay.Cache,
 
 @pytest.mark.parametrize("how", ["forgotten", "raised", "left running"])
 @pytest.mark.parametrize("as_buffers", [False, True])
-def test_tensors_of_a_step_that_is_given_up_live_until_it_has_ended(make: Make, how: str, as_buffers: bool) -> None:
+def test_tensors_of_a_step_that_is_given_up_live_until_it_has_ended(
+    make: Make, hold: Hold, how: str, as_buffers: bool
+) -> None:
     device, cache, sequence = threaded(make)
-    gate = Gate(device)
+    gate = hold(device)
 
     def enqueue() -> list[Any]:
         selection, slots = some(1, 2), empty()
@@ -73,10 +90,10 @@ def test_tensors_of_a_step_that_is_given_up_live_until_it_has_ended(make: Make, 
     assert all(one() is None for one in named) and cache.stats().steps_in_flight == 0
 
 
-def test_steps_whose_bodies_raise_do_not_pile_up(make: Make) -> None:
+def test_steps_whose_bodies_raise_do_not_pile_up(make: Make, hold: Hold) -> None:
     device, cache, sequence = threaded(make)
     for _ in range(5):
-        gate = Gate(device)
+        gate = hold(device)
         with pytest.raises(KeyError), cache.prepare([(sequence, 0, 1)]):
             raise KeyError
         with pytest.raises(forebay.Busy):
@@ -86,12 +103,12 @@ def test_steps_whose_bodies_raise_do_not_pile_up(make: Make) -> None:
         device.wait()
 
 
-def test_a_warm_up_lives_until_its_join_has_ended_without_its_ticket(make: Make) -> None:
+def test_a_warm_up_lives_until_its_join_has_ended_without_its_ticket(make: Make, hold: Hold) -> None:
     device = forebay.HostDevice(threads=True)
     cache = make(device)
     sequence = cache.open(prompt=8)
     sequence.append_in_place(8)
-    gate = Gate(device)
+    gate = hold(device)
 
     def join() -> weakref.ref[Any]:
         warm_up = np.full((LAYERS, 1, TOP_K), 3, np.int32)
@@ -108,7 +125,7 @@ def test_a_warm_up_lives_until_its_join_has_ended_without_its_ticket(make: Make)
     assert named() is None
 
 
-def test_what_a_call_made_to_find_a_tensor_lives_as_long_as_its_work(make: Make) -> None:
+def test_what_a_call_made_to_find_a_tensor_lives_as_long_as_its_work(make: Make, hold: Hold) -> None:
     """A DLPack producer whose export is a copy: with the capsule that goes."""
     made: list[weakref.ref[Any]] = []
 
@@ -131,7 +148,7 @@ def test_what_a_call_made_to_find_a_tensor_lives_as_long_as_its_work(make: Make)
     del address
     assert made[-1]() is None
     device, cache, sequence = threaded(make)
-    gate = Gate(device)
+    gate = hold(device)
     step = cache.prepare([(sequence, 0, 1)])
     step.layer(0, Copies(), empty())
     buffers = forebay.Buffers(cache, Copies(), empty())
@@ -267,16 +284,20 @@ def test_what_an_exception_comes_between_is_ended(make: Make, monkeypatch: pytes
     assert cache.closed
 
 
-def test_retire_waits_for_the_stream_that_the_step_was_finished_on(make: Make) -> None:
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_retire_waits_for_the_stream_that_the_step_was_finished_on(make: Make, by_hand: bool, hold: Hold) -> None:
     device, cache, sequence = threaded(make)
     first, other = device.stream(), device.stream()
     step = cache.prepare([(sequence, 0, 1)], stream=first)
     for layer in range(LAYERS):
         step.layer(layer, some(1), empty())
-    gate = Gate(device, first)
-    step.finish()
-    with pytest.raises(forebay.Busy):
-        step.retire(other)
+    gate = hold(device, first)
+    if by_hand:
+        step.finish()
+    for _ in range(2):
+        with pytest.raises(forebay.Busy):
+            step.retire(other)
+        device.wait(other)
     threading.Timer(0.0, gate.opened.set).start()
     assert step.retire(other, wait=True).step == 1
 
@@ -290,10 +311,10 @@ def test_a_device_that_is_closed_still_serves_its_caches(make: Make) -> None:
     assert step.retire(wait=True).step == 1
 
 
-def test_one_stream_runs_behind_another_where_it_is_told_to() -> None:
+def test_one_stream_runs_behind_another_where_it_is_told_to(hold: Hold) -> None:
     device = forebay.HostDevice(threads=True)
     one, two, ran = device.stream(), device.stream(), []
-    gate = Gate(device, one)
+    gate = hold(device, one)
     device.call(lambda: ran.append("before"), one)
     device.order(one, two)
     device.call(lambda: ran.append("after"), two)
