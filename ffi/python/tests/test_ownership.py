@@ -177,6 +177,7 @@ del node, cache, sequence, step
 device.call(gc.collect)
 device.wait()
 device.close()
+settle()
 assert ended()
 device, cache = make(threads=True)
 node = Node()
