@@ -52,7 +52,7 @@ test:
 	@ci/skips $(MAKE) setup style kernels-check all-tests python on-cuda embedder examples docs loom asan bench-build
 
 ## More seeds and long runs, optimised; by hand, takes long.
-soak:
+soak: setup
 	FOREBAY_SOAK=1 PROPTEST_CASES=4096 ci/skips cargo test --release --workspace --all-features
 	FOREBAY_SOAK=1 ci/skips ci/python
 	@if command -v cargo-fuzz >/dev/null; then \
@@ -64,6 +64,7 @@ soak:
 ## Criterion benches; docs/benchmarks.md says which claim each checks.
 bench: bench-setup
 	cargo bench --workspace --all-features
+	ci/python --bench
 
 ## Compiles the CUDA kernels that the library embeds: after every change in src/device/cuda/kernels.
 kernels:
