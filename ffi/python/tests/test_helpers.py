@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import subprocess
 import sys
 import weakref
@@ -12,10 +13,17 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import joined
+from conftest import joined, skip
 from forebay import flashmla
 
 Make = Callable[..., forebay.Cache]
+
+def needs_prometheus(name: str) -> None:
+    """Leaves a test out where the client library is not installed."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        skip(name, "prometheus_client is not installed")
+
+
 FP8 = forebay.Shape(layers=2, row_bytes=(656, 0), top_k=64, index_key_bytes=4, page_tokens=16)
 
 
@@ -76,7 +84,9 @@ def test_block_tables_name_the_pages_of_index_keys(make: Make) -> None:
 
 
 def test_a_collector_shows_what_the_driving_thread_left(make: Make) -> None:
-    prometheus_client = pytest.importorskip("prometheus_client")
+    needs_prometheus("a_collector_shows_what_the_driving_thread_left")
+    import prometheus_client
+
     from forebay.prometheus import Collector
 
     registry = prometheus_client.CollectorRegistry()
@@ -106,7 +116,7 @@ def test_a_collector_shows_what_the_driving_thread_left(make: Make) -> None:
 
 
 def test_a_name_shows_its_own_cache(make: Make) -> None:
-    pytest.importorskip("prometheus_client")
+    needs_prometheus("a_name_shows_its_own_cache")
     from forebay.prometheus import Collector
 
     def step(cache: forebay.Cache, sequence: forebay.Sequence, accepted: int) -> None:
