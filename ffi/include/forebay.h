@@ -19,9 +19,10 @@
  *             numbers, what to do. A creation that fails writes it to its own `text`.
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer
  *             without const must be alone: beside another call on that object, also one from a callback, it answers
- *             FB_BUSY and has done nothing; so does a const call beside it. So a thread that reads fb_cache_stats or
- *             fb_error_text can refuse the decode thread its fb_layer: read them on the decode thread, between its
- *             calls, and hand them on. This FB_BUSY leaves no text: fb_error_text then still has an older failure's.
+ *             FB_BUSY and has done nothing; so does a const call beside it. Beside const calls alone it waits for a
+ *             moment, under a millisecond: a thread that reads fb_cache_stats gets FB_BUSY now and then, and does not
+ *             refuse the decode thread its fb_layer; long ones (fb_cache_validate, fb_digest) belong between its
+ *             calls. This FB_BUSY leaves no text: fb_error_text then still has an older failure's.
  *             Who keeps to one thread a cache never sees it, and FB_BUSY is of the work in flight.
  *             Objects are independent of each other.
  *             A callback, also fb_stream_call's work, neither throws nor jumps out.

@@ -5,6 +5,10 @@
 //! must be alone, a callback that calls back, and a handle of the parent's in a forked child each give a status,
 //! and nothing of the object is touched.
 //!
+//! **Readers.** A call that must be alone looks again for a moment while readers are inside: a thread that scrapes
+//! statistics does not make the decode thread's calls fail. One that meets another alone is refused at once, and so
+//! is a reader.
+//!
 //! **Costs.** Entering alone is a compare-and-swap and leaving a store; entering to read and leaving are a
 //! compare-and-swap each. Objects stand in boxes, and the table holds their addresses: 64 bytes a place, so that two
 //! handles share no cache line. The places are fixed in number; running out is an error. Giving and ending a handle
@@ -213,6 +217,24 @@ impl From<Refused> for Shut {
     }
 }
 
+/// How often a call that must be alone looks again while readers are inside, and from when on it lets other threads run
+/// in between. Readers are short: who reads statistics delays the decode thread by that, and does not refuse it. Under
+/// a millisecond in all, so that a read that lasts, or is the caller's own, ends in a refusal.
+const LOOKS: u32 = 1024;
+const SPINS: u32 = 64;
+
+/// Enters alone, behind readers that leave soon.
+fn alone(word: &AtomicU64, name: u64) -> Result<(), Refused> {
+    for look in 0..LOOKS {
+        match word::alone(word, name) {
+            Err(Refused::InUse) if word::is_shared(word) && look < SPINS => std::hint::spin_loop(),
+            Err(Refused::InUse) if word::is_shared(word) => std::thread::yield_now(),
+            entered => return entered,
+        }
+    }
+    Err(Refused::InUse)
+}
+
 impl Inside {
     fn enter(handle: u64, alone: bool) -> Result<Inside, Shut> {
         // A free place has a name too, of no kind.
@@ -220,7 +242,7 @@ impl Inside {
         let index = (handle & word::USE) as u32;
         let (place, name) = (&table.places[index as usize], handle & !word::USE);
         match alone {
-            true => word::alone(&place.word, name),
+            true => self::alone(&place.word, name),
             false => word::read(&place.word, name),
         }?;
         // An occupied place has an object.

@@ -209,6 +209,28 @@ fn readers_never_see_a_change_under_way() {
 }
 
 #[test]
+fn short_readers_do_not_refuse_who_must_be_alone() {
+    const READS: usize = 2_000;
+    let handle = Sent(pair().0.addr());
+    let reads = AtomicUsize::new(0);
+    let refused = thread::scope(|scope| {
+        scope.spawn(|| {
+            while reads.load(Ordering::Relaxed) < READS {
+                let served = read(handle.pair(), look) == FbStatus::FbOk;
+                reads.fetch_add(usize::from(served), Ordering::Relaxed);
+            }
+        });
+        let mut refused = 0;
+        while reads.load(Ordering::Relaxed) < READS {
+            refused += usize::from(change(handle.pair(), touch) != FbStatus::FbOk);
+        }
+        refused
+    });
+    assert_eq!(refused, 0);
+    assert_eq!(end(handle.pair(), touch), FbStatus::FbOk);
+}
+
+#[test]
 fn of_two_threads_that_destroy_one_does() {
     for _ in 0..500 {
         let (handle, ended) = pair();

@@ -86,6 +86,11 @@ pub fn alone(word: &AtomicU64, name: u64) -> Result<(), Refused> {
     }
 }
 
+/// Whether nobody is alone inside: what keeps a call out that must be, if anything does, are readers.
+pub fn is_shared(word: &AtomicU64) -> bool {
+    word.load(Ordering::Relaxed) & USE != ALONE
+}
+
 /// Leaves after [`alone`].
 pub fn unalone(word: &AtomicU64, name: u64) {
     if word.load(Ordering::Relaxed) == name | ALONE {
