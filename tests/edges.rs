@@ -330,6 +330,31 @@ fn prompt_rows_that_were_written_in_their_place_are_the_sequences() {
 }
 
 #[test]
+fn a_cache_for_replays_counts_and_moves_nothing() {
+    let fetched = |residency_only| {
+        let mut e = engine(Config { residency_only, ..config() });
+        let sequence = e.cache.open(&Open { bring_up: BringUp::Nothing, ..asks(20, 8) }).unwrap();
+        for layer in [0, 1].map(Layer) {
+            e.cache.append(sequence, layer, &[7; 20 * 32]).unwrap();
+        }
+        let _ticket = e.cache.join(sequence, e.stream, WarmUp::default()).unwrap();
+        let picks: Vec<u8> = (0..2 * K).flat_map(|at| (at as i32 % 20).to_le_bytes()).collect();
+        e.device.write(e.buffers.selection, &picks).unwrap();
+        let mut step = e.prepare(&[row(sequence, 0)]).unwrap();
+        e.cache.layer(&step, LayerCall::whole(Layer(0)), e.streams(), e.buffers).unwrap();
+        e.cache.finish(&mut step, e.stream).unwrap();
+        e.cache.retire(step, e.stream).unwrap();
+        let slab = e.cache.slab(Layer(0)).unwrap();
+        let mut bytes = vec![0; slab.bytes() as usize];
+        e.device.read(slab, &mut bytes).unwrap();
+        (e.cache.stats().misses, bytes.contains(&7))
+    };
+    let (counted, moved) = fetched(true);
+    assert_eq!(fetched(false), (counted, true), "the control moves what it misses");
+    assert!(counted > 0 && !moved);
+}
+
+#[test]
 fn a_sequence_does_not_outgrow_what_was_admitted() {
     let mut e = engine(config());
     let sequence = e.open(60, 4);
