@@ -11,7 +11,7 @@ use crate::function;
 pub struct MemoryProperties {
     /// 1: pinned.
     pub kind: i32,
-    /// 1: a descriptor can be had of it; 0: none.
+    /// 1: a descriptor can be had of it; 8: a handle for other hosts of a fabric; 0: none.
     pub handle_types: i32,
     /// Where it is.
     pub location: Location,
@@ -136,6 +136,7 @@ calls! {
     mem_import = "cuMemImportFromShareableHandle"(handle: *mut u64, shared: usize, kind: i32);
     mem_retain = "cuMemRetainAllocationHandle"(handle: *mut u64, address: u64);
     stream_create = "cuStreamCreate"(stream: *mut u64, flags: u32);
+    stream_get_priority = "cuStreamGetPriority"(stream: u64, priority: *mut i32);
     stream_destroy = "cuStreamDestroy_v2"(stream: u64);
     stream_query = "cuStreamQuery"(stream: u64);
     stream_synchronize = "cuStreamSynchronize"(stream: u64);
