@@ -270,14 +270,15 @@ class Figure:
         """Of the JSON."""
         us = statistics.median(self.times)
         low, high = np.quantile(self.times, [0.25, 0.75])
-        return {
+        made = {
             "schema": 1, "forebay": forebay.__version__, "kind": "bench", "through": "python", "device": device,
             "group": self.group, "name": self.name, "parameters": self.parameters,
             "us": us, "us_low": float(low), "us_high": float(high),
-            "gb_s": None if self.payload is None else self.payload / us / 1e3,
+            "bytes": self.payload, "gb_s": None if self.payload is None else self.payload / us / 1e3,
             "ceiling": self.ceiling, "ceiling_us": self.ceiling_us, "fraction": self.ceiling_us / us,
             "beside": self.beside, "target": self.target, "met": self.met, "checked": self.checked,
         }  # fmt: skip
+        return {name: value for name, value in made.items() if value is not None}
 
 
 class Rig:
@@ -417,7 +418,7 @@ def moves(run: Run) -> Iterable[Figure]:
             checked = rig.close()
             for group, ceiling, count in (("gather", "copy_up", chosen), ("scatter", "copy_down", 1)):
                 payload = lanes * count * row
-                parameters = {"rows": lanes * count, "row": row, "stride": stride}
+                parameters = {"rows": lanes * count, "row_bytes": row, "stride": stride}
                 figure = Figure(
                     group, "scattered rows", parameters, times[group], ceiling,
                     payload / run.ceilings[ceiling] * 1e6, payload, checked=checked,
@@ -643,13 +644,20 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def line(entry: dict[str, Any], means_something: bool) -> str:
     """An entry for the screen."""
     told = ", ".join(f"{name} {value}" for name, value in entry["parameters"].items())
-    rate = "" if entry["gb_s"] is None else f", {entry['gb_s']:.1f} GB/s"
+    rate = f", {entry['gb_s']:.1f} GB/s" if "gb_s" in entry else ""
     said = f"{entry['group']:14} {entry['name']}, {told}: {entry['us']:.1f} us"
     said += f" ({entry['us_low']:.1f} to {entry['us_high']:.1f}){rate}"
     said += f"; {100 * entry['fraction']:.0f}% of {entry['ceiling']}"
-    if entry["target"] is None or not means_something:
+    if "target" not in entry or not means_something:
         return said
     return f"{said}; {entry['target']}: {'met' if entry['met'] else 'not met'}"
+
+
+def save(path: str | None, entries: list[dict[str, Any]]) -> None:
+    """Writes what there is so far: a run may be cut off."""
+    if path is not None and path != "-":
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(entries, file, indent=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -663,7 +671,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = f"cuda:{chosen.device}"
     head: dict[str, Any] = {
         "schema": 1, "forebay": forebay.__version__, "kind": "bench-device", "through": "python",
-        "device": device, "name": place.name, "gather_blocks": chosen.gather_blocks, "ceilings": ceilings,
+        "device": device, "name": place.name, "rounds": rounds, "quick": quick, "ceilings": ceilings,
     }  # fmt: skip
     entries = [head]
     up, down = (ceilings[name] / 1e9 for name in ("copy_up", "copy_down"))
@@ -675,12 +683,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if figure.group in chosen.only:
                 entries.append(figure.entry(device))
                 print(line(entries[-1], place.means_something), file=out, flush=True)
+                save(chosen.json, entries)
     checked = sum(entry.get("checked", 0) for entry in entries)
     if chosen.json == "-":
         print(json.dumps(entries, indent=1))
-    elif chosen.json is not None:
-        with open(chosen.json, "w", encoding="utf-8") as file:
-            json.dump(entries, file, indent=1)
     note = "" if place.means_something else "; times mean nothing"
     print(f"{len(entries) - 1} figures, {checked:,} comparisons with what they must be{note}", file=out)
 
