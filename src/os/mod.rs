@@ -45,7 +45,7 @@ pub use descriptor::{receive, send};
 pub use file::write_whole;
 pub use library::Library;
 pub use map::{Map, Request};
-pub use memory::page_size;
+pub use memory::{MemoryState, page_size};
 pub use random::random;
 pub use range::{Piece, Range};
 pub use region::Region;
