@@ -21,6 +21,8 @@ pub fn page_size() -> u64 {
 /// [`super::Map`] is judged by before it is made; 0, false and `None` where the system does not tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryState {
+    /// Bytes of the system's memory.
+    pub total: Option<u64>,
     /// Bytes that can be had without swapping, of the system and of the control groups, where they tell.
     pub available: Option<u64>,
     /// The least limit in bytes that a control group sets on what this process may have.
@@ -62,6 +64,7 @@ impl MemoryState {
         let kib = |name| field(name).and_then(|n| n.checked_mul(1024));
         let free = field("HugePages_Free").unwrap_or(0);
         MemoryState {
+            total: kib("MemTotal"),
             available: kib("MemAvailable"),
             limit: None,
             huge_page: kib("Hugepagesize").filter(|n| n.is_power_of_two()).unwrap_or(0),
@@ -121,15 +124,16 @@ mod tests {
 
     #[test]
     fn meminfo_is_read_by_name() {
-        let text = "MemFree: 1 kB\nMemAvailable:   7 kB\nHugePages_Total: 9\nHugePages_Free:    5\n\
+        let text = "MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:   7 kB\nHugePages_Total: 9\nHugePages_Free:    5\n\
                     HugePages_Rsvd:    2\nHugepagesize:       2048 kB\n";
         let state = MemoryState::parse(text, "always [madvise] never\n");
         let want = MemoryState {
+            total: Some(9216),
             available: Some(7168),
+            limit: None,
             huge_page: 2 << 20,
             huge_free: 3,
             transparent: true,
-            limit: None,
         };
         assert_eq!(state, want);
         assert!(!MemoryState::parse(text, "always madvise [never]").transparent);

@@ -3,7 +3,7 @@
 
 use forebay::os::{Fallback, Faults, Map, MemoryState, Request};
 
-use super::files::{Files, chosen, count, field, kib};
+use super::files::{Files, chosen, count, field};
 use super::finding::{Finding, State};
 use crate::report::size;
 
@@ -52,9 +52,8 @@ fn bytes(bytes: u64) -> String {
 pub fn findings(files: &Files) -> Vec<Finding> {
     let state = MemoryState::under(files.root());
     let meminfo = files.text("proc/meminfo").unwrap_or_default();
-    let total = kib(&meminfo, "MemTotal");
     let lockable = Lockable::read(files);
-    let mut found = vec![room(total, state.available), limit(files, total, &state)];
+    let mut found = vec![room(&state), limit(files, &state)];
     found.push(lock(lockable, state.available));
     found.push(pinnable(lockable, &state));
     found.push(shared_pages(files, &meminfo, &state));
@@ -62,9 +61,9 @@ pub fn findings(files: &Files) -> Vec<Finding> {
     found
 }
 
-fn room(total: Option<u64>, available: Option<u64>) -> Finding {
+fn room(state: &MemoryState) -> Finding {
     const NAME: &str = "memory";
-    let (Some(total), Some(available)) = (total, available) else {
+    let (Some(total), Some(available)) = (state.total, state.available) else {
         return Finding::unknown(NAME, "proc/meminfo");
     };
     let value = format!("{} available of {}", bytes(available), bytes(total));
@@ -75,11 +74,11 @@ fn room(total: Option<u64>, available: Option<u64>) -> Finding {
     )
 }
 
-fn limit(files: &Files, total: Option<u64>, state: &MemoryState) -> Finding {
+fn limit(files: &Files, state: &MemoryState) -> Finding {
     const NAME: &str = "memory limit";
     let groups = files.text("proc/self/cgroup").unwrap_or_default();
     match state.limit {
-        Some(limit) if total.is_none_or(|total| limit < total) => {
+        Some(limit) if state.total.is_none_or(|total| limit < total) => {
             Finding::ok(NAME, bytes(limit), "the control group allows less than the machine has")
                 .but(State::Note, "raise the container's or service's memory limit: the total pool counts in it")
         }
