@@ -223,6 +223,8 @@ mod tests {
             "open: pool exhausted: host pages (wanted 12, free 3); close sequences or enlarge the pool"
         );
         assert_eq!(e.number("free"), Some(3));
+        assert_eq!(e.advice(), "close sequences or enlarge the pool");
+        assert_eq!(e.hint("wait").advice(), "wait");
     }
 
     #[test]

@@ -140,6 +140,30 @@ mod tests {
     }
 
     #[test]
+    fn another_folder_stands_for_another_machine() {
+        let root = std::env::temp_dir().join(format!("forebay-machine-{}", std::process::id()));
+        let files = [
+            ("proc/meminfo", "MemTotal: 100 kB\nMemAvailable: 90 kB\nHugepagesize: 2048 kB\n"),
+            ("proc/self/cgroup", "0::/a\n"),
+            ("sys/fs/cgroup/a/memory.max", "30720\n"),
+            ("sys/fs/cgroup/a/memory.current", "10240\n"),
+            ("sys/kernel/mm/transparent_hugepage/enabled", "[always] madvise never\n"),
+        ];
+        for (file, text) in files {
+            let file = root.join(file);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        }
+        let (total, available, limit) = (Some(100 << 10), Some(20 << 10), Some(30 << 10));
+        let want =
+            MemoryState { total, available, limit, huge_page: 2 << 20, huge_free: 0, transparent: true };
+        let found = MemoryState::under(&root);
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(found, want);
+        assert_eq!(MemoryState::under(&root), MemoryState::default(), "a folder that is gone");
+    }
+
+    #[test]
     fn nonsense_and_refusal_read_as_unknown() {
         let broken = "MemAvailable: x kB\nHugePages_Free: -1\nHugepagesize: 3 kB\nHugePages_Rsvd: 4";
         assert_eq!(MemoryState::parse(broken, ""), MemoryState::default());
