@@ -43,7 +43,8 @@ impl Files {
     /// The names in a folder, ascending; none where there is no such folder.
     pub fn names(&self, path: &str) -> Vec<String> {
         let entries = std::fs::read_dir(self.root.join(path)).into_iter().flatten().flatten();
-        let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        let mut names: Vec<String> =
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
         names.sort();
         names
     }
@@ -51,7 +52,8 @@ impl Files {
 
 /// What stands behind `name` and a colon, at the first line that has it: of `/proc/meminfo` and its like.
 pub fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    text.lines().find_map(|line| Some(line.trim_start().strip_prefix(name)?.trim_start().strip_prefix(':')?.trim()))
+    text.lines()
+        .find_map(|line| Some(line.trim_start().strip_prefix(name)?.trim_start().strip_prefix(':')?.trim()))
 }
 
 /// Such a field as a number of bytes, said in kB.
@@ -96,7 +98,9 @@ mod tests {
         assert_eq!(kib(text, "MemTotal"), Some(16384));
         assert_eq!(kib(text, "Node 1 MemFree"), Some(2048));
         assert_eq!((field(text, "model name"), count(text, "HugePages_Total")), (Some("A B"), Some(7)));
-        for wrong in ["", "MemTotal: x kB", "MemTotal: 16", "MemTotal 16 kB", "MemTotal: 99999999999999999999 kB"] {
+        for wrong in
+            ["", "MemTotal: x kB", "MemTotal: 16", "MemTotal 16 kB", "MemTotal: 99999999999999999999 kB"]
+        {
             assert_eq!(kib(wrong, "MemTotal"), None, "{wrong}");
         }
         assert_eq!(kib("MemTotal: 18446744073709551615 kB", "MemTotal"), None);

@@ -54,7 +54,8 @@ impl Finding {
     /// What a file would have told that is not there or makes no sense: a container may hide it.
     pub fn unknown(name: &str, file: &str) -> Finding {
         let means = format!("/{file} does not say");
-        Finding::ok(name, "unknown", means).but(State::Note, "look from outside the container, if this is one")
+        Finding::ok(name, "unknown", means)
+            .but(State::Note, "look from outside the container, if this is one")
     }
 
     /// What the library refused, in its own words, with its own advice.

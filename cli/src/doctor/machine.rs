@@ -18,8 +18,10 @@ pub fn findings(files: &Files, placed: &Nodes) -> Vec<Finding> {
     let mut found = vec![kernel(files)];
     found.extend(processors(files));
     found.extend(memory::findings(files));
-    // The binding itself is in question here, and any node that this process may use shows it.
-    let node = nodes(&NoFaults).first().copied();
+    // Whether memory can be bound at all is in question, where there is a choice: any node that may be used shows it.
+    let online = nodes(&NoFaults);
+    let may = |node: &&u32| placed.may_take.as_ref().is_none_or(|may| may.contains(node));
+    let node = online.iter().find(may).copied().filter(|_| online.len() > 1);
     found.extend(memory::tried(node, &NoFaults));
     found.push(placed.finding());
     found
@@ -34,7 +36,8 @@ fn kernel(files: &Files) -> Finding {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => {
-            Finding::ok(NAME, release.clone(), "a pool's pages are taken by one call").but_if_older(major, minor)
+            Finding::ok(NAME, release.clone(), "a pool's pages are taken by one call")
+                .but_if_older(major, minor)
         }
         _ => Finding::unknown(NAME, FILE),
     }
@@ -79,8 +82,12 @@ fn processors(files: &Files) -> [Finding; 2] {
         }
         Some(flags) => {
             let value = if flags.contains(&"avx512f") { "without VBMI2" } else { "none" };
-            Finding::ok("AVX-512", value, "the host device resolves without it, more slowly; a GPU does not care")
-                .but(State::Note, "for the host device take a processor with AVX-512 VBMI2")
+            Finding::ok(
+                "AVX-512",
+                value,
+                "the host device resolves without it, more slowly; a GPU does not care",
+            )
+            .but(State::Note, "for the host device take a processor with AVX-512 VBMI2")
         }
     };
     [model, vectors]

@@ -77,23 +77,34 @@ fn room(state: &MemoryState) -> Finding {
 fn limit(files: &Files, state: &MemoryState) -> Finding {
     const NAME: &str = "memory limit";
     let groups = files.text("proc/self/cgroup").unwrap_or_default();
-    match state.limit {
-        Some(limit) if state.total.is_none_or(|total| limit < total) => {
-            Finding::ok(NAME, bytes(limit), "the control group allows less than the machine has")
-                .but(State::Note, "raise the container's or service's memory limit: the total pool counts in it")
-        }
-        _ if groups.lines().any(|line| line.split(':').nth(1).is_some_and(names_memory)) => {
-            Finding::ok(NAME, "unknown", "control groups of version 1: forebay reads no limits of theirs")
-                .but(State::Note, "keep the pool below memory.limit_in_bytes: beyond it the process is ended")
-        }
-        _ if groups.is_empty() => Finding::unknown(NAME, "proc/self/cgroup"),
-        _ => Finding::ok(NAME, "none", "no control group allows less than the machine has"),
+    let binds = |limit: &u64| state.total.is_none_or(|total| *limit < total);
+    if let Some(limit) = state.limit.filter(binds) {
+        return Finding::ok(NAME, bytes(limit), "the control group allows less than the machine has").but(
+            State::Note,
+            "raise the container's or service's memory limit: the total pool counts in it",
+        );
+    }
+    if let Some(limit) = first_version(files, &groups).filter(binds) {
+        return Finding::ok(NAME, bytes(limit), "a control group of version 1: forebay does not look at it")
+            .but(State::Warning, "keep the pool well below it: who exceeds it is ended");
+    }
+    match groups.is_empty() {
+        true => Finding::unknown(NAME, "proc/self/cgroup"),
+        false => Finding::ok(NAME, "none", "no control group allows less than the machine has"),
     }
 }
 
-/// Whether controllers of a group of version 1, by their names with commas, are those of memory.
-fn names_memory(controllers: &str) -> bool {
-    controllers.split(',').any(|name| name == "memory")
+/// The least limit that control groups of version 1 set, in bytes, by what `/proc/self/cgroup` says.
+fn first_version(files: &Files, groups: &str) -> Option<u64> {
+    let named = |line: &str| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        controllers.split(',').any(|name| name == "memory").then(|| path.to_owned())
+    };
+    let path = groups.lines().find_map(named)?;
+    // In a container the group may be mounted as if it were the root.
+    let stat = |path: &str| files.text(&format!("sys/fs/cgroup/memory{path}/memory.stat"));
+    let stat = stat(path.trim_end_matches('/')).or_else(|| stat(""))?;
+    stat.lines().find_map(|line| line.strip_prefix("hierarchical_memory_limit ")?.trim().parse().ok())
 }
 
 fn lock(lockable: Lockable, available: Option<u64>) -> Finding {
@@ -101,9 +112,11 @@ fn lock(lockable: Lockable, available: Option<u64>) -> Finding {
     match lockable {
         Lockable::Unknown => Finding::unknown(NAME, "proc/self/limits"),
         Lockable::Any => Finding::ok(NAME, "unlimited", "a pool of any size is locked"),
-        Lockable::Lifted(limit) => {
-            Finding::ok(NAME, format!("{}, lifted by CAP_IPC_LOCK", bytes(limit)), "a pool of any size is locked")
-        }
+        Lockable::Lifted(limit) => Finding::ok(
+            NAME,
+            format!("{}, lifted by CAP_IPC_LOCK", bytes(limit)),
+            "a pool of any size is locked",
+        ),
         Lockable::Bytes(limit) => {
             let means = "a larger pool is not locked: its pages may be swapped out";
             Finding::ok(NAME, bytes(limit), means).but_if(
@@ -142,8 +155,11 @@ fn shared_pages(files: &Files, meminfo: &str, state: &MemoryState) -> Finding {
     let (free, held) = (state.huge_free, state.huge_free.saturating_mul(state.huge_page));
     if free > 0 {
         let value = format!("{free} of {total} free, of {page}");
-        return Finding::ok(NAME, value, format!("a pool of up to {} lies on them", bytes(held)))
-            .but_if(held < state.available.unwrap_or(0) / 8, State::Note, reserve);
+        return Finding::ok(NAME, value, format!("a pool of up to {} lies on them", bytes(held))).but_if(
+            held < state.available.unwrap_or(0) / 8,
+            State::Note,
+            reserve,
+        );
     }
     let reserved = match total {
         0 => "none reserved".to_owned(),
@@ -213,7 +229,9 @@ fn fallback(lost: &Fallback) -> Option<Finding> {
             "the pool lies on whatever node the system takes it from",
             "let the container call mbind: --cap-add SYS_NICE (docker), and nodes that cpuset.mems names",
         ),
-        _ if lost.cause.contains("reserved huge pages wanted") || lost.cause.contains("no huge page size") => {
+        _ if lost.cause.contains("reserved huge pages wanted")
+            || lost.cause.contains("no huge page size") =>
+        {
             return None;
         }
         _ => (

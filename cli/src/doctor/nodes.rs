@@ -43,7 +43,9 @@ impl Nodes {
             let given_up = files_hold("Active(file)").saturating_add(files_hold("Inactive(file)"));
             Node {
                 number,
-                processors: files.text(&format!("{FOLDER}/node{number}/cpulist")).and_then(|text| list(&text)),
+                processors: files
+                    .text(&format!("{FOLDER}/node{number}/cpulist"))
+                    .and_then(|text| list(&text)),
                 total: bytes("MemTotal"),
                 free: bytes("MemFree").map(|free| free.saturating_add(given_up)),
             }
@@ -70,7 +72,9 @@ impl Nodes {
         let least = all.iter().min_by_key(|node| node.free).map_or(String::new(), free);
         let most = all.iter().max_by_key(|node| node.free).map_or(String::new(), free);
         let forbidden: Vec<String> = match &self.may_take {
-            Some(may) => all.iter().filter(|n| !may.contains(&n.number)).map(|n| n.number.to_string()).collect(),
+            Some(may) => {
+                all.iter().filter(|n| !may.contains(&n.number)).map(|n| n.number.to_string()).collect()
+            }
             None => Vec::new(),
         };
         let value = match all.len() {
