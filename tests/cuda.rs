@@ -1,4 +1,4 @@
-//! The CUDA device on the stand-in driver: what may be missing, its memory, streams and graphs, what it leaves
+//! The CUDA device on the stand-in driver, or on the one that is given: what may be missing, its memory, streams and graphs, what it leaves
 //! behind, and a step that comes out as on the host device. What needs the driver's own calls beside it is tested
 //! in `src/device/cuda/tests.rs`.
 #![cfg(feature = "cuda")]
