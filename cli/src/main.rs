@@ -6,6 +6,8 @@
 //! succeeded, so bad input never leaves half a result; a reader that closes the pipe early ends the command
 //! quietly.
 
+#[expect(dead_code, reason = "the groups come one by one")]
+mod bench;
 mod blocks;
 mod curve;
 mod curve_report;

@@ -18,6 +18,8 @@ pub fn page_size() -> u64 {
 /// A reading of `/proc/meminfo`, the control groups' limits and the switch for transparent huge pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct MemoryState {
+    /// Bytes of the system's memory.
+    pub total: Option<u64>,
     /// Bytes that can be had without swapping, of the system and of the control groups, where they tell.
     pub available: Option<u64>,
     /// Bytes of a huge page of the default size; 0 where there are none.
@@ -51,6 +53,7 @@ impl MemoryState {
         let kib = |name| field(name).and_then(|n| n.checked_mul(1024));
         let free = field("HugePages_Free").unwrap_or(0);
         MemoryState {
+            total: kib("MemTotal"),
             available: kib("MemAvailable"),
             huge_page: kib("Hugepagesize").filter(|n| n.is_power_of_two()).unwrap_or(0),
             huge_free: free.saturating_sub(field("HugePages_Rsvd").unwrap_or(0)),
@@ -95,10 +98,11 @@ mod tests {
 
     #[test]
     fn meminfo_is_read_by_name() {
-        let text = "MemFree: 1 kB\nMemAvailable:   7 kB\nHugePages_Total: 9\nHugePages_Free:    5\n\
+        let text = "MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:   7 kB\nHugePages_Total: 9\nHugePages_Free:    5\n\
                     HugePages_Rsvd:    2\nHugepagesize:       2048 kB\n";
         let state = MemoryState::parse(text, "always [madvise] never\n");
-        let want = MemoryState { available: Some(7168), huge_page: 2 << 20, huge_free: 3, transparent: true };
+        let (total, available) = (Some(9216), Some(7168));
+        let want = MemoryState { total, available, huge_page: 2 << 20, huge_free: 3, transparent: true };
         assert_eq!(state, want);
         assert!(!MemoryState::parse(text, "always madvise [never]").transparent);
     }

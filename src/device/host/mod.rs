@@ -17,6 +17,8 @@ mod copy;
 mod lists;
 mod pages;
 mod pools;
+#[cfg(not(loom))]
+mod probe;
 mod stream;
 mod vector;
 
@@ -65,6 +67,8 @@ impl Default for HostOptions {
 pub struct HostDevice {
     shared: Arc<Shared>,
     streams: Mutex<Vec<StreamState>>,
+    #[cfg(not(loom))]
+    marks: Mutex<Vec<probe::Stamped>>,
     threaded: bool,
     queue: usize,
 }
@@ -208,6 +212,8 @@ impl HostDevice {
         Arc::new(HostDevice {
             shared: Arc::new(shared),
             streams: Mutex::new(Vec::new()),
+            #[cfg(not(loom))]
+            marks: Mutex::new(Vec::new()),
             threaded: options.threaded,
             queue: options.queue,
         })

@@ -1,0 +1,3 @@
+//! `forebay bench`: what a device reaches of its ceilings, with every outcome compared with the rule's.
+
+pub mod result;

@@ -1,0 +1,188 @@
+//! What a group of figures is: a time between two points of a stream, the least time that it could take, and how
+//! much of its outcome was compared with the rule's.
+
+use indicatif::ProgressBar;
+
+/// A parameter's value.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Parameter {
+    /// A number without a unit, or with that of its name.
+    Number(f64),
+    /// A name.
+    Text(String),
+}
+
+impl From<u32> for Parameter {
+    fn from(value: u32) -> Parameter {
+        Parameter::Number(value.into())
+    }
+}
+
+impl From<f64> for Parameter {
+    fn from(value: f64) -> Parameter {
+        Parameter::Number(value)
+    }
+}
+
+impl From<&str> for Parameter {
+    fn from(value: &str) -> Parameter {
+        Parameter::Text(value.to_owned())
+    }
+}
+
+impl std::fmt::Display for Parameter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Parameter::Number(value) => write!(f, "{value}"),
+            Parameter::Text(text) => f.write_str(text),
+        }
+    }
+}
+
+/// What is to be reached on a GPU, and whether it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// In words, with its number and unit.
+    pub text: &'static str,
+    /// Whether the figure reaches it.
+    pub met: bool,
+}
+
+/// Median and quartiles, microseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    /// The median.
+    pub us: f64,
+    /// The lower quartile.
+    pub low: f64,
+    /// The upper quartile.
+    pub high: f64,
+}
+
+impl Spread {
+    /// Of the times of all rounds; zeros of none. The quartiles are the nearest ones measured.
+    pub fn of(mut times: Vec<f64>) -> Spread {
+        times.sort_by(f64::total_cmp);
+        let at = |share: f64| {
+            let last = times.len().saturating_sub(1) as f64;
+            times.get((last * share).round() as usize).copied().unwrap_or_default()
+        };
+        let middle = match times.len() {
+            count if count > 0 && count.is_multiple_of(2) => {
+                let half = times.get(count / 2 - 1..=count / 2).unwrap_or_default();
+                half.iter().sum::<f64>() / 2.0
+            }
+            _ => at(0.5),
+        };
+        Spread { us: middle, low: at(0.25), high: at(0.75) }
+    }
+}
+
+/// One figure.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figure {
+    /// The group, as `--only` names it.
+    pub group: &'static str,
+    /// What is timed, short.
+    pub name: String,
+    /// With which parameters.
+    pub parameters: Vec<(&'static str, Parameter)>,
+    /// Median of the rounds, microseconds.
+    pub us: f64,
+    /// Lower quartile, microseconds.
+    pub us_low: f64,
+    /// Upper quartile, microseconds.
+    pub us_high: f64,
+    /// Payload, where bytes move.
+    pub bytes: Option<u64>,
+    /// Which ceiling holds here, and the least time by it, microseconds.
+    pub ceiling: (&'static str, f64),
+    /// Other times of the same work, microseconds: other ceilings, other ways.
+    pub beside: Vec<(&'static str, f64)>,
+    /// What is to be reached on a GPU; none where nothing is, or the device is none.
+    pub target: Option<Target>,
+    /// Rows, slots and digests that were compared with what they must be.
+    pub checked: u64,
+}
+
+impl Figure {
+    /// A figure of the times of all rounds.
+    pub fn new(
+        group: &'static str,
+        name: impl Into<String>,
+        times: Vec<f64>,
+        ceiling: (&'static str, f64),
+        checked: u64,
+    ) -> Figure {
+        let Spread { us, low: us_low, high: us_high } = Spread::of(times);
+        Figure {
+            group,
+            name: name.into(),
+            parameters: Vec::new(),
+            us,
+            us_low,
+            us_high,
+            bytes: None,
+            ceiling,
+            beside: Vec::new(),
+            target: None,
+            checked,
+        }
+    }
+
+    /// With one more parameter.
+    pub fn with(mut self, name: &'static str, value: impl Into<Parameter>) -> Figure {
+        self.parameters.push((name, value.into()));
+        self
+    }
+
+    /// The number of the parameter `name`.
+    pub fn number(&self, name: &str) -> Option<f64> {
+        self.parameters.iter().find_map(|(key, value)| match value {
+            Parameter::Number(number) if *key == name => Some(*number),
+            _ => None,
+        })
+    }
+
+    /// Payload in bytes a second; none where no bytes move.
+    pub fn rate(&self) -> Option<f64> {
+        self.bytes.filter(|_| self.us > 0.0).map(|bytes| bytes as f64 / self.us * 1e6)
+    }
+
+    /// The share of the ceiling that is reached: its time over the figure's.
+    pub fn fraction(&self) -> f64 {
+        if self.us > 0.0 { self.ceiling.1 / self.us } else { 0.0 }
+    }
+}
+
+/// How much is measured.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// Steps timed for each figure, behind some that warm up.
+    pub rounds: u32,
+    /// Tiny shapes, for tests and for devices that are no measure.
+    pub quick: bool,
+    /// Advanced by one for each figure.
+    pub progress: ProgressBar,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_of_the_rounds_stands_for_them() {
+        let spread = |times: &[f64]| Spread::of(times.to_vec());
+        assert_eq!(spread(&[5.0, 1.0, 3.0, 2.0, 4.0]), Spread { us: 3.0, low: 2.0, high: 4.0 });
+        assert_eq!(spread(&[4.0, 1.0]).us, 2.5);
+        assert_eq!(spread(&[7.0]), Spread { us: 7.0, low: 7.0, high: 7.0 });
+        assert_eq!(spread(&[]).us, 0.0);
+    }
+
+    #[test]
+    fn a_figure_is_a_share_of_its_ceiling() {
+        let figure = Figure::new("gather", "a", vec![20.0], ("read", 15.0), 1).with("rows", 64_u32);
+        assert_eq!((figure.fraction(), figure.rate(), figure.number("rows")), (0.75, None, Some(64.0)));
+        assert_eq!(Figure { bytes: Some(40_000), ..figure }.rate(), Some(2e9));
+    }
+}

@@ -1,0 +1,202 @@
+//! What a device and its link give at best, on this machine and in this run: what figures are compared with.
+//!
+//! A figure without its ceiling says little: on several hosts processors that read host memory stop near 35 GB/s
+//! where the copy engine reaches 52, so 34 is either two thirds or everything there is. Each ceiling is one long run
+//! of bytes, the best of several rounds: a ceiling is what could be had, not what is usual.
+
+use crate::device::probe::{Mark, Probe};
+use crate::device::{Slice, Stream};
+use crate::error::{Error, Kind, Result};
+use crate::os::{Fallback, Map, NoFaults, Request};
+use crate::sync::Arc;
+
+/// Speeds in bytes a second, times in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "predict", derive(serde::Serialize))]
+pub struct Ceilings {
+    /// Host to device by a copy engine.
+    pub copy_up: f64,
+    /// Device to host by a copy engine.
+    pub copy_down: f64,
+    /// Host to device while as much goes down; on a host device with inline streams, one after the other.
+    pub both_up: f64,
+    /// Device to host while as much goes up.
+    pub both_down: f64,
+    /// Host to device by processors that read host memory, with as many blocks as serve best.
+    pub read: f64,
+    /// Device to host by processors that write host memory, likewise.
+    pub write: f64,
+    /// The fewest blocks that read at nine tenths of [`Ceilings::read`]; 1 on the host.
+    pub read_blocks: u32,
+    /// Inside device memory by processors: bytes read and bytes written.
+    pub memory: f64,
+    /// An operation that does nothing: from the mark before it to the mark behind it.
+    pub launch_us: f64,
+}
+
+/// Bytes of the operation that does nothing.
+const NOTHING: u64 = 16;
+
+/// Of the best speed, what the fewest blocks have to reach.
+const ENOUGH: f64 = 0.9;
+
+/// One stream, two marks, and a run of memory on either side of the link.
+struct Track {
+    stream: Stream,
+    from: Mark,
+    to: Mark,
+    host: Slice,
+    device: Slice,
+}
+
+impl Track {
+    fn new(device: &dyn Probe, host: Slice, own: Slice) -> Result<Track> {
+        Ok(Track { stream: device.stream()?, from: device.mark()?, to: device.mark()?, host, device: own })
+    }
+
+    /// The least microseconds of so many rounds of `work`.
+    fn least(&self, device: &dyn Probe, rounds: u32, work: impl Fn(&Track) -> Result<()>) -> Result<f64> {
+        let mut least = f64::INFINITY;
+        // One more: the first one pays for what is used for the first time.
+        for _ in 0..=rounds {
+            device.stamp(self.from, self.stream)?;
+            work(self)?;
+            device.stamp(self.to, self.stream)?;
+            least = least.min(device.elapsed_us(self.from, self.to)?);
+        }
+        // A clock that ticks coarsely may see no time go by.
+        Ok(least.max(1e-3))
+    }
+}
+
+/// Bytes a second.
+fn speed(bytes: u64, us: f64) -> f64 {
+    bytes as f64 / us * 1e6
+}
+
+/// Registered host memory as a total pool has it: huge pages and locked where they can be had; says what could not be.
+pub fn host_memory(device: &dyn Probe, bytes: u64) -> Result<(Slice, Vec<Fallback>)> {
+    let request = Request { bytes, huge: true, populate: true, lock: true, node: None, shared: true };
+    let (map, fallbacks) = Map::new(&request, &NoFaults)?;
+    Ok((device.register(&Arc::new(map))?.part(0, bytes)?, fallbacks))
+}
+
+impl Ceilings {
+    /// Measures with runs of `bytes` bytes (rounded down to 16), the best of `rounds` rounds each. Takes twice as much
+    /// memory on either side for as long as the device lives.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for no rounds, or runs too short to say anything; what the device says.
+    pub fn measure(device: &dyn Probe, bytes: u64, rounds: u32) -> Result<Ceilings> {
+        const LEAST: u64 = 1 << 16;
+        if rounds == 0 || bytes < LEAST {
+            let error = Error::new(Kind::InvalidConfig, "measure ceilings").at("rounds or bytes of a run");
+            return Err(error.with("bytes", bytes).with("least", LEAST).with("rounds", rounds));
+        }
+        let bytes = bytes / NOTHING * NOTHING;
+        let (host, _) = host_memory(device, 2 * bytes)?;
+        let own = device.allocate(2 * bytes)?;
+        let half = |of: Slice, number: u64| of.part(number * bytes, bytes);
+        let up = Track::new(device, half(host, 0)?, half(own, 0)?)?;
+        let down = Track::new(device, half(host, 1)?, half(own, 1)?)?;
+        let copied_up = |t: &Track| device.copy(t.stream, t.host, t.device);
+        let copied_down = |t: &Track| device.copy(t.stream, t.device, t.host);
+        let copy_up = speed(bytes, up.least(device, rounds, copied_up)?);
+        let copy_down = speed(bytes, down.least(device, rounds, copied_down)?);
+        let (both_up, both_down) = both(device, &up, &down, rounds)?;
+        let candidates = blocks(device.facts()?.processors, device.facts()?.gpu.is_some());
+        let (mut reads, mut write) = (Vec::new(), 0.0_f64);
+        for blocks in candidates {
+            let read = up.least(device, rounds, |t| device.carry(t.stream, t.host, t.device, blocks))?;
+            let written = up.least(device, rounds, |t| device.carry(t.stream, t.device, t.host, blocks))?;
+            reads.push((blocks, speed(bytes, read)));
+            write = write.max(speed(bytes, written));
+        }
+        let read = reads.iter().map(|(_, speed)| *speed).fold(0.0, f64::max);
+        let enough = reads.iter().find(|(_, speed)| *speed >= ENOUGH * read);
+        let most = reads.last().map_or(1, |(blocks, _)| *blocks);
+        let inside = up.least(device, rounds, |t| device.carry(t.stream, t.device, down.device, most))?;
+        let little =
+            |t: &Track| device.carry(t.stream, t.device.part(0, NOTHING)?, down.device.part(0, NOTHING)?, 1);
+        Ok(Ceilings {
+            copy_up,
+            copy_down,
+            both_up,
+            both_down,
+            read,
+            write,
+            read_blocks: enough.map_or(1, |(blocks, _)| *blocks),
+            memory: speed(2 * bytes, inside),
+            launch_us: up.least(device, rounds.max(32), little)?,
+        })
+    }
+}
+
+/// How many blocks are tried: up to two for each multiprocessor, which then are all in flight.
+fn blocks(processors: u32, gpu: bool) -> Vec<u32> {
+    let most = if gpu { 2 * processors.max(1) } else { 1 };
+    let mut tried: Vec<u32> = std::iter::successors(Some(1_u32), |blocks| blocks.checked_mul(2))
+        .skip_while(|blocks| gpu && *blocks < 4)
+        .take_while(|blocks| *blocks < most)
+        .collect();
+    tried.push(most);
+    tried
+}
+
+/// Both directions at once: the best round's speeds. Each is its own copy's, which the other one accompanies for as
+/// long as both run.
+fn both(device: &dyn Probe, up: &Track, down: &Track, rounds: u32) -> Result<(f64, f64)> {
+    let (begun, mut best) = (device.event()?, (0.0, 0.0));
+    for _ in 0..=rounds {
+        device.record(begun, up.stream)?;
+        device.wait(down.stream, begun)?;
+        for (track, from, to) in [(up, up.host, up.device), (down, down.device, down.host)] {
+            device.stamp(track.from, track.stream)?;
+            device.copy(track.stream, from, to)?;
+            device.stamp(track.to, track.stream)?;
+        }
+        let us = |track: &Track| device.elapsed_us(track.from, track.to).map(|us| us.max(1e-3));
+        let (of_up, of_down) = (us(up)?, us(down)?);
+        let speeds = (speed(up.host.bytes(), of_up), speed(down.host.bytes(), of_down));
+        if speeds.0 + speeds.1 > best.0 + best.1 {
+            best = speeds;
+        }
+    }
+    Ok(best)
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::device::host::{HostDevice, HostOptions};
+
+    #[test]
+    fn every_ceiling_of_the_host_is_a_speed() {
+        for threaded in [false, true] {
+            let device = HostDevice::new(HostOptions { threaded, ..HostOptions::default() });
+            let found = Ceilings::measure(&*device, 1 << 20, 2).unwrap();
+            let Ceilings { copy_up, copy_down, both_up, both_down, read, write, memory, .. } = found;
+            for speed in [copy_up, copy_down, both_up, both_down, read, write, memory] {
+                assert!(speed.is_finite() && speed > 1e6, "{found:?}");
+            }
+            assert!(found.read_blocks == 1 && found.launch_us > 0.0, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn runs_that_say_nothing_are_refused() {
+        let device = HostDevice::new(HostOptions::default());
+        for (bytes, rounds) in [(1 << 20, 0), (100, 3)] {
+            let refused = Ceilings::measure(&*device, bytes, rounds).unwrap_err();
+            assert_eq!(refused.kind(), Kind::InvalidConfig);
+        }
+    }
+
+    #[test]
+    fn blocks_are_tried_up_to_two_for_each_multiprocessor() {
+        assert_eq!(blocks(132, true), [4, 8, 16, 32, 64, 128, 256, 264]);
+        assert_eq!(blocks(1, true), [2]);
+        assert_eq!(blocks(16, false), [1]);
+    }
+}

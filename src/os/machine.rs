@@ -1,0 +1,40 @@
+//! What the machine says it is: hints, for reports. What cannot be read is empty or 0.
+
+use super::NoFaults;
+use super::memory::MemoryState;
+
+/// The processor's name, as the system has it.
+pub fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let named = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    named.map_or_else(|| "unknown processor".to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+/// Hardware threads that this process may run on; at least 1.
+pub fn threads() -> u32 {
+    // SAFETY: a set of processors is plain bits, of which zeros are none.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is alive and as large as is said; 0 is the calling thread.
+    let answer = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
+    // SAFETY: counts the bits of the set.
+    let count = if answer == 0 { unsafe { libc::CPU_COUNT(&set) } } else { 1 };
+    u32::try_from(count).unwrap_or(1).max(1)
+}
+
+/// Bytes of memory: all of it, and what can be had now without swapping, control groups considered.
+pub fn memory() -> (u64, u64) {
+    let state = MemoryState::read(&NoFaults);
+    (state.total.unwrap_or(0), state.available.unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_a_name_threads_and_memory() {
+        let (total, available) = memory();
+        assert!(!processor().is_empty() && threads() >= 1);
+        assert!(available > 0 && available <= total, "{available} of {total}");
+    }
+}
