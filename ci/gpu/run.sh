@@ -77,12 +77,13 @@ part_tests() {
             esac
         fi
         run=$((run + 1))
-        # shellcheck disable=SC2086
         if [ "$on" = cuda ]; then
-            FOREBAY_TEST_DEVICE=cuda bounded 150 "tests-$log.log" "$here/tests/$name" --test-threads=1 $filters "${more[@]}"
+            export FOREBAY_TEST_DEVICE=cuda
         else
-            bounded 150 "tests-$log.log" "$here/tests/$name" --test-threads=1 $filters "${more[@]}"
+            unset FOREBAY_TEST_DEVICE
         fi
+        # shellcheck disable=SC2086
+        bounded 150 "tests-$log.log" "$here/tests/$name" --test-threads=1 $filters "${more[@]}"
         verdict=$?
         line=$(grep '^test result' "$logs/tests-$log.log" | tail -n 1)
         if [ $verdict != 0 ]; then
@@ -245,9 +246,10 @@ part_replay() {
 machine() {
     echo "forebay $(cat "$here/commit")"
     date -u +%Y-%m-%dT%H:%M:%SZ
-    nvidia-smi -q 2>/dev/null | grep -E -m 60 \
-        'Driver Version|CUDA Version|Product Name|Bus Id|PCIe Generation|Link Width|  Max  |  Current  |FB Memory|Total  ' |
-        sed 's/^ */    /' | head -n 40 || true
+    nvidia-smi -q 2>/dev/null | grep -E 'Driver Version|CUDA Version|Product Name|Bus Id|Total  ' |
+        sed 's/^ */    /' | head -n 12
+    nvidia-smi --query-gpu=pcie.link.gen.max,pcie.link.width.max,clocks.max.sm,power.limit,mig.mode.current \
+        --format=csv 2>/dev/null | sed 's/^/    /'
     command -v nvidia-smi >/dev/null || echo "    no nvidia-smi"
     lscpu 2>/dev/null | grep -E '^(Model name|Socket|CPU\(s\)|Core|NUMA node\(s\))' | sed 's/^/    /'
     grep -E '^(MemTotal|MemAvailable)' /proc/meminfo | sed 's/^/    /'

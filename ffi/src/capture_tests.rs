@@ -1,4 +1,5 @@
-//! Captured steps through C on the stand-in driver or the one that is given, beside a twin in Rust on the host device, and what is refused.
+//! Captured steps through C on the stand-in driver or the one that is named, beside a twin in Rust on the host device,
+//! and what is refused.
 
 use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};

@@ -50,6 +50,9 @@ fn symbol(name: &'static str) -> Option<&'static CStr> {
 }
 
 /// What a driver answers by a function that it has not: not found.
+///
+/// # Safety
+/// It needs nothing of its caller.
 unsafe extern "C" fn absent() -> i32 {
     500
 }
