@@ -27,6 +27,12 @@ export HOME=$work CUDA_CACHE_PATH=$work/cache PYTHONDONTWRITEBYTECODE=1 PYTHONUN
 quick=()
 [ "${FOREBAY_GPU_QUICK:-}" != 1 ] || quick=(--quick)
 
+# The test programs, unpacked.
+unpack() {
+    tests=$work/tests
+    [ -d "$tests" ] || { mkdir "$tests" && tar -xzf "$here/tests.tar.gz" -C "$tests"; }
+}
+
 # Seconds that the part has left.
 left() { echo $((limit - (SECONDS - began))); }
 
@@ -62,6 +68,7 @@ LIST
 
 part_tests() {
     local name log on filters verdict failed=0 run=0 line
+    unpack || { detail="the programs cannot be unpacked"; return 1; }
     export FOREBAY_SKIPS=$work/skips.txt FOREBAY_TEST_DRIVER=$driver
     # A kernel that is loaded late waits for streams that a test holds, and streams that share a queue for each other.
     export CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
@@ -83,7 +90,7 @@ part_tests() {
             unset FOREBAY_TEST_DEVICE
         fi
         # shellcheck disable=SC2086
-        bounded 150 "tests-$log.log" "$here/tests/$name" --test-threads=1 $filters "${more[@]}"
+        bounded 150 "tests-$log.log" "$tests/$name" --test-threads=1 $filters "${more[@]}"
         verdict=$?
         line=$(grep '^test result' "$logs/tests-$log.log" | tail -n 1)
         if [ $verdict != 0 ]; then
@@ -101,11 +108,12 @@ part_sanitizer() {
     local tool program bad=0 log
     program=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer) ||
         { detail="not here: no compute-sanitizer"; return 0; }
+    unpack || { detail="the programs cannot be unpacked"; return 1; }
     export FOREBAY_TEST_DRIVER=$driver CUDA_MODULE_LOADING=EAGER
     for tool in memcheck racecheck synccheck initcheck; do
         log=sanitizer-$tool.log
         bounded 110 "$log" "$program" --tool "$tool" --error-exitcode 99 \
-            "$here/tests/cuda" --test-threads=1 steps_leave a_row_without a_graph_does_nothing
+            "$tests/cuda" --test-threads=1 steps_leave a_row_without a_graph_does_nothing
         local status=$?
         if [ $status = 0 ] && grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$logs/$log"; then
             echo "    $tool: nothing found" >>"$work/lines"
@@ -161,8 +169,8 @@ part_tune() {
     local setting number=0 failed=0 waiting=0 rounds=(--rounds 5)
     : >"$work/tune.jsonl"
     while read -r setting; do
+        [ -z "${quick[*]}" ] || [ $number -lt 3 ] || break
         number=$((number + 1))
-        [ -z "${quick[*]}" ] || [ $number -le 3 ] || break
         if [ "$(left)" -lt 20 ]; then
             waiting=$((waiting + 1))
             echo "    no time: $setting" >>"$work/lines"
@@ -212,9 +220,17 @@ part_python() {
     done
     bounded 300 python-tests.log python3 -m pytest -q -p no:cacheprovider -rs "${tests[@]}" || failed=1
     echo "    tests: $(tail -n 1 "$logs/python-tests.log")" >>"$work/lines"
-    if [ -f "$here/ffi/python/benches/gpu.py" ]; then
-        bounded 160 python-bench.log python3 "$here/ffi/python/benches/gpu.py" "${quick[@]}" || failed=1
+    local beneath=()
+    if ! python3 -c 'import torch' 2>/dev/null && [ -n "${FOREBAY_STANDIN_LIBRARY:-}" ]; then
+        beneath=(--driver "$FOREBAY_STANDIN_LIBRARY")
+    fi
+    if [ -n "${beneath[*]}" ] || python3 -c 'import torch' 2>/dev/null; then
+        bounded 160 python-bench.log python3 "$here/ffi/python/benches/gpu.py" "${quick[@]}" "${beneath[@]}" \
+            --json "$work/python.json" || failed=1
+        [ ! -s "$work/python.json" ] || cp "$work/python.json" "$out/"
         echo "    bench: $(tail -n 1 "$logs/python-bench.log")" >>"$work/lines"
+    else
+        echo "    bench: not here: no torch" >>"$work/lines"
     fi
     detail=$(python3 -c 'import sys, torch; print("torch", torch.__version__)' 2>/dev/null || echo "no torch")
     return $failed

@@ -132,6 +132,36 @@ fn control_the_edges_around_a_launch_that_are_left_out_show_for_some_seed() {
     }
 }
 
+/// A launch while the second micro-batch's stream is held, the launch's first wait left out or not. Whether the graph
+/// ends all the same.
+fn launched_beside_what_is_held(left_out: u64) -> bool {
+    let mut run = Run::new(8, on_cuda(None));
+    capture(&mut run, &tables());
+    (0..2).for_each(|micro| run.open(micro));
+    run.number += 1;
+    let (device, computes) = (run.device.clone(), run.layers.map(|layers| layers.streams.compute));
+    let held = device.hold(computes[1]);
+    let [mut first, mut second] = [run.prepare(0), run.prepare(1)];
+    let next = device.waits();
+    device.without_waits(next..next + left_out);
+    run.cache.launch(&run.captured[0], &mut [&mut first, &mut second]).unwrap();
+    let end = device.event().unwrap();
+    device.record(end, computes[0]).unwrap();
+    let ended = (0..10_000).any(|_| device.query(end).unwrap());
+    drop(held);
+    device.synchronize(end).unwrap();
+    ended
+}
+
+#[test]
+fn a_graph_runs_behind_what_its_second_micro_batch_has_enqueued_before() {
+    if !driver_is_there() {
+        return;
+    }
+    assert!(!launched_beside_what_is_held(0));
+    assert!(launched_beside_what_is_held(1), "the control: without its edge the graph runs");
+}
+
 /// The refusal of a bucket that was changed, for which the driver was not even asked.
 fn refused(
     run: &mut Run,
