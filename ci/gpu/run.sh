@@ -232,6 +232,13 @@ part_python() {
     else
         echo "    bench: not here: no torch" >>"$work/lines"
     fi
+    if [ -f "$here/data/smollm2.npz" ] && python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+        bounded 120 python-proof.log python3 "$here/ffi/python/examples/decode.py" --device cuda:0 \
+            --weights "$here/data/smollm2.npz" --context 1024 --tokens 64 || failed=1
+        echo "    proof: $(tail -n 1 "$logs/python-proof.log")" >>"$work/lines"
+    else
+        echo "    proof: not here: no torch with a GPU, or no weights" >>"$work/lines"
+    fi
     detail=$(python3 -c 'import sys, torch; print("torch", torch.__version__)' 2>/dev/null || echo "no torch")
     return $failed
 }
