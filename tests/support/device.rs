@@ -55,7 +55,7 @@ struct Cuda {
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
 enum Driver {
-    Own(Standin),
+    Own(Box<Standin>),
     Given(&'static Given, Arc<Remote>),
 }
 
@@ -151,7 +151,7 @@ impl TestDevice {
         let device =
             CudaDevice::new(CudaOptions { library, unload: true, threads: 64, ..CudaOptions::default() })
                 .unwrap();
-        Some(TestDevice::of(device, Driver::Own(standin)))
+        Some(TestDevice::of(device, Driver::Own(Box::new(standin))))
     }
 
     #[cfg(feature = "cuda")]
