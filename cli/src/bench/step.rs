@@ -36,11 +36,10 @@ mod works;
 
 use std::sync::Arc;
 
+use forebay::device::Graph;
 use forebay::device::ceilings::Ceilings;
-use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::probe::Probe;
 use forebay::device::rates::Rates;
-use forebay::device::Graph;
 use forebay::overlap::Overlap;
 use forebay::predict::setup::Setup;
 use forebay::{Capture, Captured, Error, Kind, MicroBatch, Result};
@@ -138,18 +137,16 @@ impl Alone {
     }
 }
 
-/// The figures of the group.
+/// The figures of the group. A host device's streams must have threads: orders hide something only where streams run
+/// beside each other.
 ///
 /// # Errors
 /// What cache and device say; [`Kind::Internal`] where an outcome is not the rule's.
 pub fn figures(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let gpu = device.facts()?.gpu.is_some();
     let setup = Setup::named(SETUP).ok_or_else(|| Error::new(Kind::Internal, "bench step").at(SETUP))??;
-    // Orders hide something only where streams run beside each other.
-    let threads = || HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
-    let device: Arc<dyn Probe> = if gpu { Arc::clone(device) } else { threads() };
-    let rates = if gpu && !asked.quick { Some(rates(&device, ceilings)?) } else { None };
-    let study = Study { device, ceilings, asked, setup, gpu, rates };
+    let rates = if gpu && !asked.quick { Some(rates(device, ceilings)?) } else { None };
+    let study = Study { device: Arc::clone(device), ceilings, asked, setup, gpu, rates };
     let groups = Point::groups(gpu, asked.quick);
     let figures = groups.into_iter().map(|points| study.group(&points));
     Ok(figures.collect::<Result<Vec<_>>>()?.concat())
@@ -345,6 +342,7 @@ impl Study<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay::device::host::{HostDevice, HostOptions};
     use indicatif::ProgressBar;
 
     /// Tiny steps on the host.

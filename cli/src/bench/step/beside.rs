@@ -4,8 +4,8 @@
 //! it; in the others both begin at once, behind the layer's resolve, on two streams. The work is three quarters as
 //! long as the gather, so it ends first: all of it has the gather beside it.
 
-use forebay::device::probe::Mark;
 use forebay::device::Event;
+use forebay::device::probe::Mark;
 use forebay::{Layer, LayerCall, Result, Step};
 
 use super::machine::Machine;

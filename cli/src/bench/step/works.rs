@@ -18,7 +18,6 @@ use forebay::{Error, Kind, Layer, MicroBatch, Result};
 
 use super::picks::{PATTERNS, Picks};
 use super::point::Point;
-use crate::bench::result::Spread;
 
 /// What so many rounds take: a fixed time and a time a round, microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,7 +31,9 @@ pub struct Line {
 }
 
 /// More rounds than any work has.
-const ROUNDS_MAX: f64 = 1e9;
+const ROUNDS_MAX: f64 = 1e6;
+/// More rounds than a work that is still short has.
+const ROUNDS_TRIED: u32 = 1 << 16;
 
 impl Line {
     /// The line of least squares through times in microseconds by rounds.
@@ -73,17 +74,18 @@ impl Line {
 /// # Errors
 /// Those of `time` and of [`Line::through`].
 pub fn calibrate(most_us: f64, time: impl Fn(u32) -> Result<f64>) -> Result<Line> {
-    let median = |rounds: u32, times: u32| -> Result<f64> {
-        Ok(Spread::of((0..times).map(|_| time(rounds)).collect::<Result<_>>()?).us)
+    // What disturbs a time makes it longer.
+    let least = |rounds: u32, times: u32| -> Result<f64> {
+        (0..times).try_fold(f64::INFINITY, |least, _| Ok(time(rounds)?.min(least)))
     };
     // The first use of the products pays for their memory.
-    median(1, 2)?;
+    least(1, 2)?;
     let mut rounds = 1;
-    while rounds < 1 << 24 && median(rounds, 1)? < most_us / 8.0 {
+    while rounds < ROUNDS_TRIED && least(rounds, 1)? < most_us / 8.0 {
         rounds *= 2;
     }
     let timed = [1, 2, 4, 8].map(|times| rounds * times).into_iter();
-    Line::through(&timed.map(|rounds| Ok((rounds, median(rounds, 7)?))).collect::<Result<Vec<_>>>()?)
+    Line::through(&timed.map(|rounds| Ok((rounds, least(rounds, 5)?))).collect::<Result<Vec<_>>>()?)
 }
 
 /// How long the works of one operating point take.
