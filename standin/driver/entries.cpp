@@ -17,7 +17,7 @@ struct Entry {
 #define SECOND(name) {#name, reinterpret_cast<void*>(&name##_##v2)}
 const Entry ENTRIES[] = {
     PLAIN(cuInit), PLAIN(cuDriverGetVersion), PLAIN(cuDeviceGet), PLAIN(cuDeviceGetCount), PLAIN(cuDeviceGetName),
-    SECOND(cuDeviceGetUuid), SECOND(cuDeviceTotalMem), PLAIN(cuDeviceGetAttribute), PLAIN(cuDevicePrimaryCtxRetain),
+    PLAIN(cuDeviceGetPCIBusId), SECOND(cuDeviceGetUuid), SECOND(cuDeviceTotalMem), PLAIN(cuDeviceGetAttribute), PLAIN(cuDevicePrimaryCtxRetain),
     SECOND(cuDevicePrimaryCtxRelease), PLAIN(cuDevicePrimaryCtxGetState), PLAIN(cuCtxGetCurrent),
     PLAIN(cuCtxSetCurrent), SECOND(cuCtxPushCurrent), SECOND(cuCtxPopCurrent), PLAIN(cuCtxGetDevice),
     PLAIN(cuCtxGetStreamPriorityRange), PLAIN(cuCtxSynchronize), SECOND(cuMemAlloc), SECOND(cuMemFree),
@@ -36,7 +36,8 @@ const Entry ENTRIES[] = {
     PLAIN(cuModuleLoadDataEx), PLAIN(cuModuleUnload), PLAIN(cuModuleGetFunction), PLAIN(cuFuncGetAttribute),
     PLAIN(cuFuncSetAttribute), PLAIN(cuOccupancyMaxActiveBlocksPerMultiprocessor), PLAIN(cuLaunchKernel),
     PLAIN(cuLaunchKernelEx), SECOND(cuStreamBeginCapture), PLAIN(cuStreamEndCapture), PLAIN(cuStreamIsCapturing),
-    SECOND(cuStreamGetCaptureInfo), PLAIN(cuThreadExchangeStreamCaptureMode), PLAIN(cuGraphInstantiateWithFlags),
+    SECOND(cuStreamGetCaptureInfo), PLAIN(cuThreadExchangeStreamCaptureMode), PLAIN(cuGraphCreate),
+    PLAIN(cuGraphConditionalHandleCreate), PLAIN(cuGraphInstantiateWithFlags),
     PLAIN(cuGraphLaunch), PLAIN(cuGraphUpload), PLAIN(cuGraphExecDestroy), PLAIN(cuGraphDestroy),
     PLAIN(cuGraphGetNodes), PLAIN(cuGetErrorName), PLAIN(cuGetErrorString), SECOND(cuGetProcAddress),
 };

@@ -246,8 +246,8 @@ CUresult cuEventElapsedTime(float* out, CUevent start, CUevent end) {
         if (!first || !last || !first->mark || !last->mark) return CUDA_ERROR_INVALID_HANDLE;
         if ((first->flags | last->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
         if (!first->mark->reached || !last->mark->reached) return CUDA_ERROR_NOT_READY;
-        // Time is counted in operations here, a microsecond each.
-        *out = (static_cast<float>(last->mark->when) - static_cast<float>(first->mark->when)) / 1000;
+        // Less than 0 where the second was reached first.
+        *out = static_cast<float>(static_cast<int64_t>(last->mark->when - first->mark->when)) / 1e6f;
         return CUDA_SUCCESS;
     });
 }

@@ -454,7 +454,7 @@ class Cache:
     def slab(self, layer: int, run: int = 0) -> Any:
         """What attention reads of a layer: uint8 `[blocks, 64, row_bytes[run]]`, slot s at `[s // 64, s % 64]`.
 
-        A NumPy view on the host device, writable; on CUDA a `CudaMemory`, of which `torch.as_tensor` and
+        A NumPy view on the host device, writable; on CUDA a `CudaMemory`, of which `torch.from_dlpack` and
         `cupy.asarray` take views. It keeps the memory alive, also when the cache is closed. Attention reads it, and
         the engine writes a step's new rows to their landing slots; nothing else may be written.
 

@@ -24,6 +24,7 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
+from . import dlpack
 from ._library import NULL, check, check_created, ffi, lib, new_text, path_bytes, sized, status_text
 from .config import set_fields
 from .errors import Closed, InvalidArgument
@@ -165,7 +166,10 @@ class HostMemory(Memory):
 
 
 class CudaMemory(Memory):
-    """What `torch.as_tensor`, `cupy.asarray` and others take a view of: uint8.
+    """What `torch.from_dlpack`, `cupy.from_dlpack`, `cupy.asarray` and others take a view of: uint8. A view keeps it.
+
+    `torch.as_tensor` takes one only where it is told the device (`device="cuda:0"`); else it copies to the host.
+    Nothing is ordered by taking a view: who reads on a stream has ordered it behind the work that writes.
 
     Attributes:
         address: of the first byte, on the device.
@@ -178,10 +182,34 @@ class CudaMemory(Memory):
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {**self.interface(), "stream": None}
 
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
+        """A DLPack tensor of it, ordered by nothing.
+
+        Raises:
+            BufferError: a copy, or another device, was asked for.
+        """
+        if copy or (dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__()):
+            raise BufferError(f"memory of {self.place} is given out where it is, and not copied")
+        return dlpack.on_cuda(np.asarray(_Addressed(self)), self.place.number)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's kind of device, and the device's number."""
+        return (dlpack.CUDA, self.place.number)
+
     @property
     def device(self) -> int:
         """The device's number."""
         return self.place.number
+
+
+class _Addressed:
+    """Device memory as NumPy is told of it, to make a capsule: nobody may read the array."""
+
+    def __init__(self, memory: CudaMemory) -> None:
+        self.memory = memory
+        self.__array_interface__ = memory.interface()
 
 
 class Stream:

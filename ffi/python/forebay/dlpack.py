@@ -1,7 +1,8 @@
-"""Reads where a DLPack tensor stands, without taking it over.
+"""Reads where a DLPack tensor stands, without taking it over; and gives memory of a CUDA device out as one.
 
-The capsule is left to its owner: as long as it is held and not consumed, the tensor behind it lives, and when it goes
-its producer frees what it made for it. Layouts: DLPack 1.0's `dlpack.h` (DLTensor, DLManagedTensor,
+A capsule that is read is left to its owner: as long as it is held and not consumed, the tensor behind it lives, and
+when it goes its producer frees what it made for it. One that is given is NumPy's, told to be on the device: NumPy keeps
+the memory for it until its consumer lets it go. Layouts: DLPack 1.0's `dlpack.h` (DLTensor, DLManagedTensor,
 DLManagedTensorVersioned).
 """
 
@@ -10,9 +11,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple
 
+import numpy as np
+
+CUDA = 2
 _TYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 # kDLCPU, kDLCUDA, kDLCUDAHost (pinned, which the host reads), kDLCUDAManaged.
-_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
+_DEVICES = {1: "cpu", CUDA: "cuda", 3: "cpu", 13: "cuda"}
 _READ_ONLY = 1
 _UNORDERED = -1
 
@@ -111,6 +115,15 @@ def read(value: Any) -> Placed:
         readonly,
         (value, capsule),
     )
+
+
+def on_cuda(array: np.ndarray[Any, Any], number: int) -> Any:
+    """A capsule of an array over an address of CUDA device `number`, which NumPy does not read for it."""
+    capsule = array.__dlpack__()
+    # The tensor stands first in DLManagedTensor.
+    tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
+    tensor.device.kind, tensor.device.number = CUDA, number
+    return capsule
 
 
 def packed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ def kv_cache(cache: Cache, layer: int) -> Any:
     """A layer's slab as FlashMLA takes it: uint8 `[blocks, 64, 1, row bytes]`, a view as of `Cache.slab`. It is the
     same for the cache's life: take it once.
 
-    On CUDA: `torch.as_tensor(kv_cache(cache, layer)).view(torch.float8_e4m3fn)`, or `torch.bfloat16` for rows of
+    On CUDA: `torch.from_dlpack(kv_cache(cache, layer)).view(torch.float8_e4m3fn)`, or `torch.bfloat16` for rows of
     1152 bytes.
 
     Raises:

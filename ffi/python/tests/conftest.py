@@ -1,7 +1,8 @@
-"""Fixtures of the tests: small caches, and skips as docs/testing.md has them."""
+"""Fixtures of the tests: small caches, skips as docs/testing.md has them, and what an engine has on the stand-in."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -15,9 +16,10 @@ import pytest  # noqa: E402
 
 import forebay  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[3]
+# Of the checkout. Where only the package's tests are, there may be none.
+ROOT = Path(__file__).resolve().parent.joinpath("../../..").resolve()
 # The replay is the bench's.
-sys.path.insert(0, str(ROOT / "ffi" / "python" / "benches"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benches"))
 
 LAYERS, ROW, TOP_K = 3, 16, 8
 
@@ -86,3 +88,49 @@ def some(*positions: int) -> np.ndarray[Any, Any]:
 def empty(rows: int = 1, query_rows: int = 1) -> np.ndarray[Any, Any]:
     """Where slots go; nothing that the library writes."""
     return np.full((rows, query_rows, TOP_K), -77, np.int32)
+
+
+class OnCuda:
+    """Device memory as an int32 tensor: what CuPy shows. The stand-in's memory is the host's."""
+
+    def __init__(self, memory: forebay.CudaMemory, shape: tuple[int, ...]) -> None:
+        self.memory, self.shape = memory, shape
+        self.device = memory.device
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "shape": self.shape, "typestr": "<i4", "data": (self.memory.address, False)}
+
+    def host(self) -> Any:
+        return on_host(self.memory).view(np.int32).reshape(self.shape)
+
+
+class OnHost:
+    """The stand-in's memory, as what it is."""
+
+    def __init__(self, memory: forebay.CudaMemory) -> None:
+        self.__array_interface__ = {**memory.interface()}
+        self.memory = memory
+
+
+def on_host(memory: forebay.CudaMemory) -> Any:
+    """The stand-in's memory as an array."""
+    return np.asarray(OnHost(memory))
+
+
+class Driver:
+    """What an engine calls of the driver by itself: the stand-in's own functions, in the primary context."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(os.environ["FOREBAY_STANDIN_LIBRARY"])
+        context = ctypes.c_void_p()
+        self("cuInit", 0)
+        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self("cuCtxPushCurrent_v2", context)
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        assert getattr(self.library, name)(*arguments) == 0, name
+
+    def leave(self) -> None:
+        self("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        self("cuDevicePrimaryCtxRelease_v2", 0)

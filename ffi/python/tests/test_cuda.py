@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 import types
@@ -12,28 +13,9 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import LAYERS, TOP_K, empty, joined, skip, some
+from conftest import LAYERS, TOP_K, Driver, OnCuda, empty, joined, on_host, skip, some
 
 Make = Callable[..., forebay.Cache]
-
-
-class OnCuda:
-    """Device memory as an int32 tensor: what CuPy shows. The stand-in's memory is the host's."""
-
-    def __init__(self, memory: forebay.CudaMemory, shape: tuple[int, ...]) -> None:
-        self.memory, self.shape = memory, shape
-        self.device = memory.device
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"version": 3, "shape": self.shape, "typestr": "<i4", "data": (self.memory.address, False)}
-
-    def host(self) -> Any:
-        size = 4 * int(np.prod(self.shape))
-        from forebay._library import ffi
-
-        raw = ffi.buffer(ffi.cast("char *", self.memory.address), size)
-        return np.frombuffer(raw, np.int32).reshape(self.shape)
 
 
 @pytest.fixture
@@ -183,38 +165,21 @@ def test_what_the_callable_raises_ends_a_capture(make: Make, cuda: forebay.CudaD
     both.step(lambda step: captured.launch([step]))
 
 
-class Driver:
-    """What an engine calls of the driver to capture by itself: the stand-in's own functions."""
-
-    def __init__(self, stream: int) -> None:
-        self.library, self.stream = ctypes.CDLL(os.environ["FOREBAY_STANDIN_LIBRARY"]), ctypes.c_void_p(stream)
-        context = ctypes.c_void_p()
-        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self("cuCtxPushCurrent_v2", context)
-
-    def __call__(self, name: str, *arguments: Any) -> None:
-        assert getattr(self.library, name)(*arguments) == 0, name
-
-    def leave(self) -> None:
-        self("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-        self("cuDevicePrimaryCtxRelease_v2", 0)
-
-
 def test_an_engine_captures_around_the_layers(make: Make, cuda: forebay.CudaDevice) -> None:
     both = Captures(make, cuda)
-    driver = Driver(both.streams["compute"].address)
+    driver, compute = Driver(), ctypes.c_void_p(both.streams["compute"].address)
     with pytest.raises(forebay.InvalidConfig, match="no capture is under way"):
         both.capture(into=True)
-    driver("cuStreamBeginCapture_v2", driver.stream, 1)
+    driver("cuStreamBeginCapture_v2", compute, 1)
     captured = both.capture(into=True)
     graph, exec_ = ctypes.c_void_p(), ctypes.c_void_p()
-    driver("cuStreamEndCapture", driver.stream, ctypes.byref(graph))
+    driver("cuStreamEndCapture", compute, ctypes.byref(graph))
     driver("cuGraphInstantiateWithFlags", ctypes.byref(exec_), graph, ctypes.c_ulonglong(0))
 
     def launch(step: forebay.Step) -> None:
         with pytest.raises(forebay.InvalidConfig):
             captured.launch([step])
-        driver("cuGraphLaunch", exec_, driver.stream)
+        driver("cuGraphLaunch", exec_, compute)
         captured.launched([step])
 
     for _ in range(3):
@@ -281,3 +246,35 @@ def test_a_stream_of_the_engines_is_given_back(make: Make, cuda: forebay.CudaDev
     cuda.wait()
     cache.reap()
     assert cache.stats().steps_in_flight == 0
+
+
+def test_memory_that_dlpack_gave_lives_as_long_as_its_consumer(make: Make, cuda: forebay.CudaDevice) -> None:
+    cache = make(cuda)
+    slab = cache.slab(1)
+
+    class OnTheHost:
+        """The stand-in's memory is the host's: what takes a tensor of the host's may take it."""
+
+        def __dlpack__(self, **_: Any) -> Any:
+            capsule = slab.__dlpack__()
+            tensor = forebay.dlpack._Tensor.from_address(forebay.dlpack._pointer_of(capsule, b"dltensor"))
+            assert (tensor.device.kind, tensor.device.number) == slab.__dlpack_device__() == (2, 0)
+            tensor.device.kind = 1
+            return capsule
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (1, 0)
+
+    unused = slab.__dlpack__()
+    view = np.from_dlpack(OnTheHost())  # type: ignore[arg-type]
+    assert view.shape == slab.shape and view.ctypes.data == slab.address
+    on_host(slab)[2, 3] = 77
+    cache.close()
+    users = cuda._handle._users
+    del slab, unused
+    cuda.close()
+    gc.collect()
+    assert len(users) == 1 and (view[2, 3] == 77).all()
+    del view
+    gc.collect()
+    assert users == []

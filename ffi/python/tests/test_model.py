@@ -41,6 +41,8 @@ def skip(reason: str) -> None:
 if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
     skip(f"without {', '.join(missing)}")
 
+import arrays  # noqa: E402
+import conftest  # noqa: E402
 import engine  # noqa: E402
 import forebay  # noqa: E402
 import smollm2  # noqa: E402
@@ -54,7 +56,7 @@ CONTEXT, TOKENS, TOP_K = (4096, 1024, 256) if SOAK else (640, 24, 48)
 @functools.cache
 def model() -> smollm2.Model:
     """The weights, read once."""
-    return smollm2.Model(smollm2.weights_path())
+    return smollm2.Model(smollm2.Gguf(smollm2.weights_path()))
 
 
 @functools.cache
@@ -200,6 +202,22 @@ def test_decodes_to_the_last_bit_as_with_every_row_resident(
             assert found.accepted > 0 and found.rejected > 0
         if ratio == RATIO:
             assert (cache.hits > cache.misses).all()
+
+
+def test_decodes_to_the_last_bit_on_the_cuda_device() -> None:
+    """On the stand-in driver. `test_proof.py` does the same with torch, where there is a GPU."""
+    driver = os.environ.get("FOREBAY_STANDIN_LIBRARY")
+    if not driver:
+        conftest.skip("the_cuda_device_from_python", "FOREBAY_STANDIN_LIBRARY names no stand-in driver")
+    asked = requests(2)
+    place = arrays.Standin(0, Path(driver))
+    with Kept(model(), asked, top_k=TOP_K, query_rows=2, ratio=RATIO, arrays=place) as cache:
+        resident = Resident(model(), asked, top_k=TOP_K, query_rows=2)
+        found = decode_both(cache, resident, asked, 2, read=True)
+        check_rows(cache, resident)
+        cache.cache.validate()
+        report("on the stand-in, batch 2, 2 query rows", cache, found)
+        assert found.tokens >= TOKENS and found.rejected > 0 and (cache.misses > 0).all()
 
 
 @pytest.fixture

@@ -297,14 +297,16 @@ impl Physical {
                 .at("the device's memory has no descriptors")
                 .hint("share memory between devices that have them"));
         }
-        let mut descriptor = -1;
+        let mut handle = [0; 8];
         let exported = self
             .context
             .relaxed()
-            .and_then(|c| c.memory_export(&mut descriptor, self.memory, flag::HANDLE_DESCRIPTOR, 0));
+            .and_then(|c| c.memory_export(&mut handle, self.memory, flag::HANDLE_DESCRIPTOR, 0));
         exported.map_err(|refusal| refusal.error(OPERATION))?;
+        // A descriptor is an integer: the first four bytes, on a machine whose lower bytes come first.
+        let [first, ..] = handle;
         // SAFETY: the driver opened this descriptor for the caller, who closes it.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+        Ok(unsafe { OwnedFd::from_raw_fd(first as i32) })
     }
 
     /// The memory behind a descriptor that [`Physical::export`] gave, here or in another process.
@@ -321,6 +323,17 @@ impl Physical {
         imported.map_err(|refusal| refusal.error(OPERATION))?;
         Ok(Physical { context: Arc::clone(context), memory, bytes })
     }
+}
+
+/// Takes memory that other hosts of a fabric could take, and gives it back: whether it is to be had.
+pub(super) fn try_fabric(context: &Arc<Context>) -> Answer {
+    let wanted = Property { handles: flag::HANDLE_FABRIC, ..property(context) };
+    let current = context.relaxed()?;
+    let (mut bytes, mut memory) = (0, 0);
+    current.granularity(&mut bytes, &wanted, 0)?;
+    current.memory_create(&mut memory, bytes, &wanted, 0)?;
+    let taken = Physical { context: Arc::clone(context), memory, bytes };
+    current.memory_export(&mut [0; 8], taken.memory, flag::HANDLE_FABRIC, 0)
 }
 
 impl Drop for Physical {

@@ -64,7 +64,7 @@ impl Drop for KnownStream {
     }
 }
 
-/// An event without times, which would cost a flush.
+/// An event; without times, which would cost a flush, unless they are asked for.
 #[derive(Debug)]
 pub(super) struct OwnEvent {
     context: Arc<Context>,
@@ -73,8 +73,17 @@ pub(super) struct OwnEvent {
 
 impl OwnEvent {
     pub fn new(context: &Arc<Context>) -> Answer<OwnEvent> {
+        OwnEvent::with(context, flag::EVENT_DISABLE_TIMING)
+    }
+
+    /// One that keeps the time at which it is reached.
+    pub fn timed(context: &Arc<Context>) -> Answer<OwnEvent> {
+        OwnEvent::with(context, flag::EVENT_DEFAULT)
+    }
+
+    fn with(context: &Arc<Context>, flags: u32) -> Answer<OwnEvent> {
         let mut raw = 0;
-        context.relaxed()?.event_create(&mut raw, flag::EVENT_DISABLE_TIMING)?;
+        context.relaxed()?.event_create(&mut raw, flags)?;
         Ok(OwnEvent { context: Arc::clone(context), raw })
     }
 }

@@ -2,7 +2,7 @@
 //! of its own, and memory that it uses as no device should.
 
 #[path = "../../../tests/support/skip.rs"]
-mod skip;
+pub(super) mod skip;
 
 use super::driver::flag;
 use super::*;
