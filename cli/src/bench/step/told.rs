@@ -94,7 +94,7 @@ fn step(measured: &Measured, ordered: &Ordered) -> Figure {
         ("exposed a layer", exposed.us / layers),
         ("the same order, resident", median(us(&ordered.resident))),
     ];
-    let predicted = measured.predicted.iter().find(|(order, _)| *order == ordered.order);
+    let predicted = measured.predicted.iter().flatten().find(|(order, _)| *order == ordered.order);
     figure.beside.extend(predicted.map(|(_, us)| ("exposed a layer, by the simulator", *us)));
     figure
 }
@@ -109,7 +109,7 @@ fn best(measured: &Measured, aims: bool) -> Option<Figure> {
     let mut figure = step(measured, best);
     figure.name = "step, best order".to_owned();
     figure = figure.with("order", best.order.name());
-    let chosen = measured.predicted.iter().min_by(|a, b| a.1.total_cmp(&b.1));
+    let chosen = measured.predicted.iter().flatten().min_by(|a, b| a.1.total_cmp(&b.1));
     if let Some((order, _)) = chosen {
         figure = figure.with("order_by_the_simulator", order.name());
     }
@@ -162,7 +162,8 @@ fn host(measured: &Measured) -> Figure {
 fn calls(measured: &Measured) -> Figure {
     let times = measured.calls.iter().map(|took| took.layers_host_us).collect();
     let once = median(resident(measured).iter().map(|took| took.layers_host_us));
-    let mut figure = of_point(measured, "host: layers call by call", times, ("the step above", once));
+    let once = (if measured.captured { "a launch" } else { "with the engine's calls" }, once);
+    let mut figure = of_point(measured, "host: layers call by call", times, once);
     figure.beside = vec![("on the device", median(us(&measured.calls)))];
     figure
 }
@@ -214,7 +215,7 @@ mod tests {
                 Layered { both: false, work_us: 30.0, gather_us: 40.0 },
                 Layered { both: true, work_us: 33.0, gather_us: 44.0 },
             ],
-            predicted: vec![(Overlap::None, 1900.0), (Overlap::Da, 110.0), (Overlap::Dba, 90.0)],
+            predicted: Some(vec![(Overlap::None, 1900.0), (Overlap::Da, 110.0), (Overlap::Dba, 90.0)]),
             checked: 77,
             captured: true,
         }

@@ -4,7 +4,7 @@
 //! How long a round takes is measured in the same run, and that so many rounds take so many times as long is checked
 //! ([`Line`]). The lengths are those of the setup, all by one factor longer or shorter, so that a step takes what was
 //! asked for; the works stand to each other as in the setup. What a work reads and writes is not imitated, but for
-//! top-k's answer: [`Work::Index`] copies the selection that was prepared for the layer to where a top-k would write it.
+//! top-k's answer: [`Work::Index`] copies the selection that was prepared for the layer to where a top-k writes it.
 
 use std::sync::Arc;
 
@@ -36,10 +36,11 @@ const ROUNDS_MAX: f64 = 1e6;
 const ROUNDS_TRIED: u32 = 1 << 16;
 
 impl Line {
-    /// The line of least squares through times in microseconds by rounds.
+    /// The line of least squares through times in microseconds by rounds, the longest last. Where they do not grow with
+    /// the rounds, as on a machine that others use, it is the one through the last time, and says how far off it is.
     ///
     /// # Errors
-    /// [`Kind::DeviceFailed`] where time does not grow with the rounds.
+    /// [`Kind::DeviceFailed`] where no time goes by.
     pub fn through(points: &[(u32, f64)]) -> Result<Line> {
         let count = points.len().max(1) as f64;
         let mean = |of: fn(&(u32, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
@@ -47,13 +48,16 @@ impl Line {
         let sum = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
             points.iter().map(|(rounds, us)| of(f64::from(*rounds) - x, us - y)).sum()
         };
-        let round_us = sum(&|x, y| x * y) / sum(&|x, _| x * x);
-        if !(round_us.is_finite() && round_us > 0.0) {
-            return Err(Error::new(Kind::DeviceFailed, "bench step")
-                .at("more rounds of products take no longer")
-                .hint("look for what else uses the device"));
-        }
-        let line = Line { fixed_us: y - round_us * x, round_us, off: 0.0 };
+        let slope = sum(&|x, y| x * y) / sum(&|x, _| x * x);
+        let line = match points.last() {
+            _ if slope.is_finite() && slope > 0.0 => {
+                Line { fixed_us: y - slope * x, round_us: slope, off: 0.0 }
+            }
+            Some((rounds, us)) if *us > 0.0 && *rounds > 0 => {
+                Line { fixed_us: 0.0, round_us: us / f64::from(*rounds), off: 0.0 }
+            }
+            _ => return Err(Error::new(Kind::DeviceFailed, "bench step").at("products that take no time")),
+        };
         let off = |(rounds, us): &(u32, f64)| (line.us(*rounds) - us).abs() / us.max(1e-9);
         Ok(Line { off: points.iter().map(off).fold(0.0, f64::max), ..line })
     }
@@ -226,8 +230,11 @@ mod tests {
         // A curve is not taken for a line.
         let curve = Line::through(&[(10, 25.0), (20, 45.0), (40, 125.0), (80, 165.0)]).unwrap();
         assert!(curve.off > 0.1, "{curve:?}");
-        assert_eq!(Line::through(&[(1, 5.0), (2, 4.0)]).unwrap_err().kind(), Kind::DeviceFailed);
-        assert!(Line::through(&[(1, 5.0)]).is_err(), "one point is no line");
+        let disturbed = Line::through(&[(1, 5.0), (2, 4.0)]).unwrap();
+        assert_eq!(disturbed, Line { fixed_us: 0.0, round_us: 2.0, off: 0.6 });
+        for nothing in [&[(1, 0.0), (2, 0.0)][..], &[]] {
+            assert_eq!(Line::through(nothing).unwrap_err().kind(), Kind::DeviceFailed);
+        }
     }
 
     #[test]
