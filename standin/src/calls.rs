@@ -11,7 +11,7 @@ use crate::function;
 pub struct MemoryProperties {
     /// 1: pinned.
     pub kind: i32,
-    /// 1: a descriptor can be had of it; 0: none.
+    /// 1: a descriptor can be had of it; 8: a handle for other hosts of a fabric; 0: none.
     pub handle_types: i32,
     /// Where it is.
     pub location: Location,
