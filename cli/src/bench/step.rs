@@ -38,6 +38,7 @@ use std::sync::Arc;
 
 use forebay::device::Graph;
 use forebay::device::ceilings::Ceilings;
+use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::probe::Probe;
 use forebay::device::rates::Rates;
 use forebay::overlap::Overlap;
@@ -139,16 +140,18 @@ impl Alone {
     }
 }
 
-/// The figures of the group. A host device's streams must have threads: orders hide something only where streams run
-/// beside each other.
+/// The figures of the group; of the host on a device whose streams have threads, since orders hide something only
+/// where streams run beside each other.
 ///
 /// # Errors
 /// What cache and device say; [`Kind::Internal`] where an outcome is not the rule's.
 pub fn figures(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let gpu = device.facts()?.gpu.is_some();
     let setup = Setup::named(SETUP).ok_or_else(|| Error::new(Kind::Internal, "bench step").at(SETUP))??;
-    let rates = if gpu && !asked.quick { Some(rates(device, ceilings)?) } else { None };
-    let study = Study { device: Arc::clone(device), ceilings, asked, setup, gpu, rates };
+    let threads = || HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
+    let device: Arc<dyn Probe> = if gpu { Arc::clone(device) } else { threads() };
+    let rates = if gpu && !asked.quick { Some(rates(&device, ceilings)?) } else { None };
+    let study = Study { device, ceilings, asked, setup, gpu, rates };
     let groups = Point::groups(gpu, asked.quick);
     let figures = groups.into_iter().map(|points| study.group(&points));
     Ok(figures.collect::<Result<Vec<_>>>()?.concat())
@@ -344,7 +347,6 @@ impl Study<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay::device::host::{HostDevice, HostOptions};
     use indicatif::ProgressBar;
 
     /// Tiny steps on the host.
