@@ -288,6 +288,7 @@ CUresult cuStreamQuery(CUstream hStream);
 CUresult cuStreamSynchronize(CUstream hStream);
 CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags);
 CUresult cuStreamGetCtx(CUstream hStream, CUcontext* pctx);
+CUresult cuStreamGetPriority(CUstream hStream, int* priority);
 CUresult cuStreamGetFlags(CUstream hStream, unsigned int* flags);
 CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags);
 CUresult cuEventRecord(CUevent hEvent, CUstream hStream);

@@ -307,7 +307,7 @@ CUresult cuCtxGetDevice(CUdevice* device) {
 CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
     return enter("cuCtxGetStreamPriorityRange", CONTEXT, [&] {
         if (least) *least = 0;
-        if (greatest) *greatest = -5;
+        if (greatest) *greatest = GREATEST_PRIORITY;
         return CUDA_SUCCESS;
     });
 }

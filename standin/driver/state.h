@@ -98,6 +98,7 @@ struct Stream {
     uint64_t handle = 0;
     Device* context = nullptr;  // in which it was made; none of the two that everybody has
     unsigned flags = 0;
+    int priority = 0;  // told, and otherwise of no effect
     unsigned weight = 1;
     bool held = false;
     bool busy = false;  // a host function of it runs, outside the lock
@@ -187,6 +188,7 @@ struct Table {
 };
 
 constexpr uint64_t LEGACY = 1, PER_THREAD = 2;
+constexpr int GREATEST_PRIORITY = -5;
 
 struct State {
     std::mutex lock;

@@ -136,6 +136,7 @@ calls! {
     mem_import = "cuMemImportFromShareableHandle"(handle: *mut u64, shared: usize, kind: i32);
     mem_retain = "cuMemRetainAllocationHandle"(handle: *mut u64, address: u64);
     stream_create = "cuStreamCreate"(stream: *mut u64, flags: u32);
+    stream_get_priority = "cuStreamGetPriority"(stream: u64, priority: *mut i32);
     stream_destroy = "cuStreamDestroy_v2"(stream: u64);
     stream_query = "cuStreamQuery"(stream: u64);
     stream_synchronize = "cuStreamSynchronize"(stream: u64);

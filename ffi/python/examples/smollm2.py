@@ -15,6 +15,7 @@ Nothing here knows forebay. Shapes: ``n`` positions or query rows, ``k`` selecte
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,55 @@ class Gguf:
         part = self.stored[f"{name}.weight"]
         values: Floats = self.gguf.quants.dequantize(part.data, part.tensor_type)
         return values
+
+
+class Packed:
+    """A file of `pack.py`: the first layers and a text's words, without a tokenizer."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads what the file says of its model.
+
+        Raises:
+            OSError, ValueError, KeyError: it is no such file.
+        """
+        self.file = np.load(path, allow_pickle=False)
+        about = json.loads(self.file["about"].tobytes())
+        self.sizes = Sizes(**about["sizes"])
+        self.words: list[str] = about["words"]
+        self.text: list[int] = self.file["text"].tolist()
+        self.kinds = {name: kind for kind, _, name in (key.partition("/") for key in self.file.files)}
+
+    def tensor(self, name: str) -> Floats:
+        """See `Weights`."""
+        kind = self.kinds[name]
+        return dequantised(kind, self.file[f"{kind}/{name}"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some tokens."""
+        return "".join(self.words[token] for token in ids)
+
+
+def dequantised(kind: str, data: NDArray[np.generic]) -> Floats:
+    """Numbers of GGUF's blocks of 32: Q4_1 (scale, least, 4 bits each: the first half in the low ones), Q8_0 (scale, 8
+    bits each); or F32 as they are.
+
+    Raises:
+        ValueError: another kind.
+    """
+    if kind == "F32":
+        return data.astype(np.float32)
+    size = {"Q4_1": 20, "Q8_0": 34}.get(kind)
+    if size is None:
+        raise ValueError(f"weights of kind {kind}")
+    blocks = np.ascontiguousarray(data).reshape(-1, size)
+    scale = blocks[:, :2].view(np.float16).astype(np.float32)
+    if kind == "Q8_0":
+        values = scale * blocks[:, 2:].view(np.int8).astype(np.float32)
+    else:
+        bits = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1)
+        values = scale * bits.astype(np.float32) + blocks[:, 2:4].view(np.float16).astype(np.float32)
+    whole: Floats = values.reshape(*data.shape[:-1], -1)
+    return whole
 
 
 class Drawn:

@@ -337,6 +337,22 @@ def test_the_model_is_the_model() -> None:
     assert model().perplexity(mixed, model().prefill(mixed).hidden) > 20 * dense
 
 
+def test_a_packed_part_of_the_model_is_that_part_and_decodes(tmp_path: Path) -> None:
+    """What `pack.py` writes needs neither GGUF nor a tokenizer."""
+    import pack
+
+    file = tmp_path / "packed.npz"
+    pack.main([str(file), "--layers", "2", "--tokens", "1000"])
+    part, whole = smollm2.Packed(file), smollm2.Gguf(smollm2.weights_path())
+    for name in ("blk.0.attn_norm", "blk.1.ffn_down", "blk.0.attn_k"):
+        assert same_bits(part.tensor(name), whole.tensor(name))
+    assert part.decode(part.text) == smollm2.tokenizer(smollm2.weights_path()).decode(text()[:1000])
+    known = np.unique(np.array(text()[:1000]))
+    assert same_bits(part.tensor("token_embd"), np.ascontiguousarray(whole.tensor("token_embd")[known]))
+    ran = example("--weights", str(file), "--context", "128", "--tokens", "8", "--top-k", "16")
+    assert ran.returncode == 0 and "2 layers" in ran.stdout and "to the last bit" in ran.stdout, ran.stderr
+
+
 def test_the_tokenizer_gives_every_text_back() -> None:
     words = smollm2.tokenizer(smollm2.weights_path())
     texts = ["A forebay, 1,024 rows: it's full.\n\n  indented\tline", "naïve — “Zürich” 東京 🙂"]
@@ -384,6 +400,8 @@ def test_the_example_shows_misses_and_memory_and_compares() -> None:
         (["--text", "/nowhere"], "--text"),
         (["--batch", "16", "--context", "6000"], "--batch"),
         (["--no-such"], "--no-such"),
+        (["--weights", "/nowhere.npz"], "--weights"),
+        (["--weights", str(EXAMPLES / "decode.py")], "--weights"),
     ],
 )
 def test_the_example_refuses_what_makes_no_sense_in_one_sentence(arguments: list[str], says: str) -> None:

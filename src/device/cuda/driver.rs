@@ -281,7 +281,8 @@ functions! {
     copy = "cuMemcpyAsync"(to: Handle, from: Handle, bytes: u64, stream: Handle);
     fill_bytes = "cuMemsetD8Async"(address: Handle, value: u8, count: u64, stream: Handle);
     fill_words = "cuMemsetD32Async"(address: Handle, value: u32, count: u64, stream: Handle);
-    stream_create = "cuStreamCreate"(out: &mut Handle, flags: u32);
+    priorities = "cuCtxGetStreamPriorityRange"(least: &mut i32, greatest: &mut i32);
+    stream_create = "cuStreamCreateWithPriority"(out: &mut Handle, flags: u32, priority: i32);
     stream_destroy = "cuStreamDestroy_v2"(stream: Handle);
     stream_synchronize = "cuStreamSynchronize"(stream: Handle);
     stream_wait = "cuStreamWaitEvent"(stream: Handle, event: Handle, flags: u32);

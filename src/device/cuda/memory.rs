@@ -33,7 +33,7 @@ impl Worker {
     pub fn new(context: &Arc<Context>) -> Answer<Worker> {
         let current = context.relaxed()?;
         let mut stream = 0;
-        current.stream_create(&mut stream, flag::STREAM_NON_BLOCKING)?;
+        current.stream_create(&mut stream, flag::STREAM_NON_BLOCKING, 0)?;
         Ok(Worker { context: Arc::clone(context), stream: Mutex::new(stream) })
     }
 

@@ -380,6 +380,14 @@ impl Inner {
         Arc::clone(&self.stretches.lock())
     }
 
+    /// Keeps a stream that was made.
+    fn keep(&self, made: Driven<KnownStream>) -> Result<Stream> {
+        let own = made.map_err(|refusal| self.refused("new stream", refusal))?;
+        let stream = Stream(own.raw);
+        self.streams.lock().push(own);
+        Ok(stream)
+    }
+
     /// A known stream's handle.
     fn known(&self, stream: Stream) -> Result<Handle> {
         let streams = self.streams.lock();

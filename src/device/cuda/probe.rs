@@ -162,6 +162,10 @@ impl Probe for CudaDevice {
         .into()
     }
 
+    fn engine_stream(&self) -> Result<Stream> {
+        self.inner.keep(KnownStream::usual(&self.inner.context))
+    }
+
     fn mark(&self) -> Result<Mark> {
         let inner = &*self.inner;
         let own = OwnEvent::timed(&inner.context).map_err(|refusal| inner.refused("new mark", refusal))?;
