@@ -46,6 +46,7 @@ use forebay::predict::setup::Setup;
 use forebay::{Capture, Captured, Error, Kind, MicroBatch, Result};
 
 use crate::bench::result::{Asked, Figure, Spread};
+use crate::bench::rows::rates;
 use beside::{Beside, Layered};
 use machine::{Machine, Took, Way, fills};
 use point::Point;
@@ -150,26 +151,11 @@ pub fn figures(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
     let setup = Setup::named(SETUP).ok_or_else(|| Error::new(Kind::Internal, "bench step").at(SETUP))??;
     let threads = || HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
     let device: Arc<dyn Probe> = if gpu { Arc::clone(device) } else { threads() };
-    let rates = if gpu && !asked.quick { Some(rates(&device, ceilings)?) } else { None };
+    let rates = if gpu && !asked.quick { Some(rates(&device, ceilings, false)?) } else { None };
     let study = Study { device, ceilings, asked, setup, gpu, rates };
     let groups = Point::groups(gpu, asked.quick);
     let figures = groups.into_iter().map(|points| study.group(&points));
     Ok(figures.collect::<Result<Vec<_>>>()?.concat())
-}
-
-/// Rates of this run, as the simulator takes them: rows at the speed of long runs.
-fn rates(device: &Arc<dyn Probe>, ceilings: &Ceilings) -> Result<Rates> {
-    use forebay::device::rates::RowRates;
-    let facts = device.facts()?;
-    Ok(Rates {
-        gather: RowRates::flat(656, ceilings.read),
-        scatter: RowRates::flat(656, ceilings.write),
-        copy_up: ceilings.copy_up,
-        copy_down: ceilings.copy_down,
-        launch_ns: ceilings.launch_us * 1e3,
-        gather_sm: f64::from(ceilings.read_blocks.min(facts.processors)) / f64::from(facts.processors.max(1)),
-        copy_engines: facts.copy_engines.max(1),
-    })
 }
 
 impl Study<'_> {
@@ -371,7 +357,7 @@ mod tests {
         Study { device, ceilings, asked, setup, gpu: false, rates: None }
     }
 
-    fn are_whole(figures: &[Figure], captured: &str) {
+    fn are_whole(figures: &[Figure]) {
         let count = |name: &str| figures.iter().filter(|figure| figure.name == name).count();
         // Batch 4 with 2 and 1 query rows, batch 2, batch 1.
         assert_eq!((count("engine alone"), count("step, none"), count("step, da")), (4, 4, 4));
@@ -382,28 +368,13 @@ mod tests {
             assert!(figure.us.is_finite() && figure.target.is_none(), "{figure:?}");
             // Sequences' digests, and rows of three layers.
             assert!(figure.checked > 20, "{figure:?}");
-            let parameter = figure.parameters.iter().find(|(name, _)| *name == "captured");
-            assert_eq!(parameter.unwrap().1.to_string(), captured);
         }
     }
 
     #[test]
     fn every_point_has_its_figures_and_everything_is_compared() {
         let (device, ceilings, asked) = quick();
-        are_whole(&figures(&device, &ceilings, &asked).unwrap(), "no");
-    }
-
-    #[cfg(feature = "cuda")]
-    #[test]
-    fn a_gpus_steps_are_captured() {
-        use forebay::device::cuda::{CudaDevice, CudaOptions};
-        let (_, ceilings, asked) = quick();
-        // Where there is no C++ compiler, tests of the command say that they skip.
-        let Some(driver) = forebay_standin::Standin::new(forebay_standin::Options::default()) else { return };
-        let library = Some(driver.library().to_owned());
-        let device: Arc<dyn Probe> =
-            CudaDevice::new(CudaOptions { library, unload: true, ..CudaOptions::default() }).unwrap();
-        are_whole(&figures(&device, &ceilings, &asked).unwrap(), "yes");
+        are_whole(&figures(&device, &ceilings, &asked).unwrap());
     }
 
     #[test]

@@ -140,8 +140,9 @@ impl Machine {
         let point = fitting(&**device, point.clone(), promised)?;
         let mut cache = Cache::new(config(&point, promised), Arc::clone(device) as Arc<dyn Device>)?;
         let stream = || device.stream();
-        let streams =
-            OverlapStreams { compute: stream()?, resolve: stream()?, gather: stream()?, scatter: stream()? };
+        // As beside an engine: the side streams go before its own.
+        let compute = device.engine_stream()?;
+        let streams = OverlapStreams { compute, resolve: stream()?, gather: stream()?, scatter: stream()? };
         let ended = device.event()?;
         let sequences = sequences(
             &mut cache,
