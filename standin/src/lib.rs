@@ -53,6 +53,8 @@ pub struct Options {
     pub fabric: bool,
     /// Whether graphs can have conditional nodes.
     pub conditional_nodes: bool,
+    /// Whether descriptors of memory cannot be had although the device says so.
+    pub withheld: bool,
 }
 
 impl Default for Options {
@@ -70,6 +72,7 @@ impl Default for Options {
             processors: 1,
             fabric: true,
             conditional_nodes: true,
+            withheld: false,
         }
     }
 }
@@ -121,6 +124,7 @@ struct RawOptions {
     processors: u32,
     fabric: u32,
     conditional_nodes: u32,
+    withheld: u32,
 }
 
 /// One driver of its own.
@@ -253,6 +257,7 @@ impl Standin {
             processors: options.processors,
             fabric: options.fabric.into(),
             conditional_nodes: options.conditional_nodes.into(),
+            withheld: options.withheld.into(),
         };
         // SAFETY: the library copies what it is given.
         unsafe { (control.configure)(&raw) };

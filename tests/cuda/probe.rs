@@ -66,6 +66,12 @@ fn abilities_are_tried_and_what_was_taken_for_it_is_given_back() {
             "memory descriptors",
             "the device's memory has no descriptors",
         ),
+        // Memory is to be had all the same, and then for this process alone.
+        (
+            Options { withheld: true, ..options.clone() },
+            "memory descriptors",
+            "the device's memory has no descriptors",
+        ),
         (
             Options { conditional_nodes: false, ..options },
             "conditional nodes",

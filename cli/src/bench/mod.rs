@@ -154,7 +154,9 @@ impl Arguments {
         let (facts, ceilings) = {
             let device = self.open()?;
             let (bytes, rounds) = if self.quick { (1 << 20, 2) } else { (128 << 20, 10) };
-            (device.facts()?, Ceilings::measure(&*device, bytes, rounds)?)
+            let ceilings = Ceilings::measure(&*device, bytes, rounds)?;
+            let launch_us = timer::Timer::new(&device, self.quick)?.launch_us()?;
+            (device.facts()?, Ceilings { launch_us, ..ceilings })
         };
         let mut figures = Vec::new();
         for group in self.groups() {

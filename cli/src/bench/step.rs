@@ -155,7 +155,14 @@ pub fn figures(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
     let study = Study { device, ceilings, asked, setup, gpu, rates };
     let groups = Point::groups(gpu, asked.quick);
     let figures = groups.into_iter().map(|points| study.group(&points));
-    Ok(figures.collect::<Result<Vec<_>>>()?.concat())
+    Ok(by_ceiling(figures.collect::<Result<Vec<_>>>()?.concat()))
+}
+
+/// All points' figures of one kind behind each other, so that they stand in one table.
+fn by_ceiling(mut figures: Vec<Figure>) -> Vec<Figure> {
+    let all: Vec<&str> = figures.iter().map(|figure| figure.ceiling.0).collect();
+    figures.sort_by_key(|figure| all.iter().position(|ceiling| *ceiling == figure.ceiling.0));
+    figures
 }
 
 impl Study<'_> {

@@ -51,8 +51,8 @@ class Torch:
 
     means_something = True
 
-    def __init__(self, torch: Any, number: int) -> None:
-        self.torch, self.gpu, self.number = torch, torch.device("cuda", number), number
+    def __init__(self, torch: Any, number: int, blocks: int | None) -> None:
+        self.torch, self.gpu, self.number, self.blocks = torch, torch.device("cuda", number), number, blocks
         torch.cuda.set_device(self.gpu)
         self.name = torch.cuda.get_device_name(number)
         self.one = torch.randn((1536, 1536), device=self.gpu, dtype=torch.float16)
@@ -61,7 +61,7 @@ class Torch:
         self.marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
     def device(self) -> forebay.CudaDevice:
-        return forebay.CudaDevice(self.number)
+        return forebay.CudaDevice(self.number, gather_blocks=self.blocks)
 
     def array(self, values: NDArray[Any]) -> Any:
         made = self.torch.from_numpy(values).to(self.gpu)
@@ -176,12 +176,12 @@ class Standin:
     means_something = False
     name = "stand-in driver"
 
-    def __init__(self, path: str, number: int) -> None:
+    def __init__(self, path: str, number: int, blocks: int | None = None) -> None:
         try:
             self.library = ctypes.CDLL(path)
         except OSError as error:
             stop(f"--driver: {error}")
-        self.path, self.number, context = path, number, ctypes.c_void_p()
+        self.path, self.number, self.blocks, context = path, number, blocks, ctypes.c_void_p()
         self.call("cuInit", 0)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
         self.call("cuCtxPushCurrent_v2", context)
@@ -192,7 +192,7 @@ class Standin:
             stop(f"{name} answered {code}")
 
     def device(self) -> forebay.CudaDevice:
-        return forebay.CudaDevice(self.number, library=self.path)
+        return forebay.CudaDevice(self.number, library=self.path, gather_blocks=self.blocks)
 
     def array(self, values: NDArray[Any]) -> Any:
         address = ctypes.c_uint64()
@@ -270,14 +270,15 @@ class Figure:
         """Of the JSON."""
         us = statistics.median(self.times)
         low, high = np.quantile(self.times, [0.25, 0.75])
-        return {
+        made = {
             "schema": 1, "forebay": forebay.__version__, "kind": "bench", "through": "python", "device": device,
             "group": self.group, "name": self.name, "parameters": self.parameters,
             "us": us, "us_low": float(low), "us_high": float(high),
-            "gb_s": None if self.payload is None else self.payload / us / 1e3,
+            "bytes": self.payload, "gb_s": None if self.payload is None else self.payload / us / 1e3,
             "ceiling": self.ceiling, "ceiling_us": self.ceiling_us, "fraction": self.ceiling_us / us,
             "beside": self.beside, "target": self.target, "met": self.met, "checked": self.checked,
         }  # fmt: skip
+        return {name: value for name, value in made.items() if value is not None}
 
 
 class Rig:
@@ -417,7 +418,7 @@ def moves(run: Run) -> Iterable[Figure]:
             checked = rig.close()
             for group, ceiling, count in (("gather", "copy_up", chosen), ("scatter", "copy_down", 1)):
                 payload = lanes * count * row
-                parameters = {"rows": lanes * count, "row": row, "stride": stride}
+                parameters = {"rows": lanes * count, "row_bytes": row, "stride": stride}
                 figure = Figure(
                     group, "scattered rows", parameters, times[group], ceiling,
                     payload / run.ceilings[ceiling] * 1e6, payload, checked=checked,
@@ -480,7 +481,8 @@ class Captured:
         self.selection, self.slots, *parts = (place.array(np.full(shape, -1, np.int32)) for shape in shapes)
         self.asked = place.array(np.full(whole, -1, np.int32))
         self.buffers = forebay.Buffers(rig.cache, self.selection, self.slots, *parts)
-        self.streams = {name: place.new_stream() for name in ("resolve", "gather", "scatter")}
+        # The device's own, which come first where the engine's work has all multiprocessors.
+        self.streams: dict[str, Any] = {name: rig.devices[0].stream() for name in ("resolve", "gather", "scatter")}
 
     def enqueue(self, call: forebay.EngineCall) -> None:
         """The engine's part of a layer."""
@@ -608,12 +610,12 @@ def place_of(chosen: argparse.Namespace) -> Place:
         except ImportError:
             torch = None
         if torch is not None and chosen.device < torch.cuda.device_count():
-            return Torch(torch, chosen.device)
+            return Torch(torch, chosen.device, chosen.gather_blocks)
         chosen.driver = os.environ.get("FOREBAY_STANDIN_LIBRARY")
         if chosen.driver is None:
             print(f"nothing is measured: torch has no GPU {chosen.device} here, and no --driver is named")
             raise SystemExit(0)
-    return Standin(chosen.driver, chosen.device)
+    return Standin(chosen.driver, chosen.device, chosen.gather_blocks)
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -624,6 +626,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(GROUPS), metavar="GROUP,...", help=", ".join(GROUPS))
     parser.add_argument("--json", default=None, metavar="FILE", help="a list of entries; - is standard output")
     parser.add_argument("--device", type=int, default=0, metavar="N", help="the GPU's number")
+    parser.add_argument("--gather-blocks", type=int, metavar="N", help="thread blocks of a gather")
     parser.add_argument("--driver", default=None, metavar="FILE", help="a stand-in driver, in torch's place")
     chosen = parser.parse_args(arguments)
     chosen.only = chosen.only.split(",")
@@ -631,6 +634,8 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(GROUPS)}")
     if chosen.rounds is not None and not 1 <= chosen.rounds <= 10000:
         parser.error(f"--rounds: {chosen.rounds} is not from 1 to 10000")
+    if chosen.gather_blocks is not None and not 1 <= chosen.gather_blocks <= 4096:
+        parser.error(f"--gather-blocks: {chosen.gather_blocks} is not from 1 to 4096")
     if not 0 <= chosen.device < 256:
         parser.error(f"--device: {chosen.device} is not from 0 to 255")
     return chosen
@@ -639,13 +644,20 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def line(entry: dict[str, Any], means_something: bool) -> str:
     """An entry for the screen."""
     told = ", ".join(f"{name} {value}" for name, value in entry["parameters"].items())
-    rate = "" if entry["gb_s"] is None else f", {entry['gb_s']:.1f} GB/s"
+    rate = f", {entry['gb_s']:.1f} GB/s" if "gb_s" in entry else ""
     said = f"{entry['group']:14} {entry['name']}, {told}: {entry['us']:.1f} us"
     said += f" ({entry['us_low']:.1f} to {entry['us_high']:.1f}){rate}"
     said += f"; {100 * entry['fraction']:.0f}% of {entry['ceiling']}"
-    if entry["target"] is None or not means_something:
+    if "target" not in entry or not means_something:
         return said
     return f"{said}; {entry['target']}: {'met' if entry['met'] else 'not met'}"
+
+
+def save(path: str | None, entries: list[dict[str, Any]]) -> None:
+    """Writes what there is so far: a run may be cut off."""
+    if path is not None and path != "-":
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(entries, file, indent=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -659,7 +671,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = f"cuda:{chosen.device}"
     head: dict[str, Any] = {
         "schema": 1, "forebay": forebay.__version__, "kind": "bench-device", "through": "python",
-        "device": device, "name": place.name, "ceilings": ceilings,
+        "device": device, "name": place.name, "rounds": rounds, "quick": quick, "ceilings": ceilings,
     }  # fmt: skip
     entries = [head]
     up, down = (ceilings[name] / 1e9 for name in ("copy_up", "copy_down"))
@@ -671,12 +683,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if figure.group in chosen.only:
                 entries.append(figure.entry(device))
                 print(line(entries[-1], place.means_something), file=out, flush=True)
+                save(chosen.json, entries)
     checked = sum(entry.get("checked", 0) for entry in entries)
     if chosen.json == "-":
         print(json.dumps(entries, indent=1))
-    elif chosen.json is not None:
-        with open(chosen.json, "w", encoding="utf-8") as file:
-            json.dump(entries, file, indent=1)
     note = "" if place.means_something else "; times mean nothing"
     print(f"{len(entries) - 1} figures, {checked:,} comparisons with what they must be{note}", file=out)
 

@@ -58,7 +58,7 @@ class Arrays(Protocol):
         """As `smollm2.attend`."""
 
     def ready(self, device: forebay.Device, stream: Any) -> None:
-        """Before the host reads what ``stream`` has written, where nothing else waits."""
+        """Before the host reads or writes what ``stream`` does too, where nothing else waits."""
 
     def run(self, device: forebay.Device, stream: int, work: Callable[[], object]) -> None:
         """A part of the engine's work, in the order of ``stream``."""
@@ -242,7 +242,7 @@ class Torch:
         return self.numpy(attended.reshape(count, heads, head)), self.numpy(log.reshape(count, heads))
 
     def ready(self, device: forebay.Device, stream: Any) -> None:
-        """See `Arrays`: torch's copies to the host wait by themselves."""
+        """See `Arrays`: torch's copies are in the order of the stream."""
 
     def run(self, device: forebay.Device, stream: int, work: Callable[[], object]) -> None:
         """See `Arrays`: enqueued now, on the stream; what NumPy computes waits for what it reads."""

@@ -272,6 +272,8 @@ class Offloaded:
 
     def put_rows(self, layer: int, keys: Floats, values: Floats) -> None:
         """See `engine.Store`."""
+        # The rows that were there may be accepted ones, which the step's commit still copies.
+        self.arrays.ready(self.device, self.streams[0])
         at = np.divmod(self.landing, BLOCK)
         self.arrays.put(self.keys[layer], at, keys)
         self.arrays.put(self.values[layer], at, values)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import numpy as np
 import pytest
 
 import forebay
 from conftest import skip
+from places import Late, Standin
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -35,20 +35,21 @@ LAYERS, VOCABULARY, CONTEXT, TOKENS, TOP_K, RATIO = 3, 2048, 200, 16, 32, 0.2
 ROUNDING = 2e-4
 
 
-@pytest.fixture(params=["host", "stand-in", "torch"])
-def place(request: pytest.FixtureRequest) -> Any:
+@pytest.fixture(params=["host", "stand-in", "late stand-in", "torch"])
+def place(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Where the slots are."""
     if request.param == "host":
-        return arrays.Numpy()
-    if request.param == "stand-in":
-        driver = os.environ.get("FOREBAY_STANDIN_LIBRARY")
-        if not driver:
-            skip("the_cuda_device_from_python", "FOREBAY_STANDIN_LIBRARY names no stand-in driver")
-        return arrays.Standin(0, Path(driver))
-    try:
-        return arrays.Torch(0)
-    except (ImportError, RuntimeError) as error:
-        skip("torch_on_a_gpu", str(error))
+        yield arrays.Numpy()
+    elif request.param != "torch":
+        late = Late() if request.param.startswith("late") else Standin()
+        yield arrays.Standin(0, Path(late.library))
+        late.leave()
+    else:
+        try:
+            found = arrays.Torch(0)
+        except (ImportError, RuntimeError) as error:
+            skip("torch_on_a_gpu", str(error))
+        yield found
 
 
 @functools.cache
@@ -100,6 +101,8 @@ def test_decodes_as_with_every_row_resident(
         assert worst < ROUNDING and steps >= TOKENS // query_rows
         assert (cache.misses > 0).all() and (cache.hits > 0).all()
         assert passes == 1 or cache.cache.stats().scratch > 0
+        # Behind what the ends of the sequences have enqueued.
+        cache.device.wait(cache.streams[0])
         cache.cache.validate()
 
 
@@ -144,7 +147,7 @@ def example(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_example_decodes_where_it_is_told(place: Any) -> None:
-    where = [] if isinstance(place, arrays.Numpy) else ["--device", "cuda:0"]
+    where = ["--device", "cuda:0"] if isinstance(place, arrays.Torch) else []
     if isinstance(place, arrays.Standin):
         where = ["--device", "cuda:0", "--driver", str(place.driver)]
     ran = example(*where)
