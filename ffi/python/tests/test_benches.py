@@ -85,6 +85,13 @@ def test_what_makes_no_sense_is_refused_in_a_line(arguments: list[str], says: st
     assert ended.value.code == 2 and says in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(driver: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        gpu.main(["--quick", "--driver", driver, "--json", "/nowhere/figures.json"])
+    told = capsys.readouterr()
+    assert ended.value.code == 2 and "--json" in told.err and "gather" not in told.out
+
+
 def test_without_a_gpu_and_a_driver_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.delenv("FOREBAY_STANDIN_LIBRARY", raising=False)
     with pytest.raises(SystemExit) as ended:
