@@ -1,5 +1,5 @@
-"""What the bench of a GPU has beside forebay: arrays, streams, captures, and times. With torch on a GPU, and on a driver
-whose device memory the host reads; both classes have the same methods."""
+"""What the bench of a GPU has beside forebay: arrays, streams, captures and times. With torch on a GPU, and on a driver
+whose device memory the host reads: both have the same methods."""
 
 from __future__ import annotations
 
