@@ -51,10 +51,10 @@ fn a_sound_machine_has_nothing_to_fix() {
     is(&found, "Linux", "ok", &["6.8.0-45-generic"]);
     is(&found, "processors", "ok", &["Xeon", "8 threads"]);
     is(&found, "AVX-512", "ok", &["VBMI2"]);
-    is(&found, "memory", "ok", &["900 GiB available of 1024 GiB"]);
+    is(&found, "memory", "ok", &["100 GiB available of 1024 GiB, 781 GiB on reserved huge pages"]);
     is(&found, "memory limit", "ok", &["none"]);
     is(&found, "locked-memory limit", "ok", &["unlimited"]);
-    is(&found, "memory to pin now", "ok", &["900 GiB"]);
+    is(&found, "memory to pin now", "ok", &["881 GiB"]);
     is(&found, "huge pages for the pool", "ok", &["400000 of 409600 free", "2.00 MiB", "781 GiB"]);
     is(&found, "transparent huge pages", "ok", &["madvise"]);
     is(&found, "NUMA nodes", "ok", &["2, 440 GiB to 450 GiB free on each"]);
@@ -81,10 +81,10 @@ fn what_a_machine_lacks_is_found_and_comes_with_a_fix() {
     is(&found, "Linux", "note", &["5.14"]);
     is(&found, "processors", "ok", &["Old"]);
     is(&found, "AVX-512", "note", &["without VBMI2"]);
-    is(&found, "memory", "warning", &["31.0 GiB available"]);
+    is(&found, "memory", "warning", &["31.0 GiB available", "forebay plan --host "]);
     is(&found, "memory limit", "note", &["32.0 GiB"]);
     is(&found, "locked-memory limit", "warning", &["64.0 KiB", "memlock", "--ulimit"]);
-    is(&found, "memory to pin now", "note", &["64.0 KiB", "31.0 GiB"]);
+    is(&found, "memory to pin now", "ok", &["31.0 GiB"]);
     is(
         &found,
         "huge pages for the pool",
@@ -111,7 +111,6 @@ fn limits_are_lifted_or_bind_as_the_system_has_it() {
     // A limit that is more than there is.
     machine.write("proc/self/limits", &machine::limits("2199023255552"));
     is(&host(&machine), "locked-memory limit", "ok", &["2048 GiB"]);
-    is(&host(&machine), "memory to pin now", "ok", &["900 GiB"]);
     // A group of version 1, seen from a container.
     machine.write("proc/self/cgroup", "4:cpu,memory:/docker/x\n");
     machine.write("sys/fs/cgroup/memory/memory.stat", "cache 1\nhierarchical_memory_limit 34359738368\n");
@@ -141,6 +140,49 @@ fn pages_of_the_pool_are_those_that_shared_memory_gets() {
         machine.write("sys/kernel/mm/transparent_hugepage/shmem_enabled", &text);
         is(&host(&machine), NAME, "note", &[&format!("transparent ones: {switch}")]);
     }
+}
+
+#[test]
+fn long_pages_are_reserved_at_boot_and_those_of_another_size_are_lost() {
+    let machine = Machine::sound("long-pages");
+    let long = "sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages";
+    machine.write("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "409600\n");
+    machine.write(long, "0\n");
+    let none = host(&machine);
+    assert!(none["findings"].as_array().unwrap().iter().all(|one| one["name"] != "other huge pages"));
+    machine.write(long, "8\n");
+    is(
+        &host(&machine),
+        "other huge pages",
+        "note",
+        &["8 of 1.00 GiB", "2.00 MiB", &format!("echo 0 > /{long}")],
+    );
+    let memory = "MemTotal: 1073741824 kB\nMemAvailable: 943718400 kB\n";
+    let pages = "HugePages_Total: 4\nHugePages_Free: 4\nHugepagesize: 1048576 kB\n";
+    machine.write("proc/meminfo", &format!("{memory}{pages}"));
+    is(
+        &host(&machine),
+        "huge pages for the pool",
+        "note",
+        &["4 of 4 free, of 1.00 GiB", "boots: hugepages=N"],
+    );
+    is(&host(&machine), "other huge pages", "note", &["409600 of 2.00 MiB"]);
+}
+
+/// What programs read.
+#[test]
+fn a_machine_is_told_in_numbers_too() {
+    let machine = Machine::sound("numbers");
+    let facts = |machine: &Machine| host(machine)["facts"].clone();
+    let gib = |n: u64| n << 30;
+    let mut wanted = serde_json::json!({
+        "memory_total": gib(1024), "memory_available": gib(100), "memory_limit": null, "lock_limit": null,
+        "huge_page": 2 << 20, "huge_pages_free": 400_000, "numa_nodes": 2,
+    });
+    assert_eq!(facts(&machine), wanted);
+    machine.write("proc/self/limits", &machine::limits("65536"));
+    wanted["lock_limit"] = 65536.into();
+    assert_eq!(facts(&machine), wanted);
 }
 
 #[test]
@@ -189,6 +231,11 @@ fn without_a_driver_it_succeeds_and_says_what_to_do() {
         is(&found[0], "driver", "problem", &["no-such-folder/libcuda.so.1", "525"]);
         is(&found[0], "GPUs", "problem", &["\"0\""]);
     }
+    // The kernel has a driver, and no library is found.
+    is(&host(&machine), "driver", "problem", &["docker --gpus all"]);
+    std::fs::remove_file(machine.path("proc/driver/nvidia/version")).unwrap();
+    let without = host(&machine);
+    assert!(!finding(&without, "driver")["fix"].as_str().unwrap().contains("docker"), "{without:#}");
     let text = succeeds(&[&["doctor"], &asked[..]].concat());
     assert!(text.contains("What to fix: 2 problems"), "{text}");
     let first = text.lines().find(|line| line.starts_with("  problem  host: driver: ")).unwrap();

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use super::{Answer, Call, Fallback, Faults, Region, answer, ask};
 
 /// One bit for each node that Linux can number on x86-64.
-const NODES: usize = 1024;
+pub(super) const NODES: usize = 1024;
 
 /// The NUMA nodes online, ascending; node 0 alone where the system does not tell.
 pub fn nodes(faults: &dyn Faults) -> Vec<u32> {

@@ -29,6 +29,7 @@ mod machine;
 mod map;
 mod memfd;
 mod memory;
+mod near;
 mod random;
 mod range;
 mod region;
@@ -48,6 +49,7 @@ pub use library::Library;
 pub use machine::{memory, processor, threads};
 pub use map::{Map, Request};
 pub use memory::{MemoryState, page_size};
+pub use near::near;
 pub use random::random;
 pub use range::{Piece, Range};
 pub use region::Region;
@@ -76,6 +78,10 @@ pub enum Call {
     Lock,
     /// `mbind`.
     Bind,
+    /// `sched_setaffinity`.
+    Affinity,
+    /// `set_mempolicy`.
+    Policy,
     /// Reading which NUMA nodes are online.
     Nodes,
     /// Reading how much memory and how many huge pages are free.
@@ -173,7 +179,7 @@ impl Faults for Inject {
 pub struct Fallback {
     /// One of this type's constants.
     pub what: &'static str,
-    /// Bytes; of [`Fallback::NUMA_BINDING`] the node.
+    /// Bytes; of [`Fallback::NUMA_BINDING`] and [`Fallback::NODE_PROCESSORS`] the node.
     pub wanted: u64,
     /// The call and the system's answer.
     pub cause: String,
@@ -182,6 +188,8 @@ pub struct Fallback {
 impl Fallback {
     /// The memory lies on base pages, or the system may merge them later.
     pub const HUGE_PAGES: &'static str = "huge pages";
+    /// The thread runs on whatever processors the system gives it.
+    pub const NODE_PROCESSORS: &'static str = "processors of the node";
     /// The memory may be swapped out.
     pub const LOCKED_MEMORY: &'static str = "locked memory";
     /// The memory lies on whatever node the system took it from.
@@ -192,7 +200,7 @@ impl Fallback {
 
 impl fmt::Display for Fallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.what == Fallback::NUMA_BINDING {
+        if [Fallback::NUMA_BINDING, Fallback::NODE_PROCESSORS].contains(&self.what) {
             write!(f, "{} (wanted node {}): {}", self.what, self.wanted, self.cause)
         } else {
             write!(f, "{} (wanted {} bytes): {}", self.what, self.wanted, self.cause)

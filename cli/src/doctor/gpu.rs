@@ -3,10 +3,11 @@
 use forebay::device::ceilings::{Ceilings, host_memory};
 use forebay::device::probe::{Ability, Facts, GpuFacts, Probe};
 use forebay::device::rates::{Rates, RowRates};
+use forebay::os::{Fallback, MemoryState};
 
 use super::files::Files;
 use super::finding::{Finding, State};
-use super::nodes::Nodes;
+use super::nodes::{Node, Nodes};
 use crate::report::size;
 
 /// What an ability is for: its name, how its absence is to be taken, what follows where it is there and where not.
@@ -112,17 +113,27 @@ pub fn pinned(device: &dyn Probe) -> Finding {
     }
 }
 
+/// The file that says beside which node a GPU is.
+fn node_file(bus: &str) -> String {
+    format!("sys/bus/pci/devices/{bus}/numa_node")
+}
+
+/// The node beside the GPU, if the system tells and has it.
+pub fn node<'a>(bus: &str, files: &Files, nodes: &'a Nodes) -> Option<&'a Node> {
+    nodes.node(files.word(&node_file(bus))?.parse().ok()?)
+}
+
 /// Where the GPU stands: the nodes beside it.
 pub fn place(bus: &str, files: &Files, nodes: &Nodes) -> Vec<Finding> {
     const NAME: &str = "NUMA node";
-    let file = format!("sys/bus/pci/devices/{bus}/numa_node");
+    let file = node_file(bus);
     let Some(number) = files.word(&file).and_then(|text| text.parse::<i64>().ok()) else {
         return vec![Finding::unknown(NAME, &file)];
     };
     let several = nodes.all.as_ref().is_some_and(|all| all.len() > 1);
     let Ok(number) = u32::try_from(number) else {
         let unsaid = Finding::ok(NAME, "not told", "the firmware does not say beside which node the GPU is");
-        let fix = "ask nvidia-smi topo -m, and bind the pool to that node (Memory::node)";
+        let fix = "see nvidia-smi topo -m, and bind the pool to that node (Memory::node)";
         return vec![unsaid.but_if(several, State::Note, fix)];
     };
     let Some(node) = nodes.node(number) else {
@@ -139,7 +150,18 @@ pub fn place(bus: &str, files: &Files, nodes: &Nodes) -> Vec<Finding> {
         here = here.but(State::Warning, format!("put node {number} in cpuset.mems (docker: --cpuset-mems)"));
     }
     found.push(here);
+    found.extend(memory_beside(node, files, nodes));
+    found.extend(threads_beside(node, nodes));
+    found
+}
+
+/// What a pool on the node can be taken from.
+fn memory_beside(node: &Node, files: &Files, nodes: &Nodes) -> Vec<Finding> {
+    let (number, mut found) = (node.number, Vec::new());
+    let page = MemoryState::under(files.root()).huge_page;
+    let held = node.huge_free.saturating_mul(page);
     if let (Some(free), Some(total)) = (node.free, node.total) {
+        let free = free.saturating_add(held);
         let value = format!("{} free of {}", size(free as f64), size(total as f64));
         let fix = format!("see with numastat -m what holds node {number}, or plan a smaller pool");
         found.push(
@@ -147,15 +169,58 @@ pub fn place(bus: &str, files: &Files, nodes: &Nodes) -> Vec<Finding> {
                 .but_if(free < total / 8, State::Warning, fix),
         );
     }
-    if let (Some(beside), Some(may)) = (&node.processors, &nodes.may_run) {
-        let count = beside.iter().filter(|number| may.contains(number)).count();
-        let value = format!("{count} of {}", beside.len());
-        let fix = format!("start on node {number}: numactl --cpunodebind={number} (docker: --cpuset-cpus)");
-        let means = "this process may run on so many of the node's threads";
-        let none = count == 0 && !beside.is_empty();
-        found.push(Finding::ok("threads beside the GPU", value, means).but_if(none, State::Warning, fix));
+    let of_all: u64 = nodes.all.iter().flatten().map(|node| node.huge_free).sum();
+    if of_all > 0 {
+        let value = format!("{} free, {}", node.huge_free, size(held as f64));
+        let means = "of all reserved ones only these serve a pool that is bound to the node";
+        let kib = page / 1024;
+        let fix = format!(
+            "reserve them there: echo N > \
+             /sys/devices/system/node/node{number}/hugepages/hugepages-{kib}kB/nr_hugepages"
+        );
+        found.push(Finding::ok("huge pages beside the GPU", value, means).but_if(
+            node.huge_free == 0,
+            State::Warning,
+            fix,
+        ));
     }
     found
+}
+
+/// Where the threads that serve the GPU may run.
+fn threads_beside(node: &Node, nodes: &Nodes) -> Option<Finding> {
+    let (beside, may) = (node.processors.as_ref()?, nodes.may_run.as_ref()?);
+    let count = beside.iter().filter(|number| may.contains(number)).count();
+    let value = format!("{count} of {}", beside.len());
+    let number = node.number;
+    let fix = format!("start on node {number}: numactl --cpunodebind={number} (docker: --cpuset-cpus)");
+    let means = "this process may run on so many of the node's threads";
+    let none = count == 0 && !beside.is_empty();
+    Some(Finding::ok("threads beside the GPU", value, means).but_if(none, State::Warning, fix))
+}
+
+/// From where the link was measured: what could not be had of the node beside the GPU.
+pub fn measured_from(node: Option<&Node>, lost: &[Fallback], nodes: &Nodes) -> Option<Finding> {
+    const NAME: &str = "measured from";
+    let several = nodes.all.as_ref().is_some_and(|all| all.len() > 1);
+    let Some(number) = node.map(|node| node.number) else {
+        let fix =
+            "measure from each: numactl --cpunodebind=N --membind=N forebay doctor; the fastest is beside it";
+        let unknown =
+            Finding::ok(NAME, "any node", "the GPU's node is not known: rates may be those of a far one");
+        return several.then(|| unknown.but(State::Note, fix));
+    };
+    if lost.is_empty() {
+        let means = "a thread of the GPU's node, with memory of that node as far as there is any";
+        return Some(Finding::ok(NAME, format!("node {number}"), means));
+    }
+    let causes: Vec<String> = lost.iter().map(|lost| format!("{}: {}", lost.what, lost.cause)).collect();
+    let fix = format!(
+        "let this process run on node {number} and take its memory: \
+         docker --cap-add SYS_NICE, --cpuset-cpus, --cpuset-mems"
+    );
+    let far = Finding::ok(NAME, format!("not wholly node {number}"), causes.join("; "));
+    Some(far.but_if(several, State::Warning, fix))
 }
 
 fn gb(bytes_per_s: f64) -> String {
@@ -168,7 +233,7 @@ fn share(of: f64, most: f64) -> String {
 }
 
 /// What was measured. `peak` is what the link carries, bytes a second, where that is known.
-pub fn speeds(measured: &Ceilings, rates: &Rates, peak: Option<f64>) -> Vec<Finding> {
+pub fn speeds(measured: &Ceilings, rates: Option<&Rates>, peak: Option<f64>) -> Vec<Finding> {
     let of_link = |speed: f64| match peak {
         Some(peak) => format!("{} of what the link carries ({})", share(speed, peak), gb(peak)),
         None => "one large block".to_owned(),
@@ -177,13 +242,14 @@ pub fn speeds(measured: &Ceilings, rates: &Rates, peak: Option<f64>) -> Vec<Find
         Finding::ok(name, gb(speed), of_link(speed)).but_if(
             peak.is_some_and(|peak| speed < LITTLE_OF_LINK * peak),
             State::Warning,
-            "run on the GPU's node with nothing else on the link, and see what the IOMMU does to transfers",
+            "run again with nothing else on the link; if it stays so, boot with iommu=pt (transfers pass the IOMMU)",
         )
     };
-    let Ceilings { copy_up, copy_down, both_up, both_down, read, write, .. } = *measured;
+    let Ceilings { copy_up, copy_down, both_up, both_down, read, write, read_blocks, launch_us, .. } =
+        *measured;
     let both = format!("{} up, {} down", gb(both_up), gb(both_down));
     let alone = copy_up + copy_down;
-    vec![
+    let mut found = vec![
         copy("copies up", copy_up),
         copy("copies down", copy_down),
         Finding::ok("copies both ways", both, format!("{} of both alone", share(both_up + both_down, alone))),
@@ -191,23 +257,29 @@ pub fn speeds(measured: &Ceilings, rates: &Rates, peak: Option<f64>) -> Vec<Find
             "reads of host memory",
             gb(read),
             format!(
-                "by processors, one long run: a gather's ceiling, from {} blocks on",
-                measured.read_blocks
+                "by processors, one long run: a gather's ceiling; {read_blocks} blocks reach nine tenths of it"
             ),
         ),
         Finding::ok("writes of host memory", gb(write), "by processors, one long run: a scatter's ceiling"),
-        rows("gather of rows", &rates.gather, read),
-        rows("scatter of rows", &rates.scatter, write),
-        Finding::ok(
-            "launch",
-            format!("{:.1} us", rates.launch_ns / 1e3),
-            "an operation that does nothing, from before it to behind it",
-        ),
-    ]
+    ];
+    if let Some(rates) = rates {
+        let more = format!(
+            "see whether more blocks serve: forebay bench --only gather --gather-blocks {read_blocks}"
+        );
+        found.push(rows("gather of rows", &rates.gather, read, &more));
+        let other = "see forebay bench --only scatter, with other --threads";
+        found.push(rows("scatter of rows", &rates.scatter, write, other));
+    }
+    found.push(Finding::ok(
+        "launch",
+        format!("{launch_us:.1} us"),
+        "an operation that does nothing, from before it to behind it",
+    ));
+    found
 }
 
 /// Of the most rows that were measured.
-fn rows(name: &str, rates: &RowRates, ceiling: f64) -> Finding {
+fn rows(name: &str, rates: &RowRates, ceiling: f64, fix: &str) -> Finding {
     let Some(most) = rates.points.last() else {
         return Finding::ok(name, "unknown", "not measured").but(State::Note, "run without --no-rates");
     };
@@ -215,7 +287,7 @@ fn rows(name: &str, rates: &RowRates, ceiling: f64) -> Finding {
     Finding::ok(name, value, format!("{} of its ceiling", share(most.bytes_per_s, ceiling))).but_if(
         most.bytes_per_s < LITTLE_OF_CEILING * ceiling,
         State::Note,
-        "forebay bench shows with which parameters rows move faster",
+        fix,
     )
 }
 
@@ -286,10 +358,12 @@ mod tests {
         };
         let scatter = ("scatter of rows".to_owned(), State::Note);
         let down = ("copies down".to_owned(), State::Warning);
-        assert_eq!(states(speeds(&ceilings, &rates, Some(63e9))), [down, scatter.clone()]);
+        assert_eq!(states(speeds(&ceilings, Some(&rates), Some(63e9))), [down, scatter.clone()]);
         // An unknown link is judged by nobody.
-        assert_eq!(states(speeds(&ceilings, &rates, None)), [scatter]);
+        assert_eq!(states(speeds(&ceilings, Some(&rates), None)), [scatter]);
+        // Rates that could not be had take nothing from what the link gave.
+        assert_eq!(speeds(&ceilings, None, None).len(), 6);
         let none = Rates { gather: RowRates { row_bytes: 656, points: vec![] }, ..rates };
-        assert_eq!(states(speeds(&ceilings, &none, None)).len(), 2);
+        assert_eq!(states(speeds(&ceilings, Some(&none), None)).len(), 2);
     }
 }

@@ -6,7 +6,7 @@ use super::files::Files;
 use super::finding::{Finding, State};
 
 /// A speed and a width.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 struct Lanes {
     /// Generation of PCIe, 1 to 6.
     generation: u32,
@@ -58,7 +58,7 @@ impl std::fmt::Display for Lanes {
 }
 
 /// A GPU's link; what is not known is none.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Link {
     now: Option<Lanes>,
     most: Option<Lanes>,
@@ -77,13 +77,14 @@ impl Link {
         }
     }
 
-    /// What it carries in one direction, bytes a second: as it is now.
-    pub fn peak(&self) -> Option<f64> {
-        self.now.map(Lanes::bytes_per_s)
+    /// What it carries in one direction, bytes a second, as it is now. None where copies, which reached `copied`,
+    /// were faster: then it sleeps again, or is not the way that they took.
+    pub fn peak(&self, copied: Option<f64>) -> Option<f64> {
+        self.now.map(Lanes::bytes_per_s).filter(|peak| copied.is_none_or(|copied| copied <= *peak))
     }
 
-    /// Of a link that is `awake`: something ran just before.
-    pub fn findings(&self, bus: &str, awake: bool) -> Vec<Finding> {
+    /// Of a link over which copies ran just before, and reached `copied` bytes a second; or none did.
+    pub fn findings(&self, bus: &str, copied: Option<f64>) -> Vec<Finding> {
         const NAME: &str = "PCIe link";
         let (Some(now), Some(most)) = (self.now, self.most) else {
             return vec![Finding::unknown(NAME, &format!("sys/bus/pci/devices/{bus}/max_link_speed"))];
@@ -93,14 +94,16 @@ impl Link {
         // What the slot does not give is the slot's finding.
         let could = self.slot.map_or(most, |slot| slot.least(most));
         let link = |means: String| Finding::ok(NAME, value, means);
-        let link = if now.width < could.width {
+        let link = if now.width < could.width && self.peak(copied).is_some() {
             link(format!("{peak}: lanes are missing")).but(
                 State::Warning,
                 "reseat the card, or take a slot with all its lanes: see risers and the mainboard's bifurcation",
             )
-        } else if now.generation >= could.generation {
+        } else if now.generation >= could.generation && self.peak(copied).is_some() {
             link(peak)
-        } else if awake {
+        } else if self.peak(copied).is_none() {
+            link(format!("{peak}, and copies were faster: it sleeps again, or they go another way (NVLink)"))
+        } else if copied.is_some() {
             link(format!("{peak}: slower than it could be, though it was just in use")).but(
                 State::Warning,
                 "see riser, firmware (link speed, ASPM) and lspci -vv: they say where the link stops",
@@ -120,6 +123,31 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slow_link_is_told_from_one_that_sleeps_and_from_one_that_is_not_the_way() {
+        let lanes = |generation| Lanes { generation, width: 16 };
+        let link = Link { now: Some(lanes(1)), most: Some(lanes(5)), slot: None };
+        for (copied, state, text) in [
+            (None, State::Note, "sleep at a lower speed when idle"),
+            (Some(3e9), State::Warning, "just in use"),
+            (Some(50e9), State::Ok, "copies were faster"),
+        ] {
+            let found = link.findings("", copied);
+            assert!(
+                found.len() == 1 && found[0].state == state && found[0].means.contains(text),
+                "{found:?}"
+            );
+        }
+        assert_eq!(
+            (link.peak(None), link.peak(Some(3e9)), link.peak(Some(50e9))),
+            (Some(4e9), Some(4e9), None)
+        );
+        // No lanes are missing from a link that carried more than it says.
+        let narrow = Link { now: Some(Lanes { generation: 5, width: 1 }), ..link };
+        assert_eq!(narrow.findings("", Some(50e9))[0].state, State::Ok);
+        assert_eq!(narrow.findings("", Some(3e9))[0].state, State::Warning);
+    }
 
     #[test]
     fn a_link_carries_what_its_generation_and_width_say() {

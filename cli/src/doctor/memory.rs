@@ -10,24 +10,38 @@ use crate::report::size;
 /// The capability to lock any amount of memory: its bit in `CapEff`.
 const IPC_LOCK: u32 = 14;
 
+const GIB: u64 = 1 << 30;
+
 /// Bytes of the mapping that is tried: a few huge pages, and little beside what a machine has.
 const TRIED: u64 = 64 << 20;
 
-const MEMLOCK_FIX: &str = "raise it for the service: LimitMEMLOCK=infinity (systemd), memlock in \
-     /etc/security/limits.conf, --ulimit memlock=-1 (docker)";
+const MEMLOCK_FIX: &str = "raise it for the service: LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1 (docker), \
+     memlock in /etc/security/limits.conf and a new login (ulimit -l shows it)";
 
 /// How much this process may lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lockable {
+pub enum Lockable {
+    /// The system does not say.
     Unknown,
+    /// No limit.
     Any,
     /// A limit in bytes that a capability lifts.
     Lifted(u64),
+    /// A limit in bytes that binds.
     Bytes(u64),
 }
 
 impl Lockable {
-    fn read(files: &Files) -> Lockable {
+    /// The limit in bytes that binds, if one does.
+    pub fn binds(self) -> Option<u64> {
+        match self {
+            Lockable::Bytes(limit) => Some(limit),
+            _ => None,
+        }
+    }
+
+    /// As the files say.
+    pub fn read(files: &Files) -> Lockable {
         let limits = files.text("proc/self/limits").unwrap_or_default();
         let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
         let soft = match line.and_then(|line| line.split_whitespace().next()) {
@@ -54,23 +68,38 @@ pub fn findings(files: &Files) -> Vec<Finding> {
     let meminfo = files.text("proc/meminfo").unwrap_or_default();
     let lockable = Lockable::read(files);
     let mut found = vec![room(&state), limit(files, &state)];
-    found.push(lock(lockable, state.available));
-    found.push(pinnable(lockable, &state));
+    found.push(lock(lockable, room_bytes(&state)));
+    found.push(pinnable(&state));
     found.push(shared_pages(files, &meminfo, &state));
+    found.extend(other_pages(files, &state));
     found.push(private_pages(files));
     found
 }
 
+/// Bytes of reserved huge pages that nobody has.
+fn reserved(state: &MemoryState) -> u64 {
+    state.huge_free.saturating_mul(state.huge_page)
+}
+
+/// Bytes that pools can be taken from. The system does not count reserved huge pages as available.
+fn room_bytes(state: &MemoryState) -> Option<u64> {
+    state.available.map(|available| available.saturating_add(reserved(state)))
+}
+
 fn room(state: &MemoryState) -> Finding {
     const NAME: &str = "memory";
-    let (Some(total), Some(available)) = (state.total, state.available) else {
+    let (Some(total), Some(available), Some(room)) = (state.total, state.available, room_bytes(state)) else {
         return Finding::unknown(NAME, "proc/meminfo");
     };
-    let value = format!("{} available of {}", bytes(available), bytes(total));
+    let huge = match reserved(state) {
+        0 => String::new(),
+        held => format!(", {} on reserved huge pages", bytes(held)),
+    };
+    let value = format!("{} available of {}{huge}", bytes(available), bytes(total));
     Finding::ok(NAME, value, "the total pool is taken from it").but_if(
-        available < total / 8,
+        room < total / 8,
         State::Warning,
-        "end what else holds memory, or plan a smaller pool (forebay plan --host-memory)",
+        "end what else holds memory, or plan a smaller pool (forebay plan --host SIZE)",
     )
 }
 
@@ -107,7 +136,7 @@ fn first_version(files: &Files, groups: &str) -> Option<u64> {
     stat.lines().find_map(|line| line.strip_prefix("hierarchical_memory_limit ")?.trim().parse().ok())
 }
 
-fn lock(lockable: Lockable, available: Option<u64>) -> Finding {
+fn lock(lockable: Lockable, room: Option<u64>) -> Finding {
     const NAME: &str = "locked-memory limit";
     match lockable {
         Lockable::Unknown => Finding::unknown(NAME, "proc/self/limits"),
@@ -118,9 +147,10 @@ fn lock(lockable: Lockable, available: Option<u64>) -> Finding {
             "a pool of any size is locked",
         ),
         Lockable::Bytes(limit) => {
-            let means = "a larger pool is not locked: its pages may be swapped out";
+            let means =
+                "a larger pool is not locked: but for what a GPU's driver pins, pages may be swapped out";
             Finding::ok(NAME, bytes(limit), means).but_if(
-                available.is_none_or(|available| limit < available),
+                room.is_none_or(|room| limit < room),
                 State::Warning,
                 MEMLOCK_FIX,
             )
@@ -128,18 +158,16 @@ fn lock(lockable: Lockable, available: Option<u64>) -> Finding {
     }
 }
 
-/// How much could be pinned now.
-fn pinnable(lockable: Lockable, state: &MemoryState) -> Finding {
+/// How much could be pinned now: a GPU's driver pins by itself, and asks no limit of locked memory.
+fn pinnable(state: &MemoryState) -> Finding {
     const NAME: &str = "memory to pin now";
-    let Some(available) = state.available else {
-        return Finding::unknown(NAME, "proc/meminfo");
-    };
-    match lockable {
-        Lockable::Bytes(limit) if limit < available => {
-            let means = format!("as the locked-memory limit allows; {} are available", bytes(available));
-            Finding::ok(NAME, bytes(limit), means).but(State::Note, MEMLOCK_FIX)
-        }
-        _ => Finding::ok(NAME, bytes(available), "all that is available may be locked"),
+    match room_bytes(state) {
+        Some(room) => Finding::ok(
+            NAME,
+            bytes(room),
+            "all there is: the locked-memory limit does not bind a GPU's driver",
+        ),
+        None => Finding::unknown(NAME, "proc/meminfo"),
     }
 }
 
@@ -151,8 +179,12 @@ fn shared_pages(files: &Files, meminfo: &str, state: &MemoryState) -> Finding {
         return Finding::unknown(NAME, "proc/meminfo");
     };
     let page = bytes(state.huge_page);
-    let reserve = format!("reserve as many as the pool has: sysctl vm.nr_hugepages=N (of {page} each)");
-    let (free, held) = (state.huge_free, state.huge_free.saturating_mul(state.huge_page));
+    let reserve = match state.huge_page < GIB {
+        true => format!("reserve as many as the pool has: sysctl vm.nr_hugepages=N (of {page} each)"),
+        // Later the system finds hardly any that long.
+        false => format!("reserve as many as the pool has when it boots: hugepages=N (of {page} each)"),
+    };
+    let (free, held) = (state.huge_free, reserved(state));
     if free > 0 {
         let value = format!("{free} of {total} free, of {page}");
         return Finding::ok(NAME, value, format!("a pool of up to {} lies on them", bytes(held))).but_if(
@@ -179,6 +211,32 @@ fn shared_pages(files: &Files, meminfo: &str, state: &MemoryState) -> Finding {
                 .but(State::Warning, fix)
         }
     }
+}
+
+/// Pages of another size, which are reserved for somebody else or by mistake.
+fn other_pages(files: &Files, state: &MemoryState) -> Option<Finding> {
+    const FOLDER: &str = "sys/kernel/mm/hugepages";
+    let held: Vec<(String, u64, u64)> = files
+        .names(FOLDER)
+        .into_iter()
+        .filter_map(|name| {
+            let size = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()?;
+            let size = size.checked_mul(1024).filter(|size| *size != state.huge_page)?;
+            let count = files.word(&format!("{FOLDER}/{name}/nr_hugepages"))?.parse().ok()?;
+            (count > 0).then_some((name, size, count))
+        })
+        .collect();
+    let (name, ..) = held.first()?;
+    let value: Vec<String> =
+        held.iter().map(|(_, size, count)| format!("{count} of {}", bytes(*size))).collect();
+    let means = format!(
+        "forebay takes those of the default size, {}: this memory is lost to it",
+        bytes(state.huge_page)
+    );
+    let fix = format!(
+        "give them back: echo 0 > /{FOLDER}/{name}/nr_hugepages; or boot with their size as default_hugepagesz"
+    );
+    Some(Finding::ok("other huge pages", value.join(", "), means).but(State::Note, fix))
 }
 
 /// Of memory that is not shared: what a pool falls back to where shared memory is refused.

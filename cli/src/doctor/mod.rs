@@ -5,6 +5,7 @@
 //! findings, and the command succeeds. It changes nothing; for a moment it takes a small mapping as the total pool
 //! would take it, and, to measure a device, a few large ones.
 
+mod facts;
 mod files;
 mod finding;
 mod gpu;
@@ -22,13 +23,15 @@ use forebay::device::ceilings::Ceilings;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::probe::{Facts, Probe};
 use forebay::device::rates::Rates;
+use forebay::os::{Fallback, NoFaults, near};
 use forebay::{Error, Kind, Result};
 use serde::Serialize;
 
+use self::facts::{GpuEntry, MachineEntry};
 use self::files::Files;
 use self::finding::{Finding, State};
 use self::link::Link;
-use self::nodes::Nodes;
+use self::nodes::{Node, Nodes};
 use crate::bench::rows;
 use crate::target::{DeviceName, ProbeOptions, Target};
 use crate::{json, output};
@@ -65,16 +68,27 @@ pub struct Arguments {
 /// What is measured of a device.
 struct Measured {
     ceilings: Ceilings,
-    rates: Rates,
+    /// None where times were such that no speed follows.
+    rates: Option<Rates>,
 }
 
 /// A device, or the machine.
 pub struct Checked {
     /// As `--device` names it.
     device: String,
+    facts: FactsEntry,
     /// In the order in which they are shown.
     findings: Vec<Finding>,
     measured: Option<Measured>,
+}
+
+/// Numbers of it, where there are any.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum FactsEntry {
+    Gpu(GpuEntry),
+    Machine(MachineEntry),
+    Unknown,
 }
 
 #[derive(Serialize)]
@@ -83,11 +97,19 @@ struct Entry<'a> {
     forebay: &'static str,
     kind: &'static str,
     device: &'a str,
+    #[serde(skip_serializing_if = "FactsEntry::is_unknown")]
+    facts: &'a FactsEntry,
     findings: &'a [Finding],
     #[serde(skip_serializing_if = "Option::is_none")]
     rates: Option<&'a Rates>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ceilings: Option<&'a Ceilings>,
+}
+
+impl FactsEntry {
+    fn is_unknown(&self) -> bool {
+        matches!(self, FactsEntry::Unknown)
+    }
 }
 
 /// Bytes of a run, and rounds: long enough that beginnings do not count.
@@ -120,15 +142,27 @@ impl Arguments {
 
     /// Whether a GPU is wanted or there, so that a missing driver is in the way.
     fn wants_driver(&self, files: &Files) -> bool {
-        let devices = files.names("sys/bus/pci/devices");
-        let is = |device: &str, file: &str, start: &str| {
-            files
-                .word(&format!("sys/bus/pci/devices/{device}/{file}"))
-                .is_some_and(|word| word.starts_with(start))
-        };
-        let has_gpu =
-            devices.iter().any(|device| is(device, "vendor", NVIDIA) && is(device, "class", DISPLAY));
-        has_gpu || self.device.is_some() || self.driver.is_some()
+        on_bus(files) > 0 || self.device.is_some() || self.driver.is_some()
+    }
+}
+
+/// How many GPUs of NVIDIA's the bus has.
+fn on_bus(files: &Files) -> usize {
+    let is = |device: &str, file: &str, start: &str| {
+        files
+            .word(&format!("sys/bus/pci/devices/{device}/{file}"))
+            .is_some_and(|word| word.starts_with(start))
+    };
+    let devices = files.names("sys/bus/pci/devices");
+    devices.iter().filter(|device| is(device, "vendor", NVIDIA) && is(device, "class", DISPLAY)).count()
+}
+
+/// A place on the bus as the system names its folder: four digits of the domain, where tools may write eight.
+fn folder_of(bus: &str) -> &str {
+    let cut = bus.len().saturating_sub("0000:00:00.0".len());
+    match bus.split_at_checked(cut) {
+        Some((zeros, rest)) if zeros.bytes().all(|digit| digit == b'0') => rest,
+        _ => bus,
     }
 }
 
@@ -152,21 +186,46 @@ fn sound_rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool) -> Res
     once().or_else(again).or_else(again)
 }
 
-/// Measures a device; a refusal becomes a finding.
+/// Measures a device; a refusal becomes a finding, and takes nothing from what was measured before it.
 fn measured(device: &Arc<dyn Probe>, name: &str, quick: bool, found: &mut Vec<Finding>) -> Option<Measured> {
     let (bytes, rounds) = if quick { QUICK } else { RUN };
     let bar = output::progress(&format!("measuring {name}"), 2);
-    let measure = || -> Result<Measured> {
+    let measure = || -> Result<(Ceilings, Result<Rates>)> {
         bar.tick();
         let ceilings = Ceilings::measure(&**device, bytes, rounds)?;
         bar.inc(1);
-        let rates = sound_rates(device, &ceilings, quick)?;
-        Ok(Measured { ceilings, rates })
+        Ok((ceilings, sound_rates(device, &ceilings, quick)))
     };
     let result = measure();
     bar.finish_and_clear();
-    let failed = |error: Error| found.push(Finding::refused("rates", State::Warning, "not measured", &error));
-    result.map_err(failed).ok()
+    let mut failed = |error: Error| found.push(not_measured(&error));
+    let (ceilings, rates) = result.map_err(&mut failed).ok()?;
+    Some(Measured { ceilings, rates: rates.map_err(failed).ok() })
+}
+
+fn not_measured(error: &Error) -> Finding {
+    let finding = Finding::refused("rates", State::Warning, "not measured", error);
+    match error.kind() {
+        Kind::InvalidConfig => finding.but(State::Warning, "run again while nothing else uses the machine"),
+        Kind::OutOfMemory => {
+            finding.but(State::Warning, "free some gigabytes of it, of host and device; then run again")
+        }
+        _ => finding,
+    }
+}
+
+/// Measures a GPU by a thread beside it, with memory from beside it; says what of that could not be had.
+fn measured_near(
+    node: Option<&Node>,
+    measure: impl FnOnce() -> Option<Measured> + Send,
+) -> (Option<Measured>, Vec<Fallback>) {
+    let there = || {
+        let processors = |node: &Node| node.processors.clone().unwrap_or_default();
+        let lost = node.map(|node| near(node.number, &processors(node), &NoFaults));
+        (measure(), lost.unwrap_or_default())
+    };
+    let ended = std::thread::scope(|scope| scope.spawn(there).join());
+    ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// A GPU that can be opened.
@@ -177,22 +236,28 @@ fn gpu(
     around: &Around,
 ) -> Checked {
     let name = format!("cuda:{number}");
+    let bus = folder_of(facts.gpu.as_ref().map(|gpu| gpu.bus.as_str()).unwrap_or_default());
+    let node = gpu::node(bus, around.files, around.nodes);
     let mut rates_found = Vec::new();
-    let measured =
-        if arguments.no_rates { None } else { measured(&device, &name, arguments.quick, &mut rates_found) };
-    let bus = facts.gpu.as_ref().map(|gpu| gpu.bus.as_str()).unwrap_or_default();
+    let (measured, lost) = match arguments.no_rates {
+        true => (None, Vec::new()),
+        false => measured_near(node, || measured(&device, &name, arguments.quick, &mut rates_found)),
+    };
     // The link is read now, when it has just been used.
     let link = Link::read(around.files, bus);
+    let copied = measured.as_ref().map(|measured| measured.ceilings.copy_up.max(measured.ceilings.copy_down));
     let mut findings = gpu::identity(facts);
-    findings.extend(link.findings(bus, measured.is_some()));
+    findings.extend(link.findings(bus, copied));
     findings.extend(gpu::place(bus, around.files, around.nodes));
     findings.push(gpu::pinned(&*device));
     findings.extend(gpu::abilities(&device.abilities()));
     if let Some(Measured { ceilings, rates }) = &measured {
-        findings.extend(gpu::speeds(ceilings, rates, link.peak()));
+        findings.extend(gpu::measured_from(node, &lost, around.nodes));
+        findings.extend(gpu::speeds(ceilings, rates.as_ref(), link.peak(copied)));
     }
     findings.extend(rates_found);
-    Checked { device: name, findings, measured }
+    let facts = FactsEntry::Gpu(GpuEntry::of(facts, &link, node.map(|node| node.number)));
+    Checked { device: name, facts, findings, measured }
 }
 
 /// What is around a device.
@@ -207,7 +272,7 @@ fn gpus(arguments: &Arguments, around: &Around) -> Result<(Vec<Checked>, Vec<Fin
         Ok(count) => count,
         Err(error) => {
             let state = if arguments.wants_driver(around.files) { State::Problem } else { State::Note };
-            let driver = Finding::refused("driver", state, "not usable", &error);
+            let driver = in_container(Finding::refused("driver", state, "not usable", &error), around.files);
             let none = Finding::ok(
                 "GPUs",
                 "0",
@@ -231,14 +296,37 @@ fn gpus(arguments: &Arguments, around: &Around) -> Result<(Vec<Checked>, Vec<Fin
             Err(error) if error.number("devices").is_some() => return Err(error),
             Err(error) => {
                 let findings = vec![Finding::refused("GPU", State::Problem, "not usable", &error)];
-                checked.push(Checked { device: format!("cuda:{number}"), findings, measured: None });
+                let (device, facts) = (format!("cuda:{number}"), FactsEntry::Unknown);
+                checked.push(Checked { device, facts, findings, measured: None });
             }
         }
     }
     let release = release(around.files).unwrap_or_else(|| "of unknown release".to_owned());
     let cuda = newest.map_or(String::new(), |(major, minor)| format!(", CUDA {major}.{minor}"));
     let driver = Finding::ok("driver", format!("{release}{cuda}"), "loaded, and new enough");
-    Ok((checked, vec![driver, Finding::ok("GPUs", count.to_string(), "as the driver counts them")]))
+    Ok((checked, vec![driver, counted(count, on_bus(around.files))]))
+}
+
+/// Where the kernel has a driver and its library is not found, a container may lack it.
+fn in_container(finding: Finding, files: &Files) -> Finding {
+    if release(files).is_none() {
+        return finding;
+    }
+    let fix = format!("{}; in a container: docker --gpus all (NVIDIA Container Toolkit)", finding.fix);
+    Finding { fix, ..finding }
+}
+
+/// The driver's number of GPUs, beside the bus's.
+fn counted(count: u32, on_bus: usize) -> Finding {
+    if count as usize >= on_bus {
+        return Finding::ok("GPUs", count.to_string(), "as the driver counts them");
+    }
+    Finding::ok(
+        "GPUs",
+        format!("{count} of {on_bus}"),
+        "the machine has more than the driver gives this process",
+    )
+    .but(State::Note, "see CUDA_VISIBLE_DEVICES and docker --gpus, if that was not meant")
 }
 
 /// The host as a device.
@@ -254,7 +342,7 @@ fn host(arguments: &Arguments) -> Result<(Vec<Finding>, Option<Measured>)> {
     }
     let measured = measured(&device, "host", arguments.quick, &mut findings);
     if let Some(Measured { ceilings, rates }) = &measured {
-        findings.extend(gpu::speeds(ceilings, rates, None));
+        findings.extend(gpu::speeds(ceilings, rates.as_ref(), None));
     }
     Ok((findings, measured))
 }
@@ -265,8 +353,9 @@ fn entry(checked: &Checked) -> Entry<'_> {
         forebay: env!("CARGO_PKG_VERSION"),
         kind: "doctor",
         device: &checked.device,
+        facts: &checked.facts,
         findings: &checked.findings,
-        rates: checked.measured.as_ref().map(|measured| &measured.rates),
+        rates: checked.measured.as_ref().and_then(|measured| measured.rates.as_ref()),
         ceilings: checked.measured.as_ref().map(|measured| &measured.ceilings),
     }
 }
@@ -290,7 +379,8 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         let (devices, of_driver) = gpus(arguments, &Around { files: &files, nodes: &nodes })?;
         (devices, [of_driver, machine].concat(), None)
     };
-    devices.push(Checked { device: "host".to_owned(), findings, measured });
+    let facts = FactsEntry::Machine(MachineEntry::read(&files, &nodes));
+    devices.push(Checked { device: "host".to_owned(), facts, findings, measured });
     if let Some(path) = &arguments.json {
         let entries: Vec<Entry<'_>> = devices.iter().map(entry).collect();
         output::write_file(path, &json::list(&entries)?)?;
@@ -303,4 +393,30 @@ pub fn command(arguments: &Arguments) -> Result<()> {
 
 fn no_folder(root: &Path) -> Error {
     Error::new(Kind::Io, "doctor").at(format!("--root {}: no such folder", root.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_on_the_bus_is_found_however_long_its_domain_is_written() {
+        for (bus, folder) in [
+            ("0000:3b:00.0", "0000:3b:00.0"),
+            ("00000000:3b:00.0", "0000:3b:00.0"),
+            ("00010000:3b:00.0", "00010000:3b:00.0"),
+            ("", ""),
+        ] {
+            assert_eq!(folder_of(bus), folder);
+        }
+    }
+
+    #[test]
+    fn rates_that_could_not_be_had_say_what_to_do() {
+        let told = |kind| not_measured(&Error::new(kind, "rates").at("gather.points"));
+        let found = told(Kind::InvalidConfig);
+        assert!(found.means.contains("gather.points") && found.fix.contains("nothing else"), "{found:?}");
+        assert!(told(Kind::OutOfMemory).fix.contains("gigabytes"));
+        assert_eq!(told(Kind::DeviceFailed).fix, Kind::DeviceFailed.hint());
+    }
 }

@@ -1,6 +1,6 @@
 //! NUMA: which nodes there are, what is free on them, and on which of them this process may be.
 
-use super::files::{Files, field, kib, list};
+use super::files::{Files, count, field, kib, list};
 use super::finding::{Finding, State};
 use crate::report::size;
 
@@ -15,8 +15,10 @@ pub struct Node {
     pub processors: Option<Vec<u32>>,
     /// Bytes of its memory.
     pub total: Option<u64>,
-    /// Bytes that are free or hold files.
+    /// Bytes that are free or hold files; not those of reserved huge pages.
     pub free: Option<u64>,
+    /// Reserved huge pages that nobody has.
+    pub huge_free: u64,
 }
 
 /// All nodes, and where this process may be: none where that is not known.
@@ -47,6 +49,7 @@ impl Nodes {
                     .text(&format!("{FOLDER}/node{number}/cpulist"))
                     .and_then(|text| list(&text)),
                 total: bytes("MemTotal"),
+                huge_free: count(&memory, &format!("Node {number} HugePages_Free")).unwrap_or(0),
                 free: bytes("MemFree").map(|free| free.saturating_add(given_up)),
             }
         };

@@ -62,6 +62,42 @@ fn a_link_that_gives_less_than_it_could_is_told_from_one_that_sleeps() {
     }
 }
 
+/// Reserved huge pages count as memory of their node, and serve no other one.
+#[test]
+fn huge_pages_count_on_the_node_that_has_them() {
+    let Some(driver) = driver() else { return };
+    let machine = Machine::sound("gpu-huge");
+    let memory = |node: u32, free: u64, pages: u32| {
+        let text = format!(
+            "Node {node} MemTotal: 536870912 kB\nNode {node} MemFree: {} kB\nNode {node} HugePages_Free: {pages}\n",
+            free << 20
+        );
+        machine.write(&format!("sys/devices/system/node/node{node}/meminfo"), &text);
+    };
+    (memory(0, 400, 0), memory(1, 10, 200_000));
+    let found = gpu(&driver, &machine);
+    is(&found, "memory beside the GPU", "ok", &["401 GiB free of 512 GiB"]);
+    is(&found, "huge pages beside the GPU", "ok", &["200000 free, 391 GiB"]);
+    (memory(0, 10, 200_000), memory(1, 400, 0));
+    let found = gpu(&driver, &machine);
+    let file = "/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages";
+    is(&found, "huge pages beside the GPU", "warning", &["0 free", &format!("echo N > {file}")]);
+}
+
+#[test]
+fn gpus_that_this_process_is_not_given_are_noted() {
+    let Some(driver) = driver() else { return };
+    let machine = Machine::sound("gpu-hidden");
+    for (bus, class) in
+        [(crate::machine::BUS, "0x030200"), ("0000:5e:00.0", "0x030200"), ("0000:05:00.0", "0x068000")]
+    {
+        machine.write(&format!("sys/bus/pci/devices/{bus}/vendor"), "0x10de\n");
+        machine.write(&format!("sys/bus/pci/devices/{bus}/class"), &format!("{class}\n"));
+    }
+    let all = entries(&["--no-rates", "--driver", driver.library(), "--root", machine.root()]);
+    is(&all[1], "GPUs", "note", &["1 of 2", "CUDA_VISIBLE_DEVICES"]);
+}
+
 /// The bus as the system has it: the GPU's folder is a link into the tree, below its port.
 #[test]
 fn a_slot_that_gives_less_than_the_card_takes_is_found() {
@@ -136,11 +172,19 @@ fn rates_are_measured_and_a_fit_takes_them() {
     let text = succeeds(&[&asked[..], &[file.to_str().unwrap()]].concat());
     let found: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
     let entry = &found[0];
-    assert_eq!(keys(entry), ["ceilings", "device", "findings", "forebay", "kind", "rates", "schema"]);
+    assert_eq!(
+        keys(entry),
+        ["ceilings", "device", "facts", "findings", "forebay", "kind", "rates", "schema"]
+    );
+    let facts = &entry["facts"];
+    assert_eq!((&facts["bus"], &facts["numa_node"]), (&crate::machine::BUS.into(), &1.into()), "{facts:#}");
+    assert_eq!((&facts["cuda"], &facts["capability"]), (&"12.8".into(), &"9.0".into()), "{facts:#}");
+    assert!(facts["memory_free"].as_u64().unwrap() <= facts["memory_total"].as_u64().unwrap(), "{facts:#}");
+    assert_eq!(facts["link"]["now"], serde_json::json!({"generation": 5, "width": 16}));
     assert_eq!((&entry["kind"], &entry["schema"]), (&"doctor".into(), &1.into()));
     assert_eq!(
         keys(&found[1]),
-        ["device", "findings", "forebay", "kind", "schema"],
+        ["device", "facts", "findings", "forebay", "kind", "schema"],
         "the machine was not measured"
     );
     assert_eq!(keys(&entry["findings"][0]), ["fix", "means", "name", "state", "value"]);
@@ -181,13 +225,30 @@ fn rates_are_measured_and_a_fit_takes_them() {
     assert_eq!(setup["link"]["rates"], entry["rates"]);
 }
 
+/// Of the stand-in's GPU beside node 0, which every machine has, and beside one that none has.
 #[test]
-fn a_slow_link_in_use_is_no_sleeping_one() {
+fn a_gpu_is_measured_from_its_node_or_it_is_said_that_it_was_not() {
     let Some(driver) = driver() else { return };
-    let machine = Machine::sound("gpu-awake");
+    let machine = Machine::sound("gpu-near");
     machine.link("current", "2.5 GT/s PCIe", "16");
-    let found = entries(&["--quick", "--driver", driver.library(), "--root", machine.root()]);
-    is(&found[0], "PCIe link", "warning", &["just in use", "ASPM"]);
+    machine.gpu("numa_node", "0");
+    machine.write("sys/devices/system/node/node0/cpulist", "0-1023\n");
+    let measured =
+        || entries(&["--quick", "--driver", driver.library(), "--root", machine.root()])[0].clone();
+    let found = measured();
+    match finding(&found, "measured from")["state"].as_str() {
+        Some("ok") => is(&found, "measured from", "ok", &["node 0"]),
+        // A container may forbid the policy, and then says so.
+        _ => is(&found, "measured from", "warning", &["set_mempolicy", "SYS_NICE"]),
+    }
+    // Just used, it does not sleep for want of use.
+    assert!(!finding(&found, "PCIe link").to_string().contains("--no-rates"), "{found:#}");
+    machine.write("sys/devices/system/node/online", "0,900\n");
+    machine.write("sys/devices/system/node/node900/cpulist", "1020-1023\n");
+    machine.gpu("numa_node", "900");
+    is(&measured(), "measured from", "warning", &["sched_setaffinity", "set_mempolicy", "--cpuset-mems"]);
+    machine.gpu("numa_node", "-1");
+    is(&measured(), "measured from", "note", &["any node", "--membind=N"]);
 }
 
 #[test]

@@ -40,7 +40,7 @@ impl Machine {
         machine.write("proc/sys/kernel/osrelease", "6.8.0-45-generic\n");
         machine.write(
             "proc/meminfo",
-            "MemTotal:       1073741824 kB\nMemFree:        9 kB\nMemAvailable:   943718400 kB\n\
+            "MemTotal:       1073741824 kB\nMemFree:        9 kB\nMemAvailable:   104857600 kB\n\
              HugePages_Total:  409600\nHugePages_Free:   400000\nHugePages_Rsvd:        0\n\
              Hugepagesize:       2048 kB\n",
         );

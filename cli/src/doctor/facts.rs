@@ -1,0 +1,73 @@
+//! What was found as numbers, for programs: findings are texts for people.
+
+use forebay::device::probe::Facts;
+use forebay::os::MemoryState;
+use serde::Serialize;
+
+use super::files::Files;
+use super::link::Link;
+use super::memory::Lockable;
+use super::nodes::Nodes;
+
+/// A GPU; what is not known is null.
+#[derive(Serialize)]
+pub struct GpuEntry {
+    name: String,
+    memory_total: u64,
+    memory_free: u64,
+    processors: u32,
+    copy_engines: u32,
+    cuda: Option<String>,
+    capability: Option<String>,
+    bus: Option<String>,
+    numa_node: Option<u32>,
+    link: Link,
+}
+
+impl GpuEntry {
+    /// Of what the device said, and of what the system says of its place.
+    pub fn of(facts: &Facts, link: &Link, numa_node: Option<u32>) -> GpuEntry {
+        let dotted = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+        let gpu = facts.gpu.as_ref();
+        GpuEntry {
+            name: facts.name.clone(),
+            memory_total: facts.memory_total,
+            memory_free: facts.memory_free,
+            processors: facts.processors,
+            copy_engines: facts.copy_engines,
+            cuda: gpu.map(|gpu| dotted(gpu.driver)),
+            capability: gpu.map(|gpu| dotted(gpu.capability)),
+            bus: gpu.map(|gpu| gpu.bus.clone()),
+            numa_node,
+            link: *link,
+        }
+    }
+}
+
+/// The machine: bytes, and counts of pages and nodes; what is not known, or has no limit, is null.
+#[derive(Serialize)]
+pub struct MachineEntry {
+    memory_total: Option<u64>,
+    memory_available: Option<u64>,
+    memory_limit: Option<u64>,
+    lock_limit: Option<u64>,
+    huge_page: u64,
+    huge_pages_free: u64,
+    numa_nodes: Option<usize>,
+}
+
+impl MachineEntry {
+    /// As the files say.
+    pub fn read(files: &Files, nodes: &Nodes) -> MachineEntry {
+        let state = MemoryState::under(files.root());
+        MachineEntry {
+            memory_total: state.total,
+            memory_available: state.available,
+            memory_limit: state.limit,
+            lock_limit: Lockable::read(files).binds(),
+            huge_page: state.huge_page,
+            huge_pages_free: state.huge_free,
+            numa_nodes: nodes.all.as_ref().map(Vec::len),
+        }
+    }
+}

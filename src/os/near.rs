@@ -1,0 +1,107 @@
+//! A thread beside a device: on the processors of its NUMA node, with memory that is taken there first.
+//!
+//! What crosses to another socket is slower, so whatever measures a device's link stands where a pool for the device
+//! would. A policy of the thread, not of a mapping: it holds for all that the thread takes from then on, and for no
+//! other thread. The node is preferred and not demanded: where it is full, memory comes from elsewhere.
+
+use super::bind::NODES;
+use super::{Answer, Call, Fallback, Faults, answer, ask};
+
+/// Moves the calling thread to `processors` and lets it take memory from `node` first; says what was refused. The
+/// thread stays there: take one that ends.
+pub fn near(node: u32, processors: &[u32], faults: &dyn Faults) -> Vec<Fallback> {
+    let lost = |what, refused: Answer<()>| {
+        refused.err().map(|refusal| Fallback { what, wanted: u64::from(node), cause: refusal.to_string() })
+    };
+    [
+        lost(Fallback::NODE_PROCESSORS, run_on(processors, faults)),
+        lost(Fallback::NUMA_BINDING, take_from(node, faults)),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn run_on(processors: &[u32], faults: &dyn Faults) -> Answer<()> {
+    ask(faults, Call::Affinity, "sched_setaffinity")?;
+    // SAFETY: a set of processors is plain bits, of which zeros are none.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for processor in processors.iter().filter(|processor| **processor < libc::CPU_SETSIZE as u32) {
+        // SAFETY: the set has a bit for each number below its size.
+        unsafe { libc::CPU_SET(*processor as usize, &mut set) };
+    }
+    // SAFETY: the set is alive and as large as is said; 0 is the calling thread.
+    let returned = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
+    answer("sched_setaffinity", i64::from(returned)).map(drop)
+}
+
+fn take_from(node: u32, faults: &dyn Faults) -> Answer<()> {
+    ask(faults, Call::Policy, "set_mempolicy")?;
+    let mut mask = [0_u64; NODES / 64];
+    if let Some(word) = mask.get_mut(node as usize / 64) {
+        *word = 1 << (node % 64);
+    }
+    // SAFETY: the mask has NODES bits, of which the system takes one less than it is told.
+    let returned =
+        unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_PREFERRED, mask.as_ptr(), NODES + 1) };
+    answer("set_mempolicy", returned).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Inject, NoFaults, nodes};
+    use super::*;
+
+    /// What a thread that went near a node found: what was lost, its processors, its policy and the policy's nodes.
+    fn gone(node: u32, processors: Vec<u32>, faults: &'static Inject) -> (Vec<Fallback>, Vec<u32>, i32, u64) {
+        let there = move || {
+            let lost = near(node, &processors, faults);
+            // SAFETY: plain bits; the calling thread's set, as large as is said.
+            let set = unsafe {
+                let mut set: libc::cpu_set_t = std::mem::zeroed();
+                assert_eq!(libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set), 0);
+                set
+            };
+            // SAFETY: the numbers are below the set's size.
+            let on = (0..1024).filter(|n| unsafe { libc::CPU_ISSET(*n as usize, &set) }).collect();
+            let (mut mode, mut mask) = (0_i32, [0_u64; NODES / 64]);
+            // SAFETY: both places are large enough for what is written; no address is asked about.
+            let _ = unsafe {
+                libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, mask.as_mut_ptr(), NODES + 1, 0, 0)
+            };
+            (lost, on, mode, mask[0])
+        };
+        std::thread::spawn(there).join().unwrap()
+    }
+
+    fn none() -> &'static Inject {
+        Box::leak(Box::new(Inject::nth(u64::MAX, 0)))
+    }
+
+    #[test]
+    fn a_thread_goes_to_the_processors_and_prefers_the_node() {
+        let node = nodes(&NoFaults)[0];
+        let (_, all, ..) = gone(node, vec![], Box::leak(Box::new(Inject::call(Call::Affinity, libc::EPERM))));
+        let last = *all.last().unwrap();
+        let (lost, on, mode, mask) = gone(node, vec![last], none());
+        assert_eq!(on, [last]);
+        // A container may forbid the policy, and then says so.
+        match lost.as_slice() {
+            [] => assert_eq!((mode, mask), (libc::MPOL_PREFERRED, 1 << node)),
+            [one] => assert_eq!((one.what, mode), (Fallback::NUMA_BINDING, 0)),
+            _ => panic!("{lost:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_refused_is_said_and_left_as_it_was() {
+        let (lost, on, ..) = gone(0, vec![], none());
+        assert_eq!(lost[0].what, Fallback::NODE_PROCESSORS);
+        assert_eq!(lost[0].cause, "sched_setaffinity: Invalid argument");
+        assert!(!on.is_empty());
+        let refused = Box::leak(Box::new(Inject::call(Call::Policy, libc::EPERM)));
+        let (lost, _, mode, _) = gone(0, on, refused);
+        assert_eq!((lost.len(), lost[0].what, mode), (1, Fallback::NUMA_BINDING, 0));
+        assert_eq!(lost[0].cause, "set_mempolicy: Operation not permitted");
+    }
+}
