@@ -158,6 +158,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUme
         constexpr int DESCRIPTOR = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, FABRIC = CU_MEM_HANDLE_TYPE_FABRIC;
         if (types & ~(DESCRIPTOR | FABRIC)) return CUDA_ERROR_NOT_SUPPORTED;
         if ((types & DESCRIPTOR) && !gpu.options.descriptors) return CUDA_ERROR_NOT_SUPPORTED;
+        if ((types & DESCRIPTOR) && gpu.options.withheld) return CUDA_ERROR_NOT_PERMITTED;
         // As where no channel of the fabric is open to the user.
         if ((types & FABRIC) && !gpu.options.fabric) return CUDA_ERROR_NOT_PERMITTED;
         if (!room_for(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -23,7 +23,8 @@ struct standin_kernel;
 struct StandinOptions {
     uint64_t seed = 0, memory = 8ull << 30, registration = ~0ull;
     uint32_t has_seed = 0, major = 9, minor = 0, driver_version = 12080, devices = 1, warp = 32, stub = 0,
-             descriptors = 1, processors = 1, fabric = 1, conditional_nodes = 1;
+             descriptors = 1, processors = 1, fabric = 1, conditional_nodes = 1,
+             withheld = 0;
 };
 
 namespace driver {
@@ -44,7 +45,7 @@ struct Function;
 
 // An operation of a stream, or a node of a graph.
 struct Action {
-    enum Kind { Nothing, Copy, Fill8, Fill32, Kernel, Host, Record, Wait, Launch };
+    enum Kind { Nothing, Copy, Fill8, Fill32, Kernel, Host, Record, Wait, Await, Launch };
     Kind kind = Nothing;
     uintptr_t to = 0, from = 0;
     size_t bytes = 0;

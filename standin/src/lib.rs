@@ -13,6 +13,8 @@
 //! may run in either order is what finds a missing edge.
 
 mod calls;
+mod driver;
+mod given;
 mod run;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -23,6 +25,8 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use calls::{Access, Calls, HostFunction, Location, MemoryProperties};
+pub use driver::{Driver, Held};
+pub use given::{Given, Hold};
 pub use run::{Kernels, Launch, Memory};
 
 /// What a driver is asked to be.
@@ -53,6 +57,8 @@ pub struct Options {
     pub fabric: bool,
     /// Whether graphs can have conditional nodes.
     pub conditional_nodes: bool,
+    /// Whether descriptors of memory cannot be had although the device says so.
+    pub withheld: bool,
 }
 
 impl Default for Options {
@@ -70,6 +76,7 @@ impl Default for Options {
             processors: 1,
             fabric: true,
             conditional_nodes: true,
+            withheld: false,
         }
     }
 }
@@ -121,6 +128,7 @@ struct RawOptions {
     processors: u32,
     fabric: u32,
     conditional_nodes: u32,
+    withheld: u32,
 }
 
 /// One driver of its own.
@@ -255,6 +263,7 @@ impl Standin {
             processors: options.processors,
             fabric: options.fabric.into(),
             conditional_nodes: options.conditional_nodes.into(),
+            withheld: options.withheld.into(),
         };
         // SAFETY: the library copies what it is given.
         unsafe { (control.configure)(&raw) };

@@ -13,6 +13,7 @@ pub mod result;
 mod rig;
 pub mod rows;
 mod rule;
+mod step;
 mod timer;
 
 use std::path::PathBuf;
@@ -51,6 +52,8 @@ enum Group {
     Commit,
     /// What a prompt leaves resident.
     WarmUp,
+    /// A whole decode step in each order, captured.
+    Step,
 }
 
 impl Group {
@@ -63,6 +66,7 @@ impl Group {
             Group::ResolveGather => fetch::resolve_gather,
             Group::Commit => rule::commit,
             Group::WarmUp => fetch::warm_up,
+            Group::Step => step::figures,
         }
     }
 }
@@ -150,7 +154,9 @@ impl Arguments {
         let (facts, ceilings) = {
             let device = self.open()?;
             let (bytes, rounds) = if self.quick { (1 << 20, 2) } else { (128 << 20, 10) };
-            (device.facts()?, Ceilings::measure(&*device, bytes, rounds)?)
+            let ceilings = Ceilings::measure(&*device, bytes, rounds)?;
+            let launch_us = timer::Timer::new(&device, self.quick)?.launch_us()?;
+            (device.facts()?, Ceilings { launch_us, ..ceilings })
         };
         let mut figures = Vec::new();
         for group in self.groups() {

@@ -16,6 +16,10 @@ const AHEAD_US: f64 = 200.0;
 /// The most rounds of work in front.
 const ROUNDS_MAX: u32 = 1 << 20;
 
+/// Bytes of the operation that does nothing, and how often it is timed.
+const NOTHING: u64 = 16;
+const LAUNCHES: u32 = 32;
+
 /// A stream and two marks in it.
 #[derive(Debug)]
 pub struct Timer {
@@ -47,6 +51,22 @@ impl Timer {
         }
         timer.ahead = rounds;
         Ok(timer)
+    }
+
+    /// The least microseconds of an operation that does nothing, timed as all figures are: on a GPU without its way
+    /// from the host.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn launch_us(&self) -> Result<f64> {
+        let room = self.device.allocate(2 * NOTHING)?;
+        let (from, to) = (room.part(0, NOTHING)?, room.part(NOTHING, NOTHING)?);
+        let mut least = f64::INFINITY;
+        for _ in 0..LAUNCHES {
+            least = least.min(self.time(|stream| self.device.carry(stream, from, to, 1))?);
+        }
+        // A clock that ticks coarsely may see no time go by.
+        Ok(least.max(1e-3))
     }
 
     /// The stream.

@@ -62,7 +62,13 @@ pub(super) mod code {
         matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721)
     }
 
-    /// Whether an error says so: those of a refusal carry its code.
+    /// Whether a result says that the system has what was asked for, and does not give it: an operation of its own
+    /// failed, or is not permitted or not supported here.
+    pub const fn is_withheld(code: i32) -> bool {
+        matches!(code, 304 | 800 | NOT_SUPPORTED)
+    }
+
+    /// Whether an error says that the context is lost: those of a refusal carry its code.
     pub fn is_lost(error: &crate::error::Error) -> bool {
         let code = error.number("code").and_then(|code| i32::try_from(code).ok());
         error.kind() == crate::error::Kind::DeviceFailed && code.is_some_and(is_sticky)

@@ -265,14 +265,21 @@ mod tests {
 
     const SIDE: usize = 128;
 
-    fn device(threads: u32) -> Option<(Arc<CudaDevice>, Standin)> {
+    /// A device on the driver that was given, or on a stand-in: what the tensor cores make of the operands is known
+    /// of a GPU alone.
+    fn device(threads: u32) -> Option<(Arc<CudaDevice>, Option<Standin>)> {
+        let options = CudaOptions { threads, ..CudaOptions::default() };
+        if let Ok(library) = std::env::var("FOREBAY_TEST_DRIVER") {
+            let given = CudaOptions { library: Some(library), ..options };
+            return Some((CudaDevice::new(given).unwrap(), None));
+        }
         let Some(standin) = Standin::new(Options::default()) else {
             skip::skip("g++, which builds the stand-in driver");
             return None;
         };
         let library = Some(standin.library().to_owned());
-        let options = CudaOptions { library, unload: true, threads, ..CudaOptions::default() };
-        Some((CudaDevice::new(options).unwrap(), standin))
+        let options = CudaOptions { library, unload: true, ..options };
+        Some((CudaDevice::new(options).unwrap(), Some(standin)))
     }
 
     /// An operand of a pair, as a matrix: the left one by rows, the right one by columns.
