@@ -12,6 +12,8 @@ mod graphs;
 mod memory;
 #[path = "cuda/missing.rs"]
 mod missing;
+#[path = "cuda/probe.rs"]
+mod probe;
 #[path = "cuda/rig.rs"]
 mod rig;
 #[path = "support/skip.rs"]

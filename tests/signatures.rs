@@ -19,22 +19,26 @@ const TABLE: &str = "src/device/cuda/driver.rs";
 const STANDIN: &str = "standin/driver/cuda_driver.h";
 
 /// What a number of [`TABLE`] is called there and in the header.
-const NUMBERS: [(&str, &str); 28] = [
+const NUMBERS: [(&str, &str); 34] = [
     ("OUT_OF_MEMORY", "CUDA_ERROR_OUT_OF_MEMORY"),
     ("STUB_LIBRARY", "CUDA_ERROR_STUB_LIBRARY"),
     ("NO_DEVICE", "CUDA_ERROR_NO_DEVICE"),
+    ("INVALID_HANDLE", "CUDA_ERROR_INVALID_HANDLE"),
     ("NOT_READY", "CUDA_ERROR_NOT_READY"),
+    ("NOT_SUPPORTED", "CUDA_ERROR_NOT_SUPPORTED"),
     ("ILLEGAL_STATE", "CUDA_ERROR_ILLEGAL_STATE"),
     ("ALREADY_REGISTERED", "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"),
     ("CAPTURE_WRONG_THREAD", "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"),
     ("HOST_PORTABLE_MAPPED", "CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP"),
     ("STREAM_NON_BLOCKING", "CU_STREAM_NON_BLOCKING"),
+    ("EVENT_DEFAULT", "CU_EVENT_DEFAULT"),
     ("EVENT_DISABLE_TIMING", "CU_EVENT_DISABLE_TIMING"),
     ("CAPTURE_THREAD_LOCAL", "CU_STREAM_CAPTURE_MODE_THREAD_LOCAL"),
     ("CAPTURE_RELAXED", "CU_STREAM_CAPTURE_MODE_RELAXED"),
     ("MEMORY_PINNED", "CU_MEM_ALLOCATION_TYPE_PINNED"),
     ("LOCATION_DEVICE", "CU_MEM_LOCATION_TYPE_DEVICE"),
     ("HANDLE_DESCRIPTOR", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"),
+    ("HANDLE_FABRIC", "CU_MEM_HANDLE_TYPE_FABRIC"),
     ("ACCESS_READ_WRITE", "CU_MEM_ACCESS_FLAGS_PROT_READWRITE"),
     ("LAUNCH_PROGRAMMATIC", "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"),
     ("FUNCTION_THREADS", "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK"),
@@ -48,16 +52,18 @@ const NUMBERS: [(&str, &str); 28] = [
     ("VIRTUAL_MEMORY", "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"),
     ("DESCRIPTOR_HANDLES", "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"),
     ("SHARED_BYTES", "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+    ("PROCESSORS", "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT"),
+    ("COPY_ENGINES", "CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT"),
 ];
 
 /// What fits what, as a call sees it. Handles of the header are pointers and 8 bytes here; enumerations are
-/// integers; what a pointer points to has the same size, where the header says it at all, and is written only
-/// where the header lets it be.
+/// integers; what a pointer points to has the same size, where the header says it at all, is a fraction where it is
+/// one there, and is written only where the header lets it be.
 const RULES: &str = r#"
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-typedef uint8_t u8; typedef uint32_t u32; typedef uint64_t u64; typedef int32_t i32;
+typedef uint8_t u8; typedef uint32_t u32; typedef uint64_t u64; typedef int32_t i32; typedef float f32;
 template <class T, class = void> struct Size { static const size_t value = 0; };
 template <class T> struct Size<T, decltype(void(sizeof(T)))> { static const size_t value = sizeof(T); };
 template <class Ours, class Theirs> struct Fits {
@@ -67,6 +73,7 @@ template <class Ours, class Theirs> struct Fits {
 template <class Ours, class Theirs> struct Fits<Ours*, Theirs*> {
     static const bool value = std::is_function<Ours>::value ? std::is_same<Ours, Theirs>::value :
         (std::is_void<Theirs>::value || Size<Theirs>::value == sizeof(Ours)) &&
+        std::is_floating_point<Ours>::value == std::is_floating_point<Theirs>::value &&
         (std::is_const<Ours>::value || !std::is_const<Theirs>::value);
 };
 template <class Ours, class Theirs> struct Same { static const bool value = false; };
@@ -230,6 +237,13 @@ fn the_library_calls_the_driver_as_its_header_says() {
             "cuMemGetAllocationGranularity",
         ),
         ("written", "access: &Access", "access: &mut Access", "cuMemSetAccess"),
+        ("fraction", "milliseconds: &mut f32", "milliseconds: &mut u32", "cuEventElapsedTime"),
+        (
+            "optional",
+            "context: Handle, default: u32",
+            "context: u32, default: u32",
+            "cuGraphConditionalHandleCreate",
+        ),
         ("number", "UNIFIED_ADDRESSING: i32 = 41", "UNIFIED_ADDRESSING: i32 = 40", "UNIFIED_ADDRESSING"),
     ] {
         let changed = table.replace(from, to);

@@ -6,7 +6,6 @@
 //! succeeded, so bad input never leaves half a result; a reader that closes the pipe early ends the command
 //! quietly.
 
-#[expect(dead_code, reason = "the groups come one by one")]
 mod bench;
 mod blocks;
 mod curve;
@@ -62,6 +61,8 @@ enum Command {
     Simulate(Box<simulate::Arguments>),
     /// Makes a setup from measurements, and says what it leaves unexplained
     Fit(Box<fit::Arguments>),
+    /// Measures what a device reaches of its ceilings: rows, the rule, steps
+    Bench(Box<bench::Arguments>),
     /// Prints the completion script of a shell
     Completions {
         /// Whose script
@@ -75,6 +76,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Plan(arguments) => plan::command(arguments),
         Command::Simulate(arguments) => simulate::command(arguments),
         Command::Fit(arguments) => fit::command(arguments),
+        Command::Bench(arguments) => bench::command(arguments),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(*shell, &mut Arguments::command(), "forebay", &mut text);

@@ -6,6 +6,7 @@ use forebay::device::Device;
 #[cfg(feature = "cuda")]
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::probe::Probe;
 use forebay::{Error, Kind, Result, Shape};
 
 /// A device as the command line names it.
@@ -30,6 +31,15 @@ impl DeviceName {
     }
 }
 
+impl std::fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DeviceName::Host => f.write_str("host"),
+            DeviceName::Cuda(number) => write!(f, "cuda:{number}"),
+        }
+    }
+}
+
 /// Where the pools of a replay live.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Target {
@@ -37,6 +47,48 @@ pub struct Target {
     pub name: DeviceName,
     /// The driver's library; none for the system's.
     pub driver: Option<String>,
+}
+
+/// How a device that is measured is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct ProbeOptions {
+    /// Who asks: errors name it.
+    pub operation: &'static str,
+    /// On the host a thread for each stream; otherwise streams are inline.
+    pub threaded: bool,
+    /// Thread blocks of a GPU's gather; none for the device's own choice.
+    pub gather_blocks: Option<u32>,
+    /// Threads of a GPU's block; none for the device's own choice.
+    pub threads: Option<u32>,
+    /// A GPU gathers by bulk copies.
+    pub bulk: bool,
+    /// A GPU launches kernels before those in front of them have ended.
+    pub programmatic: bool,
+}
+
+impl ProbeOptions {
+    /// A device as it is without options, for `operation`.
+    pub fn of(operation: &'static str) -> ProbeOptions {
+        ProbeOptions {
+            operation,
+            threaded: false,
+            gather_blocks: None,
+            threads: None,
+            bulk: false,
+            programmatic: false,
+        }
+    }
+
+    /// The first option that only a GPU has.
+    fn of_a_gpu(&self) -> Option<&'static str> {
+        let options = [
+            ("--gather-blocks", self.gather_blocks.is_some()),
+            ("--threads", self.threads.is_some()),
+            ("--bulk", self.bulk),
+            ("--programmatic", self.programmatic),
+        ];
+        options.into_iter().find_map(|(name, set)| set.then_some(name))
+    }
 }
 
 impl Target {
@@ -60,6 +112,47 @@ impl Target {
             DeviceName::Cuda(_) => Err(Error::new(Kind::InvalidConfig, "replay")
                 .at("--device names a GPU, and this build has no CUDA device")
                 .hint("build with the feature cuda, or replay on the host")),
+        }
+    }
+
+    /// A device to be measured, which gives back what was taken when it is dropped.
+    ///
+    /// # Errors
+    /// Why there is no such device; [`Kind::InvalidConfig`] for options that it does not have.
+    pub fn probe(&self, options: ProbeOptions) -> Result<Arc<dyn Probe>> {
+        let only_gpu = |option: &str| {
+            let error = Error::new(Kind::InvalidConfig, options.operation);
+            Err(error.at(format!("{option}, and no GPU")).hint("pass --device cuda:N with it"))
+        };
+        match self.name {
+            DeviceName::Host if self.driver.is_some() => only_gpu("--driver"),
+            DeviceName::Host => match options.of_a_gpu() {
+                Some(option) => only_gpu(option),
+                None => {
+                    let host = HostOptions { threaded: options.threaded, ..HostOptions::default() };
+                    Ok(HostDevice::new(host))
+                }
+            },
+            #[cfg(feature = "cuda")]
+            DeviceName::Cuda(device) => {
+                let own = CudaOptions::default();
+                Ok(CudaDevice::new(CudaOptions {
+                    device,
+                    library: self.driver.clone(),
+                    gather_blocks: options.gather_blocks.unwrap_or(own.gather_blocks),
+                    threads: options.threads.unwrap_or(own.threads),
+                    bulk: options.bulk,
+                    programmatic: options.programmatic,
+                    ..own
+                })?)
+            }
+            #[cfg(not(feature = "cuda"))]
+            DeviceName::Cuda(_) => {
+                let error = Error::new(Kind::InvalidConfig, options.operation);
+                Err(error
+                    .at("--device names a GPU, and this build has no CUDA device")
+                    .hint("build with the feature cuda, or take the host"))
+            }
         }
     }
 

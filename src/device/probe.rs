@@ -64,6 +64,14 @@ pub trait Probe: Device {
     /// What the device may be able to do beside what every cache needs.
     fn abilities(&self) -> Vec<Ability>;
 
+    /// A new stream as an engine has them: where streams have priorities, those of [`Device::stream`] go before it.
+    ///
+    /// # Errors
+    /// As [`Device::stream`].
+    fn engine_stream(&self) -> Result<Stream> {
+        self.stream()
+    }
+
     /// A new mark, to be stamped any number of times: the last one counts.
     ///
     /// # Errors

@@ -243,10 +243,31 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
     });
 }
 
+CUresult cuGraphCreate(CUgraph* out, unsigned flags) {
+    return enter("cuGraphCreate", CONTEXT, [&] {
+        if (!out || flags) return CUDA_ERROR_INVALID_VALUE;
+        *out = reinterpret_cast<CUgraph>(gpu.graphs.add(std::make_shared<Graph>()));
+        return CUDA_SUCCESS;
+    });
+}
+
+CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* out, CUgraph handle, CUcontext context, unsigned,
+                                        unsigned flags) {
+    return enter("cuGraphConditionalHandleCreate", CONTEXT, [&] {
+        auto graph = gpu.graphs.find(handle);
+        bool known = !context || context == reinterpret_cast<CUcontext>(current());
+        if (!out || !graph || !known || flags > 1) return CUDA_ERROR_INVALID_VALUE;
+        if (!gpu.options.conditional_nodes) return CUDA_ERROR_NOT_SUPPORTED;
+        // No node can be made for it here.
+        *out = ++graph->conditionals;
+        return CUDA_SUCCESS;
+    });
+}
+
 CUresult cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph handle, unsigned long long) {
     return enter("cuGraphInstantiateWithFlags", CONTEXT, [&] {
         auto graph = gpu.graphs.find(handle);
-        if (!out || !graph) return CUDA_ERROR_INVALID_VALUE;
+        if (!out || !graph || graph->conditionals) return CUDA_ERROR_INVALID_VALUE;
         auto exec = std::make_shared<Exec>();
         exec->graph = graph;
         *out = reinterpret_cast<CUgraphExec>(gpu.execs.add(exec));

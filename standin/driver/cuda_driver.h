@@ -59,6 +59,7 @@ typedef struct CUfunc_st* CUfunction;
 typedef struct CUgraph_st* CUgraph;
 typedef struct CUgraphNode_st* CUgraphNode;
 typedef struct CUgraphExec_st* CUgraphExec;
+typedef cuuint64_t CUgraphConditionalHandle;
 typedef void (*CUhostFn)(void* userData);
 
 struct CUuuid {
@@ -100,6 +101,7 @@ enum CUdevice_attribute : int {
     CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
     CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR = 106,
     CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK = 111,
+    CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED = 128,
     CU_DEVICE_ATTRIBUTE_LAST = 143,
 };
 
@@ -107,6 +109,7 @@ enum CUmemAllocationType : int { CU_MEM_ALLOCATION_TYPE_PINNED = 1 };
 enum CUmemAllocationHandleType : int {
     CU_MEM_HANDLE_TYPE_NONE = 0,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+    CU_MEM_HANDLE_TYPE_FABRIC = 8,
 };
 enum CUmemLocationType : int { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_HOST = 2 };
 enum CUmemAccess_flags : int {
@@ -132,6 +135,10 @@ struct CUmemAllocationProp {
         unsigned short usage;
         unsigned char reserved[4];
     } allocFlags;
+};
+
+struct CUmemFabricHandle {
+    unsigned char data[64];
 };
 
 struct CUmemAccessDesc {
@@ -218,6 +225,7 @@ CUresult cuDriverGetVersion(int* driverVersion);
 CUresult cuDeviceGet(CUdevice* device, int ordinal);
 CUresult cuDeviceGetCount(int* count);
 CUresult cuDeviceGetName(char* name, int len, CUdevice dev);
+CUresult cuDeviceGetPCIBusId(char* pciBusId, int len, CUdevice dev);
 CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice dev);
 CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice dev);
 CUresult cuDeviceGetAttribute(int* pi, CUdevice_attribute attrib, CUdevice dev);
@@ -280,6 +288,7 @@ CUresult cuStreamQuery(CUstream hStream);
 CUresult cuStreamSynchronize(CUstream hStream);
 CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags);
 CUresult cuStreamGetCtx(CUstream hStream, CUcontext* pctx);
+CUresult cuStreamGetPriority(CUstream hStream, int* priority);
 CUresult cuStreamGetFlags(CUstream hStream, unsigned int* flags);
 CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags);
 CUresult cuEventRecord(CUevent hEvent, CUstream hStream);
@@ -311,6 +320,9 @@ CUresult cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* capt
                                    CUgraph* graph_out, const CUgraphNode** dependencies_out,
                                    size_t* numDependencies_out);
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode);
+CUresult cuGraphCreate(CUgraph* phGraph, unsigned int flags);
+CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* pHandle_out, CUgraph hGraph, CUcontext ctx,
+                                        unsigned int defaultLaunchValue, unsigned int flags);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec* phGraphExec, CUgraph hGraph, unsigned long long flags);
 CUresult cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream);
 CUresult cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream);

@@ -1,5 +1,6 @@
 // Devices, contexts, versions, and the names of errors.
 
+#include <cstdio>
 #include <cstring>
 #include <unistd.h>
 
@@ -29,6 +30,9 @@ struct Attribute {
     int value;
 };
 
+// Of the first device; the others follow it.
+constexpr int FIRST_BUS = 0x3B;
+
 // An H100's, where forebay asks.
 const Attribute ATTRIBUTES[] = {
     {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
@@ -41,10 +45,9 @@ const Attribute ATTRIBUTES[] = {
     {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 48 << 10},
     {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, 65536},
     {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 1980000},
-    {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 132},
     {CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1},
     {CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 1},
-    {CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, 1},
+    {CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, FIRST_BUS},
     {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 2619000},
     {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 5120},
     {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 50 << 20},
@@ -61,10 +64,13 @@ const Attribute ATTRIBUTES[] = {
     {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 32},
     {CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, 1 << 10},
+    // As drivers do that then fail to make one.
+    {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, 1},
 };
 
 int attribute(CUdevice_attribute wanted) {
     if (wanted == CU_DEVICE_ATTRIBUTE_WARP_SIZE) return static_cast<int>(gpu.options.warp);
+    if (wanted == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) return static_cast<int>(gpu.options.processors);
     if (wanted == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) return static_cast<int>(gpu.options.major);
     if (wanted == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) return static_cast<int>(gpu.options.minor);
     if (wanted == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) {
@@ -183,6 +189,15 @@ CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
     });
 }
 
+CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice device) {
+    return enter("cuDeviceGetPCIBusId", INITIALIZED, [&] {
+        if (!text || length < 13) return CUDA_ERROR_INVALID_VALUE;
+        if (!has(device)) return CUDA_ERROR_INVALID_DEVICE;
+        snprintf(text, static_cast<size_t>(length), "0000:%02X:00.0", FIRST_BUS + device);
+        return CUDA_SUCCESS;
+    });
+}
+
 CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
     return enter("cuDeviceGetUuid_v2", INITIALIZED, [&] {
         if (!uuid) return CUDA_ERROR_INVALID_VALUE;
@@ -292,7 +307,7 @@ CUresult cuCtxGetDevice(CUdevice* device) {
 CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
     return enter("cuCtxGetStreamPriorityRange", CONTEXT, [&] {
         if (least) *least = 0;
-        if (greatest) *greatest = -5;
+        if (greatest) *greatest = GREATEST_PRIORITY;
         return CUDA_SUCCESS;
     });
 }

@@ -17,7 +17,7 @@ struct Entry {
 #define SECOND(name) {#name, reinterpret_cast<void*>(&name##_##v2)}
 const Entry ENTRIES[] = {
     PLAIN(cuInit), PLAIN(cuDriverGetVersion), PLAIN(cuDeviceGet), PLAIN(cuDeviceGetCount), PLAIN(cuDeviceGetName),
-    SECOND(cuDeviceGetUuid), SECOND(cuDeviceTotalMem), PLAIN(cuDeviceGetAttribute), PLAIN(cuDevicePrimaryCtxRetain),
+    PLAIN(cuDeviceGetPCIBusId), SECOND(cuDeviceGetUuid), SECOND(cuDeviceTotalMem), PLAIN(cuDeviceGetAttribute), PLAIN(cuDevicePrimaryCtxRetain),
     SECOND(cuDevicePrimaryCtxRelease), PLAIN(cuDevicePrimaryCtxGetState), PLAIN(cuCtxGetCurrent),
     PLAIN(cuCtxSetCurrent), SECOND(cuCtxPushCurrent), SECOND(cuCtxPopCurrent), PLAIN(cuCtxGetDevice),
     PLAIN(cuCtxGetStreamPriorityRange), PLAIN(cuCtxSynchronize), SECOND(cuMemAlloc), SECOND(cuMemFree),
@@ -30,13 +30,15 @@ const Entry ENTRIES[] = {
     PLAIN(cuMemGetAllocationGranularity), PLAIN(cuMemExportToShareableHandle),
     PLAIN(cuMemImportFromShareableHandle), PLAIN(cuMemRetainAllocationHandle), PLAIN(cuStreamCreate),
     PLAIN(cuStreamCreateWithPriority), SECOND(cuStreamDestroy), PLAIN(cuStreamQuery), PLAIN(cuStreamSynchronize),
-    PLAIN(cuStreamWaitEvent), PLAIN(cuStreamGetCtx), PLAIN(cuStreamGetFlags), PLAIN(cuEventCreate),
+    PLAIN(cuStreamWaitEvent), PLAIN(cuStreamGetCtx), PLAIN(cuStreamGetPriority),
+    PLAIN(cuStreamGetFlags), PLAIN(cuEventCreate),
     PLAIN(cuEventRecord), PLAIN(cuEventRecordWithFlags), PLAIN(cuEventQuery), PLAIN(cuEventSynchronize),
     SECOND(cuEventDestroy), PLAIN(cuEventElapsedTime), PLAIN(cuLaunchHostFunc), PLAIN(cuModuleLoadData),
     PLAIN(cuModuleLoadDataEx), PLAIN(cuModuleUnload), PLAIN(cuModuleGetFunction), PLAIN(cuFuncGetAttribute),
     PLAIN(cuFuncSetAttribute), PLAIN(cuOccupancyMaxActiveBlocksPerMultiprocessor), PLAIN(cuLaunchKernel),
     PLAIN(cuLaunchKernelEx), SECOND(cuStreamBeginCapture), PLAIN(cuStreamEndCapture), PLAIN(cuStreamIsCapturing),
-    SECOND(cuStreamGetCaptureInfo), PLAIN(cuThreadExchangeStreamCaptureMode), PLAIN(cuGraphInstantiateWithFlags),
+    SECOND(cuStreamGetCaptureInfo), PLAIN(cuThreadExchangeStreamCaptureMode), PLAIN(cuGraphCreate),
+    PLAIN(cuGraphConditionalHandleCreate), PLAIN(cuGraphInstantiateWithFlags),
     PLAIN(cuGraphLaunch), PLAIN(cuGraphUpload), PLAIN(cuGraphExecDestroy), PLAIN(cuGraphDestroy),
     PLAIN(cuGraphGetNodes), PLAIN(cuGetErrorName), PLAIN(cuGetErrorString), SECOND(cuGetProcAddress),
 };

@@ -1,5 +1,6 @@
 // Virtual memory management: reservations, physical memory as memfds, mappings, access, descriptors.
 
+#include <cstring>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -72,7 +73,7 @@ CUresult reserve(CUdeviceptr* out, size_t bytes, size_t alignment) {
     return CUDA_SUCCESS;
 }
 
-CUresult create(CUmemGenericAllocationHandle* out, size_t bytes, bool exportable) {
+CUresult create(CUmemGenericAllocationHandle* out, size_t bytes, int types) {
     int descriptor = memfd_create("standin", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (descriptor < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     auto memory = std::make_shared<Physical>();
@@ -81,7 +82,7 @@ CUresult create(CUmemGenericAllocationHandle* out, size_t bytes, bool exportable
     // What cannot change its size cannot fault under a mapping; the importer looks for the seals.
     fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     memory->bytes = bytes;
-    memory->exportable = exportable;
+    memory->types = types;
     memory->counted = true;
     gpu.used += bytes;
     *out = gpu.handles.add(std::make_shared<Handle>(Handle{memory}));
@@ -154,10 +155,14 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUme
     return enter("cuMemCreate", CONTEXT | UNSAFE | BLOCKS, [&] {
         if (!out || flags || !bytes || bytes % GRANULE || !supported(prop)) return CUDA_ERROR_INVALID_VALUE;
         int types = prop->requestedHandleTypes;
-        if (types & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
-        if (types && !gpu.options.descriptors) return CUDA_ERROR_NOT_SUPPORTED;
+        constexpr int DESCRIPTOR = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, FABRIC = CU_MEM_HANDLE_TYPE_FABRIC;
+        if (types & ~(DESCRIPTOR | FABRIC)) return CUDA_ERROR_NOT_SUPPORTED;
+        if ((types & DESCRIPTOR) && !gpu.options.descriptors) return CUDA_ERROR_NOT_SUPPORTED;
+        if ((types & DESCRIPTOR) && gpu.options.withheld) return CUDA_ERROR_NOT_PERMITTED;
+        // As where no channel of the fabric is open to the user.
+        if ((types & FABRIC) && !gpu.options.fabric) return CUDA_ERROR_NOT_PERMITTED;
         if (!room_for(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-        return create(out, bytes, types != 0);
+        return create(out, bytes, types);
     });
 }
 
@@ -223,7 +228,12 @@ CUresult cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle ha
                                       CUmemAllocationHandleType type, unsigned long long flags) {
     return enter("cuMemExportToShareableHandle", CONTEXT | UNSAFE, [&] {
         auto found = gpu.handles.find(handle);
-        if (!out || flags || !found || !found->memory->exportable) return CUDA_ERROR_INVALID_VALUE;
+        if (!out || flags || !found || !(found->memory->types & type)) return CUDA_ERROR_INVALID_VALUE;
+        if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
+            // There is no other host that could take it.
+            memset(out, 0x5A, sizeof(CUmemFabricHandle));
+            return CUDA_SUCCESS;
+        }
         if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
         int copy = fcntl(found->memory->descriptor, F_DUPFD_CLOEXEC, 0);
         if (copy < 0) return CUDA_ERROR_OPERATING_SYSTEM;
@@ -246,7 +256,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out, void*
         memory->descriptor = fcntl(given, F_DUPFD_CLOEXEC, 0);
         if (memory->descriptor < 0) return CUDA_ERROR_OPERATING_SYSTEM;
         memory->bytes = static_cast<size_t>(status.st_size);
-        memory->exportable = true;
+        memory->types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         *out = gpu.handles.add(std::make_shared<Handle>(Handle{memory}));
         return CUDA_SUCCESS;
     });

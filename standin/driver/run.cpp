@@ -4,6 +4,7 @@
 // next. Weights differ much, so that some streams lag far behind others, and change now and then. Bursts let
 // one stream run as far as it can while the others stand.
 
+#include <chrono>
 #include <cstring>
 
 #include "state.h"
@@ -35,7 +36,8 @@ bool ready(const Stream& stream) {
 void reach(const MarkPtr& mark) {
     if (!mark) return;
     mark->reached = true;
-    mark->when = gpu.operations;
+    auto now = std::chrono::steady_clock::now().time_since_epoch();
+    mark->when = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
 }
 
 void run_host(Stream& stream, const Action& action) {

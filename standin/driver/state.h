@@ -23,7 +23,8 @@ struct standin_kernel;
 struct StandinOptions {
     uint64_t seed = 0, memory = 8ull << 30, registration = ~0ull;
     uint32_t has_seed = 0, major = 9, minor = 0, driver_version = 12080, devices = 1, warp = 32, stub = 0,
-             descriptors = 1;
+             descriptors = 1, processors = 1, fabric = 1, conditional_nodes = 1,
+             withheld = 0;
 };
 
 namespace driver {
@@ -35,7 +36,7 @@ constexpr size_t ALIGNMENT = 512;
 // A point of a stream that was, or will be, reached.
 struct Mark {
     bool reached = false;
-    uint64_t when = 0;  // operations that had run by then
+    uint64_t when = 0;  // the host's clock by then, nanoseconds
 };
 typedef std::shared_ptr<Mark> MarkPtr;
 
@@ -69,6 +70,7 @@ struct Node {
 struct Graph {
     std::vector<Node> nodes;
     unsigned lanes = 0;
+    unsigned conditionals = 0;  // handles that no node has
 };
 
 struct Capture {
@@ -97,6 +99,7 @@ struct Stream {
     uint64_t handle = 0;
     Device* context = nullptr;  // in which it was made; none of the two that everybody has
     unsigned flags = 0;
+    int priority = 0;  // told, and otherwise of no effect
     unsigned weight = 1;
     bool held = false;
     bool busy = false;  // a host function of it runs, outside the lock
@@ -121,7 +124,7 @@ struct Event {
 struct Physical {
     int descriptor = -1;
     size_t bytes = 0;
-    bool exportable = false;
+    int types = 0;         // what it can be exported as
     bool counted = false;  // against the device's memory; imported memory is not
     ~Physical();
 };
@@ -186,6 +189,7 @@ struct Table {
 };
 
 constexpr uint64_t LEGACY = 1, PER_THREAD = 2;
+constexpr int GREATEST_PRIORITY = -5;
 
 struct State {
     std::mutex lock;

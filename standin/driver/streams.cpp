@@ -1,5 +1,7 @@
 // Streams and events.
 
+#include <algorithm>
+
 #include "state.h"
 
 namespace driver {
@@ -40,13 +42,14 @@ void order_implicitly(Stream& stream) {
     }
 }
 
-CUresult create_stream(CUstream* out, unsigned flags) {
+CUresult create_stream(CUstream* out, unsigned flags, int priority) {
     if (!out || (flags & ~CU_STREAM_NON_BLOCKING)) return CUDA_ERROR_INVALID_VALUE;
     static constexpr unsigned WEIGHTS[] = {1, 2, 8, 32};
     auto stream = std::make_shared<Stream>();
     stream->handle = gpu.next_stream += 16;
     stream->context = current();
     stream->flags = flags;
+    stream->priority = std::max(GREATEST_PRIORITY, std::min(priority, 0));
     stream->weight = WEIGHTS[random_below(4)];
     gpu.streams[stream->handle] = stream;
     *out = reinterpret_cast<CUstream>(stream->handle);
@@ -127,11 +130,21 @@ CUresult enqueue(CUstream handle, Action action) {
 using namespace driver;
 
 CUresult cuStreamCreate(CUstream* out, unsigned flags) {
-    return enter("cuStreamCreate", CONTEXT, [&] { return create_stream(out, flags); });
+    return enter("cuStreamCreate", CONTEXT, [&] { return create_stream(out, flags, 0); });
 }
 
-CUresult cuStreamCreateWithPriority(CUstream* out, unsigned flags, int) {
-    return enter("cuStreamCreateWithPriority", CONTEXT, [&] { return create_stream(out, flags); });
+CUresult cuStreamCreateWithPriority(CUstream* out, unsigned flags, int priority) {
+    return enter("cuStreamCreateWithPriority", CONTEXT, [&] { return create_stream(out, flags, priority); });
+}
+
+CUresult cuStreamGetPriority(CUstream handle, int* out) {
+    return enter("cuStreamGetPriority", CONTEXT, [&] {
+        auto stream = find_stream(handle);
+        if (!out) return CUDA_ERROR_INVALID_VALUE;
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        *out = stream->priority;
+        return CUDA_SUCCESS;
+    });
 }
 
 CUresult cuStreamDestroy_v2(CUstream handle) {
@@ -246,8 +259,8 @@ CUresult cuEventElapsedTime(float* out, CUevent start, CUevent end) {
         if (!first || !last || !first->mark || !last->mark) return CUDA_ERROR_INVALID_HANDLE;
         if ((first->flags | last->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
         if (!first->mark->reached || !last->mark->reached) return CUDA_ERROR_NOT_READY;
-        // Time is counted in operations here, a microsecond each.
-        *out = (static_cast<float>(last->mark->when) - static_cast<float>(first->mark->when)) / 1000;
+        // Less than 0 where the second was reached first.
+        *out = static_cast<float>(static_cast<int64_t>(last->mark->when - first->mark->when)) / 1e6f;
         return CUDA_SUCCESS;
     });
 }

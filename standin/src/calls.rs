@@ -11,7 +11,7 @@ use crate::function;
 pub struct MemoryProperties {
     /// 1: pinned.
     pub kind: i32,
-    /// 1: a descriptor can be had of it; 0: none.
+    /// 1: a descriptor can be had of it; 8: a handle for other hosts of a fabric; 0: none.
     pub handle_types: i32,
     /// Where it is.
     pub location: Location,
@@ -95,6 +95,7 @@ calls! {
     device_get = "cuDeviceGet"(device: *mut i32, ordinal: i32);
     device_get_count = "cuDeviceGetCount"(count: *mut i32);
     device_get_attribute = "cuDeviceGetAttribute"(value: *mut i32, attribute: i32, device: i32);
+    device_get_pci_bus_id = "cuDeviceGetPCIBusId"(text: *mut c_char, bytes: i32, device: i32);
     primary_ctx_retain = "cuDevicePrimaryCtxRetain"(context: *mut u64, device: i32);
     primary_ctx_release = "cuDevicePrimaryCtxRelease_v2"(device: i32);
     ctx_get_current = "cuCtxGetCurrent"(context: *mut u64);
@@ -135,6 +136,7 @@ calls! {
     mem_import = "cuMemImportFromShareableHandle"(handle: *mut u64, shared: usize, kind: i32);
     mem_retain = "cuMemRetainAllocationHandle"(handle: *mut u64, address: u64);
     stream_create = "cuStreamCreate"(stream: *mut u64, flags: u32);
+    stream_get_priority = "cuStreamGetPriority"(stream: u64, priority: *mut i32);
     stream_destroy = "cuStreamDestroy_v2"(stream: u64);
     stream_query = "cuStreamQuery"(stream: u64);
     stream_synchronize = "cuStreamSynchronize"(stream: u64);
@@ -160,6 +162,10 @@ calls! {
     stream_end_capture = "cuStreamEndCapture"(stream: u64, graph: *mut u64);
     stream_is_capturing = "cuStreamIsCapturing"(stream: u64, status: *mut i32);
     exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(mode: *mut i32);
+    graph_create = "cuGraphCreate"(graph: *mut u64, flags: u32);
+    graph_conditional_handle_create = "cuGraphConditionalHandleCreate"(
+        handle: *mut u64, graph: u64, context: u64, default_value: u32, flags: u32
+    );
     graph_instantiate = "cuGraphInstantiateWithFlags"(exec: *mut u64, graph: u64, flags: u64);
     graph_launch = "cuGraphLaunch"(exec: u64, stream: u64);
     graph_exec_destroy = "cuGraphExecDestroy"(exec: u64);

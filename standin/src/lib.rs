@@ -8,9 +8,9 @@
 //! that run at the same time share no memory, no counters and no failures. The copy is a file that goes
 //! with its [`Standin`].
 //!
-//! **Not modelled.** Time: operations take none. Memory that is slow to become visible. A kernel runs whole
-//! when its turn comes, so two kernels of different streams never overlap; that they may run in either order
-//! is what finds a missing edge.
+//! **Not modelled.** Time: operations take the host's, and events read its clock. Memory that is slow to become
+//! visible. A kernel runs whole when its turn comes, so two kernels of different streams never overlap; that they
+//! may run in either order is what finds a missing edge.
 
 mod calls;
 mod run;
@@ -47,6 +47,14 @@ pub struct Options {
     pub stub: bool,
     /// Whether physical memory can be exported as a descriptor.
     pub descriptors: bool,
+    /// Multiprocessors, as the device says. Kernels run on one processor of the host.
+    pub processors: u32,
+    /// Whether physical memory for other hosts of a fabric can be had. The device says so in any case.
+    pub fabric: bool,
+    /// Whether graphs can have conditional nodes.
+    pub conditional_nodes: bool,
+    /// Whether descriptors of memory cannot be had although the device says so.
+    pub withheld: bool,
 }
 
 impl Default for Options {
@@ -61,6 +69,10 @@ impl Default for Options {
             warp: 32,
             stub: false,
             descriptors: true,
+            processors: 1,
+            fabric: true,
+            conditional_nodes: true,
+            withheld: false,
         }
     }
 }
@@ -109,6 +121,10 @@ struct RawOptions {
     warp: u32,
     stub: u32,
     descriptors: u32,
+    processors: u32,
+    fabric: u32,
+    conditional_nodes: u32,
+    withheld: u32,
 }
 
 /// One driver of its own.
@@ -238,6 +254,10 @@ impl Standin {
             warp: options.warp,
             stub: options.stub.into(),
             descriptors: options.descriptors.into(),
+            processors: options.processors,
+            fabric: options.fabric.into(),
+            conditional_nodes: options.conditional_nodes.into(),
+            withheld: options.withheld.into(),
         };
         // SAFETY: the library copies what it is given.
         unsafe { (control.configure)(&raw) };

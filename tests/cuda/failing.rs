@@ -3,6 +3,7 @@
 
 use crate::rig::{Cache, Rig, driver, entry, on, selection, usual};
 use forebay::device::cuda::CudaDevice;
+use forebay::device::probe::Probe;
 use forebay::device::{Device, Outcome, Ticket};
 use forebay::{Error, Kind, Result};
 use forebay_standin::{Options, Resources, Standin};
@@ -34,8 +35,33 @@ fn scenario(standin: &Standin, tickets: &mut Vec<Ticket>) -> Result<()> {
     cache.device.synchronize(cache.event)
 }
 
-/// What the scenario ends with when call `n` answers `code`, and the name of that call.
-fn failing(n: u64, code: i32, seed: Option<u64>) -> Option<(Option<String>, Option<Error>)> {
+/// Construction, and what tools ask.
+fn probing(standin: &Standin, _tickets: &mut Vec<Ticket>) -> Result<()> {
+    let count = CudaDevice::count(&on(standin))?;
+    assert_eq!(count, 1);
+    let device = CudaDevice::new(on(standin))?;
+    device.facts()?;
+    for ability in device.abilities() {
+        ability.usable?;
+    }
+    let (stream, slice) = (device.stream()?, device.allocate(64)?);
+    let (from, to) = (device.mark()?, device.mark()?);
+    device.stamp(from, stream)?;
+    device.carry(stream, slice.part(0, 32)?, slice.part(32, 32)?, 2)?;
+    device.compute(stream, 1)?;
+    device.stamp(to, stream)?;
+    device.elapsed_us(from, to).map(drop)
+}
+
+type Scenario = fn(&Standin, &mut Vec<Ticket>) -> Result<()>;
+
+/// What a scenario ends with when call `n` answers `code`, and the name of that call.
+fn failing(
+    scenario: Scenario,
+    n: u64,
+    code: i32,
+    seed: Option<u64>,
+) -> Option<(Option<String>, Option<Error>)> {
     let standin = driver(Options { seed, ..usual() })?;
     standin.fail_call(n, code);
     let mut tickets = Vec::new();
@@ -61,12 +87,12 @@ fn undone(call: &str) -> bool {
     ["cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode", "cuCtxPushCurrent_v2"].contains(&call)
 }
 
-fn each_call(code: i32, seed: Option<u64>) {
+fn each_call(scenario: Scenario, least: u64, code: i32, seed: Option<u64>) {
     let mut silent = Vec::new();
     for n in 0.. {
-        let Some((call, error)) = failing(n, code, seed) else { return };
+        let Some((call, error)) = failing(scenario, n, code, seed) else { return };
         let Some(call) = call else {
-            assert!(n > 300 && error.is_none(), "{n} {error:?}");
+            assert!(n > least && error.is_none(), "{n} {error:?}");
             break;
         };
         match error {
@@ -93,7 +119,14 @@ fn each_call(code: i32, seed: Option<u64>) {
 fn every_call_refused_once_is_an_error_and_leaks_nothing() {
     // An invalid value, no memory, and a lost context.
     for code in [1, 2, ILLEGAL_ADDRESS] {
-        each_call(code, None);
+        each_call(scenario, 300, code, None);
+    }
+}
+
+#[test]
+fn every_call_of_what_tools_ask_refused_once_is_an_error_and_leaks_nothing() {
+    for code in [1, ILLEGAL_ADDRESS] {
+        each_call(probing, 150, code, None);
     }
 }
 
@@ -128,7 +161,7 @@ fn a_context_lost_at_any_operation_ends_every_ticket_and_leaves_nothing() {
 
 #[test]
 fn every_call_refused_once_in_another_order_leaks_nothing_either() {
-    each_call(1, Some(5));
+    each_call(scenario, 300, 1, Some(5));
 }
 
 #[test]

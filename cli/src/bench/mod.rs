@@ -1,3 +1,193 @@
 //! `forebay bench`: what a device reaches of its ceilings, with every outcome compared with the rule's.
+//!
+//! A figure is the time that a stream takes for one of the device's own calls, set beside the least time that this
+//! machine allows for it, measured in the same run ([`Ceilings`]). Each is of steps that differ: other rows, other
+//! lanes, nothing reset in between. The same steps are made by the rule on the host ([`oracle`]), and what differs in
+//! a slot, a row or a digest is an error and no figure.
 
+mod fetch;
+mod oracle;
+mod packed;
+pub mod report;
 pub mod result;
+mod rig;
+pub mod rows;
+mod rule;
+mod timer;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use forebay::Result;
+use forebay::device::ceilings::Ceilings;
+use forebay::device::probe::{Facts, Probe};
+
+use crate::target::{DeviceName, ProbeOptions, Target};
+use crate::{html, output};
+use result::{Asked, Figure};
+
+const AFTER_HELP: &str = "\
+Every time stands beside its ceiling: the least time that this machine allows, measured in the same run. Every slot,
+fetched row and digest is compared with the rule on the host; what differs is an error and no figure.
+
+JSON: a list, first the device with its ceilings, then one entry for each figure.";
+
+/// What makes a group's figures.
+type Figures = fn(&Arc<dyn Probe>, &Ceilings, &Asked) -> Result<Vec<Figure>>;
+
+/// A group of figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Group {
+    /// Rows from host to device.
+    Gather,
+    /// Rows from device to host.
+    Scatter,
+    /// Selections to slots.
+    Resolve,
+    /// Resolve, and the rows that it missed.
+    ResolveGather,
+    /// Accepted rows to their slots, in every layer.
+    Commit,
+    /// What a prompt leaves resident.
+    WarmUp,
+}
+
+impl Group {
+    /// What makes its figures.
+    fn figures(self) -> Figures {
+        match self {
+            Group::Gather => rows::gather,
+            Group::Scatter => rows::scatter,
+            Group::Resolve => rule::resolve,
+            Group::ResolveGather => fetch::resolve_gather,
+            Group::Commit => rule::commit,
+            Group::WarmUp => fetch::warm_up,
+        }
+    }
+}
+
+/// The arguments of `forebay bench`.
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Arguments {
+    /// What is measured: host, or cuda:N for the GPU of that number [default: host].
+    #[arg(long, value_name = "DEVICE", value_parser = DeviceName::parse)]
+    device: Option<DeviceName>,
+    /// The driver's library, for tests.
+    #[arg(long, value_name = "FILE", hide = true)]
+    driver: Option<String>,
+    /// Which groups; several, separated by commas [default: all].
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "GROUP")]
+    only: Vec<Group>,
+    /// Tiny shapes and few rounds, in seconds: shows that all works, and says nothing about speed.
+    #[arg(long)]
+    quick: bool,
+    /// Steps timed for each figure [default: 15; 3 with --quick].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000),
+          allow_negative_numbers = true)]
+    rounds: Option<u32>,
+    /// Of a GPU: thread blocks of a gather.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_535),
+          allow_negative_numbers = true)]
+    gather_blocks: Option<u32>,
+    /// Of a GPU: threads of a block, a multiple of 32 up to 512.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(32..=512),
+          allow_negative_numbers = true)]
+    threads: Option<u32>,
+    /// Of a GPU from 9.0 on: gathers by bulk copies.
+    #[arg(long)]
+    bulk: bool,
+    /// Of a GPU from 9.0 on: launches kernels before those in front of them have ended.
+    #[arg(long)]
+    programmatic: bool,
+    /// Draws the figures: an SVG picture.
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
+    /// Writes the figures as JSON, whole or not at all; `-` is standard output, without the tables.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// What was measured.
+pub struct Measured {
+    /// As the command line names it.
+    pub device: String,
+    /// What it is.
+    pub facts: Facts,
+    /// What it gives at best.
+    pub ceilings: Ceilings,
+    /// All figures, group by group.
+    pub figures: Vec<Figure>,
+    /// Steps timed for each, at most.
+    pub rounds: u32,
+    /// Tiny shapes.
+    pub quick: bool,
+}
+
+impl Arguments {
+    fn target(&self) -> Target {
+        Target { name: self.device.unwrap_or_default(), driver: self.driver.clone() }
+    }
+
+    fn open(&self) -> Result<Arc<dyn Probe>> {
+        let Arguments { gather_blocks, threads, bulk, programmatic, .. } = *self;
+        let options =
+            ProbeOptions { gather_blocks, threads, bulk, programmatic, ..ProbeOptions::of("bench") };
+        self.target().probe(options)
+    }
+
+    /// The groups named, each once, in the order of all.
+    fn groups(&self) -> Vec<Group> {
+        let named = |group: &Group| self.only.is_empty() || self.only.contains(group);
+        Group::value_variants().iter().copied().filter(named).collect()
+    }
+
+    fn measure(&self) -> Result<Measured> {
+        let rounds = self.rounds.unwrap_or(if self.quick { 3 } else { 15 });
+        let asked = Asked { rounds, quick: self.quick, progress: output::progress("bench", 0) };
+        // Closed before the first group takes memory.
+        let (facts, ceilings) = {
+            let device = self.open()?;
+            let (bytes, rounds) = if self.quick { (1 << 20, 2) } else { (128 << 20, 10) };
+            let ceilings = Ceilings::measure(&*device, bytes, rounds)?;
+            let launch_us = timer::Timer::new(&device, self.quick)?.launch_us()?;
+            (device.facts()?, Ceilings { launch_us, ..ceilings })
+        };
+        let mut figures = Vec::new();
+        for group in self.groups() {
+            figures.extend(group.figures()(&self.open()?, &ceilings, &asked)?);
+        }
+        Ok(Measured {
+            device: self.target().name.to_string(),
+            facts,
+            ceilings,
+            figures,
+            rounds,
+            quick: self.quick,
+        })
+    }
+}
+
+/// `forebay bench`.
+///
+/// # Errors
+/// Those of opening the device, of memory, of an outcome that differs, and of writing the results.
+pub fn command(arguments: &Arguments) -> Result<()> {
+    let Arguments { json, picture, .. } = arguments;
+    let targets = [("--json", json.as_deref()), ("--picture", picture.as_deref())];
+    output::check_targets("bench", &targets)?;
+    let measured = arguments.measure()?;
+    if let Some(path) = picture {
+        output::write_file(path, html::bench::picture(&measured, html::STYLE).as_bytes())?;
+    }
+    if let Some(path) = json {
+        output::write_file(path, &report::text(&measured)?)?;
+    }
+    let to_stdout = [json, picture].into_iter().flatten().any(|path| output::is_stdout(path));
+    if to_stdout {
+        Ok(())
+    } else {
+        output::print(report::tables(&measured, output::speaks_utf8()).as_bytes())
+    }
+}

@@ -4,6 +4,7 @@
 //! written by [`svg`] and [`chart`] and not by a plotting library, because what makes the page work by light and by
 //! dark, on a phone, under a pointer and read aloud are classes, names and hints in the markup itself.
 
+pub mod bench;
 mod chart;
 mod figures;
 mod hits;

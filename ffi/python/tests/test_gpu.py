@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import forebay
-from places import Place, Standin, Torch
+from places import Late, Place, Standin, Torch
 
 LAYERS, ROW, TOP_K, LANES, QUERY_ROWS = 3, 656, 64, 4, 2
 # Slots of a sequence: fewer than a step may select, so that scratch slots are used too.
@@ -29,7 +29,7 @@ SLOTS, PROMPT, PROMISED, WARM = 64, 180, 160, 5
 SHAPE = forebay.Shape(layers=LAYERS, row_bytes=(ROW, 0), top_k=TOP_K, page_tokens=16)
 
 
-@pytest.fixture(params=[Standin, Torch])
+@pytest.fixture(params=[Standin, Late, Torch])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """Where the engine's arrays live."""
     made = request.param()
@@ -196,6 +196,8 @@ class Both:
         text.landed = 0
         for side, sequence in enumerate(text.both):
             sequence.roll_back(length, (None, self.stream)[side])
+        # A fork and a digest are refused while it runs.
+        self.gpu.wait(self.stream)
 
     def fork(self, text: Text) -> Text:
         """A sequence that goes on from another's rows."""

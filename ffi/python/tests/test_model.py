@@ -41,6 +41,8 @@ def skip(reason: str) -> None:
 if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
     skip(f"without {', '.join(missing)}")
 
+import arrays  # noqa: E402
+import conftest  # noqa: E402
 import engine  # noqa: E402
 import forebay  # noqa: E402
 import smollm2  # noqa: E402
@@ -54,7 +56,7 @@ CONTEXT, TOKENS, TOP_K = (4096, 1024, 256) if SOAK else (640, 24, 48)
 @functools.cache
 def model() -> smollm2.Model:
     """The weights, read once."""
-    return smollm2.Model(smollm2.weights_path())
+    return smollm2.Model(smollm2.Gguf(smollm2.weights_path()))
 
 
 @functools.cache
@@ -202,6 +204,22 @@ def test_decodes_to_the_last_bit_as_with_every_row_resident(
             assert (cache.hits > cache.misses).all()
 
 
+def test_decodes_to_the_last_bit_on_the_cuda_device() -> None:
+    """On the stand-in driver. `test_proof.py` does the same with torch, where there is a GPU."""
+    driver = os.environ.get("FOREBAY_STANDIN_LIBRARY")
+    if not driver:
+        conftest.skip("the_cuda_device_from_python", "FOREBAY_STANDIN_LIBRARY names no stand-in driver")
+    asked = requests(2)
+    place = arrays.Standin(0, Path(driver))
+    with Kept(model(), asked, top_k=TOP_K, query_rows=2, ratio=RATIO, arrays=place) as cache:
+        resident = Resident(model(), asked, top_k=TOP_K, query_rows=2)
+        found = decode_both(cache, resident, asked, 2, read=True)
+        check_rows(cache, resident)
+        cache.cache.validate()
+        report("on the stand-in, batch 2, 2 query rows", cache, found)
+        assert found.tokens >= TOKENS and found.rejected > 0 and (cache.misses > 0).all()
+
+
 @pytest.fixture
 def one_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The resident side reads what the other's indexer chose: at the edge of a top-k rounding tells who is in it, and
@@ -319,6 +337,22 @@ def test_the_model_is_the_model() -> None:
     assert model().perplexity(mixed, model().prefill(mixed).hidden) > 20 * dense
 
 
+def test_a_packed_part_of_the_model_is_that_part_and_decodes(tmp_path: Path) -> None:
+    """What `pack.py` writes needs neither GGUF nor a tokenizer."""
+    import pack
+
+    file = tmp_path / "packed.npz"
+    pack.main([str(file), "--layers", "2", "--tokens", "1000"])
+    part, whole = smollm2.Packed(file), smollm2.Gguf(smollm2.weights_path())
+    for name in ("blk.0.attn_norm", "blk.1.ffn_down", "blk.0.attn_k"):
+        assert same_bits(part.tensor(name), whole.tensor(name))
+    assert part.decode(part.text) == smollm2.tokenizer(smollm2.weights_path()).decode(text()[:1000])
+    known = np.unique(np.array(text()[:1000]))
+    assert same_bits(part.tensor("token_embd"), np.ascontiguousarray(whole.tensor("token_embd")[known]))
+    ran = example("--weights", str(file), "--context", "128", "--tokens", "8", "--top-k", "16")
+    assert ran.returncode == 0 and "2 layers" in ran.stdout and "to the last bit" in ran.stdout, ran.stderr
+
+
 def test_the_tokenizer_gives_every_text_back() -> None:
     words = smollm2.tokenizer(smollm2.weights_path())
     texts = ["A forebay, 1,024 rows: it's full.\n\n  indented\tline", "naïve — “Zürich” 東京 🙂"]
@@ -366,6 +400,8 @@ def test_the_example_shows_misses_and_memory_and_compares() -> None:
         (["--text", "/nowhere"], "--text"),
         (["--batch", "16", "--context", "6000"], "--batch"),
         (["--no-such"], "--no-such"),
+        (["--weights", "/nowhere.npz"], "--weights"),
+        (["--weights", str(EXAMPLES / "decode.py")], "--weights"),
     ],
 )
 def test_the_example_refuses_what_makes_no_sense_in_one_sentence(arguments: list[str], says: str) -> None:

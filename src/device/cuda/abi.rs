@@ -12,6 +12,9 @@ pub(super) type Address = u64;
 pub(super) const NO_PAGE: u32 = u32::MAX;
 /// Where a staged page table begins, in words.
 pub(super) const STAGED_PAGES: usize = 2;
+/// Pairs of panels that are multiplied as an engine's work, and steps of each.
+pub(super) const WORK_PANELS: usize = 16;
+pub(super) const WORK_STEPS: usize = 8;
 /// The stamp of a slot that no lane has.
 pub(super) const UNUSED_STAMP: u32 = 0x7FFF_FFFF;
 
@@ -190,6 +193,9 @@ words! {
 
     /// Of `forebay_copy`.
     CopyArgs: 24 { from: Address, to: Address, bytes: u64 }
+
+    /// Of `forebay_work`.
+    WorkArgs: 16 { operands: Address, results: Address }
 }
 
 const _: () = assert!(size_of::<LaneHead>() == 28 && size_of::<Fetch>() == 8);
@@ -273,6 +279,8 @@ mod tests {
             "NO_PAGE = 0xFFFFFFFFu".to_owned(),
             "NOTHING_WRONG = ~0ull".to_owned(),
             format!("STAGED_PAGES = {STAGED_PAGES};"),
+            format!("WORK_PANELS = {WORK_PANELS};"),
+            format!("WORK_STEPS = {WORK_STEPS};"),
             format!("UNUSED_STAMP = 0x{UNUSED_STAMP:X}u"),
             format!("SLOT_BLOCK = {};", crate::geometry::SLOT_BLOCK),
             "ABSENT = 0;".to_owned(),

@@ -59,10 +59,7 @@ impl Device for CudaDevice {
 
     fn stream(&self) -> Result<Stream> {
         let inner = &*self.inner;
-        let own = KnownStream::own(&inner.context).map_err(|refusal| inner.refused("new stream", refusal))?;
-        let stream = Stream(own.raw);
-        inner.streams.lock().push(own);
-        Ok(stream)
+        inner.keep(KnownStream::own(&inner.context))
     }
 
     fn event(&self) -> Result<Event> {

@@ -45,6 +45,9 @@ pub(super) mod code {
     pub const OUT_OF_MEMORY: i32 = 2;
     pub const STUB_LIBRARY: i32 = 34;
     pub const NO_DEVICE: i32 = 100;
+    /// An event that was never recorded, where a time is asked for.
+    pub const INVALID_HANDLE: i32 = 400;
+    pub const NOT_SUPPORTED: i32 = 801;
     pub const NOT_READY: i32 = 600;
     /// The stream is in a state in which it cannot be captured: it is being captured.
     pub const ILLEGAL_STATE: i32 = 401;
@@ -59,7 +62,13 @@ pub(super) mod code {
         matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721)
     }
 
-    /// Whether an error says so: those of a refusal carry its code.
+    /// Whether a result says that the system has what was asked for, and does not give it: an operation of its own
+    /// failed, or is not permitted or not supported here.
+    pub const fn is_withheld(code: i32) -> bool {
+        matches!(code, 304 | 800 | NOT_SUPPORTED)
+    }
+
+    /// Whether an error says that the context is lost: those of a refusal carry its code.
     pub fn is_lost(error: &crate::error::Error) -> bool {
         let code = error.number("code").and_then(|code| i32::try_from(code).ok());
         error.kind() == crate::error::Kind::DeviceFailed && code.is_some_and(is_sticky)
@@ -73,12 +82,14 @@ pub(super) mod flag {
     /// Handles that the driver gives a meaning: the legacy stream, whose other name is 0, and the calling thread's.
     pub const STREAM_LEGACY: u64 = 1;
     pub const STREAM_PER_THREAD: u64 = 2;
+    pub const EVENT_DEFAULT: u32 = 0;
     pub const EVENT_DISABLE_TIMING: u32 = 2;
     pub const CAPTURE_THREAD_LOCAL: i32 = 1;
     pub const CAPTURE_RELAXED: i32 = 2;
     pub const MEMORY_PINNED: u32 = 1;
     pub const LOCATION_DEVICE: u32 = 1;
     pub const HANDLE_DESCRIPTOR: u32 = 1;
+    pub const HANDLE_FABRIC: u32 = 8;
     pub const ACCESS_READ_WRITE: u32 = 3;
     pub const LAUNCH_PROGRAMMATIC: u32 = 6;
     /// Threads of a block that a function can be launched with.
@@ -89,7 +100,8 @@ pub(super) mod flag {
     pub const FUNCTION_MORE_SHARED: i32 = 8;
 }
 
-mod attribute {
+/// Numbers of what a device is asked.
+pub(super) mod attribute {
     pub const WARP_SIZE: i32 = 10;
     pub const CAN_MAP_HOST_MEMORY: i32 = 19;
     pub const UNIFIED_ADDRESSING: i32 = 41;
@@ -98,6 +110,8 @@ mod attribute {
     pub const VIRTUAL_MEMORY: i32 = 102;
     pub const DESCRIPTOR_HANDLES: i32 = 103;
     pub const SHARED_BYTES: i32 = 97;
+    pub const PROCESSORS: i32 = 16;
+    pub const COPY_ENGINES: i32 = 40;
 }
 
 /// Where memory is.
@@ -180,27 +194,33 @@ impl Refusal {
 }
 
 /// The driver's functions: each is named once, with the type of its symbol. Its method answers a [`Refusal`] for
-/// every result but 0.
+/// every result but 0. Those behind a `?` may be missing: an answer of theirs, and no reason not to load the driver.
 macro_rules! functions {
-    ($($name:ident = $symbol:literal ($($arg:ident: $type:ty),*);)*) => {
+    ($($name:ident = $symbol:literal ($($arg:ident: $type:ty),*);)*
+     $(? $may:ident = $lacked:literal ($($one:ident: $of:ty),*);)*) => {
         /// The loaded driver.
         #[derive(Debug)]
         pub(super) struct Driver {
             $($name: unsafe extern "C" fn($($type),*) -> i32,)*
             /// The driver's name for a result.
             name_of: unsafe extern "C" fn(i32, &mut *const c_char) -> i32,
+            $($may: Option<unsafe extern "C" fn($($of),*) -> i32>,)*
+            /// The newest CUDA that it knows, as it says it: 1000 x major + 10 x minor.
+            pub version: i32,
             /// The library, if it is to go with this.
             _library: Option<Library>,
         }
 
         impl Driver {
-            fn bind(library: Library, unload: bool, faults: &dyn Faults) -> Result<Driver> {
+            fn bind(library: Library, version: i32, unload: bool, faults: &dyn Faults) -> Result<Driver> {
                 // SAFETY: the driver's header gives each symbol this type, pointers and handles being addresses,
                 // enumerations integers, and sizes 64 bits on the one platform there is.
                 unsafe {
                     Ok(Driver {
                         $($name: find::<unsafe extern "C" fn($($type),*) -> i32>(&library, $symbol, faults)?,)*
                         name_of: find(&library, "cuGetErrorName", faults)?,
+                        $($may: find::<unsafe extern "C" fn($($of),*) -> i32>(&library, $lacked, faults).ok(),)*
+                        version,
                         _library: if unload { Some(library) } else { library.stay(); None },
                     })
                 }
@@ -212,6 +232,16 @@ macro_rules! functions {
                 let code = unsafe { (self.$name)($($arg),*) };
                 self.judge($symbol, code)
             })*
+
+            $(pub fn $may(&self, $($one: $of),*) -> Answer {
+                let Some(function) = self.$may else {
+                    let name = "this driver does not have it".to_owned();
+                    return Err(Refusal { function: $lacked, code: code::NOT_SUPPORTED, name });
+                };
+                // SAFETY: as above.
+                let code = unsafe { function($($one),*) };
+                self.judge($lacked, code)
+            })*
         }
     };
 }
@@ -221,6 +251,8 @@ functions! {
     device_count = "cuDeviceGetCount"(out: &mut i32);
     device = "cuDeviceGet"(out: &mut i32, ordinal: i32);
     attribute = "cuDeviceGetAttribute"(out: &mut i32, attribute: i32, device: i32);
+    device_name = "cuDeviceGetName"(out: &mut [u8; 256], bytes: i32, device: i32);
+    device_bus = "cuDeviceGetPCIBusId"(out: &mut [u8; 256], bytes: i32, device: i32);
     primary_retain = "cuDevicePrimaryCtxRetain"(out: &mut Handle, device: i32);
     primary_release = "cuDevicePrimaryCtxRelease_v2"(device: i32);
     context_push = "cuCtxPushCurrent_v2"(context: Handle);
@@ -231,6 +263,7 @@ functions! {
     module_function = "cuModuleGetFunction"(out: &mut Handle, module: Handle, name: *const c_char);
     function_attribute = "cuFuncGetAttribute"(out: &mut i32, attribute: i32, function: Handle);
     set_function_attribute = "cuFuncSetAttribute"(function: Handle, attribute: i32, value: i32);
+    memory_info = "cuMemGetInfo_v2"(free: &mut u64, total: &mut u64);
     allocate = "cuMemAlloc_v2"(out: &mut Handle, bytes: u64);
     free = "cuMemFree_v2"(address: Handle);
     host_allocate = "cuMemHostAlloc"(out: &mut Handle, bytes: u64, flags: u32);
@@ -241,7 +274,7 @@ functions! {
     granularity = "cuMemGetAllocationGranularity"(out: &mut u64, property: &Property, option: i32);
     memory_create = "cuMemCreate"(out: &mut Handle, bytes: u64, property: &Property, flags: u64);
     memory_release = "cuMemRelease"(memory: Handle);
-    memory_export = "cuMemExportToShareableHandle"(out: &mut i32, memory: Handle, kind: u32, flags: u64);
+    memory_export = "cuMemExportToShareableHandle"(out: &mut [u64; 8], memory: Handle, kind: u32, flags: u64);
     memory_import = "cuMemImportFromShareableHandle"(out: &mut Handle, descriptor: u64, kind: u32);
     address_reserve = "cuMemAddressReserve"(
         out: &mut Handle, bytes: u64, alignment: u64, address: Handle, flags: u64
@@ -253,7 +286,8 @@ functions! {
     copy = "cuMemcpyAsync"(to: Handle, from: Handle, bytes: u64, stream: Handle);
     fill_bytes = "cuMemsetD8Async"(address: Handle, value: u8, count: u64, stream: Handle);
     fill_words = "cuMemsetD32Async"(address: Handle, value: u32, count: u64, stream: Handle);
-    stream_create = "cuStreamCreate"(out: &mut Handle, flags: u32);
+    priorities = "cuCtxGetStreamPriorityRange"(least: &mut i32, greatest: &mut i32);
+    stream_create = "cuStreamCreateWithPriority"(out: &mut Handle, flags: u32, priority: i32);
     stream_destroy = "cuStreamDestroy_v2"(stream: Handle);
     stream_synchronize = "cuStreamSynchronize"(stream: Handle);
     stream_wait = "cuStreamWaitEvent"(stream: Handle, event: Handle, flags: u32);
@@ -263,6 +297,7 @@ functions! {
     event_record = "cuEventRecord"(event: Handle, stream: Handle);
     event_query = "cuEventQuery"(event: Handle);
     event_synchronize = "cuEventSynchronize"(event: Handle);
+    event_elapsed = "cuEventElapsedTime"(milliseconds: &mut f32, from: Handle, to: Handle);
     host_function = "cuLaunchHostFunc"(stream: Handle, function: HostFunction, data: *mut c_void);
     launch = "cuLaunchKernelEx"(
         config: &LaunchConfig, function: Handle, parameters: &[*const c_void; 1], extra: Handle
@@ -272,11 +307,15 @@ functions! {
     capture_info = "cuStreamGetCaptureInfo_v2"(
         stream: Handle, status: &mut i32, id: &mut u64, graph: Handle, edges: Handle, edge_count: Handle
     );
+    graph_create = "cuGraphCreate"(out: &mut Handle, flags: u32);
     graph_instantiate = "cuGraphInstantiateWithFlags"(out: &mut Handle, graph: Handle, flags: u64);
     graph_destroy = "cuGraphDestroy"(graph: Handle);
     graph_upload = "cuGraphUpload"(graph: Handle, stream: Handle);
     graph_launch = "cuGraphLaunch"(graph: Handle, stream: Handle);
     graph_discard = "cuGraphExecDestroy"(graph: Handle);
+    ? graph_conditional = "cuGraphConditionalHandleCreate"(
+        out: &mut u64, graph: Handle, context: Handle, default: u32, flags: u32
+    );
 }
 
 /// The operation that errors of loading name.
@@ -337,10 +376,23 @@ impl Driver {
                 .with("found", found.unsigned_abs())
                 .with("wanted", OLDEST_DRIVER.unsigned_abs()));
         }
-        let driver = Driver::bind(library, options.unload, faults)?;
+        let driver = Driver::bind(library, found, options.unload, faults)?;
         driver.judge("cuDriverGetVersion", code).map_err(|refusal| driver.not_started(name, refusal))?;
         driver.init(0).map_err(|refusal| driver.not_started(name, refusal))?;
         Ok(driver)
+    }
+
+    /// How many devices there are.
+    ///
+    /// # Errors
+    /// [`Kind::OsRefused`] where there is none; [`Kind::DeviceFailed`].
+    pub fn devices(&self) -> Result<u32> {
+        let mut count = 0;
+        match self.device_count(&mut count) {
+            Err(refusal) if refusal.code != code::NO_DEVICE => Err(refusal.error(OPERATION)),
+            Ok(()) if count > 0 => Ok(count.unsigned_abs()),
+            _ => Err(no_device()),
+        }
     }
 
     fn not_started(&self, library: &str, refusal: Refusal) -> Error {
@@ -390,9 +442,10 @@ fn no_device() -> Error {
 #[derive(Debug)]
 pub(super) struct Context {
     driver: Driver,
-    device: i32,
+    /// The driver's number for the device.
+    pub device: i32,
     ordinal: u32,
-    handle: Handle,
+    pub handle: Handle,
     /// Compute capability.
     pub capability: (u32, u32),
     /// Bytes of shared memory that a block can have that asks for them.
@@ -408,23 +461,16 @@ impl Context {
     /// [`Kind::OsRefused`] where there is no device at all; [`Kind::InvalidConfig`] where there is none of
     /// this number, or where it will not do; [`Kind::DeviceFailed`], [`Kind::OutOfMemory`].
     pub fn retain(driver: Driver, ordinal: u32) -> Result<Context> {
-        let failed = |refusal: Refusal| match refusal.code {
-            code::NO_DEVICE => no_device(),
-            _ => refusal.error(OPERATION),
-        };
-        let mut count = 0;
-        driver.device_count(&mut count).map_err(failed)?;
-        if count < 1 {
-            return Err(no_device());
-        }
-        if ordinal >= count.unsigned_abs() {
+        let failed = |refusal: Refusal| refusal.error(OPERATION);
+        let count = driver.devices()?;
+        if ordinal >= count {
             return Err(lacking(
                 Kind::InvalidConfig,
                 "no such device",
                 "name one that is there, counted from 0",
             )
             .with("device", ordinal)
-            .with("devices", count.unsigned_abs()));
+            .with("devices", count));
         }
         let mut device = 0;
         driver.device(&mut device, ordinal as i32).map_err(failed)?;

@@ -19,8 +19,8 @@
 //! whose work may go, and the caller empties them without its lock. What takes long is done without it too.
 
 use super::driver::{Answer, Context, Current, Handle, Refusal, code, flag};
-use super::memory::Worker;
-use super::stream::OwnEvent;
+use super::memory::{Allocation, Worker};
+use super::stream::{KnownStream, OwnEvent};
 use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
@@ -83,10 +83,19 @@ impl Executable {
     /// Makes a captured graph ready: its first launch, too, finds it on the device.
     pub fn new(context: &Arc<Context>, worker: &Worker, ended: &Ended) -> Answer<Executable> {
         let graph = Captured { context, raw: ended.graph.clone()? };
+        Executable::of(context, worker, &graph, ended.calls.clone())
+    }
+
+    fn of(
+        context: &Arc<Context>,
+        worker: &Worker,
+        graph: &Captured<'_>,
+        calls: Vec<usize>,
+    ) -> Answer<Executable> {
         let end = OwnEvent::new(context)?;
         let mut raw = 0;
         context.relaxed()?.graph_instantiate(&mut raw, graph.raw, 0)?;
-        let (context, calls) = (Arc::clone(context), ended.calls.clone());
+        let context = Arc::clone(context);
         let executable = Executable { context, raw, calls, end, last: None, recorded: false };
         worker.run(|current, stream| current.graph_upload(raw, stream))?;
         Ok(executable)
@@ -112,7 +121,7 @@ impl Drop for Executable {
     }
 }
 
-/// A graph as it was captured: needed until it can be launched.
+/// A graph as it was captured or made: needed until it can be launched.
 struct Captured<'a> {
     context: &'a Context,
     raw: Handle,
@@ -295,6 +304,37 @@ impl Graphs {
             executable.last = executable.last.filter(|last| *last != stream);
         }
     }
+}
+
+/// Captures a fill, launches it, and looks whether it was done.
+pub(super) fn try_graph(context: &Arc<Context>, worker: &Worker) -> Result<()> {
+    const WORD: u32 = 0x0F0E_B000;
+    let room = Allocation::new(context, worker, 4)?;
+    let own = KnownStream::own(context).map_err(failed)?;
+    let captured = context.relaxed().and_then(|current| {
+        current.capture_begin(own.raw, flag::CAPTURE_THREAD_LOCAL)?;
+        let enqueued = current.fill_words(room.address, WORD, 1, own.raw);
+        let graph = Captured { context, raw: end(&current, Stream(own.raw))? };
+        enqueued.map(|()| graph)
+    });
+    let executable =
+        captured.and_then(|graph| Executable::of(context, worker, &graph, Vec::new())).map_err(failed)?;
+    worker.run(|current, stream| current.graph_launch(executable.raw, stream)).map_err(failed)?;
+    let mut found = [0; 4];
+    worker.download(room.address, &mut found).map_err(failed)?;
+    match u32::from_le_bytes(found) == WORD {
+        true => Ok(()),
+        false => Err(Error::new(Kind::DeviceFailed, "capture").at("a launched graph did not do its work")),
+    }
+}
+
+/// Makes the handle of a conditional node, which goes with its graph.
+pub(super) fn try_conditional(context: &Context) -> Answer {
+    let current = context.relaxed()?;
+    let mut raw = 0;
+    current.graph_create(&mut raw, 0)?;
+    let graph = Captured { context, raw };
+    current.graph_conditional(&mut 0, graph.raw, context.handle, 0, 0)
 }
 
 /// Ends a capture; answers its graph.

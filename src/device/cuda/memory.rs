@@ -33,7 +33,7 @@ impl Worker {
     pub fn new(context: &Arc<Context>) -> Answer<Worker> {
         let current = context.relaxed()?;
         let mut stream = 0;
-        current.stream_create(&mut stream, flag::STREAM_NON_BLOCKING)?;
+        current.stream_create(&mut stream, flag::STREAM_NON_BLOCKING, 0)?;
         Ok(Worker { context: Arc::clone(context), stream: Mutex::new(stream) })
     }
 
@@ -249,10 +249,12 @@ pub(super) struct Physical {
     context: Arc<Context>,
     memory: Handle,
     bytes: u64,
+    /// Whether a descriptor of it can be had.
+    shared: bool,
 }
 
 /// What physical memory should be: on this device, and to be had by other processes through a descriptor where the
-/// device has such.
+/// device says that it has such.
 fn property(context: &Context) -> Property {
     Property {
         kind: flag::MEMORY_PINNED,
@@ -278,12 +280,21 @@ impl Physical {
         let Some(rounded) = rounded else {
             return Err(Error::new(Kind::InvalidConfig, OPERATION).at("bytes").with("bytes", bytes));
         };
-        let mut memory = 0;
-        context
-            .relaxed()
-            .and_then(|current| current.memory_create(&mut memory, rounded, &property(context), 0))
-            .map_err(failed)?;
-        let taken = Physical { context: Arc::clone(context), memory, bytes: rounded };
+        let create = |wanted: Property| -> Answer<Physical> {
+            let mut memory = 0;
+            context.relaxed()?.memory_create(&mut memory, rounded, &wanted, 0)?;
+            let shared = wanted.handles != 0;
+            Ok(Physical { context: Arc::clone(context), memory, bytes: rounded, shared })
+        };
+        let wanted = property(context);
+        let taken = match create(wanted) {
+            // Devices name handles that a system does not let them make: then memory for this process alone.
+            Err(refusal) if wanted.handles != 0 && code::is_withheld(refusal.code) => {
+                create(Property { handles: 0, ..wanted })
+            }
+            made => made,
+        };
+        let taken = taken.map_err(failed)?;
         let range = Range::over(context, &[(&taken, 0, rounded)]).map_err(failed)?;
         worker.zero(range.address, rounded).map_err(failed)?;
         Ok(taken)
@@ -292,19 +303,21 @@ impl Physical {
     /// A descriptor by which another process, or another device, takes the same memory.
     pub fn export(&self) -> Result<OwnedFd> {
         const OPERATION: &str = "export device memory";
-        if !self.context.descriptors {
+        if !self.shared {
             return Err(Error::new(Kind::InvalidConfig, OPERATION)
                 .at("the device's memory has no descriptors")
                 .hint("share memory between devices that have them"));
         }
-        let mut descriptor = -1;
+        let mut handle = [0; 8];
         let exported = self
             .context
             .relaxed()
-            .and_then(|c| c.memory_export(&mut descriptor, self.memory, flag::HANDLE_DESCRIPTOR, 0));
+            .and_then(|c| c.memory_export(&mut handle, self.memory, flag::HANDLE_DESCRIPTOR, 0));
         exported.map_err(|refusal| refusal.error(OPERATION))?;
+        // A descriptor is an integer: the first four bytes, on a machine whose lower bytes come first.
+        let [first, ..] = handle;
         // SAFETY: the driver opened this descriptor for the caller, who closes it.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+        Ok(unsafe { OwnedFd::from_raw_fd(first as i32) })
     }
 
     /// The memory behind a descriptor that [`Physical::export`] gave, here or in another process.
@@ -319,8 +332,19 @@ impl Physical {
             .relaxed()
             .and_then(|current| current.memory_import(&mut memory, number, flag::HANDLE_DESCRIPTOR));
         imported.map_err(|refusal| refusal.error(OPERATION))?;
-        Ok(Physical { context: Arc::clone(context), memory, bytes })
+        Ok(Physical { context: Arc::clone(context), memory, bytes, shared: true })
     }
+}
+
+/// Takes memory that other hosts of a fabric could take, and gives it back: whether it is to be had.
+pub(super) fn try_fabric(context: &Arc<Context>) -> Answer {
+    let wanted = Property { handles: flag::HANDLE_FABRIC, ..property(context) };
+    let current = context.relaxed()?;
+    let (mut bytes, mut memory) = (0, 0);
+    current.granularity(&mut bytes, &wanted, 0)?;
+    current.memory_create(&mut memory, bytes, &wanted, 0)?;
+    let taken = Physical { context: Arc::clone(context), memory, bytes, shared: true };
+    current.memory_export(&mut [0; 8], taken.memory, flag::HANDLE_FABRIC, 0)
 }
 
 impl Drop for Physical {

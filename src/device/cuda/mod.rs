@@ -29,6 +29,7 @@ mod image;
 mod memory;
 mod module;
 mod pools;
+mod probe;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -49,6 +50,7 @@ use graph::{Capturing, Executable, Graphs, capturing};
 use memory::{Allocation, Physical, Range, Registration, Stretch, Worker};
 use module::Module;
 use pools::{CudaPools, Enqueueing, Launches};
+use probe::Work;
 use stream::{Calls, Enqueued, Health, KnownStream, OwnEvent};
 
 pub use pools::TableCopy;
@@ -137,6 +139,9 @@ struct Inner {
     stretches: Mutex<Arc<Vec<Stretch>>>,
     events: Mutex<Vec<OwnEvent>>,
     streams: Mutex<Vec<KnownStream>>,
+    /// What only tools take.
+    marks: Mutex<Vec<OwnEvent>>,
+    work: Mutex<Option<Work>>,
     calls: Calls,
     module: Module,
     worker: Worker,
@@ -196,6 +201,8 @@ impl CudaDevice {
             stretches: Mutex::new(Arc::default()),
             events: Mutex::new(Vec::new()),
             streams: Mutex::new(Vec::new()),
+            marks: Mutex::new(Vec::new()),
+            work: Mutex::new(None),
             module,
             worker,
             context,
@@ -371,6 +378,14 @@ impl Inner {
     /// Where registered memory is, as of now.
     fn stretches(&self) -> Arc<Vec<Stretch>> {
         Arc::clone(&self.stretches.lock())
+    }
+
+    /// Keeps a stream that was made.
+    fn keep(&self, made: Driven<KnownStream>) -> Result<Stream> {
+        let own = made.map_err(|refusal| self.refused("new stream", refusal))?;
+        let stream = Stream(own.raw);
+        self.streams.lock().push(own);
+        Ok(stream)
     }
 
     /// A known stream's handle.

@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use super::driver::{Answer, Context, Current, Handle, Refusal, flag};
 use super::image::image;
 use crate::error::{Error, Kind, Result};
-use crate::sync::Arc;
+use crate::sync::{Arc, Mutex};
 
 /// The operation that errors of this file name.
 const OPERATION: &str = "load kernels";
@@ -39,6 +39,7 @@ kernels! {
     Digest = c"forebay_digest",
     Copy = c"forebay_copy",
     GatherBulk = c"forebay_gather_bulk",
+    Work = c"forebay_work",
 }
 
 /// The room to work in of a resolve and a warm-up is taken from a block's shared memory up to so many bytes, and as
@@ -51,6 +52,8 @@ pub(super) struct Module {
     context: Arc<Context>,
     raw: Handle,
     functions: [Handle; KERNELS.len()],
+    /// Of [`Kernel::Work`]; 0 until somebody asks for it.
+    work: Mutex<Handle>,
     /// The most bytes of shared memory that a resolve and a warm-up can be launched with.
     pub shared_bytes: u32,
 }
@@ -63,7 +66,8 @@ impl Module {
         context.capability >= (9, 0) && image(context.capability).starts_with(b"\x7FELF")
     }
 
-    /// Loads the kernels that fit the device; those of bulk copies, which newer devices have, only if `bulk`.
+    /// Loads the kernels that fit the device; those of bulk copies, which newer devices have, only if `bulk`. What
+    /// only tools use is left to [`Module::load_work`].
     ///
     /// # Errors
     /// What the driver says; [`Kind::InvalidConfig`] where a kernel takes fewer than `threads` threads.
@@ -77,23 +81,14 @@ impl Module {
             context: Arc::clone(context),
             raw,
             functions: [0; KERNELS.len()],
+            work: Mutex::new(0),
             shared_bytes: SHARED_MAX,
         };
         for ((kernel, name), function) in KERNELS.iter().zip(&mut module.functions) {
-            if *kernel == Kernel::GatherBulk && !bulk {
+            if *kernel == Kernel::Work || (*kernel == Kernel::GatherBulk && !bulk) {
                 continue;
             }
-            let mut most = 0;
-            current
-                .module_function(function, raw, name.as_ptr())
-                .and_then(|()| current.function_attribute(&mut most, flag::FUNCTION_THREADS, *function))
-                .map_err(|refusal| failed(refusal, Some(name)))?;
-            if most.unsigned_abs() < threads {
-                return Err(Error::new(Kind::InvalidConfig, OPERATION)
-                    .at(format!("threads of {}", name.to_string_lossy()))
-                    .with("wanted", threads)
-                    .with("most", most.unsigned_abs()));
-            }
+            *function = look_up(&current, raw, name, threads)?;
             if matches!(kernel, Kernel::Resolve | Kernel::Warm) {
                 let more = ask_for_shared(&current, context.shared_bytes, *function)
                     .map_err(|refusal| failed(refusal, Some(name)))?;
@@ -103,9 +98,28 @@ impl Module {
         Ok(module)
     }
 
+    /// Loads [`Kernel::Work`], once.
+    ///
+    /// # Errors
+    /// As [`Module::load`].
+    pub fn load_work(&self, threads: u32) -> Result<()> {
+        let mut work = self.work.lock();
+        if *work == 0 {
+            let current = self.context.relaxed().map_err(|refusal| failed(refusal, None))?;
+            let Some((_, name)) = KERNELS.iter().find(|(kernel, _)| *kernel == Kernel::Work) else {
+                return Ok(());
+            };
+            *work = look_up(&current, self.raw, name, threads)?;
+        }
+        Ok(())
+    }
+
     /// A kernel of the module.
     pub fn function(&self, kernel: Kernel) -> Handle {
-        self.functions.get(kernel as usize).copied().unwrap_or(0)
+        match kernel {
+            Kernel::Work => *self.work.lock(),
+            _ => self.functions.get(kernel as usize).copied().unwrap_or(0),
+        }
     }
 }
 
@@ -113,6 +127,22 @@ impl Drop for Module {
     fn drop(&mut self) {
         self.context.give_back(|driver| driver.module_unload(self.raw));
     }
+}
+
+/// Finds a kernel, and has it loaded.
+fn look_up(current: &Current<'_>, module: Handle, name: &CStr, threads: u32) -> Result<Handle> {
+    let (mut function, mut most) = (0, 0);
+    current
+        .module_function(&mut function, module, name.as_ptr())
+        .and_then(|()| current.function_attribute(&mut most, flag::FUNCTION_THREADS, function))
+        .map_err(|refusal| failed(refusal, Some(name)))?;
+    if most.unsigned_abs() < threads {
+        return Err(Error::new(Kind::InvalidConfig, OPERATION)
+            .at(format!("threads of {}", name.to_string_lossy()))
+            .with("wanted", threads)
+            .with("most", most.unsigned_abs()));
+    }
+    Ok(function)
 }
 
 /// Has a kernel take as many bytes of shared memory at launch as it may, of the `most` that a block can have; answers

@@ -90,7 +90,17 @@ impl Launches {
     /// Copies between two pieces of host memory that the device reaches: the driver's own copy would block the host.
     pub fn copy(&self, c: &Current<'_>, m: &Module, stream: Handle, args: &abi::CopyArgs) -> Answer {
         let blocks = (args.bytes / 16).div_ceil(u64::from(self.threads)).clamp(1, COPY_BLOCKS.into()) as u32;
-        self.launch(c, m, stream, Launch::new(Kernel::Copy, blocks, 1), args)
+        self.carry(&Enqueueing { current: c, module: m, stream }, blocks, args)
+    }
+
+    /// Copies between any two pieces of memory, by so many blocks.
+    pub fn carry(&self, e: &Enqueueing<'_>, blocks: u32, args: &abi::CopyArgs) -> Answer {
+        self.launch(e.current, e.module, e.stream, Launch::new(Kernel::Copy, blocks, 1), args)
+    }
+
+    /// Multiplies matrices, by so many blocks.
+    pub fn work(&self, e: &Enqueueing<'_>, blocks: u32, args: &abi::WorkArgs) -> Answer {
+        self.launch(e.current, e.module, e.stream, Launch::new(Kernel::Work, blocks, 1), args)
     }
 }
 

@@ -1,7 +1,10 @@
 //! Streams, events, and what runs on the host in a stream's order.
 //!
-//! **Streams** are the engine's, borrowed, or ours, which do not wait for the legacy stream. Either way a handle is
-//! the driver's own, and one that was not made known is refused before the driver sees it.
+//! **Streams** are the engine's, borrowed, or ours, which do not wait for the legacy stream and have the greatest
+//! priority there is: of two kernels that wait for multiprocessors a GPU runs the blocks of the older one first, so
+//! that a gather behind a large product would begin when that one ends; with a greater priority it gets the
+//! multiprocessors on which blocks end. Either way a handle is the driver's own, and one that was not made known is
+//! refused before the driver sees it.
 //!
 //! **Work that is dropped** is an engine's, and may call the device: no lock is held then.
 //!
@@ -31,9 +34,21 @@ pub(super) struct KnownStream {
 }
 
 impl KnownStream {
+    /// One whose work goes before that of other streams.
     pub fn own(context: &Arc<Context>) -> Answer<KnownStream> {
+        let (mut least, mut greatest) = (0, 0);
+        context.relaxed()?.priorities(&mut least, &mut greatest)?;
+        KnownStream::with(context, greatest)
+    }
+
+    /// One as an engine creates it.
+    pub fn usual(context: &Arc<Context>) -> Answer<KnownStream> {
+        KnownStream::with(context, 0)
+    }
+
+    fn with(context: &Arc<Context>, priority: i32) -> Answer<KnownStream> {
         let mut raw = 0;
-        context.relaxed()?.stream_create(&mut raw, flag::STREAM_NON_BLOCKING)?;
+        context.relaxed()?.stream_create(&mut raw, flag::STREAM_NON_BLOCKING, priority)?;
         Ok(KnownStream { context: Arc::clone(context), raw, own: true })
     }
 
@@ -64,7 +79,7 @@ impl Drop for KnownStream {
     }
 }
 
-/// An event without times, which would cost a flush.
+/// An event; without times, which would cost a flush, unless they are asked for.
 #[derive(Debug)]
 pub(super) struct OwnEvent {
     context: Arc<Context>,
@@ -73,8 +88,17 @@ pub(super) struct OwnEvent {
 
 impl OwnEvent {
     pub fn new(context: &Arc<Context>) -> Answer<OwnEvent> {
+        OwnEvent::with(context, flag::EVENT_DISABLE_TIMING)
+    }
+
+    /// One that keeps the time at which it is reached.
+    pub fn timed(context: &Arc<Context>) -> Answer<OwnEvent> {
+        OwnEvent::with(context, flag::EVENT_DEFAULT)
+    }
+
+    fn with(context: &Arc<Context>, flags: u32) -> Answer<OwnEvent> {
         let mut raw = 0;
-        context.relaxed()?.event_create(&mut raw, flag::EVENT_DISABLE_TIMING)?;
+        context.relaxed()?.event_create(&mut raw, flags)?;
         Ok(OwnEvent { context: Arc::clone(context), raw })
     }
 }

@@ -2,7 +2,7 @@
 //! of its own, and memory that it uses as no device should.
 
 #[path = "../../../tests/support/skip.rs"]
-mod skip;
+pub(super) mod skip;
 
 use super::driver::flag;
 use super::*;
@@ -472,4 +472,21 @@ fn memory_that_is_registered_already_is_told_so() {
     let refused = device.register(&map).unwrap_err();
     assert_eq!(refused.number("code"), Some(712));
     assert!(refused.to_string().ends_with("register memory once, by one owner"), "{refused}");
+}
+
+#[test]
+fn our_streams_go_before_an_engines() {
+    use crate::device::probe::Probe;
+    let Some(standin) = driver(Options::default()) else { return };
+    let device = device(&standin).unwrap();
+    let engine = Engine::new(&standin, 0);
+    let priority = |stream: u64| {
+        let mut priority = 7;
+        // SAFETY: see `Engine`.
+        done(unsafe { engine.api.stream_get_priority(stream, &mut priority) });
+        priority
+    };
+    let (own, usual) = (device.stream().unwrap(), device.engine_stream().unwrap());
+    assert!(priority(own.0) < 0, "less is more");
+    assert_eq!((priority(usual.0), priority(engine.stream())), (0, 0));
 }

@@ -306,3 +306,20 @@ fn pageable_memory_is_not_captured_and_blocks_outside() {
     gpu.copy(memory, (&raw const word) as u64, 4, stream);
     assert_eq!((gpu.word(memory), standin.synchronizations()), (7, before + 1));
 }
+
+#[test]
+fn a_handle_of_a_conditional_node_goes_with_its_graph_and_needs_its_node() {
+    for conditional_nodes in [true, false] {
+        let Some(standin) = standin(Options { conditional_nodes, ..Options::default() }) else { return };
+        let gpu = Gpu::new(&standin);
+        let graph = made!(gpu, graph_create(0));
+        let (mut handle, mut exec) = (0, 0);
+        let made = code!(gpu, graph_conditional_handle_create(&mut handle, graph, gpu.context, 0, 0));
+        assert_eq!(made, if conditional_nodes { 0 } else { 801 });
+        assert_eq!(code!(gpu, graph_conditional_handle_create(&mut handle, 7, gpu.context, 0, 0)), 1);
+        // Without its node a handle makes the graph one that cannot be launched.
+        let made = code!(gpu, graph_instantiate(&mut exec, graph, 0));
+        assert_eq!(made, i32::from(conditional_nodes));
+        assert_eq!(code!(gpu, graph_destroy(graph)), 0);
+    }
+}

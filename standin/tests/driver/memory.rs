@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 
 use crate::support::{DEVICE_MEMORY, GRANULE, Gpu, code, made, seeded, standin};
-use forebay_standin::{Options, Resources};
+use forebay_standin::{MemoryProperties, Options, Resources};
 
 const PAGE: usize = 4096;
 
@@ -304,4 +304,40 @@ fn memory_crosses_into_another_process() {
     assert_eq!(gpu.word(range + 4), 42);
     let mut other = 0;
     assert_eq!(code!(gpu, mem_import(&mut other, 0, 1)), 1, "no memory of a driver");
+}
+
+#[test]
+fn memory_for_a_fabric_is_exported_as_64_bytes_or_not_to_be_had() {
+    const FABRIC: i32 = 8;
+    let properties = MemoryProperties { handle_types: FABRIC, ..DEVICE_MEMORY };
+    for fabric in [true, false] {
+        let Some(standin) = standin(Options { fabric, ..Options::default() }) else { return };
+        let gpu = Gpu::new(&standin);
+        let mut handle = 0;
+        let made = code!(gpu, mem_create(&mut handle, GRANULE, &properties, 0));
+        assert_eq!(made, if fabric { 0 } else { 800 });
+        let mut advertised = 0;
+        assert_eq!(code!(gpu, device_get_attribute(&mut advertised, 128, 0)), 0);
+        assert_eq!(advertised, 1, "the device says so in any case");
+        if !fabric {
+            continue;
+        }
+        let mut shared = [0_u8; 80];
+        assert_eq!(code!(gpu, mem_export(shared.as_mut_ptr().cast(), handle, 1, 0)), 1, "no descriptor");
+        assert_eq!(code!(gpu, mem_export(shared.as_mut_ptr().cast(), handle, FABRIC, 0)), 0);
+        assert!(shared[..64].iter().all(|byte| *byte != 0) && shared[64..].iter().all(|byte| *byte == 0));
+        assert_eq!(code!(gpu, mem_release(handle)), 0);
+    }
+}
+
+#[test]
+fn a_device_has_a_place_on_the_bus() {
+    let Some(standin) = standin(Options { devices: 2, ..Options::default() }) else { return };
+    let gpu = Gpu::new(&standin);
+    let mut text = [0; 16];
+    assert_eq!(code!(gpu, device_get_pci_bus_id(text.as_mut_ptr(), 12, 0)), 1, "too short");
+    assert_eq!(code!(gpu, device_get_pci_bus_id(text.as_mut_ptr(), 16, 2)), 101);
+    assert_eq!(code!(gpu, device_get_pci_bus_id(text.as_mut_ptr(), 16, 1)), 0);
+    // SAFETY: the driver ends its text with a zero.
+    assert_eq!(unsafe { std::ffi::CStr::from_ptr(text.as_ptr()) }, c"0000:3C:00.0");
 }

@@ -348,6 +348,17 @@ fn time_passes_with_operations_between_timed_events() {
     let untimed = gpu.event();
     gpu.record(untimed, stream);
     assert_eq!(code!(gpu, event_elapsed_time(&mut milliseconds, start, untimed)), 400);
+    let never = made!(gpu, event_create(0));
+    assert_eq!(code!(gpu, event_elapsed_time(&mut milliseconds, never, end)), 400);
+    gpu.standin.hold(stream);
+    gpu.record(end, stream);
+    assert_eq!(code!(gpu, event_elapsed_time(&mut milliseconds, start, end)), 600, "not reached yet");
+    gpu.standin.let_go(stream);
+    let before = milliseconds;
+    assert_eq!(code!(gpu, event_elapsed_time(&mut milliseconds, start, end)), 0);
+    assert!(milliseconds > before, "the last record counts");
+    assert_eq!(code!(gpu, event_elapsed_time(&mut milliseconds, end, start)), 0);
+    assert!(milliseconds < 0.0, "the other way round");
 }
 
 // SAFETY: declared as the driver calls it, with the data that the test passes.

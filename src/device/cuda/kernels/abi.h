@@ -182,10 +182,18 @@ struct CopyArgs {
     u64 from, to, bytes;
 };
 
+// What tools have multiplied: pairs of panels, each of so many steps of 16 columns of one and rows of the other.
+static const u32 WORK_PANELS = 16;
+static const u32 WORK_STEPS = 8;
+
+struct WorkArgs {
+    u64 operands, results;  // bf16 [WORK_PANELS][WORK_STEPS][2][4][2][32][8], f32 [WORK_PANELS][512][4]
+};
+
 static_assert(sizeof(LaneHead) == 28 && sizeof(Fetch) == 8, "residency's own");
 static_assert(sizeof(Layer) == 96 && sizeof(List) == 40 && sizeof(Micro) == 72 && sizeof(Pools) == 120, "abi.rs");
 static_assert(sizeof(LoadArgs) == 24 && sizeof(CommitArgs) == 24 && sizeof(ResolveArgs) == 72, "abi.rs");
 static_assert(sizeof(GatherArgs) == 40 && sizeof(ScatterArgs) == 32 && sizeof(ReportArgs) == 24, "abi.rs");
 static_assert(sizeof(JoinArgs) == 24 && sizeof(TruncateArgs) == 32 && sizeof(LeaveArgs) == 16, "abi.rs");
 static_assert(sizeof(WarmArgs) == 32 && sizeof(RaiseArgs) == 32 && sizeof(DigestArgs) == 24, "abi.rs");
-static_assert(sizeof(CopyArgs) == 24, "abi.rs");
+static_assert(sizeof(CopyArgs) == 24 && sizeof(WorkArgs) == 16, "abi.rs");

@@ -6,3 +6,4 @@
 #include "lanes.cuh"
 #include "resolve.cuh"
 #include "step.cuh"
+#include "work.cuh"

@@ -1,0 +1,398 @@
+//! The other side of every figure: the rule itself, on the host, doing the same steps, and what it is compared with.
+//!
+//! It runs [`LayerTables`] with the portable scan, so on no device does a figure compare code with itself alone.
+//! Selections are drawn from its state: it knows what is resident, so a step misses exactly as many rows as asked,
+//! step after step, without anything being reset between them.
+
+use forebay::device::block::LayerCount;
+use forebay::residency::{Fetch, LayerTables, Moved, Portable, Rows, Selected, TableShape, Workspace};
+use forebay::{Error, Kind, Result};
+
+/// A stream of numbers by a fixed seed.
+#[derive(Debug)]
+pub struct Numbers(u64);
+
+impl Numbers {
+    /// The stream of `seed`.
+    pub fn new(seed: u64) -> Numbers {
+        Numbers(seed)
+    }
+
+    /// The next number below `end`; 0 where there is none.
+    pub fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        (mix(self.0) >> 32) as usize % end.max(1)
+    }
+
+    /// Brings the first `count` of `all` to be drawn from all of them, in random order.
+    pub fn draw<T>(&mut self, all: &mut [T], count: usize) {
+        for at in 0..count.min(all.len()) {
+            let other = at + self.below(all.len() - at);
+            all.swap(at, other);
+        }
+    }
+
+    /// All numbers below `count`, in random order.
+    pub fn shuffled(&mut self, count: u32) -> Vec<u32> {
+        let mut all: Vec<u32> = (0..count).collect();
+        self.draw(&mut all, count as usize);
+        all
+    }
+}
+
+/// Mixes a word, so that neighbours differ everywhere.
+pub fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    word ^ (word >> 31)
+}
+
+/// What one lane selects in one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Query rows.
+    pub query: u32,
+    /// Distinct rows that are not resident.
+    pub misses: u32,
+    /// Entries that name resident rows, over all query rows; further entries are -1.
+    pub hits: u32,
+}
+
+impl Wanted {
+    /// Every entry of `query` rows of `k` names a row, a share of them rows that are not resident.
+    pub fn share(k: u32, query: u32, share: f64) -> Wanted {
+        let misses = (f64::from(k * query) * share).round() as u32;
+        Wanted { query, misses, hits: k * query - misses }
+    }
+}
+
+/// The rule's own tables of a rig.
+#[derive(Debug)]
+pub struct Oracle {
+    layers: Vec<LayerTables>,
+    work: Workspace,
+    k: usize,
+    numbers: Numbers,
+    /// Bit per position: drawn for this lane.
+    drawn: Vec<u64>,
+    residents: Vec<u32>,
+    room: Vec<Fetch>,
+    /// `[batch][query][k]` answers of the last resolve.
+    pub slots: Vec<i32>,
+    /// By batch row what the last resolve missed.
+    pub fetches: Vec<Vec<Fetch>>,
+    /// By layer, of the step.
+    pub counts: Vec<LayerCount>,
+}
+
+/// A defect that a comparison has found.
+pub fn differs(place: String, wanted: u64, found: u64) -> Error {
+    Error::new(Kind::Internal, "bench")
+        .at(place)
+        .with("wanted", wanted)
+        .with("found", found)
+        .hint("no figure of a device that is wrong: run its tests")
+}
+
+/// Answers of a device against the rule's, `[batch][query][k]` of so many entries a batch row.
+///
+/// # Errors
+/// [`Kind::Internal`] names the first entry that differs.
+pub fn compare_slots(layer: u32, per_row: usize, found: &[i32], wanted: &[i32]) -> Result<u64> {
+    if found.len() != wanted.len() {
+        return Err(differs(format!("answers of layer {layer}"), wanted.len() as u64, found.len() as u64));
+    }
+    match found.iter().zip(wanted).position(|(found, wanted)| found != wanted) {
+        None => Ok(wanted.len() as u64),
+        Some(at) => {
+            let word = |slots: &[i32]| slots.get(at).copied().unwrap_or_default() as u32 as u64;
+            let (row, entry) = (at / per_row.max(1), at % per_row.max(1));
+            let place = format!("layer {layer}, batch row {row}, entry {entry}: slot");
+            Err(differs(place, word(wanted), word(found)))
+        }
+    }
+}
+
+/// One row's bytes against what they must be; `place` says whose they are.
+///
+/// # Errors
+/// [`Kind::Internal`] names the first byte that differs.
+pub fn compare_row(found: &[u8], wanted: &[u8], place: impl Fn() -> String) -> Result<u64> {
+    if found == wanted {
+        return Ok(1);
+    }
+    let at = found.iter().zip(wanted).position(|(found, wanted)| found != wanted).unwrap_or(found.len());
+    let byte = |bytes: &[u8]| bytes.get(at).copied().map_or(u64::MAX, u64::from);
+    Err(differs(format!("{}, byte {at} of the row", place()), byte(wanted), byte(found)))
+}
+
+impl Oracle {
+    /// Tables of `layers` layers, for steps of at most `batch` lanes.
+    ///
+    /// # Errors
+    /// As [`LayerTables::new`].
+    pub fn new(shape: TableShape, layers: u32, batch: u32, k: u32) -> Result<Oracle> {
+        let selected = (shape.query_rows * k) as usize;
+        Ok(Oracle {
+            layers: (0..layers).map(|_| LayerTables::new(shape)).collect::<Result<_>>()?,
+            work: Workspace::new(&shape, shape.query_rows * k),
+            k: k as usize,
+            numbers: Numbers::new(2),
+            drawn: vec![0; (shape.tokens as usize).div_ceil(64)],
+            residents: Vec::new(),
+            room: vec![Fetch { position: 0, slot: 0 }; selected],
+            slots: Vec::new(),
+            fetches: vec![Vec::new(); batch as usize],
+            counts: vec![LayerCount::default(); layers as usize],
+        })
+    }
+
+    fn layer(&mut self, layer: u32) -> Result<&mut LayerTables> {
+        let missing = || Error::new(Kind::OutOfRange, "bench").at("layer").with("layer", layer);
+        self.layers.get_mut(layer as usize).ok_or_else(missing)
+    }
+
+    /// As the device's join, in every layer.
+    ///
+    /// # Errors
+    /// As [`LayerTables::join`].
+    pub fn join(&mut self, lane: u32, blocks: &[u32], budget: u32, length: u32) -> Result<()> {
+        self.layers.iter_mut().try_for_each(|tables| tables.join(lane, blocks, budget, length))
+    }
+
+    /// As the device's leave.
+    pub fn leave(&mut self, lane: u32) {
+        self.layers.iter_mut().for_each(|tables| tables.leave(lane));
+    }
+
+    /// As the device's warm-up, by `[layers][steps][k]` selections.
+    ///
+    /// # Errors
+    /// As [`LayerTables::warm`].
+    pub fn warm(&mut self, lane: u32, whole: bool, selections: &[i32]) -> Result<()> {
+        let per_layer = selections.len() / self.layers.len().max(1);
+        self.slots.resize(self.slots.len().max(self.k), 0);
+        for (index, tables) in self.layers.iter_mut().enumerate() {
+            if whole {
+                tables.bring_up(lane);
+            }
+            let steps = selections.get(index * per_layer..(index + 1) * per_layer).unwrap_or_default();
+            for selection in steps.chunks_exact(self.k) {
+                let slots = self.slots.get_mut(..self.k).unwrap_or_default();
+                let selected = Selected { selection, slots, fetches: &mut self.room };
+                tables.warm(&Portable, lane, selected, &mut self.work)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// As the device's beginning of a step; `moved` hears which landed rows took which slots: layer, lane and move.
+    ///
+    /// # Errors
+    /// As [`LayerTables::commit`].
+    pub fn begin(
+        &mut self,
+        lanes: &[u32],
+        (accepted, query): (u32, u32),
+        mut moved: impl FnMut(u32, u32, Moved),
+    ) -> Result<()> {
+        self.counts.fill(LayerCount::default());
+        for (index, tables) in self.layers.iter_mut().enumerate() {
+            for lane in lanes {
+                tables.commit(&Portable, *lane, accepted, query, |m| moved(index as u32, *lane, m))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Resolves `[lanes][query][k]` positions: answers in `slots`, misses in `fetches`.
+    ///
+    /// # Errors
+    /// As [`LayerTables::resolve`]; [`Kind::Internal`] for a selection beyond the length, which nobody draws.
+    pub fn resolve(&mut self, layer: u32, lanes: &[u32], query: u32, selection: &[i32]) -> Result<()> {
+        let per_row = query as usize * self.k;
+        self.slots.clear();
+        self.slots.resize(selection.len(), 0);
+        let tables = self.layers.get_mut(layer as usize);
+        let (Some(tables), Some(counts)) = (tables, self.counts.get_mut(layer as usize)) else {
+            return Err(Error::new(Kind::OutOfRange, "bench").at("layer").with("layer", layer));
+        };
+        let rows = Rows { first: 0, count: query };
+        let answers = selection.chunks_exact(per_row).zip(self.slots.chunks_exact_mut(per_row));
+        for ((lane, list), (selection, slots)) in lanes.iter().zip(&mut self.fetches).zip(answers) {
+            let selected = Selected { selection, slots, fetches: &mut self.room };
+            let done = tables.resolve(&Portable, *lane, rows, selected, &mut self.work)?;
+            if let Some(beyond) = done.beyond {
+                return Err(differs(format!("position drawn for lane {lane}"), 0, beyond.position.into()));
+            }
+            counts.add(&done.counts);
+            list.clear();
+            list.extend(self.room.iter().take(done.counts.misses as usize));
+        }
+        Ok(())
+    }
+
+    /// Draws what `lane` selects next in `layer`, `[query][k]`, onto the end of `out`: the misses divided evenly over
+    /// the query rows and all different; the hits of each row all different; each row in random order.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] where fewer rows are resident, or are not, than are wanted.
+    pub fn select(&mut self, layer: u32, lane: u32, wanted: Wanted, out: &mut Vec<i32>) -> Result<()> {
+        let few = |place: &'static str, rows: u32| {
+            Err(Error::new(Kind::InvalidConfig, "bench").at(place).with("rows", rows))
+        };
+        let mut residents = std::mem::take(&mut self.residents);
+        residents.clear();
+        let tables = self.layer(layer)?;
+        let (length, budget) = tables.head(lane).map_or((0, 0), |head| (head.length, head.budget));
+        residents.extend(tables.residents(lane, 0, budget).map(|row| row.position));
+        let Wanted { query, misses, hits } = wanted;
+        if misses > length - residents.len() as u32 {
+            return few("rows that are not resident", length - residents.len() as u32);
+        }
+        if hits.div_ceil(query.max(1)) as usize > residents.len() {
+            return few("resident rows", residents.len() as u32);
+        }
+        let missed = self.draw_missed(layer, lane, length, misses)?;
+        let mut missed = missed.into_iter();
+        for row in 0..query {
+            let of_row = |all: u32| (all / query + u32::from(row < all % query)) as usize;
+            let (first, hits) = (out.len(), of_row(misses + hits) - of_row(misses));
+            out.extend(missed.by_ref().take(of_row(misses)).map(|position| position as i32));
+            self.numbers.draw(&mut residents, hits);
+            out.extend(residents.iter().take(hits).map(|position| *position as i32));
+            let drawn = out.get_mut(first..).unwrap_or_default();
+            let count = drawn.len();
+            self.numbers.draw(drawn, count);
+            out.resize(first + self.k, -1);
+        }
+        self.residents = residents;
+        Ok(())
+    }
+
+    /// So many different positions of a lane that are not resident.
+    fn draw_missed(&mut self, layer: u32, lane: u32, length: u32, count: u32) -> Result<Vec<u32>> {
+        let mut missed = Vec::with_capacity(count as usize);
+        let mut drawn = std::mem::take(&mut self.drawn);
+        while missed.len() < count as usize {
+            let position = self.numbers.below(length as usize) as u32;
+            let bit = 1 << (position % 64);
+            let Some(word) = drawn.get_mut(position as usize / 64) else { break };
+            if *word & bit == 0 && self.layer(layer)?.slot(lane, position).is_none() {
+                *word |= bit;
+                missed.push(position);
+            }
+        }
+        for position in &missed {
+            if let Some(word) = drawn.get_mut(*position as usize / 64) {
+                *word = 0;
+            }
+        }
+        self.drawn = drawn;
+        Ok(missed)
+    }
+
+    /// As the device's digest of a lane.
+    pub fn digest(&self, lane: u32) -> u64 {
+        let digests = self.layers.iter().map(|tables| tables.digest(lane)).enumerate();
+        digests
+            .fold(0, |sum: u64, (layer, digest)| sum.wrapping_add(digest.wrapping_mul(2 * layer as u64 + 1)))
+    }
+
+    /// Committed tokens of a lane.
+    pub fn length(&self, lane: u32) -> u32 {
+        self.layers.first().and_then(|tables| tables.head(lane)).map_or(0, |head| head.length)
+    }
+
+    /// What is resident of a lane in a layer: position and slot, in the lane's order.
+    pub fn residents(&self, layer: u32, lane: u32) -> Vec<Fetch> {
+        let tables = self.layers.get(layer as usize);
+        let of = |tables: &LayerTables| {
+            let budget = tables.head(lane).map_or(0, |head| head.budget);
+            tables.residents(lane, 0, budget).collect()
+        };
+        tables.map(of).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: TableShape = TableShape {
+        lanes: 2,
+        tokens: 1100,
+        query_rows: 4,
+        scratch: 64,
+        passes: 1,
+        scratch_base: 1,
+        landing_base: 192,
+        budget_base: 256,
+        budget_blocks: 6,
+    };
+
+    #[test]
+    fn a_step_misses_exactly_what_was_asked_again_and_again() {
+        let mut oracle = Oracle::new(SHAPE, 1, 2, 64).unwrap();
+        oracle.join(0, &[0, 1, 2], 192, 1024).unwrap();
+        let fill: Vec<i32> = (0..192).map(|position| position * 5).collect();
+        oracle.warm(0, false, &fill).unwrap();
+        // Of two query rows 17 misses are nine and eight.
+        let steps = [(1, 0.067), (4, 0.3), (2, 0.134), (4, 0.067), (1, 1.0)];
+        for (step, (query, share)) in steps.into_iter().enumerate() {
+            oracle.begin(&[0], (u32::from(step > 0), query), |_, _, _| {}).unwrap();
+            let wanted = Wanted::share(64, query, share);
+            assert_eq!(wanted.misses + wanted.hits, 64 * query);
+            let mut selection = Vec::new();
+            oracle.select(0, 0, wanted, &mut selection).unwrap();
+            oracle.resolve(0, &[0], query, &selection).unwrap();
+            assert_eq!(
+                (oracle.counts[0].misses, oracle.fetches[0].len() as u32),
+                (wanted.misses, wanted.misses)
+            );
+            for row in selection.chunks(64) {
+                let mut row = row.to_vec();
+                row.sort_unstable();
+                row.dedup();
+                assert_eq!(row.len(), 64, "a query row selects a position once");
+            }
+        }
+        let mut selection = Vec::new();
+        let few = Wanted { query: 1, misses: 0, hits: 200 };
+        assert_eq!(oracle.select(0, 0, few, &mut selection).unwrap_err().kind(), Kind::InvalidConfig);
+        let few = Wanted { query: 1, misses: 1000, hits: 0 };
+        assert_eq!(oracle.select(0, 0, few, &mut selection).unwrap_err().kind(), Kind::InvalidConfig);
+    }
+
+    #[test]
+    fn what_is_not_wanted_is_an_entry_without_a_position() {
+        let mut oracle = Oracle::new(SHAPE, 1, 2, 64).unwrap();
+        oracle.join(1, &[3], 64, 500).unwrap();
+        let mut selection = Vec::new();
+        oracle.select(0, 1, Wanted { query: 1, misses: 3, hits: 0 }, &mut selection).unwrap();
+        assert!(selection[..3].iter().all(|position| (0..500).contains(position)));
+        assert_eq!(selection[3..], [-1; 61]);
+    }
+
+    #[test]
+    fn a_planted_slot_and_a_planted_byte_are_found() {
+        let wanted: Vec<i32> = (0..32).collect();
+        assert_eq!(compare_slots(3, 8, &wanted, &wanted).unwrap(), 32);
+        let mut found = wanted.clone();
+        found[21] = 7;
+        let text = compare_slots(3, 8, &found, &wanted).unwrap_err().to_string();
+        for part in ["layer 3, batch row 2, entry 5", "wanted 21", "found 7"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(compare_slots(0, 8, &found[1..], &wanted).is_err());
+
+        let row: Vec<u8> = (0..200).collect();
+        assert_eq!(compare_row(&row, &row, || unreachable!()).unwrap(), 1);
+        let mut other = row.clone();
+        other[199] ^= 1;
+        let text = compare_row(&other, &row, || "lane 4, position 9".to_owned()).unwrap_err().to_string();
+        for part in ["lane 4, position 9, byte 199 of the row", "wanted 199", "found 198"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}

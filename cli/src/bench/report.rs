@@ -1,0 +1,308 @@
+//! Figures for people and as JSON. `docs/json.md` describes the entries.
+
+use forebay::Result;
+use forebay::device::ceilings::Ceilings;
+use forebay::device::probe::Facts;
+use serde::{Serialize, Serializer};
+
+use super::Measured;
+use super::result::{Figure, Parameter};
+use crate::json;
+use crate::output::harmless;
+use crate::report::{align_right, number, table};
+
+/// Gigabytes (1e9) a second.
+pub fn gb(rate: f64) -> f64 {
+    rate / 1e9
+}
+
+/// Names with values, in their order.
+struct Named<'a, T>(Vec<(&'a str, T)>);
+
+impl<T: Serialize> Serialize for Named<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+impl Serialize for Parameter {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            Parameter::Text(text) => serializer.serialize_str(text),
+            Parameter::Number(whole) if whole.fract() == 0.0 && whole.abs() < 1e15 => {
+                serializer.serialize_i64(*whole as i64)
+            }
+            Parameter::Number(number) => serializer.serialize_f64(*number),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Heading {
+    schema: u32,
+    forebay: &'static str,
+    kind: &'static str,
+}
+
+impl Heading {
+    fn new(kind: &'static str) -> Heading {
+        Heading { schema: json::SCHEMA, forebay: env!("CARGO_PKG_VERSION"), kind }
+    }
+}
+
+#[derive(Serialize)]
+struct DeviceEntry<'a> {
+    #[serde(flatten)]
+    heading: Heading,
+    device: &'a str,
+    name: &'a str,
+    memory_total: u64,
+    memory_free: u64,
+    processors: u32,
+    copy_engines: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<GpuEntry<'a>>,
+    rounds: u32,
+    quick: bool,
+    ceilings: &'a Ceilings,
+}
+
+#[derive(Serialize)]
+struct GpuEntry<'a> {
+    cuda: String,
+    capability: String,
+    bus: &'a str,
+}
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    #[serde(flatten)]
+    heading: Heading,
+    device: &'a str,
+    group: &'static str,
+    name: &'a str,
+    parameters: Named<'a, &'a Parameter>,
+    us: f64,
+    us_low: f64,
+    us_high: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gb_s: Option<f64>,
+    ceiling: &'static str,
+    ceiling_us: f64,
+    fraction: f64,
+    beside: Named<'a, f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    met: Option<bool>,
+    checked: u64,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Any<'a> {
+    Device(DeviceEntry<'a>),
+    Figure(Entry<'a>),
+}
+
+/// All entries as text: the device, then each figure.
+///
+/// # Errors
+/// As [`json::list`].
+pub fn text(measured: &Measured) -> Result<Vec<u8>> {
+    let Measured { device, facts, ceilings, figures, rounds, quick } = measured;
+    let dotted = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+    let mut entries = vec![Any::Device(DeviceEntry {
+        heading: Heading::new("bench-device"),
+        device,
+        name: &facts.name,
+        memory_total: facts.memory_total,
+        memory_free: facts.memory_free,
+        processors: facts.processors,
+        copy_engines: facts.copy_engines,
+        gpu: facts.gpu.as_ref().map(|gpu| GpuEntry {
+            cuda: dotted(gpu.driver),
+            capability: dotted(gpu.capability),
+            bus: &gpu.bus,
+        }),
+        rounds: *rounds,
+        quick: *quick,
+        ceilings,
+    })];
+    entries.extend(figures.iter().map(|figure| {
+        Any::Figure(Entry {
+            heading: Heading::new("bench"),
+            device,
+            group: figure.group,
+            name: &figure.name,
+            parameters: Named(figure.parameters.iter().map(|(name, value)| (*name, value)).collect()),
+            us: figure.us,
+            us_low: figure.us_low,
+            us_high: figure.us_high,
+            bytes: figure.bytes,
+            gb_s: figure.rate().map(gb),
+            ceiling: figure.ceiling.0,
+            ceiling_us: figure.ceiling.1,
+            fraction: figure.fraction(),
+            beside: Named(figure.beside.clone()),
+            target: figure.target.map(|target| target.text),
+            met: figure.target.map(|target| target.met),
+            checked: figure.checked,
+        })
+    }));
+    json::list(&entries)
+}
+
+/// The device in one line.
+pub fn device_line(device: &str, facts: &Facts) -> String {
+    let memory = crate::report::size(facts.memory_total as f64);
+    let name = harmless(&facts.name);
+    match &facts.gpu {
+        Some(gpu) => format!(
+            "{device}: {name}, compute capability {}.{}, CUDA {}.{}, {} multiprocessors, {memory}, bus {}",
+            gpu.capability.0,
+            gpu.capability.1,
+            gpu.driver.0,
+            gpu.driver.1,
+            facts.processors,
+            harmless(&gpu.bus),
+        ),
+        None => format!("{device}: {name}, {} threads, {memory}", facts.processors),
+    }
+}
+
+/// Its ceilings in one line.
+pub fn ceilings_line(ceilings: &Ceilings) -> String {
+    let Ceilings { copy_up, copy_down, read, write, memory, launch_us, .. } = *ceilings;
+    let [copy_up, copy_down, read, write, memory] =
+        [copy_up, copy_down, read, write, memory].map(|rate| number(gb(rate)));
+    format!(
+        "copy engine {copy_up} GB/s up, {copy_down} down; processors read {read}, write {write}; \
+         memory {memory} read and written; a launch {} us",
+        number(launch_us)
+    )
+}
+
+/// The figures by groups, in their order.
+pub fn groups(figures: &[Figure]) -> Vec<&[Figure]> {
+    figures.chunk_by(|a, b| a.group == b.group).collect()
+}
+
+/// Every name once, in the order in which they come.
+fn once<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut once = Vec::new();
+    for name in names {
+        if !once.contains(&name) {
+            once.push(name);
+        }
+    }
+    once
+}
+
+/// The names of a group's parameters.
+pub fn parameters(figures: &[Figure]) -> Vec<&'static str> {
+    let mut names = Vec::new();
+    for (name, _) in figures.iter().flat_map(|figure| &figure.parameters) {
+        if !names.contains(name) {
+            names.push(*name);
+        }
+    }
+    names
+}
+
+/// A parameter as text; nothing for one that the figure does not have.
+pub fn parameter(figure: &Figure, name: &str) -> String {
+    let found = figure.parameters.iter().find(|(key, _)| *key == name);
+    found.map(|(_, value)| harmless(&value.to_string())).unwrap_or_default()
+}
+
+/// A share as percent: of a ceiling that is far away two digits.
+pub fn percent(share: f64) -> String {
+    let percent = 100.0 * share;
+    if percent < 9.95 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
+}
+
+fn of_group(figures: &[Figure], utf8: bool) -> String {
+    let names = parameters(figures);
+    let beside = once(figures.iter().flat_map(|figure| figure.beside.iter().map(|(name, _)| *name)));
+    let [has_rate, has_target, named] = [
+        figures.iter().any(|figure| figure.bytes.is_some()),
+        figures.iter().any(|figure| figure.target.is_some()),
+        figures.iter().any(|figure| figure.name != figure.group),
+    ];
+    let mut table = table(utf8);
+    let us = if utf8 { "µs" } else { "us" };
+    let mut header: Vec<String> = Vec::new();
+    header.extend(named.then(|| "what".to_owned()));
+    header.extend(names.iter().map(|name| name.replace('_', " ")));
+    header.extend([us.to_owned(), "quartiles".to_owned()]);
+    header.extend(has_rate.then(|| "GB/s".to_owned()));
+    header.extend(["of ceiling".to_owned(), "ceiling".to_owned()]);
+    header.extend(beside.iter().map(|name| (*name).to_owned()));
+    header.extend(has_target.then(|| "target".to_owned()));
+    table.set_header(header);
+    for figure in figures {
+        let mut row: Vec<String> = Vec::new();
+        row.extend(named.then(|| figure.name.clone()));
+        row.extend(names.iter().map(|name| parameter(figure, name)));
+        row.extend([number(figure.us), format!("{} - {}", number(figure.us_low), number(figure.us_high))]);
+        row.extend(has_rate.then(|| figure.rate().map(|rate| number(gb(rate))).unwrap_or_default()));
+        row.extend([percent(figure.fraction()), number(figure.ceiling.1)]);
+        row.extend(beside.iter().map(|name| {
+            let found = figure.beside.iter().find(|(key, _)| key == name);
+            found.map(|(_, us)| number(*us)).unwrap_or_default()
+        }));
+        let met = |met| if met { "met" } else { "missed" };
+        row.extend(
+            has_target
+                .then(|| figure.target.map(|t| format!("{}: {}", met(t.met), t.text)).unwrap_or_default()),
+        );
+        table.add_row(row);
+    }
+    align_right(&mut table, |column| column >= usize::from(named));
+    table.to_string().lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+}
+
+/// All of it as tables.
+pub fn tables(measured: &Measured, utf8: bool) -> String {
+    let Measured { device, facts, ceilings, figures, rounds, quick } = measured;
+    let mut out = format!("{}\nCeilings: {}\n", device_line(device, facts), ceilings_line(ceilings));
+    if *quick {
+        out += "Quick: tiny shapes, which show that all works and say nothing about speed.\n";
+    }
+    for figures in groups(figures) {
+        let Some(first) = figures.first() else { continue };
+        out += &format!("\n{} (ceiling: {})\n", first.group, first.ceiling.0);
+        out += &of_group(figures, utf8);
+    }
+    let checked: u64 = figures.iter().map(|figure| figure.checked).sum();
+    out += &format!(
+        "\nMedian and quartiles of {rounds} steps that differ, at most; times and ceilings in microseconds. \
+         Of ceiling: its time / the median.\nCompared with the rule and found the same: {checked} slots, rows, \
+         reports and digests.\n"
+    );
+    if utf8 { out } else { out.replace('µ', "u") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_parameters_are_written_as_integers() {
+        let named = Named(vec![
+            ("rows", Parameter::from(41_000_u32)),
+            ("misses", Parameter::from(0.134)),
+            ("order", Parameter::from("none")),
+        ]);
+        let text = serde_json::to_string(&named).unwrap();
+        assert_eq!(text, r#"{"rows":41000,"misses":0.134,"order":"none"}"#);
+    }
+
+    #[test]
+    fn shares_have_two_digits() {
+        assert_eq!([0.0012, 0.034, 0.0996, 0.5, 1.04].map(percent), ["0.1%", "3.4%", "10%", "50%", "104%"]);
+    }
+}

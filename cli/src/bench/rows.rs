@@ -1,0 +1,351 @@
+//! Gather and scatter: many small rows at once, from few to a hundred thousand in a call.
+//!
+//! Rows stand at random places of more host memory than any cache holds, and every call has other ones. Beside
+//! what processors give at best stands what a copy engine gives; [`super::packed`] tries to come near to that.
+
+use std::sync::Arc;
+
+use forebay::device::ceilings::Ceilings;
+use forebay::device::probe::Probe;
+use forebay::device::rates::{Rates, RowRate, RowRates};
+use forebay::{Result, os};
+
+use super::oracle::{Numbers, Wanted, compare_row};
+use super::packed;
+use super::result::{Asked, Figure, Spread, Target};
+use super::rig::{Extents, Memory, Places, Rig};
+
+/// Rows of a call.
+const ROWS: [u32; 10] = [1, 16, 64, 256, 410, 1024, 4096, 16_384, 41_000, 100_000];
+
+/// The same where only the way is tried.
+const QUICK: [u32; 4] = [1, 16, 64, 200];
+
+/// Bytes of a row, and from one to the next in host memory.
+const SHAPES: [(u32, u32); 3] = [(656, 704), (656, 656), (1152, 1152)];
+
+/// Steps in front of those that are timed.
+const WARM_UP: u32 = 2;
+
+/// The most bytes of host memory that a figure takes: more than any cache holds.
+const POOL: u64 = 3 << 29;
+
+/// From so many rows on the targets speak of a call.
+const MANY: u32 = 4096;
+
+/// Bytes of host memory for a rig: at most a quarter of what can be had.
+pub fn pool_bytes(quick: bool) -> u64 {
+    if quick { 4 << 20 } else { POOL.min(os::memory().1 / 4).max(4 << 20) }
+}
+
+/// The rows of the calls that are made.
+fn counts(quick: bool) -> &'static [u32] {
+    if quick { &QUICK } else { &ROWS }
+}
+
+/// Pools for gathers, and whose turn it is.
+struct Gather {
+    rig: Rig,
+    order: Vec<u32>,
+    turn: usize,
+}
+
+impl Gather {
+    fn new(
+        device: &Arc<dyn Probe>,
+        (row, stride): (u32, u32),
+        memory: &Memory,
+        quick: bool,
+    ) -> Result<Gather> {
+        let (lanes, k) = if quick { (4, 64) } else { (64, 2048) };
+        let page = 64;
+        let lane_bytes = memory.slice.bytes() / u64::from(lanes);
+        let pages = (lane_bytes / (u64::from(page) * u64::from(stride))) as u32;
+        let extents = Extents {
+            row,
+            stride,
+            page,
+            layers: 1,
+            lanes,
+            length: pages * page - 1,
+            shorter: 0,
+            growth: 0,
+            k,
+            query_rows: 1,
+            budget: k,
+        };
+        let rig = Rig::new(device, extents, Places::Host(memory.clone()), quick)?;
+        rig.touch()?;
+        Ok(Gather { rig, order: Numbers::new(4).shuffled(lanes), turn: 0 })
+    }
+
+    /// Microseconds of a call for so many rows that are not resident, of other lanes than the call before where
+    /// there are any.
+    fn call(&mut self, rows: u32) -> Result<f64> {
+        let lanes = rows.div_ceil(self.rig.extents.k);
+        let lanes = next(&self.order, &mut self.turn, lanes as usize);
+        self.rig.begin(&lanes, (0, 1), |_, _, _| {})?;
+        let count = lanes.len() as u32;
+        let share = |row: usize| rows / count + u32::from((row as u32) < rows % count);
+        self.rig.select(0, |row| Wanted { query: 1, misses: share(row), hits: 0 })?;
+        self.rig.timer.time(|stream| self.rig.resolve(0, stream))?;
+        self.rig.check_answers(0)?;
+        let us = self.rig.timer.time(|stream| self.rig.gather(0, stream))?;
+        self.rig.check_rows(0)?;
+        self.rig.end()?;
+        Ok(us)
+    }
+}
+
+/// Pools for scatters: a lane for each row, or for two where there are more rows than a batch has.
+struct Scatter {
+    rig: Rig,
+    order: Vec<u32>,
+    turn: usize,
+    /// What the landing slots hold.
+    landing: Vec<u8>,
+    generation: u32,
+}
+
+/// Query rows of a lane.
+const LANDING: u32 = 2;
+
+impl Scatter {
+    fn new(
+        device: &Arc<dyn Probe>,
+        (row, stride): (u32, u32),
+        memory: &Memory,
+        quick: bool,
+    ) -> Result<Scatter> {
+        let page = 16;
+        let fit = (memory.slice.bytes() / (u64::from(page) * u64::from(stride))) as u32;
+        let lanes = fit.min(counts(quick).iter().max().map_or(1, |rows| rows.div_ceil(LANDING)));
+        let extents = Extents {
+            row,
+            stride,
+            page,
+            layers: 1,
+            lanes,
+            length: page - LANDING,
+            // A row stands at any place of its page.
+            shorter: page - LANDING - 1,
+            growth: 0,
+            k: 1,
+            query_rows: LANDING,
+            budget: 1,
+        };
+        let landing: Vec<u8> = (0..lanes * LANDING * row).map(|at| (at % 251) as u8).collect();
+        let rig = Rig::new(device, extents, Places::Host(memory.clone()), quick)?;
+        Ok(Scatter { rig, order: Numbers::new(5).shuffled(lanes), turn: 0, landing, generation: 0 })
+    }
+
+    /// Writes other rows into the landing slots of `lanes` than were there before.
+    fn land(&mut self, lanes: &[u32], query: u32) -> Result<()> {
+        self.generation += 1;
+        let row = self.rig.extents.row as usize;
+        for slot in lanes.iter().flat_map(|lane| (0..query).map(move |query| lane * LANDING + query)) {
+            let word = (self.generation << 18 ^ slot).to_le_bytes();
+            if let Some(bytes) =
+                self.landing.get_mut(slot as usize * row..).and_then(|rows| rows.get_mut(..4))
+            {
+                bytes.copy_from_slice(&word);
+            }
+        }
+        let first = self.rig.landing(0);
+        if lanes.len() > 256 {
+            let all = self.rig.slot_rows(0, first, self.rig.extents.lanes * LANDING)?;
+            return self.rig.device.write(all, &self.landing);
+        }
+        lanes.iter().try_for_each(|lane| {
+            let rows = self.rig.slot_rows(0, self.rig.landing(*lane), LANDING)?;
+            self.rig.device.write(rows, self.landed(*lane, LANDING))
+        })
+    }
+
+    /// The landed rows of a lane.
+    fn landed(&self, lane: u32, count: u32) -> &[u8] {
+        let row = self.rig.extents.row as usize;
+        let rows = self.landing.get((lane * LANDING) as usize * row..).unwrap_or_default();
+        rows.get(..count as usize * row).unwrap_or_default()
+    }
+
+    fn call(&mut self, rows: u32) -> Result<f64> {
+        let query = rows.div_ceil(self.rig.extents.lanes);
+        let count = rows.div_ceil(query) as usize;
+        let lanes = next(&self.order, &mut self.turn, count);
+        self.land(&lanes, query)?;
+        self.rig.begin(&lanes, (0, query), |_, _, _| {})?;
+        let us = self
+            .rig
+            .timer
+            .time(|stream| self.rig.device.scatter(self.rig.pools, stream, self.rig.part(0)))?;
+        let size = self.rig.extents.row as usize;
+        let (mut found, mut compared) = (vec![0; size], 0);
+        for lane in &lanes {
+            for (place, wanted) in self.landed(*lane, query).chunks_exact(size).enumerate() {
+                let position = self.rig.oracle.length(*lane) + place as u32;
+                self.rig.host_row(0, *lane, position, &mut found)?;
+                compared += compare_row(&found, wanted, || {
+                    format!("scattered row of lane {lane}, position {position}")
+                })?;
+            }
+        }
+        self.rig.checked += compared;
+        self.rig.end()?;
+        Ok(us)
+    }
+}
+
+/// The next `count` lanes of an order that begins again at its end.
+fn next(order: &[u32], turn: &mut usize, count: usize) -> Vec<u32> {
+    let lanes = order.iter().cycle().skip(*turn % order.len().max(1)).take(count).copied().collect();
+    *turn += count;
+    lanes
+}
+
+/// Times of so many calls behind those that warm up.
+fn times(rounds: u32, mut call: impl FnMut() -> Result<f64>) -> Result<Vec<f64>> {
+    for _ in 0..WARM_UP {
+        call()?;
+    }
+    (0..rounds).map(|_| call()).collect()
+}
+
+/// Whether the payload's speed is nine tenths of the ceiling's, and above `known`, which another system reached,
+/// where the link gives as much.
+fn reaches(rate: Option<f64>, ceiling: f64, known: f64) -> bool {
+    rate.is_some_and(|rate| rate >= 0.9 * ceiling && (rate > known || ceiling <= known))
+}
+
+/// Figures of gathers.
+///
+/// # Errors
+/// Those of the device; [`forebay::Kind::Internal`] for a row that is not what it must be.
+pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
+    let memory = Memory::filled(&**device, pool_bytes(asked.quick))?;
+    let gpu = device.facts()?.gpu.is_some();
+    let mut figures = Vec::new();
+    asked.progress.inc_length((SHAPES.len() * counts(asked.quick).len()) as u64);
+    for shape in SHAPES {
+        let (row, stride) = shape;
+        let mut pools = Gather::new(device, shape, &memory, asked.quick)?;
+        let mut packer = match shape == SHAPES[0] {
+            true => Some(packed::Packed::new(device, shape, &memory, asked.quick)?),
+            false => None,
+        };
+        for rows in counts(asked.quick) {
+            let before = pools.rig.checked;
+            let times = times(asked.rounds, || pools.call(*rows))?;
+            let bytes = u64::from(rows * row);
+            let least = |rate: f64| ceilings.launch_us + bytes as f64 / rate * 1e6;
+            let checked = pools.rig.checked - before;
+            let ceiling = ("processors read", least(ceilings.read));
+            let mut figure = of_rows(("gather", *rows, shape), times, ceiling, bytes, checked);
+            figure.beside.push(("copy engine", least(ceilings.copy_up)));
+            if let Some(packer) = packer.as_mut().filter(|packer| packer.takes(*rows)) {
+                let packed = Spread::of(self::times(asked.rounds, || packer.call(*rows))?);
+                figure.checked += packer.checked();
+                figure.beside.push(("packed on the host", packed.us));
+            }
+            if gpu && *rows >= MANY && (row, stride) == (656, 704) {
+                let met = reaches(figure.rate(), ceilings.read, 37e9);
+                figure.target = Some(Target { text: "90% of what processors read, above 37 GB/s", met });
+            }
+            figures.push(figure);
+            asked.progress.inc(1);
+        }
+        pools.rig.finish()?;
+        if let Some(packer) = &mut packer {
+            packer.finish()?;
+        }
+    }
+    Ok(figures)
+}
+
+/// Figures of scatters.
+///
+/// # Errors
+/// Likewise.
+pub fn scatter(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
+    let memory = Memory::filled(&**device, pool_bytes(asked.quick))?;
+    let gpu = device.facts()?.gpu.is_some();
+    let mut figures = Vec::new();
+    asked.progress.inc_length((SHAPES.len() * counts(asked.quick).len()) as u64);
+    for shape in SHAPES {
+        let mut pools = Scatter::new(device, shape, &memory, asked.quick)?;
+        for rows in counts(asked.quick) {
+            asked.progress.inc(1);
+            // Less memory has fewer lanes.
+            if *rows > pools.rig.extents.lanes * LANDING {
+                continue;
+            }
+            let before = pools.rig.checked;
+            let times = times(asked.rounds, || pools.call(*rows))?;
+            let bytes = u64::from(rows * shape.0);
+            let least = |rate: f64| ceilings.launch_us + bytes as f64 / rate * 1e6;
+            let ceiling = ("processors write", least(ceilings.write));
+            let checked = pools.rig.checked - before;
+            let mut figure = of_rows(("scatter", *rows, shape), times, ceiling, bytes, checked);
+            figure.beside.push(("copy engine", least(ceilings.copy_down)));
+            if gpu && *rows >= MANY && shape == SHAPES[0] {
+                let met = reaches(figure.rate(), ceilings.write, 43e9);
+                figure.target = Some(Target { text: "90% of what processors write, above 43 GB/s", met });
+            }
+            figures.push(figure);
+        }
+        pools.rig.finish()?;
+    }
+    Ok(figures)
+}
+
+/// A figure of rows of one shape.
+fn of_rows(
+    (group, rows, (row, stride)): (&'static str, u32, (u32, u32)),
+    times: Vec<f64>,
+    ceiling: (&'static str, f64),
+    bytes: u64,
+    checked: u64,
+) -> Figure {
+    let figure = Figure::new(group, group, times, ceiling, checked);
+    let figure = Figure { bytes: Some(bytes), ..figure };
+    figure.with("rows", rows).with("row_bytes", row).with("stride", stride)
+}
+
+/// Thread blocks of a GPU's gather, as a device is opened without options.
+const GATHER_BLOCKS: u32 = 16;
+
+/// Rounds of each point of [`rates`].
+const RATE_ROUNDS: u32 = 7;
+
+/// The speeds of a machine as planning takes them: rows of 656 bytes at a stride of 704, and plain copies.
+///
+/// # Errors
+/// Those of the device; [`forebay::Kind::Internal`] for a row that is not what it must be.
+#[expect(dead_code, reason = "forebay doctor writes them")]
+pub fn rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool) -> Result<Rates> {
+    let memory = Memory::filled(&**device, pool_bytes(quick))?;
+    let (shape, facts) = (SHAPES[0], device.facts()?);
+    let (blocks, processors) = (if facts.gpu.is_some() { GATHER_BLOCKS } else { 1 }, facts.processors.max(1));
+    let mut gather = Gather::new(device, shape, &memory, quick)?;
+    let mut scatter = Scatter::new(device, shape, &memory, quick)?;
+    let points = |call: &mut dyn FnMut(u32) -> Result<f64>| -> Result<RowRates> {
+        let mut points = Vec::new();
+        for rows in counts(quick).iter().filter(|rows| **rows <= 16_384) {
+            let us = Spread::of(times(RATE_ROUNDS, || call(*rows))?).us.max(1e-3);
+            points.push(RowRate { rows: *rows, bytes_per_s: f64::from(rows * shape.0) / us * 1e6 });
+        }
+        Ok(RowRates { row_bytes: shape.0, points })
+    };
+    let rates = Rates {
+        gather: points(&mut |rows| gather.call(rows))?,
+        scatter: points(&mut |rows| scatter.call(rows))?,
+        copy_up: ceilings.copy_up,
+        copy_down: ceilings.copy_down,
+        launch_ns: ceilings.launch_us * 1e3,
+        gather_sm: f64::from(blocks.min(processors)) / f64::from(processors),
+        copy_engines: facts.copy_engines.max(1),
+    };
+    gather.rig.finish()?;
+    scatter.rig.finish()?;
+    Ok(rates)
+}

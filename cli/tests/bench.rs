@@ -1,0 +1,182 @@
+//! `forebay bench`: every group on the host and on the stand-in driver, what it writes, what it refuses.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "support/command.rs"]
+mod command;
+#[path = "../../tests/support/skip.rs"]
+mod skip;
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use command::{refuses, succeeds};
+use forebay_standin::{Options, Standin};
+use serde_json::Value;
+
+/// All groups but the captured step, which has tests of its own.
+const GROUPS: [&str; 6] = ["gather", "scatter", "resolve", "resolve-gather", "commit", "warm-up"];
+
+fn all() -> String {
+    GROUPS.join(",")
+}
+
+/// The entries of a quick run.
+fn entries(more: &[&str]) -> Vec<Value> {
+    let text = succeeds(&[&["bench", "--quick", "--json", "-"], more].concat());
+    serde_json::from_str::<Vec<Value>>(&text).unwrap()
+}
+
+/// What every run writes: the device first, then whole figures of every group.
+fn check(entries: &[Value], device: &str) {
+    let (first, figures) = entries.split_first().unwrap();
+    assert_eq!((&first["kind"], &first["device"]), (&"bench-device".into(), &device.into()));
+    for ceiling in ["copy_up", "copy_down", "both_up", "both_down", "read", "write", "memory", "launch_us"] {
+        assert!(first["ceilings"][ceiling].as_f64().unwrap() > 0.0, "{ceiling}");
+    }
+    assert!(!first["name"].as_str().unwrap().is_empty() && first["processors"].as_u64().unwrap() > 0);
+    for group in GROUPS {
+        assert!(figures.iter().any(|figure| figure["group"] == group), "{group}");
+    }
+    for figure in figures {
+        assert_eq!(
+            (&figure["kind"], &figure["schema"], &figure["device"]),
+            (&"bench".into(), &1.into(), &device.into())
+        );
+        let number = |key: &str| figure[key].as_f64().unwrap_or_else(|| panic!("{key}: {figure}"));
+        assert!(number("us_low") <= number("us") && number("us") <= number("us_high"), "{figure}");
+        assert!(number("us_high") > 0.0 && number("ceiling_us") > 0.0 && number("checked") > 0.0, "{figure}");
+        let fraction = number("ceiling_us") / number("us");
+        assert!((number("fraction") - fraction).abs() <= 1e-9 * fraction, "{figure}");
+        if let Some(bytes) = figure["bytes"].as_f64() {
+            assert!((number("gb_s") - bytes / number("us") / 1e3).abs() < 1e-6, "{figure}");
+        }
+        assert_eq!(figure.get("target").is_some(), figure.get("met").is_some());
+        assert!(figure["parameters"].as_object().is_some_and(|named| !named.is_empty()), "{figure}");
+        assert!(figure["beside"].is_object() && figure["ceiling"].is_string(), "{figure}");
+    }
+}
+
+#[test]
+fn every_group_is_measured_on_the_host_and_agrees_with_the_rule() {
+    let entries = entries(&["--only", &all()]);
+    check(&entries, "host");
+    // No target speaks of the host.
+    assert!(entries.iter().all(|entry| entry.get("target").is_none()));
+    let ways = |entry: &&Value| entry["beside"].get("packed on the host").is_some();
+    assert!(entries.iter().filter(ways).count() >= 2, "rows that are packed stand beside those that are not");
+}
+
+#[test]
+fn the_share_of_misses_is_what_was_asked() {
+    let entries = entries(&["--only", "resolve", "--rounds", "1"]);
+    let mut shares = Vec::new();
+    for figure in &entries[1..] {
+        let named = |key: &str| figure["parameters"][key].as_f64().unwrap();
+        let share = named("misses");
+        let of_a_lane = (named("k") * named("query_rows") * share).round();
+        assert_eq!(named("missed_rows"), named("batch") * of_a_lane, "{figure}");
+        shares.push(share);
+    }
+    for share in [0.067, 0.134, 0.3] {
+        assert!(shares.contains(&share), "{share}");
+    }
+}
+
+/// A driver's library for the command to load; nothing without a C++ compiler, and then the test says that it skips.
+fn driver() -> Option<Standin> {
+    let standin = Standin::new(Options::default());
+    if standin.is_none() {
+        skip::skip("g++, which builds the stand-in driver");
+    }
+    standin
+}
+
+#[test]
+fn every_group_is_measured_on_a_gpu_and_agrees_with_the_rule() {
+    let Some(driver) = driver() else { return };
+    let of_gpu = ["--device", "cuda:0", "--driver", driver.library(), "--only", &all(), "--rounds", "1"];
+    check(&entries(&of_gpu), "cuda:0");
+    // Its tuning is taken.
+    let tuned = [&of_gpu[..5], &["gather", "--gather-blocks", "2", "--threads", "64", "--bulk"]].concat();
+    assert!(entries(&tuned).len() > 1);
+}
+
+#[test]
+fn what_a_gpu_does_not_have_is_refused() {
+    let Some(driver) = driver() else { return };
+    let on = |device: &str, more: &[&str]| {
+        let all = ["bench", "--quick", "--only", "gather", "--device", device, "--driver", driver.library()];
+        refuses(&[&all[..], more].concat())
+    };
+    let error = on("cuda:7", &[]);
+    assert!(error.contains("no such device") && error.contains("devices 1"), "{error}");
+    let error = on("cuda:0", &["--threads", "100"]);
+    assert!(error.contains("threads") && error.contains("multiple of 32"), "{error}");
+}
+
+#[test]
+fn bad_input_is_one_error_that_names_it() {
+    let refused = |more: &[&str]| refuses(&[&["bench", "--quick"], more].concat());
+    let error = refused(&["--only", "gather,gaather"]);
+    assert!(error.contains("gaather") && error.contains("--only"), "{error}");
+    for (more, parts) in [
+        (&["--rounds", "0"][..], &["--rounds", "0"][..]),
+        (&["--rounds", "-1"], &["--rounds"]),
+        (&["--gather-blocks", "0"], &["--gather-blocks"]),
+        (&["--threads", "8"], &["--threads"]),
+        (&["--device", "gpu"], &["--device", "cuda:0"]),
+        (&["--gather-blocks", "8"], &["--gather-blocks", "--device cuda:N"]),
+        (&["--threads", "64"], &["--threads", "--device cuda:N"]),
+        (&["--bulk"], &["--bulk", "--device cuda:N"]),
+        (&["--programmatic"], &["--programmatic", "--device cuda:N"]),
+        (&["--driver", "libc.so.6"], &["--driver", "--device cuda:N"]),
+        (
+            &["--device", "cuda:0", "--driver", "no-such-folder/libcuda.so.1"],
+            &["no-such-folder", "CUDA driver"],
+        ),
+        (&["--json", "a.json", "--picture", "a.json"], &["--json", "--picture", "same file"]),
+        (&["--only", "commit", "--json", "no-such-folder/a.json"], &["no-such-folder/a.json"]),
+        (&["--only", "commit", "--picture", "no-such-folder/a.svg"], &["no-such-folder/a.svg"]),
+    ] {
+        let error = refused(more);
+        assert!(parts.iter().all(|part| error.contains(part)), "{more:?}: {error}");
+    }
+}
+
+/// A file of this test's own.
+fn file(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+#[test]
+fn tables_and_the_picture_name_what_was_measured() {
+    let path = file("bench.svg");
+    let table = succeeds(&["bench", "--quick", "--picture", path.to_str().unwrap(), "--only", &all()]);
+    assert!(table.is_ascii(), "{table}");
+    for part in
+        GROUPS.iter().chain(&["Ceilings: ", "of ceiling", "copy engine", "quartiles", "found the same"])
+    {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    let picture = std::fs::read_to_string(&path).unwrap();
+    assert!(picture.starts_with("<svg ") && picture.contains("xmlns=\"http://www.w3.org/2000/svg\""));
+    assert!(picture.contains("prefers-color-scheme: dark") && picture.trim_end().ends_with("</svg>"));
+    for part in GROUPS.iter().chain(&["packed on the host", "rows of a call", "copy engine"]) {
+        assert!(picture.contains(part), "{part}");
+    }
+    // One group is a picture too, and the picture alone goes to standard output.
+    let alone = succeeds(&["bench", "--quick", "--picture", "-", "--only", "scatter"]);
+    assert!(alone.starts_with("<svg ") && !alone.contains("Ceilings: \n"));
+}
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let mut child = command::forebay(&["bench", "--quick", "--only", "scatter", "--rounds", "1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr), (Some(0), Vec::new()));
+}

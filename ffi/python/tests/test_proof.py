@@ -1,0 +1,171 @@
+"""The proof's mechanics wherever slots can be: a model of SmolLM2's shape, few layers and weights by chance, decodes to
+the last bit as with every row resident. `test_model.py` has the real weights.
+
+On the host device, on the stand-in driver, and with torch on a GPU, whose attention reads forebay's slabs and a tensor
+with every row by the same kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Iterator
+
+import numpy as np
+import pytest
+
+import forebay
+from conftest import skip
+from places import Late, Standin
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+import arrays  # noqa: E402
+import engine  # noqa: E402
+import smollm2  # noqa: E402
+from engine import Decoder, Resident  # noqa: E402
+from offloaded import BLOCK, Offloaded  # noqa: E402
+
+LAYERS, VOCABULARY, CONTEXT, TOKENS, TOP_K, RATIO = 3, 2048, 200, 16, 32, 0.2
+# As in test_model.py: parts of a sum in another order.
+ROUNDING = 2e-4
+
+
+@pytest.fixture(params=["host", "stand-in", "late stand-in", "torch"])
+def place(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Where the slots are."""
+    if request.param == "host":
+        yield arrays.Numpy()
+    elif request.param != "torch":
+        late = Late() if request.param.startswith("late") else Standin()
+        yield arrays.Standin(0, Path(late.library))
+        late.leave()
+    else:
+        try:
+            found = arrays.Torch(0)
+        except (ImportError, RuntimeError) as error:
+            skip("torch_on_a_gpu", str(error))
+        yield found
+
+
+@functools.cache
+def model() -> smollm2.Model:
+    """The same for all tests."""
+    return smollm2.Model(smollm2.Drawn(1, smollm2.Sizes(layers=LAYERS, vocabulary=VOCABULARY)))
+
+
+@functools.cache
+def requests(batch: int) -> list[engine.Request]:
+    """Prompts by chance, which have half of their tokens in common."""
+    count = engine.needed(context=CONTEXT, batch=batch, promised=TOKENS)
+    text = np.random.default_rng(1).integers(0, VOCABULARY, count).tolist()
+    return engine.requests(model(), text, context=CONTEXT, batch=batch, promised=TOKENS)
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    return one.shape == other.shape and np.array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("order", "passes", "batch", "query_rows"),
+    [
+        ("whole", 1, 1, 1),
+        ("whole", 1, 3, 2),
+        ("passes", 1, 2, 2),
+        ("passes", 3, 2, 2),
+        ("da", 1, 2, 2),
+        ("da", 3, 1, 2),
+        ("dba", 1, 4, 1),
+    ],
+)
+def test_decodes_as_with_every_row_resident(
+    place: Any, order: str, passes: int, batch: int, query_rows: int
+) -> None:
+    asked, sizes = requests(batch), {"top_k": TOP_K, "query_rows": query_rows, "arrays": place}
+    ratio = RATIO if passes == 1 else 0.08
+    with Offloaded(model(), asked, ratio=ratio, order=order, attention_passes=passes, **sizes) as cache:
+        # Others find the first half of the prompt.
+        assert [one.shared for one in cache.sequences] == [0] + [CONTEXT // 2 // BLOCK * BLOCK] * (batch - 1)
+        resident = Resident(model(), asked, **sizes)
+        sides = [Decoder(side, asked, query_rows=query_rows, read=True) for side in (cache, resident)]
+        steps, worst = 0, 0.0
+        for ours, truth in itertools.zip_longest(*sides):
+            assert (ours.rows, ours.tokens) == (truth.rows, truth.tokens)
+            assert order != "whole" or same_bits(ours.logits, truth.logits), f"step {steps}"
+            worst, steps = max(worst, float(np.abs(ours.logits - truth.logits).max())), steps + 1
+        assert sides[0].histories == sides[1].histories
+        assert worst < ROUNDING and steps >= TOKENS // query_rows
+        assert (cache.misses > 0).all() and (cache.hits > 0).all()
+        assert passes == 1 or cache.cache.stats().scratch > 0
+        # Behind what the ends of the sequences have enqueued.
+        cache.device.wait(cache.streams[0])
+        cache.cache.validate()
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_control_one_wrong_row_changes_the_logits(
+    place: Any, layer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, sizes = requests(1), {"top_k": TOP_K, "arrays": place}
+    with Offloaded(model(), asked, ratio=RATIO, **sizes) as cache:
+        truth, ours = (Decoder(side, asked, read=True) for side in (Resident(model(), asked, **sizes), cache))
+        assert same_bits(ours.step().logits, truth.step().logits)
+        rows = cache.rows
+
+        def read(at: int, slots: Any) -> Any:
+            if at == layer:
+                place.ready(cache.device, None)
+                slot = np.array([int(place.numpy(slots).reshape(-1)[3])])
+                index = (slot // BLOCK, slot % BLOCK)
+                wrong = np.array(place.numpy(place.rows(cache.values[layer], *index)))
+                wrong[0, 7] += 0.5
+                place.put(cache.values[layer], index, wrong)
+            return rows(at, slots)
+
+        monkeypatch.setattr(cache, "rows", read)
+        assert not same_bits(ours.step().logits, truth.step().logits)
+
+
+def test_control_rows_that_were_not_gathered_are_missed(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = requests(1)
+    with Offloaded(model(), asked, top_k=TOP_K, ratio=RATIO, order="passes", arrays=place) as cache:
+        monkeypatch.setattr(forebay.Step, "gather", lambda *_, **__: None)
+        with pytest.raises(forebay.DeviceFailed):
+            for _ in Decoder(cache, asked, read=True):
+                pass
+
+
+def example(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the example with weights by chance."""
+    sizes = ["--layers", "2", "--context", "96", "--tokens", "6", "--top-k", "16", "--random-weights", "5"]
+    command = [sys.executable, str(EXAMPLES / "decode.py"), *sizes, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_example_decodes_where_it_is_told(place: Any) -> None:
+    where = ["--device", "cuda:0"] if isinstance(place, arrays.Torch) else []
+    if isinstance(place, arrays.Standin):
+        where = ["--device", "cuda:0", "--driver", str(place.driver)]
+    ran = example(*where)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "random weights: 2 layers" in ran.stdout and "to the last bit" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--device", "gpu"], "--device"),
+        (["--device", "cuda:0", "--driver", "/nowhere"], "/nowhere"),
+        (["--device", "cuda:77"], "--device cuda:77"),
+        (["--weights", "/nowhere"], "--random-weights"),
+        (["--layers", "31"], "--layers"),
+    ],
+)
+def test_the_example_refuses_a_device_that_is_not_there(arguments: list[str], says: str) -> None:
+    ran = example(*arguments)
+    assert ran.returncode == 2
+    assert says in ran.stderr.splitlines()[-1] and "Traceback" not in ran.stderr

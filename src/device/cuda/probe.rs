@@ -1,0 +1,370 @@
+//! What tools ask of a GPU: [`Probe`]. A cache uses none of it, and pays nothing for it: the kernel of
+//! [`Probe::compute`] is looked up, and its operands are taken, at the first use.
+//!
+//! **Abilities are tried**, each by doing it once and giving everything back: drivers advertise fabric handles where
+//! none can be made.
+//!
+//! **Times** are those of the GPU's own clock, half a microsecond apart or less, from events that keep them; the
+//! device's other events do not.
+//!
+//! **Work** is that of `kernels/work.cuh`. A round has as many blocks as the GPU runs at once, and none is longer than
+//! a few microseconds: as beside an engine's products, a gather gets its turns when blocks end.
+
+use std::ffi::CStr;
+
+use super::driver::attribute;
+use super::*;
+use crate::device::probe::{Ability, Facts, GpuFacts, Mark, Probe};
+
+/// Threads of a multiprocessor that run the work: as many as have registers for it.
+const WORK_THREADS: u32 = 2 * THREADS_MAX;
+/// Elements of all operands, and bytes of all results, as `abi.h` has them.
+const OPERANDS: usize = abi::WORK_PANELS * abi::WORK_STEPS * 2 * 4 * 2 * 32 * 8;
+const RESULT_BYTES: u64 = abi::WORK_PANELS as u64 * THREADS_MAX as u64 * 16;
+
+/// What the work needs beside its kernel.
+#[derive(Debug)]
+pub(super) struct Work {
+    room: Allocation,
+    /// Of a round.
+    blocks: u32,
+}
+
+impl Work {
+    fn new(inner: &Inner) -> Result<Work> {
+        const OPERATION: &str = "compute";
+        let failed = |refusal: Refusal| refusal.error(OPERATION);
+        let threads = inner.launches.threads;
+        inner.module.load_work(threads)?;
+        let processors = inner.ask(attribute::PROCESSORS).map_err(failed)?;
+        let operands: Vec<u8> = (0..OPERANDS).flat_map(|index| operand(index).to_le_bytes()).collect();
+        let bytes = operands.len() as u64 + RESULT_BYTES;
+        let room = Allocation::new(&inner.context, &inner.worker, bytes)?;
+        inner.worker.upload(room.address, &operands).map_err(failed)?;
+        let blocks = processors.max(1).saturating_mul(WORK_THREADS.div_ceil(threads));
+        Ok(Work { room, blocks })
+    }
+
+    fn args(&self) -> abi::WorkArgs {
+        let operands = self.room.address;
+        abi::WorkArgs { operands, results: operands + 2 * OPERANDS as u64 }
+    }
+}
+
+/// A whole number of 1 to 255 of either sign, as bf16, which holds it exactly: the upper half of an f32. Numbers at
+/// random, since a multiplier's speed depends on what it multiplies.
+fn operand(index: usize) -> u16 {
+    let word = (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let word = (word ^ word >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32;
+    let value = (word % 255 + 1) as f32;
+    let value = if word & 1 << 31 == 0 { value } else { -value };
+    (value.to_bits() >> 16) as u16
+}
+
+/// The driver's text, up to its zero.
+fn text(bytes: &[u8]) -> String {
+    CStr::from_bytes_until_nul(bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+impl Inner {
+    /// What the driver says of an attribute of the device.
+    fn ask(&self, attribute: i32) -> Driven<u32> {
+        let mut value = 0;
+        self.context.relaxed()?.attribute(&mut value, attribute, self.context.device)?;
+        Ok(value.unsigned_abs())
+    }
+
+    fn facts(&self) -> Driven<Facts> {
+        let current = self.context.relaxed()?;
+        let (mut name, mut bus) = ([0; 256], [0; 256]);
+        current.device_name(&mut name, 256, self.context.device)?;
+        current.device_bus(&mut bus, 256, self.context.device)?;
+        let (mut memory_free, mut memory_total) = (0, 0);
+        current.memory_info(&mut memory_free, &mut memory_total)?;
+        let version = current.version.unsigned_abs();
+        Ok(Facts {
+            name: text(&name),
+            memory_total,
+            memory_free,
+            processors: self.ask(attribute::PROCESSORS)?,
+            copy_engines: self.ask(attribute::COPY_ENGINES)?,
+            gpu: Some(GpuFacts {
+                driver: (version / 1000, version % 1000 / 10),
+                capability: self.context.capability,
+                bus: text(&bus).to_ascii_lowercase(),
+            }),
+        })
+    }
+
+    fn try_range(&self) -> Result<()> {
+        let backing = Physical::new(&self.context, &self.worker, self.grain, self.grain)?;
+        let piece = Mapped { backing: Backing(0), offset: 0, bytes: self.grain };
+        Range::new(&self.context, &[backing], &[piece], self.grain).map(drop)
+    }
+
+    fn try_descriptor(&self) -> Result<()> {
+        let backing = Physical::new(&self.context, &self.worker, self.grain, self.grain)?;
+        let descriptor = backing.export()?;
+        Physical::import(&self.context, &descriptor, self.grain, self.grain).map(drop)
+    }
+
+    /// A known mark's event.
+    fn mark(&self, mark: Mark) -> Result<Handle> {
+        let index = self.index("mark", mark.0)?;
+        let marks = self.marks.lock();
+        marks.get(index).map(|event| event.raw).ok_or_else(|| bad("mark", mark.0))
+    }
+}
+
+impl CudaDevice {
+    /// How many devices the driver has. Of the options only the library matters.
+    ///
+    /// # Errors
+    /// [`Kind::OsRefused`] when the driver, a part of it or any device is missing or the driver is too old;
+    /// [`Kind::DeviceFailed`]. Each says what to do.
+    pub fn count(options: &CudaOptions) -> Result<u32> {
+        Driver::load(options)?.devices()
+    }
+}
+
+impl Probe for CudaDevice {
+    fn facts(&self) -> Result<Facts> {
+        self.inner.check()?;
+        self.inner.facts().map_err(|refusal| self.inner.refused("facts", refusal))
+    }
+
+    fn abilities(&self) -> Vec<Ability> {
+        let inner = &*self.inner;
+        let (context, worker) = (&inner.context, &inner.worker);
+        let driven = |answer: Driven| answer.map_err(|refusal| refusal.error("try"));
+        [
+            ("virtual memory", inner.try_range(), "use a driver and a device with virtual memory management"),
+            ("memory descriptors", inner.try_descriptor(), "only sharing between processes needs them"),
+            (
+                "fabric handles",
+                driven(memory::try_fabric(context)),
+                "only sharing between hosts needs them: an NVLink fabric, and one of its IMEX channels for this user",
+            ),
+            ("graphs", graph::try_graph(context, worker), "see that no other tool intercepts the driver"),
+            (
+                "conditional nodes",
+                driven(graph::try_conditional(context)),
+                "install NVIDIA's driver of release 545 or newer; without them attention in parts has one width",
+            ),
+        ]
+        .map(|(name, tried, hint)| {
+            let usable = inner.told(tried).map_err(|error| match error.kind() {
+                Kind::OutOfMemory => error,
+                _ => error.hint(hint),
+            });
+            Ability { name, usable }
+        })
+        .into()
+    }
+
+    fn engine_stream(&self) -> Result<Stream> {
+        self.inner.keep(KnownStream::usual(&self.inner.context))
+    }
+
+    fn mark(&self) -> Result<Mark> {
+        let inner = &*self.inner;
+        let own = OwnEvent::timed(&inner.context).map_err(|refusal| inner.refused("new mark", refusal))?;
+        let mut marks = inner.marks.lock();
+        marks.push(own);
+        Ok(Mark(inner.handle(marks.len() - 1)))
+    }
+
+    fn stamp(&self, mark: Mark, stream: Stream) -> Result<()> {
+        const OPERATION: &str = "stamp";
+        let inner = &*self.inner;
+        let (mark, raw) = (inner.mark(mark)?, inner.known(stream)?);
+        if inner.health.failed().is_none() && inner.capture_of(OPERATION, raw)?.is_some() {
+            return Err(Error::new(Kind::InvalidConfig, OPERATION)
+                .at("the stream is being captured")
+                .hint("stamp in front of a graph's launch and behind it"));
+        }
+        inner.enqueue(OPERATION, stream, |current, stream| current.event_record(mark, stream))
+    }
+
+    fn elapsed_us(&self, from: Mark, to: Mark) -> Result<f64> {
+        let inner = &*self.inner;
+        let events = [inner.mark(from)?, inner.mark(to)?];
+        for event in events {
+            let waited = inner.context.relaxed().and_then(|current| current.event_synchronize(event));
+            inner.synchronized(waited)?;
+        }
+        let ([from, to], mut milliseconds) = (events, 0.0_f32);
+        let asked = inner.context.relaxed().and_then(|c| c.event_elapsed(&mut milliseconds, from, to));
+        match asked {
+            Ok(()) => Ok(f64::from(milliseconds.max(0.0)) * 1e3),
+            // They are events of this device, and keep times.
+            Err(refusal) if refusal.code == code::INVALID_HANDLE => {
+                Err(bad("a mark that was never stamped", from))
+            }
+            Err(refusal) => Err(inner.refused("elapsed time", refusal)),
+        }
+    }
+
+    fn read(&self, slice: Slice, bytes: &mut [u8]) -> Result<()> {
+        CudaDevice::read(self, slice, bytes)
+    }
+
+    fn write(&self, slice: Slice, bytes: &[u8]) -> Result<()> {
+        CudaDevice::write(self, slice, bytes)
+    }
+
+    fn carry(&self, stream: Stream, from: Slice, to: Slice, blocks: u32) -> Result<()> {
+        let inner = &*self.inner;
+        check_device(&from, inner.tag)?;
+        check_device(&to, inner.tag)?;
+        let all = from.address() | to.address() | from.bytes();
+        if from.bytes() != to.bytes() || !all.is_multiple_of(16) {
+            return Err(bad("run of another length, or of no multiple of 16 bytes", to.bytes()));
+        }
+        if blocks == 0 || blocks > i32::MAX as u32 {
+            return Err(bad("blocks of a run", blocks));
+        }
+        let args = abi::CopyArgs { from: from.address(), to: to.address(), bytes: from.bytes() };
+        let blocks = if args.bytes == 0 { 0 } else { blocks };
+        inner.enqueue_pool("carry", stream, |e| inner.launches.carry(e, blocks, &args))
+    }
+
+    fn compute(&self, stream: Stream, rounds: u32) -> Result<()> {
+        let inner = &*self.inner;
+        inner.known(stream)?;
+        if inner.health.failed().is_some() {
+            return Ok(());
+        }
+        let mut held = inner.work.lock();
+        let known = held.as_ref().map(|work| (work.args(), work.blocks));
+        let work = match known {
+            Some(work) => Ok(work),
+            None => Work::new(inner).map(|work| {
+                let known = (work.args(), work.blocks);
+                *held = Some(work);
+                known
+            }),
+        };
+        drop(held);
+        let (args, blocks) = inner.told(work)?;
+        let blocks = blocks.checked_mul(rounds).filter(|blocks| *blocks <= i32::MAX as u32);
+        let blocks = blocks.ok_or_else(|| bad("rounds", rounds))?;
+        inner.enqueue_pool("compute", stream, |e| inner.launches.work(e, blocks, &args))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cuda::tests::skip;
+    use forebay_standin::{Options, Standin};
+
+    const SIDE: usize = 128;
+
+    /// A device on the driver that was given, or on a stand-in: what the tensor cores make of the operands is known
+    /// of a GPU alone.
+    fn device(threads: u32) -> Option<(Arc<CudaDevice>, Option<Standin>)> {
+        let options = CudaOptions { threads, ..CudaOptions::default() };
+        if let Ok(library) = std::env::var("FOREBAY_TEST_DRIVER") {
+            let given = CudaOptions { library: Some(library), ..options };
+            return Some((CudaDevice::new(given).unwrap(), None));
+        }
+        let Some(standin) = Standin::new(Options::default()) else {
+            skip::skip("g++, which builds the stand-in driver");
+            return None;
+        };
+        let library = Some(standin.library().to_owned());
+        let options = CudaOptions { library, unload: true, ..options };
+        Some((CudaDevice::new(options).unwrap(), Some(standin)))
+    }
+
+    /// An operand of a pair, as a matrix: the left one by rows, the right one by columns.
+    fn panel(operands: &[u8], pair: usize, right: bool) -> Vec<[f32; SIDE]> {
+        let mut matrix = vec![[0.0; SIDE]; SIDE];
+        for (line, k) in (0..SIDE).flat_map(|line| (0..SIDE).map(move |k| (line, k))) {
+            // A tile has 16 lines and 16 of `k`, of which a lane has four pairs: two lines eight apart, in each
+            // of which two of `k` eight apart. Of a left tile the lines come first, of a right one `k`.
+            let (half, far) = (line % 16 / 8, k % 16 / 8);
+            let pair_of = if right { half * 2 + far } else { far * 2 + half };
+            let lane = line % 8 * 4 + k % 8 / 2;
+            let tile = (pair * 8 + k / 16) * 2 + usize::from(right);
+            let at = ((tile * 8 + line / 16) * 32 + lane) * 8 + pair_of * 2 + k % 2;
+            let word = u16::from_le_bytes([operands[2 * at], operands[2 * at + 1]]);
+            matrix[line][k] = f32::from_bits(u32::from(word) << 16);
+        }
+        matrix
+    }
+
+    /// What a thread should have written: of its warp's 32 x 32 sums its own, added up.
+    fn expected(left: &[[f32; SIDE]], right: &[[f32; SIDE]], thread: usize) -> [f32; 4] {
+        let (warp, lane) = (thread / 32, thread % 32);
+        let mut folded = [0.0; 4];
+        for (place, sum) in folded.iter_mut().enumerate() {
+            for (tile_row, tile_column) in (0..2).flat_map(|row| (0..4).map(move |column| (row, column))) {
+                let row = warp / 4 * 32 + tile_row * 16 + lane / 4 + place / 2 * 8;
+                let column = warp % 4 * 32 + tile_column * 8 + lane % 4 * 2 + place % 2;
+                *sum += left[row].iter().zip(&right[column]).map(|(a, b)| a * b).sum::<f32>();
+            }
+        }
+        folded
+    }
+
+    fn synchronize(device: &CudaDevice, stream: Stream) {
+        let event = device.event().unwrap();
+        device.record(event, stream).unwrap();
+        device.synchronize(event).unwrap();
+    }
+
+    /// Whether the results of these pairs are what the operands say.
+    fn is_product(device: &CudaDevice, pairs: &[usize]) -> bool {
+        let inner = &*device.inner;
+        let args = inner.work.lock().as_ref().unwrap().args();
+        let (mut operands, mut results) = (vec![0; 2 * OPERANDS], vec![0; RESULT_BYTES as usize]);
+        inner.worker.download(args.operands, &mut operands).unwrap();
+        inner.worker.download(args.results, &mut results).unwrap();
+        let threads = inner.launches.threads as usize;
+        pairs.iter().all(|pair| {
+            let (left, right) = (panel(&operands, *pair, false), panel(&operands, *pair, true));
+            (0..threads).all(|thread| {
+                let at = (pair * THREADS_MAX as usize + thread) * 16;
+                let word = |place: usize| results[at + 4 * place..][..4].try_into().unwrap();
+                let found = [0, 1, 2, 3].map(|place| f32::from_le_bytes(word(place)));
+                found == expected(&left, &right, thread)
+            })
+        })
+    }
+
+    #[test]
+    fn what_is_computed_is_the_product_of_the_operands_also_in_a_graph() {
+        for (threads, rounds) in [(512, 8), (64, 1)] {
+            let Some((device, _standin)) = device(threads) else { return };
+            let stream = device.stream().unwrap();
+            device.compute(stream, rounds).unwrap();
+            synchronize(&device, stream);
+            assert!(is_product(&device, &[0, 7, 15]), "{threads} threads");
+            device.capture(stream).unwrap();
+            device.compute(stream, rounds).unwrap();
+            let graph = device.captured(stream).unwrap();
+            let args = device.inner.work.lock().as_ref().unwrap().args();
+            let zero = |current: &Current<'_>, raw| current.fill_bytes(args.results, 0, RESULT_BYTES, raw);
+            device.inner.worker.run(zero).unwrap();
+            assert!(!is_product(&device, &[7]), "the control: nothing has run");
+            device.launch(graph, stream).unwrap();
+            synchronize(&device, stream);
+            assert!(is_product(&device, &[0, 15]), "{threads} threads, in a graph");
+        }
+    }
+
+    #[test]
+    fn operands_are_whole_numbers_and_none_is_zero() {
+        let all: Vec<f32> = (0..OPERANDS).map(|i| f32::from_bits(u32::from(operand(i)) << 16)).collect();
+        assert!(all.iter().all(|value| value.fract() == 0.0 && (1.0..=255.0).contains(&value.abs())));
+        let sum: f32 = all.iter().sum();
+        assert!((sum / OPERANDS as f32).abs() < 1.0, "as many of either sign");
+    }
+
+    #[test]
+    fn a_text_ends_at_its_zero() {
+        assert_eq!((text(b"GPU\0rest"), text(b"none")), ("GPU".to_owned(), String::new()));
+    }
+}

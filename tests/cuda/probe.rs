@@ -1,0 +1,236 @@
+//! What tools ask of the device: what it is and can do, times, runs by processors, and an engine's work.
+
+use std::sync::Arc;
+
+use crate::rig::{Rig, driver, on, pinned, usual};
+use forebay::device::cuda::{CudaDevice, CudaOptions};
+use forebay::device::probe::{GpuFacts, Mark, Probe};
+use forebay::device::{Device, Slice};
+use forebay::os::{Faults, Inject};
+use forebay::{Error, Kind};
+use forebay_standin::{Options, Resources};
+
+#[test]
+fn facts_are_the_drivers() {
+    let options = Options { processors: 7, driver_version: 13_020, memory: 64 << 20, devices: 2, ..usual() };
+    let Some(standin) = driver(options) else { return };
+    let device = CudaDevice::new(CudaOptions { device: 1, ..on(&standin) }).unwrap();
+    device.allocate(1 << 20).unwrap();
+    let facts = device.facts().unwrap();
+    assert_eq!((facts.name.as_str(), facts.processors, facts.copy_engines), ("stand-in", 7, 3));
+    assert_eq!((facts.memory_total, facts.memory_free), (64 << 20, 63 << 20));
+    let gpu = GpuFacts { driver: (13, 2), capability: (9, 0), bus: "0000:3c:00.0".to_owned() };
+    assert_eq!(facts.gpu, Some(gpu));
+    assert_eq!(CudaDevice::count(&on(&standin)).unwrap(), 2);
+}
+
+#[test]
+fn devices_are_counted_with_the_reasons_why_there_are_none() {
+    for (options, place) in [
+        (Options { devices: 0, ..usual() }, "no device"),
+        (Options { stub: true, ..usual() }, "is a stub to link with, no driver"),
+        (Options { driver_version: 11_080, ..usual() }, "is too old"),
+    ] {
+        let Some(standin) = driver(options) else { return };
+        let error = CudaDevice::count(&on(&standin)).unwrap_err();
+        assert_eq!(error.kind(), Kind::OsRefused);
+        assert!(error.place().ends_with(place), "{error}");
+    }
+    let library = Some("/nonexistent/libcuda.so.1".to_owned());
+    let error = CudaDevice::count(&CudaOptions { library, ..CudaOptions::default() }).unwrap_err();
+    assert!(error.place().starts_with("missing library "), "{error}");
+}
+
+const ABILITIES: [&str; 5] =
+    ["virtual memory", "memory descriptors", "fabric handles", "graphs", "conditional nodes"];
+
+/// Why what a device cannot do is not usable, by name.
+fn unusable(device: &CudaDevice) -> Vec<(&'static str, Error)> {
+    let abilities = device.abilities();
+    assert_eq!(abilities.iter().map(|ability| ability.name).collect::<Vec<_>>(), ABILITIES);
+    abilities.into_iter().filter_map(|ability| Some((ability.name, ability.usable.err()?))).collect()
+}
+
+#[test]
+fn abilities_are_tried_and_what_was_taken_for_it_is_given_back() {
+    let options = Options { processors: 7, ..usual() };
+    for (options, name, reason) in [
+        (options.clone(), "", ""),
+        (
+            Options { fabric: false, ..options.clone() },
+            "fabric handles",
+            "cuMemCreate: CUDA_ERROR_NOT_PERMITTED",
+        ),
+        (
+            Options { descriptors: false, ..options.clone() },
+            "memory descriptors",
+            "the device's memory has no descriptors",
+        ),
+        // Memory is to be had all the same, and then for this process alone.
+        (
+            Options { withheld: true, ..options.clone() },
+            "memory descriptors",
+            "the device's memory has no descriptors",
+        ),
+        (
+            Options { conditional_nodes: false, ..options },
+            "conditional nodes",
+            "cuGraphConditionalHandleCreate: CUDA_ERROR_NOT_SUPPORTED",
+        ),
+    ] {
+        let Some(rig) = Rig::new(options) else { return };
+        let before = rig.standin.held_resources();
+        let found = unusable(&rig.device);
+        assert_eq!(rig.standin.held_resources(), before);
+        let found: Vec<_> = found.iter().map(|(name, error)| (*name, error.place())).collect();
+        let wanted = if name.is_empty() { vec![] } else { vec![(name, reason)] };
+        assert_eq!(found, wanted);
+    }
+}
+
+#[test]
+fn a_function_that_a_driver_may_lack_is_no_reason_not_to_load_it() {
+    let Some(standin) = driver(usual()) else { return };
+    // What may be missing is looked for last: the first refusal of the loader that a device survives is its.
+    let device = (0..).find_map(|n| {
+        let faults = Arc::new(Inject::nth(n, 2)) as Arc<dyn Faults>;
+        CudaDevice::new(CudaOptions { faults, ..on(&standin) }).ok()
+    });
+    let found = unusable(&device.unwrap());
+    let [(name, error)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(*name, "conditional nodes");
+    assert_eq!(error.place(), "cuGraphConditionalHandleCreate: this driver does not have it");
+    assert!(error.to_string().ends_with("has one width"), "{error}");
+}
+
+#[test]
+fn marks_tell_the_time_between_the_points_that_a_stream_reached() {
+    for seed in [None, Some(3)] {
+        let Some(rig) = Rig::new(Options { seed, ..usual() }) else { return };
+        let device = &rig.device;
+        let (stream, slice) = (device.stream().unwrap(), device.allocate(1 << 20).unwrap());
+        let [a, b, c] = [0; 3].map(|_| device.mark().unwrap());
+        let other = device.stream().unwrap();
+        for _ in 0..2 {
+            device.stamp(a, stream).unwrap();
+            device
+                .carry(stream, slice.part(0, 1 << 19).unwrap(), slice.part(1 << 19, 1 << 19).unwrap(), 2)
+                .unwrap();
+            device.stamp(b, stream).unwrap();
+            device.compute(stream, 1).unwrap();
+            device.stamp(c, stream).unwrap();
+            let (short, long) = (device.elapsed_us(a, b).unwrap(), device.elapsed_us(a, c).unwrap());
+            assert!(0.0 < short && short < long, "{short} {long}");
+            assert_eq!((device.elapsed_us(c, a).unwrap(), device.elapsed_us(b, b).unwrap()), (0.0, 0.0));
+        }
+        // The last stamp counts, on whichever stream.
+        device.stamp(b, other).unwrap();
+        assert!(device.elapsed_us(c, b).unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn marks_that_say_nothing_are_refused() {
+    let Some(rig) = Rig::new(usual()) else { return };
+    let device = &rig.device;
+    let other = CudaDevice::new(on(&rig.standin)).unwrap();
+    let (stream, mark, stamped) = (device.stream().unwrap(), device.mark().unwrap(), device.mark().unwrap());
+    device.stamp(stamped, stream).unwrap();
+    let foreign = other.mark().unwrap();
+    for (from, to) in [(mark, stamped), (stamped, mark), (Mark(7), stamped), (stamped, foreign)] {
+        assert_eq!(device.elapsed_us(from, to).unwrap_err().kind(), Kind::OutOfRange);
+    }
+    assert_eq!(device.stamp(foreign, stream).unwrap_err().kind(), Kind::OutOfRange);
+    let event = device.event().unwrap();
+    assert_eq!(device.query(event), Ok(true), "a refusal fails nothing else");
+    device.capture(stream).unwrap();
+    assert_eq!(device.stamp(stamped, stream).unwrap_err().kind(), Kind::InvalidConfig);
+    device.compute(stream, 1).unwrap();
+    let graph = device.captured(stream).unwrap();
+    device.launch(graph, stream).unwrap();
+    assert_eq!(device.elapsed_us(stamped, stamped), Ok(0.0), "the capture has not touched it");
+}
+
+#[test]
+fn a_run_is_carried_whole_by_any_number_of_blocks_and_nothing_beside_it() {
+    const BYTES: u64 = 5 * 4096 - 48;
+    let Some(standin) = driver(usual()) else { return };
+    // A run over the ends of chunks: kernels see one stretch of addresses.
+    let device = CudaDevice::new(CudaOptions { registration_chunk: 4096, ..on(&standin) }).unwrap();
+    let map = pinned(8 * 4096);
+    let host = device.register(&map).unwrap();
+    let near = device.allocate(8 * 4096).unwrap();
+    let stream = device.stream().unwrap();
+    let (from, to) = (host.part(16, BYTES).unwrap(), near.part(32, BYTES).unwrap());
+    let whole = |slice: Slice| {
+        let mut bytes = vec![0; slice.bytes() as usize];
+        Probe::read(&*device, slice, &mut bytes).unwrap();
+        bytes
+    };
+    for (round, blocks) in [1, 3, 7, 33, 1000].into_iter().enumerate() {
+        let bytes: Vec<u8> = (0..8 * 4096_usize).map(|i| (i * 7 + i / 251 + round) as u8).collect();
+        map.copy_in(0, &bytes).unwrap();
+        Probe::write(&*device, near, &[0xEE; 8 * 4096]).unwrap();
+        device.carry(stream, from, to, blocks).unwrap();
+        let event = device.event().unwrap();
+        device.record(event, stream).unwrap();
+        device.synchronize(event).unwrap();
+        let seen = whole(near);
+        assert_eq!(seen[32..][..BYTES as usize], bytes[16..][..BYTES as usize], "{blocks} blocks");
+        let beside = seen[..32].iter().chain(&seen[32 + BYTES as usize..]);
+        assert!(
+            beside.clone().count() > 0 && beside.into_iter().all(|byte| *byte == 0xEE),
+            "{blocks} blocks"
+        );
+        // And down again, elsewhere.
+        map.copy_in(0, &[0; 8 * 4096]).unwrap();
+        device.carry(stream, to, host.part(64, BYTES).unwrap(), blocks).unwrap();
+        device.record(event, stream).unwrap();
+        device.synchronize(event).unwrap();
+        assert_eq!(whole(host.part(64, BYTES).unwrap()), bytes[16..][..BYTES as usize]);
+    }
+}
+
+#[test]
+fn a_run_that_is_none_is_refused() {
+    let Some(rig) = Rig::new(usual()) else { return };
+    let device = &rig.device;
+    let (stream, slice) = (device.stream().unwrap(), device.allocate(256).unwrap());
+    let part = |at, bytes| slice.part(at, bytes).unwrap();
+    device.carry(stream, part(0, 0), part(16, 0), 1).unwrap();
+    for (from, to, blocks) in [
+        (part(8, 16), part(64, 16), 1),
+        (part(0, 16), part(72, 16), 1),
+        (part(0, 24), part(64, 24), 1),
+        (part(0, 16), part(64, 32), 1),
+        (part(0, 16), part(64, 16), 0),
+        (part(0, 16), part(64, 16), u32::MAX),
+    ] {
+        let refused = device.carry(stream, from, to, blocks).unwrap_err();
+        assert_eq!(refused.kind(), Kind::OutOfRange, "{from:?} {to:?} {blocks}");
+    }
+    let other = CudaDevice::new(on(&rig.standin)).unwrap();
+    assert!(other.carry(other.stream().unwrap(), slice, slice, 1).is_err(), "another device's memory");
+}
+
+#[test]
+fn work_takes_its_memory_at_the_first_use_even_inside_a_capture() {
+    let Some(rig) = Rig::new(usual()) else { return };
+    let (device, standin) = (&rig.device, &rig.standin);
+    let stream = device.stream().unwrap();
+    let before = standin.held_resources();
+    device.capture(stream).unwrap();
+    device.compute(stream, 2).unwrap();
+    let graph = device.captured(stream).unwrap();
+    let taken = standin.held_resources().allocations;
+    assert_eq!(taken, before.allocations + 1);
+    let operations = standin.operations();
+    device.launch(graph, stream).unwrap();
+    device.compute(stream, 3).unwrap();
+    device.compute(stream, 0).unwrap();
+    assert_eq!((standin.held_resources().allocations, standin.operations()), (taken, operations + 2));
+    assert_eq!(device.compute(stream, u32::MAX).unwrap_err().kind(), Kind::OutOfRange);
+    let Rig { device, standin } = rig;
+    drop(device);
+    assert_eq!(standin.held_resources(), Resources::default());
+}
