@@ -152,6 +152,11 @@ impl Error {
         self
     }
 
+    /// What to do: the last part of the display, behind its `;`.
+    pub fn advice(&self) -> &'static str {
+        self.hint.unwrap_or_else(|| self.kind.hint())
+    }
+
     /// What went wrong.
     pub const fn kind(&self) -> Kind {
         self.kind
@@ -191,7 +196,7 @@ impl fmt::Display for Error {
         if self.count > 0 {
             f.write_str(")")?;
         }
-        write!(f, "; {}", self.hint.unwrap_or_else(|| self.kind.hint()))
+        write!(f, "; {}", self.advice())
     }
 }
 
@@ -218,6 +223,8 @@ mod tests {
             "open: pool exhausted: host pages (wanted 12, free 3); close sequences or enlarge the pool"
         );
         assert_eq!(e.number("free"), Some(3));
+        assert_eq!(e.advice(), "close sequences or enlarge the pool");
+        assert_eq!(e.hint("wait").advice(), "wait");
     }
 
     #[test]

@@ -12,8 +12,8 @@ use crate::{json, output};
 
 const AFTER_HELP: &str = "\
 docs/setup-format.md describes measurements and setups. What was measured work by work is kept; the rest is fitted to
-whole steps and to what overlap costs. --rates takes rates that were measured here: a JSON object with the fields of a
-setup's link.rates, alone or as the field rates of an object.";
+whole steps and to what overlap costs. --rates takes rates that were measured here: what forebay doctor --json writes,
+or a JSON object with the fields of a setup's link.rates, alone or as the field rates of an object.";
 
 /// The arguments of `forebay fit`.
 #[derive(clap::Args)]
@@ -76,8 +76,8 @@ fn errors(fitted: &Fitted) -> (f64, f64) {
     (mean, sizes.into_iter().fold(0.0, f64::max))
 }
 
-/// The link's rates: alone, as the field of an object, or of the first object of a list that has it, as the planned
-/// `forebay doctor` will write them.
+/// The link's rates: alone, as the field of an object, or of the first object of a list that has it, as
+/// `forebay doctor` writes them.
 fn rates(path: &Path) -> Result<Rates> {
     let bad = |what: String| {
         Error::new(Kind::BadFormat, "read rates")

@@ -10,6 +10,7 @@ mod bench;
 mod blocks;
 mod curve;
 mod curve_report;
+mod doctor;
 mod fit;
 mod html;
 mod json;
@@ -63,6 +64,8 @@ enum Command {
     Fit(Box<fit::Arguments>),
     /// Measures what a device reaches of its ceilings: rows, the rule, steps
     Bench(Box<bench::Arguments>),
+    /// Says what this machine and its GPUs can do, what stands in the way, and what to fix
+    Doctor(Box<doctor::Arguments>),
     /// Prints the completion script of a shell
     Completions {
         /// Whose script
@@ -77,6 +80,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Simulate(arguments) => simulate::command(arguments),
         Command::Fit(arguments) => fit::command(arguments),
         Command::Bench(arguments) => bench::command(arguments),
+        Command::Doctor(arguments) => doctor::command(arguments),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(*shell, &mut Arguments::command(), "forebay", &mut text);

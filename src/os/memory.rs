@@ -5,6 +5,8 @@
 //! group up to the root has a limit of its own (version 2; version 1 is not read). All numbers are hints:
 //! they may be absent (`None`, or no huge pages) and may be outdated by the next call, whose answer counts.
 
+use std::path::Path;
+
 use super::{Answer, Call, Faults, ask};
 
 /// The size of a base page in bytes.
@@ -15,13 +17,16 @@ pub fn page_size() -> u64 {
     u64::try_from(bytes).unwrap_or(4096)
 }
 
-/// A reading of `/proc/meminfo`, the control groups' limits and the switch for transparent huge pages.
+/// A reading of `/proc/meminfo`, the control groups' limits and the switch for transparent huge pages. What a
+/// [`super::Map`] is judged by before it is made; 0, false and `None` where the system does not tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct MemoryState {
+pub struct MemoryState {
     /// Bytes of the system's memory.
     pub total: Option<u64>,
     /// Bytes that can be had without swapping, of the system and of the control groups, where they tell.
     pub available: Option<u64>,
+    /// The least limit in bytes that a control group sets on what this process may have.
+    pub limit: Option<u64>,
     /// Bytes of a huge page of the default size; 0 where there are none.
     pub huge_page: u64,
     /// Huge pages neither used nor promised.
@@ -37,12 +42,18 @@ impl MemoryState {
 
     fn try_read(faults: &dyn Faults) -> Answer<Self> {
         ask(faults, Call::MemoryState, "read")?;
-        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let switch = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
-        let system = Self::parse(&meminfo, &switch.unwrap_or_default());
-        let group = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let allowed = group_allows(&group, |file| std::fs::read_to_string(file).ok());
-        Ok(MemoryState { available: [system.available, allowed].into_iter().flatten().min(), ..system })
+        Ok(Self::under(Path::new("/")))
+    }
+
+    /// What the files under `root` say, in which `proc` and `sys` stand: `/` is this machine.
+    pub fn under(root: &Path) -> Self {
+        let read = |file: &str| std::fs::read_to_string(root.join(file.trim_start_matches('/'))).ok();
+        let meminfo = read("/proc/meminfo").unwrap_or_default();
+        let switch = read("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+        let system = Self::parse(&meminfo, &switch);
+        let groups = Groups::read(&read("/proc/self/cgroup").unwrap_or_default(), read);
+        let available = [system.available, groups.left].into_iter().flatten().min();
+        MemoryState { available, limit: groups.limit, ..system }
     }
 
     fn parse(meminfo: &str, switch: &str) -> Self {
@@ -55,6 +66,7 @@ impl MemoryState {
         MemoryState {
             total: kib("MemTotal"),
             available: kib("MemAvailable"),
+            limit: None,
             huge_page: kib("Hugepagesize").filter(|n| n.is_power_of_two()).unwrap_or(0),
             huge_free: free.saturating_sub(field("HugePages_Rsvd").unwrap_or(0)),
             transparent: switch.contains("[always]") || switch.contains("[madvise]"),
@@ -65,29 +77,43 @@ impl MemoryState {
 /// Where control groups of version 2 are mounted.
 const GROUPS: &str = "/sys/fs/cgroup";
 
-/// Bytes that the control groups still allow, of the group that `/proc/self/cgroup` (`said`) names and of
-/// all above it; `read` answers a file's text. None without a limit that can be read.
-fn group_allows(said: &str, read: impl Fn(&str) -> Option<String>) -> Option<u64> {
-    let mut group = said.lines().find_map(|line| line.strip_prefix("0::"))?.trim_end_matches('/');
-    let mut least = None;
-    loop {
-        let text = |file| read(&format!("{GROUPS}{group}/{file}"));
-        let number = |file| text(file)?.trim().parse::<u64>().ok();
-        // "max" is no number: the group sets no limit.
-        if let (Some(most), Some(used)) = (number("memory.max"), number("memory.current")) {
-            // Pages of files count as used and are given up on demand, as in the system's own number.
-            let files = text("memory.stat").map_or(0, |stat| {
-                let lines = stat.lines().filter_map(|line| line.split_once(' '));
-                let files = lines.filter(|(name, _)| matches!(*name, "active_file" | "inactive_file"));
-                files.filter_map(|(_, n)| n.parse().ok()).fold(0, u64::saturating_add)
-            });
-            let left = most.saturating_sub(used.saturating_sub(files));
-            least = Some(least.map_or(left, |least: u64| least.min(left)));
-        }
-        let Some((above, _)) = group.rsplit_once('/') else {
-            return least;
+/// What control groups leave a process; none where no limit can be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Groups {
+    /// Bytes of the least limit.
+    limit: Option<u64>,
+    /// Bytes that can still be had.
+    left: Option<u64>,
+}
+
+impl Groups {
+    /// Of the group that `/proc/self/cgroup` (`said`) names and of all above it; `read` answers a file's text.
+    fn read(said: &str, read: impl Fn(&str) -> Option<String>) -> Groups {
+        let mut groups = Groups::default();
+        let Some(group) = said.lines().find_map(|line| line.strip_prefix("0::")) else {
+            return groups;
         };
-        group = above;
+        let mut group = group.trim_end_matches('/');
+        loop {
+            let text = |file| read(&format!("{GROUPS}{group}/{file}"));
+            let number = |file| text(file)?.trim().parse::<u64>().ok();
+            // "max" is no number: the group sets no limit.
+            if let (Some(most), Some(used)) = (number("memory.max"), number("memory.current")) {
+                // Pages of files count as used and are given up on demand, as in the system's own number.
+                let files = text("memory.stat").map_or(0, |stat| {
+                    let lines = stat.lines().filter_map(|line| line.split_once(' '));
+                    let files = lines.filter(|(name, _)| matches!(*name, "active_file" | "inactive_file"));
+                    files.filter_map(|(_, n)| n.parse().ok()).fold(0, u64::saturating_add)
+                });
+                let left = most.saturating_sub(used.saturating_sub(files));
+                groups.limit = Some(groups.limit.map_or(most, |least| least.min(most)));
+                groups.left = Some(groups.left.map_or(left, |least| least.min(left)));
+            }
+            let Some((above, _)) = group.rsplit_once('/') else {
+                return groups;
+            };
+            group = above;
+        }
     }
 }
 
@@ -101,10 +127,40 @@ mod tests {
         let text = "MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:   7 kB\nHugePages_Total: 9\nHugePages_Free:    5\n\
                     HugePages_Rsvd:    2\nHugepagesize:       2048 kB\n";
         let state = MemoryState::parse(text, "always [madvise] never\n");
-        let (total, available) = (Some(9216), Some(7168));
-        let want = MemoryState { total, available, huge_page: 2 << 20, huge_free: 3, transparent: true };
+        let want = MemoryState {
+            total: Some(9216),
+            available: Some(7168),
+            limit: None,
+            huge_page: 2 << 20,
+            huge_free: 3,
+            transparent: true,
+        };
         assert_eq!(state, want);
         assert!(!MemoryState::parse(text, "always madvise [never]").transparent);
+    }
+
+    #[test]
+    fn another_folder_stands_for_another_machine() {
+        let root = std::env::temp_dir().join(format!("forebay-machine-{}", std::process::id()));
+        let files = [
+            ("proc/meminfo", "MemTotal: 100 kB\nMemAvailable: 90 kB\nHugepagesize: 2048 kB\n"),
+            ("proc/self/cgroup", "0::/a\n"),
+            ("sys/fs/cgroup/a/memory.max", "30720\n"),
+            ("sys/fs/cgroup/a/memory.current", "10240\n"),
+            ("sys/kernel/mm/transparent_hugepage/enabled", "[always] madvise never\n"),
+        ];
+        for (file, text) in files {
+            let file = root.join(file);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        }
+        let (total, available, limit) = (Some(100 << 10), Some(20 << 10), Some(30 << 10));
+        let want =
+            MemoryState { total, available, limit, huge_page: 2 << 20, huge_free: 0, transparent: true };
+        let found = MemoryState::under(&root);
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(found, want);
+        assert_eq!(MemoryState::under(&root), MemoryState::default(), "a folder that is gone");
     }
 
     #[test]
@@ -134,6 +190,8 @@ mod tests {
             };
             Some(text.to_owned())
         };
+        let group_allows = |said: &str, file| Groups::read(said, file).left;
+        assert_eq!(Groups::read("0::/a/b\n", file).limit, Some(50), "the group above has less");
         assert_eq!(group_allows("0::/a/b\n", file), Some(20), "the group above allows less");
         assert_eq!(group_allows("1:name:/x\n0::/a/b/c\n", file), Some(20), "no files of its own");
         assert_eq!(group_allows("0::/full\n", file), Some(0), "over its limit");

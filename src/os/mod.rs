@@ -47,7 +47,7 @@ pub use file::write_whole;
 pub use library::Library;
 pub use machine::{memory, processor, threads};
 pub use map::{Map, Request};
-pub use memory::page_size;
+pub use memory::{MemoryState, page_size};
 pub use random::random;
 pub use range::{Piece, Range};
 pub use region::Region;

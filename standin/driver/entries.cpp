@@ -30,7 +30,7 @@ const Entry ENTRIES[] = {
     PLAIN(cuMemGetAllocationGranularity), PLAIN(cuMemExportToShareableHandle),
     PLAIN(cuMemImportFromShareableHandle), PLAIN(cuMemRetainAllocationHandle), PLAIN(cuStreamCreate),
     PLAIN(cuStreamCreateWithPriority), SECOND(cuStreamDestroy), PLAIN(cuStreamQuery), PLAIN(cuStreamSynchronize),
-    PLAIN(cuStreamWaitEvent), PLAIN(cuStreamGetCtx), PLAIN(cuStreamGetPriority),
+    PLAIN(cuStreamWaitEvent), SECOND(cuStreamWaitValue32), PLAIN(cuStreamGetCtx), PLAIN(cuStreamGetPriority),
     PLAIN(cuStreamGetFlags), PLAIN(cuEventCreate),
     PLAIN(cuEventRecord), PLAIN(cuEventRecordWithFlags), PLAIN(cuEventQuery), PLAIN(cuEventSynchronize),
     SECOND(cuEventDestroy), PLAIN(cuEventElapsedTime), PLAIN(cuLaunchHostFunc), PLAIN(cuModuleLoadData),

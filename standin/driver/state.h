@@ -45,7 +45,7 @@ struct Function;
 
 // An operation of a stream, or a node of a graph.
 struct Action {
-    enum Kind { Nothing, Copy, Fill8, Fill32, Kernel, Host, Record, Wait, Launch };
+    enum Kind { Nothing, Copy, Fill8, Fill32, Kernel, Host, Record, Wait, Await, Launch };
     Kind kind = Nothing;
     uintptr_t to = 0, from = 0;
     size_t bytes = 0;

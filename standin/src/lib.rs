@@ -13,6 +13,8 @@
 //! may run in either order is what finds a missing edge.
 
 mod calls;
+mod driver;
+mod given;
 mod run;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -23,6 +25,8 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use calls::{Access, Calls, HostFunction, Location, MemoryProperties};
+pub use driver::{Driver, Held};
+pub use given::{Given, Hold};
 pub use run::{Kernels, Launch, Memory};
 
 /// What a driver is asked to be.

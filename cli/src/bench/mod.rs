@@ -13,6 +13,7 @@ pub mod result;
 mod rig;
 pub mod rows;
 mod rule;
+mod step;
 mod timer;
 
 use std::path::PathBuf;
@@ -51,6 +52,8 @@ enum Group {
     Commit,
     /// What a prompt leaves resident.
     WarmUp,
+    /// A whole decode step in each order, captured.
+    Step,
 }
 
 impl Group {
@@ -63,6 +66,7 @@ impl Group {
             Group::ResolveGather => fetch::resolve_gather,
             Group::Commit => rule::commit,
             Group::WarmUp => fetch::warm_up,
+            Group::Step => step::figures,
         }
     }
 }

@@ -321,7 +321,6 @@ const RATE_ROUNDS: u32 = 7;
 ///
 /// # Errors
 /// Those of the device; [`forebay::Kind::Internal`] for a row that is not what it must be.
-#[expect(dead_code, reason = "forebay doctor writes them")]
 pub fn rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool) -> Result<Rates> {
     let memory = Memory::filled(&**device, pool_bytes(quick))?;
     let (shape, facts) = (SHAPES[0], device.facts()?);

@@ -86,6 +86,7 @@ pub(super) mod flag {
     pub const EVENT_DISABLE_TIMING: u32 = 2;
     pub const CAPTURE_THREAD_LOCAL: i32 = 1;
     pub const CAPTURE_RELAXED: i32 = 2;
+    pub const GRAPH_NODE_PRIORITIES: u64 = 8;
     pub const MEMORY_PINNED: u32 = 1;
     pub const LOCATION_DEVICE: u32 = 1;
     pub const HANDLE_DESCRIPTOR: u32 = 1;

@@ -1,0 +1,295 @@
+//! One device: what it is, where it stands, what it can do and how fast its link is.
+
+use forebay::device::ceilings::{Ceilings, host_memory};
+use forebay::device::probe::{Ability, Facts, GpuFacts, Probe};
+use forebay::device::rates::{Rates, RowRates};
+
+use super::files::Files;
+use super::finding::{Finding, State};
+use super::nodes::Nodes;
+use crate::report::size;
+
+/// What an ability is for: its name, how its absence is to be taken, what follows where it is there and where not.
+const ABILITIES: [(&str, State, &str, &str); 5] = [
+    (
+        "virtual memory",
+        State::Problem,
+        "scratch slots of all layers share their pages",
+        "no sparse pool can be made",
+    ),
+    (
+        "memory descriptors",
+        State::Note,
+        "other processes of this host can map the memory",
+        "memory stays with this process",
+    ),
+    (
+        "fabric handles",
+        State::Note,
+        "other hosts of the fabric can map the memory",
+        "memory stays on this host",
+    ),
+    (
+        "graphs",
+        State::Warning,
+        "a step is launched as one",
+        "every operation of a step is launched by itself",
+    ),
+    (
+        "conditional nodes",
+        State::Note,
+        "a captured step can choose between widths of attention",
+        "a captured step has one width of attention",
+    ),
+];
+
+/// A copy engine that reaches less of its link is slowed by something.
+const LITTLE_OF_LINK: f64 = 0.7;
+
+/// A gather or scatter that reaches less of its ceiling wants other parameters.
+const LITTLE_OF_CEILING: f64 = 0.75;
+
+/// What the device is.
+pub fn identity(facts: &Facts) -> Vec<Finding> {
+    let Some(gpu) = &facts.gpu else {
+        let value = format!("{}, {} threads", facts.name, facts.processors);
+        return vec![Finding::ok(
+            "device",
+            value,
+            "the host device: the embedded default and what others are compared with",
+        )];
+    };
+    let value = format!("{}, {} SMs, {} copy engines", facts.name, facts.processors, facts.copy_engines);
+    let mut found = vec![Finding::ok("GPU", value, format!("on the bus at {}", gpu.bus))];
+    found.push(capability(gpu));
+    let (total, free) = (facts.memory_total, facts.memory_free);
+    let value = format!("{} free of {}", size(free as f64), size(total as f64));
+    found.push(Finding::ok("device memory", value, "weights, slots and index keys share it").but_if(
+        free < total / 4 * 3,
+        State::Note,
+        "see with nvidia-smi which processes hold the rest",
+    ));
+    found
+}
+
+fn capability(gpu: &GpuFacts) -> Finding {
+    let (major, minor) = gpu.capability;
+    let means = if major >= 9 {
+        "programmatic launches and bulk copies can be used"
+    } else {
+        "all kernels run; programmatic launches and bulk copies need 9.0"
+    };
+    Finding::ok("compute capability", format!("{major}.{minor}"), means)
+}
+
+/// What the device may be able to do.
+pub fn abilities(abilities: &[Ability]) -> Vec<Finding> {
+    let finding = |ability: &Ability| {
+        let known = ABILITIES.iter().find(|(name, ..)| *name == ability.name);
+        let (_, state, with, without) = known.copied().unwrap_or(("", State::Note, "", ""));
+        match &ability.usable {
+            Ok(()) => Finding::ok(ability.name, "usable", with),
+            Err(error) => {
+                let refused = Finding::refused(ability.name, state, "not usable", error);
+                Finding { means: format!("{without} ({})", refused.means), ..refused }
+            }
+        }
+    };
+    abilities.iter().map(finding).collect()
+}
+
+/// Bytes of host memory that are registered to see whether they can be.
+const PINNED: u64 = 64 << 20;
+
+/// Whether the driver pins host memory as a total pool is taken. The device keeps it.
+pub fn pinned(device: &dyn Probe) -> Finding {
+    const NAME: &str = "pinned memory, tried";
+    match host_memory(device, PINNED) {
+        Ok(_) => {
+            Finding::ok(NAME, size(PINNED as f64), "the driver pins shared memory, and kernels reach it")
+        }
+        Err(error) => Finding::refused(NAME, State::Problem, "refused", &error),
+    }
+}
+
+/// Where the GPU stands: the nodes beside it.
+pub fn place(bus: &str, files: &Files, nodes: &Nodes) -> Vec<Finding> {
+    const NAME: &str = "NUMA node";
+    let file = format!("sys/bus/pci/devices/{bus}/numa_node");
+    let Some(number) = files.word(&file).and_then(|text| text.parse::<i64>().ok()) else {
+        return vec![Finding::unknown(NAME, &file)];
+    };
+    let several = nodes.all.as_ref().is_some_and(|all| all.len() > 1);
+    let Ok(number) = u32::try_from(number) else {
+        let unsaid = Finding::ok(NAME, "not told", "the firmware does not say beside which node the GPU is");
+        let fix = "ask nvidia-smi topo -m, and bind the pool to that node (Memory::node)";
+        return vec![unsaid.but_if(several, State::Note, fix)];
+    };
+    let Some(node) = nodes.node(number) else {
+        let means = "a node that is not online";
+        return vec![
+            Finding::ok(NAME, number.to_string(), means)
+                .but(State::Note, "look from outside the container, if this is one"),
+        ];
+    };
+    let (mut found, mut here) =
+        (Vec::new(), Finding::ok(NAME, number.to_string(), "bind the pool to it (Memory::node)"));
+    if nodes.may_take.as_ref().is_some_and(|may| !may.contains(&number)) {
+        here.means = "this process may take no memory of the node: rows cross to the other socket".to_owned();
+        here = here.but(State::Warning, format!("put node {number} in cpuset.mems (docker: --cpuset-mems)"));
+    }
+    found.push(here);
+    if let (Some(free), Some(total)) = (node.free, node.total) {
+        let value = format!("{} free of {}", size(free as f64), size(total as f64));
+        let fix = format!("see with numastat -m what holds node {number}, or plan a smaller pool");
+        found.push(
+            Finding::ok("memory beside the GPU", value, "a pool that is larger crosses to another node")
+                .but_if(free < total / 8, State::Warning, fix),
+        );
+    }
+    if let (Some(beside), Some(may)) = (&node.processors, &nodes.may_run) {
+        let count = beside.iter().filter(|number| may.contains(number)).count();
+        let value = format!("{count} of {}", beside.len());
+        let fix = format!("start on node {number}: numactl --cpunodebind={number} (docker: --cpuset-cpus)");
+        let means = "this process may run on so many of the node's threads";
+        let none = count == 0 && !beside.is_empty();
+        found.push(Finding::ok("threads beside the GPU", value, means).but_if(none, State::Warning, fix));
+    }
+    found
+}
+
+fn gb(bytes_per_s: f64) -> String {
+    let giga = bytes_per_s / 1e9;
+    if giga < 0.1 { format!("{:.1} MB/s", 1e3 * giga) } else { format!("{giga:.1} GB/s") }
+}
+
+fn share(of: f64, most: f64) -> String {
+    format!("{:.0}%", 100.0 * of / most)
+}
+
+/// What was measured. `peak` is what the link carries, bytes a second, where that is known.
+pub fn speeds(measured: &Ceilings, rates: &Rates, peak: Option<f64>) -> Vec<Finding> {
+    let of_link = |speed: f64| match peak {
+        Some(peak) => format!("{} of what the link carries ({})", share(speed, peak), gb(peak)),
+        None => "one large block".to_owned(),
+    };
+    let copy = |name: &str, speed: f64| {
+        Finding::ok(name, gb(speed), of_link(speed)).but_if(
+            peak.is_some_and(|peak| speed < LITTLE_OF_LINK * peak),
+            State::Warning,
+            "run on the GPU's node with nothing else on the link, and see what the IOMMU does to transfers",
+        )
+    };
+    let Ceilings { copy_up, copy_down, both_up, both_down, read, write, .. } = *measured;
+    let both = format!("{} up, {} down", gb(both_up), gb(both_down));
+    let alone = copy_up + copy_down;
+    vec![
+        copy("copies up", copy_up),
+        copy("copies down", copy_down),
+        Finding::ok("copies both ways", both, format!("{} of both alone", share(both_up + both_down, alone))),
+        Finding::ok(
+            "reads of host memory",
+            gb(read),
+            format!(
+                "by processors, one long run: a gather's ceiling, from {} blocks on",
+                measured.read_blocks
+            ),
+        ),
+        Finding::ok("writes of host memory", gb(write), "by processors, one long run: a scatter's ceiling"),
+        rows("gather of rows", &rates.gather, read),
+        rows("scatter of rows", &rates.scatter, write),
+        Finding::ok(
+            "launch",
+            format!("{:.1} us", rates.launch_ns / 1e3),
+            "an operation that does nothing, from before it to behind it",
+        ),
+    ]
+}
+
+/// Of the most rows that were measured.
+fn rows(name: &str, rates: &RowRates, ceiling: f64) -> Finding {
+    let Some(most) = rates.points.last() else {
+        return Finding::ok(name, "unknown", "not measured").but(State::Note, "run without --no-rates");
+    };
+    let value = format!("{} of {} x {} B", gb(most.bytes_per_s), most.rows, rates.row_bytes);
+    Finding::ok(name, value, format!("{} of its ceiling", share(most.bytes_per_s, ceiling))).but_if(
+        most.bytes_per_s < LITTLE_OF_CEILING * ceiling,
+        State::Note,
+        "forebay bench shows with which parameters rows move faster",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay::{Error, Kind};
+
+    use super::*;
+
+    fn ability(name: &'static str, hint: &'static str) -> Ability {
+        let refused = Error::new(Kind::DeviceFailed, "try").at("cuTry: CUDA_ERROR_X").hint(hint);
+        Ability { name, usable: Err(refused) }
+    }
+
+    #[test]
+    fn an_ability_that_is_not_there_says_what_follows_why_and_what_to_do() {
+        let all = ABILITIES.map(|(name, ..)| ability(name, "take another driver"));
+        for (found, (name, state, _, without)) in abilities(&all).iter().zip(ABILITIES) {
+            assert_eq!(
+                (found.name.as_str(), found.state, found.fix.as_str()),
+                (name, state, "take another driver")
+            );
+            assert!(
+                found.means.starts_with(without) && found.means.contains("cuTry: CUDA_ERROR_X"),
+                "{found:?}"
+            );
+            assert!(!found.means.contains("take another"), "what to do stands once: {found:?}");
+        }
+        let unknown = &abilities(&[ability("time travel", "wait")])[0];
+        assert_eq!((unknown.name.as_str(), unknown.state), ("time travel", State::Note));
+    }
+
+    fn facts(capability: (u32, u32), memory_free: u64) -> Facts {
+        let gpu = GpuFacts { driver: (13, 0), capability, bus: "0000:01:00.0".to_owned() };
+        let name = "NVIDIA H200".to_owned();
+        Facts { name, memory_total: 140 << 30, memory_free, processors: 132, copy_engines: 3, gpu: Some(gpu) }
+    }
+
+    #[test]
+    fn memory_that_others_hold_is_noted() {
+        let state = |free: u64| identity(&facts((9, 0), free << 30))[2].state;
+        assert_eq!((state(139), state(105), state(104)), (State::Ok, State::Ok, State::Note));
+        let old = &identity(&facts((8, 0), 0))[1];
+        assert!(old.state == State::Ok && old.means.contains("need 9.0"), "{old:?}");
+    }
+
+    #[test]
+    fn speeds_are_judged_by_the_link_and_by_their_ceilings() {
+        let ceilings = Ceilings {
+            copy_up: 53e9,
+            copy_down: 20e9,
+            both_up: 40e9,
+            both_down: 33e9,
+            read: 36e9,
+            write: 50e9,
+            read_blocks: 16,
+            memory: 3e12,
+            launch_us: 2.0,
+        };
+        let rates = Rates {
+            gather: RowRates::flat(656, 35e9),
+            scatter: RowRates::flat(656, 30e9),
+            ..Rates::preset("pcie5").unwrap()
+        };
+        let states = |found: Vec<Finding>| -> Vec<(String, State)> {
+            let wanting = found.into_iter().filter(|finding| finding.state != State::Ok);
+            wanting.map(|finding| (finding.name, finding.state)).collect()
+        };
+        let scatter = ("scatter of rows".to_owned(), State::Note);
+        let down = ("copies down".to_owned(), State::Warning);
+        assert_eq!(states(speeds(&ceilings, &rates, Some(63e9))), [down, scatter.clone()]);
+        // An unknown link is judged by nobody.
+        assert_eq!(states(speeds(&ceilings, &rates, None)), [scatter]);
+        let none = Rates { gather: RowRates { row_bytes: 656, points: vec![] }, ..rates };
+        assert_eq!(states(speeds(&ceilings, &none, None)).len(), 2);
+    }
+}

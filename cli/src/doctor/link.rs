@@ -1,0 +1,133 @@
+//! The PCIe link of a GPU, as the system tells it: what it could be, what it is now, and what its slot gives.
+//!
+//! An idle link sleeps at a lower speed, so its speed is only to be judged while or just after something ran.
+
+use super::files::Files;
+use super::finding::{Finding, State};
+
+/// A speed and a width.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Lanes {
+    /// Generation of PCIe, 1 to 6.
+    generation: u32,
+    /// Lanes.
+    width: u32,
+}
+
+impl Lanes {
+    /// Of a folder of the bus, `current` or `max`; none where it does not say, or says nonsense.
+    fn read(files: &Files, folder: &str, which: &str) -> Option<Lanes> {
+        let speed = files.word(&format!("{folder}/{which}_link_speed"))?;
+        let generation = match speed.split_whitespace().next()? {
+            "2.5" => 1,
+            "5.0" | "5" => 2,
+            "8.0" | "8" => 3,
+            "16.0" | "16" => 4,
+            "32.0" | "32" => 5,
+            "64.0" | "64" => 6,
+            _ => return None,
+        };
+        let width = files.word(&format!("{folder}/{which}_link_width"))?.parse().ok()?;
+        // Wider links are not made: the system writes 63 or 255 for an unknown width.
+        (1..=32).contains(&width).then_some(Lanes { generation, width })
+    }
+
+    /// What both can do.
+    fn least(self, other: Lanes) -> Lanes {
+        Lanes { generation: self.generation.min(other.generation), width: self.width.min(other.width) }
+    }
+
+    /// Bytes a second in one direction, before the packets' heads: transfers a second by the code of the generation.
+    fn bytes_per_s(self) -> f64 {
+        let lane = match self.generation {
+            1 => 2.5e9 * 0.8,
+            2 => 5e9 * 0.8,
+            3 => 8e9 * 128.0 / 130.0,
+            4 => 16e9 * 128.0 / 130.0,
+            5 => 32e9 * 128.0 / 130.0,
+            _ => 64e9 * 242.0 / 256.0,
+        };
+        lane / 8.0 * f64::from(self.width)
+    }
+}
+
+impl std::fmt::Display for Lanes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "gen {} x{}", self.generation, self.width)
+    }
+}
+
+/// A GPU's link; what is not known is none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    now: Option<Lanes>,
+    most: Option<Lanes>,
+    slot: Option<Lanes>,
+}
+
+impl Link {
+    /// As the files say now, of the GPU at `bus`.
+    pub fn read(files: &Files, bus: &str) -> Link {
+        let folder = format!("sys/bus/pci/devices/{bus}");
+        Link {
+            now: Lanes::read(files, &folder, "current"),
+            most: Lanes::read(files, &folder, "max"),
+            // The folder is a link into the tree of bridges: above it is the port that it is plugged into.
+            slot: Lanes::read(files, &format!("{folder}/.."), "max"),
+        }
+    }
+
+    /// What it carries in one direction, bytes a second: as it is now.
+    pub fn peak(&self) -> Option<f64> {
+        self.now.map(Lanes::bytes_per_s)
+    }
+
+    /// Of a link that is `awake`: something ran just before.
+    pub fn findings(&self, bus: &str, awake: bool) -> Vec<Finding> {
+        const NAME: &str = "PCIe link";
+        let (Some(now), Some(most)) = (self.now, self.most) else {
+            return vec![Finding::unknown(NAME, &format!("sys/bus/pci/devices/{bus}/max_link_speed"))];
+        };
+        let value = format!("{now} now, {most} at most");
+        let peak = format!("{:.0} GB/s in one direction", now.bytes_per_s() / 1e9);
+        // What the slot does not give is the slot's finding.
+        let could = self.slot.map_or(most, |slot| slot.least(most));
+        let link = |means: String| Finding::ok(NAME, value, means);
+        let link = if now.width < could.width {
+            link(format!("{peak}: lanes are missing")).but(
+                State::Warning,
+                "reseat the card, or take a slot with all its lanes: see risers and the mainboard's bifurcation",
+            )
+        } else if now.generation >= could.generation {
+            link(peak)
+        } else if awake {
+            link(format!("{peak}: slower than it could be, though it was just in use")).but(
+                State::Warning,
+                "see riser, firmware (link speed, ASPM) and lspci -vv: they say where the link stops",
+            )
+        } else {
+            link("links sleep at a lower speed when idle".to_owned())
+                .but(State::Note, "run without --no-rates, which wakes it")
+        };
+        let slot = self.slot.filter(|_| could != most).map(|slot| {
+            Finding::ok("PCIe slot", format!("{slot} at most"), "the card could do more than its slot")
+                .but(State::Warning, "move the card to a slot of its own generation and width")
+        });
+        [Some(link), slot].into_iter().flatten().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_carries_what_its_generation_and_width_say() {
+        for (generation, width, gb) in
+            [(1, 16, 4.0), (3, 8, 7.88), (4, 16, 31.5), (5, 16, 63.0), (6, 16, 121.0)]
+        {
+            let found = Lanes { generation, width }.bytes_per_s() / 1e9;
+            assert!((found - gb).abs() < 0.05, "{generation} x{width}: {found}");
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Host memory: how much there is, how much may be locked, on which pages, and whether a mapping such as the
+//! total pool's comes out as it was wanted.
+
+use forebay::os::{Fallback, Faults, Map, MemoryState, Request};
+
+use super::files::{Files, chosen, count, field};
+use super::finding::{Finding, State};
+use crate::report::size;
+
+/// The capability to lock any amount of memory: its bit in `CapEff`.
+const IPC_LOCK: u32 = 14;
+
+/// Bytes of the mapping that is tried: a few huge pages, and little beside what a machine has.
+const TRIED: u64 = 64 << 20;
+
+const MEMLOCK_FIX: &str = "raise it for the service: LimitMEMLOCK=infinity (systemd), memlock in \
+     /etc/security/limits.conf, --ulimit memlock=-1 (docker)";
+
+/// How much this process may lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lockable {
+    Unknown,
+    Any,
+    /// A limit in bytes that a capability lifts.
+    Lifted(u64),
+    Bytes(u64),
+}
+
+impl Lockable {
+    fn read(files: &Files) -> Lockable {
+        let limits = files.text("proc/self/limits").unwrap_or_default();
+        let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
+        let soft = match line.and_then(|line| line.split_whitespace().next()) {
+            Some("unlimited") => return Lockable::Any,
+            soft => soft.and_then(|number| number.parse::<u64>().ok()),
+        };
+        let status = files.text("proc/self/status").unwrap_or_default();
+        let effective = field(&status, "CapEff").and_then(|bits| u64::from_str_radix(bits, 16).ok());
+        match (soft, effective) {
+            (None, _) => Lockable::Unknown,
+            (Some(bytes), Some(bits)) if bits >> IPC_LOCK & 1 == 1 => Lockable::Lifted(bytes),
+            (Some(bytes), _) => Lockable::Bytes(bytes),
+        }
+    }
+}
+
+fn bytes(bytes: u64) -> String {
+    size(bytes as f64)
+}
+
+/// Everything about memory but its nodes.
+pub fn findings(files: &Files) -> Vec<Finding> {
+    let state = MemoryState::under(files.root());
+    let meminfo = files.text("proc/meminfo").unwrap_or_default();
+    let lockable = Lockable::read(files);
+    let mut found = vec![room(&state), limit(files, &state)];
+    found.push(lock(lockable, state.available));
+    found.push(pinnable(lockable, &state));
+    found.push(shared_pages(files, &meminfo, &state));
+    found.push(private_pages(files));
+    found
+}
+
+fn room(state: &MemoryState) -> Finding {
+    const NAME: &str = "memory";
+    let (Some(total), Some(available)) = (state.total, state.available) else {
+        return Finding::unknown(NAME, "proc/meminfo");
+    };
+    let value = format!("{} available of {}", bytes(available), bytes(total));
+    Finding::ok(NAME, value, "the total pool is taken from it").but_if(
+        available < total / 8,
+        State::Warning,
+        "end what else holds memory, or plan a smaller pool (forebay plan --host-memory)",
+    )
+}
+
+fn limit(files: &Files, state: &MemoryState) -> Finding {
+    const NAME: &str = "memory limit";
+    let groups = files.text("proc/self/cgroup").unwrap_or_default();
+    let binds = |limit: &u64| state.total.is_none_or(|total| *limit < total);
+    if let Some(limit) = state.limit.filter(binds) {
+        return Finding::ok(NAME, bytes(limit), "the control group allows less than the machine has").but(
+            State::Note,
+            "raise the container's or service's memory limit: the total pool counts in it",
+        );
+    }
+    if let Some(limit) = first_version(files, &groups).filter(binds) {
+        return Finding::ok(NAME, bytes(limit), "a control group of version 1: forebay does not look at it")
+            .but(State::Warning, "keep the pool well below it: who exceeds it is ended");
+    }
+    match groups.is_empty() {
+        true => Finding::unknown(NAME, "proc/self/cgroup"),
+        false => Finding::ok(NAME, "none", "no control group allows less than the machine has"),
+    }
+}
+
+/// The least limit that control groups of version 1 set, in bytes, by what `/proc/self/cgroup` says.
+fn first_version(files: &Files, groups: &str) -> Option<u64> {
+    let named = |line: &str| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        controllers.split(',').any(|name| name == "memory").then(|| path.to_owned())
+    };
+    let path = groups.lines().find_map(named)?;
+    // In a container the group may be mounted as if it were the root.
+    let stat = |path: &str| files.text(&format!("sys/fs/cgroup/memory{path}/memory.stat"));
+    let stat = stat(path.trim_end_matches('/')).or_else(|| stat(""))?;
+    stat.lines().find_map(|line| line.strip_prefix("hierarchical_memory_limit ")?.trim().parse().ok())
+}
+
+fn lock(lockable: Lockable, available: Option<u64>) -> Finding {
+    const NAME: &str = "locked-memory limit";
+    match lockable {
+        Lockable::Unknown => Finding::unknown(NAME, "proc/self/limits"),
+        Lockable::Any => Finding::ok(NAME, "unlimited", "a pool of any size is locked"),
+        Lockable::Lifted(limit) => Finding::ok(
+            NAME,
+            format!("{}, lifted by CAP_IPC_LOCK", bytes(limit)),
+            "a pool of any size is locked",
+        ),
+        Lockable::Bytes(limit) => {
+            let means = "a larger pool is not locked: its pages may be swapped out";
+            Finding::ok(NAME, bytes(limit), means).but_if(
+                available.is_none_or(|available| limit < available),
+                State::Warning,
+                MEMLOCK_FIX,
+            )
+        }
+    }
+}
+
+/// How much could be pinned now.
+fn pinnable(lockable: Lockable, state: &MemoryState) -> Finding {
+    const NAME: &str = "memory to pin now";
+    let Some(available) = state.available else {
+        return Finding::unknown(NAME, "proc/meminfo");
+    };
+    match lockable {
+        Lockable::Bytes(limit) if limit < available => {
+            let means = format!("as the locked-memory limit allows; {} are available", bytes(available));
+            Finding::ok(NAME, bytes(limit), means).but(State::Note, MEMLOCK_FIX)
+        }
+        _ => Finding::ok(NAME, bytes(available), "all that is available may be locked"),
+    }
+}
+
+/// What pages the total pool gets: it is shared memory, on reserved huge pages of the default size first.
+fn shared_pages(files: &Files, meminfo: &str, state: &MemoryState) -> Finding {
+    const NAME: &str = "huge pages for the pool";
+    const SWITCH: &str = "sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let Some(total) = count(meminfo, "HugePages_Total") else {
+        return Finding::unknown(NAME, "proc/meminfo");
+    };
+    let page = bytes(state.huge_page);
+    let reserve = format!("reserve as many as the pool has: sysctl vm.nr_hugepages=N (of {page} each)");
+    let (free, held) = (state.huge_free, state.huge_free.saturating_mul(state.huge_page));
+    if free > 0 {
+        let value = format!("{free} of {total} free, of {page}");
+        return Finding::ok(NAME, value, format!("a pool of up to {} lies on them", bytes(held))).but_if(
+            held < state.available.unwrap_or(0) / 8,
+            State::Note,
+            reserve,
+        );
+    }
+    let reserved = match total {
+        0 => "none reserved".to_owned(),
+        total => format!("all {total} reserved ones taken"),
+    };
+    let switch = files.word(SWITCH);
+    match switch.as_deref().and_then(chosen) {
+        Some(switch @ ("always" | "within_size" | "advise" | "force")) => {
+            let value = format!("{reserved}; transparent ones: {switch}");
+            Finding::ok(NAME, value, "the pool lies on huge pages as far as the system finds any")
+                .but(State::Note, reserve)
+        }
+        switch => {
+            let value = format!("{reserved}; transparent ones: {}", switch.unwrap_or("unknown"));
+            let fix = format!("{reserve}, or: echo advise > /{SWITCH}");
+            Finding::ok(NAME, value, "the pool lies on pages of 4 KiB: slower to pin and to translate")
+                .but(State::Warning, fix)
+        }
+    }
+}
+
+/// Of memory that is not shared: what a pool falls back to where shared memory is refused.
+fn private_pages(files: &Files) -> Finding {
+    const NAME: &str = "transparent huge pages";
+    const SWITCH: &str = "sys/kernel/mm/transparent_hugepage/enabled";
+    let switch = files.word(SWITCH);
+    match switch.as_deref().and_then(chosen) {
+        Some(switch @ ("always" | "madvise")) => {
+            Finding::ok(NAME, switch, "private memory that asks for huge pages gets them")
+        }
+        Some(switch) => Finding::ok(NAME, switch, "private memory lies on pages of 4 KiB")
+            .but(State::Note, format!("echo madvise > /{SWITCH}")),
+        None => Finding::unknown(NAME, SWITCH),
+    }
+}
+
+/// Takes a small mapping as the total pool is taken, and says what could not be had.
+pub fn tried(node: Option<u32>, faults: &dyn Faults) -> Vec<Finding> {
+    const NAME: &str = "a mapping, tried";
+    let wanted = Request { bytes: TRIED, huge: true, populate: true, lock: true, node, shared: true };
+    let (map, lost) = match Map::new(&wanted, faults) {
+        Ok(taken) => taken,
+        Err(error) => {
+            let value = format!("{} refused", bytes(TRIED));
+            return vec![Finding::refused(NAME, State::Problem, &value, &error)];
+        }
+    };
+    let value = format!("{} on pages of {}", bytes(map.len()), bytes(map.page_bytes()));
+    let mut found = vec![Finding::ok(NAME, value, "taken as the total pool is, and given back")];
+    found.extend(lost.iter().filter_map(fallback));
+    found
+}
+
+/// What was done without. That no huge pages are reserved is a finding of its own already.
+fn fallback(lost: &Fallback) -> Option<Finding> {
+    let (name, means, fix) = match lost.what {
+        Fallback::SHARED_MEMORY => (
+            "shared memory, tried",
+            "the pool is private: no other process can map it",
+            "let the container call memfd_create",
+        ),
+        Fallback::LOCKED_MEMORY => {
+            ("locked memory, tried", "the pool's pages may be swapped out", MEMLOCK_FIX)
+        }
+        Fallback::NUMA_BINDING => (
+            "NUMA binding, tried",
+            "the pool lies on whatever node the system takes it from",
+            "let the container call mbind: --cap-add SYS_NICE (docker), and nodes that cpuset.mems names",
+        ),
+        _ if lost.cause.contains("reserved huge pages wanted")
+            || lost.cause.contains("no huge page size") =>
+        {
+            return None;
+        }
+        _ => (
+            "reserved huge pages, tried",
+            "the pool lies on pages of 4 KiB, though huge ones are free",
+            "see the container's hugetlb limit, and on which nodes they are reserved",
+        ),
+    };
+    Some(Finding::ok(name, lost.cause.clone(), means).but(State::Warning, fix))
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay::os::{Call, Inject, NoFaults};
+
+    use super::*;
+
+    /// The finding of that name, where the trial has it.
+    fn tried_with(call: Call, errno: i32, name: &str) -> Option<Finding> {
+        tried(Some(0), &Inject::call(call, errno)).into_iter().find(|finding| finding.name == name)
+    }
+
+    #[test]
+    fn each_refusal_of_a_mapping_is_a_finding_with_its_cause() {
+        const EPERM: i32 = 1;
+        const ENOMEM: i32 = 12;
+        for (call, name, cause) in [
+            (Call::Memfd, "shared memory, tried", "memfd_create"),
+            (Call::Lock, "locked memory, tried", "mlock"),
+            (Call::Bind, "NUMA binding, tried", "mbind"),
+        ] {
+            let found = tried_with(call, EPERM, name).unwrap();
+            assert_eq!(found.state, State::Warning, "{name}");
+            assert!(found.value.contains(cause) && !found.fix.is_empty(), "{found:?}");
+        }
+        let found = tried_with(Call::Map, ENOMEM, "a mapping, tried").unwrap();
+        assert_eq!((found.state, found.fix.is_empty()), (State::Problem, false));
+        assert!(found.means.contains("out of memory") && !found.means.ends_with(';'), "{found:?}");
+        assert!(tried(None, &NoFaults).iter().any(|found| found.state == State::Ok));
+    }
+
+    #[test]
+    fn missing_huge_pages_are_told_once_and_refused_ones_are_told() {
+        let lost = |cause: &str| {
+            fallback(&Fallback { what: Fallback::HUGE_PAGES, wanted: 1, cause: cause.to_owned() })
+        };
+        assert_eq!(lost("32 reserved huge pages wanted, 0 free"), None);
+        assert_eq!(lost("memfd_create with huge pages: denied").unwrap().state, State::Warning);
+    }
+}

@@ -1,0 +1,306 @@
+//! `forebay doctor`: what this machine and its GPUs can do for a cache, what stands in the way, and what to do
+//! about it.
+//!
+//! Nothing that is found is an error: a machine without a GPU, a refused call or a file that is not there are
+//! findings, and the command succeeds. It changes nothing; for a moment it takes a small mapping as the total pool
+//! would take it, and, to measure a device, a few large ones.
+
+mod files;
+mod finding;
+mod gpu;
+mod link;
+mod machine;
+mod memory;
+mod nodes;
+mod report;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay::device::ceilings::Ceilings;
+#[cfg(feature = "cuda")]
+use forebay::device::cuda::{CudaDevice, CudaOptions};
+use forebay::device::probe::{Facts, Probe};
+use forebay::device::rates::Rates;
+use forebay::{Error, Kind, Result};
+use serde::Serialize;
+
+use self::files::Files;
+use self::finding::{Finding, State};
+use self::link::Link;
+use self::nodes::Nodes;
+use crate::bench::rows;
+use crate::target::{DeviceName, ProbeOptions, Target};
+use crate::{json, output};
+
+const AFTER_HELP: &str = "\
+States: ok; note, worth knowing; warning, costs speed or room; problem, does not work. Rates are measured with runs of
+256 MiB, for a few seconds a GPU, best while nothing else uses it. The JSON holds them as forebay fit --rates takes
+them (docs/json.md).";
+
+/// The arguments of `forebay doctor`.
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Arguments {
+    /// What to look at beside the machine: host, or cuda:N; without it every GPU there is.
+    #[arg(long, value_name = "DEVICE", value_parser = DeviceName::parse)]
+    device: Option<DeviceName>,
+    /// Measures nothing.
+    #[arg(long)]
+    no_rates: bool,
+    /// Writes what was found as JSON; `-` is standard output, without the tables.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// The driver's library, by path or name, instead of the system's.
+    #[arg(long, value_name = "FILE", hide = true)]
+    driver: Option<String>,
+    /// A folder that stands before /proc and /sys.
+    #[arg(long, value_name = "DIR", hide = true)]
+    root: Option<PathBuf>,
+    /// Measures with short runs, which say little.
+    #[arg(long, hide = true)]
+    quick: bool,
+}
+
+/// What is measured of a device.
+struct Measured {
+    ceilings: Ceilings,
+    rates: Rates,
+}
+
+/// A device, or the machine.
+pub struct Checked {
+    /// As `--device` names it.
+    device: String,
+    /// In the order in which they are shown.
+    findings: Vec<Finding>,
+    measured: Option<Measured>,
+}
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    schema: u32,
+    forebay: &'static str,
+    kind: &'static str,
+    device: &'a str,
+    findings: &'a [Finding],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rates: Option<&'a Rates>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ceilings: Option<&'a Ceilings>,
+}
+
+/// Bytes of a run, and rounds: long enough that beginnings do not count.
+const RUN: (u64, u32) = (256 << 20, 8);
+const QUICK: (u64, u32) = (1 << 16, 1);
+
+/// PCI's number of NVIDIA, and the class of whatever shows or computes pictures.
+const NVIDIA: &str = "0x10de";
+const DISPLAY: &str = "0x03";
+
+impl Arguments {
+    fn target(&self, name: DeviceName) -> Target {
+        Target { name, driver: self.driver.clone() }
+    }
+
+    fn open(&self, number: u32) -> Result<Arc<dyn Probe>> {
+        self.target(DeviceName::Cuda(number)).probe(ProbeOptions::of("doctor"))
+    }
+
+    /// How many GPUs the driver counts.
+    #[cfg(feature = "cuda")]
+    fn count(&self) -> Result<u32> {
+        CudaDevice::count(&CudaOptions { library: self.driver.clone(), ..CudaOptions::default() })
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn count(&self) -> Result<u32> {
+        self.open(0).map(|_| 0)
+    }
+
+    /// Whether a GPU is wanted or there, so that a missing driver is in the way.
+    fn wants_driver(&self, files: &Files) -> bool {
+        let devices = files.names("sys/bus/pci/devices");
+        let is = |device: &str, file: &str, start: &str| {
+            files
+                .word(&format!("sys/bus/pci/devices/{device}/{file}"))
+                .is_some_and(|word| word.starts_with(start))
+        };
+        let has_gpu =
+            devices.iter().any(|device| is(device, "vendor", NVIDIA) && is(device, "class", DISPLAY));
+        has_gpu || self.device.is_some() || self.driver.is_some()
+    }
+}
+
+/// The release of the driver that the system runs: the first word of its line with two or three numbers.
+fn release(files: &Files) -> Option<String> {
+    let text = files.text("proc/driver/nvidia/version")?;
+    let numbers = |word: &&str| {
+        let parts: Vec<&str> = word.split('.').collect();
+        (2..=3).contains(&parts.len()) && parts.iter().all(|part| part.parse::<u32>().is_ok())
+    };
+    text.lines().next()?.split_whitespace().find(numbers).map(str::to_owned)
+}
+
+/// Rates of which speeds follow. On a busy machine more rows may seem to take no longer: then it is measured again.
+fn sound_rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool) -> Result<Rates> {
+    let once = || {
+        let rates = rows::rates(device, ceilings, quick)?;
+        rates.check().map(|()| rates)
+    };
+    let again = |error: Error| if error.kind() == Kind::InvalidConfig { once() } else { Err(error) };
+    once().or_else(again).or_else(again)
+}
+
+/// Measures a device; a refusal becomes a finding.
+fn measured(device: &Arc<dyn Probe>, name: &str, quick: bool, found: &mut Vec<Finding>) -> Option<Measured> {
+    let (bytes, rounds) = if quick { QUICK } else { RUN };
+    let bar = output::progress(&format!("measuring {name}"), 2);
+    let measure = || -> Result<Measured> {
+        bar.tick();
+        let ceilings = Ceilings::measure(&**device, bytes, rounds)?;
+        bar.inc(1);
+        let rates = sound_rates(device, &ceilings, quick)?;
+        Ok(Measured { ceilings, rates })
+    };
+    let result = measure();
+    bar.finish_and_clear();
+    let failed = |error: Error| found.push(Finding::refused("rates", State::Warning, "not measured", &error));
+    result.map_err(failed).ok()
+}
+
+/// A GPU that can be opened.
+fn gpu(
+    arguments: &Arguments,
+    (number, device): (u32, Arc<dyn Probe>),
+    facts: &Facts,
+    around: &Around,
+) -> Checked {
+    let name = format!("cuda:{number}");
+    let mut rates_found = Vec::new();
+    let measured =
+        if arguments.no_rates { None } else { measured(&device, &name, arguments.quick, &mut rates_found) };
+    let bus = facts.gpu.as_ref().map(|gpu| gpu.bus.as_str()).unwrap_or_default();
+    // The link is read now, when it has just been used.
+    let link = Link::read(around.files, bus);
+    let mut findings = gpu::identity(facts);
+    findings.extend(link.findings(bus, measured.is_some()));
+    findings.extend(gpu::place(bus, around.files, around.nodes));
+    findings.push(gpu::pinned(&*device));
+    findings.extend(gpu::abilities(&device.abilities()));
+    if let Some(Measured { ceilings, rates }) = &measured {
+        findings.extend(gpu::speeds(ceilings, rates, link.peak()));
+    }
+    findings.extend(rates_found);
+    Checked { device: name, findings, measured }
+}
+
+/// What is around a device.
+struct Around<'a> {
+    files: &'a Files,
+    nodes: &'a Nodes,
+}
+
+/// The GPUs that were asked for, and what is to be said of the driver and of their number.
+fn gpus(arguments: &Arguments, around: &Around) -> Result<(Vec<Checked>, Vec<Finding>)> {
+    let count = match arguments.count() {
+        Ok(count) => count,
+        Err(error) => {
+            let state = if arguments.wants_driver(around.files) { State::Problem } else { State::Note };
+            let driver = Finding::refused("driver", state, "not usable", &error);
+            let none = Finding::ok(
+                "GPUs",
+                "0",
+                "forebay runs on the host device: replay, plan and simulate need no GPU",
+            );
+            return Ok((Vec::new(), vec![driver, none.but(state, "see the driver")]));
+        }
+    };
+    let numbers = match arguments.device {
+        Some(DeviceName::Cuda(number)) => number..number.saturating_add(1),
+        _ => 0..count,
+    };
+    let (mut checked, mut newest) = (Vec::new(), None);
+    for number in numbers {
+        let opened = arguments.open(number).and_then(|device| Ok((device.facts()?, device)));
+        match opened {
+            Ok((facts, device)) => {
+                newest = facts.gpu.as_ref().map(|gpu| gpu.driver).or(newest);
+                checked.push(gpu(arguments, (number, device), &facts, around));
+            }
+            Err(error) if error.number("devices").is_some() => return Err(error),
+            Err(error) => {
+                let findings = vec![Finding::refused("GPU", State::Problem, "not usable", &error)];
+                checked.push(Checked { device: format!("cuda:{number}"), findings, measured: None });
+            }
+        }
+    }
+    let release = release(around.files).unwrap_or_else(|| "of unknown release".to_owned());
+    let cuda = newest.map_or(String::new(), |(major, minor)| format!(", CUDA {major}.{minor}"));
+    let driver = Finding::ok("driver", format!("{release}{cuda}"), "loaded, and new enough");
+    Ok((checked, vec![driver, Finding::ok("GPUs", count.to_string(), "as the driver counts them")]))
+}
+
+/// The host as a device.
+fn host(arguments: &Arguments) -> Result<(Vec<Finding>, Option<Measured>)> {
+    let device = {
+        // Both directions at once need a thread each.
+        let options = ProbeOptions { threaded: true, ..ProbeOptions::of("doctor") };
+        arguments.target(DeviceName::Host).probe(options)?
+    };
+    let mut findings = gpu::identity(&device.facts()?);
+    if arguments.no_rates {
+        return Ok((findings, None));
+    }
+    let measured = measured(&device, "host", arguments.quick, &mut findings);
+    if let Some(Measured { ceilings, rates }) = &measured {
+        findings.extend(gpu::speeds(ceilings, rates, None));
+    }
+    Ok((findings, measured))
+}
+
+fn entry(checked: &Checked) -> Entry<'_> {
+    Entry {
+        schema: json::SCHEMA,
+        forebay: env!("CARGO_PKG_VERSION"),
+        kind: "doctor",
+        device: &checked.device,
+        findings: &checked.findings,
+        rates: checked.measured.as_ref().map(|measured| &measured.rates),
+        ceilings: checked.measured.as_ref().map(|measured| &measured.ceilings),
+    }
+}
+
+/// `forebay doctor`.
+///
+/// # Errors
+/// [`Kind::InvalidConfig`] for a GPU whose number the driver does not count, or a driver and no GPU;
+/// [`Kind::Io`] for a folder that is not there, and of writing.
+pub fn command(arguments: &Arguments) -> Result<()> {
+    if let Some(root) = arguments.root.as_deref().filter(|root| !root.is_dir()) {
+        return Err(no_folder(root));
+    }
+    let files = Files::under(arguments.root.as_deref());
+    let nodes = Nodes::read(&files);
+    let machine = machine::findings(&files, &nodes);
+    let (mut devices, findings, measured) = if arguments.device == Some(DeviceName::Host) {
+        let (of_device, measured) = host(arguments)?;
+        (Vec::new(), [machine, of_device].concat(), measured)
+    } else {
+        let (devices, of_driver) = gpus(arguments, &Around { files: &files, nodes: &nodes })?;
+        (devices, [of_driver, machine].concat(), None)
+    };
+    devices.push(Checked { device: "host".to_owned(), findings, measured });
+    if let Some(path) = &arguments.json {
+        let entries: Vec<Entry<'_>> = devices.iter().map(entry).collect();
+        output::write_file(path, &json::list(&entries)?)?;
+        if output::is_stdout(path) {
+            return Ok(());
+        }
+    }
+    output::print(report::text(&devices, output::speaks_utf8(), report::coloured()).as_bytes())
+}
+
+fn no_folder(root: &Path) -> Error {
+    Error::new(Kind::Io, "doctor").at(format!("--root {}: no such folder", root.display()))
+}

@@ -1,0 +1,204 @@
+//! What the doctor finds of a GPU: the stand-in driver's, on machines that are made of files.
+
+use std::path::Path;
+
+use crate::command::{forebay, refuses, succeeds};
+use crate::machine::Machine;
+use crate::{entries, finding, is, skip};
+use forebay_standin::{Options, Standin};
+use serde_json::Value;
+
+/// A driver's library for the command to load; nothing without a C++ compiler, and then the test says that it skips.
+fn driver() -> Option<Standin> {
+    let standin = Standin::new(Options::default());
+    if standin.is_none() {
+        skip::skip("g++, which builds the stand-in driver");
+    }
+    standin
+}
+
+/// The GPU's entry, without measuring.
+fn gpu(driver: &Standin, machine: &Machine) -> Value {
+    let found = entries(&["--no-rates", "--driver", driver.library(), "--root", machine.root()]);
+    assert_eq!(found.len(), 2, "one GPU and the machine");
+    assert_eq!((&found[0]["device"], &found[1]["device"]), (&"cuda:0".into(), &"host".into()));
+    found[0].clone()
+}
+
+#[test]
+fn a_sound_gpu_has_nothing_to_fix() {
+    let Some(driver) = driver() else { return };
+    let machine = Machine::sound("gpu-sound");
+    let found = gpu(&driver, &machine);
+    is(&found, "GPU", "ok", &[crate::machine::BUS, "SMs"]);
+    is(&found, "compute capability", "ok", &[]);
+    is(&found, "device memory", "ok", &["free of"]);
+    is(&found, "PCIe link", "ok", &["gen 5 x16 now, gen 5 x16 at most", "63 GB/s"]);
+    is(&found, "NUMA node", "ok", &["\"1\""]);
+    is(&found, "memory beside the GPU", "ok", &["440 GiB free of 512 GiB"]);
+    is(&found, "threads beside the GPU", "ok", &["4 of 4"]);
+    is(&found, "pinned memory, tried", "ok", &["64.0 MiB"]);
+    for ability in ["virtual memory", "memory descriptors", "fabric handles", "graphs", "conditional nodes"] {
+        let state = &finding(&found, ability)["state"];
+        assert!(["ok", "note"].contains(&state.as_str().unwrap()), "{ability}: {state}");
+    }
+    let all = entries(&["--no-rates", "--driver", driver.library(), "--root", machine.root()]);
+    is(&all[1], "driver", "ok", &["580.65.06", "CUDA "]);
+    is(&all[1], "GPUs", "ok", &["\"1\""]);
+}
+
+#[test]
+fn a_link_that_gives_less_than_it_could_is_told_from_one_that_sleeps() {
+    let Some(driver) = driver() else { return };
+    let machine = Machine::sound("gpu-link");
+    machine.link("current", "8.0 GT/s PCIe", "8");
+    is(&gpu(&driver, &machine), "PCIe link", "warning", &["gen 3 x8 now", "8 GB/s", "lanes are missing"]);
+    machine.link("current", "2.5 GT/s PCIe", "16");
+    is(&gpu(&driver, &machine), "PCIe link", "note", &["sleep", "--no-rates"]);
+    // The system's ways to say that it does not know.
+    for (speed, width) in [("Unknown", "16"), ("32.0 GT/s PCIe", "63"), ("32.0 GT/s PCIe", "x")] {
+        machine.link("current", speed, width);
+        is(&gpu(&driver, &machine), "PCIe link", "note", &["unknown"]);
+    }
+}
+
+/// The bus as the system has it: the GPU's folder is a link into the tree, below its port.
+#[test]
+fn a_slot_that_gives_less_than_the_card_takes_is_found() {
+    let Some(driver) = driver() else { return };
+    let machine = Machine::sound("gpu-slot");
+    let port = "sys/devices/pci0000:3a/0000:3a:01.0";
+    machine.write(&format!("{port}/max_link_speed"), "16.0 GT/s PCIe\n");
+    machine.write(&format!("{port}/max_link_width"), "16\n");
+    let (own, inside) =
+        (machine.path(&format!("sys/bus/pci/devices/{}", crate::machine::BUS)), machine.path(port));
+    std::fs::rename(&own, inside.join(crate::machine::BUS)).unwrap();
+    std::os::unix::fs::symlink(inside.join(crate::machine::BUS), &own).unwrap();
+    machine.link("current", "16.0 GT/s PCIe", "16");
+    let found = gpu(&driver, &machine);
+    is(&found, "PCIe link", "ok", &["gen 4 x16 now, gen 5 x16 at most", "32 GB/s"]);
+    is(&found, "PCIe slot", "warning", &["gen 4 x16 at most", "move the card"]);
+}
+
+#[test]
+fn a_process_that_is_kept_from_the_gpus_node_is_warned() {
+    let Some(driver) = driver() else { return };
+    let machine = Machine::sound("gpu-node");
+    machine.write("proc/self/status", "Cpus_allowed_list:\t0-3\nMems_allowed_list:\t0\n");
+    machine.memory_of(1, 20);
+    let found = gpu(&driver, &machine);
+    is(&found, "NUMA node", "warning", &["\"1\"", "cpuset.mems"]);
+    is(&found, "memory beside the GPU", "warning", &["20.0 GiB free of 512 GiB", "numastat"]);
+    is(&found, "threads beside the GPU", "warning", &["0 of 4", "--cpunodebind=1"]);
+    machine.gpu("numa_node", "-1");
+    is(&gpu(&driver, &machine), "NUMA node", "note", &["not told", "topo"]);
+    machine.gpu("numa_node", "7");
+    is(&gpu(&driver, &machine), "NUMA node", "note", &["not online"]);
+    machine.gpu("numa_node", "garbage");
+    is(&gpu(&driver, &machine), "NUMA node", "note", &["unknown"]);
+    // One socket: nothing to place, and the firmware need not say.
+    machine.gpu("numa_node", "-1");
+    machine.write("sys/devices/system/node/online", "0\n");
+    is(&gpu(&driver, &machine), "NUMA node", "ok", &[]);
+}
+
+#[test]
+fn a_gpu_in_a_container_without_files_is_looked_at_all_the_same() {
+    let Some(driver) = driver() else { return };
+    let found = gpu(&driver, &Machine::bare("gpu-bare"));
+    is(&found, "GPU", "ok", &[]);
+    is(&found, "PCIe link", "note", &["unknown"]);
+    is(&found, "NUMA node", "note", &["unknown"]);
+}
+
+#[test]
+fn every_gpu_is_looked_at_or_the_one_that_is_named() {
+    let Some(driver) = driver() else { return };
+    let named = |name: &str| entries(&["--no-rates", "--driver", driver.library(), "--device", name]);
+    assert_eq!(named("cuda:0").len(), 2);
+    let error = refuses(&["doctor", "--no-rates", "--driver", driver.library(), "--device", "cuda:7"]);
+    assert!(error.contains("device 7") && error.contains("devices 1"), "{error}");
+}
+
+/// The keys of an object, sorted.
+fn keys(value: &Value) -> Vec<&str> {
+    let mut keys: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    keys
+}
+
+#[test]
+fn rates_are_measured_and_a_fit_takes_them() {
+    let Some(driver) = driver() else { return };
+    let machine = Machine::sound("gpu-rates");
+    let file = machine.path("doctor.json");
+    let asked = ["doctor", "--quick", "--driver", driver.library(), "--root", machine.root(), "--json"];
+    let text = succeeds(&[&asked[..], &[file.to_str().unwrap()]].concat());
+    let found: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let entry = &found[0];
+    assert_eq!(keys(entry), ["ceilings", "device", "findings", "forebay", "kind", "rates", "schema"]);
+    assert_eq!((&entry["kind"], &entry["schema"]), (&"doctor".into(), &1.into()));
+    assert_eq!(
+        keys(&found[1]),
+        ["device", "findings", "forebay", "kind", "schema"],
+        "the machine was not measured"
+    );
+    assert_eq!(keys(&entry["findings"][0]), ["fix", "means", "name", "state", "value"]);
+    assert_eq!(
+        keys(&entry["rates"]),
+        ["copy_down", "copy_engines", "copy_up", "gather", "gather_sm", "launch_ns", "scatter"]
+    );
+    assert_eq!(
+        keys(&entry["ceilings"]),
+        [
+            "both_down",
+            "both_up",
+            "copy_down",
+            "copy_up",
+            "launch_us",
+            "memory",
+            "read",
+            "read_blocks",
+            "write"
+        ]
+    );
+    for name in
+        ["copies up", "copies down", "copies both ways", "gather of rows", "scatter of rows", "launch"]
+    {
+        assert!(text.contains(name) && finding(entry, name)["value"] != "", "{name}: {text}");
+    }
+    assert!(finding(entry, "copies up")["means"].as_str().unwrap().contains("63.0 GB/s"), "{entry:#}");
+    // A fit takes the rates from the list as it is. What overlap cost elsewhere cannot be explained by this link.
+    let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/setups/ess-measurements.json");
+    let mut measured: Value = serde_json::from_str(&std::fs::read_to_string(published).unwrap()).unwrap();
+    measured.as_object_mut().unwrap().remove("overlap");
+    let measurements = machine.path("measurements.json");
+    std::fs::write(&measurements, measured.to_string()).unwrap();
+    let setup = machine.path("setup.json");
+    let fit = ["fit", measurements.to_str().unwrap(), "--rates", file.to_str().unwrap()];
+    succeeds(&[&fit[..], &["--output", setup.to_str().unwrap()]].concat());
+    let setup: Value = serde_json::from_str(&std::fs::read_to_string(setup).unwrap()).unwrap();
+    assert_eq!(setup["link"]["rates"], entry["rates"]);
+}
+
+#[test]
+fn a_slow_link_in_use_is_no_sleeping_one() {
+    let Some(driver) = driver() else { return };
+    let machine = Machine::sound("gpu-awake");
+    machine.link("current", "2.5 GT/s PCIe", "16");
+    let found = entries(&["--quick", "--driver", driver.library(), "--root", machine.root()]);
+    is(&found[0], "PCIe link", "warning", &["just in use", "ASPM"]);
+}
+
+#[test]
+fn the_host_device_is_measured_where_it_is_named() {
+    let found = entries(&["--quick", "--device", "host"]);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0]["device"], "host");
+    assert!(found[0]["rates"]["copy_up"].as_f64().unwrap() > 1e6, "{:#}", found[0]);
+    is(&found[0], "device", "ok", &["host device"]);
+    let without = entries(&["--no-rates", "--device", "host"]);
+    assert!(without[0].get("rates").is_none());
+    let output = forebay(&["doctor", "--quick", "--device", "host"]).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty());
+}
