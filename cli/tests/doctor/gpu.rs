@@ -74,11 +74,13 @@ fn huge_pages_count_on_the_node_that_has_them() {
         );
         machine.write(&format!("sys/devices/system/node/node{node}/meminfo"), &text);
     };
-    (memory(0, 400, 0), memory(1, 10, 200_000));
+    memory(0, 400, 0);
+    memory(1, 10, 200_000);
     let found = gpu(&driver, &machine);
     is(&found, "memory beside the GPU", "ok", &["401 GiB free of 512 GiB"]);
     is(&found, "huge pages beside the GPU", "ok", &["200000 free, 391 GiB"]);
-    (memory(0, 10, 200_000), memory(1, 400, 0));
+    memory(0, 10, 200_000);
+    memory(1, 400, 0);
     let found = gpu(&driver, &machine);
     let file = "/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages";
     is(&found, "huge pages beside the GPU", "warning", &["0 free", &format!("echo N > {file}")]);

@@ -322,8 +322,9 @@ class Captured:
 
         return self.place.captured(work)[1]
 
-    def times(self, order: str, rounds: int) -> list[float]:
-        """Microseconds of each replay, for a step of its own."""
+    def times(self, order: str, alone: Callable[[], None], rounds: int) -> tuple[list[float], list[float]]:
+        """Microseconds of each replay, for a step of its own, and of the engine's work alone in turn with it: a GPU's
+        clock is not the same for long."""
         sizes = {"batch": self.rig.lanes, "half": self.rig.lanes // 2}
         layers = forebay.Layers(self.buffers, compute=self.place.stream, **self.streams, **sizes)
         by_layer = [order] * self.rig.cache.info.layers
@@ -332,8 +333,9 @@ class Captured:
                 [layers], query_rows=self.rig.query_rows, by_layer=by_layer, enqueue=self.enqueue, into=True
             )
         )
-        found = []
+        found, least = [], []
         for turn in range(rounds + 2):
+            least.append(self.place.timed(alone, FAR_AHEAD))
             picks = self.rig.picks()
             self.place.copy(self.asked, self.place.array(picks), self.place.stream.cuda_stream)
             step = self.rig.begin()
@@ -343,7 +345,7 @@ class Captured:
                 self.rig.check_rows(self.slots, picks, len(by_layer) - 1)
             self.rig.end(step, picks)
         captured.close()
-        return found[2:]
+        return found[2:], least[2:]
 
 
 def steps(run: Run) -> Iterable[Figure]:
@@ -357,11 +359,10 @@ def steps(run: Run) -> Iterable[Figure]:
     scale = max(round(layer_us / products / run.ceilings["product_us"]), 1) if run.place.means_something else 1
     captured = Captured(run.place, rig, scale)
     alone = captured.alone()
-    least = statistics.median([run.place.timed(alone, FAR_AHEAD) for _ in range(run.rounds + 2)][2:])
-    found = {order: captured.times(order, run.rounds) for order in ("none", "da", "dba")}
-    none, checked = statistics.median(found["none"]), rig.close()
-    for order, times in found.items():
-        us = statistics.median(times)
+    found = {order: captured.times(order, alone, run.rounds) for order in ("none", "da", "dba")}
+    none, checked = statistics.median(found["none"][0]), rig.close()
+    for order, (times, engine) in found.items():
+        us, least = statistics.median(times), statistics.median(engine)
         parameters = {"order": order, "layers": layers, "batch": lanes, "misses": misses, "budget": slots}
         figure = Figure("step", "captured step", parameters, times, "engine alone", least, checked=checked)
         figure.beside = {"exposed_us_a_layer": (us - least) / layers, "none_us": none}
