@@ -12,8 +12,8 @@
 //!
 //! - **exposed**: such a step minus the resident one of the same round. It is all that misses cost: waits for rows,
 //!   the engine's work running slower while rows are fetched beside it, and what attention in parts costs more.
-//! - **forebay's nodes**: the resident step minus the engine alone, both of an engine that only selects: what operations
-//!   cost that find nothing to do. Between works of 100 ms they would be lost in what these vary by.
+//! - **forebay's nodes**: the resident step minus the engine alone, both of an engine that only selects: what
+//!   operations cost that find nothing to do. Between works of 100 ms they would be lost in what these vary by.
 //! - **the work beside a gather**: how much slower the engine's work runs while rows are fetched. That is
 //!   interference, whatever the order of a layer; exposed time holds some of it, and does not say how much.
 //!
