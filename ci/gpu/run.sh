@@ -215,7 +215,7 @@ part_python() {
     python3 -c 'import numpy' 2>/dev/null || { detail="not here: no numpy"; return 0; }
     python_site || { detail="the package cannot be imported: $(tail -n 1 "$logs/python-import.log")"; return 1; }
     local tests=()
-    for name in test_gpu test_cuda test_torch; do
+    for name in test_gpu test_proof test_cuda test_torch; do
         [ ! -f "$here/ffi/python/tests/$name.py" ] || tests+=("$here/ffi/python/tests/$name.py")
     done
     bounded 300 python-tests.log python3 -m pytest -q -p no:cacheprovider -rs "${tests[@]}" || failed=1
@@ -232,12 +232,18 @@ part_python() {
     else
         echo "    bench: not here: no torch" >>"$work/lines"
     fi
-    if [ -f "$here/data/smollm2.npz" ] && python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-        bounded 120 python-proof.log python3 "$here/ffi/python/examples/decode.py" --device cuda:0 \
-            --weights "$here/data/smollm2.npz" --context 1024 --tokens 64 || failed=1
-        echo "    proof: $(tail -n 1 "$logs/python-proof.log")" >>"$work/lines"
+    # The proof: a model decodes with its slots on the GPU, and again with every row resident.
+    local order model=(--random-weights 1 --layers 8) long=(--context 1024 --tokens 64)
+    [ ! -f "$here/data/smollm2.npz" ] || model=(--weights "$here/data/smollm2.npz")
+    [ -z "${quick[*]}" ] || long=(--context 128 --tokens 8 --top-k 32)
+    if [ -n "${beneath[*]}" ] || python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+        for order in whole dba; do
+            bounded 60 "python-proof-$order.log" python3 "$here/ffi/python/examples/decode.py" --device cuda:0 \
+                "${beneath[@]}" --order "$order" "${model[@]}" "${long[@]}" || failed=1
+            echo "    proof, $order: $(tail -n 1 "$logs/python-proof-$order.log")" >>"$work/lines"
+        done
     else
-        echo "    proof: not here: no torch with a GPU, or no weights" >>"$work/lines"
+        echo "    proof: not here: no torch with a GPU" >>"$work/lines"
     fi
     detail=$(python3 -c 'import sys, torch; print("torch", torch.__version__)' 2>/dev/null || echo "no torch")
     return $failed
