@@ -248,7 +248,7 @@ impl Study<'_> {
             let times = (0..4).map(|_| alone.run(machine, |compute| works.alone(compute)).map(|(us, _)| us));
             // The first one warms up.
             let times = times.skip(1).collect::<Result<Vec<f64>>>()?;
-            works.lengths.scale *= (point.step_us / Spread::of(times).us.max(1.0)).clamp(0.25, 4.0);
+            works.lengths.fit(&times);
         }
         let alone = Alone::new(machine, self.gpu, |compute| works.alone(compute))?;
         Ok((works, alone))

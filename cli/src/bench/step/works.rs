@@ -136,6 +136,13 @@ impl Lengths {
         Ok(lengths)
     }
 
+    /// Makes the works longer or shorter, after steps that took these times, microseconds. What disturbs a time makes
+    /// it longer, and works that are fitted to it too short: the least one counts.
+    pub fn fit(&mut self, times: &[f64]) {
+        let least = times.iter().copied().fold(f64::INFINITY, f64::min);
+        self.scale *= (self.point.step_us / least.max(1.0)).clamp(0.25, 4.0);
+    }
+
     /// Microseconds of a work over so many batch rows.
     ///
     /// # Errors
@@ -255,6 +262,14 @@ mod tests {
         for nothing in [&[(1, 0.0), (2, 0.0)][..], &[]] {
             assert_eq!(Line::through(nothing).unwrap_err().kind(), Kind::DeviceFailed);
         }
+    }
+
+    #[test]
+    fn works_are_fitted_to_the_step_that_nothing_disturbed() {
+        let mut lengths = Lengths::new(&Setup::named("ess").unwrap().unwrap(), &point()).unwrap();
+        let before = lengths.scale;
+        lengths.fit(&[400_000.0, 125_000.0, 330_000.0]);
+        assert!((lengths.scale / before - 0.8).abs() < 1e-9, "{}", lengths.scale / before);
     }
 
     #[test]
