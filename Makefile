@@ -2,7 +2,7 @@
 
 .NOTPARALLEL:
 .PHONY: setup bench-setup demo proof picture check test soak bench dist install style unit all-tests on-cuda examples \
-        docs loom asan c-test python bench-build kernels kernels-check embedder
+        docs loom asan c-test python bench-build kernels kernels-check embedder gpu-bundle gpu-bundle-check
 
 # Where a test says that it did not run, and the environment of ci/requirements.txt (docs/testing.md).
 export FOREBAY_SKIPS := $(CURDIR)/target/skips.txt
@@ -70,6 +70,10 @@ bench: bench-setup
 kernels:
 	ci/kernels
 
+## Tests and benches for a machine with a GPU and neither Rust nor network, in target/gpu-bundle.
+gpu-bundle:
+	@ci/gpu-bundle
+
 ## The C library for programs of this machine: header, libraries, pkg-config and CMake files. PREFIX=... says where.
 PREFIX ?= /usr/local
 install:
@@ -108,6 +112,10 @@ python:
 # The same tests once more, on the CUDA device and the stand-in driver. Those of launched graphs are there anyhow.
 on-cuda:
 	FOREBAY_TEST_DEVICE=cuda cargo test --workspace --all-features $(ON_CUDA:%=--test %) -- --skip launched:: --skip whole::
+
+# The bundle, and every part of it in small, on the stand-in driver where a system has its own.
+gpu-bundle-check:
+	@ci/gpu-bundle --check
 
 examples:
 	@set -e; for example in $(EXAMPLES); do cargo run --all-features --example $$example; done

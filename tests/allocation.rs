@@ -267,7 +267,7 @@ impl Loop {
 /// is launched.
 #[cfg(feature = "cuda")]
 fn on_the_cuda_device() {
-    if !device::standin_is_there() {
+    if !device::driver_is_there() {
         return;
     }
     for (seed, captured) in [(None, false), (None, true), (Some(7), true)] {
@@ -276,7 +276,8 @@ fn on_the_cuda_device() {
             decode.capture();
         }
         assert_eq!(decode.warm_steps(20), 0, "CUDA device, seed {seed:?}, a graph: {captured}");
-        assert_eq!(counted_call(&**decode.device), 2, "the control");
+        let seen = counted_call(&**decode.device);
+        assert!(seen == 2 || (device::is_given() && seen > 2), "the control: {seen}");
     }
 }
 

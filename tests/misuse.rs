@@ -214,17 +214,10 @@ fn resolve_and_gather_on_two_streams_have_their_edge() {
     let gather = e.device.stream().unwrap();
     e.select(4);
     let mut step = e.prepare(sequence, 0);
-    let open = Arc::new(AtomicBool::new(false));
-    let gate = Arc::clone(&open);
-    let wait = move || {
-        while !gate.load(Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-    };
-    e.device.call(e.stream, Arc::new(wait)).unwrap();
+    let held = e.device.hold(e.stream);
     let streams = Streams { resolve: e.stream, gather };
     e.cache.layer(&step, LayerCall::whole(Layer(0)), streams, e.buffers).unwrap();
-    open.store(true, Ordering::Release);
+    drop(held);
     e.sync(gather);
     e.finish(&mut step);
     assert_eq!(e.cache.retire(step, e.stream).unwrap().total().1, 8);

@@ -398,13 +398,16 @@ fn in_passes_on_cuda(seed: u64, left_out: Option<u64>) -> u64 {
 #[cfg(feature = "cuda")]
 #[test]
 fn f2_a_pass_fetches_nothing_into_slots_that_attention_of_the_last_one_reads() {
-    if !device::standin_is_there() {
+    if !device::driver_is_there() {
         return;
     }
     // Each micro-batch's prepare waits twice; each layer of each has seven edges, the sixth from A1 to the next G.
     let (prepares, edges, layers) = (4, 7, 2 * u64::from(engine::LAYERS));
     for seed in 0..20 {
         assert!(in_passes_on_cuda(seed, None) >= prepares + edges * layers);
+    }
+    if !device::own_driver("delays by a seed") {
+        return;
     }
     let missed = |layer: u64| {
         let wait = prepares + edges * layer + 5;

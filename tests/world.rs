@@ -24,8 +24,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "trace")]
 use trace_body::{GROUP, HEADER, content, recording, trace_bytes, trace_parts};
 use world::bodies::cache_ops;
+use world::device::is_given;
 #[cfg(feature = "cuda")]
-use world::device::standin_is_there;
+use world::device::{driver_is_there, own_driver};
 use world::engine::Edge;
 use world::ops::{OP_BYTES, Op, Random, ops_from_bytes};
 use world::run::{On, Setup, World, run_in};
@@ -78,8 +79,12 @@ fn on_cuda(variant: u8, seed: Option<u64>) -> Setup {
 /// The devices that delay and reorder by chance, each with the setups of its seeds.
 fn by_chance(variant: u8) -> Vec<Vec<Setup>> {
     let clock = seeds().map(|seed| clocked(variant, seed)).collect();
+    // Where a driver was given, its streams are held, as threads are.
+    if is_given() {
+        return vec![clock, vec![threaded(variant)]];
+    }
     #[cfg(feature = "cuda")]
-    if standin_is_there() {
+    if driver_is_there() {
         return vec![clock, (0..seeds().end / 10).map(|seed| on_cuda(variant, Some(seed))).collect()];
     }
     vec![clock]
@@ -108,7 +113,7 @@ proptest! {
     #![proptest_config(cases(20))]
     #[test]
     fn the_cuda_device_agrees_step_by_step(ops in ops(), variant in 0..3_u8, seed: u64) {
-        if !standin_is_there() {
+        if !driver_is_there() {
             return Ok(());
         }
         let inline = run_in(Setup::inline(variant), &ops);
@@ -120,10 +125,11 @@ proptest! {
 #[cfg(feature = "cuda")]
 #[test]
 fn every_seed_of_the_stand_in_comes_to_what_an_inline_device_does() {
-    if !standin_is_there() {
+    if !driver_is_there() {
         return;
     }
-    for seed in 0..seeds().end / 5 {
+    let seeds = if is_given() { 8 } else { seeds().end / 5 };
+    for seed in 0..seeds {
         let (ops, variant) = (random_ops(seed, 90), seed as u8);
         let came = run_in(on_cuda(variant, Some(seed)), &ops);
         assert_eq!(came, run_in(Setup::inline(variant), &ops), "seed {seed}");
@@ -277,6 +283,10 @@ fn failing(setup: Setup, ops: &[Op], number: u64) -> (u64, BTreeMap<String, u64>
 
 #[test]
 fn a_device_that_fails_at_any_operation_leaves_nothing_behind() {
+    #[cfg(feature = "cuda")]
+    if is_given() && !own_driver("fails an operation") {
+        return;
+    }
     let (mut tickets, mut steps) = (0, 0);
     for seed in 0..if soak() { 50 } else { 3 } {
         let ops = random_ops(1000 + seed, 60);
@@ -294,7 +304,7 @@ fn a_device_that_fails_at_any_operation_leaves_nothing_behind() {
             failing(clocked(seed as u8, seed + number), &ops, number);
         }
         #[cfg(feature = "cuda")]
-        if standin_is_there() {
+        if driver_is_there() {
             let (count, _) = failing(on_cuda(seed as u8, None), &ops, u64::MAX);
             for number in (0..count).step_by(if soak() { 3 } else { 43 }) {
                 failing(on_cuda(seed as u8, None), &ops, number);

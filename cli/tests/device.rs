@@ -68,13 +68,23 @@ fn what_the_host_counts_is_refused_for_another_device() {
     }
 }
 
-/// A driver's library for the command to load; nothing without a C++ compiler, and then the test says that it skips.
-fn driver() -> Option<Standin> {
+/// A driver for the command to load: the one that `FOREBAY_TEST_DRIVER` names, or a stand-in's; nothing without a C++
+/// compiler, and then the test says that it skips.
+struct Driver {
+    library: String,
+    /// Goes with its file.
+    _standin: Option<Standin>,
+}
+
+fn driver() -> Option<Driver> {
+    if let Ok(library) = std::env::var("FOREBAY_TEST_DRIVER") {
+        return Some(Driver { library, _standin: None });
+    }
     let standin = Standin::new(Options::default());
     if standin.is_none() {
         skip::skip("g++, which builds the stand-in driver");
     }
-    standin
+    standin.map(|standin| Driver { library: standin.library().to_owned(), _standin: Some(standin) })
 }
 
 #[test]
@@ -87,7 +97,7 @@ fn a_gpu_counts_what_the_host_counts() {
         &["--ratio", "0.1", "--mtp", "32", "--split", "by-layer"],
     ] {
         let all = [&["replay", &trace, "--json", "-"], more].concat();
-        let on_gpu = [&all[..], &["--device", "cuda:0", "--driver", driver.library()]].concat();
+        let on_gpu = [&all[..], &["--device", "cuda:0", "--driver", &driver.library]].concat();
         assert_eq!(succeeds(&on_gpu), succeeds(&all), "{more:?}");
     }
 }
@@ -95,8 +105,8 @@ fn a_gpu_counts_what_the_host_counts() {
 #[test]
 fn a_gpu_that_is_not_there_is_counted() {
     let Some(driver) = driver() else { return };
-    let error = refusal(&["--device", "cuda:7", "--driver", driver.library()]);
-    for part in ["no such device", "device 7", "devices 1"] {
+    let error = refusal(&["--device", "cuda:7", "--driver", &driver.library]);
+    for part in ["no such device", "device 7", "devices "] {
         assert!(error.contains(part), "{part}: {error}");
     }
 }

@@ -1,4 +1,5 @@
-//! Captured steps through C on the stand-in driver, beside a twin in Rust on the host device, and what is refused.
+//! Captured steps through C on the stand-in driver or the one that is named, beside a twin in Rust on the host device,
+//! and what is refused.
 
 use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
@@ -6,7 +7,7 @@ use std::ptr::{null, null_mut};
 use forebay::device::{Parts, Slice};
 use forebay::overlap::{Engine, EngineCall, OverlapStreams};
 use forebay::{Buffers, Layers};
-use forebay_standin::{Options, Standin};
+use forebay_standin::{Driver, Options};
 
 use super::*;
 use crate::cache::fb_cache_create;
@@ -44,22 +45,22 @@ impl Engine for Idle {
     }
 }
 
-/// A cache on the stand-in with its twin, and two micro-batches.
+/// A cache on a driver with its twin, and two micro-batches.
 struct Graphs {
     rig: Rig,
     sides: [FbOverlapConfig; 2],
     /// Behind the device, which is given back first.
-    standin: Standin,
+    driver: Driver,
 }
 
 impl Graphs {
-    /// None where there is no stand-in.
+    /// None where there is no driver.
     fn new() -> Option<Graphs> {
-        let Some(standin) = Standin::new(Options::default()) else {
+        let Some(driver) = Driver::new(Options::default()).unwrap() else {
             skip::skip("g++, which builds the stand-in driver");
             return None;
         };
-        let library = CString::new(standin.library()).unwrap();
+        let library = CString::new(driver.library()).unwrap();
         let asked =
             FbDeviceConfig { kind: FB_DEVICE_CUDA, library: library.as_ptr(), threads: 64, ..blank() };
         let (mut device, mut cache, config) = (null_mut(), null_mut(), config());
@@ -96,7 +97,7 @@ impl Graphs {
             micro_batch,
             ..blank()
         });
-        Some(Graphs { rig: Rig::of(config, (device, cache), compute), sides, standin })
+        Some(Graphs { rig: Rig::of(config, (device, cache), compute), sides, driver })
     }
 
     fn bucket(&self) -> FbCaptureConfig {
@@ -124,7 +125,7 @@ impl Graphs {
         let mut open = [rig.prepare(0..2, 0), rig.prepare(2..4, 1)];
         for (side, picks) in self.sides.iter().zip(&picks) {
             let bytes: Vec<u8> = picks.iter().flat_map(|pick| pick.to_le_bytes()).collect();
-            assert!(self.standin.write(side.selection.addr() as u64, &bytes));
+            assert!(self.driver.write(side.selection.addr() as u64, &bytes));
         }
         let steps = [open[0].0, open[1].0];
         launch(self, &steps);
@@ -161,7 +162,7 @@ impl Graphs {
         open.into_iter().for_each(|(step, own)| rig.end(step, own));
         for (side, (slots, ..)) in self.sides.iter().zip(&answers) {
             let mut bytes = vec![0; 4 * WORDS];
-            assert!(self.standin.read(side.slots.addr() as u64, &mut bytes));
+            assert!(self.driver.read(side.slots.addr() as u64, &mut bytes));
             let told: Vec<i32> =
                 bytes.chunks_exact(4).map(|word| i32::from_le_bytes(word.try_into().unwrap())).collect();
             same_slots(&told, slots);
@@ -229,7 +230,7 @@ fn an_engine_captures_around_the_layers_and_launches_by_itself() {
         let early = fb_capture_into(cache, &bucket, &engine(null_mut()), &mut captured);
         assert_eq!(early, FbStatus::FbInvalidConfig);
         assert!(error_text(cache).contains("no capture is under way"), "{}", error_text(cache));
-        let api = graphs.standin.api();
+        let api = graphs.driver.api();
         let mut context = 0;
         assert_eq!(api.primary_ctx_retain(&mut context, 0), 0);
         assert_eq!(api.ctx_push_current(context), 0);
@@ -243,7 +244,7 @@ fn an_engine_captures_around_the_layers_and_launches_by_itself() {
         unsafe {
             let not_ours = fb_launch(cache, captured, steps.as_ptr(), 2);
             assert_eq!(not_ours, FbStatus::FbInvalidConfig, "the graph is the engine's");
-            assert_eq!(graphs.standin.api().graph_launch(exec, stream), 0);
+            assert_eq!(graphs.driver.api().graph_launch(exec, stream), 0);
             ok(fb_launched(cache, captured, steps.as_ptr(), 2));
             assert_eq!(fb_launched(cache, captured, steps.as_ptr(), 2), FbStatus::FbInvalidConfig, "twice");
         }
@@ -251,7 +252,7 @@ fn an_engine_captures_around_the_layers_and_launches_by_itself() {
     ok(fb_captured_destroy(captured));
     // SAFETY: handles of the driver's, which nothing uses any more.
     unsafe {
-        let api = graphs.standin.api();
+        let api = graphs.driver.api();
         assert_eq!((api.graph_exec_destroy(exec), api.graph_destroy(graph)), (0, 0));
         assert_eq!((api.ctx_pop_current(&mut 0), api.primary_ctx_release(0)), (0, 0));
     }
@@ -315,7 +316,7 @@ fn a_capture_that_makes_no_sense_is_refused_and_nothing_is_left_of_it() {
         refused(fb_capture(cache, &right, &idle, null_mut()), FbInvalidConfig, cache, "captured");
         assert_eq!(fb_capture(null_mut(), &right, &idle, &mut to), FbInvalidConfig);
     }
-    assert_eq!(graphs.standin.held_resources().graphs, 0);
+    assert_eq!(graphs.driver.held_resources().graphs, 0);
 }
 
 #[test]

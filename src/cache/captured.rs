@@ -21,6 +21,11 @@
 //! from it and joined to it inside; at a launch, they are ordered before and behind it. Every scatter is joined
 //! before the end.
 //!
+//! **Priorities.** Of two kernels that wait for a GPU's multiprocessors the older one's blocks go first, so a gather
+//! would begin when the product in front of it ends. The streams of R, G and S are to have a greater priority than
+//! `compute`. A graph keeps the priorities of the streams that its kernels were captured on only where it is
+//! instantiated so: the cache's are, the engine's own should be (`CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`).
+//!
 //! It does not choose tables ([`crate::overlap::Chooser`]), and does not capture what engines enqueue outside
 //! their callbacks.
 

@@ -50,6 +50,7 @@ enum CUresult : int {
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef unsigned long long CUmemGenericAllocationHandle;
+typedef uint32_t cuuint32_t;
 typedef uint64_t cuuint64_t;
 typedef struct CUctx_st* CUcontext;
 typedef struct CUstream_st* CUstream;
@@ -105,6 +106,10 @@ enum CUdevice_attribute : int {
     CU_DEVICE_ATTRIBUTE_LAST = 143,
 };
 
+enum CUgraphInstantiate_flags : int {
+    CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH = 1,
+    CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY = 8,
+};
 enum CUmemAllocationType : int { CU_MEM_ALLOCATION_TYPE_PINNED = 1 };
 enum CUmemAllocationHandleType : int {
     CU_MEM_HANDLE_TYPE_NONE = 0,
@@ -172,6 +177,8 @@ constexpr unsigned CU_MEMHOSTREGISTER_PORTABLE = 1, CU_MEMHOSTREGISTER_DEVICEMAP
 constexpr unsigned CU_STREAM_NON_BLOCKING = 1;
 constexpr unsigned CU_EVENT_DISABLE_TIMING = 2, CU_EVENT_INTERPROCESS = 4;
 constexpr unsigned CU_EVENT_RECORD_EXTERNAL = 1, CU_EVENT_WAIT_EXTERNAL = 1;
+
+enum CUstreamWaitValue_flags : int { CU_STREAM_WAIT_VALUE_EQ = 1 };
 
 enum CUstreamCaptureStatus : int {
     CU_STREAM_CAPTURE_STATUS_NONE = 0,
@@ -287,6 +294,7 @@ CUresult cuStreamDestroy_v2(CUstream hStream);
 CUresult cuStreamQuery(CUstream hStream);
 CUresult cuStreamSynchronize(CUstream hStream);
 CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags);
+CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags);
 CUresult cuStreamGetCtx(CUstream hStream, CUcontext* pctx);
 CUresult cuStreamGetPriority(CUstream hStream, int* priority);
 CUresult cuStreamGetFlags(CUstream hStream, unsigned int* flags);

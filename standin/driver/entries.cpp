@@ -17,7 +17,8 @@ struct Entry {
 #define SECOND(name) {#name, reinterpret_cast<void*>(&name##_##v2)}
 const Entry ENTRIES[] = {
     PLAIN(cuInit), PLAIN(cuDriverGetVersion), PLAIN(cuDeviceGet), PLAIN(cuDeviceGetCount), PLAIN(cuDeviceGetName),
-    PLAIN(cuDeviceGetPCIBusId), SECOND(cuDeviceGetUuid), SECOND(cuDeviceTotalMem), PLAIN(cuDeviceGetAttribute), PLAIN(cuDevicePrimaryCtxRetain),
+    PLAIN(cuDeviceGetPCIBusId), SECOND(cuDeviceGetUuid), SECOND(cuDeviceTotalMem), PLAIN(cuDeviceGetAttribute),
+    PLAIN(cuDevicePrimaryCtxRetain),
     SECOND(cuDevicePrimaryCtxRelease), PLAIN(cuDevicePrimaryCtxGetState), PLAIN(cuCtxGetCurrent),
     PLAIN(cuCtxSetCurrent), SECOND(cuCtxPushCurrent), SECOND(cuCtxPopCurrent), PLAIN(cuCtxGetDevice),
     PLAIN(cuCtxGetStreamPriorityRange), PLAIN(cuCtxSynchronize), SECOND(cuMemAlloc), SECOND(cuMemFree),
@@ -30,7 +31,7 @@ const Entry ENTRIES[] = {
     PLAIN(cuMemGetAllocationGranularity), PLAIN(cuMemExportToShareableHandle),
     PLAIN(cuMemImportFromShareableHandle), PLAIN(cuMemRetainAllocationHandle), PLAIN(cuStreamCreate),
     PLAIN(cuStreamCreateWithPriority), SECOND(cuStreamDestroy), PLAIN(cuStreamQuery), PLAIN(cuStreamSynchronize),
-    PLAIN(cuStreamWaitEvent), PLAIN(cuStreamGetCtx), PLAIN(cuStreamGetPriority),
+    PLAIN(cuStreamWaitEvent), SECOND(cuStreamWaitValue32), PLAIN(cuStreamGetCtx), PLAIN(cuStreamGetPriority),
     PLAIN(cuStreamGetFlags), PLAIN(cuEventCreate),
     PLAIN(cuEventRecord), PLAIN(cuEventRecordWithFlags), PLAIN(cuEventQuery), PLAIN(cuEventSynchronize),
     SECOND(cuEventDestroy), PLAIN(cuEventElapsedTime), PLAIN(cuLaunchHostFunc), PLAIN(cuModuleLoadData),

@@ -30,6 +30,10 @@ bool ready(const Stream& stream) {
     }
     if (stream.queue.empty()) return false;
     const Action& front = stream.queue.front();
+    // The host writes the word, under no lock.
+    if (front.kind == Action::Await) {
+        return __atomic_load_n(reinterpret_cast<const unsigned*>(front.from), __ATOMIC_ACQUIRE) == front.value;
+    }
     return front.kind != Action::Wait || front.mark->reached;
 }
 
@@ -158,6 +162,7 @@ void step(Stream& stream) {
     switch (action.kind) {
         case Action::Nothing:
         case Action::Wait:
+        case Action::Await:
             return;
         case Action::Record:
             return reach(action.mark);

@@ -185,6 +185,23 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     return enter("cuStreamWaitEvent", CONTEXT, [&] { return wait(stream, event, flags); });
 }
 
+// Until a word of memory equals `value`, the one comparison that is needed here. Outside captures.
+CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+    return enter("cuStreamWaitValue32_v2", CONTEXT, [&] {
+        auto stream = find_stream(handle);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        if (flags != CU_STREAM_WAIT_VALUE_EQ || address % 4 || place(address, 4) == Place::Bad) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        if (stream->capture) return broken(*stream->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        Action action;
+        action.kind = Action::Await;
+        action.from = address;
+        action.value = value;
+        return enqueue(handle, action);
+    });
+}
+
 CUresult cuStreamGetCtx(CUstream handle, CUcontext* out) {
     return enter("cuStreamGetCtx", CONTEXT, [&] {
         if (!out) return CUDA_ERROR_INVALID_VALUE;

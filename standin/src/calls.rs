@@ -49,6 +49,14 @@ fn symbol(name: &'static str) -> Option<&'static CStr> {
     CStr::from_bytes_with_nul(name.as_bytes()).ok()
 }
 
+/// What a driver answers by a function that it has not: not found.
+///
+/// # Safety
+/// It needs nothing of its caller.
+unsafe extern "C" fn absent() -> i32 {
+    500
+}
+
 macro_rules! calls {
     ($($name:ident = $symbol:literal ($($arg:ident: $type:ty),*);)*) => {
         #[derive(Clone, Copy, Debug)]
@@ -71,6 +79,24 @@ macro_rules! calls {
                 let table = Table {
                     // SAFETY: the library declares each function with these parameters.
                     $($name: unsafe { function(handle, symbol(concat!($symbol, "\0"))?)? },)*
+                };
+                Some(Calls { table })
+            }
+
+            /// As [`Calls::of`], of a driver that need not have every function: one that is missing answers 500.
+            ///
+            /// # Safety
+            /// `handle` is a driver's library that stays open as long as the calls are used.
+            pub(crate) unsafe fn of_any(handle: *mut c_void) -> Option<Self> {
+                let table = Table {
+                    // SAFETY: NVIDIA's header declares each function with these parameters, and `absent` takes none
+                    // of its arguments off the stack.
+                    $($name: unsafe {
+                        match function(handle, symbol(concat!($symbol, "\0"))?) {
+                            Some(found) => found,
+                            None => std::mem::transmute_copy(&(absent as unsafe extern "C" fn() -> i32)),
+                        }
+                    },)*
                 };
                 Some(Calls { table })
             }
@@ -141,6 +167,7 @@ calls! {
     stream_query = "cuStreamQuery"(stream: u64);
     stream_synchronize = "cuStreamSynchronize"(stream: u64);
     stream_wait_event = "cuStreamWaitEvent"(stream: u64, event: u64, flags: u32);
+    stream_wait_value = "cuStreamWaitValue32_v2"(stream: u64, address: u64, value: u32, flags: u32);
     event_create = "cuEventCreate"(event: *mut u64, flags: u32);
     event_record = "cuEventRecord"(event: u64, stream: u64);
     event_record_with_flags = "cuEventRecordWithFlags"(event: u64, stream: u64, flags: u32);

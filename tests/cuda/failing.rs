@@ -1,7 +1,7 @@
 //! Each call of the driver's, refused once: an error or none, nothing that stays behind, and no ticket that never
 //! ends.
 
-use crate::rig::{Cache, Rig, driver, entry, on, selection, usual};
+use crate::rig::{Cache, Rig, entry, on, own, selection, usual};
 use forebay::device::cuda::CudaDevice;
 use forebay::device::probe::Probe;
 use forebay::device::{Device, Outcome, Ticket};
@@ -11,10 +11,12 @@ use forebay_standin::{Options, Resources, Standin};
 /// Never, as far as a test goes.
 const NEVER: u64 = 1 << 40;
 const ILLEGAL_ADDRESS: i32 = 700;
+/// What the stand-in does here.
+const FAILS: &str = "fails a call or an operation";
 
 /// Construction, two steps and a graph, with the tickets that were made.
 fn scenario(standin: &Standin, tickets: &mut Vec<Ticket>) -> Result<()> {
-    let device = CudaDevice::new(on(standin))?;
+    let device = CudaDevice::new(on(standin.library()))?;
     let cache = Cache::new(device)?;
     cache.join(0, 20)?;
     cache.join(1, 30)?;
@@ -37,9 +39,9 @@ fn scenario(standin: &Standin, tickets: &mut Vec<Ticket>) -> Result<()> {
 
 /// Construction, and what tools ask.
 fn probing(standin: &Standin, _tickets: &mut Vec<Ticket>) -> Result<()> {
-    let count = CudaDevice::count(&on(standin))?;
+    let count = CudaDevice::count(&on(standin.library()))?;
     assert_eq!(count, 1);
-    let device = CudaDevice::new(on(standin))?;
+    let device = CudaDevice::new(on(standin.library()))?;
     device.facts()?;
     for ability in device.abilities() {
         ability.usable?;
@@ -62,7 +64,7 @@ fn failing(
     code: i32,
     seed: Option<u64>,
 ) -> Option<(Option<String>, Option<Error>)> {
-    let standin = driver(Options { seed, ..usual() })?;
+    let standin = own(Options { seed, ..usual() }, FAILS)?;
     standin.fail_call(n, code);
     let mut tickets = Vec::new();
     let ended = scenario(&standin, &mut tickets);
@@ -135,7 +137,7 @@ fn a_context_lost_at_any_operation_ends_every_ticket_and_leaves_nothing() {
     for seed in [None, Some(1)] {
         let mut failed = 0;
         for n in 0.. {
-            let Some(standin) = driver(Options { seed, ..usual() }) else { return };
+            let Some(standin) = own(Options { seed, ..usual() }, FAILS) else { return };
             standin.fail_operation(n, ILLEGAL_ADDRESS);
             let mut tickets = Vec::new();
             let ended = scenario(&standin, &mut tickets);
@@ -168,7 +170,7 @@ fn every_call_refused_once_in_another_order_leaks_nothing_either() {
 fn what_is_refused_to_be_given_back_is_given_back_again_unless_it_may_be_gone() {
     for (code, left) in [(1, 0), (ILLEGAL_ADDRESS, 1)] {
         for n in 0.. {
-            let Some(Rig { device, standin }) = Rig::new(usual()) else { return };
+            let Some(Rig { device, driver: standin }) = Rig::own(usual(), FAILS) else { return };
             device.allocate(64).unwrap();
             standin.fail_call(n, code);
             drop(device);

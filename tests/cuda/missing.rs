@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::rig::{driver, on, usual};
+use crate::rig::{on, own, usual};
 use forebay::device::Device;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::os::{Call, Faults, Inject};
 use forebay::{Error, Kind};
 use forebay_standin::{Options, Resources, Standin};
+
+/// What a stand-in does that is older than others.
+const OLD: &str = "is of another release or generation";
 
 fn refused(options: CudaOptions) -> Error {
     CudaDevice::new(options).unwrap_err()
@@ -15,8 +18,8 @@ fn refused(options: CudaOptions) -> Error {
 
 /// What a device on such a driver is refused with; none without a driver.
 fn refused_on(options: Options) -> Option<Error> {
-    let standin = driver(options)?;
-    let error = refused(on(&standin));
+    let standin = own(options, "lacks something")?;
+    let error = refused(on(standin.library()));
     assert_eq!(standin.held_resources(), Resources::default());
     Some(error)
 }
@@ -47,11 +50,14 @@ fn a_library_that_is_no_driver_lacks_its_symbols() {
 
 #[test]
 fn each_symbol_that_is_missing_is_named() {
-    let Some(standin) = driver(usual()) else { return };
+    let Some(standin) = own(usual(), "tells what it holds") else { return };
     let mut seen = Vec::new();
     for n in 0.. {
         let faults = Arc::new(Inject::nth(n, libc_enoent()));
-        let made = CudaDevice::new(CudaOptions { faults: faults.clone() as Arc<dyn Faults>, ..on(&standin) });
+        let made = CudaDevice::new(CudaOptions {
+            faults: faults.clone() as Arc<dyn Faults>,
+            ..on(standin.library())
+        });
         match made {
             Ok(_) => break,
             Err(error) => {
@@ -67,8 +73,10 @@ fn each_symbol_that_is_missing_is_named() {
     let all = seen.len();
     seen.dedup();
     assert_eq!(seen.len(), all, "each call of the loader is for something else");
-    let symbol =
-        CudaOptions { faults: Arc::new(Inject::call(Call::FindSymbol, libc_enoent())), ..on(&standin) };
+    let symbol = CudaOptions {
+        faults: Arc::new(Inject::call(Call::FindSymbol, libc_enoent())),
+        ..on(standin.library())
+    };
     assert!(refused(symbol).place().starts_with("missing symbol cuDriverGetVersion"));
 }
 
@@ -92,8 +100,8 @@ fn a_driver_too_old_is_told_its_release() {
         (error.kind(), error.number("found"), error.number("wanted")),
         (Kind::OsRefused, Some(11_080), Some(12_000))
     );
-    let Some(standin) = driver(Options { driver_version: 12_000, ..usual() }) else { return };
-    assert!(CudaDevice::new(on(&standin)).is_ok());
+    let Some(standin) = own(Options { driver_version: 12_000, ..usual() }, OLD) else { return };
+    assert!(CudaDevice::new(on(standin.library())).is_ok());
 }
 
 #[test]
@@ -104,13 +112,13 @@ fn a_driver_without_devices_says_so() {
 
 #[test]
 fn a_device_that_is_not_there_is_named() {
-    let Some(standin) = driver(Options { devices: 2, ..usual() }) else { return };
-    let error = refused(CudaOptions { device: 2, ..on(&standin) });
+    let Some(standin) = own(Options { devices: 2, ..usual() }, "has two devices") else { return };
+    let error = refused(CudaOptions { device: 2, ..on(standin.library()) });
     assert_eq!(
         (error.kind(), error.number("device"), error.number("devices")),
         (Kind::InvalidConfig, Some(2), Some(2))
     );
-    assert!(CudaDevice::new(CudaOptions { device: 1, ..on(&standin) }).is_ok());
+    assert!(CudaDevice::new(CudaOptions { device: 1, ..on(standin.library()) }).is_ok());
     assert_eq!(standin.held_resources(), Resources::default());
 }
 
@@ -148,13 +156,13 @@ fn options_that_make_no_sense_are_named() {
 #[test]
 fn what_needs_a_newer_device_is_refused_on_an_older_one() {
     let accepts = |standin: &Standin, programmatic, bulk| {
-        CudaDevice::new(CudaOptions { programmatic, bulk, ..on(standin) }).map(|_| ())
+        CudaDevice::new(CudaOptions { programmatic, bulk, ..on(standin.library()) }).map(|_| ())
     };
-    let Some(new) = driver(usual()) else { return };
+    let Some(new) = own(usual(), OLD) else { return };
     accepts(&new, true, true).unwrap();
     // 8.6 runs what 8.0 does; 11.0 has no kernels of its own and gets those for 8.0.
     for capability in [(8, 6), (11, 0)] {
-        let Some(old) = driver(Options { capability, ..usual() }) else { return };
+        let Some(old) = own(Options { capability, ..usual() }, OLD) else { return };
         accepts(&old, false, false).unwrap();
         for (programmatic, bulk) in [(true, false), (false, true)] {
             assert_eq!(accepts(&old, programmatic, bulk).unwrap_err().kind(), Kind::InvalidConfig);
@@ -165,8 +173,8 @@ fn what_needs_a_newer_device_is_refused_on_an_older_one() {
 
 #[test]
 fn memory_without_descriptors_serves_and_is_not_exported() {
-    let Some(standin) = driver(Options { descriptors: false, ..usual() }) else { return };
-    let device = CudaDevice::new(on(&standin)).unwrap();
+    let Some(standin) = own(Options { descriptors: false, ..usual() }, "has no descriptors") else { return };
+    let device = CudaDevice::new(on(standin.library())).unwrap();
     let cache = crate::rig::Cache::new(device.clone()).unwrap();
     cache.join(0, 20).unwrap();
     let error = device.export(device.backing(1).unwrap()).unwrap_err();

@@ -2,26 +2,27 @@
 
 use std::sync::Arc;
 
-use crate::rig::{Rig, driver, on, pinned, usual};
+use crate::rig::{Rig, driver, on, own, pinned, usual};
+use forebay::device::ceilings::Ceilings;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::probe::{GpuFacts, Mark, Probe};
 use forebay::device::{Device, Slice};
 use forebay::os::{Faults, Inject};
 use forebay::{Error, Kind};
-use forebay_standin::{Options, Resources};
+use forebay_standin::{Driver, Options, Resources};
 
 #[test]
 fn facts_are_the_drivers() {
     let options = Options { processors: 7, driver_version: 13_020, memory: 64 << 20, devices: 2, ..usual() };
-    let Some(standin) = driver(options) else { return };
-    let device = CudaDevice::new(CudaOptions { device: 1, ..on(&standin) }).unwrap();
+    let Some(standin) = own(options, "has two devices") else { return };
+    let device = CudaDevice::new(CudaOptions { device: 1, ..on(standin.library()) }).unwrap();
     device.allocate(1 << 20).unwrap();
     let facts = device.facts().unwrap();
     assert_eq!((facts.name.as_str(), facts.processors, facts.copy_engines), ("stand-in", 7, 3));
     assert_eq!((facts.memory_total, facts.memory_free), (64 << 20, 63 << 20));
     let gpu = GpuFacts { driver: (13, 2), capability: (9, 0), bus: "0000:3c:00.0".to_owned() };
     assert_eq!(facts.gpu, Some(gpu));
-    assert_eq!(CudaDevice::count(&on(&standin)).unwrap(), 2);
+    assert_eq!(CudaDevice::count(&on(standin.library())).unwrap(), 2);
 }
 
 #[test]
@@ -31,8 +32,8 @@ fn devices_are_counted_with_the_reasons_why_there_are_none() {
         (Options { stub: true, ..usual() }, "is a stub to link with, no driver"),
         (Options { driver_version: 11_080, ..usual() }, "is too old"),
     ] {
-        let Some(standin) = driver(options) else { return };
-        let error = CudaDevice::count(&on(&standin)).unwrap_err();
+        let Some(standin) = own(options, "lacks something") else { return };
+        let error = CudaDevice::count(&on(standin.library())).unwrap_err();
         assert_eq!(error.kind(), Kind::OsRefused);
         assert!(error.place().ends_with(place), "{error}");
     }
@@ -78,10 +79,10 @@ fn abilities_are_tried_and_what_was_taken_for_it_is_given_back() {
             "cuGraphConditionalHandleCreate: CUDA_ERROR_NOT_SUPPORTED",
         ),
     ] {
-        let Some(rig) = Rig::new(options) else { return };
-        let before = rig.standin.held_resources();
+        let Some(rig) = Rig::own(options, "lacks something") else { return };
+        let before = rig.driver.held_resources();
         let found = unusable(&rig.device);
-        assert_eq!(rig.standin.held_resources(), before);
+        assert_eq!(rig.driver.held_resources(), before);
         let found: Vec<_> = found.iter().map(|(name, error)| (*name, error.place())).collect();
         let wanted = if name.is_empty() { vec![] } else { vec![(name, reason)] };
         assert_eq!(found, wanted);
@@ -90,11 +91,11 @@ fn abilities_are_tried_and_what_was_taken_for_it_is_given_back() {
 
 #[test]
 fn a_function_that_a_driver_may_lack_is_no_reason_not_to_load_it() {
-    let Some(standin) = driver(usual()) else { return };
+    let Some(standin) = own(usual(), "has everything else") else { return };
     // What may be missing is looked for last: the first refusal of the loader that a device survives is its.
     let device = (0..).find_map(|n| {
         let faults = Arc::new(Inject::nth(n, 2)) as Arc<dyn Faults>;
-        CudaDevice::new(CudaOptions { faults, ..on(&standin) }).ok()
+        CudaDevice::new(CudaOptions { faults, ..on(standin.library()) }).ok()
     });
     let found = unusable(&device.unwrap());
     let [(name, error)] = &found[..] else { panic!("{found:?}") };
@@ -133,13 +134,16 @@ fn marks_tell_the_time_between_the_points_that_a_stream_reached() {
 fn marks_that_say_nothing_are_refused() {
     let Some(rig) = Rig::new(usual()) else { return };
     let device = &rig.device;
-    let other = CudaDevice::new(on(&rig.standin)).unwrap();
+    let other = CudaDevice::new(on(rig.driver.library())).unwrap();
     let (stream, mark, stamped) = (device.stream().unwrap(), device.mark().unwrap(), device.mark().unwrap());
     device.stamp(stamped, stream).unwrap();
     let foreign = other.mark().unwrap();
     for (from, to) in [(mark, stamped), (stamped, mark), (Mark(7), stamped), (stamped, foreign)] {
         assert_eq!(device.elapsed_us(from, to).unwrap_err().kind(), Kind::OutOfRange);
     }
+    let unstamped = device.elapsed_us(stamped, mark).unwrap_err();
+    assert_eq!(unstamped.place(), "a mark that was never stamped");
+    assert_eq!((unstamped.number("from"), unstamped.number("to")), (Some(stamped.0), Some(mark.0)));
     assert_eq!(device.stamp(foreign, stream).unwrap_err().kind(), Kind::OutOfRange);
     let event = device.event().unwrap();
     assert_eq!(device.query(event), Ok(true), "a refusal fails nothing else");
@@ -152,11 +156,31 @@ fn marks_that_say_nothing_are_refused() {
 }
 
 #[test]
+fn every_ceiling_is_a_speed() {
+    for seed in [None, Some(11)] {
+        let Some(rig) = Rig::new(Options { seed, ..usual() }) else { return };
+        let operations = || match &rig.driver {
+            Driver::Own(standin) => Some(standin.operations()),
+            Driver::Given(_) => None,
+        };
+        let before = operations();
+        let found = Ceilings::measure(&*rig.device, 1 << 16, 1).unwrap();
+        let Ceilings { copy_up, copy_down, both_up, both_down, read, write, memory, .. } = found;
+        for speed in [copy_up, copy_down, both_up, both_down, read, write, memory] {
+            assert!(speed.is_finite() && speed > 0.0, "{found:?}");
+        }
+        assert!(found.read_blocks >= 2 && found.launch_us > 0.0, "{found:?}");
+        // Memory that is zeroed, five runs twice each, both ways twice, and 33 launches.
+        assert_eq!(operations(), before.map(|before| before + 1 + 5 * 2 + 2 * 2 + 33));
+    }
+}
+
+#[test]
 fn a_run_is_carried_whole_by_any_number_of_blocks_and_nothing_beside_it() {
     const BYTES: u64 = 5 * 4096 - 48;
-    let Some(standin) = driver(usual()) else { return };
+    let Some(driver) = driver(usual()) else { return };
     // A run over the ends of chunks: kernels see one stretch of addresses.
-    let device = CudaDevice::new(CudaOptions { registration_chunk: 4096, ..on(&standin) }).unwrap();
+    let device = CudaDevice::new(CudaOptions { registration_chunk: 4096, ..on(driver.library()) }).unwrap();
     let map = pinned(8 * 4096);
     let host = device.register(&map).unwrap();
     let near = device.allocate(8 * 4096).unwrap();
@@ -209,14 +233,14 @@ fn a_run_that_is_none_is_refused() {
         let refused = device.carry(stream, from, to, blocks).unwrap_err();
         assert_eq!(refused.kind(), Kind::OutOfRange, "{from:?} {to:?} {blocks}");
     }
-    let other = CudaDevice::new(on(&rig.standin)).unwrap();
+    let other = CudaDevice::new(on(rig.driver.library())).unwrap();
     assert!(other.carry(other.stream().unwrap(), slice, slice, 1).is_err(), "another device's memory");
 }
 
 #[test]
 fn work_takes_its_memory_at_the_first_use_even_inside_a_capture() {
-    let Some(rig) = Rig::new(usual()) else { return };
-    let (device, standin) = (&rig.device, &rig.standin);
+    let Some(rig) = Rig::own(usual(), "tells what it holds") else { return };
+    let (device, standin) = (&rig.device, &rig.driver);
     let stream = device.stream().unwrap();
     let before = standin.held_resources();
     device.capture(stream).unwrap();
@@ -230,7 +254,7 @@ fn work_takes_its_memory_at_the_first_use_even_inside_a_capture() {
     device.compute(stream, 0).unwrap();
     assert_eq!((standin.held_resources().allocations, standin.operations()), (taken, operations + 2));
     assert_eq!(device.compute(stream, u32::MAX).unwrap_err().kind(), Kind::OutOfRange);
-    let Rig { device, standin } = rig;
+    let Rig { device, driver } = rig;
     drop(device);
-    assert_eq!(standin.held_resources(), Resources::default());
+    assert_eq!(driver.held_resources(), Resources::default());
 }

@@ -1,54 +1,72 @@
-//! A device on a driver of its own, and a cache of two layers that is small enough to be looked at.
+//! A device on a driver of its own, or on the one that `FOREBAY_TEST_DRIVER` names, and a cache of two layers that is
+//! small enough to be looked at.
 
 use std::sync::Arc;
 
-use crate::skip::skip;
+use crate::skip::{own_driver, skip};
 use forebay::device::block::{Entry, Report, step};
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::{Answer, Begin, Device, Event, Join, Mapped, Part, Plan, Pools, Slice, Stream, Ticket};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::{Rows, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, Shape};
-use forebay_standin::{Options, Standin};
+use forebay_standin::{Driver, Given, Options, Standin};
 
-/// A driver; none where there is no compiler to make one, and then the test says that it skips.
-pub fn driver(options: Options) -> Option<Standin> {
-    let standin = Standin::new(options);
-    if standin.is_none() {
+/// The driver that was given, or one of the test's own; none where there is no compiler to make one, and then the
+/// test says that it skips.
+pub fn driver(options: Options) -> Option<Driver> {
+    let driver = Driver::new(options).unwrap();
+    if driver.is_none() {
         skip("g++, which builds the stand-in driver");
     }
-    standin
+    driver
+}
+
+/// A driver of the test's own, which `does` what no other does.
+pub fn own(options: Options, does: &str) -> Option<Standin> {
+    if !own_driver(does) {
+        return None;
+    }
+    if let Driver::Own(standin) = driver(options)? { Some(*standin) } else { None }
 }
 
 pub fn usual() -> Options {
     Options::default()
 }
 
-/// Options for a device on `standin`.
-pub fn on(standin: &Standin) -> CudaOptions {
-    CudaOptions {
-        library: Some(standin.library().to_owned()),
-        unload: true,
-        threads: 64,
-        ..CudaOptions::default()
-    }
+/// Options for a device on the driver of this library. On a stand-in with few threads a block: it runs each of them
+/// by itself.
+pub fn on(library: &str) -> CudaOptions {
+    let usual = CudaOptions { library: Some(library.to_owned()), ..CudaOptions::default() };
+    if Given::named().unwrap().is_some() { usual } else { CudaOptions { unload: true, threads: 64, ..usual } }
 }
 
 /// A device on a driver, in the order in which they go.
-pub struct Rig {
+pub struct Rig<D = Driver> {
     pub device: Arc<CudaDevice>,
-    pub standin: Standin,
+    pub driver: D,
 }
 
 impl Rig {
     pub fn new(options: Options) -> Option<Rig> {
-        let standin = driver(options)?;
-        Some(Rig { device: CudaDevice::new(on(&standin)).unwrap(), standin })
+        let driver = driver(options)?;
+        Some(Rig { device: CudaDevice::new(on(driver.library())).unwrap(), driver })
     }
+}
 
+impl Rig<Standin> {
+    /// On a driver of the test's own, which `does` what no other does.
+    pub fn own(options: Options, does: &str) -> Option<Rig<Standin>> {
+        let driver = own(options, does)?;
+        Some(Rig { device: CudaDevice::new(on(driver.library())).unwrap(), driver })
+    }
+}
+
+impl Rig {
+    /// Bytes as they are now; a driver that was given tells them behind a copy.
     pub fn read(&self, slice: Slice) -> Vec<u8> {
         let mut bytes = vec![0; slice.bytes() as usize];
-        assert!(self.standin.read(slice.address(), &mut bytes));
+        assert!(self.driver.read(slice.address(), &mut bytes));
         bytes
     }
 }

@@ -108,9 +108,9 @@ fn a_digest_is_had_without_waiting() {
     let cache = Cache::new(rig.device.clone()).unwrap();
     run(&cache, 2, |_, _, _| ());
     let to = rig.device.allocate(16).unwrap();
-    let blocking = rig.standin.synchronizations();
+    let blocking = rig.driver.synchronizations();
     rig.device.digest_into(cache.pools, cache.stream, Lane(1), to.part(8, 8).unwrap()).unwrap();
-    assert_eq!(rig.standin.synchronizations(), blocking);
+    assert_eq!(rig.driver.synchronizations(), blocking);
     cache.device.record(cache.event, cache.stream).unwrap();
     cache.device.synchronize(cache.event).unwrap();
     assert_eq!(rig.read(to.part(8, 8).unwrap()), cache.digests()[1].to_le_bytes());
@@ -126,17 +126,17 @@ fn a_step_neither_waits_nor_takes_anything() {
     let cache = Cache::new(rig.device.clone()).unwrap();
     cache.join(0, 20).unwrap();
     cache.join(1, 30).unwrap();
-    let (blocking, held) = (rig.standin.synchronizations(), rig.standin.held_resources());
-    rig.standin.hold(cache.stream.0);
+    let (blocking, held) = (rig.driver.synchronizations(), rig.driver.held_resources());
+    let gate = rig.driver.hold(cache.stream.0).unwrap();
     for number in 1..=STEPS {
         cache.prepare(number, &[entry(0, number), entry(1, number)], &selection(number, 20)).unwrap();
         cache.enqueue().unwrap();
         let ticket = cache.ticket().unwrap();
         assert_eq!((ticket.poll(), cache.device.query(cache.event)), (None, Ok(false)));
     }
-    assert_eq!(rig.standin.synchronizations(), blocking, "nothing waited for the device");
-    assert_eq!(rig.standin.held_resources(), held, "nothing was taken");
-    rig.standin.let_go(cache.stream.0);
+    assert_eq!(rig.driver.synchronizations(), blocking, "nothing waited for the device");
+    assert_eq!(rig.driver.held_resources(), held, "nothing was taken");
+    drop(gate);
     cache.device.synchronize(cache.event).unwrap();
 }
 
@@ -144,13 +144,14 @@ fn a_step_neither_waits_nor_takes_anything() {
 fn warm_ups_of_different_streams_do_not_run_into_each_other() {
     let warm = |lane| Warm { lane: Lane(lane), whole: false, selections: None, steps: 0 };
     for seed in 0..20 {
-        let Some(rig) = Rig::new(Options { seed: Some(seed), ..usual() }) else { return };
+        let options = Options { seed: Some(seed), ..usual() };
+        let Some(rig) = Rig::own(options, "counts waits") else { return };
         let cache = Cache::new(rig.device.clone()).unwrap();
         let other = rig.device.stream().unwrap();
-        let before = rig.standin.waits();
+        let before = rig.driver.waits();
         cache.device.warm(cache.pools, cache.stream, warm(0)).unwrap();
         cache.device.warm(cache.pools, other, warm(1)).unwrap();
-        assert_eq!(rig.standin.waits(), before + 2, "each waits for the one before it");
+        assert_eq!(rig.driver.waits(), before + 2, "each waits for the one before it");
     }
 }
 
@@ -158,14 +159,14 @@ fn warm_ups_of_different_streams_do_not_run_into_each_other() {
 fn what_does_not_fit_is_refused_before_the_driver_sees_it() {
     let Some(rig) = Rig::new(usual()) else { return };
     let cache = Cache::new(rig.device.clone()).unwrap();
-    let calls = rig.standin.calls();
+    let calls = rig.driver.calls();
     assert_eq!(cache.join(2, 20).unwrap_err().kind(), Kind::OutOfRange);
     assert_eq!(cache.join(0, 65).unwrap_err().kind(), Kind::OutOfRange);
     let part = Cache::part(LAYERS);
     assert_eq!(cache.device.gather(cache.pools, cache.stream, part, 0).unwrap_err().kind(), Kind::OutOfRange);
     let part = Cache::part(0);
     assert_eq!(cache.device.gather(cache.pools, cache.stream, part, 1).unwrap_err().kind(), Kind::OutOfRange);
-    assert_eq!(rig.standin.calls(), calls);
+    assert_eq!(rig.driver.calls(), calls);
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn unknown_handles_are_refused_before_the_driver_sees_them() {
     let (none, no_event) = (Stream(stream.0 + 8), Event(1));
     let slice = device.allocate(64).unwrap();
     let foreign = other.device.allocate(64).unwrap();
-    let calls = rig.standin.calls();
+    let calls = rig.driver.calls();
     let work = Arc::new(|| ());
     let ticket = |stream| {
         let (ticket, completer) = Ticket::new();
@@ -50,7 +50,7 @@ fn unknown_handles_are_refused_before_the_driver_sees_them() {
     ] {
         assert_eq!(refused.unwrap_err().kind(), Kind::OutOfRange);
     }
-    assert_eq!(rig.standin.calls(), calls);
+    assert_eq!(rig.driver.calls(), calls);
     assert!(!device.owns(&foreign) && device.owns(&slice));
 }
 
@@ -61,14 +61,14 @@ fn an_event_is_reached_behind_what_was_enqueued_and_queries_wait_for_nothing() {
     let [first, second] = [0; 2].map(|_| device.stream().unwrap());
     let [a, b] = [0; 2].map(|_| device.event().unwrap());
     assert_eq!(device.query(a), Ok(true), "complete until it is recorded");
-    rig.standin.hold(first.0);
+    let held = rig.driver.hold(first.0).unwrap();
     device.record(a, first).unwrap();
     device.wait(second, a).unwrap();
     device.record(b, second).unwrap();
-    let blocking = rig.standin.synchronizations();
+    let blocking = rig.driver.synchronizations();
     assert_eq!((device.query(a), device.query(b)), (Ok(false), Ok(false)));
-    assert_eq!(rig.standin.synchronizations(), blocking);
-    rig.standin.let_go(first.0);
+    assert_eq!(rig.driver.synchronizations(), blocking);
+    drop(held);
     device.synchronize(b).unwrap();
     assert_eq!((device.query(a), device.query(b)), (Ok(true), Ok(true)));
 }
@@ -120,7 +120,7 @@ fn a_panic_in_a_call_fails_the_device_and_leaves_nobody_waiting() {
 
 #[test]
 fn a_lost_context_ends_every_ticket_and_every_wait() {
-    let Some(rig) = Rig::new(usual()) else { return };
+    let Some(rig) = Rig::own(usual(), "fails an operation") else { return };
     let device = &rig.device;
     let map = pinned(4096);
     let host = device.register(&map).unwrap();
@@ -128,7 +128,7 @@ fn a_lost_context_ends_every_ticket_and_every_wait() {
     let [stream, other] = [0; 2].map(|_| device.stream().unwrap());
     let [event, second] = [0; 2].map(|_| device.event().unwrap());
     let watched = Arc::new(());
-    rig.standin.hold(stream.0);
+    rig.driver.hold(stream.0);
     copies(&**device, stream, host, far, 3);
     let kept = Arc::clone(&watched);
     device.call(stream, Arc::new(move || drop(Arc::clone(&kept)))).unwrap();
@@ -139,8 +139,8 @@ fn a_lost_context_ends_every_ticket_and_every_wait() {
     device.record(second, other).unwrap();
     let (waiting, completer) = Ticket::new();
     device.complete(other, completer).unwrap();
-    rig.standin.fail_operation(1, ILLEGAL_ADDRESS);
-    rig.standin.let_go(stream.0);
+    rig.driver.fail_operation(1, ILLEGAL_ADDRESS);
+    rig.driver.let_go(stream.0);
     for event in [event, second] {
         assert_eq!(device.query(event).unwrap_err().kind(), Kind::DeviceFailed);
         assert_eq!(device.synchronize(event).unwrap_err().kind(), Kind::DeviceFailed);
@@ -156,27 +156,27 @@ fn a_lost_context_ends_every_ticket_and_every_wait() {
     let (late, completer) = Ticket::new();
     device.complete(stream, completer).unwrap();
     assert_eq!(late.poll(), Some(Outcome::Failed(Kind::DeviceFailed)));
-    let Rig { device, standin } = rig;
+    let Rig { device, driver } = rig;
     drop(device);
-    assert_eq!(standin.held_resources(), Resources::default());
+    assert_eq!(driver.held_resources(), Resources::default());
 }
 
 #[test]
 fn work_that_is_the_last_to_hold_the_device_may_end_on_its_stream() {
-    let Some(Rig { device, standin }) = Rig::new(usual()) else { return };
+    let Some(Rig { device, driver }) = Rig::own(usual(), "tells what it holds") else { return };
     let stream = device.stream().unwrap();
-    standin.hold(stream.0);
+    driver.hold(stream.0);
     let own = Arc::clone(&device);
     device.call(stream, Arc::new(move || assert!(own.granularity() > 0))).unwrap();
     drop(device);
-    assert_ne!(standin.held_resources(), Resources::default(), "the work keeps the device");
-    standin.let_go(stream.0);
+    assert_ne!(driver.held_resources(), Resources::default(), "the work keeps the device");
+    driver.let_go(stream.0);
     // It is closed by a thread of its own.
     for _ in 0..10_000 {
-        if standin.held_resources() == Resources::default() {
+        if driver.held_resources() == Resources::default() {
             return;
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    panic!("{:?}", standin.held_resources());
+    panic!("{:?}", driver.held_resources());
 }

@@ -1,10 +1,11 @@
 //! The script of `graphs.rs` by captured steps, on the CUDA device and the stand-in driver.
 
 use super::*;
-use crate::device::standin_is_there;
+use crate::device::{driver_is_there, own_driver};
 use forebay::Error;
 use forebay::device::Stream;
 use forebay::overlap::EngineCall;
+use forebay_standin::Standin;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 fn soak() -> bool {
@@ -48,7 +49,7 @@ fn agree(seed: u64, order: Option<u64>, steps: u64) {
 
 #[test]
 fn a_thousand_launches_come_to_what_the_host_device_does() {
-    if !standin_is_there() {
+    if !driver_is_there() {
         return;
     }
     agree(1, None, 1000);
@@ -56,7 +57,7 @@ fn a_thousand_launches_come_to_what_the_host_device_does() {
 
 #[test]
 fn launches_whose_nodes_are_late_and_reordered_come_to_the_same() {
-    if !standin_is_there() {
+    if !driver_is_there() {
         return;
     }
     for seed in 0..if soak() { 400 } else { 12 } {
@@ -87,7 +88,7 @@ fn goes_wrong(mut run: Run) -> bool {
 
 #[test]
 fn control_each_wait_that_is_left_out_of_a_graph_shows_for_some_seed() {
-    if !standin_is_there() {
+    if !own_driver("captures without a wait") {
         return;
     }
     for order in [Overlap::Da, Overlap::Dba] {
@@ -120,7 +121,7 @@ fn without_around(seed: u64, left_out: Range<u64>) -> Range<u64> {
 
 #[test]
 fn control_the_edges_around_a_launch_that_are_left_out_show_for_some_seed() {
-    if !standin_is_there() {
+    if !own_driver("delays by a seed") {
         return;
     }
     let launch = without_around(0, 0..0);
@@ -129,6 +130,36 @@ fn control_the_edges_around_a_launch_that_are_left_out_show_for_some_seed() {
         let wrong = |seed| catch_unwind(|| without_around(seed, wait..wait + 1)).is_err();
         assert!((0..200).any(wrong), "wait {wait} is not missed");
     }
+}
+
+/// A launch while the second micro-batch's stream is held, the launch's first wait left out or not. Whether the graph
+/// ends all the same.
+fn launched_beside_what_is_held(left_out: u64) -> bool {
+    let mut run = Run::new(8, on_cuda(None));
+    capture(&mut run, &tables());
+    (0..2).for_each(|micro| run.open(micro));
+    run.number += 1;
+    let (device, computes) = (run.device.clone(), run.layers.map(|layers| layers.streams.compute));
+    let held = device.hold(computes[1]);
+    let [mut first, mut second] = [run.prepare(0), run.prepare(1)];
+    let next = device.waits();
+    device.without_waits(next..next + left_out);
+    run.cache.launch(&run.captured[0], &mut [&mut first, &mut second]).unwrap();
+    let end = device.event().unwrap();
+    device.record(end, computes[0]).unwrap();
+    let ended = (0..10_000).any(|_| device.query(end).unwrap());
+    drop(held);
+    device.synchronize(end).unwrap();
+    ended
+}
+
+#[test]
+fn a_graph_runs_behind_what_its_second_micro_batch_has_enqueued_before() {
+    if !driver_is_there() {
+        return;
+    }
+    assert!(!launched_beside_what_is_held(0));
+    assert!(launched_beside_what_is_held(1), "the control: without its edge the graph runs");
 }
 
 /// The refusal of a bucket that was changed, for which the driver was not even asked.
@@ -140,15 +171,16 @@ fn refused(
 ) -> (Kind, String) {
     let capture = Capture { micro_batches, query_rows, by_layer, draft_passes };
     let device = run.device.clone();
-    let calls = device.standin().unwrap().calls();
+    let calls = || device.standin().map(Standin::calls);
+    let before = calls();
     let error = run.with_engine(|cache, engine| cache.capture(&capture, engine)).unwrap_err();
-    assert_eq!(device.standin().unwrap().calls(), calls, "{error}");
+    assert_eq!(calls(), before, "{error}");
     (error.kind(), error.place().to_owned())
 }
 
 #[test]
 fn what_does_not_fit_a_bucket_is_refused_before_anything_is_captured() {
-    if !standin_is_there() {
+    if !driver_is_there() {
         return;
     }
     let mut run = Run::new(3, on_cuda(None));
@@ -178,7 +210,7 @@ fn what_does_not_fit_a_bucket_is_refused_before_anything_is_captured() {
 
 #[test]
 fn a_graph_serves_the_steps_of_its_own_cache_alone_while_that_is_there() {
-    if !standin_is_there() {
+    if !driver_is_there() {
         return;
     }
     let device = on_cuda(None);
@@ -205,7 +237,7 @@ fn a_graph_serves_the_steps_of_its_own_cache_alone_while_that_is_there() {
 
 #[test]
 fn steps_that_a_graph_was_not_captured_for_are_refused_and_stay_as_they_were() {
-    if !standin_is_there() {
+    if !driver_is_there() {
         return;
     }
     let mut run = Run::new(11, on_cuda(None));
@@ -225,11 +257,11 @@ fn steps_that_a_graph_was_not_captured_for_are_refused_and_stay_as_they_were() {
 
 #[test]
 fn an_engine_that_fails_in_a_capture_leaves_nothing_of_it() {
-    if !standin_is_there() {
+    if !driver_is_there() {
         return;
     }
     let mut run = Run::new(8, on_cuda(None));
-    let held = run.device.standin().unwrap().held_resources();
+    let held = run.device.standin().map(Standin::held_resources);
     let (orders, both) = ([Overlap::Dba; ALL as usize], run.both());
     let mut calls = 0;
     loop {
@@ -240,7 +272,7 @@ fn an_engine_that_fails_in_a_capture_leaves_nothing_of_it() {
             Ok(_) => break,
             Err(error) => assert_eq!(error.kind(), Kind::Io),
         }
-        assert_eq!(run.device.standin().unwrap().held_resources(), held, "call {calls}");
+        assert_eq!(run.device.standin().map(Standin::held_resources), held, "call {calls}");
         calls += 1;
     }
     assert!(calls > 60, "{calls}");
@@ -277,7 +309,7 @@ fn engine_captures(run: &mut Run, overlap: Overlap) -> Graph {
 
 #[test]
 fn an_engine_that_captures_by_itself_tells_what_it_launched() {
-    if !standin_is_there() {
+    if !driver_is_there() {
         return;
     }
     let mut run = Run::new(9, on_cuda(Some(3)));
@@ -288,7 +320,7 @@ fn an_engine_that_captures_by_itself_tells_what_it_launched() {
 
 #[test]
 fn a_graph_that_is_launched_without_a_step_does_nothing() {
-    if !standin_is_there() {
+    if !driver_is_there() {
         return;
     }
     let mut run = Run::new(13, on_cuda(None));
@@ -331,16 +363,16 @@ impl Engine for Panicking {
 
 #[test]
 fn a_callback_that_panics_in_a_capture_leaves_nothing_of_it() {
-    if !standin_is_there() {
+    if !driver_is_there() {
         return;
     }
     let mut run = Run::new(8, on_cuda(None));
-    let held = run.device.standin().unwrap().held_resources();
+    let held = run.device.standin().map(Standin::held_resources);
     let (orders, both) = ([Overlap::Da; ALL as usize], run.both());
     let captured =
         AssertUnwindSafe(|| run.cache.capture(&bucket(&both, &orders), &mut Panicking).map(|_| ()));
     assert!(catch_unwind(captured).is_err());
-    assert_eq!(run.device.standin().unwrap().held_resources(), held);
+    assert_eq!(run.device.standin().map(Standin::held_resources), held);
     capture(&mut run, &tables());
     (0..4).for_each(|_| run.step());
     run.check_total();
@@ -348,7 +380,7 @@ fn a_callback_that_panics_in_a_capture_leaves_nothing_of_it() {
 
 #[test]
 fn layers_for_an_engines_capture_are_refused_without_one() {
-    if !standin_is_there() {
+    if !driver_is_there() {
         return;
     }
     let mut run = Run::new(9, on_cuda(None));
@@ -361,7 +393,7 @@ fn layers_for_an_engines_capture_are_refused_without_one() {
 
 #[test]
 fn a_cache_closes_on_a_lost_context_that_only_a_ticket_would_tell_of() {
-    if !standin_is_there() {
+    if !own_driver("fails an operation") {
         return;
     }
     let mut run = Run::new(8, on_cuda(None));
@@ -378,7 +410,7 @@ fn a_cache_closes_on_a_lost_context_that_only_a_ticket_would_tell_of() {
 
 #[test]
 fn a_replay_that_is_refused_behind_its_launch_ends_behind_the_graph() {
-    if !standin_is_there() {
+    if !own_driver("fails a call") {
         return;
     }
     let mut late = 0;
@@ -419,7 +451,7 @@ fn a_replay_that_is_refused_behind_its_launch_ends_behind_the_graph() {
 
 #[test]
 fn layers_on_another_stream_than_the_steps_are_refused() {
-    if !standin_is_there() {
+    if !driver_is_there() {
         return;
     }
     let mut run = Run::new(11, on_cuda(None));

@@ -1,12 +1,18 @@
 //! A device for tests, and its memory as it is now: the host device, or the CUDA device on the stand-in driver.
 //!
 //! Tests that make their device here run on both: on the host device as they stand, and once more on the CUDA
-//! device where `FOREBAY_TEST_DEVICE` is `cuda` (`make on-cuda`).
+//! device where `FOREBAY_TEST_DEVICE` is `cuda` (`make on-cuda`). Where `FOREBAY_TEST_DRIVER` names a driver's library,
+//! such as the system's `libcuda.so.1`, the CUDA device is on that driver, and what needs a stand-in of the test's own
+//! is skipped ([`own_driver`]).
 
 #[cfg(feature = "cuda")]
 #[allow(clippy::duplicate_mod, reason = "a test may have it from other support too")]
 #[path = "skip.rs"]
 mod skip;
+
+#[cfg(feature = "cuda")]
+#[path = "given.rs"]
+mod given;
 
 use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, mpsc};
@@ -19,7 +25,9 @@ use forebay::device::{Device, Pools, Slice, Stream};
 use forebay::{Error, Kind};
 use forebay::{Lane, Result};
 #[cfg(feature = "cuda")]
-use forebay_standin::{Options, Standin};
+use forebay_standin::{Given, Hold, Options, Standin};
+#[cfg(feature = "cuda")]
+use given::{Remote, given};
 
 /// A device whose memory a test reads and writes, whatever is under way.
 #[derive(Debug)]
@@ -40,8 +48,15 @@ enum Memory {
 #[derive(Debug)]
 struct Cuda {
     device: Arc<CudaDevice>,
-    standin: Standin,
+    driver: Driver,
     digests: Digests,
+}
+
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+enum Driver {
+    Own(Box<Standin>),
+    Given(&'static Given, Arc<Remote>),
 }
 
 /// Places for digests, taken in turn: many more than are under way.
@@ -73,14 +88,30 @@ pub fn tried(usual: u32) -> u32 {
     if on_cuda() { usual.div_ceil(8) } else { usual }
 }
 
-/// Whether the stand-in driver could be built; says that the test skips what needs it, if not.
+/// Whether there is a driver: one that was given, or a stand-in that could be built; says that the test skips what
+/// needs it, if not.
 #[cfg(feature = "cuda")]
-pub fn standin_is_there() -> bool {
-    let there = Standin::new(Options::default()).is_some();
+pub fn driver_is_there() -> bool {
+    let there = given().is_some() || Standin::new(Options::default()).is_some();
     if !there {
         skip::skip("g++, which builds the stand-in driver");
     }
     there
+}
+
+/// Whether the CUDA device is on a driver that was given.
+pub fn is_given() -> bool {
+    #[cfg(feature = "cuda")]
+    return given().is_some();
+    #[cfg(not(feature = "cuda"))]
+    false
+}
+
+/// Whether the driver is a stand-in of the test's own, which `does` what no other does; says that the test skips what
+/// needs that, if not.
+#[cfg(feature = "cuda")]
+pub fn own_driver(does: &str) -> bool {
+    skip::own_driver(does) && driver_is_there()
 }
 
 impl TestDevice {
@@ -88,7 +119,7 @@ impl TestDevice {
     pub fn new(options: HostOptions) -> Arc<TestDevice> {
         #[cfg(feature = "cuda")]
         if on_cuda()
-            && standin_is_there()
+            && driver_is_there()
             && let Some(device) = TestDevice::cuda(&options, options.threaded.then_some(1))
         {
             return device;
@@ -102,9 +133,16 @@ impl TestDevice {
     }
 
     /// The CUDA device on a stand-in of its own, which delays and reorders by the seed, with the memory that
-    /// the options say; none where the stand-in could not be built.
+    /// the options say; none where the stand-in could not be built. Or on the driver that was given, which does as it
+    /// does.
     #[cfg(feature = "cuda")]
     pub fn cuda(options: &HostOptions, seed: Option<u64>) -> Option<Arc<TestDevice>> {
+        if let Some(driver) = given() {
+            let library = Some(driver.library().to_owned());
+            let device = CudaDevice::new(CudaOptions { library, ..CudaOptions::default() }).unwrap();
+            let remote = Arc::new(Remote::new(Arc::clone(&device)));
+            return Some(TestDevice::of(device, Driver::Given(driver, remote)));
+        }
         let usual = Options::default();
         let standin =
             Standin::new(Options { seed, memory: options.memory.unwrap_or(usual.memory), ..usual })?;
@@ -113,12 +151,15 @@ impl TestDevice {
         let device =
             CudaDevice::new(CudaOptions { library, unload: true, threads: 64, ..CudaOptions::default() })
                 .unwrap();
+        Some(TestDevice::of(device, Driver::Own(Box::new(standin))))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn of(device: Arc<CudaDevice>, driver: Driver) -> Arc<TestDevice> {
         let places = device.allocate(8 * Digests::COUNT).unwrap();
         let digests = Digests { places, next: 0.into() };
-        Some(Arc::new(TestDevice {
-            memory: Memory::Cuda(Box::new(Cuda { device, standin, digests })),
-            threaded: false,
-        }))
+        let memory = Memory::Cuda(Box::new(Cuda { device, driver, digests }));
+        Arc::new(TestDevice { memory, threaded: false })
     }
 
     /// The device, to be held.
@@ -126,16 +167,34 @@ impl TestDevice {
         match &self.memory {
             Memory::Host(host) => host.clone(),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.device.clone(),
+            Memory::Cuda(cuda) => match &cuda.driver {
+                Driver::Own(_) => cuda.device.clone(),
+                Driver::Given(_, remote) => remote.clone(),
+            },
         }
     }
 
-    /// The stand-in's driver beneath, where that is what the tests run on.
+    /// The stand-in of the test's own, where that is what it runs on.
     #[cfg(feature = "cuda")]
     pub fn standin(&self) -> Option<&Standin> {
         match &self.memory {
+            Memory::Cuda(cuda) => match &cuda.driver {
+                Driver::Own(standin) => Some(standin),
+                Driver::Given(..) => None,
+            },
             Memory::Host(_) => None,
-            Memory::Cuda(cuda) => Some(&cuda.standin),
+        }
+    }
+
+    /// The driver that was given, where that is what the tests run on.
+    #[cfg(feature = "cuda")]
+    fn given(&self) -> Option<(&'static Given, &Arc<Remote>)> {
+        match &self.memory {
+            Memory::Cuda(cuda) => match &cuda.driver {
+                Driver::Given(driver, remote) => Some((driver, remote)),
+                Driver::Own(_) => None,
+            },
+            Memory::Host(_) => None,
         }
     }
 
@@ -149,8 +208,14 @@ impl TestDevice {
         self.threaded
     }
 
-    /// Holds a stream until the answer is dropped: a thread of the host device by a call, or a stream of the stand-in.
+    /// Holds a stream until the answer is dropped: a thread of the host device by a call, a stream of the stand-in, or
+    /// one of a driver that was given.
     pub fn hold(self: &Arc<Self>, stream: Stream) -> Held {
+        #[cfg(feature = "cuda")]
+        if let Some((driver, _)) = self.given() {
+            let hold = Some(driver.hold(stream.0).unwrap());
+            return Held { device: Arc::clone(self), stream, _open: mpsc::channel().0, _hold: hold };
+        }
         let (open, closed) = mpsc::channel::<()>();
         if self.is_remote() {
             self.hold_by_itself(stream, true);
@@ -159,7 +224,13 @@ impl TestDevice {
             // The sender's end is the signal.
             self.call(stream, Arc::new(move || assert!(closed.lock().unwrap().recv().is_err()))).unwrap();
         }
-        Held { device: Arc::clone(self), stream, _open: open }
+        Held {
+            device: Arc::clone(self),
+            stream,
+            _open: open,
+            #[cfg(feature = "cuda")]
+            _hold: None,
+        }
     }
 
     fn hold_by_itself(&self, _stream: Stream, _hold: bool) {
@@ -178,29 +249,37 @@ impl TestDevice {
         }
     }
 
-    /// Waits that the stand-in has seen enqueued, captured ones too.
+    /// Waits that a driver has seen enqueued, captured ones too.
     pub fn waits(&self) -> u64 {
         #[cfg(feature = "cuda")]
-        if let Some(standin) = self.standin() {
-            return standin.waits();
+        match (self.standin(), self.given()) {
+            (Some(standin), _) => return standin.waits(),
+            (_, Some((_, remote))) => return remote.waits(),
+            _ => {}
         }
         0
     }
 
-    /// As if the caller left out the waits of these numbers; only the stand-in can.
+    /// As if the caller left out the waits of these numbers; outside captures, but on the stand-in.
     pub fn without_waits(&self, _numbers: Range<u64>) {
         #[cfg(feature = "cuda")]
-        if let Some(standin) = self.standin() {
-            standin.without_waits(_numbers);
+        match (self.standin(), self.given()) {
+            (Some(standin), _) => standin.without_waits(_numbers),
+            (_, Some((_, remote))) => remote.without_waits(_numbers),
+            _ => {}
         }
     }
 
-    /// Operations that have run: what fails one by its number counts these.
+    /// Operations that have run: what fails one by its number counts these. Of a driver that was given, operations
+    /// that were enqueued.
     pub fn operations(&self) -> u64 {
         match &self.memory {
             Memory::Host(host) => host.operations(),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => cuda.standin.operations(),
+            Memory::Cuda(cuda) => match &cuda.driver {
+                Driver::Own(standin) => standin.operations(),
+                Driver::Given(_, remote) => remote.enqueued(),
+            },
         }
     }
 
@@ -210,7 +289,8 @@ impl TestDevice {
             Memory::Host(host) => host.read(slice, bytes),
             #[cfg(feature = "cuda")]
             Memory::Cuda(cuda) => {
-                let Cuda { device, standin, .. } = &**cuda;
+                let Cuda { device, driver, .. } = &**cuda;
+                let Driver::Own(standin) = driver else { return device.read(slice, bytes) };
                 let fits = device.owns(&slice) && slice.bytes() == bytes.len() as u64;
                 outside(fits && standin.read(slice.address(), bytes))
             }
@@ -223,7 +303,8 @@ impl TestDevice {
             Memory::Host(host) => host.write(slice, bytes),
             #[cfg(feature = "cuda")]
             Memory::Cuda(cuda) => {
-                let Cuda { device, standin, .. } = &**cuda;
+                let Cuda { device, driver, .. } = &**cuda;
+                let Driver::Own(standin) = driver else { return device.write(slice, bytes) };
                 let fits = device.owns(&slice) && slice.bytes() == bytes.len() as u64;
                 outside(fits && standin.write(slice.address(), bytes))
             }
@@ -269,9 +350,12 @@ impl TestDevice {
 /// A stream that is held until this is dropped.
 #[derive(Debug)]
 pub struct Held {
+    // In front of the device, whose end waits for its streams.
+    #[cfg(feature = "cuda")]
+    _hold: Option<Hold>,
+    _open: mpsc::Sender<()>,
     device: Arc<TestDevice>,
     stream: Stream,
-    _open: mpsc::Sender<()>,
 }
 
 impl Drop for Held {
@@ -293,7 +377,10 @@ impl Deref for TestDevice {
         match &self.memory {
             Memory::Host(host) => &**host,
             #[cfg(feature = "cuda")]
-            Memory::Cuda(cuda) => &*cuda.device,
+            Memory::Cuda(cuda) => match &cuda.driver {
+                Driver::Own(_) => &*cuda.device,
+                Driver::Given(_, remote) => &**remote,
+            },
         }
     }
 }

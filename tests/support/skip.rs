@@ -12,3 +12,14 @@ pub fn skip(what: &str) {
             .expect("a skip is noted");
     }
 }
+
+/// Whether the driver is a stand-in of the test's own, which `does` what no other does; says that the test skips, if it
+/// runs on the driver that `FOREBAY_TEST_DRIVER` names.
+#[allow(dead_code, reason = "a test takes what it needs")]
+pub fn own_driver(does: &str) -> bool {
+    let own = std::env::var_os("FOREBAY_TEST_DRIVER").is_none();
+    if !own {
+        skip(&format!("a stand-in driver of its own, which {does}"));
+    }
+    own
+}

@@ -3,7 +3,8 @@
 #[path = "skip.rs"]
 mod skip;
 
-pub use skip::skip;
+#[allow(unused_imports, reason = "a test takes what it needs")]
+pub use skip::{own_driver, skip};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

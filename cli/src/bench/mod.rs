@@ -14,6 +14,7 @@ pub mod result;
 mod rig;
 pub mod rows;
 mod rule;
+mod step;
 mod timer;
 
 use std::path::PathBuf;
@@ -54,6 +55,8 @@ enum Group {
     WarmUp,
     /// A step's resolves, gathers and scatters by themselves, with nothing to do.
     Nodes,
+    /// A whole decode step in each order, captured.
+    Step,
 }
 
 impl Group {
@@ -67,6 +70,7 @@ impl Group {
             Group::Commit => rule::commit,
             Group::WarmUp => fetch::warm_up,
             Group::Nodes => nodes::nodes,
+            Group::Step => step::figures,
         }
     }
 }

@@ -181,12 +181,14 @@ impl Nodes {
         let (_, _, answer) = self.rig.unbegun(0, batch)?;
         let mut bytes = vec![0; answer.slots.bytes() as usize];
         self.rig.device.read(answer.slots, &mut bytes)?;
-        let words = bytes.as_chunks().0.iter().map(|word| i32::from_le_bytes(*word));
-        for (entry, slot) in words.enumerate().filter(|(_, slot)| *slot != -1) {
-            let place = format!("entry {entry} of an answer without a step: slot");
-            return Err(differs(place, u64::from(u32::MAX), u64::from(slot as u32)));
+        let mut words = bytes.as_chunks().0.iter().map(|word| i32::from_le_bytes(*word)).enumerate();
+        match words.find(|(_, slot)| *slot != -1) {
+            None => Ok(bytes.len() as u64 / 4),
+            Some((entry, slot)) => {
+                let place = format!("entry {entry} of an answer without a step: slot");
+                Err(differs(place, u64::from(u32::MAX), u64::from(slot as u32)))
+            }
         }
-        Ok(bytes.len() as u64 / 4)
     }
 
     fn figure(&self, batch: u32, streams: u32, asked: &Asked, launch_us: f64) -> Result<Figure> {

@@ -185,9 +185,9 @@ pub fn ceilings_line(ceilings: &Ceilings) -> String {
     )
 }
 
-/// The figures by groups, in their order.
+/// The figures by groups, and in them by ceilings, in their order.
 pub fn groups(figures: &[Figure]) -> Vec<&[Figure]> {
-    figures.chunk_by(|a, b| a.group == b.group).collect()
+    figures.chunk_by(|a, b| (a.group, a.ceiling.0) == (b.group, b.ceiling.0)).collect()
 }
 
 /// Every name once, in the order in which they come.

@@ -94,7 +94,8 @@ impl Executable {
     ) -> Answer<Executable> {
         let end = OwnEvent::new(context)?;
         let mut raw = 0;
-        context.relaxed()?.graph_instantiate(&mut raw, graph.raw, 0)?;
+        // Each kernel has the priority of the stream that it was captured on, and not that of the launch's stream.
+        context.relaxed()?.graph_instantiate(&mut raw, graph.raw, flag::GRAPH_NODE_PRIORITIES)?;
         let context = Arc::clone(context);
         let executable = Executable { context, raw, calls, end, last: None, recorded: false };
         worker.run(|current, stream| current.graph_upload(raw, stream))?;

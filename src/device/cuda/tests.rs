@@ -6,20 +6,30 @@ pub(super) mod skip;
 
 use super::driver::flag;
 use super::*;
-use forebay_standin::{Calls as Api, Options, Resources, Standin};
+use forebay_standin::{Calls as Api, Driver as Beneath, Given, Options, Resources, Standin};
 
-/// A driver of two devices; none where there is no compiler to make one.
-fn driver(options: Options) -> Option<Standin> {
-    let standin = Standin::new(Options { devices: 2, ..options });
-    if standin.is_none() {
+/// The driver that was given, or a stand-in of two devices; none where there is no compiler to make one.
+fn driver(options: Options) -> Option<Beneath> {
+    let driver = Beneath::new(Options { devices: 2, ..options }).unwrap();
+    if driver.is_none() {
         skip::skip("g++, which builds the stand-in driver");
     }
-    standin
+    driver
 }
 
-fn device(standin: &Standin) -> Result<Arc<CudaDevice>> {
-    let library = Some(standin.library().to_owned());
-    CudaDevice::new(CudaOptions { library, unload: true, threads: 64, ..CudaOptions::default() })
+/// A stand-in of the test's own, which `does` what no other driver does.
+fn own(options: Options, does: &str) -> Option<Standin> {
+    if !skip::own_driver(does) {
+        return None;
+    }
+    if let Beneath::Own(standin) = driver(options)? { Some(*standin) } else { None }
+}
+
+/// On a stand-in with few threads a block: it runs each of them by itself.
+fn device(library: &str) -> Result<Arc<CudaDevice>> {
+    let usual = CudaOptions { library: Some(library.to_owned()), ..CudaOptions::default() };
+    let given = Given::named().unwrap().is_some();
+    CudaDevice::new(if given { usual } else { CudaOptions { unload: true, threads: 64, ..usual } })
 }
 
 /// What an engine does by itself; pointers are to locals, handles those that the driver gave.
@@ -34,8 +44,7 @@ fn done(code: i32) {
 
 impl<'a> Engine<'a> {
     /// An engine on the primary context of device `ordinal`, which it makes current.
-    fn new(standin: &'a Standin, ordinal: i32) -> Engine<'a> {
-        let api = standin.api();
+    fn new(api: &'a Api, ordinal: i32) -> Engine<'a> {
         let (mut number, mut context) = (0, 0);
         // SAFETY: see `Engine`.
         unsafe {
@@ -126,8 +135,8 @@ fn some_calls(device: &CudaDevice) -> Vec<Result<()>> {
 
 #[test]
 fn a_callers_context_is_what_it_was_whatever_a_call_answers() {
-    let Some(standin) = driver(Options::default()) else { return };
-    let engine = Engine::new(&standin, 1);
+    let Some(standin) = own(Options::default(), "fails a call") else { return };
+    let engine = Engine::new(standin.api(), 1);
     let mut stayed = 0;
     for n in 0.. {
         standin.fail_call(n, 1);
@@ -144,7 +153,7 @@ fn a_callers_context_is_what_it_was_whatever_a_call_answers() {
             }
             assert_eq!(engine.current(), engine.context, "call {n}, {refused:?}");
         };
-        if let Ok(device) = device(&standin) {
+        if let Ok(device) = device(standin.library()) {
             look();
             some_calls(&device);
             look();
@@ -162,8 +171,8 @@ fn a_callers_context_is_what_it_was_whatever_a_call_answers() {
 #[test]
 fn any_thread_may_call_and_has_no_context_when_it_had_none() {
     let Some(standin) = driver(Options::default()) else { return };
-    let device = device(&standin).unwrap();
-    let engine = Engine::new(&standin, 0);
+    let device = device(standin.library()).unwrap();
+    let engine = Engine::new(standin.api(), 0);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -176,15 +185,15 @@ fn any_thread_may_call_and_has_no_context_when_it_had_none() {
     assert_eq!(engine.current(), engine.context);
     // Dropped on a thread without a context, too.
     std::thread::spawn(move || drop(device)).join().unwrap();
-    assert_eq!(standin.held_resources().contexts, 1);
+    assert!(standin.own().is_none_or(|standin| standin.held_resources().contexts == 1));
 }
 
 #[test]
 fn a_stream_of_another_devices_context_is_not_borrowed() {
-    let Some(standin) = driver(Options { devices: 2, ..Options::default() }) else { return };
-    let device = device(&standin).unwrap();
+    let Some(standin) = own(Options::default(), "has two devices") else { return };
+    let device = device(standin.library()).unwrap();
     let engines = [0, 1].map(|number| {
-        let engine = Engine::new(&standin, number);
+        let engine = Engine::new(standin.api(), number);
         (engine.stream(), engine)
     });
     // SAFETY: the streams live as long as their engines, until the test ends.
@@ -196,9 +205,9 @@ fn a_stream_of_another_devices_context_is_not_borrowed() {
 
 #[test]
 fn an_engines_stream_is_borrowed_and_stays_its_own() {
-    let Some(standin) = driver(Options::default()) else { return };
-    let device = device(&standin).unwrap();
-    let engine = Engine::new(&standin, 0);
+    let Some(library) = driver(Options::default()).map(Arc::new) else { return };
+    let device = device(library.library()).unwrap();
+    let engine = Engine::new(library.api(), 0);
     let raw = engine.stream();
     let slice = device.allocate(4).unwrap();
     let event = device.event().unwrap();
@@ -208,18 +217,22 @@ fn an_engines_stream_is_borrowed_and_stays_its_own() {
     assert_eq!((stream.as_ref().unwrap(), &stream), (&Stream(raw), &again));
     let stream = stream.unwrap();
     // The engine's work and ours are in one order.
-    standin.hold(raw);
+    let held = library.hold(raw).unwrap();
     engine.fill(slice.address(), 7, 4, raw);
-    let seen = Arc::new(Mutex::new(0));
-    let (library, address) = (Arc::new(standin), slice.address());
+    let (seen, address) = (Arc::new(Mutex::new(0)), slice.address());
     let (told, memory) = (Arc::clone(&seen), Arc::clone(&library));
     let look = move || {
-        let mut byte = [0];
-        assert!(memory.read(address, &mut byte));
-        *told.lock() = byte[0];
+        let (told, memory) = (Arc::clone(&told), Arc::clone(&memory));
+        let aside = move || {
+            let mut byte = [0];
+            assert!(memory.read(address, &mut byte));
+            *told.lock() = byte[0];
+        };
+        // A driver forbids its calls on the thread of a host function.
+        assert!(std::thread::spawn(aside).join().is_ok());
     };
     device.call(stream, Arc::new(look)).unwrap();
-    library.let_go(raw);
+    drop(held);
     device.record(event, stream).unwrap();
     device.synchronize(event).unwrap();
     assert_eq!(*seen.lock(), 7);
@@ -227,14 +240,15 @@ fn an_engines_stream_is_borrowed_and_stays_its_own() {
     device.query(event).unwrap();
     assert_eq!(library.synchronizations(), blocking);
     drop(device);
-    assert_eq!(library.held_resources().streams, 1, "the engine's is still there");
+    let streams = library.own().map(|standin| standin.held_resources().streams);
+    assert!(streams.is_none_or(|streams| streams == 1), "the engine's is still there");
 }
 
 #[test]
 fn memory_and_queries_break_no_capture_of_an_engine() {
     let Some(standin) = driver(Options::default()) else { return };
-    let device = device(&standin).unwrap();
-    let engine = Engine::new(&standin, 0);
+    let device = device(standin.library()).unwrap();
+    let engine = Engine::new(standin.api(), 0);
     let (raw, event, stream) = (engine.stream(), device.event().unwrap(), device.stream().unwrap());
     device.record(event, stream).unwrap();
     let plain = |engine: &Engine<'_>| {
@@ -276,8 +290,8 @@ fn memory_and_queries_break_no_capture_of_an_engine() {
 #[test]
 fn a_capture_of_the_engines_takes_launches_and_no_calls() {
     let Some(standin) = driver(Options::default()) else { return };
-    let device = device(&standin).unwrap();
-    let engine = Engine::new(&standin, 0);
+    let device = device(standin.library()).unwrap();
+    let engine = Engine::new(standin.api(), 0);
     let raw = engine.stream();
     // SAFETY: the stream lives until the test ends.
     let stream = unsafe { device.borrow_stream(raw) }.unwrap();
@@ -299,8 +313,8 @@ fn first_written_elsewhere(seed: u64, zeroed_in_time: bool) -> bool {
     let Some(standin) = driver(Options { seed: Some(seed), ..Options::default() }) else {
         return zeroed_in_time;
     };
-    let device = device(&standin).unwrap();
-    let engine = Engine::new(&standin, 0);
+    let device = device(standin.library()).unwrap();
+    let engine = Engine::new(standin.api(), 0);
     let [own, other] = [0; 2].map(|_| engine.stream());
     let address = match zeroed_in_time {
         true => device.allocate(64).unwrap().address(),
@@ -326,7 +340,7 @@ fn f5_memory_is_zeroed_before_it_is_first_written_whatever_the_stream() {
 
 #[test]
 fn f5_control_memory_zeroed_on_another_stream_loses_what_was_written() {
-    if driver(Options::default()).is_none() {
+    if own(Options::default(), "delays by a seed").is_none() {
         return;
     }
     let lost = (0..50).filter(|seed| !first_written_elsewhere(*seed, false)).count();
@@ -336,7 +350,7 @@ fn f5_control_memory_zeroed_on_another_stream_loses_what_was_written() {
 #[test]
 fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
     let Some(standin) = driver(Options::default()) else { return };
-    let device = device(&standin).unwrap();
+    let device = device(standin.library()).unwrap();
     let extents = crate::device::checks::Asker { name: NAME, tag: Some(device.inner.tag), exact: true };
     let geometry = crate::geometry::Geometry::new(crate::geometry::Shape::DEEPSEEK_V3_2).unwrap();
     let plan = Plan {
@@ -362,7 +376,7 @@ fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
 fn a_selection_that_the_kernels_cannot_count_is_refused() {
     use crate::geometry::{Geometry, Shape};
     let Some(standin) = driver(Options::default()) else { return };
-    let device = device(&standin).unwrap();
+    let device = device(standin.library()).unwrap();
     let refused = |top_k| {
         let geometry = Geometry::new(Shape { top_k, ..Shape::DEEPSEEK_V3_2 }).unwrap();
         let [slabs, rows] = [vec![], vec![]];
@@ -385,8 +399,8 @@ fn a_selection_that_the_kernels_cannot_count_is_refused() {
 #[test]
 fn a_stream_that_was_given_back_may_be_destroyed_before_the_device() {
     let Some(standin) = driver(Options { seed: Some(1), ..Options::default() }) else { return };
-    let device = device(&standin).unwrap();
-    let engine = Engine::new(&standin, 0);
+    let device = device(standin.library()).unwrap();
+    let engine = Engine::new(standin.api(), 0);
     let (raw, event, own) = (engine.stream(), device.event().unwrap(), device.stream().unwrap());
     // SAFETY: the stream lives until it has been given back.
     let stream = unsafe { device.borrow_stream(raw) }.unwrap();
@@ -403,8 +417,10 @@ fn a_stream_that_was_given_back_may_be_destroyed_before_the_device() {
     device.release(graphs[0]).unwrap();
     let count = Arc::new(());
     let kept = Arc::clone(&count);
+    let held = standin.hold(raw).unwrap();
     device.call(stream, Arc::new(move || drop(Arc::clone(&kept)))).unwrap();
     assert_eq!(Arc::strong_count(&count), 2);
+    drop(held);
     assert_eq!(device.return_stream(own).unwrap_err().kind(), Kind::OutOfRange, "not borrowed");
     device.return_stream(stream).unwrap();
     assert_eq!(Arc::strong_count(&count), 1, "what was enqueued has ended");
@@ -418,13 +434,14 @@ fn a_stream_that_was_given_back_may_be_destroyed_before_the_device() {
     device.record(event, own).unwrap();
     device.synchronize(event).unwrap();
     drop(device);
-    assert_eq!(standin.held_resources(), Resources { contexts: 1, ..Resources::default() });
+    let left = standin.own().map(Standin::held_resources);
+    assert!(left.is_none_or(|left| left == Resources { contexts: 1, ..Resources::default() }), "{left:?}");
 }
 
 #[test]
 fn the_legacy_stream_is_one_and_the_per_thread_one_is_refused() {
     let Some(standin) = driver(Options::default()) else { return };
-    let device = device(&standin).unwrap();
+    let device = device(standin.library()).unwrap();
     // SAFETY: the driver's own streams.
     let borrow = |raw| unsafe { device.borrow_stream(raw) };
     assert_eq!([0, 1].map(borrow), [Ok(Stream(0)), Ok(Stream(0))]);
@@ -437,19 +454,19 @@ fn the_legacy_stream_is_one_and_the_per_thread_one_is_refused() {
 
 #[test]
 fn the_drivers_library_stays_when_the_last_device_goes() {
-    let Some(standin) = driver(Options::default()) else { return };
+    let Some(standin) = own(Options::default(), "can be unloaded") else { return };
     let path = std::ffi::CString::new(standin.library()).unwrap();
     // SAFETY: a path; nothing is loaded that is not there.
     let loaded = || !unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) }.is_null();
-    drop(device(&standin).unwrap());
+    drop(device(standin.library()).unwrap());
     let stays = CudaOptions { library: Some(standin.library().to_owned()), ..CudaOptions::default() };
     drop(CudaDevice::new(stays).unwrap());
     drop(standin);
     assert!(loaded());
     // The control: one that no device had stay is gone.
-    let Some(standin) = driver(Options::default()) else { return };
+    let Some(standin) = own(Options::default(), "can be unloaded") else { return };
     let path = std::ffi::CString::new(standin.library()).unwrap();
-    drop(device(&standin).unwrap());
+    drop(device(standin.library()).unwrap());
     drop(standin);
     // SAFETY: as above.
     assert!(unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) }.is_null());
@@ -458,7 +475,7 @@ fn the_drivers_library_stays_when_the_last_device_goes() {
 #[test]
 fn memory_that_is_registered_already_is_told_so() {
     let Some(standin) = driver(Options::default()) else { return };
-    let device = device(&standin).unwrap();
+    let device = device(standin.library()).unwrap();
     let request = crate::os::Request {
         bytes: 4096,
         huge: false,
@@ -478,8 +495,8 @@ fn memory_that_is_registered_already_is_told_so() {
 fn our_streams_go_before_an_engines() {
     use crate::device::probe::Probe;
     let Some(standin) = driver(Options::default()) else { return };
-    let device = device(&standin).unwrap();
-    let engine = Engine::new(&standin, 0);
+    let device = device(standin.library()).unwrap();
+    let engine = Engine::new(standin.api(), 0);
     let priority = |stream: u64| {
         let mut priority = 7;
         // SAFETY: see `Engine`.
@@ -489,4 +506,10 @@ fn our_streams_go_before_an_engines() {
     let (own, usual) = (device.stream().unwrap(), device.engine_stream().unwrap());
     assert!(priority(own.0) < 0, "less is more");
     assert_eq!((priority(usual.0), priority(engine.stream())), (0, 0));
+    // A graph would run all of it with the priority of the stream of its launch, unless it is told otherwise.
+    device.capture(usual).unwrap();
+    device.captured(usual).unwrap();
+    if let Beneath::Own(standin) = &standin {
+        assert_eq!(standin.prioritized(), 1);
+    }
 }

@@ -1,0 +1,478 @@
+//! A cache with its sequences, and one step of them: timed, then compared with the rule.
+//!
+//! All sequences are forks of one whose prompt was written row by row, so the total pool holds one prompt and each
+//! sequence's tail; slots and tables on the device are as many as if the prompts were different ones. Every step's
+//! rows are accepted, so each step commits what the last one has landed.
+//!
+//! **Time** is taken on the compute stream, from before the step's begin to behind its end. Some of the engine's work
+//! runs in front of it, so that the host is ahead of the device, as between the steps of an engine that serves.
+//!
+//! **Compared with the rule**: hits and misses of every layer of every step; on demand every sequence's digest, and
+//! rows in the slots that a step was answered, with what was written to the total pool.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay::device::probe::{Mark, Probe};
+use forebay::device::{Device, Event, Outcome, Parts, Slice, Stream, Ticket};
+use forebay::overlap::{Overlap, OverlapStreams};
+use forebay::{
+    Accepted, BringUp, Budget, Buffers, Cache, Captured, Config, Error, Kind, Layer, LayerCall, Layers,
+    Memory, MicroBatch, Open, Result, Row, Sequence, Step,
+};
+
+use super::picks::{PATTERNS, Picks, Rule};
+use super::point::Point;
+use super::works::Works;
+
+/// Layers whose rows are looked at, at most.
+const SAMPLED: u32 = 8;
+/// Of a query row's answer, one entry in so many is looked at beside those that were fetched.
+const EVERY: usize = 64;
+/// Of a sequence's fetched rows, so many are looked at.
+const FETCHED: usize = 24;
+
+/// How a step's layers are enqueued.
+pub enum Way<'a> {
+    /// By one launch.
+    Launch(&'a Captured),
+    /// Call by call.
+    Calls(&'a [Overlap], &'a mut Works),
+}
+
+/// What a step took, microseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Took {
+    /// On the device, the whole step.
+    pub us: f64,
+    /// On the device, its begin.
+    pub begin_us: f64,
+    /// On the device, its end.
+    pub end_us: f64,
+    /// On the host, the call that prepares it.
+    pub prepare_host_us: f64,
+    /// On the host, launching its layers or enqueueing them.
+    pub layers_host_us: f64,
+    /// On the host, the calls that finish and retire it.
+    pub finish_host_us: f64,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Machine {
+    /// Where it runs.
+    pub device: Arc<dyn Probe>,
+    /// The cache.
+    pub cache: Cache,
+    /// Streams and buffers, of all sequences.
+    pub layers: Layers,
+    /// By pattern the prepared selections.
+    pub staging: Slice,
+    /// What must come of the steps.
+    pub rule: Rule,
+    /// What was compared so far.
+    pub checked: u64,
+    /// Rounds of the engine's work in front of what is timed.
+    pub run_up: u32,
+    sequences: Vec<Sequence>,
+    marks: [Mark; 4],
+    ended: Event,
+}
+
+/// What is compared and is not what it must be.
+fn wrong(place: &'static str) -> Error {
+    Error::new(Kind::Internal, "bench step").at(place)
+}
+
+/// Microseconds since.
+pub fn since(begin: Instant) -> f64 {
+    begin.elapsed().as_nanos() as f64 / 1e3
+}
+
+/// The bytes of a prompt's row: they tell layer and position.
+fn row_bytes(layer: u32, position: u32, row: &mut [u8]) {
+    let mut seed = (u64::from(layer) << 32 | u64::from(position)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    seed = (seed ^ (seed >> 31)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    for (number, word) in (1_u64..).zip(row.chunks_mut(8)) {
+        let mixed = (seed ^ (seed >> 29)).wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        word.copy_from_slice(&mixed.to_le_bytes()[..word.len()]);
+    }
+}
+
+/// The configuration of a point's cache.
+fn config(point: &Point, promised: u32) -> Config {
+    let shape = point.shape();
+    let memory = Memory { huge: true, populate: true, lock: false, node: None };
+    let tokens = point.context + promised;
+    let all = Config {
+        memory,
+        query_rows: point.query_rows,
+        steps_in_flight: 1,
+        ..Config::new(shape, point.batch, tokens, point.budget)
+    };
+    // One prompt, and each sequence's own tail behind it.
+    let prompt = point.context / shape.page_tokens;
+    let tail = (tokens + point.query_rows).div_ceil(shape.page_tokens) - prompt;
+    let pages = prompt + point.batch * tail;
+    Config { host_pages: pages, index_pages: pages, ..all }
+}
+
+/// The point with as many sequences as fit the device's free memory.
+fn fitting(device: &dyn Probe, mut point: Point, promised: u32) -> Result<Point> {
+    let free = device.facts()?.memory_free;
+    while point.batch > 1 && free > 0 {
+        let needed = config(&point, promised).footprint(device.granularity())?.device();
+        // A tenth for buffers, graphs and what the driver keeps.
+        if needed <= free / 10 * 9 {
+            break;
+        }
+        point.batch -= point.batch.div_ceil(8);
+    }
+    Ok(point)
+}
+
+impl Machine {
+    /// Opens and joins the sequences of a point, or as many as the device has memory for. Nothing is resident.
+    ///
+    /// # Errors
+    /// What cache and device say.
+    pub fn open(device: &Arc<dyn Probe>, point: &Point, promised: u32, share: f64) -> Result<Machine> {
+        let point = fitting(&**device, point.clone(), promised)?;
+        let mut cache = Cache::new(config(&point, promised), Arc::clone(device) as Arc<dyn Device>)?;
+        let stream = || device.stream();
+        // As beside an engine: the side streams go before its own.
+        let compute = device.engine_stream()?;
+        let streams = OverlapStreams { compute, resolve: stream()?, gather: stream()?, scatter: stream()? };
+        let ended = device.event()?;
+        let sequences = sequences(
+            &mut cache,
+            &point,
+            promised,
+            &|ticket| {
+                device.record(ended, streams.compute)?;
+                device.synchronize(ended)?;
+                match ticket.poll() {
+                    Some(Outcome::Done) => Ok(()),
+                    _ => Err(wrong("a sequence did not join")),
+                }
+            },
+            streams.compute,
+        )?;
+        let entries = u64::from(point.batch) * u64::from(point.query_rows) * u64::from(point.top_k);
+        let words = |count: u64| device.allocate(4 * count);
+        let counts = u64::from(point.batch * point.query_rows);
+        let parts = Parts { lists: words(2 * entries)?, counts: words(2 * counts)?, batch: point.batch };
+        let buffers = Buffers { selection: words(entries)?, slots: words(entries)?, parts: Some(parts) };
+        let marks = [device.mark()?, device.mark()?, device.mark()?, device.mark()?];
+        Ok(Machine {
+            staging: words(u64::from(PATTERNS) * entries)?,
+            layers: Layers { streams, batch: point.batch, half: point.batch / 2, buffers },
+            rule: Rule::new(point.extent(promised, share))?,
+            device: Arc::clone(device),
+            cache,
+            checked: 0,
+            run_up: 0,
+            sequences,
+            marks,
+            ended,
+        })
+    }
+
+    /// Sequences.
+    pub fn batch(&self) -> u32 {
+        self.sequences.len() as u32
+    }
+
+    /// Streams and buffers of a step's first `batch` sequences.
+    pub fn bucket(&self, batch: u32) -> Layers {
+        Layers { batch, half: batch / 2, ..self.layers }
+    }
+
+    /// Puts a step's selections where the layers' are copied from.
+    fn stage(&self, picks: &Picks) -> Result<()> {
+        let part = Works::part_bytes(&self.staging);
+        for (pattern, selection) in (0..).zip(&picks.selections) {
+            let bytes: Vec<u8> = selection.iter().flat_map(|position| position.to_le_bytes()).collect();
+            self.device.write(self.staging.part(pattern * part, bytes.len() as u64)?, &bytes)?;
+        }
+        Ok(())
+    }
+
+    fn prepare(&mut self, picks: &Picks, stream: Stream) -> Result<Step> {
+        let rows = self.sequences.iter().zip(&picks.accepted).map(|(sequence, accepted)| Row {
+            sequence: *sequence,
+            accepted: Accepted::Rows(*accepted),
+            query_rows: picks.query_rows,
+        });
+        let rows: Vec<Row> = rows.take(picks.batch as usize).collect();
+        self.cache.prepare(MicroBatch(0), picks.query_rows, &rows, None, stream)
+    }
+
+    /// Some of the engine's work, so that the host is ahead of the device.
+    pub fn run_up(&self) -> Result<()> {
+        match self.run_up {
+            0 => Ok(()),
+            rounds => self.device.compute(self.layers.streams.compute, rounds),
+        }
+    }
+
+    /// What `enqueue` takes on the compute stream, and on the host, behind a run-up.
+    ///
+    /// # Errors
+    /// What it says.
+    pub fn timed(&self, enqueue: impl FnOnce(Stream) -> Result<()>) -> Result<(f64, f64)> {
+        let (compute, [from, to, ..]) = (self.layers.streams.compute, self.marks);
+        self.run_up()?;
+        self.device.stamp(from, compute)?;
+        let begin = Instant::now();
+        enqueue(compute)?;
+        let host = since(begin);
+        self.device.stamp(to, compute)?;
+        Ok((self.device.elapsed_us(from, to)?, host))
+    }
+
+    /// One step, timed and compared with the rule.
+    ///
+    /// # Errors
+    /// What cache and device say; [`Kind::Internal`] for other hits or misses than the rule's.
+    pub fn step(&mut self, picks: &Picks, way: Way<'_>) -> Result<Took> {
+        self.stage(picks)?;
+        let (compute, [begin, prepared, done, end]) = (self.layers.streams.compute, self.marks);
+        self.run_up()?;
+        self.device.stamp(begin, compute)?;
+        let at = Instant::now();
+        let mut step = self.prepare(picks, compute)?;
+        let prepare_host_us = since(at);
+        self.device.stamp(prepared, compute)?;
+        let at = Instant::now();
+        match way {
+            Way::Launch(captured) => self.cache.launch(captured, &mut [&mut step])?,
+            Way::Calls(orders, works) => {
+                let layers = self.bucket(picks.batch);
+                self.cache.overlap_steps(&mut [(&mut step, layers)], orders, 0, works)?;
+            }
+        }
+        let layers_host_us = since(at);
+        self.device.stamp(done, compute)?;
+        let at = Instant::now();
+        self.cache.finish(&mut step, compute)?;
+        let finish_host_us = since(at);
+        self.device.stamp(end, compute)?;
+        let retire_host_us = self.retire(step, picks)?;
+        Ok(Took {
+            us: self.device.elapsed_us(begin, end)?,
+            begin_us: self.device.elapsed_us(begin, prepared)?,
+            end_us: self.device.elapsed_us(done, end)?,
+            prepare_host_us,
+            layers_host_us,
+            finish_host_us: finish_host_us + retire_host_us,
+        })
+    }
+
+    /// Waits for a step's end and compares its counts; answers what retiring it took on the host.
+    fn retire(&mut self, step: Step, picks: &Picks) -> Result<f64> {
+        let compute = self.layers.streams.compute;
+        self.device.record(self.ended, compute)?;
+        self.device.synchronize(self.ended)?;
+        let at = Instant::now();
+        let retired = self.cache.retire(step, compute).map_err(|unretired| unretired.error)?;
+        let host_us = since(at);
+        for (layer, found) in (0..).zip(retired.layers()) {
+            let rule = &picks.counts[Picks::pattern(layer)];
+            if (found.hits, found.misses, found.scratch) != (rule.hits, rule.misses, rule.scratch) {
+                return Err(wrong("a layer's hits and misses are not the rule's")
+                    .with("layer", layer)
+                    .with("hits", found.hits)
+                    .with("misses", found.misses)
+                    .with("hits by the rule", rule.hits)
+                    .with("misses by the rule", rule.misses));
+            }
+            self.checked += 1;
+        }
+        Ok(host_us)
+    }
+
+    /// Fills the slots: steps that miss all they select, until nothing is left of what was empty.
+    ///
+    /// # Errors
+    /// As [`Machine::step`].
+    pub fn fill(&mut self, works: &mut Works) -> Result<()> {
+        let config = self.cache.config();
+        let (query_rows, budget) = (config.query_rows, config.min_budget);
+        let orders = vec![Overlap::None; config.shape.layers as usize];
+        let selected = self.rule.selected(query_rows);
+        for _ in 0..fills(budget, selected) {
+            let picks = self.rule.next(self.batch(), query_rows, selected)?;
+            self.step(&picks, Way::Calls(&orders, works))?;
+        }
+        Ok(())
+    }
+
+    /// Compares every sequence's digest with the rule's.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] names the sequence.
+    pub fn check_digests(&mut self) -> Result<()> {
+        let layers = self.cache.geometry().layers();
+        for (lane, sequence) in (0..).zip(&self.sequences) {
+            if self.cache.digest(*sequence)? != self.rule.digest(lane, layers) {
+                return Err(wrong("a sequence's digest is not the rule's").with("sequence", lane));
+            }
+        }
+        self.checked += u64::from(self.batch());
+        Ok(())
+    }
+
+    /// One layer of an open step without the engine's work: the selection, R, and G where it is asked for.
+    ///
+    /// # Errors
+    /// What cache and device say.
+    pub fn resolve(&self, step: &Step, layer: Layer, works: &Works, slots: Slice, rows: u32) -> Result<()> {
+        let compute = self.layers.streams.compute;
+        works.select(layer, (0, rows), compute)?;
+        let selection = self.layers.buffers.selection.part(0, slots.bytes())?;
+        let buffers = Buffers { selection, slots, parts: None };
+        self.cache.resolve(step, LayerCall::whole(layer), compute, buffers)
+    }
+
+    /// Begins a step whose layers the caller enqueues on the compute stream; [`Machine::ends`] comes next.
+    ///
+    /// # Errors
+    /// What cache and device say.
+    pub fn begins(&mut self, picks: &Picks) -> Result<Step> {
+        self.stage(picks)?;
+        self.run_up()?;
+        self.prepare(picks, self.layers.streams.compute)
+    }
+
+    /// Ends it, and compares its counts.
+    ///
+    /// # Errors
+    /// As [`Machine::step`].
+    pub fn ends(&mut self, mut step: Step, picks: &Picks) -> Result<()> {
+        self.cache.finish(&mut step, self.layers.streams.compute)?;
+        self.retire(step, picks).map(|_| ())
+    }
+
+    /// One step, not timed, behind which rows are read from the slots that some layers were answered and compared with
+    /// what was written to the total pool: rows that this step fetched, and rows that stood there before.
+    ///
+    /// # Errors
+    /// As [`Machine::step`]; [`Kind::Internal`] names layer, position and slot of a wrong row.
+    pub fn check_rows(&mut self, picks: &Picks, works: &Works, answers: Slice) -> Result<()> {
+        let (layers, bytes) = (self.cache.geometry().layers(), 4 * picks.selections[0].len() as u64);
+        let every = layers.div_ceil(SAMPLED);
+        let step = self.begins(picks)?;
+        let compute = self.layers.streams.compute;
+        for layer in (0..layers).map(Layer) {
+            // The last place is for answers that nobody reads.
+            let place = if layer.0.is_multiple_of(every) { layer.0 / every } else { SAMPLED };
+            let slots = answers.part(u64::from(place) * (answers.bytes() / u64::from(SAMPLED + 1)), bytes)?;
+            self.resolve(&step, layer, works, slots, picks.batch)?;
+            self.cache.gather(&step, LayerCall::whole(layer), 0, compute)?;
+            self.cache.scatter(&step, LayerCall::whole(layer), compute)?;
+        }
+        self.ends(step, picks)?;
+        for place in 0..layers.div_ceil(every) {
+            let at = u64::from(place) * (answers.bytes() / u64::from(SAMPLED + 1));
+            self.check_layer(picks, Layer(place * every), answers.part(at, bytes)?)?;
+        }
+        Ok(())
+    }
+
+    /// Room for the answers of [`Machine::check_rows`].
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn answers(&self) -> Result<Slice> {
+        self.device.allocate(u64::from(SAMPLED + 1) * self.layers.buffers.slots.bytes())
+    }
+
+    fn check_layer(&mut self, picks: &Picks, layer: Layer, answer: Slice) -> Result<()> {
+        let mut bytes = vec![0; answer.bytes() as usize];
+        self.device.read(answer, &mut bytes)?;
+        let slots: Vec<i32> = bytes.as_chunks::<4>().0.iter().map(|word| i32::from_le_bytes(*word)).collect();
+        let pattern = Picks::pattern(layer.0);
+        let (selection, missed) = (&picks.selections[pattern], &picks.missed[pattern]);
+        let (of_row, missed_of) =
+            (selection.len() / picks.batch as usize, missed.len() / picks.batch as usize);
+        let mut rows = vec![0, picks.batch as usize / 2, picks.batch as usize - 1];
+        rows.dedup();
+        for row in rows {
+            let fetched = &missed[row * missed_of..][..missed_of.min(FETCHED)];
+            for entry in row * of_row..(row + 1) * of_row {
+                if entry.is_multiple_of(EVERY) || fetched.contains(&selection[entry]) {
+                    self.check_row(layer, row, selection[entry] as u32, slots[entry])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_row(&mut self, layer: Layer, row: usize, position: u32, slot: i32) -> Result<()> {
+        let geometry = self.cache.geometry();
+        let length = geometry.row_bytes() as usize;
+        let (mut wanted, mut kept, mut found) = (vec![0; length], vec![0; length], vec![0; length]);
+        row_bytes(layer.0, position, &mut wanted);
+        self.cache.read_row(self.sequences[row], layer, position, &mut kept)?;
+        let at = |place: &'static str| {
+            wrong(place)
+                .with("sequence", row as u64)
+                .with("layer", layer.0)
+                .with("position", position)
+                .with("slot", slot.max(0) as u32)
+        };
+        if kept != wanted {
+            return Err(at("a row of the total pool is not what was written there"));
+        }
+        let slab = self.cache.slab(layer)?;
+        let slot = u32::try_from(slot).map_err(|_| at("a selected row was answered with no slot"))?;
+        for piece in geometry.pieces(slot).into_iter().filter(|piece| piece.bytes > 0) {
+            let part = &mut found[piece.row as usize..][..piece.bytes as usize];
+            self.device.read(slab.part(piece.slab, piece.bytes.into())?, part)?;
+        }
+        if found != wanted {
+            return Err(at("the row in a slot is not that of its position"));
+        }
+        self.checked += 1;
+        Ok(())
+    }
+}
+
+/// Steps that miss all they select, until a budget is full.
+pub const fn fills(budget: u32, selected: u32) -> u32 {
+    budget.div_ceil(selected) + 1
+}
+
+/// Opens one sequence, writes its prompt, and forks the others from it; `wait` waits for what was enqueued and says how
+/// a ticket ended.
+fn sequences(
+    cache: &mut Cache,
+    point: &Point,
+    promised: u32,
+    wait: &dyn Fn(&Ticket) -> Result<()>,
+    stream: Stream,
+) -> Result<Vec<Sequence>> {
+    let budget = Budget::Slots(point.budget);
+    let open = Open { prompt: point.context, promised, budget, bring_up: BringUp::Nothing };
+    let first = cache.open(&open)?;
+    let page_rows = point.shape().page_tokens;
+    let length = cache.geometry().row_bytes() as usize;
+    let mut rows = vec![0; page_rows as usize * length];
+    for layer in 0..point.layers {
+        for page in 0..point.context / page_rows {
+            for (position, row) in (page * page_rows..).zip(rows.chunks_exact_mut(length)) {
+                row_bytes(layer, position, row);
+            }
+            cache.append(first, Layer(layer), &rows)?;
+        }
+    }
+    wait(&cache.join(first, stream, forebay::WarmUp::default())?)?;
+    let mut sequences = vec![first];
+    for _ in 1..point.batch {
+        let (sequence, joined) = cache.fork(first, &open, stream)?;
+        wait(&joined)?;
+        sequences.push(sequence);
+    }
+    Ok(sequences)
+}

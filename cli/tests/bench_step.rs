@@ -1,0 +1,75 @@
+//! `forebay bench --only step`: on the host and on the stand-in driver, whose steps are captured, everything is there
+//! and everything was compared with the rule.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "support/command.rs"]
+mod command;
+#[path = "../../tests/support/skip.rs"]
+mod skip;
+
+use command::{refuses, succeeds};
+use forebay_standin::{Options, Standin};
+use serde_json::Value;
+
+/// The figures of tiny steps, as JSON.
+fn figures(more: &[&str]) -> Vec<Value> {
+    let all = [&["bench", "--only", "step", "--quick", "--rounds", "1", "--json", "-"], more].concat();
+    let entries: Vec<Value> = serde_json::from_str(&succeeds(&all)).unwrap();
+    entries.into_iter().filter(|entry| entry["kind"] == "bench").collect()
+}
+
+fn are_whole(figures: &[Value], captured: &str) {
+    let of = |name: &str| -> Vec<&Value> { figures.iter().filter(|f| f["name"] == name).collect() };
+    // Batch 4 with 2 and 1 query rows, batch 2, batch 1; one sequence has no halves for DBA.
+    let counts =
+        [("engine alone", 4), ("step, none", 4), ("step, da", 4), ("step, dba", 3), ("step, best order", 4)];
+    for (name, count) in counts {
+        assert_eq!(of(name).len(), count, "{name}");
+    }
+    assert_eq!((of("forebay's nodes").len(), of("work beside a gather").len()), (4, 2));
+    for figure in figures {
+        assert_eq!(figure["group"], "step");
+        assert!(figure["target"].is_null(), "tiny steps reach nothing: {figure}");
+        if figure["name"] != "rounds of products" {
+            assert_eq!(figure["parameters"]["captured"], captured);
+            assert!(figure["checked"].as_u64().unwrap() > 20, "{figure}");
+        }
+    }
+    for figure in of("step, da") {
+        let parameter = |name: &str| figure["parameters"][name].as_f64().unwrap();
+        let rows = parameter("misses") * parameter("batch") * parameter("layers");
+        assert!(rows > 0.0 && figure["us"].as_f64().unwrap() > 0.0);
+        for name in ["exposed", "exposed a layer", "the same order, resident"] {
+            assert!(figure["beside"][name].is_f64(), "{name}: {figure}");
+        }
+        assert_eq!(figure["ceiling"], "resident step");
+    }
+}
+
+#[test]
+fn the_host_makes_every_figure_call_by_call() {
+    are_whole(&figures(&[]), "no");
+}
+
+#[test]
+fn a_gpu_makes_every_figure_in_captured_steps() {
+    let Some(driver) = Standin::new(Options::default()) else {
+        return skip::skip("g++, which builds the stand-in driver");
+    };
+    are_whole(&figures(&["--device", "cuda:0", "--driver", driver.library()]), "yes");
+}
+
+#[test]
+fn without_a_driver_there_are_no_figures() {
+    let error = refuses(&[
+        "bench",
+        "--only",
+        "step",
+        "--quick",
+        "--device",
+        "cuda:0",
+        "--driver",
+        "no-such-driver.so",
+    ]);
+    assert!(error.contains("CUDA driver") && error.contains("no-such-driver.so"), "{error}");
+}

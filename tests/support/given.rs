@@ -1,0 +1,175 @@
+//! The CUDA device on a driver that was given (`FOREBAY_TEST_DRIVER`), which has none of a stand-in's powers.
+//!
+//! A test's engine is host functions that read and write the device's memory. A driver forbids its calls there: so
+//! each piece of work runs on a thread of its own, for which the function waits. Waits are counted here, and those
+//! that a control leaves out are not passed on.
+
+use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use forebay::device::cuda::CudaDevice;
+use forebay::device::{
+    Answer, Backing, Begin, Completer, Cut, Device, Event, Graph, Join, Mapped, Part, Plan, Pools, Raise,
+    Slice, Stream, Warm,
+};
+use forebay::os::Map;
+use forebay::{Lane, MicroBatch, Result};
+use forebay_standin::Given;
+
+/// The driver that tests are to run on, if one is named.
+pub fn given() -> Option<&'static Given> {
+    Given::named().unwrap_or_else(|refused| panic!("FOREBAY_TEST_DRIVER: {refused}"))
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Remote {
+    device: Arc<CudaDevice>,
+    waits: AtomicU64,
+    without: Mutex<Range<u64>>,
+    enqueued: AtomicU64,
+}
+
+impl Remote {
+    pub fn new(device: Arc<CudaDevice>) -> Remote {
+        Remote { device, waits: 0.into(), without: Mutex::new(0..0), enqueued: 0.into() }
+    }
+
+    /// Waits so far.
+    pub fn waits(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
+    }
+
+    /// As if the caller left out the waits of these numbers.
+    pub fn without_waits(&self, numbers: Range<u64>) {
+        *self.without.lock().unwrap() = numbers;
+    }
+
+    /// Copies and operations of caches that were enqueued so far.
+    pub fn enqueued(&self) -> u64 {
+        self.enqueued.load(Ordering::Relaxed)
+    }
+
+    /// Counts what was enqueued.
+    fn count(&self, answer: Result<()>) -> Result<()> {
+        self.enqueued.fetch_add(u64::from(answer.is_ok()), Ordering::Relaxed);
+        answer
+    }
+}
+
+impl Device for Remote {
+    fn allocate(&self, bytes: u64) -> Result<Slice> {
+        self.device.allocate(bytes)
+    }
+    fn register(&self, map: &Arc<Map>) -> Result<Slice> {
+        self.device.register(map)
+    }
+    // SAFETY: the caller's promise, handed on.
+    unsafe fn import(&self, address: u64, bytes: u64) -> Slice {
+        // SAFETY: as above.
+        unsafe { self.device.import(address, bytes) }
+    }
+    fn owns(&self, slice: &Slice) -> bool {
+        self.device.owns(slice)
+    }
+    fn granularity(&self) -> u64 {
+        self.device.granularity()
+    }
+    fn backing(&self, bytes: u64) -> Result<Backing> {
+        self.device.backing(bytes)
+    }
+    fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
+        self.device.range(pieces)
+    }
+    fn stream(&self) -> Result<Stream> {
+        self.device.stream()
+    }
+    fn event(&self) -> Result<Event> {
+        self.device.event()
+    }
+    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        self.device.record(event, stream)
+    }
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        let number = self.waits.fetch_add(1, Ordering::Relaxed);
+        let left_out = self.without.lock().unwrap().contains(&number);
+        if left_out { Ok(()) } else { self.device.wait(stream, event) }
+    }
+    fn query(&self, event: Event) -> Result<bool> {
+        self.device.query(event)
+    }
+    fn synchronize(&self, event: Event) -> Result<()> {
+        self.device.synchronize(event)
+    }
+    fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()> {
+        self.count(self.device.copy(stream, from, to))
+    }
+    fn call(&self, stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()> {
+        let aside = move || {
+            let work = Arc::clone(&work);
+            if let Err(panic) = std::thread::spawn(move || work()).join() {
+                resume_unwind(panic);
+            }
+        };
+        self.device.call(stream, Arc::new(aside))
+    }
+    fn complete(&self, stream: Stream, completer: Completer) -> Result<()> {
+        self.device.complete(stream, completer)
+    }
+    fn attach(&self, plan: Plan) -> Result<Pools> {
+        self.device.attach(plan)
+    }
+    fn join(&self, pools: Pools, stream: Stream, join: Join<'_>) -> Result<()> {
+        self.count(self.device.join(pools, stream, join))
+    }
+    fn truncate(&self, pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()> {
+        self.count(self.device.truncate(pools, stream, cut))
+    }
+    fn leave(&self, pools: Pools, stream: Stream, lane: Lane) -> Result<()> {
+        self.count(self.device.leave(pools, stream, lane))
+    }
+    fn warm(&self, pools: Pools, stream: Stream, warm: Warm) -> Result<()> {
+        self.count(self.device.warm(pools, stream, warm))
+    }
+    fn raise(&self, pools: Pools, stream: Stream, raise: Raise) -> Result<()> {
+        self.count(self.device.raise(pools, stream, raise))
+    }
+    fn begin(&self, pools: Pools, stream: Stream, begin: Begin) -> Result<()> {
+        self.count(self.device.begin(pools, stream, begin))
+    }
+    fn resolve(&self, pools: Pools, stream: Stream, part: Part, picks: Slice, answer: Answer) -> Result<()> {
+        self.count(self.device.resolve(pools, stream, part, picks, answer))
+    }
+    fn gather(&self, pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()> {
+        self.count(self.device.gather(pools, stream, part, pass))
+    }
+    fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()> {
+        self.count(self.device.scatter(pools, stream, part))
+    }
+    fn report(&self, pools: Pools, stream: Stream, micro_batch: MicroBatch, slot: Slice) -> Result<()> {
+        self.count(self.device.report(pools, stream, micro_batch, slot))
+    }
+    fn capture(&self, stream: Stream) -> Result<()> {
+        self.device.capture(stream)
+    }
+    fn captured(&self, stream: Stream) -> Result<Graph> {
+        self.device.captured(stream)
+    }
+    fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        self.device.is_capturing(stream)
+    }
+    fn launch(&self, graph: Graph, stream: Stream) -> Result<()> {
+        self.count(self.device.launch(graph, stream))
+    }
+    fn release(&self, graph: Graph) -> Result<()> {
+        self.device.release(graph)
+    }
+    fn digest(&self, pools: Pools, lane: Lane) -> Result<u64> {
+        self.device.digest(pools, lane)
+    }
+    fn validate(&self, pools: Pools) -> Result<()> {
+        self.device.validate(pools)
+    }
+}
