@@ -148,7 +148,7 @@ bench() {
 }
 part_bench-rows() { bench bench-rows --only gather,scatter; }
 part_bench-rule() { bench bench-rule --only resolve,resolve-gather,commit,warm-up; }
-part_bench-step() { bench bench-step --only step; }
+part_bench-step() { bench bench-step --only nodes,step; }
 
 # The most telling settings come first: what does not fit into the time is named.
 settings() {
