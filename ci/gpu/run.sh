@@ -249,7 +249,7 @@ part_python() {
     python3 -c 'import numpy' 2>/dev/null || { detail="not here: no numpy"; return 0; }
     python_site || { detail="the package cannot be imported: $(tail -n 1 "$logs/python-import.log")"; return 1; }
     local tests=()
-    for name in test_gpu test_proof test_torch test_cuda; do
+    for name in test_gpu test_proof test_cuda test_torch; do
         [ ! -f "$here/ffi/python/tests/$name.py" ] || tests+=("$here/ffi/python/tests/$name.py")
     done
     bounded 230 python-tests.log python3 -m pytest -q -p no:cacheprovider -rs "${tests[@]}" || failed=1
@@ -261,21 +261,25 @@ part_python() {
         [ -n "${FOREBAY_STANDIN_LIBRARY:-}" ] || device=
     fi
     if [ -n "$device" ]; then
-        bounded 120 python-bench.log python3 "$here/ffi/python/benches/gpu.py" "${quick[@]}" "${beneath[@]}" \
+        bounded 110 python-bench.log python3 "$here/ffi/python/benches/gpu.py" "${quick[@]}" "${beneath[@]}" \
             --json "$work/python.json" || failed=1
         [ ! -s "$work/python.json" ] || cp "$work/python.json" "$out/"
         echo "    bench: $(tail -n 1 "$logs/python-bench.log")" >>"$work/lines"
     else
         echo "    bench: not here: no torch with a GPU: $(tail -n 1 "$logs/python-torch.log")" >>"$work/lines"
     fi
-    local length=(--context 1024 --tokens 64)
-    [ -z "${quick[*]}" ] || length=(--context 64 --tokens 4 --top-k 16)
-    if [ -n "$device" ] && [ -f "$here/data/smollm2.npz" ]; then
-        bounded 100 python-proof.log python3 "$here/ffi/python/examples/decode.py" --device cuda:0 \
-            "${beneath[@]}" --weights "$here/data/smollm2.npz" "${length[@]}" || failed=1
-        echo "    proof: $(tail -n 1 "$logs/python-proof.log")" >>"$work/lines"
+    # The proof: a model decodes with its slots on the GPU, and again with every row resident.
+    local order model=(--random-weights 1 --layers 8) long=(--context 1024 --tokens 64)
+    [ ! -f "$here/data/smollm2.npz" ] || model=(--weights "$here/data/smollm2.npz")
+    [ -z "${quick[*]}" ] || long=(--context 128 --tokens 8 --top-k 32)
+    if [ -n "$device" ]; then
+        for order in whole dba; do
+            bounded 55 "python-proof-$order.log" python3 "$here/ffi/python/examples/decode.py" --device cuda:0 \
+                "${beneath[@]}" --order "$order" "${model[@]}" "${long[@]}" || failed=1
+            echo "    proof, $order: $(tail -n 1 "$logs/python-proof-$order.log")" >>"$work/lines"
+        done
     else
-        echo "    proof: not here: no torch with a GPU, or no weights" >>"$work/lines"
+        echo "    proof: not here: no torch with a GPU" >>"$work/lines"
     fi
     detail=$(python3 -c 'import sys, torch; print("torch", torch.__version__)' 2>/dev/null || echo "no torch")
     return $failed

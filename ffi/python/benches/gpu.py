@@ -6,7 +6,8 @@ once, a captured step, and what a layer call costs.
 Times of the GPU are between two events of one stream, with work in front of them, so that Python is never waited for;
 the median of the rounds. Each stands beside what the machine reaches in the same run: one large copy between pinned
 memory and the GPU by torch, or an operation that does nothing. In every step counts are compared with a host device's,
-rows at the slots with those that were stored, and at the end digests: a difference ends the run.
+and with the misses that a figure is named by; in the first and the last of a figure's, rows at the slots with those
+that were stored, and in the second what the first scattered; at the end digests. A difference ends the run.
 
 `--driver FILE` takes a driver whose device memory the host reads, the stand-in of forebay's tests, and no torch: the
 same calls and comparisons on tiny shapes. Its times mean nothing.
@@ -15,7 +16,6 @@ same calls and comparisons on tiny shapes. Its times mean nothing.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import itertools
 import json
 import os
@@ -24,12 +24,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import forebay
+from engines import FAR_AHEAD, Place, Standin, Torch, stop
 
 Ids = NDArray[np.int32]
 PROMISED = 8
@@ -37,218 +38,6 @@ GROUPS = ("gather", "scatter", "resolve", "resolve-gather", "step", "call")
 # An engine's work in a layer, in matrix products: even, since work may come in halves. None for a merge: what forebay
 # exposes is asked for.
 PRODUCTS = {"project": 2, "index": 6, "prepare": 4, "attend": 8, "merge": 0, "rest": 20}
-# Cycles of the GPU in which what is timed is enqueued: about 2 ms, and 20 ms for a graph of thousands of nodes.
-AHEAD, FAR_AHEAD = 4_000_000, 40_000_000
-
-
-def stop(message: str) -> NoReturn:
-    """Ends the program with one line."""
-    print(f"gpu.py: {message}", file=sys.stderr)
-    raise SystemExit(2)
-
-
-class Torch:
-    """Torch on a GPU."""
-
-    means_something = True
-
-    def __init__(self, torch: Any, number: int, blocks: int | None) -> None:
-        self.torch, self.gpu, self.number, self.blocks = torch, torch.device("cuda", number), number, blocks
-        torch.cuda.set_device(self.gpu)
-        self.name = torch.cuda.get_device_name(number)
-        self.one = torch.randn((1536, 1536), device=self.gpu, dtype=torch.float16)
-        self.out = torch.empty_like(self.one)
-        self.stream = self.new_stream()
-        self.marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-
-    def device(self) -> forebay.CudaDevice:
-        return forebay.CudaDevice(self.number, gather_blocks=self.blocks)
-
-    def array(self, values: NDArray[Any]) -> Any:
-        made = self.torch.from_numpy(values).to(self.gpu)
-        self.torch.cuda.synchronize()
-        return made
-
-    def numpy(self, array: Any) -> NDArray[Any]:
-        self.torch.cuda.synchronize()
-        return np.asarray(array.cpu().numpy())
-
-    def copy(self, to: Any, source: Any, stream: int) -> None:
-        with self.on(stream):
-            to.copy_(source)
-
-    def on(self, stream: int) -> Any:
-        return self.torch.cuda.stream(self.torch.cuda.ExternalStream(stream, device=self.gpu))
-
-    def new_stream(self) -> Any:
-        made = self.torch.cuda.Stream(self.gpu)
-        with self.torch.cuda.stream(made):
-            # What cuBLAS takes for a stream is taken now, and not in a capture.
-            self.torch.matmul(self.one, self.one, out=self.out)
-        self.torch.cuda.synchronize()
-        return made
-
-    def timed(self, work: Callable[[], object], ahead: int = AHEAD) -> float:
-        """Microseconds of the GPU on `stream`."""
-        with self.torch.cuda.stream(self.stream):
-            self.torch.cuda._sleep(ahead)
-            self.marks[0].record(self.stream)
-            work()
-            self.marks[1].record(self.stream)
-        self.marks[1].synchronize()
-        return float(self.marks[0].elapsed_time(self.marks[1]) * 1e3)
-
-    def has_rows(self, slab: forebay.CudaMemory, slots: Any, rows: NDArray[np.uint8]) -> bool:
-        self.torch.cuda.synchronize()
-        whole = self.torch.from_dlpack(slab)
-        found = whole.reshape(-1, rows.shape[-1])[slots.clamp(min=0).long()]
-        found[slots < 0] = 0
-        return bool(self.torch.equal(found, self.array(rows)))
-
-    def compute(self, products: int, stream: int) -> None:
-        """An engine's work."""
-        with self.on(stream):
-            for _ in range(products):
-                self.torch.matmul(self.one, self.one, out=self.out)
-
-    def captured(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """What `work` answers, and a function that replays what it has enqueued."""
-        graph = self.torch.cuda.CUDAGraph()
-        with self.torch.cuda.graph(graph, stream=self.stream):
-            made = work()
-        return made, graph.replay
-
-    def ceilings(self, size: int, rounds: int) -> dict[str, float]:
-        """Bytes a second by one large copy, either way and both at once; microseconds of an operation that does
-        nothing, and of a matrix product."""
-        torch = self.torch
-        pinned = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        own = [torch.empty(size, dtype=torch.uint8, device=self.gpu) for _ in range(2)]
-        tiny, down = own[0][:16], self.new_stream()
-
-        def up() -> None:
-            own[0].copy_(pinned[0], non_blocking=True)
-
-        def both() -> None:
-            down.wait_stream(self.stream)
-            with torch.cuda.stream(down):
-                pinned[1].copy_(own[1], non_blocking=True)
-            up()
-            self.stream.wait_stream(down)
-
-        def least(work: Callable[[], object]) -> float:
-            return min(self.timed(work) for _ in range(rounds + 1))
-
-        return {
-            "copy_up": size / least(up) * 1e6,
-            "copy_down": size / least(lambda: pinned[1].copy_(own[1], non_blocking=True)) * 1e6,
-            "both": 2 * size / least(both) * 1e6,
-            "launch_us": least(tiny.zero_),
-            "product_us": least(lambda: torch.matmul(self.one, self.one, out=self.out)),
-        }
-
-
-class Held:
-    """Numbers in the stand-in's device memory, which is the host's."""
-
-    def __init__(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> None:
-        self.address, self.shape, self.dtype, self.owner, self.device = address, shape, np.dtype(dtype), owner, 0
-        self.nbytes = int(np.prod(shape)) * self.dtype.itemsize
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"version": 3, "shape": self.shape, "typestr": self.dtype.str, "data": (self.address, False)}
-
-    def __getitem__(self, at: int) -> Held:
-        item = self.nbytes // self.shape[0]
-        return Held(self.address + range(self.shape[0])[at] * item, self.shape[1:], self.dtype, self.owner)
-
-
-class EngineStream:
-    """What `torch.cuda.Stream` shows."""
-
-    def __init__(self, address: int) -> None:
-        self.cuda_stream = address
-
-
-class Standin:
-    """A driver whose device memory the host reads, by its own functions."""
-
-    means_something = False
-    name = "stand-in driver"
-
-    def __init__(self, path: str, number: int, blocks: int | None = None) -> None:
-        try:
-            self.library = ctypes.CDLL(path)
-        except OSError as error:
-            stop(f"--driver: {error}")
-        self.path, self.number, self.blocks, context = path, number, blocks, ctypes.c_void_p()
-        self.call("cuInit", 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
-        self.call("cuCtxPushCurrent_v2", context)
-        self.stream = self.new_stream()
-
-    def call(self, name: str, *arguments: Any) -> None:
-        if code := getattr(self.library, name)(*arguments):
-            stop(f"{name} answered {code}")
-
-    def device(self) -> forebay.CudaDevice:
-        return forebay.CudaDevice(self.number, library=self.path, gather_blocks=self.blocks)
-
-    def array(self, values: NDArray[Any]) -> Any:
-        address = ctypes.c_uint64()
-        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(values.nbytes, 1)))
-        made = Held(address.value, values.shape, values.dtype, self)
-        ctypes.memmove(made.address, np.ascontiguousarray(values).ctypes.data, values.nbytes)
-        return made
-
-    def numpy(self, array: Any) -> NDArray[Any]:
-        self.call("cuCtxSynchronize")
-        return np.frombuffer(ctypes.string_at(array.address, array.nbytes), array.dtype).reshape(array.shape)
-
-    def copy(self, to: Any, source: Any, stream: int) -> None:
-        pointers = [ctypes.c_uint64(array.address) for array in (to, source)]
-        self.call("cuMemcpyDtoDAsync_v2", *pointers, ctypes.c_size_t(to.nbytes), ctypes.c_void_p(stream))
-
-    def new_stream(self) -> Any:
-        stream = ctypes.c_void_p()
-        self.call("cuStreamCreate", ctypes.byref(stream), 1)
-        return EngineStream(int(stream.value or 0))
-
-    def timed(self, work: Callable[[], object], ahead: int = AHEAD) -> float:
-        """Microseconds of the host."""
-        began = time.perf_counter()
-        work()
-        self.call("cuCtxSynchronize")
-        return (time.perf_counter() - began) * 1e6
-
-    def has_rows(self, slab: forebay.CudaMemory, slots: Any, rows: NDArray[np.uint8]) -> bool:
-        at = self.numpy(slots)
-        whole = self.numpy(Held(slab.address, slab.shape, np.uint8, slab)).reshape(-1, rows.shape[-1])
-        return np.array_equal(np.where(at[..., None] < 0, 0, whole[np.maximum(at, 0)]), rows)
-
-    def compute(self, products: int, stream: int) -> None:
-        """Nothing: it runs no kernels but forebay's."""
-
-    def captured(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """What `work` answers, and a function that replays what it has enqueued."""
-        compute, graph, executable = ctypes.c_void_p(self.stream.cuda_stream), ctypes.c_void_p(), ctypes.c_void_p()
-        self.call("cuStreamBeginCapture_v2", compute, 0)
-        made = work()
-        self.call("cuStreamEndCapture", compute, ctypes.byref(graph))
-        self.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
-        return made, lambda: self.call("cuGraphLaunch", executable, compute)
-
-    def ceilings(self, size: int, rounds: int) -> dict[str, float]:
-        """A copy by the host's processor."""
-        one, other = np.zeros(size, np.uint8), np.ones(size, np.uint8)
-        us = min(self.timed(lambda: np.copyto(one, other)) for _ in range(rounds))
-        nothing = min(self.timed(lambda: None) for _ in range(rounds))
-        speed = size / us * 1e6
-        return {"copy_up": speed, "copy_down": speed, "both": speed, "launch_us": nothing, "product_us": nothing}
-
-
-Place = Torch | Standin
 
 
 @dataclass
@@ -295,6 +84,8 @@ class Rig:
     ) -> None:  # fmt: skip
         self.place, self.lanes, self.misses, self.query_rows = place, lanes, misses, query_rows
         self.tokens, self.top_k, self.chosen, self.turn, self.checked = tokens, top_k, chosen or top_k, 0, 0
+        # Of each sequence's last step.
+        self.accepted = 0
         shape = forebay.Shape(layers=layers, row_bytes=(row, 0), top_k=top_k, host_stride=stride)
         sizes: dict[str, Any] = {"lanes": lanes, "max_tokens": tokens + PROMISED, "slots": slots}
         sizes["query_rows"] = query_rows
@@ -337,18 +128,22 @@ class Rig:
 
     def begin(self) -> forebay.Step:
         """A step on the GPU."""
-        rows = [(sequence, 0, self.query_rows) for sequence in self.sequences]
+        rows = [(sequence, self.accepted, self.query_rows) for sequence in self.sequences]
         return self.cache.prepare(rows, query_rows=self.query_rows, stream=self.place.stream)
 
     def end(self, step: forebay.Step, picks: Ids) -> None:
         """Ends it; the host device's step has the same counts."""
         found = step.retire(wait=True)
-        own = self.twin.prepare([(twin, 0, self.query_rows) for twin in self.twins], query_rows=self.query_rows)
+        rows = [(twin, self.accepted, self.query_rows) for twin in self.twins]
+        own, self.accepted = self.twin.prepare(rows, query_rows=self.query_rows), 0
         slots = np.empty_like(picks)
         for layer in range(self.twin.info.layers):
             own.layer(layer, picks, slots)
         if not (found.counts == own.retire().counts).all():
             stop(f"step {self.turn}: hits and misses are {found.counts.tolist()}, not the host device's")
+        # What a figure's bytes are counted by; the first step misses all, and `calls` asks for the same again.
+        if self.turn > 1 and (found.counts[:, 1] != self.lanes * self.misses).any():
+            stop(f"step {self.turn}: {found.counts[:, 1].tolist()} misses by layer, not {self.lanes * self.misses}")
         self.checked += found.counts.size
 
     def check_rows(self, slots: Any, picks: Ids, layer: int = 0) -> None:
@@ -360,6 +155,24 @@ class Rig:
         if not self.place.has_rows(self.cache.slab(layer), slots, truth):
             stop(f"step {self.turn}, layer {layer}: a row is not the one that was stored")
         self.checked += picks.size
+
+    def land(self) -> NDArray[np.uint8]:
+        """A step's new rows, of the engine's: where scatter reads them."""
+        rows = np.random.default_rng(2).integers(0, 256, (self.lanes, self.cache.shape.row_bytes[0]), np.uint8)
+        slab, source = self.place.view(self.cache.slab(0)), self.place.array(rows)
+        for lane, sequence in enumerate(self.sequences):
+            block, at = divmod(sequence.landing_slot(0), 64)
+            self.place.copy(slab[block][at], source[lane], self.place.stream.cuda_stream)
+        # It waits, and what is copied from ends here.
+        self.place.numpy(source)
+        return rows
+
+    def check_landed(self, rows: NDArray[np.uint8]) -> None:
+        """What was scattered is in host memory, since the step behind it accepts it."""
+        for sequence, row in zip(self.sequences, rows, strict=True):
+            if sequence.read_row(0, self.tokens).tobytes() != row.tobytes():
+                stop(f"step {self.turn}: a new row is not stored as the engine wrote it")
+        self.checked += self.lanes
 
     def close(self) -> int:
         """Compares digests, ends, and says how much was compared."""
@@ -376,8 +189,9 @@ class Rig:
         """Microseconds of resolve, gather and scatter, or of resolve and gather at once, in each round; steps that warm
         up first."""
         times: dict[str, list[float]] = {}
+        landed = None
         for turn in range(rounds + 2):
-            picks = self.picks()
+            picks, self.accepted = self.picks(), int(turn == 1 and landed is not None)
             buffers = forebay.Buffers(self.cache, self.place.array(picks), self.slots)
             step, timed = self.begin(), {}
             if apart:
@@ -388,8 +202,11 @@ class Rig:
             if turn in (0, rounds + 1):
                 self.check_rows(self.slots, picks)
             if self.rows is not None:
+                landed = self.land() if turn == 0 else landed
                 timed["scatter"] = self.place.timed(lambda: step.scatter(0))
             self.end(step, picks)
+            if turn == 1 and landed is not None:
+                self.check_landed(landed)
             for name, us in timed.items():
                 times.setdefault(name, []).append(us)
         return {name: several[2:] for name, several in times.items()}
@@ -505,8 +322,9 @@ class Captured:
 
         return self.place.captured(work)[1]
 
-    def times(self, order: str, rounds: int) -> list[float]:
-        """Microseconds of each replay, for a step of its own."""
+    def times(self, order: str, alone: Callable[[], None], rounds: int) -> tuple[list[float], list[float]]:
+        """Microseconds of each replay, for a step of its own, and of the engine's work alone in turn with it: a GPU's
+        clock is not the same for long."""
         sizes = {"batch": self.rig.lanes, "half": self.rig.lanes // 2}
         layers = forebay.Layers(self.buffers, compute=self.place.stream, **self.streams, **sizes)
         by_layer = [order] * self.rig.cache.info.layers
@@ -515,8 +333,9 @@ class Captured:
                 [layers], query_rows=self.rig.query_rows, by_layer=by_layer, enqueue=self.enqueue, into=True
             )
         )
-        found = []
+        found, least = [], []
         for turn in range(rounds + 2):
+            least.append(self.place.timed(alone, FAR_AHEAD))
             picks = self.rig.picks()
             self.place.copy(self.asked, self.place.array(picks), self.place.stream.cuda_stream)
             step = self.rig.begin()
@@ -526,13 +345,13 @@ class Captured:
                 self.rig.check_rows(self.slots, picks, len(by_layer) - 1)
             self.rig.end(step, picks)
         captured.close()
-        return found[2:]
+        return found[2:], least[2:]
 
 
 def steps(run: Run) -> Iterable[Figure]:
     """A captured step, with the engine's work alone and in each order."""
-    # As many bytes in a layer's time as where ESS is measured, with fewer sequences.
-    lanes, layers, top_k, tokens, slots, misses, layer_us = 16, 61, 2048, 8192, 4096, 410, 450.0
+    # As many bytes in a layer's time as where ESS is measured (160 x 190 rows in 100 ms / 61), with fewer sequences.
+    lanes, layers, top_k, tokens, slots, misses, layer_us = 16, 61, 2048, 8192, 4096, 520, 450.0
     if run.quick:
         lanes, layers, top_k, tokens, slots, misses = 2, 3, 32, 192, 80, 6
     rig = Rig(run.place, lanes=lanes, layers=layers, tokens=tokens, slots=slots, top_k=top_k, misses=misses)
@@ -540,11 +359,10 @@ def steps(run: Run) -> Iterable[Figure]:
     scale = max(round(layer_us / products / run.ceilings["product_us"]), 1) if run.place.means_something else 1
     captured = Captured(run.place, rig, scale)
     alone = captured.alone()
-    least = statistics.median([run.place.timed(alone, FAR_AHEAD) for _ in range(run.rounds + 2)][2:])
-    found = {order: captured.times(order, run.rounds) for order in ("none", "da", "dba")}
-    none, checked = statistics.median(found["none"]), rig.close()
-    for order, times in found.items():
-        us = statistics.median(times)
+    found = {order: captured.times(order, alone, run.rounds) for order in ("none", "da", "dba")}
+    none, checked = statistics.median(found["none"][0]), rig.close()
+    for order, (times, engine) in found.items():
+        us, least = statistics.median(times), statistics.median(engine)
         parameters = {"order": order, "layers": layers, "batch": lanes, "misses": misses, "budget": slots}
         figure = Figure("step", "captured step", parameters, times, "engine alone", least, checked=checked)
         figure.beside = {"exposed_us_a_layer": (us - least) / layers, "none_us": none}

@@ -10,7 +10,6 @@ the same kernels on both sides. All of the model but attention is NumPy's everyw
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -165,7 +164,12 @@ class _Numbers:
 
 
 class Torch:
-    """Rows in a GPU's memory. Attention is torch's, on both sides of a comparison: deterministic, and in float32."""
+    """Rows in a GPU's memory. Attention is torch's, on both sides of a comparison, in float32: matrix products of equal
+    shapes on one stream have equal bits.
+
+    Torch's deterministic mode is left alone. With it torch writes some rows of a slab, whose runs have gaps, by copying
+    the slab out and all of it back, over what forebay writes there meanwhile.
+    """
 
     def __init__(self, number: int) -> None:
         """Imports torch.
@@ -173,15 +177,12 @@ class Torch:
         Raises:
             ImportError, RuntimeError: there is no torch, or it has no such GPU.
         """
-        # The same sums on any stream: cuBLAS reads it when it is first used.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         import torch
 
         if not 0 <= number < torch.cuda.device_count():
             raise RuntimeError(f"torch has {torch.cuda.device_count()} GPUs")
         self.number, self.torch, self.gpu = number, torch, torch.device("cuda", number)
         torch.cuda.set_device(self.gpu)
-        torch.use_deterministic_algorithms(True)
         torch.backends.cuda.matmul.allow_tf32 = False
 
     def device(self, overlapped: bool) -> forebay.Device:

@@ -175,6 +175,9 @@ class Torch:
             import torch
         except ImportError:
             skip("torch_on_a_gpu", "torch is not installed")
+        if os.environ.get("FOREBAY_STANDIN_LIBRARY"):
+            # A loader gives who asks for libcuda.so.1 the one that is there.
+            skip("torch_on_a_gpu", "FOREBAY_STANDIN_LIBRARY names a stand-in, which torch would take for the driver")
         if not torch.cuda.is_available():
             skip("torch_on_a_gpu", "torch has no GPU")
         self.torch, self.gpu = torch, torch.device("cuda", 0)

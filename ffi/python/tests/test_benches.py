@@ -56,8 +56,22 @@ def test_control_a_wrong_row_a_wrong_count_and_a_wrong_residency_end_it(
     rig.rows[rig.orders[1, 3], 100] ^= 1
     ends(rig, "a row is not the one that was stored")
     rig = gpu.Rig(place, **sizes)
+    monkeypatch.setattr(forebay.Step, "scatter", lambda *_, **__: None)
+    ends(rig, "a new row is not stored as the engine wrote it")
+    monkeypatch.undo()
+    rig = gpu.Rig(place, **sizes)
     monkeypatch.setattr(rig.twins[0].__class__, "digest", lambda self: id(self))
     ends(rig, "residency differs")
+    # Equal on both devices, and not what the figure says.
+    rig = gpu.Rig(place, **sizes)
+    picks = rig.picks
+
+    def still() -> Any:
+        picks()
+        return rig.orders[:, None, :32].copy()
+
+    monkeypatch.setattr(rig, "picks", still)
+    ends(rig, "misses by layer")
     rig = gpu.Rig(place, **sizes)
     resolve = forebay.Step.layer
 

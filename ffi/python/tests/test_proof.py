@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import skip
-from places import Late, Standin
+from places import Late, Standin, Torch
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -45,11 +44,9 @@ def place(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield arrays.Standin(0, Path(late.library))
         late.leave()
     else:
-        try:
-            found = arrays.Torch(0)
-        except (ImportError, RuntimeError) as error:
-            skip("torch_on_a_gpu", str(error))
-        yield found
+        on_torch = Torch()
+        yield arrays.Torch(0)
+        on_torch.leave()
 
 
 @functools.cache
@@ -151,7 +148,8 @@ def test_the_example_decodes_where_it_is_told(place: Any) -> None:
     if isinstance(place, arrays.Standin):
         where = ["--device", "cuda:0", "--driver", str(place.driver)]
     ran = example(*where)
-    assert (ran.returncode, ran.stderr) == (0, "")
+    # Torch may warn.
+    assert ran.returncode == 0 and (not ran.stderr or isinstance(place, arrays.Torch)), ran.stderr
     assert "random weights: 2 layers" in ran.stdout and "to the last bit" in ran.stdout
 
 
