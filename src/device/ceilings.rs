@@ -75,7 +75,7 @@ fn speed(bytes: u64, us: f64) -> f64 {
 }
 
 /// Registered host memory as a total pool has it: huge pages and locked where they can be had; says what could not be.
-pub fn host_memory(device: &dyn Probe, bytes: u64) -> Result<(Slice, Vec<Fallback>)> {
+fn host_memory(device: &dyn Probe, bytes: u64) -> Result<(Slice, Vec<Fallback>)> {
     let request = Request { bytes, huge: true, populate: true, lock: true, node: None, shared: true };
     let (map, fallbacks) = Map::new(&request, &NoFaults)?;
     Ok((device.register(&Arc::new(map))?.part(0, bytes)?, fallbacks))
