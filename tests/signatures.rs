@@ -19,7 +19,7 @@ const TABLE: &str = "src/device/cuda/driver.rs";
 const STANDIN: &str = "standin/driver/cuda_driver.h";
 
 /// What a number of [`TABLE`] is called there and in the header.
-const NUMBERS: [(&str, &str); 34] = [
+const NUMBERS: [(&str, &str); 35] = [
     ("OUT_OF_MEMORY", "CUDA_ERROR_OUT_OF_MEMORY"),
     ("STUB_LIBRARY", "CUDA_ERROR_STUB_LIBRARY"),
     ("NO_DEVICE", "CUDA_ERROR_NO_DEVICE"),
@@ -35,6 +35,7 @@ const NUMBERS: [(&str, &str); 34] = [
     ("EVENT_DISABLE_TIMING", "CU_EVENT_DISABLE_TIMING"),
     ("CAPTURE_THREAD_LOCAL", "CU_STREAM_CAPTURE_MODE_THREAD_LOCAL"),
     ("CAPTURE_RELAXED", "CU_STREAM_CAPTURE_MODE_RELAXED"),
+    ("GRAPH_NODE_PRIORITIES", "CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY"),
     ("MEMORY_PINNED", "CU_MEM_ALLOCATION_TYPE_PINNED"),
     ("LOCATION_DEVICE", "CU_MEM_LOCATION_TYPE_DEVICE"),
     ("HANDLE_DESCRIPTOR", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"),
@@ -161,7 +162,7 @@ fn numbers(table: &str) -> String {
     let named = |line: &str| {
         let (name, rest) = line.trim().strip_prefix("pub const ")?.split_once(": ")?;
         let (kind, value) = rest.split_once(" = ")?;
-        let number = matches!(kind, "i32" | "u32").then_some(value.trim_end_matches(';'))?;
+        let number = matches!(kind, "i32" | "u32" | "u64").then_some(value.trim_end_matches(';'))?;
         Some((name.to_owned(), number.to_owned()))
     };
     let mut all = String::new();

@@ -27,9 +27,33 @@ pub fn memory() -> (u64, u64) {
     (state.total.unwrap_or(0), state.available.unwrap_or(0))
 }
 
+/// The NUMA node beside the device at a place on the bus, such as `0000:01:00.0`; none where the system does not tell.
+pub fn node_beside(bus: &str) -> Option<u32> {
+    node(&std::fs::read_to_string(format!("/sys/bus/pci/devices/{bus}/numa_node")).ok()?)
+}
+
+/// Firmware that does not say it is written as -1.
+fn node(text: &str) -> Option<u32> {
+    text.trim().parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_is_a_number_that_the_firmware_told() {
+        assert_eq!((node("0\n"), node("3\n")), (Some(0), Some(3)));
+        assert_eq!((node("-1\n"), node(""), node("near\n")), (None, None, None));
+        assert_eq!(node_beside("ffff:ff:1f.7"), None);
+        // What this machine says of each of its devices.
+        let devices = std::fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
+        for device in devices {
+            let told = std::fs::read_to_string(device.path().join("numa_node")).unwrap_or_default();
+            let beside = node_beside(&device.file_name().to_string_lossy());
+            assert_eq!(beside.map_or(-1, i64::from), told.trim().parse().unwrap_or(-1));
+        }
+    }
 
     #[test]
     fn this_machine_has_a_name_threads_and_memory() {

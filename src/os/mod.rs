@@ -45,7 +45,7 @@ pub use bind::nodes;
 pub use descriptor::{receive, send};
 pub use file::write_whole;
 pub use library::Library;
-pub use machine::{memory, processor, threads};
+pub use machine::{memory, node_beside, processor, threads};
 pub use map::{Map, Request};
 pub use memory::{MemoryState, page_size};
 pub use random::random;

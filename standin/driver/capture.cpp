@@ -264,10 +264,13 @@ CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* out, CUgraph h
     });
 }
 
-CUresult cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph handle, unsigned long long) {
+CUresult cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph handle, unsigned long long flags) {
     return enter("cuGraphInstantiateWithFlags", CONTEXT, [&] {
+        constexpr unsigned long long PRIORITIES = CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+        constexpr unsigned long long KNOWN = PRIORITIES | CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         auto graph = gpu.graphs.find(handle);
-        if (!out || !graph || graph->conditionals) return CUDA_ERROR_INVALID_VALUE;
+        if (!out || !graph || graph->conditionals || flags & ~KNOWN) return CUDA_ERROR_INVALID_VALUE;
+        if (flags & PRIORITIES) ++gpu.prioritized;
         auto exec = std::make_shared<Exec>();
         exec->graph = graph;
         *out = reinterpret_cast<CUgraphExec>(gpu.execs.add(exec));

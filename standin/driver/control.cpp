@@ -53,6 +53,11 @@ uint64_t standin_synchronizations() {
     return gpu.synchronizations;
 }
 
+uint64_t standin_prioritized() {
+    Held held(gpu.lock);
+    return gpu.prioritized;
+}
+
 void standin_fail_call(uint64_t from_now, int code) {
     Held held(gpu.lock);
     gpu.fail_call_at = gpu.calls + from_now;

@@ -106,6 +106,10 @@ enum CUdevice_attribute : int {
     CU_DEVICE_ATTRIBUTE_LAST = 143,
 };
 
+enum CUgraphInstantiate_flags : int {
+    CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH = 1,
+    CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY = 8,
+};
 enum CUmemAllocationType : int { CU_MEM_ALLOCATION_TYPE_PINNED = 1 };
 enum CUmemAllocationHandleType : int {
     CU_MEM_HANDLE_TYPE_NONE = 0,

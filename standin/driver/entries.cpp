@@ -17,7 +17,8 @@ struct Entry {
 #define SECOND(name) {#name, reinterpret_cast<void*>(&name##_##v2)}
 const Entry ENTRIES[] = {
     PLAIN(cuInit), PLAIN(cuDriverGetVersion), PLAIN(cuDeviceGet), PLAIN(cuDeviceGetCount), PLAIN(cuDeviceGetName),
-    PLAIN(cuDeviceGetPCIBusId), SECOND(cuDeviceGetUuid), SECOND(cuDeviceTotalMem), PLAIN(cuDeviceGetAttribute), PLAIN(cuDevicePrimaryCtxRetain),
+    PLAIN(cuDeviceGetPCIBusId), SECOND(cuDeviceGetUuid), SECOND(cuDeviceTotalMem), PLAIN(cuDeviceGetAttribute),
+    PLAIN(cuDevicePrimaryCtxRetain),
     SECOND(cuDevicePrimaryCtxRelease), PLAIN(cuDevicePrimaryCtxGetState), PLAIN(cuCtxGetCurrent),
     PLAIN(cuCtxSetCurrent), SECOND(cuCtxPushCurrent), SECOND(cuCtxPopCurrent), PLAIN(cuCtxGetDevice),
     PLAIN(cuCtxGetStreamPriorityRange), PLAIN(cuCtxSynchronize), SECOND(cuMemAlloc), SECOND(cuMemFree),

@@ -200,7 +200,7 @@ struct State {
     std::vector<std::unique_ptr<Device>> devices;
     uint64_t random = 1;
 
-    uint64_t calls = 0, operations = 0, waits = 0, synchronizations = 0;
+    uint64_t calls = 0, operations = 0, waits = 0, synchronizations = 0, prioritized = 0;
     uint64_t fail_call_at = ~0ull, fail_operation_at = ~0ull;
     CUresult fail_call_code{}, fail_operation_code{};
     const char* failed = nullptr;

@@ -154,6 +154,7 @@ struct Control {
     operations: unsafe extern "C" fn() -> u64,
     waits: unsafe extern "C" fn() -> u64,
     synchronizations: unsafe extern "C" fn() -> u64,
+    prioritized: unsafe extern "C" fn() -> u64,
     fail_call: unsafe extern "C" fn(u64, c_int),
     failed: unsafe extern "C" fn() -> *const c_char,
     fail_operation: unsafe extern "C" fn(u64, c_int),
@@ -188,6 +189,7 @@ impl Control {
                 operations: function(handle, c"standin_operations")?,
                 waits: function(handle, c"standin_waits")?,
                 synchronizations: function(handle, c"standin_synchronizations")?,
+                prioritized: function(handle, c"standin_prioritized")?,
                 fail_call: function(handle, c"standin_fail_call")?,
                 failed: function(handle, c"standin_failed")?,
                 fail_operation: function(handle, c"standin_fail_operation")?,
@@ -342,6 +344,13 @@ impl Standin {
     pub fn synchronizations(&self) -> u64 {
         // SAFETY: the library is loaded.
         unsafe { (self.control.synchronizations)() }
+    }
+
+    /// Graphs so far that were instantiated to run with their nodes' priorities. What runs in which order does not
+    /// depend on them here.
+    pub fn prioritized(&self) -> u64 {
+        // SAFETY: the library is loaded.
+        unsafe { (self.control.prioritized)() }
     }
 
     /// What is taken now; all 0 when everything was given back.

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use crate::rig::{Rig, driver, on, own, pinned, usual};
+use forebay::device::ceilings::Ceilings;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::probe::{GpuFacts, Mark, Probe};
 use forebay::device::{Device, Slice};
 use forebay::os::{Faults, Inject};
 use forebay::{Error, Kind};
-use forebay_standin::{Options, Resources};
+use forebay_standin::{Driver, Options, Resources};
 
 #[test]
 fn facts_are_the_drivers() {
@@ -140,6 +141,9 @@ fn marks_that_say_nothing_are_refused() {
     for (from, to) in [(mark, stamped), (stamped, mark), (Mark(7), stamped), (stamped, foreign)] {
         assert_eq!(device.elapsed_us(from, to).unwrap_err().kind(), Kind::OutOfRange);
     }
+    let unstamped = device.elapsed_us(stamped, mark).unwrap_err();
+    assert_eq!(unstamped.place(), "a mark that was never stamped");
+    assert_eq!((unstamped.number("from"), unstamped.number("to")), (Some(stamped.0), Some(mark.0)));
     assert_eq!(device.stamp(foreign, stream).unwrap_err().kind(), Kind::OutOfRange);
     let event = device.event().unwrap();
     assert_eq!(device.query(event), Ok(true), "a refusal fails nothing else");
@@ -149,6 +153,26 @@ fn marks_that_say_nothing_are_refused() {
     let graph = device.captured(stream).unwrap();
     device.launch(graph, stream).unwrap();
     assert_eq!(device.elapsed_us(stamped, stamped), Ok(0.0), "the capture has not touched it");
+}
+
+#[test]
+fn every_ceiling_is_a_speed() {
+    for seed in [None, Some(11)] {
+        let Some(rig) = Rig::new(Options { seed, ..usual() }) else { return };
+        let operations = || match &rig.driver {
+            Driver::Own(standin) => Some(standin.operations()),
+            Driver::Given(_) => None,
+        };
+        let before = operations();
+        let found = Ceilings::measure(&*rig.device, 1 << 16, 1).unwrap();
+        let Ceilings { copy_up, copy_down, both_up, both_down, read, write, memory, .. } = found;
+        for speed in [copy_up, copy_down, both_up, both_down, read, write, memory] {
+            assert!(speed.is_finite() && speed > 0.0, "{found:?}");
+        }
+        assert!(found.read_blocks >= 2 && found.launch_us > 0.0, "{found:?}");
+        // Memory that is zeroed, five runs twice each, both ways twice, and 33 launches.
+        assert_eq!(operations(), before.map(|before| before + 1 + 5 * 2 + 2 * 2 + 33));
+    }
 }
 
 #[test]

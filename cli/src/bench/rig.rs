@@ -10,9 +10,10 @@
 use std::sync::Arc;
 
 use forebay::device::block::{Entry, LayerCount, Report, step};
+use forebay::device::ceilings::host_request;
 use forebay::device::probe::Probe;
 use forebay::device::{Answer, Begin, Join, Part, Plan, Pools, Slice, Stream, Warm};
-use forebay::os::{Map, NoFaults, Request};
+use forebay::os::{Map, NoFaults};
 use forebay::residency::{Fetch, Rows, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};
 
@@ -40,8 +41,7 @@ impl Memory {
     /// # Errors
     /// As [`Map::new`] and registering.
     pub fn new(device: &dyn Probe, bytes: u64) -> Result<Memory> {
-        let request = Request { bytes, huge: true, populate: true, lock: true, node: None, shared: true };
-        let map = Arc::new(Map::new(&request, &NoFaults)?.0);
+        let map = Arc::new(Map::new(&host_request(device, bytes)?, &NoFaults)?.0);
         let slice = device.register(&map)?.part(0, bytes)?;
         Ok(Memory { map, slice })
     }

@@ -14,6 +14,7 @@ Nothing here knows forebay. Shapes: ``n`` positions or query rows, ``k`` selecte
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from gguf import GGUFReader
     from tokenizers import Tokenizer
 
 Floats = NDArray[np.float32]
@@ -72,6 +74,14 @@ class Weights(Protocol):
         """A matrix ``[out, in]``, or a vector, by its name in a GGUF file."""
 
 
+@functools.cache
+def _reader(path: Path) -> GGUFReader:
+    """A GGUF file's, which takes a second or two."""
+    import gguf
+
+    return gguf.GGUFReader(path)
+
+
 class Gguf:
     """A GGUF file of the architecture ``llama``; a whole model takes about two seconds and 540 MB."""
 
@@ -83,7 +93,7 @@ class Gguf:
         """
         import gguf
 
-        self.gguf, reader = gguf, gguf.GGUFReader(path)
+        self.gguf, reader = gguf, _reader(path)
 
         def field(name: str) -> int | float:
             return reader.fields[f"llama.{name}"].contents()  # type: ignore[no-any-return]
@@ -417,10 +427,9 @@ def merge(parts: Sequence[tuple[Floats, Floats]]) -> Floats:
 
 def tokenizer(path: Path) -> Tokenizer:
     """The model's own, from the vocabulary and merges in its GGUF file: byte-level BPE, digits one by one."""
-    import gguf
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    fields = gguf.GGUFReader(path).fields
+    fields = _reader(path).fields
     words = fields["tokenizer.ggml.tokens"].contents()
     merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"].contents()]
     bpe = models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=merges)

@@ -80,8 +80,8 @@ pub(super) mod flag {
     pub const HOST_PORTABLE_MAPPED: u32 = 1 | 2;
     pub const STREAM_NON_BLOCKING: u32 = 1;
     /// Handles that the driver gives a meaning: the legacy stream, whose other name is 0, and the calling thread's.
-    pub const STREAM_LEGACY: u64 = 1;
-    pub const STREAM_PER_THREAD: u64 = 2;
+    pub const STREAM_LEGACY: super::Handle = 1;
+    pub const STREAM_PER_THREAD: super::Handle = 2;
     pub const EVENT_DEFAULT: u32 = 0;
     pub const EVENT_DISABLE_TIMING: u32 = 2;
     pub const CAPTURE_THREAD_LOCAL: i32 = 1;

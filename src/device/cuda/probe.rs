@@ -188,18 +188,22 @@ impl Probe for CudaDevice {
 
     fn elapsed_us(&self, from: Mark, to: Mark) -> Result<f64> {
         let inner = &*self.inner;
-        let events = [inner.mark(from)?, inner.mark(to)?];
-        for event in events {
+        let (first, last) = (inner.mark(from)?, inner.mark(to)?);
+        for event in [first, last] {
             let waited = inner.context.relaxed().and_then(|current| current.event_synchronize(event));
             inner.synchronized(waited)?;
         }
-        let ([from, to], mut milliseconds) = (events, 0.0_f32);
-        let asked = inner.context.relaxed().and_then(|c| c.event_elapsed(&mut milliseconds, from, to));
+        let mut milliseconds = 0.0;
+        let asked = inner.context.relaxed().and_then(|c| c.event_elapsed(&mut milliseconds, first, last));
         match asked {
             Ok(()) => Ok(f64::from(milliseconds.max(0.0)) * 1e3),
             // They are events of this device, and keep times.
             Err(refusal) if refusal.code == code::INVALID_HANDLE => {
-                Err(bad("a mark that was never stamped", from))
+                let error = Error::new(Kind::OutOfRange, NAME).at("a mark that was never stamped");
+                Err(error
+                    .with("from", from.0)
+                    .with("to", to.0)
+                    .hint("stamp both before the time is asked for"))
             }
             Err(refusal) => Err(inner.refused("elapsed time", refusal)),
         }

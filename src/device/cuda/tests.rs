@@ -506,4 +506,10 @@ fn our_streams_go_before_an_engines() {
     let (own, usual) = (device.stream().unwrap(), device.engine_stream().unwrap());
     assert!(priority(own.0) < 0, "less is more");
     assert_eq!((priority(usual.0), priority(engine.stream())), (0, 0));
+    // A graph would run all of it with the priority of the stream of its launch, unless it is told otherwise.
+    device.capture(usual).unwrap();
+    device.captured(usual).unwrap();
+    if let Beneath::Own(standin) = &standin {
+        assert_eq!(standin.prioritized(), 1);
+    }
 }
