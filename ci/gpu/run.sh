@@ -24,7 +24,8 @@ work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 logs=$work/logs
 mkdir "$logs"
-# A home that can be written, whatever the user's is; caches of the driver's go with it.
+# A home that can be written, whatever the user's is; caches of the driver's go with it. Python's packages stay.
+export PYTHONUSERBASE=${PYTHONUSERBASE:-${HOME:-}/.local}
 export HOME=$work CUDA_CACHE_PATH=$work/cache PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 quick=()
 [ "${FOREBAY_GPU_QUICK:-}" != 1 ] || quick=(--quick)
