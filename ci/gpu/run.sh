@@ -205,7 +205,7 @@ part_bench-rows() { groups "230:--only gather" "220:--only scatter"; }
 part_bench-resolve() { groups "455:--only resolve"; }
 part_bench-fetch() { groups "200:--only resolve-gather" "120:--only commit" "130:--only warm-up"; }
 # Few rounds first: should the others take too long, these are there.
-part_bench-step() { groups "200:--only step --rounds 3" "250:--only step"; }
+part_bench-step() { groups "60:--only nodes" "170:--only step --rounds 3" "220:--only step"; }
 
 # The most telling settings come first: what does not fit into the time is named.
 settings() {

@@ -14,7 +14,7 @@ use forebay_standin::{Options, Standin};
 use serde_json::Value;
 
 /// All groups but the captured step, which has tests of its own.
-const GROUPS: [&str; 6] = ["gather", "scatter", "resolve", "resolve-gather", "commit", "warm-up"];
+const GROUPS: [&str; 7] = ["gather", "scatter", "resolve", "resolve-gather", "commit", "warm-up", "nodes"];
 
 fn all() -> String {
     GROUPS.join(",")
@@ -62,6 +62,8 @@ fn every_group_is_measured_on_the_host_and_agrees_with_the_rule() {
     check(&entries, "host");
     // No target speaks of the host.
     assert!(entries.iter().all(|entry| entry.get("target").is_none()));
+    let calls = |batch| (batch, 1, "calls".to_owned());
+    assert_eq!(nodes(&entries), [calls(1), calls(4)], "a host has no graphs");
     let ways = |entry: &&Value| entry["beside"].get("packed on the host").is_some();
     assert!(entries.iter().filter(ways).count() >= 2, "rows that are packed stand beside those that are not");
 }
@@ -82,6 +84,20 @@ fn the_share_of_misses_is_what_was_asked() {
     }
 }
 
+/// Of the figures of nodes: batch, streams, and how they were enqueued. Each is three nodes a layer.
+fn nodes(entries: &[Value]) -> Vec<(u64, u64, String)> {
+    let of = |figure: &&Value| figure["group"] == "nodes";
+    let told = |figure: &Value| {
+        let number = |name: &str| figure["parameters"][name].as_u64().unwrap();
+        assert_eq!(number("nodes"), 3 * number("layers"), "{figure}");
+        assert_eq!(figure["checked"], number("batch") * 64, "every answer of a batch row: {figure}");
+        assert!(figure["beside"]["the host's launch"].as_f64().unwrap() > 0.0, "{figure}");
+        let enqueued = figure["parameters"]["enqueued"].as_str().unwrap().to_owned();
+        (number("batch"), number("streams"), enqueued)
+    };
+    entries.iter().filter(of).map(told).collect()
+}
+
 /// A driver's library for the command to load; nothing without a C++ compiler, and then the test says that it skips.
 fn driver() -> Option<Standin> {
     let standin = Standin::new(Options::default());
@@ -95,7 +111,10 @@ fn driver() -> Option<Standin> {
 fn every_group_is_measured_on_a_gpu_and_agrees_with_the_rule() {
     let Some(driver) = driver() else { return };
     let of_gpu = ["--device", "cuda:0", "--driver", driver.library(), "--only", &all(), "--rounds", "1"];
-    check(&entries(&of_gpu), "cuda:0");
+    let found = entries(&of_gpu);
+    check(&found, "cuda:0");
+    let graph = |batch, streams| (batch, streams, "graph".to_owned());
+    assert_eq!(nodes(&found), [graph(1, 1), graph(1, 3), graph(4, 1), graph(4, 3)]);
     // Its tuning is taken.
     let tuned = [&of_gpu[..5], &["gather", "--gather-blocks", "2", "--threads", "64", "--bulk"]].concat();
     assert!(entries(&tuned).len() > 1);

@@ -10,12 +10,15 @@ use forebay::{Lane, Result};
 use super::oracle::{Numbers, Wanted};
 use super::result::{Asked, Figure, Target};
 use super::rig::{Extents, Memory, Places, Rig};
-use super::rows::pool_bytes;
+use super::rows::{POOL_LEAST, pool_bytes};
 use super::rule::{least, sector};
 
 const ROW: u32 = 656;
 const STRIDE: u32 = 704;
 const PAGE: u32 = 64;
+
+/// The fewest bytes of host memory for a hundred sequences with more rows than slots.
+const SEQUENCES_LEAST: u64 = 500 << 20;
 
 /// What is to be reached with 410 misses a sequence.
 fn target(figure: &Figure, point: (u32, u32), ceilings: &Ceilings) -> Option<Target> {
@@ -40,7 +43,7 @@ pub fn resolve_gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Aske
         false => (100, 2048, 6881, 410, [1, 10, 100]),
     };
     asked.progress.inc_length(batches.len() as u64);
-    let memory = Memory::filled(&**device, pool_bytes(asked.quick))?;
+    let memory = Memory::filled(&**device, pool_bytes(asked.quick, SEQUENCES_LEAST)?)?;
     let pages = memory.slice.bytes() / (u64::from(lanes) * u64::from(PAGE * STRIDE));
     let length = (pages as u32 * PAGE - 1).min(32_767);
     let extents = Extents {
@@ -116,7 +119,7 @@ const ROUNDS: u32 = 5;
 pub fn warm_up(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let (prompt, k, bounded) = if asked.quick { (1000, 64, 160) } else { (32_768, 2048, 6881) };
     asked.progress.inc_length(4);
-    let memory = Memory::filled(&**device, pool_bytes(asked.quick))?;
+    let memory = Memory::filled(&**device, pool_bytes(asked.quick, POOL_LEAST)?)?;
     let mut figures = Vec::new();
     for budget in [prompt, bounded] {
         let mut extents = Extents {

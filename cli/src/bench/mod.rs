@@ -6,6 +6,7 @@
 //! a slot, a row or a digest is an error and no figure.
 
 mod fetch;
+mod nodes;
 mod oracle;
 mod packed;
 pub mod report;
@@ -20,9 +21,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::ValueEnum;
-use forebay::Result;
 use forebay::device::ceilings::Ceilings;
 use forebay::device::probe::{Facts, Probe};
+use forebay::{Result, os};
 
 use crate::target::{DeviceName, ProbeOptions, Target};
 use crate::{html, output};
@@ -52,6 +53,8 @@ enum Group {
     Commit,
     /// What a prompt leaves resident.
     WarmUp,
+    /// A step's resolves, gathers and scatters by themselves, with nothing to do.
+    Nodes,
     /// A whole decode step in each order, captured.
     Step,
 }
@@ -66,6 +69,7 @@ impl Group {
             Group::ResolveGather => fetch::resolve_gather,
             Group::Commit => rule::commit,
             Group::WarmUp => fetch::warm_up,
+            Group::Nodes => nodes::nodes,
             Group::Step => step::figures,
         }
     }
@@ -129,6 +133,11 @@ pub struct Measured {
     pub quick: bool,
 }
 
+/// Bytes of a ceiling's run: on a GPU its way from the host is part of it, and inside fast memory much of a short one.
+fn run_bytes() -> u64 {
+    (os::memory().1 / 32).clamp(128 << 20, 512 << 20)
+}
+
 impl Arguments {
     fn target(&self) -> Target {
         Target { name: self.device.unwrap_or_default(), driver: self.driver.clone() }
@@ -153,7 +162,7 @@ impl Arguments {
         // Closed before the first group takes memory.
         let (facts, ceilings) = {
             let device = self.open()?;
-            let (bytes, rounds) = if self.quick { (1 << 20, 2) } else { (128 << 20, 10) };
+            let (bytes, rounds) = if self.quick { (1 << 20, 2) } else { (run_bytes(), 10) };
             let ceilings = Ceilings::measure(&*device, bytes, rounds)?;
             let launch_us = timer::Timer::new(&device, self.quick)?.launch_us()?;
             (device.facts()?, Ceilings { launch_us, ..ceilings })

@@ -157,7 +157,7 @@ pub enum Places {
     Tables,
     /// In host memory, each lane's pages at random places.
     Host(Memory),
-    /// In host memory, with slabs that are given.
+    /// In host memory, with a slab that is given, the same for all layers; so are the rows of memory for one layer.
     HostInto(Memory, Slice),
     /// In memory that is given, of one layer, with the pages of all lanes.
     Given(Slice, Vec<u32>),
@@ -220,7 +220,7 @@ impl Rig {
             false => rows.part(u64::from(layer) * extents.layer_bytes(), extents.layer_bytes()),
         };
         let slabs: Vec<Slice> = match slab {
-            Some(slab) => vec![slab],
+            Some(slab) => vec![slab; layers as usize],
             None => (0..layers).map(|_| device.allocate(extents.slab_bytes())).collect::<Result<_>>()?,
         };
         let plan = Plan {
@@ -286,7 +286,7 @@ impl Rig {
     /// # Errors
     /// Those of the device.
     pub fn wait(&self) -> Result<()> {
-        self.timer.time(|_| Ok(())).map(|_| ())
+        self.timer.wait()
     }
 
     /// Tokens with which a lane begins.
@@ -389,6 +389,24 @@ impl Rig {
         let rows = Rows { first: 0, count: self.query };
         let count = self.lanes.len() as u32;
         Part { micro_batch: MicroBatch(0), layer: Layer(layer), first: 0, count, rows }
+    }
+
+    /// Of a layer the first `batch` batch rows, whether or not a step was begun for them: the part, and what its
+    /// resolve reads and writes.
+    ///
+    /// # Errors
+    /// More than there are.
+    pub fn unbegun(&self, layer: u32, batch: u32) -> Result<(Part, Slice, Answer)> {
+        let part = Part {
+            micro_batch: MicroBatch(0),
+            layer: Layer(layer),
+            first: 0,
+            count: batch,
+            rows: Rows { first: 0, count: 1 },
+        };
+        let bytes = 4 * u64::from(batch) * u64::from(self.extents.k);
+        let answer = Answer { slots: self.answers.part(0, bytes)?, parts: None };
+        Ok((part, self.selection.part(0, bytes)?, answer))
     }
 
     /// Draws what the step's lanes select in a layer, by batch row, and hands it to the device.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use forebay::device::ceilings::Ceilings;
 use forebay::device::probe::Probe;
 use forebay::device::rates::{Rates, RowRate, RowRates};
-use forebay::{Result, os};
+use forebay::residency::Fetch;
+use forebay::{Error, Kind, Result, os};
 
 use super::oracle::{Numbers, Wanted, compare_row};
 use super::packed;
@@ -33,9 +34,28 @@ const POOL: u64 = 3 << 29;
 /// From so many rows on the targets speak of a call.
 const MANY: u32 = 4096;
 
-/// Bytes of host memory for a rig: at most a quarter of what can be had.
-pub fn pool_bytes(quick: bool) -> u64 {
-    if quick { 4 << 20 } else { POOL.min(os::memory().1 / 4).max(4 << 20) }
+/// The fewest for gathers and scatters: a gather's lanes have twice as many tokens as one of them fetches.
+pub const POOL_LEAST: u64 = 192 << 20;
+
+/// Bytes of host memory for a rig that needs `least`: at most a quarter of what can be had.
+///
+/// # Errors
+/// [`Kind::OutOfMemory`] where that is too little.
+pub fn pool_bytes(quick: bool, least: u64) -> Result<u64> {
+    pool_of(quick, least, os::memory().1)
+}
+
+/// The same where so many bytes can be had.
+fn pool_of(quick: bool, least: u64, free: u64) -> Result<u64> {
+    match POOL.min(free / 4) {
+        _ if quick => Ok(4 << 20),
+        bytes if bytes >= least => Ok(bytes),
+        _ => Err(Error::new(Kind::OutOfMemory, "bench")
+            .at("host memory that can be had")
+            .with("bytes", free)
+            .with("least", 4 * least)
+            .hint("free some, or pass --quick, which shows that all works and says nothing about speed")),
+    }
 }
 
 /// The rows of the calls that are made.
@@ -77,6 +97,17 @@ impl Gather {
         let rig = Rig::new(device, extents, Places::Host(memory.clone()), quick)?;
         rig.touch()?;
         Ok(Gather { rig, order: Numbers::new(4).shuffled(lanes), turn: 0 })
+    }
+
+    /// Compares all that is resident, which gathers brought: what one of them wrote beside its own slots. Then all
+    /// digests.
+    fn finish(&mut self) -> Result<()> {
+        for lane in 0..self.rig.extents.lanes {
+            let residents = self.rig.oracle.residents(0, lane);
+            let wanted = |row: &Fetch, bytes: &mut [u8]| self.rig.host_row(0, lane, row.position, bytes);
+            self.rig.checked += self.rig.compare_rows(0, lane, &residents, wanted)?;
+        }
+        self.rig.finish()
     }
 
     /// Microseconds of a call for so many rows that are not resident, of other lanes than the call before where
@@ -134,7 +165,7 @@ impl Scatter {
             query_rows: LANDING,
             budget: 1,
         };
-        let landing: Vec<u8> = (0..lanes * LANDING * row).map(|at| (at % 251) as u8).collect();
+        let landing = vec![0; (lanes * LANDING * row) as usize];
         let rig = Rig::new(device, extents, Places::Host(memory.clone()), quick)?;
         Ok(Scatter { rig, order: Numbers::new(5).shuffled(lanes), turn: 0, landing, generation: 0 })
     }
@@ -144,11 +175,11 @@ impl Scatter {
         self.generation += 1;
         let row = self.rig.extents.row as usize;
         for slot in lanes.iter().flat_map(|lane| (0..query).map(move |query| lane * LANDING + query)) {
-            let word = (self.generation << 18 ^ slot).to_le_bytes();
-            if let Some(bytes) =
-                self.landing.get_mut(slot as usize * row..).and_then(|rows| rows.get_mut(..4))
-            {
-                bytes.copy_from_slice(&word);
+            let word = self.generation << 18 ^ slot;
+            let landed = self.landing.get_mut(slot as usize * row..).and_then(|rows| rows.get_mut(..row));
+            // Every piece that is moved as one differs, from those of its row and from what stood there before.
+            for (bytes, piece) in landed.unwrap_or_default().as_chunks_mut().0.iter_mut().zip(0_u32..) {
+                *bytes = word.wrapping_mul(0x9E37_79B1).wrapping_add(piece).to_le_bytes();
             }
         }
         let first = self.rig.landing(0);
@@ -222,7 +253,7 @@ fn reaches(rate: Option<f64>, ceiling: f64, known: f64) -> bool {
 /// # Errors
 /// Those of the device; [`forebay::Kind::Internal`] for a row that is not what it must be.
 pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
-    let memory = Memory::filled(&**device, pool_bytes(asked.quick))?;
+    let memory = Memory::filled(&**device, pool_bytes(asked.quick, POOL_LEAST)?)?;
     let gpu = device.facts()?.gpu.is_some();
     let mut figures = Vec::new();
     asked.progress.inc_length((SHAPES.len() * counts(asked.quick).len()) as u64);
@@ -243,8 +274,9 @@ pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
             let mut figure = of_rows(("gather", *rows, shape), times, ceiling, bytes, checked);
             figure.beside.push(("copy engine", least(ceilings.copy_up)));
             if let Some(packer) = packer.as_mut().filter(|packer| packer.takes(*rows)) {
+                let before = packer.checked();
                 let packed = Spread::of(self::times(asked.rounds, || packer.call(*rows))?);
-                figure.checked += packer.checked();
+                figure.checked += packer.checked() - before;
                 figure.beside.push(("packed on the host", packed.us));
             }
             if gpu && *rows >= MANY && (row, stride) == (656, 704) {
@@ -254,7 +286,7 @@ pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
             figures.push(figure);
             asked.progress.inc(1);
         }
-        pools.rig.finish()?;
+        pools.finish()?;
         if let Some(packer) = &mut packer {
             packer.finish()?;
         }
@@ -267,7 +299,7 @@ pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
 /// # Errors
 /// Likewise.
 pub fn scatter(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
-    let memory = Memory::filled(&**device, pool_bytes(asked.quick))?;
+    let memory = Memory::filled(&**device, pool_bytes(asked.quick, POOL_LEAST)?)?;
     let gpu = device.facts()?.gpu.is_some();
     let mut figures = Vec::new();
     asked.progress.inc_length((SHAPES.len() * counts(asked.quick).len()) as u64);
@@ -322,7 +354,7 @@ const RATE_ROUNDS: u32 = 7;
 /// # Errors
 /// Those of the device; [`forebay::Kind::Internal`] for a row that is not what it must be.
 pub fn rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool) -> Result<Rates> {
-    let memory = Memory::filled(&**device, pool_bytes(quick))?;
+    let memory = Memory::filled(&**device, pool_bytes(quick, POOL_LEAST)?)?;
     let (shape, facts) = (SHAPES[0], device.facts()?);
     let (blocks, processors) = (if facts.gpu.is_some() { GATHER_BLOCKS } else { 1 }, facts.processors.max(1));
     let mut gather = Gather::new(device, shape, &memory, quick)?;
@@ -344,7 +376,52 @@ pub fn rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool) -> Resul
         gather_sm: f64::from(blocks.min(processors)) / f64::from(processors),
         copy_engines: facts.copy_engines.max(1),
     };
-    gather.rig.finish()?;
+    gather.finish()?;
     scatter.rig.finish()?;
     Ok(rates)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay::device::host::{HostDevice, HostOptions};
+
+    #[test]
+    fn a_machine_with_little_memory_is_told_how_much_is_needed() {
+        assert_eq!(pool_of(false, POOL_LEAST, 128 << 30).unwrap(), POOL);
+        assert_eq!(pool_of(false, 500 << 20, 2 << 30).unwrap(), 512 << 20);
+        assert_eq!(pool_of(true, POOL_LEAST, 1).unwrap(), 4 << 20);
+        let text = pool_of(false, 500 << 20, 1 << 30).unwrap_err().to_string();
+        assert!(text.contains("host memory") && text.contains("--quick"), "{text}");
+    }
+
+    #[test]
+    fn a_row_that_a_call_wrote_beside_its_own_is_found() {
+        let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
+        let memory = Memory::filled(&*device, pool_bytes(true, POOL_LEAST).unwrap()).unwrap();
+        let mut pools = Gather::new(&device, SHAPES[0], &memory, true).unwrap();
+        pools.call(64).unwrap();
+        let before = pools.rig.checked;
+        pools.finish().unwrap();
+        assert_eq!(pools.rig.checked - before, 64 + 4, "the rows and the digests");
+        let lane = pools.order[0];
+        let slot = pools.rig.oracle.residents(0, lane)[7].slot;
+        let place = pools.rig.slot_rows(0, slot, 1).unwrap().part(640, 16).unwrap();
+        device.write(place, &[0; 16]).unwrap();
+        let text = pools.finish().unwrap_err().to_string();
+        assert!(text.contains(&format!("slot {slot}, byte 640 of the row")), "{text}");
+    }
+
+    #[test]
+    fn every_piece_of_a_landed_row_is_another_one_at_the_next_call() {
+        let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
+        let memory = Memory::filled(&*device, pool_bytes(true, POOL_LEAST).unwrap()).unwrap();
+        let mut pools = Scatter::new(&device, SHAPES[0], &memory, true).unwrap();
+        let mut land = || {
+            pools.land(&[3], LANDING).unwrap();
+            pools.landed(3, LANDING).as_chunks::<16>().0.to_vec()
+        };
+        let (first, second) = (land(), land());
+        assert!(first.iter().zip(&second).all(|(first, second)| first != second));
+    }
 }

@@ -1,8 +1,9 @@
 //! The rule by itself: resolve and commit.
 //!
 //! Their ceiling is what no kernel can do without: one launch, and the bytes that have to be touched at the speed of
-//! the device's memory. Tables that stand in a cache may be read faster; a real step has 61 layers of them, so the
-//! figures go round several layers.
+//! the device's memory. A real step has 61 layers of tables, and an engine's weights between them, so the figures go
+//! round several layers, and a GPU's cache is emptied in front of each ([`super::timer`]). A host's caches are not:
+//! what stands in them is read faster than the ceiling says, and there a figure may be above it.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use forebay::{Result, SLOT_BLOCK};
 use super::oracle::{Wanted, compare_row, mix};
 use super::result::{Asked, Figure, Target};
 use super::rig::{Extents, Places, Rig};
-use super::rows::pool_bytes;
+use super::rows::{POOL_LEAST, pool_bytes};
 
 /// Bytes of a row in host memory and in a slot.
 const ROW: u32 = 656;
@@ -150,7 +151,7 @@ fn resolved(
             rig.select(layer, |_| wanted)?;
             let us = rig.timer.time(|stream| rig.resolve(layer, stream))?;
             rig.check_answers(layer)?;
-            if step > 0 {
+            if step > 0 && times.len() < asked.rounds as usize {
                 times.push(us);
             }
         }
@@ -185,8 +186,11 @@ impl Landed {
         let facts = device.facts()?;
         let (layers, lanes) = (if asked.quick { 3 } else { LAYERS }, Points::most(points.batches));
         let query_rows = Points::most(points.queries);
-        let free =
-            if facts.gpu.is_some() && !asked.quick { facts.memory_free / 4 } else { pool_bytes(asked.quick) };
+        let free = if facts.gpu.is_some() && !asked.quick {
+            facts.memory_free / 4
+        } else {
+            pool_bytes(asked.quick, POOL_LEAST)?
+        };
         let slots = (free / u64::from(layers * lanes * ROW)) as u32 / SLOT_BLOCK * SLOT_BLOCK;
         let budget = slots.clamp(SLOT_BLOCK, if asked.quick { 2 * SLOT_BLOCK } else { 6881 });
         let steps = (asked.rounds + 2) * points.batches.len() as u32;
@@ -264,11 +268,12 @@ pub fn commit(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
             // victim's and its landing slot's entries in the look-up table.
             let of_lane = sector + u64::from(*query) * (2 * u64::from(ROW) + 5 * sector);
             let ceiling = ("launch and memory", least(ceilings, u64::from(layers * batch) * of_lane));
-            let figure = Figure::new("commit", "commit", times, ceiling, pools.rig.checked - before)
-                .with("batch", *batch)
-                .with("query_rows", *query)
-                .with("layers", layers)
-                .with("budget", budget);
+            let figure =
+                Figure::new("commit", "step block + commit", times, ceiling, pools.rig.checked - before)
+                    .with("batch", *batch)
+                    .with("query_rows", *query)
+                    .with("layers", layers)
+                    .with("budget", budget);
             figures.push(Figure { bytes: Some(u64::from(layers * batch * query * ROW)), ..figure });
             asked.progress.inc(1);
         }

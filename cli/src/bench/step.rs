@@ -12,7 +12,8 @@
 //!
 //! - **exposed**: such a step minus the resident one of the same round. It is all that misses cost: waits for rows,
 //!   the engine's work running slower while rows are fetched beside it, and what attention in parts costs more.
-//! - **forebay's nodes**: the resident step minus the engine alone: what operations cost that find nothing to do.
+//! - **forebay's nodes**: the resident step minus the engine alone, both of an engine that only selects: what
+//!   operations cost that find nothing to do. Between works of 100 ms they would be lost in what these vary by.
 //! - **the work beside a gather**: how much slower the engine's work runs while rows are fetched. That is
 //!   interference, whatever the order of a layer; exposed time holds some of it, and does not say how much.
 //!
@@ -36,11 +37,11 @@ mod works;
 
 use std::sync::Arc;
 
-use forebay::device::Graph;
 use forebay::device::ceilings::Ceilings;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::probe::Probe;
 use forebay::device::rates::Rates;
+use forebay::device::{Graph, Stream};
 use forebay::overlap::Overlap;
 use forebay::predict::setup::Setup;
 use forebay::{Capture, Captured, Error, Kind, MicroBatch, Result};
@@ -70,7 +71,6 @@ const BATCH_LEAST: u32 = 4;
 /// What all points share.
 struct Study<'a> {
     device: Arc<dyn Probe>,
-    ceilings: &'a Ceilings,
     asked: &'a Asked,
     setup: Setup,
     gpu: bool,
@@ -95,15 +95,29 @@ struct Measured {
     orders: Vec<Ordered>,
     /// Steps whose layers were enqueued call by call, for an engine that only selects.
     calls: Vec<Took>,
+    selecting: Selecting,
     beside: Vec<Layered>,
     /// By order, what the simulator says that a layer exposes, microseconds.
     predicted: Option<Vec<(Overlap, f64)>>,
     /// What was compared with the rule meanwhile.
     checked: u64,
     captured: bool,
+    /// Sequences that were asked for; the point has fewer where no more fit the device.
+    asked: u32,
 }
 
-/// The engine's work of a step, captured where that is possible.
+/// Of an engine that only selects.
+#[derive(Debug)]
+struct Selecting {
+    /// Resident steps in the order none.
+    steps: Vec<Took>,
+    /// The engine alone, microseconds.
+    alone: Vec<f64>,
+    /// As many operations that do nothing as forebay has, behind each other, microseconds.
+    empty_us: f64,
+}
+
+/// Work on the compute stream, captured where that is possible.
 struct Alone {
     device: Arc<dyn Probe>,
     graph: Option<Graph>,
@@ -119,13 +133,13 @@ impl Drop for Alone {
 }
 
 impl Alone {
-    fn new(machine: &Machine, works: &mut Works, capture: bool) -> Result<Alone> {
+    fn new(machine: &Machine, capture: bool, work: impl FnOnce(Stream) -> Result<()>) -> Result<Alone> {
         let (device, compute) = (Arc::clone(&machine.device), machine.layers.streams.compute);
         if !capture {
             return Ok(Alone { device, graph: None });
         }
         device.capture(compute)?;
-        let enqueued = works.alone(compute);
+        let enqueued = work(compute);
         // The capture ends in any case.
         let graph = device.captured(compute);
         let alone = Alone { device: Arc::clone(&device), graph: graph.as_ref().ok().copied() };
@@ -133,10 +147,11 @@ impl Alone {
         Ok(alone)
     }
 
-    fn run(&self, machine: &Machine, works: &mut Works) -> Result<(f64, f64)> {
+    /// Microseconds of the work, and on the host those of its launch; `work` is what was captured.
+    fn run(&self, machine: &Machine, work: impl FnOnce(Stream) -> Result<()>) -> Result<(f64, f64)> {
         machine.timed(|compute| match self.graph {
             Some(graph) => self.device.launch(graph, compute),
-            None => works.alone(compute),
+            None => work(compute),
         })
     }
 }
@@ -152,7 +167,7 @@ pub fn figures(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
     let threads = || HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
     let device: Arc<dyn Probe> = if gpu { Arc::clone(device) } else { threads() };
     let rates = if gpu && !asked.quick { Some(rates(&device, ceilings, false)?) } else { None };
-    let study = Study { device, ceilings, asked, setup, gpu, rates };
+    let study = Study { device, asked, setup, gpu, rates };
     let groups = Point::groups(gpu, asked.quick);
     let figures = groups.into_iter().map(|points| study.group(&points));
     Ok(by_ceiling(figures.collect::<Result<Vec<_>>>()?.concat()))
@@ -174,7 +189,7 @@ impl Study<'_> {
     /// Steps that a cache of these points makes, at most.
     fn steps(&self, points: &[Point]) -> u32 {
         // Every kind of step, in each round and the one before; checks and works beside gathers.
-        let each = (self.rounds() + 1) * (2 * Overlap::ALL.len() as u32 + 1) + BESIDE + 2;
+        let each = (self.rounds() + 1) * (2 * Overlap::ALL.len() as u32 + 2) + BESIDE + 2;
         let fill = points.first().map_or(0, |point| fills(point.budget, point.top_k));
         fill + each * points.len() as u32
     }
@@ -190,23 +205,25 @@ impl Study<'_> {
             machine.timed(|stream| self.device.compute(stream, rounds)).map(|(us, _)| us)
         };
         // The host must be ahead here too: a launch that the device waits for is no part of a work.
-        machine.run_up = if self.asked.quick { 0 } else { RUN_UP_ROUNDS };
+        machine.run_up.0 = if self.asked.quick { 0 } else { RUN_UP_ROUNDS };
         let line = calibrate(longest, |rounds| time(&machine, rounds))?;
         let rounds = line.rounds(longest).max(1);
         let longest = (0..self.rounds()).map(|_| time(&machine, rounds)).collect::<Result<Vec<f64>>>()?;
-        machine.run_up = line.rounds(if self.asked.quick { RUN_UP_US / 10.0 } else { RUN_UP_US });
+        let run_up_us = if self.asked.quick { RUN_UP_US / 10.0 } else { RUN_UP_US };
+        machine.run_up = (line.rounds(run_up_us), run_up_us);
         machine.fill(&mut self.works(&machine, first, None)?)?;
         let answers = machine.answers()?;
         let mut figures = vec![told::work(&line, longest, rounds)];
         for point in points {
-            let point = Point { batch: point.batch.min(machine.batch()), ..point.clone() };
+            let asked = point.batch;
+            let point = Point { batch: asked.min(machine.batch()), ..point.clone() };
             let before = machine.checked;
             let mut measured = self.measure(&mut machine, &point, line)?;
             let picks = machine.rule.next(point.batch, point.query_rows, point.misses)?;
             machine.check_rows(&picks, &self.works(&machine, &point, None)?, answers)?;
             machine.check_digests()?;
-            measured.checked = machine.checked - before;
-            figures.extend(told::figures(&measured, self.ceilings, self.gpu && !self.asked.quick));
+            (measured.checked, measured.asked) = (machine.checked - before, asked);
+            figures.extend(told::figures(&measured, self.gpu && !self.asked.quick));
         }
         self.asked.progress.inc(figures.len() as u64);
         Ok(figures)
@@ -227,14 +244,47 @@ impl Study<'_> {
     fn engine(&self, machine: &Machine, point: &Point, line: Line) -> Result<(Works, Alone)> {
         let mut works = self.works(machine, point, Some(line))?;
         for _ in 0..2 {
-            let alone = Alone::new(machine, &mut works, self.gpu)?;
-            let times = (0..4).map(|_| alone.run(machine, &mut works).map(|(us, _)| us));
+            let alone = Alone::new(machine, self.gpu, |compute| works.alone(compute))?;
+            let times = (0..4).map(|_| alone.run(machine, |compute| works.alone(compute)).map(|(us, _)| us));
             // The first one warms up.
             let times = times.skip(1).collect::<Result<Vec<f64>>>()?;
-            works.lengths.scale *= (point.step_us / Spread::of(times).us.max(1.0)).clamp(0.25, 4.0);
+            works.lengths.fit(&times);
         }
-        let alone = Alone::new(machine, &mut works, self.gpu)?;
+        let alone = Alone::new(machine, self.gpu, |compute| works.alone(compute))?;
         Ok((works, alone))
+    }
+
+    /// Steps of an engine that only selects, in the order none and with nothing to fetch, beside the engine alone and
+    /// operations that do nothing.
+    fn selecting(&self, machine: &mut Machine, point: &Point) -> Result<Selecting> {
+        let mut works = self.works(machine, point, None)?;
+        let by_layer = vec![Overlap::None; point.layers as usize];
+        let captured = self.capture(machine, point, &by_layer, &mut works)?;
+        let engine = Alone::new(machine, self.gpu, |compute| works.alone(compute))?;
+        let (from, to) =
+            (machine.layers.buffers.slots.part(0, 16)?, machine.layers.buffers.selection.part(0, 16)?);
+        let nothing = |compute| {
+            let each = |_| self.device.carry(compute, from, to, 1);
+            (0..told::operations(point.layers)).try_for_each(each)
+        };
+        let empty = Alone::new(machine, self.gpu, nothing)?;
+        let (mut steps, mut alone, mut empty_us) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..=self.rounds() {
+            let (engine_us, _) = engine.run(machine, |compute| works.alone(compute))?;
+            let (us, _) = empty.run(machine, nothing)?;
+            let picks = machine.rule.next(point.batch, point.query_rows, 0)?;
+            let way = match &captured {
+                Some(captured) => Way::Launch(captured),
+                None => Way::Calls(&by_layer, &mut works),
+            };
+            let took = machine.step(&picks, way)?;
+            if round > 0 {
+                steps.push(took);
+                alone.push(engine_us);
+                empty_us.push(us);
+            }
+        }
+        Ok(Selecting { steps, alone, empty_us: Spread::of(empty_us).us })
     }
 
     fn capture(
@@ -270,7 +320,7 @@ impl Study<'_> {
         }
         let (mut alone, rates) = (Vec::new(), self.rates.as_ref());
         for round in 0..=self.rounds() {
-            let engine_us = engine.run(machine, &mut works)?;
+            let engine_us = engine.run(machine, |compute| works.alone(compute))?;
             let timed = round > 0;
             alone.extend(timed.then_some(engine_us));
             for (by_layer, captured, ordered) in &mut kinds {
@@ -290,11 +340,13 @@ impl Study<'_> {
             alone,
             orders: kinds.into_iter().map(|(_, _, ordered)| ordered).collect(),
             calls: self.calls(machine, point)?,
+            selecting: self.selecting(machine, point)?,
             beside: self.beside(machine, point, line)?,
             // Rates that no simulator takes leave a figure without its prediction.
             predicted: rates.and_then(|rates| predicted::exposed(&self.setup, rates, point, scale).ok()),
             checked: 0,
             captured: self.gpu,
+            asked: point.batch,
         })
     }
 
@@ -359,9 +411,9 @@ mod tests {
         (machine, works, point)
     }
 
-    fn study<'a>(device: Arc<dyn Probe>, ceilings: &'a Ceilings, asked: &'a Asked) -> Study<'a> {
+    fn study(device: Arc<dyn Probe>, asked: &Asked) -> Study<'_> {
         let setup = Setup::named(SETUP).unwrap().unwrap();
-        Study { device, ceilings, asked, setup, gpu: false, rates: None }
+        Study { device, asked, setup, gpu: false, rates: None }
     }
 
     fn are_whole(figures: &[Figure]) {
@@ -386,8 +438,8 @@ mod tests {
 
     #[test]
     fn a_wrong_selection_is_found_by_the_counts_and_by_the_digests() {
-        let (device, ceilings, asked) = quick();
-        let study = study(device, &ceilings, &asked);
+        let (device, _, asked) = quick();
+        let study = study(device, &asked);
         let (mut machine, mut works, point) = filled(&study);
         let orders = vec![Overlap::Da; point.layers as usize];
         machine.check_digests().unwrap();
@@ -406,8 +458,8 @@ mod tests {
 
     #[test]
     fn a_layer_that_is_answered_for_another_is_found_by_the_digests() {
-        let (device, ceilings, asked) = quick();
-        let study = study(device, &ceilings, &asked);
+        let (device, _, asked) = quick();
+        let study = study(device, &asked);
         let (mut machine, mut works, point) = filled(&study);
         let orders = vec![Overlap::None; point.layers as usize];
         let mut picks = machine.rule.next(4, 2, 36).unwrap();
@@ -421,8 +473,8 @@ mod tests {
 
     #[test]
     fn a_wrong_row_in_a_slot_is_found() {
-        let (device, ceilings, asked) = quick();
-        let study = study(device, &ceilings, &asked);
+        let (device, _, asked) = quick();
+        let study = study(device, &asked);
         let (mut machine, works, point) = filled(&study);
         let answers = machine.answers().unwrap();
         let picks = machine.rule.next(point.batch, point.query_rows, point.misses).unwrap();

@@ -55,6 +55,8 @@ pub struct Took {
     pub layers_host_us: f64,
     /// On the host, the calls that finish and retire it.
     pub finish_host_us: f64,
+    /// Whether all of it was enqueued before the device had ended what runs in front: else it waited for the host.
+    pub ahead: bool,
 }
 
 /// See the module's head.
@@ -72,8 +74,8 @@ pub struct Machine {
     pub rule: Rule,
     /// What was compared so far.
     pub checked: u64,
-    /// Rounds of the engine's work in front of what is timed.
-    pub run_up: u32,
+    /// Rounds of the engine's work in front of what is timed, and their microseconds, as far as they are known.
+    pub run_up: (u32, f64),
     sequences: Vec<Sequence>,
     marks: [Mark; 4],
     ended: Event,
@@ -171,7 +173,7 @@ impl Machine {
             device: Arc::clone(device),
             cache,
             checked: 0,
-            run_up: 0,
+            run_up: (0, 0.0),
             sequences,
             marks,
             ended,
@@ -210,7 +212,7 @@ impl Machine {
 
     /// Some of the engine's work, so that the host is ahead of the device.
     pub fn run_up(&self) -> Result<()> {
-        match self.run_up {
+        match self.run_up.0 {
             0 => Ok(()),
             rounds => self.device.compute(self.layers.streams.compute, rounds),
         }
@@ -238,6 +240,7 @@ impl Machine {
     pub fn step(&mut self, picks: &Picks, way: Way<'_>) -> Result<Took> {
         self.stage(picks)?;
         let (compute, [begin, prepared, done, end]) = (self.layers.streams.compute, self.marks);
+        let enqueued = Instant::now();
         self.run_up()?;
         self.device.stamp(begin, compute)?;
         let at = Instant::now();
@@ -258,6 +261,7 @@ impl Machine {
         self.cache.finish(&mut step, compute)?;
         let finish_host_us = since(at);
         self.device.stamp(end, compute)?;
+        let ahead = since(enqueued) < self.run_up.1;
         let retire_host_us = self.retire(step, picks)?;
         Ok(Took {
             us: self.device.elapsed_us(begin, end)?,
@@ -266,6 +270,7 @@ impl Machine {
             prepare_host_us,
             layers_host_us,
             finish_host_us: finish_host_us + retire_host_us,
+            ahead,
         })
     }
 

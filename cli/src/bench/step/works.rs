@@ -3,7 +3,10 @@
 //!
 //! How long a round takes is measured in the same run, and that so many rounds take so many times as long is checked
 //! ([`Line`]). The lengths are those of the setup, all by one factor longer or shorter, so that a step takes what was
-//! asked for; the works stand to each other as in the setup. What a work reads and writes is not imitated, but for
+//! asked for; the works stand to each other as in the setup. A work of a few rounds is no whole number of them: its
+//! layers take turns in one more and one less, so that in all of them it is as long as it should be. One that the setup
+//! gives any time is one round at least, since an engine's shortest call is a launch too; the setup's merge has none.
+//! What a work reads and writes is not imitated, but for
 //! top-k's answer: [`Work::Index`] copies the selection that was prepared for the layer to where a top-k writes it.
 
 use std::sync::Arc;
@@ -36,18 +39,19 @@ const ROUNDS_MAX: f64 = 1e6;
 const ROUNDS_TRIED: u32 = 1 << 16;
 
 impl Line {
-    /// The line of least squares through times in microseconds by rounds, the longest last. Where they do not grow with
-    /// the rounds, as on a machine that others use, it is the one through the last time, and says how far off it is.
+    /// The line of least squares through times in microseconds by rounds, the longest last. Squares of shares: a work
+    /// of microseconds is to be as right as one of milliseconds. Where times do not grow with the rounds, as on a
+    /// machine that others use, it is the one through the last time, and says how far off it is.
     ///
     /// # Errors
     /// [`Kind::DeviceFailed`] where no time goes by.
     pub fn through(points: &[(u32, f64)]) -> Result<Line> {
-        let count = points.len().max(1) as f64;
-        let mean = |of: fn(&(u32, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
-        let (x, y) = (mean(|point| f64::from(point.0)), mean(|point| point.1));
-        let sum = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
-            points.iter().map(|(rounds, us)| of(f64::from(*rounds) - x, us - y)).sum()
+        let weighed = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
+            points.iter().map(|(rounds, us)| of(f64::from(*rounds), *us) / us.max(1e-3).powi(2)).sum()
         };
+        let all = weighed(&|_, _| 1.0);
+        let (x, y) = (weighed(&|x, _| x) / all, weighed(&|_, y| y) / all);
+        let sum = |of: &dyn Fn(f64, f64) -> f64| weighed(&|rounds, us| of(rounds - x, us - y));
         let slope = sum(&|x, y| x * y) / sum(&|x, _| x * x);
         let line = match points.last() {
             _ if slope.is_finite() && slope > 0.0 => {
@@ -69,7 +73,21 @@ impl Line {
 
     /// The rounds that take nearest to `us`; none for a work shorter than a round.
     pub fn rounds(&self, us: f64) -> u32 {
-        ((us - self.fixed_us.max(0.0)) / self.round_us).round().clamp(0.0, ROUNDS_MAX) as u32
+        self.exactly(us).round() as u32
+    }
+
+    fn exactly(&self, us: f64) -> f64 {
+        ((us - self.fixed_us.max(0.0)) / self.round_us).clamp(0.0, ROUNDS_MAX)
+    }
+
+    /// The rounds of a layer's work of `us`, so that so many layers together have those nearest to their time; at least
+    /// one, unless the work takes no time.
+    pub fn rounds_of(&self, us: f64, layer: Layer) -> u32 {
+        if us <= 0.0 {
+            return 0;
+        }
+        let up_to = |layers: f64| (self.exactly(us).max(1.0) * layers).round();
+        (up_to(f64::from(layer.0) + 1.0) - up_to(f64::from(layer.0))) as u32
     }
 }
 
@@ -88,7 +106,9 @@ pub fn calibrate(most_us: f64, time: impl Fn(u32) -> Result<f64>) -> Result<Line
     while rounds < ROUNDS_TRIED && least(rounds, 1)? < most_us / 8.0 {
         rounds *= 2;
     }
-    let timed = [1, 2, 4, 8].map(|times| rounds * times).into_iter();
+    // From one round on: a line through long works alone says nothing of what short ones take beside their rounds.
+    let timed =
+        std::iter::successors(Some(1), |timed| Some(2 * timed)).take_while(|timed| *timed <= 8 * rounds);
     Line::through(&timed.map(|rounds| Ok((rounds, least(rounds, 5)?))).collect::<Result<Vec<_>>>()?)
 }
 
@@ -114,6 +134,13 @@ impl Lengths {
         }
         lengths.scale = point.step_us / (layer * f64::from(point.layers));
         Ok(lengths)
+    }
+
+    /// Makes the works longer or shorter, after steps that took these times, microseconds. What disturbs a time makes
+    /// it longer, and works that are fitted to it too short: the least one counts.
+    pub fn fit(&mut self, times: &[f64]) {
+        let least = times.iter().copied().fold(f64::INFINITY, f64::min);
+        self.scale *= (self.point.step_us / least.max(1.0)).clamp(0.25, 4.0);
     }
 
     /// Microseconds of a work over so many batch rows.
@@ -200,7 +227,7 @@ impl Works {
 impl Engine for Works {
     fn enqueue(&mut self, call: &EngineCall, stream: Stream) -> Result<()> {
         if let Some(line) = self.line {
-            let rounds = line.rounds(self.lengths.us(call.work, call.count)?);
+            let rounds = line.rounds_of(self.lengths.us(call.work, call.count)?, call.layer);
             if rounds > 0 {
                 self.device.compute(stream, rounds)?;
             }
@@ -235,6 +262,37 @@ mod tests {
         for nothing in [&[(1, 0.0), (2, 0.0)][..], &[]] {
             assert_eq!(Line::through(nothing).unwrap_err().kind(), Kind::DeviceFailed);
         }
+    }
+
+    #[test]
+    fn works_are_fitted_to_the_step_that_nothing_disturbed() {
+        let mut lengths = Lengths::new(&Setup::named("ess").unwrap().unwrap(), &point()).unwrap();
+        let before = lengths.scale;
+        lengths.fit(&[400_000.0, 125_000.0, 330_000.0]);
+        assert!((lengths.scale / before - 0.8).abs() < 1e-9, "{}", lengths.scale / before);
+    }
+
+    #[test]
+    fn short_works_are_as_long_as_they_should_be_in_all_layers_together() {
+        // Rounds as long as most works of a small batch.
+        let line = Line { fixed_us: 1.5, round_us: 2.5, off: 0.0 };
+        for us in [4.2, 5.1, 6.0, 59.0, 275.3] {
+            let all = (0..61).map(|layer| line.us(line.rounds_of(us, Layer(layer)))).sum::<f64>();
+            assert!((all - 61.0 * us).abs() < 2.5, "{all} of {us}");
+        }
+        assert!((0..61).all(|layer| line.rounds_of(0.5, Layer(layer)) == 1), "a launch is a round");
+        assert_eq!(line.rounds_of(0.0, Layer(3)), 0);
+    }
+
+    #[test]
+    fn short_works_bend_the_line_as_much_as_long_ones() {
+        // Works of milliseconds are a hundredth off; one of a round is 4 us.
+        let time = |rounds: u32| match rounds {
+            0..64 => 1.5 + 2.5 * f64::from(rounds),
+            _ => (1.5 + 2.5 * f64::from(rounds)) * if rounds < 300 { 1.01 } else { 0.99 },
+        };
+        let line = calibrate(2000.0, |rounds| Ok(time(rounds))).unwrap();
+        assert!((line.us(1) - 4.0).abs() < 0.1 && (line.us(4) - 11.5).abs() < 0.2, "{line:?}");
     }
 
     #[test]
