@@ -1,8 +1,8 @@
 # The commands of this repository. A newcomer needs two: `make demo` and `make test`.
 
 .NOTPARALLEL:
-.PHONY: setup bench-setup demo proof picture check test soak bench dist install style unit all-tests on-cuda examples \
-        docs loom asan c-test python bench-build kernels kernels-check embedder gpu-bundle gpu-bundle-check
+.PHONY: setup bench-setup demo proof picture check test soak bench dist install style unit all-tests on-cuda on-driver \
+        examples docs loom asan c-test python bench-build kernels kernels-check embedder gpu-bundle gpu-bundle-check
 
 # Where a test says that it did not run, and the environment of ci/requirements.txt (docs/testing.md).
 export FOREBAY_SKIPS := $(CURDIR)/target/skips.txt
@@ -15,6 +15,8 @@ HOST := x86_64-unknown-linux-gnu
 MODELS := tidy embedded residency world failures edges misuse overlap order
 # The tests that take the device they are given.
 ON_CUDA := failures edges misuse overlap sharing graphs
+# Those of a driver that is named.
+ON_DRIVER := cuda graphs
 EXAMPLES := $(patsubst examples/%.rs,%,$(wildcard examples/*.rs))
 
 ## What the build and the tests need beside cargo. Does nothing when everything is there.
@@ -49,7 +51,8 @@ check:
 
 ## Everything. With FOREBAY_REQUIRE_ALL=1 a skip that ci/allowed-skips.txt does not list fails.
 test:
-	@ci/skips $(MAKE) setup style kernels-check all-tests python on-cuda embedder examples docs loom asan bench-build
+	@ci/skips $(MAKE) setup style kernels-check all-tests python on-cuda on-driver embedder examples docs loom asan \
+	    bench-build
 
 ## More seeds and long runs, optimised; by hand, takes long.
 soak: setup
@@ -112,6 +115,13 @@ python:
 # The same tests once more, on the CUDA device and the stand-in driver. Those of launched graphs are there anyhow.
 on-cuda:
 	FOREBAY_TEST_DEVICE=cuda cargo test --workspace --all-features $(ON_CUDA:%=--test %) -- --skip launched:: --skip whole::
+
+# Tests of the CUDA device on a driver that is named, as a GPU's is: the stand-in's file, without its powers.
+on-driver:
+	@driver=$$(ci/standin) || { echo "SKIP: on_driver: without g++, which builds the stand-in driver"; exit 0; }; \
+	    FOREBAY_SKIPS=$(CURDIR)/target/driver-skips.txt FOREBAY_REQUIRE_ALL=1 FOREBAY_ALLOWED=ci/gpu/skips.txt \
+	    FOREBAY_TEST_DEVICE=cuda FOREBAY_TEST_DRIVER=$$driver ci/skips cargo test --workspace --all-features \
+	    $(ON_DRIVER:%=--test %) -- --test-threads=1 --skip thousand --skip late_and
 
 # The bundle, and every part of it in small, on the stand-in driver where a system has its own.
 gpu-bundle-check:

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Runs forebay's tests and benches on this machine's GPU and keeps what came of them.
-#   ./run.sh PART OUT     PART: tests sanitizer doctor bench-rows bench-rule bench-step tune python replay, or all
+#   ./run.sh PART OUT     PART: tests sanitizer doctor bench-rows bench-resolve bench-fetch bench-step tune python
+#                         replay, or all
 # A part takes less than 8 minutes. OUT gets summary.txt, which grows by a line a part, logs.tar and a few files of
-# figures. Nothing is written beside OUT and a temporary folder, and no setting of the card is changed. Status 0: every
-# part that was named passed; what cannot run here says why, and does not fail.
+# figures: JSON, and in *.jsonl a line for each run of the bench. Nothing is written beside OUT and a temporary folder,
+# and no setting of the card is changed. Status 0: every part that was named passed; what cannot run here says why, and
+# does not fail.
 # FOREBAY_GPU_QUICK=1: small shapes and the fast tests, which show that all works and say nothing about speed.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 2
-all="tests sanitizer doctor bench-rows bench-rule bench-step tune python replay"
+all="tests sanitizer doctor bench-rows bench-resolve bench-fetch bench-step tune python replay"
 driver=libcuda.so.1
 limit=460
 
 usage() {
-    sed -n 's/^# \{0,1\}//; 2,8p' "$here/run.sh" >&2
+    sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "$here/run.sh" >&2
     exit 2
 }
 [ $# = 2 ] || usage
@@ -22,7 +24,8 @@ work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 logs=$work/logs
 mkdir "$logs"
-# A home that can be written, whatever the user's is; caches of the driver's go with it.
+# A home that can be written, whatever the user's is; caches of the driver's go with it. Python's packages stay.
+export PYTHONUSERBASE=${PYTHONUSERBASE:-${HOME:-}/.local}
 export HOME=$work CUDA_CACHE_PATH=$work/cache PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 quick=()
 [ "${FOREBAY_GPU_QUICK:-}" != 1 ] || quick=(--quick)
@@ -43,6 +46,17 @@ bounded() {
     [ "$seconds" -le "$(left)" ] || seconds=$(left)
     [ "$seconds" -gt 3 ] || { echo "no time is left" >"$log"; return 124; }
     { echo "\$ $*"; timeout -k 5 "$seconds" "$@"; } >"$log" 2>&1 </dev/null
+}
+
+# Whether a log is that of a test program of which some test has passed.
+ran() { grep -q '^test result: ok. [1-9]' "$logs/$1"; }
+
+# What a status says that is no test's.
+why() {
+    case $1 in
+    124 | 137) echo " (out of time)" ;;
+    *) echo " ($1)" ;;
+    esac
 }
 
 # Each test binary: its name, the name of its log, whether tests take the CUDA device, and its filters. One thread:
@@ -66,8 +80,34 @@ world     rows     cuda every_row_read random_bytes
 LIST
 }
 
+# run_tests PROGRAM LOG FILTER...: says in `line` what came of it. A test that hangs or ends the program is left out of
+# another run, so that those behind it are not lost.
+run_tests() {
+    local program=$1 name=$2 attempt status log last hung=""
+    shift 2
+    for attempt in "" -2 -3; do
+        log=$name$attempt.log
+        bounded 120 "$log" "$tests/$program" --test-threads=1 "$@"
+        status=$?
+        line=$(grep '^test result' "$logs/$log" | tail -n 1)
+        [ $status != 0 ] && [ $status != 101 ] || break
+        # Its name is written when it begins.
+        last=$(sed -n 's/^test \([^ ]*\) \.\.\..*/\1/p' "$logs/$log" | tail -n 1)
+        hung+=" $last$(why $status)"
+        [ -n "$last" ] || break
+        set -- "$@" --skip "$last"
+    done
+    if [ $status = 101 ]; then
+        line="FAILED: $(sed -n '/^failures:$/,$ s/^    \([^ ]*\)$/\1/p' "$logs/$log" | sort -u | tr '\n' ' '); $line"
+    elif [ -z "$hung" ] && ! ran "$log"; then
+        line="FAILED: no test has such a name: $*"
+    fi
+    [ -z "$hung" ] || line="FAILED, ended in$hung; $line"
+    [ "${line#FAILED}" = "$line" ]
+}
+
 part_tests() {
-    local name log on filters verdict failed=0 run=0 line
+    local name log on filters failed=0 run=0 line
     unpack || { detail="the programs cannot be unpacked"; return 1; }
     export FOREBAY_SKIPS=$work/skips.txt FOREBAY_TEST_DRIVER=$driver
     # A kernel that is loaded late waits for streams that a test holds, and streams that share a queue for each other.
@@ -90,14 +130,8 @@ part_tests() {
             unset FOREBAY_TEST_DEVICE
         fi
         # shellcheck disable=SC2086
-        bounded 150 "tests-$log.log" "$tests/$name" --test-threads=1 $filters "${more[@]}"
-        verdict=$?
-        line=$(grep '^test result' "$logs/tests-$log.log" | tail -n 1)
-        if [ $verdict != 0 ]; then
-            failed=$((failed + 1))
-            line="FAILED ($verdict): $(sed -n 's/^test \(.*\) \.\.\. FAILED/\1/p' "$logs/tests-$log.log" | tr '\n' ' ')"
-        fi
-        echo "    $log: ${line:-no result}" >>"$work/lines"
+        run_tests "$name" "tests-$log" $filters "${more[@]}" || failed=$((failed + 1))
+        echo "    $log: $line" >>"$work/lines"
     done < <(binaries)
     cp "$work/skips.txt" "$logs/tests-skips.txt" 2>/dev/null
     detail="$run runs, $failed failed, $(sort -u "$work/skips.txt" 2>/dev/null | wc -l) tests skipped"
@@ -112,14 +146,16 @@ part_sanitizer() {
     export FOREBAY_TEST_DRIVER=$driver CUDA_MODULE_LOADING=EAGER
     for tool in memcheck racecheck synccheck initcheck; do
         log=sanitizer-$tool.log
-        bounded 110 "$log" "$program" --tool "$tool" --error-exitcode 99 \
+        # Tests have the driver refuse what must be refused: that is no finding.
+        bounded 110 "$log" "$program" --tool "$tool" --error-exitcode 99 --report-api-errors no \
             "$tests/cuda" --test-threads=1 steps_leave a_row_without a_graph_does_nothing
         local status=$?
-        if [ $status = 0 ] && grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$logs/$log"; then
+        if [ $status = 0 ] && ran "$log" &&
+            grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$logs/$log"; then
             echo "    $tool: nothing found" >>"$work/lines"
-        elif [ $status = 99 ] && grep -q 'SUMMARY: [1-9]' "$logs/$log"; then
+        elif grep -q 'SUMMARY: [1-9]' "$logs/$log"; then
             bad=$((bad + 1))
-            echo "    $tool: $(grep 'SUMMARY' "$logs/$log" | tail -n 1)" >>"$work/lines"
+            echo "    $tool ($status): $(grep 'SUMMARY' "$logs/$log" | tail -n 1)" >>"$work/lines"
         else
             echo "    $tool: not here ($status): $(grep -v '^test \|^$' "$logs/$log" | tail -n 1)" >>"$work/lines"
         fi
@@ -128,27 +164,48 @@ part_sanitizer() {
     [ $bad = 0 ]
 }
 
-# measured NAME ARGUMENT...: a command that writes JSON to OUT/NAME.json.
-measured() {
-    local name=$1
-    shift
-    bounded $limit "$name.log" "$here/bin/forebay" "$@" "${quick[@]}" --json "$work/$name.json"
+part_doctor() {
+    bounded $limit doctor.log "$here/bin/forebay" doctor "${quick[@]}" --json "$work/doctor.json"
     local status=$?
-    [ ! -s "$work/$name.json" ] || cp "$work/$name.json" "$out/$name.json"
-    detail=$(tail -n 1 "$logs/$name.log")
+    [ ! -s "$work/doctor.json" ] || cp "$work/doctor.json" "$out/"
+    detail=$(tail -n 1 "$logs/doctor.log")
+    [ $status = 0 ] || detail="failed$(why $status): $detail"
     return $status
 }
 
-part_doctor() { measured doctor doctor; }
-
+# bench SECONDS NAME FILE OPTION...: runs the bench, whose figures become a line of FILE.
 bench() {
-    local name=$1
-    shift
-    measured "$name" bench --device cuda:0 "$@" --picture "$logs/$name.svg"
+    local seconds=$1 name=$2 file=$3
+    shift 3
+    rm -f "$work/one.json"
+    bounded "$seconds" "$name.log" "$here/bin/forebay" bench --device cuda:0 "$@" "${quick[@]}" \
+        --json "$work/one.json" --picture "$logs/$name.svg"
+    local status=$?
+    if [ $status = 0 ]; then
+        echo "{\"options\": \"$*\", \"figures\": $(tr -d '\n' <"$work/one.json")}" >>"$out/$file"
+    else
+        echo "    failed$(why $status): $*: $(tail -n 1 "$logs/$name.log")" >>"$work/lines"
+    fi
+    return $status
 }
-part_bench-rows() { bench bench-rows --only gather,scatter; }
-part_bench-rule() { bench bench-rule --only resolve,resolve-gather,commit,warm-up; }
-part_bench-step() { bench bench-step --only nodes,step; }
+
+# groups SECONDS:OPTIONS...: one run of the bench for each. Figures are written when a run ends, so that one that takes
+# too long costs its own alone.
+groups() {
+    local asked failed=0 number=0
+    for asked in "$@"; do
+        number=$((number + 1))
+        # shellcheck disable=SC2086
+        bench "${asked%%:*}" "$part-$number" bench.jsonl ${asked#*:} || failed=$((failed + 1))
+    done
+    detail="$number runs, $failed failed"
+    [ $failed = 0 ]
+}
+part_bench-rows() { groups "230:--only gather" "220:--only scatter"; }
+part_bench-resolve() { groups "455:--only resolve"; }
+part_bench-fetch() { groups "200:--only resolve-gather" "120:--only commit" "130:--only warm-up"; }
+# Few rounds first: should the others take too long, these are there.
+part_bench-step() { groups "60:--only nodes" "170:--only step --rounds 3" "220:--only step"; }
 
 # The most telling settings come first: what does not fit into the time is named.
 settings() {
@@ -166,8 +223,7 @@ settings() {
 }
 
 part_tune() {
-    local setting number=0 failed=0 waiting=0 rounds=(--rounds 5)
-    : >"$work/tune.jsonl"
+    local setting number=0 failed=0 waiting=0
     while read -r setting; do
         [ -z "${quick[*]}" ] || [ $number -lt 3 ] || break
         number=$((number + 1))
@@ -177,15 +233,9 @@ part_tune() {
             continue
         fi
         # shellcheck disable=SC2086
-        if bounded 120 "tune-$number.log" "$here/bin/forebay" bench --device cuda:0 \
-            --only gather,scatter,resolve-gather $setting "${rounds[@]}" "${quick[@]}" --json "$work/one.json"; then
-            echo "{\"options\": \"$setting\", \"figures\": $(tr -d '\n' <"$work/one.json")}" >>"$work/tune.jsonl"
-        else
+        bench 120 "tune-$number" tune.jsonl --only gather,scatter,resolve-gather --rounds 5 $setting ||
             failed=$((failed + 1))
-            echo "    failed: $setting: $(tail -n 1 "$logs/tune-$number.log")" >>"$work/lines"
-        fi
     done < <(settings)
-    cp "$work/tune.jsonl" "$out/tune.jsonl"
     detail="$number settings, $failed failed, $waiting not reached"
     [ $failed = 0 ]
 }
@@ -218,27 +268,29 @@ part_python() {
     for name in test_gpu test_proof test_cuda test_torch; do
         [ ! -f "$here/ffi/python/tests/$name.py" ] || tests+=("$here/ffi/python/tests/$name.py")
     done
-    bounded 300 python-tests.log python3 -m pytest -q -p no:cacheprovider -rs "${tests[@]}" || failed=1
+    bounded 230 python-tests.log python3 -m pytest -q -p no:cacheprovider -rs "${tests[@]}" || failed=1
     echo "    tests: $(tail -n 1 "$logs/python-tests.log")" >>"$work/lines"
-    local beneath=()
-    if ! python3 -c 'import torch' 2>/dev/null && [ -n "${FOREBAY_STANDIN_LIBRARY:-}" ]; then
-        beneath=(--driver "$FOREBAY_STANDIN_LIBRARY")
+    # With torch on the GPU; in its place the stand-in driver, if one is named, whose device memory is the host's.
+    local beneath=() device=1
+    if ! python3 -c 'import torch; assert torch.cuda.is_available()' >"$logs/python-torch.log" 2>&1; then
+        beneath=(--driver "${FOREBAY_STANDIN_LIBRARY:-}")
+        [ -n "${FOREBAY_STANDIN_LIBRARY:-}" ] || device=
     fi
-    if [ -n "${beneath[*]}" ] || python3 -c 'import torch' 2>/dev/null; then
-        bounded 160 python-bench.log python3 "$here/ffi/python/benches/gpu.py" "${quick[@]}" "${beneath[@]}" \
+    if [ -n "$device" ]; then
+        bounded 110 python-bench.log python3 "$here/ffi/python/benches/gpu.py" "${quick[@]}" "${beneath[@]}" \
             --json "$work/python.json" || failed=1
         [ ! -s "$work/python.json" ] || cp "$work/python.json" "$out/"
         echo "    bench: $(tail -n 1 "$logs/python-bench.log")" >>"$work/lines"
     else
-        echo "    bench: not here: no torch" >>"$work/lines"
+        echo "    bench: not here: no torch with a GPU: $(tail -n 1 "$logs/python-torch.log")" >>"$work/lines"
     fi
     # The proof: a model decodes with its slots on the GPU, and again with every row resident.
     local order model=(--random-weights 1 --layers 8) long=(--context 1024 --tokens 64)
     [ ! -f "$here/data/smollm2.npz" ] || model=(--weights "$here/data/smollm2.npz")
     [ -z "${quick[*]}" ] || long=(--context 128 --tokens 8 --top-k 32)
-    if [ -n "${beneath[*]}" ] || python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+    if [ -n "$device" ]; then
         for order in whole dba; do
-            bounded 60 "python-proof-$order.log" python3 "$here/ffi/python/examples/decode.py" --device cuda:0 \
+            bounded 55 "python-proof-$order.log" python3 "$here/ffi/python/examples/decode.py" --device cuda:0 \
                 "${beneath[@]}" --order "$order" "${model[@]}" "${long[@]}" || failed=1
             echo "    proof, $order: $(tail -n 1 "$logs/python-proof-$order.log")" >>"$work/lines"
         done
@@ -250,7 +302,7 @@ part_python() {
 }
 
 part_replay() {
-    local ratio=(--ratio 0.1,0.2 --mtp 2) trace failed=0
+    local ratio=(--ratio 0.1,0.2 --mtp 2) trace same=0 failed=0
     for trace in "$here"/data/*.topk.zst; do
         local name=${trace##*/}
         [ -z "${quick[*]}" ] || [ "$name" = demo.topk.zst ] || continue
@@ -260,7 +312,9 @@ part_replay() {
         done
         # What names the device is no count.
         local fields='/"device"/d'
-        if cmp -s <(sed "$fields" "$work/$name-host.json") <(sed "$fields" "$work/$name-cuda.json"); then
+        if [ -s "$work/$name-cuda.json" ] &&
+            cmp -s <(sed "$fields" "$work/$name-host.json") <(sed "$fields" "$work/$name-cuda.json"); then
+            same=$((same + 1))
             echo "    $name: every count is the host's" >>"$work/lines"
         else
             failed=1
@@ -268,8 +322,8 @@ part_replay() {
         fi
         cp "$work/$name"-*.json "$logs/" 2>/dev/null
     done
-    detail="host beside cuda:0"
-    return $failed
+    detail="host beside cuda:0, $same traces alike"
+    [ $failed = 0 ] && [ $same != 0 ]
 }
 
 machine() {
@@ -285,6 +339,16 @@ machine() {
     echo "    $(getconf GNU_LIBC_VERSION), kernel $(uname -r)"
 }
 
+# Of a long log its ends: all of them together stay small.
+shorten() {
+    local log
+    for log in "$logs"/*.log; do
+        [ -f "$log" ] && [ "$(stat -c %s "$log")" -gt 200000 ] || continue
+        { head -c 100000 "$log"; printf '\n[...]\n'; tail -c 100000 "$log"; } >"$work/short"
+        mv "$work/short" "$log"
+    done
+}
+
 # Each part by itself: what it exports goes with it.
 run_part() (
     part=$1 began=$SECONDS detail=
@@ -295,6 +359,7 @@ run_part() (
         echo "$part: $verdict, $((SECONDS - began)) s: $detail"
         cat "$work/lines"
     } | tee -a "$out/summary.txt"
+    shorten
     tar -rf "$out/logs.tar" -C "$work" logs && rm -rf "${logs:?}"/*
     [ "$verdict" != FAILED ]
 )

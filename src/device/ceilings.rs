@@ -109,7 +109,7 @@ pub fn host_request(device: &dyn Probe, bytes: u64) -> Result<Request> {
 ///
 /// # Errors
 /// As [`Map::new`] and [`Device::register`](crate::device::Device::register).
-pub fn host_memory(device: &dyn Probe, bytes: u64) -> Result<(Slice, Vec<Fallback>)> {
+fn host_memory(device: &dyn Probe, bytes: u64) -> Result<(Slice, Vec<Fallback>)> {
     let (map, fallbacks) = Map::new(&host_request(device, bytes)?, &NoFaults)?;
     Ok((device.register(&Arc::new(map))?.part(0, bytes)?, fallbacks))
 }

@@ -108,9 +108,10 @@ impl Given {
         if code == 0 { Ok(hold) } else { Err(format!("cuStreamWaitValue32_v2 answers {code}")) }
     }
 
-    /// Copies, and waits for the copy; false where that is refused.
+    /// Copies, and waits for the copy; false where that is refused. An address that is no slice's is the host's to a
+    /// driver: it is not refused, and may end the process.
     pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> bool {
-        // SAFETY: the driver refuses addresses that it does not know; the caller's are a slice's.
+        // SAFETY: one address is a slice's, as tests have them; behind the other are so many bytes of the caller's.
         let copied = self.inside(|api| unsafe {
             match api.memcpy_async(to, from, bytes, self.stream) {
                 0 => api.stream_synchronize(self.stream),

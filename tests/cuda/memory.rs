@@ -84,10 +84,14 @@ fn pieces_that_do_not_fit_are_refused() {
         assert_eq!(refused.kind(), kind, "{offset} {bytes}");
     }
     assert_eq!(rig.device.range(&[]).unwrap_err().kind(), Kind::InvalidConfig);
-    // This driver maps from the beginning only, as its documentation says.
-    let refused = rig.device.range(&[Mapped { backing, offset: grain, bytes: grain }]).unwrap_err();
-    assert_eq!(refused.kind(), Kind::OsRefused);
-    assert!(refused.to_string().ends_with("take one for each piece"), "{refused}");
+    // A driver maps from the beginning only, as its documentation says "currently": another one may do more.
+    match rig.device.range(&[Mapped { backing, offset: grain, bytes: grain }]) {
+        Ok(range) => assert!(rig.driver.own().is_none() && range.bytes() == grain),
+        Err(refused) => {
+            assert_eq!(refused.kind(), Kind::OsRefused);
+            assert!(refused.to_string().ends_with("take one for each piece"), "{refused}");
+        }
+    }
     let unknown = Mapped { backing: Backing(7), offset: 0, bytes: grain };
     assert_eq!(rig.device.range(&[unknown]).unwrap_err().kind(), Kind::OutOfRange);
     assert_eq!(rig.driver.held_resources().reservations, 0);

@@ -1,9 +1,12 @@
 //! One device: what it is, where it stands, what it can do and how fast its link is.
 
-use forebay::device::ceilings::{Ceilings, host_memory};
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay::device::ceilings::Ceilings;
 use forebay::device::probe::{Ability, Facts, GpuFacts, Probe};
 use forebay::device::rates::{Rates, RowRates};
-use forebay::os::{Fallback, MemoryState};
+use forebay::os::{Fallback, Map, MemoryState, NoFaults, Request};
 
 use super::files::Files;
 use super::finding::{Finding, State};
@@ -102,12 +105,20 @@ pub fn abilities(abilities: &[Ability]) -> Vec<Finding> {
 /// Bytes of host memory that are registered to see whether they can be.
 const PINNED: u64 = 64 << 20;
 
-/// Whether the driver pins host memory as a total pool is taken. The device keeps it.
+/// Whether the driver pins host memory as a total pool is taken, and how fast, in one piece. The device keeps it.
 pub fn pinned(device: &dyn Probe) -> Finding {
     const NAME: &str = "pinned memory, tried";
-    match host_memory(device, PINNED) {
-        Ok(_) => {
-            Finding::ok(NAME, size(PINNED as f64), "the driver pins shared memory, and kernels reach it")
+    let request = Request { bytes: PINNED, huge: true, populate: true, lock: true, node: None, shared: true };
+    let tried = Map::new(&request, &NoFaults).and_then(|(map, _)| {
+        let started = Instant::now();
+        device.register(&Arc::new(map))?;
+        Ok(started.elapsed().as_secs_f64())
+    });
+    match tried {
+        Ok(seconds) => {
+            let rate = gb(PINNED as f64 / seconds.max(1e-9));
+            let value = format!("{} at {rate}", size(PINNED as f64));
+            Finding::ok(NAME, value, "the driver pins shared memory, and kernels reach it")
         }
         Err(error) => Finding::refused(NAME, State::Problem, "refused", &error),
     }
