@@ -357,8 +357,6 @@ pub fn rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool) -> Resul
     let memory = Memory::filled(&**device, pool_bytes(quick, POOL_LEAST)?)?;
     let (shape, facts) = (SHAPES[0], device.facts()?);
     let (blocks, processors) = (if facts.gpu.is_some() { GATHER_BLOCKS } else { 1 }, facts.processors.max(1));
-    let mut gather = Gather::new(device, shape, &memory, quick)?;
-    let mut scatter = Scatter::new(device, shape, &memory, quick)?;
     let points = |call: &mut dyn FnMut(u32) -> Result<f64>| -> Result<RowRates> {
         let mut points = Vec::new();
         for rows in counts(quick).iter().filter(|rows| **rows <= 16_384) {
@@ -367,18 +365,22 @@ pub fn rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool) -> Resul
         }
         Ok(RowRates { row_bytes: shape.0, points })
     };
-    let rates = Rates {
-        gather: points(&mut |rows| gather.call(rows))?,
-        scatter: points(&mut |rows| scatter.call(rows))?,
+    let mut gather = Gather::new(device, shape, &memory, quick)?;
+    let gathered = points(&mut |rows| gather.call(rows))?;
+    // Before what it gathered from is written by the other.
+    gather.finish()?;
+    let mut scatter = Scatter::new(device, shape, &memory, quick)?;
+    let scattered = points(&mut |rows| scatter.call(rows))?;
+    scatter.rig.finish()?;
+    Ok(Rates {
+        gather: gathered,
+        scatter: scattered,
         copy_up: ceilings.copy_up,
         copy_down: ceilings.copy_down,
         launch_ns: ceilings.launch_us * 1e3,
         gather_sm: f64::from(blocks.min(processors)) / f64::from(processors),
         copy_engines: facts.copy_engines.max(1),
-    };
-    gather.finish()?;
-    scatter.rig.finish()?;
-    Ok(rates)
+    })
 }
 
 #[cfg(test)]
