@@ -13,6 +13,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use forebay::device::ceilings::host_request;
 use forebay::device::probe::{Mark, Probe};
 use forebay::device::{Device, Event, Outcome, Parts, Slice, Stream, Ticket};
 use forebay::overlap::{Overlap, OverlapStreams};
@@ -101,10 +102,10 @@ fn row_bytes(layer: u32, position: u32, row: &mut [u8]) {
     }
 }
 
-/// The configuration of a point's cache.
-fn config(point: &Point, promised: u32) -> Config {
+/// The configuration of a point's cache, whose rows stand on `node`.
+fn config(point: &Point, promised: u32, node: Option<u32>) -> Config {
     let shape = point.shape();
-    let memory = Memory { huge: true, populate: true, lock: false, node: None };
+    let memory = Memory { huge: true, populate: true, lock: false, node };
     let tokens = point.context + promised;
     let all = Config {
         memory,
@@ -123,7 +124,7 @@ fn config(point: &Point, promised: u32) -> Config {
 fn fitting(device: &dyn Probe, mut point: Point, promised: u32) -> Result<Point> {
     let free = device.facts()?.memory_free;
     while point.batch > 1 && free > 0 {
-        let needed = config(&point, promised).footprint(device.granularity())?.device();
+        let needed = config(&point, promised, None).footprint(device.granularity())?.device();
         // A tenth for buffers, graphs and what the driver keeps.
         if needed <= free / 10 * 9 {
             break;
@@ -140,7 +141,9 @@ impl Machine {
     /// What cache and device say.
     pub fn open(device: &Arc<dyn Probe>, point: &Point, promised: u32, share: f64) -> Result<Machine> {
         let point = fitting(&**device, point.clone(), promised)?;
-        let mut cache = Cache::new(config(&point, promised), Arc::clone(device) as Arc<dyn Device>)?;
+        // As the ceilings' memory: beside the GPU, where the system tells its node.
+        let node = host_request(&**device, 0)?.node;
+        let mut cache = Cache::new(config(&point, promised, node), Arc::clone(device) as Arc<dyn Device>)?;
         let stream = || device.stream();
         // As beside an engine: the side streams go before its own.
         let compute = device.engine_stream()?;
