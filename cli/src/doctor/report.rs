@@ -39,16 +39,41 @@ pub fn text(devices: &[Checked], utf8: bool, colours: bool) -> String {
     out + &fixes(devices, colours)
 }
 
+/// Characters of what a finding means that stand in one line.
+const LINE: usize = 84;
+
+/// A text in lines of whole words; a word that is longer than a line has one of its own.
+fn wrapped(text: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= LINE => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 /// The lines of a device's table, each with the state that it begins with.
 fn lines(findings: &[Finding], utf8: bool) -> Vec<(String, Option<State>)> {
     let mut table = table(utf8);
     table.set_header(["state", "finding", "found", "what it means"]);
+    // The header, and the line below it.
+    let mut states = vec![None, None];
     for Finding { name, state, value, means, .. } in findings {
-        table.add_row([state.word().to_owned(), name.clone(), harmless(value), harmless(means)]);
+        let mut means = wrapped(&harmless(means)).into_iter();
+        let first = means.next().unwrap_or_default();
+        table.add_row([state.word().to_owned(), name.clone(), harmless(value), first]);
+        states.push(Some(*state));
+        for more in means {
+            table.add_row(["", "", "", more.as_str()]);
+            states.push(None);
+        }
     }
-    let text = table.trim_fmt();
-    let states = [None, None].into_iter().chain(findings.iter().map(|finding| Some(finding.state)));
-    text.lines().map(str::to_owned).zip(states).collect()
+    table.trim_fmt().lines().map(str::to_owned).zip(states).collect()
 }
 
 /// The line with its first word, the state, in its colour.
@@ -90,4 +115,23 @@ fn fixes(devices: &[Checked], colours: bool) -> String {
         out += &format!("  {}\n", painted(&line, colours.then_some(*state)));
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_meaning_stands_in_lines_of_whole_words_and_states_stay_with_their_findings() {
+        let long = "word ".repeat(40);
+        let finding = |state, means: &str| Finding::ok("name", "value", means).but_if(true, state, "fix");
+        let lines = lines(&[finding(State::Warning, &long), finding(State::Note, "short")], false);
+        let states: Vec<Option<State>> = lines.iter().map(|(_, state)| *state).collect();
+        let [warning, note] = [Some(State::Warning), Some(State::Note)];
+        assert_eq!(states, [None, None, warning, None, None, note]);
+        assert_eq!(lines.iter().map(|(line, _)| line.matches("word").count()).sum::<usize>(), 40);
+        assert!(lines.iter().all(|(line, _)| line.chars().count() < 120), "{lines:?}");
+        assert_eq!(wrapped(&"x".repeat(200)).len(), 1);
+        assert!(wrapped("").is_empty());
+    }
 }
