@@ -53,9 +53,9 @@ mod tests {
     use super::*;
 
     /// What a thread that went near a node found: what was lost, its processors, its policy and the policy's nodes.
-    fn gone(node: u32, processors: Vec<u32>, faults: &'static Inject) -> (Vec<Fallback>, Vec<u32>, i32, u64) {
+    fn gone(node: u32, processors: Vec<u32>, faults: Inject) -> (Vec<Fallback>, Vec<u32>, i32, u64) {
         let there = move || {
-            let lost = near(node, &processors, faults);
+            let lost = near(node, &processors, &faults);
             // SAFETY: plain bits; the calling thread's set, as large as is said.
             let set = unsafe {
                 let mut set: libc::cpu_set_t = std::mem::zeroed();
@@ -74,14 +74,14 @@ mod tests {
         std::thread::spawn(there).join().unwrap()
     }
 
-    fn none() -> &'static Inject {
-        Box::leak(Box::new(Inject::nth(u64::MAX, 0)))
+    fn none() -> Inject {
+        Inject::nth(u64::MAX, 0)
     }
 
     #[test]
     fn a_thread_goes_to_the_processors_and_prefers_the_node() {
         let node = nodes(&NoFaults)[0];
-        let (_, all, ..) = gone(node, vec![], Box::leak(Box::new(Inject::call(Call::Affinity, libc::EPERM))));
+        let (_, all, ..) = gone(node, vec![], Inject::call(Call::Affinity, libc::EPERM));
         let last = *all.last().unwrap();
         let (lost, on, mode, mask) = gone(node, vec![last], none());
         assert_eq!(on, [last]);
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(lost[0].what, Fallback::NODE_PROCESSORS);
         assert_eq!(lost[0].cause, "sched_setaffinity: Invalid argument");
         assert!(!on.is_empty());
-        let refused = Box::leak(Box::new(Inject::call(Call::Policy, libc::EPERM)));
+        let refused = Inject::call(Call::Policy, libc::EPERM);
         let (lost, _, mode, _) = gone(0, on, refused);
         assert_eq!((lost.len(), lost[0].what, mode), (1, Fallback::NUMA_BINDING, 0));
         assert_eq!(lost[0].cause, "set_mempolicy: Operation not permitted");
