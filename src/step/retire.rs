@@ -83,7 +83,8 @@ impl Ring {
                 .at(sticky.cause.describe())
                 .with("batch row", sticky.row)
                 .with("layer", sticky.layer)
-                .with("value", sticky.value)),
+                .with("value", sticky.value)
+                .hint("roll its sequences back to a committed length, or close them")),
         }
     }
 
