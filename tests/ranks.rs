@@ -1,7 +1,7 @@
 //! Ranks: each process of a tensor-parallel engine decides for itself what is resident, and all of them must come to
 //! the same. Here two processes run the same steps and tell the digests of their sequences through a pipe (promise P9);
 //! one that selects otherwise is found by them, and put right (failure F15), as docs/integration.md says.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "support/device.rs"]

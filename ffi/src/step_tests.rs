@@ -78,10 +78,15 @@ fn all_layers_in_one_call_are_refused_where_a_row_might_be_in_a_scratch_slot() {
     let mut slots = vec![7; selection.len()];
     // SAFETY: buffers of the step's shape, one layer behind the other.
     let made = unsafe { fb_layers(rig.cache, step, selection.as_ptr(), slots.as_mut_ptr(), null_mut()) };
-    status(made, FbInvalidConfig, &rig, "layers: all layers share the scratch slots");
     status(
         made,
-        FbInvalidConfig,
+        FbStatus::FbInvalidConfig,
+        &rig,
+        "all layers share the scratch slots, and attention of none comes between",
+    );
+    status(
+        made,
+        FbStatus::FbInvalidConfig,
         &rig,
         "(layer 0, batch row 0, selected 16, budget 12); call layer by layer",
     );
