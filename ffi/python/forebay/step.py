@@ -19,6 +19,7 @@ from . import cache as _cache
 from ._library import NULL, check, fail, ffi, lib, sized
 from .arrays import Tensor
 from .errors import Busy, Closed, InvalidArgument, InvalidConfig
+from .record import InFlight
 from .tensors import index, look, words
 
 _new, _cast, _from_buffer = ffi.new, ffi.cast, ffi.from_buffer
@@ -150,7 +151,7 @@ class Step:
         "_in_flight", "_held", "_finished",
     )  # fmt: skip
 
-    def __init__(self, cache: _cache.Cache, in_flight: _cache.InFlight, rows: int, query_rows: int) -> None:
+    def __init__(self, cache: _cache.Cache, in_flight: InFlight, rows: int, query_rows: int) -> None:
         self.cache, self.rows, self.query_rows = cache, rows, query_rows
         self.retired: Retired | None = None
         # Once it is prepared, until it is retired.

@@ -371,14 +371,14 @@ class JoinsHeldBehind(dict[Any, Any]):
 def test_control_memory_that_is_held_behind_the_call_is_written(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = forebay.cache.CacheHandle.__init__
+    made = forebay.record.CacheHandle.__init__
 
     def late(handle: Any, *given: Any) -> None:
         made(handle, *given)
         handle.joins = JoinsHeldBehind()
 
-    monkeypatch.setattr("forebay.cache.Kept", HeldBehind)
-    monkeypatch.setattr("forebay.cache.CacheHandle.__init__", late)
+    monkeypatch.setattr("forebay.record.Kept", HeldBehind)
+    monkeypatch.setattr("forebay.record.CacheHandle.__init__", late)
     with pytest.raises(AssertionError, match="was written|wrong rows"):
         at_each_point(scenario, ends=False)
 
@@ -455,7 +455,7 @@ def test_control_a_capture_that_is_held_behind_the_launch_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     both = Captures(make, cuda)
-    monkeypatch.setattr("forebay.cache.Kept", HeldBehind)
+    monkeypatch.setattr("forebay.record.Kept", HeldBehind)
     with pytest.raises(AssertionError, match="was let go"):
         launch_at_each_point(both, monkeypatch)
 
