@@ -77,8 +77,8 @@ def new_text() -> Any:
 
 
 def cell(owner: object, kind: str, destroy: Any) -> tuple[Any, Any]:
-    """Where a call puts the handle that it makes, and what ends that: it ends with `owner`, also where an exception came
-    behind the call and nobody has seen the handle."""
+    """Where a call puts the handle that it makes, and what ends that: it ends with `owner`, also where an exception
+    came behind the call and nobody has seen the handle."""
     made = ffi.new(kind)
     return made, weakref.finalize(owner, _end_cell, made, destroy)
 

@@ -102,8 +102,7 @@ class DeviceHandle:
         self._users[user] = None
 
     def used_by(self, owner: object, end: Callable[..., object], *given: Any) -> Any:
-        """`owner` needs it as long as it lives; then `end` is called, and the device left. It is left once only, and not
-        where an exception has come before it was entered."""
+        """`owner` needs it as long as it lives; then `end` is called, and the device left."""
         user = object()
         ends = weakref.finalize(owner, self._left_by, user, end, given)
         self.enter(user)

@@ -1,7 +1,7 @@
 """A cache's record: its C handle, what must end before that, and what its enqueued work names.
 
-It outlives the cache's object, and knows of a step from before that is prepared: whatever exception comes, what a stream
-still uses is kept here (`forebay.keep`).
+It outlives the cache's object, and knows of a step from before that is prepared: whatever exception comes, what a
+stream still uses is kept here (`forebay.keep`).
 """
 
 from __future__ import annotations

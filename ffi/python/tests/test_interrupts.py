@@ -35,7 +35,7 @@ _kept: list[Any] = []
 
 
 class Ground:
-    """The program's memory. What an array of it had belongs to another array when it is freed: a canary stands there."""
+    """The program's memory. What an array of it had is another array's when it is freed: a canary stands there."""
 
     def __init__(self) -> None:
         self.memory, self.used = np.zeros(1 << 14, np.uint8), 0
@@ -89,8 +89,8 @@ class Interrupt:
 
 @functools.cache
 def places(code: CodeType) -> tuple[frozenset[int], frozenset[int]]:
-    """Offsets of what follows calls; and those where a handler begins or ends: the interpreter raises nothing there, and
-    loses the exception that is being handled where a tracer does."""
+    """Offsets of what follows calls; and those where a handler begins or ends: the interpreter raises nothing there,
+    and loses the exception that is being handled where a tracer does."""
     listed = list(dis.get_instructions(code))
     calls = frozenset(b.offset for a, b in zip(listed, listed[1:]) if a.opname.startswith("CALL"))
     return calls, frozenset(one.offset for one in listed if one.opname in ("PUSH_EXC_INFO", "POP_EXCEPT"))
