@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional, Sequence as Many, Union
 import numpy as np
 
 from . import cache as _cache
-from ._library import NULL, check, ffi, lib, sized, status_text
+from ._library import NULL, cell, check, fail, ffi, lib, sized, status_text
 from .arrays import Tensor
 from .dlpack import Placed
 from .errors import InvalidArgument, error_of
@@ -17,6 +17,8 @@ from .tensors import HOST, checked, describe, index, look, words
 
 TokenKeys = Optional[Many[Union[bytes, None]]]
 BRING_UP = {"whole": lib.FB_BRING_UP_WHOLE, "nothing": lib.FB_BRING_UP_NOTHING}
+# Refusals of a join that come before it enqueues anything.
+_IN_ADVANCE = (lib.FB_BUSY, lib.FB_CLOSED, lib.FB_INVALID_CONFIG)
 _KEY_BYTES = 16
 _BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 
@@ -44,9 +46,9 @@ class Page(NamedTuple):
 class Ticket:
     """The one completion of work that the library has enqueued."""
 
-    def __init__(self, pointer: Any) -> None:
-        self._pointer = pointer
-        self._end = weakref.finalize(self, lib.fb_ticket_destroy, pointer)
+    def __init__(self) -> None:
+        # Made before the call that gives it: see `forebay.keep`.
+        self._made, self._end = cell(self, "fb_ticket **", lib.fb_ticket_destroy)
 
     @property
     def outcome(self) -> str:
@@ -66,8 +68,11 @@ class Ticket:
         return outcome == "done"
 
     def _ask(self) -> tuple[str, int]:
-        outcome, status = ffi.new("uint32_t *"), ffi.new("uint32_t *")
-        check(lib.fb_ticket_outcome(self._pointer, outcome, status), self._pointer)
+        pointer, outcome, status = self._made[0], ffi.new("uint32_t *"), ffi.new("uint32_t *")
+        if pointer == NULL:
+            # The call that was to give it has not ended, or not well: nobody can tell.
+            return "pending", 0
+        check(lib.fb_ticket_outcome(pointer, outcome, status), pointer)
         names = {
             lib.FB_TICKET_PENDING: "pending",
             lib.FB_TICKET_DONE: "done",
@@ -131,16 +136,22 @@ class Sequence:
         check(lib.fb_append_in_place(self._pointer, self._number, index(count, "count")), self._pointer)
 
     def join(self, stream: Any = None, *, warm_up: Tensor | None = None, bytes_a_call: int = 0) -> Ticket:
-        """Enters its lane once every layer has its whole prompt, and brings up what it was opened for.
+        """Enters its lane once every layer has its whole prompt: brings up what it was opened for, replays `warm_up`,
+        and gathers the rows that are resident then, up to `bytes_a_call`; `join_more` gathers the rest.
+
+        All of it is enqueued on `stream`. Steps wait for it by themselves, on whichever stream: nobody has to look at
+        the ticket, which tells when it has ended and how.
 
         Args:
-            stream: see the device.
+            stream: see the device. Behind whatever writes `warm_up`, and the prompt's rows where a prefill on the
+                device writes them in place.
             warm_up: what the last prompt positions selected, oldest first: int32 `[layers, steps, top_k]` on the
-                device, -1 for none; it is kept alive, and must stay as it is, until the ticket has ended.
-            bytes_a_call: the most bytes that one call gathers, 0 for no bound: `join_more` goes on.
+                device, -1 for none; it is kept alive, and must stay as it is, until the ticket has ended. It is a
+                hint: a position at or beyond the prompt's length warms nothing.
+            bytes_a_call: the most bytes that one call gathers, 0 for no bound.
 
         Raises:
-            InvalidConfig: a layer's prompt is incomplete. InvalidArgument, Closed.
+            InvalidConfig: a layer's prompt is incomplete, or it has joined. InvalidArgument, Closed.
         """
         on = self.cache.device.stream_of(stream)
         self.cache._record.make_up()
@@ -151,11 +162,15 @@ class Sequence:
             if warm_up is not None:
                 selections, config.steps = self._selections(warm_up)
                 config.selections = selections
-        made = ffi.new("fb_ticket **")
-        check(lib.fb_join(self._pointer, self._number, config, on, made), self._pointer)
-        ticket = Ticket(made[0])
+        ticket, joins = Ticket(), self.cache._record.joins
         if warm_up is not None and self.cache.device.later:
-            self.cache._record.joins[ticket] = (warm_up, selections)
+            joins[ticket] = (warm_up, selections)
+        status = lib.fb_join(self._pointer, self._number, config, on, ticket._made)
+        if status:
+            # What was refused in advance has enqueued nothing; what the device refused may have enqueued some of it.
+            if status in _IN_ADVANCE:
+                joins.pop(ticket, None)
+            fail(status, self._pointer)
         return ticket
 
     def _selections(self, warm_up: Any) -> tuple[Any, int]:
@@ -165,15 +180,14 @@ class Sequence:
         return words(warm_up, "warm_up", (info.layers, steps, info.top_k), place, False), steps
 
     def join_more(self, stream: Any = None) -> Ticket:
-        """Gathers the next stretch of a bounded warm-up. It may decode once `length.running`.
+        """Gathers the next stretch of a bounded warm-up. It may decode once none is left: `length.running`.
 
         Raises:
             InvalidConfig: it is not joining. InvalidArgument: the stream. Closed.
         """
-        made = ffi.new("fb_ticket **")
-        on = self.cache.device.stream_of(stream)
-        check(lib.fb_join_more(self._pointer, self._number, on, made), self._pointer)
-        return Ticket(made[0])
+        ticket, on = Ticket(), self.cache.device.stream_of(stream)
+        check(lib.fb_join_more(self._pointer, self._number, on, ticket._made), self._pointer)
+        return ticket
 
     def fork(
         self,
@@ -184,21 +198,28 @@ class Sequence:
         bring_up: str = "whole",
         stream: Any = None,
     ) -> tuple[Sequence, Ticket]:
-        """A sequence that begins as a copy of this one: full pages are shared, the partial one is copied.
+        """A sequence that begins as a copy of this one: this one's committed tokens are its prompt.
 
-        Arguments as of `Cache.open`; the prompt is this one's committed tokens. The child is ready when the ticket is
-        done; steps wait for it by themselves.
+        Full pages are shared, the partial one is copied on `stream`. Slots are not: the child begins with what
+        `bring_up` says. It has joined already: steps wait for it by themselves, on whichever stream, and the ticket
+        tells when it is ready. Its parent may decode on, or be closed, at once.
+
+        Args:
+            promised, ratio, slots, bring_up: as of `Cache.open`, for the child.
+            stream: see the device. The copy stands behind the parent's earlier work, on whichever stream that was.
 
         Raises:
-            Busy: work of this one is in flight. InvalidConfig: it has rows neither accepted nor rejected (roll back).
+            Busy: work of this one is in flight. InvalidConfig: it has rows neither accepted nor rejected (`roll_back`
+            to the length that is meant), or has not joined. Otherwise as `Cache.open`: Exhausted names the pool that
+            has too little left, and nothing is taken. InvalidArgument, Closed.
         """
         config, _table = self.cache._open_config(0, promised, ratio, slots, bring_up)
         self.cache._record.make_up()
-        on, made = self.cache.device.stream_of(stream), ffi.new("fb_ticket **")
+        on, ticket = self.cache.device.stream_of(stream), Ticket()
         child = self.cache._opened(
-            lambda number: lib.fb_fork(self._pointer, self._number, config, on, number, made),
+            lambda number: lib.fb_fork(self._pointer, self._number, config, on, number, ticket._made),
         )
-        return child, Ticket(made[0])
+        return child, ticket
 
     def roll_back(self, length: int, stream: Any = None) -> Ticket:
         """Cuts it to `length` tokens; what is beyond is gone from every layer. Clears a failed step.
@@ -207,10 +228,9 @@ class Sequence:
             Busy: work of it is in flight. OutOfRange: beyond committed and landed rows. Closed.
         """
         self.cache._record.make_up()
-        made = ffi.new("fb_ticket **")
-        on = self.cache.device.stream_of(stream)
-        check(lib.fb_roll_back(self._pointer, self._number, index(length, "length"), on, made), self._pointer)
-        return Ticket(made[0])
+        ticket, on, kept = Ticket(), self.cache.device.stream_of(stream), index(length, "length")
+        check(lib.fb_roll_back(self._pointer, self._number, kept, on, ticket._made), self._pointer)
+        return ticket
 
     def seal(self, start: int, tokens: Any, *, keys: TokenKeys = None) -> int:
         """Seals full pages behind the `start` tokens that are sealed, so that others find them.
@@ -277,7 +297,9 @@ class Sequence:
         return row
 
     def digest(self) -> int:
-        """The residency digest, all layers: equal on every rank that was given the same selections.
+        """The residency digest, all layers: equal on every rank that was given the same selections, step by step, since
+        it joined. On a GPU it waits for the device: between steps. What to do with ranks that differ stands in
+        docs/integration.md (Ranks).
 
         Raises:
             Busy: work of it is in flight. Closed.
