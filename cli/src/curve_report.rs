@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::curve::{self, Curves};
 use crate::json::{self, Heading, miss_ratio};
+use crate::look::{Look, Spare, align_right};
 use crate::policy::Policy;
 use crate::pools::{self, Setting};
 use crate::replay::{self, Arguments, Count, RowSize};
@@ -128,9 +129,9 @@ fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
 }
 
 /// One line for each size asked for.
-fn table(curved: &Curved, row: &RowSize, utf8: bool) -> String {
+fn table(curved: &Curved, row: &RowSize, look: Look) -> String {
     let steps = f64::from(curved.setting.steps);
-    let mut table = report::table(utf8);
+    let mut table = look.table();
     table.set_header(["ratio", "slots", "misses/step\nand layer", "", "miss\nratio", "to device\na step"]);
     let per_layer = |point: &Point| point.misses as f64 / steps / curved.curves.layers.len() as f64;
     let longest = curved.asked.iter().map(|(_, point)| per_layer(point)).fold(0.0, f64::max);
@@ -140,36 +141,38 @@ fn table(curved: &Curved, row: &RowSize, utf8: bool) -> String {
             report::ratio(*ratio),
             format!("{}{}", point.slots, if point.replayed { "*" } else { " " }),
             report::number(per_layer(point)),
-            report::bar(per_layer(point), longest, utf8),
+            report::bar(per_layer(point), longest, report::BAR, look.utf8),
             format!("{:.1}%", 100.0 * miss_ratio(count)),
             report::size(point.misses as f64 / steps * f64::from(row.bytes)),
         ]);
     }
-    report::align_right(&mut table, |column| column != 3);
-    table.trim_fmt()
+    align_right(&mut table, |column| column != 3);
+    look.fit(table, &Spare { keys: 2, ..Spare::default() })
 }
 
 /// The whole report.
-fn text(traces: &[Curved], row: &RowSize, utf8: bool) -> String {
+fn text(traces: &[Curved], row: &RowSize, look: Look) -> String {
     let mut out = String::new();
     for curved in traces {
         let (exact, flat) = (curved.curves.exact_from(), curved.curves.flat_from());
         let rest = curved.point(flat.max(exact)).misses;
         out += &report::heading(&curved.path, &curved.header, curved.setting, row);
         out += "\n\n";
-        out += &table(curved, row, utf8);
-        out += &format!("\n\nOne pass counts every size from {exact} slots on, exactly.");
+        out += &table(curved, row, look);
+        out +=
+            &format!("\n\nOne pass counts every size from {} on, exactly.", report::counted(exact, "slot"));
         if curved.asked.iter().any(|(_, point)| point.replayed) {
             out += " A size with * cannot hold the rows of every step and was replayed by itself.";
         }
         out += &format!(
-            "\nBeyond {flat} slots nothing is gained: the {rest} misses left are of rows neither selected nor born \
-             before.\n\n"
+            "\nBeyond {} nothing is gained: the {rest} misses left are of rows neither selected nor born before.\n\n",
+            report::counted(flat, "slot"),
         );
     }
-    out + "Hit: a selected row that was resident when its step began. Miss: one fetched from host memory.\n\
-         Rows born in a step are neither. A step's query rows are united first. Miss ratio: misses / (hits + misses).\n\
-         To the device: misses x row bytes. Means are over all decode steps. --json writes all sizes.\n"
+    out + "Hit: a selected row that was resident when its step began. Miss: one fetched\n\
+         from host memory. Rows born in a step are neither. A step's query rows are\n\
+         united first. Miss ratio: misses / (hits + misses). To the device: misses x row\n\
+         bytes. Means are over all decode steps. --json writes all sizes.\n"
 }
 
 /// All entries as JSON, with a line's end.
@@ -191,5 +194,6 @@ pub fn command(arguments: &Arguments, shape: &Shape, row: &RowSize) -> Result<()
     if arguments.json.as_deref().is_some_and(output::is_stdout) {
         return Ok(());
     }
-    output::print(text(&curved, row, output::speaks_utf8()).as_bytes())
+    let look = arguments.look.look();
+    look.print(&text(&curved, row, look))
 }

@@ -9,6 +9,7 @@ use forebay::predict::setup::Setup;
 use forebay::trace::SelectionTrace;
 use forebay::{Error, Kind, Result};
 
+use crate::kinds::{self, FileKind};
 use crate::pools::{self, Setting};
 use crate::{output, replay};
 
@@ -53,6 +54,7 @@ impl MissArguments {
     /// Those of reading it; of numbers that do not fit the setup's layers.
     pub fn source(&self, setup: &Setup) -> Result<Source> {
         if let Some(path) = &self.misses {
+            kinds::expect("read misses", path, &[], "the field misses of a setup")?;
             let text = output::read_text(path)?;
             let misses: Misses = serde_json::from_str(&text).map_err(|error| {
                 Error::new(Kind::BadFormat, "read misses")
@@ -63,6 +65,7 @@ impl MissArguments {
             return Ok(Source::File(path.clone(), misses));
         }
         let Some(path) = &self.trace else { return Ok(Source::Setup) };
+        kinds::expect("--trace", path, &[FileKind::Selections], "a selection trace")?;
         let trace = SelectionTrace::read(path)?;
         if trace.header().decode_start == 0 {
             return Err(refused(path, "the trace begins without a prompt: a ratio of nothing is nothing"));

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use forebay::os::{self, NoFaults};
 use forebay::{Error, Kind, Result};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish};
+
+use crate::progress;
 
 /// The exit status for bad input and for output that cannot be written.
 pub const BAD_INPUT: u8 = 2;
@@ -98,8 +100,8 @@ pub fn check_targets(operation: &'static str, targets: &[(&str, Option<&Path>)])
 pub fn progress(name: &str, pieces: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(pieces), ProgressDrawTarget::stderr())
         .with_finish(ProgressFinish::AndClear);
-    if let Ok(style) = ProgressStyle::with_template("{prefix} [{bar:30}] {percent}%, {eta} left") {
-        bar.set_style(style.progress_chars("=> "));
+    if let Ok(style) = progress::style("{prefix} [{bar:30}] {percent}%, {left}") {
+        bar.set_style(style);
     }
     bar.with_prefix(harmless(name))
 }
@@ -109,11 +111,14 @@ pub fn complain(error: &Error) {
     let _ = writeln!(io::stderr(), "error: {}", harmless(&error.to_string()));
 }
 
-/// What is wrong with the command line, in one line on standard error: the first paragraph of clap's answer.
+/// What is wrong with the command line, in one line on standard error: the first paragraph of clap's answer, and what it
+/// thinks was meant.
 pub fn complain_of_arguments(error: &clap::Error) {
     let text = error.to_string();
     let paragraph: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-    let _ = writeln!(io::stderr(), "{} (see --help)", harmless(&paragraph.join(" ")));
+    let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: "));
+    let meant: String = tips.map(|tip| format!("; {tip}")).collect();
+    let _ = writeln!(io::stderr(), "{} (see --help)", harmless(&(paragraph.join(" ") + &meant)));
 }
 
 /// Whether the terminal's locale can show more than ASCII.

@@ -12,6 +12,7 @@ use forebay::predict::simulate::{Options, Outcome};
 use forebay::predict::worth::{self, Priced};
 use forebay::{Error, Kind, Result, Shape};
 
+use crate::look::LookArguments;
 use crate::miss_source::Source;
 use crate::simulate::{self, Linked, Machine};
 use crate::sizes::{self, Model};
@@ -23,7 +24,7 @@ const POINTS: usize = 100_000;
 const AFTER_HELP: &str = "\
 Lists, separated by commas, make a sweep: one plan for each combination.
 Sizes have a unit: 80GiB, 141GB. Tokens: 4096, 32K (of 1024 each).
-A batch that fits with all rows on the device needs no offload; the plan says so. With --setup each plan is simulated,
+A batch that fits with all rows on the device needs no offload; the plan says so. With --setup each plan is simulated, \
 and --batch max is the batch of most tokens a second; without, the one that leaves --least-slots.";
 
 /// The arguments of `forebay plan`.
@@ -90,6 +91,8 @@ pub struct Arguments {
     /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    look: LookArguments,
 }
 
 /// What becomes of the residency tables.
@@ -442,5 +445,6 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     if arguments.json.as_deref().is_some_and(output::is_stdout) {
         return Ok(());
     }
-    output::print(plan_report::text(&points, output::speaks_utf8()).as_bytes())
+    let look = arguments.look.look();
+    look.print(&plan_report::text(&points, look))
 }

@@ -3,19 +3,20 @@
 use forebay::Geometry;
 use forebay::predict::plan::{Demand, Note, Planned};
 
+use crate::look::{Look, Spare, align_right};
 use crate::output::harmless;
 use crate::plan::Point;
-use crate::report::{align_right, number, ratio, size, table};
+use crate::report::{number, ratio, size};
 use crate::simulate_report::exposed_share;
 
 /// The whole report.
-pub fn text(points: &[Point], utf8: bool) -> String {
+pub fn text(points: &[Point], look: Look) -> String {
     let mut out = String::new();
     if let Some(first) = points.first() {
         out += &given(first, points);
         out += "\n\n";
     }
-    out += &plans(points, utf8);
+    out += &plans(points, look);
     out += "\n\n";
     for note in notes(points) {
         out += &format!("[{}] {}.\n", letter(note), capital(note.describe()));
@@ -26,15 +27,15 @@ pub fn text(points: &[Point], utf8: bool) -> String {
     for note in misses_notes(points) {
         out += &format!("{note}\n");
     }
-    out += "Ratio: slots of a sequence and layer / context. Whole: the most sequences with all rows on the device:\n\
-            up to there nothing needs to be offloaded.";
+    out += "Ratio: slots of a sequence and layer / context. Whole: the most sequences with\n\
+            all rows on the device: up to there nothing needs to be offloaded.\n";
     out + if points.iter().any(|point| point.gain.is_some()) {
-        " Tokens/s: of a node of 8 GPUs. Exposed: what the step takes\n\
-         beyond the same step without misses, as a share. Pays from: the smallest batch with offload that yields more\n\
-         than the most without.\n"
+        "Tokens/s: of a node of 8 GPUs. Exposed: what the step takes beyond the same\n\
+         step without misses, as a share. Pays from: the smallest batch with offload\n\
+         that yields more than the most without.\n"
     } else {
-        " Most: the most with as few slots as --least-slots says.\n\
-         Other: landing and scratch slots, and what whole mappings leave unused.\n"
+        "Most: the most with as few slots as --least-slots says. Other: landing and\n\
+         scratch slots, and what whole mappings leave unused.\n"
     }
 }
 
@@ -145,7 +146,7 @@ fn given(first: &Point, points: &[Point]) -> String {
 }
 
 /// One line for each plan.
-fn plans(points: &[Point], utf8: bool) -> String {
+fn plans(points: &[Point], look: Look) -> String {
     let differ = |get: fn(&Point) -> String| {
         let first = points.first().map(get);
         points.iter().any(|point| Some(get(point)) != first)
@@ -161,7 +162,7 @@ fn plans(points: &[Point], utf8: bool) -> String {
     head.extend(["context", "mtp", "batch", "ratio", "slots"]);
     head.extend(if priced { &PRICED[..] } else { &BYTES[..] });
     let columns = head.len();
-    let mut table = table(utf8);
+    let mut table = look.table();
     table.set_header(head);
     for point in points {
         let mut row = Vec::new();
@@ -181,7 +182,9 @@ fn plans(points: &[Point], utf8: bool) -> String {
     }
     let names = usize::from(models) + usize::from(links);
     align_right(&mut table, |column| column + 1 != columns && column >= names);
-    table.trim_fmt()
+    let spare = ["exposed", "whole, tokens/s", "OTPS", "index", "other", "tables", "free"];
+    // The context, query rows, batch and ratio tell lines apart, too.
+    look.fit(table, &Spare { columns: &spare, keys: names + usize::from(gpus) + 4, text: None })
 }
 
 /// Columns behind the slots: of plans alone, and of simulated ones.

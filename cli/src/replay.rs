@@ -16,6 +16,8 @@ use forebay::trace::SelectionTrace;
 use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::ProgressBar;
 
+use crate::kinds::{self, FileKind};
+use crate::look::LookArguments;
 use crate::policy::Policy;
 use crate::pools::Setting;
 use crate::prefetch::Prefetched;
@@ -37,10 +39,10 @@ pub const MODEL: &str = "deepseek-v3.2";
 const RATIOS: [f64; 3] = [0.1, 0.2, 0.3];
 
 const AFTER_HELP: &str = "\
-A hit is a selected row that was resident when its step began; a miss had to be fetched from host memory.
+A hit is a selected row that was resident when its step began; a miss had to be fetched from host memory. \
 Rows born in a step count as neither. Miss ratio: misses / (hits + misses).
 
-JSON: a list, one entry for each trace, size and policy, or for each trace and capacity. `steps` counts decode
+JSON: a list, one entry for each trace, size and policy, or for each trace and capacity. `steps` counts decode \
 steps of --mtp query rows each.
 `misses_per_step` is misses / steps: of that layer in `per_layer`, of all layers together in `total`.
 With --curve: one entry for each trace, with hits and misses at every size.";
@@ -98,6 +100,8 @@ pub struct Arguments {
     /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub look: LookArguments,
     #[command(flatten)]
     pub report: html::HtmlArguments,
 }
@@ -396,6 +400,26 @@ fn open(arguments: &Arguments) -> Result<Arc<dyn Device>> {
     }
 }
 
+/// Refuses what a curve cannot say beside `--curve`.
+fn check_curve(arguments: &Arguments) -> Result<()> {
+    if arguments.policies() != [Policy::Lru] {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--curve counts the rule of the production pools, and --policy names another")
+            .hint("replay the other policies at sizes of their own, without --curve"));
+    }
+    if arguments.split == Some(Split::ByLayer) {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--split by-layer replays the sizes named, --curve counts all")
+            .hint("pass one of the two"));
+    }
+    if arguments.prefetch.is_some() {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--prefetch looks into pools of the sizes named, and --curve has none")
+            .hint("pass one of the two"));
+    }
+    Ok(())
+}
+
 /// `forebay replay`.
 ///
 /// # Errors
@@ -415,6 +439,9 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     for (option, path) in targets.iter().filter_map(|(option, path)| Some((option, path.as_deref()?))) {
         check_target(option, path, arguments.traces.iter().chain(arguments.requests.side_files()))?;
     }
+    for path in &arguments.traces {
+        kinds::expect("replay", path, &[FileKind::Selections, FileKind::Requests], "a trace")?;
+    }
     match requests::kind_of(&arguments.traces)? {
         Traces::Requests => {
             let (json, selection) = (arguments.json.as_deref(), arguments.for_selections());
@@ -431,7 +458,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
                 selection,
                 &arguments.traces,
                 json,
-                html.is_none(),
+                html.is_none().then(|| arguments.look.look()),
             );
         }
         Traces::Selections => arguments.requests.refuse()?,
@@ -445,22 +472,8 @@ pub fn command(arguments: &Arguments) -> Result<()> {
             return Ok(());
         }
     }
-    if arguments.curve && arguments.policies() != [Policy::Lru] {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--curve counts the rule of the production pools, and --policy names another")
-            .hint("replay the other policies at sizes of their own, without --curve"));
-    }
-    if arguments.curve && arguments.split == Some(Split::ByLayer) {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--split by-layer replays the sizes named, --curve counts all")
-            .hint("pass one of the two"));
-    }
-    if arguments.curve && arguments.prefetch.is_some() {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--prefetch looks into pools of the sizes named, and --curve has none")
-            .hint("pass one of the two"));
-    }
     if arguments.curve {
+        check_curve(arguments)?;
         return curve_report::command(arguments, &shape, &row);
     }
     let replayed =
@@ -471,5 +484,6 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     if html.is_some() || arguments.json.as_deref().is_some_and(output::is_stdout) {
         return Ok(());
     }
-    output::print(report::text(&replayed, &row, output::speaks_utf8()).as_bytes())
+    let look = arguments.look.look();
+    look.print(&report::text(&replayed, &row, look))
 }

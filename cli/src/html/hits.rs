@@ -19,6 +19,7 @@ use super::svg::Svg;
 use super::words::{percent, short, tile};
 use crate::blocks::{self, Outcome, Policy};
 use crate::replay::progress;
+use crate::report::counted;
 use crate::requests::{self, About, RequestArguments};
 use crate::{request_report, threads};
 
@@ -180,7 +181,7 @@ pub fn section(hits: &Hits) -> Section {
         tile(
             measured.requests.to_string(),
             if measured.requests == 1 { "request measured" } else { "requests measured" },
-            request_report::counted(measured.blocks, "block reference"),
+            counted(measured.blocks, "block reference"),
         ),
     ];
     section.cards = vec![by_capacity(hits), by_policy(hits)];
