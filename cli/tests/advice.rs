@@ -5,7 +5,7 @@
 #[path = "support/command.rs"]
 mod command;
 
-use command::succeeds;
+use command::{refuses, succeeds};
 use serde_json::Value;
 
 /// 8 x H200, DeepSeek-V3.2, 64K.
@@ -174,6 +174,16 @@ fn what_is_not_known_is_no_advice() {
     assert!(offload.is_none() && sentence.contains("whether that pays only --setup tells"), "{sentence}");
     let (offload, sentence) = advice(&format!("{NODE} --batch 50"));
     assert!(offload.is_none() && sentence.starts_with("Not known: "), "{sentence}");
+}
+
+/// Where nothing fits at all there is no plan; where something does, what does not has a sentence of its own.
+#[test]
+fn where_nothing_fits_it_is_said() {
+    let arguments: Vec<&str> = std::iter::once("plan").chain(NODE.split(' ')).collect();
+    let error = refuses(&[&arguments[..], &["--batch", "900"]].concat());
+    assert!(error.contains("gpu: the cache of this batch") && error.contains("smaller batch"), "{error}");
+    let some = last(&plan(&NODE.replace("64K", "8K,64K"), &["--batch", "200"]));
+    assert!(some.contains("64K: Nothing fits: gpu: the cache of this batch."), "{some}");
 }
 
 #[test]
