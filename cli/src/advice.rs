@@ -5,9 +5,11 @@
 //! another moving part, and no simulation is that exact.
 
 use forebay::predict::plan::{Note, Planned};
+use forebay::predict::provenance::Provenance;
 use forebay::predict::worth::Baseline;
 
 use crate::deployment::Deployed;
+use crate::output::harmless;
 use crate::plan::{Gain, Point};
 use crate::plan_report::tokens;
 use crate::report::{number, ratio, size};
@@ -67,10 +69,21 @@ fn sequences(count: u32) -> String {
     if count == 1 { "1 sequence".to_owned() } else { format!("{count} sequences") }
 }
 
-/// How sure the times are.
+/// How sure the times are: they are computed, and from what.
 fn source(point: &Point) -> String {
-    let setup = point.on.as_ref().map_or("", |on| on.setup.as_str());
-    format!("computed from setup {setup}, not measured")
+    let Some(on) = &point.on else { return String::new() };
+    let Provenance { setup, measured, measured_parts, deployment: of, .. } = &on.provenance;
+    let setup = harmless(setup);
+    let extrapolated = match of.extrapolated {
+        true => format!(" and extrapolated from {} GPUs", of.costs_gpus),
+        false => String::new(),
+    };
+    let sure = match (measured, measured_parts.is_empty()) {
+        (true, _) => "whose costs were measured",
+        (false, false) => "of which a part was measured",
+        (false, true) => "not measured",
+    };
+    format!("computed from setup {setup}{extrapolated}, {sure}")
 }
 
 /// What to do about plans of one setting, which differ in batch and ratio alone. Slower than `least_otps` tokens a
@@ -158,10 +171,10 @@ fn judged(point: &Point, planned: &Planned, gain: &Gain) -> Advice {
     if let (Some(share), Some(Baseline { batch, .. })) = (share, gain.without)
         && share < GAIN_LEAST
     {
+        let more = format!("{:.1}% {}", 100.0 * share.abs(), if share < 0.0 { "fewer" } else { "more" });
         return Advice::against(&format!(
-            "the best of it, {of}, yields {} tokens a second of what {batch} on each GPU yield without, and less than \
-             {:.0}% more is not worth it; {}",
-            signed_percent(share),
+            "the best batch with it, {of}, yields {more} tokens a second than {batch} on each GPU without, and less \
+             than {:.0}% more is not worth it; {}",
             100.0 * GAIN_LEAST,
             source(point)
         ));

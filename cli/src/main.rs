@@ -25,6 +25,7 @@ mod plan_report;
 mod policy;
 mod pools;
 mod prefetch;
+mod provenance;
 mod queues;
 mod replay;
 mod report;

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use forebay::predict::plan::{self, Batch, Demand, FEW_SLOTS, Note, Planned, Ratio};
+use forebay::predict::provenance::Provenance;
 use forebay::predict::setup::{Costs, Setup};
 use forebay::predict::simulate::{Options, Outcome};
 use forebay::predict::weights::{Attention, Checkpoint, NODE_GPUS};
@@ -229,8 +230,8 @@ impl Point {
 /// What plans are simulated on.
 #[derive(Clone)]
 pub struct On {
-    /// The setup's name.
-    pub setup: String,
+    /// What its figures rest on.
+    pub provenance: Provenance,
     /// The link, where one was named.
     pub link: Option<String>,
     /// Tokens that a step yields for each sequence.
@@ -280,10 +281,16 @@ impl Arguments {
                 .at("--micro-batches: a step is simulated as one or as two")
                 .hint("pass 1 or 2, or plan without --setup"));
         }
+        // Costs are of the setup's GPUs; on others the library prices what changes, or refuses.
+        let on_gpus = |setup: Setup| match self.gpus {
+            Some(gpus) => setup.on_gpus(gpus),
+            None => Ok(setup),
+        };
         if self.model.is_empty() {
-            return Ok(vec![Subject::of(setup, self.longest)?]);
+            return Ok(vec![Subject::of(on_gpus(setup)?, self.longest)?]);
         }
-        self.model.iter().map(|model| Subject::of(setup.of_model(model.name)?, self.longest)).collect()
+        let of = |model: &Model| Subject::of(on_gpus(setup.of_model(model.name)?)?, self.longest);
+        self.model.iter().map(of).collect()
     }
 
     /// The GPUs that serve a subject together.
@@ -459,7 +466,7 @@ fn planned(
     let note = source.note(setup, jobs.iter().map(|job| job.demand.context));
     for mut linked in arguments.machine.of(setup)? {
         let on = On {
-            setup: setup.name().to_owned(),
+            provenance: source.provenance(linked.simulator.setup()),
             link: linked.link.clone(),
             accept: 1.0,
             by_roofline: setup.file().costs == Costs::default(),

@@ -2,6 +2,7 @@
 
 use forebay::Result;
 use forebay::predict::plan::{Batch, Demand, Note, Planned, Ratio};
+use forebay::predict::provenance::Provenance;
 use forebay::predict::weights::Attention;
 use serde::Serialize;
 
@@ -86,6 +87,7 @@ impl Asked {
 
 #[derive(Serialize)]
 struct Machine<'a> {
+    provenance: &'a Provenance,
     setup: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     link: Option<&'a str>,
@@ -186,7 +188,8 @@ fn fits(planned: &Planned, point: &Point) -> Fits {
 
 fn machine<'a>(on: &'a On, point: &Point) -> Machine<'a> {
     Machine {
-        setup: &on.setup,
+        provenance: &on.provenance,
+        setup: &on.provenance.setup,
         link: on.link.as_deref(),
         accept: on.accept,
         micro_batches: point.demand.micro_batches,

@@ -9,6 +9,7 @@ use crate::columns::{Columns, WIDE};
 use crate::deployment::Deployed;
 use crate::output::harmless;
 use crate::plan::{Gain, Point};
+use crate::provenance;
 use crate::report::{number, ratio, size};
 use crate::simulate_report::exposed_share;
 
@@ -20,6 +21,8 @@ pub fn text(points: &[Point], least_otps: f64, utf8: bool, wide: bool) -> String
     let width = if wide { usize::MAX } else { WIDTH };
     let mut out = String::new();
     let mut say = |line: &str| out += &format!("{}\n", folded(line, width.min(2 * WIDTH)));
+    let rests = || points.iter().filter_map(|point| Some(&point.on.as_ref()?.provenance));
+    provenance::sentences(rests()).iter().for_each(|sentence| say(sentence));
     let shared = points.first().map(|first| given(first, points)).unwrap_or_default();
     shared.iter().for_each(|line| say(line));
     say("");
@@ -38,6 +41,7 @@ pub fn text(points: &[Point], least_otps: f64, utf8: bool, wide: bool) -> String
     }
     misses_notes(points).into_iter().for_each(&mut say);
     say(&definitions(points.iter().any(|point| point.gain.is_some()), wide));
+    provenance::assumptions(rests()).iter().for_each(|assumed| say(&format!("Assumed: {assumed}.")));
     say("");
     for (setting, advice) in advised(points, least_otps) {
         say(&if setting.is_empty() { advice.sentence } else { format!("{setting}: {}", advice.sentence) });
@@ -243,7 +247,8 @@ pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
             (true, None) => ", its own link".to_owned(),
             (false, _) => String::new(),
         };
-        lines.push(format!("Setup {}{link}; {} tokens a step and sequence", harmless(&on.setup), on.accept));
+        let setup = harmless(&on.provenance.setup);
+        lines.push(format!("Setup {setup}{link}; {} tokens a step and sequence", on.accept));
     }
     let same_context = same(|point| u64::from(point.demand.context));
     let same_mtp = same(|point| u64::from(point.demand.query_rows));
@@ -265,7 +270,8 @@ pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
         && same(|point| point.demand.weights)
     {
         lines.push(format!(
-            "Index keys stay on the device whole: at most {tokens} live tokens a GPU, {} sequences, whatever the ratio",
+            "Index keys stay on the device whole: at most {} live tokens a GPU, {} sequences, whatever the ratio",
+            advice::grouped(*tokens as f64),
             tokens / u64::from(first.demand.context.max(1)),
         ));
     }
@@ -379,8 +385,8 @@ fn of_bytes(add: &mut Add<'_>) {
             size(planned.available.saturating_sub(counted) as f64)
         })
     });
-    add("whole,\na GPU", 0, &|point| fitting(point, |planned| planned.resident_batch.to_string()));
-    add("most,\na GPU", 0, &|point| fitting(point, |planned| planned.most_batch.to_string()));
+    add("whole,\na GPU", 2, &|point| fitting(point, |planned| planned.resident_batch.to_string()));
+    add("most,\na GPU", 2, &|point| fitting(point, |planned| planned.most_batch.to_string()));
 }
 
 /// Sequences of a GPU; of a plan that does not fit those that were too many.

@@ -9,6 +9,7 @@ use crate::advice::{grouped as thousands, signed_percent};
 use crate::deployment::Deployed;
 use crate::plan::{Gain, Point};
 use crate::plan_report::{BY_ROOFLINE, advised, given, misses_notes, mixed, setting};
+use crate::provenance;
 use crate::report::{number, size};
 
 /// A batch of a plan's line: its name, that without the link, which no ratio depends on, the batch, the ratio,
@@ -260,10 +261,11 @@ pub fn page(all: &[Point], least_otps: f64) -> String {
     let several = advised.iter().filter(|_| !one);
     let said = several.map(|(name, advice)| format!("{name}: {}", advice.sentence));
     let shared = all.first().map(|first| given(first, all)).unwrap_or_default();
+    let rests = || all.iter().filter_map(|point| Some(&point.on.as_ref()?.provenance));
     let section = Section {
         title: all.first().map_or(String::new(), |point| point.model.clone()),
         warning: (!warnings.is_empty()).then(|| warnings.join(" ")),
-        facts: said.chain(shared).chain(facts(all)).collect(),
+        facts: said.chain(provenance::sentences(rests())).chain(shared).chain(facts(all)).collect(),
         tiles: tiles(all, one),
         cards,
     };
@@ -281,5 +283,7 @@ pub fn page(all: &[Point], least_otps: f64) -> String {
          a second of each sequence."
             .to_owned(),
     ];
-    page::page(&head, &[section], &notes)
+    let assumed = provenance::assumptions(rests());
+    let assumed = assumed.into_iter().map(|assumption| format!("Assumed: {assumption}."));
+    page::page(&head, &[section], &notes.into_iter().chain(assumed).collect::<Vec<_>>())
 }
