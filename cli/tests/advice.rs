@@ -108,7 +108,10 @@ fn what_is_of_a_gpu_of_a_node_and_of_all_follows_from_the_gpus() {
     let extrapolated = |gpus: &str| {
         entry(&NODE.replace("--gpus 8", gpus))["provenance"]["deployment"]["extrapolated"].clone()
     };
-    assert_eq!([extrapolated("--gpus 8"), extrapolated("--gpus 32")], [true.into(), false.into()]);
+    assert_eq!(
+        [extrapolated("--gpus 8"), extrapolated("--gpus 32")],
+        [Value::from(true), Value::from(false)]
+    );
     let part = entry("--gpus 2 --gpu 141GB --weights 60GB --context 64K --batch 20");
     let bytes = |field: &str| part[field].as_u64().unwrap();
     assert_eq!((bytes("sequences"), bytes("host_bytes_node")), (40, 2 * bytes("host_bytes")));
