@@ -8,6 +8,7 @@ use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::os::page_size;
 use forebay::predict::plan::{Batch, Demand, FEW_SLOTS, Note, Ratio, longest_context, plan};
+use forebay::predict::weights::{Attention, Checkpoint, is_deployment};
 use forebay::{BringUp, Budget, Cache, Config, Kind, Memory, Open, Result, Shape};
 use proptest::prelude::*;
 
@@ -260,4 +261,91 @@ proptest! {
             prop_assert_eq!(most, 0);
         }
     }
+}
+
+/// The matrices of DeepSeek-V3.2's checkpoint as its files list them: rows, columns, bytes of a value; how many layers have
+/// them, and whether each GPU has all of it under TP attention.
+const MATRICES: [(u64, u64, u64, u64, bool); 15] = [
+    (1536, 7168, 1, 61, true),       // q_a_proj
+    (24_576, 1536, 1, 61, false),    // q_b_proj
+    (576, 7168, 1, 61, true),        // kv_a_proj_with_mqa
+    (32_768, 512, 1, 61, false),     // kv_b_proj
+    (7168, 16_384, 1, 61, false),    // o_proj
+    (8192, 1536, 1, 61, true),       // indexer.wq_b
+    (128, 7168, 1, 61, true),        // indexer.wk
+    (64, 7168, 2, 61, true),         // indexer.weights_proj
+    (256, 7168, 2, 58, true),        // mlp.gate
+    (2 * 2048, 7168, 1, 58, false),  // shared_experts.gate_proj, up_proj
+    (7168, 2048, 1, 58, false),      // shared_experts.down_proj
+    (2 * 18_432, 7168, 1, 3, false), // mlp.gate_proj, up_proj
+    (7168, 18_432, 1, 3, false),     // mlp.down_proj
+    (129_280, 7168, 2, 1, false),    // embed_tokens
+    (129_280, 7168, 2, 1, false),    // lm_head
+];
+
+/// With FP8's scales, of four bytes for each block of 128 x 128.
+fn matrix((rows, columns, value, layers, _): (u64, u64, u64, u64, bool)) -> u64 {
+    let scales = if value == 1 { rows * columns / (128 * 128) * 4 } else { 0 };
+    layers * (rows * columns * value + scales)
+}
+
+#[test]
+fn weights_on_a_gpu_are_the_checkpoints_matrices_divided() {
+    let checkpoint = Checkpoint::of("deepseek-v3.2").unwrap().unwrap();
+    // 3 matrices of 2048 x 7168 an expert, 256 / 8 experts a GPU, 58 layers.
+    let experts = 58 * 32 * 3 * (2048 * 7168 + 2048 * 7168 / (128 * 128) * 4);
+    let others: u64 = MATRICES.into_iter().map(matrix).sum();
+    let close = |found: u64, hand: u64| assert!(found.abs_diff(hand) < 1 << 20, "{found} {hand}");
+    close(checkpoint.on_gpu(8, Attention::Data, false), experts + others);
+    let divided: u64 = MATRICES.into_iter().filter(|it| !it.4).map(matrix).sum();
+    close(checkpoint.on_gpu(8, Attention::Tensor, false), experts + others - divided + divided / 8);
+    // Of 32 GPUs attention is divided over a node's 8 all the same, experts over all.
+    close(checkpoint.on_gpu(32, Attention::Tensor, false), experts / 4 + others - divided + divided / 8);
+    close(checkpoint.on_gpu(1, Attention::Data, false), 8 * experts + others);
+    // 256 experts over 24 GPUs: some have 11, and those have to fit.
+    close(checkpoint.on_gpu(24, Attention::Data, false), experts / 32 * 11 + others);
+    // The draft layer is a layer with experts, and a matrix that joins it to the last one.
+    let one = |(rows, columns, value, layers, _)| match layers {
+        61 | 58 => matrix((rows, columns, value, 1, false)),
+        _ => 0,
+    };
+    let draft = experts / 58 + MATRICES.into_iter().map(one).sum::<u64>() + 2 * 2 * 7168 * 7168;
+    let both = checkpoint.on_gpu(8, Attention::Data, true) - checkpoint.on_gpu(8, Attention::Data, false);
+    close(both, draft);
+}
+
+/// The parts of every checkpoint make what is published of it, to a thousandth.
+#[test]
+fn weights_of_the_table_make_the_published_sizes() {
+    for (name, bytes) in [
+        ("deepseek-v3.2", Some(642.1 * GIB as f64)),
+        ("deepseek-v3", Some(688_586_727_753.0)),
+        ("glm-5", None),
+    ] {
+        let checkpoint = Checkpoint::of(name).unwrap().unwrap();
+        let published = checkpoint.published();
+        let near = |found: f64, wanted: f64, share: f64| {
+            assert!((found / wanted - 1.0).abs() < share, "{name}: {found} {wanted}")
+        };
+        if let Some(bytes) = bytes {
+            near(checkpoint.bytes() as f64, bytes, 1e-3);
+            near(published.bytes.unwrap(), bytes, 1e-3);
+        }
+        // Nearly all parameters are a byte; embedding, head and routers are two.
+        near(checkpoint.bytes() as f64, published.parameters, 1e-2);
+        assert!(!checkpoint.source().is_empty() && !checkpoint.name().is_empty());
+    }
+    // What keeps rows otherwise has the same weights; what nobody published has none.
+    let of = |name| Checkpoint::of(name).unwrap().map(|checkpoint| checkpoint.bytes());
+    assert!(
+        of("deepseek-v3.2-bf16") == of("deepseek-v3.2") && of("deepseek-v3.2-int8") == of("deepseek-v3.2")
+    );
+    assert!(of("gqa-8x128").is_none() && of("deepseek-v3") < of("deepseek-v3.2"));
+}
+
+#[test]
+fn gpus_are_whole_nodes_or_a_part_of_one() {
+    let are: Vec<u32> = (0..=40).filter(|gpus| is_deployment(*gpus)).collect();
+    assert_eq!(are, [1, 2, 4, 8, 16, 24, 32, 40]);
+    assert!(is_deployment(4096) && !is_deployment(4104) && !is_deployment(1_000_000_000));
 }

@@ -6,7 +6,7 @@ use forebay::device::rates::{Rates, RowRates};
 use forebay::predict::plan::{Batch, Demand, Note, Ratio, plan};
 use forebay::predict::setup::{Link, Setup};
 use forebay::predict::simulate::{Options, Point, Simulator};
-use forebay::predict::worth::{Worth, is_unknown, price, worth};
+use forebay::predict::worth::{Aim, Worth, is_unknown, price, worth};
 
 const ACCEPT: f64 = 1.7;
 
@@ -80,11 +80,11 @@ fn where_rows_come_slowly_it_does_not_pay_and_that_is_said() {
     let asked = Demand { batch: Batch::Sequences(128), ..demand(32 * 1024) };
     let priced = price(&asked, ACCEPT, &Options::default(), &mut simulator).unwrap();
     assert!(priced.planned.notes.contains(&Note::Slower));
-    assert!(priced.outcome.throughput < priced.without.unwrap());
+    assert!(priced.outcome.throughput < priced.without.unwrap().throughput);
     // By a kernel it does.
     let fast = price(&asked, ACCEPT, &Options::default(), &mut gathers_at(37e9)).unwrap();
     assert!(!fast.planned.notes.contains(&Note::Slower));
-    assert!(fast.outcome.throughput > 1.3 * fast.without.unwrap());
+    assert!(fast.outcome.throughput > 1.3 * fast.without.unwrap().throughput);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn another_model_is_planned_by_its_roofline() {
 fn what_misses_are_not_known_for_is_not_tried_and_said() {
     let worth = worth(&demand(128 * 1024), ACCEPT, &Options::default(), &mut Simulator::new(ess())).unwrap();
     let most = worth.most().unwrap();
-    assert!(most.planned.notes.contains(&Note::Unknown));
+    assert!(most.planned.notes.contains(&Note::Untried) && !most.planned.notes.contains(&Note::Unknown));
     assert!(worth.with.iter().all(|priced| priced.planned.ratio > 0.099));
 }
 
@@ -142,12 +142,12 @@ fn what_costs_are_not_known_for_is_not_tried_and_said() {
     // Two micro-batches of 64 tokens, twice over: 128 sequences.
     let some = worth(&demand, ACCEPT, &options, &mut ends_at(64.0)).unwrap();
     let last = some.with.last().unwrap();
-    assert!(last.planned.notes.contains(&Note::Unknown));
+    assert!(last.planned.notes.contains(&Note::Untried));
     assert!((100..=128).contains(&last.planned.batch), "{}", last.planned.batch);
     // Not even the first sequence beyond those that fit whole.
     let none = worth(&demand, ACCEPT, &options, &mut ends_at(27.0)).unwrap();
     assert!(none.with.is_empty() && none.pays_from.is_none(), "{:?}", none.best);
-    assert!(none.most().unwrap().planned.notes.contains(&Note::Unknown));
+    assert!(none.most().unwrap().planned.notes.contains(&Note::Untried));
     let asked = Demand { batch: Batch::Sequences(100), ..demand.clone() };
     assert!(is_unknown(&price(&asked, ACCEPT, &options, &mut ends_at(27.0)).unwrap_err()));
     // Those that fit whole are not known either, or are more than a step is simulated for.
@@ -161,6 +161,39 @@ fn what_costs_are_not_known_for_is_not_tried_and_said() {
     // What makes no sense is another error.
     let error = price(&few, 9.0, &options, &mut ends_at(64.0)).unwrap_err();
     assert!(!is_unknown(&error) && error.place().starts_with("accept"), "{error}");
+}
+
+/// Of batches that decode fast enough, against trying every one: with offload the best of them, without the largest.
+#[test]
+fn slower_batches_than_asked_for_are_no_answer() {
+    let (demand, options) = (demand(64 * 1024), Options::default());
+    let mut simulator = Simulator::new(ess());
+    let all = by_batch(&demand, &mut simulator, 1..=200);
+    for least_otps in [15.0, 20.0, 24.0, 26.0, 30.0, 45.0, 70.0] {
+        let aim = Aim { accept: ACCEPT, least_otps };
+        let worth = worth(&demand, aim, &options, &mut simulator).unwrap();
+        let resident = plan(&demand).unwrap().resident_batch;
+        let fast: Vec<(u32, f64)> = all
+            .iter()
+            .copied()
+            .filter(|(batch, throughput)| throughput / 8.0 / f64::from(*batch) >= least_otps)
+            .collect();
+        let without = fast.iter().filter(|(batch, _)| *batch <= resident).map(|(batch, _)| *batch).max();
+        assert_eq!(worth.without.as_ref().map(|without| without.planned.batch), without, "{least_otps}");
+        let most = fast
+            .iter()
+            .filter(|(batch, _)| *batch > resident)
+            .map(|(_, throughput)| *throughput)
+            .fold(0.0, f64::max);
+        let best = worth.with.iter().find(|priced| Some(priced.planned.batch) == worth.best);
+        let found = best.map_or(0.0, |best| best.outcome.throughput);
+        assert!(found >= 0.99 * most && found <= most * (1.0 + 1e-9), "{least_otps}: {found} of {most}");
+        assert_eq!(worth.alone.is_some(), fast.is_empty(), "{least_otps}");
+        for priced in &worth.with {
+            let slow = priced.outcome.otps < least_otps;
+            assert_eq!(priced.planned.notes.contains(&Note::TooSlow), slow);
+        }
+    }
 }
 
 /// 16,152 for 16152.3.

@@ -6,10 +6,12 @@
 //! succeeded, so bad input never leaves half a result; a reader that closes the pipe early ends the command
 //! quietly.
 
+mod advice;
 mod bench;
 mod blocks;
 mod curve;
 mod curve_report;
+mod deployment;
 mod doctor;
 mod fit;
 mod html;

@@ -1,5 +1,6 @@
-//! `forebay plan`: what fits on a GPU, at which ratio, and how many sequences that makes.
+//! `forebay plan`: what fits on a GPU, at which ratio, how many sequences that makes, and whether to offload.
 //!
+//! Plans are of one GPU of a deployment ([`Deployed`]); what all its GPUs and a node of them make of it follows.
 //! Lists make a sweep: one plan for each combination. Of a sweep, a plan that does not fit is a line that says so; a
 //! plan that makes no sense, and a single one that does not fit, are errors.
 
@@ -7,11 +8,14 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use forebay::predict::plan::{self, Batch, Demand, FEW_SLOTS, Note, Planned, Ratio};
+use forebay::predict::provenance::Provenance;
 use forebay::predict::setup::{Costs, Setup};
 use forebay::predict::simulate::{Options, Outcome};
-use forebay::predict::worth::{self, Priced};
+use forebay::predict::weights::{Attention, Checkpoint, NODE_GPUS};
+use forebay::predict::worth::{self, Aim, Baseline, Priced};
 use forebay::{Error, Kind, Result, Shape};
 
+use crate::deployment::{AttentionName, Deployed};
 use crate::look::LookArguments;
 use crate::miss_source::Source;
 use crate::simulate::{self, Linked, Machine};
@@ -24,7 +28,7 @@ const POINTS: usize = 100_000;
 const AFTER_HELP: &str = "\
 Lists, separated by commas, make a sweep: one plan for each combination.
 Sizes have a unit: 80GiB, 141GB. Tokens: 4096, 32K (of 1024 each).
-A batch that fits with all rows on the device needs no offload; the plan says so. With --setup each plan is simulated, \
+A batch that fits with all rows on the device needs no offload; the plan says so. With --setup each plan is simulated,
 and --batch max is the batch of most tokens a second; without, the one that leaves --least-slots.";
 
 /// The arguments of `forebay plan`.
@@ -37,7 +41,14 @@ pub struct Arguments {
     /// Memory of one GPU.
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = sizes::some_bytes, required = true)]
     gpu: Vec<u64>,
-    /// Weights on that GPU [default: 0].
+    /// GPUs that serve together: 1, 2, 4, or whole nodes of 8 [default: the setup's, or 8].
+    #[arg(long, value_name = "N", value_parser = sizes::gpus, allow_negative_numbers = true)]
+    gpus: Option<u32>,
+    /// How attention is divided over a node's GPUs: by sequences (dp), or by heads (tp), where each GPU has the cache
+    /// of all sequences [default: dp].
+    #[arg(long, value_enum)]
+    attention: Option<AttentionName>,
+    /// Weights on each GPU; 0 for none [default: as the model's published checkpoint divides over --gpus].
     #[arg(long, value_name = "SIZE", value_parser = sizes::bytes)]
     weights: Option<u64>,
     /// Activations on that GPU [default: 0].
@@ -83,6 +94,10 @@ pub struct Arguments {
     #[arg(long, value_name = "A", value_delimiter = ',', value_parser = sizes::positive, requires = "setup",
           allow_negative_numbers = true)]
     accept: Vec<f64>,
+    /// The fewest tokens a second that each sequence has to decode: slower batches are not advised [default: any].
+    #[arg(long, value_name = "N", value_parser = sizes::positive, requires = "setup",
+          allow_negative_numbers = true)]
+    min_otps: Option<f64>,
     #[command(flatten)]
     machine: Machine,
     /// Writes a report with pictures instead of tables: one HTML file; `-` is standard output.
@@ -111,12 +126,15 @@ struct Subject {
     shape: Shape,
     longest: Option<u32>,
     setup: Option<Setup>,
+    /// Its published checkpoint, where there is one.
+    checkpoint: Option<Checkpoint>,
 }
 
 impl Subject {
-    fn preset(model: &Model, longest: Option<u32>) -> Subject {
+    fn preset(model: &Model, longest: Option<u32>) -> Result<Subject> {
         let longest = longest.or_else(|| plan::longest_context(model.name));
-        Subject { name: model.name.to_owned(), shape: model.shape, longest, setup: None }
+        let checkpoint = Checkpoint::of(model.name)?;
+        Ok(Subject { name: model.name.to_owned(), shape: model.shape, longest, setup: None, checkpoint })
     }
 
     /// The model of a setup, which the simulator follows no farther than the setup says.
@@ -133,11 +151,23 @@ impl Subject {
         let own = model.shape.is_some() || model.dims.is_some();
         let name = model.preset.as_deref().filter(|_| !own).unwrap_or(setup.name()).to_owned();
         Ok(Subject {
+            checkpoint: if own { None } else { Checkpoint::of(&name)? },
             name,
             shape: *setup.shape(),
             longest: Some(longest.unwrap_or(most)),
             setup: Some(setup),
         })
+    }
+
+    /// Bytes of weights on each GPU, as the published checkpoint divides.
+    fn weights(&self, deployed: &Deployed, query_rows: u32) -> Result<u64> {
+        let drafts = query_rows > 1 || self.shape.draft_layers > 0;
+        let Some(checkpoint) = &self.checkpoint else {
+            return Err(Error::new(Kind::InvalidConfig, "plan")
+                .at(format!("--weights is not given, and no size of {} is published", self.name))
+                .hint("pass --weights with what is on each GPU, or 0"));
+        };
+        Ok(checkpoint.on_gpu(deployed.gpus, deployed.attention, drafts))
     }
 }
 
@@ -151,6 +181,8 @@ struct Job {
 pub struct Point {
     /// Whose cache.
     pub model: String,
+    /// On which GPUs.
+    pub deployed: Deployed,
     /// What was asked.
     pub demand: Demand,
     /// What it was to be simulated on.
@@ -161,6 +193,8 @@ pub struct Point {
     pub unknown: Option<Error>,
     /// What it yields, with a setup.
     pub gain: Option<Gain>,
+    /// Where no batch is fast enough: tokens a second of one sequence alone.
+    pub alone: Option<f64>,
 }
 
 impl Point {
@@ -181,16 +215,23 @@ impl Point {
     /// Whether it offloads, and that yields more than none would.
     pub fn pays(&self) -> bool {
         let offloads = self.planned.as_ref().is_ok_and(Planned::offloads);
-        let more = |gain: &Gain| gain.outcome.throughput > gain.without.unwrap_or(0.0);
+        let more = |gain: &Gain| gain.outcome.throughput > gain.without.map_or(0.0, |it| it.throughput);
         offloads && self.gain.as_ref().is_some_and(more)
+    }
+
+    /// Tokens a second beyond those without offload, as a share of them.
+    pub fn gain(&self) -> Option<f64> {
+        let gain = self.gain.as_ref()?;
+        let without = gain.without.filter(|without| without.throughput > 0.0)?;
+        Some(gain.outcome.throughput / without.throughput - 1.0)
     }
 }
 
 /// What plans are simulated on.
 #[derive(Clone)]
 pub struct On {
-    /// The setup's name.
-    pub setup: String,
+    /// What its figures rest on.
+    pub provenance: Provenance,
     /// The link, where one was named.
     pub link: Option<String>,
     /// Tokens that a step yields for each sequence.
@@ -205,8 +246,10 @@ pub struct On {
 pub struct Gain {
     /// The plan's step.
     pub outcome: Outcome,
-    /// Tokens a second without offload.
-    pub without: Option<f64>,
+    /// The same without offload.
+    pub without: Option<Baseline>,
+    /// Whether batches with offload were found, and none was fast enough.
+    pub too_slow: bool,
     /// The smallest batch from which offload pays, where the best one was looked for: none where it never does.
     pub pays_from: Option<Option<u32>>,
     /// By batch, where the best one was looked for: ratio, and tokens a second.
@@ -225,18 +268,43 @@ impl Arguments {
             let preset =
                 sizes::model(replay::MODEL).map_err(|what| Error::new(Kind::Internal, "plan").at(what))?;
             let models = or(&self.model, preset);
-            return Ok(models.iter().map(|model| Subject::preset(model, self.longest)).collect());
+            return models.iter().map(|model| Subject::preset(model, self.longest)).collect();
         };
+        if self.attention == Some(AttentionName::Tp) {
+            return Err(Error::new(Kind::InvalidConfig, "plan")
+                .at("--attention tp: setups say what a step costs with dp attention")
+                .hint("plan without --setup, or with --attention dp"));
+        }
         let setup = simulate::read_setup(name)?;
         if self.micro_batches.is_some_and(|micro_batches| micro_batches > 2) {
             return Err(Error::new(Kind::InvalidConfig, "plan")
                 .at("--micro-batches: a step is simulated as one or as two")
                 .hint("pass 1 or 2, or plan without --setup"));
         }
+        // Costs are of the setup's GPUs; on others the library prices what changes, or refuses.
+        let on_gpus = |setup: Setup| match self.gpus {
+            Some(gpus) => setup.on_gpus(gpus),
+            None => Ok(setup),
+        };
         if self.model.is_empty() {
-            return Ok(vec![Subject::of(setup, self.longest)?]);
+            return Ok(vec![Subject::of(on_gpus(setup)?, self.longest)?]);
         }
-        self.model.iter().map(|model| Subject::of(setup.of_model(model.name)?, self.longest)).collect()
+        let of = |model: &Model| Subject::of(on_gpus(setup.of_model(model.name)?)?, self.longest);
+        self.model.iter().map(of).collect()
+    }
+
+    /// The GPUs that serve a subject together.
+    fn deployed(&self, subject: &Subject) -> Deployed {
+        let fitted = subject.setup.as_ref().map(|setup| setup.file().deployment.gpus);
+        let checkpoint = subject.checkpoint.as_ref().filter(|_| self.weights.is_none());
+        Deployed {
+            gpus: self.gpus.or(fitted).unwrap_or(NODE_GPUS),
+            attention: match self.attention {
+                Some(AttentionName::Tp) => Attention::Tensor,
+                Some(AttentionName::Dp) | None => Attention::Data,
+            },
+            checkpoint: checkpoint.map(|checkpoint| checkpoint.name().to_owned()),
+        }
     }
 
     /// Every combination of one subject, of so many, in the order of the command line.
@@ -264,6 +332,10 @@ impl Arguments {
                 {
                     let mut demand = self.demand(subject, *gpu, context, batch);
                     (demand.query_rows, demand.ratio) = (*mtp, ratio);
+                    demand.weights = match self.weights {
+                        Some(given) => given,
+                        None => subject.weights(&self.deployed(subject), *mtp)?,
+                    };
                     jobs.push(Job { demand, accept: *accept });
                 }
             }
@@ -275,7 +347,6 @@ impl Arguments {
         Demand {
             longest: subject.longest,
             batch,
-            weights: self.weights.unwrap_or(0),
             activations: self.activations.unwrap_or(0),
             workspace: self.workspace.unwrap_or(0),
             host: self.host,
@@ -298,14 +369,16 @@ fn micro_batches(subject: &Subject, context: u32, batch: Batch) -> u32 {
 }
 
 /// Plans, without a word on time.
-fn plain(subject: &Subject, job: &Job) -> Result<Point> {
+fn plain(subject: &Subject, deployed: &Deployed, job: &Job) -> Result<Point> {
     Ok(Point {
         model: subject.name.clone(),
+        deployed: deployed.clone(),
         demand: job.demand.clone(),
         on: None,
         planned: fit(plan::plan(&job.demand))?,
         unknown: None,
         gain: None,
+        alone: None,
     })
 }
 
@@ -320,6 +393,7 @@ fn fit<T>(planned: Result<T>) -> Result<Result<T>> {
 /// Plans and simulates. What is not known leaves the plan without its time.
 fn priced(
     arguments: &Arguments,
+    subject: &Subject,
     (job, on): (&Job, &On),
     linked: &mut Linked,
     source: &mut Source,
@@ -327,12 +401,8 @@ fn priced(
     let Job { demand, accept } = job;
     let simulator = &mut linked.simulator;
     let mut point = Point {
-        model: String::new(),
-        demand: demand.clone(),
         on: Some(On { accept: *accept, ..on.clone() }),
-        planned: fit(plan::plan(demand))?,
-        unknown: None,
-        gain: None,
+        ..plain(subject, &arguments.deployed(subject), job)?
     };
     // A replayed trace counts at one ratio; of a search for the best batch the ratio is not known before.
     let Ok(frame) = &point.planned else { return Ok(point) };
@@ -347,16 +417,19 @@ fn priced(
         two_batch: arguments.micro_batches.map(|micro_batches| micro_batches > 1),
         ..Options::default()
     };
+    let aim = Aim { accept: *accept, least_otps: arguments.min_otps.unwrap_or(0.0) };
     let search = (demand.batch, demand.ratio) == (Batch::Most, Ratio::Auto) && !source.is_trace();
-    let (mut curve, mut pays_from) = (Vec::new(), None);
+    let (mut curve, mut pays_from, mut too_slow) = (Vec::new(), None, false);
     let found = if search {
-        worth::worth(demand, *accept, &options, simulator).map(|worth| {
+        worth::worth(demand, aim, &options, simulator).map(|worth| {
             let of =
                 |priced: &Priced| (priced.planned.batch, priced.planned.ratio, priced.outcome.throughput);
             curve = worth.without.iter().chain(&worth.with).map(of).collect();
             let most = worth.most().cloned();
+            point.alone = worth.alone;
+            too_slow = worth.best.is_none() && !worth.with.is_empty();
             // Where the search ended early, batches that would pay may lie beyond.
-            let ended = |most: &Priced| most.planned.notes.contains(&Note::Unknown);
+            let ended = |most: &Priced| most.planned.notes.contains(&Note::Untried);
             pays_from = match worth.pays_from {
                 None if most.as_ref().is_some_and(ended) => None,
                 known => Some(known),
@@ -364,12 +437,12 @@ fn priced(
             most
         })
     } else {
-        worth::price(demand, *accept, &options, simulator).map(Some)
+        worth::price(demand, aim, &options, simulator).map(Some)
     };
     match found {
         Ok(Some(Priced { planned, outcome, without })) => {
             point.planned = Ok(planned);
-            point.gain = Some(Gain { outcome, without, pays_from, curve });
+            point.gain = Some(Gain { outcome, without, too_slow, pays_from, curve });
         }
         Ok(None) => {}
         Err(error) if worth::is_unknown(&error) => return Ok(point.unknown_by(error)),
@@ -386,21 +459,21 @@ fn planned(
     mut done: impl FnMut(Point),
 ) -> Result<()> {
     let Some(setup) = &subject.setup else {
-        return jobs.iter().try_for_each(|job| plain(subject, job).map(&mut done));
+        let deployed = arguments.deployed(subject);
+        return jobs.iter().try_for_each(|job| plain(subject, &deployed, job).map(&mut done));
     };
     let mut source = arguments.machine.source(setup)?;
     let note = source.note(setup, jobs.iter().map(|job| job.demand.context));
     for mut linked in arguments.machine.of(setup)? {
         let on = On {
-            setup: setup.name().to_owned(),
+            provenance: source.provenance(linked.simulator.setup()),
             link: linked.link.clone(),
             accept: 1.0,
             by_roofline: setup.file().costs == Costs::default(),
             misses_note: note.clone(),
         };
         for job in jobs {
-            let point = priced(arguments, (job, &on), &mut linked, &mut source)?;
-            done(Point { model: subject.name.clone(), ..point });
+            done(priced(arguments, subject, (job, &on), &mut linked, &mut source)?);
         }
     }
     Ok(())
@@ -436,15 +509,16 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     let targets = [("--json", arguments.json.as_deref()), ("--html", arguments.html.as_deref())];
     output::check_targets("plan", &targets)?;
     let points = sweep(arguments)?;
+    let least_otps = arguments.min_otps.unwrap_or(0.0);
     if let Some(path) = &arguments.json {
-        output::write_file(path, &plan_json::text(&points)?)?;
+        output::write_file(path, &plan_json::text(&points, least_otps)?)?;
     }
     if let Some(path) = &arguments.html {
-        return output::write_file(path, html::plans::page(&points).as_bytes());
+        return output::write_file(path, html::plans::page(&points, least_otps).as_bytes());
     }
     if arguments.json.as_deref().is_some_and(output::is_stdout) {
         return Ok(());
     }
     let look = arguments.look.look();
-    look.print(&plan_report::text(&points, look))
+    look.print(&plan_report::text(&points, least_otps, look))
 }

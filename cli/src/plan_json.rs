@@ -2,10 +2,13 @@
 
 use forebay::Result;
 use forebay::predict::plan::{Batch, Demand, Note, Planned, Ratio};
+use forebay::predict::provenance::Provenance;
+use forebay::predict::weights::Attention;
 use serde::Serialize;
 
-use crate::json;
+use crate::deployment::Deployed;
 use crate::plan::{Gain, On, Point};
+use crate::{json, plan_report};
 
 #[derive(Serialize)]
 struct Entry<'a> {
@@ -16,6 +19,7 @@ struct Entry<'a> {
     gpu_bytes: u64,
     context: u32,
     mtp: u32,
+    deployment: Gpus<'a>,
     asked: Asked,
     #[serde(flatten)]
     on: Option<Machine<'a>>,
@@ -26,6 +30,38 @@ struct Entry<'a> {
     fits: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
+    advice: Option<Advised<'a>>,
+}
+
+/// The GPUs that serve together.
+#[derive(Serialize)]
+struct Gpus<'a> {
+    gpus: u32,
+    node_gpus: u32,
+    attention: &'static str,
+    weights_bytes: u64,
+    weights_of: Option<&'a str>,
+}
+
+fn deployment(point: &Point) -> Gpus<'_> {
+    let deployed = &point.deployed;
+    Gpus {
+        gpus: deployed.gpus,
+        node_gpus: deployed.node_gpus(),
+        attention: match deployed.attention {
+            Attention::Data => "dp",
+            Attention::Tensor => "tp",
+        },
+        weights_bytes: point.demand.weights,
+        weights_of: deployed.checkpoint.as_deref(),
+    }
+}
+
+/// What to do where the entry is one of several batches and ratios.
+#[derive(Serialize)]
+struct Advised<'a> {
+    offload: Option<bool>,
+    sentence: &'a str,
 }
 
 /// Numbers, or the words that stand for what was looked for.
@@ -51,6 +87,7 @@ impl Asked {
 
 #[derive(Serialize)]
 struct Machine<'a> {
+    provenance: &'a Provenance,
     setup: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     link: Option<&'a str>,
@@ -69,15 +106,31 @@ struct Yields {
     throughput: f64,
     otps: f64,
     exposed_ms: f64,
+    throughput_gpu: f64,
+    throughput_node: f64,
+    throughput_all: f64,
     throughput_without: Option<f64>,
+    without: Option<Without>,
+    gain: Option<f64>,
     pays: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pays_from: Option<Option<u32>>,
 }
 
+/// The most sequences with all rows on the device.
+#[derive(Serialize)]
+struct Without {
+    batch: u32,
+    sequences: u64,
+    step_ms: f64,
+    otps: f64,
+    throughput_all: f64,
+}
+
 #[derive(Serialize)]
 struct Fits {
     batch: u32,
+    sequences: u64,
     ratio: f64,
     slots: u32,
     offload: bool,
@@ -85,6 +138,7 @@ struct Fits {
     available_bytes: u64,
     bytes_by_part: Parts,
     host_bytes: u64,
+    host_bytes_node: u64,
     resident_batch: u32,
     most_batch: u32,
     live_tokens: Option<u64>,
@@ -103,10 +157,11 @@ struct Parts {
     host_step_blocks: u64,
 }
 
-fn fits(planned: &Planned, counted: bool) -> Fits {
-    let bytes = &planned.bytes;
+fn fits(planned: &Planned, point: &Point) -> Fits {
+    let (bytes, counted) = (&planned.bytes, point.demand.count_tables);
     Fits {
         batch: planned.batch,
+        sequences: point.deployed.sequences(planned.batch),
         ratio: planned.ratio,
         slots: planned.slots,
         offload: planned.offloads(),
@@ -123,6 +178,7 @@ fn fits(planned: &Planned, counted: bool) -> Fits {
             host_step_blocks: bytes.step_blocks,
         },
         host_bytes: bytes.host(),
+        host_bytes_node: bytes.host().saturating_mul(u64::from(point.deployed.node_gpus())),
         resident_batch: planned.resident_batch,
         most_batch: planned.most_batch,
         live_tokens: planned.live_tokens,
@@ -132,7 +188,8 @@ fn fits(planned: &Planned, counted: bool) -> Fits {
 
 fn machine<'a>(on: &'a On, point: &Point) -> Machine<'a> {
     Machine {
-        setup: &on.setup,
+        provenance: &on.provenance,
+        setup: &on.provenance.setup,
         link: on.link.as_deref(),
         accept: on.accept,
         micro_batches: point.demand.micro_batches,
@@ -149,7 +206,18 @@ fn yields(gain: &Gain, point: &Point) -> Yields {
         throughput: outcome.throughput,
         otps: outcome.otps,
         exposed_ms: outcome.exposed_ms,
-        throughput_without: gain.without,
+        throughput_gpu: Deployed::of_gpu(outcome.throughput),
+        throughput_node: point.deployed.of_node(outcome.throughput),
+        throughput_all: point.deployed.of_all(outcome.throughput),
+        throughput_without: gain.without.map(|without| without.throughput),
+        without: gain.without.map(|without| Without {
+            batch: without.batch,
+            sequences: point.deployed.sequences(without.batch),
+            step_ms: without.step_ms,
+            otps: without.otps,
+            throughput_all: point.deployed.of_all(without.throughput),
+        }),
+        gain: point.gain(),
         pays: point.pays(),
         pays_from: gain.pays_from,
     }
@@ -159,7 +227,13 @@ fn yields(gain: &Gain, point: &Point) -> Yields {
 ///
 /// # Errors
 /// [`forebay::Kind::Internal`]: plain numbers and texts always have a JSON form.
-pub fn text(points: &[Point]) -> Result<Vec<u8>> {
+pub fn text(points: &[Point], least_otps: f64) -> Result<Vec<u8>> {
+    let advised = plan_report::advised(points, least_otps);
+    let advice = |point: &Point| {
+        let name = plan_report::setting(point, points);
+        let found = advised.iter().find(|(known, _)| *known == name);
+        found.map(|(_, advice)| Advised { offload: advice.offload, sentence: &advice.sentence })
+    };
     let entries = points.iter().map(|point| Entry {
         schema: json::SCHEMA,
         forebay: env!("CARGO_PKG_VERSION"),
@@ -168,12 +242,14 @@ pub fn text(points: &[Point]) -> Result<Vec<u8>> {
         gpu_bytes: point.demand.gpu,
         context: point.demand.context,
         mtp: point.demand.query_rows,
+        deployment: deployment(point),
         asked: Asked::of(&point.demand),
         on: point.on.as_ref().map(|on| machine(on, point)),
         gain: point.gain.as_ref().map(|gain| yields(gain, point)),
-        planned: point.planned.as_ref().ok().map(|planned| fits(planned, point.demand.count_tables)),
+        planned: point.planned.as_ref().ok().map(|planned| fits(planned, point)),
         fits: point.planned.is_ok(),
         why: point.planned.as_ref().err().map(ToString::to_string),
+        advice: advice(point),
     });
     json::list(&entries.collect::<Vec<_>>())
 }

@@ -1,42 +1,97 @@
-//! Plans for people: what was given, a line for each plan, what to know about them.
+//! Plans for people: what was given, a line for each plan, what to know about them, and what to do.
 
 use forebay::Geometry;
 use forebay::predict::plan::{Demand, Note, Planned};
+use forebay::predict::weights::Attention;
 
+use crate::advice::{self, Advice, signed_percent};
+use crate::deployment::Deployed;
 use crate::look::{Look, Spare, align_right};
 use crate::output::harmless;
-use crate::plan::Point;
+use crate::plan::{Gain, Point};
+use crate::provenance;
 use crate::report::{number, ratio, size};
 use crate::simulate_report::exposed_share;
 
+/// The rank of columns that a table can do without best.
+const WIDE: u8 = 9;
+
 /// The whole report.
-pub fn text(points: &[Point], look: Look) -> String {
+pub fn text(points: &[Point], least_otps: f64, look: Look) -> String {
     let mut out = String::new();
-    if let Some(first) = points.first() {
-        out += &given(first, points);
-        out += "\n\n";
-    }
-    out += &plans(points, look);
-    out += "\n\n";
+    let mut say = |line: &str| out += &format!("{line}\n");
+    let rests = || points.iter().filter_map(|point| Some(&point.on.as_ref()?.provenance));
+    provenance::sentences(rests()).iter().for_each(|sentence| say(sentence));
+    let shared = points.first().map(|first| given(first, points)).unwrap_or_default();
+    shared.iter().for_each(|line| say(line));
+    say("");
+    say(&plans(points, look));
+    say("");
     for note in notes(points) {
-        out += &format!("[{}] {}.\n", letter(note), capital(note.describe()));
+        say(&format!("[{}] {}.", letter(note), capital(note.describe())));
     }
     if mixed(points) {
-        out += &format!("[{ROOFLINE}] {}.\n", capital(BY_ROOFLINE));
+        say(&format!("[{ROOFLINE}] {}.", capital(BY_ROOFLINE)));
     }
-    for note in misses_notes(points) {
-        out += &format!("{note}\n");
+    misses_notes(points).iter().for_each(|note| say(note));
+    say(&definitions(points.iter().any(|point| point.gain.is_some()), look.width.is_none()));
+    provenance::assumptions(rests()).iter().for_each(|assumed| say(&format!("Assumed: {assumed}.")));
+    say("");
+    for (setting, advice) in advised(points, least_otps) {
+        say(&if setting.is_empty() { advice.sentence } else { format!("{setting}: {}", advice.sentence) });
     }
-    out += "Ratio: slots of a sequence and layer / context. Whole: the most sequences with\n\
-            all rows on the device: up to there nothing needs to be offloaded.\n";
-    out + if points.iter().any(|point| point.gain.is_some()) {
-        "Tokens/s: of a node of 8 GPUs. Exposed: what the step takes beyond the same\n\
-         step without misses, as a share. Pays from: the smallest batch with offload\n\
-         that yields more than the most without.\n"
-    } else {
-        "Most: the most with as few slots as --least-slots says. Other: landing and\n\
-         scratch slots, and what whole mappings leave unused.\n"
+    out
+}
+
+/// What the columns mean.
+fn definitions(priced: bool, wide: bool) -> String {
+    let mut out = "Ratio: slots of a sequence and layer as a share of its context at its end, prompt and promised tokens."
+        .to_owned();
+    if priced {
+        out += " OTPS: output tokens a second of each sequence. Gain: tokens a second beyond those of the most sequences \
+                with all rows on the device.";
     }
+    if priced && wide {
+        out += " Exposed: what the step takes beyond the same step without misses, as a share. Pays from: the smallest \
+                batch with offload that yields more than the most without.";
+    }
+    if wide || !priced {
+        out += " Whole: the most sequences with all rows on the device: up to there nothing needs to be offloaded.";
+    }
+    if !priced {
+        out += " Most: the most with as few slots as --least-slots says.";
+    }
+    if !priced && wide {
+        out += " Other: landing and scratch slots, and what whole mappings leave unused.";
+    }
+    out
+}
+
+/// What tells settings apart, in words: whatever differs beside batch and ratio.
+pub fn setting(point: &Point, all: &[Point]) -> String {
+    let differ = |get: &dyn Fn(&Point) -> String| all.iter().any(|other| get(other) != get(point));
+    let parts: [&dyn Fn(&Point) -> String; 5] = [
+        &|point| point.model.clone(),
+        &|point| point.link().unwrap_or_default().to_owned(),
+        &|point| size(point.demand.gpu as f64),
+        &|point| tokens(point.demand.context),
+        &|point| format!("mtp {}", point.demand.query_rows),
+    ];
+    let words: Vec<String> = parts.into_iter().filter(|part| differ(part)).map(|part| part(point)).collect();
+    harmless(&words.join(", "))
+}
+
+/// For each setting what to do there; a single one needs no name.
+pub fn advised(points: &[Point], least_otps: f64) -> Vec<(String, Advice)> {
+    let mut settings: Vec<(String, Vec<&Point>)> = Vec::new();
+    for point in points {
+        let name = setting(point, points);
+        match settings.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, of)) => of.push(point),
+            None => settings.push((name, vec![point])),
+        }
+    }
+    settings.into_iter().map(|(name, of)| (name, advice::of(&of, least_otps))).collect()
 }
 
 /// The mark of a plan whose costs are a roofline's, and what is to be known about it.
@@ -73,6 +128,8 @@ fn letter(note: Note) -> char {
         Note::NoRoom => 'n',
         Note::Slower => 't',
         Note::Unknown => 'u',
+        Note::Untried => 'l',
+        Note::TooSlow => 'o',
         _ => '?',
     }
 }
@@ -95,9 +152,34 @@ fn notes(points: &[Point]) -> Vec<Note> {
     once
 }
 
-/// What all plans share.
-fn given(first: &Point, points: &[Point]) -> String {
-    let Demand { gpu, weights, activations, workspace, host, .. } = first.demand;
+/// How attention is divided, and what that means for the cache.
+pub fn attention(deployed: &Deployed) -> &'static str {
+    match deployed.attention {
+        Attention::Data => "DP attention: each GPU has the cache of its own sequences",
+        Attention::Tensor => "TP attention: each GPU of a node has the cache of all its sequences",
+    }
+}
+
+/// Where the weights come from.
+pub fn weights(point: &Point) -> String {
+    let each = size(point.demand.weights as f64);
+    match &point.deployed.checkpoint {
+        Some(checkpoint) => {
+            let rest = match point.deployed.attention {
+                Attention::Data => "all else on each",
+                Attention::Tensor => "all else divided by heads over a node",
+            };
+            format!(
+                "Weights: {each} on each GPU, as {checkpoint} is published; experts divided over all GPUs, {rest}"
+            )
+        }
+        None => format!("Weights: {each} on each GPU, as --weights says"),
+    }
+}
+
+/// What all plans share, line by line.
+pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
+    let Demand { gpu, weights: on_gpu, activations, workspace, host, .. } = first.demand;
     let same = |get: fn(&Point) -> u64| points.iter().all(|point| get(point) == get(first));
     let mut lines = Vec::new();
     if points.iter().all(|point| point.model == first.model)
@@ -109,23 +191,47 @@ fn given(first: &Point, points: &[Point]) -> String {
             geometry.layers(),
             geometry.row_bytes(),
             first.demand.shape.index_key_bytes,
-            first.demand.shape.top_k,
+            first.demand.shape.top_k
         ));
     }
-    let taken = [(weights, "weights"), (activations, "activations"), (workspace, "workspace")];
-    let taken: Vec<String> = taken
+    let (gpus, one) = (first.deployed.gpus, same(|point| point.demand.gpu));
+    let of = if one { format!(" of {}", size(gpu as f64)) } else { String::new() };
+    let plural = if gpus == 1 { "" } else { "s" };
+    lines.push(format!("{gpus} GPU{plural}{of}, {}", attention(&first.deployed)));
+    if same(|point| point.demand.weights) && points.iter().all(|point| point.deployed == first.deployed) {
+        lines.push(weights(first));
+    }
+    let taken: Vec<String> = [(activations, "activations"), (workspace, "workspace")]
         .iter()
         .filter(|(bytes, _)| *bytes > 0)
-        .map(|(bytes, what)| format!("{} {what}", size(*bytes as f64)))
+        .map(|(bytes, what)| format!("{} of {what}", size(*bytes as f64)))
         .collect();
-    let without = if taken.is_empty() { String::new() } else { format!(" without {}", taken.join(", ")) };
-    if same(|point| point.demand.gpu) {
-        let left = gpu.saturating_sub(weights).saturating_sub(activations).saturating_sub(workspace);
-        lines.push(format!("A GPU of {}{without}: {} for the cache", size(gpu as f64), size(left as f64)));
-    } else if !taken.is_empty() {
-        lines.push(format!("GPUs{without}"));
+    let beside = match taken.is_empty() {
+        true => "nothing (no --workspace, no --activations)".to_owned(),
+        false => taken.join(" and "),
+    };
+    if one && same(|point| point.demand.weights) {
+        let left = gpu.saturating_sub(on_gpu).saturating_sub(activations).saturating_sub(workspace);
+        lines.push(format!("Beside them {beside}: {} of each GPU for the cache", size(left as f64)));
+    } else {
+        lines.push(format!("Beside the weights {beside} on each GPU"));
     }
-    let host = host.map_or("as much as it takes".to_owned(), |bytes| size(bytes as f64));
+    if let Some(on) = &first.on {
+        let link = match (points.iter().all(|point| point.link() == first.link()), first.link()) {
+            (true, Some(link)) => format!(", link {}", harmless(link)),
+            (true, None) => ", its own link".to_owned(),
+            (false, _) => String::new(),
+        };
+        let setup = harmless(&on.provenance.setup);
+        lines.push(format!("Setup {setup}{link}; {} tokens a step and sequence", on.accept));
+    }
+    let same_context = same(|point| u64::from(point.demand.context));
+    let same_mtp = same(|point| u64::from(point.demand.query_rows));
+    let context = same_context.then(|| format!("Context: {}", tokens(first.demand.context)));
+    let mtp = same_mtp.then(|| format!("Query rows of a step: {}", first.demand.query_rows));
+    let both: Vec<String> = context.into_iter().chain(mtp).collect();
+    lines.extend((!both.is_empty()).then(|| both.join(". ")));
+    let host = host.map_or("as much as it takes".to_owned(), |bytes| format!("{} a GPU", size(bytes as f64)));
     let tables = if first.demand.count_tables { "counted" } else { "beside" };
     let mut micro_batches: Vec<u32> = points.iter().map(|point| point.demand.micro_batches).collect();
     micro_batches.sort_unstable();
@@ -133,121 +239,179 @@ fn given(first: &Point, points: &[Point]) -> String {
     let micro_batches: Vec<String> = micro_batches.iter().map(u32::to_string).collect();
     let micro_batches = micro_batches.join(" or ");
     lines.push(format!("Host memory: {host}. Micro-batches: {micro_batches}. Residency tables: {tables}"));
-    if same(|point| u64::from(point.demand.context))
-        && let Ok(Planned { live_tokens: Some(tokens), .. }) = &first.planned
-        && same(|point| point.demand.gpu)
+    if let Ok(Planned { live_tokens: Some(tokens), .. }) = &first.planned
+        && same_context
+        && one
+        && same(|point| point.demand.weights)
     {
         lines.push(format!(
-            "Index keys stay on the device whole: at most {tokens} live tokens, {} sequences, whatever the ratio",
+            "Index keys stay on the device whole: at most {} live tokens a GPU, {} sequences, whatever the ratio",
+            advice::grouped(*tokens as f64),
             tokens / u64::from(first.demand.context.max(1)),
         ));
     }
-    lines.join("\n")
+    lines
 }
 
 /// One line for each plan.
 fn plans(points: &[Point], look: Look) -> String {
-    let differ = |get: fn(&Point) -> String| {
+    let differ = |get: &dyn Fn(&Point) -> String| {
         let first = points.first().map(get);
         points.iter().any(|point| Some(get(point)) != first)
     };
-    let (models, gpus) = (differ(|p| p.model.clone()), differ(|p| p.demand.gpu.to_string()));
     let priced = points.iter().any(|point| point.gain.is_some());
-    let links = points.iter().any(|point| point.link().is_some());
     let mixed = mixed(points);
-    let mut head = Vec::new();
-    head.extend(models.then_some("model"));
-    head.extend(links.then_some("link"));
-    head.extend(gpus.then_some("GPU"));
-    head.extend(["context", "mtp", "batch", "ratio", "slots"]);
-    head.extend(if priced { &PRICED[..] } else { &BYTES[..] });
-    let columns = head.len();
-    let mut table = look.table();
-    table.set_header(head);
-    for point in points {
-        let mut row = Vec::new();
-        row.extend(models.then(|| harmless(&point.model)));
-        row.extend(links.then(|| point.link().unwrap_or_default().to_owned()));
-        row.extend(gpus.then(|| size(point.demand.gpu as f64)));
-        row.extend([tokens(point.demand.context), point.demand.query_rows.to_string()]);
-        row.extend(line(point, priced));
-        row.resize(columns, String::new());
-        if mixed
-            && point.on.as_ref().is_some_and(|on| on.by_roofline)
-            && let Some(marks) = row.last_mut()
-        {
-            *marks += &format!("[{ROOFLINE}]");
-        }
-        table.add_row(row);
+    let mut columns: Vec<(&str, u8, Vec<String>)> = Vec::new();
+    let mut add = |head: &'static str, rank: u8, cell: &dyn Fn(&Point) -> String| {
+        columns.push((head, rank, points.iter().map(cell).collect()));
+    };
+    // Ranks: 0 always stands; of the others those of the highest go first where a line is too short.
+    if differ(&|point| point.model.clone()) {
+        add("model", 0, &|point| harmless(&point.model));
     }
-    let names = usize::from(models) + usize::from(links);
-    align_right(&mut table, |column| column + 1 != columns && column >= names);
-    let spare = ["exposed", "whole, tokens/s", "OTPS", "index", "other", "tables", "free"];
-    // The context, query rows, batch and ratio tell lines apart, too.
-    look.fit(table, &Spare { columns: &spare, keys: names + usize::from(gpus) + 4, text: None })
+    if differ(&|point| point.link().unwrap_or_default().to_owned()) {
+        add("link", 0, &|point| point.link().unwrap_or_default().to_owned());
+    }
+    if differ(&|point| point.demand.gpu.to_string()) {
+        add("GPU", 0, &|point| size(point.demand.gpu as f64));
+    }
+    let wide = look.width.is_none();
+    if wide || differ(&|point| point.demand.context.to_string()) {
+        add("context", 0, &|point| tokens(point.demand.context));
+    }
+    if wide || differ(&|point| point.demand.query_rows.to_string()) {
+        add("mtp", 0, &|point| point.demand.query_rows.to_string());
+    }
+    add("batch,\na GPU", 0, &batch);
+    add("batch,\nin all", 2, &|point| {
+        fitting(point, |planned| point.deployed.sequences(planned.batch).to_string())
+    });
+    add("ratio", 0, &|point| match &point.planned {
+        Ok(planned) => ratio(planned.ratio),
+        Err(_) => "does not fit".to_owned(),
+    });
+    add("slots", if priced { WIDE } else { 1 }, &|point| fitting(point, |planned| planned.slots.to_string()));
+    if priced {
+        of_time(&mut add);
+    } else {
+        of_bytes(&mut add);
+    }
+    let marks: Vec<String> = points.iter().map(|point| marks(point, mixed)).collect();
+    let marked = marks.iter().any(|marks| !marks.is_empty());
+    columns.extend(marked.then_some(("", 0, marks)));
+    drawn(&columns, marked, look)
 }
 
-/// Columns behind the slots: of plans alone, and of simulated ones.
-const BYTES: [&str; 9] =
-    ["index\nkeys", "slots,\nbytes", "other", "tables", "free", "host", "whole", "most", ""];
-const PRICED: [&str; 10] = [
-    "device",
-    "host",
-    "step\nms",
-    "exposed",
-    "OTPS",
-    "tokens/s",
-    "whole",
-    "whole,\ntokens/s",
-    "pays\nfrom",
-    "",
-];
-
-/// A plan's figures; of one that does not fit the batch, and that it does not.
-fn line(point: &Point, priced: bool) -> Vec<String> {
-    let bytes = |bytes: u64| size(bytes as f64);
-    let planned = match &point.planned {
-        Ok(planned) => planned,
-        Err(error) => {
-            let batch = error.number("batch").map_or("-".to_owned(), |batch| batch.to_string());
-            return [batch, "does not fit".to_owned()].into();
-        }
-    };
-    let part = &planned.bytes;
-    let marks: Vec<String> = planned.notes.iter().map(|note| format!("[{}]", letter(*note))).collect();
-    let counted = if point.demand.count_tables { part.device() } else { part.data() };
-    let mut row = vec![planned.batch.to_string(), ratio(planned.ratio), planned.slots.to_string()];
-    match &point.gain {
-        Some(gain) => {
-            let outcome = &gain.outcome;
-            row.extend([bytes(counted), bytes(part.host()), number(outcome.step_ms)]);
-            row.extend([format!("{:.1}%", 100.0 * exposed_share(outcome)), number(outcome.otps)]);
-            row.extend([format!("{:.0}", outcome.throughput), planned.resident_batch.to_string()]);
-            row.push(gain.without.map_or("-".to_owned(), |without| format!("{without:.0}")));
-            row.push(match gain.pays_from {
-                Some(Some(batch)) => batch.to_string(),
-                Some(None) => "never".to_owned(),
-                None => String::new(),
-            });
-        }
-        None if priced => {
-            row.extend([bytes(counted), bytes(part.host())]);
-            row.extend(["-", "-", "-", "-"].map(str::to_owned));
-            row.extend([planned.resident_batch.to_string(), "-".to_owned(), String::new()]);
-        }
-        None => row.extend([
-            bytes(part.index_keys),
-            bytes(part.slots),
-            bytes(part.landing + part.scratch + part.padding),
-            bytes(part.tables),
-            bytes(planned.available.saturating_sub(counted)),
-            bytes(part.host()),
-            planned.resident_batch.to_string(),
-            planned.most_batch.to_string(),
-        ]),
+/// The table of these columns: heads, ranks and cells. Marks stand last, to the left as names do.
+fn drawn(columns: &[(&str, u8, Vec<String>)], marked: bool, look: Look) -> String {
+    let mut table = look.table();
+    table.set_header(columns.iter().map(|(head, ..)| *head));
+    for line in 0..columns.first().map_or(0, |(_, _, cells)| cells.len()) {
+        table.add_row(columns.iter().map(|(_, _, cells)| cells.get(line).map_or("", String::as_str)));
     }
-    row.push(marks.join(""));
-    row
+    let names = columns.iter().take_while(|(head, ..)| matches!(*head, "model" | "link")).count();
+    align_right(&mut table, |column| (names..columns.len() - usize::from(marked)).contains(&column));
+    let mut spared: Vec<(u8, String)> = columns.iter().map(|(head, rank, _)| (*rank, head.replace('\n', " "))).collect();
+    spared.retain(|(rank, _)| *rank > 0);
+    spared.sort_by_key(|(rank, _)| std::cmp::Reverse(*rank));
+    let spared: Vec<&str> = spared.iter().map(|(_, head)| head.as_str()).collect();
+    // What tells lines apart, up to the batch.
+    let keys = columns.iter().position(|(head, ..)| head.starts_with("batch")).map_or(0, |batch| batch + 1);
+    look.fit(table, &Spare { columns: &spared, keys, text: None })
+}
+
+/// Who takes columns: head, rank, and what stands in it.
+type Add<'a> = dyn FnMut(&'static str, u8, &dyn Fn(&Point) -> String) + 'a;
+
+/// What the cache takes of a GPU, and of a node's host.
+fn of_memory(add: &mut Add<'_>, rank: u8) {
+    add("cache,\na GPU", rank, &|point| {
+        fitting(point, |planned| {
+            let part = &planned.bytes;
+            size(if point.demand.count_tables { part.device() } else { part.data() } as f64)
+        })
+    });
+    add("host,\na GPU", WIDE, &|point| fitting(point, |planned| size(planned.bytes.host() as f64)));
+    add("host,\na node", 1, &|point| {
+        fitting(point, |planned| size(planned.bytes.host() as f64 * f64::from(point.deployed.node_gpus())))
+    });
+}
+
+/// Columns of simulated plans.
+fn of_time(add: &mut Add<'_>) {
+    of_memory(add, WIDE);
+    add("step\nms", WIDE, &|point| yielding(point, |gain| number(gain.outcome.step_ms)));
+    add("exposed", WIDE, &|point| {
+        yielding(point, |gain| format!("{:.1}%", 100.0 * exposed_share(&gain.outcome)))
+    });
+    add("tok/s,\na GPU", 3, &|point| {
+        yielding(point, |gain| format!("{:.0}", Deployed::of_gpu(gain.outcome.throughput)))
+    });
+    add("tok/s,\na node", 0, &|point| {
+        yielding(point, |gain| format!("{:.0}", point.deployed.of_node(gain.outcome.throughput)))
+    });
+    add("OTPS", 0, &|point| yielding(point, |gain| number(gain.outcome.otps)));
+    add("gain", 0, &|point| point.gain().map_or("-".to_owned(), signed_percent));
+    add("whole,\na GPU", WIDE, &|point| fitting(point, |planned| planned.resident_batch.to_string()));
+    add("whole,\ntok/s, a node", WIDE, &|point| {
+        let without = point.gain.as_ref().and_then(|gain| gain.without);
+        without.map_or("-".to_owned(), |it| format!("{:.0}", point.deployed.of_node(it.throughput)))
+    });
+    add("pays\nfrom", WIDE, &|point| match point.gain.as_ref().and_then(|gain| gain.pays_from) {
+        Some(Some(batch)) => batch.to_string(),
+        Some(None) => "never".to_owned(),
+        None => String::new(),
+    });
+}
+
+/// Columns of plans alone.
+fn of_bytes(add: &mut Add<'_>) {
+    let bytes = |get: fn(&Planned) -> u64| move |point: &Point| fitting(point, |it| size(get(it) as f64));
+    of_memory(add, 3);
+    add("index\nkeys", WIDE, &bytes(|it| it.bytes.index_keys));
+    add("slots,\nbytes", WIDE, &bytes(|it| it.bytes.slots));
+    add("other", WIDE, &bytes(|it| it.bytes.landing + it.bytes.scratch + it.bytes.padding));
+    add("tables", WIDE, &bytes(|it| it.bytes.tables));
+    add("free", WIDE, &|point| {
+        fitting(point, |planned| {
+            let part = &planned.bytes;
+            let counted = if point.demand.count_tables { part.device() } else { part.data() };
+            size(planned.available.saturating_sub(counted) as f64)
+        })
+    });
+    add("whole,\na GPU", 2, &|point| fitting(point, |planned| planned.resident_batch.to_string()));
+    add("most,\na GPU", 2, &|point| fitting(point, |planned| planned.most_batch.to_string()));
+}
+
+/// Sequences of a GPU; of a plan that does not fit those that were too many.
+fn batch(point: &Point) -> String {
+    match &point.planned {
+        Ok(planned) => planned.batch.to_string(),
+        Err(error) => error.number("batch").map_or("-".to_owned(), |batch| batch.to_string()),
+    }
+}
+
+/// A plan's cell; nothing where it does not fit.
+fn fitting(point: &Point, cell: impl Fn(&Planned) -> String) -> String {
+    point.planned.as_ref().map_or(String::new(), cell)
+}
+
+/// A simulated plan's cell.
+fn yielding(point: &Point, cell: impl Fn(&Gain) -> String) -> String {
+    match (&point.planned, &point.gain) {
+        (Ok(_), Some(gain)) => cell(gain),
+        (Ok(_), None) => "-".to_owned(),
+        (Err(_), _) => String::new(),
+    }
+}
+
+fn marks(point: &Point, mixed: bool) -> String {
+    let Ok(planned) = &point.planned else { return String::new() };
+    let mut marks: String = planned.notes.iter().map(|note| format!("[{}]", letter(*note))).collect();
+    if mixed && point.on.as_ref().is_some_and(|on| on.by_roofline) {
+        marks += &format!("[{ROOFLINE}]");
+    }
+    marks
 }
 
 /// Tokens in 1024s where they are.

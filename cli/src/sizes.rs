@@ -3,6 +3,7 @@
 
 use forebay::Shape;
 use forebay::predict::plan::{Batch, Ratio};
+use forebay::predict::weights;
 
 type Parsed<T> = std::result::Result<T, String>;
 
@@ -81,6 +82,20 @@ pub fn count(text: &str) -> Parsed<u32> {
     match text.parse::<u32>() {
         Ok(count) if plain && count > 0 => Ok(count),
         _ => Err(format!("not a whole number from 1 to {}", u32::MAX)),
+    }
+}
+
+/// A number of GPUs that serve together: whole nodes, or a part of one.
+///
+/// # Errors
+/// Likewise.
+pub fn gpus(text: &str) -> Parsed<u32> {
+    match count(text) {
+        Ok(gpus) if weights::is_deployment(gpus) => Ok(gpus),
+        _ => Err(format!(
+            "not 1, 2, 4, or GPUs of whole nodes: 8, 16, 24 and so on up to {}",
+            weights::GPUS_MAX
+        )),
     }
 }
 
@@ -164,6 +179,14 @@ mod tests {
         assert_eq!([tokens("32K"), tokens("4096"), tokens("1M")], [Ok(32768), Ok(4096), Ok(1 << 20)]);
         for text in ["", "K", "0", "-1", "+5", "32k", "32KiB", "3.5K", "4096M", "2147483647"] {
             assert!(tokens(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn gpus_are_whole_nodes_or_a_part_of_one() {
+        assert_eq!([gpus("1"), gpus("8"), gpus("24"), gpus("4096")], [Ok(1), Ok(8), Ok(24), Ok(4096)]);
+        for text in ["0", "3", "7", "12", "-8", "8.0", "1e9", "1000000000", "4104", ""] {
+            assert!(gpus(text).is_err(), "{text}");
         }
     }
 

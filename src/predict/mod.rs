@@ -3,8 +3,9 @@
 //! A [`Setup`](setup::Setup) is a file: a model, a GPU, a link, and what an engine's works cost there, measured
 //! at points or by a [roofline]. [`fit`] makes one from measurements. [`misses`] says how many rows a step
 //! fetches. [`simulate`] runs the production schedule with those costs on a virtual clock. [`plan`] says what
-//! fits on a GPU, [`worth`] whether offload pays there. [`provenance`] goes out with all of it: what a figure
-//! rests on. [`experts`] prices other numbers of GPUs than the setup's.
+//! fits on a GPU, [`worth`] whether offload pays there; [`weights`] what a model's weights leave of it.
+//! [`provenance`] goes out with all of it: what a figure rests on. [`experts`] prices other numbers of GPUs than
+//! the setup's.
 //!
 //! Every number that comes in is checked where it comes in, and the error names its field; so every number
 //! that goes out is finite. Times are microseconds in files and functions, milliseconds for whole steps.
@@ -20,6 +21,7 @@ pub mod provenance;
 pub mod roofline;
 pub mod setup;
 pub mod simulate;
+pub mod weights;
 pub mod worth;
 
 use std::ops::RangeInclusive;

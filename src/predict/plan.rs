@@ -127,9 +127,12 @@ pub enum Note {
     NoRoom,
     /// The most sequences with all rows on the device yield as many tokens a second; told by [`super::worth`].
     Slower,
-    /// What is missed at this ratio, or a step takes at this batch, is not known, or not at those of larger
-    /// batches; told by [`super::worth`].
+    /// What is missed at this ratio, or a step takes at this batch, is not known; told by [`super::worth`].
     Unknown,
+    /// Larger batches were not tried: what they miss or take is not known; told by [`super::worth`].
+    Untried,
+    /// A sequence decodes fewer tokens a second than it has to; told by [`super::worth`].
+    TooSlow,
 }
 
 impl Note {
@@ -146,9 +149,9 @@ impl Note {
             Note::Slower => {
                 "does not pay here: fewer sequences, all rows on the device, yield as many tokens a second"
             }
-            Note::Unknown => {
-                "not simulated, or larger batches not tried: misses or costs are not known there"
-            }
+            Note::Unknown => "not simulated: misses or costs are not known here",
+            Note::Untried => "larger batches were not tried: misses or costs are not known there",
+            Note::TooSlow => "a sequence decodes fewer tokens a second than --min-otps",
             Note::NoRoom => {
                 "does not pay here: index keys and slots leave room for no more sequences than whole rows"
             }

@@ -3,6 +3,9 @@
 //! Up to [`Planned::resident_batch`] sequences nothing needs to be offloaded; what they yield is what offload has
 //! to beat. Beyond, each batch is planned at the largest ratio that fits and simulated there. The curve is searched,
 //! not solved: throughput by batch has steps, because captured widths and blocks have.
+//!
+//! Where a sequence has to decode at some rate ([`Aim::least_otps`]), batches that decode slower are no answer, with
+//! offload or without: what offload has to beat then is the largest batch without it that is fast enough.
 
 use std::collections::BTreeMap;
 
@@ -13,6 +16,41 @@ use crate::error::{Error, Kind, Result};
 /// Batches tried before the search narrows.
 const COARSE: u32 = 32;
 
+/// What a step yields for each sequence, and what it has to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Aim {
+    /// Tokens that a step yields for each sequence, from 1 to the query rows.
+    pub accept: f64,
+    /// The fewest tokens a second that each sequence has to decode; 0 for any.
+    pub least_otps: f64,
+}
+
+impl From<f64> for Aim {
+    fn from(accept: f64) -> Aim {
+        Aim { accept, least_otps: 0.0 }
+    }
+}
+
+/// What the most sequences with all rows on the device yield: what offload has to beat.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Baseline {
+    /// Sequences.
+    pub batch: u32,
+    /// Milliseconds of a step.
+    pub step_ms: f64,
+    /// Tokens a second of one sequence.
+    pub otps: f64,
+    /// Tokens a second of a node of 8 GPUs.
+    pub throughput: f64,
+}
+
+impl Baseline {
+    const fn of(outcome: &Outcome) -> Baseline {
+        let Outcome { step_ms, otps, throughput, .. } = *outcome;
+        Baseline { batch: outcome.point.batch, step_ms, otps, throughput }
+    }
+}
+
 /// A plan and what it yields.
 #[derive(Clone, Debug)]
 pub struct Priced {
@@ -20,22 +58,25 @@ pub struct Priced {
     pub planned: Planned,
     /// Its step.
     pub outcome: Outcome,
-    /// Tokens a second, of a node of 8 GPUs, of the most sequences with all rows on the device; none where not
-    /// even one fits so, or what they yield is not known.
-    pub without: Option<f64>,
+    /// What the most sequences with all rows on the device yield, of those that are fast enough; none where not
+    /// even one fits or is so, or what they yield is not known.
+    pub without: Option<Baseline>,
 }
 
 /// What offload is worth on one GPU, for one context and number of query rows.
 #[derive(Clone, Debug)]
 pub struct Worth {
-    /// The most sequences with all rows on the device; none where not even one fits so.
+    /// The most sequences with all rows on the device, of those that are fast enough; none where not even one fits,
+    /// or is fast enough.
     pub without: Option<Priced>,
     /// With offload: by ascending batch those that were tried.
     pub with: Vec<Priced>,
-    /// The batch with offload that yields most.
+    /// The batch with offload that yields most, of those that are fast enough.
     pub best: Option<u32>,
-    /// The smallest batch that with offload yields more than [`Worth::without`].
+    /// The smallest batch that with offload yields more than [`Worth::without`], and is fast enough.
     pub pays_from: Option<u32>,
+    /// Where no batch is fast enough: tokens a second of one sequence alone.
+    pub alone: Option<f64>,
 }
 
 impl Worth {
@@ -56,55 +97,90 @@ fn yields(priced: &Priced) -> f64 {
 }
 
 /// Plans and simulates what is asked. A plan that offloads and yields no more than the most sequences with all
-/// rows on the device is told so, by [`Note::Slower`].
+/// rows on the device is told so, by [`Note::Slower`]; one that is not fast enough by [`Note::TooSlow`].
 ///
 /// # Errors
 /// Those of [`plan`] and of [`Simulator::run`].
-pub fn price(demand: &Demand, accept: f64, options: &Options, simulator: &mut Simulator) -> Result<Priced> {
-    let mut priced = run(plan(demand)?, demand, accept, options, simulator)?;
-    if priced.planned.resident_batch > 0 {
-        priced.without = match at(demand, priced.planned.resident_batch, accept, options, simulator) {
-            Ok(without) => Some(yields(&without)),
-            Err(error) if is_unknown(&error) => None,
-            Err(error) => return Err(error),
-        };
-    }
-    priced.judge();
+pub fn price(
+    demand: &Demand,
+    aim: impl Into<Aim>,
+    options: &Options,
+    simulator: &mut Simulator,
+) -> Result<Priced> {
+    let mut ask = Ask { demand, aim: aim.into(), options, simulator };
+    let mut priced = ask.run(plan(demand)?)?;
+    priced.without = match ask.baseline(priced.planned.resident_batch) {
+        Ok(without) => without.map(|without| Baseline::of(&without.outcome)),
+        Err(error) if is_unknown(&error) => None,
+        Err(error) => return Err(error),
+    };
+    priced.judge(ask.aim);
     Ok(priced)
 }
 
 impl Priced {
-    /// Says so where offload does not pay.
-    fn judge(&mut self) {
-        if self.planned.offloads() && self.without.is_some_and(|without| self.outcome.throughput <= without) {
+    /// Says so where offload does not pay, and where a sequence decodes too slowly.
+    fn judge(&mut self, aim: Aim) {
+        let floor = self.without.map_or(0.0, |without| without.throughput);
+        if self.planned.offloads() && self.without.is_some() && self.outcome.throughput <= floor {
             self.planned.notes.push(Note::Slower);
+        }
+        if self.outcome.otps < aim.least_otps {
+            self.planned.notes.push(Note::TooSlow);
         }
     }
 }
 
-fn run(
-    planned: Planned,
-    demand: &Demand,
-    accept: f64,
-    options: &Options,
-    simulator: &mut Simulator,
-) -> Result<Priced> {
-    let (context, mtp) = (demand.context, demand.query_rows);
-    let point = Point { context, batch: planned.batch, mtp, accept, ratio: planned.ratio };
-    let outcome = simulator.run(&point, options)?;
-    Ok(Priced { planned, outcome, without: None })
+/// What is asked, and who answers.
+struct Ask<'a> {
+    demand: &'a Demand,
+    aim: Aim,
+    options: &'a Options,
+    simulator: &'a mut Simulator,
 }
 
-/// So many sequences, at the largest ratio that fits.
-fn at(
-    demand: &Demand,
-    batch: u32,
-    accept: f64,
-    options: &Options,
-    simulator: &mut Simulator,
-) -> Result<Priced> {
-    let demand = Demand { batch: Batch::Sequences(batch), ratio: Ratio::Auto, ..demand.clone() };
-    run(plan(&demand)?, &demand, accept, options, simulator)
+impl Ask<'_> {
+    fn run(&mut self, planned: Planned) -> Result<Priced> {
+        let Demand { context, query_rows: mtp, .. } = *self.demand;
+        let Aim { accept, .. } = self.aim;
+        let point = Point { context, batch: planned.batch, mtp, accept, ratio: planned.ratio };
+        let outcome = self.simulator.run(&point, self.options)?;
+        Ok(Priced { planned, outcome, without: None })
+    }
+
+    /// So many sequences, at the largest ratio that fits.
+    fn at(&mut self, batch: u32) -> Result<Priced> {
+        let demand = Demand { batch: Batch::Sequences(batch), ratio: Ratio::Auto, ..self.demand.clone() };
+        self.run(plan(&demand)?)
+    }
+
+    fn fast_enough(&self, priced: &Priced) -> bool {
+        priced.outcome.otps >= self.aim.least_otps
+    }
+
+    /// The most of `resident` sequences, all of whose rows are on the device, that are fast enough.
+    fn baseline(&mut self, resident: u32) -> Result<Option<Priced>> {
+        if resident == 0 {
+            return Ok(None);
+        }
+        let all = self.at(resident)?;
+        if self.fast_enough(&all) {
+            return Ok(Some(all));
+        }
+        // The more sequences, the longer the step.
+        let (mut found, mut beyond) = (None, resident);
+        let mut most = 0;
+        while beyond - most > 1 {
+            let middle = most + (beyond - most) / 2;
+            let priced = self.at(middle)?;
+            if self.fast_enough(&priced) {
+                (found, most) = (Some(priced), middle);
+            } else {
+                beyond = middle;
+            }
+        }
+        Ok(found)
+    }
 }
 
 /// Finds what offload is worth: the best batch, and the smallest one from which it pays. Batch and ratio of
@@ -113,19 +189,19 @@ fn at(
 /// # Errors
 /// Those of [`price`]. Beyond the ratios that misses are known for, and the batches that costs are known for,
 /// nothing is tried; where that leaves nothing at all, the error that says so ([`is_unknown`]).
-pub fn worth(demand: &Demand, accept: f64, options: &Options, simulator: &mut Simulator) -> Result<Worth> {
+pub fn worth(
+    demand: &Demand,
+    aim: impl Into<Aim>,
+    options: &Options,
+    simulator: &mut Simulator,
+) -> Result<Worth> {
     let frame = plan(&Demand { batch: Batch::Most, ratio: Ratio::Auto, ..demand.clone() })?;
     let (resident, most) = (frame.resident_batch, frame.most_batch);
-    let mut without = match resident {
-        0 => None,
-        batch => {
-            let mut priced = at(demand, batch, accept, options, simulator)?;
-            priced.without = Some(yields(&priced));
-            Some(priced)
-        }
-    };
-    let floor = without.as_ref().map(yields);
-    let mut tried = Tried { demand, accept, options, simulator, known: BTreeMap::new(), most, end: None };
+    let mut ask = Ask { demand, aim: aim.into(), options, simulator };
+    let mut without = ask.baseline(resident)?;
+    let floor = without.as_ref().map(|without| Baseline::of(&without.outcome));
+    let beat = floor.map_or(0.0, |floor| floor.throughput);
+    let mut tried = Tried { ask, known: BTreeMap::new(), most, end: None };
     let stride = (most - resident).div_ceil(COARSE).max(1);
     let coarse = (resident + 1..=most).step_by(stride as usize).chain((most > resident).then_some(most));
     for batch in coarse {
@@ -136,7 +212,7 @@ pub fn worth(demand: &Demand, accept: f64, options: &Options, simulator: &mut Si
             tried.at(batch)?;
         }
     }
-    if let Some(first) = tried.first_above(floor.unwrap_or(0.0)) {
+    if let Some(first) = tried.first_above(beat) {
         for batch in first.saturating_sub(stride).max(resident + 1)..first {
             tried.at(batch)?;
         }
@@ -145,29 +221,31 @@ pub fn worth(demand: &Demand, accept: f64, options: &Options, simulator: &mut Si
     if let (Some(error), None, true) = (&end, &without, tried.known.is_empty()) {
         return Err(error.clone());
     }
-    let (best, pays_from) = (tried.best(), tried.first_above(floor.unwrap_or(0.0)));
+    let (best, pays_from) = (tried.best(), tried.first_above(beat));
+    let alone = match (&without, best) {
+        (None, None) => Some(tried.ask.at(1)?.outcome.otps),
+        _ => None,
+    };
+    let aim = tried.ask.aim;
     let mut with: Vec<Priced> = tried.known.into_values().collect();
     with.iter_mut().for_each(|priced| {
         priced.without = floor;
-        priced.judge();
-        priced.planned.notes.extend(end.is_some().then_some(Note::Unknown));
+        priced.judge(aim);
+        priced.planned.notes.extend(end.is_some().then_some(Note::Untried));
     });
-    if let Some(without) = without.as_mut().filter(|_| end.is_some() && with.is_empty()) {
-        without.planned.notes.push(Note::Unknown);
-    }
     let never = pays_from.is_none() && !with.is_empty();
-    if let Some(without) = without.as_mut().filter(|_| never) {
-        without.planned.notes.push(Note::Slower);
+    if let Some(without) = &mut without {
+        without.without = floor;
+        let notes = &mut without.planned.notes;
+        notes.extend((end.is_some() && with.is_empty()).then_some(Note::Untried));
+        notes.extend(never.then_some(Note::Slower));
     }
-    Ok(Worth { without, best, pays_from, with })
+    Ok(Worth { without, best, pays_from, with, alone })
 }
 
 /// Batches beyond those that fit whole.
 struct Tried<'a> {
-    demand: &'a Demand,
-    accept: f64,
-    options: &'a Options,
-    simulator: &'a mut Simulator,
+    ask: Ask<'a>,
     known: BTreeMap<u32, Priced>,
     /// Beyond it costs or misses are not known, or nothing fits.
     most: u32,
@@ -180,7 +258,7 @@ impl Tried<'_> {
         if self.known.contains_key(&batch) || batch > self.most {
             return Ok(());
         }
-        match at(self.demand, batch, self.accept, self.options, self.simulator) {
+        match self.ask.at(batch) {
             Ok(priced) => {
                 self.known.insert(batch, priced);
                 Ok(())
@@ -194,13 +272,17 @@ impl Tried<'_> {
         }
     }
 
+    /// Those that are fast enough.
+    fn fast(&self) -> impl Iterator<Item = (&u32, &Priced)> {
+        self.known.iter().filter(|(_, priced)| self.ask.fast_enough(priced))
+    }
+
     fn best(&self) -> Option<u32> {
-        let by_yield = |a: &(&u32, &Priced), b: &(&u32, &Priced)| yields(a.1).total_cmp(&yields(b.1));
-        self.known.iter().max_by(by_yield).map(|(batch, _)| *batch)
+        self.fast().max_by(|a, b| yields(a.1).total_cmp(&yields(b.1))).map(|(batch, _)| *batch)
     }
 
     fn first_above(&self, floor: f64) -> Option<u32> {
-        self.known.iter().find(|(_, priced)| yields(priced) > floor).map(|(batch, _)| *batch)
+        self.fast().find(|(_, priced)| yields(priced) > floor).map(|(batch, _)| *batch)
     }
 }
 

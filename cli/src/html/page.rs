@@ -13,6 +13,9 @@ pub const STYLE: &str = include_str!("style.css");
 /// What nothing on the page may do: everything, but for its own style.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
+/// A headline of more bytes than this is a sentence, and is set smaller.
+const SENTENCE: usize = 60;
+
 /// A figure at the head of a section.
 pub struct Tile {
     /// Large.
@@ -76,7 +79,7 @@ pub fn tell_apart(sections: &mut [Section], paths: &[PathBuf]) {
 pub struct Head<'a> {
     /// Which command wrote it.
     pub command: &'a str,
-    /// The question that it answers.
+    /// The question that it answers, or the answer in a sentence.
     pub question: &'a str,
     /// What its sections are, where there are several.
     pub things: &'a str,
@@ -103,10 +106,11 @@ pub fn page(head: &Head<'_>, sections: &[Section], notes: &[String]) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n\
          <title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n\
-         <header>\n<p class=\"eyebrow\">forebay {command} {}</p>\n<h1>{}</h1>\n\
+         <header>\n<p class=\"eyebrow\">forebay {command} {}</p>\n<h1{}>{}</h1>\n\
          <p class=\"intro\">{}</p>\n",
         escape(&title),
         env!("CARGO_PKG_VERSION"),
+        if head.question.len() > SENTENCE { " class=\"sentence\"" } else { "" },
         escape(head.question),
         escape(head.intro),
     );

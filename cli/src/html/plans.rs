@@ -2,12 +2,15 @@
 
 use forebay::predict::plan::Note;
 
-use super::page::{self, Card, Head, Section, Table};
+use super::page::{self, Card, Head, Section, Table, Tile};
 use super::sweep::{BATCH, Series, grouped, over};
 use super::words::{ratio, tile};
-use crate::plan::Point;
-use crate::plan_report::{BY_ROOFLINE, misses_notes, mixed, tokens};
-use crate::report::size;
+use crate::advice::{grouped as thousands, signed_percent};
+use crate::deployment::Deployed;
+use crate::plan::{Gain, Point};
+use crate::plan_report::{BY_ROOFLINE, advised, given, misses_notes, mixed, setting};
+use crate::provenance;
+use crate::report::{number, size};
 
 /// A batch of a plan's line: its name, that without the link, which no ratio depends on, the batch, the ratio,
 /// tokens a second where they are known.
@@ -19,24 +22,15 @@ struct Dot {
     throughput: Option<f64>,
 }
 
-/// Where the link stands among what tells lines apart.
-const LINK: usize = 1;
-
 /// What tells the lines apart: whatever differs beside the batch.
-fn setting(point: &Point, all: &[Point], with_link: bool) -> String {
-    let differ = |get: &dyn Fn(&Point) -> String| all.iter().any(|other| get(other) != get(point));
-    let link = |point: &Point| point.link().unwrap_or_default().to_owned();
-    let parts: [&dyn Fn(&Point) -> String; 5] = [
-        &|point| point.model.clone(),
-        &link,
-        &|point| size(point.demand.gpu as f64),
-        &|point| tokens(point.demand.context),
-        &|point| format!("mtp {}", point.demand.query_rows),
-    ];
-    let told = parts.into_iter().enumerate().filter(|(i, part)| (with_link || *i != LINK) && differ(part));
-    let words: Vec<String> = told.map(|(_, part)| part(point)).collect();
+fn line(point: &Point, all: &[Point], with_link: bool) -> String {
+    let told = setting(point, all);
+    let words = match point.link().filter(|_| !with_link) {
+        Some(link) => told.split(", ").filter(|word| *word != link).collect::<Vec<_>>().join(", "),
+        None => told,
+    };
     let by_roofline = mixed(all) && point.on.as_ref().is_some_and(|on| on.by_roofline);
-    let words = if words.is_empty() { point.model.clone() } else { words.join(", ") };
+    let words = if words.is_empty() { point.model.clone() } else { words };
     if by_roofline { format!("{words} (by roofline)") } else { words }
 }
 
@@ -45,7 +39,7 @@ fn dots(all: &[Point]) -> Vec<Dot> {
     let mut dots = Vec::new();
     for point in all {
         let Ok(planned) = &point.planned else { continue };
-        let (name, plain) = (setting(point, all, true), setting(point, all, false));
+        let (name, plain) = (line(point, all, true), line(point, all, false));
         let curve = point.gain.iter().flat_map(|gain| &gain.curve);
         dots.extend(curve.map(|(batch, ratio, throughput)| Dot {
             name: name.clone(),
@@ -63,19 +57,49 @@ fn dots(all: &[Point]) -> Vec<Dot> {
 }
 
 fn table(all: &[Point]) -> Table {
-    let head = ["setting", "batch", "ratio", "slots", "device", "host", "tokens/s", "without offload"];
+    let head = [
+        "setting",
+        "batch, a GPU",
+        "sequences in all",
+        "ratio",
+        "slots",
+        "cache, a GPU",
+        "host, a GPU",
+        "host, a node",
+        "tokens/s, a GPU",
+        "tokens/s, a node",
+        "OTPS",
+        "step, ms",
+        "without offload: batch",
+        "tokens/s, a node",
+        "OTPS",
+        "gain",
+    ];
     let row = |point: &Point| {
         let planned = point.planned.as_ref().ok()?;
-        let number = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.0}"));
+        let deployed = &point.deployed;
+        let (host, gain) = (planned.bytes.host() as f64, point.gain.as_ref());
+        let outcome = gain.map(|gain| &gain.outcome);
+        let without = gain.and_then(|gain| gain.without);
+        let whole = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.0}"));
+        let short = |value: Option<f64>| value.map_or(String::new(), number);
         Some(vec![
-            setting(point, all, true),
+            line(point, all, true),
             planned.batch.to_string(),
+            deployed.sequences(planned.batch).to_string(),
             ratio(planned.ratio),
             planned.slots.to_string(),
             size(planned.bytes.device() as f64),
-            size(planned.bytes.host() as f64),
-            number(point.gain.as_ref().map(|gain| gain.outcome.throughput)),
-            number(point.gain.as_ref().and_then(|gain| gain.without)),
+            size(host),
+            size(host * f64::from(deployed.node_gpus())),
+            whole(outcome.map(|outcome| Deployed::of_gpu(outcome.throughput))),
+            whole(outcome.map(|outcome| deployed.of_node(outcome.throughput))),
+            short(outcome.map(|outcome| outcome.otps)),
+            short(outcome.map(|outcome| outcome.step_ms)),
+            without.map_or(String::new(), |without| without.batch.to_string()),
+            whole(without.map(|without| deployed.of_node(without.throughput))),
+            short(without.map(|without| without.otps)),
+            point.gain().map_or(String::new(), signed_percent),
         ])
     };
     Table { head: head.map(str::to_owned).into(), rows: all.iter().filter_map(row).collect() }
@@ -93,13 +117,19 @@ fn card(
     Card { name: name.to_owned(), sentence, pictures: vec![picture], table, wide: false }
 }
 
-/// Throughput by batch, and the line that offload has to beat.
+/// Throughput of a node by batch, and the line that offload has to beat.
 fn yields(all: &[Point], dots: &[Dot]) -> Option<Card> {
+    let deployed = &all.first()?.deployed;
     let known: Vec<&Dot> = dots.iter().filter(|dot| dot.throughput.is_some()).collect();
     let best =
         known.iter().max_by(|a, b| a.throughput.unwrap_or(0.0).total_cmp(&b.throughput.unwrap_or(0.0)))?;
-    let series = grouped(&known, |dot| dot.name.clone(), |dot| (dot.batch, dot.throughput.unwrap_or(0.0)));
-    let floors: Vec<f64> = all.iter().filter_map(|point| point.gain.as_ref()?.without).collect();
+    let of_node = |throughput: Option<f64>| deployed.of_node(throughput.unwrap_or(0.0));
+    let series = grouped(&known, |dot| dot.name.clone(), |dot| (dot.batch, of_node(dot.throughput)));
+    let floors: Vec<f64> = all
+        .iter()
+        .filter_map(|point| point.gain.as_ref()?.without)
+        .map(|it| deployed.of_node(it.throughput))
+        .collect();
     // One line for all, where all have the same to beat.
     let same =
         floors.first().copied().filter(|first| floors.iter().all(|floor| (floor / first - 1.0).abs() < 1e-3));
@@ -107,12 +137,16 @@ fn yields(all: &[Point], dots: &[Dot]) -> Option<Card> {
     let named = if series.len() > 1 { format!(": {}", best.name) } else { String::new() };
     let sentence = format!(
         "Most tokens a second, {:.0} a node, at batch {} and ratio {}{named}.{without}",
-        best.throughput.unwrap_or(0.0),
+        of_node(best.throughput),
         best.batch,
         ratio(best.ratio),
     );
     let rule = same.map(|floor| (floor, "all rows on the device"));
-    Some(card("Throughput by batch", sentence, "tokens/s, 8 GPUs", &series, rule, table(all)))
+    let axis = match deployed.node_gpus() {
+        1 => "tokens/s of the GPU".to_owned(),
+        gpus => format!("tokens/s of {gpus} GPUs"),
+    };
+    Some(card("Throughput by batch", sentence, &axis, &series, rule, table(all)))
 }
 
 /// Every note, and how many of the plans it is of.
@@ -132,14 +166,79 @@ fn facts(all: &[Point]) -> Vec<String> {
     counts.iter().map(words).chain(none).collect()
 }
 
+/// The figures at the head: what there is without offload, what with it, and what that takes.
+fn tiles(all: &[Point], one: bool) -> Vec<Tile> {
+    let fits = || all.iter().filter_map(|point| Some((point, point.planned.as_ref().ok()?)));
+    let priced = fits().filter_map(|(point, planned)| Some((point, planned, point.gain.as_ref()?)));
+    let by_yield =
+        |a: &(_, _, &Gain), b: &(_, _, &Gain)| a.2.outcome.throughput.total_cmp(&b.2.outcome.throughput);
+    let best = priced.max_by(by_yield).filter(|_| one);
+    if let Some((point, planned, gain)) = best {
+        let deployed = &point.deployed;
+        let baseline = gain.without.map(|without| {
+            let more = format!(
+                "tokens/s a GPU: {:.0}; each sequence {}",
+                Deployed::of_gpu(without.throughput),
+                number(without.otps)
+            );
+            let what = format!(
+                "tokens/s a node without offload, {} sequences in all",
+                deployed.sequences(without.batch)
+            );
+            tile(thousands(deployed.of_node(without.throughput)), &what, more)
+        });
+        let with = tile(
+            thousands(deployed.of_node(gain.outcome.throughput)),
+            &format!("tokens/s a node at best, {} sequences in all", deployed.sequences(planned.batch)),
+            format!(
+                "tokens/s a GPU: {:.0}; each sequence {}",
+                Deployed::of_gpu(gain.outcome.throughput),
+                number(gain.outcome.otps)
+            ),
+        );
+        let share = point.gain().map(|share| {
+            tile(
+                signed_percent(share),
+                "tokens/s, gained",
+                format!("batch {}, ratio {}", planned.batch, ratio(planned.ratio)),
+            )
+        });
+        let host = planned.bytes.host() as f64;
+        let memory = tile(
+            size(host * f64::from(deployed.node_gpus())),
+            "host memory a node",
+            format!("{} a GPU", size(host)),
+        );
+        return baseline.into_iter().chain([with]).chain(share).chain([memory]).collect();
+    }
+    let resident = fits().map(|(_, planned)| planned.resident_batch).max().unwrap_or(0);
+    let most = fits().map(|(_, planned)| planned.most_batch).max().unwrap_or(0);
+    let host = fits().map(|(_, planned)| planned.bytes.host()).max().unwrap_or(0);
+    let live = match fits().filter_map(|(_, planned)| planned.live_tokens).max() {
+        Some(tokens) => tile(
+            format!("{:.1}M", tokens as f64 / 1e6),
+            "live tokens a GPU",
+            "at most: index keys stay on the device".to_owned(),
+        ),
+        None => tile("-".to_owned(), "index keys", "the model has none".to_owned()),
+    };
+    vec![
+        tile(resident.to_string(), "sequences a GPU, all rows on it", "at most".to_owned()),
+        tile(most.to_string(), "sequences a GPU with offload", "at most".to_owned()),
+        tile(size(host as f64), "host memory a GPU", "for the largest plan".to_owned()),
+        live,
+    ]
+}
+
 /// The page of a planned sweep.
-pub fn page(all: &[Point]) -> String {
+pub fn page(all: &[Point], least_otps: f64) -> String {
     let dots = dots(all);
     let ratios = grouped(&dots, |dot| dot.plain.clone(), |dot| (dot.batch, dot.ratio));
     let fit = all.iter().filter_map(|point| point.planned.as_ref().ok());
     let resident = fit.clone().map(|planned| planned.resident_batch).max().unwrap_or(0);
-    let most = fit.clone().map(|planned| planned.most_batch).max().unwrap_or(0);
-    let sentence = format!("Up to {resident} sequences keep all rows on the device; at most {most} fit.");
+    let most = fit.map(|planned| planned.most_batch).max().unwrap_or(0);
+    let sentence =
+        format!("Up to {resident} sequences keep all rows on one GPU; at most {most} fit with offload.");
     let mut cards: Vec<Card> = yields(all, &dots).into_iter().collect();
     let below = if cards.is_empty() { table(all) } else { Table::default() };
     cards.push(card(
@@ -150,50 +249,41 @@ pub fn page(all: &[Point]) -> String {
         None,
         below,
     ));
-    let best = fit.clone().zip(all.iter().filter(|point| point.planned.is_ok()));
-    let best =
-        best.filter_map(|(planned, point)| Some((planned.batch, point.gain.as_ref()?.outcome.throughput)));
-    let best = best.max_by(|a, b| a.1.total_cmp(&b.1));
-    let tokens = fit.clone().filter_map(|planned| planned.live_tokens).max();
     let mut warnings = misses_notes(all);
     let rooflines = format!("Some lines are {BY_ROOFLINE}.");
     warnings.extend(mixed(all).then_some(rooflines.as_str()));
+    let advised = advised(all, least_otps);
+    // One setting is one sentence, the page's headline; of several each has its own, above everything else.
+    let (headline, one) = match &advised[..] {
+        [(_, advice)] => (advice.sentence.clone(), true),
+        _ => ("What fits, and does it pay?".to_owned(), false),
+    };
+    let several = advised.iter().filter(|_| !one);
+    let said = several.map(|(name, advice)| format!("{name}: {}", advice.sentence));
+    let shared = all.first().map(|first| given(first, all)).unwrap_or_default();
+    let rests = || all.iter().filter_map(|point| Some(&point.on.as_ref()?.provenance));
     let section = Section {
         title: all.first().map_or(String::new(), |point| point.model.clone()),
         warning: (!warnings.is_empty()).then(|| warnings.join(" ")),
-        facts: facts(all),
-        tiles: vec![
-            tile(resident.to_string(), "sequences with all rows on the device", "at most".to_owned()),
-            tile(most.to_string(), "sequences with offload", "at most".to_owned()),
-            tile(
-                size(fit.map(|planned| planned.bytes.host()).max().unwrap_or(0) as f64),
-                "host memory",
-                "for the largest plan".to_owned(),
-            ),
-            match (best, tokens) {
-                (Some((batch, most)), _) => tile(
-                    format!("{most:.0}"),
-                    "tokens/s, a node of 8 GPUs",
-                    format!("the most, at batch {batch}"),
-                ),
-                (None, Some(tokens)) => {
-                    let millions = format!("{:.1}M", tokens as f64 / 1e6);
-                    tile(millions, "live tokens", "at most: index keys stay on the device".to_owned())
-                }
-                (None, None) => tile("-".to_owned(), "index keys", "the model has none".to_owned()),
-            },
-        ],
+        facts: said.chain(provenance::sentences(rests())).chain(shared).chain(facts(all)).collect(),
+        tiles: tiles(all, one),
         cards,
     };
     let head = Head {
         command: "plan",
-        question: "What fits, and does it pay?",
+        question: &headline,
         things: "models",
         intro: "How many sequences share a GPU, what of their rows it holds, and what that yields.",
     };
     let notes = [
-        "Ratio: slots of a sequence and layer / context. Rows beyond them stand in host memory.".to_owned(),
-        "Tokens a second are of a node of 8 GPUs, by the production schedule on a virtual clock.".to_owned(),
+        "Ratio: slots of a sequence and layer as a share of its context at its end, prompt and promised tokens. Rows \
+         beyond them stand in host memory."
+            .to_owned(),
+        "Tokens a second: by the production schedule on a virtual clock, with the setup's costs. OTPS: output tokens \
+         a second of each sequence."
+            .to_owned(),
     ];
-    page::page(&head, &[section], &notes)
+    let assumed = provenance::assumptions(rests());
+    let assumed = assumed.into_iter().map(|assumption| format!("Assumed: {assumption}."));
+    page::page(&head, &[section], &notes.into_iter().chain(assumed).collect::<Vec<_>>())
 }

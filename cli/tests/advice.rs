@@ -1,0 +1,265 @@
+//! `forebay plan` as an operator asks it: whether to offload on a node, at which batch and ratio, and what that gains.
+//! The sentence at the end, the page's headline and JSON say one thing, and the README's command prints what it says.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "support/command.rs"]
+mod command;
+
+use command::{refuses, succeeds};
+use serde_json::Value;
+
+/// 8 x H200, DeepSeek-V3.2, 64K.
+const NODE: &str = "--setup ess --gpus 8 --gpu 141GB --workspace 8GB --context 64K --mtp 2 --accept 1.7";
+
+fn plan(options: &str, more: &[&str]) -> String {
+    let arguments: Vec<&str> = std::iter::once("plan").chain(options.split(' ')).collect();
+    succeeds(&[&arguments[..], more].concat())
+}
+
+fn entry(options: &str) -> Value {
+    let Value::Array(mut entries) = serde_json::from_str(&plan(options, &["--json", "-"])).unwrap() else {
+        panic!("no list")
+    };
+    assert_eq!(entries.len(), 1, "{options}");
+    entries.remove(0)
+}
+
+/// What stands behind the last empty line, as one line.
+fn last(text: &str) -> String {
+    text.trim_end().rsplit("\n\n").next().unwrap().replace('\n', " ")
+}
+
+/// The advice of every output, which is one; and whether it is to offload.
+fn advice(options: &str) -> (Option<bool>, String) {
+    let entry = entry(options);
+    let sentence = entry["advice"]["sentence"].as_str().unwrap().to_owned();
+    assert_eq!(last(&plan(options, &[])), sentence, "{options}");
+    assert_eq!(last(&plan(options, &["--wide"])), sentence, "{options}");
+    let page = plan(options, &["--html", "-"]);
+    assert!(page.contains(&format!("<h1 class=\"sentence\">{sentence}</h1>")), "{options}: {sentence}");
+    // One sentence: what ends in a full stop stands once.
+    assert!(sentence.ends_with('.') && !sentence.contains(". "), "{sentence}");
+    (entry["advice"]["offload"].as_bool(), sentence)
+}
+
+fn thousands(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    match digits.len() {
+        0..=3 => digits,
+        n => format!("{},{}", &digits[..n - 3], &digits[n - 3..]),
+    }
+}
+
+#[test]
+fn where_offload_pays_the_sentence_has_batch_ratio_gain_and_latency() {
+    let (offload, sentence) = advice(NODE);
+    assert_eq!(offload, Some(true));
+    let entry = entry(NODE);
+    let of = |value: &Value| value.as_f64().unwrap();
+    let (batch, without) = (of(&entry["batch"]), &entry["without"]);
+    let gain = of(&entry["throughput"]) / of(&entry["throughput_without"]) - 1.0;
+    assert!((of(&entry["gain"]) / gain - 1.0).abs() < 1e-12);
+    for words in [
+        format!("batch {batch} on each GPU and ratio {:.3}", of(&entry["ratio"])),
+        format!(
+            "the 8 GPUs serve {:.0} sequences of 64K instead of {:.0}",
+            8.0 * batch,
+            8.0 * of(&without["batch"])
+        ),
+        format!(
+            "{} tokens a second instead of {}",
+            thousands(of(&entry["throughput"])),
+            thousands(of(&entry["throughput_without"]))
+        ),
+        format!("(+{:.0}%)", 100.0 * gain),
+        format!("{:.0} GiB of host memory on each node", 8.0 * of(&entry["host_bytes"]) / f64::from(1 << 30)),
+        format!("decodes {:.1} tokens a second instead of {:.1}", of(&entry["otps"]), of(&without["otps"])),
+        "extrapolated from 32 GPUs, not measured".to_owned(),
+    ] {
+        assert!(sentence.contains(&words), "{words}: {sentence}");
+    }
+}
+
+#[test]
+fn what_is_of_a_gpu_of_a_node_and_of_all_follows_from_the_gpus() {
+    for (gpus, node) in [("8", 8.0), ("16", 8.0), ("32", 8.0)] {
+        let options = NODE.replace("--gpus 8", &format!("--gpus {gpus} --weights 60GB --batch 20"));
+        let entry = entry(&options);
+        let of = |field: &str| entry[field].as_f64().unwrap();
+        let gpus: f64 = gpus.parse().unwrap();
+        assert_eq!((of("sequences"), of("host_bytes_node")), (20.0 * gpus, node * of("host_bytes")));
+        let one = 20.0 * of("otps");
+        for (field, times) in [
+            ("throughput_gpu", 1.0),
+            ("throughput_node", node),
+            ("throughput_all", gpus),
+            ("throughput", 8.0),
+        ] {
+            assert!((of(field) / (one * times) - 1.0).abs() < 1e-9, "{field}");
+        }
+        assert_eq!(
+            (&entry["deployment"]["gpus"], &entry["deployment"]["weights_of"]),
+            (&(gpus as u32).into(), &Value::Null)
+        );
+    }
+    // Divided by heads, a node's GPUs have the same sequences.
+    let heads = entry("--gpus 16 --gpu 141GB --context 64K --attention tp --batch 20");
+    assert_eq!((&heads["sequences"], &heads["deployment"]["attention"]), (&40.into(), &"tp".into()));
+    let extrapolated = |gpus: &str| {
+        entry(&NODE.replace("--gpus 8", gpus))["provenance"]["deployment"]["extrapolated"].clone()
+    };
+    assert_eq!(
+        [extrapolated("--gpus 8"), extrapolated("--gpus 32")],
+        [Value::from(true), Value::from(false)]
+    );
+    let part = entry("--gpus 2 --gpu 141GB --weights 60GB --context 64K --batch 20");
+    let bytes = |field: &str| part[field].as_u64().unwrap();
+    assert_eq!((bytes("sequences"), bytes("host_bytes_node")), (40, 2 * bytes("host_bytes")));
+}
+
+#[test]
+fn weights_are_the_models_unless_they_are_said() {
+    let of = |options: &str| entry(options)["deployment"].clone();
+    let own = of("--gpus 8 --gpu 141GB --context 64K");
+    assert!(own["weights_of"].as_str().unwrap().contains("DeepSeek-V3.2"));
+    assert_eq!(own["weights_bytes"], 101_718_362_128_u64);
+    // A setup's GPUs where none are named: fewer experts on each.
+    let more = of("--setup ess --gpu 141GB --context 64K --mtp 2");
+    assert!(more["gpus"] == 32 && more["weights_bytes"].as_u64() < own["weights_bytes"].as_u64());
+    for (said, bytes) in [("38GB", 38_000_000_000_u64), ("0", 0)] {
+        let given = of(&format!("--gpus 8 --gpu 141GB --context 64K --weights {said}"));
+        assert_eq!((&given["weights_bytes"], &given["weights_of"]), (&bytes.into(), &Value::Null));
+    }
+}
+
+#[test]
+fn where_it_does_not_pay_the_sentence_says_do_not_and_why() {
+    let not = |options: &str, words: &[&str]| {
+        let (offload, sentence) = advice(options);
+        assert_eq!(offload, Some(false), "{options}: {sentence}");
+        assert!(sentence.starts_with("Do not offload: "), "{options}: {sentence}");
+        for words in words {
+            assert!(sentence.contains(words), "{words}, {options}: {sentence}");
+        }
+    };
+    // A gain of less than 3%, with a batch that is hardly larger and a ratio that is.
+    not(
+        &format!("{NODE} --batch 10 --ratio 0.5 --link 1GB/s"),
+        &["1.7% more", "less than 3% more is not worth it"],
+    );
+    not(&format!("{NODE} --batch 10 --ratio 0.5 --link 0.5GB/s"), &["% fewer tokens", "not worth it"]);
+    // Nearly all rows stay where they were.
+    not(&format!("{NODE} --batch 9 --ratio 0.99"), &["leaves nearly all rows on the device"]);
+    not(&format!("{NODE} --link 0.1GB/s"), &["no batch with it yields more than the 9 sequences"]);
+    not(&format!("{NODE} --batch 4"), &["all rows of 4 sequences fit on each GPU"]);
+    not("--gpus 8 --gpu 141GB --context 64K --batch 4", &["all rows of 4 sequences fit on each GPU"]);
+    not("--gpus 8 --gpu 141GB --context 4K --model deepseek-v3", &["dense attention reads every row"]);
+    // Batches that are fast enough do not need it, or there are none.
+    not(
+        &format!("{NODE} --min-otps 19.2"),
+        &["no batch with it decodes 19.2 tokens", "without it 9 sequences on each GPU decode 19.3"],
+    );
+    not(&format!("{NODE} --min-otps 500"), &["not even one sequence", "500 tokens a second"]);
+    not(&format!("{NODE} --batch 30 --min-otps 28"), &["no batch with it decodes 28.0 tokens"]);
+}
+
+#[test]
+fn batches_that_are_too_slow_are_not_advised() {
+    let (offload, sentence) = advice(&format!("{NODE} --min-otps 17"));
+    assert_eq!(offload, Some(true), "{sentence}");
+    let (any, some) = (entry(NODE), entry(&format!("{NODE} --min-otps 17")));
+    assert!(some["otps"].as_f64() >= Some(17.0) && any["otps"].as_f64() < Some(17.0));
+    assert!(some["batch"].as_u64() < any["batch"].as_u64());
+    assert!(some["throughput"].as_f64() < any["throughput"].as_f64());
+    // One sequence more would be too slow.
+    let next = some["batch"].as_u64().unwrap() + 1;
+    let slow = entry(&format!("{NODE} --min-otps 17 --batch {next}"));
+    assert!(slow["otps"].as_f64() < Some(17.0) && slow["advice"]["offload"] == false);
+    assert!(slow["notes"].to_string().contains("fewer tokens a second than --min-otps"));
+}
+
+#[test]
+fn what_is_not_known_is_no_advice() {
+    let (offload, sentence) = advice("--gpus 8 --gpu 141GB --context 64K");
+    assert!(offload.is_none() && sentence.contains("whether that pays only --setup tells"), "{sentence}");
+    let (offload, sentence) = advice(&format!("{NODE} --batch 50"));
+    assert!(offload.is_none() && sentence.starts_with("Not known: "), "{sentence}");
+}
+
+/// Where nothing fits at all there is no plan; where something does, what does not has a sentence of its own.
+#[test]
+fn where_nothing_fits_it_is_said() {
+    let arguments: Vec<&str> = std::iter::once("plan").chain(NODE.split(' ')).collect();
+    let error = refuses(&[&arguments[..], &["--batch", "900"]].concat());
+    assert!(error.contains("gpu: the cache of this batch") && error.contains("smaller batch"), "{error}");
+    let some = last(&plan(&NODE.replace("64K", "8K,64K"), &["--batch", "200"]));
+    assert!(some.contains("64K: Nothing fits: gpu: the cache of this batch."), "{some}");
+}
+
+#[test]
+fn not_simulated_and_not_tried_have_marks_of_their_own() {
+    let unknown = plan(&NODE.replace("--context 64K", "--context 64K,1K"), &["--weights", "0"]);
+    let line = |start: &str| unknown.lines().find(|line| line.trim_start().starts_with(start)).unwrap();
+    assert!(line("64K").contains("[l]") && !line("64K").contains("[u]"), "{unknown}");
+    assert!(line("1K").contains("[u]") && !line("1K").contains("[l]"), "{unknown}");
+    assert!(
+        unknown.contains("[l] Larger batches were not tried: ") && unknown.contains("[u] Not simulated: ")
+    );
+}
+
+#[test]
+fn a_sweep_has_a_sentence_for_each_setting() {
+    let options = NODE.replace("--context 64K", "--context 32K,64K");
+    let text = plan(&options, &["--link", "pcie4,pcie5"]);
+    let said: String = last(&text);
+    for setting in ["pcie4, 32K: ", "pcie5, 32K: ", "pcie4, 64K: ", "pcie5, 64K: "] {
+        assert!(said.contains(&format!("{setting}Offload: at batch ")), "{setting}: {said}");
+    }
+    // Batches and ratios are no settings: of them the best is named.
+    let several = last(&plan(NODE, &["--batch", "4,12,30"]));
+    assert!(several.starts_with("Offload: at batch 30 on each GPU"), "{several}");
+}
+
+#[test]
+fn lines_are_as_long_as_a_piped_terminal_is_wide() {
+    let sweep = NODE.replace("--context 64K", "--context 32K,64K,1K") + " --link pcie4,c2c";
+    let memory =
+        "--gpus 8 --gpu 141GB,180GB --context 32K,64K --mtp 1,2 --batch 4,20,max --model deepseek-v3.2,glm-5";
+    for options in [NODE, &sweep, memory, "--gpus 8 --gpu 141GB --context 64K --attention tp"] {
+        let text = plan(options, &[]);
+        for line in text.lines() {
+            assert!(line.chars().count() <= 80, "{options}: {line}");
+        }
+        let wide = plan(options, &["--wide"]);
+        assert!(wide.lines().any(|line| line.chars().count() > 80) && !wide.contains("--wide"), "{options}");
+        assert!(text.contains("--wide has more columns"), "{options}");
+    }
+}
+
+#[test]
+fn the_page_has_baseline_gain_and_what_was_asked() {
+    let page = plan(NODE, &["--html", "-"]);
+    let at = |words: &str| page.find(words).unwrap_or_else(|| panic!("{words}"));
+    let (headline, gain) = (at("<h1 class=\"sentence\">Offload: "), at("tokens/s, gained"));
+    assert!(headline < gain && at("tokens/s a node without offload") < gain && gain < at("<figure"));
+    for echo in [
+        "8 GPUs of 131 GiB, DP attention",
+        "Weights: 96.5 GiB on each GPU",
+        "Setup ess, its own link",
+        "Context: 64K",
+    ] {
+        assert!(at(echo) < at("<figure"), "{echo}");
+    }
+}
+
+/// README's first command under "Before buying memory", as a shell takes it, and the sentence below it.
+#[test]
+fn the_readmes_command_ends_with_the_sentence_that_stands_below_it() {
+    let readme = include_str!("../../README.md");
+    let part = readme.split("## Before buying memory").nth(1).unwrap();
+    let mut blocks = part.split("```").skip(1).step_by(2);
+    let command = blocks.next().unwrap().trim_start_matches("sh\n").trim();
+    let shown = blocks.next().unwrap().trim_start_matches("text\n").trim();
+    let arguments: Vec<&str> = command.strip_prefix("forebay ").unwrap().split_whitespace().collect();
+    assert_eq!(last(&succeeds(&arguments)), shown.replace('\n', " "));
+}

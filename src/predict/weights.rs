@@ -1,0 +1,181 @@
+//! What a model's weights take of each GPU, by how they are divided.
+//!
+//! `data/weights.json` has the published checkpoints that the planner knows, each with its published size and where that
+//! stands. What a part of it takes follows from the published configuration ([`Dims`]): a matrix in FP8 is a byte a
+//! value and a scale of four bytes for each block of 128 x 128; embedding, head, the experts' router and what joins a
+//! draft layer are BF16. The parts make the published size to a thousandth (`tests/plan.rs` holds both), so the division
+//! is of what stands on the disk.
+//!
+//! **What is assumed.** Experts are divided over all GPUs, none of them twice. What else there is, attention, shared
+//! experts, dense layers, embedding and head, stands on every GPU, or, where attention is divided, is divided over the
+//! GPUs of a node but for what each of them needs whole. The draft layer is there where a step has drafts.
+//!
+//! **What it does not know.** What an engine makes of weights as it loads them: copies in another type or layout,
+//! redundant experts.
+
+use serde::Deserialize;
+
+use super::model::Dims;
+use crate::error::{Error, Kind, Result};
+
+/// The published checkpoints.
+const TABLE: &str = include_str!("../../data/weights.json");
+
+/// GPUs of a node: attention is divided over no more.
+pub const NODE_GPUS: u32 = 8;
+
+/// The most GPUs that are planned for.
+pub const GPUS_MAX: u32 = 4096;
+
+/// How attention is divided over the GPUs of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Attention {
+    /// By sequences (DP attention): each GPU has all of attention's weights and the cache of its own sequences.
+    #[default]
+    Data,
+    /// By heads (TP attention): each GPU has a part of the weights and, as a latent belongs to all heads, the cache of
+    /// all sequences.
+    Tensor,
+}
+
+/// A published size; a part that nobody published is absent.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Published {
+    /// Parameters, as the checkpoint's page counts them.
+    pub parameters: f64,
+    /// Bytes of the checkpoint's files.
+    pub bytes: Option<f64>,
+}
+
+/// A published checkpoint, as the table has it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    presets: Vec<String>,
+    checkpoint: String,
+    published: Published,
+    source: Vec<String>,
+    layers: u32,
+    dense_layers: u32,
+    dense_hidden: u32,
+    vocabulary: u32,
+    draft_layers: u32,
+    drafts_store_embeddings: bool,
+}
+
+/// A published checkpoint, and the dimensions of its layers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checkpoint {
+    entry: Entry,
+    dims: Dims,
+}
+
+/// Bytes of one layer, and of what stands once.
+struct Parts {
+    /// One routed expert.
+    expert: u64,
+    /// Attention's matrices that have heads.
+    heads: u64,
+    /// Attention's others, and the indexer: whole wherever attention is.
+    whole: u64,
+    /// A layer's router.
+    router: u64,
+    shared: u64,
+    dense: u64,
+    /// Embedding and head.
+    embeddings: u64,
+    /// What joins a draft layer to the layer in front of it.
+    join: u64,
+}
+
+/// Bytes of a matrix of so many values: a byte each, and a scale of four for each block of 128 x 128.
+const fn fp8(values: u64) -> u64 {
+    values + values.div_ceil(128 * 128) * 4
+}
+
+const fn bf16(values: u64) -> u64 {
+    2 * values
+}
+
+impl Checkpoint {
+    /// The checkpoint of the preset `name`; none where no size of it is published.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] for a table that does not say what it should; the built-in one does.
+    pub fn of(name: &str) -> Result<Option<Checkpoint>> {
+        let table: Vec<Entry> = serde_json::from_str(TABLE)
+            .map_err(|e| Error::new(Kind::Internal, "read weights").at(e.to_string()))?;
+        let found = table.into_iter().find(|entry| entry.presets.iter().any(|preset| preset == name));
+        Ok(found.zip(Dims::preset(name)).map(|(entry, dims)| Checkpoint { entry, dims }))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.entry.checkpoint
+    }
+
+    /// What is published of its size.
+    pub const fn published(&self) -> Published {
+        self.entry.published
+    }
+
+    /// Where that stands.
+    pub fn source(&self) -> &[String] {
+        &self.entry.source
+    }
+
+    fn parts(&self) -> Parts {
+        let d = &self.dims;
+        let of = |n: u32| u64::from(n);
+        let (hidden, heads) = (of(d.hidden), of(d.heads));
+        let index = match d.index_heads {
+            0 => 0,
+            heads => {
+                let (heads, dim) = (of(heads), of(d.index_dim));
+                fp8(of(d.q_lora) * heads * dim) + fp8(hidden * dim) + bf16(hidden * heads)
+            }
+        };
+        Parts {
+            expert: 3 * fp8(hidden * of(d.expert_hidden)),
+            heads: fp8(of(d.q_lora) * heads * (of(d.nope) + of(d.rope)))
+                + fp8(of(d.kv_lora) * heads * (of(d.nope) + of(d.value)))
+                + fp8(heads * of(d.value) * hidden),
+            whole: fp8(hidden * of(d.q_lora)) + fp8(hidden * (of(d.kv_lora) + of(d.rope))) + index,
+            router: bf16(hidden * of(d.experts)),
+            shared: of(d.shared_experts) * 3 * fp8(hidden * of(d.expert_hidden)),
+            dense: 3 * fp8(hidden * of(self.entry.dense_hidden)),
+            embeddings: 2 * bf16(hidden * of(self.entry.vocabulary)),
+            join: bf16(2 * hidden * hidden),
+        }
+    }
+
+    /// Bytes of the checkpoint, as its parts make it.
+    pub fn bytes(&self) -> u64 {
+        let entry = &self.entry;
+        let copies = if entry.drafts_store_embeddings { u64::from(entry.draft_layers) } else { 0 };
+        self.on_gpu(1, Attention::Data, true) + copies * self.parts().embeddings
+    }
+
+    /// Bytes on each of `gpus` GPUs, above 0; with the draft layer where a step has drafts.
+    pub fn on_gpu(&self, gpus: u32, attention: Attention, drafts: bool) -> u64 {
+        let (part, entry) = (self.parts(), &self.entry);
+        let (layers, dense) = (u64::from(entry.layers), u64::from(entry.dense_layers));
+        let draft = if drafts { u64::from(entry.draft_layers) } else { 0 };
+        let sparse = layers - dense.min(layers) + draft;
+        let own = u64::from(self.dims.experts.div_ceil(gpus.max(1)));
+        let divided =
+            (layers + draft) * part.heads + sparse * part.shared + dense * part.dense + part.embeddings;
+        let over = match attention {
+            Attention::Data => 1,
+            Attention::Tensor => u64::from(gpus.clamp(1, NODE_GPUS)),
+        };
+        let whole = (layers + draft) * part.whole + sparse * part.router + draft * part.join;
+        sparse * own * part.expert + divided.div_ceil(over) + whole
+    }
+}
+
+/// Whether `gpus` GPUs are whole nodes, or a part of one that divides evenly.
+pub const fn is_deployment(gpus: u32) -> bool {
+    matches!(gpus, 1 | 2 | 4) || (gpus > 0 && gpus.is_multiple_of(NODE_GPUS) && gpus <= GPUS_MAX)
+}
