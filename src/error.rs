@@ -5,7 +5,8 @@
 //! place is a file or an operating system's answer; on the step path nothing is allocated.
 //!
 //! Display is one line: what, where, what to do. A place may hold text that others wrote: what steers a terminal is
-//! shown as `?` ([`text`](crate::text)). Whoever builds the place keeps such text short, by [`text::echo`](crate::text::echo).
+//! shown as `?` ([`text`](crate::text)). Whoever builds the place keeps such text short, by
+//! [`text::echo`](crate::text::echo).
 //! `open: pool exhausted (host pages wanted 12, free 3); close sequences or enlarge the pool`.
 
 use std::borrow::Cow;
