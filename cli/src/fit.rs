@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::kinds::{self, FileKind};
 use crate::look::{Look, LookArguments, Spare, align_right};
+use crate::output::{Input, echo};
 use crate::report::{fixed, number, signed};
 use crate::{json, output, provenance};
 
@@ -114,7 +115,7 @@ impl LinkRates {
 fn rates(path: &Path) -> Result<LinkRates> {
     let bad = |what: String| {
         Error::new(Kind::BadFormat, "read rates")
-            .at(format!("{}: {what}", path.display()))
+            .at(format!("{}: {}", echo(path.display()), echo(what)))
             .hint("pass rates as a setup's link.rates has them, alone or as a field rates")
     };
     kinds::expect("read rates", path, &[FileKind::Results], "rates")?;
@@ -207,8 +208,11 @@ fn text(fitted: &Fitted, look: Look) -> String {
 /// Those of reading the measurements and rates, of measurements that cannot be met, and of writing the setup.
 pub fn command(arguments: &Arguments) -> Result<()> {
     let targets = [("--output", arguments.output.as_deref()), ("--json", arguments.json.as_deref())];
-    output::check_targets("fit", &targets)?;
     let path = &arguments.measurements;
+    let rates_file = arguments.rates.as_deref().map(|path| ("rates", path));
+    let inputs: Vec<Input<'_>> =
+        std::iter::once(("measurements", path.as_path())).chain(rates_file).collect();
+    output::check_targets("fit", &targets, &inputs)?;
     kinds::expect("fit", path, &[FileKind::Measurements], "a file of measurements")?;
     let mut measured =
         Measurements::parse(&output::read_text(path)?).map_err(|error| output::within(error, path))?;
@@ -217,7 +221,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     }
     let fitted = fit::fit(&measured).map_err(|error| output::within(error, path))?;
     if let Some(path) = &arguments.output {
-        output::write_file(path, fitted.setup.file().text()?.as_bytes())?;
+        output::write_file(path, &json::escaped(fitted.setup.file().text()?.into_bytes()))?;
     }
     if let Some(path) = &arguments.json {
         output::write_file(path, &json::list(&[entry(&fitted)])?)?;

@@ -2,9 +2,9 @@
 //!
 //! Every command obeys one contract: results go to standard output or to the file of `--json`, progress
 //! to standard error when that is a terminal, an error is one line on standard error and exit status 2 (a
-//! bare call gets the help there, with the same status). Status 1 is the doctor's alone: it found problems. A command prints nothing before all its work has
-//! succeeded, so bad input never leaves half a result; a reader that closes the pipe early ends the command
-//! quietly.
+//! bare call gets the help there, with the same status). Status 1 is the doctor's alone: it found problems. A command
+//! prints nothing before all its work has succeeded, so bad input never leaves half a result; a reader that closes the
+//! pipe early ends the command quietly. A signal ends it as it ends any program (130 and 143 in a shell), and leaves no half of a file.
 
 mod advice;
 mod bench;
@@ -48,7 +48,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use forebay::Result;
+use forebay::{Result, os};
 
 /// What a small KV-cache pool on the device misses under sparse attention, from recorded selections
 #[derive(Parser)]
@@ -108,6 +108,12 @@ fn parse() -> std::result::Result<Arguments, clap::Error> {
 }
 
 fn main() -> ExitCode {
+    // The limit on a file's size is an error, wherever the file is written: behind standard output too.
+    os::unsignalled(obey)
+}
+
+/// Reads the command line and does what it says.
+fn obey() -> ExitCode {
     let arguments = match parse() {
         Ok(arguments) => arguments,
         Err(mistake) if is_mistake(&mistake) => {
