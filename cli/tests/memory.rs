@@ -165,3 +165,61 @@ fn a_long_context_is_held_by_few_threads() {
         assert!(peak() <= BESIDE, "{arguments:?}: {} bytes, {BESIDE} allowed", peak());
     }
 }
+
+/// Runs it with `kib` KiB of address space, to an error in one line: never a signal.
+fn starved(kib: u32, arguments: &[&str]) -> String {
+    let script = "ulimit -v $1 || exit 9; shift; exec \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh", &kib.to_string(), env!("CARGO_BIN_EXE_forebay")]);
+    let output = command.args(arguments).output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), errors.lines().count()), (Some(2), 1), "{arguments:?}: {errors}");
+    errors
+}
+
+/// Where memory is short while a side file, a line or a JSON text is read, that is an error and no abort.
+#[test]
+fn memory_that_ends_while_a_text_is_read_is_an_error() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("starved");
+    std::fs::create_dir_all(&folder).unwrap();
+    let written = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let line = |ids: &str| {
+        format!(
+            r#"{{"timestamp": "0", "input_length": 4000000, "output_length": 1, "hash_ids": {{"sys_prompt": [{ids}],
+            "passages_ids": [], "history": [], "web_search": [], "user_input": []}}}}"#
+        )
+        .replace('\n', " ")
+    };
+    let small = written("small.jsonl", &line("1, 2"));
+    let kib = 60 << 10;
+    let fits = ["replay", &small, "--json", "-"];
+    let script = "ulimit -v $1 || exit 9; shift; exec \"$@\"";
+    let mut control = Command::new("sh");
+    control.args(["-c", script, "sh", &kib.to_string(), env!("CARGO_BIN_EXE_forebay")]).args(fits);
+    assert!(control.output().unwrap().status.success(), "the control: the program itself fits");
+
+    let many: String = (0..400_000).map(|id| format!("{{\"history_id\":{id},\"token_length\":1}}\n")).collect();
+    let side = written("side.jsonl", &many);
+    let e = starved(kib, &["replay", &small, "--block-lengths", &side]);
+    assert!(e.contains("out of memory: ") && e.contains("the pieces' lengths"), "{e}");
+
+    let ids: Vec<String> = (0..600_000).map(|id| id.to_string()).collect();
+    let long = written("long.jsonl", &line(&ids.join(",")));
+    let e = starved(kib, &["replay", &long]);
+    assert!(e.contains("out of memory: ") && e.contains("parsing a line (line 1, bytes"), "{e}");
+
+    let lists = format!(
+        "{{\"steps\":{{\"query_rows\":1,\"query_rows_power\":1,\"rows\":[{}[]]}}}}",
+        "[],".repeat(500_000)
+    );
+    let misses = written("misses.json", &lists);
+    let at = "simulate --setup ess --context 32K --mtp 1 --batch 8 --ratio 0.1 --misses";
+    let e = starved(kib, &[&at.split(' ').collect::<Vec<_>>()[..], &[&misses]].concat());
+    assert!(e.contains("out of memory: ") && e.contains("misses.json: parsing it (bytes"), "{e}");
+    let e = starved(kib, &["fit", &misses]);
+    assert!(e.contains("out of memory: "), "{e}");
+}

@@ -399,6 +399,23 @@ mod tests {
         Shape { layers, ..Shape::DEEPSEEK_V3_2 }
     }
 
+    /// A step is checked by itself where it is run, so that a replay of n steps checks n and not n times n.
+    #[test]
+    fn a_step_of_many_is_checked_alone_and_there_are_so_many_at_most() {
+        let of = |rows| Misses::Steps(Steps { query_rows: 1.0, query_rows_power: 1.0, rows });
+        let mut rows = vec![vec![1.0, 2.0]; 9];
+        rows[5] = vec![1.0, f64::NAN];
+        let misses = of(rows);
+        assert!([0, 4, 6, 8, 9].iter().all(|step| misses.check_at(*step, &shape(2)).is_ok()));
+        let e = misses.check_at(14, &shape(2)).unwrap_err();
+        assert!(e.place().starts_with("misses.steps.rows[5][1]"), "{e}");
+        assert_eq!(misses.check(&shape(2)), Err(e));
+        let most = of(vec![vec![1.0; 2]; STEPS_MAX]);
+        assert!(most.check(&shape(2)).is_ok());
+        let e = of(vec![vec![1.0; 2]; STEPS_MAX + 1]).check(&shape(2)).unwrap_err();
+        assert_eq!((e.number("steps"), e.number("most")), (Some(16385), Some(16384)), "{e}");
+    }
+
     fn place(context: u32, ratio: f64, query_rows: u32) -> Place {
         Place { context, ratio, query_rows, step: 0 }
     }
