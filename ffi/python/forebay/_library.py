@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import weakref
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -73,6 +74,18 @@ def check_created(status: int, text: Any) -> None:
 def new_text() -> Any:
     """Room for the reason of a failed creation."""
     return ffi.new("char[]", _TEXT_BYTES)
+
+
+def cell(owner: object, kind: str, destroy: Any) -> tuple[Any, Any]:
+    """Where a call puts the handle that it makes, and what ends that: it ends with `owner`, also where an exception
+    came behind the call and nobody has seen the handle."""
+    made = ffi.new(kind)
+    return made, weakref.finalize(owner, _end_cell, made, destroy)
+
+
+def _end_cell(made: Any, destroy: Any) -> None:
+    if made[0] != NULL:
+        destroy(made[0])
 
 
 def status_text(status: int) -> str:

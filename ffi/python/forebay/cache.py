@@ -5,29 +5,28 @@ made up for by the next `open`, `prepare`, `roll_back`, `fork`, `reap` or `close
 sequences by itself, in whichever order all of them go, as soon as that waits for nothing. In a forked child everything
 of the parent's is closed already: the library says so, and ends nothing.
 
-What enqueued work names (selections, slots, warm-ups) belongs to the cache's record until that work has ended, whatever
-becomes of the step or ticket.
+What enqueued work names (selections, slots, warm-ups) belongs to the cache's record from before the call that hands it
+over until that work has ended, whatever becomes of the call, the step or the ticket: see `forebay.keep`.
 """
 
 from __future__ import annotations
 
 import operator
-import warnings
 import weakref
-from collections import deque
 from types import TracebackType
 from typing import Any, Callable, Iterable, NamedTuple, Sequence as Many
 
 import numpy as np
 
 from . import overlap
-from ._library import NULL, check, check_created, ffi, lib, new_text, sized, status_text
+from ._library import check, check_created, ffi, lib, new_text, sized
 from .arrays import Tensor
-from .device import Device, DeviceHandle, HostMemory, alive, end_left, give_up
+from .device import Device, HostMemory, end_left, give_up
 from .config import SLOT_BLOCK, Info, by_layer_of, declare, set_fields
 from .errors import InvalidArgument
 from .overlap import Captured, EngineCall, Layers
-from .sequence import BRING_UP, Sequence, Ticket, TokenKeys, tokens_of
+from .record import CacheHandle, InFlight
+from .sequence import BRING_UP, Sequence, TokenKeys, tokens_of
 from .shape import Shape
 from .step import Step
 from .tensors import HOST, index, words
@@ -72,113 +71,6 @@ class Stats(NamedTuple):
     sealed_pages: int
     # Counter: of these, pages that went to make room.
     evicted_pages: int
-
-
-class InFlight:
-    """A step that is not retired."""
-
-    __slots__ = ("stream", "finished", "held")
-
-    def __init__(self, stream: Any, held: list[Any]) -> None:
-        # That it was prepared on, then that it was finished on.
-        self.stream = stream
-        self.finished = False
-        # What its enqueued work names.
-        self.held = held
-
-
-class CacheHandle:
-    """The C handle, what must end before it, and what its enqueued work names."""
-
-    def __init__(self, pointer: Any, device: DeviceHandle) -> None:
-        self.pointer = pointer
-        self.device, self.later = device, device.later
-        self.sequences: set[int] = set()
-        self.steps: dict[int, InFlight] = {}
-        # Warm-ups of joins, with the tickets that tell when they are read.
-        self.joins: dict[Ticket, Any] = {}
-        # Sequences (False) and steps (True) that were forgotten.
-        self.forgotten: deque[tuple[bool, int]] = deque()
-        alive[self] = None
-
-    def forget_sequence(self, number: int) -> None:
-        """Called by the garbage collector, maybe inside another call: it only takes a note."""
-        self.forgotten.append((False, number))
-
-    def forget_step(self, number: int) -> None:
-        """As `forget_sequence`."""
-        self.forgotten.append((True, number))
-
-    def make_up(self) -> None:
-        """Ends what was forgotten, as far as it can end now, and lets go of what is no longer read."""
-        for ticket in list(self.joins):
-            if ticket.outcome != "pending":
-                self.joins.pop(ticket, None)
-        for _ in range(len(self.forgotten)):
-            try:
-                is_step, number = self.forgotten.popleft()
-            except IndexError:
-                return
-            if is_step:
-                if not self.end_step(number):
-                    self.forget_step(number)
-            elif number in self.sequences:
-                if lib.fb_close(self.pointer, number, NULL) == lib.FB_BUSY:
-                    self.forget_sequence(number)
-                else:
-                    self.sequences.discard(number)
-
-    def end_step(self, number: int) -> bool:
-        """Gives a step up; whether it has ended."""
-        known = self.steps.get(number)
-        if known is None:
-            return True
-        # One that was returned orders nothing any more.
-        stream = known.stream if int(ffi.cast("uintptr_t", known.stream)) in self.device.streams else NULL
-        if not known.finished:
-            lib.fb_abandon(self.pointer, number)
-            if lib.fb_finish(self.pointer, number, stream) == 0:
-                known.stream, known.finished = stream, True
-        step = ffi.new("fb_step *", number)
-        if lib.fb_retire(self.pointer, step, stream, NULL) == lib.FB_BUSY:
-            return False
-        self.steps.pop(number, None)
-        return True
-
-    def end(self, wait: bool) -> bool:
-        """Ends steps and sequences, then the cache; whether it has ended. Waits for what is enqueued, if it may. Where
-        another call is inside the cache, nothing is done."""
-        if self not in alive:
-            return True
-        if lib.fb_cache_reap(self.pointer, NULL, NULL) == lib.FB_BUSY:
-            return False
-        status = self._destroy()
-        if status == lib.FB_BUSY and wait:
-            self.device.wait()
-            status = self._destroy()
-        if status == lib.FB_BUSY or alive.pop(self, self) is self:
-            return bool(status != lib.FB_BUSY)
-        self.steps.clear()
-        self.joins.clear()
-        self.sequences.clear()
-        self.device.leave()
-        if status not in (0, lib.FB_CLOSED):
-            warnings.warn(f"a cache could not be ended: {status_text(status)}", ResourceWarning, stacklevel=2)
-        return True
-
-    def _destroy(self) -> int:
-        for number in list(self.steps):
-            self.end_step(number)
-        for number in tuple(self.sequences):
-            if lib.fb_close(self.pointer, number, NULL) != lib.FB_BUSY:
-                self.sequences.discard(number)
-        lib.fb_cache_reap(self.pointer, NULL, NULL)
-        return int(lib.fb_cache_destroy(self.pointer))
-
-    def at_exit(self) -> None:
-        """Called at the interpreter's end."""
-        if not self.end(wait=True):
-            warnings.warn("a cache is in use at the interpreter's end: it is left open", ResourceWarning, stacklevel=2)
 
 
 class Cache:
@@ -264,18 +156,18 @@ class Cache:
             | (0 if lock else lib.FB_MEMORY_UNLOCKED)
         )
         end_left()
-        handle = device._handle
-        handle.enter()
-        text, made = new_text(), ffi.new("fb_cache **")
-        try:
-            check_created(lib.fb_cache_create(device._open(), config, text, len(text), made), text)
-        except BaseException:
-            handle.leave()
-            raise
-        self._record = CacheHandle(made[0], handle)
+        self._record, text = CacheHandle(device._handle), new_text()
         self._closer = weakref.finalize(self, give_up, self._record)
         # The interpreter's end waits: `CacheHandle.at_exit`.
         self._closer.atexit = False
+        try:
+            self._record.enter()
+            made = self._record.made
+            check_created(lib.fb_cache_create(device._open(), config, text, len(text), made), text)
+        except BaseException:
+            # Also one that was made while an exception was pending.
+            self._record.end(wait=False)
+            raise
         self._pointer = made[0]
         self.device, self.shape = device, shape
         self.batch, self.query_rows = batch or lanes, query_rows
@@ -416,20 +308,19 @@ class Cache:
         config.rows, config.row_count = table, len(given)
         set_fields(config, {"query_rows": widest if query_rows is None else query_rows, "micro_batch": micro_batch})
         on = self.device.stream_of(stream)
-        held: list[Any] = []
+        in_flight = InFlight(on)
         if accepted is not None:
             counts = self._counts(accepted)
             config.accepted = ffi.cast("uint32_t *", counts)
-            held += (accepted, counts)
-        number = ffi.new("fb_step *")
+            in_flight.held.append((accepted, counts))
         try:
-            check(lib.fb_prepare(self._pointer, config, on, number), self._pointer)
-            in_flight = self._record.steps[number[0]] = InFlight(on, held)
-            return Step(self, number[0], len(given), config.query_rows, in_flight)
+            self._record.steps[in_flight] = None
+            step = Step(self, in_flight, len(given), config.query_rows)
+            check(lib.fb_prepare(self._pointer, config, on, in_flight.number), self._pointer)
+            step._number = in_flight.number[0]
+            return step
         except BaseException:
-            if number[0]:
-                self._record.steps.setdefault(number[0], InFlight(on, held))
-                self._record.forget_step(number[0])
+            self._record.forget_step(in_flight)
             raise
 
     def _counts(self, accepted: Tensor) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass, field
 from typing import Any, Sequence as Many
 
 import numpy as np
 
 from . import tensors
-from ._library import NULL, check, check_created, ffi, lib, new_text, sized, text_bytes
+from ._library import NULL, cell, check, check_created, ffi, lib, new_text, sized, text_bytes
 from .config import set_fields
 from .errors import InvalidArgument
 from .overlap import ORDER_NAMES, orders_of, several
@@ -175,10 +174,9 @@ class Chooser:
             names = ("smoothing", "share", "least_ns", "steps")
             set_fields(moves, {name: getattr(self.hysteresis, name, None) for name in names})
             config.hysteresis = moves
-        text, made = new_text(), ffi.new("fb_chooser **")
+        text, (made, _end) = new_text(), cell(self, "fb_chooser **", lib.fb_chooser_destroy)
         check_created(lib.fb_chooser_create(config, text, len(text), made), text)
         self._pointer = made[0]
-        weakref.finalize(self, lib.fb_chooser_destroy, made[0])
 
     __hash__ = object.__hash__
 

@@ -38,6 +38,8 @@ _BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 # Handles of caches and devices that have not ended, in the order of their creation; and those among them that nobody
 # has any more.
 alive: dict[Any, None] = {}
+# The device object among the users of its handle.
+_OBJECT = "the device object"
 _left: deque[Any] = deque()
 
 
@@ -49,15 +51,14 @@ def give_up(handle: Any) -> None:
 
 def end_left() -> None:
     """Ends what was left, as far as it can end now."""
-    waiting = []
-    while _left:
-        try:
-            handle = _left.popleft()
-        except IndexError:
-            break
-        if not handle.end(wait=False):
-            waiting.append(handle)
-    _left.extend(waiting)
+    for handle in _left.copy():
+        # It is noted until it has ended: an exception between does not lose it.
+        if handle.end(wait=False):
+            try:
+                _left.remove(handle)
+            except ValueError:
+                # Another thread was here.
+                continue
 
 
 @atexit.register
@@ -73,8 +74,10 @@ class DeviceHandle:
     The garbage collector may end these in any order; the last one to leave ends the handle.
     """
 
-    def __init__(self, pointer: Any, later: bool) -> None:
-        self.pointer, self.later = pointer, later
+    def __init__(self, later: bool) -> None:
+        # Where the library puts the handle.
+        self.made = ffi.new("fb_device **")
+        self.later = later
         self.streams: dict[int, Any] = {0: NULL}
         # Calls that are enqueued or run, what they raised by stream, and the C function that runs them.
         self.calls: dict[int, tuple[Callable[[], object], int]] = {}
@@ -84,31 +87,52 @@ class DeviceHandle:
         self.called = False
         # Whether the device object is one of its users, which the interpreter's end does not wait for.
         self.owned = True
-        # One entry each; a list, since its calls are whole beside other threads and the garbage collector.
-        self._users = [None]
-        alive[self] = None
+        # A dict, since its calls are whole beside other threads and the garbage collector.
+        self._users: dict[object, None] = {_OBJECT: None}
 
-    def enter(self) -> None:
+    @property
+    def pointer(self) -> Any:
+        """The C handle."""
+        return self.made[0]
+
+    def enter(self, user: object) -> None:
         """One more needs it."""
         if not self._users:
             raise Closed("device: it was closed")
-        self._users.append(None)
+        self._users[user] = None
+
+    def used_by(self, owner: object, end: Callable[..., object], *given: Any) -> Any:
+        """`owner` needs it as long as it lives; then `end` is called, and the device left."""
+        user = object()
+        ends = weakref.finalize(owner, self._left_by, user, end, given)
+        self.enter(user)
+        return ends
+
+    def _left_by(self, user: object, end: Callable[..., object], given: tuple[Any, ...]) -> None:
+        end(*given)
+        self.leave(user)
 
     def disown(self) -> None:
         """The device object goes."""
         self.owned = False
-        self.leave()
+        self.leave(_OBJECT)
 
-    def leave(self) -> None:
-        """One less; the last one gives it up."""
-        self._users.pop()
+    def leave(self, user: object) -> None:
+        """One less; the last one gives it up. May be called again."""
+        self._users.pop(user, None)
         if not self._users:
             give_up(self)
 
     def end(self, wait: bool) -> bool:
         """Ends it, after what is enqueued; whether it has ended. With a call of Python's there, only if `wait`."""
+        if self not in alive:
+            return True
         if self.calls and not wait:
             return False
+        if self.pointer == NULL:
+            # It was not made.
+            alive.pop(self, None)
+            return True
         status = int(lib.fb_device_destroy(self.pointer))
         if status == lib.FB_BUSY:
             return False
@@ -140,8 +164,7 @@ class Memory:
     def __init__(
         self, handle: DeviceHandle, address: int, place: Place, shape: tuple[int, ...], strides: tuple[int, ...] | None
     ) -> None:
-        handle.enter()
-        self._end = weakref.finalize(self, handle.leave)
+        self._end = handle.used_by(self, _nothing)
         # What still reads it at the interpreter's end is not cut off.
         self._end.atexit = False
         self.address, self.place, self.shape, self.strides = address, place, shape, strides
@@ -246,12 +269,17 @@ class Device:
 
     def __init__(self, config: Any) -> None:
         end_left()
-        text, made = new_text(), ffi.new("fb_device **")
-        check_created(lib.fb_device_create(config, text, len(text), made), text)
-        self._handle = DeviceHandle(made[0], self.later)
+        self._handle, text = DeviceHandle(self.later), new_text()
         self._closer = weakref.finalize(self, self._handle.disown)
         # The interpreter's end waits: `_end_all`.
         self._closer.atexit = False
+        try:
+            alive[self._handle] = None
+            check_created(lib.fb_device_create(config, text, len(text), self._handle.made), text)
+        except BaseException:
+            # Also one that was made while an exception was pending.
+            self._closer()
+            raise
         self._streams = self._handle.streams
         self._keys = itertools.count(1)
 
@@ -294,7 +322,12 @@ class Device:
         key = next(self._keys)
         self._handle.called = True
         self._handle.calls[key] = (work, _address_of(on))
-        status = lib.fb_stream_call(pointer, on, self._handle.call, ffi.cast("void *", key))
+        try:
+            status = lib.fb_stream_call(pointer, on, self._handle.call, ffi.cast("void *", key))
+        finally:
+            # It has run, also where an exception has come between.
+            if not self.later:
+                self._handle.calls.pop(key, None)
         if status:
             self._handle.calls.pop(key, None)
         check(status, pointer)
@@ -318,8 +351,12 @@ class Device:
         pointer, on = self._open(), self._streams.get(self._borrowed(stream), NULL)
         if on == NULL:
             raise InvalidArgument("stream", _stream_text(stream), "a stream of the engine's that was named before")
-        check(lib.fb_stream_return(pointer, on), pointer)
+        # Unknown before the call: a name that is given again is borrowed again, where it had not been returned.
         self._streams.pop(_address_of(on), None)
+        status = lib.fb_stream_return(pointer, on)
+        if status:
+            self._streams[_address_of(on)] = on
+        check(status, pointer)
 
     def _borrowed(self, stream: Any) -> int:
         """The address of a stream of the engine's; 0: it is none."""
@@ -331,10 +368,11 @@ class Device:
 
         What a `call` has raised and no `wait` has shown is a RuntimeWarning.
         """
-        if self._closer.detach():
+        if self._closer.alive:
             if self._handle.called:
                 self._handle.wait()
             self._handle.disown()
+            self._closer.detach()
         end_left()
 
     @property
@@ -492,6 +530,10 @@ def _stream_text(stream: Any) -> str:
         return f"a stream of another device ({stream.address:#x})"
     device = getattr(stream, "device", None)
     return f"{type(stream).__name__} {stream!r}" + (f" of {device}" if device is not None else "")
+
+
+def _nothing() -> None:
+    """Of a view: what ends with it is the device's."""
 
 
 def _address_of(stream: Any) -> int:

@@ -6,13 +6,11 @@ enqueues resolve, gather and scatter between. Where the orders come from: `foreb
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import Any, Callable, Sequence as Many, TypeVar
 
 from . import cache as _cache
-from ._library import check, ffi, lib, sized
-from .device import DeviceHandle
+from ._library import NULL, check, ffi, lib, sized
 from .errors import InvalidArgument
 from .step import Buffers, Step
 from .tensors import index
@@ -110,36 +108,41 @@ class _Engine:
             raise InvalidArgument("enqueue", type(enqueue).__name__, "a callable that takes an EngineCall")
         self.enqueue = enqueue
         self.error: BaseException | None = None
-        self._callback = ffi.callback("fb_enqueue", self._called, error=lib.FB_CANCELLED)
+        self._callback = ffi.callback("fb_enqueue", self._called, error=lib.FB_CANCELLED, onerror=self._raised)
         self.config = sized("fb_engine")
         self.config.enqueue = self._callback
 
     def _called(self, _data: Any, call: Any, stream: Any) -> int:
-        try:
-            self.enqueue(
-                EngineCall(
-                    _WORKS[call.work],
-                    _KEYS[call.keys] if call.work == lib.FB_WORK_ATTEND else None,
-                    call.attention_pass,
-                    call.micro_batch,
-                    call.layer,
-                    call.first,
-                    call.count,
-                    call.first_query_row,
-                    call.query_rows,
-                    int(ffi.cast("uintptr_t", stream)),
-                )
+        self.enqueue(
+            EngineCall(
+                _WORKS[call.work],
+                _KEYS[call.keys] if call.work == lib.FB_WORK_ATTEND else None,
+                call.attention_pass,
+                call.micro_batch,
+                call.layer,
+                call.first,
+                call.count,
+                call.first_query_row,
+                call.query_rows,
+                int(ffi.cast("uintptr_t", stream)),
             )
-        except BaseException as error:  # noqa: B036 - C is between here and who is to have it
-            self.error = error
-            return int(lib.FB_CANCELLED)
+        )
         return 0
+
+    def _raised(self, _kind: object, error: BaseException, _trace: object) -> None:
+        """Called by cffi with whatever came out of `_called`, an interrupt anywhere in it too: C is between here and
+        who is to have it."""
+        self.error = error
 
     def check(self, status: int, pointer: Any) -> None:
         """Raises what the callable raised, else what the library answered."""
         error, self.error = self.error, None
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            # Its traceback has this frame, and so all that the caller had.
+            del error
         check(status, pointer)
 
 
@@ -175,8 +178,9 @@ def overlap(
     engine, number = _Engine(enqueue), order_of(order, "order")
     which = 0 if draft_pass is None else index(draft_pass, "draft_pass") + 1
     at = index(layer, "layer")
-    status = lib.fb_overlap(cache._pointer, step._number, at, which, number, layers._config, engine.config)
     step._held.append(layers)
+    status = lib.fb_overlap(cache._pointer, step._number, at, which, number, layers._config, engine.config)
+    step._held.refused(layers, status)
     engine.check(status, cache._pointer)
 
 
@@ -192,21 +196,23 @@ def overlap_steps(
     _check_steps(cache, steps, layers)
     engine, orders = _Engine(enqueue), orders_of(by_layer, cache.info.layers)
     numbers, configs, passes = _numbers(steps), _configs(layers), index(draft_passes, "draft_passes")
-    status = lib.fb_overlap_steps(cache._pointer, numbers, configs, len(steps), orders, passes, engine.config)
     for step, one in zip(steps, layers):
         step._held.append(one)
+    status = lib.fb_overlap_steps(cache._pointer, numbers, configs, len(steps), orders, passes, engine.config)
+    for step, one in zip(steps, layers):
+        step._held.refused(one, status)
     engine.check(status, cache._pointer)
 
 
 class Captured:
     """Captured layers of a bucket: `Cache.capture` gives it. Giving it up waits for nothing."""
 
-    def __init__(self, cache: _cache.Cache, pointer: Any, held: Any) -> None:
+    def __init__(self, cache: _cache.Cache, held: Any) -> None:
         self.cache = cache
-        self._pointer, self._held = pointer, held
-        device = cache.device._handle
-        device.enter()
-        self._end = weakref.finalize(self, _end_captured, pointer, device)
+        # Before it is captured: what comes is ended with this, and its device not before.
+        self._held = held
+        self._made = ffi.new("fb_captured **")
+        self._end = cache.device._handle.used_by(self, _end_captured, self._made)
 
     def close(self) -> None:
         """Gives it up; idempotent. Launches under way still run."""
@@ -231,9 +237,13 @@ class Captured:
 
     def _for(self, call: Any, steps: Many[Step]) -> None:
         _check_steps(self.cache, steps, None)
-        check(call(self.cache._pointer, self._pointer, _numbers(steps), len(steps)), self.cache._pointer)
+        numbers = _numbers(steps)
         for step in steps:
             step._held.append(self)
+        status = call(self.cache._pointer, self._made[0], numbers, len(steps))
+        for step in steps:
+            step._held.refused(self, status)
+        check(status, self.cache._pointer)
 
 
 def capture(
@@ -256,16 +266,16 @@ def capture(
     config, configs = sized("fb_capture_config"), _configs(micro_batches)
     config.micro_batches, config.count, config.by_layer = configs, len(micro_batches), orders
     config.query_rows, config.draft_passes = width, index(draft_passes, "draft_passes")
-    made = ffi.new("fb_captured **")
+    captured = Captured(cache, (tuple(micro_batches), engine))
     call = lib.fb_capture_into if into else lib.fb_capture
-    status = call(cache._pointer, config, engine.config, made)
+    status = call(cache._pointer, config, engine.config, captured._made)
     engine.check(status, cache._pointer)
-    return Captured(cache, made[0], (tuple(micro_batches), engine))
+    return captured
 
 
-def _end_captured(pointer: Any, device: DeviceHandle) -> None:
-    lib.fb_captured_destroy(pointer)
-    device.leave()
+def _end_captured(made: Any) -> None:
+    if made[0] != NULL:
+        lib.fb_captured_destroy(made[0])
 
 
 def _check_steps(cache: _cache.Cache, steps: Many[Step], layers: Many[Layers] | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional, Sequence as Many, Union
 import numpy as np
 
 from . import cache as _cache
-from ._library import NULL, check, ffi, lib, sized, status_text
+from ._library import NULL, cell, check, fail, ffi, lib, sized, status_text
 from .arrays import Tensor
 from .dlpack import Placed
 from .errors import InvalidArgument, error_of
@@ -17,6 +17,8 @@ from .tensors import HOST, checked, describe, index, look, words
 
 TokenKeys = Optional[Many[Union[bytes, None]]]
 BRING_UP = {"whole": lib.FB_BRING_UP_WHOLE, "nothing": lib.FB_BRING_UP_NOTHING}
+# Refusals of a join that come before it enqueues anything.
+_IN_ADVANCE = (lib.FB_BUSY, lib.FB_CLOSED, lib.FB_INVALID_CONFIG)
 _KEY_BYTES = 16
 _BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 
@@ -44,9 +46,9 @@ class Page(NamedTuple):
 class Ticket:
     """The one completion of work that the library has enqueued."""
 
-    def __init__(self, pointer: Any) -> None:
-        self._pointer = pointer
-        self._end = weakref.finalize(self, lib.fb_ticket_destroy, pointer)
+    def __init__(self) -> None:
+        # Made before the call that gives it: see `forebay.keep`.
+        self._made, self._end = cell(self, "fb_ticket **", lib.fb_ticket_destroy)
 
     @property
     def outcome(self) -> str:
@@ -66,8 +68,11 @@ class Ticket:
         return outcome == "done"
 
     def _ask(self) -> tuple[str, int]:
-        outcome, status = ffi.new("uint32_t *"), ffi.new("uint32_t *")
-        check(lib.fb_ticket_outcome(self._pointer, outcome, status), self._pointer)
+        pointer, outcome, status = self._made[0], ffi.new("uint32_t *"), ffi.new("uint32_t *")
+        if pointer == NULL:
+            # The call that was to give it has not ended, or not well: nobody can tell.
+            return "pending", 0
+        check(lib.fb_ticket_outcome(pointer, outcome, status), pointer)
         names = {
             lib.FB_TICKET_PENDING: "pending",
             lib.FB_TICKET_DONE: "done",
@@ -151,11 +156,15 @@ class Sequence:
             if warm_up is not None:
                 selections, config.steps = self._selections(warm_up)
                 config.selections = selections
-        made = ffi.new("fb_ticket **")
-        check(lib.fb_join(self._pointer, self._number, config, on, made), self._pointer)
-        ticket = Ticket(made[0])
+        ticket, joins = Ticket(), self.cache._record.joins
         if warm_up is not None and self.cache.device.later:
-            self.cache._record.joins[ticket] = (warm_up, selections)
+            joins[ticket] = (warm_up, selections)
+        status = lib.fb_join(self._pointer, self._number, config, on, ticket._made)
+        if status:
+            # What was refused in advance has enqueued nothing; what the device refused may have enqueued some of it.
+            if status in _IN_ADVANCE:
+                joins.pop(ticket, None)
+            fail(status, self._pointer)
         return ticket
 
     def _selections(self, warm_up: Any) -> tuple[Any, int]:
@@ -170,10 +179,9 @@ class Sequence:
         Raises:
             InvalidConfig: it is not joining. InvalidArgument: the stream. Closed.
         """
-        made = ffi.new("fb_ticket **")
-        on = self.cache.device.stream_of(stream)
-        check(lib.fb_join_more(self._pointer, self._number, on, made), self._pointer)
-        return Ticket(made[0])
+        ticket, on = Ticket(), self.cache.device.stream_of(stream)
+        check(lib.fb_join_more(self._pointer, self._number, on, ticket._made), self._pointer)
+        return ticket
 
     def fork(
         self,
@@ -194,11 +202,11 @@ class Sequence:
         """
         config, _table = self.cache._open_config(0, promised, ratio, slots, bring_up)
         self.cache._record.make_up()
-        on, made = self.cache.device.stream_of(stream), ffi.new("fb_ticket **")
+        on, ticket = self.cache.device.stream_of(stream), Ticket()
         child = self.cache._opened(
-            lambda number: lib.fb_fork(self._pointer, self._number, config, on, number, made),
+            lambda number: lib.fb_fork(self._pointer, self._number, config, on, number, ticket._made),
         )
-        return child, Ticket(made[0])
+        return child, ticket
 
     def roll_back(self, length: int, stream: Any = None) -> Ticket:
         """Cuts it to `length` tokens; what is beyond is gone from every layer. Clears a failed step.
@@ -207,10 +215,9 @@ class Sequence:
             Busy: work of it is in flight. OutOfRange: beyond committed and landed rows. Closed.
         """
         self.cache._record.make_up()
-        made = ffi.new("fb_ticket **")
-        on = self.cache.device.stream_of(stream)
-        check(lib.fb_roll_back(self._pointer, self._number, index(length, "length"), on, made), self._pointer)
-        return Ticket(made[0])
+        ticket, on, kept = Ticket(), self.cache.device.stream_of(stream), index(length, "length")
+        check(lib.fb_roll_back(self._pointer, self._number, kept, on, ticket._made), self._pointer)
+        return ticket
 
     def seal(self, start: int, tokens: Any, *, keys: TokenKeys = None) -> int:
         """Seals full pages behind the `start` tokens that are sealed, so that others find them.

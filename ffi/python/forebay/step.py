@@ -4,21 +4,22 @@ A layer call costs a few microseconds for a whole batch, checks included. Where 
 every layer and step, `Buffers` checks them once, and a call with them costs less.
 
 Tensors of enqueued work are kept alive until the step has ended, where the device works later than the call: by the
-cache, also if the step is forgotten.
+cache, from before the call, also if the call is interrupted or the step forgotten (`forebay.keep`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from . import cache as _cache
 from ._library import NULL, check, fail, ffi, lib, sized
 from .arrays import Tensor
-from .errors import Busy, Closed, InvalidArgument
+from .errors import Busy, Closed, InvalidArgument, InvalidConfig
+from .record import InFlight
 from .tensors import index, look, words
 
 _new, _cast, _from_buffer = ffi.new, ffi.cast, ffi.from_buffer
@@ -147,19 +148,19 @@ class Step:
 
     __slots__ = (
         "cache", "rows", "query_rows", "retired", "_number", "_pointer", "_stream", "_shape", "_place", "_later",
-        "_held", "_finished",
+        "_in_flight", "_held", "_finished",
     )  # fmt: skip
 
-    def __init__(
-        self, cache: _cache.Cache, number: int, rows: int, query_rows: int, in_flight: _cache.InFlight
-    ) -> None:
+    def __init__(self, cache: _cache.Cache, in_flight: InFlight, rows: int, query_rows: int) -> None:
         self.cache, self.rows, self.query_rows = cache, rows, query_rows
         self.retired: Retired | None = None
-        self._number, self._pointer, self._stream = number, cache._pointer, in_flight.stream
+        # Once it is prepared, until it is retired.
+        self._number = 0
+        self._pointer, self._stream = cache._pointer, in_flight.stream
         self._shape = (rows, query_rows, cache.info.top_k)
         self._place, self._later = cache.device.place, cache.device.later
         # The cache's record has it too: it outlives the step.
-        self._held = in_flight.held
+        self._in_flight, self._held = in_flight, in_flight.held
         self._finished = False
 
     def layer(self, layer: int, selection: Tensor | Buffers, slots: Tensor | None = None, stream: Any = None) -> None:
@@ -180,19 +181,21 @@ class Step:
         if type(selection) is Buffers:
             self._fits(selection)
             which = index(layer, "layer")
+            held: Any = selection
             if self._later:
-                self._held.append(selection)
+                self._held.append(held)
             status = lib.fb_layer(self._pointer, self._number, which, selection._selection, selection._slots, on)
         else:
             shape, place = self._shape, self._place
             read = words(selection, "selection", shape, place, False)
             written = words(slots, "slots", shape, place, True)
             which = index(layer, "layer")
+            held = (selection, slots, read, written)
             if self._later:
-                self._held.append((selection, slots, read, written))
+                self._held.append(held)
             status = lib.fb_layer(self._pointer, self._number, which, read, written, on)
         if status:
-            fail(status, self._pointer)
+            self._refused(held, status)
 
     def layers(self, selection: Tensor, slots: Tensor, stream: Any = None) -> None:
         """`layer` of every layer, for replays and tests that know the selections beforehand.
@@ -207,9 +210,12 @@ class Step:
         shape = (self.cache.info.layers, *self._shape)
         read = words(selection, "selection", shape, self._place, False)
         written = words(slots, "slots", shape, self._place, True)
+        held = (selection, slots, read, written)
         if self._later:
-            self._held.append((selection, slots, read, written))
-        check(lib.fb_layers(self._pointer, self._number, read, written, on), self._pointer)
+            self._held.append(held)
+        status = lib.fb_layers(self._pointer, self._number, read, written, on)
+        if status:
+            self._refused(held, status)
 
     def resolve(
         self,
@@ -235,7 +241,9 @@ class Step:
         buffers.declare(given)
         if self._later:
             self._held.append(buffers)
-        check(lib.fb_resolve(self._pointer, self._number, part, given, on), self._pointer)
+        status = lib.fb_resolve(self._pointer, self._number, part, given, on)
+        if status:
+            self._refused(buffers, status)
 
     def gather(
         self,
@@ -279,10 +287,13 @@ class Step:
             InvalidConfig: it is finished. InvalidArgument: the stream. Closed.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
-        check(lib.fb_finish(self._pointer, self._number, on), self._pointer)
-        self._finished = True
-        if in_flight := self.cache._record.steps.get(self._number):
-            in_flight.stream, in_flight.finished = on, True
+        one = self._in_flight
+        before, one.stream, one.finishing = one.stream, on, True
+        status = lib.fb_finish(self._pointer, self._number, on)
+        if status:
+            one.stream, one.finishing = before, False
+            fail(status, self._pointer)
+        self._finished = one.finished = True
 
     def abandon(self) -> None:
         """Gives it up: it is still to be finished and retired, which raises Cancelled; its sequences need
@@ -309,15 +320,14 @@ class Step:
         if not self._number:
             raise Closed("retire: the step was retired")
         if not self._finished:
-            self.finish()
-        in_flight = self.cache._record.steps.get(self._number)
-        if wait and self._later and in_flight is not None:
+            self._finish_once()
+        if wait and self._later:
             device = self.cache.device._handle.pointer
-            check(lib.fb_stream_wait(device, in_flight.stream), device)
-        number, retired = _new("fb_step *", self._number), sized("fb_retired")
-        status = lib.fb_retire(self._pointer, number, on, retired)
-        if not number[0]:
-            self.cache._record.steps.pop(self._number, None)
+            check(lib.fb_stream_wait(device, self._in_flight.stream), device)
+        retired = sized("fb_retired")
+        status = lib.fb_retire(self._pointer, self._in_flight.number, on, retired)
+        if not self._in_flight.number[0]:
+            self.cache._record.steps.pop(self._in_flight, None)
             self._number = 0
             self._held.clear()
         check(status, self._pointer)
@@ -327,6 +337,21 @@ class Step:
             for left in self.cache._watchers:
                 left(stats)
         return self.retired
+
+    def _finish_once(self) -> None:
+        """Finishes it, unless a call of `finish` that was interrupted has done so."""
+        began, stream = self._in_flight.finishing, self._in_flight.stream
+        try:
+            self.finish()
+        except InvalidConfig:
+            if not began:
+                raise
+            self._in_flight.stream = stream
+
+    def _refused(self, held: object, status: int) -> NoReturn:
+        """Raises a refusal; what the call was given is let go where it surely enqueued nothing."""
+        self._held.refused(held, status)
+        fail(status, self._pointer)
 
     def _report(self) -> tuple[Any, Any]:
         counts, lengths = np.empty((self.cache.info.layers, 3), np.uint32), np.empty(self.rows, np.uint32)
@@ -360,8 +385,8 @@ class Step:
         if not self._number:
             return
         if error is not None:
-            if not self.cache._record.end_step(self._number):
-                self.cache._record.forget_step(self._number)
+            if not self.cache._record.end_step(self._in_flight):
+                self.cache._record.forget_step(self._in_flight)
             self._number = 0
             return
         try:
@@ -374,7 +399,7 @@ class Step:
 
     def __del__(self) -> None:
         if getattr(self, "_number", 0):
-            self.cache._record.forget_step(self._number)
+            self.cache._record.forget_step(self._in_flight)
 
     def __repr__(self) -> str:
         state = "retired" if not self._number else "in flight" if self._finished else "open"

@@ -5,16 +5,16 @@ Format of selection traces: `docs/trace-format.md`.
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
-import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Hashable, NamedTuple, Sequence as Many, TypeVar
+from typing import Any, Callable, Hashable, NamedTuple, Sequence as Many, TypeVar
 
 import numpy as np
 
-from ._library import check, check_created, ffi, lib, new_text, path_bytes, set_field, sized, text_bytes
+from ._library import cell, check, check_created, ffi, lib, new_text, path_bytes, set_field, sized, text_bytes
 from .arrays import Tensor
 from .errors import Closed, InvalidArgument
 from .tensors import HOST, index, look, words
@@ -27,9 +27,11 @@ _Self = TypeVar("_Self", bound="_Writer")
 class _Writer:
     """What both writers have in common; a context manager that finishes itself."""
 
-    def __init__(self, pointer: Any, destroy: Any) -> None:
-        self._pointer = pointer
-        self._closer = weakref.finalize(self, destroy, pointer)
+    def __init__(self, kind: str, destroy: Any, create: Callable[[Any, int, Any], Any]) -> None:
+        made, self._closer = cell(self, kind, destroy)
+        reason = new_text()
+        check_created(create(reason, len(reason), made), reason)
+        self._pointer = made[0]
 
     def _open(self) -> Any:
         if not self._closer.alive:
@@ -118,9 +120,8 @@ class TraceWriter(_Writer):
             if said:
                 held.append(ffi.new("char[]", text_bytes(said, name)))
                 setattr(config, name, held[-1])
-        reason, made = new_text(), ffi.new("fb_trace **")
-        check_created(lib.fb_trace_create(path_bytes(path), config, reason, len(reason), made), reason)
-        super().__init__(made[0], lib.fb_trace_destroy)
+        named = path_bytes(path)
+        super().__init__("fb_trace **", lib.fb_trace_destroy, functools.partial(lib.fb_trace_create, named, config))
         self._shape = (len(_own(layers, shares)), k)
 
     def record(self, position: int, selected: Tensor) -> None:
@@ -176,10 +177,9 @@ class RequestWriter(_Writer):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, block_tokens: int) -> None:
-        reason, made = new_text(), ffi.new("fb_requests **")
-        tokens = index(block_tokens, "block_tokens")
-        check_created(lib.fb_requests_create(path_bytes(path), tokens, reason, len(reason), made), reason)
-        super().__init__(made[0], lib.fb_requests_destroy)
+        named, tokens = path_bytes(path), index(block_tokens, "block_tokens")
+        create = functools.partial(lib.fb_requests_create, named, tokens)
+        super().__init__("fb_requests **", lib.fb_requests_destroy, create)
 
     def record(self, *, milliseconds: int, input_tokens: int, blocks: Many[int], output_tokens: int = 0) -> None:
         """Records one request; they come in the order of their arrival.
@@ -275,10 +275,9 @@ class SelectionTrace:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        reason, made = new_text(), ffi.new("fb_selections **")
+        reason, (made, _end) = new_text(), cell(self, "fb_selections **", lib.fb_selections_destroy)
         check_created(lib.fb_selections_open(path_bytes(path), reason, len(reason), made), reason)
         self._pointer = made[0]
-        weakref.finalize(self, lib.fb_selections_destroy, made[0])
         header = sized("fb_trace_header")
         check(lib.fb_selections_header(self._pointer, header), self._pointer)
         self.header = Header(*(int(getattr(header, name)) for name in Header._fields))

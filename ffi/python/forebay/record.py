@@ -1,0 +1,152 @@
+"""A cache's record: its C handle, what must end before that, and what its enqueued work names.
+
+It outlives the cache's object, and knows of a step from before that is prepared: whatever exception comes, what a
+stream still uses is kept here (`forebay.keep`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from ._library import NULL, ffi, lib, status_text
+from .device import DeviceHandle, alive
+from .keep import Kept
+
+if TYPE_CHECKING:
+    from .sequence import Ticket
+
+
+class InFlight:
+    """A step that is not retired, from before it is prepared."""
+
+    __slots__ = ("number", "stream", "finishing", "finished", "held")
+
+    def __init__(self, stream: Any) -> None:
+        # Where the library puts its number, and 0 when it has ended.
+        self.number = ffi.new("fb_step *")
+        # That it was prepared on, then that it was finished on.
+        self.stream = stream
+        # Whether finish was called, and whether it is known to have ended well.
+        self.finishing = self.finished = False
+        # What its enqueued work names.
+        self.held = Kept()
+
+
+class CacheHandle:
+    """The C handle, what must end before it, and what its enqueued work names."""
+
+    def __init__(self, device: DeviceHandle) -> None:
+        # Where the library puts the handle.
+        self.made = ffi.new("fb_cache **")
+        self.device, self.later = device, device.later
+        self.sequences: set[int] = set()
+        # In the order in which they were prepared.
+        self.steps: dict[InFlight, None] = {}
+        # Warm-ups of joins, with the tickets that tell when they are read.
+        self.joins: dict[Ticket, Any] = {}
+        # Sequences and steps that were forgotten.
+        self.forgotten: deque[int | InFlight] = deque()
+
+    def enter(self) -> None:
+        """Before the handle is made: the device is needed, and the interpreter's end ends it."""
+        alive[self] = None
+        self.device.enter(self)
+
+    @property
+    def pointer(self) -> Any:
+        """The C handle."""
+        return self.made[0]
+
+    def forget_sequence(self, number: int) -> None:
+        """Called by the garbage collector, maybe inside another call: it only takes a note."""
+        self.forgotten.append(number)
+
+    def forget_step(self, step: InFlight) -> None:
+        """As `forget_sequence`."""
+        self.forgotten.append(step)
+
+    def make_up(self) -> None:
+        """Ends what was forgotten, as far as it can end now, and lets go of what is no longer read."""
+        for ticket in list(self.joins):
+            if ticket.outcome != "pending":
+                self.joins.pop(ticket, None)
+        for _ in range(len(self.forgotten)):
+            try:
+                one = self.forgotten[0]
+            except IndexError:
+                return
+            # The note goes when it has ended: an exception between does not lose it.
+            ended = self.end_step(one) if isinstance(one, InFlight) else self._end_sequence(one)
+            try:
+                self.forgotten.remove(one)
+            except ValueError:
+                # Another thread was here.
+                continue
+            if not ended:
+                self.forgotten.append(one)
+
+    def _end_sequence(self, number: int) -> bool:
+        """Closes a sequence; whether it is closed."""
+        if number in self.sequences:
+            if lib.fb_close(self.pointer, number, NULL) == lib.FB_BUSY:
+                return False
+            self.sequences.discard(number)
+        return True
+
+    def end_step(self, step: InFlight) -> bool:
+        """Gives a step up; whether it has ended. One that has no number was not prepared, or has been retired."""
+        number = step.number[0]
+        if step in self.steps and number:
+            # One that was returned orders nothing any more.
+            stream = step.stream if int(ffi.cast("uintptr_t", step.stream)) in self.device.streams else NULL
+            if not step.finished:
+                lib.fb_abandon(self.pointer, number)
+                if lib.fb_finish(self.pointer, number, stream) == 0:
+                    step.stream, step.finished = stream, True
+            if lib.fb_retire(self.pointer, step.number, stream, NULL) == lib.FB_BUSY:
+                return False
+        self.steps.pop(step, None)
+        return True
+
+    def end(self, wait: bool) -> bool:
+        """Ends steps and sequences, then the cache; whether it has ended. Waits for what is enqueued, if it may. Where
+        another call is inside the cache, nothing is done."""
+        if self not in alive:
+            return True
+        if self.pointer == NULL:
+            # It was not made.
+            self.device.leave(self)
+            alive.pop(self, None)
+            return True
+        if lib.fb_cache_reap(self.pointer, NULL, NULL) == lib.FB_BUSY:
+            return False
+        status = self._destroy()
+        if status == lib.FB_BUSY and wait:
+            self.device.wait()
+            status = self._destroy()
+        if status == lib.FB_BUSY:
+            return False
+        # Each of these may be done again, where an exception has come between.
+        self.steps.clear()
+        self.joins.clear()
+        self.sequences.clear()
+        self.device.leave(self)
+        if alive.pop(self, self) is not self and status not in (0, lib.FB_CLOSED):
+            warnings.warn(f"a cache could not be ended: {status_text(status)}", ResourceWarning, stacklevel=2)
+        return True
+
+    def _destroy(self) -> int:
+        for step in list(self.steps):
+            self.end_step(step)
+        for number in tuple(self.sequences):
+            if lib.fb_close(self.pointer, number, NULL) != lib.FB_BUSY:
+                self.sequences.discard(number)
+        lib.fb_cache_reap(self.pointer, NULL, NULL)
+        return int(lib.fb_cache_destroy(self.pointer))
+
+    def at_exit(self) -> None:
+        """Called at the interpreter's end."""
+        if not self.end(wait=True):
+            warnings.warn("a cache is in use at the interpreter's end: it is left open", ResourceWarning, stacklevel=2)
