@@ -13,9 +13,9 @@ use crate::curve::{self, Curves};
 use crate::json::{self, Heading, miss_ratio};
 use crate::look::{Look, Spare, align_right};
 use crate::policy::Policy;
-use crate::pools::{self, Setting};
+use crate::pools::{self, Recorded, Setting};
 use crate::replay::{self, Arguments, Count, RowSize};
-use crate::{output, report};
+use crate::{output, report, room};
 
 /// The sizes printed when none are named.
 pub const RATIOS: [f64; 13] = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
@@ -98,14 +98,39 @@ impl Curved {
     }
 }
 
+/// Bytes of a point's text.
+const POINT: u64 = 128;
+
+/// Refuses what needs more memory than is allowed: the curves and their text, and a pool of the largest size that they
+/// may not hold.
+fn check(
+    path: &Path,
+    trace: &SelectionTrace,
+    shape: &Shape,
+    settings: &[(Setting, f64)],
+    arguments: &Arguments,
+) -> Result<()> {
+    let Some((setting, _)) = settings.first() else { return Ok(()) };
+    let Header { decode_start, layers, k, .. } = *trace.header();
+    let rows = setting.steps * setting.mtp;
+    let text = if arguments.json.is_some() { POINT * u64::from(decode_start + rows) } else { 0 };
+    let below = settings.iter().map(|(setting, _)| setting.slots).filter(|slots| *slots < k * setting.mtp);
+    let pools = match below.max() {
+        Some(slots) => pools::needs(trace, shape, *setting, &vec![slots; layers as usize]),
+        None => Ok(0),
+    };
+    let needs = curve::bytes(trace, *setting) + pools.map_err(|e| replay::named(e, path))?.max(text);
+    room::check(path, trace, needs, arguments.memory.memory)
+}
+
 /// Curves of the trace at `path`, and replays of the sizes asked for that they do not hold.
 fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
-    let trace = SelectionTrace::read(path)?;
-    let settings = replay::settings(&trace, path, arguments)?;
-    let header = trace.header().clone();
+    let Recorded { header, trace } = pools::read(path)?;
+    let settings = replay::settings(&header, path, arguments)?;
     let Some((setting, _)) = settings.first().copied() else {
         return Err(Error::new(Kind::Internal, "replay").at("no size"));
     };
+    check(path, &trace, shape, &settings, arguments)?;
     // A pass over all layers counts as a replay of one size.
     let (steps, layers) = (u64::from(setting.steps), u64::from(header.layers));
     let bar = replay::progress(path, steps * layers * (settings.len() as u64 + 1));

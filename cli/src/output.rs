@@ -59,12 +59,16 @@ fn words(error: &io::Error) -> String {
 }
 
 /// The most bytes of a text file that is read whole: a setup, misses, measurements.
-const TEXT_MAX: u64 = 64 << 20;
+const TEXT_MAX: u64 = 16 << 20;
+
+/// Bytes that parsing takes for each byte of such a text, at most: a list of empty lists, in buffers that double.
+const PARSED: usize = 64;
 
 /// The text of a small file.
 ///
 /// # Errors
-/// [`Kind::Io`] names the file; [`Kind::BadFormat`] for one that is no text, or too large to be meant.
+/// [`Kind::Io`] names the file; [`Kind::BadFormat`] for one that is no text, or too large to be meant;
+/// [`Kind::OutOfMemory`] where there is none to parse it: the JSON reader would end the process.
 pub fn read_text(path: &Path) -> Result<String> {
     let io =
         |e: &io::Error| Error::new(Kind::Io, "read").at(format!("{}: {}", echo(path.display()), words(e)));
@@ -74,8 +78,13 @@ pub fn read_text(path: &Path) -> Result<String> {
     let bad =
         |what: &str| Error::new(Kind::BadFormat, "read").at(format!("{}: {what}", echo(path.display())));
     if bytes.len() as u64 > TEXT_MAX {
-        return Err(bad("longer than such a file is"));
+        return Err(bad("longer than such a file is").with("most bytes", TEXT_MAX));
     }
+    let room = PARSED * bytes.len();
+    Vec::<u8>::new().try_reserve_exact(room).map_err(|_| {
+        let place = format!("{}: parsing it", path.display());
+        Error::new(Kind::OutOfMemory, "read").at(place).with("bytes", room as u64).hint("free memory")
+    })?;
     String::from_utf8(bytes).map_err(|_| bad("no UTF-8 text"))
 }
 

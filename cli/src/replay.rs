@@ -11,7 +11,7 @@ use std::sync::Arc;
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use forebay::device::Device;
-use forebay::trace::SelectionTrace;
+use forebay::trace::Header;
 use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::ProgressBar;
 
@@ -19,9 +19,10 @@ use crate::kinds::{self, FileKind};
 use crate::look::LookArguments;
 use crate::output::{Input, echo};
 use crate::policy::Policy;
-use crate::pools::Setting;
+use crate::pools::{self, Recorded, Setting};
 use crate::prefetch::Prefetched;
 use crate::requests::{Asked, Traces};
+use crate::room::{self, MemoryArguments};
 use crate::study::Study;
 use crate::target::{DeviceName, Target};
 use crate::{curve_report, html, json, output, report, requests};
@@ -95,6 +96,8 @@ pub struct Arguments {
     /// The driver's library, for tests.
     #[arg(long, value_name = "FILE", hide = true)]
     driver: Option<String>,
+    #[command(flatten)]
+    pub memory: MemoryArguments,
     #[command(flatten)]
     requests: requests::RequestArguments,
     /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
@@ -270,7 +273,7 @@ pub struct Replayed {
     /// The file, as it was named.
     pub path: PathBuf,
     /// What the trace says about itself.
-    pub header: forebay::trace::Header,
+    pub header: Header,
     /// One replay for each size and policy, by size.
     pub replays: Vec<Replay>,
 }
@@ -284,8 +287,7 @@ pub struct RowSize {
 }
 
 /// The setting and ratio of every size asked for, checked against the trace.
-pub fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> Result<Vec<(Setting, f64)>> {
-    let header = trace.header();
+pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<Vec<(Setting, f64)>> {
     let invalid = |what: &str| {
         Error::new(Kind::InvalidConfig, "replay").at(format!("{}: {what}", echo(path.display())))
     };
@@ -359,18 +361,33 @@ pub fn named(e: Error, path: &Path) -> Error {
 
 /// Replays the trace at `path` at every size.
 fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed> {
-    let trace = SelectionTrace::read(path)?;
-    let settings = settings(&trace, path, arguments)?;
+    let Recorded { header, trace } = pools::read(path)?;
+    let settings = settings(&header, path, arguments)?;
     let study = Study {
         policies: arguments.policies(),
         by_layer: arguments.split == Some(Split::ByLayer),
         prefetch: arguments.prefetch.is_some(),
         target: arguments.target(),
+        prompt: header.decode_start,
     };
+    let needs = study.needs(&trace, shape, &settings).map_err(|e| named(e, path))?;
+    room::check(path, &trace, needs, arguments.memory.memory)?;
     let bar = progress(path, study.work(&trace, &settings));
     let replays = study.run(&trace, shape, &settings, &bar).map_err(|e| named(e, path))?;
     bar.finish_and_clear();
-    Ok(Replayed { path: path.to_owned(), header: trace.header().clone(), replays })
+    Ok(Replayed { path: path.to_owned(), header, replays })
+}
+
+/// Refuses what reads a trace twice, where that can be read once: the report and the JSON each read their own.
+fn check_twice(arguments: &Arguments) -> Result<()> {
+    let both = arguments.report.html.is_some() && arguments.json.is_some();
+    let once = |path: &&PathBuf| std::fs::metadata(path).is_ok_and(|file| !file.is_file() && !file.is_dir());
+    match arguments.traces.iter().find(once).filter(|_| both) {
+        None => Ok(()),
+        Some(path) => Err(Error::new(Kind::InvalidConfig, "replay")
+            .at(format!("--html and --json read a trace twice, and {} is no regular file", echo(path.display())))
+            .hint("leave one of the two out, or name a file")),
+    }
 }
 
 /// The device that is asked for, which can do what else is asked for.
@@ -414,6 +431,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         Shape::preset(model).ok_or_else(|| Error::new(Kind::InvalidConfig, "replay").at("--model"))?;
     let row = RowSize { model: model.to_owned(), bytes: Geometry::new(shape)?.row_bytes() };
     let html = arguments.report.html.as_deref();
+    check_twice(arguments)?;
     let traces = arguments.traces.iter().map(|path| ("trace", path.as_path()));
     let sides = arguments.requests.side_files().iter().map(|path| ("side file", path.as_path()));
     let inputs: Vec<Input<'_>> = traces.chain(sides).collect();
@@ -425,12 +443,13 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         Traces::Requests => {
             let (json, selection) = (arguments.json.as_deref(), arguments.for_selections());
             if let (Some(target), None) = (html, selection) {
-                html::requests(target, &arguments.traces, &arguments.requests)?;
+                html::requests(target, &arguments.traces, &arguments.requests, arguments.memory.memory)?;
                 if json.is_none() {
                     return Ok(());
                 }
             }
-            let asked = Asked { policies: arguments.policies(), curve: arguments.curve };
+            let memory = arguments.memory.memory;
+            let asked = Asked { policies: arguments.policies(), curve: arguments.curve, memory };
             return requests::command(
                 &arguments.requests,
                 &asked,

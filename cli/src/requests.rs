@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish};
 use crate::blocks::{self, BlockCurve, Outcome, Policy};
 use crate::look::Look;
 use crate::output::echo;
-use crate::{output, policy, progress, request_report};
+use crate::{output, policy, progress, request_report, room};
 
 /// The capacities replayed when none are named, in percent of the distinct blocks.
 const PERCENT: [u64; 7] = [1, 2, 5, 10, 20, 50, 100];
@@ -147,6 +147,8 @@ pub struct Asked {
     pub policies: Vec<policy::Policy>,
     /// Whether every capacity is counted.
     pub curve: bool,
+    /// Bytes that a replay may hold.
+    pub memory: Option<u64>,
 }
 
 impl Asked {
@@ -262,6 +264,11 @@ fn replay(path: &Path, arguments: &RequestArguments, asked: &Asked) -> Result<Re
         capacities.extend(PERCENT.map(share));
         capacities.dedup();
     }
+    let needs = match asked.curve {
+        true => blocks::curve_bytes(&trace),
+        false => policies.iter().map(|policy| blocks::bytes(&trace, *policy)).max().unwrap_or(0),
+    };
+    room::check(path, &trace, needs, asked.memory)?;
     let passes = if asked.curve { 1 } else { capacities.len() * policies.len() };
     let bar = bar(path, trace.requests() as u64 * passes as u64);
     let (mut replays, mut curve) = (Vec::new(), None);
