@@ -323,6 +323,8 @@ mod tests {
         let plain = declare(&small()).unwrap();
         assert_eq!(plain, Config { memory: plain.memory, ..Config::new(small().shape(), 1, 100, 64) });
         assert_eq!(plain.memory, Memory { huge: false, populate: false, lock: false, node: None });
+        let over = declare(&FbCacheConfig { memory: FB_MEMORY_OVERCOMMIT, ..small() }).unwrap();
+        assert!(over.overcommit && !plain.overcommit);
         let full = FbCacheConfig {
             host_stride: 128,
             device_block_align: 256,

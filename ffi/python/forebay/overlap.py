@@ -265,7 +265,8 @@ def capture(
         name = f"micro_batches[{at}]"
         _check_layers(cache, one, name)
         if one.buffers.query_rows != width:
-            raise InvalidArgument(name, f"buffers of {counted(one.buffers.query_rows, 'query row')}", f"of {width}: query_rows")
+            wide = counted(one.buffers.query_rows, "query row")
+            raise InvalidArgument(name, f"buffers of {wide}", f"of {width}: query_rows")
     config, configs = sized("fb_capture_config"), _configs(micro_batches)
     config.micro_batches, config.count, config.by_layer = configs, len(micro_batches), orders
     config.query_rows, config.draft_passes = width, index(draft_passes, "draft_passes")

@@ -67,9 +67,9 @@ del sequence, ticket
     "a daemon thread that decodes": DAEMON.format(call=LAYER),
     "a daemon thread inside callbacks": DAEMON.format(call=OVERLAP),
     "a daemon thread, and sys.exit": DAEMON.format(call=OVERLAP) + "sys.exit(0)",
-    "a daemon thread that never comes out of a callback": DAEMON.replace("sum(range(200))", "turns.release(20); threading.Event().wait()").format(
-        call=OVERLAP
-    ),
+    "a daemon thread that never comes out of a callback": DAEMON.replace(
+        "sum(range(200))", "turns.release(20); threading.Event().wait()"
+    ).format(call=OVERLAP),
 }
 
 
