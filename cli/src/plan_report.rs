@@ -311,7 +311,8 @@ fn drawn(columns: &[(&str, u8, Vec<String>)], marked: bool, look: Look) -> Strin
     }
     let names = columns.iter().take_while(|(head, ..)| matches!(*head, "model" | "link")).count();
     align_right(&mut table, |column| (names..columns.len() - usize::from(marked)).contains(&column));
-    let mut spared: Vec<(u8, String)> = columns.iter().map(|(head, rank, _)| (*rank, head.replace('\n', " "))).collect();
+    let mut spared: Vec<(u8, String)> =
+        columns.iter().map(|(head, rank, _)| (*rank, head.replace('\n', " "))).collect();
     spared.retain(|(rank, _)| *rank > 0);
     spared.sort_by_key(|(rank, _)| std::cmp::Reverse(*rank));
     let spared: Vec<&str> = spared.iter().map(|(_, head)| head.as_str()).collect();

@@ -385,7 +385,10 @@ fn check_twice(arguments: &Arguments) -> Result<()> {
     match arguments.traces.iter().find(once).filter(|_| both) {
         None => Ok(()),
         Some(path) => Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("--html and --json read a trace twice, and {} is no regular file", echo(path.display())))
+            .at(format!(
+                "--html and --json read a trace twice, and {} is no regular file",
+                echo(path.display())
+            ))
             .hint("leave one of the two out, or name a file")),
     }
 }

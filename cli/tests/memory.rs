@@ -202,7 +202,8 @@ fn memory_that_ends_while_a_text_is_read_is_an_error() {
     control.args(["-c", script, "sh", &kib.to_string(), env!("CARGO_BIN_EXE_forebay")]).args(fits);
     assert!(control.output().unwrap().status.success(), "the control: the program itself fits");
 
-    let many: String = (0..400_000).map(|id| format!("{{\"history_id\":{id},\"token_length\":1}}\n")).collect();
+    let many: String =
+        (0..400_000).map(|id| format!("{{\"history_id\":{id},\"token_length\":1}}\n")).collect();
     let side = written("side.jsonl", &many);
     let e = starved(kib, &["replay", &small, "--block-lengths", &side]);
     assert!(e.contains("out of memory: ") && e.contains("the pieces' lengths"), "{e}");
