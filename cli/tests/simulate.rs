@@ -323,7 +323,7 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         (format!("--setup ess --traffic-up 54 {POINT}"), "--traffic-up: more than the link's 53 GB/s"),
         (format!("--setup ess --traffic-down 1000000 {POINT}"), "--traffic-down"),
         (format!("--setup ess --layer 3 --json - {POINT},0.2"), "--layer is of one step"),
-        (format!("--setup ess --layer 61 --html one-61.html {POINT}"), "--layer"),
+        (format!("--setup ess --layer 61 --html t.svg {POINT}"), "--layer"),
         (
             format!("--setup ess --gpus 256 {POINT}"),
             "256 GPUs: the costs are of 32, and are carried to 8 to 128",
@@ -332,7 +332,7 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         (format!("--setup ess --gpus 0 {POINT}"), "--gpus"),
         (
             "--setup ess --gpus 8 --context 32K --batch 64 --cache 80GiB".to_owned(),
-            "--cache 80.0 GiB and 94.1 GiB of weights on each of 8 GPUs are more than its 131.3 GiB",
+            "--cache 80.0 GiB and 94.0 GiB of weights on each of 8 GPUs are more than its 131.3 GiB",
         ),
         (format!("--setup ess --timeline t.svg --layer 61 {POINT}"), "--layer"),
         (format!("--setup ess --timeline t.svg {POINT},0.2"), "--timeline is of one step"),
@@ -419,8 +419,8 @@ const SENTENCE: &str = "Computed from setup ess: 32 GPUs, fitted to a published 
                         here was measured.";
 
 fn of_point(options: &str) -> String {
-    let options = format!("simulate --setup ess {options} {POINT}");
-    succeeds(&options.split(' ').collect::<Vec<_>>())
+    let options = format!("simulate --setup ess {POINT} {options}");
+    succeeds(&options.split_whitespace().collect::<Vec<_>>())
 }
 
 #[test]
