@@ -81,6 +81,21 @@ impl Engine {
         self.sync(self.stream);
     }
 
+    /// The first byte of the rows that stand in the slots that a layer was answered.
+    fn held(&self, layer: Layer, slots: Slice) -> Vec<u8> {
+        let mut answer = vec![0; 4 * K as usize];
+        self.device.read(slots, &mut answer).unwrap();
+        let slab = self.cache.slab(layer).unwrap();
+        let held = answer.chunks_exact(4).map(|slot| {
+            let slot = u32::from_le_bytes(slot.try_into().unwrap());
+            let piece = self.cache.geometry().pieces(slot)[0];
+            let mut byte = [0];
+            self.device.read(slab.part(piece.slab, 1).unwrap(), &mut byte).unwrap();
+            byte[0]
+        });
+        held.collect()
+    }
+
     /// One sound step over positions from `first` on; its misses, and what the slots of layer 0 hold.
     fn decode(&mut self, sequence: Sequence, accepted: u32, first: i32) -> (u64, Vec<u8>) {
         self.select(first);
@@ -90,17 +105,7 @@ impl Engine {
             self.cache.layer(&step, LayerCall::whole(layer), streams, self.buffers).unwrap();
         }
         self.finish(&mut step);
-        let mut slots = vec![0; 4 * K as usize];
-        self.device.read(self.buffers.slots, &mut slots).unwrap();
-        let slab = self.cache.slab(Layer(0)).unwrap();
-        let held = slots.chunks_exact(4).map(|slot| {
-            let slot = u32::from_le_bytes(slot.try_into().unwrap());
-            let piece = self.cache.geometry().pieces(slot)[0];
-            let mut byte = [0];
-            self.device.read(slab.part(piece.slab, 1).unwrap(), &mut byte).unwrap();
-            byte[0]
-        });
-        let held = held.collect();
+        let held = self.held(Layer(0), self.buffers.slots);
         (self.cache.retire(step, self.stream).unwrap().total().1, held)
     }
 }
@@ -339,5 +344,67 @@ fn a_block_that_names_a_lane_twice_or_none_that_is_there_does_nothing_and_fails_
         e.finish(&mut next);
         let unretired = e.cache.retire(next, e.stream).unwrap_err();
         assert_eq!(unretired.error.place(), Cause::Earlier.describe());
+    }
+}
+
+#[test]
+fn all_layers_at_once_are_refused_where_one_would_overwrite_what_another_has_fetched() {
+    // A sequence of 24 rows, of which a budget of 8 holds what a step selects, and one of 4 does not.
+    for (budget, refused) in [(8, false), (4, true)] {
+        let mut e = Engine::with(false, Config { min_budget: budget, ..config() });
+        let sequence = e.open();
+        let (one, all) = (u64::from(4 * K), u64::from(8 * K));
+        let [selection, slots] = [(); 2].map(|()| e.device.allocate(all).unwrap());
+        let layer = |of: Slice, layer: u64| of.part(one * layer, one).unwrap();
+        let picks: Vec<u8> = (4..12).chain(14..22).flat_map(i32::to_le_bytes).collect();
+        e.device.write(selection, &picks).unwrap();
+        let streams = Streams { resolve: e.stream, gather: e.stream };
+        let mut step = e.prepare(sequence, 0);
+        let called = e.cache.layers(&step, streams, selection, slots);
+        if refused {
+            let error = called.unwrap_err();
+            assert_eq!(error.kind(), Kind::InvalidConfig);
+            assert!(error.to_string().contains("call layer by layer"), "{error}");
+            // The control: what would have come of it.
+            for (number, of) in [0, 1].map(|n| (u64::from(n), Layer(n))) {
+                let (selection, slots) = (layer(selection, number), layer(slots, number));
+                let buffers = Buffers { selection, slots, parts: None };
+                e.cache.layer(&step, LayerCall::whole(of), streams, buffers).unwrap();
+            }
+        } else {
+            called.unwrap();
+        }
+        for of in [0, 1].map(Layer) {
+            e.cache.scatter(&step, LayerCall::whole(of), e.stream).unwrap();
+        }
+        e.finish(&mut step);
+        let held = [0, 1].map(|n| e.held(Layer(n), layer(slots, n.into())));
+        assert_eq!(held[1], (14..22).collect::<Vec<u8>>());
+        assert_eq!(held[0] != (4..12).collect::<Vec<u8>>(), refused, "{held:?}");
+        assert_eq!(e.cache.retire(step, e.stream).unwrap().total(), (0, 16));
+    }
+}
+
+#[test]
+fn all_layers_at_once_need_no_scratch_where_a_sequence_is_held_whole_or_rows_have_no_bytes() {
+    // What a sequence may become, not how long it is, decides: the answer does not change while it decodes.
+    for (residency_only, promised, slots, right) in
+        [(false, 1, 8, true), (false, 5, 7, false), (true, 5, 7, true)]
+    {
+        let mut e = Engine::with(false, Config { min_budget: 4, residency_only, ..config() });
+        let open = Open { prompt: 4, promised, budget: Budget::Slots(slots), bring_up: BringUp::Nothing };
+        let sequence = e.cache.open(&open).unwrap();
+        e.cache.append_in_place(sequence, 4).unwrap();
+        let _ticket = e.cache.join(sequence, e.stream, WarmUp::default()).unwrap();
+        let [selection, slots] = [(); 2].map(|()| e.device.allocate(u64::from(8 * K)).unwrap());
+        let picks: Vec<u8> =
+            [0, 1, 2, 3, 0, 1, 2, 3].repeat(2).into_iter().flat_map(i32::to_le_bytes).collect();
+        e.device.write(selection, &picks).unwrap();
+        let step = e.prepare(sequence, 0);
+        let streams = Streams { resolve: e.stream, gather: e.stream };
+        let called = e.cache.layers(&step, streams, selection, slots);
+        assert_eq!(called.is_ok(), right, "{promised} promised, {residency_only}: {called:?}");
+        let short = e.cache.layers(&step, streams, selection.part(0, 4).unwrap(), slots);
+        assert!(short.is_err());
     }
 }

@@ -373,6 +373,26 @@ fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed>
     Ok(Replayed { path: path.to_owned(), header, replays })
 }
 
+/// Refuses beside `--curve` what names sizes of its own.
+fn check_curve(arguments: &Arguments) -> Result<()> {
+    if arguments.curve && arguments.policies() != [Policy::Lru] {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--curve counts the rule of the production pools, and --policy names another")
+            .hint("replay the other policies at sizes of their own, without --curve"));
+    }
+    if arguments.curve && arguments.split == Some(Split::ByLayer) {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--split by-layer replays the sizes named, --curve counts all")
+            .hint("pass one of the two"));
+    }
+    if arguments.curve && arguments.prefetch.is_some() {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--prefetch looks into pools of the sizes named, and --curve has none")
+            .hint("pass one of the two"));
+    }
+    Ok(())
+}
+
 /// Refuses what reads a trace twice, where that can be read once: the report and the JSON each read their own.
 fn check_twice(arguments: &Arguments) -> Result<()> {
     let both = arguments.report.html.is_some() && arguments.json.is_some();
@@ -464,21 +484,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
             return Ok(());
         }
     }
-    if arguments.curve && arguments.policies() != [Policy::Lru] {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--curve counts the rule of the production pools, and --policy names another")
-            .hint("replay the other policies at sizes of their own, without --curve"));
-    }
-    if arguments.curve && arguments.split == Some(Split::ByLayer) {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--split by-layer replays the sizes named, --curve counts all")
-            .hint("pass one of the two"));
-    }
-    if arguments.curve && arguments.prefetch.is_some() {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--prefetch looks into pools of the sizes named, and --curve has none")
-            .hint("pass one of the two"));
-    }
+    check_curve(arguments)?;
     if arguments.curve {
         return curve_report::command(arguments, &shape, &row);
     }

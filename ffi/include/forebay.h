@@ -1238,8 +1238,9 @@ fb_status fb_read_row(const struct fb_cache *cache,
                       void *row,
                       uint64_t bytes);
 
-// The residency digest of a sequence, all layers: equal on every rank that was given the same selections. On a GPU it
-// waits for the device: between steps.
+// The residency digest of a sequence, all layers: equal on every rank that was given the same selections, step by
+// step, since it joined. On a GPU it waits for the device: between steps. What to do with ranks that differ stands in
+// docs/integration.md (Ranks).
 //
 // Requires:
 // `digest` has room for the answer.
@@ -1438,8 +1439,9 @@ fb_status fb_chooser_destroy(struct fb_chooser *chooser);
 // Resolves a layer's selection and gathers what it misses, all rows of the step, on one stream. `selection` holds
 // token positions, -1 for none, `[rows of the step][query rows][top_k]`; `slots`, of the same shape, receives their
 // slots in the layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
-// FB_INVALID_CONFIG in a cache of several attention_passes, whose slots are taken in turn: fb_resolve, then fb_gather
-// by pass.
+// Rows beyond a sequence's budget are in scratch slots, which all layers share: attention of this layer comes before
+// the next layer's call. FB_INVALID_CONFIG in a cache of several attention_passes, whose slots are taken in turn:
+// fb_resolve, then fb_gather by pass.
 //
 // Requires:
 // Both buffers are the device's to use until the stream has passed this call.
@@ -1451,8 +1453,11 @@ fb_status fb_layer(struct fb_cache *cache,
                    void *stream);
 
 // fb_layer of every layer, draft layers included, in one call: for replays and tests, which know all selections
-// beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]`. On an error of one layer
-// those before it are enqueued: fb_abandon the step, or go on behind them with fb_layer.
+// beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]`. Layers share the scratch
+// slots, which behind this call hold rows of the last layer alone: FB_INVALID_CONFIG, with nothing enqueued, where an
+// earlier layer might need one. None is needed where the budget of each of the step's sequences holds query rows x
+// top_k rows, or the whole sequence, nor in a cache of residency_only. On another error of one layer those before
+// it are enqueued: fb_abandon the step, or go on behind them with fb_layer.
 //
 // Requires:
 // As fb_layer.

@@ -181,8 +181,9 @@ impl<'a> Imports<'a> {
 /// Resolves a layer's selection and gathers what it misses, all rows of the step, on one stream. `selection` holds
 /// token positions, -1 for none, `[rows of the step][query rows][top_k]`; `slots`, of the same shape, receives their
 /// slots in the layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
-/// FB_INVALID_CONFIG in a cache of several attention_passes, whose slots are taken in turn: fb_resolve, then fb_gather
-/// by pass.
+/// Rows beyond a sequence's budget are in scratch slots, which all layers share: attention of this layer comes before
+/// the next layer's call. FB_INVALID_CONFIG in a cache of several attention_passes, whose slots are taken in turn:
+/// fb_resolve, then fb_gather by pass.
 ///
 /// # Safety
 /// Both buffers are the device's to use until the stream has passed this call.
@@ -213,8 +214,11 @@ pub unsafe extern "C" fn fb_layer(
 }
 
 /// fb_layer of every layer, draft layers included, in one call: for replays and tests, which know all selections
-/// beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]`. On an error of one layer
-/// those before it are enqueued: fb_abandon the step, or go on behind them with fb_layer.
+/// beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]`. Layers share the scratch
+/// slots, which behind this call hold rows of the last layer alone: FB_INVALID_CONFIG, with nothing enqueued, where an
+/// earlier layer might need one. None is needed where the budget of each of the step's sequences holds query rows x
+/// top_k rows, or the whole sequence, nor in a cache of residency_only. On another error of one layer those before
+/// it are enqueued: fb_abandon the step, or go on behind them with fb_layer.
 ///
 /// # Safety
 /// As fb_layer.
@@ -228,22 +232,14 @@ pub unsafe extern "C" fn fb_layers(
 ) -> FbStatus {
     change(cache, |cache| {
         let step = cache.step(step)?;
-        let layers = cache.cache.geometry().layers();
         let imports = Imports::of(&cache.cache, cache.device());
         imports.check_one_pass()?;
         let words = imports.words((step.rows(), step.query_rows()))?;
-        let all = words.checked_mul(layers.into()).ok_or_else(|| overflow("layers"))?;
+        let all = words.checked_mul(cache.layers() as u64).ok_or_else(|| overflow("layers"))?;
         // SAFETY: this call's contract.
         let (selection, slots) = unsafe { imports.pair_of(selection, slots, all) }?;
         let stream = cast::stream(stream);
-        let streams = Streams { resolve: stream, gather: stream };
-        for layer in 0..layers {
-            let (at, bytes) = (4 * words * u64::from(layer), 4 * words);
-            let buffers =
-                Buffers { selection: selection.part(at, bytes)?, slots: slots.part(at, bytes)?, parts: None };
-            cache.cache.layer(step, LayerCall::whole(Layer(layer)), streams, buffers)?;
-        }
-        Ok(())
+        cache.cache.layers(step, Streams { resolve: stream, gather: stream }, selection, slots)
     })
 }
 

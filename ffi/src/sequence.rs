@@ -410,8 +410,9 @@ pub unsafe extern "C" fn fb_read_row(
     }
 }
 
-/// The residency digest of a sequence, all layers: equal on every rank that was given the same selections. On a GPU it
-/// waits for the device: between steps.
+/// The residency digest of a sequence, all layers: equal on every rank that was given the same selections, step by
+/// step, since it joined. On a GPU it waits for the device: between steps. What to do with ranks that differ stands in
+/// docs/integration.md (Ranks).
 ///
 /// # Safety
 /// `digest` has room for the answer.

@@ -53,7 +53,7 @@ fn layers_one_by_one_are_what_rust_does() {
 
 #[test]
 fn all_layers_in_one_call_are_the_layers_one_by_one() {
-    let mut rig = Rig::new(config());
+    let mut rig = Rig::new(roomy());
     for _ in 0..6 {
         let (step, own) = rig.prepare(0..3, 0);
         let selection: Vec<i32> = (0..ALL).flat_map(|_| rig.selection(0..3)).collect();
@@ -68,6 +68,38 @@ fn all_layers_in_one_call_are_the_layers_one_by_one() {
         (0..ALL).for_each(|layer| scatter(&rig, step, &own, layer));
         rig.end(step, own);
     }
+}
+
+#[test]
+fn all_layers_in_one_call_are_refused_where_a_row_might_be_in_a_scratch_slot() {
+    let mut rig = Rig::new(config());
+    let (step, own) = rig.prepare(0..3, 0);
+    let selection: Vec<i32> = (0..ALL).flat_map(|_| rig.selection(0..3)).collect();
+    let mut slots = vec![7; selection.len()];
+    // SAFETY: buffers of the step's shape, one layer behind the other.
+    let made = unsafe { fb_layers(rig.cache, step, selection.as_ptr(), slots.as_mut_ptr(), null_mut()) };
+    status(
+        made,
+        FbStatus::FbInvalidConfig,
+        &rig,
+        "all layers share the scratch slots, and attention of none comes between",
+    );
+    status(
+        made,
+        FbStatus::FbInvalidConfig,
+        &rig,
+        "(layer 0, batch row 0, selected 16, budget 12); call layer by layer",
+    );
+    assert!(slots.iter().all(|slot| *slot == 7), "nothing was enqueued");
+    // The step goes on, and comes to what one without that call does.
+    for (layer, chunk) in (0..).zip(selection.chunks(selection.len() / ALL as usize)) {
+        let slots = &mut slots[..chunk.len()];
+        // SAFETY: buffers of the step's shape.
+        ok(unsafe { fb_layer(rig.cache, step, layer, chunk.as_ptr(), slots.as_mut_ptr(), null_mut()) });
+        assert_eq!(slots, twin_layer(&rig, &own, layer, chunk));
+        scatter(&rig, step, &own, layer);
+    }
+    rig.end(step, own);
 }
 
 /// Resolves and gathers a part in both, with index lists, and compares what was answered.

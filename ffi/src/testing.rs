@@ -93,6 +93,12 @@ pub(crate) fn config() -> FbCacheConfig {
     }
 }
 
+/// Budgets that hold whatever a step selects: no row is in a scratch slot.
+pub(crate) fn roomy() -> FbCacheConfig {
+    let slots = QUERY_ROWS * K;
+    FbCacheConfig { slots, min_budget: slots, ..config() }
+}
+
 /// A sequence in both caches.
 #[derive(Clone, Debug)]
 pub(crate) struct Twin {
@@ -117,7 +123,7 @@ pub(crate) struct Rig {
 
 /// Admits a sequence whose rows are its number, layer and position.
 pub(crate) fn open(cache: &mut Cache, number: u32, stream: Stream) -> Result<Sequence> {
-    let budget = Budget::Slots(12);
+    let budget = Budget::Slots(cache.config().min_budget);
     let opened = cache.open(&Open { prompt: PROMPT, promised: 200, budget, bring_up: BringUp::Nothing })?;
     for layer in 0..ALL {
         let word = |position: u32| (number * 1_000_000 + layer * 10_000 + position).to_le_bytes();

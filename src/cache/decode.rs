@@ -213,6 +213,63 @@ impl Cache {
         self.gather(step, call, 0, streams.gather)
     }
 
+    /// [`Cache::layer`] of every layer, draft layers last, in one call: for replays and tests, which know all
+    /// selections beforehand. `selection` and `slots` are `[layers][rows of the step][query rows][top_k]` i32.
+    ///
+    /// Layers share the scratch slots, so behind this call these hold rows of the last layer alone. A step in which an
+    /// earlier layer might need one is refused, before anything is enqueued. It needs none where the budget of each of
+    /// its sequences holds `query_rows x top_k` rows, or the whole sequence; nor does a cache whose rows have no bytes.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] where scratch slots might be needed: call layer by layer. Otherwise as
+    /// [`Cache::resolve`]; layers in front of the one that was refused are enqueued then.
+    pub fn layers(&self, step: &Step, streams: Streams, selection: Slice, slots: Slice) -> Result<()> {
+        self.check_step(step, Layer(0))?;
+        self.check_scratch(step)?;
+        let layers = self.geometry.layers();
+        let row = u64::from(step.query_rows).saturating_mul(4 * u64::from(self.geometry.shape().top_k));
+        let bytes = row.saturating_mul(step.rows.into());
+        for (place, given) in [("selection", selection.bytes()), ("slots", slots.bytes())] {
+            let wanted = bytes.saturating_mul(layers.into());
+            if given != wanted {
+                let error = Error::new(Kind::OutOfRange, "layers").at(place);
+                return Err(error.with("bytes", given).with("wanted", wanted));
+            }
+        }
+        for layer in 0..layers {
+            let part = |of: Slice| of.part(bytes * u64::from(layer), bytes);
+            let buffers = Buffers { selection: part(selection)?, slots: part(slots)?, parts: None };
+            self.layer(step, LayerCall::whole(Layer(layer)), streams, buffers)?;
+        }
+        Ok(())
+    }
+
+    /// Whether no layer but the last may put a row of this step into a scratch slot.
+    fn check_scratch(&self, step: &Step) -> Result<()> {
+        if self.config.residency_only {
+            return Ok(());
+        }
+        let selected = u64::from(step.query_rows) * u64::from(self.geometry.shape().top_k);
+        let earlier = self.geometry.layers() as usize - 1;
+        for (index, row) in self.ring.slot(step)?.rows.iter().enumerate() {
+            let record = &self.records[row.sequence as usize];
+            // A sequence that is held whole has never more rows than its budget.
+            let rows = selected.min(self.config.reach(record.admitted)?.into());
+            let budgets = record.holding.budgets.iter().take(earlier);
+            if let Some((layer, budget)) = budgets.enumerate().find(|(_, budget)| u64::from(**budget) < rows)
+            {
+                return Err(Error::new(Kind::InvalidConfig, "layers")
+                    .at("all layers share the scratch slots, and attention of none comes between")
+                    .with("layer", layer as u64)
+                    .with("batch row", index as u64)
+                    .with("selected", selected)
+                    .with("budget", *budget)
+                    .hint("call layer by layer, each layer's attention before the next, or open with larger budgets"));
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn check_step(&self, step: &Step, layer: Layer) -> Result<()> {
         self.check_layer(layer)?;
         self.ring.slot(step)?;

@@ -237,7 +237,71 @@ impl Config {
     }
 }
 
-/// See the module's head.
+/// The KV cache of one model on one device, larger than the device's memory.
+///
+/// It holds every row of every open sequence in pinned host memory, in pages (the *total pool*), and on the device a
+/// few rows of each: those that sparse attention read last, in *slots* (the *sparse pool*). A model with an indexer
+/// selects some thousand positions for each token that it decodes; the cache answers each with the slot where that row
+/// stands on the device, and fetches the rows that have none. So what a sequence takes on the device is its budget of
+/// slots, whatever its length.
+///
+/// **A decode loop** opens a sequence ([`open`](Cache::open)), stores what prefill computed ([`append`](Cache::append))
+/// and enters it into the batch ([`join`](Cache::join)). Each step is then: [`prepare`](Cache::prepare); in each layer
+/// [`layer`](Cache::layer) behind top-k, the engine's attention over the slots that it answered, and
+/// [`scatter`](Cache::scatter) behind the write of the new rows; [`finish`](Cache::finish), and once the device has
+/// come so far [`retire`](Cache::retire), which says whether the step's tokens may be published.
+/// [`close`](Cache::close) ends a sequence at any moment.
+///
+/// The calls of this loop only enqueue work on the engine's streams, or look at what has ended: none waits. Here one
+/// token is decoded, in a model of one layer that selects four positions:
+///
+/// ```
+/// use forebay::device::host::{HostDevice, HostOptions};
+/// use forebay::device::Device;
+/// use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
+/// use forebay::{Open, Row, Shape, Streams, WarmUp};
+///
+/// # fn main() -> forebay::Result<()> {
+/// // The device that runs on the host: no GPU is needed to try a loop.
+/// let device = HostDevice::new(HostOptions::default());
+/// let stream = device.stream()?;
+/// let shape = Shape { layers: 1, top_k: 4, ..Shape::DEEPSEEK_V3_2 };
+/// // For one sequence of up to 128 tokens, 64 of them on the device. A server keeps the default memory: locked.
+/// let memory = Memory { huge: false, populate: false, lock: false, node: None };
+/// let mut cache = Cache::new(Config { memory, ..Config::new(shape, 1, 128, 64) }, device.clone())?;
+///
+/// // A prompt of 100 tokens, whose rows are 656 bytes each.
+/// let open = Open { prompt: 100, promised: 28, budget: Budget::Slots(64), bring_up: BringUp::Nothing };
+/// let sequence = cache.open(&open)?;
+/// cache.append(sequence, Layer(0), &[7; 100 * 656])?;
+/// let _ready = cache.join(sequence, stream, WarmUp::default())?;
+///
+/// // What the engine's top-k has written, and room for the answer: 4 x i32 for the one query row.
+/// let (selection, slots) = (device.allocate(16)?, device.allocate(16)?);
+/// let picks: Vec<u8> = [3_i32, 50, 99, -1].into_iter().flat_map(i32::to_le_bytes).collect();
+/// device.write(selection, &picks)?;
+///
+/// let row = Row { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
+/// let mut step = cache.prepare(MicroBatch(0), 1, &[row], None, stream)?;
+/// let (call, streams) = (LayerCall::whole(Layer(0)), Streams { resolve: stream, gather: stream });
+/// cache.layer(&step, call, streams, Buffers { selection, slots, parts: None })?;
+/// // Here the engine writes the new row to `cache.landing_slot(sequence, 0)` of `cache.slab(Layer(0))`, and its
+/// // attention reads the slots.
+/// cache.scatter(&step, call, stream)?;
+/// cache.finish(&mut step, stream)?;
+/// let retired = cache.retire(step, stream).map_err(|unretired| unretired.error)?;
+/// assert_eq!(retired.total(), (0, 3), "three rows were fetched; the next step finds them");
+///
+/// cache.close(sequence, stream)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// **What it does not do.** It has no thread, no lock and no clock of its own: `&mut self` is the lock. It computes
+/// neither attention nor selections, orders nothing that the engine does on streams of its own, and never synchronises
+/// a stream. It does not grow: everything is taken by [`Cache::new`]. A device keeps what a cache has taken until the
+/// device is dropped. `docs/integration.md` follows a whole engine through these calls; `examples/decode_loop.rs` and
+/// `examples/integration.rs` are programs.
 #[derive(Debug)]
 pub struct Cache {
     config: Config,
@@ -445,7 +509,9 @@ impl Cache {
     }
 
     /// The residency digest of a sequence, all layers: equal on every rank that was given the same
-    /// selections.
+    /// selections, step by step, since it joined. A pass over the sequence's slots, 8 bytes each, in every layer; on a
+    /// GPU it waits for the device. Asked for between steps, when the last one has been retired. Ranks whose digests
+    /// differ have attended to different rows: `docs/integration.md` (Ranks) says what to do.
     ///
     /// # Errors
     /// [`Kind::Closed`].

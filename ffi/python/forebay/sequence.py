@@ -136,16 +136,22 @@ class Sequence:
         check(lib.fb_append_in_place(self._pointer, self._number, index(count, "count")), self._pointer)
 
     def join(self, stream: Any = None, *, warm_up: Tensor | None = None, bytes_a_call: int = 0) -> Ticket:
-        """Enters its lane once every layer has its whole prompt, and brings up what it was opened for.
+        """Enters its lane once every layer has its whole prompt: brings up what it was opened for, replays `warm_up`,
+        and gathers the rows that are resident then, up to `bytes_a_call`; `join_more` gathers the rest.
+
+        All of it is enqueued on `stream`. Steps wait for it by themselves, on whichever stream: nobody has to look at
+        the ticket, which tells when it has ended and how.
 
         Args:
-            stream: see the device.
+            stream: see the device. Behind whatever writes `warm_up`, and the prompt's rows where a prefill on the
+                device writes them in place.
             warm_up: what the last prompt positions selected, oldest first: int32 `[layers, steps, top_k]` on the
-                device, -1 for none; it is kept alive, and must stay as it is, until the ticket has ended.
-            bytes_a_call: the most bytes that one call gathers, 0 for no bound: `join_more` goes on.
+                device, -1 for none; it is kept alive, and must stay as it is, until the ticket has ended. It is a
+                hint: a position at or beyond the prompt's length warms nothing.
+            bytes_a_call: the most bytes that one call gathers, 0 for no bound.
 
         Raises:
-            InvalidConfig: a layer's prompt is incomplete. InvalidArgument, Closed.
+            InvalidConfig: a layer's prompt is incomplete, or it has joined. InvalidArgument, Closed.
         """
         on = self.cache.device.stream_of(stream)
         self.cache._record.make_up()
@@ -174,7 +180,7 @@ class Sequence:
         return words(warm_up, "warm_up", (info.layers, steps, info.top_k), place, False), steps
 
     def join_more(self, stream: Any = None) -> Ticket:
-        """Gathers the next stretch of a bounded warm-up. It may decode once `length.running`.
+        """Gathers the next stretch of a bounded warm-up. It may decode once none is left: `length.running`.
 
         Raises:
             InvalidConfig: it is not joining. InvalidArgument: the stream. Closed.
@@ -192,13 +198,20 @@ class Sequence:
         bring_up: str = "whole",
         stream: Any = None,
     ) -> tuple[Sequence, Ticket]:
-        """A sequence that begins as a copy of this one: full pages are shared, the partial one is copied.
+        """A sequence that begins as a copy of this one: this one's committed tokens are its prompt.
 
-        Arguments as of `Cache.open`; the prompt is this one's committed tokens. The child is ready when the ticket is
-        done; steps wait for it by themselves.
+        Full pages are shared, the partial one is copied on `stream`. Slots are not: the child begins with what
+        `bring_up` says. It has joined already: steps wait for it by themselves, on whichever stream, and the ticket
+        tells when it is ready. Its parent may decode on, or be closed, at once.
+
+        Args:
+            promised, ratio, slots, bring_up: as of `Cache.open`, for the child.
+            stream: see the device. The copy stands behind the parent's earlier work, on whichever stream that was.
 
         Raises:
-            Busy: work of this one is in flight. InvalidConfig: it has rows neither accepted nor rejected (roll back).
+            Busy: work of this one is in flight. InvalidConfig: it has rows neither accepted nor rejected (`roll_back`
+            to the length that is meant), or has not joined. Otherwise as `Cache.open`: Exhausted names the pool that
+            has too little left, and nothing is taken. InvalidArgument, Closed.
         """
         config, _table = self.cache._open_config(0, promised, ratio, slots, bring_up)
         self.cache._record.make_up()
@@ -284,7 +297,9 @@ class Sequence:
         return row
 
     def digest(self) -> int:
-        """The residency digest, all layers: equal on every rank that was given the same selections.
+        """The residency digest, all layers: equal on every rank that was given the same selections, step by step, since
+        it joined. On a GPU it waits for the device: between steps. What to do with ranks that differ stands in
+        docs/integration.md (Ranks).
 
         Raises:
             Busy: work of it is in flight. Closed.

@@ -164,7 +164,8 @@ class Step:
         self._finished = False
 
     def layer(self, layer: int, selection: Tensor | Buffers, slots: Tensor | None = None, stream: Any = None) -> None:
-        """Resolves a layer's selection and gathers what it misses: attention may read `slots` behind it.
+        """Resolves a layer's selection and gathers what it misses: attention may read `slots` behind it, and before the
+        next layer's call, which takes the same scratch slots.
 
         Args:
             layer: which.
@@ -198,13 +199,19 @@ class Step:
             self._refused(held, status)
 
     def layers(self, selection: Tensor, slots: Tensor, stream: Any = None) -> None:
-        """`layer` of every layer, for replays and tests that know the selections beforehand.
+        """`layer` of every layer in one call, for replays and tests that know the selections beforehand.
+
+        Layers share the scratch slots, in which rows beyond a sequence's slots are: behind this call they hold rows of
+        the last layer alone. So it is refused where an earlier layer might need one. None is needed where each
+        sequence of the step has `query rows x top_k` slots in every layer, or as many as tokens; nor in a cache that
+        is `residency_only`.
 
         Args:
             selection, slots: int32 `[layers, rows, query rows, top_k]`, draft layers last.
 
         Raises:
-            As `layer`.
+            As `layer`. InvalidConfig: scratch slots might be needed: call `layer` for each, attention of one before the
+            next. Nothing was enqueued then.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         shape = (self.cache.info.layers, *self._shape)

@@ -135,6 +135,23 @@ def test_ways_of_calling_a_layer_come_to_the_same(make: Make) -> None:
     assert answers[3][1] == [(0, 4, 0)] * LAYERS
 
 
+def test_all_layers_at_once_are_refused_where_a_row_might_be_in_a_scratch_slot(make: Make) -> None:
+    cache = make(slots=TOP_K // 2)
+    sequence = joined(cache, bring_up="nothing")
+    selection = np.stack([some(*range(layer, layer + TOP_K)) for layer in range(LAYERS)])
+    slots = np.full((LAYERS, 1, 1, TOP_K), -77, np.int32)
+    step = cache.prepare([(sequence, 0, 1)])
+    with pytest.raises(forebay.InvalidConfig, match="layer 0, batch row 0, selected 8, budget 4.*call layer by layer"):
+        step.layers(selection, slots)
+    assert (slots == -77).all()
+    # The step goes on, a layer at a time.
+    for layer in range(LAYERS):
+        step.layer(layer, selection[layer], slots[layer])
+        check_slots(cache, layer, selection[layer], slots[layer])
+        step.scatter(layer)
+    assert [count.scratch for count in step.retire().layers] == [TOP_K // 2] * LAYERS
+
+
 def test_a_step_is_a_context_manager(make: Make) -> None:
     cache = make()
     sequence = joined(cache)

@@ -1,0 +1,361 @@
+//! Ranks: each process of a tensor-parallel engine decides for itself what is resident, and all of them must come to
+//! the same. Here two processes run the same steps and tell the digests of their sequences through a pipe (promise P9);
+//! one that selects otherwise is found by them, and put right (failure F15), as docs/integration.md says.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+#[allow(dead_code, reason = "a test takes what it needs")]
+#[path = "support/device.rs"]
+mod device;
+
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+use device::TestDevice;
+use forebay::device::host::HostOptions;
+use forebay::device::{Event, Slice, Stream};
+use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
+use forebay::{Open, Row, Sequence, Shape, Streams, WarmUp};
+
+/// Tells a child process of a test which rank it is.
+const CHILD: &str = "FOREBAY_TEST_CHILD";
+
+const LAYERS: u32 = 2;
+const BATCH: usize = 3;
+const WIDTH: u32 = 2;
+const K: u32 = 16;
+const PROMPT: u32 = 300;
+
+fn random(seed: &mut u64) -> u32 {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*seed >> 33) as u32
+}
+
+/// Rows that were accepted of the step before this one.
+fn accepted(step: u32) -> u32 {
+    step % (WIDTH + 1)
+}
+
+/// What the indexers of all ranks select for a query row: positions around some that wander, each once.
+fn select(step: u32, layer: u32, sequence: u32, length: u32) -> Vec<i32> {
+    let mut seed = u64::from((step * LAYERS + layer) * BATCH as u32 + sequence) + 77;
+    let mut picks: Vec<i32> = Vec::new();
+    while picks.len() < K as usize {
+        let wander = (7 * step + 60 * (random(&mut seed) % 3) + random(&mut seed) % 30) % length;
+        if !picks.contains(&(wander as i32)) {
+            picks.push(wander as i32);
+        }
+    }
+    picks
+}
+
+/// A rank: a cache of its own on a device of its own.
+struct Rank {
+    /// In which order its top-k kernel emits what it selects, and its batch stands.
+    number: u32,
+    cache: Cache,
+    device: Arc<TestDevice>,
+    stream: Stream,
+    done: Event,
+    sequences: Vec<Sequence>,
+    selection: Slice,
+    slots: Slice,
+    /// Of each sequence: committed rows, and rows of the last step behind them.
+    lengths: Vec<(u32, u32)>,
+}
+
+impl Rank {
+    fn new(number: u32) -> Rank {
+        // One works when it is told to, in plain Rust; the other later, on its own thread, with vectors.
+        let options = HostOptions { threaded: number == 1, portable: number == 0, ..HostOptions::default() };
+        let device = TestDevice::new(options);
+        let shape =
+            Shape { layers: LAYERS, runs: [32, 0], page_tokens: 16, top_k: K, ..Shape::DEEPSEEK_V3_2 };
+        let memory = Memory { huge: false, populate: false, lock: false, node: None };
+        // A lane more than sequences, and its pages and slots: a fork stands beside its parent for a moment.
+        let lanes = BATCH as u32 + 1;
+        let config = Config { query_rows: WIDTH, memory, ..Config::new(shape, lanes, 600, 70) };
+        let cache = Cache::new(config, device.device()).unwrap();
+        let (stream, done) = (device.stream().unwrap(), device.event().unwrap());
+        let words = || device.allocate(u64::from(4 * BATCH as u32 * WIDTH * K)).unwrap();
+        let (selection, slots) = (words(), words());
+        let mut rank = Rank {
+            number,
+            cache,
+            stream,
+            done,
+            selection,
+            slots,
+            device,
+            sequences: Vec::new(),
+            lengths: vec![(PROMPT, 0); BATCH],
+        };
+        rank.sequences = (0..BATCH).map(|_| rank.open(PROMPT)).collect();
+        rank
+    }
+
+    fn asks(prompt: u32) -> Open {
+        let promised = 600 - prompt;
+        Open { prompt, promised, budget: Budget::Slots(70), bring_up: BringUp::Nothing }
+    }
+
+    fn open(&mut self, prompt: u32) -> Sequence {
+        let sequence = self.cache.open(&Rank::asks(prompt)).unwrap();
+        self.cache.append_in_place(sequence, prompt).unwrap();
+        let _ticket = self.cache.join(sequence, self.stream, WarmUp::default()).unwrap();
+        sequence
+    }
+
+    fn sync(&self) {
+        self.device.record(self.done, self.stream).unwrap();
+        self.device.synchronize(self.done).unwrap();
+    }
+
+    /// The sequences in the order of this rank's batch.
+    fn batch(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..BATCH).collect();
+        order.rotate_left(self.number as usize % BATCH);
+        order
+    }
+
+    /// A step, of which one sequence selects another position in one layer, if it is named.
+    fn step(&mut self, number: u32, wrong: Option<usize>) {
+        let batch = self.batch();
+        let row = |s: usize| {
+            let (_, landed) = self.lengths[s];
+            let accepted = Accepted::Rows(accepted(number).min(landed));
+            Row { sequence: self.sequences[s], accepted, query_rows: WIDTH }
+        };
+        let rows: Vec<Row> = batch.iter().map(|s| row(*s)).collect();
+        let mut step = self.cache.prepare(MicroBatch(0), WIDTH, &rows, None, self.stream).unwrap();
+        for (length, landed) in &mut self.lengths {
+            *length += accepted(number).min(*landed);
+            *landed = WIDTH;
+        }
+        let streams = Streams { resolve: self.stream, gather: self.stream };
+        for layer in 0..LAYERS {
+            let mut all: Vec<i32> = Vec::new();
+            for sequence in &batch {
+                let length = self.lengths[*sequence].0;
+                for query in 0..WIDTH {
+                    let mut picks = select(number, layer, *sequence as u32, length);
+                    // Which rows a top-k finds is the same on all ranks; in which order is not.
+                    let mut seed = u64::from(self.number * 1000 + number + query);
+                    (1..picks.len()).for_each(|at| picks.swap(at, random(&mut seed) as usize % (at + 1)));
+                    if wrong == Some(*sequence) && (layer, query) == (1, 0) {
+                        let last = length as i32 - 1;
+                        let other = (0..last).rev().find(|position| !picks.contains(position));
+                        picks[3] = other.unwrap();
+                    }
+                    all.extend(picks);
+                }
+            }
+            self.sync();
+            let bytes: Vec<u8> = all.iter().flat_map(|pick| pick.to_le_bytes()).collect();
+            self.device.write(self.selection, &bytes).unwrap();
+            let buffers = Buffers { selection: self.selection, slots: self.slots, parts: None };
+            let call = LayerCall::whole(Layer(layer));
+            self.cache.layer(&step, call, streams, buffers).unwrap();
+            self.cache.scatter(&step, call, self.stream).unwrap();
+        }
+        self.cache.finish(&mut step, self.stream).unwrap();
+        self.sync();
+        self.cache.retire(step, self.stream).unwrap();
+    }
+
+    /// Gives up what the last step has written: what was committed when it began stands.
+    fn roll_back(&mut self, sequence: usize) {
+        let (length, landed) = &mut self.lengths[sequence];
+        *landed = 0;
+        let _ticket = self.cache.roll_back(self.sequences[sequence], *length, self.stream).unwrap();
+        self.sync();
+    }
+
+    /// A fork begins with an empty lane: what its parent has in slots it does not take over.
+    fn fork(&mut self, sequence: usize) {
+        self.roll_back(sequence);
+        let (parent, asks) = (self.sequences[sequence], Rank::asks(self.lengths[sequence].0));
+        let (child, _ticket) = self.cache.fork(parent, &asks, self.stream).unwrap();
+        self.cache.close(parent, self.stream).unwrap();
+        self.sequences[sequence] = child;
+        self.sync();
+    }
+
+    fn reopen(&mut self, sequence: usize) {
+        self.roll_back(sequence);
+        self.cache.close(self.sequences[sequence], self.stream).unwrap();
+        self.sequences[sequence] = self.open(self.lengths[sequence].0);
+        self.sync();
+    }
+
+    /// What the parent says, a line each; answers with the digests of all sequences.
+    fn serve(mut self) {
+        for line in std::io::stdin().lines() {
+            let line = line.unwrap();
+            let words: Vec<&str> = line.split(' ').collect();
+            let sequence = || words[1].parse().unwrap();
+            match words[0] {
+                "step" => self.step(words[1].parse().unwrap(), words[2].parse().ok()),
+                "back" => self.roll_back(sequence()),
+                "fork" => self.fork(sequence()),
+                "reopen" => self.reopen(sequence()),
+                other => panic!("{other}"),
+            }
+            self.cache.validate().unwrap();
+            let digests = self.sequences.iter().map(|s| self.cache.digest(*s).unwrap().to_string());
+            let digests: Vec<String> = digests.collect();
+            println!("\nDIGESTS {}", digests.join(" "));
+            std::io::stdout().flush().unwrap();
+        }
+    }
+}
+
+/// The digests of a rank's sequences.
+type Digests = [u64; BATCH];
+
+/// A rank's process, and the pipes to and from it.
+struct Process {
+    child: Child,
+    to: Option<ChildStdin>,
+    from: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    fn tell(&mut self, what: &str) {
+        writeln!(self.to.as_mut().unwrap(), "{what}").unwrap();
+    }
+
+    fn told(&mut self) -> Digests {
+        let said = loop {
+            let line = self.from.next().expect("a rank has ended").unwrap();
+            if let Some(said) = line.strip_prefix("DIGESTS ") {
+                break said.to_owned();
+            }
+        };
+        let digests: Vec<u64> = said.split(' ').map(|digest| digest.parse().unwrap()).collect();
+        digests.try_into().unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Its input ends, and with it the process.
+        self.to = None;
+        let ended = self.child.wait();
+        if !std::thread::panicking() {
+            assert!(ended.unwrap().success());
+        }
+    }
+}
+
+/// Two ranks in processes of their own, and the next step's number.
+struct Ranks {
+    processes: Vec<Process>,
+    next: u32,
+}
+
+impl Ranks {
+    /// Starts them; in such a process does what it is told, and answers nothing.
+    fn start(test: &str) -> Option<Ranks> {
+        if let Ok(rank) = std::env::var(CHILD) {
+            Rank::new(rank.parse().unwrap()).serve();
+            return None;
+        }
+        let process = |rank: u32| {
+            let exe = std::env::current_exe().unwrap();
+            let mut child = Command::new(exe)
+                .args(["--exact", test, "--nocapture"])
+                .env(CHILD, rank.to_string())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let (to, from) = (child.stdin.take(), child.stdout.take().unwrap());
+            Process { child, to, from: BufReader::new(from).lines() }
+        };
+        Some(Ranks { processes: [0, 1].map(process).into(), next: 0 })
+    }
+
+    /// Tells each what to do; both do it at once.
+    fn each(&mut self, what: [&str; 2]) -> [Digests; 2] {
+        self.processes.iter_mut().zip(what).for_each(|(process, what)| process.tell(what));
+        [0, 1].map(|rank| self.processes[rank].told())
+    }
+
+    fn both(&mut self, what: &str) -> [Digests; 2] {
+        self.each([what; 2])
+    }
+
+    /// The next step; rank 1 selects another position for a sequence, if one is named.
+    fn step(&mut self, wrong: Option<usize>) -> [Digests; 2] {
+        let number = self.next;
+        self.next += 1;
+        let right = format!("step {number} -");
+        let other = wrong.map_or_else(|| right.clone(), |sequence| format!("step {number} {sequence}"));
+        self.each([&right, &other])
+    }
+
+    /// So many steps in which both select the same: all of their digests.
+    fn agree(&mut self, steps: u32) -> Vec<Digests> {
+        let step = |_| {
+            let [ours, theirs] = self.step(None);
+            assert_eq!(ours, theirs, "step {}", self.next - 1);
+            ours
+        };
+        (0..steps).map(step).collect()
+    }
+}
+
+/// Which sequences are resident otherwise on the two ranks.
+fn apart([ours, theirs]: [Digests; 2]) -> Vec<usize> {
+    (0..BATCH).filter(|sequence| ours[*sequence] != theirs[*sequence]).collect()
+}
+
+#[test]
+fn p9_two_processes_that_select_the_same_rows_in_any_order_agree_step_by_step() {
+    let test = "p9_two_processes_that_select_the_same_rows_in_any_order_agree_step_by_step";
+    let Some(mut ranks) = Ranks::start(test) else { return };
+    let digests = ranks.agree(60);
+    for sequence in 0..BATCH {
+        let changes = digests.windows(2).filter(|two| two[0][sequence] != two[1][sequence]).count();
+        assert_eq!(changes, 59, "a digest says what a step has done");
+    }
+    // The control: one position of one query row in one layer.
+    assert_eq!(apart(ranks.step(Some(1))), [1]);
+}
+
+#[test]
+fn f15_a_rank_that_selects_otherwise_is_found_at_that_step_and_in_that_sequence() {
+    let test = "f15_a_rank_that_selects_otherwise_is_found_at_that_step_and_in_that_sequence";
+    let Some(mut ranks) = Ranks::start(test) else { return };
+    for (steps, sequence) in [(1, 0), (6, 2), (9, 1)] {
+        ranks.agree(steps);
+        assert_eq!(apart(ranks.step(Some(sequence))), [sequence]);
+        // It does not go away by itself, nor by a roll-back, which empties no slot of an older row.
+        for _ in 0..5 {
+            assert_eq!(apart(ranks.step(None)), [sequence]);
+        }
+        assert_eq!(apart(ranks.both(&format!("back {sequence}"))), [sequence]);
+        assert!(apart(ranks.both(&format!("fork {sequence}"))).is_empty());
+    }
+    ranks.agree(10);
+}
+
+#[test]
+fn f15_ranks_that_fork_or_open_what_has_diverged_agree_again() {
+    let test = "f15_ranks_that_fork_or_open_what_has_diverged_agree_again";
+    let Some(mut ranks) = Ranks::start(test) else { return };
+    ranks.agree(4);
+    for (round, remedy) in ["fork", "reopen", "fork", "reopen"].into_iter().enumerate() {
+        let sequence = round % BATCH;
+        let before = ranks.agree(1)[0];
+        let after = ranks.step(Some(sequence));
+        assert_eq!(apart(after), [sequence], "{remedy}");
+        let healed = ranks.both(&format!("{remedy} {sequence}"));
+        assert!(apart(healed).is_empty(), "{remedy}");
+        assert_ne!(healed[0][sequence], before[sequence], "its slots are empty, as they were not before");
+        // The step that was given up is done again, by all.
+        ranks.next -= 1;
+        ranks.agree(15);
+    }
+}
