@@ -5,7 +5,6 @@
 //! which nothing is born; then decode steps of `--mtp` consecutive positions each, selections united,
 //! every draft accepted; an incomplete last group is dropped. Nothing is resident before the first step.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,6 +15,7 @@ use forebay::trace::Header;
 use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::ProgressBar;
 
+use crate::output::{Input, echo};
 use crate::policy::Policy;
 use crate::pools::{self, Recorded, Setting};
 use crate::prefetch::Prefetched;
@@ -284,8 +284,9 @@ pub struct RowSize {
 
 /// The setting and ratio of every size asked for, checked against the trace.
 pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<Vec<(Setting, f64)>> {
-    let invalid =
-        |what: &str| Error::new(Kind::InvalidConfig, "replay").at(format!("{}: {what}", path.display()));
+    let invalid = |what: &str| {
+        Error::new(Kind::InvalidConfig, "replay").at(format!("{}: {what}", echo(path.display())))
+    };
     let warmup = arguments.warmup.unwrap_or(WARMUP.min(header.warm_steps));
     if warmup > header.warm_steps {
         return Err(invalid("--warmup asks for more than the trace's warm steps")
@@ -347,8 +348,8 @@ pub fn progress(path: &Path, steps: u64) -> ProgressBar {
 pub fn named(e: Error, path: &Path) -> Error {
     let too_large = matches!(e.kind(), Kind::OutOfMemory | Kind::Overflow);
     let place = match e.place() {
-        "" => path.display().to_string(),
-        place => format!("{}: {place}", path.display()),
+        "" => echo(path.display()),
+        place => format!("{}: {place}", echo(path.display())),
     };
     let e = e.at(place);
     if too_large { e.hint("pass a smaller --ratio or --slots") } else { e }
@@ -400,25 +401,11 @@ fn check_twice(arguments: &Arguments) -> Result<()> {
     match arguments.traces.iter().find(once).filter(|_| both) {
         None => Ok(()),
         Some(path) => Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("--html and --json read a trace twice, and {} is no regular file", path.display()))
+            .at(format!(
+                "--html and --json read a trace twice, and {} is no regular file",
+                echo(path.display())
+            ))
             .hint("leave one of the two out, or name a file")),
-    }
-}
-
-/// Refuses to write the result over one of the traces, by whatever name.
-fn check_target<'a>(
-    option: &str,
-    target: &Path,
-    mut traces: impl Iterator<Item = &'a PathBuf>,
-) -> Result<()> {
-    let identity = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
-    let known = identity(target).filter(|_| !output::is_stdout(target));
-    let Some(known) = known else { return Ok(()) };
-    match traces.find(|trace| identity(trace) == Some(known)) {
-        None => Ok(()),
-        Some(trace) => Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("{option} {} would replace the trace {}", target.display(), trace.display()))
-            .hint("name another file")),
     }
 }
 
@@ -443,16 +430,11 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         Shape::preset(model).ok_or_else(|| Error::new(Kind::InvalidConfig, "replay").at("--model"))?;
     let row = RowSize { model: model.to_owned(), bytes: Geometry::new(shape)?.row_bytes() };
     let html = arguments.report.html.as_deref();
-    if html.is_some() && html == arguments.json.as_deref() {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--html and --json name the same file")
-            .hint("name another file for one of them"));
-    }
     check_twice(arguments)?;
-    let targets = [("--json", &arguments.json), ("--html", &arguments.report.html)];
-    for (option, path) in targets.iter().filter_map(|(option, path)| Some((option, path.as_deref()?))) {
-        check_target(option, path, arguments.traces.iter().chain(arguments.requests.side_files()))?;
-    }
+    let traces = arguments.traces.iter().map(|path| ("trace", path.as_path()));
+    let sides = arguments.requests.side_files().iter().map(|path| ("side file", path.as_path()));
+    let inputs: Vec<Input<'_>> = traces.chain(sides).collect();
+    output::check_targets("replay", &[("--html", html), ("--json", arguments.json.as_deref())], &inputs)?;
     match requests::kind_of(&arguments.traces)? {
         Traces::Requests => {
             let (json, selection) = (arguments.json.as_deref(), arguments.for_selections());

@@ -15,6 +15,7 @@ use super::source::{Source, malformed, unreadable};
 use super::stamp::{Stamp, unreadable_file};
 use super::unknown::unknown;
 use crate::error::{Error, Kind, Result};
+use crate::text::echo;
 
 /// The first bytes of a zstd frame.
 pub(super) const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
@@ -85,7 +86,7 @@ impl SelectionTrace {
             let file = File::open(path).map_err(|e| unreadable_file(&e))?;
             of_file(file, || ())
         };
-        read().map_err(|e| before(e, &format!("{}: ", path.display())))
+        read().map_err(|e| before(e, &format!("{}: ", echo(path.display()))))
     }
 
     /// Reads a trace from the bytes of a file. Any bytes are allowed and none make it panic.
