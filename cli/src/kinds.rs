@@ -10,6 +10,8 @@ use std::path::Path;
 use forebay::trace::requests;
 use forebay::{Error, Kind, Result};
 
+use crate::output::echo;
+
 /// How much of a file is looked at.
 const START: u64 = 64 << 10;
 
@@ -106,7 +108,7 @@ fn of_requests(text: &str) -> bool {
 pub fn expect(operation: &'static str, path: &Path, wanted: &[FileKind], what: &str) -> Result<()> {
     match FileKind::of(path) {
         Some(kind) if !wanted.contains(&kind) => {
-            let place = format!("{} is {}, and {what} is wanted", path.display(), kind.name());
+            let place = format!("{} is {}, and {what} is wanted", echo(path.display()), kind.name());
             Err(Error::new(Kind::BadFormat, operation).at(place).hint(kind.taken_by()))
         }
         _ => Ok(()),

@@ -8,7 +8,10 @@ use forebay::predict::provenance::Provenance;
 use forebay::predict::setup::Setup;
 use forebay::{Error, Kind, Result};
 
+<<<<<<< HEAD
 use crate::kinds::{self, FileKind};
+=======
+>>>>>>> w8-traces
 use crate::output::{Input, echo};
 use crate::pools::{self, Recorded, Setting};
 use crate::{output, replay, room, sizes};

@@ -82,7 +82,7 @@ pub fn read_text(path: &Path) -> Result<String> {
     }
     let room = PARSED * bytes.len();
     Vec::<u8>::new().try_reserve_exact(room).map_err(|_| {
-        let place = format!("{}: parsing it", path.display());
+        let place = format!("{}: parsing it", echo(path.display()));
         Error::new(Kind::OutOfMemory, "read").at(place).with("bytes", room as u64).hint("free memory")
     })?;
     String::from_utf8(bytes).map_err(|_| bad("no UTF-8 text"))

@@ -378,6 +378,26 @@ fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed>
     Ok(Replayed { path: path.to_owned(), header, replays })
 }
 
+/// Refuses beside `--curve` what names sizes of its own.
+fn check_curve(arguments: &Arguments) -> Result<()> {
+    if arguments.curve && arguments.policies() != [Policy::Lru] {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--curve counts the rule of the production pools, and --policy names another")
+            .hint("replay the other policies at sizes of their own, without --curve"));
+    }
+    if arguments.curve && arguments.split == Some(Split::ByLayer) {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--split by-layer replays the sizes named, --curve counts all")
+            .hint("pass one of the two"));
+    }
+    if arguments.curve && arguments.prefetch.is_some() {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--prefetch looks into pools of the sizes named, and --curve has none")
+            .hint("pass one of the two"));
+    }
+    Ok(())
+}
+
 /// Refuses what reads a trace twice, where that can be read once: the report and the JSON each read their own.
 fn check_twice(arguments: &Arguments) -> Result<()> {
     let both = arguments.report.html.is_some() && arguments.json.is_some();
@@ -439,9 +459,12 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     let sides = arguments.requests.side_files().iter().map(|path| ("side file", path.as_path()));
     let inputs: Vec<Input<'_>> = traces.chain(sides).collect();
     output::check_targets("replay", &[("--html", html), ("--json", arguments.json.as_deref())], &inputs)?;
+<<<<<<< HEAD
     for path in &arguments.traces {
         kinds::expect("replay", path, &[FileKind::Selections, FileKind::Requests], "a trace")?;
     }
+=======
+>>>>>>> w8-traces
     match requests::kind_of(&arguments.traces)? {
         Traces::Requests => {
             let (json, selection) = (arguments.json.as_deref(), arguments.for_selections());
@@ -473,6 +496,10 @@ pub fn command(arguments: &Arguments) -> Result<()> {
             return Ok(());
         }
     }
+<<<<<<< HEAD
+=======
+    check_curve(arguments)?;
+>>>>>>> w8-traces
     if arguments.curve {
         check_curve(arguments)?;
         return curve_report::command(arguments, &shape, &row);

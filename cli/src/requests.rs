@@ -7,9 +7,14 @@ use forebay::{Error, Kind, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish};
 
 use crate::blocks::{self, BlockCurve, Outcome, Policy};
+<<<<<<< HEAD
 use crate::look::Look;
 use crate::output::echo;
 use crate::{output, policy, progress, request_report, room};
+=======
+use crate::output::echo;
+use crate::{output, policy, request_report, room};
+>>>>>>> w8-traces
 
 /// The capacities replayed when none are named, in percent of the distinct blocks.
 const PERCENT: [u64; 7] = [1, 2, 5, 10, 20, 50, 100];

@@ -12,6 +12,7 @@ use forebay::trace::SelectionTrace;
 use forebay::trace::requests::RequestTrace;
 use forebay::{Error, Kind, Result};
 
+use crate::output::echo;
 use crate::{report, sizes};
 
 /// What a replay may hold beside its decoded trace where nothing is said.
@@ -59,7 +60,7 @@ pub fn check(path: &Path, trace: &impl Decoded, needs: u64, allowed: Option<u64>
     }
     let [needs, allowed] = [needs, allowed].map(|bytes| report::size(bytes as f64));
     Err(Error::new(Kind::OutOfMemory, "replay")
-        .at(format!("{}: needs {needs} of memory, allowed are {allowed}", path.display()))
+        .at(format!("{}: needs {needs} of memory, allowed are {allowed}", echo(path.display())))
         .hint("allow more with --memory SIZE, pass a smaller --ratio or --slots, or cut the trace to fewer layers"))
 }
 

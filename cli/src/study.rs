@@ -229,7 +229,7 @@ mod tests {
         forebay::trace::Header { layer_ids: (0..header.layers).collect(), ..header }
     }
 
-    /// Every policy, split, curve and prefetch over a prompt of a million positions, and over those forty that are named.
+    /// Every policy, split, curve and prefetch over a prompt of a million positions, and over the forty named ones.
     #[test]
     fn a_compact_trace_counts_the_same() {
         use clap::ValueEnum;

@@ -195,12 +195,14 @@ fn memory_that_ends_while_a_text_is_read_is_an_error() {
         .replace('\n', " ")
     };
     let small = written("small.jsonl", &line("1, 2"));
-    let kib = 60 << 10;
-    let fits = ["replay", &small, "--json", "-"];
-    let script = "ulimit -v $1 || exit 9; shift; exec \"$@\"";
-    let mut control = Command::new("sh");
-    control.args(["-c", script, "sh", &kib.to_string(), env!("CARGO_BIN_EXE_forebay")]).args(fits);
-    assert!(control.output().unwrap().status.success(), "the control: the program itself fits");
+    let fits = |kib: &u32| {
+        let script = "ulimit -v $1 || exit 9; shift; exec \"$@\"";
+        let mut control = Command::new("sh");
+        control.args(["-c", script, "sh", &kib.to_string(), env!("CARGO_BIN_EXE_forebay")]);
+        control.args(["replay", &small, "--json", "-"]).output().unwrap().status.success()
+    };
+    // What the program itself takes, to 4 MiB, and as much more.
+    let kib = (4..64).map(|n| n << 12).find(fits).unwrap() + (4 << 10);
 
     let many: String =
         (0..400_000).map(|id| format!("{{\"history_id\":{id},\"token_length\":1}}\n")).collect();
@@ -211,7 +213,7 @@ fn memory_that_ends_while_a_text_is_read_is_an_error() {
     let ids: Vec<String> = (0..600_000).map(|id| id.to_string()).collect();
     let long = written("long.jsonl", &line(&ids.join(",")));
     let e = starved(kib, &["replay", &long]);
-    assert!(e.contains("out of memory: ") && e.contains("parsing a line (line 1, bytes"), "{e}");
+    assert!(e.contains("out of memory: ") && e.contains("a line (line 1"), "{e}");
 
     let lists = format!(
         "{{\"steps\":{{\"query_rows\":1,\"query_rows_power\":1,\"rows\":[{}[]]}}}}",

@@ -20,8 +20,8 @@
 //!
 //! **Streams.** [`each_request`] holds one line (at most [`LINE_MAX`] bytes) and a table of the distinct
 //! ids; [`RequestTrace`] keeps 4 bytes for each reference and 12 for each request. At most
-//! [`REFERENCES_MAX`] references, [`REQUESTS_MAX`] requests, [`BLANK_MAX`] blank lines and [`CONTENT_MAX`] bytes, counted
-//! without compression, are read: the time that a file takes is bounded, however far it unfolds.
+//! [`REFERENCES_MAX`] references, [`REQUESTS_MAX`] requests, [`BLANK_MAX`] blank lines and [`CONTENT_MAX`] bytes,
+//! counted without compression, are read: the time that a file takes is bounded, however far it unfolds.
 //!
 //! **What is refused**, with line and column: a line that is not the format's, more ids than the length
 //! allows, an id that repeats inside a request, a timestamp earlier than the one before, a trace that ends
