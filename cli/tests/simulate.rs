@@ -323,17 +323,7 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         (format!("--setup ess --traffic-up 54 {POINT}"), "--traffic-up: more than the link's 53 GB/s"),
         (format!("--setup ess --traffic-down 1000000 {POINT}"), "--traffic-down"),
         (format!("--setup ess --layer 3 --json - {POINT},0.2"), "--layer is of one step"),
-        (format!("--setup ess --layer 61 --html one-61.html {POINT}"), "--layer"),
-        (
-            format!("--setup ess --gpus 256 {POINT}"),
-            "256 GPUs: the costs are of 32, and are carried to 8 to 128",
-        ),
-        (format!("--setup ess --gpus 24 {POINT}"), "24 GPUs: 256 experts do not divide"),
-        (format!("--setup ess --gpus 0 {POINT}"), "--gpus"),
-        (
-            "--setup ess --gpus 8 --context 32K --batch 64 --cache 80GiB".to_owned(),
-            "--cache 80.0 GiB and 94.1 GiB of weights on each of 8 GPUs are more than its 131.3 GiB",
-        ),
+        (format!("--setup ess --layer 61 --html t.svg {POINT}"), "--layer"),
         (format!("--setup ess --timeline t.svg --layer 61 {POINT}"), "--layer"),
         (format!("--setup ess --timeline t.svg {POINT},0.2"), "--timeline is of one step"),
         (format!("--setup ess --perfetto x --json x {POINT}"), "--json and --perfetto name the same file"),
@@ -419,8 +409,8 @@ const SENTENCE: &str = "Computed from setup ess: 32 GPUs, fitted to a published 
                         here was measured.";
 
 fn of_point(options: &str) -> String {
-    let options = format!("simulate --setup ess {options} {POINT}");
-    succeeds(&options.split(' ').collect::<Vec<_>>())
+    let options = format!("simulate --setup ess {POINT} {options}");
+    succeeds(&options.split_whitespace().collect::<Vec<_>>())
 }
 
 #[test]
@@ -479,6 +469,24 @@ fn other_gpus_are_priced_and_marked_extrapolated() {
     assert_eq!(number(&entries[0], "step_ms"), node.0);
     // What fits beside the weights is priced.
     simulated("--gpus 16 --context 32K --mtp 2 --batch 64 --ratio auto --cache 60GiB");
+}
+
+#[test]
+fn gpus_that_cannot_be_priced_are_refused_in_one_line() {
+    for (options, words) in [
+        (format!("--gpus 256 {POINT}"), "256 GPUs: the costs are of 32, and are carried to 8 to 128"),
+        (format!("--gpus 4 {POINT}"), "4 GPUs: the costs are of 32"),
+        (format!("--gpus 24 {POINT}"), "24 GPUs: 256 experts do not divide"),
+        (format!("--gpus 0 {POINT}"), "--gpus"),
+        (
+            "--gpus 8 --context 32K --batch 64 --cache 80GiB".to_owned(),
+            "--cache 80.0 GiB and 94.0 GiB of weights on each of 8 GPUs are more than its 131.3 GiB",
+        ),
+    ] {
+        let options = format!("simulate --setup ess {options}");
+        let error = refuses(&options.split(' ').collect::<Vec<_>>());
+        assert!(error.contains(words), "{error}");
+    }
 }
 
 /// A setup is anybody's file: its texts go to terminals and pages.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::setup::{File, Link, Setup, Term};
 use super::wrong;
 use crate::error::Result;
+use crate::text::steers;
 
 /// What of a setup can have been measured on a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -195,7 +196,7 @@ fn shown(text: &str, place: &str) -> Result<()> {
             .with("characters", length as u64)
             .with("most", TEXT_MAX as u64));
     }
-    match text.chars().find(|c| steers(*c)) {
+    match text.chars().find(|c| hides(*c)) {
         Some(c) => {
             Err(wrong(format!("{place}: the character U+{:04X} is none of a line of text", u32::from(c))))
         }
@@ -203,11 +204,9 @@ fn shown(text: &str, place: &str) -> Result<()> {
     }
 }
 
-/// Whether a character moves what stands around it instead of being seen: controls, ends of lines, marks of
-/// direction, invisible ones.
-fn steers(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+/// Whether a character steers what shows it, or is shown as nothing.
+fn hides(c: char) -> bool {
+    steers(c) || matches!(c, '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}' | '\u{feff}')
 }
 
 #[cfg(test)]
