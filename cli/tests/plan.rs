@@ -174,7 +174,7 @@ fn a_point_that_is_not_known_leaves_the_others() {
     assert!(rows[2]["unknown"].as_str().unwrap().contains("costs."), "{}", rows[2]["unknown"]);
     assert!(rows[0].get("unknown").is_none());
     assert!(rows[0].get("pays_from").is_some() && rows[1].get("pays_from").is_none());
-    let table = succeeds(&["plan", "--setup", "ess", "--gpu", "80GiB", "--context", "32K,8K,1K"]);
+    let table = succeeds(&["plan", "--setup", "ess", "--gpu", "80GiB", "--context", "32K,8K,1K", "--wide"]);
     let line = table.lines().find(|line| line.trim_start().starts_with("1K")).unwrap();
     assert!(line.contains("GiB") && line.contains("[u]") && !table.contains("never"), "{table}");
     let rows = plans("--setup ess --gpu 80GiB --accept 2.8 --mtp 4 --context 32K,16K");
@@ -209,7 +209,7 @@ fn misses_of_another_model_or_context_are_said_with_the_plan() {
         assert!(note.contains(words), "{note}");
     }
     let arguments: Vec<&str> = std::iter::once("plan").chain(options.split(' ')).collect();
-    assert!(succeeds(&arguments).contains(&note));
+    assert!(succeeds(&[&arguments[..], &["--wide"]].concat()).contains(&note));
     assert!(succeeds(&[&arguments[..], &["--html", "-"]].concat()).contains(&note));
 }
 
