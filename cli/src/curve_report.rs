@@ -15,7 +15,7 @@ use crate::look::{Look, Spare, align_right};
 use crate::policy::Policy;
 use crate::pools::{self, Recorded, Setting};
 use crate::replay::{self, Arguments, Count, RowSize};
-use crate::{output, report, room};
+use crate::{allowance, output, report};
 
 /// The sizes printed when none are named.
 pub const RATIOS: [f64; 13] = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
@@ -120,7 +120,7 @@ fn check(
         None => Ok(0),
     };
     let needs = curve::bytes(trace, *setting) + pools.map_err(|e| replay::named(e, path))?.max(text);
-    room::check(path, trace, needs, arguments.memory.memory)
+    allowance::check(path, trace, needs, arguments.memory.memory)
 }
 
 /// Curves of the trace at `path`, and replays of the sizes asked for that they do not hold.

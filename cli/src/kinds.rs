@@ -77,8 +77,9 @@ impl FileKind {
         let lower = text.get(..16).unwrap_or(text).to_ascii_lowercase();
         let has = |key: &str| text.contains(&format!("\"{key}\""));
         match () {
-            () if text.starts_with('{') && has("forebay_setup") => Some(FileKind::Setup),
+            // Measurements hold the setup that is fitted.
             () if text.starts_with('{') && has("forebay_measurements") => Some(FileKind::Measurements),
+            () if text.starts_with('{') && has("forebay_setup") => Some(FileKind::Setup),
             () if text.starts_with('[') && has("schema") && has("forebay") && has("kind") => {
                 Some(FileKind::Results)
             }

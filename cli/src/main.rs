@@ -7,6 +7,7 @@
 //! pipe early ends the command quietly. A signal ends it as it ends any program (130 and 143 in a shell), and leaves no half of a file.
 
 mod advice;
+mod allowance;
 mod bench;
 mod blocks;
 mod curve;

@@ -8,13 +8,10 @@ use forebay::predict::provenance::Provenance;
 use forebay::predict::setup::Setup;
 use forebay::{Error, Kind, Result};
 
-<<<<<<< HEAD
 use crate::kinds::{self, FileKind};
-=======
->>>>>>> w8-traces
 use crate::output::{Input, echo};
 use crate::pools::{self, Recorded, Setting};
-use crate::{output, replay, room, sizes};
+use crate::{allowance, output, replay, sizes};
 
 /// Prompt steps replayed before the first decode step, or all that the trace has.
 const WARMUP: u32 = 32;
@@ -159,7 +156,7 @@ impl Traced {
         let setting = Setting { slots, warmup: WARMUP.min(header.warm_steps), mtp, steps };
         let named = |error| replay::named(error, &self.path);
         let needs = pools::needs(trace, setup.shape(), setting, &vec![slots; header.layers as usize]);
-        room::check(&self.path, trace, needs.map_err(named)?, self.memory)?;
+        allowance::check(&self.path, trace, needs.map_err(named)?, self.memory)?;
         let layers = pools::replay(trace, setup.shape(), setting, || {}).map_err(named)?.layers;
         let means: Vec<f64> = layers.iter().map(|(_, misses)| *misses as f64 / f64::from(steps)).collect();
         self.known.insert((slots, mtp), means.clone());

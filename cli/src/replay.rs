@@ -22,7 +22,7 @@ use crate::policy::Policy;
 use crate::pools::{self, Recorded, Setting};
 use crate::prefetch::Prefetched;
 use crate::requests::{Asked, Traces};
-use crate::room::{self, MemoryArguments};
+use crate::allowance::{self, MemoryArguments};
 use crate::study::Study;
 use crate::target::{DeviceName, Target};
 use crate::{curve_report, html, json, output, report, requests};
@@ -371,7 +371,7 @@ fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed>
         prompt: header.decode_start,
     };
     let needs = study.needs(&trace, shape, &settings).map_err(|e| named(e, path))?;
-    room::check(path, &trace, needs, arguments.memory.memory)?;
+    allowance::check(path, &trace, needs, arguments.memory.memory)?;
     let bar = progress(path, study.work(&trace, &settings));
     let replays = study.run(&trace, shape, &settings, &bar).map_err(|e| named(e, path))?;
     bar.finish_and_clear();
@@ -459,12 +459,9 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     let sides = arguments.requests.side_files().iter().map(|path| ("side file", path.as_path()));
     let inputs: Vec<Input<'_>> = traces.chain(sides).collect();
     output::check_targets("replay", &[("--html", html), ("--json", arguments.json.as_deref())], &inputs)?;
-<<<<<<< HEAD
     for path in &arguments.traces {
         kinds::expect("replay", path, &[FileKind::Selections, FileKind::Requests], "a trace")?;
     }
-=======
->>>>>>> w8-traces
     match requests::kind_of(&arguments.traces)? {
         Traces::Requests => {
             let (json, selection) = (arguments.json.as_deref(), arguments.for_selections());
@@ -496,10 +493,6 @@ pub fn command(arguments: &Arguments) -> Result<()> {
             return Ok(());
         }
     }
-<<<<<<< HEAD
-=======
-    check_curve(arguments)?;
->>>>>>> w8-traces
     if arguments.curve {
         check_curve(arguments)?;
         return curve_report::command(arguments, &shape, &row);

@@ -7,14 +7,9 @@ use forebay::{Error, Kind, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish};
 
 use crate::blocks::{self, BlockCurve, Outcome, Policy};
-<<<<<<< HEAD
 use crate::look::Look;
 use crate::output::echo;
-use crate::{output, policy, progress, request_report, room};
-=======
-use crate::output::echo;
-use crate::{output, policy, request_report, room};
->>>>>>> w8-traces
+use crate::{allowance, output, policy, progress, request_report};
 
 /// The capacities replayed when none are named, in percent of the distinct blocks.
 const PERCENT: [u64; 7] = [1, 2, 5, 10, 20, 50, 100];
@@ -273,7 +268,7 @@ fn replay(path: &Path, arguments: &RequestArguments, asked: &Asked) -> Result<Re
         true => blocks::curve_bytes(&trace),
         false => policies.iter().map(|policy| blocks::bytes(&trace, *policy)).max().unwrap_or(0),
     };
-    room::check(path, &trace, needs, asked.memory)?;
+    allowance::check(path, &trace, needs, asked.memory)?;
     let passes = if asked.curve { 1 } else { capacities.len() * policies.len() };
     let bar = bar(path, trace.requests() as u64 * passes as u64);
     let (mut replays, mut curve) = (Vec::new(), None);

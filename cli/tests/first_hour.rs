@@ -115,3 +115,42 @@ fn nothing_at_all_is_refused_and_numbers_stand_as_they_were_given() {
         assert!(parts.iter().all(|part| error.contains(part)), "{call:?}: {error}");
     }
 }
+
+#[test]
+fn a_file_of_another_kind_is_called_what_it_is_and_sent_where_it_belongs() {
+    let (setup, measurements) = ("../data/setups/ess.json", "../data/setups/ess-measurements.json");
+    let (requests, page) = (requests(), file("page.html", "<!DOCTYPE html>\n<html></html>\n"));
+    let results = file("results.json", &succeeds(&["replay", TRACE, "--slots", "1024", "--json", "-"]));
+    let plan = ["plan", "--setup", "ess", "--gpu", "80GiB", "--context", "32K"];
+    for (call, is, goes) in [
+        (vec!["replay", setup], "a setup", "--setup"),
+        (vec!["replay", measurements], "measurements", "forebay fit"),
+        (vec!["replay", &page], "an HTML page", "browser"),
+        (vec!["replay", &results], "results that forebay wrote", "--json"),
+        (vec!["fit", setup], "a setup", "forebay plan"),
+        (vec!["fit", TRACE], "a selection trace", "forebay replay"),
+        (
+            vec!["plan", "--gpu", "80GiB", "--context", "32K", "--setup", TRACE],
+            "a selection trace",
+            "forebay replay",
+        ),
+        ([&plan[..], &["--trace", &requests]].concat(), "a request trace", "forebay replay"),
+        ([&plan[..], &["--misses", measurements]].concat(), "measurements", "forebay fit"),
+    ] {
+        let error = refuses(&call);
+        assert!(error.contains(&format!(" is {is}")) && error.contains(goes), "{call:?}: {error}");
+        assert!(error.contains("is wanted"), "{call:?}: {error}");
+    }
+}
+
+#[test]
+fn what_was_probably_meant_is_named() {
+    for (call, meant) in [
+        (&["replay", TRACE, "--ratoi", "0.1"][..], "'--ratio'"),
+        (&["replay", TRACE, "--policy", "belad"], "'belady'"),
+        (&["repaly", TRACE], "'replay'"),
+    ] {
+        let error = refuses(call);
+        assert!(error.contains("similar") && error.contains(meant), "{call:?}: {error}");
+    }
+}

@@ -423,7 +423,7 @@ fn without_warmup_a_short_prompt_warms_with_all_it_has() {
     let all = entries(&["replay", text(&path), "--slots", "2"]);
     assert_eq!(all, entries(&["replay", text(&path), "--slots", "2", "--warmup", "2"]));
     assert_eq!(all[0]["warmup"], 2);
-    let out = succeeds(&["replay", text(&path), "--slots", "2"]);
+    let out = succeeds(&["replay", text(&path), "--slots", "2", "--wide"]);
     assert!(out.contains("warm-up with the last 2 prompt positions"), "{out}");
     assert!(out.contains("\n1 layer, k 2, ") && out.contains("5 decode steps of 1 query row "), "{out}");
     assert!(refuses(&["replay", text(&path), "--warmup", "3"]).contains("warmup 3, warm_steps 2"));

@@ -411,7 +411,8 @@ pub fn command(arguments: &Arguments) -> Result<ExitCode> {
         }
     }
     let look = arguments.look.look();
-    look.print(&report::text(&devices, look, report::coloured())).map(|()| status)
+    // Its lines fit already, and colours have no width.
+    output::print(report::text(&devices, look, report::coloured()).as_bytes()).map(|()| status)
 }
 
 fn no_folder(root: &Path) -> Error {

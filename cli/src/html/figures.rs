@@ -15,7 +15,7 @@ use crate::curve::{self, Curves};
 use crate::policy::{self, Policy};
 use crate::pools::{self, Outcome, Recorded, Setting};
 use crate::replay::{self, Arguments, Count, progress};
-use crate::{room, split, threads};
+use crate::{allowance, split, threads};
 
 /// The size whose misses are shown by layer and by step when none is named.
 const RATIO: f64 = 0.2;
@@ -191,7 +191,7 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
     let bar = progress(path, unit * (jobs.len() + studied.len()) as u64);
     let bytes = needs(&trace, shape, &jobs, setting).map_err(|e| replay::named(e, path))?;
     let others = threads::held(header.layers as usize, policy::bytes(&trace, setting.steps * setting.mtp));
-    room::check(path, &trace, threads::held(jobs.len(), bytes).max(others), arguments.memory.memory)?;
+    allowance::check(path, &trace, threads::held(jobs.len(), bytes).max(others), arguments.memory.memory)?;
     let answers = threads::each(jobs.len(), bytes, |index| {
         Ok(match jobs[index] {
             Job::Pools(at) => Answer::Pools(at, pools::replay(&trace, shape, at, || bar.inc(layers))?),

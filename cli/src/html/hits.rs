@@ -21,7 +21,7 @@ use crate::blocks::{self, Outcome, Policy};
 use crate::replay::progress;
 use crate::report::counted;
 use crate::requests::{self, About, RequestArguments};
-use crate::{request_report, room, threads};
+use crate::{allowance, request_report, threads};
 
 /// Shares of the hits that there are, for which the capacity is told.
 const NEEDED: [f64; 6] = [0.25, 0.5, 0.75, 0.9, 0.95, 0.99];
@@ -61,7 +61,7 @@ pub fn gather(path: &Path, arguments: &RequestArguments, memory: Option<u64>) ->
     let curve_bytes = blocks::curve_bytes(&trace);
     let one = STUDIED.iter().map(|policy| blocks::bytes(&trace, *policy)).max().unwrap_or(0);
     let most = threads::held(STUDIED.len() * COMPARED as usize, one);
-    room::check(path, &trace, curve_bytes.saturating_add(most), memory)?;
+    allowance::check(path, &trace, curve_bytes.saturating_add(most), memory)?;
     let curve = blocks::curve(&trace, about.skipped, || ())?;
     let all = curve.at(trace.distinct()).hit_blocks;
     let reaches = |share: f64| {
