@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_refused_and_named(make: Make) -> None:
 def test_a_bad_declaration_names_its_field(shape: forebay.Shape) -> None:
     device = forebay.HostDevice()
     for changes, field in (
-        ({"lanes": 0}, "host_pages"),
+        ({"lanes": 0}, "lanes"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"slots": [1, 2]}, "slots"),
         ({"query_rows": "two"}, "query_rows"),
