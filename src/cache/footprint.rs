@@ -90,7 +90,8 @@ impl Config {
 
     /// Refuses what the machine has no memory for, before anything is taken: the rows and the device's memory, where
     /// they are resident from the start (`populate` or `lock`) and the device's memory is the machine's; the ring and
-    /// the lists of pages, blocks and lanes always. Where the system does not tell ([`Overcommits`]), nothing is refused.
+    /// the lists of pages, blocks and lanes always. Where the system does not tell ([`Overcommits`]), nothing is
+    /// refused.
     ///
     /// # Errors
     /// [`Kind::OutOfMemory`] with both numbers.
@@ -137,6 +138,23 @@ impl Config {
             .checked_add(marks)?
             .checked_mul(u64::from(self.micro_batches))?
             .checked_add(pages)
+    }
+}
+
+/// The system of a cache that overcommits: it does not tell what it has.
+pub(super) struct Overcommits<'a>(pub(super) &'a dyn Faults);
+
+impl Faults for Overcommits<'_> {
+    fn before(&self, call: Call) -> Option<i32> {
+        self.0.before(call)
+    }
+
+    fn memory(&self, read: MemoryState) -> MemoryState {
+        MemoryState { available: None, ..self.0.memory(read) }
+    }
+
+    fn passes(&self, bytes: usize) -> usize {
+        self.0.passes(bytes)
     }
 }
 

@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 
 from . import errors
 
-# Calls are whole beside other threads by the interpreter's lock: lists and dicts are changed without one of their own.
+# Calls are whole beside other threads by the interpreter's lock: lists and dicts are changed without another.
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError(
-        "forebay needs the interpreter's lock: a free-threaded Python is not supported; use the ordinary build, or start"
-        " it with PYTHON_GIL=1"
+        "forebay needs the interpreter's lock: a free-threaded Python is not supported; use the ordinary build, or"
+        " start it with PYTHON_GIL=1"
     )
 
 try:
