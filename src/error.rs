@@ -4,11 +4,15 @@
 //! side: a number, once given, is never given to another meaning. An error owns its text only when the
 //! place is a file or an operating system's answer; on the step path nothing is allocated.
 //!
-//! Display is one line: what, where, what to do.
+//! Display is one line: what, where, what to do. A place may hold text that others wrote: what steers a terminal is
+//! shown as `?` ([`text`](crate::text)). Whoever builds the place keeps such text short, by
+//! [`text::echo`](crate::text::echo).
 //! `open: pool exhausted (host pages wanted 12, free 3); close sequences or enlarge the pool`.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::fmt::{self, Write};
+
+use crate::text::Harmless;
 
 /// The result of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -187,7 +191,8 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.operation, self.kind.describe())?;
         if !self.place.is_empty() {
-            write!(f, ": {}", self.place)?;
+            f.write_str(": ")?;
+            Harmless(f).write_str(&self.place)?;
         }
         for (i, (name, value)) in self.numbers().iter().enumerate() {
             let open = if i == 0 { " (" } else { ", " };
@@ -225,6 +230,12 @@ mod tests {
         assert_eq!(e.number("free"), Some(3));
         assert_eq!(e.advice(), "close sequences or enlarge the pool");
         assert_eq!(e.hint("wait").advice(), "wait");
+    }
+
+    #[test]
+    fn a_place_that_others_wrote_stays_in_its_line() {
+        let e = Error::new(Kind::Io, "read").at("a\n\u{1b}[2J\u{202e}b".to_owned()).hint("look");
+        assert_eq!(e.to_string(), "read: input or output failed: a??[2J?b; look");
     }
 
     #[test]

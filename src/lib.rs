@@ -41,6 +41,7 @@ mod sparse;
 mod stats;
 mod step;
 mod sync;
+pub mod text;
 #[doc(hidden)]
 pub mod total;
 #[cfg(feature = "trace")]

@@ -7,6 +7,7 @@ use forebay::predict::fit::{self, Fitted, Measurements};
 use forebay::{Error, Kind, Result};
 use serde::Serialize;
 
+use crate::output::{Input, echo};
 use crate::report::{align_right, number, table};
 use crate::{json, output};
 
@@ -81,7 +82,7 @@ fn errors(fitted: &Fitted) -> (f64, f64) {
 fn rates(path: &Path) -> Result<Rates> {
     let bad = |what: String| {
         Error::new(Kind::BadFormat, "read rates")
-            .at(format!("{}: {what}", path.display()))
+            .at(format!("{}: {}", echo(path.display()), echo(what)))
             .hint("pass rates as a setup's link.rates has them, alone or as a field rates")
     };
     let text = output::read_text(path)?;
@@ -159,8 +160,11 @@ fn text(fitted: &Fitted, utf8: bool) -> String {
 /// Those of reading the measurements and rates, of measurements that cannot be met, and of writing the setup.
 pub fn command(arguments: &Arguments) -> Result<()> {
     let targets = [("--output", arguments.output.as_deref()), ("--json", arguments.json.as_deref())];
-    output::check_targets("fit", &targets)?;
     let path = &arguments.measurements;
+    let rates_file = arguments.rates.as_deref().map(|path| ("rates", path));
+    let inputs: Vec<Input<'_>> =
+        std::iter::once(("measurements", path.as_path())).chain(rates_file).collect();
+    output::check_targets("fit", &targets, &inputs)?;
     let mut measured =
         Measurements::parse(&output::read_text(path)?).map_err(|error| output::within(error, path))?;
     if let Some(path) = &arguments.rates {
@@ -168,7 +172,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     }
     let fitted = fit::fit(&measured).map_err(|error| output::within(error, path))?;
     if let Some(path) = &arguments.output {
-        output::write_file(path, fitted.setup.file().text()?.as_bytes())?;
+        output::write_file(path, &json::escaped(fitted.setup.file().text()?.into_bytes()))?;
     }
     if let Some(path) = &arguments.json {
         output::write_file(path, &json::list(&[entry(&fitted)])?)?;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use forebay::text::steers;
 use forebay::trace::Header;
 use forebay::{Error, Kind, Result};
 use serde::Serialize;
@@ -203,5 +204,38 @@ pub fn list<T: Serialize>(entries: &[T]) -> Result<Vec<u8>> {
     let mut text = serde_json::to_vec_pretty(entries)
         .map_err(|e| Error::new(Kind::Internal, "write JSON").at(e.to_string()))?;
     text.push(b'\n');
-    Ok(text)
+    Ok(escaped(text))
+}
+
+/// The JSON text, with an escape for each character that steers a terminal: they stand in strings alone, and mean the
+/// same there. The controls below U+0020 have escapes already, or are the text's own lines.
+pub fn escaped(text: Vec<u8>) -> Vec<u8> {
+    let steering = |c: char| c > '\u{1f}' && steers(c);
+    match std::str::from_utf8(&text) {
+        Ok(known) if known.chars().any(steering) => {
+            let mut out = String::with_capacity(text.len());
+            for c in known.chars() {
+                match c {
+                    c if steering(c) => out += &format!("\\u{:04x}", u32::from(c)),
+                    c => out.push(c),
+                }
+            }
+            out.into_bytes()
+        }
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_on_a_terminal_steers_nothing_and_means_the_same() {
+        let text = "a\u{7f}\u{9b}31m\u{202e}\u{2067}\u{1b}\n\"é漢\"".to_owned();
+        let written = String::from_utf8(list(&[&text]).unwrap()).unwrap();
+        assert!(!written.chars().any(|c| c != '\n' && steers(c)), "{written}");
+        assert!(written.contains("\\u202e") && written.contains("é漢"), "{written}");
+        assert_eq!(serde_json::from_str::<Vec<String>>(&written).unwrap(), [text]);
+    }
 }

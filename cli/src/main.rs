@@ -4,7 +4,7 @@
 //! to standard error when that is a terminal, an error is one line on standard error and exit status 2 (a
 //! bare call gets the help there, with the same status). A command prints nothing before all its work has
 //! succeeded, so bad input never leaves half a result; a reader that closes the pipe early ends the command
-//! quietly.
+//! quietly. A signal ends it as it ends any program (130 and 143 in a shell), and leaves no half of a file.
 
 mod bench;
 mod blocks;
@@ -42,7 +42,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use forebay::Result;
+use forebay::{Result, os};
 
 /// What a small KV-cache pool on the device misses under sparse attention, from recorded selections
 #[derive(Parser)]
@@ -95,6 +95,12 @@ fn is_mistake(answer: &clap::Error) -> bool {
 }
 
 fn main() -> ExitCode {
+    // The limit on a file's size is an error, wherever the file is written: behind standard output too.
+    os::unsignalled(obey)
+}
+
+/// Reads the command line and does what it says.
+fn obey() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(mistake) if is_mistake(&mistake) => {

@@ -8,6 +8,7 @@ use forebay::predict::setup::Setup;
 use forebay::trace::SelectionTrace;
 use forebay::{Error, Kind, Result};
 
+use crate::output::{Input, echo};
 use crate::pools::{self, Setting};
 use crate::{output, replay};
 
@@ -46,6 +47,12 @@ pub struct Traced {
 }
 
 impl MissArguments {
+    /// The files that are named.
+    pub fn inputs(&self) -> impl Iterator<Item = Input<'_>> {
+        let misses = self.misses.as_deref().map(|path| ("misses", path));
+        misses.into_iter().chain(self.trace.as_deref().map(|path| ("trace", path)))
+    }
+
     /// Reads what is named.
     ///
     /// # Errors
@@ -55,7 +62,7 @@ impl MissArguments {
             let text = output::read_text(path)?;
             let misses: Misses = serde_json::from_str(&text).map_err(|error| {
                 Error::new(Kind::BadFormat, "read misses")
-                    .at(format!("{}: {error}", path.display()))
+                    .at(format!("{}: {}", echo(path.display()), echo(error)))
                     .hint("docs/setup-format.md says what the field misses holds")
             })?;
             misses.check(setup.shape()).map_err(|error| output::within(error, path))?;
@@ -71,7 +78,7 @@ impl MissArguments {
 }
 
 fn refused(path: &Path, what: &str) -> Error {
-    Error::new(Kind::InvalidConfig, "simulate").at(format!("{}: {what}", path.display()))
+    Error::new(Kind::InvalidConfig, "simulate").at(format!("{}: {what}", echo(path.display())))
 }
 
 impl Source {

@@ -1,9 +1,12 @@
 //! Where results and errors go: standard output, a file, standard error. None of it panics.
 
 use std::io::{self, Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use forebay::os::{self, NoFaults};
+use clap::error::ContextValue;
+use forebay::os::{self, Identity, NoFaults};
+pub use forebay::text::{echo, harmless};
 use forebay::{Error, Kind, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
@@ -39,9 +42,12 @@ pub fn write_file(path: &Path, text: &[u8]) -> Result<()> {
     os::write_whole(path, text, &NoFaults)
 }
 
-/// Whether `--json` or `--html` names standard output.
+/// Standard output, as a path.
+const STDOUT: &str = "/proc/self/fd/1";
+
+/// Whether `--json` or `--html` names standard output: `-`, or by another name what it leads to.
 pub fn is_stdout(path: &Path) -> bool {
-    path.as_os_str() == "-"
+    path.as_os_str() == "-" || os::identity(STDOUT).is_some_and(|stdout| os::identity(path) == Some(stdout))
 }
 
 /// The system's words for an error, without its number.
@@ -58,11 +64,13 @@ const TEXT_MAX: u64 = 64 << 20;
 /// # Errors
 /// [`Kind::Io`] names the file; [`Kind::BadFormat`] for one that is no text, or too large to be meant.
 pub fn read_text(path: &Path) -> Result<String> {
-    let io = |e: &io::Error| Error::new(Kind::Io, "read").at(format!("{}: {}", path.display(), words(e)));
+    let io =
+        |e: &io::Error| Error::new(Kind::Io, "read").at(format!("{}: {}", echo(path.display()), words(e)));
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(|e| io(&e))?;
     file.take(TEXT_MAX + 1).read_to_end(&mut bytes).map_err(|e| io(&e))?;
-    let bad = |what: &str| Error::new(Kind::BadFormat, "read").at(format!("{}: {what}", path.display()));
+    let bad =
+        |what: &str| Error::new(Kind::BadFormat, "read").at(format!("{}: {what}", echo(path.display())));
     if bytes.len() as u64 > TEXT_MAX {
         return Err(bad("longer than such a file is"));
     }
@@ -72,24 +80,52 @@ pub fn read_text(path: &Path) -> Result<String> {
 /// The error with the file in which it was found.
 pub fn within(error: Error, path: &Path) -> Error {
     let place = match error.place() {
-        "" => path.display().to_string(),
-        place => format!("{}: {place}", path.display()),
+        "" => echo(path.display()),
+        place => format!("{}: {place}", echo(path.display())),
     };
     error.at(place)
 }
 
-/// Refuses two results in one file.
+/// Which file a target means.
+fn meant(path: &Path) -> Option<Identity> {
+    os::identity(if path.as_os_str() == "-" { Path::new(STDOUT) } else { path })
+}
+
+/// What an input is called, and its path.
+pub type Input<'a> = (&'static str, &'a Path);
+
+/// Refuses two results in one file, and a result in the place of an input: by whatever names.
 ///
 /// # Errors
-/// [`Kind::InvalidConfig`] names both options.
-pub fn check_targets(operation: &'static str, targets: &[(&str, Option<&Path>)]) -> Result<()> {
-    for (i, (option, path)) in targets.iter().enumerate() {
-        let same = |(_, other): &&(&str, Option<&Path>)| path.is_some() && other == path;
-        if let Some((other, _)) = targets.iter().take(i).find(same) {
-            return Err(Error::new(Kind::InvalidConfig, operation)
-                .at(format!("{other} and {option} name the same file"))
+/// [`Kind::InvalidConfig`] names both.
+pub fn check_targets(
+    operation: &'static str,
+    targets: &[(&str, Option<&Path>)],
+    inputs: &[Input<'_>],
+) -> Result<()> {
+    let refused = |place: String| Error::new(Kind::InvalidConfig, operation).at(place);
+    // Whoever reads and writes one device, such as a terminal, replaces nothing.
+    let replaceable =
+        |path: &Path| std::fs::metadata(path).is_ok_and(|file| file.is_file() || file.file_type().is_fifo());
+    let mut known: Vec<(&str, &Path, Option<Identity>)> = Vec::with_capacity(targets.len());
+    for (option, path) in targets.iter().filter_map(|(option, path)| Some((*option, (*path)?))) {
+        let file = meant(path);
+        let same = |(_, other, its): &&(&str, &Path, Option<Identity>)| {
+            *other == path || (file.is_some() && *its == file)
+        };
+        if let Some((other, ..)) = known.iter().find(same) {
+            return Err(refused(format!("{other} and {option} name the same file"))
                 .hint("name another file for one of them"));
         }
+        let replaced = inputs
+            .iter()
+            .find(|(_, input)| replaceable(input) && file.is_some() && os::identity(input) == file);
+        if let Some((what, input)) = replaced {
+            let (path, input) = (echo(path.display()), echo(input.display()));
+            return Err(refused(format!("{option} {path} would replace the {what} {input}"))
+                .hint("name another file"));
+        }
+        known.push((option, path, file));
     }
     Ok(())
 }
@@ -106,14 +142,34 @@ pub fn progress(name: &str, pieces: u64) -> ProgressBar {
 
 /// One line on standard error. Where that is closed there is nobody to tell.
 pub fn complain(error: &Error) {
-    let _ = writeln!(io::stderr(), "error: {}", harmless(&error.to_string()));
+    let _ = writeln!(io::stderr(), "error: {error}");
 }
 
 /// What is wrong with the command line, in one line on standard error: the first paragraph of clap's answer.
 pub fn complain_of_arguments(error: &clap::Error) {
-    let text = error.to_string();
+    let text = shortened(error);
     let paragraph: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     let _ = writeln!(io::stderr(), "{} (see --help)", harmless(&paragraph.join(" ")));
+}
+
+/// Clap's answer, with no more of an argument than an error shows.
+fn shortened(error: &clap::Error) -> String {
+    let mut text = error.to_string();
+    for (_, value) in error.context() {
+        let echoed: &[String] = match value {
+            ContextValue::String(one) => std::slice::from_ref(one),
+            ContextValue::Strings(several) => several,
+            _ => &[],
+        };
+        for argument in echoed {
+            // What is no line's end in the argument is none in the answer.
+            let shown = echo(argument);
+            if *argument != shown {
+                text = text.replace(argument.as_str(), &shown);
+            }
+        }
+    }
+    text
 }
 
 /// Whether the terminal's locale can show more than ASCII.
@@ -123,9 +179,4 @@ pub fn speaks_utf8() -> bool {
         .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
     let locale = locale.unwrap_or_default().to_ascii_lowercase();
     locale.contains("utf-8") || locale.contains("utf8")
-}
-
-/// Text of a file as a terminal may see it: no control characters, which could steer the terminal.
-pub fn harmless(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }

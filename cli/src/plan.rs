@@ -431,7 +431,7 @@ fn sweep(arguments: &Arguments) -> Result<Vec<Point>> {
 /// Those of the library's plan, of a sweep that is too large, and of writing the result.
 pub fn command(arguments: &Arguments) -> Result<()> {
     let targets = [("--json", arguments.json.as_deref()), ("--html", arguments.html.as_deref())];
-    output::check_targets("plan", &targets)?;
+    output::check_targets("plan", &targets, &arguments.machine.inputs())?;
     let points = sweep(arguments)?;
     if let Some(path) = &arguments.json {
         output::write_file(path, &plan_json::text(&points)?)?;

@@ -5,7 +5,6 @@
 //! which nothing is born; then decode steps of `--mtp` consecutive positions each, selections united,
 //! every draft accepted; an incomplete last group is dropped. Nothing is resident before the first step.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,6 +15,7 @@ use forebay::trace::SelectionTrace;
 use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::ProgressBar;
 
+use crate::output::{Input, echo};
 use crate::policy::Policy;
 use crate::pools::Setting;
 use crate::prefetch::Prefetched;
@@ -282,8 +282,9 @@ pub struct RowSize {
 /// The setting and ratio of every size asked for, checked against the trace.
 pub fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> Result<Vec<(Setting, f64)>> {
     let header = trace.header();
-    let invalid =
-        |what: &str| Error::new(Kind::InvalidConfig, "replay").at(format!("{}: {what}", path.display()));
+    let invalid = |what: &str| {
+        Error::new(Kind::InvalidConfig, "replay").at(format!("{}: {what}", echo(path.display())))
+    };
     let warmup = arguments.warmup.unwrap_or(WARMUP.min(header.warm_steps));
     if warmup > header.warm_steps {
         return Err(invalid("--warmup asks for more than the trace's warm steps")
@@ -345,8 +346,8 @@ pub fn progress(path: &Path, steps: u64) -> ProgressBar {
 pub fn named(e: Error, path: &Path) -> Error {
     let too_large = matches!(e.kind(), Kind::OutOfMemory | Kind::Overflow);
     let place = match e.place() {
-        "" => path.display().to_string(),
-        place => format!("{}: {place}", path.display()),
+        "" => echo(path.display()),
+        place => format!("{}: {place}", echo(path.display())),
     };
     let e = e.at(place);
     if too_large { e.hint("pass a smaller --ratio or --slots") } else { e }
@@ -366,23 +367,6 @@ fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed>
     let replays = study.run(&trace, shape, &settings, &bar).map_err(|e| named(e, path))?;
     bar.finish_and_clear();
     Ok(Replayed { path: path.to_owned(), header: trace.header().clone(), replays })
-}
-
-/// Refuses to write the result over one of the traces, by whatever name.
-fn check_target<'a>(
-    option: &str,
-    target: &Path,
-    mut traces: impl Iterator<Item = &'a PathBuf>,
-) -> Result<()> {
-    let identity = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
-    let known = identity(target).filter(|_| !output::is_stdout(target));
-    let Some(known) = known else { return Ok(()) };
-    match traces.find(|trace| identity(trace) == Some(known)) {
-        None => Ok(()),
-        Some(trace) => Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("{option} {} would replace the trace {}", target.display(), trace.display()))
-            .hint("name another file")),
-    }
 }
 
 /// The device that is asked for, which can do what else is asked for.
@@ -406,15 +390,10 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         Shape::preset(model).ok_or_else(|| Error::new(Kind::InvalidConfig, "replay").at("--model"))?;
     let row = RowSize { model: model.to_owned(), bytes: Geometry::new(shape)?.row_bytes() };
     let html = arguments.report.html.as_deref();
-    if html.is_some() && html == arguments.json.as_deref() {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--html and --json name the same file")
-            .hint("name another file for one of them"));
-    }
-    let targets = [("--json", &arguments.json), ("--html", &arguments.report.html)];
-    for (option, path) in targets.iter().filter_map(|(option, path)| Some((option, path.as_deref()?))) {
-        check_target(option, path, arguments.traces.iter().chain(arguments.requests.side_files()))?;
-    }
+    let traces = arguments.traces.iter().map(|path| ("trace", path.as_path()));
+    let sides = arguments.requests.side_files().iter().map(|path| ("side file", path.as_path()));
+    let inputs: Vec<Input<'_>> = traces.chain(sides).collect();
+    output::check_targets("replay", &[("--html", html), ("--json", arguments.json.as_deref())], &inputs)?;
     match requests::kind_of(&arguments.traces)? {
         Traces::Requests => {
             let (json, selection) = (arguments.json.as_deref(), arguments.for_selections());

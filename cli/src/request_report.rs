@@ -1,7 +1,7 @@
 //! What replays of request traces found, for people and as JSON (`docs/json.md`).
 
+use forebay::Result;
 use forebay::trace::requests::Format;
-use forebay::{Error, Kind, Result};
 use serde::Serialize;
 
 use crate::blocks::{BlockCurve, Outcome, Policy};
@@ -160,10 +160,7 @@ fn entries(Replayed { about, replays, curve }: &Replayed) -> Vec<Entry> {
 /// [`Kind::Internal`]: plain numbers and texts always have a JSON form.
 pub fn json(traces: &[Replayed]) -> Result<Vec<u8>> {
     let entries: Vec<Entry> = traces.iter().flat_map(entries).collect();
-    let mut text = serde_json::to_vec_pretty(&entries)
-        .map_err(|e| Error::new(Kind::Internal, "write JSON").at(e.to_string()))?;
-    text.push(b'\n');
-    Ok(text)
+    json::list(&entries)
 }
 
 /// The whole report.

@@ -7,6 +7,7 @@ use forebay::{Error, Kind, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 use crate::blocks::{self, BlockCurve, Outcome, Policy};
+use crate::output::echo;
 use crate::{output, policy, request_report};
 
 /// The capacities replayed when none are named, in percent of the distinct blocks.
@@ -122,7 +123,7 @@ pub fn kind_of(traces: &[PathBuf]) -> Result<Traces> {
     let (requests, selections) = (kinds.contains(&Traces::Requests), kinds.contains(&Traces::Selections));
     match unknown.and_then(|place| traces.get(place)) {
         Some(path) if requests => Err(Error::new(Kind::BadFormat, "replay")
-            .at(format!("{}: no request trace of a format that is known", path.display()))
+            .at(format!("{}: no request trace of a format that is known", echo(path.display())))
             .hint("see docs/trace-format.md; request traces are read from regular files")),
         Some(_) => Ok(Traces::Unknown),
         None if requests && selections => Err(Error::new(Kind::InvalidConfig, "replay")
@@ -200,7 +201,7 @@ fn replay(path: &Path, arguments: &RequestArguments, asked: &Asked) -> Result<Re
     let about = about(path, arguments, &trace)?;
     if about.distinct == 0 && (!arguments.capacity.is_empty() || asked.curve) {
         return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("{}: the trace names no blocks, so no capacity matters", path.display()))
+            .at(format!("{}: the trace names no blocks, so no capacity matters", echo(path.display())))
             .hint("leave out --capacity and --curve"));
     }
     let mut capacities = arguments.capacity.clone();
@@ -235,7 +236,7 @@ pub fn about(path: &Path, arguments: &RequestArguments, trace: &RequestTrace) ->
     let all = trace.requests();
     if all == 0 {
         return Err(Error::new(Kind::BadFormat, "replay")
-            .at(format!("{}: the trace has no requests", path.display())));
+            .at(format!("{}: the trace has no requests", echo(path.display()))));
     }
     let skipped = match arguments.skip {
         None => 0,
@@ -244,7 +245,7 @@ pub fn about(path: &Path, arguments: &RequestArguments, trace: &RequestTrace) ->
     };
     if skipped >= all {
         return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("{}: --skip leaves nothing to measure", path.display()))
+            .at(format!("{}: --skip leaves nothing to measure", echo(path.display())))
             .with("requests", all as u64)
             .hint("skip fewer requests"));
     }

@@ -15,6 +15,7 @@ use forebay::{Error, Kind, Result};
 
 use crate::html::{self, timeline};
 use crate::miss_source::{MissArguments, Source};
+use crate::output::{Input, echo};
 use crate::steps::{self, Run, Worst};
 use crate::{output, simulate_report, sizes, timeline as lanes};
 
@@ -110,6 +111,15 @@ pub struct Machine {
     misses: MissArguments,
 }
 
+impl Machine {
+    /// The files that are named.
+    pub fn inputs(&self) -> Vec<Input<'_>> {
+        // A built-in setup's name is no file's.
+        let setup = self.setup.as_deref().filter(|name| Setup::named(name).is_none());
+        setup.map(|name| ("setup", Path::new(name))).into_iter().chain(self.misses.inputs()).collect()
+    }
+}
+
 /// An order, or the choice by layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Choice {
@@ -165,7 +175,11 @@ pub fn read_setup(name: &str) -> Result<Setup> {
     if !path.exists() {
         let names: Vec<&str> = Setup::names().collect();
         return Err(Error::new(Kind::InvalidConfig, "read setup")
-            .at(format!("--setup {name}: no file, and no built-in setup of that name ({})", names.join(", ")))
+            .at(format!(
+                "--setup {}: no file, and no built-in setup of that name ({})",
+                echo(name),
+                names.join(", ")
+            ))
             .hint("name a built-in setup or a file"));
     }
     let text = output::read_text(path)?;
@@ -175,7 +189,7 @@ pub fn read_setup(name: &str) -> Result<Setup> {
 /// The setup on a link by its name; or on its own but for the rate at which single rows are gathered.
 fn on_link(setup: &Setup, text: &str) -> Result<Setup> {
     let Some(rate) = text.strip_suffix("GB/s") else { return setup.on_link(Link::Preset(text.to_owned())) };
-    let wrong = || Error::new(Kind::InvalidConfig, "read link").at(format!("--link {text}"));
+    let wrong = || Error::new(Kind::InvalidConfig, "read link").at(format!("--link {}", echo(text)));
     let rate =
         sizes::positive(rate).map_err(|_| wrong().hint("pass a preset's name, or a rate such as 37GB/s"))?;
     setup.on_gather(rate * 1e9)
@@ -403,6 +417,8 @@ impl Arguments {
     }
 
     fn check_targets(&self) -> Result<()> {
+        let mut inputs = self.machine.inputs();
+        inputs.extend(self.table.as_deref().map(|path| ("table", path)));
         output::check_targets(
             "simulate",
             &[
@@ -412,6 +428,7 @@ impl Arguments {
                 ("--perfetto", self.perfetto.as_deref()),
                 ("--write-table", self.write_table.as_deref()),
             ],
+            &inputs,
         )
     }
 

@@ -9,6 +9,8 @@ use forebay::device::clock::Span;
 use forebay::{Error, Kind, Result};
 use serde::Serialize;
 
+use crate::json;
+
 /// The spans of one stream, in time.
 pub struct Lane {
     /// What runs there.
@@ -137,7 +139,7 @@ pub fn perfetto(lanes: &[Lane], title: &str) -> Result<Vec<u8>> {
     let mut text = serde_json::to_vec(&trace)
         .map_err(|e| Error::new(Kind::Internal, "write trace events").at(e.to_string()))?;
     text.push(b'\n');
-    Ok(text)
+    Ok(json::escaped(text))
 }
 
 #[cfg(test)]

@@ -9,8 +9,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::limit::unsignalled;
 use super::{Call, Faults, errno_text};
 use crate::error::{Error, Kind, Result};
+use crate::text::echo;
 
 /// What the errors of this file call themselves.
 const OPERATION: &str = "record";
@@ -115,7 +117,7 @@ impl Appender {
         while !bytes.is_empty() {
             let file = &mut self.file;
             let pass = || file.write(bytes.get(..self.faults.passes(bytes.len())).unwrap_or(bytes));
-            match take(&*self.faults, Call::Write, pass) {
+            match unsignalled(|| take(&*self.faults, Call::Write, pass)) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -136,7 +138,7 @@ fn take<T>(faults: &dyn Faults, call: Call, take: impl FnOnce() -> io::Result<T>
 
 fn refused(path: &Path, step: &str, e: &io::Error) -> Error {
     let why = e.raw_os_error().map_or_else(|| e.to_string(), errno_text);
-    Error::new(Kind::Io, OPERATION).at(format!("{}: {step}: {why}", path.display()))
+    Error::new(Kind::Io, OPERATION).at(format!("{}: {step}: {why}", echo(path.display())))
 }
 
 #[cfg(test)]

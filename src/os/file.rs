@@ -1,30 +1,36 @@
 //! Files that are there as a whole or not at all.
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::limit::unsignalled;
+use super::partial::Partial;
 use super::{Call, Faults, errno_text};
 use crate::error::{Error, Kind, Result};
+use crate::text::echo;
 
 /// Bytes of one write call.
 const PART: usize = 1 << 20;
-/// How many names are tried for the temporary file.
-const NAMES: u32 = 64;
 
 /// Writes `bytes` as the whole content of `path`: to a temporary file beside it, which then takes its
-/// name. When anything fails, a full disk say, the temporary file is removed and what stood at `path` is
-/// untouched. What a symbolic link leads to is replaced or created, not the link; a link to another one that
-/// leads nowhere is refused. Into what is no regular file (a
-/// device, a pipe) the bytes are written directly, since no other file may take its name.
+/// name. When anything fails, a full disk or the limit on a file's size say, the temporary file is removed and what
+/// stood at `path` is untouched. What a killed process left of its temporary file is removed by the next write into the
+/// folder; of several processes that write one path, the last to end has its content there, whole.
+///
+/// What a symbolic link leads to is replaced or created, not the link; a link to another one that leads nowhere is
+/// refused. Into what is no regular file (a device, a pipe, which waits for its reader) the bytes are written directly,
+/// since no other file may take its name.
 ///
 /// # Errors
 /// [`Kind::Io`] with the path, the step and the system's answer.
 pub fn write_whole(path: impl AsRef<Path>, bytes: &[u8], faults: &dyn Faults) -> Result<()> {
     let path = path.as_ref();
-    replace(path, bytes, faults).map_err(|(step, error)| {
+    unsignalled(|| replace(path, bytes, faults)).map_err(|(step, error)| {
         let why = error.raw_os_error().map_or_else(|| error.to_string(), errno_text);
-        let error = Error::new(Kind::Io, "write file").at(format!("{}: {step}: {why}", path.display()));
+        let error = Error::new(Kind::Io, "write file").at(format!("{}: {step}: {why}", echo(path.display())));
         error.with("bytes", bytes.len() as u64)
     })
 }
@@ -46,14 +52,15 @@ fn step<T>(
 }
 
 fn replace(path: &Path, bytes: &[u8], faults: &dyn Faults) -> Step<()> {
-    let target = target(path).map_err(|error| ("follow link", error))?;
-    let old = fs::metadata(&target).ok();
+    let old = fs::metadata(path).ok();
+    // Before its links are followed: a pipe behind /dev/stdout has no path of its own.
     if old.as_ref().is_some_and(|old| !old.is_file()) {
-        let open = || OpenOptions::new().write(true).open(&target);
+        let open = || OpenOptions::new().write(true).open(path);
         return write(&mut step(faults, Call::CreateFile, "open", open)?, bytes, faults);
     }
+    let target = target(path).map_err(|error| ("follow link", error))?;
     let (mut file, partial) =
-        step(faults, Call::CreateFile, "create beside it", || Partial::beside(&target))?;
+        step(faults, Call::CreateFile, "create beside it", || Partial::beside(&target, faults))?;
     write(&mut file, bytes, faults)?;
     if let Some(old) = old {
         // The new content keeps the old one's permissions where that is allowed; it is no reason to fail.
@@ -63,6 +70,27 @@ fn replace(path: &Path, bytes: &[u8], faults: &dyn Faults) -> Step<()> {
     step(faults, Call::Rename, "rename", || fs::rename(&partial.path, &target))?;
     partial.done();
     Ok(())
+}
+
+/// Which file a path leads to, by whatever name: spelling, link or second name in a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    device: u64,
+    inode: u64,
+    /// Its name, where it is still to be created in the folder that the numbers are of.
+    new: Option<OsString>,
+}
+
+/// Which file `path` leads to; none where neither the file nor its folder is there.
+pub fn identity(path: impl AsRef<Path>) -> Option<Identity> {
+    let path = path.as_ref();
+    if let Ok(there) = fs::metadata(path) {
+        return Some(Identity { device: there.dev(), inode: there.ino(), new: None });
+    }
+    let target = target(path).ok()?;
+    let folder = target.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let (folder, name) = (fs::metadata(folder).ok()?, target.file_name()?.to_owned());
+    Some(Identity { device: folder.dev(), inode: folder.ino(), new: Some(name) })
 }
 
 /// The file that `path` means: behind its links, there already or not.
@@ -87,46 +115,6 @@ fn write(file: &mut File, bytes: &[u8], faults: &dyn Faults) -> Step<()> {
         step(faults, Call::Write, "write", || file.write_all(part))?;
     }
     Ok(())
-}
-
-/// A temporary file, removed when it is dropped before it has taken its name.
-struct Partial {
-    path: PathBuf,
-    done: bool,
-}
-
-impl Partial {
-    /// Creates it in the target's directory, where a rename is one step.
-    fn beside(target: &Path) -> io::Result<(File, Partial)> {
-        let Some(name) = target.file_name() else {
-            return Err(io::Error::from_raw_os_error(libc::EISDIR));
-        };
-        let mut number = 0;
-        loop {
-            let mut hidden = std::ffi::OsString::from(".");
-            hidden.push(name);
-            hidden.push(format!(".{}.{number}.partial", std::process::id()));
-            let path = target.with_file_name(hidden);
-            match OpenOptions::new().write(true).create_new(true).open(&path) {
-                Ok(file) => return Ok((file, Partial { path, done: false })),
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && number < NAMES => number += 1,
-                Err(e) => return Err(e),
-            }
-        }
-    }
-
-    fn done(mut self) {
-        self.done = true;
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if !self.done {
-            // Nothing is left to do when even this fails; the error under way says what did first.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -199,8 +187,14 @@ mod tests {
         let counted = Inject::nth(u64::MAX, 0);
         write_whole(&new, &long, &counted).unwrap();
         fs::remove_file(&new).unwrap();
-        assert_eq!(counted.count(), 6, "create, three writes, sync, rename");
+        assert_eq!(counted.count(), 8, "create, folder, lock, three writes, sync, rename");
         for n in 0..counted.count() {
+            if [1, 2].contains(&n) {
+                write_whole(&new, &long, &Inject::nth(n, libc::ENOLCK)).unwrap();
+                assert_eq!(fs::read(&new).unwrap(), long, "a folder not swept, a file not locked");
+                fs::remove_file(&new).unwrap();
+                continue;
+            }
             for path in [&old, &new] {
                 let e = write_whole(path, &long, &Inject::nth(n, libc::ENOSPC)).unwrap_err();
                 assert_eq!(e.kind(), Kind::Io);
@@ -210,6 +204,38 @@ mod tests {
             assert_eq!(fs::read(&old).unwrap(), b"before");
             assert_eq!(directory.names(), ["old"], "step {n}");
         }
+    }
+
+    #[test]
+    fn a_name_is_as_long_as_the_system_allows() {
+        let directory = Directory::new("long");
+        let longest = "é".repeat(127) + "a";
+        assert_eq!(longest.len(), 255);
+        write_whole(directory.0.join(&longest), b"bytes", &NoFaults).unwrap();
+        assert_eq!(directory.names(), std::slice::from_ref(&longest));
+        let e = write_whole(directory.0.join(longest + "b"), b"bytes", &NoFaults).unwrap_err();
+        assert!(e.place().ends_with("rename: File name too long") && e.place().len() < 300, "{e}");
+        assert_eq!(directory.names().len(), 1);
+    }
+
+    #[test]
+    fn one_file_is_one_by_whatever_name() {
+        let directory = Directory::new("identity");
+        let name = |name: &str| directory.0.join(name);
+        fs::create_dir(name("under")).unwrap();
+        fs::write(name("a"), "").unwrap();
+        fs::hard_link(name("a"), name("b")).unwrap();
+        std::os::unix::fs::symlink("a", name("link")).unwrap();
+        std::os::unix::fs::symlink("under/new", name("dangling")).unwrap();
+        for (one, other) in [("a", "b"), ("a", "link"), ("a", "under/../a"), ("dangling", "under/new")] {
+            assert!(identity(name(one)).is_some());
+            assert_eq!(identity(name(one)), identity(name(other)), "{one} {other}");
+        }
+        for (one, other) in [("a", "new"), ("new", "under/new"), ("new", "newer"), ("under", "under/new")] {
+            assert_ne!(identity(name(one)), identity(name(other)), "{one} {other}");
+        }
+        assert_eq!(identity(name("none/a")), None);
+        assert_eq!(identity("new-here"), identity("./new-here"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 
 use super::{Call, Faults, ask, errno_text};
 use crate::error::{Error, Kind, Result};
+use crate::text::echo;
 
 /// A loaded library; its symbols are valid while it lives, and for ever once it has been told to stay.
 #[derive(Debug)]
@@ -42,7 +43,7 @@ impl Library {
         let c_name = c_string(OPERATION, name)?;
         let missing = |why: String| {
             Error::new(Kind::OsRefused, OPERATION)
-                .at(format!("{}{name}: {why}", Self::MISSING_LIBRARY))
+                .at(format!("{}{}: {}", Self::MISSING_LIBRARY, echo(name), echo(why)))
                 .hint("install it, or name its path")
         };
         ask(faults, Call::OpenLibrary, "dlopen").map_err(|refusal| missing(errno_text(refusal.errno)))?;

@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use super::limit::unsignalled;
 use super::{Answer, Call, Faults, answer, ask};
 
 /// The name under which mappings show in `/proc/<pid>/maps`, after `/memfd:`.
@@ -30,7 +31,9 @@ pub(super) fn resize(fd: &OwnedFd, bytes: u64, faults: &dyn Faults) -> Answer<()
     ask(faults, Call::Truncate, "ftruncate")?;
     // A size past the system's type is refused as negative.
     // SAFETY: the descriptor is open while it is borrowed.
-    let returned = unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) };
+    let resize = || unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) };
+    // The limit on a file's size is one on shared memory too.
+    let returned = unsignalled(resize);
     answer("ftruncate", i64::from(returned))?;
     ask(faults, Call::Seal, "fcntl")?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;

@@ -24,12 +24,14 @@ mod bind;
 mod descriptor;
 mod file;
 mod library;
+mod limit;
 mod lock;
 mod machine;
 mod map;
 mod memfd;
 mod memory;
 mod near;
+mod partial;
 mod random;
 mod range;
 mod region;
@@ -44,8 +46,9 @@ use crate::sync::{AtomicU64, Ordering};
 pub use append::Appender;
 pub use bind::nodes;
 pub use descriptor::{receive, send};
-pub use file::write_whole;
+pub use file::{Identity, identity, write_whole};
 pub use library::Library;
+pub use limit::unsignalled;
 pub use machine::{memory, node_beside, processor, threads};
 pub use map::{Map, Request};
 pub use memory::{MemoryState, page_size};
@@ -100,6 +103,8 @@ pub enum Call {
     Write,
     /// `fsync` of a written file.
     Sync,
+    /// `flock` of a file that is being written.
+    LockFile,
     /// Opening the folder that a file is in.
     OpenFolder,
     /// `fsync` of that folder.

@@ -29,6 +29,7 @@ use super::{parse, positive, within, wrong};
 use crate::device::rates::Rates;
 use crate::error::Result;
 use crate::overlap::Overlap;
+use crate::text::echo;
 
 /// The version of the measurements that is read.
 pub const VERSION: u64 = 1;
@@ -189,7 +190,7 @@ impl Measurements {
 
 fn order_of(row: &OverlapRow, i: usize) -> Result<Overlap> {
     let order = Overlap::ALL.into_iter().find(|order| order.name() == row.order);
-    order.ok_or_else(|| wrong(format!("overlap[{i}].order: {:?} is none of none, da, dba", row.order)))
+    order.ok_or_else(|| wrong(format!("overlap[{i}].order: {:?} is none of none, da, dba", echo(&row.order))))
 }
 
 /// The numbers that are found.

@@ -22,6 +22,7 @@ pub mod worth;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Kind, Result};
+use crate::text::echo;
 
 /// A field of a setup or of measurements that cannot be used.
 fn wrong(place: impl Into<String>) -> Error {
@@ -72,7 +73,7 @@ fn parse<T: DeserializeOwned>(text: &str, version: (&'static str, u64)) -> Resul
             .hint("correct the named field; docs/setup-format.md")
     };
     // The version before the fields: of another version they may mean anything.
-    let value: serde_json::Value = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
+    let value: serde_json::Value = serde_json::from_str(text).map_err(|e| bad(echo(e)))?;
     let (field, known) = version;
     match value.get(field).and_then(serde_json::Value::as_u64) {
         Some(found) if found == known => {}
@@ -87,6 +88,6 @@ fn parse<T: DeserializeOwned>(text: &str, version: (&'static str, u64)) -> Resul
     let mut json = serde_json::Deserializer::from_str(text);
     serde_path_to_error::deserialize(&mut json).map_err(|e| {
         let path = e.path().to_string();
-        bad(format!("{path}: {}", e.into_inner()))
+        bad(echo(format_args!("{path}: {}", e.into_inner())))
     })
 }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{finite, positive, within, wrong};
 use crate::error::Result;
 use crate::geometry::{Geometry, Shape};
+use crate::text::echo;
 
 /// The dimensions of one layer with multi-head latent attention, an indexer and routed experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,7 +139,7 @@ impl Model {
             None => {
                 let name = self.preset_name()?;
                 Shape::preset(name)
-                    .ok_or_else(|| wrong(format!("model.preset: no preset is called {name:?}")))?
+                    .ok_or_else(|| wrong(format!("model.preset: no preset is called {:?}", echo(name))))?
             }
         };
         if self.draft_layers > DRAFT_LAYERS_MAX {
@@ -160,8 +161,9 @@ impl Model {
             Some(dims) => dims,
             None => {
                 let name = self.preset_name()?;
-                Dims::preset(name)
-                    .ok_or_else(|| wrong(format!("model.dims: the preset {name:?} has none; state them")))?
+                Dims::preset(name).ok_or_else(|| {
+                    wrong(format!("model.dims: the preset {:?} has none; state them", echo(name)))
+                })?
             }
         };
         let fields = [

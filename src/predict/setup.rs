@@ -14,6 +14,7 @@ use super::{finite, parse, wrong};
 use crate::device::rates::{Rates, RowRates};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Shape;
+use crate::text::echo;
 
 /// The version of the file that is read and written.
 pub const VERSION: u64 = 1;
@@ -445,6 +446,9 @@ impl Setup {
 
 fn preset_of(name: &str) -> Result<Rates> {
     Rates::preset(name).ok_or_else(|| {
-        wrong(format!("link.preset: no link is called {name:?}; pcie4, pcie5, pcie6 and c2c are known"))
+        wrong(format!(
+            "link.preset: no link is called {:?}; pcie4, pcie5, pcie6 and c2c are known",
+            echo(name)
+        ))
     })
 }

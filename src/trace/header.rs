@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
+use crate::text::echo;
 
 /// The most layers of a trace.
 pub const LAYERS_MAX: u32 = 1 << 12;
@@ -82,7 +83,7 @@ pub(super) fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T> {
         return Err(bad("header: not a JSON object"));
     }
     serde_json::from_slice(json)
-        .map_err(|e| Error::new(Kind::BadFormat, "read trace").at(format!("header: {e}")))
+        .map_err(|e| Error::new(Kind::BadFormat, "read trace").at(format!("header: {}", echo(e))))
 }
 
 impl Header {

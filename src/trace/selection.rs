@@ -14,6 +14,7 @@ use super::recording::{self, RECORDING, Recording};
 use super::source::{Source, malformed, unreadable, words};
 use super::unknown::unknown;
 use crate::error::{Error, Kind, Result};
+use crate::text::echo;
 
 /// The first bytes of a zstd frame.
 pub(super) const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
@@ -90,7 +91,7 @@ impl SelectionTrace {
             }
             decode(&mut BufReader::new(file), MEMBERS_MAX)
         };
-        read().map_err(|e| before(e, &format!("{}: ", path.display())))
+        read().map_err(|e| before(e, &format!("{}: ", echo(path.display()))))
     }
 
     /// Reads a trace from the bytes of a file. Any bytes are allowed and none make it panic.

@@ -189,7 +189,7 @@ impl Arguments {
 pub fn command(arguments: &Arguments) -> Result<()> {
     let Arguments { json, picture, .. } = arguments;
     let targets = [("--json", json.as_deref()), ("--picture", picture.as_deref())];
-    output::check_targets("bench", &targets)?;
+    output::check_targets("bench", &targets, &[])?;
     let measured = arguments.measure()?;
     if let Some(path) = picture {
         output::write_file(path, html::bench::picture(&measured, html::STYLE).as_bytes())?;

@@ -392,7 +392,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
 }
 
 fn no_folder(root: &Path) -> Error {
-    Error::new(Kind::Io, "doctor").at(format!("--root {}: no such folder", root.display()))
+    Error::new(Kind::Io, "doctor").at(format!("--root {}: no such folder", output::echo(root.display())))
 }
 
 #[cfg(test)]

@@ -5,7 +5,10 @@
 
 use std::fmt::{Display, Write};
 
-/// Text as HTML shows it: no markup, no control characters, which could end an attribute or a line.
+use forebay::text::steers;
+
+/// Text as HTML shows it: no markup, and nothing that steers what shows it: an attribute's end, a line's, or the
+/// direction of writing.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -15,7 +18,7 @@ pub fn escape(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            c if c.is_control() => out.push('\u{fffd}'),
+            c if steers(c) => out.push('\u{fffd}'),
             c => out.push(c),
         }
     }
@@ -177,7 +180,7 @@ mod tests {
 
     #[test]
     fn text_of_a_file_is_never_markup() {
-        let text = escape("<img src=x onerror=\"a('b')\">&\u{1b}\n");
+        let text = escape("<img src=x onerror=\"a('b')\">&\u{1b}\u{202e}");
         assert_eq!(text, "&lt;img src=x onerror=&quot;a(&#39;b&#39;)&quot;&gt;&amp;\u{fffd}\u{fffd}");
     }
 

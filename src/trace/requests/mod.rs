@@ -42,6 +42,7 @@ pub use input::LINE_MAX;
 pub use writer::{Arrival, RequestWriter};
 
 use crate::error::{Error, Kind, Result};
+use crate::text::echo;
 use crate::trace::requests::input::{Lines, unpacked};
 use crate::trace::requests::parse::{Parser, Sink};
 
@@ -168,7 +169,7 @@ pub fn is_request_trace(path: &Path) -> Result<Option<bool>> {
 }
 
 fn named(e: Error, path: &Path) -> Error {
-    let place = format!("{}: {}", path.display(), e.place());
+    let place = format!("{}: {}", echo(path.display()), e.place());
     e.at(place)
 }
 
