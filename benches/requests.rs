@@ -97,7 +97,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         std::env::var_os("FOREBAY_TRACES").map_or_else(|| root.join("../shared/traces"), PathBuf::from);
     let path = traces.join("kv-cache-tester/agentic_A.jsonl.zst");
     let reading = Lap::begin();
-    let trace = RequestTrace::read(&path, &Options::default())?;
+    let trace = RequestTrace::read(&path, &Options { one_after_another: true, ..Options::default() })?;
     let reading = reading.end();
     let file = std::env::temp_dir().join(format!("forebay-blocks-{}.bin", std::process::id()));
     write_accesses(&file, &trace)?;

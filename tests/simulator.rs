@@ -1,6 +1,8 @@
 //! The simulator on the built-in setup: what was fitted, what comes out, what is refused.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "simulator/gpus.rs"]
+mod gpus;
 #[path = "simulator/refusals.rs"]
 mod refusals;
 
@@ -202,6 +204,9 @@ fn the_page_has_where_two_micro_batches_pay() {
     let lines = [37.5, 50.0, 100.0, 1e9].map(|network| {
         let mut measured = measurements();
         measured.setup.deployment.network_gb_s = network;
+        if network == 1e9 {
+            measured.setup.deployment.nvlink_gb_s = None;
+        }
         let mut simulator = Simulator::new(fit(&measured).unwrap().setup);
         let mut cell = |context, batch, ratio| {
             let point = Point { context, batch, ratio, ..POINT };
@@ -224,7 +229,9 @@ fn the_page_has_what_the_assumptions_matter() {
     type Change = fn(&mut Measurements);
     let changes: [(&str, Change); 8] = [
         ("as above", |_| ()),
-        ("the exchange does not grow", |m| m.setup.deployment.network_gb_s = 1e9),
+        ("the exchange does not grow", |m| {
+            (m.setup.deployment.network_gb_s, m.setup.deployment.nvlink_gb_s) = (1e9, None);
+        }),
         ("the exchange grows by 100 GB/s", |m| m.setup.deployment.network_gb_s = 100.0),
         ("the exchange grows by 37.5 GB/s", |m| m.setup.deployment.network_gb_s = 37.5),
         ("misses grow with q", |m| m.misses_by_query_rows.clear()),

@@ -4,12 +4,15 @@ use std::path::{Path, PathBuf};
 
 use forebay::device::rates::Rates;
 use forebay::predict::fit::{self, Fitted, Measurements};
+use forebay::predict::provenance::{Part, Provenance};
+use forebay::predict::setup::{self, Link};
 use forebay::{Error, Kind, Result};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::output::{Input, echo};
 use crate::report::{align_right, number, table};
-use crate::{json, output};
+use crate::{json, output, provenance};
 
 const AFTER_HELP: &str = "\
 docs/setup-format.md describes measurements and setups. What was measured work by work is kept; the rest is fitted to
@@ -39,6 +42,7 @@ struct Entry<'a> {
     schema: u32,
     forebay: &'static str,
     kind: &'static str,
+    provenance: Provenance,
     setup: &'a str,
     found: Vec<Found>,
     residuals: Vec<Residual<'a>>,
@@ -77,25 +81,61 @@ fn errors(fitted: &Fitted) -> (f64, f64) {
     (mean, sizes.into_iter().fold(0.0, f64::max))
 }
 
+/// Rates of a link, and whether they are those of a GPU that `forebay doctor` measured.
+struct LinkRates {
+    rates: Rates,
+    /// The GPU.
+    measured_on: Option<String>,
+}
+
+impl LinkRates {
+    /// Puts them in place of the measurements' own, and says what was measured.
+    fn into_setup(self, measured: &mut Measurements) {
+        let file = &mut measured.setup;
+        measured.rates = None;
+        file.link = Link::Rates(self.rates);
+        file.measured.retain(|part| *part != Part::Link);
+        file.forebay_setup = setup::VERSION;
+        match self.measured_on {
+            Some(device) => {
+                file.measured.push(Part::Link);
+                file.source.push(format!("the link's rates: forebay doctor, {device}"));
+            }
+            None => file.source.push("the link's rates: from a file that names no measured GPU".to_owned()),
+        }
+    }
+}
+
 /// The link's rates: alone, as the field of an object, or of the first object of a list that has it, as
-/// `forebay doctor` writes them.
-fn rates(path: &Path) -> Result<Rates> {
+/// `forebay doctor` writes them. Those of its host device are of memory, not of a GPU's link.
+fn rates(path: &Path) -> Result<LinkRates> {
     let bad = |what: String| {
         Error::new(Kind::BadFormat, "read rates")
             .at(format!("{}: {}", echo(path.display()), echo(what)))
             .hint("pass rates as a setup's link.rates has them, alone or as a field rates")
     };
     let text = output::read_text(path)?;
-    let mut value: serde_json::Value = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
+    let mut value: Value = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
     if let Some(entries) = value.as_array_mut() {
-        let found = entries.iter_mut().find_map(|entry| entry.get_mut("rates").map(serde_json::Value::take));
+        let found = entries.iter_mut().find(|entry| entry.get("rates").is_some()).map(Value::take);
         value = found.ok_or_else(|| bad("no entry has a field rates".to_owned()))?;
-    } else if let Some(inner) = value.get_mut("rates") {
+    }
+    let measured_on = measured_on(&value);
+    if let Some(inner) = value.get_mut("rates") {
         value = inner.take();
     }
     let rates: Rates = serde_json::from_value(value).map_err(|error| bad(format!("rates: {error}")))?;
     rates.check().map_err(|error| output::within(error, path))?;
-    Ok(rates)
+    Ok(LinkRates { rates, measured_on })
+}
+
+/// The GPU that an entry of `forebay doctor` is of, in words.
+fn measured_on(entry: &Value) -> Option<String> {
+    let text = |of: &Value| of.as_str().map(output::harmless);
+    let device = entry.get("device").and_then(text).filter(|device| device.starts_with("cuda"))?;
+    entry.get("kind").and_then(Value::as_str).filter(|kind| *kind == "doctor")?;
+    let name = entry.pointer("/facts/name").and_then(text);
+    Some(name.map_or_else(|| device.clone(), |name| format!("{name}, {device}")))
 }
 
 fn residual(of: &fit::Residual) -> Residual<'_> {
@@ -109,6 +149,7 @@ fn entry(fitted: &Fitted) -> Entry<'_> {
         schema: json::SCHEMA,
         forebay: env!("CARGO_PKG_VERSION"),
         kind: "fit",
+        provenance: Provenance::of(&fitted.setup),
         setup: fitted.setup.name(),
         found: fitted.found.iter().map(|f| Found { name: f.name, unit: f.unit, value: f.value }).collect(),
         residuals: fitted.residuals.iter().map(residual).collect(),
@@ -118,7 +159,8 @@ fn entry(fitted: &Fitted) -> Entry<'_> {
 }
 
 fn text(fitted: &Fitted, utf8: bool) -> String {
-    let mut out = format!("Setup {}\n\n", output::harmless(fitted.setup.name()));
+    let provenance = Provenance::of(&fitted.setup);
+    let mut out = provenance::header(std::iter::once(&provenance)) + "\n";
     if !fitted.found.is_empty() {
         let mut found = table(utf8);
         found.set_header(["found", "value", "unit"]);
@@ -147,11 +189,12 @@ fn text(fitted: &Fitted, utf8: bool) -> String {
     align_right(&mut residuals, |column| column != 1 && column != 5);
     let (mean, most) = errors(fitted);
     out += &residuals.trim_fmt();
-    out + &format!(
+    out += &format!(
         "\n\nWhole steps: mean error {:.1}%, at most {:.1}%. They were fitted: what was not is docs/simulator.md's.\n",
         100.0 * mean,
         100.0 * most
-    )
+    );
+    out + &provenance::footer(std::iter::once(&provenance))
 }
 
 /// `forebay fit`.
@@ -168,7 +211,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     let mut measured =
         Measurements::parse(&output::read_text(path)?).map_err(|error| output::within(error, path))?;
     if let Some(path) = &arguments.rates {
-        measured.rates = Some(rates(path)?);
+        rates(path)?.into_setup(&mut measured);
     }
     let fitted = fit::fit(&measured).map_err(|error| output::within(error, path))?;
     if let Some(path) = &arguments.output {

@@ -22,6 +22,7 @@ mod plan_report;
 mod policy;
 mod pools;
 mod prefetch;
+mod provenance;
 mod queues;
 mod replay;
 mod report;

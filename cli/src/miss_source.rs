@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use forebay::predict::misses::{Misses, Table};
+use forebay::predict::provenance::Provenance;
 use forebay::predict::setup::Setup;
 use forebay::trace::SelectionTrace;
 use forebay::{Error, Kind, Result};
@@ -33,7 +34,7 @@ pub enum Source {
     /// The setup's own.
     Setup,
     /// A file's.
-    File(Misses),
+    File(PathBuf, Misses),
     /// A trace's, counted where they are asked for, once.
     Trace(Box<Traced>),
 }
@@ -66,7 +67,7 @@ impl MissArguments {
                     .hint("docs/setup-format.md says what the field misses holds")
             })?;
             misses.check(setup.shape()).map_err(|error| output::within(error, path))?;
-            return Ok(Source::File(misses));
+            return Ok(Source::File(path.clone(), misses));
         }
         let Some(path) = &self.trace else { return Ok(Source::Setup) };
         let trace = SelectionTrace::read(path)?;
@@ -89,8 +90,20 @@ impl Source {
     pub fn at(&mut self, setup: &Setup, ratio: f64, mtp: u32) -> Result<Option<Misses>> {
         match self {
             Source::Setup => Ok(None),
-            Source::File(misses) => Ok(Some(misses.clone())),
+            Source::File(_, misses) => Ok(Some(misses.clone())),
             Source::Trace(traced) => traced.table(setup, ratio, mtp).map(Some),
+        }
+    }
+
+    /// What figures of `setup` with these misses rest on.
+    pub fn provenance(&self, setup: &Setup) -> Provenance {
+        let provenance = Provenance::of(setup);
+        match self {
+            Source::Setup => provenance,
+            Source::File(path, _) => provenance.with_misses_from(&path.display().to_string()),
+            Source::Trace(traced) => {
+                provenance.with_misses_from(&format!("{} replayed", traced.path.display()))
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use forebay::trace::requests::Format;
 use serde::Serialize;
 
 use crate::blocks::{BlockCurve, Outcome, Policy};
-use crate::requests::{About, Replay, Replayed};
+use crate::requests::{About, Replay, Replayed, Sessions};
 use crate::{json, output, report};
 
 /// What every table ends with.
@@ -48,6 +48,8 @@ struct Heading {
     kind: &'static str,
     trace: String,
     format: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sessions: Option<&'static str>,
     policy: &'static str,
     skipped_requests: usize,
     requests: u64,
@@ -106,6 +108,7 @@ fn heading(kind: &'static str, about: &About, replay: &Replay) -> Heading {
         kind,
         trace: about.path.display().to_string(),
         format: about.format.name(),
+        sessions: about.sessions.map(Sessions::name),
         policy: replay.policy.name(),
         skipped_requests: about.skipped,
         requests: replay.outcome.requests,
@@ -216,10 +219,11 @@ pub fn introduction(about: &About, measured: Outcome) -> String {
         (None, true) => out += " with lengths of their own.\n",
         (None, false) => out += ".\n",
     }
-    if about.format == Format::Sessions {
+    if let Some(sessions) = about.sessions {
         out += &format!(
-            "{}, one after another, block ids local to each; {} with {} of their own, {}.\n",
+            "{}, {}, block ids local to each; {} with {} of their own, {}.\n",
             counted(notes.sessions, "session"),
+            sessions.words(),
             counted(notes.subagents, "sub-agent"),
             counted(notes.subagent_requests, "request"),
             if about.subagents { "replayed" } else { "left out (--subagents replays them)" },

@@ -35,6 +35,10 @@ pub struct RequestArguments {
     /// Sessions of kv-cache-tester: replay the sub-agents' requests too.
     #[arg(long)]
     subagents: bool,
+    /// Sessions of kv-cache-tester: replay them one after another, as the file has them, instead of interleaved by
+    /// the times of their requests, all beginning together.
+    #[arg(long)]
+    one_after_another: bool,
 }
 
 /// How many requests are not measured.
@@ -57,13 +61,15 @@ fn skip(text: &str) -> std::result::Result<Skip, String> {
 impl RequestArguments {
     /// Refuses them beside selection traces.
     pub fn refuse(&self) -> Result<()> {
-        let RequestArguments { capacity, skip, block_tokens, block_lengths, subagents } = self;
+        let RequestArguments { capacity, skip, block_tokens, block_lengths, subagents, one_after_another } =
+            self;
         let given = [
             ("--capacity", !capacity.is_empty()),
             ("--skip", skip.is_some()),
             ("--block-tokens", block_tokens.is_some()),
             ("--block-lengths", !block_lengths.is_empty()),
             ("--subagents", *subagents),
+            ("--one-after-another", *one_after_another),
         ];
         match given.iter().find(|(_, given)| *given) {
             None => Ok(()),
@@ -88,6 +94,7 @@ impl RequestArguments {
             block_tokens: self.block_tokens,
             subagents: self.subagents,
             piece_lengths: self.block_lengths.clone(),
+            one_after_another: self.one_after_another,
         }
     }
 }
@@ -177,6 +184,50 @@ pub struct About {
     pub notes: Notes,
     /// Whether sub-agents' requests were replayed.
     pub subagents: bool,
+    /// How sessions stand to each other; none in formats without them.
+    pub sessions: Option<Sessions>,
+}
+
+/// In which order the requests of several sessions were replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sessions {
+    /// By their times, all sessions beginning together.
+    Interleaved,
+    /// As the file has them: that was asked for.
+    OneAfterAnother,
+    /// As the file has them: all times are alike.
+    WithoutTimes,
+}
+
+impl Sessions {
+    /// As JSON has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Sessions::Interleaved => "interleaved",
+            Sessions::OneAfterAnother | Sessions::WithoutTimes => "one-after-another",
+        }
+    }
+
+    /// As a headline has it.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Sessions::Interleaved => {
+                "interleaved by their times, all beginning together (--one-after-another replays them in turn)"
+            }
+            Sessions::OneAfterAnother => "one after another",
+            Sessions::WithoutTimes => "one after another, because all their times are alike",
+        }
+    }
+
+    fn of(trace: &RequestTrace, arguments: &RequestArguments) -> Option<Sessions> {
+        (trace.format() == Format::Sessions).then_some(
+            match (trace.interleaved(), arguments.one_after_another) {
+                (true, _) => Sessions::Interleaved,
+                (false, true) => Sessions::OneAfterAnother,
+                (false, false) => Sessions::WithoutTimes,
+            },
+        )
+    }
 }
 
 /// One replay.
@@ -259,6 +310,7 @@ pub fn about(path: &Path, arguments: &RequestArguments, trace: &RequestTrace) ->
         knows_block_lengths: trace.knows_block_lengths(),
         notes: trace.notes(),
         subagents: arguments.subagents,
+        sessions: Sessions::of(trace, arguments),
     })
 }
 

@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use forebay::overlap::{Overlap, Table};
 use forebay::predict::misses::Misses;
 use forebay::predict::plan::{self, Batch, Demand, Ratio};
+use forebay::predict::provenance::Provenance;
 use forebay::predict::setup::{Link, Setup};
 use forebay::predict::simulate::{Options, Order, Outcome, Point, Simulator, Traffic};
 use forebay::{Error, Kind, Result};
@@ -34,6 +35,10 @@ the same step without misses.";
 pub struct Arguments {
     #[command(flatten)]
     pub machine: Machine,
+    /// GPUs that the experts are divided over, instead of the setup's: a node is 8. Other than those of the setup's
+    /// costs are extrapolated, and marked so (docs/simulator.md).
+    #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
+    gpus: Option<u32>,
     /// Tokens of each sequence.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens, required = true)]
     context: Vec<u32>,
@@ -83,13 +88,15 @@ pub struct Arguments {
     /// Draws the step, a lane for each stream: an SVG picture. Of a single point.
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
-    /// The layer that --timeline shows enlarged, with its neighbours [default: the one with most exposed time].
-    #[arg(long, value_name = "LAYER", requires = "timeline")]
+    /// The layer that --timeline, or --html of a single point, shows enlarged, with its neighbours [default: the one
+    /// with most exposed time].
+    #[arg(long, value_name = "LAYER")]
     layer: Option<u32>,
     /// Writes the step as trace events in JSON, for Perfetto. Of a single point.
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
-    /// Writes a report with pictures instead of tables: one HTML file; `-` is standard output.
+    /// Writes a report with pictures instead of tables: one HTML file; `-` is standard output. Of a single point it
+    /// shows the step's timeline.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
@@ -217,6 +224,20 @@ impl Machine {
         self.of(&read_setup(name)?)
     }
 
+    /// Simulators of the setup on every link, on `gpus` GPUs where they are not the setup's.
+    ///
+    /// # Errors
+    /// Likewise, and those of GPUs that cannot be priced.
+    pub fn on_gpus(&self, gpus: Option<u32>) -> Result<Vec<Linked>> {
+        let own = self.simulators()?;
+        let Some(gpus) = gpus else { return Ok(own) };
+        let on = |Linked { link, simulator }: Linked| {
+            let simulator = Simulator::new(simulator.setup().on_gpus(gpus)?);
+            Ok(Linked { link, simulator })
+        };
+        own.into_iter().map(on).collect()
+    }
+
     /// Simulators of `setup` on every link.
     ///
     /// # Errors
@@ -248,8 +269,8 @@ impl Machine {
 
 /// A point of the sweep, simulated.
 pub struct Simulated {
-    /// The setup's name.
-    pub setup: String,
+    /// What it was computed from.
+    pub provenance: Provenance,
     /// The link, where one was named.
     pub link: Option<String>,
     /// Which orders were allowed.
@@ -264,6 +285,13 @@ pub struct Simulated {
     pub outcome: Outcome,
     /// Of a replay's steps the longest.
     pub worst: Option<Worst>,
+}
+
+impl Simulated {
+    /// The step that is drawn: a mean has no timeline, so of several steps it is the longest.
+    pub fn drawn(&self) -> &Outcome {
+        self.worst.as_ref().map_or(&self.outcome, |worst| &worst.outcome)
+    }
 }
 
 /// Accepted tokens for each number of query rows: one for all, or one for each.
@@ -357,6 +385,7 @@ impl Arguments {
                 .at("--ratio auto without --cache")
                 .hint("pass --cache SIZE, the memory that index keys and rows may take, or a ratio")
         })?;
+        check_memory(setup, cache)?;
         let asked = self.two_batch.map(|switch| switch == Switch::On && point.batch >= 2);
         let two = asked.unwrap_or_else(|| setup.two_batch(point.batch, point.context));
         let micro_batches = if two { 2 } else { 1 };
@@ -403,11 +432,12 @@ impl Arguments {
     /// Pictures of one step need one step.
     fn check_single(&self, jobs: usize) -> Result<()> {
         let targets = [
-            ("--timeline", &self.timeline),
-            ("--perfetto", &self.perfetto),
-            ("--write-table", &self.write_table),
+            ("--timeline", self.timeline.is_some()),
+            ("--perfetto", self.perfetto.is_some()),
+            ("--write-table", self.write_table.is_some()),
+            ("--layer", self.layer.is_some()),
         ];
-        match targets.iter().find(|(_, path)| path.is_some()) {
+        match targets.iter().find(|(_, given)| *given) {
             Some((option, _)) if jobs != 1 => Err(Error::new(Kind::InvalidConfig, "simulate")
                 .at(format!("{option} is of one step, and this is a sweep"))
                 .with("points", jobs as u64)
@@ -432,9 +462,21 @@ impl Arguments {
         )
     }
 
+    /// The layers that are shown enlarged.
+    fn enlarged(&self, outcome: &Outcome) -> Result<(u32, u32)> {
+        let layers = outcome.overlap.len() as u32;
+        if let Some(layer) = self.layer.filter(|layer| *layer >= layers) {
+            return Err(Error::new(Kind::OutOfRange, "simulate")
+                .at("--layer")
+                .with("layer", layer)
+                .with("layers", layers));
+        }
+        let middle = self.layer.unwrap_or_else(|| simulate_report::worst_layer(outcome));
+        Ok((middle.saturating_sub(1), (middle + 1).min(layers.saturating_sub(1))))
+    }
+
     fn draw(&self, simulated: &Simulated) -> Result<()> {
-        // A mean has no timeline: of several steps the longest is drawn.
-        let outcome = simulated.worst.as_ref().map_or(&simulated.outcome, |worst| &worst.outcome);
+        let outcome = simulated.drawn();
         let lanes = lanes::lanes(&outcome.spans);
         let title = simulate_report::title(simulated);
         if let Some(path) = &self.write_table {
@@ -445,22 +487,34 @@ impl Arguments {
             output::write_file(path, &lanes::perfetto(&lanes, &title)?)?;
         }
         if let Some(path) = &self.timeline {
-            let layers = outcome.overlap.len() as u32;
-            if let Some(layer) = self.layer.filter(|layer| *layer >= layers) {
-                return Err(Error::new(Kind::OutOfRange, "simulate")
-                    .at("--layer")
-                    .with("layer", layer)
-                    .with("layers", layers));
-            }
-            let middle = self.layer.unwrap_or_else(|| simulate_report::worst_layer(outcome));
-            let shown = (middle.saturating_sub(1), (middle + 1).min(layers.saturating_sub(1)));
+            let layers = self.enlarged(outcome)?;
             let line = simulate_report::line(outcome);
-            let caption = timeline::Caption { title: &title, line: &line, layers: shown };
+            let source = simulated.provenance.sentence();
+            let caption = timeline::Caption { title: &title, line: &line, source: &source, layers };
             output::write_file(path, timeline::picture(&lanes, &caption, html::STYLE).as_bytes())?;
         }
         Ok(())
     }
 }
+
+/// Whether weights leave the cache its memory: on GPUs that the setup's costs are not of nobody has looked before.
+fn check_memory(setup: &Setup, cache: u64) -> Result<()> {
+    let (served, memory) = (setup.served(), setup.file().gpu.memory_gib * GIB);
+    let (weights, cache) = (setup.weights_bytes(), cache as f64);
+    if !served.extrapolated || weights + cache <= memory {
+        return Ok(());
+    }
+    let (weights, memory) = (weights / GIB, memory / GIB);
+    Err(Error::new(Kind::OutOfRange, "price GPUs")
+        .at(format!(
+            "--cache {:.1} GiB and {weights:.1} GiB of weights on each of {} GPUs are more than its {memory:.1} GiB",
+            cache / GIB,
+            served.gpus
+        ))
+        .hint("name a smaller cache, or more GPUs"))
+}
+
+const GIB: f64 = (1_u64 << 30) as f64;
 
 fn read_table(path: &Path) -> Result<Table> {
     Table::from_text(&output::read_text(path)?).map_err(|error| output::within(error, path))
@@ -474,27 +528,29 @@ struct Sweep {
 
 /// Simulates every point on every link.
 fn sweep(arguments: &Arguments) -> Result<Sweep> {
-    let mut simulators = arguments.machine.simulators()?;
+    let mut simulators = arguments.machine.on_gpus(arguments.gpus)?;
     let setup = simulators.first().map(|linked| linked.simulator.setup().clone());
     let Some(setup) = setup else { return Ok(Sweep { all: Vec::new(), note: None }) };
     let jobs = arguments.jobs(&setup)?;
-    arguments.check_single(jobs.len() * simulators.len())?;
+    let points = jobs.len() * simulators.len();
+    arguments.check_single(points)?;
     let mut source = arguments.machine.source(&setup)?;
     let table = arguments.table.as_deref().map(read_table).transpose()?;
-    let spans = arguments.timeline.is_some() || arguments.perfetto.is_some();
-    let bar = output::progress("simulate", (jobs.len() * simulators.len()) as u64);
-    let mut all = Vec::with_capacity(jobs.len() * simulators.len());
+    let page = arguments.html.is_some() && points == 1;
+    let spans = arguments.timeline.is_some() || arguments.perfetto.is_some() || page;
+    let bar = output::progress("simulate", points as u64);
+    let mut all = Vec::with_capacity(points);
     for linked in &mut simulators {
         arguments.check_traffic(linked.simulator.setup())?;
+        let provenance = source.provenance(linked.simulator.setup());
         for Job { point, asked, choice } in &jobs {
             let misses = source.at(&setup, point.ratio, point.mtp)?;
             let options = arguments.options(choice.order(table.as_ref()), misses, spans);
             let run = steps::run(&mut linked.simulator, point, options);
             let Run { outcome, worst } = run.map_err(|error| of_point(error, point))?;
-            let (setup, link) = (setup.name().to_owned(), linked.link.clone());
             all.push(Simulated {
-                setup,
-                link,
+                provenance: provenance.clone(),
+                link: linked.link.clone(),
                 choice: choice.name(),
                 asked: *asked,
                 fill: arguments.fill,
@@ -524,7 +580,11 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         output::write_file(path, &simulate_report::json(&all, note.as_deref())?)?;
     }
     if let Some(path) = &arguments.html {
-        output::write_file(path, html::sweep::simulated(&all, note.as_deref()).as_bytes())?;
+        let layers = match &all[..] {
+            [one] => arguments.enlarged(one.drawn())?,
+            _ => (0, 0),
+        };
+        output::write_file(path, html::sweep::simulated(&all, note.as_deref(), layers).as_bytes())?;
         return Ok(());
     }
     let targets = [&arguments.json, &arguments.timeline, &arguments.perfetto, &arguments.write_table];

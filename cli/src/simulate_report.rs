@@ -2,11 +2,13 @@
 
 use forebay::Result;
 use forebay::overlap::Overlap;
+use forebay::predict::provenance::Provenance;
 use forebay::predict::simulate::Outcome;
 use serde::Serialize;
 
 use crate::json;
 use crate::plan_report::tokens;
+use crate::provenance;
 use crate::report::{align_right, number, ratio, table};
 use crate::simulate::Simulated;
 use crate::steps::Worst;
@@ -16,6 +18,7 @@ struct Entry<'a> {
     schema: u32,
     forebay: &'static str,
     kind: &'static str,
+    provenance: &'a Provenance,
     setup: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     link: Option<&'a str>,
@@ -98,7 +101,8 @@ fn entry<'a>(simulated: &'a Simulated, misses_note: Option<&'a str>) -> Entry<'a
         schema: json::SCHEMA,
         forebay: env!("CARGO_PKG_VERSION"),
         kind: "simulate",
-        setup: &simulated.setup,
+        provenance: &simulated.provenance,
+        setup: &simulated.provenance.setup,
         link: simulated.link.as_deref(),
         context: outcome.point.context,
         batch: outcome.point.batch,
@@ -160,9 +164,13 @@ pub fn title(simulated: &Simulated) -> String {
     let point = &simulated.outcome.point;
     let link = simulated.link.as_ref().map_or(String::new(), |link| format!(" on {link}"));
     let step = |worst: &Worst| format!(", step {}: the longest of {}", worst.step, worst.steps);
+    let gpus = match simulated.provenance.deployment {
+        of if of.extrapolated => format!(" on {} GPUs, extrapolated", of.gpus),
+        _ => String::new(),
+    };
     format!(
-        "{}{link}: {} tokens, batch {}, {} query rows, ratio {}, order {}{}{}",
-        simulated.setup,
+        "{}{gpus}{link}: {} tokens, batch {}, {} query rows, ratio {}, order {}{}{}",
+        simulated.provenance.setup,
         tokens(point.context),
         point.batch,
         point.mtp,
@@ -189,8 +197,9 @@ pub fn line(outcome: &Outcome) -> String {
 /// The whole report.
 pub fn text(all: &[Simulated], note: Option<&str>, utf8: bool) -> String {
     let mut out = String::new();
-    if let Some(first) = all.first() {
-        out += &format!("Setup {}\n", crate::output::harmless(&first.setup));
+    if !all.is_empty() {
+        let provenances = || all.iter().map(|simulated| &simulated.provenance);
+        out += &provenance::header(provenances());
         out += &note.map_or(String::new(), |note| format!("{note}\n"));
         if let Some(worst) = all.iter().find_map(|simulated| simulated.worst.as_ref()) {
             out +=
@@ -199,8 +208,9 @@ pub fn text(all: &[Simulated], note: Option<&str>, utf8: bool) -> String {
         out += "\n";
     }
     out += &steps(all, utf8);
-    out + "\n\nMisses: rows that a sequence fetches a layer, mean. Exposed: what the step takes beyond the same step\n\
-           without misses. Tokens/s: of a node of 8 GPUs. OTPS: of one sequence. Layers: how many run in each order.\n"
+    out += "\n\nMisses: rows that a sequence fetches a layer, mean. Exposed: what the step takes beyond the same step\n\
+           without misses. Tokens/s: of a node of 8 GPUs. OTPS: of one sequence. Layers: how many run in each order.\n";
+    out + &provenance::footer(all.iter().map(|simulated| &simulated.provenance))
 }
 
 fn steps(all: &[Simulated], utf8: bool) -> String {

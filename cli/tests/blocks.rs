@@ -33,9 +33,9 @@ fn ids(line: usize, list: &Value) -> Vec<Block> {
 }
 
 /// The requests of a JSON trace, read by another reader: a tree for every line.
-fn asked(path: &Path) -> Vec<Asked> {
+fn asked(path: &Path, interleaved: bool) -> Vec<Asked> {
     let text = zstd::decode_all(fs::File::open(path).unwrap()).unwrap();
-    let mut all = Vec::new();
+    let (mut all, mut times) = (Vec::new(), Vec::new());
     for (number, line) in text.split(|b| *b == b'\n').enumerate().filter(|(_, l)| !l.is_empty()) {
         let value: Value = serde_json::from_slice(line).unwrap();
         if let Some(requests) = value["requests"].as_array() {
@@ -44,6 +44,7 @@ fn asked(path: &Path) -> Vec<Asked> {
                 false => (0, Vec::new()),
             };
             all.extend(requests.iter().map(request));
+            times.extend(requests.iter().map(|r| r["t"].as_f64().unwrap()));
             continue;
         }
         let tokens = value["input_length"].as_u64().unwrap();
@@ -55,6 +56,12 @@ fn asked(path: &Path) -> Vec<Asked> {
             list => ids(0, list),
         };
         all.push((tokens, blocks));
+    }
+    if interleaved {
+        // A stable sort keeps the order of sessions and turns among equal times.
+        let mut dated: Vec<(f64, Asked)> = times.into_iter().zip(all).collect();
+        dated.sort_by(|a, b| a.0.partial_cmp(&b.0).unwrap());
+        return dated.into_iter().map(|(_, request)| request).collect();
     }
     all
 }
@@ -80,11 +87,11 @@ fn naive(requests: &[Asked], capacity: usize) -> (u64, u64) {
     (hits, evicted)
 }
 
-fn compare(kind: &str, file: &str, capacities: &[u32]) {
+fn compare(kind: &str, file: &str, options: &Options, capacities: &[u32]) {
     let Some(directory) = traces::directory(kind) else { return };
     let path = directory.join(file);
-    let trace = RequestTrace::read(&path, &Options::default()).unwrap();
-    let asked = asked(&path);
+    let trace = RequestTrace::read(&path, options).unwrap();
+    let asked = asked(&path, trace.interleaved());
     for capacity in capacities {
         let outcome = blocks::replay(&trace, Policy::Lru, *capacity, 0, || ()).unwrap();
         let counted = (outcome.hit_blocks, outcome.evicted_blocks);
@@ -99,17 +106,24 @@ fn compare(kind: &str, file: &str, capacities: &[u32]) {
 #[test]
 fn mooncake_replays_as_a_naive_cache_does() {
     let capacities = [1, 7, 24, 1000, 10_000, 50_000, 182_790];
-    compare("mooncake", "conversation_trace.jsonl.zst", &capacities);
+    compare("mooncake", "conversation_trace.jsonl.zst", &Options::default(), &capacities);
 }
 
 #[test]
 fn ragpulse_replays_as_a_naive_cache_does() {
-    compare("ragpulse", "0_trace.jsonl.zst", &[3, 100, 2000, 30_000]);
+    compare("ragpulse", "0_trace.jsonl.zst", &Options::default(), &[3, 100, 2000, 30_000]);
 }
 
 #[test]
 fn sessions_replay_as_a_naive_cache_does() {
-    compare("kv-cache-tester", "agentic_A.jsonl.zst", &[781, 10_000]);
+    let in_turn = Options { one_after_another: true, ..Options::default() };
+    compare("kv-cache-tester", "agentic_A.jsonl.zst", &in_turn, &[781, 10_000]);
+}
+
+/// As they come without an option: beside each other, by their times.
+#[test]
+fn interleaved_sessions_replay_as_a_naive_cache_does() {
+    compare("kv-cache-tester", "agentic_A.jsonl.zst", &Options::default(), &[12_501, 100_000]);
 }
 
 /// Tokens in hit blocks and all input tokens, the second half of the requests measured.
@@ -153,7 +167,9 @@ fn sessions_come_out_as_published() {
         return;
     };
     let path = directory.join("agentic_A.jsonl.zst");
-    let trace = RequestTrace::read(&path, &Options::default()).unwrap();
+    // Published are sessions one after another.
+    let in_turn = Options { one_after_another: true, ..Options::default() };
+    let trace = RequestTrace::read(&path, &in_turn).unwrap();
     let notes = trace.notes();
     assert_eq!((notes.sessions, notes.subagents, notes.subagent_requests), (173, 21, 225));
     assert_eq!((trace.requests(), trace.references().len()), (11_309, 21_510_193));

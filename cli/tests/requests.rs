@@ -276,3 +276,42 @@ fn a_long_value_of_a_wrong_type_is_not_repeated() {
     let said = refuses(&[&file("long.jsonl", line.as_bytes())]);
     assert!(said.len() < 500 && said.contains("column"), "{} bytes", said.len());
 }
+
+fn session(id: &str, requests: &[(f64, &str)]) -> String {
+    let element = |(t, ids): &(f64, &str)| {
+        let length = 64 * ids.split(',').count();
+        format!("{{\"t\":{t},\"in\":{length},\"out\":1,\"hash_ids\":[{ids}]}}")
+    };
+    let requests: Vec<String> = requests.iter().map(element).collect();
+    let requests = requests.join(",");
+    format!("{{\"id\":\"{id}\",\"block_size\":64,\"hash_id_scope\":\"local\",\"requests\":[{requests}]}}\n")
+}
+
+/// Two sessions of one block and two turns, a cache of one block: one after another each second turn hits, in turns
+/// none does.
+#[test]
+fn sessions_are_interleaved_by_their_times_and_the_headline_says_so() {
+    let turns = |offset: f64| [(offset, "1"), (offset + 2.0, "1")];
+    let both = session("a", &turns(0.0)) + &session("b", &turns(1.0));
+    let path = file("sessions.jsonl", both.as_bytes());
+    let of = |path: &str, option: &[&str]| -> Value {
+        let arguments = [&[path, "--capacity", "1", "--json", "-"], option].concat();
+        serde_json::from_str::<Vec<Value>>(&succeeds(&arguments)).unwrap().remove(0)
+    };
+    let (beside, in_turn) = (of(&path, &[]), of(&path, &["--one-after-another"]));
+    assert_eq!((&beside["hit_blocks"], &beside["sessions"]), (&0.into(), &"interleaved".into()));
+    assert_eq!((&in_turn["hit_blocks"], &in_turn["sessions"]), (&2.into(), &"one-after-another".into()));
+    let text = succeeds(&[&path]);
+    assert!(text.contains("2 sessions, interleaved by their times, all beginning together"), "{text}");
+    let text = succeeds(&[&path, "--one-after-another"]);
+    assert!(text.contains("2 sessions, one after another, block ids"), "{text}");
+    let page = succeeds(&[&path, "--html", "-"]);
+    assert!(page.contains("interleaved by their times"), "{page}");
+    let alike = session("a", &[(0.0, "1"), (0.0, "1")]) + &session("b", &[(0.0, "1"), (0.0, "1")]);
+    let alike = file("alike.jsonl", alike.as_bytes());
+    assert!(succeeds(&[&alike]).contains("one after another, because all their times are alike"));
+    assert_eq!(of(&alike, &[])["sessions"], "one-after-another");
+    let tiny = file("tiny-order.jsonl", tiny().as_bytes());
+    assert!(refuses(&[&tiny, "--one-after-another"]).contains("--one-after-another is for sessions"));
+    assert!(of(&tiny, &[]).get("sessions").is_none());
+}

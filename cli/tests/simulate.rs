@@ -140,7 +140,11 @@ fn misses_come_from_a_table_a_curve_or_a_trace() {
     assert_eq!(entry["misses"], 100.0);
     let setup: Value = serde_json::from_str(&fs::read_to_string(data("setups/ess.json")).unwrap()).unwrap();
     let curve = written("curve.json", &setup["misses"].to_string());
-    assert_eq!(simulated(&format!("{POINT} --misses {curve}")), simulated(POINT));
+    let [mut own, mut given] = [simulated(POINT), simulated(&format!("{POINT} --misses {curve}"))];
+    let given_from = given[0]["provenance"].take();
+    assert_ne!(own[0]["provenance"].take(), given_from);
+    assert!(given_from.to_string().contains("curve.json, not the setup's"), "{given_from}");
+    assert_eq!(own, given);
     let trace = data("demo.topk.zst");
     let replayed =
         simulated(&format!("--context 32K --mtp 2 --accept 1.7 --batch 128 --ratio 0.1,0.3 --trace {trace}"));
@@ -238,11 +242,14 @@ fn pictures_are_sound_and_chromium_draws_them() {
     assert!(svg.contains("Layers 16 to 18, enlarged") && !svg.contains("NaN") && !svg.contains("inf"));
     let sweep = ["simulate", "--setup", "ess", "--context", "32K", "--batch", "64,128", "--ratio", "0.5"];
     succeeds(&[&sweep[..], &["--html", page.to_str().unwrap()]].concat());
+    let one = file("one.html");
+    let point = ["simulate", "--setup", "ess", "--html", one.to_str().unwrap()];
+    succeeds(&point.into_iter().chain(POINT.split(' ')).collect::<Vec<_>>());
     let plan = file("plan.html");
     let planned = ["plan", "--setup", "ess", "--gpu", "80GiB", "--context", "32K", "--link", "pcie4,c2c"];
     succeeds(&[&planned[..], &["--html", plan.to_str().unwrap()]].concat());
     let Some(program) = browser::chromium() else { return };
-    for picture in [&timeline, &page, &plan] {
+    for picture in [&timeline, &page, &one, &plan] {
         for light in [browser::Light::Bright, browser::Light::Dark] {
             let shot = browser::shot(&program, picture, (1240, 700), light);
             let mut colours = shot.pixels.clone();
@@ -315,7 +322,8 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         (format!("--setup ess --link 0GB/s {POINT}"), "--link 0GB/s"),
         (format!("--setup ess --traffic-up 54 {POINT}"), "--traffic-up: more than the link's 53 GB/s"),
         (format!("--setup ess --traffic-down 1000000 {POINT}"), "--traffic-down"),
-        (format!("--setup ess --layer 3 {POINT}"), "--timeline"),
+        (format!("--setup ess --layer 3 --json - {POINT},0.2"), "--layer is of one step"),
+        (format!("--setup ess --layer 61 --html t.svg {POINT}"), "--layer"),
         (format!("--setup ess --timeline t.svg --layer 61 {POINT}"), "--layer"),
         (format!("--setup ess --timeline t.svg {POINT},0.2"), "--timeline is of one step"),
         (format!("--setup ess --perfetto x --json x {POINT}"), "--json and --perfetto name the same file"),
@@ -395,4 +403,152 @@ fn a_fit_takes_measured_rates() {
     let wrong = written("wrong.json", &wrong.to_string());
     assert!(refuses(&["fit", &wrong]).contains("steps[3].ms"));
     assert!(refuses(&["fit", &measurements, "-o", "x", "--json", "x"]).contains("name the same file"));
+}
+
+const SENTENCE: &str = "Computed from setup ess: 32 GPUs, fitted to a published simulation on an assumed H200; nothing \
+                        here was measured.";
+
+fn of_point(options: &str) -> String {
+    let options = format!("simulate --setup ess {POINT} {options}");
+    succeeds(&options.split_whitespace().collect::<Vec<_>>())
+}
+
+#[test]
+fn every_output_says_from_what_it_was_computed() {
+    assert!(of_point("").starts_with(SENTENCE));
+    assert!(of_point("").contains("Assumed: the study (ESS, arXiv 2512.10576v1) does not name its GPU"));
+    for page in ["--html -", "--timeline -"] {
+        assert!(of_point(page).contains(SENTENCE), "{page}");
+    }
+    let provenance = simulated(POINT)[0]["provenance"].clone();
+    assert_eq!(
+        json!([
+            provenance["setup"],
+            provenance["origin"],
+            provenance["measured"],
+            provenance["measured_parts"]
+        ]),
+        json!(["ess", "fitted to a published simulation on an assumed H200", false, []])
+    );
+    let deployment = json!({"gpus": 32, "node_gpus": 8, "costs_gpus": 32, "extrapolated": false});
+    assert_eq!(provenance["deployment"], deployment);
+    let assumptions = provenance["assumptions"].to_string();
+    assert!(assumptions.contains("by the GPU's roofline: project, merge, exchange, step"), "{assumptions}");
+    let linked = simulated(&format!("{POINT} --link pcie4"));
+    assert!(linked[0]["provenance"]["assumptions"].to_string().contains("link: the preset pcie4"));
+    let measurements = data("setups/ess-measurements.json");
+    assert!(succeeds(&["fit", &measurements]).starts_with(SENTENCE));
+    let fitted: Vec<Value> = serde_json::from_str(&succeeds(&["fit", &measurements, "--json", "-"])).unwrap();
+    assert_eq!(fitted[0]["provenance"], provenance);
+}
+
+#[test]
+fn other_gpus_are_priced_and_marked_extrapolated() {
+    let step = |gpus: &str| {
+        let entry = simulated(&format!("{POINT}{gpus}")).remove(0);
+        (number(&entry, "step_ms"), entry["provenance"]["deployment"]["extrapolated"] == true)
+    };
+    let (own, node, two) = (step(""), step(" --gpus 8"), step(" --gpus 16"));
+    assert_eq!((own, own.1), (step(" --gpus 32"), false));
+    assert!(node.0 > two.0 && two.0 > own.0 && node.1 && two.1, "{own:?} {two:?} {node:?}");
+    let text = of_point("--gpus 8");
+    assert!(text.starts_with("Computed from setup ess: 8 GPUs, extrapolated from 32 GPUs, fitted"), "{text}");
+    assert!(text.contains(
+        "Assumed: 8 GPUs by the model of docs/simulator.md: 32 experts a GPU and layer instead of 8"
+    ));
+    assert!(of_point("--gpus 8 --html -").contains("Extrapolated: 8 GPUs, from costs of 32."));
+    assert!(of_point("--gpus 8 --timeline -").contains("ess on 8 GPUs, extrapolated"));
+    // The setup's own field is the same as the option.
+    let mut setup: Value =
+        serde_json::from_str(&fs::read_to_string(data("setups/ess.json")).unwrap()).unwrap();
+    setup["deployment"]["gpus"] = json!(8);
+    let setup = written("node.json", &setup.to_string());
+    let options = format!("simulate --json - --setup {setup} {POINT}");
+    let entries: Vec<Value> =
+        serde_json::from_str(&succeeds(&options.split(' ').collect::<Vec<_>>())).unwrap();
+    assert_eq!(number(&entries[0], "step_ms"), node.0);
+    // What fits beside the weights is priced.
+    simulated("--gpus 16 --context 32K --mtp 2 --batch 64 --ratio auto --cache 60GiB");
+}
+
+#[test]
+fn gpus_that_cannot_be_priced_are_refused_in_one_line() {
+    for (options, words) in [
+        (format!("--gpus 256 {POINT}"), "256 GPUs: the costs are of 32, and are carried to 8 to 128"),
+        (format!("--gpus 4 {POINT}"), "4 GPUs: the costs are of 32"),
+        (format!("--gpus 24 {POINT}"), "24 GPUs: 256 experts do not divide"),
+        (format!("--gpus 0 {POINT}"), "--gpus"),
+        (
+            "--gpus 8 --context 32K --batch 64 --cache 80GiB".to_owned(),
+            "--cache 80.0 GiB and 94.0 GiB of weights on each of 8 GPUs are more than its 131.3 GiB",
+        ),
+    ] {
+        let options = format!("simulate --setup ess {options}");
+        let error = refuses(&options.split(' ').collect::<Vec<_>>());
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+/// A setup is anybody's file: its texts go to terminals and pages.
+#[test]
+fn a_setup_s_texts_steer_neither_terminal_nor_page() {
+    let mut setup: Value =
+        serde_json::from_str(&fs::read_to_string(data("setups/ess.json")).unwrap()).unwrap();
+    setup["name"] = json!("ess\u{1b}[2J<script>alert(1)</script>");
+    setup["origin"] = json!("<img src=x onerror=alert(1)>");
+    setup["assumptions"] = json!(["</p><script>alert(2)</script>"]);
+    let hostile = written("hostile.json", &setup.to_string());
+    let run = |more: &str| {
+        let options = format!("simulate --setup {hostile} {POINT}{more}");
+        succeeds(&options.split(' ').collect::<Vec<_>>())
+    };
+    let text = run("");
+    assert!(text.contains("<img src=x") && !text.contains('\u{1b}'), "{text}");
+    for page in [run(" --html -"), run(" --timeline -")] {
+        assert!(!page.contains("<script") && !page.contains("<img") && !page.contains('\u{1b}'));
+        assert!(page.contains("&lt;img src=x"));
+    }
+    for (field, text) in [("origin", "\u{1b}]0;x\u{7}"), ("origin", "a\u{202e}b"), ("origin", "a\nb")] {
+        setup[field] = json!(text);
+        let wrong = written("steering.json", &setup.to_string());
+        let options = format!("simulate --setup {wrong} {POINT}");
+        let error = refuses(&options.split(' ').collect::<Vec<_>>());
+        assert!(error.contains("steering.json: origin: the character U+"), "{error}");
+    }
+}
+
+#[test]
+fn the_page_of_one_point_shows_its_timeline() {
+    let page = of_point("--html - --layer 17");
+    assert!(page.contains("The step by streams") && page.contains("Layers 16 to 18, enlarged"));
+    assert!(page.contains("gather, micro-batch 2") && page.contains("One point: ess: 32K tokens, batch 128"));
+    assert!(!page.contains("Throughput by batch") && !page.contains("NaN"));
+    let sweep = of_point("--html - --overlap da,dba");
+    assert!(sweep.contains("Throughput by batch") && !sweep.contains("The step by streams"));
+}
+
+/// What `forebay doctor` measured of a GPU counts as measured; of its host device, or of who knows where, not.
+#[test]
+fn a_fit_says_what_of_its_setup_was_measured() {
+    let measurements = data("setups/ess-measurements.json");
+    let measured: Value = serde_json::from_str(&fs::read_to_string(&measurements).unwrap()).unwrap();
+    let rates = measured["setup"]["link"]["rates"].clone();
+    let gpu = json!([{"kind": "doctor", "device": "machine"},
+                     {"kind": "doctor", "device": "cuda:0", "facts": {"name": "H200"}, "rates": rates}]);
+    let host = json!([{"kind": "doctor", "device": "host", "rates": rates}]);
+    let cases =
+        [(gpu, json!(["link"]), "forebay doctor, H200, cuda:0"), (host, Value::Null, "no measured GPU")];
+    for (of, parts, source) in cases {
+        let rates = written("measured-rates.json", &of.to_string());
+        let text = succeeds(&["fit", &measurements, "--rates", &rates, "-o", "-"]);
+        let setup: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(setup["measured"], parts);
+        assert!(setup["source"].to_string().contains(source), "{setup}");
+        let text = succeeds(&["fit", &measurements, "--rates", &rates]);
+        assert_eq!(
+            text.contains("; measured: link; not measured: costs, misses."),
+            parts != Value::Null,
+            "{text}"
+        );
+    }
 }

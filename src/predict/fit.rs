@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use super::cost::{Axis, AxisName, Cost, Load};
 use super::misses::Misses;
 use super::model::Deployment;
-use super::setup::{File, Link, Setup, Term};
+use super::setup::{self, File, Link, Setup, Term};
 use super::simulate::{Options, Order, Point, Simulator};
 use super::{parse, positive, within, wrong};
 use crate::device::rates::Rates;
@@ -149,7 +149,7 @@ impl Measurements {
     /// # Errors
     /// As [`Setup::parse`], with the paths of this file.
     pub fn parse(text: &str) -> Result<Measurements> {
-        let measured: Measurements = parse(text, ("forebay_measurements", VERSION))?;
+        let measured: Measurements = parse(text, "forebay_measurements", VERSION..=VERSION)?;
         measured.check()?;
         Ok(measured)
     }
@@ -212,7 +212,7 @@ struct Unknowns {
 /// row that the setup does not reach.
 pub fn fit(measured: &Measurements) -> Result<Fitted> {
     measured.check()?;
-    let mut file = measured.setup.clone();
+    let mut file = stated(measured)?;
     if let Some(rates) = &measured.rates {
         file.link = Link::Rates(rates.clone());
     }
@@ -233,6 +233,24 @@ pub fn fit(measured: &Measurements) -> Result<Fitted> {
     let setup = Setup::new(file)?;
     let residuals = residuals(&setup, measured)?;
     Ok(Fitted { setup, found, residuals })
+}
+
+/// The setup that is to be fitted, saying what it is: its costs are of its own GPUs, and where the numbers come
+/// from is what the measurements say, or that they do not say it.
+fn stated(measured: &Measurements) -> Result<File> {
+    let mut file = File { forebay_setup: setup::VERSION, ..measured.setup.clone() };
+    let gpus = file.deployment.gpus;
+    if file.deployment.costs_gpus.is_some_and(|own| own != gpus) {
+        return Err(wrong(
+            "setup.deployment.costs_gpus: not gpus; what was measured is of one number of GPUs",
+        ));
+    }
+    file.deployment.costs_gpus = Some(gpus);
+    file.origin.get_or_insert_with(|| {
+        let (steps, overlap) = (measured.steps.len(), measured.overlap.len());
+        format!("fitted to {steps} steps and {overlap} costs of overlap whose origin is not stated")
+    });
+    Ok(file)
 }
 
 fn point(batch: u32, context: u32, query_rows: u32) -> Point {

@@ -3,21 +3,26 @@
 //! A [`Setup`](setup::Setup) is a file: a model, a GPU, a link, and what an engine's works cost there, measured
 //! at points or by a [roofline]. [`fit`] makes one from measurements. [`misses`] says how many rows a step
 //! fetches. [`simulate`] runs the production schedule with those costs on a virtual clock. [`plan`] says what
-//! fits on a GPU, [`worth`] whether offload pays there.
+//! fits on a GPU, [`worth`] whether offload pays there. [`provenance`] goes out with all of it: what a figure
+//! rests on. [`experts`] prices other numbers of GPUs than the setup's.
 //!
 //! Every number that comes in is checked where it comes in, and the error names its field; so every number
 //! that goes out is finite. Times are microseconds in files and functions, milliseconds for whole steps.
 
 mod choice;
 pub mod cost;
+pub mod experts;
 pub mod fit;
 pub mod misses;
 pub mod model;
 pub mod plan;
+pub mod provenance;
 pub mod roofline;
 pub mod setup;
 pub mod simulate;
 pub mod worth;
+
+use std::ops::RangeInclusive;
 
 use serde::de::DeserializeOwned;
 
@@ -66,7 +71,7 @@ fn positive(value: f64, place: impl Fn() -> String) -> Result<()> {
 }
 
 /// A JSON text as `T`; an error names the field's path.
-fn parse<T: DeserializeOwned>(text: &str, version: (&'static str, u64)) -> Result<T> {
+fn parse<T: DeserializeOwned>(text: &str, field: &'static str, known: RangeInclusive<u64>) -> Result<T> {
     let bad = |place: String| {
         Error::new(Kind::BadFormat, "read setup")
             .at(place)
@@ -74,14 +79,13 @@ fn parse<T: DeserializeOwned>(text: &str, version: (&'static str, u64)) -> Resul
     };
     // The version before the fields: of another version they may mean anything.
     let value: serde_json::Value = serde_json::from_str(text).map_err(|e| bad(echo(e)))?;
-    let (field, known) = version;
     match value.get(field).and_then(serde_json::Value::as_u64) {
-        Some(found) if found == known => {}
+        Some(found) if known.contains(&found) => {}
         Some(found) => {
             return Err(Error::new(Kind::BadVersion, "read setup")
                 .at(field)
                 .with("version", found)
-                .with("known", known));
+                .with("known", *known.end()));
         }
         None => return Err(bad(format!("{field}: not there, or no whole number"))),
     }

@@ -238,21 +238,42 @@ pub struct Deployment {
     pub node_gpus: u32,
     /// A GPU's network bandwidth, 10^9 bytes a second.
     pub network_gb_s: f64,
+    /// What a GPU sends its neighbours inside the node, 10^9 bytes a second; for other numbers of GPUs than the
+    /// costs are of it must be there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvlink_gb_s: Option<f64>,
     /// What a dispatch and its combine take for one token, microseconds.
     pub exchange_us: f64,
+    /// GPUs that the costs are of; as [`Deployment::gpus`] where it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub costs_gpus: Option<u32>,
 }
 
 impl Deployment {
     pub(super) fn check(&self) -> Result<()> {
-        if self.gpus == 0 || self.node_gpus == 0 || self.node_gpus > self.gpus {
+        let (own, most) = (self.costs_gpus(), self.gpus.max(self.costs_gpus()));
+        if self.gpus == 0 || own == 0 || self.node_gpus == 0 || self.node_gpus > most {
             return Err(wrong("deployment.gpus: 0, or fewer than node_gpus"));
         }
         positive(self.network_gb_s, || "deployment.network_gb_s".to_owned())?;
+        if let Some(nvlink) = self.nvlink_gb_s {
+            positive(nvlink, || "deployment.nvlink_gb_s".to_owned())?;
+        }
         finite(self.exchange_us, || "deployment.exchange_us".to_owned())
+    }
+
+    /// GPUs that the costs are of.
+    pub fn costs_gpus(&self) -> u32 {
+        self.costs_gpus.unwrap_or(self.gpus)
     }
 
     /// The share of the ranks, and so of the tokens, that are on other nodes.
     pub fn remote(&self) -> f64 {
-        1.0 - f64::from(self.node_gpus) / f64::from(self.gpus)
+        1.0 - f64::from(self.node_gpus.min(self.gpus)) / f64::from(self.gpus)
+    }
+
+    /// The share of them that are neighbours on the same node.
+    pub fn local(&self) -> f64 {
+        f64::from(self.node_gpus.min(self.gpus).saturating_sub(1)) / f64::from(self.gpus)
     }
 }

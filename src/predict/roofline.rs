@@ -74,14 +74,58 @@ impl Roofline {
                 self.longer(0.0, bytes / memory, 1.0)
             }
             Term::Rest => self.rest(tokens),
-            Term::Exchange => {
-                // FP8 values to the experts, BF16 values back.
-                let sent = tokens * of(d.experts_per_token) * of(d.hidden) * (FP8 + BF16);
-                let network = self.deployment.network_gb_s * 1e3;
-                self.deployment.exchange_us + sent * self.deployment.remote() / network
-            }
+            Term::Exchange => self.deployment.exchange_us + self.exchanged(tokens),
             Term::Step => 0.0,
         }
+    }
+
+    /// The same machine and model with other GPUs beside it.
+    pub(super) fn on(&self, gpus: u32) -> Roofline {
+        Roofline { deployment: Deployment { gpus, ..self.deployment.clone() }, ..self.clone() }
+    }
+
+    /// Microseconds of the exchange's bytes: the network's and NVLink's share cross at once.
+    pub(super) fn exchanged(&self, tokens: f64) -> f64 {
+        let (d, deployment) = (&self.dims, &self.deployment);
+        // FP8 values to the experts, BF16 values back.
+        let sent = tokens * f64::from(d.experts_per_token) * f64::from(d.hidden) * (FP8 + BF16);
+        let far = sent * deployment.remote() / (deployment.network_gb_s * 1e3);
+        let near = deployment.nvlink_gb_s.map_or(0.0, |nvlink| sent * deployment.local() / (nvlink * 1e3));
+        far.max(near)
+    }
+
+    /// Values of one expert's three matrices.
+    fn expert(&self) -> f64 {
+        3.0 * f64::from(self.dims.hidden) * f64::from(self.dims.expert_hidden)
+    }
+
+    /// How many of a GPU's own experts a micro-batch of `tokens` on every GPU visits. Tokens of all GPUs come to
+    /// this one's experts; one expert is missed by all with this chance.
+    fn touched(&self, tokens: f64) -> f64 {
+        let (experts, gpus) = (f64::from(self.dims.experts), f64::from(self.deployment.gpus));
+        let visits = tokens * gpus * f64::from(self.dims.experts_per_token) / experts;
+        experts / gpus * (1.0 - (-visits).exp())
+    }
+
+    /// Microseconds of the routed experts alone: their operations, or the weights of those that are visited.
+    pub(super) fn routed(&self, tokens: f64) -> f64 {
+        let work = 2.0 * tokens * f64::from(self.dims.experts_per_token) * self.expert() / self.fp8();
+        work.max(self.touched(tokens) * self.expert() * FP8 / self.memory())
+    }
+
+    /// Bytes of `layers` layers' weights on one GPU, a byte a value: attention and shared experts on every GPU,
+    /// routed experts divided.
+    pub(super) fn weights_bytes(&self, layers: u32) -> f64 {
+        let d = &self.dims;
+        let of = |n: u32| f64::from(n);
+        let index = of(d.index_heads) * of(d.index_dim);
+        let inputs = of(d.q_lora) + of(d.kv_lora) + of(d.rope) + of(d.index_dim) + of(d.index_heads);
+        let project = of(d.hidden) * inputs + of(d.q_lora) * index;
+        let up = of(d.q_lora) * of(d.heads) * (of(d.nope) + of(d.rope));
+        let latent = of(d.heads) * (of(d.nope) + of(d.value)) * of(d.kv_lora);
+        let output = of(d.heads) * of(d.value) * of(d.hidden);
+        let own = of(d.experts) / of(self.deployment.gpus) + of(d.shared_experts);
+        of(layers) * (project + up + latent + output + own * self.expert()) * FP8
     }
 
     /// Output projection, routed experts of this GPU, shared experts.
@@ -89,13 +133,10 @@ impl Roofline {
         let d = &self.dims;
         let of = |n: u32| f64::from(n);
         let (heads, value) = (of(d.heads), of(d.value));
-        let expert = 3.0 * of(d.hidden) * of(d.expert_hidden);
+        let expert = self.expert();
         let output = heads * value * of(d.hidden);
         let up = heads * of(d.kv_lora) * value;
-        let own = of(d.experts) / of(self.deployment.gpus);
-        // Tokens of all GPUs come to this one's experts; one expert is missed by all with this chance.
-        let visits = tokens * of(self.deployment.gpus) * of(d.experts_per_token) / of(d.experts);
-        let touched = own * (1.0 - (-visits).exp());
+        let touched = self.touched(tokens);
         let visited = of(d.experts_per_token) + of(d.shared_experts);
         let work =
             2.0 * tokens * (output + visited * expert) / self.fp8() + 2.0 * tokens * up / (0.5 * self.fp8());

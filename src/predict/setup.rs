@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::cost::{Cost, Load};
 use super::misses::Misses;
 use super::model::{Deployment, Dims, Gpu, Model};
+use super::provenance::{self, Part, Served};
 use super::roofline::Roofline;
 use super::{finite, parse, wrong};
 use crate::device::rates::{Rates, RowRates};
@@ -16,8 +17,11 @@ use crate::error::{Error, Kind, Result};
 use crate::geometry::Shape;
 use crate::text::echo;
 
-/// The version of the file that is read and written.
-pub const VERSION: u64 = 1;
+/// The version of the file that is written; those from [`OLDEST`] on are read.
+pub const VERSION: u64 = 2;
+
+/// The oldest version that is read: without origin, measured parts, assumptions and GPUs of the costs.
+pub const OLDEST: u64 = 1;
 
 /// The setups that are built in, by name.
 const EMBEDDED: [(&str, &str); 1] = [("ess", include_str!("../../data/setups/ess.json"))];
@@ -192,11 +196,20 @@ pub enum Link {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
-    /// The version: [`VERSION`].
+    /// The version: [`VERSION`], or an older one.
     pub forebay_setup: u64,
     /// A short name.
     pub name: String,
-    /// Where the numbers come from, and what was assumed.
+    /// In one line where the numbers come from; it goes out with every figure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
+    /// What of them was measured on a machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measured: Vec<Part>,
+    /// What was assumed, in sentences; they go out with every figure too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub assumptions: Vec<String>,
+    /// Where the numbers come from, at length.
     pub source: Vec<String>,
     /// The model.
     pub model: Model,
@@ -223,6 +236,21 @@ pub struct File {
 }
 
 impl File {
+    /// Fields of a version that the file is not of: an older build would refuse what it calls itself.
+    fn check_version(&self) -> Result<()> {
+        let new = [
+            ("origin", self.origin.is_some()),
+            ("measured", !self.measured.is_empty()),
+            ("assumptions", !self.assumptions.is_empty()),
+            ("deployment.costs_gpus", self.deployment.costs_gpus.is_some()),
+            ("deployment.nvlink_gb_s", self.deployment.nvlink_gb_s.is_some()),
+        ];
+        match new.iter().find(|(_, there)| *there && self.forebay_setup < 2) {
+            Some((field, _)) => Err(wrong(format!("{field}: a field of version 2, and forebay_setup is 1"))),
+            None => Ok(()),
+        }
+    }
+
     /// The file's text: JSON, with lists of numbers in lines of up to 110 characters.
     ///
     /// # Errors
@@ -263,6 +291,10 @@ pub struct Setup {
     shape: Shape,
     rates: Rates,
     roofline: Roofline,
+    /// The roofline on the GPUs that the costs are of.
+    of_costs: Roofline,
+    /// What stands in for the file's own link.
+    other_link: Option<String>,
 }
 
 impl Setup {
@@ -285,7 +317,7 @@ impl Setup {
     /// [`Kind::BadFormat`] for a text that is no JSON, an unknown, missing or mistyped field;
     /// [`Kind::BadVersion`]; those of [`Setup::new`]. The place is the field's path.
     pub fn parse(text: &str) -> Result<Setup> {
-        Setup::new(parse(text, ("forebay_setup", VERSION))?)
+        Setup::new(parse(text, "forebay_setup", OLDEST..=VERSION)?)
     }
 
     /// Checks a setup.
@@ -294,12 +326,14 @@ impl Setup {
     /// [`Kind::InvalidConfig`] names the field: a negative time, a number that is none, a hole, an unknown
     /// preset, a model without top-k, layers that do not agree.
     pub fn new(file: File) -> Result<Setup> {
-        if file.forebay_setup != VERSION {
+        if !(OLDEST..=VERSION).contains(&file.forebay_setup) {
             return Err(Error::new(Kind::BadVersion, "read setup")
                 .at("forebay_setup")
                 .with("version", file.forebay_setup)
                 .with("known", VERSION));
         }
+        file.check_version()?;
+        provenance::check(&file)?;
         file.gpu.check()?;
         file.deployment.check()?;
         let (shape, dims) = (file.model.shape()?, file.model.dims()?);
@@ -339,7 +373,16 @@ impl Setup {
             gpu: file.gpu.clone(),
             deployment: file.deployment.clone(),
         };
-        Ok(Setup { file, shape, rates, roofline })
+        let setup = Setup {
+            of_costs: roofline.on(file.deployment.costs_gpus()),
+            file,
+            shape,
+            rates,
+            roofline,
+            other_link: None,
+        };
+        setup.check_deployment()?;
+        Ok(setup)
     }
 
     /// The file.
@@ -372,20 +415,27 @@ impl Setup {
         &self.roofline
     }
 
+    /// The same on the GPUs that the costs are of.
+    pub(super) fn roofline_of_costs(&self) -> &Roofline {
+        &self.of_costs
+    }
+
     /// The same setup on another link. Of a preset the speeds are taken: launches and the SMs of a gather are
     /// the GPU's, and stay the setup's.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for an unknown link or a rate that is none.
     pub fn on_link(&self, link: Link) -> Result<Setup> {
-        let rates = match link {
-            Link::Rates(rates) => rates,
+        let (rates, other) = match link {
+            Link::Rates(rates) => (rates, "other rates than the setup's".to_owned()),
             Link::Preset(name) => {
                 let Rates { launch_ns, gather_sm, .. } = self.rates;
-                Rates { launch_ns, gather_sm, ..preset_of(&name)? }
+                (Rates { launch_ns, gather_sm, ..preset_of(&name)? }, format!("the preset {name}"))
             }
         };
-        Setup::new(File { link: Link::Rates(rates), ..self.file.clone() })
+        let mut file = File { link: Link::Rates(rates), ..self.file.clone() };
+        file.measured.retain(|part| *part != Part::Link);
+        Ok(Setup { other_link: Some(other), ..Setup::new(file)? })
     }
 
     /// The same setup where rows are gathered at `bytes_per_s`, however many there are. Nothing else changes:
@@ -412,7 +462,37 @@ impl Setup {
         let layers = model.shape()?.layers;
         let misses = self.file.misses.as_ref().map(|misses| misses.spread(layers));
         let name = format!("{}, {name} by its roofline", self.file.name);
-        Setup::new(File { name, model, misses, costs: Costs::default(), ..self.file.clone() })
+        // What was measured with another model was not measured with this one.
+        let measured = self.file.measured.iter().copied().filter(|part| *part == Part::Link).collect();
+        let file = File { name, model, misses, measured, costs: Costs::default(), ..self.file.clone() };
+        Ok(Setup { other_link: self.other_link.clone(), ..Setup::new(file)? })
+    }
+
+    /// The same setup served by `gpus` GPUs: its costs stay those of the GPUs that they are of, and what the
+    /// experts and their exchange cost elsewhere is priced by the model of [`super::experts`].
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] in one line for GPUs that the model cannot price.
+    pub fn on_gpus(&self, gpus: u32) -> Result<Setup> {
+        if gpus == self.file.deployment.gpus {
+            return Ok(self.clone());
+        }
+        let costs_gpus = Some(self.file.deployment.costs_gpus());
+        let deployment = Deployment { gpus, costs_gpus, ..self.file.deployment.clone() };
+        let file = File { forebay_setup: VERSION, deployment, ..self.file.clone() };
+        Ok(Setup { other_link: self.other_link.clone(), ..Setup::new(file)? })
+    }
+
+    /// What stands in for the file's own link, in words.
+    pub(super) fn other_link(&self) -> Option<&str> {
+        self.other_link.as_deref()
+    }
+
+    /// The GPUs that figures of this setup are of.
+    pub fn served(&self) -> Served {
+        let Deployment { gpus, node_gpus, .. } = self.file.deployment;
+        let costs_gpus = self.file.deployment.costs_gpus();
+        Served { gpus, node_gpus: node_gpus.min(gpus), costs_gpus, extrapolated: gpus != costs_gpus }
     }
 
     /// Whether a batch runs as two micro-batches.
@@ -425,10 +505,11 @@ impl Setup {
     /// # Errors
     /// [`Kind::OutOfRange`] for a load too far beyond the measured points.
     pub fn us(&self, term: Term, load: &Load) -> Result<f64> {
-        let roofline = |load: &Load| self.roofline.us(term, load);
-        match self.file.costs.get(term) {
-            Some(cost) => cost.us(load, roofline, term.name()),
-            None => Ok(roofline(load)),
+        let Some(cost) = self.file.costs.get(term) else { return Ok(self.roofline.us(term, load)) };
+        let us = cost.us(load, |load| self.of_costs.us(term, load), term.name())?;
+        match self.served().extrapolated {
+            true => self.elsewhere(term, load, us),
+            false => Ok(us),
         }
     }
 

@@ -1,4 +1,5 @@
-//! The pictures of a sweep: throughput by batch, and what of a step is exposed, a line for each setting.
+//! The pictures of a sweep: throughput by batch, and what of a step is exposed, a line for each setting. Of one point
+//! alone there is no line: its step's timeline is shown.
 
 use forebay::overlap::Overlap;
 use forebay::predict::plan::Ratio;
@@ -7,11 +8,14 @@ use super::chart::{self, Axis, Line, Plot, WIDTH};
 use super::page::{self, Card, Head, Section, Table};
 use super::scale::Scale;
 use super::svg::Svg;
+use super::timeline;
 use super::words::{percent, ratio, short, tile};
 use crate::plan_report::tokens;
+use crate::provenance;
 use crate::report::number;
 use crate::simulate::Simulated;
-use crate::simulate_report::{beside, exposed_share, mean_misses, worst_layer};
+use crate::simulate_report::{beside, exposed_share, line, mean_misses, title, worst_layer};
+use crate::timeline::lanes;
 
 /// Units that a picture is high.
 const HEIGHT: f64 = 290.0;
@@ -249,7 +253,17 @@ fn cards(all: &[Simulated], best: &Simulated) -> Vec<Card> {
     ]
 }
 
-/// How many points, and what of a replay's steps.
+/// A point's step as a timeline, `layers` of it enlarged, with its figures.
+fn step(simulated: &Simulated, layers: (u32, u32)) -> Card {
+    let (title, sentence) = (title(simulated), format!("{}.", line(simulated.drawn())));
+    let source = simulated.provenance.sentence();
+    let caption = timeline::Caption { title: &title, line: &sentence, source: &source, layers };
+    let pictures = vec![timeline::inline(&lanes(&simulated.drawn().spans), &caption)];
+    let table = table(std::slice::from_ref(simulated));
+    Card { name: "The step by streams".to_owned(), sentence, pictures, table, wide: true }
+}
+
+/// What was computed from what, how many points, and what of a replay's steps.
 fn facts(all: &[Simulated]) -> Vec<String> {
     let longest = all.iter().filter_map(|s| s.worst.as_ref());
     let longest = longest.max_by(|a, b| a.outcome.step_ms.total_cmp(&b.outcome.step_ms)).map(|worst| {
@@ -259,27 +273,48 @@ fn facts(all: &[Simulated]) -> Vec<String> {
             number(worst.outcome.step_ms)
         )
     });
-    std::iter::once(format!("{} points.", all.len())).chain(longest).collect()
+    let points = match all {
+        [one] => format!("One point: {}.", title(one)),
+        _ => format!("{} points.", all.len()),
+    };
+    let source = provenance::sentences(all.iter().map(|simulated| &simulated.provenance));
+    source.into_iter().chain([points]).chain(longest).collect()
 }
 
-/// The page of a simulated sweep.
-pub fn simulated(all: &[Simulated], note: Option<&str>) -> String {
+/// What stands above all figures: GPUs that the costs are not of, misses of another model.
+fn warning(best: &Simulated, note: Option<&str>) -> Option<String> {
+    let of = best.provenance.deployment;
+    let extrapolated =
+        of.extrapolated.then(|| format!("Extrapolated: {} GPUs, from costs of {}.", of.gpus, of.costs_gpus));
+    let words: Vec<String> = extrapolated.into_iter().chain(note.map(str::to_owned)).collect();
+    (!words.is_empty()).then(|| words.join(" "))
+}
+
+/// The page of a simulated sweep; of a single point `layers` are enlarged.
+pub fn simulated(all: &[Simulated], note: Option<&str>, layers: (u32, u32)) -> String {
     let best = all.iter().max_by(|a, b| a.outcome.throughput.total_cmp(&b.outcome.throughput));
     let Some(best) = best else { return String::new() };
     let (outcome, point) = (&best.outcome, &best.outcome.point);
-    let there = || "there".to_owned();
-    let at = format!("there, ratio {}", ratio(point.ratio));
+    let there = || if all.len() > 1 { "there".to_owned() } else { String::new() };
+    let at = match all.len() {
+        1 => format!("ratio {}", ratio(point.ratio)),
+        _ => format!("there, ratio {}", ratio(point.ratio)),
+    };
+    let most = if all.len() > 1 { "the most" } else { "computed" };
     let section = Section {
-        title: format!("Setup {}", best.setup),
-        warning: note.map(str::to_owned),
+        title: format!("Setup {}", best.provenance.setup),
+        warning: warning(best, note),
         facts: facts(all),
         tiles: vec![
-            tile(format!("{:.0}", outcome.throughput), "tokens/s, a node of 8 GPUs", "the most".to_owned()),
+            tile(format!("{:.0}", outcome.throughput), "tokens/s, a node of 8 GPUs", most.to_owned()),
             tile(point.batch.to_string(), "sequences on one GPU", at),
             tile(number(outcome.step_ms), "ms a step", there()),
             tile(percent(exposed_share(outcome).max(0.0)), "of it exposed", there()),
         ],
-        cards: cards(all, best),
+        cards: match all {
+            [one] => vec![step(one, layers), by_layer(one)],
+            _ => cards(all, best),
+        },
     };
     let head = Head {
         command: "simulate",
@@ -294,5 +329,7 @@ pub fn simulated(all: &[Simulated], note: Option<&str>) -> String {
          which takes memory for all rows."
             .to_owned(),
     ];
-    page::page(&head, &[section], &notes)
+    let assumed = provenance::assumptions(all.iter().map(|simulated| &simulated.provenance));
+    let assumed = assumed.into_iter().map(|assumption| format!("Assumed: {assumption}."));
+    page::page(&head, &[section], &notes.into_iter().chain(assumed).collect::<Vec<_>>())
 }

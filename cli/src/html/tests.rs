@@ -313,6 +313,7 @@ fn hits(blocks: u64, format: Format, distinct: u32) -> Hits {
             knows_block_lengths: format != Format::RagPulse,
             notes: Notes::default(),
             subagents: false,
+            sessions: None,
         },
         shown: 2,
         named: true,

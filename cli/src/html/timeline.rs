@@ -1,6 +1,6 @@
 //! A simulated step as a picture: a lane for each stream, the whole step above, some layers of it enlarged below.
 //!
-//! It is a file of its own, so it brings the page's style along. Works that are narrower than a line are drawn all
+//! As a file of its own it brings the page's style along; on a page it goes without its captions. Works that are narrower than a line are drawn all
 //! the same: what is not there must not look like what is too short.
 
 use super::scale::{Scale, Spread};
@@ -23,6 +23,8 @@ pub struct Caption<'a> {
     pub title: &'a str,
     /// What came out.
     pub line: &'a str,
+    /// What it was computed from.
+    pub source: &'a str,
     /// The first and the last enlarged layer.
     pub layers: (u32, u32),
 }
@@ -61,15 +63,31 @@ fn end(lanes: &[Lane]) -> f64 {
 
 /// The whole file.
 pub fn picture(lanes: &[Lane], caption: &Caption<'_>, style: &str) -> String {
+    document(&drawing(lanes, caption, CAPTIONS), style)
+}
+
+/// The same on a page, which says what it is.
+pub fn inline(lanes: &[Lane], caption: &Caption<'_>) -> String {
+    drawing(lanes, caption, 0.0)
+}
+
+/// Units that the captions above take.
+const CAPTIONS: f64 = 90.0;
+
+fn drawing(lanes: &[Lane], caption: &Caption<'_>, captions: f64) -> String {
     let count = lanes.len().max(1) as f64;
-    let (overview, enlarged) = (96.0, 96.0 + THIN * count + 84.0);
+    let overview = captions + 26.0;
+    let enlarged = overview + THIN * count + 84.0;
     let bottom = enlarged + THICK * count;
     let height = bottom + 78.0;
     let total = end(lanes).max(1.0);
     let (from, to) = stretch(lanes, caption.layers);
     let mut svg = Svg::new(WIDTH, height, caption.title, caption.line);
-    svg.text("head", Anchor::Start, (24.0, 34.0), caption.title);
-    svg.text("axis", Anchor::Start, (24.0, 56.0), caption.line);
+    if captions > 0.0 {
+        svg.text("head", Anchor::Start, (24.0, 34.0), caption.title);
+        svg.text("axis", Anchor::Start, (24.0, 56.0), caption.line);
+        svg.text("axis", Anchor::Start, (24.0, 76.0), caption.source);
+    }
 
     svg.text("axis", Anchor::Start, (24.0, overview - 12.0), "The whole step");
     let scale = Scale::from_zero(total / 1e6, 8, LEFT, RIGHT);
@@ -89,7 +107,7 @@ pub fn picture(lanes: &[Lane], caption: &Caption<'_>, style: &str) -> String {
     near.draw(&mut svg, (from, to));
     near.axis(&mut svg, "µs");
     legend(&mut svg, lanes, bottom + 62.0);
-    document(&svg.finish(), style)
+    svg.finish()
 }
 
 /// Lanes over a stretch of time.
@@ -168,8 +186,7 @@ fn legend(svg: &mut Svg, lanes: &[Lane], y: f64) {
 
 /// A picture as a file of its own: what it is, and its style.
 pub(super) fn document(svg: &str, style: &str) -> String {
-    let own = ".head { font-size: 19px; font-weight: 650; } .inside { fill: var(--card); font-size: 11.5px; }\n\
-               .inside.pale { fill: var(--on-pale); } .track { fill: var(--grid); }\n\
+    let own = ".head { font-size: 19px; font-weight: 650; } .track { fill: var(--grid); }\n\
                svg { background: var(--paper); font-family: system-ui, sans-serif; }\n";
     // The opening tag has no `>` but its last: texts in it are escaped.
     match svg.split_once('>') {

@@ -15,6 +15,9 @@
 //! the same id. In a session, an element of type "subagent" holds requests of its own. By default they are
 //! left out, as the published counts leave them out; the element itself counts as a request without blocks.
 //!
+//! Times of a session are its own. A [`RequestTrace`] interleaves sessions by them, as if all began together;
+//! [`Options::one_after_another`] leaves them as the file has them.
+//!
 //! **Streams.** [`each_request`] holds one line (at most [`LINE_MAX`] bytes) and a table of the distinct
 //! ids; [`RequestTrace`] keeps 4 bytes for each reference and 12 for each request. At most
 //! [`REFERENCES_MAX`] references and [`REQUESTS_MAX`] requests are read.
@@ -26,6 +29,7 @@
 
 mod azure;
 mod input;
+mod interleave;
 mod intern;
 mod parse;
 mod session;
@@ -93,6 +97,9 @@ pub struct Options {
     pub subagents: bool,
     /// RAGPulse's side files, which tell the pieces' lengths in tokens.
     pub piece_lengths: Vec<PathBuf>,
+    /// Whether a [`RequestTrace`] has sessions one after another, as the file does, instead of interleaved by their
+    /// times. [`each_request`] gives them as the file does, whatever stands here.
+    pub one_after_another: bool,
 }
 
 /// What a reader saw beside requests.
@@ -124,6 +131,8 @@ pub struct Request<'a> {
     pub output_tokens: u32,
     /// The prompt's blocks from its beginning, as dense numbers: 0, 1, 2... in the order of first sight.
     pub blocks: &'a [u32],
+    /// The session that it is of, from 1; 0 in formats without sessions.
+    pub session: u32,
 }
 
 /// What is known of a trace as a whole, once it was read.
@@ -217,6 +226,11 @@ fn piece_lengths(paths: &[PathBuf]) -> Result<HashMap<u64, u32>> {
     Ok(lengths)
 }
 
+/// No memory for `what`.
+fn no_room(what: &'static str) -> Error {
+    Error::new(Kind::OutOfMemory, "read trace").at(what).hint("free memory")
+}
+
 /// Reads an unpacked content to its end.
 fn stream(
     input: Box<dyn BufRead + '_>,
@@ -268,6 +282,9 @@ fn check(options: &Options, format: Format) -> Result<()> {
     if options.subagents && format != Format::Sessions {
         return wrong("--subagents is for sessions of kv-cache-tester");
     }
+    if options.one_after_another && format != Format::Sessions {
+        return wrong("--one-after-another is for sessions of kv-cache-tester");
+    }
     if !options.piece_lengths.is_empty() && format != Format::RagPulse {
         return wrong("--block-lengths is for RAGPulse traces");
     }
@@ -292,6 +309,7 @@ pub struct RequestTrace {
     notes: Notes,
     records: Vec<Record>,
     blocks: Vec<u32>,
+    interleaved: bool,
 }
 
 impl RequestTrace {
@@ -331,6 +349,12 @@ impl RequestTrace {
     /// What the reader saw beside requests.
     pub fn notes(&self) -> Notes {
         self.notes
+    }
+
+    /// Whether sessions stand beside each other, in the order of their requests' times; else one after another,
+    /// because that was asked for or because all times are alike.
+    pub fn interleaved(&self) -> bool {
+        self.interleaved
     }
 
     /// Requests.
@@ -388,8 +412,8 @@ fn collect(
     options: &Options,
     lengths: HashMap<u64, u32>,
 ) -> Result<RequestTrace> {
-    let (mut records, mut blocks) = (Vec::new(), Vec::new());
-    let full = |_| Error::new(Kind::OutOfMemory, "read trace").at("the decoded trace").hint("free memory");
+    let (mut records, mut blocks, mut seconds) = (Vec::new(), Vec::new(), Vec::new());
+    let full = |_| no_room("the decoded trace");
     let whole = stream(input, options, lengths, &mut |request| {
         blocks.try_reserve(request.blocks.len()).map_err(full)?;
         records.try_reserve(1).map_err(full)?;
@@ -397,10 +421,15 @@ fn collect(
         // REFERENCES_MAX is below 2^32.
         let Request { input_tokens, output_tokens, .. } = request;
         records.push(Record { end: blocks.len() as u32, input_tokens, output_tokens });
+        if request.session > 0 && !options.one_after_another {
+            seconds.try_reserve(1).map_err(full)?;
+            seconds.push(request.seconds);
+        }
         Ok(())
     })?;
     let Whole { format, block_tokens, piece_tokens, distinct, notes } = whole;
-    Ok(RequestTrace { format, block_tokens, piece_tokens, distinct, notes, records, blocks })
+    let interleaved = interleave::interleave(&mut records, &mut blocks, distinct, &seconds)?;
+    Ok(RequestTrace { format, block_tokens, piece_tokens, distinct, notes, records, blocks, interleaved })
 }
 
 #[cfg(test)]

@@ -230,7 +230,15 @@ impl<'a> Parser<'a> {
     }
 
     pub(super) fn end(&mut self, time: f64, input: u32, output: u32, sink: &mut Sink<'_>) -> Result<()> {
-        sink(Request { seconds: time, input_tokens: input, output_tokens: output, blocks: &self.blocks })
+        // REQUESTS_MAX bounds sessions too.
+        let session = self.notes.sessions as u32;
+        sink(Request {
+            seconds: time,
+            input_tokens: input,
+            output_tokens: output,
+            blocks: &self.blocks,
+            session,
+        })
     }
 
     /// Appends the ids of a JSON list. `most` ids are allowed in the request.

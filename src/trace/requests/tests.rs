@@ -94,12 +94,16 @@ const SESSIONS: &str = concat!(
 
 #[test]
 fn ids_of_a_session_are_its_own_and_sub_agents_are_left_out_unless_asked_for() {
-    let trace = read(SESSIONS).unwrap();
-    assert_eq!((trace.format(), trace.block_tokens()), (Format::Sessions, Some(64)));
+    let in_turn = Options { one_after_another: true, ..Options::default() };
+    let trace = RequestTrace::from_bytes(SESSIONS.as_bytes(), &in_turn).unwrap();
+    assert_eq!(
+        (trace.format(), trace.block_tokens(), trace.interleaved()),
+        (Format::Sessions, Some(64), false)
+    );
     assert_eq!(all(&trace), [vec![0, 1], vec![], vec![0], vec![2, 3]]);
     let notes = Notes { sessions: 2, subagents: 1, subagent_requests: 2, ..Notes::default() };
     assert_eq!(trace.notes(), notes);
-    let options = Options { subagents: true, ..Options::default() };
+    let options = Options { subagents: true, ..in_turn };
     let trace = RequestTrace::from_bytes(SESSIONS.as_bytes(), &options).unwrap();
     assert_eq!(all(&trace), [vec![0, 1], vec![0], vec![2], vec![0], vec![3, 4]]);
     assert_eq!(trace.notes(), notes);
@@ -109,6 +113,37 @@ fn ids_of_a_session_are_its_own_and_sub_agents_are_left_out_unless_asked_for() {
         fault(&SESSIONS.replace("\"t\":2.0,\"in\":64,\"out\":3", "\"t\":0.7,\"in\":64,\"out\":3"));
     assert_eq!((what.as_str(), line), ("the timestamp is earlier than the one before", 1));
     assert_eq!(column, SESSIONS.find("2.0,\"in\":64,\"out\":3").unwrap() as u64 + 1);
+}
+
+/// Requests of sessions by hand: (0.0, b), (0.5, a), (1.0, a's sub-agent), (2.0, a).
+#[test]
+fn sessions_are_interleaved_by_their_times() {
+    let trace = read(SESSIONS).unwrap();
+    assert!(trace.interleaved());
+    assert_eq!(all(&trace), [vec![0, 1], vec![2, 3], vec![], vec![2]]);
+    assert_eq!((trace.references(), trace.distinct()), (&[0, 1, 2, 3, 2][..], 4));
+    let lengths = |trace: &RequestTrace| {
+        let of = |i| (trace.input_tokens(i), trace.output_tokens(i));
+        (0..trace.requests()).map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(lengths(&trace), [(130, 1), (130, 1), (0, 0), (64, 3)]);
+    // A sub-agent's requests are where their times are, beside what follows their element.
+    let options = Options { subagents: true, ..Options::default() };
+    let trace = RequestTrace::from_bytes(SESSIONS.as_bytes(), &options).unwrap();
+    assert_eq!(all(&trace), [vec![0, 1], vec![2, 3], vec![4], vec![2], vec![2]]);
+    // Of times that are all alike nothing follows: the file's order stays, and is told.
+    let alike = ["0.5", "1.0", "2.0", "0.0", "9.0"].iter();
+    let alike = alike.fold(SESSIONS.to_owned(), |text, t| text.replace(&format!("\"t\":{t}"), "\"t\":3.0"));
+    let trace = read(&alike).unwrap();
+    assert!(!trace.interleaved());
+    assert_eq!(all(&trace), [vec![0, 1], vec![], vec![0], vec![2, 3]]);
+    // Other formats have no sessions to interleave.
+    let e = RequestTrace::from_bytes(
+        mooncake(0, 512, "[1]").as_bytes(),
+        &Options { one_after_another: true, ..Options::default() },
+    );
+    assert!(e.unwrap_err().place().contains("--one-after-another"));
+    assert!(!read(&(mooncake(0, 512, "[1]") + &mooncake(3, 512, "[2]"))).unwrap().interleaved());
 }
 
 #[test]
