@@ -361,7 +361,7 @@ print("done")
 
 
 def test_a_cache_that_cannot_end_is_told_of(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forebay import cache as module
+    from forebay import record as module
 
     class Broken:
         def __getattr__(self, name: str) -> Any:
