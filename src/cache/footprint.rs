@@ -158,23 +158,6 @@ impl Faults for Overcommits<'_> {
     }
 }
 
-/// The system of a cache that overcommits: it does not tell what it has.
-pub(super) struct Overcommits<'a>(pub(super) &'a dyn Faults);
-
-impl Faults for Overcommits<'_> {
-    fn before(&self, call: Call) -> Option<i32> {
-        self.0.before(call)
-    }
-
-    fn memory(&self, read: MemoryState) -> MemoryState {
-        MemoryState { available: None, ..self.0.memory(read) }
-    }
-
-    fn passes(&self, bytes: usize) -> usize {
-        self.0.passes(bytes)
-    }
-}
-
 fn sum(mut parts: impl Iterator<Item = u64>, first: u64) -> Result<u64> {
     parts.try_fold(first, |all, part| all.checked_add(part)).ok_or_else(overflow)
 }
