@@ -15,6 +15,7 @@ use forebay::trace::Header;
 use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::ProgressBar;
 
+use crate::allowance::{self, MemoryArguments};
 use crate::kinds::{self, FileKind};
 use crate::look::LookArguments;
 use crate::output::{Input, echo};
@@ -22,7 +23,6 @@ use crate::policy::Policy;
 use crate::pools::{self, Recorded, Setting};
 use crate::prefetch::Prefetched;
 use crate::requests::{Asked, Traces};
-use crate::allowance::{self, MemoryArguments};
 use crate::study::Study;
 use crate::target::{DeviceName, Target};
 use crate::{curve_report, html, json, output, report, requests};
@@ -376,26 +376,6 @@ fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed>
     let replays = study.run(&trace, shape, &settings, &bar).map_err(|e| named(e, path))?;
     bar.finish_and_clear();
     Ok(Replayed { path: path.to_owned(), header, replays })
-}
-
-/// Refuses beside `--curve` what names sizes of its own.
-fn check_curve(arguments: &Arguments) -> Result<()> {
-    if arguments.curve && arguments.policies() != [Policy::Lru] {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--curve counts the rule of the production pools, and --policy names another")
-            .hint("replay the other policies at sizes of their own, without --curve"));
-    }
-    if arguments.curve && arguments.split == Some(Split::ByLayer) {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--split by-layer replays the sizes named, --curve counts all")
-            .hint("pass one of the two"));
-    }
-    if arguments.curve && arguments.prefetch.is_some() {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--prefetch looks into pools of the sizes named, and --curve has none")
-            .hint("pass one of the two"));
-    }
-    Ok(())
 }
 
 /// Refuses what reads a trace twice, where that can be read once: the report and the JSON each read their own.
