@@ -291,7 +291,8 @@ class Step:
         """Ends its enqueueing; `stream` is behind all of its work.
 
         Raises:
-            InvalidConfig: it is finished. InvalidArgument: the stream. Closed.
+            InvalidConfig: it is finished; or a call is missing, with its layer, batch row and query row: nothing was
+            enqueued then, and the step is open, to be completed or abandoned. InvalidArgument: the stream. Closed.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         one = self._in_flight
