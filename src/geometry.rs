@@ -110,8 +110,9 @@ const KEY_MAX: u32 = 1 << 16;
 pub(crate) const LAYERS_MAX: u32 = 1 << 12;
 const TOP_K_MAX: u32 = 1 << 20;
 
-fn invalid(place: &'static str, value: u32) -> Error {
-    Error::new(Kind::InvalidConfig, "geometry").at(place).with("value", value)
+/// A field that breaks a rule, which is the hint.
+fn invalid(place: &'static str, value: u32, rule: &'static str) -> Error {
+    Error::new(Kind::InvalidConfig, "geometry").at(place).with("value", value).hint(rule)
 }
 
 fn overflow(place: &'static str) -> Error {
@@ -129,39 +130,43 @@ impl Geometry {
         let [first, second] = shape.runs;
         let layers = shape.layers.checked_add(shape.draft_layers).ok_or_else(|| overflow("layers"))?;
         if shape.layers == 0 || layers > LAYERS_MAX {
-            return Err(invalid("layers", layers));
+            let rule = "declare 1 layer or more besides draft layers, and at most 4096 with them";
+            return Err(invalid("layers", layers, rule));
         }
         for run in shape.runs {
             if !run.is_multiple_of(4) || run > ROW_MAX {
-                return Err(invalid("runs", run));
+                return Err(invalid("runs", run, "pass a multiple of 4, at most 1048576"));
             }
         }
         if first == 0 {
-            return Err(invalid("runs", first));
+            return Err(invalid("runs", first, "pass a multiple of 4 above 0 for the first run"));
         }
         let row = first + second;
         if !shape.index_key_bytes.is_multiple_of(4) || shape.index_key_bytes > KEY_MAX {
-            return Err(invalid("index_key_bytes", shape.index_key_bytes));
+            let rule = "pass a multiple of 4, at most 65536, or 0 for a model without an indexer";
+            return Err(invalid("index_key_bytes", shape.index_key_bytes, rule));
         }
         if !shape.page_tokens.is_power_of_two() || !(16..=1024).contains(&shape.page_tokens) {
-            return Err(invalid("page_tokens", shape.page_tokens));
+            return Err(invalid("page_tokens", shape.page_tokens, "pass a power of two from 16 to 1024"));
         }
         if shape.top_k > TOP_K_MAX {
-            return Err(invalid("top_k", shape.top_k));
+            return Err(invalid("top_k", shape.top_k, "pass at most 1048576"));
         }
         let host_stride = match shape.host_stride {
             0 => row.next_multiple_of(LINE),
             stride => stride,
         };
         if host_stride < row || !host_stride.is_multiple_of(4) || host_stride > 2 * ROW_MAX + LINE {
-            return Err(invalid("host_stride", host_stride));
+            let rule = "pass a multiple of 4 that is no less than a row, or 0 for the next multiple of 64";
+            return Err(invalid("host_stride", host_stride, rule));
         }
         let packed = SLOT_BLOCK.checked_mul(row).ok_or_else(|| overflow("device block"))?;
         let block_bytes = packed
             .checked_next_multiple_of(shape.device_block_align.max(1))
             .ok_or_else(|| overflow("device block"))?;
         if !block_bytes.is_multiple_of(4) {
-            return Err(invalid("device_block_align", shape.device_block_align));
+            let rule = "pass a multiple of 4, or 0 for no padding";
+            return Err(invalid("device_block_align", shape.device_block_align, rule));
         }
         Ok(Geometry { shape, host_stride, block_bytes })
     }

@@ -71,6 +71,9 @@
 // The total pool is not locked.
 #define FB_MEMORY_UNLOCKED 4
 
+// More is taken of the machine's memory than it says that it has: without this, FB_OUT_OF_MEMORY with both numbers.
+#define FB_MEMORY_OVERCOMMIT 8
+
 // Every row is brought up when the sequence joins, if they all fit its slots.
 #define FB_BRING_UP_WHOLE 0
 

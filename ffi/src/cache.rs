@@ -11,7 +11,7 @@ use forebay::os::{NoFaults, random};
 use forebay::{Cache, Config, Error, Kind, Layer, Result, Sequence, Stats};
 
 use crate::cast::{self, Plain, Versioned};
-use crate::config::FbCacheConfig;
+use crate::config::{self, FbCacheConfig};
 use crate::device::{FbDevice, Tenant};
 use crate::handle::{self, Object, change, read};
 use crate::status::{FbStatus, Text};
@@ -165,9 +165,8 @@ impl FbCache {
         let sequence = Sequence::from_bits(number ^ self.salt);
         // The cache would name it by the bits that it has there.
         self.cache.is_running(sequence).map(|_| sequence).map_err(|_| {
-            Error::new(Kind::Closed, "sequence")
-                .at("closed, or never opened in this cache")
-                .with("sequence", number)
+            Error::new(Kind::Closed, "cache")
+                .at(format!("sequence {number:#x} was closed, or never opened in this cache"))
         })
     }
 
@@ -214,7 +213,8 @@ pub unsafe extern "C" fn fb_cache_create(
         cast::create(text, text_bytes, || {
             let (config, cache) = (cast::versioned(config)?, cast::out(cache, "cache")?);
             let config = FbCacheConfig::declare(&config)?;
-            cache.set(handle::give(|| handle::with(device, |device| FbCache::create(config, device)))?);
+            let made = handle::give(|| handle::with(device, |device| FbCache::create(config, device)));
+            cache.set(made.map_err(config::in_words)?);
             Ok(())
         })
     }

@@ -13,6 +13,8 @@ pub const FB_MEMORY_SMALL_PAGES: u32 = 1;
 pub const FB_MEMORY_LAZY: u32 = 2;
 /// The total pool is not locked.
 pub const FB_MEMORY_UNLOCKED: u32 = 4;
+/// More is taken of the machine's memory than it says that it has: without this, FB_OUT_OF_MEMORY with both numbers.
+pub const FB_MEMORY_OVERCOMMIT: u32 = 8;
 
 /// What a cache is made of. What is optional and 0 gets its default.
 #[derive(Clone, Copy, Debug)]
@@ -116,6 +118,15 @@ fn refuse(place: &'static str, value: u32) -> Error {
     Error::new(Kind::InvalidConfig, "create").at(place).with("value", value)
 }
 
+/// An error that names a field as fb_cache_config calls it.
+pub(crate) fn in_words(error: Error) -> Error {
+    match (error.kind(), error.place()) {
+        (Kind::InvalidConfig, "runs") => error.at("row_bytes"),
+        (Kind::InvalidConfig, "slots") => error.at("pool_slots"),
+        _ => error,
+    }
+}
+
 fn or(value: u32, default: u32) -> u32 {
     if value == 0 { default } else { value }
 }
@@ -170,7 +181,7 @@ impl FbCacheConfig {
         if self.residency_only > 1 {
             return Err(refuse("residency_only", self.residency_only).hint("pass 0 or 1"));
         }
-        let flags = FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED;
+        let flags = FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED | FB_MEMORY_OVERCOMMIT;
         if self.memory & !flags != 0 {
             return Err(refuse("memory", self.memory).hint("pass FB_MEMORY_ flags only"));
         }
@@ -192,6 +203,7 @@ impl FbCacheConfig {
                 node: self.numa_node.checked_sub(1),
             },
             residency_only: self.residency_only == 1,
+            overcommit: self.memory & FB_MEMORY_OVERCOMMIT != 0,
             ..all
         })
     }
@@ -250,7 +262,7 @@ pub unsafe extern "C" fn fb_footprint(
         create(text, text_bytes, || {
             let footprint = cast::versioned_out(footprint)?;
             let config = FbCacheConfig::declare(&cast::versioned(config)?)?;
-            let all = config.footprint(GPU_GRAIN)?;
+            let all = config.footprint(GPU_GRAIN).map_err(in_words)?;
             footprint.set(&FbCacheFootprint {
                 size: size_of::<FbCacheFootprint>(),
                 index_keys: all.index_keys,
@@ -311,6 +323,8 @@ mod tests {
         let plain = declare(&small()).unwrap();
         assert_eq!(plain, Config { memory: plain.memory, ..Config::new(small().shape(), 1, 100, 64) });
         assert_eq!(plain.memory, Memory { huge: false, populate: false, lock: false, node: None });
+        let over = declare(&FbCacheConfig { memory: FB_MEMORY_OVERCOMMIT, ..small() }).unwrap();
+        assert!(over.overcommit && !plain.overcommit);
         let full = FbCacheConfig {
             host_stride: 128,
             device_block_align: 256,

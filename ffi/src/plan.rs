@@ -6,7 +6,7 @@ use forebay::predict::plan::{Batch, Demand, Note, Planned, Ratio, plan};
 use forebay::{Error, Kind, Result, Slots};
 
 use crate::cast::{self, Plain, Versioned, create};
-use crate::config::FbCacheConfig;
+use crate::config::{self, FbCacheConfig};
 use crate::status::FbStatus;
 
 /// All rows of the whole batch fit on the device: offload moves bytes and buys nothing.
@@ -226,7 +226,7 @@ pub unsafe extern "C" fn fb_plan(
     unsafe {
         create(text, text_bytes, || {
             let (config, answer) = (cast::versioned(config)?, cast::versioned_out(planned)?);
-            answer.set(&FbPlanned::of(&plan(&config.declare()?)?));
+            answer.set(&FbPlanned::of(&plan(&config.declare()?).map_err(config::in_words)?));
             Ok(())
         })
     }

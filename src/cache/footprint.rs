@@ -2,12 +2,18 @@
 //!
 //! The same functions that divide the memory when the cache is made answer here, so a plan cannot promise
 //! what a construction then refuses.
+//!
+//! A construction itself holds what it will take of the machine's memory against what the machine has, before it
+//! takes anything: the system's own answer comes late, and is the end of some process.
 
 use crate::cache::Config;
-use crate::device::block;
+use crate::cache::sequence::Record;
+use crate::device::{Device, block};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK};
+use crate::os::{self, Call, Faults, MemoryState};
 use crate::residency::{Fetch, TableShape};
+use crate::total::{CAPACITY_MAX, PrefixIndex};
 
 /// Bytes of a cache by what they are for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,6 +88,41 @@ impl Config {
         })
     }
 
+    /// Refuses what the machine has no memory for, before anything is taken: the rows and the device's memory, where
+    /// they are resident from the start (`populate` or `lock`) and the device's memory is the machine's; the ring and
+    /// the lists of pages, blocks and lanes always. Where the system does not tell ([`Overcommits`]), nothing is
+    /// refused.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfMemory`] with both numbers.
+    pub(super) fn check_machine(&self, device: &dyn Device, faults: &dyn Faults) -> Result<()> {
+        // What cannot be computed is refused by name when it is taken.
+        let Ok(footprint) = self.footprint(device.granularity()) else { return Ok(()) };
+        let wanted = self.of_machine(&footprint, device.takes_host_memory());
+        match os::available(faults) {
+            Some(available) if available < wanted => Err(Error::new(Kind::OutOfMemory, "create")
+                .at("memory of the machine")
+                .with("wanted", wanted)
+                .with("available", available)
+                .hint("ask for less, or declare overcommit where more can be had than the system says")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes of the machine's memory that are in use as soon as the cache is made.
+    fn of_machine(&self, footprint: &Footprint, on_host: bool) -> u64 {
+        let layers = u64::from(self.shape.layers) + u64::from(self.shape.draft_layers);
+        let pages = 2 * size_of::<u32>() as u64 * (u64::from(self.host_pages) + u64::from(self.index_pages));
+        let shared = self.host_pages.min(self.index_pages).min(CAPACITY_MAX);
+        let lane = size_of::<Record>() as u64 + 4 * layers;
+        let lists = pages + PrefixIndex::ENTRY_BYTES * u64::from(shared) + lane * u64::from(self.lanes);
+        let resident = self.memory.populate || self.memory.lock;
+        let rows = if resident { footprint.rows } else { 0 };
+        let device = if resident && on_host { footprint.device() } else { 0 };
+        let ring = footprint.step_blocks.next_multiple_of(os::page_size());
+        lists.saturating_add(ring).saturating_add(rows).saturating_add(device)
+    }
+
     /// Device bytes of page tables, lists of fetches and step blocks.
     fn bookkeeping(&self, geometry: &Geometry) -> Option<u64> {
         let lane_pages = geometry.pages(self.reach(self.max_tokens).ok()?);
@@ -90,6 +131,23 @@ impl Config {
         let lists = u64::from(self.batch).checked_mul(selected)?.checked_mul(size_of::<Fetch>() as u64)?;
         let block = 4 * block::step::words(self.batch) as u64;
         lists.checked_add(block)?.checked_mul(u64::from(self.micro_batches))?.checked_add(pages)
+    }
+}
+
+/// The system of a cache that overcommits: it does not tell what it has.
+pub(super) struct Overcommits<'a>(pub(super) &'a dyn Faults);
+
+impl Faults for Overcommits<'_> {
+    fn before(&self, call: Call) -> Option<i32> {
+        self.0.before(call)
+    }
+
+    fn memory(&self, read: MemoryState) -> MemoryState {
+        MemoryState { available: None, ..self.0.memory(read) }
+    }
+
+    fn passes(&self, bytes: usize) -> usize {
+        self.0.passes(bytes)
     }
 }
 

@@ -91,6 +91,8 @@ pub struct Config {
     pub residency_only: bool,
     /// How the total pool's memory is taken.
     pub memory: Memory,
+    /// Takes more of the machine's memory than it says that it has: for who knows better.
+    pub overcommit: bool,
 }
 
 /// The slots of each layer's sparse pool.
@@ -143,15 +145,16 @@ impl Config {
             micro_batches: 1,
             residency_only: false,
             memory: Memory::default(),
+            overcommit: false,
         }
     }
 
     fn check(&self, geometry: &Geometry) -> Result<()> {
         let counts = [
-            ("host_pages", self.host_pages),
-            ("index_pages", self.index_pages),
             ("lanes", self.lanes),
             ("max_tokens", self.max_tokens),
+            ("host_pages", self.host_pages),
+            ("index_pages", self.index_pages),
             ("batch", self.batch),
             ("query_rows", self.query_rows),
             ("steps_in_flight", self.steps_in_flight),
@@ -161,7 +164,8 @@ impl Config {
             ("top_k (dense attention needs no sparse pool)", self.shape.top_k),
         ];
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
-            return Err(Error::new(Kind::InvalidConfig, "cache").at(*name).with("value", 0_u32));
+            let error = Error::new(Kind::InvalidConfig, "cache").at(*name).with("value", 0_u32);
+            return Err(error.hint("pass 1 or more"));
         }
         let layers = geometry.layers() as usize;
         if let Slots::ByLayer(table) = &self.slots
@@ -337,7 +341,9 @@ impl Cache {
     /// what was taken before a refusal: try again on a new device.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] and [`Kind::Overflow`] name the field, [`Kind::OutOfMemory`] the size.
+    /// [`Kind::InvalidConfig`] and [`Kind::Overflow`] name the field, [`Kind::OutOfMemory`] the size: `wanted` and
+    /// `available` where the machine has less than the cache would take, before anything is taken
+    /// ([`Config::overcommit`]).
     pub fn new(config: Config, device: Arc<dyn Device>) -> Result<Cache> {
         Cache::with_faults(config, device, &NoFaults)
     }
@@ -347,6 +353,9 @@ impl Cache {
     /// # Errors
     /// As [`Cache::new`].
     pub fn with_faults(config: Config, device: Arc<dyn Device>, faults: &dyn Faults) -> Result<Cache> {
+        let overcommits = footprint::Overcommits(faults);
+        let faults: &dyn Faults = if config.overcommit { &overcommits } else { faults };
+        config.check_machine(&*device, faults)?;
         Cache::take(config, device, faults).map_err(|error| match error.kind() {
             Kind::OutOfMemory => error.hint("ask for less, on a new device: this one keeps what was taken"),
             _ => error,
@@ -571,5 +580,5 @@ impl Cache {
 }
 
 fn closed(sequence: Sequence) -> Error {
-    Error::new(Kind::Closed, "sequence").at("handle").with("handle", sequence.to_bits())
+    Error::new(Kind::Closed, "cache").at(sequence.to_string())
 }

@@ -196,6 +196,11 @@ pub trait Device: Debug + Send + Sync {
     /// The multiple that offsets and sizes of [`Mapped`] must be.
     fn granularity(&self) -> u64;
 
+    /// Whether its memory is the machine's own.
+    fn takes_host_memory(&self) -> bool {
+        false
+    }
+
     /// Physical memory for ranges.
     ///
     /// # Errors

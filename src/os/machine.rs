@@ -1,7 +1,7 @@
 //! What the machine says it is: hints, for reports. What cannot be read is empty or 0.
 
-use super::NoFaults;
 use super::memory::MemoryState;
+use super::{Faults, NoFaults};
 
 /// The processor's name, as the system has it.
 pub fn processor() -> String {
@@ -25,6 +25,11 @@ pub fn threads() -> u32 {
 pub fn memory() -> (u64, u64) {
     let state = MemoryState::read(&NoFaults);
     (state.total.unwrap_or(0), state.available.unwrap_or(0))
+}
+
+/// Bytes that can be had now without swapping, control groups considered; none where the system does not tell.
+pub fn available(faults: &dyn Faults) -> Option<u64> {
+    MemoryState::read(faults).available
 }
 
 /// The NUMA node beside the device at a place on the bus, such as `0000:01:00.0`; none where the system does not tell.

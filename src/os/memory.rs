@@ -37,7 +37,7 @@ pub struct MemoryState {
 
 impl MemoryState {
     pub(super) fn read(faults: &dyn Faults) -> Self {
-        Self::try_read(faults).unwrap_or_default()
+        faults.memory(Self::try_read(faults).unwrap_or_default())
     }
 
     fn try_read(faults: &dyn Faults) -> Answer<Self> {

@@ -49,7 +49,7 @@ pub use descriptor::{receive, send};
 pub use file::{Identity, identity, write_whole};
 pub use library::Library;
 pub use limit::unsignalled;
-pub use machine::{memory, node_beside, processor, threads};
+pub use machine::{available, memory, node_beside, processor, threads};
 pub use map::{Map, Request};
 pub use memory::{MemoryState, page_size};
 pub use near::near;
@@ -119,6 +119,11 @@ pub enum Call {
 pub trait Faults: Send + Sync {
     /// The errno to fail `call` with; `None` lets it through.
     fn before(&self, call: Call) -> Option<i32>;
+
+    /// What the system says about its memory: `read` is what it says.
+    fn memory(&self, read: MemoryState) -> MemoryState {
+        read
+    }
 
     /// How many of the `bytes` of an appending write are passed on, as by a disk that fills up.
     fn passes(&self, bytes: usize) -> usize {

@@ -1,7 +1,7 @@
 //! The end of a step: its report, and the slot of the ring back.
 
 use crate::device::Device;
-use crate::device::block::{LayerCount, Report};
+use crate::device::block::{Cause, LayerCount, Report};
 use crate::error::{Error, Kind, Result};
 use crate::step::Step;
 use crate::step::prepare::{Ring, RowInFlight};
@@ -79,11 +79,22 @@ impl Ring {
     fn check_sticky(&self) -> Result<()> {
         match self.report.sticky {
             None => Ok(()),
-            Some(sticky) => Err(Error::new(Kind::DeviceFailed, "retire")
-                .at(sticky.cause.describe())
-                .with("batch row", sticky.row)
-                .with("layer", sticky.layer)
-                .with("value", sticky.value)),
+            Some(sticky) => {
+                let error = Error::new(Kind::DeviceFailed, "retire");
+                let (row, layer, what) = (sticky.row, sticky.layer, sticky.cause.describe());
+                // As the engine's selection has it: the device reads positions without signs.
+                Err(match i32::try_from(sticky.value) {
+                    Err(_) if sticky.cause == Cause::BeyondLength => {
+                        let position = sticky.value.cast_signed();
+                        let error =
+                            error.at(format!("a selected position is {position}, and only -1 is none"));
+                        error.with("batch row", row).with("layer", layer)
+                    }
+                    _ => {
+                        error.at(what).with("batch row", row).with("layer", layer).with("value", sticky.value)
+                    }
+                })
+            }
         }
     }
 

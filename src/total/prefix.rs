@@ -134,6 +134,9 @@ fn reserved<T: Clone>(value: T, count: usize) -> Result<Vec<T>> {
 }
 
 impl PrefixIndex {
+    /// The most that it takes for a block: its entry, its link, and up to four places of the table.
+    pub const ENTRY_BYTES: u64 = 72;
+
     /// An empty index of at most `capacity` blocks.
     ///
     /// # Errors

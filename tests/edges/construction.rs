@@ -3,7 +3,7 @@
 use crate::device::TestDevice;
 use crate::{K, asks, config, engine, refused, row};
 use forebay::device::host::HostOptions;
-use forebay::os::{Call, Fallback, Inject};
+use forebay::os::{Call, Fallback, Faults, Inject, MemoryState};
 use forebay::{Cache, Config, Error, Kind, Memory, MicroBatch, Shape, Slots, WarmUp};
 
 type Change = fn(&mut Config);
@@ -78,7 +78,7 @@ fn products_that_overflow_and_memory_that_is_not_there_are_errors() {
     let memory = Memory { populate: true, ..base.memory };
     let shape = Shape { runs: [1 << 20, 0], page_tokens: 1024, ..base.shape };
     let huge = Config { shape, memory, host_pages: 1 << 20, ..base.clone() };
-    let error = refused(made(huge), Kind::OutOfMemory, "resident pages");
+    let error = refused(made(huge), Kind::OutOfMemory, "memory of the machine");
     assert!(error.number("wanted") > error.number("available"));
     // The tables of so many tokens do not fit any address space; the process goes on.
     let tables = Config { lanes: 1 << 16, max_tokens: 1 << 30, host_pages: 64, index_pages: 64, ..base };
@@ -200,4 +200,61 @@ fn whichever_call_fails_there_is_a_cache_that_decodes_or_an_error_that_says_why(
         }
     }
     assert!(outcomes.0 > 4 && outcomes.1 > 2, "{outcomes:?} (caches, errors)");
+}
+
+/// A machine that has so much memory left.
+struct Has(u64);
+
+impl Faults for Has {
+    fn before(&self, _: Call) -> Option<i32> {
+        None
+    }
+
+    fn memory(&self, read: MemoryState) -> MemoryState {
+        MemoryState { available: Some(self.0), ..read }
+    }
+}
+
+/// A cache of `config` where the machine has `available` bytes: what it wanted, of what, in its error.
+fn on_a_machine(config: Config, available: u64) -> Result<(), (u64, u64)> {
+    let device = TestDevice::new(HostOptions::default());
+    let made = Cache::with_faults(config, device.device(), &Has(available));
+    made.map(drop).map_err(|error| {
+        assert_eq!((error.kind(), error.place()), (Kind::OutOfMemory, "memory of the machine"), "{error}");
+        assert!(error.to_string().contains("overcommit"), "{error}");
+        (error.number("wanted").unwrap(), error.number("available").unwrap())
+    })
+}
+
+#[test]
+fn what_the_machine_has_no_memory_for_is_refused_before_anything_is_taken() {
+    let memory = Memory { huge: false, populate: true, lock: false, node: None };
+    let resident = Config { memory, ..config() };
+    let (wanted, available) = on_a_machine(resident.clone(), 1).unwrap_err();
+    let footprint = resident.footprint(4096).unwrap();
+    // The host device's memory is the machine's too; beside it stand lists.
+    let least = footprint.host() + footprint.device();
+    assert!((least..least + 100_000).contains(&wanted) && available == 1, "{wanted} of {least}");
+    assert_eq!(on_a_machine(resident.clone(), wanted - 1), Err((wanted, wanted - 1)));
+    on_a_machine(resident.clone(), wanted).unwrap();
+    let locked = Config { memory: Memory { populate: false, lock: true, ..memory }, ..config() };
+    assert_eq!(on_a_machine(locked, 1), Err((wanted, 1)));
+    // Petabytes, and it is an error at once: nothing was taken of what the machine has.
+    let huge = Config { host_pages: u32::MAX, ..resident.clone() };
+    assert!(on_a_machine(huge, 1 << 40).unwrap_err().0 > 1 << 40);
+}
+
+#[test]
+fn what_is_taken_when_it_is_used_and_what_is_overcommitted_is_not_counted() {
+    let memory = Memory { huge: false, populate: false, lock: false, node: None };
+    let lazy = Config { memory, ..config() };
+    let (wanted, _) = on_a_machine(lazy.clone(), 1).unwrap_err();
+    let footprint = lazy.footprint(4096).unwrap();
+    let ring = footprint.step_blocks.next_multiple_of(4096);
+    assert!(wanted >= ring && wanted < ring + 100_000, "{wanted}");
+    on_a_machine(lazy.clone(), wanted).unwrap();
+    // Lists are not lazy: a pool of so many pages has some gigabytes of them.
+    let many = Config { host_pages: 1 << 30, index_pages: 1 << 30, ..lazy.clone() };
+    assert!(on_a_machine(many, 1 << 30).unwrap_err().0 > 64 << 30);
+    on_a_machine(Config { overcommit: true, ..lazy }, 1).unwrap();
 }

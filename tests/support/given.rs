@@ -77,6 +77,9 @@ impl Device for Remote {
     fn granularity(&self) -> u64 {
         self.device.granularity()
     }
+    fn takes_host_memory(&self) -> bool {
+        self.device.takes_host_memory()
+    }
     fn backing(&self, bytes: u64) -> Result<Backing> {
         self.device.backing(bytes)
     }

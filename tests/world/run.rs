@@ -94,6 +94,7 @@ pub fn config(variant: u8) -> Config {
         micro_batches: 2,
         residency_only: false,
         memory,
+        overcommit: false,
     }
 }
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import weakref
 from pathlib import Path
 from typing import Any, NoReturn
 
 from . import errors
+
+# Calls are whole beside other threads by the interpreter's lock: lists and dicts are changed without another.
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError(
+        "forebay needs the interpreter's lock: a free-threaded Python is not supported; use the ordinary build, or"
+        " start it with PYTHON_GIL=1"
+    )
 
 try:
     from ._ffi import ffi as ffi
@@ -114,7 +122,7 @@ def set_field(config: Any, name: str, value: Any, argument: str | None = None) -
     try:
         setattr(config, name, operator.index(value) if whole else value)
     except (TypeError, OverflowError) as error:
-        held = f"a whole number that C's {kind.cname} holds" if whole else "a number"
+        held = f"a whole number from 0 to 2^{8 * ffi.sizeof(kind)} - 1" if whole else "a number"
         raise errors.InvalidArgument(argument or name, repr(value), held) from error
 
 
@@ -128,6 +136,8 @@ def path_bytes(path: str | os.PathLike[str]) -> bytes:
         given = os.fsencode(path)
     except TypeError as error:
         raise errors.InvalidArgument("path", type(path).__name__, "a path") from error
+    except UnicodeEncodeError as error:
+        raise errors.InvalidArgument("path", repr(path), "characters that a file's name may have") from error
     return text_bytes(given, "path")
 
 
@@ -139,7 +149,10 @@ def text_bytes(text: str | bytes, name: str) -> bytes:
     """
     if not isinstance(text, (str, bytes)):
         raise errors.InvalidArgument(name, type(text).__name__, "a text")
-    given = text.encode() if isinstance(text, str) else text
+    try:
+        given = text.encode() if isinstance(text, str) else text
+    except UnicodeEncodeError as error:
+        raise errors.InvalidArgument(name, repr(text), "a text without lone surrogates") from error
     if b"\0" in given:
         raise errors.InvalidArgument(name, repr(text), "no zero byte in it")
     return given

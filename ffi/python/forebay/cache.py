@@ -23,7 +23,7 @@ from ._library import check, check_created, ffi, lib, new_text, sized
 from .arrays import Tensor
 from .device import Device, HostMemory, end_left, give_up
 from .config import SLOT_BLOCK, Info, by_layer_of, declare, set_fields
-from .errors import InvalidArgument
+from .errors import InvalidArgument, counted
 from .overlap import Captured, EngineCall, Layers
 from .record import CacheHandle, InFlight
 from .sequence import BRING_UP, Sequence, TokenKeys, tokens_of
@@ -96,9 +96,12 @@ class Cache:
         residency_only: rows have no bytes and nothing is gathered: for replays.
         huge_pages, populate, lock: how the total pool's memory is taken; `fallbacks` lists what was not to be had.
         numa_node: of the total pool; None: any.
+        overcommit: takes more of the machine's memory than it says that it has (`MemAvailable`, and what its control
+            group leaves). Without it that is refused before anything is taken: the system's own answer is the end of
+            some process.
 
     Raises:
-        InvalidConfig, Overflow: a field is named. OutOfMemory: the size is named.
+        InvalidConfig, Overflow: a field is named. OutOfMemory: the size is named, beside what there is.
 
     Attributes:
         device, shape: as given.
@@ -128,6 +131,7 @@ class Cache:
         populate: bool = True,
         lock: bool = True,
         numa_node: int | None = None,
+        overcommit: bool = False,
     ) -> None:
         if not isinstance(device, Device):
             raise InvalidArgument("device", type(device).__name__, "a HostDevice or a CudaDevice")
@@ -147,13 +151,14 @@ class Cache:
                 "min_budget": min_budget,
                 "attention_passes": attention_passes,
                 "residency_only": 1 if residency_only else None,
-                "numa_node": None if numa_node is None else numa_node + 1,
+                "numa_node": None if numa_node is None else index(numa_node, "numa_node", 0xFFFFFFFE) + 1,
             },
         )
         config.memory = (
             (0 if huge_pages else lib.FB_MEMORY_SMALL_PAGES)
             | (0 if populate else lib.FB_MEMORY_LAZY)
             | (0 if lock else lib.FB_MEMORY_UNLOCKED)
+            | (lib.FB_MEMORY_OVERCOMMIT if overcommit else 0)
         )
         end_left()
         self._record, text = CacheHandle(device._handle), new_text()
@@ -170,7 +175,7 @@ class Cache:
             raise
         self._pointer = made[0]
         self.device, self.shape = device, shape
-        self.batch, self.query_rows = batch or lanes, query_rows
+        self.batch, self.query_rows = lanes if batch is None else batch, query_rows
         self._watchers: list[Callable[[Stats], object]] = []
         self.info: Info = self._read_info()
 
@@ -235,7 +240,7 @@ class Cache:
     def _open_config(
         self, prompt: int, promised: int, ratio: float | None, slots: int | Many[int] | None, bring_up: str
     ) -> tuple[Any, Any]:
-        if bring_up not in BRING_UP:
+        if not isinstance(bring_up, str) or bring_up not in BRING_UP:
             raise InvalidArgument("bring_up", repr(bring_up), " or ".join(map(repr, BRING_UP)))
         config = sized("fb_open_config")
         by_layer = None
@@ -246,6 +251,8 @@ class Cache:
         prompt, promised = index(prompt, "prompt"), index(promised, "promised")
         numbers = {"prompt": prompt, "promised": promised, "ratio": ratio, "slots": slots, "slots_by_layer": by_layer}
         set_fields(config, numbers)
+        if ratio is not None and not 0 < ratio <= 1:
+            raise InvalidArgument("ratio", repr(ratio), "a number above 0 and at most 1")
         config.bring_up = BRING_UP[bring_up]
         return config, by_layer
 
@@ -306,7 +313,8 @@ class Cache:
             widest = max(widest, width)
         config = sized("fb_step_config")
         config.rows, config.row_count = table, len(given)
-        set_fields(config, {"query_rows": widest if query_rows is None else query_rows, "micro_batch": micro_batch})
+        config.query_rows = widest
+        set_fields(config, {"query_rows": query_rows, "micro_batch": micro_batch})
         on = self.device.stream_of(stream)
         in_flight = InFlight(on)
         if accepted is not None:
@@ -353,8 +361,9 @@ class Cache:
             OutOfRange: no such layer. InvalidArgument: no such run.
         """
         widths = self.shape.row_bytes
-        if run not in (0, 1) or not widths[run]:
-            raise InvalidArgument("run", repr(run), f"a run of rows in runs of {widths} bytes")
+        if index(run, "run") > 1 or not widths[run]:
+            runs = "0: rows have one run" if not widths[1] else "0 or 1"
+            raise InvalidArgument("run", repr(run), runs)
         address, count = ffi.new("void **"), ffi.new("uint64_t *")
         check(lib.fb_slab(self._pointer, index(layer, "layer"), address, count), self._pointer)
         start = int(ffi.cast("uintptr_t", address[0])) + (SLOT_BLOCK * widths[0] if run else 0)
@@ -536,7 +545,7 @@ class Cache:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{len(self._record.sequences)} sequences"
+        state = "closed" if self.closed else counted(len(self._record.sequences), "sequence")
         return f"<forebay.Cache on {self.device.place}: {state}>"
 
 

@@ -6,10 +6,14 @@ import operator
 from typing import Any, NamedTuple, Sequence as Many
 
 from ._library import check_created, ffi, lib, new_text, set_field, sized
-from .errors import InvalidArgument
+from .errors import InvalidArgument, counted
 from .shape import Shape
 from .tensors import index
 
+# Of which 0 means nothing of it, and not a default.
+_MAY_BE_NOTHING = (
+    "promised", "prompt", "micro_batch", "weights", "activations", "workspace", "number", "share", "least_ns",
+)  # fmt: skip
 # Slots of a block of a slab.
 SLOT_BLOCK = 64
 
@@ -55,7 +59,7 @@ class Info(NamedTuple):
 
 
 def set_fields(config: Any, values: dict[str, Any]) -> None:
-    """Writes numbers into a config; None is left to its default.
+    """Writes numbers into a config; None is left to its default, which C asks for by 0: that is refused.
 
     Raises:
         InvalidArgument: a value that the field does not hold.
@@ -63,6 +67,9 @@ def set_fields(config: Any, values: dict[str, Any]) -> None:
     for name, value in values.items():
         if value is not None:
             set_field(config, name, value)
+            if name not in _MAY_BE_NOTHING and value == 0:
+                least = "a whole number from 1 on" if hasattr(value, "__index__") else "a number above 0"
+                raise InvalidArgument(name, repr(value), least)
 
 
 class Footprint(NamedTuple):
@@ -115,7 +122,7 @@ def declare(
     fewest, by_layer = one_or_by_layer(slots, shape.all_layers, "slots")
     if by_layer is not None:
         if pool_slots is None:
-            lanes = index(numbers["lanes"], "lanes")
+            lanes = index(numbers["lanes"], "lanes", least=1)
             pool_slots = [-(-count // SLOT_BLOCK) * SLOT_BLOCK * lanes for count in by_layer]
     pool, pools = None, None
     if pool_slots is not None:
@@ -146,7 +153,12 @@ def by_layer_of(slots: Many[int], layers: int, name: str) -> Any:
     """
     try:
         if len(slots) == layers:
-            return ffi.new("uint32_t[]", [operator.index(count) for count in slots])
+            given = [operator.index(count) for count in slots]
+            if 0 in given:
+                raise InvalidArgument(name, repr(slots), "whole numbers from 1 to 2^32 - 1")
+            return ffi.new("uint32_t[]", given)
+    except InvalidArgument:
+        raise
     except (TypeError, OverflowError) as error:
-        raise InvalidArgument(name, repr(slots), "whole numbers from 0 to 2^32 - 1") from error
-    raise InvalidArgument(name, f"{len(slots)} numbers", f"{layers}, one a layer, draft layers last")
+        raise InvalidArgument(name, repr(slots), "whole numbers from 1 to 2^32 - 1") from error
+    raise InvalidArgument(name, counted(len(slots), "number"), f"{layers}, one a layer, draft layers last")

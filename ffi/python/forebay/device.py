@@ -41,6 +41,8 @@ alive: dict[Any, None] = {}
 # The device object among the users of its handle.
 _OBJECT = "the device object"
 _left: deque[Any] = deque()
+# Not empty: the interpreter ends, and no callback may begin.
+ending: list[bool] = []
 
 
 def give_up(handle: Any) -> None:
@@ -64,6 +66,7 @@ def end_left() -> None:
 @atexit.register
 def _end_all() -> None:
     """At the interpreter's end: caches before their devices."""
+    ending.append(True)
     for handle in reversed(list(alive.copy())):
         handle.at_exit()
 

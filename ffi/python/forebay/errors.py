@@ -46,6 +46,11 @@ def _again(kind: type[InvalidArgument], args: tuple[object, ...], state: dict[st
     return error
 
 
+def counted(count: int, one: str, more: str | None = None) -> str:
+    """"1 row", "2 rows"."""
+    return f"{count} {one if count == 1 else more or one + 's'}"
+
+
 class Overflow(ForebayError, OverflowError):
     """A size or product does not fit its type."""
 

@@ -17,7 +17,7 @@ import numpy as np
 from ._library import NULL, check, ffi, lib
 from .cache import Cache
 from .config import SLOT_BLOCK
-from .errors import InvalidArgument
+from .errors import InvalidArgument, counted
 from .sequence import Sequence
 from .step import Buffers
 from .tensors import describe, index, look
@@ -104,7 +104,8 @@ def block_table(
         raise InvalidArgument("out", type(out).__name__, f"a writable int32 array [{len(rows)}, {width}]")
     if longest > out.shape[1] or longest > width or len(rows) > out.shape[0]:
         given = f"int32 {list(out.shape)}, pages {width}"
-        raise InvalidArgument("pages", given, f"room for {len(rows)} sequences of {longest} pages")
+        room = f"room for {counted(len(rows), 'sequence')} of {counted(longest, 'page')}"
+        raise InvalidArgument("pages", given, room)
     out[:] = fill
     for at, row in enumerate(rows):
         out[at, : len(row)] = row

@@ -11,7 +11,8 @@ from typing import Any, Callable, Sequence as Many, TypeVar
 
 from . import cache as _cache
 from ._library import NULL, check, ffi, lib, sized
-from .errors import InvalidArgument
+from .device import ending
+from .errors import InvalidArgument, counted
 from .step import Buffers, Step
 from .tensors import index
 
@@ -84,7 +85,7 @@ class Layers:
         if type(buffers) is not Buffers:
             raise InvalidArgument("buffers", type(buffers).__name__, "Buffers")
         if index(batch, "batch") > buffers.rows:
-            raise InvalidArgument("batch", repr(batch), f"at most the {buffers.rows} rows of the buffers")
+            raise InvalidArgument("batch", repr(batch), f"at most the buffers' {counted(buffers.rows, 'row')}")
         self.buffers = buffers
         device = buffers.cache.device
         config = sized("fb_overlap_config")
@@ -113,6 +114,8 @@ class _Engine:
         self.config.enqueue = self._callback
 
     def _called(self, _data: Any, call: Any, stream: Any) -> int:
+        if ending:
+            return int(lib.FB_CANCELLED)
         self.enqueue(
             EngineCall(
                 _WORKS[call.work],
@@ -160,7 +163,7 @@ def order_of(name: str, argument: str) -> int:
 def orders_of(names: Many[str], layers: int | None, argument: str = "by_layer") -> Any:
     """Orders by layer, as C takes them; None is as many as there are."""
     if len(several(names, argument)) != (len(names) if layers is None else layers):
-        raise InvalidArgument(argument, repr(names), f"{layers} orders, one a layer, draft layers last")
+        raise InvalidArgument(argument, repr(names), f"{counted(layers or 0, 'order')}, one a layer, draft layers last")
     return ffi.new("uint32_t[]", [order_of(name, f"{argument}[{at}]") for at, name in enumerate(names)])
 
 
@@ -262,7 +265,8 @@ def capture(
         name = f"micro_batches[{at}]"
         _check_layers(cache, one, name)
         if one.buffers.query_rows != width:
-            raise InvalidArgument(name, f"buffers of {one.buffers.query_rows} query rows", f"of {width}: query_rows")
+            wide = counted(one.buffers.query_rows, "query row")
+            raise InvalidArgument(name, f"buffers of {wide}", f"of {width}: query_rows")
     config, configs = sized("fb_capture_config"), _configs(micro_batches)
     config.micro_batches, config.count, config.by_layer = configs, len(micro_batches), orders
     config.query_rows, config.draft_passes = width, index(draft_passes, "draft_passes")

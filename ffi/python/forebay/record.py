@@ -6,6 +6,8 @@ stream still uses is kept here (`forebay.keep`).
 
 from __future__ import annotations
 
+import ctypes
+import time
 import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,9 @@ from .keep import Kept
 
 if TYPE_CHECKING:
     from .sequence import Ticket
+
+# How long the interpreter's end waits for another thread's call: 2 seconds.
+_TURNS_AT_EXIT, _TURN_AT_EXIT = 200, 0.01
 
 
 class InFlight:
@@ -147,6 +152,13 @@ class CacheHandle:
         return int(lib.fb_cache_destroy(self.pointer))
 
     def at_exit(self) -> None:
-        """Called at the interpreter's end."""
-        if not self.end(wait=True):
-            warnings.warn("a cache is in use at the interpreter's end: it is left open", ResourceWarning, stacklevel=2)
+        """Called at the interpreter's end. A daemon thread may be inside the cache: it is waited for, since a thread
+        that comes back into an interpreter that has ended is stopped where it stands, callbacks of the library's
+        among it; these are refused from now on. Where it does not come out, what the cache's work names stays for
+        the rest of the process."""
+        for _ in range(_TURNS_AT_EXIT):
+            if self.end(wait=True):
+                return
+            time.sleep(_TURN_AT_EXIT)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        warnings.warn("a cache is in use at the interpreter's end: it is left open", ResourceWarning, stacklevel=2)

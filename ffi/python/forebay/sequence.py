@@ -12,7 +12,7 @@ from . import cache as _cache
 from ._library import NULL, cell, check, fail, ffi, lib, sized, status_text
 from .arrays import Tensor
 from .dlpack import Placed
-from .errors import InvalidArgument, error_of
+from .errors import InvalidArgument, counted, error_of
 from .tensors import HOST, checked, describe, index, look, words
 
 TokenKeys = Optional[Many[Union[bytes, None]]]
@@ -123,7 +123,7 @@ class Sequence:
         for extent in found.shape[1:]:
             count *= extent
         if len(found.shape) < 2 or count != wanted:
-            given = f"{describe(found.dtype, found.shape)}, rows of {count} bytes"
+            given = f"{describe(found.dtype, found.shape)}, rows of {counted(count, 'byte')}"
             raise InvalidArgument("rows", given, f"[count, ...] with rows of {wanted} bytes")
         return checked(rows, "rows", None, found.shape, HOST, False)
 

@@ -18,7 +18,7 @@ import numpy as np
 from . import cache as _cache
 from ._library import NULL, check, fail, ffi, lib, sized
 from .arrays import Tensor
-from .errors import Busy, Closed, InvalidArgument, InvalidConfig
+from .errors import Busy, Closed, InvalidArgument, InvalidConfig, counted
 from .record import InFlight
 from .tensors import index, look, words
 
@@ -380,8 +380,9 @@ class Step:
             raise InvalidArgument("buffers", repr(buffers), "Buffers of this step's cache")
         wanted = self.rows if rows is None else rows
         if buffers.rows < wanted or buffers.query_rows != self.query_rows:
-            given = f"buffers for {buffers.rows} rows of {buffers.query_rows} query rows"
-            raise InvalidArgument("buffers", given, f"{wanted} rows or more, of {self.query_rows} query rows")
+            given = f"buffers for {counted(buffers.rows, 'row')} of {counted(buffers.query_rows, 'query row')}"
+            wide = f"{counted(wanted, 'row')} or more, of {counted(self.query_rows, 'query row')}"
+            raise InvalidArgument("buffers", given, wide)
 
     def __enter__(self) -> Step:
         return self
@@ -410,4 +411,4 @@ class Step:
 
     def __repr__(self) -> str:
         state = "retired" if not self._number else "in flight" if self._finished else "open"
-        return f"<forebay.Step of {self.rows} rows, {state}>"
+        return f"<forebay.Step of {counted(self.rows, 'row')}, {state}>"

@@ -45,8 +45,8 @@ _dtypes: dict[Any, tuple[str, int]] = {}
 _places: dict[Any, Place] = {}
 
 
-def index(value: Any, name: str, most: int = _INDEX_MAX) -> int:
-    """A number from 0 to `most`: as C's uint32_t holds it.
+def index(value: Any, name: str, most: int = _INDEX_MAX, least: int = 0) -> int:
+    """A number from `least` to `most`: as C's uint32_t holds it.
 
     Raises:
         InvalidArgument: it is none.
@@ -55,9 +55,9 @@ def index(value: Any, name: str, most: int = _INDEX_MAX) -> int:
         number = operator.index(value)
     except TypeError:
         number = -1
-    if 0 <= number <= most:
+    if least <= number <= most:
         return number
-    raise InvalidArgument(name, repr(value), f"a whole number from 0 to 2^{most.bit_length()} - 1")
+    raise InvalidArgument(name, repr(value), f"a whole number from {least} to 2^{most.bit_length()} - 1")
 
 
 def words(value: Any, name: str, shape: tuple[int, ...], place: Place, writable: bool) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ._library import cell, check, check_created, ffi, lib, new_text, path_bytes, set_field, sized, text_bytes
 from .arrays import Tensor
-from .errors import Closed, InvalidArgument
+from .errors import Closed, InvalidArgument, counted
 from .tensors import HOST, index, look, words
 
 _TEXTS = ("label", "model", "arch", "score", "mode", "text")
@@ -113,7 +113,7 @@ class TraceWriter(_Writer):
         for name, numbers in (("layer_ids", layer_ids), ("shares", shares)):
             if numbers is not None:
                 if not hasattr(numbers, "__len__") or len(numbers) != layers:
-                    raise InvalidArgument(name, repr(numbers), f"{layers} numbers, one a layer")
+                    raise InvalidArgument(name, repr(numbers), f"{counted(layers, 'number')}, one a layer")
                 held.append(_numbers("uint32_t[]", numbers, name))
                 setattr(config, name, held[-1])
         for name, said in zip(_TEXTS, (label, model, arch, score, mode, text)):
@@ -354,7 +354,7 @@ class TraceRecorder:
         given = {"batch": batch, "query_rows": query_rows, "layers": layers, "k": k}
         self._selected = np.full([index(value, name) for name, value in given.items()], -1, np.int32)
         if shares is not None and len(shares) != layers:
-            raise InvalidArgument("shares", repr(shares), f"{layers} numbers, one a layer")
+            raise InvalidArgument("shares", repr(shares), f"{counted(layers, 'number')}, one a layer")
         self._own = _own(layers, shares)
         # By layer: the rows and query rows that it selected for in this step.
         self._told = np.zeros((layers, 2), np.intp)
@@ -401,7 +401,7 @@ class TraceRecorder:
                 `accept`: nothing is recorded. OutOfRange: a position that does not follow, or sets that are none.
         """
         if len(rows) > self._selected.shape[0]:
-            raise InvalidArgument("rows", f"{len(rows)} rows", f"at most {self._selected.shape[0]}")
+            raise InvalidArgument("rows", counted(len(rows), "row"), f"at most {self._selected.shape[0]}")
         kept = [(row, *self._row(row, accepted)) for row, accepted in enumerate(rows) if accepted is not None]
         for row, writer, position, count in kept:
             for query_row in range(count):
@@ -420,8 +420,9 @@ class TraceRecorder:
         for layer in self._own if count else ():
             rows, query_rows = self._told[layer].tolist()
             if row >= rows or count > query_rows:
-                given = f"layer {layer} selected for {rows} rows of {query_rows} query rows"
-                raise InvalidArgument(f"rows[{row}]", given, f"a selection for its {count} query rows, in every step")
+                given = f"layer {layer} selected for {counted(rows, 'row')} of {counted(query_rows, 'query row')}"
+                wide = f"a selection for its {counted(count, 'query row')}, in every step"
+                raise InvalidArgument(f"rows[{row}]", given, wide)
         return writer, index(position, f"rows[{row}]"), count
 
     @staticmethod

@@ -90,6 +90,17 @@ def empty(rows: int = 1, query_rows: int = 1) -> np.ndarray[Any, Any]:
     return np.full((rows, query_rows, TOP_K), -77, np.int32)
 
 
+def whole(step: forebay.Step, *called: int, into: tuple[Any, Any] | None = None) -> None:
+    """What is due of a step of which a test asks nothing more: in layers that were not called nothing is selected, and
+    what stands in the landing slots of all layers is stored. `into`: a selection of nothing, and slots, elsewhere than
+    in host memory."""
+    for layer in range(step.cache.info.layers):
+        if layer not in called:
+            words = (step.rows, step.query_rows, step.cache.info.top_k)
+            step.layer(layer, *(into or (np.full(words, -1, np.int32), np.empty(words, np.int32))))
+        step.scatter(layer)
+
+
 class OnCuda:
     """Device memory as an int32 tensor: what CuPy shows. The stand-in's memory is the host's."""
 

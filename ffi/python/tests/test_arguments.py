@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import LAYERS, ROW, TOP_K, empty, joined, rows_of, some
+from conftest import LAYERS, ROW, TOP_K, empty, joined, rows_of, some, whole
 
 Make = Callable[..., forebay.Cache]
 
@@ -117,6 +117,7 @@ def test_whatever_speaks_a_protocol_is_taken_and_written(make: Make, wrap: Calla
         with cache.prepare([(sequence, 0, 1)]) as step:
             slots = empty()
             step.layer(0, form(some(7, 9)), form(slots))
+            whole(step, 0)
         answers.append(slots.tolist())
         sequence.roll_back(40)
     assert answers[0] == answers[1] == answers[2]
@@ -169,6 +170,7 @@ def test_a_wrong_tensor_is_named_and_nothing_is_written(
     assert (slots == -77).all()
     # The step goes on as if it had not been called.
     step.layer(0, good, slots)
+    whole(step, 0)
     assert step.retire().hits + step.retired.misses == 2  # type: ignore[union-attr]
 
 
@@ -187,6 +189,7 @@ def test_a_read_only_answer_is_refused(make: Make) -> None:
     selection = some(1)
     selection.flags.writeable = False
     step.layer(0, selection, empty())
+    whole(step, 0)
     step.retire()
 
 
@@ -209,6 +212,7 @@ def test_buffers_are_checked_once(make: Make) -> None:
                 step.layer(0, buffers)
         with pytest.raises(forebay.InvalidArgument, match="buffers"):
             step.resolve(0, None)  # type: ignore[arg-type]
+        whole(step)
 
 
 def test_rows_are_checked_by_their_bytes(make: Make) -> None:
@@ -264,6 +268,7 @@ def test_streams_of_another_kind_are_refused(make: Make) -> None:
         with pytest.raises(forebay.InvalidArgument, match="stream"):
             call(*([0] if call == step.scatter else []), stream=foreign)
     step.layer(0, some(1), empty(), own.address)
+    whole(step, 0)
     step.retire()
     own.wait()
     assert cache.stats().steps_in_flight == 0
@@ -301,6 +306,7 @@ def test_a_number_that_is_none_is_named(make: Make, wrong: Any) -> None:
         with pytest.raises(forebay.OutOfRange, match="layer"):
             call()
     step.layer(np.int64(0), some(1), slots)  # type: ignore[arg-type]
+    whole(step, 0)
     step.retire()
 
 

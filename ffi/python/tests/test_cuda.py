@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import LAYERS, TOP_K, Driver, OnCuda, empty, joined, on_host, skip, some
+from conftest import LAYERS, TOP_K, Driver, OnCuda, empty, joined, on_host, skip, some, whole
 
 Make = Callable[..., forebay.Cache]
 
@@ -64,7 +64,9 @@ def test_tensors_of_another_memory_are_refused(make: Make, cuda: forebay.CudaDev
         step.scatter(0, stream="stream")
     with pytest.raises(forebay.ForebayError):
         step.scatter(0, stream=0x1234)
-    step.retire(wait=True)
+    step.abandon()
+    with pytest.raises(forebay.Cancelled):
+        step.retire(wait=True)
 
 
 def test_no_driver_is_an_error_that_says_so() -> None:
@@ -201,9 +203,12 @@ def test_torchs_stream_is_taken(make: Make, cuda: forebay.CudaDevice, monkeypatc
     own = cuda.stream()
     cache = make(cuda)
     sequence = joined(cache)
+    into = (OnCuda(cuda.allocate(4 * TOP_K), (1, 1, TOP_K)), OnCuda(cuda.allocate(4 * TOP_K), (1, 1, TOP_K)))
+    into[0].host()[:] = -1
     for stream in (TorchStream(own.address), own, own.address):
         step = cache.prepare([(sequence, 0, 1)], stream=stream)
         assert cuda.stream_of(stream) == cuda.stream_of(own) != cuda.stream_of(None)
+        whole(step, into=into)
         step.retire(wait=True)
     for stream in (TorchStream(own.address, number=1), types.SimpleNamespace(cuda=own.address)):
         with pytest.raises(forebay.InvalidArgument, match="stream"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import LAYERS, ROW, TOP_K, empty, joined, row_of, some
+from conftest import LAYERS, ROW, TOP_K, empty, joined, row_of, some, whole
 
 Make = Callable[..., forebay.Cache]
 
@@ -157,6 +157,7 @@ def test_a_step_is_a_context_manager(make: Make) -> None:
     sequence = joined(cache)
     with cache.prepare([(sequence, 0, 1)]) as step:
         step.layer(0, some(1), empty())
+        whole(step, 0)
         assert repr(step) == "<forebay.Step of 1 rows, open>"
     assert step.retired is not None and step.retired.step == 1
     with pytest.raises(forebay.Closed):
@@ -170,7 +171,7 @@ def test_a_step_is_a_context_manager(make: Make) -> None:
         cache.prepare([(sequence, 0, 1)])
     sequence.roll_back(40)
     with cache.prepare([(sequence, 0, 1)]) as step:
-        pass
+        whole(step)
     assert cache.stats().steps_in_flight == 0
 
 
@@ -179,12 +180,14 @@ def test_a_position_beyond_the_length_fails_the_step_and_is_named(make: Make) ->
     sequence = joined(cache)
     step = cache.prepare([(sequence, 0, 1)])
     step.layer(1, some(3, 40, 999), empty())
+    whole(step, 1)
     with pytest.raises(forebay.DeviceFailed, match="999|40") as caught:
         step.retire()
     assert (caught.value.kind, caught.value.status) == ("DeviceFailed", 9)
     sequence.roll_back(40)
     with cache.prepare([(sequence, 0, 1)]) as step:
         step.layer(1, some(3), empty())
+        whole(step, 1)
 
 
 def test_slots_by_layer_and_rows_in_two_runs(make: Make) -> None:
@@ -205,6 +208,7 @@ def test_slots_by_layer_and_rows_in_two_runs(make: Make) -> None:
                     slot = int(slots[0, 0, at])
                     found = np.concatenate([first[slot // 64, slot % 64], second[slot // 64, slot % 64]])
                     assert (found == rows[position]).all()
+                step.scatter(layer)
         assert step.retired is not None
         # 20 rows are within 32 slots and beyond 16: the second layer brought all of them up.
         assert step.retired.layers == [(0, 2, 0), (2, 0, 0)]
@@ -218,11 +222,10 @@ def test_accepted_rows_may_stand_on_the_device(make: Make) -> None:
     sequence = joined(cache)
     accepted = np.zeros(4, np.int32)
     with cache.prepare([(sequence, None, 2)], accepted=accepted) as step:
-        for layer in range(LAYERS):
-            step.scatter(layer)
+        whole(step)
     accepted[0] = 2
     with cache.prepare([(sequence, None, 2)], accepted=accepted.view(np.uint32)) as step:
-        pass
+        whole(step)
     assert step.retired is not None and step.retired.lengths.tolist() == [42]
     with pytest.raises(forebay.InvalidArgument, match="accepted"):
         cache.prepare([(sequence, None, 2)], accepted=np.zeros(3, np.int32))

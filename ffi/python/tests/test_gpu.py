@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import forebay
+from conftest import whole
 from places import Late, Place, Standin, Torch
 
 LAYERS, ROW, TOP_K, LANES, QUERY_ROWS = 3, 656, 64, 4, 2
@@ -70,6 +71,11 @@ class Both:
         self.fresh = place.array(np.zeros((LAYERS, LANES, QUERY_ROWS, ROW), np.uint8))
         self.seen = place.array(np.zeros((LAYERS, *self.slabs[0].shape), np.uint8))
         self.written = 0
+
+    def nothing(self, query_rows: int = 1) -> tuple[Any, Any]:
+        """A selection of nothing of one batch row, and room for its slots."""
+        none = np.full((1, query_rows, TOP_K), -1, np.int32)
+        return self.place.array(none), self.place.array(none)
 
     def rows(self, layer: int, positions: Any, writers: Any) -> np.ndarray[Any, Any]:
         """Rows that say where they belong and who wrote them; zeros for position -1."""
@@ -327,6 +333,8 @@ def test_streams_of_the_engines_are_taken_in_any_form_and_given_back(place: Plac
         host.layer(0, picks, told)
         # The selection comes by DLPack alone, and the answer is taken by it.
         gpu.layer(0, place.dlpack(place.array(picks)), place.dlpack(answer))
+        whole(host, 0)
+        whole(gpu, 0, into=both.nothing())
         assert gpu._stream == both.gpu.stream_of(raw) != both.gpu.stream_of(both.stream)
         host.retire(), gpu.retire(wait=True)
         assert ((place.read(answer) < 0) == (told < 0)).all()
@@ -352,6 +360,7 @@ def test_two_streams_are_ordered_and_a_third_reads(place: Place) -> None:
     both.gpu.order(fetch, side)
     place.copy(seen, both.slabs[0], side.cuda_stream)
     both.gpu.order(side, both.stream)
+    whole(step, 0, into=both.nothing())
     step.retire(wait=True)
     assert place.has_rows(seen, answer, both.rows(0, picks, np.full_like(picks, 1)))
     both.close()
@@ -392,6 +401,7 @@ def test_a_position_beyond_the_length_fails_the_step_and_a_roll_back_heals_it(pl
     picks[0, 0, :3] = (1, 2, text.length + 40)
     wrong = both.caches[1].prepare([(text.both[1], 0, QUERY_ROWS)], stream=both.stream)
     wrong.layer(1, place.array(picks), place.array(np.full_like(picks, -77)))
+    whole(wrong, 1, into=both.nothing(QUERY_ROWS))
     with pytest.raises(forebay.DeviceFailed, match=str(text.length + 40)):
         wrong.retire(wait=True)
     with pytest.raises(forebay.ForebayError):
@@ -434,6 +444,7 @@ def test_tensors_that_do_not_fit_are_refused_and_nothing_is_written(place: Place
     for wrong_stream in ("stream", types.SimpleNamespace(cuda_stream=8, device=types.SimpleNamespace(index=1))):
         with pytest.raises(forebay.InvalidArgument, match="stream"):
             step.scatter(0, stream=wrong_stream)
+    whole(step, into=both.nothing())
     step.retire(wait=True)
     assert (place.read(slots) == -77).all()
     both.close()
@@ -565,6 +576,7 @@ def test_a_tensor_that_a_step_reads_is_not_given_to_others(on_torch: Torch) -> N
     del picks, slots
     others = [torch.empty((1, 1, TOP_K), dtype=torch.int32, device="cuda:0") for _ in range(64)]
     assert not addresses & {other.data_ptr() for other in others}
+    whole(step, 0, into=both.nothing())
     step.retire(wait=True)
     both.close()
 
@@ -585,6 +597,7 @@ def test_torchs_current_stream_is_taken_where_none_is_given(on_torch: Torch) -> 
         step = both.caches[1].prepare([(text.both[1], 0, 1)])
         step.layer(0, asked, slots)
         rows = both.slabs[0].reshape(-1, ROW)[slots[0, 0, :9].long()].clone()
+        whole(step, 0, into=both.nothing())
         step.finish()
     assert step._stream == both.gpu.stream_of(stream)
     step.retire(wait=True)

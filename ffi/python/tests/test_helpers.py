@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import joined, skip
+from conftest import joined, skip, whole
 from forebay import flashmla
 
 Make = Callable[..., forebay.Cache]
@@ -44,6 +44,7 @@ def test_slots_are_flashmlas_indices(make: Make) -> None:
             # As FlashMLA reads: block x page size + offset.
             for position, index in zip(selection.ravel(), indices.ravel()):
                 assert index == -1 if position == -1 else (blocks[index // 64, index % 64, 0] == rows[position]).all()
+            whole(step, 1)
 
 
 def test_what_flashmla_does_not_take_is_refused(make: Make) -> None:
@@ -101,6 +102,7 @@ def test_a_collector_shows_what_the_driving_thread_left(make: Make) -> None:
     assert value("forebay_steps_total") == 0
     with cache.prepare([(sequence, 0, 1)]) as step:
         step.layer(0, np.array([[[1, 2, 3, -1, -1, -1, -1, -1]]], np.int32), np.empty((1, 1, 8), np.int32))
+        whole(step, 0)
     assert (value("forebay_steps_total"), value("forebay_misses_total")) == (1, 3)
     assert value("forebay_sequences") == 1
     text = prometheus_client.generate_latest(registry).decode()
@@ -121,7 +123,7 @@ def test_a_name_shows_its_own_cache(make: Make) -> None:
 
     def step(cache: forebay.Cache, sequence: forebay.Sequence, accepted: int) -> None:
         with cache.prepare([(sequence, accepted, 1)]) as one:
-            one.layer(0, np.full((1, 1, 8), -1, np.int32), np.empty((1, 1, 8), np.int32))
+            whole(one)
 
     def value(name: str) -> Any:
         found = [metric.samples for metric in collector.collect() if metric.name == f"forebay_{name}"][0]

@@ -20,7 +20,7 @@ faulthandler.enable()
 sys.path.insert(0, {tests!r})
 import numpy as np
 import forebay
-from conftest import LAYERS, TOP_K, empty, joined, rows_of, some
+from conftest import LAYERS, TOP_K, empty, joined, rows_of, some, whole
 from forebay._library import ffi, lib
 
 given = []
@@ -149,6 +149,7 @@ for threads in (False, True):
         os._exit(failed)
     assert os.waitpid(child, 0)[1] == 0
     step.layer(0, some(1), empty())
+    whole(step, 0)
     step.retire(wait=True)
     assert bytes(sequence.read_row(0, 3)) == bytes(rows_of(0, 3, 1)[0])
     cache.validate()
@@ -180,6 +181,7 @@ sequence = joined(cache, 10)
 with cache.prepare([(sequence, 0, 1)]) as step:
     slots = empty()
     step.layer(0, some(4), slots)
+    whole(step, 0)
 slot = int(slots[0, 0, 0])
 row = cache.slab(0)[slot // 64, slot % 64][4:8]
 keys = cache.index_keys(0)
@@ -253,6 +255,7 @@ def live():
     sequence = joined(cache)
     with cache.prepare([(sequence, 0, 1)]) as step:
         step.layer(0, some(1), empty())
+        whole(step, 0)
 for _ in range(200):
     live()
 gc.collect()
@@ -290,9 +293,12 @@ device, cache = make(steps_in_flight=1)
 one, two = joined(cache), joined(cache)
 step = cache.prepare([(one, 0, 1)])
 del step
-cache.prepare([(two, 0, 1)]).retire()
+def decode(sequence):
+    with cache.prepare([(sequence, 0, 1)]) as step:
+        whole(step)
+decode(two)
 one.roll_back(40)
-cache.prepare([(one, 0, 1)]).retire()
+decode(one)
 assert cache.stats().steps_in_flight == 0
 print("done")
 """)
@@ -339,6 +345,7 @@ device, cache = make()
 sequence = joined(cache)
 with cache.prepare([(sequence, 0, 1)]) as step:
     step.layer(0, some(1, 2), empty())
+    whole(step, 0)
 sequence.roll_back(40)
 child, ticket = sequence.fork()
 del sequence, step

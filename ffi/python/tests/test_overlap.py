@@ -164,7 +164,7 @@ def test_more_rows_than_the_buffers_have_are_refused(make: Make) -> None:
     cache, engine, layers = begin(make)
     arrays = [np.full((4, 1, TOP_K), -77, np.int32) for _ in range(2)]
     one_row = forebay.Buffers(cache, *(array[:1] for array in arrays))
-    with pytest.raises(forebay.InvalidArgument, match="batch.*1 rows"):
+    with pytest.raises(forebay.InvalidArgument, match="batch.*1 row$"):
         forebay.Layers(one_row, batch=4)
     assert forebay.Layers(one_row, batch=1).buffers is one_row
     step = cache.prepare([(s, 0, 1) for s in engine.sequences])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import LAYERS, TOP_K, empty, joined, some
+from conftest import LAYERS, TOP_K, empty, joined, some, whole
 from test_lifetimes import run
 
 Make = Callable[..., forebay.Cache]
@@ -158,6 +158,7 @@ def test_what_a_call_made_to_find_a_tensor_lives_as_long_as_its_work(make: Make,
     # Buffers look at the shape first.
     held = [made[1], made[-1]]
     assert all(one() is not None for one in held)
+    whole(step, 0, 1)
     gate.open()
     step.retire(wait=True)
     gc.collect()
@@ -250,8 +251,7 @@ def work(call):
 cache.overlap(step, 0, "none", layers, work)
 assert cache.stats().sequences == 2 and cache.stats().steps_in_flight == 1 and not cache.closed
 assert len(cache._record.sequences) == 2 and len(cache._record.steps) == 1
-for layer in range(1, LAYERS):
-    step.layer(layer, some(1), empty())
+whole(step, 0)
 step.retire()
 cache.reap()
 assert cache.stats().sequences == 1
@@ -290,8 +290,7 @@ def test_retire_waits_for_the_stream_that_the_step_was_finished_on(make: Make, b
     device, cache, sequence = threaded(make)
     first, other = device.stream(), device.stream()
     step = cache.prepare([(sequence, 0, 1)], stream=first)
-    for layer in range(LAYERS):
-        step.layer(layer, some(1), empty())
+    whole(step)
     gate = hold(device, first)
     if by_hand:
         step.finish()
@@ -307,8 +306,7 @@ def test_a_device_that_is_closed_still_serves_its_caches(make: Make) -> None:
     device, cache, sequence = threaded(make)
     device.close()
     step = cache.prepare([(sequence, 0, 1)])
-    for layer in range(LAYERS):
-        step.layer(layer, some(1), empty())
+    whole(step)
     assert step.retire(wait=True).step == 1
 
 
@@ -343,8 +341,7 @@ def test_a_forked_child_leaves_its_parents_blocks_quietly() -> None:
     run("""
 device, cache = make()
 with device, cache, joined(cache) as sequence, cache.prepare([(sequence, 0, 1)]) as step:
-    for layer in range(LAYERS):
-        step.layer(layer, some(1), empty())
+    whole(step)
     child = os.fork()
     if child == 0:
         try:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import LAYERS, TOP_K, empty, joined, row_of, rows_of, some
+from conftest import LAYERS, TOP_K, empty, joined, row_of, rows_of, some, whole
 
 Make = Callable[..., forebay.Cache]
 
@@ -18,7 +18,7 @@ def decode(cache: forebay.Cache, sequence: forebay.Sequence, accepted: int, leng
         for layer in range(LAYERS):
             slot = sequence.landing_slot(0)
             cache.slab(layer)[slot // 64, slot % 64] = row_of(layer, length)
-            step.scatter(layer)
+        whole(step)
 
 
 def test_a_life_from_open_to_close(make: Make) -> None:
@@ -64,6 +64,7 @@ def test_prompt_rows_may_be_written_in_place(make: Make) -> None:
     slots = empty()
     with cache.prepare([(sequence, 0, 1)]) as step:
         step.layer(2, some(33), slots)
+        whole(step, 2)
     slot = int(slots[0, 0, 0])
     assert bytes(cache.slab(2)[slot // 64, slot % 64]) == bytes(row_of(2, 33))
     cache.close()
@@ -145,6 +146,7 @@ def test_a_warm_up_brings_up_what_was_selected(make: Make) -> None:
     with cache.prepare([(sequence, 0, 1)]) as step:
         for layer in range(LAYERS):
             step.layer(layer, some(1, 2, 3, 4, 5, 6), empty())
+            step.scatter(layer)
     assert step.retired is not None and step.retired.layers == [(5, 1, 0)] * LAYERS
 
 
@@ -171,7 +173,7 @@ def test_what_does_not_fit_is_refused_and_named(make: Make) -> None:
 def test_a_bad_declaration_names_its_field(shape: forebay.Shape) -> None:
     device = forebay.HostDevice()
     for changes, field in (
-        ({"lanes": 0}, "host_pages"),
+        ({"lanes": 0}, "lanes"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"slots": [1, 2]}, "slots"),
         ({"query_rows": "two"}, "query_rows"),

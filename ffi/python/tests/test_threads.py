@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import LAYERS, TOP_K, empty, joined, some
+from conftest import LAYERS, TOP_K, empty, joined, some, whole
 
 Make = Callable[..., forebay.Cache]
 
@@ -43,8 +43,7 @@ def test_two_threads_on_one_cache_are_told(make: Make) -> None:
         leave.set()
         thread.join()
     assert not cache.closed
-    for layer in range(1, LAYERS):
-        step.layer(layer, some(1), empty())
+    whole(step, 0)
     step.retire()
 
 
@@ -90,6 +89,7 @@ def test_two_caches_are_driven_side_by_side(make: Make) -> None:
             for layer in range(LAYERS):
                 selection = chance.integers(0, 40, (1, 1, TOP_K), np.int32)
                 step.layer(layer, selection, empty())
+                step.scatter(layer)
             retired = step.retire(wait=True)
             counts.append((retired.hits, retired.misses))
         found[at] = (counts, sequence.digest())

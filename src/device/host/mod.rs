@@ -345,6 +345,10 @@ impl Device for HostDevice {
         page_size()
     }
 
+    fn takes_host_memory(&self) -> bool {
+        true
+    }
+
     fn backing(&self, bytes: u64) -> Result<Backing> {
         self.take(bytes)?;
         let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared: true };

@@ -348,6 +348,7 @@ impl Device for Watch {
         allocate(bytes: u64) -> Result<Slice>;
         owns(slice: &Slice) -> bool;
         granularity() -> u64;
+        takes_host_memory() -> bool;
         backing(bytes: u64) -> Result<Backing>;
         stream() -> Result<Stream>;
         event() -> Result<Event>;
