@@ -1,8 +1,9 @@
-# The commands of this repository. A newcomer needs two: `make demo` and `make test`.
+# The commands of this repository, which `make help` lists. A newcomer needs two: `make demo` and `make test`.
 
 .NOTPARALLEL:
-.PHONY: setup bench-setup demo proof picture check test soak bench dist install style unit all-tests on-cuda on-driver \
-        examples docs loom asan c-test python bench-build kernels kernels-check embedder gpu-bundle gpu-bundle-check
+.PHONY: help setup bench-setup demo proof picture check test soak bench dist install style unit all-tests \
+        on-cuda on-driver examples docs loom installs asan c-test python bench-build kernels kernels-check \
+        embedder gpu-bundle gpu-bundle-check
 
 # Where a test says that it did not run, and the environment of ci/requirements.txt (docs/testing.md).
 export FOREBAY_SKIPS := $(CURDIR)/target/skips.txt
@@ -18,6 +19,12 @@ ON_CUDA := failures edges misuse overlap sharing graphs
 # Those of a driver that is named.
 ON_DRIVER := cuda graphs
 EXAMPLES := $(patsubst examples/%.rs,%,$(wildcard examples/*.rs))
+
+## Lists these commands.
+help:
+	@awk '/^## / { say = substr($$0, 4) } \
+	    /^[a-z][a-z-]*:/ && say { sub(":.*", ""); print "make " $$0; print say; say = "" }' Makefile | \
+	    fold -s -w 76 | sed '/^make /!s/^/    /; s/ *$$//'
 
 ## What the build and the tests need beside cargo. Does nothing when everything is there.
 setup:
@@ -51,8 +58,8 @@ check:
 
 ## Everything. With FOREBAY_REQUIRE_ALL=1 a skip that ci/allowed-skips.txt does not list fails.
 test:
-	@ci/skips $(MAKE) setup style kernels-check all-tests python on-cuda on-driver embedder examples docs loom asan \
-	    bench-build
+	@ci/skips $(MAKE) setup style kernels-check all-tests python on-cuda on-driver embedder \
+	    examples docs loom asan bench-build
 
 ## More seeds and long runs, optimised; by hand, takes long.
 soak: setup
@@ -103,6 +110,10 @@ kernels-check:
 # A crate that uses the CUDA device and, with other features, cudarc.
 embedder:
 	cargo run --manifest-path ci/embedder/Cargo.toml --locked --target-dir target/embedder
+
+# The three lines of README.md that install the command, the C library and the Python package, as they stand there.
+installs:
+	ci/installs
 
 # The C programs of ffi/c-tests, by gcc under AddressSanitizer and by valgrind: a part of all-tests, by itself.
 c-test:

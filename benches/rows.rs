@@ -130,7 +130,7 @@ impl Rig {
             lane_pages,
             micro_batches: 1,
             batch: lanes,
-            residency_only: false,
+            expected: Default::default(),
         };
         rig.pools = rig.device.attach(plan)?;
         // The landing rows hold something: memory that nobody wrote is one page of zeros, read from a cache.

@@ -66,7 +66,7 @@ impl Rig {
             lane_pages: 1,
             micro_batches: 2,
             batch,
-            residency_only: false,
+            expected: Default::default(),
         })?;
         let words = |count: u32| device.allocate(4 * u64::from(count));
         let entries = batch * QUERY_ROWS * shape.top_k;

@@ -88,12 +88,17 @@ impl Engine {
         self.cache.prepare(MicroBatch(0), 2, rows, None, self.stream)
     }
 
+    /// All that is due of a step, for whatever its buffers select.
+    fn enqueue(&self, step: &Step) {
+        for layer in [0, 1].map(Layer) {
+            self.cache.layer(step, LayerCall::whole(layer), self.streams(), self.buffers).unwrap();
+            self.cache.scatter(step, LayerCall::whole(layer), self.stream).unwrap();
+        }
+    }
+
     fn decode(&mut self, sequence: Sequence, accepted: u32) -> u32 {
         let mut step = self.prepare(&[row(sequence, accepted)]).unwrap();
-        for layer in [0, 1].map(Layer) {
-            self.cache.layer(&step, LayerCall::whole(layer), self.streams(), self.buffers).unwrap();
-            self.cache.scatter(&step, LayerCall::whole(layer), self.stream).unwrap();
-        }
+        self.enqueue(&step);
         self.cache.finish(&mut step, self.stream).unwrap();
         self.cache.retire(step, self.stream).unwrap().lengths()[0]
     }
@@ -282,6 +287,7 @@ fn batches_that_do_not_fit_are_refused_and_nothing_is_enqueued() {
     assert_eq!((error.number("wanted"), e.device.operations()), (Some(8), before));
     e.device.write(many, &[1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     let mut step = e.cache.prepare(MicroBatch(0), 2, &[on_device], Some(many), stream).unwrap();
+    e.enqueue(&step);
     e.cache.finish(&mut step, stream).unwrap();
     assert_eq!(e.cache.retire(step, stream).unwrap().lengths(), [23]);
 }
@@ -295,6 +301,7 @@ fn a_device_count_of_more_rows_than_landed_fails_the_step() {
     e.device.write(counts, &[3; 12]).unwrap();
     let rows = [Row { accepted: Accepted::OnDevice, ..row(sequence, 0) }];
     let mut step = e.cache.prepare(MicroBatch(0), 2, &rows, Some(counts), e.stream).unwrap();
+    e.enqueue(&step);
     e.cache.finish(&mut step, e.stream).unwrap();
     let unretired = e.cache.retire(step, e.stream).unwrap_err();
     assert_eq!(unretired.step, None);
@@ -340,7 +347,7 @@ fn a_cache_for_replays_counts_and_moves_nothing() {
         let picks: Vec<u8> = (0..2 * K).flat_map(|at| (at as i32 % 20).to_le_bytes()).collect();
         e.device.write(e.buffers.selection, &picks).unwrap();
         let mut step = e.prepare(&[row(sequence, 0)]).unwrap();
-        e.cache.layer(&step, LayerCall::whole(Layer(0)), e.streams(), e.buffers).unwrap();
+        e.enqueue(&step);
         e.cache.finish(&mut step, e.stream).unwrap();
         e.cache.retire(step, e.stream).unwrap();
         let slab = e.cache.slab(Layer(0)).unwrap();
@@ -408,7 +415,7 @@ fn misfits(mut e: Engine) {
     e.cache.resolve(&step, whole, e.stream, Buffers { parts: Some(whole_parts), ..good }).unwrap();
     e.cache.gather(&step, whole, 0, e.stream).unwrap();
     refused(good.slots.part(1, 2 * K * 4), Kind::OutOfRange, "");
-    e.cache.layer(&step, whole, e.streams(), good).unwrap();
+    e.enqueue(&step);
     e.cache.finish(&mut step, e.stream).unwrap();
     let mut left = Some(step);
     while let Some(step) = left.take() {
@@ -503,6 +510,7 @@ fn steps_are_finished_once_and_belong_to_their_cache() {
     let unretired = e.cache.retire(foreign, e.stream).unwrap_err();
     refused::<()>(Err(unretired.error), Kind::OutOfRange, not_ours);
     let mut foreign = unretired.step.unwrap();
+    other.enqueue(&foreign);
     other.cache.finish(&mut foreign, other.stream).unwrap();
     other.cache.retire(foreign, other.stream).unwrap();
 
@@ -511,6 +519,7 @@ fn steps_are_finished_once_and_belong_to_their_cache() {
     let unretired = e.cache.retire(step, e.stream).unwrap_err();
     refused::<()>(Err(unretired.error), Kind::Busy, "the step was not finished");
     step = unretired.step.unwrap();
+    e.enqueue(&step);
     refused(e.cache.finish(&mut step, Stream(99)), Kind::OutOfRange, "stream");
     e.cache.finish(&mut step, e.stream).unwrap();
     refused(e.cache.finish(&mut step, e.stream), Kind::InvalidConfig, "the step is finished");
@@ -518,6 +527,7 @@ fn steps_are_finished_once_and_belong_to_their_cache() {
     refused(e.cache.gather(&step, whole, 0, e.stream), Kind::InvalidConfig, "the step is finished");
     refused(e.cache.scatter(&step, whole, e.stream), Kind::InvalidConfig, "the step is finished");
     let mut next = e.prepare(&[row(a, 1)]).unwrap();
+    e.enqueue(&next);
     e.cache.finish(&mut next, e.stream).unwrap();
     refused(e.prepare(&[row(a, 1)]), Kind::Busy, "every step block is in flight");
     e.cache.retire(next, e.stream).unwrap();
@@ -531,6 +541,7 @@ fn a_sequence_has_no_more_steps_in_flight_than_configured() {
     let sequence = e.open(20, 20);
     let steps = [0, 1].map(|accepted| {
         let mut step = e.prepare(&[row(sequence, accepted)]).unwrap();
+        e.enqueue(&step);
         e.cache.finish(&mut step, e.stream).unwrap();
         step
     });
@@ -578,6 +589,7 @@ fn a_cache_with_something_left_is_given_back_by_shut_down() {
     let mut e = engine(config());
     let sequence = e.open(20, 20);
     let mut step = e.prepare(&[row(sequence, 0)]).unwrap();
+    e.enqueue(&step);
     e.cache.close(sequence, e.stream).unwrap();
     let (mut cache, error) = e.cache.shut_down().unwrap_err();
     let error = refused::<()>(Err(error), Kind::Busy, "sequences or steps are left");

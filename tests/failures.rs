@@ -28,6 +28,7 @@ fn three_steps_behind_a_gate(machine: Machine) {
     let mut steps = Vec::new();
     for sequence in &sequences[..3] {
         let mut step = rig.prepare(*sequence, 0);
+        rig.all(&step);
         rig.cache.finish(&mut step, rig.stream).unwrap();
         steps.push(step);
     }
@@ -101,6 +102,8 @@ fn fork_that_closes(machine: Machine) {
         assert!(rig.host_pages(other).iter().all(|page| !shared.contains(page)));
     }
     gate.open();
+    rig.cache.scatter(&step, LayerCall::whole(Layer(0)), rig.stream).unwrap();
+    rig.rest(&step, [1], rig.stream);
     rig.cache.finish(&mut step, rig.stream).unwrap();
     rig.sync();
     rig.check_answers(parent, 0, &picks, &rig.answers(buffers));
@@ -146,6 +149,7 @@ fn aborts_behind_a_gate(machine: Machine) {
     let filling = rig.cache.open(&Rig::asks(24, 8)).unwrap();
     let steps = [0, 1].map(|accepted| {
         let mut step = rig.prepare(running, accepted);
+        rig.all(&step);
         rig.cache.finish(&mut step, rig.stream).unwrap();
         step
     });
@@ -180,6 +184,7 @@ fn f9_an_abort_on_a_failed_device_gives_everything_back_too() {
     let start = rig.gauges();
     let sequence = rig.open(24, 8, 1);
     let mut step = rig.prepare(sequence, 0);
+    rig.all(&step);
     rig.device.call(rig.stream, std::sync::Arc::new(|| panic!("an engine's callback"))).unwrap();
     rig.cache.finish(&mut step, rig.stream).unwrap();
     let joining = rig.admit(24, 8, 2);
@@ -228,7 +233,7 @@ fn fork_of_a_parent_that_decodes(machine: Machine) {
     let other = rig.device.stream().unwrap();
     let mut step = rig.cache.prepare(MicroBatch(0), 1, &[row(parent, 0, 1)], None, other).unwrap();
     rig.land(parent, 0, 0, &stamp(5, 0, 24));
-    rig.cache.scatter(&step, LayerCall::whole(Layer(0)), other).unwrap();
+    rig.rest(&step, 0..2, other);
     rig.cache.finish(&mut step, other).unwrap();
     // A step that did not wait for the copy would end meanwhile.
     for _ in 0..rig.machine.looks() {

@@ -156,7 +156,7 @@ fn what_must_not_be_fails_the_step_and_touches_nothing_else() {
         live(&mut world, 50);
         causes.extend(world.causes);
     }
-    assert_eq!(causes, (0..=6).collect(), "every cause, and none");
+    assert_eq!(causes, (0..=8).collect(), "every cause, and none");
 }
 
 #[test]
@@ -244,6 +244,47 @@ fn resolve(world: &mut World<'_>, layer: usize, (first, count): (u32, u32), from
     assert!(!world.model.lists[0].fetches.is_empty());
 }
 
+/// A layer in which lane 0 selects nothing, and whose new rows are stored.
+fn nothing(world: &mut World<'_>, layer: usize) {
+    let all = part(layer, 0, QUERY_ROWS);
+    let mut answer = world.unanswered(layer, QUERY_ROWS);
+    let selection = vec![-1; (world.model.extents.top_k() * QUERY_ROWS) as usize];
+    world.resolve(&all, &selection, &mut answer);
+    world.scatter(&all);
+}
+
+#[test]
+fn a_layer_that_is_missing_or_not_stored_fails_its_step_by_query_row() {
+    let Some(kernels) = kernels() else { return };
+    // Query rows resolved and scattered in layer 1, and what is blamed.
+    let all = (0, QUERY_ROWS);
+    for (resolved, scattered, cause, value) in [
+        (all, all, 0, 0),
+        ((0, 0), all, 7, 0),
+        ((0, 2), all, 7, 2),
+        ((1, 2), all, 7, 0),
+        (all, (0, 0), 8, 0),
+        (all, (0, 1), 8, 1),
+        ((0, 1), (1, 2), 7, 1),
+    ] {
+        let mut world = in_a_step(&kernels, &extents(24, ([16, 4], 0)), 11);
+        nothing(&mut world, 0);
+        if resolved.1 > 0 {
+            resolve(&mut world, 1, resolved, 20);
+            (0..world.model.extents.shapes[1].passes)
+                .for_each(|pass| world.gather(&part(1, resolved.0, resolved.1), pass));
+        }
+        if scattered.1 > 0 {
+            world.scatter(&part(1, scattered.0, scattered.1));
+        }
+        world.report();
+        let word = world.model.sticky;
+        let found = if word == u64::MAX { (0, 0) } else { ((word >> 32) as u32 & 0xF, word as u32) };
+        assert_eq!(found, (cause, value), "{resolved:?} {scattered:?}");
+        assert_eq!(world.model.trust[0], u32::from(cause > 0));
+    }
+}
+
 #[test]
 fn a_row_without_a_page_fails_its_step_and_is_no_resident_row_behind_a_roll_back() {
     let Some(kernels) = kernels() else { return };
@@ -294,6 +335,7 @@ fn a_gather_takes_the_list_of_its_own_resolve_and_no_other() {
     // Of another layer, of other rows: one later, one less.
     for (seed, gathered) in [(1, part(0, 0, 2)), (2, part(1, 1, 2)), (3, part(1, 0, 1))] {
         let mut world = in_a_step(&kernels, &extents, seed);
+        nothing(&mut world, 0);
         resolve(&mut world, 1, (0, 2), 20);
         world.gather(&gathered, 0);
         world.report();
@@ -314,10 +356,12 @@ fn a_pass_that_is_gathered_again_takes_back_none_of_those_behind_it() {
     let mut world = World::new(&kernels, &extents(75, ([16, 4], 0)), How { threads: 64, seed: 6 });
     world.join(0, &[90, 40], 300);
     begin(&mut world);
+    nothing(&mut world, 0);
     resolve(&mut world, 1, (0, 3), 20);
     for pass in [0, 1, 0, 2, 3] {
         world.gather(&part(1, 0, 3), pass);
     }
+    world.scatter(&part(1, 0, 3));
     assert!(world.model.lists[0].scratch > 150, "{} rows in scratch slots", world.model.lists[0].scratch);
     world.report();
     assert_eq!(world.causes, [0].into(), "nothing is missing");
@@ -365,8 +409,8 @@ fn without_bytes_nobody_gathers() {
     let Some(kernels) = kernels() else { return };
     let extents = Extents { residency_only: true, ..extents(24, ([16, 4], 0)) };
     let mut world = in_a_step(&kernels, &extents, 9);
-    resolve(&mut world, 0, (0, 2), 20);
-    resolve(&mut world, 1, (0, 2), 20);
+    resolve(&mut world, 0, (0, QUERY_ROWS), 20);
+    resolve(&mut world, 1, (0, QUERY_ROWS), 20);
     world.report();
     assert_eq!(world.causes, [0].into());
 }

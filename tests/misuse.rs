@@ -5,6 +5,9 @@
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "support/device.rs"]
 mod device;
+#[allow(dead_code, reason = "a test takes what it needs")]
+#[path = "support/forgets.rs"]
+mod forgets;
 
 use device::TestDevice;
 use forebay::device::block::{Cause, Entry, Report, Sticky, step};
@@ -14,6 +17,7 @@ use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::Rows;
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
 use forebay::{MicroBatch, Open, Row, Sequence, Shape, Slots, Step, Streams, WarmUp};
+use forgets::{Call, Forgets};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,6 +26,7 @@ const K: u32 = 8;
 struct Engine {
     cache: Cache,
     device: Arc<TestDevice>,
+    forgets: Arc<Forgets>,
     stream: Stream,
     buffers: Buffers,
     done: Event,
@@ -42,9 +47,10 @@ impl Engine {
         let device = TestDevice::new(HostOptions { threaded, ..HostOptions::default() });
         let buffer = || device.allocate(u64::from(4 * K)).unwrap();
         let buffers = Buffers { selection: buffer(), slots: buffer(), parts: None };
-        let cache = Cache::new(config, device.device()).unwrap();
+        let forgets = Forgets::new(device.device(), None);
+        let cache = Cache::new(config, forgets.clone()).unwrap();
         let (stream, done) = (device.stream().unwrap(), device.event().unwrap());
-        Engine { cache, device, stream, buffers, done }
+        Engine { cache, device, forgets, stream, buffers, done }
     }
 
     /// A sequence of 24 rows, each filled with its position.
@@ -53,7 +59,7 @@ impl Engine {
         let open = Open { prompt: 24, promised: 30, budget, bring_up: BringUp::Nothing };
         let sequence = self.cache.open(&open).unwrap();
         let rows: Vec<u8> = (0..24).flat_map(|position| [position; 32]).collect();
-        for layer in [0, 1].map(Layer) {
+        for layer in (0..self.cache.geometry().layers()).map(Layer) {
             self.cache.append(sequence, layer, &rows).unwrap();
         }
         let _ticket = self.cache.join(sequence, self.stream, WarmUp::default()).unwrap();
@@ -74,6 +80,14 @@ impl Engine {
     fn prepare(&mut self, sequence: Sequence, accepted: u32) -> Step {
         let row = Row { sequence, accepted: Accepted::Rows(accepted), query_rows: 1 };
         self.cache.prepare(MicroBatch(0), 1, &[row], None, self.stream).unwrap()
+    }
+
+    /// All that is due of a step's layer.
+    fn whole(&self, step: &Step, layer: u32) {
+        let (call, streams) =
+            (LayerCall::whole(Layer(layer)), Streams { resolve: self.stream, gather: self.stream });
+        self.cache.layer(step, call, streams, self.buffers).unwrap();
+        self.cache.scatter(step, call, self.stream).unwrap();
     }
 
     fn finish(&mut self, step: &mut Step) {
@@ -100,10 +114,7 @@ impl Engine {
     fn decode(&mut self, sequence: Sequence, accepted: u32, first: i32) -> (u64, Vec<u8>) {
         self.select(first);
         let mut step = self.prepare(sequence, accepted);
-        let streams = Streams { resolve: self.stream, gather: self.stream };
-        for layer in [1, 0].map(Layer) {
-            self.cache.layer(&step, LayerCall::whole(layer), streams, self.buffers).unwrap();
-        }
+        [1, 0].into_iter().for_each(|layer| self.whole(&step, layer));
         self.finish(&mut step);
         let held = self.held(Layer(0), self.buffers.slots);
         (self.cache.retire(step, self.stream).unwrap().total().1, held)
@@ -116,7 +127,10 @@ fn a_resolve_that_nobody_gathers_fails_the_step_and_a_roll_back_trusts_no_row_of
     let sequence = e.open();
     e.select(4);
     let mut step = e.prepare(sequence, 0);
-    e.cache.resolve(&step, LayerCall::whole(Layer(0)), e.stream, e.buffers).unwrap();
+    // The host enqueues it, and it never comes.
+    e.forgets.leave_out(|call, _, _| call == Call::Gather);
+    [1, 0].into_iter().for_each(|layer| e.whole(&step, layer));
+    e.forgets.leave_out(|_, _, _| false);
     e.finish(&mut step);
     let unretired = e.cache.retire(step, e.stream).unwrap_err();
     assert_eq!(unretired.error.kind(), Kind::DeviceFailed);
@@ -137,7 +151,8 @@ fn a_pass_that_nobody_gathers_fails_the_step_but_costs_no_resident_row() {
         (&[1, 0, 1], Some("what a layer missed was not gathered"), 0),
         (&[], Some("what a layer missed was not gathered"), 0),
     ] {
-        let mut e = Engine::with(false, Config { min_budget: 4, attention_passes: 2, ..config() });
+        let shape = Shape { layers: 1, ..config().shape };
+        let mut e = Engine::with(false, Config { shape, min_budget: 4, attention_passes: 2, ..config() });
         assert_eq!(e.cache.attention_passes(), 2);
         let words = |count: u32| e.device.allocate(u64::from(4 * count)).unwrap();
         e.buffers.parts = Some(Parts { lists: words(3 * K), counts: words(3), batch: 1 });
@@ -147,6 +162,11 @@ fn a_pass_that_nobody_gathers_fails_the_step_but_costs_no_resident_row() {
         let mut step = e.prepare(sequence, 0);
         e.cache.resolve(&step, layer, e.stream, e.buffers).unwrap();
         passes.iter().for_each(|pass| e.cache.gather(&step, layer, *pass, e.stream).unwrap());
+        // The host enqueues the others, and they never come.
+        e.forgets.leave_out(|call, _, _| call == Call::Gather);
+        [0, 1].iter().for_each(|pass| e.cache.gather(&step, layer, *pass, e.stream).unwrap());
+        e.forgets.leave_out(|_, _, _| false);
+        e.cache.scatter(&step, layer, e.stream).unwrap();
         e.finish(&mut step);
         match (e.cache.retire(step, e.stream), missing) {
             (Ok(_), None) => {}
@@ -157,6 +177,7 @@ fn a_pass_that_nobody_gathers_fails_the_step_but_costs_no_resident_row() {
         let mut step = e.prepare(sequence, 0);
         e.cache.resolve(&step, layer, e.stream, e.buffers).unwrap();
         [0, 1].iter().for_each(|pass| e.cache.gather(&step, layer, *pass, e.stream).unwrap());
+        e.cache.scatter(&step, layer, e.stream).unwrap();
         e.finish(&mut step);
         assert_eq!(
             e.cache.retire(step, e.stream).unwrap().total(),
@@ -186,6 +207,9 @@ fn a_gather_of_another_layer_fails_the_step_and_copies_nothing() {
     let mut step = e.prepare(sequence, 0);
     e.cache.resolve(&step, LayerCall::whole(Layer(0)), e.stream, e.buffers).unwrap();
     e.cache.gather(&step, LayerCall::whole(Layer(1)), 0, e.stream).unwrap();
+    e.cache.gather(&step, LayerCall::whole(Layer(0)), 0, e.stream).unwrap();
+    e.cache.scatter(&step, LayerCall::whole(Layer(0)), e.stream).unwrap();
+    e.whole(&step, 1);
     e.finish(&mut step);
     assert_eq!(e.cache.retire(step, e.stream).unwrap_err().error.kind(), Kind::DeviceFailed);
     let _ticket = e.cache.roll_back(sequence, 24, e.stream).unwrap();
@@ -198,10 +222,10 @@ fn a_step_behind_a_failed_one_fails_too_and_accepts_nothing_of_it() {
     let sequence = e.open();
     e.select(40);
     let mut bad = e.prepare(sequence, 0);
-    let streams = Streams { resolve: e.stream, gather: e.stream };
-    e.cache.layer(&bad, LayerCall::whole(Layer(0)), streams, e.buffers).unwrap();
+    [0, 1].into_iter().for_each(|layer| e.whole(&bad, layer));
     e.finish(&mut bad);
     let mut behind = e.prepare(sequence, 1);
+    [0, 1].into_iter().for_each(|layer| e.whole(&behind, layer));
     e.finish(&mut behind);
     // Retired in the other order: the one behind must not look sound even so.
     let error = e.cache.retire(behind, e.stream).unwrap_err().error;
@@ -224,8 +248,10 @@ fn resolve_and_gather_on_two_streams_have_their_edge() {
     e.cache.layer(&step, LayerCall::whole(Layer(0)), streams, e.buffers).unwrap();
     drop(held);
     e.sync(gather);
+    e.cache.scatter(&step, LayerCall::whole(Layer(0)), e.stream).unwrap();
+    e.whole(&step, 1);
     e.finish(&mut step);
-    assert_eq!(e.cache.retire(step, e.stream).unwrap().total().1, 8);
+    assert_eq!(e.cache.retire(step, e.stream).unwrap().total().1, 16);
 }
 
 #[test]
@@ -341,6 +367,7 @@ fn a_block_that_names_a_lane_twice_or_none_that_is_there_does_nothing_and_fails_
         assert_eq!(e.cache.digest(sequence).unwrap(), digest);
         e.cache.validate().unwrap();
         let mut next = e.prepare(sequence, 0);
+        [0, 1].into_iter().for_each(|layer| e.whole(&next, layer));
         e.finish(&mut next);
         let unretired = e.cache.retire(next, e.stream).unwrap_err();
         assert_eq!(unretired.error.place(), Cause::Earlier.describe());

@@ -14,7 +14,7 @@ mod rig;
 use forebay::device::{Device, Stream};
 use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
 use forebay::residency::Rows;
-use forebay::{Buffers, Config, Kind, Layer, LayerCall, MicroBatch, Result, Streams};
+use forebay::{Buffers, Config, Kind, Layer, LayerCall, MicroBatch, Result, Shape, Streams};
 use rig::{BATCH, Caller, PROMPT, Rig, Sharing, config};
 
 const ORDERS: [[Overlap; 3]; 5] = [
@@ -148,6 +148,8 @@ enum Missing {
     Attended,
     /// Nor for its gather.
     Gathered,
+    /// The scatter stands in front of the write of its landing slots, and is ordered there.
+    Written,
 }
 
 /// A step of one micro-batch in the order `none`, enqueued by hand, attention on a stream of its own.
@@ -173,9 +175,18 @@ fn step_by_hand(rig: &mut Rig, missing: Missing, accepted: u32) -> Result<()> {
         call(Work::Index, compute)?;
         edge(compute, resolve)?;
         rig.cache.layer(&step, LayerCall::whole(layer), Streams { resolve, gather }, buffers)?;
+        let store = || {
+            edge(compute, scatter)?;
+            rig.cache.scatter(&step, LayerCall::whole(layer), scatter)
+        };
+        if missing == Missing::Written {
+            store()?;
+            edge(scatter, compute)?;
+        }
         call(Work::Prepare, compute)?;
-        edge(compute, scatter)?;
-        rig.cache.scatter(&step, LayerCall::whole(layer), scatter)?;
+        if missing != Missing::Written {
+            store()?;
+        }
         if missing == Missing::Gathered {
             // R is waited for, and what it has found missing is left to itself.
             edge(resolve, compute)?;
@@ -194,8 +205,14 @@ fn step_by_hand(rig: &mut Rig, missing: Missing, accepted: u32) -> Result<()> {
     Ok(())
 }
 
+/// A rig whose layers are enqueued by hand: it has no draft layer.
+fn hand(without: Option<u64>) -> Rig {
+    let config = config(1);
+    Rig::with(Config { shape: Shape { draft_layers: 0, ..config.shape }, ..config }, Sharing::None, without)
+}
+
 fn by_hand(missing: Missing) -> Result<()> {
-    let mut rig = Rig::new(1, Sharing::None, None);
+    let mut rig = hand(None);
     rig.fill()?;
     step_by_hand(&mut rig, missing, 0)?;
     step_by_hand(&mut rig, missing, 1)?;
@@ -212,6 +229,20 @@ fn f2_nothing_is_fetched_into_slots_that_attention_still_reads() {
         error.contains("which attention (stream") && error.contains("reads, and is not ordered"),
         "{error}"
     );
+}
+
+/// No stream and no event is missing here: what is wrong is what is stored.
+#[test]
+fn a_scatter_in_front_of_the_write_of_its_landing_slots_is_found() {
+    by_hand(Missing::Nothing).unwrap();
+    let error = by_hand(Missing::Written).unwrap_err();
+    assert_eq!(error.place(), "a landing slot is written behind the scatter that stores it");
+    // From the second step on it is known that the engine declares what it writes.
+    let mut rig = hand(None);
+    rig.fill().unwrap();
+    step_by_hand(&mut rig, Missing::Nothing, 0).unwrap();
+    let error = step_by_hand(&mut rig, Missing::Written, 1).unwrap_err();
+    assert_eq!(error.place(), "a scatter stands in front of the write of its landing slots");
 }
 
 /// A slot that is a victim while rows are still being fetched into it is waited for, never given out.
@@ -287,9 +318,8 @@ fn each_edge_of_an_engine_of_its_own_is_needed() {
         step_by_hand(rig, Missing::Nothing, 0)?;
         step_by_hand(rig, Missing::Nothing, 1)
     };
-    let new = |without| Rig::new(1, Sharing::None, without);
     let witness = |rig: &mut Rig| step_by_hand(rig, Missing::Nothing, 1);
     // By step and layer I to R, R to G, G to A, P to S, and A to the next layer, once directly and once through
     // the compute stream; S at the step's end, and the three joins before the first step.
-    assert_eq!(each_wait_left_out(new, Rig::fill, steps, witness)[0], 2 * (2 * 6 + 1) + 3);
+    assert_eq!(each_wait_left_out(hand, Rig::fill, steps, witness)[0], 2 * (2 * 6 + 1) + 3);
 }

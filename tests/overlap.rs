@@ -99,14 +99,12 @@ proptest! {
         budget in 4_u32..70,
         passes in 1_u32..5,
         real in [1_u32..4, 1..4],
-        drafts in any::<bool>(),
         orders in prop::collection::vec(0_usize..3, 4),
         threaded in any::<bool>(),
         ways in any::<[bool; 3]>(),
     ) {
-        let drafts = if drafts { query_rows } else { 0 };
         let [captured, narrow, one_by_one] = ways;
-        let sizes = Setting { half, query_rows, budget, passes, real, drafts, ..Setting::default() };
+        let sizes = Setting { half, query_rows, budget, passes, real, ..Setting::default() };
         let setting = Setting { seed, empty: 0.05, captured, narrow, one_by_one, ..sizes };
         let orders: Vec<Overlap> = orders.iter().map(|o| Overlap::ALL[*o]).collect();
         let alone = decode(&setting, &[Overlap::None], false, 5);
@@ -145,8 +143,8 @@ fn fails_at(setting: &Setting, overlap: Overlap, at: u32, how: Fault) -> bool {
 
 #[test]
 fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_roll_back_heals_it() {
-    let passes = Setting { passes: 2, budget: 10, query_rows: 2, drafts: 2, ..plain() };
-    let one_by_one = Setting { one_by_one: true, drafts: 2, ..plain() };
+    let passes = Setting { passes: 2, budget: 10, query_rows: 2, ..plain() };
+    let one_by_one = Setting { one_by_one: true, ..plain() };
     // Each ninth call where not all are tried: then all ways together begin at every call of nine.
     let stride = if device::tried(8) == 8 { 1 } else { 9 };
     let ways = [(&passes, Fault::Refuses), (&one_by_one, Fault::Refuses), (&plain(), Fault::Panics)];
@@ -160,7 +158,7 @@ fn an_engine_that_fails_at_any_call_abandons_the_step_and_a_roll_back_heals_it()
 
 #[test]
 fn a_step_of_any_width_uses_the_beginning_of_the_buffers() {
-    let setting = Setting { narrow: true, captured: true, query_rows: 3, drafts: 3, ..plain() };
+    let setting = Setting { narrow: true, captured: true, query_rows: 3, ..plain() };
     for overlap in Overlap::ALL {
         for one_by_one in [false, true] {
             decode(&Setting { one_by_one, ..setting.clone() }, &[overlap], true, 10);

@@ -565,10 +565,11 @@ fn a_step_block_is_not_written_while_a_refused_prepare_may_read_it() {
             let row = Row { sequence: all[0], accepted: Accepted::Rows(0), query_rows: 1 };
             let prepare = |held: &mut Held| held.cache.prepare(MicroBatch(0), 1, &[row], None, other);
             let mut step = prepare(&mut held).unwrap();
+            held.cache.abandon(&mut step).unwrap();
             held.cache.finish(&mut step, other).unwrap();
             busy += held.cache.stats().steps_in_flight - 1;
             held.standin.let_go(one.0);
-            held.cache.retire(step, other).unwrap();
+            assert_eq!(held.cache.retire(step, other).unwrap_err().error.kind(), Kind::Cancelled);
             start.steps = 1;
             held.end(&all, start);
         }

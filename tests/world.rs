@@ -167,6 +167,7 @@ fn random_bytes_are_runs_that_reach_everything() {
         "fork InvalidConfig",
         "fork in a page",
         "fork of full pages",
+        "finish InvalidConfig",
         "fork of shared pages",
         "join InvalidConfig",
         "join more",
@@ -198,7 +199,9 @@ fn random_bytes_are_runs_that_reach_everything() {
         "seal a twin",
         "sequence Closed",
         "step fails",
+        "step given up",
         "step is sound",
+        "stored late",
         "two steps open",
         "warm start",
     ];

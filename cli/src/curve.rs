@@ -35,6 +35,17 @@ impl Curves {
     }
 }
 
+/// Bytes that the depths of a layer hold for each token, and each layer's curve.
+const DEPTHS: u64 = 48;
+const CURVE: u64 = 8;
+
+/// Bytes that [`curves`] holds, and what it returns.
+pub fn bytes(trace: &SelectionTrace, setting: Setting) -> u64 {
+    let header = trace.header();
+    let tokens = u64::from(header.decode_start) + u64::from(setting.steps) * u64::from(setting.mtp);
+    tokens * (DEPTHS + CURVE * u64::from(header.layers))
+}
+
 /// Counts the depths of every layer's steps as `setting` says, whatever its slots. Calls `progress` after
 /// every layer.
 ///

@@ -11,10 +11,11 @@ use serde::Serialize;
 
 use crate::curve::{self, Curves};
 use crate::json::{self, Heading, miss_ratio};
+use crate::look::{Look, Spare, align_right};
 use crate::policy::Policy;
-use crate::pools::{self, Setting};
+use crate::pools::{self, Recorded, Setting};
 use crate::replay::{self, Arguments, Count, RowSize};
-use crate::{output, report};
+use crate::{allowance, output, report};
 
 /// The sizes printed when none are named.
 pub const RATIOS: [f64; 13] = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
@@ -97,14 +98,39 @@ impl Curved {
     }
 }
 
+/// Bytes of a point's text.
+const POINT: u64 = 128;
+
+/// Refuses what needs more memory than is allowed: the curves and their text, and a pool of the largest size that they
+/// may not hold.
+fn check(
+    path: &Path,
+    trace: &SelectionTrace,
+    shape: &Shape,
+    settings: &[(Setting, f64)],
+    arguments: &Arguments,
+) -> Result<()> {
+    let Some((setting, _)) = settings.first() else { return Ok(()) };
+    let Header { decode_start, layers, k, .. } = *trace.header();
+    let rows = setting.steps * setting.mtp;
+    let text = if arguments.json.is_some() { POINT * u64::from(decode_start + rows) } else { 0 };
+    let below = settings.iter().map(|(setting, _)| setting.slots).filter(|slots| *slots < k * setting.mtp);
+    let pools = match below.max() {
+        Some(slots) => pools::needs(trace, shape, *setting, &vec![slots; layers as usize]),
+        None => Ok(0),
+    };
+    let needs = curve::bytes(trace, *setting) + pools.map_err(|e| replay::named(e, path))?.max(text);
+    allowance::check(path, trace, needs, arguments.memory.memory)
+}
+
 /// Curves of the trace at `path`, and replays of the sizes asked for that they do not hold.
 fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
-    let trace = SelectionTrace::read(path)?;
-    let settings = replay::settings(&trace, path, arguments)?;
-    let header = trace.header().clone();
+    let Recorded { header, trace } = pools::read(path)?;
+    let settings = replay::settings(&header, path, arguments)?;
     let Some((setting, _)) = settings.first().copied() else {
         return Err(Error::new(Kind::Internal, "replay").at("no size"));
     };
+    check(path, &trace, shape, &settings, arguments)?;
     // A pass over all layers counts as a replay of one size.
     let (steps, layers) = (u64::from(setting.steps), u64::from(header.layers));
     let bar = replay::progress(path, steps * layers * (settings.len() as u64 + 1));
@@ -128,9 +154,9 @@ fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
 }
 
 /// One line for each size asked for.
-fn table(curved: &Curved, row: &RowSize, utf8: bool) -> String {
+fn table(curved: &Curved, row: &RowSize, look: Look) -> String {
     let steps = f64::from(curved.setting.steps);
-    let mut table = report::table(utf8);
+    let mut table = look.table();
     table.set_header(["ratio", "slots", "misses/step\nand layer", "", "miss\nratio", "to device\na step"]);
     let per_layer = |point: &Point| point.misses as f64 / steps / curved.curves.layers.len() as f64;
     let longest = curved.asked.iter().map(|(_, point)| per_layer(point)).fold(0.0, f64::max);
@@ -140,36 +166,38 @@ fn table(curved: &Curved, row: &RowSize, utf8: bool) -> String {
             report::ratio(*ratio),
             format!("{}{}", point.slots, if point.replayed { "*" } else { " " }),
             report::number(per_layer(point)),
-            report::bar(per_layer(point), longest, utf8),
+            report::bar(per_layer(point), longest, report::BAR, look.utf8),
             format!("{:.1}%", 100.0 * miss_ratio(count)),
             report::size(point.misses as f64 / steps * f64::from(row.bytes)),
         ]);
     }
-    report::align_right(&mut table, |column| column != 3);
-    table.trim_fmt()
+    align_right(&mut table, |column| column != 3);
+    look.fit(table, &Spare { keys: 2, ..Spare::default() })
 }
 
 /// The whole report.
-fn text(traces: &[Curved], row: &RowSize, utf8: bool) -> String {
+fn text(traces: &[Curved], row: &RowSize, look: Look) -> String {
     let mut out = String::new();
     for curved in traces {
         let (exact, flat) = (curved.curves.exact_from(), curved.curves.flat_from());
         let rest = curved.point(flat.max(exact)).misses;
         out += &report::heading(&curved.path, &curved.header, curved.setting, row);
         out += "\n\n";
-        out += &table(curved, row, utf8);
-        out += &format!("\n\nOne pass counts every size from {exact} slots on, exactly.");
+        out += &table(curved, row, look);
+        out +=
+            &format!("\n\nOne pass counts every size from {} on, exactly.", report::counted(exact, "slot"));
         if curved.asked.iter().any(|(_, point)| point.replayed) {
             out += " A size with * cannot hold the rows of every step and was replayed by itself.";
         }
         out += &format!(
-            "\nBeyond {flat} slots nothing is gained: the {rest} misses left are of rows neither selected nor born \
-             before.\n\n"
+            "\nBeyond {} nothing is gained: the {rest} misses left are of rows neither selected nor born before.\n\n",
+            report::counted(flat, "slot"),
         );
     }
-    out + "Hit: a selected row that was resident when its step began. Miss: one fetched from host memory.\n\
-         Rows born in a step are neither. A step's query rows are united first. Miss ratio: misses / (hits + misses).\n\
-         To the device: misses x row bytes. Means are over all decode steps. --json writes all sizes.\n"
+    out + "Hit: a selected row that was resident when its step began. Miss: one fetched\n\
+         from host memory. Rows born in a step are neither. A step's query rows are\n\
+         united first. Miss ratio: misses / (hits + misses). To the device: misses x row\n\
+         bytes. Means are over all decode steps. --json writes all sizes.\n"
 }
 
 /// All entries as JSON, with a line's end.
@@ -191,5 +219,6 @@ pub fn command(arguments: &Arguments, shape: &Shape, row: &RowSize) -> Result<()
     if arguments.json.as_deref().is_some_and(output::is_stdout) {
         return Ok(());
     }
-    output::print(text(&curved, row, output::speaks_utf8()).as_bytes())
+    let look = arguments.look.look();
+    look.print(&text(&curved, row, look))
 }

@@ -10,13 +10,15 @@ use forebay::{Error, Kind, Result};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::kinds::{self, FileKind};
+use crate::look::{Look, LookArguments, Spare, align_right};
 use crate::output::{Input, echo};
-use crate::report::{align_right, number, table};
+use crate::report::{fixed, number, signed};
 use crate::{json, output, provenance};
 
 const AFTER_HELP: &str = "\
-docs/setup-format.md describes measurements and setups. What was measured work by work is kept; the rest is fitted to
-whole steps and to what overlap costs. --rates takes rates that were measured here: what forebay doctor --json writes,
+docs/setup-format.md describes measurements and setups. What was measured work by work is kept; the rest is fitted to \
+whole steps and to what overlap costs. --rates takes rates that were measured here: what forebay doctor --json writes, \
 or a JSON object with the fields of a setup's link.rates, alone or as the field rates of an object.";
 
 /// The arguments of `forebay fit`.
@@ -35,6 +37,8 @@ pub struct Arguments {
     /// Writes what was found and the residuals as JSON; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    look: LookArguments,
 }
 
 #[derive(Serialize)]
@@ -114,6 +118,7 @@ fn rates(path: &Path) -> Result<LinkRates> {
             .at(format!("{}: {}", echo(path.display()), echo(what)))
             .hint("pass rates as a setup's link.rates has them, alone or as a field rates")
     };
+    kinds::expect("read rates", path, &[FileKind::Results], "rates")?;
     let text = output::read_text(path)?;
     let mut value: Value = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
     if let Some(entries) = value.as_array_mut() {
@@ -158,39 +163,39 @@ fn entry(fitted: &Fitted) -> Entry<'_> {
     }
 }
 
-fn text(fitted: &Fitted, utf8: bool) -> String {
+fn text(fitted: &Fitted, look: Look) -> String {
     let provenance = Provenance::of(&fitted.setup);
     let mut out = provenance::header(std::iter::once(&provenance)) + "\n";
     if !fitted.found.is_empty() {
-        let mut found = table(utf8);
+        let mut found = look.table();
         found.set_header(["found", "value", "unit"]);
         for one in &fitted.found {
             found.add_row([one.name.to_owned(), format!("{:.4}", one.value), one.unit.to_owned()]);
         }
         align_right(&mut found, |column| column == 1);
-        out += &format!("{}\n\n", found.trim_fmt());
+        out += &format!("{}\n\n", look.fit(found, &Spare { keys: 1, ..Spare::default() }));
     }
-    let mut residuals = table(utf8);
+    let mut residuals = look.table();
     residuals.set_header(["measured", "", "fitted", "residual", "", "row"]);
     for residual in &fitted.residuals {
-        let share = error_of(residual).map_or(String::new(), |error| format!("{:+.1}%", 100.0 * error));
-        let difference = residual.fitted - residual.measured;
-        let signed = format!("{}{}", if difference < 0.0 { "-" } else { "+" }, number(difference.abs()));
+        let share = error_of(residual).map_or(String::new(), |error| signed(&fixed(100.0 * error, 1)) + "%");
+        let difference = signed(&number(residual.fitted - residual.measured));
         let what = format!("{} ({})", output::harmless(&residual.what), output::harmless(&residual.row));
         residuals.add_row([
             number(residual.measured),
             residual.unit.to_owned(),
             number(residual.fitted),
-            signed,
+            difference,
             share,
             what,
         ]);
     }
     align_right(&mut residuals, |column| column != 1 && column != 5);
     let (mean, most) = errors(fitted);
-    out += &residuals.trim_fmt();
+    out += &look.fit(residuals, &Spare { text: Some("row"), ..Spare::default() });
     out += &format!(
-        "\n\nWhole steps: mean error {:.1}%, at most {:.1}%. They were fitted: what was not is docs/simulator.md's.\n",
+        "\n\nWhole steps: mean error {:.1}%, at most {:.1}%.\n\
+         They were fitted: what was not is docs/simulator.md's.\n",
         100.0 * mean,
         100.0 * most
     );
@@ -208,6 +213,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     let inputs: Vec<Input<'_>> =
         std::iter::once(("measurements", path.as_path())).chain(rates_file).collect();
     output::check_targets("fit", &targets, &inputs)?;
+    kinds::expect("fit", path, &[FileKind::Measurements], "a file of measurements")?;
     let mut measured =
         Measurements::parse(&output::read_text(path)?).map_err(|error| output::within(error, path))?;
     if let Some(path) = &arguments.rates {
@@ -223,5 +229,6 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     if targets.iter().any(|(_, path)| path.is_some_and(output::is_stdout)) {
         return Ok(());
     }
-    output::print(text(&fitted, output::speaks_utf8()).as_bytes())
+    let look = arguments.look.look();
+    look.print(&text(&fitted, look))
 }

@@ -2,14 +2,14 @@
 //!
 //! Every command obeys one contract: results go to standard output or to the file of `--json`, progress
 //! to standard error when that is a terminal, an error is one line on standard error and exit status 2 (a
-//! bare call gets the help there, with the same status). A command prints nothing before all its work has
-//! succeeded, so bad input never leaves half a result; a reader that closes the pipe early ends the command
-//! quietly. A signal ends it as it ends any program (130 and 143 in a shell), and leaves no half of a file.
+//! bare call gets the help there, with the same status). Status 1 is the doctor's alone: it found problems. A command
+//! prints nothing before all its work has succeeded, so bad input never leaves half a result; a reader that closes the
+//! pipe early ends the command quietly. A signal ends it as it ends any program (130 and 143 in a shell), and leaves no half of a file.
 
 mod advice;
+mod allowance;
 mod bench;
 mod blocks;
-mod columns;
 mod curve;
 mod curve_report;
 mod deployment;
@@ -17,6 +17,8 @@ mod doctor;
 mod fit;
 mod html;
 mod json;
+mod kinds;
+mod look;
 mod miss_source;
 mod output;
 mod plan;
@@ -25,6 +27,7 @@ mod plan_report;
 mod policy;
 mod pools;
 mod prefetch;
+mod progress;
 mod provenance;
 mod queues;
 mod replay;
@@ -45,7 +48,7 @@ mod timeline;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use forebay::{Result, os};
 
 /// What a small KV-cache pool on the device misses under sparse attention, from recorded selections
@@ -77,25 +80,32 @@ enum Command {
     },
 }
 
-fn run(command: &Command) -> Result<()> {
+fn run(command: &Command) -> Result<ExitCode> {
     match command {
+        Command::Doctor(arguments) => return doctor::command(arguments),
         Command::Replay(arguments) => replay::command(arguments),
         Command::Plan(arguments) => plan::command(arguments),
         Command::Simulate(arguments) => simulate::command(arguments),
         Command::Fit(arguments) => fit::command(arguments),
         Command::Bench(arguments) => bench::command(arguments),
-        Command::Doctor(arguments) => doctor::command(arguments),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(*shell, &mut Arguments::command(), "forebay", &mut text);
             output::print(&text)
         }
     }
+    .map(|()| ExitCode::SUCCESS)
 }
 
 /// Whether clap's answer is an error, and not a text that was asked for.
 fn is_mistake(answer: &clap::Error) -> bool {
     answer.use_stderr() && answer.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+}
+
+/// What the command line says. Helps are as wide as reports.
+fn parse() -> std::result::Result<Arguments, clap::Error> {
+    let command = Arguments::command().term_width(look::width());
+    Arguments::from_arg_matches(&command.try_get_matches()?)
 }
 
 fn main() -> ExitCode {
@@ -105,7 +115,7 @@ fn main() -> ExitCode {
 
 /// Reads the command line and does what it says.
 fn obey() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let arguments = match parse() {
         Ok(arguments) => arguments,
         Err(mistake) if is_mistake(&mistake) => {
             output::complain_of_arguments(&mistake);
@@ -120,7 +130,7 @@ fn obey() -> ExitCode {
         }
     };
     match run(&arguments.command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(e) => {
             output::complain(&e);
             ExitCode::from(output::BAD_INPUT)

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use forebay::predict::misses::{Misses, Table};
 use forebay::predict::provenance::Provenance;
 use forebay::predict::setup::Setup;
-use forebay::trace::SelectionTrace;
 use forebay::{Error, Kind, Result};
 
+use crate::kinds::{self, FileKind};
 use crate::output::{Input, echo};
-use crate::pools::{self, Setting};
-use crate::{output, replay};
+use crate::pools::{self, Recorded, Setting};
+use crate::{allowance, output, replay, sizes};
 
 /// Prompt steps replayed before the first decode step, or all that the trace has.
 const WARMUP: u32 = 32;
@@ -27,6 +27,10 @@ pub struct MissArguments {
     /// the model takes the trace's layer at the same depth.
     #[arg(long, value_name = "FILE", requires = "setup")]
     trace: Option<PathBuf>,
+    /// With --trace: the most memory of this machine that its replay may hold, such as 8GiB [default: the decoded
+    /// trace and 500MB].
+    #[arg(long, value_name = "SIZE", requires = "trace", value_parser = sizes::some_bytes)]
+    memory: Option<u64>,
 }
 
 /// Misses by ratio and query rows.
@@ -42,7 +46,9 @@ pub enum Source {
 /// A trace and what was counted.
 pub struct Traced {
     path: PathBuf,
-    trace: SelectionTrace,
+    recorded: Recorded,
+    /// Bytes that a replay may hold.
+    memory: Option<u64>,
     /// By slots and query rows: mean misses a step, by the trace's layers.
     known: HashMap<(u32, u32), Vec<f64>>,
 }
@@ -60,6 +66,7 @@ impl MissArguments {
     /// Those of reading it; of numbers that do not fit the setup's layers.
     pub fn source(&self, setup: &Setup) -> Result<Source> {
         if let Some(path) = &self.misses {
+            kinds::expect("read misses", path, &[], "the field misses of a setup")?;
             let text = output::read_text(path)?;
             let misses: Misses = serde_json::from_str(&text).map_err(|error| {
                 Error::new(Kind::BadFormat, "read misses")
@@ -70,11 +77,13 @@ impl MissArguments {
             return Ok(Source::File(path.clone(), misses));
         }
         let Some(path) = &self.trace else { return Ok(Source::Setup) };
-        let trace = SelectionTrace::read(path)?;
-        if trace.header().decode_start == 0 {
+        kinds::expect("--trace", path, &[FileKind::Selections], "a selection trace")?;
+        let recorded = pools::read(path)?;
+        if recorded.header.decode_start == 0 {
             return Err(refused(path, "the trace begins without a prompt: a ratio of nothing is nothing"));
         }
-        Ok(Source::Trace(Box::new(Traced { path: path.clone(), trace, known: HashMap::new() })))
+        let (path, memory) = (path.clone(), self.memory);
+        Ok(Source::Trace(Box::new(Traced { path, recorded, memory, known: HashMap::new() })))
     }
 }
 
@@ -115,7 +124,7 @@ impl Source {
     /// What a reader should know about them, where `contexts` are asked for.
     pub fn note(&self, setup: &Setup, mut contexts: impl Iterator<Item = u32>) -> Option<String> {
         let Source::Trace(traced) = self else { return None };
-        let (header, shape) = (traced.trace.header(), setup.shape());
+        let (header, shape) = (&traced.recorded.header, setup.shape());
         let mut differ = Vec::new();
         if header.layers != shape.layers {
             differ.push(format!("{} layers, spread over {} by depth", header.layers, shape.layers));
@@ -137,7 +146,7 @@ impl Traced {
         if let Some(known) = self.known.get(&(slots, mtp)) {
             return Ok(known.clone());
         }
-        let header = self.trace.header();
+        let Recorded { header, trace } = &self.recorded;
         let steps = header.decode_steps() / mtp;
         if steps == 0 {
             return Err(refused(&self.path, "one step of --mtp takes more than the trace's decode steps")
@@ -145,8 +154,10 @@ impl Traced {
                 .with("decode_steps", header.decode_steps()));
         }
         let setting = Setting { slots, warmup: WARMUP.min(header.warm_steps), mtp, steps };
-        let outcome = pools::replay(&self.trace, setup.shape(), setting, || {});
-        let layers = outcome.map_err(|error| replay::named(error, &self.path))?.layers;
+        let named = |error| replay::named(error, &self.path);
+        let needs = pools::needs(trace, setup.shape(), setting, &vec![slots; header.layers as usize]);
+        allowance::check(&self.path, trace, needs.map_err(named)?, self.memory)?;
+        let layers = pools::replay(trace, setup.shape(), setting, || {}).map_err(named)?.layers;
         let means: Vec<f64> = layers.iter().map(|(_, misses)| *misses as f64 / f64::from(steps)).collect();
         self.known.insert((slots, mtp), means.clone());
         Ok(means)
@@ -154,7 +165,7 @@ impl Traced {
 
     /// The model's layers, each with the misses of the trace's layer at its depth.
     fn table(&mut self, setup: &Setup, ratio: f64, mtp: u32) -> Result<Misses> {
-        let start = self.trace.header().decode_start;
+        let start = self.recorded.header.decode_start;
         let slots = ((ratio * f64::from(start) + 0.5).floor() as u32).max(1);
         let counted = self.count(setup, slots, mtp)?;
         let layers = setup.shape().layers;

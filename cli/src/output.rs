@@ -8,7 +8,9 @@ use clap::error::ContextValue;
 use forebay::os::{self, Identity, NoFaults};
 pub use forebay::text::{echo, harmless};
 use forebay::{Error, Kind, Result};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish};
+
+use crate::progress;
 
 /// The exit status for bad input and for output that cannot be written.
 pub const BAD_INPUT: u8 = 2;
@@ -57,12 +59,16 @@ fn words(error: &io::Error) -> String {
 }
 
 /// The most bytes of a text file that is read whole: a setup, misses, measurements.
-const TEXT_MAX: u64 = 64 << 20;
+const TEXT_MAX: u64 = 16 << 20;
+
+/// Bytes that parsing takes for each byte of such a text, at most: a list of empty lists, in buffers that double.
+const PARSED: usize = 64;
 
 /// The text of a small file.
 ///
 /// # Errors
-/// [`Kind::Io`] names the file; [`Kind::BadFormat`] for one that is no text, or too large to be meant.
+/// [`Kind::Io`] names the file; [`Kind::BadFormat`] for one that is no text, or too large to be meant;
+/// [`Kind::OutOfMemory`] where there is none to parse it: the JSON reader would end the process.
 pub fn read_text(path: &Path) -> Result<String> {
     let io =
         |e: &io::Error| Error::new(Kind::Io, "read").at(format!("{}: {}", echo(path.display()), words(e)));
@@ -72,8 +78,13 @@ pub fn read_text(path: &Path) -> Result<String> {
     let bad =
         |what: &str| Error::new(Kind::BadFormat, "read").at(format!("{}: {what}", echo(path.display())));
     if bytes.len() as u64 > TEXT_MAX {
-        return Err(bad("longer than such a file is"));
+        return Err(bad("longer than such a file is").with("most bytes", TEXT_MAX));
     }
+    let room = PARSED * bytes.len();
+    Vec::<u8>::new().try_reserve_exact(room).map_err(|_| {
+        let place = format!("{}: parsing it", echo(path.display()));
+        Error::new(Kind::OutOfMemory, "read").at(place).with("bytes", room as u64).hint("free memory")
+    })?;
     String::from_utf8(bytes).map_err(|_| bad("no UTF-8 text"))
 }
 
@@ -134,8 +145,8 @@ pub fn check_targets(
 pub fn progress(name: &str, pieces: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(pieces), ProgressDrawTarget::stderr())
         .with_finish(ProgressFinish::AndClear);
-    if let Ok(style) = ProgressStyle::with_template("{prefix} [{bar:30}] {percent}%, {eta} left") {
-        bar.set_style(style.progress_chars("=> "));
+    if let Ok(style) = progress::style("{prefix} [{bar:30}] {percent}%, {left}") {
+        bar.set_style(style);
     }
     bar.with_prefix(harmless(name))
 }
@@ -145,11 +156,14 @@ pub fn complain(error: &Error) {
     let _ = writeln!(io::stderr(), "error: {error}");
 }
 
-/// What is wrong with the command line, in one line on standard error: the first paragraph of clap's answer.
+/// What is wrong with the command line, in one line on standard error: the first paragraph of clap's answer, and what it
+/// thinks was meant.
 pub fn complain_of_arguments(error: &clap::Error) {
     let text = shortened(error);
     let paragraph: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-    let _ = writeln!(io::stderr(), "{} (see --help)", harmless(&paragraph.join(" ")));
+    let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: "));
+    let meant: String = tips.map(|tip| format!("; {tip}")).collect();
+    let _ = writeln!(io::stderr(), "{} (see --help)", harmless(&(paragraph.join(" ") + &meant)));
 }
 
 /// Clap's answer, with no more of an argument than an error shows.

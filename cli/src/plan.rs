@@ -16,6 +16,7 @@ use forebay::predict::worth::{self, Aim, Baseline, Priced};
 use forebay::{Error, Kind, Result, Shape};
 
 use crate::deployment::{AttentionName, Deployed};
+use crate::look::LookArguments;
 use crate::miss_source::Source;
 use crate::simulate::{self, Linked, Machine};
 use crate::sizes::{self, Model};
@@ -99,15 +100,14 @@ pub struct Arguments {
     min_otps: Option<f64>,
     #[command(flatten)]
     machine: Machine,
-    /// Shows every column, in lines as long as they are.
-    #[arg(long)]
-    wide: bool,
     /// Writes a report with pictures instead of tables: one HTML file; `-` is standard output.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    look: LookArguments,
 }
 
 /// What becomes of the residency tables.
@@ -519,6 +519,6 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     if arguments.json.as_deref().is_some_and(output::is_stdout) {
         return Ok(());
     }
-    let text = plan_report::text(&points, least_otps, output::speaks_utf8(), arguments.wide);
-    output::print(text.as_bytes())
+    let look = arguments.look.look();
+    look.print(&plan_report::text(&points, least_otps, look))
 }

@@ -5,42 +5,36 @@ use forebay::predict::plan::{Demand, Note, Planned};
 use forebay::predict::weights::Attention;
 
 use crate::advice::{self, Advice, signed_percent};
-use crate::columns::{Columns, WIDE};
 use crate::deployment::Deployed;
+use crate::look::{Look, Spare, align_right};
 use crate::output::harmless;
 use crate::plan::{Gain, Point};
 use crate::provenance;
 use crate::report::{number, ratio, size};
 use crate::simulate_report::exposed_share;
 
-/// Characters of a line where nothing says otherwise.
-const WIDTH: usize = 80;
+/// The rank of columns that a table can do without best.
+const WIDE: u8 = 9;
 
-/// The whole report; in lines of any width, with every column, where it is wide.
-pub fn text(points: &[Point], least_otps: f64, utf8: bool, wide: bool) -> String {
-    let width = if wide { usize::MAX } else { WIDTH };
+/// The whole report.
+pub fn text(points: &[Point], least_otps: f64, look: Look) -> String {
     let mut out = String::new();
-    let mut say = |line: &str| out += &format!("{}\n", folded(line, width.min(2 * WIDTH)));
+    let mut say = |line: &str| out += &format!("{line}\n");
     let rests = || points.iter().filter_map(|point| Some(&point.on.as_ref()?.provenance));
     provenance::sentences(rests()).iter().for_each(|sentence| say(sentence));
     let shared = points.first().map(|first| given(first, points)).unwrap_or_default();
     shared.iter().for_each(|line| say(line));
     say("");
-    let (table, hidden) = plans(points, width).drawn(utf8, width);
-    table.lines().for_each(|line| out += &format!("{line}\n"));
-    let mut say = |line: &str| out += &format!("{}\n", folded(line, width.min(2 * WIDTH)));
+    say(&plans(points, look));
     say("");
-    if hidden {
-        say("--wide has more columns, --json everything.");
-    }
     for note in notes(points) {
         say(&format!("[{}] {}.", letter(note), capital(note.describe())));
     }
     if mixed(points) {
         say(&format!("[{ROOFLINE}] {}.", capital(BY_ROOFLINE)));
     }
-    misses_notes(points).into_iter().for_each(&mut say);
-    say(&definitions(points.iter().any(|point| point.gain.is_some()), wide));
+    misses_notes(points).iter().for_each(|note| say(note));
+    say(&definitions(points.iter().any(|point| point.gain.is_some()), look.width.is_none()));
     provenance::assumptions(rests()).iter().for_each(|assumed| say(&format!("Assumed: {assumed}.")));
     say("");
     for (setting, advice) in advised(points, least_otps) {
@@ -70,25 +64,6 @@ fn definitions(priced: bool, wide: bool) -> String {
     }
     if !priced && wide {
         out += " Other: landing and scratch slots, and what whole mappings leave unused.";
-    }
-    out
-}
-
-/// `text` in lines of at most `width` characters, broken between words.
-fn folded(text: &str, width: usize) -> String {
-    let mut out = String::new();
-    let mut used = 0;
-    for word in text.split(' ') {
-        let length = word.chars().count();
-        if used > 0 && used + 1 + length > width {
-            out.push('\n');
-            used = 0;
-        } else if !out.is_empty() {
-            out.push(' ');
-            used += 1;
-        }
-        out += word;
-        used += length;
     }
     out
 }
@@ -290,19 +265,18 @@ fn asked(first: &Point, points: &[Point]) -> Vec<String> {
 }
 
 /// One line for each plan.
-fn plans(points: &[Point], width: usize) -> Columns {
+fn plans(points: &[Point], look: Look) -> String {
     let differ = |get: &dyn Fn(&Point) -> String| {
         let first = points.first().map(get);
         points.iter().any(|point| Some(get(point)) != first)
     };
     let priced = points.iter().any(|point| point.gain.is_some());
     let mixed = mixed(points);
-    let mut columns = Columns::default();
+    let mut columns: Vec<(&str, u8, Vec<String>)> = Vec::new();
     let mut add = |head: &'static str, rank: u8, cell: &dyn Fn(&Point) -> String| {
-        columns.push(head, rank, points.iter().map(cell).collect());
+        columns.push((head, rank, points.iter().map(cell).collect()));
     };
-    // Ranks: 0 always stands; of the others those of the highest go first where a line is too short. Those above
-    // WIDE stand in wide tables alone.
+    // Ranks: 0 always stands; of the others those of the highest go first where a line is too short.
     if differ(&|point| point.model.clone()) {
         add("model", 0, &|point| harmless(&point.model));
     }
@@ -312,7 +286,7 @@ fn plans(points: &[Point], width: usize) -> Columns {
     if differ(&|point| point.demand.gpu.to_string()) {
         add("GPU", 0, &|point| size(point.demand.gpu as f64));
     }
-    let wide = width > 2 * WIDTH;
+    let wide = look.width.is_none();
     if wide || differ(&|point| point.demand.context.to_string()) {
         add("context", 0, &|point| tokens(point.demand.context));
     }
@@ -333,8 +307,29 @@ fn plans(points: &[Point], width: usize) -> Columns {
     } else {
         of_bytes(&mut add);
     }
-    columns.push_marks(points.iter().map(|point| marks(point, mixed)).collect());
-    columns
+    let marks: Vec<String> = points.iter().map(|point| marks(point, mixed)).collect();
+    let marked = marks.iter().any(|marks| !marks.is_empty());
+    columns.extend(marked.then_some(("", 0, marks)));
+    drawn(&columns, marked, look)
+}
+
+/// The table of these columns: heads, ranks and cells. Marks stand last, to the left as names do.
+fn drawn(columns: &[(&str, u8, Vec<String>)], marked: bool, look: Look) -> String {
+    let mut table = look.table();
+    table.set_header(columns.iter().map(|(head, ..)| *head));
+    for line in 0..columns.first().map_or(0, |(_, _, cells)| cells.len()) {
+        table.add_row(columns.iter().map(|(_, _, cells)| cells.get(line).map_or("", String::as_str)));
+    }
+    let names = columns.iter().take_while(|(head, ..)| matches!(*head, "model" | "link")).count();
+    align_right(&mut table, |column| (names..columns.len() - usize::from(marked)).contains(&column));
+    let mut spared: Vec<(u8, String)> =
+        columns.iter().map(|(head, rank, _)| (*rank, head.replace('\n', " "))).collect();
+    spared.retain(|(rank, _)| *rank > 0);
+    spared.sort_by_key(|(rank, _)| std::cmp::Reverse(*rank));
+    let spared: Vec<&str> = spared.iter().map(|(_, head)| head.as_str()).collect();
+    // What tells lines apart, up to the batch.
+    let keys = columns.iter().position(|(head, ..)| head.starts_with("batch")).map_or(0, |batch| batch + 1);
+    look.fit(table, &Spare { columns: &spared, keys, text: None })
 }
 
 /// Who takes columns: head, rank, and what stands in it.

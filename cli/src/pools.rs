@@ -1,12 +1,16 @@
 //! A selection trace through the production pools: open, warm up, decode step by step, close.
 //!
-//! The rows themselves stay where they are: a replay asks what would move, not for the bytes, so the total
-//! pool is address space that nothing touches, and no gather is enqueued. Everything else is what an
-//! engine runs.
+//! The rows themselves stay where they are: a replay asks what would move, not for the bytes, and no gather is
+//! enqueued. What is resident does not depend on the size of a row, so rows are as small as they may be, four bytes,
+//! and the total pool is a little address space that nothing touches. Everything else is what an engine runs.
+//!
+//! **Memory** grows with the trace, whatever context it declares: [`read`] leaves out the positions that no set
+//! names where there are more of them than the trace has members. [`needs`] says what a replay will hold.
 //!
 //! The trace is not copied as a whole. In host memory that the device reads stand the selections of one step, and
 //! all the warm steps asked for, because a warm-up reads them together.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use forebay::device::host::{HostDevice, HostOptions};
@@ -38,7 +42,58 @@ pub struct Outcome {
     pub steps: Vec<u64>,
 }
 
-/// Replays the trace on a host device as `setting` says, with rows of `shape`. Calls `progress` after every step.
+/// A selection trace, and its header as it was recorded: sizes and reports go by that one.
+pub struct Recorded {
+    /// As recorded.
+    pub header: Header,
+    /// What is replayed; its prompt may be shorter.
+    pub trace: SelectionTrace,
+}
+
+/// Reads a trace for replays: over the positions that it names, where tables over its whole context would hold more
+/// than it does. The counts are the same.
+///
+/// # Errors
+/// Those of [`SelectionTrace::read`].
+pub fn read(path: &Path) -> Result<Recorded> {
+    let trace = SelectionTrace::read(path)?;
+    let header = trace.header().clone();
+    let positions = u64::from(header.layers) * u64::from(header.context);
+    let trace = if positions > trace.members() { trace.compact()? } else { trace };
+    Ok(Recorded { header, trace })
+}
+
+/// Bytes that a replay on the host takes for each page, of the total pool's book-keeping.
+const PAGE: u64 = 256;
+
+/// Bytes that the host's workspaces take for each position of a step, and for each slot of a layer.
+const SELECTED: u64 = 64;
+const SLOT: u64 = 16;
+
+/// Bytes that [`replay_by_layer`] holds beside the trace.
+///
+/// # Errors
+/// Those of the pools that need no memory.
+pub fn needs(trace: &SelectionTrace, shape: &Shape, setting: Setting, slots: &[u32]) -> Result<u64> {
+    let header = trace.header();
+    let Setting { warmup, mtp, .. } = setting;
+    let slots = filled(header, setting, slots);
+    let config = config(header, shape, setting, &slots);
+    let footprint = config.footprint(1)?;
+    let k = u64::from(header.k);
+    let staged = 4 * k * u64::from(header.layers) * (u64::from(mtp) + u64::from(warmup));
+    let most = u64::from(slots.iter().max().copied().unwrap_or(0));
+    let work = SELECTED * k * u64::from(mtp) + SLOT * most + PAGE * u64::from(config.host_pages);
+    Ok(footprint.tables + footprint.step_blocks + staged + work)
+}
+
+/// The slots that a sequence can fill: no more than it has tokens.
+fn filled(header: &Header, setting: Setting, slots: &[u32]) -> Vec<u32> {
+    let most = header.decode_start + setting.steps * setting.mtp;
+    slots.iter().map(|slots| (*slots).min(most)).collect()
+}
+
+/// Replays the trace on a host device as `setting` says, with pages of `shape`. Calls `progress` after every step.
 ///
 /// # Errors
 /// [`forebay::Kind::OutOfMemory`]; anything else is a defect.
@@ -80,9 +135,7 @@ pub fn replay_on(
 ) -> Result<Outcome> {
     let header = trace.header();
     let Setting { warmup, mtp, steps, .. } = setting;
-    // More slots than tokens would never be filled.
-    let most = header.decode_start + steps * mtp;
-    let slots: Vec<u32> = slots.iter().map(|slots| (*slots).min(most)).collect();
+    let slots = filled(header, setting, slots);
     let (stream, ended) = (device.stream()?, device.event()?);
     let staging = Staging::new(&*device, u64::from(header.layers) * u64::from(mtp), header.k)?;
     let slots_out = device.allocate(u64::from(mtp) * staging.row)?;
@@ -134,8 +187,16 @@ pub fn replay_on(
 
 fn config(header: &Header, shape: &Shape, setting: Setting, slots: &[u32]) -> Config {
     let Setting { mtp, steps, .. } = setting;
-    let shape =
-        Shape { layers: header.layers, draft_layers: 0, index_key_bytes: 0, top_k: header.k, ..*shape };
+    let shape = Shape {
+        layers: header.layers,
+        draft_layers: 0,
+        index_key_bytes: 0,
+        top_k: header.k,
+        runs: [4, 0],
+        host_stride: 4,
+        device_block_align: 1,
+        ..*shape
+    };
     // The last step's rows are in flight beyond the tokens that are promised.
     let tokens = header.decode_start + (steps + 1) * mtp;
     let least = slots.iter().min().copied().unwrap_or(0);

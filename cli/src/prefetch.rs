@@ -16,6 +16,7 @@ use forebay::trace::SelectionTrace;
 
 use crate::policy::steps::Steps;
 use crate::policy::{self, Job, Pool, Selected, run_watched};
+use crate::pools::Setting;
 use crate::threads;
 
 /// What a prefetch brought to one layer, over all decode steps.
@@ -40,6 +41,11 @@ impl Prefetched {
     }
 }
 
+/// Bytes that one layer's work holds: the steps of two layers, and a pool.
+pub fn bytes(trace: &SelectionTrace, setting: Setting) -> u64 {
+    2 * policy::bytes(trace, setting.steps * setting.mtp)
+}
+
 /// Replays the trace under every job and counts by job and layer what a prefetch brings; the jobs agree on
 /// warm-up, `mtp` and steps. Calls `progress` with the steps of
 /// each job and layer.
@@ -53,8 +59,7 @@ pub fn inter_layer(
 ) -> Result<Vec<Vec<Prefetched>>> {
     let Some(Job { setting, .. }) = jobs.first() else { return Ok(Vec::new()) };
     let steps = |layer| Steps::new(trace, layer, setting.warmup, setting.mtp, setting.steps);
-    let bytes = policy::BYTES * policy::positions(trace, setting.steps * setting.mtp);
-    let layers = threads::each(trace.header().layers as usize, bytes, |layer| {
+    let layers = threads::each(trace.header().layers as usize, bytes(trace, *setting), |layer| {
         let Some(neighbour) = layer.checked_sub(1) else {
             jobs.iter().for_each(|job| progress(u64::from(job.setting.steps)));
             return Ok(vec![Prefetched::default(); jobs.len()]);

@@ -11,13 +11,16 @@ use std::sync::Arc;
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use forebay::device::Device;
-use forebay::trace::SelectionTrace;
+use forebay::trace::Header;
 use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::ProgressBar;
 
+use crate::allowance::{self, MemoryArguments};
+use crate::kinds::{self, FileKind};
+use crate::look::LookArguments;
 use crate::output::{Input, echo};
 use crate::policy::Policy;
-use crate::pools::Setting;
+use crate::pools::{self, Recorded, Setting};
 use crate::prefetch::Prefetched;
 use crate::requests::{Asked, Traces};
 use crate::study::Study;
@@ -37,10 +40,10 @@ pub const MODEL: &str = "deepseek-v3.2";
 const RATIOS: [f64; 3] = [0.1, 0.2, 0.3];
 
 const AFTER_HELP: &str = "\
-A hit is a selected row that was resident when its step began; a miss had to be fetched from host memory.
+A hit is a selected row that was resident when its step began; a miss had to be fetched from host memory. \
 Rows born in a step count as neither. Miss ratio: misses / (hits + misses).
 
-JSON: a list, one entry for each trace, size and policy, or for each trace and capacity. `steps` counts decode
+JSON: a list, one entry for each trace, size and policy, or for each trace and capacity. `steps` counts decode \
 steps of --mtp query rows each.
 `misses_per_step` is misses / steps: of that layer in `per_layer`, of all layers together in `total`.
 With --curve: one entry for each trace, with hits and misses at every size.";
@@ -94,10 +97,14 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", hide = true)]
     driver: Option<String>,
     #[command(flatten)]
+    pub memory: MemoryArguments,
+    #[command(flatten)]
     requests: requests::RequestArguments,
     /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub look: LookArguments,
     #[command(flatten)]
     pub report: html::HtmlArguments,
 }
@@ -266,7 +273,7 @@ pub struct Replayed {
     /// The file, as it was named.
     pub path: PathBuf,
     /// What the trace says about itself.
-    pub header: forebay::trace::Header,
+    pub header: Header,
     /// One replay for each size and policy, by size.
     pub replays: Vec<Replay>,
 }
@@ -280,8 +287,7 @@ pub struct RowSize {
 }
 
 /// The setting and ratio of every size asked for, checked against the trace.
-pub fn settings(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> Result<Vec<(Setting, f64)>> {
-    let header = trace.header();
+pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<Vec<(Setting, f64)>> {
     let invalid = |what: &str| {
         Error::new(Kind::InvalidConfig, "replay").at(format!("{}: {what}", echo(path.display())))
     };
@@ -355,18 +361,36 @@ pub fn named(e: Error, path: &Path) -> Error {
 
 /// Replays the trace at `path` at every size.
 fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed> {
-    let trace = SelectionTrace::read(path)?;
-    let settings = settings(&trace, path, arguments)?;
+    let Recorded { header, trace } = pools::read(path)?;
+    let settings = settings(&header, path, arguments)?;
     let study = Study {
         policies: arguments.policies(),
         by_layer: arguments.split == Some(Split::ByLayer),
         prefetch: arguments.prefetch.is_some(),
         target: arguments.target(),
+        prompt: header.decode_start,
     };
+    let needs = study.needs(&trace, shape, &settings).map_err(|e| named(e, path))?;
+    allowance::check(path, &trace, needs, arguments.memory.memory)?;
     let bar = progress(path, study.work(&trace, &settings));
     let replays = study.run(&trace, shape, &settings, &bar).map_err(|e| named(e, path))?;
     bar.finish_and_clear();
-    Ok(Replayed { path: path.to_owned(), header: trace.header().clone(), replays })
+    Ok(Replayed { path: path.to_owned(), header, replays })
+}
+
+/// Refuses what reads a trace twice, where that can be read once: the report and the JSON each read their own.
+fn check_twice(arguments: &Arguments) -> Result<()> {
+    let both = arguments.report.html.is_some() && arguments.json.is_some();
+    let once = |path: &&PathBuf| std::fs::metadata(path).is_ok_and(|file| !file.is_file() && !file.is_dir());
+    match arguments.traces.iter().find(once).filter(|_| both) {
+        None => Ok(()),
+        Some(path) => Err(Error::new(Kind::InvalidConfig, "replay")
+            .at(format!(
+                "--html and --json read a trace twice, and {} is no regular file",
+                echo(path.display())
+            ))
+            .hint("leave one of the two out, or name a file")),
+    }
 }
 
 /// The device that is asked for, which can do what else is asked for.
@@ -380,6 +404,26 @@ fn open(arguments: &Arguments) -> Result<Arc<dyn Device>> {
     }
 }
 
+/// Refuses what a curve cannot say beside `--curve`.
+fn check_curve(arguments: &Arguments) -> Result<()> {
+    if arguments.policies() != [Policy::Lru] {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--curve counts the rule of the production pools, and --policy names another")
+            .hint("replay the other policies at sizes of their own, without --curve"));
+    }
+    if arguments.split == Some(Split::ByLayer) {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--split by-layer replays the sizes named, --curve counts all")
+            .hint("pass one of the two"));
+    }
+    if arguments.prefetch.is_some() {
+        return Err(Error::new(Kind::InvalidConfig, "replay")
+            .at("--prefetch looks into pools of the sizes named, and --curve has none")
+            .hint("pass one of the two"));
+    }
+    Ok(())
+}
+
 /// `forebay replay`.
 ///
 /// # Errors
@@ -390,27 +434,32 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         Shape::preset(model).ok_or_else(|| Error::new(Kind::InvalidConfig, "replay").at("--model"))?;
     let row = RowSize { model: model.to_owned(), bytes: Geometry::new(shape)?.row_bytes() };
     let html = arguments.report.html.as_deref();
+    check_twice(arguments)?;
     let traces = arguments.traces.iter().map(|path| ("trace", path.as_path()));
     let sides = arguments.requests.side_files().iter().map(|path| ("side file", path.as_path()));
     let inputs: Vec<Input<'_>> = traces.chain(sides).collect();
     output::check_targets("replay", &[("--html", html), ("--json", arguments.json.as_deref())], &inputs)?;
+    for path in &arguments.traces {
+        kinds::expect("replay", path, &[FileKind::Selections, FileKind::Requests], "a trace")?;
+    }
     match requests::kind_of(&arguments.traces)? {
         Traces::Requests => {
             let (json, selection) = (arguments.json.as_deref(), arguments.for_selections());
             if let (Some(target), None) = (html, selection) {
-                html::requests(target, &arguments.traces, &arguments.requests)?;
+                html::requests(target, &arguments.traces, &arguments.requests, arguments.memory.memory)?;
                 if json.is_none() {
                     return Ok(());
                 }
             }
-            let asked = Asked { policies: arguments.policies(), curve: arguments.curve };
+            let memory = arguments.memory.memory;
+            let asked = Asked { policies: arguments.policies(), curve: arguments.curve, memory };
             return requests::command(
                 &arguments.requests,
                 &asked,
                 selection,
                 &arguments.traces,
                 json,
-                html.is_none(),
+                html.is_none().then(|| arguments.look.look()),
             );
         }
         Traces::Selections => arguments.requests.refuse()?,
@@ -424,22 +473,8 @@ pub fn command(arguments: &Arguments) -> Result<()> {
             return Ok(());
         }
     }
-    if arguments.curve && arguments.policies() != [Policy::Lru] {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--curve counts the rule of the production pools, and --policy names another")
-            .hint("replay the other policies at sizes of their own, without --curve"));
-    }
-    if arguments.curve && arguments.split == Some(Split::ByLayer) {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--split by-layer replays the sizes named, --curve counts all")
-            .hint("pass one of the two"));
-    }
-    if arguments.curve && arguments.prefetch.is_some() {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at("--prefetch looks into pools of the sizes named, and --curve has none")
-            .hint("pass one of the two"));
-    }
     if arguments.curve {
+        check_curve(arguments)?;
         return curve_report::command(arguments, &shape, &row);
     }
     let replayed =
@@ -450,5 +485,6 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     if html.is_some() || arguments.json.as_deref().is_some_and(output::is_stdout) {
         return Ok(());
     }
-    output::print(report::text(&replayed, &row, output::speaks_utf8()).as_bytes())
+    let look = arguments.look.look();
+    look.print(&report::text(&replayed, &row, look))
 }

@@ -1,15 +1,14 @@
 //! The result of a replay for people: a heading, one line for each size and policy, misses by layer, definitions.
 //!
-//! Plain text without colours, the same on a terminal and in a file. Lines and bars are drawn with
-//! Unicode where the locale has it, with ASCII elsewhere.
+//! Plain text without colours. Lines and bars are drawn with Unicode where the locale has it, with ASCII elsewhere; how
+//! wide all of it is, [`crate::look`] says.
 
 use std::path::Path;
-
-use comfy_table::{CellAlignment, LineStyle, Table, presets};
 
 use forebay::trace::Header;
 
 use crate::json::{bytes, miss_ratio};
+use crate::look::{Look, Spare, align_right};
 use crate::output::harmless;
 use crate::policy::Policy;
 use crate::pools::Setting;
@@ -17,30 +16,35 @@ use crate::prefetch::Prefetched;
 use crate::replay::{Replay, Replayed, RowSize};
 
 /// Characters of the longest bar.
-const BAR: usize = 16;
+pub const BAR: usize = 16;
+
+/// Characters that the longest bar has at least: of a shorter one nothing is seen.
+const SHORT_BAR: usize = 6;
 
 /// A bar's last character, by eighths.
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 
 /// The whole report.
-pub fn text(traces: &[Replayed], row: &RowSize, utf8: bool) -> String {
+pub fn text(traces: &[Replayed], row: &RowSize, look: Look) -> String {
     let mut out = String::new();
     for trace in traces {
         let setting = trace.replays.first().map(|r| r.setting);
         out += &setting.map(|setting| heading(&trace.path, &trace.header, setting, row)).unwrap_or_default();
         out += "\n\n";
-        out += &sizes(trace, row, utf8);
+        out += &sizes(trace, row, look);
         out += "\n\nMisses per step, by layer\n";
-        out += &layers(trace, utf8);
+        out += &layers(trace, look);
         out += "\n\n";
     }
     if traces.iter().flat_map(|trace| &trace.replays).any(|r| r.divided.is_some()) {
-        out += "By layer: the slots of all layers together, divided by what each gains, as its curve under lru says.\n\
-             A layer has at least the slots that one of its steps may need, or the split stays uniform.\n";
+        out += "By layer: the slots of all layers together, divided by what each gains, as its\n\
+             curve under lru says. A layer has at least the slots that one of its steps may\n\
+             need, or the split stays uniform.\n";
     }
     if traces.iter().flat_map(|trace| &trace.replays).any(|r| r.prefetched.is_some()) {
-        out += "Prefetched: rows that a layer lacks and the layer before it selected in the same step, brought beside\n\
-             the pool. Covered: misses among them. Extra: the others. Misses are counted as without prefetching.\n";
+        out += "Prefetched: rows that a layer lacks and the layer before it selected in the\n\
+             same step, brought beside the pool. Covered: misses among them. Extra: the\n\
+             others. Misses are counted as without prefetching.\n";
         for trace in traces.iter().filter(|trace| apart(&trace.header.layer_ids)) {
             let path = harmless(&trace.path.display().to_string());
             out += &format!(
@@ -48,9 +52,10 @@ pub fn text(traces: &[Replayed], row: &RowSize, utf8: bool) -> String {
             );
         }
     }
-    out + "Hit: a selected row that was resident when its step began. Miss: one fetched from host memory.\n\
-         Rows born in a step are neither. A step's query rows are united first. Miss ratio: misses / (hits + misses).\n\
-         To the device: misses x row bytes. To the host: rows born x row bytes. Means are over all decode steps.\n"
+    out + "Hit: a selected row that was resident when its step began. Miss: one fetched\n\
+         from host memory. Rows born in a step are neither. A step's query rows are\n\
+         united first. Miss ratio: misses / (hits + misses). To the device: misses x row\n\
+         bytes. To the host: rows born x row bytes. Means are over all decode steps.\n"
 }
 
 /// Whether a model has other layers between these.
@@ -97,24 +102,9 @@ pub fn heading(path: &Path, header: &Header, setting: Setting, row: &RowSize) ->
 }
 
 /// `1 layer`, `2 layers`.
-pub fn counted(count: u32, thing: &str) -> String {
+pub fn counted(count: impl Into<u64>, thing: &str) -> String {
+    let count = count.into();
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
-}
-
-pub fn table(utf8: bool) -> Table {
-    let mut table = Table::new();
-    let rule = if utf8 { '─' } else { '-' };
-    table.load_style(presets::NOTHING.header_separator(LineStyle::new(rule, rule, rule, rule)));
-    table
-}
-
-/// Numbers stand to the right, bars to the left.
-pub fn align_right(table: &mut Table, is_number: impl Fn(usize) -> bool) {
-    for (i, column) in table.column_iter_mut().enumerate() {
-        if is_number(i) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
 }
 
 /// What a replay is told apart by, beside its size: its policy and split, or the split alone where the policy is
@@ -141,8 +131,8 @@ fn slots(replay: &Replay) -> String {
 }
 
 /// One line for each size, policy and split.
-fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
-    let mut table = table(utf8);
+fn sizes(trace: &Replayed, row: &RowSize, look: Look) -> String {
+    let mut table = look.table();
     let first = trace.replays.first().map_or(0, |r| r.first.len());
     let warmed = trace.replays.iter().any(|r| r.setting.warmup > 0);
     let split = is_split(&trace.replays);
@@ -155,7 +145,11 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
         "miss\nratio".to_owned(),
         "to device\na step".to_owned(),
         "to host\na step".to_owned(),
-        format!("first {first} steps,\n{}", if warmed { "cold -> warmed" } else { "cold" }),
+        format!(
+            "first {},\n{}",
+            counted(first as u32, "step"),
+            if warmed { "cold -> warmed" } else { "cold" }
+        ),
     ];
     let kind = if trace.replays.iter().all(|r| r.policy == Policy::Lru) { "split" } else { "policy" };
     let gain = split.then(|| "fewer misses\nthan uniform".to_owned());
@@ -164,7 +158,7 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
     let more = gain.into_iter().chain(covered.into_iter().flatten());
     table.set_header(named.then(|| kind.to_owned()).into_iter().chain(header).chain(more));
     for replay in &trace.replays {
-        let gain = replay.gain().map(|gain| format!("{:.1}%", 100.0 * gain));
+        let gain = replay.gain().map(|gain| fixed(100.0 * gain, 1) + "%");
         let gain = split.then(|| gain.unwrap_or_default());
         let cells = cells(replay, row, trace.header.decode_start);
         let mean = |count| number(replay.per_step(count) / replay.layers.len() as f64);
@@ -174,7 +168,8 @@ fn sizes(trace: &Replayed, row: &RowSize, utf8: bool) -> String {
         table.add_row(named.then(|| name(replay, &trace.replays)).into_iter().chain(cells).chain(more));
     }
     align_right(&mut table, |i| i > 0 || !named);
-    table.trim_fmt()
+    let columns = &["to host", "first", "least..most", "to device"];
+    look.fit(table, &Spare { columns, keys: 2 + usize::from(named), text: None })
 }
 
 /// A line of the table of sizes.
@@ -202,9 +197,11 @@ fn cells(replay: &Replay, row: &RowSize, decode_start: u32) -> [String; 8] {
 
 /// Misses per step, a line for each layer, a number for each size and policy, and a bar where all are of one
 /// policy and split; the slots beside them where they were divided.
-fn layers(trace: &Replayed, utf8: bool) -> String {
-    let mut table = table(utf8);
-    let bars = !is_split(&trace.replays) && trace.replays.iter().all(|r| r.policy == Policy::Lru);
+fn layers(trace: &Replayed, look: Look) -> String {
+    let mut table = look.table();
+    let alike = !is_split(&trace.replays) && trace.replays.iter().all(|r| r.policy == Policy::Lru);
+    let bar_length = if alike { bar_length(trace, look) } else { 0 };
+    let bars = bar_length > 0;
     let header = trace.replays.iter().flat_map(|replay| {
         let size = counted(replay.setting.slots, "slot");
         match &replay.divided {
@@ -221,7 +218,7 @@ fn layers(trace: &Replayed, utf8: bool) -> String {
             let misses = replay.layers.get(i).map_or(0, |c| c.misses);
             let value = replay.per_step(misses);
             let mut cells = vec![number(value)];
-            cells.extend(bars.then(|| bar(value, longest, utf8)));
+            cells.extend(bars.then(|| bar(value, longest, bar_length, look.utf8)));
             let slots = replay.divided.as_ref().and_then(|divided| divided.slots.get(i));
             cells.extend(slots.map(u32::to_string));
             cells
@@ -229,15 +226,25 @@ fn layers(trace: &Replayed, utf8: bool) -> String {
         table.add_row(std::iter::once(id.to_string()).chain(cells));
     }
     align_right(&mut table, |i| i == 0 || i % 2 == 1 || !bars);
-    table.trim_fmt()
+    look.fit(table, &Spare { keys: 1, ..Spare::default() })
 }
 
-/// `value` as a bar beside the longest one.
-pub fn bar(value: f64, longest: f64, utf8: bool) -> String {
+/// Characters of the longest bar, so that a number and a bar of every size stand in one line; none where they cannot.
+fn bar_length(trace: &Replayed, look: Look) -> usize {
+    let Some(width) = look.width else { return BAR };
+    // Each is at most as wide as its heading, or a number of four digits; two characters stand between columns.
+    let number = |r: &Replay| counted(r.setting.slots, "slot").len().max(6) + 4;
+    let taken = "layer".len() + trace.replays.iter().map(number).sum::<usize>();
+    let each = width.saturating_sub(taken) / trace.replays.len().max(1);
+    if each < SHORT_BAR { 0 } else { each.min(BAR) }
+}
+
+/// `value` as a bar beside the longest one, which has so many characters.
+pub fn bar(value: f64, longest: f64, characters: usize, utf8: bool) -> String {
     if longest <= 0.0 {
         return String::new();
     }
-    let length = value / longest * BAR as f64;
+    let length = value / longest * characters as f64;
     if !utf8 {
         return "#".repeat(length.round() as usize);
     }
@@ -261,11 +268,24 @@ pub fn ratio(value: f64) -> String {
 
 /// A count with as many digits as it needs.
 pub fn number(value: f64) -> String {
-    match value {
-        v if v < 10.0 => format!("{v:.2}"),
-        v if v < 100.0 => format!("{v:.1}"),
-        v => format!("{v:.0}"),
+    match value.abs() {
+        size if size < 9.995 => fixed(value, 2),
+        size if size < 99.95 => fixed(value, 1),
+        _ => fixed(value, 0),
     }
+}
+
+/// So many decimals. What rounds to nothing has no sign, all else keeps its own.
+pub fn fixed(value: f64, decimals: usize) -> String {
+    let text = format!("{value:.decimals$}");
+    let nothing = text.bytes().all(|digit| matches!(digit, b'-' | b'0' | b'.'));
+    if nothing { text.trim_start_matches('-').to_owned() } else { text }
+}
+
+/// A difference, always with its sign; none where it rounds to nothing.
+pub fn signed(text: &str) -> String {
+    let nothing = !text.bytes().any(|digit| matches!(digit, b'1'..=b'9'));
+    if nothing || text.starts_with('-') { text.to_owned() } else { format!("+{text}") }
 }
 
 /// Bytes in the unit that leaves one to four digits.
@@ -286,16 +306,27 @@ mod tests {
 
     #[test]
     fn bars_are_measured_in_eighths_or_whole_signs() {
-        assert_eq!(bar(1.0, 1.0, true), "█".repeat(BAR));
-        assert_eq!(bar(1.0, BAR as f64 * 2.0, true), "▌");
-        assert_eq!(bar(1.0, 2.0, false), "#".repeat(BAR / 2));
-        assert_eq!(bar(0.0, 0.0, true), "");
+        assert_eq!(bar(1.0, 1.0, BAR, true), "█".repeat(BAR));
+        assert_eq!(bar(1.0, BAR as f64 * 2.0, BAR, true), "▌");
+        assert_eq!(bar(1.0, 2.0, BAR, false), "#".repeat(BAR / 2));
+        assert_eq!(bar(0.0, 0.0, BAR, true), "");
     }
 
     #[test]
     fn small_ratios_keep_two_digits() {
         assert_eq!([1.0, 0.1, 0.0234, 0.001].map(ratio), ["1.000", "0.100", "0.023", "0.001"]);
         assert_eq!([0.000_99, 0.000_16, 0.000_061].map(ratio), ["0.00099", "0.00016", "0.000061"]);
+    }
+
+    #[test]
+    fn no_sign_is_lost_and_nothing_has_none() {
+        assert_eq!(
+            [2.34567, 23.4567, 234.567, 9.999, 99.97].map(number),
+            ["2.35", "23.5", "235", "10.0", "100"]
+        );
+        assert_eq!([-2.34567, -23.4567, -234.567, -9.999].map(number), ["-2.35", "-23.5", "-235", "-10.0"]);
+        assert_eq!([-0.001, 0.0, -0.0].map(number), ["0.00"; 3]);
+        assert_eq!(["0.00", "0.0%", "1.2", "-1.2"].map(signed), ["0.00", "0.0%", "+1.2", "-1.2"]);
     }
 
     #[test]

@@ -5,8 +5,10 @@ use forebay::trace::requests::Format;
 use serde::Serialize;
 
 use crate::blocks::{BlockCurve, Outcome, Policy};
+use crate::look::{Look, Spare, align_right};
+use crate::report::counted;
 use crate::requests::{About, Replay, Replayed, Sessions};
-use crate::{json, output, report};
+use crate::{json, output};
 
 /// What every table ends with.
 pub const DEFINITIONS: &str = "\
@@ -17,8 +19,9 @@ By tokens: tokens in hit blocks / all input tokens of the measured requests, par
 
 /// What a hit means where ids name pieces of text.
 pub const PIECES: &str = "\
-RAGPulse names pieces by their content: a hit says that the piece and all pieces before it in the request are
-in the cache, not that they were computed behind the same pieces.
+RAGPulse names pieces by their content: a hit says that the piece and all pieces
+before it in the request are in the cache, not that they were computed behind
+the same pieces.
 ";
 
 /// Who leaves, in a line.
@@ -167,14 +170,14 @@ pub fn json(traces: &[Replayed]) -> Result<Vec<u8>> {
 }
 
 /// The whole report.
-pub fn text(traces: &[Replayed], utf8: bool) -> String {
+pub fn text(traces: &[Replayed], look: Look) -> String {
     let mut out = String::new();
     for Replayed { about, replays, curve } in traces {
         let measured = replays.first().map(|replay| replay.outcome).unwrap_or_default();
         out += &introduction(about, measured);
         out += "\n";
         if about.distinct > 0 {
-            out += &table(about, replays, utf8);
+            out += &table(about, replays, look);
             out += "\n\n";
         }
         if let Some(curve) = curve {
@@ -192,11 +195,6 @@ pub fn text(traces: &[Replayed], utf8: bool) -> String {
         out += PIECES;
     }
     out
-}
-
-/// `1 block`, `2 blocks`.
-pub fn counted(count: u64, thing: &str) -> String {
-    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
 /// What was replayed, and how much of it is measured.
@@ -244,8 +242,8 @@ pub fn introduction(about: &About, measured: Outcome) -> String {
 }
 
 /// One line for each capacity and policy.
-fn table(about: &About, replays: &[Replay], utf8: bool) -> String {
-    let mut table = report::table(utf8);
+fn table(about: &About, replays: &[Replay], look: Look) -> String {
+    let mut table = look.table();
     let named = replays.iter().any(|replay| replay.policy != Policy::Lru);
     let header = [
         "capacity\nblocks",
@@ -272,6 +270,6 @@ fn table(about: &About, replays: &[Replay], utf8: bool) -> String {
         ];
         table.add_row(named.then(|| policy.name().to_owned()).into_iter().chain(cells));
     }
-    report::align_right(&mut table, |i| i > 0 || !named);
-    table.trim_fmt()
+    align_right(&mut table, |i| i > 0 || !named);
+    look.fit(table, &Spare { columns: &["evicted"], keys: 1 + usize::from(named), text: None })
 }

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use forebay::trace::requests::{self, Format, Notes, Options, RequestTrace};
 use forebay::{Error, Kind, Result};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish};
 
 use crate::blocks::{self, BlockCurve, Outcome, Policy};
+use crate::look::Look;
 use crate::output::echo;
-use crate::{output, policy, request_report};
+use crate::{allowance, output, policy, progress, request_report};
 
 /// The capacities replayed when none are named, in percent of the distinct blocks.
 const PERCENT: [u64; 7] = [1, 2, 5, 10, 20, 50, 100];
@@ -146,6 +147,8 @@ pub struct Asked {
     pub policies: Vec<policy::Policy>,
     /// Whether every capacity is counted.
     pub curve: bool,
+    /// Bytes that a replay may hold.
+    pub memory: Option<u64>,
 }
 
 impl Asked {
@@ -261,8 +264,13 @@ fn replay(path: &Path, arguments: &RequestArguments, asked: &Asked) -> Result<Re
         capacities.extend(PERCENT.map(share));
         capacities.dedup();
     }
+    let needs = match asked.curve {
+        true => blocks::curve_bytes(&trace),
+        false => policies.iter().map(|policy| blocks::bytes(&trace, *policy)).max().unwrap_or(0),
+    };
+    allowance::check(path, &trace, needs, asked.memory)?;
     let passes = if asked.curve { 1 } else { capacities.len() * policies.len() };
-    let bar = progress(path, trace.requests() as u64 * passes as u64);
+    let bar = bar(path, trace.requests() as u64 * passes as u64);
     let (mut replays, mut curve) = (Vec::new(), None);
     if asked.curve {
         let every = blocks::curve(&trace, about.skipped, || bar.inc(1))?;
@@ -315,19 +323,17 @@ pub fn about(path: &Path, arguments: &RequestArguments, trace: &RequestTrace) ->
 }
 
 /// A bar on standard error; hidden where that is no terminal.
-fn progress(path: &Path, requests: u64) -> ProgressBar {
+fn bar(path: &Path, requests: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(requests), ProgressDrawTarget::stderr())
         .with_finish(ProgressFinish::AndClear);
-    if let Ok(style) =
-        ProgressStyle::with_template("{prefix} [{bar:30}] {percent}% of {len} requests, {eta} left")
-    {
-        bar.set_style(style.progress_chars("=> "));
+    if let Ok(style) = progress::style("{prefix} [{bar:30}] {percent}% of {len} requests, {left}") {
+        bar.set_style(style);
     }
     bar.with_prefix(output::harmless(&path.display().to_string()))
 }
 
-/// `forebay replay` of request traces. `selection` names an option of selection traces that was given; `tables`
-/// are printed where JSON does not take their place.
+/// `forebay replay` of request traces. `selection` names an option of selection traces that was given; tables
+/// are printed as `tables` says, where JSON does not take their place.
 ///
 /// # Errors
 /// Those of reading a trace, of settings that do not fit it, and of writing the result.
@@ -337,7 +343,7 @@ pub fn command(
     selection: Option<&str>,
     traces: &[PathBuf],
     json: Option<&Path>,
-    tables: bool,
+    tables: Option<Look>,
 ) -> Result<()> {
     if let Some(flag) = selection {
         return Err(Error::new(Kind::InvalidConfig, "replay")
@@ -348,8 +354,8 @@ pub fn command(
     if let Some(path) = json {
         output::write_file(path, &request_report::json(&replayed)?)?;
     }
-    if !tables || json.is_some_and(output::is_stdout) {
-        return Ok(());
+    match tables.filter(|_| !json.is_some_and(output::is_stdout)) {
+        Some(look) => look.print(&request_report::text(&replayed, look)),
+        None => Ok(()),
     }
-    output::print(request_report::text(&replayed, output::speaks_utf8()).as_bytes())
 }

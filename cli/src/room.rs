@@ -1,4 +1,4 @@
-//! Memory that a study takes, or the error that says it is not there.
+//! Memory for a study's tables, or the error that says it is not there.
 
 use std::collections::VecDeque;
 

@@ -15,6 +15,8 @@ use forebay::predict::simulate::{Options, Order, Outcome, Point, Simulator, Traf
 use forebay::{Error, Kind, Result};
 
 use crate::html::{self, timeline};
+use crate::kinds::{self, FileKind};
+use crate::look::LookArguments;
 use crate::miss_source::{MissArguments, Source};
 use crate::output::{Input, echo};
 use crate::steps::{self, Run, Worst};
@@ -24,9 +26,9 @@ use crate::{output, simulate_report, sizes, timeline as lanes};
 const POINTS: usize = 100_000;
 
 const AFTER_HELP: &str = "\
-Lists, separated by commas, make a sweep: one step for each combination. Of misses by step every step is run, all in
+Lists, separated by commas, make a sweep: one step for each combination. Of misses by step every step is run, all in \
 one order by layer: the figures are their mean, and pictures show the longest.
-Throughput is of a node of 8 GPUs, in tokens a second; OTPS of one sequence. Exposed: what the step takes beyond
+Throughput is of a node of 8 GPUs, in tokens a second; OTPS of one sequence. Exposed: what the step takes beyond \
 the same step without misses.";
 
 /// The arguments of `forebay simulate`.
@@ -102,6 +104,8 @@ pub struct Arguments {
     /// Writes the result as JSON, whole or not at all; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    look: LookArguments,
 }
 
 /// An engine on a machine, and what its model misses.
@@ -189,6 +193,7 @@ pub fn read_setup(name: &str) -> Result<Setup> {
             ))
             .hint("name a built-in setup or a file"));
     }
+    kinds::expect("read setup", path, &[FileKind::Setup], "a setup")?;
     let text = output::read_text(path)?;
     Setup::parse(&text).map_err(|error| output::within(error, path))
 }
@@ -517,6 +522,7 @@ fn check_memory(setup: &Setup, cache: u64) -> Result<()> {
 const GIB: f64 = (1_u64 << 30) as f64;
 
 fn read_table(path: &Path) -> Result<Table> {
+    kinds::expect("load overlap table", path, &[FileKind::OverlapTable], "an overlap table")?;
     Table::from_text(&output::read_text(path)?).map_err(|error| output::within(error, path))
 }
 
@@ -591,5 +597,6 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     if targets.iter().any(|path| path.as_deref().is_some_and(output::is_stdout)) {
         return Ok(());
     }
-    output::print(simulate_report::text(&all, note.as_deref(), output::speaks_utf8()).as_bytes())
+    let look = arguments.look.look();
+    look.print(&simulate_report::text(&all, note.as_deref(), look))
 }

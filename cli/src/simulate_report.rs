@@ -7,9 +7,10 @@ use forebay::predict::simulate::Outcome;
 use serde::Serialize;
 
 use crate::json;
+use crate::look::{Look, Spare, align_right};
 use crate::plan_report::tokens;
 use crate::provenance;
-use crate::report::{align_right, number, ratio, table};
+use crate::report::{counted, number, ratio};
 use crate::simulate::Simulated;
 use crate::steps::Worst;
 
@@ -169,11 +170,11 @@ pub fn title(simulated: &Simulated) -> String {
         _ => String::new(),
     };
     format!(
-        "{}{gpus}{link}: {} tokens, batch {}, {} query rows, ratio {}, order {}{}{}",
+        "{}{gpus}{link}: {} tokens, batch {}, {}, ratio {}, order {}{}{}",
         simulated.provenance.setup,
         tokens(point.context),
         point.batch,
-        point.mtp,
+        counted(point.mtp, "query row"),
         ratio(point.ratio),
         simulated.choice,
         beside(simulated),
@@ -195,25 +196,28 @@ pub fn line(outcome: &Outcome) -> String {
 }
 
 /// The whole report.
-pub fn text(all: &[Simulated], note: Option<&str>, utf8: bool) -> String {
+pub fn text(all: &[Simulated], note: Option<&str>, look: Look) -> String {
     let mut out = String::new();
     if !all.is_empty() {
         let provenances = || all.iter().map(|simulated| &simulated.provenance);
         out += &provenance::header(provenances());
         out += &note.map_or(String::new(), |note| format!("{note}\n"));
         if let Some(worst) = all.iter().find_map(|simulated| simulated.worst.as_ref()) {
-            out +=
-                &format!("Misses by step: the mean of {} steps, all in one order by layer.\n", worst.steps);
+            out += &format!(
+                "Misses by step: the mean of {}, all in one order by layer.\n",
+                counted(worst.steps, "step")
+            );
         }
         out += "\n";
     }
-    out += &steps(all, utf8);
-    out += "\n\nMisses: rows that a sequence fetches a layer, mean. Exposed: what the step takes beyond the same step\n\
-           without misses. Tokens/s: of a node of 8 GPUs. OTPS: of one sequence. Layers: how many run in each order.\n";
+    out += &steps(all, look);
+    out += "\n\nMisses: rows that a sequence fetches a layer, mean. Exposed: what the step\n\
+            takes beyond the same step without misses. Tokens/s: of a node of 8 GPUs. OTPS:\n\
+            of one sequence. Layers: how many run in each order.\n";
     out + &provenance::footer(all.iter().map(|simulated| &simulated.provenance))
 }
 
-fn steps(all: &[Simulated], utf8: bool) -> String {
+fn steps(all: &[Simulated], look: Look) -> String {
     let links = all.iter().any(|simulated| simulated.link.is_some());
     let orders = all.iter().any(|simulated| simulated.choice != "best");
     let several = all.iter().any(|simulated| simulated.worst.is_some());
@@ -235,7 +239,7 @@ fn steps(all: &[Simulated], utf8: bool) -> String {
         "layers\nnone/da/dba",
     ]);
     head.extend(several.then_some("longest\nstep ms"));
-    let mut table = table(utf8);
+    let mut table = look.table();
     table.set_header(head);
     for simulated in all {
         let outcome = &simulated.outcome;
@@ -261,6 +265,8 @@ fn steps(all: &[Simulated], utf8: bool) -> String {
         row.extend(several.then(|| number(longest())));
         table.add_row(row);
     }
-    align_right(&mut table, |column| column >= usize::from(links) + usize::from(orders));
-    table.trim_fmt()
+    let names = usize::from(links) + usize::from(orders);
+    align_right(&mut table, |column| column >= names);
+    // The context, query rows, acceptance, batch and ratio tell lines apart, too.
+    look.fit(table, &Spare { columns: &["share", "layers", "misses", "OTPS"], keys: names + 5, text: None })
 }

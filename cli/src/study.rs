@@ -26,6 +26,8 @@ pub struct Study {
     pub prefetch: bool,
     /// Where the pools live.
     pub target: Target,
+    /// Tokens of the prompt, as recorded: what is replayed may be shorter.
+    pub prompt: u32,
 }
 
 /// One size under one policy.
@@ -53,6 +55,35 @@ impl Study {
         let jobs = (settings.len() * self.policies.len()) as u64 * if self.by_layer { 2 } else { 1 };
         let a_job = whole + cold + if self.prefetch { whole } else { 0 };
         (jobs * a_job + if self.by_layer { whole } else { 0 }) * u64::from(trace.header().layers)
+    }
+
+    /// Bytes that [`Study::run`] holds at its peak, beside the trace.
+    ///
+    /// # Errors
+    /// Those of pools that cannot be.
+    pub fn needs(&self, trace: &SelectionTrace, shape: &Shape, settings: &[(Setting, f64)]) -> Result<u64> {
+        let Some((setting, _)) = settings.first() else { return Ok(0) };
+        let layers = trace.header().layers as usize;
+        let one_policy = policy::bytes(trace, setting.steps * setting.mtp);
+        let mut needs = 0;
+        if self.by_layer {
+            needs = needs.max(curve::bytes(trace, *setting));
+        }
+        if self.policies.contains(&Policy::Lru) {
+            // Slots that are divided by gain are as many in all, and no more in a layer than can be filled.
+            let most = |slots: u32| if self.by_layer { slots.saturating_mul(layers as u32) } else { slots };
+            let slots = settings.iter().map(|(setting, _)| setting.slots).max().unwrap_or(0);
+            let one = pools::needs(trace, shape, *setting, &vec![most(slots); layers])?;
+            let jobs = settings.len() * if self.by_layer { 2 } else { 1 };
+            needs = needs.max(threads::held(jobs, one));
+        }
+        if self.policies.iter().any(|policy| *policy != Policy::Lru) {
+            needs = needs.max(threads::held(layers, one_policy));
+        }
+        if self.prefetch {
+            needs = needs.max(threads::held(layers, prefetch::bytes(trace, *setting)));
+        }
+        Ok(needs)
     }
 
     /// Every replay, by size, then by policy, then by split.
@@ -100,7 +131,7 @@ impl Study {
         };
         let mut jobs = Vec::new();
         for (setting, ratio) in settings {
-            let most = trace.header().decode_start + setting.steps * setting.mtp;
+            let most = self.prompt + setting.steps * setting.mtp;
             let divided = match self.by_layer {
                 true => Some(split::by_layer(&curves, setting.slots, most)?),
                 false => None,
@@ -125,9 +156,8 @@ impl Study {
         let jobs: Vec<&Job> = jobs.iter().filter(|job| job.policy == Policy::Lru).collect();
         let layers = trace.header().layers;
         let Some(setting) = jobs.first().map(|job| job.setting) else { return Ok(Vec::new()) };
-        // Five bytes for each position and layer: where its row is, and the page tables.
-        let bytes = 5 * u64::from(layers) * policy::positions(trace, setting.steps * setting.mtp);
-        let shape = &self.target.shape(shape);
+        let slots = jobs.iter().map(|job| job.setting.slots).max().unwrap_or(0);
+        let bytes = pools::needs(trace, shape, setting, &vec![slots; layers as usize])?;
         threads::each(jobs.len(), bytes, |index| {
             let Job { setting, divided, .. } = jobs[index];
             let slots = divided.clone().unwrap_or_else(|| vec![setting.slots; layers as usize]);
@@ -166,6 +196,72 @@ mod tests {
 
     use super::*;
 
+    /// Sets of 8 positions far apart, some of them kept from step to step, in layers that share some.
+    fn sparse(seed: u64) -> SelectionTrace {
+        let (layers, steps, first, k) = (3_u32, 60_u32, 1_000_000_u32, 8_usize);
+        let json = format!(
+            r#"{{"layers":{layers},"k":{k},"steps":{steps},"warm_steps":10,"first_position":{first},
+            "decode_start":{},"context":{}}}"#,
+            first + 10,
+            first + steps
+        );
+        let mut state = seed;
+        let mut chance = |below: u32| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as u32 % below
+        };
+        let mut members = Vec::new();
+        let mut sets = vec![std::collections::BTreeSet::new(); layers as usize];
+        for step in 0..steps {
+            for set in &mut sets {
+                set.retain(|_| chance(3) > 0);
+                while set.len() < k {
+                    let far = chance(40) * 24_989;
+                    set.insert(if chance(4) == 0 { first + chance(step + 1) } else { far });
+                }
+                members.extend(set.iter().copied());
+            }
+        }
+        SelectionTrace::new(serde_json::from_str(&json).map(numbered).unwrap(), members).unwrap()
+    }
+
+    fn numbered(header: forebay::trace::Header) -> forebay::trace::Header {
+        forebay::trace::Header { layer_ids: (0..header.layers).collect(), ..header }
+    }
+
+    /// Every policy, split, curve and prefetch over a prompt of a million positions, and over the forty named ones.
+    #[test]
+    fn a_compact_trace_counts_the_same() {
+        use clap::ValueEnum;
+        for seed in [1, 2] {
+            let whole = sparse(seed);
+            let prompt = whole.header().decode_start;
+            let compact = whole.clone().compact().unwrap();
+            assert!(compact.header().decode_start < 60);
+            for mtp in [1, 3] {
+                let setting = |slots| Setting { slots, warmup: 5, mtp, steps: 50 / mtp };
+                let settings = [(setting(5), 0.0), (setting(20), 0.0), (setting(45), 0.0)];
+                let policies = Policy::value_variants().to_vec();
+                let study =
+                    Study { policies, by_layer: true, prefetch: true, target: Target::default(), prompt };
+                let [a, b] = [&whole, &compact].map(|trace| {
+                    let bar = ProgressBar::hidden();
+                    study.run(trace, &Shape::DEEPSEEK_V3_2, &settings, &bar).unwrap()
+                });
+                assert_eq!(a.len(), b.len());
+                for (a, b) in a.iter().zip(&b) {
+                    let name = (a.policy.name(), a.setting.slots, a.divided.is_some());
+                    assert_eq!((&a.layers, &a.first, &a.cold), (&b.layers, &b.first, &b.cold), "{name:?}");
+                    assert_eq!(a.prefetched, b.prefetched, "{name:?}");
+                    let slots = |replay: &Replay| replay.divided.as_ref().map(|d| d.slots.clone());
+                    assert_eq!(slots(a), slots(b), "{name:?}");
+                }
+                let [a, b] = [&whole, &compact].map(|t| curve::curves(t, setting(9), || ()).unwrap());
+                assert_eq!(a, b);
+            }
+        }
+    }
+
     #[test]
     fn the_bar_ends_where_the_work_does() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
@@ -177,7 +273,8 @@ mod tests {
             (vec![Policy::Lru, Policy::Fifo, Policy::Belady], false, true),
             (vec![Policy::Lru, Policy::Decay], true, true),
         ] {
-            let study = Study { policies, by_layer, prefetch, target: Target::default() };
+            let (target, prompt) = (Target::default(), trace.header().decode_start);
+            let study = Study { policies, by_layer, prefetch, target, prompt };
             let bar = ProgressBar::hidden();
             let replays = study.run(&trace, &Shape::DEEPSEEK_V3_2, &settings, &bar).unwrap();
             assert_eq!(replays.len(), 2 * study.policies.len() * if by_layer { 2 } else { 1 });

@@ -7,7 +7,7 @@ use forebay::device::Device;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::probe::Probe;
-use forebay::{Error, Kind, Result, Shape};
+use forebay::{Error, Kind, Result};
 
 /// A device as the command line names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -153,15 +153,6 @@ impl Target {
                     .at("--device names a GPU, and this build has no CUDA device")
                     .hint("build with the feature cuda, or take the host"))
             }
-        }
-    }
-
-    /// The shape that is replayed for `shape`. A replay moves no rows, and what is resident does not depend on
-    /// their size; but what a GPU reads is pinned whole, so there rows are as small as they may be.
-    pub fn shape(&self, shape: &Shape) -> Shape {
-        match self.name {
-            DeviceName::Host => *shape,
-            DeviceName::Cuda(_) => Shape { runs: [4, 0], host_stride: 4, device_block_align: 1, ..*shape },
         }
     }
 }

@@ -53,6 +53,11 @@ fn threads(bytes: u64) -> usize {
     (BYTES / bytes.max(1)).clamp(1, MOST as u64) as usize
 }
 
+/// The most bytes that all pieces of work of [`each`] hold at a time.
+pub fn held(count: usize, bytes: u64) -> u64 {
+    bytes.saturating_mul(threads(bytes).min(count) as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use forebay::{Error, Kind};

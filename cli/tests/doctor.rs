@@ -11,14 +11,18 @@ mod machine;
 #[path = "../../tests/support/skip.rs"]
 mod skip;
 
-use command::{forebay, refuses, succeeds};
+use command::{diagnoses, forebay, refuses, succeeds};
 use machine::Machine;
 use serde_json::Value;
 
-/// What the doctor finds with `more`, by device.
+/// What the doctor finds with `more`, by device. Its status says whether there is a problem among it.
 fn entries(more: &[&str]) -> Vec<Value> {
-    let out = succeeds(&[&["doctor", "--json", "-"], more].concat());
-    serde_json::from_str::<Value>(&out).unwrap().as_array().unwrap().clone()
+    let (status, out) = diagnoses(&[&["doctor", "--json", "-"], more].concat());
+    let entries = serde_json::from_str::<Value>(&out).unwrap().as_array().unwrap().clone();
+    let findings = entries.iter().flat_map(|entry| entry["findings"].as_array().unwrap());
+    let problems = findings.filter(|finding| finding["state"] == "problem").count();
+    assert_eq!(status, i32::from(problems > 0), "{out}");
+    entries
 }
 
 /// What the doctor finds of a machine without measuring, and without a driver.
@@ -218,12 +222,12 @@ fn files_that_are_missing_or_garbage_are_notes() {
 fn text_that_could_steer_the_terminal_is_harmless() {
     let machine = Machine::sound("steer");
     machine.write("proc/cpuinfo", "processor\t: 0\nmodel name\t: \u{1b}[31mX\nflags\t: a\n");
-    let out = succeeds(&["doctor", "--no-rates", "--driver", "none.so", "--root", machine.root()]);
+    let (_, out) = diagnoses(&["doctor", "--no-rates", "--driver", "none.so", "--root", machine.root()]);
     assert!(out.contains("?[31mX") && !out.contains('\u{1b}'), "{out}");
 }
 
 #[test]
-fn without_a_driver_it_succeeds_and_says_what_to_do() {
+fn without_a_driver_that_is_wanted_its_status_is_1_and_it_says_what_to_do() {
     let machine = Machine::sound("driver");
     let asked = ["--no-rates", "--driver", "no-such-folder/libcuda.so.1", "--root", machine.root()];
     for more in [&[][..], &["--device", "cuda:0"]] {
@@ -236,10 +240,38 @@ fn without_a_driver_it_succeeds_and_says_what_to_do() {
     std::fs::remove_file(machine.path("proc/driver/nvidia/version")).unwrap();
     let without = host(&machine);
     assert!(!finding(&without, "driver")["fix"].as_str().unwrap().contains("docker"), "{without:#}");
-    let text = succeeds(&[&["doctor"], &asked[..]].concat());
+    let (status, text) = diagnoses(&[&["doctor"], &asked[..]].concat());
+    assert_eq!(status, 1);
     assert!(text.contains("What to fix: 2 problems"), "{text}");
     let first = text.lines().find(|line| line.starts_with("  problem  host: driver: ")).unwrap();
     assert!(first.contains("525"), "{first}");
+}
+
+/// A host without GPUs has a driver only to note: nothing that was asked for does not work.
+#[test]
+fn warnings_and_notes_are_no_problem() {
+    let machine = Machine::sound("no-problem");
+    machine.write("proc/self/limits", &machine::limits("65536"));
+    std::fs::remove_dir_all(machine.path("sys/bus")).unwrap();
+    let (status, text) = diagnoses(&["doctor", "--no-rates", "--device", "host", "--root", machine.root()]);
+    assert!(status == 0 && text.contains("What to fix: 0 problems, 1 warning"), "{status}: {text}");
+}
+
+/// A command that a finding names has the device that was asked for, and runs there.
+#[test]
+fn advice_runs_on_the_device_that_was_asked_for() {
+    let machine = Machine::sound("advice");
+    let found = entries(&["--device", "host", "--quick", "--root", machine.root()]);
+    let fixes = found[0]["findings"].as_array().unwrap().iter().map(|found| found["fix"].as_str().unwrap());
+    let mut commands = 0;
+    for fix in fixes.filter(|fix| fix.contains("forebay bench")) {
+        let words: Vec<&str> = fix.split_once("forebay ").unwrap().1.split_whitespace().collect();
+        assert!(words.windows(2).any(|pair| pair == ["--device", "host"]), "{fix}");
+        succeeds(&[&words[..], &["--quick", "--json", "-"]].concat());
+        commands += 1;
+    }
+    // Of tiny runs at least one reaches little of its ceiling.
+    assert!(commands > 0, "{found:#?}");
 }
 
 #[test]
@@ -278,7 +310,7 @@ fn colours_are_for_terminals_and_a_closed_pipe_is_no_error() {
         let out = forebay(&[&asked[..], more].concat()).stdout(writer).output().unwrap();
         assert_eq!(
             (out.status.code(), String::from_utf8(out.stderr).unwrap().as_str()),
-            (Some(0), ""),
+            (Some(1), ""),
             "{more:?}"
         );
     }

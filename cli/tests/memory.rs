@@ -8,7 +8,7 @@
 mod traces;
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use nix::sys::resource::{UsageWho, getrusage};
@@ -53,6 +53,94 @@ fn a_replay_stays_within_the_decoded_trace_and_500_mb() {
     }
 }
 
+/// Little-endian base 128.
+fn varint(mut value: u32, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// A trace whose layers select `k` positions in a row, those of layer l from `l * stride` on, in every step the same.
+fn trace(name: &str, layers: u32, k: u16, context: u32, stride: u32) -> PathBuf {
+    const STEPS: u32 = 3;
+    let start = context - STEPS;
+    let header = format!(
+        r#"{{"layers":{layers},"k":{k},"steps":{STEPS},"warm_steps":1,"first_position":{start},
+        "decode_start":{},"context":{context}}}"#,
+        start + 1
+    );
+    let mut bytes = [b"TOPKTRC1", &(header.len() as u32).to_le_bytes()[..], header.as_bytes()].concat();
+    for layer in 0..layers {
+        bytes.extend([k.to_le_bytes(), [0, 0]].concat());
+        varint(layer * stride, &mut bytes);
+        bytes.resize(bytes.len() + usize::from(k) - 1, 0);
+    }
+    bytes.resize(bytes.len() + 4 * (layers * (STEPS - 1)) as usize, 0);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("memory");
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// Runs it with 1 GB of address space: what is mapped and never touched counts there.
+fn confined(arguments: &[&str]) -> std::process::Output {
+    let script = "ulimit -v 1000000 || exit 9; exec \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_forebay")]).args(arguments).output().unwrap()
+}
+
+/// Whatever layers and context a small file declares: tables stand over the positions that it names.
+#[test]
+fn small_traces_are_replayed_in_little_memory_whatever_they_declare() {
+    let all = "--slots 9 --policy lru,fifo,s3-fifo,decay,decay-tokens,belady --json -";
+    let both = "--slots 70 --split by-layer --prefetch inter-layer --json -";
+    let [replay, html, curve] = ["--json -", "--html -", "--curve --json -"];
+    let at = "simulate --setup ess --context 32K --mtp 1 --batch 8 --ratio 0.1 --json - --trace";
+    let plan = "plan --setup ess --gpu 80GiB --context 32K --batch 8 --ratio 0.1 --json - --trace";
+    for (layers, k, context, runs) in [
+        (64, 1, 1 << 24, &[replay, html, all, curve, both, at, plan][..]),
+        (64, 1, 1 << 12, &[replay]),
+        (2, 2000, 1 << 24, &[html, all, both]),
+        (61, 64, 1 << 20, &[replay, curve]),
+        (1000, 1, 1 << 24, &["--slots 9 --json -", curve]),
+    ] {
+        let path = trace(&format!("{layers}-{k}-{context}.topk"), layers, k, context, 7);
+        for run in runs {
+            let words: Vec<&str> = run.split(' ').collect();
+            let name = path.to_str().unwrap();
+            let arguments = match run.starts_with("--") {
+                true => [&["replay", name], &words[..]].concat(),
+                false => [&words[..], &[name]].concat(),
+            };
+            let output = confined(&arguments);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(0), "{layers} x {context}, {run}: {errors}");
+        }
+    }
+}
+
+/// Layers that have no position in common need tables that are larger than the trace: the bound is named before they
+/// are taken, and may be raised.
+#[test]
+fn what_needs_more_than_is_allowed_is_refused_before_it_is_taken() {
+    let path = trace("apart.topk", 600, 2000, 1 << 24, 2000);
+    let path = path.to_str().unwrap();
+    for arguments in [&["replay", path][..], &["replay", path, "--html", "-"]] {
+        let output = confined(arguments);
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), errors.lines().count()), (Some(2), 1), "{errors}");
+        assert!(errors.contains(path) && errors.contains("GiB of memory, allowed are 491 MiB;"), "{errors}");
+        assert!(errors.contains("allow more with --memory SIZE"), "{errors}");
+    }
+    // The control: allowed that much, it is taken, and ends where the machine's limit is.
+    let errors = confined(&["replay", path, "--memory", "1TB"]).stderr;
+    let errors = String::from_utf8(errors).unwrap();
+    assert!(errors.contains("out of memory") && !errors.contains("--memory"), "{errors}");
+}
+
 /// A trace of a few bytes whose context is the longest there may be: what is held grows with it.
 #[test]
 fn a_long_context_is_held_by_few_threads() {
@@ -76,4 +164,65 @@ fn a_long_context_is_held_by_few_threads() {
         assert!(replay.stdout(Stdio::null()).status().unwrap().success(), "{arguments:?}");
         assert!(peak() <= BESIDE, "{arguments:?}: {} bytes, {BESIDE} allowed", peak());
     }
+}
+
+/// Runs it with `kib` KiB of address space, to an error in one line: never a signal.
+fn starved(kib: u32, arguments: &[&str]) -> String {
+    let script = "ulimit -v $1 || exit 9; shift; exec \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh", &kib.to_string(), env!("CARGO_BIN_EXE_forebay")]);
+    let output = command.args(arguments).output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), errors.lines().count()), (Some(2), 1), "{arguments:?}: {errors}");
+    errors
+}
+
+/// Where memory is short while a side file, a line or a JSON text is read, that is an error and no abort.
+#[test]
+fn memory_that_ends_while_a_text_is_read_is_an_error() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("starved");
+    std::fs::create_dir_all(&folder).unwrap();
+    let written = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let line = |ids: &str| {
+        format!(
+            r#"{{"timestamp": "0", "input_length": 4000000, "output_length": 1, "hash_ids": {{"sys_prompt": [{ids}],
+            "passages_ids": [], "history": [], "web_search": [], "user_input": []}}}}"#
+        )
+        .replace('\n', " ")
+    };
+    let small = written("small.jsonl", &line("1, 2"));
+    let fits = |kib: &u32| {
+        let script = "ulimit -v $1 || exit 9; shift; exec \"$@\"";
+        let mut control = Command::new("sh");
+        control.args(["-c", script, "sh", &kib.to_string(), env!("CARGO_BIN_EXE_forebay")]);
+        control.args(["replay", &small, "--json", "-"]).output().unwrap().status.success()
+    };
+    // What the program itself takes, to 4 MiB, and as much more.
+    let kib = (4..64).map(|n| n << 12).find(fits).unwrap() + (4 << 10);
+
+    let many: String =
+        (0..400_000).map(|id| format!("{{\"history_id\":{id},\"token_length\":1}}\n")).collect();
+    let side = written("side.jsonl", &many);
+    let e = starved(kib, &["replay", &small, "--block-lengths", &side]);
+    assert!(e.contains("out of memory: ") && e.contains("the pieces' lengths"), "{e}");
+
+    let ids: Vec<String> = (0..600_000).map(|id| id.to_string()).collect();
+    let long = written("long.jsonl", &line(&ids.join(",")));
+    let e = starved(kib, &["replay", &long]);
+    assert!(e.contains("out of memory: ") && e.contains("a line (line 1"), "{e}");
+
+    let lists = format!(
+        "{{\"steps\":{{\"query_rows\":1,\"query_rows_power\":1,\"rows\":[{}[]]}}}}",
+        "[],".repeat(500_000)
+    );
+    let misses = written("misses.json", &lists);
+    let at = "simulate --setup ess --context 32K --mtp 1 --batch 8 --ratio 0.1 --misses";
+    let e = starved(kib, &[&at.split(' ').collect::<Vec<_>>()[..], &[&misses]].concat());
+    assert!(e.contains("out of memory: ") && e.contains("misses.json: parsing it (bytes"), "{e}");
+    let e = starved(kib, &["fit", &misses]);
+    assert!(e.contains("out of memory: "), "{e}");
 }

@@ -206,8 +206,8 @@ fn a_point_that_is_not_known_leaves_the_others() {
     assert!(rows[2]["unknown"].as_str().unwrap().contains("costs."), "{}", rows[2]["unknown"]);
     assert!(rows[0].get("unknown").is_none());
     assert!(rows[0].get("pays_from").is_some() && rows[1].get("pays_from").is_none());
-    let table =
-        succeeds(&["plan", "--setup", "ess", "--weights", "0", "--gpu", "80GiB", "--context", "32K,8K,1K"]);
+    let arguments = "plan --setup ess --weights 0 --gpu 80GiB --context 32K,8K,1K --wide";
+    let table = succeeds(&arguments.split(' ').collect::<Vec<_>>());
     let line = table.lines().find(|line| line.trim_start().starts_with("1K")).unwrap();
     assert!(line.contains("GiB") && line.contains("[u]") && !table.contains("never"), "{table}");
     let rows = plans("--setup ess --gpu 80GiB --weights 0 --accept 2.8 --mtp 4 --context 32K,16K");

@@ -8,6 +8,7 @@ mod traces;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 
 use command::{refuses, succeeds};
 use forebay::trace::requests::{Arrival, RequestWriter};
@@ -141,4 +142,43 @@ fn recorded_requests_are_replayed_by_their_own_block_size() {
     assert!(succeeds(&["replay", text(&path), "--block-tokens", "64"]).contains("64 tokens"));
     let said = refuses(&["replay", text(&path), "--block-tokens", "16"]);
     assert!(said.contains("`block_size`") && said.contains("line 1"), "{said}");
+}
+
+/// A named pipe, and a process that writes `bytes` into it and ends.
+fn pipe(name: &str, bytes: &[u8]) -> (PathBuf, Child) {
+    let (path, source) = (fresh(name), fresh(&format!("{name}.bytes")));
+    fs::write(&source, bytes).unwrap();
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let script = "exec cat \"$1\" > \"$2\"";
+    let writer = Command::new("sh").args(["-c", script, "sh", text(&source), text(&path)]).spawn().unwrap();
+    (path, writer)
+}
+
+/// What a pipe brings is read as it comes: a selection trace to its end, one that ends early to an error. What has to
+/// be read twice is refused before it is opened.
+#[test]
+fn a_trace_comes_through_a_pipe_or_is_refused_in_a_line() {
+    let bytes = fs::read(demo()).unwrap();
+    let (path, mut writer) = pipe("whole.pipe", &bytes);
+    let piped = entries(&path);
+    assert!(writer.wait().unwrap().success());
+    let filed = entries(&demo());
+    let counts = |entries: &[Value]| entries.iter().map(|e| e["total"].clone()).collect::<Vec<_>>();
+    assert_eq!(counts(&piped), counts(&filed));
+    let (path, mut writer) = pipe("cut.pipe", &bytes[..bytes.len() / 2]);
+    let e = refuses(&["replay", text(&path)]);
+    assert!(e.contains("truncated: the file ends early"), "{e}");
+    writer.wait().unwrap();
+    let line = br#"{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}"#;
+    let (path, mut writer) = pipe("requests.pipe", line);
+    let e = refuses(&["replay", text(&path)]);
+    assert!(e.contains("request traces are read from regular files, not through a pipe"), "{e}");
+    writer.wait().unwrap();
+    // Nobody writes into this one: it must not be opened.
+    let path = fresh("never.pipe");
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let (page, json) = (fresh("never.html"), fresh("never.json"));
+    let e = refuses(&["replay", text(&path), "--html", text(&page), "--json", text(&json)]);
+    assert!(e.contains("--html and --json read a trace twice"), "{e}");
+    assert!(!page.exists() && !json.exists());
 }

@@ -552,3 +552,23 @@ fn a_fit_says_what_of_its_setup_was_measured() {
         );
     }
 }
+
+/// Each row of measurements is simulated, those of overlap over and over: so many are taken and no more.
+#[test]
+fn measurements_have_a_limit_that_is_named() {
+    let text = fs::read_to_string(data("setups/ess-measurements.json")).unwrap();
+    for (list, most) in [("steps", 4096), ("overlap", 128)] {
+        let mut measured: Value = serde_json::from_str(&text).unwrap();
+        let rows = measured[list].as_array_mut().unwrap();
+        *rows = rows.iter().cycle().take(most + 1).cloned().collect();
+        let file = written(&format!("many-{list}.json"), &measured.to_string());
+        let e = refuses(&["fit", &file]);
+        assert!(e.contains(&format!("{list}: too many rows (rows {}, most {most})", most + 1)), "{e}");
+    }
+    let rows = vec![vec![1.0; 61]; (1 << 14) + 1];
+    let steps = json!({"steps": {"query_rows": 2, "query_rows_power": 1, "rows": rows}});
+    let file = written("many-steps.json", &steps.to_string());
+    let begin = ["simulate", "--setup", "ess", "--misses", &file];
+    let e = refuses(&begin.into_iter().chain(POINT.split(' ')).collect::<Vec<_>>());
+    assert!(e.contains("(steps 16385, most 16384)"), "{e}");
+}

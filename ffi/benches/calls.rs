@@ -143,6 +143,8 @@ impl Steps for InRust {
             self.cache.layer(&step, LayerCall::whole(Layer(layer)), streams, buffers)?;
         }
         let time = lap.end();
+        (0..LAYERS)
+            .try_for_each(|layer| self.cache.scatter(&step, LayerCall::whole(Layer(layer)), stream))?;
         self.cache.finish(&mut step, stream)?;
         match self.cache.retire(step, stream) {
             Ok(_) => Ok(time),
@@ -205,6 +207,7 @@ struct Calls {
     join: unsafe extern "C" fn(Handle, u64, *const c_void, *mut c_void, *mut Handle) -> u32,
     prepare: unsafe extern "C" fn(Handle, *const StepConfig, *mut c_void, *mut u64) -> u32,
     layer: unsafe extern "C" fn(Handle, u64, u32, *const i32, *mut i32, *mut c_void) -> u32,
+    scatter: unsafe extern "C" fn(Handle, u64, u32, *mut c_void) -> u32,
     finish: unsafe extern "C" fn(Handle, u64, *mut c_void) -> u32,
     retire: unsafe extern "C" fn(Handle, *mut u64, *mut c_void, *mut c_void) -> u32,
     close: unsafe extern "C" fn(Handle, u64, *mut c_void) -> u32,
@@ -263,6 +266,7 @@ impl Calls {
                 join: function(library, c"fb_join")?,
                 prepare: function(library, c"fb_prepare")?,
                 layer: function(library, c"fb_layer")?,
+                scatter: function(library, c"fb_scatter")?,
                 finish: function(library, c"fb_finish")?,
                 retire: function(library, c"fb_retire")?,
                 close: function(library, c"fb_close")?,
@@ -320,7 +324,7 @@ impl ThroughC {
 
 impl Steps for ThroughC {
     fn step(&mut self, selection: &[i32], repeats: u32) -> Result<Duration> {
-        let (Calls { prepare, layer: call, finish, retire, .. }, none) = (self.calls, null_mut());
+        let (Calls { prepare, layer: call, scatter, finish, retire, .. }, none) = (self.calls, null_mut());
         let config = StepConfig {
             size: size_of::<StepConfig>(),
             rows: self.rows.as_ptr(),
@@ -337,6 +341,9 @@ impl Steps for ThroughC {
                 refused("layer", call(self.cache, step, layer, selection.as_ptr(), slots, none))?;
             }
             let time = lap.end();
+            for layer in 0..LAYERS {
+                refused("scatter", scatter(self.cache, step, layer, none))?;
+            }
             refused("finish", finish(self.cache, step, none))?;
             refused("retire", retire(self.cache, &mut step, none, none))?;
             Ok(time)

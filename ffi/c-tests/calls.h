@@ -440,8 +440,9 @@ static inline void make_world(world *w) {
 /* All of it still works, and ends. */
 static inline void end_world(world *w) {
     fb_step step = w->step;
+    OK(w->cache, fb_abandon(w->cache, step));
     OK(w->cache, fb_finish(w->cache, step, NULL));
-    OK(w->cache, fb_retire(w->cache, &step, NULL, NULL));
+    IS(FB_CANCELLED, fb_retire(w->cache, &step, NULL, NULL));
     OK(w->cache, fb_close(w->cache, w->sequence, NULL));
     OK(w->ticket, fb_ticket_destroy(w->ticket));
     OK(w->chooser, fb_chooser_destroy(w->chooser));

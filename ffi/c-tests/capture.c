@@ -37,6 +37,7 @@ int main(void) {
     IS(FB_INVALID_CONFIG, fb_launch(cache, NULL, &step, 1));
     IS(FB_INVALID_CONFIG, fb_launched(cache, NULL, &step, 1));
     IS(FB_INVALID_CONFIG, fb_captured_destroy(NULL));
+    rest_of_step(cache, step, 0, NULL);
     OK(cache, fb_finish(cache, step, NULL));
     OK(cache, fb_retire(cache, &step, NULL, NULL));
     of.accepted = 1;

@@ -258,6 +258,17 @@ static inline fb_step begin_step(fb_cache *cache, story *of, uint32_t count, uin
     return step;
 }
 
+/* What is due of a step's layers from `first` on, of which a test asks nothing: they select nothing, and what stands in
+ * the landing slots is stored. */
+static inline void rest_of_step(fb_cache *cache, fb_step step, uint32_t first, void *stream) {
+    static int32_t picks[LANES * PICKS], slots[LANES * PICKS];
+    memset(picks, 0xff, sizeof picks);
+    for (uint32_t layer = first; layer < LAYERS; layer++) {
+        OK(cache, fb_layer(cache, step, layer, picks, slots, stream));
+        OK(cache, fb_scatter(cache, step, layer, stream));
+    }
+}
+
 /* One whole step of sequences in inline streams; each accepts `accepted` of its rows in the next one. */
 static inline void decode_step(fb_cache *cache, story *of, uint32_t count, uint32_t number, uint32_t accepted) {
     int32_t picks[LANES * PICKS], slots[LANES * PICKS];

@@ -76,8 +76,10 @@ static fb_status try_step(world *w, void *with) {
     fb_status status = fb_prepare(w->cache, (const fb_step_config *)with, NULL, &step);
     CHECK((status == FB_OK) == (step != 0));
     if (status == FB_OK) {
+        OK(w->cache, fb_abandon(w->cache, step));
         OK(w->cache, fb_finish(w->cache, step, NULL));
-        OK(w->cache, fb_retire(w->cache, &step, NULL, NULL));
+        IS(FB_CANCELLED, fb_retire(w->cache, &step, NULL, NULL));
+        OK(w->cache, fb_roll_back(w->cache, w->sequence, 40, NULL, NULL));
     }
     return status;
 }
@@ -98,6 +100,7 @@ static fb_status try_part(world *w, void *with) {
     of.sequence = w->sequence;
     fb_step step = begin_step(w->cache, &of, 1, 1, NULL);
     fb_status status = fb_scatter_part(w->cache, step, (const fb_part *)with, NULL);
+    rest_of_step(w->cache, step, 0, NULL);
     OK(w->cache, fb_finish(w->cache, step, NULL));
     OK(w->cache, fb_retire(w->cache, &step, NULL, NULL));
     return status;
@@ -190,6 +193,7 @@ int main(void) {
     CHECK(w != NULL);
     make_world(w);
     fb_step step = w->step;
+    rest_of_step(w->cache, step, 0, NULL);
     OK(w->cache, fb_finish(w->cache, step, NULL));
     OK(w->cache, fb_retire(w->cache, &step, NULL, NULL));
     for (uint32_t index = 0; index < STRUCT_COUNT; index++) {

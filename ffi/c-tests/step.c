@@ -40,6 +40,7 @@ static void given_up(fb_cache *cache) {
         pick_rows(picks + query * TOP_K, of.committed + query, 1);
     }
     picks[2] = (int32_t)(of.committed + QUERY);
+    rest_of_step(cache, step, 0, NULL);
     OK(cache, fb_layer(cache, step, 1, picks, slots, NULL));
     OK(cache, fb_finish(cache, step, NULL));
     fb_retired retired = SIZED(fb_retired);
@@ -204,6 +205,7 @@ static void stale(fb_device *device, fb_cache *cache) {
     CHECK(step != 0 && slots[0] == 0x5a5a5a5a);
     IS(FB_BUSY, fb_retire(cache, &step, NULL, NULL));
     IS(FB_BUSY, fb_cache_destroy(cache));
+    rest_of_step(cache, step, 0, NULL);
     OK(cache, fb_finish(cache, step, NULL));
     IS(FB_INVALID_CONFIG, fb_finish(cache, step, NULL));
     fb_step gone = step;
@@ -217,6 +219,8 @@ static void stale(fb_device *device, fb_cache *cache) {
     IS(FB_CLOSED, fb_abandon(cache, gone));
     IS(FB_CLOSED, fb_retire(cache, &gone, NULL, NULL));
     CHECK(gone != 0 && slots[0] == 0x5a5a5a5a);
+    rest_of_step(cache, step, 0, NULL);
+    rest_of_step(other, theirs, 0, NULL);
     OK(cache, fb_finish(cache, step, NULL));
     OK(cache, fb_retire(cache, &step, NULL, NULL));
     OK(other, fb_finish(other, theirs, NULL));

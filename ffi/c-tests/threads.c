@@ -104,6 +104,7 @@ static void busy(fb_device *device) {
     reach(&s.at, 2);
     CHECK(pthread_join(thread, NULL) == 0);
     (void)compare_rows(s.cache, &s.of, 0, s.selection, s.slots, PICKS);
+    rest_of_step(s.cache, s.step, 1, NULL);
     OK(s.cache, fb_finish(s.cache, s.step, NULL));
     OK(s.cache, fb_retire(s.cache, &s.step, NULL, NULL));
     OK(s.cache, fb_close(s.cache, s.of.sequence, NULL));

@@ -107,6 +107,7 @@ static void stretches(fb_device *device, fb_cache *cache) {
         OK(cache, fb_layer(cache, step, layer, picks, slots, stream));
         OK(device, fb_stream_wait(device, stream));
         CHECK(compare_rows(cache, &of, layer, picks, slots, TOP_K) == TOP_K);
+        OK(cache, fb_scatter(cache, step, layer, stream));
     }
     OK(cache, fb_finish(cache, step, stream));
     OK(device, fb_stream_wait(device, stream));

@@ -10,6 +10,8 @@ import importlib.util
 import json
 import re
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,10 @@ class NativeHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Builds both files and says where in the wheel they stand, and for which machines it is."""
-        editable = version == "editable"
-        library = build_library(editable)
+        library = build_library(self.app.display_info)
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform(library.read_bytes())}"
-        if editable:
+        if version == "editable":
             folder = HERE / "forebay"
             (folder / "libforebay.so").unlink(missing_ok=True)
             (folder / "libforebay.so").write_bytes(library.read_bytes())
@@ -44,22 +45,21 @@ class NativeHook(BuildHookInterface[Any]):
         build_data["force_include"][str(library)] = "forebay/libforebay.so"
 
 
-def build_library(debug: bool) -> Path:
-    """The library, built; cargo says where it is. Without `debug` it is linked without line tables, which are five
-    sixths of its size; all but the last crate is shared with other builds.
+def build_library(say: Callable[[str], None]) -> Path:
+    """The library, built; cargo says where it is. `say` tells the user what is going on.
 
     Raises:
-        RuntimeError: no cargo, no checkout, or the build failed.
+        RuntimeError: no cargo, one that is too old, no checkout, or the build failed.
     """
     root = HERE.parent.parent
     if not (root / "ffi" / "Cargo.toml").is_file():
         raise RuntimeError("forebay is built from a checkout of its repository: pip install ./ffi/python")
+    check_cargo(root)
+    tell(say, "forebay: cargo compiles the Rust library libforebay.so: minutes the first time, seconds afterwards")
     command = ["cargo", "rustc", "--release", "--locked", "-p", "forebay-ffi", "--lib", "--crate-type", "cdylib"]
-    command += ["--message-format=json-render-diagnostics", "--", *([] if debug else ["-C", "strip=debuginfo"])]
+    command += ["--message-format=json-render-diagnostics"]
     try:
         built = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, check=True)
-    except FileNotFoundError:
-        raise RuntimeError("cargo is not there: install Rust 1.95 or newer") from None
     except subprocess.CalledProcessError:
         raise RuntimeError("the build of libforebay.so failed: see above") from None
     for line in built.stdout.splitlines():
@@ -67,6 +67,41 @@ def build_library(debug: bool) -> Path:
             if Path(file).name == "libforebay.so":
                 return Path(file)
     raise RuntimeError("cargo built no libforebay.so")
+
+
+def tell(say: Callable[[str], None], line: str, terminal: Path = Path("/dev/tty")) -> None:
+    """Says `line` to the user. pip keeps what a build prints to itself unless it is run with -v, so a user at a terminal
+    would watch a wheel turn for minutes: there the line goes."""
+    say(line)
+    if sys.stderr.isatty():
+        return
+    try:
+        with terminal.open("a") as out:
+            out.write(f"\n  {line}\n")
+    except OSError:
+        # Nobody watches.
+        pass
+
+
+def check_cargo(root: Path) -> None:
+    """Looks whether cargo is there and new enough, before it compiles for minutes.
+
+    Raises:
+        RuntimeError: it is not, with what to do.
+    """
+    manifest = (root / "Cargo.toml").read_text()
+    wanted = re.search(r'^rust-version = "(\d+)\.(\d+)"', manifest, re.MULTILINE)
+    if wanted is None:
+        raise RuntimeError("Cargo.toml does not say which Rust it needs")
+    needs = f"forebay is compiled by cargo of Rust {'.'.join(wanted.groups())} or newer"
+    install = "install it from https://rustup.rs, then run pip again"
+    try:
+        said = subprocess.run(["cargo", "--version"], cwd=root, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        raise RuntimeError(f"{needs}, and no cargo runs here: {install}") from None
+    found = re.match(r"cargo (\d+)\.(\d+)", said)
+    if found is None or tuple(map(int, found.groups())) < tuple(map(int, wanted.groups())):
+        raise RuntimeError(f"{needs}, and here is {said.strip() or 'one of unknown version'}: {install}")
 
 
 def platform(library: bytes) -> str:

@@ -232,6 +232,7 @@ fn what_a_callback_answers_is_the_answer_and_abandons_the_step() {
             let ended = fb_retire(rig.cache, &mut step, null_mut(), null_mut());
             refused(ended, FbStatus::FbCancelled, &rig, "");
         }
+        rig.twin.abandon(&mut own).unwrap();
         rig.twin.finish(&mut own, rig.stream).unwrap();
         let _ended = rig.twin.retire(own, rig.stream).unwrap();
         rig.reopen(0..2);

@@ -211,8 +211,9 @@ fn a_step_that_makes_no_sense_is_refused_and_nothing_is_begun() {
     ok(unsafe { fb_prepare(rig.cache, &older, null_mut(), &mut step) });
     // SAFETY: a place for the number.
     unsafe {
+        ok(fb_abandon(rig.cache, step));
         ok(fb_finish(rig.cache, step, null_mut()));
-        ok(fb_retire(rig.cache, &mut step, null_mut(), null_mut()));
+        assert_eq!(fb_retire(rig.cache, &mut step, null_mut(), null_mut()), FbCancelled);
     }
 }
 
@@ -220,6 +221,7 @@ fn a_step_that_makes_no_sense_is_refused_and_nothing_is_begun() {
 fn the_device_may_say_how_many_rows_were_accepted() {
     let mut rig = Rig::new(config());
     let (step, own) = rig.prepare(0..2, 0);
+    rig.rest(step, &own);
     rig.end(step, own);
     let rows: Vec<FbRow> = (0..2)
         .map(|of| FbRow {
@@ -240,6 +242,11 @@ fn the_device_may_say_how_many_rows_were_accepted() {
     // SAFETY: the rows and as many counts as the cache's batch has rows.
     unsafe {
         ok(fb_prepare(rig.cache, &config, null_mut(), &mut step));
+        let (selection, mut slots) = ([-1; (2 * K) as usize], [0; (2 * K) as usize]);
+        for layer in 0..ALL {
+            ok(fb_layer(rig.cache, step, layer, selection.as_ptr(), slots.as_mut_ptr(), null_mut()));
+            ok(fb_scatter(rig.cache, step, layer, null_mut()));
+        }
         ok(fb_finish(rig.cache, step, null_mut()));
         ok(fb_retire(rig.cache, &mut step, null_mut(), null_mut()));
     }
@@ -307,6 +314,7 @@ fn calls_of_a_layer_refuse_what_does_not_fit_the_step() {
         status(fb_scatter(cache, 0, 0, null_mut()), FbClosed, &rig, "step");
     }
     assert!(slots.iter().all(|slot| *slot == 7), "nothing was written");
+    rig.rest(step, &own);
     rig.end(step, own);
 }
 
@@ -326,6 +334,7 @@ fn a_step_ends_once_and_is_kept_while_it_cannot() {
         status(fb_retire(rig.cache, &mut step, null_mut(), &mut done), FbInvalidConfig, &rig, "fb_retired");
         status(fb_retire(rig.cache, null_mut(), null_mut(), null_mut()), FbInvalidConfig, &rig, "step");
         status(fb_finish(rig.cache, step ^ 4, null_mut()), FbClosed, &rig, "step");
+        rig.rest(step, &own);
         rig.end(step, own);
         status(fb_retire(rig.cache, &mut step, null_mut(), null_mut()), FbClosed, &rig, "step");
         status(fb_finish(rig.cache, step, null_mut()), FbClosed, &rig, "step");
@@ -337,6 +346,7 @@ fn a_step_ends_once_and_is_kept_while_it_cannot() {
     let mut other = Rig::new(config());
     let (foreign, twin) = other.prepare(0..1, 0);
     status(fb_finish(rig.cache, foreign, null_mut()), FbClosed, &rig, "step");
+    other.rest(foreign, &twin);
     other.end(foreign, twin);
 }
 
@@ -344,6 +354,7 @@ fn a_step_ends_once_and_is_kept_while_it_cannot() {
 fn an_abandoned_step_is_cancelled_and_tells_nothing() {
     let mut rig = Rig::new(config());
     let (step, own) = rig.prepare(0..2, 0);
+    rig.rest(step, &own);
     rig.end(step, own);
     assert!(!told(rig.cache).0.is_empty());
     let (mut step, mut own) = rig.prepare(0..2, 0);
@@ -353,6 +364,7 @@ fn an_abandoned_step_is_cancelled_and_tells_nothing() {
     let ended = unsafe { fb_retire(rig.cache, &mut step, null_mut(), null_mut()) };
     status(ended, FbStatus::FbCancelled, &rig, "not enqueued whole");
     assert_eq!((step, told(rig.cache)), (0, (Vec::new(), Vec::new())));
+    rig.twin.abandon(&mut own).unwrap();
     rig.twin.finish(&mut own, rig.stream).unwrap();
     let _ended = rig.twin.retire(own, rig.stream).unwrap();
 }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Stream};
 use forebay::{
-    Accepted, BringUp, Budget, Cache, Kind, Layer, MicroBatch, Open, Result, Row, Sequence, Step, WarmUp,
+    Accepted, BringUp, Budget, Buffers, Cache, Kind, Layer, LayerCall, MicroBatch, Open, Result, Row,
+    Sequence, Step, Streams, WarmUp,
 };
 
 use crate::cache::*;
@@ -17,6 +18,7 @@ use crate::cast::{self, Plain, Versioned};
 use crate::config::*;
 use crate::device::{FbDevice, fb_device_create, fb_device_destroy};
 use crate::handle;
+use crate::layer::{fb_layer, fb_scatter};
 use crate::status::{FbStatus, fb_error_text};
 use crate::step::*;
 
@@ -229,6 +231,29 @@ impl Rig {
             }
         }
         selection
+    }
+
+    /// What is due of a step whose layers a test asks nothing of, in both: they select nothing, and what stands in the
+    /// landing slots is stored.
+    pub(crate) fn rest(&self, step: FbStep, own: &Step) {
+        let words = (own.rows() * own.query_rows() * K) as usize;
+        let (selection, mut slots) = (vec![-1_i32; words], vec![0_i32; words]);
+        for layer in 0..ALL {
+            // SAFETY: buffers of the step's shape, and the inline stream runs inside the calls.
+            unsafe {
+                ok(fb_layer(self.cache, step, layer, selection.as_ptr(), slots.as_mut_ptr(), self.at));
+                ok(fb_scatter(self.cache, step, layer, self.at));
+            }
+        }
+        // SAFETY: memory of the process, and the twin's stream runs inside its calls.
+        let slice =
+            |words: &[i32]| unsafe { self.own.import(words.as_ptr() as u64, size_of_val(words) as u64) };
+        let buffers = Buffers { selection: slice(&selection), slots: slice(&slots), parts: None };
+        let streams = Streams { resolve: self.stream, gather: self.stream };
+        for call in (0..ALL).map(|layer| LayerCall::whole(Layer(layer))) {
+            self.twin.layer(own, call, streams, buffers).unwrap();
+            self.twin.scatter(own, call, self.stream).unwrap();
+        }
     }
 
     /// Ends a step in both, and compares what it has done.

@@ -61,6 +61,7 @@ pub struct Captured {
     graph: Option<Graph>,
     micro_batches: Vec<(MicroBatch, Layers)>,
     query_rows: u32,
+    draft_passes: u32,
 }
 
 impl Drop for Captured {
@@ -191,6 +192,7 @@ impl Cache {
             graph,
             micro_batches: bucket.micro_batches.to_vec(),
             query_rows: bucket.query_rows,
+            draft_passes: bucket.draft_passes,
         }
     }
 
@@ -257,7 +259,10 @@ impl Cache {
         self.around(captured, |schedule, device, own| schedule.fork(device, own, first))?;
         self.device.launch(graph, first)?;
         self.around(captured, |schedule, device, own| schedule.fork(device, first, own))?;
-        steps.iter_mut().for_each(|step| (step.abandoned, step.tail, step.launched) = (false, None, true));
+        for step in steps.iter_mut() {
+            self.schedule_layers(step, captured.draft_passes)?;
+            (step.abandoned, step.tail, step.launched) = (false, None, true);
+        }
         Ok(())
     }
 
@@ -272,7 +277,10 @@ impl Cache {
         if captured.graph.is_some() {
             return Err(refuse("launched", "the graph is the cache's: it launches it by `launch`"));
         }
-        steps.iter_mut().for_each(|step| step.launched = true);
+        for step in steps.iter_mut() {
+            self.schedule_layers(step, captured.draft_passes)?;
+            step.launched = true;
+        }
         Ok(())
     }
 

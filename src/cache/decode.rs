@@ -6,7 +6,7 @@ use crate::device::block::{ACCEPTED_ON_DEVICE, Entry};
 use crate::device::{Begin, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch, Sequence};
-use crate::step::{Buffers, LayerCall, Retired, RowInFlight, Step, Streams, Unretired};
+use crate::step::{Buffers, Due, Enqueued, LayerCall, Retired, RowInFlight, Step, Streams, Unretired};
 
 /// How many rows of a sequence's previous step were accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,8 +175,8 @@ impl Cache {
     /// # Errors
     /// [`Kind::OutOfRange`] for a layer, rows or buffers that do not fit the step.
     pub fn resolve(&self, step: &Step, call: LayerCall, stream: Stream, buffers: Buffers) -> Result<()> {
-        self.check_step(step, call.layer)?;
-        crate::step::resolve(&*self.device, self.pools, step, (call, stream, buffers))
+        let enqueued = self.check_step(step, call.layer)?;
+        crate::step::resolve(&*self.device, self.pools, (step, enqueued), (call, stream, buffers))
     }
 
     /// G of one layer: fetches what the last resolve of these rows missed, or what pass `pass` of attention
@@ -186,20 +186,22 @@ impl Cache {
     /// # Errors
     /// As [`Cache::resolve`].
     pub fn gather(&self, step: &Step, call: LayerCall, pass: u32, stream: Stream) -> Result<()> {
-        self.check_step(step, call.layer)?;
+        let enqueued = self.check_step(step, call.layer)?;
         if self.config.residency_only {
             return Ok(());
         }
-        crate::step::gather(&*self.device, self.pools, step, (call, pass, stream))
+        crate::step::gather(&*self.device, self.pools, (step, enqueued), (call, pass, stream))
     }
 
-    /// S of one layer: stores the step's new rows, which the engine has written to their landing slots.
+    /// S of one layer: stores the step's new rows, which the engine has written to their landing slots: it must be
+    /// ordered behind that write. A scatter that comes before it stores what stood there before, and nobody but the
+    /// engine can know; [`Watch`](crate::device::watch::Watch) finds it in a test.
     ///
     /// # Errors
     /// As [`Cache::resolve`].
     pub fn scatter(&self, step: &Step, call: LayerCall, stream: Stream) -> Result<()> {
-        self.check_step(step, call.layer)?;
-        crate::step::scatter(&*self.device, self.pools, step, (call, stream))
+        let enqueued = self.check_step(step, call.layer)?;
+        crate::step::scatter(&*self.device, self.pools, (step, enqueued), (call, stream))
     }
 
     /// R then G of one layer, each on its stream, with the edge between them; S is for after the engine's P.
@@ -270,26 +272,38 @@ impl Cache {
         Ok(())
     }
 
-    pub(super) fn check_step(&self, step: &Step, layer: Layer) -> Result<()> {
+    /// Whether a layer of an open step may be enqueued; answers what of the step is.
+    pub(super) fn check_step(&self, step: &Step, layer: Layer) -> Result<&Enqueued> {
         self.check_layer(layer)?;
-        self.ring.slot(step)?;
+        let slot = self.ring.slot(step)?;
         if step.finished {
             return Err(Error::new(Kind::InvalidConfig, "layer").at("the step is finished"));
         }
-        Ok(())
+        Ok(&slot.enqueued)
     }
 
     /// Ends the enqueueing of a step: its report, then its event, on `stream`. Layers that were enqueued by
     /// [`Cache::overlap`] or [`Cache::overlap_steps`] are joined there; behind what an engine orders itself,
     /// `stream` must be ordered already.
     ///
+    /// A step is whole when every query row of its batch rows was resolved, gathered (in each pass of attention) and
+    /// scattered in every layer, draft layers included; where rows have no bytes
+    /// ([`Config::residency_only`](crate::Config)), when it was resolved. A step that is not whole is not ended:
+    /// what was never stored would be read, after an eviction, as whatever its page held before.
+    ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidConfig`] for a finished one. After a refusal of
-    /// the device's the step is still to be finished.
+    /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidConfig`] for a finished one, and while a call is
+    /// missing, with its layer, batch row and query row: nothing is enqueued then, and the step stays open, to be
+    /// completed or given up by [`Cache::abandon`]. After a refusal of the device's the step is still to be finished.
     pub fn finish(&mut self, step: &mut Step, stream: Stream) -> Result<()> {
         let slot = self.ring.slot(step)?;
         if step.finished {
             return Err(Error::new(Kind::InvalidConfig, "finish").at("the step is finished"));
+        }
+        if !step.abandoned {
+            let bytes = !self.config.residency_only;
+            let passes = if bytes { self.attention_passes() } else { 0 };
+            slot.enqueued.check(&slot.rows, Due { passes, scatter: bytes })?;
         }
         self.join_layers(step, stream)?;
         // What is refused from here on may be tried again on another stream.

@@ -130,7 +130,14 @@ impl Config {
         let selected = u64::from(self.query_rows) * u64::from(self.shape.top_k);
         let lists = u64::from(self.batch).checked_mul(selected)?.checked_mul(size_of::<Fetch>() as u64)?;
         let block = 4 * block::step::words(self.batch) as u64;
-        lists.checked_add(block)?.checked_mul(u64::from(self.micro_batches))?.checked_add(pages)
+        let words = 2 * u64::from(self.query_rows.div_ceil(u32::BITS));
+        let marks =
+            (4 * u64::from(geometry.layers())).checked_mul(u64::from(self.batch))?.checked_mul(words)?;
+        lists
+            .checked_add(block)?
+            .checked_add(marks)?
+            .checked_mul(u64::from(self.micro_batches))?
+            .checked_add(pages)
     }
 }
 

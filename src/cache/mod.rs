@@ -36,7 +36,7 @@ mod share;
 
 use std::sync::Arc;
 
-use crate::device::{Device, Event, Plan, Pools, Slice, Stream};
+use crate::device::{Device, Event, Expected, Plan, Pools, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
 use crate::ids::{HostPage, IndexPage, Layer, Sequence};
@@ -211,7 +211,7 @@ impl Config {
 
     fn ring(&self, geometry: &Geometry) -> RingShape {
         let steps = self.steps_in_flight.saturating_mul(self.micro_batches);
-        RingShape { steps, batch: self.batch, layers: geometry.layers() }
+        RingShape { steps, batch: self.batch, layers: geometry.layers(), query_rows: self.query_rows }
     }
 
     fn sparse(&self, geometry: &Geometry) -> Result<SparseConfig> {
@@ -391,7 +391,7 @@ impl Cache {
             lane_pages: geometry.pages(sparse_config.tokens),
             micro_batches: config.micro_batches,
             batch: config.batch,
-            residency_only: config.residency_only,
+            expected: if config.residency_only { Expected::Resolved } else { Expected::Whole },
         })?;
         Ok(Cache {
             left: device.event()?,

@@ -10,6 +10,7 @@ use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch};
 use crate::overlap::{Engine, Overlap, OverlapStreams, Run, enqueue_layer, enqueue_step};
+use crate::residency::Rows;
 use crate::step::{Buffers, Step};
 
 /// Where the layers of a step are enqueued and what they share.
@@ -63,14 +64,17 @@ impl Cache {
         }
         (step.abandoned, step.streams) = (true, Some(layers.streams));
         enqueue_layer(&*self.device, self.pools, &run, (layer, pass), overlap, engine)?;
+        let all = Rows { first: 0, count: step.query_rows };
+        let rows = pass.map_or(all, |pass| Rows { first: pass, count: 1 });
+        self.ring.slot(step)?.enqueued.scheduled(layer.0, rows);
         step.abandoned = false;
         Ok(())
     }
 
     /// Enqueues all layers of the open steps, at most one of each micro-batch: each layer once, then
     /// `draft_passes` passes of the draft layers, the steps in turn. `by_layer` says the order of every layer,
-    /// draft layers last. A draft layer has the rows that its passes wrote: a query row without its pass is
-    /// not to be accepted, unless nothing will select it there.
+    /// draft layers last. A draft layer has the rows that its passes wrote, and each query row is due there:
+    /// passes that are not enqueued here are by [`Cache::overlap`], before the step is finished.
     ///
     /// # Errors
     /// As [`Cache::overlap`]; all the steps are abandoned then.
@@ -94,7 +98,19 @@ impl Cache {
         }
         let drafts = (self.geometry.shape().draft_layers, draft_passes);
         enqueue_step(&*self.device, self.pools, &self.runs, by_layer, drafts, engine)?;
-        steps.iter_mut().for_each(|(step, _)| step.abandoned = false);
+        for (step, _) in steps.iter_mut() {
+            self.schedule_layers(step, draft_passes)?;
+            step.abandoned = false;
+        }
+        Ok(())
+    }
+
+    /// Notes that every layer of a step is enqueued, and `draft_passes` passes of the draft layers.
+    pub(super) fn schedule_layers(&self, step: &Step, draft_passes: u32) -> Result<()> {
+        let enqueued = &self.ring.slot(step)?.enqueued;
+        let (once, all) = (self.geometry.shape().layers, self.geometry.layers());
+        (0..once).for_each(|layer| enqueued.scheduled(layer, Rows { first: 0, count: step.query_rows }));
+        (once..all).for_each(|layer| enqueued.scheduled(layer, Rows { first: 0, count: draft_passes }));
         Ok(())
     }
 

@@ -82,7 +82,7 @@ pub(crate) const NOTHING_WRONG: u64 = u64::MAX;
 /// name them.
 pub(crate) const BATCH_MAX: u32 = STICKY_ROWS - 1;
 /// How many rows of a batch and layers of a model a sticky word can tell apart.
-const STICKY_ROWS: u32 = 1 << 16;
+const STICKY_ROWS: u32 = 1 << 15;
 const STICKY_LAYERS: u32 = crate::geometry::LAYERS_MAX;
 const _: () = assert!(STICKY_LAYERS == 1 << 12);
 
@@ -90,14 +90,14 @@ impl Sticky {
     /// As one word, of which a device keeps the least: errors of the commit first, then by layer and batch row. So
     /// it does not matter in which order the rows of a step find theirs.
     pub(crate) fn word(&self, behind_commit: bool) -> u64 {
-        let place = u64::from(self.layer % STICKY_LAYERS) << 51 | u64::from(self.row % STICKY_ROWS) << 35;
+        let place = u64::from(self.layer % STICKY_LAYERS) << 51 | u64::from(self.row % STICKY_ROWS) << 36;
         u64::from(behind_commit) << 63 | place | (self.cause as u64) << 32 | u64::from(self.value)
     }
 
     /// Of a word; none where nothing is wrong.
     pub(crate) fn of_word(word: u64) -> Option<Sticky> {
-        let cause = Cause::of((word >> 32) as u32 & 7).filter(|_| word != NOTHING_WRONG)?;
-        let (layer, row) = ((word >> 51) as u32 % STICKY_LAYERS, (word >> 35) as u32 % STICKY_ROWS);
+        let cause = Cause::of((word >> 32) as u32 & 0xF).filter(|_| word != NOTHING_WRONG)?;
+        let (layer, row) = ((word >> 51) as u32 % STICKY_LAYERS, (word >> 36) as u32 % STICKY_ROWS);
         Some(Sticky { row, layer, cause, value: word as u32 })
     }
 }
@@ -120,16 +120,22 @@ pub enum Cause {
     /// What a pass of attention reads from scratch slots was not gathered behind the pass before; the rows
     /// that stay were.
     PassNotGathered = 6,
+    /// A query row was never resolved in a layer.
+    NotResolved = 7,
+    /// A query row was never scattered in a layer: the total pool has not got it.
+    NotScattered = 8,
 }
 
 impl Cause {
-    const ALL: [Cause; 6] = [
+    const ALL: [Cause; 8] = [
         Cause::BeyondLength,
         Cause::Accepted,
         Cause::Tables,
         Cause::Earlier,
         Cause::NotGathered,
         Cause::PassNotGathered,
+        Cause::NotResolved,
+        Cause::NotScattered,
     ];
 
     /// The cause of a code.
@@ -146,6 +152,8 @@ impl Cause {
             Cause::Earlier => "an earlier step of the sequence failed",
             Cause::NotGathered => "what a layer missed was not gathered behind its resolve",
             Cause::PassNotGathered => "what a pass of attention reads was not gathered",
+            Cause::NotResolved => "a query row was never resolved",
+            Cause::NotScattered => "a query row was not scattered",
         }
     }
 }

@@ -127,8 +127,21 @@ pub struct Plan {
     pub micro_batches: u32,
     /// Batch rows of a step.
     pub batch: u32,
-    /// Rows have no bytes: steps are not expected to gather (replay).
-    pub residency_only: bool,
+    /// What reports ask of steps.
+    pub expected: Expected,
+}
+
+/// What must have been done of a step when it is reported, for each query row of its batch rows in every layer:
+/// otherwise it fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Expected {
+    /// It was resolved and scattered, and what it missed was gathered.
+    #[default]
+    Whole,
+    /// It was resolved: rows have no bytes (replay).
+    Resolved,
+    /// What was missed was gathered: for tools that measure parts of a step, whose new rows nobody accepts.
+    Gathered,
 }
 
 /// The tables and lists of one cache on a device.

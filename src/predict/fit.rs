@@ -34,6 +34,12 @@ use crate::text::echo;
 /// The version of the measurements that is read.
 pub const VERSION: u64 = 1;
 
+/// The most rows of a list of measurements: each is simulated.
+pub const ROWS_MAX: usize = 1 << 12;
+
+/// The most rows of `overlap`: each is simulated five times a round.
+pub const OVERLAP_ROWS_MAX: usize = 1 << 7;
+
 /// Longer than any step takes, in milliseconds, and than an order costs in a layer, in microseconds.
 const STEP_MS_MAX: f64 = 1e6;
 const OVERLAP_US_MAX: f64 = 1e6;
@@ -155,6 +161,17 @@ impl Measurements {
     }
 
     fn check(&self) -> Result<()> {
+        let lists = [
+            ("steps", self.steps.len(), ROWS_MAX),
+            ("overlap", self.overlap.len(), OVERLAP_ROWS_MAX),
+            ("misses_by_query_rows", self.misses_by_query_rows.len(), ROWS_MAX),
+        ];
+        if let Some((name, rows, most)) = lists.into_iter().find(|(_, rows, most)| rows > most) {
+            return Err(wrong(format!("{name}: too many rows"))
+                .with("rows", rows as u64)
+                .with("most", most as u64)
+                .hint("keep fewer rows: means of those that were measured alike"));
+        }
         let setup = Setup::new(self.setup.clone())?;
         for (i, row) in self.steps.iter().enumerate() {
             positive(row.ms, || format!("steps[{i}].ms"))?;

@@ -106,21 +106,24 @@ pub struct Place {
     pub step: u32,
 }
 
+/// The most steps of a replay: each is simulated by itself.
+pub const STEPS_MAX: usize = 1 << 14;
+
 /// How far beyond a measured context another is taken for it.
 const CONTEXT_BEYOND: f64 = 2.0;
 
-fn of_layers(rows: &[f64], layers: u32, most: f64, place: &str) -> Result<()> {
+fn of_layers(rows: &[f64], layers: u32, most: f64, place: impl Fn() -> String) -> Result<()> {
     if rows.len() != layers as usize {
-        return Err(wrong(format!("{place}: not one number for each layer of the model"))
+        return Err(wrong(format!("{}: not one number for each layer of the model", place()))
             .with("numbers", rows.len() as u64)
             .with("layers", layers));
     }
     rows.iter().enumerate().try_for_each(|(i, rows)| {
-        finite(*rows, || format!("{place}[{i}]"))?;
+        finite(*rows, || format!("{}[{i}]", place()))?;
         // A mean may be that in decimal digits.
         match *rows <= most * (1.0 + 1e-6) {
             true => Ok(()),
-            false => Err(wrong(format!("{place}[{i}]: {rows}, a request selects {most} at most"))),
+            false => Err(wrong(format!("{}[{i}]: {rows}, a request selects {most} at most", place()))),
         }
     })
 }
@@ -145,18 +148,32 @@ impl Misses {
             Misses::Curve(curve) => curve.check(layers),
             Misses::Table(table) => {
                 query_rows(table.query_rows, table.query_rows_power, "table")?;
-                of_layers(&table.rows, layers, top_k * table.query_rows, "misses.table.rows")
+                of_layers(&table.rows, layers, top_k * table.query_rows, || "misses.table.rows".to_owned())
             }
             Misses::Steps(steps) => {
                 query_rows(steps.query_rows, steps.query_rows_power, "steps")?;
                 if steps.rows.is_empty() {
                     return Err(wrong("misses.steps.rows: no steps"));
                 }
-                let all = steps.rows.iter().enumerate();
-                let most = top_k * steps.query_rows;
-                all.into_iter()
-                    .try_for_each(|(i, r)| of_layers(r, layers, most, &format!("misses.steps.rows[{i}]")))
+                if steps.rows.len() > STEPS_MAX {
+                    return Err(wrong("misses.steps.rows: more steps than are simulated one by one")
+                        .with("steps", steps.rows.len() as u64)
+                        .with("most", STEPS_MAX as u64));
+                }
+                (0..steps.rows.len()).try_for_each(|i| steps.check(i, shape))
             }
+        }
+    }
+
+    /// The same of what [`Misses::by_layer`] looks at: of a replay's steps that one. So to check at every step
+    /// costs a step, and not all of them.
+    pub(super) fn check_at(&self, step: u32, shape: &Shape) -> Result<()> {
+        match self {
+            Misses::Steps(steps) if !steps.rows.is_empty() => {
+                query_rows(steps.query_rows, steps.query_rows_power, "steps")?;
+                steps.check(step as usize % steps.rows.len(), shape)
+            }
+            other => other.check(shape),
         }
     }
 
@@ -245,6 +262,15 @@ fn between(points: impl ExactSizeIterator<Item = f64> + Clone, x: f64) -> (usize
     (low, high, (x - at(low)) / (at(high) - at(low)))
 }
 
+impl Steps {
+    /// Whether the rows of a step are the model's.
+    fn check(&self, step: usize, shape: &Shape) -> Result<()> {
+        let most = f64::from(shape.top_k) * self.query_rows;
+        let rows = self.rows.get(step).map_or(&[][..], Vec::as_slice);
+        of_layers(rows, shape.layers, most, || format!("misses.steps.rows[{step}]"))
+    }
+}
+
 impl Curve {
     fn check(&self, layers: u32) -> Result<()> {
         query_rows(self.query_rows, self.query_rows_power, "curve")?;
@@ -280,7 +306,7 @@ impl Curve {
         for (i, shape) in self.layers.iter().enumerate() {
             let place = format!("misses.curve.layers[{i}]");
             positive(shape.context, || format!("{place}.context"))?;
-            of_layers(&shape.rows, layers, f64::INFINITY, &format!("{place}.rows"))?;
+            of_layers(&shape.rows, layers, f64::INFINITY, || format!("{place}.rows"))?;
             positive(shape.rows.iter().sum(), || format!("{place}.rows: their sum"))?;
         }
         match self.layers.is_empty() {
@@ -371,6 +397,23 @@ mod tests {
 
     fn shape(layers: u32) -> Shape {
         Shape { layers, ..Shape::DEEPSEEK_V3_2 }
+    }
+
+    /// A step is checked by itself where it is run, so that a replay of n steps checks n and not n times n.
+    #[test]
+    fn a_step_of_many_is_checked_alone_and_there_are_so_many_at_most() {
+        let of = |rows| Misses::Steps(Steps { query_rows: 1.0, query_rows_power: 1.0, rows });
+        let mut rows = vec![vec![1.0, 2.0]; 9];
+        rows[5] = vec![1.0, f64::NAN];
+        let misses = of(rows);
+        assert!([0, 4, 6, 8, 9].iter().all(|step| misses.check_at(*step, &shape(2)).is_ok()));
+        let e = misses.check_at(14, &shape(2)).unwrap_err();
+        assert!(e.place().starts_with("misses.steps.rows[5][1]"), "{e}");
+        assert_eq!(misses.check(&shape(2)), Err(e));
+        let most = of(vec![vec![1.0; 2]; STEPS_MAX]);
+        assert!(most.check(&shape(2)).is_ok());
+        let e = of(vec![vec![1.0; 2]; STEPS_MAX + 1]).check(&shape(2)).unwrap_err();
+        assert_eq!((e.number("steps"), e.number("most")), (Some(16385), Some(16384)), "{e}");
     }
 
     fn place(context: u32, ratio: f64, query_rows: u32) -> Place {

@@ -4,7 +4,7 @@ use crate::device::{Answer, Device, Part, Parts, Pools, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::Layer;
 use crate::residency::Rows;
-use crate::step::Step;
+use crate::step::{Enqueued, Step};
 
 /// Which part of a step's layer a call works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,29 +86,38 @@ pub struct OverlapStreams {
 pub(crate) fn resolve(
     device: &dyn Device,
     pools: Pools,
-    step: &Step,
+    (step, enqueued): (&Step, &Enqueued),
     (call, stream, buffers): (LayerCall, Stream, Buffers),
 ) -> Result<()> {
+    let part = call.part(step)?;
     let answer = Answer { slots: buffers.slots, parts: buffers.parts };
-    device.resolve(pools, stream, call.part(step)?, buffers.selection, answer)
+    device.resolve(pools, stream, part, buffers.selection, answer)?;
+    enqueued.resolved(&part, step.rows);
+    Ok(())
 }
 
 /// G: the rows that the last resolve of this part missed, for one pass of attention.
 pub(crate) fn gather(
     device: &dyn Device,
     pools: Pools,
-    step: &Step,
+    (step, enqueued): (&Step, &Enqueued),
     (call, pass, stream): (LayerCall, u32, Stream),
 ) -> Result<()> {
-    device.gather(pools, stream, call.part(step)?, pass)
+    let part = call.part(step)?;
+    device.gather(pools, stream, part, pass)?;
+    enqueued.gathered(&part, pass, step.rows);
+    Ok(())
 }
 
 /// S: the step's new rows, once the engine has written them to their landing slots.
 pub(crate) fn scatter(
     device: &dyn Device,
     pools: Pools,
-    step: &Step,
+    (step, enqueued): (&Step, &Enqueued),
     (call, stream): (LayerCall, Stream),
 ) -> Result<()> {
-    device.scatter(pools, stream, call.part(step)?)
+    let part = call.part(step)?;
+    device.scatter(pools, stream, part)?;
+    enqueued.scattered(&part, step.rows);
+    Ok(())
 }

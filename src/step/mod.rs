@@ -13,10 +13,12 @@
 //! while a copy of it may still run (NVIDIA/TensorRT-LLM#15546, vllm-project/vllm#51667 did). A full ring
 //! is [`crate::Kind::Busy`], never a wait. Nothing here allocates.
 
+mod enqueued;
 mod layer;
 mod prepare;
 mod retire;
 
+pub(crate) use enqueued::{Due, Enqueued};
 pub use layer::{Buffers, LayerCall, OverlapStreams, Streams};
 pub(crate) use layer::{gather, resolve, scatter};
 pub(crate) use prepare::{Ring, RingShape, RowInFlight};

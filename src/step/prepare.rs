@@ -5,7 +5,7 @@ use crate::device::{Device, Event, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::MicroBatch;
 use crate::os::{Fallback, Faults, Map, Request};
-use crate::step::Step;
+use crate::step::{Enqueued, Step};
 use crate::sync::{Arc, unique};
 
 /// The declared extents of the ring.
@@ -17,6 +17,8 @@ pub(crate) struct RingShape {
     pub(crate) batch: u32,
     /// Layers.
     pub(crate) layers: u32,
+    /// Query rows of a step.
+    pub(crate) query_rows: u32,
 }
 
 impl RingShape {
@@ -66,6 +68,7 @@ pub(crate) struct RingSlot {
     pub(crate) report: Slice,
     pub(crate) event: Event,
     pub(crate) rows: Vec<RowInFlight>,
+    pub(crate) enqueued: Enqueued,
 }
 
 /// All slots, their memory, and room to read a report.
@@ -112,6 +115,7 @@ impl Ring {
                 report: all.part(report, report_bytes as u64)?,
                 event: device.event()?,
                 rows: Vec::with_capacity(shape.batch as usize),
+                enqueued: Enqueued::new(&shape)?,
             });
         }
         let words = block::step::words(shape.batch).max(Report::words(shape.layers, shape.batch));
@@ -159,6 +163,7 @@ impl Ring {
         self.slots[free].open = Some(micro_batch);
         self.slots[free].prepared = prepared;
         self.slots[free].rows.clear();
+        self.slots[free].enqueued.clear();
         let (slot, ring) = (free as u32, self.tag);
         Ok(Step {
             ring,
@@ -284,7 +289,7 @@ mod tests {
     #[test]
     fn a_step_of_another_ring_is_refused_though_its_number_is_the_same() {
         let device = HostDevice::new(HostOptions::default());
-        let shape = RingShape { steps: 1, batch: 1, layers: 1 };
+        let shape = RingShape { steps: 1, batch: 1, layers: 1, query_rows: 1 };
         let ring = || Ring::new(shape, false, &*device, &NoFaults, &mut Vec::new()).unwrap();
         let prepare = |ring: &mut Ring| {
             ring.prepare(MicroBatch(0), 1, [Entry::default()].into_iter(), Stream(0)).unwrap()

@@ -81,6 +81,7 @@ impl Ring {
             None => Ok(()),
             Some(sticky) => {
                 let error = Error::new(Kind::DeviceFailed, "retire");
+                let error = error.hint("roll its sequences back to a committed length, or close them");
                 let (row, layer, what) = (sticky.row, sticky.layer, sticky.cause.describe());
                 // As the engine's selection has it: the device reads positions without signs.
                 Err(match i32::try_from(sticky.value) {

@@ -11,6 +11,9 @@ use crate::os::{Fallback, Faults, Map, Request};
 use crate::sync::Arc;
 use crate::total::Pages;
 
+/// What a page that changes hands is filled with, in debug builds.
+const POISON: u8 = 0xFF;
+
 /// The total pool.
 #[derive(Debug)]
 pub struct TotalPool {
@@ -78,6 +81,16 @@ impl TotalPool {
 
     fn map_layer_bytes(&self) -> u64 {
         self.layers.first().map_or(0, Slice::bytes)
+    }
+
+    /// Overwrites a page's rows in every layer with what no format takes for a number (NaN in FP8, bfloat16 and f32),
+    /// so that a row that is read and was never stored shows. Nobody has the page.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    pub(crate) fn poison(&self, page: u32) -> Result<()> {
+        let rows = vec![POISON; self.geometry.host_page_bytes() as usize];
+        (0..self.layers.len()).try_for_each(|layer| self.map.copy_in(self.offset(layer, page, 0), &rows))
     }
 
     /// Writes one packed row (no padding) to its place.

@@ -36,11 +36,13 @@
 //! What this room does not do: it knows no budget, no residency and no cost; the bytes of
 //! [`SelectionTrace::encode`] are the caller's to store.
 
+mod compact;
 mod header;
 mod recording;
 pub mod requests;
 mod selection;
 mod source;
+mod stamp;
 mod unknown;
 mod writer;
 

@@ -11,7 +11,8 @@ use std::path::Path;
 
 use super::header::{FORMAT, Header, MEMBERS_MAX};
 use super::recording::{self, RECORDING, Recording};
-use super::source::{Source, malformed, unreadable, words};
+use super::source::{Source, malformed, unreadable};
+use super::stamp::{Stamp, unreadable_file};
 use super::unknown::unknown;
 use crate::error::{Error, Kind, Result};
 use crate::text::echo;
@@ -77,19 +78,13 @@ impl SelectionTrace {
     /// [`Header::unfinished`] says so.
     ///
     /// # Errors
-    /// [`Kind::Io`] when the file cannot be read; [`Kind::BadVersion`] for another version of the format;
-    /// [`Kind::BadFormat`] for everything else, with the file, the step and layer, and the byte of the
+    /// [`Kind::Io`] when the file cannot be read, or was changed while it was; [`Kind::BadVersion`] for another version
+    /// of the format; [`Kind::BadFormat`] for everything else, with the file, the step and layer, and the byte of the
     /// decompressed content; [`Kind::OutOfMemory`].
     pub fn read(path: &Path) -> Result<SelectionTrace> {
-        let io = |e: std::io::Error| Error::new(Kind::Io, "read trace").at(words(&e));
         let read = || {
-            let file = File::open(path).map_err(io)?;
-            if file.metadata().map_err(io)?.is_dir() {
-                return Err(Error::new(Kind::Io, "read trace")
-                    .at("this is a directory")
-                    .hint("name a trace file"));
-            }
-            decode(&mut BufReader::new(file), MEMBERS_MAX)
+            let file = File::open(path).map_err(|e| unreadable_file(&e))?;
+            of_file(file, || ())
         };
         read().map_err(|e| before(e, &format!("{}: ", echo(path.display()))))
     }
@@ -108,6 +103,16 @@ impl SelectionTrace {
     /// As [`SelectionTrace::read`].
     pub fn from_bytes_within(bytes: &[u8], members: u64) -> Result<SelectionTrace> {
         decode(&mut &bytes[..], members.min(MEMBERS_MAX))
+    }
+
+    /// Header and members, to be put together again by [`SelectionTrace::of_parts`].
+    pub(super) fn into_parts(self) -> (Header, Vec<u32>) {
+        (self.header, self.members)
+    }
+
+    /// A trace of parts that are known to agree.
+    pub(super) fn of_parts(header: Header, members: Vec<u32>) -> SelectionTrace {
+        SelectionTrace { header, members }
     }
 
     /// What the trace says about itself.
@@ -129,6 +134,22 @@ impl SelectionTrace {
     /// All selected positions together, in every step and layer.
     pub fn members(&self) -> u64 {
         self.members.len() as u64
+    }
+}
+
+/// Reads an open file. Calls `meanwhile` when all was read, and before it is asked whether the file is as it was.
+fn of_file(file: File, meanwhile: impl FnOnce()) -> Result<SelectionTrace> {
+    let stamp = Stamp::of(&file)?;
+    let mut input = BufReader::new(file);
+    let read = decode(&mut input, MEMBERS_MAX);
+    meanwhile();
+    let changed = stamp.check(input.get_ref());
+    match read {
+        // It grows while it is recorded. What was read of it are whole groups, each with its checksum.
+        Ok(trace) if trace.header.unfinished.is_some() => Ok(trace),
+        // That the file changed is why it could not be read.
+        Err(e) if e.kind() != Kind::BadFormat => Err(e),
+        read => changed.and(read),
     }
 }
 
@@ -292,7 +313,7 @@ impl Body {
 
     /// The trace of the sets decoded, under `header`.
     pub fn trace(self, header: Header) -> SelectionTrace {
-        SelectionTrace { header, members: self.members }
+        SelectionTrace::of_parts(header, self.members)
     }
 
     /// Appends the set at hand. Memory at most doubles, and never beyond the members there can be.

@@ -362,3 +362,37 @@ proptest! {
         let _ = SelectionTrace::from_bytes(&tiny(&body));
     }
 }
+
+/// What is changed after it was opened and before it was read to its end is no trace, whatever it reads as.
+#[test]
+fn a_file_that_changes_while_it_is_read_is_an_error_and_a_replaced_one_is_read_whole() {
+    let folder = std::env::temp_dir().join(format!("forebay-changing-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (path, other) = (folder.join("trace.topk"), folder.join("other.topk"));
+    let bytes = small().encode().unwrap();
+    type Change = fn(&std::path::Path, &std::path::Path);
+    let cases: [(Change, bool); 5] = [
+        (|_, _| (), true),
+        (|path, _| drop(File::options().write(true).open(path).unwrap().set_len(40)), false),
+        (|path, _| drop(File::options().write(true).open(path).unwrap().set_len(1 << 20)), false),
+        (|path, _| std::fs::write(path, b"another content").unwrap(), false),
+        (|path, other| std::fs::rename(other, path).unwrap(), true),
+    ];
+    for (i, (change, good)) in cases.into_iter().enumerate() {
+        std::fs::write(&path, &bytes).unwrap();
+        std::fs::write(&other, b"not a trace").unwrap();
+        let read = of_file(File::open(&path).unwrap(), || change(&path, &other));
+        match good {
+            true => assert_eq!(read.unwrap(), small(), "case {i}"),
+            false => {
+                let e = read.unwrap_err();
+                assert_eq!(
+                    (e.kind(), e.place()),
+                    (Kind::Io, "the file was changed while it was read"),
+                    "case {i}"
+                );
+            }
+        }
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}

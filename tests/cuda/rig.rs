@@ -144,7 +144,7 @@ impl Cache {
             lane_pages: 4,
             micro_batches: 1,
             batch: LANES,
-            residency_only: false,
+            expected: Default::default(),
         };
         let words = pinned(4096);
         let own = device.register(&words)?;

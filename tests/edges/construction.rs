@@ -4,7 +4,8 @@ use crate::device::TestDevice;
 use crate::{K, asks, config, engine, refused, row};
 use forebay::device::host::HostOptions;
 use forebay::os::{Call, Fallback, Faults, Inject, MemoryState};
-use forebay::{Cache, Config, Error, Kind, Memory, MicroBatch, Shape, Slots, WarmUp};
+use forebay::{Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory, MicroBatch, Shape, Slots};
+use forebay::{Streams, WarmUp};
 
 type Change = fn(&mut Config);
 
@@ -104,6 +105,7 @@ fn positions_of_a_budget_by_layer_reach_every_layer() {
     for layer in [0, 1].map(forebay::Layer) {
         let call = forebay::LayerCall::whole(layer);
         e.cache.layer(&step, call, e.streams(), e.buffers).unwrap();
+        e.cache.scatter(&step, call, e.stream).unwrap();
     }
     e.cache.finish(&mut step, e.stream).unwrap();
     let retired = e.cache.retire(step, e.stream).unwrap();
@@ -117,6 +119,12 @@ fn decodes(cache: &mut Cache, device: &TestDevice) -> bool {
     cache.append_in_place(sequence, 20).unwrap();
     let _ticket = cache.join(sequence, stream, WarmUp::default()).unwrap();
     let mut step = cache.prepare(MicroBatch(0), 2, &[row(sequence, 0)], None, stream).unwrap();
+    let buffer = || device.allocate(2 * K * 4).unwrap();
+    let buffers = Buffers { selection: buffer(), slots: buffer(), parts: None };
+    for call in [0, 1].map(|layer| LayerCall::whole(Layer(layer))) {
+        cache.layer(&step, call, Streams { resolve: stream, gather: stream }, buffers).unwrap();
+        cache.scatter(&step, call, stream).unwrap();
+    }
     cache.finish(&mut step, stream).unwrap();
     cache.retire(step, stream).unwrap().lengths() == [20]
 }

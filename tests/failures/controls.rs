@@ -84,7 +84,7 @@ fn page_of_the_join(machine: &Machine, wait_between: bool) -> u8 {
         lane_pages: 2,
         micro_batches: 1,
         batch: 1,
-        residency_only: false,
+        expected: Default::default(),
     };
     let pools = device.attach(plan).unwrap();
     let lane = Lane(0);

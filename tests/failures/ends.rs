@@ -11,10 +11,12 @@ fn a_sequence_that_ends_with_its_next_step_in_flight_is_held_until_that_retires(
     let sequence = rig.open(24, 8, 1);
     let pages = rig.host_pages(sequence);
     let mut first = rig.prepare(sequence, 0);
+    rig.all(&first);
     rig.cache.finish(&mut first, rig.stream).unwrap();
     rig.sync();
     let gate = rig.machine.gate(rig.stream);
     let mut second = rig.prepare(sequence, 1);
+    rig.all(&second);
     rig.cache.finish(&mut second, rig.stream).unwrap();
     // The first step says that the sequence is over; the second one is in flight already.
     rig.cache.retire(first, rig.stream).unwrap();
@@ -41,9 +43,7 @@ fn held_step_writes(machine: Machine, other: bool) -> bool {
         (0..2).for_each(|layer| rig.land(sequence, 0, layer, &stamp(tag, layer, position)));
     };
     let enqueue = |rig: &mut Rig, step: &mut Step| {
-        for layer in [0, 1].map(Layer) {
-            rig.cache.scatter(step, LayerCall::whole(layer), rig.stream).unwrap();
-        }
+        rig.all(step);
         rig.cache.finish(step, rig.stream).unwrap();
     };
     let mut first = rig.prepare(sequence, 0);
@@ -156,7 +156,7 @@ fn a_draft_layers_passes_answer_from_landing_slots_and_its_rows_are_born_once() 
     }
     rig.land(sequence, 0, 0, &stamp(2, 0, 12));
     rig.land(sequence, 1, 0, &stamp(2, 0, 13));
-    rig.cache.scatter(&step, LayerCall::whole(Layer(0)), rig.stream).unwrap();
+    rig.rest(&step, [0], rig.stream);
     rig.cache.finish(&mut step, rig.stream).unwrap();
     rig.sync();
     rig.cache.retire(step, rig.stream).unwrap();
@@ -171,6 +171,7 @@ fn a_draft_layers_passes_answer_from_landing_slots_and_its_rows_are_born_once() 
         rig.sync();
         let slots = rig.answers(buffers);
         rig.check_answers(sequence, layer, &picks[..2], &slots[..2]);
+        rig.cache.scatter(&step, LayerCall::whole(Layer(layer)), rig.stream).unwrap();
         assert!(slots[..2].iter().all(|slot| !landing.contains(slot)), "no longer in a landing slot");
     }
     rig.cache.finish(&mut step, rig.stream).unwrap();
@@ -193,6 +194,10 @@ fn fail_at(rig: &mut Rig, sequences: [forebay::Sequence; 2], position: i32) -> R
     rig.sync();
     let slots = rig.answers(buffers);
     rig.check_answers(sequences[1], 1, &[5], &slots[2..3]);
+    let first = LayerCall { batch_rows: Some((0, 1)), ..second };
+    rig.select(&step, first, &[-1; K]);
+    rig.cache.scatter(&step, LayerCall::whole(Layer(1)), rig.stream).unwrap();
+    rig.rest(&step, [0], rig.stream);
     rig.cache.finish(&mut step, rig.stream).unwrap();
     rig.sync();
     rig.cache.retire(step, rig.stream).map(|_| ()).map_err(|unretired| unretired.error)
@@ -236,11 +241,14 @@ fn a_failed_step_with_the_next_one_in_flight_fails_its_sequence_once() {
     let mut rig = Rig::new(config(2, 64), true);
     let sequence = rig.open(24, 8, 1);
     let mut first = rig.prepare(sequence, 0);
+    rig.all(&first);
     rig.cache.finish(&mut first, rig.stream).unwrap();
     let mut second = rig.prepare(sequence, 1);
     let mut picks = [-1; K];
     picks[0] = 50;
     rig.select(&second, LayerCall::whole(Layer(0)), &picks);
+    rig.cache.scatter(&second, LayerCall::whole(Layer(0)), rig.stream).unwrap();
+    rig.rest(&second, [1], rig.stream);
     rig.cache.finish(&mut second, rig.stream).unwrap();
     rig.sync();
     let early = rig.cache.roll_back(sequence, 24, rig.stream).unwrap_err();

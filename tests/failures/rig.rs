@@ -195,6 +195,8 @@ pub struct Rig {
     pub joins: Vec<Ticket>,
     selection: Slice,
     slots: Slice,
+    /// A selection of nothing, and its answer.
+    nothing: [Slice; 2],
 }
 
 impl Rig {
@@ -205,7 +207,11 @@ impl Rig {
     pub fn on(machine: Machine, config: Config) -> Rig {
         let device = machine.device();
         let bytes = u64::from(config.query_rows) * K as u64 * 4;
+        let whole = bytes * u64::from(config.batch);
+        let nothing = [(); 2].map(|()| device.allocate(whole).unwrap());
+        machine.memory.write(nothing[0], &vec![0xFF; whole as usize]).unwrap();
         Rig {
+            nothing,
             stream: device.stream().unwrap(),
             selection: device.allocate(bytes).unwrap(),
             slots: device.allocate(bytes).unwrap(),
@@ -301,6 +307,23 @@ impl Rig {
         let streams = Streams { resolve: self.stream, gather: self.stream };
         self.cache.layer(step, call, streams, buffers).unwrap();
         buffers
+    }
+
+    /// What is due of layers that a test asks nothing of: they select nothing, and what stands in the landing slots is
+    /// stored.
+    pub fn rest(&self, step: &Step, layers: impl IntoIterator<Item = u32>, stream: Stream) {
+        let words = u64::from(step.rows() * step.query_rows()) * 4 * K as u64;
+        let [selection, slots] = self.nothing.map(|slice| slice.part(0, words).unwrap());
+        let buffers = Buffers { selection, slots, parts: None };
+        for call in layers.into_iter().map(|layer| LayerCall::whole(Layer(layer))) {
+            self.cache.layer(step, call, Streams { resolve: stream, gather: stream }, buffers).unwrap();
+            self.cache.scatter(step, call, stream).unwrap();
+        }
+    }
+
+    /// [`Rig::rest`] of all layers, on the rig's stream.
+    pub fn all(&self, step: &Step) {
+        self.rest(step, 0..self.cache.geometry().layers(), self.stream);
     }
 
     /// The slots that a call has answered.

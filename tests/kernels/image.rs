@@ -71,6 +71,7 @@ pub struct Image {
     pub lists: Memory,
     pub fetches: Memory,
     pub first: Memory,
+    pub marks: Memory,
     others: Vec<Memory>,
 }
 
@@ -148,7 +149,8 @@ impl Image {
         let fetches = Memory::new(2 * selected * batch);
         let work = Memory::new(extents.work_words() * batch);
         let first = Memory::new(shape.lanes as usize);
-        let parts = [&block, &counts, &lengths, &sticky, &failed, &lists, &fetches, &work, &first];
+        let marks = Memory::new(batch * layers * 2 * shape.query_rows.div_ceil(32) as usize);
+        let parts = [&block, &counts, &lengths, &sticky, &failed, &lists, &fetches, &work, &first, &marks];
         let micro = Memory::of(&parts.into_iter().fold(Struct::default(), Struct::at).0);
         let warm_fetches = Memory::new(2 * extents.top_k() as usize * layers);
         let warm_work = Memory::new(extents.work_words() * layers);
@@ -170,7 +172,7 @@ impl Image {
             g.shape().runs[1],
             g.block_bytes(),
             extents.host_pages,
-            extents.residency_only.into(),
+            if extents.residency_only { 1 } else { 7 },
         ]);
         Image {
             layers: images,
@@ -184,6 +186,7 @@ impl Image {
             lists,
             fetches,
             first,
+            marks,
             others: vec![table, micro, failed, work, warm_fetches, warm_work],
         }
     }
@@ -205,7 +208,7 @@ impl Image {
             tables.into_iter().all(Memory::is_fenced)
         };
         let own = [&self.pools, &self.pages, &self.trust, &self.block, &self.counts, &self.lengths];
-        let lists = [&self.sticky, &self.lists, &self.fetches, &self.first];
+        let lists = [&self.sticky, &self.lists, &self.fetches, &self.first, &self.marks];
         self.layers.iter().all(layer)
             && own.into_iter().chain(lists).chain(&self.others).all(Memory::is_fenced)
     }

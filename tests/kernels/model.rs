@@ -4,6 +4,7 @@ use crate::image::Extents;
 use forebay::Kind;
 use forebay::device::block::{Cause, Entry};
 use forebay::residency::{Answered, Divider, Fetch, LayerTables, Portable, Rows, Selected, Workspace};
+use std::collections::BTreeSet;
 
 /// Trust in a lane, as the kernels write it.
 pub const SOUND: u32 = 0;
@@ -68,6 +69,8 @@ pub struct Model {
     pub sticky: u64,
     pub entries: Vec<Entry>,
     pub step: u64,
+    /// Query rows that were resolved and scattered, by batch row and layer.
+    pub done: Vec<[BTreeSet<u32>; 2]>,
     failed: Vec<bool>,
     work: Workspace,
     divider: Divider,
@@ -88,6 +91,7 @@ impl Model {
             sticky: u64::MAX,
             entries: Vec::new(),
             step: 0,
+            done: vec![Default::default(); extents.batch as usize * extents.shapes.len()],
             failed: Vec::new(),
             work: Workspace::new(&extents.largest(), shape.query_rows * extents.top_k()),
             divider: Divider::new(extents.largest().slots()),
@@ -96,11 +100,25 @@ impl Model {
     }
 
     fn blame(&mut self, lane: u32, stage: u64, (layer, row): (usize, usize), cause: Cause, value: u32) {
-        let place = (layer as u64) << 51 | (row as u64) << 35;
+        let place = (layer as u64) << 51 | (row as u64) << 36;
         self.sticky = self.sticky.min(stage << 63 | place | (cause as u64) << 32 | u64::from(value));
         if let Some(trust) = self.trust.get_mut(lane as usize) {
             *trust = (*trust).max(if cause == Cause::NotGathered { BYTES } else { FAILED });
         }
+    }
+
+    fn done(&mut self, row: usize, layer: usize) -> &mut [BTreeSet<u32>; 2] {
+        &mut self.done[row * self.tables.len() + layer]
+    }
+
+    /// The words that say what was done, of the rows of the step.
+    pub fn marks(&self) -> Vec<u32> {
+        let words = self.extents.shapes[0].query_rows.div_ceil(32);
+        let set = |done: &BTreeSet<u32>, word: u32| {
+            done.iter().filter(|query| **query / 32 == word).fold(0, |bits, query| bits | 1 << (query % 32))
+        };
+        let rows = &self.done[..self.entries.len() * self.tables.len()];
+        rows.iter().flatten().flat_map(|done| (0..words).map(move |word| set(done, word))).collect()
     }
 
     fn take_pages(&mut self, lane: u32, pages: &[u32]) {
@@ -208,6 +226,7 @@ impl Model {
     pub fn commit(&mut self, accepted: &[u32]) {
         for layer in 0..self.tables.len() {
             for (row, entry) in self.entries.clone().into_iter().enumerate() {
+                *self.done(row, layer) = Default::default();
                 let count = if entry.accepted == u32::MAX { accepted[row] } else { entry.accepted };
                 let landed = self.tables[layer].head(entry.lane).map_or(0, |head| head.landed);
                 let failed = self.failed[row];
@@ -245,6 +264,7 @@ impl Model {
             self.lists[row] = List { of, share: self.lists[row].share, ..List::default() };
             answer.slots[index * per_row..][..per_row].fill(-1);
             if let Some(entry) = self.entries.get(row).copied() {
+                self.done(row, part.layer)[0].extend(part.rows.first..part.rows.first + part.rows.count);
                 if let Some(cause) = missing {
                     self.blame(entry.lane, 1, (part.layer, row), cause, part.layer as u32);
                 }
@@ -326,6 +346,7 @@ impl Model {
     pub fn scatter(&mut self, part: &Part) {
         for row in part.first as usize..((part.first + part.count) as usize).min(self.entries.len()) {
             let lane = self.entries[row].lane;
+            self.done(row, part.layer)[1].extend(part.rows.first..part.rows.first + part.rows.count);
             for query in part.rows.first..part.rows.first + part.rows.count {
                 let Some(landing) = self.tables[part.layer].landing(lane, query) else { continue };
                 if !self.move_row(part.layer, lane, landing, true) {
@@ -359,13 +380,25 @@ impl Model {
                 self.blame(self.entries[row].lane, 1, (layer, row), cause, layer as u32);
             }
         }
+        let layers = self.tables.len();
+        for (row, layer) in (0..self.entries.len()).flat_map(|row| (0..layers).map(move |l| (row, l))) {
+            let entry = self.entries[row];
+            let most = entry.query_rows.min(self.extents.shapes[layer].query_rows);
+            let [resolved, scattered] = self.done(row, layer).clone();
+            let undone = |done: &BTreeSet<u32>| (0..most).find(|query| !done.contains(query));
+            if let Some(query) = undone(&resolved) {
+                self.blame(entry.lane, 1, (layer, row), Cause::NotResolved, query);
+            } else if let Some(query) = undone(&scattered).filter(|_| !self.extents.residency_only) {
+                self.blame(entry.lane, 1, (layer, row), Cause::NotScattered, query);
+            }
+        }
         let mut words = vec![self.step as u32, (self.step >> 32) as u32];
         let word = self.sticky;
         match word {
             u64::MAX => words.extend([0; 4]),
             _ => words.extend([
-                (word >> 32) as u32 & 7,
-                (word >> 35) as u32 & 0xFFFF,
+                (word >> 32) as u32 & 0xF,
+                (word >> 36) as u32 & 0x7FFF,
                 (word >> 51) as u32 & 0xFFF,
                 word as u32,
             ]),

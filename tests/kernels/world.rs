@@ -343,6 +343,11 @@ impl<'a> World<'a> {
         if self.model.step > 0 {
             assert_eq!(sticky, self.model.sticky, "sticky word after {after}, {:?}", self.how);
         }
+        let marks = self.model.marks();
+        if after != "load" {
+            let found = self.image.marks.read();
+            assert_eq!(found[..marks.len()], marks, "what was done after {after}, {:?}", self.how);
+        }
         let first = self.image.first.read();
         assert!(first.iter().all(|row| *row == 0), "rows by lane after {after}");
         assert!(self.image.is_fenced(), "a write outside after {after}, {:?}", self.how);
@@ -446,6 +451,8 @@ impl<'a> World<'a> {
             let parts: Vec<Part> =
                 [part(0, half), part(half, batch)].into_iter().filter(|part| part.count > 0).collect();
             let mut answer = self.unanswered(layer, rows.count);
+            let mut parts = parts;
+            parts.retain(|_| self.mischief == 0 || !self.random.one_in(40));
             for part in &parts {
                 let selection = self.selections(part, entries, spread);
                 self.resolve(part, &selection, &mut answer);
@@ -456,7 +463,9 @@ impl<'a> World<'a> {
                         self.gather(part, pass);
                     }
                 }
-                self.scatter(part);
+                if self.mischief == 0 || !self.random.one_in(40) {
+                    self.scatter(part);
+                }
             }
         }
     }

@@ -72,7 +72,7 @@ impl Reuse {
             lane_pages: 2,
             micro_batches: 1,
             batch: 1,
-            residency_only: false,
+            expected: Default::default(),
         };
         let pools = watch.attach(plan).unwrap();
         let [first, second] = [(); 2].map(|()| watch.stream().unwrap());

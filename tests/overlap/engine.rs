@@ -34,8 +34,6 @@ pub struct Setting {
     pub passes: u32,
     /// Sequences of each micro-batch.
     pub real: [u32; 2],
-    /// Passes of the draft layer: none, or as many as there are query rows.
-    pub drafts: u32,
     /// The chance of an entry of a selection to be empty.
     pub empty: f64,
     /// Steps are enqueued for the whole captured batch, whose last rows are inert.
@@ -237,11 +235,9 @@ impl Decode {
 
     /// The step's new rows stand in the total pool.
     fn compare_stored(&self) {
-        let drafts = self.setting.drafts.min(self.width);
         for sequence in self.sequences.iter().flatten() {
             for layer in 0..LAYERS + DRAFT_LAYERS {
-                let written = if layer < LAYERS { sequence.rows } else { sequence.rows.min(drafts) };
-                for position in sequence.length..sequence.length + written {
+                for position in sequence.length..sequence.length + sequence.rows {
                     let mut stored = [0; ROW as usize];
                     self.cache.read_row(sequence.handle, Layer(layer), position, &mut stored).unwrap();
                     let (position, version) = (position.into(), self.number);
@@ -408,7 +404,7 @@ impl Decode {
             stray: self.stray,
             expected,
         };
-        let drafts = self.setting.drafts.min(self.width);
+        let drafts = self.width;
         let mut with: Vec<(&mut Step, Layers)> = steps.iter_mut().zip(layers.iter().copied()).collect();
         let orders = match what {
             What::Step(orders) if self.setting.one_by_one => orders,

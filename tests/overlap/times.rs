@@ -94,7 +94,7 @@ fn attach(clock: &Arc<ClockDevice>, shape: Shape, passes: u32) -> Pools {
         lane_pages: 64,
         micro_batches: 2,
         batch: BATCH,
-        residency_only: false,
+        expected: Default::default(),
     };
     clock.attach(plan).unwrap()
 }

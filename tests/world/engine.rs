@@ -111,6 +111,8 @@ pub struct Work {
     pub rows: Vec<(u32, Vec<u8>)>,
     /// Byte offsets in the layer's index keys and what goes there.
     pub keys: Vec<(u64, Vec<u8>)>,
+    /// The engine forgets S.
+    pub forgets: bool,
 }
 
 /// See the module's head.
@@ -410,8 +412,9 @@ impl Engine {
         if self.missing != Some(Edge::Written) {
             self.order(m.engine, m.written, m.scatter);
         }
-        cache.scatter(step, call, m.scatter)?;
-        self.queue().record(m.scattered, m.scatter)?;
+        if !work.forgets {
+            self.store(cache, step, call)?;
+        }
 
         if let Some(watch) = &self.watch {
             let answer = Answer { slots: buffers.slots, parts: None };
@@ -424,6 +427,13 @@ impl Engine {
             }
         });
         Ok(())
+    }
+
+    /// S, behind P.
+    pub fn store(&self, cache: &Cache, step: &Step, call: LayerCall) -> Result<()> {
+        let m = &self.micro[step.micro_batch().index()];
+        cache.scatter(step, call, m.scatter)?;
+        self.queue().record(m.scattered, m.scatter)
     }
 
     /// Joins every S, notes the lanes' digests, and finishes. Answers an event behind it all.

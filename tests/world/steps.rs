@@ -32,6 +32,10 @@ pub struct Flight {
     /// The call whose selections reach beyond the length, if one is to.
     beyond: Option<usize>,
     pub fails: bool,
+    /// It was given up, because something of it is missing.
+    abandoned: bool,
+    /// A call whose rows were not stored.
+    unstored: Option<LayerCall>,
     done: Option<Event>,
     random: Random,
 }
@@ -233,6 +237,8 @@ impl World {
             counts,
             beyond,
             fails,
+            abandoned: false,
+            unstored: None,
             done: None,
             random,
         };
@@ -278,7 +284,10 @@ impl World {
         let Some(mut flight) = self.open[micro].take() else { return };
         if let Some(call) = flight.calls.get(flight.next).copied() {
             let beyond = flight.beyond == Some(flight.next);
-            let work = self.work(&mut flight, call, beyond);
+            let mut work = self.work(&mut flight, call, beyond);
+            if flight.unstored.is_none() && flight.random.one_in(40) {
+                (work.forgets, flight.unstored) = (true, Some(call));
+            }
             self.engine.layer(&self.cache, &flight.step, work).unwrap();
             flight.next += 1;
         }
@@ -297,6 +306,7 @@ impl World {
             expected: Vec::new(),
             rows: Vec::new(),
             keys: Vec::new(),
+            forgets: false,
         };
         for row in &flight.rows[first as usize..(first + count) as usize] {
             let mut selected = Vec::new();
@@ -342,19 +352,68 @@ impl World {
     /// Enqueues the rest of an open step and leaves it in flight.
     pub fn finish(&mut self, micro: u8) {
         let place = usize::from(micro) % self.open.len();
-        while self.open[place].as_ref().is_some_and(|flight| flight.next < flight.calls.len()) {
+        self.finish_early(place);
+        while self.open[place]
+            .as_ref()
+            .is_some_and(|flight| !flight.abandoned && flight.next < flight.calls.len())
+        {
             self.layer(micro);
         }
+        self.finish_early(place);
         let Some(mut flight) = self.open[place].take() else { return };
         let lanes = flight.rows.iter().map(|row| self.seqs[row.seq].lane).collect();
         let done = self.engine.finish(&mut self.cache, &mut flight.step, lanes).unwrap();
         let stream = self.engine.stream(flight.micro);
         let again = self.cache.finish(&mut flight.step, stream).unwrap_err();
         assert_eq!(again.kind(), Kind::InvalidConfig);
+        // What was given up publishes nothing, and nothing is built on it.
+        for row in flight.rows.iter().filter(|_| flight.abandoned) {
+            let s = &mut self.seqs[row.seq];
+            s.tainted = true;
+            if s.state == State::Running {
+                s.state = State::Failed;
+            }
+        }
         let late = self.cache.gather(&flight.step, flight.calls[0], 0, stream).unwrap_err();
         assert_eq!(late.kind(), Kind::InvalidConfig);
         flight.done = Some(done);
         self.flights.push(flight);
+    }
+
+    /// The first layer and batch row of an open step of which a call is missing.
+    fn missing(flight: &Flight) -> Option<(u32, u32)> {
+        let missing = flight.unstored.iter().chain(flight.calls.iter().skip(flight.next));
+        let due = missing.filter_map(|call| {
+            let (first, count) = call.batch_rows.unwrap_or((0, flight.rows.len() as u32));
+            let is_due = |row: &u32| flight.rows[*row as usize].landed.len() as u32 > call.pass.unwrap_or(0);
+            Some((call.layer.0, (first..first + count).find(is_due)?))
+        });
+        due.min()
+    }
+
+    /// A step of which something is missing is not finished: it is completed, or given up now and then.
+    fn finish_early(&mut self, place: usize) {
+        let Some(mut flight) = self.open[place].take() else { return };
+        let all = flight.next == flight.calls.len();
+        if let Some((layer, row)) = World::missing(&flight).filter(|_| !flight.abandoned)
+            && (all || flight.random.one_in(4))
+        {
+            let (before, stream) = (self.snapshot(), self.engine.stream(flight.micro));
+            let error = self.cache.finish(&mut flight.step, stream).unwrap_err();
+            let named = ["layer", "batch row"].map(|name| error.number(name).unwrap());
+            assert_eq!(named, [layer, row].map(u64::from), "{error}");
+            self.expect::<()>(before, Err(error), Some(Kind::InvalidConfig));
+            if flight.random.one_in(3) {
+                self.cache.abandon(&mut flight.step).unwrap();
+                (flight.abandoned, flight.fails) = (true, true);
+                self.note("step given up");
+            }
+        }
+        if let Some(call) = flight.unstored.take_if(|_| all && !flight.abandoned) {
+            self.engine.store(&self.cache, &flight.step, call).unwrap();
+            self.note("stored late");
+        }
+        self.open[place] = Some(flight);
     }
 
     /// A step that is open is not retired, and comes back.
@@ -407,7 +466,11 @@ impl World {
             Err(unretired) => {
                 assert!(flight.fails || self.failed(), "{}", unretired.error);
                 flight.fails = true;
-                assert_eq!((unretired.error.kind(), unretired.step), (Kind::DeviceFailed, None));
+                let kind = unretired.error.kind();
+                let given_up = flight.abandoned && kind == Kind::Cancelled;
+                assert!(given_up || kind == Kind::DeviceFailed, "{}", unretired.error);
+                assert!(given_up || !flight.abandoned || self.failed(), "{}", unretired.error);
+                assert_eq!(unretired.step, None);
             }
         }
         for row in flight.rows {

@@ -25,12 +25,13 @@ use forebay::device::ceilings::Ceilings;
 use forebay::device::probe::{Facts, Probe};
 use forebay::{Result, os};
 
+use crate::look::LookArguments;
 use crate::target::{DeviceName, ProbeOptions, Target};
 use crate::{html, output};
 use result::{Asked, Figure};
 
 const AFTER_HELP: &str = "\
-Every time stands beside its ceiling: the least time that this machine allows, measured in the same run. Every slot,
+Every time stands beside its ceiling: the least time that this machine allows, measured in the same run. Every slot, \
 fetched row and digest is compared with the rule on the host; what differs is an error and no figure.
 
 JSON: a list, first the device with its ceilings, then one entry for each figure.";
@@ -115,6 +116,8 @@ pub struct Arguments {
     /// Writes the figures as JSON, whole or not at all; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    look: LookArguments,
 }
 
 /// What was measured.
@@ -201,6 +204,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     if to_stdout {
         Ok(())
     } else {
-        output::print(report::tables(&measured, output::speaks_utf8()).as_bytes())
+        let look = arguments.look.look();
+        look.print(&report::tables(&measured, look))
     }
 }

@@ -8,8 +8,9 @@ use serde::{Serialize, Serializer};
 use super::Measured;
 use super::result::{Figure, Parameter};
 use crate::json;
+use crate::look::{Look, Spare, align_right};
 use crate::output::harmless;
-use crate::report::{align_right, number, table};
+use crate::report::{counted, number};
 
 /// Gigabytes (1e9) a second.
 pub fn gb(rate: f64) -> f64 {
@@ -169,7 +170,7 @@ pub fn device_line(device: &str, facts: &Facts) -> String {
             facts.processors,
             harmless(&gpu.bus),
         ),
-        None => format!("{device}: {name}, {} threads, {memory}", facts.processors),
+        None => format!("{device}: {name}, {}, {memory}", counted(facts.processors, "thread")),
     }
 }
 
@@ -224,7 +225,7 @@ pub fn percent(share: f64) -> String {
     if percent < 9.95 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
 }
 
-fn of_group(figures: &[Figure], utf8: bool) -> String {
+fn of_group(figures: &[Figure], look: Look) -> String {
     let names = parameters(figures);
     let beside = once(figures.iter().flat_map(|figure| figure.beside.iter().map(|(name, _)| *name)));
     let [has_rate, has_target, named] = [
@@ -232,8 +233,8 @@ fn of_group(figures: &[Figure], utf8: bool) -> String {
         figures.iter().any(|figure| figure.target.is_some()),
         figures.iter().any(|figure| figure.name != figure.group),
     ];
-    let mut table = table(utf8);
-    let us = if utf8 { "µs" } else { "us" };
+    let mut table = look.table();
+    let us = if look.utf8 { "µs" } else { "us" };
     let mut header: Vec<String> = Vec::new();
     header.extend(named.then(|| "what".to_owned()));
     header.extend(names.iter().map(|name| name.replace('_', " ")));
@@ -262,11 +263,22 @@ fn of_group(figures: &[Figure], utf8: bool) -> String {
         table.add_row(row);
     }
     align_right(&mut table, |column| column >= usize::from(named));
-    table.to_string().lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+    let keys = usize::from(named) + names.len();
+    look.fit(table, &Spare { columns: &["ceiling", "quartiles"], keys, text: Some("target") }) + "\n"
+}
+
+/// Why a share is more than the whole, where one is.
+pub fn above(figures: &[Figure]) -> Option<&'static str> {
+    // As much as a share is rounded by.
+    let above = |figure: &Figure| figure.fraction() >= 1.005;
+    figures.iter().any(above).then_some(
+        "Above 100%: a ceiling is the speed of one long run over memory, or the time of a launch that does nothing; \
+         what stays in caches, or is as short as two launches differ, can beat it.",
+    )
 }
 
 /// All of it as tables.
-pub fn tables(measured: &Measured, utf8: bool) -> String {
+pub fn tables(measured: &Measured, look: Look) -> String {
     let Measured { device, facts, ceilings, figures, rounds, quick } = measured;
     let mut out = format!("{}\nCeilings: {}\n", device_line(device, facts), ceilings_line(ceilings));
     if *quick {
@@ -275,15 +287,17 @@ pub fn tables(measured: &Measured, utf8: bool) -> String {
     for figures in groups(figures) {
         let Some(first) = figures.first() else { continue };
         out += &format!("\n{} (ceiling: {})\n", first.group, first.ceiling.0);
-        out += &of_group(figures, utf8);
+        out += &of_group(figures, look);
     }
     let checked: u64 = figures.iter().map(|figure| figure.checked).sum();
     out += &format!(
-        "\nMedian and quartiles of {rounds} steps that differ, at most; times and ceilings in microseconds. \
-         Of ceiling: its time / the median.\nCompared with the rule and found the same: {checked} slots, rows, \
-         reports and digests.\n"
+        "\nMedian and quartiles of {rounds} steps that differ, at most; times and ceilings in\n\
+         microseconds. Of ceiling: its time / the median.\n{}\
+         Compared with the rule and found the same: {checked} slots, rows, reports and\n\
+         digests.\n",
+        above(figures).map_or(String::new(), |above| look.wrap(above) + "\n"),
     );
-    if utf8 { out } else { out.replace('µ', "u") }
+    if look.utf8 { out } else { out.replace('µ', "u") }
 }
 
 #[cfg(test)]
@@ -299,6 +313,13 @@ mod tests {
         ]);
         let text = serde_json::to_string(&named).unwrap();
         assert_eq!(text, r#"{"rows":41000,"misses":0.134,"order":"none"}"#);
+    }
+
+    #[test]
+    fn a_share_above_the_ceiling_says_why() {
+        let figure = |ceiling| Figure::new("gather", "a", vec![20.0], ("read", ceiling), 1);
+        assert!(above(&[figure(15.0), figure(26.2)]).unwrap().contains("caches"));
+        assert_eq!(above(&[figure(15.0), figure(20.0)]), None);
     }
 
     #[test]

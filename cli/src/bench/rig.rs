@@ -12,7 +12,7 @@ use std::sync::Arc;
 use forebay::device::block::{Entry, LayerCount, Report, step};
 use forebay::device::ceilings::host_request;
 use forebay::device::probe::Probe;
-use forebay::device::{Answer, Begin, Join, Part, Plan, Pools, Slice, Stream, Warm};
+use forebay::device::{Answer, Begin, Expected, Join, Part, Plan, Pools, Slice, Stream, Warm};
 use forebay::os::{Map, NoFaults};
 use forebay::residency::{Fetch, Rows, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};
@@ -205,7 +205,8 @@ impl Rig {
         let Extents { layers, lanes, k, query_rows, .. } = extents;
         let (geometry, tables) = (extents.geometry()?, extents.tables());
         let lane_pages = extents.lane_pages();
-        let residency_only = matches!(places, Places::Tables);
+        let alone = matches!(places, Places::Tables);
+        let expected = if alone { Expected::Resolved } else { Expected::Gathered };
         let shuffled = || Numbers::new(1).shuffled(lane_pages * lanes);
         let (rows, memory, slab, pages) = match places {
             Places::Tables => (device.allocate(extents.layer_bytes())?, None, None, shuffled()),
@@ -231,7 +232,7 @@ impl Rig {
             lane_pages,
             micro_batches: 1,
             batch: lanes,
-            residency_only,
+            expected,
         };
         let most = u64::from(lanes) * u64::from(query_rows) * u64::from(k) * 4;
         let mut rig = Rig {

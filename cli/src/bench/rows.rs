@@ -349,18 +349,29 @@ const GATHER_BLOCKS: u32 = 16;
 /// Rounds of each point of [`rates`].
 const RATE_ROUNDS: u32 = 7;
 
+/// The rows of the calls that rates are measured by.
+fn rate_counts(quick: bool) -> impl Iterator<Item = &'static u32> {
+    counts(quick).iter().filter(|rows| **rows <= 16_384)
+}
+
+/// How often [`rates`] says that a piece is done.
+pub fn rate_pieces(quick: bool) -> u64 {
+    2 * rate_counts(quick).count() as u64
+}
+
 /// The speeds of a machine as planning takes them: rows of 656 bytes at a stride of 704, and plain copies.
 ///
 /// # Errors
 /// Those of the device; [`forebay::Kind::Internal`] for a row that is not what it must be.
-pub fn rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool) -> Result<Rates> {
+pub fn rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool, done: &dyn Fn()) -> Result<Rates> {
     let memory = Memory::filled(&**device, pool_bytes(quick, POOL_LEAST)?)?;
     let (shape, facts) = (SHAPES[0], device.facts()?);
     let (blocks, processors) = (if facts.gpu.is_some() { GATHER_BLOCKS } else { 1 }, facts.processors.max(1));
     let points = |call: &mut dyn FnMut(u32) -> Result<f64>| -> Result<RowRates> {
         let mut points = Vec::new();
-        for rows in counts(quick).iter().filter(|rows| **rows <= 16_384) {
+        for rows in rate_counts(quick) {
             let us = Spread::of(times(RATE_ROUNDS, || call(*rows))?).us.max(1e-3);
+            done();
             points.push(RowRate { rows: *rows, bytes_per_s: f64::from(rows * shape.0) / us * 1e6 });
         }
         Ok(RowRates { row_bytes: shape.0, points })

@@ -166,7 +166,7 @@ pub fn figures(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
     let setup = Setup::named(SETUP).ok_or_else(|| Error::new(Kind::Internal, "bench step").at(SETUP))??;
     let threads = || HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
     let device: Arc<dyn Probe> = if gpu { Arc::clone(device) } else { threads() };
-    let rates = if gpu && !asked.quick { Some(rates(&device, ceilings, false)?) } else { None };
+    let rates = if gpu && !asked.quick { Some(rates(&device, ceilings, false, &|| ())?) } else { None };
     let study = Study { device, asked, setup, gpu, rates };
     let groups = Point::groups(gpu, asked.quick);
     let figures = groups.into_iter().map(|points| study.group(&points));

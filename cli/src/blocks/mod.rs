@@ -78,6 +78,23 @@ trait Cache {
     fn serve(&mut self, blocks: &[u32]) -> u64;
 }
 
+/// Bytes that a replay under `policy` holds beside the trace, at most.
+pub fn bytes(trace: &RequestTrace, policy: Policy) -> u64 {
+    let [blocks, references, requests] =
+        [trace.distinct() as usize, trace.references().len(), trace.requests()].map(|count| count as u64);
+    match policy {
+        Policy::Lru => 16 * blocks,
+        Policy::Fifo => 8 * blocks,
+        Policy::S3Fifo => 32 * blocks,
+        Policy::Belady => 4 * references + 12 * blocks + 12 * requests,
+    }
+}
+
+/// Bytes that [`curve()`] holds beside the trace, at most.
+pub fn curve_bytes(trace: &RequestTrace) -> u64 {
+    72 * u64::from(trace.distinct())
+}
+
 /// Replays all requests through a cache of `capacity` blocks, at least 1, and counts from request `skip` on.
 /// Calls `progress` after every request.
 ///

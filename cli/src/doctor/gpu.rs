@@ -11,7 +11,7 @@ use forebay::os::{Fallback, Map, MemoryState, NoFaults, Request};
 use super::files::Files;
 use super::finding::{Finding, State};
 use super::nodes::{Node, Nodes};
-use crate::report::size;
+use crate::report::{counted, size};
 
 /// What an ability is for: its name, how its absence is to be taken, what follows where it is there and where not.
 const ABILITIES: [(&str, State, &str, &str); 5] = [
@@ -56,14 +56,16 @@ const LITTLE_OF_CEILING: f64 = 0.75;
 /// What the device is.
 pub fn identity(facts: &Facts) -> Vec<Finding> {
     let Some(gpu) = &facts.gpu else {
-        let value = format!("{}, {} threads", facts.name, facts.processors);
+        let value = format!("{}, {}", facts.name, counted(facts.processors, "thread"));
         return vec![Finding::ok(
             "device",
             value,
             "the host device: the embedded default and what others are compared with",
         )];
     };
-    let value = format!("{}, {} SMs, {} copy engines", facts.name, facts.processors, facts.copy_engines);
+    let value =
+        [facts.name.clone(), counted(facts.processors, "SM"), counted(facts.copy_engines, "copy engine")]
+            .join(", ");
     let mut found = vec![Finding::ok("GPU", value, format!("on the bus at {}", gpu.bus))];
     found.push(capability(gpu));
     let (total, free) = (facts.memory_total, facts.memory_free);
@@ -211,12 +213,14 @@ fn threads_beside(node: &Node, nodes: &Nodes) -> Option<Finding> {
 }
 
 /// From where the link was measured: what could not be had of the node beside the GPU.
-pub fn measured_from(node: Option<&Node>, lost: &[Fallback], nodes: &Nodes) -> Option<Finding> {
+pub fn measured_from(node: Option<&Node>, lost: &[Fallback], nodes: &Nodes, device: &str) -> Option<Finding> {
     const NAME: &str = "measured from";
     let several = nodes.all.as_ref().is_some_and(|all| all.len() > 1);
     let Some(number) = node.map(|node| node.number) else {
-        let fix =
-            "measure from each: numactl --cpunodebind=N --membind=N forebay doctor; the fastest is beside it";
+        let fix = format!(
+            "measure from each: numactl --cpunodebind=N --membind=N forebay doctor --device {device}; the fastest is \
+             beside it"
+        );
         let unknown =
             Finding::ok(NAME, "any node", "the GPU's node is not known: rates may be those of a far one");
         return several.then(|| unknown.but(State::Note, fix));
@@ -244,7 +248,7 @@ fn share(of: f64, most: f64) -> String {
 }
 
 /// What was measured. `peak` is what the link carries, bytes a second, where that is known.
-pub fn speeds(measured: &Ceilings, rates: Option<&Rates>, peak: Option<f64>) -> Vec<Finding> {
+pub fn speeds(measured: &Ceilings, rates: Option<&Rates>, peak: Option<f64>, device: &str) -> Vec<Finding> {
     let of_link = |speed: f64| match peak {
         Some(peak) => format!("{} of what the link carries ({})", share(speed, peak), gb(peak)),
         None => "one large block".to_owned(),
@@ -268,18 +272,16 @@ pub fn speeds(measured: &Ceilings, rates: Option<&Rates>, peak: Option<f64>) -> 
             "reads of host memory",
             gb(read),
             format!(
-                "by processors, one long run: a gather's ceiling; {read_blocks} blocks reach nine tenths of it"
+                "by processors, one long run: a gather's ceiling; {} reach nine tenths of it",
+                counted(read_blocks, "block")
             ),
         ),
         Finding::ok("writes of host memory", gb(write), "by processors, one long run: a scatter's ceiling"),
     ];
     if let Some(rates) = rates {
-        let more = format!(
-            "see whether more blocks serve: forebay bench --only gather --gather-blocks {read_blocks}"
-        );
-        found.push(rows("gather of rows", &rates.gather, read, &more));
-        let other = "see forebay bench --only scatter, with other --threads";
-        found.push(rows("scatter of rows", &rates.scatter, write, other));
+        let [gather, scatter] = rows_fixes(device, read_blocks);
+        found.push(rows("gather of rows", &rates.gather, read, &gather));
+        found.push(rows("scatter of rows", &rates.scatter, write, &scatter));
     }
     found.push(Finding::ok(
         "launch",
@@ -289,17 +291,31 @@ pub fn speeds(measured: &Ceilings, rates: Option<&Rates>, peak: Option<f64>) -> 
     found
 }
 
+/// What to do about gathers and scatters that reach little, by commands of the device: only a GPU has blocks.
+fn rows_fixes(device: &str, blocks: u32) -> [String; 2] {
+    let bench = |group: &str| format!("forebay bench --device {device} --only {group}");
+    match device {
+        "host" => ["gather", "scatter"]
+            .map(|group| format!("end what else uses memory, then see where time goes: {}", bench(group))),
+        _ => [
+            format!("see whether more blocks serve: {} --gather-blocks {blocks}", bench("gather")),
+            format!("see whether other threads serve: {} --threads 512", bench("scatter")),
+        ],
+    }
+}
+
 /// Of the most rows that were measured.
 fn rows(name: &str, rates: &RowRates, ceiling: f64, fix: &str) -> Finding {
     let Some(most) = rates.points.last() else {
         return Finding::ok(name, "unknown", "not measured").but(State::Note, "run without --no-rates");
     };
     let value = format!("{} of {} x {} B", gb(most.bytes_per_s), most.rows, rates.row_bytes);
-    Finding::ok(name, value, format!("{} of its ceiling", share(most.bytes_per_s, ceiling))).but_if(
-        most.bytes_per_s < LITTLE_OF_CEILING * ceiling,
-        State::Note,
-        fix,
-    )
+    let caches = match most.bytes_per_s > ceiling {
+        true => ", which is one long run over memory: caches hold some of these rows",
+        false => "",
+    };
+    let means = format!("{} of its ceiling{caches}", share(most.bytes_per_s, ceiling));
+    Finding::ok(name, value, means).but_if(most.bytes_per_s < LITTLE_OF_CEILING * ceiling, State::Note, fix)
 }
 
 #[cfg(test)]
@@ -346,6 +362,26 @@ mod tests {
     }
 
     #[test]
+    fn advice_names_the_device_and_blocks_only_for_a_gpu() {
+        let [gather, scatter] = rows_fixes("cuda:1", 48);
+        assert!(
+            gather.ends_with("forebay bench --device cuda:1 --only gather --gather-blocks 48"),
+            "{gather}"
+        );
+        assert!(scatter.ends_with("forebay bench --device cuda:1 --only scatter --threads 512"), "{scatter}");
+        for fix in rows_fixes("host", 48) {
+            assert!(fix.contains("forebay bench --device host") && !fix.contains("blocks"), "{fix}");
+        }
+    }
+
+    #[test]
+    fn a_share_above_the_ceiling_says_why() {
+        let rates = |speed| rows("gather of rows", &RowRates::flat(656, speed), 36e9, "").means;
+        assert!(rates(47e9).starts_with("131% of its ceiling") && rates(47e9).contains("caches"));
+        assert_eq!(rates(18e9), "50% of its ceiling");
+    }
+
+    #[test]
     fn speeds_are_judged_by_the_link_and_by_their_ceilings() {
         let ceilings = Ceilings {
             copy_up: 53e9,
@@ -369,12 +405,12 @@ mod tests {
         };
         let scatter = ("scatter of rows".to_owned(), State::Note);
         let down = ("copies down".to_owned(), State::Warning);
-        assert_eq!(states(speeds(&ceilings, Some(&rates), Some(63e9))), [down, scatter.clone()]);
+        assert_eq!(states(speeds(&ceilings, Some(&rates), Some(63e9), "cuda:0")), [down, scatter.clone()]);
         // An unknown link is judged by nobody.
-        assert_eq!(states(speeds(&ceilings, Some(&rates), None)), [scatter]);
+        assert_eq!(states(speeds(&ceilings, Some(&rates), None, "cuda:0")), [scatter]);
         // Rates that could not be had take nothing from what the link gave.
-        assert_eq!(speeds(&ceilings, None, None).len(), 6);
+        assert_eq!(speeds(&ceilings, None, None, "cuda:0").len(), 6);
         let none = Rates { gather: RowRates { row_bytes: 656, points: vec![] }, ..rates };
-        assert_eq!(states(speeds(&ceilings, Some(&none), None)).len(), 2);
+        assert_eq!(states(speeds(&ceilings, Some(&none), None, "cuda:0")).len(), 2);
     }
 }

@@ -6,6 +6,7 @@ use super::files::{Files, field, list};
 use super::finding::{Finding, State};
 use super::memory;
 use super::nodes::Nodes;
+use crate::report::counted;
 
 /// The first Linux that populates memory by one call.
 const POPULATES: (u32, u32) = (5, 14);
@@ -63,7 +64,7 @@ fn processors(files: &Files) -> [Finding; 2] {
     let model = named.map_or_else(
         || Finding::unknown("processors", FILE),
         |model| {
-            let value = format!("{model}, {threads} threads");
+            let value = format!("{model}, {}", counted(threads as u64, "thread"));
             match allowed {
                 Some(some) if some < threads => {
                     let means = format!("this process may run on {some} of them");

@@ -2,7 +2,7 @@
 //! about it.
 //!
 //! Nothing that is found is an error: a machine without a GPU, a refused call or a file that is not there are
-//! findings, and the command succeeds. It changes nothing; for a moment it takes a small mapping as the total pool
+//! findings. What does not work is a problem, and the command's status is 1 then, as of a test that fails. It changes nothing; for a moment it takes a small mapping as the total pool
 //! would take it, and, to measure a device, a few large ones.
 
 mod facts;
@@ -16,7 +16,9 @@ mod nodes;
 mod report;
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay::device::ceilings::Ceilings;
 #[cfg(feature = "cuda")]
@@ -25,6 +27,7 @@ use forebay::device::probe::{Facts, Probe};
 use forebay::device::rates::Rates;
 use forebay::os::{Fallback, NoFaults, near};
 use forebay::{Error, Kind, Result};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use self::facts::{GpuEntry, MachineEntry};
@@ -33,12 +36,14 @@ use self::finding::{Finding, State};
 use self::link::Link;
 use self::nodes::{Node, Nodes};
 use crate::bench::rows;
+use crate::look::LookArguments;
 use crate::target::{DeviceName, ProbeOptions, Target};
 use crate::{json, output};
 
 const AFTER_HELP: &str = "\
-States: ok; note, worth knowing; warning, costs speed or room; problem, does not work. Rates are measured with runs of
-256 MiB, for a few seconds a GPU, best while nothing else uses it. The JSON holds them as forebay fit --rates takes
+States: ok; note, worth knowing; warning, costs speed or room; problem, does not work. Status: 0 without problems, 1 \
+with some, 2 for bad input. Rates are measured with runs of \
+256 MiB, for a few seconds a GPU, best while nothing else uses it. The JSON holds them as forebay fit --rates takes \
 them (docs/json.md).";
 
 /// The arguments of `forebay doctor`.
@@ -54,6 +59,8 @@ pub struct Arguments {
     /// Writes what was found as JSON; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    look: LookArguments,
     /// The driver's library, by path or name, instead of the system's.
     #[arg(long, value_name = "FILE", hide = true)]
     driver: Option<String>,
@@ -112,9 +119,15 @@ impl FactsEntry {
     }
 }
 
+/// The status where something does not work.
+const PROBLEMS: u8 = 1;
+
 /// Bytes of a run, and rounds: long enough that beginnings do not count.
 const RUN: (u64, u32) = (256 << 20, 8);
 const QUICK: (u64, u32) = (1 << 16, 1);
+
+/// How often the bar is drawn while nothing else moves it.
+const TICK: Duration = Duration::from_millis(200);
 
 /// PCI's number of NVIDIA, and the class of whatever shows or computes pictures.
 const NVIDIA: &str = "0x10de";
@@ -177,9 +190,15 @@ fn release(files: &Files) -> Option<String> {
 }
 
 /// Rates of which speeds follow. On a busy machine more rows may seem to take no longer: then it is measured again.
-fn sound_rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool) -> Result<Rates> {
+fn sound_rates(
+    device: &Arc<dyn Probe>,
+    ceilings: &Ceilings,
+    quick: bool,
+    bar: &ProgressBar,
+) -> Result<Rates> {
     let once = || {
-        let rates = rows::rates(device, ceilings, quick)?;
+        bar.set_position(1);
+        let rates = rows::rates(device, ceilings, quick, &|| bar.inc(1))?;
         rates.check().map(|()| rates)
     };
     let again = |error: Error| if error.kind() == Kind::InvalidConfig { once() } else { Err(error) };
@@ -189,12 +208,13 @@ fn sound_rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool) -> Res
 /// Measures a device; a refusal becomes a finding, and takes nothing from what was measured before it.
 fn measured(device: &Arc<dyn Probe>, name: &str, quick: bool, found: &mut Vec<Finding>) -> Option<Measured> {
     let (bytes, rounds) = if quick { QUICK } else { RUN };
-    let bar = output::progress(&format!("measuring {name}"), 2);
+    let bar = output::progress(&format!("measuring {name}"), 1 + rows::rate_pieces(quick));
+    // The ceilings are one piece of some seconds: meanwhile the time that has passed goes on.
+    bar.enable_steady_tick(TICK);
     let measure = || -> Result<(Ceilings, Result<Rates>)> {
-        bar.tick();
         let ceilings = Ceilings::measure(&**device, bytes, rounds)?;
         bar.inc(1);
-        Ok((ceilings, sound_rates(device, &ceilings, quick)))
+        Ok((ceilings, sound_rates(device, &ceilings, quick, &bar)))
     };
     let result = measure();
     bar.finish_and_clear();
@@ -252,8 +272,8 @@ fn gpu(
     findings.push(gpu::pinned(&*device));
     findings.extend(gpu::abilities(&device.abilities()));
     if let Some(Measured { ceilings, rates }) = &measured {
-        findings.extend(gpu::measured_from(node, &lost, around.nodes));
-        findings.extend(gpu::speeds(ceilings, rates.as_ref(), link.peak(copied)));
+        findings.extend(gpu::measured_from(node, &lost, around.nodes, &name));
+        findings.extend(gpu::speeds(ceilings, rates.as_ref(), link.peak(copied), &name));
     }
     findings.extend(rates_found);
     let facts = FactsEntry::Gpu(GpuEntry::of(facts, &link, node.map(|node| node.number)));
@@ -342,7 +362,7 @@ fn host(arguments: &Arguments) -> Result<(Vec<Finding>, Option<Measured>)> {
     }
     let measured = measured(&device, "host", arguments.quick, &mut findings);
     if let Some(Measured { ceilings, rates }) = &measured {
-        findings.extend(gpu::speeds(ceilings, rates.as_ref(), None));
+        findings.extend(gpu::speeds(ceilings, rates.as_ref(), None, "host"));
     }
     Ok((findings, measured))
 }
@@ -360,12 +380,12 @@ fn entry(checked: &Checked) -> Entry<'_> {
     }
 }
 
-/// `forebay doctor`.
+/// `forebay doctor`: its status says whether there are problems.
 ///
 /// # Errors
 /// [`Kind::InvalidConfig`] for a GPU whose number the driver does not count, or a driver and no GPU;
 /// [`Kind::Io`] for a folder that is not there, and of writing.
-pub fn command(arguments: &Arguments) -> Result<()> {
+pub fn command(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(root) = arguments.root.as_deref().filter(|root| !root.is_dir()) {
         return Err(no_folder(root));
     }
@@ -381,14 +401,18 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     };
     let facts = FactsEntry::Machine(MachineEntry::read(&files, &nodes));
     devices.push(Checked { device: "host".to_owned(), facts, findings, measured });
+    let problem = |device: &Checked| device.findings.iter().any(|found| found.state == State::Problem);
+    let status = if devices.iter().any(problem) { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS };
     if let Some(path) = &arguments.json {
         let entries: Vec<Entry<'_>> = devices.iter().map(entry).collect();
         output::write_file(path, &json::list(&entries)?)?;
         if output::is_stdout(path) {
-            return Ok(());
+            return Ok(status);
         }
     }
-    output::print(report::text(&devices, output::speaks_utf8(), report::coloured()).as_bytes())
+    let look = arguments.look.look();
+    // Its lines fit already, and colours have no width.
+    output::print(report::text(&devices, look, report::coloured()).as_bytes()).map(|()| status)
 }
 
 fn no_folder(root: &Path) -> Error {

@@ -4,8 +4,9 @@ use std::io::{IsTerminal, stdout};
 
 use super::Checked;
 use super::finding::{Finding, State};
+use crate::look::{self, Look, Spare};
 use crate::output::harmless;
-use crate::report::{counted, table};
+use crate::report::counted;
 
 /// Whether states are coloured: on a terminal, or where that is forced, unless nobody wants colours.
 pub fn coloured() -> bool {
@@ -13,6 +14,9 @@ pub fn coloured() -> bool {
     let forced = std::env::var_os("CLICOLOR_FORCE").is_some_and(|value| !value.is_empty() && value != "0");
     !set("NO_COLOR") && (forced || stdout().is_terminal())
 }
+
+/// The most characters of a line, however wide the report may be.
+const PROSE: usize = 120;
 
 /// How a terminal is told the colour of a state.
 fn colour(state: State) -> &'static str {
@@ -25,55 +29,40 @@ fn colour(state: State) -> &'static str {
 }
 
 /// All of it.
-pub fn text(devices: &[Checked], utf8: bool, colours: bool) -> String {
+pub fn text(devices: &[Checked], look: Look, colours: bool) -> String {
     let mut out = String::new();
     for device in devices {
         out += &device.device;
         out += "\n";
-        for (line, state) in lines(&device.findings, utf8) {
+        for (line, state) in lines(&device.findings, look) {
             out += &painted(&line, state.filter(|_| colours));
             out += "\n";
         }
         out += "\n";
     }
-    out + &fixes(devices, colours)
-}
-
-/// Characters of what a finding means that stand in one line.
-const LINE: usize = 84;
-
-/// A text in lines of whole words; a word that is longer than a line has one of its own.
-fn wrapped(text: &str) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= LINE => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
+    out + &fixes(devices, look, colours)
 }
 
 /// The lines of a device's table, each with the state that it begins with.
-fn lines(findings: &[Finding], utf8: bool) -> Vec<(String, Option<State>)> {
-    let mut table = table(utf8);
-    table.set_header(["state", "finding", "found", "what it means"]);
+fn lines(findings: &[Finding], look: Look) -> Vec<(String, Option<State>)> {
+    let mut table = look.table();
+    table.set_header(["state", "finding", "found, and what it means"]);
     // The header, and the line below it.
     let mut states = vec![None, None];
+    let names = findings.iter().map(|finding| finding.name.chars().count()).max().unwrap_or(0);
+    let before = "problem".len() + names.max("finding".len()) + 2 * look::GAP;
+    let width = look.width.unwrap_or(PROSE).min(PROSE).saturating_sub(before).max(look::TEXT);
     for Finding { name, state, value, means, .. } in findings {
-        let mut means = wrapped(&harmless(means)).into_iter();
-        let first = means.next().unwrap_or_default();
-        table.add_row([state.word().to_owned(), name.clone(), harmless(value), first]);
-        states.push(Some(*state));
-        for more in means {
-            table.add_row(["", "", "", more.as_str()]);
-            states.push(None);
+        let said = [value, means].into_iter().flat_map(|text| look::lines(&harmless(text), width, 0));
+        let (mut word, mut name, mut state) = (state.word(), name.as_str(), Some(*state));
+        for line in said {
+            table.add_row([word, name, line.as_str()]);
+            states.push(state.take());
+            (word, name) = ("", "");
         }
     }
-    table.trim_fmt().lines().map(str::to_owned).zip(states).collect()
+    let text = look.fit(table, &Spare { keys: 2, ..Spare::default() });
+    text.lines().map(str::to_owned).zip(states).collect()
 }
 
 /// The line with its first word, the state, in its colour.
@@ -87,8 +76,11 @@ fn painted(line: &str, state: Option<State>) -> String {
     }
 }
 
-/// What to fix; one line for what several devices share.
-fn fixes(devices: &[Checked], colours: bool) -> String {
+/// Characters before a fix.
+const FIX: usize = 11;
+
+/// What to fix; one paragraph for what several devices share.
+fn fixes(devices: &[Checked], look: Look, colours: bool) -> String {
     let mut wanting: Vec<(&Finding, Vec<&str>)> = Vec::new();
     for device in devices {
         for finding in device.findings.iter().filter(|finding| finding.state != State::Ok) {
@@ -111,8 +103,11 @@ fn fixes(devices: &[Checked], colours: bool) -> String {
     let mut out =
         format!("What to fix: {}, {}, {}\n", of(State::Problem), of(State::Warning), of(State::Note));
     for (Finding { name, state, fix, .. }, named) in wanting {
-        let line = format!("{:<8} {}: {name}: {}", state.word(), named.join(", "), harmless(fix));
-        out += &format!("  {}\n", painted(&line, colours.then_some(*state)));
+        let line = format!("{}: {name}: {}", named.join(", "), harmless(fix));
+        let lines = look::lines(&line, look.width.unwrap_or(PROSE).min(PROSE), FIX);
+        let text = lines.join("\n");
+        let line = format!("  {:<8} {}", state.word(), text.trim_start());
+        out += &format!("{}\n", painted(&line, colours.then_some(*state)));
     }
     out
 }
@@ -125,13 +120,16 @@ mod tests {
     fn a_long_meaning_stands_in_lines_of_whole_words_and_states_stay_with_their_findings() {
         let long = "word ".repeat(40);
         let finding = |state, means: &str| Finding::ok("name", "value", means).but_if(true, state, "fix");
-        let lines = lines(&[finding(State::Warning, &long), finding(State::Note, "short")], false);
-        let states: Vec<Option<State>> = lines.iter().map(|(_, state)| *state).collect();
-        let [warning, note] = [Some(State::Warning), Some(State::Note)];
-        assert_eq!(states, [None, None, warning, None, None, note]);
+        let look = Look { utf8: false, width: Some(60) };
+        let lines = lines(&[finding(State::Warning, &long), finding(State::Note, "short")], look);
+        let states: Vec<Option<State>> = lines.iter().filter_map(|(_, state)| *state).map(Some).collect();
+        assert_eq!(states, [Some(State::Warning), Some(State::Note)]);
+        let at = |state| lines.iter().position(|(_, of)| *of == Some(state)).unwrap();
+        assert!(
+            lines[at(State::Warning)].0.starts_with("warning")
+                && lines[at(State::Note)].0.starts_with("note")
+        );
         assert_eq!(lines.iter().map(|(line, _)| line.matches("word").count()).sum::<usize>(), 40);
-        assert!(lines.iter().all(|(line, _)| line.chars().count() < 120), "{lines:?}");
-        assert_eq!(wrapped(&"x".repeat(200)).len(), 1);
-        assert!(wrapped("").is_empty());
+        assert!(lines.iter().all(|(line, _)| line.chars().count() <= 60), "{lines:?}");
     }
 }

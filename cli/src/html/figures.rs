@@ -13,9 +13,9 @@ use super::chart::Grid;
 use super::similarity::{self, Within};
 use crate::curve::{self, Curves};
 use crate::policy::{self, Policy};
-use crate::pools::{self, Outcome, Setting};
+use crate::pools::{self, Outcome, Recorded, Setting};
 use crate::replay::{self, Arguments, Count, progress};
-use crate::{split, threads};
+use crate::{allowance, split, threads};
 
 /// The size whose misses are shown by layer and by step when none is named.
 const RATIO: f64 = 0.2;
@@ -124,8 +124,8 @@ enum Answer {
 }
 
 /// The size that the pictures by layer and by step show.
-fn shown(trace: &SelectionTrace, path: &Path, arguments: &Arguments) -> Result<(Setting, f64)> {
-    let settings = replay::settings(trace, path, arguments)?;
+fn shown(header: &Header, path: &Path, arguments: &Arguments) -> Result<(Setting, f64)> {
+    let settings = replay::settings(header, path, arguments)?;
     let usual = settings.iter().find(|(_, ratio)| *ratio == RATIO);
     match (arguments.sizes(), settings.as_slice(), usual) {
         (0, _, Some(usual)) => Ok(*usual),
@@ -154,14 +154,22 @@ fn picked(layers: u32) -> Vec<u32> {
     (0..layers).step_by(layers.div_ceil(LAYERS).max(1) as usize).collect()
 }
 
+/// Bytes that one of the jobs holds, at most: a pool, the curves, or marks for each position.
+fn needs(trace: &SelectionTrace, shape: &Shape, jobs: &[Job], setting: Setting) -> Result<u64> {
+    let layers = trace.header().layers as usize;
+    let settings = jobs.iter().filter_map(|job| if let Job::Pools(at) = job { Some(at) } else { None });
+    let slots = settings.map(|at| at.slots).max().unwrap_or(0);
+    let pools = pools::needs(trace, shape, setting, &vec![slots; layers])?;
+    Ok(pools.max(curve::bytes(trace, setting)))
+}
+
 /// Counts everything about the trace at `path`.
 ///
 /// # Errors
 /// Those of reading the trace, of a size that does not fit it, and [`Kind::OutOfMemory`].
 pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figures> {
-    let trace = SelectionTrace::read(path)?;
-    let (setting, ratio) = shown(&trace, path, arguments)?;
-    let header = trace.header();
+    let Recorded { header, trace } = pools::read(path)?;
+    let (setting, ratio) = shown(&header, path, arguments)?;
     let picked = picked(header.layers);
     let sizes = sizes(header.decode_start, (setting, ratio));
     let at_sizes = sizes.iter().map(|(slots, _)| Setting { slots: *slots, ..setting });
@@ -181,8 +189,9 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
     let layers = u64::from(header.layers);
     let unit = u64::from(setting.steps) * layers;
     let bar = progress(path, unit * (jobs.len() + studied.len()) as u64);
-    // A pool, or the depths of a layer.
-    let bytes = (5 * layers).max(48) * policy::positions(&trace, setting.steps * setting.mtp);
+    let bytes = needs(&trace, shape, &jobs, setting).map_err(|e| replay::named(e, path))?;
+    let others = threads::held(header.layers as usize, policy::bytes(&trace, setting.steps * setting.mtp));
+    allowance::check(path, &trace, threads::held(jobs.len(), bytes).max(others), arguments.memory.memory)?;
     let answers = threads::each(jobs.len(), bytes, |index| {
         Ok(match jobs[index] {
             Job::Pools(at) => Answer::Pools(at, pools::replay(&trace, shape, at, || bar.inc(layers))?),
@@ -199,7 +208,7 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
     let outcomes =
         policy::replay(&trace, &studied, |steps| bar.inc(steps)).map_err(|e| replay::named(e, path))?;
     bar.finish_and_clear();
-    let mut figures = Figures::nothing(path, header.clone(), setting, ratio, picked);
+    let mut figures = Figures::nothing(path, header, setting, ratio, picked);
     for (policy, outcomes) in STUDIED.iter().zip(outcomes.chunks(sizes.len())) {
         let points = sizes.iter().zip(outcomes).map(|((slots, ratio), outcome)| Size {
             ratio: *ratio,

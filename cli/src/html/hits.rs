@@ -19,14 +19,18 @@ use super::svg::Svg;
 use super::words::{percent, short, tile};
 use crate::blocks::{self, Outcome, Policy};
 use crate::replay::progress;
+use crate::report::counted;
 use crate::requests::{self, About, RequestArguments};
-use crate::{request_report, threads};
+use crate::{allowance, request_report, threads};
 
 /// Shares of the hits that there are, for which the capacity is told.
 const NEEDED: [f64; 6] = [0.25, 0.5, 0.75, 0.9, 0.95, 0.99];
 
 /// Capacities at which the policies are compared, about.
 const COMPARED: u32 = 12;
+
+/// The policies set beside LRU.
+const STUDIED: [Policy; 3] = [Policy::Fifo, Policy::S3Fifo, Policy::Belady];
 
 /// Everything that the report says about a trace.
 pub struct Hits {
@@ -48,12 +52,16 @@ pub struct Hits {
 ///
 /// # Errors
 /// Those of reading the trace, of what is skipped, and [`forebay::Kind::OutOfMemory`].
-pub fn gather(path: &Path, arguments: &RequestArguments) -> Result<Hits> {
+pub fn gather(path: &Path, arguments: &RequestArguments, memory: Option<u64>) -> Result<Hits> {
     if arguments.named().len() > 1 {
         return Err(several(arguments.named().len()));
     }
     let trace = RequestTrace::read(path, &arguments.options())?;
     let about = requests::about(path, arguments, &trace)?;
+    let curve_bytes = blocks::curve_bytes(&trace);
+    let one = STUDIED.iter().map(|policy| blocks::bytes(&trace, *policy)).max().unwrap_or(0);
+    let most = threads::held(STUDIED.len() * COMPARED as usize, one);
+    allowance::check(path, &trace, curve_bytes.saturating_add(most), memory)?;
     let curve = blocks::curve(&trace, about.skipped, || ())?;
     let all = curve.at(trace.distinct()).hit_blocks;
     let reaches = |share: f64| {
@@ -66,11 +74,10 @@ pub fn gather(path: &Path, arguments: &RequestArguments) -> Result<Hits> {
     capacities.extend(arguments.named().iter().chain([&shown]));
     capacities.sort_unstable();
     capacities.dedup();
-    let studied = [Policy::Fifo, Policy::S3Fifo, Policy::Belady];
     let jobs: Vec<(Policy, u32)> =
-        studied.iter().flat_map(|policy| capacities.iter().map(|capacity| (*policy, *capacity))).collect();
+        STUDIED.iter().flat_map(|policy| capacities.iter().map(|capacity| (*policy, *capacity))).collect();
     let bar = progress(path, trace.requests() as u64 * jobs.len() as u64);
-    let outcomes = threads::each(jobs.len(), 4 * trace.references().len() as u64, |index| {
+    let outcomes = threads::each(jobs.len(), one, |index| {
         let (policy, capacity) = jobs[index];
         blocks::replay(&trace, policy, capacity, about.skipped, || bar.inc(1))
     })?;
@@ -82,7 +89,7 @@ pub fn gather(path: &Path, arguments: &RequestArguments) -> Result<Hits> {
     line.sort_unstable();
     line.dedup();
     let mut policies = vec![(Policy::Lru, capacities.iter().map(at).collect())];
-    for (policy, outcomes) in studied.iter().zip(outcomes.chunks(capacities.len())) {
+    for (policy, outcomes) in STUDIED.iter().zip(outcomes.chunks(capacities.len())) {
         policies.push((*policy, capacities.iter().copied().zip(outcomes.iter().copied()).collect()));
     }
     if about.distinct == 0 {
@@ -180,7 +187,7 @@ pub fn section(hits: &Hits) -> Section {
         tile(
             measured.requests.to_string(),
             if measured.requests == 1 { "request measured" } else { "requests measured" },
-            request_report::counted(measured.blocks, "block reference"),
+            counted(measured.blocks, "block reference"),
         ),
     ];
     section.cards = vec![by_capacity(hits), by_policy(hits)];

@@ -88,11 +88,16 @@ pub fn selections(target: &Path, arguments: &Arguments, shape: &Shape, row: &Row
 ///
 /// # Errors
 /// Those of reading a trace, of settings that do not fit it, and of writing the page.
-pub fn requests(target: &Path, traces: &[PathBuf], arguments: &RequestArguments) -> Result<()> {
+pub fn requests(
+    target: &Path,
+    traces: &[PathBuf],
+    arguments: &RequestArguments,
+    memory: Option<u64>,
+) -> Result<()> {
     let mut sections = Vec::with_capacity(traces.len());
     let mut pieces = false;
     for path in traces {
-        let hits = hits::gather(path, arguments)?;
+        let hits = hits::gather(path, arguments, memory)?;
         pieces |= hits.about.format == Format::RagPulse;
         sections.push(hits::section(&hits));
     }

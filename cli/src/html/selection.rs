@@ -18,7 +18,6 @@ use crate::json::miss_ratio;
 use crate::policy::Policy;
 use crate::replay::{Count, FIRST_STEPS, RowSize};
 use crate::report::{counted, extent, number, size};
-use crate::request_report;
 
 /// Units that the pictures by size are high.
 pub const HERO: f64 = 290.0;
@@ -134,7 +133,7 @@ fn facts(view: &View<'_>) -> Vec<String> {
         ),
     ];
     if let Some(bytes) = header.unfinished {
-        let bytes = request_report::counted(bytes, "byte");
+        let bytes = counted(bytes, "byte");
         facts.insert(
             0,
             format!("The recording was not finished: {bytes} behind its last whole group are left off."),

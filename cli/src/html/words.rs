@@ -13,8 +13,11 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
-/// A share as percent, two digits at least.
+/// A share as percent, two digits at least. Less than nothing keeps its sign.
 pub fn percent(share: f64) -> String {
+    if share < -0.000_05 {
+        return format!("-{}", percent(-share));
+    }
     match 100.0 * share {
         p if p < 0.005 => "0%".to_owned(),
         p if p < 1.0 => format!("{p:.2}%"),
@@ -33,7 +36,8 @@ pub fn share(part: f64, whole: f64) -> f64 {
 
 /// A number without zeros that say nothing.
 pub fn short(value: f64) -> String {
-    format!("{}", (value * 1e6).round() / 1e6)
+    // Adding nothing takes the sign of what rounds to nothing.
+    format!("{}", (value * 1e6).round() / 1e6 + 0.0)
 }
 
 /// A ratio to three decimals, or two digits where those would say too little; without a row of zeros.
@@ -69,4 +73,18 @@ pub fn median(values: &[f64]) -> f64 {
 /// A figure at a section's head.
 pub fn tile(value: String, what: &str, more: String) -> Tile {
     Tile { value, what: what.to_owned(), more }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_keeps_its_sign_and_nothing_has_none() {
+        assert_eq!(
+            [0.12, -0.12, -0.004, -0.000_01, -0.0].map(percent),
+            ["12%", "-12%", "-0.40%", "0%", "0%"]
+        );
+        assert_eq!([-0.000_000_1, -1.5].map(short), ["0", "-1.5"]);
+    }
 }

@@ -170,8 +170,15 @@ impl Job<'_> {
     }
 }
 
-/// Bytes that a layer's steps and one pool hold for each position, at most.
-pub const BYTES: u64 = 40;
+/// Bytes that one pool holds for each position, and a layer's steps for each member, at most.
+const POSITION: u64 = 48;
+const MEMBER: u64 = 8;
+
+/// Bytes that the steps of a layer and one pool hold, for `rows` decode rows.
+pub fn bytes(trace: &SelectionTrace, rows: u32) -> u64 {
+    let members = trace.members() / u64::from(trace.header().layers.max(1));
+    POSITION * positions(trace, rows) + MEMBER * members
+}
 
 /// Positions that a sequence reaches in `rows` decode rows.
 pub fn positions(trace: &SelectionTrace, rows: u32) -> u64 {
@@ -193,17 +200,16 @@ pub fn replay(
     let Some(mtp) = jobs.first().map(|job| job.setting.mtp) else { return Ok(outcomes) };
     let warm = jobs.iter().map(|job| job.setting.warmup).max().unwrap_or(0);
     let groups = jobs.iter().map(|job| job.setting.steps).max().unwrap_or(0);
-    let layers =
-        threads::each(trace.header().layers as usize, BYTES * positions(trace, groups * mtp), |layer| {
-            let steps = Steps::new(trace, layer as u32, warm, mtp, groups)?;
-            let run = |job: &Job<'_>| {
-                let mut pool = job.pool(layer, steps.positions())?;
-                let found = run(&steps, job.setting, pool.as_mut());
-                progress(u64::from(job.setting.steps));
-                Ok(found)
-            };
-            jobs.iter().map(run).collect::<Result<Vec<_>>>()
-        })?;
+    let layers = threads::each(trace.header().layers as usize, bytes(trace, groups * mtp), |layer| {
+        let steps = Steps::new(trace, layer as u32, warm, mtp, groups)?;
+        let run = |job: &Job<'_>| {
+            let mut pool = job.pool(layer, steps.positions())?;
+            let found = run(&steps, job.setting, pool.as_mut());
+            progress(u64::from(job.setting.steps));
+            Ok(found)
+        };
+        jobs.iter().map(run).collect::<Result<Vec<_>>>()
+    })?;
     for layer in layers {
         for ((hits, misses), outcome) in layer.into_iter().zip(&mut outcomes) {
             outcome.layers.push((hits, misses.iter().sum()));

@@ -69,3 +69,31 @@ def test_the_wheel_has_its_licences_and_no_debug_information() -> None:
     library = next(file for file in files if file.name == "libforebay.so")
     # Line tables are five sixths of it.
     assert len(library.read_binary()) < 10 << 20
+
+
+def test_what_is_compiled_is_said_where_the_user_looks(hook: ModuleType, tmp_path: Path) -> None:
+    said: list[str] = []
+    terminal = tmp_path / "terminal"
+    hook.tell(said.append, "it compiles", terminal)
+    assert said == ["it compiles"] and terminal.read_text() == "\n  it compiles\n"
+    # Without a terminal nothing fails.
+    hook.tell(said.append, "again", tmp_path / "no such folder" / "terminal")
+    assert said == ["it compiles", "again"]
+
+
+@pytest.mark.parametrize("cargo", [None, "cargo 1.80.1 (376290515 2024-07-16)", "cargo 0.9", "something else", ""])
+def test_a_cargo_that_cannot_compile_it_is_named_before_it_is_tried(
+    hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cargo: str | None
+) -> None:
+    if cargo is not None:
+        program = tmp_path / "cargo"
+        program.write_text(f"#!/bin/sh\necho '{cargo}'\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said: list[str] = []
+    with pytest.raises(RuntimeError, match=r"Rust 1\.95 or newer.*https://rustup\.rs") as refused:
+        hook.build_library(said.append)
+    assert (cargo or "") in str(refused.value) and not said
+    (tmp_path / "cargo").write_text("#!/bin/sh\necho cargo 1.100.0\n")
+    (tmp_path / "cargo").chmod(0o755)
+    hook.check_cargo(ROOT)

@@ -254,7 +254,13 @@ impl World {
     fn end_step(&mut self, place: usize) {
         // SAFETY: the step's number is this world's.
         unsafe {
-            sound(step::fb_finish(self.cache, self.steps[place], null_mut()), "finish");
+            let finished = step::fb_finish(self.cache, self.steps[place], null_mut());
+            sound(finished, "finish");
+            // Something was not enqueued.
+            if finished == FbStatus::FbInvalidConfig {
+                sound(step::fb_abandon(self.cache, self.steps[place]), "abandon");
+                sound(step::fb_finish(self.cache, self.steps[place], null_mut()), "finish");
+            }
             sound(step::fb_retire(self.cache, &mut self.steps[place], null_mut(), null_mut()), "retire");
         }
     }

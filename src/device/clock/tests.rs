@@ -77,7 +77,7 @@ fn plan(device: &ClockDevice, layers: u32) -> Plan {
         lane_pages: 16,
         micro_batches: 2,
         batch: 8,
-        residency_only: false,
+        expected: Default::default(),
     }
 }
 

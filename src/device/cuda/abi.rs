@@ -15,6 +15,10 @@ pub(super) const STAGED_PAGES: usize = 2;
 /// Pairs of panels that are multiplied as an engine's work, and steps of each.
 pub(super) const WORK_PANELS: usize = 16;
 pub(super) const WORK_STEPS: usize = 8;
+/// What a report asks of a step.
+pub(super) const DUE_RESOLVED: u32 = 1;
+pub(super) const DUE_GATHERED: u32 = 2;
+pub(super) const DUE_SCATTERED: u32 = 4;
 /// The stamp of a slot that no lane has.
 pub(super) const UNUSED_STAMP: u32 = 0x7FFF_FFFF;
 
@@ -85,7 +89,7 @@ words! {
     }
 
     /// What the operations of a micro-batch share.
-    Micro: 72 {
+    Micro: 80 {
         block: Address,
         counts: Address,
         lengths: Address,
@@ -95,6 +99,7 @@ words! {
         fetches: Address,
         work: Address,
         first: Address,
+        marks: Address,
     }
 
     /// One cache on the device.
@@ -120,7 +125,7 @@ words! {
         runs: [u32; 2],
         block_bytes: u32,
         host_pages: u32,
-        residency_only: u32,
+        due: u32,
     }
 
     /// Of `forebay_load`.
@@ -279,6 +284,9 @@ mod tests {
             "NO_PAGE = 0xFFFFFFFFu".to_owned(),
             "NOTHING_WRONG = ~0ull".to_owned(),
             format!("STAGED_PAGES = {STAGED_PAGES};"),
+            format!(
+                "DUE_RESOLVED = {DUE_RESOLVED}, DUE_GATHERED = {DUE_GATHERED}, DUE_SCATTERED = {DUE_SCATTERED};"
+            ),
             format!("WORK_PANELS = {WORK_PANELS};"),
             format!("WORK_STEPS = {WORK_STEPS};"),
             format!("UNUSED_STAMP = 0x{UNUSED_STAMP:X}u"),

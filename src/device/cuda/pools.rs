@@ -11,13 +11,17 @@
 //! **Warm-ups** of all lanes share one room to work in. Those of different streams are run one behind the
 //! other by an event of the device's own, which no capture may wait for: on a captured stream they are refused.
 
-use super::abi::{self, NO_PAGE, STAGED_PAGES, UNUSED_STAMP, bytes_of};
+use super::abi::{
+    self, DUE_GATHERED, DUE_RESOLVED, DUE_SCATTERED, NO_PAGE, STAGED_PAGES, UNUSED_STAMP, bytes_of,
+};
 use super::driver::{Answer, Context, Current, Handle, LaunchAttribute, LaunchConfig, Refusal, flag};
 use super::memory::{Allocation, Pinned, Worker};
 use super::module::{Kernel, Module};
 use super::stream::OwnEvent;
 use crate::device::checks::{Asker, Extents};
-use crate::device::{Answer as Lists, Begin, Cut, Join, Part, Plan, Raise, Slice, Warm, block, check_device};
+use crate::device::{
+    Answer as Lists, Begin, Cut, Expected, Join, Part, Plan, Raise, Slice, Warm, block, check_device,
+};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
 use crate::ids::{Lane, MicroBatch};
@@ -152,7 +156,8 @@ pub(super) struct CudaPools {
     staged: Pinned,
     /// Behind the last warm-up; held while one is enqueued.
     warmed: Mutex<OwnEvent>,
-    residency_only: bool,
+    /// Rows have bytes.
+    moves: bool,
     _memory: Allocation,
 }
 
@@ -247,6 +252,7 @@ impl Layout {
         for ((shape, slab), rows) in plan.tables.iter().zip(&plan.slabs).zip(&plan.rows) {
             layers.push(layer(shape, slab, rows, &mut room)?);
         }
+        let marks = 2 * u64::from(first.query_rows.div_ceil(u32::BITS));
         let mut micro = Vec::new();
         for _ in 0..plan.micro_batches {
             micro.push(abi::Micro {
@@ -259,6 +265,7 @@ impl Layout {
                 fetches: room.take(batch * u64::from(selected), size_of::<Fetch>())?,
                 work: room.take(batch * u64::from(work_words), 4)?,
                 first: room.take(first.lanes.into(), 4)?,
+                marks: room.take(batch * layer_count * marks, 4)?,
             });
         }
         let pages = room.take(u64::from(first.lanes) * u64::from(plan.lane_pages), 4)?;
@@ -284,7 +291,11 @@ impl Layout {
             runs: g.shape().runs,
             block_bytes: g.block_bytes(),
             host_pages: host_pages(plan),
-            residency_only: plan.residency_only.into(),
+            due: match plan.expected {
+                Expected::Whole => DUE_RESOLVED | DUE_GATHERED | DUE_SCATTERED,
+                Expected::Resolved => DUE_RESOLVED,
+                Expected::Gathered => DUE_GATHERED,
+            },
         };
         let (at, digest) = (room.take(1, size_of::<abi::Pools>())?, room.take(1, 8)?);
         Ok(Layout { layers, micro, pools, at, digest, end: room.next })
@@ -358,7 +369,7 @@ impl CudaPools {
             staged_blocks,
             staged,
             warmed: Mutex::new(warmed),
-            residency_only: plan.residency_only,
+            moves: plan.expected != Expected::Resolved,
             tables: plan.tables,
             _memory: memory,
         })
@@ -541,9 +552,9 @@ impl CudaPools {
 
     /// What a gather needs that only the plan knows.
     pub fn check_rows(&self) -> Result<()> {
-        match self.residency_only {
-            true => Err(self.extents.bad("rows of a cache whose rows have no bytes", 0_u32)),
-            false => Ok(()),
+        match self.moves {
+            false => Err(self.extents.bad("rows of a cache whose rows have no bytes", 0_u32)),
+            true => Ok(()),
         }
     }
 

@@ -361,7 +361,7 @@ fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
         lane_pages: 1,
         micro_batches: 1,
         batch: 1,
-        residency_only: false,
+        expected: Default::default(),
     };
     let extents = crate::device::checks::Extents::new(&plan, extents);
     for address in [0, 6] {
@@ -388,7 +388,7 @@ fn a_selection_that_the_kernels_cannot_count_is_refused() {
             lane_pages: 1,
             micro_batches: 1,
             batch: 1,
-            residency_only: false,
+            expected: Default::default(),
         };
         device.attach(plan).unwrap_err().place().to_owned()
     };

@@ -4,8 +4,9 @@
 //! holds one row's list at a time and nothing else, and lets go of it before it blames.
 
 use crate::device::block::{self, Cause, Sticky};
+use crate::device::host::marks::Mark;
 use crate::device::host::pools::{Copies, HostPools, Record};
-use crate::device::{Answer, Part, Parts, Slice};
+use crate::device::{Answer, Expected, Part, Parts, Slice};
 use crate::error::Result;
 use crate::ids::Lane;
 use crate::residency::{Answered, Fetch, Rows, Scan, Selected};
@@ -80,7 +81,7 @@ impl HostPools {
         let (selection, slots) = (self.read::<i32>(selection), self.write::<i32>(answer.slots));
         let per_row = part.rows.count as usize * k;
         let mut record = state.record.lock();
-        let Record { block, report, sticky: word, work, divider, .. } = &mut *record;
+        let Record { block, report, sticky: word, marks, work, divider, .. } = &mut *record;
         let (_, real) = block::step::header(block);
         let layer = part.layer.index();
         let mut tables = self.layers[layer].lock();
@@ -88,7 +89,7 @@ impl HostPools {
         for (index, row) in (part.first as usize..(part.first + part.count) as usize).enumerate() {
             let slots = &mut slots[index * per_row..(index + 1) * per_row];
             let mut list = state.lists[row].lock();
-            let missing = list.missing(report.step).filter(|_| !self.plan.residency_only);
+            let missing = list.missing(report.step).filter(|_| self.plan.expected != Expected::Resolved);
             (list.count, list.scratch, list.passed) = (0, 0, 0);
             (list.layer, list.rows, list.step) = (layer, part.rows, report.step);
             if let Some(lists) = &mut lists {
@@ -99,6 +100,7 @@ impl HostPools {
                 continue;
             }
             let entry = block::step::entry(block, row);
+            marks.note(Mark::Resolved, (row, layer), part.rows);
             let sticky = |cause, value| Sticky { row: row as u32, layer: layer as u32, cause, value };
             if let Some(cause) = missing {
                 self.blame(word, entry.lane, (true, sticky(cause, layer as u32)));

@@ -15,6 +15,7 @@
 
 mod copy;
 mod lists;
+mod marks;
 mod pages;
 mod pools;
 #[cfg(not(loom))]

@@ -10,9 +10,10 @@ use crate::device::block::{
 use crate::device::checks::{Asker, Extents};
 use crate::device::host::copy::{AHEAD, Copier, PAIRS, Pair, ask};
 use crate::device::host::lists::List;
+use crate::device::host::marks::{Mark, Marks};
 use crate::device::host::pages::PageTables;
 use crate::device::host::vector::Avx512;
-use crate::device::{Answer, Join, Part, Plan, Raise, Slice, Warm};
+use crate::device::{Answer, Expected, Join, Part, Plan, Raise, Slice, Warm};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, LINE, SLOT_BLOCK};
 use crate::ids::{Lane, MicroBatch};
@@ -104,6 +105,8 @@ pub(super) struct Record {
     pub(super) report: Report,
     /// The least of the step's sticky words.
     pub(super) sticky: u64,
+    /// What was done of each query row.
+    pub(super) marks: Marks,
     /// By batch row: an earlier step of its lane had failed when this one began.
     failed: Vec<bool>,
     /// By lane: the step names it.
@@ -215,6 +218,7 @@ impl HostPools {
                 block: vec![0; block::step::words(plan.batch)],
                 report: Report::with_room(g.layers(), plan.batch),
                 sticky: NOTHING_WRONG,
+                marks: Marks::new(g.layers(), plan.batch, shape.query_rows),
                 failed: Vec::with_capacity(plan.batch as usize),
                 named: vec![false; shape.lanes as usize],
                 work: work(),
@@ -440,6 +444,7 @@ impl HostPools {
         record.sticky = NOTHING_WRONG;
         record.report.lengths.clear();
         record.report.layers.fill(LayerCount::default());
+        record.marks.begin(rows);
         self.know_lanes(&mut record, rows)?;
         let (_, rows) = block::step::header(&record.block);
         state.step.store(step, Ordering::Release);
@@ -572,7 +577,7 @@ impl HostPools {
 
     fn scatter(&self, part: &Part) -> Result<()> {
         let mut record = self.micro(part.micro_batch)?.record.lock();
-        let Record { block, sticky: word, .. } = &mut *record;
+        let Record { block, sticky: word, marks, .. } = &mut *record;
         let (_, real) = block::step::header(block);
         let layer = part.layer.index();
         let tables = self.layers[layer].lock();
@@ -587,6 +592,7 @@ impl HostPools {
         }
         for row in rows {
             let lane = block::step::entry(block, row).lane;
+            marks.note(Mark::Scattered, (row, layer), part.rows);
             for query in part.rows.first..part.rows.first + part.rows.count {
                 let Some(landing) = tables.landing(lane, query) else { continue };
                 if let Some(runs) = self.pairs(layer, Lane(lane), landing, true) {
@@ -604,14 +610,22 @@ impl HostPools {
     fn report(&self, micro: MicroBatch, slot: Slice) -> Result<()> {
         let state = self.micro(micro)?;
         let mut record = state.record.lock();
-        let Record { block, report, sticky: word, .. } = &mut *record;
+        let Record { block, report, sticky: word, marks, .. } = &mut *record;
         let (step, rows) = block::step::header(block);
+        let expected = self.plan.expected;
         for (row, list) in state.lists[..rows].iter().enumerate() {
             let list = list.lock();
-            if let Some(cause) = list.missing(step).filter(|_| !self.plan.residency_only) {
-                let (layer, lane) = (list.layer as u32, block::step::entry(block, row).lane);
-                let sticky = Sticky { row: row as u32, layer, cause, value: layer };
-                self.blame(word, lane, (true, sticky));
+            let entry = block::step::entry(block, row);
+            let mut blame = |layer: usize, cause, value| {
+                let sticky = Sticky { row: row as u32, layer: layer as u32, cause, value };
+                self.blame(word, entry.lane, (true, sticky));
+            };
+            if let Some(cause) = list.missing(step).filter(|_| expected != Expected::Resolved) {
+                blame(list.layer, cause, list.layer as u32);
+            }
+            let missing = marks.missing(row, entry, expected == Expected::Whole);
+            if let Some((layer, cause, query)) = missing.filter(|_| expected != Expected::Gathered) {
+                blame(layer, cause, query);
             }
         }
         report.sticky = Sticky::of_word(*word);

@@ -38,6 +38,9 @@
 //! them writing, run in one order, however fast each stream is. So one run of a schedule stands for all its
 //! timings; of other batches and lengths it says nothing, but schedules do not depend on them.
 //!
+//! Beside the order, that each landing slot is written ([`Watch::land`]) between its step's begin and the scatter that
+//! stores it: no device can see that a scatter came too early.
+//!
 //! **What it does not.** Inside of one operation, and of what the engine does not declare, it knows
 //! nothing. The host is taken to have seen what [`Device::query`] and [`Device::synchronize`] told it, not
 //! what a ticket did: who polls tickets calls [`Watch::ended`]. Lanes stand for their pages: two lanes that
@@ -118,6 +121,10 @@ fn unknown(place: &'static str, value: u64) -> Error {
 impl State {
     fn pools(&self, pools: Pools) -> Result<&Watched> {
         self.pools.get(pools.0 as usize).ok_or_else(|| unknown("pools", pools.0.into()))
+    }
+
+    fn pools_mut(&mut self, pools: Pools) -> Result<&mut Watched> {
+        self.pools.get_mut(pools.0 as usize).ok_or_else(|| unknown("pools", pools.0.into()))
     }
 
     fn stays(&mut self, stream: Stream) -> Result<()> {
@@ -236,13 +243,21 @@ impl Watch {
         self.engine(stream, "indexer", &[bytes(selection, true)])
     }
 
-    /// P: writes the landing slots of a part's query rows.
+    /// P: writes the landing slots of a part's query rows. Whoever declares this once is taken to declare it always: a
+    /// scatter in front of it stores what an earlier step has left there, and is an error.
     ///
     /// # Errors
-    /// As [`Watch::engine`]; [`Kind::OutOfRange`] for unknown pools.
+    /// As [`Watch::engine`]; [`Kind::InvalidConfig`] behind the scatter that stores them; [`Kind::OutOfRange`] for
+    /// unknown pools.
     pub fn land(&self, pools: Pools, stream: Stream, part: &Part) -> Result<()> {
         let mut list = Vec::new();
-        self.state.lock().pools(pools)?.landing(part, true, true, &mut list);
+        {
+            let mut state = self.state.lock();
+            let watched = state.pools_mut(pools)?;
+            watched.landing(part, true, true, &mut list);
+            let verdict = watched.lands(part);
+            state.judged(verdict)?;
+        }
         self.engine(stream, "preparation", &list)
     }
 
@@ -517,11 +532,7 @@ impl Device for Watch {
             Ok(list)
         };
         self.pass(stream, "commit", accesses, || self.device.begin(pools, stream, begin))?;
-        let mut state = self.state.lock();
-        let steps = state.pools.get_mut(pools.0 as usize).map(|watched| &mut watched.steps);
-        if let Some(step) = steps.and_then(|steps| steps.get_mut(micro.index())) {
-            *step = lanes;
-        }
+        self.state.lock().pools_mut(pools)?.begins(micro, lanes);
         Ok(())
     }
 
@@ -563,6 +574,8 @@ impl Device for Watch {
             let mut list = watched.part(&part, &[(HEAD, false), (PAGE_TABLE, false), (ADDED, true)]);
             watched.landing(&part, true, false, &mut list);
             list.push(watched.block(&part));
+            let verdict = state.pools_mut(pools)?.stores(&part);
+            state.judged(verdict)?;
             Ok(list)
         };
         self.pass(stream, "scatter", accesses, || self.device.scatter(pools, stream, part))

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::device::order::{Access, Range, Space};
 use crate::device::{Answer, Mapped, Part, Plan, Slice};
+use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometry;
-use crate::ids::Lane;
+use crate::ids::{Lane, MicroBatch};
 
 /// Positions of a lane's committed and landed rows, as scatter needs them.
 pub(super) const HEAD: &str = "head of pools, lane";
@@ -44,6 +45,17 @@ pub(super) struct Watched {
     pub(super) pages: Vec<Vec<u32>>,
     /// By lane and layer its slot blocks.
     pub(super) slot_blocks: Vec<Vec<Vec<u32>>>,
+    /// The engine declares what it writes to landing slots.
+    declares: bool,
+    /// By lane, layer and query row what its step has come to.
+    landing: BTreeMap<[u64; 3], Landing>,
+}
+
+/// What became of a landing slot since its lane's step began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Landing {
+    Written,
+    Stored,
 }
 
 /// That an operation reads or writes a slice, for [`Watch::engine`](crate::device::watch::Watch::engine).
@@ -107,6 +119,11 @@ impl Mappings {
     }
 }
 
+fn misplaced(place: &'static str, [lane, layer, query]: [u64; 3]) -> Error {
+    let error = Error::new(Kind::InvalidConfig, "scatter").at(place);
+    error.with("lane", lane).with("layer", layer).with("query row", query)
+}
+
 impl Watched {
     pub(super) fn new(id: u32, plan: &Plan) -> Watched {
         let lanes = plan.tables.first().map_or(0, |tables| tables.lanes);
@@ -121,7 +138,55 @@ impl Watched {
             steps: vec![Vec::new(); plan.micro_batches as usize],
             pages: vec![Vec::new(); lanes as usize],
             slot_blocks: vec![Vec::new(); lanes as usize],
+            declares: false,
+            landing: BTreeMap::new(),
         }
+    }
+
+    /// A step of these lanes begins.
+    pub(super) fn begins(&mut self, micro: MicroBatch, lanes: Vec<u32>) {
+        self.landing.retain(|place, _| !lanes.iter().any(|lane| u64::from(*lane) == place[0]));
+        if let Some(step) = self.steps.get_mut(micro.index()) {
+            *step = lanes;
+        }
+    }
+
+    /// The landing slots of a part, by lane, layer and query row.
+    fn places(&self, part: &Part) -> Vec<[u64; 3]> {
+        let rows = part.rows.first..part.rows.first + part.rows.count;
+        let places = |lane| rows.clone().map(move |query| [lane, part.layer.0, query].map(u64::from));
+        self.lanes(part).flat_map(places).collect()
+    }
+
+    /// The engine writes a part's landing slots.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] where a scatter has been enqueued that was to store them.
+    pub(super) fn lands(&mut self, part: &Part) -> Result<()> {
+        self.declares = true;
+        let mut stored = None;
+        for place in self.places(part) {
+            let before = self.landing.insert(place, Landing::Written);
+            stored = stored.or_else(|| before.filter(|before| *before == Landing::Stored).map(|_| place));
+        }
+        stored.map_or(Ok(()), |place| {
+            Err(misplaced("a landing slot is written behind the scatter that stores it", place))
+        })
+    }
+
+    /// A scatter of a part is enqueued.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] where an engine that declares what it writes has not written a landing slot since its
+    /// step began: what is stored is an earlier step's.
+    pub(super) fn stores(&mut self, part: &Part) -> Result<()> {
+        let places = self.places(part);
+        let unwritten =
+            places.iter().find(|place| self.declares && !self.landing.contains_key(*place)).copied();
+        self.landing.extend(places.into_iter().map(|place| (place, Landing::Stored)));
+        unwritten.map_or(Ok(()), |place| {
+            Err(misplaced("a scatter stands in front of the write of its landing slots", place))
+        })
     }
 
     pub(super) fn space(&self, name: &'static str, number: u32) -> Space {

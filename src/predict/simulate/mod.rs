@@ -304,7 +304,7 @@ impl Simulator {
     fn misses<'a>(&'a self, options: &'a Options) -> Result<&'a Misses> {
         match &options.misses {
             Some(misses) => {
-                misses.check(self.setup.shape())?;
+                misses.check_at(options.step, self.setup.shape())?;
                 Ok(misses)
             }
             None => self.setup.misses(),

@@ -124,7 +124,7 @@ impl World {
             lane_pages: 0,
             micro_batches: micro_batches as u32,
             batch: batch.rows[0],
-            residency_only: false,
+            expected: Default::default(),
         })?;
         let shared = device.stream()?;
         let mut runs = Vec::with_capacity(micro_batches);

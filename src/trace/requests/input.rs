@@ -1,18 +1,35 @@
 //! A text trace as a stream of lines: plain or zstd, told apart by the first bytes.
 //!
 //! One line stands in memory at a time, at most [`LINE_MAX`] bytes of it; the limit is checked while the
-//! line is read, so neither a line without an end nor a frame that unfolds to terabytes can take more.
+//! line is read, so neither a line without an end nor a frame that unfolds to terabytes can take more. Of lines there
+//! are no more than [`CONTENT_MAX`] bytes, and no more than [`BLANK_MAX`] blank ones, so that a small file which
+//! unfolds without end is refused after a bounded time.
 
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use super::super::selection::{WINDOW_LOG_MAX, ZSTD_MAGIC};
-use super::super::source::{unreadable, words};
+use super::super::source::unreadable;
+use super::super::stamp::{Stamp, unreadable_file};
 use super::super::unknown::{GZIP_MAGIC, unknown};
 use crate::error::{Error, Kind, Result};
 
 /// The longest line in bytes: 64 MiB. Sessions of coding agents have lines of some 4 MB.
 pub const LINE_MAX: usize = 1 << 26;
+
+/// The most bytes of a text trace without its compression: 8 GiB. As many references as a trace may have take less.
+pub const CONTENT_MAX: u64 = 1 << 33;
+
+/// The most blank lines of a text trace: 2^20.
+pub const BLANK_MAX: u64 = 1 << 20;
+
+/// Lines of so many bytes are parsed without a question whether there is memory for it.
+const SHORT: usize = 1 << 16;
+
+/// What parsing takes at most, by bytes of a line: text without its escapes, and an error that repeats it with
+/// them, each in a buffer that has doubled.
+const PARSED: usize = 16;
 
 /// What some programs write before a text in UTF-8. It says nothing and is passed over.
 pub(in crate::trace) const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
@@ -26,12 +43,26 @@ pub(super) fn malformed(what: impl Into<std::borrow::Cow<'static, str>>) -> Erro
 
 /// Opens a file; the content without its compression.
 pub(in crate::trace) fn open(path: &Path) -> Result<Box<dyn BufRead>> {
-    let io = |e: io::Error| Error::new(Kind::Io, "read trace").at(words(&e));
-    let file = std::fs::File::open(path).map_err(io)?;
-    if file.metadata().map_err(io)?.is_dir() {
-        return Err(Error::new(Kind::Io, "read trace").at("this is a directory").hint("name a trace file"));
-    }
+    let file = File::open(path).map_err(|e| unreadable_file(&e))?;
+    Stamp::of(&file)?;
     unpacked(BufReader::with_capacity(BUFFER, file))
+}
+
+/// What `read` makes of the file's content without its compression.
+///
+/// # Errors
+/// Those of `read`; [`Kind::Io`] where the file was changed meanwhile.
+pub(super) fn whole<T>(path: &Path, read: impl FnOnce(Box<dyn BufRead>) -> Result<T>) -> Result<T> {
+    let io = |e: io::Error| unreadable_file(&e);
+    let file = File::open(path).map_err(io)?;
+    let stamp = Stamp::of(&file)?;
+    let same = file.try_clone().map_err(io)?;
+    let result = unpacked(BufReader::with_capacity(BUFFER, file)).and_then(read);
+    match result {
+        Err(e) if e.kind() != Kind::BadFormat => Err(e),
+        // That the file changed is why it could not be read.
+        result => stamp.check(&same).and(result),
+    }
 }
 
 /// The content of `file` without its compression.
@@ -49,6 +80,30 @@ pub(super) fn unpacked<'a>(mut file: impl BufRead + 'a) -> Result<Box<dyn BufRea
     let mut frames = zstd::stream::read::Decoder::with_buffer(whole).map_err(|e| unreadable(&e, 0))?;
     frames.window_log_max(WINDOW_LOG_MAX).map_err(|e| unreadable(&e, 0))?;
     Ok(Box::new(BufReader::with_capacity(BUFFER, frames)))
+}
+
+/// Passes over white space, at most [`LINE_MAX`] bytes of it.
+pub(super) fn pass_blanks(input: &mut dyn BufRead) -> Result<()> {
+    let mut passed = 0;
+    loop {
+        let bytes = match input.fill_buf() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(unreadable(&e, passed as u64)),
+            Ok(bytes) => bytes,
+        };
+        let blank = bytes.len() - bytes.trim_ascii_start().len();
+        let ended = blank < bytes.len() || bytes.is_empty();
+        input.consume(blank);
+        passed += blank;
+        if ended {
+            return Ok(());
+        }
+        if passed > LINE_MAX {
+            return Err(malformed("the file begins with too many blanks")
+                .with("most", LINE_MAX as u64)
+                .hint("take the blank lines out"));
+        }
+    }
 }
 
 /// Characters of the JSON reader's words in an error.
@@ -74,6 +129,22 @@ impl Line<'_> {
     /// The column of `part`, a piece of this line.
     pub fn column(&self, part: &str) -> usize {
         (part.as_ptr() as usize).wrapping_sub(self.bytes.as_ptr() as usize).wrapping_add(1)
+    }
+
+    /// Whether there is memory to parse it. The JSON reader ends the process where there is none.
+    pub fn room(self) -> Result<Self> {
+        if self.bytes.len() > SHORT {
+            let mut room: Vec<u8> = Vec::new();
+            let bytes = PARSED * self.bytes.len();
+            room.try_reserve_exact(bytes).map_err(|_| {
+                Error::new(Kind::OutOfMemory, "read trace")
+                    .at("parsing a line")
+                    .with("line", self.number)
+                    .with("bytes", bytes as u64)
+                    .hint("free memory")
+            })?;
+        }
+        Ok(self)
     }
 
     /// The trace ends in this line.
@@ -108,11 +179,19 @@ pub(super) struct Lines<'a> {
     line: Vec<u8>,
     number: u64,
     passed: u64,
+    blank: u64,
+    /// The most bytes.
+    most: u64,
 }
 
 impl<'a> Lines<'a> {
     pub fn new(input: Box<dyn BufRead + 'a>) -> Self {
-        Lines { input, line: Vec::new(), number: 0, passed: 0 }
+        Lines::within(input, CONTENT_MAX)
+    }
+
+    /// The lines of a content of at most `most` bytes.
+    pub fn within(input: Box<dyn BufRead + 'a>, most: u64) -> Self {
+        Lines { input, line: Vec::new(), number: 0, passed: 0, blank: 0, most }
     }
 
     /// The next line that is not blank.
@@ -126,7 +205,14 @@ impl<'a> Lines<'a> {
                 self.line.drain(..BYTE_ORDER_MARK.len());
             }
             if !self.line.trim_ascii().is_empty() {
-                return Ok(Some(Line { bytes: &self.line, number: self.number, whole }));
+                return Line { bytes: &self.line, number: self.number, whole }.room().map(Some);
+            }
+            self.blank += 1;
+            if self.blank > BLANK_MAX {
+                return Err(malformed("too many blank lines")
+                    .with("line", self.number)
+                    .with("most", BLANK_MAX)
+                    .hint("take the blank lines out"));
             }
         }
     }
@@ -159,6 +245,12 @@ impl<'a> Lines<'a> {
             let taken = piece.len() + usize::from(end.is_some());
             self.input.consume(taken);
             self.passed += taken as u64;
+            if self.passed > self.most {
+                return Err(malformed("the trace is too long without its compression")
+                    .with("line", self.number)
+                    .with("most bytes", self.most)
+                    .hint("cut the trace into parts"));
+            }
             if end.is_some() {
                 return Ok((true, true));
             }

@@ -20,7 +20,8 @@
 //!
 //! **Streams.** [`each_request`] holds one line (at most [`LINE_MAX`] bytes) and a table of the distinct
 //! ids; [`RequestTrace`] keeps 4 bytes for each reference and 12 for each request. At most
-//! [`REFERENCES_MAX`] references and [`REQUESTS_MAX`] requests are read.
+//! [`REFERENCES_MAX`] references, [`REQUESTS_MAX`] requests, [`BLANK_MAX`] blank lines and [`CONTENT_MAX`] bytes,
+//! counted without compression, are read: the time that a file takes is bounded, however far it unfolds.
 //!
 //! **What is refused**, with line and column: a line that is not the format's, more ids than the length
 //! allows, an id that repeats inside a request, a timestamp earlier than the one before, a trace that ends
@@ -42,7 +43,7 @@ use std::path::{Path, PathBuf};
 pub(super) use azure::HEADER as AZURE;
 pub(super) use input::{BYTE_ORDER_MARK, open};
 
-pub use input::LINE_MAX;
+pub use input::{BLANK_MAX, CONTENT_MAX, LINE_MAX};
 pub use writer::{Arrival, RequestWriter};
 
 use crate::error::{Error, Kind, Result};
@@ -153,19 +154,18 @@ pub fn is_request_trace(path: &Path) -> Result<Option<bool>> {
     let look = || {
         let mut input = open(path)?;
         let mut start = Vec::new();
-        let mut fill = |most: usize, start: &mut Vec<u8>| {
-            let most = most.saturating_sub(start.len()) as u64;
-            input.by_ref().take(most).read_to_end(start).map_err(|e| super::source::unreadable(&e, 0))
-        };
-        fill(BYTE_ORDER_MARK.len(), &mut start)?;
+        let mark = BYTE_ORDER_MARK.len() as u64;
+        input.by_ref().take(mark).read_to_end(&mut start).map_err(|e| super::source::unreadable(&e, 0))?;
         if start == BYTE_ORDER_MARK {
             start.clear();
         }
-        // Blank lines are passed over, however many there are.
-        while fill(START, &mut start)? > 0 {
-            let blank = start.len() - start.trim_ascii_start().len();
-            start.drain(..blank);
+        let blank = start.len() - start.trim_ascii_start().len();
+        start.drain(..blank);
+        if start.is_empty() {
+            input::pass_blanks(&mut input)?;
         }
+        let most = START.saturating_sub(start.len()) as u64;
+        input.take(most).read_to_end(&mut start).map_err(|e| super::source::unreadable(&e, 0))?;
         let text = start.as_slice();
         Ok(match text.first() {
             Some(b'{') => Some(true),
@@ -193,7 +193,7 @@ pub fn each_request(
     mut sink: impl FnMut(Request<'_>) -> Result<()>,
 ) -> Result<Notes> {
     let lengths = piece_lengths(&options.piece_lengths)?;
-    let whole = open(path).and_then(|input| stream(input, options, lengths, &mut sink));
+    let whole = input::whole(path, |input| stream(input, options, lengths, &mut sink));
     whole.map(|whole| whole.notes).map_err(|e| named(e, path))
 }
 
@@ -201,29 +201,30 @@ pub fn each_request(
 fn piece_lengths(paths: &[PathBuf]) -> Result<HashMap<u64, u32>> {
     let mut lengths = HashMap::new();
     for path in paths {
-        let mut read =
-            || {
-                let mut lines = Lines::new(open(path)?);
-                let mut any = false;
-                while let Some(line) = lines.next()? {
-                    let (id, tokens) = parse::piece_length(line)?;
-                    if lengths.len() as u64 >= PIECES_MAX {
-                        return Err(parse::too_much("too many pieces", line, PIECES_MAX));
-                    }
-                    if lengths.insert(id, tokens).is_some_and(|known| known != tokens) {
-                        return Err(line.wrong("another length was told for this piece", 1).with("id", id));
-                    }
-                    any = true;
-                }
-                match any {
-                    true => Ok(()),
-                    false => Err(input::malformed("the side file names no piece")
-                        .hint("name files with `token_length`")),
-                }
-            };
-        read().map_err(|e| named(e, path))?;
+        input::whole(path, |input| pieces(input, &mut lengths)).map_err(|e| named(e, path))?;
     }
     Ok(lengths)
+}
+
+/// Adds the lengths in one side file.
+fn pieces(input: Box<dyn BufRead>, lengths: &mut HashMap<u64, u32>) -> Result<()> {
+    let mut lines = Lines::new(input);
+    let mut any = false;
+    while let Some(line) = lines.next()? {
+        let (id, tokens) = parse::piece_length(line)?;
+        if lengths.len() as u64 >= PIECES_MAX {
+            return Err(parse::too_much("too many pieces", line, PIECES_MAX));
+        }
+        lengths.try_reserve(1).map_err(|_| no_room("the pieces' lengths"))?;
+        if lengths.insert(id, tokens).is_some_and(|known| known != tokens) {
+            return Err(line.wrong("another length was told for this piece", 1).with("id", id));
+        }
+        any = true;
+    }
+    match any {
+        true => Ok(()),
+        false => Err(input::malformed("the side file names no piece").hint("name files with `token_length`")),
+    }
 }
 
 /// No memory for `what`.
@@ -319,7 +320,7 @@ impl RequestTrace {
     /// As [`each_request`], and [`Kind::OutOfMemory`].
     pub fn read(path: &Path, options: &Options) -> Result<RequestTrace> {
         let lengths = piece_lengths(&options.piece_lengths)?;
-        open(path).and_then(|input| collect(input, options, lengths)).map_err(|e| named(e, path))
+        input::whole(path, |input| collect(input, options, lengths)).map_err(|e| named(e, path))
     }
 
     /// Reads a trace from the bytes of a file. Any bytes are allowed and none make it panic.

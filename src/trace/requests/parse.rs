@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use super::input::Line;
 use super::intern::Interner;
-use super::{Format, Notes, Options, REFERENCES_MAX, REQUESTS_MAX, Request};
+use super::{Format, Notes, Options, REFERENCES_MAX, REQUESTS_MAX, Request, no_room};
 use crate::error::{Error, Kind, Result};
 
 /// Tokens of a Mooncake block where neither its lines nor the caller say anything else.
@@ -275,9 +275,7 @@ impl<'a> Parser<'a> {
         if self.references > REFERENCES_MAX {
             return Err(too_much("too many block references", line, REFERENCES_MAX));
         }
-        let named = self.interner.name(id).map_err(|_| {
-            Error::new(Kind::OutOfMemory, "read trace").at("the distinct ids").hint("free memory")
-        })?;
+        let named = self.interner.name(id).map_err(|_| no_room("the distinct ids"))?;
         if named.again {
             if self.block_tokens.is_some() {
                 return Err(line.wrong("the block id repeats inside the request", column).with("id", id));
@@ -290,8 +288,10 @@ impl<'a> Parser<'a> {
                     .with("id", id)
                     .hint("name all five side files in --block-lengths, or none")
             })?;
+            self.piece_tokens.try_reserve(1).map_err(|_| no_room("the pieces' lengths"))?;
             self.piece_tokens.push(*tokens);
         }
+        self.blocks.try_reserve(1).map_err(|_| no_room("a request's blocks"))?;
         self.blocks.push(named.dense);
         Ok(())
     }

@@ -329,3 +329,59 @@ fn what_a_file_is_stands_behind_its_blank_lines() {
     }
     std::fs::remove_file(&path).unwrap();
 }
+
+/// A small file that unfolds without end is refused by what was read of it.
+#[test]
+fn blank_lines_and_the_whole_content_have_a_limit() {
+    let blanks = |count: u64| {
+        let text = mooncake(0, 512, "[1]").into_bytes();
+        let blank = std::io::Read::take(std::io::repeat(b'\n'), count);
+        zstd::encode_all(std::io::Read::chain(&text[..], blank), 1).unwrap()
+    };
+    assert_eq!(RequestTrace::from_bytes(&blanks(1000), &Options::default()).unwrap().requests(), 1);
+    let e = RequestTrace::from_bytes(&blanks(BLANK_MAX + 1), &Options::default()).unwrap_err();
+    assert_eq!((e.place(), e.number("most")), ("too many blank lines", Some(BLANK_MAX)));
+
+    let text = mooncake(0, 512, "[1]").repeat(10);
+    let read = |most: u64| {
+        let mut lines = Lines::within(Box::new(text.as_bytes()), most);
+        let mut count = 0;
+        while lines.next()?.is_some() {
+            count += 1;
+        }
+        Ok(count)
+    };
+    let length = text.len() as u64;
+    assert_eq!(read(length), Ok(10));
+    let e: Error = read(length - 1).unwrap_err();
+    assert_eq!(e.place(), "the trace is too long without its compression");
+    assert_eq!((e.number("line"), e.number("most bytes")), (Some(10), Some(length - 1)));
+}
+
+#[test]
+fn a_file_that_begins_with_blanks_only_is_looked_at_for_so_long() {
+    let folder = std::env::temp_dir().join(format!("forebay-blanks-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("blank.jsonl.zst");
+    let blank = std::io::Read::take(std::io::repeat(b' '), LINE_MAX as u64 + (1 << 20));
+    std::fs::write(&path, zstd::encode_all(blank, 1).unwrap()).unwrap();
+    let e = is_request_trace(&path).unwrap_err();
+    assert!(e.place().contains("begins with too many blanks"), "{e}");
+    assert_eq!(e.number("most"), Some(LINE_MAX as u64));
+
+    // A file that changes under its reader is an error too.
+    let path = folder.join("changing.jsonl");
+    std::fs::write(&path, mooncake(0, 512, "[1]")).unwrap();
+    let read = |change: bool| {
+        input::whole(&path, |input| {
+            if change {
+                std::fs::write(&path, mooncake(0, 512, "[1]").repeat(9)).unwrap();
+            }
+            stream(input, &Options::default(), HashMap::new(), &mut |_| Ok(())).map(|whole| whole.distinct)
+        })
+    };
+    assert_eq!(read(false), Ok(1));
+    let e = read(true).unwrap_err();
+    assert_eq!((e.kind(), e.place()), (Kind::Io, "the file was changed while it was read"));
+    std::fs::remove_dir_all(&folder).unwrap();
+}

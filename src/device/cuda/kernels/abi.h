@@ -34,13 +34,18 @@ enum Cause : u32 {
     EARLIER = 4,
     NOT_GATHERED = 5,
     PASS_NOT_GATHERED = 6,
+    NOT_RESOLVED = 7,
+    NOT_SCATTERED = 8,
 };
 
 // Whether a lane's steps may go on; only a join or a truncation makes it less.
 enum Trust : u32 { SOUND = 0, FAILED = 1, BYTES = 2 };
 
+// What a report asks of a step, each query row in every layer: `device::Expected`.
+static const u32 DUE_RESOLVED = 1, DUE_GATHERED = 2, DUE_SCATTERED = 4;
+
 // The sticky word when nothing is wrong. Otherwise, so that of several errors the least is kept:
-// stage (0 commit, 1 behind it) << 63 | layer << 51 | batch row << 35 | cause << 32 | value.
+// stage (0 commit, 1 behind it) << 63 | layer << 51 | batch row << 36 | cause << 32 | value.
 static const u64 NOTHING_WRONG = ~0ull;
 
 struct LaneHead {
@@ -83,6 +88,7 @@ struct Micro {
     u64 fetches;  // Fetch [batch][selected]
     u64 work;     // u32 [batch][work_words]
     u64 first;    // u32 [lanes]: 0, but while a step's lanes are checked
+    u64 marks;    // u32 [batch][layers][2][words]: a bit a query row, resolved, then scattered
 };
 
 // One cache on the device. The room to work in of a batch row, or of a layer's warm-up, is
@@ -102,7 +108,7 @@ struct Pools {
     u32 runs[2];      // bytes of a row's runs, multiples of 4; the second may be 0
     u32 block_bytes;  // of 64 slots: 64 first runs, then 64 second runs, then padding
     u32 host_pages;
-    u32 residency_only;  // rows have no bytes
+    u32 due;  // what a report asks of a step: `DUE_RESOLVED` and so on
 };
 
 // What a join or a truncation takes over, in pinned memory:
@@ -191,7 +197,7 @@ struct WorkArgs {
 };
 
 static_assert(sizeof(LaneHead) == 28 && sizeof(Fetch) == 8, "residency's own");
-static_assert(sizeof(Layer) == 96 && sizeof(List) == 40 && sizeof(Micro) == 72 && sizeof(Pools) == 120, "abi.rs");
+static_assert(sizeof(Layer) == 96 && sizeof(List) == 40 && sizeof(Micro) == 80 && sizeof(Pools) == 120, "abi.rs");
 static_assert(sizeof(LoadArgs) == 24 && sizeof(CommitArgs) == 24 && sizeof(ResolveArgs) == 72, "abi.rs");
 static_assert(sizeof(GatherArgs) == 40 && sizeof(ScatterArgs) == 32 && sizeof(ReportArgs) == 24, "abi.rs");
 static_assert(sizeof(JoinArgs) == 24 && sizeof(TruncateArgs) == 32 && sizeof(LeaveArgs) == 16, "abi.rs");

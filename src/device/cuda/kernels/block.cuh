@@ -147,7 +147,7 @@ static __device__ u32 nth_lowest(Histogram& room, u32 need, u32 low, u32 shift, 
 // What a step's errors leave behind: the least of them in the sticky word, and that its lane must not go on.
 static __device__ void blame(const Pools& pools, const Micro& micro, u32 lane, u64 stage, u32 layer, u32 row,
                              Cause cause, u32 value) {
-    u64 key = stage << 63 | static_cast<u64>(layer) << 51 | static_cast<u64>(row) << 35 |
+    u64 key = stage << 63 | static_cast<u64>(layer) << 51 | static_cast<u64>(row) << 36 |
               static_cast<u64>(cause) << 32 | value;
     atomicMin(at<u64>(micro.sticky), key);
     if (lane < pools.lanes) {
@@ -183,6 +183,29 @@ static __device__ __forceinline__ const Layer& layer_at(const Pools& pools, u32 
 }
 static __device__ __forceinline__ const Micro& micro_at(const Pools& pools, u32 micro) {
     return at<const Micro>(pools.micro)[micro];
+}
+
+// What was done of a batch row's query rows in a layer: a bit each.
+enum Mark : u32 { RESOLVED = 0, SCATTERED = 1 };
+
+static __device__ __forceinline__ u32* marks_of(const Pools& pools, const Micro& micro, u32 number, u32 row,
+                                                Mark mark) {
+    u32 words = div_ceil(layer_at(pools, number).query_rows, 32);
+    u64 place = (static_cast<u64>(row) * pools.layer_count + number) * 2 + mark;
+    return at<u32>(micro.marks) + place * words;
+}
+
+// The bits of a word that stand for query rows below `count`.
+static __device__ __forceinline__ u32 rows_below(u32 word, u32 count) {
+    u32 left = saturating_sub(count, word * 32);
+    return left >= 32 ? ALL_LANES : (1u << left) - 1;
+}
+
+// Notes what was done of query rows. One thread calls it.
+static __device__ void note_rows(u32* marks, u32 first, u32 count) {
+    for (u32 word = first / 32; word * 32 < first + count; ++word) {
+        atomicOr(marks + word, rows_below(word, first + count) & ~rows_below(word, first));
+    }
 }
 
 // What is wrong when nothing more is gathered of a list in `step`; 0 if nothing is.

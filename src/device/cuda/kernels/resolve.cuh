@@ -143,7 +143,7 @@ static __device__ bool can_resolve(const Layer& layer, const Pools& pools, u32 l
 
 // Makes a batch row's list that of this resolve, empty; answers what was not gathered of the one before.
 static __device__ u32 take_list(const Pools& pools, List& list, const ResolveArgs& args, u64 step, bool sets) {
-    u32 wrong = pools.residency_only ? 0 : missing(list, step);
+    u32 wrong = pools.due & DUE_GATHERED ? missing(list, step) : 0;
     __syncthreads();
     if (sets) {
         list.step = step;
@@ -193,7 +193,10 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
     u32 wrong = take_list(pools, list, args, head.step, speaks);
     if (row >= head.real) return answer_nothing(answers, 0);
     Entry entry = step_entry(micro, row);
-    if (speaks) list.lane = entry.lane;
+    if (speaks) {
+        list.lane = entry.lane;
+        note_rows(marks_of(pools, micro, args.layer, row, RESOLVED), args.row_first, args.row_count);
+    }
     if (speaks && wrong) {
         blame(pools, micro, entry.lane, 1, args.layer, row, static_cast<Cause>(wrong), args.layer);
     }

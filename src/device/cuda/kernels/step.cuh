@@ -64,11 +64,37 @@ FOREBAY_KERNEL(forebay_load, LoadArgs, MOST_THREADS, 1) {
 
 // Blames the rows whose last list was not gathered.
 static __device__ void blame_missing(const Pools& pools, const Micro& micro, StepHead head) {
-    if (pools.residency_only) return;
+    if (!(pools.due & DUE_GATHERED)) return;
     for (u32 row = threadIdx.x; row < head.real; row += blockDim.x) {
         const List& list = at<const List>(micro.lists)[row];
         u32 wrong = missing(list, head.step), lane = step_entry(micro, row).lane;
         if (wrong) blame(pools, micro, lane, 1, list.layer, row, static_cast<Cause>(wrong), list.layer);
+    }
+}
+
+// The first query row below `rows` of which nothing was noted; EMPTY if there is none.
+static __device__ u32 first_without(const u32* marks, u32 rows) {
+    for (u32 word = 0; word * 32 < rows; ++word) {
+        u32 left = rows_below(word, rows) & ~marks[word];
+        if (left) return word * 32 + __ffs(static_cast<i32>(left)) - 1;
+    }
+    return EMPTY;
+}
+
+// Blames the rows of which a layer was not resolved or scattered: what is not in the total pool must not be accepted.
+static __device__ void blame_undone(const Pools& pools, const Micro& micro, StepHead head) {
+    if (!(pools.due & DUE_RESOLVED)) return;
+    for (u32 index = threadIdx.x; index < head.real * pools.layer_count; index += blockDim.x) {
+        u32 row = index / pools.layer_count, number = index % pools.layer_count;
+        Entry entry = step_entry(micro, row);
+        u32 rows = min(entry.query_rows, layer_at(pools, number).query_rows);
+        u32 query = first_without(marks_of(pools, micro, number, row, RESOLVED), rows);
+        Cause cause = NOT_RESOLVED;
+        if (query == EMPTY && pools.due & DUE_SCATTERED) {
+            query = first_without(marks_of(pools, micro, number, row, SCATTERED), rows);
+            cause = NOT_SCATTERED;
+        }
+        if (query != EMPTY) blame(pools, micro, entry.lane, 1, number, row, cause, query);
     }
 }
 
@@ -79,6 +105,7 @@ FOREBAY_KERNEL(forebay_report, ReportArgs, MOST_THREADS, 1) {
     const Micro& micro = micro_at(pools, args.micro);
     StepHead head = step_head(pools, micro);
     blame_missing(pools, micro, head);
+    blame_undone(pools, micro, head);
     u32* slot = at<u32>(args.slot);
     u32 counts = REPORT_COUNT * pools.layer_count, lengths = at<const u32>(micro.block)[BLOCK_LENGTHS];
     for (u32 word = threadIdx.x; word < counts; word += blockDim.x) {
@@ -92,8 +119,8 @@ FOREBAY_KERNEL(forebay_report, ReportArgs, MOST_THREADS, 1) {
     if (threadIdx.x != 0) return;
     u64 sticky = atomicMin(at<u64>(micro.sticky), NOTHING_WRONG);
     bool wrong = sticky != NOTHING_WRONG;
-    slot[2] = wrong ? sticky >> 32 & 0x7 : 0;
-    slot[3] = wrong ? sticky >> 35 & 0xFFFF : 0;
+    slot[2] = wrong ? sticky >> 32 & 0xF : 0;
+    slot[3] = wrong ? sticky >> 36 & 0x7FFF : 0;
     slot[4] = wrong ? sticky >> 51 & 0xFFF : 0;
     slot[5] = wrong ? static_cast<u32>(sticky) : 0;
     // Who finds the step's number there finds all of its report.

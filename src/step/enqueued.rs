@@ -1,0 +1,219 @@
+//! What has been enqueued of a step: which query rows of each layer were resolved, gathered and scattered.
+//!
+//! What an engine forgets shows nowhere else: a row that was never scattered is read from the total pool after an
+//! eviction, and what stands there is what the page's last tenant left. So [`Cache::finish`](crate::Cache::finish)
+//! asks here first, and refuses while something is missing. What only the device can know (a graph that holds less
+//! than was said, or was never launched) the report of the step finds.
+//!
+//! **States**, of one query row of a batch row in one layer: nothing; resolved; `n` passes of attention gathered, in
+//! their order; beside that, scattered or not. A resolve begins anew: what was gathered before it was of another
+//! selection. A gather in front of its resolve, or of its pass's predecessor, counts for nothing.
+//!
+//! **Costs.** A call for all rows of the batch is one word a query row, whatever the batch. Calls for some rows
+//! (halves) have a word for each of them. The memory is taken with the ring; a step that knew no halves begins with
+//! one store a layer and query row.
+//!
+//! Words are atomics because engines enqueue through a shared reference. Two threads may enqueue different rows of
+//! one step; nothing is ordered by these words.
+
+use crate::device::Part;
+use crate::error::{Error, Kind, Result};
+use crate::residency::Rows;
+use crate::step::{RingShape, RowInFlight};
+use crate::sync::{AtomicU32, Ordering::Relaxed};
+
+/// In a word: its row was scattered.
+const SCATTERED: u32 = 1 << 31;
+/// In the word of a whole batch: rows have words of their own, beside this one.
+const APART: u32 = 1 << 30;
+/// 0, or 1 for a resolve and 1 for each pass that was gathered behind it.
+const PROGRESS: u32 = APART - 1;
+
+/// See the module's head.
+#[derive(Debug)]
+pub(crate) struct Enqueued {
+    batch: usize,
+    query_rows: usize,
+    /// `[layers][query rows]`: what was enqueued for all batch rows at once.
+    whole: Vec<AtomicU32>,
+    /// `[layers][query rows][batch]`: for some of them.
+    rows: Vec<AtomicU32>,
+}
+
+/// Which calls are due, for each query row in every layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Due {
+    /// Passes of attention to gather; none where rows have no bytes.
+    pub(crate) passes: u32,
+    /// Rows have bytes, which are to be stored.
+    pub(crate) scatter: bool,
+}
+
+fn words(count: usize) -> Result<Vec<AtomicU32>> {
+    let mut words = Vec::new();
+    let refused = |_| Error::new(Kind::OutOfMemory, "cache").at("marks of steps").with("words", count as u64);
+    words.try_reserve_exact(count).map_err(refused)?;
+    words.resize_with(count, || AtomicU32::new(0));
+    Ok(words)
+}
+
+impl Enqueued {
+    /// Nothing yet, with room for any step of the ring.
+    pub(crate) fn new(shape: &RingShape) -> Result<Enqueued> {
+        let too_many = || Error::new(Kind::Overflow, "cache").at("layers x query rows x batch");
+        let [layers, query_rows, batch] = [shape.layers, shape.query_rows, shape.batch].map(|n| n as usize);
+        let whole = layers.checked_mul(query_rows).ok_or_else(too_many)?;
+        let rows = whole.checked_mul(batch).ok_or_else(too_many)?;
+        Ok(Enqueued { batch, query_rows, whole: words(whole)?, rows: words(rows)? })
+    }
+
+    /// A new step: nothing is enqueued.
+    pub(crate) fn clear(&mut self) {
+        for (place, whole) in self.whole.iter().enumerate() {
+            if whole.load(Relaxed) & APART != 0 {
+                let own = self.rows.iter().skip(place * self.batch).take(self.batch);
+                own.for_each(|word| word.store(0, Relaxed));
+            }
+            whole.store(0, Relaxed);
+        }
+    }
+
+    /// By query row of `rows` in a layer: the whole batch's word and those of its rows.
+    fn words(&self, layer: u32, rows: Rows) -> impl Iterator<Item = (&AtomicU32, &[AtomicU32])> {
+        let first = layer as usize * self.query_rows + rows.first as usize;
+        let places = first..first + rows.count as usize;
+        places.filter_map(|place| {
+            Some((self.whole.get(place)?, self.rows.get(place * self.batch..(place + 1) * self.batch)?))
+        })
+    }
+
+    /// The batch rows of a part; none where it is all `step_rows` of the step.
+    fn some(part: &Part, step_rows: u32) -> Option<std::ops::Range<usize>> {
+        let all = (part.first, part.count) == (0, step_rows);
+        (!all).then(|| part.first as usize..(part.first + part.count) as usize)
+    }
+
+    /// The device took a resolve.
+    pub(crate) fn resolved(&self, part: &Part, step_rows: u32) {
+        for (whole, rows) in self.words(part.layer.0, part.rows) {
+            let before = whole.load(Relaxed);
+            let Some(some) = Enqueued::some(part, step_rows) else {
+                if before & APART != 0 {
+                    rows.iter().for_each(forget);
+                }
+                set(whole, 1);
+                continue;
+            };
+            // What all rows have come to, each has by itself now: these begin anew.
+            if before & PROGRESS != 0 {
+                rows.iter().for_each(|word| set(word, progress(word).max(before & PROGRESS)));
+                forget(whole);
+            }
+            whole.fetch_or(APART, Relaxed);
+            rows.get(some).unwrap_or_default().iter().for_each(|word| set(word, 1));
+        }
+    }
+
+    /// The device took a gather of this pass.
+    pub(crate) fn gathered(&self, part: &Part, pass: u32, step_rows: u32) {
+        let (wanted, come) = (pass.saturating_add(1), pass.saturating_add(2).min(PROGRESS));
+        for (whole, rows) in self.words(part.layer.0, part.rows) {
+            let before = whole.load(Relaxed);
+            let some = Enqueued::some(part, step_rows);
+            if some.is_none() && before & APART == 0 {
+                if before & PROGRESS == wanted {
+                    set(whole, come);
+                }
+                continue;
+            }
+            whole.fetch_or(APART, Relaxed);
+            let some = some.unwrap_or(0..step_rows as usize);
+            for word in rows.get(some).unwrap_or_default() {
+                if progress(word).max(before & PROGRESS) == wanted {
+                    set(word, come);
+                }
+            }
+        }
+    }
+
+    /// The device took a scatter.
+    pub(crate) fn scattered(&self, part: &Part, step_rows: u32) {
+        for (whole, rows) in self.words(part.layer.0, part.rows) {
+            let Some(some) = Enqueued::some(part, step_rows) else {
+                whole.fetch_or(SCATTERED, Relaxed);
+                continue;
+            };
+            whole.fetch_or(APART, Relaxed);
+            rows.get(some).unwrap_or_default().iter().for_each(|word| {
+                word.fetch_or(SCATTERED, Relaxed);
+            });
+        }
+    }
+
+    /// A schedule has enqueued all that is due of these query rows of a layer, for the whole batch.
+    pub(crate) fn scheduled(&self, layer: u32, rows: Rows) {
+        self.words(layer, rows).for_each(|(whole, _)| {
+            whole.fetch_or(SCATTERED | PROGRESS, Relaxed);
+        });
+    }
+
+    /// Whether everything that is due of a step with these batch rows is enqueued.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] names the first call that is not: its layer, then its batch row, then the call.
+    pub(crate) fn check(&self, rows: &[RowInFlight], due: Due) -> Result<()> {
+        let complete = |word: u32| word & PROGRESS > due.passes && (word & SCATTERED != 0 || !due.scatter);
+        let layers = self.whole.chunks_exact(self.query_rows.max(1));
+        for (layer, whole) in (0_u32..).zip(layers) {
+            if whole.iter().all(|word| complete(word.load(Relaxed))) {
+                continue;
+            }
+            for (batch_row, row) in rows.iter().enumerate() {
+                self.check_row((layer, batch_row), row.query_rows, due)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_row(&self, (layer, batch_row): (u32, usize), query_rows: u32, due: Due) -> Result<()> {
+        let refused = |call: &'static str, query: u32| {
+            Error::new(Kind::InvalidConfig, "finish")
+                .at(call)
+                .with("layer", layer)
+                .with("batch row", batch_row as u64)
+                .with("query row", query)
+        };
+        let hint = "enqueue it, or abandon the step";
+        let find = |is_missing: &dyn Fn(u32, bool) -> bool| {
+            let words = self.words(layer, Rows { first: 0, count: query_rows });
+            (0..).zip(words).find_map(|(query, (whole, rows))| {
+                let (whole, own) = (whole.load(Relaxed), rows.get(batch_row).map_or(0, |w| w.load(Relaxed)));
+                let come = (whole & PROGRESS).max(own & PROGRESS);
+                is_missing(come, (whole | own) & SCATTERED != 0).then_some((query, come))
+            })
+        };
+        if let Some((query, _)) = find(&|come, _| come == 0) {
+            return Err(refused("a resolve was not enqueued", query).hint(hint));
+        }
+        if let Some((query, come)) = find(&|come, _| come <= due.passes) {
+            return Err(refused("a gather was not enqueued", query).with("pass", come - 1).hint(hint));
+        }
+        match find(&|_, scattered| !scattered && due.scatter) {
+            Some((query, _)) => Err(refused("a scatter was not enqueued", query).hint(hint)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn progress(word: &AtomicU32) -> u32 {
+    word.load(Relaxed) & PROGRESS
+}
+
+fn forget(word: &AtomicU32) {
+    word.fetch_and(!PROGRESS, Relaxed);
+}
+
+fn set(word: &AtomicU32, come: u32) {
+    forget(word);
+    word.fetch_or(come, Relaxed);
+}

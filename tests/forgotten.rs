@@ -1,0 +1,501 @@
+//! What an engine forgets is an error: promise P19 and failure F21 of docs/testing.md.
+//!
+//! A step in which a call is missing is refused by `finish`, as far as the host knows; what it cannot know, because a
+//! graph holds less than was said, or was never launched, the report finds. The oracle keeps sets of what was enqueued,
+//! row by row. The controls leave the report's question out, and then attention reads what the page held before.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+#[allow(dead_code, reason = "a test takes what it needs")]
+#[path = "support/device.rs"]
+mod device;
+#[path = "support/forgets.rs"]
+mod forgets;
+
+use device::TestDevice;
+use forebay::device::host::HostOptions;
+use forebay::device::{Device, Expected, Parts, Slice, Stream};
+use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
+use forebay::{
+    Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Layers, Memory,
+};
+use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, WarmUp};
+use forgets::{Call, Forgets};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const K: u32 = 4;
+const ROW: usize = 32;
+/// Two layers and a draft layer.
+const LAYERS: u32 = 3;
+const DRAFT: u32 = 2;
+const PASSES: u32 = 2;
+/// Query rows of the two batch rows.
+const WIDTHS: [u32; 2] = [2, 1];
+
+/// A budget of 4 slots, 8 selected rows, and half of the rest in scratch slots: two passes.
+fn config() -> Config {
+    let shape = Shape {
+        layers: DRAFT,
+        draft_layers: 1,
+        runs: [ROW as u32, 0],
+        index_key_bytes: 0,
+        page_tokens: 16,
+        top_k: K,
+        ..Shape::DEEPSEEK_V3_2
+    };
+    Config {
+        memory: Memory { huge: false, populate: false, lock: false, node: None },
+        query_rows: 2,
+        attention_passes: PASSES,
+        min_budget: 4,
+        ..Config::new(shape, 2, 32, 4)
+    }
+}
+
+struct Rig {
+    cache: Cache,
+    memory: Arc<TestDevice>,
+    forgets: Arc<Forgets>,
+    stream: Stream,
+    buffers: Buffers,
+    sequences: Vec<Sequence>,
+}
+
+/// One call of a layer.
+type Made = (Call, u32, LayerCall);
+
+impl Rig {
+    fn new(memory: Arc<TestDevice>, config: Config, expected: Option<Expected>) -> Rig {
+        let forgets = Forgets::new(memory.device(), expected);
+        let words = |count: u32| memory.allocate(u64::from(4 * count)).unwrap();
+        let rows = 2 * config.query_rows;
+        let lists = (1 + PASSES) * rows;
+        let parts = Parts { lists: words(lists * K), counts: words(lists), batch: 2 };
+        let buffers = Buffers { selection: words(rows * K), slots: words(rows * K), parts: Some(parts) };
+        let cache = Cache::new(config, forgets.clone()).unwrap();
+        let stream = memory.stream().unwrap();
+        let rig = Rig { cache, memory, forgets, stream, buffers, sequences: Vec::new() };
+        rig.select(&[-1; 4 * K as usize]);
+        rig
+    }
+
+    fn host() -> Rig {
+        Rig::new(TestDevice::host(HostOptions::default()), config(), None).with([1, 2])
+    }
+
+    /// Opens a sequence of each tag.
+    fn with<const N: usize>(mut self, tags: [u8; N]) -> Rig {
+        tags.iter().for_each(|tag| self.open(*tag));
+        self
+    }
+
+    /// A sequence of 20 rows, filled with its tag.
+    fn open(&mut self, tag: u8) {
+        let open = Open { prompt: 20, promised: 8, budget: Budget::Slots(4), bring_up: BringUp::Nothing };
+        let sequence = self.cache.open(&open).unwrap();
+        for layer in (0..LAYERS).map(Layer) {
+            self.cache.append(sequence, layer, &[tag; 20 * ROW]).unwrap();
+        }
+        let _ready = self.cache.join(sequence, self.stream, WarmUp::default()).unwrap();
+        self.sequences.push(sequence);
+    }
+
+    fn sync(&self) {
+        let event = self.memory.event().unwrap();
+        self.memory.record(event, self.stream).unwrap();
+        self.memory.synchronize(event).unwrap();
+    }
+
+    fn select(&self, picks: &[i32]) {
+        let mut bytes: Vec<u8> = picks.iter().flat_map(|pick| pick.to_le_bytes()).collect();
+        bytes.resize(self.buffers.selection.bytes() as usize, 0xFF);
+        self.memory.write(self.buffers.selection, &bytes).unwrap();
+    }
+
+    /// A step of the first sequences, as wide as [`WIDTHS`] says.
+    fn prepare(&mut self) -> Step {
+        let row = |(sequence, query_rows): (&Sequence, u32)| Row {
+            sequence: *sequence,
+            accepted: Accepted::Rows(0),
+            query_rows,
+        };
+        let rows: Vec<Row> = self.sequences.iter().zip(WIDTHS).map(row).collect();
+        self.cache.prepare(MicroBatch(0), 2, &rows, None, self.stream).unwrap()
+    }
+
+    fn make(&self, step: &Step, (call, pass, of): Made) -> Result<(), Error> {
+        let (_, count) = of.batch_rows.unwrap_or((0, step.rows()));
+        let bytes = u64::from(4 * K * count * of.pass.map_or(step.query_rows(), |_| 1));
+        let part = |slice: Slice| slice.part(0, bytes).unwrap();
+        let Buffers { selection, slots, parts } = self.buffers;
+        let buffers = Buffers { selection: part(selection), slots: part(slots), parts };
+        match call {
+            Call::Resolve => self.cache.resolve(step, of, self.stream, buffers),
+            Call::Gather => self.cache.gather(step, of, pass, self.stream),
+            Call::Scatter => self.cache.scatter(step, of, self.stream),
+        }
+    }
+
+    /// Finishes and retires.
+    fn end(&mut self, mut step: Step) -> Result<(), Error> {
+        self.cache.finish(&mut step, self.stream)?;
+        self.sync();
+        self.cache.retire(step, self.stream).map(|_| ()).map_err(|unretired| unretired.error)
+    }
+
+    fn roll_back(&mut self) {
+        for sequence in self.sequences.clone() {
+            let length = self.cache.length(sequence).unwrap().committed;
+            let _ticket = self.cache.roll_back(sequence, length, self.stream).unwrap();
+        }
+        self.sync();
+        self.cache.validate().unwrap();
+    }
+}
+
+/// Everything that is due: layers whole or in halves, the draft layer pass by pass.
+fn due(halves: bool) -> Vec<Vec<Made>> {
+    let half = |layer, first| LayerCall { batch_rows: Some((first, 1)), ..LayerCall::whole(Layer(layer)) };
+    let mut all = Vec::new();
+    for layer in 0..DRAFT {
+        let whole = LayerCall::whole(Layer(layer));
+        let parts = if halves { vec![half(layer, 0), half(layer, 1)] } else { vec![whole] };
+        for of in &parts {
+            all.push(vec![(Call::Resolve, 0, *of), (Call::Gather, 0, *of)]);
+            all.push(vec![(Call::Gather, 1, *of)]);
+        }
+        // What was resolved in halves may be stored at once, and the other way round.
+        let stored = if halves == (layer == 0) { vec![whole] } else { vec![half(layer, 0), half(layer, 1)] };
+        all.extend(stored.into_iter().map(|of| vec![(Call::Scatter, 0, of)]));
+    }
+    for of in (0..2).map(|pass| LayerCall::pass(Layer(DRAFT), pass)) {
+        all.push(vec![(Call::Resolve, 0, of), (Call::Gather, 0, of)]);
+        all.push(vec![(Call::Gather, 1, of)]);
+        all.push(vec![(Call::Scatter, 0, of)]);
+    }
+    all
+}
+
+/// The first call that is missing when these were made: which, its layer, batch row and query row.
+fn missing(made: &[Made]) -> Option<(&'static str, u64, u64, u64)> {
+    let mut passes: BTreeMap<[u32; 3], u32> = BTreeMap::new();
+    let mut scattered = BTreeMap::new();
+    for (call, pass, of) in made {
+        let (first, count) = of.batch_rows.unwrap_or((0, 2));
+        for row in first..first + count {
+            for query in of.pass.map_or(0..2, |pass| pass..pass + 1) {
+                let place = [of.layer.0, row, query];
+                match call {
+                    Call::Resolve => drop(passes.insert(place, 0)),
+                    Call::Gather => {
+                        passes.entry(place).and_modify(|next| *next += u32::from(*next == *pass));
+                    }
+                    Call::Scatter => drop(scattered.insert(place, ())),
+                }
+            }
+        }
+    }
+    for (layer, row) in (0..LAYERS).flat_map(|layer| [(layer, 0_u32), (layer, 1)]) {
+        let places = (0..WIDTHS[row as usize]).map(|query| [layer, row, query]);
+        let find = |name, is_missing: &dyn Fn(&[u32; 3]) -> bool| {
+            let place = places.clone().find(|place| is_missing(place))?;
+            Some((name, place[0].into(), place[1].into(), place[2].into()))
+        };
+        let found = find("a resolve was not enqueued", &|place| !passes.contains_key(place))
+            .or_else(|| find("a gather was not enqueued", &|place| passes[place] < PASSES))
+            .or_else(|| find("a scatter was not enqueued", &|place| !scattered.contains_key(place)));
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}
+
+fn told(error: &Error) -> (&str, u64, u64, u64) {
+    let number = |name| error.number(name).unwrap();
+    (error.place(), number("layer"), number("batch row"), number("query row"))
+}
+
+#[test]
+fn p19_a_step_in_which_a_call_is_missing_is_refused_and_completed_or_abandoned() {
+    let mut rig = Rig::host();
+    let mut refused = [0; 3];
+    for (halves, without) in [false, true].into_iter().flat_map(|halves| {
+        (0..due(halves).len()).map(move |without| (halves, Some(without))).chain([(halves, None)])
+    }) {
+        let mut step = rig.prepare();
+        let calls = due(halves);
+        let mut left_out = without.map(|without| calls[without].clone()).unwrap_or_default();
+        if let Some((Call::Resolve, _, of)) = left_out.first().copied() {
+            left_out.push((Call::Gather, 1, of));
+        }
+        let made: Vec<Made> = calls.concat().into_iter().filter(|call| !left_out.contains(call)).collect();
+        made.iter().for_each(|call| rig.make(&step, *call).unwrap());
+        let Some(expected) = missing(&made) else {
+            rig.end(step).unwrap();
+            continue;
+        };
+        let before = rig.memory.operations();
+        let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
+        assert_eq!((error.kind(), error.operation()), (Kind::InvalidConfig, "finish"), "{error}");
+        assert_eq!(told(&error), expected, "halves {halves}, without {left_out:?}");
+        assert!(error.to_string().contains("enqueue it, or abandon the step"), "{error}");
+        assert_eq!(rig.memory.operations(), before, "nothing is enqueued");
+        let kind =
+            ["a resolve", "a gather", "a scatter"].iter().position(|kind| expected.0.starts_with(kind));
+        refused[kind.unwrap()] += 1;
+        if without.unwrap() % 2 == 0 {
+            // A gather that comes late needs its resolve anew: the lists are the last resolve's.
+            let (call, _, of) = left_out[0];
+            let anew = [(Call::Resolve, 0, of), (Call::Gather, 0, of), (Call::Gather, 1, of)];
+            let anew = if call == Call::Scatter { &left_out[..] } else { &anew };
+            anew.iter().for_each(|call| rig.make(&step, *call).unwrap());
+            rig.end(step).unwrap();
+        } else {
+            rig.cache.abandon(&mut step).unwrap();
+            assert_eq!(rig.end(step).unwrap_err().kind(), Kind::Cancelled);
+            let rows = [Row { sequence: rig.sequences[0], accepted: Accepted::Rows(0), query_rows: 1 }];
+            let again = rig.cache.prepare(MicroBatch(0), 2, &rows, None, rig.stream).unwrap_err();
+            assert_eq!(again.place(), "a step of the sequence failed");
+            rig.roll_back();
+        }
+    }
+    assert!(refused.iter().all(|count| *count > 2), "{refused:?}");
+}
+
+#[test]
+fn p19_a_gather_in_front_of_its_resolve_counts_for_nothing() {
+    let mut rig = Rig::host();
+    let mut step = rig.prepare();
+    due(false).concat().into_iter().for_each(|call| rig.make(&step, call).unwrap());
+    // Of one row, whose layer was gathered as a whole.
+    let of = LayerCall { batch_rows: Some((1, 1)), ..LayerCall::whole(Layer(1)) };
+    rig.make(&step, (Call::Resolve, 0, of)).unwrap();
+    let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
+    assert_eq!(told(&error), ("a gather was not enqueued", 1, 1, 0));
+    (0..PASSES).for_each(|pass| rig.make(&step, (Call::Gather, pass, of)).unwrap());
+    rig.end(step).unwrap();
+}
+
+/// An engine that has nothing to do.
+struct Idle;
+
+impl Engine for Idle {
+    fn enqueue(&mut self, _call: &EngineCall, _stream: Stream) -> forebay::Result<()> {
+        Ok(())
+    }
+}
+
+impl Rig {
+    fn layers(&self) -> Layers {
+        let stream = self.stream;
+        let streams = OverlapStreams { compute: stream, resolve: stream, gather: stream, scatter: stream };
+        Layers { streams, batch: 2, half: 1, buffers: self.buffers }
+    }
+}
+
+#[test]
+fn p19_a_pass_of_a_draft_layer_that_the_schedule_was_not_told_of_is_missing() {
+    let mut rig = Rig::host();
+    let orders = [Overlap::Dba, Overlap::None, Overlap::Da];
+    for passes in 0..=2 {
+        let (mut step, layers) = (rig.prepare(), rig.layers());
+        rig.cache.overlap_steps(&mut [(&mut step, layers)], &orders, passes, &mut Idle).unwrap();
+        for pass in passes..2 {
+            let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
+            assert_eq!(told(&error), ("a resolve was not enqueued", DRAFT.into(), 0, pass.into()));
+            rig.cache
+                .overlap(&mut step, (Layer(DRAFT), Some(pass)), Overlap::Da, &layers, &mut Idle)
+                .unwrap();
+        }
+        rig.end(step).unwrap();
+    }
+}
+
+#[test]
+fn p19_where_rows_have_no_bytes_a_step_is_resolved_and_no_more() {
+    let memory = TestDevice::host(HostOptions::default());
+    let mut rig = Rig::new(memory, Config { residency_only: true, ..config() }, None).with([1, 2]);
+    let mut step = rig.prepare();
+    for (_, _, of) in due(true).concat().into_iter().filter(|(call, ..)| *call == Call::Resolve) {
+        let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
+        assert_eq!(error.place(), "a resolve was not enqueued");
+        rig.make(&step, (Call::Resolve, 0, of)).unwrap();
+    }
+    rig.end(step).unwrap();
+}
+
+/// A step of which the device forgets some calls; how it ends.
+fn forgetful(rig: &mut Rig, halves: bool, left_out: (Call, u32, u32, u32)) -> Result<(), Error> {
+    let (call, layer, first, query) = left_out;
+    rig.forgets.leave_out(move |made, part, _| {
+        let of = (part.layer.0, part.first, part.rows.first);
+        (made == call || (call == Call::Resolve && made == Call::Gather)) && of == (layer, first, query)
+    });
+    let step = rig.prepare();
+    due(halves).concat().into_iter().for_each(|call| rig.make(&step, call).unwrap());
+    let ended = rig.end(step);
+    rig.forgets.leave_out(|_, _, _| false);
+    ended
+}
+
+/// What the report says of each call that never came, on one device.
+fn reported(memory: Arc<TestDevice>) -> Vec<String> {
+    let mut rig = Rig::new(memory, config(), None).with([1, 2]);
+    let mut all = Vec::new();
+    for (halves, left_out) in [
+        (false, (Call::Resolve, 0, 0, 0)),
+        (false, (Call::Resolve, 1, 0, 0)),
+        (true, (Call::Resolve, 1, 1, 0)),
+        (false, (Call::Resolve, DRAFT, 0, 1)),
+        (false, (Call::Scatter, 0, 1, 0)),
+        (true, (Call::Scatter, 0, 0, 0)),
+        (false, (Call::Scatter, DRAFT, 0, 1)),
+    ] {
+        let error = forgetful(&mut rig, halves, left_out).unwrap_err();
+        assert_eq!((error.kind(), error.operation()), (Kind::DeviceFailed, "retire"), "{error}");
+        assert!(error.to_string().contains("roll its sequences back to a committed length"), "{error}");
+        let (call, layer, first, query) = left_out;
+        let said = if call == Call::Resolve {
+            "a query row was never resolved"
+        } else {
+            "a query row was not scattered"
+        };
+        let numbers = ["layer", "batch row", "value"].map(|name| error.number(name).unwrap());
+        assert_eq!((error.place(), numbers), (said, [layer, first, query].map(u64::from)), "{left_out:?}");
+        let ahead = rig.cache.roll_back(rig.sequences[0], 21, rig.stream).unwrap_err();
+        assert_eq!(ahead.kind(), Kind::OutOfRange, "what a failed step landed is not accepted");
+        rig.roll_back();
+        // The same step, whole.
+        forgetful(&mut rig, halves, (Call::Resolve, 99, 0, 0)).unwrap();
+        all.push(error.to_string());
+    }
+    all
+}
+
+#[test]
+fn p19_what_the_host_cannot_know_the_report_finds_alike_on_every_device() {
+    let told = reported(TestDevice::host(HostOptions::default()));
+    assert_eq!(told.len(), 7);
+    assert_eq!(reported(TestDevice::host(HostOptions { threaded: true, ..HostOptions::default() })), told);
+    #[cfg(feature = "cuda")]
+    if device::driver_is_there() {
+        assert_eq!(reported(TestDevice::cuda(&HostOptions::default(), Some(3)).unwrap()), told);
+    }
+}
+
+/// A sequence whose pages were another's decodes: its first new row is stored or forgotten, accepted, evicted, and
+/// selected. What attention reads of it, or how the step in which it was forgotten ended.
+fn read_back(forget: bool, expected: Option<Expected>) -> Result<[u8; ROW], Error> {
+    let memory = TestDevice::host(HostOptions::default());
+    let one = Config { query_rows: 1, attention_passes: 1, ..Config::new(config().shape, 1, 32, 4) };
+    let shape = Shape { draft_layers: 0, layers: 1, ..one.shape };
+    let mut rig = Rig::new(memory, Config { shape, memory: config().memory, ..one }, expected);
+    let step_of = |rig: &mut Rig, accepted: u32, picks: [i32; K as usize]| {
+        rig.sync();
+        rig.select(&picks);
+        let sequence = rig.sequences[0];
+        let row = Row { sequence, accepted: Accepted::Rows(accepted), query_rows: 1 };
+        let step = rig.cache.prepare(MicroBatch(0), 1, &[row], None, rig.stream)?;
+        let slot = rig.cache.landing_slot(sequence, 0)?;
+        let slab = rig.cache.slab(Layer(0))?;
+        let place = |slot: u32| slab.part(rig.cache.geometry().pieces(slot)[0].slab, ROW as u64);
+        rig.memory.write(place(slot)?, &[7; ROW])?;
+        let whole = LayerCall::whole(Layer(0));
+        let calls = [(Call::Resolve, 0, whole), (Call::Gather, 0, whole), (Call::Scatter, 0, whole)];
+        calls.into_iter().try_for_each(|call| rig.make(&step, call))?;
+        rig.sync();
+        let (mut answer, mut row) = ([0; 4], [0; ROW]);
+        rig.memory.read(rig.buffers.slots.part(0, 4)?, &mut answer)?;
+        rig.memory.read(place(u32::from_le_bytes(answer))?, &mut row)?;
+        rig.end(step).map(|()| row)
+    };
+    let fill = |rig: &mut Rig, tag: u8, rows: usize, promised: u32| {
+        let open =
+            Open { prompt: rows as u32, promised, budget: Budget::Slots(4), bring_up: BringUp::Nothing };
+        let sequence = rig.cache.open(&open).unwrap();
+        rig.cache.append(sequence, Layer(0), &vec![tag; rows * ROW]).unwrap();
+        let _ready = rig.cache.join(sequence, rig.stream, WarmUp::default()).unwrap();
+        rig.sequences = vec![sequence];
+    };
+    // The page's last tenant.
+    fill(&mut rig, 9, 30, 0);
+    rig.cache.close(rig.sequences[0], rig.stream).unwrap();
+    fill(&mut rig, 1, 12, 12);
+    if forget {
+        rig.forgets.leave_out(|call, _, _| call == Call::Scatter);
+    }
+    let first = step_of(&mut rig, 0, [0, 1, 2, 3]);
+    rig.forgets.leave_out(|_, _, _| false);
+    first?;
+    for picks in [[4, 5, 6, 7], [8, 9, 10, 11]] {
+        step_of(&mut rig, 1, picks)?;
+    }
+    step_of(&mut rig, 1, [12, -1, -1, -1])
+}
+
+#[test]
+fn f21_a_step_that_stored_nothing_is_not_accepted_and_nothing_of_it_is_read() {
+    assert_eq!(read_back(false, None), Ok([7; ROW]), "a row that was stored");
+    let error = read_back(true, None).unwrap_err();
+    assert_eq!((error.kind(), error.place()), (Kind::DeviceFailed, "a query row was not scattered"));
+    // The control: whoever does not ask accepts the row, and reads what the page's last tenant left there. In a debug
+    // build that was poisoned when the page was given out.
+    let stale = if cfg!(debug_assertions) { 0xFF } else { 9 };
+    assert_eq!(read_back(true, Some(Expected::Gathered)), Ok([stale; ROW]));
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn p19_a_graph_that_lacks_a_layer_or_was_not_launched_fails_its_step() {
+    if !device::driver_is_there() {
+        return;
+    }
+    let mut rig =
+        Rig::new(TestDevice::cuda(&HostOptions::default(), None).unwrap(), config(), None).with([1, 2]);
+    let (micro_batches, by_layer) = ([(MicroBatch(0), rig.layers())], [Overlap::None; LAYERS as usize]);
+    let bucket = forebay::Capture {
+        micro_batches: &micro_batches,
+        query_rows: 2,
+        by_layer: &by_layer,
+        draft_passes: 2,
+    };
+    let whole = rig.cache.capture(&bucket, &mut Idle).unwrap();
+    rig.forgets.leave_out(|_, part, _| part.layer == Layer(1));
+    let lacking = rig.cache.capture(&bucket, &mut Idle).unwrap();
+    rig.forgets.leave_out(|_, _, _| false);
+    rig.forgets.capture(rig.stream).unwrap();
+    let own = rig.cache.capture_into(&bucket, &mut Idle).unwrap();
+    let graph = rig.forgets.captured(rig.stream).unwrap();
+    let failed = |rig: &mut Rig, enqueue: &dyn Fn(&mut Rig, &mut Step)| {
+        let mut step = rig.prepare();
+        enqueue(rig, &mut step);
+        let ended = rig.end(step);
+        rig.roll_back();
+        ended.map_err(|error| (error.place().to_owned(), error.number("layer").unwrap()))
+    };
+    let launch =
+        |captured| move |rig: &mut Rig, step: &mut Step| rig.cache.launch(captured, &mut [step]).unwrap();
+    assert_eq!(failed(&mut rig, &launch(&whole)), Ok(()));
+    let never = |layer| Err(("a query row was never resolved".to_owned(), layer));
+    assert_eq!(failed(&mut rig, &launch(&lacking)), never(1));
+    let launched = |is: bool| {
+        let own = &own;
+        move |rig: &mut Rig, step: &mut Step| {
+            if is {
+                rig.forgets.launch(graph, rig.stream).unwrap();
+            }
+            rig.cache.launched(own, &mut [step]).unwrap();
+        }
+    };
+    assert_eq!(failed(&mut rig, &launched(true)), Ok(()));
+    assert_eq!(failed(&mut rig, &launched(false)), never(0));
+    // Without a word to the cache nothing was enqueued.
+    let mut step = rig.prepare();
+    let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
+    assert_eq!(told(&error), ("a resolve was not enqueued", 0, 0, 0));
+    rig.cache.abandon(&mut step).unwrap();
+    rig.end(step).unwrap_err();
+    drop((whole, lacking, own));
+    rig.forgets.release(graph).unwrap();
+}

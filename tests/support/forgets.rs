@@ -1,0 +1,124 @@
+//! A device that forgets: calls that it is told to leave out never reach the device behind it, and whoever makes them
+//! hears nothing of it. It stands for what the host cannot know, such as a graph that lacks a layer.
+
+use forebay::device::{
+    Answer, Backing, Begin, Completer, Cut, Device, Event, Expected, Graph, Join, Mapped, Part, Plan, Pools,
+    Raise, Slice, Stream, Warm,
+};
+use forebay::os::Map;
+use forebay::{Lane, MicroBatch, Result};
+use std::sync::{Arc, Mutex};
+
+/// Calls of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    Resolve,
+    Gather,
+    Scatter,
+}
+
+/// Which calls are left out; of a gather the pass.
+pub type Left = Box<dyn Fn(Call, &Part, u32) -> bool + Send>;
+
+/// See the file's head.
+pub struct Forgets {
+    device: Arc<dyn Device>,
+    left: Mutex<Left>,
+    /// What reports ask for, in place of what the cache asks: for controls.
+    expected: Option<Expected>,
+}
+
+impl std::fmt::Debug for Forgets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a device that forgets")
+    }
+}
+
+impl Forgets {
+    pub fn new(device: Arc<dyn Device>, expected: Option<Expected>) -> Arc<Forgets> {
+        Arc::new(Forgets { device, left: Mutex::new(Box::new(|_, _, _| false)), expected })
+    }
+
+    /// From now on leaves out the calls of which `left` says so.
+    pub fn leave_out(&self, left: impl Fn(Call, &Part, u32) -> bool + Send + 'static) {
+        *self.left.lock().unwrap() = Box::new(left);
+    }
+
+    fn leaves(&self, call: Call, part: &Part, pass: u32) -> bool {
+        (self.left.lock().unwrap())(call, part, pass)
+    }
+}
+
+/// The other methods, handed on as they are.
+macro_rules! hand_on {
+    ($($name:ident($($argument:ident: $of:ty),*) -> $answer:ty;)*) => {
+        $(fn $name(&self, $($argument: $of),*) -> $answer { self.device.$name($($argument),*) })*
+    };
+}
+
+impl Device for Forgets {
+    fn attach(&self, plan: Plan) -> Result<Pools> {
+        let expected = self.expected.unwrap_or(plan.expected);
+        self.device.attach(Plan { expected, ..plan })
+    }
+
+    fn resolve(&self, pools: Pools, at: Stream, part: Part, selection: Slice, answer: Answer) -> Result<()> {
+        match self.leaves(Call::Resolve, &part, 0) {
+            true => Ok(()),
+            false => self.device.resolve(pools, at, part, selection, answer),
+        }
+    }
+
+    fn gather(&self, pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()> {
+        match self.leaves(Call::Gather, &part, pass) {
+            true => Ok(()),
+            false => self.device.gather(pools, stream, part, pass),
+        }
+    }
+
+    fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()> {
+        match self.leaves(Call::Scatter, &part, 0) {
+            true => Ok(()),
+            false => self.device.scatter(pools, stream, part),
+        }
+    }
+
+    // SAFETY: asks of its caller what the trait's method asks.
+    unsafe fn import(&self, address: u64, bytes: u64) -> Slice {
+        // SAFETY: the caller of this method vouches for what the inner device asks.
+        unsafe { self.device.import(address, bytes) }
+    }
+
+    hand_on! {
+        allocate(bytes: u64) -> Result<Slice>;
+        register(map: &Arc<Map>) -> Result<Slice>;
+        owns(slice: &Slice) -> bool;
+        granularity() -> u64;
+        backing(bytes: u64) -> Result<Backing>;
+        range(pieces: &[Mapped]) -> Result<Slice>;
+        stream() -> Result<Stream>;
+        event() -> Result<Event>;
+        record(event: Event, stream: Stream) -> Result<()>;
+        wait(stream: Stream, event: Event) -> Result<()>;
+        query(event: Event) -> Result<bool>;
+        synchronize(event: Event) -> Result<()>;
+        copy(stream: Stream, from: Slice, to: Slice) -> Result<()>;
+        call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
+        complete(stream: Stream, completer: Completer) -> Result<()>;
+        join(pools: Pools, stream: Stream, join: Join<'_>) -> Result<()>;
+        truncate(pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()>;
+        leave(pools: Pools, stream: Stream, lane: Lane) -> Result<()>;
+        warm(pools: Pools, stream: Stream, warm: Warm) -> Result<()>;
+        raise(pools: Pools, stream: Stream, raise: Raise) -> Result<()>;
+        begin(pools: Pools, stream: Stream, begin: Begin) -> Result<()>;
+        report(pools: Pools, stream: Stream, micro: MicroBatch, slot: Slice) -> Result<()>;
+        capture(stream: Stream) -> Result<()>;
+        captured(stream: Stream) -> Result<Graph>;
+        is_capturing(stream: Stream) -> Result<bool>;
+        launch(graph: Graph, stream: Stream) -> Result<()>;
+        release(graph: Graph) -> Result<()>;
+        digest(pools: Pools, lane: Lane) -> Result<u64>;
+        validate(pools: Pools) -> Result<()>;
+        confine(stream: Option<Stream>) -> Result<()>;
+    }
+}
