@@ -263,8 +263,8 @@ proptest! {
     }
 }
 
-/// The matrices of DeepSeek-V3.2's checkpoint as its files list them: rows, columns, bytes of a value; how many layers have
-/// them, and whether each GPU has all of it under TP attention.
+/// The matrices of DeepSeek-V3.2's checkpoint as its files list them: rows, columns, bytes of a value; how many
+/// layers have them, and whether each GPU has all of it under TP attention.
 const MATRICES: [(u64, u64, u64, u64, bool); 15] = [
     (1536, 7168, 1, 61, true),       // q_a_proj
     (24_576, 1536, 1, 61, false),    // q_b_proj

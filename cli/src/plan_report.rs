@@ -45,11 +45,12 @@ pub fn text(points: &[Point], least_otps: f64, look: Look) -> String {
 
 /// What the columns mean.
 fn definitions(priced: bool, wide: bool) -> String {
-    let mut out = "Ratio: slots of a sequence and layer as a share of its context at its end, prompt and promised tokens."
+    let mut out = "Ratio: slots of a sequence and layer as a share of its context at its end, prompt and \
+                   promised tokens."
         .to_owned();
     if priced {
-        out += " OTPS: output tokens a second of each sequence. Gain: tokens a second beyond those of the most sequences \
-                with all rows on the device.";
+        out += " OTPS: output tokens a second of each sequence. Gain: tokens a second beyond those of the most \
+                sequences with all rows on the device.";
     }
     if priced && wide {
         out += " Exposed: what the step takes beyond the same step without misses, as a share. Pays from: the smallest \
@@ -179,7 +180,7 @@ pub fn weights(point: &Point) -> String {
 
 /// What all plans share, line by line.
 pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
-    let Demand { gpu, weights: on_gpu, activations, workspace, host, .. } = first.demand;
+    let Demand { gpu, weights: on_gpu, activations, workspace, .. } = first.demand;
     let same = |get: fn(&Point) -> u64| points.iter().all(|point| get(point) == get(first));
     let mut lines = Vec::new();
     if points.iter().all(|point| point.model == first.model)
@@ -225,6 +226,16 @@ pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
         let setup = harmless(&on.provenance.setup);
         lines.push(format!("Setup {setup}{link}; {} tokens a step and sequence", on.accept));
     }
+    lines.extend(asked(first, points));
+    lines
+}
+
+/// What was asked of all plans alike, and what memory takes part.
+fn asked(first: &Point, points: &[Point]) -> Vec<String> {
+    let same = |get: fn(&Point) -> u64| points.iter().all(|point| get(point) == get(first));
+    let one = same(|point| point.demand.gpu);
+    let host = first.demand.host;
+    let mut lines = Vec::new();
     let same_context = same(|point| u64::from(point.demand.context));
     let same_mtp = same(|point| u64::from(point.demand.query_rows));
     let context = same_context.then(|| format!("Context: {}", tokens(first.demand.context)));

@@ -1,10 +1,10 @@
 //! What a model's weights take of each GPU, by how they are divided.
 //!
-//! `data/weights.json` has the published checkpoints that the planner knows, each with its published size and where that
-//! stands. What a part of it takes follows from the published configuration ([`Dims`]): a matrix in FP8 is a byte a
-//! value and a scale of four bytes for each block of 128 x 128; embedding, head, the experts' router and what joins a
-//! draft layer are BF16. The parts make the published size to a thousandth (`tests/plan.rs` holds both), so the division
-//! is of what stands on the disk.
+//! `data/weights.json` has the published checkpoints that the planner knows, each with its published size and
+//! where that stands. What a part of it takes follows from the published configuration ([`Dims`]): a matrix in FP8
+//! is a byte a value and a scale of four bytes for each block of 128 x 128; embedding, head, the experts' router
+//! and what joins a draft layer are BF16. The parts make the published size to a thousandth (`tests/plan.rs` holds
+//! both), so the division is of what stands on the disk.
 //!
 //! **What is assumed.** Experts are divided over all GPUs, none of them twice. What else there is, attention, shared
 //! experts, dense layers, embedding and head, stands on every GPU, or, where attention is divided, is divided over the

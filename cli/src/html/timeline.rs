@@ -1,6 +1,7 @@
 //! A simulated step as a picture: a lane for each stream, the whole step above, some layers of it enlarged below.
 //!
-//! As a file of its own it brings the page's style along; on a page it goes without its captions. Works that are narrower than a line are drawn all
+//! As a file of its own it brings the page's style along; on a page it goes without its captions.
+//! Works that are narrower than a line are drawn all
 //! the same: what is not there must not look like what is too short.
 
 use super::scale::{Scale, Spread};
