@@ -4,7 +4,8 @@
 //! to standard error when that is a terminal, an error is one line on standard error and exit status 2 (a
 //! bare call gets the help there, with the same status). Status 1 is the doctor's alone: it found problems. A command
 //! prints nothing before all its work has succeeded, so bad input never leaves half a result; a reader that closes the
-//! pipe early ends the command quietly. A signal ends it as it ends any program (130 and 143 in a shell), and leaves no half of a file.
+//! pipe early ends the command quietly. A signal ends it as it ends any program (130 and 143 in a shell), and leaves
+//! no half of a file.
 
 mod advice;
 mod allowance;

@@ -156,8 +156,8 @@ pub fn complain(error: &Error) {
     let _ = writeln!(io::stderr(), "error: {error}");
 }
 
-/// What is wrong with the command line, in one line on standard error: the first paragraph of clap's answer, and what it
-/// thinks was meant.
+/// What is wrong with the command line, in one line on standard error: the first paragraph of clap's answer, and what
+/// it thinks was meant.
 pub fn complain_of_arguments(error: &clap::Error) {
     let text = shortened(error);
     let paragraph: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();

@@ -1,8 +1,8 @@
 //! How long a command still takes.
 //!
-//! Pieces of work are counted so that they cost much the same (measured on the trace in `data/`: a step of a layer under
-//! the slowest policy takes about twice as long as under the fastest). So what is left takes as long as what is done took,
-//! piece by piece, over the whole run: a mean of late pieces alone would follow each policy and each pause.
+//! Pieces of work are counted so that they cost much the same (measured on the trace in `data/`: a step of a layer
+//! under the slowest policy takes about twice as long as under the fastest). So what is left takes as long as what is
+//! done took, piece by piece, over the whole run: a mean of late pieces alone would follow each policy and each pause.
 
 use std::fmt::Write;
 use std::time::Duration;

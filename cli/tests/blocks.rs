@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../src/blocks/mod.rs"]
+#[expect(dead_code, reason = "what a replay takes is asked by the command")]
 mod blocks;
 #[path = "../src/queues.rs"]
 mod queues;

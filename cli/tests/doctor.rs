@@ -11,9 +11,17 @@ mod machine;
 #[path = "../../tests/support/skip.rs"]
 mod skip;
 
-use command::{diagnoses, forebay, refuses, succeeds};
+use command::{forebay, refuses, succeeds};
 use machine::Machine;
 use serde_json::Value;
+
+/// Runs it to status 0 or 1, which says whether it found problems; standard error must be empty.
+fn diagnoses(arguments: &[&str]) -> (i32, String) {
+    let output = forebay(arguments).output().unwrap();
+    let (status, errors) = (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!((0..=1).contains(&status) && errors.is_empty(), "{arguments:?}: {status}: {errors}");
+    (status, String::from_utf8(output.stdout).unwrap())
+}
 
 /// What the doctor finds with `more`, by device. Its status says whether there is a problem among it.
 fn entries(more: &[&str]) -> Vec<Value> {

@@ -6,6 +6,7 @@
 #[expect(dead_code, reason = "a replay cuts no sequence and brings nothing up")]
 mod oracle;
 #[path = "../src/pools.rs"]
+#[expect(dead_code, reason = "what a replay takes is asked by the command")]
 mod pools;
 #[path = "../../tests/support/traces.rs"]
 mod traces;

@@ -5,12 +5,14 @@
 #[path = "../src/policy/mod.rs"]
 mod policy;
 #[path = "../src/pools.rs"]
+#[expect(dead_code, reason = "what a replay takes is asked by the command")]
 mod pools;
 #[path = "../src/queues.rs"]
 mod queues;
 #[path = "../src/room.rs"]
 mod room;
 #[path = "../src/threads.rs"]
+#[expect(dead_code, reason = "what a replay takes is asked by the command")]
 mod threads;
 #[path = "../../tests/support/traces.rs"]
 mod traces;

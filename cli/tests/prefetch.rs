@@ -5,6 +5,7 @@
 #[path = "../src/policy/mod.rs"]
 mod policy;
 #[path = "../src/pools.rs"]
+#[expect(dead_code, reason = "what a replay takes is asked by the command")]
 mod pools;
 #[path = "../src/prefetch.rs"]
 mod prefetch;
@@ -13,6 +14,7 @@ mod queues;
 #[path = "../src/room.rs"]
 mod room;
 #[path = "../src/threads.rs"]
+#[expect(dead_code, reason = "what a replay takes is asked by the command")]
 mod threads;
 
 #[path = "support/command.rs"]

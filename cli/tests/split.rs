@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../src/curve.rs"]
+#[expect(dead_code, reason = "what a replay takes is asked by the command")]
 mod curve;
 #[path = "../src/pools.rs"]
+#[expect(dead_code, reason = "what a replay takes is asked by the command")]
 mod pools;
 #[path = "../src/split.rs"]
 mod split;

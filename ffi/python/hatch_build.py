@@ -70,8 +70,8 @@ def build_library(say: Callable[[str], None]) -> Path:
 
 
 def tell(say: Callable[[str], None], line: str, terminal: Path = Path("/dev/tty")) -> None:
-    """Says `line` to the user. pip keeps what a build prints to itself unless it is run with -v, so a user at a terminal
-    would watch a wheel turn for minutes: there the line goes."""
+    """Says `line` to the user. pip keeps what a build prints to itself unless it is run with -v, so a user at a
+    terminal would watch a wheel turn for minutes: there the line goes."""
     say(line)
     if sys.stderr.isatty():
         return

@@ -2,8 +2,9 @@
 //! about it.
 //!
 //! Nothing that is found is an error: a machine without a GPU, a refused call or a file that is not there are
-//! findings. What does not work is a problem, and the command's status is 1 then, as of a test that fails. It changes nothing; for a moment it takes a small mapping as the total pool
-//! would take it, and, to measure a device, a few large ones.
+//! findings. What does not work is a problem, and the command's status is 1 then, as of a test that fails. It changes
+//! nothing; for a moment it takes a small mapping as the total pool would take it, and, to measure a device, a few
+//! large ones.
 
 mod facts;
 mod files;

@@ -16,15 +16,6 @@ pub fn succeeds(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs it as [`succeeds`] does, to status 0 or 1, and returns the status too: the doctor's says whether it found problems.
-#[allow(dead_code)]
-pub fn diagnoses(arguments: &[&str]) -> (i32, String) {
-    let output = forebay(arguments).output().unwrap();
-    let (status, errors) = (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert!((0..=1).contains(&status) && errors.is_empty(), "{arguments:?}: {status}: {errors}");
-    (status, String::from_utf8(output.stdout).unwrap())
-}
-
 /// Runs it to status 2 and returns the error, one line; nothing may have been printed.
 pub fn refuses(arguments: &[&str]) -> String {
     refused(forebay(arguments).output().unwrap(), arguments)
