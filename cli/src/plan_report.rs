@@ -34,7 +34,7 @@ pub fn text(points: &[Point], least_otps: f64, look: Look) -> String {
         say(&format!("[{ROOFLINE}] {}.", capital(BY_ROOFLINE)));
     }
     misses_notes(points).iter().for_each(|note| say(note));
-    say(&definitions(points.iter().any(|point| point.gain.is_some()), look.width.is_none()));
+    say(&definitions(points.iter().any(|point| point.gain.is_some())));
     provenance::assumptions(rests()).iter().for_each(|assumed| say(&format!("Assumed: {assumed}.")));
     say("");
     for (setting, advice) in advised(points, least_otps) {
@@ -44,28 +44,19 @@ pub fn text(points: &[Point], least_otps: f64, look: Look) -> String {
 }
 
 /// What the columns mean.
-fn definitions(priced: bool, wide: bool) -> String {
-    let mut out = "Ratio: slots of a sequence and layer as a share of its context at its end, prompt and \
-                   promised tokens."
-        .to_owned();
-    if priced {
-        out += " OTPS: output tokens a second of each sequence. Gain: tokens a second beyond those of the most \
-                sequences with all rows on the device.";
-    }
-    if priced && wide {
-        out += " Exposed: what the step takes beyond the same step without misses, as a share. Pays from: the smallest \
-                batch with offload that yields more than the most without.";
-    }
-    if wide || !priced {
-        out += " Whole: the most sequences with all rows on the device: up to there nothing needs to be offloaded.";
-    }
-    if !priced {
-        out += " Most: the most with as few slots as --least-slots says.";
-    }
-    if !priced && wide {
-        out += " Other: landing and scratch slots, and what whole mappings leave unused.";
-    }
-    out
+fn definitions(priced: bool) -> String {
+    let own = if priced {
+        "OTPS: output tokens a second of each sequence. Gain: tokens a second beyond those of the most sequences with \
+         all rows on the device. Exposed: what the step takes beyond the same step without misses, as a share. Pays \
+         from: the smallest batch with offload that yields more than the most without."
+    } else {
+        "Most: the most with as few slots as --least-slots says. Other: landing and scratch slots, and what whole \
+         mappings leave unused."
+    };
+    format!(
+        "Ratio: slots of a sequence and layer as a share of its context at its end, prompt and promised tokens. Whole: \
+         the most sequences with all rows on the device: up to there nothing needs to be offloaded. {own}"
+    )
 }
 
 /// What tells settings apart, in words: whatever differs beside batch and ratio.
