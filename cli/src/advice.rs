@@ -122,6 +122,15 @@ fn by_memory(points: &[&Point]) -> Advice {
     if !planned.offloads() {
         return Advice::against(&resident(planned));
     }
+    if planned.batch <= planned.resident_batch {
+        return Advice::against(&format!("{} fit on each GPU without it", sequences(planned.resident_batch)));
+    }
+    if planned.ratio > RATIO_MOST {
+        return Advice::against(&format!(
+            "ratio {} leaves nearly all rows on the device",
+            ratio(planned.ratio)
+        ));
+    }
     let deployed = &point.deployed;
     Advice::to(
         None,

@@ -220,12 +220,14 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         rates(path)?.into_setup(&mut measured);
     }
     let fitted = fit::fit(&measured).map_err(|error| output::within(error, path))?;
-    if let Some(path) = &arguments.output {
-        output::write_file(path, &json::escaped(fitted.setup.file().text()?.into_bytes()))?;
-    }
-    if let Some(path) = &arguments.json {
-        output::write_file(path, &json::list(&[entry(&fitted)])?)?;
-    }
+    let setup = json::escaped(fitted.setup.file().text()?.into_bytes());
+    let written = [(&arguments.output, setup), (&arguments.json, json::list(&[entry(&fitted)])?)];
+    let (printed, files): (Vec<_>, Vec<_>) = written
+        .iter()
+        .filter_map(|(path, text)| Some((path.as_deref()?, text)))
+        .partition(|(path, _)| output::is_stdout(path));
+    // What cannot be written is found before anything is printed.
+    files.into_iter().chain(printed).try_for_each(|(path, text)| output::write_file(path, text))?;
     if targets.iter().any(|(_, path)| path.is_some_and(output::is_stdout)) {
         return Ok(());
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use clap::error::ContextValue;
 use forebay::os::{self, Identity, NoFaults};
 pub use forebay::text::{echo, harmless};
-use forebay::{Error, Kind, Result};
+use forebay::{Error, Kind, Result, text};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish};
 
 use crate::progress;
@@ -162,28 +162,32 @@ pub fn complain_of_arguments(error: &clap::Error) {
     let text = shortened(error);
     let paragraph: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: "));
-    let meant: String = tips.map(|tip| format!("; {tip}")).collect();
+    // A tip that names the argument again would show more of a long one than an error does.
+    let again = echoes(error).any(|argument| argument.len() > text::ECHO / 4);
+    let meant: String = tips.filter(|_| !again).map(|tip| format!("; {tip}")).collect();
     let _ = writeln!(io::stderr(), "{} (see --help)", harmless(&(paragraph.join(" ") + &meant)));
 }
 
 /// Clap's answer, with no more of an argument than an error shows.
 fn shortened(error: &clap::Error) -> String {
     let mut text = error.to_string();
-    for (_, value) in error.context() {
-        let echoed: &[String] = match value {
-            ContextValue::String(one) => std::slice::from_ref(one),
-            ContextValue::Strings(several) => several,
-            _ => &[],
-        };
-        for argument in echoed {
-            // What is no line's end in the argument is none in the answer.
-            let shown = echo(argument);
-            if *argument != shown {
-                text = text.replace(argument.as_str(), &shown);
-            }
+    for argument in echoes(error) {
+        // What is no line's end in the argument is none in the answer.
+        let shown = echo(argument);
+        if *argument != shown {
+            text = text.replace(argument.as_str(), &shown);
         }
     }
     text
+}
+
+/// The texts that clap's answer was given.
+fn echoes(error: &clap::Error) -> impl Iterator<Item = &String> {
+    error.context().flat_map(|(_, value)| match value {
+        ContextValue::String(one) => std::slice::from_ref(one),
+        ContextValue::Strings(several) => several,
+        _ => &[],
+    })
 }
 
 /// Whether the terminal's locale can show more than ASCII.

@@ -251,10 +251,10 @@ impl Cache {
         if self.config.residency_only {
             return Ok(());
         }
-        let selected = u64::from(step.query_rows) * u64::from(self.geometry.shape().top_k);
         let earlier = self.geometry.layers() as usize - 1;
         for (index, row) in self.ring.slot(step)?.rows.iter().enumerate() {
             let record = &self.records[row.sequence as usize];
+            let selected = u64::from(row.query_rows) * u64::from(self.geometry.shape().top_k);
             // A sequence that is held whole has never more rows than its budget.
             let rows = selected.min(self.config.reach(record.admitted)?.into());
             let budgets = record.holding.budgets.iter().take(earlier);

@@ -89,8 +89,9 @@ impl Config {
     }
 
     /// Refuses what the machine has no memory for, before anything is taken: the rows and the device's memory, where
-    /// they are resident from the start (`populate` or `lock`) and the device's memory is the machine's; the ring and
-    /// the lists of pages, blocks and lanes always. Where the system does not tell ([`Overcommits`]), nothing is
+    /// they are resident from the start (`populate` or `lock`) and the device's memory is the machine's; the ring, what
+    /// steps note and the lists of pages, blocks and lanes always. Rows for which huge pages are reserved are not asked
+    /// for. Where the system does not tell ([`Overcommits`]), nothing is
     /// refused.
     ///
     /// # Errors
@@ -98,8 +99,9 @@ impl Config {
     pub(super) fn check_machine(&self, device: &dyn Device, faults: &dyn Faults) -> Result<()> {
         // What cannot be computed is refused by name when it is taken.
         let Ok(footprint) = self.footprint(device.granularity()) else { return Ok(()) };
-        let wanted = self.of_machine(&footprint, device.takes_host_memory());
-        match os::available(faults) {
+        let state = os::memory_state(faults);
+        let wanted = self.of_machine(&footprint, device.takes_host_memory(), &state);
+        match state.available {
             Some(available) if available < wanted => Err(Error::new(Kind::OutOfMemory, "create")
                 .at("memory of the machine")
                 .with("wanted", wanted)
@@ -110,17 +112,23 @@ impl Config {
     }
 
     /// Bytes of the machine's memory that are in use as soon as the cache is made.
-    fn of_machine(&self, footprint: &Footprint, on_host: bool) -> u64 {
+    fn of_machine(&self, footprint: &Footprint, on_host: bool, state: &MemoryState) -> u64 {
         let layers = u64::from(self.shape.layers) + u64::from(self.shape.draft_layers);
         let pages = 2 * size_of::<u32>() as u64 * (u64::from(self.host_pages) + u64::from(self.index_pages));
         let shared = self.host_pages.min(self.index_pages).min(CAPACITY_MAX);
         let lane = size_of::<Record>() as u64 + 4 * layers;
         let lists = pages + PrefixIndex::ENTRY_BYTES * u64::from(shared) + lane * u64::from(self.lanes);
         let resident = self.memory.populate || self.memory.lock;
-        let rows = if resident { footprint.rows } else { 0 };
+        // Reserved huge pages are no part of what the system says is available.
+        let reserved = self.memory.huge && state.has_huge(footprint.rows);
+        let rows = if resident && !reserved { footprint.rows } else { 0 };
         let device = if resident && on_host { footprint.device() } else { 0 };
         let ring = footprint.step_blocks.next_multiple_of(os::page_size());
-        lists.saturating_add(ring).saturating_add(rows).saturating_add(device)
+        // What each step of the ring notes of its calls (`step::enqueued`).
+        let places = layers.saturating_mul(u64::from(self.query_rows));
+        let steps = u64::from(self.steps_in_flight).saturating_mul(u64::from(self.micro_batches));
+        let notes = places.saturating_mul(4 * (u64::from(self.batch) + 1)).saturating_mul(steps);
+        [lists, ring, notes, rows, device].into_iter().fold(0, u64::saturating_add)
     }
 
     /// Device bytes of page tables, lists of fetches and step blocks.

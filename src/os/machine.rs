@@ -27,9 +27,9 @@ pub fn memory() -> (u64, u64) {
     (state.total.unwrap_or(0), state.available.unwrap_or(0))
 }
 
-/// Bytes that can be had now without swapping, control groups considered; none where the system does not tell.
-pub fn available(faults: &dyn Faults) -> Option<u64> {
-    MemoryState::read(faults).available
+/// What the system says about its memory now.
+pub fn memory_state(faults: &dyn Faults) -> MemoryState {
+    MemoryState::read(faults)
 }
 
 /// The NUMA node beside the device at a place on the bus, such as `0000:01:00.0`; none where the system does not tell.

@@ -36,6 +36,11 @@ pub struct MemoryState {
 }
 
 impl MemoryState {
+    /// Whether free huge pages hold so many bytes.
+    pub fn has_huge(&self, bytes: u64) -> bool {
+        self.huge_page > 0 && bytes.div_ceil(self.huge_page) <= self.huge_free
+    }
+
     pub(super) fn read(faults: &dyn Faults) -> Self {
         faults.memory(Self::try_read(faults).unwrap_or_default())
     }

@@ -49,7 +49,7 @@ pub use descriptor::{receive, send};
 pub use file::{Identity, identity, write_whole};
 pub use library::Library;
 pub use limit::unsignalled;
-pub use machine::{available, memory, node_beside, processor, threads};
+pub use machine::{memory, memory_state, node_beside, processor, threads};
 pub use map::{Map, Request};
 pub use memory::{MemoryState, page_size};
 pub use near::near;

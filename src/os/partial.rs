@@ -12,6 +12,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::{Call, Faults};
+use crate::sync::unique;
 
 /// How many names are tried.
 const NAMES: u32 = 64;
@@ -39,13 +40,14 @@ impl Partial {
         if faults.before(Call::OpenFolder).is_none() {
             sweep(target.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new(".")));
         }
-        let (mut number, mut end) = (0, LOCKED);
+        let (mut tries, mut end) = (0, LOCKED);
         loop {
-            let path = target.with_file_name(format!("{BEGIN}{}-{number}{end}", std::process::id()));
+            // No name twice: who finds that another has removed its file must not remove the next one's.
+            let path = target.with_file_name(format!("{BEGIN}{}-{}{end}", std::process::id(), unique()));
             let file = match OpenOptions::new().write(true).create_new(true).open(&path) {
                 Ok(file) => file,
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && number < NAMES => {
-                    number += 1;
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && tries < NAMES => {
+                    tries += 1;
                     continue;
                 }
                 Err(e) => return Err(e),
@@ -53,8 +55,14 @@ impl Partial {
             let partial = Partial { path, done: false };
             match lock(&file, faults) {
                 // Between creation and lock another process may have taken it for a dead one's and removed it.
-                Some(true) if end == LOCKED && file.metadata()?.nlink() == 0 && number < NAMES => number += 1,
-                Some(false) if end == LOCKED && number < NAMES => number += 1,
+                Some(true) if end == LOCKED && file.metadata()?.nlink() == 0 && tries < NAMES => {
+                    partial.done();
+                    tries += 1;
+                }
+                Some(false) if end == LOCKED && tries < NAMES => {
+                    partial.done();
+                    tries += 1;
+                }
                 None if end == LOCKED => end = UNLOCKED,
                 _ => return Ok((file, partial)),
             }

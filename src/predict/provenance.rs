@@ -144,7 +144,7 @@ fn implied(setup: &Setup) -> Vec<String> {
         let experts = |gpus: u32| setup.dims().experts / gpus.max(1);
         all.push(format!(
             "{gpus} GPUs by the model of docs/simulator.md: {} experts a GPU and layer instead of {}, evenly visited; \
-             weights of {:.0} GB a GPU; all but experts and their exchange as on {costs_gpus} GPUs",
+             layers of {:.0} GB a GPU at a byte a value; all but experts and their exchange as on {costs_gpus} GPUs",
             experts(gpus),
             experts(costs_gpus),
             setup.weights_bytes() / 1e9,

@@ -13,8 +13,8 @@
 //! (halves) have a word for each of them. The memory is taken with the ring; a step that knew no halves begins with
 //! one store a layer and query row.
 //!
-//! Words are atomics because engines enqueue through a shared reference. Two threads may enqueue different rows of
-//! one step; nothing is ordered by these words.
+//! Words are atomics because engines enqueue through a shared reference. One thread at a time enqueues calls of one
+//! step; nothing is ordered by these words.
 
 use crate::device::Part;
 use crate::error::{Error, Kind, Result};
@@ -164,8 +164,9 @@ impl Enqueued {
     pub(crate) fn check(&self, rows: &[RowInFlight], due: Due) -> Result<()> {
         let complete = |word: u32| word & PROGRESS > due.passes && (word & SCATTERED != 0 || !due.scatter);
         let layers = self.whole.chunks_exact(self.query_rows.max(1));
+        let widest = rows.iter().map(|row| row.query_rows as usize).max().unwrap_or(0);
         for (layer, whole) in (0_u32..).zip(layers) {
-            if whole.iter().all(|word| complete(word.load(Relaxed))) {
+            if whole.iter().take(widest).all(|word| complete(word.load(Relaxed))) {
                 continue;
             }
             for (batch_row, row) in rows.iter().enumerate() {

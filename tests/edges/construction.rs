@@ -210,8 +210,8 @@ fn whichever_call_fails_there_is_a_cache_that_decodes_or_an_error_that_says_why(
     assert!(outcomes.0 > 4 && outcomes.1 > 2, "{outcomes:?} (caches, errors)");
 }
 
-/// A machine that has so much memory left.
-struct Has(u64);
+/// A machine that has so much memory left, and so many huge pages reserved.
+struct Has(u64, u64);
 
 impl Faults for Has {
     fn before(&self, _: Call) -> Option<i32> {
@@ -219,14 +219,14 @@ impl Faults for Has {
     }
 
     fn memory(&self, read: MemoryState) -> MemoryState {
-        MemoryState { available: Some(self.0), ..read }
+        MemoryState { available: Some(self.0), huge_page: 2 << 20, huge_free: self.1, ..read }
     }
 }
 
 /// A cache of `config` where the machine has `available` bytes: what it wanted, of what, in its error.
 fn on_a_machine(config: Config, available: u64) -> Result<(), (u64, u64)> {
     let device = TestDevice::new(HostOptions::default());
-    let made = Cache::with_faults(config, device.device(), &Has(available));
+    let made = Cache::with_faults(config, device.device(), &Has(available, 0));
     made.map(drop).map_err(|error| {
         assert_eq!((error.kind(), error.place()), (Kind::OutOfMemory, "memory of the machine"), "{error}");
         assert!(error.to_string().contains("overcommit"), "{error}");
@@ -250,6 +250,21 @@ fn what_the_machine_has_no_memory_for_is_refused_before_anything_is_taken() {
     // Petabytes, and it is an error at once: nothing was taken of what the machine has.
     let huge = Config { host_pages: u32::MAX, ..resident.clone() };
     assert!(on_a_machine(huge, 1 << 40).unwrap_err().0 > 1 << 40);
+}
+
+/// What is reserved is not available to others, and the rows take it: they are not asked for a second time.
+#[test]
+fn rows_on_reserved_huge_pages_are_not_counted_as_other_memory() {
+    let memory = Memory { huge: true, populate: true, lock: false, node: None };
+    let reserved = Config { memory, ..config() };
+    let wanted = |huge_free: u64| {
+        let device = TestDevice::new(HostOptions::default());
+        let made = Cache::with_faults(reserved.clone(), device.device(), &Has(1, huge_free));
+        made.unwrap_err().number("wanted").unwrap()
+    };
+    let rows = reserved.footprint(4096).unwrap().rows;
+    let pages = rows.div_ceil(2 << 20);
+    assert_eq!(wanted(pages - 1) - wanted(pages), rows);
 }
 
 #[test]
