@@ -10,6 +10,7 @@
 //! parsing is printed beside it, and the rate of every study policy, one pass each.
 
 #[path = "../cli/src/blocks/mod.rs"]
+#[expect(dead_code, reason = "what a replay takes is asked by the command")]
 mod blocks;
 #[path = "support/clock.rs"]
 mod clock;
