@@ -158,7 +158,7 @@ def test_a_step_is_a_context_manager(make: Make) -> None:
     with cache.prepare([(sequence, 0, 1)]) as step:
         step.layer(0, some(1), empty())
         whole(step, 0)
-        assert repr(step) == "<forebay.Step of 1 rows, open>"
+        assert repr(step) == "<forebay.Step of 1 row, open>"
     assert step.retired is not None and step.retired.step == 1
     with pytest.raises(forebay.Closed):
         step.retire()
