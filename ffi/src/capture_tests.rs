@@ -307,6 +307,7 @@ fn a_capture_that_makes_no_sense_is_refused_and_nothing_is_left_of_it() {
     refused(capture(right, &FbEngine { enqueue: None, ..idle }), FbInvalidConfig, cache, "enqueue");
     let open = graphs.rig.prepare(0..2, 0);
     refused(capture(right, &idle), FbBusy, cache, "not finished");
+    graphs.rig.rest(open.0, &open.1);
     graphs.rig.end(open.0, open.1);
     // SAFETY: null is refused.
     unsafe {

@@ -366,7 +366,7 @@ mod tests {
         let table = [64, 128];
         let slots_by_layer = table.as_ptr();
         for (config, kind, place) in [
-            (FbCacheConfig { memory: 8, ..small() }, Kind::InvalidConfig, "memory"),
+            (FbCacheConfig { memory: 16, ..small() }, Kind::InvalidConfig, "memory"),
             (FbCacheConfig { residency_only: 2, ..small() }, Kind::InvalidConfig, "residency_only"),
             (
                 FbCacheConfig { pool_slots: 64, slots_by_layer, ..small() },

@@ -234,7 +234,8 @@ fn what_a_callback_answers_is_the_answer_and_abandons_the_step() {
         }
         rig.twin.abandon(&mut own).unwrap();
         rig.twin.finish(&mut own, rig.stream).unwrap();
-        let _ended = rig.twin.retire(own, rig.stream).unwrap();
+        let ended = rig.twin.retire(own, rig.stream).unwrap_err();
+        assert_eq!(ended.error.kind(), Kind::Cancelled);
         rig.reopen(0..2);
     }
 }
@@ -303,7 +304,10 @@ fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
     refused(of(&both, &sides, 2, &ORDERS, 3, &engine), FbOutOfRange, &rig, "passes");
     refused(of(&both, &sides, 2, &ORDERS, 0, &none), FbInvalidConfig, &rig, "enqueue");
     assert!(script.calls.is_empty(), "nothing was enqueued");
-    open.into_iter().for_each(|(step, own)| rig.end(step, own));
+    for (step, own) in open {
+        rig.rest(step, &own);
+        rig.end(step, own);
+    }
 }
 
 /// An engine that does nothing.

@@ -366,7 +366,7 @@ fn an_abandoned_step_is_cancelled_and_tells_nothing() {
     assert_eq!((step, told(rig.cache)), (0, (Vec::new(), Vec::new())));
     rig.twin.abandon(&mut own).unwrap();
     rig.twin.finish(&mut own, rig.stream).unwrap();
-    let _ended = rig.twin.retire(own, rig.stream).unwrap();
+    assert_eq!(rig.twin.retire(own, rig.stream).unwrap_err().error.kind(), Kind::Cancelled);
 }
 
 #[test]

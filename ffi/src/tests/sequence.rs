@@ -279,10 +279,10 @@ fn texts_name_the_argument_and_the_callers_number() {
         assert_eq!(fb_retired_lengths(cache, null_mut(), 4, &raw mut count), FbInvalidConfig);
         assert!(text_of(cache).contains("lengths"), "{}", text_of(cache));
         assert_eq!(fb_close(cache, 77, null_mut()), FbClosed);
-        assert!(text_of(cache).contains("sequence 77"), "{}", text_of(cache));
+        assert!(text_of(cache).contains("sequence 0x4d"), "{}", text_of(cache));
         let mut step = 0;
         assert_eq!(fb_prepare(cache, &raw const config, null_mut(), &raw mut step), FbClosed);
-        assert!(text_of(cache).contains("sequence 77"), "{}", text_of(cache));
+        assert!(text_of(cache).contains("sequence 0x4d"), "{}", text_of(cache));
         assert_eq!((count, step), (0, 0));
     }
     close(cache, sequence);

@@ -321,7 +321,15 @@ impl World {
         let status = unsafe {
             match kind {
                 0 | 1 => layer::fb_layer(cache, step, numbers.below(LAYERS), selection, slots, stream),
-                2 => layer::fb_layers(cache, step, selection, slots, stream),
+                2 if numbers.byte() < 64 => layer::fb_layers(cache, step, selection, slots, stream),
+                2 => {
+                    // Whole, so that some steps are accepted.
+                    for layer in 0..LAYERS {
+                        sound(layer::fb_layer(cache, step, layer, selection, slots, stream), "layer");
+                        sound(layer::fb_scatter(cache, step, layer, stream), "scatter");
+                    }
+                    FbStatus::FbOk
+                }
                 3 => layer::fb_scatter(cache, step, numbers.below(LAYERS), stream),
                 4 => layer::fb_resolve(cache, step, &part, &buffers, stream),
                 5 => layer::fb_gather(cache, step, &part, numbers.below(2), stream),
