@@ -58,7 +58,7 @@ check:
 
 ## Everything. With FOREBAY_REQUIRE_ALL=1 a skip that ci/allowed-skips.txt does not list fails.
 test:
-	@ci/skips $(MAKE) setup style kernels-check all-tests python on-cuda on-driver embedder \
+	@ci/skips $(MAKE) setup style kernels-check all-tests python installs on-cuda on-driver embedder \
 	    examples docs loom asan bench-build
 
 ## More seeds and long runs, optimised; by hand, takes long.

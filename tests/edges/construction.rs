@@ -2,7 +2,6 @@
 
 use crate::device::TestDevice;
 use crate::{K, asks, config, engine, refused, row};
-use forebay::device::Device;
 use forebay::device::host::HostOptions;
 use forebay::os::{Call, Fallback, Faults, Inject, MemoryState};
 use forebay::{Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory, MicroBatch, Shape, Slots};
