@@ -157,7 +157,14 @@ fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
 fn table(curved: &Curved, row: &RowSize, look: Look) -> String {
     let steps = f64::from(curved.setting.steps);
     let mut table = look.table();
-    table.set_header(["prompt\nshare", "slots", "misses/step\nand layer", "", "miss\nratio", "to device\na step"]);
+    table.set_header([
+        "prompt\nshare",
+        "slots",
+        "misses/step\nand layer",
+        "",
+        "miss\nratio",
+        "to device\na step",
+    ]);
     let per_layer = |point: &Point| point.misses as f64 / steps / curved.curves.layers.len() as f64;
     let longest = curved.asked.iter().map(|(_, point)| per_layer(point)).fold(0.0, f64::max);
     for (share, point) in &curved.asked {

@@ -104,8 +104,8 @@ fn is_mistake(answer: &clap::Error) -> bool {
     answer.use_stderr() && answer.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
 }
 
-/// What the command line says. Helps are as wide as reports. A `--ratio` of replay, which has another meaning elsewhere, is
-/// told what is meant here.
+/// What the command line says. Helps are as wide as reports. A `--ratio` of replay is told its name there: elsewhere a
+/// ratio is of the context at its end.
 fn parse() -> std::result::Result<Arguments, clap::Error> {
     let meant = UnknownArgumentValueParser::suggest_arg("--prompt-share");
     let ratio = clap::Arg::new("ratio").long("ratio").hide(true).value_parser(meant);

@@ -30,8 +30,9 @@ fn without_a_driver_the_error_says_what_is_missing_and_what_to_do() {
     let error = refusal(&["--device", "cuda:0", "--driver", "libc.so.6"]);
     assert!(error.contains("CUDA driver") && error.contains("cuDriverGetVersion"), "{error}");
     // The system's own, where there is one, would replay.
-    let output =
-        command::forebay(&["replay", &demo(), "--prompt-share", "0.1", "--device", "cuda:0"]).output().unwrap();
+    let output = command::forebay(&["replay", &demo(), "--prompt-share", "0.1", "--device", "cuda:0"])
+        .output()
+        .unwrap();
     if !output.status.success() {
         let error = command::refused(output, &["--device", "cuda:0"]);
         assert!(error.contains("CUDA driver"), "{error}");
@@ -49,8 +50,9 @@ fn a_device_is_named_as_it_is_counted() {
 
 #[test]
 fn the_host_is_the_device_where_none_is_named() {
-    let replay =
-        |more: &[&str]| succeeds(&[&["replay", &demo(), "--prompt-share", "0.1", "--json", "-"], more].concat());
+    let replay = |more: &[&str]| {
+        succeeds(&[&["replay", &demo(), "--prompt-share", "0.1", "--json", "-"], more].concat())
+    };
     assert_eq!(replay(&["--device", "host"]), replay(&[]));
 }
 

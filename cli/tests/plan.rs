@@ -89,8 +89,11 @@ fn a_ratio_is_of_the_context_at_its_end_and_replay_has_a_prompt_share() {
     let has = |kind, field: &str| fields(kind).lines().any(|line| line.starts_with(&format!("| `{field}`")));
     let replay = ["replay", trace, "--slots", "1229"];
     let replayed = json(&replay);
-    assert_eq!(replayed["prompt_share"], 1229.0 / f64::from(header.decode_start));
-    assert!(replayed.get("ratio").is_none() && !has("selection", "ratio") && has("selection", "prompt_share"));
+    let share = replayed["prompt_share"].as_f64().unwrap() * f64::from(header.decode_start);
+    assert!((share - 1229.0).abs() < 1e-9, "{share}");
+    assert!(
+        replayed.get("ratio").is_none() && !has("selection", "ratio") && has("selection", "prompt_share")
+    );
     let point = ["--setup", "ess", "--context", "32K", "--batch", "96"];
     let planned = json(&[&["plan", "--gpu", "80GiB", "--weights", "0"], &point[..]].concat());
     let slots = planned["slots"].as_f64().unwrap();
@@ -98,12 +101,16 @@ fn a_ratio_is_of_the_context_at_its_end_and_replay_has_a_prompt_share() {
     let simulated = json(&[&["simulate", "--ratio", "0.21"], &point[..]].concat());
     assert_eq!(simulated["ratio"], 0.21);
     for (kind, entry) in [("plan", &planned), ("simulate", &simulated)] {
-        assert!(entry.get("prompt_share").is_none() && has(kind, "ratio") && !has(kind, "prompt_share"), "{kind}");
+        assert!(
+            entry.get("prompt_share").is_none() && has(kind, "ratio") && !has(kind, "prompt_share"),
+            "{kind}"
+        );
     }
     // What people read: the table's first head stands over two lines.
     for more in [&[][..], &["--curve"]] {
         let table = succeeds(&[&replay[..], more].concat());
-        let heads: Vec<&str> = table.lines().skip_while(|line| !line.trim_start().starts_with("prompt")).collect();
+        let heads: Vec<&str> =
+            table.lines().skip_while(|line| !line.trim_start().starts_with("prompt")).collect();
         assert!(heads[1].trim_start().starts_with("share"), "{table}");
         assert!(table.contains("Prompt share: slots over the tokens at decode start."), "{table}");
     }
@@ -111,10 +118,16 @@ fn a_ratio_is_of_the_context_at_its_end_and_replay_has_a_prompt_share() {
     assert!(page.contains("slots / prompt (log)") && page.contains("At prompt share 0.2"));
     let words = page.replace("miss ratio", "").replace("Miss ratio", "");
     assert!(!words.contains("ratio "), "a ratio on the page of a replay");
-    for (command, option) in [("replay", "--prompt-share <"), ("plan", "--ratio <"), ("simulate", "--ratio <")] {
+    for (command, option) in
+        [("replay", "--prompt-share <"), ("plan", "--ratio <"), ("simulate", "--ratio <")]
+    {
         let help = succeeds(&[command, "--help"]);
         assert!(help.contains(option), "{command}");
-        assert_eq!(help.matches("--ratio <").count() + help.matches("--prompt-share <").count(), 1, "{command}");
+        assert_eq!(
+            help.matches("--ratio <").count() + help.matches("--prompt-share <").count(),
+            1,
+            "{command}"
+        );
     }
 }
 

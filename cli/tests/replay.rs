@@ -118,7 +118,8 @@ fn a_tiny_trace_counts_as_by_hand() {
 #[test]
 fn json_has_the_documented_fields_one_entry_for_each_size() {
     let path = demo();
-    let all = entries(&["replay", text(&path), "--prompt-share", "0.1,0.2", "--prompt-share", "0.3", "--mtp", "2"]);
+    let all =
+        entries(&["replay", text(&path), "--prompt-share", "0.1,0.2", "--prompt-share", "0.3", "--mtp", "2"]);
     assert_eq!(all.len(), 3);
     let trace = SelectionTrace::read(&path).unwrap();
     let header = trace.header();
@@ -213,7 +214,9 @@ fn no_colour_is_printed_where_none_is_wanted() {
     };
     let force = ("CLICOLOR_FORCE", "1");
     assert!(coloured(&["replay", "--help"], &[force]), "the control: it can print colours");
-    for arguments in [&["replay", "--help"][..], &["replay"], &["replay", text(&demo), "--prompt-share", "0.2"]] {
+    for arguments in
+        [&["replay", "--help"][..], &["replay"], &["replay", text(&demo), "--prompt-share", "0.2"]]
+    {
         assert!(!coloured(arguments, &[force, ("NO_COLOR", "1")]), "{arguments:?}");
     }
 }

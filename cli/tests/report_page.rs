@@ -64,7 +64,8 @@ fn a_report_says_what_the_other_outputs_say() {
         } else {
             format!("{mean:.0}")
         };
-        let row = page.lines().find(|line| line.starts_with(&format!("<tr><td>{}</td>", entry["prompt_share"])));
+        let row =
+            page.lines().find(|line| line.starts_with(&format!("<tr><td>{}</td>", entry["prompt_share"])));
         assert!(row.unwrap().contains(&format!("<td>{mean}</td>")), "{entry}: {}", row.unwrap());
     }
     let shown = entries.iter().find(|e| e["policy"] == "lru" && e["prompt_share"] == 0.2).unwrap();

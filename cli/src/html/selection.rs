@@ -537,10 +537,17 @@ fn moved(view: &View<'_>) -> Card {
     chart::ranges(&mut svg, &bars, "prompt share · bytes to the device a step (log): optimum to lru");
     let table = rows.iter().map(|(lru, best)| {
         let (bytes, best) = (view.bytes(lru.misses), view.bytes(*best));
-        vec![ratio(lru.prompt_share), format!("{bytes:.0}"), view.time(bytes), format!("{best:.0}"), view.time(best)]
+        vec![
+            ratio(lru.prompt_share),
+            format!("{bytes:.0}"),
+            view.time(bytes),
+            format!("{best:.0}"),
+            view.time(best),
+        ]
     });
-    let head =
-        ["prompt share", "bytes, lru", "time, lru", "bytes, optimum", "time, optimum"].map(str::to_owned).to_vec();
+    let head = ["prompt share", "bytes, lru", "time, lru", "bytes, optimum", "time, optimum"]
+        .map(str::to_owned)
+        .to_vec();
     let missed = rows.iter().any(|(lru, _)| lru.misses > 0);
     Card {
         name,

@@ -123,8 +123,8 @@ fn sentences_say_what_the_figures_say() {
     );
     assert_eq!(
         sentence("Misses by size"),
-        "At prompt share 0.2, LRU misses 1.40 rows a step and layer, the optimum 1.40: 100% of the misses are the working \
-         set's, 0% the policy's. There is nothing for another rule to gain."
+        "At prompt share 0.2, LRU misses 1.40 rows a step and layer, the optimum 1.40: 100% of the misses are the \
+         working set's, 0% the policy's. There is nothing for another rule to gain."
     );
     assert!(
         sentence("Bytes moved").contains("4.48 KiB to the device, 124 ns at 37 GB/s"),
