@@ -338,7 +338,7 @@ fn values_without_sense_are_named_with_the_allowed_range() {
     assert!(replay(&["--slots", "9", "--prompt-share", "0.1"]).contains("cannot be used with"));
     // A ratio is of the context at its end, and replay has none.
     let e = replay(&["--ratio", "0.1"]);
-    assert!(e.contains("'--ratio'") && e.contains("similar") && e.contains("'--prompt-share'"), "{e}");
+    assert!(e.contains("'--ratio") && e.contains("similar") && e.contains("'--prompt-share'"), "{e}");
     assert!(replay(&["--warmup", "65"]).contains("warmup 65, warm_steps 64"));
     assert!(replay(&["--mtp", "513"]).contains("mtp 513, decode_steps 512); pass --mtp up to decode_steps"));
     assert!(replay(&["--policy", "best"]).contains("lru"));

@@ -534,7 +534,7 @@ fn moved(view: &View<'_>) -> Card {
     );
     let name = "Bytes moved a step, and their time".to_owned();
     let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), &name, &sentence);
-    chart::ranges(&mut svg, &bars, "prompt share · bytes to the device a step (log): optimum to lru");
+    chart::ranges(&mut svg, &bars, "share · bytes to the device a step (log): optimum to lru");
     let table = rows.iter().map(|(lru, best)| {
         let (bytes, best) = (view.bytes(lru.misses), view.bytes(*best));
         vec![

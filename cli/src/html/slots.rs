@@ -109,6 +109,6 @@ fn by_size(figures: &Figures, sizes: &[(u32, u64)]) -> String {
     let bars: Vec<Bar> = sizes.iter().filter_map(bar).collect();
     let name = "What the split saves, by size of the pool";
     let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), name, "");
-    chart::bars(&mut svg, &bars, "prompt share · misses saved · rows missed, uniform → split");
+    chart::bars(&mut svg, &bars, "share · misses saved · rows missed, uniform → split");
     svg.finish()
 }
