@@ -158,7 +158,7 @@ const WORDS: &str = "0 1 2 3 8 64 512 4096 32768 131072 -1 -0.5 0.1 0.999 1.5 37
                      /nowhere/x trace requests setup misses rates table measured out folder missing";
 
 /// What options are made for; of others nothing is known.
-const GOOD: [(&str, &str); 22] = [
+const GOOD: [(&str, &str); 23] = [
     ("--batch", "1 8 52 4,8"),
     ("--capacity", "1 2 8"),
     ("--context", "4096 32768 8K"),
