@@ -88,11 +88,11 @@ impl Config {
         })
     }
 
-    /// Refuses what the machine has no memory for, before anything is taken: the rows, where they are resident from the
-    /// start (`populate`, `lock`, or a device that pins what it is shown); the device's memory, where it is the machine's
-    /// and they are asked to be resident; the ring, what steps note and the lists of pages, blocks and lanes always. Rows
-    /// for which huge pages are reserved are not asked for. Where the system does not tell ([`Overcommits`]), nothing is
-    /// refused.
+    /// Refuses what the machine has no memory for, before anything is taken: the rows, where they are resident from
+    /// the start (`populate`, `lock`, or a device that pins what it is shown); the device's memory, where it is the
+    /// machine's and rows are asked to be resident; the ring, what steps note and the lists of pages, blocks and lanes
+    /// always. Rows for which huge pages are reserved are not asked for. Where the system does not tell
+    /// ([`Overcommits`]), nothing is refused.
     ///
     /// # Errors
     /// [`Kind::OutOfMemory`] with both numbers.

@@ -134,7 +134,7 @@ pub struct LaneHead {
 pub(crate) fn filled<T: Clone>(count: usize, value: T, place: &'static str) -> Result<Vec<T>> {
     let mut all = Vec::new();
     all.try_reserve_exact(count).map_err(|_| {
-        let bytes = count as u64 * size_of::<T>() as u64;
+        let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
         Error::new(Kind::OutOfMemory, "residency tables").at(place).with("bytes", bytes)
     })?;
     all.resize(count, value);
