@@ -90,8 +90,8 @@ impl Config {
 
     /// Refuses what the machine has no memory for, before anything is taken: the rows, where they are resident from
     /// the start (`populate`, `lock`, or a device that pins what it is shown); the device's memory, where it is the
-    /// machine's and rows are asked to be resident; the ring, what steps note and the lists of pages, blocks and lanes
-    /// always. Rows for which huge pages are reserved are not asked for. Where the system does not tell
+    /// machine's: its tables always, the rest where rows are asked to be resident; the ring, what steps note and the
+    /// lists of pages, blocks and lanes always. Rows for which huge pages are reserved are not asked for. Where the system does not tell
     /// ([`Overcommits`]), nothing is refused.
     ///
     /// # Errors
@@ -123,7 +123,12 @@ impl Config {
         let reserved = self.memory.huge && !self.residency_only && state.has_huge(footprint.rows);
         let stored = resident && !self.residency_only;
         let rows = if (stored || device.pins_host_memory()) && !reserved { footprint.rows } else { 0 };
-        let device = if resident && device.takes_host_memory() { footprint.device() } else { 0 };
+        // Tables are written when they are made.
+        let device = match (device.takes_host_memory(), resident) {
+            (false, _) => 0,
+            (true, false) => footprint.tables,
+            (true, true) => footprint.device(),
+        };
         let ring = footprint.step_blocks.next_multiple_of(os::page_size());
         // What each step of the ring notes of its calls (`step::enqueued`).
         let places = layers.saturating_mul(u64::from(self.query_rows));

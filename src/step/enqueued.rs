@@ -14,9 +14,9 @@
 //! one store a layer and query row.
 //!
 //! Words are atomics because engines enqueue through a shared reference. One thread at a time enqueues calls of one
-//! step; nothing is ordered by these words. So each is read and then written: an update in one instruction would lock
-//! the word, and halves have one for each row. Where two threads mark one row at once all the same, a mark may be
-//! lost; the device has its own.
+//! step; nothing is ordered by these words. The words of rows are read and then written, since an update in one
+//! instruction would lock each of them, and halves have one for each row. Those of whole batches are updated in one:
+//! a lost [`APART`] would leave words of rows to the next step.
 
 use crate::device::Part;
 use crate::error::{Error, Kind, Result};
@@ -110,15 +110,15 @@ impl Enqueued {
                 if before & APART != 0 {
                     rows.iter().for_each(forget);
                 }
-                set(whole, 1);
+                set_whole(whole, 1);
                 continue;
             };
             // What all rows have come to, each has by itself now: these begin anew.
             if before & PROGRESS != 0 {
                 rows.iter().for_each(|word| set(word, progress(word).max(before & PROGRESS)));
-                forget(whole);
+                set_whole(whole, 0);
             }
-            add(whole, APART);
+            whole.fetch_or(APART, Relaxed);
             rows.get(some).unwrap_or_default().iter().for_each(|word| set(word, 1));
         }
     }
@@ -131,11 +131,11 @@ impl Enqueued {
             let some = Enqueued::some(part, step_rows);
             if some.is_none() && before & APART == 0 {
                 if before & PROGRESS == wanted {
-                    set(whole, come);
+                    set_whole(whole, come);
                 }
                 continue;
             }
-            add(whole, APART);
+            whole.fetch_or(APART, Relaxed);
             let some = some.unwrap_or(0..step_rows as usize);
             for word in rows.get(some).unwrap_or_default() {
                 if progress(word).max(before & PROGRESS) == wanted {
@@ -149,17 +149,19 @@ impl Enqueued {
     pub(crate) fn scattered(&self, part: &Part, step_rows: u32) {
         for (whole, rows) in self.words(part.layer.0, part.rows) {
             let Some(some) = Enqueued::some(part, step_rows) else {
-                add(whole, SCATTERED);
+                whole.fetch_or(SCATTERED, Relaxed);
                 continue;
             };
-            add(whole, APART);
+            whole.fetch_or(APART, Relaxed);
             rows.get(some).unwrap_or_default().iter().for_each(|word| add(word, SCATTERED));
         }
     }
 
     /// A schedule has enqueued all that is due of these query rows of a layer, for the whole batch.
     pub(crate) fn scheduled(&self, layer: u32, rows: Rows) {
-        self.words(layer, rows).for_each(|(whole, _)| add(whole, SCATTERED | PROGRESS));
+        self.words(layer, rows).for_each(|(whole, _)| {
+            whole.fetch_or(SCATTERED | PROGRESS, Relaxed);
+        });
     }
 
     /// Whether everything that is due of a step with these batch rows is enqueued.
@@ -217,6 +219,8 @@ impl Enqueued {
             return Err(refused("a resolve was not enqueued", query).hint(hint));
         }
         if let Some((query, come)) = find(&|come, _| come <= due.passes) {
+            // A resolve of another layer has taken the lists that this gather would have read.
+            let hint = "resolve these rows and gather; where another layer resolved them since, abandon the step";
             return Err(refused("a gather was not enqueued", query).with("pass", come - 1).hint(hint));
         }
         match find(&|_, scattered| !scattered && due.scatter) {
@@ -233,6 +237,12 @@ fn both(whole: u32, own: u32) -> u32 {
 
 fn progress(word: &AtomicU32) -> u32 {
     word.load(Relaxed) & PROGRESS
+}
+
+/// The progress of a whole batch's word; its other bits are never written back.
+fn set_whole(whole: &AtomicU32, come: u32) {
+    whole.fetch_and(!PROGRESS, Relaxed);
+    whole.fetch_or(come, Relaxed);
 }
 
 fn add(word: &AtomicU32, mark: u32) {
