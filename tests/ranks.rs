@@ -215,7 +215,7 @@ impl Rank {
 /// The digests of a rank's sequences.
 type Digests = [u64; BATCH];
 
-/// How long a rank may say nothing. Far beyond what any needs: whoever reaches it hangs, and is ended.
+/// How long a rank may say nothing. Far beyond what any needs: it ends a test that hangs, and decides nothing else.
 const SILENT: Duration = Duration::from_secs(120);
 
 /// A rank's process, the pipe to it, and the lines that a thread reads from it.
@@ -260,13 +260,17 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Its input ends, and with it the process; one that does not is ended.
+        // Its input ends, and with it the process; one that does not, or of a test that has failed, is ended.
         self.to = None;
+        let silent = if std::thread::panicking() { Duration::ZERO } else { SILENT };
         loop {
-            match self.from.recv_timeout(SILENT) {
+            match self.from.recv_timeout(silent) {
                 Ok(_) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => drop(self.child.kill()),
+                Err(RecvTimeoutError::Timeout) => {
+                    let _ended_by_itself = self.child.kill();
+                    break;
+                }
             }
         }
         let ended = self.child.wait();
