@@ -347,7 +347,7 @@ class Cache:
         """
         self._record.make_up()
         waiting = ffi.new("uint32_t *")
-        check(lib.fb_cache_reap(self._pointer, self.device.stream_of(stream), waiting), self._pointer)
+        check(self._record.reap(self.device.stream_of(stream), waiting), self._pointer)
         return int(waiting[0])
 
     def slab(self, layer: int, run: int = 0) -> Any:
