@@ -1,7 +1,7 @@
-/* Captured layers. On the host each call says that it captures nothing, and the cache goes on. On the CUDA device, whose
- * driver is the program's argument: what an engine forgets of a step whose layers are captured is an error. What the
- * cache was not told of fb_finish refuses; a graph that was not launched, and one of several that was left out, the
- * step's report finds. */
+/* Captured layers. On the host each call says that it captures nothing, and the cache goes on. On the CUDA device,
+ * whose driver is the program's argument: what an engine forgets of a step whose layers are captured is an error. What
+ * the cache was not told of fb_finish refuses; a graph that was not launched, and one of several that was left out,
+ * the step's report finds. */
 
 #include "check.h"
 

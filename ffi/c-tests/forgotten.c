@@ -1,7 +1,7 @@
-/* What an engine forgets is an error: a step of a model with a draft layer, in two passes of attention, whose batch rows
- * differ in query rows, is made with each of its calls left out in turn. fb_finish refuses, names the layer, batch row
- * and call, and enqueues nothing; the step is completed then, or abandoned and its sequences rolled back. The controls
- * are steps in which nothing is missing, and calls that are not due: query rows that a batch row has not. */
+/* What an engine forgets is an error: a step of a model with a draft layer, in two passes of attention, whose batch
+ * rows differ in query rows, is made with each of its calls left out in turn. fb_finish refuses, names the layer, batch
+ * row and call, and enqueues nothing; the step is completed then, or abandoned and its sequences rolled back. The
+ * controls are steps in which nothing is missing, and calls that are not due: query rows that a batch row has not. */
 
 #include "check.h"
 

@@ -275,8 +275,9 @@ def test_a_capture_that_was_not_launched_or_holds_too_few_passes(
     rig = Rig(make, cuda)
 
     def capture(draft_passes: int) -> forebay.Captured:
+        orders = ["none"] * LAYERS
         return rig.cache.capture(
-            [rig.layers], query_rows=QUERY, by_layer=["none"] * LAYERS, enqueue=lambda _: None, draft_passes=draft_passes
+            [rig.layers], query_rows=QUERY, by_layer=orders, enqueue=lambda _: None, draft_passes=draft_passes
         )
 
     for passes in range(QUERY + 1):
