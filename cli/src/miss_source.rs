@@ -79,9 +79,6 @@ impl MissArguments {
         let Some(path) = &self.trace else { return Ok(Source::Setup) };
         kinds::expect("--trace", path, &[FileKind::Selections], "a selection trace")?;
         let recorded = pools::read(path)?;
-        if recorded.header.decode_start == 0 {
-            return Err(refused(path, "the trace begins without a prompt: a ratio of nothing is nothing"));
-        }
         let (path, memory) = (path.clone(), self.memory);
         Ok(Source::Trace(Box::new(Traced { path, recorded, memory, known: HashMap::new() })))
     }
@@ -132,8 +129,9 @@ impl Source {
         if header.k != shape.top_k {
             differ.push(format!("k {}, not scaled to k {}", header.k, shape.top_k));
         }
-        if contexts.any(|context| context != header.decode_start) {
-            differ.push(format!("{} tokens of context, not scaled to another", header.decode_start));
+        let end = traced.end();
+        if contexts.any(|context| context != end) {
+            differ.push(format!("{end} tokens of context, not scaled to another"));
         }
         let path = output::harmless(&traced.path.display().to_string());
         (!differ.is_empty()).then(|| format!("Misses of {path}: {}.", differ.join("; ")))
@@ -141,6 +139,12 @@ impl Source {
 }
 
 impl Traced {
+    /// Tokens of the trace's context at its end, which a ratio is a share of, as of a planned sequence.
+    fn end(&self) -> u32 {
+        let header = &self.recorded.header;
+        header.decode_start.saturating_add(header.decode_steps())
+    }
+
     /// Mean misses a step, by the trace's layers.
     fn count(&mut self, setup: &Setup, slots: u32, mtp: u32) -> Result<Vec<f64>> {
         if let Some(known) = self.known.get(&(slots, mtp)) {
@@ -165,8 +169,7 @@ impl Traced {
 
     /// The model's layers, each with the misses of the trace's layer at its depth.
     fn table(&mut self, setup: &Setup, ratio: f64, mtp: u32) -> Result<Misses> {
-        let start = self.recorded.header.decode_start;
-        let slots = ((ratio * f64::from(start) + 0.5).floor() as u32).max(1);
+        let slots = ((ratio * f64::from(self.end()) + 0.5).floor() as u32).max(1);
         let counted = self.count(setup, slots, mtp)?;
         let layers = setup.shape().layers;
         let rows = (0..layers).map(|layer| {

@@ -36,12 +36,12 @@ fn calls(requests: &str) -> Vec<Vec<&str>> {
     let plan = [&["plan"], &SETUP[..], &["--gpu", "80GiB", "--mtp", "2"]].concat();
     let simulate =
         [&["simulate"], &SETUP[..], &["--batch", "64,160", "--ratio", "0.21", "--mtp", "2"]].concat();
-    let sizes = ["--ratio", "0.2,0.3,0.4,0.5,0.6,0.7"];
+    let sizes = ["--prompt-share", "0.2,0.3,0.4,0.5,0.6,0.7"];
     let rates = "pcie4,pcie5,pcie6,c2c";
     vec![
         vec!["replay", TRACE, "--mtp", "2"],
         [&["replay", TRACE], &sizes[..]].concat(),
-        vec!["replay", TRACE, "--policy", "lru,decay-tokens,belady", "--ratio", "0.2"],
+        vec!["replay", TRACE, "--policy", "lru,decay-tokens,belady", "--prompt-share", "0.2"],
         vec!["replay", TRACE, "--split", "by-layer", "--prefetch", "inter-layer"],
         vec!["replay", TRACE, "--curve"],
         vec!["replay", requests],
@@ -106,7 +106,7 @@ fn what_does_not_fit_is_named_and_wide_shows_it() {
 fn nothing_at_all_is_refused_and_numbers_stand_as_they_were_given() {
     for (call, parts) in [
         (&["replay", TRACE, "--slots", "0"][..], &["'0'", "--slots", "from 1 to"][..]),
-        (&["replay", TRACE, "--ratio", "0.0"], &["'0.0'", "--ratio", "above 0"]),
+        (&["replay", TRACE, "--prompt-share", "0.0"], &["'0.0'", "--prompt-share", "above 0"]),
         (&["replay", TRACE, "--slots", "-7"], &["'-7'", "--slots", "from 1 to"]),
         (&["plan", "--gpu", "80GiB", "--context", "32K", "--ratio", "0.0"], &["'0.0'", "above 0"]),
         (&["plan", "--gpu", "80GiB", "--context", "32K", "--batch", "-7"], &["'-7'", "--batch"]),
@@ -146,7 +146,7 @@ fn a_file_of_another_kind_is_called_what_it_is_and_sent_where_it_belongs() {
 #[test]
 fn what_was_probably_meant_is_named() {
     for (call, meant) in [
-        (&["replay", TRACE, "--ratoi", "0.1"][..], "'--ratio'"),
+        (&["replay", TRACE, "--prompt-shaer", "0.1"][..], "'--prompt-share'"),
         (&["replay", TRACE, "--policy", "belad"], "'belady'"),
         (&["repaly", TRACE], "'replay'"),
     ] {

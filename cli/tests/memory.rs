@@ -35,7 +35,7 @@ fn a_replay_stays_within_the_decoded_trace_and_500_mb() {
     };
     let (selections, requests) =
         (topk.join("smollm2-8k-policy-tf.topk.zst"), sessions.join("agentic_A.jsonl.zst"));
-    let all = ["--policy", "lru,fifo,s3-fifo,decay,decay-tokens,belady", "--ratio", "0.1,0.2,0.5"];
+    let all = ["--policy", "lru,fifo,s3-fifo,decay,decay-tokens,belady", "--prompt-share", "0.1,0.2,0.5"];
     for (trace, arguments) in [
         (&selections, &all[..]),
         (&selections, &["--curve"]),
