@@ -215,8 +215,8 @@ impl Config {
         let rows = self.query_rows.checked_mul(self.steps_in_flight);
         rows.and_then(|rows| rows.checked_add(tokens)).ok_or_else(|| {
             Error::new(Kind::Overflow, "cache")
-                .at("tokens and the rows in flight: query_rows x steps_in_flight")
-                .with("tokens", tokens)
+                .at("max_tokens and the rows in flight: query_rows x steps_in_flight")
+                .with("max_tokens", tokens)
                 .with("query_rows", self.query_rows)
                 .with("steps_in_flight", self.steps_in_flight)
         })

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -46,8 +47,8 @@ BY_SHAPE: list[tuple[str, Any, str, str]] = [
     ("device_block_align", 3, "value 3", "a multiple of 4, or 0 for no padding"),
 ]
 BY_CACHE: list[tuple[str, Any, str, str]] = [
-    ("max_tokens", (1 << 31) - 4, "value 2147483644", "less than 2147483647, less query_rows x steps_in_flight"),
-    ("max_tokens", (1 << 32) - 1, "tokens 4294967295, query_rows 1, steps_in_flight 2", "query_rows x steps_in_flight"),
+    ("max_tokens", (1 << 31) - 3, "value 2147483645", "less than 2147483647, less query_rows x steps_in_flight"),
+    ("max_tokens", (1 << 32) - 1, "max_tokens 4294967295, query_rows 1", "query_rows x steps_in_flight"),
     ("query_rows", 1 << 31, "query_rows 2147483648, steps_in_flight 2", "query_rows x steps_in_flight"),
     ("steps_in_flight", (1 << 32) - 1, "query_rows 1, steps_in_flight 4294967295", "query_rows x steps_in_flight"),
     ("host_pages", 1, "given 1, least 2", "one token and the rows in flight: query_rows x steps_in_flight"),
@@ -61,7 +62,6 @@ BY_CACHE: list[tuple[str, Any, str, str]] = [
     ("slots", [0, 16, 16], "got [0, 16, 16]", "whole numbers from 1"),
     ("slots", [16, -7, 16], "got [16, -7, 16]", "whole numbers from 1"),
     ("slots", "sixteen", "got 'sixteen'", "whole numbers from 1"),
-    ("numa_node", -7, "got -7", "a whole number from 0"),
 ]
 NUMBERS = ["lanes", "max_tokens", "slots", "pool_slots", "query_rows", "batch", "steps_in_flight", "micro_batches",
            "host_pages", "index_pages", "min_budget", "attention_passes"]  # fmt: skip
@@ -72,10 +72,19 @@ OTHERS = {"residency_only", "huge_pages", "populate", "lock", "overcommit", "num
 def refusal(**changes: Any) -> str:
     """What is said of a cache with these fields of its shape and of its own."""
     shape = {**SHAPE, **{name: changes.pop(name) for name in list(changes) if name in SHAPE_FIELDS}}
-    declared = {**CACHE, "pool_slots": 256, **changes} if "min_budget" in changes else {**CACHE, **changes}
-    with pytest.raises((forebay.InvalidConfig, forebay.Overflow)) as caught:
-        forebay.Cache(forebay.HostDevice(), forebay.Shape(**shape), **declared)
-    return str(caught.value)
+    declared = {**CACHE, **changes}
+    del declared["lock"]
+    told = []
+    for made in (forebay.footprint, functools.partial(forebay.Cache, forebay.HostDevice())):
+        with pytest.raises((forebay.InvalidConfig, forebay.Overflow, forebay.OutOfMemory)) as caught:
+            made(forebay.Shape(**shape), **declared)  # type: ignore[operator]
+        told.append(str(caught.value))
+        # What only a cache has.
+        declared["lock"] = False
+    # A device of the host maps pages, a GPU more; and what is too large by far may be more than the machine has.
+    numbers = [re.sub(r"value \d+", "value", text) for text in told]
+    assert numbers[0] == numbers[1] or caught.type is forebay.OutOfMemory
+    return told[0]
 
 
 @pytest.mark.parametrize(("field", "value", "number", "rule"), BY_SHAPE + BY_CACHE)
@@ -95,6 +104,11 @@ def test_what_no_field_holds_is_told_as_it_was_given(field: str, value: Any) -> 
     if value is None and field in OPTIONAL:
         return
     assert refusal(**{field: value}).startswith(f"{name}: got {value!r}; expected "), field
+
+
+def test_a_node_that_is_none_is_told_as_it_was_given() -> None:
+    with pytest.raises(forebay.InvalidArgument, match="^numa_node: got -7; expected a whole number from 0 "):
+        forebay.Cache(forebay.HostDevice(), forebay.Shape(**SHAPE), **CACHE, numa_node=-7)
 
 
 @pytest.mark.parametrize("field", NUMBERS)
