@@ -132,7 +132,8 @@ impl Geometry {
             return Err(invalid("layers", 0, "pass 1 or more, besides draft layers"));
         }
         let both = |error: Error| {
-            let error = error.at("layers").with("layers", shape.layers).with("draft_layers", shape.draft_layers);
+            let error =
+                error.at("layers").with("layers", shape.layers).with("draft_layers", shape.draft_layers);
             Err(error.hint("pass at most 4096, draft layers included"))
         };
         match shape.layers.checked_add(shape.draft_layers) {

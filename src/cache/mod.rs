@@ -178,7 +178,8 @@ impl Config {
         }
         // Positions go out as i32, and some stay below for marks.
         if self.reach(self.max_tokens)? >= i32::MAX as u32 {
-            let error = Error::new(Kind::InvalidConfig, "cache").at("max_tokens").with("value", self.max_tokens);
+            let error =
+                Error::new(Kind::InvalidConfig, "cache").at("max_tokens").with("value", self.max_tokens);
             return Err(error.hint("pass less than 2147483647, less query_rows x steps_in_flight"));
         }
         self.check_pools(geometry)
@@ -190,7 +191,8 @@ impl Config {
             let error = Error::new(Kind::InvalidConfig, "cache").at(place).with("given", given);
             Err(error.with("least", least).hint(rule))
         };
-        let flight = "pass at least the pages of one token and the rows in flight: query_rows x steps_in_flight";
+        let flight =
+            "pass at least the pages of one token and the rows in flight: query_rows x steps_in_flight";
         let pages = geometry.pages(self.reach(1)?);
         if self.host_pages < pages {
             return few("host_pages", (self.host_pages, pages), flight);
