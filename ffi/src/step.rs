@@ -356,9 +356,10 @@ pub extern "C" fn fb_abandon(cache: *mut FbCache, step: FbStep) -> FbStatus {
 }
 
 /// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY while it runs or is not finished: `*step` stays,
-/// to be retired later. Any other error ends it too: FB_DEVICE_FAILED when the device failed, a selection was wrong, or
-/// a launched graph held less than was said; FB_CANCELLED for an abandoned step. None of its tokens may be published
-/// then, and its sequences are rolled back or closed. `retired` may be NULL. `stream` orders what becomes free behind the step.
+/// to be retired later. Any other error ends it too: FB_DEVICE_FAILED when the device failed, a selection was wrong,
+/// or a launched graph held less than was said; FB_CANCELLED for an abandoned step. None of its tokens may be
+/// published then, and its sequences are rolled back or closed. `retired` may be NULL. `stream` orders what becomes
+/// free behind the step.
 ///
 /// # Safety
 /// `step` points to a step's number; `retired` states its size truly.
