@@ -57,6 +57,7 @@ BY_CACHE: list[tuple[str, Any, str, str]] = [
     ("pool_slots", [64, 8, 64], "given 8, least 16", "at least min_budget"),
     ("pool_slots", 1 << 31, "value 2147", "fewer pool_slots, lanes or query_rows"),
     ("min_budget", 400, "given 256, least 400", "at least min_budget"),
+    ("batch", 40000, "value 40000, most 32767", "divide the batch over several micro-batches"),
     ("lanes", 1 << 31, "value 6442", "fewer pool_slots, lanes or query_rows"),
     ("slots", [16, 16], "got 2 numbers", "expected 3, one a layer, draft layers last"),
     ("slots", [0, 16, 16], "got [0, 16, 16]", "whole numbers from 1"),
@@ -91,9 +92,9 @@ def refusal(**changes: Any) -> str:
 def test_a_rule_that_is_broken_is_told_with_the_field_and_the_number(
     field: str, value: Any, number: str, rule: str
 ) -> None:
-    # The second run needs pages of two tokens to be few.
-    changes: dict[str, Any] = {"steps_in_flight": 16} if field in ("host_pages", "index_pages") else {}
-    said = refusal(**{field: value}, **changes)
+    # One page is too few for so many steps; a batch is as large as there are lanes where it is not declared.
+    beside = {"host_pages": {"steps_in_flight": 16}, "index_pages": {"steps_in_flight": 16}, "lanes": {"batch": 4}}
+    said = refusal(**{field: value}, **beside.get(field, {}))
     assert re.search(rf"\b{field}\b", said) and number in said and rule in said, said
 
 
