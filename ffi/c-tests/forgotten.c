@@ -132,8 +132,12 @@ static int expected(const rig *r, const made *without, char *text, size_t bytes)
     uint32_t end = part->count == 0 ? (uint32_t)ROWS : part->first + part->count;
     for (uint32_t row = part->first; row < end; row++) {
         if (query < r->query_rows[row]) {
-            int length = snprintf(text, bytes, "a %s was not enqueued (layer %u, batch row %u, query row %u",
-                                  NAMES[without->kind], part->layer, row, query);
+            char pass[24] = "";
+            if (without->kind == GATHER) {
+                snprintf(pass, sizeof pass, ", pass %u", without->attention_pass);
+            }
+            int length = snprintf(text, bytes, "a %s was not enqueued (layer %u, batch row %u, query row %u%s)",
+                                  NAMES[without->kind], part->layer, row, query, pass);
             CHECK(length > 0 && (size_t)length < bytes);
             return 1;
         }

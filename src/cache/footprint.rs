@@ -30,7 +30,7 @@ pub struct Footprint {
     pub padding: u64,
     /// Device: residency tables, page tables, lists of fetches and step blocks.
     pub tables: u64,
-    /// Host: the rows of the total pool.
+    /// Host: the rows of the total pool; of a cache for replays addresses alone, where the device does not pin them.
     pub rows: u64,
     /// Host: the pinned ring of step blocks and reports.
     pub step_blocks: u64,
@@ -91,8 +91,8 @@ impl Config {
     /// Refuses what the machine has no memory for, before anything is taken: the rows, where they are resident from
     /// the start (`populate`, `lock`, or a device that pins what it is shown); the device's memory, where it is the
     /// machine's: its tables always, the rest where rows are asked to be resident; the ring, what steps note and the
-    /// lists of pages, blocks and lanes always. Rows for which huge pages are reserved are not asked for. Where the system does not tell
-    /// ([`Overcommits`]), nothing is refused.
+    /// lists of pages, blocks and lanes always. Rows for which huge pages are reserved are not asked for. Where the
+    /// system does not tell ([`Overcommits`]), nothing is refused.
     ///
     /// # Errors
     /// [`Kind::OutOfMemory`] with both numbers.

@@ -187,7 +187,7 @@ impl Config {
         if self.reach(self.max_tokens)? >= i32::MAX as u32 {
             let error =
                 Error::new(Kind::InvalidConfig, "cache").at("max_tokens").with("value", self.max_tokens);
-            return Err(error.hint("pass less than 2147483647, less query_rows x steps_in_flight"));
+            return Err(error.hint("max_tokens + query_rows x steps_in_flight must stay below 2147483647"));
         }
         self.check_pools(geometry)
     }

@@ -220,7 +220,8 @@ impl Enqueued {
         }
         if let Some((query, come)) = find(&|come, _| come <= due.passes) {
             // A resolve of another layer has taken the lists that this gather would have read.
-            let hint = "enqueue it, or abandon the step: behind another resolve of these rows it comes too late";
+            let hint =
+                "enqueue it, or abandon the step: behind another resolve of these rows it comes too late";
             return Err(refused("a gather was not enqueued", query).with("pass", come - 1).hint(hint));
         }
         match find(&|_, scattered| !scattered && due.scatter) {

@@ -112,7 +112,7 @@ def sized(name: str) -> Any:
 
 
 def set_field(config: Any, name: str, value: Any, argument: str | None = None) -> bool:
-    """Writes a number into a struct; whole numbers only where the field is one: whether it is.
+    """Writes a number into a struct. Returns whether the field is a whole number, which takes no other.
 
     Raises:
         InvalidArgument: a value that the field does not hold.

@@ -93,7 +93,8 @@ class Cache:
         pool_slots: slots of each layer's pool, all sequences; or one number a layer; None: enough for every lane.
         min_budget: fewest slots that a sequence may have in a layer; None: the fewest of `slots`.
         attention_passes: passes of attention that take the scratch slots in turn; None: 1.
-        residency_only: rows have no bytes and nothing is gathered: for replays.
+        residency_only: rows have no bytes and nothing is gathered: for replays. The total pool takes addresses alone
+            then, whatever `populate` and `lock` ask for; on a CUDA device, which pins it, all of it.
         huge_pages, populate, lock: how the total pool's memory is taken; `fallbacks` lists what was not to be had.
         numa_node: of the total pool; None: any.
         overcommit: takes more of the machine's memory than it says that it has (`MemAvailable`, and what its control

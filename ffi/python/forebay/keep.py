@@ -10,7 +10,8 @@ a stream still reads or writes. So the order is the same for every call of the p
 | the call was not let in (`Kept.refused`) | it is given back: nobody has looked at it |
 | any other refusal, or an exception | it stays: some of the work may have been enqueued |
 | the step or ticket has ended | it goes |
-| a join has ended that was tried again, or a refused one's sequence was closed and reaped | it goes |
+| a join that was refused before was tried again, and that has ended | it goes |
+| the sequence of a refused join was closed, and the cache has reaped it | it goes |
 
 What a call makes in C has its place before the call too (`_library.cell`): a handle that came is ended with its
 owner, whether or not the owner's caller has seen it.
@@ -23,7 +24,7 @@ from typing import Any, List
 from ._library import lib
 
 # Another call is inside the cache, or there is no such step: answered before anything is looked at.
-_NOT_LET_IN = (lib.FB_BUSY, lib.FB_CLOSED)
+NOT_LET_IN = (lib.FB_BUSY, lib.FB_CLOSED)
 
 
 class Kept(List[Any]):
@@ -33,7 +34,7 @@ class Kept(List[Any]):
 
     def refused(self, thing: object, status: int) -> None:
         """Gives back what was kept for a call that answered `status`, if that says that nothing was enqueued."""
-        if status in _NOT_LET_IN:
+        if status in NOT_LET_IN:
             for at in reversed(range(len(self))):
                 if self[at] is thing:
                     del self[at]

@@ -76,10 +76,13 @@ class CacheHandle:
         """Ends what was forgotten, as far as it can end now, and lets go of what is no longer read."""
         for ticket, (number, _held) in list(self.joins.items()):
             if ticket.outcome != "pending":
-                self.joins.pop(ticket, None)
-                # A join that was tried again stands behind what the device took of those that it refused.
+                # A join that was tried again stands behind what the device took of those that it refused. They go
+                # first: an exception between leaves the ticket, which lets go of the rest.
                 for other in self.refused(number):
                     self.joins.pop(other, None)
+                self.joins.pop(ticket, None)
+        if any(number not in self.sequences for number, _held in list(self.joins.values())):
+            self.reap(NULL, ffi.new("uint32_t *"))
         for _ in range(len(self.forgotten)):
             try:
                 one = self.forgotten[0]
@@ -111,7 +114,8 @@ class CacheHandle:
     def _end_sequence(self, number: int) -> bool:
         """Closes a sequence; whether it is closed."""
         if number in self.sequences:
-            if lib.fb_close(self.pointer, number, NULL) == lib.FB_BUSY:
+            if lib.fb_close(self.pointer, number, NULL) not in (0, lib.FB_CLOSED):
+                # It stands as it did: what it was given may be read yet.
                 return False
             self.sequences.discard(number)
         return True

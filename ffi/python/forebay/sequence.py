@@ -13,12 +13,11 @@ from ._library import NULL, cell, check, fail, ffi, lib, sized, status_text
 from .arrays import Tensor
 from .dlpack import Placed
 from .errors import InvalidArgument, counted, error_of
+from .keep import NOT_LET_IN
 from .tensors import HOST, checked, describe, index, look, words
 
 TokenKeys = Optional[Many[Union[bytes, None]]]
 BRING_UP = {"whole": lib.FB_BRING_UP_WHOLE, "nothing": lib.FB_BRING_UP_NOTHING}
-# Refusals of a join that come before anything is enqueued that names its warm-up.
-_IN_ADVANCE = (lib.FB_BUSY, lib.FB_CLOSED, lib.FB_INVALID_CONFIG, lib.FB_OUT_OF_RANGE)
 _KEY_BYTES = 16
 _BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 
@@ -179,10 +178,11 @@ class Sequence:
         return ticket
 
     def _joined(self, ticket: Ticket, status: int) -> None:
-        """Raises a refusal of a join. What the device has refused it may have taken in part: the ticket keeps it until
-        the join was tried again, or the sequence closed, and that has ended (`CacheHandle.make_up`, `reap`)."""
+        """Raises a refusal of a join. One that was let in may have been taken in part, whatever the refusal says: a
+        driver answers in many words. So the ticket keeps what it was given until the join was tried again, or the
+        sequence closed, and that has ended (`CacheHandle.make_up`, `reap`)."""
         if status:
-            if status in _IN_ADVANCE:
+            if status in NOT_LET_IN:
                 self.cache._record.joins.pop(ticket, None)
             fail(status, self._pointer)
 

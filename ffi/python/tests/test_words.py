@@ -47,7 +47,7 @@ BY_SHAPE: list[tuple[str, Any, str, str]] = [
     ("device_block_align", 3, "value 3", "a multiple of 4, or 0 for no padding"),
 ]
 BY_CACHE: list[tuple[str, Any, str, str]] = [
-    ("max_tokens", (1 << 31) - 3, "value 2147483645", "less than 2147483647, less query_rows x steps_in_flight"),
+    ("max_tokens", (1 << 31) - 3, "value 2147483645", "max_tokens + query_rows x steps_in_flight must stay below 2147483647"),
     ("max_tokens", (1 << 32) - 1, "max_tokens 4294967295, query_rows 1", "query_rows x steps_in_flight"),
     ("query_rows", 1 << 31, "query_rows 2147483648, steps_in_flight 2", "query_rows x steps_in_flight"),
     ("steps_in_flight", (1 << 32) - 1, "query_rows 1, steps_in_flight 4294967295", "query_rows x steps_in_flight"),
@@ -98,12 +98,14 @@ def test_a_rule_that_is_broken_is_told_with_the_field_and_the_number(
     assert re.search(rf"\b{field}\b", said) and number in said and rule in said, said
 
 
-@pytest.mark.parametrize("field", [*SHAPE_FIELDS, *NUMBERS])
-@pytest.mark.parametrize("value", [-7, 1 << 32, 1.5, float("nan"), "many", None])
+@pytest.mark.parametrize(("field", "value"), [
+    (field, value)
+    for value in (-7, 1 << 32, 1.5, float("nan"), "many", None)
+    for field in [*SHAPE_FIELDS, *NUMBERS]
+    if value is not None or field not in OPTIONAL
+])  # fmt: skip
 def test_what_no_field_holds_is_told_as_it_was_given(field: str, value: Any) -> None:
     name = f"shape.{field}" if field in SHAPE_FIELDS else field
-    if value is None and field in OPTIONAL:
-        return
     assert refusal(**{field: value}).startswith(f"{name}: got {value!r}; expected "), field
 
 
