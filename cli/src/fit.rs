@@ -195,7 +195,7 @@ fn text(fitted: &Fitted, look: Look) -> String {
     out += &look.fit(residuals, &Spare { text: Some("row"), ..Spare::default() });
     out += &format!(
         "\n\nWhole steps: mean error {:.1}%, at most {:.1}%.\n\
-         They were fitted: what was not is docs/simulator.md's.\n",
+         These rows were fitted. docs/simulator.md has those that were not.\n",
         100.0 * mean,
         100.0 * most
     );

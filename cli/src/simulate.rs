@@ -42,7 +42,7 @@ pub struct Arguments {
     /// costs are extrapolated, and marked so (docs/simulator.md).
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     gpus: Option<u32>,
-    /// Tokens of each sequence.
+    /// Tokens of each sequence at its end.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens, required = true)]
     context: Vec<u32>,
     /// Query rows per decode step: 1 without drafts [default: 1].
@@ -58,8 +58,8 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = sizes::count, required = true,
           allow_negative_numbers = true)]
     batch: Vec<u32>,
-    /// Slots per sequence and layer as a share of the context, 0 < R <= 1, or auto for the largest that fits
-    /// --cache [default: auto].
+    /// Slots per sequence and layer as a share of the context at its end, 0 < R <= 1, or auto for the largest
+    /// that fits --cache [default: auto].
     #[arg(long, value_name = "R|auto", value_delimiter = ',', value_parser = sizes::ratio,
           allow_negative_numbers = true)]
     ratio: Vec<Ratio>,
