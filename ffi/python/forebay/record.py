@@ -95,7 +95,7 @@ class CacheHandle:
             if not ended:
                 self.forgotten.append(one)
 
-    def refused(self, number: int) -> list[Ticket]:
+    def refused(self, number: int) -> list[Any]:
         """Joins of a sequence that have no ticket: no call gave one, or none has come back yet."""
         return [ticket for ticket, (of, _held) in list(self.joins.items()) if of == number and not ticket._is_made]
 
