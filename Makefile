@@ -36,7 +36,7 @@ bench-setup:
 
 ## Replays the trace in data/ at three cache sizes, two query rows a step.
 demo:
-	cargo run --release -p forebay-cli -- replay data/demo.topk.zst --ratio 0.1,0.2,0.3 --mtp 2
+	cargo run --release -p forebay-cli -- replay data/demo.topk.zst --prompt-share 0.1,0.2,0.3 --mtp 2
 
 ## A small real model decodes real text with a fifth of its rows on the device; Python, 150 MB of packages.
 proof:

@@ -302,12 +302,12 @@ part_python() {
 }
 
 part_replay() {
-    local ratio=(--ratio 0.1,0.2 --mtp 2) trace same=0 failed=0
+    local sizes=(--prompt-share 0.1,0.2 --mtp 2) trace same=0 failed=0
     for trace in "$here"/data/*.topk.zst; do
         local name=${trace##*/}
         [ -z "${quick[*]}" ] || [ "$name" = demo.topk.zst ] || continue
         for device in host cuda:0; do
-            bounded 220 "replay-$name-${device%:0}.log" "$here/bin/forebay" replay "$trace" "${ratio[@]}" \
+            bounded 220 "replay-$name-${device%:0}.log" "$here/bin/forebay" replay "$trace" "${sizes[@]}" \
                 --device "$device" --json "$work/$name-${device%:0}.json" || failed=1
         done
         # What names the device is no count.

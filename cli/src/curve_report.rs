@@ -21,7 +21,7 @@ use crate::replay::{self, Arguments, Count, RowSize};
 use crate::{report, stacked};
 
 /// The sizes printed when none are named.
-pub const RATIOS: [f64; 13] = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
+pub const SHARES: [f64; 13] = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
 
 /// Hits and misses of all layers at one size.
 #[derive(Clone, Copy, Serialize)]
@@ -41,7 +41,7 @@ struct Curved {
     /// What all sizes have in common; its slots are the first size's.
     setting: Setting,
     curves: Curves,
-    /// The sizes asked for, each with its ratio.
+    /// The sizes asked for, each with its prompt share.
     asked: Vec<(f64, Point)>,
 }
 
@@ -141,7 +141,7 @@ fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
     let counted = curve::curves(&trace, setting, || bar.inc(steps));
     let curves = counted.map_err(|e| replay::named(e, path))?;
     let mut curved = Curved { path: path.to_owned(), header, setting, curves, asked: Vec::new() };
-    for (setting, ratio) in settings {
+    for (setting, share) in settings {
         let point = if setting.slots >= curved.curves.exact_from() {
             bar.inc(steps * layers);
             curved.point(setting.slots)
@@ -151,7 +151,7 @@ fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
             let (hits, misses) = layers.iter().fold((0, 0), |sum, layer| (sum.0 + layer.0, sum.1 + layer.1));
             Point { slots: setting.slots, hits, misses, replayed: true }
         };
-        curved.asked.push((ratio, point));
+        curved.asked.push((share, point));
     }
     bar.finish_and_clear();
     Ok(curved)
@@ -161,13 +161,20 @@ fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
 fn table(curved: &Curved, row: &RowSize, look: Look) -> String {
     let steps = f64::from(curved.setting.steps);
     let mut table = look.table();
-    table.set_header(["ratio", "slots", "misses/step\nand layer", "", "miss\nratio", "to device\na step"]);
+    table.set_header([
+        "prompt\nshare",
+        "slots",
+        "misses/step\nand layer",
+        "",
+        "miss\nratio",
+        "to device\na step",
+    ]);
     let per_layer = |point: &Point| point.misses as f64 / steps / curved.curves.layers.len() as f64;
     let longest = curved.asked.iter().map(|(_, point)| per_layer(point)).fold(0.0, f64::max);
-    for (ratio, point) in &curved.asked {
+    for (share, point) in &curved.asked {
         let count = Count { hits: point.hits, misses: point.misses };
         table.add_row([
-            report::ratio(*ratio),
+            report::ratio(*share),
             format!("{}{}", point.slots, if point.replayed { "*" } else { " " }),
             report::number(per_layer(point)),
             report::bar(per_layer(point), longest, report::BAR, look.utf8),
@@ -201,7 +208,8 @@ fn text(traces: &[Curved], row: &RowSize, look: Look) -> String {
     out + "Hit: a selected row that was resident when its step began. Miss: one fetched\n\
          from host memory. Rows born in a step are neither. A step's query rows are\n\
          united first. Miss ratio: misses / (hits + misses). To the device: misses x row\n\
-         bytes. Means are over all decode steps. --json writes all sizes.\n"
+         bytes. Means are over all decode steps. --json writes all sizes.\n\
+         Prompt share: slots over the tokens at decode start.\n"
 }
 
 /// All entries as JSON, with a line's end.

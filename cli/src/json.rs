@@ -68,7 +68,7 @@ struct Entry<'a> {
     #[serde(flatten)]
     heading: Heading<'a>,
     slots: u32,
-    ratio: f64,
+    prompt_share: f64,
     split: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     slots_by_layer: Option<&'a [u32]>,
@@ -152,7 +152,7 @@ fn entry<'a>(trace: &'a Replayed, replay: &'a Replay, row: &'a RowSize) -> Entry
     Entry {
         heading: Heading::new("selection", &trace.path, header, setting, replay.policy),
         slots: setting.slots,
-        ratio: replay.ratio,
+        prompt_share: replay.prompt_share,
         split: if replay.divided.is_some() { "by-layer" } else { "uniform" },
         slots_by_layer: replay.divided.as_ref().map(|divided| &divided.slots[..]),
         uniform_misses: replay.divided.as_ref().map(|divided| divided.uniform_misses),

@@ -50,7 +50,7 @@ mod timeline;
 
 use std::process::ExitCode;
 
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValuesParser, UnknownArgumentValueParser};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use forebay::predict::setup::Setup;
@@ -117,9 +117,12 @@ fn is_mistake(answer: &clap::Error) -> bool {
     answer.use_stderr() && answer.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
 }
 
-/// What the command line says. Helps are as wide as reports.
+/// What the command line says. Helps are as wide as reports. A `--ratio` of replay is told its name there: elsewhere a
+/// ratio is of the context at its end.
 fn parse() -> std::result::Result<Arguments, clap::Error> {
-    let command = Arguments::command().term_width(look::width());
+    let meant = UnknownArgumentValueParser::suggest_arg("--prompt-share");
+    let ratio = clap::Arg::new("ratio").long("ratio").hide(true).value_parser(meant);
+    let command = Arguments::command().term_width(look::width()).mut_subcommand("replay", |it| it.arg(ratio));
     Arguments::from_arg_matches(&command.try_get_matches()?)
 }
 

@@ -84,9 +84,6 @@ impl MissArguments {
         let allowance = Allowance { of: Replayed::Misses, memory: self.memory };
         // What its replays hold depends on ratios and query rows, and is asked for each of them.
         let recorded = recorded::read(path, &allowance, |_, _| Ok(0))?;
-        if recorded.header.decode_start == 0 {
-            return Err(refused(path, "the trace begins without a prompt: a ratio of nothing is nothing"));
-        }
         let path = path.clone();
         Ok(Source::Trace(Box::new(Traced { path, recorded, allowance, known: HashMap::new() })))
     }
@@ -141,9 +138,9 @@ impl Source {
         if header.k != shape.top_k {
             differ.push(format!("k {}, not scaled to k {}", header.k, shape.top_k));
         }
-        if contexts.any(|context| context != header.decode_start) {
-            let tokens = counted(header.decode_start, "token");
-            differ.push(format!("{tokens} of context, not scaled to another"));
+        let end = traced.end();
+        if contexts.any(|context| context != end) {
+            differ.push(format!("{} of context, not scaled to another", counted(end, "token")));
         }
         let path = output::harmless(&traced.path.display().to_string());
         (!differ.is_empty()).then(|| format!("Misses of {path}: {}.", differ.join("; ")))
@@ -151,6 +148,12 @@ impl Source {
 }
 
 impl Traced {
+    /// Tokens of the trace's context at its end, which a ratio is a share of, as of a planned sequence.
+    fn end(&self) -> u32 {
+        let header = &self.recorded.header;
+        header.decode_start.saturating_add(header.decode_steps())
+    }
+
     /// Mean misses a step, by the trace's layers.
     fn count(&mut self, setup: &Setup, slots: u32, mtp: u32) -> Result<Vec<f64>> {
         if let Some(known) = self.known.get(&(slots, mtp)) {
@@ -177,8 +180,7 @@ impl Traced {
 
     /// The model's layers, each with the misses of the trace's layer at its depth.
     fn table(&mut self, setup: &Setup, ratio: f64, mtp: u32) -> Result<Misses> {
-        let start = self.recorded.header.decode_start;
-        let slots = ((ratio * f64::from(start) + 0.5).floor() as u32).max(1);
+        let slots = ((ratio * f64::from(self.end()) + 0.5).floor() as u32).max(1);
         let counted = self.count(setup, slots, mtp)?;
         let layers = setup.shape().layers;
         let rows = (0..layers).map(|layer| {

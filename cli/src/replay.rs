@@ -38,7 +38,7 @@ const WARMUP: u32 = 32;
 pub const MODEL: &str = "deepseek-v3.2";
 
 /// The sizes replayed when none are named.
-const RATIOS: [f64; 3] = [0.1, 0.2, 0.3];
+const SHARES: [f64; 3] = [0.1, 0.2, 0.3];
 
 const AFTER_HELP: &str = "\
 A hit is a selected row that was resident when its step began; a miss had to be fetched from host memory. \
@@ -60,12 +60,12 @@ pub struct Arguments {
     /// plain or zstd.
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
-    /// Slots per sequence and layer as a share of the context at decode start, 0 < R <= 1; several,
-    /// separated by commas [default: 0.1,0.2,0.3].
-    #[arg(long, value_name = "R", value_delimiter = ',', value_parser = ratio, allow_negative_numbers = true)]
-    ratio: Vec<f64>,
+    /// Slots per sequence and layer as a share of the prompt, the tokens at decode start, 0 < S <= 1; several,
+    /// separated by commas [default: 0.1,0.2,0.3]. (The ratio of plan and simulate is of the whole context.)
+    #[arg(long, value_name = "S", value_delimiter = ',', value_parser = share, allow_negative_numbers = true)]
+    prompt_share: Vec<f64>,
     /// Slots per sequence and layer; several, separated by commas.
-    #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "ratio",
+    #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "prompt_share",
           value_parser = at_least_one, allow_negative_numbers = true)]
     slots: Vec<u32>,
     /// Prompt steps replayed before the first decode step; 0 starts cold [default: 32, or all warm steps of
@@ -76,7 +76,7 @@ pub struct Arguments {
     #[arg(long, value_name = "Q", value_parser = at_least_one, allow_negative_numbers = true)]
     mtp: Option<u32>,
     /// Misses, or hits by capacity, at every size in one pass, exact; prints them at the sizes named, writes all
-    /// of them as JSON [default: ratios from 0.05 to 1].
+    /// of them as JSON [default: prompt shares from 0.05 to 1].
     #[arg(long)]
     curve: bool,
     /// Who leaves a full pool or cache; several, separated by commas, are set side by side. All but lru are for
@@ -146,13 +146,13 @@ impl Arguments {
 
     /// How many sizes were named.
     pub fn sizes(&self) -> usize {
-        self.ratio.len() + self.slots.len()
+        self.prompt_share.len() + self.slots.len()
     }
 
     /// An option that was given and means nothing for request traces.
     fn for_selections(&self) -> Option<&'static str> {
         let given = [
-            ("--ratio", !self.ratio.is_empty()),
+            ("--prompt-share", !self.prompt_share.is_empty()),
             ("--slots", !self.slots.is_empty()),
             ("--warmup", self.warmup.is_some()),
             ("--mtp", self.mtp.is_some()),
@@ -183,12 +183,12 @@ enum Prefetch {
     InterLayer,
 }
 
-fn ratio(text: &str) -> std::result::Result<f64, String> {
-    let value: f64 = text.parse().map_err(|_| "not a number; 0 < R <= 1".to_owned())?;
+fn share(text: &str) -> std::result::Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number; 0 < S <= 1".to_owned())?;
     if value > 0.0 && value <= 1.0 {
         return Ok(value);
     }
-    Err("a ratio must be above 0 and at most 1".to_owned())
+    Err("a prompt share must be above 0 and at most 1".to_owned())
 }
 
 /// A number of at least 0.
@@ -233,8 +233,8 @@ pub struct Replay {
     pub policy: Policy,
     /// How the slots of all layers were divided, where they were; the setting's are the mean then.
     pub divided: Option<Divided>,
-    /// Slots as a share of the context at decode start, as asked for.
-    pub ratio: f64,
+    /// Slots as a share of the prompt, as asked for.
+    pub prompt_share: f64,
     /// Hits and misses of every layer, over all decode steps.
     pub layers: Vec<Count>,
     /// What a prefetch brings each layer, where it was asked for.
@@ -290,7 +290,7 @@ pub struct RowSize {
     pub bytes: u32,
 }
 
-/// The setting and ratio of every size asked for, checked against the trace.
+/// The setting and prompt share of every size asked for, checked against the trace.
 pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<Vec<(Setting, f64)>> {
     let invalid = |what: &str| {
         Error::new(Kind::InvalidConfig, "replay").at(format!("{}: {what}", echo(path.display())))
@@ -316,33 +316,33 @@ pub fn settings(header: &Header, path: &Path, arguments: &Arguments) -> Result<V
             .hint("pass --mtp up to decode_steps"));
     }
     let setting = |slots| Setting { slots, warmup, mtp: arguments.mtp(), steps };
-    let context = f64::from(header.decode_start);
+    let prompt = f64::from(header.decode_start);
     if !arguments.slots.is_empty() {
-        let share = |slots: u32| f64::from(slots) / context.max(1.0);
+        let share = |slots: u32| f64::from(slots) / prompt.max(1.0);
         return Ok(arguments.slots.iter().map(|slots| (setting(*slots), share(*slots))).collect());
     }
-    let ratios = match (arguments.ratio.is_empty(), arguments.curve) {
-        (true, true) => &curve_report::RATIOS[..],
-        (true, false) => &RATIOS[..],
-        (false, _) => &arguments.ratio,
+    let shares = match (arguments.prompt_share.is_empty(), arguments.curve) {
+        (true, true) => &curve_report::SHARES[..],
+        (true, false) => &SHARES[..],
+        (false, _) => &arguments.prompt_share,
     };
-    let mut all = Vec::with_capacity(ratios.len());
-    for ratio in ratios {
-        let slots = (ratio * context + 0.5).floor() as u32;
-        let last = ratios.last() == Some(ratio) && all.is_empty();
-        if slots == 0 && arguments.ratio.is_empty() && !last {
+    let mut all = Vec::with_capacity(shares.len());
+    for share in shares {
+        let slots = (share * prompt + 0.5).floor() as u32;
+        let last = shares.last() == Some(share) && all.is_empty();
+        if slots == 0 && arguments.prompt_share.is_empty() && !last {
             continue;
         }
         if slots == 0 {
             let hint = match header.decode_start {
-                0 => "pass --slots: a ratio of an empty context is nothing",
-                _ => "pass a larger ratio, or --slots",
+                0 => "pass --slots: a share of an empty prompt is nothing",
+                _ => "pass a larger share, or --slots",
             };
-            return Err(invalid(&format!("--ratio {ratio} leaves no slot"))
+            return Err(invalid(&format!("--prompt-share {share} leaves no slot"))
                 .with("decode_start", header.decode_start)
                 .hint(hint));
         }
-        all.push((setting(slots), *ratio));
+        all.push((setting(slots), *share));
     }
     Ok(all)
 }
@@ -360,7 +360,7 @@ pub fn named(e: Error, path: &Path) -> Error {
         place => format!("{}: {place}", echo(path.display())),
     };
     let e = e.at(place);
-    if too_large { e.hint("pass a smaller --ratio or --slots") } else { e }
+    if too_large { e.hint("pass a smaller --prompt-share or --slots") } else { e }
 }
 
 /// Replays the trace at `path` at every size.

@@ -55,7 +55,8 @@ pub fn text(traces: &[Replayed], row: &RowSize, look: Look) -> String {
     out + "Hit: a selected row that was resident when its step began. Miss: one fetched\n\
          from host memory. Rows born in a step are neither. A step's query rows are\n\
          united first. Miss ratio: misses / (hits + misses). To the device: misses x row\n\
-         bytes. To the host: rows born x row bytes. Means are over all decode steps.\n"
+         bytes. To the host: rows born x row bytes. Means are over all decode steps.\n\
+         Prompt share: slots over the tokens at decode start.\n"
 }
 
 /// Whether a model has other layers between these.
@@ -84,7 +85,8 @@ pub fn extent(header: &Header, setting: &Setting) -> String {
 pub fn heading(path: &Path, header: &Header, setting: Setting, row: &RowSize) -> String {
     let or_unnamed = |text: &str| if text.is_empty() { "unnamed".to_owned() } else { harmless(text) };
     let unfinished = header.unfinished.map_or(String::new(), |bytes| {
-        format!("The recording was not finished: {bytes} bytes behind its last whole group are left off.\n")
+        let bytes = counted(bytes, "byte");
+        format!("The recording was not finished: {bytes} behind its last whole group left off.\n")
     });
     format!(
         "{}: {}\n{unfinished}\
@@ -138,7 +140,7 @@ fn sizes(trace: &Replayed, row: &RowSize, look: Look) -> String {
     let split = is_split(&trace.replays);
     let named = split || trace.replays.iter().any(|r| r.policy != Policy::Lru);
     let header = [
-        "ratio".to_owned(),
+        "prompt\nshare".to_owned(),
         "slots".to_owned(),
         "misses/step\nand layer".to_owned(),
         "least..most\nlayer".to_owned(),
@@ -252,12 +254,12 @@ pub fn bar(value: f64, longest: f64, characters: usize, utf8: bool) -> String {
     "█".repeat(eighths / 8) + EIGHTHS.get(eighths % 8).copied().unwrap_or_default()
 }
 
-/// Slots as a share of the context at decode start; nothing where they exceed it.
+/// Slots as a share of the prompt; nothing where they exceed it.
 fn share(replay: &Replay, decode_start: u32) -> String {
     if replay.setting.slots > decode_start {
         return "-".to_owned();
     }
-    ratio(replay.ratio)
+    ratio(replay.prompt_share)
 }
 
 /// Three decimals, or two significant digits where those would say too little.

@@ -90,7 +90,7 @@ impl Lane<'_> {
                 .at("a step selects more rows than there are slots, in a trace too long for such pools")
                 .with("rows", self.rows.len() as u64)
                 .with("slots", self.slots)
-                .hint("pass a larger --slots or --ratio, or cut the trace to fewer steps")),
+                .hint("ask for more slots, or cut the trace to fewer steps")),
         }
     }
 

@@ -32,7 +32,7 @@ pub struct Study {
 struct Job {
     policy: Policy,
     setting: Setting,
-    ratio: f64,
+    prompt_share: f64,
     /// Slots by layer, where they are divided by gain.
     divided: Option<Vec<u32>>,
 }
@@ -103,7 +103,7 @@ impl Study {
         let mut prefetched =
             if self.prefetch { prefetch(trace, &jobs, bar)? } else { Vec::new() }.into_iter();
         let mut replays: Vec<Replay> = Vec::with_capacity(jobs.len());
-        for Job { policy, setting, ratio, divided } in jobs {
+        for Job { policy, setting, prompt_share, divided } in jobs {
             let outcomes = if policy == Policy::Lru { produced.next() } else { simulated.next() };
             let Some((outcome, cold)) = outcomes else { continue };
             let layers = outcome.layers.into_iter().map(|(hits, misses)| Count { hits, misses }).collect();
@@ -112,7 +112,7 @@ impl Study {
             let mut first = outcome.steps;
             first.truncate(FIRST_STEPS as usize);
             let (prefetched, cold) = (prefetched.next(), cold.steps);
-            replays.push(Replay { setting, policy, divided, ratio, layers, prefetched, first, cold });
+            replays.push(Replay { setting, policy, divided, prompt_share, layers, prefetched, first, cold });
         }
         Ok(replays)
     }
@@ -131,14 +131,14 @@ impl Study {
             _ => Curves::default(),
         };
         let mut jobs = Vec::new();
-        for (setting, ratio) in settings {
+        for (setting, share) in settings {
             let most = prompt + setting.steps * setting.mtp;
             let divided = match self.by_layer {
                 true => Some(split::by_layer(&curves, setting.slots, most)?),
                 false => None,
             };
             for policy in &self.policies {
-                let job = |divided| Job { policy: *policy, setting: *setting, ratio: *ratio, divided };
+                let job = |divided| Job { policy: *policy, setting: *setting, prompt_share: *share, divided };
                 jobs.push(job(None));
                 jobs.extend(divided.clone().map(|slots| job(Some(slots))));
             }

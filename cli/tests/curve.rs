@@ -146,7 +146,7 @@ fn what_a_replay_refuses_its_curve_refuses() {
     for (arguments, word) in [
         (&["--warmup", "999"][..], "warm_steps"),
         (&["--mtp", "99999"], "decode_steps"),
-        (&["--ratio", "0.00001"], "leaves no slot"),
+        (&["--prompt-share", "0.00001"], "leaves no slot"),
         (&["--json", demo], "would replace the trace"),
     ] {
         let errors = command::refuses(&[&["replay", demo, "--curve"], arguments].concat());

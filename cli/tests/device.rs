@@ -17,7 +17,7 @@ fn demo() -> String {
 
 /// The error of a replay of the demo trace with `more`.
 fn refusal(more: &[&str]) -> String {
-    refuses(&[&["replay", &demo(), "--ratio", "0.1"], more].concat())
+    refuses(&[&["replay", &demo(), "--prompt-share", "0.1"], more].concat())
 }
 
 #[test]
@@ -30,8 +30,9 @@ fn without_a_driver_the_error_says_what_is_missing_and_what_to_do() {
     let error = refusal(&["--device", "cuda:0", "--driver", "libc.so.6"]);
     assert!(error.contains("CUDA driver") && error.contains("cuDriverGetVersion"), "{error}");
     // The system's own, where there is one, would replay.
-    let output =
-        command::forebay(&["replay", &demo(), "--ratio", "0.1", "--device", "cuda:0"]).output().unwrap();
+    let output = command::forebay(&["replay", &demo(), "--prompt-share", "0.1", "--device", "cuda:0"])
+        .output()
+        .unwrap();
     if !output.status.success() {
         let error = command::refused(output, &["--device", "cuda:0"]);
         assert!(error.contains("CUDA driver"), "{error}");
@@ -49,8 +50,9 @@ fn a_device_is_named_as_it_is_counted() {
 
 #[test]
 fn the_host_is_the_device_where_none_is_named() {
-    let replay =
-        |more: &[&str]| succeeds(&[&["replay", &demo(), "--ratio", "0.1", "--json", "-"], more].concat());
+    let replay = |more: &[&str]| {
+        succeeds(&[&["replay", &demo(), "--prompt-share", "0.1", "--json", "-"], more].concat())
+    };
     assert_eq!(replay(&["--device", "host"]), replay(&[]));
 }
 
@@ -92,9 +94,9 @@ fn a_gpu_counts_what_the_host_counts() {
     let Some(driver) = driver() else { return };
     let trace = demo();
     for more in [
-        &["--ratio", "0.05,0.2", "--mtp", "16"][..],
+        &["--prompt-share", "0.05,0.2", "--mtp", "16"][..],
         &["--slots", "700", "--mtp", "64", "--warmup", "0"],
-        &["--ratio", "0.1", "--mtp", "32", "--split", "by-layer"],
+        &["--prompt-share", "0.1", "--mtp", "32", "--split", "by-layer"],
     ] {
         let all = [&["replay", &trace, "--json", "-"], more].concat();
         let on_gpu = [&all[..], &["--device", "cuda:0", "--driver", &driver.library]].concat();

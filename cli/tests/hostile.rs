@@ -158,7 +158,7 @@ const WORDS: &str = "0 1 2 3 8 64 512 4096 32768 131072 -1 -0.5 0.1 0.999 1.5 37
                      /nowhere/x trace requests setup misses rates table measured out folder missing";
 
 /// What options are made for; of others nothing is known.
-const GOOD: [(&str, &str); 22] = [
+const GOOD: [(&str, &str); 23] = [
     ("--batch", "1 8 52 4,8"),
     ("--capacity", "1 2 8"),
     ("--context", "4096 32768 8K"),
@@ -174,6 +174,7 @@ const GOOD: [(&str, &str); 22] = [
     ("--overlap", "none da dba best"),
     ("--perfetto", "events -"),
     ("--policy", "lru belady lru,fifo,s3-fifo"),
+    ("--prompt-share", "0.2 0.5 1 0.2,0.5"),
     ("--rates", "rates"),
     ("--ratio", "0.2 0.5 1 0.2,0.5"),
     ("--setup", "ess setup"),
@@ -320,7 +321,7 @@ fn any_file_gets_a_result_or_one_line() {
     let folder = folder("files");
     let files = files();
     let commands = [
-        ("trace", vec!["replay", "FILE", "--ratio", "0.5", "--policy", "lru,belady"]),
+        ("trace", vec!["replay", "FILE", "--prompt-share", "0.5", "--policy", "lru,belady"]),
         ("trace", vec!["replay", "FILE", "--curve"]),
         ("trace", vec!["replay", "FILE", "--html", "-"]),
         ("trace", [&POINT[..], &["--trace", "FILE"]].concat()),

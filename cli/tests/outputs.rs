@@ -105,7 +105,7 @@ fn the_limit_on_a_files_size_is_an_error_and_no_signal() {
         assert_eq!(status.code(), Some(2), "{arguments:?}: {status}");
     }
     // Shared memory counts as a file.
-    let arguments = ["replay", &data("demo.topk.zst"), "--ratio", "0.5", "--json", "-"];
+    let arguments = ["replay", &data("demo.topk.zst"), "--prompt-share", "0.5", "--json", "-"];
     let error = refused(behind("ulimit -f 1", &arguments).output().unwrap(), &arguments);
     assert!(error.contains("ftruncate: File too large") && error.contains("raise the limit"), "{error}");
 }
@@ -486,7 +486,7 @@ fn a_user_without_rights_gets_errors_and_leaves_nothing() {
     let output = run("true", &[&PLAN[..], &["--json", &out]].concat());
     assert!(output.status.success() && fs::read_to_string(&out).unwrap() == plan(), "{output:?}");
     // Without a page of locked memory, and without threads beside its own: the same, or an error in one line.
-    let replay = ["replay", &trace, "--ratio", "0.5", "--json", "-"];
+    let replay = ["replay", &trace, "--prompt-share", "0.5", "--json", "-"];
     let printed = succeeds(&replay);
     let output = run("ulimit -l 0", &replay);
     assert_eq!(String::from_utf8(output.stdout).unwrap(), printed, "{:?}", output.stderr);

@@ -70,6 +70,67 @@ fn entries_have_the_documented_fields() {
     assert!(entry["fits"].as_bool().unwrap() && entry.get("why").is_none());
 }
 
+/// `ratio` is of the context at its end; what replay's pools are sized by is a prompt share. Options, JSON, tables,
+/// pages and the page that describes JSON say so alike.
+#[test]
+fn a_ratio_is_of_the_context_at_its_end_and_replay_has_a_prompt_share() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
+    let trace = demo.to_str().unwrap();
+    let header = forebay::trace::SelectionTrace::read(&demo).unwrap().header().clone();
+    let json = |arguments: &[&str]| -> Value {
+        let text = succeeds(&[arguments, &["--json", "-"]].concat());
+        serde_json::from_str::<Value>(&text).unwrap()[0].take()
+    };
+    let documented = include_str!("../../docs/json.md");
+    let fields = |kind: &str| -> &str {
+        let (_, rest) = documented.split_once(&format!("## `kind` \"{kind}\"")).unwrap();
+        rest.split_once("\n## ").map_or(rest, |(own, _)| own)
+    };
+    let has = |kind, field: &str| fields(kind).lines().any(|line| line.starts_with(&format!("| `{field}`")));
+    let replay = ["replay", trace, "--slots", "1229"];
+    let replayed = json(&replay);
+    let share = replayed["prompt_share"].as_f64().unwrap() * f64::from(header.decode_start);
+    assert!((share - 1229.0).abs() < 1e-9, "{share}");
+    assert!(
+        replayed.get("ratio").is_none() && !has("selection", "ratio") && has("selection", "prompt_share")
+    );
+    let point = ["--setup", "ess", "--context", "32K", "--batch", "96"];
+    let planned = json(&[&["plan", "--gpu", "80GiB", "--weights", "0"], &point[..]].concat());
+    let slots = planned["slots"].as_f64().unwrap();
+    assert!(slots < 32768.0 && planned["ratio"] == slots / 32768.0, "{planned}");
+    let simulated = json(&[&["simulate", "--ratio", "0.21"], &point[..]].concat());
+    assert_eq!(simulated["ratio"], 0.21);
+    for (kind, entry) in [("plan", &planned), ("simulate", &simulated)] {
+        assert!(
+            entry.get("prompt_share").is_none() && has(kind, "ratio") && !has(kind, "prompt_share"),
+            "{kind}"
+        );
+    }
+    // What people read: the table's first head stands over two lines.
+    for more in [&[][..], &["--curve"]] {
+        let table = succeeds(&[&replay[..], more].concat());
+        let heads: Vec<&str> =
+            table.lines().skip_while(|line| !line.trim_start().starts_with("prompt")).collect();
+        assert!(heads[1].trim_start().starts_with("share"), "{table}");
+        assert!(table.contains("Prompt share: slots over the tokens at decode start."), "{table}");
+    }
+    let page = succeeds(&[&replay[..], &["--html", "-"]].concat());
+    assert!(page.contains("slots / prompt (log)") && page.contains("At prompt share 0.2"));
+    let words = page.replace("miss ratio", "").replace("Miss ratio", "");
+    assert!(!words.contains("ratio "), "a ratio on the page of a replay");
+    for (command, option) in
+        [("replay", "--prompt-share <"), ("plan", "--ratio <"), ("simulate", "--ratio <")]
+    {
+        let help = succeeds(&[command, "--help"]);
+        assert!(help.contains(option), "{command}");
+        assert_eq!(
+            help.matches("--ratio <").count() + help.matches("--prompt-share <").count(),
+            1,
+            "{command}"
+        );
+    }
+}
+
 #[test]
 fn a_sweep_says_which_points_do_not_fit() {
     let rows = plans("--gpu 80GiB,141GB --weights 0 --context 128K --batch 40,90 --mtp 2");

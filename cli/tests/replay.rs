@@ -118,11 +118,12 @@ fn a_tiny_trace_counts_as_by_hand() {
 #[test]
 fn json_has_the_documented_fields_one_entry_for_each_size() {
     let path = demo();
-    let all = entries(&["replay", text(&path), "--ratio", "0.1,0.2", "--ratio", "0.3", "--mtp", "2"]);
+    let all =
+        entries(&["replay", text(&path), "--prompt-share", "0.1,0.2", "--prompt-share", "0.3", "--mtp", "2"]);
     assert_eq!(all.len(), 3);
     let trace = SelectionTrace::read(&path).unwrap();
     let header = trace.header();
-    for (entry, ratio) in all.iter().zip([0.1, 0.2, 0.3]) {
+    for (entry, share) in all.iter().zip([0.1, 0.2, 0.3]) {
         assert_eq!((&entry["schema"], &entry["kind"]), (&1.into(), &"selection".into()));
         assert_eq!(entry["forebay"], env!("CARGO_PKG_VERSION"));
         assert_eq!(entry["trace"], text(&path));
@@ -130,8 +131,8 @@ fn json_has_the_documented_fields_one_entry_for_each_size() {
         assert_eq!(entry["k"], header.k);
         assert_eq!(entry["context"], header.context);
         assert_eq!(entry["steps"], header.decode_steps() / 2);
-        assert_eq!(entry["ratio"], ratio);
-        assert_eq!(entry["slots"], (ratio * f64::from(header.decode_start) + 0.5).floor() as u32);
+        assert_eq!(entry["prompt_share"], share);
+        assert_eq!(entry["slots"], (share * f64::from(header.decode_start) + 0.5).floor() as u32);
         assert_eq!((&entry["policy"], &entry["warmup"]), (&"lru".into(), &32.into()));
         assert_eq!(entry["mtp"], 2);
         let layers = entry["per_layer"].as_array().unwrap();
@@ -184,7 +185,7 @@ fn policies_stand_side_by_side_at_each_size() {
 #[test]
 fn people_get_a_heading_a_line_for_each_size_and_the_definitions() {
     let path = demo();
-    let out = succeeds(&["replay", text(&path), "--ratio", "0.1,0.2"]);
+    let out = succeeds(&["replay", text(&path), "--prompt-share", "0.1,0.2"]);
     assert!(out.starts_with(text(&path)), "{out}");
     for part in ["SmolLM2-135M-Instruct", "proxy", "0.100", "0.200", "614 slots", "1229 slots", "656 bytes"] {
         assert!(out.contains(part), "{part} is missing:\n{out}");
@@ -213,7 +214,9 @@ fn no_colour_is_printed_where_none_is_wanted() {
     };
     let force = ("CLICOLOR_FORCE", "1");
     assert!(coloured(&["replay", "--help"], &[force]), "the control: it can print colours");
-    for arguments in [&["replay", "--help"][..], &["replay"], &["replay", text(&demo), "--ratio", "0.2"]] {
+    for arguments in
+        [&["replay", "--help"][..], &["replay"], &["replay", text(&demo), "--prompt-share", "0.2"]]
+    {
         assert!(!coloured(arguments, &[force, ("NO_COLOR", "1")]), "{arguments:?}");
     }
 }
@@ -246,7 +249,7 @@ fn several_traces_are_replayed_in_the_order_named() {
 #[test]
 fn a_json_file_is_written_beside_the_tables() {
     let file = folder("json-file").join("out.json");
-    let out = succeeds(&["replay", text(&demo()), "--ratio", "0.2", "--json", text(&file)]);
+    let out = succeeds(&["replay", text(&demo()), "--prompt-share", "0.2", "--json", text(&file)]);
     assert!(out.contains("Misses per step"));
     let list: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     assert_eq!(list.as_array().unwrap().len(), 1);
@@ -255,7 +258,7 @@ fn a_json_file_is_written_beside_the_tables() {
 #[test]
 fn json_that_cannot_be_written_is_an_error_and_leaves_nothing() {
     let demo = demo();
-    let replay = |file: &str| refuses(&["replay", text(&demo), "--ratio", "0.2", "--json", file]);
+    let replay = |file: &str| refuses(&["replay", text(&demo), "--prompt-share", "0.2", "--json", file]);
     let e = replay("/dev/full");
     assert!(e.contains("/dev/full") && e.contains("No space left"), "{e}");
     assert!(replay("/no-such-folder/out.json").contains("No such file or directory"));
@@ -273,7 +276,7 @@ fn json_that_cannot_be_written_is_an_error_and_leaves_nothing() {
 fn full_standard_output_is_an_error() {
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let demo = demo();
-    let out = forebay(&["replay", text(&demo), "--ratio", "0.2"]).stdout(full).output().unwrap();
+    let out = forebay(&["replay", text(&demo), "--prompt-share", "0.2"]).stdout(full).output().unwrap();
     assert_eq!(out.status.code(), Some(2));
     let error = String::from_utf8(out.stderr).unwrap();
     assert!(error.contains("standard output: No space left on device;"), "{error}");
@@ -311,16 +314,16 @@ fn values_without_sense_are_named_with_the_allowed_range() {
     let demo = demo();
     let replay = |more: &[&str]| refuses(&[&["replay", text(&demo)], more].concat());
     for value in ["0", "7", "nan", "-0.5", "inf", "x", "0.2,0"] {
-        let e = replay(&["--ratio", value]);
+        let e = replay(&["--prompt-share", value]);
         let named = value.rsplit(',').next().unwrap();
-        assert!(e.contains(&format!("'{named}'")) && e.contains("--ratio"), "{e}");
-        assert!(e.contains("above 0 and at most 1") || e.contains("0 < R <= 1"), "{e}");
+        assert!(e.contains(&format!("'{named}'")) && e.contains("--prompt-share"), "{e}");
+        assert!(e.contains("above 0 and at most 1") || e.contains("0 < S <= 1"), "{e}");
     }
-    assert!(replay(&["--ratio", "0.00001"]).contains("leaves no slot"));
+    assert!(replay(&["--prompt-share", "0.00001"]).contains("leaves no slot"));
     // Ratios that nobody named are passed over where they leave none.
     let small = tiny("values_without_sense");
     assert_eq!(entries(&["replay", text(&small)]).len(), 2, "0.1 of four tokens is no slot");
-    assert!(refuses(&["replay", text(&small), "--ratio", "0.1"]).contains("leaves no slot"));
+    assert!(refuses(&["replay", text(&small), "--prompt-share", "0.1"]).contains("leaves no slot"));
     for (name, least, values) in [
         ("--slots", "1", ["0", "-3", "abc", "4294967296"]),
         ("--mtp", "1", ["0", "-1", "1.5", "4294967296"]),
@@ -332,7 +335,10 @@ fn values_without_sense_are_named_with_the_allowed_range() {
             assert!(e.contains(&format!("not a whole number from {least} to 4294967295")), "{e}");
         }
     }
-    assert!(replay(&["--slots", "9", "--ratio", "0.1"]).contains("cannot be used with"));
+    assert!(replay(&["--slots", "9", "--prompt-share", "0.1"]).contains("cannot be used with"));
+    // A ratio is of the context at its end, and replay has none.
+    let e = replay(&["--ratio", "0.1"]);
+    assert!(e.contains("'--ratio") && e.contains("similar") && e.contains("'--prompt-share'"), "{e}");
     assert!(replay(&["--warmup", "65"]).contains("warmup 65, warm_steps 64"));
     assert!(replay(&["--mtp", "513"]).contains("mtp 513, decode_steps 512); pass --mtp up to decode_steps"));
     assert!(replay(&["--policy", "best"]).contains("lru"));
@@ -354,7 +360,7 @@ fn memory_that_cannot_be_had_is_an_error_that_names_the_trace() {
     assert!(e.contains("too large") && e.contains("most 268435456"), "{e}");
     // Rows of 4096 bytes at 10 layers of 6656 tokens are 270 MB, which a replay does not take, and does not map.
     let demo = demo();
-    let arguments = ["replay", text(&demo), "--model", "gqa-8x128", "--ratio", "1"];
+    let arguments = ["replay", text(&demo), "--model", "gqa-8x128", "--prompt-share", "1"];
     assert_eq!(confined(200 << 10, &arguments).status.code(), Some(0));
     let arguments = [&arguments[..], &["--memory", "60MB"]].concat();
     let e = refuses(&arguments);
@@ -387,7 +393,7 @@ fn a_study_that_does_not_fit_is_an_error_that_names_the_trace() {
 }
 
 #[test]
-fn a_ratio_of_an_empty_context_is_pointed_to_slots() {
+fn a_share_of_an_empty_prompt_is_pointed_to_slots() {
     let json =
         r#"{"layers":1,"k":1,"steps":2,"warm_steps":0,"first_position":0,"decode_start":0,"context":2}"#;
     let mut bytes = b"TOPKTRC1".to_vec();
@@ -396,9 +402,9 @@ fn a_ratio_of_an_empty_context_is_pointed_to_slots() {
     bytes.extend([1, 0, 0, 0, 0, 0, 0, 0, 0]);
     let path = folder("empty-context").join("empty.topk");
     fs::write(&path, bytes).unwrap();
-    for more in [&[][..], &["--ratio", "1"], &["--curve"]] {
+    for more in [&[][..], &["--prompt-share", "1"], &["--curve"]] {
         let e = refuses(&[&["replay", text(&path)], more].concat());
-        assert!(e.contains("pass --slots") && !e.contains("larger ratio"), "{e}");
+        assert!(e.contains("pass --slots") && !e.contains("larger share"), "{e}");
     }
     assert_eq!(entries(&["replay", text(&path), "--slots", "1"])[0]["total"]["hits"], 1);
 }
@@ -467,8 +473,8 @@ fn a_trace_without_decode_steps_is_named() {
 fn a_closed_pipe_ends_it_quietly() {
     let demo = demo();
     for arguments in [
-        &["replay", text(&demo), "--ratio", "0.2"][..],
-        &["replay", text(&demo), "--ratio", "0.2", "--json", "-"],
+        &["replay", text(&demo), "--prompt-share", "0.2"][..],
+        &["replay", text(&demo), "--prompt-share", "0.2", "--json", "-"],
         &["completions", "bash"],
         &["--help"],
     ] {

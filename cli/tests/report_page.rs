@@ -46,7 +46,7 @@ fn a_report_says_what_the_other_outputs_say() {
     let json = succeeds(&[
         "replay",
         demo.to_str().unwrap(),
-        "--ratio",
+        "--prompt-share",
         "0.1,0.2",
         "--policy",
         policies,
@@ -64,10 +64,11 @@ fn a_report_says_what_the_other_outputs_say() {
         } else {
             format!("{mean:.0}")
         };
-        let row = page.lines().find(|line| line.starts_with(&format!("<tr><td>{}</td>", entry["ratio"])));
+        let row =
+            page.lines().find(|line| line.starts_with(&format!("<tr><td>{}</td>", entry["prompt_share"])));
         assert!(row.unwrap().contains(&format!("<td>{mean}</td>")), "{entry}: {}", row.unwrap());
     }
-    let shown = entries.iter().find(|e| e["policy"] == "lru" && e["ratio"] == 0.2).unwrap();
+    let shown = entries.iter().find(|e| e["policy"] == "lru" && e["prompt_share"] == 0.2).unwrap();
     for layer in shown["per_layer"].as_array().unwrap() {
         let cells =
             [&layer["layer"], &layer["hits"], &layer["misses"]].map(|cell| format!("<td>{cell}</td>"));
@@ -130,7 +131,7 @@ fn the_size_at_which_lru_misses_as_little_is_exact() {
         };
         let optimum = misses(slots, "belady");
         if misses(slots, "lru") == optimum {
-            assert!(!page.contains("LRU needs ratio"));
+            assert!(!page.contains("LRU needs prompt share"));
             continue;
         }
         let sizes = (1..=102u32).map(|size| size.to_string());
@@ -167,13 +168,13 @@ fn what_cannot_be_reported_is_refused_and_nothing_is_written() {
     let (page, demo) = (page.to_str().unwrap(), demo());
     let demo = demo.to_str().unwrap();
     let refusals: [(&[&str], &str); 7] = [
-        (&["--ratio", "0.1,0.2"], "several are named"),
+        (&["--prompt-share", "0.1,0.2"], "several are named"),
         (&["--curve"], "--curve"),
         (&["--policy", "fifo"], "--policy"),
         (&["--json", page], "the same file"),
         (&["--link-rate", "0"], "GB/s"),
         (&["--link-rate", "nan"], "GB/s"),
-        (&["--ratio", "0.00001"], "leaves no slot"),
+        (&["--prompt-share", "0.00001"], "leaves no slot"),
     ];
     for (more, words) in refusals {
         let error = refuses(&[&["replay", demo, "--html", page], more].concat());
@@ -181,8 +182,8 @@ fn what_cannot_be_reported_is_refused_and_nothing_is_written() {
     }
     assert!(!folder.join("report.html").exists());
     // Both outputs at once, each whole, and no table beside them.
-    let both = succeeds(&["replay", demo, "--html", page, "--json", "-", "--ratio", "0.1"]);
-    let alone = succeeds(&["replay", demo, "--json", "-", "--ratio", "0.1"]);
+    let both = succeeds(&["replay", demo, "--html", page, "--json", "-", "--prompt-share", "0.1"]);
+    let alone = succeeds(&["replay", demo, "--json", "-", "--prompt-share", "0.1"]);
     assert!(both == alone && fs::read_to_string(page).unwrap().ends_with("</html>\n"));
     fs::remove_file(page).unwrap();
     let error = refuses(&["replay", demo, "--link-rate", "37"]);

@@ -148,9 +148,13 @@ fn misses_come_from_a_table_a_curve_or_a_trace() {
     let trace = data("demo.topk.zst");
     let replayed =
         simulated(&format!("--context 32K --mtp 2 --accept 1.7 --batch 128 --ratio 0.1,0.3 --trace {trace}"));
-    // What `forebay replay` counts, layer by layer of the trace.
-    let text = succeeds(&["replay", &trace, "--ratio", "0.1,0.3", "--mtp", "2", "--json", "-"]);
+    // What `forebay replay` counts, layer by layer of the trace: a ratio is of the context at its end, of a trace too.
+    let header = forebay::trace::SelectionTrace::read(Path::new(&trace)).unwrap().header().clone();
+    let end = f64::from(header.decode_start + header.steps - header.warm_steps);
+    let slots = [0.1, 0.3].map(|ratio| format!("{:.0}", ratio * end)).join(",");
+    let text = succeeds(&["replay", &trace, "--slots", &slots, "--mtp", "2", "--json", "-"]);
     let counted: Vec<Value> = serde_json::from_str(&text).unwrap();
+    assert!(counted[0]["prompt_share"].as_f64() > Some(0.1), "of the prompt it is more: {}", counted[0]);
     for (entry, counted) in replayed.iter().zip(&counted) {
         let layers = counted["per_layer"].as_array().unwrap();
         for (layer, row) in entry["per_layer"].as_array().unwrap().iter().enumerate() {

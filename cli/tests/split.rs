@@ -198,7 +198,7 @@ fn equal_gains_go_to_the_lower_layer() {
 fn the_command_sets_both_splits_side_by_side() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
-    let arguments = ["replay", demo, "--split", "by-layer", "--ratio", "0.1,0.2", "--json", "-"];
+    let arguments = ["replay", demo, "--split", "by-layer", "--prompt-share", "0.1,0.2", "--json", "-"];
     let entries: Vec<Value> = serde_json::from_str(&command::succeeds(&arguments)).unwrap();
     let splits: Vec<&Value> = entries.iter().map(|entry| &entry["split"]).collect();
     assert_eq!(splits, ["uniform", "by-layer", "uniform", "by-layer"]);
@@ -216,8 +216,8 @@ fn the_command_sets_both_splits_side_by_side() {
     for words in ["by layer", "uniform", "fewer misses", "divided by what each gains"] {
         assert!(table.contains(words), "{words}: {table}");
     }
-    let uniform = command::succeeds(&["replay", demo, "--split", "uniform", "--ratio", "0.1,0.2"]);
-    assert_eq!(uniform, command::succeeds(&["replay", demo, "--ratio", "0.1,0.2"]));
+    let uniform = command::succeeds(&["replay", demo, "--split", "uniform", "--prompt-share", "0.1,0.2"]);
+    assert_eq!(uniform, command::succeeds(&["replay", demo, "--prompt-share", "0.1,0.2"]));
 }
 
 /// Every policy gets the slots of LRU's curves, and its gain is over its own uniform split.
@@ -225,7 +225,7 @@ fn the_command_sets_both_splits_side_by_side() {
 fn other_policies_replay_the_same_split() {
     let demo = demo();
     let demo = demo.to_str().unwrap();
-    let arguments = ["replay", demo, "--split", "by-layer", "--policy", "lru,decay", "--ratio", "0.2"];
+    let arguments = ["replay", demo, "--split", "by-layer", "--policy", "lru,decay", "--prompt-share", "0.2"];
     let text = command::succeeds(&[&arguments[..], &["--json", "-"]].concat());
     let entries: Vec<Value> = serde_json::from_str(&text).unwrap();
     let of = |field: &str| entries.iter().map(|entry| entry[field].clone()).collect::<Vec<_>>();

@@ -1,7 +1,7 @@
 //! What a report says about a selection trace, as numbers: everything is counted here, nothing is drawn.
 //!
 //! LRU's misses come from the production pools and from the curve, which is exact; below the curve's least size
-//! the pools are run size by size. The other policies run at the sizes of [`RATIOS`]. Memory beside the trace: for
+//! the pools are run size by size. The other policies run at the sizes of [`SHARES`]. Memory beside the trace: for
 //! each core one layer's steps, or one pool.
 
 use std::path::Path;
@@ -20,10 +20,10 @@ use crate::replay::{self, Arguments, Count, progress};
 use crate::{split, stacked, threads};
 
 /// The size whose misses are shown by layer and by step when none is named.
-const RATIO: f64 = 0.2;
+const SHARE: f64 = 0.2;
 
 /// Where the other policies are set beside LRU.
-pub const RATIOS: [f64; 9] = [0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6];
+pub const SHARES: [f64; 9] = [0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6];
 
 /// Points of LRU's line, about.
 const POINTS: u32 = 80;
@@ -41,8 +41,8 @@ const LAYERS: u32 = 128;
 /// Misses of all layers at one size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Size {
-    /// Slots as a share of the context at decode start.
-    pub ratio: f64,
+    /// Slots as a share of the prompt.
+    pub prompt_share: f64,
     /// Slots per layer.
     pub slots: u32,
     /// Over all decode steps.
@@ -66,8 +66,8 @@ pub struct Figures {
     pub header: Header,
     /// The size shown by layer and by step.
     pub setting: Setting,
-    /// Its slots as a share of the context at decode start.
-    pub ratio: f64,
+    /// Its slots as a share of the prompt.
+    pub prompt_share: f64,
     /// By layer at that size.
     pub layers: Vec<Count>,
     /// By step at that size: misses of all layers.
@@ -128,22 +128,22 @@ enum Answer {
 /// The size that the pictures by layer and by step show.
 fn shown(header: &Header, path: &Path, arguments: &Arguments) -> Result<(Setting, f64)> {
     let settings = replay::settings(header, path, arguments)?;
-    let usual = settings.iter().find(|(_, ratio)| *ratio == RATIO);
+    let usual = settings.iter().find(|(_, share)| *share == SHARE);
     match (arguments.sizes(), settings.as_slice(), usual) {
         (0, _, Some(usual)) => Ok(*usual),
         (_, [one], _) => Ok(*one),
         _ => Err(Error::new(Kind::InvalidConfig, "replay")
             .at("--html shows one size by layer and by step, and several are named")
             .with("sizes", arguments.sizes() as u64)
-            .hint("name one with --ratio or --slots; the report has the misses of every size anyway")),
+            .hint("name one with --prompt-share or --slots; the report has the misses of every size anyway")),
     }
 }
 
 /// The sizes at which policies are compared, the one shown among them, ascending.
-fn sizes(context: u32, shown: (Setting, f64)) -> Vec<(u32, f64)> {
-    let context = f64::from(context);
+fn sizes(prompt: u32, shown: (Setting, f64)) -> Vec<(u32, f64)> {
+    let prompt = f64::from(prompt);
     let mut sizes: Vec<(u32, f64)> =
-        RATIOS.iter().map(|ratio| ((ratio * context + 0.5).floor() as u32, *ratio)).collect();
+        SHARES.iter().map(|share| ((share * prompt + 0.5).floor() as u32, *share)).collect();
     sizes.insert(0, (shown.0.slots, shown.1));
     sizes.retain(|(slots, _)| *slots > 0);
     sizes.sort_by_key(|(slots, _)| *slots);
@@ -166,8 +166,8 @@ fn needs(header: &Header, shape: &Shape, jobs: &[Job], setting: Setting) -> Resu
 }
 
 /// The sizes at which policies are compared, and what is done about them beside the other policies.
-fn jobs(header: &Header, (setting, ratio): (Setting, f64)) -> (Vec<(u32, f64)>, Vec<Job>) {
-    let sizes = sizes(header.decode_start, (setting, ratio));
+fn jobs(header: &Header, (setting, share): (Setting, f64)) -> (Vec<(u32, f64)>, Vec<Job>) {
+    let sizes = sizes(header.decode_start, (setting, share));
     // Below the most rows that one step selects the curve does not hold; above k x mtp it surely does.
     let least = u64::from(header.k) * u64::from(setting.mtp);
     let at_sizes = sizes.iter().map(|(slots, _)| Setting { slots: *slots, ..setting });
@@ -196,9 +196,9 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
         let needs = peak(recorded, header, shape, shown(recorded, path, arguments)?);
         needs.map_err(|e| replay::named(e, path))
     })?;
-    let (setting, ratio) = shown(&header, path, arguments)?;
+    let (setting, prompt_share) = shown(&header, path, arguments)?;
     let picked = picked(header.layers);
-    let (sizes, jobs) = jobs(&header, (setting, ratio));
+    let (sizes, jobs) = jobs(&header, (setting, prompt_share));
     let at_sizes = sizes.iter().map(|(slots, _)| Setting { slots: *slots, ..setting });
     let of = |policy: &Policy| {
         let policy = *policy;
@@ -233,10 +233,10 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
     let outcomes =
         policy::replay(&trace, &studied, |steps| bar.inc(steps)).map_err(|e| replay::named(e, path))?;
     bar.finish_and_clear();
-    let mut figures = Figures::nothing(path, header, setting, ratio, picked);
+    let mut figures = Figures::nothing(path, header, setting, prompt_share, picked);
     for (policy, outcomes) in policies.iter().zip(outcomes.chunks(sizes.len())) {
-        let points = sizes.iter().zip(outcomes).map(|((slots, ratio), outcome)| Size {
-            ratio: *ratio,
+        let points = sizes.iter().zip(outcomes).map(|((slots, prompt_share), outcome)| Size {
+            prompt_share: *prompt_share,
             slots: *slots,
             misses: total(outcome),
         });
@@ -256,12 +256,12 @@ fn total(outcome: &Outcome) -> u64 {
 
 impl Figures {
     /// Before anything is counted.
-    fn nothing(path: &Path, header: Header, setting: Setting, ratio: f64, shown: Vec<u32>) -> Figures {
+    fn nothing(path: &Path, header: Header, setting: Setting, prompt_share: f64, shown: Vec<u32>) -> Figures {
         Figures {
             path: path.display().to_string(),
             header,
             setting,
-            ratio,
+            prompt_share,
             layers: Vec::new(),
             warm: Vec::new(),
             cold: Vec::new(),
@@ -280,9 +280,9 @@ impl Figures {
     fn take(&mut self, answer: Answer, sizes: &[(u32, f64)]) -> Result<()> {
         let prompt = self.header.decode_start;
         let size = |slots: u32, misses| {
-            let asked = sizes.iter().find(|(s, _)| *s == slots).map(|(_, ratio)| *ratio);
-            let ratio = asked.unwrap_or(f64::from(slots) / f64::from(prompt.max(1)));
-            Size { ratio, slots, misses }
+            let asked = sizes.iter().find(|(s, _)| *s == slots).map(|(_, share)| *share);
+            let prompt_share = asked.unwrap_or(f64::from(slots) / f64::from(prompt.max(1)));
+            Size { prompt_share, slots, misses }
         };
         match answer {
             Answer::Pools(at, outcome) => {

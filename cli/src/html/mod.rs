@@ -50,7 +50,7 @@ const REQUESTS: &str = "What a prefix cache of blocks hits by its capacity, and 
 #[derive(clap::Args)]
 pub struct HtmlArguments {
     /// Writes a report with pictures instead of tables: one HTML file, whole or not at all; `-` is standard
-    /// output. Compares all policies at several sizes; --ratio or --slots names the one shown by layer and step
+    /// output. Compares all policies at several sizes; --prompt-share or --slots names the one shown by layer and step
     /// [default: 0.2].
     #[arg(long, value_name = "FILE", conflicts_with_all = ["curve", "policy", "split", "prefetch"])]
     pub html: Option<PathBuf>,
@@ -104,7 +104,7 @@ fn notes(link: f64) -> Vec<String> {
     vec![
         "Hit: a selected row that was resident when its step began. Miss: one fetched from host memory. Rows born \
          in a step are neither. A step's query rows are united first. Miss ratio: misses / (hits + misses). Means \
-         are over all decode steps of one sequence."
+         are over all decode steps of one sequence. Prompt share: slots of a layer over the tokens at decode start."
             .to_owned(),
         "lru is the rule of the production pools, counted exactly at every size. The other policies are for study \
          (docs/policies.md); the optimum is Belady's: it knows the future, and no rule misses less."

@@ -59,7 +59,7 @@ impl View<'_> {
 
     /// The size shown, in words.
     pub fn here(&self) -> String {
-        format!("ratio {}", ratio(self.figures.ratio))
+        format!("prompt share {}", ratio(self.figures.prompt_share))
     }
 }
 
@@ -216,9 +216,9 @@ fn policy_or_working_set(view: &View<'_>) -> String {
     let of = share(optimum as f64, lru as f64);
     let reached = match view.figures.reached {
         _ if optimum >= lru => "There is nothing for another rule to gain.".to_owned(),
-        Some(Size { slots, ratio: r, .. }) => format!(
-            "LRU needs ratio {}{} ({}) to miss as little.",
-            ratio(r),
+        Some(Size { slots, prompt_share, .. }) => format!(
+            "LRU needs prompt share {}{} ({}) to miss as little.",
+            ratio(prompt_share),
             // Below there the curves say nothing.
             if slots > view.figures.exact_from { "" } else { " at most" },
             counted(slots, "slot"),
@@ -244,7 +244,7 @@ fn by_size(view: &View<'_>) -> Card {
     let mut pictures = Vec::new();
     if let (Some(least), Some(most)) = (compared.first(), compared.last()) {
         let plot = Plot::new(HERO, 124.0);
-        let (least, most) = (least.ratio, most.ratio);
+        let (least, most) = (least.prompt_share, most.prompt_share);
         let x = Scale::exact(Spread::Factors, least, most, &SIZES, plot.left, plot.right);
         pictures.extend(misses_by_size(figures, &plot, &x, &sentence));
         pictures.extend(shares_by_size(figures, &plot, &x));
@@ -255,15 +255,15 @@ fn by_size(view: &View<'_>) -> Card {
 
 /// Writes a pool's size below a plot, with a dashed line at the one shown.
 fn size_frame(svg: &mut Svg, plot: &Plot, x: &Scale, y: &Axis<'_>, shown: f64) {
-    plot.frame(svg, &Axis { scale: x, name: "slots / context at decode start (log)", write: short }, y);
+    plot.frame(svg, &Axis { scale: x, name: "slots / prompt (log)", write: short }, y);
     svg.line("rule", (x.place(shown), plot.top), (x.place(shown), plot.bottom));
 }
 
 /// LRU and the optimum; nothing where neither misses anything.
 fn misses_by_size(figures: &Figures, plot: &Plot, x: &Scale, sentence: &str) -> Option<String> {
     let points = |sizes: &[Size]| -> Vec<(f64, f64)> {
-        let inside = sizes.iter().filter(|s| x.holds(s.ratio) && s.misses > 0);
-        inside.map(|s| (s.ratio, figures.mean(s.misses))).collect()
+        let inside = sizes.iter().filter(|s| x.holds(s.prompt_share) && s.misses > 0);
+        inside.map(|s| (s.prompt_share, figures.mean(s.misses))).collect()
     };
     let optimum = figures.policies.iter().find(|(policy, _)| *policy == Policy::Belady);
     let optimum = optimum.map_or(&[][..], |(_, sizes)| sizes);
@@ -277,7 +277,7 @@ fn misses_by_size(figures: &Figures, plot: &Plot, x: &Scale, sentence: &str) -> 
     let y = Scale::factors(low, high, plot.bottom, plot.top);
     let mut svg = Svg::new(WIDTH, HERO, "Misses by size of the pool", sentence);
     let axis = Axis { scale: &y, name: "rows missed a step and layer (log)", write: short };
-    size_frame(&mut svg, plot, x, &axis, figures.ratio);
+    size_frame(&mut svg, plot, x, &axis, figures.prompt_share);
     let [lru, best] = &lines;
     let on_paper = |line: &Line| -> Vec<(f64, f64)> {
         line.points.iter().map(|(a, b)| (x.place(*a), y.place(*b))).collect()
@@ -292,7 +292,7 @@ fn misses_by_size(figures: &Figures, plot: &Plot, x: &Scale, sentence: &str) -> 
 fn shares_by_size(figures: &Figures, plot: &Plot, x: &Scale) -> Option<String> {
     let of_lru = |size: &Size| {
         let lru = figures.lru.iter().find(|lru| lru.slots == size.slots).map_or(0, |lru| lru.misses);
-        (lru > 0).then(|| (size.ratio, 100.0 * size.misses as f64 / lru as f64))
+        (lru > 0).then(|| (size.prompt_share, 100.0 * size.misses as f64 / lru as f64))
     };
     let mut lines: Vec<Line> = figures
         .policies
@@ -314,7 +314,7 @@ fn shares_by_size(figures: &Figures, plot: &Plot, x: &Scale) -> Option<String> {
     let lines: Vec<Line> = lines.into_iter().flat_map(|line| inside(line, most)).collect();
     let mut svg = Svg::new(WIDTH, HERO, "Misses by size, as shares of LRU's", "One line for each policy");
     let axis = Axis { scale: &y, name: "share of LRU's misses, %", write: short };
-    size_frame(&mut svg, plot, x, &axis, figures.ratio);
+    size_frame(&mut svg, plot, x, &axis, figures.prompt_share);
     chart::lines(&mut svg, plot, x, &y, &lines);
     Some(svg.finish())
 }
@@ -349,7 +349,7 @@ fn inside(line: Line, most: f64) -> Vec<Line> {
 
 /// Every policy at every size compared, and LRU up to the whole context.
 fn sizes_table(figures: &Figures) -> Table {
-    let mut head = vec!["ratio".to_owned(), "slots".to_owned(), "lru".to_owned()];
+    let mut head = vec!["prompt share".to_owned(), "slots".to_owned(), "lru".to_owned()];
     head.extend(figures.policies.iter().map(|(policy, _)| style(*policy).0.to_owned()));
     let compared = figures.policies.first().map_or(&[][..], |(_, sizes)| sizes);
     let rows = figures.lru.iter().filter_map(|at| {
@@ -358,7 +358,7 @@ fn sizes_table(figures: &Figures) -> Table {
         if place.is_none() && !last {
             return None;
         }
-        let mut row = vec![ratio(at.ratio), at.slots.to_string(), number(figures.mean(at.misses))];
+        let mut row = vec![ratio(at.prompt_share), at.slots.to_string(), number(figures.mean(at.misses))];
         row.extend(figures.policies.iter().map(|(_, sizes)| {
             let there = place.and_then(|place| sizes.get(place));
             there.map_or("–".to_owned(), |size| number(figures.mean(size.misses)))
@@ -515,7 +515,7 @@ fn moved(view: &View<'_>) -> Card {
             let bytes = view.bytes(lru.misses);
             let here = lru.slots == figures.setting.slots;
             Bar {
-                name: ratio(lru.ratio),
+                name: ratio(lru.prompt_share),
                 value: bytes,
                 mark: Some(view.bytes(*best)),
                 text: format!("{} · {}", size(bytes), view.time(bytes)),
@@ -540,13 +540,20 @@ fn moved(view: &View<'_>) -> Card {
     );
     let name = "Bytes moved a step, and their time".to_owned();
     let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), &name, &sentence);
-    chart::ranges(&mut svg, &bars, "ratio · bytes to the device a step (log): optimum to lru");
+    chart::ranges(&mut svg, &bars, "share · bytes to the device a step (log): optimum to lru");
     let table = rows.iter().map(|(lru, best)| {
         let (bytes, best) = (view.bytes(lru.misses), view.bytes(*best));
-        vec![ratio(lru.ratio), format!("{bytes:.0}"), view.time(bytes), format!("{best:.0}"), view.time(best)]
+        vec![
+            ratio(lru.prompt_share),
+            format!("{bytes:.0}"),
+            view.time(bytes),
+            format!("{best:.0}"),
+            view.time(best),
+        ]
     });
-    let head =
-        ["ratio", "bytes, lru", "time, lru", "bytes, optimum", "time, optimum"].map(str::to_owned).to_vec();
+    let head = ["prompt share", "bytes, lru", "time, lru", "bytes, optimum", "time, optimum"]
+        .map(str::to_owned)
+        .to_vec();
     let missed = rows.iter().any(|(lru, _)| lru.misses > 0);
     Card {
         name,

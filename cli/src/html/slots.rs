@@ -45,7 +45,7 @@ pub fn divided(figures: &Figures) -> Option<Card> {
         }
         _ => format!("{saves} {gets} Production splits uniformly."),
     };
-    let name = format!("Split by layer at ratio {}", ratio(figures.ratio));
+    let name = format!("Split by layer at prompt share {}", ratio(figures.prompt_share));
     let plot = Plot::new(220.0, 8.0);
     let y = Scale::from_zero(most.max(f64::from(even)), 4, plot.bottom, plot.top);
     let mut svg = Svg::new(WIDTH, 220.0, &name, &sentence);
@@ -85,7 +85,7 @@ fn too_small(figures: &Figures) -> Card {
         counted(figures.exact_from, "slot"),
         counted(figures.setting.slots, "slot"),
     );
-    let name = format!("Split by layer at ratio {}", ratio(figures.ratio));
+    let name = format!("Split by layer at prompt share {}", ratio(figures.prompt_share));
     Card { name, sentence, pictures: Vec::new(), table: Table::default(), wide: false }
 }
 
@@ -96,7 +96,7 @@ fn by_size(figures: &Figures, sizes: &[(u32, u64)]) -> String {
         let here = *slots == figures.setting.slots;
         let saved = share(uniform.misses.saturating_sub(*misses) as f64, uniform.misses as f64);
         Some(Bar {
-            name: ratio(uniform.ratio),
+            name: ratio(uniform.prompt_share),
             value: 100.0 * saved,
             mark: None,
             text: format!(
@@ -111,6 +111,6 @@ fn by_size(figures: &Figures, sizes: &[(u32, u64)]) -> String {
     let bars: Vec<Bar> = sizes.iter().filter_map(bar).collect();
     let name = "What the split saves, by size of the pool";
     let mut svg = Svg::new(WIDTH, chart::bars_height(bars.len()), name, "");
-    chart::bars(&mut svg, &bars, "ratio · misses saved · rows missed, uniform → split");
+    chart::bars(&mut svg, &bars, "share · misses saved · rows missed, uniform → split");
     svg.finish()
 }

@@ -35,20 +35,20 @@ fn figures(layers: u32, steps: u32, missed: impl Fn(u32, u32) -> u64) -> Figures
         (0..steps).map(|step| (0..layers).map(|layer| missed(layer, step)).sum()).collect();
     let all = by_step.iter().sum::<u64>();
     let sizes: Vec<Size> = [(0.1, 10, all + all / 4), (0.2, 20, all), (0.3, 30, all / 2)]
-        .map(|(ratio, slots, misses)| Size { ratio, slots, misses })
+        .map(|(prompt_share, slots, misses)| Size { prompt_share, slots, misses })
         .into();
     let columns = steps.min(90) as usize;
     Figures {
         path: "made-up.topk".to_owned(),
         header: header(layers, steps),
         setting: Setting { slots: 20, warmup: 0, mtp: 1, steps },
-        ratio: 0.2,
+        prompt_share: 0.2,
         layers: counts,
         warm: by_step.clone(),
         cold: by_step,
         lru: sizes.clone(),
         policies: vec![(Policy::Belady, sizes.clone()), (Policy::DecayTokens, sizes)],
-        reached: Some(Size { ratio: 0.3, slots: 30, misses: all / 2 }),
+        reached: Some(Size { prompt_share: 0.3, slots: 30, misses: all / 2 }),
         exact_from: 4,
         divided: (layers > 1).then(|| Divided {
             layers: (0..layers).map(|layer| (10 + layer, of_layer(layer), of_layer(layer) / 2)).collect(),
@@ -123,8 +123,8 @@ fn sentences_say_what_the_figures_say() {
     );
     assert_eq!(
         sentence("Misses by size"),
-        "At ratio 0.2, LRU misses 1.40 rows a step and layer, the optimum 1.40: 100% of the misses are the working \
-         set's, 0% the policy's. There is nothing for another rule to gain."
+        "At prompt share 0.2, LRU misses 1.40 rows a step and layer, the optimum 1.40: 100% of the misses are the \
+         working set's, 0% the policy's. There is nothing for another rule to gain."
     );
     assert!(
         sentence("Bytes moved").contains("4.48 KiB to the device, 124 ns at 37 GB/s"),

@@ -211,7 +211,7 @@ fn check_fading(header: &Header, jobs: &[Job<'_>]) -> Result<()> {
         .at("decay and decay-tokens look at every slot in every step, and these are too many")
         .with("slots looked at", scanned)
         .with("most", FADING_MAX)
-        .hint("pass a smaller --slots or --ratio, other policies, or a trace of fewer steps"))
+        .hint("pass a smaller --slots or --prompt-share, other policies, or a trace of fewer steps"))
 }
 
 /// Bytes that one pool holds for each position, and a layer's steps for each member, at most.

@@ -3,7 +3,7 @@
     python ffi/python/benches/replay.py target/release/forebay data/demo.topk.zst
 
 Counts must be the command's; throughput is to be 70% of its at least. Reading the trace is not measured: the command's
-time is what further ratios add to its run.
+time is what further sizes add to its run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import forebay
 
 # Rows as the command replays them where it is not told otherwise: sizes do not matter, nothing is moved.
 ROW_BYTES = (656, 0)
-# Runs of each side, and ratios beside the first.
+# Runs of each side, and sizes beside the first.
 RUNS, FURTHER = 5, 8
 
 
@@ -37,9 +37,9 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def slots_of(ratio: float, decode_start: int) -> int:
-    """Slots of a sequence in each layer, as `--ratio` means them."""
-    return int(ratio * decode_start + 0.5)
+def slots_of(share: float, decode_start: int) -> int:
+    """Slots of a sequence in each layer, as `--prompt-share` means them."""
+    return int(share * decode_start + 0.5)
 
 
 def replay(trace: forebay.SelectionTrace, *, slots: int, warmup: int = 32, mtp: int = 1) -> Outcome:
@@ -85,10 +85,10 @@ def replay(trace: forebay.SelectionTrace, *, slots: int, warmup: int = 32, mtp: 
     return Outcome(counts[:, 0].tolist(), counts[:, 1].tolist(), steps, seconds)
 
 
-def by_command(command: str, trace: str, ratios: list[float], mtp: int) -> tuple[list[list[int]], float]:
-    """Hits, then misses by layer of the first ratio as the command finds them, and the seconds of the whole run."""
-    listed = ",".join(f"{ratio:.4f}" for ratio in ratios)
-    arguments = [command, "replay", trace, "--ratio", listed, "--mtp", str(mtp), "--json", "-"]
+def by_command(command: str, trace: str, shares: list[float], mtp: int) -> tuple[list[list[int]], float]:
+    """Hits, then misses by layer of the first size as the command finds them, and the seconds of the whole run."""
+    listed = ",".join(f"{share:.4f}" for share in shares)
+    arguments = [command, "replay", trace, "--prompt-share", listed, "--mtp", str(mtp), "--json", "-"]
     began = time.perf_counter()
     ran = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     seconds = time.perf_counter() - began
@@ -102,10 +102,10 @@ def main() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     trace = forebay.SelectionTrace(path)
     print(f"{Path(path).name}: {trace.header.layers} layers, k {trace.header.k}")
-    for ratio, mtp in ((0.1, 1), (0.2, 2), (0.3, 4)):
-        slots = slots_of(ratio, trace.header.decode_start)
-        # What further ratios cost is replay alone: the start and the reading are the same.
-        more = [ratio + 0.0002 * at for at in range(1 + FURTHER)]
+    for share, mtp in ((0.1, 1), (0.2, 2), (0.3, 4)):
+        slots = slots_of(share, trace.header.decode_start)
+        # What further sizes cost is replay alone: the start and the reading are the same.
+        more = [share + 0.0002 * at for at in range(1 + FURTHER)]
         python, one, several = [], [], []
         for _ in range(RUNS):
             outcome = replay(trace, slots=slots, mtp=mtp)
@@ -114,11 +114,11 @@ def main() -> None:
             one.append(seconds)
             several.append(by_command(command, path, more, mtp)[1])
             if counts != [outcome.hits, outcome.misses]:
-                raise SystemExit(f"ratio {ratio} mtp {mtp}: counts differ")
+                raise SystemExit(f"prompt share {share} mtp {mtp}: counts differ")
         rust = (min(several) - min(one)) / FURTHER
         found = min(python)
         print(
-            f"ratio {ratio} mtp {mtp}: counts equal; Python {outcome.steps / found:.0f} steps/s, "
+            f"prompt share {share} mtp {mtp}: counts equal; Python {outcome.steps / found:.0f} steps/s, "
             f"command {outcome.steps / rust:.0f} steps/s: {100 * rust / found:.0f}%"
         )
 

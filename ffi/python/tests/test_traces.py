@@ -172,8 +172,8 @@ def test_a_zero_byte_ends_no_path_and_no_text(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("ratio", "mtp"), [(0.1, 1), (0.2, 2), (0.05, 3)])
-def test_a_replay_finds_what_the_command_finds(ratio: float, mtp: int) -> None:
+@pytest.mark.parametrize(("share", "mtp"), [(0.1, 1), (0.2, 2), (0.05, 3)])
+def test_a_replay_finds_what_the_command_finds(share: float, mtp: int) -> None:
     import replay
 
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
@@ -181,9 +181,9 @@ def test_a_replay_finds_what_the_command_finds(ratio: float, mtp: int) -> None:
     command = next((str(path) for path in commands if path.exists()), None)
     if command is None:
         skip("a_replay_finds_what_the_command_finds", "the command was not built")
-    counts, _ = replay.by_command(command, str(DEMO), [ratio], mtp)
+    counts, _ = replay.by_command(command, str(DEMO), [share], mtp)
     trace = forebay.SelectionTrace(DEMO)
-    found = replay.replay(trace, slots=replay.slots_of(ratio, trace.header.decode_start), mtp=mtp)
+    found = replay.replay(trace, slots=replay.slots_of(share, trace.header.decode_start), mtp=mtp)
     assert [found.hits, found.misses] == counts
     assert sum(found.misses) > 0
 
