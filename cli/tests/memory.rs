@@ -39,7 +39,7 @@ fn a_replay_stays_within_the_decoded_trace_and_500_mb() {
     let (selections, requests) =
         (topk.join("smollm2-8k-policy-tf.topk.zst"), sessions.join("agentic_A.jsonl.zst"));
     // Where pools hold the whole prompt memory is most, and little leaves: that is what takes time.
-    let all = ["--policy", "lru,fifo,s3-fifo,decay,decay-tokens,belady", "--prompt-share", "1"];
+    let all = ["--policy", "lru,s3-fifo,decay-tokens,belady", "--prompt-share", "1"];
     for (trace, arguments) in [
         (&selections, &all[..]),
         (&selections, &["--curve"]),
