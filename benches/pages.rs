@@ -24,7 +24,7 @@ const MOST: f64 = 50.0;
 
 /// A pool whose free pages lie all over it.
 fn scattered() -> Result<Pages> {
-    let mut pages = Pages::new("bench", PAGES);
+    let mut pages = Pages::new("bench", PAGES)?;
     let mut all = Vec::new();
     pages.allocate(PAGES, &mut all)?;
     // A step of an odd number walks through every page once.

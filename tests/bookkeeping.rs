@@ -59,7 +59,7 @@ fn share(lanes: u32) -> (Books, f64) {
         tables: layers * LayerTables::new(shape).unwrap().bytes(),
         page_tables: lanes * pages * 3 * 4,
         lists: lanes * selected * size_of::<Fetch>() as u64,
-        work: Workspace::new(&shape, selected as u32).bytes(),
+        work: Workspace::new(&shape, selected as u32).unwrap().bytes(),
     };
     let pool = layers * lanes * u64::from(slots()) * u64::from(geometry.row_bytes());
     let share = books.sum() as f64 / pool as f64;

@@ -266,7 +266,7 @@ struct Lane {
 
 impl Lane {
     fn of(tables: LayerTables) -> Lane {
-        Lane { tables, work: Workspace::new(&shape(), WIDTH * K), scan: Counting::default() }
+        Lane { tables, work: Workspace::new(&shape(), WIDTH * K).unwrap(), scan: Counting::default() }
     }
 
     /// Every fourth position up to the length, so that each step of `ones` can select another.

@@ -499,3 +499,60 @@ fn p19_a_graph_that_lacks_a_layer_or_was_not_launched_fails_its_step() {
     drop((whole, lacking, own));
     rig.forgets.release(graph).unwrap();
 }
+
+/// What a graph of the engine's did to one step, launched so many times: the slots that were answered last, what stands
+/// in them, hits and misses, and digests.
+#[cfg(feature = "cuda")]
+fn launched_by_the_engine(times: u32) -> ([i32; 4], [u8; 4 * ROW], [u64; 2], [u64; 2]) {
+    let mut rig =
+        Rig::new(TestDevice::cuda(&HostOptions::default(), None).unwrap(), config(), None).with([1, 2]);
+    let (micro_batches, by_layer) = ([(MicroBatch(0), rig.layers())], [Overlap::None; LAYERS as usize]);
+    let bucket = forebay::Capture {
+        micro_batches: &micro_batches,
+        query_rows: 2,
+        by_layer: &by_layer,
+        draft_passes: 2,
+    };
+    rig.forgets.capture(rig.stream).unwrap();
+    let own = rig.cache.capture_into(&bucket, &mut Idle).unwrap();
+    let graph = rig.forgets.captured(rig.stream).unwrap();
+    rig.select(&[3, 5, 7, 9, 3, 5, 7, 9, 2, 4, 6, 8, -1, -1, -1, -1]);
+    let mut step = rig.prepare();
+    (0..times).for_each(|_| rig.forgets.launch(graph, rig.stream).unwrap());
+    rig.cache.launched(&own, &mut [&mut step]).unwrap();
+    assert_eq!(
+        rig.cache.launched(&own, &mut [&mut step]).unwrap_err().place(),
+        "the step's layers have been launched"
+    );
+    rig.end(step).unwrap();
+    let (mut words, slab) = ([0; 16], rig.cache.slab(Layer(DRAFT)).unwrap());
+    rig.memory.read(rig.buffers.slots.part(0, 16).unwrap(), &mut words).unwrap();
+    let slots: [i32; 4] =
+        std::array::from_fn(|at| i32::from_le_bytes(std::array::from_fn(|byte| words[4 * at + byte])));
+    let mut rows = [0; 4 * ROW];
+    for (slot, row) in slots.into_iter().zip(rows.chunks_exact_mut(ROW)) {
+        let place = rig.cache.geometry().pieces(slot as u32)[0].slab;
+        rig.memory.read(slab.part(place, ROW as u64).unwrap(), row).unwrap();
+    }
+    let (stats, digests) = (rig.cache.stats(), [0, 1].map(|at| rig.cache.digest(rig.sequences[at]).unwrap()));
+    drop(own);
+    rig.forgets.release(graph).unwrap();
+    (slots, rows, [stats.hits, stats.misses], digests)
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn a_graph_of_the_engines_that_is_launched_twice_for_a_step_comes_to_the_same_rows() {
+    if !device::driver_is_there() {
+        return;
+    }
+    let [(slots, rows, [hits, misses], digests), twice] = [1, 2].map(launched_by_the_engine);
+    assert_eq!((rows, misses > 0), ([1; 4 * ROW], true), "rows of the first sequence");
+    assert_eq!((twice.0, twice.1), (slots, rows));
+    assert_eq!(twice.2[1], misses, "what was fetched is found");
+    assert!(twice.2[0] > hits, "and counted again");
+    assert!(
+        (0..2).all(|at| twice.3[at] != digests[at]),
+        "a rank that did it differs from those that did not"
+    );
+}

@@ -8,6 +8,7 @@ use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::os::page_size;
 use forebay::predict::plan::{Batch, Demand, FEW_SLOTS, Note, Ratio, longest_context, plan};
+use forebay::predict::setup::Setup;
 use forebay::predict::weights::{Attention, Checkpoint, is_deployment};
 use forebay::{BringUp, Budget, Cache, Config, Kind, Memory, Open, Result, Shape};
 use proptest::prelude::*;
@@ -343,9 +344,49 @@ fn weights_of_the_table_make_the_published_sizes() {
     assert!(of("gqa-8x128").is_none() && of("deepseek-v3") < of("deepseek-v3.2"));
 }
 
+/// The page's table of weights is what the checkpoints divide to.
+#[test]
+fn the_pages_weights_are_the_checkpoints() {
+    let mut rows = 0;
+    for line in include_str!("../docs/planner.md").lines() {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let Some(checkpoint) = Checkpoint::of(cells[0]).unwrap().filter(|_| cells.len() == 6) else {
+            continue;
+        };
+        let gb =
+            |gpus, attention| format!("{:.1} GB", checkpoint.on_gpu(gpus, attention, false) as f64 / 1e9);
+        let weights = [gb(8, Attention::Data), gb(8, Attention::Tensor), gb(32, Attention::Data)];
+        assert_eq!(cells[3..], weights, "{line}");
+        rows += 1;
+    }
+    assert_eq!(rows, 3);
+}
+
 #[test]
 fn gpus_are_whole_nodes_or_a_part_of_one() {
-    let are: Vec<u32> = (0..=40).filter(|gpus| is_deployment(*gpus)).collect();
-    assert_eq!(are, [1, 2, 4, 8, 16, 24, 32, 40]);
-    assert!(is_deployment(4096) && !is_deployment(4104) && !is_deployment(1_000_000_000));
+    let of = |node| (0..=40).filter(|gpus| is_deployment(*gpus, node)).collect::<Vec<u32>>();
+    assert_eq!(of(8), [1, 2, 4, 8, 16, 24, 32, 40]);
+    assert_eq!(of(4), [1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40]);
+    assert_eq!(of(72), [1, 2, 3, 4, 6, 8, 9, 12, 18, 24, 36]);
+    assert!(is_deployment(4096, 8) && !is_deployment(4104, 8) && !is_deployment(1_000_000_000, 8));
+}
+
+/// One number for the memory that weights take, wherever it is asked for: the checkpoint's, of the setup's GPUs.
+#[test]
+fn a_setups_weights_are_the_checkpoints_on_its_gpus() {
+    let ess = Setup::named("ess").unwrap().unwrap();
+    let checkpoint = Checkpoint::of("deepseek-v3.2").unwrap().unwrap();
+    for gpus in [8, 16, 32, 64, 128] {
+        let setup = ess.on_gpus(gpus).unwrap();
+        for (query_rows, drafts) in [(1, false), (2, true), (4, true)] {
+            let weights = checkpoint.on_gpu(gpus, Attention::Data, drafts);
+            assert_eq!(setup.weights(query_rows).unwrap(), Some(weights), "{gpus} {query_rows}");
+        }
+    }
+    let glm = ess.of_model("glm-5").unwrap().weights(1).unwrap();
+    assert_eq!(glm, Some(Checkpoint::of("glm-5").unwrap().unwrap().on_gpu(32, Attention::Data, false)));
+    // Of a model of its own nothing is published.
+    let mut file = ess.file().clone();
+    file.model.dims = Some(*ess.dims());
+    assert_eq!(Setup::new(file).unwrap().weights(1).unwrap(), None);
 }

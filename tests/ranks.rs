@@ -7,9 +7,11 @@
 #[path = "support/device.rs"]
 mod device;
 
-use std::io::{BufRead, BufReader, Lines, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Duration;
 
 use device::TestDevice;
 use forebay::device::host::HostOptions;
@@ -213,21 +215,40 @@ impl Rank {
 /// The digests of a rank's sequences.
 type Digests = [u64; BATCH];
 
-/// A rank's process, and the pipes to and from it.
+/// How long a rank may say nothing. Far beyond what any needs: whoever reaches it hangs, and is ended.
+const SILENT: Duration = Duration::from_secs(120);
+
+/// A rank's process, the pipe to it, and the lines that a thread reads from it.
 struct Process {
     child: Child,
     to: Option<ChildStdin>,
-    from: Lines<BufReader<ChildStdout>>,
+    from: Receiver<String>,
 }
 
 impl Process {
+    fn start(rank: u32, test: &str) -> Process {
+        let exe = std::env::current_exe().unwrap();
+        let mut child = Command::new(exe)
+            .args(["--exact", test, "--nocapture"])
+            .env(CHILD, rank.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (to, lines) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()).lines());
+        let (says, from) = mpsc::channel();
+        // It ends with its pipe, or with whom it tells.
+        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| says.send(line)));
+        Process { child, to, from }
+    }
+
     fn tell(&mut self, what: &str) {
         writeln!(self.to.as_mut().unwrap(), "{what}").unwrap();
     }
 
     fn told(&mut self) -> Digests {
         let said = loop {
-            let line = self.from.next().expect("a rank has ended").unwrap();
+            let line = self.from.recv_timeout(SILENT).expect("a rank has ended, or hangs");
             if let Some(said) = line.strip_prefix("DIGESTS ") {
                 break said.to_owned();
             }
@@ -239,8 +260,15 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Its input ends, and with it the process.
+        // Its input ends, and with it the process; one that does not is ended.
         self.to = None;
+        loop {
+            match self.from.recv_timeout(SILENT) {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => drop(self.child.kill()),
+            }
+        }
         let ended = self.child.wait();
         if !std::thread::panicking() {
             assert!(ended.unwrap().success());
@@ -261,19 +289,7 @@ impl Ranks {
             Rank::new(rank.parse().unwrap()).serve();
             return None;
         }
-        let process = |rank: u32| {
-            let exe = std::env::current_exe().unwrap();
-            let mut child = Command::new(exe)
-                .args(["--exact", test, "--nocapture"])
-                .env(CHILD, rank.to_string())
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-                .unwrap();
-            let (to, from) = (child.stdin.take(), child.stdout.take().unwrap());
-            Process { child, to, from: BufReader::new(from).lines() }
-        };
-        Some(Ranks { processes: [0, 1].map(process).into(), next: 0 })
+        Some(Ranks { processes: [0, 1].map(|rank| Process::start(rank, test)).into(), next: 0 })
     }
 
     /// Tells each what to do; both do it at once.

@@ -80,7 +80,7 @@ impl World {
     fn new() -> Self {
         World {
             tables: LayerTables::new(shape()).unwrap(),
-            work: Workspace::new(&shape(), QUERY_ROWS * K as u32),
+            work: Workspace::new(&shape(), QUERY_ROWS * K as u32).unwrap(),
             lanes: vec![None; LANES as usize],
             free: (0..16).collect(),
             owned: vec![Vec::new(); LANES as usize],
@@ -247,7 +247,7 @@ proptest! {
 #[test]
 fn born_rows_take_the_slots_of_the_oldest_one_by_one() {
     let mut tables = LayerTables::new(shape()).unwrap();
-    let mut work = Workspace::new(&shape(), K as u32);
+    let mut work = Workspace::new(&shape(), K as u32).unwrap();
     tables.join(0, &[3], 2, 10).unwrap();
     let mut step = |tables: &mut LayerTables, positions: &[i32], rows: u32| {
         let (mut slots, mut fetches) = ([0; 4], [Fetch { position: 0, slot: 0 }; 4]);

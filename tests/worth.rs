@@ -189,6 +189,13 @@ fn slower_batches_than_asked_for_are_no_answer() {
         let found = best.map_or(0.0, |best| best.outcome.throughput);
         assert!(found >= 0.99 * most && found <= most * (1.0 + 1e-9), "{least_otps}: {found} of {most}");
         assert_eq!(worth.alone.is_some(), fast.is_empty(), "{least_otps}");
+        // Batches that yield more and are too slow are no batches that do not pay.
+        let more = all.iter().any(|(batch, throughput)| *batch > resident && *throughput > worth.floor());
+        assert_eq!(worth.more_too_slow, more && worth.pays_from.is_none(), "{least_otps}");
+        if let Some(without) = worth.without.as_ref().filter(|_| worth.pays_from.is_none()) {
+            let has = |note| without.planned.notes.contains(&note);
+            assert_eq!([has(Note::MoreTooSlow), has(Note::Slower)], [more, !more], "{least_otps}");
+        }
         for priced in &worth.with {
             let slow = priced.outcome.otps < least_otps;
             assert_eq!(priced.planned.notes.contains(&Note::TooSlow), slow);

@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 use forebay::predict::simulate;
-use forebay::predict::weights::{Attention, NODE_GPUS};
+use forebay::predict::weights::Attention;
 
 /// How attention is divided, by its name.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -18,6 +18,8 @@ pub enum AttentionName {
 pub struct Deployed {
     /// How many.
     pub gpus: u32,
+    /// How many a whole node has.
+    pub node: u32,
     /// How attention is divided over a node of them.
     pub attention: Attention,
     /// Whose published weights; none where they were given.
@@ -25,9 +27,9 @@ pub struct Deployed {
 }
 
 impl Deployed {
-    /// GPUs of one node.
+    /// GPUs of one node, where there are so many.
     pub fn node_gpus(&self) -> u32 {
-        self.gpus.min(NODE_GPUS)
+        self.gpus.min(self.node)
     }
 
     /// How many times the sequences of one GPU's plan are served.

@@ -37,6 +37,7 @@ mod report;
 mod request_report;
 mod requests;
 mod room;
+mod settings;
 mod simulate;
 mod simulate_report;
 mod sizes;

@@ -5,13 +5,14 @@
 //! plan that makes no sense, and a single one that does not fit, are errors.
 
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use clap::ValueEnum;
 use forebay::predict::plan::{self, Batch, Demand, FEW_SLOTS, Note, Planned, Ratio};
 use forebay::predict::provenance::Provenance;
 use forebay::predict::setup::{Costs, Setup};
 use forebay::predict::simulate::{Options, Outcome};
-use forebay::predict::weights::{Attention, Checkpoint, NODE_GPUS};
+use forebay::predict::weights::{self, Attention, Checkpoint, NODE_GPUS};
 use forebay::predict::worth::{self, Aim, Baseline, Priced};
 use forebay::{Error, Kind, Result, Shape};
 
@@ -20,7 +21,7 @@ use crate::look::LookArguments;
 use crate::miss_source::Source;
 use crate::output::Results;
 use crate::simulate::{self, Linked, Machine};
-use crate::sizes::{self, Model};
+use crate::sizes::{self, Model, Size};
 use crate::{html, output, plan_json, plan_report, replay, steps};
 
 /// The most plans of one sweep.
@@ -40,9 +41,10 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = sizes::model)]
     model: Vec<Model>,
     /// Memory of one GPU.
-    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = sizes::some_bytes, required = true)]
-    gpu: Vec<u64>,
-    /// GPUs that serve together: 1, 2, 4, or whole nodes of 8 [default: the setup's, or 8].
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = sizes::some_size, required = true)]
+    gpu: Vec<Size>,
+    /// GPUs that serve together: whole nodes, or a part of one. A node has as many as the setup says, or 8
+    /// [default: the setup's, or 8].
     #[arg(long, value_name = "N", value_parser = sizes::gpus, allow_negative_numbers = true)]
     gpus: Option<u32>,
     /// How attention is divided over a node's GPUs: by sequences (dp), or by heads (tp), where each GPU has the cache
@@ -50,17 +52,17 @@ pub struct Arguments {
     #[arg(long, value_enum)]
     attention: Option<AttentionName>,
     /// Weights on each GPU; 0 for none [default: as the model's published checkpoint divides over --gpus].
-    #[arg(long, value_name = "SIZE", value_parser = sizes::bytes)]
-    weights: Option<u64>,
+    #[arg(long, value_name = "SIZE", value_parser = sizes::size)]
+    weights: Option<Size>,
     /// Activations on that GPU [default: 0].
-    #[arg(long, value_name = "SIZE", value_parser = sizes::bytes)]
-    activations: Option<u64>,
+    #[arg(long, value_name = "SIZE", value_parser = sizes::size)]
+    activations: Option<Size>,
     /// What else the engine takes of that GPU: workspace, graphs, communication buffers [default: 0].
-    #[arg(long, value_name = "SIZE", value_parser = sizes::bytes)]
-    workspace: Option<u64>,
+    #[arg(long, value_name = "SIZE", value_parser = sizes::size)]
+    workspace: Option<Size>,
     /// Host memory for one GPU's total pool [default: as much as it takes].
-    #[arg(long, value_name = "SIZE", value_parser = sizes::some_bytes)]
-    host: Option<u64>,
+    #[arg(long, value_name = "SIZE", value_parser = sizes::some_size)]
+    host: Option<Size>,
     /// Tokens of a sequence at its end: prompt and what it may decode.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens, required = true)]
     context: Vec<u32>,
@@ -152,7 +154,7 @@ impl Subject {
         let own = model.shape.is_some() || model.dims.is_some();
         let name = model.preset.as_deref().filter(|_| !own).unwrap_or(setup.name()).to_owned();
         Ok(Subject {
-            checkpoint: if own { None } else { Checkpoint::of(&name)? },
+            checkpoint: setup.checkpoint()?,
             name,
             shape: *setup.shape(),
             longest: Some(longest.unwrap_or(most)),
@@ -172,8 +174,30 @@ impl Subject {
     }
 }
 
+/// What was said of a GPU's memory and of the host's, as it was said.
+pub struct Memory {
+    /// Of one GPU. All that is computed comes back in its unit.
+    pub gpu: Size,
+    /// Weights, where they are not the checkpoint's.
+    pub weights: Option<Size>,
+    /// Activations.
+    pub activations: Option<Size>,
+    /// Whatever else the engine takes.
+    pub workspace: Option<Size>,
+    /// Host memory for one GPU's total pool.
+    pub host: Option<Size>,
+}
+
+impl Memory {
+    /// A size that was computed.
+    pub fn size(&self, bytes: f64) -> String {
+        self.gpu.unit().size(bytes)
+    }
+}
+
 /// What is asked.
 struct Job {
+    memory: Rc<Memory>,
     demand: Demand,
     accept: f64,
 }
@@ -186,6 +210,8 @@ pub struct Point {
     pub deployed: Deployed,
     /// What was asked.
     pub demand: Demand,
+    /// What of it was said of memory.
+    pub memory: Rc<Memory>,
     /// What it was to be simulated on.
     pub on: Option<On>,
     /// The plan, or why there is none.
@@ -213,6 +239,11 @@ impl Point {
         self.on.as_ref()?.link.as_deref()
     }
 
+    /// Host memory of a node's total pools.
+    pub fn host_of_node(&self, planned: &Planned) -> String {
+        self.memory.size(planned.bytes.host() as f64 * f64::from(self.deployed.node_gpus()))
+    }
+
     /// Whether it offloads, and that yields more than none would.
     pub fn pays(&self) -> bool {
         let offloads = self.planned.as_ref().is_ok_and(Planned::offloads);
@@ -237,20 +268,34 @@ pub struct On {
     pub link: Option<String>,
     /// Tokens that a step yields for each sequence.
     pub accept: f64,
+    /// Bytes of memory of the GPU that the costs are of.
+    pub gpu: f64,
     /// Whether no cost of the setup was measured with this model.
     pub by_roofline: bool,
     /// What a reader should know about the misses.
     pub misses_note: Option<String>,
 }
 
+/// What the speed that each sequence has to have rules out of the batches with offload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slow {
+    /// None that matters.
+    Nothing,
+    /// Those that yield more than there is without; others are fast enough.
+    More,
+    /// All of them.
+    All,
+}
+
 /// What a plan yields.
+#[derive(Clone)]
 pub struct Gain {
     /// The plan's step.
     pub outcome: Outcome,
     /// The same without offload.
     pub without: Option<Baseline>,
-    /// Whether batches with offload were found, and none was fast enough.
-    pub too_slow: bool,
+    /// Which batches with offload were too slow.
+    pub slow: Slow,
     /// The smallest batch from which offload pays, where the best one was looked for: none where it never does.
     pub pays_from: Option<Option<u32>>,
     /// By batch, where the best one was looked for: ratio, and tokens a second.
@@ -295,17 +340,38 @@ impl Arguments {
     }
 
     /// The GPUs that serve a subject together.
-    fn deployed(&self, subject: &Subject) -> Deployed {
-        let fitted = subject.setup.as_ref().map(|setup| setup.file().deployment.gpus);
+    fn deployed(&self, subject: &Subject) -> Result<Deployed> {
+        let fitted = subject.setup.as_ref().map(|setup| &setup.file().deployment);
         let checkpoint = subject.checkpoint.as_ref().filter(|_| self.weights.is_none());
-        Deployed {
-            gpus: self.gpus.or(fitted).unwrap_or(NODE_GPUS),
+        let node = fitted.map_or(NODE_GPUS, |fitted| fitted.node_gpus);
+        let gpus = self.gpus.or(fitted.map(|fitted| fitted.gpus)).unwrap_or(NODE_GPUS);
+        if !weights::is_deployment(gpus, node) {
+            return Err(Error::new(Kind::InvalidConfig, "plan")
+                .at(format!(
+                    "--gpus {gpus}: neither whole nodes of {node} GPUs, nor a part of one that divides it"
+                ))
+                .hint("name whole nodes, or half of one, a quarter and so on"));
+        }
+        Ok(Deployed {
+            gpus,
+            node,
             attention: match self.attention {
                 Some(AttentionName::Tp) => Attention::Tensor,
                 Some(AttentionName::Dp) | None => Attention::Data,
             },
             checkpoint: checkpoint.map(|checkpoint| checkpoint.name().to_owned()),
-        }
+        })
+    }
+
+    /// What is said of memory, on one of the GPUs.
+    fn memory(&self, gpu: &Size) -> Rc<Memory> {
+        Rc::new(Memory {
+            gpu: gpu.clone(),
+            weights: self.weights.clone(),
+            activations: self.activations.clone(),
+            workspace: self.workspace.clone(),
+            host: self.host.clone(),
+        })
     }
 
     /// Every combination of one subject, of so many, in the order of the command line.
@@ -321,8 +387,9 @@ impl Arguments {
                 .with("most", POINTS as u64)
                 .hint("name fewer values"));
         }
+        let deployed = self.deployed(subject)?;
         let mut jobs = Vec::new();
-        for gpu in &self.gpu {
+        for memory in self.gpu.iter().map(|gpu| self.memory(gpu)) {
             for (context, (mtp, accept)) in self
                 .context
                 .iter()
@@ -331,30 +398,31 @@ impl Arguments {
                 for (batch, ratio) in
                     batches.iter().flat_map(|b| ratios.iter().map(move |ratio| (*b, *ratio)))
                 {
-                    let mut demand = self.demand(subject, *gpu, context, batch);
+                    let mut demand = self.demand(subject, &memory, context, batch);
                     (demand.query_rows, demand.ratio) = (*mtp, ratio);
-                    demand.weights = match self.weights {
-                        Some(given) => given,
-                        None => subject.weights(&self.deployed(subject), *mtp)?,
+                    demand.weights = match &memory.weights {
+                        Some(given) => given.bytes,
+                        None => subject.weights(&deployed, *mtp)?,
                     };
-                    jobs.push(Job { demand, accept: *accept });
+                    jobs.push(Job { memory: memory.clone(), demand, accept: *accept });
                 }
             }
         }
         Ok(jobs)
     }
 
-    fn demand(&self, subject: &Subject, gpu: u64, context: u32, batch: Batch) -> Demand {
+    fn demand(&self, subject: &Subject, memory: &Memory, context: u32, batch: Batch) -> Demand {
+        let bytes = |size: &Option<Size>| size.as_ref().map(|size| size.bytes);
         Demand {
             longest: subject.longest,
             batch,
-            activations: self.activations.unwrap_or(0),
-            workspace: self.workspace.unwrap_or(0),
-            host: self.host,
+            activations: bytes(&memory.activations).unwrap_or(0),
+            workspace: bytes(&memory.workspace).unwrap_or(0),
+            host: bytes(&memory.host),
             micro_batches: self.micro_batches.unwrap_or_else(|| micro_batches(subject, context, batch)),
             least_slots: self.least_slots.unwrap_or(FEW_SLOTS),
             count_tables: self.tables != Some(Tables::Beside),
-            ..Demand::new(subject.shape, gpu, context)
+            ..Demand::new(subject.shape, memory.gpu.bytes, context)
         }
     }
 }
@@ -375,6 +443,7 @@ fn plain(subject: &Subject, deployed: &Deployed, job: &Job) -> Result<Point> {
         model: subject.name.clone(),
         deployed: deployed.clone(),
         demand: job.demand.clone(),
+        memory: job.memory.clone(),
         on: None,
         planned: fit(plan::plan(&job.demand))?,
         unknown: None,
@@ -394,17 +463,15 @@ fn fit<T>(planned: Result<T>) -> Result<Result<T>> {
 /// Plans and simulates. What is not known leaves the plan without its time.
 fn priced(
     arguments: &Arguments,
-    subject: &Subject,
+    (subject, deployed): (&Subject, &Deployed),
     (job, on): (&Job, &On),
     linked: &mut Linked,
     source: &mut Source,
 ) -> Result<Point> {
-    let Job { demand, accept } = job;
+    let Job { demand, accept, .. } = job;
     let simulator = &mut linked.simulator;
-    let mut point = Point {
-        on: Some(On { accept: *accept, ..on.clone() }),
-        ..plain(subject, &arguments.deployed(subject), job)?
-    };
+    let mut point =
+        Point { on: Some(On { accept: *accept, ..on.clone() }), ..plain(subject, deployed, job)? };
     // A replayed trace counts at one ratio; of a search for the best batch the ratio is not known before.
     let Ok(frame) = &point.planned else { return Ok(point) };
     let setup = simulator.setup();
@@ -420,7 +487,7 @@ fn priced(
     };
     let aim = Aim { accept: *accept, least_otps: arguments.min_otps.unwrap_or(0.0) };
     let search = (demand.batch, demand.ratio) == (Batch::Most, Ratio::Auto) && !source.is_trace();
-    let (mut curve, mut pays_from, mut too_slow) = (Vec::new(), None, false);
+    let (mut curve, mut pays_from, mut slow) = (Vec::new(), None, Slow::Nothing);
     let found = if search {
         worth::worth(demand, aim, &options, simulator).map(|worth| {
             let of =
@@ -428,7 +495,11 @@ fn priced(
             curve = worth.without.iter().chain(&worth.with).map(of).collect();
             let most = worth.most().cloned();
             point.alone = worth.alone;
-            too_slow = worth.best.is_none() && !worth.with.is_empty();
+            slow = match worth.best {
+                None if !worth.with.is_empty() => Slow::All,
+                _ if worth.more_too_slow => Slow::More,
+                _ => Slow::Nothing,
+            };
             // Where the search ended early, batches that would pay may lie beyond.
             let ended = |most: &Priced| most.planned.notes.contains(&Note::Untried);
             pays_from = match worth.pays_from {
@@ -443,9 +514,14 @@ fn priced(
     match found {
         Ok(Some(Priced { planned, outcome, without })) => {
             point.planned = Ok(planned);
-            point.gain = Some(Gain { outcome, without, too_slow, pays_from, curve });
+            point.gain = Some(Gain { outcome, without, slow, pays_from, curve });
         }
-        Ok(None) => {}
+        // Not even one sequence is fast enough, so that no batch is.
+        Ok(None) => {
+            if let Ok(planned) = &mut point.planned {
+                planned.notes.push(Note::TooSlow);
+            }
+        }
         Err(error) if worth::is_unknown(&error) => return Ok(point.unknown_by(error)),
         Err(error) => return Err(error),
     }
@@ -459,8 +535,8 @@ fn planned(
     jobs: &[Job],
     mut done: impl FnMut(Point),
 ) -> Result<()> {
+    let deployed = arguments.deployed(subject)?;
     let Some(setup) = &subject.setup else {
-        let deployed = arguments.deployed(subject);
         return jobs.iter().try_for_each(|job| plain(subject, &deployed, job).map(&mut done));
     };
     let mut source = arguments.machine.source(setup)?;
@@ -470,11 +546,12 @@ fn planned(
             provenance: source.provenance(linked.simulator.setup()),
             link: linked.link.clone(),
             accept: 1.0,
+            gpu: setup.file().gpu.memory_gib * f64::from(1 << 30),
             by_roofline: setup.file().costs == Costs::default(),
             misses_note: note.clone(),
         };
         for job in jobs {
-            done(priced(arguments, subject, (job, &on), &mut linked, &mut source)?);
+            done(priced(arguments, (subject, &deployed), (job, &on), &mut linked, &mut source)?);
         }
     }
     Ok(())

@@ -7,8 +7,9 @@ use forebay::predict::weights::Attention;
 use serde::Serialize;
 
 use crate::deployment::Deployed;
+use crate::json;
 use crate::plan::{Gain, On, Point};
-use crate::{json, plan_report};
+use crate::settings::Advised;
 
 #[derive(Serialize)]
 struct Entry<'a> {
@@ -30,7 +31,7 @@ struct Entry<'a> {
     fits: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
-    advice: Option<Advised<'a>>,
+    advice: Option<Advice<'a>>,
 }
 
 /// The GPUs that serve together.
@@ -59,7 +60,7 @@ fn deployment(point: &Point) -> Gpus<'_> {
 
 /// What to do where the entry is one of several batches and ratios.
 #[derive(Serialize)]
-struct Advised<'a> {
+struct Advice<'a> {
     offload: Option<bool>,
     sentence: &'a str,
 }
@@ -228,13 +229,8 @@ fn yields(gain: &Gain, point: &Point) -> Yields {
 /// # Errors
 /// [`forebay::Kind::Internal`]: plain numbers and texts always have a JSON form.
 pub fn text(points: &[Point], least_otps: f64) -> Result<Vec<u8>> {
-    let advised = plan_report::advised(points, least_otps);
-    let advice = |point: &Point| {
-        let name = plan_report::setting(point, points);
-        let found = advised.iter().find(|(known, _)| *known == name);
-        found.map(|(_, advice)| Advised { offload: advice.offload, sentence: &advice.sentence })
-    };
-    let entries = points.iter().map(|point| Entry {
+    let advised = Advised::of(points, least_otps);
+    let entries = points.iter().enumerate().map(|(i, point)| Entry {
         schema: json::SCHEMA,
         forebay: env!("CARGO_PKG_VERSION"),
         kind: "plan",
@@ -249,7 +245,9 @@ pub fn text(points: &[Point], least_otps: f64) -> Result<Vec<u8>> {
         planned: point.planned.as_ref().ok().map(|planned| fits(planned, point)),
         fits: point.planned.is_ok(),
         why: point.planned.as_ref().err().map(ToString::to_string),
-        advice: advice(point),
+        advice: advised
+            .of_point(i)
+            .map(|advice| Advice { offload: advice.offload, sentence: &advice.sentence }),
     });
     json::list(&entries.collect::<Vec<_>>())
 }

@@ -4,13 +4,14 @@ use forebay::Geometry;
 use forebay::predict::plan::{Demand, Note, Planned};
 use forebay::predict::weights::Attention;
 
-use crate::advice::{self, Advice, signed_percent};
+use crate::advice::{self, signed_percent};
 use crate::deployment::Deployed;
 use crate::look::{Look, Spare, align_right};
 use crate::output::harmless;
-use crate::plan::{Gain, Point};
+use crate::plan::{Gain, Point, Slow};
 use crate::provenance;
-use crate::report::{number, ratio, size};
+use crate::report::{number, ratio};
+use crate::settings::{Advised, Settings};
 use crate::simulate_report::exposed_share;
 
 /// The rank of columns that a table can do without best.
@@ -30,15 +31,16 @@ pub fn text(points: &[Point], least_otps: f64, look: Look) -> String {
     for note in notes(points) {
         say(&format!("[{}] {}.", letter(note), capital(note.describe())));
     }
-    if mixed(points) {
+    if Settings::of(points).mixed {
         say(&format!("[{ROOFLINE}] {}.", capital(BY_ROOFLINE)));
     }
     misses_notes(points).iter().for_each(|note| say(note));
     say(&definitions(points.iter().any(|point| point.gain.is_some())));
     provenance::assumptions(rests()).iter().for_each(|assumed| say(&format!("Assumed: {assumed}.")));
     say("");
-    for (setting, advice) in advised(points, least_otps) {
-        say(&if setting.is_empty() { advice.sentence } else { format!("{setting}: {}", advice.sentence) });
+    for (setting, advice) in Advised::of(points, least_otps).all() {
+        let name = if setting.is_empty() { String::new() } else { format!("{setting}: ") };
+        say(&format!("{name}{}", advice.sentence));
     }
     out
 }
@@ -59,44 +61,9 @@ fn definitions(priced: bool) -> String {
     )
 }
 
-/// What tells settings apart, in words: whatever differs beside batch and ratio.
-pub fn setting(point: &Point, all: &[Point]) -> String {
-    let differ = |get: &dyn Fn(&Point) -> String| all.iter().any(|other| get(other) != get(point));
-    let parts: [&dyn Fn(&Point) -> String; 5] = [
-        &|point| point.model.clone(),
-        &|point| point.link().unwrap_or_default().to_owned(),
-        &|point| size(point.demand.gpu as f64),
-        &|point| tokens(point.demand.context),
-        &|point| format!("mtp {}", point.demand.query_rows),
-    ];
-    let words: Vec<String> = parts.into_iter().filter(|part| differ(part)).map(|part| part(point)).collect();
-    harmless(&words.join(", "))
-}
-
-/// For each setting what to do there; a single one needs no name.
-pub fn advised(points: &[Point], least_otps: f64) -> Vec<(String, Advice)> {
-    let mut settings: Vec<(String, Vec<&Point>)> = Vec::new();
-    for point in points {
-        let name = setting(point, points);
-        match settings.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, of)) => of.push(point),
-            None => settings.push((name, vec![point])),
-        }
-    }
-    settings.into_iter().map(|(name, of)| (name, advice::of(&of, least_otps))).collect()
-}
-
 /// The mark of a plan whose costs are a roofline's, and what is to be known about it.
 const ROOFLINE: char = 'r';
 pub const BY_ROOFLINE: &str = "by roofline: not to be compared with fitted rows";
-
-/// Whether a roofline's costs stand among measured ones.
-pub fn mixed(points: &[Point]) -> bool {
-    let is = |by_roofline| {
-        points.iter().any(|point| point.on.as_ref().is_some_and(|on| on.by_roofline == by_roofline))
-    };
-    is(true) && is(false)
-}
 
 /// What is to be known about the misses, each sentence once.
 pub fn misses_notes(points: &[Point]) -> Vec<&str> {
@@ -122,6 +89,7 @@ fn letter(note: Note) -> char {
         Note::Unknown => 'u',
         Note::Untried => 'l',
         Note::TooSlow => 'o',
+        Note::MoreTooSlow => 'm',
         _ => '?',
     }
 }
@@ -154,9 +122,9 @@ pub fn attention(deployed: &Deployed) -> &'static str {
 
 /// Where the weights come from.
 pub fn weights(point: &Point) -> String {
-    let each = size(point.demand.weights as f64);
     match &point.deployed.checkpoint {
         Some(checkpoint) => {
+            let each = point.memory.size(point.demand.weights as f64);
             let rest = match point.deployed.attention {
                 Attention::Data => "all else on each",
                 Attention::Tensor => "all else divided by heads over a node",
@@ -165,13 +133,17 @@ pub fn weights(point: &Point) -> String {
                 "Weights: {each} on each GPU, as {checkpoint} is published; experts divided over all GPUs, {rest}"
             )
         }
-        None => format!("Weights: {each} on each GPU, as --weights says"),
+        None => {
+            let given = point.memory.weights.as_ref().map_or("none".to_owned(), ToString::to_string);
+            format!("Weights: {given} on each GPU, as --weights says")
+        }
     }
 }
 
 /// What all plans share, line by line.
 pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
     let Demand { gpu, weights: on_gpu, activations, workspace, .. } = first.demand;
+    let memory = &first.memory;
     let same = |get: fn(&Point) -> u64| points.iter().all(|point| get(point) == get(first));
     let mut lines = Vec::new();
     if points.iter().all(|point| point.model == first.model)
@@ -187,16 +159,16 @@ pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
         ));
     }
     let (gpus, one) = (first.deployed.gpus, same(|point| point.demand.gpu));
-    let of = if one { format!(" of {}", size(gpu as f64)) } else { String::new() };
+    let of = if one { format!(" of {}", memory.gpu) } else { String::new() };
     let plural = if gpus == 1 { "" } else { "s" };
     lines.push(format!("{gpus} GPU{plural}{of}, {}", attention(&first.deployed)));
     if same(|point| point.demand.weights) && points.iter().all(|point| point.deployed == first.deployed) {
         lines.push(weights(first));
     }
-    let taken: Vec<String> = [(activations, "activations"), (workspace, "workspace")]
-        .iter()
-        .filter(|(bytes, _)| *bytes > 0)
-        .map(|(bytes, what)| format!("{} of {what}", size(*bytes as f64)))
+    let taken: Vec<String> = [(&memory.activations, "activations"), (&memory.workspace, "workspace")]
+        .into_iter()
+        .filter_map(|(given, what)| Some((given.as_ref().filter(|given| given.bytes > 0)?, what)))
+        .map(|(given, what)| format!("{given} of {what}"))
         .collect();
     let beside = match taken.is_empty() {
         true => "nothing (no --workspace, no --activations)".to_owned(),
@@ -204,7 +176,7 @@ pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
     };
     if one && same(|point| point.demand.weights) {
         let left = gpu.saturating_sub(on_gpu).saturating_sub(activations).saturating_sub(workspace);
-        lines.push(format!("Beside them {beside}: {} of each GPU for the cache", size(left as f64)));
+        lines.push(format!("Beside them {beside}: {} of each GPU for the cache", memory.size(left as f64)));
     } else {
         lines.push(format!("Beside the weights {beside} on each GPU"));
     }
@@ -226,7 +198,6 @@ pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
 fn asked(first: &Point, points: &[Point]) -> Vec<String> {
     let same = |get: fn(&Point) -> u64| points.iter().all(|point| get(point) == get(first));
     let one = same(|point| point.demand.gpu);
-    let host = first.demand.host;
     let mut lines = Vec::new();
     let same_context = same(|point| u64::from(point.demand.context));
     let same_mtp = same(|point| u64::from(point.demand.query_rows));
@@ -234,7 +205,8 @@ fn asked(first: &Point, points: &[Point]) -> Vec<String> {
     let mtp = same_mtp.then(|| format!("Query rows of a step: {}", first.demand.query_rows));
     let both: Vec<String> = context.into_iter().chain(mtp).collect();
     lines.extend((!both.is_empty()).then(|| both.join(". ")));
-    let host = host.map_or("as much as it takes".to_owned(), |bytes| format!("{} a GPU", size(bytes as f64)));
+    let host = first.memory.host.as_ref();
+    let host = host.map_or("as much as it takes".to_owned(), |given| format!("{given} a GPU"));
     let tables = if first.demand.count_tables { "counted" } else { "beside" };
     let mut micro_batches: Vec<u32> = points.iter().map(|point| point.demand.micro_batches).collect();
     micro_batches.sort_unstable();
@@ -263,7 +235,7 @@ fn plans(points: &[Point], look: Look) -> String {
         points.iter().any(|point| Some(get(point)) != first)
     };
     let priced = points.iter().any(|point| point.gain.is_some());
-    let mixed = mixed(points);
+    let mixed = Settings::of(points).mixed;
     let mut columns: Vec<(&str, u8, Vec<String>)> = Vec::new();
     let mut add = |head: &'static str, rank: u8, cell: &dyn Fn(&Point) -> String| {
         columns.push((head, rank, points.iter().map(cell).collect()));
@@ -276,7 +248,7 @@ fn plans(points: &[Point], look: Look) -> String {
         add("link", 0, &|point| point.link().unwrap_or_default().to_owned());
     }
     if differ(&|point| point.demand.gpu.to_string()) {
-        add("GPU", 0, &|point| size(point.demand.gpu as f64));
+        add("GPU", 0, &|point| point.memory.gpu.to_string());
     }
     let wide = look.width.is_none();
     if wide || differ(&|point| point.demand.context.to_string()) {
@@ -332,13 +304,14 @@ fn of_memory(add: &mut Add<'_>, rank: u8) {
     add("cache,\na GPU", rank, &|point| {
         fitting(point, |planned| {
             let part = &planned.bytes;
-            size(if point.demand.count_tables { part.device() } else { part.data() } as f64)
+            let counted = if point.demand.count_tables { part.device() } else { part.data() };
+            point.memory.size(counted as f64)
         })
     });
-    add("host,\na GPU", WIDE, &|point| fitting(point, |planned| size(planned.bytes.host() as f64)));
-    add("host,\na node", 1, &|point| {
-        fitting(point, |planned| size(planned.bytes.host() as f64 * f64::from(point.deployed.node_gpus())))
+    add("host,\na GPU", WIDE, &|point| {
+        fitting(point, |planned| point.memory.size(planned.bytes.host() as f64))
     });
+    add("host,\na node", 1, &|point| fitting(point, |planned| point.host_of_node(planned)));
 }
 
 /// Columns of simulated plans.
@@ -363,6 +336,9 @@ fn of_time(add: &mut Add<'_>) {
     });
     add("pays\nfrom", WIDE, &|point| match point.gain.as_ref().and_then(|gain| gain.pays_from) {
         Some(Some(batch)) => batch.to_string(),
+        Some(None) if point.gain.as_ref().is_some_and(|gain| gain.slow != Slow::Nothing) => {
+            "too slow".to_owned()
+        }
         Some(None) => "never".to_owned(),
         None => String::new(),
     });
@@ -370,7 +346,9 @@ fn of_time(add: &mut Add<'_>) {
 
 /// Columns of plans alone.
 fn of_bytes(add: &mut Add<'_>) {
-    let bytes = |get: fn(&Planned) -> u64| move |point: &Point| fitting(point, |it| size(get(it) as f64));
+    let bytes = |get: fn(&Planned) -> u64| {
+        move |point: &Point| fitting(point, |it| point.memory.size(get(it) as f64))
+    };
     of_memory(add, 3);
     add("index\nkeys", WIDE, &bytes(|it| it.bytes.index_keys));
     add("slots,\nbytes", WIDE, &bytes(|it| it.bytes.slots));
@@ -380,7 +358,7 @@ fn of_bytes(add: &mut Add<'_>) {
         fitting(point, |planned| {
             let part = &planned.bytes;
             let counted = if point.demand.count_tables { part.device() } else { part.data() };
-            size(planned.available.saturating_sub(counted) as f64)
+            point.memory.size(planned.available.saturating_sub(counted) as f64)
         })
     });
     add("whole,\na GPU", 2, &|point| fitting(point, |planned| planned.resident_batch.to_string()));

@@ -1,5 +1,7 @@
 //! What computed figures rest on, as reports show it: the same sentences in texts and pages.
 
+use std::collections::HashSet;
+
 use forebay::predict::provenance::Provenance;
 
 use crate::output::harmless;
@@ -25,11 +27,6 @@ pub fn footer<'a>(all: impl Iterator<Item = &'a Provenance>) -> String {
 }
 
 fn each_once(all: impl Iterator<Item = String>) -> Vec<String> {
-    let mut kept: Vec<String> = Vec::new();
-    for text in all {
-        if !kept.contains(&text) {
-            kept.push(text);
-        }
-    }
-    kept
+    let mut known = HashSet::new();
+    all.filter(|text| known.insert(text.clone())).collect()
 }

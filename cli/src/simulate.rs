@@ -19,8 +19,9 @@ use crate::kinds::{self, FileKind};
 use crate::look::LookArguments;
 use crate::miss_source::{MissArguments, Source};
 use crate::output::{Input, Results, echo};
+use crate::sizes::{self, Size, Unit};
 use crate::steps::{self, Run, Worst};
-use crate::{output, simulate_report, sizes, timeline as lanes};
+use crate::{output, simulate_report, timeline as lanes};
 
 /// The most points of one sweep.
 const POINTS: usize = 100_000;
@@ -28,7 +29,7 @@ const POINTS: usize = 100_000;
 const AFTER_HELP: &str = "\
 Lists, separated by commas, make a sweep: one step for each combination. Of misses by step every step is run, all in \
 one order by layer: the figures are their mean, and pictures show the longest.
-Throughput is of a node of 8 GPUs, in tokens a second; OTPS of one sequence. Exposed: what the step takes beyond \
+Throughput is of 8 GPUs, in tokens a second; OTPS of one sequence. Exposed: what the step takes beyond \
 the same step without misses.";
 
 /// The arguments of `forebay simulate`.
@@ -63,8 +64,8 @@ pub struct Arguments {
           allow_negative_numbers = true)]
     ratio: Vec<Ratio>,
     /// Memory of one GPU for index keys and rows, without residency tables: what --ratio auto fills.
-    #[arg(long, value_name = "SIZE", value_parser = sizes::some_bytes)]
-    cache: Option<u64>,
+    #[arg(long, value_name = "SIZE", value_parser = sizes::some_size)]
+    cache: Option<Size>,
     /// What hides the gather; best takes for each layer the order of least time. Several are set side by side
     /// [default: best].
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -336,6 +337,8 @@ impl Arguments {
         let mtps = if self.mtp.is_empty() { vec![1] } else { self.mtp.clone() };
         let accepts = accepts("simulate", &self.accept, &mtps)?;
         let ratios = if self.ratio.is_empty() { vec![Ratio::Auto] } else { self.ratio.clone() };
+        let cache = self.cache.as_ref().filter(|_| ratios.contains(&Ratio::Auto));
+        check_memory(setup, mtps.iter().copied().max().unwrap_or(1), cache)?;
         let choices = match (&self.table, &self.overlap[..]) {
             (Some(_), _) => vec![Choice::Table],
             (None, []) => vec![Choice::Best],
@@ -385,12 +388,11 @@ impl Arguments {
                 Ratio::Auto => Ok(1.0),
             };
         };
-        let cache = self.cache.ok_or_else(|| {
+        let cache = self.cache.as_ref().ok_or_else(|| {
             Error::new(Kind::InvalidConfig, "simulate")
                 .at("--ratio auto without --cache")
                 .hint("pass --cache SIZE, the memory that index keys and rows may take, or a ratio")
         })?;
-        check_memory(setup, cache)?;
         let asked = self.two_batch.map(|switch| switch == Switch::On && point.batch >= 2);
         let two = asked.unwrap_or_else(|| setup.two_batch(point.batch, point.context));
         let micro_batches = if two { 2 } else { 1 };
@@ -399,7 +401,7 @@ impl Arguments {
             micro_batches,
             batch: Batch::Sequences(point.batch),
             count_tables: false,
-            ..Demand::new(*setup.shape(), cache, point.context)
+            ..Demand::new(*setup.shape(), cache.bytes, point.context)
         };
         Ok(plan::plan(&demand)?.ratio)
     }
@@ -502,24 +504,21 @@ impl Arguments {
     }
 }
 
-/// Whether weights leave the cache its memory: on GPUs that the setup's costs are not of nobody has looked before.
-fn check_memory(setup: &Setup, cache: u64) -> Result<()> {
-    let (served, memory) = (setup.served(), setup.file().gpu.memory_gib * GIB);
-    let (weights, cache) = (setup.weights_bytes(), cache as f64);
-    if !served.extrapolated || weights + cache <= memory {
+/// Whether the model's published weights leave the cache its memory, in steps of `query_rows`. On GPUs that the setup's
+/// costs are not of nobody has looked before.
+fn check_memory(setup: &Setup, query_rows: u32, cache: Option<&Size>) -> Result<()> {
+    let (served, memory) = (setup.served(), setup.file().gpu.memory_gib * f64::from(1 << 30));
+    let Some(weights) = setup.weights(query_rows)?.filter(|_| served.extrapolated) else { return Ok(()) };
+    if weights as f64 + cache.map_or(0.0, |cache| cache.bytes as f64) <= memory {
         return Ok(());
     }
-    let (weights, memory) = (weights / GIB, memory / GIB);
+    let unit = cache.map_or(Unit::Binary, Size::unit);
+    let (weights, memory) = (unit.size(weights as f64), unit.size(memory));
+    let and = cache.map_or(String::new(), |cache| format!("--cache {cache} and "));
     Err(Error::new(Kind::OutOfRange, "price GPUs")
-        .at(format!(
-            "--cache {:.1} GiB and {weights:.1} GiB of weights on each of {} GPUs are more than its {memory:.1} GiB",
-            cache / GIB,
-            served.gpus
-        ))
-        .hint("name a smaller cache, or more GPUs"))
+        .at(format!("{and}{weights} of weights on each of {} GPUs are more than its {memory}", served.gpus))
+        .hint(if cache.is_some() { "name a smaller cache, or more GPUs" } else { "name more GPUs" }))
 }
-
-const GIB: f64 = (1_u64 << 30) as f64;
 
 fn read_table(path: &Path) -> Result<Table> {
     kinds::expect("load overlap table", path, &[FileKind::OverlapTable], "an overlap table")?;

@@ -186,7 +186,7 @@ pub fn title(simulated: &Simulated) -> String {
 pub fn line(outcome: &Outcome) -> String {
     let Counts { none, da, dba } = counts(outcome);
     format!(
-        "A step of {} ms, {} ms of it exposed ({:.1}%); {} tokens/s a node of 8 GPUs; layers by order: none {none}, \
+        "A step of {} ms, {} ms of it exposed ({:.1}%); {} tokens/s of 8 GPUs; layers by order: none {none}, \
          da {da}, dba {dba}",
         number(outcome.step_ms),
         number(outcome.exposed_ms),
@@ -212,7 +212,7 @@ pub fn text(all: &[Simulated], note: Option<&str>, look: Look) -> String {
     }
     out += &steps(all, look);
     out += "\n\nMisses: rows that a sequence fetches a layer, mean. Exposed: what the step\n\
-            takes beyond the same step without misses. Tokens/s: of a node of 8 GPUs. OTPS:\n\
+            takes beyond the same step without misses. Tokens/s: of 8 GPUs. OTPS:\n\
             of one sequence. Layers: how many run in each order.\n";
     out + &provenance::footer(all.iter().map(|simulated| &simulated.provenance))
 }

@@ -3,7 +3,9 @@
 
 use forebay::Shape;
 use forebay::predict::plan::{Batch, Ratio};
-use forebay::predict::weights;
+use forebay::predict::weights::GPUS_MAX;
+
+use crate::report;
 
 type Parsed<T> = std::result::Result<T, String>;
 
@@ -26,6 +28,73 @@ fn decimal(text: &str) -> Option<f64> {
     let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     (digits(whole) && digits(part)).then(|| text.parse().ok())?
+}
+
+/// Whether sizes are told in powers of 1024 or of 1000: as the caller wrote his own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// KiB, MiB, GiB.
+    Binary,
+    /// kB, MB, GB.
+    Decimal,
+}
+
+impl Unit {
+    /// Bytes in the unit that leaves one to four digits.
+    pub fn size(self, bytes: f64) -> String {
+        if self == Unit::Binary {
+            return report::size(bytes);
+        }
+        let mut value = bytes;
+        for unit in ["B", "kB", "MB"] {
+            if value < 1000.0 {
+                let digits = if unit == "B" { format!("{value:.0}") } else { report::number(value) };
+                return format!("{digits} {unit}");
+            }
+            value /= 1000.0;
+        }
+        format!("{} GB", report::number(value))
+    }
+}
+
+/// A size as it was given: shown again, it is the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// In bytes.
+    pub bytes: u64,
+    text: String,
+}
+
+impl Size {
+    /// The units that it was given in.
+    pub fn unit(&self) -> Unit {
+        if self.text.contains('i') || self.bytes == 0 { Unit::Binary } else { Unit::Decimal }
+    }
+}
+
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let unit = self.text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(self.text.len());
+        let (digits, unit) = self.text.split_at(unit);
+        f.write_str(digits)?;
+        if unit.is_empty() { Ok(()) } else { write!(f, " {unit}") }
+    }
+}
+
+/// A size with a unit, and how it was written.
+///
+/// # Errors
+/// As [`bytes`].
+pub fn size(text: &str) -> Parsed<Size> {
+    Ok(Size { bytes: bytes(text)?, text: text.to_owned() })
+}
+
+/// Likewise, of more than nothing.
+///
+/// # Errors
+/// As [`some_bytes`].
+pub fn some_size(text: &str) -> Parsed<Size> {
+    Ok(Size { bytes: some_bytes(text)?, text: text.to_owned() })
 }
 
 /// Bytes with a unit: `80GiB`, `141GB`, `1.5TiB`; `0` needs none.
@@ -85,17 +154,14 @@ pub fn count(text: &str) -> Parsed<u32> {
     }
 }
 
-/// A number of GPUs that serve together: whole nodes, or a part of one.
+/// A number of GPUs that serve together.
 ///
 /// # Errors
 /// Likewise.
 pub fn gpus(text: &str) -> Parsed<u32> {
     match count(text) {
-        Ok(gpus) if weights::is_deployment(gpus) => Ok(gpus),
-        _ => Err(format!(
-            "not 1, 2, 4, or GPUs of whole nodes: 8, 16, 24 and so on up to {}",
-            weights::GPUS_MAX
-        )),
+        Ok(gpus) if gpus <= GPUS_MAX => Ok(gpus),
+        _ => Err(format!("not a whole number of GPUs from 1 to {GPUS_MAX}")),
     }
 }
 
@@ -183,11 +249,28 @@ mod tests {
     }
 
     #[test]
-    fn gpus_are_whole_nodes_or_a_part_of_one() {
-        assert_eq!([gpus("1"), gpus("8"), gpus("24"), gpus("4096")], [Ok(1), Ok(8), Ok(24), Ok(4096)]);
-        for text in ["0", "3", "7", "12", "-8", "8.0", "1e9", "1000000000", "4104", ""] {
+    fn gpus_are_counted_up_to_a_limit() {
+        assert_eq!([gpus("1"), gpus("8"), gpus("72"), gpus("4096")], [Ok(1), Ok(8), Ok(72), Ok(4096)]);
+        for text in ["0", "-8", "8.0", "1e9", "1000000000", "4104", ""] {
             assert!(gpus(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn sizes_come_back_in_the_units_they_were_given_in() {
+        let shown = ["100GB", "80GiB", "1.5TiB", "0", "512MB"].map(|text| size(text).unwrap().to_string());
+        assert_eq!(shown, ["100 GB", "80 GiB", "1.5 TiB", "0", "512 MB"]);
+        assert_eq!(
+            [size("1GB").unwrap().unit(), size("1GiB").unwrap().unit()],
+            [Unit::Decimal, Unit::Binary]
+        );
+        assert!(some_size("0").is_err() && size("80").is_err());
+        assert_eq!(
+            [0.0, 656.0, 2048.0, 3e12].map(|it| Unit::Decimal.size(it)),
+            ["0 B", "656 B", "2.05 kB", "3000 GB"]
+        );
+        assert_eq!([5.5e6, 80e9].map(|it| Unit::Decimal.size(it)), ["5.50 MB", "80.0 GB"]);
+        assert_eq!(Unit::Binary.size(2048.0), "2.00 KiB");
     }
 
     #[test]

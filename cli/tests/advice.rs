@@ -72,7 +72,7 @@ fn where_offload_pays_the_sentence_has_batch_ratio_gain_and_latency() {
             thousands(of(&entry["throughput_without"]))
         ),
         format!("(+{:.0}%)", 100.0 * gain),
-        format!("{:.0} GiB of host memory on each node", 8.0 * of(&entry["host_bytes"]) / f64::from(1 << 30)),
+        format!("{:.0} GB of host memory on each node", 8.0 * of(&entry["host_bytes"]) / 1e9),
         format!("decodes {:.1} tokens a second instead of {:.1}", of(&entry["otps"]), of(&without["otps"])),
         "extrapolated from 32 GPUs, not measured".to_owned(),
     ] {
@@ -178,6 +178,129 @@ fn batches_that_are_too_slow_are_not_advised() {
     assert!(slow["notes"].to_string().contains("fewer tokens a second than --min-otps"));
 }
 
+/// The notes of an entry, and the marks and the sentence of its table.
+fn noted(options: &str) -> (String, String) {
+    (entry(options)["notes"].to_string(), plan(options, &["--wide"]))
+}
+
+/// Too slow is not "does not pay": larger batches yield more, and whoever asks for less speed gets it.
+#[test]
+fn what_is_only_too_slow_has_another_mark_than_what_does_not_pay() {
+    let slower = "fewer sequences, all rows on the device, yield as many";
+    let (notes, text) = noted(&format!("{NODE} --min-otps 19.2"));
+    assert!(notes.contains("batches that offload yield more, but") && !notes.contains(slower), "{notes}");
+    let line =
+        |text: &str| text.lines().find(|line| line.trim_start().starts_with("64K")).unwrap().to_owned();
+    assert!(line(&text).contains("too slow") && line(&text).contains("[m]"), "{text}");
+    assert!(!line(&text).contains("never") && !line(&text).contains("[t]"), "{text}");
+    // Where the link is what is slow, that is what is said.
+    let (notes, text) = noted(&format!("{NODE} --link 0.1GB/s"));
+    assert!(notes.contains(slower) && !notes.contains("yield more"), "{notes}");
+    assert!(line(&text).contains("never") && line(&text).contains("[t]") && !text.contains("[m]"), "{text}");
+    // Some batches are fast enough, and those that yield more are not.
+    let slow = format!("{NODE} --link 1.5GB/s");
+    let least = |otps: &str| entry(&format!("{slow} --min-otps {otps}"));
+    let without = entry(&slow)["without"]["otps"].as_f64().unwrap();
+    let (any, some) = (entry(&slow), least(&format!("{:.3}", without - 0.01)));
+    assert!(
+        any["pays"] == true && some["pays_from"].is_null() && some["advice"]["offload"] == false,
+        "{any} {some}"
+    );
+    // Not even one sequence: no batch has times, and the mark says why.
+    let (notes, text) = noted(&format!("{NODE} --min-otps 500"));
+    assert!(notes.contains("fewer tokens a second than --min-otps") && line(&text).contains("[o]"), "{text}");
+}
+
+#[test]
+fn a_named_batch_that_fits_whole_is_told_to_be_too_slow() {
+    let otps = entry(&format!("{NODE} --batch 4"))["otps"].as_f64().unwrap();
+    let (offload, sentence) = advice(&format!("{NODE} --batch 4 --min-otps 50"));
+    let words = format!(
+        "all rows of 4 sequences fit on each GPU, and each decodes {otps:.1} tokens a second, not 50.0"
+    );
+    assert!(offload == Some(false) && sentence.contains(&words), "{words}: {sentence}");
+    let (_, fast) = advice(&format!("{NODE} --batch 4 --min-otps 10"));
+    assert!(!fast.contains("and each decodes"), "{fast}");
+}
+
+/// A sentence that is handed on alone says what it does not count.
+#[test]
+fn given_weights_and_another_gpus_memory_are_in_the_sentence() {
+    let (_, plain) = advice(NODE);
+    assert!(!plain.contains("it counts"), "{plain}");
+    for (options, words) in [
+        (format!("{NODE} --weights 0"), "; it counts no weights (--weights 0)."),
+        (format!("{NODE} --weights 90GB"), "; it counts 90 GB of weights on each GPU (--weights)."),
+        (
+            NODE.replace("141GB", "120GiB"),
+            "; it counts GPUs of 120 GiB, where those of the setup have 131 GiB.",
+        ),
+        (
+            format!("{} --weights 0", NODE.replace("141GB", "80GB")),
+            "; it counts no weights (--weights 0) and GPUs of 80 GB, where those of the setup have 141 GB.",
+        ),
+        (format!("{NODE} --weights 0 --batch 4"), "; it counts no weights (--weights 0)."),
+        (
+            "--gpus 8 --gpu 141GB --weights 0 --context 64K".to_owned(),
+            "; it counts no weights (--weights 0).",
+        ),
+    ] {
+        let (_, sentence) = advice(&options);
+        assert!(sentence.ends_with(words), "{options}: {sentence}");
+    }
+}
+
+#[test]
+fn sizes_come_back_in_the_unit_that_they_were_given_in() {
+    let given =
+        "--gpus 8 --gpu 141GB --weights 100GB --activations 1.5GB --host 600GB --context 64K --batch 20";
+    let text = plan(given, &["--wide"]);
+    for words in
+        ["8 GPUs of 141 GB,", "Weights: 100 GB on", "1.5 GB of activations", "Host memory: 600 GB a GPU"]
+    {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let page = plan(given, &["--html", "-"]);
+    assert!(!text.contains("GiB") && !text.contains("MiB") && !page.contains("GiB"), "{text}");
+    let binary = plan(&given.replace("GB", "GiB"), &["--wide"]);
+    assert!(!binary.contains(" GB") && binary.contains("8 GPUs of 141 GiB,"), "{binary}");
+    let several = plan("--gpu 80GiB,141GB --weights 0 --context 64K --batch 4", &[]);
+    assert!(several.contains("80 GiB: ") && several.contains("141 GB: "), "{several}");
+}
+
+/// A node has as many GPUs as the setup says.
+#[test]
+fn a_node_is_the_setups() {
+    let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/setups/ess.json");
+    let mut setup: Value = serde_json::from_str(&std::fs::read_to_string(data).unwrap()).unwrap();
+    setup["deployment"]["node_gpus"] = 4.into();
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("nodes-of-four.json");
+    std::fs::write(&file, setup.to_string()).unwrap();
+    let options = NODE.replace("ess", file.to_str().unwrap()).replace("--gpus 8", "--gpus 16 --batch 30");
+    let four = entry(&options);
+    let of = |field: &str| four[field].as_f64().unwrap();
+    assert_eq!(four["deployment"]["node_gpus"], 4);
+    assert_eq!(of("host_bytes_node"), 4.0 * of("host_bytes"));
+    assert!((of("throughput_node") / (4.0 * of("throughput_gpu")) - 1.0).abs() < 1e-12);
+    let host = format!("{:.0} GB of host memory on each node", 4.0 * of("host_bytes") / 1e9);
+    assert!(four["advice"]["sentence"].to_string().contains(&host), "{four}");
+    assert!(plan(&options, &["--html", "-"]).contains("tokens/s of 4 GPUs"));
+    // Without a setup, and by the built-in one, it is 8.
+    let eight = entry("--gpus 16 --gpu 141GB --context 64K --batch 20");
+    assert_eq!(eight["deployment"]["node_gpus"], 8);
+    let refused: Vec<&str> =
+        std::iter::once("plan").chain("--gpus 12 --gpu 141GB --context 64K".split(' ')).collect();
+    let error = refuses(&refused);
+    assert!(error.contains("--gpus 12: neither whole nodes of 8 GPUs, nor a part of one"), "{error}");
+}
+
+#[test]
+fn a_rate_that_was_given_is_called_what_it_is() {
+    let assumed = entry(&format!("{NODE} --link 37GB/s"))["provenance"]["assumptions"].to_string();
+    assert!(assumed.contains("link: single rows gathered at 37 GB/s, as given"), "{assumed}");
+    assert!(!assumed.contains("other rates"), "{assumed}");
+}
+
 #[test]
 fn what_is_not_known_is_no_advice() {
     let (offload, sentence) = advice("--gpus 8 --gpu 141GB --context 64K");
@@ -193,7 +316,10 @@ fn where_nothing_fits_it_is_said() {
     let error = refuses(&[&arguments[..], &["--batch", "900"]].concat());
     assert!(error.contains("gpu: the cache of this batch") && error.contains("smaller batch"), "{error}");
     let some = last(&plan(&NODE.replace("64K", "8K,64K"), &["--batch", "200"]));
-    assert!(some.contains("64K: Nothing fits: gpu: the cache of this batch."), "{some}");
+    let words = "64K: Nothing fits: 200 sequences take ";
+    assert!(some.contains(words) && some.contains(" GB of each GPU, and 29.4 GB are there."), "{some}");
+    let host = last(&plan("--gpus 8 --gpu 141GB --context 8K,64K --batch 30 --host 60GB", &[]));
+    assert!(host.contains("GB of host memory for each GPU, and 60.0 GB are there."), "{host}");
 }
 
 #[test]
@@ -243,8 +369,8 @@ fn the_page_has_baseline_gain_and_what_was_asked() {
     let (headline, gain) = (at("<h1 class=\"sentence\">Offload: "), at("tokens/s, gained"));
     assert!(headline < gain && at("tokens/s a node without offload") < gain && gain < at("<figure"));
     for echo in [
-        "8 GPUs of 131 GiB, DP attention",
-        "Weights: 96.5 GiB on each GPU",
+        "8 GPUs of 141 GB, DP attention",
+        "Weights: 104 GB on each GPU",
         "Setup ess, its own link",
         "Context: 64K",
     ] {

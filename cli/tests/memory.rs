@@ -234,7 +234,7 @@ fn a_recording_is_refused_where_it_grows_beyond_what_is_allowed() {
 fn sessions(name: &str, sessions: u64, requests: u64, blocks: u64, distinct: u64, first: u64) -> String {
     let mut text = String::new();
     for session in 0..sessions {
-        text += &format!(r#"{{"block_size":1,"hash_id_scope":"global","requests":["#);
+        text += r#"{"block_size":1,"hash_id_scope":"global","requests":["#;
         for request in 0..requests {
             let start = (session * requests + request) * blocks;
             let ids: Vec<String> =

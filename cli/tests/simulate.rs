@@ -490,7 +490,7 @@ fn gpus_that_cannot_be_priced_are_refused_in_one_line() {
         (format!("--gpus 0 {POINT}"), "--gpus"),
         (
             "--gpus 8 --context 32K --batch 64 --cache 80GiB".to_owned(),
-            "--cache 80.0 GiB and 94.0 GiB of weights on each of 8 GPUs are more than its 131.3 GiB",
+            "--cache 80 GiB and 94.7 GiB of weights on each of 8 GPUs are more than its 131 GiB",
         ),
     ] {
         let options = format!("simulate --setup ess {options}");
@@ -530,6 +530,12 @@ fn a_setup_s_texts_steer_neither_terminal_nor_page() {
 #[test]
 fn the_page_of_one_point_shows_its_timeline() {
     let page = of_point("--html - --layer 17");
+    let of = |field: &str| number(&simulated(POINT)[0], field);
+    let headline = format!("<h1 class=\"sentence\">A step of {:.0} ms, ", of("step_ms"));
+    assert!(
+        page.contains(&headline)
+            && page.contains(" tokens a second of 8 GPUs, computed from setup ess.</h1>")
+    );
     assert!(page.contains("The step by streams") && page.contains("Layers 16 to 18, enlarged"));
     assert!(page.contains("gather, micro-batch 2") && page.contains("One point: ess: 32K tokens, batch 128"));
     assert!(!page.contains("Throughput by batch") && !page.contains("NaN"));

@@ -88,11 +88,11 @@ impl Config {
         })
     }
 
-    /// Refuses what the machine has no memory for, before anything is taken: the rows and the device's memory, where
-    /// they are resident from the start (`populate` or `lock`) and the device's memory is the machine's; the ring, what
-    /// steps note and the lists of pages, blocks and lanes always. Rows for which huge pages are reserved are not asked
-    /// for. Where the system does not tell ([`Overcommits`]), nothing is
-    /// refused.
+    /// Refuses what the machine has no memory for, before anything is taken: the rows, where they are resident from
+    /// the start (`populate`, `lock`, or a device that pins what it is shown); the device's memory, where it is the
+    /// machine's and rows are asked to be resident; the ring, what steps note and the lists of pages, blocks and lanes
+    /// always. Rows for which huge pages are reserved are not asked for. Where the system does not tell
+    /// ([`Overcommits`]), nothing is refused.
     ///
     /// # Errors
     /// [`Kind::OutOfMemory`] with both numbers.
@@ -100,7 +100,7 @@ impl Config {
         // What cannot be computed is refused by name when it is taken.
         let Ok(footprint) = self.footprint(device.granularity()) else { return Ok(()) };
         let state = os::memory_state(faults);
-        let wanted = self.of_machine(&footprint, device.takes_host_memory(), &state);
+        let wanted = self.of_machine(&footprint, device, &state);
         match state.available {
             Some(available) if available < wanted => Err(Error::new(Kind::OutOfMemory, "create")
                 .at("memory of the machine")
@@ -112,7 +112,7 @@ impl Config {
     }
 
     /// Bytes of the machine's memory that are in use as soon as the cache is made.
-    fn of_machine(&self, footprint: &Footprint, on_host: bool, state: &MemoryState) -> u64 {
+    fn of_machine(&self, footprint: &Footprint, device: &dyn Device, state: &MemoryState) -> u64 {
         let layers = u64::from(self.shape.layers) + u64::from(self.shape.draft_layers);
         let pages = 2 * size_of::<u32>() as u64 * (u64::from(self.host_pages) + u64::from(self.index_pages));
         let shared = self.host_pages.min(self.index_pages).min(CAPACITY_MAX);
@@ -120,9 +120,10 @@ impl Config {
         let lists = pages + PrefixIndex::ENTRY_BYTES * u64::from(shared) + lane * u64::from(self.lanes);
         let resident = self.memory.populate || self.memory.lock;
         // Reserved huge pages are no part of what the system says is available.
-        let reserved = self.memory.huge && state.has_huge(footprint.rows);
-        let rows = if resident && !reserved { footprint.rows } else { 0 };
-        let device = if resident && on_host { footprint.device() } else { 0 };
+        let reserved = self.memory.huge && !self.residency_only && state.has_huge(footprint.rows);
+        let stored = resident && !self.residency_only;
+        let rows = if (stored || device.pins_host_memory()) && !reserved { footprint.rows } else { 0 };
+        let device = if resident && device.takes_host_memory() { footprint.device() } else { 0 };
         let ring = footprint.step_blocks.next_multiple_of(os::page_size());
         // What each step of the ring notes of its calls (`step::enqueued`).
         let places = layers.saturating_mul(u64::from(self.query_rows));

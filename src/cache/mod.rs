@@ -36,6 +36,7 @@ mod share;
 
 use std::sync::Arc;
 
+use crate::device::block::BATCH_MAX;
 use crate::device::{Device, Event, Expected, Plan, Pools, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
@@ -79,7 +80,7 @@ pub struct Config {
     pub lanes: u32,
     /// Tokens of the longest sequence: prompt and promised.
     pub max_tokens: u32,
-    /// Rows of a batch.
+    /// Rows of a batch; at most 32,767, which a report can name.
     pub batch: u32,
     /// Query rows a sequence may have in a step: 1 + drafts.
     pub query_rows: u32,
@@ -87,7 +88,9 @@ pub struct Config {
     pub steps_in_flight: u32,
     /// Micro-batches whose steps may be open at the same time.
     pub micro_batches: u32,
-    /// Rows have no bytes and nothing is gathered: for replays, which ask what would move.
+    /// Rows have no bytes and nothing is gathered: for replays, which ask what would move. The total pool takes its
+    /// addresses and nothing else, whatever [`Config::memory`] asks for, until somebody appends a row; a driver that
+    /// pins what it is shown takes all of it.
     pub residency_only: bool,
     /// How the total pool's memory is taken.
     pub memory: Memory,
@@ -166,6 +169,10 @@ impl Config {
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
             let error = Error::new(Kind::InvalidConfig, "cache").at(*name).with("value", 0_u32);
             return Err(error.hint("pass 1 or more"));
+        }
+        if self.batch > BATCH_MAX {
+            let error = Error::new(Kind::InvalidConfig, "cache").at("batch").with("value", self.batch);
+            return Err(error.with("most", BATCH_MAX).hint("divide the batch over several micro-batches"));
         }
         let layers = geometry.layers() as usize;
         if let Slots::ByLayer(table) = &self.slots
@@ -366,7 +373,9 @@ impl Cache {
         let geometry = Geometry::new(config.shape)?;
         config.check(&geometry)?;
         let sparse_config = config.sparse(&geometry)?;
-        let memory = &config.memory;
+        // Rows that nobody stores need no pages.
+        let lazy = Memory { huge: false, populate: false, lock: false, node: None };
+        let memory = if config.residency_only { lazy } else { config.memory };
         let request = Request {
             bytes: 0,
             huge: memory.huge,
@@ -382,7 +391,7 @@ impl Cache {
         let mut secret = Secret([0; 32]);
         os::random(&mut secret.0, faults)?;
         let sparse = SparsePool::new(&geometry, &sparse_config, &*device)?;
-        let ring = Ring::new(config.ring(&geometry), memory.lock, &*device, faults, &mut fallbacks)?;
+        let ring = Ring::new(config.ring(&geometry), config.memory.lock, &*device, faults, &mut fallbacks)?;
         let pools = device.attach(Plan {
             geometry,
             tables: sparse.tables().to_vec(),

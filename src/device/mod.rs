@@ -209,10 +209,12 @@ pub trait Device: Debug + Send + Sync {
     /// The multiple that offsets and sizes of [`Mapped`] must be.
     fn granularity(&self) -> u64;
 
-    /// Whether its memory is the machine's own.
-    fn takes_host_memory(&self) -> bool {
-        false
-    }
+    /// Whether its memory is the machine's own: what a cache takes of it counts as host memory.
+    fn takes_host_memory(&self) -> bool;
+
+    /// Whether [`Device::register`] makes host memory resident, whatever was asked of the memory itself: a driver pins
+    /// what its copy engines are to reach.
+    fn pins_host_memory(&self) -> bool;
 
     /// Physical memory for ranges.
     ///

@@ -11,9 +11,10 @@
 //!   network, `(n-1)/G` cross NVLink inside the node of `n`, both at once.
 //!
 //! A number that comes out is *extrapolated*, and says so. What the model cannot price is refused: experts that
-//! do not divide, a node that is only partly filled, weights that do not fit, GPUs too far from those that the
-//! costs are of. It knows nothing of experts that are visited unevenly or kept twice, nor of launches and
-//! waits between GPUs that grow with their number. `docs/simulator.md` compares it with published times.
+//! do not divide, a node that is only partly filled, GPUs too far from those that the costs are of. Whether the weights
+//! fit is the planner's question: it knows the GPU's memory, and what is kept there. The model knows nothing of
+//! experts that are visited unevenly or kept twice, nor of launches and waits between GPUs that grow with their
+//! number. `docs/simulator.md` compares it with published times.
 
 use super::cost::Load;
 use super::setup::{Setup, Term};
@@ -27,11 +28,6 @@ fn unpriced(place: String, hint: &'static str) -> Error {
 }
 
 impl Setup {
-    /// Bytes of the layers' weights on one GPU, a byte a value, all layers taken for ones with experts.
-    pub fn weights_bytes(&self) -> f64 {
-        self.roofline().weights_bytes(self.shape().layers)
-    }
-
     /// Whether the model can price the GPUs of this setup.
     pub(super) fn check_deployment(&self) -> Result<()> {
         let served = self.served();
@@ -61,12 +57,6 @@ impl Setup {
             let why =
                 "deployment.nvlink_gb_s is not there, and the exchange inside a node rests on it".to_owned();
             return Err(unpriced(place(why), "state it in the setup: docs/setup-format.md"));
-        }
-        let (weights, memory) = (self.weights_bytes(), self.file().gpu.memory_gib * GIB);
-        if weights >= memory {
-            let why =
-                format!("weights take {:.1} GiB of each, and it has {:.1}", weights / GIB, memory / GIB);
-            return Err(unpriced(place(why), "name more GPUs, or a GPU with more memory"));
         }
         Ok(())
     }
@@ -98,5 +88,3 @@ impl Setup {
         Ok(us + more)
     }
 }
-
-const GIB: f64 = (1_u64 << 30) as f64;

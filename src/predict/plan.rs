@@ -133,6 +133,9 @@ pub enum Note {
     Untried,
     /// A sequence decodes fewer tokens a second than it has to; told by [`super::worth`].
     TooSlow,
+    /// Batches that offload yield more, but those decode fewer tokens a second than they have to; told by
+    /// [`super::worth`].
+    MoreTooSlow,
 }
 
 impl Note {
@@ -152,6 +155,9 @@ impl Note {
             Note::Unknown => "not simulated: misses or costs are not known here",
             Note::Untried => "larger batches were not tried: misses or costs are not known there",
             Note::TooSlow => "a sequence decodes fewer tokens a second than --min-otps",
+            Note::MoreTooSlow => {
+                "batches that offload yield more, but decode fewer tokens a second each than --min-otps"
+            }
             Note::NoRoom => {
                 "does not pay here: index keys and slots leave room for no more sequences than whole rows"
             }
@@ -295,7 +301,7 @@ impl<'a> Room<'a> {
             let left = available.checked_sub(bytes).filter(|left| *left > 0);
             available = left.ok_or_else(|| {
                 Error::new(Kind::OutOfMemory, "plan")
-                    .at(format!("{field} leave nothing of the GPU for the cache"))
+                    .at(format!("{field}: nothing of the GPU's memory is left for the cache"))
                     .with(field, bytes)
                     .with("available", available)
                     .hint("plan with a larger GPU, or spread the weights over more of them")

@@ -143,11 +143,10 @@ fn implied(setup: &Setup) -> Vec<String> {
     if extrapolated {
         let experts = |gpus: u32| setup.dims().experts / gpus.max(1);
         all.push(format!(
-            "{gpus} GPUs by the model of docs/simulator.md: {} experts a GPU and layer instead of {}, evenly visited; \
-             layers of {:.0} GB a GPU at a byte a value; all but experts and their exchange as on {costs_gpus} GPUs",
+            "{gpus} GPUs by the model of docs/simulator.md: {} experts a GPU and layer instead of {}, evenly visited \
+             and read at a byte a value; all but experts and their exchange as on {costs_gpus} GPUs",
             experts(gpus),
             experts(costs_gpus),
-            setup.weights_bytes() / 1e9,
         ));
     }
     all

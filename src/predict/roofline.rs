@@ -113,21 +113,6 @@ impl Roofline {
         work.max(self.touched(tokens) * self.expert() * FP8 / self.memory())
     }
 
-    /// Bytes of `layers` layers' weights on one GPU, a byte a value: attention and shared experts on every GPU,
-    /// routed experts divided.
-    pub(super) fn weights_bytes(&self, layers: u32) -> f64 {
-        let d = &self.dims;
-        let of = |n: u32| f64::from(n);
-        let index = of(d.index_heads) * of(d.index_dim);
-        let inputs = of(d.q_lora) + of(d.kv_lora) + of(d.rope) + of(d.index_dim) + of(d.index_heads);
-        let project = of(d.hidden) * inputs + of(d.q_lora) * index;
-        let up = of(d.q_lora) * of(d.heads) * (of(d.nope) + of(d.rope));
-        let latent = of(d.heads) * (of(d.nope) + of(d.value)) * of(d.kv_lora);
-        let output = of(d.heads) * of(d.value) * of(d.hidden);
-        let own = of(d.experts) / of(self.deployment.gpus) + of(d.shared_experts);
-        of(layers) * (project + up + latent + output + own * self.expert()) * FP8
-    }
-
     /// Output projection, routed experts of this GPU, shared experts.
     fn rest(&self, tokens: f64) -> f64 {
         let d = &self.dims;

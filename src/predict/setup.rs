@@ -426,13 +426,18 @@ impl Setup {
     /// # Errors
     /// [`Kind::InvalidConfig`] for an unknown link or a rate that is none.
     pub fn on_link(&self, link: Link) -> Result<Setup> {
-        let (rates, other) = match link {
-            Link::Rates(rates) => (rates, "other rates than the setup's".to_owned()),
+        match link {
+            Link::Rates(rates) => self.at_rates(rates, "other rates than the setup's".to_owned()),
             Link::Preset(name) => {
                 let Rates { launch_ns, gather_sm, .. } = self.rates;
-                (Rates { launch_ns, gather_sm, ..preset_of(&name)? }, format!("the preset {name}"))
+                let rates = Rates { launch_ns, gather_sm, ..preset_of(&name)? };
+                self.at_rates(rates, format!("the preset {name}"))
             }
-        };
+        }
+    }
+
+    /// The same setup with these rates, which `other` says in words.
+    fn at_rates(&self, rates: Rates, other: String) -> Result<Setup> {
         let mut file = File { link: Link::Rates(rates), ..self.file.clone() };
         file.measured.retain(|part| *part != Part::Link);
         Ok(Setup { other_link: Some(other), ..Setup::new(file)? })
@@ -445,7 +450,9 @@ impl Setup {
     /// [`Kind::InvalidConfig`] for a rate below 1 byte a second, or that is no number.
     pub fn on_gather(&self, bytes_per_s: f64) -> Result<Setup> {
         let gather = RowRates::flat(self.rates.gather.row_bytes, bytes_per_s);
-        self.on_link(Link::Rates(Rates { gather, ..self.rates.clone() }))
+        let other =
+            format!("single rows gathered at {} GB/s, as given; all else the setup's", bytes_per_s / 1e9);
+        self.at_rates(Rates { gather, ..self.rates.clone() }, other)
     }
 
     /// The same machine with the preset model `name`. Costs measured with another model say nothing of this

@@ -16,12 +16,13 @@
 use serde::Deserialize;
 
 use super::model::Dims;
+use super::setup::Setup;
 use crate::error::{Error, Kind, Result};
 
 /// The published checkpoints.
 const TABLE: &str = include_str!("../../data/weights.json");
 
-/// GPUs of a node: attention is divided over no more.
+/// GPUs of a node where no setup says otherwise; attention is divided by heads over no more.
 pub const NODE_GPUS: u32 = 8;
 
 /// The most GPUs that are planned for.
@@ -175,7 +176,33 @@ impl Checkpoint {
     }
 }
 
-/// Whether `gpus` GPUs are whole nodes, or a part of one that divides evenly.
-pub const fn is_deployment(gpus: u32) -> bool {
-    matches!(gpus, 1 | 2 | 4) || (gpus > 0 && gpus.is_multiple_of(NODE_GPUS) && gpus <= GPUS_MAX)
+impl Setup {
+    /// The published checkpoint of the setup's model; none for a model of its own, or that nobody published.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::of`].
+    pub fn checkpoint(&self) -> Result<Option<Checkpoint>> {
+        let model = &self.file().model;
+        let own = model.shape.is_some() || model.dims.is_some();
+        match model.preset.as_deref().filter(|_| !own) {
+            Some(name) => Checkpoint::of(name),
+            None => Ok(None),
+        }
+    }
+
+    /// Bytes of weights on each of the setup's GPUs, whose steps have `query_rows` query rows: the checkpoint's, as
+    /// the planner divides them. None where nothing is published.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::of`].
+    pub fn weights(&self, query_rows: u32) -> Result<Option<u64>> {
+        let drafts = query_rows > 1 || self.shape().draft_layers > 0;
+        let on_gpu = |it: Checkpoint| it.on_gpu(self.file().deployment.gpus, Attention::Data, drafts);
+        Ok(self.checkpoint()?.map(on_gpu))
+    }
+}
+
+/// Whether `gpus` GPUs are whole nodes of `node`, above 0, or a part of one that divides it evenly.
+pub const fn is_deployment(gpus: u32, node: u32) -> bool {
+    gpus > 0 && gpus <= GPUS_MAX && (gpus.is_multiple_of(node) || node.is_multiple_of(gpus))
 }

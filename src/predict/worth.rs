@@ -75,6 +75,8 @@ pub struct Worth {
     pub best: Option<u32>,
     /// The smallest batch that with offload yields more than [`Worth::without`], and is fast enough.
     pub pays_from: Option<u32>,
+    /// Whether batches with offload yield more than [`Worth::without`], and not one of those is fast enough.
+    pub more_too_slow: bool,
     /// Where no batch is fast enough: tokens a second of one sequence alone.
     pub alone: Option<f64>,
 }
@@ -222,6 +224,7 @@ pub fn worth(
         return Err(error.clone());
     }
     let (best, pays_from) = (tried.best(), tried.first_above(beat));
+    let more_too_slow = pays_from.is_none() && tried.known.values().any(|priced| yields(priced) > beat);
     let alone = match (&without, best) {
         (None, None) => Some(tried.ask.at(1)?.outcome.otps),
         _ => None,
@@ -233,14 +236,15 @@ pub fn worth(
         priced.judge(aim);
         priced.planned.notes.extend(end.is_some().then_some(Note::Untried));
     });
-    let never = pays_from.is_none() && !with.is_empty();
+    let never = pays_from.is_none() && !more_too_slow && !with.is_empty();
     if let Some(without) = &mut without {
         without.without = floor;
         let notes = &mut without.planned.notes;
         notes.extend((end.is_some() && with.is_empty()).then_some(Note::Untried));
         notes.extend(never.then_some(Note::Slower));
+        notes.extend(more_too_slow.then_some(Note::MoreTooSlow));
     }
-    Ok(Worth { without, best, pays_from, with, alone })
+    Ok(Worth { without, best, pays_from, with, more_too_slow, alone })
 }
 
 /// Batches beyond those that fit whole.

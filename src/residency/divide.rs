@@ -9,7 +9,7 @@
 //! different passes share scratch slots; there the row's rank among the fetches says the pass.
 
 use crate::error::{Error, Kind, Result};
-use crate::residency::{Fetch, TableShape};
+use crate::residency::{Fetch, TableShape, filled};
 
 /// What a lane's resolve answered, see [`crate::residency::Selected`].
 #[derive(Clone, Copy, Debug)]
@@ -32,8 +32,11 @@ pub struct Divider {
 
 impl Divider {
     /// Room for layers of at most `slots` slots.
-    pub fn new(slots: u32) -> Self {
-        Divider { fetched: vec![0; (slots as usize).div_ceil(64)] }
+    ///
+    /// # Errors
+    /// [`Kind::OutOfMemory`].
+    pub fn new(slots: u32) -> Result<Self> {
+        Ok(Divider { fetched: filled((slots as usize).div_ceil(64), 0, "room to divide in")? })
     }
 
     /// Calls `list(query row, list number, slot)` for every valid entry, in the order of the selection:
@@ -111,7 +114,7 @@ mod tests {
         fetches: &[Fetch],
         scratch: usize,
     ) -> Vec<(usize, usize, i32)> {
-        let mut divider = Divider::new(SHAPE.slots());
+        let mut divider = Divider::new(SHAPE.slots()).unwrap();
         let mut lists = Vec::new();
         let answered = Answered { selection, slots, fetches, scratch };
         // Twice: what a call leaves behind would show.
@@ -144,7 +147,7 @@ mod tests {
     fn an_answer_of_another_shape_is_refused() {
         let fetch = Fetch { position: 1, slot: SHAPE.slots() };
         let good = Answered { selection: &[1], slots: &[130], fetches: &[fetch], scratch: 0 };
-        let mut divider = Divider::new(SHAPE.slots());
+        let mut divider = Divider::new(SHAPE.slots()).unwrap();
         let mut refused = |answered: &Answered<'_>, k: usize, place: &str| {
             let error = divider.divide(&SHAPE, answered, k, |_, _, _| {}).unwrap_err();
             assert_eq!((error.kind(), error.place()), (Kind::OutOfRange, place));

@@ -3,7 +3,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
 use crate::residency::scan::{Scan, Touch};
-use crate::residency::tables::{ABSENT, EMPTY, LaneHead, LayerTables, TableShape, UNUSED};
+use crate::residency::tables::{ABSENT, EMPTY, LaneHead, LayerTables, TableShape, UNUSED, filled};
 use crate::residency::victims::Oldest;
 
 /// A row to fetch: which position, into which slot of the layer's slab.
@@ -90,20 +90,24 @@ pub struct Workspace {
 impl Workspace {
     /// Room for layers whose tables are at most as large as `shape`, and calls of at most `selected`
     /// positions (query rows times k).
-    pub fn new(shape: &TableShape, selected: u32) -> Self {
+    ///
+    /// # Errors
+    /// [`Kind::OutOfMemory`].
+    pub fn new(shape: &TableShape, selected: u32) -> Result<Self> {
         let words = (shape.tokens as usize).div_ceil(64);
         let blocks = shape.lane_blocks() as usize;
         // A block more than can be listed, so that lists may be written a vector at a time.
         let listed = (blocks + 1) * SLOT_BLOCK as usize;
-        Workspace {
-            missed: vec![0; words],
-            entries: vec![0; selected as usize + SLOT_BLOCK as usize],
-            victims: vec![0; listed],
-            ties: vec![0; listed],
-            older: vec![0; blocks],
-            tied: vec![0; blocks],
-            positions: vec![0; listed.max(selected as usize + SLOT_BLOCK as usize)],
-        }
+        let (entries, place) = (selected as usize + SLOT_BLOCK as usize, "room to work in");
+        Ok(Workspace {
+            missed: filled(words, 0, place)?,
+            entries: filled(entries, 0, place)?,
+            victims: filled(listed, 0, place)?,
+            ties: filled(listed, 0, place)?,
+            older: filled(blocks, 0, place)?,
+            tied: filled(blocks, 0, place)?,
+            positions: filled(listed.max(entries), 0, place)?,
+        })
     }
 
     /// Bytes that this room takes.

@@ -127,15 +127,22 @@ pub struct LaneHead {
     pub heir: u32,
 }
 
-/// `count` words of `value`; the tables of long sequences are too large to end the process for.
-fn words(count: usize, value: u32) -> Result<Vec<u32>> {
-    let mut words = Vec::new();
-    words.try_reserve_exact(count).map_err(|_| {
-        Error::new(Kind::OutOfMemory, "residency tables").at("a layer").with("bytes", 4 * count as u64)
+/// `count` times `value`; what long sequences and large batches need is too much to end the process for.
+///
+/// # Errors
+/// [`Kind::OutOfMemory`] says of what.
+pub(crate) fn filled<T: Clone>(count: usize, value: T, place: &'static str) -> Result<Vec<T>> {
+    let mut all = Vec::new();
+    all.try_reserve_exact(count).map_err(|_| {
+        let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
+        Error::new(Kind::OutOfMemory, "residency tables").at(place).with("bytes", bytes)
     })?;
-    words.resize(count, value);
-    Ok(words)
+    all.resize(count, value);
+    Ok(all)
 }
+
+/// What of the tables there was no memory for.
+const PLACE: &str = "a layer";
 
 /// The words of a layer's tables: see [`LayerTables::words`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,11 +186,11 @@ impl LayerTables {
         let slots = shape.budget_blocks as usize * SLOT_BLOCK as usize;
         Ok(LayerTables {
             shape,
-            heads: vec![LaneHead::default(); lanes],
-            slot_of: words(lanes * shape.tokens as usize, ABSENT)?,
-            position_of: words(slots, EMPTY)?,
-            stamp_of: words(shape.slots() as usize, UNUSED)?,
-            blocks: vec![0; lanes * shape.lane_blocks() as usize],
+            heads: filled(lanes, LaneHead::default(), PLACE)?,
+            slot_of: filled(lanes * shape.tokens as usize, ABSENT, PLACE)?,
+            position_of: filled(slots, EMPTY, PLACE)?,
+            stamp_of: filled(shape.slots() as usize, UNUSED, PLACE)?,
+            blocks: filled(lanes * shape.lane_blocks() as usize, 0, PLACE)?,
         })
     }
 

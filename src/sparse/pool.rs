@@ -116,7 +116,7 @@ impl SparsePool {
             slabs.push(device.range(&[scratch, own])?);
         }
         let counts: Vec<u32> = tables.iter().map(|shape| shape.budget_blocks).collect();
-        Ok(SparsePool { tables, slabs, slots: Slots::new(config.lanes, &counts) })
+        Ok(SparsePool { tables, slabs, slots: Slots::new(config.lanes, &counts)? })
     }
 
     /// Each layer's extents.

@@ -27,9 +27,12 @@ pub struct Holding {
 
 impl Slots {
     /// `lanes` lanes, and for each layer so many blocks.
-    pub fn new(lanes: u32, blocks: &[u32]) -> Self {
-        let blocks = blocks.iter().map(|count| Pages::new("slot blocks", *count)).collect();
-        Slots { lanes: Pages::new("lanes", lanes), blocks }
+    ///
+    /// # Errors
+    /// [`crate::Kind::OutOfMemory`].
+    pub fn new(lanes: u32, blocks: &[u32]) -> Result<Self> {
+        let blocks = blocks.iter().map(|count| Pages::new("slot blocks", *count));
+        Ok(Slots { lanes: Pages::new("lanes", lanes)?, blocks: blocks.collect::<Result<_>>()? })
     }
 
     /// Free lanes.
@@ -90,7 +93,7 @@ mod tests {
 
     #[test]
     fn a_refused_take_leaves_everything_as_it_was() {
-        let mut slots = Slots::new(2, &[4, 2]);
+        let mut slots = Slots::new(2, &[4, 2]).unwrap();
         let first = slots.take(vec![65, 64]).unwrap();
         assert_eq!((first.blocks[0].len(), first.blocks[1].len()), (2, 1));
         let e = slots.take(vec![64, 65]).unwrap_err();

@@ -14,7 +14,9 @@
 //! one store a layer and query row.
 //!
 //! Words are atomics because engines enqueue through a shared reference. One thread at a time enqueues calls of one
-//! step; nothing is ordered by these words.
+//! step; nothing is ordered by these words. So each is read and then written: an update in one instruction would lock
+//! the word, and halves have one for each row. Where two threads mark one row at once all the same, a mark may be
+//! lost; the device has its own.
 
 use crate::device::Part;
 use crate::error::{Error, Kind, Result};
@@ -47,6 +49,13 @@ pub(crate) struct Due {
     pub(crate) passes: u32,
     /// Rows have bytes, which are to be stored.
     pub(crate) scatter: bool,
+}
+
+impl Due {
+    /// Whether a row that has come so far lacks nothing.
+    fn is_met(self, word: u32) -> bool {
+        word & PROGRESS > self.passes && (word & SCATTERED != 0 || !self.scatter)
+    }
 }
 
 fn words(count: usize) -> Result<Vec<AtomicU32>> {
@@ -109,7 +118,7 @@ impl Enqueued {
                 rows.iter().for_each(|word| set(word, progress(word).max(before & PROGRESS)));
                 forget(whole);
             }
-            whole.fetch_or(APART, Relaxed);
+            add(whole, APART);
             rows.get(some).unwrap_or_default().iter().for_each(|word| set(word, 1));
         }
     }
@@ -126,7 +135,7 @@ impl Enqueued {
                 }
                 continue;
             }
-            whole.fetch_or(APART, Relaxed);
+            add(whole, APART);
             let some = some.unwrap_or(0..step_rows as usize);
             for word in rows.get(some).unwrap_or_default() {
                 if progress(word).max(before & PROGRESS) == wanted {
@@ -140,21 +149,17 @@ impl Enqueued {
     pub(crate) fn scattered(&self, part: &Part, step_rows: u32) {
         for (whole, rows) in self.words(part.layer.0, part.rows) {
             let Some(some) = Enqueued::some(part, step_rows) else {
-                whole.fetch_or(SCATTERED, Relaxed);
+                add(whole, SCATTERED);
                 continue;
             };
-            whole.fetch_or(APART, Relaxed);
-            rows.get(some).unwrap_or_default().iter().for_each(|word| {
-                word.fetch_or(SCATTERED, Relaxed);
-            });
+            add(whole, APART);
+            rows.get(some).unwrap_or_default().iter().for_each(|word| add(word, SCATTERED));
         }
     }
 
     /// A schedule has enqueued all that is due of these query rows of a layer, for the whole batch.
     pub(crate) fn scheduled(&self, layer: u32, rows: Rows) {
-        self.words(layer, rows).for_each(|(whole, _)| {
-            whole.fetch_or(SCATTERED | PROGRESS, Relaxed);
-        });
+        self.words(layer, rows).for_each(|(whole, _)| add(whole, SCATTERED | PROGRESS));
     }
 
     /// Whether everything that is due of a step with these batch rows is enqueued.
@@ -162,11 +167,10 @@ impl Enqueued {
     /// # Errors
     /// [`Kind::InvalidConfig`] names the first call that is not: its layer, then its batch row, then the call.
     pub(crate) fn check(&self, rows: &[RowInFlight], due: Due) -> Result<()> {
-        let complete = |word: u32| word & PROGRESS > due.passes && (word & SCATTERED != 0 || !due.scatter);
-        let layers = self.whole.chunks_exact(self.query_rows.max(1));
-        let widest = rows.iter().map(|row| row.query_rows as usize).max().unwrap_or(0);
-        for (layer, whole) in (0_u32..).zip(layers) {
-            if whole.iter().take(widest).all(|word| complete(word.load(Relaxed))) {
+        let layers = self.whole.len() / self.query_rows.max(1);
+        let widest = rows.iter().map(|row| row.query_rows).max().unwrap_or(0);
+        for layer in 0..layers as u32 {
+            if self.is_whole(layer, rows, widest, due) {
                 continue;
             }
             for (batch_row, row) in rows.iter().enumerate() {
@@ -174,6 +178,22 @@ impl Enqueued {
             }
         }
         Ok(())
+    }
+
+    /// Whether nothing is missing of a layer: a look at each word, and no more.
+    fn is_whole(&self, layer: u32, rows: &[RowInFlight], widest: u32, due: Due) -> bool {
+        let of_batch = self.whole.iter().skip(layer as usize * self.query_rows).take(widest as usize);
+        if of_batch.map(|word| word.load(Relaxed)).all(|word| due.is_met(word)) {
+            return true;
+        }
+        let mut words = (0..).zip(self.words(layer, Rows { first: 0, count: widest }));
+        words.all(|(query, (whole, own))| {
+            let whole = whole.load(Relaxed);
+            let of_row = |(row, own): (&RowInFlight, &AtomicU32)| {
+                row.query_rows <= query || due.is_met(both(whole, own.load(Relaxed)))
+            };
+            due.is_met(whole) || rows.iter().zip(own).all(of_row)
+        })
     }
 
     fn check_row(&self, (layer, batch_row): (u32, usize), query_rows: u32, due: Due) -> Result<()> {
@@ -188,9 +208,9 @@ impl Enqueued {
         let find = |is_missing: &dyn Fn(u32, bool) -> bool| {
             let words = self.words(layer, Rows { first: 0, count: query_rows });
             (0..).zip(words).find_map(|(query, (whole, rows))| {
-                let (whole, own) = (whole.load(Relaxed), rows.get(batch_row).map_or(0, |w| w.load(Relaxed)));
-                let come = (whole & PROGRESS).max(own & PROGRESS);
-                is_missing(come, (whole | own) & SCATTERED != 0).then_some((query, come))
+                let own = rows.get(batch_row).map_or(0, |word| word.load(Relaxed));
+                let word = both(whole.load(Relaxed), own);
+                is_missing(word & PROGRESS, word & SCATTERED != 0).then_some((query, word & PROGRESS))
             })
         };
         if let Some((query, _)) = find(&|come, _| come == 0) {
@@ -206,15 +226,23 @@ impl Enqueued {
     }
 }
 
+/// What a row has come to by the word of the whole batch and by its own.
+fn both(whole: u32, own: u32) -> u32 {
+    (whole & PROGRESS).max(own & PROGRESS) | ((whole | own) & SCATTERED)
+}
+
 fn progress(word: &AtomicU32) -> u32 {
     word.load(Relaxed) & PROGRESS
 }
 
+fn add(word: &AtomicU32, mark: u32) {
+    word.store(word.load(Relaxed) | mark, Relaxed);
+}
+
 fn forget(word: &AtomicU32) {
-    word.fetch_and(!PROGRESS, Relaxed);
+    set(word, 0);
 }
 
 fn set(word: &AtomicU32, come: u32) {
-    forget(word);
-    word.fetch_or(come, Relaxed);
+    word.store((word.load(Relaxed) & !PROGRESS) | come, Relaxed);
 }

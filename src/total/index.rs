@@ -34,7 +34,7 @@ impl IndexPool {
                 layers.push(all.part(layer * one, one)?);
             }
         }
-        Ok(IndexPool { pages: Pages::new("index-key pages", pages), layers, page_bytes })
+        Ok(IndexPool { pages: Pages::new("index-key pages", pages)?, layers, page_bytes })
     }
 
     /// The keys of a layer, all pages; nothing for models without index keys.

@@ -16,8 +16,20 @@ pub struct Pages {
 
 impl Pages {
     /// All pages free. `pool` names them in errors.
-    pub fn new(pool: &'static str, count: u32) -> Self {
-        Pages { pool, free: (0..count).rev().collect(), owners: vec![0; count as usize] }
+    ///
+    /// # Errors
+    /// [`Kind::OutOfMemory`].
+    pub fn new(pool: &'static str, count: u32) -> Result<Self> {
+        let words = || {
+            let mut words = Vec::new();
+            words.try_reserve_exact(count as usize).map(|()| words).map_err(|_| {
+                Error::new(Kind::OutOfMemory, "cache").at(pool).with("bytes", 4 * u64::from(count))
+            })
+        };
+        let (mut free, mut owners) = (words()?, words()?);
+        free.extend((0..count).rev());
+        owners.resize(count as usize, 0);
+        Ok(Pages { pool, free, owners })
     }
 
     /// Pages that nobody owns.
@@ -110,7 +122,7 @@ mod tests {
 
     #[test]
     fn pages_are_given_out_once_and_taken_back_once() {
-        let mut pages = Pages::new("host pages", 4);
+        let mut pages = Pages::new("host pages", 4).unwrap();
         let mut mine = Vec::new();
         pages.allocate(3, &mut mine).unwrap();
         assert_eq!(mine, [0, 1, 2]);
@@ -127,7 +139,7 @@ mod tests {
 
     #[test]
     fn f10_a_double_free_is_an_error_and_changes_nothing() {
-        let mut pages = Pages::new("host pages", 2);
+        let mut pages = Pages::new("host pages", 2).unwrap();
         let mut mine = Vec::new();
         pages.allocate(1, &mut mine).unwrap();
         pages.release(mine[0]).unwrap();
@@ -143,7 +155,7 @@ mod tests {
 
     #[test]
     fn f11_what_was_given_out_is_the_callers_own() {
-        let mut pages = Pages::new("host pages", 8);
+        let mut pages = Pages::new("host pages", 8).unwrap();
         let mut mine = Vec::new();
         pages.allocate(4, &mut mine).unwrap();
         let before = mine.clone();

@@ -45,7 +45,7 @@ impl TotalPool {
         let layers = (0..u64::from(geometry.layers())).map(|l| all.part(l * one, one));
         Ok(TotalPool {
             layers: layers.collect::<Result<_>>()?,
-            pages: Pages::new("host pages", pages),
+            pages: Pages::new("host pages", pages)?,
             geometry,
             map,
             fallbacks,

@@ -2,10 +2,11 @@
 
 use crate::device::TestDevice;
 use crate::{K, asks, config, engine, refused, row};
-use forebay::device::host::HostOptions;
+use forebay::device::host::{HostDevice, HostOptions};
 use forebay::os::{Call, Fallback, Faults, Inject, MemoryState};
 use forebay::{Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory, MicroBatch, Shape, Slots};
 use forebay::{Streams, WarmUp};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 type Change = fn(&mut Config);
 
@@ -57,6 +58,18 @@ fn shapes_and_pools_that_make_no_sense_are_named() {
     for (place, config) in invalid {
         refused(made(config), Kind::InvalidConfig, place);
     }
+}
+
+/// A report names a batch row in 15 bits.
+#[test]
+fn a_batch_that_no_report_could_name_the_rows_of_is_refused_before_anything_is_taken() {
+    let wide = |batch| Config { batch, ..config() };
+    for batch in [32_768, u32::MAX] {
+        let error = refused(made(wide(batch)), Kind::InvalidConfig, "batch");
+        assert_eq!((error.number("value"), error.number("most")), (Some(batch.into()), Some(32_767)));
+        assert_eq!(wide(batch).footprint(4096).unwrap_err(), error, "a plan says so too");
+    }
+    wide(32_767).footprint(4096).unwrap();
 }
 
 #[test]
@@ -274,11 +287,94 @@ fn what_is_taken_when_it_is_used_and_what_is_overcommitted_is_not_counted() {
     let lazy = Config { memory, ..config() };
     let (wanted, _) = on_a_machine(lazy.clone(), 1).unwrap_err();
     let footprint = lazy.footprint(4096).unwrap();
-    let ring = footprint.step_blocks.next_multiple_of(4096);
-    assert!(wanted >= ring && wanted < ring + 100_000, "{wanted}");
+    // A driver makes rows resident that nobody asked to be.
+    let pinned = TestDevice::new(HostOptions::default()).device().pins_host_memory();
+    let least = footprint.step_blocks.next_multiple_of(4096) + if pinned { footprint.rows } else { 0 };
+    assert!((least..least + 100_000).contains(&wanted), "{wanted}");
     on_a_machine(lazy.clone(), wanted).unwrap();
     // Lists are not lazy: a pool of so many pages has some gigabytes of them.
     let many = Config { host_pages: 1 << 30, index_pages: 1 << 30, ..lazy.clone() };
     assert!(on_a_machine(many, 1 << 30).unwrap_err().0 > 64 << 30);
     on_a_machine(Config { overcommit: true, ..lazy }, 1).unwrap();
+}
+
+/// Notes how often memory is made resident.
+#[derive(Default)]
+struct Populated(AtomicU32);
+
+impl Faults for Populated {
+    fn before(&self, call: Call) -> Option<i32> {
+        self.0.fetch_add(u32::from(call == Call::Populate), Ordering::Relaxed);
+        None
+    }
+}
+
+#[test]
+fn a_cache_for_replays_takes_addresses_for_its_rows_and_no_memory() {
+    let memory = Memory { huge: false, populate: true, lock: false, node: None };
+    let populated = |residency_only| {
+        let (device, calls) = (HostDevice::new(HostOptions::default()), Populated::default());
+        let config = Config { residency_only, memory, ..config() };
+        Cache::with_faults(config.clone(), device.clone(), &calls).unwrap();
+        let refused = Cache::with_faults(config, device, &Has(1, 0)).unwrap_err();
+        (calls.0.into_inner(), refused.number("wanted").unwrap())
+    };
+    let ((with_rows, all), (without, rest)) = (populated(false), populated(true));
+    assert_eq!((with_rows, without), (2, 1), "rows and the ring of step blocks");
+    assert_eq!(all - rest, config().footprint(4096).unwrap().rows);
+}
+
+/// Of a pool that is neither populated nor locked a driver makes all rows resident when it is shown them.
+#[cfg(feature = "cuda")]
+#[test]
+fn rows_that_a_driver_pins_are_counted_however_they_were_asked_for() {
+    if !crate::device::driver_is_there() {
+        return;
+    }
+    let wanted = |memory, device: &TestDevice| {
+        let made = Cache::with_faults(Config { memory, ..config() }, device.device(), &Has(1, 0));
+        made.unwrap_err().number("wanted").unwrap()
+    };
+    let lazy = Memory { huge: false, populate: false, lock: false, node: None };
+    let cuda = TestDevice::cuda(&HostOptions::default(), None).unwrap();
+    let rows = config().footprint(4096).unwrap().rows;
+    assert_eq!(wanted(lazy, &cuda), wanted(Memory { populate: true, ..lazy }, &cuda), "pinned as it is");
+    let host = TestDevice::host(HostOptions::default());
+    assert_eq!(wanted(lazy, &cuda), wanted(lazy, &host) + rows, "the host device pins nothing");
+}
+
+/// Tells a child process of a test that it is the child.
+const CHILD: &str = "FOREBAY_TEST_CHILD";
+
+/// What a construction takes beside the pools is an error too where it cannot be had, and not the process's end.
+#[test]
+fn books_that_there_is_no_memory_for_are_an_error() {
+    let test = "construction::books_that_there_is_no_memory_for_are_an_error";
+    if std::env::var_os(CHILD).is_none() {
+        let script = "ulimit -v 700000 || exit 9; exec \"$0\" --exact --nocapture \"$@\"";
+        let exe = std::env::current_exe().unwrap();
+        let mut child = std::process::Command::new("sh");
+        let output = child.args(["-c", script]).arg(exe).arg(test).env(CHILD, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {said}", output.status);
+        return;
+    }
+    let base = Config { overcommit: true, index_pages: 1024, host_pages: 1024, ..config() };
+    let slots = Slots::Uniform(4096);
+    let (keyless, wide) = (Shape { index_key_bytes: 0, ..base.shape }, Shape { top_k: 2048, ..base.shape });
+    for (place, config) in [
+        // 8 bytes a row that is selected, of each batch row.
+        (
+            "a batch row's list",
+            Config { batch: 32_767, shape: wide, slots, min_budget: 4096, ..base.clone() },
+        ),
+        // 4 bytes a token and lane.
+        ("a layer", Config { max_tokens: 1 << 28, ..base.clone() }),
+        ("index-key pages", Config { index_pages: 1 << 28, shape: keyless, ..base.clone() }),
+        ("marks of steps", Config { query_rows: 4096, batch: 32_767, ..base.clone() }),
+    ] {
+        let device = HostDevice::new(HostOptions::default());
+        let error = Cache::new(config, device).unwrap_err();
+        assert_eq!((error.kind(), error.place()), (Kind::OutOfMemory, place), "{error}");
+    }
 }

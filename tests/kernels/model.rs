@@ -93,8 +93,8 @@ impl Model {
             step: 0,
             done: vec![Default::default(); extents.batch as usize * extents.shapes.len()],
             failed: Vec::new(),
-            work: Workspace::new(&extents.largest(), shape.query_rows * extents.top_k()),
-            divider: Divider::new(extents.largest().slots()),
+            work: Workspace::new(&extents.largest(), shape.query_rows * extents.top_k()).unwrap(),
+            divider: Divider::new(extents.largest().slots()).unwrap(),
             extents: extents.clone(),
         }
     }

@@ -94,6 +94,8 @@ impl Device for Forgets {
         register(map: &Arc<Map>) -> Result<Slice>;
         owns(slice: &Slice) -> bool;
         granularity() -> u64;
+        takes_host_memory() -> bool;
+        pins_host_memory() -> bool;
         backing(bytes: u64) -> Result<Backing>;
         range(pieces: &[Mapped]) -> Result<Slice>;
         stream() -> Result<Stream>;

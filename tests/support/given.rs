@@ -80,6 +80,9 @@ impl Device for Remote {
     fn takes_host_memory(&self) -> bool {
         self.device.takes_host_memory()
     }
+    fn pins_host_memory(&self) -> bool {
+        self.device.pins_host_memory()
+    }
     fn backing(&self, bytes: u64) -> Result<Backing> {
         self.device.backing(bytes)
     }

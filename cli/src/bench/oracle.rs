@@ -135,7 +135,7 @@ impl Oracle {
         let selected = (shape.query_rows * k) as usize;
         Ok(Oracle {
             layers: (0..layers).map(|_| LayerTables::new(shape)).collect::<Result<_>>()?,
-            work: Workspace::new(&shape, shape.query_rows * k),
+            work: Workspace::new(&shape, shape.query_rows * k)?,
             k: k as usize,
             numbers: Numbers::new(2),
             drawn: vec![0; (shape.tokens as usize).div_ceil(64)],

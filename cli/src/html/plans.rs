@@ -5,12 +5,13 @@ use forebay::predict::plan::Note;
 use super::page::{self, Card, Head, Section, Table, Tile};
 use super::sweep::{BATCH, Series, grouped, over};
 use super::words::{ratio, tile};
-use crate::advice::{grouped as thousands, signed_percent};
+use crate::advice::{self, grouped as thousands, signed_percent};
 use crate::deployment::Deployed;
-use crate::plan::{Gain, Point};
-use crate::plan_report::{BY_ROOFLINE, advised, given, misses_notes, mixed, setting};
+use crate::plan::Point;
+use crate::plan_report::{BY_ROOFLINE, given, misses_notes};
 use crate::provenance;
-use crate::report::{number, size};
+use crate::report::{counted, number};
+use crate::settings::{Advised, Settings};
 
 /// A batch of a plan's line: its name, that without the link, which no ratio depends on, the batch, the ratio,
 /// tokens a second where they are known.
@@ -23,23 +24,19 @@ struct Dot {
 }
 
 /// What tells the lines apart: whatever differs beside the batch.
-fn line(point: &Point, all: &[Point], with_link: bool) -> String {
-    let told = setting(point, all);
-    let words = match point.link().filter(|_| !with_link) {
-        Some(link) => told.split(", ").filter(|word| *word != link).collect::<Vec<_>>().join(", "),
-        None => told,
-    };
-    let by_roofline = mixed(all) && point.on.as_ref().is_some_and(|on| on.by_roofline);
+fn line(point: &Point, settings: &Settings, with_link: bool) -> String {
+    let words = if with_link { settings.name(point) } else { settings.name_without_link(point) };
+    let by_roofline = settings.mixed && point.on.as_ref().is_some_and(|on| on.by_roofline);
     let words = if words.is_empty() { point.model.clone() } else { words };
     if by_roofline { format!("{words} (by roofline)") } else { words }
 }
 
 /// Every batch that is known something of.
-fn dots(all: &[Point]) -> Vec<Dot> {
+fn dots(all: &[Point], settings: &Settings) -> Vec<Dot> {
     let mut dots = Vec::new();
     for point in all {
         let Ok(planned) = &point.planned else { continue };
-        let (name, plain) = (line(point, all, true), line(point, all, false));
+        let (name, plain) = (line(point, settings, true), line(point, settings, false));
         let curve = point.gain.iter().flat_map(|gain| &gain.curve);
         dots.extend(curve.map(|(batch, ratio, throughput)| Dot {
             name: name.clone(),
@@ -56,7 +53,7 @@ fn dots(all: &[Point]) -> Vec<Dot> {
     dots
 }
 
-fn table(all: &[Point]) -> Table {
+fn table(all: &[Point], settings: &Settings) -> Table {
     let head = [
         "setting",
         "batch, a GPU",
@@ -78,20 +75,20 @@ fn table(all: &[Point]) -> Table {
     let row = |point: &Point| {
         let planned = point.planned.as_ref().ok()?;
         let deployed = &point.deployed;
-        let (host, gain) = (planned.bytes.host() as f64, point.gain.as_ref());
+        let gain = point.gain.as_ref();
         let outcome = gain.map(|gain| &gain.outcome);
         let without = gain.and_then(|gain| gain.without);
         let whole = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.0}"));
         let short = |value: Option<f64>| value.map_or(String::new(), number);
         Some(vec![
-            line(point, all, true),
+            line(point, settings, true),
             planned.batch.to_string(),
             deployed.sequences(planned.batch).to_string(),
             ratio(planned.ratio),
             planned.slots.to_string(),
-            size(planned.bytes.device() as f64),
-            size(host),
-            size(host * f64::from(deployed.node_gpus())),
+            point.memory.size(planned.bytes.device() as f64),
+            point.memory.size(planned.bytes.host() as f64),
+            point.host_of_node(planned),
             whole(outcome.map(|outcome| Deployed::of_gpu(outcome.throughput))),
             whole(outcome.map(|outcome| deployed.of_node(outcome.throughput))),
             short(outcome.map(|outcome| outcome.otps)),
@@ -118,7 +115,7 @@ fn card(
 }
 
 /// Throughput of a node by batch, and the line that offload has to beat.
-fn yields(all: &[Point], dots: &[Dot]) -> Option<Card> {
+fn yields(all: &[Point], settings: &Settings, dots: &[Dot]) -> Option<Card> {
     let deployed = &all.first()?.deployed;
     let known: Vec<&Dot> = dots.iter().filter(|dot| dot.throughput.is_some()).collect();
     let best =
@@ -146,7 +143,7 @@ fn yields(all: &[Point], dots: &[Dot]) -> Option<Card> {
         1 => "tokens/s of the GPU".to_owned(),
         gpus => format!("tokens/s of {gpus} GPUs"),
     };
-    Some(card("Throughput by batch", sentence, &axis, &series, rule, table(all)))
+    Some(card("Throughput by batch", sentence, &axis, &series, rule, table(all, settings)))
 }
 
 /// Every note, and how many of the plans it is of.
@@ -159,21 +156,17 @@ fn facts(all: &[Point]) -> Vec<String> {
             None => counts.push((*note, 1)),
         }
     }
-    let words =
-        |(note, count): &(Note, usize)| format!("{count} of {} plans: {}.", all.len(), note.describe());
+    let plans = counted(all.len() as u64, "plan");
+    let words = |(note, count): &(Note, usize)| format!("{count} of {plans}: {}.", note.describe());
     let missing = all.len() - planned.len();
-    let none = (missing > 0).then(|| format!("{missing} of {} plans: does not fit.", all.len()));
+    let none = (missing > 0).then(|| format!("{missing} of {plans}: does not fit."));
     counts.iter().map(words).chain(none).collect()
 }
 
 /// The figures at the head: what there is without offload, what with it, and what that takes.
-fn tiles(all: &[Point], one: bool) -> Vec<Tile> {
+fn tiles(all: &[Point], only: Option<&[&Point]>, least_otps: f64) -> Vec<Tile> {
     let fits = || all.iter().filter_map(|point| Some((point, point.planned.as_ref().ok()?)));
-    let priced = fits().filter_map(|(point, planned)| Some((point, planned, point.gain.as_ref()?)));
-    let by_yield =
-        |a: &(_, _, &Gain), b: &(_, _, &Gain)| a.2.outcome.throughput.total_cmp(&b.2.outcome.throughput);
-    let best = priced.max_by(by_yield).filter(|_| one);
-    if let Some((point, planned, gain)) = best {
+    if let Some((point, planned, gain)) = only.and_then(|plans| advice::shown(plans, least_otps)) {
         let deployed = &point.deployed;
         let baseline = gain.without.map(|without| {
             let more = format!(
@@ -203,17 +196,18 @@ fn tiles(all: &[Point], one: bool) -> Vec<Tile> {
                 format!("batch {}, ratio {}", planned.batch, ratio(planned.ratio)),
             )
         });
-        let host = planned.bytes.host() as f64;
         let memory = tile(
-            size(host * f64::from(deployed.node_gpus())),
+            point.host_of_node(planned),
             "host memory a node",
-            format!("{} a GPU", size(host)),
+            format!("{} a GPU", point.memory.size(planned.bytes.host() as f64)),
         );
         return baseline.into_iter().chain([with]).chain(share).chain([memory]).collect();
     }
     let resident = fits().map(|(_, planned)| planned.resident_batch).max().unwrap_or(0);
     let most = fits().map(|(_, planned)| planned.most_batch).max().unwrap_or(0);
-    let host = fits().map(|(_, planned)| planned.bytes.host()).max().unwrap_or(0);
+    let host = fits().max_by_key(|(_, planned)| planned.bytes.host());
+    let host =
+        host.map_or_else(String::new, |(point, planned)| point.memory.size(planned.bytes.host() as f64));
     let live = match fits().filter_map(|(_, planned)| planned.live_tokens).max() {
         Some(tokens) => tile(
             format!("{:.1}M", tokens as f64 / 1e6),
@@ -225,22 +219,23 @@ fn tiles(all: &[Point], one: bool) -> Vec<Tile> {
     vec![
         tile(resident.to_string(), "sequences a GPU, all rows on it", "at most".to_owned()),
         tile(most.to_string(), "sequences a GPU with offload", "at most".to_owned()),
-        tile(size(host as f64), "host memory a GPU", "for the largest plan".to_owned()),
+        tile(host, "host memory a GPU", "for the largest plan".to_owned()),
         live,
     ]
 }
 
 /// The page of a planned sweep.
 pub fn page(all: &[Point], least_otps: f64) -> String {
-    let dots = dots(all);
+    let settings = Settings::of(all);
+    let dots = dots(all, &settings);
     let ratios = grouped(&dots, |dot| dot.plain.clone(), |dot| (dot.batch, dot.ratio));
     let fit = all.iter().filter_map(|point| point.planned.as_ref().ok());
     let resident = fit.clone().map(|planned| planned.resident_batch).max().unwrap_or(0);
     let most = fit.map(|planned| planned.most_batch).max().unwrap_or(0);
     let sentence =
         format!("Up to {resident} sequences keep all rows on one GPU; at most {most} fit with offload.");
-    let mut cards: Vec<Card> = yields(all, &dots).into_iter().collect();
-    let below = if cards.is_empty() { table(all) } else { Table::default() };
+    let mut cards: Vec<Card> = yields(all, &settings, &dots).into_iter().collect();
+    let below = if cards.is_empty() { table(all, &settings) } else { Table::default() };
     cards.push(card(
         "The largest ratio that fits, by batch",
         sentence,
@@ -251,14 +246,12 @@ pub fn page(all: &[Point], least_otps: f64) -> String {
     ));
     let mut warnings = misses_notes(all);
     let rooflines = format!("Some lines are {BY_ROOFLINE}.");
-    warnings.extend(mixed(all).then_some(rooflines.as_str()));
-    let advised = advised(all, least_otps);
+    warnings.extend(settings.mixed.then_some(rooflines.as_str()));
+    let advised = Advised::of(all, least_otps);
     // One setting is one sentence, the page's headline; of several each has its own, above everything else.
-    let (headline, one) = match &advised[..] {
-        [(_, advice)] => (advice.sentence.clone(), true),
-        _ => ("What fits, and does it pay?".to_owned(), false),
-    };
-    let several = advised.iter().filter(|_| !one);
+    let only = advised.only();
+    let headline = only.map_or("What fits, and does it pay?", |(_, advice)| &advice.sentence);
+    let several = advised.all().filter(|_| only.is_none());
     let said = several.map(|(name, advice)| format!("{name}: {}", advice.sentence));
     let shared = all.first().map(|first| given(first, all)).unwrap_or_default();
     let rests = || all.iter().filter_map(|point| Some(&point.on.as_ref()?.provenance));
@@ -266,12 +259,12 @@ pub fn page(all: &[Point], least_otps: f64) -> String {
         title: all.first().map_or(String::new(), |point| point.model.clone()),
         warning: (!warnings.is_empty()).then(|| warnings.join(" ")),
         facts: said.chain(provenance::sentences(rests())).chain(shared).chain(facts(all)).collect(),
-        tiles: tiles(all, one),
+        tiles: tiles(all, only.map(|(plans, _)| plans), least_otps),
         cards,
     };
     let head = Head {
         command: "plan",
-        question: &headline,
+        question: headline,
         things: "models",
         intro: "How many sequences share a GPU, what of their rows it holds, and what that yields.",
     };

@@ -1,6 +1,8 @@
 //! The pictures of a sweep: throughput by batch, and what of a step is exposed, a line for each setting. Of one point
 //! alone there is no line: its step's timeline is shown.
 
+use std::collections::{HashMap, HashSet};
+
 use forebay::overlap::Overlap;
 use forebay::predict::plan::Ratio;
 
@@ -10,6 +12,8 @@ use super::scale::Scale;
 use super::svg::Svg;
 use super::timeline;
 use super::words::{percent, ratio, short, tile};
+use crate::advice::grouped as apart;
+use crate::output::harmless;
 use crate::plan_report::tokens;
 use crate::provenance;
 use crate::report::number;
@@ -82,7 +86,8 @@ pub fn over(
     plot.frame(&mut svg, &axis(&x, x_name), &axis(&y, y_name));
     if let Some((value, name)) = rule {
         svg.line("rule", (left, y.place(value)), (right, y.place(value)));
-        svg.text("note", super::svg::Anchor::Start, (left + 6.0, y.place(value) - 5.0), name);
+        // At its end: what is drawn over it begins there, and rises.
+        svg.text("note", super::svg::Anchor::End, (right - 6.0, y.place(value) - 5.0), name);
     }
     let lines: Vec<Line> = series
         .iter()
@@ -99,9 +104,11 @@ pub fn over(
 /// The points with their groups' names, in the order in which groups come up.
 pub fn grouped<T>(all: &[T], name: impl Fn(&T) -> String, point: impl Fn(&T) -> (f64, f64)) -> Vec<Series> {
     let mut series: Vec<Series> = Vec::new();
+    let mut known: HashMap<String, usize> = HashMap::new();
     for one in all {
         let (name, point) = (name(one), point(one));
-        match series.iter_mut().find(|(known, _)| *known == name) {
+        let place = *known.entry(name.clone()).or_insert(series.len());
+        match series.get_mut(place) {
             Some((_, points)) => points.push(point),
             None => series.push((name, vec![point])),
         }
@@ -128,27 +135,52 @@ fn by_ratio(all: &[Simulated]) -> bool {
     one && several && all.iter().all(|s| s.asked != Ratio::Auto)
 }
 
-/// What tells the lines of a sweep apart: whatever differs beside what they go over.
-fn setting(simulated: &Simulated, all: &[Simulated]) -> String {
-    let differ = |get: &dyn Fn(&Simulated) -> String| all.iter().any(|other| get(other) != get(simulated));
-    let mut words = Vec::new();
-    let (over_ratio, of) = (by_ratio(all), &simulated.outcome.point);
-    // Drafts have their own acceptance; it is named where it differs beyond that.
-    let accepts = all.iter().map(|s| &s.outcome.point).any(|p| p.mtp == of.mtp && p.accept != of.accept);
-    let parts: [&dyn Fn(&Simulated) -> String; 6] = [
-        &|s| s.link.clone().unwrap_or_default(),
-        &|s| tokens(s.outcome.point.context),
-        &|s| format!("mtp {}", s.outcome.point.mtp),
-        &|s| if accepts { format!("accept {}", s.outcome.point.accept) } else { String::new() },
-        &|s| if over_ratio { String::new() } else { asked(s) },
-        &|s| s.choice.to_owned(),
-    ];
-    for part in parts {
-        if differ(part) {
-            words.push(part(simulated));
+/// What tells the lines of a sweep apart: whatever differs beside what they go over. Looked for once for all of them.
+struct Told {
+    over_ratio: bool,
+    link: bool,
+    context: bool,
+    mtp: bool,
+    asked: bool,
+    choice: bool,
+    /// Query rows whose acceptance differs: drafts have their own otherwise, which needs no name.
+    accepts: HashSet<u32>,
+}
+
+impl Told {
+    fn of(all: &[Simulated]) -> Told {
+        let differ = |same: &dyn Fn(&Simulated, &Simulated) -> bool| {
+            all.first().is_some_and(|first| !all.iter().all(|other| same(first, other)))
+        };
+        let over_ratio = by_ratio(all);
+        let mut known: HashMap<u32, f64> = HashMap::new();
+        let points = all.iter().map(|s| &s.outcome.point);
+        let accepts = points.filter(|p| *known.entry(p.mtp).or_insert(p.accept) != p.accept).map(|p| p.mtp);
+        Told {
+            over_ratio,
+            link: differ(&|a, b| a.link == b.link),
+            context: differ(&|a, b| a.outcome.point.context == b.outcome.point.context),
+            mtp: differ(&|a, b| a.outcome.point.mtp == b.outcome.point.mtp),
+            asked: !over_ratio && differ(&|a, b| asked(a) == asked(b)),
+            choice: differ(&|a, b| a.choice == b.choice),
+            accepts: accepts.collect(),
         }
     }
-    if words.is_empty() { "tokens/s".to_owned() } else { words.join(", ") }
+
+    fn setting(&self, s: &Simulated) -> String {
+        let of = &s.outcome.point;
+        let words: [(bool, &dyn Fn() -> String); 6] = [
+            (self.link, &|| s.link.clone().unwrap_or_default()),
+            (self.context, &|| tokens(of.context)),
+            (self.mtp, &|| format!("mtp {}", of.mtp)),
+            (self.accepts.contains(&of.mtp), &|| format!("accept {}", of.accept)),
+            (self.asked, &|| asked(s)),
+            (self.choice, &|| s.choice.to_owned()),
+        ];
+        let words: Vec<String> =
+            words.into_iter().filter(|(differ, _)| *differ).map(|(_, word)| word()).collect();
+        if words.is_empty() { "tokens/s".to_owned() } else { words.join(", ") }
+    }
 }
 
 /// What each layer of a step exposes.
@@ -188,11 +220,12 @@ fn by_layer(simulated: &Simulated) -> Card {
 }
 
 fn table(all: &[Simulated]) -> Table {
+    let told = Told::of(all);
     let head = ["setting", "batch", "ratio", "misses", "step ms", "exposed ms", "share", "tokens/s", "OTPS"];
     let row = |simulated: &Simulated| {
         let outcome = &simulated.outcome;
         vec![
-            setting(simulated, all),
+            told.setting(simulated),
             outcome.point.batch.to_string(),
             ratio(outcome.point.ratio),
             number(mean_misses(outcome)),
@@ -221,21 +254,22 @@ fn card(name: &str, sentence: &str, axes: (&str, &str), series: &[Series], table
 
 /// The pictures of the sweep; `best` has the most throughput.
 fn cards(all: &[Simulated], best: &Simulated) -> Vec<Card> {
-    let over_ratio = by_ratio(all);
+    let told = Told::of(all);
+    let over_ratio = told.over_ratio;
     let (x, by) = if over_ratio { ("slots / context", "ratio") } else { (BATCH, "batch") };
     let at = |s: &Simulated| {
         if over_ratio { s.outcome.point.ratio } else { f64::from(s.outcome.point.batch) }
     };
-    let mut throughput = grouped(all, |s| setting(s, all), |s| (at(s), s.outcome.throughput));
+    let mut throughput = grouped(all, |s| told.setting(s), |s| (at(s), s.outcome.throughput));
     if let [with] = &mut throughput[..] {
         with.0 = "with misses".to_owned();
         throughput.extend(grouped(all, |_| "without".to_owned(), |s| (at(s), unhindered(s))));
     }
-    let exposed = grouped(all, |s| setting(s, all), |s| (at(s), 100.0 * exposed_share(&s.outcome)));
+    let exposed = grouped(all, |s| told.setting(s), |s| (at(s), 100.0 * exposed_share(&s.outcome)));
     let worst = all.iter().map(|s| exposed_share(&s.outcome)).fold(0.0, f64::max);
     let point = &best.outcome.point;
     let most = format!(
-        "Most tokens a second, {:.0} a node, at batch {} and ratio {}, {} tokens, mtp {}{}, order {}{}.",
+        "Most tokens a second, {:.0} of 8 GPUs, at batch {} and ratio {}, {} tokens, mtp {}{}, order {}{}.",
         best.outcome.throughput,
         point.batch,
         ratio(point.ratio),
@@ -306,7 +340,7 @@ pub fn simulated(all: &[Simulated], note: Option<&str>, layers: (u32, u32)) -> S
         warning: warning(best, note),
         facts: facts(all),
         tiles: vec![
-            tile(format!("{:.0}", outcome.throughput), "tokens/s, a node of 8 GPUs", most.to_owned()),
+            tile(apart(outcome.throughput), "tokens/s of 8 GPUs", most.to_owned()),
             tile(point.batch.to_string(), "sequences on one GPU", at),
             tile(number(outcome.step_ms), "ms a step", there()),
             tile(percent(exposed_share(outcome).max(0.0)), "of it exposed", there()),
@@ -316,9 +350,20 @@ pub fn simulated(all: &[Simulated], note: Option<&str>, layers: (u32, u32)) -> S
             _ => cards(all, best),
         },
     };
+    // One point is one sentence; of a sweep none says all.
+    let headline = match all {
+        [_] => format!(
+            "A step of {} ms, {} of it exposed: {} tokens a second of 8 GPUs, computed from setup {}.",
+            number(outcome.step_ms),
+            percent(exposed_share(outcome).max(0.0)),
+            apart(outcome.throughput),
+            harmless(&best.provenance.setup),
+        ),
+        _ => "How much of the fetch is hidden?".to_owned(),
+    };
     let head = Head {
         command: "simulate",
-        question: "How much of the fetch is hidden?",
+        question: &headline,
         things: "setups",
         intro: "Steps of the production schedule on a virtual clock, with the setup's costs. What a step waits for \
                 rows, and what that leaves of the throughput that a larger batch buys.",

@@ -105,6 +105,10 @@ impl Device for ClockDevice {
         self.beneath.as_ref().is_some_and(|beneath| beneath.device.takes_host_memory())
     }
 
+    fn pins_host_memory(&self) -> bool {
+        self.beneath.as_ref().is_some_and(|beneath| beneath.device.pins_host_memory())
+    }
+
     fn backing(&self, bytes: u64) -> Result<Backing> {
         if let Some(beneath) = &self.beneath {
             return beneath.device.backing(bytes);

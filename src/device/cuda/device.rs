@@ -36,6 +36,14 @@ impl Device for CudaDevice {
         self.inner.grain
     }
 
+    fn takes_host_memory(&self) -> bool {
+        false
+    }
+
+    fn pins_host_memory(&self) -> bool {
+        true
+    }
+
     fn backing(&self, bytes: u64) -> Result<Backing> {
         let inner = &*self.inner;
         let physical = inner.told(Physical::new(&inner.context, &inner.worker, bytes, inner.grain))?;

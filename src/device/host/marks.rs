@@ -4,7 +4,8 @@
 //! large batch clears and asks for few.
 
 use crate::device::block::{Cause, Entry};
-use crate::residency::Rows;
+use crate::error::Result;
+use crate::residency::{Rows, filled};
 
 /// What was done of a query row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub(super) enum Mark {
 pub(super) struct Marks {
     layers: usize,
     query_rows: u32,
+    /// Words of a layer's query rows.
+    words: usize,
     /// `[batch][layers][2][words]`.
     bits: Vec<u32>,
 }
@@ -31,66 +34,72 @@ fn below(word: u32, count: u32) -> u32 {
 }
 
 impl Marks {
-    pub(super) fn new(layers: u32, batch: u32, query_rows: u32) -> Marks {
-        let marks = Marks { layers: layers as usize, query_rows, bits: Vec::new() };
-        let words = batch as usize * marks.layers * 2 * marks.words();
-        Marks { bits: vec![0; words], ..marks }
+    pub(super) fn new(layers: u32, batch: u32, query_rows: u32) -> Result<Marks> {
+        let (layers, words) = (layers as usize, query_rows.div_ceil(u32::BITS) as usize);
+        let all = (2 * words).saturating_mul(batch as usize).saturating_mul(layers);
+        Ok(Marks { layers, query_rows, words, bits: filled(all, 0, "marks of steps")? })
     }
 
-    /// Words of a layer's query rows.
-    fn words(&self) -> usize {
-        self.query_rows.div_ceil(u32::BITS) as usize
-    }
-
-    fn at(&self, row: usize, layer: usize, mark: Mark) -> usize {
-        ((row * self.layers + layer) * 2 + mark as usize) * self.words()
+    /// Where a batch row's words begin.
+    fn start(&self, row: usize) -> usize {
+        row * self.layers * 2 * self.words
     }
 
     /// A step of so many batch rows begins.
     pub(super) fn begin(&mut self, rows: usize) {
-        let words = self.at(rows, 0, Mark::Resolved).min(self.bits.len());
+        let words = self.start(rows).min(self.bits.len());
         self.bits[..words].fill(0);
     }
 
     /// Notes what was done of a batch row's query rows.
     pub(super) fn note(&mut self, mark: Mark, (row, layer): (usize, usize), rows: Rows) {
-        let (from, end) = (self.at(row, layer, mark), rows.first + rows.count);
-        for word in rows.first / u32::BITS..end.div_ceil(u32::BITS) {
-            self.bits[from + word as usize] |= below(word, end) & !below(word, rows.first);
+        let from = self.start(row) + (layer * 2 + mark as usize) * self.words;
+        let (first, end) = (rows.first, rows.first + rows.count);
+        for (word, bits) in (0..).zip(&mut self.bits[from..from + self.words]) {
+            *bits |= below(word, end) & !below(word, first);
         }
-    }
-
-    /// The first query row of a batch row of which this was not done in a layer.
-    fn first_without(&self, mark: Mark, (row, layer): (usize, usize), query_rows: u32) -> Option<u32> {
-        let from = self.at(row, layer, mark);
-        (0..query_rows.min(self.query_rows).div_ceil(u32::BITS)).find_map(|word| {
-            let due = below(word, query_rows.min(self.query_rows));
-            let left = due & !self.bits[from + word as usize];
-            (left != 0).then(|| word * u32::BITS + left.trailing_zeros())
-        })
     }
 
     /// The first layer in which something is missing of a batch row, what, and of which query row.
     pub(super) fn missing(&self, row: usize, entry: Entry, scatter: bool) -> Option<(usize, Cause, u32)> {
-        (0..self.layers).find_map(|layer| {
-            let without = |mark, cause| {
-                let query = self.first_without(mark, (row, layer), entry.query_rows)?;
-                Some((layer, cause, query))
-            };
-            let resolved = without(Mark::Resolved, Cause::NotResolved);
-            resolved.or_else(|| without(Mark::Scattered, Cause::NotScattered).filter(|_| scatter))
+        let rows = entry.query_rows.min(self.query_rows);
+        let layers = self.bits[self.start(row)..self.start(row + 1)].chunks_exact(2 * self.words);
+        layers.enumerate().find_map(|(layer, marks)| {
+            let (resolved, scattered) = marks.split_at(self.words);
+            let stored = || first_without(scattered, rows).filter(|_| scatter);
+            match first_without(resolved, rows) {
+                Some(query) => Some((layer, Cause::NotResolved, query)),
+                None => stored().map(|query| (layer, Cause::NotScattered, query)),
+            }
         })
     }
+}
+
+/// The first of `rows` query rows of which a mark's words have no bit.
+fn first_without(marks: &[u32], rows: u32) -> Option<u32> {
+    (0..).zip(marks).find_map(|(word, done)| {
+        let left = below(word, rows) & !done;
+        (left != 0).then(|| word * u32::BITS + left.trailing_zeros())
+    })
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::error::Kind;
+
+    #[test]
+    fn marks_that_there_is_no_memory_for_are_an_error() {
+        for layers in [1 << 20, u32::MAX] {
+            let error = Marks::new(layers, 32_767, u32::MAX).unwrap_err();
+            assert_eq!((error.kind(), error.place()), (Kind::OutOfMemory, "marks of steps"));
+        }
+    }
 
     #[test]
     fn a_row_is_missing_until_each_of_its_query_rows_was_done_in_every_layer() {
         let entry = Entry { query_rows: 70, ..Entry::default() };
-        let mut marks = Marks::new(2, 3, 100);
+        let mut marks = Marks::new(2, 3, 100).unwrap();
         let rows = |first, count| Rows { first, count };
         for mark in [Mark::Resolved, Mark::Scattered] {
             let cause = [Cause::NotResolved, Cause::NotScattered][mark as usize];

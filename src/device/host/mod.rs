@@ -350,6 +350,10 @@ impl Device for HostDevice {
         true
     }
 
+    fn pins_host_memory(&self) -> bool {
+        false
+    }
+
     fn backing(&self, bytes: u64) -> Result<Backing> {
         self.take(bytes)?;
         let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared: true };

@@ -5,6 +5,8 @@
 //! scatter that was half the time. Entries are atomic, so that a missing edge gives a page that was checked
 //! once, of this sequence or another, and no torn or wild one.
 
+use crate::device::host::pools::NAME;
+use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
 use crate::sync::{AtomicU32, Ordering};
 
@@ -20,9 +22,13 @@ pub(super) struct PageTables {
 }
 
 impl PageTables {
-    pub(super) fn new(lanes: u32, size: u32) -> Self {
-        let entries = 0..u64::from(lanes) * u64::from(size);
-        PageTables { entries: entries.map(|_| AtomicU32::new(NO_PAGE)).collect(), size: size as usize }
+    pub(super) fn new(lanes: u32, size: u32) -> Result<Self> {
+        let (count, mut entries) = (lanes as usize * size as usize, Vec::new());
+        entries.try_reserve_exact(count).map_err(|_| {
+            Error::new(Kind::OutOfMemory, NAME).at("page tables").with("bytes", 4 * count as u64)
+        })?;
+        entries.resize_with(count, || AtomicU32::new(NO_PAGE));
+        Ok(PageTables { entries, size: size as usize })
     }
 
     /// Makes `pages` a lane's table; what is beyond its size, or that of the lanes, is left out.
@@ -47,7 +53,7 @@ mod tests {
 
     #[test]
     fn a_lane_has_the_pages_it_took_last_and_no_others() {
-        let tables = PageTables::new(3, 4);
+        let tables = PageTables::new(3, 4).unwrap();
         tables.take(Lane(0), &[7, 8, 9, 10]);
         tables.take(Lane(1), &[5, 0, 6]);
         tables.take(Lane(1), &[4, 3]);

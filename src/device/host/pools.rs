@@ -17,7 +17,9 @@ use crate::device::{Answer, Expected, Join, Part, Plan, Raise, Slice, Warm};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, LINE, SLOT_BLOCK};
 use crate::ids::{Lane, MicroBatch};
-use crate::residency::{Divider, Fetch, LayerTables, Portable, Scan, Selected, TableShape, Workspace};
+use crate::residency::{
+    Divider, Fetch, LayerTables, Portable, Scan, Selected, TableShape, Workspace, filled,
+};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 
 pub(super) const NAME: &str = "host device";
@@ -127,6 +129,41 @@ fn bad(place: &'static str, value: impl Into<u64>) -> Error {
     Error::new(Kind::OutOfRange, NAME).at(place).with("value", value)
 }
 
+/// Whether the parts of a plan fit each other; the extents of its first layer.
+fn check_plan(plan: &Plan) -> Result<TableShape> {
+    let g = &plan.geometry;
+    let layers = g.layers() as usize;
+    if plan.tables.len() != layers || plan.slabs.len() != layers || plan.rows.len() != layers {
+        return Err(Error::new(Kind::InvalidConfig, "attach").at("layers of the plan"));
+    }
+    let Some(shape) = plan.tables.first().copied() else { return Err(bad("layers", 0_u32)) };
+    if plan.batch > BATCH_MAX {
+        return Err(Error::new(Kind::InvalidConfig, "attach").at("batch rows").with("most", BATCH_MAX));
+    }
+    for (tables, slab) in plan.tables.iter().zip(&plan.slabs) {
+        let blocks = u64::from(tables.budget_base / SLOT_BLOCK + tables.budget_blocks);
+        let fits = blocks * u64::from(g.block_bytes()) <= slab.bytes();
+        let lanes = (tables.lanes, tables.tokens, tables.query_rows);
+        if !fits || lanes != (shape.lanes, shape.tokens, shape.query_rows) {
+            return Err(Error::new(Kind::InvalidConfig, "attach").at("a layer's slab or tables"));
+        }
+    }
+    Ok(shape)
+}
+
+/// One of each number below `count`, or why there is no room for all of them.
+fn collected<T>(count: u32, make: impl FnMut(u32) -> Result<T>) -> Result<Vec<T>> {
+    let mut all = Vec::new();
+    all.try_reserve_exact(count as usize).map_err(|_| {
+        let bytes = u64::from(count) * size_of::<T>() as u64;
+        Error::new(Kind::OutOfMemory, NAME).at("attach").with("bytes", bytes)
+    })?;
+    for one in (0..count).map(make) {
+        all.push(one?);
+    }
+    Ok(all)
+}
+
 /// Rows to copy, a stack's worth at a time.
 pub(super) struct Copies<'a> {
     geometry: &'a Geometry,
@@ -189,51 +226,40 @@ impl HostPools {
     pub(super) fn new(plan: Plan, tag: u32, copier: Copier, portable: bool) -> Result<Self> {
         let g = &plan.geometry;
         let layers = g.layers() as usize;
-        if plan.tables.len() != layers || plan.slabs.len() != layers || plan.rows.len() != layers {
-            return Err(Error::new(Kind::InvalidConfig, "attach").at("layers of the plan"));
-        }
-        let Some(shape) = plan.tables.first().copied() else { return Err(bad("layers", 0_u32)) };
-        if plan.batch > BATCH_MAX {
-            return Err(Error::new(Kind::InvalidConfig, "attach").at("batch rows").with("most", BATCH_MAX));
-        }
-        for (tables, slab) in plan.tables.iter().zip(&plan.slabs) {
-            let blocks = u64::from(tables.budget_base / SLOT_BLOCK + tables.budget_blocks);
-            let fits = blocks * u64::from(g.block_bytes()) <= slab.bytes();
-            let same = (tables.lanes, tables.tokens, tables.query_rows)
-                == (shape.lanes, shape.tokens, shape.query_rows);
-            if !fits || !same {
-                return Err(Error::new(Kind::InvalidConfig, "attach").at("a layer's slab or tables"));
-            }
-        }
+        let shape = check_plan(&plan)?;
         let selected = shape.query_rows.saturating_mul(g.shape().top_k);
         let largest = plan.tables.iter().max_by_key(|t| t.budget_blocks).copied().unwrap_or(shape);
         let work = || Workspace::new(&largest, selected);
         let nothing = Fetch { position: 0, slot: 0 };
-        let list = || Mutex::new(List::with_room(selected as usize));
+        let list = |_| List::with_room(selected as usize).map(Mutex::new);
         let slots = plan.tables.iter().map(TableShape::slots).max().unwrap_or(0);
-        let micro = || MicroState {
-            step: AtomicU64::new(0),
-            rows: AtomicU32::new(0),
-            record: Mutex::new(Record {
-                block: vec![0; block::step::words(plan.batch)],
-                report: Report::with_room(g.layers(), plan.batch),
-                sticky: NOTHING_WRONG,
-                marks: Marks::new(g.layers(), plan.batch, shape.query_rows),
-                failed: Vec::with_capacity(plan.batch as usize),
-                named: vec![false; shape.lanes as usize],
-                work: work(),
-                divider: Divider::new(slots),
-            }),
-            lists: (0..plan.batch).map(|_| list()).collect(),
+        let micro = |_| {
+            Ok(MicroState {
+                step: AtomicU64::new(0),
+                rows: AtomicU32::new(0),
+                record: Mutex::new(Record {
+                    block: vec![0; block::step::words(plan.batch)],
+                    report: Report::with_room(g.layers(), plan.batch),
+                    sticky: NOTHING_WRONG,
+                    marks: Marks::new(g.layers(), plan.batch, shape.query_rows)?,
+                    failed: Vec::with_capacity(plan.batch as usize),
+                    named: filled(shape.lanes as usize, false, "lanes of a step")?,
+                    work: work()?,
+                    divider: Divider::new(slots)?,
+                }),
+                lists: collected(plan.batch, list)?,
+            })
         };
-        let lane = || LaneState {
-            trust: Mutex::new(Trust::Sound),
-            staged: Mutex::new(Staged {
-                pages: Vec::with_capacity(plan.lane_pages as usize),
-                blocks: vec![Vec::new(); layers],
-                budgets: vec![0; layers],
-                length: 0,
-            }),
+        let lane = |_| {
+            Ok(LaneState {
+                trust: Mutex::new(Trust::Sound),
+                staged: Mutex::new(Staged {
+                    pages: filled(plan.lane_pages as usize, 0, "pages of a lane")?,
+                    blocks: filled(layers, Vec::new(), "blocks of a lane")?,
+                    budgets: filled(layers, 0, "budgets of a lane")?,
+                    length: 0,
+                }),
+            })
         };
         let k = g.shape().top_k as usize;
         Ok(HostPools {
@@ -242,10 +268,14 @@ impl HostPools {
                 .iter()
                 .map(|t| LayerTables::new(*t).map(Mutex::new))
                 .collect::<Result<_>>()?,
-            lanes: (0..shape.lanes).map(|_| lane()).collect(),
-            pages: PageTables::new(shape.lanes, plan.lane_pages),
-            micro: (0..plan.micro_batches).map(|_| micro()).collect(),
-            room: Mutex::new(Room { work: work(), slots: vec![0; k], fetches: vec![nothing; k] }),
+            lanes: collected(shape.lanes, lane)?,
+            pages: PageTables::new(shape.lanes, plan.lane_pages)?,
+            micro: collected(plan.micro_batches, micro)?,
+            room: Mutex::new(Room {
+                work: work()?,
+                slots: filled(k, 0, "room of warm-ups")?,
+                fetches: filled(k, nothing, "room of warm-ups")?,
+            }),
             extents: Extents::new(&plan, Asker { name: NAME, tag: Some(tag), exact: true }),
             plan,
             copier,

@@ -364,6 +364,7 @@ impl Device for Watch {
         owns(slice: &Slice) -> bool;
         granularity() -> u64;
         takes_host_memory() -> bool;
+        pins_host_memory() -> bool;
         backing(bytes: u64) -> Result<Backing>;
         stream() -> Result<Stream>;
         event() -> Result<Event>;

@@ -173,7 +173,7 @@ impl Rule {
             patterns,
             landed: vec![0; lanes as usize],
             chance,
-            work: Workspace::new(&shape, selected),
+            work: Workspace::new(&shape, selected)?,
             slots: vec![0; selected as usize],
             fetches: vec![Fetch { position: 0, slot: 0 }; selected as usize],
         })

@@ -188,9 +188,10 @@ static __device__ __forceinline__ const Micro& micro_at(const Pools& pools, u32 
 // What was done of a batch row's query rows in a layer: a bit each.
 enum Mark : u32 { RESOLVED = 0, SCATTERED = 1 };
 
-static __device__ __forceinline__ u32* marks_of(const Pools& pools, const Micro& micro, u32 number, u32 row,
-                                                Mark mark) {
-    u32 words = div_ceil(layer_at(pools, number).query_rows, 32);
+// The words of a mark of one batch row in layer `number`; `words` of them are a layer's query rows. Those of SCATTERED
+// follow those of RESOLVED.
+static __device__ __forceinline__ u32* marks_of(const Pools& pools, const Micro& micro, u32 words, u32 number,
+                                                u32 row, Mark mark) {
     u64 place = (static_cast<u64>(row) * pools.layer_count + number) * 2 + mark;
     return at<u32>(micro.marks) + place * words;
 }

@@ -89,9 +89,9 @@ static __device__ void commit_entry(const Pools& pools, const Micro& micro, u32 
     const Layer& layer = layer_at(pools, number);
     Entry entry = step_entry(micro, row);
     // Nothing was done of the step yet.
-    u32* marks = marks_of(pools, micro, number, row, RESOLVED);
-    u32 words = 2 * div_ceil(layer.query_rows, 32);
-    for (u32 word = threadIdx.x; word < words; word += blockDim.x) marks[word] = 0;
+    u32 words = div_ceil(layer.query_rows, 32);
+    u32* marks = marks_of(pools, micro, words, number, row, RESOLVED);
+    for (u32 word = threadIdx.x; word < 2 * words; word += blockDim.x) marks[word] = 0;
     u32 accepted = entry.accepted;
     if (accepted == ACCEPTED_ON_DEVICE) accepted = on_device ? at<const u32>(on_device)[row] : EMPTY;
     u32 landed = entry.lane < layer.lanes ? at<const LaneHead>(layer.heads)[entry.lane].landed : 0;

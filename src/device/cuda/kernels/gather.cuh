@@ -133,8 +133,10 @@ FOREBAY_KERNEL(forebay_scatter, ScatterArgs, MOST_THREADS, 2) {
     const Micro& micro = micro_at(pools, args.micro);
     StepHead head = step_head(pools, micro);
     u32 rows = saturating_sub(min(args.first + args.count, head.real), args.first);
+    u32 words = div_ceil(layer.query_rows, 32);
     for (u32 row = threadIdx.x; blockIdx.x == 0 && row < rows; row += blockDim.x) {
-        note_rows(marks_of(pools, micro, args.layer, args.first + row, SCATTERED), args.row_first, args.row_count);
+        u32* marks = marks_of(pools, micro, words, args.layer, args.first + row, SCATTERED);
+        note_rows(marks, args.row_first, args.row_count);
     }
     copy_rows<true>(pools, layer, stage, share_of(rows * args.row_count), [&](u32 number, u64& host, u32& slot) {
         u32 row = args.first + number / args.row_count, query = args.row_first + number % args.row_count;

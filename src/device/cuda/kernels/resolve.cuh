@@ -195,7 +195,8 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
     Entry entry = step_entry(micro, row);
     if (speaks) {
         list.lane = entry.lane;
-        note_rows(marks_of(pools, micro, args.layer, row, RESOLVED), args.row_first, args.row_count);
+        u32 words = div_ceil(layer.query_rows, 32);
+        note_rows(marks_of(pools, micro, words, args.layer, row, RESOLVED), args.row_first, args.row_count);
     }
     if (speaks && wrong) {
         blame(pools, micro, entry.lane, 1, args.layer, row, static_cast<Cause>(wrong), args.layer);

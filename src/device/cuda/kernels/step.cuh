@@ -72,29 +72,32 @@ static __device__ void blame_missing(const Pools& pools, const Micro& micro, Ste
     }
 }
 
-// The first query row below `rows` of which nothing was noted; EMPTY if there is none.
-static __device__ u32 first_without(const u32* marks, u32 rows) {
-    for (u32 word = 0; word * 32 < rows; ++word) {
-        u32 left = rows_below(word, rows) & ~marks[word];
-        if (left) return word * 32 + __ffs(static_cast<i32>(left)) - 1;
-    }
-    return EMPTY;
+// The first query row of a word's bits; EMPTY if there is none.
+static __device__ __forceinline__ u32 first_row(u32 word, u32 bits) {
+    return bits ? word * 32 + __ffs(static_cast<i32>(bits)) - 1 : EMPTY;
 }
 
 // Blames the rows of which a layer was not resolved or scattered: what is not in the total pool must not be accepted.
+// A word of either kind is asked for before one is looked at: a layer of a row waits for memory once, behind its entry.
 static __device__ void blame_undone(const Pools& pools, const Micro& micro, StepHead head) {
-    if (!(pools.due & DUE_RESOLVED)) return;
-    for (u32 index = threadIdx.x; index < head.real * pools.layer_count; index += blockDim.x) {
-        u32 row = index / pools.layer_count, number = index % pools.layer_count;
+    const u32 due = pools.due, layers = pools.layer_count;
+    if (!(due & DUE_RESOLVED)) return;
+    const u32 most = layer_at(pools, 0).query_rows, words = div_ceil(most, 32);
+    for (u32 index = threadIdx.x; index < head.real * layers; index += blockDim.x) {
+        u32 row = index / layers, number = index % layers, unresolved = EMPTY, unstored = EMPTY;
+        const u32* marks = marks_of(pools, micro, words, number, row, RESOLVED);
         Entry entry = step_entry(micro, row);
-        u32 rows = min(entry.query_rows, layer_at(pools, number).query_rows);
-        u32 query = first_without(marks_of(pools, micro, number, row, RESOLVED), rows);
-        Cause cause = NOT_RESOLVED;
-        if (query == EMPTY && pools.due & DUE_SCATTERED) {
-            query = first_without(marks_of(pools, micro, number, row, SCATTERED), rows);
-            cause = NOT_SCATTERED;
+        u32 rows = min(entry.query_rows, most);
+        for (u32 word = 0; word * 32 < rows; ++word) {
+            u32 resolved = marks[word], stored = due & DUE_SCATTERED ? marks[words + word] : ALL_LANES;
+            unresolved = min(unresolved, first_row(word, rows_below(word, rows) & ~resolved));
+            unstored = min(unstored, first_row(word, rows_below(word, rows) & ~stored));
         }
-        if (query != EMPTY) blame(pools, micro, entry.lane, 1, number, row, cause, query);
+        if (unresolved != EMPTY) {
+            blame(pools, micro, entry.lane, 1, number, row, NOT_RESOLVED, unresolved);
+        } else if (unstored != EMPTY) {
+            blame(pools, micro, entry.lane, 1, number, row, NOT_SCATTERED, unstored);
+        }
     }
 }
 

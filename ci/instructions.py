@@ -1,0 +1,88 @@
+"""Divides the instructions that callgrind counted (`--dump-instr=yes`) between what notes a step's calls and its
+resolves and gathers; see ci/instructions, which runs it.
+
+A function that was inlined is known by the line tables alone: each address is asked for all functions that stand
+there, one inside the other. What an address calls counts for it.
+"""
+
+import collections
+import re
+import subprocess
+import sys
+
+# What notes calls on the host, what does on the device, and what both are held against.
+HOST = re.compile(r"forebay::step::enqueued::")
+DEVICE = re.compile(r"forebay::device::host::marks::")
+WORK = re.compile(r"forebay::device::host::lists::.*::(resolve|gather)\b")
+
+
+def counted(path, program):
+    """By address of the program: its own instructions, and by the function called those of its calls."""
+    own, calls = collections.Counter(), collections.Counter()
+    inside, called = False, None
+    for line in open(path):
+        if line.startswith("ob="):
+            inside = line[3:].strip().endswith(program)
+        elif line.startswith("cfn="):
+            called = line[4:].strip()
+        elif line.startswith("calls="):
+            continue
+        elif line.startswith("0x") and inside:
+            address, _, cost = line.split()[:3]
+            if called is None:
+                own[int(address, 16)] += int(cost)
+            else:
+                calls[int(address, 16), called] += int(cost)
+            called = None
+        elif line.startswith("0x"):
+            called = None
+    return own, calls
+
+
+def stacks(program, addresses):
+    """By address: the functions that stand there, joined."""
+    asked = "\n".join(hex(address) for address in addresses)
+    command = ["addr2line", "--exe", program, "--addresses", "--functions", "--inlines", "--demangle"]
+    told = subprocess.run(command, input=asked, capture_output=True, text=True, check=True).stdout
+    found, address = collections.defaultdict(list), None
+    for line in told.splitlines():
+        if line.startswith("0x"):
+            address = int(line, 16)
+        else:
+            found[address].append(line)
+    return {address: "\n".join(lines) for address, lines in found.items()}
+
+
+def sums(path, program):
+    """Instructions of one run, by kind."""
+    own, calls = counted(path, program)
+    at = stacks(program, sorted({*own, *(address for address, _ in calls)}))
+    found = collections.Counter()
+    for address, cost in own.items():
+        found[kind(at[address])] += cost
+    for (address, called), cost in calls.items():
+        # What is called and is one of these by itself has been counted there.
+        if kind(called) is None:
+            found[kind(at[address])] += cost
+    return found
+
+
+def kind(stack):
+    """Of which kind a function is that stands in a stack."""
+    kinds = [("host", HOST), ("device", DEVICE), ("work", WORK)]
+    return next((name for name, pattern in kinds if pattern.search(stack)), None)
+
+
+def main():
+    program, few, few_layers, many, many_layers = sys.argv[1:]
+    layers = int(many_layers) - int(few_layers)
+    few, many = sums(few, program), sums(many, program)
+    each = {name: (many[name] - few[name]) / layers for name in ["host", "device", "work"]}
+    if min(each.values()) <= 0:
+        sys.exit(f"ci/instructions: nothing was found of one of these: {each}")
+    share = (each["host"] + each["device"]) / each["work"]
+    print(f"{each['host']:.0f} on the host and {each['device']:.0f} on the host device, "
+          f"beside {each['work']:.0f} of resolve and gather: {100 * share:.2f}%")
+
+
+main()
