@@ -44,7 +44,8 @@ impl Replayed {
     const fn hint(self) -> &'static str {
         match self {
             Replayed::Selections => {
-                "allow more with --memory SIZE, pass a smaller --prompt-share or --slots, or cut the trace to fewer layers"
+                "allow more with --memory SIZE, pass a smaller --prompt-share or --slots, or cut the trace to fewer \
+                 layers"
             }
             Replayed::Misses => {
                 "allow more with --memory SIZE, pass a smaller --ratio, or cut the trace to fewer layers"

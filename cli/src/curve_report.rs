@@ -104,8 +104,8 @@ impl Curved {
 /// Bytes of a point's text.
 const POINT: u64 = 128;
 
-/// Bytes that [`curved`] holds beside the trace: the curves and their text, and a pool of the largest size that they may
-/// not hold.
+/// Bytes that [`curved`] holds beside the trace: the curves and their text, and a pool of the largest size that they
+/// may not hold.
 fn needs(
     header: &Header,
     path: &Path,

@@ -1,7 +1,7 @@
 //! The production rule without its pools, for sizes whose scans would take longer than the trace is.
 //!
-//! A pool passes over all slots of a sequence in every step: a vector's work for the budgets that engines have, and hours
-//! for millions of slots of which each step selects one. Where a pool holds what each step selects, it holds the newest
+//! A pool passes over all slots of a sequence in every step: a vector's work for the budgets that engines have, and
+//! hours for millions of slots of which each step selects one. Where a pool holds what each step selects, it holds the newest
 //! rows of one order (`forebay::residency::Depths` says why), so a selected row is resident exactly when it stands
 //! no deeper than there are slots. Hits and misses of every step are those of the pools, to the last one; the
 //! work is in proportion to the selections, whatever the slots.
@@ -44,8 +44,8 @@ pub fn needs(header: &Header, shape: &Shape, setting: Setting, slots: &[u32]) ->
     Ok(TOKEN * tokens + 16 * u64::from(header.k) * u64::from(setting.mtp))
 }
 
-/// Replays the trace on the host, with slots by layer or as many in each: through the production pools, or as these count where they
-/// would pass over more than [`SCANNED_MAX`] slots. Calls `progress` once for each step.
+/// Replays the trace on the host, with slots by layer or as many in each: through the production pools, or as these
+/// count where they would pass over more than [`SCANNED_MAX`] slots. Calls `progress` once for each step.
 ///
 /// # Errors
 /// [`Kind::OutOfRange`] where the pools would take too long and a step selects more rows than there are slots;

@@ -518,8 +518,8 @@ fn an_error_shows_at_most_200_bytes_of_what_it_was_given() {
     assert!(refuses(&["replay", &short]).contains(&short));
 }
 
-/// A trace of 65,536 steps in a context of millions, as many positions as it names: pools would pass over a million slots
-/// in each step, minutes of work. The bound on processor time is that of every run here.
+/// A trace of 65,536 steps in a context of millions, as many positions as it names: pools would pass over a million
+/// slots in each step, minutes of work. The bound on processor time is that of every run here.
 #[test]
 fn many_steps_over_many_slots_take_as_long_as_what_they_select() {
     let folder = folder("steps");
