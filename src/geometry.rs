@@ -128,10 +128,18 @@ impl Geometry {
     /// [`Kind::Overflow`] when a block or layer count does not fit.
     pub fn new(shape: Shape) -> Result<Geometry> {
         let [first, second] = shape.runs;
-        let layers = shape.layers.checked_add(shape.draft_layers).ok_or_else(|| overflow("layers"))?;
-        if shape.layers == 0 || layers > LAYERS_MAX {
-            let rule = "declare 1 layer or more besides draft layers, and at most 4096 with them";
-            return Err(invalid("layers", layers, rule));
+        if shape.layers == 0 {
+            return Err(invalid("layers", 0, "pass 1 or more, besides draft layers"));
+        }
+        let both = |error: Error| {
+            let error =
+                error.at("layers").with("layers", shape.layers).with("draft_layers", shape.draft_layers);
+            Err(error.hint("pass at most 4096, draft layers included"))
+        };
+        match shape.layers.checked_add(shape.draft_layers) {
+            None => return both(Error::new(Kind::Overflow, "geometry")),
+            Some(layers) if layers > LAYERS_MAX => return both(Error::new(Kind::InvalidConfig, "geometry")),
+            Some(_) => {}
         }
         for run in shape.runs {
             if !run.is_multiple_of(4) || run > ROW_MAX {
@@ -157,7 +165,7 @@ impl Geometry {
             stride => stride,
         };
         if host_stride < row || !host_stride.is_multiple_of(4) || host_stride > 2 * ROW_MAX + LINE {
-            let rule = "pass a multiple of 4 that is no less than a row, or 0 for the next multiple of 64";
+            let rule = "pass a multiple of 4 from a row's bytes to 2097216, or 0 for the next multiple of 64";
             return Err(invalid("host_stride", host_stride, rule));
         }
         let packed = SLOT_BLOCK.checked_mul(row).ok_or_else(|| overflow("device block"))?;
@@ -321,6 +329,7 @@ mod tests {
         let base = Shape::DEEPSEEK_V3_2;
         let cases = [
             (Shape { layers: 0, ..base }, "layers"),
+            (Shape { layers: 4096, draft_layers: 1, ..base }, "layers"),
             (Shape { runs: [0, 0], ..base }, "runs"),
             (Shape { runs: [6, 0], ..base }, "runs"),
             (Shape { runs: [656, u32::MAX - 3], ..base }, "runs"),

@@ -178,6 +178,10 @@ impl FbCacheConfig {
     pub(crate) unsafe fn declare(&self) -> Result<Config> {
         // SAFETY: the same contract.
         let slots = unsafe { self.slots() }?;
+        // The least budget follows from it, and would be named in its place.
+        if self.slots == 0 && self.min_budget == 0 {
+            return Err(refuse("slots", 0).hint("pass 1 or more"));
+        }
         if self.residency_only > 1 {
             return Err(refuse("residency_only", self.residency_only).hint("pass 0 or 1"));
         }
@@ -367,6 +371,7 @@ mod tests {
         let slots_by_layer = table.as_ptr();
         for (config, kind, place) in [
             (FbCacheConfig { memory: 16, ..small() }, Kind::InvalidConfig, "memory"),
+            (FbCacheConfig { slots: 0, ..small() }, Kind::InvalidConfig, "slots"),
             (FbCacheConfig { residency_only: 2, ..small() }, Kind::InvalidConfig, "residency_only"),
             (
                 FbCacheConfig { pool_slots: 64, slots_by_layer, ..small() },

@@ -330,6 +330,13 @@ pub unsafe extern "C" fn fb_prepare(
 
 /// Ends the enqueueing of a step: its report, then its event. What fb_overlap, fb_overlap_steps or fb_launch have
 /// enqueued is joined there; behind what an engine orders itself, `stream` must be ordered already.
+///
+/// A step is whole when every query row of its batch rows was resolved, gathered in each pass of attention, and
+/// scattered, in every layer, draft layers included; with residency_only, when it was resolved. While a call is
+/// missing: FB_INVALID_CONFIG, whose text names the call, its layer, batch row and query row. Nothing is enqueued then,
+/// and the step stays open, to be completed or given up by fb_abandon. A gather can be made up for until the next
+/// resolve of the same rows: behind that it needs its own anew, and where it had rows to fetch the step fails, as
+/// fb_retire says. FB_INVALID_CONFIG also for a step that is finished.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_finish(cache: *mut FbCache, step: FbStep, stream: *mut c_void) -> FbStatus {
     change(cache, |cache| {
@@ -349,9 +356,10 @@ pub extern "C" fn fb_abandon(cache: *mut FbCache, step: FbStep) -> FbStatus {
 }
 
 /// Ends a step whose work has ended, and sets `*step` to 0. FB_BUSY while it runs or is not finished: `*step` stays,
-/// to be retired later. Any other error ends it too: FB_DEVICE_FAILED when the device failed or a selection was
-/// wrong, FB_CANCELLED for an abandoned step. None of its tokens may be published then, and its sequences are rolled
-/// back or closed. `retired` may be NULL. `stream` orders what becomes free behind the step.
+/// to be retired later. Any other error ends it too: FB_DEVICE_FAILED when the device failed, a selection was wrong,
+/// or a launched graph held less than was said; FB_CANCELLED for an abandoned step. None of its tokens may be
+/// published then, and its sequences are rolled back or closed. `retired` may be NULL. `stream` orders what becomes
+/// free behind the step.
 ///
 /// # Safety
 /// `step` points to a step's number; `retired` states its size truly.

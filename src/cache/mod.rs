@@ -183,37 +183,52 @@ impl Config {
                 .with("given", table.len() as u64)
                 .with("wanted", layers as u64));
         }
+        // Positions go out as i32, and some stay below for marks.
+        if self.reach(self.max_tokens)? >= i32::MAX as u32 {
+            let error =
+                Error::new(Kind::InvalidConfig, "cache").at("max_tokens").with("value", self.max_tokens);
+            return Err(error.hint("pass less than 2147483647, less query_rows x steps_in_flight"));
+        }
         self.check_pools(geometry)
     }
 
     /// A pool in which not even one token's sequence fits is a mistake.
     fn check_pools(&self, geometry: &Geometry) -> Result<()> {
-        let few = |place: &'static str, given: u32, least: u32| {
-            Err(Error::new(Kind::InvalidConfig, "cache").at(place).with("given", given).with("least", least))
+        let few = |place: &'static str, (given, least): (u32, u32), rule: &'static str| {
+            let error = Error::new(Kind::InvalidConfig, "cache").at(place).with("given", given);
+            Err(error.with("least", least).hint(rule))
         };
+        let flight =
+            "pass at least the pages of one token and the rows in flight: query_rows x steps_in_flight";
         let pages = geometry.pages(self.reach(1)?);
         if self.host_pages < pages {
-            return few("host_pages", self.host_pages, pages);
+            return few("host_pages", (self.host_pages, pages), flight);
         }
         if self.index_pages < pages {
-            return few("index_pages", self.index_pages, pages);
+            return few("index_pages", (self.index_pages, pages), flight);
         }
         let slots = match &self.slots {
             Slots::Uniform(slots) => Some(*slots),
             Slots::ByLayer(table) => table.iter().min().copied(),
         };
         match slots {
-            Some(slots) if slots < self.min_budget => few("slots", slots, self.min_budget),
+            Some(slots) if slots < self.min_budget => {
+                few("slots", (slots, self.min_budget), "pass at least min_budget")
+            }
             _ => Ok(()),
         }
     }
 
     /// Tokens that a sequence may reach with its rows in flight.
     fn reach(&self, tokens: u32) -> Result<u32> {
-        self.query_rows
-            .checked_mul(self.steps_in_flight)
-            .and_then(|rows| rows.checked_add(tokens))
-            .ok_or_else(|| Error::new(Kind::Overflow, "cache").at("tokens with the rows in flight"))
+        let rows = self.query_rows.checked_mul(self.steps_in_flight);
+        rows.and_then(|rows| rows.checked_add(tokens)).ok_or_else(|| {
+            Error::new(Kind::Overflow, "cache")
+                .at("max_tokens and the rows in flight: query_rows x steps_in_flight")
+                .with("max_tokens", tokens)
+                .with("query_rows", self.query_rows)
+                .with("steps_in_flight", self.steps_in_flight)
+        })
     }
 
     fn ring(&self, geometry: &Geometry) -> RingShape {

@@ -78,7 +78,9 @@ impl Library {
 impl Library {
     /// Never unloads it: what has started threads, or left handlers with the process, would come back to code that
     /// is gone.
-    pub fn stay(self) {
+    pub fn stay(mut self) {
+        // The handle stays open; the name is the caller's to have no more.
+        drop(std::mem::take(&mut self.name));
         std::mem::forget(self);
     }
 }

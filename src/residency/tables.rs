@@ -99,8 +99,12 @@ impl TableShape {
             return bad("landing slots reach into budget slots", landing_end);
         }
         // Slot ids go out as i32, and stamps and positions must stay below their sentinels.
-        if end > i32::MAX as u64 || self.tokens >= i32::MAX as u32 {
-            return bad("slots or tokens beyond 2^31", end);
+        if self.tokens >= i32::MAX as u32 {
+            return bad("tokens beyond 2^31", self.tokens.into());
+        }
+        if end > i32::MAX as u64 {
+            let rule = "pass fewer pool_slots, lanes or query_rows: a layer has less than 2147483648 slots";
+            return bad("slots of a layer", end).map_err(|error| error.hint(rule));
         }
         Ok(())
     }

@@ -37,7 +37,10 @@ impl Budget {
             }
         };
         match slots.iter().find(|s| **s == 0 || **s < least) {
-            Some(few) => Err(bad("slots").with("slots", *few).with("least", least.max(1))),
+            Some(few) => {
+                let error = bad("slots").with("slots", *few).with("least", least.max(1));
+                Err(error.hint("pass at least the cache's min_budget"))
+            }
             None => Ok(slots),
         }
     }

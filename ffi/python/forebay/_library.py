@@ -111,8 +111,8 @@ def sized(name: str) -> Any:
     return made
 
 
-def set_field(config: Any, name: str, value: Any, argument: str | None = None) -> None:
-    """Writes a number into a struct; whole numbers only where the field is one.
+def set_field(config: Any, name: str, value: Any, argument: str | None = None) -> bool:
+    """Writes a number into a struct; whole numbers only where the field is one: whether it is.
 
     Raises:
         InvalidArgument: a value that the field does not hold.
@@ -124,6 +124,7 @@ def set_field(config: Any, name: str, value: Any, argument: str | None = None) -
     except (TypeError, OverflowError) as error:
         held = f"a whole number from 0 to 2^{8 * ffi.sizeof(kind)} - 1" if whole else "a number"
         raise errors.InvalidArgument(argument or name, repr(value), held) from error
+    return whole
 
 
 def path_bytes(path: str | os.PathLike[str]) -> bytes:

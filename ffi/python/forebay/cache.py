@@ -251,8 +251,6 @@ class Cache:
         prompt, promised = index(prompt, "prompt"), index(promised, "promised")
         numbers = {"prompt": prompt, "promised": promised, "ratio": ratio, "slots": slots, "slots_by_layer": by_layer}
         set_fields(config, numbers)
-        if ratio is not None and not 0 < ratio <= 1:
-            raise InvalidArgument("ratio", repr(ratio), "a number above 0 and at most 1")
         config.bring_up = BRING_UP[bring_up]
         return config, by_layer
 
@@ -347,7 +345,7 @@ class Cache:
         """
         self._record.make_up()
         waiting = ffi.new("uint32_t *")
-        check(lib.fb_cache_reap(self._pointer, self.device.stream_of(stream), waiting), self._pointer)
+        check(self._record.reap(self.device.stream_of(stream), waiting), self._pointer)
         return int(waiting[0])
 
     def slab(self, layer: int, run: int = 0) -> Any:

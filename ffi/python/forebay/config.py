@@ -14,6 +14,9 @@ from .tensors import index
 _MAY_BE_NOTHING = (
     "promised", "prompt", "micro_batch", "weights", "activations", "workspace", "number", "share", "least_ns",
 )  # fmt: skip
+# Of a cache, which have no default.
+_REQUIRED = ("lanes", "max_tokens", "query_rows")
+_FROM_ONE = "a whole number from 1 on"
 # Slots of a block of a slab.
 SLOT_BLOCK = 64
 
@@ -58,18 +61,22 @@ class Info(NamedTuple):
     residency_only: int
 
 
-def set_fields(config: Any, values: dict[str, Any]) -> None:
-    """Writes numbers into a config; None is left to its default, which C asks for by 0: that is refused.
+def set_fields(config: Any, values: dict[str, Any], required: Many[str] = ()) -> None:
+    """Writes numbers into a config; None is left to its default, if it has one, which C asks for by 0: that is refused.
 
     Raises:
         InvalidArgument: a value that the field does not hold.
     """
     for name, value in values.items():
-        if value is not None:
-            set_field(config, name, value)
-            if name not in _MAY_BE_NOTHING and value == 0:
-                least = "a whole number from 1 on" if hasattr(value, "__index__") else "a number above 0"
-                raise InvalidArgument(name, repr(value), least)
+        if value is None:
+            if name in required:
+                raise InvalidArgument(name, "None", _FROM_ONE)
+            continue
+        whole = set_field(config, name, value)
+        if name == "ratio" and not 0 < value <= 1:
+            raise InvalidArgument(name, repr(value), "a number above 0 and at most 1")
+        if name not in _MAY_BE_NOTHING and value == 0:
+            raise InvalidArgument(name, repr(value), _FROM_ONE if whole else "a number above 0")
 
 
 class Footprint(NamedTuple):
@@ -129,7 +136,7 @@ def declare(
         pool, given = one_or_by_layer(pool_slots, shape.all_layers, "pool_slots")
         pools = None if given is None else by_layer_of(given, shape.all_layers, "pool_slots")
     fewest = fewest if by_layer is None else min(by_layer)
-    set_fields(config, {**numbers, "slots": fewest, "pool_slots": pool, "slots_by_layer": pools})
+    set_fields(config, {**numbers, "slots": fewest, "pool_slots": pool, "slots_by_layer": pools}, _REQUIRED)
     return config, by_layer, pools
 
 
@@ -152,6 +159,8 @@ def by_layer_of(slots: Many[int], layers: int, name: str) -> Any:
         InvalidArgument: it is something else.
     """
     try:
+        if isinstance(slots, (str, bytes)):
+            raise TypeError
         if len(slots) == layers:
             given = [operator.index(count) for count in slots]
             if 0 in given:

@@ -482,10 +482,11 @@ class CudaDevice(Device):
     ) -> None:
         config = sized("fb_device_config")
         config.kind = lib.FB_DEVICE_CUDA
+        number = index(number, "number")
         set_fields(config, {"number": number, "gather_blocks": gather_blocks, "threads": threads})
         path = ffi.new("char[]", path_bytes(library)) if library is not None else NULL
         config.library = path
-        self.place = Place("cuda", int(number))
+        self.place = Place("cuda", number)
         super().__init__(config)
         # The legacy default stream, which is the one of calls that are given none, is borrowed like any other.
         pointer = self._open()

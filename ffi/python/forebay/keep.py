@@ -10,6 +10,7 @@ a stream still reads or writes. So the order is the same for every call of the p
 | the call was not let in (`Kept.refused`) | it is given back: nobody has looked at it |
 | any other refusal, or an exception | it stays: some of the work may have been enqueued |
 | the step or ticket has ended | it goes |
+| a join has ended that was tried again, or a refused one's sequence was closed and reaped | it goes |
 
 What a call makes in C has its place before the call too (`_library.cell`): a handle that came is ended with its
 owner, whether or not the owner's caller has seen it.

@@ -104,7 +104,7 @@ def plan(
         "grain": grain,
         "tables_beside": 1 if tables_beside else None,
     }
-    set_fields(config, numbers)
+    set_fields(config, numbers, ("gpu", "context", "query_rows"))
     text = new_text()
     check_created(lib.fb_plan(config, text, len(text), answer), text)
     found = [1 << bit for bit in range(_NOTES) if answer.notes >> bit & 1]

@@ -49,8 +49,8 @@ class CacheHandle:
         self.sequences: set[int] = set()
         # In the order in which they were prepared.
         self.steps: dict[InFlight, None] = {}
-        # Warm-ups of joins, with the tickets that tell when they are read.
-        self.joins: dict[Ticket, Any] = {}
+        # Warm-ups of joins with their sequences' numbers, by the tickets that tell when they are read.
+        self.joins: dict[Ticket, tuple[int, Any]] = {}
         # Sequences and steps that were forgotten.
         self.forgotten: deque[int | InFlight] = deque()
 
@@ -74,9 +74,12 @@ class CacheHandle:
 
     def make_up(self) -> None:
         """Ends what was forgotten, as far as it can end now, and lets go of what is no longer read."""
-        for ticket in list(self.joins):
+        for ticket, (number, _held) in list(self.joins.items()):
             if ticket.outcome != "pending":
                 self.joins.pop(ticket, None)
+                # A join that was tried again stands behind what the device took of those that it refused.
+                for other in self.refused(number):
+                    self.joins.pop(other, None)
         for _ in range(len(self.forgotten)):
             try:
                 one = self.forgotten[0]
@@ -91,6 +94,19 @@ class CacheHandle:
                 continue
             if not ended:
                 self.forgotten.append(one)
+
+    def refused(self, number: int) -> list[Any]:
+        """Joins of a sequence that have no ticket: no call gave one, or none has come back yet."""
+        return [ticket for ticket, (of, _held) in list(self.joins.items()) if of == number and not ticket._is_made]
+
+    def reap(self, stream: Any, waiting: Any) -> int:
+        """`fb_cache_reap`: its status. Where no closed sequence waits any more, no work of one is left."""
+        closed = [ticket for ticket, (of, _held) in list(self.joins.items()) if of not in self.sequences]
+        status = int(lib.fb_cache_reap(self.pointer, stream, waiting))
+        if status == 0 and waiting[0] == 0:
+            for ticket in closed:
+                self.joins.pop(ticket, None)
+        return status
 
     def _end_sequence(self, number: int) -> bool:
         """Closes a sequence; whether it is closed."""

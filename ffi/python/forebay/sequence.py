@@ -17,8 +17,8 @@ from .tensors import HOST, checked, describe, index, look, words
 
 TokenKeys = Optional[Many[Union[bytes, None]]]
 BRING_UP = {"whole": lib.FB_BRING_UP_WHOLE, "nothing": lib.FB_BRING_UP_NOTHING}
-# Refusals of a join that come before it enqueues anything.
-_IN_ADVANCE = (lib.FB_BUSY, lib.FB_CLOSED, lib.FB_INVALID_CONFIG)
+# Refusals of a join that come before anything is enqueued that names its warm-up.
+_IN_ADVANCE = (lib.FB_BUSY, lib.FB_CLOSED, lib.FB_INVALID_CONFIG, lib.FB_OUT_OF_RANGE)
 _KEY_BYTES = 16
 _BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 
@@ -51,6 +51,11 @@ class Ticket:
         self._made, self._end = cell(self, "fb_ticket **", lib.fb_ticket_destroy)
 
     @property
+    def _is_made(self) -> bool:
+        """Whether the call has given it; else nobody can tell whether that call enqueues something."""
+        return bool(self._made[0] != NULL)
+
+    @property
     def outcome(self) -> str:
         """"pending", "done", "failed" or "cancelled"; once it is not pending it stays so."""
         return self._ask()[0]
@@ -69,8 +74,7 @@ class Ticket:
 
     def _ask(self) -> tuple[str, int]:
         pointer, outcome, status = self._made[0], ffi.new("uint32_t *"), ffi.new("uint32_t *")
-        if pointer == NULL:
-            # The call that was to give it has not ended, or not well: nobody can tell.
+        if not self._is_made:
             return "pending", 0
         check(lib.fb_ticket_outcome(pointer, outcome, status), pointer)
         names = {
@@ -162,16 +166,25 @@ class Sequence:
             if warm_up is not None:
                 selections, config.steps = self._selections(warm_up)
                 config.selections = selections
-        ticket, joins = Ticket(), self.cache._record.joins
-        if warm_up is not None and self.cache.device.later:
-            joins[ticket] = (warm_up, selections)
-        status = lib.fb_join(self._pointer, self._number, config, on, ticket._made)
-        if status:
-            # What was refused in advance has enqueued nothing; what the device refused may have enqueued some of it.
-            if status in _IN_ADVANCE:
-                joins.pop(ticket, None)
-            fail(status, self._pointer)
+        ticket = self._hold(warm_up, selections)
+        self._joined(ticket, lib.fb_join(self._pointer, self._number, config, on, ticket._made))
         return ticket
+
+    def _hold(self, *things: Any) -> Ticket:
+        """The ticket of a join that is to be called, which keeps what that is given until it has ended; and what
+        earlier joins were given that the device refused half-way."""
+        ticket, record = Ticket(), self.cache._record
+        if self.cache.device.later and (any(thing is not None for thing in things) or record.refused(self._number)):
+            record.joins[ticket] = (self._number, things)
+        return ticket
+
+    def _joined(self, ticket: Ticket, status: int) -> None:
+        """Raises a refusal of a join. What the device has refused it may have taken in part: the ticket keeps it until
+        the join was tried again, or the sequence closed, and that has ended (`CacheHandle.make_up`, `reap`)."""
+        if status:
+            if status in _IN_ADVANCE:
+                self.cache._record.joins.pop(ticket, None)
+            fail(status, self._pointer)
 
     def _selections(self, warm_up: Any) -> tuple[Any, int]:
         info, found = self.cache.info, look(warm_up, "warm_up")
@@ -185,8 +198,8 @@ class Sequence:
         Raises:
             InvalidConfig: it is not joining. InvalidArgument: the stream. Closed.
         """
-        ticket, on = Ticket(), self.cache.device.stream_of(stream)
-        check(lib.fb_join_more(self._pointer, self._number, on, ticket._made), self._pointer)
+        on, ticket = self.cache.device.stream_of(stream), self._hold()
+        self._joined(ticket, lib.fb_join_more(self._pointer, self._number, on, ticket._made))
         return ticket
 
     def fork(

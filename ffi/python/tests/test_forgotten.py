@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Callable
+import ctypes
+from typing import Any, Callable, Iterator
 
 import numpy as np
 import pytest
 
 import forebay
-from conftest import LAYERS, TOP_K, empty, joined, some, whole
+from conftest import LAYERS, ROW, TOP_K, Driver, OnCuda, empty, joined, some, whole
+from test_cuda import cuda  # noqa: F401 - a fixture
 
 Make = Callable[..., forebay.Cache]
 Call = Callable[[forebay.Step, forebay.Buffers], None]
@@ -106,3 +108,256 @@ def test_an_exception_of_the_body_abandons_the_step_and_comes_out_as_it_is(make:
     # It is open still.
     whole(step, 0)
     assert step.retire().step == 2
+
+
+# Of two layers and one that drafts, the last; query rows of a step.
+DRAFT, QUERY, PASSES = LAYERS - 1, 2, 2
+Made = tuple[str, dict[str, Any]]
+
+
+class Rig:
+    """Two sequences in a model with a draft layer. On CUDA everything is enqueued on one stream."""
+
+    def __init__(self, make: Make, device: forebay.Device, **changes: Any) -> None:
+        self.device = device
+        shape = forebay.Shape(layers=DRAFT, draft_layers=1, row_bytes=(ROW, 0), top_k=TOP_K, page_tokens=16)
+        self.cache = make(device, shape=shape, query_rows=QUERY, huge_pages=False, **changes)
+        self.sequences = [joined(self.cache, 40, 64, bring_up="nothing") for _ in range(2)]
+        self.stream: Any = device.stream() if isinstance(device, forebay.CudaDevice) else None
+        parts = 1 + self.cache.info.attention_passes
+        selection, slots = self.words(2, QUERY, TOP_K), self.words(2, QUERY, TOP_K)
+        lists, counts = self.words(parts, 2, QUERY, TOP_K), self.words(parts, 2, QUERY)
+        self.host(selection)[:] = np.arange(TOP_K)
+        self.buffers = forebay.Buffers(self.cache, selection, slots, lists, counts)
+        self.layers = forebay.Layers(self.buffers, compute=self.stream, batch=2)
+
+    def words(self, *shape: int) -> Any:
+        if isinstance(self.device, forebay.CudaDevice):
+            return OnCuda(self.device.allocate(4 * int(np.prod(shape))), shape)
+        return np.full(shape, -1, np.int32)
+
+    @staticmethod
+    def host(words: Any) -> Any:
+        return words.host() if isinstance(words, OnCuda) else words
+
+    def prepare(self, *widths: int) -> forebay.Step:
+        rows = [(sequence, 0, width) for sequence, width in zip(self.sequences, widths or (QUERY, QUERY))]
+        return self.cache.prepare(rows, query_rows=QUERY, stream=self.stream)
+
+    def make(self, step: forebay.Step, made: Made) -> None:
+        call, of = made
+        getattr(step, call)(*([of["layer"], self.buffers] if call == "resolve" else [of["layer"]]), **{
+            name: value for name, value in of.items() if name != "layer"
+        })
+
+    def refused(self, step: forebay.Step, says: str) -> None:
+        """Twice, by each of the calls that finish; nothing of it ends."""
+        for end in (step.finish, step.retire):
+            with pytest.raises(forebay.InvalidConfig, match=f"{says}.*; enqueue it, or abandon the step"):
+                end()
+        assert self.cache.stats().steps_in_flight == 1
+
+    def give_up(self, step: forebay.Step) -> None:
+        step.abandon()
+        with pytest.raises(forebay.Cancelled, match="roll its sequences back"):
+            step.retire(wait=True)
+        self.healed()
+
+    def healed(self) -> None:
+        """A step of what has failed is refused; a roll-back heals it."""
+        with pytest.raises(forebay.InvalidConfig, match="a step of the sequence failed"):
+            self.cache.prepare([(self.sequences[0], 0, 1)], stream=self.stream)
+        for sequence in self.sequences:
+            sequence.roll_back(sequence.length.committed, self.stream)
+        self.device.wait(self.stream)
+
+
+def due(halves: bool) -> Iterator[list[Made]]:
+    """Everything that is due of a step, by parts: layers whole or in halves of the batch, draft layers by pass."""
+    for layer in range(LAYERS):
+        for draft_pass in range(QUERY) if layer == DRAFT else (None,):
+            for rows in ({"first": 0, "count": 1}, {"first": 1, "count": 1}) if halves else ({},):
+                of = {"layer": layer, "draft_pass": draft_pass, **rows}
+                gathers: list[Made] = [("gather", {**of, "attention_pass": number}) for number in range(PASSES)]
+                yield [("resolve", of), *gathers, ("scatter", of)]
+
+
+def missing(made: Made, widths: tuple[int, ...]) -> str | None:
+    """What finish says when this call was left out; None: nothing, as no batch row has that query row."""
+    call, of = made
+    query = of["draft_pass"] or 0
+    first, count = of.get("first", 0), of.get("count", 2)
+    rows = [row for row in range(first, first + count) if query < widths[row]]
+    place = f"layer {of['layer']}, batch row {rows[0]}, query row {query}" if rows else ""
+    return f"a {call} was not enqueued .{place}" if rows else None
+
+
+@pytest.fixture(params=["host", "threads", "cuda"])
+def device(request: pytest.FixtureRequest) -> forebay.Device:
+    if request.param == "cuda":
+        found: forebay.CudaDevice = request.getfixturevalue("cuda")
+        return found
+    return forebay.HostDevice(threads=request.param == "threads")
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_each_call_of_a_model_that_drafts_is_missed(make: Make, device: forebay.Device, halves: bool) -> None:
+    """In two passes of attention, with a batch row that has fewer query rows: what it has not is not due."""
+    rig = Rig(make, device, slots=TOP_K, attention_passes=PASSES)
+    assert rig.cache.info.attention_passes == PASSES
+    # A gather that had nothing to fetch can be made up for at any time.
+    rig.host(rig.buffers.selection)[:] = -1
+    refusals = 0
+    for widths in ((QUERY, 1), (1, QUERY)):
+        for part in due(halves):
+            for at in range(len(part)):
+                step = rig.prepare(*widths)
+                # A gather counts for nothing where the one before it, or its resolve, is missing.
+                kept = part[:at] + [call for call in part[at + 1 :] if call[0] == "scatter"]
+                for other in due(halves):
+                    for call in kept if other == part else other:
+                        rig.make(step, call)
+                says = missing(part[at], widths)
+                if says is not None:
+                    refusals += 1
+                    rig.refused(step, says)
+                    if at % 2:
+                        rig.give_up(step)
+                        continue
+                    # It needs its resolve anew behind another.
+                    for call in part[-1:] if part[at][0] == "scatter" else part[:-1]:
+                        rig.make(step, call)
+                assert step.retire(wait=True).step > 0
+    # Per part 4 calls; in halves the narrow row has no second pass of the draft layer.
+    assert refusals == 2 * 4 * (4 if not halves else 7)
+    rig.cache.validate()
+
+
+@pytest.mark.parametrize("order", ["none", "da", "dba"])
+def test_a_draft_pass_and_a_layer_that_the_schedule_was_not_told_of(
+    make: Make, device: forebay.Device, order: str
+) -> None:
+    rig = Rig(make, device)
+
+    def nothing(_call: forebay.EngineCall) -> None:
+        pass
+
+    def layer(step: forebay.Step, number: int, draft_pass: int | None = None) -> None:
+        rig.cache.overlap(step, number, order, rig.layers, nothing, draft_pass=draft_pass)
+
+    for passes in range(QUERY + 1):
+        step = rig.prepare()
+        rig.cache.overlap_steps([step], [rig.layers], [order] * LAYERS, nothing, draft_passes=passes)
+        for draft_pass in range(passes, QUERY):
+            rig.refused(step, f"a resolve was not enqueued .layer {DRAFT}, batch row 0, query row {draft_pass}")
+            layer(step, DRAFT, draft_pass)
+        step.retire(wait=True)
+    for without in range(DRAFT):
+        step = rig.prepare()
+        for number in range(DRAFT):
+            if number != without:
+                layer(step, number)
+        for draft_pass in range(QUERY):
+            layer(step, DRAFT, draft_pass)
+        rig.refused(step, f"a resolve was not enqueued .layer {without}, batch row 0, query row 0")
+        if without == 0:
+            layer(step, without)
+            step.retire(wait=True)
+        else:
+            rig.give_up(step)
+    rig.cache.validate()
+
+
+def test_a_capture_that_was_not_launched_or_holds_too_few_passes(
+    make: Make,
+    cuda: forebay.CudaDevice,  # noqa: F811
+) -> None:
+    rig = Rig(make, cuda)
+
+    def capture(draft_passes: int) -> forebay.Captured:
+        orders = ["none"] * LAYERS
+        return rig.cache.capture(
+            [rig.layers], query_rows=QUERY, by_layer=orders, enqueue=lambda _: None, draft_passes=draft_passes
+        )
+
+    for passes in range(QUERY + 1):
+        captured = capture(passes)
+        for completed in (True, False):
+            step = rig.prepare()
+            rig.refused(step, "a resolve was not enqueued .layer 0, batch row 0, query row 0")
+            captured.launch([step])
+            for draft_pass in range(passes, QUERY):
+                first = draft_pass if completed else passes
+                rig.refused(step, f"a resolve was not enqueued .layer {DRAFT}, batch row 0, query row {first}")
+                if completed:
+                    rig.cache.overlap(step, DRAFT, "none", rig.layers, lambda _: None, draft_pass=draft_pass)
+            if completed or passes == QUERY:
+                step.retire(wait=True)
+            else:
+                rig.give_up(step)
+        captured.close()
+    rig.cache.validate()
+
+
+class Pieces:
+    """An engine that captures its layers in graphs of its own: one, or one for each layer and each draft pass."""
+
+    def __init__(self, rig: Rig, pieces: bool) -> None:
+        self.driver, self.pieces, self.stream = Driver(), pieces, ctypes.c_void_p(rig.stream.address)
+        self.made: list[tuple[ctypes.c_void_p, ctypes.c_void_p]] = []
+        self.begin()
+        self.captured = rig.cache.capture(
+            [rig.layers], query_rows=QUERY, by_layer=["none"] * LAYERS, enqueue=self, draft_passes=QUERY, into=True
+        )
+        self.end()
+
+    def begin(self) -> None:
+        self.driver("cuStreamBeginCapture_v2", self.stream, 1)
+
+    def end(self) -> None:
+        graph, exec_ = ctypes.c_void_p(), ctypes.c_void_p()
+        self.driver("cuStreamEndCapture", self.stream, ctypes.byref(graph))
+        self.driver("cuGraphInstantiateWithFlags", ctypes.byref(exec_), graph, ctypes.c_ulonglong(0))
+        self.made.append((graph, exec_))
+
+    def __call__(self, call: forebay.EngineCall) -> None:
+        if self.pieces and call.work == "project" and (call.layer, call.first_query_row) != (0, 0):
+            self.end()
+            self.begin()
+
+    def launch(self, without: int) -> None:
+        for at, (_graph, exec_) in enumerate(self.made):
+            if at != without:
+                self.driver("cuGraphLaunch", exec_, self.stream)
+
+    def close(self) -> None:
+        self.captured.close()
+        for graph, exec_ in self.made:
+            self.driver("cuGraphExecDestroy", exec_)
+            self.driver("cuGraphDestroy", graph)
+        self.driver.leave()
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_graph_of_the_engines_that_was_not_launched_fails_its_step(
+    make: Make,
+    cuda: forebay.CudaDevice,  # noqa: F811
+    in_pieces: bool,
+) -> None:
+    rig = Rig(make, cuda)
+    engine = Pieces(rig, in_pieces)
+    assert len(engine.made) == (DRAFT + QUERY if in_pieces else 1)
+    for without in range(len(engine.made) + 1):
+        step = rig.prepare()
+        engine.launch(without)
+        engine.captured.launched([step])
+        if without == len(engine.made):
+            assert step.retire(wait=True).step > 0
+            continue
+        layer, query = min(without, DRAFT), max(without - DRAFT, 0)
+        says = f"a query row was never resolved .batch row 0, layer {layer}, value {query}.; roll its sequences back"
+        with pytest.raises(forebay.DeviceFailed, match=says):
+            step.retire(wait=True)
+        rig.healed()
+    engine.close()
+    rig.cache.validate()

@@ -15,8 +15,10 @@ import pytest
 from conftest import ROOT
 
 HEAD = """
-import faulthandler, gc, os, sys, threading
+import faulthandler, gc, os, sys, threading, types
 faulthandler.enable()
+# Which costs a child more than all the rest, most of all under valgrind; fixtures are not for it.
+sys.modules["pytest"] = types.SimpleNamespace(fixture=lambda made: made)
 sys.path.insert(0, {tests!r})
 import numpy as np
 import forebay

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import threading
 import weakref
 from typing import Any, Callable, Iterator
@@ -11,7 +13,8 @@ import numpy as np
 import pytest
 
 import forebay
-from conftest import LAYERS, TOP_K, empty, joined, some, whole
+from conftest import LAYERS, TOP_K, OnCuda, empty, joined, some, whole
+from test_cuda import cuda  # noqa: F401 - a fixture
 from test_lifetimes import run
 
 Make = Callable[..., forebay.Cache]
@@ -123,6 +126,102 @@ def test_a_warm_up_lives_until_its_join_has_ended_without_its_ticket(make: Make,
     cache.reap()
     gc.collect()
     assert named() is None
+
+
+def refused(join: Callable[[Any], object], warm_up: Any) -> tuple[weakref.ref[Any], type[BaseException] | None]:
+    """What is left of a warm-up whose join was made, and what was raised, if anything was."""
+    named, kind = weakref.ref(warm_up), None
+    try:
+        join(warm_up)
+    except forebay.ForebayError as error:
+        kind = type(error)
+    del warm_up
+    return named, kind
+
+
+def warm() -> Any:
+    return np.full((LAYERS, 1, TOP_K), 3, np.int32)
+
+
+@pytest.mark.parametrize("why", ["incomplete", "joined", "closed", "busy", "stream"])
+def test_a_warm_up_that_was_refused_in_advance_is_let_go(
+    make: Make, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, cache, sequence = threaded(make)
+    own = sequence if why == "joined" else cache.open(prompt=8)
+    if why not in ("incomplete", "joined"):
+        own.append_in_place(8)
+    if why == "closed":
+        own.close()
+    if why == "stream":
+        # One that no device knows: the package lets none through.
+        monkeypatch.setattr(device, "stream_of", lambda _stream: forebay._library.ffi.cast("void *", 0xF0EBA0))
+    found: list[Any] = []
+
+    def call(_call: object = None) -> None:
+        found.append(refused(lambda warm_up: own.join(warm_up=warm_up), warm()))
+
+    if why == "busy":
+        buffers = forebay.Buffers.empty(cache, 1, 1)
+        step = cache.prepare([(sequence, 0, 1)])
+        cache.overlap(step, 0, "none", forebay.Layers(buffers), call)
+        step.abandon()
+    else:
+        call()
+    kinds = {"closed": forebay.Closed, "busy": forebay.Busy, "stream": forebay.OutOfRange}
+    gc.collect()
+    assert all(kind is kinds.get(why, forebay.InvalidConfig) and named() is None for named, kind in found)
+    assert found and not cache._record.joins
+
+
+@pytest.mark.parametrize("retried", [True, False])
+def test_a_warm_up_that_the_device_refused_is_let_go_when_nothing_can_read_it(
+    make: Make,
+    cuda: forebay.CudaDevice,  # noqa: F811
+    retried: bool,
+) -> None:
+    """The driver refuses one of a join's calls, on a stream that is held: what it had taken is read late, until the
+    join that is tried again has ended, or the closed sequence is reaped."""
+    driver = ctypes.CDLL(os.environ["FOREBAY_STANDIN_LIBRARY"])
+    cache, stream, kept = make(cuda), cuda.stream(), 0
+    address = ctypes.c_uint64(stream.address)
+    for at in range(0, 20, 3):
+        sequence = cache.open(prompt=8)
+        sequence.append_in_place(8)
+        driver.standin_hold(address, 1)
+        warm_up = OnCuda(cuda.allocate(4 * LAYERS * TOP_K), (LAYERS, 1, TOP_K))
+        warm_up.host()[:] = 3
+        driver.standin_fail_call(ctypes.c_uint64(at), 2)
+        named, kind = refused(lambda given: sequence.join(stream, warm_up=given), warm_up)
+        driver.standin_fail_call(ctypes.c_uint64(0xFFFFFFFFFFFFFFFF), 2)
+        del warm_up
+        gc.collect()
+        assert kind is forebay.OutOfMemory
+        if retried:
+            try:
+                sequence.join(stream)
+            except forebay.InvalidConfig:
+                # It had come as far as the rows.
+                sequence.join_more(stream)
+        else:
+            sequence.close(stream)
+        for _ in range(2):
+            cache.reap(stream)
+            gc.collect()
+            # The stream is held: what was taken has not run.
+            assert bool(cache._record.joins) == (named() is not None)
+        kept += named() is not None
+        driver.standin_hold(address, 0)
+        cuda.wait(stream)
+        for _ in range(2):
+            cache.reap(stream)
+        gc.collect()
+        assert named() is None and not cache._record.joins, at
+        sequence.close(stream)
+        cuda.wait(stream)
+        cache.reap(stream)
+    assert kept > 3
+    cache.validate()
 
 
 def test_what_a_call_made_to_find_a_tensor_lives_as_long_as_its_work(make: Make, hold: Hold) -> None:

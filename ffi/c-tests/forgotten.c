@@ -1,0 +1,337 @@
+/* What an engine forgets is an error: a step of a model with a draft layer, in two passes of attention, whose batch
+ * rows differ in query rows, is made with each of its calls left out in turn. fb_finish refuses, names the layer, batch
+ * row and call, and enqueues nothing; the step is completed then, or abandoned and its sequences rolled back. The
+ * controls are steps in which nothing is missing, and calls that are not due: query rows that a batch row has not. */
+
+#include "check.h"
+
+enum { DRAFT = LAYERS - 1, PASSES = 2, ROWS = 2, CALLS_MAX = 64, LISTS = (1 + PASSES) * ROWS * PICKS };
+
+typedef enum { RESOLVE, GATHER, SCATTER } asked;
+typedef enum { WHOLE, HALVES } mode;
+
+/* A call of a layer. */
+typedef struct {
+    asked kind;
+    fb_part part;
+    uint32_t attention_pass;
+} made;
+
+typedef struct {
+    fb_device *device;
+    fb_cache *cache;
+    void *stream;
+    story of[ROWS];
+    uint32_t query_rows[ROWS];
+    /* Of a layer, then of each draft pass. */
+    int32_t selection[ROWS * PICKS], of_pass[QUERY][ROWS * TOP_K];
+    int32_t slots[ROWS * PICKS], lists[LISTS];
+    uint32_t counts[(1 + PASSES) * ROWS * QUERY];
+    made due[CALLS_MAX];
+    uint32_t due_count, refused[3], too_late;
+} rig;
+
+static void add(rig *r, asked kind, fb_part part, uint32_t attention_pass) {
+    CHECK(r->due_count < CALLS_MAX);
+    r->due[r->due_count++] = (made){kind, part, attention_pass};
+}
+
+/* R, G by pass of attention, and S of a part. */
+static void add_part(rig *r, uint32_t layer, uint32_t first, uint32_t count, uint32_t pass) {
+    fb_part part = SIZED(fb_part);
+    part.layer = layer;
+    part.first = first;
+    part.count = count;
+    part.pass = pass;
+    add(r, RESOLVE, part, 0);
+    for (uint32_t attention_pass = 0; attention_pass < PASSES; attention_pass++) {
+        add(r, GATHER, part, attention_pass);
+    }
+    add(r, SCATTER, part, 0);
+}
+
+/* Everything that is due of a step: the draft layer pass by pass, all of it for both batch rows or for each. */
+static void declare_due(rig *r, mode how) {
+    r->due_count = 0;
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        for (uint32_t pass = 0; pass < (layer == DRAFT ? (uint32_t)QUERY : 1u); pass++) {
+            uint32_t of = layer == DRAFT ? pass + 1 : FB_ALL_QUERY_ROWS;
+            for (uint32_t row = 0; row < (how == HALVES ? (uint32_t)ROWS : 1u); row++) {
+                add_part(r, layer, row, how == HALVES, of);
+            }
+        }
+    }
+}
+
+static fb_step prepare(rig *r) {
+    fb_row rows[ROWS];
+    fb_step_config config = SIZED(fb_step_config);
+    fb_step step = 0;
+    for (uint32_t row = 0; row < ROWS; row++) {
+        rows[row] = (fb_row){r->of[row].sequence, r->of[row].accepted, r->query_rows[row]};
+    }
+    config.rows = rows;
+    config.row_count = ROWS;
+    config.query_rows = QUERY;
+    OK(r->cache, fb_prepare(r->cache, &config, r->stream, &step));
+    OK(r->device, fb_stream_wait(r->device, r->stream));
+    memset(r->selection, 0xff, sizeof r->selection);
+    memset(r->of_pass, 0xff, sizeof r->of_pass);
+    for (uint32_t row = 0; row < ROWS; row++) {
+        story *of = &r->of[row];
+        of->committed += of->accepted;
+        of->accepted = 0;
+        for (uint32_t query = 0; query < r->query_rows[row]; query++) {
+            int32_t *picks = r->selection + row * PICKS + query * TOP_K;
+            of->written[of->committed + query] = ++writes;
+            pick_rows(picks, of->committed + query, writes);
+            memcpy(r->of_pass[query] + row * TOP_K, picks, TOP_K * sizeof *picks);
+        }
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            land(r->cache, of, layer, r->query_rows[row]);
+        }
+    }
+    return step;
+}
+
+static fb_status make(rig *r, fb_step step, const made *call) {
+    fb_buffers buffers = SIZED(fb_buffers);
+    const fb_part *part = &call->part;
+    switch (call->kind) {
+    case RESOLVE:
+        buffers.selection = part->pass == FB_ALL_QUERY_ROWS ? r->selection + part->first * PICKS
+                                                            : r->of_pass[part->pass - 1] + part->first * TOP_K;
+        buffers.slots = r->slots;
+        buffers.lists = r->lists;
+        buffers.counts = r->counts;
+        buffers.batch = ROWS;
+        return fb_resolve(r->cache, step, part, &buffers, r->stream);
+    case GATHER:
+        return fb_gather(r->cache, step, part, call->attention_pass, r->stream);
+    default:
+        return fb_scatter_part(r->cache, step, part, r->stream);
+    }
+}
+
+static int of_one_part(const made *one, const made *other) {
+    return one->part.layer == other->part.layer && one->part.first == other->part.first &&
+           one->part.pass == other->part.pass;
+}
+
+/* Whether a call cannot be made, or counts for nothing, where another was left out. */
+static int hangs_on(const made *call, const made *other) {
+    return of_one_part(call, other) && call->kind == GATHER &&
+           (other->kind == RESOLVE || (other->kind == GATHER && other->attention_pass < call->attention_pass));
+}
+
+/* What fb_finish says when a call was left out; 0 where the call is of no query row that there is. */
+static int expected(const rig *r, const made *without, char *text, size_t bytes) {
+    static const char *const NAMES[] = {"resolve", "gather", "scatter"};
+    const fb_part *part = &without->part;
+    uint32_t query = part->pass == FB_ALL_QUERY_ROWS ? 0 : part->pass - 1;
+    uint32_t end = part->count == 0 ? (uint32_t)ROWS : part->first + part->count;
+    for (uint32_t row = part->first; row < end; row++) {
+        if (query < r->query_rows[row]) {
+            int length = snprintf(text, bytes, "a %s was not enqueued (layer %u, batch row %u, query row %u",
+                                  NAMES[without->kind], part->layer, row, query);
+            CHECK(length > 0 && (size_t)length < bytes);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static void end_well(rig *r, fb_step step) {
+    OK(r->cache, fb_finish(r->cache, step, r->stream));
+    OK(r->device, fb_stream_wait(r->device, r->stream));
+    OK(r->cache, fb_retire(r->cache, &step, r->stream, NULL));
+    CHECK(step == 0);
+    for (uint32_t row = 0; row < ROWS; row++) {
+        r->of[row].accepted = r->of[row].committed < MAX_TOKENS - 60;
+    }
+}
+
+/* Rows that the last resolve of a part missed, from a pass of attention on. */
+static uint32_t missed_from(const rig *r, const fb_part *part, uint32_t attention_pass) {
+    size_t lists = (size_t)ROWS * (part->pass == FB_ALL_QUERY_ROWS ? QUERY : 1);
+    uint32_t missed = 0;
+    OK(r->device, fb_stream_wait(r->device, r->stream));
+    for (size_t at = (1 + attention_pass) * lists; at < (1 + PASSES) * lists; at++) {
+        missed += r->counts[at];
+    }
+    return missed;
+}
+
+static void roll_back(rig *r) {
+    for (uint32_t row = 0; row < ROWS; row++) {
+        r->of[row].committed = length_of(r->cache, r->of[row].sequence).committed;
+        OK(r->cache, fb_roll_back(r->cache, r->of[row].sequence, r->of[row].committed, r->stream, NULL));
+    }
+    OK(r->device, fb_stream_wait(r->device, r->stream));
+}
+
+/* What was left out is made up for. A gather that comes behind another resolve needs its own anew; where something had
+ * been missed, it is too late then, and the step's report says so: the rows' slots stand in the tables already. */
+static void complete(rig *r, fb_step step, const made *without, uint32_t missed) {
+    for (uint32_t at = 0; at < r->due_count; at++) {
+        const made *call = &r->due[at];
+        if (of_one_part(call, without) && (call->kind == SCATTER) == (without->kind == SCATTER)) {
+            OK(r->cache, make(r, step, call));
+        }
+    }
+    if (missed == 0) {
+        end_well(r, step);
+        return;
+    }
+    OK(r->cache, fb_finish(r->cache, step, r->stream));
+    OK(r->device, fb_stream_wait(r->device, r->stream));
+    IS(FB_DEVICE_FAILED, fb_retire(r->cache, &step, r->stream, NULL));
+    CHECK(says(r->cache, "was not gathered") && says(r->cache, "batch row") && says(r->cache, "layer"));
+    CHECK(says(r->cache, "roll its sequences back"));
+    r->too_late++;
+    roll_back(r);
+}
+
+static void give_up(rig *r, fb_step step) {
+    OK(r->cache, fb_abandon(r->cache, step));
+    OK(r->cache, fb_finish(r->cache, step, r->stream));
+    OK(r->device, fb_stream_wait(r->device, r->stream));
+    IS(FB_CANCELLED, fb_retire(r->cache, &step, r->stream, NULL));
+    CHECK(step == 0 && says(r->cache, "roll its sequences back"));
+    fb_row row = {r->of[0].sequence, 0, 1};
+    fb_step_config config = SIZED(fb_step_config);
+    config.rows = &row;
+    config.row_count = config.query_rows = 1;
+    CHECK(fb_prepare(r->cache, &config, r->stream, &step) != FB_OK && step == 0);
+    CHECK(says(r->cache, "a step of the sequence failed"));
+    roll_back(r);
+}
+
+/* A step without a call of those that are due, or with all of them. */
+static void step_without(rig *r, const made *without, int completed) {
+    char text[128] = "";
+    uint32_t missed = 0;
+    fb_step step = prepare(r);
+    for (uint32_t at = 0; at < r->due_count; at++) {
+        const made *call = &r->due[at];
+        if (without == NULL || (call != without && !hangs_on(call, without))) {
+            if (without != NULL && call->kind == RESOLVE && of_one_part(call, without)) {
+                OK(r->device, fb_stream_wait(r->device, r->stream));
+                memset(r->counts, 0, sizeof r->counts);
+            }
+            OK(r->cache, make(r, step, call));
+        }
+        if (call == without && call->kind == GATHER) {
+            missed = missed_from(r, &call->part, call->attention_pass);
+        }
+    }
+    if (without == NULL || !expected(r, without, text, sizeof text)) {
+        end_well(r, step);
+        return;
+    }
+    for (int time = 0; time < 2; time++) {
+        IS(FB_INVALID_CONFIG, fb_finish(r->cache, step, r->stream));
+        if (!says(r->cache, text) || !says(r->cache, "enqueue it, or abandon the step")) {
+            fprintf(stderr, "not told: %s\n", text);
+            CHECK(!"what is missing is named");
+        }
+        fb_step still = step;
+        IS(FB_BUSY, fb_retire(r->cache, &still, r->stream, NULL));
+        CHECK(still == step && stats_of(r->cache).steps_in_flight == 1);
+    }
+    r->refused[without->kind]++;
+    if (completed) {
+        complete(r, step, without, missed);
+    } else {
+        give_up(r, step);
+    }
+    CHECK(stats_of(r->cache).steps_in_flight == 0);
+}
+
+/* A cache of two layers and a draft layer, whose sequences have so few slots that attention runs in two passes. */
+static void begin(rig *r, uint32_t device) {
+    fb_cache_config config = declared();
+    config.layers = LAYERS - 1;
+    config.draft_layers = 1;
+    config.slots = config.min_budget = TOP_K;
+    config.attention_passes = PASSES;
+    memset(r, 0, sizeof *r);
+    r->device = device_of(device);
+    r->cache = cache_of(r->device, &config);
+    OK(r->device, fb_stream_create(r->device, &r->stream));
+    fb_info info = SIZED(fb_info);
+    OK(r->cache, fb_cache_info(r->cache, &info));
+    CHECK(info.attention_passes == PASSES);
+    writes = 0;
+    for (uint32_t row = 0; row < ROWS; row++) {
+        open_story(r->cache, &r->of[row], 50 + 20 * row, r->stream);
+    }
+}
+
+static void forget_each(uint32_t device) {
+    rig *r = (rig *)malloc(sizeof *r);
+    CHECK(r != NULL);
+    begin(r, device);
+    for (uint32_t wide = 0; wide < ROWS; wide++) {
+        r->query_rows[wide] = QUERY;
+        r->query_rows[1 - wide] = 1;
+        for (mode how = WHOLE; how <= HALVES; how++) {
+            declare_due(r, how);
+            step_without(r, NULL, 0);
+            for (uint32_t at = 0; at < r->due_count; at++) {
+                step_without(r, &r->due[at], 0);
+                step_without(r, &r->due[at], 1);
+            }
+        }
+    }
+    CHECK(r->refused[RESOLVE] > 20 && r->refused[GATHER] > 40 && r->refused[SCATTER] > 20);
+    CHECK(r->too_late > 10);
+    for (uint32_t row = 0; row < ROWS; row++) {
+        OK(r->cache, fb_roll_back(r->cache, r->of[row].sequence, r->of[row].committed, r->stream, NULL));
+        OK(r->device, fb_stream_wait(r->device, r->stream));
+        compare_stored(r->cache, &r->of[row], r->of[row].committed);
+        OK(r->cache, fb_close(r->cache, r->of[row].sequence, r->stream));
+    }
+    OK(r->device, fb_stream_wait(r->device, r->stream));
+    end_all(r->device, r->cache);
+    free(r);
+}
+
+/* By fb_layer and fb_scatter: a layer that was not called, and one whose rows were not stored. */
+static void forget_in_one_pass(void) {
+    static int32_t picks[LANES * PICKS], slots[LANES * PICKS];
+    fb_device *device = device_of(FB_DEVICE_HOST);
+    fb_cache_config config = declared();
+    fb_cache *cache = cache_of(device, &config);
+    story of;
+    memset(picks, 0xff, sizeof picks);
+    open_story(cache, &of, 40, NULL);
+    fb_step step = begin_step(cache, &of, 1, QUERY, NULL);
+    IS(FB_INVALID_CONFIG, fb_finish(cache, step, NULL));
+    CHECK(says(cache, "a resolve was not enqueued (layer 0, batch row 0, query row 0)"));
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        land(cache, &of, layer, QUERY);
+        OK(cache, fb_layer(cache, step, layer, picks, slots, NULL));
+        IS(FB_INVALID_CONFIG, fb_finish(cache, step, NULL));
+        CHECK(says(cache, "a scatter was not enqueued"));
+        OK(cache, fb_scatter(cache, step, layer, NULL));
+        if (layer + 1 < LAYERS) {
+            IS(FB_INVALID_CONFIG, fb_finish(cache, step, NULL));
+            CHECK(says(cache, "a resolve was not enqueued") && says(cache, layer == 0 ? "layer 1" : "layer 2"));
+        }
+    }
+    OK(cache, fb_finish(cache, step, NULL));
+    OK(cache, fb_retire(cache, &step, NULL, NULL));
+    of.accepted = QUERY;
+    decode_step(cache, &of, 1, 3, 1);
+    compare_stored(cache, &of, of.committed);
+    OK(cache, fb_close(cache, of.sequence, NULL));
+    end_all(device, cache);
+}
+
+int main(void) {
+    forget_each(FB_DEVICE_HOST);
+    forget_each(FB_DEVICE_HOST_THREADS);
+    forget_in_one_pass();
+    return checked();
+}
