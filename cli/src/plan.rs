@@ -19,6 +19,7 @@ use forebay::{Error, Kind, Result, Shape};
 use crate::deployment::{AttentionName, Deployed};
 use crate::look::LookArguments;
 use crate::miss_source::Source;
+use crate::output::Results;
 use crate::simulate::{self, Linked, Machine};
 use crate::sizes::{self, Model, Size};
 use crate::{html, output, plan_json, plan_report, replay, steps};
@@ -592,15 +593,15 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     output::check_targets("plan", &targets, &arguments.machine.inputs())?;
     let points = sweep(arguments)?;
     let least_otps = arguments.min_otps.unwrap_or(0.0);
+    let mut results = Results::default();
     if let Some(path) = &arguments.json {
-        output::write_file(path, &plan_json::text(&points, least_otps)?)?;
+        results.write(path, plan_json::text(&points, least_otps)?);
     }
     if let Some(path) = &arguments.html {
-        return output::write_file(path, html::plans::page(&points, least_otps).as_bytes());
+        results.write(path, html::plans::page(&points, least_otps));
+    } else if !results.take_stdout() {
+        let look = arguments.look.look();
+        results.print(look.wrap(&plan_report::text(&points, least_otps, look)));
     }
-    if arguments.json.as_deref().is_some_and(output::is_stdout) {
-        return Ok(());
-    }
-    let look = arguments.look.look();
-    look.print(&plan_report::text(&points, least_otps, look))
+    results.deliver()
 }
