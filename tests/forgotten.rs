@@ -277,6 +277,38 @@ fn p19_a_gather_in_front_of_its_resolve_counts_for_nothing() {
     rig.end(step).unwrap();
 }
 
+#[test]
+fn p19_passes_of_a_gather_count_in_their_order() {
+    let mut rig = Rig::host();
+    let mut step = rig.prepare();
+    let first = (Call::Gather, 0, LayerCall::whole(Layer(0)));
+    let calls = due(false).concat().into_iter().filter(|made| *made != first);
+    calls.for_each(|call| rig.make(&step, call).unwrap());
+    let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
+    assert_eq!((told(&error), error.number("pass")), (("a gather was not enqueued", 0, 0, 0), Some(0)));
+    rig.cache.abandon(&mut step).unwrap();
+    rig.end(step).unwrap_err();
+}
+
+/// The second batch row has one query row: a draft layer's second pass is nothing to it, to host and device alike.
+#[test]
+fn p19_query_rows_that_a_sequence_has_not_are_not_due() {
+    let run = |memory| {
+        let mut rig = Rig::new(memory, config(), None).with([1, 2]);
+        let step = rig.prepare();
+        for (call, pass, of) in due(false).concat() {
+            let batch_rows = if of.pass == Some(1) { Some((0, 1)) } else { of.batch_rows };
+            rig.make(&step, (call, pass, LayerCall { batch_rows, ..of })).unwrap();
+        }
+        rig.end(step).unwrap();
+    };
+    run(TestDevice::host(HostOptions::default()));
+    #[cfg(feature = "cuda")]
+    if device::driver_is_there() {
+        run(TestDevice::cuda(&HostOptions::default(), None).unwrap());
+    }
+}
+
 /// An engine that has nothing to do.
 struct Idle;
 

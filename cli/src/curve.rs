@@ -5,7 +5,7 @@
 
 use forebay::Result;
 use forebay::residency::{Curve, Depths};
-use forebay::trace::SelectionTrace;
+use forebay::trace::{Header, SelectionTrace};
 
 use crate::pools::Setting;
 
@@ -40,8 +40,7 @@ const DEPTHS: u64 = 48;
 const CURVE: u64 = 8;
 
 /// Bytes that [`curves`] holds, and what it returns.
-pub fn bytes(trace: &SelectionTrace, setting: Setting) -> u64 {
-    let header = trace.header();
+pub fn bytes(header: &Header, setting: Setting) -> u64 {
     let tokens = u64::from(header.decode_start) + u64::from(setting.steps) * u64::from(setting.mtp);
     tokens * (DEPTHS + CURVE * u64::from(header.layers))
 }

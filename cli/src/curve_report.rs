@@ -5,17 +5,20 @@
 
 use std::path::{Path, PathBuf};
 
-use forebay::trace::{Header, SelectionTrace};
+use forebay::trace::Header;
 use forebay::{Error, Kind, Result, Shape};
 use serde::Serialize;
 
+use crate::allowance::{Allowance, Replayed};
 use crate::curve::{self, Curves};
 use crate::json::{self, Heading, miss_ratio};
 use crate::look::{Look, Spare, align_right};
+use crate::output::Results;
 use crate::policy::Policy;
-use crate::pools::{self, Recorded, Setting};
+use crate::pools::Setting;
+use crate::recorded::{self, Recorded};
 use crate::replay::{self, Arguments, Count, RowSize};
-use crate::{allowance, output, report};
+use crate::{report, stacked};
 
 /// The sizes printed when none are named.
 pub const SHARES: [f64; 13] = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
@@ -101,36 +104,37 @@ impl Curved {
 /// Bytes of a point's text.
 const POINT: u64 = 128;
 
-/// Refuses what needs more memory than is allowed: the curves and their text, and a pool of the largest size that they
+/// Bytes that [`curved`] holds beside the trace: the curves and their text, and a pool of the largest size that they
 /// may not hold.
-fn check(
+fn needs(
+    header: &Header,
     path: &Path,
-    trace: &SelectionTrace,
     shape: &Shape,
     settings: &[(Setting, f64)],
     arguments: &Arguments,
-) -> Result<()> {
-    let Some((setting, _)) = settings.first() else { return Ok(()) };
-    let Header { decode_start, layers, k, .. } = *trace.header();
+) -> Result<u64> {
+    let Some((setting, _)) = settings.first() else { return Ok(0) };
+    let Header { decode_start, layers, k, .. } = *header;
     let rows = setting.steps * setting.mtp;
     let text = if arguments.json.is_some() { POINT * u64::from(decode_start + rows) } else { 0 };
     let below = settings.iter().map(|(setting, _)| setting.slots).filter(|slots| *slots < k * setting.mtp);
     let pools = match below.max() {
-        Some(slots) => pools::needs(trace, shape, *setting, &vec![slots; layers as usize]),
+        Some(slots) => stacked::needs(header, shape, *setting, &vec![slots; layers as usize]),
         None => Ok(0),
     };
-    let needs = curve::bytes(trace, *setting) + pools.map_err(|e| replay::named(e, path))?.max(text);
-    allowance::check(path, trace, needs, arguments.memory.memory)
+    Ok(curve::bytes(header, *setting) + pools.map_err(|e| replay::named(e, path))?.max(text))
 }
 
 /// Curves of the trace at `path`, and replays of the sizes asked for that they do not hold.
 fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
-    let Recorded { header, trace } = pools::read(path)?;
+    let allowance = Allowance { of: Replayed::Selections, memory: arguments.memory.memory };
+    let Recorded { header, trace } = recorded::read(path, &allowance, |recorded, header| {
+        needs(header, path, shape, &replay::settings(recorded, path, arguments)?, arguments)
+    })?;
     let settings = replay::settings(&header, path, arguments)?;
     let Some((setting, _)) = settings.first().copied() else {
         return Err(Error::new(Kind::Internal, "replay").at("no size"));
     };
-    check(path, &trace, shape, &settings, arguments)?;
     // A pass over all layers counts as a replay of one size.
     let (steps, layers) = (u64::from(setting.steps), u64::from(header.layers));
     let bar = replay::progress(path, steps * layers * (settings.len() as u64 + 1));
@@ -142,7 +146,7 @@ fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
             bar.inc(steps * layers);
             curved.point(setting.slots)
         } else {
-            let outcome = pools::replay(&trace, shape, setting, || bar.inc(layers));
+            let outcome = stacked::replay(&trace, shape, setting, None, || bar.inc(layers));
             let layers = outcome.map_err(|e| replay::named(e, path))?.layers;
             let (hits, misses) = layers.iter().fold((0, 0), |sum, layer| (sum.0 + layer.0, sum.1 + layer.1));
             Point { slots: setting.slots, hits, misses, replayed: true }
@@ -214,19 +218,24 @@ fn json(traces: &[Curved]) -> Result<Vec<u8>> {
     json::list(&entries)
 }
 
-/// `forebay replay --curve`.
+/// `forebay replay --curve`, into `results`.
 ///
 /// # Errors
-/// Those of reading a trace, of settings that do not fit it, and of writing the result.
-pub fn command(arguments: &Arguments, shape: &Shape, row: &RowSize) -> Result<()> {
+/// Those of reading a trace, and of settings that do not fit it.
+pub fn command<'a>(
+    arguments: &'a Arguments,
+    shape: &Shape,
+    row: &RowSize,
+    results: &mut Results<'a>,
+) -> Result<()> {
     let curved =
         arguments.traces.iter().map(|path| curved(path, shape, arguments)).collect::<Result<Vec<_>>>()?;
     if let Some(path) = &arguments.json {
-        output::write_file(path, &json(&curved)?)?;
+        results.write(path, json(&curved)?);
     }
-    if arguments.json.as_deref().is_some_and(output::is_stdout) {
-        return Ok(());
+    if !results.take_stdout() {
+        let look = arguments.look.look();
+        results.print(look.wrap(&text(&curved, row, look)));
     }
-    let look = arguments.look.look();
-    look.print(&text(&curved, row, look))
+    Ok(())
 }

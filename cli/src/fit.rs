@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::kinds::{self, FileKind};
 use crate::look::{Look, LookArguments, Spare, align_right};
-use crate::output::{Input, echo};
+use crate::output::{Input, Results, echo};
 use crate::report::{fixed, number, signed};
 use crate::{json, output, provenance};
 
@@ -195,7 +195,7 @@ fn text(fitted: &Fitted, look: Look) -> String {
     out += &look.fit(residuals, &Spare { text: Some("row"), ..Spare::default() });
     out += &format!(
         "\n\nWhole steps: mean error {:.1}%, at most {:.1}%.\n\
-         They were fitted: what was not is docs/simulator.md's.\n",
+         These rows were fitted. docs/simulator.md has those that were not.\n",
         100.0 * mean,
         100.0 * most
     );
@@ -221,16 +221,16 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     }
     let fitted = fit::fit(&measured).map_err(|error| output::within(error, path))?;
     let setup = json::escaped(fitted.setup.file().text()?.into_bytes());
-    let written = [(&arguments.output, setup), (&arguments.json, json::list(&[entry(&fitted)])?)];
-    let (printed, files): (Vec<_>, Vec<_>) = written
-        .iter()
-        .filter_map(|(path, text)| Some((path.as_deref()?, text)))
-        .partition(|(path, _)| output::is_stdout(path));
-    // What cannot be written is found before anything is printed.
-    files.into_iter().chain(printed).try_for_each(|(path, text)| output::write_file(path, text))?;
-    if targets.iter().any(|(_, path)| path.is_some_and(output::is_stdout)) {
-        return Ok(());
+    let mut results = Results::default();
+    if let Some(path) = &arguments.output {
+        results.write(path, setup);
     }
-    let look = arguments.look.look();
-    look.print(&text(&fitted, look))
+    if let Some(path) = &arguments.json {
+        results.write(path, json::list(&[entry(&fitted)])?);
+    }
+    if !results.take_stdout() {
+        let look = arguments.look.look();
+        results.print(look.wrap(&text(&fitted, look)));
+    }
+    results.deliver()
 }

@@ -6,10 +6,8 @@
 
 use std::io::{IsTerminal, stdout};
 
-use comfy_table::{CellAlignment, ColumnConstraint, LineStyle, Table, Width, presets};
-use forebay::Result;
-
 use crate::output;
+use comfy_table::{CellAlignment, ColumnConstraint, LineStyle, Table, Width, presets};
 
 /// The width of what is no terminal.
 pub const COLUMNS: usize = 80;
@@ -134,14 +132,6 @@ impl Look {
             }
         });
         broken.collect::<Vec<_>>().join("\n")
-    }
-
-    /// Prints a report.
-    ///
-    /// # Errors
-    /// As [`output::print`].
-    pub fn print(&self, text: &str) -> Result<()> {
-        output::print(self.wrap(text).as_bytes())
     }
 }
 

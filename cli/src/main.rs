@@ -31,6 +31,7 @@ mod prefetch;
 mod progress;
 mod provenance;
 mod queues;
+mod recorded;
 mod replay;
 mod report;
 mod request_report;
@@ -41,6 +42,7 @@ mod simulate;
 mod simulate_report;
 mod sizes;
 mod split;
+mod stacked;
 mod steps;
 mod study;
 mod target;
@@ -49,9 +51,10 @@ mod timeline;
 
 use std::process::ExitCode;
 
-use clap::builder::UnknownArgumentValueParser;
+use clap::builder::{PossibleValuesParser, UnknownArgumentValueParser};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use forebay::predict::setup::Setup;
 use forebay::{Result, os};
 
 /// What a small KV-cache pool on the device misses under sparse attention, from recorded selections
@@ -93,11 +96,21 @@ fn run(command: &Command) -> Result<ExitCode> {
         Command::Bench(arguments) => bench::command(arguments),
         Command::Completions { shell } => {
             let mut text = Vec::new();
-            clap_complete::generate(*shell, &mut Arguments::command(), "forebay", &mut text);
+            clap_complete::generate(*shell, &mut completed(), "forebay", &mut text);
             output::print(&text)
         }
     }
     .map(|()| ExitCode::SUCCESS)
+}
+
+/// The command as shells complete it: what names a built-in setup or a file is completed to the names, where a shell
+/// finds none of them to files.
+fn completed() -> clap::Command {
+    let setup = |command: clap::Command| {
+        let names = PossibleValuesParser::new(Setup::names());
+        command.mut_arg("setup", |argument| argument.value_parser(names))
+    };
+    Arguments::command().mut_subcommand("plan", setup).mut_subcommand("simulate", setup)
 }
 
 /// Whether clap's answer is an error, and not a text that was asked for.

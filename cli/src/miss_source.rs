@@ -8,10 +8,13 @@ use forebay::predict::provenance::Provenance;
 use forebay::predict::setup::Setup;
 use forebay::{Error, Kind, Result};
 
+use crate::allowance::{Allowance, Replayed};
 use crate::kinds::{self, FileKind};
 use crate::output::{Input, echo};
-use crate::pools::{self, Recorded, Setting};
-use crate::{allowance, output, replay, sizes};
+use crate::pools::Setting;
+use crate::recorded::{self, Recorded};
+use crate::report::counted;
+use crate::{output, replay, sizes, stacked};
 
 /// Prompt steps replayed before the first decode step, or all that the trace has.
 const WARMUP: u32 = 32;
@@ -47,8 +50,8 @@ pub enum Source {
 pub struct Traced {
     path: PathBuf,
     recorded: Recorded,
-    /// Bytes that a replay may hold.
-    memory: Option<u64>,
+    /// What a replay may hold.
+    allowance: Allowance,
     /// By slots and query rows: mean misses a step, by the trace's layers.
     known: HashMap<(u32, u32), Vec<f64>>,
 }
@@ -78,9 +81,11 @@ impl MissArguments {
         }
         let Some(path) = &self.trace else { return Ok(Source::Setup) };
         kinds::expect("--trace", path, &[FileKind::Selections], "a selection trace")?;
-        let recorded = pools::read(path)?;
-        let (path, memory) = (path.clone(), self.memory);
-        Ok(Source::Trace(Box::new(Traced { path, recorded, memory, known: HashMap::new() })))
+        let allowance = Allowance { of: Replayed::Misses, memory: self.memory };
+        // What its replays hold depends on ratios and query rows, and is asked for each of them.
+        let recorded = recorded::read(path, &allowance, |_, _| Ok(0))?;
+        let path = path.clone();
+        Ok(Source::Trace(Box::new(Traced { path, recorded, allowance, known: HashMap::new() })))
     }
 }
 
@@ -124,14 +129,18 @@ impl Source {
         let (header, shape) = (&traced.recorded.header, setup.shape());
         let mut differ = Vec::new();
         if header.layers != shape.layers {
-            differ.push(format!("{} layers, spread over {} by depth", header.layers, shape.layers));
+            differ.push(format!(
+                "{}, spread over {} by depth",
+                counted(header.layers, "layer"),
+                shape.layers
+            ));
         }
         if header.k != shape.top_k {
             differ.push(format!("k {}, not scaled to k {}", header.k, shape.top_k));
         }
         let end = traced.end();
         if contexts.any(|context| context != end) {
-            differ.push(format!("{end} tokens of context, not scaled to another"));
+            differ.push(format!("{} of context, not scaled to another", counted(end, "token")));
         }
         let path = output::harmless(&traced.path.display().to_string());
         (!differ.is_empty()).then(|| format!("Misses of {path}: {}.", differ.join("; ")))
@@ -159,9 +168,11 @@ impl Traced {
         }
         let setting = Setting { slots, warmup: WARMUP.min(header.warm_steps), mtp, steps };
         let named = |error| replay::named(error, &self.path);
-        let needs = pools::needs(trace, setup.shape(), setting, &vec![slots; header.layers as usize]);
-        allowance::check(&self.path, trace, needs.map_err(named)?, self.memory)?;
-        let layers = pools::replay(trace, setup.shape(), setting, || {}).map_err(named)?.layers;
+        let by_layer = vec![slots; header.layers as usize];
+        let needs = stacked::needs(trace.header(), setup.shape(), setting, &by_layer).map_err(named)?;
+        self.allowance.check_of(&self.path, 4 * trace.members(), needs)?;
+        let outcome = stacked::replay(trace, setup.shape(), setting, None, || {}).map_err(named)?;
+        let layers = outcome.layers;
         let means: Vec<f64> = layers.iter().map(|(_, misses)| *misses as f64 / f64::from(steps)).collect();
         self.known.insert((slots, mtp), means.clone());
         Ok(means)

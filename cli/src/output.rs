@@ -33,15 +33,41 @@ pub fn print(text: &[u8]) -> Result<()> {
         .map_err(|e| Error::new(Kind::Io, "print").at(format!("standard output: {}", words(&e))))
 }
 
-/// Writes the result's text to `path`, whole or not at all; `-` is standard output.
-///
-/// # Errors
-/// [`Kind::Io`] names the file.
-pub fn write_file(path: &Path, text: &[u8]) -> Result<()> {
-    if is_stdout(path) {
-        return print(text);
+/// What a command has made, once all its work has succeeded. Files are written first, each whole or not at all, and
+/// standard output last: where a file cannot be written nothing was printed.
+#[derive(Default)]
+pub struct Results<'a> {
+    files: Vec<(&'a Path, Vec<u8>)>,
+    printed: Vec<Vec<u8>>,
+}
+
+impl<'a> Results<'a> {
+    /// A result for the file at `path`; `-` is standard output.
+    pub fn write(&mut self, path: &'a Path, text: impl Into<Vec<u8>>) {
+        match is_stdout(path) {
+            true => self.printed.push(text.into()),
+            false => self.files.push((path, text.into())),
+        }
     }
-    os::write_whole(path, text, &NoFaults)
+
+    /// Whether one of the results was named to be standard output.
+    pub fn take_stdout(&self) -> bool {
+        !self.printed.is_empty()
+    }
+
+    /// A report for people.
+    pub fn print(&mut self, text: impl Into<Vec<u8>>) {
+        self.printed.push(text.into());
+    }
+
+    /// Puts everything where it belongs.
+    ///
+    /// # Errors
+    /// [`Kind::Io`] names the file.
+    pub fn deliver(self) -> Result<()> {
+        self.files.iter().try_for_each(|(path, text)| os::write_whole(*path, text, &NoFaults))?;
+        self.printed.iter().try_for_each(|text| print(text))
+    }
 }
 
 /// Standard output, as a path.

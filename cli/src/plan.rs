@@ -19,6 +19,7 @@ use forebay::{Error, Kind, Result, Shape};
 use crate::deployment::{AttentionName, Deployed};
 use crate::look::LookArguments;
 use crate::miss_source::Source;
+use crate::output::Results;
 use crate::simulate::{self, Linked, Machine};
 use crate::sizes::{self, Model, Size};
 use crate::{html, output, plan_json, plan_report, replay, steps};
@@ -27,16 +28,21 @@ use crate::{html, output, plan_json, plan_report, replay, steps};
 const POINTS: usize = 100_000;
 
 const AFTER_HELP: &str = "\
+A node of 8 H200 serves DeepSeek-V3.2 at 64K. Does offload pay, at which batch and ratio, and what does it gain?
+
+  forebay plan --setup ess --gpus 8 --gpu 141GB --workspace 8GB \\
+      --context 64K --mtp 2 --accept 1.7
+
 Lists, separated by commas, make a sweep: one plan for each combination.
 Sizes have a unit: 80GiB, 141GB. Tokens: 4096, 32K (of 1024 each).
-A batch that fits with all rows on the device needs no offload; the plan says so. With --setup each plan is simulated,
+A batch that fits with all rows on the device needs no offload; the plan says so. With --setup each plan is simulated, \
 and --batch max is the batch of most tokens a second; without, the one that leaves --least-slots.";
 
 /// The arguments of `forebay plan`.
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Arguments {
-    /// Whose cache [default: deepseek-v3.2].
+    /// The model whose cache is planned [default: the setup's, or deepseek-v3.2].
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = sizes::model)]
     model: Vec<Model>,
     /// Memory of one GPU.
@@ -73,8 +79,8 @@ pub struct Arguments {
     #[arg(long, value_name = "N|max", value_delimiter = ',', value_parser = sizes::batch,
           allow_negative_numbers = true)]
     batch: Vec<Batch>,
-    /// Slots per sequence and layer as a share of the context, 0 < R <= 1, or auto for the largest that fits
-    /// [default: auto].
+    /// Slots per sequence and layer as a share of the context at its end, 0 < R <= 1, or auto for the largest that
+    /// fits [default: auto].
     #[arg(long, value_name = "R|auto", value_delimiter = ',', value_parser = sizes::ratio,
           allow_negative_numbers = true)]
     ratio: Vec<Ratio>,
@@ -587,15 +593,15 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     output::check_targets("plan", &targets, &arguments.machine.inputs())?;
     let points = sweep(arguments)?;
     let least_otps = arguments.min_otps.unwrap_or(0.0);
+    let mut results = Results::default();
     if let Some(path) = &arguments.json {
-        output::write_file(path, &plan_json::text(&points, least_otps)?)?;
+        results.write(path, plan_json::text(&points, least_otps)?);
     }
     if let Some(path) = &arguments.html {
-        return output::write_file(path, html::plans::page(&points, least_otps).as_bytes());
+        results.write(path, html::plans::page(&points, least_otps));
+    } else if !results.take_stdout() {
+        let look = arguments.look.look();
+        results.print(look.wrap(&plan_report::text(&points, least_otps, look)));
     }
-    if arguments.json.as_deref().is_some_and(output::is_stdout) {
-        return Ok(());
-    }
-    let look = arguments.look.look();
-    look.print(&plan_report::text(&points, least_otps, look))
+    results.deliver()
 }

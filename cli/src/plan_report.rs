@@ -187,7 +187,8 @@ pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
             (false, _) => String::new(),
         };
         let setup = harmless(&on.provenance.setup);
-        lines.push(format!("Setup {setup}{link}; {} tokens a step and sequence", on.accept));
+        let tokens = if on.accept == 1.0 { "token" } else { "tokens" };
+        lines.push(format!("Setup {setup}{link}; {} {tokens} a step and sequence", on.accept));
     }
     lines.extend(asked(first, points));
     lines

@@ -4,13 +4,12 @@
 //! enqueued. What is resident does not depend on the size of a row, so rows are as small as they may be, four bytes,
 //! and the total pool is a little address space that nothing touches. Everything else is what an engine runs.
 //!
-//! **Memory** grows with the trace, whatever context it declares: [`read`] leaves out the positions that no set
-//! names where there are more of them than the trace has members. [`needs`] says what a replay will hold.
+//! **Memory** grows with the trace, whatever context it declares: `crate::recorded` leaves out the positions that no
+//! set names where there are more of them than the trace has members. [`needs`] says what a replay will hold.
 //!
 //! The trace is not copied as a whole. In host memory that the device reads stand the selections of one step, and
 //! all the warm steps asked for, because a warm-up reads them together.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use forebay::device::host::{HostDevice, HostOptions};
@@ -42,27 +41,6 @@ pub struct Outcome {
     pub steps: Vec<u64>,
 }
 
-/// A selection trace, and its header as it was recorded: sizes and reports go by that one.
-pub struct Recorded {
-    /// As recorded.
-    pub header: Header,
-    /// What is replayed; its prompt may be shorter.
-    pub trace: SelectionTrace,
-}
-
-/// Reads a trace for replays: over the positions that it names, where tables over its whole context would hold more
-/// than it does. The counts are the same.
-///
-/// # Errors
-/// Those of [`SelectionTrace::read`].
-pub fn read(path: &Path) -> Result<Recorded> {
-    let trace = SelectionTrace::read(path)?;
-    let header = trace.header().clone();
-    let positions = u64::from(header.layers) * u64::from(header.context);
-    let trace = if positions > trace.members() { trace.compact()? } else { trace };
-    Ok(Recorded { header, trace })
-}
-
 /// Bytes that a replay on the host takes for each page, of the total pool's book-keeping.
 const PAGE: u64 = 256;
 
@@ -74,8 +52,7 @@ const SLOT: u64 = 16;
 ///
 /// # Errors
 /// Those of the pools that need no memory.
-pub fn needs(trace: &SelectionTrace, shape: &Shape, setting: Setting, slots: &[u32]) -> Result<u64> {
-    let header = trace.header();
+pub fn needs(header: &Header, shape: &Shape, setting: Setting, slots: &[u32]) -> Result<u64> {
     let Setting { warmup, mtp, .. } = setting;
     let slots = filled(header, setting, slots);
     let config = config(header, shape, setting, &slots);

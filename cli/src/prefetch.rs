@@ -12,7 +12,7 @@
 //! layer has none. Production does none of this (`docs/policies.md` has the figures).
 
 use forebay::Result;
-use forebay::trace::SelectionTrace;
+use forebay::trace::{Header, SelectionTrace};
 
 use crate::policy::steps::Steps;
 use crate::policy::{self, Job, Pool, Selected, run_watched};
@@ -42,8 +42,8 @@ impl Prefetched {
 }
 
 /// Bytes that one layer's work holds: the steps of two layers, and a pool.
-pub fn bytes(trace: &SelectionTrace, setting: Setting) -> u64 {
-    2 * policy::bytes(trace, setting.steps * setting.mtp)
+pub fn bytes(header: &Header, setting: Setting) -> u64 {
+    2 * policy::bytes(header, setting.steps * setting.mtp)
 }
 
 /// Replays the trace under every job and counts by job and layer what a prefetch brings; the jobs agree on
@@ -59,14 +59,14 @@ pub fn inter_layer(
 ) -> Result<Vec<Vec<Prefetched>>> {
     let Some(Job { setting, .. }) = jobs.first() else { return Ok(Vec::new()) };
     let steps = |layer| Steps::new(trace, layer, setting.warmup, setting.mtp, setting.steps);
-    let layers = threads::each(trace.header().layers as usize, bytes(trace, *setting), |layer| {
+    let layers = threads::each(trace.header().layers as usize, bytes(trace.header(), *setting), |layer| {
         let Some(neighbour) = layer.checked_sub(1) else {
             jobs.iter().for_each(|job| progress(u64::from(job.setting.steps)));
             return Ok(vec![Prefetched::default(); jobs.len()]);
         };
         let (neighbour, own) = (steps(neighbour as u32)?, steps(layer as u32)?);
         let run = |job: &Job<'_>| {
-            let mut pool = job.pool(layer, own.positions())?;
+            let mut pool = job.pool(layer, &own)?;
             let mut sum = Prefetched::default();
             run_watched(&own, job.setting, pool.as_mut(), |step, pool| {
                 let (covered, extra) = count(neighbour.selected(step), own.selected(step), pool);

@@ -15,13 +15,14 @@ use forebay::trace::Header;
 use forebay::{Error, Geometry, Kind, Result, Shape};
 use indicatif::ProgressBar;
 
-use crate::allowance::{self, MemoryArguments};
+use crate::allowance::{self, Allowance, MemoryArguments};
 use crate::kinds::{self, FileKind};
 use crate::look::LookArguments;
-use crate::output::{Input, echo};
+use crate::output::{Input, Results, echo};
 use crate::policy::Policy;
-use crate::pools::{self, Recorded, Setting};
+use crate::pools::Setting;
 use crate::prefetch::Prefetched;
+use crate::recorded::{self, Recorded};
 use crate::requests::{Asked, Traces};
 use crate::study::Study;
 use crate::target::{DeviceName, Target};
@@ -46,7 +47,10 @@ Rows born in a step count as neither. Miss ratio: misses / (hits + misses).
 JSON: a list, one entry for each trace, size and policy, or for each trace and capacity. `steps` counts decode \
 steps of --mtp query rows each.
 `misses_per_step` is misses / steps: of that layer in `per_layer`, of all layers together in `total`.
-With --curve: one entry for each trace, with hits and misses at every size.";
+With --curve: one entry for each trace, with hits and misses at every size.
+
+Limits: a selection trace has at most 2^28 positions, 4096 layers and a context of 2^24; a request trace 2^28 block \
+references, 2^25 requests, 64 MiB a line and 8 GiB without its compression (docs/trace-format.md).";
 
 /// The arguments of `forebay replay`.
 #[derive(clap::Args)]
@@ -361,19 +365,21 @@ pub fn named(e: Error, path: &Path) -> Error {
 
 /// Replays the trace at `path` at every size.
 fn replay(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Replayed> {
-    let Recorded { header, trace } = pools::read(path)?;
-    let settings = settings(&header, path, arguments)?;
     let study = Study {
         policies: arguments.policies(),
         by_layer: arguments.split == Some(Split::ByLayer),
         prefetch: arguments.prefetch.is_some(),
         target: arguments.target(),
-        prompt: header.decode_start,
     };
-    let needs = study.needs(&trace, shape, &settings).map_err(|e| named(e, path))?;
-    allowance::check(path, &trace, needs, arguments.memory.memory)?;
+    let allowance = Allowance { of: allowance::Replayed::Selections, memory: arguments.memory.memory };
+    let Recorded { header, trace } = recorded::read(path, &allowance, |recorded, header| {
+        let settings = settings(recorded, path, arguments)?;
+        study.needs(header, shape, &settings).map_err(|e| named(e, path))
+    })?;
+    let settings = settings(&header, path, arguments)?;
     let bar = progress(path, study.work(&trace, &settings));
-    let replays = study.run(&trace, shape, &settings, &bar).map_err(|e| named(e, path))?;
+    let replays =
+        study.run(&trace, header.decode_start, shape, &settings, &bar).map_err(|e| named(e, path))?;
     bar.finish_and_clear();
     Ok(Replayed { path: path.to_owned(), header, replays })
 }
@@ -442,49 +448,64 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     for path in &arguments.traces {
         kinds::expect("replay", path, &[FileKind::Selections, FileKind::Requests], "a trace")?;
     }
+    let mut results = Results::default();
     match requests::kind_of(&arguments.traces)? {
-        Traces::Requests => {
-            let (json, selection) = (arguments.json.as_deref(), arguments.for_selections());
-            if let (Some(target), None) = (html, selection) {
-                html::requests(target, &arguments.traces, &arguments.requests, arguments.memory.memory)?;
-                if json.is_none() {
-                    return Ok(());
-                }
+        Traces::Requests => of_requests(arguments, &mut results)?,
+        kind => {
+            if kind == Traces::Selections {
+                arguments.requests.refuse()?;
             }
-            let memory = arguments.memory.memory;
-            let asked = Asked { policies: arguments.policies(), curve: arguments.curve, memory };
-            return requests::command(
-                &arguments.requests,
-                &asked,
-                selection,
-                &arguments.traces,
-                json,
-                html.is_none().then(|| arguments.look.look()),
-            );
+            of_selections(arguments, &shape, &row, &mut results)?;
         }
-        Traces::Selections => arguments.requests.refuse()?,
-        Traces::Unknown => {}
     }
+    results.deliver()
+}
+
+/// Replays request traces.
+fn of_requests<'a>(arguments: &'a Arguments, results: &mut Results<'a>) -> Result<()> {
+    requests::check_option(arguments.for_selections())?;
+    let memory = arguments.memory.memory;
+    let html = arguments.report.html.as_deref();
+    if let Some(target) = html {
+        results.write(target, html::requests(&arguments.traces, &arguments.requests, memory)?);
+        if arguments.json.is_none() {
+            return Ok(());
+        }
+    }
+    let asked = Asked { policies: arguments.policies(), curve: arguments.curve, memory };
+    let tables = html.is_none().then(|| arguments.look.look());
+    let json = arguments.json.as_deref();
+    requests::command(&arguments.requests, &asked, &arguments.traces, json, tables, results)
+}
+
+/// Replays selection traces.
+fn of_selections<'a>(
+    arguments: &'a Arguments,
+    shape: &Shape,
+    row: &RowSize,
+    results: &mut Results<'a>,
+) -> Result<()> {
     // Open from here to the end, so that the replays' own devices find the GPU's context there.
     let _device = open(arguments)?;
+    let html = arguments.report.html.as_deref();
     if let Some(target) = html {
-        html::selections(target, arguments, &shape, &row)?;
+        results.write(target, html::selections(arguments, shape, row)?);
         if arguments.json.is_none() {
             return Ok(());
         }
     }
     if arguments.curve {
         check_curve(arguments)?;
-        return curve_report::command(arguments, &shape, &row);
+        return curve_report::command(arguments, shape, row, results);
     }
     let replayed =
-        arguments.traces.iter().map(|path| replay(path, &shape, arguments)).collect::<Result<Vec<_>>>()?;
+        arguments.traces.iter().map(|path| replay(path, shape, arguments)).collect::<Result<Vec<_>>>()?;
     if let Some(path) = &arguments.json {
-        output::write_file(path, &json::text(&replayed, &row)?)?;
+        results.write(path, json::text(&replayed, row)?);
     }
-    if html.is_some() || arguments.json.as_deref().is_some_and(output::is_stdout) {
-        return Ok(());
+    if html.is_none() && !results.take_stdout() {
+        let look = arguments.look.look();
+        results.print(look.wrap(&report::text(&replayed, row, look)));
     }
-    let look = arguments.look.look();
-    look.print(&report::text(&replayed, &row, look))
+    Ok(())
 }

@@ -85,7 +85,8 @@ pub fn extent(header: &Header, setting: &Setting) -> String {
 pub fn heading(path: &Path, header: &Header, setting: Setting, row: &RowSize) -> String {
     let or_unnamed = |text: &str| if text.is_empty() { "unnamed".to_owned() } else { harmless(text) };
     let unfinished = header.unfinished.map_or(String::new(), |bytes| {
-        format!("The recording was not finished: {bytes} bytes behind its last whole group are left off.\n")
+        let bytes = counted(bytes, "byte");
+        format!("The recording was not finished: {bytes} behind its last whole group left off.\n")
     });
     format!(
         "{}: {}\n{unfinished}\

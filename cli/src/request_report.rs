@@ -218,10 +218,13 @@ pub fn introduction(about: &About, measured: Outcome) -> String {
         (None, false) => out += ".\n",
     }
     if let Some(sessions) = about.sessions {
+        let order = match notes.sessions {
+            // One stands beside none.
+            1 => "1 session, its block ids its own".to_owned(),
+            count => format!("{count} sessions, {}, block ids local to each", sessions.words()),
+        };
         out += &format!(
-            "{}, {}, block ids local to each; {} with {} of their own, {}.\n",
-            counted(notes.sessions, "session"),
-            sessions.words(),
+            "{order}; {} with {} of their own, {}.\n",
             counted(notes.subagents, "sub-agent"),
             counted(notes.subagent_requests, "request"),
             if about.subagents { "replayed" } else { "left out (--subagents replays them)" },

@@ -6,10 +6,11 @@ use forebay::trace::requests::{self, Format, Notes, Options, RequestTrace};
 use forebay::{Error, Kind, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish};
 
+use crate::allowance::{self, Allowance};
 use crate::blocks::{self, BlockCurve, Outcome, Policy};
 use crate::look::Look;
-use crate::output::echo;
-use crate::{allowance, output, policy, progress, request_report};
+use crate::output::{Results, echo};
+use crate::{output, policy, progress, request_report};
 
 /// The capacities replayed when none are named, in percent of the distinct blocks.
 const PERCENT: [u64; 7] = [1, 2, 5, 10, 20, 50, 100];
@@ -251,7 +252,8 @@ pub struct Replayed {
 
 fn replay(path: &Path, arguments: &RequestArguments, asked: &Asked) -> Result<Replayed> {
     let policies = asked.policies()?;
-    let trace = RequestTrace::read(path, &arguments.options())?;
+    let allowance = Allowance { of: allowance::Replayed::Requests, memory: asked.memory };
+    let trace = RequestTrace::read_asking(path, &arguments.options(), |taken| allowance.reading(taken))?;
     let about = about(path, arguments, &trace)?;
     if about.distinct == 0 && (!arguments.capacity.is_empty() || asked.curve) {
         return Err(Error::new(Kind::InvalidConfig, "replay")
@@ -268,7 +270,7 @@ fn replay(path: &Path, arguments: &RequestArguments, asked: &Asked) -> Result<Re
         true => blocks::curve_bytes(&trace),
         false => policies.iter().map(|policy| blocks::bytes(&trace, *policy)).max().unwrap_or(0),
     };
-    allowance::check(path, &trace, needs, asked.memory)?;
+    allowance.check_of(path, trace.bytes(), needs)?;
     let passes = if asked.curve { 1 } else { capacities.len() * policies.len() };
     let bar = bar(path, trace.requests() as u64 * passes as u64);
     let (mut replays, mut curve) = (Vec::new(), None);
@@ -332,30 +334,37 @@ fn bar(path: &Path, requests: u64) -> ProgressBar {
     bar.with_prefix(output::harmless(&path.display().to_string()))
 }
 
-/// `forebay replay` of request traces. `selection` names an option of selection traces that was given; tables
-/// are printed as `tables` says, where JSON does not take their place.
+/// Refuses an option of selection traces that was given.
 ///
 /// # Errors
-/// Those of reading a trace, of settings that do not fit it, and of writing the result.
-pub fn command(
+/// [`Kind::InvalidConfig`] names it.
+pub fn check_option(selection: Option<&str>) -> Result<()> {
+    match selection {
+        None => Ok(()),
+        Some(flag) => Err(Error::new(Kind::InvalidConfig, "replay")
+            .at(format!("{flag} is for selection traces, and the traces are request traces"))
+            .hint("leave it out; request traces take --capacity")),
+    }
+}
+
+/// `forebay replay` of request traces, into `results`; tables as `tables` says, where JSON does not take their place.
+///
+/// # Errors
+/// Those of reading a trace, and of settings that do not fit it.
+pub fn command<'a>(
     arguments: &RequestArguments,
     asked: &Asked,
-    selection: Option<&str>,
     traces: &[PathBuf],
-    json: Option<&Path>,
+    json: Option<&'a Path>,
     tables: Option<Look>,
+    results: &mut Results<'a>,
 ) -> Result<()> {
-    if let Some(flag) = selection {
-        return Err(Error::new(Kind::InvalidConfig, "replay")
-            .at(format!("{flag} is for selection traces, and the traces are request traces"))
-            .hint("leave it out; request traces take --capacity"));
-    }
     let replayed = traces.iter().map(|path| replay(path, arguments, asked)).collect::<Result<Vec<_>>>()?;
     if let Some(path) = json {
-        output::write_file(path, &request_report::json(&replayed)?)?;
+        results.write(path, request_report::json(&replayed)?);
     }
-    match tables.filter(|_| !json.is_some_and(output::is_stdout)) {
-        Some(look) => look.print(&request_report::text(&replayed, look)),
-        None => Ok(()),
+    if let Some(look) = tables.filter(|_| !results.take_stdout()) {
+        results.print(look.wrap(&request_report::text(&replayed, look)));
     }
+    Ok(())
 }

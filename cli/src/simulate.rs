@@ -18,7 +18,7 @@ use crate::html::{self, timeline};
 use crate::kinds::{self, FileKind};
 use crate::look::LookArguments;
 use crate::miss_source::{MissArguments, Source};
-use crate::output::{Input, echo};
+use crate::output::{Input, Results, echo};
 use crate::sizes::{self, Size, Unit};
 use crate::steps::{self, Run, Worst};
 use crate::{output, simulate_report, timeline as lanes};
@@ -42,7 +42,7 @@ pub struct Arguments {
     /// costs are extrapolated, and marked so (docs/simulator.md).
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     gpus: Option<u32>,
-    /// Tokens of each sequence.
+    /// Tokens of each sequence at its end.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens, required = true)]
     context: Vec<u32>,
     /// Query rows per decode step: 1 without drafts [default: 1].
@@ -58,8 +58,8 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = sizes::count, required = true,
           allow_negative_numbers = true)]
     batch: Vec<u32>,
-    /// Slots per sequence and layer as a share of the context, 0 < R <= 1, or auto for the largest that fits
-    /// --cache [default: auto].
+    /// Slots per sequence and layer as a share of the context at its end, 0 < R <= 1, or auto for the largest
+    /// that fits --cache [default: auto].
     #[arg(long, value_name = "R|auto", value_delimiter = ',', value_parser = sizes::ratio,
           allow_negative_numbers = true)]
     ratio: Vec<Ratio>,
@@ -482,23 +482,23 @@ impl Arguments {
         Ok((middle.saturating_sub(1), (middle + 1).min(layers.saturating_sub(1))))
     }
 
-    fn draw(&self, simulated: &Simulated) -> Result<()> {
+    fn draw<'a>(&'a self, simulated: &Simulated, results: &mut Results<'a>) -> Result<()> {
         let outcome = simulated.drawn();
         let lanes = lanes::lanes(&outcome.spans);
         let title = simulate_report::title(simulated);
         if let Some(path) = &self.write_table {
             let table = Table { version: 1, by_layer: outcome.overlap.clone() };
-            output::write_file(path, table.to_text().as_bytes())?;
+            results.write(path, table.to_text());
         }
         if let Some(path) = &self.perfetto {
-            output::write_file(path, &lanes::perfetto(&lanes, &title)?)?;
+            results.write(path, lanes::perfetto(&lanes, &title)?);
         }
         if let Some(path) = &self.timeline {
             let layers = self.enlarged(outcome)?;
             let line = simulate_report::line(outcome);
             let source = simulated.provenance.sentence();
             let caption = timeline::Caption { title: &title, line: &line, source: &source, layers };
-            output::write_file(path, timeline::picture(&lanes, &caption, html::STYLE).as_bytes())?;
+            results.write(path, timeline::picture(&lanes, &caption, html::STYLE));
         }
         Ok(())
     }
@@ -578,24 +578,22 @@ fn sweep(arguments: &Arguments) -> Result<Sweep> {
 pub fn command(arguments: &Arguments) -> Result<()> {
     arguments.check_targets()?;
     let Sweep { all, note } = sweep(arguments)?;
+    let mut results = Results::default();
     if let [one] = &all[..] {
-        arguments.draw(one)?;
+        arguments.draw(one, &mut results)?;
     }
     if let Some(path) = &arguments.json {
-        output::write_file(path, &simulate_report::json(&all, note.as_deref())?)?;
+        results.write(path, simulate_report::json(&all, note.as_deref())?);
     }
     if let Some(path) = &arguments.html {
         let layers = match &all[..] {
             [one] => arguments.enlarged(one.drawn())?,
             _ => (0, 0),
         };
-        output::write_file(path, html::sweep::simulated(&all, note.as_deref(), layers).as_bytes())?;
-        return Ok(());
+        results.write(path, html::sweep::simulated(&all, note.as_deref(), layers));
+    } else if !results.take_stdout() {
+        let look = arguments.look.look();
+        results.print(look.wrap(&simulate_report::text(&all, note.as_deref(), look)));
     }
-    let targets = [&arguments.json, &arguments.timeline, &arguments.perfetto, &arguments.write_table];
-    if targets.iter().any(|path| path.as_deref().is_some_and(output::is_stdout)) {
-        return Ok(());
-    }
-    let look = arguments.look.look();
-    look.print(&simulate_report::text(&all, note.as_deref(), look))
+    results.deliver()
 }

@@ -211,9 +211,9 @@ pub fn text(all: &[Simulated], note: Option<&str>, look: Look) -> String {
         out += "\n";
     }
     out += &steps(all, look);
-    out += "\n\nMisses: rows that a sequence fetches a layer, mean. Exposed: what the step\n\
-            takes beyond the same step without misses. Tokens/s: of 8 GPUs. OTPS:\n\
-            of one sequence. Layers: how many run in each order.\n";
+    out += "\n\nRatio: slots of a sequence and layer as a share of its context at its end. Misses: rows that a \
+            sequence fetches a layer, mean. Exposed: what the step takes beyond the same step without misses. \
+            Tokens/s: of 8 GPUs. OTPS: output tokens a second of one sequence. Layers: how many run in each order.\n";
     out + &provenance::footer(all.iter().map(|simulated| &simulated.provenance))
 }
 

@@ -4,7 +4,7 @@
 //! layer by layer, a layer a thread. Every number is a sum over layers or steps in a fixed order, so the
 //! result does not depend on the threads.
 
-use forebay::trace::SelectionTrace;
+use forebay::trace::{Header, SelectionTrace};
 use forebay::{Result, Shape};
 use indicatif::ProgressBar;
 
@@ -13,8 +13,8 @@ use crate::policy::{self, Policy};
 use crate::pools::{self, Outcome, Setting};
 use crate::prefetch::{self, Prefetched};
 use crate::replay::{Count, Divided, FIRST_STEPS, Replay};
-use crate::target::Target;
-use crate::{split, threads};
+use crate::target::{DeviceName, Target};
+use crate::{split, stacked, threads};
 
 /// What is asked of every size.
 pub struct Study {
@@ -26,8 +26,6 @@ pub struct Study {
     pub prefetch: bool,
     /// Where the pools live.
     pub target: Target,
-    /// Tokens of the prompt, as recorded: what is replayed may be shorter.
-    pub prompt: u32,
 }
 
 /// One size under one policy.
@@ -61,19 +59,19 @@ impl Study {
     ///
     /// # Errors
     /// Those of pools that cannot be.
-    pub fn needs(&self, trace: &SelectionTrace, shape: &Shape, settings: &[(Setting, f64)]) -> Result<u64> {
+    pub fn needs(&self, header: &Header, shape: &Shape, settings: &[(Setting, f64)]) -> Result<u64> {
         let Some((setting, _)) = settings.first() else { return Ok(0) };
-        let layers = trace.header().layers as usize;
-        let one_policy = policy::bytes(trace, setting.steps * setting.mtp);
+        let layers = header.layers as usize;
+        let one_policy = policy::bytes(header, setting.steps * setting.mtp);
         let mut needs = 0;
         if self.by_layer {
-            needs = needs.max(curve::bytes(trace, *setting));
+            needs = needs.max(curve::bytes(header, *setting));
         }
         if self.policies.contains(&Policy::Lru) {
             // Slots that are divided by gain are as many in all, and no more in a layer than can be filled.
             let most = |slots: u32| if self.by_layer { slots.saturating_mul(layers as u32) } else { slots };
             let slots = settings.iter().map(|(setting, _)| setting.slots).max().unwrap_or(0);
-            let one = pools::needs(trace, shape, *setting, &vec![most(slots); layers])?;
+            let one = stacked::needs(header, shape, *setting, &vec![most(slots); layers])?;
             let jobs = settings.len() * if self.by_layer { 2 } else { 1 };
             needs = needs.max(threads::held(jobs, one));
         }
@@ -81,23 +79,25 @@ impl Study {
             needs = needs.max(threads::held(layers, one_policy));
         }
         if self.prefetch {
-            needs = needs.max(threads::held(layers, prefetch::bytes(trace, *setting)));
+            needs = needs.max(threads::held(layers, prefetch::bytes(header, *setting)));
         }
         Ok(needs)
     }
 
-    /// Every replay, by size, then by policy, then by split.
+    /// Every replay, by size, then by policy, then by split. The prompt was recorded with `prompt` tokens: what is
+    /// replayed may be shorter.
     ///
     /// # Errors
     /// [`forebay::Kind::OutOfMemory`]; anything else is a defect.
     pub fn run(
         &self,
         trace: &SelectionTrace,
+        prompt: u32,
         shape: &Shape,
         settings: &[(Setting, f64)],
         bar: &ProgressBar,
     ) -> Result<Vec<Replay>> {
-        let jobs = self.jobs(trace, settings, bar)?;
+        let jobs = self.jobs(trace, prompt, settings, bar)?;
         let mut produced = self.produce(trace, shape, &jobs, bar)?.into_iter();
         let mut simulated = simulate(trace, &jobs, bar)?.into_iter();
         let mut prefetched =
@@ -120,6 +120,7 @@ impl Study {
     fn jobs(
         &self,
         trace: &SelectionTrace,
+        prompt: u32,
         settings: &[(Setting, f64)],
         bar: &ProgressBar,
     ) -> Result<Vec<Job>> {
@@ -131,7 +132,7 @@ impl Study {
         };
         let mut jobs = Vec::new();
         for (setting, share) in settings {
-            let most = self.prompt + setting.steps * setting.mtp;
+            let most = prompt + setting.steps * setting.mtp;
             let divided = match self.by_layer {
                 true => Some(split::by_layer(&curves, setting.slots, most)?),
                 false => None,
@@ -157,12 +158,17 @@ impl Study {
         let layers = trace.header().layers;
         let Some(setting) = jobs.first().map(|job| job.setting) else { return Ok(Vec::new()) };
         let slots = jobs.iter().map(|job| job.setting.slots).max().unwrap_or(0);
-        let bytes = pools::needs(trace, shape, setting, &vec![slots; layers as usize])?;
+        let bytes = stacked::needs(trace.header(), shape, setting, &vec![slots; layers as usize])?;
         threads::each(jobs.len(), bytes, |index| {
             let Job { setting, divided, .. } = jobs[index];
             let slots = divided.clone().unwrap_or_else(|| vec![setting.slots; layers as usize]);
             let step = || bar.inc(u64::from(layers));
-            let run = |setting| pools::replay_on(self.target.open()?, trace, shape, setting, &slots, step);
+            let run = |setting| match self.target.name {
+                DeviceName::Host => stacked::replay(trace, shape, setting, Some(&slots), step),
+                DeviceName::Cuda(_) => {
+                    pools::replay_on(self.target.open()?, trace, shape, setting, &slots, step)
+                }
+            };
             Ok((run(*setting)?, run(beginning(*setting))?))
         })
     }
@@ -242,11 +248,10 @@ mod tests {
                 let setting = |slots| Setting { slots, warmup: 5, mtp, steps: 50 / mtp };
                 let settings = [(setting(5), 0.0), (setting(20), 0.0), (setting(45), 0.0)];
                 let policies = Policy::value_variants().to_vec();
-                let study =
-                    Study { policies, by_layer: true, prefetch: true, target: Target::default(), prompt };
+                let study = Study { policies, by_layer: true, prefetch: true, target: Target::default() };
                 let [a, b] = [&whole, &compact].map(|trace| {
                     let bar = ProgressBar::hidden();
-                    study.run(trace, &Shape::DEEPSEEK_V3_2, &settings, &bar).unwrap()
+                    study.run(trace, prompt, &Shape::DEEPSEEK_V3_2, &settings, &bar).unwrap()
                 });
                 assert_eq!(a.len(), b.len());
                 for (a, b) in a.iter().zip(&b) {
@@ -274,9 +279,9 @@ mod tests {
             (vec![Policy::Lru, Policy::Decay], true, true),
         ] {
             let (target, prompt) = (Target::default(), trace.header().decode_start);
-            let study = Study { policies, by_layer, prefetch, target, prompt };
+            let study = Study { policies, by_layer, prefetch, target };
             let bar = ProgressBar::hidden();
-            let replays = study.run(&trace, &Shape::DEEPSEEK_V3_2, &settings, &bar).unwrap();
+            let replays = study.run(&trace, prompt, &Shape::DEEPSEEK_V3_2, &settings, &bar).unwrap();
             assert_eq!(replays.len(), 2 * study.policies.len() * if by_layer { 2 } else { 1 });
             assert_eq!(bar.position(), study.work(&trace, &settings));
         }

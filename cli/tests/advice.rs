@@ -268,15 +268,41 @@ fn sizes_come_back_in_the_unit_that_they_were_given_in() {
     assert!(several.contains("80 GiB: ") && several.contains("141 GB: "), "{several}");
 }
 
+/// The built-in setup, changed; the file's name.
+fn setup(name: &str, change: impl Fn(&mut Value)) -> String {
+    let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/setups/ess.json");
+    let mut setup: Value = serde_json::from_str(&std::fs::read_to_string(data).unwrap()).unwrap();
+    change(&mut setup);
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&file, setup.to_string()).unwrap();
+    file.to_str().unwrap().to_owned()
+}
+
+/// There is one number of what weights take, and it is held against the memory that was named: by a plan `--gpu`, by a
+/// simulation the setup's.
+#[test]
+fn weights_are_one_number_and_held_against_the_memory_that_was_named() {
+    let narrow = setup("narrow.json", |setup| setup["gpu"]["memory_gib"] = 80.into());
+    let options = NODE.replace("ess", &narrow);
+    let planned = entry(&options);
+    assert_eq!(
+        (&planned["fits"], &planned["deployment"]["weights_bytes"]),
+        (&true.into(), &103_582_806_368_u64.into())
+    );
+    let assumed = planned["provenance"]["assumptions"].to_string();
+    assert!(assumed.contains("32 experts a GPU") && !assumed.contains(" GB a GPU"), "{assumed}");
+    let step = format!("simulate --setup {narrow} --gpus 8 --context 64K --mtp 2 --batch 20 --ratio 0.2");
+    let error = refuses(&step.split(' ').collect::<Vec<_>>());
+    assert!(error.contains("96.5 GiB of weights on each of 8 GPUs are more than its 80.0 GiB"), "{error}");
+    let least = entry(&options.replace("141GB", "60GB --weights 0"));
+    assert_eq!((&least["fits"], &least["deployment"]["weights_bytes"]), (&true.into(), &0.into()));
+}
+
 /// A node has as many GPUs as the setup says.
 #[test]
 fn a_node_is_the_setups() {
-    let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/setups/ess.json");
-    let mut setup: Value = serde_json::from_str(&std::fs::read_to_string(data).unwrap()).unwrap();
-    setup["deployment"]["node_gpus"] = 4.into();
-    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("nodes-of-four.json");
-    std::fs::write(&file, setup.to_string()).unwrap();
-    let options = NODE.replace("ess", file.to_str().unwrap()).replace("--gpus 8", "--gpus 16 --batch 30");
+    let file = setup("nodes-of-four.json", |setup| setup["deployment"]["node_gpus"] = 4.into());
+    let options = NODE.replace("ess", &file).replace("--gpus 8", "--gpus 16 --batch 30");
     let four = entry(&options);
     let of = |field: &str| four[field].as_f64().unwrap();
     assert_eq!(four["deployment"]["node_gpus"], 4);

@@ -154,3 +154,96 @@ fn what_was_probably_meant_is_named() {
         assert!(error.contains("similar") && error.contains(meant), "{call:?}: {error}");
     }
 }
+
+/// What stands behind a 1 and ends as a plural does: `1 layers`.
+fn plurals_of_one(text: &str) -> Vec<String> {
+    // Verbs that follow a number which is a name: layer 1 misses.
+    const VERBS: [&str; 6] = ["is", "has", "was", "as", "misses", "gets"];
+    let words = |line: &str| -> Vec<String> { line.split(' ').map(str::to_owned).collect() };
+    let plain = |word: &str| word.trim_matches(|c: char| !c.is_alphanumeric() && c != '-').to_owned();
+    let mut found = Vec::new();
+    for line in text.split(['\n', '<', '>', ',', ';', ':', '"']) {
+        for [one, thing] in words(line).array_windows() {
+            let thing = plain(thing);
+            let counts = one.trim_matches(['(', '+']) == "1";
+            if counts && thing.ends_with('s') && !thing.ends_with("ss") && !VERBS.contains(&thing.as_str()) {
+                found.push(format!("1 {thing} in: {line}"));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn one_of_a_thing_is_not_called_by_its_plural() {
+    assert_eq!(plurals_of_one("layer 1 misses; 1 layer, (1 sessions)\n11 rows").len(), 1, "the control");
+    let line = |ids: &str| {
+        format!("{{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[{ids}]}}\n")
+    };
+    let request = file("one_request.jsonl", &line("7"));
+    let session = file(
+        "one_session.jsonl",
+        "{\"block_size\":1,\"requests\":[{\"t\":0,\"in\":1,\"out\":1,\"hash_ids\":[1]},\
+         {\"t\":1,\"requests\":[{\"t\":1,\"in\":1,\"out\":1,\"hash_ids\":[1]}]}]}\n",
+    );
+    let header =
+        r#"{"layers":1,"k":1,"steps":2,"warm_steps":1,"first_position":1,"decode_start":2,"context":3}"#;
+    let mut bytes = [b"TOPKTRC1", &(header.len() as u32).to_le_bytes()[..], header.as_bytes()].concat();
+    bytes.extend([1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let trace = format!("{}/one_of_each.topk", env!("CARGO_TARGET_TMPDIR"));
+    std::fs::write(&trace, bytes).unwrap();
+    let one = ["--setup", "ess", "--context", "32K", "--batch", "1", "--ratio", "0.2", "--mtp", "1"];
+    for call in [
+        vec!["replay", &request],
+        vec!["replay", &request, "--html", "-"],
+        vec!["replay", &session],
+        vec!["replay", &session, "--html", "-"],
+        vec!["replay", &session, "--subagents", "--capacity", "1"],
+        vec!["replay", &trace, "--slots", "1"],
+        vec!["replay", &trace, "--slots", "1", "--curve"],
+        vec!["replay", &trace, "--slots", "1", "--html", "-"],
+        vec!["replay", &trace, "--slots", "1", "--split", "by-layer", "--prefetch", "inter-layer"],
+        [&["simulate"], &one[..]].concat(),
+        [&["simulate"], &one[..], &["--trace", &trace]].concat(),
+        [&["simulate"], &one[..], &["--html", "-"]].concat(),
+        [&["plan", "--gpu", "141GB"], &one[..]].concat(),
+        [&["plan", "--gpu", "141GB"], &one[..], &["--html", "-"]].concat(),
+        vec!["plan", "--gpu", "141GB", "--weights", "38GB", "--context", "32K", "--batch", "1"],
+        vec!["fit", "../data/setups/ess-measurements.json"],
+        vec!["bench", "--quick", "--only", "commit", "--rounds", "1"],
+        vec!["doctor", "--device", "host", "--no-rates"],
+    ] {
+        let output = forebay(&call).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains('1'), "{call:?} said nothing: {text}");
+        assert_eq!(plurals_of_one(&text), [""; 0], "{call:?}");
+    }
+    assert!(
+        succeeds(&["replay", &session])
+            .contains("\n1 session, its block ids its own; 1 sub-agent with 1 request of")
+    );
+}
+
+#[test]
+fn completions_list_the_built_in_setups() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = succeeds(&["completions", shell]);
+        for setup in forebay::predict::setup::Setup::names() {
+            let asked = script.lines().filter(|line| line.contains("setup") || line.contains("compgen"));
+            assert!(asked.clone().any(|line| line.contains(setup)), "{shell}: no {setup}");
+        }
+    }
+    // A file may be named all the same.
+    assert!(
+        refuses(&["plan", "--gpu", "141GB", "--setup", "none.json", "--context", "32K"])
+            .contains("none.json")
+    );
+}
+
+#[test]
+fn the_rule_of_a_number_is_said() {
+    for threads in ["33", "0", "1024", "-32"] {
+        let error = refuses(&["bench", "--threads", threads]);
+        assert!(error.contains("not a multiple of 32 from 32 to 512"), "{error}");
+    }
+}

@@ -517,3 +517,56 @@ fn an_error_shows_at_most_200_bytes_of_what_it_was_given() {
     let short = "A".repeat(ECHO - 1);
     assert!(refuses(&["replay", &short]).contains(&short));
 }
+
+/// A trace of 65,536 steps in a context of millions, as many positions as it names: pools would pass over a million
+/// slots in each step, minutes of work. The bound on processor time is that of every run here.
+#[test]
+fn many_steps_over_many_slots_take_as_long_as_what_they_select() {
+    let folder = folder("steps");
+    let (k, steps, context) = (64_u32, 1_u32 << 16, 1_u32 << 22);
+    let start = context - steps;
+    let header = format!(
+        r#"{{"layers":1,"k":{k},"steps":{steps},"warm_steps":1,"first_position":{start},
+        "decode_start":{},"context":{context}}}"#,
+        start + 1
+    );
+    let mut bytes = [b"TOPKTRC1", &(header.len() as u32).to_le_bytes()[..], header.as_bytes()].concat();
+    bytes.extend([(k as u16).to_le_bytes(), [0, 0]].concat());
+    bytes.resize(bytes.len() + k as usize, 0);
+    // Each step but the first exchanges its lowest position for the next one behind its highest, once around.
+    for step in 1..steps {
+        bytes.extend([1, 0, 1, 0]);
+        let mut position = k + step - 1;
+        while position >= 0x80 {
+            bytes.push(position as u8 | 0x80);
+            position >>= 7;
+        }
+        bytes.extend([position as u8, 0]);
+    }
+    fs::write(folder.join("long.topk"), bytes).unwrap();
+    let call = |more: &str| {
+        let words = format!("replay long.topk --memory 3GB --json - {more}");
+        let output = run(&folder, &words.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(output.status.code(), Some(0), "{more}: {}", String::from_utf8_lossy(&output.stderr));
+        let entries: Value = serde_json::from_slice(&output.stdout).unwrap();
+        entries
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|entry| entry["total"]["misses"].as_u64().unwrap())
+            .collect::<Vec<_>>()
+    };
+    // Each step but the first decode step's warm-up misses the one position that it was not there for.
+    let misses = u64::from(steps) - 1;
+    assert_eq!(call("--slots 300000,1000000"), [misses; 2]);
+    assert_eq!(call("--slots 60000 --policy fifo,s3-fifo,belady").len(), 3);
+    // What looks at every slot in every step is refused by name.
+    let words = "replay long.topk --slots 4000000 --memory 3GB --policy decay";
+    let output = run(&folder, &words.split(' ').map(str::to_owned).collect::<Vec<_>>());
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        error.contains("decay-tokens look at every slot in every step")
+            && error.contains("most 137438953472"),
+        "{error}"
+    );
+}

@@ -4,6 +4,8 @@
 //! so an earlier run cannot make a later one fail. The tests share the children.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+#[path = "support/command.rs"]
+mod command;
 #[path = "../../tests/support/traces.rs"]
 mod traces;
 
@@ -11,6 +13,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use command::{forebay, refused, refuses, succeeds};
 use nix::sys::resource::{UsageWho, getrusage};
 
 /// Beside the decoded trace.
@@ -35,13 +38,14 @@ fn a_replay_stays_within_the_decoded_trace_and_500_mb() {
     };
     let (selections, requests) =
         (topk.join("smollm2-8k-policy-tf.topk.zst"), sessions.join("agentic_A.jsonl.zst"));
-    let all = ["--policy", "lru,fifo,s3-fifo,decay,decay-tokens,belady", "--prompt-share", "0.1,0.2,0.5"];
+    // Where pools hold the whole prompt memory is most, and little leaves: that is what takes time.
+    let all = ["--policy", "lru,s3-fifo,decay-tokens,belady", "--prompt-share", "1"];
     for (trace, arguments) in [
         (&selections, &all[..]),
         (&selections, &["--curve"]),
-        (&selections, &["--split", "by-layer", "--prefetch", "inter-layer"]),
+        (&selections, &["--split", "by-layer", "--prefetch", "inter-layer", "--prompt-share", "0.9"]),
         (&requests, &["--curve"]),
-        (&requests, &["--policy", "lru,fifo,s3-fifo,belady", "--capacity", "3125"]),
+        (&requests, &["--policy", "lru,s3-fifo,belady", "--capacity", "3125"]),
     ] {
         let mut replay = Command::new(env!("CARGO_BIN_EXE_forebay"));
         replay.arg("replay").arg(trace).args(arguments).args(["--json", "-"]).stdout(Stdio::null());
@@ -139,6 +143,153 @@ fn what_needs_more_than_is_allowed_is_refused_before_it_is_taken() {
     let errors = confined(&["replay", path, "--memory", "1TB"]).stderr;
     let errors = String::from_utf8(errors).unwrap();
     assert!(errors.contains("out of memory") && !errors.contains("--memory"), "{errors}");
+}
+
+/// A file that holds nothing but the beginning of a trace.
+fn beginning(name: &str, layers: u32, k: u32, steps: u32, context: u32) -> String {
+    let start = context - steps;
+    let header = format!(
+        r#"{{"layers":{layers},"k":{k},"steps":{steps},"warm_steps":1,"first_position":{start},
+        "decode_start":{},"context":{context}}}"#,
+        start + 1
+    );
+    let bytes = [b"TOPKTRC1", &(header.len() as u32).to_le_bytes()[..], header.as_bytes()].concat();
+    written(name, &bytes)
+}
+
+/// A file of these tests.
+fn written(name: &str, bytes: &[u8]) -> String {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("memory");
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// The command's words for a size.
+fn size(bytes: u64) -> String {
+    let value = bytes as f64 / 1048576.0;
+    let (value, unit) = if value < 1024.0 { (value, "MiB") } else { (value / 1024.0, "GiB") };
+    let decimals = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
+    format!("{value:.decimals$} {unit}")
+}
+
+/// What the program itself takes.
+const PROGRAM: u64 = 48 << 20;
+
+/// What a header promises is held against the allowance before a set of it is read: the sets are not even there.
+#[test]
+fn what_a_header_promises_is_refused_before_a_set_is_decoded() {
+    // 64 layers x 1000 steps x 2048 positions, four bytes each.
+    let path = beginning("promises.topk", 64, 2048, 1000, 1 << 24);
+    let needs = size(PROGRAM + 4 * 64 * 1000 * 2048);
+    let point = "simulate --setup ess --context 32K --mtp 1 --batch 8 --ratio 0.1";
+    let plan = "plan --setup ess --gpu 80GiB --context 32K --batch 8 --ratio 0.1";
+    for (call, hint) in [
+        (vec!["replay", &path], "--slots"),
+        (vec!["replay", &path, "--html", "-"], "--slots"),
+        (vec!["replay", &path, "--curve"], "--slots"),
+        ([&point.split(' ').collect::<Vec<_>>()[..], &["--trace", &path]].concat(), "--ratio,"),
+        ([&plan.split(' ').collect::<Vec<_>>()[..], &["--trace", &path]].concat(), "--ratio,"),
+    ] {
+        let e = refuses(&[&call[..], &["--memory", "300MB"]].concat());
+        let wanted = format!("{path}: needs {needs} of memory, allowed are {};", size(300_000_000));
+        assert!(e.contains(&wanted) && e.contains("--memory SIZE"), "{call:?}: {e}");
+        assert!(e.contains(hint) && (hint == "--slots" || !e.contains("--slots")), "{call:?}: {e}");
+        // The control: what is allowed is read, and is not there.
+        assert!(refuses(&call).contains("truncated"), "{call:?}");
+    }
+    // Tables that the header alone tells: of two tables of words and a stack of all positions, more than 500 MB.
+    let path = beginning("tables.topk", 1024, 4096, 64, 1 << 18);
+    for arguments in
+        [&["replay", &path][..], &["replay", &path, "--html", "-"], &["replay", &path, "--curve"]]
+    {
+        let e = refuses(arguments);
+        let allowed = size(4 * 1024 * 4096 * 64 + BESIDE);
+        assert!(e.contains(" of memory, allowed are ") && e.contains(&allowed), "{arguments:?}: {e}");
+    }
+}
+
+/// A recording does not say how long it is: it is asked for step by step.
+#[test]
+fn a_recording_is_refused_where_it_grows_beyond_what_is_allowed() {
+    let (k, steps) = (60_000, 100);
+    let recording = r#"{"layers":1,"k":60000,"first_position":60000,"decode_start":60001}"#.as_bytes();
+    let mut bytes = [b"TOPKTRC2", &(recording.len() as u32).to_le_bytes()[..], recording].concat();
+    bytes.extend([&0_u32.to_le_bytes()[..], &(steps as u32).to_le_bytes()].concat());
+    bytes.extend([(k as u16).to_le_bytes(), [0, 0]].concat());
+    bytes.resize(bytes.len() + k as usize + 4 * (steps as usize - 1), 0);
+    bytes.extend([&(steps as u32).to_le_bytes()[..], &[0; 4]].concat());
+    let path = written("recording.topk", &bytes);
+    // Fifty steps.
+    let allowed = PROGRAM + 4 * 50 * k;
+    let e =
+        refuses(&["replay", &path, "--slots", "9", "--memory", &format!("{:.3}MB", allowed as f64 / 1e6)]);
+    assert!(e.contains(&format!("{path}: needs {} of memory", size(allowed + 4 * k))), "{e}");
+    assert!(succeeds(&["replay", &path, "--slots", "9", "--json", "-"]).contains("\"steps\": 99"));
+}
+
+/// Sessions whose ids are large numbers, in one scope, by the same times: `sessions` of `requests`, each with `blocks`
+/// of `distinct` ids.
+fn sessions(name: &str, sessions: u64, requests: u64, blocks: u64, distinct: u64, first: u64) -> String {
+    let mut text = String::new();
+    for session in 0..sessions {
+        text += r#"{"block_size":1,"hash_id_scope":"global","requests":["#;
+        for request in 0..requests {
+            let start = (session * requests + request) * blocks;
+            let ids: Vec<String> =
+                (start..start + blocks).map(|id| (first + id % distinct).to_string()).collect();
+            let comma = if request > 0 { "," } else { "" };
+            text +=
+                &format!(r#"{comma}{{"t":{request},"in":{blocks},"out":1,"hash_ids":[{}]}}"#, ids.join(","));
+        }
+        text += "]}\n";
+    }
+    written(name, text.as_bytes())
+}
+
+/// Interleaving holds references and requests a second time: asked for before it is taken, to the last byte.
+#[test]
+fn interleaving_is_asked_for_before_it_is_taken() {
+    let (all, blocks) = (16_384, 64);
+    let path = sessions("interleaved.jsonl", 2, all / 2, blocks, 1000, 0);
+    let references = all * blocks;
+    // Powers of two, which vectors that double hold exactly. Ids stand in a table that is gone by then.
+    let trace = 4 * references + 12 * all;
+    let interleaving = 4 * references + (8 + 4 + 12) * all + 4 * 1000;
+    let replay = |memory: u64, more: &[&str]| {
+        let memory = format!("{:.6}MB", memory as f64 / 1e6);
+        forebay(&[&["replay", &path, "--json", "-", "--memory", &memory], more].concat()).output().unwrap()
+    };
+    let enough = PROGRAM + trace + interleaving;
+    let e = refused(replay(enough - 1000, &[]), &["replay"]);
+    assert!(e.contains(&format!("{path}: needs {} of memory", size(enough))), "{e}");
+    assert!(e.contains("--memory SIZE") && e.contains("--one-after-another"), "{e}");
+    assert!(!e.contains("--ratio") && !e.contains("layers"), "{e}");
+    assert_eq!(replay(enough, &[]).status.code(), Some(0));
+    assert_eq!(replay(enough - 1000, &["--one-after-another"]).status.code(), Some(0));
+}
+
+/// Whatever is allowed, a request trace is read within it or refused with both numbers: where the address space ends a
+/// little behind it, nothing fails for want of memory. The ids' table is many times the trace.
+#[test]
+fn request_traces_are_read_within_what_is_allowed() {
+    let path = sessions("ids.jsonl", 50, 20, 1000, u64::MAX, 1 << 40);
+    let mut read = 0;
+    for megabytes in [60, 90, 120, 180, 260] {
+        let script = "ulimit -v $1 || exit 9; shift; exec \"$@\"";
+        let kib = (megabytes * 1_000_000 / 1024 + (40 << 10)).to_string();
+        let memory = format!("{megabytes}MB");
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh", &kib, env!("CARGO_BIN_EXE_forebay"), "replay", &path]);
+        let output = command.args(["--json", "-", "--capacity", "9", "--memory", &memory]).output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        match output.status.code() {
+            Some(0) => read += 1,
+            _ => assert!(errors.contains(" of memory, allowed are "), "{megabytes}: {errors}"),
+        }
+    }
+    assert!((1..5).contains(&read), "{read} of 5 were read");
 }
 
 /// A trace of a few bytes whose context is the longest there may be: what is held grows with it.

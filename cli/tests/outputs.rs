@@ -312,6 +312,43 @@ fn results_go_into_pipes_devices_and_what_links_lead_to() {
 }
 
 #[test]
+fn nothing_is_printed_where_a_file_of_the_same_call_cannot_be_written() {
+    let folder = Folder::new("order");
+    let (demo, measured) = (data("demo.topk.zst"), data("setups/ess-measurements.json"));
+    let requests = folder.name("requests");
+    let line = r#"{"timestamp":0,"input_length":1000,"output_length":10,"hash_ids":[1,2]}"#;
+    fs::write(&requests, format!("{line}\n")).unwrap();
+    let nowhere = folder.name("missing/out");
+    let replay = ["replay", &demo, "--slots", "1024"];
+    let bench = ["bench", "--quick", "--only", "commit"];
+    for (call, printed, file) in [
+        (&PLAN[..], Some("--json"), "--html"),
+        (&PLAN[..], Some("--html"), "--json"),
+        (&PLAN[..], None, "--json"),
+        (&POINT[..], Some("--json"), "--html"),
+        (&POINT[..], Some("--write-table"), "--json"),
+        (&POINT[..], Some("--perfetto"), "--timeline"),
+        (&POINT[..], None, "--timeline"),
+        (&replay[..], Some("--html"), "--json"),
+        (&replay[..], None, "--json"),
+        (&["replay", &demo, "--curve", "--slots", "1024"], None, "--json"),
+        (&["replay", &requests], Some("--html"), "--json"),
+        (&["replay", &requests], Some("--json"), "--html"),
+        (&["replay", &requests], None, "--json"),
+        (&bench[..], Some("--picture"), "--json"),
+        (&["fit", &measured], Some("--output"), "--json"),
+        (&["fit", &measured], Some("--json"), "--output"),
+        (&["doctor", "--device", "host", "--no-rates"], None, "--json"),
+    ] {
+        let printed: Vec<&str> = printed.into_iter().flat_map(|option| [option, "-"]).collect();
+        let call = [call, &printed, &[file, &nowhere]].concat();
+        let error = refuses(&call);
+        assert!(error.contains("missing/out") && error.contains("No such file"), "{call:?}: {error}");
+    }
+    assert_eq!(folder.names(), ["requests"]);
+}
+
+#[test]
 fn standard_output_is_one_place_by_whatever_name() {
     let folder = Folder::new("stdout");
     let new = plan();

@@ -85,9 +85,14 @@ impl Small {
     }
 
     fn misses(&self, policy: Policy) -> u64 {
+        self.misses_of(policy, self.steps().mean_rows())
+    }
+
+    /// With pools that take a step to select so many rows: of few they keep a heap, of many they scan.
+    fn misses_of(&self, policy: Policy, rows: u32) -> u64 {
         let setting = Setting { slots: self.slots, warmup: self.warm, mtp: self.mtp, steps: self.groups() };
         let steps = self.steps();
-        let mut pool = policy.pool(self.slots, steps.positions()).unwrap();
+        let mut pool = policy.pool(self.slots, steps.positions(), rows).unwrap();
         let (hits, misses) = run(&steps, setting, pool.as_mut());
         let selected: u64 =
             (self.warm..self.warm + self.groups()).map(|s| steps.selected(s).len() as u64).sum();
@@ -175,6 +180,14 @@ proptest! {
     }
 
     #[test]
+    fn a_heap_lets_the_rows_go_that_a_scan_does(small in small(1)) {
+        for policy in [Policy::Lru, Policy::Fifo, Policy::Belady] {
+            let [heap, scan] = [0, u32::MAX].map(|rows| small.misses_of(policy, rows));
+            prop_assert_eq!(heap, scan, "{}", policy.name());
+        }
+    }
+
+    #[test]
     fn fifo_is_a_list(small in small(3)) {
         let slots = small.slots as usize;
         let (mut list, mut misses): (Vec<u32>, u64) = (Vec::new(), 0);
@@ -219,7 +232,7 @@ fn s3_fifo_counts_as_by_hand() {
         &[0, 1, 2, 3, 4, 5, 11, 12],
     ];
     let steps = Steps::of(steps.iter().map(|step| step.to_vec()), 21, 9, 1, 0).unwrap();
-    let mut pool = Policy::S3Fifo.pool(10, steps.positions()).unwrap();
+    let mut pool = Policy::S3Fifo.pool(10, steps.positions(), steps.mean_rows()).unwrap();
     let misses: Vec<u32> = (0..9).map(|step| pool.select(step, steps.selected(step))).collect();
     assert_eq!(misses, [10, 0, 0, 1, 1, 4, 1, 1, 1]);
 }

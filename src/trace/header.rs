@@ -165,6 +165,11 @@ impl Header {
         self.k.min(self.position(step).saturating_add(1))
     }
 
+    /// Positions of all sets together, as many as the decoded trace keeps, at four bytes each.
+    pub fn members(&self) -> u64 {
+        self.members_before(self.steps)
+    }
+
     /// Positions selected before `step`, all layers together: where the step's sets begin.
     pub(super) fn members_before(&self, step: u32) -> u64 {
         let first = u64::from(self.first_position) + 1;

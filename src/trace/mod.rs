@@ -48,4 +48,4 @@ mod writer;
 
 pub use header::{CONTEXT_MAX, Header, K_MAX, LAYERS_MAX, MEMBERS_MAX};
 pub use recording::{Frames, Recording, TraceWriter};
-pub use selection::SelectionTrace;
+pub use selection::{Promise, SelectionTrace};

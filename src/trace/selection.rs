@@ -35,6 +35,18 @@ pub(super) const HEADER_MAX: u32 = 1 << 20;
 /// Members that memory grows by at least.
 const GROWTH_LEAST: u64 = 1 << 12;
 
+/// What a file will hold in memory, told before it does: see [`SelectionTrace::read_asking`].
+#[derive(Clone, Copy, Debug)]
+pub enum Promise<'a> {
+    /// A finished trace. Its header says all, and nothing is decoded yet.
+    Trace(&'a Header),
+    /// A recording, which grows step by step: the positions that it has with the next one.
+    Recording(u64),
+}
+
+/// Who is asked.
+pub(super) type Ask<'a> = dyn Fn(Promise<'_>) -> Result<()> + 'a;
+
 /// What one sequence selected, step by step and layer by layer. Checked: every set ascends strictly,
 /// holds min(k, position + 1) positions and none beyond its query's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,9 +94,18 @@ impl SelectionTrace {
     /// of the format; [`Kind::BadFormat`] for everything else, with the file, the step and layer, and the byte of the
     /// decompressed content; [`Kind::OutOfMemory`].
     pub fn read(path: &Path) -> Result<SelectionTrace> {
+        SelectionTrace::read_asking(path, |_| Ok(()))
+    }
+
+    /// As [`SelectionTrace::read`], and asks before memory is taken: once behind the header of a finished trace, before
+    /// each step of a recording. An error of `ask` ends the reading.
+    ///
+    /// # Errors
+    /// As [`SelectionTrace::read`], and those of `ask`, with the file.
+    pub fn read_asking(path: &Path, ask: impl Fn(Promise<'_>) -> Result<()>) -> Result<SelectionTrace> {
         let read = || {
             let file = File::open(path).map_err(|e| unreadable_file(&e))?;
-            of_file(file, || ())
+            of_file(file, &ask, || ())
         };
         read().map_err(|e| before(e, &format!("{}: ", echo(path.display()))))
     }
@@ -94,7 +115,7 @@ impl SelectionTrace {
     /// # Errors
     /// As [`SelectionTrace::read`].
     pub fn from_bytes(bytes: &[u8]) -> Result<SelectionTrace> {
-        decode(&mut &bytes[..], MEMBERS_MAX)
+        decode(&mut &bytes[..], MEMBERS_MAX, &|_| Ok(()))
     }
 
     /// As [`SelectionTrace::from_bytes`], for traces of at most `members` positions (4 bytes each).
@@ -102,7 +123,7 @@ impl SelectionTrace {
     /// # Errors
     /// As [`SelectionTrace::read`].
     pub fn from_bytes_within(bytes: &[u8], members: u64) -> Result<SelectionTrace> {
-        decode(&mut &bytes[..], members.min(MEMBERS_MAX))
+        decode(&mut &bytes[..], members.min(MEMBERS_MAX), &|_| Ok(()))
     }
 
     /// Header and members, to be put together again by [`SelectionTrace::of_parts`].
@@ -138,10 +159,10 @@ impl SelectionTrace {
 }
 
 /// Reads an open file. Calls `meanwhile` when all was read, and before it is asked whether the file is as it was.
-fn of_file(file: File, meanwhile: impl FnOnce()) -> Result<SelectionTrace> {
+fn of_file(file: File, ask: &Ask<'_>, meanwhile: impl FnOnce()) -> Result<SelectionTrace> {
     let stamp = Stamp::of(&file)?;
     let mut input = BufReader::new(file);
-    let read = decode(&mut input, MEMBERS_MAX);
+    let read = decode(&mut input, MEMBERS_MAX, ask);
     meanwhile();
     let changed = stamp.check(input.get_ref());
     match read {
@@ -160,7 +181,7 @@ pub(super) fn before(e: Error, prefix: &str) -> Error {
 }
 
 /// Decodes a file's bytes, compressed or not.
-fn decode(file: &mut dyn BufRead, members_max: u64) -> Result<SelectionTrace> {
+fn decode(file: &mut dyn BufRead, members_max: u64, ask: &Ask<'_>) -> Result<SelectionTrace> {
     let mut start = Vec::with_capacity(START as usize);
     (&mut *file).take(START).read_to_end(&mut start).map_err(|e| unreadable(&e, 0))?;
     if start.is_empty() {
@@ -175,8 +196,8 @@ fn decode(file: &mut dyn BufRead, members_max: u64) -> Result<SelectionTrace> {
     if !compressed {
         let source = &mut Source::new(&mut whole);
         return match opening(source, members_max)? {
-            Opening::Trace(header) => body(source, header, members_max),
-            Opening::Recording(recording) => recording::plain(source, &recording, members_max),
+            Opening::Trace(header) => body(source, header, members_max, ask),
+            Opening::Recording(recording) => recording::plain(source, &recording, members_max, ask),
         };
     }
     let mut frame =
@@ -185,7 +206,7 @@ fn decode(file: &mut dyn BufRead, members_max: u64) -> Result<SelectionTrace> {
     let source = &mut Source::new(&mut frame);
     match opening(source, members_max)? {
         Opening::Trace(header) => {
-            let trace = body(source, header, members_max)?;
+            let trace = body(source, header, members_max, ask)?;
             let rest = frame.finish().fill_buf().map_err(|e| unreadable(&e, 0))?.len();
             if rest > 0 {
                 return Err(Error::new(Kind::BadFormat, "read trace").at("bytes follow the zstd frame"));
@@ -197,7 +218,7 @@ fn decode(file: &mut dyn BufRead, members_max: u64) -> Result<SelectionTrace> {
                 return Err(malformed("the first frame goes on behind the header", source.offset()));
             }
             let unpacked = source.offset();
-            recording::packed(&mut frame.finish(), unpacked, &recording, members_max)
+            recording::packed(&mut frame.finish(), unpacked, &recording, members_max, ask)
         }
     }
 }
@@ -236,7 +257,8 @@ fn opening(source: &mut Source<'_>, members_max: u64) -> Result<Opening> {
 }
 
 /// Decodes the sets that a finished trace's header promises, and nothing behind them.
-fn body(source: &mut Source<'_>, header: Header, members_max: u64) -> Result<SelectionTrace> {
+fn body(source: &mut Source<'_>, header: Header, members_max: u64, ask: &Ask<'_>) -> Result<SelectionTrace> {
+    ask(Promise::Trace(&header))?;
     let mut body = Body::new(header, members_max);
     for step in 0..body.header.steps {
         for layer in 0..body.header.layers {

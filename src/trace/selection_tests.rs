@@ -381,7 +381,7 @@ fn a_file_that_changes_while_it_is_read_is_an_error_and_a_replaced_one_is_read_w
     for (i, (change, good)) in cases.into_iter().enumerate() {
         std::fs::write(&path, &bytes).unwrap();
         std::fs::write(&other, b"not a trace").unwrap();
-        let read = of_file(File::open(&path).unwrap(), || change(&path, &other));
+        let read = of_file(File::open(&path).unwrap(), &|_| Ok(()), || change(&path, &other));
         match good {
             true => assert_eq!(read.unwrap(), small(), "case {i}"),
             false => {

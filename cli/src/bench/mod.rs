@@ -26,6 +26,7 @@ use forebay::device::probe::{Facts, Probe};
 use forebay::{Result, os};
 
 use crate::look::LookArguments;
+use crate::output::Results;
 use crate::target::{DeviceName, ProbeOptions, Target};
 use crate::{html, output};
 use result::{Asked, Figure};
@@ -101,8 +102,7 @@ pub struct Arguments {
           allow_negative_numbers = true)]
     gather_blocks: Option<u32>,
     /// Of a GPU: threads of a block, a multiple of 32 up to 512.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(32..=512),
-          allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
     threads: Option<u32>,
     /// Of a GPU from 9.0 on: gathers by bulk copies.
     #[arg(long)]
@@ -118,6 +118,13 @@ pub struct Arguments {
     json: Option<PathBuf>,
     #[command(flatten)]
     look: LookArguments,
+}
+
+fn threads(text: &str) -> std::result::Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(threads) if (32..=512).contains(&threads) && threads.is_multiple_of(32) => Ok(threads),
+        _ => Err("not a multiple of 32 from 32 to 512".to_owned()),
+    }
 }
 
 /// What was measured.
@@ -194,17 +201,16 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     let targets = [("--json", json.as_deref()), ("--picture", picture.as_deref())];
     output::check_targets("bench", &targets, &[])?;
     let measured = arguments.measure()?;
+    let mut results = Results::default();
     if let Some(path) = picture {
-        output::write_file(path, html::bench::picture(&measured, html::STYLE).as_bytes())?;
+        results.write(path, html::bench::picture(&measured, html::STYLE));
     }
     if let Some(path) = json {
-        output::write_file(path, &report::text(&measured)?)?;
+        results.write(path, report::text(&measured)?);
     }
-    let to_stdout = [json, picture].into_iter().flatten().any(|path| output::is_stdout(path));
-    if to_stdout {
-        Ok(())
-    } else {
+    if !results.take_stdout() {
         let look = arguments.look.look();
-        look.print(&report::tables(&measured, look))
+        results.print(look.wrap(&report::tables(&measured, look)));
     }
+    results.deliver()
 }

@@ -290,8 +290,12 @@ pub fn tables(measured: &Measured, look: Look) -> String {
         out += &of_group(figures, look);
     }
     let checked: u64 = figures.iter().map(|figure| figure.checked).sum();
+    let steps = match rounds {
+        1 => "1 step".to_owned(),
+        rounds => format!("{rounds} steps that differ, at most"),
+    };
     out += &format!(
-        "\nMedian and quartiles of {rounds} steps that differ, at most; times and ceilings in\n\
+        "\nMedian and quartiles of {steps}; times and ceilings in\n\
          microseconds. Of ceiling: its time / the median.\n{}\
          Compared with the rule and found the same: {checked} slots, rows, reports and\n\
          digests.\n",

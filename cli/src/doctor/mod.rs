@@ -38,6 +38,7 @@ use self::link::Link;
 use self::nodes::{Node, Nodes};
 use crate::bench::rows;
 use crate::look::LookArguments;
+use crate::output::Results;
 use crate::target::{DeviceName, ProbeOptions, Target};
 use crate::{json, output};
 
@@ -404,16 +405,17 @@ pub fn command(arguments: &Arguments) -> Result<ExitCode> {
     devices.push(Checked { device: "host".to_owned(), facts, findings, measured });
     let problem = |device: &Checked| device.findings.iter().any(|found| found.state == State::Problem);
     let status = if devices.iter().any(problem) { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS };
+    let mut results = Results::default();
     if let Some(path) = &arguments.json {
         let entries: Vec<Entry<'_>> = devices.iter().map(entry).collect();
-        output::write_file(path, &json::list(&entries)?)?;
-        if output::is_stdout(path) {
-            return Ok(status);
-        }
+        results.write(path, json::list(&entries)?);
     }
-    let look = arguments.look.look();
-    // Its lines fit already, and colours have no width.
-    output::print(report::text(&devices, look, report::coloured()).as_bytes()).map(|()| status)
+    if !results.take_stdout() {
+        let look = arguments.look.look();
+        // Its lines fit already, and colours have no width.
+        results.print(report::text(&devices, look, report::coloured()));
+    }
+    results.deliver().map(|()| status)
 }
 
 fn no_folder(root: &Path) -> Error {

@@ -6,16 +6,18 @@
 
 use std::path::Path;
 
-use forebay::trace::{Header, SelectionTrace};
+use forebay::trace::Header;
 use forebay::{Error, Kind, Result, Shape};
 
 use super::chart::Grid;
 use super::similarity::{self, Within};
+use crate::allowance::{Allowance, Replayed};
 use crate::curve::{self, Curves};
 use crate::policy::{self, Policy};
-use crate::pools::{self, Outcome, Recorded, Setting};
+use crate::pools::{Outcome, Setting};
+use crate::recorded::{self, Recorded};
 use crate::replay::{self, Arguments, Count, progress};
-use crate::{allowance, split, threads};
+use crate::{split, stacked, threads};
 
 /// The size whose misses are shown by layer and by step when none is named.
 const SHARE: f64 = 0.2;
@@ -74,7 +76,7 @@ pub struct Figures {
     pub cold: Vec<u64>,
     /// LRU by size, ascending.
     pub lru: Vec<Size>,
-    /// The other policies by size, ascending.
+    /// The other policies by size, ascending; without those that fade where they would take too long.
     pub policies: Vec<(Policy, Vec<Size>)>,
     /// The least size at which LRU misses no more than the optimum at the size shown.
     pub reached: Option<Size>,
@@ -155,12 +157,33 @@ fn picked(layers: u32) -> Vec<u32> {
 }
 
 /// Bytes that one of the jobs holds, at most: a pool, the curves, or marks for each position.
-fn needs(trace: &SelectionTrace, shape: &Shape, jobs: &[Job], setting: Setting) -> Result<u64> {
-    let layers = trace.header().layers as usize;
+fn needs(header: &Header, shape: &Shape, jobs: &[Job], setting: Setting) -> Result<u64> {
+    let layers = header.layers as usize;
     let settings = jobs.iter().filter_map(|job| if let Job::Pools(at) = job { Some(at) } else { None });
     let slots = settings.map(|at| at.slots).max().unwrap_or(0);
-    let pools = pools::needs(trace, shape, setting, &vec![slots; layers])?;
-    Ok(pools.max(curve::bytes(trace, setting)))
+    let pools = stacked::needs(header, shape, setting, &vec![slots; layers])?;
+    Ok(pools.max(curve::bytes(header, setting)))
+}
+
+/// The sizes at which policies are compared, and what is done about them beside the other policies.
+fn jobs(header: &Header, (setting, share): (Setting, f64)) -> (Vec<(u32, f64)>, Vec<Job>) {
+    let sizes = sizes(header.decode_start, (setting, share));
+    // Below the most rows that one step selects the curve does not hold; above k x mtp it surely does.
+    let least = u64::from(header.k) * u64::from(setting.mtp);
+    let at_sizes = sizes.iter().map(|(slots, _)| Setting { slots: *slots, ..setting });
+    let low = at_sizes.filter(|s| u64::from(s.slots) < least && *s != setting);
+    let cold = Setting { warmup: 0, ..setting };
+    let mut jobs = vec![Job::Curve, Job::Similar, Job::Pools(setting), Job::Pools(cold)];
+    jobs.extend(low.map(Job::Pools));
+    (sizes, jobs)
+}
+
+/// Bytes that [`gather`] holds at its peak, beside the trace.
+fn peak(recorded: &Header, header: &Header, shape: &Shape, shown: (Setting, f64)) -> Result<u64> {
+    let (_, jobs) = jobs(recorded, shown);
+    let one = needs(header, shape, &jobs, shown.0)?;
+    let others = policy::bytes(header, shown.0.steps * shown.0.mtp);
+    Ok(threads::held(jobs.len(), one).max(threads::held(header.layers as usize, others)))
 }
 
 /// Counts everything about the trace at `path`.
@@ -168,33 +191,35 @@ fn needs(trace: &SelectionTrace, shape: &Shape, jobs: &[Job], setting: Setting) 
 /// # Errors
 /// Those of reading the trace, of a size that does not fit it, and [`Kind::OutOfMemory`].
 pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figures> {
-    let Recorded { header, trace } = pools::read(path)?;
+    let allowance = Allowance { of: Replayed::Selections, memory: arguments.memory.memory };
+    let Recorded { header, trace } = recorded::read(path, &allowance, |recorded, header| {
+        let needs = peak(recorded, header, shape, shown(recorded, path, arguments)?);
+        needs.map_err(|e| replay::named(e, path))
+    })?;
     let (setting, prompt_share) = shown(&header, path, arguments)?;
     let picked = picked(header.layers);
-    let sizes = sizes(header.decode_start, (setting, prompt_share));
+    let (sizes, jobs) = jobs(&header, (setting, prompt_share));
     let at_sizes = sizes.iter().map(|(slots, _)| Setting { slots: *slots, ..setting });
-    let cold = Setting { warmup: 0, ..setting };
-    // Below the most rows that one step selects the curve does not hold; above k x mtp it surely does.
-    let least = u64::from(header.k) * u64::from(setting.mtp);
-    let low = at_sizes.clone().filter(|s| u64::from(s.slots) < least && *s != setting);
-    let mut jobs = vec![Job::Curve, Job::Similar, Job::Pools(setting), Job::Pools(cold)];
-    jobs.extend(low.map(Job::Pools));
-    let studied: Vec<policy::Job<'_>> = STUDIED
-        .iter()
-        .flat_map(|policy| {
-            at_sizes.clone().map(|setting| policy::Job { policy: *policy, setting, slots: None })
-        })
-        .collect();
+    let of = |policy: &Policy| {
+        let policy = *policy;
+        at_sizes.clone().map(move |setting| policy::Job { policy, setting, slots: None })
+    };
+    let mut policies = STUDIED.to_vec();
+    let all: Vec<policy::Job<'_>> = policies.iter().flat_map(of).collect();
+    if policy::fading(trace.header(), &all) > policy::FADING_MAX {
+        policies.retain(|policy| !policy.fades());
+    }
+    let studied: Vec<policy::Job<'_>> = policies.iter().flat_map(of).collect();
 
     let layers = u64::from(header.layers);
     let unit = u64::from(setting.steps) * layers;
     let bar = progress(path, unit * (jobs.len() + studied.len()) as u64);
-    let bytes = needs(&trace, shape, &jobs, setting).map_err(|e| replay::named(e, path))?;
-    let others = threads::held(header.layers as usize, policy::bytes(&trace, setting.steps * setting.mtp));
-    allowance::check(path, &trace, threads::held(jobs.len(), bytes).max(others), arguments.memory.memory)?;
+    let bytes = needs(trace.header(), shape, &jobs, setting).map_err(|e| replay::named(e, path))?;
     let answers = threads::each(jobs.len(), bytes, |index| {
         Ok(match jobs[index] {
-            Job::Pools(at) => Answer::Pools(at, pools::replay(&trace, shape, at, || bar.inc(layers))?),
+            Job::Pools(at) => {
+                Answer::Pools(at, stacked::replay(&trace, shape, at, None, || bar.inc(layers))?)
+            }
             Job::Curve => Answer::Curve(curve::curves(&trace, setting, || bar.inc(unit / layers))?),
             Job::Similar => {
                 let within = similarity::within(&trace, &picked, STRETCHES);
@@ -209,7 +234,7 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
         policy::replay(&trace, &studied, |steps| bar.inc(steps)).map_err(|e| replay::named(e, path))?;
     bar.finish_and_clear();
     let mut figures = Figures::nothing(path, header, setting, prompt_share, picked);
-    for (policy, outcomes) in STUDIED.iter().zip(outcomes.chunks(sizes.len())) {
+    for (policy, outcomes) in policies.iter().zip(outcomes.chunks(sizes.len())) {
         let points = sizes.iter().zip(outcomes).map(|((slots, prompt_share), outcome)| Size {
             prompt_share: *prompt_share,
             slots: *slots,

@@ -17,11 +17,12 @@ use super::scale::{Scale, Spread};
 use super::selection::HERO;
 use super::svg::Svg;
 use super::words::{percent, short, tile};
+use crate::allowance::{Allowance, Replayed};
 use crate::blocks::{self, Outcome, Policy};
 use crate::replay::progress;
 use crate::report::counted;
 use crate::requests::{self, About, RequestArguments};
-use crate::{allowance, request_report, threads};
+use crate::{request_report, threads};
 
 /// Shares of the hits that there are, for which the capacity is told.
 const NEEDED: [f64; 6] = [0.25, 0.5, 0.75, 0.9, 0.95, 0.99];
@@ -56,12 +57,13 @@ pub fn gather(path: &Path, arguments: &RequestArguments, memory: Option<u64>) ->
     if arguments.named().len() > 1 {
         return Err(several(arguments.named().len()));
     }
-    let trace = RequestTrace::read(path, &arguments.options())?;
+    let allowance = Allowance { of: Replayed::Requests, memory };
+    let trace = RequestTrace::read_asking(path, &arguments.options(), |taken| allowance.reading(taken))?;
     let about = requests::about(path, arguments, &trace)?;
     let curve_bytes = blocks::curve_bytes(&trace);
     let one = STUDIED.iter().map(|policy| blocks::bytes(&trace, *policy)).max().unwrap_or(0);
     let most = threads::held(STUDIED.len() * COMPARED as usize, one);
-    allowance::check(path, &trace, curve_bytes.saturating_add(most), memory)?;
+    allowance.check_of(path, trace.bytes(), curve_bytes.saturating_add(most))?;
     let curve = blocks::curve(&trace, about.skipped, || ())?;
     let all = curve.at(trace.distinct()).hit_blocks;
     let reaches = |share: f64| {

@@ -23,12 +23,11 @@ mod tests;
 pub mod timeline;
 mod words;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use forebay::trace::requests::Format;
 use forebay::{Result, Shape};
 
-use crate::output;
 use crate::replay::{Arguments, RowSize};
 use crate::requests::RequestArguments;
 pub use page::STYLE;
@@ -68,11 +67,11 @@ fn rate(text: &str) -> std::result::Result<f64, String> {
     }
 }
 
-/// `forebay replay --html` of selection traces.
+/// The page of `forebay replay --html` of selection traces.
 ///
 /// # Errors
-/// Those of reading a trace, of a size that does not fit it, and of writing the page.
-pub fn selections(target: &Path, arguments: &Arguments, shape: &Shape, row: &RowSize) -> Result<()> {
+/// Those of reading a trace, and of a size that does not fit it.
+pub fn selections(arguments: &Arguments, shape: &Shape, row: &RowSize) -> Result<String> {
     let link = arguments.report.link_rate.map_or(LINK, |rate| rate * 1e9);
     let mut sections = Vec::with_capacity(arguments.traces.len());
     for path in &arguments.traces {
@@ -80,20 +79,14 @@ pub fn selections(target: &Path, arguments: &Arguments, shape: &Shape, row: &Row
         sections.push(selection::section(&View { figures: &figures, row, link }));
     }
     page::tell_apart(&mut sections, &arguments.traces);
-    let page = page::document(&sections, INTRO, &notes(link));
-    output::write_file(target, page.as_bytes())
+    Ok(page::document(&sections, INTRO, &notes(link)))
 }
 
-/// `forebay replay --html` of request traces.
+/// The page of `forebay replay --html` of request traces.
 ///
 /// # Errors
-/// Those of reading a trace, of settings that do not fit it, and of writing the page.
-pub fn requests(
-    target: &Path,
-    traces: &[PathBuf],
-    arguments: &RequestArguments,
-    memory: Option<u64>,
-) -> Result<()> {
+/// Those of reading a trace, and of settings that do not fit it.
+pub fn requests(traces: &[PathBuf], arguments: &RequestArguments, memory: Option<u64>) -> Result<String> {
     let mut sections = Vec::with_capacity(traces.len());
     let mut pieces = false;
     for path in traces {
@@ -102,8 +95,7 @@ pub fn requests(
         sections.push(hits::section(&hits));
     }
     page::tell_apart(&mut sections, traces);
-    let page = page::document(&sections, REQUESTS, &hits::notes(pieces));
-    output::write_file(target, page.as_bytes())
+    Ok(page::document(&sections, REQUESTS, &hits::notes(pieces)))
 }
 
 /// The definitions at the page's end.

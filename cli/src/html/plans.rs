@@ -10,7 +10,7 @@ use crate::deployment::Deployed;
 use crate::plan::Point;
 use crate::plan_report::{BY_ROOFLINE, given, misses_notes};
 use crate::provenance;
-use crate::report::number;
+use crate::report::{counted, number};
 use crate::settings::{Advised, Settings};
 
 /// A batch of a plan's line: its name, that without the link, which no ratio depends on, the batch, the ratio,
@@ -156,10 +156,10 @@ fn facts(all: &[Point]) -> Vec<String> {
             None => counts.push((*note, 1)),
         }
     }
-    let words =
-        |(note, count): &(Note, usize)| format!("{count} of {} plans: {}.", all.len(), note.describe());
+    let plans = counted(all.len() as u64, "plan");
+    let words = |(note, count): &(Note, usize)| format!("{count} of {plans}: {}.", note.describe());
     let missing = all.len() - planned.len();
-    let none = (missing > 0).then(|| format!("{missing} of {} plans: does not fit.", all.len()));
+    let none = (missing > 0).then(|| format!("{missing} of {plans}: does not fit."));
     counts.iter().map(words).chain(none).collect()
 }
 

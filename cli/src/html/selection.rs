@@ -132,6 +132,12 @@ fn facts(view: &View<'_>) -> Vec<String> {
             view.rate(),
         ),
     ];
+    if !view.figures.policies.iter().any(|(policy, _)| policy.fades()) {
+        facts.push(
+            "decay and decay-tokens are left out: they look at every slot in every step, and here these are too many."
+                .to_owned(),
+        );
+    }
     if let Some(bytes) = header.unfinished {
         let bytes = counted(bytes, "byte");
         facts.insert(

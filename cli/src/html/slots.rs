@@ -40,7 +40,9 @@ pub fn divided(figures: &Figures) -> Option<Card> {
     );
     let sentence = match uniform {
         0 => "A uniform split misses nothing: there is nothing to divide better.".to_owned(),
-        _ if most == least => format!("{saves} All layers get {most} slots. Production splits uniformly."),
+        _ if most == least => {
+            format!("{saves} All layers get {}. Production splits uniformly.", counted(*most as u32, "slot"))
+        }
         _ => format!("{saves} {gets} Production splits uniformly."),
     };
     let name = format!("Split by layer at prompt share {}", ratio(figures.prompt_share));
@@ -56,7 +58,7 @@ pub fn divided(figures: &Figures) -> Option<Card> {
     let values: Vec<(f64, String)> = slots
         .iter()
         .enumerate()
-        .map(|(place, slots)| (*slots, format!("layer {}: {slots} slots", id(place))))
+        .map(|(place, slots)| (*slots, format!("layer {}: {}", id(place), counted(*slots as u32, "slot"))))
         .collect();
     chart::columns(&mut svg, &plot, &y, &values, None);
     chart::names_below(&mut svg, &plot, ids, "layer");

@@ -81,6 +81,8 @@ impl Decay {
 }
 
 impl Rank for Decay {
+    const FADES: bool = true;
+
     fn select(&mut self, step: u32, row: Selected, hit: bool) {
         self.step = step;
         let counts = &mut self.counts[row.position as usize];

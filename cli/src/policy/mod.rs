@@ -26,8 +26,8 @@ pub mod ranked;
 pub mod s3fifo;
 pub mod steps;
 
-use forebay::Result;
-use forebay::trace::SelectionTrace;
+use forebay::trace::{Header, SelectionTrace};
+use forebay::{Error, Kind, Result};
 
 use crate::pools::{Outcome, Setting};
 use crate::room;
@@ -69,26 +69,30 @@ impl Policy {
         }
     }
 
-    /// An empty pool of `slots` rows, for positions below `positions`.
+    /// Whether it looks at every slot in every step, because what it ranks rows by fades: the others' work is in
+    /// proportion to what steps select.
+    pub const fn fades(self) -> bool {
+        matches!(self, Policy::Decay | Policy::DecayTokens)
+    }
+
+    /// An empty pool of `slots` rows, for positions below `positions`, of which a step selects about `rows`.
     ///
     /// # Errors
     /// [`forebay::Kind::OutOfMemory`].
-    pub fn pool(self, slots: u32, positions: u32) -> Result<Box<dyn Pool>> {
-        fn ranked(
-            slots: usize,
-            positions: usize,
-            rank: Result<impl Rank + 'static>,
-        ) -> Result<Box<dyn Pool>> {
-            Ok(Box::new(Ranked::new(slots, positions, rank?)?))
+    pub fn pool(self, slots: u32, positions: u32, rows: u32) -> Result<Box<dyn Pool>> {
+        fn ranked(of: [usize; 3], rank: Result<impl Rank + 'static>) -> Result<Box<dyn Pool>> {
+            let [slots, positions, rows] = of;
+            Ok(Box::new(Ranked::new(slots, positions, rows, rank?)?))
         }
-        let (slots, positions) = (slots as usize, positions as usize);
+        let of = [slots, positions, rows].map(|count| count as usize);
+        let [slots, positions, _] = of;
         match self {
-            Policy::Lru => ranked(slots, positions, Lru::new(positions)),
-            Policy::Fifo => ranked(slots, positions, Fifo::new(positions)),
+            Policy::Lru => ranked(of, Lru::new(positions)),
+            Policy::Fifo => ranked(of, Fifo::new(positions)),
             Policy::S3Fifo => Ok(Box::new(S3Fifo::new(slots, positions)?)),
-            Policy::Decay => ranked(slots, positions, Decay::new(positions, Memory::Slots)),
-            Policy::DecayTokens => ranked(slots, positions, Decay::new(positions, Memory::Tokens)),
-            Policy::Belady => ranked(slots, positions, Belady::new(positions)),
+            Policy::Decay => ranked(of, Decay::new(positions, Memory::Slots)),
+            Policy::DecayTokens => ranked(of, Decay::new(positions, Memory::Tokens)),
+            Policy::Belady => ranked(of, Belady::new(positions)),
         }
     }
 }
@@ -160,29 +164,69 @@ pub struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// An empty pool of a layer, for positions below `positions`.
+    /// An empty pool of a layer, whose steps are `steps`.
     ///
     /// # Errors
     /// [`forebay::Kind::OutOfMemory`].
-    pub fn pool(&self, layer: usize, positions: u32) -> Result<Box<dyn Pool>> {
+    pub fn pool(&self, layer: usize, steps: &Steps) -> Result<Box<dyn Pool>> {
         let divided = self.slots.and_then(|slots| slots.get(layer));
-        self.policy.pool(divided.copied().unwrap_or(self.setting.slots), positions)
+        let slots = divided.copied().unwrap_or(self.setting.slots);
+        self.policy.pool(slots, steps.positions(), steps.mean_rows())
+    }
+
+    /// Slots that it passes over in all steps of all layers, where its policy does.
+    fn scanned(&self, header: &Header) -> u64 {
+        if !self.policy.fades() {
+            return 0;
+        }
+        let Setting { slots, warmup, mtp, steps } = self.setting;
+        let most = positions(header, steps * mtp);
+        let layers = u64::from(header.layers);
+        let slots = match self.slots {
+            None => layers * u64::from(slots).min(most),
+            Some(slots) => slots.iter().map(|slots| u64::from(*slots).min(most)).sum(),
+        };
+        (u64::from(steps) + u64::from(warmup)).saturating_mul(slots)
     }
 }
 
+/// Slots that fading policies may pass over, all sizes, layers and steps together: some minutes' work.
+pub const FADING_MAX: u64 = 1 << 37;
+
+/// Slots that fading policies pass over in these jobs.
+pub fn fading(header: &Header, jobs: &[Job<'_>]) -> u64 {
+    jobs.iter().map(|job| job.scanned(header)).fold(0, u64::saturating_add)
+}
+
+/// Refuses fading policies over more slots than [`FADING_MAX`].
+///
+/// # Errors
+/// [`Kind::OutOfRange`] says how many they are.
+fn check_fading(header: &Header, jobs: &[Job<'_>]) -> Result<()> {
+    let scanned = fading(header, jobs);
+    if scanned <= FADING_MAX {
+        return Ok(());
+    }
+    Err(Error::new(Kind::OutOfRange, "study policies")
+        .at("decay and decay-tokens look at every slot in every step, and these are too many")
+        .with("slots looked at", scanned)
+        .with("most", FADING_MAX)
+        .hint("pass a smaller --slots or --prompt-share, other policies, or a trace of fewer steps"))
+}
+
 /// Bytes that one pool holds for each position, and a layer's steps for each member, at most.
-const POSITION: u64 = 48;
+const POSITION: u64 = 64;
 const MEMBER: u64 = 8;
 
 /// Bytes that the steps of a layer and one pool hold, for `rows` decode rows.
-pub fn bytes(trace: &SelectionTrace, rows: u32) -> u64 {
-    let members = trace.members() / u64::from(trace.header().layers.max(1));
-    POSITION * positions(trace, rows) + MEMBER * members
+pub fn bytes(header: &Header, rows: u32) -> u64 {
+    let members = header.members() / u64::from(header.layers.max(1));
+    POSITION * positions(header, rows) + MEMBER * members
 }
 
 /// Positions that a sequence reaches in `rows` decode rows.
-pub fn positions(trace: &SelectionTrace, rows: u32) -> u64 {
-    u64::from(trace.header().decode_start) + u64::from(rows)
+pub fn positions(header: &Header, rows: u32) -> u64 {
+    u64::from(header.decode_start) + u64::from(rows)
 }
 
 /// Replays the trace under every job, which agree on `mtp` and may differ in slots, warm-up and steps; layers on
@@ -200,16 +244,18 @@ pub fn replay(
     let Some(mtp) = jobs.first().map(|job| job.setting.mtp) else { return Ok(outcomes) };
     let warm = jobs.iter().map(|job| job.setting.warmup).max().unwrap_or(0);
     let groups = jobs.iter().map(|job| job.setting.steps).max().unwrap_or(0);
-    let layers = threads::each(trace.header().layers as usize, bytes(trace, groups * mtp), |layer| {
-        let steps = Steps::new(trace, layer as u32, warm, mtp, groups)?;
-        let run = |job: &Job<'_>| {
-            let mut pool = job.pool(layer, steps.positions())?;
-            let found = run(&steps, job.setting, pool.as_mut());
-            progress(u64::from(job.setting.steps));
-            Ok(found)
-        };
-        jobs.iter().map(run).collect::<Result<Vec<_>>>()
-    })?;
+    check_fading(trace.header(), jobs)?;
+    let layers =
+        threads::each(trace.header().layers as usize, bytes(trace.header(), groups * mtp), |layer| {
+            let steps = Steps::new(trace, layer as u32, warm, mtp, groups)?;
+            let run = |job: &Job<'_>| {
+                let mut pool = job.pool(layer, &steps)?;
+                let found = run(&steps, job.setting, pool.as_mut());
+                progress(u64::from(job.setting.steps));
+                Ok(found)
+            };
+            jobs.iter().map(run).collect::<Result<Vec<_>>>()
+        })?;
     for layer in layers {
         for ((hits, misses), outcome) in layer.into_iter().zip(&mut outcomes) {
             outcome.layers.push((hits, misses.iter().sum()));

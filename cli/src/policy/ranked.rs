@@ -2,7 +2,12 @@
 //!
 //! A policy says what a row's rank is; the pool keeps the rows that rank highest and knows whom a step may
 //! drop. Ranks may change with every step, so nothing is kept sorted: victims are found by one scan over the
-//! slots, which is what a kernel would do.
+//! slots, which is what a kernel would do. That is in proportion to the slots. Where these are many times what a step
+//! selects, and ranks change with selections and births only, rows stand in a heap instead, and a step's work is
+//! in proportion to its rows: the same rows leave, because no two rank alike.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 use forebay::Result;
 
@@ -10,6 +15,9 @@ use super::{Pool, Selected, room};
 
 /// A policy as an order of rows.
 pub trait Rank {
+    /// Whether ranks change without a selection or a birth of their row.
+    const FADES: bool = false;
+
     /// Whether every hit stays when a step's rows alone exceed the slots, as a kernel needs that reads the
     /// slots in the same step.
     const HITS_STAY: bool = true;
@@ -41,17 +49,24 @@ pub struct Ranked<R> {
     missed: Vec<u32>,
     /// Rank, position: who may leave.
     candidates: Vec<(u64, u32)>,
+    /// Rank, position of resident rows, the lowest on top; old ranks and rows that left as well.
+    heap: Option<BinaryHeap<Reverse<(u64, u32)>>>,
 }
 
+/// Slots that are passed over for each row that a step selects, rather than kept in a heap.
+const SCANNED: usize = 64;
+
 impl<R: Rank> Ranked<R> {
-    /// An empty pool of `slots` rows, for positions below `positions`.
+    /// An empty pool of `slots` rows, for positions below `positions`, of which a step selects about `rows`.
     ///
     /// # Errors
     /// [`forebay::Kind::OutOfMemory`].
-    pub fn new(slots: usize, positions: usize, rank: R) -> Result<Self> {
+    pub fn new(slots: usize, positions: usize, rows: usize, rank: R) -> Result<Self> {
+        let sorted = !R::FADES && slots.min(positions) > SCANNED.saturating_mul(rows);
         Ok(Ranked {
             rank,
             slots,
+            heap: sorted.then(BinaryHeap::new),
             // A step's rows and those born may stand beside those that are about to leave.
             resident: room::vector(positions)?,
             selected: room::filled(positions, 0)?,
@@ -64,6 +79,42 @@ impl<R: Rank> Ranked<R> {
     fn insert(&mut self, position: u32) {
         self.place[position as usize] = self.resident.len() as u32;
         self.resident.push(position);
+        self.note(position);
+    }
+
+    /// A resident row has come, or has another rank.
+    fn note(&mut self, position: u32) {
+        let Some(heap) = &mut self.heap else { return };
+        heap.push(Reverse((self.rank.rank(position), position)));
+        // Half of it is old: once for as many rows as it holds.
+        if heap.len() > 2 * self.resident.len() + SCANNED {
+            let all = self.resident.iter().map(|position| Reverse((self.rank.rank(*position), *position)));
+            let mut kept = std::mem::take(heap).into_vec();
+            kept.clear();
+            kept.extend(all);
+            *heap = BinaryHeap::from(kept);
+        }
+    }
+
+    /// Drops the `count` lowest of the resident rows for which `may_leave` holds, or all of them: from the heap.
+    fn pop_lowest(&mut self, count: usize, may_leave: impl Fn(&Self, u32) -> bool) {
+        let (mut gone, mut kept) = (0, std::mem::take(&mut self.candidates));
+        kept.clear();
+        while gone < count {
+            let Some(Reverse((rank, position))) = self.heap.as_mut().and_then(BinaryHeap::pop) else { break };
+            if !self.holds(position) || self.rank.rank(position) != rank {
+                continue;
+            }
+            match may_leave(self, position) {
+                true => {
+                    self.remove(position);
+                    gone += 1;
+                }
+                false => kept.push((rank, position)),
+            }
+        }
+        self.heap.iter_mut().for_each(|heap| heap.extend(kept.iter().copied().map(Reverse)));
+        self.candidates = kept;
     }
 
     fn remove(&mut self, position: u32) {
@@ -87,6 +138,9 @@ impl<R: Rank> Ranked<R> {
     fn drop_lowest(&mut self, count: usize, may_leave: impl Fn(&Self, u32) -> bool) {
         if count == 0 {
             return;
+        }
+        if self.heap.is_some() {
+            return self.pop_lowest(count, may_leave);
         }
         self.candidates.clear();
         for i in 0..self.resident.len() {
@@ -112,8 +166,9 @@ impl<R: Rank> Pool for Ranked<R> {
             let hit = self.holds(row.position);
             self.selected[row.position as usize] = step + 1;
             self.rank.select(step, *row, hit);
-            if !hit {
-                self.missed.push(row.position);
+            match hit {
+                true => self.note(row.position),
+                false => self.missed.push(row.position),
             }
         }
         let misses = self.missed.len();
@@ -174,5 +229,60 @@ impl Rank for Lru {
 
     fn rank(&self, position: u32) -> u64 {
         self.stamps[position as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::super::NEVER;
+    use super::*;
+
+    /// A rank that counts how often it is asked for.
+    struct Counted(Lru, Rc<Cell<u64>>);
+
+    impl Rank for Counted {
+        fn select(&mut self, step: u32, row: Selected, hit: bool) {
+            self.0.select(step, row, hit);
+        }
+
+        fn bear(&mut self, step: u32, row: Selected) {
+            self.0.bear(step, row);
+        }
+
+        fn rank(&self, position: u32) -> u64 {
+            self.1.set(self.1.get() + 1);
+            self.0.rank(position)
+        }
+    }
+
+    /// How often ranks were asked for in `steps` steps of two rows each, with a pool that is full from the start.
+    fn asked(slots: usize, rows: usize, steps: u32) -> (u64, u32) {
+        let (asked, positions) = (Rc::new(Cell::new(0)), 2 * slots + steps as usize);
+        let rank = Counted(Lru::new(positions).unwrap(), asked.clone());
+        let mut pool = Ranked::new(slots, positions, rows, rank).unwrap();
+        let row = |position: u32| Selected { position, next: NEVER };
+        let first: Vec<Selected> = (0..slots as u32).map(row).collect();
+        pool.select(0, &first);
+        let (before, mut misses) = (asked.get(), 0);
+        for step in 1..=steps {
+            misses += pool.select(step, &[row(step), row(slots as u32 + step)]);
+            pool.bear(step, &[row(2 * slots as u32 + step - 1)]);
+        }
+        (asked.get() - before, misses)
+    }
+
+    #[test]
+    fn where_slots_are_many_a_step_costs_what_it_selects() {
+        let (slots, steps) = (100_000, 5_000);
+        let (heap, missed) = asked(slots, 2, steps);
+        assert!(heap < 20 * u64::from(steps), "{heap} ranks were asked for in {steps} steps");
+        // The control: a scan asks for all of them, and the same rows leave.
+        let few = 50;
+        let (scan, scanned) = asked(slots, slots, few);
+        assert!(scan > u64::from(few) * slots as u64 / 2, "{scan}");
+        assert_eq!((asked(slots, 2, few).1, missed), (scanned, missed));
     }
 }

@@ -85,6 +85,11 @@ impl Steps {
         self.positions
     }
 
+    /// Rows of a step, in the mean over all.
+    pub fn mean_rows(&self) -> u32 {
+        self.rows.len().div_ceil((self.bounds.len() - 1).max(1)) as u32
+    }
+
     /// The rows of a step, counted from the first warm-up step.
     pub fn selected(&self, step: u32) -> &[Selected] {
         let step = step as usize;

@@ -3,7 +3,7 @@
 use std::io::{BufRead, Read};
 
 use super::super::header::CONTEXT_MAX;
-use super::super::selection::{Body, SelectionTrace, WINDOW_LOG_MAX, before};
+use super::super::selection::{Ask, Body, Promise, SelectionTrace, WINDOW_LOG_MAX, before};
 use super::super::source::{Source, malformed, unreadable};
 use super::{Frames, MARK, MARK_BYTES, Recording, mark};
 use crate::error::{Error, Kind, Result};
@@ -25,13 +25,14 @@ struct Groups<'a> {
     body: Body,
     steps: u32,
     members_max: u64,
+    ask: &'a Ask<'a>,
 }
 
 impl<'a> Groups<'a> {
-    fn new(recording: &'a Recording, members_max: u64) -> Self {
+    fn new(recording: &'a Recording, members_max: u64, ask: &'a Ask<'a>) -> Self {
         // Memory grows with what was decoded; the steps that there may be only bound it.
         let most = recording.end().saturating_sub(recording.first_position);
-        Groups { recording, body: Body::new(recording.header(most), members_max), steps: 0, members_max }
+        Groups { recording, body: Body::new(recording.header(most), members_max), steps: 0, members_max, ask }
     }
 
     /// Decodes the next group or the end.
@@ -66,6 +67,7 @@ impl<'a> Groups<'a> {
                 .with("most", self.members_max)
                 .hint("record fewer steps or layers in a file"));
         }
+        (self.ask)(Promise::Recording(members))?;
         for layer in 0..self.recording.layers {
             let from = self.recording.source(layer);
             let decoded = match from == layer {
@@ -99,8 +101,9 @@ pub(in crate::trace) fn plain(
     source: &mut Source<'_>,
     recording: &Recording,
     members_max: u64,
+    ask: &Ask<'_>,
 ) -> Result<SelectionTrace> {
-    let mut groups = Groups::new(recording, members_max);
+    let mut groups = Groups::new(recording, members_max, ask);
     while let Piece::Group = groups.piece(source)? {}
     match source.is_at_end()? {
         true => groups.trace(None),
@@ -114,8 +117,9 @@ pub(in crate::trace) fn packed<R: BufRead>(
     mut unpacked: u64,
     recording: &Recording,
     members_max: u64,
+    ask: &Ask<'_>,
 ) -> Result<SelectionTrace> {
-    let mut groups = Groups::new(recording, members_max);
+    let mut groups = Groups::new(recording, members_max, ask);
     loop {
         let steps = groups.steps;
         let mut start = Vec::with_capacity(MARK_BYTES);

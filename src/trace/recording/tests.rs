@@ -298,7 +298,7 @@ fn no_more_than_64_mib_are_left_off_and_a_mark_is_found_wherever_it_stands() {
         let mut bytes = std::io::repeat(0).take(zeros).chain(behind);
         let recording = recording_of(small().header());
         let mut whole = std::io::BufReader::new(file[borders(&file)[0]..].chain(&mut bytes));
-        reader::packed(&mut whole, 0, &recording, 1 << 20).map(|trace| trace.header().unfinished)
+        reader::packed(&mut whole, 0, &recording, 1 << 20, &|_| Ok(())).map(|trace| trace.header().unfinished)
     };
     let most = 1 << 26;
     assert_eq!(read(most, &[]), Ok(Some(most)));

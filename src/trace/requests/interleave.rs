@@ -4,14 +4,22 @@
 //! earlier session's request comes first, and within a session the order is the file's. Blocks are numbered
 //! anew, in the order of first sight.
 //!
-//! Beside the trace this takes, while it runs, 12 bytes for each request, 4 for each distinct block, and the
-//! references a second time.
+//! Beside the trace this takes, while it runs, 24 bytes for each request (its time, its place, its record again), 4 for
+//! each distinct block, and the references a second time. It is asked for before any of it is taken.
 
+use super::ledger::{Ledger, Part};
 use super::{Record, no_room};
 use crate::error::Result;
 
 /// A block that was not seen yet.
 const UNSEEN: u32 = u32::MAX;
+
+/// Bytes that [`interleave`] takes, beside the trace and the times.
+fn needs(requests: usize, references: usize, distinct: u32) -> u64 {
+    let [requests, references] = [requests, references].map(|count| count as u64);
+    let words = requests + references + u64::from(distinct);
+    4 * words + size_of::<Record>() as u64 * requests
+}
 
 /// Puts the requests in the order of `seconds`. Answers whether these tell an order: all alike they tell none.
 pub(super) fn interleave(
@@ -19,10 +27,16 @@ pub(super) fn interleave(
     blocks: &mut Vec<u32>,
     distinct: u32,
     seconds: &[f64],
+    ledger: &Ledger<'_>,
 ) -> Result<bool> {
     if seconds.array_windows().all(|[a, b]| a == b) {
         return Ok(false);
     }
+    ledger.set(Part::Interleaving, needs(records.len(), blocks.len(), distinct)).map_err(|e| {
+        e.hint(
+            "allow more with --memory SIZE, or leave sessions as the file has them with --one-after-another",
+        )
+    })?;
     let full = |_| no_room("the sessions' requests in the order of their times");
     let mut order: Vec<u32> = Vec::new();
     order.try_reserve_exact(records.len()).map_err(full)?;

@@ -3,7 +3,11 @@
 //! A replay's tables are then plain arrays. Small ids, which all published traces have, go through a table
 //! and not a hash; ids that hold only within one line get a new scope for each line, at no cost.
 
-use std::collections::{HashMap, TryReserveError};
+use std::collections::HashMap;
+
+use super::ledger::{Ledger, Part, doubled};
+use super::no_room;
+use crate::error::Result;
 
 /// Ids below this go through the table: 12 bytes each, as far as ids reach.
 const TABLE_MAX: u64 = 1 << 22;
@@ -59,20 +63,34 @@ impl Interner {
         self.count
     }
 
+    /// Tells the ledger what a table will hold that is about to grow.
+    fn tell(&self, ledger: &Ledger<'_>, table: usize, others: u64) -> Result<()> {
+        ledger.set(Part::Ids, (table * size_of::<Known>()) as u64 + others)
+    }
+
     /// The number of `id` in this scope.
     ///
     /// # Errors
-    /// No memory for one more.
-    pub fn name(&mut self, id: u64) -> Result<Named, TryReserveError> {
+    /// [`Kind::OutOfMemory`](crate::error::Kind) for one more; those of the ledger.
+    pub fn name(&mut self, id: u64, ledger: &Ledger<'_>) -> Result<Named> {
+        let full = |_| no_room("the distinct ids");
+        let entry = size_of::<(u64, Known)>();
         let known = if id < TABLE_MAX {
             let place = id as usize;
             if place >= self.table.len() {
-                self.table.try_reserve(place + 1 - self.table.len())?;
+                if place >= self.table.capacity() {
+                    let others = doubled(self.others.capacity() / 2, entry);
+                    self.tell(ledger, (place + 1).max(2 * self.table.capacity()), others)?;
+                }
+                self.table.try_reserve(place + 1 - self.table.len()).map_err(full)?;
                 self.table.resize(place + 1, Known::default());
             }
             &mut self.table[place]
         } else {
-            self.others.try_reserve(1)?;
+            if self.others.len() == self.others.capacity() {
+                self.tell(ledger, self.table.capacity(), doubled(self.others.capacity(), entry))?;
+            }
+            self.others.try_reserve(1).map_err(full)?;
             self.others.entry(id).or_default()
         };
         let new = known.scope != self.scope;

@@ -32,6 +32,7 @@ mod azure;
 mod input;
 mod interleave;
 mod intern;
+mod ledger;
 mod parse;
 mod session;
 mod writer;
@@ -44,18 +45,20 @@ pub(super) use azure::HEADER as AZURE;
 pub(super) use input::{BYTE_ORDER_MARK, open};
 
 pub use input::{BLANK_MAX, CONTENT_MAX, LINE_MAX};
+pub use ledger::Taken;
 pub use writer::{Arrival, RequestWriter};
 
 use crate::error::{Error, Kind, Result};
 use crate::text::echo;
 use crate::trace::requests::input::{Lines, unpacked};
+use crate::trace::requests::ledger::{Ledger, Part, doubled};
 use crate::trace::requests::parse::{Parser, Sink};
 
 /// The most block references of a trace: 2^28, 1 GiB in memory.
 pub const REFERENCES_MAX: u64 = 1 << 28;
 
-/// The most requests of a trace: 2^26.
-pub const REQUESTS_MAX: u64 = 1 << 26;
+/// The most requests of a trace: 2^25, some tens of seconds of reading where they name no blocks.
+pub const REQUESTS_MAX: u64 = 1 << 25;
 
 /// The most pieces that side files may name: 2^24.
 const PIECES_MAX: u64 = 1 << 24;
@@ -192,28 +195,32 @@ pub fn each_request(
     options: &Options,
     mut sink: impl FnMut(Request<'_>) -> Result<()>,
 ) -> Result<Notes> {
-    let lengths = piece_lengths(&options.piece_lengths)?;
-    let whole = input::whole(path, |input| stream(input, options, lengths, &mut sink));
+    let ledger = Ledger::new(&|_| Ok(()));
+    let lengths = piece_lengths(&options.piece_lengths, &ledger)?;
+    let whole = input::whole(path, |input| stream(input, options, lengths, &ledger, &mut sink));
     whole.map(|whole| whole.notes).map_err(|e| named(e, path))
 }
 
 /// The lengths in all side files, by id.
-fn piece_lengths(paths: &[PathBuf]) -> Result<HashMap<u64, u32>> {
+fn piece_lengths(paths: &[PathBuf], ledger: &Ledger<'_>) -> Result<HashMap<u64, u32>> {
     let mut lengths = HashMap::new();
     for path in paths {
-        input::whole(path, |input| pieces(input, &mut lengths)).map_err(|e| named(e, path))?;
+        input::whole(path, |input| pieces(input, &mut lengths, ledger)).map_err(|e| named(e, path))?;
     }
     Ok(lengths)
 }
 
 /// Adds the lengths in one side file.
-fn pieces(input: Box<dyn BufRead>, lengths: &mut HashMap<u64, u32>) -> Result<()> {
+fn pieces(input: Box<dyn BufRead>, lengths: &mut HashMap<u64, u32>, ledger: &Ledger<'_>) -> Result<()> {
     let mut lines = Lines::new(input);
     let mut any = false;
     while let Some(line) = lines.next()? {
         let (id, tokens) = parse::piece_length(line)?;
         if lengths.len() as u64 >= PIECES_MAX {
             return Err(parse::too_much("too many pieces", line, PIECES_MAX));
+        }
+        if lengths.len() == lengths.capacity() {
+            ledger.set(Part::Lengths, doubled(lengths.capacity(), size_of::<(u64, u32)>()))?;
         }
         lengths.try_reserve(1).map_err(|_| no_room("the pieces' lengths"))?;
         if lengths.insert(id, tokens).is_some_and(|known| known != tokens) {
@@ -237,9 +244,10 @@ fn stream(
     input: Box<dyn BufRead + '_>,
     options: &Options,
     lengths: HashMap<u64, u32>,
+    ledger: &Ledger<'_>,
     sink: &mut Sink<'_>,
 ) -> Result<Whole> {
-    let mut parser = Parser::new(options, lengths);
+    let mut parser = Parser::new(options, lengths, ledger);
     let mut lines = Lines::new(input);
     let mut format = None;
     while let Some(line) = lines.next()? {
@@ -319,8 +327,21 @@ impl RequestTrace {
     /// # Errors
     /// As [`each_request`], and [`Kind::OutOfMemory`].
     pub fn read(path: &Path, options: &Options) -> Result<RequestTrace> {
-        let lengths = piece_lengths(&options.piece_lengths)?;
-        input::whole(path, |input| collect(input, options, lengths)).map_err(|e| named(e, path))
+        RequestTrace::read_asking(path, options, |_| Ok(()))
+    }
+
+    /// As [`RequestTrace::read`], and asks each time before more memory is taken. An error of `ask` ends the reading.
+    ///
+    /// # Errors
+    /// As [`RequestTrace::read`], and those of `ask`, with the file.
+    pub fn read_asking(
+        path: &Path,
+        options: &Options,
+        ask: impl Fn(Taken) -> Result<()>,
+    ) -> Result<RequestTrace> {
+        let ledger = Ledger::new(&ask);
+        let lengths = piece_lengths(&options.piece_lengths, &ledger)?;
+        input::whole(path, |input| collect(input, options, lengths, &ledger)).map_err(|e| named(e, path))
     }
 
     /// Reads a trace from the bytes of a file. Any bytes are allowed and none make it panic.
@@ -328,8 +349,15 @@ impl RequestTrace {
     /// # Errors
     /// As [`RequestTrace::read`].
     pub fn from_bytes(bytes: &[u8], options: &Options) -> Result<RequestTrace> {
-        let lengths = piece_lengths(&options.piece_lengths)?;
-        collect(unpacked(bytes)?, options, lengths)
+        let ledger = Ledger::new(&|_| Ok(()));
+        let lengths = piece_lengths(&options.piece_lengths, &ledger)?;
+        collect(unpacked(bytes)?, options, lengths, &ledger)
+    }
+
+    /// Bytes that the trace holds.
+    pub fn bytes(&self) -> u64 {
+        let words = self.blocks.capacity() + self.piece_tokens.capacity();
+        (4 * words + size_of::<Record>() * self.records.capacity()) as u64
     }
 
     /// In which format it was written.
@@ -412,24 +440,30 @@ fn collect(
     input: Box<dyn BufRead + '_>,
     options: &Options,
     lengths: HashMap<u64, u32>,
+    ledger: &Ledger<'_>,
 ) -> Result<RequestTrace> {
     let (mut records, mut blocks, mut seconds) = (Vec::new(), Vec::new(), Vec::new());
     let full = |_| no_room("the decoded trace");
-    let whole = stream(input, options, lengths, &mut |request| {
+    let whole = stream(input, options, lengths, ledger, &mut |request| {
+        ledger.grow(Part::Blocks, &blocks, request.blocks.len())?;
         blocks.try_reserve(request.blocks.len()).map_err(full)?;
+        ledger.grow(Part::Requests, &records, 1)?;
         records.try_reserve(1).map_err(full)?;
         blocks.extend_from_slice(request.blocks);
         // REFERENCES_MAX is below 2^32.
         let Request { input_tokens, output_tokens, .. } = request;
         records.push(Record { end: blocks.len() as u32, input_tokens, output_tokens });
         if request.session > 0 && !options.one_after_another {
+            ledger.grow(Part::Times, &seconds, 1)?;
             seconds.try_reserve(1).map_err(full)?;
             seconds.push(request.seconds);
         }
         Ok(())
     })?;
     let Whole { format, block_tokens, piece_tokens, distinct, notes } = whole;
-    let interleaved = interleave::interleave(&mut records, &mut blocks, distinct, &seconds)?;
+    // The parser is gone, and what it held.
+    ledger.set(Part::Ids, 0).and_then(|()| ledger.set(Part::Lengths, 0))?;
+    let interleaved = interleave::interleave(&mut records, &mut blocks, distinct, &seconds, ledger)?;
     Ok(RequestTrace { format, block_tokens, piece_tokens, distinct, notes, records, blocks, interleaved })
 }
 

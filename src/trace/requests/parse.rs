@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 
 use super::input::Line;
 use super::intern::Interner;
+use super::ledger::{Ledger, Part};
 use super::{Format, Notes, Options, REFERENCES_MAX, REQUESTS_MAX, Request, no_room};
 use crate::error::{Error, Kind, Result};
 
@@ -100,6 +101,7 @@ pub(super) struct Parser<'a> {
     pub(super) options: &'a Options,
     /// Tokens of the pieces that the side files name.
     lengths: HashMap<u64, u32>,
+    ledger: &'a Ledger<'a>,
     pub interner: Interner,
     /// Tokens of a block, once known.
     pub block_tokens: Option<u32>,
@@ -117,10 +119,11 @@ pub(super) struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    pub fn new(options: &'a Options, lengths: HashMap<u64, u32>) -> Self {
+    pub fn new(options: &'a Options, lengths: HashMap<u64, u32>, ledger: &'a Ledger<'a>) -> Self {
         Parser {
             options,
             lengths,
+            ledger,
             interner: Interner::new(),
             block_tokens: None,
             told: None,
@@ -275,7 +278,7 @@ impl<'a> Parser<'a> {
         if self.references > REFERENCES_MAX {
             return Err(too_much("too many block references", line, REFERENCES_MAX));
         }
-        let named = self.interner.name(id).map_err(|_| no_room("the distinct ids"))?;
+        let named = self.interner.name(id, self.ledger)?;
         if named.again {
             if self.block_tokens.is_some() {
                 return Err(line.wrong("the block id repeats inside the request", column).with("id", id));
@@ -288,6 +291,7 @@ impl<'a> Parser<'a> {
                     .with("id", id)
                     .hint("name all five side files in --block-lengths, or none")
             })?;
+            self.ledger.grow(Part::PieceTokens, &self.piece_tokens, 1)?;
             self.piece_tokens.try_reserve(1).map_err(|_| no_room("the pieces' lengths"))?;
             self.piece_tokens.push(*tokens);
         }

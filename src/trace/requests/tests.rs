@@ -377,7 +377,8 @@ fn a_file_that_begins_with_blanks_only_is_looked_at_for_so_long() {
             if change {
                 std::fs::write(&path, mooncake(0, 512, "[1]").repeat(9)).unwrap();
             }
-            stream(input, &Options::default(), HashMap::new(), &mut |_| Ok(())).map(|whole| whole.distinct)
+            stream(input, &Options::default(), HashMap::new(), &Ledger::new(&|_| Ok(())), &mut |_| Ok(()))
+                .map(|whole| whole.distinct)
         })
     };
     assert_eq!(read(false), Ok(1));
