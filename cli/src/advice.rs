@@ -262,6 +262,21 @@ fn judged(point: &Point, planned: &Planned, gain: &Gain) -> Advice {
     )
 }
 
+/// Which batches are too slow: those that were named, or all.
+fn too_slow(named: &[Known<'_>], asked: &str) -> String {
+    match named {
+        [] => format!("no batch with it decodes {asked} tokens a second for each sequence"),
+        [(_, planned, gain)] => format!(
+            "with it batch {} decodes {} tokens a second for each sequence, not {asked}",
+            planned.batch,
+            number(gain.outcome.otps)
+        ),
+        _ => {
+            format!("with it none of the batches asked for decodes {asked} tokens a second for each sequence")
+        }
+    }
+}
+
 /// Where no plan both offloads and is fast enough.
 fn without(points: &[&Point], known: Option<(&Point, &Planned, &Gain)>, least_otps: f64) -> Advice {
     if let Some((point, alone)) = points.iter().find_map(|point| Some((*point, point.alone?))) {
@@ -277,8 +292,9 @@ fn without(points: &[&Point], known: Option<(&Point, &Planned, &Gain)>, least_ot
         let why = why.map_or(String::new(), |error| format!(": {}", error.place()));
         return Advice::to(None, format!("Not known: what these plans yield could not be simulated{why}."));
     };
-    let offloads = self::known(points).any(|(_, planned, _)| planned.offloads());
-    let slow = if offloads { Slow::All } else { gain.slow };
+    // A search keeps no plan that is too slow: these are of batches that were named.
+    let named: Vec<Known<'_>> = self::known(points).filter(|(_, planned, _)| planned.offloads()).collect();
+    let slow = if named.is_empty() { gain.slow } else { Slow::All };
     let asked = number(least_otps);
     if slow == Slow::Nothing {
         let too_slow = gain.outcome.otps < least_otps;
@@ -296,11 +312,10 @@ fn without(points: &[&Point], known: Option<(&Point, &Planned, &Gain)>, least_ot
             "no batch with it that decodes {asked} tokens a second for each sequence yields more than {batch} on each \
              GPU without, which {verb} {otps}"
         ),
-        (_, Some((batch, verb, otps))) => format!(
-            "no batch with it decodes {asked} tokens a second for each sequence, and without it {batch} on each GPU \
-             {verb} {otps}"
-        ),
-        (_, None) => format!("no batch with it decodes {asked} tokens a second for each sequence"),
+        (_, Some((batch, verb, otps))) => {
+            format!("{}, and without it {batch} on each GPU {verb} {otps}", too_slow(&named, &asked))
+        }
+        (_, None) => too_slow(&named, &asked),
     };
     Advice::against(&format!("{why}{}", source(point)))
 }

@@ -114,24 +114,34 @@ fn needs(
     arguments: &Arguments,
 ) -> Result<u64> {
     let Some((setting, _)) = settings.first() else { return Ok(0) };
-    let Header { decode_start, layers, k, .. } = *header;
+    let Header { decode_start, k, .. } = *header;
     let rows = setting.steps * setting.mtp;
     let text = if arguments.json.is_some() { POINT * u64::from(decode_start + rows) } else { 0 };
-    let below = settings.iter().map(|(setting, _)| setting.slots).filter(|slots| *slots < k * setting.mtp);
-    let pools = match below.max() {
-        Some(slots) => stacked::needs(header, shape, *setting, &vec![slots; layers as usize]),
-        None => Ok(0),
-    };
-    Ok(curve::bytes(header, *setting) + pools.map_err(|e| replay::named(e, path))?.max(text))
+    let below = settings.iter().filter(|(at, _)| u64::from(at.slots) < u64::from(k) * u64::from(at.mtp));
+    let mut pools = below.map(|(at, _)| stacked::needs(header, shape, *at));
+    let pools = pools.try_fold(text, |most, one| one.map(|one| most.max(one)));
+    Ok(curve::bytes(header, *setting) + pools.map_err(|e| replay::named(e, path))?)
+}
+
+/// The sizes to print; without small ones that nobody named where the trace is too long for such pools.
+fn settings(
+    recorded: &Header,
+    header: &Header,
+    path: &Path,
+    arguments: &Arguments,
+) -> Result<Vec<(Setting, f64)>> {
+    let mut settings = replay::settings(recorded, path, arguments)?;
+    settings.retain(|(at, _)| arguments.sizes() > 0 || stacked::can_count(header, *at));
+    Ok(settings)
 }
 
 /// Curves of the trace at `path`, and replays of the sizes asked for that they do not hold.
 fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
     let allowance = Allowance { of: Replayed::Selections, memory: arguments.memory.memory };
     let Recorded { header, trace } = recorded::read(path, &allowance, |recorded, header| {
-        needs(header, path, shape, &replay::settings(recorded, path, arguments)?, arguments)
+        needs(header, path, shape, &settings(recorded, header, path, arguments)?, arguments)
     })?;
-    let settings = replay::settings(&header, path, arguments)?;
+    let settings = settings(&header, trace.header(), path, arguments)?;
     let Some((setting, _)) = settings.first().copied() else {
         return Err(Error::new(Kind::Internal, "replay").at("no size"));
     };
@@ -146,7 +156,7 @@ fn curved(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Curved> {
             bar.inc(steps * layers);
             curved.point(setting.slots)
         } else {
-            let outcome = stacked::replay(&trace, shape, setting, None, || bar.inc(layers));
+            let outcome = stacked::replay(&trace, shape, setting, || bar.inc(layers));
             let layers = outcome.map_err(|e| replay::named(e, path))?.layers;
             let (hits, misses) = layers.iter().fold((0, 0), |sum, layer| (sum.0 + layer.0, sum.1 + layer.1));
             Point { slots: setting.slots, hits, misses, replayed: true }

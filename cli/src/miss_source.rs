@@ -168,10 +168,9 @@ impl Traced {
         }
         let setting = Setting { slots, warmup: WARMUP.min(header.warm_steps), mtp, steps };
         let named = |error| replay::named(error, &self.path);
-        let by_layer = vec![slots; header.layers as usize];
-        let needs = stacked::needs(trace.header(), setup.shape(), setting, &by_layer).map_err(named)?;
+        let needs = stacked::needs(trace.header(), setup.shape(), setting).map_err(named)?;
         self.allowance.check_of(&self.path, 4 * trace.members(), needs)?;
-        let outcome = stacked::replay(trace, setup.shape(), setting, None, || {}).map_err(named)?;
+        let outcome = stacked::replay(trace, setup.shape(), setting, || {}).map_err(named)?;
         let layers = outcome.layers;
         let means: Vec<f64> = layers.iter().map(|(_, misses)| *misses as f64 / f64::from(steps)).collect();
         self.known.insert((slots, mtp), means.clone());

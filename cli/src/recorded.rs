@@ -39,9 +39,9 @@ pub fn read(
     needs: impl Fn(&Header, &Header) -> Result<u64>,
 ) -> Result<Recorded> {
     let ask = |promise: Promise<'_>| match promise {
-        // How many positions are named is not known yet; what `needs` refuses is refused once all else is known.
+        // How many positions are named is not known yet.
         Promise::Trace(header) if is_sparse(header) => allowance.check(decoded(header), 0),
-        Promise::Trace(header) => allowance.check(decoded(header), needs(header, header).unwrap_or(0)),
+        Promise::Trace(header) => allowance.check(decoded(header), needs(header, header)?),
         Promise::Recording(positions) => allowance.check(4 * positions, 0),
     };
     let trace = SelectionTrace::read_asking(path, ask)?;

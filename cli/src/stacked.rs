@@ -15,7 +15,7 @@ use forebay::{Error, Kind, Result, Shape};
 use crate::pools::{self, Outcome, Setting};
 use crate::room;
 
-/// Slots that the pools of one replay may pass over, all steps and layers together: half a minute's work at most.
+/// Slots that the pools of one replay of one size may pass over, all steps and layers together.
 pub const SCANNED_MAX: u64 = 1 << 34;
 
 /// Positions of which a step passes over the marks in the time of one slot.
@@ -32,37 +32,86 @@ fn scanned(header: &Header, setting: Setting, slots: &[u32]) -> u64 {
     (u64::from(setting.steps) + u64::from(setting.warmup)).saturating_mul(slots + marks)
 }
 
-/// Bytes that [`replay`] holds beside the trace.
+/// What replays a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// The production pools.
+    Pools,
+    /// The order that they keep, where they would pass over more than [`SCANNED_MAX`] slots.
+    Stack,
+}
+
+impl How {
+    /// For a replay of this setting, with slots by layer.
+    pub fn of(header: &Header, setting: Setting, slots: &[u32]) -> How {
+        if scanned(header, setting, slots) <= SCANNED_MAX { How::Pools } else { How::Stack }
+    }
+}
+
+/// Whether pools of so many slots a layer can be counted: those that hold what any step may select, and small ones of
+/// traces that are short enough.
+pub fn can_count(header: &Header, setting: Setting) -> bool {
+    let slots = vec![setting.slots; header.layers as usize];
+    let least = u64::from(header.k) * u64::from(setting.mtp);
+    u64::from(setting.slots) >= least || How::of(header, setting, &slots) == How::Pools
+}
+
+fn too_few(rows: u64, slots: u32) -> Error {
+    Error::new(Kind::OutOfRange, "replay")
+        .at("a step may select more rows than there are slots, in a trace too long for such pools")
+        .with("rows", rows)
+        .with("slots", slots)
+        .hint("ask for more slots, or cut the trace to fewer steps")
+}
+
+/// Bytes that a replay of this setting holds beside the trace, with as many slots in each layer.
 ///
 /// # Errors
-/// Those of pools that cannot be.
-pub fn needs(header: &Header, shape: &Shape, setting: Setting, slots: &[u32]) -> Result<u64> {
-    if scanned(header, setting, slots) <= SCANNED_MAX {
-        return pools::needs(header, shape, setting, slots);
+/// Those of pools that cannot be, and [`Kind::OutOfRange`] of what nobody can count ([`can_count`]).
+pub fn needs(header: &Header, shape: &Shape, setting: Setting) -> Result<u64> {
+    let slots = vec![setting.slots; header.layers as usize];
+    if How::of(header, setting, &slots) == How::Pools {
+        return pools::needs(header, shape, setting, &slots);
+    }
+    if !can_count(header, setting) {
+        return Err(too_few(u64::from(header.k) * u64::from(setting.mtp), setting.slots));
     }
     let tokens = u64::from(header.decode_start) + u64::from(setting.steps) * u64::from(setting.mtp);
     Ok(TOKEN * tokens + 16 * u64::from(header.k) * u64::from(setting.mtp))
 }
 
-/// Replays the trace on the host, with slots by layer or as many in each: through the production pools, or as these
-/// count where they would pass over more than [`SCANNED_MAX`] slots. Calls `progress` once for each step.
+/// Replays the trace on the host with as many slots in each layer. Calls `progress` once for each step.
 ///
 /// # Errors
-/// [`Kind::OutOfRange`] where the pools would take too long and a step selects more rows than there are slots;
-/// [`Kind::OutOfMemory`]; anything else is a defect.
+/// As [`replay_by_layer`].
 pub fn replay(
     trace: &SelectionTrace,
     shape: &Shape,
     setting: Setting,
-    slots: Option<&[u32]>,
     progress: impl FnMut(),
 ) -> Result<Outcome> {
-    let uniform = vec![setting.slots; trace.header().layers as usize];
-    let by_layer = slots.unwrap_or(&uniform);
-    match (scanned(trace.header(), setting, by_layer) <= SCANNED_MAX, slots) {
-        (false, _) => stacked(trace, setting, by_layer, progress),
-        (true, None) => pools::replay(trace, shape, setting, progress),
-        (true, Some(slots)) => pools::replay_by_layer(trace, shape, setting, slots, progress),
+    let slots = vec![setting.slots; trace.header().layers as usize];
+    match How::of(trace.header(), setting, &slots) {
+        How::Stack => stacked(trace, setting, &slots, progress),
+        How::Pools => pools::replay(trace, shape, setting, progress),
+    }
+}
+
+/// Replays the trace on the host with slots by layer. Calls `progress` once for each step.
+///
+/// # Errors
+/// [`Kind::OutOfRange`] where a step selects more rows than a stack has slots; [`Kind::OutOfMemory`]; anything else is a
+/// defect.
+pub fn replay_by_layer(
+    how: How,
+    trace: &SelectionTrace,
+    shape: &Shape,
+    (setting, slots): (Setting, &[u32]),
+    progress: impl FnMut(),
+) -> Result<Outcome> {
+    match how {
+        How::Stack => stacked(trace, setting, slots, progress),
+        How::Pools => pools::replay_by_layer(trace, shape, setting, slots, progress),
     }
 }
 
@@ -86,11 +135,7 @@ impl Lane<'_> {
         self.rows.dedup();
         match self.rows.len() <= self.slots as usize {
             true => Ok(()),
-            false => Err(Error::new(Kind::OutOfRange, "replay")
-                .at("a step selects more rows than there are slots, in a trace too long for such pools")
-                .with("rows", self.rows.len() as u64)
-                .with("slots", self.slots)
-                .hint("ask for more slots, or cut the trace to fewer steps")),
+            false => Err(too_few(self.rows.len() as u64, self.slots)),
         }
     }
 
@@ -178,5 +223,24 @@ mod tests {
         let setting = Setting { slots: 10, warmup: 0, mtp: 1, steps: 5 };
         let e = stacked(&trace, setting, &vec![10; header.layers as usize], || ()).unwrap_err();
         assert_eq!((e.kind(), e.number("slots")), (Kind::OutOfRange, Some(10)));
+    }
+
+    /// What runs is what was reckoned: the header tells it, and what nobody can count it refuses.
+    #[test]
+    fn the_header_says_what_counts_and_what_it_holds() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst");
+        let demo = SelectionTrace::read(&path).unwrap().header().clone();
+        let long = Header { layers: 1024, k: 64, decode_start: 1 << 18, ..demo.clone() };
+        let shape = Shape::DEEPSEEK_V3_2;
+        let at = |slots, steps| Setting { slots, warmup: 0, mtp: 1, steps };
+        let how = |header: &Header, at: Setting| How::of(header, at, &vec![at.slots; header.layers as usize]);
+        assert_eq!((how(&demo, at(1000, 60)), how(&long, at(1 << 17, 4096))), (How::Pools, How::Stack));
+        // Eight steps of the same go through pools, which hold tables of every layer.
+        assert_eq!(how(&long, at(1 << 17, 8)), How::Pools);
+        let bytes = [4096, 8].map(|steps| needs(&long, &shape, at(1 << 17, steps)).unwrap());
+        assert!(bytes[0] < 1 << 24 && bytes[1] > 1 << 30, "{bytes:?}");
+        let few = at(63, 1 << 20);
+        assert!(!can_count(&long, few) && can_count(&long, at(64, 1 << 20)) && can_count(&demo, at(63, 60)));
+        assert_eq!(needs(&long, &shape, few).unwrap_err().kind(), Kind::OutOfRange);
     }
 }

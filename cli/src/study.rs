@@ -13,8 +13,9 @@ use crate::policy::{self, Policy};
 use crate::pools::{self, Outcome, Setting};
 use crate::prefetch::{self, Prefetched};
 use crate::replay::{Count, Divided, FIRST_STEPS, Replay};
+use crate::stacked::{self, How};
 use crate::target::{DeviceName, Target};
-use crate::{split, stacked, threads};
+use crate::{split, threads};
 
 /// What is asked of every size.
 pub struct Study {
@@ -68,13 +69,17 @@ impl Study {
             needs = needs.max(curve::bytes(header, *setting));
         }
         if self.policies.contains(&Policy::Lru) {
-            // Slots that are divided by gain are as many in all, and no more in a layer than can be filled.
-            let most = |slots: u32| if self.by_layer { slots.saturating_mul(layers as u32) } else { slots };
-            let slots = settings.iter().map(|(setting, _)| setting.slots).max().unwrap_or(0);
-            let one = stacked::needs(header, shape, *setting, &vec![most(slots); layers])?;
             let jobs = settings.len() * if self.by_layer { 2 } else { 1 };
-            needs = needs.max(threads::held(jobs, one));
+            needs = needs.max(threads::held(jobs, self.of_lru(header, shape, settings)?));
         }
+        // Divided slots are as many in all: the same work once more.
+        let times = if self.by_layer { 2 } else { 1 };
+        let of = |policy: &Policy| {
+            let policy = *policy;
+            let job = move |setting| policy::Job { policy, setting, slots: None };
+            settings.iter().flat_map(move |(setting, _)| std::iter::repeat_n(*setting, times)).map(job)
+        };
+        policy::check_fading(header, &self.policies.iter().flat_map(of).collect::<Vec<_>>())?;
         if self.policies.iter().any(|policy| *policy != Policy::Lru) {
             needs = needs.max(threads::held(layers, one_policy));
         }
@@ -82,6 +87,24 @@ impl Study {
             needs = needs.max(threads::held(layers, prefetch::bytes(header, *setting)));
         }
         Ok(needs)
+    }
+
+    /// Bytes that the largest replay of the production rule holds.
+    fn of_lru(&self, header: &Header, shape: &Shape, settings: &[(Setting, f64)]) -> Result<u64> {
+        let layers = header.layers as usize;
+        let uniform = |setting: Setting| match self.target.name {
+            DeviceName::Host => stacked::needs(header, shape, setting),
+            DeviceName::Cuda(_) => pools::needs(header, shape, setting, &vec![setting.slots; layers]),
+        };
+        // How many slots a layer will have is not known yet: as many in all, and no more than can be filled.
+        let divided = |setting: Setting| {
+            let most = setting.slots.saturating_mul(header.layers);
+            pools::needs(header, shape, setting, &vec![most; layers])
+        };
+        settings.iter().try_fold(0, |most: u64, (setting, _)| {
+            let divided = if self.by_layer { divided(*setting)? } else { 0 };
+            Ok(most.max(uniform(*setting)?).max(divided))
+        })
     }
 
     /// Every replay, by size, then by policy, then by split. The prompt was recorded with `prompt` tokens: what is
@@ -156,15 +179,16 @@ impl Study {
     ) -> Result<Vec<Outcomes>> {
         let jobs: Vec<&Job> = jobs.iter().filter(|job| job.policy == Policy::Lru).collect();
         let layers = trace.header().layers;
-        let Some(setting) = jobs.first().map(|job| job.setting) else { return Ok(Vec::new()) };
-        let slots = jobs.iter().map(|job| job.setting.slots).max().unwrap_or(0);
-        let bytes = stacked::needs(trace.header(), shape, setting, &vec![slots; layers as usize])?;
+        let settings: Vec<_> = jobs.iter().map(|job| (job.setting, job.prompt_share)).collect();
+        let bytes = self.of_lru(trace.header(), shape, &settings)?;
         threads::each(jobs.len(), bytes, |index| {
             let Job { setting, divided, .. } = jobs[index];
             let slots = divided.clone().unwrap_or_else(|| vec![setting.slots; layers as usize]);
             let step = || bar.inc(u64::from(layers));
+            // The beginning as the whole: what is held was reckoned for that.
+            let how = How::of(trace.header(), *setting, &slots);
             let run = |setting| match self.target.name {
-                DeviceName::Host => stacked::replay(trace, shape, setting, Some(&slots), step),
+                DeviceName::Host => stacked::replay_by_layer(how, trace, shape, (setting, &slots), step),
                 DeviceName::Cuda(_) => {
                     pools::replay_on(self.target.open()?, trace, shape, setting, &slots, step)
                 }

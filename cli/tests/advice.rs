@@ -160,7 +160,10 @@ fn where_it_does_not_pay_the_sentence_says_do_not_and_why() {
         &["no batch with it decodes 19.2 tokens", "without it 9 sequences on each GPU decode 19.3"],
     );
     not(&format!("{NODE} --min-otps 500"), &["not even one sequence", "500 tokens a second"]);
-    not(&format!("{NODE} --batch 30 --min-otps 28"), &["no batch with it decodes 28.0 tokens"]);
+    not(
+        &format!("{NODE} --batch 30 --min-otps 28"),
+        &["with it batch 30 decodes", "each sequence, not 28.0"],
+    );
 }
 
 #[test]
@@ -175,6 +178,8 @@ fn batches_that_are_too_slow_are_not_advised() {
     let next = some["batch"].as_u64().unwrap() + 1;
     let slow = entry(&format!("{NODE} --min-otps 17 --batch {next}"));
     assert!(slow["otps"].as_f64() < Some(17.0) && slow["advice"]["offload"] == false);
+    let said = slow["advice"]["sentence"].as_str().unwrap();
+    assert!(said.contains(&format!("with it batch {next} decodes 16.")), "{said}");
     assert!(slow["notes"].to_string().contains("fewer tokens a second than --min-otps"));
 }
 

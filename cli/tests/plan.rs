@@ -412,7 +412,7 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         ),
         ("--gpu 80GiB --weights 0 --context 32K --batch 0", "--batch"),
         ("--gpu 80GiB --weights 0 --context 32K --batch -5", "--batch"),
-        ("--gpu 80GiB --weights 0 --context 32K --batch 100000", "gpu: the cache of this batch"),
+        ("--gpu 80GiB --weights 0 --context 32K --batch 60000", "gpu: the cache of this batch"),
         (
             "--gpu 80GiB --weights 0 --context 32K --batch 100 --host 1GiB",
             "host: the total pool of this batch",

@@ -158,16 +158,19 @@ fn picked(layers: u32) -> Vec<u32> {
 
 /// Bytes that one of the jobs holds, at most: a pool, the curves, or marks for each position.
 fn needs(header: &Header, shape: &Shape, jobs: &[Job], setting: Setting) -> Result<u64> {
-    let layers = header.layers as usize;
-    let settings = jobs.iter().filter_map(|job| if let Job::Pools(at) = job { Some(at) } else { None });
-    let slots = settings.map(|at| at.slots).max().unwrap_or(0);
-    let pools = stacked::needs(header, shape, setting, &vec![slots; layers])?;
-    Ok(pools.max(curve::bytes(header, setting)))
+    let settings = jobs.iter().filter_map(|job| if let Job::Pools(at) = job { Some(*at) } else { None });
+    settings
+        .map(|at| stacked::needs(header, shape, at))
+        .try_fold(curve::bytes(header, setting), |most, one| one.map(|one| most.max(one)))
 }
 
-/// The sizes at which policies are compared, and what is done about them beside the other policies.
-fn jobs(header: &Header, (setting, share): (Setting, f64)) -> (Vec<(u32, f64)>, Vec<Job>) {
-    let sizes = sizes(header.decode_start, (setting, share));
+/// The sizes at which policies are compared, of a prompt as it was recorded, and what is done about them beside the
+/// other policies. Small sizes that nobody named are left out where the trace is too long for such pools.
+fn jobs(header: &Header, prompt: u32, (setting, share): (Setting, f64)) -> (Vec<(u32, f64)>, Vec<Job>) {
+    let mut sizes = sizes(prompt, (setting, share));
+    sizes.retain(|(slots, _)| {
+        *slots == setting.slots || stacked::can_count(header, Setting { slots: *slots, ..setting })
+    });
     // Below the most rows that one step selects the curve does not hold; above k x mtp it surely does.
     let least = u64::from(header.k) * u64::from(setting.mtp);
     let at_sizes = sizes.iter().map(|(slots, _)| Setting { slots: *slots, ..setting });
@@ -180,7 +183,7 @@ fn jobs(header: &Header, (setting, share): (Setting, f64)) -> (Vec<(u32, f64)>, 
 
 /// Bytes that [`gather`] holds at its peak, beside the trace.
 fn peak(recorded: &Header, header: &Header, shape: &Shape, shown: (Setting, f64)) -> Result<u64> {
-    let (_, jobs) = jobs(recorded, shown);
+    let (_, jobs) = jobs(header, recorded.decode_start, shown);
     let one = needs(header, shape, &jobs, shown.0)?;
     let others = policy::bytes(header, shown.0.steps * shown.0.mtp);
     Ok(threads::held(jobs.len(), one).max(threads::held(header.layers as usize, others)))
@@ -198,7 +201,7 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
     })?;
     let (setting, prompt_share) = shown(&header, path, arguments)?;
     let picked = picked(header.layers);
-    let (sizes, jobs) = jobs(&header, (setting, prompt_share));
+    let (sizes, jobs) = jobs(trace.header(), header.decode_start, (setting, prompt_share));
     let at_sizes = sizes.iter().map(|(slots, _)| Setting { slots: *slots, ..setting });
     let of = |policy: &Policy| {
         let policy = *policy;
@@ -217,9 +220,7 @@ pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figur
     let bytes = needs(trace.header(), shape, &jobs, setting).map_err(|e| replay::named(e, path))?;
     let answers = threads::each(jobs.len(), bytes, |index| {
         Ok(match jobs[index] {
-            Job::Pools(at) => {
-                Answer::Pools(at, stacked::replay(&trace, shape, at, None, || bar.inc(layers))?)
-            }
+            Job::Pools(at) => Answer::Pools(at, stacked::replay(&trace, shape, at, || bar.inc(layers))?),
             Job::Curve => Answer::Curve(curve::curves(&trace, setting, || bar.inc(unit / layers))?),
             Job::Similar => {
                 let within = similarity::within(&trace, &picked, STRETCHES);

@@ -180,16 +180,18 @@ fn tiles(all: &[Point], only: Option<&[&Point]>, least_otps: f64) -> Vec<Tile> {
             );
             tile(thousands(deployed.of_node(without.throughput)), &what, more)
         });
+        let slow = gain.outcome.otps < least_otps;
+        let how = if slow { "with offload, too slow" } else { "at best" };
         let with = tile(
             thousands(deployed.of_node(gain.outcome.throughput)),
-            &format!("tokens/s a node at best, {} sequences in all", deployed.sequences(planned.batch)),
+            &format!("tokens/s a node {how}, {} sequences in all", deployed.sequences(planned.batch)),
             format!(
                 "tokens/s a GPU: {:.0}; each sequence {}",
                 Deployed::of_gpu(gain.outcome.throughput),
                 number(gain.outcome.otps)
             ),
         );
-        let share = point.gain().map(|share| {
+        let share = point.gain().filter(|_| !slow).map(|share| {
             tile(
                 signed_percent(share),
                 "tokens/s, gained",

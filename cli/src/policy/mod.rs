@@ -190,7 +190,7 @@ impl Job<'_> {
     }
 }
 
-/// Slots that fading policies may pass over, all sizes, layers and steps together: some minutes' work.
+/// Slots that fading policies may pass over, all sizes, layers and steps together.
 pub const FADING_MAX: u64 = 1 << 37;
 
 /// Slots that fading policies pass over in these jobs.
@@ -202,7 +202,7 @@ pub fn fading(header: &Header, jobs: &[Job<'_>]) -> u64 {
 ///
 /// # Errors
 /// [`Kind::OutOfRange`] says how many they are.
-fn check_fading(header: &Header, jobs: &[Job<'_>]) -> Result<()> {
+pub fn check_fading(header: &Header, jobs: &[Job<'_>]) -> Result<()> {
     let scanned = fading(header, jobs);
     if scanned <= FADING_MAX {
         return Ok(());
