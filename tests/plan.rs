@@ -118,7 +118,7 @@ fn impossible_plans_are_one_error_that_names_the_field() {
         ("activations", Demand { weights: 79 * GIB, activations: 2 * GIB, ..good.clone() }),
         ("workspace", Demand { workspace: u64::MAX, ..good.clone() }),
         ("gpu", Demand { gpu: 0, ..good.clone() }),
-        ("gpu", Demand { batch: Batch::Sequences(100_000), ..good.clone() }),
+        ("gpu", Demand { batch: Batch::Sequences(60_000), ..good.clone() }),
         ("context", Demand { context: 0, ..good.clone() }),
         ("context", Demand { context: 200_000, longest, ..good.clone() }),
         ("batch", Demand { batch: Batch::Sequences(0), ..good.clone() }),

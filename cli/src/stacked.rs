@@ -100,8 +100,8 @@ pub fn replay(
 /// Replays the trace on the host with slots by layer. Calls `progress` once for each step.
 ///
 /// # Errors
-/// [`Kind::OutOfRange`] where a step selects more rows than a stack has slots; [`Kind::OutOfMemory`]; anything else is a
-/// defect.
+/// [`Kind::OutOfRange`] where a step selects more rows than a stack has slots; [`Kind::OutOfMemory`]; anything else is
+/// a defect.
 pub fn replay_by_layer(
     how: How,
     trace: &SelectionTrace,

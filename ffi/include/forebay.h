@@ -309,8 +309,8 @@ typedef struct fb_cache_config {
     uint32_t attention_passes;
     // Optional: the number of the NUMA node for the total pool, plus 1; any.
     uint32_t numa_node;
-    // Optional: 1 for rows without bytes, so that nothing is gathered: for replays. The total pool takes addresses alone
-    // then, whatever `memory` asks for; on a CUDA device, which pins it, all of it.
+    // Optional: 1 for rows without bytes, so that nothing is gathered: for replays. The total pool takes addresses
+    // alone then, whatever `memory` asks for; on a CUDA device, which pins it, all of it.
     uint32_t residency_only;
     // Optional: slots of each layer's pool, all sequences, draft layers included; as pool_slots, not beside it.
     const uint32_t *slots_by_layer;
@@ -1653,8 +1653,8 @@ fb_status fb_prepare(struct fb_cache *cache,
 // scattered, in every layer, draft layers included; with residency_only, when it was resolved. While a call is
 // missing: FB_INVALID_CONFIG, whose text names the call, its layer, batch row and query row. Nothing is enqueued then,
 // and the step stays open, to be completed or given up by fb_abandon. A gather can be made up for until any
-// layer's next resolve of these batch rows. Behind that, resolve again and gather; where rows were missed that had to be
-// fetched, the step fails all the same, as fb_retire says. FB_INVALID_CONFIG also for a step that is finished.
+// layer's next resolve of these batch rows. Behind that, resolve again and gather; where rows were missed that had to
+// be fetched, the step fails all the same, as fb_retire says. FB_INVALID_CONFIG also for a step that is finished.
 fb_status fb_finish(struct fb_cache *cache,
                     fb_step step,
                     void *stream);

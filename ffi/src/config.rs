@@ -67,8 +67,8 @@ pub struct FbCacheConfig {
     pub attention_passes: u32,
     /// Optional: the number of the NUMA node for the total pool, plus 1; any.
     pub numa_node: u32,
-    /// Optional: 1 for rows without bytes, so that nothing is gathered: for replays. The total pool takes addresses alone
-    /// then, whatever `memory` asks for; on a CUDA device, which pins it, all of it.
+    /// Optional: 1 for rows without bytes, so that nothing is gathered: for replays. The total pool takes addresses
+    /// alone then, whatever `memory` asks for; on a CUDA device, which pins it, all of it.
     pub residency_only: u32,
     /// Optional: slots of each layer's pool, all sequences, draft layers included; as pool_slots, not beside it.
     pub slots_by_layer: *const u32,

@@ -335,8 +335,8 @@ pub unsafe extern "C" fn fb_prepare(
 /// scattered, in every layer, draft layers included; with residency_only, when it was resolved. While a call is
 /// missing: FB_INVALID_CONFIG, whose text names the call, its layer, batch row and query row. Nothing is enqueued then,
 /// and the step stays open, to be completed or given up by fb_abandon. A gather can be made up for until any
-/// layer's next resolve of these batch rows. Behind that, resolve again and gather; where rows were missed that had to be
-/// fetched, the step fails all the same, as fb_retire says. FB_INVALID_CONFIG also for a step that is finished.
+/// layer's next resolve of these batch rows. Behind that, resolve again and gather; where rows were missed that had to
+/// be fetched, the step fails all the same, as fb_retire says. FB_INVALID_CONFIG also for a step that is finished.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_finish(cache: *mut FbCache, step: FbStep, stream: *mut c_void) -> FbStatus {
     change(cache, |cache| {

@@ -170,8 +170,8 @@ impl Cache {
     }
 
     /// R of one layer. G must follow, ordered behind it, before the layer's attention and before the next
-    /// R of the same rows, of whichever layer: a step in which something missed was not gathered fails. The calls of one
-    /// step come from one thread at a time.
+    /// R of the same rows, of whichever layer: a step in which something missed was not gathered fails. The calls of
+    /// one step come from one thread at a time.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a layer, rows or buffers that do not fit the step.

@@ -47,7 +47,7 @@ BY_SHAPE: list[tuple[str, Any, str, str]] = [
     ("device_block_align", 3, "value 3", "a multiple of 4, or 0 for no padding"),
 ]
 BY_CACHE: list[tuple[str, Any, str, str]] = [
-    ("max_tokens", (1 << 31) - 3, "value 2147483645", "max_tokens + query_rows x steps_in_flight must stay below 2147483647"),
+    ("max_tokens", (1 << 31) - 3, "value 2147483645", "max_tokens + query_rows x steps_in_flight must stay below"),
     ("max_tokens", (1 << 32) - 1, "max_tokens 4294967295, query_rows 1", "query_rows x steps_in_flight"),
     ("query_rows", 1 << 31, "query_rows 2147483648, steps_in_flight 2", "query_rows x steps_in_flight"),
     ("steps_in_flight", (1 << 32) - 1, "query_rows 1, steps_in_flight 4294967295", "query_rows x steps_in_flight"),
