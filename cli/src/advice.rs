@@ -266,11 +266,14 @@ fn judged(point: &Point, planned: &Planned, gain: &Gain) -> Advice {
 fn too_slow(named: &[Known<'_>], asked: &str) -> String {
     match named {
         [] => format!("no batch with it decodes {asked} tokens a second for each sequence"),
-        [(_, planned, gain)] => format!(
-            "with it batch {} decodes {} tokens a second for each sequence, not {asked}",
-            planned.batch,
-            number(gain.outcome.otps)
-        ),
+        [(_, planned, gain)] => {
+            let otps = number(gain.outcome.otps);
+            let just = if otps == asked { "just under " } else { "" };
+            format!(
+                "with it batch {} decodes {just}{otps} tokens a second for each sequence, not {asked}",
+                planned.batch
+            )
+        }
         _ => {
             format!("with it none of the batches asked for decodes {asked} tokens a second for each sequence")
         }

@@ -77,7 +77,8 @@ impl Study {
         let of = |policy: &Policy| {
             let policy = *policy;
             let job = move |setting| policy::Job { policy, setting, slots: None };
-            settings.iter().flat_map(move |(setting, _)| std::iter::repeat_n(*setting, times)).map(job)
+            let both = |(setting, _): &(Setting, f64)| [*setting, beginning(*setting)];
+            settings.iter().flat_map(both).flat_map(move |one| std::iter::repeat_n(one, times)).map(job)
         };
         policy::check_fading(header, &self.policies.iter().flat_map(of).collect::<Vec<_>>())?;
         if self.policies.iter().any(|policy| *policy != Policy::Lru) {
@@ -96,10 +97,15 @@ impl Study {
             DeviceName::Host => stacked::needs(header, shape, setting),
             DeviceName::Cuda(_) => pools::needs(header, shape, setting, &vec![setting.slots; layers]),
         };
-        // How many slots a layer will have is not known yet: as many in all, and no more than can be filled.
+        // How many slots a layer will have is not known yet: as many in all, and no more than can be filled. They are
+        // counted as the uniform ones are.
         let divided = |setting: Setting| {
+            let uniform = vec![setting.slots; layers];
             let most = setting.slots.saturating_mul(header.layers);
-            pools::needs(header, shape, setting, &vec![most; layers])
+            match (self.target.name, How::of(header, setting, &uniform)) {
+                (DeviceName::Host, How::Stack) => stacked::needs(header, shape, setting),
+                _ => pools::needs(header, shape, setting, &vec![most; layers]),
+            }
         };
         settings.iter().try_fold(0, |most: u64, (setting, _)| {
             let divided = if self.by_layer { divided(*setting)? } else { 0 };
@@ -185,8 +191,8 @@ impl Study {
             let Job { setting, divided, .. } = jobs[index];
             let slots = divided.clone().unwrap_or_else(|| vec![setting.slots; layers as usize]);
             let step = || bar.inc(u64::from(layers));
-            // The beginning as the whole: what is held was reckoned for that.
-            let how = How::of(trace.header(), *setting, &slots);
+            // The beginning as the whole, divided slots as uniform ones: what is held was reckoned for that.
+            let how = How::of(trace.header(), *setting, &vec![setting.slots; layers as usize]);
             let run = |setting| match self.target.name {
                 DeviceName::Host => stacked::replay_by_layer(how, trace, shape, (setting, &slots), step),
                 DeviceName::Cuda(_) => {

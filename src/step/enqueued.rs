@@ -240,10 +240,9 @@ fn progress(word: &AtomicU32) -> u32 {
     word.load(Relaxed) & PROGRESS
 }
 
-/// The progress of a whole batch's word; its other bits are never written back.
+/// The progress of a whole batch's word, and none of its other bits.
 fn set_whole(whole: &AtomicU32, come: u32) {
-    whole.fetch_and(!PROGRESS, Relaxed);
-    whole.fetch_or(come, Relaxed);
+    let _before = whole.fetch_update(Relaxed, Relaxed, |word| Some((word & !PROGRESS) | come));
 }
 
 fn add(word: &AtomicU32, mark: u32) {

@@ -181,7 +181,7 @@ fn tiles(all: &[Point], only: Option<&[&Point]>, least_otps: f64) -> Vec<Tile> {
             tile(thousands(deployed.of_node(without.throughput)), &what, more)
         });
         let slow = gain.outcome.otps < least_otps;
-        let how = if slow { "with offload, too slow" } else { "at best" };
+        let how = if slow { "and too slow" } else { "at best" };
         let with = tile(
             thousands(deployed.of_node(gain.outcome.throughput)),
             &format!("tokens/s a node {how}, {} sequences in all", deployed.sequences(planned.batch)),

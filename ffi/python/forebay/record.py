@@ -81,8 +81,6 @@ class CacheHandle:
                 for other in self.refused(number):
                     self.joins.pop(other, None)
                 self.joins.pop(ticket, None)
-        if any(number not in self.sequences for number, _held in list(self.joins.values())):
-            self.reap(NULL, ffi.new("uint32_t *"))
         for _ in range(len(self.forgotten)):
             try:
                 one = self.forgotten[0]

@@ -181,10 +181,22 @@ class Sequence:
         """Raises a refusal of a join. One that was let in may have been taken in part, whatever the refusal says: a
         driver answers in many words. So the ticket keeps what it was given until the join was tried again, or the
         sequence closed, and that has ended (`CacheHandle.make_up`, `reap`)."""
+        joins = self.cache._record.joins
+        if status and (status in NOT_LET_IN or self._has_joined()):
+            joins.pop(ticket, None)
+        elif ticket in joins:
+            # One that is tried again and again with the same warm-up keeps it once.
+            for other, (number, held) in list(joins.items()):
+                same = held[:1] and joins[ticket][1][:1] and held[0] is joins[ticket][1][0]
+                if other is not ticket and number == self._number and same and not other._is_made:
+                    joins.pop(other, None)
         if status:
-            if status in NOT_LET_IN:
-                self.cache._record.joins.pop(ticket, None)
             fail(status, self._pointer)
+
+    def _has_joined(self) -> bool:
+        """Whether it had joined before: then a join is refused in front of everything else."""
+        length = sized("fb_sequence_length")
+        return lib.fb_length(self._pointer, self._number, length) == 0 and bool(length.running)
 
     def _selections(self, warm_up: Any) -> tuple[Any, int]:
         info, found = self.cache.info, look(warm_up, "warm_up")
