@@ -137,6 +137,9 @@ fn impossible_plans_are_one_error_that_names_the_field() {
         assert!(error.place().starts_with(field), "{field}: {error}");
         assert_eq!(error.to_string().lines().count(), 1);
     }
+    // A search ends with the widest batch that a cache may have.
+    let wide = Demand { gpu: 32 << 40, batch: Batch::Most, ..good.clone() };
+    assert_eq!(plan(&wide).unwrap().batch, 32_767 * wide.micro_batches);
     assert!(plan(&Demand { ratio: Ratio::Share(1.5), ..good }).is_err());
 }
 

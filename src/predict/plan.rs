@@ -14,6 +14,7 @@
 //! case in which offload cannot pay whatever the times is told here ([`Note::AllResident`], [`Note::Dense`]).
 
 use crate::cache::{Config, Footprint, Slots};
+use crate::device::block::BATCH_MAX;
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
 use crate::predict::model::Dims;
@@ -218,7 +219,7 @@ pub fn plan(demand: &Demand) -> Result<Planned> {
     let resident_batch = room.most(|lanes| Ok(room.resident(lanes)?.device() <= room.available))?;
     let sparse = demand.shape.top_k > 0;
     let least = demand.least_slots.min(demand.context);
-    let most = if sparse { room.most(|lanes| room.fits(lanes, least))? } else { 0 };
+    let most = if sparse { room.most_with(least)? } else { 0 };
     let most_batch = most.max(resident_batch);
     let (batch, slots) = room.choose(resident_batch, most_batch, least)?;
     let whole = slots.is_none();
@@ -367,6 +368,12 @@ impl<'a> Room<'a> {
         }
     }
 
+    /// The most sequences with so many slots each, in micro-batches that a cache may have.
+    fn most_with(&self, slots: u32) -> Result<u32> {
+        let widest = BATCH_MAX.saturating_mul(self.demand.micro_batches);
+        self.most(|lanes| if lanes > widest { Ok(false) } else { self.fits(lanes, slots) })
+    }
+
     /// The most sequences for which `fits` holds; it holds for all smaller ones, as every part of a footprint
     /// grows with the lanes.
     fn most(&self, fits: impl Fn(u32) -> Result<bool>) -> Result<u32> {
@@ -442,7 +449,7 @@ impl<'a> Room<'a> {
             }
             (Batch::Most, Ratio::Share(ratio)) => {
                 let slots = self.slots(ratio)?;
-                match self.most(|lanes| self.fits(lanes, slots))? {
+                match self.most_with(slots)? {
                     0 => Err(self.too_large(1, Some(slots))),
                     batch => Ok((batch, Some(slots))),
                 }
