@@ -66,7 +66,11 @@ impl<R: Rank> Ranked<R> {
         Ok(Ranked {
             rank,
             slots,
-            heap: sorted.then(BinaryHeap::new),
+            // As long as it gets before the old half of it goes.
+            heap: sorted
+                .then(|| room::vector(2 * positions + SCANNED + 1))
+                .transpose()?
+                .map(BinaryHeap::from),
             // A step's rows and those born may stand beside those that are about to leave.
             resident: room::vector(positions)?,
             selected: room::filled(positions, 0)?,
