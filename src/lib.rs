@@ -30,6 +30,7 @@ compile_error!("forebay needs Linux on x86-64: it maps, locks and binds host mem
 mod cache;
 pub mod device;
 mod error;
+mod fallible;
 mod geometry;
 mod ids;
 pub mod os;

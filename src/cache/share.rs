@@ -19,6 +19,7 @@ use crate::cache::Cache;
 use crate::cache::admit::Open;
 use crate::cache::sequence::{Record, State};
 use crate::error::{Error, Kind, Result};
+use crate::fallible::vector;
 use crate::ids::{HostPage, IndexPage, Sequence};
 use crate::total::{Block, Inserted, Namer, Pages};
 
@@ -80,11 +81,7 @@ pub(super) struct Names {
 impl Names {
     /// Names for at most `pages` pages.
     fn new(namer: Namer, pages: u32) -> Result<Names> {
-        let mut blocks = Vec::new();
-        blocks.try_reserve_exact(pages as usize).map_err(|_| {
-            let bytes = u64::from(pages) * size_of::<(Block, bool)>() as u64;
-            Error::new(Kind::OutOfMemory, "open").at("names of pages").with("bytes", bytes)
-        })?;
+        let blocks = vector(pages as usize, "open", "names of pages")?;
         Ok(Names { namer, blocks })
     }
 

@@ -25,6 +25,7 @@
 
 use super::stack::{LruStack, NUMBERS_MAX, words};
 use crate::error::{Error, Kind, Result};
+use crate::fallible::vector;
 
 /// Hits and misses of one sequence in one layer at every budget.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -158,10 +159,7 @@ impl Depths {
         self.found[0] = 0;
         let found = &mut self.found[..=self.order.len() as usize];
         let flat = found.iter().rposition(|count| *count > 0).unwrap_or(0);
-        let mut hits = Vec::new();
-        hits.try_reserve_exact(flat + 1).map_err(|_| {
-            Error::new(Kind::OutOfMemory, "count depths").at("a curve").with("bytes", 8 * (flat as u64 + 1))
-        })?;
+        let mut hits = vector(flat + 1, "count depths", "a curve")?;
         let mut sum = 0;
         hits.extend(found[..=flat].iter().map(|count| {
             sum += count;

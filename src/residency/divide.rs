@@ -9,7 +9,9 @@
 //! different passes share scratch slots; there the row's rank among the fetches says the pass.
 
 use crate::error::{Error, Kind, Result};
-use crate::residency::{Fetch, TableShape, filled};
+use crate::fallible::filled;
+use crate::residency::tables::OPERATION;
+use crate::residency::{Fetch, TableShape};
 
 /// What a lane's resolve answered, see [`crate::residency::Selected`].
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +38,7 @@ impl Divider {
     /// # Errors
     /// [`Kind::OutOfMemory`].
     pub fn new(slots: u32) -> Result<Self> {
-        Ok(Divider { fetched: filled((slots as usize).div_ceil(64), 0, "room to divide in")? })
+        Ok(Divider { fetched: filled((slots as usize).div_ceil(64), 0, OPERATION, "room to divide in")? })
     }
 
     /// Calls `list(query row, list number, slot)` for every valid entry, in the order of the selection:

@@ -63,5 +63,4 @@ pub use resolve::{Beyond, Counts, Fetch, Resolved, Rows, Selected};
 pub use scan::{At, Portable, Scan, Split, Stamped, Tied, Touch, Touched};
 pub(crate) use scan::{beyond, nth_lowest};
 pub use stack::LruStack;
-pub(crate) use tables::filled;
 pub use tables::{ABSENT, EMPTY, LaneHead, LayerTables, TableShape, TableWords};

@@ -1,9 +1,10 @@
 //! Resolve: a step's selections become slots of resident rows, a list of rows to fetch, and victims.
 
 use crate::error::{Error, Kind, Result};
+use crate::fallible::filled;
 use crate::geometry::SLOT_BLOCK;
 use crate::residency::scan::{Scan, Touch};
-use crate::residency::tables::{ABSENT, EMPTY, LaneHead, LayerTables, TableShape, UNUSED, filled};
+use crate::residency::tables::{ABSENT, EMPTY, LaneHead, LayerTables, OPERATION, TableShape, UNUSED};
 use crate::residency::victims::Oldest;
 
 /// A row to fetch: which position, into which slot of the layer's slab.
@@ -100,13 +101,13 @@ impl Workspace {
         let listed = (blocks + 1) * SLOT_BLOCK as usize;
         let (entries, place) = (selected as usize + SLOT_BLOCK as usize, "room to work in");
         Ok(Workspace {
-            missed: filled(words, 0, place)?,
-            entries: filled(entries, 0, place)?,
-            victims: filled(listed, 0, place)?,
-            ties: filled(listed, 0, place)?,
-            older: filled(blocks, 0, place)?,
-            tied: filled(blocks, 0, place)?,
-            positions: filled(listed.max(entries), 0, place)?,
+            missed: filled(words, 0, OPERATION, place)?,
+            entries: filled(entries, 0, OPERATION, place)?,
+            victims: filled(listed, 0, OPERATION, place)?,
+            ties: filled(listed, 0, OPERATION, place)?,
+            older: filled(blocks, 0, OPERATION, place)?,
+            tied: filled(blocks, 0, OPERATION, place)?,
+            positions: filled(listed.max(entries), 0, OPERATION, place)?,
         })
     }
 

@@ -27,6 +27,7 @@
 //! so with some of them twice, may take more.
 
 use crate::error::{Error, Kind, Result};
+use crate::fallible::{filled, vector};
 
 /// Where a number stands that was never touched.
 const NOWHERE: u32 = u32::MAX;
@@ -66,21 +67,13 @@ pub struct LruStack {
     limit: usize,
 }
 
-/// Room for `count` words.
-fn room<T>(count: usize) -> Result<Vec<T>> {
-    let mut words = Vec::new();
-    words.try_reserve_exact(count).map_err(|_| {
-        let bytes = (size_of::<T>() * count) as u64;
-        Error::new(Kind::OutOfMemory, "count depths").at("an order of use").with("bytes", bytes)
-    })?;
-    Ok(words)
-}
+/// What there was no memory for, in errors.
+const OPERATION: &str = "count depths";
+const PLACE: &str = "an order of use";
 
 /// `count` words of `value`.
 pub(super) fn words<T: Clone>(count: usize, value: T) -> Result<Vec<T>> {
-    let mut words = room(count)?;
-    words.resize(count, value);
-    Ok(words)
+    filled(count, value, OPERATION, PLACE)
 }
 
 /// The lowest `count` bits of a word, at most 64.
@@ -163,12 +156,12 @@ impl LruStack {
         let entries = (4 * numbers).max(LOG_LEAST) + numbers;
         Ok(LruStack {
             entry_of: words(numbers, NOWHERE)?,
-            log: room(entries)?,
-            live: room(entries.div_ceil(64))?,
-            behind: room(entries.div_ceil(64))?,
-            blocks: Blocks(room(entries.div_ceil(ENTRIES))?),
+            log: vector(entries, OPERATION, PLACE)?,
+            live: vector(entries.div_ceil(64), OPERATION, PLACE)?,
+            behind: vector(entries.div_ceil(64), OPERATION, PLACE)?,
+            blocks: Blocks(vector(entries.div_ceil(ENTRIES), OPERATION, PLACE)?),
             counted: false,
-            stretches: room(numbers)?,
+            stretches: vector(numbers, OPERATION, PLACE)?,
             len: 0,
             limit: LOG_LEAST,
         })

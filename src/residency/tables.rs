@@ -1,6 +1,7 @@
 //! The flat tables of one layer, and a lane's coming and going.
 
 use crate::error::{Error, Kind, Result};
+use crate::fallible::filled;
 use crate::geometry::SLOT_BLOCK;
 use crate::residency::resolve::Fetch;
 
@@ -131,21 +132,8 @@ pub struct LaneHead {
     pub heir: u32,
 }
 
-/// `count` times `value`; what long sequences and large batches need is too much to end the process for.
-///
-/// # Errors
-/// [`Kind::OutOfMemory`] says of what.
-pub(crate) fn filled<T: Clone>(count: usize, value: T, place: &'static str) -> Result<Vec<T>> {
-    let mut all = Vec::new();
-    all.try_reserve_exact(count).map_err(|_| {
-        let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
-        Error::new(Kind::OutOfMemory, "residency tables").at(place).with("bytes", bytes)
-    })?;
-    all.resize(count, value);
-    Ok(all)
-}
-
-/// What of the tables there was no memory for.
+/// What there was no memory for, in errors.
+pub(super) const OPERATION: &str = "residency tables";
 const PLACE: &str = "a layer";
 
 /// The words of a layer's tables: see [`LayerTables::words`].
@@ -190,11 +178,11 @@ impl LayerTables {
         let slots = shape.budget_blocks as usize * SLOT_BLOCK as usize;
         Ok(LayerTables {
             shape,
-            heads: filled(lanes, LaneHead::default(), PLACE)?,
-            slot_of: filled(lanes * shape.tokens as usize, ABSENT, PLACE)?,
-            position_of: filled(slots, EMPTY, PLACE)?,
-            stamp_of: filled(shape.slots() as usize, UNUSED, PLACE)?,
-            blocks: filled(lanes * shape.lane_blocks() as usize, 0, PLACE)?,
+            heads: filled(lanes, LaneHead::default(), OPERATION, PLACE)?,
+            slot_of: filled(lanes * shape.tokens as usize, ABSENT, OPERATION, PLACE)?,
+            position_of: filled(slots, EMPTY, OPERATION, PLACE)?,
+            stamp_of: filled(shape.slots() as usize, UNUSED, OPERATION, PLACE)?,
+            blocks: filled(lanes * shape.lane_blocks() as usize, 0, OPERATION, PLACE)?,
         })
     }
 

@@ -20,6 +20,7 @@
 
 use crate::device::Part;
 use crate::error::{Error, Kind, Result};
+use crate::fallible::vector;
 use crate::residency::Rows;
 use crate::step::{RingShape, RowInFlight};
 use crate::sync::{AtomicU32, Ordering::Relaxed};
@@ -59,9 +60,7 @@ impl Due {
 }
 
 fn words(count: usize) -> Result<Vec<AtomicU32>> {
-    let mut words = Vec::new();
-    let refused = |_| Error::new(Kind::OutOfMemory, "cache").at("marks of steps").with("words", count as u64);
-    words.try_reserve_exact(count).map_err(refused)?;
+    let mut words = vector(count, "cache", "marks of steps")?;
     words.resize_with(count, || AtomicU32::new(0));
     Ok(words)
 }

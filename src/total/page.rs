@@ -5,6 +5,7 @@
 //! sequences write (sgl-project/sglang#13483, #29310).
 
 use crate::error::{Error, Kind, Result};
+use crate::fallible::{filled, vector};
 
 /// An allocator of `count` pages.
 #[derive(Debug)]
@@ -20,15 +21,9 @@ impl Pages {
     /// # Errors
     /// [`Kind::OutOfMemory`].
     pub fn new(pool: &'static str, count: u32) -> Result<Self> {
-        let words = || {
-            let mut words = Vec::new();
-            words.try_reserve_exact(count as usize).map(|()| words).map_err(|_| {
-                Error::new(Kind::OutOfMemory, "cache").at(pool).with("bytes", 4 * u64::from(count))
-            })
-        };
-        let (mut free, mut owners) = (words()?, words()?);
+        let mut free = vector(count as usize, "cache", pool)?;
         free.extend((0..count).rev());
-        owners.resize(count as usize, 0);
+        let owners = filled(count as usize, 0, "cache", pool)?;
         Ok(Pages { pool, free, owners })
     }
 

@@ -17,6 +17,7 @@ use std::fmt;
 
 use super::Recency;
 use crate::error::{Error, Kind, Result};
+use crate::fallible::filled;
 use crate::geometry::Shape;
 use crate::ids::{HostPage, IndexPage};
 
@@ -123,14 +124,7 @@ pub struct PrefixIndex {
 }
 
 fn reserved<T: Clone>(value: T, count: usize) -> Result<Vec<T>> {
-    let mut table = Vec::new();
-    table.try_reserve_exact(count).map_err(|_| {
-        Error::new(Kind::OutOfMemory, "new prefix index")
-            .at("its tables")
-            .with("bytes", (count * size_of::<T>()) as u64)
-    })?;
-    table.resize(count, value);
-    Ok(table)
+    filled(count, value, "new prefix index", "its tables")
 }
 
 impl PrefixIndex {

@@ -6,7 +6,8 @@
 
 use super::header::Header;
 use super::selection::SelectionTrace;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
+use crate::fallible::filled;
 
 /// Positions below some number, each named or not, and how many named ones stand before each.
 struct Named {
@@ -16,22 +17,15 @@ struct Named {
     count: u32,
 }
 
-fn room<T: Clone>(count: usize, value: T) -> Result<Vec<T>> {
-    let mut room = Vec::new();
-    room.try_reserve_exact(count).map_err(|_| {
-        Error::new(Kind::OutOfMemory, "compact trace")
-            .at("the prompt's positions")
-            .with("bytes", (count * size_of::<T>()) as u64)
-    })?;
-    room.resize(count, value);
-    Ok(room)
+fn words<T: Clone>(count: usize, value: T) -> Result<Vec<T>> {
+    filled(count, value, "compact trace", "the prompt's positions")
 }
 
 impl Named {
     /// Of `members` those below `end`.
     fn of(members: &[u32], end: u32) -> Result<Named> {
-        let words = end.div_ceil(64) as usize;
-        let (mut bits, mut before) = (room(words, 0_u64)?, room(words, 0)?);
+        let count = end.div_ceil(64) as usize;
+        let (mut bits, mut before) = (words(count, 0_u64)?, words(count, 0)?);
         for position in members.iter().filter(|position| **position < end) {
             bits[(position / 64) as usize] |= 1 << (position % 64);
         }

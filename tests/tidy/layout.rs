@@ -7,6 +7,7 @@ use crate::{Fault, fault};
 const ROOMS: [&str; 18] = [
     "text",
     "error",
+    "fallible",
     "ids",
     "geometry",
     "sync",
@@ -26,7 +27,7 @@ const ROOMS: [&str; 18] = [
 ];
 
 /// Rooms that are one file each: words and small tools, nothing to divide.
-const LEAVES: [&str; 6] = ["text", "error", "ids", "geometry", "sync", "stats"];
+const LEAVES: [&str; 7] = ["text", "error", "fallible", "ids", "geometry", "sync", "stats"];
 
 /// The devices; each knows the contract in `device`'s root and none of the others.
 const BACKENDS: [&str; 3] = ["host", "clock", "cuda"];

@@ -5,11 +5,12 @@
 
 use crate::device::block::{self, Cause, Sticky};
 use crate::device::host::marks::Mark;
-use crate::device::host::pools::{Copies, HostPools, Record};
+use crate::device::host::pools::{Copies, HostPools, NAME, Record};
 use crate::device::{Answer, Expected, Part, Parts, Slice};
 use crate::error::Result;
+use crate::fallible::filled;
 use crate::ids::Lane;
-use crate::residency::{Answered, Fetch, Rows, Scan, Selected, filled};
+use crate::residency::{Answered, Fetch, Rows, Scan, Selected};
 use crate::sync::Ordering;
 
 /// What a batch row's last resolve missed. The part says whose misses these are: a gather for another
@@ -34,7 +35,7 @@ pub(super) struct List {
 impl List {
     /// Nothing is missed; room for `selected` rows.
     pub(super) fn with_room(selected: usize) -> Result<List> {
-        let fetches = filled(selected, Fetch { position: 0, slot: 0 }, "a batch row's list")?;
+        let fetches = filled(selected, Fetch { position: 0, slot: 0 }, NAME, "a batch row's list")?;
         let rows = Rows { first: 0, count: 0 };
         Ok(List { fetches, count: 0, scratch: 0, share: 0, passed: 0, lane: 0, layer: 0, rows, step: 0 })
     }

@@ -4,8 +4,10 @@
 //! large batch clears and asks for few.
 
 use crate::device::block::{Cause, Entry};
+use crate::device::host::pools::NAME;
 use crate::error::Result;
-use crate::residency::{Rows, filled};
+use crate::fallible::filled;
+use crate::residency::Rows;
 
 /// What was done of a query row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +39,7 @@ impl Marks {
     pub(super) fn new(layers: u32, batch: u32, query_rows: u32) -> Result<Marks> {
         let (layers, words) = (layers as usize, query_rows.div_ceil(u32::BITS) as usize);
         let all = (2 * words).saturating_mul(batch as usize).saturating_mul(layers);
-        Ok(Marks { layers, query_rows, words, bits: filled(all, 0, "marks of steps")? })
+        Ok(Marks { layers, query_rows, words, bits: filled(all, 0, NAME, "marks of steps")? })
     }
 
     /// Where a batch row's words begin.

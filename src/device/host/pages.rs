@@ -6,7 +6,8 @@
 //! once, of this sequence or another, and no torn or wild one.
 
 use crate::device::host::pools::NAME;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
+use crate::fallible::vector;
 use crate::ids::Lane;
 use crate::sync::{AtomicU32, Ordering};
 
@@ -23,10 +24,8 @@ pub(super) struct PageTables {
 
 impl PageTables {
     pub(super) fn new(lanes: u32, size: u32) -> Result<Self> {
-        let (count, mut entries) = (lanes as usize * size as usize, Vec::new());
-        entries.try_reserve_exact(count).map_err(|_| {
-            Error::new(Kind::OutOfMemory, NAME).at("page tables").with("bytes", 4 * count as u64)
-        })?;
+        let count = lanes as usize * size as usize;
+        let mut entries = vector(count, NAME, "page tables")?;
         entries.resize_with(count, || AtomicU32::new(NO_PAGE));
         Ok(PageTables { entries, size: size as usize })
     }

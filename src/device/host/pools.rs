@@ -15,11 +15,10 @@ use crate::device::host::pages::PageTables;
 use crate::device::host::vector::Avx512;
 use crate::device::{Answer, Expected, Join, Part, Plan, Raise, Slice, Warm};
 use crate::error::{Error, Kind, Result};
+use crate::fallible::{filled, vector};
 use crate::geometry::{Geometry, LINE, SLOT_BLOCK};
 use crate::ids::{Lane, MicroBatch};
-use crate::residency::{
-    Divider, Fetch, LayerTables, Portable, Scan, Selected, TableShape, Workspace, filled,
-};
+use crate::residency::{Divider, Fetch, LayerTables, Portable, Scan, Selected, TableShape, Workspace};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 
 pub(super) const NAME: &str = "host device";
@@ -153,11 +152,7 @@ fn check_plan(plan: &Plan) -> Result<TableShape> {
 
 /// One of each number below `count`, or why there is no room for all of them.
 fn collected<T>(count: u32, make: impl FnMut(u32) -> Result<T>) -> Result<Vec<T>> {
-    let mut all = Vec::new();
-    all.try_reserve_exact(count as usize).map_err(|_| {
-        let bytes = u64::from(count) * size_of::<T>() as u64;
-        Error::new(Kind::OutOfMemory, NAME).at("attach").with("bytes", bytes)
-    })?;
+    let mut all = vector(count as usize, NAME, "attach")?;
     for one in (0..count).map(make) {
         all.push(one?);
     }
@@ -243,7 +238,7 @@ impl HostPools {
                     sticky: NOTHING_WRONG,
                     marks: Marks::new(g.layers(), plan.batch, shape.query_rows)?,
                     failed: Vec::with_capacity(plan.batch as usize),
-                    named: filled(shape.lanes as usize, false, "lanes of a step")?,
+                    named: filled(shape.lanes as usize, false, NAME, "lanes of a step")?,
                     work: work()?,
                     divider: Divider::new(slots)?,
                 }),
@@ -254,9 +249,9 @@ impl HostPools {
             Ok(LaneState {
                 trust: Mutex::new(Trust::Sound),
                 staged: Mutex::new(Staged {
-                    pages: filled(plan.lane_pages as usize, 0, "pages of a lane")?,
-                    blocks: filled(layers, Vec::new(), "blocks of a lane")?,
-                    budgets: filled(layers, 0, "budgets of a lane")?,
+                    pages: filled(plan.lane_pages as usize, 0, NAME, "pages of a lane")?,
+                    blocks: filled(layers, Vec::new(), NAME, "blocks of a lane")?,
+                    budgets: filled(layers, 0, NAME, "budgets of a lane")?,
                     length: 0,
                 }),
             })
@@ -273,8 +268,8 @@ impl HostPools {
             micro: collected(plan.micro_batches, micro)?,
             room: Mutex::new(Room {
                 work: work()?,
-                slots: filled(k, 0, "room of warm-ups")?,
-                fetches: filled(k, nothing, "room of warm-ups")?,
+                slots: filled(k, 0, NAME, "room of warm-ups")?,
+                fetches: filled(k, nothing, NAME, "room of warm-ups")?,
             }),
             extents: Extents::new(&plan, Asker { name: NAME, tag: Some(tag), exact: true }),
             plan,

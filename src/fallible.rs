@@ -1,0 +1,47 @@
+//! Memory that is asked for, not taken for granted: a vector whose room cannot be had is an error.
+//!
+//! What a file's header or a cache's extents size may be more than the machine gives. The standard library ends the
+//! process there; whoever allocates by such a number does it here. What grows item by item asks `try_reserve` itself.
+
+use crate::error::{Error, Kind, Result};
+
+/// An empty vector with room for `count`.
+///
+/// # Errors
+/// [`Kind::OutOfMemory`] with the bytes: `operation` and `place` say of what.
+pub(crate) fn vector<T>(count: usize, operation: &'static str, place: &'static str) -> Result<Vec<T>> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(count).map_err(|_| {
+        let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
+        Error::new(Kind::OutOfMemory, operation).at(place).with("bytes", bytes)
+    })?;
+    Ok(room)
+}
+
+/// `count` times `value`.
+///
+/// # Errors
+/// As [`vector`].
+pub(crate) fn filled<T: Clone>(
+    count: usize,
+    value: T,
+    operation: &'static str,
+    place: &'static str,
+) -> Result<Vec<T>> {
+    let mut room = vector(count, operation, place)?;
+    room.resize(count, value);
+    Ok(room)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_has_is_an_error_with_its_bytes() {
+        let error = filled(usize::MAX / 16, 7_u64, "open", "names of pages").unwrap_err();
+        let told = (error.kind(), error.operation(), error.place(), error.number("bytes"));
+        assert_eq!(told, (Kind::OutOfMemory, "open", "names of pages", Some((usize::MAX / 16) as u64 * 8)));
+        assert_eq!(filled(3, 7_u64, "open", "names of pages").unwrap(), [7, 7, 7]);
+    }
+}
