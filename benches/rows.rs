@@ -20,7 +20,7 @@ use criterion::Criterion;
 use forebay::device::block::Entry;
 use forebay::device::block::step::{encode, words};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Answer, Begin, Device, Join, Part, Plan, Pools, Slice, Stream};
+use forebay::device::{Answer, Begin, Device, Join, Part, Plan, PoolOp, Pools, Slice, Stream};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::{Rows, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};
@@ -109,12 +109,24 @@ impl Rig {
         let slab_bytes =
             u64::from(budget_base / SLOT_BLOCK + lanes * blocks) * u64::from(geometry.block_bytes());
         let layers = u64::from(layers);
-        let mut rig = Rig {
+        let rows = parts(memory(&device, layers * one_layer, huge)?, one_layer)?;
+        let slabs = parts(device.allocate(layers * slab_bytes)?, slab_bytes)?;
+        let plan = Plan {
+            geometry,
+            tables: vec![tables; extents.layers as usize],
+            slabs: slabs.clone(),
+            rows: rows.clone(),
+            lane_pages,
+            micro_batches: 1,
+            batch: lanes,
+            expected: Default::default(),
+        };
+        let rig = Rig {
             extents,
             stream: device.stream()?,
-            pools: Pools(0),
-            rows: parts(memory(&device, layers * one_layer, huge)?, one_layer)?,
-            slabs: parts(device.allocate(layers * slab_bytes)?, slab_bytes)?,
+            pools: device.attach(plan)?,
+            rows,
+            slabs,
             pages: Numbers(1).shuffled(lane_pages * lanes),
             block: device.allocate(4 * words(lanes) as u64)?,
             slots: device.allocate(u64::from(4 * lanes * k))?,
@@ -122,17 +134,6 @@ impl Rig {
             steps: 0,
             device,
         };
-        let plan = Plan {
-            geometry,
-            tables: vec![tables; extents.layers as usize],
-            slabs: rig.slabs.clone(),
-            rows: rig.rows.clone(),
-            lane_pages,
-            micro_batches: 1,
-            batch: lanes,
-            expected: Default::default(),
-        };
-        rig.pools = rig.device.attach(plan)?;
         // The landing rows hold something: memory that nobody wrote is one page of zeros, read from a cache.
         let landing = vec![1; (lanes * ROW) as usize];
         for slab in &rig.slabs {
@@ -144,7 +145,7 @@ impl Rig {
             let own: Vec<u32> = (lane * blocks..(lane + 1) * blocks).collect();
             let (blocks, budgets) = (vec![own; extents.layers as usize], vec![k; extents.layers as usize]);
             let join = Join { lane: Lane(lane), length: tokens, pages, blocks: &blocks, budgets: &budgets };
-            rig.device.join(rig.pools, rig.stream, join)?;
+            rig.device.enqueue(rig.pools, rig.stream, PoolOp::Join(join))?;
         }
         Ok(rig)
     }
@@ -173,7 +174,7 @@ impl Rig {
         let bytes: Vec<u8> = block.iter().flat_map(|w| w.to_le_bytes()).collect();
         self.device.write(self.block, &bytes)?;
         let begin = Begin { micro_batch: MicroBatch(0), block: self.block, accepted: None };
-        self.device.begin(self.pools, self.stream, begin)
+        self.device.enqueue(self.pools, self.stream, PoolOp::Begin(begin))
     }
 
     fn part(&self, layer: u32) -> Part {
@@ -205,9 +206,13 @@ impl Rig {
         self.begin(order)?;
         let selection = self.selections[self.steps as usize % self.selections.len()];
         let answer = Answer { slots: self.slots, parts: None };
-        self.device.resolve(self.pools, self.stream, self.part(0), selection, answer)?;
+        self.device.enqueue(
+            self.pools,
+            self.stream,
+            PoolOp::Resolve { part: self.part(0), selection, answer },
+        )?;
         let lap = Lap::begin();
-        self.device.gather(self.pools, self.stream, self.part(0), 0)?;
+        self.device.enqueue(self.pools, self.stream, PoolOp::Gather { part: self.part(0), pass: 0 })?;
         let time = lap.end();
         let last = u64::from(self.extents.lanes * self.extents.k - 1);
         for (lane, word) in [(order.first(), 0), (order.last(), last)] {
@@ -228,7 +233,7 @@ impl Rig {
         self.device.write(landing, &stamp)?;
         let lap = Lap::begin();
         for layer in 0..self.extents.layers {
-            self.device.scatter(self.pools, self.stream, self.part(layer))?;
+            self.device.enqueue(self.pools, self.stream, PoolOp::Scatter(self.part(layer)))?;
         }
         let time = lap.end();
         let row = self.host_row(0, order[0], self.extents.tokens)?;

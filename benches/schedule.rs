@@ -19,7 +19,7 @@ use clock::Lap;
 use criterion::Criterion;
 use forebay::device::clock::{ClockDevice, ClockOptions, Demand, Label};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Answer, Begin, Device, Mapped, Part, Parts, Plan, Pools, Slice, Stream};
+use forebay::device::{Answer, Begin, Device, Mapped, Part, Parts, Plan, PoolOp, Pools, Slice, Stream};
 use forebay::overlap::{
     Engine, EngineCall, Keys, Overlap, OverlapStreams, Run, Schedule, Work, enqueue_layer, enqueue_step,
 };
@@ -136,12 +136,16 @@ fn simulate(device: &ClockDevice, rig: &Rig, steps: u64) -> Result<(Duration, u6
         }
         for run in &rig.runs {
             let begin = Begin { micro_batch: run.micro_batch, block: rig.block, accepted: None };
-            device.begin(rig.pools, run.streams.compute, begin)?;
+            device.enqueue(rig.pools, run.streams.compute, PoolOp::Begin(begin))?;
         }
         enqueue_step(device, rig.pools, &rig.runs, &orders, (0, 0), &mut Planned(device))?;
         for run in &rig.runs {
             run.schedule.join(device, &run.streams, run.streams.compute)?;
-            device.report(rig.pools, run.streams.compute, run.micro_batch, rig.report)?;
+            device.enqueue(
+                rig.pools,
+                run.streams.compute,
+                PoolOp::Report { micro_batch: run.micro_batch, slot: rig.report },
+            )?;
         }
         let ns = device.run()?;
         if !(1e6..1e9).contains(&ns) {
@@ -161,11 +165,15 @@ fn operations(device: &HostDevice, rig: &Rig, layer: Layer) -> Result<()> {
         let words = 4 * u64::from(QUERY_ROWS * run.top_k);
         let of = |slice: Slice| slice.part(u64::from(first) * words, u64::from(count) * words);
         let answer = Answer { slots: of(run.slots)?, parts: run.parts };
-        device.resolve(rig.pools, resolve, part, of(run.selection)?, answer)?;
-        device.gather(rig.pools, gather, part, 0)?;
+        device.enqueue(
+            rig.pools,
+            resolve,
+            PoolOp::Resolve { part, selection: of(run.selection)?, answer },
+        )?;
+        device.enqueue(rig.pools, gather, PoolOp::Gather { part, pass: 0 })?;
     }
     let part = Part { micro_batch: run.micro_batch, layer, first: 0, count: run.batch, rows };
-    device.scatter(rig.pools, scatter, part)
+    device.enqueue(rig.pools, scatter, PoolOp::Scatter(part))
 }
 
 /// Layers on the host device: by the schedule, or the operations alone.

@@ -28,7 +28,7 @@ use engine::{
 };
 use forebay::device::block::LayerCount;
 use forebay::device::host::HostOptions;
-use forebay::device::{Event, Graph, Pools};
+use forebay::device::{Event, Graph};
 use forebay::overlap::{Engine, Overlap};
 use forebay::{
     Accepted, BringUp, Budget, Cache, Capture, Captured, Config, Kind, Lane, Layer, Layers, Memory,
@@ -254,7 +254,7 @@ impl Run {
                     came.entry(number).or_default().digests.insert((micro, row), digest);
                 };
                 let queue = self.device.device();
-                self.device.digest_in(&*queue, (Pools(0), Lane(s.lane)), compute, told).unwrap();
+                self.device.digest_in(&*queue, (self.cache.pools(), Lane(s.lane)), compute, told).unwrap();
             }
             self.cache.finish(step, compute).unwrap();
             self.device.record(ended[micro], compute).unwrap();

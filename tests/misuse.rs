@@ -12,7 +12,7 @@ mod forgets;
 use device::TestDevice;
 use forebay::device::block::{Cause, Entry, Report, Sticky, step};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Answer, Begin, Device, Event, Part, Parts, Pools, Slice, Stream};
+use forebay::device::{Answer, Begin, Device, Event, Part, Parts, PoolOp, Slice, Stream};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::Rows;
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Kind, Layer, LayerCall, Memory};
@@ -348,13 +348,21 @@ fn a_block_that_names_a_lane_twice_or_none_that_is_there_does_nothing_and_fails_
         let block = all.part(0, 4 * words.len() as u64).unwrap();
         let report = all.part(2048, 4 * Report::words(2, 2) as u64).unwrap();
         let begin = Begin { micro_batch: MicroBatch(0), block, accepted: None };
-        e.device.begin(Pools(0), e.stream, begin).unwrap();
+        e.device.enqueue(e.cache.pools(), e.stream, PoolOp::Begin(begin)).unwrap();
         let rows = Rows { first: 0, count: 1 };
         let part = Part { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: 1, rows };
         let Buffers { selection, slots, .. } = e.buffers;
         e.device.write(slots, &[7; 4 * K as usize]).unwrap();
-        e.device.resolve(Pools(0), e.stream, part, selection, Answer { slots, parts: None }).unwrap();
-        e.device.report(Pools(0), e.stream, MicroBatch(0), report).unwrap();
+        e.device
+            .enqueue(
+                e.cache.pools(),
+                e.stream,
+                PoolOp::Resolve { part, selection, answer: Answer { slots, parts: None } },
+            )
+            .unwrap();
+        e.device
+            .enqueue(e.cache.pools(), e.stream, PoolOp::Report { micro_batch: MicroBatch(0), slot: report })
+            .unwrap();
         e.sync(e.stream);
         let (mut read, mut words) = (Report::with_room(2, 2), vec![0; Report::words(2, 2)]);
         map.copy_out_words(2048, &mut words).unwrap();

@@ -14,7 +14,7 @@ mod trace_body;
 mod world;
 
 use forebay::device::host::HostOptions;
-use forebay::device::{Answer, Outcome, Part, Pools, Slice};
+use forebay::device::{Answer, Outcome, Part, PoolOp, Slice};
 use forebay::residency::Rows;
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Kind, Layer, LayerCall, MicroBatch, Open, Row};
 use forebay::{Step, Streams};
@@ -513,9 +513,15 @@ fn padded_rows_of_a_captured_batch_are_inert() {
     device.write(selection, &picks.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()).unwrap();
     let rows = Rows { first: 0, count: 1 };
     let part = Part { micro_batch: MicroBatch(0), layer: Layer(1), first: 0, count: batch, rows };
-    device.resolve(Pools(0), stream, part, selection, Answer { slots, parts: None }).unwrap();
-    device.gather(Pools(0), stream, part, 0).unwrap();
-    device.scatter(Pools(0), stream, part).unwrap();
+    device
+        .enqueue(
+            world.cache.pools(),
+            stream,
+            PoolOp::Resolve { part, selection, answer: Answer { slots, parts: None } },
+        )
+        .unwrap();
+    device.enqueue(world.cache.pools(), stream, PoolOp::Gather { part, pass: 0 }).unwrap();
+    device.enqueue(world.cache.pools(), stream, PoolOp::Scatter(part)).unwrap();
     let mut answers = vec![0; 4 * words as usize];
     device.read(slots, &mut answers).unwrap();
     let answers: Vec<i32> = answers.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();

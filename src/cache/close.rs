@@ -2,7 +2,7 @@
 
 use crate::cache::Cache;
 use crate::cache::sequence::{Record, State};
-use crate::device::Stream;
+use crate::device::{PoolOp, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Sequence};
 use crate::stats::Stats;
@@ -66,7 +66,7 @@ impl Cache {
     /// stands for all leaves, so its last record has to be behind the leaves of every stream.
     pub(super) fn empty_lane(&self, lane: Lane, stream: Stream) -> Result<()> {
         self.device.wait(stream, self.left)?;
-        self.device.leave(self.pools, stream, lane)?;
+        self.device.enqueue(self.pools, stream, PoolOp::Leave(lane))?;
         self.device.record(self.left, stream)
     }
 

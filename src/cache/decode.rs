@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::cache::sequence::State;
 use crate::device::block::{ACCEPTED_ON_DEVICE, Entry};
-use crate::device::{Begin, Slice, Stream};
+use crate::device::{Begin, PoolOp, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch, Sequence};
 use crate::step::{Buffers, Due, Enqueued, LayerCall, Retired, RowInFlight, Step, Streams, Unretired};
@@ -79,7 +79,9 @@ impl Cache {
             return Err(error);
         }
         let block = self.ring.slot(&step)?.block;
-        if let Err(error) = self.device.begin(self.pools, stream, Begin { micro_batch, block, accepted }) {
+        if let Err(error) =
+            self.device.enqueue(self.pools, stream, PoolOp::Begin(Begin { micro_batch, block, accepted }))
+        {
             match error.kind() {
                 Kind::OutOfRange => self.ring.release(&step),
                 _ => self.ring.give_up(&step),
@@ -312,7 +314,8 @@ impl Cache {
         self.join_layers(step, stream)?;
         // What is refused from here on may be tried again on another stream.
         step.tail = Some(stream);
-        self.device.report(self.pools, stream, step.micro_batch, slot.report)?;
+        let report = PoolOp::Report { micro_batch: step.micro_batch, slot: slot.report };
+        self.device.enqueue(self.pools, stream, report)?;
         self.device.record(slot.event, stream)?;
         self.device.record(self.stepped[step.micro_batch.index()], stream)?;
         for row in &slot.rows {

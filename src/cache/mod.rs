@@ -456,6 +456,11 @@ impl Cache {
         self.sparse.tables().first().map_or(1, |table| table.passes)
     }
 
+    /// Its tables and lists on the device: for devices that check what is enqueued, and for tools.
+    pub const fn pools(&self) -> Pools {
+        self.pools
+    }
+
     /// What the memory had to do without; empty when everything could be had.
     pub fn fallbacks(&self) -> &[Fallback] {
         &self.fallbacks

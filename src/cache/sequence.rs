@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::cache::Cache;
 use crate::cache::admit::PageCopy;
 use crate::cache::share::Names;
-use crate::device::{Cut, Join, Outcome, Raise, Slice, Stream, Ticket, Warm};
+use crate::device::{Cut, Join, Outcome, PoolOp, Raise, Slice, Stream, Ticket, Warm};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Layer, MicroBatch, Sequence};
 use crate::sparse::{BringUp, Holding, Stretches, WarmUp};
@@ -266,10 +266,10 @@ impl Cache {
             self.empty_lane(lane, stream)?;
         }
         self.record_mut(sequence)?.entered = true;
-        self.device.join(self.pools, stream, self.join_of(sequence)?)?;
+        self.device.enqueue(self.pools, stream, PoolOp::Join(self.join_of(sequence)?))?;
         let whole = self.record(sequence)?.bring_up == BringUp::Whole;
         let warm = Warm { lane, whole, selections: warm_up.selections, steps: warm_up.steps };
-        self.device.warm(self.pools, stream, warm)?;
+        self.device.enqueue(self.pools, stream, PoolOp::Warm(warm))?;
         let row_bytes = self.geometry.row_bytes();
         let residency_only = self.config.residency_only;
         let record = self.record_mut(sequence)?;
@@ -316,7 +316,7 @@ impl Cache {
         let lane = Lane(record.holding.lane);
         let mut stretches = record.stretches.unwrap_or(Stretches::none());
         if let Some((first, count)) = stretches.take() {
-            self.device.raise(self.pools, stream, Raise { lane, first, count })?;
+            self.device.enqueue(self.pools, stream, PoolOp::Raise(Raise { lane, first, count }))?;
         }
         let ticket = self.settle(sequence.index as usize, stream)?;
         // Only now has the stretch been given out.
@@ -376,7 +376,7 @@ impl Cache {
         copies.iter().try_for_each(|copy| self.copy_page(*copy, stream))?;
         let record = &self.records[index];
         let (lane, pages) = (Lane(record.holding.lane), &record.table.host);
-        self.device.truncate(self.pools, stream, Cut { lane, settle, length, pages })?;
+        self.device.enqueue(self.pools, stream, PoolOp::Truncate(Cut { lane, settle, length, pages }))?;
         let record = &mut self.records[index];
         (record.committed, record.landed, record.upper) = (length, 0, length);
         let ticket = self.settle(index, stream)?;

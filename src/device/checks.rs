@@ -1,62 +1,110 @@
-//! What can be known of an operation when it is enqueued: its slices and numbers, against the extents of a cache.
+//! What can be known when a cache is attached to a device, and of an operation when it is enqueued: whether the parts
+//! of a plan fit each other, and an operation's slices and numbers against the extents of the cache.
+//!
+//! One place for all devices: what one takes, the others take. What is refused here has changed nothing.
 
-use crate::device::block::{self, Report};
-use crate::device::{Answer, Join, Part, Parts, Plan, Slice, check_device};
+use crate::device::block::{self, BATCH_MAX, Report};
+use crate::device::{Answer, Cut, DeviceId, Expected, Join, Part, Parts, Plan, PoolOp, Slice};
 use crate::error::{Error, Kind, Result};
+use crate::geometry::SLOT_BLOCK;
 use crate::ids::{Lane, Layer, MicroBatch};
+use crate::residency::TableShape;
 
-/// Which device asks: errors name it, and slices must be its own.
+/// Which device asks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asker {
+    /// What errors call it.
     pub(super) name: &'static str,
-    /// Its slices; none where they were checked before.
-    pub(super) tag: Option<u32>,
-    /// Slices have the sizes that the operations demand. A device without memory does not ask.
+    /// Whose the slices must be.
+    pub(super) device: DeviceId,
+    /// It has memory: slices have the sizes that the operations demand, and pages and slots are there.
     pub(super) exact: bool,
+    /// Positions that a query row may select.
+    pub(super) top_k_max: u32,
 }
 
 /// The extents of one cache.
 #[derive(Debug)]
 pub(super) struct Extents {
-    asker: Asker,
+    pub(super) asker: Asker,
     pub(super) layers: u32,
     pub(super) batch: u32,
-    query_rows: u32,
-    /// By layer the passes of attention.
-    passes: Vec<u32>,
+    pub(super) lanes: u32,
     micro_batches: u32,
-    lanes: u32,
+    query_rows: u32,
+    tokens: u32,
     top_k: u64,
     lane_pages: usize,
     host_pages: u64,
+    /// Rows have bytes.
+    moves: bool,
+    tables: Vec<TableShape>,
 }
 
-impl Extents {
-    pub(super) fn new(plan: &Plan, asker: Asker) -> Self {
-        let g = &plan.geometry;
-        let tables = plan.tables.first();
-        Extents {
-            asker,
-            layers: g.layers(),
-            batch: plan.batch,
-            query_rows: tables.map_or(u32::MAX, |t| t.query_rows),
-            passes: plan.tables.iter().map(|t| t.passes).collect(),
-            micro_batches: plan.micro_batches,
-            lanes: tables.map_or(0, |t| t.lanes),
-            top_k: g.shape().top_k.into(),
-            lane_pages: plan.lane_pages as usize,
-            host_pages: plan.rows.first().map_or(0, Slice::bytes) / g.host_page_bytes(),
+fn invalid(place: &'static str, value: impl Into<u64>) -> Error {
+    Error::new(Kind::InvalidConfig, "attach").at(place).with("value", value)
+}
+
+impl Asker {
+    /// Whether the parts of a plan fit each other and the device; the extents of its first layer.
+    fn check_plan(&self, plan: &Plan) -> Result<TableShape> {
+        plan.slabs.iter().chain(&plan.rows).try_for_each(|slice| self.place(slice))?;
+        let (g, top_k) = (&plan.geometry, plan.geometry.shape().top_k);
+        if top_k > self.top_k_max {
+            return Err(invalid("selected positions of a query row", top_k)
+                .with("most", self.top_k_max)
+                .hint("the kernels count a query row's index lists in 16 bits"));
+        }
+        let layers = g.layers() as usize;
+        if [plan.tables.len(), plan.slabs.len(), plan.rows.len()].iter().any(|count| *count != layers) {
+            return Err(invalid("layers of the plan", plan.tables.len() as u64));
+        }
+        let Some(first) = plan.tables.first().copied() else {
+            return Err(invalid("layers of the plan", 0_u32));
+        };
+        if plan.batch > BATCH_MAX {
+            return Err(invalid("batch rows", plan.batch).with("most", BATCH_MAX));
+        }
+        // Pages are numbered alike in all layers.
+        let rows = plan.rows.first().map_or(0, Slice::bytes);
+        for ((tables, slab), own) in plan.tables.iter().zip(&plan.slabs).zip(&plan.rows) {
+            tables.check()?;
+            let blocks = u64::from(tables.budget_base / SLOT_BLOCK) + u64::from(tables.budget_blocks);
+            let fits = blocks.saturating_mul(g.block_bytes().into()) <= slab.bytes();
+            let lanes = (tables.lanes, tables.tokens, tables.query_rows);
+            if !fits || lanes != (first.lanes, first.tokens, first.query_rows) || own.bytes() < rows {
+                return Err(invalid("a layer's slab, rows or tables", slab.bytes()));
+            }
+            // Query rows and passes of the largest call have to be countable in 32 bits.
+            let selected = u64::from(tables.query_rows) * u64::from(top_k);
+            let listed = selected.saturating_mul(u64::from(tables.passes) + 1);
+            if u32::try_from(listed).is_err()
+                || listed.saturating_mul(4 * u64::from(plan.batch)) > i64::MAX as u64
+            {
+                return Err(invalid("selected positions of a step in all passes", listed));
+            }
+        }
+        Ok(first)
+    }
+
+    /// A slab's or rows' place in memory.
+    fn place(&self, slice: &Slice) -> Result<()> {
+        self.device.check(slice)?;
+        let nowhere = slice.address() == 0 && slice.bytes() > 0;
+        match nowhere || !slice.address().is_multiple_of(4) {
+            true => Err(invalid("address of a slab or of rows", slice.address())),
+            false => Ok(()),
         }
     }
 
     pub(super) fn bad(&self, place: &'static str, value: impl Into<u64>) -> Error {
-        Error::new(Kind::OutOfRange, self.asker.name).at(place).with("value", value)
+        Error::new(Kind::OutOfRange, self.name).at(place).with("value", value)
     }
 
     /// Whether a slice is the device's and holds `count` words.
     pub(super) fn words(&self, slice: &Slice, count: u64) -> Result<()> {
         self.own(slice)?;
-        if !self.asker.exact {
+        if !self.exact {
             return Ok(());
         }
         if slice.bytes() != 4 * count {
@@ -70,58 +118,118 @@ impl Extents {
 
     /// Whether a slice is the device's. An engine that passes no address has imported none.
     fn own(&self, slice: &Slice) -> Result<()> {
-        self.asker.tag.map_or(Ok(()), |tag| check_device(slice, tag))?;
-        match self.asker.exact && slice.address() == 0 && slice.bytes() > 0 {
+        self.device.check(slice)?;
+        match self.exact && slice.address() == 0 && slice.bytes() > 0 {
             true => Err(self.bad("address of a slice", 0_u32)),
             false => Ok(()),
         }
     }
+}
 
-    pub(super) fn layer(&self, layer: Layer) -> Result<()> {
-        if layer.0 < self.layers { Ok(()) } else { Err(self.bad("layer", layer.0)) }
+impl Extents {
+    /// The extents of a plan.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for a plan whose parts do not fit each other or the device.
+    pub(super) fn new(plan: &Plan, asker: Asker) -> Result<Self> {
+        let first = asker.check_plan(plan)?;
+        Ok(Extents {
+            asker,
+            layers: plan.geometry.layers(),
+            batch: plan.batch,
+            lanes: first.lanes,
+            micro_batches: plan.micro_batches,
+            query_rows: first.query_rows,
+            tokens: first.tokens,
+            top_k: plan.geometry.shape().top_k.into(),
+            lane_pages: plan.lane_pages as usize,
+            host_pages: plan.rows.first().map_or(0, Slice::bytes) / plan.geometry.host_page_bytes(),
+            moves: plan.expected != Expected::Resolved,
+            tables: plan.tables.clone(),
+        })
     }
 
-    pub(super) fn micro_batch(&self, micro: MicroBatch) -> Result<()> {
-        if micro.0 < self.micro_batches { Ok(()) } else { Err(self.bad("micro-batch", micro.0)) }
+    /// Whether an operation fits the cache.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] names what does not.
+    pub(super) fn check(&self, op: &PoolOp<'_>) -> Result<()> {
+        match op {
+            PoolOp::Join(join) => self.join(join),
+            PoolOp::Truncate(Cut { lane, pages, .. }) => self.pages(*lane, pages),
+            PoolOp::Leave(lane) => self.lane(*lane),
+            PoolOp::Raise(raise) => self.lane(raise.lane),
+            PoolOp::Warm(warm) => {
+                self.lane(warm.lane)?;
+                let count = u64::from(warm.steps) * u64::from(self.layers) * self.top_k;
+                warm.selections.map_or(Ok(()), |selections| self.asker.words(&selections, count))
+            }
+            PoolOp::Begin(begin) => {
+                self.micro_batch(begin.micro_batch)?;
+                self.asker.words(&begin.block, block::step::words(self.batch) as u64)?;
+                begin.accepted.map_or(Ok(()), |accepted| self.asker.words(&accepted, self.batch.into()))
+            }
+            PoolOp::Resolve { part, selection, answer } => self.resolve(part, selection, answer),
+            PoolOp::Gather { part, pass } => {
+                self.part(part)?;
+                match self.asker.exact && *pass >= self.passes_of(part.layer) {
+                    true => Err(self.asker.bad("pass of attention", *pass)),
+                    false => self.rows(),
+                }
+            }
+            PoolOp::Scatter(part) => self.part(part).and_then(|()| self.rows()),
+            PoolOp::Report { micro_batch, slot } => {
+                self.micro_batch(*micro_batch)?;
+                self.asker.words(slot, Report::words(self.layers, self.batch) as u64)
+            }
+        }
+    }
+
+    fn micro_batch(&self, micro: MicroBatch) -> Result<()> {
+        if micro.0 < self.micro_batches { Ok(()) } else { Err(self.asker.bad("micro-batch", micro.0)) }
     }
 
     pub(super) fn lane(&self, lane: Lane) -> Result<()> {
-        if lane.0 < self.lanes { Ok(()) } else { Err(self.bad("lane", lane.0)) }
+        if lane.0 < self.lanes { Ok(()) } else { Err(self.asker.bad("lane", lane.0)) }
     }
 
-    pub(super) fn part(&self, part: &Part) -> Result<()> {
+    fn part(&self, part: &Part) -> Result<()> {
         self.micro_batch(part.micro_batch)?;
-        self.layer(part.layer)?;
+        if part.layer.0 >= self.layers {
+            return Err(self.asker.bad("layer", part.layer.0));
+        }
         let end = u64::from(part.first) + u64::from(part.count);
         if end > u64::from(self.batch) {
-            return Err(self.bad("batch rows", end));
+            return Err(self.asker.bad("batch rows", end));
         }
         let rows = u64::from(part.rows.first) + u64::from(part.rows.count);
-        if rows > u64::from(self.query_rows) { Err(self.bad("query rows", rows)) } else { Ok(()) }
+        if rows > u64::from(self.query_rows) { Err(self.asker.bad("query rows", rows)) } else { Ok(()) }
     }
 
     /// The selection of a part, and what answers it: sizes, and that none of them overlap.
-    pub(super) fn resolve(&self, part: &Part, selection: &Slice, answer: &Answer) -> Result<()> {
+    fn resolve(&self, part: &Part, selection: &Slice, answer: &Answer) -> Result<()> {
         self.part(part)?;
         let count = u64::from(part.count) * u64::from(part.rows.count) * self.top_k;
-        self.words(selection, count)?;
-        self.words(&answer.slots, count)?;
+        self.asker.words(selection, count)?;
+        self.asker.words(&answer.slots, count)?;
         if !self.asker.exact {
-            return Ok(());
+            return answer
+                .parts
+                .map_or(Ok(()), |parts| self.asker.own(&parts.lists).and(self.asker.own(&parts.counts)));
         }
         let passes = self.passes_of(part.layer);
         let parts = match &answer.parts {
             Some(parts) => self.parts(part, parts, 1 + u64::from(passes))?,
             None if passes > 1 => {
-                return Err(self.bad("attention in several passes needs its parts", passes));
+                return Err(self.asker.bad("attention in several passes needs its parts", passes));
             }
             None => [None, None],
         };
         let slices = [Some(*selection), Some(answer.slots), parts[0], parts[1]];
         for (index, slice) in slices.iter().enumerate() {
             let Some(slice) = slice else { break };
-            if slices[..index].iter().flatten().any(|other| overlap(slice, other)) {
-                return Err(self.bad("selection and slots overlap", slice.bytes()));
+            if slices[..index].iter().flatten().any(|other| slice.overlaps(other)) {
+                return Err(self.asker.bad("selection and slots overlap", slice.bytes()));
             }
         }
         Ok(())
@@ -129,12 +237,12 @@ impl Extents {
 
     /// What a call uses of `lists` index lists and their counts.
     fn parts(&self, part: &Part, parts: &Parts, lists: u64) -> Result<[Option<Slice>; 2]> {
-        self.own(&parts.lists).and_then(|()| self.own(&parts.counts))?;
+        self.asker.own(&parts.lists).and_then(|()| self.asker.own(&parts.counts))?;
         if parts.batch < part.first + part.count {
-            return Err(self.bad("batch rows of the parts", parts.batch));
+            return Err(self.asker.bad("batch rows of the parts", parts.batch));
         }
         if !(parts.lists.address() | parts.counts.address()).is_multiple_of(4) {
-            return Err(self.bad("address of the parts", parts.lists.address()));
+            return Err(self.asker.bad("address of the parts", parts.lists.address()));
         }
         let rows = lists.saturating_mul(u64::from(parts.batch) * u64::from(part.rows.count));
         let bytes = rows.saturating_mul(4);
@@ -142,57 +250,50 @@ impl Extents {
         Ok([Some(parts.lists.part(0, lists)?), Some(parts.counts.part(0, counts)?)])
     }
 
-    /// A gather's part and pass.
-    pub(super) fn gather(&self, part: &Part, pass: u32) -> Result<()> {
-        self.part(part)?;
-        match self.asker.exact && pass >= self.passes_of(part.layer) {
-            true => Err(self.bad("pass of attention", pass)),
-            false => Ok(()),
-        }
-    }
-
     fn passes_of(&self, layer: Layer) -> u32 {
-        self.passes.get(layer.index()).copied().unwrap_or(1)
+        self.tables.get(layer.index()).map_or(1, |tables| tables.passes)
     }
 
-    /// The selections of a warm-up, `[layers][steps][k]`.
-    pub(super) fn warm(&self, selections: &Slice, steps: u32) -> Result<()> {
-        self.words(selections, u64::from(steps) * u64::from(self.layers) * self.top_k)
-    }
-
-    pub(super) fn step_block(&self, block: &Slice) -> Result<()> {
-        self.words(block, block::step::words(self.batch) as u64)
-    }
-
-    pub(super) fn report(&self, slot: &Slice) -> Result<()> {
-        self.words(slot, Report::words(self.layers, self.batch) as u64)
+    /// Whether there are rows to move.
+    fn rows(&self) -> Result<()> {
+        match self.moves {
+            true => Ok(()),
+            false => Err(self.asker.bad("rows of a cache whose rows have no bytes", 0_u32)),
+        }
     }
 
     /// What a join brings for each layer, and its pages.
-    pub(super) fn join(&self, join: &Join<'_>) -> Result<()> {
+    fn join(&self, join: &Join<'_>) -> Result<()> {
         let layers = self.layers as usize;
         if join.blocks.len() != layers || join.budgets.len() != layers {
-            return Err(self.bad("layers of a join", join.blocks.len() as u64));
+            return Err(self.asker.bad("layers of a join", join.blocks.len() as u64));
         }
-        self.pages(join.lane, join.pages)
+        self.pages(join.lane, join.pages)?;
+        if join.length > self.tokens {
+            return Err(self.asker.bad("length of a join", join.length));
+        }
+        for ((tables, blocks), budget) in self.tables.iter().zip(join.blocks).zip(join.budgets) {
+            let fits = blocks.len() == budget.div_ceil(SLOT_BLOCK) as usize;
+            if *budget == 0 || !fits || blocks.len() > tables.lane_blocks() as usize {
+                return Err(self.asker.bad("budget of a join", *budget));
+            }
+            if let Some(block) = blocks.iter().find(|block| **block >= tables.budget_blocks) {
+                return Err(self.asker.bad("block of a join", *block));
+            }
+        }
+        Ok(())
     }
 
     /// A lane's page table.
-    pub(super) fn pages(&self, lane: Lane, pages: &[u32]) -> Result<()> {
+    fn pages(&self, lane: Lane, pages: &[u32]) -> Result<()> {
         self.lane(lane)?;
         let exact = self.asker.exact;
         if let Some(page) = pages.iter().find(|page| exact && u64::from(**page) >= self.host_pages) {
-            return Err(self.bad("host page", *page));
+            return Err(self.asker.bad("host page", *page));
         }
         match exact && pages.len() > self.lane_pages {
-            true => Err(self.bad("pages of a lane", pages.len() as u64)),
+            true => Err(self.asker.bad("pages of a lane", pages.len() as u64)),
             false => Ok(()),
         }
     }
-}
-
-/// As [`Slice::overlaps`], for slices that are known to be one device's.
-fn overlap(a: &Slice, b: &Slice) -> bool {
-    let ends = (a.address().saturating_add(a.bytes()), b.address().saturating_add(b.bytes()));
-    a.bytes() > 0 && b.bytes() > 0 && a.address() < ends.1 && b.address() < ends.0
 }

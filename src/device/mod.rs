@@ -1,12 +1,13 @@
 //! The trait that every back end implements, and the handles it speaks in.
 //!
-//! A device has memory, streams and events, and executes the operations of a step: load the step block,
-//! commit, resolve, gather, scatter, report. One call a layer and operation: coarse enough that a virtual
+//! A device has memory, streams and events, and executes the operations of a step ([`PoolOp`]): begin, resolve,
+//! gather, scatter, report. One call a layer and operation: coarse enough that a virtual
 //! call costs nothing, and exactly what a captured graph holds. The host decides *what* before a step
 //! (`step`); a device decides *which rows* inside it, by the rule of [`crate::residency`].
 //!
 //! **Memory.** Pools take all their memory at construction and it lives as long as the device: there is
-//! no call that frees, so no [`Slice`] can dangle, and a slice of one device is refused by another.
+//! no call that frees, so no [`Slice`] can dangle. A slice, a backing and a cache's pools know their device
+//! ([`DeviceId`]), and every other device refuses them.
 //!
 //! **Order.** Operations of one stream run in their order. Between streams nothing is ordered but by
 //! [`Device::record`] and [`Device::wait`], which mean what CUDA's calls mean: a wait refers to the last
@@ -25,6 +26,7 @@ pub mod clock;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod host;
+mod op;
 pub mod order;
 pub mod probe;
 pub mod rates;
@@ -35,11 +37,12 @@ use std::fmt::Debug;
 
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometry;
-use crate::ids::{Lane, Layer, MicroBatch};
+use crate::ids::Lane;
 use crate::os::Map;
-use crate::residency::{Rows, TableShape};
-use crate::sync::Arc;
+use crate::residency::TableShape;
+use crate::sync::{Arc, unique};
 
+pub use op::{Answer, Begin, Cut, Join, Part, Parts, PoolOp, Raise, Warm};
 pub use ticket::{Completer, Outcome, Ticket};
 
 /// An in-order queue of operations. On a GPU the word is the engine's own stream.
@@ -50,10 +53,46 @@ pub struct Stream(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event(pub u64);
 
+/// Which device something is of. No two devices of a process have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceId(u32);
+
+impl DeviceId {
+    pub(crate) fn new() -> DeviceId {
+        DeviceId(unique())
+    }
+
+    /// As a number.
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+
+    pub(crate) const fn slice(self, address: u64, bytes: u64) -> Slice {
+        Slice { device: self, address, bytes }
+    }
+
+    pub(crate) const fn backing(self, index: usize) -> Backing {
+        Backing { device: self, index: index as u32 }
+    }
+
+    pub(crate) const fn pools(self, index: usize) -> Pools {
+        Pools { device: self, index: index as u32 }
+    }
+
+    /// Whether a slice is this device's.
+    pub(crate) fn check(self, slice: &Slice) -> Result<()> {
+        self.own(slice.device, "slice", "a slice of another device")
+    }
+
+    fn own(self, owner: DeviceId, operation: &'static str, place: &'static str) -> Result<()> {
+        if owner == self { Ok(()) } else { Err(Error::new(Kind::OutOfRange, operation).at(place)) }
+    }
+}
+
 /// Bytes that a device can reach: its own memory, registered host memory, or an engine's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    device: u32,
+    device: DeviceId,
     address: u64,
     bytes: u64,
 }
@@ -64,6 +103,11 @@ impl Slice {
         self.bytes
     }
 
+    /// Whose it is.
+    pub const fn device(&self) -> DeviceId {
+        self.device
+    }
+
     /// The address, as the device sees it.
     pub const fn address(&self) -> u64 {
         self.address
@@ -72,7 +116,7 @@ impl Slice {
     /// Whether the two have bytes in common.
     pub const fn overlaps(&self, other: &Slice) -> bool {
         let (a, b) = (self.address, other.address);
-        self.device == other.device
+        self.device.0 == other.device.0
             && if a < b {
                 b - a < self.bytes && other.bytes > 0
             } else {
@@ -97,7 +141,20 @@ impl Slice {
 
 /// Physical memory of a device that can stand at several addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Backing(pub u32);
+pub struct Backing {
+    device: DeviceId,
+    index: u32,
+}
+
+impl Backing {
+    /// Which of the backings that `device` gave it is.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for another device's.
+    pub fn of(self, device: DeviceId) -> Result<usize> {
+        device.own(self.device, "backing", "a backing of another device").map(|()| self.index as usize)
+    }
+}
 
 /// A part of a [`Backing`] in a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,36 +203,19 @@ pub enum Expected {
 
 /// The tables and lists of one cache on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pools(pub u32);
-
-/// How a sequence enters a lane.
-#[derive(Clone, Copy, Debug)]
-pub struct Join<'a> {
-    /// The lane.
-    pub lane: Lane,
-    /// Committed tokens.
-    pub length: u32,
-    /// Host pages, in the order of the sequence.
-    pub pages: &'a [u32],
-    /// For each layer the slot blocks, counted from the first budget block.
-    pub blocks: &'a [Vec<u32>],
-    /// For each layer the budget in slots.
-    pub budgets: &'a [u32],
+pub struct Pools {
+    device: DeviceId,
+    index: u32,
 }
 
-/// Which part of a step an operation works on: batch rows `first..first + count` of a micro-batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// The micro-batch.
-    pub micro_batch: MicroBatch,
-    /// The layer.
-    pub layer: Layer,
-    /// The first batch row.
-    pub first: u32,
-    /// How many batch rows; rows beyond the real batch are inert.
-    pub count: u32,
-    /// The query rows of each batch row: all of the step's, or a draft layer's pass.
-    pub rows: Rows,
+impl Pools {
+    /// Which of the pools that `device` gave they are.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for another device's.
+    pub fn of(self, device: DeviceId) -> Result<usize> {
+        device.own(self.device, "pools", "pools of another device").map(|()| self.index as usize)
+    }
 }
 
 /// Work that was captured once, to be launched any number of times; of one device.
@@ -203,8 +243,13 @@ pub trait Device: Debug + Send + Sync {
     /// that names the slice has ended.
     unsafe fn import(&self, address: u64, bytes: u64) -> Slice;
 
+    /// Which device it is: what it gave says so. A device around another one is that device.
+    fn id(&self) -> DeviceId;
+
     /// Whether a slice is this device's.
-    fn owns(&self, slice: &Slice) -> bool;
+    fn owns(&self, slice: &Slice) -> bool {
+        slice.device == self.id()
+    }
 
     /// The multiple that offsets and sizes of [`Mapped`] must be.
     fn granularity(&self) -> u64;
@@ -290,81 +335,13 @@ pub trait Device: Debug + Send + Sync {
     /// [`Kind::InvalidConfig`] for a plan whose parts do not fit each other.
     fn attach(&self, plan: Plan) -> Result<Pools>;
 
-    /// Gives a lane to a sequence. The caller keeps the lane's data unchanged until the operation ran.
+    /// Enqueues an operation on a cache's pools; [`PoolOp`] says what each does. The caller keeps a lane's data
+    /// unchanged until an operation on the lane has run.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`].
-    fn join(&self, pools: Pools, stream: Stream, join: Join<'_>) -> Result<()>;
-
-    /// Replaces a lane's page table and cuts its residency to `length`. `settle` first accepts that many
-    /// landed rows.
-    ///
-    /// # Errors
-    /// [`Kind::OutOfRange`].
-    fn truncate(&self, pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()>;
-
-    /// Empties a lane.
-    ///
-    /// # Errors
-    /// [`Kind::OutOfRange`].
-    fn leave(&self, pools: Pools, stream: Stream, lane: Lane) -> Result<()>;
-
-    /// Computes what is resident in every layer of a lane before its first step: all rows when `whole`
-    /// and they fit, then what the selections touched, step by step. Moves nothing. It is a hint: a
-    /// position at or beyond the length warms nothing.
-    ///
-    /// # Errors
-    /// [`Kind::OutOfRange`]; [`Kind::InvalidConfig`] for a stream that is being captured.
-    fn warm(&self, pools: Pools, stream: Stream, warm: Warm) -> Result<()>;
-
-    /// Gathers the rows that a warm-up made resident, in a stretch of the lane's slots.
-    ///
-    /// # Errors
-    /// [`Kind::OutOfRange`].
-    fn raise(&self, pools: Pools, stream: Stream, raise: Raise) -> Result<()>;
-
-    /// Begins a step: copies its block to the micro-batch's block on the device, then commits, in every
-    /// layer, what the previous steps of the block's lanes have landed. `accepted` holds one u32 a batch
-    /// row (`batch` of them), for the rows whose entry leaves the count to the device.
-    ///
-    /// # Errors
-    /// [`Kind::OutOfRange`]; nothing is enqueued then. After any other refusal the copy may be.
-    fn begin(&self, pools: Pools, stream: Stream, begin: Begin) -> Result<()>;
-
-    /// Resolves `selection` (`[count][rows.count][k]` i32).
-    ///
-    /// # Errors
-    /// [`Kind::OutOfRange`].
-    fn resolve(
-        &self,
-        pools: Pools,
-        stream: Stream,
-        part: Part,
-        selection: Slice,
-        answer: Answer,
-    ) -> Result<()>;
-
-    /// Fetches what pass `pass` of attention reads of the rows that the last resolve missed, which must have
-    /// been of the same layer, query rows and step, and whose earlier passes must have been gathered before:
-    /// otherwise the step fails, rather than copy rows into slots that were not meant for them. A pass that
-    /// a row does not need fetches nothing.
-    ///
-    /// # Errors
-    /// [`Kind::OutOfRange`].
-    fn gather(&self, pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()>;
-
-    /// Stores the new rows, from their landing slots to the total pool.
-    ///
-    /// # Errors
-    /// [`Kind::OutOfRange`].
-    fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()>;
-
-    /// Ends a step: writes its counters, lengths and sticky word to `slot`, see [`block::Report`]. Until the next one
-    /// begins, operations of the micro-batch find no rows: all of theirs are inert.
-    ///
-    /// # Errors
-    /// [`Kind::OutOfRange`].
-    fn report(&self, pools: Pools, stream: Stream, micro_batch: MicroBatch, slot: Slice) -> Result<()>;
+    /// [`Kind::OutOfRange`] for handles, slices and numbers that do not fit the cache's extents: nothing is enqueued
+    /// then, and what was staged for a lane before stays.
+    fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()>;
 
     /// From now on records what is enqueued on `stream`, and on the streams that wait for it, instead of
     /// running it, until [`Device::captured`].
@@ -433,97 +410,8 @@ pub trait Device: Debug + Send + Sync {
     }
 }
 
-/// Where a resolve puts its answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// `[count][rows.count][k]` i32: each selected position's slot in the layer's slab, -1 for none. Where
-    /// attention takes several passes, rows of different passes may share a scratch slot.
-    pub slots: Slice,
-    /// The same, divided for attention in parts.
-    pub parts: Option<Parts>,
-}
-
-/// The index lists of attention in parts, of all batch rows of a step: a call for some of them fills those.
-/// Larger buffers are taken from their beginning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parts {
-    /// `[1 + passes][batch][rows.count][k]` i32: in list 0 the slots of what was resident or is born
-    /// in this step, in list `1 + j` of what pass `j` fetches. Each row's valid entries come first, in the
-    /// order of the selection; the rest is -1.
-    pub lists: Slice,
-    /// `[1 + passes][batch][rows.count]` u32: how many entries are valid.
-    pub counts: Slice,
-    /// Batch rows of a list.
-    pub batch: u32,
-}
-
-/// The beginning of a step: see [`Device::begin`].
-#[derive(Clone, Copy, Debug)]
-pub struct Begin {
-    /// The micro-batch.
-    pub micro_batch: MicroBatch,
-    /// The pinned step block, see [`block::step`].
-    pub block: Slice,
-    /// Accepted counts.
-    pub accepted: Option<Slice>,
-}
-
-/// A lane's cut: see [`Device::truncate`].
-#[derive(Clone, Copy, Debug)]
-pub struct Cut<'a> {
-    /// The lane.
-    pub lane: Lane,
-    /// Landed rows to accept first.
-    pub settle: u32,
-    /// The length afterwards.
-    pub length: u32,
-    /// Host pages, in the order of the sequence.
-    pub pages: &'a [u32],
-}
-
-/// A lane's warm-up: see [`Device::warm`].
-#[derive(Clone, Copy, Debug)]
-pub struct Warm {
-    /// The lane.
-    pub lane: Lane,
-    /// Bring up every row first, if they fit.
-    pub whole: bool,
-    /// `[layers][steps][k]` i32 positions.
-    pub selections: Option<Slice>,
-    /// Steps to replay.
-    pub steps: u32,
-}
-
-/// A stretch of a warm-up's gather: see [`Device::raise`]. The slots of all layers are numbered through,
-/// layer by layer, each layer's budget slots in the lane's order.
-#[derive(Clone, Copy, Debug)]
-pub struct Raise {
-    /// The lane.
-    pub lane: Lane,
-    /// The first slot.
-    pub first: u64,
-    /// How many slots; empty ones cost nothing.
-    pub count: u64,
-}
-
 fn no_graphs() -> Error {
     Error::new(Kind::InvalidConfig, "capture")
         .at("a device without graphs")
         .hint("enqueue each step's layers")
-}
-
-/// Memory must not change hands: every slice names its device.
-///
-/// # Errors
-/// [`Kind::OutOfRange`].
-pub(crate) fn check_device(slice: &Slice, device: u32) -> Result<()> {
-    if slice.device == device {
-        return Ok(());
-    }
-    Err(Error::new(Kind::OutOfRange, "slice").at("a slice of another device"))
-}
-
-/// A slice of `device`; for back ends.
-pub(crate) const fn slice_of(device: u32, address: u64, bytes: u64) -> Slice {
-    Slice { device, address, bytes }
 }

@@ -33,7 +33,7 @@
 //! Costs: at most seven edges a layer and two more a further pass, beside R, G and S; nothing is allocated,
 //! nothing is waited for. It does not choose the order (`choice`), nor know what a callback computes.
 
-use crate::device::{Answer, Device, Event, Part, Parts, Pools, Slice, Stream};
+use crate::device::{Answer, Device, Event, Part, Parts, PoolOp, Pools, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch};
 use crate::residency::Rows;
@@ -400,7 +400,7 @@ impl LayerRun<'_> {
         let OverlapStreams { compute, scatter, .. } = self.run.streams;
         self.all(Work::Prepare)?;
         edge(self.device, self.run.schedule.prepared, compute, scatter)?;
-        self.device.scatter(self.pools, scatter, self.part(0, self.run.batch))
+        self.device.enqueue(self.pools, scatter, PoolOp::Scatter(self.part(0, self.run.batch)))
     }
 
     /// Attention over what was resident, once it is resolved; over what was fetched, once it is there.
@@ -436,11 +436,13 @@ impl LayerRun<'_> {
         let (selection, slots) =
             (self.of(self.run.selection, first, count)?, self.of(self.run.slots, first, count)?);
         let answer = Answer { slots, parts: self.parts };
-        self.device.resolve(self.pools, stream, self.part(first, count), selection, answer)
+        let part = self.part(first, count);
+        self.device.enqueue(self.pools, stream, PoolOp::Resolve { part, selection, answer })
     }
 
     fn gather(&mut self, first: u32, count: u32, pass: u32, stream: Stream) -> Result<()> {
-        self.device.gather(self.pools, stream, self.part(first, count), pass)
+        let part = self.part(first, count);
+        self.device.enqueue(self.pools, stream, PoolOp::Gather { part, pass })
     }
 
     /// The engine's work for all batch rows.

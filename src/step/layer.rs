@@ -1,6 +1,6 @@
 //! One layer of a step: which operations, on which streams. Enqueues only.
 
-use crate::device::{Answer, Device, Part, Parts, Pools, Slice, Stream};
+use crate::device::{Answer, Device, Part, Parts, PoolOp, Pools, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::Layer;
 use crate::residency::Rows;
@@ -91,7 +91,7 @@ pub(crate) fn resolve(
 ) -> Result<()> {
     let part = call.part(step)?;
     let answer = Answer { slots: buffers.slots, parts: buffers.parts };
-    device.resolve(pools, stream, part, buffers.selection, answer)?;
+    device.enqueue(pools, stream, PoolOp::Resolve { part, selection: buffers.selection, answer })?;
     enqueued.resolved(&part, step.rows);
     Ok(())
 }
@@ -104,7 +104,7 @@ pub(crate) fn gather(
     (call, pass, stream): (LayerCall, u32, Stream),
 ) -> Result<()> {
     let part = call.part(step)?;
-    device.gather(pools, stream, part, pass)?;
+    device.enqueue(pools, stream, PoolOp::Gather { part, pass })?;
     enqueued.gathered(&part, pass, step.rows);
     Ok(())
 }
@@ -117,7 +117,7 @@ pub(crate) fn scatter(
     (call, stream): (LayerCall, Stream),
 ) -> Result<()> {
     let part = call.part(step)?;
-    device.scatter(pools, stream, part)?;
+    device.enqueue(pools, stream, PoolOp::Scatter(part))?;
     enqueued.scattered(&part, step.rows);
     Ok(())
 }

@@ -3,7 +3,8 @@
 use crate::rig::{Rig, driver, on, own, pinned, usual};
 use forebay::Kind;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
-use forebay::device::{Backing, Device, Mapped};
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Mapped};
 use forebay_standin::{Options, Resources};
 
 const PAGE: u64 = 4096;
@@ -63,7 +64,7 @@ fn a_piece_stands_in_several_ranges_and_in_other_processes() {
     for bytes in [0, grain + 1] {
         assert_eq!(other.import_backing(&descriptor, bytes).unwrap_err().kind(), Kind::InvalidConfig);
     }
-    assert_eq!(device.export(Backing(9)).unwrap_err().kind(), Kind::OutOfRange);
+    assert_eq!(device.export(taken).unwrap_err().kind(), Kind::OutOfRange);
     let file = std::fs::File::open("/dev/null").unwrap();
     assert!(other.import_backing(&file.into(), grain).is_err(), "no memory is behind it");
 }
@@ -92,8 +93,10 @@ fn pieces_that_do_not_fit_are_refused() {
             assert!(refused.to_string().ends_with("take one for each piece"), "{refused}");
         }
     }
-    let unknown = Mapped { backing: Backing(7), offset: 0, bytes: grain };
-    assert_eq!(rig.device.range(&[unknown]).unwrap_err().kind(), Kind::OutOfRange);
+    // Another device's, though its number is one that this device has too.
+    let other = HostDevice::new(HostOptions::default());
+    let foreign = Mapped { backing: other.backing(grain).unwrap(), offset: 0, bytes: grain };
+    assert_eq!(rig.device.range(&[foreign]).unwrap_err().kind(), Kind::OutOfRange);
     assert_eq!(rig.driver.held_resources().reservations, 0);
 }
 

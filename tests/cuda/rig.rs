@@ -6,7 +6,9 @@ use std::sync::Arc;
 use crate::skip::{own_driver, skip};
 use forebay::device::block::{Entry, Report, step};
 use forebay::device::cuda::{CudaDevice, CudaOptions};
-use forebay::device::{Answer, Begin, Device, Event, Join, Mapped, Part, Plan, Pools, Slice, Stream, Ticket};
+use forebay::device::{
+    Answer, Begin, Device, Event, Join, Mapped, Part, Plan, PoolOp, Pools, Slice, Stream, Ticket,
+};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::{Rows, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, Shape};
@@ -177,7 +179,7 @@ impl Cache {
         let blocks = vec![vec![lane]; LAYERS as usize];
         let budgets = [12; LAYERS as usize];
         let join = Join { lane: Lane(lane), length, pages: &pages, blocks: &blocks, budgets: &budgets };
-        self.device.join(self.pools, self.stream, join)
+        self.device.enqueue(self.pools, self.stream, PoolOp::Join(join))
     }
 
     pub fn part(layer: u32) -> Part {
@@ -199,15 +201,15 @@ impl Cache {
     pub fn enqueue(&self) -> Result<()> {
         let (device, pools, stream) = (&self.device, self.pools, self.stream);
         let begin = Begin { micro_batch: MicroBatch(0), block: self.block, accepted: None };
-        device.begin(pools, stream, begin)?;
+        device.enqueue(pools, stream, PoolOp::Begin(begin))?;
         for layer in 0..LAYERS {
             let part = Cache::part(layer);
             let answer = Answer { slots: self.slots, parts: None };
-            device.resolve(pools, stream, part, self.selection, answer)?;
-            device.gather(pools, stream, part, 0)?;
-            device.scatter(pools, stream, part)?;
+            device.enqueue(pools, stream, PoolOp::Resolve { part, selection: self.selection, answer })?;
+            device.enqueue(pools, stream, PoolOp::Gather { part, pass: 0 })?;
+            device.enqueue(pools, stream, PoolOp::Scatter(part))?;
         }
-        device.report(pools, stream, MicroBatch(0), self.report)
+        device.enqueue(pools, stream, PoolOp::Report { micro_batch: MicroBatch(0), slot: self.report })
     }
 
     /// A ticket of what is enqueued, and a record of the event behind it.

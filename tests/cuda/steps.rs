@@ -3,7 +3,7 @@
 use crate::rig::{Cache, K, LAYERS, Rig, entry, selection, usual};
 use forebay::device::block::Entry;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Cut, Device, Outcome, Warm};
+use forebay::device::{Cut, Device, Outcome, PoolOp, Warm};
 use forebay::{Kind, Lane, Layer};
 use forebay_standin::Options;
 
@@ -59,7 +59,7 @@ fn without_pages(cache: &Cache) -> Vec<(Vec<u32>, Vec<u64>)> {
             for (lane, length) in [(0, 20), (1, 32)] {
                 let pages = Cache::pages(lane, 4);
                 let cut = Cut { lane: Lane(lane), settle: 0, length, pages: &pages };
-                cache.device.truncate(cache.pools, cache.stream, cut).unwrap();
+                cache.device.enqueue(cache.pools, cache.stream, PoolOp::Truncate(cut)).unwrap();
             }
         }
         let rows = [0, 1].map(|lane| Entry { lane, accepted: 0, query_rows: 1 });
@@ -149,8 +149,8 @@ fn warm_ups_of_different_streams_do_not_run_into_each_other() {
         let cache = Cache::new(rig.device.clone()).unwrap();
         let other = rig.device.stream().unwrap();
         let before = rig.driver.waits();
-        cache.device.warm(cache.pools, cache.stream, warm(0)).unwrap();
-        cache.device.warm(cache.pools, other, warm(1)).unwrap();
+        cache.device.enqueue(cache.pools, cache.stream, PoolOp::Warm(warm(0))).unwrap();
+        cache.device.enqueue(cache.pools, other, PoolOp::Warm(warm(1))).unwrap();
         assert_eq!(rig.driver.waits(), before + 2, "each waits for the one before it");
     }
 }
@@ -163,9 +163,15 @@ fn what_does_not_fit_is_refused_before_the_driver_sees_it() {
     assert_eq!(cache.join(2, 20).unwrap_err().kind(), Kind::OutOfRange);
     assert_eq!(cache.join(0, 65).unwrap_err().kind(), Kind::OutOfRange);
     let part = Cache::part(LAYERS);
-    assert_eq!(cache.device.gather(cache.pools, cache.stream, part, 0).unwrap_err().kind(), Kind::OutOfRange);
+    assert_eq!(
+        cache.device.enqueue(cache.pools, cache.stream, PoolOp::Gather { part, pass: 0 }).unwrap_err().kind(),
+        Kind::OutOfRange
+    );
     let part = Cache::part(0);
-    assert_eq!(cache.device.gather(cache.pools, cache.stream, part, 1).unwrap_err().kind(), Kind::OutOfRange);
+    assert_eq!(
+        cache.device.enqueue(cache.pools, cache.stream, PoolOp::Gather { part, pass: 1 }).unwrap_err().kind(),
+        Kind::OutOfRange
+    );
     assert_eq!(rig.driver.calls(), calls);
 }
 
@@ -178,11 +184,11 @@ fn a_warm_up_is_refused_in_a_capture_and_breaks_none() {
     // Neither the first of all, whose event was never recorded, nor a later one.
     for _ in 0..2 {
         cache.device.capture(cache.stream).unwrap();
-        let refused = cache.device.warm(cache.pools, cache.stream, warm()).unwrap_err();
+        let refused = cache.device.enqueue(cache.pools, cache.stream, PoolOp::Warm(warm())).unwrap_err();
         assert_eq!((refused.kind(), refused.operation()), (Kind::InvalidConfig, "warm"));
         cache.enqueue().unwrap();
         let graph = cache.device.captured(cache.stream).unwrap();
         cache.device.release(graph).unwrap();
-        cache.device.warm(cache.pools, cache.stream, warm()).unwrap();
+        cache.device.enqueue(cache.pools, cache.stream, PoolOp::Warm(warm())).unwrap();
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::rig::{Rig, pinned, usual};
-use forebay::device::{Device, Event, Graph, Outcome, Pools, Slice, Stream, Ticket};
+use crate::rig::{Cache, Rig, pinned, usual};
+use forebay::device::{Device, Event, Graph, Outcome, PoolOp, Slice, Stream, Ticket};
 use forebay::{Kind, Lane};
 use forebay_standin::{Options, Resources};
 
@@ -18,6 +18,10 @@ fn unknown_handles_are_refused_before_the_driver_sees_them() {
     let (none, no_event) = (Stream(stream.0 + 8), Event(1));
     let slice = device.allocate(64).unwrap();
     let foreign = other.device.allocate(64).unwrap();
+    // Pools of another device, whose number this device's have too.
+    let own = Cache::new(rig.device.clone()).unwrap();
+    let pools = Cache::new(other.device.clone()).unwrap().pools;
+    assert_ne!(own.pools, pools);
     let calls = rig.driver.calls();
     let work = Arc::new(|| ());
     let ticket = |stream| {
@@ -38,9 +42,9 @@ fn unknown_handles_are_refused_before_the_driver_sees_them() {
         device.copy(stream, slice, foreign),
         device.call(none, work),
         ticket(none),
-        device.leave(Pools(0), stream, Lane(0)),
-        device.validate(Pools(0)),
-        device.digest(Pools(0), Lane(0)).map(drop),
+        device.enqueue(pools, stream, PoolOp::Leave(Lane(0))),
+        device.validate(pools),
+        device.digest(pools, Lane(0)).map(drop),
         device.capture(none),
         device.captured(none).map(drop),
         device.launch(Graph(0), stream),

@@ -1,7 +1,7 @@
 //! The protections of F3, F4 and F12 left out: the damage that their tests would see.
 
 use crate::rig::{Machine, everywhere};
-use forebay::device::{Cut, Join, Mapped, Plan, Raise, Warm};
+use forebay::device::{Cut, Join, Mapped, Plan, PoolOp, Raise, Warm};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::TableShape;
 use forebay::{Geometry, Lane, Shape};
@@ -90,14 +90,18 @@ fn page_of_the_join(machine: &Machine, wait_between: bool) -> u8 {
     let lane = Lane(0);
     let gate = machine.gate(stream);
     let join = Join { lane, length: 16, pages: &[0], blocks: &[vec![0]], budgets: &[16] };
-    device.join(pools, stream, join).unwrap();
-    device.warm(pools, stream, Warm { lane, whole: true, selections: None, steps: 0 }).unwrap();
-    device.raise(pools, stream, Raise { lane, first: 0, count: 16 }).unwrap();
+    device.enqueue(pools, stream, PoolOp::Join(join)).unwrap();
+    device
+        .enqueue(pools, stream, PoolOp::Warm(Warm { lane, whole: true, selections: None, steps: 0 }))
+        .unwrap();
+    device.enqueue(pools, stream, PoolOp::Raise(Raise { lane, first: 0, count: 16 })).unwrap();
     if wait_between {
         gate.open();
         machine.sync(stream);
     }
-    device.truncate(pools, stream, Cut { lane, settle: 0, length: 16, pages: &[1] }).unwrap();
+    device
+        .enqueue(pools, stream, PoolOp::Truncate(Cut { lane, settle: 0, length: 16, pages: &[1] }))
+        .unwrap();
     gate.open();
     machine.sync(stream);
     let first = geometry.pieces(128)[0];

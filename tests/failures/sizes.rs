@@ -3,11 +3,10 @@
 use crate::rig::{Rig, config};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{
-    Answer, Backing, Begin, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice,
-    Stream, Warm,
+    Backing, Completer, Device, DeviceId, Event, Mapped, Plan, PoolOp, Pools, Slice, Stream,
 };
 use forebay::os::{Map, page_size};
-use forebay::{Cache, Config, Kind, Lane, MicroBatch, Result, Shape};
+use forebay::{Cache, Config, Kind, Lane, Result, Shape};
 use std::sync::{Arc, Mutex};
 
 #[test]
@@ -86,7 +85,7 @@ impl Device for Scale {
 
     hand_on! {
         allocate(bytes: u64) -> Result<Slice>;
-        owns(slice: &Slice) -> bool;
+        id() -> DeviceId;
         granularity() -> u64;
         takes_host_memory() -> bool;
         pins_host_memory() -> bool;
@@ -102,16 +101,7 @@ impl Device for Scale {
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
         complete(stream: Stream, completer: Completer) -> Result<()>;
         attach(plan: Plan) -> Result<Pools>;
-        join(pools: Pools, stream: Stream, join: Join<'_>) -> Result<()>;
-        truncate(pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()>;
-        leave(pools: Pools, stream: Stream, lane: Lane) -> Result<()>;
-        warm(pools: Pools, stream: Stream, warm: Warm) -> Result<()>;
-        raise(pools: Pools, stream: Stream, raise: Raise) -> Result<()>;
-        begin(pools: Pools, stream: Stream, begin: Begin) -> Result<()>;
-        resolve(pools: Pools, stream: Stream, part: Part, selection: Slice, answer: Answer) -> Result<()>;
-        gather(pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()>;
-        scatter(pools: Pools, stream: Stream, part: Part) -> Result<()>;
-        report(pools: Pools, stream: Stream, micro: MicroBatch, slot: Slice) -> Result<()>;
+        enqueue(pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()>;
         digest(pools: Pools, lane: Lane) -> Result<u64>;
         validate(pools: Pools) -> Result<()>;
     }

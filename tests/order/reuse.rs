@@ -3,7 +3,7 @@
 
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::watch::Watch;
-use forebay::device::{Cut, Device, Join, Mapped, Plan, Pools, Raise, Slice, Stream};
+use forebay::device::{Cut, Device, Join, Mapped, Plan, PoolOp, Pools, Raise, Slice, Stream};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::TableShape;
 use forebay::{Error, Geometry, Kind, Lane, Result, Shape};
@@ -84,22 +84,22 @@ impl Reuse {
     /// A lane joins with pages and one slot block, and its rows are brought up.
     fn join(&self, lane: u32, stream: Stream, pages: &[u32], block: u32) -> Result<()> {
         let (lane, blocks, length) = (Lane(lane), [vec![block]], TOKENS * pages.len() as u32);
-        self.watch.join(
+        self.watch.enqueue(
             self.pools,
             stream,
-            Join { lane, length, pages, blocks: &blocks, budgets: &[TOKENS] },
+            PoolOp::Join(Join { lane, length, pages, blocks: &blocks, budgets: &[TOKENS] }),
         )?;
-        self.watch.raise(self.pools, stream, Raise { lane, first: 0, count: TOKENS.into() })
+        self.watch.enqueue(self.pools, stream, PoolOp::Raise(Raise { lane, first: 0, count: TOKENS.into() }))
     }
 
     /// Cuts lane 0 down to page 0.
     fn cut(&self, stream: Stream) -> Result<()> {
         let cut = Cut { lane: Lane(0), settle: 0, length: TOKENS, pages: &[0] };
-        self.watch.truncate(self.pools, stream, cut)
+        self.watch.enqueue(self.pools, stream, PoolOp::Truncate(cut))
     }
 
     fn leave(&self) {
-        self.watch.leave(self.pools, self.first, Lane(0)).unwrap();
+        self.watch.enqueue(self.pools, self.first, PoolOp::Leave(Lane(0))).unwrap();
     }
 
     fn between(&self, what: Between) {
@@ -175,7 +175,7 @@ fn f4_nothing_is_staged_for_a_lane_before_the_host_has_seen_what_was_staged_last
     needs(seen, cut, |reuse| reuse.cut(reuse.first), "staged arguments of pools, lane 0 0, which roll-back");
     let join = |reuse: &Reuse| reuse.join(1, reuse.first, &[2], 1).unwrap();
     let leave_and_join = |reuse: &Reuse| {
-        reuse.watch.leave(reuse.pools, reuse.first, Lane(1))?;
+        reuse.watch.enqueue(reuse.pools, reuse.first, PoolOp::Leave(Lane(1)))?;
         reuse.join(1, reuse.first, &[3], 1)
     };
     needs(seen, join, leave_and_join, "staged arguments of pools, lane 0 1, which join");

@@ -105,6 +105,7 @@ pub struct Rig {
 pub struct Caller {
     pub watch: Arc<Watch>,
     pub host: Arc<HostDevice>,
+    pools: Pools,
     micro: Vec<Micro>,
     /// Whether it declares what attention reads.
     pub attends: bool,
@@ -135,17 +136,17 @@ impl Engine for Caller {
                 let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
                 self.host.write(selection, &bytes)
             }
-            Work::Prepare => self.watch.land(Pools(0), stream, &part),
+            Work::Prepare => self.watch.land(self.pools, stream, &part),
             Work::Attend(keys) if self.attends => {
                 let reads = match keys {
                     Keys::All => Attention::All,
                     Keys::Resident => Attention::Resident,
                     Keys::Fetched { pass } => Attention::Fetched { pass },
                 };
-                self.watch.attend(Pools(0), stream, (&part, reads), &self.answer(call))
+                self.watch.attend(self.pools, stream, (&part, reads), &self.answer(call))
             }
             Work::Merge if self.attends => {
-                self.watch.attend(Pools(0), stream, (&part, Attention::Merged), &self.answer(call))
+                self.watch.attend(self.pools, stream, (&part, Attention::Merged), &self.answer(call))
             }
             Work::Attend(_) | Work::Project | Work::Merge | Work::Rest => Ok(()),
         }
@@ -227,6 +228,7 @@ impl Rig {
         Caller {
             watch: self.watch.clone(),
             host: self.host.clone(),
+            pools: self.cache.pools(),
             micro: self.micro.clone(),
             attends: self.attends,
         }

@@ -2,11 +2,11 @@
 //! hears nothing of it. It stands for what the host cannot know, such as a graph that lacks a layer.
 
 use forebay::device::{
-    Answer, Backing, Begin, Completer, Cut, Device, Event, Expected, Graph, Join, Mapped, Part, Plan, Pools,
-    Raise, Slice, Stream, Warm,
+    Backing, Completer, Device, DeviceId, Event, Expected, Graph, Mapped, Part, Plan, PoolOp, Pools, Slice,
+    Stream,
 };
 use forebay::os::Map;
-use forebay::{Lane, MicroBatch, Result};
+use forebay::{Lane, Result};
 use std::sync::{Arc, Mutex};
 
 /// Calls of a layer.
@@ -62,25 +62,14 @@ impl Device for Forgets {
         self.device.attach(Plan { expected, ..plan })
     }
 
-    fn resolve(&self, pools: Pools, at: Stream, part: Part, selection: Slice, answer: Answer) -> Result<()> {
-        match self.leaves(Call::Resolve, &part, 0) {
-            true => Ok(()),
-            false => self.device.resolve(pools, at, part, selection, answer),
-        }
-    }
-
-    fn gather(&self, pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()> {
-        match self.leaves(Call::Gather, &part, pass) {
-            true => Ok(()),
-            false => self.device.gather(pools, stream, part, pass),
-        }
-    }
-
-    fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()> {
-        match self.leaves(Call::Scatter, &part, 0) {
-            true => Ok(()),
-            false => self.device.scatter(pools, stream, part),
-        }
+    fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()> {
+        let left_out = match &op {
+            PoolOp::Resolve { part, .. } => self.leaves(Call::Resolve, part, 0),
+            PoolOp::Gather { part, pass } => self.leaves(Call::Gather, part, *pass),
+            PoolOp::Scatter(part) => self.leaves(Call::Scatter, part, 0),
+            _ => false,
+        };
+        if left_out { Ok(()) } else { self.device.enqueue(pools, stream, op) }
     }
 
     // SAFETY: asks of its caller what the trait's method asks.
@@ -92,7 +81,7 @@ impl Device for Forgets {
     hand_on! {
         allocate(bytes: u64) -> Result<Slice>;
         register(map: &Arc<Map>) -> Result<Slice>;
-        owns(slice: &Slice) -> bool;
+        id() -> DeviceId;
         granularity() -> u64;
         takes_host_memory() -> bool;
         pins_host_memory() -> bool;
@@ -107,13 +96,6 @@ impl Device for Forgets {
         copy(stream: Stream, from: Slice, to: Slice) -> Result<()>;
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
         complete(stream: Stream, completer: Completer) -> Result<()>;
-        join(pools: Pools, stream: Stream, join: Join<'_>) -> Result<()>;
-        truncate(pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()>;
-        leave(pools: Pools, stream: Stream, lane: Lane) -> Result<()>;
-        warm(pools: Pools, stream: Stream, warm: Warm) -> Result<()>;
-        raise(pools: Pools, stream: Stream, raise: Raise) -> Result<()>;
-        begin(pools: Pools, stream: Stream, begin: Begin) -> Result<()>;
-        report(pools: Pools, stream: Stream, micro: MicroBatch, slot: Slice) -> Result<()>;
         capture(stream: Stream) -> Result<()>;
         captured(stream: Stream) -> Result<Graph>;
         is_capturing(stream: Stream) -> Result<bool>;

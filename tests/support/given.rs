@@ -11,11 +11,10 @@ use std::sync::{Arc, Mutex};
 
 use forebay::device::cuda::CudaDevice;
 use forebay::device::{
-    Answer, Backing, Begin, Completer, Cut, Device, Event, Graph, Join, Mapped, Part, Plan, Pools, Raise,
-    Slice, Stream, Warm,
+    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, Plan, PoolOp, Pools, Slice, Stream,
 };
 use forebay::os::Map;
-use forebay::{Lane, MicroBatch, Result};
+use forebay::{Lane, Result};
 use forebay_standin::Given;
 
 /// The driver that tests are to run on, if one is named.
@@ -71,8 +70,8 @@ impl Device for Remote {
         // SAFETY: as above.
         unsafe { self.device.import(address, bytes) }
     }
-    fn owns(&self, slice: &Slice) -> bool {
-        self.device.owns(slice)
+    fn id(&self) -> DeviceId {
+        self.device.id()
     }
     fn granularity(&self) -> u64 {
         self.device.granularity()
@@ -127,35 +126,8 @@ impl Device for Remote {
     fn attach(&self, plan: Plan) -> Result<Pools> {
         self.device.attach(plan)
     }
-    fn join(&self, pools: Pools, stream: Stream, join: Join<'_>) -> Result<()> {
-        self.count(self.device.join(pools, stream, join))
-    }
-    fn truncate(&self, pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()> {
-        self.count(self.device.truncate(pools, stream, cut))
-    }
-    fn leave(&self, pools: Pools, stream: Stream, lane: Lane) -> Result<()> {
-        self.count(self.device.leave(pools, stream, lane))
-    }
-    fn warm(&self, pools: Pools, stream: Stream, warm: Warm) -> Result<()> {
-        self.count(self.device.warm(pools, stream, warm))
-    }
-    fn raise(&self, pools: Pools, stream: Stream, raise: Raise) -> Result<()> {
-        self.count(self.device.raise(pools, stream, raise))
-    }
-    fn begin(&self, pools: Pools, stream: Stream, begin: Begin) -> Result<()> {
-        self.count(self.device.begin(pools, stream, begin))
-    }
-    fn resolve(&self, pools: Pools, stream: Stream, part: Part, picks: Slice, answer: Answer) -> Result<()> {
-        self.count(self.device.resolve(pools, stream, part, picks, answer))
-    }
-    fn gather(&self, pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()> {
-        self.count(self.device.gather(pools, stream, part, pass))
-    }
-    fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()> {
-        self.count(self.device.scatter(pools, stream, part))
-    }
-    fn report(&self, pools: Pools, stream: Stream, micro_batch: MicroBatch, slot: Slice) -> Result<()> {
-        self.count(self.device.report(pools, stream, micro_batch, slot))
+    fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()> {
+        self.count(self.device.enqueue(pools, stream, op))
     }
     fn capture(&self, stream: Stream) -> Result<()> {
         self.device.capture(stream)

@@ -9,7 +9,7 @@ use super::model::Origin;
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::HostOptions;
 use forebay::device::watch::{Attention, Watch, bytes};
-use forebay::device::{Answer, Device, Event, Part, Pools, Slice, Stream};
+use forebay::device::{Answer, Device, Event, Part, Slice, Stream};
 use forebay::residency::Rows;
 use forebay::{Buffers, Cache, Config, Geometry, Lane, Layer, LayerCall, Result, Step};
 use std::ops::Range;
@@ -401,7 +401,7 @@ impl Engine {
         }
 
         if let Some(watch) = &self.watch {
-            watch.land(Pools(0), m.engine, &part(step, call))?;
+            watch.land(cache.pools(), m.engine, &part(step, call))?;
         }
         let project = Arc::clone(&work);
         self.call(m.engine, move |device| {
@@ -418,7 +418,7 @@ impl Engine {
 
         if let Some(watch) = &self.watch {
             let answer = Answer { slots: buffers.slots, parts: None };
-            watch.attend(Pools(0), m.engine, (&part(step, call), Attention::All), &answer)?;
+            watch.attend(cache.pools(), m.engine, (&part(step, call), Attention::All), &answer)?;
         }
         let found = Arc::clone(&self.found);
         self.call(m.engine, move |device| {
@@ -444,7 +444,7 @@ impl Engine {
             let (found, step) = (Arc::clone(&self.found), step.number());
             let told = move |digest| found.lock().unwrap().digests.push(StepDigest { step, row, digest });
             let base = self.base();
-            self.device.digest_in(&*base, (Pools(0), Lane(lane)), m.engine, told)?;
+            self.device.digest_in(&*base, (cache.pools(), Lane(lane)), m.engine, told)?;
         }
         cache.finish(step, m.engine)?;
         let done = self.event();

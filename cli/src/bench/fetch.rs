@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay::device::ceilings::Ceilings;
 use forebay::device::probe::Probe;
-use forebay::device::{Raise, Warm};
+use forebay::device::{PoolOp, Raise, Warm};
 use forebay::{Lane, Result};
 
 use super::oracle::{Numbers, Wanted};
@@ -166,10 +166,10 @@ fn warmed(rig: &mut Rig, whole: bool, ceilings: &Ceilings, asked: &Asked) -> Res
         rig.write_words(room, &selections)?;
         let warm = Warm { lane: Lane(0), whole, selections: Some(room), steps: SELECTIONS };
         let us = [
-            rig.timer.time(|stream| rig.device.warm(rig.pools, stream, warm))?,
+            rig.timer.time(|stream| rig.device.enqueue(rig.pools, stream, PoolOp::Warm(warm)))?,
             rig.timer.time(|stream| {
                 let count = u64::from(layers * budget);
-                rig.device.raise(rig.pools, stream, Raise { lane: Lane(0), first: 0, count })
+                rig.device.enqueue(rig.pools, stream, PoolOp::Raise(Raise { lane: Lane(0), first: 0, count }))
             })?,
         ];
         rig.oracle.warm(0, whole, &selections)?;

@@ -14,7 +14,7 @@ use std::time::Instant;
 use forebay::Result;
 use forebay::device::ceilings::Ceilings;
 use forebay::device::probe::Probe;
-use forebay::device::{Event, Graph, Slice, Stream};
+use forebay::device::{Event, Graph, PoolOp, Slice, Stream};
 
 use super::oracle::differs;
 use super::result::{Asked, Figure, Spread, Target};
@@ -118,9 +118,9 @@ impl Nodes {
         let (device, pools) = (&self.rig.device, self.rig.pools);
         let (part, selection, answer) = self.rig.unbegun(layer, batch)?;
         match node {
-            Node::Resolve => device.resolve(pools, stream, part, selection, answer),
-            Node::Gather => device.gather(pools, stream, part, 0),
-            Node::Scatter => device.scatter(pools, stream, part),
+            Node::Resolve => device.enqueue(pools, stream, PoolOp::Resolve { part, selection, answer }),
+            Node::Gather => device.enqueue(pools, stream, PoolOp::Gather { part, pass: 0 }),
+            Node::Scatter => device.enqueue(pools, stream, PoolOp::Scatter(part)),
         }
     }
 

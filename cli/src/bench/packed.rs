@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::probe::Probe;
-use forebay::device::{Event, Part, Slice, Stream};
+use forebay::device::{Event, Part, PoolOp, Slice, Stream};
 use forebay::residency::Fetch;
 use forebay::{Result, SLOT_BLOCK, os};
 
@@ -160,7 +160,11 @@ impl Packed {
         let parts = || (0..count).step_by(threads.max(1) as usize).zip(&self.is_packed).zip(&self.is_copied);
         for ((first, packed), _) in parts() {
             for (lane, (stream, event)) in (first..count).zip(self.threads.iter().zip(packed)) {
-                host.gather(self.host.pools, *stream, one(&self.host, lane, 1), 0)?;
+                host.enqueue(
+                    self.host.pools,
+                    *stream,
+                    PoolOp::Gather { part: one(&self.host, lane, 1), pass: 0 },
+                )?;
                 host.record(*event, *stream)?;
             }
         }
@@ -171,7 +175,11 @@ impl Packed {
             device.copy(self.copies, self.staging.part(from, bytes)?, self.copied.part(from, bytes)?)?;
             device.record(*copied, self.copies)?;
             device.wait(self.placing.stream(), *copied)?;
-            device.gather(self.placing.pools, self.placing.stream(), one(&self.placing, first, lanes), 0)?;
+            device.enqueue(
+                self.placing.pools,
+                self.placing.stream(),
+                PoolOp::Gather { part: one(&self.placing, first, lanes), pass: 0 },
+            )?;
         }
         device.record(self.is_placed, self.placing.stream())?;
         device.synchronize(self.is_placed)

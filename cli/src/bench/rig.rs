@@ -12,7 +12,7 @@ use std::sync::Arc;
 use forebay::device::block::{Entry, LayerCount, Report, step};
 use forebay::device::ceilings::host_request;
 use forebay::device::probe::Probe;
-use forebay::device::{Answer, Begin, Expected, Join, Part, Plan, Pools, Slice, Stream, Warm};
+use forebay::device::{Answer, Begin, Expected, Join, Part, Plan, PoolOp, Pools, Slice, Stream, Warm};
 use forebay::os::{Map, NoFaults};
 use forebay::residency::{Fetch, Rows, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};
@@ -307,7 +307,7 @@ impl Rig {
         let pages = self.pages.get(lane as usize * lane_pages..).unwrap_or_default();
         let pages = pages.get(..lane_pages).unwrap_or_default();
         let join = Join { lane: Lane(lane), length, pages, blocks: &blocks, budgets: &budgets };
-        self.device.join(self.pools, self.stream(), join)
+        self.device.enqueue(self.pools, self.stream(), PoolOp::Join(join))
     }
 
     /// Gives a lane to a new sequence of the same length.
@@ -315,7 +315,7 @@ impl Rig {
     /// # Errors
     /// Those of the device.
     pub fn rejoin(&mut self, lane: u32) -> Result<()> {
-        self.device.leave(self.pools, self.stream(), Lane(lane))?;
+        self.device.enqueue(self.pools, self.stream(), PoolOp::Leave(Lane(lane)))?;
         self.oracle.leave(lane);
         self.join(lane)?;
         self.wait()
@@ -343,7 +343,7 @@ impl Rig {
             }
             self.write_words(room, &selections)?;
             let warm = Warm { lane: Lane(lane), whole: false, selections: Some(room), steps };
-            self.device.warm(self.pools, self.stream(), warm)?;
+            self.device.enqueue(self.pools, self.stream(), PoolOp::Warm(warm))?;
             self.oracle.warm(lane, false, &selections)?;
             self.wait()?;
         }
@@ -380,7 +380,7 @@ impl Rig {
         step::encode(self.number, entries, &mut words);
         self.block.map.copy_in_words(0, &words)?;
         let begin = Begin { micro_batch: MicroBatch(0), block: self.block.slice, accepted: None };
-        let us = self.timer.time(|stream| self.device.begin(self.pools, stream, begin))?;
+        let us = self.timer.time(|stream| self.device.enqueue(self.pools, stream, PoolOp::Begin(begin)))?;
         self.oracle.begin(lanes, (accepted, query), moved)?;
         Ok(us)
     }
@@ -442,7 +442,7 @@ impl Rig {
         let bytes = 4 * self.selected.len() as u64;
         let answer = Answer { slots: self.answers.part(0, bytes)?, parts: None };
         let selection = self.selection.part(0, bytes)?;
-        self.device.resolve(self.pools, stream, self.part(layer), selection, answer)
+        self.device.enqueue(self.pools, stream, PoolOp::Resolve { part: self.part(layer), selection, answer })
     }
 
     /// Enqueues the layer's gather.
@@ -450,7 +450,7 @@ impl Rig {
     /// # Errors
     /// Those of the device.
     pub fn gather(&self, layer: u32, stream: Stream) -> Result<()> {
-        self.device.gather(self.pools, stream, self.part(layer), 0)
+        self.device.enqueue(self.pools, stream, PoolOp::Gather { part: self.part(layer), pass: 0 })
     }
 
     /// Resolves by the rule, and compares every answer of the device's resolve, which has run.
@@ -563,7 +563,11 @@ impl Rig {
     /// [`forebay::Kind::Internal`] for what differs; those of the device.
     pub fn end(&mut self) -> Result<()> {
         let Extents { layers, lanes, .. } = self.extents;
-        self.device.report(self.pools, self.stream(), MicroBatch(0), self.report.slice)?;
+        self.device.enqueue(
+            self.pools,
+            self.stream(),
+            PoolOp::Report { micro_batch: MicroBatch(0), slot: self.report.slice },
+        )?;
         self.wait()?;
         let mut words = vec![0; Report::words(layers, lanes)];
         self.report.map.copy_out_words(0, &mut words)?;

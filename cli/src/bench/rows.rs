@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use forebay::device::PoolOp;
 use forebay::device::ceilings::Ceilings;
 use forebay::device::probe::Probe;
 use forebay::device::rates::{Rates, RowRate, RowRates};
@@ -206,10 +207,9 @@ impl Scatter {
         let lanes = next(&self.order, &mut self.turn, count);
         self.land(&lanes, query)?;
         self.rig.begin(&lanes, (0, query), |_, _, _| {})?;
-        let us = self
-            .rig
-            .timer
-            .time(|stream| self.rig.device.scatter(self.rig.pools, stream, self.rig.part(0)))?;
+        let us = self.rig.timer.time(|stream| {
+            self.rig.device.enqueue(self.rig.pools, stream, PoolOp::Scatter(self.rig.part(0)))
+        })?;
         let size = self.rig.extents.row as usize;
         let (mut found, mut compared) = (vec![0; size], 0);
         for lane in &lanes {

@@ -1,71 +1,55 @@
 //! The extents of one cache, what a row of it weighs, and what is staged for its lanes.
 
-use std::ops::Deref;
-
 use crate::device::checks::{self, Asker};
-use crate::device::clock::effect::Staged;
-use crate::device::{Join, Plan};
+use crate::device::op::Staged;
+use crate::device::{Cut, DeviceId, Join, Plan, PoolOp};
 use crate::error::{Error, Kind, Result};
-use crate::ids::Lane;
 
-const NAME: &str = "clock device";
+pub(super) const NAME: &str = "clock device";
 
-/// It dereferences to what can be checked.
+/// What the clock knows of a cache.
 #[derive(Debug)]
 pub(super) struct Extents {
-    checks: checks::Extents,
+    pub(super) checks: checks::Extents,
     pub(super) row_bytes: f64,
     /// By lane.
-    pub(super) staged: Vec<Staged>,
+    staged: Vec<Staged>,
 }
 
 pub(super) fn bad(place: &'static str, value: impl Into<u64>) -> Error {
     Error::new(Kind::OutOfRange, NAME).at(place).with("value", value)
 }
 
-impl Deref for Extents {
-    type Target = checks::Extents;
-
-    fn deref(&self) -> &checks::Extents {
-        &self.checks
+/// The lane for which an operation brings lists.
+fn lane_of(op: &PoolOp<'_>) -> Option<usize> {
+    match op {
+        PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Cut { lane, .. }) => Some(lane.index()),
+        _ => None,
     }
 }
 
 impl Extents {
-    pub(super) fn new(plan: &Plan, exact: bool) -> Self {
-        let lanes = plan.tables.first().map_or(0, |t| t.lanes as usize);
-        Extents {
-            // The clock knows slices by its own tag, or by the one of the device beneath.
-            checks: checks::Extents::new(plan, Asker { name: NAME, tag: None, exact }),
+    /// `exact`: there is a device beneath, whose memory is meant.
+    pub(super) fn new(plan: &Plan, device: DeviceId, exact: bool) -> Result<Self> {
+        let checks = checks::Extents::new(plan, Asker { name: NAME, device, exact, top_k_max: u32::MAX })?;
+        let layers = checks.layers as usize;
+        let staged = (0..checks.lanes).map(|_| Staged::new(layers, 0, NAME));
+        Ok(Extents {
             row_bytes: f64::from(plan.geometry.row_bytes()),
-            staged: vec![Staged::default(); lanes],
+            staged: staged.collect::<Result<_>>()?,
+            checks,
+        })
+    }
+
+    /// Keeps what an operation borrows, which was checked, until it runs.
+    pub(super) fn stage(&mut self, op: &PoolOp<'_>) {
+        if let Some(staged) = lane_of(op).and_then(|lane| self.staged.get_mut(lane)) {
+            staged.take(op);
         }
     }
 
-    /// Keeps what a join will need until it runs.
-    pub(super) fn stage_join(&mut self, join: &Join<'_>) -> Result<()> {
-        self.checks.join(join)?;
-        self.stage_pages(join.lane, join.pages)?;
-        if let Some(staged) = self.staged.get_mut(join.lane.index()) {
-            staged.blocks.resize_with(join.blocks.len(), Vec::new);
-            for (kept, blocks) in staged.blocks.iter_mut().zip(join.blocks) {
-                kept.clear();
-                kept.extend_from_slice(blocks);
-            }
-            staged.budgets.clear();
-            staged.budgets.extend_from_slice(join.budgets);
-            staged.length = join.length;
-        }
-        Ok(())
-    }
-
-    /// Keeps a page table until the operation that takes it over runs.
-    pub(super) fn stage_pages(&mut self, lane: Lane, pages: &[u32]) -> Result<()> {
-        self.checks.pages(lane, pages)?;
-        if let Some(staged) = self.staged.get_mut(lane.index()) {
-            staged.pages.clear();
-            staged.pages.extend_from_slice(pages);
-        }
-        Ok(())
+    /// What an operation takes over now, if it brought anything.
+    pub(super) fn staged(&self, op: &PoolOp<'_>) -> Option<Staged> {
+        lane_of(op).and_then(|lane| self.staged.get(lane)).cloned()
     }
 }

@@ -2,11 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::device::{
-    Answer, Begin, Completer, Cut, Device, Event, Join, Part, Pools, Raise, Slice, Stream, Warm,
-};
+use crate::device::{Completer, Device, Event, PoolOp, Pools, Slice, Stream};
 use crate::error::{Kind, Result};
-use crate::ids::{Lane, MicroBatch};
 use crate::sync::Arc;
 
 /// An effect that waits for its operation's time.
@@ -18,37 +15,7 @@ pub(super) enum Effect {
         to: Slice,
     },
     /// On pools of the device beneath.
-    Pool(Pools, PoolEffect),
-}
-
-/// An effect on the tables and lists of a cache.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum PoolEffect {
-    /// Takes over what was staged last for the lane, which is what the caller's edges are there for.
-    Join(Lane),
-    Truncate {
-        lane: Lane,
-        settle: u32,
-        length: u32,
-    },
-    Leave(Lane),
-    Warm(Warm),
-    Raise(Raise),
-    Begin(Begin),
-    Resolve {
-        part: Part,
-        selection: Slice,
-        answer: Answer,
-    },
-    Gather {
-        part: Part,
-        pass: u32,
-    },
-    Scatter(Part),
-    Report {
-        micro_batch: MicroBatch,
-        slot: Slice,
-    },
+    Pool(Pools, PoolOp<'static>),
 }
 
 impl std::fmt::Debug for Effect {
@@ -57,18 +24,9 @@ impl std::fmt::Debug for Effect {
             Effect::Call(_) => f.write_str("call"),
             Effect::Complete(_) => f.write_str("complete"),
             Effect::Copy { from, to } => write!(f, "copy {from:?} {to:?}"),
-            Effect::Pool(pools, effect) => write!(f, "{pools:?} {effect:?}"),
+            Effect::Pool(pools, op) => write!(f, "{pools:?} {op:?}"),
         }
     }
-}
-
-/// What the host keeps for the operation that will take it over, and must leave alone until then.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Staged {
-    pub(super) pages: Vec<u32>,
-    pub(super) blocks: Vec<Vec<u32>>,
-    pub(super) budgets: Vec<u32>,
-    pub(super) length: u32,
 }
 
 /// A device whose streams run each operation where it is enqueued, and one of its streams.
@@ -90,27 +48,8 @@ impl Beneath {
         self.check()
     }
 
-    pub(super) fn run(&self, pools: Pools, effect: PoolEffect, staged: &Staged) -> Result<()> {
-        let (device, stream) = (&*self.device, self.stream);
-        match effect {
-            PoolEffect::Join(lane) => {
-                let Staged { pages, blocks, budgets, length } = staged;
-                device.join(pools, stream, Join { lane, length: *length, pages, blocks, budgets })
-            }
-            PoolEffect::Truncate { lane, settle, length } => {
-                device.truncate(pools, stream, Cut { lane, settle, length, pages: &staged.pages })
-            }
-            PoolEffect::Leave(lane) => device.leave(pools, stream, lane),
-            PoolEffect::Warm(warm) => device.warm(pools, stream, warm),
-            PoolEffect::Raise(raise) => device.raise(pools, stream, raise),
-            PoolEffect::Begin(begin) => device.begin(pools, stream, begin),
-            PoolEffect::Resolve { part, selection, answer } => {
-                device.resolve(pools, stream, part, selection, answer)
-            }
-            PoolEffect::Gather { part, pass } => device.gather(pools, stream, part, pass),
-            PoolEffect::Scatter(part) => device.scatter(pools, stream, part),
-            PoolEffect::Report { micro_batch, slot } => device.report(pools, stream, micro_batch, slot),
-        }?;
+    pub(super) fn run(&self, pools: Pools, op: PoolOp<'_>) -> Result<()> {
+        self.device.enqueue(pools, self.stream, op)?;
         self.check()
     }
 

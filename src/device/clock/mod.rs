@@ -32,16 +32,16 @@ mod timeline;
 
 use std::ops::Range;
 
-use crate::device::{Device, Event, Stream, slice_of};
+use crate::device::{Device, DeviceId, Event, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::Layer;
-use crate::sync::{Arc, Condvar, Mutex, MutexGuard, thread, unique};
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, thread};
 
 use chance::Draw;
-use checks::Extents;
+use checks::{Extents, NAME};
 use costs::Work;
 pub use costs::{Costs, Demand, Direction, Kernel, Link, Mover};
-use effect::{Beneath, Effect, PoolEffect, call};
+use effect::{Beneath, Effect, call};
 use timeline::{Due, Machine, Next, Operation, Timeline, Until};
 pub use timeline::{Label, Span};
 
@@ -66,8 +66,8 @@ const QUEUE: [usize; 2] = [1 << 10, 1 << 20];
 /// See the module's head.
 #[derive(Debug)]
 pub struct ClockDevice {
-    /// Of the slices of a device without memory.
-    tag: u32,
+    /// The device's beneath, where there is one: its slices are its own.
+    id: DeviceId,
     seed: Option<u64>,
     costs: Costs,
     beneath: Option<Beneath>,
@@ -106,7 +106,7 @@ struct State {
 }
 
 fn unknown(what: &'static str, handle: u64) -> Error {
-    Error::new(Kind::OutOfRange, "clock device").at(what).with("handle", handle)
+    Error::new(Kind::OutOfRange, NAME).at(what).with("handle", handle)
 }
 
 /// What cannot be waited for, because nothing that is left can run.
@@ -160,8 +160,9 @@ impl ClockDevice {
             backings: Vec::new(),
             host: Vec::new(),
         };
+        let id = beneath.as_ref().map_or_else(DeviceId::new, |beneath| beneath.device.id());
         let (state, idle) = (Mutex::new(state), Condvar::new());
-        Ok(Arc::new(ClockDevice { tag: unique(), seed, costs, beneath, state, idle }))
+        Ok(Arc::new(ClockDevice { id, seed, costs, beneath, state, idle }))
     }
 
     // ---- what only a clock has -----------------------------------------------------------------------
@@ -171,7 +172,7 @@ impl ClockDevice {
     /// # Errors
     /// [`Kind::InvalidConfig`] for a demand that makes no sense, or of more than 1e15 ns; those of [`Device::record`].
     pub fn compute(&self, stream: Stream, label: Label, demand: Demand) -> Result<()> {
-        self.enqueue(stream, label, Work::demand(demand)?, None)
+        self.append(stream, label, Work::demand(demand)?, None)
     }
 
     /// Enqueues a copy of `bytes` by a copy engine: traffic that is not a step's.
@@ -179,7 +180,7 @@ impl ClockDevice {
     /// # Errors
     /// [`Kind::InvalidConfig`] for bytes that take more than 1e15 ns; those of [`Device::record`].
     pub fn traffic(&self, stream: Stream, label: Label, direction: Direction, bytes: u64) -> Result<()> {
-        self.enqueue(stream, label, Work::copy(&self.costs, direction, bytes as f64), None)
+        self.append(stream, label, Work::copy(&self.costs, direction, bytes as f64), None)
     }
 
     /// Declares how many rows one batch row misses when it is resolved in `layer`, on average: what a gather
@@ -306,7 +307,7 @@ impl ClockDevice {
         Ok((state, place))
     }
 
-    fn enqueue(&self, stream: Stream, label: Label, work: Work, effect: Option<Effect>) -> Result<()> {
+    fn append(&self, stream: Stream, label: Label, work: Work, effect: Option<Effect>) -> Result<()> {
         let work = work.check(&self.costs)?;
         let (state, place) = self.room(stream)?;
         self.push(state, place, (label, work, effect));
@@ -395,11 +396,10 @@ impl ClockDevice {
         let Some(effect) = due.effect else { return state };
         let (failure, beneath) = (state.failure, self.beneath.as_ref());
         let staged = match &*effect {
-            Effect::Pool(pools, PoolEffect::Join(lane) | PoolEffect::Truncate { lane, .. }) => {
-                let extents = state.pools.get(pools.0 as usize);
-                extents.and_then(|e| e.staged.get(lane.index())).cloned().unwrap_or_default()
+            Effect::Pool(pools, op) => {
+                pools.of(self.id).ok().and_then(|index| state.pools.get(index)?.staged(op))
             }
-            _ => Default::default(),
+            _ => None,
         };
         drop(state);
         let ended = match (*effect, beneath, failure) {
@@ -415,8 +415,9 @@ impl ClockDevice {
             // After a failure memory stays as it is.
             (_, None, _) | (_, _, Some(_)) => Ok(()),
             (Effect::Copy { from, to }, Some(beneath), None) => beneath.copy(from, to).map_err(kind_of),
-            (Effect::Pool(pools, effect), Some(beneath), None) => {
-                beneath.run(pools, effect, &staged).map_err(kind_of)
+            (Effect::Pool(pools, op), Some(beneath), None) => {
+                let op = staged.as_ref().map_or(op, |staged| staged.attached(op));
+                beneath.run(pools, op).map_err(kind_of)
             }
         };
         let mut state = self.state.lock();

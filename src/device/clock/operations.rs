@@ -2,38 +2,21 @@
 
 use crate::device::clock::checks::{Extents, bad};
 use crate::device::clock::costs::{Direction, Work};
-use crate::device::clock::effect::{Effect, PoolEffect};
+use crate::device::clock::effect::Effect;
 use crate::device::clock::timeline::{Label, Until};
-use crate::device::clock::{ClockDevice, chance, slice_of, unknown};
+use crate::device::clock::{ClockDevice, State, chance, unknown};
 use crate::device::{
-    Answer, Backing, Begin, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice,
-    Stream, Warm, check_device,
+    Backing, Completer, Device, DeviceId, Event, Mapped, Part, Plan, PoolOp, Pools, Slice, Stream, Warm,
 };
 use crate::error::{Error, Kind, Result};
-use crate::ids::{Lane, MicroBatch};
+use crate::ids::Lane;
 use crate::os::Map;
 use crate::sync::{Arc, MutexGuard};
 
 /// Where memory of a device without memory begins: no slice is empty of address.
 const LINE: u64 = 4096;
 
-fn label(name: &'static str) -> Label {
-    Label { name, layer: None, micro_batch: None }
-}
-
-fn label_of(name: &'static str, part: &Part) -> Label {
-    Label { name, layer: Some(part.layer), micro_batch: Some(part.micro_batch) }
-}
-
 impl ClockDevice {
-    fn check_slice(&self, slice: &Slice) -> Result<()> {
-        match &self.beneath {
-            None => check_device(slice, self.tag),
-            Some(beneath) if beneath.device.owns(slice) => Ok(()),
-            Some(_) => Err(Error::new(Kind::OutOfRange, "slice").at("a slice of another device")),
-        }
-    }
-
     /// Takes addresses.
     fn place(&self, bytes: u64) -> Result<Slice> {
         let mut state = self.state.lock();
@@ -41,30 +24,47 @@ impl ClockDevice {
         let end = bytes.checked_next_multiple_of(LINE).and_then(|bytes| address.checked_add(bytes));
         state.next_address =
             end.ok_or_else(|| Error::new(Kind::OutOfMemory, "clock device").at("addresses"))?;
-        Ok(slice_of(self.tag, address, bytes))
+        Ok(self.id.slice(address, bytes))
     }
 
-    /// Enqueues an operation on pools: `price` checks it, and says what it costs.
-    fn enqueue_pool(
-        &self,
-        (pools, stream): (Pools, Stream),
-        label: Label,
-        effect: PoolEffect,
-        price: impl FnOnce(&mut Extents, &[f64]) -> Result<Work>,
-    ) -> Result<()> {
-        let (mut state, place) = self.room(stream)?;
-        let state_ref = &mut *state;
-        let extents = state_ref.pools.get_mut(pools.0 as usize);
-        let extents = extents.ok_or_else(|| unknown("pools", u64::from(pools.0)))?;
-        let work = price(extents, &state_ref.misses)?.check(&self.costs)?;
-        let effect = self.beneath.is_some().then_some(Effect::Pool(pools, effect));
-        self.push(state, place, (label, work, effect));
-        Ok(())
+    /// What an operation on pools costs, by what each batch row misses in a layer.
+    fn price(&self, extents: &Extents, misses: &[f64], op: &PoolOp<'_>) -> Work {
+        let costs = &self.costs;
+        let (layers, batch) = (f64::from(extents.checks.layers), f64::from(extents.checks.batch));
+        let rows = |part: &Part| f64::from(part.count) * f64::from(part.rows.count);
+        match op {
+            PoolOp::Join(_) | PoolOp::Truncate(_) | PoolOp::Leave(_) => Work::kernel(&costs.lane, layers),
+            PoolOp::Warm(Warm { steps, whole, .. }) => {
+                Work::kernel(&costs.warm, f64::from(steps + u32::from(*whole)) * layers)
+            }
+            PoolOp::Raise(raise) => {
+                let bytes = raise.count as f64 * extents.row_bytes;
+                Work::rows(&costs.gather, Direction::ToDevice, bytes)
+            }
+            PoolOp::Begin(_) => Work::kernel(&costs.begin, batch * layers),
+            PoolOp::Resolve { part, .. } => Work::kernel(&costs.resolve, rows(part)),
+            PoolOp::Gather { part, pass } => {
+                let rows = misses.get(part.layer.index()).map_or(0.0, |rows| rows * f64::from(part.count));
+                // The first pass moves what was declared; further ones are there, and move nothing.
+                let bytes = if *pass == 0 { rows * extents.row_bytes } else { 0.0 };
+                Work::rows(&costs.gather, Direction::ToDevice, bytes)
+            }
+            PoolOp::Scatter(part) => {
+                Work::rows(&costs.scatter, Direction::ToHost, rows(part) * extents.row_bytes)
+            }
+            PoolOp::Report { .. } => Work::kernel(&costs.report, layers),
+        }
     }
+}
 
-    fn lane_work(&self, extents: &Extents) -> Work {
-        Work::kernel(&self.costs.lane, f64::from(extents.layers))
-    }
+/// What a timeline says of an operation on pools.
+fn label_of(op: &PoolOp<'_>) -> Label {
+    let micro_batch = match op {
+        PoolOp::Begin(begin) => Some(begin.micro_batch),
+        PoolOp::Report { micro_batch, .. } => Some(*micro_batch),
+        _ => op.part().map(|part| part.micro_batch),
+    };
+    Label { name: op.name(), layer: op.part().map(|part| part.layer), micro_batch }
 }
 
 impl Device for ClockDevice {
@@ -87,14 +87,14 @@ impl Device for ClockDevice {
     // SAFETY: the caller vouches for the bytes, as the trait demands; nothing is read or written here.
     unsafe fn import(&self, address: u64, bytes: u64) -> Slice {
         match &self.beneath {
-            None => slice_of(self.tag, address, bytes),
+            None => self.id.slice(address, bytes),
             // SAFETY: what the caller vouches for here is what the device beneath asks for.
             Some(beneath) => unsafe { beneath.device.import(address, bytes) },
         }
     }
 
-    fn owns(&self, slice: &Slice) -> bool {
-        self.check_slice(slice).is_ok()
+    fn id(&self) -> DeviceId {
+        self.id
     }
 
     fn granularity(&self) -> u64 {
@@ -115,7 +115,7 @@ impl Device for ClockDevice {
         }
         let mut state = self.state.lock();
         state.backings.push(bytes);
-        Ok(Backing(state.backings.len() as u32 - 1))
+        Ok(self.id.backing(state.backings.len() - 1))
     }
 
     fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
@@ -124,8 +124,9 @@ impl Device for ClockDevice {
         }
         let mut bytes = 0_u64;
         for piece in pieces {
-            let whole = self.state.lock().backings.get(piece.backing.0 as usize).copied();
-            let whole = whole.ok_or_else(|| unknown("backing", u64::from(piece.backing.0)))?;
+            let index = piece.backing.of(self.id)?;
+            let whole = self.state.lock().backings.get(index).copied();
+            let whole = whole.ok_or_else(|| unknown("backing", index as u64))?;
             if piece.offset.checked_add(piece.bytes).is_none_or(|end| end > whole) {
                 return Err(bad("a piece of a backing", piece.offset).with("bytes", piece.bytes));
             }
@@ -189,8 +190,8 @@ impl Device for ClockDevice {
     }
 
     fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()> {
-        self.check_slice(&from)?;
-        self.check_slice(&to)?;
+        self.id.check(&from)?;
+        self.id.check(&to)?;
         if from.bytes() != to.bytes() {
             return Err(unknown("copy of another length", to.bytes()));
         }
@@ -205,7 +206,7 @@ impl Device for ClockDevice {
             (false, false) => Work::inside(&self.costs, bytes),
         };
         let effect = self.beneath.is_some().then_some(Effect::Copy { from, to });
-        self.enqueue(stream, label("copy"), work, effect)
+        self.append(stream, Label { name: "copy", layer: None, micro_batch: None }, work, effect)
     }
 
     fn call(&self, stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()> {
@@ -226,11 +227,10 @@ impl Device for ClockDevice {
     }
 
     fn attach(&self, plan: Plan) -> Result<Pools> {
-        plan.slabs.iter().chain(&plan.rows).try_for_each(|slice| self.check_slice(slice))?;
-        let extents = Extents::new(&plan, self.beneath.is_some());
+        let extents = Extents::new(&plan, self.id, self.beneath.is_some())?;
         let attached = self.beneath.as_ref().map(|beneath| beneath.device.attach(plan)).transpose()?;
         let mut state = self.state.lock();
-        let pools = Pools(state.pools.len() as u32);
+        let pools = self.id.pools(state.pools.len());
         if attached.is_some_and(|attached| attached != pools) {
             return Err(
                 Error::new(Kind::InvalidConfig, "attach").at("the device beneath has pools of others")
@@ -240,115 +240,18 @@ impl Device for ClockDevice {
         Ok(pools)
     }
 
-    fn join(&self, pools: Pools, stream: Stream, join: Join<'_>) -> Result<()> {
-        self.enqueue_pool((pools, stream), label("join"), PoolEffect::Join(join.lane), |extents, _| {
-            extents.stage_join(&join)?;
-            Ok(self.lane_work(extents))
-        })
-    }
-
-    fn truncate(&self, pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()> {
-        let Cut { lane, settle, length, pages } = cut;
-        let effect = PoolEffect::Truncate { lane, settle, length };
-        self.enqueue_pool((pools, stream), label("truncate"), effect, |extents, _| {
-            extents.stage_pages(lane, pages)?;
-            Ok(self.lane_work(extents))
-        })
-    }
-
-    fn leave(&self, pools: Pools, stream: Stream, lane: Lane) -> Result<()> {
-        self.enqueue_pool((pools, stream), label("leave"), PoolEffect::Leave(lane), |extents, _| {
-            extents.lane(lane)?;
-            Ok(self.lane_work(extents))
-        })
-    }
-
-    fn warm(&self, pools: Pools, stream: Stream, warm: Warm) -> Result<()> {
-        self.enqueue_pool((pools, stream), label("warm"), PoolEffect::Warm(warm), |extents, _| {
-            extents.lane(warm.lane)?;
-            if let Some(selections) = &warm.selections {
-                self.check_slice(selections)?;
-                extents.warm(selections, warm.steps)?;
-            }
-            let rows = f64::from(warm.steps + u32::from(warm.whole)) * f64::from(extents.layers);
-            Ok(Work::kernel(&self.costs.warm, rows))
-        })
-    }
-
-    fn raise(&self, pools: Pools, stream: Stream, raise: Raise) -> Result<()> {
-        self.enqueue_pool((pools, stream), label("raise"), PoolEffect::Raise(raise), |extents, _| {
-            extents.lane(raise.lane)?;
-            let bytes = raise.count as f64 * extents.row_bytes;
-            Ok(Work::rows(&self.costs.gather, Direction::ToDevice, bytes))
-        })
-    }
-
-    fn begin(&self, pools: Pools, stream: Stream, begin: Begin) -> Result<()> {
-        let label = Label { micro_batch: Some(begin.micro_batch), ..label("begin") };
-        self.enqueue_pool((pools, stream), label, PoolEffect::Begin(begin), |extents, _| {
-            extents.micro_batch(begin.micro_batch)?;
-            self.check_slice(&begin.block)?;
-            extents.step_block(&begin.block)?;
-            if let Some(accepted) = &begin.accepted {
-                self.check_slice(accepted)?;
-                extents.words(accepted, extents.batch.into())?;
-            }
-            let rows = f64::from(extents.batch) * f64::from(extents.layers);
-            Ok(Work::kernel(&self.costs.begin, rows))
-        })
-    }
-
-    fn resolve(
-        &self,
-        pools: Pools,
-        stream: Stream,
-        part: Part,
-        selection: Slice,
-        answer: Answer,
-    ) -> Result<()> {
-        let effect = PoolEffect::Resolve { part, selection, answer };
-        self.enqueue_pool((pools, stream), label_of("resolve", &part), effect, |extents, _| {
-            self.check_slice(&selection)?;
-            self.check_slice(&answer.slots)?;
-            if let Some(parts) = &answer.parts {
-                self.check_slice(&parts.lists)?;
-                self.check_slice(&parts.counts)?;
-            }
-            extents.resolve(&part, &selection, &answer)?;
-            let rows = f64::from(part.count) * f64::from(part.rows.count);
-            Ok(Work::kernel(&self.costs.resolve, rows))
-        })
-    }
-
-    fn gather(&self, pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()> {
-        let effect = PoolEffect::Gather { part, pass };
-        self.enqueue_pool((pools, stream), label_of("gather", &part), effect, |extents, misses| {
-            extents.gather(&part, pass)?;
-            let rows = misses.get(part.layer.index()).map_or(0.0, |rows| rows * f64::from(part.count));
-            // The first pass moves what was declared; further ones are there, and move nothing.
-            let bytes = if pass == 0 { rows * extents.row_bytes } else { 0.0 };
-            Ok(Work::rows(&self.costs.gather, Direction::ToDevice, bytes))
-        })
-    }
-
-    fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()> {
-        let effect = PoolEffect::Scatter(part);
-        self.enqueue_pool((pools, stream), label_of("scatter", &part), effect, |extents, _| {
-            extents.part(&part)?;
-            let rows = f64::from(part.count) * f64::from(part.rows.count);
-            Ok(Work::rows(&self.costs.scatter, Direction::ToHost, rows * extents.row_bytes))
-        })
-    }
-
-    fn report(&self, pools: Pools, stream: Stream, micro_batch: MicroBatch, slot: Slice) -> Result<()> {
-        let label = Label { micro_batch: Some(micro_batch), ..label("report") };
-        let effect = PoolEffect::Report { micro_batch, slot };
-        self.enqueue_pool((pools, stream), label, effect, |extents, _| {
-            extents.micro_batch(micro_batch)?;
-            self.check_slice(&slot)?;
-            extents.report(&slot)?;
-            Ok(Work::kernel(&self.costs.report, f64::from(extents.layers)))
-        })
+    fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()> {
+        let (mut state, place) = self.room(stream)?;
+        let State { pools: all, misses, .. } = &mut *state;
+        let index = pools.of(self.id())?;
+        let extents = all.get_mut(index).ok_or_else(|| unknown("pools", index as u64))?;
+        // Priced before it is staged: a cost that makes no sense changes nothing.
+        extents.checks.check(&op)?;
+        let work = self.price(extents, misses, &op).check(&self.costs)?;
+        extents.stage(&op);
+        let effect = self.beneath.is_some().then_some(Effect::Pool(pools, op.detached()));
+        self.push(state, place, (label_of(&op), work, effect));
+        Ok(())
     }
 
     fn digest(&self, pools: Pools, lane: Lane) -> Result<u64> {

@@ -1,7 +1,7 @@
 //! The clock against closed forms.
 
 use super::*;
-use crate::device::{Answer, Completer, Outcome, Part, Plan, Pools, Slice, Ticket};
+use crate::device::{Answer, Completer, Outcome, Part, Plan, PoolOp, Slice, Ticket};
 use crate::geometry::{Geometry, Shape};
 use crate::ids::{Lane, MicroBatch};
 use crate::residency::{Rows, TableShape};
@@ -176,11 +176,11 @@ fn gathers_divide_the_link_and_give_it_back() {
     // A row is 656 bytes: 656 ns alone.
     device.set_misses(Layer(0), 1.0).unwrap();
     device.set_misses(Layer(1), 2.5).unwrap();
-    device.gather(pools, a, part(0, 0, 2), 0).unwrap();
-    device.gather(pools, b, part(1, 2, 4), 0).unwrap();
+    device.enqueue(pools, a, PoolOp::Gather { part: part(0, 0, 2), pass: 0 }).unwrap();
+    device.enqueue(pools, b, PoolOp::Gather { part: part(1, 2, 4), pass: 0 }).unwrap();
     // The other direction is another link.
-    device.scatter(pools, a, part(0, 0, 1)).unwrap();
-    device.gather(pools, a, part(0, 0, 2), 1).unwrap();
+    device.enqueue(pools, a, PoolOp::Scatter(part(0, 0, 1))).unwrap();
+    device.enqueue(pools, a, PoolOp::Gather { part: part(0, 0, 2), pass: 1 }).unwrap();
     device.run().unwrap();
     // 2 rows beside 10: at 4 rows' time the 2 are there, then 8 remain.
     let row = 656.0;
@@ -204,7 +204,7 @@ fn a_gather_that_cannot_use_its_half_of_the_link_leaves_the_rest_to_others() {
     let [a, b] = streams(&device);
     let pools = device.attach(plan(&device, 1)).unwrap();
     device.set_misses(Layer(0), 1.0).unwrap();
-    device.gather(pools, a, part(0, 0, 1), 0).unwrap();
+    device.enqueue(pools, a, PoolOp::Gather { part: part(0, 0, 1), pass: 0 }).unwrap();
     device.traffic(b, named("weights"), Direction::ToDevice, 3 * 656).unwrap();
     assert_eq!(device.run().unwrap(), 4.0 * 656.0);
     assert_eq!(times(&device), [(0.0, 4.0 * 656.0); 2]);
@@ -422,15 +422,31 @@ fn misuse_is_an_error_that_names_the_field() {
     assert_eq!(kind(device.set_misses(Layer(0), f64::NAN)), Kind::InvalidConfig);
     assert_eq!(kind(device.set_misses(Layer(0), -1.0)), Kind::InvalidConfig);
     assert_eq!(kind(device.compute(stream, named(""), Demand { ns: -1.0, sm: 0.0 })), Kind::InvalidConfig);
-    assert_eq!(kind(device.gather(Pools(1), stream, part(0, 0, 1), 0)), Kind::OutOfRange);
-    assert_eq!(kind(device.gather(pools, Stream(1), part(0, 0, 1), 0)), Kind::OutOfRange);
-    assert_eq!(kind(device.gather(pools, stream, part(2, 0, 1), 0)), Kind::OutOfRange);
-    assert_eq!(kind(device.gather(pools, stream, part(0, 5, 4), 0)), Kind::OutOfRange);
-    assert_eq!(kind(device.leave(pools, stream, Lane(8))), Kind::OutOfRange);
+    // Another device's, though they have the same number, and of this one's a number that it never gave.
+    let foreign = other.attach(plan(&other, 2)).unwrap();
+    for unknown in [foreign, device.id().pools(1)] {
+        assert_eq!(kind(device.enqueue(unknown, stream, PoolOp::Leave(Lane(0)))), Kind::OutOfRange);
+    }
+    assert_eq!(
+        kind(device.enqueue(pools, Stream(1), PoolOp::Gather { part: part(0, 0, 1), pass: 0 })),
+        Kind::OutOfRange
+    );
+    assert_eq!(
+        kind(device.enqueue(pools, stream, PoolOp::Gather { part: part(2, 0, 1), pass: 0 })),
+        Kind::OutOfRange
+    );
+    assert_eq!(
+        kind(device.enqueue(pools, stream, PoolOp::Gather { part: part(0, 5, 4), pass: 0 })),
+        Kind::OutOfRange
+    );
+    assert_eq!(kind(device.enqueue(pools, stream, PoolOp::Leave(Lane(8)))), Kind::OutOfRange);
     assert_eq!(kind(device.record(Event(0), stream)), Kind::OutOfRange);
     let [ours, theirs]: [Slice; 2] = [&device, &other].map(|device| device.allocate(64).unwrap());
     let answer = Answer { slots: theirs, parts: None };
-    assert_eq!(kind(device.resolve(pools, stream, part(0, 0, 1), ours, answer)), Kind::OutOfRange);
+    assert_eq!(
+        kind(device.enqueue(pools, stream, PoolOp::Resolve { part: part(0, 0, 1), selection: ours, answer })),
+        Kind::OutOfRange
+    );
     assert_eq!(kind(device.copy(stream, ours, theirs)), Kind::OutOfRange);
     let mut bad = costs();
     bad.link.to_device = f64::NAN;

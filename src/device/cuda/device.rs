@@ -7,7 +7,7 @@ impl Device for CudaDevice {
     fn allocate(&self, bytes: u64) -> Result<Slice> {
         let inner = &*self.inner;
         let taken = inner.told(Allocation::new(&inner.context, &inner.worker, bytes))?;
-        let slice = slice_of(inner.tag, taken.address, bytes);
+        let slice = inner.id.slice(taken.address, bytes);
         inner.memory.lock().allocations.push(taken);
         Ok(slice)
     }
@@ -15,7 +15,7 @@ impl Device for CudaDevice {
     fn register(&self, map: &Arc<Map>) -> Result<Slice> {
         let inner = &*self.inner;
         let taken = inner.told(Registration::new(&inner.context, map, inner.chunk))?;
-        let slice = slice_of(inner.tag, taken.stretch.start, taken.stretch.bytes);
+        let slice = inner.id.slice(taken.stretch.start, taken.stretch.bytes);
         let mut stretches = inner.stretches.lock();
         *stretches = Arc::new(stretches.iter().copied().chain([taken.stretch]).collect());
         drop(stretches);
@@ -25,11 +25,11 @@ impl Device for CudaDevice {
 
     // SAFETY: the caller vouches for the bytes, as the trait demands; nothing is read or written here.
     unsafe fn import(&self, address: u64, bytes: u64) -> Slice {
-        slice_of(self.inner.tag, address, bytes)
+        self.inner.id.slice(address, bytes)
     }
 
-    fn owns(&self, slice: &Slice) -> bool {
-        check_device(slice, self.inner.tag).is_ok()
+    fn id(&self) -> DeviceId {
+        self.inner.id
     }
 
     fn granularity(&self) -> u64 {
@@ -49,15 +49,15 @@ impl Device for CudaDevice {
         let physical = inner.told(Physical::new(&inner.context, &inner.worker, bytes, inner.grain))?;
         let mut memory = inner.memory.lock();
         memory.backings.push(physical);
-        Ok(Backing(memory.backings.len() as u32 - 1))
+        Ok(inner.id.backing(memory.backings.len() - 1))
     }
 
     fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
         let inner = &*self.inner;
         let mut memory = inner.memory.lock();
-        let range = Range::new(&inner.context, &memory.backings, pieces, inner.grain);
+        let range = Range::new(&inner.context, (inner.id, &memory.backings), pieces, inner.grain);
         let slice = range.map(|range| {
-            let slice = slice_of(inner.tag, range.address, range.bytes);
+            let slice = inner.id.slice(range.address, range.bytes);
             memory.ranges.push(range);
             slice
         });
@@ -102,8 +102,8 @@ impl Device for CudaDevice {
 
     fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()> {
         let inner = &*self.inner;
-        check_device(&from, inner.tag)?;
-        check_device(&to, inner.tag)?;
+        inner.id.check(&from)?;
+        inner.id.check(&to)?;
         if from.bytes() != to.bytes() {
             return Err(bad("copy of another length", to.bytes()));
         }
@@ -166,97 +166,29 @@ impl Device for CudaDevice {
 
     fn attach(&self, plan: Plan) -> Result<Pools> {
         let inner = &*self.inner;
-        let pools = CudaPools::new(plan, inner.tag, &inner.context, &inner.worker, inner.launches);
+        let pools = CudaPools::new(plan, inner.id, &inner.context, &inner.worker, inner.launches);
         let pools = inner.told(pools)?;
         let mut all = inner.pools.lock();
         all.push(Arc::new(pools));
-        Ok(Pools(all.len() as u32 - 1))
+        Ok(inner.id.pools(all.len() - 1))
     }
 
-    fn join(&self, pools: Pools, stream: Stream, join: Join<'_>) -> Result<()> {
+    fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()> {
+        let inner = &*self.inner;
         // What is refused leaves what was staged before as it is.
-        self.inner.known(stream)?;
-        let pools = self.inner.pool(pools)?;
-        pools.stage_join(&join)?;
-        self.inner.enqueue_pool("join", stream, |e| pools.join(e, join.lane))
-    }
-
-    fn truncate(&self, pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()> {
-        self.inner.known(stream)?;
-        let pools = self.inner.pool(pools)?;
-        pools.stage_cut(&cut)?;
-        self.inner.enqueue_pool("truncate", stream, |e| pools.truncate(e, &cut))
-    }
-
-    fn leave(&self, pools: Pools, stream: Stream, lane: Lane) -> Result<()> {
-        let pools = self.inner.pool(pools)?;
-        pools.extents.lane(lane)?;
-        self.inner.enqueue_pool("leave", stream, |e| pools.leave(e, lane))
-    }
-
-    fn warm(&self, pools: Pools, stream: Stream, warm: Warm) -> Result<()> {
-        let pools = self.inner.pool(pools)?;
-        pools.extents.lane(warm.lane)?;
-        if let Some(selections) = &warm.selections {
-            pools.extents.warm(selections, warm.steps)?;
-        }
-        let raw = self.inner.known(stream)?;
-        if self.inner.health.failed().is_none() && self.inner.capture_of("warm", raw)?.is_some() {
+        let raw = inner.known(stream)?;
+        let pools = inner.pool(pools)?;
+        pools.extents.check(&op)?;
+        if matches!(op, PoolOp::Warm(_))
+            && inner.health.failed().is_none()
+            && inner.capture_of("warm", raw)?.is_some()
+        {
             return Err(Error::new(Kind::InvalidConfig, "warm")
                 .at("the stream is being captured")
                 .hint("warm up outside of captures"));
         }
-        self.inner.enqueue_pool("warm", stream, |e| pools.warm(e, &warm))
-    }
-
-    fn raise(&self, pools: Pools, stream: Stream, raise: Raise) -> Result<()> {
-        let pools = self.inner.pool(pools)?;
-        pools.extents.lane(raise.lane)?;
-        self.inner.enqueue_pool("raise", stream, |e| pools.raise(e, &raise))
-    }
-
-    fn begin(&self, pools: Pools, stream: Stream, begin: Begin) -> Result<()> {
-        let pools = self.inner.pool(pools)?;
-        pools.extents.micro_batch(begin.micro_batch)?;
-        pools.extents.step_block(&begin.block)?;
-        if let Some(accepted) = &begin.accepted {
-            pools.extents.words(accepted, pools.extents.batch.into())?;
-        }
-        self.inner.enqueue_pool("begin", stream, |e| pools.begin(e, &begin))
-    }
-
-    fn resolve(
-        &self,
-        pools: Pools,
-        stream: Stream,
-        part: Part,
-        selection: Slice,
-        answer: Answer,
-    ) -> Result<()> {
-        let pools = self.inner.pool(pools)?;
-        pools.extents.resolve(&part, &selection, &answer)?;
-        self.inner.enqueue_pool("resolve", stream, |e| pools.resolve(e, &part, &selection, &answer))
-    }
-
-    fn gather(&self, pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()> {
-        let pools = self.inner.pool(pools)?;
-        pools.extents.gather(&part, pass)?;
-        pools.check_rows()?;
-        self.inner.enqueue_pool("gather", stream, |e| pools.gather(e, &part, pass))
-    }
-
-    fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()> {
-        let pools = self.inner.pool(pools)?;
-        pools.extents.part(&part)?;
-        pools.check_rows()?;
-        self.inner.enqueue_pool("scatter", stream, |e| pools.scatter(e, &part))
-    }
-
-    fn report(&self, pools: Pools, stream: Stream, micro: MicroBatch, slot: Slice) -> Result<()> {
-        let pools = self.inner.pool(pools)?;
-        pools.extents.micro_batch(micro)?;
-        pools.extents.report(&slot)?;
-        self.inner.enqueue_pool("report", stream, |e| pools.report(e, micro, &slot))
+        pools.stage(&op);
+        inner.enqueue_pool(op.name(), stream, |e| pools.run(e, &op))
     }
 
     fn capture(&self, stream: Stream) -> Result<()> {

@@ -16,7 +16,7 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::driver::{Access, Answer, Context, Current, Handle, Property, Refusal, code, flag};
-use super::{Mapped, bad};
+use super::{DeviceId, Mapped, bad};
 use crate::error::{Error, Kind, Result};
 use crate::os::Map;
 use crate::sync::{Arc, Mutex};
@@ -367,7 +367,12 @@ pub(super) struct Range {
 
 impl Range {
     /// Checks the pieces and maps them one after another.
-    pub fn new(context: &Arc<Context>, all: &[Physical], pieces: &[Mapped], grain: u64) -> Result<Range> {
+    pub fn new(
+        context: &Arc<Context>,
+        (device, all): (DeviceId, &[Physical]),
+        pieces: &[Mapped],
+        grain: u64,
+    ) -> Result<Range> {
         const OPERATION: &str = "map range";
         let invalid = |kind, place| Error::new(kind, OPERATION).at(place);
         if pieces.is_empty() {
@@ -376,7 +381,8 @@ impl Range {
         let (mut parts, mut total) = (Vec::with_capacity(pieces.len()), 0_u64);
         for piece in pieces {
             let Mapped { backing, offset, bytes } = *piece;
-            let memory = all.get(backing.0 as usize).ok_or_else(|| bad("backing", backing.0))?;
+            let index = backing.of(device)?;
+            let memory = all.get(index).ok_or_else(|| bad("backing", index as u64))?;
             let numbers = |error: Error| error.with("offset", offset).with("bytes", bytes);
             if bytes == 0 || [offset, bytes].iter().any(|n| !n.is_multiple_of(grain)) {
                 let error = numbers(invalid(Kind::InvalidConfig, "page borders"));

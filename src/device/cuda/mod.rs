@@ -37,13 +37,12 @@ mod tests;
 use std::os::fd::OwnedFd;
 
 use crate::device::{
-    Answer, Backing, Begin, Completer, Cut, Device, Event, Graph, Join, Mapped, Part, Plan, Pools, Raise,
-    Slice, Stream, Warm, check_device, slice_of,
+    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, Plan, PoolOp, Pools, Slice, Stream,
 };
 use crate::error::{Error, Kind, Result};
-use crate::ids::{Lane, Layer, MicroBatch};
+use crate::ids::{Lane, Layer};
 use crate::os::{Faults, Map, NoFaults};
-use crate::sync::{Arc, Mutex, thread, unique};
+use crate::sync::{Arc, Mutex, thread};
 
 use driver::{Answer as Driven, Context, Current, Driver, Handle, Refusal, code, flag};
 use graph::{Capturing, Executable, Graphs, capturing};
@@ -127,7 +126,7 @@ pub struct CudaDevice {
 /// Fields are given back in their order, behind the drained streams.
 #[derive(Debug)]
 struct Inner {
-    tag: u32,
+    id: DeviceId,
     launches: Launches,
     chunk: u64,
     grain: u64,
@@ -184,7 +183,7 @@ impl CudaDevice {
         let worker = Worker::new(&context).map_err(failed)?;
         let health = Arc::new(Health::default());
         let inner = Inner {
-            tag: unique(),
+            id: DeviceId::new(),
             launches: Launches {
                 threads: options.threads,
                 gather_blocks: options.gather_blocks,
@@ -270,8 +269,9 @@ impl CudaDevice {
     /// descriptors; [`Kind::DeviceFailed`].
     pub fn export(&self, backing: Backing) -> Result<OwnedFd> {
         let memory = self.inner.memory.lock();
-        let physical = memory.backings.get(backing.0 as usize);
-        let exported = physical.ok_or_else(|| bad("backing", backing.0)).and_then(Physical::export);
+        let index = backing.of(self.inner.id)?;
+        let physical = memory.backings.get(index);
+        let exported = physical.ok_or_else(|| bad("backing", index as u64)).and_then(Physical::export);
         drop(memory);
         self.inner.told(exported)
     }
@@ -286,7 +286,7 @@ impl CudaDevice {
         let physical = inner.told(Physical::import(&inner.context, descriptor, bytes, inner.grain))?;
         let mut memory = inner.memory.lock();
         memory.backings.push(physical);
-        Ok(Backing(memory.backings.len() as u32 - 1))
+        Ok(inner.id.backing(memory.backings.len() - 1))
     }
 
     /// Reads bytes as the device sees them, as they are now, and waits for the copy. For tests and tools.
@@ -310,7 +310,7 @@ impl CudaDevice {
     }
 
     fn check_bytes(&self, slice: &Slice, bytes: usize) -> Result<()> {
-        check_device(slice, self.inner.tag)?;
+        self.inner.id.check(slice)?;
         if slice.bytes() == bytes as u64 { Ok(()) } else { Err(bad("slice length", slice.bytes())) }
     }
 
@@ -330,7 +330,7 @@ impl CudaDevice {
     pub fn digest_into(&self, pools: Pools, stream: Stream, lane: Lane, to: Slice) -> Result<()> {
         let pools = self.inner.pool(pools)?;
         pools.extents.lane(lane)?;
-        pools.extents.words(&to, 2)?;
+        pools.extents.asker.words(&to, 2)?;
         if !to.address().is_multiple_of(8) {
             return Err(bad("address of a digest", to.address()));
         }
@@ -366,12 +366,12 @@ fn check_options(options: &CudaOptions) -> Result<()> {
 impl Inner {
     /// What is handed out for number `index`: of this device alone, as the upper half tells.
     fn handle(&self, index: usize) -> u64 {
-        u64::from(self.tag) << 32 | u64::from(index as u32)
+        u64::from(self.id.number()) << 32 | u64::from(index as u32)
     }
 
     /// The number in a handle of this device.
     fn index(&self, place: &'static str, handle: u64) -> Result<usize> {
-        let own = handle >> 32 == u64::from(self.tag);
+        let own = handle >> 32 == u64::from(self.id.number());
         if own { Ok(handle as u32 as usize) } else { Err(bad(place, handle)) }
     }
 
@@ -404,7 +404,8 @@ impl Inner {
 
     fn pool(&self, pools: Pools) -> Result<Arc<CudaPools>> {
         let all = self.pools.lock();
-        all.get(pools.0 as usize).map(Arc::clone).ok_or_else(|| bad("pools", pools.0))
+        let index = pools.of(self.id)?;
+        all.get(index).map(Arc::clone).ok_or_else(|| bad("pools", index as u64))
     }
 
     /// The device has failed: says so.
@@ -480,7 +481,7 @@ impl Inner {
         }
     }
 
-    /// Enqueues work of pools, which has been checked.
+    /// Enqueues kernels, whose arguments have been checked.
     fn enqueue_pool(
         &self,
         operation: &'static str,

@@ -11,6 +11,7 @@
 //! **Warm-ups** of all lanes share one room to work in. Those of different streams are run one behind the
 //! other by an event of the device's own, which no capture may wait for: on a captured stream they are refused.
 
+use super::NAME;
 use super::abi::{
     self, DUE_GATHERED, DUE_RESOLVED, DUE_SCATTERED, NO_PAGE, STAGED_PAGES, UNUSED_STAMP, bytes_of,
 };
@@ -20,11 +21,11 @@ use super::module::{Kernel, Module};
 use super::stream::OwnEvent;
 use crate::device::checks::{Asker, Extents};
 use crate::device::{
-    Answer as Lists, Begin, Cut, Expected, Join, Part, Plan, Raise, Slice, Warm, block, check_device,
+    Answer as Lists, Begin, Cut, DeviceId, Expected, Part, Plan, PoolOp, Raise, Slice, Warm, block,
 };
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
-use crate::ids::{Lane, MicroBatch};
+use crate::ids::Lane;
 use crate::residency::{EMPTY, Fetch, LaneHead, LayerTables, TableShape, TableWords};
 use crate::sync::{Arc, Mutex};
 
@@ -156,8 +157,6 @@ pub(super) struct CudaPools {
     staged: Pinned,
     /// Behind the last warm-up; held while one is enqueued.
     warmed: Mutex<OwnEvent>,
-    /// Rows have bytes.
-    moves: bool,
     _memory: Allocation,
 }
 
@@ -189,58 +188,12 @@ struct Layout {
     end: u64,
 }
 
-fn invalid(place: &'static str, value: impl Into<u64>) -> Error {
-    Error::new(Kind::InvalidConfig, "attach").at(place).with("value", value)
-}
-
-/// Whether the parts of a plan fit each other, and the kernels.
-fn check(plan: &Plan, tag: u32) -> Result<()> {
-    for slice in plan.slabs.iter().chain(&plan.rows) {
-        check_device(slice, tag)?;
-        if !slice.address().is_multiple_of(4) || (slice.address() == 0 && slice.bytes() > 0) {
-            return Err(invalid("address of a slab or of rows", slice.address()));
-        }
-    }
-    let g = &plan.geometry;
-    if g.shape().top_k > TOP_K_MAX {
-        return Err(invalid("selected positions of a query row", g.shape().top_k)
-            .with("most", TOP_K_MAX)
-            .hint("the kernels count a query row's index lists in 16 bits"));
-    }
-    let layers = g.layers() as usize;
-    if [plan.tables.len(), plan.slabs.len(), plan.rows.len()].iter().any(|count| *count != layers) {
-        return Err(invalid("layers of the plan", plan.tables.len() as u64));
-    }
-    if plan.batch > block::BATCH_MAX {
-        return Err(invalid("batch rows", plan.batch).with("most", block::BATCH_MAX));
-    }
-    let Some(first) = plan.tables.first() else { return Err(invalid("layers of the plan", 0_u32)) };
-    let rows = plan.rows.first().map_or(0, Slice::bytes);
-    for ((tables, slab), own) in plan.tables.iter().zip(&plan.slabs).zip(&plan.rows) {
-        tables.check()?;
-        let blocks = u64::from(tables.budget_base / SLOT_BLOCK + tables.budget_blocks);
-        let fits = blocks * u64::from(g.block_bytes()) <= slab.bytes();
-        let lanes = (tables.lanes, tables.tokens, tables.query_rows);
-        if !fits || lanes != (first.lanes, first.tokens, first.query_rows) || own.bytes() < rows {
-            return Err(invalid("a layer's slab, rows or tables", slab.bytes()));
-        }
-        // Query rows and passes of the largest call have to be countable in 32 bits.
-        let selected = u64::from(tables.query_rows) * u64::from(g.shape().top_k);
-        let listed = selected * u64::from(tables.passes).saturating_add(1);
-        if u32::try_from(listed).is_err()
-            || listed.saturating_mul(4 * u64::from(plan.batch)) > i64::MAX as u64
-        {
-            return Err(invalid("selected positions of a step in all passes", listed));
-        }
-    }
-    Ok(())
-}
-
 impl Layout {
     /// Lays everything out from address `base` on.
     fn new(plan: &Plan, base: u64) -> Result<Layout> {
         let (g, mut room) = (&plan.geometry, Room { next: base });
-        let first = plan.tables.first().copied().ok_or_else(|| invalid("layers of the plan", 0_u32))?;
+        let none = || Error::new(Kind::InvalidConfig, "attach").at("layers of the plan");
+        let first = plan.tables.first().copied().ok_or_else(none)?;
         let (batch, layer_count) = (u64::from(plan.batch), u64::from(g.layers()));
         let top_k = g.shape().top_k;
         let selected = first.query_rows.saturating_mul(top_k);
@@ -335,13 +288,14 @@ impl CudaPools {
     /// Takes the memory and writes what an empty cache is.
     pub fn new(
         plan: Plan,
-        tag: u32,
+        device: DeviceId,
         context: &Arc<Context>,
         worker: &Worker,
         launches: Launches,
     ) -> Result<CudaPools> {
         const OPERATION: &str = "attach";
-        check(&plan, tag)?;
+        let asker = Asker { name: NAME, device, exact: true, top_k_max: TOP_K_MAX };
+        let extents = Extents::new(&plan, asker)?;
         let bytes = Layout::new(&plan, 0)?.end;
         let memory = Allocation::new(context, worker, bytes)?;
         let layout = Layout::new(&plan, memory.address)?;
@@ -357,9 +311,8 @@ impl CudaPools {
         let staged = Pinned::new(context, words)?;
         let warmed = OwnEvent::new(context).map_err(failed)?;
         fill(&layout, &plan.tables, worker).map_err(failed)?;
-        let asker = Asker { name: "CUDA device", tag: Some(tag), exact: true };
         Ok(CudaPools {
-            extents: Extents::new(&plan, asker),
+            extents,
             layers: layout.layers,
             pools: layout.at,
             words: layout.pools,
@@ -369,44 +322,26 @@ impl CudaPools {
             staged_blocks,
             staged,
             warmed: Mutex::new(warmed),
-            moves: plan.expected != Expected::Resolved,
             tables: plan.tables,
             _memory: memory,
         })
     }
 
-    /// Writes what a join will take over to the lane's place.
-    pub fn stage_join(&self, join: &Join<'_>) -> Result<()> {
-        self.extents.join(join)?;
-        let bad = |place, value: u32| Err(self.extents.bad(place, value));
-        let tokens = self.tables.first().map_or(0, |t| t.tokens);
-        if join.length > tokens {
-            return bad("length of a join", join.length);
-        }
-        for ((shape, blocks), budget) in self.tables.iter().zip(join.blocks).zip(join.budgets) {
-            let fits = blocks.len() == budget.div_ceil(SLOT_BLOCK) as usize;
-            if *budget == 0 || !fits || blocks.len() > shape.lane_blocks() as usize {
-                return bad("budget of a join", *budget);
+    /// Writes what a join or a truncation will take over to the lane's place.
+    pub fn stage(&self, op: &PoolOp<'_>) {
+        match op {
+            PoolOp::Join(join) => {
+                self.stage_pages(join.lane, join.length, join.pages);
+                let budgets = self.place(join.lane) + STAGED_PAGES + self.words.lane_pages as usize;
+                self.staged.write(budgets, join.budgets);
+                let blocks = budgets + join.budgets.len();
+                for (layer, own) in join.blocks.iter().enumerate() {
+                    self.staged.write(blocks + layer * self.staged_blocks as usize, own);
+                }
             }
-            if let Some(block) = blocks.iter().find(|block| **block >= shape.budget_blocks) {
-                return bad("block of a join", *block);
-            }
+            PoolOp::Truncate(cut) => self.stage_pages(cut.lane, cut.length, cut.pages),
+            _ => {}
         }
-        self.stage_pages(join.lane, join.length, join.pages);
-        let budgets = self.place(join.lane) + STAGED_PAGES + self.words.lane_pages as usize;
-        self.staged.write(budgets, join.budgets);
-        let blocks = budgets + join.budgets.len();
-        for (layer, own) in join.blocks.iter().enumerate() {
-            self.staged.write(blocks + layer * self.staged_blocks as usize, own);
-        }
-        Ok(())
-    }
-
-    /// Writes what a truncation will take over to the lane's place.
-    pub fn stage_cut(&self, cut: &Cut<'_>) -> Result<()> {
-        self.extents.pages(cut.lane, cut.pages)?;
-        self.stage_pages(cut.lane, cut.length, cut.pages);
-        Ok(())
     }
 
     fn place(&self, lane: Lane) -> usize {
@@ -419,18 +354,41 @@ impl CudaPools {
         self.staged.write(at + STAGED_PAGES, pages);
     }
 
-    fn run<T: abi::Plain>(&self, e: &Enqueueing<'_>, launch: Launch, args: &T) -> Answer {
+    /// Enqueues an operation, which was checked and staged.
+    pub fn run(&self, e: &Enqueueing<'_>, op: &PoolOp<'_>) -> Answer {
+        match op {
+            PoolOp::Join(join) => self.join(e, join.lane),
+            PoolOp::Truncate(cut) => self.truncate(e, cut),
+            PoolOp::Leave(lane) => {
+                let args = abi::LeaveArgs { pools: self.pools, lane: lane.0, unused: 0 };
+                self.launch(e, Launch::new(Kernel::Leave, self.words.layer_count, 1), &args)
+            }
+            PoolOp::Warm(warm) => self.warm(e, warm),
+            PoolOp::Raise(raise) => self.raise(e, raise),
+            PoolOp::Begin(begin) => self.begin(e, begin),
+            PoolOp::Resolve { part, selection, answer } => self.resolve(e, part, selection, answer),
+            PoolOp::Gather { part, pass } => self.gather(e, part, *pass),
+            PoolOp::Scatter(part) => self.scatter(e, part),
+            PoolOp::Report { micro_batch, slot } => {
+                let (pools, slot, micro) = (self.pools, slot.address(), micro_batch.0);
+                let args = abi::ReportArgs { pools, slot, micro, unused: 0 };
+                self.launch(e, Launch::new(Kernel::Report, 1, 1), &args)
+            }
+        }
+    }
+
+    fn launch<T: abi::Plain>(&self, e: &Enqueueing<'_>, launch: Launch, args: &T) -> Answer {
         self.launches.launch(e.current, e.module, e.stream, launch, args)
     }
 
-    pub fn join(&self, e: &Enqueueing<'_>, lane: Lane) -> Answer {
+    fn join(&self, e: &Enqueueing<'_>, lane: Lane) -> Answer {
         let staged = self.staged.at(self.place(lane));
         let args =
             abi::JoinArgs { pools: self.pools, staged, lane: lane.0, staged_blocks: self.staged_blocks };
-        self.run(e, Launch::new(Kernel::Join, self.words.layer_count, JOIN_BLOCKS), &args)
+        self.launch(e, Launch::new(Kernel::Join, self.words.layer_count, JOIN_BLOCKS), &args)
     }
 
-    pub fn truncate(&self, e: &Enqueueing<'_>, cut: &Cut<'_>) -> Answer {
+    fn truncate(&self, e: &Enqueueing<'_>, cut: &Cut<'_>) -> Answer {
         let args = abi::TruncateArgs {
             pools: self.pools,
             staged: self.staged.at(self.place(cut.lane)),
@@ -439,15 +397,10 @@ impl CudaPools {
             length: cut.length,
             unused: 0,
         };
-        self.run(e, Launch::new(Kernel::Truncate, self.words.layer_count, 1), &args)
+        self.launch(e, Launch::new(Kernel::Truncate, self.words.layer_count, 1), &args)
     }
 
-    pub fn leave(&self, e: &Enqueueing<'_>, lane: Lane) -> Answer {
-        let args = abi::LeaveArgs { pools: self.pools, lane: lane.0, unused: 0 };
-        self.run(e, Launch::new(Kernel::Leave, self.words.layer_count, 1), &args)
-    }
-
-    pub fn warm(&self, e: &Enqueueing<'_>, warm: &Warm) -> Answer {
+    fn warm(&self, e: &Enqueueing<'_>, warm: &Warm) -> Answer {
         let args = abi::WarmArgs {
             pools: self.pools,
             selections: warm.selections.map_or(0, |slice| slice.address()),
@@ -461,24 +414,24 @@ impl CudaPools {
         // What it lists, and the room to work in where it is global, are all lanes'.
         let warmed = self.warmed.lock();
         e.current.stream_wait(e.stream, warmed.raw, 0)?;
-        self.run(e, launch, &args)?;
+        self.launch(e, launch, &args)?;
         e.current.event_record(warmed.raw, e.stream)
     }
 
-    pub fn raise(&self, e: &Enqueueing<'_>, raise: &Raise) -> Answer {
+    fn raise(&self, e: &Enqueueing<'_>, raise: &Raise) -> Answer {
         let Raise { lane, first, count } = *raise;
         let args = abi::RaiseArgs { pools: self.pools, first, count, lane: lane.0, unused: 0 };
-        self.run(e, Launch::new(Kernel::Raise, self.blocks_for(count), 1), &args)
+        self.launch(e, Launch::new(Kernel::Raise, self.blocks_for(count), 1), &args)
     }
 
-    pub fn begin(&self, e: &Enqueueing<'_>, begin: &Begin) -> Answer {
+    fn begin(&self, e: &Enqueueing<'_>, begin: &Begin) -> Answer {
         let (pools, micro) = (self.pools, begin.micro_batch.0);
         let load = abi::LoadArgs { pools, block: begin.block.address(), micro, unused: 0 };
         let accepted = begin.accepted.map_or(0, |slice| slice.address());
         let commit = abi::CommitArgs { pools, accepted, micro, unused: 0 };
-        self.run(e, Launch::new(Kernel::Load, 1, 1), &load)?;
+        self.launch(e, Launch::new(Kernel::Load, 1, 1), &load)?;
         let launch = Launch::new(Kernel::Commit, self.words.layer_count, self.words.batch.min(COMMIT_BLOCKS));
-        self.run(e, Launch { most_threads: COMMIT_THREADS, ..launch }, &commit)
+        self.launch(e, Launch { most_threads: COMMIT_THREADS, ..launch }, &commit)
     }
 
     /// Bytes of the room to work in, where it fits a block's shared memory; 0 where it does not.
@@ -487,7 +440,7 @@ impl CudaPools {
         if bytes <= e.module.shared_bytes.into() { bytes as u32 } else { 0 }
     }
 
-    pub fn resolve(&self, e: &Enqueueing<'_>, part: &Part, selection: &Slice, answer: &Lists) -> Answer {
+    fn resolve(&self, e: &Enqueueing<'_>, part: &Part, selection: &Slice, answer: &Lists) -> Answer {
         let args = abi::ResolveArgs {
             pools: self.pools,
             selection: selection.address(),
@@ -504,10 +457,10 @@ impl CudaPools {
             shared: (self.shared_bytes(e) > 0).into(),
         };
         let launch = Launch::new(Kernel::Resolve, part.count, 1);
-        self.run(e, Launch { shared_bytes: self.shared_bytes(e), ..launch }, &args)
+        self.launch(e, Launch { shared_bytes: self.shared_bytes(e), ..launch }, &args)
     }
 
-    pub fn gather(&self, e: &Enqueueing<'_>, part: &Part, pass: u32) -> Answer {
+    fn gather(&self, e: &Enqueueing<'_>, part: &Part, pass: u32) -> Answer {
         let args = abi::GatherArgs {
             pools: self.pools,
             micro: part.micro_batch.0,
@@ -521,7 +474,7 @@ impl CudaPools {
         };
         let kernel = if self.launches.bulk { Kernel::GatherBulk } else { Kernel::Gather };
         let rows = u64::from(part.count) * u64::from(self.words.selected);
-        self.run(e, Launch::new(kernel, self.blocks_for(rows), 1), &args)
+        self.launch(e, Launch::new(kernel, self.blocks_for(rows), 1), &args)
     }
 
     /// Blocks that move so many rows, a warp a row, up to those that a gather may take.
@@ -530,7 +483,7 @@ impl CudaPools {
         rows.div_ceil(u64::from(self.launches.threads / u32::BITS)).min(most) as u32
     }
 
-    pub fn scatter(&self, e: &Enqueueing<'_>, part: &Part) -> Answer {
+    fn scatter(&self, e: &Enqueueing<'_>, part: &Part) -> Answer {
         let args = abi::ScatterArgs {
             pools: self.pools,
             micro: part.micro_batch.0,
@@ -542,27 +495,14 @@ impl CudaPools {
         };
         let rows = u64::from(part.count) * u64::from(part.rows.count);
         let blocks = self.blocks_for(rows).min(SCATTER_BLOCKS);
-        self.run(e, Launch::new(Kernel::Scatter, blocks, 1), &args)
-    }
-
-    pub fn report(&self, e: &Enqueueing<'_>, micro: MicroBatch, slot: &Slice) -> Answer {
-        let args = abi::ReportArgs { pools: self.pools, slot: slot.address(), micro: micro.0, unused: 0 };
-        self.run(e, Launch::new(Kernel::Report, 1, 1), &args)
-    }
-
-    /// What a gather needs that only the plan knows.
-    pub fn check_rows(&self) -> Result<()> {
-        match self.moves {
-            false => Err(self.extents.bad("rows of a cache whose rows have no bytes", 0_u32)),
-            true => Ok(()),
-        }
+        self.launch(e, Launch::new(Kernel::Scatter, blocks, 1), &args)
     }
 
     /// Adds up the digest of a lane, all layers summed, at `to`.
     pub fn digest(&self, e: &Enqueueing<'_>, lane: Lane, to: Handle) -> Answer {
         let args = abi::DigestArgs { pools: self.pools, out: to, lane: lane.0, unused: 0 };
         e.current.fill_words(to, 0, 2, e.stream)?;
-        self.run(e, Launch::new(Kernel::Digest, self.words.layer_count, 1), &args)
+        self.launch(e, Launch::new(Kernel::Digest, self.words.layer_count, 1), &args)
     }
 
     /// The digest of a lane, as it is now.
@@ -578,7 +518,7 @@ impl CudaPools {
     /// A layer's tables, as they are now.
     pub fn tables(&self, worker: &Worker, layer: usize) -> Result<TableCopy> {
         let places = self.tables.get(layer).zip(self.layers.get(layer));
-        let (shape, at) = places.ok_or_else(|| self.extents.bad("layer", layer as u64))?;
+        let (shape, at) = places.ok_or_else(|| self.extents.asker.bad("layer", layer as u64))?;
         let lanes = shape.lanes as usize;
         let words = |address: Handle, count: usize| {
             let mut bytes = vec![0; 4 * count];

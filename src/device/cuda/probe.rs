@@ -98,8 +98,8 @@ impl Inner {
 
     fn try_range(&self) -> Result<()> {
         let backing = Physical::new(&self.context, &self.worker, self.grain, self.grain)?;
-        let piece = Mapped { backing: Backing(0), offset: 0, bytes: self.grain };
-        Range::new(&self.context, &[backing], &[piece], self.grain).map(drop)
+        let piece = Mapped { backing: self.id.backing(0), offset: 0, bytes: self.grain };
+        Range::new(&self.context, (self.id, &[backing]), &[piece], self.grain).map(drop)
     }
 
     fn try_descriptor(&self) -> Result<()> {
@@ -219,8 +219,8 @@ impl Probe for CudaDevice {
 
     fn carry(&self, stream: Stream, from: Slice, to: Slice, blocks: u32) -> Result<()> {
         let inner = &*self.inner;
-        check_device(&from, inner.tag)?;
-        check_device(&to, inner.tag)?;
+        inner.id.check(&from)?;
+        inner.id.check(&to)?;
         let all = from.address() | to.address() | from.bytes();
         if from.bytes() != to.bytes() || !all.is_multiple_of(16) {
             return Err(bad("run of another length, or of no multiple of 16 bytes", to.bytes()));

@@ -351,7 +351,7 @@ fn f5_control_memory_zeroed_on_another_stream_loses_what_was_written() {
 fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
     let Some(standin) = driver(Options::default()) else { return };
     let device = device(standin.library()).unwrap();
-    let extents = crate::device::checks::Asker { name: NAME, tag: Some(device.inner.tag), exact: true };
+    let asker = crate::device::checks::Asker { name: NAME, device: device.id(), exact: true, top_k_max: 8 };
     let geometry = crate::geometry::Geometry::new(crate::geometry::Shape::DEEPSEEK_V3_2).unwrap();
     let plan = Plan {
         geometry,
@@ -363,11 +363,10 @@ fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
         batch: 1,
         expected: Default::default(),
     };
-    let extents = crate::device::checks::Extents::new(&plan, extents);
     for address in [0, 6] {
         // SAFETY: nothing is enqueued with it.
         let slice = unsafe { device.import(address, 64) };
-        assert_eq!(extents.words(&slice, 16).unwrap_err().kind(), Kind::OutOfRange, "{address}");
+        assert_eq!(asker.words(&slice, 16).unwrap_err().kind(), Kind::OutOfRange, "{address}");
     }
     assert_eq!(device.attach(plan).unwrap_err().kind(), Kind::InvalidConfig);
 }

@@ -24,16 +24,15 @@ mod stream;
 mod vector;
 
 use crate::device::{
-    Answer, Backing, Begin, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice,
-    Stream, Warm, check_device, slice_of,
+    Backing, Completer, Device, DeviceId, Event, Mapped, Plan, PoolOp, Pools, Slice, Stream,
 };
 use crate::error::{Error, Kind, Result};
-use crate::ids::{Lane, MicroBatch};
+use crate::ids::Lane;
 use crate::os::{Map, NoFaults, Piece, Range, Request, page_size};
-use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, thread, unique};
+use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, thread};
 
 use copy::Copier;
-use pools::{HostPools, NAME, PoolOp};
+use pools::{HostPools, NAME};
 use stream::SharedEvent;
 #[cfg(not(loom))]
 use stream::{EventState, Queue};
@@ -84,7 +83,7 @@ struct StreamState {
 /// What streams and the host share.
 #[derive(Debug)]
 struct Shared {
-    tag: u32,
+    id: DeviceId,
     memory: Mutex<Memory>,
     events: Mutex<Vec<SharedEvent>>,
     pools: Mutex<Vec<Arc<HostPools>>>,
@@ -113,7 +112,7 @@ enum Op {
     Complete(Completer),
     Record(SharedEvent, u64),
     Wait(SharedEvent, u64),
-    Pool(Arc<HostPools>, PoolOp),
+    Pool(Arc<HostPools>, PoolOp<'static>),
 }
 
 impl std::fmt::Debug for Op {
@@ -200,7 +199,7 @@ impl HostDevice {
     /// A device with no memory taken yet.
     pub fn new(options: HostOptions) -> Arc<HostDevice> {
         let shared = Shared {
-            tag: unique(),
+            id: DeviceId::new(),
             memory: Mutex::new(Memory { left: options.memory, ..Memory::default() }),
             events: Mutex::new(Vec::new()),
             pools: Mutex::new(Vec::new()),
@@ -259,7 +258,7 @@ impl HostDevice {
     }
 
     fn check_host(&self, slice: &Slice, bytes: usize) -> Result<()> {
-        check_device(slice, self.shared.tag)?;
+        self.shared.id.check(slice)?;
         if slice.bytes() == bytes as u64 { Ok(()) } else { Err(unknown("slice length", slice.bytes())) }
     }
 
@@ -270,7 +269,7 @@ impl HostDevice {
         Ok(found.ok_or_else(|| unknown("stream", stream.0))?.queue.as_ref().map(Arc::clone))
     }
 
-    fn enqueue(&self, stream: Stream, op: Op) -> Result<()> {
+    fn append(&self, stream: Stream, op: Op) -> Result<()> {
         self.push(self.queue_of(stream)?, op)
     }
 
@@ -286,17 +285,12 @@ impl HostDevice {
 
     fn pool(&self, pools: Pools) -> Result<Arc<HostPools>> {
         let all = self.shared.pools.lock();
-        all.get(pools.0 as usize).map(Arc::clone).ok_or_else(|| unknown("pools", u64::from(pools.0)))
-    }
-
-    fn enqueue_pool(&self, pools: Pools, stream: Stream, op: PoolOp) -> Result<()> {
-        let pools = self.pool(pools)?;
-        pools.check(&op)?;
-        self.enqueue(stream, Op::Pool(pools, op))
+        let index = pools.of(self.shared.id)?;
+        all.get(index).map(Arc::clone).ok_or_else(|| unknown("pools", index as u64))
     }
 
     fn keep(&self, map: Arc<Map>) -> Slice {
-        let slice = slice_of(self.shared.tag, map.as_ptr() as u64, map.len());
+        let slice = self.shared.id.slice(map.as_ptr() as u64, map.len());
         self.shared.memory.lock().maps.push(map);
         slice
     }
@@ -335,11 +329,11 @@ impl Device for HostDevice {
 
     // SAFETY: the caller vouches for the bytes, as the trait demands; nothing is read or written here.
     unsafe fn import(&self, address: u64, bytes: u64) -> Slice {
-        slice_of(self.shared.tag, address, bytes)
+        self.shared.id.slice(address, bytes)
     }
 
-    fn owns(&self, slice: &Slice) -> bool {
-        check_device(slice, self.shared.tag).is_ok()
+    fn id(&self) -> DeviceId {
+        self.shared.id
     }
 
     fn granularity(&self) -> u64 {
@@ -360,19 +354,19 @@ impl Device for HostDevice {
         let (map, _) = Map::new(&request, &NoFaults)?;
         let mut memory = self.shared.memory.lock();
         memory.backings.push(Arc::new(map));
-        Ok(Backing(memory.backings.len() as u32 - 1))
+        Ok(self.shared.id.backing(memory.backings.len() - 1))
     }
 
     fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
         let mut memory = self.shared.memory.lock();
         let mut parts = Vec::with_capacity(pieces.len());
         for piece in pieces {
-            let map = memory.backings.get(piece.backing.0 as usize);
-            let map = map.ok_or_else(|| unknown("backing", u64::from(piece.backing.0)))?;
+            let index = piece.backing.of(self.shared.id)?;
+            let map = memory.backings.get(index).ok_or_else(|| unknown("backing", index as u64))?;
             parts.push(Piece { map, offset: piece.offset, bytes: piece.bytes });
         }
         let range = Range::new(&parts, &NoFaults)?;
-        let slice = slice_of(self.shared.tag, range.as_ptr() as u64, range.len());
+        let slice = self.shared.id.slice(range.as_ptr() as u64, range.len());
         memory.ranges.push(range);
         Ok(slice)
     }
@@ -418,7 +412,7 @@ impl Device for HostDevice {
     fn wait(&self, stream: Stream, event: Event) -> Result<()> {
         let event = self.shared.event(event)?;
         let number = event.recorded();
-        self.enqueue(stream, Op::Wait(event, number))
+        self.append(stream, Op::Wait(event, number))
     }
 
     fn query(&self, event: Event) -> Result<bool> {
@@ -436,88 +430,36 @@ impl Device for HostDevice {
     }
 
     fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()> {
-        check_device(&from, self.shared.tag)?;
-        check_device(&to, self.shared.tag)?;
+        self.shared.id.check(&from)?;
+        self.shared.id.check(&to)?;
         if from.bytes() != to.bytes() {
             return Err(unknown("copy of another length", to.bytes()));
         }
         let op = Op::Copy { from: from.address(), to: to.address(), bytes: from.bytes() };
-        self.enqueue(stream, op)
+        self.append(stream, op)
     }
 
     fn call(&self, stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()> {
-        self.enqueue(stream, Op::Call(work))
+        self.append(stream, Op::Call(work))
     }
 
     fn complete(&self, stream: Stream, completer: Completer) -> Result<()> {
-        self.enqueue(stream, Op::Complete(completer))
+        self.append(stream, Op::Complete(completer))
     }
 
     fn attach(&self, plan: Plan) -> Result<Pools> {
-        for slice in plan.slabs.iter().chain(&plan.rows) {
-            check_device(slice, self.shared.tag)?;
-        }
-        let pools = HostPools::new(plan, self.shared.tag, self.shared.copier, self.shared.portable)?;
+        let pools = HostPools::new(plan, self.shared.id, self.shared.copier, self.shared.portable)?;
         let mut all = self.shared.pools.lock();
         all.push(Arc::new(pools));
-        Ok(Pools(all.len() as u32 - 1))
+        Ok(self.shared.id.pools(all.len() - 1))
     }
 
-    fn join(&self, pools: Pools, stream: Stream, join: Join<'_>) -> Result<()> {
+    fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()> {
         // What is refused leaves what was staged before as it is.
-        self.queue_of(stream)?;
-        self.pool(pools)?.stage_join(&join)?;
-        self.enqueue_pool(pools, stream, PoolOp::Join(join.lane))
-    }
-
-    fn truncate(&self, pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()> {
-        self.queue_of(stream)?;
-        self.pool(pools)?.stage_pages(cut.lane, cut.pages)?;
-        let op = PoolOp::Truncate { lane: cut.lane, settle: cut.settle, length: cut.length };
-        self.enqueue_pool(pools, stream, op)
-    }
-
-    fn leave(&self, pools: Pools, stream: Stream, lane: Lane) -> Result<()> {
-        self.enqueue_pool(pools, stream, PoolOp::Leave(lane))
-    }
-
-    fn warm(&self, pools: Pools, stream: Stream, warm: Warm) -> Result<()> {
-        self.enqueue_pool(pools, stream, PoolOp::Warm(warm))
-    }
-
-    fn raise(&self, pools: Pools, stream: Stream, raise: Raise) -> Result<()> {
-        self.enqueue_pool(pools, stream, PoolOp::Raise(raise))
-    }
-
-    fn begin(&self, pools: Pools, stream: Stream, begin: Begin) -> Result<()> {
-        let Begin { micro_batch: micro, block, accepted } = begin;
-        let ops = [PoolOp::Load { micro, block }, PoolOp::Commit { micro, accepted }];
+        let queue = self.queue_of(stream)?;
         let pools = self.pool(pools)?;
-        ops.iter().try_for_each(|op| pools.check(op))?;
-        ops.into_iter().try_for_each(|op| self.enqueue(stream, Op::Pool(Arc::clone(&pools), op)))
-    }
-
-    fn resolve(
-        &self,
-        pools: Pools,
-        stream: Stream,
-        part: Part,
-        selection: Slice,
-        answer: Answer,
-    ) -> Result<()> {
-        self.enqueue_pool(pools, stream, PoolOp::Resolve { part, selection, answer })
-    }
-
-    fn gather(&self, pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()> {
-        self.enqueue_pool(pools, stream, PoolOp::Gather(part, pass))
-    }
-
-    fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()> {
-        self.enqueue_pool(pools, stream, PoolOp::Scatter(part))
-    }
-
-    fn report(&self, pools: Pools, stream: Stream, micro: MicroBatch, slot: Slice) -> Result<()> {
-        self.enqueue_pool(pools, stream, PoolOp::Report { micro, slot })
+        pools.stage(&op)?;
+        self.push(queue, Op::Pool(pools, op.detached()))
     }
 
     fn digest(&self, pools: Pools, lane: Lane) -> Result<u64> {

@@ -5,7 +5,7 @@
 //! and a warm-up are short or rare, and run under their layer's lock. Page tables are under none (`pages`).
 
 use crate::device::block::{
-    self, ACCEPTED_ON_DEVICE, BATCH_MAX, Cause, Entry, LayerCount, NOTHING_WRONG, Report, Sticky,
+    self, ACCEPTED_ON_DEVICE, Cause, Entry, LayerCount, NOTHING_WRONG, Report, Sticky,
 };
 use crate::device::checks::{Asker, Extents};
 use crate::device::host::copy::{AHEAD, Copier, PAIRS, Pair, ask};
@@ -13,31 +13,16 @@ use crate::device::host::lists::List;
 use crate::device::host::marks::{Mark, Marks};
 use crate::device::host::pages::PageTables;
 use crate::device::host::vector::Avx512;
-use crate::device::{Answer, Expected, Join, Part, Plan, Raise, Slice, Warm};
+use crate::device::op::Staged;
+use crate::device::{Cut, DeviceId, Expected, Join, Part, Plan, PoolOp, Raise, Slice, Warm};
 use crate::error::{Error, Kind, Result};
 use crate::fallible::{filled, vector};
-use crate::geometry::{Geometry, LINE, SLOT_BLOCK};
+use crate::geometry::{Geometry, LINE};
 use crate::ids::{Lane, MicroBatch};
 use crate::residency::{Divider, Fetch, LayerTables, Portable, Scan, Selected, TableShape, Workspace};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 
 pub(super) const NAME: &str = "host device";
-
-/// An operation on the pools.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum PoolOp {
-    Join(Lane),
-    Truncate { lane: Lane, settle: u32, length: u32 },
-    Leave(Lane),
-    Warm(Warm),
-    Raise(Raise),
-    Load { micro: MicroBatch, block: Slice },
-    Commit { micro: MicroBatch, accepted: Option<Slice> },
-    Resolve { part: Part, selection: Slice, answer: Answer },
-    Gather(Part, u32),
-    Scatter(Part),
-    Report { micro: MicroBatch, slot: Slice },
-}
 
 /// The tables and lists of one cache.
 #[derive(Debug)]
@@ -70,22 +55,6 @@ enum Trust {
     Failed,
     /// Rows are resident that were never gathered: a roll-back empties the lane.
     Bytes,
-}
-
-#[derive(Debug)]
-struct Staged {
-    pages: Vec<u32>,
-    /// Per layer the slot blocks.
-    blocks: Vec<Vec<u32>>,
-    budgets: Vec<u32>,
-    length: u32,
-}
-
-impl Staged {
-    fn take_pages(&mut self, pages: &[u32]) {
-        self.pages.clear();
-        self.pages.extend_from_slice(pages);
-    }
 }
 
 /// What a micro-batch's operations share.
@@ -126,28 +95,6 @@ struct Room {
 
 fn bad(place: &'static str, value: impl Into<u64>) -> Error {
     Error::new(Kind::OutOfRange, NAME).at(place).with("value", value)
-}
-
-/// Whether the parts of a plan fit each other; the extents of its first layer.
-fn check_plan(plan: &Plan) -> Result<TableShape> {
-    let g = &plan.geometry;
-    let layers = g.layers() as usize;
-    if plan.tables.len() != layers || plan.slabs.len() != layers || plan.rows.len() != layers {
-        return Err(Error::new(Kind::InvalidConfig, "attach").at("layers of the plan"));
-    }
-    let Some(shape) = plan.tables.first().copied() else { return Err(bad("layers", 0_u32)) };
-    if plan.batch > BATCH_MAX {
-        return Err(Error::new(Kind::InvalidConfig, "attach").at("batch rows").with("most", BATCH_MAX));
-    }
-    for (tables, slab) in plan.tables.iter().zip(&plan.slabs) {
-        let blocks = u64::from(tables.budget_base / SLOT_BLOCK + tables.budget_blocks);
-        let fits = blocks * u64::from(g.block_bytes()) <= slab.bytes();
-        let lanes = (tables.lanes, tables.tokens, tables.query_rows);
-        if !fits || lanes != (shape.lanes, shape.tokens, shape.query_rows) {
-            return Err(Error::new(Kind::InvalidConfig, "attach").at("a layer's slab or tables"));
-        }
-    }
-    Ok(shape)
 }
 
 /// One of each number below `count`, or why there is no room for all of them.
@@ -217,11 +164,12 @@ impl Drop for Copies<'_> {
 }
 
 impl HostPools {
-    /// `tag` is the device's, which its slices carry.
-    pub(super) fn new(plan: Plan, tag: u32, copier: Copier, portable: bool) -> Result<Self> {
+    pub(super) fn new(plan: Plan, device: DeviceId, copier: Copier, portable: bool) -> Result<Self> {
+        let asker = Asker { name: NAME, device, exact: true, top_k_max: u32::MAX };
+        let extents = Extents::new(&plan, asker)?;
         let g = &plan.geometry;
         let layers = g.layers() as usize;
-        let shape = check_plan(&plan)?;
+        let shape = plan.tables.first().copied().ok_or_else(|| bad("layers", 0_u32))?;
         let selected = shape.query_rows.saturating_mul(g.shape().top_k);
         let largest = plan.tables.iter().max_by_key(|t| t.budget_blocks).copied().unwrap_or(shape);
         let work = || Workspace::new(&largest, selected);
@@ -248,12 +196,7 @@ impl HostPools {
         let lane = |_| {
             Ok(LaneState {
                 trust: Mutex::new(Trust::Sound),
-                staged: Mutex::new(Staged {
-                    pages: filled(plan.lane_pages as usize, 0, NAME, "pages of a lane")?,
-                    blocks: filled(layers, Vec::new(), NAME, "blocks of a lane")?,
-                    budgets: filled(layers, 0, NAME, "budgets of a lane")?,
-                    length: 0,
-                }),
+                staged: Mutex::new(Staged::new(layers, plan.lane_pages as usize, NAME)?),
             })
         };
         let k = g.shape().top_k as usize;
@@ -271,39 +214,23 @@ impl HostPools {
                 slots: filled(k, 0, NAME, "room of warm-ups")?,
                 fetches: filled(k, nothing, NAME, "room of warm-ups")?,
             }),
-            extents: Extents::new(&plan, Asker { name: NAME, tag: Some(tag), exact: true }),
+            extents,
             plan,
             copier,
             avx512: if portable { None } else { Avx512::detect() },
         })
     }
 
-    /// What can be known when an operation is enqueued: its slices and numbers.
-    pub(super) fn check(&self, op: &PoolOp) -> Result<()> {
-        let extents = &self.extents;
+    /// Checks an operation, and keeps what it borrows until it runs.
+    pub(super) fn stage(&self, op: &PoolOp<'_>) -> Result<()> {
+        self.extents.check(op)?;
         match op {
-            PoolOp::Join(lane) | PoolOp::Leave(lane) | PoolOp::Truncate { lane, .. } => extents.lane(*lane),
-            PoolOp::Raise(raise) => extents.lane(raise.lane),
-            PoolOp::Warm(warm) => {
-                extents.lane(warm.lane)?;
-                warm.selections.map_or(Ok(()), |selections| extents.warm(&selections, warm.steps))
+            PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Cut { lane, .. }) => {
+                self.lane(*lane)?.staged.lock().take(op);
             }
-            PoolOp::Load { micro, block } => {
-                extents.micro_batch(*micro)?;
-                extents.step_block(block)
-            }
-            PoolOp::Commit { micro, accepted } => {
-                extents.micro_batch(*micro)?;
-                accepted.map_or(Ok(()), |counts| extents.words(&counts, extents.batch.into()))
-            }
-            PoolOp::Report { micro, slot } => {
-                extents.micro_batch(*micro)?;
-                extents.report(slot)
-            }
-            PoolOp::Resolve { part, selection, answer } => extents.resolve(part, selection, answer),
-            PoolOp::Gather(part, pass) => extents.gather(part, *pass),
-            PoolOp::Scatter(part) => extents.part(part),
+            _ => {}
         }
+        Ok(())
     }
 
     fn lane(&self, lane: Lane) -> Result<&LaneState> {
@@ -314,51 +241,32 @@ impl HostPools {
         self.micro.get(micro.index()).ok_or_else(|| bad("micro-batch", micro.0))
     }
 
-    /// Keeps what a join will need until it runs.
-    pub(super) fn stage_join(&self, join: &Join<'_>) -> Result<()> {
-        self.extents.join(join)?;
-        let mut staged = self.lane(join.lane)?.staged.lock();
-        staged.take_pages(join.pages);
-        for (kept, blocks) in staged.blocks.iter_mut().zip(join.blocks) {
-            kept.clear();
-            kept.extend_from_slice(blocks);
-        }
-        staged.budgets.copy_from_slice(join.budgets);
-        staged.length = join.length;
-        Ok(())
-    }
-
-    /// Keeps a page table until the operation that takes it over runs.
-    pub(super) fn stage_pages(&self, lane: Lane, pages: &[u32]) -> Result<()> {
-        self.extents.pages(lane, pages)?;
-        self.lane(lane)?.staged.lock().take_pages(pages);
-        Ok(())
-    }
-
     /// Runs one operation in its stream's order.
-    pub(super) fn run(&self, op: &PoolOp) -> Result<()> {
+    pub(super) fn run(&self, op: &PoolOp<'_>) -> Result<()> {
         match self.avx512 {
             Some(scan) => self.run_with(&scan, op),
             None => self.run_with(&Portable, op),
         }
     }
 
-    fn run_with<S: Scan>(&self, scan: &S, op: &PoolOp) -> Result<()> {
+    fn run_with<S: Scan>(&self, scan: &S, op: &PoolOp<'_>) -> Result<()> {
         match *op {
-            PoolOp::Join(lane) => self.join(lane),
-            PoolOp::Truncate { lane, settle, length } => self.truncate(scan, lane, settle, length),
+            PoolOp::Join(join) => self.join(join.lane, join.length),
+            PoolOp::Truncate(cut) => self.truncate(scan, &cut),
             PoolOp::Leave(lane) => {
                 self.layers.iter().for_each(|layer| layer.lock().leave(lane.0));
                 Ok(())
             }
             PoolOp::Warm(warm) => self.warm(scan, &warm),
             PoolOp::Raise(raise) => self.raise(&raise),
-            PoolOp::Load { micro, block } => self.load(micro, block),
-            PoolOp::Commit { micro, accepted } => self.commit(scan, micro, accepted),
+            PoolOp::Begin(begin) => {
+                self.load(begin.micro_batch, begin.block)?;
+                self.commit(scan, begin.micro_batch, begin.accepted)
+            }
             PoolOp::Resolve { part, selection, answer } => self.resolve(scan, &part, selection, answer),
-            PoolOp::Gather(part, pass) => self.gather(&part, pass),
+            PoolOp::Gather { part, pass } => self.gather(&part, pass),
             PoolOp::Scatter(part) => self.scatter(&part),
-            PoolOp::Report { micro, slot } => self.report(micro, slot),
+            PoolOp::Report { micro_batch, slot } => self.report(micro_batch, slot),
         }
     }
 
@@ -387,19 +295,20 @@ impl HostPools {
         unsafe { std::slice::from_raw_parts_mut(slice.address() as *mut T, count) }
     }
 
-    fn join(&self, lane: Lane) -> Result<()> {
+    fn join(&self, lane: Lane, length: u32) -> Result<()> {
         let state = self.lane(lane)?;
         self.pages.take(lane, &state.staged.lock().pages);
         *state.trust.lock() = Trust::Sound;
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
             let staged = state.staged.lock();
-            tables.join(lane.0, &staged.blocks[index], staged.budgets[index], staged.length)?;
+            tables.join(lane.0, &staged.blocks[index], staged.budgets[index], length)?;
         }
         Ok(())
     }
 
-    fn truncate<S: Scan>(&self, scan: &S, lane: Lane, settle: u32, length: u32) -> Result<()> {
+    fn truncate<S: Scan>(&self, scan: &S, cut: &Cut<'_>) -> Result<()> {
+        let Cut { lane, settle, length, .. } = *cut;
         let state = self.lane(lane)?;
         let trust = std::mem::take(&mut *state.trust.lock());
         let mut copies = Copies::new(&self.plan.geometry, self.copier);

@@ -52,19 +52,16 @@ mod touched;
 use crate::device::block::step;
 use crate::device::order::{Access, Order};
 use crate::device::{
-    Answer, Backing, Begin, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice,
-    Stream, Warm,
+    Answer, Backing, Completer, Cut, Device, DeviceId, Event, Join, Mapped, Part, Plan, PoolOp, Pools, Slice,
+    Stream,
 };
 use crate::error::{Error, Kind, Result};
-use crate::ids::{Lane, MicroBatch};
+use crate::ids::Lane;
 use crate::os::Map;
 use crate::sync::{Arc, Mutex};
 
 pub use touched::bytes;
-use touched::{
-    ADDED, BLOCK, COUNTS, FETCHED, HEAD, LISTS, Mappings, PAGE_TABLE, RESIDENT, SCRATCH, STAGED, STORED,
-    TABLES, Watched,
-};
+use touched::{FETCHED, Mappings, RESIDENT, SCRATCH, STAGED, Watched};
 
 /// What attention reads of a layer's selected rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +99,7 @@ pub struct Watch {
 
 #[derive(Debug)]
 struct State {
+    device: DeviceId,
     order: Order,
     maps: Vec<(Slice, Arc<Map>)>,
     mappings: Mappings,
@@ -120,11 +118,13 @@ fn unknown(place: &'static str, value: u64) -> Error {
 
 impl State {
     fn pools(&self, pools: Pools) -> Result<&Watched> {
-        self.pools.get(pools.0 as usize).ok_or_else(|| unknown("pools", pools.0.into()))
+        let index = pools.of(self.device)?;
+        self.pools.get(index).ok_or_else(|| unknown("pools", index as u64))
     }
 
     fn pools_mut(&mut self, pools: Pools) -> Result<&mut Watched> {
-        self.pools.get_mut(pools.0 as usize).ok_or_else(|| unknown("pools", pools.0.into()))
+        let index = pools.of(self.device)?;
+        self.pools.get_mut(index).ok_or_else(|| unknown("pools", index as u64))
     }
 
     fn stays(&mut self, stream: Stream) -> Result<()> {
@@ -183,6 +183,7 @@ impl Watch {
 
     fn with(device: Arc<dyn Device>, without: Option<u64>) -> Arc<Watch> {
         let state = State {
+            device: device.id(),
             order: Order::new(),
             maps: Vec::new(),
             mappings: Mappings::default(),
@@ -329,26 +330,6 @@ impl Watch {
         let verdict = state.order.access(stream, what, &accesses);
         state.judged(verdict)
     }
-
-    /// Of a lane's pages, once the operation that gives them is enqueued.
-    fn set_pages(&self, pools: Pools, lane: Lane, pages: &[u32]) {
-        let mut state = self.state.lock();
-        let lanes = state.pools.get_mut(pools.0 as usize);
-        if let Some(own) = lanes.and_then(|watched| watched.pages.get_mut(lane.index())) {
-            own.clear();
-            own.extend_from_slice(pages);
-        }
-    }
-
-    /// Of a lane's slot blocks, likewise.
-    fn set_slot_blocks(&self, pools: Pools, lane: Lane, blocks: &[Vec<u32>]) {
-        let mut state = self.state.lock();
-        let lanes = state.pools.get_mut(pools.0 as usize);
-        if let Some(own) = lanes.and_then(|watched| watched.slot_blocks.get_mut(lane.index())) {
-            own.clear();
-            own.extend_from_slice(blocks);
-        }
-    }
 }
 
 /// Methods that enqueue nothing, handed on as they are.
@@ -361,7 +342,7 @@ macro_rules! hand_on {
 impl Device for Watch {
     hand_on! {
         allocate(bytes: u64) -> Result<Slice>;
-        owns(slice: &Slice) -> bool;
+        id() -> DeviceId;
         granularity() -> u64;
         takes_host_memory() -> bool;
         pins_host_memory() -> bool;
@@ -449,151 +430,38 @@ impl Device for Watch {
     }
 
     fn attach(&self, plan: Plan) -> Result<Pools> {
-        let mut watched = Watched::new(0, &plan);
+        let mut watched = Watched::new(&plan);
         let pools = self.device.attach(plan)?;
-        watched.id = pools.0;
+        let mut state = self.state.lock();
         // A device numbers its pools from 0, and this one has seen them all.
-        self.state.lock().pools.push(watched);
+        watched.id = pools.of(state.device)? as u32;
+        state.pools.push(watched);
         Ok(pools)
     }
 
-    fn join(&self, pools: Pools, stream: Stream, join: Join<'_>) -> Result<()> {
+    fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()> {
+        let mut lanes = Vec::new();
         let accesses = |state: &mut State| {
-            let staged = state.stage(pools, join.lane)?;
-            let watched = state.pools(pools)?;
-            let mut list = watched.lane_and_pages(join.lane.0, join.pages);
-            list.push(staged);
-            watched.slot_blocks(join.blocks, true, &mut list);
-            Ok(list)
-        };
-        self.pass(stream, "join", accesses, || self.device.join(pools, stream, join))?;
-        self.set_pages(pools, join.lane, join.pages);
-        self.set_slot_blocks(pools, join.lane, join.blocks);
-        Ok(())
-    }
-
-    fn truncate(&self, pools: Pools, stream: Stream, cut: Cut<'_>) -> Result<()> {
-        let accesses = |state: &mut State| {
-            let staged = state.stage(pools, cut.lane)?;
-            let mut list = state.pools(pools)?.lane_and_pages(cut.lane.0, cut.pages);
-            list.push(staged);
-            Ok(list)
-        };
-        self.pass(stream, "roll-back", accesses, || self.device.truncate(pools, stream, cut))?;
-        self.set_pages(pools, cut.lane, cut.pages);
-        Ok(())
-    }
-
-    fn leave(&self, pools: Pools, stream: Stream, lane: Lane) -> Result<()> {
-        let accesses = |state: &mut State| Ok(state.pools(pools)?.leaving(lane));
-        self.pass(stream, "leave", accesses, || self.device.leave(pools, stream, lane))?;
-        self.set_pages(pools, lane, &[]);
-        self.set_slot_blocks(pools, lane, &[]);
-        Ok(())
-    }
-
-    fn warm(&self, pools: Pools, stream: Stream, warm: Warm) -> Result<()> {
-        let accesses = |state: &mut State| {
-            let mut list = Vec::new();
-            state.pools(pools)?.lane(warm.lane.0, &mut list);
-            list.extend(warm.selections.iter().map(|selections| bytes(selections, false)));
-            Ok(list)
-        };
-        self.pass(stream, "warm-up", accesses, || self.device.warm(pools, stream, warm))
-    }
-
-    fn raise(&self, pools: Pools, stream: Stream, raise: Raise) -> Result<()> {
-        let accesses = |state: &mut State| {
-            let (watched, lane) = (state.pools(pools)?, raise.lane.0);
-            let read = [TABLES, STORED].map(|name| (name, watched.layers));
-            let mut list: Vec<Access> = (read.iter().chain(&[(PAGE_TABLE, 1)]))
-                .map(|(name, to)| Access::read(watched.space(name, lane), 0, *to))
-                .collect();
-            list.push(Access::write(watched.space(RESIDENT, lane), 0, watched.layers));
-            Ok(list)
-        };
-        self.pass(stream, "raise", accesses, || self.device.raise(pools, stream, raise))
-    }
-
-    fn begin(&self, pools: Pools, stream: Stream, begin: Begin) -> Result<()> {
-        let (micro, mut lanes) = (begin.micro_batch, Vec::new());
-        let accesses = |state: &mut State| {
-            // The host wrote the block before it called.
-            let block = state.mappings.behind(vec![bytes(&begin.block, true)]);
-            let verdict = state.order.host("prepare", &block);
-            state.judged(verdict)?;
-            let watched = state.pools(pools)?;
-            lanes = state.lanes_of(&begin.block, watched.batch)?;
-            let mut list = vec![bytes(&begin.block, false)];
-            list.extend(begin.accepted.iter().map(|accepted| bytes(accepted, false)));
-            for name in [BLOCK, COUNTS] {
-                list.push(Access::write(watched.space(name, micro.0), 0, 1));
+            if let PoolOp::Begin(begin) = &op {
+                // The host wrote the block before it called.
+                let block = state.mappings.behind(vec![bytes(&begin.block, true)]);
+                let verdict = state.order.host("prepare", &block);
+                state.judged(verdict)?;
+                lanes = state.lanes_of(&begin.block, state.pools(pools)?.batch)?;
             }
-            lanes.iter().for_each(|lane| watched.lane(*lane, &mut list));
+            let mut list = state.pools(pools)?.touched(&op, &lanes);
+            if let PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Cut { lane, .. }) = &op {
+                list.push(state.stage(pools, *lane)?);
+            }
+            if let PoolOp::Scatter(part) = &op {
+                let verdict = state.pools_mut(pools)?.stores(part);
+                state.judged(verdict)?;
+            }
             Ok(list)
         };
-        self.pass(stream, "commit", accesses, || self.device.begin(pools, stream, begin))?;
-        self.state.lock().pools_mut(pools)?.begins(micro, lanes);
+        self.pass(stream, op.name(), accesses, || self.device.enqueue(pools, stream, op))?;
+        self.state.lock().pools_mut(pools)?.enqueued(&op, lanes);
         Ok(())
-    }
-
-    fn resolve(
-        &self,
-        pools: Pools,
-        stream: Stream,
-        part: Part,
-        selection: Slice,
-        answer: Answer,
-    ) -> Result<()> {
-        let accesses = |state: &mut State| {
-            let watched = state.pools(pools)?;
-            let decided = [(HEAD, false), (TABLES, true), (RESIDENT, true), (FETCHED, true)];
-            let mut list = watched.part(&part, &decided);
-            list.extend([bytes(&selection, false), bytes(&answer.slots, true)]);
-            list.extend([watched.block(&part), watched.fetches(&part), watched.counts(&part)]);
-            watched.parts(&part, &answer, (0, u64::MAX), true, &mut list);
-            Ok(list)
-        };
-        self.pass(stream, "resolve", accesses, || self.device.resolve(pools, stream, part, selection, answer))
-    }
-
-    fn gather(&self, pools: Pools, stream: Stream, part: Part, pass: u32) -> Result<()> {
-        let accesses = |state: &mut State| {
-            let watched = state.pools(pools)?;
-            let touched = [(STORED, false), (PAGE_TABLE, false), (SCRATCH, true), (FETCHED, true)];
-            // Passes behind the first one fetch to scratch slots alone.
-            let mut list = watched.part(&part, if pass == 0 { &touched } else { &touched[..3] });
-            list.extend([watched.block(&part), watched.fetches(&part), watched.counts(&part)]);
-            Ok(list)
-        };
-        self.pass(stream, "gather", accesses, || self.device.gather(pools, stream, part, pass))
-    }
-
-    fn scatter(&self, pools: Pools, stream: Stream, part: Part) -> Result<()> {
-        let accesses = |state: &mut State| {
-            let watched = state.pools(pools)?;
-            let mut list = watched.part(&part, &[(HEAD, false), (PAGE_TABLE, false), (ADDED, true)]);
-            watched.landing(&part, true, false, &mut list);
-            list.push(watched.block(&part));
-            let verdict = state.pools_mut(pools)?.stores(&part);
-            state.judged(verdict)?;
-            Ok(list)
-        };
-        self.pass(stream, "scatter", accesses, || self.device.scatter(pools, stream, part))
-    }
-
-    fn report(&self, pools: Pools, stream: Stream, micro_batch: MicroBatch, slot: Slice) -> Result<()> {
-        let accesses = |state: &mut State| {
-            let watched = state.pools(pools)?;
-            let space = |name| watched.space(name, micro_batch.0);
-            Ok(vec![
-                Access::read(space(BLOCK), 0, 1),
-                Access::read(space(LISTS), 0, watched.batch.into()),
-                Access::write(space(COUNTS), 0, 1),
-                bytes(&slot, true),
-            ])
-        };
-        self.pass(stream, "report", accesses, || self.device.report(pools, stream, micro_batch, slot))
     }
 
     fn confine(&self, stream: Option<Stream>) -> Result<()> {

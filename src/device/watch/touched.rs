@@ -3,28 +3,28 @@
 use std::collections::BTreeMap;
 
 use crate::device::order::{Access, Range, Space};
-use crate::device::{Answer, Mapped, Part, Plan, Slice};
+use crate::device::{Answer, Mapped, Part, Plan, PoolOp, Slice};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometry;
 use crate::ids::{Lane, MicroBatch};
 
 /// Positions of a lane's committed and landed rows, as scatter needs them.
-pub(super) const HEAD: &str = "head of pools, lane";
-pub(super) const TABLES: &str = "tables of pools, lane";
+const HEAD: &str = "head of pools, lane";
+const TABLES: &str = "tables of pools, lane";
 pub(super) const RESIDENT: &str = "resident slots of pools, lane";
 pub(super) const FETCHED: &str = "slots being fetched of pools, lane";
 pub(super) const SCRATCH: &str = "scratch slots of pools, lane";
 const LANDING: &str = "landing slots of pools, lane";
-pub(super) const STORED: &str = "rows of the total pool of pools, lane";
-pub(super) const ADDED: &str = "rows added to the total pool of pools, lane";
-pub(super) const PAGE_TABLE: &str = "page table of pools, lane";
+const STORED: &str = "rows of the total pool of pools, lane";
+const ADDED: &str = "rows added to the total pool of pools, lane";
+const PAGE_TABLE: &str = "page table of pools, lane";
 const PAGES: &str = "pages of the total pool of pools";
 const SLOT_BLOCKS: &str = "slot blocks of pools, layer";
 /// What the host keeps for a join or a roll-back until it runs.
 pub(super) const STAGED: &str = "staged arguments of pools, lane";
-pub(super) const BLOCK: &str = "step block of pools, micro-batch";
-pub(super) const COUNTS: &str = "counts of pools, micro-batch";
-pub(super) const LISTS: &str = "lists of fetches of pools, micro-batch";
+const BLOCK: &str = "step block of pools, micro-batch";
+const COUNTS: &str = "counts of pools, micro-batch";
+const LISTS: &str = "lists of fetches of pools, micro-batch";
 const BYTES: &str = "bytes at addresses of";
 const BACKED: &str = "bytes of backing";
 
@@ -40,11 +40,11 @@ pub(super) struct Watched {
     lists: Vec<u64>,
     pub(super) batch: u32,
     /// By micro-batch the lanes of its batch rows.
-    pub(super) steps: Vec<Vec<u32>>,
+    steps: Vec<Vec<u32>>,
     /// By lane its pages.
-    pub(super) pages: Vec<Vec<u32>>,
+    pages: Vec<Vec<u32>>,
     /// By lane and layer its slot blocks.
-    pub(super) slot_blocks: Vec<Vec<Vec<u32>>>,
+    slot_blocks: Vec<Vec<Vec<u32>>>,
     /// The engine declares what it writes to landing slots.
     declares: bool,
     /// By lane, layer and query row what its step has come to.
@@ -62,7 +62,7 @@ enum Landing {
 pub fn bytes(slice: &Slice, write: bool) -> Access {
     let (from, to) = (slice.address(), slice.address().saturating_add(slice.bytes()));
     let access = if write { Access::write } else { Access::read };
-    access(Space::new(BYTES, [slice.device, 0]), from, to)
+    access(Space::new(BYTES, [slice.device().number(), 0]), from, to)
 }
 
 /// A stretch of addresses behind which a backing stands.
@@ -83,9 +83,11 @@ impl Mappings {
     pub(super) fn add(&mut self, range: &Slice, pieces: &[Mapped]) {
         let mut from = range.address();
         for Mapped { backing, offset, bytes } in pieces {
+            // The device has mapped it, and so it is its own.
+            let Ok(index) = backing.of(range.device()) else { continue };
             let to = from.saturating_add(*bytes);
-            let addresses = Range { space: Space::new(BYTES, [range.device, 0]), from, to };
-            let backing = Space::new(BACKED, [backing.0, 0]);
+            let addresses = Range { space: Space::new(BYTES, [range.device().number(), 0]), from, to };
+            let backing = Space::new(BACKED, [index as u32, 0]);
             self.0.insert(from, Piece { addresses, backing, offset: *offset });
             from = to;
         }
@@ -125,10 +127,10 @@ fn misplaced(place: &'static str, [lane, layer, query]: [u64; 3]) -> Error {
 }
 
 impl Watched {
-    pub(super) fn new(id: u32, plan: &Plan) -> Watched {
+    pub(super) fn new(plan: &Plan) -> Watched {
         let lanes = plan.tables.first().map_or(0, |tables| tables.lanes);
         Watched {
-            id,
+            id: 0,
             geometry: plan.geometry,
             rows: plan.rows.clone(),
             layers: plan.tables.len() as u64,
@@ -143,8 +145,95 @@ impl Watched {
         }
     }
 
+    /// What an operation touches; of a step that begins, whose lanes are `lanes`.
+    pub(super) fn touched(&self, op: &PoolOp<'_>, lanes: &[u32]) -> Vec<Access> {
+        match op {
+            PoolOp::Join(join) => {
+                let mut list = self.lane_and_pages(join.lane.0, join.pages);
+                self.slot_blocks(join.blocks, true, &mut list);
+                list
+            }
+            PoolOp::Truncate(cut) => self.lane_and_pages(cut.lane.0, cut.pages),
+            PoolOp::Leave(lane) => self.leaving(*lane),
+            PoolOp::Warm(warm) => {
+                let mut list = Vec::new();
+                self.lane(warm.lane.0, &mut list);
+                list.extend(warm.selections.iter().map(|selections| bytes(selections, false)));
+                list
+            }
+            PoolOp::Raise(raise) => {
+                let read = [(TABLES, self.layers), (STORED, self.layers), (PAGE_TABLE, 1)];
+                let space = |name| self.space(name, raise.lane.0);
+                let mut list: Vec<Access> =
+                    read.iter().map(|(name, to)| Access::read(space(name), 0, *to)).collect();
+                list.push(Access::write(space(RESIDENT), 0, self.layers));
+                list
+            }
+            PoolOp::Begin(begin) => {
+                let mut list = vec![bytes(&begin.block, false)];
+                list.extend(begin.accepted.iter().map(|accepted| bytes(accepted, false)));
+                let written = [BLOCK, COUNTS].map(|name| self.space(name, begin.micro_batch.0));
+                list.extend(written.map(|space| Access::write(space, 0, 1)));
+                lanes.iter().for_each(|lane| self.lane(*lane, &mut list));
+                list
+            }
+            PoolOp::Resolve { part, selection, answer } => {
+                let decided = [(HEAD, false), (TABLES, true), (RESIDENT, true), (FETCHED, true)];
+                let mut list = self.part(part, &decided);
+                list.extend([bytes(selection, false), bytes(&answer.slots, true)]);
+                list.extend([self.block(part), self.fetches(part), self.counts(part)]);
+                self.parts(part, answer, (0, u64::MAX), true, &mut list);
+                list
+            }
+            PoolOp::Gather { part, pass } => {
+                let touched = [(STORED, false), (PAGE_TABLE, false), (SCRATCH, true), (FETCHED, true)];
+                // Passes behind the first one fetch to scratch slots alone.
+                let mut list = self.part(part, if *pass == 0 { &touched } else { &touched[..3] });
+                list.extend([self.block(part), self.fetches(part), self.counts(part)]);
+                list
+            }
+            PoolOp::Scatter(part) => {
+                let mut list = self.part(part, &[(HEAD, false), (PAGE_TABLE, false), (ADDED, true)]);
+                self.landing(part, true, false, &mut list);
+                list.push(self.block(part));
+                list
+            }
+            PoolOp::Report { micro_batch, slot } => {
+                let space = |name| self.space(name, micro_batch.0);
+                vec![
+                    Access::read(space(BLOCK), 0, 1),
+                    Access::read(space(LISTS), 0, self.batch.into()),
+                    Access::write(space(COUNTS), 0, 1),
+                    bytes(slot, true),
+                ]
+            }
+        }
+    }
+
+    /// An operation is enqueued: what its lane holds from now on, and which lanes a step that begins has.
+    pub(super) fn enqueued(&mut self, op: &PoolOp<'_>, lanes: Vec<u32>) {
+        match op {
+            PoolOp::Join(join) => self.holds(join.lane, join.pages, Some(join.blocks)),
+            PoolOp::Truncate(cut) => self.holds(cut.lane, cut.pages, None),
+            PoolOp::Leave(lane) => self.holds(*lane, &[], Some(&[])),
+            PoolOp::Begin(begin) => self.begins(begin.micro_batch, lanes),
+            _ => {}
+        }
+    }
+
+    fn holds(&mut self, lane: Lane, pages: &[u32], blocks: Option<&[Vec<u32>]>) {
+        if let Some(own) = self.pages.get_mut(lane.index()) {
+            own.clear();
+            own.extend_from_slice(pages);
+        }
+        if let Some((own, blocks)) = self.slot_blocks.get_mut(lane.index()).zip(blocks) {
+            own.clear();
+            own.extend_from_slice(blocks);
+        }
+    }
+
     /// A step of these lanes begins.
-    pub(super) fn begins(&mut self, micro: MicroBatch, lanes: Vec<u32>) {
+    fn begins(&mut self, micro: MicroBatch, lanes: Vec<u32>) {
         self.landing.retain(|place, _| !lanes.iter().any(|lane| u64::from(*lane) == place[0]));
         if let Some(step) = self.steps.get_mut(micro.index()) {
             *step = lanes;
@@ -194,7 +283,7 @@ impl Watched {
     }
 
     /// All of a lane, but for its page table.
-    pub(super) fn lane(&self, lane: u32, list: &mut Vec<Access>) {
+    fn lane(&self, lane: u32, list: &mut Vec<Access>) {
         for name in [HEAD, TABLES, RESIDENT, FETCHED, STORED, ADDED] {
             list.push(Access::write(self.space(name, lane), 0, self.layers));
         }
@@ -203,7 +292,7 @@ impl Watched {
     }
 
     /// All of a lane, the pages that it had, and those that it has from now on.
-    pub(super) fn lane_and_pages(&self, lane: u32, pages: &[u32]) -> Vec<Access> {
+    fn lane_and_pages(&self, lane: u32, pages: &[u32]) -> Vec<Access> {
         let mut list = Vec::with_capacity(pages.len() + 9);
         self.lane(lane, &mut list);
         list.push(Access::write(self.space(PAGE_TABLE, lane), 0, 1));
@@ -216,7 +305,7 @@ impl Watched {
     }
 
     /// Slot blocks by layer, as a lane takes them (`write`) or gives them back.
-    pub(super) fn slot_blocks(&self, blocks: &[Vec<u32>], write: bool, list: &mut Vec<Access>) {
+    fn slot_blocks(&self, blocks: &[Vec<u32>], write: bool, list: &mut Vec<Access>) {
         let access = if write { Access::write } else { Access::read };
         for (layer, blocks) in (0..).zip(blocks) {
             let places = blocks.iter().map(|block| u64::from(*block));
@@ -225,7 +314,7 @@ impl Watched {
     }
 
     /// All of a lane that leaves.
-    pub(super) fn leaving(&self, lane: Lane) -> Vec<Access> {
+    fn leaving(&self, lane: Lane) -> Vec<Access> {
         let mut list = self.lane_and_pages(lane.0, &[]);
         if let Some(blocks) = self.slot_blocks.get(lane.index()) {
             self.slot_blocks(blocks, false, &mut list);
@@ -267,18 +356,18 @@ impl Watched {
     }
 
     /// Its step's block, from which an operation reads its lanes.
-    pub(super) fn block(&self, part: &Part) -> Access {
+    fn block(&self, part: &Part) -> Access {
         Access::read(self.space(BLOCK, part.micro_batch.0), 0, 1)
     }
 
     /// A part's lists of fetches.
-    pub(super) fn fetches(&self, part: &Part) -> Access {
+    fn fetches(&self, part: &Part) -> Access {
         let (first, count) = (u64::from(part.first), u64::from(part.count));
         Access::write(self.space(LISTS, part.micro_batch.0), first, first + count)
     }
 
     /// Counters of a step are added to, in any order.
-    pub(super) fn counts(&self, part: &Part) -> Access {
+    fn counts(&self, part: &Part) -> Access {
         Access::read(self.space(COUNTS, part.micro_batch.0), 0, 1)
     }
 

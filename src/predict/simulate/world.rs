@@ -5,7 +5,7 @@ use super::{Traffic, bad};
 use crate::device::clock::{
     ClockDevice, ClockOptions, Costs, Demand, Direction, Kernel, Label, Link, Mover, Span,
 };
-use crate::device::{Begin, Device, Event, Parts, Plan, Pools, Slice};
+use crate::device::{Begin, Device, Event, Parts, Plan, PoolOp, Pools, Slice};
 use crate::error::Result;
 use crate::geometry::{Geometry, Shape};
 use crate::ids::{Layer, MicroBatch};
@@ -181,7 +181,7 @@ impl World {
         let device: &dyn Device = &*self.device;
         for run in &self.runs {
             let begin = Begin { micro_batch: run.micro_batch, block: self.block, accepted: None };
-            device.begin(self.pools, run.streams.compute, begin)?;
+            device.enqueue(self.pools, run.streams.compute, PoolOp::Begin(begin))?;
         }
         if self.batch.fill
             && let Some(second) = self.runs.get(1)
@@ -206,7 +206,8 @@ impl World {
         let Some(main) = self.runs.first() else { return Ok(()) };
         for run in &self.runs {
             run.schedule.join(device, &run.streams, run.streams.compute)?;
-            device.report(self.pools, run.streams.compute, run.micro_batch, self.block)?;
+            let report = PoolOp::Report { micro_batch: run.micro_batch, slot: self.block };
+            device.enqueue(self.pools, run.streams.compute, report)?;
             if run.streams.compute != main.streams.compute {
                 device.record(self.done, run.streams.compute)?;
                 device.wait(main.streams.compute, self.done)?;
