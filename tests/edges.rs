@@ -10,9 +10,11 @@ mod device;
 
 use device::TestDevice;
 use forebay::device::clock::{ClockDevice, ClockOptions};
-use forebay::device::host::HostOptions;
-use forebay::device::{Device, Parts, Slice, Stream};
-use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory};
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Mapped, Parts, PoolOp, Slice, Stream};
+use forebay::{
+    Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Lane, Layer, LayerCall, Memory,
+};
 use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, Streams, WarmUp};
 use std::sync::Arc;
 
@@ -101,6 +103,39 @@ impl Engine {
         self.enqueue(&step);
         self.cache.finish(&mut step, self.stream).unwrap();
         self.cache.retire(step, self.stream).unwrap().lengths()[0]
+    }
+}
+
+/// Each of two ranks has a first backing and first pools: as numbers they are alike.
+#[test]
+fn memory_and_pools_of_another_rank_are_refused_by_every_call_that_takes_them() {
+    let clock = || ClockDevice::new(ClockOptions::default()).unwrap() as Arc<dyn Device>;
+    let own = || TestDevice::new(HostOptions::default()).device();
+    let over = || ClockDevice::over(HostDevice::new(HostOptions::default()), ClockOptions::default());
+    let pairs = [[own(), own()], [clock(), clock()], [own(), clock()], [over().unwrap(), own()]];
+    for [device, other] in pairs.into_iter().flat_map(|[a, b]| [[a.clone(), b.clone()], [b, a]]) {
+        let [cache, foreign] = [&device, &other].map(|of| Cache::new(config(), of.clone()).unwrap());
+        let grain = device.granularity().max(other.granularity());
+        let [backing, theirs] = [&device, &other].map(|of| of.backing(grain).unwrap());
+        let stream = device.stream().unwrap();
+        assert_ne!((device.id(), cache.pools(), backing), (other.id(), foreign.pools(), theirs));
+        let piece = |backing| Mapped { backing, offset: 0, bytes: grain };
+        let (pools, leave) = (foreign.pools(), PoolOp::Leave(Lane(0)));
+        for (refused, place) in [
+            (device.range(&[piece(backing), piece(theirs)]).map(drop), "a backing of another device"),
+            (device.enqueue(pools, stream, leave), "pools of another device"),
+            (device.digest(pools, Lane(0)).map(drop), "pools of another device"),
+            (device.validate(pools), "pools of another device"),
+        ] {
+            let error = refused.unwrap_err();
+            assert_eq!((error.kind(), error.place()), (Kind::OutOfRange, place), "{error}");
+        }
+        device.range(&[piece(backing)]).unwrap();
+        device.enqueue(cache.pools(), stream, leave).unwrap();
+        device.validate(cache.pools()).unwrap();
+        let slice = other.allocate(64).unwrap();
+        assert!(other.owns(&slice) && !device.owns(&slice));
+        assert_eq!(device.copy(stream, slice, slice).unwrap_err().kind(), Kind::OutOfRange);
     }
 }
 

@@ -125,6 +125,11 @@ fn unsafe_stands_in_its_rooms_and_gives_reasons() {
 }
 
 #[test]
+fn no_reference_into_memory_that_others_write_is_made() {
+    over_tree(layout::references);
+}
+
+#[test]
 fn files_and_lines_are_short() {
     over_tree(text::size);
 }

@@ -56,6 +56,7 @@ pub use near::near;
 pub use random::random;
 pub use range::{Piece, Range};
 pub use region::Region;
+pub(crate) use region::move_bytes;
 
 /// Which call a fault is injected into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

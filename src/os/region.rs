@@ -173,24 +173,8 @@ impl Region {
     pub fn copy_within(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
         let source = self.checked("copy within", from, bytes)?;
         let target = self.checked("copy within", to, bytes)?;
-        let ahead = to.wrapping_sub(from);
-        if to <= from || ahead >= bytes {
-            // SAFETY: both were checked; the copy ascends and the target is not ahead inside the source.
-            unsafe { copy(source.as_ptr(), target.as_ptr(), bytes as usize) };
-            return Ok(());
-        }
-        // The target begins inside the source: from the end down, in parts as long as it is ahead, each
-        // of which overlaps nothing.
-        let mut end = bytes;
-        while end > 0 {
-            let part = end.min(ahead);
-            end -= part;
-            // SAFETY: `end` with `part` is inside `bytes`, for which both were checked.
-            unsafe {
-                let (source, target) = (source.add(end as usize), target.add(end as usize));
-                copy(source.as_ptr(), target.as_ptr(), part as usize);
-            }
-        }
+        // SAFETY: both were checked.
+        unsafe { move_bytes(source.as_ptr(), target.as_ptr(), bytes as usize) };
         Ok(())
     }
 
@@ -215,6 +199,28 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: exactly what was mapped, once; nobody holds references into it.
         unsafe { libc::munmap(self.base.as_ptr().cast::<c_void>(), self.mapped) };
+    }
+}
+
+/// Copies bytes that may overlap, and that others may write meanwhile: it tears then, and is nothing worse.
+///
+/// # Safety
+/// Both ends are valid for `bytes` bytes.
+pub(crate) unsafe fn move_bytes(from: *const u8, to: *mut u8, bytes: usize) {
+    let ahead = to.addr().wrapping_sub(from.addr());
+    if ahead == 0 || ahead >= bytes {
+        // SAFETY: the caller's promise; the copy ascends and the target does not begin inside the source.
+        unsafe { copy(from, to, bytes) };
+        return;
+    }
+    // The target begins inside the source: from the end down, in parts as long as it is ahead, each of which overlaps
+    // nothing.
+    let mut end = bytes;
+    while end > 0 {
+        let part = end.min(ahead);
+        end -= part;
+        // SAFETY: `end` with `part` is inside `bytes`, for which the caller vouches.
+        unsafe { copy(from.add(end), to.add(end), part) };
     }
 }
 

@@ -52,7 +52,9 @@ const PRIMITIVES: [&str; 12] = [
 const UNSAFE_ROOMS: [&str; 4] = ["src/os/", "src/device/", "ffi/", "standin/"];
 
 /// Files outside those rooms that cannot do without `unsafe`, each with the reason.
-const UNSAFE_FILES: [&str; 5] = [
+const UNSAFE_FILES: [&str; 6] = [
+    // The race that a sanitizer must find.
+    "ci/race.rs",
     // A global allocator that counts.
     "tests/allocation.rs",
     // An engine's memory with no address.
@@ -184,6 +186,28 @@ pub fn unsafety(file: &str, text: &str) -> Vec<Fault> {
     faults
 }
 
+/// What makes references into memory that other threads, devices or processes may write, or accesses of the language
+/// that race them: `host/words.rs`, `os::Region` and `os::move_bytes` do without.
+const REFERENCES: [&str; 4] = ["from_raw_parts", "from_raw_parts_mut", "copy_nonoverlapping", "ptr::copy"];
+
+/// The one file that has a use for them: the bytes of its own values.
+const OWN_BYTES: &str = "src/device/cuda/abi.rs";
+
+/// No reference into a mapping is ever made.
+pub fn references(file: &str, text: &str) -> Vec<Fault> {
+    let mapped = ["src/os/", "src/device/"].iter().any(|room| file.starts_with(room));
+    if !mapped || file == OWN_BYTES {
+        return Vec::new();
+    }
+    let parts = split(text);
+    let lines = parts.code.lines().enumerate();
+    let found = lines.filter_map(|(n, line)| Some((n, REFERENCES.iter().find(|word| line.contains(*word))?)));
+    let told = |word: &str| {
+        format!("`{word}`: memory that others may write is reached by words, regions or move_bytes")
+    };
+    found.map(|(n, word)| fault(file, n + 1, told(word))).collect()
+}
+
 /// Whether this `unsafe` opens a site of its own: not an attribute, not the type of a function pointer.
 fn needs_reason(line: &str) -> bool {
     let after = line.split("unsafe").nth(1).unwrap_or_default().trim_start();
@@ -264,6 +288,17 @@ mod tests {
         assert_eq!(lines(&primitives("src/os/map.rs", text)), [1, 2, 3, 8]);
         assert_eq!(primitives("src/sync.rs", text).len(), 0);
         assert_eq!(primitives("cli/src/main.rs", text).len(), 0);
+    }
+
+    #[test]
+    fn references_into_mappings_are_found() {
+        let slice = "fn f() {\n    unsafe { std::slice::from_raw_parts_mut(at, 4) }\n}";
+        for room in ["src/os/map.rs", "src/device/host/pools.rs"] {
+            assert_eq!(lines(&references(room, slice)), [2]);
+            assert_eq!(lines(&references(room, "fn f() { unsafe { std::ptr::copy(a, b, 1) } }")), [1]);
+            assert_eq!(references(room, "// from_raw_parts is not used\nfn f() {}").len(), 0);
+        }
+        assert_eq!(references(OWN_BYTES, slice).len() + references("ffi/src/cast.rs", slice).len(), 0);
     }
 
     #[test]

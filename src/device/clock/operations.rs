@@ -257,12 +257,15 @@ impl Device for ClockDevice {
     fn digest(&self, pools: Pools, lane: Lane) -> Result<u64> {
         match &self.beneath {
             // Nothing is resident on a device without memory.
-            None => Ok(0),
+            None => pools.of(self.id).map(|_| 0),
             Some(beneath) => beneath.device.digest(pools, lane),
         }
     }
 
     fn validate(&self, pools: Pools) -> Result<()> {
-        self.beneath.as_ref().map_or(Ok(()), |beneath| beneath.device.validate(pools))
+        match &self.beneath {
+            None => pools.of(self.id).map(drop),
+            Some(beneath) => beneath.device.validate(pools),
+        }
     }
 }

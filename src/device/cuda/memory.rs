@@ -18,7 +18,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use super::driver::{Access, Answer, Context, Current, Handle, Property, Refusal, code, flag};
 use super::{DeviceId, Mapped, bad};
 use crate::error::{Error, Kind, Result};
-use crate::os::Map;
+use crate::os::{Map, move_bytes};
 use crate::sync::{Arc, Mutex};
 
 /// A stream that only this device knows, for what the host waits for.
@@ -128,7 +128,9 @@ impl Pinned {
         if fits {
             // SAFETY: inside the memory, as was checked; no reference to it exists, and the device does not
             // read words that are being staged, which the contract of join and truncate demands of the caller.
-            unsafe { std::ptr::copy(words.as_ptr(), (self.address as *mut u32).add(first), words.len()) };
+            unsafe {
+                move_bytes(words.as_ptr().cast(), (self.address as *mut u8).add(4 * first), 4 * words.len())
+            };
         }
     }
 

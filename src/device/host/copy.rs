@@ -4,12 +4,13 @@
 //! A row is 10 to 20 cache lines at an address that no hardware prefetcher can guess, so the loop asks
 //! for the lines of rows further down the list while it copies. The machine's widest vectors are chosen
 //! once, when the device is made.
+//!
+//! **Races.** Streams are ordered by the caller's edges, and one that was forgotten lets a copy race a write. So bytes
+//! are moved by instructions that the compiler takes as they are: such a copy tears at worst, while a load or a store
+//! of the language would have no defined meaning then.
 
-use std::arch::x86_64::{
-    __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_storeu_si128,
-    _mm256_loadu_si256, _mm256_storeu_si256, _mm512_loadu_si512, _mm512_mask_storeu_epi32,
-    _mm512_maskz_loadu_epi32, _mm512_storeu_si512, _mm512_stream_si512,
-};
+use std::arch::asm;
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm_sfence};
 
 /// One copy: from, to. Both address `bytes` bytes of the call it is part of.
 #[derive(Clone, Copy, Debug)]
@@ -103,14 +104,93 @@ unsafe fn stream_avx512(pairs: &[Pair], rows: usize, bytes: usize) {
         unsafe {
             for at in (0..whole).step_by(64) {
                 ask(later.from + at as u64);
-                _mm512_stream_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast()));
+                stream_line(from.add(at), to.add(at));
             }
             if tail > 0 {
                 ask(later.from + whole as u64);
-                let rest = _mm512_maskz_loadu_epi32(mask, from.add(whole).cast());
-                _mm512_stream_si512(to.add(whole).cast(), rest);
+                stream_words(mask, from.add(whole), to.add(whole));
             }
         }
+    }
+}
+
+/// A move of some bytes by a load and a store that the compiler does not look into.
+macro_rules! moves {
+    ($($(#[$note:meta])* $name:ident, $feature:literal, $class:ident, $load:literal, $store:literal;)*) => {$(
+        $(#[$note])*
+        ///
+        /// # Safety
+        /// Both addresses are valid for these bytes, and aligned where the store demands it.
+        #[inline]
+        #[target_feature(enable = $feature)]
+        unsafe fn $name(from: *const u8, to: *mut u8) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                asm!(
+                    $load,
+                    $store,
+                    held = out($class) _,
+                    from = in(reg) from,
+                    to = in(reg) to,
+                    options(nostack, preserves_flags)
+                );
+            }
+        }
+    )*};
+}
+
+moves! {
+    /// Moves a word.
+    move_4, "sse2", reg, "mov {held:e}, dword ptr [{from}]", "mov dword ptr [{to}], {held:e}";
+    /// Moves 16 bytes.
+    move_16, "sse2", xmm_reg, "movdqu {held}, [{from}]", "movdqu [{to}], {held}";
+    /// Moves 32 bytes.
+    move_32, "avx2", ymm_reg, "vmovdqu {held}, [{from}]", "vmovdqu [{to}], {held}";
+    /// Moves 64 bytes.
+    move_64, "avx512f", zmm_reg, "vmovdqu64 {held}, [{from}]", "vmovdqu64 [{to}], {held}";
+    /// Moves 64 bytes to a line, past the caches.
+    stream_line, "avx512f", zmm_reg, "vmovdqu64 {held}, [{from}]", "vmovntdq [{to}], {held}";
+}
+
+/// Moves the words whose bits are set, of up to 16.
+///
+/// # Safety
+/// Both addresses are valid for these words.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn move_words(mask: u16, from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's promise; lanes without a bit are neither read nor written.
+    unsafe {
+        asm!(
+            "vmovdqu32 {held}{{{mask}}}{{z}}, [{from}]",
+            "vmovdqu32 [{to}]{{{mask}}}, {held}",
+            held = out(zmm_reg) _,
+            mask = in(kreg) mask,
+            from = in(reg) from,
+            to = in(reg) to,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// Moves the words whose bits are set to a line, past the caches; the line's others become 0.
+///
+/// # Safety
+/// `from` is valid for these words, `to` for a line, on which it stands.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn stream_words(mask: u16, from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's promise; lanes without a bit are not read.
+    unsafe {
+        asm!(
+            "vmovdqu32 {held}{{{mask}}}{{z}}, [{from}]",
+            "vmovntdq [{to}], {held}",
+            held = out(zmm_reg) _,
+            mask = in(kreg) mask,
+            from = in(reg) from,
+            to = in(reg) to,
+            options(nostack, preserves_flags)
+        );
     }
 }
 
@@ -145,12 +225,11 @@ unsafe fn copy_avx512(pairs: &[Pair], rows: usize, bytes: usize) {
         unsafe {
             for at in (0..whole).step_by(64) {
                 ask(later.from + at as u64);
-                _mm512_storeu_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast()));
+                move_64(from.add(at), to.add(at));
             }
             if tail > 0 {
                 ask(later.from + whole as u64);
-                let rest = _mm512_maskz_loadu_epi32(mask, from.add(whole).cast());
-                _mm512_mask_storeu_epi32(to.add(whole).cast(), mask, rest);
+                move_words(mask, from.add(whole), to.add(whole));
             }
         }
     }
@@ -167,8 +246,7 @@ unsafe fn copy_avx2(pairs: &[Pair], rows: usize, bytes: usize) {
         // SAFETY: all offsets stay below `bytes`, for which the caller vouches.
         unsafe {
             for at in (0..whole).step_by(32) {
-                let part = _mm256_loadu_si256(from.add(at).cast::<__m256i>());
-                _mm256_storeu_si256(to.add(at).cast::<__m256i>(), part);
+                move_32(from.add(at), to.add(at));
             }
             copy_tail(from, to, whole, bytes);
         }
@@ -185,8 +263,7 @@ unsafe fn copy_sse2(pairs: &[Pair], rows: usize, bytes: usize) {
         // SAFETY: all offsets stay below `bytes`, for which the caller vouches.
         unsafe {
             for at in (0..whole).step_by(16) {
-                let part = _mm_loadu_si128(from.add(at).cast::<__m128i>());
-                _mm_storeu_si128(to.add(at).cast::<__m128i>(), part);
+                move_16(from.add(at), to.add(at));
             }
             copy_tail(from, to, whole, bytes);
         }
@@ -201,7 +278,7 @@ unsafe fn copy_sse2(pairs: &[Pair], rows: usize, bytes: usize) {
 unsafe fn copy_tail(from: *const u8, to: *mut u8, at: usize, bytes: usize) {
     for at in (at..bytes).step_by(4) {
         // SAFETY: `bytes` is a multiple of 4, so a word at `at` ends at or before it.
-        unsafe { to.add(at).cast::<u32>().write_unaligned(from.add(at).cast::<u32>().read_unaligned()) };
+        unsafe { move_4(from.add(at), to.add(at)) };
     }
 }
 

@@ -20,15 +20,17 @@ mod pages;
 mod pools;
 #[cfg(not(loom))]
 mod probe;
+mod resolve;
 mod stream;
 mod vector;
+mod words;
 
 use crate::device::{
     Backing, Completer, Device, DeviceId, Event, Mapped, Plan, PoolOp, Pools, Slice, Stream,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
-use crate::os::{Map, NoFaults, Piece, Range, Request, page_size};
+use crate::os::{Map, NoFaults, Piece, Range, Request, move_bytes, page_size};
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, thread};
 
 use copy::Copier;
@@ -174,8 +176,8 @@ impl Shared {
             Op::Copy { from, to, bytes } => {
                 if self.admit() {
                     // SAFETY: both ends are parts of slices of this device, checked when enqueued, whose
-                    // memory lives as long as the device; `copy` may overlap.
-                    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
+                    // memory lives as long as the device.
+                    unsafe { move_bytes(from as *const u8, to as *mut u8, bytes as usize) };
                 }
             }
             Op::Pool(pools, op) => {
@@ -242,7 +244,7 @@ impl HostDevice {
     pub fn read(&self, slice: Slice, bytes: &mut [u8]) -> Result<()> {
         self.check_host(&slice, bytes.len())?;
         // SAFETY: the slice is this device's, as long as `bytes`, and its memory lives as long as `self`.
-        unsafe { std::ptr::copy(slice.address() as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+        unsafe { move_bytes(slice.address() as *const u8, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
@@ -253,7 +255,7 @@ impl HostDevice {
     pub fn write(&self, slice: Slice, bytes: &[u8]) -> Result<()> {
         self.check_host(&slice, bytes.len())?;
         // SAFETY: the slice is this device's, as long as `bytes`, and its memory lives as long as `self`.
-        unsafe { std::ptr::copy(bytes.as_ptr(), slice.address() as *mut u8, bytes.len()) };
+        unsafe { move_bytes(bytes.as_ptr(), slice.address() as *mut u8, bytes.len()) };
         Ok(())
     }
 

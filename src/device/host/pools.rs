@@ -13,6 +13,7 @@ use crate::device::host::lists::List;
 use crate::device::host::marks::{Mark, Marks};
 use crate::device::host::pages::PageTables;
 use crate::device::host::vector::Avx512;
+use crate::device::host::words::{Word, Words};
 use crate::device::op::Staged;
 use crate::device::{Cut, DeviceId, Expected, Join, Part, Plan, PoolOp, Raise, Slice, Warm};
 use crate::error::{Error, Kind, Result};
@@ -73,6 +74,11 @@ pub(super) struct Record {
     /// The step block on the device.
     pub(super) block: Vec<u32>,
     pub(super) report: Report,
+    /// The report as it is written.
+    words: Vec<u32>,
+    /// What a batch row selects in a layer, and the slots that it is answered with.
+    pub(super) selection: Vec<i32>,
+    pub(super) slots: Vec<i32>,
     /// The least of the step's sticky words.
     pub(super) sticky: u64,
     /// What was done of each query row.
@@ -89,6 +95,7 @@ pub(super) struct Record {
 #[derive(Debug)]
 struct Room {
     work: Workspace,
+    selection: Vec<i32>,
     slots: Vec<i32>,
     fetches: Vec<Fetch>,
 }
@@ -183,6 +190,9 @@ impl HostPools {
                 record: Mutex::new(Record {
                     block: vec![0; block::step::words(plan.batch)],
                     report: Report::with_room(g.layers(), plan.batch),
+                    words: vec![0; Report::words(g.layers(), plan.batch)],
+                    selection: filled(selected as usize, -1, NAME, "a batch row's selection")?,
+                    slots: filled(selected as usize, -1, NAME, "a batch row's slots")?,
                     sticky: NOTHING_WRONG,
                     marks: Marks::new(g.layers(), plan.batch, shape.query_rows)?,
                     failed: Vec::with_capacity(plan.batch as usize),
@@ -211,6 +221,7 @@ impl HostPools {
             micro: collected(plan.micro_batches, micro)?,
             room: Mutex::new(Room {
                 work: work()?,
+                selection: filled(k, -1, NAME, "room of warm-ups")?,
                 slots: filled(k, 0, NAME, "room of warm-ups")?,
                 fetches: filled(k, nothing, NAME, "room of warm-ups")?,
             }),
@@ -270,29 +281,11 @@ impl HostPools {
         }
     }
 
-    /// The words of a slice, to read.
-    ///
-    /// The caller's edges order whoever writes them; nobody writes while this operation runs.
-    pub(super) fn read<T: Word>(&self, slice: Slice) -> &[T] {
-        let count = (slice.bytes() / 4) as usize;
-        if count == 0 {
-            return &[];
-        }
-        // SAFETY: the slice is this device's, aligned and not at address 0, checked when enqueued; any four
-        // bytes are a `T`; its memory lives as long as the device, and edges keep writers away while the
-        // operation runs.
-        unsafe { std::slice::from_raw_parts(slice.address() as *const T, count) }
-    }
-
-    /// The words of a slice, to write.
-    #[expect(clippy::mut_from_ref, reason = "the words are not part of self but of device memory")]
-    pub(super) fn write<T: Word>(&self, slice: Slice) -> &mut [T] {
-        let count = (slice.bytes() / 4) as usize;
-        if count == 0 {
-            return &mut [];
-        }
-        // SAFETY: as `read`; edges keep readers and other writers away while the operation runs.
-        unsafe { std::slice::from_raw_parts_mut(slice.address() as *mut T, count) }
+    /// The words of a slice of an operation that was checked.
+    pub(super) fn words<T: Word>(&self, slice: Slice) -> Words<'_, T> {
+        // SAFETY: the slice is this device's, aligned and not at address 0, which was checked when it was enqueued, and
+        // its memory lives as long as the device; the copier is the widest of all.
+        unsafe { Words::new(slice, self.copier) }
     }
 
     fn join(&self, lane: Lane, length: u32) -> Result<()> {
@@ -326,16 +319,17 @@ impl HostPools {
 
     fn warm<S: Scan>(&self, scan: &S, warm: &Warm) -> Result<()> {
         let mut room = self.room.lock();
-        let Room { work, slots, fetches } = &mut *room;
-        let selections: &[i32] = warm.selections.map_or(&[], |s| self.read(s));
-        let per_layer = warm.steps as usize * slots.len();
+        let Room { work, selection, slots, fetches } = &mut *room;
+        let selections = warm.selections.map(|slice| self.words(slice));
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
             if warm.whole {
                 tables.bring_up(warm.lane.0);
             }
-            let steps = selections.get(index * per_layer..(index + 1) * per_layer).unwrap_or(&[]);
-            for selection in steps.chunks_exact(slots.len().max(1)) {
+            let first = index * warm.steps as usize;
+            for step in first..first + warm.steps as usize {
+                let Some(selections) = &selections else { break };
+                selections.load(step * selection.len(), selection);
                 let selected = Selected { selection, slots, fetches };
                 // A warm-up is a hint: a position beyond the length warms nothing.
                 tables.warm(scan, warm.lane.0, selected, work)?;
@@ -369,7 +363,7 @@ impl HostPools {
     fn load(&self, micro: MicroBatch, block: Slice) -> Result<()> {
         let state = self.micro(micro)?;
         let mut record = state.record.lock();
-        record.block.copy_from_slice(self.read(block));
+        self.words(block).load(0, &mut record.block);
         let (step, rows) = block::step::header(&record.block);
         if rows > self.plan.batch as usize {
             return Err(bad("rows of a step block", rows as u64));
@@ -440,7 +434,7 @@ impl HostPools {
     fn commit<S: Scan>(&self, scan: &S, micro: MicroBatch, accepted: Option<Slice>) -> Result<()> {
         let mut record = self.micro(micro)?.record.lock();
         let Record { block, report, sticky, failed, .. } = &mut *record;
-        let counts: &[u32] = accepted.map_or(&[], |s| self.read(s));
+        let counts = accepted.map(|slice| self.words::<u32>(slice));
         let (_, rows) = block::step::header(block);
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
         for (index, layer) in self.layers.iter().enumerate() {
@@ -448,7 +442,7 @@ impl HostPools {
             for row in 0..rows {
                 let Entry { lane, accepted, query_rows } = block::step::entry(block, row);
                 let accepted = match accepted {
-                    ACCEPTED_ON_DEVICE => counts.get(row).copied().unwrap_or(u32::MAX),
+                    ACCEPTED_ON_DEVICE => counts.and_then(|counts| counts.get(row)).unwrap_or(u32::MAX),
                     count => count,
                 };
                 let landed = tables.head(lane).map_or(0, |h| h.landed);
@@ -544,7 +538,7 @@ impl HostPools {
     fn report(&self, micro: MicroBatch, slot: Slice) -> Result<()> {
         let state = self.micro(micro)?;
         let mut record = state.record.lock();
-        let Record { block, report, sticky: word, marks, .. } = &mut *record;
+        let Record { block, report, words, sticky: word, marks, .. } = &mut *record;
         let (step, rows) = block::step::header(block);
         let expected = self.plan.expected;
         for (row, list) in state.lists[..rows].iter().enumerate() {
@@ -563,7 +557,8 @@ impl HostPools {
             }
         }
         report.sticky = Sticky::of_word(*word);
-        report.encode(self.write(slot));
+        report.encode(words);
+        self.words(slot).store(0, words);
         // What is enqueued before the next step begins, as a graph launched without one, has no rows.
         block::step::empty(block);
         state.rows.store(0, Ordering::Release);
@@ -582,8 +577,3 @@ impl HostPools {
         self.layers.iter().try_for_each(|layer| layer.lock().validate())
     }
 }
-
-/// The words that slices are read as: any four bytes are one.
-pub(super) trait Word: Copy {}
-impl Word for u32 {}
-impl Word for i32 {}

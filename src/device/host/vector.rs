@@ -137,8 +137,6 @@ fn look_up(touch: &mut Touch<'_>) {
     let (parts, tail) = touch.selection.as_chunks::<8>();
     let (slot_parts, slot_tail) = touch.slots.as_chunks_mut::<8>();
     for (part, slots) in parts.iter().zip(slot_parts) {
-        // A step's selection is read in order, and new. SAFETY: a hint, which reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(part.as_ptr().wrapping_add(256).cast()) };
         let found = part.map(look);
         *slots = found.map(|slot| slot as i32);
         found.into_iter().for_each(&mut stamp);

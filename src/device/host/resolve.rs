@@ -1,0 +1,148 @@
+//! Resolve and gather on host memory: what a step selects becomes slots, and what was missed is fetched into them.
+//!
+//! The rule decides on copies: a batch row's selection is copied from device memory into the micro-batch's record, its
+//! slots back out of it, so that nothing which another stream may write is ever looked at twice (`words`).
+//!
+//! A resolve holds its micro-batch's record, its layer's tables, and one row's list after the other; a gather holds
+//! one row's list at a time and nothing else, and lets go of it before it blames. So one half's gather runs beside the
+//! other half's resolve.
+
+use crate::device::block::{self, Cause, Sticky};
+use crate::device::host::lists::{List, Lists};
+use crate::device::host::marks::Mark;
+use crate::device::host::pools::{Copies, HostPools, Record};
+use crate::device::{Answer, Expected, Part, Slice};
+use crate::error::Result;
+use crate::ids::Lane;
+use crate::residency::{Answered, LayerTables, Rows, Scan, Selected};
+use crate::sync::Ordering;
+
+/// A resolve under way: what its rows share.
+struct Resolving<'a, S> {
+    pools: &'a HostPools,
+    scan: &'a S,
+    part: &'a Part,
+    selections: Slice,
+    record: &'a mut Record,
+    tables: &'a mut LayerTables,
+    lists: Option<Lists<'a>>,
+}
+
+impl<S: Scan> Resolving<'_, S> {
+    /// Resolves the call's row of this number, which is batch row `row`, into the record's slots.
+    fn row(&mut self, index: usize, row: usize, list: &mut List) -> Result<()> {
+        let (pools, part, layer) = (self.pools, self.part, self.part.layer.index());
+        let k = pools.plan.geometry.shape().top_k as usize;
+        let Record { block, report, sticky: word, marks, work, divider, selection, slots, .. } =
+            &mut *self.record;
+        let sticky = |cause, value| Sticky { row: row as u32, layer: layer as u32, cause, value };
+        let missing = list.missing(report.step).filter(|_| pools.plan.expected != Expected::Resolved);
+        list.begin(part, report.step);
+        if let Some(lists) = &self.lists {
+            lists.clear(row);
+        }
+        let per_row = part.rows.count as usize * k;
+        slots[..per_row].fill(-1);
+        if row >= block::step::header(block).1 {
+            return Ok(());
+        }
+        let entry = block::step::entry(block, row);
+        marks.note(Mark::Resolved, (row, layer), part.rows);
+        if let Some(cause) = missing {
+            pools.blame(word, entry.lane, (true, sticky(cause, layer as u32)));
+        }
+        list.lane = entry.lane;
+        // A sequence may have fewer query rows than the step is wide: the others are inert.
+        let count = entry.query_rows.saturating_sub(part.rows.first).min(part.rows.count);
+        if count == 0 {
+            return Ok(());
+        }
+        let (selection, slots) = (&mut selection[..count as usize * k], &mut slots[..count as usize * k]);
+        pools.words(self.selections).load(index * per_row, selection);
+        let rows = Rows { first: part.rows.first, count };
+        let selected = Selected { selection, slots: &mut *slots, fetches: &mut list.fetches };
+        let Ok(done) = self.tables.resolve(self.scan, entry.lane, rows, selected, work) else {
+            slots.fill(-1);
+            pools.blame(word, entry.lane, (true, sticky(Cause::Tables, entry.lane)));
+            return Ok(());
+        };
+        list.missed(&done.counts, self.tables.shape());
+        report.layers[layer].add(&done.counts);
+        if let Some(beyond) = done.beyond {
+            pools.blame(word, entry.lane, (true, sticky(Cause::BeyondLength, beyond.position)));
+        }
+        if let Some(lists) = &self.lists {
+            let (fetches, scratch) = list.fetched();
+            let answered = Answered { selection, slots, fetches, scratch };
+            divider.divide(self.tables.shape(), &answered, k, |query, number, slot| {
+                lists.push(row, query, number, slot);
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl HostPools {
+    pub(super) fn resolve<S: Scan>(
+        &self,
+        scan: &S,
+        part: &Part,
+        selections: Slice,
+        answer: Answer,
+    ) -> Result<()> {
+        let state = self.micro(part.micro_batch)?;
+        let per_row = part.rows.count as usize * self.plan.geometry.shape().top_k as usize;
+        let answers = self.words(answer.slots);
+        let (mut record, mut tables) = (state.record.lock(), self.layers[part.layer.index()].lock());
+        let lists = answer.parts.map(|parts| Lists::new(self, part, parts));
+        let (record, tables) = (&mut *record, &mut *tables);
+        let mut call = Resolving { pools: self, scan, part, selections, record, tables, lists };
+        for (index, row) in (part.first as usize..(part.first + part.count) as usize).enumerate() {
+            call.row(index, row, &mut state.lists[row].lock())?;
+            answers.store(index * per_row, &call.record.slots[..per_row]);
+        }
+        Ok(())
+    }
+
+    /// Takes no lock but its rows': beside it, other rows of the layer are resolved.
+    pub(super) fn gather(&self, part: &Part, pass: u32) -> Result<()> {
+        let state = self.micro(part.micro_batch)?;
+        let step = state.step.load(Ordering::Acquire);
+        let real = state.rows.load(Ordering::Acquire);
+        let pass = pass as usize;
+        let mut copies = Copies::new(&self.plan.geometry, self.copier);
+        for row in part.first..(part.first + part.count).min(real) {
+            let mut list = state.lists[row as usize].lock();
+            let cause = match list.is_of(part, step) {
+                false => Some(Cause::NotGathered),
+                true => (pass > list.passed).then(|| list.ungathered()),
+            };
+            if let Some(cause) = cause {
+                drop(list);
+                let mut record = state.record.lock();
+                let lane = block::step::entry(&record.block, row as usize).lane;
+                let sticky = Sticky { row, layer: part.layer.0, cause, value: part.layer.0 };
+                self.blame(&mut record.sticky, lane, (true, sticky));
+                continue;
+            }
+            // The first position whose row the lane has no page for.
+            let mut lost: Option<u32> = None;
+            for fetch in list.of_pass(pass).into_iter().flatten() {
+                match self.pairs(part.layer.index(), Lane(list.lane), *fetch, false) {
+                    Some(runs) => copies.add(runs),
+                    None => lost = Some(lost.map_or(fetch.position, |first| first.min(fetch.position))),
+                }
+            }
+            list.passed = list.passed.max(pass + 1);
+            let lane = list.lane;
+            drop(list);
+            if let Some(value) = lost {
+                let sticky = Sticky { row, layer: part.layer.0, cause: Cause::Tables, value };
+                self.blame(&mut state.record.lock().sticky, lane, (true, sticky));
+                self.lack_bytes(lane);
+            }
+        }
+        copies.flush();
+        Ok(())
+    }
+}

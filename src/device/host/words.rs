@@ -1,0 +1,166 @@
+//! Words of device memory, as the operations of the host device reach them.
+//!
+//! Another stream's thread may be writing them: the caller's edges keep it away, and a forgotten edge is the defect
+//! that this device is there to show. So no reference into device memory is ever made, and no load or store of the
+//! language touches it: words are moved by instructions that the compiler takes as they are, lists by the row copies'
+//! ([`Copier`]), single words by their own. A race then gives words of before or of after, and is nothing worse.
+//! What works on a list has a copy of it in memory of the device's own.
+
+use std::arch::asm;
+use std::marker::PhantomData;
+
+use crate::device::Slice;
+use crate::device::host::copy::{Copier, Pair};
+
+/// What device memory is read as: any four bytes are one.
+pub(super) trait Word: Copy {
+    /// Of its bits.
+    fn of(bits: u32) -> Self;
+
+    /// Its bits.
+    fn bits(self) -> u32;
+}
+
+impl Word for u32 {
+    fn of(bits: u32) -> u32 {
+        bits
+    }
+
+    fn bits(self) -> u32 {
+        self
+    }
+}
+
+impl Word for i32 {
+    fn of(bits: u32) -> i32 {
+        bits.cast_signed()
+    }
+
+    fn bits(self) -> u32 {
+        self.cast_unsigned()
+    }
+}
+
+/// The words of a slice.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Words<'a, T> {
+    address: u64,
+    count: usize,
+    copier: Copier,
+    lives: PhantomData<&'a T>,
+}
+
+/// Words that are set to one value at a time.
+const FILL: usize = 64;
+
+impl<T: Word> Words<'_, T> {
+    /// The words of `slice`.
+    ///
+    /// # Safety
+    /// The slice is aligned to a word, not at address 0 unless it is empty, and its memory outlives these words.
+    /// `copier` came from [`Copier::all`].
+    pub(super) unsafe fn new(slice: Slice, copier: Copier) -> Self {
+        let count = (slice.bytes() / 4) as usize;
+        Words { address: slice.address(), count, copier, lives: PhantomData }
+    }
+
+    /// The address of word `first`, and how many of `wanted` words there are from it on.
+    fn there(&self, first: usize, wanted: usize) -> (u64, usize) {
+        (self.address + 4 * first as u64, wanted.min(self.count.saturating_sub(first)))
+    }
+
+    /// Fills `to` with the words from `first` on, as far as there are any.
+    pub(super) fn load(&self, first: usize, to: &mut [T]) {
+        let (from, count) = self.there(first, to.len());
+        let pair = Pair { from, to: to.as_mut_ptr() as u64 };
+        // SAFETY: so many words are there, `to` has room for them and lies outside of device memory, and any four bytes
+        // are a `T`.
+        unsafe { self.copier.copy(&[pair], 1, 4 * count, false) };
+    }
+
+    /// Writes `from` to the words from `first` on, as far as there are any.
+    pub(super) fn store(&self, first: usize, from: &[T]) {
+        let (to, count) = self.there(first, from.len());
+        let pair = Pair { from: from.as_ptr() as u64, to };
+        // SAFETY: as above.
+        unsafe { self.copier.copy(&[pair], 1, 4 * count, false) };
+    }
+
+    /// Sets `count` words from `first` on, as far as there are any.
+    pub(super) fn fill(&self, first: usize, count: usize, value: T) {
+        let same = [value; FILL];
+        for at in (0..count).step_by(FILL) {
+            self.store(first + at, &same[..FILL.min(count - at)]);
+        }
+    }
+
+    /// A word, if it is there.
+    pub(super) fn get(&self, index: usize) -> Option<T> {
+        let (address, count) = self.there(index, 1);
+        (count == 1).then(|| {
+            let bits: u32;
+            // SAFETY: the word is there.
+            unsafe {
+                asm!(
+                    "mov {bits:e}, dword ptr [{address}]",
+                    bits = out(reg) bits,
+                    address = in(reg) address,
+                    options(nostack, preserves_flags, readonly)
+                );
+            }
+            T::of(bits)
+        })
+    }
+
+    /// Sets a word, if it is there.
+    pub(super) fn set(&self, index: usize, value: T) {
+        let (address, count) = self.there(index, 1);
+        if count == 1 {
+            // SAFETY: the word is there.
+            unsafe {
+                asm!(
+                    "mov dword ptr [{address}], {bits:e}",
+                    bits = in(reg) value.bits(),
+                    address = in(reg) address,
+                    options(nostack, preserves_flags)
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceId;
+
+    #[test]
+    fn words_are_reached_where_they_are_and_nowhere_else() {
+        for copier in Copier::all() {
+            let memory: Vec<u32> = (0..300).collect();
+            let slice = DeviceId::new().slice(memory.as_ptr() as u64 + 4 * 10, 4 * 200);
+            // SAFETY: the vector outlives the words, which are the only way to it until they are gone.
+            let words = unsafe { Words::<i32>::new(slice, copier) };
+            let mut read = [7; 5];
+            words.load(198, &mut read);
+            assert_eq!(read, [208, 209, 7, 7, 7], "{copier:?}");
+            assert_eq!((words.get(0), words.get(199), words.get(200)), (Some(10), Some(209), None));
+            words.set(199, -1);
+            words.set(200, -2);
+            words.store(0, &[-3; 3]);
+            words.store(200, &[-4; 3]);
+            words.store(usize::MAX / 8, &[-5; 3]);
+            words.fill(100, 70, -6);
+            words.fill(190, 70, -7);
+            let mut expected: Vec<i32> = (0..300).collect();
+            expected[10..13].fill(-3);
+            expected[110..180].fill(-6);
+            expected[200..210].fill(-7);
+            let mut all = vec![0; 300];
+            let whole = DeviceId::new().slice(memory.as_ptr() as u64, 4 * 300);
+            // SAFETY: as above.
+            unsafe { Words::<i32>::new(whole, copier) }.load(0, &mut all);
+            assert_eq!(all, expected, "{copier:?}");
+        }
+    }
+}
