@@ -12,18 +12,20 @@
 //! A slot of the ring belongs to one step from prepare until retire: its pinned block is never written
 //! while a copy of it may still run (NVIDIA/TensorRT-LLM#15546, vllm-project/vllm#51667 did). A full ring
 //! is [`crate::Kind::Busy`], never a wait. Nothing here allocates.
+//!
+//! `ring` has the slots, from prepare to retire; `layer` the calls between; `enqueued` which of them are still due;
+//! `retire` what an engine is told at the end.
 
 mod enqueued;
 mod layer;
-mod prepare;
 mod retire;
+mod ring;
 
 pub(crate) use enqueued::{Due, Enqueued};
 pub use layer::{Buffers, LayerCall, OverlapStreams, Streams};
 pub(crate) use layer::{gather, resolve, scatter};
-pub(crate) use prepare::{Ring, RingShape, RowInFlight};
-pub(crate) use retire::Ended;
 pub use retire::{Retired, Unretired};
+pub(crate) use ring::{Ended, Ring, RingShape, RowInFlight};
 
 use crate::device::Stream;
 use crate::ids::MicroBatch;
