@@ -251,17 +251,18 @@ impl Cache {
             return Err(refuse("launch", "the graph is the engine's: launch it, then call `launched`"));
         };
         let first = captured.micro_batches[0].1.streams.compute;
-        self.mark(captured, steps);
-        for step in steps.iter_mut() {
+        for (step, (_, layers)) in steps.iter_mut().zip(&captured.micro_batches) {
+            step.begin_layers(layers.streams);
             // Until all is ordered behind the launch, only the stream of the launch is.
-            (step.abandoned, step.tail) = (true, Some(first));
+            step.work.beside = Some(first);
         }
         self.around(captured, |schedule, device, own| schedule.fork(device, own, first))?;
         self.device.launch(graph, first)?;
         self.around(captured, |schedule, device, own| schedule.fork(device, first, own))?;
         for step in steps.iter_mut() {
             self.schedule_layers(step, captured.draft_passes)?;
-            (step.abandoned, step.tail, step.launched) = (false, None, true);
+            step.launch();
+            step.work.beside = None;
         }
         Ok(())
     }
@@ -279,7 +280,7 @@ impl Cache {
         }
         for step in steps.iter_mut() {
             self.schedule_layers(step, captured.draft_passes)?;
-            step.launched = true;
+            step.launch();
         }
         Ok(())
     }
@@ -293,12 +294,6 @@ impl Cache {
         captured.micro_batches.iter().try_for_each(|(micro, layers)| {
             order(&self.schedules[micro.index()], &*self.device, layers.streams.compute)
         })
-    }
-
-    fn mark(&self, captured: &Captured, steps: &mut [&mut Step]) {
-        for (step, (_, layers)) in steps.iter_mut().zip(&captured.micro_batches) {
-            step.streams = Some(layers.streams);
-        }
     }
 
     fn check_captured(
@@ -317,7 +312,7 @@ impl Cache {
         }
         for (step, (micro_batch, layers)) in steps.iter().zip(&captured.micro_batches) {
             self.check_step(step, Layer(0))?;
-            if step.launched {
+            if step.is_launched() {
                 return Err(refuse(operation, "the step's layers have been launched"));
             }
             if step.micro_batch != *micro_batch || step.query_rows != captured.query_rows {

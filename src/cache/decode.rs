@@ -280,7 +280,7 @@ impl Cache {
     pub(super) fn check_step(&self, step: &Step, layer: Layer) -> Result<&Enqueued> {
         self.check_layer(layer)?;
         let slot = self.ring.slot(step)?;
-        if step.finished {
+        if step.is_finished() {
             return Err(Error::new(Kind::InvalidConfig, "layer").at("the step is finished"));
         }
         Ok(&slot.enqueued)
@@ -301,24 +301,24 @@ impl Cache {
     /// completed or given up by [`Cache::abandon`]. After a refusal of the device's the step is still to be finished.
     pub fn finish(&mut self, step: &mut Step, stream: Stream) -> Result<()> {
         let slot = self.ring.slot(step)?;
-        if step.finished {
+        if step.is_finished() {
             return Err(Error::new(Kind::InvalidConfig, "finish").at("the step is finished"));
         }
-        if !step.abandoned {
+        if !step.is_abandoned() {
             let bytes = !self.config.residency_only;
             let passes = if bytes { self.attention_passes() } else { 0 };
             slot.enqueued.check(&slot.rows, Due { passes, scatter: bytes })?;
         }
         self.join_layers(step, stream)?;
         // What is refused from here on may be tried again on another stream.
-        step.tail = Some(stream);
+        step.work.beside = Some(stream);
         self.device.report(self.pools, stream, step.micro_batch, slot.report)?;
         self.device.record(slot.event, stream)?;
         self.device.record(self.stepped[step.micro_batch.index()], stream)?;
         for row in &slot.rows {
             self.record_ready(self.records[row.sequence as usize].holding.lane, stream)?;
         }
-        if step.abandoned {
+        if step.is_abandoned() {
             // What it was to write is missing: nothing may be built on it. The next step of these sequences
             // can only be prepared after this.
             for row in &slot.rows {

@@ -62,12 +62,12 @@ impl Cache {
                     .with("layer", layer.0));
             }
         }
-        (step.abandoned, step.streams) = (true, Some(layers.streams));
+        step.begin_layers(layers.streams);
         enqueue_layer(&*self.device, self.pools, &run, (layer, pass), overlap, engine)?;
         let all = Rows { first: 0, count: step.query_rows };
         let rows = pass.map_or(all, |pass| Rows { first: pass, count: 1 });
         self.ring.slot(step)?.enqueued.scheduled(layer.0, rows);
-        step.abandoned = false;
+        step.end_layers();
         Ok(())
     }
 
@@ -94,13 +94,13 @@ impl Cache {
             self.runs.push(run);
         }
         for (step, layers) in steps.iter_mut() {
-            (step.abandoned, step.streams) = (true, Some(layers.streams));
+            step.begin_layers(layers.streams);
         }
         let drafts = (self.geometry.shape().draft_layers, draft_passes);
         enqueue_step(&*self.device, self.pools, &self.runs, by_layer, drafts, engine)?;
         for (step, _) in steps.iter_mut() {
             self.schedule_layers(step, draft_passes)?;
-            step.abandoned = false;
+            step.end_layers();
         }
         Ok(())
     }
@@ -121,7 +121,7 @@ impl Cache {
     /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidConfig`] for a finished one.
     pub fn abandon(&mut self, step: &mut Step) -> Result<()> {
         self.check_step(step, Layer(0))?;
-        step.abandoned = true;
+        step.abandon();
         Ok(())
     }
 
@@ -157,10 +157,10 @@ impl Cache {
     /// Whether an open step's layers may be enqueued on these streams, for so many batch rows.
     pub(super) fn check_layers(&self, step: &Step, layers: &Layers) -> Result<()> {
         let refuse = |place| Err(Error::new(Kind::InvalidConfig, "overlap").at(place));
-        if step.abandoned {
+        if step.is_abandoned() {
             return refuse("the step was abandoned");
         }
-        if step.streams.is_some_and(|streams| streams != layers.streams) {
+        if step.work.layers.is_some_and(|streams| streams != layers.streams) {
             return refuse("other streams than the step's layers had before");
         }
         self.check_rows(step.rows, layers)
@@ -216,12 +216,12 @@ impl Cache {
     /// Orders `stream` behind everything that the layers of a step have enqueued.
     pub(super) fn join_layers(&self, step: &Step, stream: Stream) -> Result<()> {
         let schedule = self.schedules[step.micro_batch.index()];
-        if let Some(tail) = step.tail {
-            but_unknown(schedule.fork(&*self.device, tail, stream))?;
+        if let Some(beside) = step.work.beside {
+            but_unknown(schedule.fork(&*self.device, beside, stream))?;
         }
-        match step.streams {
+        match step.work.layers {
             None => Ok(()),
-            Some(streams) if step.abandoned => {
+            Some(streams) if step.is_abandoned() => {
                 but_unknown(schedule.join_all(&*self.device, &streams, stream))
             }
             Some(streams) => schedule.join(&*self.device, &streams, stream),

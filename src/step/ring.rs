@@ -30,7 +30,7 @@ use crate::device::{Device, Event, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::MicroBatch;
 use crate::os::{Fallback, Faults, Map, Request};
-use crate::step::{Enqueued, Step};
+use crate::step::{Enqueued, Phase, Step, WorkStreams};
 use crate::sync::{Arc, unique};
 
 /// A report starts on a line of its own, so that a device's write does not share one with the host's.
@@ -212,11 +212,8 @@ impl Ring {
             micro_batch,
             rows,
             query_rows,
-            finished: false,
-            launched: false,
-            abandoned: false,
-            streams: None,
-            tail: None,
+            phase: Phase::Open { launched: false },
+            work: WorkStreams::default(),
         })
     }
 
@@ -283,7 +280,7 @@ impl Ring {
 
     /// Notes that all of a step has been enqueued.
     pub(crate) fn finish(&mut self, step: &mut Step) {
-        step.finished = true;
+        step.finish();
         if let Some(slot) = self.slots.get_mut(step.slot as usize) {
             slot.open = None;
         }
@@ -314,14 +311,14 @@ impl Ring {
             Ok(slot) => slot.event,
             Err(error) => return Ended::Not(error),
         };
-        if !step.finished {
+        if !step.is_finished() {
             return Ended::Not(Error::new(Kind::Busy, "retire").at("the step was not finished"));
         }
         match device.query(event) {
             Ok(false) => Ended::Not(Error::new(Kind::Busy, "retire").at("the step is in flight")),
             Err(error) if error.kind() != Kind::DeviceFailed => Ended::Not(error),
             Err(error) => Ended::With(Err(error)),
-            Ok(true) if step.abandoned => {
+            Ok(true) if step.is_abandoned() => {
                 let error = Error::new(Kind::Cancelled, "retire").at("a layer was not enqueued whole");
                 let error = error.hint("roll its sequences back to a committed length, or close them");
                 Ended::With(self.read_report(step).and(Err(error)))
