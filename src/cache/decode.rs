@@ -1,7 +1,7 @@
 //! The steps of a cache: prepare, layers, finish, retire.
 
 use crate::cache::Cache;
-use crate::cache::sequence::State;
+use crate::cache::record::State;
 use crate::device::block::{ACCEPTED_ON_DEVICE, Entry};
 use crate::device::{Begin, Slice, Stream};
 use crate::error::{Error, Kind, Result};
@@ -59,14 +59,14 @@ impl Cache {
         for (index, row) in rows.iter().enumerate() {
             self.check_row(micro_batch, query_rows, row, accepted)?;
             let attempt = self.attempt;
-            if std::mem::replace(&mut self.record_mut(row.sequence)?.attempt, attempt) == attempt {
+            if std::mem::replace(&mut self.record_mut(row.sequence)?.steps.attempt, attempt) == attempt {
                 return Err(Error::new(Kind::InvalidConfig, "prepare")
                     .at("a sequence is named twice")
                     .with("batch row", index as u64));
             }
         }
         let entries = rows.iter().map(|row| Entry {
-            lane: self.records[row.sequence.index as usize].holding.lane,
+            lane: self.records[row.sequence.index as usize].lane(),
             accepted: match row.accepted {
                 Accepted::Rows(count) => count,
                 Accepted::OnDevice => ACCEPTED_ON_DEVICE,
@@ -89,19 +89,19 @@ impl Cache {
         for row in rows {
             let index = row.sequence.index as usize;
             // The step's event and end stand behind whatever was enqueued before.
-            self.records[index].unsettled = None;
+            self.records[index].work.unsettled = None;
             self.release_held(index)?;
             let record = &mut self.records[row.sequence.index as usize];
             let rejected = match row.accepted {
-                Accepted::Rows(count) => record.landed - count,
+                Accepted::Rows(count) => record.rows.landed - count,
                 Accepted::OnDevice => 0,
             };
-            let before = record.enqueued;
-            record.enqueued += u64::from(row.query_rows);
-            record.upper = record.upper - rejected + row.query_rows;
-            record.landed = row.query_rows;
-            record.flights.push_back(before);
-            record.micro_batch = Some(micro_batch);
+            let before = record.rows.enqueued;
+            record.rows.enqueued += u64::from(row.query_rows);
+            record.rows.upper = record.rows.upper - rejected + row.query_rows;
+            record.rows.landed = row.query_rows;
+            record.steps.in_flight.push_back(before);
+            record.steps.micro_batch = Some(micro_batch);
             let sequence = row.sequence.index;
             let query_rows = row.query_rows;
             self.ring.add_row(&step, RowInFlight { sequence, enqueued_before: before, query_rows });
@@ -127,37 +127,37 @@ impl Cache {
 
     fn check_row(&self, micro: MicroBatch, query_rows: u32, row: &Row, tensor: Option<Slice>) -> Result<()> {
         let record = self.record(row.sequence)?;
-        record.expect(&[State::Running], "prepare")?;
+        record.check_state(&[State::Running], "prepare")?;
         record.check_ticket("prepare")?;
         let error = |kind, place: &'static str, value: u32| {
             Err(Error::new(kind, "prepare").at(place).with("value", value))
         };
-        if record.micro_batch.is_some_and(|own| own != micro) {
+        if record.steps.micro_batch.is_some_and(|own| own != micro) {
             return error(Kind::InvalidConfig, "a sequence of another micro-batch", micro.0);
         }
-        if record.flights.len() >= self.config.steps_in_flight as usize {
+        if record.steps.in_flight.len() >= self.config.steps_in_flight as usize {
             return error(Kind::Busy, "steps of one sequence in flight", self.config.steps_in_flight);
         }
         if row.query_rows == 0 || row.query_rows > query_rows {
             return error(Kind::OutOfRange, "query rows of a batch row", row.query_rows);
         }
         let rejected = match row.accepted {
-            Accepted::Rows(count) if count > record.landed => {
+            Accepted::Rows(count) if count > record.rows.landed => {
                 return error(Kind::OutOfRange, "accepted rows", count);
             }
-            Accepted::Rows(count) => record.landed - count,
+            Accepted::Rows(count) => record.rows.landed - count,
             Accepted::OnDevice if tensor.is_none() => {
                 return error(Kind::InvalidConfig, "no tensor of accepted counts", 0);
             }
             Accepted::OnDevice => 0,
         };
-        let reach = u64::from(record.upper) - u64::from(rejected) + u64::from(row.query_rows);
-        let most = self.config.reach(record.admitted)?;
+        let reach = u64::from(record.rows.upper) - u64::from(rejected) + u64::from(row.query_rows);
+        let most = self.config.reach(record.admitted.tokens)?;
         if reach > u64::from(most) {
             return Err(Error::new(Kind::OutOfRange, "prepare")
                 .at("the sequence outgrows what was admitted")
                 .with("tokens", reach)
-                .with("admitted", record.admitted)
+                .with("admitted", record.admitted.tokens)
                 .hint("close it, or open it with more promised tokens"));
         }
         Ok(())
@@ -260,8 +260,8 @@ impl Cache {
             let record = &self.records[row.sequence as usize];
             let selected = u64::from(row.query_rows) * u64::from(self.geometry.shape().top_k);
             // A sequence that is held whole has never more rows than its budget.
-            let rows = selected.min(self.config.reach(record.admitted)?.into());
-            let budgets = record.holding.budgets.iter().take(earlier);
+            let rows = selected.min(self.config.reach(record.admitted.tokens)?.into());
+            let budgets = record.owned.slots.budgets.iter().take(earlier);
             if let Some((layer, budget)) = budgets.enumerate().find(|(_, budget)| u64::from(**budget) < rows)
             {
                 return Err(Error::new(Kind::InvalidConfig, "layers")
@@ -316,7 +316,7 @@ impl Cache {
         self.device.record(slot.event, stream)?;
         self.device.record(self.stepped[step.micro_batch.index()], stream)?;
         for row in &slot.rows {
-            self.record_ready(self.records[row.sequence as usize].holding.lane, stream)?;
+            self.record_ready(self.records[row.sequence as usize].lane(), stream)?;
         }
         if step.is_abandoned() {
             // What it was to write is missing: nothing may be built on it. The next step of these sequences
@@ -371,12 +371,12 @@ impl Cache {
             let Some((row, length)) = self.ring.row(step, row) else { continue };
             let record = &mut self.records[row.sequence as usize];
             if let Some(length) = length {
-                let since = (record.enqueued - row.enqueued_before).try_into().unwrap_or(u32::MAX);
-                record.upper = record.upper.min(length.saturating_add(since));
+                let since = (record.rows.enqueued - row.enqueued_before).try_into().unwrap_or(u32::MAX);
+                record.rows.upper = record.rows.upper.min(length.saturating_add(since));
                 // Steps may be retired in any order; the last one enqueued says how long the sequence is.
                 if since == row.query_rows {
-                    record.committed = length;
-                    record.landed = row.query_rows;
+                    record.rows.committed = length;
+                    record.rows.landed = row.query_rows;
                 }
             }
             record.end_flight(row, length.filter(|_| sound));

@@ -31,6 +31,7 @@ mod config;
 mod decode;
 mod footprint;
 mod overlapped;
+mod record;
 mod sequence;
 mod settle;
 mod share;
@@ -57,7 +58,7 @@ pub use overlapped::Layers;
 pub use sequence::Length;
 pub use share::Tokens;
 
-use sequence::Record;
+use record::Record;
 
 /// The KV cache of one model on one device, larger than the device's memory.
 ///
@@ -302,7 +303,7 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`].
     pub fn pages(&self, sequence: Sequence) -> Result<impl Iterator<Item = (HostPage, IndexPage)> + '_> {
-        let table = &self.record(sequence)?.table;
+        let table = &self.record(sequence)?.owned.table;
         Ok((0..table.len()).filter_map(|page| table.get(page)))
     }
 
@@ -312,7 +313,7 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`], [`Kind::OutOfRange`].
     pub fn landing_slot(&self, sequence: Sequence, row: u32) -> Result<u32> {
-        let lane = self.record(sequence)?.holding.lane;
+        let lane = self.record(sequence)?.lane();
         let slot = self.sparse.landing(lane, row);
         slot.ok_or_else(|| Error::new(Kind::OutOfRange, "landing slot").at("query row").with("row", row))
     }
@@ -326,7 +327,7 @@ impl Cache {
         self.check_layer(layer)?;
         let record = self.record(sequence)?;
         let (page, token) = (position / self.geometry.page_tokens(), position % self.geometry.page_tokens());
-        let page = record.table.get(page as usize).ok_or_else(|| {
+        let page = record.owned.table.get(page as usize).ok_or_else(|| {
             Error::new(Kind::OutOfRange, "read row").at("position").with("position", position)
         })?;
         if row.len() != self.geometry.row_bytes() as usize {
@@ -345,7 +346,7 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`].
     pub fn digest(&self, sequence: Sequence) -> Result<u64> {
-        let lane = self.record(sequence)?.holding.lane;
+        let lane = self.record(sequence)?.lane();
         self.device.digest(self.pools, crate::ids::Lane(lane))
     }
 
