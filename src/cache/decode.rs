@@ -1,22 +1,13 @@
-//! The steps of a cache: prepare, layers, finish, retire.
+//! The steps of a cache: prepare, layers, finish, retire. How drafts are accepted stands in `accept`.
 
 use crate::cache::Cache;
+use crate::cache::accept::Accepted;
 use crate::cache::record::State;
-use crate::device::block::{ACCEPTED_ON_DEVICE, Entry};
+use crate::device::block::Entry;
 use crate::device::{Begin, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch, Sequence};
 use crate::step::{Buffers, Due, Enqueued, LayerCall, Retired, RowInFlight, Step, Streams, Unretired};
-
-/// How many rows of a sequence's previous step were accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accepted {
-    /// So many; 0 for a sequence without a previous step.
-    Rows(u32),
-    /// The device's tensor of accepted counts says it, in the batch row's place: 0 for a sequence without
-    /// a previous step, or one that was rolled back since.
-    OnDevice,
-}
 
 /// A row of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +24,9 @@ impl Cache {
     /// Begins a step of `micro_batch`: enqueues, on `stream`, the wait for the micro-batch's previous step
     /// and for every sequence's last host-issued work, the copy of the step block, and the commit of what
     /// the sequences' previous steps left in their landing slots. `query_rows` is the width of the step.
+    ///
+    /// **Drafts are accepted here**, one step late: of the rows that a sequence's previous step wrote, the first
+    /// [`Row::accepted`] are committed and the others forgotten.
     ///
     /// `accepted` is a tensor of one u32 a batch row (`batch` of them) for rows with
     /// [`Accepted::OnDevice`]; it is read in the stream's order.
@@ -67,10 +61,7 @@ impl Cache {
         }
         let entries = rows.iter().map(|row| Entry {
             lane: self.records[row.sequence.index as usize].lane(),
-            accepted: match row.accepted {
-                Accepted::Rows(count) => count,
-                Accepted::OnDevice => ACCEPTED_ON_DEVICE,
-            },
+            accepted: row.accepted.word(),
             query_rows: row.query_rows,
         });
         let step = self.ring.prepare(micro_batch, query_rows, entries, stream)?;
@@ -92,14 +83,7 @@ impl Cache {
             self.records[index].work.unsettled = None;
             self.release_held(index)?;
             let record = &mut self.records[row.sequence.index as usize];
-            let rejected = match row.accepted {
-                Accepted::Rows(count) => record.rows.landed - count,
-                Accepted::OnDevice => 0,
-            };
-            let before = record.rows.enqueued;
-            record.rows.enqueued += u64::from(row.query_rows);
-            record.rows.upper = record.rows.upper - rejected + row.query_rows;
-            record.rows.landed = row.query_rows;
+            let before = record.rows.begin_step(row.accepted, row.query_rows);
             record.steps.in_flight.push_back(before);
             record.steps.micro_batch = Some(micro_batch);
             let sequence = row.sequence.index;
@@ -141,17 +125,8 @@ impl Cache {
         if row.query_rows == 0 || row.query_rows > query_rows {
             return error(Kind::OutOfRange, "query rows of a batch row", row.query_rows);
         }
-        let rejected = match row.accepted {
-            Accepted::Rows(count) if count > record.rows.landed => {
-                return error(Kind::OutOfRange, "accepted rows", count);
-            }
-            Accepted::Rows(count) => record.rows.landed - count,
-            Accepted::OnDevice if tensor.is_none() => {
-                return error(Kind::InvalidConfig, "no tensor of accepted counts", 0);
-            }
-            Accepted::OnDevice => 0,
-        };
-        let reach = u64::from(record.rows.upper) - u64::from(rejected) + u64::from(row.query_rows);
+        record.rows.check_accepted(row.accepted, tensor.is_some())?;
+        let reach = record.rows.reach(row.accepted, row.query_rows);
         let most = self.config.reach(record.admitted.tokens)?;
         if reach > u64::from(most) {
             return Err(Error::new(Kind::OutOfRange, "prepare")
@@ -371,13 +346,7 @@ impl Cache {
             let Some((row, length)) = self.ring.row(step, row) else { continue };
             let record = &mut self.records[row.sequence as usize];
             if let Some(length) = length {
-                let since = (record.rows.enqueued - row.enqueued_before).try_into().unwrap_or(u32::MAX);
-                record.rows.upper = record.rows.upper.min(length.saturating_add(since));
-                // Steps may be retired in any order; the last one enqueued says how long the sequence is.
-                if since == row.query_rows {
-                    record.rows.committed = length;
-                    record.rows.landed = row.query_rows;
-                }
+                record.rows.end_step(&row, length);
             }
             record.end_flight(row, length.filter(|_| sound));
             if !sound && record.state == State::Running {

@@ -24,6 +24,7 @@
 //! It has no thread, no lock and no clock: `&mut self` is the lock, and nothing here waits. It never
 //! synchronises an engine's stream. It computes no attention.
 
+mod accept;
 mod admit;
 mod captured;
 mod close;
@@ -49,10 +50,11 @@ use crate::stats::Stats;
 use crate::step::Ring;
 use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, Secret, TotalPool};
 
+pub use accept::Accepted;
 pub use admit::Open;
 pub use captured::{Capture, Captured, Graphs};
 pub use config::{Config, Memory, Slots};
-pub use decode::{Accepted, Row};
+pub use decode::Row;
 pub use footprint::Footprint;
 pub use overlapped::Layers;
 pub use sequence::Length;

@@ -4,7 +4,8 @@ use crate::device::block::{LayerCount, Report};
 use crate::error::Error;
 use crate::step::Step;
 
-/// What a step has done.
+/// What a step has done. It accepts nothing: how many of the rows that it wrote count is said when the next step of
+/// their sequences is prepared ([`Row::accepted`](crate::Row::accepted)).
 #[derive(Clone, Copy, Debug)]
 pub struct Retired<'a> {
     pub(crate) report: &'a Report,
@@ -21,7 +22,8 @@ impl Retired<'_> {
         &self.report.layers
     }
 
-    /// The committed length of each batch row's sequence, as of this step's commit.
+    /// The committed length of each batch row's sequence, as of this step's commit: without the rows that this step
+    /// wrote.
     pub fn lengths(&self) -> &[u32] {
         &self.report.lengths
     }
