@@ -7,7 +7,9 @@ use crate::device::block::Entry;
 use crate::device::{Begin, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch, Sequence};
-use crate::step::{Buffers, Due, Enqueued, LayerCall, Retired, RowInFlight, Step, Streams, Unretired};
+use crate::step::{
+    Buffers, Due, Enqueued, LayerCall, LayerCalls, Retired, RowInFlight, Step, Streams, Unretired,
+};
 
 /// A row of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,8 +153,7 @@ impl Cache {
     /// # Errors
     /// [`Kind::OutOfRange`] for a layer, rows or buffers that do not fit the step.
     pub fn resolve(&self, step: &Step, call: LayerCall, stream: Stream, buffers: Buffers) -> Result<()> {
-        let enqueued = self.check_step(step, call.layer)?;
-        crate::step::resolve(&*self.device, self.pools, (step, enqueued), (call, stream, buffers))
+        self.calls(step, call.layer)?.resolve(call, stream, buffers)
     }
 
     /// G of one layer: fetches what the last resolve of these rows missed, or what pass `pass` of attention
@@ -162,11 +163,8 @@ impl Cache {
     /// # Errors
     /// As [`Cache::resolve`].
     pub fn gather(&self, step: &Step, call: LayerCall, pass: u32, stream: Stream) -> Result<()> {
-        let enqueued = self.check_step(step, call.layer)?;
-        if self.config.residency_only {
-            return Ok(());
-        }
-        crate::step::gather(&*self.device, self.pools, (step, enqueued), (call, pass, stream))
+        let calls = self.calls(step, call.layer)?;
+        if self.config.residency_only { Ok(()) } else { calls.gather(call, pass, stream) }
     }
 
     /// S of one layer: stores the step's new rows, which the engine has written to their landing slots: it must be
@@ -176,11 +174,8 @@ impl Cache {
     /// # Errors
     /// As [`Cache::resolve`].
     pub fn scatter(&self, step: &Step, call: LayerCall, stream: Stream) -> Result<()> {
-        let enqueued = self.check_step(step, call.layer)?;
-        if self.config.residency_only {
-            return Ok(());
-        }
-        crate::step::scatter(&*self.device, self.pools, (step, enqueued), (call, stream))
+        let calls = self.calls(step, call.layer)?;
+        if self.config.residency_only { Ok(()) } else { calls.scatter(call, stream) }
     }
 
     /// R then G of one layer, each on its stream, with the edge between them; S is for after the engine's P.
@@ -249,6 +244,12 @@ impl Cache {
             }
         }
         Ok(())
+    }
+
+    /// The calls of an open step, for one of its layers.
+    fn calls<'a>(&'a self, step: &'a Step, layer: Layer) -> Result<LayerCalls<'a>> {
+        let enqueued = self.check_step(step, layer)?;
+        Ok(LayerCalls { device: &*self.device, pools: self.pools, step, enqueued })
     }
 
     /// Whether a layer of an open step may be enqueued; answers what of the step is.

@@ -24,8 +24,8 @@ mod retire;
 mod ring;
 
 pub(crate) use enqueued::{Due, Enqueued};
+pub(crate) use layer::LayerCalls;
 pub use layer::{Buffers, LayerCall, OverlapStreams, Streams};
-pub(crate) use layer::{gather, resolve, scatter};
 pub use retire::{Retired, Unretired};
 pub(crate) use ring::{Ended, Ring, RingShape, RowInFlight};
 
