@@ -217,7 +217,7 @@ impl Cache {
                     .with("most", self.config.micro_batches - 1));
             }
             self.ring.check_closed(*micro_batch)?;
-            let run = self.layers_run(*micro_batch, (1, bucket.query_rows), layers)?;
+            let run = self.layers_run(*micro_batch, 1, bucket.query_rows, layers)?;
             bucket.by_layer.iter().try_for_each(|overlap| run.check(&*self.device, *overlap))?;
             runs.push(run);
         }
@@ -229,8 +229,9 @@ impl Cache {
         for run in runs {
             run.schedule.fork(&*self.device, first, run.streams.compute)?;
         }
-        let drafts = (self.geometry.shape().draft_layers, bucket.draft_passes);
-        enqueue_step(&*self.device, self.pools, runs, bucket.by_layer, drafts, engine)?;
+        let (draft_layers, draft_passes) = (self.geometry.shape().draft_layers, bucket.draft_passes);
+        let orders = bucket.by_layer;
+        enqueue_step(&*self.device, self.pools, runs, orders, draft_layers, draft_passes, engine)?;
         runs.iter().try_for_each(|run| run.schedule.join(&*self.device, &run.streams, first))
     }
 

@@ -47,7 +47,8 @@ impl Cache {
     pub fn overlap(
         &mut self,
         step: &mut Step,
-        (layer, pass): (Layer, Option<u32>),
+        layer: Layer,
+        pass: Option<u32>,
         overlap: Overlap,
         layers: &Layers,
         engine: &mut dyn Engine,
@@ -63,7 +64,7 @@ impl Cache {
             }
         }
         step.begin_layers(layers.streams);
-        enqueue_layer(&*self.device, self.pools, &run, (layer, pass), overlap, engine)?;
+        enqueue_layer(&*self.device, self.pools, &run, layer, pass, overlap, engine)?;
         let all = Rows { first: 0, count: step.query_rows };
         let rows = pass.map_or(all, |pass| Rows { first: pass, count: 1 });
         self.ring.slot(step)?.enqueued.scheduled(layer.0, rows);
@@ -96,8 +97,8 @@ impl Cache {
         for (step, layers) in steps.iter_mut() {
             step.begin_layers(layers.streams);
         }
-        let drafts = (self.geometry.shape().draft_layers, draft_passes);
-        enqueue_step(&*self.device, self.pools, &self.runs, by_layer, drafts, engine)?;
+        let draft_layers = self.geometry.shape().draft_layers;
+        enqueue_step(&*self.device, self.pools, &self.runs, by_layer, draft_layers, draft_passes, engine)?;
         for (step, _) in steps.iter_mut() {
             self.schedule_layers(step, draft_passes)?;
             step.end_layers();
@@ -151,7 +152,7 @@ impl Cache {
         self.check_step(step, layer)?;
         self.check_layers(step, layers)?;
         self.check_prepared(step, layers)?;
-        self.layers_run(step.micro_batch, (step.rows, step.query_rows), layers)
+        self.layers_run(step.micro_batch, step.rows, step.query_rows, layers)
     }
 
     /// Whether an open step's layers may be enqueued on these streams, for so many batch rows.
@@ -193,7 +194,8 @@ impl Cache {
     pub(super) fn layers_run(
         &self,
         micro_batch: MicroBatch,
-        (rows, query_rows): (u32, u32),
+        rows: u32,
+        query_rows: u32,
         layers: &Layers,
     ) -> Result<Run> {
         self.check_rows(rows, layers)?;
