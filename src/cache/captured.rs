@@ -157,6 +157,9 @@ impl Cache {
     /// Captures the layers of a bucket into a graph: the engine's work by its callbacks, R, G and S between
     /// them. Nothing runs. Steps may be in flight meanwhile; none of the bucket's micro-batches may be open.
     ///
+    /// For an engine that captures nothing by itself and wants a step's layers launched as one operation, by
+    /// [`Cache::launch`].
+    ///
     /// # Errors
     /// As [`Cache::overlap_steps`]; [`Kind::Busy`] while a step of these micro-batches is open;
     /// [`Kind::InvalidConfig`] for no micro-batch or one named twice, on a device without graphs, and for what
@@ -168,9 +171,10 @@ impl Cache {
         Ok(self.captured(bucket, Some(under_way.end()?)))
     }
 
-    /// The same for an engine whose own capture is under way on the compute stream of the first micro-batch:
-    /// everything is enqueued there, forked from it and joined to it. The engine's graph names this device's memory
-    /// and its kernels: it must be gone before the device is.
+    /// The same for an engine that captures the whole model, and launches it by itself ([`Cache::launched`]): its
+    /// capture is under way on the compute stream of the first micro-batch, and everything is enqueued there, forked
+    /// from it and joined to it. The engine's graph names this device's memory and its kernels: it must be gone
+    /// before the device is.
     ///
     /// # Errors
     /// As [`Cache::capture`]; [`Kind::InvalidConfig`] where that stream is not being captured, before anything is

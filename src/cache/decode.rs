@@ -146,9 +146,12 @@ impl Cache {
         rows.iter().try_for_each(|row| self.order_behind(row.sequence.index as usize, stream))
     }
 
-    /// R of one layer. G must follow, ordered behind it, before the layer's attention and before the next
-    /// R of the same rows, of whichever layer: a step in which something missed was not gathered fails. The calls of
-    /// one step come from one thread at a time.
+    /// R of one layer, for an engine that orders R and G by itself: by its own events, in halves of the batch, or in
+    /// several passes of attention. Otherwise [`Cache::layer`] does both.
+    ///
+    /// G must follow, ordered behind it, before the layer's attention and before the next R of the same rows, of
+    /// whichever layer: a step in which something missed was not gathered fails. The calls of one step come from one
+    /// thread at a time.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a layer, rows or buffers that do not fit the step.
@@ -156,9 +159,9 @@ impl Cache {
         self.calls(step, call.layer)?.resolve(call, stream, buffers)
     }
 
-    /// G of one layer: fetches what the last resolve of these rows missed, or what pass `pass` of attention
-    /// reads of it ([`Config::attention_passes`](crate::Config)). Attention may read the slots behind it. Nothing,
-    /// where rows have no bytes.
+    /// G of one layer, for an engine that called [`Cache::resolve`]: fetches what the last resolve of these rows
+    /// missed, or what pass `pass` of attention reads of it ([`Config::attention_passes`](crate::Config)). Attention
+    /// may read the slots behind it. Nothing, where rows have no bytes.
     ///
     /// # Errors
     /// As [`Cache::resolve`].
@@ -167,9 +170,10 @@ impl Cache {
         if self.config.residency_only { Ok(()) } else { calls.gather(call, pass, stream) }
     }
 
-    /// S of one layer: stores the step's new rows, which the engine has written to their landing slots: it must be
-    /// ordered behind that write. A scatter that comes before it stores what stood there before, and nobody but the
-    /// engine can know; [`Watch`](crate::device::watch::Watch) finds it in a test. Nothing, where rows have no bytes.
+    /// S of one layer, behind [`Cache::layer`] or [`Cache::resolve`] and the engine's P: stores the step's new rows,
+    /// which the engine has written to their landing slots: it must be ordered behind that write. A scatter that comes
+    /// before it stores what stood there before, and nobody but the engine can know;
+    /// [`Watch`](crate::device::watch::Watch) finds it in a test. Nothing, where rows have no bytes.
     ///
     /// # Errors
     /// As [`Cache::resolve`].
@@ -178,7 +182,10 @@ impl Cache {
         if self.config.residency_only { Ok(()) } else { calls.scatter(call, stream) }
     }
 
-    /// R then G of one layer, each on its stream, with the edge between them; S is for after the engine's P.
+    /// R then G of one layer, each on its stream, with the edge between them; [`Cache::scatter`] is for after the
+    /// engine's P. This is how a layer is run unless something else is wanted, and what `examples/decode_loop.rs`
+    /// does. The others say what they are for: [`Cache::resolve`], [`Cache::overlap`], [`Cache::overlap_steps`],
+    /// [`Cache::capture`], [`Cache::capture_into`], [`Cache::layers`].
     ///
     /// # Errors
     /// As [`Cache::resolve`].

@@ -33,6 +33,9 @@ impl Cache {
     /// Enqueues one layer of a step, or one pass of a draft layer, in the order `overlap`: the engine's work
     /// by its callbacks, R, G and S between them. [`Cache::finish`] orders the step's end behind them.
     ///
+    /// For an engine that wants the gather hidden and goes through its layers by itself, or has passes of a draft layer
+    /// left; [`Cache::layer`] is simpler where attention may wait for the gather.
+    ///
     /// A layer that was not enqueued whole, because a callback or the device refused, abandons the step: it
     /// is still to be finished and retired, which then fails with [`Kind::Cancelled`], and its sequences need
     /// [`Cache::roll_back`] or [`Cache::close`].
@@ -76,6 +79,9 @@ impl Cache {
     /// `draft_passes` passes of the draft layers, the steps in turn. `by_layer` says the order of every layer,
     /// draft layers last. A draft layer has the rows that its passes wrote, and each query row is due there:
     /// passes that are not enqueued here are by [`Cache::overlap`], before the step is finished.
+    ///
+    /// For an engine that wants the gather hidden and can hand over all layers at once, and for two micro-batches, of
+    /// which one computes while the other's rows are fetched.
     ///
     /// # Errors
     /// As [`Cache::overlap`]; all the steps are abandoned then.
