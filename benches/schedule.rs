@@ -138,7 +138,7 @@ fn simulate(device: &ClockDevice, rig: &Rig, steps: u64) -> Result<(Duration, u6
             let begin = Begin { micro_batch: run.micro_batch, block: rig.block, accepted: None };
             device.enqueue(rig.pools, run.streams.compute, PoolOp::Begin(begin))?;
         }
-        enqueue_step(device, rig.pools, &rig.runs, &orders, (0, 0), &mut Planned(device))?;
+        enqueue_step(device, rig.pools, &rig.runs, &orders, 0, 0, &mut Planned(device))?;
         for run in &rig.runs {
             run.schedule.join(device, &run.streams, run.streams.compute)?;
             device.enqueue(
@@ -183,7 +183,7 @@ fn layers(device: &HostDevice, rig: &Rig, scheduled: bool, steps: u64) -> Result
     for _ in 0..steps {
         for layer in (0..LAYERS).map(Layer) {
             if scheduled {
-                enqueue_layer(device, rig.pools, run, (layer, None), Overlap::Dba, &mut Idle)?;
+                enqueue_layer(device, rig.pools, run, layer, None, Overlap::Dba, &mut Idle)?;
             } else {
                 operations(device, rig, layer)?;
             }

@@ -336,9 +336,7 @@ fn p19_a_pass_of_a_draft_layer_that_the_schedule_was_not_told_of_is_missing() {
         for pass in passes..2 {
             let error = rig.cache.finish(&mut step, rig.stream).unwrap_err();
             assert_eq!(told(&error), ("a resolve was not enqueued", DRAFT.into(), 0, pass.into()));
-            rig.cache
-                .overlap(&mut step, (Layer(DRAFT), Some(pass)), Overlap::Da, &layers, &mut Idle)
-                .unwrap();
+            rig.cache.overlap(&mut step, Layer(DRAFT), Some(pass), Overlap::Da, &layers, &mut Idle).unwrap();
         }
         rig.end(step).unwrap();
     }

@@ -272,8 +272,8 @@ pub unsafe extern "C" fn fb_overlap(
         let imports = Imports::of(&cache.cache, cache.device());
         // SAFETY: this call's contract.
         let layers = unsafe { layers.of_step(&imports, &cache.steps.open[place]) }?;
-        let call = (Layer(layer), pass.checked_sub(1));
-        cache.cache.overlap(&mut cache.steps.open[place], call, overlap, &layers, &mut engine)
+        let (layer, pass) = (Layer(layer), pass.checked_sub(1));
+        cache.cache.overlap(&mut cache.steps.open[place], layer, pass, overlap, &layers, &mut engine)
     })
 }
 

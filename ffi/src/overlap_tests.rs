@@ -167,8 +167,8 @@ fn a_layer_in_each_order_is_what_rust_does() {
                 // SAFETY: buffers of the step's shape, and the callback of this test.
                 ok(unsafe { fb_overlap(rig.cache, step, layer, pass, number, &layers, &engine) });
                 let layers = twin.sides[0].own(&rig);
-                let (call, overlap) = ((Layer(layer), pass.checked_sub(1)), order(0, number).unwrap());
-                rig.twin.overlap(&mut own, call, overlap, &layers, &mut twin).unwrap();
+                let (layer, pass, overlap) = (Layer(layer), pass.checked_sub(1), order(0, number).unwrap());
+                rig.twin.overlap(&mut own, layer, pass, overlap, &layers, &mut twin).unwrap();
             }
             assert_eq!((&script.calls, &script.answers), (&twin.calls, &twin.answers));
             assert!(script.calls.iter().any(|call| call[0] == FB_WORK_REST));

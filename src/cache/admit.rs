@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::cache::Cache;
-use crate::cache::sequence::{Record, State};
+use crate::cache::record::{Admitted, HostWork, Owned, Record, RowCounts, SequenceSteps, State};
 use crate::device::{Stream, Ticket};
 use crate::error::{Error, Kind, Result};
 use crate::ids::Sequence;
@@ -44,14 +44,13 @@ impl Cache {
     pub fn open(&mut self, open: &Open) -> Result<Sequence> {
         let (index, admitted) = self.admit(open)?;
         let pages = self.geometry.pages(self.config.reach(admitted)?);
-        let holding = self.take_slots(open, admitted)?;
+        let slots = self.take_slots(open, admitted)?;
         let mut table = PageTable::default();
         if let Err(error) = self.take_pages(pages, &mut table) {
-            self.sparse.give_back(&holding)?;
+            self.sparse.give_back(&slots)?;
             return Err(error);
         }
-        let filled = vec![0; self.geometry.layers() as usize];
-        Ok(self.enter(index, open, admitted, Record { table, holding, filled, ..Record::default() }))
+        Ok(self.enter(index, open, admitted, Owned { table, slots, ..Owned::default() }, 0))
     }
 
     /// Opens a sequence that begins as a copy of `parent`, whose committed tokens are its prompt: full
@@ -65,31 +64,32 @@ impl Cache {
     /// (roll it back to the length that is meant), or has not joined.
     pub fn fork(&mut self, parent: Sequence, open: &Open, stream: Stream) -> Result<(Sequence, Ticket)> {
         let record = self.record(parent)?;
-        record.expect(&[State::Running], "fork")?;
+        record.check_state(&[State::Running], "fork")?;
         record.check_idle("fork")?;
         record.check_ticket("fork")?;
-        if record.landed > 0 {
+        if record.rows.landed > 0 {
             return Err(Error::new(Kind::InvalidConfig, "fork")
                 .at("rows of the last step are neither accepted nor rejected")
-                .with("landed", record.landed)
+                .with("landed", record.rows.landed)
                 .hint("roll the parent back to the length that is meant, then fork"));
         }
-        let open = Open { prompt: record.committed, ..open.clone() };
+        let open = Open { prompt: record.rows.committed, ..open.clone() };
         let (index, admitted) = self.admit(&open)?;
         // The parent's rows must be where they are said to be before they are copied or gathered.
         self.order_behind(parent.index as usize, stream)?;
         let pages = self.geometry.pages(self.config.reach(admitted)?);
         let full = (open.prompt / self.geometry.page_tokens()) as usize;
         let names = self.fork_names(parent, pages, full)?;
-        let holding = self.take_slots(&open, admitted)?;
-        let mut table = self.record(parent)?.table.head(full);
+        let slots = self.take_slots(&open, admitted)?;
+        let mut table = self.record(parent)?.owned.table.head(full);
         let partial = self
             .record(parent)?
+            .owned
             .table
             .get(full)
             .filter(|_| !open.prompt.is_multiple_of(self.geometry.page_tokens()));
         if let Err(error) = self.take_pages(pages - full as u32, &mut table) {
-            self.sparse.give_back(&holding)?;
+            self.sparse.give_back(&slots)?;
             return Err(error);
         }
         for page in 0..full {
@@ -104,13 +104,11 @@ impl Cache {
             self.total.pages.share(copy.from.0)?;
             self.index.pages.share(copy.from.1)?;
         }
-        let held = copy.into_iter().collect();
         for (_, block) in names.iter().flat_map(|names| names.used_from(0)) {
             self.prefix.share(&block)?;
         }
-        let filled = vec![open.prompt; self.geometry.layers() as usize];
-        let record = Record { table, holding, held, names, filled, ..Record::default() };
-        let child = self.enter(index, &open, admitted, record);
+        let owned = Owned { table, slots, names, copied: copy.into_iter().collect() };
+        let child = self.enter(index, &open, admitted, owned, open.prompt);
         let joined = self.join_fork(parent, child, copy, stream);
         if joined.is_err() {
             self.records[index].state = State::Closing;
@@ -131,12 +129,12 @@ impl Cache {
     ) -> Result<Ticket> {
         let (index, parent) = (child.index as usize, parent.index as usize);
         // The parent must not write the copied page before the copy has been made.
-        self.records[parent].unsettled = Some(stream);
+        self.records[parent].work.unsettled = Some(stream);
         self.take_over(index, stream)?;
         copy.into_iter().try_for_each(|copy| self.copy_page(copy, stream))?;
         let ticket = self.join(child, stream, WarmUp::default())?;
-        self.record_ready(self.records[parent].holding.lane, stream)?;
-        self.records[parent].unsettled = None;
+        self.record_ready(self.records[parent].lane(), stream)?;
+        self.records[parent].work.unsettled = None;
         Ok(ticket)
     }
 
@@ -185,16 +183,26 @@ impl Cache {
         }
     }
 
-    pub(super) fn enter(&mut self, index: usize, open: &Open, admitted: u32, with: Record) -> Sequence {
+    /// Begins the record of an admitted sequence, of whose prompt `filled` rows are there in every layer.
+    pub(super) fn enter(
+        &mut self,
+        index: usize,
+        open: &Open,
+        tokens: u32,
+        owned: Owned,
+        filled: u32,
+    ) -> Sequence {
         let generation = self.records[index].generation.wrapping_add(1);
+        let filled = vec![filled; self.geometry.layers() as usize];
+        let in_flight = VecDeque::with_capacity(self.config.steps_in_flight as usize);
         self.records[index] = Record {
             state: State::Filling,
             generation,
-            flights: VecDeque::with_capacity(self.config.steps_in_flight as usize),
-            bring_up: open.bring_up,
-            prompt: open.prompt,
-            admitted,
-            ..with
+            admitted: Admitted { prompt: open.prompt, tokens, bring_up: open.bring_up },
+            owned,
+            rows: RowCounts { filled, ..RowCounts::default() },
+            steps: SequenceSteps { in_flight, ..SequenceSteps::default() },
+            work: HostWork::default(),
         };
         Sequence { index: index as u32, generation }
     }
@@ -205,22 +213,23 @@ impl Cache {
         let page_tokens = self.geometry.page_tokens();
         let first = (length / page_tokens) as usize;
         let record = self.record(sequence)?;
-        let alone = self.uses_alone(record);
-        let owners = |page: usize| self.total.pages.owners(record.table.host[page]) - u32::from(alone[page]);
-        let pages: Vec<usize> = (first..record.table.len()).filter(|page| owners(*page) > 1).collect();
+        let alone = self.uses_alone(&record.owned);
+        let owners =
+            |page: usize| self.total.pages.owners(record.owned.table.host[page]) - u32::from(alone[page]);
+        let pages: Vec<usize> = (first..record.owned.table.len()).filter(|page| owners(*page) > 1).collect();
         let mut fresh = PageTable::default();
         self.take_pages(pages.len() as u32, &mut fresh)?;
         self.unname(sequence, first, &pages)?;
         let mut copy = None;
         for (page, (host, keys)) in pages.into_iter().zip(fresh.host.into_iter().zip(fresh.index)) {
-            let table = &mut self.record_mut(sequence)?.table;
+            let table = &mut self.record_mut(sequence)?.owned.table;
             let old = (
                 std::mem::replace(&mut table.host[page], host),
                 std::mem::replace(&mut table.index[page], keys),
             );
             if page == first && !length.is_multiple_of(page_tokens) {
                 copy = Some(PageCopy { from: old, to: (host, keys) });
-                self.record_mut(sequence)?.held.extend(copy);
+                self.record_mut(sequence)?.owned.copied.extend(copy);
                 continue;
             }
             self.total.pages.release(old.0)?;

@@ -157,6 +157,9 @@ impl Cache {
     /// Captures the layers of a bucket into a graph: the engine's work by its callbacks, R, G and S between
     /// them. Nothing runs. Steps may be in flight meanwhile; none of the bucket's micro-batches may be open.
     ///
+    /// For an engine that captures nothing by itself and wants a step's layers launched as one operation, by
+    /// [`Cache::launch`].
+    ///
     /// # Errors
     /// As [`Cache::overlap_steps`]; [`Kind::Busy`] while a step of these micro-batches is open;
     /// [`Kind::InvalidConfig`] for no micro-batch or one named twice, on a device without graphs, and for what
@@ -168,9 +171,10 @@ impl Cache {
         Ok(self.captured(bucket, Some(under_way.end()?)))
     }
 
-    /// The same for an engine whose own capture is under way on the compute stream of the first micro-batch:
-    /// everything is enqueued there, forked from it and joined to it. The engine's graph names this device's memory
-    /// and its kernels: it must be gone before the device is.
+    /// The same for an engine that captures the whole model, and launches it by itself ([`Cache::launched`]): its
+    /// capture is under way on the compute stream of the first micro-batch, and everything is enqueued there, forked
+    /// from it and joined to it. The engine's graph names this device's memory and its kernels: it must be gone
+    /// before the device is.
     ///
     /// # Errors
     /// As [`Cache::capture`]; [`Kind::InvalidConfig`] where that stream is not being captured, before anything is
@@ -217,7 +221,7 @@ impl Cache {
                     .with("most", self.config.micro_batches - 1));
             }
             self.ring.check_closed(*micro_batch)?;
-            let run = self.layers_run(*micro_batch, (1, bucket.query_rows), layers)?;
+            let run = self.layers_run(*micro_batch, 1, bucket.query_rows, layers)?;
             bucket.by_layer.iter().try_for_each(|overlap| run.check(&*self.device, *overlap))?;
             runs.push(run);
         }
@@ -229,8 +233,9 @@ impl Cache {
         for run in runs {
             run.schedule.fork(&*self.device, first, run.streams.compute)?;
         }
-        let drafts = (self.geometry.shape().draft_layers, bucket.draft_passes);
-        enqueue_step(&*self.device, self.pools, runs, bucket.by_layer, drafts, engine)?;
+        let (draft_layers, draft_passes) = (self.geometry.shape().draft_layers, bucket.draft_passes);
+        let orders = bucket.by_layer;
+        enqueue_step(&*self.device, self.pools, runs, orders, draft_layers, draft_passes, engine)?;
         runs.iter().try_for_each(|run| run.schedule.join(&*self.device, &run.streams, first))
     }
 
@@ -251,17 +256,18 @@ impl Cache {
             return Err(refuse("launch", "the graph is the engine's: launch it, then call `launched`"));
         };
         let first = captured.micro_batches[0].1.streams.compute;
-        self.mark(captured, steps);
-        for step in steps.iter_mut() {
+        for (step, (_, layers)) in steps.iter_mut().zip(&captured.micro_batches) {
+            step.begin_layers(layers.streams);
             // Until all is ordered behind the launch, only the stream of the launch is.
-            (step.abandoned, step.tail) = (true, Some(first));
+            step.work.beside = Some(first);
         }
         self.around(captured, |schedule, device, own| schedule.fork(device, own, first))?;
         self.device.launch(graph, first)?;
         self.around(captured, |schedule, device, own| schedule.fork(device, first, own))?;
         for step in steps.iter_mut() {
             self.schedule_layers(step, captured.draft_passes)?;
-            (step.abandoned, step.tail, step.launched) = (false, None, true);
+            step.launch();
+            step.work.beside = None;
         }
         Ok(())
     }
@@ -279,7 +285,7 @@ impl Cache {
         }
         for step in steps.iter_mut() {
             self.schedule_layers(step, captured.draft_passes)?;
-            step.launched = true;
+            step.launch();
         }
         Ok(())
     }
@@ -293,12 +299,6 @@ impl Cache {
         captured.micro_batches.iter().try_for_each(|(micro, layers)| {
             order(&self.schedules[micro.index()], &*self.device, layers.streams.compute)
         })
-    }
-
-    fn mark(&self, captured: &Captured, steps: &mut [&mut Step]) {
-        for (step, (_, layers)) in steps.iter_mut().zip(&captured.micro_batches) {
-            step.streams = Some(layers.streams);
-        }
     }
 
     fn check_captured(
@@ -317,7 +317,7 @@ impl Cache {
         }
         for (step, (micro_batch, layers)) in steps.iter().zip(&captured.micro_batches) {
             self.check_step(step, Layer(0))?;
-            if step.launched {
+            if step.is_launched() {
                 return Err(refuse(operation, "the step's layers have been launched"));
             }
             if step.micro_batch != *micro_batch || step.query_rows != captured.query_rows {

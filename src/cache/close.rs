@@ -1,7 +1,7 @@
 //! The end of a sequence, and of a cache.
 
 use crate::cache::Cache;
-use crate::cache::sequence::{Record, State};
+use crate::cache::record::{Owned, Record, State};
 use crate::device::{PoolOp, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Sequence};
@@ -48,17 +48,17 @@ impl Cache {
     /// Releases a closed sequence if nothing that names it is in flight.
     pub(super) fn release_closed(&mut self, index: usize, stream: Stream) -> Result<()> {
         let record = &self.records[index];
-        if !record.flights.is_empty() || record.has_ticket() {
+        if !record.steps.in_flight.is_empty() || record.has_ticket() {
             return Ok(());
         }
-        if let Some(before) = record.unsettled {
+        if let Some(before) = record.work.unsettled {
             let ticket = self.settle(index, before)?;
             if ticket.poll().is_none() {
                 return Ok(());
             }
         }
         self.take_over(index, stream)?;
-        self.empty_lane(Lane(self.records[index].holding.lane), stream)?;
+        self.empty_lane(Lane(self.records[index].lane()), stream)?;
         self.give_back(index)
     }
 
@@ -74,23 +74,23 @@ impl Cache {
     fn give_back(&mut self, index: usize) -> Result<()> {
         let generation = self.records[index].generation;
         let record = std::mem::replace(&mut self.records[index], Record { generation, ..Record::default() });
-        self.release_all(&record)
+        self.release_all(&record.owned)
     }
 
-    /// Returns what a record holds: the names' uses first, then pages, slots and lane.
-    pub(super) fn release_all(&mut self, record: &Record) -> Result<()> {
-        for (_, block) in record.names.iter().flat_map(|names| names.used_from(0)) {
+    /// Returns what a sequence owned: the names' uses first, then pages, slots and lane.
+    pub(super) fn release_all(&mut self, owned: &Owned) -> Result<()> {
+        for (_, block) in owned.names.iter().flat_map(|names| names.used_from(0)) {
             self.prefix.release(&block)?;
         }
-        for (host, keys) in record.table.host.iter().zip(&record.table.index) {
+        for (host, keys) in owned.table.host.iter().zip(&owned.table.index) {
             self.total.pages.release(*host)?;
             self.index.pages.release(*keys)?;
         }
-        for copy in &record.held {
+        for copy in &owned.copied {
             self.total.pages.release(copy.from.0)?;
             self.index.pages.release(copy.from.1)?;
         }
-        self.sparse.give_back(&record.holding)
+        self.sparse.give_back(&owned.slots)
     }
 
     /// Ends the cache: everything must be closed and retired.
@@ -114,9 +114,9 @@ impl Cache {
         let mut host = vec![0_u32; self.config.host_pages as usize];
         let mut keys = vec![0_u32; self.config.index_pages as usize];
         for record in self.records.iter().filter(|r| r.is_taken()) {
-            record.table.host.iter().for_each(|p| host[*p as usize] += 1);
-            record.table.index.iter().for_each(|p| keys[*p as usize] += 1);
-            for copy in &record.held {
+            record.owned.table.host.iter().for_each(|p| host[*p as usize] += 1);
+            record.owned.table.index.iter().for_each(|p| keys[*p as usize] += 1);
+            for copy in &record.owned.copied {
                 host[copy.from.0 as usize] += 1;
                 keys[copy.from.1 as usize] += 1;
             }

@@ -1,22 +1,15 @@
-//! The steps of a cache: prepare, layers, finish, retire.
+//! The steps of a cache: prepare, layers, finish, retire. How drafts are accepted stands in `accept`.
 
 use crate::cache::Cache;
-use crate::cache::sequence::State;
-use crate::device::block::{ACCEPTED_ON_DEVICE, Entry};
+use crate::cache::accept::Accepted;
+use crate::cache::record::State;
+use crate::device::block::Entry;
 use crate::device::{Begin, PoolOp, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch, Sequence};
-use crate::step::{Buffers, Due, Enqueued, LayerCall, Retired, RowInFlight, Step, Streams, Unretired};
-
-/// How many rows of a sequence's previous step were accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accepted {
-    /// So many; 0 for a sequence without a previous step.
-    Rows(u32),
-    /// The device's tensor of accepted counts says it, in the batch row's place: 0 for a sequence without
-    /// a previous step, or one that was rolled back since.
-    OnDevice,
-}
+use crate::step::{
+    Buffers, Due, Enqueued, LayerCall, LayerCalls, Retired, RowInFlight, Step, Streams, Unretired,
+};
 
 /// A row of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +26,9 @@ impl Cache {
     /// Begins a step of `micro_batch`: enqueues, on `stream`, the wait for the micro-batch's previous step
     /// and for every sequence's last host-issued work, the copy of the step block, and the commit of what
     /// the sequences' previous steps left in their landing slots. `query_rows` is the width of the step.
+    ///
+    /// **Drafts are accepted here**, one step late: of the rows that a sequence's previous step wrote, the first
+    /// [`Row::accepted`] are committed and the others forgotten.
     ///
     /// `accepted` is a tensor of one u32 a batch row (`batch` of them) for rows with
     /// [`Accepted::OnDevice`]; it is read in the stream's order.
@@ -59,18 +55,15 @@ impl Cache {
         for (index, row) in rows.iter().enumerate() {
             self.check_row(micro_batch, query_rows, row, accepted)?;
             let attempt = self.attempt;
-            if std::mem::replace(&mut self.record_mut(row.sequence)?.attempt, attempt) == attempt {
+            if std::mem::replace(&mut self.record_mut(row.sequence)?.steps.attempt, attempt) == attempt {
                 return Err(Error::new(Kind::InvalidConfig, "prepare")
                     .at("a sequence is named twice")
                     .with("batch row", index as u64));
             }
         }
         let entries = rows.iter().map(|row| Entry {
-            lane: self.records[row.sequence.index as usize].holding.lane,
-            accepted: match row.accepted {
-                Accepted::Rows(count) => count,
-                Accepted::OnDevice => ACCEPTED_ON_DEVICE,
-            },
+            lane: self.records[row.sequence.index as usize].lane(),
+            accepted: row.accepted.word(),
             query_rows: row.query_rows,
         });
         let step = self.ring.prepare(micro_batch, query_rows, entries, stream)?;
@@ -91,19 +84,12 @@ impl Cache {
         for row in rows {
             let index = row.sequence.index as usize;
             // The step's event and end stand behind whatever was enqueued before.
-            self.records[index].unsettled = None;
+            self.records[index].work.unsettled = None;
             self.release_held(index)?;
             let record = &mut self.records[row.sequence.index as usize];
-            let rejected = match row.accepted {
-                Accepted::Rows(count) => record.landed - count,
-                Accepted::OnDevice => 0,
-            };
-            let before = record.enqueued;
-            record.enqueued += u64::from(row.query_rows);
-            record.upper = record.upper - rejected + row.query_rows;
-            record.landed = row.query_rows;
-            record.flights.push_back(before);
-            record.micro_batch = Some(micro_batch);
+            let before = record.rows.begin_step(row.accepted, row.query_rows);
+            record.steps.in_flight.push_back(before);
+            record.steps.micro_batch = Some(micro_batch);
             let sequence = row.sequence.index;
             let query_rows = row.query_rows;
             self.ring.add_row(&step, RowInFlight { sequence, enqueued_before: before, query_rows });
@@ -129,37 +115,28 @@ impl Cache {
 
     fn check_row(&self, micro: MicroBatch, query_rows: u32, row: &Row, tensor: Option<Slice>) -> Result<()> {
         let record = self.record(row.sequence)?;
-        record.expect(&[State::Running], "prepare")?;
+        record.check_state(&[State::Running], "prepare")?;
         record.check_ticket("prepare")?;
         let error = |kind, place: &'static str, value: u32| {
             Err(Error::new(kind, "prepare").at(place).with("value", value))
         };
-        if record.micro_batch.is_some_and(|own| own != micro) {
+        if record.steps.micro_batch.is_some_and(|own| own != micro) {
             return error(Kind::InvalidConfig, "a sequence of another micro-batch", micro.0);
         }
-        if record.flights.len() >= self.config.steps_in_flight as usize {
+        if record.steps.in_flight.len() >= self.config.steps_in_flight as usize {
             return error(Kind::Busy, "steps of one sequence in flight", self.config.steps_in_flight);
         }
         if row.query_rows == 0 || row.query_rows > query_rows {
             return error(Kind::OutOfRange, "query rows of a batch row", row.query_rows);
         }
-        let rejected = match row.accepted {
-            Accepted::Rows(count) if count > record.landed => {
-                return error(Kind::OutOfRange, "accepted rows", count);
-            }
-            Accepted::Rows(count) => record.landed - count,
-            Accepted::OnDevice if tensor.is_none() => {
-                return error(Kind::InvalidConfig, "no tensor of accepted counts", 0);
-            }
-            Accepted::OnDevice => 0,
-        };
-        let reach = u64::from(record.upper) - u64::from(rejected) + u64::from(row.query_rows);
-        let most = self.config.reach(record.admitted)?;
+        record.rows.check_accepted(row.accepted, tensor.is_some())?;
+        let reach = record.rows.reach(row.accepted, row.query_rows);
+        let most = self.config.reach(record.admitted.tokens)?;
         if reach > u64::from(most) {
             return Err(Error::new(Kind::OutOfRange, "prepare")
                 .at("the sequence outgrows what was admitted")
                 .with("tokens", reach)
-                .with("admitted", record.admitted)
+                .with("admitted", record.admitted.tokens)
                 .hint("close it, or open it with more promised tokens"));
         }
         Ok(())
@@ -171,46 +148,46 @@ impl Cache {
         rows.iter().try_for_each(|row| self.order_behind(row.sequence.index as usize, stream))
     }
 
-    /// R of one layer. G must follow, ordered behind it, before the layer's attention and before the next
-    /// R of the same rows, of whichever layer: a step in which something missed was not gathered fails. The calls of
-    /// one step come from one thread at a time.
+    /// R of one layer, for an engine that orders R and G by itself: by its own events, in halves of the batch, or in
+    /// several passes of attention. Otherwise [`Cache::layer`] does both.
+    ///
+    /// G must follow, ordered behind it, before the layer's attention and before the next R of the same rows, of
+    /// whichever layer: a step in which something missed was not gathered fails. The calls of one step come from one
+    /// thread at a time.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a layer, rows or buffers that do not fit the step.
     pub fn resolve(&self, step: &Step, call: LayerCall, stream: Stream, buffers: Buffers) -> Result<()> {
-        let enqueued = self.check_step(step, call.layer)?;
-        crate::step::resolve(&*self.device, self.pools, (step, enqueued), (call, stream, buffers))
+        self.calls(step, call.layer)?.resolve(call, stream, buffers)
     }
 
-    /// G of one layer: fetches what the last resolve of these rows missed, or what pass `pass` of attention
-    /// reads of it ([`Config::attention_passes`](crate::Config)). Attention may read the slots behind it. Nothing,
-    /// where rows have no bytes.
+    /// G of one layer, for an engine that called [`Cache::resolve`]: fetches what the last resolve of these rows
+    /// missed, or what pass `pass` of attention reads of it ([`Config::attention_passes`](crate::Config)). Attention
+    /// may read the slots behind it. Nothing, where rows have no bytes.
     ///
     /// # Errors
     /// As [`Cache::resolve`].
     pub fn gather(&self, step: &Step, call: LayerCall, pass: u32, stream: Stream) -> Result<()> {
-        let enqueued = self.check_step(step, call.layer)?;
-        if self.config.residency_only {
-            return Ok(());
-        }
-        crate::step::gather(&*self.device, self.pools, (step, enqueued), (call, pass, stream))
+        let calls = self.calls(step, call.layer)?;
+        if self.config.residency_only { Ok(()) } else { calls.gather(call, pass, stream) }
     }
 
-    /// S of one layer: stores the step's new rows, which the engine has written to their landing slots: it must be
-    /// ordered behind that write. A scatter that comes before it stores what stood there before, and nobody but the
-    /// engine can know; [`Watch`](crate::device::watch::Watch) finds it in a test. Nothing, where rows have no bytes.
+    /// S of one layer, behind [`Cache::layer`] or [`Cache::resolve`] and the engine's P: stores the step's new rows,
+    /// which the engine has written to their landing slots: it must be ordered behind that write. A scatter that comes
+    /// before it stores what stood there before, and nobody but the engine can know;
+    /// [`Watch`](crate::device::watch::Watch) finds it in a test. Nothing, where rows have no bytes.
     ///
     /// # Errors
     /// As [`Cache::resolve`].
     pub fn scatter(&self, step: &Step, call: LayerCall, stream: Stream) -> Result<()> {
-        let enqueued = self.check_step(step, call.layer)?;
-        if self.config.residency_only {
-            return Ok(());
-        }
-        crate::step::scatter(&*self.device, self.pools, (step, enqueued), (call, stream))
+        let calls = self.calls(step, call.layer)?;
+        if self.config.residency_only { Ok(()) } else { calls.scatter(call, stream) }
     }
 
-    /// R then G of one layer, each on its stream, with the edge between them; S is for after the engine's P.
+    /// R then G of one layer, each on its stream, with the edge between them; [`Cache::scatter`] is for after the
+    /// engine's P. This is how a layer is run unless something else is wanted, and what `examples/decode_loop.rs`
+    /// does. The others say what they are for: [`Cache::resolve`], [`Cache::overlap`], [`Cache::overlap_steps`],
+    /// [`Cache::capture`], [`Cache::capture_into`], [`Cache::layers`].
     ///
     /// # Errors
     /// As [`Cache::resolve`].
@@ -262,8 +239,8 @@ impl Cache {
             let record = &self.records[row.sequence as usize];
             let selected = u64::from(row.query_rows) * u64::from(self.geometry.shape().top_k);
             // A sequence that is held whole has never more rows than its budget.
-            let rows = selected.min(self.config.reach(record.admitted)?.into());
-            let budgets = record.holding.budgets.iter().take(earlier);
+            let rows = selected.min(self.config.reach(record.admitted.tokens)?.into());
+            let budgets = record.owned.slots.budgets.iter().take(earlier);
             if let Some((layer, budget)) = budgets.enumerate().find(|(_, budget)| u64::from(**budget) < rows)
             {
                 return Err(Error::new(Kind::InvalidConfig, "layers")
@@ -278,11 +255,17 @@ impl Cache {
         Ok(())
     }
 
+    /// The calls of an open step, for one of its layers.
+    fn calls<'a>(&'a self, step: &'a Step, layer: Layer) -> Result<LayerCalls<'a>> {
+        let enqueued = self.check_step(step, layer)?;
+        Ok(LayerCalls { device: &*self.device, pools: self.pools, step, enqueued })
+    }
+
     /// Whether a layer of an open step may be enqueued; answers what of the step is.
     pub(super) fn check_step(&self, step: &Step, layer: Layer) -> Result<&Enqueued> {
         self.check_layer(layer)?;
         let slot = self.ring.slot(step)?;
-        if step.finished {
+        if step.is_finished() {
             return Err(Error::new(Kind::InvalidConfig, "layer").at("the step is finished"));
         }
         Ok(&slot.enqueued)
@@ -303,25 +286,25 @@ impl Cache {
     /// completed or given up by [`Cache::abandon`]. After a refusal of the device's the step is still to be finished.
     pub fn finish(&mut self, step: &mut Step, stream: Stream) -> Result<()> {
         let slot = self.ring.slot(step)?;
-        if step.finished {
+        if step.is_finished() {
             return Err(Error::new(Kind::InvalidConfig, "finish").at("the step is finished"));
         }
-        if !step.abandoned {
+        if !step.is_abandoned() {
             let bytes = !self.config.residency_only;
             let passes = if bytes { self.attention_passes() } else { 0 };
             slot.enqueued.check(&slot.rows, Due { passes, scatter: bytes })?;
         }
         self.join_layers(step, stream)?;
         // What is refused from here on may be tried again on another stream.
-        step.tail = Some(stream);
+        step.work.beside = Some(stream);
         let report = PoolOp::Report { micro_batch: step.micro_batch, slot: slot.report };
         self.device.enqueue(self.pools, stream, report)?;
         self.device.record(slot.event, stream)?;
         self.device.record(self.stepped[step.micro_batch.index()], stream)?;
         for row in &slot.rows {
-            self.record_ready(self.records[row.sequence as usize].holding.lane, stream)?;
+            self.record_ready(self.records[row.sequence as usize].lane(), stream)?;
         }
-        if step.abandoned {
+        if step.is_abandoned() {
             // What it was to write is missing: nothing may be built on it. The next step of these sequences
             // can only be prepared after this.
             for row in &slot.rows {
@@ -374,13 +357,7 @@ impl Cache {
             let Some((row, length)) = self.ring.row(step, row) else { continue };
             let record = &mut self.records[row.sequence as usize];
             if let Some(length) = length {
-                let since = (record.enqueued - row.enqueued_before).try_into().unwrap_or(u32::MAX);
-                record.upper = record.upper.min(length.saturating_add(since));
-                // Steps may be retired in any order; the last one enqueued says how long the sequence is.
-                if since == row.query_rows {
-                    record.committed = length;
-                    record.landed = row.query_rows;
-                }
+                record.rows.end_step(&row, length);
             }
             record.end_flight(row, length.filter(|_| sound));
             if !sound && record.state == State::Running {

@@ -7,7 +7,7 @@
 //! takes anything: the system's own answer comes late, and is the end of some process.
 
 use crate::cache::Config;
-use crate::cache::sequence::Record;
+use crate::cache::record::Record;
 use crate::device::{Device, block};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK};

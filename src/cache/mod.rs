@@ -24,244 +24,43 @@
 //! It has no thread, no lock and no clock: `&mut self` is the lock, and nothing here waits. It never
 //! synchronises an engine's stream. It computes no attention.
 
+mod accept;
 mod admit;
 mod captured;
 mod close;
+mod config;
 mod decode;
 mod footprint;
 mod overlapped;
+mod record;
 mod sequence;
 mod settle;
 mod share;
 
 use std::sync::Arc;
 
-use crate::device::block::BATCH_MAX;
 use crate::device::{Device, Event, Expected, Plan, Pools, Slice, Stream};
 use crate::error::{Error, Kind, Result};
-use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
+use crate::geometry::Geometry;
 use crate::ids::{HostPage, IndexPage, Layer, Sequence};
 use crate::os::{self, Fallback, Faults, NoFaults, Request};
 use crate::overlap::{Run, Schedule};
-use crate::sparse::{SparseConfig, SparsePool};
+use crate::sparse::SparsePool;
 use crate::stats::Stats;
-use crate::step::{Ring, RingShape};
+use crate::step::Ring;
 use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, Secret, TotalPool};
 
+pub use accept::Accepted;
 pub use admit::Open;
 pub use captured::{Capture, Captured, Graphs};
-pub use decode::{Accepted, Row};
+pub use config::{Config, Memory, Slots};
+pub use decode::Row;
 pub use footprint::Footprint;
 pub use overlapped::Layers;
 pub use sequence::Length;
 pub use share::Tokens;
 
-use sequence::Record;
-
-/// Everything that a cache is given when it is made; nothing grows later.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Config {
-    /// The model's cache.
-    pub shape: Shape,
-    /// Pages of the total pool.
-    pub host_pages: u32,
-    /// Pages of index keys on the device.
-    pub index_pages: u32,
-    /// Slots of each layer's sparse pool, in whole blocks of 64 a sequence.
-    pub slots: Slots,
-    /// The smallest budget that a sequence may have in any layer: what it does not hold of a step's
-    /// selections needs scratch slots, `query_rows x top_k - min_budget` a lane.
-    pub min_budget: u32,
-    /// Passes of attention that may take these scratch slots in turn, so that a lane needs only so large a
-    /// share of them. With more than one, attention must run in parts ([`Cache::overlap`]), in
-    /// [`Cache::attention_passes`] passes: no more than its share of the slots leaves something to do for.
-    pub attention_passes: u32,
-    /// Sequences that may be open.
-    pub lanes: u32,
-    /// Tokens of the longest sequence: prompt and promised.
-    pub max_tokens: u32,
-    /// Rows of a batch; at most 32,767, which a report can name.
-    pub batch: u32,
-    /// Query rows a sequence may have in a step: 1 + drafts.
-    pub query_rows: u32,
-    /// Steps of one sequence that may be in flight.
-    pub steps_in_flight: u32,
-    /// Micro-batches whose steps may be open at the same time.
-    pub micro_batches: u32,
-    /// Rows have no bytes and nothing is gathered: for replays, which ask what would move. The total pool takes its
-    /// addresses and nothing else, whatever [`Config::memory`] asks for, until somebody appends a row; a driver that
-    /// pins what it is shown takes all of it.
-    pub residency_only: bool,
-    /// How the total pool's memory is taken.
-    pub memory: Memory,
-    /// Takes more of the machine's memory than it says that it has: for who knows better.
-    pub overcommit: bool,
-}
-
-/// The slots of each layer's sparse pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Slots {
-    /// As many in every layer.
-    Uniform(u32),
-    /// By layer, draft layers included.
-    ByLayer(Vec<u32>),
-}
-
-/// How the total pool's memory is taken. What cannot be had is listed by [`Cache::fallbacks`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
-    /// On huge pages.
-    pub huge: bool,
-    /// With all pages resident from the start.
-    pub populate: bool,
-    /// Locked.
-    pub lock: bool,
-    /// On this NUMA node.
-    pub node: Option<u32>,
-}
-
-impl Default for Memory {
-    /// As serving wants it: huge, populated, locked.
-    fn default() -> Self {
-        Memory { huge: true, populate: true, lock: true, node: None }
-    }
-}
-
-impl Config {
-    /// A cache of `shape` for `lanes` sequences of up to `max_tokens` tokens, all of them in one batch,
-    /// one query row each, with `slots` slots a sequence and layer.
-    pub fn new(shape: Shape, lanes: u32, max_tokens: u32, slots: u32) -> Self {
-        let pages = max_tokens.div_ceil(shape.page_tokens.max(1)).saturating_add(1).saturating_mul(lanes);
-        let blocks = slots.div_ceil(SLOT_BLOCK);
-        Config {
-            shape,
-            host_pages: pages,
-            index_pages: pages,
-            slots: Slots::Uniform(blocks.saturating_mul(SLOT_BLOCK).saturating_mul(lanes)),
-            min_budget: slots,
-            attention_passes: 1,
-            lanes,
-            max_tokens,
-            batch: lanes,
-            query_rows: 1,
-            steps_in_flight: 2,
-            micro_batches: 1,
-            residency_only: false,
-            memory: Memory::default(),
-            overcommit: false,
-        }
-    }
-
-    fn check(&self, geometry: &Geometry) -> Result<()> {
-        let counts = [
-            ("lanes", self.lanes),
-            ("max_tokens", self.max_tokens),
-            ("host_pages", self.host_pages),
-            ("index_pages", self.index_pages),
-            ("batch", self.batch),
-            ("query_rows", self.query_rows),
-            ("steps_in_flight", self.steps_in_flight),
-            ("micro_batches", self.micro_batches),
-            ("min_budget", self.min_budget),
-            ("attention_passes", self.attention_passes),
-            ("top_k (dense attention needs no sparse pool)", self.shape.top_k),
-        ];
-        if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
-            let error = Error::new(Kind::InvalidConfig, "cache").at(*name).with("value", 0_u32);
-            return Err(error.hint("pass 1 or more"));
-        }
-        if self.batch > BATCH_MAX {
-            let error = Error::new(Kind::InvalidConfig, "cache").at("batch").with("value", self.batch);
-            return Err(error.with("most", BATCH_MAX).hint("divide the batch over several micro-batches"));
-        }
-        let layers = geometry.layers() as usize;
-        if let Slots::ByLayer(table) = &self.slots
-            && table.len() != layers
-        {
-            return Err(Error::new(Kind::InvalidConfig, "cache")
-                .at("slots by layer")
-                .with("given", table.len() as u64)
-                .with("wanted", layers as u64));
-        }
-        // Positions go out as i32, and some stay below for marks.
-        if self.reach(self.max_tokens)? >= i32::MAX as u32 {
-            let error =
-                Error::new(Kind::InvalidConfig, "cache").at("max_tokens").with("value", self.max_tokens);
-            return Err(error.hint("max_tokens + query_rows x steps_in_flight must stay below 2147483647"));
-        }
-        self.check_pools(geometry)
-    }
-
-    /// A pool in which not even one token's sequence fits is a mistake.
-    fn check_pools(&self, geometry: &Geometry) -> Result<()> {
-        let few = |place: &'static str, (given, least): (u32, u32), rule: &'static str| {
-            let error = Error::new(Kind::InvalidConfig, "cache").at(place).with("given", given);
-            Err(error.with("least", least).hint(rule))
-        };
-        let flight =
-            "pass at least the pages of one token and the rows in flight: query_rows x steps_in_flight";
-        let pages = geometry.pages(self.reach(1)?);
-        if self.host_pages < pages {
-            return few("host_pages", (self.host_pages, pages), flight);
-        }
-        if self.index_pages < pages {
-            return few("index_pages", (self.index_pages, pages), flight);
-        }
-        let slots = match &self.slots {
-            Slots::Uniform(slots) => Some(*slots),
-            Slots::ByLayer(table) => table.iter().min().copied(),
-        };
-        match slots {
-            Some(slots) if slots < self.min_budget => {
-                few("slots", (slots, self.min_budget), "pass at least min_budget")
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Tokens that a sequence may reach with its rows in flight.
-    fn reach(&self, tokens: u32) -> Result<u32> {
-        let rows = self.query_rows.checked_mul(self.steps_in_flight);
-        rows.and_then(|rows| rows.checked_add(tokens)).ok_or_else(|| {
-            Error::new(Kind::Overflow, "cache")
-                .at("max_tokens and the rows in flight: query_rows x steps_in_flight")
-                .with("max_tokens", tokens)
-                .with("query_rows", self.query_rows)
-                .with("steps_in_flight", self.steps_in_flight)
-        })
-    }
-
-    fn ring(&self, geometry: &Geometry) -> RingShape {
-        let steps = self.steps_in_flight.saturating_mul(self.micro_batches);
-        RingShape { steps, batch: self.batch, layers: geometry.layers(), query_rows: self.query_rows }
-    }
-
-    fn sparse(&self, geometry: &Geometry) -> Result<SparseConfig> {
-        let (scratch, passes) = self.shares()?;
-        Ok(SparseConfig {
-            lanes: self.lanes,
-            tokens: self.reach(self.max_tokens)?,
-            query_rows: self.query_rows,
-            scratch,
-            passes,
-            slots: match &self.slots {
-                Slots::Uniform(slots) => vec![*slots; geometry.layers() as usize],
-                Slots::ByLayer(table) => table.clone(),
-            },
-        })
-    }
-
-    /// Scratch slots of a lane, and the passes that take them in turn.
-    fn shares(&self) -> Result<(u32, u32)> {
-        let selected = self
-            .query_rows
-            .checked_mul(self.shape.top_k)
-            .ok_or_else(|| Error::new(Kind::Overflow, "cache").at("query_rows x top_k"))?;
-        let beyond = selected.saturating_sub(self.min_budget);
-        let share = beyond.div_ceil(self.attention_passes);
-        Ok((share, beyond.div_ceil(share.max(1)).max(1)))
-    }
-}
+use record::Record;
 
 /// The KV cache of one model on one device, larger than the device's memory.
 ///
@@ -511,7 +310,7 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`].
     pub fn pages(&self, sequence: Sequence) -> Result<impl Iterator<Item = (HostPage, IndexPage)> + '_> {
-        let table = &self.record(sequence)?.table;
+        let table = &self.record(sequence)?.owned.table;
         Ok((0..table.len()).filter_map(|page| table.get(page)))
     }
 
@@ -521,7 +320,7 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`], [`Kind::OutOfRange`].
     pub fn landing_slot(&self, sequence: Sequence, row: u32) -> Result<u32> {
-        let lane = self.record(sequence)?.holding.lane;
+        let lane = self.record(sequence)?.lane();
         let slot = self.sparse.landing(lane, row);
         slot.ok_or_else(|| Error::new(Kind::OutOfRange, "landing slot").at("query row").with("row", row))
     }
@@ -535,7 +334,7 @@ impl Cache {
         self.check_layer(layer)?;
         let record = self.record(sequence)?;
         let (page, token) = (position / self.geometry.page_tokens(), position % self.geometry.page_tokens());
-        let page = record.table.get(page as usize).ok_or_else(|| {
+        let page = record.owned.table.get(page as usize).ok_or_else(|| {
             Error::new(Kind::OutOfRange, "read row").at("position").with("position", position)
         })?;
         if row.len() != self.geometry.row_bytes() as usize {
@@ -554,7 +353,7 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`].
     pub fn digest(&self, sequence: Sequence) -> Result<u64> {
-        let lane = self.record(sequence)?.holding.lane;
+        let lane = self.record(sequence)?.lane();
         self.device.digest(self.pools, crate::ids::Lane(lane))
     }
 

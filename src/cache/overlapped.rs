@@ -33,6 +33,9 @@ impl Cache {
     /// Enqueues one layer of a step, or one pass of a draft layer, in the order `overlap`: the engine's work
     /// by its callbacks, R, G and S between them. [`Cache::finish`] orders the step's end behind them.
     ///
+    /// For an engine that wants the gather hidden and goes through its layers by itself, or has passes of a draft layer
+    /// left; [`Cache::layer`] is simpler where attention may wait for the gather.
+    ///
     /// A layer that was not enqueued whole, because a callback or the device refused, abandons the step: it
     /// is still to be finished and retired, which then fails with [`Kind::Cancelled`], and its sequences need
     /// [`Cache::roll_back`] or [`Cache::close`].
@@ -47,7 +50,8 @@ impl Cache {
     pub fn overlap(
         &mut self,
         step: &mut Step,
-        (layer, pass): (Layer, Option<u32>),
+        layer: Layer,
+        pass: Option<u32>,
         overlap: Overlap,
         layers: &Layers,
         engine: &mut dyn Engine,
@@ -62,12 +66,12 @@ impl Cache {
                     .with("layer", layer.0));
             }
         }
-        (step.abandoned, step.streams) = (true, Some(layers.streams));
-        enqueue_layer(&*self.device, self.pools, &run, (layer, pass), overlap, engine)?;
+        step.begin_layers(layers.streams);
+        enqueue_layer(&*self.device, self.pools, &run, layer, pass, overlap, engine)?;
         let all = Rows { first: 0, count: step.query_rows };
         let rows = pass.map_or(all, |pass| Rows { first: pass, count: 1 });
         self.ring.slot(step)?.enqueued.scheduled(layer.0, rows);
-        step.abandoned = false;
+        step.end_layers();
         Ok(())
     }
 
@@ -75,6 +79,9 @@ impl Cache {
     /// `draft_passes` passes of the draft layers, the steps in turn. `by_layer` says the order of every layer,
     /// draft layers last. A draft layer has the rows that its passes wrote, and each query row is due there:
     /// passes that are not enqueued here are by [`Cache::overlap`], before the step is finished.
+    ///
+    /// For an engine that wants the gather hidden and can hand over all layers at once, and for two micro-batches, of
+    /// which one computes while the other's rows are fetched.
     ///
     /// # Errors
     /// As [`Cache::overlap`]; all the steps are abandoned then.
@@ -94,13 +101,13 @@ impl Cache {
             self.runs.push(run);
         }
         for (step, layers) in steps.iter_mut() {
-            (step.abandoned, step.streams) = (true, Some(layers.streams));
+            step.begin_layers(layers.streams);
         }
-        let drafts = (self.geometry.shape().draft_layers, draft_passes);
-        enqueue_step(&*self.device, self.pools, &self.runs, by_layer, drafts, engine)?;
+        let draft_layers = self.geometry.shape().draft_layers;
+        enqueue_step(&*self.device, self.pools, &self.runs, by_layer, draft_layers, draft_passes, engine)?;
         for (step, _) in steps.iter_mut() {
             self.schedule_layers(step, draft_passes)?;
-            step.abandoned = false;
+            step.end_layers();
         }
         Ok(())
     }
@@ -121,7 +128,7 @@ impl Cache {
     /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidConfig`] for a finished one.
     pub fn abandon(&mut self, step: &mut Step) -> Result<()> {
         self.check_step(step, Layer(0))?;
-        step.abandoned = true;
+        step.abandon();
         Ok(())
     }
 
@@ -151,16 +158,16 @@ impl Cache {
         self.check_step(step, layer)?;
         self.check_layers(step, layers)?;
         self.check_prepared(step, layers)?;
-        self.layers_run(step.micro_batch, (step.rows, step.query_rows), layers)
+        self.layers_run(step.micro_batch, step.rows, step.query_rows, layers)
     }
 
     /// Whether an open step's layers may be enqueued on these streams, for so many batch rows.
     pub(super) fn check_layers(&self, step: &Step, layers: &Layers) -> Result<()> {
         let refuse = |place| Err(Error::new(Kind::InvalidConfig, "overlap").at(place));
-        if step.abandoned {
+        if step.is_abandoned() {
             return refuse("the step was abandoned");
         }
-        if step.streams.is_some_and(|streams| streams != layers.streams) {
+        if step.work.layers.is_some_and(|streams| streams != layers.streams) {
             return refuse("other streams than the step's layers had before");
         }
         self.check_rows(step.rows, layers)
@@ -193,7 +200,8 @@ impl Cache {
     pub(super) fn layers_run(
         &self,
         micro_batch: MicroBatch,
-        (rows, query_rows): (u32, u32),
+        rows: u32,
+        query_rows: u32,
         layers: &Layers,
     ) -> Result<Run> {
         self.check_rows(rows, layers)?;
@@ -216,12 +224,12 @@ impl Cache {
     /// Orders `stream` behind everything that the layers of a step have enqueued.
     pub(super) fn join_layers(&self, step: &Step, stream: Stream) -> Result<()> {
         let schedule = self.schedules[step.micro_batch.index()];
-        if let Some(tail) = step.tail {
-            but_unknown(schedule.fork(&*self.device, tail, stream))?;
+        if let Some(beside) = step.work.beside {
+            but_unknown(schedule.fork(&*self.device, beside, stream))?;
         }
-        match step.streams {
+        match step.work.layers {
             None => Ok(()),
-            Some(streams) if step.abandoned => {
+            Some(streams) if step.is_abandoned() => {
                 but_unknown(schedule.join_all(&*self.device, &streams, stream))
             }
             Some(streams) => schedule.join(&*self.device, &streams, stream),

@@ -1,75 +1,12 @@
-//! What the cache knows of one sequence, and its growth before decoding.
-
-use std::collections::VecDeque;
+//! A sequence beside its steps: its growth before decoding, its entry into a lane, and its roll-back.
 
 use crate::cache::Cache;
-use crate::cache::admit::PageCopy;
+use crate::cache::record::State;
 use crate::cache::share::Names;
-use crate::device::{Cut, Join, Outcome, PoolOp, Raise, Slice, Stream, Ticket, Warm};
+use crate::device::{Cut, Join, PoolOp, Raise, Slice, Stream, Ticket, Warm};
 use crate::error::{Error, Kind, Result};
-use crate::ids::{Lane, Layer, MicroBatch, Sequence};
-use crate::sparse::{BringUp, Holding, Stretches, WarmUp};
-use crate::step::RowInFlight;
-use crate::total::PageTable;
-
-/// Where a sequence is in its life.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum State {
-    #[default]
-    Free,
-    Filling,
-    Joining,
-    Running,
-    Cutting,
-    Failed,
-    Closing,
-}
-
-/// A sequence's record. It is reused when the sequence is gone; the generation tells handles apart.
-#[derive(Debug, Default)]
-pub(super) struct Record {
-    pub(super) state: State,
-    pub(super) generation: u32,
-    pub(super) table: PageTable,
-    pub(super) holding: Holding,
-    pub(super) bring_up: BringUp,
-    /// Tokens of the prompt.
-    pub(super) prompt: u32,
-    /// Tokens that were admitted: prompt and promised.
-    pub(super) admitted: u32,
-    /// What its sealed pages are called; none when its tokens are not known.
-    pub(super) names: Option<Names>,
-    /// By layer the prompt rows that are there.
-    pub(super) filled: Vec<u32>,
-    /// Committed tokens, as of the last report or cut.
-    pub(super) committed: u32,
-    /// Committed tokens that are stored: all steps and other work that wrote them have ended well, but for
-    /// the last ticket.
-    pub(super) stored: u32,
-    /// Rows that the last step landed behind them.
-    pub(super) landed: u32,
-    /// No more tokens than this can be committed or landed, whatever the steps in flight accept.
-    pub(super) upper: u32,
-    /// Rows enqueued over the sequence's life.
-    pub(super) enqueued: u64,
-    /// Steps between prepare and retire that name it, oldest first: rows enqueued before each.
-    pub(super) flights: VecDeque<u64>,
-    /// For life, from its first step on.
-    pub(super) micro_batch: Option<MicroBatch>,
-    /// What is left of a warm-up's gather.
-    pub(super) stretches: Option<Stretches>,
-    /// The last work that the host issued for it.
-    pub(super) ticket: Option<Ticket>,
-    /// The stream on which work may stand that no ticket and no event tells the end of: see `settle`.
-    pub(super) unsettled: Option<Stream>,
-    /// Its lane is not empty on the device, or may not be.
-    pub(super) entered: bool,
-    /// Pages (rows, index keys) that this work copies from: owned until it has ended, so that nobody writes to
-    /// them meanwhile.
-    pub(super) held: Vec<PageCopy>,
-    /// The last call of prepare that named it.
-    pub(super) attempt: u64,
-}
+use crate::ids::{Lane, Layer, Sequence};
+use crate::sparse::{BringUp, Stretches, WarmUp};
 
 /// How long a sequence is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,83 +19,6 @@ pub struct Length {
     pub sealed: u32,
 }
 
-impl Record {
-    pub(super) fn is_open(&self, sequence: Sequence) -> bool {
-        self.generation == sequence.generation && !matches!(self.state, State::Free | State::Closing)
-    }
-
-    pub(super) fn is_taken(&self) -> bool {
-        self.state != State::Free
-    }
-
-    /// Whether work that the host issued for it may still run.
-    pub(super) fn has_ticket(&self) -> bool {
-        self.ticket.as_ref().is_some_and(|t| t.poll().is_none())
-    }
-
-    /// The same, or work of a call that was refused half-way may.
-    pub(super) fn is_working(&self) -> bool {
-        self.has_ticket() || self.unsettled.is_some()
-    }
-
-    /// Nothing that names the sequence may be in flight.
-    pub(super) fn check_idle(&self, operation: &'static str) -> Result<()> {
-        if !self.flights.is_empty() || self.has_ticket() {
-            return Err(Error::new(Kind::Busy, operation)
-                .at("work of the sequence is in flight")
-                .with("steps", self.flights.len() as u64));
-        }
-        Ok(())
-    }
-
-    /// Its last host-issued work, if it ended, ended well.
-    pub(super) fn check_ticket(&self, operation: &'static str) -> Result<()> {
-        let failed = |kind: Kind| Err(Error::new(Kind::DeviceFailed, operation).at(kind.describe()));
-        match self.ticket.as_ref().and_then(Ticket::poll) {
-            None | Some(Outcome::Done) => Ok(()),
-            Some(Outcome::Failed(kind)) => failed(kind),
-            Some(Outcome::Cancelled) => failed(Kind::Cancelled),
-        }
-    }
-
-    /// A step of the sequence is retired; `length` is what it began with, if it was sound. What an older step
-    /// has written that is still in flight may turn out to be worth nothing.
-    pub(super) fn end_flight(&mut self, row: RowInFlight, length: Option<u32>) {
-        let place = self.flights.iter().position(|before| *before == row.enqueued_before);
-        place.and_then(|place| self.flights.remove(place));
-        let Some(length) = length else { return };
-        if place == Some(0) {
-            self.stored = self.stored.max(length);
-        }
-        if self.flights.is_empty() && self.state == State::Running {
-            self.stored = self.committed;
-        }
-    }
-
-    pub(super) fn expect(&self, states: &[State], operation: &'static str) -> Result<()> {
-        if states.contains(&self.state) {
-            return Ok(());
-        }
-        let place = match self.state {
-            State::Filling => "the prompt is not complete, or the sequence has not joined",
-            State::Joining => "the warm-up is not complete",
-            State::Running => "the sequence is decoding",
-            State::Cutting => "a roll-back was refused half-way",
-            State::Failed => "a step of the sequence failed",
-            State::Free | State::Closing => "the sequence is closed",
-        };
-        let hint = match self.state {
-            State::Filling => "append the prompt in every layer, then join",
-            State::Joining => "call join_more until nothing is left",
-            State::Running => "append before joining",
-            State::Cutting => "roll it back again, or close it",
-            State::Failed => "roll it back to a committed length, or close it",
-            State::Free | State::Closing => "open a new sequence",
-        };
-        Err(Error::new(Kind::InvalidConfig, operation).at(place).hint(hint))
-    }
-}
-
 impl Cache {
     /// The length of a sequence.
     ///
@@ -166,8 +26,8 @@ impl Cache {
     /// [`Kind::Closed`].
     pub fn length(&self, sequence: Sequence) -> Result<Length> {
         let record = self.record(sequence)?;
-        let sealed = record.names.as_ref().map_or(0, Names::pages) * self.geometry.page_tokens();
-        Ok(Length { committed: record.committed, landed: record.landed, sealed })
+        let sealed = record.owned.names.as_ref().map_or(0, Names::pages) * self.geometry.page_tokens();
+        Ok(Length { committed: record.rows.committed, landed: record.rows.landed, sealed })
     }
 
     /// Appends prompt rows in one layer: `rows` packed, `[n][row bytes]`. Layers fill independently, each
@@ -186,7 +46,7 @@ impl Cache {
         }
         let count = (rows.len() / row_bytes).try_into().unwrap_or(u32::MAX);
         let first = self.claim(sequence, layer, count)?;
-        let table = &self.record(sequence)?.table;
+        let table = &self.record(sequence)?.owned.table;
         for (position, row) in (first..).zip(rows.chunks_exact(row_bytes)) {
             let page = (position / self.geometry.page_tokens()) as usize;
             if let Some((host, _)) = table.get(page) {
@@ -210,7 +70,7 @@ impl Cache {
     /// Counts `count` more rows of a layer as filled; answers the first one's position.
     fn claim(&mut self, sequence: Sequence, layer: Layer, count: u32) -> Result<u32> {
         let first = self.claimable(sequence, layer, count)?;
-        self.record_mut(sequence)?.filled[layer.index()] = first + count;
+        self.record_mut(sequence)?.rows.filled[layer.index()] = first + count;
         Ok(first)
     }
 
@@ -218,14 +78,14 @@ impl Cache {
     fn claimable(&self, sequence: Sequence, layer: Layer, count: u32) -> Result<u32> {
         self.check_layer(layer)?;
         let record = self.record(sequence)?;
-        record.expect(&[State::Filling], "append")?;
-        let filled = record.filled[layer.index()];
-        if count > record.prompt - filled {
+        record.check_state(&[State::Filling], "append")?;
+        let filled = record.rows.filled[layer.index()];
+        if count > record.admitted.prompt - filled {
             return Err(Error::new(Kind::OutOfRange, "append")
                 .at("rows beyond the prompt")
                 .with("rows", count)
                 .with("filled", filled)
-                .with("prompt", record.prompt));
+                .with("prompt", record.admitted.prompt));
         }
         Ok(filled)
     }
@@ -242,15 +102,15 @@ impl Cache {
     /// warm-up is not complete.
     pub fn join(&mut self, sequence: Sequence, stream: Stream, warm_up: WarmUp) -> Result<Ticket> {
         let record = self.record(sequence)?;
-        record.expect(&[State::Filling], "join")?;
-        if let Some(layer) = record.filled.iter().position(|f| *f != record.prompt) {
+        record.check_state(&[State::Filling], "join")?;
+        if let Some(layer) = record.rows.filled.iter().position(|f| *f != record.admitted.prompt) {
             return Err(Error::new(Kind::InvalidConfig, "join")
                 .at("the prompt of a layer is incomplete")
                 .with("layer", layer as u64)
-                .with("filled", record.filled[layer])
-                .with("prompt", record.prompt));
+                .with("filled", record.rows.filled[layer])
+                .with("prompt", record.admitted.prompt));
         }
-        let lane = Lane(record.holding.lane);
+        let lane = Lane(record.lane());
         let steps = u64::from(warm_up.steps) * u64::from(self.geometry.layers());
         let words = steps * u64::from(self.config.shape.top_k);
         let fits = |s: &Slice| s.bytes() == 4 * words && s.address().is_multiple_of(4) && self.device.owns(s);
@@ -262,37 +122,37 @@ impl Cache {
         self.take_over(sequence.index as usize, stream)?;
         // The lane's last tenant must be gone from the tables, and what a refused join has put there.
         self.device.wait(stream, self.left)?;
-        if self.record(sequence)?.entered {
+        if self.record(sequence)?.work.entered {
             self.empty_lane(lane, stream)?;
         }
-        self.record_mut(sequence)?.entered = true;
+        self.record_mut(sequence)?.work.entered = true;
         self.device.enqueue(self.pools, stream, PoolOp::Join(self.join_of(sequence)?))?;
-        let whole = self.record(sequence)?.bring_up == BringUp::Whole;
+        let whole = self.record(sequence)?.admitted.bring_up == BringUp::Whole;
         let warm = Warm { lane, whole, selections: warm_up.selections, steps: warm_up.steps };
         self.device.enqueue(self.pools, stream, PoolOp::Warm(warm))?;
         let row_bytes = self.geometry.row_bytes();
         let residency_only = self.config.residency_only;
         let record = self.record_mut(sequence)?;
         let idle = residency_only || (!whole && warm_up.selections.is_none());
-        record.stretches = Some(match idle {
+        record.work.stretches = Some(match idle {
             true => Stretches::none(),
-            false => Stretches::new(&record.holding.budgets, row_bytes, warm_up.bytes_a_call),
+            false => Stretches::new(&record.owned.slots.budgets, row_bytes, warm_up.bytes_a_call),
         });
         record.state = State::Joining;
-        record.committed = record.prompt;
-        record.stored = record.prompt;
-        record.upper = record.prompt;
+        record.rows.committed = record.admitted.prompt;
+        record.rows.stored = record.admitted.prompt;
+        record.rows.upper = record.admitted.prompt;
         self.raise_next(sequence, stream)
     }
 
     fn join_of(&self, sequence: Sequence) -> Result<Join<'_>> {
         let record = self.record(sequence)?;
         Ok(Join {
-            lane: Lane(record.holding.lane),
-            length: record.prompt,
-            pages: &record.table.host,
-            blocks: &record.holding.blocks,
-            budgets: &record.holding.budgets,
+            lane: Lane(record.lane()),
+            length: record.admitted.prompt,
+            pages: &record.owned.table.host,
+            blocks: &record.owned.slots.blocks,
+            budgets: &record.owned.slots.budgets,
         })
     }
 
@@ -302,7 +162,7 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`], [`Kind::InvalidConfig`] for a sequence that is not joining.
     pub fn join_more(&mut self, sequence: Sequence, stream: Stream) -> Result<Ticket> {
-        self.record(sequence)?.expect(&[State::Joining], "join_more")?;
+        self.record(sequence)?.check_state(&[State::Joining], "join_more")?;
         self.hear();
         // What follows a stretch that failed must not look done.
         self.record(sequence)?.check_ticket("join_more")?;
@@ -313,15 +173,15 @@ impl Cache {
     /// Gathers the next stretch on a stream that has taken the sequence over.
     fn raise_next(&mut self, sequence: Sequence, stream: Stream) -> Result<Ticket> {
         let record = self.record(sequence)?;
-        let lane = Lane(record.holding.lane);
-        let mut stretches = record.stretches.unwrap_or(Stretches::none());
+        let lane = Lane(record.lane());
+        let mut stretches = record.work.stretches.unwrap_or(Stretches::none());
         if let Some((first, count)) = stretches.take() {
             self.device.enqueue(self.pools, stream, PoolOp::Raise(Raise { lane, first, count }))?;
         }
         let ticket = self.settle(sequence.index as usize, stream)?;
         // Only now has the stretch been given out.
         let record = self.record_mut(sequence)?;
-        record.stretches = Some(stretches);
+        record.work.stretches = Some(stretches);
         if stretches.is_over() {
             record.state = State::Running;
         }
@@ -351,11 +211,11 @@ impl Cache {
         self.record(sequence)?;
         self.release_held(index)?;
         let record = self.record(sequence)?;
-        record.expect(&[State::Running, State::Cutting, State::Failed], "roll back")?;
+        record.check_state(&[State::Running, State::Cutting, State::Failed], "roll back")?;
         record.check_idle("roll back")?;
         // What a failed step has landed cannot be accepted.
-        let landed = if record.state == State::Failed { 0 } else { record.landed };
-        let (again, committed) = (record.state == State::Cutting, record.committed);
+        let landed = if record.state == State::Failed { 0 } else { record.rows.landed };
+        let (again, committed) = (record.state == State::Cutting, record.rows.committed);
         let settle = length.saturating_sub(committed);
         if settle > landed {
             return Err(Error::new(Kind::OutOfRange, "roll back")
@@ -368,20 +228,20 @@ impl Cache {
         let copy = self.own_pages_from(sequence, length)?;
         // Until all of it is enqueued, nothing beyond `length` is there any more, and fresh pages are not filled.
         let record = self.record_mut(sequence)?;
-        (record.state, record.unsettled) = (State::Cutting, Some(stream));
-        (record.committed, record.stored) = (committed.min(length), record.stored.min(length));
-        record.landed = if length < committed { 0 } else { landed };
+        (record.state, record.work.unsettled) = (State::Cutting, Some(stream));
+        (record.rows.committed, record.rows.stored) = (committed.min(length), record.rows.stored.min(length));
+        record.rows.landed = if length < committed { 0 } else { landed };
         // A cut that was refused before may have left its copies out.
-        let copies = if again { &self.records[index].held[..] } else { copy.as_slice() };
+        let copies = if again { &self.records[index].owned.copied[..] } else { copy.as_slice() };
         copies.iter().try_for_each(|copy| self.copy_page(*copy, stream))?;
         let record = &self.records[index];
-        let (lane, pages) = (Lane(record.holding.lane), &record.table.host);
+        let (lane, pages) = (Lane(record.lane()), &record.owned.table.host);
         self.device.enqueue(self.pools, stream, PoolOp::Truncate(Cut { lane, settle, length, pages }))?;
         let record = &mut self.records[index];
-        (record.committed, record.landed, record.upper) = (length, 0, length);
+        (record.rows.committed, record.rows.landed, record.rows.upper) = (length, 0, length);
         let ticket = self.settle(index, stream)?;
         let record = &mut self.records[index];
-        (record.stored, record.state) = (length, State::Running);
+        (record.rows.stored, record.state) = (length, State::Running);
         Ok(ticket)
     }
 }

@@ -23,8 +23,8 @@ impl Cache {
     /// Orders `stream` behind all earlier work of a sequence, on whichever stream, refused calls' included.
     pub(super) fn order_behind(&self, index: usize, stream: Stream) -> Result<()> {
         let record = &self.records[index];
-        let lane = record.holding.lane;
-        if let Some(before) = record.unsettled.filter(|before| *before != stream) {
+        let lane = record.lane();
+        if let Some(before) = record.work.unsettled.filter(|before| *before != stream) {
             self.record_ready(lane, before)?;
         }
         self.wait_ready(lane, stream)
@@ -33,7 +33,7 @@ impl Cache {
     /// The same before work is enqueued there: from now on the sequence is unsettled. A refusal changes nothing.
     pub(super) fn take_over(&mut self, index: usize, stream: Stream) -> Result<()> {
         self.order_behind(index, stream)?;
-        self.records[index].unsettled = Some(stream);
+        self.records[index].work.unsettled = Some(stream);
         Ok(())
     }
 
@@ -41,10 +41,10 @@ impl Cache {
     pub(super) fn settle(&mut self, index: usize, stream: Stream) -> Result<Ticket> {
         let (ticket, completer) = Ticket::new();
         self.device.complete(stream, completer)?;
-        self.record_ready(self.records[index].holding.lane, stream)?;
+        self.record_ready(self.records[index].lane(), stream)?;
         let record = &mut self.records[index];
-        record.ticket = Some(ticket.clone());
-        record.unsettled = None;
+        record.work.ticket = Some(ticket.clone());
+        record.work.unsettled = None;
         Ok(ticket)
     }
 
@@ -61,7 +61,7 @@ impl Cache {
     }
 
     pub(super) fn give_held_back(&mut self, index: usize) -> Result<()> {
-        for copy in std::mem::take(&mut self.records[index].held) {
+        for copy in std::mem::take(&mut self.records[index].owned.copied) {
             self.total.pages.release(copy.from.0)?;
             self.index.pages.release(copy.from.1)?;
         }

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 
 use crate::cache::Cache;
 use crate::cache::admit::Open;
-use crate::cache::sequence::{Record, State};
+use crate::cache::record::{Owned, State};
 use crate::error::{Error, Kind, Result};
 use crate::fallible::vector;
 use crate::ids::{HostPage, IndexPage, Sequence};
@@ -125,16 +125,15 @@ impl Cache {
         let pages = self.geometry.pages(self.config.reach(admitted)?);
         let names = self.find_names(salt, prompt, pages)?;
         let shared = names.pages() * page_tokens;
-        let holding = self.take_slots(open, admitted)?;
-        let filled = vec![shared; self.geometry.layers() as usize];
-        let mut record = Record { holding, filled, names: Some(names), ..Record::default() };
-        if let Err(error) = self.take_shared_pages(pages, &mut record) {
-            self.release_all(&record)?;
+        let slots = self.take_slots(open, admitted)?;
+        let mut owned = Owned { slots, names: Some(names), ..Owned::default() };
+        if let Err(error) = self.take_shared_pages(pages, &mut owned) {
+            self.release_all(&owned)?;
             return Err(error);
         }
         self.stats.prompt_tokens += prompt.ids.len() as u64;
         self.stats.shared_tokens += u64::from(shared);
-        Ok((self.enter(index, open, admitted, record), shared))
+        Ok((self.enter(index, open, admitted, owned, shared), shared))
     }
 
     /// How many tokens [`Cache::open_shared`] would take over now. Changes nothing, the order of use included.
@@ -162,8 +161,8 @@ impl Cache {
     }
 
     /// Takes `pages` pages: those that are named from the index, the others fresh.
-    fn take_shared_pages(&mut self, pages: u32, record: &mut Record) -> Result<()> {
-        let Record { names, table, .. } = record;
+    fn take_shared_pages(&mut self, pages: u32, owned: &mut Owned) -> Result<()> {
+        let Owned { names, table, .. } = owned;
         let named = names.as_mut().map_or(&mut [][..], |names| &mut names.blocks[..]);
         let fresh = pages - named.len() as u32;
         // What is taken over cannot make room for the rest.
@@ -198,9 +197,9 @@ impl Cache {
     pub fn seal(&mut self, sequence: Sequence, from: u32, next: Tokens<'_>) -> Result<u32> {
         let page_tokens = self.geometry.page_tokens();
         let record = self.record(sequence)?;
-        record.expect(&[State::Running], "seal")?;
+        record.check_state(&[State::Running], "seal")?;
         record.check_ticket("seal")?;
-        let Some(names) = &record.names else {
+        let Some(names) = &record.owned.names else {
             return Err(Error::new(Kind::InvalidConfig, "seal")
                 .at("the sequence was opened without token ids")
                 .hint("open it by open_shared, with no ids if none are known yet"));
@@ -213,11 +212,11 @@ impl Cache {
                 .with("sealed", sealed)
                 .hint("begin behind the sealed tokens; a roll-back may have taken some back"));
         }
-        next.check(page_tokens, self.config.reach(record.admitted)? - sealed, "seal")?;
+        next.check(page_tokens, self.config.reach(record.admitted.tokens)? - sealed, "seal")?;
         if record.has_ticket() {
             return Err(Error::new(Kind::Busy, "seal").at("work of the sequence is in flight"));
         }
-        let pages = record.stored.saturating_sub(sealed) / page_tokens;
+        let pages = record.rows.stored.saturating_sub(sealed) / page_tokens;
         self.find_twins(sequence)?;
         for (ids, key) in next.pages(page_tokens).take(pages as usize) {
             self.seal_page(sequence, ids, key)?;
@@ -227,13 +226,15 @@ impl Cache {
 
     /// A page whose twin has gone meanwhile takes its place, so that what stands behind can still be found.
     fn find_twins(&mut self, sequence: Sequence) -> Result<()> {
-        let pages = self.record(sequence)?.names.as_ref().map_or(0, Names::pages) as usize;
+        let pages = self.record(sequence)?.owned.names.as_ref().map_or(0, Names::pages) as usize;
         for page in 0..pages {
             let record = self.record(sequence)?;
-            let named = record.names.as_ref().and_then(|names| names.blocks.get(page));
-            let Some(((block, false), own)) = named.copied().zip(record.table.get(page)) else { continue };
+            let named = record.owned.names.as_ref().and_then(|names| names.blocks.get(page));
+            let Some(((block, false), own)) = named.copied().zip(record.owned.table.get(page)) else {
+                continue;
+            };
             if self.prefix.users(&block).is_none() && self.insert(&block, own)? {
-                let names = self.record_mut(sequence)?.names.as_mut();
+                let names = self.record_mut(sequence)?.owned.names.as_mut();
                 names
                     .and_then(|names| names.blocks.get_mut(page))
                     .into_iter()
@@ -247,12 +248,13 @@ impl Cache {
     fn seal_page(&mut self, sequence: Sequence, ids: &[u32], key: Option<&[u8; 16]>) -> Result<()> {
         let record = self.record(sequence)?;
         let next = record
+            .owned
             .names
             .as_ref()
-            .and_then(|names| Some((names.next(ids, key), record.table.get(names.blocks.len())?)));
+            .and_then(|names| Some((names.next(ids, key), record.owned.table.get(names.blocks.len())?)));
         let (block, pages) = next.ok_or_else(|| Error::new(Kind::Internal, "seal").at("a page"))?;
         let used = self.insert(&block, pages)?;
-        if let Some(names) = &mut self.record_mut(sequence)?.names {
+        if let Some(names) = &mut self.record_mut(sequence)?.owned.names {
             names.blocks.push((block, used));
         }
         Ok(())
@@ -281,7 +283,7 @@ impl Cache {
 
     /// The names of a fork's first `shared` pages, of at most `pages`.
     pub(super) fn fork_names(&self, parent: Sequence, pages: u32, shared: usize) -> Result<Option<Names>> {
-        let Some(names) = &self.record(parent)?.names else { return Ok(None) };
+        let Some(names) = &self.record(parent)?.owned.names else { return Ok(None) };
         let mut own = Names::new(names.namer, pages)?;
         own.blocks.extend(names.blocks.iter().take(shared));
         Ok(Some(own))
@@ -290,7 +292,7 @@ impl Cache {
     /// Forgets the names of a sequence's pages from `first` on, of which `replaced` are not its own any more. What
     /// it used alone and keeps is forgotten; the others' blocks keep their pages.
     pub(super) fn unname(&mut self, sequence: Sequence, first: usize, replaced: &[usize]) -> Result<()> {
-        let Some(mut names) = self.record_mut(sequence)?.names.take() else { return Ok(()) };
+        let Some(mut names) = self.record_mut(sequence)?.owned.names.take() else { return Ok(()) };
         for (page, block) in names.used_from(first) {
             if self.prefix.users(&block) != Some(1) || replaced.contains(&page) {
                 self.prefix.release(&block)?;
@@ -299,14 +301,14 @@ impl Cache {
             }
         }
         names.blocks.truncate(first);
-        self.record_mut(sequence)?.names = Some(names);
+        self.record_mut(sequence)?.owned.names = Some(names);
         Ok(())
     }
 
     /// By page of a sequence whether the index owns it for this sequence alone.
-    pub(super) fn uses_alone(&self, record: &Record) -> Vec<bool> {
-        let mut alone = vec![false; record.table.len()];
-        for (page, block) in record.names.iter().flat_map(|names| names.used_from(0)) {
+    pub(super) fn uses_alone(&self, owned: &Owned) -> Vec<bool> {
+        let mut alone = vec![false; owned.table.len()];
+        for (page, block) in owned.names.iter().flat_map(|names| names.used_from(0)) {
             alone[page] = self.prefix.users(&block) == Some(1);
         }
         alone
@@ -358,8 +360,8 @@ impl Cache {
         let wrong = |place| Err(Error::new(Kind::Internal, "validate pages").at(place));
         let mut users: HashMap<Block, u32> = HashMap::new();
         for record in &self.records {
-            for (page, block) in record.names.iter().flat_map(|names| names.used_from(0)) {
-                if self.prefix.pages(&block) != record.table.get(page) {
+            for (page, block) in record.owned.names.iter().flat_map(|names| names.used_from(0)) {
+                if self.prefix.pages(&block) != record.owned.table.get(page) {
                     return wrong("pages of a shared block");
                 }
                 *users.entry(block).or_default() += 1;

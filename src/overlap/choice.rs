@@ -37,6 +37,12 @@ pub struct Table {
     pub by_layer: Vec<Overlap>,
 }
 
+/// A line of a table's text that says something, by its number from 1.
+struct Line<'a> {
+    number: usize,
+    text: &'a str,
+}
+
 /// A fault in a table's text.
 fn bad(line: usize, what: impl Into<String>) -> Error {
     Error::new(Kind::BadFormat, "load overlap table")
@@ -79,28 +85,28 @@ impl Table {
     /// [`Kind::BadFormat`] names the line: an unknown word, a layer that is missing, comes twice or is not
     /// declared, numbers that are none. [`Kind::BadVersion`] for a text of another format.
     pub fn from_text(text: &str) -> Result<Table> {
-        let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.trim()));
-        let mut lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+        let lines = (1..).zip(text.lines()).map(|(number, text)| Line { number, text: text.trim() });
+        let mut lines = lines.filter(|line| !line.text.is_empty() && !line.text.starts_with('#'));
         let end = text.lines().count() + 1;
         let mut next =
             |wanted: &str| lines.next().ok_or_else(|| bad(end, format!("the text ends before {wanted}")));
 
-        let format = field(next("its title")?, TITLE)?;
+        let format = field(&next("its title")?, TITLE)?;
         if format != FORMAT {
             return Err(Error::new(Kind::BadVersion, "load overlap table")
                 .at("format")
                 .with("found", format)
                 .with("read", FORMAT));
         }
-        let version = field(next("`version`")?, "version")?;
-        let (line, layers) = next("`layers`")?;
-        let layers = field((line, layers), "layers")?;
+        let version = field(&next("`version`")?, "version")?;
+        let line = next("`layers`")?;
+        let layers = field(&line, "layers")?;
         if layers == 0 || layers > MOST_LAYERS {
-            return Err(bad(line, format!("layers: {layers}, of 1 to {MOST_LAYERS}")));
+            return Err(bad(line.number, format!("layers: {layers}, of 1 to {MOST_LAYERS}")));
         }
         let mut by_layer = Vec::with_capacity(layers as usize);
         for layer in 0..layers {
-            let (line, text) = next(&format!("layer {layer}"))?;
+            let Line { number: line, text } = next(&format!("layer {layer}"))?;
             let Some((own, order)) = text.split_once(char::is_whitespace) else {
                 return Err(bad(line, format!("layer {layer}: `{}` is no layer with its order", clip(text))));
             };
@@ -114,7 +120,9 @@ impl Table {
         }
         match lines.next() {
             None => Ok(Table { version, by_layer }),
-            Some((line, text)) => Err(bad(line, format!("`{}` behind the last layer", clip(text)))),
+            Some(Line { number, text }) => {
+                Err(bad(number, format!("`{}` behind the last layer", clip(text))))
+            }
         }
     }
 }
@@ -134,10 +142,12 @@ fn number(line: usize, word: &str, what: &str) -> Result<u32> {
     parsed.ok_or_else(|| bad(line, format!("{what}: `{}` is no number", clip(word))))
 }
 
-fn field((line, text): (usize, &str), name: &str) -> Result<u32> {
-    let value = text.strip_prefix(name).filter(|value| value.starts_with(char::is_whitespace));
-    let value = value.ok_or_else(|| bad(line, format!("`{}` where `{name}` belongs", clip(text))))?;
-    number(line, value.trim(), name)
+/// The number behind `name`, in a line that has both.
+fn field(line: &Line<'_>, name: &str) -> Result<u32> {
+    let value = line.text.strip_prefix(name).filter(|value| value.starts_with(char::is_whitespace));
+    let value =
+        value.ok_or_else(|| bad(line.number, format!("`{}` where `{name}` belongs", clip(line.text))))?;
+    number(line.number, value.trim(), name)
 }
 
 /// How long each order exposes a layer: nanoseconds that it takes longer in a step than it would if nothing

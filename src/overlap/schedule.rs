@@ -294,7 +294,8 @@ pub fn enqueue_layer(
     device: &dyn Device,
     pools: Pools,
     run: &Run,
-    (layer, pass): (Layer, Option<u32>),
+    layer: Layer,
+    pass: Option<u32>,
     overlap: Overlap,
     engine: &mut dyn Engine,
 ) -> Result<()> {
@@ -324,7 +325,8 @@ pub fn enqueue_step(
     pools: Pools,
     runs: &[Run],
     by_layer: &[Overlap],
-    (draft_layers, draft_passes): (u32, u32),
+    draft_layers: u32,
+    draft_passes: u32,
     engine: &mut dyn Engine,
 ) -> Result<()> {
     let Some(once) = by_layer.len().checked_sub(draft_layers as usize) else {
@@ -334,7 +336,7 @@ pub fn enqueue_step(
     let drafts = (0..draft_passes).flat_map(|pass| layers.clone().skip(once).map(move |of| (of, Some(pass))));
     for ((layer, overlap), pass) in layers.clone().take(once).map(|of| (of, None)).chain(drafts) {
         for run in runs {
-            enqueue_layer(device, pools, run, (layer, pass), *overlap, engine)?;
+            enqueue_layer(device, pools, run, layer, pass, *overlap, engine)?;
         }
     }
     Ok(())

@@ -143,15 +143,15 @@ impl LayerTables {
         selected: Selected<'_>,
         work: &mut Workspace,
     ) -> Result<Resolved> {
-        let Selected { selection, slots, fetches } = selected;
-        let (k, limit) = self.check(lane, rows, (selection.len(), slots.len(), fetches.len()), work)?;
+        self.check(lane, rows, &selected, work)?;
         let head = &self.heads[lane as usize];
         // No more distinct rows can be asked for than there are.
-        let most = selection.len().min(head.length as usize);
+        let count = selected.selection.len();
+        let most = count.min(head.length as usize);
         if most > head.budget as usize + self.shape.scratch_rows() || rows.count == 0 {
-            return Err(bad("selection beyond budget and scratch slots", selection.len() as u64));
+            return Err(bad("selection beyond budget and scratch slots", count as u64));
         }
-        Ok(self.step(scan, lane, rows, (k, limit), (selection, slots, fetches), work))
+        Ok(self.step(scan, lane, rows, selected, work))
     }
 
     /// One step of a warm-up: what a prompt position selected is touched and made resident by the rule,
@@ -167,21 +167,13 @@ impl LayerTables {
         selected: Selected<'_>,
         work: &mut Workspace,
     ) -> Result<Resolved> {
-        let Selected { selection, slots, fetches } = selected;
         let rows = Rows { first: 0, count: 0 };
-        self.check(lane, rows, (selection.len(), slots.len(), fetches.len()), work)?;
-        let length = self.heads[lane as usize].length;
-        Ok(self.step(scan, lane, rows, (selection.len(), length), (selection, slots, fetches), work))
+        self.check(lane, rows, &selected, work)?;
+        Ok(self.step(scan, lane, rows, selected, work))
     }
 
-    /// Checks a call's extents; answers k and the length that the first query row sees.
-    fn check(
-        &self,
-        lane: u32,
-        rows: Rows,
-        (selected, slots, fetches): (usize, usize, usize),
-        work: &Workspace,
-    ) -> Result<(usize, u32)> {
+    /// Checks a call's extents.
+    fn check(&self, lane: u32, rows: Rows, selected: &Selected<'_>, work: &Workspace) -> Result<()> {
         let head = self.heads.get(lane as usize).filter(|h| h.budget > 0);
         let Some(head) = head else {
             return Err(bad("lane", u64::from(lane)));
@@ -190,18 +182,17 @@ impl LayerTables {
         if end > u64::from(head.landed) {
             return Err(bad("rows", end));
         }
-        let per_row = rows.count.max(1) as usize;
-        if !selected.is_multiple_of(per_row)
-            || slots != selected
-            || selected > fetches.min(work.entries.len().saturating_sub(SLOT_BLOCK as usize))
+        let count = selected.selection.len();
+        let room = selected.fetches.len().min(work.entries.len().saturating_sub(SLOT_BLOCK as usize));
+        if !count.is_multiple_of(rows.count.max(1) as usize) || selected.slots.len() != count || count > room
         {
-            return Err(bad("selection", selected as u64));
+            return Err(bad("selection", count as u64));
         }
         self.check_room(head, work)?;
         if head.stamp >= UNUSED - 2 {
             return Err(Error::new(Kind::Exhausted, "resolve").at("steps of one sequence"));
         }
-        Ok((selected / per_row, head.length + rows.first + 1))
+        Ok(())
     }
 
     /// Whether a workspace has room for these tables; its other parts are as large as those looked at.
@@ -211,17 +202,21 @@ impl LayerTables {
         if narrow { Err(bad("workspace", work.victims.len() as u64)) } else { Ok(()) }
     }
 
-    /// The step itself; `limit` is the length that the first row sees, each further row sees one more.
+    /// The step itself, of checked extents.
     fn step<S: Scan>(
         &mut self,
         scan: &S,
         lane: u32,
         rows: Rows,
-        (k, limit): (usize, u32),
-        (selection, slots, fetches): (&[i32], &mut [i32], &mut [Fetch]),
+        selected: Selected<'_>,
         work: &mut Workspace,
     ) -> Resolved {
-        let now = self.heads[lane as usize].stamp + 1;
+        let Selected { selection, slots, fetches } = selected;
+        let head = &self.heads[lane as usize];
+        let now = head.stamp + 1;
+        let k = selection.len() / rows.count.max(1) as usize;
+        // What the first row sees, each further row sees one more. A warm-up has no row, and sees what is committed.
+        let limit = if rows.count == 0 { head.length } else { head.length + rows.first + 1 };
         let start = self.map_start(lane);
         let (mut missed, mut beyond) = (0, None);
         for row in 0..rows.count.max(1) as usize {

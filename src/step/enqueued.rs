@@ -175,7 +175,7 @@ impl Enqueued {
                 continue;
             }
             for (batch_row, row) in rows.iter().enumerate() {
-                self.check_row((layer, batch_row), row.query_rows, due)?;
+                self.check_row(layer, batch_row, row.query_rows, due)?;
             }
         }
         Ok(())
@@ -197,7 +197,7 @@ impl Enqueued {
         })
     }
 
-    fn check_row(&self, (layer, batch_row): (u32, usize), query_rows: u32, due: Due) -> Result<()> {
+    fn check_row(&self, layer: u32, batch_row: usize, query_rows: u32, due: Due) -> Result<()> {
         let refused = |call: &'static str, query: u32| {
             Error::new(Kind::InvalidConfig, "finish")
                 .at(call)

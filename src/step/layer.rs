@@ -82,42 +82,40 @@ pub struct OverlapStreams {
     pub scatter: Stream,
 }
 
-/// R: selection to slots, misses and victims.
-pub(crate) fn resolve(
-    device: &dyn Device,
-    pools: Pools,
-    (step, enqueued): (&Step, &Enqueued),
-    (call, stream, buffers): (LayerCall, Stream, Buffers),
-) -> Result<()> {
-    let part = call.part(step)?;
-    let answer = Answer { slots: buffers.slots, parts: buffers.parts };
-    device.enqueue(pools, stream, PoolOp::Resolve { part, selection: buffers.selection, answer })?;
-    enqueued.resolved(&part, step.rows);
-    Ok(())
+/// The calls of an open step: each enqueues one operation of a layer, and marks it once the device has taken it.
+#[derive(Debug)]
+pub(crate) struct LayerCalls<'a> {
+    pub(crate) device: &'a dyn Device,
+    pub(crate) pools: Pools,
+    pub(crate) step: &'a Step,
+    /// Where the ring notes what of the step is enqueued.
+    pub(crate) enqueued: &'a Enqueued,
 }
 
-/// G: the rows that the last resolve of this part missed, for one pass of attention.
-pub(crate) fn gather(
-    device: &dyn Device,
-    pools: Pools,
-    (step, enqueued): (&Step, &Enqueued),
-    (call, pass, stream): (LayerCall, u32, Stream),
-) -> Result<()> {
-    let part = call.part(step)?;
-    device.enqueue(pools, stream, PoolOp::Gather { part, pass })?;
-    enqueued.gathered(&part, pass, step.rows);
-    Ok(())
-}
+impl LayerCalls<'_> {
+    /// R: selection to slots, misses and victims.
+    pub(crate) fn resolve(&self, call: LayerCall, stream: Stream, buffers: Buffers) -> Result<()> {
+        let part = call.part(self.step)?;
+        let answer = Answer { slots: buffers.slots, parts: buffers.parts };
+        let selection = buffers.selection;
+        self.device.enqueue(self.pools, stream, PoolOp::Resolve { part, selection, answer })?;
+        self.enqueued.resolved(&part, self.step.rows);
+        Ok(())
+    }
 
-/// S: the step's new rows, once the engine has written them to their landing slots.
-pub(crate) fn scatter(
-    device: &dyn Device,
-    pools: Pools,
-    (step, enqueued): (&Step, &Enqueued),
-    (call, stream): (LayerCall, Stream),
-) -> Result<()> {
-    let part = call.part(step)?;
-    device.enqueue(pools, stream, PoolOp::Scatter(part))?;
-    enqueued.scattered(&part, step.rows);
-    Ok(())
+    /// G: the rows that the last resolve of this part missed, for one pass of attention.
+    pub(crate) fn gather(&self, call: LayerCall, pass: u32, stream: Stream) -> Result<()> {
+        let part = call.part(self.step)?;
+        self.device.enqueue(self.pools, stream, PoolOp::Gather { part, pass })?;
+        self.enqueued.gathered(&part, pass, self.step.rows);
+        Ok(())
+    }
+
+    /// S: the step's new rows, once the engine has written them to their landing slots.
+    pub(crate) fn scatter(&self, call: LayerCall, stream: Stream) -> Result<()> {
+        let part = call.part(self.step)?;
+        self.device.enqueue(self.pools, stream, PoolOp::Scatter(part))?;
+        self.enqueued.scattered(&part, self.step.rows);
+        Ok(())
+    }
 }

@@ -411,14 +411,14 @@ impl Decode {
             What::Step(orders) => return self.cache.overlap_steps(&mut with, orders, drafts, &mut engine),
             What::Layer(layer, pass) => {
                 let (step, layers) = &mut with[0];
-                return self.cache.overlap(step, (layer, pass), Overlap::None, layers, &mut engine);
+                return self.cache.overlap(step, layer, pass, Overlap::None, layers, &mut engine);
             }
         };
         let passes = (0..drafts).map(|pass| (Layer(LAYERS), Some(pass)));
         for (layer, pass) in (0..LAYERS).map(|layer| (Layer(layer), None)).chain(passes) {
             for (step, layers) in &mut with {
                 let order = orders[layer.index()];
-                self.cache.overlap(step, (layer, pass), order, layers, &mut engine)?;
+                self.cache.overlap(step, layer, pass, order, layers, &mut engine)?;
             }
         }
         Ok(())

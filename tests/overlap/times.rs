@@ -68,7 +68,7 @@ pub fn times(order: Overlap, passes: u32, misses: f64, seed: Option<u64>) -> Vec
     };
     let runs = [run(MicroBatch(0)), run(MicroBatch(1))];
     (0..LAYERS).for_each(|layer| clock.set_misses(forebay::Layer(layer), misses).unwrap());
-    enqueue_step(&*clock, pools, &runs, &[order; LAYERS as usize], (0, 0), &mut Timed(&clock)).unwrap();
+    enqueue_step(&*clock, pools, &runs, &[order; LAYERS as usize], 0, 0, &mut Timed(&clock)).unwrap();
     clock.run().unwrap();
     by_layer(&clock.spans())
 }

@@ -192,8 +192,8 @@ impl World {
             self.device.compute(second.streams.compute, label, Demand { ns, sm: 0.0 })?;
         }
         let mut engine = Costed::new(&self.device, setup, &self.batch, misses, share, &self.ends);
-        let drafts = (self.shape.draft_layers, passes(&self.batch));
-        enqueue_step(device, self.pools, &self.runs, orders, drafts, &mut engine)?;
+        let (draft_layers, draft_passes) = (self.shape.draft_layers, passes(&self.batch));
+        enqueue_step(device, self.pools, &self.runs, orders, draft_layers, draft_passes, &mut engine)?;
         let busy_ns = engine.busy_us * 1e3;
         self.finish(setup)?;
         self.device.synchronize(self.done)?;

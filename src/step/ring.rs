@@ -1,12 +1,40 @@
-//! The ring of pinned step blocks, and what a step still names.
+//! The ring: pinned step blocks and reports, one slot for each step between prepare and retire.
+//!
+//! A slot is what a step has of host memory. Its block is copied to the device by the step's begin, its report is
+//! written by the step's end, its event stands behind that, and beside them stand the batch rows that the step names
+//! and what was enqueued of it (`enqueued`).
+//!
+//! **States of a slot**, and who moves it on:
+//!
+//! | state | entered by | its memory |
+//! |---|---|---|
+//! | free | [`Ring::release`], [`Ring::reclaim`] | nobody's |
+//! | open | [`Ring::prepare`] writes the block and gives the [`Step`] out | the block may be read by the copy |
+//! | in flight | [`Ring::finish`], once the report and the event are enqueued | the report may be written |
+//! | ended | [`Ring::end`] finds the event reached and reads the report | nobody's; the rows are still named |
+//! | given up | [`Ring::give_up`], when a begin was refused half-way | the block may be read by the copy |
+//!
+//! **Invariants.** A block is never written while a copy of it may still run, nor a report read while it may still be
+//! written: a slot is free only behind its event, and one that was given up is marked by an event of its own first. A
+//! report bears its step's number; another step's is an error, never a result. A micro-batch has one open step, because
+//! it has one record on the device. A step of another cache's ring is told by the ring's tag.
+//!
+//! **Costs.** All memory is taken by [`Ring::new`]: a block and a report in whole lines for each slot, in one pinned
+//! mapping. A step allocates nothing; finding a free slot looks at each, of which there are a handful.
+//!
+//! It does not wait: a full ring is [`Kind::Busy`]. It knows sequences as numbers, and enqueues nothing but the marks
+//! of what was given up.
 
-use crate::device::block::{self, Entry, Report};
+use crate::device::block::{self, Cause, Entry, Report};
 use crate::device::{Device, Event, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::MicroBatch;
 use crate::os::{Fallback, Faults, Map, Request};
-use crate::step::{Enqueued, Step};
+use crate::step::{Enqueued, Phase, Step, WorkStreams};
 use crate::sync::{Arc, unique};
+
+/// A report starts on a line of its own, so that a device's write does not share one with the host's.
+const LINE: usize = 64;
 
 /// The declared extents of the ring.
 #[derive(Clone, Copy, Debug)]
@@ -22,16 +50,24 @@ pub(crate) struct RingShape {
 }
 
 impl RingShape {
-    /// Bytes of a slot's step block, of its report, and of the slot with both.
-    fn slot(&self) -> (usize, usize, usize) {
-        let block = 4 * block::step::words(self.batch);
-        let report = 4 * Report::words(self.layers, self.batch);
-        (block, report, block.next_multiple_of(LINE) + report.next_multiple_of(LINE))
+    /// Bytes of a step block.
+    fn block_bytes(&self) -> usize {
+        4 * block::step::words(self.batch)
+    }
+
+    /// Bytes of a report.
+    fn report_bytes(&self) -> usize {
+        4 * Report::words(self.layers, self.batch)
+    }
+
+    /// Bytes of a slot: both, in lines of their own.
+    fn slot_bytes(&self) -> u64 {
+        (self.block_bytes().next_multiple_of(LINE) + self.report_bytes().next_multiple_of(LINE)) as u64
     }
 
     /// Bytes of the whole ring, in pinned host memory.
     pub(crate) fn bytes(&self) -> u64 {
-        self.slot().2 as u64 * u64::from(self.steps)
+        self.slot_bytes() * u64::from(self.steps)
     }
 }
 
@@ -58,9 +94,9 @@ struct GivenUp {
 #[derive(Debug)]
 pub(crate) struct RingSlot {
     /// The step that has it.
-    pub(super) step: Option<u64>,
+    step: Option<u64>,
     /// The step's micro-batch until it is finished.
-    pub(super) open: Option<MicroBatch>,
+    open: Option<MicroBatch>,
     /// The stream that it was prepared on.
     pub(crate) prepared: Stream,
     given_up: Option<GivenUp>,
@@ -71,20 +107,25 @@ pub(crate) struct RingSlot {
     pub(crate) enqueued: Enqueued,
 }
 
+/// How a step ended, before its slot is given back.
+pub(crate) enum Ended {
+    /// It is still in flight.
+    Not(Error),
+    /// It ended; the report is read, or the error says why its tokens must not be published.
+    With(Result<()>),
+}
+
 /// All slots, their memory, and room to read a report.
 #[derive(Debug)]
 pub(crate) struct Ring {
     tag: u32,
     shape: RingShape,
     memory: Arc<Map>,
-    pub(super) slots: Vec<RingSlot>,
+    slots: Vec<RingSlot>,
     words: Vec<u32>,
-    pub(super) report: Report,
+    report: Report,
     last: u64,
 }
-
-/// A report starts on a line of its own, so that a device's write does not share one with the host's.
-const LINE: usize = 64;
 
 impl Ring {
     /// Takes the memory. What it had to do without is added to `fallbacks`.
@@ -95,7 +136,6 @@ impl Ring {
         faults: &dyn Faults,
         fallbacks: &mut Vec<Fallback>,
     ) -> Result<Self> {
-        let (block_bytes, report_bytes, slot_bytes) = shape.slot();
         let request =
             Request { bytes: shape.bytes(), huge: false, populate: true, lock, node: None, shared: false };
         let (memory, missed) = Map::new(&request, faults)?;
@@ -104,15 +144,15 @@ impl Ring {
         let all = device.register(&memory)?;
         let mut slots = Vec::with_capacity(shape.steps as usize);
         for slot in 0..u64::from(shape.steps) {
-            let start = slot * slot_bytes as u64;
-            let report = start + block_bytes.next_multiple_of(LINE) as u64;
+            let start = slot * shape.slot_bytes();
+            let report = start + shape.block_bytes().next_multiple_of(LINE) as u64;
             slots.push(RingSlot {
                 step: None,
                 open: None,
                 prepared: Stream(0),
                 given_up: None,
-                block: all.part(start, block_bytes as u64)?,
-                report: all.part(report, report_bytes as u64)?,
+                block: all.part(start, shape.block_bytes() as u64)?,
+                report: all.part(report, shape.report_bytes() as u64)?,
                 event: device.event()?,
                 rows: Vec::with_capacity(shape.batch as usize),
                 enqueued: Enqueued::new(&shape)?,
@@ -172,11 +212,8 @@ impl Ring {
             micro_batch,
             rows,
             query_rows,
-            finished: false,
-            launched: false,
-            abandoned: false,
-            streams: None,
-            tail: None,
+            phase: Phase::Open { launched: false },
+            work: WorkStreams::default(),
         })
     }
 
@@ -243,7 +280,7 @@ impl Ring {
 
     /// Notes that all of a step has been enqueued.
     pub(crate) fn finish(&mut self, step: &mut Step) {
-        step.finished = true;
+        step.finish();
         if let Some(slot) = self.slots.get_mut(step.slot as usize) {
             slot.open = None;
         }
@@ -268,11 +305,76 @@ impl Ring {
         }
     }
 
+    /// Looks whether `step` has ended and reads its report. The slot stays taken.
+    pub(crate) fn end(&mut self, device: &dyn Device, step: &Step) -> Ended {
+        let event = match self.slot(step) {
+            Ok(slot) => slot.event,
+            Err(error) => return Ended::Not(error),
+        };
+        if !step.is_finished() {
+            return Ended::Not(Error::new(Kind::Busy, "retire").at("the step was not finished"));
+        }
+        match device.query(event) {
+            Ok(false) => Ended::Not(Error::new(Kind::Busy, "retire").at("the step is in flight")),
+            Err(error) if error.kind() != Kind::DeviceFailed => Ended::Not(error),
+            Err(error) => Ended::With(Err(error)),
+            Ok(true) if step.is_abandoned() => {
+                let error = Error::new(Kind::Cancelled, "retire").at("a layer was not enqueued whole");
+                let error = error.hint("roll its sequences back to a committed length, or close them");
+                Ended::With(self.read_report(step).and(Err(error)))
+            }
+            Ok(true) => Ended::With(self.read_report(step).and_then(|()| self.check_sticky())),
+        }
+    }
+
+    fn check_sticky(&self) -> Result<()> {
+        match self.report.sticky {
+            None => Ok(()),
+            Some(sticky) => {
+                let error = Error::new(Kind::DeviceFailed, "retire");
+                let error = error.hint("roll its sequences back to a committed length, or close them");
+                let (row, layer, what) = (sticky.row, sticky.layer, sticky.cause.describe());
+                // As the engine's selection has it: the device reads positions without signs.
+                Err(match i32::try_from(sticky.value) {
+                    Err(_) if sticky.cause == Cause::BeyondLength => {
+                        let position = sticky.value.cast_signed();
+                        let error =
+                            error.at(format!("a selected position is {position}, and only -1 is none"));
+                        error.with("batch row", row).with("layer", layer)
+                    }
+                    _ => {
+                        error.at(what).with("batch row", row).with("layer", layer).with("value", sticky.value)
+                    }
+                })
+            }
+        }
+    }
+
+    /// The rows of a step that has ended, one by one; then the slot is free.
+    pub(crate) fn row(&self, step: &Step, row: usize) -> Option<(RowInFlight, Option<u32>)> {
+        let slot = self.slots.get(step.slot as usize)?;
+        let row_in_flight = *slot.rows.get(row)?;
+        let length = (self.report.step == step.number).then(|| self.report.lengths.get(row).copied());
+        Some((row_in_flight, length.flatten()))
+    }
+
+    /// Frees the slot of a step that has ended.
+    pub(crate) fn release(&mut self, step: &Step) {
+        if let Some(slot) = self.slots.get_mut(step.slot as usize) {
+            (slot.step, slot.open) = (None, None);
+        }
+    }
+
+    /// The last report that was read.
+    pub(crate) fn report(&self) -> &Report {
+        &self.report
+    }
+
     /// Reads the report of `step` from its slot.
     ///
     /// # Errors
     /// [`Kind::Internal`] when the slot holds another step's report.
-    pub(super) fn read_report(&mut self, step: &Step) -> Result<()> {
+    fn read_report(&mut self, step: &Step) -> Result<()> {
         let slot = &self.slots[step.slot as usize];
         let words = &mut self.words[..Report::words(self.shape.layers, self.shape.batch)];
         self.memory.copy_out_words(slot.report.address() - self.memory.as_ptr() as u64, words)?;
