@@ -41,6 +41,8 @@ pub mod residency;
 mod sparse;
 mod stats;
 mod step;
+#[cfg(feature = "study")]
+pub mod study;
 mod sync;
 pub mod text;
 #[doc(hidden)]
