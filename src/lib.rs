@@ -33,6 +33,8 @@ mod error;
 mod fallible;
 mod geometry;
 mod ids;
+#[cfg(all(feature = "measure", not(loom)))]
+pub mod measure;
 pub mod os;
 pub mod overlap;
 #[cfg(feature = "predict")]

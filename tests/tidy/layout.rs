@@ -25,6 +25,7 @@ const ROOMS: &[&str] = &[
     "cache",
     "predict",
     "study",
+    "measure",
 ];
 
 /// Rooms that are one file each: words and small tools, nothing to divide.
