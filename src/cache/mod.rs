@@ -49,7 +49,7 @@ use crate::step::{Ring, RingShape};
 use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, Secret, TotalPool};
 
 pub use admit::Open;
-pub use captured::{Capture, Captured, Graphs};
+pub use captured::{Capture, Captured};
 pub use decode::{Accepted, Row};
 pub use footprint::Footprint;
 pub use overlapped::Layers;
