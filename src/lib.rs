@@ -28,6 +28,8 @@
 compile_error!("forebay needs Linux on x86-64: it maps, locks and binds host memory by Linux system calls");
 
 mod cache;
+#[cfg(feature = "check")]
+pub mod check;
 pub mod device;
 mod error;
 mod fallible;

@@ -23,12 +23,10 @@ pub mod clock;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod host;
-pub mod order;
 #[cfg(feature = "measure")]
 pub(crate) mod probe;
 pub mod rates;
 mod ticket;
-pub mod watch;
 
 use std::fmt::Debug;
 
@@ -52,7 +50,7 @@ pub struct Event(pub u64);
 /// Bytes that a device can reach: its own memory, registered host memory, or an engine's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    device: u32,
+    pub(crate) device: u32,
     address: u64,
     bytes: u64,
 }

@@ -49,8 +49,8 @@
 
 mod touched;
 
+use crate::check::order::{Access, Order};
 use crate::device::block::step;
-use crate::device::order::{Access, Order};
 use crate::device::{
     Answer, Backing, Begin, Completer, Cut, Device, Event, Join, Mapped, Part, Plan, Pools, Raise, Slice,
     Stream, Warm,
