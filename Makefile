@@ -155,8 +155,9 @@ endif
 # RUSTC_BOOTSTRAP only lets the stable compiler take the sanitizer's flag; nothing built so is shipped. Without the
 # CUDA device, whose stand-in is a library for each test: it and the kernels have a sanitized program of their own.
 asan:
-	FOREBAY_STANDIN=0 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test -p forebay --features trace,predict \
-	    --lib --test residency --test world --test failures --test overlap --target $(HOST) --target-dir target/asan
+	FOREBAY_STANDIN=0 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test -p forebay \
+	    --features trace,predict,study,measure,check --lib --test residency --test world --test failures \
+	    --test overlap --target $(HOST) --target-dir target/asan
 
 bench-build:
 	FOREBAY_STANDIN=0 cargo bench --workspace --all-features --no-run

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use clock::Lap;
 use criterion::Criterion;
-use forebay::residency::{Curve, Depths};
+use forebay::study::{Curve, Depths};
 use forebay::trace::{Header, SelectionTrace};
 use race::{Side, claim, done, race, record};
 use replay::Replay;

@@ -28,11 +28,15 @@
 compile_error!("forebay needs Linux on x86-64: it maps, locks and binds host memory by Linux system calls");
 
 mod cache;
+#[cfg(feature = "check")]
+pub mod check;
 pub mod device;
 mod error;
 mod fallible;
 mod geometry;
 mod ids;
+#[cfg(all(feature = "measure", not(loom)))]
+pub mod measure;
 pub mod os;
 pub mod overlap;
 #[cfg(feature = "predict")]
@@ -41,6 +45,8 @@ pub mod residency;
 mod sparse;
 mod stats;
 mod step;
+#[cfg(feature = "study")]
+pub mod study;
 mod sync;
 pub mod text;
 #[doc(hidden)]
@@ -49,8 +55,7 @@ pub mod total;
 pub mod trace;
 
 pub use cache::{
-    Accepted, Cache, Capture, Captured, Config, Footprint, Graphs, Layers, Length, Memory, Open, Row, Slots,
-    Tokens,
+    Accepted, Cache, Capture, Captured, Config, Footprint, Layers, Length, Memory, Open, Row, Slots, Tokens,
 };
 pub use error::{Error, Kind, Result};
 pub use geometry::{Geometry, LINE, Piece, SLOT_BLOCK, Shape};

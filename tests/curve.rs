@@ -6,7 +6,7 @@
 mod oracle;
 
 use forebay::Kind;
-use forebay::residency::{Curve, Depths};
+use forebay::study::{Curve, Depths};
 use oracle::Oracle;
 use proptest::prelude::*;
 

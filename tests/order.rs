@@ -1,5 +1,5 @@
 //! Every schedule is ordered by its edges, and every edge is needed: with the device watched
-//! (`device::watch`), steps of two micro-batches pass in every order, and each wait that orders anything, left
+//! (`check::watch`), steps of two micro-batches pass in every order, and each wait that orders anything, left
 //! out, gives a conflict.
 //!
 //! Nothing is timed and no stream is held back: what is checked is what the edges allow, not what one run

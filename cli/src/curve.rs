@@ -4,7 +4,7 @@
 //! is built. Layers are taken one after the other, because what one of them needs fits into a cache.
 
 use forebay::Result;
-use forebay::residency::{Curve, Depths};
+use forebay::study::{Curve, Depths};
 use forebay::trace::{Header, SelectionTrace};
 
 use crate::pools::Setting;

@@ -28,7 +28,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use forebay::residency::Curve;
+use forebay::study::Curve;
 use forebay::{Error, Kind, Result};
 
 use crate::curve::Curves;

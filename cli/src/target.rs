@@ -6,7 +6,7 @@ use forebay::device::Device;
 #[cfg(feature = "cuda")]
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::probe::Probe;
+use forebay::measure::Probe;
 use forebay::{Error, Kind, Result};
 
 /// A device as the command line names it.

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use curve::Curves;
 use forebay::Shape;
-use forebay::residency::Depths;
+use forebay::study::Depths;
 use forebay::trace::SelectionTrace;
 use pools::Setting;
 use proptest::prelude::*;
@@ -131,7 +131,7 @@ fn layers() -> impl Strategy<Value = (Vec<Vec<usize>>, u32)> {
 }
 
 /// Gain of each further slot, which a convex curve never has after a smaller one.
-fn gains(curve: &forebay::residency::Curve) -> Vec<u64> {
+fn gains(curve: &forebay::study::Curve) -> Vec<u64> {
     (1..ROWS).map(|slots| curve.misses(slots) - curve.misses(slots + 1)).collect()
 }
 

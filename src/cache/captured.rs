@@ -10,7 +10,7 @@
 //! | | who |
 //! |---|---|
 //! | captures a bucket's layers, once a table and version | [`Cache::capture`] |
-//! | keeps what was captured, by choice | [`Graphs`] |
+//! | keeps what was captured, by the choice's bucket, table and version | the engine |
 //! | launches them for the open steps of its micro-batches | [`Cache::launch`] |
 //!
 //! **An engine that captures by itself** (a framework's graph of the whole model) enqueues by
@@ -35,7 +35,7 @@ use crate::cache::{Cache, Layers};
 use crate::device::{Device, Graph, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch};
-use crate::overlap::{Choice, Engine, Overlap, Run, enqueue_step};
+use crate::overlap::{Engine, Overlap, Run, enqueue_step};
 use crate::step::Step;
 
 /// What to capture: see [`Cache::capture`].
@@ -74,48 +74,9 @@ impl Drop for Captured {
 }
 
 impl Captured {
-    fn is_of<'a>(&self, micro_batches: impl Iterator<Item = &'a MicroBatch>) -> bool {
-        self.micro_batches.iter().map(|(own, _)| own).eq(micro_batches)
-    }
-
     /// The micro-batches and their bucket.
     pub fn micro_batches(&self) -> &[(MicroBatch, Layers)] {
         &self.micro_batches
-    }
-}
-
-/// Captured buckets by the choice that they were captured for: one for each bucket, table, number of query rows and
-/// micro-batches, of the table's last version.
-#[derive(Debug, Default)]
-pub struct Graphs {
-    kept: Vec<(Choice, Captured)>,
-}
-
-impl Graphs {
-    /// None yet.
-    pub const fn new() -> Graphs {
-        Graphs { kept: Vec::new() }
-    }
-
-    /// What was captured for a choice, for steps of these micro-batches; none when it never was, or for an older
-    /// version of the table: then it is time to capture.
-    pub fn find(&self, choice: &Choice, query_rows: u32, micro_batches: &[MicroBatch]) -> Option<&Captured> {
-        let found = self.kept.iter().find(|(kept, captured)| {
-            (kept.bucket, kept.index, kept.version) == (choice.bucket, choice.index, choice.version)
-                && captured.query_rows == query_rows
-                && captured.is_of(micro_batches.iter())
-        });
-        found.map(|(_, captured)| captured)
-    }
-
-    /// Keeps what was captured for a choice, in place of what an older version had.
-    pub fn keep(&mut self, choice: &Choice, captured: Captured) {
-        self.kept.retain(|(kept, old)| {
-            (kept.bucket, kept.index) != (choice.bucket, choice.index)
-                || old.query_rows != captured.query_rows
-                || !old.is_of(captured.micro_batches.iter().map(|(micro_batch, _)| micro_batch))
-        });
-        self.kept.push((*choice, captured));
     }
 }
 

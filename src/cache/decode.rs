@@ -175,7 +175,7 @@ impl Cache {
     /// S of one layer, behind [`Cache::layer`] or [`Cache::resolve`] and the engine's P: stores the step's new rows,
     /// which the engine has written to their landing slots: it must be ordered behind that write. A scatter that comes
     /// before it stores what stood there before, and nobody but the engine can know;
-    /// [`Watch`](crate::device::watch::Watch) finds it in a test. Nothing, where rows have no bytes.
+    /// `check::watch` finds it in a test. Nothing, where rows have no bytes.
     ///
     /// # Errors
     /// As [`Cache::resolve`].

@@ -52,7 +52,7 @@ use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, Secret, TotalPool};
 
 pub use accept::Accepted;
 pub use admit::Open;
-pub use captured::{Capture, Captured, Graphs};
+pub use captured::{Capture, Captured};
 pub use config::{Config, Memory, Slots};
 pub use decode::Row;
 pub use footprint::Footprint;

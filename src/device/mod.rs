@@ -19,19 +19,16 @@
 //! completes, every ticket still ends, so that nobody waits for ever.
 
 pub mod block;
-#[cfg(not(loom))]
-pub mod ceilings;
 mod checks;
 pub mod clock;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod host;
 mod op;
-pub mod order;
-pub mod probe;
+#[cfg(feature = "measure")]
+pub(crate) mod probe;
 pub mod rates;
 mod ticket;
-pub mod watch;
 
 use std::fmt::Debug;
 

@@ -41,26 +41,21 @@
 //!
 //! # What it does not do
 //!
-//! It moves no bytes, knows no device, takes no lock and allocates nothing after construction (but for
-//! [`Depths`] and [`LruStack`], which are for study). It does not choose budgets, nor does it share slots between
-//! sequences.
+//! It moves no bytes, knows no device, takes no lock and allocates nothing after construction. It does not choose
+//! budgets, nor does it share slots between sequences.
 
 mod commit;
-mod curve;
 mod digest;
 mod divide;
 mod resolve;
 mod scan;
-mod stack;
 mod tables;
 mod victims;
 
 pub use commit::Moved;
-pub use curve::{Curve, Depths};
 pub use divide::{Answered, Divider};
 pub use resolve::Workspace;
 pub use resolve::{Beyond, Counts, Fetch, Resolved, Rows, Selected};
 pub use scan::{At, Portable, Scan, Split, Stamped, Tied, Touch, Touched};
 pub(crate) use scan::{beyond, nth_lowest};
-pub use stack::LruStack;
 pub use tables::{ABSENT, EMPTY, LaneHead, LayerTables, TableShape, TableWords};

@@ -3,8 +3,8 @@
 
 use crate::rig::{Cache, Rig, entry, on, own, selection, usual};
 use forebay::device::cuda::CudaDevice;
-use forebay::device::probe::Probe;
 use forebay::device::{Device, Outcome, Ticket};
+use forebay::measure::Probe;
 use forebay::{Error, Kind, Result};
 use forebay_standin::{Options, Resources, Standin};
 

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use crate::rig::{Rig, driver, on, own, pinned, usual};
-use forebay::device::ceilings::Ceilings;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
-use forebay::device::probe::{GpuFacts, Mark, Probe};
 use forebay::device::{Device, Slice};
+use forebay::measure::{Ceilings, GpuFacts, Mark, Probe};
 use forebay::os::{Faults, Inject};
 use forebay::{Error, Kind};
 use forebay_standin::{Driver, Options, Resources};

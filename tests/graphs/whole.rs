@@ -1,12 +1,11 @@
-//! Whole models: 61 layers and a draft layer in one graph, buckets smaller than the cache's batch, and which graph a
-//! choice finds.
+//! Whole models: 61 layers and a draft layer in one graph, and buckets smaller than the cache's batch.
 
 use super::*;
 use crate::device::driver_is_there;
+use forebay::Buffers;
 use forebay::Result;
 use forebay::device::{Parts, Stream};
-use forebay::overlap::{Choice, EngineCall, OverlapStreams};
-use forebay::{Buffers, Graphs};
+use forebay::overlap::{EngineCall, OverlapStreams};
 
 const PICKS: u32 = 4;
 const WHOLE: u32 = 61;
@@ -128,28 +127,17 @@ fn whole_models_in_buckets_smaller_than_the_batch_come_to_the_same() {
 }
 
 #[test]
-fn a_choice_finds_what_was_captured_for_its_tables_last_version() {
+fn a_bucket_that_is_captured_anew_gives_its_old_graph_up() {
     if !driver_is_there() {
         return;
     }
     let mut model = Model::new(TestDevice::cuda(&HostOptions::default(), None).unwrap());
-    let choice = |bucket, version| Choice { bucket, index: 1, version, changed: false };
     let execs = |model: &Model| model.device.standin().map(|standin| standin.held_resources().execs);
-    let own = [MicroBatch(0)];
-    let batch = |found: Option<&Captured>| found.map(|captured| captured.micro_batches()[0].1.batch);
-    let mut graphs = Graphs::new();
-    assert!(graphs.find(&choice(0, 1), 1, &own).is_none());
-    graphs.keep(&choice(0, 1), model.capture(1));
-    graphs.keep(&choice(1, 1), model.capture(2));
-    assert_eq!(batch(graphs.find(&choice(0, 1), 1, &own)), Some(1));
-    assert_eq!(batch(graphs.find(&choice(1, 1), 1, &own)), Some(2));
-    assert!(graphs.find(&choice(0, 1), 2, &own).is_none(), "other query rows");
-    assert!(graphs.find(&choice(0, 1), 1, &[MicroBatch(1)]).is_none(), "another micro-batch");
-    // The table has changed: what was captured for it before is another table's.
-    assert!(graphs.find(&choice(0, 2), 1, &own).is_none());
+    let old = model.capture(1);
     let held = execs(&model);
-    graphs.keep(&choice(0, 2), model.capture(4));
-    assert_eq!(batch(graphs.find(&choice(0, 2), 1, &own)), Some(4));
-    assert!(graphs.find(&choice(0, 1), 1, &own).is_none());
-    assert_eq!(execs(&model), held, "the old one was given up");
+    let new = model.capture(4);
+    assert_eq!(execs(&model), held.map(|execs| execs + 1), "both are there");
+    drop(old);
+    assert_eq!(execs(&model), held);
+    assert_eq!(new.micro_batches()[0].1.batch, 4);
 }

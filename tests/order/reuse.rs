@@ -1,8 +1,8 @@
 //! What a lane gives back and another takes: pages, slot blocks, and the place where the host stages a lane's
 //! arguments. Nothing else orders the two, so each needs an edge, or that the host has seen the first one end.
 
+use forebay::check::watch::Watch;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::watch::Watch;
 use forebay::device::{Cut, Device, Join, Mapped, Plan, PoolOp, Pools, Raise, Slice, Stream};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::TableShape;
@@ -206,7 +206,7 @@ fn ranges_over_one_backing_are_the_same_bytes() {
     watch.wait(b, event).unwrap();
     writes(b, long).unwrap();
     // The engine's own declarations are placed likewise.
-    let reads = [forebay::device::watch::bytes(&short, false)];
+    let reads = [forebay::check::watch::bytes(&short, false)];
     watch.engine(a, "reader", &reads).unwrap_err();
     watch.engine(b, "reader", &reads).unwrap();
 }

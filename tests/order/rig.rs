@@ -1,7 +1,7 @@
 //! A cache on a watched device, and an engine that declares what its work touches and computes nothing.
 
+use forebay::check::watch::{Attention, Watch};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::watch::{Attention, Watch};
 use forebay::device::{Answer, Device, Part, Parts, Pools, Slice, Stream};
 use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layers, Memory, MicroBatch, Open};

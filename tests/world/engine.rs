@@ -6,9 +6,9 @@
 
 use super::device::{self, TestDevice};
 use super::model::Origin;
+use forebay::check::watch::{Attention, Watch, bytes};
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::HostOptions;
-use forebay::device::watch::{Attention, Watch, bytes};
 use forebay::device::{Answer, Device, Event, Part, Slice, Stream};
 use forebay::residency::Rows;
 use forebay::{Buffers, Cache, Config, Geometry, Lane, Layer, LayerCall, Result, Step};

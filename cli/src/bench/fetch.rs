@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use forebay::device::ceilings::Ceilings;
-use forebay::device::probe::Probe;
 use forebay::device::{PoolOp, Raise, Warm};
+use forebay::measure::{Ceilings, Probe};
 use forebay::{Lane, Result};
 
 use super::oracle::{Numbers, Wanted};

@@ -21,8 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::ValueEnum;
-use forebay::device::ceilings::Ceilings;
-use forebay::device::probe::{Facts, Probe};
+use forebay::measure::{Ceilings, Facts, Probe};
 use forebay::{Result, os};
 
 use crate::look::LookArguments;

@@ -12,9 +12,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay::Result;
-use forebay::device::ceilings::Ceilings;
-use forebay::device::probe::Probe;
 use forebay::device::{Event, Graph, PoolOp, Slice, Stream};
+use forebay::measure::{Ceilings, Probe};
 
 use super::oracle::differs;
 use super::result::{Asked, Figure, Spread, Target};

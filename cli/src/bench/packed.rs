@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::probe::Probe;
 use forebay::device::{Event, Part, PoolOp, Slice, Stream};
+use forebay::measure::Probe;
 use forebay::residency::Fetch;
 use forebay::{Result, SLOT_BLOCK, os};
 

@@ -1,8 +1,7 @@
 //! Figures for people and as JSON. `docs/json.md` describes the entries.
 
 use forebay::Result;
-use forebay::device::ceilings::Ceilings;
-use forebay::device::probe::Facts;
+use forebay::measure::{Ceilings, Facts};
 use serde::{Serialize, Serializer};
 
 use super::Measured;

@@ -10,9 +10,8 @@
 use std::sync::Arc;
 
 use forebay::device::block::{Entry, LayerCount, Report, step};
-use forebay::device::ceilings::host_request;
-use forebay::device::probe::Probe;
 use forebay::device::{Answer, Begin, Expected, Join, Part, Plan, PoolOp, Pools, Slice, Stream, Warm};
+use forebay::measure::{Probe, host_request};
 use forebay::os::{Map, NoFaults};
 use forebay::residency::{Fetch, Rows, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};

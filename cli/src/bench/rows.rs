@@ -6,9 +6,8 @@
 use std::sync::Arc;
 
 use forebay::device::PoolOp;
-use forebay::device::ceilings::Ceilings;
-use forebay::device::probe::Probe;
 use forebay::device::rates::{Rates, RowRate, RowRates};
+use forebay::measure::{Ceilings, Probe};
 use forebay::residency::Fetch;
 use forebay::{Error, Kind, Result, os};
 

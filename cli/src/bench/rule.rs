@@ -7,8 +7,7 @@
 
 use std::sync::Arc;
 
-use forebay::device::ceilings::Ceilings;
-use forebay::device::probe::Probe;
+use forebay::measure::{Ceilings, Probe};
 use forebay::{Result, SLOT_BLOCK};
 
 use super::oracle::{Wanted, compare_row, mix};

@@ -37,11 +37,10 @@ mod works;
 
 use std::sync::Arc;
 
-use forebay::device::ceilings::Ceilings;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::probe::Probe;
 use forebay::device::rates::Rates;
 use forebay::device::{Graph, Stream};
+use forebay::measure::{Ceilings, Probe};
 use forebay::overlap::Overlap;
 use forebay::predict::setup::Setup;
 use forebay::{Capture, Captured, Error, Kind, MicroBatch, Result};

@@ -13,8 +13,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use forebay::Result;
-use forebay::device::probe::{Mark, Probe};
 use forebay::device::{Event, Slice, Stream};
+use forebay::measure::{Mark, Probe};
 
 /// Microseconds of work in front: the time in which the host enqueues some operations.
 const AHEAD_US: f64 = 400.0;

@@ -10,7 +10,7 @@
 //!   that has seen `d` distinct blocks holds `min(n, d)`; what entered and is not there has been evicted.
 
 use forebay::Result;
-use forebay::residency::LruStack;
+use forebay::study::LruStack;
 use forebay::trace::requests::RequestTrace;
 
 use super::Outcome;

@@ -1,6 +1,6 @@
 //! What was found as numbers, for programs: findings are texts for people.
 
-use forebay::device::probe::Facts;
+use forebay::measure::Facts;
 use forebay::os::MemoryState;
 use serde::Serialize;
 

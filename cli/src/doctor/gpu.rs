@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay::device::ceilings::Ceilings;
-use forebay::device::probe::{Ability, Facts, GpuFacts, Probe};
 use forebay::device::rates::{Rates, RowRates};
+use forebay::measure::{Ability, Ceilings, Facts, GpuFacts, Probe};
 use forebay::os::{Fallback, Map, MemoryState, NoFaults, Request};
 
 use super::files::Files;

@@ -21,11 +21,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay::device::ceilings::Ceilings;
 #[cfg(feature = "cuda")]
 use forebay::device::cuda::{CudaDevice, CudaOptions};
-use forebay::device::probe::{Facts, Probe};
 use forebay::device::rates::Rates;
+use forebay::measure::{Ceilings, Facts, Probe};
 use forebay::os::{Fallback, NoFaults, near};
 use forebay::{Error, Kind, Result};
 use indicatif::ProgressBar;

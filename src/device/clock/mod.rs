@@ -18,7 +18,7 @@
 //!
 //! **What it does not do.** It does not know what a resolve would find, so the rows that a gather moves are
 //! declared ([`ClockDevice::set_misses`]). It does not check that operations are ordered
-//! (`device/order.rs` does), nor run two at the same instant: an effect is whole, at its operation's start or
+//! (`check` does), nor run two at the same instant: an effect is whole, at its operation's start or
 //! at its end.
 
 mod chance;

@@ -19,8 +19,8 @@
 //! whose work may go, and the caller empties them without its lock. What takes long is done without it too.
 
 use super::driver::{Answer, Context, Current, Handle, Refusal, code, flag};
-use super::memory::{Allocation, Worker};
-use super::stream::{KnownStream, OwnEvent};
+use super::memory::Worker;
+use super::stream::OwnEvent;
 use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
@@ -308,7 +308,9 @@ impl Graphs {
 }
 
 /// Captures a fill, launches it, and looks whether it was done.
+#[cfg(feature = "measure")]
 pub(super) fn try_graph(context: &Arc<Context>, worker: &Worker) -> Result<()> {
+    use super::{memory::Allocation, stream::KnownStream};
     const WORD: u32 = 0x0F0E_B000;
     let room = Allocation::new(context, worker, 4)?;
     let own = KnownStream::own(context).map_err(failed)?;
@@ -330,6 +332,7 @@ pub(super) fn try_graph(context: &Arc<Context>, worker: &Worker) -> Result<()> {
 }
 
 /// Makes the handle of a conditional node, which goes with its graph.
+#[cfg(feature = "measure")]
 pub(super) fn try_conditional(context: &Context) -> Answer {
     let current = context.relaxed()?;
     let mut raw = 0;

@@ -339,6 +339,7 @@ impl Physical {
 }
 
 /// Takes memory that other hosts of a fabric could take, and gives it back: whether it is to be had.
+#[cfg(feature = "measure")]
 pub(super) fn try_fabric(context: &Arc<Context>) -> Answer {
     let wanted = Property { handles: flag::HANDLE_FABRIC, ..property(context) };
     let current = context.relaxed()?;

@@ -21,14 +21,17 @@
 //! **The end.** Dropping the device waits for what was enqueued on its streams and on those it borrowed, and
 //! gives everything back.
 
+#[cfg_attr(not(feature = "measure"), allow(dead_code, reason = "some of it only tools ask for"))]
 mod abi;
 mod device;
+#[cfg_attr(not(feature = "measure"), allow(dead_code, reason = "some of it only tools ask for"))]
 mod driver;
 mod graph;
 mod image;
 mod memory;
 mod module;
 mod pools;
+#[cfg(feature = "measure")]
 mod probe;
 mod stream;
 #[cfg(test)]
@@ -49,6 +52,7 @@ use graph::{Capturing, Executable, Graphs, capturing};
 use memory::{Allocation, Physical, Range, Registration, Stretch, Worker};
 use module::Module;
 use pools::{CudaPools, Enqueueing, Launches};
+#[cfg(feature = "measure")]
 use probe::Work;
 use stream::{Calls, Enqueued, Health, KnownStream, OwnEvent};
 
@@ -139,7 +143,9 @@ struct Inner {
     events: Mutex<Vec<OwnEvent>>,
     streams: Mutex<Vec<KnownStream>>,
     /// What only tools take.
+    #[cfg(feature = "measure")]
     marks: Mutex<Vec<OwnEvent>>,
+    #[cfg(feature = "measure")]
     work: Mutex<Option<Work>>,
     calls: Calls,
     module: Module,
@@ -161,6 +167,15 @@ fn bad(place: &'static str, value: impl Into<u64>) -> Error {
 }
 
 impl CudaDevice {
+    /// How many devices the driver has. Of the options only the library matters.
+    ///
+    /// # Errors
+    /// [`Kind::OsRefused`] when the driver, a part of it or any device is missing or the driver is too old;
+    /// [`Kind::DeviceFailed`]. Each says what to do.
+    pub fn count(options: &CudaOptions) -> Result<u32> {
+        Driver::load(options)?.devices()
+    }
+
     /// Loads the driver and the kernels, and retains the device's primary context. No memory is taken yet.
     ///
     /// # Errors
@@ -200,7 +215,9 @@ impl CudaDevice {
             stretches: Mutex::new(Arc::default()),
             events: Mutex::new(Vec::new()),
             streams: Mutex::new(Vec::new()),
+            #[cfg(feature = "measure")]
             marks: Mutex::new(Vec::new()),
+            #[cfg(feature = "measure")]
             work: Mutex::new(None),
             module,
             worker,

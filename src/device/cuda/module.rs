@@ -102,6 +102,7 @@ impl Module {
     ///
     /// # Errors
     /// As [`Module::load`].
+    #[cfg(feature = "measure")]
     pub fn load_work(&self, threads: u32) -> Result<()> {
         let mut work = self.work.lock();
         if *work == 0 {

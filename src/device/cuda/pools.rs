@@ -104,6 +104,7 @@ impl Launches {
     }
 
     /// Multiplies matrices, by so many blocks.
+    #[cfg(feature = "measure")]
     pub fn work(&self, e: &Enqueueing<'_>, blocks: u32, args: &abi::WorkArgs) -> Answer {
         self.launch(e.current, e.module, e.stream, Launch::new(Kernel::Work, blocks, 1), args)
     }

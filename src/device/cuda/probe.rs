@@ -116,17 +116,6 @@ impl Inner {
     }
 }
 
-impl CudaDevice {
-    /// How many devices the driver has. Of the options only the library matters.
-    ///
-    /// # Errors
-    /// [`Kind::OsRefused`] when the driver, a part of it or any device is missing or the driver is too old;
-    /// [`Kind::DeviceFailed`]. Each says what to do.
-    pub fn count(options: &CudaOptions) -> Result<u32> {
-        Driver::load(options)?.devices()
-    }
-}
-
 impl Probe for CudaDevice {
     fn facts(&self) -> Result<Facts> {
         self.inner.check()?;

@@ -42,6 +42,7 @@ impl KnownStream {
     }
 
     /// One as an engine creates it.
+    #[cfg(feature = "measure")]
     pub fn usual(context: &Arc<Context>) -> Answer<KnownStream> {
         KnownStream::with(context, 0)
     }
@@ -92,6 +93,7 @@ impl OwnEvent {
     }
 
     /// One that keeps the time at which it is reached.
+    #[cfg(feature = "measure")]
     pub fn timed(context: &Arc<Context>) -> Answer<OwnEvent> {
         OwnEvent::with(context, flag::EVENT_DEFAULT)
     }

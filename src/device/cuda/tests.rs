@@ -490,6 +490,7 @@ fn memory_that_is_registered_already_is_told_so() {
     assert!(refused.to_string().ends_with("register memory once, by one owner"), "{refused}");
 }
 
+#[cfg(feature = "measure")]
 #[test]
 fn our_streams_go_before_an_engines() {
     use crate::device::probe::Probe;

@@ -19,6 +19,7 @@ mod marks;
 mod pages;
 mod pools;
 #[cfg(not(loom))]
+#[cfg(feature = "measure")]
 mod probe;
 mod resolve;
 mod stream;
@@ -70,6 +71,7 @@ pub struct HostDevice {
     shared: Arc<Shared>,
     streams: Mutex<Vec<StreamState>>,
     #[cfg(not(loom))]
+    #[cfg(feature = "measure")]
     marks: Mutex<Vec<probe::Stamped>>,
     threaded: bool,
     queue: usize,
@@ -215,6 +217,7 @@ impl HostDevice {
             shared: Arc::new(shared),
             streams: Mutex::new(Vec::new()),
             #[cfg(not(loom))]
+            #[cfg(feature = "measure")]
             marks: Mutex::new(Vec::new()),
             threaded: options.threaded,
             queue: options.queue,

@@ -5,7 +5,7 @@
 //! long as the gather, so it ends first: all of it has the gather beside it.
 
 use forebay::device::Event;
-use forebay::device::probe::Mark;
+use forebay::measure::Mark;
 use forebay::{Layer, LayerCall, Result, Step};
 
 use super::machine::Machine;

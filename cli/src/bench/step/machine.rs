@@ -13,9 +13,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay::device::ceilings::host_request;
-use forebay::device::probe::{Mark, Probe};
 use forebay::device::{Device, Event, Outcome, Parts, Slice, Stream, Ticket};
+use forebay::measure::{Mark, Probe, host_request};
 use forebay::overlap::{Overlap, OverlapStreams};
 use forebay::{
     Accepted, BringUp, Budget, Buffers, Cache, Captured, Config, Error, Kind, Layer, LayerCall, Layers,

@@ -11,8 +11,8 @@
 
 use std::sync::Arc;
 
-use forebay::device::probe::Probe;
 use forebay::device::{Slice, Stream};
+use forebay::measure::Probe;
 use forebay::overlap::{Engine, EngineCall, Keys, Work};
 use forebay::predict::cost::Load;
 use forebay::predict::setup::{Setup, Term};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::device::order::{Access, Range, Space};
+use crate::check::order::{Access, Range, Space};
 use crate::device::{Answer, Mapped, Part, Plan, PoolOp, Slice};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometry;
@@ -58,7 +58,7 @@ enum Landing {
     Stored,
 }
 
-/// That an operation reads or writes a slice, for [`Watch::engine`](crate::device::watch::Watch::engine).
+/// That an operation reads or writes a slice, for [`Watch::engine`](crate::check::watch::Watch::engine).
 pub fn bytes(slice: &Slice, write: bool) -> Access {
     let (from, to) = (slice.address(), slice.address().saturating_add(slice.bytes()));
     let access = if write { Access::write } else { Access::read };

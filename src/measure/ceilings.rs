@@ -11,9 +11,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::device::probe::{Mark, Probe};
 use crate::device::{Slice, Stream};
 use crate::error::{Error, Kind, Result};
+use crate::measure::{Mark, Probe};
 use crate::os::{self, Fallback, Map, NoFaults, Request};
 use crate::sync::Arc;
 

@@ -49,8 +49,8 @@
 
 mod touched;
 
+use crate::check::order::{Access, Order};
 use crate::device::block::step;
-use crate::device::order::{Access, Order};
 use crate::device::{
     Answer, Backing, Completer, Cut, Device, DeviceId, Event, Join, Mapped, Part, Plan, PoolOp, Pools, Slice,
     Stream,

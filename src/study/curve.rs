@@ -20,12 +20,11 @@
 //!
 //! # Costs
 //!
-//! Those of [`LruStack`], which keeps the order and tells the depths. About 40 bytes a token. Unlike the rest of
-//! the room it allocates as it goes: it is for study, no step of an engine waits for it.
+//! Those of [`LruStack`], which keeps the order and tells the depths. About 40 bytes a token.
 
-use super::stack::{LruStack, NUMBERS_MAX, words};
 use crate::error::{Error, Kind, Result};
 use crate::fallible::vector;
+use crate::study::stack::{LruStack, NUMBERS_MAX, words};
 
 /// Hits and misses of one sequence in one layer at every budget.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -43,7 +43,7 @@ const ENTRIES: usize = 64 * BLOCK;
 const WORDS_PAID: usize = 16;
 
 /// The most numbers: a log of five times as many entries is numbered in 32 bits.
-pub(crate) const NUMBERS_MAX: u32 = 1 << 29;
+pub(super) const NUMBERS_MAX: u32 = 1 << 29;
 
 /// See the module's head.
 #[derive(Clone, Debug)]
