@@ -15,9 +15,9 @@
 //! | given up | [`Ring::give_up`], when a begin was refused half-way | the block may be read by the copy |
 //!
 //! **Invariants.** A block is never written while a copy of it may still run, nor a report read while it may still be
-//! written: a slot is free only behind its event, and one that was given up is marked by an event of its own first. A
-//! report bears its step's number; another step's is an error, never a result. A micro-batch has one open step, because
-//! it has one record on the device. A step of another cache's ring is told by the ring's tag.
+//! written: a slot becomes free behind its event, or where nothing was enqueued that reads it; one that was given up
+//! records the event first. A report bears its step's number; another step's is an error, never a result. A micro-batch
+//! has one open step, because it has one record on the device. The ring's tag tells its steps from another cache's.
 //!
 //! **Costs.** All memory is taken by [`Ring::new`]: a block and a report in whole lines for each slot, in one pinned
 //! mapping. A step allocates nothing; finding a free slot looks at each, of which there are a handful.
