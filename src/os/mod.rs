@@ -38,7 +38,7 @@ mod region;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
+use std::{fmt, io};
 
 use crate::error::{Error, Kind};
 use crate::sync::{AtomicU64, Ordering};
@@ -231,7 +231,7 @@ type Answer<T> = std::result::Result<T, Refusal>;
 impl Refusal {
     /// What the calling thread's last failed system call left in errno.
     fn last(name: &'static str) -> Self {
-        Refusal { name, errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(0) }
+        Refusal { name, errno: io::Error::last_os_error().raw_os_error().unwrap_or(0) }
     }
 
     /// As an error: out of memory where the system says so, refused otherwise.
@@ -247,13 +247,18 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The system's words for an errno, without its number.
-fn errno_text(errno: i32) -> String {
-    let text = std::io::Error::from_raw_os_error(errno).to_string();
+/// The words of an input or output error, without the system's number.
+pub fn io_text(error: &io::Error) -> String {
+    let text = error.to_string();
     match text.rsplit_once(" (os error") {
         Some((words, _)) => words.to_owned(),
         None => text,
     }
+}
+
+/// The system's words for an errno, without its number.
+fn errno_text(errno: i32) -> String {
+    io_text(&io::Error::from_raw_os_error(errno))
 }
 
 /// Asks the faults whether `call`, by the system's name `name`, may be made.
