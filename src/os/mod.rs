@@ -16,6 +16,9 @@
 //! No reference into a mapping is ever made, because devices, threads and other processes write it at
 //! the same time; [`Region`] says what a copy then means.
 //!
+//! **By whom.** A call is nix's, memmap2's or libloading's where that takes an unsafe block away, and libc's otherwise
+//! (docs/design.md, "Packages").
+//!
 //! **What it does not do.** It reads no limits in advance except those of memory, decides no sizes, retries
 //! nothing but interrupted calls, and unmaps without asking a fault, since nothing could be done then.
 
@@ -39,6 +42,8 @@ mod region;
 mod tests;
 
 use std::{fmt, io};
+
+use nix::errno::Errno;
 
 use crate::error::{Error, Kind};
 use crate::sync::{AtomicU64, Ordering};
@@ -229,9 +234,15 @@ struct Refusal {
 type Answer<T> = std::result::Result<T, Refusal>;
 
 impl Refusal {
-    /// What the calling thread's last failed system call left in errno.
-    fn last(name: &'static str) -> Self {
-        Refusal { name, errno: io::Error::last_os_error().raw_os_error().unwrap_or(0) }
+    /// What the call `name` was answered. A number that nix has no name for still stands where the system left it.
+    fn of(name: &'static str, errno: Errno) -> Self {
+        let number = if errno == Errno::UnknownErrno { Errno::last_raw() } else { errno as i32 };
+        Refusal { name, errno: number }
+    }
+
+    /// As [`Refusal::of`], from memmap2. It refuses by itself only what no address reaches.
+    fn io(name: &'static str, error: &io::Error) -> Self {
+        Refusal { name, errno: error.raw_os_error().unwrap_or(libc::ENOMEM) }
     }
 
     /// As an error: out of memory where the system says so, refused otherwise.
@@ -269,7 +280,7 @@ fn ask(faults: &dyn Faults, call: Call, name: &'static str) -> Answer<()> {
     }
 }
 
-/// A system call's return value, -1 taken as a refusal.
-fn answer(name: &'static str, returned: i64) -> Answer<i64> {
-    if returned == -1 { Err(Refusal::last(name)) } else { Ok(returned) }
+/// What nix, or [`Errno::result`] of a call that nix lacks, says of the call `name`.
+fn answer<T>(name: &'static str, returned: nix::Result<T>) -> Answer<T> {
+    returned.map_err(|errno| Refusal::of(name, errno))
 }
