@@ -30,7 +30,7 @@ pub fn forgive_closed_pipe(result: io::Result<()>) -> io::Result<()> {
 pub fn print(text: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     forgive_closed_pipe(out.write_all(text).and_then(|()| out.flush()))
-        .map_err(|e| Error::new(Kind::Io, "print").at(format!("standard output: {}", words(&e))))
+        .map_err(|e| Error::new(Kind::Io, "print").at(format!("standard output: {}", os::io_text(&e))))
 }
 
 /// What a command has made, once all its work has succeeded. Files are written first, each whole or not at all, and
@@ -78,12 +78,6 @@ pub fn is_stdout(path: &Path) -> bool {
     path.as_os_str() == "-" || os::identity(STDOUT).is_some_and(|stdout| os::identity(path) == Some(stdout))
 }
 
-/// The system's words for an error, without its number.
-fn words(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split_once(" (os error").map_or(text.as_str(), |(words, _)| words).to_owned()
-}
-
 /// The most bytes of a text file that is read whole: a setup, misses, measurements.
 const TEXT_MAX: u64 = 16 << 20;
 
@@ -96,8 +90,9 @@ const PARSED: usize = 64;
 /// [`Kind::Io`] names the file; [`Kind::BadFormat`] for one that is no text, or too large to be meant;
 /// [`Kind::OutOfMemory`] where there is none to parse it: the JSON reader would end the process.
 pub fn read_text(path: &Path) -> Result<String> {
-    let io =
-        |e: &io::Error| Error::new(Kind::Io, "read").at(format!("{}: {}", echo(path.display()), words(e)));
+    let io = |e: &io::Error| {
+        Error::new(Kind::Io, "read").at(format!("{}: {}", echo(path.display()), os::io_text(e)))
+    };
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(|e| io(&e))?;
     file.take(TEXT_MAX + 1).read_to_end(&mut bytes).map_err(|e| io(&e))?;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::limit::unsignalled;
-use super::{Call, Faults, errno_text};
+use super::{Call, Faults, io_text};
 use crate::error::{Error, Kind, Result};
 use crate::text::echo;
 
@@ -137,8 +137,7 @@ fn take<T>(faults: &dyn Faults, call: Call, take: impl FnOnce() -> io::Result<T>
 }
 
 fn refused(path: &Path, step: &str, e: &io::Error) -> Error {
-    let why = e.raw_os_error().map_or_else(|| e.to_string(), errno_text);
-    Error::new(Kind::Io, OPERATION).at(format!("{}: {step}: {why}", echo(path.display())))
+    Error::new(Kind::Io, OPERATION).at(format!("{}: {step}: {}", echo(path.display()), io_text(e)))
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@
 
 use std::ffi::c_void;
 
+use nix::errno::Errno;
+
 use super::{Answer, Call, Fallback, Faults, Region, answer, ask};
 
 /// One bit for each node that Linux can number on x86-64.
@@ -67,7 +69,7 @@ fn bind_to(region: &Region, node: u32, faults: &dyn Faults) -> Answer<()> {
             0,
         )
     };
-    answer("mbind", returned).map(drop)
+    answer("mbind", Errno::result(returned)).map(drop)
 }
 
 #[cfg(test)]

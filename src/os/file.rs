@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::limit::unsignalled;
 use super::partial::Partial;
-use super::{Call, Faults, errno_text};
+use super::{Call, Faults, io_text};
 use crate::error::{Error, Kind, Result};
 use crate::text::echo;
 
@@ -29,8 +29,8 @@ const PART: usize = 1 << 20;
 pub fn write_whole(path: impl AsRef<Path>, bytes: &[u8], faults: &dyn Faults) -> Result<()> {
     let path = path.as_ref();
     unsignalled(|| replace(path, bytes, faults)).map_err(|(step, error)| {
-        let why = error.raw_os_error().map_or_else(|| error.to_string(), errno_text);
-        let error = Error::new(Kind::Io, "write file").at(format!("{}: {step}: {why}", echo(path.display())));
+        let place = format!("{}: {step}: {}", echo(path.display()), io_text(&error));
+        let error = Error::new(Kind::Io, "write file").at(place);
         error.with("bytes", bytes.len() as u64)
     })
 }

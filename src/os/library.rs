@@ -4,8 +4,11 @@
 //! lack something are values: a missing library and a missing symbol (an older driver), told apart by
 //! [`Library::MISSING_LIBRARY`] and [`Library::MISSING_SYMBOL`] at the beginning of the error's place.
 
-use std::ffi::{CStr, CString, c_void};
+use std::error::Error as _;
+use std::ffi::c_void;
 use std::ptr::NonNull;
+
+use libloading::os::unix::{self as loader, RTLD_LOCAL, RTLD_NOW};
 
 use super::{Call, Faults, ask, errno_text};
 use crate::error::{Error, Kind, Result};
@@ -14,14 +17,9 @@ use crate::text::echo;
 /// A loaded library; its symbols are valid while it lives, and for ever once it has been told to stay.
 #[derive(Debug)]
 pub struct Library {
-    handle: NonNull<c_void>,
+    loaded: loader::Library,
     name: String,
 }
-
-// SAFETY: a handle is a name for the loader, which locks itself; any thread may use or close it.
-unsafe impl Send for Library {}
-// SAFETY: as above; dlsym may be called by many threads.
-unsafe impl Sync for Library {}
 
 impl Library {
     /// How the place of an error begins when a library could not be loaded.
@@ -40,19 +38,17 @@ impl Library {
     /// knows the library to be one whose code may.
     pub unsafe fn open(name: &str, faults: &dyn Faults) -> Result<Library> {
         const OPERATION: &str = "load library";
-        let c_name = c_string(OPERATION, name)?;
+        whole_name(OPERATION, name)?;
         let missing = |why: String| {
             Error::new(Kind::OsRefused, OPERATION)
                 .at(format!("{}{}: {}", Self::MISSING_LIBRARY, echo(name), echo(why)))
                 .hint("install it, or name its path")
         };
         ask(faults, Call::OpenLibrary, "dlopen").map_err(|refusal| missing(errno_text(refusal.errno)))?;
-        // SAFETY: a C string; what the library runs is the caller's promise.
-        let handle = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        match NonNull::new(handle) {
-            Some(handle) => Ok(Library { handle, name: name.to_owned() }),
-            None => Err(missing(loader_text())),
-        }
+        // SAFETY: what the library runs is the caller's promise.
+        let loaded = unsafe { loader::Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
+        let loaded = loaded.map_err(|error| missing(loader_text(&error)))?;
+        Ok(Library { loaded, name: name.to_owned() })
     }
 
     /// The address of `symbol`, to be cast to the type that the library's header gives it; valid while
@@ -62,50 +58,36 @@ impl Library {
     /// [`Kind::OsRefused`] when the library has none, [`Kind::InvalidConfig`] for a zero byte in it.
     pub fn symbol(&self, symbol: &str, faults: &dyn Faults) -> Result<NonNull<c_void>> {
         const OPERATION: &str = "find symbol";
-        let c_name = c_string(OPERATION, symbol)?;
+        whole_name(OPERATION, symbol)?;
         let missing = |why: String| {
             Error::new(Kind::OsRefused, OPERATION)
                 .at(format!("{}{symbol} in {}: {why}", Self::MISSING_SYMBOL, self.name))
                 .hint("install a newer release of that library")
         };
         ask(faults, Call::FindSymbol, "dlsym").map_err(|refusal| missing(errno_text(refusal.errno)))?;
-        // SAFETY: the handle is open while this library lives, and the name is a C string.
-        let address = unsafe { libc::dlsym(self.handle.as_ptr(), c_name.as_ptr()) };
-        NonNull::new(address).ok_or_else(|| missing(loader_text()))
+        // SAFETY: only the address is asked for; what has one is of the type that the caller gives it.
+        let found = unsafe { self.loaded.get::<*mut c_void>(symbol) };
+        let address = found.map_err(|error| missing(loader_text(&error)))?.into_raw();
+        NonNull::new(address).ok_or_else(|| missing("no reason given".to_owned()))
     }
-}
 
-impl Library {
     /// Never unloads it: what has started threads, or left handlers with the process, would come back to code that
     /// is gone.
-    pub fn stay(mut self) {
-        // The handle stays open; the name is the caller's to have no more.
-        drop(std::mem::take(&mut self.name));
-        std::mem::forget(self);
+    pub fn stay(self) {
+        // As a plain handle it stays open, and nobody has it any more.
+        let _ = self.loaded.into_raw();
     }
 }
 
-impl Drop for Library {
-    fn drop(&mut self) {
-        // SAFETY: the handle was opened once and is closed once.
-        unsafe { libc::dlclose(self.handle.as_ptr()) };
-    }
+/// Refuses a name that the loader would take for a shorter one.
+fn whole_name(operation: &'static str, name: &str) -> Result<()> {
+    let zero = || Error::new(Kind::InvalidConfig, operation).at("name with a zero byte");
+    if name.contains('\0') { Err(zero()) } else { Ok(()) }
 }
 
-fn c_string(operation: &'static str, name: &str) -> Result<CString> {
-    CString::new(name).map_err(|_| Error::new(Kind::InvalidConfig, operation).at("name with a zero byte"))
-}
-
-/// The loader's words for this thread's last failure.
-fn loader_text() -> String {
-    // SAFETY: the text, if there is one, belongs to this thread until its next call of the loader.
-    unsafe {
-        let text = libc::dlerror();
-        if text.is_null() {
-            return "no reason given".to_owned();
-        }
-        CStr::from_ptr(text).to_string_lossy().into_owned()
-    }
+/// The loader's words, which stand behind libloading's.
+fn loader_text(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| "no reason given".to_owned(), ToString::to_string)
 }
 
 #[cfg(test)]

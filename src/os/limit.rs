@@ -4,7 +4,7 @@
 //! writes, so that thread alone holds it back, takes what came of it away, and leaves the process's own handling as it
 //! was. The call then answers EFBIG, as it does where the signal is ignored.
 
-use std::mem::MaybeUninit;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, pthread_sigmask};
 
 /// Runs `write`. Where a file would grow past the limit on its size, the call that writes it answers with an error, in
 /// this thread and in those that it starts, and no SIGXFSZ comes.
@@ -16,17 +16,16 @@ pub fn unsignalled<T>(write: impl FnOnce() -> T) -> T {
 /// SIGXFSZ held back in this thread.
 struct Held {
     /// The signals that were held back before.
-    before: libc::sigset_t,
+    before: SigSet,
     /// Whether one was waiting already: then it is somebody else's.
     waiting: bool,
 }
 
 impl Held {
     fn new() -> Held {
-        let set = size_signal();
-        let mut before = none();
-        // SAFETY: both sets are alive; the call changes the mask of this thread alone.
-        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut before) };
+        let mut before = SigSet::empty();
+        // Cannot fail: only a way that the system does not know is refused.
+        let _ = pthread_sigmask(SigmaskHow::SIG_BLOCK, Some(&size_signal()), Some(&mut before));
         Held { before, waiting: waiting() }
     }
 }
@@ -37,55 +36,35 @@ impl Drop for Held {
         if !self.waiting && waiting() {
             let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             // SAFETY: set and time are alive; nothing is asked about the signal that is taken.
-            unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const now) };
+            unsafe { libc::sigtimedwait(set.as_ref(), std::ptr::null_mut(), &raw const now) };
         }
-        // SAFETY: the set is the one that was read; no other is asked for.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
+        let _ = self.before.thread_set_mask();
     }
 }
 
-/// A set of no signals.
-fn none() -> libc::sigset_t {
-    let mut set = MaybeUninit::uninit();
-    // SAFETY: the call writes the whole set, and cannot fail.
-    unsafe {
-        libc::sigemptyset(set.as_mut_ptr());
-        set.assume_init()
-    }
-}
-
-fn size_signal() -> libc::sigset_t {
-    let mut set = none();
-    // SAFETY: the set is initialised, and the signal is one of the system's.
-    unsafe { libc::sigaddset(&raw mut set, libc::SIGXFSZ) };
-    set
+fn size_signal() -> SigSet {
+    SigSet::from(Signal::SIGXFSZ)
 }
 
 /// Whether the signal waits for this thread.
 fn waiting() -> bool {
-    let mut set = none();
-    // SAFETY: the set is alive.
-    unsafe { libc::sigpending(&raw mut set) };
-    // SAFETY: as above; the signal is one of the system's.
-    unsafe { libc::sigismember(&raw const set, libc::SIGXFSZ) == 1 }
+    let mut set = *SigSet::empty().as_ref();
+    // SAFETY: the set is one, before the call and after it, which writes nothing else.
+    let pending = unsafe {
+        libc::sigpending(&raw mut set);
+        SigSet::from_sigset_t_unchecked(set)
+    };
+    pending.contains(Signal::SIGXFSZ)
 }
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::signal::raise;
+
     use super::*;
 
     fn held_back() -> bool {
-        let mut now = none();
-        // SAFETY: without a new set the call only reads.
-        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut now) };
-        // SAFETY: the set was written by the call.
-        unsafe { libc::sigismember(&raw const now, libc::SIGXFSZ) == 1 }
-    }
-
-    /// As the system raises it.
-    fn raise() {
-        // SAFETY: raises the signal for the calling thread.
-        unsafe { libc::raise(libc::SIGXFSZ) };
+        SigSet::thread_get_mask().unwrap().contains(Signal::SIGXFSZ)
     }
 
     #[test]
@@ -93,7 +72,8 @@ mod tests {
         assert!(!held_back());
         // The process would end here, were it delivered.
         let answer = unsignalled(|| {
-            raise();
+            // As the system raises it: for the calling thread.
+            raise(Signal::SIGXFSZ).unwrap();
             assert!(held_back() && waiting());
             unsignalled(|| assert!(waiting(), "one that waited before is somebody else's"));
             assert!(held_back() && waiting());

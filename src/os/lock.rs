@@ -1,27 +1,25 @@
 //! Making pages resident, keeping them so, and asking for large ones.
 
-use std::ffi::c_void;
+use memmap2::{Advice, MmapRaw};
 
-use super::{Answer, Call, Faults, Refusal, Region, answer, ask, page_size};
+use super::{Answer, Call, Faults, Refusal, Region, ask, page_size};
 
 /// Keeps the region's pages in memory until it is unmapped.
 pub(super) fn lock(region: &Region, faults: &dyn Faults) -> Answer<()> {
     ask(faults, Call::Lock, "mlock")?;
-    // SAFETY: the region's addresses are mapped while it is borrowed.
-    let returned = unsafe { libc::mlock(region.as_ptr().cast::<c_void>(), region.len() as usize) };
-    answer("mlock", i64::from(returned)).map(drop)
+    region.whole("mlock", MmapRaw::lock)
 }
 
 /// Asks for transparent huge pages; granting them is the system's affair.
 pub(super) fn advise_huge(region: &Region, faults: &dyn Faults) -> Answer<()> {
     ask(faults, Call::AdviseHuge, "madvise for huge pages")?;
-    advise(region, libc::MADV_HUGEPAGE, "madvise for huge pages")
+    region.whole("madvise for huge pages", |memory| memory.advise(Advice::HugePage))
 }
 
 /// Makes every page of a fresh region resident, by one call.
 pub(super) fn populate(region: &Region, faults: &dyn Faults) -> Answer<()> {
     ask(faults, Call::Populate, "madvise to populate")?;
-    advise(region, libc::MADV_POPULATE_WRITE, "madvise to populate")
+    region.whole("madvise to populate", |memory| memory.advise(Advice::PopulateWrite))
 }
 
 /// As [`populate`], on base pages: where the system does not know that call (before Linux 5.14) each
@@ -39,18 +37,12 @@ pub(super) fn populate_or_touch(region: &Region, faults: &dyn Faults) -> Answer<
     }
 }
 
+/// Writes a byte of each page. The region is fresh: nobody else knows its address, all bytes are zero.
 fn touch(region: &Region) {
-    let step = page_size() as usize;
-    for offset in (0..region.len() as usize).step_by(step) {
-        // SAFETY: inside the region, which is fresh: nobody else knows its address, all bytes are zero.
-        unsafe { region.as_ptr().add(offset).write_volatile(0) };
+    for offset in (0..region.len()).step_by(page_size() as usize) {
+        // Cannot fail: the byte is inside.
+        let _ = region.fill(offset, 1, 0);
     }
-}
-
-fn advise(region: &Region, advice: i32, name: &'static str) -> Answer<()> {
-    // SAFETY: the region's addresses are mapped while it is borrowed; neither advice changes its bytes.
-    let returned = unsafe { libc::madvise(region.as_ptr().cast::<c_void>(), region.len() as usize, advice) };
-    answer(name, i64::from(returned)).map(drop)
 }
 
 #[cfg(test)]

@@ -1,5 +1,8 @@
 //! What the machine says it is: hints, for reports. What cannot be read is empty or 0.
 
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+
 use super::memory::MemoryState;
 use super::{Faults, NoFaults};
 
@@ -12,12 +15,9 @@ pub fn processor() -> String {
 
 /// Hardware threads that this process may run on; at least 1.
 pub fn threads() -> u32 {
-    // SAFETY: a set of processors is plain bits, of which zeros are none.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is alive and as large as is said; 0 is the calling thread.
-    let answer = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
-    // SAFETY: counts the bits of the set.
-    let count = if answer == 0 { unsafe { libc::CPU_COUNT(&set) } } else { 1 };
+    // 0 is the calling thread.
+    let set = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
+    let count = (0..CpuSet::count()).filter(|processor| set.is_set(*processor) == Ok(true)).count();
     u32::try_from(count).unwrap_or(1).max(1)
 }
 

@@ -7,14 +7,15 @@
 
 use std::path::Path;
 
+use nix::unistd::{SysconfVar, sysconf};
+
 use super::{Answer, Call, Faults, ask};
 
 /// The size of a base page in bytes.
 pub fn page_size() -> u64 {
-    // SAFETY: sysconf reads a constant of the system.
-    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    let bytes = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
     // Linux on x86-64 has no other base page.
-    u64::try_from(bytes).unwrap_or(4096)
+    bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(4096)
 }
 
 /// A reading of `/proc/meminfo`, the control groups' limits and the switch for transparent huge pages. What a

@@ -16,6 +16,9 @@
 //! No reference into a mapping is ever made, because devices, threads and other processes write it at
 //! the same time; [`Region`] says what a copy then means.
 //!
+//! **By whom.** A call is nix's, memmap2's or libloading's where that takes an unsafe block away, and libc's otherwise
+//! (docs/design.md, "Packages").
+//!
 //! **What it does not do.** It reads no limits in advance except those of memory, decides no sizes, retries
 //! nothing but interrupted calls, and unmaps without asking a fault, since nothing could be done then.
 
@@ -38,7 +41,9 @@ mod region;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
+use std::{fmt, io};
+
+use nix::errno::Errno;
 
 use crate::error::{Error, Kind};
 use crate::sync::{AtomicU64, Ordering};
@@ -230,9 +235,15 @@ struct Refusal {
 type Answer<T> = std::result::Result<T, Refusal>;
 
 impl Refusal {
-    /// What the calling thread's last failed system call left in errno.
-    fn last(name: &'static str) -> Self {
-        Refusal { name, errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(0) }
+    /// What the call `name` was answered. A number that nix has no name for still stands where the system left it.
+    fn of(name: &'static str, errno: Errno) -> Self {
+        let number = if errno == Errno::UnknownErrno { Errno::last_raw() } else { errno as i32 };
+        Refusal { name, errno: number }
+    }
+
+    /// As [`Refusal::of`], from memmap2. It refuses by itself only what no address reaches.
+    fn io(name: &'static str, error: &io::Error) -> Self {
+        Refusal { name, errno: error.raw_os_error().unwrap_or(libc::ENOMEM) }
     }
 
     /// As an error: out of memory where the system says so, refused otherwise.
@@ -248,13 +259,18 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The system's words for an errno, without its number.
-fn errno_text(errno: i32) -> String {
-    let text = std::io::Error::from_raw_os_error(errno).to_string();
+/// The words of an input or output error, without the system's number.
+pub fn io_text(error: &io::Error) -> String {
+    let text = error.to_string();
     match text.rsplit_once(" (os error") {
         Some((words, _)) => words.to_owned(),
         None => text,
     }
+}
+
+/// The system's words for an errno, without its number.
+fn errno_text(errno: i32) -> String {
+    io_text(&io::Error::from_raw_os_error(errno))
 }
 
 /// Asks the faults whether `call`, by the system's name `name`, may be made.
@@ -265,7 +281,7 @@ fn ask(faults: &dyn Faults, call: Call, name: &'static str) -> Answer<()> {
     }
 }
 
-/// A system call's return value, -1 taken as a refusal.
-fn answer(name: &'static str, returned: i64) -> Answer<i64> {
-    if returned == -1 { Err(Refusal::last(name)) } else { Ok(returned) }
+/// What nix, or [`Errno::result`] of a call that nix lacks, says of the call `name`.
+fn answer<T>(name: &'static str, returned: nix::Result<T>) -> Answer<T> {
+    returned.map_err(|errno| Refusal::of(name, errno))
 }

@@ -4,6 +4,10 @@
 //! would. A policy of the thread, not of a mapping: it holds for all that the thread takes from then on, and for no
 //! other thread. The node is preferred and not demanded: where it is full, memory comes from elsewhere.
 
+use nix::errno::Errno;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
 use super::bind::NODES;
 use super::{Answer, Call, Fallback, Faults, answer, ask};
 
@@ -24,15 +28,13 @@ pub fn near(node: u32, processors: &[u32], faults: &dyn Faults) -> Vec<Fallback>
 
 fn run_on(processors: &[u32], faults: &dyn Faults) -> Answer<()> {
     ask(faults, Call::Affinity, "sched_setaffinity")?;
-    // SAFETY: a set of processors is plain bits, of which zeros are none.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    for processor in processors.iter().filter(|processor| **processor < libc::CPU_SETSIZE as u32) {
-        // SAFETY: the set has a bit for each number below its size.
-        unsafe { libc::CPU_SET(*processor as usize, &mut set) };
+    let mut set = CpuSet::new();
+    for processor in processors {
+        // Refused is a number that the set has no bit for, and no processor has.
+        let _ = set.set(*processor as usize);
     }
-    // SAFETY: the set is alive and as large as is said; 0 is the calling thread.
-    let returned = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
-    answer("sched_setaffinity", i64::from(returned)).map(drop)
+    // 0 is the calling thread.
+    answer("sched_setaffinity", sched_setaffinity(Pid::from_raw(0), &set))
 }
 
 fn take_from(node: u32, faults: &dyn Faults) -> Answer<()> {
@@ -44,11 +46,13 @@ fn take_from(node: u32, faults: &dyn Faults) -> Answer<()> {
     // SAFETY: the mask has NODES bits, of which the system takes one less than it is told.
     let returned =
         unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_PREFERRED, mask.as_ptr(), NODES + 1) };
-    answer("set_mempolicy", returned).map(drop)
+    answer("set_mempolicy", Errno::result(returned)).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
+    use nix::sched::sched_getaffinity;
+
     use super::super::{Inject, NoFaults, nodes};
     use super::*;
 
@@ -56,14 +60,8 @@ mod tests {
     fn gone(node: u32, processors: Vec<u32>, faults: Inject) -> (Vec<Fallback>, Vec<u32>, i32, u64) {
         let there = move || {
             let lost = near(node, &processors, &faults);
-            // SAFETY: plain bits; the calling thread's set, as large as is said.
-            let set = unsafe {
-                let mut set: libc::cpu_set_t = std::mem::zeroed();
-                assert_eq!(libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set), 0);
-                set
-            };
-            // SAFETY: the numbers are below the set's size.
-            let on = (0..1024).filter(|n| unsafe { libc::CPU_ISSET(*n as usize, &set) }).collect();
+            let set = sched_getaffinity(Pid::from_raw(0)).unwrap();
+            let on = (0..1024).filter(|n| set.is_set(*n as usize).unwrap()).collect();
             let (mut mode, mut mask) = (0_i32, [0_u64; NODES / 64]);
             // SAFETY: both places are large enough for what is written; no address is asked about.
             let _ = unsafe {

@@ -1,5 +1,7 @@
 //! Bytes that nobody can guess.
 
+use nix::errno::Errno;
+
 use super::{Call, Faults, Refusal, ask};
 use crate::error::Result;
 
@@ -25,7 +27,7 @@ fn part(bytes: &mut [u8], faults: &dyn Faults) -> super::Answer<usize> {
     ask(faults, Call::Random, "getrandom")?;
     // SAFETY: the slice is writable for its whole length, and bytes have no invalid values.
     let returned = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    super::answer("getrandom", returned as i64).map(|count| count as usize)
+    super::answer("getrandom", Errno::result(returned)).map(|count| count as usize)
 }
 
 #[cfg(test)]

@@ -9,21 +9,33 @@
 
 use std::arch::asm;
 use std::ffi::c_void;
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 
-use super::{Answer, Call, Faults, Refusal, ask};
+use memmap2::{MmapMut, MmapOptions, MmapRaw};
+use nix::errno::Errno;
+
+use super::{Answer, Call, Faults, Refusal, answer, ask};
 use crate::error::{Error, Kind, Result};
 
 /// Mapped addresses, bounds-checked. [`super::Map`] and [`super::Range`] dereference to it.
 #[derive(Debug)]
 pub struct Region {
-    /// What was mapped, and is unmapped as a whole.
-    base: NonNull<u8>,
-    mapped: usize,
+    /// What is unmapped as a whole when the region goes.
+    mapped: Mapped,
     /// The part of it that is handed out.
     start: NonNull<u8>,
     len: usize,
+}
+
+#[derive(Debug)]
+enum Mapped {
+    /// Memory. The type gives addresses, no references.
+    Memory(MmapRaw),
+    /// Addresses that pieces are mapped over. memmap2 has none without access, and those with it count as memory
+    /// where the system promises no more than it has.
+    Addresses { base: NonNull<u8>, bytes: usize },
 }
 
 // SAFETY: a region is addresses and lengths that never change; the memory behind them belongs to no
@@ -35,39 +47,45 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Maps `len` bytes readable and writable: those of `descriptor`, shared, or private zeros.
     pub(super) fn new(descriptor: Option<BorrowedFd<'_>>, len: u64, faults: &dyn Faults) -> Answer<Self> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        match descriptor {
-            Some(fd) => Self::map(len, protection, libc::MAP_SHARED, fd.as_raw_fd(), faults),
-            None => Self::map(len, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, faults),
-        }
+        ask(faults, Call::Map, "mmap")?;
+        let len = len as usize;
+        let mut options = MmapOptions::new();
+        options.len(len);
+        let memory = match descriptor {
+            Some(fd) => options.map_raw(&fd),
+            None => options.map_anon().map(MmapMut::into),
+        };
+        let memory: MmapRaw = memory.map_err(|error| Refusal::io("mmap", &error))?;
+        let start = some_address(memory.as_mut_ptr())?;
+        Ok(Region { mapped: Mapped::Memory(memory), start, len })
     }
 
     /// Reserves `len` bytes of addresses, the first a multiple of `align` (a power of two), with nothing
     /// behind them yet.
     pub(super) fn reserve(len: u64, align: u64, faults: &dyn Faults) -> Answer<Self> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let Some(padded) = len.checked_add(align) else {
             return Err(Refusal { name: "mmap", errno: libc::ENOMEM });
         };
-        let mut region = Self::map(padded, libc::PROT_NONE, flags, -1, faults)?;
-        let skip = region.base.as_ptr().align_offset(align as usize);
-        // SAFETY: align_offset is below `align`, and `align` more bytes than `len` are mapped.
-        region.start = unsafe { region.base.add(skip) };
-        region.len = len as usize;
-        Ok(region)
+        ask(faults, Call::Map, "mmap")?;
+        let (bytes, flags) = (padded as usize, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+        // SAFETY: without MAP_FIXED the system takes addresses that nothing else uses.
+        let at = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
+        let base = some_address(answer("mmap", Errno::result(at))?.cast())?;
+        // Below `align`, and `align` more bytes than `len` are reserved.
+        let skip = base.as_ptr().align_offset(align as usize);
+        let start = base.map_addr(|base| base.saturating_add(skip));
+        Ok(Region { mapped: Mapped::Addresses { base, bytes }, start, len: len as usize })
     }
 
-    fn map(len: u64, protection: i32, flags: i32, fd: i32, faults: &dyn Faults) -> Answer<Self> {
-        ask(faults, Call::Map, "mmap")?;
-        let len = len as usize;
-        // SAFETY: without MAP_FIXED the system takes addresses that nothing else uses.
-        let at = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd, 0) };
-        if at == libc::MAP_FAILED {
-            return Err(Refusal::last("mmap"));
-        }
-        match NonNull::new(at.cast::<u8>()) {
-            Some(base) => Ok(Region { base, mapped: len, start: base, len }),
-            None => Err(Refusal { name: "mmap", errno: libc::ENOMEM }),
+    /// Makes `call` for all of the memory; reserved addresses have none.
+    pub(super) fn whole(
+        &self,
+        name: &'static str,
+        call: impl FnOnce(&MmapRaw) -> io::Result<()>,
+    ) -> Answer<()> {
+        match &self.mapped {
+            Mapped::Memory(memory) => call(memory).map_err(|error| Refusal::io(name, &error)),
+            Mapped::Addresses { .. } => Err(Refusal { name, errno: libc::EINVAL }),
         }
     }
 
@@ -97,7 +115,7 @@ impl Region {
                 offset as libc::off_t,
             )
         };
-        if got == libc::MAP_FAILED { Err(Refusal::last("mmap")) } else { Ok(()) }
+        answer("mmap", Errno::result(got)).map(drop)
     }
 
     /// Length in bytes.
@@ -119,8 +137,8 @@ impl Region {
     /// The address of `offset`, if `bytes` from there on are inside.
     fn at(&self, offset: u64, bytes: u64) -> Option<NonNull<u8>> {
         let end = offset.checked_add(bytes)?;
-        // SAFETY: `offset` is at most the length, so the address is inside the mapping or at its end.
-        (end <= self.len()).then(|| unsafe { self.start.add(offset as usize) })
+        // Inside the mapping or at its end, so nothing saturates.
+        (end <= self.len()).then(|| self.start.map_addr(|start| start.saturating_add(offset as usize)))
     }
 
     fn checked(&self, operation: &'static str, offset: u64, bytes: u64) -> Result<NonNull<u8>> {
@@ -197,8 +215,10 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: exactly what was mapped, once; nobody holds references into it.
-        unsafe { libc::munmap(self.base.as_ptr().cast::<c_void>(), self.mapped) };
+        if let Mapped::Addresses { base, bytes } = self.mapped {
+            // SAFETY: exactly what was mapped, once; nobody holds references into it.
+            unsafe { libc::munmap(base.as_ptr().cast::<c_void>(), bytes) };
+        }
     }
 }
 
@@ -222,6 +242,11 @@ pub(crate) unsafe fn move_bytes(from: *const u8, to: *mut u8, bytes: usize) {
         // SAFETY: `end` with `part` is inside `bytes`, for which the caller vouches.
         unsafe { copy(from.add(end), to.add(end), part) };
     }
+}
+
+/// The system maps nothing at address 0 unasked.
+fn some_address(at: *mut u8) -> Answer<NonNull<u8>> {
+    NonNull::new(at).ok_or(Refusal { name: "mmap", errno: libc::ENOMEM })
 }
 
 /// Copies ascending, byte by byte as far as any observer can tell.

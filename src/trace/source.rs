@@ -4,6 +4,7 @@
 use std::io::{self, Read};
 
 use crate::error::{Error, Kind, Result};
+use crate::os::io_text;
 
 /// Bytes read at a time. The content passes through this buffer and is never held as a whole.
 const BUFFER: usize = 1 << 16;
@@ -23,12 +24,6 @@ pub(super) fn malformed(what: impl Into<std::borrow::Cow<'static, str>>, at: u64
     Error::new(Kind::BadFormat, "read trace").at(what).with(BYTE, at)
 }
 
-/// The system's words for an error, without its number.
-pub(super) fn words(e: &io::Error) -> String {
-    let text = e.to_string();
-    text.split_once(" (os error").map_or(text.as_str(), |(words, _)| words).to_owned()
-}
-
 /// Whether an error says that there is no memory; the decompressor has only words for it.
 fn is_memory(e: &io::Error) -> bool {
     let code = zstd::zstd_safe::zstd_sys::ZSTD_ErrorCode::ZSTD_error_memory_allocation as usize;
@@ -46,7 +41,7 @@ pub(super) fn unreadable(e: &io::Error, at: u64) -> Error {
             .hint("free memory");
     }
     if e.raw_os_error().is_some() {
-        return Error::new(Kind::Io, "read trace").at(words(e)).with(BYTE, at);
+        return Error::new(Kind::Io, "read trace").at(io_text(e)).with(BYTE, at);
     }
     if e.kind() == io::ErrorKind::UnexpectedEof {
         return malformed(TRUNCATED, at);

@@ -8,11 +8,11 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-use super::source::words;
 use crate::error::{Error, Kind, Result};
+use crate::os::io_text;
 
 pub(super) fn unreadable_file(e: &io::Error) -> Error {
-    Error::new(Kind::Io, "read trace").at(words(e))
+    Error::new(Kind::Io, "read trace").at(io_text(e))
 }
 
 /// See the module's head.

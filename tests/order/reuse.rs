@@ -156,7 +156,7 @@ fn a_page_is_not_written_before_the_lane_that_had_it_has_left() {
 
 #[test]
 fn a_page_is_not_written_before_the_roll_back_that_cuts_it_off_has_ended() {
-    needs(ORDERED, |reuse| reuse.cut(reuse.first).unwrap(), |reuse| reuse.overwrite(1), "which roll-back");
+    needs(ORDERED, |reuse| reuse.cut(reuse.first).unwrap(), |reuse| reuse.overwrite(1), "which truncate");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn f4_nothing_is_staged_for_a_lane_before_the_host_has_seen_what_was_staged_last
     let seen = &[Between::Seen];
     let cut = |reuse: &Reuse| reuse.cut(reuse.first).unwrap();
     // An edge does not hold the host back, nor does the stream's own order.
-    needs(seen, cut, |reuse| reuse.cut(reuse.first), "staged arguments of pools, lane 0 0, which roll-back");
+    needs(seen, cut, |reuse| reuse.cut(reuse.first), "staged arguments of pools, lane 0 0, which truncate");
     let join = |reuse: &Reuse| reuse.join(1, reuse.first, &[2], 1).unwrap();
     let leave_and_join = |reuse: &Reuse| {
         reuse.watch.enqueue(reuse.pools, reuse.first, PoolOp::Leave(Lane(1)))?;
