@@ -2,12 +2,17 @@
 
 .NOTPARALLEL:
 .PHONY: help setup bench-setup demo proof picture check test soak bench dist install style unit all-tests \
-        on-cuda on-driver examples docs loom installs asan c-test python bench-build kernels kernels-check \
-        embedder gpu-bundle gpu-bundle-check
+        tests-build wheel python-tests on-cuda on-driver examples docs loom installs asan c-test python \
+        bench-build kernels kernels-check embedder gpu-bundle gpu-bundle-check
 
 # Where a test says that it did not run, and the environment of ci/requirements.txt (docs/testing.md).
 export FOREBAY_SKIPS := $(CURDIR)/target/skips.txt
 export FOREBAY_PYTHON := $(CURDIR)/target/venv/bin/python
+
+# A merge's run starts from nothing: what would make the next build faster is a tenth of this one's time.
+ifeq ($(FOREBAY_REQUIRE_ALL),1)
+export CARGO_INCREMENTAL := 0
+endif
 
 # How long `make soak` fuzzes each target.
 FUZZ_SECONDS ?= 600
@@ -56,10 +61,10 @@ picture:
 check:
 	@ci/skips $(MAKE) style unit
 
-## Everything. With FOREBAY_REQUIRE_ALL=1 a skip that ci/allowed-skips.txt does not list fails.
+## Everything that a merge needs. FOREBAY_REQUIRE_ALL=1 fails on a skip that ci/allowed-skips.txt does not list.
 test:
-	@ci/skips $(MAKE) setup style kernels-check all-tests python installs on-cuda on-driver embedder \
-	    examples docs loom asan bench-build
+	@MAKE='$(MAKE)' ci/skips ci/parts setup style kernels-check tests-build wheel python-tests+all-tests installs \
+	    on-cuda on-driver embedder examples docs loom asan bench-build
 
 ## More seeds and long runs, optimised; by hand, takes long.
 soak: setup
@@ -93,12 +98,17 @@ install:
 dist:
 	ci/dist
 
+# In the profile of the tests, which take what build scripts have made: the stand-in driver, zstd.
 style:
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --all-features -- -D warnings
+	cargo clippy --profile test --workspace --all-targets --all-features -- -D warnings
 
 unit:
 	cargo test --workspace --all-features --lib --bins $(MODELS:%=--test %)
+
+# What the tests are made of, all at once: what is built behind it takes its parts from there.
+tests-build:
+	cargo test --workspace --all-features --no-run
 
 all-tests:
 	cargo test --workspace --all-features
@@ -120,8 +130,14 @@ c-test:
 	cargo test -p forebay-ffi
 
 # The Python package: built as a wheel from this checkout, checked by mypy, tested by pytest.
-python:
-	ci/python
+python: wheel python-tests
+
+# What the Python package's tests take, built and installed.
+wheel:
+	ci/python --build
+
+python-tests:
+	ci/python --test
 
 # The same tests once more, on the CUDA device and the stand-in driver. Those of launched graphs are there anyhow.
 on-cuda:
@@ -138,12 +154,14 @@ on-driver:
 gpu-bundle-check:
 	@ci/gpu-bundle --check
 
+# As the tests' build has them.
 examples:
-	@set -e; for example in $(EXAMPLES); do cargo run --all-features --example $$example; done
+	cargo build --profile test --workspace --all-features --examples
+	@set -e; for example in $(EXAMPLES); do echo $$example; $${CARGO_TARGET_DIR:-target}/debug/examples/$$example; done
 
 # The library alone: the command and the C side share its name, and their pages would collide.
 docs:
-	RUSTDOCFLAGS='-D warnings' cargo doc -p forebay --lib --all-features --no-deps
+	RUSTDOCFLAGS='-D warnings' cargo doc --profile test -p forebay --lib --all-features --no-deps
 
 # Every interleaving with at most two preemptions; three take too long. Its own target folder, because the
 # flag rebuilds everything.
@@ -155,9 +173,10 @@ endif
 # RUSTC_BOOTSTRAP only lets the stable compiler take the sanitizer's flag; nothing built so is shipped. Without the
 # CUDA device, whose stand-in is a library for each test: it and the kernels have a sanitized program of their own.
 asan:
-	FOREBAY_STANDIN=0 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test -p forebay \
-	    --features trace,predict,study,measure,check --lib --test residency --test world --test failures \
+	FOREBAY_STANDIN=0 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_PROFILE_TEST_DEBUG=line-tables-only \
+	    cargo test -p forebay --features trace,predict,study,measure,check --lib --test residency --test world --test failures \
 	    --test overlap --target $(HOST) --target-dir target/asan
 
+# In the profile of the tests, whose build has all else that they take.
 bench-build:
-	FOREBAY_STANDIN=0 cargo bench --workspace --all-features --no-run
+	cargo test --workspace --all-features --benches --no-run

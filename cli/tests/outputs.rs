@@ -137,7 +137,11 @@ fn whenever_it_is_killed_a_file_is_old_or_new_and_nothing_is_left() {
     let new = plan();
     let arguments = [&PLAN[..], &["--json", &out]].concat();
     let (mut ended, mut left) = (0, 0);
-    for run in 0..40 {
+    let mut runs = 0;
+    // Where the machine is busy many end before they are killed: there are more of them then.
+    while runs < 40 || runs < 400 && ended <= 5 {
+        let run = runs % 40;
+        runs += 1;
         fs::write(&out, "old").unwrap();
         let signal = if run % 2 == 0 { Signal::SIGINT } else { Signal::SIGTERM };
         let output = killed(&arguments, signal, run * run * 4_000);
@@ -153,7 +157,7 @@ fn whenever_it_is_killed_a_file_is_old_or_new_and_nothing_is_left() {
         assert!(found == "old" || found == new, "run {run}: {found}");
         left += folder.names().len() - 1;
     }
-    println!("{ended} of 40 were killed; temporary files seen: {left}");
+    println!("{ended} of {runs} were killed; temporary files seen: {left}");
     assert!(ended > 5, "the kills came too late");
     succeeds(&arguments);
     assert_eq!(folder.names(), ["out"]);

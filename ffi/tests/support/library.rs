@@ -8,8 +8,7 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The folder of what these tests build; a target folder of its own, because nothing says where the one of the
-/// running build is.
+/// The folder of what these tests build otherwise than the running build does.
 pub fn target() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-tests")
 }
@@ -24,10 +23,12 @@ pub fn installed() -> &'static Path {
     })
 }
 
-/// The command that installs into `prefix`.
+/// The command that installs into `prefix`. What is shipped may have been built already, beside what the running build
+/// made: cargo has the folder of temporary files there.
 pub fn install(prefix: &Path) -> Command {
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let mut install = Command::new(root().join("ci/ffi-install"));
-    install.arg(prefix).env("CARGO_TARGET_DIR", target()).env("CARGO_NET_OFFLINE", "true");
+    install.arg(prefix).env("CARGO_TARGET_DIR", built).env("CARGO_NET_OFFLINE", "true");
     install
 }
 
