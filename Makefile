@@ -2,7 +2,7 @@
 
 .NOTPARALLEL:
 .PHONY: help setup bench-setup demo proof picture check test soak bench dist install style unit all-tests \
-        tests-build wheel python-tests on-cuda on-driver examples docs loom installs asan c-test python \
+        tests-build wheel python-tests on-cuda on-driver examples docs loom installs asan tsan c-test python \
         bench-build kernels kernels-check embedder gpu-bundle gpu-bundle-check
 
 # Where a test says that it did not run, and the environment of ci/requirements.txt (docs/testing.md).
@@ -64,7 +64,7 @@ check:
 ## Everything that a merge needs. FOREBAY_REQUIRE_ALL=1 fails on a skip that ci/allowed-skips.txt does not list.
 test:
 	@MAKE='$(MAKE)' ci/skips ci/parts setup style kernels-check tests-build wheel python-tests+all-tests installs \
-	    on-cuda on-driver embedder examples docs loom asan bench-build
+	    on-cuda on-driver embedder examples docs loom asan tsan bench-build
 
 ## More seeds and long runs, optimised; by hand, takes long.
 soak: setup
@@ -176,6 +176,10 @@ asan:
 	FOREBAY_STANDIN=0 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_PROFILE_TEST_DEBUG=line-tables-only \
 	    cargo test -p forebay --features trace,predict,study,measure,check --lib --test residency --test world --test failures \
 	    --test overlap --target $(HOST) --target-dir target/asan
+
+# The threaded host device with edges forgotten, under ThreadSanitizer.
+tsan:
+	ci/tsan
 
 # In the profile of the tests, whose build has all else that they take.
 bench-build:

@@ -1,5 +1,6 @@
 //! The only place that names atomics, locks and threads: the standard library's, or loom's under
-//! `--cfg loom`, where every interleaving of a small scenario is tried (`tests/loom.rs`).
+//! `--cfg loom`, where every interleaving of a small scenario is tried (`tests/loom.rs`), or with locks that
+//! ThreadSanitizer understands under `--cfg tsan` (`ci/tsan`).
 //!
 //! **Lock order.** A thread that holds a lock takes only locks that stand below it here:
 //!
@@ -28,15 +29,24 @@ pub(crate) use loom::{
     },
     thread,
 };
+#[cfg(not(any(loom, tsan)))]
+pub(crate) use std::sync::{Condvar as RawCondvar, Mutex as RawMutex, MutexGuard};
 #[cfg(not(loom))]
 pub(crate) use std::{
     sync::{
-        Arc, Condvar as RawCondvar, Mutex as RawMutex, MutexGuard,
+        Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     thread,
 };
 
+// ThreadSanitizer does not see how the standard library, which is not built with it, takes a contended lock.
+#[cfg(tsan)]
+pub(crate) use std::sync::atomic::AtomicU8;
+
+#[cfg(tsan)]
+pub(crate) use parking_lot::{Condvar as RawCondvar, Mutex as RawMutex, MutexGuard};
+#[cfg(not(tsan))]
 use std::sync::PoisonError;
 
 /// A lock that forgives a holder's panic.
@@ -49,7 +59,11 @@ impl<T> Mutex<T> {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        #[cfg(not(tsan))]
+        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        #[cfg(tsan)]
+        let guard = self.0.lock();
+        guard
     }
 }
 
@@ -63,7 +77,15 @@ impl Condvar {
     }
 
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
+        #[cfg(not(tsan))]
+        let guard = self.0.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        #[cfg(tsan)]
+        let guard = {
+            let mut guard = guard;
+            self.0.wait(&mut guard);
+            guard
+        };
+        guard
     }
 
     pub(crate) fn notify_all(&self) {

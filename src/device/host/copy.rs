@@ -12,6 +12,9 @@
 use std::arch::asm;
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm_sfence};
 
+#[cfg(tsan)]
+use crate::sync::{AtomicU32, Ordering};
+
 /// One copy: from, to. Both address `bytes` bytes of the call it is part of.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
@@ -67,7 +70,12 @@ impl Copier {
     /// copier came from [`Copier::all`]. With `lines`, each target is as long as the lines that `bytes`
     /// bytes touch.
     pub(super) unsafe fn copy(self, pairs: &[Pair], rows: usize, bytes: usize, lines: bool) {
+        #[cfg(tsan)]
+        // SAFETY: the caller vouches for the addresses.
+        return unsafe { copy_atomically(&pairs[..rows], bytes) };
+        #[cfg(not(tsan))]
         let stream = lines && pairs.iter().all(|pair| pair.to.is_multiple_of(64));
+        #[cfg(not(tsan))]
         // SAFETY: the caller vouches for the addresses, and `all` has detected the vector units.
         unsafe {
             match self {
@@ -84,6 +92,22 @@ impl Copier {
         if self == Copier::Avx512 {
             // SAFETY: every x86-64 machine has this instruction.
             unsafe { _mm_sfence() };
+        }
+    }
+}
+
+/// Word by word, each atomic: what ThreadSanitizer compares with the accesses that the compiler makes.
+///
+/// # Safety
+/// As [`Copier::copy`].
+#[cfg(tsan)]
+unsafe fn copy_atomically(pairs: &[Pair], bytes: usize) {
+    for (pair, at) in pairs.iter().flat_map(|pair| (0..bytes as u64).step_by(4).map(move |at| (pair, at))) {
+        let word = |address: u64| address as *mut u32;
+        // SAFETY: `bytes` is a multiple of 4, so a word at `at` ends at or before it; rows are aligned to words.
+        unsafe {
+            let held = AtomicU32::from_ptr(word(pair.from + at)).load(Ordering::Relaxed);
+            AtomicU32::from_ptr(word(pair.to + at)).store(held, Ordering::Relaxed);
         }
     }
 }

@@ -4,13 +4,17 @@
 //! that this device is there to show. So no reference into device memory is ever made, and no load or store of the
 //! language touches it: words are moved by instructions that the compiler takes as they are, lists by the row copies'
 //! ([`Copier`]), single words by their own. A race then gives words of before or of after, and is nothing worse.
-//! What works on a list has a copy of it in memory of the device's own.
+//! What works on a list has a copy of it in memory of the device's own. Under `--cfg tsan` all of these are relaxed
+//! atomics, so that ThreadSanitizer tells whatever else reaches such memory (`ci/tsan`).
 
+#[cfg(not(tsan))]
 use std::arch::asm;
 use std::marker::PhantomData;
 
 use crate::device::Slice;
 use crate::device::host::copy::{Copier, Pair};
+#[cfg(tsan)]
+use crate::sync::{AtomicU32, Ordering};
 
 /// What device memory is read as: any four bytes are one.
 pub(super) trait Word: Copy {
@@ -97,35 +101,59 @@ impl<T: Word> Words<'_, T> {
     /// A word, if it is there.
     pub(super) fn get(&self, index: usize) -> Option<T> {
         let (address, count) = self.there(index, 1);
-        (count == 1).then(|| {
-            let bits: u32;
-            // SAFETY: the word is there.
-            unsafe {
-                asm!(
-                    "mov {bits:e}, dword ptr [{address}]",
-                    bits = out(reg) bits,
-                    address = in(reg) address,
-                    options(nostack, preserves_flags, readonly)
-                );
-            }
-            T::of(bits)
-        })
+        // SAFETY: the word is there and aligned.
+        (count == 1).then(|| T::of(unsafe { read_word(address) }))
     }
 
     /// Sets a word, if it is there.
     pub(super) fn set(&self, index: usize, value: T) {
         let (address, count) = self.there(index, 1);
         if count == 1 {
-            // SAFETY: the word is there.
-            unsafe {
-                asm!(
-                    "mov dword ptr [{address}], {bits:e}",
-                    bits = in(reg) value.bits(),
-                    address = in(reg) address,
-                    options(nostack, preserves_flags)
-                );
-            }
+            // SAFETY: the word is there and aligned.
+            unsafe { write_word(address, value.bits()) };
         }
+    }
+}
+
+/// # Safety
+/// A word stands at the address, aligned.
+#[inline(always)]
+unsafe fn read_word(address: u64) -> u32 {
+    #[cfg(tsan)]
+    // SAFETY: the caller's promise.
+    return unsafe { AtomicU32::from_ptr(address as *mut u32) }.load(Ordering::Relaxed);
+    #[cfg(not(tsan))]
+    {
+        let word: u32;
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!(
+                "mov {word:e}, dword ptr [{address}]",
+                word = out(reg) word,
+                address = in(reg) address,
+                options(nostack, preserves_flags, readonly)
+            );
+        }
+        word
+    }
+}
+
+/// # Safety
+/// As [`read_word`].
+#[inline(always)]
+unsafe fn write_word(address: u64, word: u32) {
+    #[cfg(tsan)]
+    // SAFETY: the caller's promise.
+    unsafe { AtomicU32::from_ptr(address as *mut u32) }.store(word, Ordering::Relaxed);
+    #[cfg(not(tsan))]
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "mov dword ptr [{address}], {word:e}",
+            word = in(reg) word,
+            address = in(reg) address,
+            options(nostack, preserves_flags)
+        );
     }
 }
 
