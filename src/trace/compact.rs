@@ -55,7 +55,7 @@ impl SelectionTrace {
     /// min(k, position + 1) - 1 positions of the prompt.
     ///
     /// # Errors
-    /// [`Kind::OutOfMemory`].
+    /// [`crate::error::Kind::OutOfMemory`].
     pub fn compact(self) -> Result<SelectionTrace> {
         let (mut header, mut members) = self.into_parts();
         let first = header.first_position;
