@@ -156,8 +156,8 @@ gpu-bundle-check:
 
 # As the tests' build has them.
 examples:
-	cargo build --profile test --workspace --all-features --examples
-	@set -e; for example in $(EXAMPLES); do echo $$example; $${CARGO_TARGET_DIR:-target}/debug/examples/$$example; done
+	@set -e; for example in $(EXAMPLES); do \
+	    cargo run --profile test --workspace --all-features --example $$example; done
 
 # The library alone: the command and the C side share its name, and their pages would collide.
 docs:

@@ -79,6 +79,7 @@ impl Rig {
             };
             let (lists, counts) = (words(2 * entries)?, words(2 * batch * QUERY_ROWS)?);
             Ok(Run {
+                moves: true,
                 schedule: Schedule::new(device)?,
                 micro_batch: MicroBatch(micro_batch),
                 batch,

@@ -1,7 +1,6 @@
 //! The CUDA device on the stand-in driver, or on the one that is named: what may be missing, its memory, streams and
 //! graphs, what it leaves behind, and a step that comes out as on the host device. What needs the driver's own calls
 //! beside it is tested in `src/device/cuda/tests.rs`.
-#![cfg(all(feature = "cuda", feature = "measure"))]
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "cuda/failing.rs"]

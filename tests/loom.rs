@@ -5,9 +5,9 @@
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-use forebay::Kind;
-use forebay::device::host::{EventState, Queue};
+use forebay::device::host::{EventState, PageTables, Queue};
 use forebay::device::{Outcome, Ticket};
+use forebay::{Kind, Lane};
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
@@ -164,6 +164,56 @@ fn records_that_are_reached_out_of_order_do_not_take_each_other_back() {
         }
         assert!(event.is_complete());
     });
+}
+
+/// A page table that an operation takes over beside one that looks a page up, as a forgotten edge lets it.
+#[test]
+fn a_page_is_one_of_before_or_of_after_and_behind_an_edge_one_of_after() {
+    model(|| {
+        let (tables, event) = (Arc::new(PageTables::new(1, 2).unwrap()), Arc::new(EventState::new()));
+        tables.take(Lane(0), &[7, 8]);
+        let number = event.record();
+        let (taking, reached) = (Arc::clone(&tables), Arc::clone(&event));
+        let join = thread::spawn(move || {
+            taking.take(Lane(0), &[9]);
+            reached.reach(number);
+        });
+        let beside = [0, 1].map(|index| tables.page(Lane(0), index));
+        assert!([Some(7), Some(9)].contains(&beside[0]), "{beside:?}");
+        assert!([Some(8), None].contains(&beside[1]), "{beside:?}");
+        event.wait(number);
+        assert_eq!([0, 1].map(|index| tables.page(Lane(0), index)), [Some(9), None]);
+        join.join().unwrap();
+    });
+}
+
+/// The words of device memory, each atomic and none ordered, as `host/words.rs` moves them.
+fn words_beside_a_writer(waits: bool) {
+    let (words, event) = (Arc::new([0, 0].map(AtomicU32::new)), Arc::new(EventState::new()));
+    let number = event.record();
+    let (written, reached) = (Arc::clone(&words), Arc::clone(&event));
+    let writer = thread::spawn(move || {
+        written.iter().for_each(|word| word.store(7, Ordering::Relaxed));
+        reached.reach(number);
+    });
+    if waits {
+        event.wait(number);
+    }
+    let read = words.each_ref().map(|word| word.load(Ordering::Relaxed));
+    assert!(read.iter().all(|word| [0, 7].contains(word)), "{read:?}");
+    assert_eq!(read, [7, 7], "words of before");
+    writer.join().unwrap();
+}
+
+#[test]
+fn words_behind_an_edge_are_those_of_after() {
+    model(|| words_beside_a_writer(true));
+}
+
+#[test]
+#[should_panic = "words of before"]
+fn control_words_without_the_edge_are_those_of_before() {
+    model(|| words_beside_a_writer(false));
 }
 
 /// A ticket that looks first and writes then.

@@ -3,7 +3,7 @@
 //! A step's drafts are accepted by the next step's prepare, because only then is it known how many they are, and
 //! because there is nothing to do before: its rows stand in landing slots, and in the total pool, until the next step
 //! writes the landing slots anew. So the count travels with the next step, and its first operation on the device, the
-//! commit in [`Device::begin`](crate::device::Device::begin), copies what was accepted from landing slots to slots and
+//! commit in [`PoolOp::Begin`](crate::device::PoolOp::Begin), copies what was accepted from landing slots to slots and
 //! forgets the rest. A retirement tells the tokens of its own step and accepts nothing.
 //!
 //! | | the host, here | the device |

@@ -207,6 +207,7 @@ impl Cache {
         self.check_rows(rows, layers)?;
         let Buffers { selection, slots, parts } = layers.buffers;
         Ok(Run {
+            moves: !self.config.residency_only,
             schedule: self.schedules[micro_batch.index()],
             micro_batch,
             batch: layers.batch,

@@ -46,9 +46,13 @@ fn invalid(place: &'static str, value: impl Into<u64>) -> Error {
 }
 
 impl Asker {
-    /// Whether the parts of a plan fit each other and the device; the extents of its first layer.
-    fn check_plan(&self, plan: &Plan) -> Result<TableShape> {
+    /// Whether the parts of a plan fit each other and the device. One without memory takes any that names no memory of
+    /// others: a simulator's has no tables.
+    fn check_plan(&self, plan: &Plan) -> Result<()> {
         plan.slabs.iter().chain(&plan.rows).try_for_each(|slice| self.place(slice))?;
+        if !self.exact {
+            return Ok(());
+        }
         let (g, top_k) = (&plan.geometry, plan.geometry.shape().top_k);
         if top_k > self.top_k_max {
             return Err(invalid("selected positions of a query row", top_k)
@@ -59,7 +63,7 @@ impl Asker {
         if [plan.tables.len(), plan.slabs.len(), plan.rows.len()].iter().any(|count| *count != layers) {
             return Err(invalid("layers of the plan", plan.tables.len() as u64));
         }
-        let Some(first) = plan.tables.first().copied() else {
+        let Some(first) = plan.tables.first() else {
             return Err(invalid("layers of the plan", 0_u32));
         };
         if plan.batch > BATCH_MAX {
@@ -84,7 +88,7 @@ impl Asker {
                 return Err(invalid("selected positions of a step in all passes", listed));
             }
         }
-        Ok(first)
+        Ok(())
     }
 
     /// A slab's or rows' place in memory.
@@ -132,15 +136,16 @@ impl Extents {
     /// # Errors
     /// [`Kind::InvalidConfig`] for a plan whose parts do not fit each other or the device.
     pub(super) fn new(plan: &Plan, asker: Asker) -> Result<Self> {
-        let first = asker.check_plan(plan)?;
+        asker.check_plan(plan)?;
+        let first = plan.tables.first();
         Ok(Extents {
             asker,
             layers: plan.geometry.layers(),
             batch: plan.batch,
-            lanes: first.lanes,
+            lanes: first.map_or(0, |tables| tables.lanes),
             micro_batches: plan.micro_batches,
-            query_rows: first.query_rows,
-            tokens: first.tokens,
+            query_rows: first.map_or(u32::MAX, |tables| tables.query_rows),
+            tokens: first.map_or(u32::MAX, |tables| tables.tokens),
             top_k: plan.geometry.shape().top_k.into(),
             lane_pages: plan.lane_pages as usize,
             host_pages: plan.rows.first().map_or(0, Slice::bytes) / plan.geometry.host_page_bytes(),

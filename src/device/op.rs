@@ -6,8 +6,8 @@
 //! (`device/checks.rs`). So a new operation is a variant here, and an arm in each of these.
 //!
 //! An operation is a few words and can be copied. The lists that a join and a truncation bring (pages, slot blocks,
-//! budgets) are borrowed: a device that runs an operation later keeps them by lane in a [`Staged`], whose memory is
-//! taken at construction, and the caller leaves a lane alone until what was staged for it has run.
+//! budgets) are borrowed: a device that runs an operation later keeps them by lane in a [`Staged`], and the caller leaves
+//! a lane alone until what was staged for it has run.
 
 use crate::device::Slice;
 use crate::error::Result;
@@ -175,7 +175,8 @@ pub struct Begin {
     pub micro_batch: MicroBatch,
     /// The pinned step block, see [`block::step`](crate::device::block::step).
     pub block: Slice,
-    /// Accepted counts.
+    /// Accepted counts: one u32 a batch row, as many as a batch has, for the rows whose entry leaves the count to the
+    /// device.
     pub accepted: Option<Slice>,
 }
 
@@ -227,7 +228,7 @@ pub(super) struct Staged {
 }
 
 impl Staged {
-    /// Nothing is staged; room for so many pages, and for one block a layer.
+    /// Nothing is staged; room for so many pages and for a budget of each layer.
     pub(super) fn new(layers: usize, pages: usize, name: &'static str) -> Result<Staged> {
         Ok(Staged {
             pages: vector(pages, name, "pages of a lane")?,

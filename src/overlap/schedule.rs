@@ -157,6 +157,8 @@ pub struct Run {
     pub top_k: u32,
     /// Passes of attention over fetched rows, at least 1.
     pub passes: u32,
+    /// Rows have bytes: without them nothing is gathered and nothing stored.
+    pub moves: bool,
     /// Its streams.
     pub streams: OverlapStreams,
     /// `[batch][query rows][k]` i32: the selected positions, which the engine's top-k writes. Of a buffer
@@ -402,6 +404,9 @@ impl LayerRun<'_> {
         let OverlapStreams { compute, scatter, .. } = self.run.streams;
         self.all(Work::Prepare)?;
         edge(self.device, self.run.schedule.prepared, compute, scatter)?;
+        if !self.run.moves {
+            return Ok(());
+        }
         self.device.enqueue(self.pools, scatter, PoolOp::Scatter(self.part(0, self.run.batch)))
     }
 
@@ -443,6 +448,9 @@ impl LayerRun<'_> {
     }
 
     fn gather(&mut self, first: u32, count: u32, pass: u32, stream: Stream) -> Result<()> {
+        if !self.run.moves {
+            return Ok(());
+        }
         let part = self.part(first, count);
         self.device.enqueue(self.pools, stream, PoolOp::Gather { part, pass })
     }

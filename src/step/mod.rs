@@ -116,7 +116,9 @@ impl Step {
 
     /// A graph of all layers of an open step has been launched.
     pub(crate) fn launch(&mut self) {
-        self.phase = Phase::Open { launched: true };
+        if let Phase::Open { launched } = &mut self.phase {
+            *launched = true;
+        }
     }
 
     /// The end of an open step is enqueued.

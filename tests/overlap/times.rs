@@ -53,6 +53,7 @@ pub fn times(order: Overlap, passes: u32, misses: f64, seed: Option<u64>) -> Vec
             OverlapStreams { compute: stream(), resolve: stream(), gather: stream(), scatter: stream() };
         let lists = (1 + passes) * BATCH;
         Run {
+            moves: true,
             schedule: Schedule::new(&*clock).unwrap(),
             micro_batch,
             batch: BATCH,

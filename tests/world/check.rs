@@ -6,6 +6,7 @@ use super::model::{Seq, State, declared_slots};
 use super::run::World;
 use forebay::{Error, Kind, Layer, Length, SLOT_BLOCK, Sequence, Stats};
 use std::collections::BTreeMap;
+use std::io::Write;
 
 /// What nobody may change who is refused.
 #[derive(Debug, PartialEq, Eq)]
@@ -21,6 +22,19 @@ pub struct Outcomes {
     pub digests: Vec<StepDigest>,
     /// How often something happened that a run is to reach.
     pub reached: BTreeMap<String, u64>,
+}
+
+impl Outcomes {
+    /// Appends a sum over what the run came to, where `FOREBAY_WORLD_DIGESTS` names a file: to compare two builds.
+    fn record(&self) {
+        let Some(path) = std::env::var_os("FOREBAY_WORLD_DIGESTS") else { return };
+        let text = format!("{:?} {:?}", self.log, self.digests);
+        let sum = text.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |sum, byte| {
+            (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+        });
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+        file.write_all(format!("{sum:016x}\n").as_bytes()).unwrap();
+    }
 }
 
 impl World {
@@ -170,7 +184,9 @@ impl World {
         let Found { wrong, digests } = &mut *found;
         assert!(wrong.is_empty() || failed, "{wrong:?}");
         digests.sort_unstable();
-        Outcomes { log: self.log, digests: std::mem::take(digests), reached: self.reached }
+        let outcomes = Outcomes { log: self.log, digests: std::mem::take(digests), reached: self.reached };
+        outcomes.record();
+        outcomes
     }
 
     /// Finishes open steps, closes every sequence (so that some are closed in flight), retires the rest.

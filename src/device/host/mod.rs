@@ -41,7 +41,10 @@ use stream::SharedEvent;
 use stream::{EventState, Queue};
 /// What streams share with the host, for the models of `tests/loom.rs`.
 #[cfg(loom)]
-pub use stream::{EventState, Queue};
+pub use {
+    pages::PageTables,
+    stream::{EventState, Queue},
+};
 
 /// How a host device runs.
 #[derive(Clone, Copy, Debug)]

@@ -16,14 +16,14 @@ const NO_PAGE: u32 = u32::MAX;
 
 /// The host page of each page of each lane's sequence.
 #[derive(Debug)]
-pub(super) struct PageTables {
+pub struct PageTables {
     entries: Vec<AtomicU32>,
     /// Entries a lane.
     size: usize,
 }
 
 impl PageTables {
-    pub(super) fn new(lanes: u32, size: u32) -> Result<Self> {
+    pub fn new(lanes: u32, size: u32) -> Result<Self> {
         let count = lanes as usize * size as usize;
         let mut entries = vector(count, NAME, "page tables")?;
         entries.resize_with(count, || AtomicU32::new(NO_PAGE));
@@ -31,7 +31,7 @@ impl PageTables {
     }
 
     /// Makes `pages` a lane's table; what is beyond its size, or that of the lanes, is left out.
-    pub(super) fn take(&self, lane: Lane, pages: &[u32]) {
+    pub fn take(&self, lane: Lane, pages: &[u32]) {
         let table = self.entries.iter().skip(lane.index() * self.size).take(self.size);
         for (entry, page) in table.zip(pages.iter().chain(std::iter::repeat(&NO_PAGE))) {
             entry.store(*page, Ordering::Relaxed);
@@ -40,7 +40,7 @@ impl PageTables {
 
     /// The host page of a lane's page `index`; nothing beyond the sequence's end.
     #[inline(always)]
-    pub(super) fn page(&self, lane: Lane, index: usize) -> Option<u32> {
+    pub fn page(&self, lane: Lane, index: usize) -> Option<u32> {
         let entry = self.entries.get(lane.index() * self.size + index).filter(|_| index < self.size)?;
         Some(entry.load(Ordering::Relaxed)).filter(|page| *page != NO_PAGE)
     }

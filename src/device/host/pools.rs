@@ -284,7 +284,7 @@ impl HostPools {
     /// The words of a slice of an operation that was checked.
     pub(super) fn words<T: Word>(&self, slice: Slice) -> Words<'_, T> {
         // SAFETY: the slice is this device's, aligned and not at address 0, which was checked when it was enqueued, and
-        // its memory lives as long as the device; the copier is the widest of all.
+        // its memory lives as long as the device; the copier is one of `Copier::all`.
         unsafe { Words::new(slice, self.copier) }
     }
 

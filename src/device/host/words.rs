@@ -70,7 +70,8 @@ impl<T: Word> Words<'_, T> {
 
     /// The address of word `first`, and how many of `wanted` words there are from it on.
     fn there(&self, first: usize, wanted: usize) -> (u64, usize) {
-        (self.address + 4 * first as u64, wanted.min(self.count.saturating_sub(first)))
+        let offset = (first as u64).wrapping_mul(4);
+        (self.address.wrapping_add(offset), wanted.min(self.count.saturating_sub(first)))
     }
 
     /// Fills `to` with the words from `first` on, as far as there are any.

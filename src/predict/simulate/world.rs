@@ -260,6 +260,7 @@ fn run_of(
     let list = u64::from(rows) * u64::from(batch.query_rows) * u64::from(top_k) * 4;
     let counts = u64::from(rows) * u64::from(batch.query_rows) * 4;
     Ok(Run {
+        moves: true,
         schedule: Schedule::new(device)?,
         micro_batch: MicroBatch(micro_batch),
         batch: rows,
