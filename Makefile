@@ -183,6 +183,6 @@ asan:
 tsan:
 	ci/tsan
 
-# In the profile of the tests, whose build has all else that they take.
+# In the profile of the tests, whose build has all else that they take: that they compile. `make bench` has their own.
 bench-build:
 	cargo test --workspace --all-features --benches --no-run

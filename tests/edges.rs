@@ -11,11 +11,11 @@ mod device;
 use device::TestDevice;
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Mapped, Parts, PoolOp, Slice, Stream};
-use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Lane, Layer, LayerCall, Memory,
-};
-use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, Streams, WarmUp};
+use forebay::device::{Device, Mapped, Part, Parts, PoolOp, Slice, Stream};
+use forebay::overlap::{self, Overlap, OverlapStreams};
+use forebay::residency::Rows;
+use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Lane, Layer, LayerCall};
+use forebay::{Layers, Memory, MicroBatch, Open, Row, Sequence, Shape, Step, Streams, WarmUp};
 use std::sync::Arc;
 
 /// Asserts which error it is, and that its text says where and what to do.
@@ -136,6 +136,45 @@ fn memory_and_pools_of_another_rank_are_refused_by_every_call_that_takes_them() 
         let slice = other.allocate(64).unwrap();
         assert!(other.owns(&slice) && !device.owns(&slice));
         assert_eq!(device.copy(stream, slice, slice).unwrap_err().kind(), Kind::OutOfRange);
+    }
+}
+
+/// An engine that enqueues nothing.
+struct Idle;
+
+impl overlap::Engine for Idle {
+    fn enqueue(&mut self, _: &overlap::EngineCall, _: Stream) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// Rows without bytes are resolved, and neither gathered nor stored, whichever call enqueues the layer; a device asked
+/// for it by itself refuses.
+#[test]
+fn layers_of_a_cache_for_replays_move_nothing() {
+    let mut e = engine(Config { residency_only: true, ..config() });
+    let sequence = e.open(20, 20);
+    let streams =
+        OverlapStreams { compute: e.stream, resolve: e.stream, gather: e.stream, scatter: e.stream };
+    let layers = Layers { streams, batch: 1, half: 0, buffers: e.buffers };
+    let picks: Vec<u8> = (0..2 * K as u32).flat_map(|at| (at % 20).to_le_bytes()).collect();
+    e.device.write(e.buffers.selection, &picks).unwrap();
+    for accepted in [0, 1] {
+        let mut step = e.prepare(&[row(sequence, accepted)]).unwrap();
+        for layer in [0, 1].map(Layer) {
+            e.cache.overlap(&mut step, layer, None, Overlap::None, &layers, &mut Idle).unwrap();
+        }
+        let rows = Rows { first: 0, count: 2 };
+        let part = Part { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: 1, rows };
+        for op in [PoolOp::Gather { part, pass: 0 }, PoolOp::Scatter(part)] {
+            let error = e.device.enqueue(e.cache.pools(), e.stream, op).unwrap_err();
+            assert_eq!(error.place(), "rows of a cache whose rows have no bytes");
+        }
+        e.cache.finish(&mut step, e.stream).unwrap();
+        let ended = e.device.event().unwrap();
+        e.device.record(ended, e.stream).unwrap();
+        e.device.synchronize(ended).unwrap();
+        e.cache.retire(step, e.stream).unwrap();
     }
 }
 
