@@ -6,8 +6,8 @@
 //! (`device/checks.rs`). So a new operation is a variant here, and an arm in each of these.
 //!
 //! An operation is a few words and can be copied. The lists that a join and a truncation bring (pages, slot blocks,
-//! budgets) are borrowed: a device that runs an operation later keeps them by lane in a [`Staged`], and the caller leaves
-//! a lane alone until what was staged for it has run.
+//! budgets) are borrowed: a device that runs an operation later keeps them by lane in a [`Staged`], and the caller
+//! leaves a lane alone until what was staged for it has run.
 
 use crate::device::Slice;
 use crate::error::Result;
