@@ -296,8 +296,8 @@ impl Cache {
         for (page, block) in names.used_from(first) {
             if self.prefix.users(&block) != Some(1) || replaced.contains(&page) {
                 self.prefix.release(&block)?;
-            } else if let Some(pages) = self.prefix.remove(&block) {
-                self.release_pair(pages)?;
+            } else if let Some((host, keys)) = self.prefix.remove(&block) {
+                self.release_pair(host, keys)?;
             }
         }
         names.blocks.truncate(first);
@@ -314,7 +314,7 @@ impl Cache {
         alone
     }
 
-    fn release_pair(&mut self, (host, keys): (HostPage, IndexPage)) -> Result<()> {
+    fn release_pair(&mut self, host: HostPage, keys: IndexPage) -> Result<()> {
         self.total.pages.release(host.0)?;
         self.index.pages.release(keys.0)
     }
@@ -348,8 +348,8 @@ impl Cache {
     /// Evicts the block used longest ago of those whose pages become free; whether there was one.
     fn evict_one(&mut self) -> Result<bool> {
         let room = |pages| is_room(&self.total.pages, &self.index.pages, pages);
-        let Some(pages) = self.prefix.evict(room) else { return Ok(false) };
-        self.release_pair(pages)?;
+        let Some((host, keys)) = self.prefix.evict(room) else { return Ok(false) };
+        self.release_pair(host, keys)?;
         self.stats.evicted_pages += 1;
         Ok(true)
     }

@@ -232,7 +232,7 @@ pub fn plan(demand: &Demand) -> Result<Planned> {
             (Some(config), bytes)
         }
     };
-    let notes = room.notes(batch, slots, whole, (resident_batch, most_batch));
+    let notes = room.notes(batch, slots, whole, resident_batch, most_batch);
     let key = u64::from(demand.shape.index_key_bytes) * u64::from(room.geometry.layers());
     Ok(Planned {
         batch,
@@ -487,7 +487,7 @@ impl<'a> Room<'a> {
             .hint("plan with a smaller batch, context or ratio, or with more memory")
     }
 
-    fn notes(&self, batch: u32, slots: u32, whole: bool, (resident, most): (u32, u32)) -> Vec<Note> {
+    fn notes(&self, batch: u32, slots: u32, whole: bool, resident: u32, most: u32) -> Vec<Note> {
         let demand = self.demand;
         let selected = demand.query_rows.saturating_mul(demand.shape.top_k);
         let dense = demand.shape.top_k == 0;

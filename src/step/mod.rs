@@ -56,8 +56,13 @@ enum Phase {
         /// A graph of all of them has been launched: not a second one.
         launched: bool,
     },
-    /// One of its layers is not enqueued whole. Also while layers are enqueued by a schedule, so that a callback that
-    /// fails or panics leaves the step here.
+    /// Layers are being enqueued by a schedule or launched: a callback or a device that refuses or panics leaves the
+    /// step here, and then it is as abandoned.
+    Enqueueing {
+        /// As before.
+        launched: bool,
+    },
+    /// Its engine has given it up.
     Abandoned {
         /// As before.
         launched: bool,
@@ -86,16 +91,23 @@ impl Step {
 
     /// Whether a layer of it was not enqueued whole, before or behind its end.
     pub(crate) const fn is_abandoned(&self) -> bool {
-        matches!(self.phase, Phase::Abandoned { .. } | Phase::Finished { abandoned: true })
+        let left = matches!(self.phase, Phase::Enqueueing { .. } | Phase::Abandoned { .. });
+        left || matches!(self.phase, Phase::Finished { abandoned: true })
     }
 
+    /// Whether a graph of all layers of an open step has been launched.
     pub(crate) const fn is_launched(&self) -> bool {
-        matches!(self.phase, Phase::Open { launched: true } | Phase::Abandoned { launched: true })
+        match self.phase {
+            Phase::Open { launched } | Phase::Enqueueing { launched } | Phase::Abandoned { launched } => {
+                launched
+            }
+            Phase::Finished { .. } => false,
+        }
     }
 
     /// An open step is given up.
     pub(crate) fn abandon(&mut self) {
-        if let Phase::Open { launched } = self.phase {
+        if let Phase::Open { launched } | Phase::Enqueueing { launched } = self.phase {
             self.phase = Phase::Abandoned { launched };
         }
     }
@@ -103,21 +115,23 @@ impl Step {
     /// Layers of an open step are about to be enqueued on these streams: until [`Step::end_layers`] they count as
     /// not enqueued whole.
     pub(crate) fn begin_layers(&mut self, streams: OverlapStreams) {
-        self.abandon();
+        if let Phase::Open { launched } = self.phase {
+            self.phase = Phase::Enqueueing { launched };
+        }
         self.work.layers = Some(streams);
     }
 
     /// They all were enqueued.
     pub(crate) fn end_layers(&mut self) {
-        if let Phase::Abandoned { launched } = self.phase {
+        if let Phase::Enqueueing { launched } = self.phase {
             self.phase = Phase::Open { launched };
         }
     }
 
     /// A graph of all layers of an open step has been launched.
     pub(crate) fn launch(&mut self) {
-        if let Phase::Open { launched } = &mut self.phase {
-            *launched = true;
+        if let Phase::Open { .. } | Phase::Enqueueing { .. } = self.phase {
+            self.phase = Phase::Open { launched: true };
         }
     }
 

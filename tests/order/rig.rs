@@ -143,10 +143,10 @@ impl Engine for Caller {
                     Keys::Resident => Attention::Resident,
                     Keys::Fetched { pass } => Attention::Fetched { pass },
                 };
-                self.watch.attend(self.pools, stream, (&part, reads), &self.answer(call))
+                self.watch.attend(self.pools, stream, &part, reads, &self.answer(call))
             }
             Work::Merge if self.attends => {
-                self.watch.attend(self.pools, stream, (&part, Attention::Merged), &self.answer(call))
+                self.watch.attend(self.pools, stream, &part, Attention::Merged, &self.answer(call))
             }
             Work::Attend(_) | Work::Project | Work::Merge | Work::Rest => Ok(()),
         }

@@ -418,7 +418,7 @@ impl Engine {
 
         if let Some(watch) = &self.watch {
             let answer = Answer { slots: buffers.slots, parts: None };
-            watch.attend(cache.pools(), m.engine, (&part(step, call), Attention::All), &answer)?;
+            watch.attend(cache.pools(), m.engine, &part(step, call), Attention::All, &answer)?;
         }
         let found = Arc::clone(&self.found);
         self.call(m.engine, move |device| {

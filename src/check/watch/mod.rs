@@ -270,7 +270,8 @@ impl Watch {
         &self,
         pools: Pools,
         stream: Stream,
-        (part, reads): (&Part, Attention),
+        part: &Part,
+        reads: Attention,
         answer: &Answer,
     ) -> Result<()> {
         let mut list = Vec::new();

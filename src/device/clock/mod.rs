@@ -310,7 +310,7 @@ impl ClockDevice {
     fn append(&self, stream: Stream, label: Label, work: Work, effect: Option<Effect>) -> Result<()> {
         let work = work.check(&self.costs)?;
         let (state, place) = self.room(stream)?;
-        self.push(state, place, (label, work, effect));
+        self.push(state, place, label, work, effect);
         Ok(())
     }
 
@@ -318,7 +318,9 @@ impl ClockDevice {
         &self,
         mut state: MutexGuard<'_, State>,
         stream: usize,
-        (label, mut work, effect): (Label, Work, Option<Effect>),
+        label: Label,
+        mut work: Work,
+        effect: Option<Effect>,
     ) {
         let draw = self.draw(&mut state, stream);
         work.fixed_ns += draw.during_ns;

@@ -250,7 +250,7 @@ impl Device for ClockDevice {
         let work = self.price(extents, misses, &op).check(&self.costs)?;
         extents.stage(&op);
         let effect = self.beneath.is_some().then_some(Effect::Pool(pools, op.detached()));
-        self.push(state, place, (label_of(&op), work, effect));
+        self.push(state, place, label_of(&op), work, effect);
         Ok(())
     }
 

@@ -13,7 +13,9 @@ pub(super) const NO_PAGE: u32 = u32::MAX;
 /// Where a staged page table begins, in words.
 pub(super) const STAGED_PAGES: usize = 2;
 /// Pairs of panels that are multiplied as an engine's work, and steps of each.
+#[cfg(feature = "measure")]
 pub(super) const WORK_PANELS: usize = 16;
+#[cfg(feature = "measure")]
 pub(super) const WORK_STEPS: usize = 8;
 /// What a report asks of a step.
 pub(super) const DUE_RESOLVED: u32 = 1;

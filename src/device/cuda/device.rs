@@ -55,7 +55,7 @@ impl Device for CudaDevice {
     fn range(&self, pieces: &[Mapped]) -> Result<Slice> {
         let inner = &*self.inner;
         let mut memory = inner.memory.lock();
-        let range = Range::new(&inner.context, (inner.id, &memory.backings), pieces, inner.grain);
+        let range = Range::new(&inner.context, inner.id, &memory.backings, pieces, inner.grain);
         let slice = range.map(|range| {
             let slice = inner.id.slice(range.address, range.bytes);
             memory.ranges.push(range);

@@ -372,7 +372,8 @@ impl Range {
     /// Checks the pieces and maps them one after another.
     pub fn new(
         context: &Arc<Context>,
-        (device, all): (DeviceId, &[Physical]),
+        device: DeviceId,
+        all: &[Physical],
         pieces: &[Mapped],
         grain: u64,
     ) -> Result<Range> {

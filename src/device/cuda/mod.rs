@@ -21,7 +21,6 @@
 //! **The end.** Dropping the device waits for what was enqueued on its streams and on those it borrowed, and
 //! gives everything back.
 
-#[cfg_attr(not(feature = "measure"), allow(dead_code, reason = "some of it only tools ask for"))]
 mod abi;
 mod device;
 #[cfg_attr(not(feature = "measure"), allow(dead_code, reason = "some of it only tools ask for"))]

@@ -99,7 +99,7 @@ impl Inner {
     fn try_range(&self) -> Result<()> {
         let backing = Physical::new(&self.context, &self.worker, self.grain, self.grain)?;
         let piece = Mapped { backing: self.id.backing(0), offset: 0, bytes: self.grain };
-        Range::new(&self.context, (self.id, &[backing]), &[piece], self.grain).map(drop)
+        Range::new(&self.context, self.id, &[backing], &[piece], self.grain).map(drop)
     }
 
     fn try_descriptor(&self) -> Result<()> {

@@ -54,7 +54,7 @@ impl Marks {
     }
 
     /// Notes what was done of a batch row's query rows.
-    pub(super) fn note(&mut self, mark: Mark, (row, layer): (usize, usize), rows: Rows) {
+    pub(super) fn note(&mut self, mark: Mark, row: usize, layer: usize, rows: Rows) {
         let from = self.start(row) + (layer * 2 + mark as usize) * self.words;
         let (first, end) = (rows.first, rows.first + rows.count);
         for (word, bits) in (0..).zip(&mut self.bits[from..from + self.words]) {
@@ -106,15 +106,15 @@ mod tests {
         for mark in [Mark::Resolved, Mark::Scattered] {
             let cause = [Cause::NotResolved, Cause::NotScattered][mark as usize];
             assert_eq!(marks.missing(1, entry, true), Some((0, cause, 0)));
-            marks.note(mark, (1, 0), rows(0, 33));
+            marks.note(mark, 1, 0, rows(0, 33));
             assert_eq!(marks.missing(1, entry, true), Some((0, cause, 33)));
-            marks.note(mark, (1, 0), rows(34, 66));
+            marks.note(mark, 1, 0, rows(34, 66));
             assert_eq!(marks.missing(1, entry, true), Some((0, cause, 33)));
-            marks.note(mark, (1, 0), rows(33, 1));
-            marks.note(mark, (1, 1), rows(0, 69));
+            marks.note(mark, 1, 0, rows(33, 1));
+            marks.note(mark, 1, 1, rows(0, 69));
             let cause = if mark == Mark::Resolved { (0, Cause::NotScattered, 0) } else { (1, cause, 69) };
             assert_eq!(marks.missing(1, entry, true), Some(cause));
-            marks.note(mark, (1, 1), rows(69, 1));
+            marks.note(mark, 1, 1, rows(69, 1));
             assert_eq!(marks.missing(1, entry, false), None);
         }
         assert_eq!(marks.missing(1, entry, true), None);

@@ -91,6 +91,14 @@ pub(super) struct Record {
     pub(super) divider: Divider,
 }
 
+/// What a lane accepts of the rows that it has landed, and how many it lands next.
+#[derive(Clone, Copy, Debug)]
+struct Accept {
+    lane: u32,
+    rows: u32,
+    next: u32,
+}
+
 /// Room to work in for warm-ups, which run outside any micro-batch.
 #[derive(Debug)]
 struct Room {
@@ -307,7 +315,8 @@ impl HostPools {
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
-            self.accept(scan, index, &mut tables, &mut copies, (lane.0, settle, 0))?;
+            let accept = Accept { lane: lane.0, rows: settle, next: 0 };
+            self.accept(scan, index, &mut tables, &mut copies, accept)?;
             if trust == Trust::Bytes {
                 tables.empty(lane.0);
             }
@@ -402,7 +411,7 @@ impl HostPools {
                 let wrong = Sticky { row: row as u32, layer: 0, cause: Cause::Tables, value };
                 let tables = self.layers.first().map(|layer| layer.lock());
                 for lane in (0..rows).map(lane) {
-                    self.blame(sticky, lane, (false, wrong));
+                    self.blame(sticky, lane, false, wrong);
                     let head = tables.as_ref().and_then(|tables| tables.head(lane).copied());
                     report.lengths.push(head.unwrap_or_default().length);
                 }
@@ -420,10 +429,11 @@ impl HostPools {
         layer: usize,
         tables: &mut LayerTables,
         copies: &mut Copies<'_>,
-        (lane, accepted, next): (u32, u32, u32),
+        accept: Accept,
     ) -> Result<()> {
+        let Accept { lane, rows, next } = accept;
         let (g, slab) = (&self.plan.geometry, self.plan.slabs[layer].address());
-        tables.commit(scan, lane, accepted, next, |moved| {
+        tables.commit(scan, lane, rows, next, |moved| {
             let (from, to) = (g.pieces(moved.landing), g.pieces(moved.slot));
             copies.add([0, 1].map(|run| Pair { from: slab + from[run].slab, to: slab + to[run].slab }));
         })?;
@@ -454,12 +464,12 @@ impl HostPools {
                     true => (Cause::Tables, accepted),
                     false => (Cause::Accepted, 0),
                 };
-                let next = (lane, believed, query_rows);
+                let next = Accept { lane, rows: believed, next: query_rows };
                 let done = self.accept(scan, index, &mut tables, &mut copies, next);
                 if failed || done.is_err() || believed != accepted {
                     let (row, layer) = (row as u32, index as u32);
                     let wrong = Sticky { row, layer, cause, value: accepted };
-                    self.blame(sticky, lane, (false, wrong));
+                    self.blame(sticky, lane, false, wrong);
                 }
                 if index == 0 {
                     report.lengths.push(tables.head(lane).map_or(0, |h| h.length));
@@ -470,7 +480,7 @@ impl HostPools {
     }
 
     /// Notes an error of a step, `committed` or of its commit, and that its lane must not go on.
-    pub(super) fn blame(&self, word: &mut u64, lane: u32, (committed, sticky): (bool, Sticky)) {
+    pub(super) fn blame(&self, word: &mut u64, lane: u32, committed: bool, sticky: Sticky) {
         *word = sticky.word(committed).min(*word);
         if let Ok(state) = self.lane(Lane(lane)) {
             let mut trust = state.trust.lock();
@@ -520,7 +530,7 @@ impl HostPools {
         }
         for row in rows {
             let lane = block::step::entry(block, row).lane;
-            marks.note(Mark::Scattered, (row, layer), part.rows);
+            marks.note(Mark::Scattered, row, layer, part.rows);
             for query in part.rows.first..part.rows.first + part.rows.count {
                 let Some(landing) = tables.landing(lane, query) else { continue };
                 if let Some(runs) = self.pairs(layer, Lane(lane), landing, true) {
@@ -528,7 +538,7 @@ impl HostPools {
                     continue;
                 }
                 let (row, layer, cause) = (row as u32, layer as u32, Cause::Tables);
-                self.blame(word, lane, (true, Sticky { row, layer, cause, value: landing.position }));
+                self.blame(word, lane, true, Sticky { row, layer, cause, value: landing.position });
             }
         }
         copies.flush();
@@ -546,7 +556,7 @@ impl HostPools {
             let entry = block::step::entry(block, row);
             let mut blame = |layer: usize, cause, value| {
                 let sticky = Sticky { row: row as u32, layer: layer as u32, cause, value };
-                self.blame(word, entry.lane, (true, sticky));
+                self.blame(word, entry.lane, true, sticky);
             };
             if let Some(cause) = list.missing(step).filter(|_| expected != Expected::Resolved) {
                 blame(list.layer, cause, list.layer as u32);

@@ -47,9 +47,9 @@ impl<S: Scan> Resolving<'_, S> {
             return Ok(());
         }
         let entry = block::step::entry(block, row);
-        marks.note(Mark::Resolved, (row, layer), part.rows);
+        marks.note(Mark::Resolved, row, layer, part.rows);
         if let Some(cause) = missing {
-            pools.blame(word, entry.lane, (true, sticky(cause, layer as u32)));
+            pools.blame(word, entry.lane, true, sticky(cause, layer as u32));
         }
         list.lane = entry.lane;
         // A sequence may have fewer query rows than the step is wide: the others are inert.
@@ -63,13 +63,13 @@ impl<S: Scan> Resolving<'_, S> {
         let selected = Selected { selection, slots: &mut *slots, fetches: &mut list.fetches };
         let Ok(done) = self.tables.resolve(self.scan, entry.lane, rows, selected, work) else {
             slots.fill(-1);
-            pools.blame(word, entry.lane, (true, sticky(Cause::Tables, entry.lane)));
+            pools.blame(word, entry.lane, true, sticky(Cause::Tables, entry.lane));
             return Ok(());
         };
         list.missed(&done.counts, self.tables.shape());
         report.layers[layer].add(&done.counts);
         if let Some(beyond) = done.beyond {
-            pools.blame(word, entry.lane, (true, sticky(Cause::BeyondLength, beyond.position)));
+            pools.blame(word, entry.lane, true, sticky(Cause::BeyondLength, beyond.position));
         }
         if let Some(lists) = &self.lists {
             let (fetches, scratch) = list.fetched();
@@ -122,7 +122,7 @@ impl HostPools {
                 let mut record = state.record.lock();
                 let lane = block::step::entry(&record.block, row as usize).lane;
                 let sticky = Sticky { row, layer: part.layer.0, cause, value: part.layer.0 };
-                self.blame(&mut record.sticky, lane, (true, sticky));
+                self.blame(&mut record.sticky, lane, true, sticky);
                 continue;
             }
             // The first position whose row the lane has no page for.
@@ -138,7 +138,7 @@ impl HostPools {
             drop(list);
             if let Some(value) = lost {
                 let sticky = Sticky { row, layer: part.layer.0, cause: Cause::Tables, value };
-                self.blame(&mut state.record.lock().sticky, lane, (true, sticky));
+                self.blame(&mut state.record.lock().sticky, lane, true, sticky);
                 self.lack_bytes(lane);
             }
         }

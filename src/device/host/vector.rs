@@ -299,7 +299,7 @@ fn count_to(values: &[u32], bound: u32) -> usize {
 /// whole vectors. Answers where the next ones go.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
-fn spread((first, bits): (u32, u64), out: &mut [u32], at: usize) -> usize {
+fn spread(first: u32, bits: u64, out: &mut [u32], at: usize) -> usize {
     const NUMBERS: [u8; BLOCK] = {
         let mut numbers = [0; BLOCK];
         let mut place = 0;
@@ -341,18 +341,18 @@ fn take_avx512(bits: &mut [u64], out: &mut [u32]) -> usize {
             let word = filled.trailing_zeros();
             filled &= filled - 1;
             let bits = std::mem::take(&mut group[word as usize % BLOCK]);
-            count = spread(((first + word) * 64, bits), out, count);
+            count = spread((first + word) * 64, bits, out, count);
         }
     }
     for (word, bits) in (done as u32..).zip(tail) {
-        count = spread((word * 64, std::mem::take(bits)), out, count);
+        count = spread(word * 64, std::mem::take(bits), out, count);
     }
     count
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
 fn list_avx512(set: &[u64], blocks: &[u32], out: &mut [u32]) -> usize {
-    blocks.iter().zip(set).fold(0, |count, (block, bits)| spread((block * SLOT_BLOCK, *bits), out, count))
+    blocks.iter().zip(set).fold(0, |count, (block, bits)| spread(block * SLOT_BLOCK, *bits, out, count))
 }
 
 #[cfg(test)]
