@@ -468,8 +468,10 @@ fn fit<T>(planned: Result<T>) -> Result<Result<T>> {
 /// Plans and simulates. What is not known leaves the plan without its time.
 fn priced(
     arguments: &Arguments,
-    (subject, deployed): (&Subject, &Deployed),
-    (job, on): (&Job, &On),
+    subject: &Subject,
+    deployed: &Deployed,
+    job: &Job,
+    on: &On,
     linked: &mut Linked,
     source: &mut Source,
 ) -> Result<Point> {
@@ -556,7 +558,7 @@ fn planned(
             misses_note: note.clone(),
         };
         for job in jobs {
-            done(priced(arguments, (subject, &deployed), (job, &on), &mut linked, &mut source)?);
+            done(priced(arguments, subject, &deployed, job, &on, &mut linked, &mut source)?);
         }
     }
     Ok(())

@@ -3,6 +3,7 @@
 //! Lists make a sweep: one step for each combination. Misses are the setup's, a file's, or counted by replaying a
 //! trace through the production pools at each ratio asked for.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
@@ -470,7 +471,7 @@ impl Arguments {
     }
 
     /// The layers that are shown enlarged.
-    fn enlarged(&self, outcome: &Outcome) -> Result<(u32, u32)> {
+    fn enlarged(&self, outcome: &Outcome) -> Result<RangeInclusive<u32>> {
         let layers = outcome.overlap.len() as u32;
         if let Some(layer) = self.layer.filter(|layer| *layer >= layers) {
             return Err(Error::new(Kind::OutOfRange, "simulate")
@@ -479,7 +480,7 @@ impl Arguments {
                 .with("layers", layers));
         }
         let middle = self.layer.unwrap_or_else(|| simulate_report::worst_layer(outcome));
-        Ok((middle.saturating_sub(1), (middle + 1).min(layers.saturating_sub(1))))
+        Ok(middle.saturating_sub(1)..=(middle + 1).min(layers.saturating_sub(1)))
     }
 
     fn draw<'a>(&'a self, simulated: &Simulated, results: &mut Results<'a>) -> Result<()> {
@@ -588,7 +589,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     if let Some(path) = &arguments.html {
         let layers = match &all[..] {
             [one] => arguments.enlarged(one.drawn())?,
-            _ => (0, 0),
+            _ => 0..=0,
         };
         results.write(path, html::sweep::simulated(&all, note.as_deref(), layers));
     } else if !results.take_stdout() {

@@ -103,7 +103,8 @@ pub fn replay_by_layer(
     how: How,
     trace: &SelectionTrace,
     shape: &Shape,
-    (setting, slots): (Setting, &[u32]),
+    setting: Setting,
+    slots: &[u32],
     progress: impl FnMut(),
 ) -> Result<Outcome> {
     match how {

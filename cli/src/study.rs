@@ -194,7 +194,7 @@ impl Study {
             // The beginning as the whole, divided slots as uniform ones: what is held was reckoned for that.
             let how = How::of(trace.header(), *setting, &vec![setting.slots; layers as usize]);
             let run = |setting| match self.target.name {
-                DeviceName::Host => stacked::replay_by_layer(how, trace, shape, (setting, &slots), step),
+                DeviceName::Host => stacked::replay_by_layer(how, trace, shape, setting, &slots, step),
                 DeviceName::Cuda(_) => {
                     pools::replay_on(self.target.open()?, trace, shape, setting, &slots, step)
                 }

@@ -148,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    fn span(stream: u64, name: &'static str, micro_batch: u32, (start_ns, end_ns): (f64, f64)) -> Span {
+    fn span(stream: u64, name: &'static str, micro_batch: u32, start_ns: f64, end_ns: f64) -> Span {
         let (layer, micro_batch) = (Some(Layer(3)), Some(MicroBatch(micro_batch)));
         Span { stream: Stream(stream), name, layer, micro_batch, start_ns, end_ns }
     }
@@ -156,11 +156,11 @@ mod tests {
     #[test]
     fn streams_are_lanes_named_by_what_runs_there() {
         let spans = [
-            span(7, "gather", 1, (50.0, 90.0)),
-            span(0, "project", 0, (0.0, 10.0)),
-            span(0, "index", 1, (10.0, 20.0)),
-            span(2, "resolve", 0, (20.0, 30.0)),
-            span(9, "scatter", 0, (4.0, 4.0)),
+            span(7, "gather", 1, 50.0, 90.0),
+            span(0, "project", 0, 0.0, 10.0),
+            span(0, "index", 1, 10.0, 20.0),
+            span(2, "resolve", 0, 20.0, 30.0),
+            span(9, "scatter", 0, 4.0, 4.0),
         ];
         let lanes = lanes(&spans);
         let names: Vec<&str> = lanes.iter().map(|lane| lane.name.as_str()).collect();
@@ -173,7 +173,7 @@ mod tests {
         // Ends and starts that no decimal fraction holds.
         let third = 100.0 / 3.0;
         let spans: Vec<Span> =
-            (0..50).map(|i| span(0, "rest", 0, (f64::from(i) * third, f64::from(i + 1) * third))).collect();
+            (0..50).map(|i| span(0, "rest", 0, f64::from(i) * third, f64::from(i + 1) * third)).collect();
         let text = perfetto(&lanes(&spans), "a \"title\"").unwrap();
         let trace: serde_json::Value = serde_json::from_slice(&text).unwrap();
         assert_eq!(trace["displayTimeUnit"], "ns");

@@ -83,7 +83,7 @@ impl FbCaptureConfig {
         for layers in given {
             let layers = layers?;
             // SAFETY: this function's contract.
-            let declared = unsafe { layers.declare(&imports, (layers.batch, self.query_rows)) }?;
+            let declared = unsafe { layers.declare(&imports, layers.batch, self.query_rows) }?;
             micro_batches.push((MicroBatch(layers.micro_batch), declared));
         }
         // SAFETY: this function's contract.

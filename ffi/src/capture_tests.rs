@@ -97,7 +97,7 @@ impl Graphs {
             micro_batch,
             ..blank()
         });
-        Some(Graphs { rig: Rig::of(config, (device, cache), compute), sides, driver })
+        Some(Graphs { rig: Rig::of(config, device, cache, compute), sides, driver })
     }
 
     fn bucket(&self) -> FbCaptureConfig {

@@ -119,8 +119,11 @@ pub(crate) unsafe fn room<'a, T: Plain>(
 /// `pointer` has `places` places and `count` one, which nothing else uses during the call; null is refused.
 pub(crate) unsafe fn write_list<T: Plain>(
     list: impl Iterator<Item = T>,
-    (pointer, places, name): (*mut T, u32, &'static str),
-    (count, count_name): (*mut u32, &'static str),
+    pointer: *mut T,
+    places: u32,
+    name: &'static str,
+    count: *mut u32,
+    count_name: &'static str,
 ) -> Result<()> {
     // SAFETY: the same contract, for both.
     let (places, count) = unsafe { (room(pointer, places as usize, name)?, out(count, count_name)?) };
@@ -454,14 +457,14 @@ mod tests {
             let (mut places, mut count) = ([9; 4], 0);
             let list = [1_u32, 2].into_iter();
             // SAFETY: `room` is at most the places there are.
-            unsafe { write_list(list, (places.as_mut_ptr(), room, "list"), (&mut count, "count")) }.unwrap();
+            unsafe { write_list(list, places.as_mut_ptr(), room, "list", &mut count, "count") }.unwrap();
             let written = 2.min(room as usize);
             assert!(places[..written] == [1, 2][..written] && places[written..].iter().all(|p| *p == 9));
             assert_eq!(count, 2);
         }
         let none = std::ptr::null_mut::<u32>();
         // SAFETY: null is refused.
-        let refused = unsafe { write_list([1_u32].into_iter(), (none, 1, "pages"), (none, "count")) };
+        let refused = unsafe { write_list([1_u32].into_iter(), none, 1, "pages", none, "count") };
         assert_eq!(refused.unwrap_err().place(), "pages");
     }
 

@@ -277,7 +277,7 @@ pub unsafe extern "C" fn fb_table_from_text(
             let version = cast::out(version, "version")?;
             let table = Table::from_text(cast::text(text, "text")?)?;
             let numbers = table.by_layer.iter().copied().map(number);
-            cast::write_list(numbers, (orders, room, "orders"), (layers, "layers"))?;
+            cast::write_list(numbers, orders, room, "orders", layers, "layers")?;
             version.set(table.version);
             Ok(())
         })
@@ -439,7 +439,7 @@ pub unsafe extern "C" fn fb_chooser_table(
         // SAFETY: this call's contract, for all of them.
         unsafe {
             let version = cast::out(version, "version")?;
-            cast::write_list(numbers, (orders, room, "orders"), (layers, "layers"))?;
+            cast::write_list(numbers, orders, room, "orders", layers, "layers")?;
             version.set(table.version);
         }
         Ok(())

@@ -118,7 +118,7 @@ impl<'a> Imports<'a> {
     }
 
     /// The words of a selection, and of its slots, of so many batch rows and query rows.
-    fn words(&self, (rows, query_rows): (u32, u32)) -> Result<u64> {
+    fn words(&self, rows: u32, query_rows: u32) -> Result<u64> {
         let rows = u64::from(rows) * u64::from(query_rows);
         rows.checked_mul(self.top_k).ok_or_else(|| overflow("rows x query rows x top_k"))
     }
@@ -131,10 +131,11 @@ impl<'a> Imports<'a> {
         &self,
         selection: *const i32,
         slots: *mut i32,
-        rows: (u32, u32),
+        rows: u32,
+        query_rows: u32,
     ) -> Result<(Slice, Slice)> {
         // SAFETY: this function's contract.
-        unsafe { self.pair_of(selection, slots, self.words(rows)?) }
+        unsafe { self.pair_of(selection, slots, self.words(rows, query_rows)?) }
     }
 
     /// The same, of so many words.
@@ -159,20 +160,21 @@ impl<'a> Imports<'a> {
         &self,
         lists: *mut i32,
         counts: *mut u32,
-        rows: (u32, u32),
+        rows: u32,
+        query_rows: u32,
     ) -> Result<Option<Parts>> {
-        if lists.is_null() && counts.is_null() && rows.0 == 0 {
+        if lists.is_null() && counts.is_null() && rows == 0 {
             return Ok(None);
         }
-        let all = self.words(rows)?.checked_mul(self.lists).ok_or_else(|| overflow("lists"))?;
-        let counted = u64::from(rows.0) * u64::from(rows.1);
+        let all = self.words(rows, query_rows)?.checked_mul(self.lists).ok_or_else(|| overflow("lists"))?;
+        let counted = u64::from(rows) * u64::from(query_rows);
         let counted = counted.checked_mul(self.lists).ok_or_else(|| overflow("counts"))?;
         // SAFETY: this function's contract.
         unsafe {
             Ok(Some(Parts {
                 lists: cast::buffer(self.device, lists.cast_const(), all, "lists")?,
                 counts: cast::buffer(self.device, counts.cast_const(), counted, "counts")?,
-                batch: rows.0,
+                batch: rows,
             }))
         }
     }
@@ -201,7 +203,7 @@ pub unsafe extern "C" fn fb_layer(
         let imports = Imports::of(&cache.cache, cache.device());
         imports.check_one_pass()?;
         // SAFETY: this call's contract.
-        let (selection, slots) = unsafe { imports.pair(selection, slots, (step.rows(), step.query_rows())) }?;
+        let (selection, slots) = unsafe { imports.pair(selection, slots, step.rows(), step.query_rows()) }?;
         let stream = cast::stream(stream);
         let streams = Streams { resolve: stream, gather: stream };
         cache.cache.layer(
@@ -234,7 +236,7 @@ pub unsafe extern "C" fn fb_layers(
         let step = cache.step(step)?;
         let imports = Imports::of(&cache.cache, cache.device());
         imports.check_one_pass()?;
-        let words = imports.words((step.rows(), step.query_rows()))?;
+        let words = imports.words(step.rows(), step.query_rows())?;
         let all = words.checked_mul(cache.layers() as u64).ok_or_else(|| overflow("layers"))?;
         // SAFETY: this call's contract.
         let (selection, slots) = unsafe { imports.pair_of(selection, slots, all) }?;
@@ -270,8 +272,8 @@ pub unsafe extern "C" fn fb_resolve(
         let imports = Imports::of(&cache.cache, cache.device());
         // SAFETY: this call's contract, for all of them.
         let (selection, slots, parts) = unsafe {
-            let (selection, slots) = imports.pair(given.selection, given.slots, (rows, query_rows))?;
-            (selection, slots, imports.parts(given.lists, given.counts, (given.batch, query_rows))?)
+            let (selection, slots) = imports.pair(given.selection, given.slots, rows, query_rows)?;
+            (selection, slots, imports.parts(given.lists, given.counts, given.batch, query_rows)?)
         };
         cache.cache.resolve(step, call, cast::stream(stream), Buffers { selection, slots, parts })
     })

@@ -146,7 +146,7 @@ impl FbOverlapConfig {
         }
         let batch = if self.batch == 0 { step.rows() } else { self.batch };
         // SAFETY: this function's contract.
-        unsafe { self.declare(imports, (batch, step.query_rows())) }
+        unsafe { self.declare(imports, batch, step.query_rows()) }
     }
 
     /// The layers of so many batch rows and query rows.
@@ -156,12 +156,13 @@ impl FbOverlapConfig {
     pub(crate) unsafe fn declare(
         &self,
         imports: &Imports<'_>,
-        (batch, query_rows): (u32, u32),
+        batch: u32,
+        query_rows: u32,
     ) -> Result<Layers> {
         // SAFETY: this function's contract, for all of them.
         let (selection, slots, parts) = unsafe {
-            let (selection, slots) = imports.pair(self.selection, self.slots, (batch, query_rows))?;
-            (selection, slots, imports.parts(self.lists, self.counts, (self.lists_batch, query_rows))?)
+            let (selection, slots) = imports.pair(self.selection, self.slots, batch, query_rows)?;
+            (selection, slots, imports.parts(self.lists, self.counts, self.lists_batch, query_rows)?)
         };
         let streams = OverlapStreams {
             compute: cast::stream(self.compute),

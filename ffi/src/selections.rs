@@ -190,14 +190,9 @@ pub unsafe extern "C" fn fb_selections_layer_ids(
     count: *mut u32,
 ) -> FbStatus {
     read(selections, |selections| {
+        let numbers = selections.0.header().layer_ids.iter().copied();
         // SAFETY: this call's contract, for both.
-        unsafe {
-            cast::write_list(
-                selections.0.header().layer_ids.iter().copied(),
-                (ids, room, "ids"),
-                (count, "count"),
-            )
-        }
+        unsafe { cast::write_list(numbers, ids, room, "ids", count, "count") }
     })
 }
 

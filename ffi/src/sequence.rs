@@ -371,7 +371,7 @@ pub unsafe extern "C" fn fb_pages(
         read(cache, |cache| {
             let all = cache.cache.pages(cache.sequence(sequence)?)?;
             let all = all.map(|(host, keys)| FbPage { host: host.0, index_keys: keys.0 });
-            cast::write_list(all, (pages, room, "pages"), (count, "count"))
+            cast::write_list(all, pages, room, "pages", count, "count")
         })
     }
 }

@@ -403,7 +403,7 @@ pub unsafe extern "C" fn fb_retired_counts(
 ) -> FbStatus {
     // SAFETY: this call's contract.
     read(cache, |cache| unsafe {
-        cast::write_list(cache.steps.counts.iter().copied(), (counts, room, "counts"), (count, "count"))
+        cast::write_list(cache.steps.counts.iter().copied(), counts, room, "counts", count, "count")
     })
 }
 
@@ -421,7 +421,7 @@ pub unsafe extern "C" fn fb_retired_lengths(
 ) -> FbStatus {
     // SAFETY: this call's contract.
     read(cache, |cache| unsafe {
-        cast::write_list(cache.steps.lengths.iter().copied(), (lengths, room, "lengths"), (count, "count"))
+        cast::write_list(cache.steps.lengths.iter().copied(), lengths, room, "lengths", count, "count")
     })
 }
 

@@ -103,7 +103,7 @@ fn all_layers_in_one_call_are_refused_where_a_row_might_be_in_a_scratch_slot() {
 }
 
 /// Resolves and gathers a part in both, with index lists, and compares what was answered.
-fn part(rig: &Rig, step: FbStep, own: &Step, (part, call): (FbPart, LayerCall), selection: &[i32]) {
+fn part(rig: &Rig, step: FbStep, own: &Step, part: &FbPart, call: LayerCall, selection: &[i32]) {
     let rows = call.pass.map_or(QUERY_ROWS, |_| 1) * 4;
     let room = || (vec![7; selection.len()], vec![7; (2 * rows * K) as usize], vec![7; 2 * rows as usize]);
     let (mut told, wanted) = (room(), room());
@@ -120,9 +120,9 @@ fn part(rig: &Rig, step: FbStep, own: &Step, (part, call): (FbPart, LayerCall), 
         Buffers { selection: slice(rig, selection), slots: slice(rig, &wanted.0), parts: Some(parts) };
     // SAFETY: buffers of the part's shape.
     unsafe {
-        ok(fb_resolve(rig.cache, step, &part, &buffers, null_mut()));
-        ok(fb_gather(rig.cache, step, &part, 0, null_mut()));
-        ok(fb_scatter_part(rig.cache, step, &part, null_mut()));
+        ok(fb_resolve(rig.cache, step, part, &buffers, null_mut()));
+        ok(fb_gather(rig.cache, step, part, 0, null_mut()));
+        ok(fb_scatter_part(rig.cache, step, part, null_mut()));
     }
     rig.twin.resolve(own, call, rig.stream, own_buffers).unwrap();
     rig.twin.gather(own, call, 0, rig.stream).unwrap();
@@ -142,16 +142,18 @@ fn parts_of_layers_are_what_rust_does() {
                 let call = LayerCall { layer: Layer(layer), batch_rows: Some((first, count)), pass: None };
                 (FbPart { layer, first, count: given, ..blank() }, call)
             };
-            part(&rig, step, &own, of(0, 1, 1), &selection[..row]);
+            let (told, call) = of(0, 1, 1);
+            part(&rig, step, &own, &told, call, &selection[..row]);
             // From the second row on, however many there are.
-            part(&rig, step, &own, of(1, 3, if round % 2 == 0 { 0 } else { 3 }), &selection[row..]);
+            let (told, call) = of(1, 3, if round % 2 == 0 { 0 } else { 3 });
+            part(&rig, step, &own, &told, call, &selection[row..]);
         }
         for pass in 0..QUERY_ROWS {
             let call = LayerCall { layer: Layer(LAYERS), batch_rows: None, pass: Some(pass) };
             let selection: Vec<i32> =
                 rig.selection(0..4).chunks(K as usize).step_by(2).flatten().copied().collect();
             let told = FbPart { layer: LAYERS, pass: pass + 1, ..blank() };
-            part(&rig, step, &own, (told, call), &selection);
+            part(&rig, step, &own, &told, call, &selection);
         }
         rig.end(step, own);
     }

@@ -144,13 +144,14 @@ impl Rig {
             ok(fb_device_create(&blank(), null_mut(), 0, &mut device));
             ok(fb_cache_create(device, &config, null_mut(), 0, &mut cache));
         }
-        Rig::of(config, (device, cache), null_mut())
+        Rig::of(config, device, cache, null_mut())
     }
 
     /// With a cache that was made elsewhere; its twin stands on the host device.
     pub(crate) fn of(
         config: FbCacheConfig,
-        (device, cache): (*mut FbDevice, *mut FbCache),
+        device: *mut FbDevice,
+        cache: *mut FbCache,
         at: *mut c_void,
     ) -> Rig {
         let own: Arc<dyn Device> = HostDevice::new(HostOptions::default());

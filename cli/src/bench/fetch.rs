@@ -20,8 +20,8 @@ const PAGE: u32 = 64;
 const SEQUENCES_LEAST: u64 = 500 << 20;
 
 /// What is to be reached with 410 misses a sequence.
-fn target(figure: &Figure, point: (u32, u32), ceilings: &Ceilings) -> Option<Target> {
-    match point {
+fn target(figure: &Figure, batch: u32, misses: u32, ceilings: &Ceilings) -> Option<Target> {
+    match (batch, misses) {
         (1, 410) => Some(Target { text: "under 15 us", met: figure.us < 15.0 }),
         (100, 410) => {
             let met = figure.rate().is_some_and(|rate| rate >= 0.9 * ceilings.read);
@@ -70,7 +70,7 @@ pub fn resolve_gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Aske
         // Two steps more: those warm up.
         for step in 0..asked.rounds + 2 {
             let lanes: Vec<u32> = turn.by_ref().take(batch as usize).copied().collect();
-            rig.begin(&lanes, (0, 1), |_, _, _| {})?;
+            rig.begin(&lanes, 0, 1, |_, _, _| {})?;
             rig.select(0, |_| Wanted { query: 1, misses, hits: k - misses })?;
             let us = rig.timer.time(|stream| {
                 rig.resolve(0, stream)?;
@@ -93,7 +93,7 @@ pub fn resolve_gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Aske
             .with("context", length);
         let mut figure = Figure { bytes: Some(bytes), ..figure };
         figure.beside.push(("copy engine", at(ceilings.copy_up)));
-        figure.target = target(&figure, (batch, misses), ceilings).filter(|_| gpu);
+        figure.target = target(&figure, batch, misses, ceilings).filter(|_| gpu);
         figures.push(figure);
         asked.progress.inc(1);
     }

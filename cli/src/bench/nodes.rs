@@ -113,7 +113,7 @@ impl Nodes {
     }
 
     /// Enqueues a layer's node for so many batch rows.
-    fn node(&self, (node, layer, stream): (Node, u32, Stream), batch: u32) -> Result<()> {
+    fn node(&self, node: Node, layer: u32, stream: Stream, batch: u32) -> Result<()> {
         let (device, pools) = (&self.rig.device, self.rig.pools);
         let (part, selection, answer) = self.rig.unbegun(layer, batch)?;
         match node {
@@ -198,7 +198,7 @@ impl Nodes {
             self.times(&lines, asked.rounds, |_, _, stream| device.carry(stream, from, to, 1))?;
         self.forget(batch)?;
         let [own, host] =
-            self.times(&lines, asked.rounds, |node, layer, stream| self.node((node, layer, stream), batch))?;
+            self.times(&lines, asked.rounds, |node, layer, stream| self.node(node, layer, stream, batch))?;
         let ceiling = ("as many that do nothing", least.us);
         let figure = Figure::new("nodes", "nodes", vec![own.us], ceiling, self.check(batch)?)
             .with("nodes", EACH.len() as u32 * rig.extents.layers)
@@ -242,12 +242,12 @@ mod tests {
     fn nodes_that_find_a_step_or_that_did_not_run_are_no_figure() {
         let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
         let mut nodes = Nodes::new(&device, true).unwrap();
-        let resolve = |nodes: &Nodes| nodes.node((Node::Resolve, 1, nodes.rig.stream()), 2).unwrap();
+        let resolve = |nodes: &Nodes| nodes.node(Node::Resolve, 1, nodes.rig.stream(), 2).unwrap();
         nodes.forget(2).unwrap();
         assert!(nodes.check(2).is_err(), "nothing was resolved");
         resolve(&nodes);
         assert_eq!(nodes.check(2).unwrap(), 2 * 64);
-        nodes.rig.begin(&[0, 1], (0, 1), |_, _, _| {}).unwrap();
+        nodes.rig.begin(&[0, 1], 0, 1, |_, _, _| {}).unwrap();
         resolve(&nodes);
         let text = nodes.check(2).unwrap_err().to_string();
         assert!(text.contains("entry 0 of an answer without a step"), "{text}");

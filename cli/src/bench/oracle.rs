@@ -193,7 +193,8 @@ impl Oracle {
     pub fn begin(
         &mut self,
         lanes: &[u32],
-        (accepted, query): (u32, u32),
+        accepted: u32,
+        query: u32,
         mut moved: impl FnMut(u32, u32, Moved),
     ) -> Result<()> {
         self.counts.fill(LayerCount::default());
@@ -340,7 +341,7 @@ mod tests {
         // Of two query rows 17 misses are nine and eight.
         let steps = [(1, 0.067), (4, 0.3), (2, 0.134), (4, 0.067), (1, 1.0)];
         for (step, (query, share)) in steps.into_iter().enumerate() {
-            oracle.begin(&[0], (u32::from(step > 0), query), |_, _, _| {}).unwrap();
+            oracle.begin(&[0], u32::from(step > 0), query, |_, _, _| {}).unwrap();
             let wanted = Wanted::share(64, query, share);
             assert_eq!(wanted.misses + wanted.hits, 64 * query);
             let mut selection = Vec::new();

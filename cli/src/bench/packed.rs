@@ -18,7 +18,7 @@ use forebay::residency::Fetch;
 use forebay::{Result, SLOT_BLOCK, os};
 
 use super::oracle::Wanted;
-use super::rig::{Extents, Memory, Places, Rig};
+use super::rig::{Extents, Memory, Places, Rig, RowShape};
 
 /// Rows that a lane packs.
 const SPAN: u32 = 512;
@@ -50,13 +50,9 @@ impl Packed {
     ///
     /// # Errors
     /// Those of the devices.
-    pub fn new(
-        device: &Arc<dyn Probe>,
-        (row, stride): (u32, u32),
-        memory: &Memory,
-        quick: bool,
-    ) -> Result<Packed> {
+    pub fn new(device: &Arc<dyn Probe>, shape: RowShape, memory: &Memory, quick: bool) -> Result<Packed> {
         let (span, lanes) = if quick { (64, 4) } else { (SPAN, ROWS.div_ceil(SPAN)) };
+        let RowShape { row, stride } = shape;
         let page = SLOT_BLOCK;
         let pages = memory.slice.bytes() / (u64::from(lanes) * u64::from(page) * u64::from(stride));
         let extents = Extents {
@@ -137,7 +133,7 @@ impl Packed {
         let lanes: Vec<u32> = (0..count).collect();
         let share = |row: usize| rows / count + u32::from((row as u32) < rows % count);
         for rig in [&mut self.host, &mut self.placing] {
-            rig.begin(&lanes, (0, 1), |_, _, _| {})?;
+            rig.begin(&lanes, 0, 1, |_, _, _| {})?;
             rig.select(0, |row| Wanted { query: 1, misses: share(row), hits: 0 })?;
             rig.timer.time(|stream| rig.resolve(0, stream))?;
             rig.check_answers(0)?;

@@ -65,6 +65,15 @@ impl Memory {
     }
 }
 
+/// How rows stand in host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowShape {
+    /// Bytes of a row.
+    pub row: u32,
+    /// Bytes from a row to the next.
+    pub stride: u32,
+}
+
 /// What a rig is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Extents {
@@ -367,7 +376,8 @@ impl Rig {
     pub fn begin(
         &mut self,
         lanes: &[u32],
-        (accepted, query): (u32, u32),
+        accepted: u32,
+        query: u32,
         moved: impl FnMut(u32, u32, forebay::residency::Moved),
     ) -> Result<f64> {
         self.number += 1;
@@ -380,7 +390,7 @@ impl Rig {
         self.block.map.copy_in_words(0, &words)?;
         let begin = Begin { micro_batch: MicroBatch(0), block: self.block.slice, accepted: None };
         let us = self.timer.time(|stream| self.device.enqueue(self.pools, stream, PoolOp::Begin(begin)))?;
-        self.oracle.begin(lanes, (accepted, query), moved)?;
+        self.oracle.begin(lanes, accepted, query, moved)?;
         Ok(us)
     }
 

@@ -14,7 +14,7 @@ use forebay::{Error, Kind, Result, os};
 use super::oracle::{Numbers, Wanted, compare_row};
 use super::packed;
 use super::result::{Asked, Figure, Spread, Target};
-use super::rig::{Extents, Memory, Places, Rig};
+use super::rig::{Extents, Memory, Places, Rig, RowShape};
 
 /// Rows of a call.
 const ROWS: [u32; 10] = [1, 16, 64, 256, 410, 1024, 4096, 16_384, 41_000, 100_000];
@@ -22,8 +22,12 @@ const ROWS: [u32; 10] = [1, 16, 64, 256, 410, 1024, 4096, 16_384, 41_000, 100_00
 /// The same where only the way is tried.
 const QUICK: [u32; 4] = [1, 16, 64, 200];
 
-/// Bytes of a row, and from one to the next in host memory.
-const SHAPES: [(u32, u32); 3] = [(656, 704), (656, 656), (1152, 1152)];
+/// The rows that are moved.
+const SHAPES: [RowShape; 3] = [
+    RowShape { row: 656, stride: 704 },
+    RowShape { row: 656, stride: 656 },
+    RowShape { row: 1152, stride: 1152 },
+];
 
 /// Steps in front of those that are timed.
 const WARM_UP: u32 = 2;
@@ -71,13 +75,9 @@ struct Gather {
 }
 
 impl Gather {
-    fn new(
-        device: &Arc<dyn Probe>,
-        (row, stride): (u32, u32),
-        memory: &Memory,
-        quick: bool,
-    ) -> Result<Gather> {
+    fn new(device: &Arc<dyn Probe>, shape: RowShape, memory: &Memory, quick: bool) -> Result<Gather> {
         let (lanes, k) = if quick { (4, 64) } else { (64, 2048) };
+        let RowShape { row, stride } = shape;
         let page = 64;
         let lane_bytes = memory.slice.bytes() / u64::from(lanes);
         let pages = (lane_bytes / (u64::from(page) * u64::from(stride))) as u32;
@@ -115,7 +115,7 @@ impl Gather {
     fn call(&mut self, rows: u32) -> Result<f64> {
         let lanes = rows.div_ceil(self.rig.extents.k);
         let lanes = next(&self.order, &mut self.turn, lanes as usize);
-        self.rig.begin(&lanes, (0, 1), |_, _, _| {})?;
+        self.rig.begin(&lanes, 0, 1, |_, _, _| {})?;
         let count = lanes.len() as u32;
         let share = |row: usize| rows / count + u32::from((row as u32) < rows % count);
         self.rig.select(0, |row| Wanted { query: 1, misses: share(row), hits: 0 })?;
@@ -142,12 +142,8 @@ struct Scatter {
 const LANDING: u32 = 2;
 
 impl Scatter {
-    fn new(
-        device: &Arc<dyn Probe>,
-        (row, stride): (u32, u32),
-        memory: &Memory,
-        quick: bool,
-    ) -> Result<Scatter> {
+    fn new(device: &Arc<dyn Probe>, shape: RowShape, memory: &Memory, quick: bool) -> Result<Scatter> {
+        let RowShape { row, stride } = shape;
         let page = 16;
         let fit = (memory.slice.bytes() / (u64::from(page) * u64::from(stride))) as u32;
         let lanes = fit.min(counts(quick).iter().max().map_or(1, |rows| rows.div_ceil(LANDING)));
@@ -205,7 +201,7 @@ impl Scatter {
         let count = rows.div_ceil(query) as usize;
         let lanes = next(&self.order, &mut self.turn, count);
         self.land(&lanes, query)?;
-        self.rig.begin(&lanes, (0, query), |_, _, _| {})?;
+        self.rig.begin(&lanes, 0, query, |_, _, _| {})?;
         let us = self.rig.timer.time(|stream| {
             self.rig.device.enqueue(self.rig.pools, stream, PoolOp::Scatter(self.rig.part(0)))
         })?;
@@ -257,7 +253,6 @@ pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
     let mut figures = Vec::new();
     asked.progress.inc_length((SHAPES.len() * counts(asked.quick).len()) as u64);
     for shape in SHAPES {
-        let (row, stride) = shape;
         let mut pools = Gather::new(device, shape, &memory, asked.quick)?;
         let mut packer = match shape == SHAPES[0] {
             true => Some(packed::Packed::new(device, shape, &memory, asked.quick)?),
@@ -266,11 +261,11 @@ pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
         for rows in counts(asked.quick) {
             let before = pools.rig.checked;
             let times = times(asked.rounds, || pools.call(*rows))?;
-            let bytes = u64::from(rows * row);
+            let bytes = u64::from(rows * shape.row);
             let least = |rate: f64| ceilings.launch_us + bytes as f64 / rate * 1e6;
             let checked = pools.rig.checked - before;
             let ceiling = ("processors read", least(ceilings.read));
-            let mut figure = of_rows(("gather", *rows, shape), times, ceiling, bytes, checked);
+            let mut figure = of_rows("gather", *rows, shape, times, ceiling, bytes, checked);
             figure.beside.push(("copy engine", least(ceilings.copy_up)));
             if let Some(packer) = packer.as_mut().filter(|packer| packer.takes(*rows)) {
                 let before = packer.checked();
@@ -278,7 +273,7 @@ pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
                 figure.checked += packer.checked() - before;
                 figure.beside.push(("packed on the host", packed.us));
             }
-            if gpu && *rows >= MANY && (row, stride) == (656, 704) {
+            if gpu && *rows >= MANY && shape == SHAPES[0] {
                 let met = reaches(figure.rate(), ceilings.read, 37e9);
                 figure.target = Some(Target { text: "90% of what processors read, above 37 GB/s", met });
             }
@@ -312,11 +307,11 @@ pub fn scatter(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
             }
             let before = pools.rig.checked;
             let times = times(asked.rounds, || pools.call(*rows))?;
-            let bytes = u64::from(rows * shape.0);
+            let bytes = u64::from(rows * shape.row);
             let least = |rate: f64| ceilings.launch_us + bytes as f64 / rate * 1e6;
             let ceiling = ("processors write", least(ceilings.write));
             let checked = pools.rig.checked - before;
-            let mut figure = of_rows(("scatter", *rows, shape), times, ceiling, bytes, checked);
+            let mut figure = of_rows("scatter", *rows, shape, times, ceiling, bytes, checked);
             figure.beside.push(("copy engine", least(ceilings.copy_down)));
             if gpu && *rows >= MANY && shape == SHAPES[0] {
                 let met = reaches(figure.rate(), ceilings.write, 43e9);
@@ -331,7 +326,9 @@ pub fn scatter(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
 
 /// A figure of rows of one shape.
 fn of_rows(
-    (group, rows, (row, stride)): (&'static str, u32, (u32, u32)),
+    group: &'static str,
+    rows: u32,
+    shape: RowShape,
     times: Vec<f64>,
     ceiling: (&'static str, f64),
     bytes: u64,
@@ -339,7 +336,7 @@ fn of_rows(
 ) -> Figure {
     let figure = Figure::new(group, group, times, ceiling, checked);
     let figure = Figure { bytes: Some(bytes), ..figure };
-    figure.with("rows", rows).with("row_bytes", row).with("stride", stride)
+    figure.with("rows", rows).with("row_bytes", shape.row).with("stride", shape.stride)
 }
 
 /// Thread blocks of a GPU's gather, as a device is opened without options.
@@ -371,9 +368,9 @@ pub fn rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool, done: &d
         for rows in rate_counts(quick) {
             let us = Spread::of(times(RATE_ROUNDS, || call(*rows))?).us.max(1e-3);
             done();
-            points.push(RowRate { rows: *rows, bytes_per_s: f64::from(rows * shape.0) / us * 1e6 });
+            points.push(RowRate { rows: *rows, bytes_per_s: f64::from(rows * shape.row) / us * 1e6 });
         }
-        Ok(RowRates { row_bytes: shape.0, points })
+        Ok(RowRates { row_bytes: shape.row, points })
     };
     let mut gather = Gather::new(device, shape, &memory, quick)?;
     let gathered = points(&mut |rows| gather.call(rows))?;

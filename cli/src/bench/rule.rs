@@ -122,7 +122,7 @@ pub fn resolve(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
         for query in points.queries {
             for batch in points.batches {
                 for share in SHARES {
-                    figures.push(resolved(&mut rig, (*batch, *query, share), ceilings, asked)?);
+                    figures.push(resolved(&mut rig, *batch, *query, share, ceilings, asked)?);
                     asked.progress.inc(1);
                 }
             }
@@ -135,7 +135,9 @@ pub fn resolve(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
 /// One figure of resolve.
 fn resolved(
     rig: &mut Rig,
-    (batch, query, share): (u32, u32, f64),
+    batch: u32,
+    query: u32,
+    share: f64,
     ceilings: &Ceilings,
     asked: &Asked,
 ) -> Result<Figure> {
@@ -145,7 +147,7 @@ fn resolved(
     let mut times = Vec::new();
     // One step more: the first one warms up.
     for step in 0..=asked.rounds.div_ceil(layers) {
-        rig.begin(&lanes, (0, query), |_, _, _| {})?;
+        rig.begin(&lanes, 0, query, |_, _, _| {})?;
         for layer in 0..layers {
             rig.select(layer, |_| wanted)?;
             let us = rig.timer.time(|stream| rig.resolve(layer, stream))?;
@@ -220,11 +222,11 @@ impl Landed {
     }
 
     /// Microseconds of the commit at the beginning of a step; compares the rows that it moved in some layers.
-    fn step(&mut self, lanes: &[u32], steps: (u32, u32)) -> Result<f64> {
+    fn step(&mut self, lanes: &[u32], accepted: u32, query: u32) -> Result<f64> {
         let layers = self.rig.extents.layers;
         let looked_at = [0, layers / 2, layers - 1];
         let mut moves = Vec::new();
-        let us = self.rig.begin(lanes, steps, |layer, lane, moved| {
+        let us = self.rig.begin(lanes, accepted, query, |layer, lane, moved| {
             if looked_at.contains(&layer) {
                 moves.push((layer, lane, moved));
             }
@@ -259,10 +261,10 @@ pub fn commit(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
         for batch in points.batches {
             let (before, lanes) = (pools.rig.checked, (0..*batch).collect::<Vec<u32>>());
             // What an earlier figure's steps landed is rejected; then one step warms up.
-            pools.step(&lanes, (0, *query))?;
-            pools.step(&lanes, (*query, *query))?;
+            pools.step(&lanes, 0, *query)?;
+            pools.step(&lanes, *query, *query)?;
             let times: Vec<f64> =
-                (0..asked.rounds).map(|_| pools.step(&lanes, (*query, *query))).collect::<Result<_>>()?;
+                (0..asked.rounds).map(|_| pools.step(&lanes, *query, *query)).collect::<Result<_>>()?;
             // Of each lane its head; of each row its bytes, twice, its slot's stamp and position, and its own, its
             // victim's and its landing slot's entries in the look-up table.
             let of_lane = sector + u64::from(*query) * (2 * u64::from(ROW) + 5 * sector);

@@ -374,7 +374,7 @@ impl Study<'_> {
         let (mut gather_us, mut layers) = (0.0, Vec::new());
         for number in 0..=BESIDE {
             let picks = machine.rule.next(point.batch, point.query_rows, point.misses)?;
-            let step = beside.step(machine, &picks, &works, (&line, gather_us))?;
+            let step = beside.step(machine, &picks, &works, &line, gather_us)?;
             let alone = step.iter().filter(|layer| !layer.both).map(|layer| layer.gather_us);
             gather_us = Spread::of(alone.collect()).us;
             if self.gpu && !self.asked.quick && gather_us < GATHER_LEAST_US {

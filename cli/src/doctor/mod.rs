@@ -252,7 +252,8 @@ fn measured_near(
 /// A GPU that can be opened.
 fn gpu(
     arguments: &Arguments,
-    (number, device): (u32, Arc<dyn Probe>),
+    number: u32,
+    device: &Arc<dyn Probe>,
     facts: &Facts,
     around: &Around,
 ) -> Checked {
@@ -262,7 +263,7 @@ fn gpu(
     let mut rates_found = Vec::new();
     let (measured, lost) = match arguments.no_rates {
         true => (None, Vec::new()),
-        false => measured_near(node, || measured(&device, &name, arguments.quick, &mut rates_found)),
+        false => measured_near(node, || measured(device, &name, arguments.quick, &mut rates_found)),
     };
     // The link is read now, when it has just been used.
     let link = Link::read(around.files, bus);
@@ -270,7 +271,7 @@ fn gpu(
     let mut findings = gpu::identity(facts);
     findings.extend(link.findings(bus, copied));
     findings.extend(gpu::place(bus, around.files, around.nodes));
-    findings.push(gpu::pinned(&*device));
+    findings.push(gpu::pinned(&**device));
     findings.extend(gpu::abilities(&device.abilities()));
     if let Some(Measured { ceilings, rates }) = &measured {
         findings.extend(gpu::measured_from(node, &lost, around.nodes, &name));
@@ -312,7 +313,7 @@ fn gpus(arguments: &Arguments, around: &Around) -> Result<(Vec<Checked>, Vec<Fin
         match opened {
             Ok((facts, device)) => {
                 newest = facts.gpu.as_ref().map(|gpu| gpu.driver).or(newest);
-                checked.push(gpu(arguments, (number, device), &facts, around));
+                checked.push(gpu(arguments, number, &device, &facts, around));
             }
             Err(error) if error.number("devices").is_some() => return Err(error),
             Err(error) => {

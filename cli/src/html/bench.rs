@@ -4,7 +4,7 @@
 //! It is a file of its own, so it brings the page's style along.
 
 use super::scale::{Scale, apart};
-use super::svg::{Anchor, Svg};
+use super::svg::{Anchor, Point, Svg};
 use super::timeline::document;
 use super::words::{short, time};
 use crate::bench::Measured;
@@ -61,7 +61,7 @@ pub fn picture(measured: &Measured, style: &str) -> String {
     let width = (WIDTH - 2.0 * MARGIN - GAP) / 2.0;
     for (figures, place) in charts.iter().zip(0..) {
         let left = MARGIN + f64::from(place) * (width + GAP);
-        chart(&mut svg, figures, (left, top), width);
+        chart(&mut svg, figures, left, top, width);
     }
     let mut y = top + charts_height;
     for block in &blocks {
@@ -108,7 +108,7 @@ fn lines(figures: &[Figure]) -> Vec<Line> {
 }
 
 /// Speeds by the rows of a call, and the ceilings of the longest call.
-fn chart(svg: &mut Svg, figures: &[Figure], (left, top): (f64, f64), width: f64) {
+fn chart(svg: &mut Svg, figures: &[Figure], left: f64, top: f64, width: f64) {
     let lines = lines(figures);
     let longest = figures.iter().max_by(|a, b| a.bytes.cmp(&b.bytes));
     let ceilings: Vec<(&str, f64)> = longest.map_or(Vec::new(), |figure| {
@@ -142,7 +142,7 @@ fn chart(svg: &mut Svg, figures: &[Figure], (left, top): (f64, f64), width: f64)
         labels.push((y.place(*rate), "axis".to_owned(), format!("{name} {}", number(*rate))));
     }
     for line in &lines {
-        let places: Vec<(f64, f64)> =
+        let places: Vec<Point> =
             line.points.iter().map(|(rows, rate)| (x.place(*rows), y.place(*rate))).collect();
         svg.polyline(&format!("line {}", line.class), &places, &line.name);
         for ((rows, rate), place) in line.points.iter().zip(&places) {
@@ -231,11 +231,11 @@ impl<'a> Block<'a> {
         let width = (WIDTH - 2.0 * MARGIN - GAP * (columns - 1.0)) / columns;
         for (column, figures) in self.figures.chunks(self.rows().max(1)).enumerate() {
             let left = MARGIN + column as f64 * (width + GAP);
-            self.column(svg, figures, (left, top + 36.0), width);
+            self.column(svg, figures, left, top + 36.0, width);
         }
     }
 
-    fn column(&self, svg: &mut Svg, figures: &[Figure], (left, top): (f64, f64), width: f64) {
+    fn column(&self, svg: &mut Svg, figures: &[Figure], left: f64, top: f64, width: f64) {
         let bar = left + self.names + self.differ.iter().map(|(_, units)| units).sum::<f64>() + 8.0;
         let full = left + width - BEHIND - bar;
         let mut x = left + self.names;
@@ -260,8 +260,8 @@ impl<'a> Block<'a> {
             before = values;
             let share = figure.fraction();
             let hint = format!("{} of {}", percent(share), figure.ceiling.0);
-            svg.rect("track", (bar, y - 10.0), (full, 12.0), "");
-            svg.rect("bar", (bar, y - 10.0), (full * share.clamp(0.0, 1.0), 12.0), &hint);
+            svg.rect("track", (bar, y - 10.0), full, 12.0, "");
+            svg.rect("bar", (bar, y - 10.0), full * share.clamp(0.0, 1.0), 12.0, &hint);
             let end = left + width - BEHIND + 40.0;
             svg.text("", Anchor::End, (end, y), &percent(share));
             let mark = match figure.target {

@@ -7,7 +7,7 @@
 use std::fmt::Write;
 
 use super::scale::{Scale, apart};
-use super::svg::{Anchor, Svg, at, through};
+use super::svg::{Anchor, Point, Svg, at, through};
 
 /// Units from the left edge of a picture to its right edge.
 pub const WIDTH: f64 = 460.0;
@@ -92,7 +92,7 @@ pub struct Line {
 
 /// Draws lines and, right of the plot, their names, moved apart where they would touch. The first lies on top.
 pub fn lines(svg: &mut Svg, plot: &Plot, x: &Scale, y: &Scale, lines: &[Line]) {
-    let placed: Vec<Vec<(f64, f64)>> = lines
+    let placed: Vec<Vec<Point>> = lines
         .iter()
         .map(|line| line.points.iter().map(|(a, b)| (x.place(*a), y.place(*b))).collect())
         .collect();
@@ -125,10 +125,10 @@ pub fn columns(svg: &mut Svg, plot: &Plot, y: &Scale, values: &[(f64, String)], 
     for (i, (value, hint)) in values.iter().enumerate() {
         let (left, top) = (plot.left + step * i as f64 + gap / 2.0, y.place(*value));
         let class = if marked == Some(i) { "bar mark" } else { "bar" };
-        svg.rect(class, (left, top), (step - gap, plot.bottom - top), hint);
+        svg.rect(class, (left, top), step - gap, plot.bottom - top, hint);
         if values.len() <= 128 {
             // The whole height answers a pointer, also above a low column.
-            svg.rect("touch", (left, plot.top), (step - gap, plot.bottom - plot.top), hint);
+            svg.rect("touch", (left, plot.top), step - gap, plot.bottom - plot.top, hint);
         }
     }
 }
@@ -182,7 +182,7 @@ pub fn bars(svg: &mut Svg, bars: &[Bar], head: &str) {
         let top = 24.0 + 26.0 * i as f64;
         svg.text(&format!("name {}", bar.class), Anchor::End, (left - 8.0, top + 14.0), &bar.name);
         let end = if bar.value > 0.0 { scale.place(bar.value) } else { left };
-        svg.rect(&format!("fill {}", bar.class), (left, top + 1.0), (end - left, 17.0), "");
+        svg.rect(&format!("fill {}", bar.class), (left, top + 1.0), end - left, 17.0, "");
         if let Some(mark) = bar.mark {
             let place = scale.place(mark);
             svg.line("tick", (place, top - 2.0), (place, top + 21.0));
@@ -208,7 +208,7 @@ pub fn ranges(svg: &mut Svg, bars: &[Bar], head: &str) {
         let at = |value: f64| if value > 0.0 { scale.place(value) } else { left };
         let (value, mark) = (at(bar.value), at(bar.mark.unwrap_or(bar.value)));
         let (from, to) = (value.min(mark), value.max(mark));
-        svg.rect(&format!("fill {}", bar.class), (from, middle - 2.5), (to - from, 5.0), "");
+        svg.rect(&format!("fill {}", bar.class), (from, middle - 2.5), to - from, 5.0, "");
         svg.dot("fill optimum", (mark, middle), 4.5, "");
         svg.dot("fill lru", (value, middle), 5.5, "");
         svg.text("", Anchor::Start, (to + 11.0, middle + 4.5), &bar.text);
@@ -289,7 +289,7 @@ pub fn key(svg: &mut Svg, plot: &Plot, least: &str, most: &str) {
     let left = right - wide * SHADES as f64;
     svg.text("", Anchor::End, (left - 5.0, 12.0), least);
     for i in 0..SHADES {
-        svg.rect(&format!("q{i}"), (left + wide * i as f64, top), (wide, 10.0), "");
+        svg.rect(&format!("q{i}"), (left + wide * i as f64, top), wide, 10.0, "");
     }
     svg.text("", Anchor::Start, (right + 5.0, 12.0), most);
 }
@@ -304,7 +304,7 @@ pub fn rows(svg: &mut Svg, plot: &Plot, names: &[u32], hints: &[String]) {
             svg.text("", Anchor::End, (plot.left - 6.0, top + step / 2.0 + 4.5), &name.to_string());
         }
         if let Some(hint) = hints.get(i) {
-            svg.rect("touch", (plot.left, top), (plot.right - plot.left, step), hint);
+            svg.rect("touch", (plot.left, top), plot.right - plot.left, step, hint);
         }
     }
 }
@@ -320,7 +320,7 @@ pub fn row_ends(svg: &mut Svg, plot: &Plot, name: &str, texts: &[String]) {
 }
 
 /// The numbers themselves, in the cells of a heat map.
-pub fn numbers(svg: &mut Svg, plot: &Plot, grid: &Grid, (least, most): (f64, f64), write: fn(f64) -> String) {
+pub fn numbers(svg: &mut Svg, plot: &Plot, grid: &Grid, least: f64, most: f64, write: fn(f64) -> String) {
     let (wide, high) = (
         (plot.right - plot.left) / grid.columns.max(1) as f64,
         (plot.bottom - plot.top) / grid.rows().len().max(1) as f64,
@@ -341,8 +341,8 @@ pub fn square(count: usize) -> f64 {
 }
 
 /// An area between two lines that share their x.
-pub fn area(svg: &mut Svg, class: &str, upper: &[(f64, f64)], lower: &[(f64, f64)]) {
-    let around: Vec<(f64, f64)> = upper.iter().chain(lower.iter().rev()).copied().collect();
+pub fn area(svg: &mut Svg, class: &str, upper: &[Point], lower: &[Point]) {
+    let around: Vec<Point> = upper.iter().chain(lower.iter().rev()).copied().collect();
     if upper.len() > 1 {
         svg.path(class, &(through(&around) + "z"), "");
     }

@@ -140,11 +140,11 @@ fn shown(header: &Header, path: &Path, arguments: &Arguments) -> Result<(Setting
 }
 
 /// The sizes at which policies are compared, the one shown among them, ascending.
-fn sizes(prompt: u32, shown: (Setting, f64)) -> Vec<(u32, f64)> {
+fn sizes(prompt: u32, slots: u32, share: f64) -> Vec<(u32, f64)> {
     let prompt = f64::from(prompt);
     let mut sizes: Vec<(u32, f64)> =
         SHARES.iter().map(|share| ((share * prompt + 0.5).floor() as u32, *share)).collect();
-    sizes.insert(0, (shown.0.slots, shown.1));
+    sizes.insert(0, (slots, share));
     sizes.retain(|(slots, _)| *slots > 0);
     sizes.sort_by_key(|(slots, _)| *slots);
     sizes.dedup_by_key(|(slots, _)| *slots);
@@ -166,8 +166,8 @@ fn needs(header: &Header, shape: &Shape, jobs: &[Job], setting: Setting) -> Resu
 
 /// The sizes at which policies are compared, of a prompt as it was recorded, and what is done about them beside the
 /// other policies. Small sizes that nobody named are left out where the trace is too long for such pools.
-fn jobs(header: &Header, prompt: u32, (setting, share): (Setting, f64)) -> (Vec<(u32, f64)>, Vec<Job>) {
-    let mut sizes = sizes(prompt, (setting, share));
+fn jobs(header: &Header, prompt: u32, setting: Setting, share: f64) -> (Vec<(u32, f64)>, Vec<Job>) {
+    let mut sizes = sizes(prompt, setting.slots, share);
     sizes.retain(|(slots, _)| {
         *slots == setting.slots || stacked::can_count(header, Setting { slots: *slots, ..setting })
     });
@@ -182,10 +182,10 @@ fn jobs(header: &Header, prompt: u32, (setting, share): (Setting, f64)) -> (Vec<
 }
 
 /// Bytes that [`gather`] holds at its peak, beside the trace.
-fn peak(recorded: &Header, header: &Header, shape: &Shape, shown: (Setting, f64)) -> Result<u64> {
-    let (_, jobs) = jobs(header, recorded.decode_start, shown);
-    let one = needs(header, shape, &jobs, shown.0)?;
-    let others = policy::bytes(header, shown.0.steps * shown.0.mtp);
+fn peak(recorded: &Header, header: &Header, shape: &Shape, setting: Setting, share: f64) -> Result<u64> {
+    let (_, jobs) = jobs(header, recorded.decode_start, setting, share);
+    let one = needs(header, shape, &jobs, setting)?;
+    let others = policy::bytes(header, setting.steps * setting.mtp);
     Ok(threads::held(jobs.len(), one).max(threads::held(header.layers as usize, others)))
 }
 
@@ -196,12 +196,12 @@ fn peak(recorded: &Header, header: &Header, shape: &Shape, shown: (Setting, f64)
 pub fn gather(path: &Path, shape: &Shape, arguments: &Arguments) -> Result<Figures> {
     let allowance = Allowance { of: Replayed::Selections, memory: arguments.memory.memory };
     let Recorded { header, trace } = recorded::read(path, &allowance, |recorded, header| {
-        let needs = peak(recorded, header, shape, shown(recorded, path, arguments)?);
-        needs.map_err(|e| replay::named(e, path))
+        let (setting, share) = shown(recorded, path, arguments)?;
+        peak(recorded, header, shape, setting, share).map_err(|e| replay::named(e, path))
     })?;
     let (setting, prompt_share) = shown(&header, path, arguments)?;
     let picked = picked(header.layers);
-    let (sizes, jobs) = jobs(trace.header(), header.decode_start, (setting, prompt_share));
+    let (sizes, jobs) = jobs(trace.header(), header.decode_start, setting, prompt_share);
     let at_sizes = sizes.iter().map(|(slots, _)| Setting { slots: *slots, ..setting });
     let of = |policy: &Policy| {
         let policy = *policy;

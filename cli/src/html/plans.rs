@@ -110,7 +110,7 @@ fn card(
     rule: Option<(f64, &str)>,
     table: Table,
 ) -> Card {
-    let picture = over(name, &sentence, (BATCH, y), series, rule);
+    let picture = over(name, &sentence, BATCH, y, series, rule);
     Card { name: name.to_owned(), sentence, pictures: vec![picture], table, wide: false }
 }
 

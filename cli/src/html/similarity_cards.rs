@@ -185,7 +185,7 @@ pub fn between(figures: &Figures) -> Option<Card> {
     };
     chart::rows(&mut svg, &plot, &ids, &(0..count).map(hint).collect::<Vec<_>>());
     if side / count as f64 >= ROOM {
-        chart::numbers(&mut svg, &plot, grid, (from, to), percent);
+        chart::numbers(&mut svg, &plot, grid, from, to, percent);
     }
     let pairs = (1..count).map(|b| vec![format!("{} and {}", id(b - 1), id(b)), percent(cell(b - 1, b))]);
     let head = ["layers", "in common"].map(str::to_owned).to_vec();

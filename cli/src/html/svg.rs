@@ -53,6 +53,9 @@ impl Anchor {
     }
 }
 
+/// A place in a picture: x from its left, y from its top.
+pub type Point = (f64, f64);
+
 /// A picture in the making.
 pub struct Svg {
     out: String,
@@ -78,7 +81,7 @@ impl Svg {
     }
 
     /// A straight line.
-    pub fn line(&mut self, class: &str, from: (f64, f64), to: (f64, f64)) {
+    pub fn line(&mut self, class: &str, from: Point, to: Point) {
         let ((x1, y1), (x2, y2)) = (from, to);
         self.put(format_args!(
             "<path class=\"{class}\" d=\"M{} {}L{} {}\"/>",
@@ -90,7 +93,7 @@ impl Svg {
     }
 
     /// A line through all points.
-    pub fn polyline(&mut self, class: &str, points: &[(f64, f64)], hint: &str) {
+    pub fn polyline(&mut self, class: &str, points: &[Point], hint: &str) {
         self.path(class, &through(points), hint);
     }
 
@@ -103,12 +106,12 @@ impl Svg {
         self.close("path", hint);
     }
 
-    /// A rectangle; nothing where it has no extent.
-    pub fn rect(&mut self, class: &str, corner: (f64, f64), size: (f64, f64), hint: &str) {
-        let ((x, y), (width, height)) = (corner, size);
+    /// A rectangle from its upper left corner; nothing where it has no extent.
+    pub fn rect(&mut self, class: &str, corner: Point, width: f64, height: f64, hint: &str) {
         if !(width > 0.0 && height > 0.0) {
             return;
         }
+        let (x, y) = corner;
         self.put(format_args!(
             "<rect class=\"{class}\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"",
             at(x),
@@ -120,7 +123,8 @@ impl Svg {
     }
 
     /// A dot.
-    pub fn dot(&mut self, class: &str, (x, y): (f64, f64), radius: f64, hint: &str) {
+    pub fn dot(&mut self, class: &str, middle: Point, radius: f64, hint: &str) {
+        let (x, y) = middle;
         self.put(format_args!(
             "<circle class=\"{class}\" cx=\"{}\" cy=\"{}\" r=\"{}\"",
             at(x),
@@ -138,12 +142,12 @@ impl Svg {
     }
 
     /// A line of text; nothing for none.
-    pub fn text(&mut self, class: &str, anchor: Anchor, (x, y): (f64, f64), text: &str) {
+    pub fn text(&mut self, class: &str, anchor: Anchor, point: Point, text: &str) {
         if text.is_empty() {
             return;
         }
         let classes = format!("{class}{}", anchor.class());
-        let (x, y, text) = (at(x), at(y), escape(text));
+        let (x, y, text) = (at(point.0), at(point.1), escape(text));
         match classes.trim() {
             "" => self.put(format_args!("<text x=\"{x}\" y=\"{y}\">{text}</text>")),
             classes => self.put(format_args!("<text class=\"{classes}\" x=\"{x}\" y=\"{y}\">{text}</text>")),
@@ -158,7 +162,7 @@ impl Svg {
 }
 
 /// The path through all points; nothing for fewer than two.
-pub fn through(points: &[(f64, f64)]) -> String {
+pub fn through(points: &[Point]) -> String {
     let mut d = String::new();
     if points.len() < 2 {
         return d;
@@ -192,7 +196,7 @@ mod tests {
     #[test]
     fn what_has_no_extent_is_not_drawn() {
         let mut svg = Svg::new(1.0, 1.0, "", "");
-        svg.rect("a", (0.0, 0.0), (0.0, 5.0), "");
+        svg.rect("a", (0.0, 0.0), 0.0, 5.0, "");
         svg.polyline("a", &[(0.0, 0.0)], "");
         svg.text("a", Anchor::End, (0.0, 0.0), "");
         assert!(!svg.finish().contains("class"));

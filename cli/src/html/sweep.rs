@@ -2,6 +2,7 @@
 //! alone there is no line: its step's timeline is shown.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::RangeInclusive;
 
 use forebay::overlap::Overlap;
 use forebay::predict::plan::Ratio;
@@ -62,11 +63,12 @@ fn thousands(value: f64) -> String {
 /// The name of an axis of batches.
 pub const BATCH: &str = "sequences on one GPU";
 
-/// Lines over the batch, or what else the first of the axes' names says.
+/// Lines over the batch, or what else the name of the x axis says.
 pub fn over(
     title: &str,
     sentence: &str,
-    (x_name, y_name): (&str, &str),
+    x_name: &str,
+    y_name: &str,
     series: &[Series],
     rule: Option<(f64, &str)>,
 ) -> String {
@@ -247,8 +249,8 @@ fn unhindered(simulated: &Simulated) -> f64 {
 }
 
 /// A picture over the batch or the ratio.
-fn card(name: &str, sentence: &str, axes: (&str, &str), series: &[Series], table: Table) -> Card {
-    let pictures = vec![over(name, sentence, axes, series, None)];
+fn card(name: &str, sentence: &str, x_name: &str, y_name: &str, series: &[Series], table: Table) -> Card {
+    let pictures = vec![over(name, sentence, x_name, y_name, series, None)];
     Card { name: name.to_owned(), sentence: sentence.to_owned(), pictures, table, wide: false }
 }
 
@@ -281,14 +283,14 @@ fn cards(all: &[Simulated], best: &Simulated) -> Vec<Card> {
     );
     let waits = format!("At most {} of a step is exposed.", percent(worst.max(0.0)));
     vec![
-        card(&format!("Throughput by {by}"), &most, (x, "tokens/s, 8 GPUs"), &throughput, table(all)),
-        card(&format!("Exposed time by {by}"), &waits, (x, "% of the step"), &exposed, Table::default()),
+        card(&format!("Throughput by {by}"), &most, x, "tokens/s, 8 GPUs", &throughput, table(all)),
+        card(&format!("Exposed time by {by}"), &waits, x, "% of the step", &exposed, Table::default()),
         by_layer(best),
     ]
 }
 
 /// A point's step as a timeline, `layers` of it enlarged, with its figures.
-fn step(simulated: &Simulated, layers: (u32, u32)) -> Card {
+fn step(simulated: &Simulated, layers: RangeInclusive<u32>) -> Card {
     let (title, sentence) = (title(simulated), format!("{}.", line(simulated.drawn())));
     let source = simulated.provenance.sentence();
     let caption = timeline::Caption { title: &title, line: &sentence, source: &source, layers };
@@ -325,7 +327,7 @@ fn warning(best: &Simulated, note: Option<&str>) -> Option<String> {
 }
 
 /// The page of a simulated sweep; of a single point `layers` are enlarged.
-pub fn simulated(all: &[Simulated], note: Option<&str>, layers: (u32, u32)) -> String {
+pub fn simulated(all: &[Simulated], note: Option<&str>, layers: RangeInclusive<u32>) -> String {
     let best = all.iter().max_by(|a, b| a.outcome.throughput.total_cmp(&b.outcome.throughput));
     let Some(best) = best else { return String::new() };
     let (outcome, point) = (&best.outcome, &best.outcome.point);

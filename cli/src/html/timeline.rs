@@ -4,6 +4,8 @@
 //! Works that are narrower than a line are drawn all
 //! the same: what is not there must not look like what is too short.
 
+use std::ops::RangeInclusive;
+
 use super::scale::{Scale, Spread};
 use super::svg::{Anchor, Svg};
 use super::words::time;
@@ -26,8 +28,8 @@ pub struct Caption<'a> {
     pub line: &'a str,
     /// What it was computed from.
     pub source: &'a str,
-    /// The first and the last enlarged layer.
-    pub layers: (u32, u32),
+    /// The enlarged layers.
+    pub layers: RangeInclusive<u32>,
 }
 
 /// A work's colour: a class of the style sheet.
@@ -48,11 +50,10 @@ fn class(name: &str) -> &'static str {
 }
 
 /// The stretch of time that the layers take, in nanoseconds.
-fn stretch(lanes: &[Lane], (first, last): (u32, u32)) -> (f64, f64) {
-    let inside = |layer: u32| (first..=last).contains(&layer);
+fn stretch(lanes: &[Lane], layers: &RangeInclusive<u32>) -> (f64, f64) {
     let spans = lanes.iter().flat_map(|lane| &lane.spans);
-    let spans =
-        spans.filter(|span| span.layer.is_some_and(|layer| inside(layer.0)) && span.end_ns > span.start_ns);
+    let spans = spans.filter(|span| span.layer.is_some_and(|layer| layers.contains(&layer.0)));
+    let spans = spans.filter(|span| span.end_ns > span.start_ns);
     let (from, to) =
         spans.fold((f64::MAX, f64::MIN), |(from, to), span| (from.min(span.start_ns), to.max(span.end_ns)));
     if to > from { (from, to) } else { (0.0, end(lanes)) }
@@ -82,7 +83,7 @@ fn drawing(lanes: &[Lane], caption: &Caption<'_>, captions: f64) -> String {
     let bottom = enlarged + THICK * count;
     let height = bottom + 78.0;
     let total = end(lanes).max(1.0);
-    let (from, to) = stretch(lanes, caption.layers);
+    let (from, to) = stretch(lanes, &caption.layers);
     let mut svg = Svg::new(WIDTH, height, caption.title, caption.line);
     if captions > 0.0 {
         svg.text("head", Anchor::Start, (24.0, 34.0), caption.title);
@@ -95,17 +96,17 @@ fn drawing(lanes: &[Lane], caption: &Caption<'_>, captions: f64) -> String {
     let scale = Scale::exact(Spread::Even, 0.0, total / 1e6, &scale.ticks, LEFT, RIGHT);
     let whole = Strip { lanes, scale: &scale, per_ns: 1e-6, top: overview, lane: THIN, named: false };
     let (left, right) = (scale.place(from / 1e6), scale.place(to / 1e6));
-    svg.rect("gap", (left, overview - 4.0), ((right - left).max(1.0), THIN * count + 8.0), "enlarged below");
-    whole.draw(&mut svg, (0.0, total));
+    svg.rect("gap", (left, overview - 4.0), (right - left).max(1.0), THIN * count + 8.0, "enlarged below");
+    whole.draw(&mut svg, 0.0, total);
     whole.axis(&mut svg, "ms");
 
-    let (first, last) = caption.layers;
+    let (first, last) = (caption.layers.start(), caption.layers.end());
     let name = if first == last { format!("Layer {first}") } else { format!("Layers {first} to {last}") };
     svg.text("axis", Anchor::Start, (24.0, enlarged - 14.0), &format!("{name}, enlarged"));
     let scale = Scale::from_zero((to - from) / 1e3, 8, LEFT, RIGHT);
     let scale = Scale::exact(Spread::Even, 0.0, (to - from) / 1e3, &scale.ticks, LEFT, RIGHT);
     let near = Strip { lanes, scale: &scale, per_ns: 1e-3, top: enlarged, lane: THICK, named: true };
-    near.draw(&mut svg, (from, to));
+    near.draw(&mut svg, from, to);
     near.axis(&mut svg, "µs");
     legend(&mut svg, lanes, bottom + 62.0);
     svg.finish()
@@ -122,7 +123,7 @@ struct Strip<'a> {
 }
 
 impl Strip<'_> {
-    fn draw(&self, svg: &mut Svg, (from, to): (f64, f64)) {
+    fn draw(&self, svg: &mut Svg, from: f64, to: f64) {
         for (i, lane) in self.lanes.iter().enumerate() {
             let top = self.top + self.lane * i as f64;
             svg.text("", Anchor::End, (LEFT - 10.0, top + self.lane / 2.0 + 4.0), &lane.name);
@@ -141,7 +142,8 @@ impl Strip<'_> {
                 svg.rect(
                     &format!("fill {}", class(span.name)),
                     (left, top + 2.0),
-                    (width, self.lane - 6.0),
+                    width,
+                    self.lane - 6.0,
                     &hint,
                 );
                 if self.named && width > 6.6 * span.name.len() as f64 + 4.0 {
@@ -179,7 +181,7 @@ fn legend(svg: &mut Svg, lanes: &[Lane], y: f64) {
     let mut left = 24.0;
     for (class, names) in entries {
         let names = names.join(", ");
-        svg.rect(&format!("fill {class}"), (left, y - 10.0), (12.0, 12.0), "");
+        svg.rect(&format!("fill {class}"), (left, y - 10.0), 12.0, 12.0, "");
         svg.text("", Anchor::Start, (left + 17.0, y), &names);
         left += 17.0 + 7.2 * names.len() as f64 + 18.0;
     }

@@ -54,12 +54,16 @@ impl Beside {
         machine: &mut Machine,
         picks: &Picks,
         works: &Works,
-        (line, gather_us): (&Line, f64),
+        line: &Line,
+        gather_us: f64,
     ) -> Result<Vec<Layered>> {
         let rounds = line.rounds(WORK * gather_us).max(1);
         let step = machine.begins(picks)?;
+        let bytes = 4 * picks.selections[0].len() as u64;
+        let slots = machine.layers.buffers.slots.part(0, bytes)?;
         for (layer, marks) in (0..).map(Layer).zip(&self.marks) {
-            self.layer(machine, &step, works, (layer, picks), (marks, rounds))?;
+            machine.resolve(&step, layer, works, slots, picks.batch)?;
+            self.layer(machine, &step, layer, marks, rounds)?;
         }
         machine.ends(step, picks)?;
         let device = &machine.device;
@@ -73,21 +77,21 @@ impl Beside {
         layers.collect()
     }
 
+    /// A layer behind its resolve: the gather with so many rounds of work beside it or behind it, then the scatter.
     fn layer(
         &self,
         machine: &Machine,
         step: &Step,
-        works: &Works,
-        (layer, picks): (Layer, &Picks),
-        ([work, worked, gather, gathered], rounds): (&[Mark; 4], u32),
+        layer: Layer,
+        marks: &[Mark; 4],
+        rounds: u32,
     ) -> Result<()> {
+        let [work, worked, gather, gathered] = marks;
         let (device, streams) = (&machine.device, machine.layers.streams);
         let edge = |event: Event, from, to| {
             device.record(event, from)?;
             device.wait(to, event)
         };
-        let bytes = 4 * picks.selections[0].len() as u64;
-        machine.resolve(step, layer, works, machine.layers.buffers.slots.part(0, bytes)?, picks.batch)?;
         edge(self.edges[0], streams.compute, streams.gather)?;
         device.stamp(*gather, streams.gather)?;
         machine.cache.gather(step, LayerCall::whole(layer), 0, streams.gather)?;

@@ -336,7 +336,7 @@ impl Machine {
     /// What cache and device say.
     pub fn resolve(&self, step: &Step, layer: Layer, works: &Works, slots: Slice, rows: u32) -> Result<()> {
         let compute = self.layers.streams.compute;
-        works.select(layer, (0, rows), compute)?;
+        works.select(layer, 0, rows, compute)?;
         let selection = self.layers.buffers.selection.part(0, slots.bytes())?;
         let buffers = Buffers { selection, slots, parts: None };
         self.cache.resolve(step, LayerCall::whole(layer), compute, buffers)

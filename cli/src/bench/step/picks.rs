@@ -202,8 +202,7 @@ impl Rule {
         for pattern in 0..self.patterns.len() {
             let (mut selections, mut missed, mut counts) = (Vec::new(), Vec::new(), Counts::default());
             for lane in 0..lanes {
-                let of = (pattern, lane);
-                let (found, fresh) = self.lane(of, query_rows, misses, &mut selections)?;
+                let (found, fresh) = self.lane(pattern, lane, query_rows, misses, &mut selections)?;
                 missed.extend(fresh);
                 counts.hits += found.hits;
                 counts.misses += found.misses;
@@ -219,7 +218,8 @@ impl Rule {
     /// One sequence in one pattern: adds its selection, and answers what the rule finds, and what is fetched.
     fn lane(
         &mut self,
-        (pattern, lane): (usize, usize),
+        pattern: usize,
+        lane: usize,
         query_rows: u32,
         misses: u32,
         selections: &mut Vec<i32>,
@@ -234,8 +234,8 @@ impl Rule {
             return Err(broken("too few rows are known to be resident"));
         }
         self.chance.shuffle(&mut recent.rows, hits);
-        let fresh = fresh(tables, lane as u32, (recent, order), misses as usize)?;
-        let shared = shared_misses((k, query_rows, own), misses, self.extent.share);
+        let fresh = fresh(tables, lane as u32, recent, order, misses as usize)?;
+        let shared = shared_misses(k, query_rows, own, misses, self.extent.share);
         let first = selections.len();
         let spread = Spread { k, own, hits: &recent.rows[..hits], fresh: &fresh, shared };
         (0..query_rows).for_each(|row| spread.row(row, &mut self.chance, selections));
@@ -271,7 +271,8 @@ impl Rule {
 fn fresh(
     tables: &LayerTables,
     lane: u32,
-    (recent, order): (&mut Recent, &[i32]),
+    recent: &mut Recent,
+    order: &[i32],
     count: usize,
 ) -> Result<Vec<i32>> {
     let mut fresh = Vec::with_capacity(count);
@@ -289,7 +290,7 @@ fn fresh(
 }
 
 /// Of a step's misses, those that all of its query rows select; the rest is divided evenly.
-fn shared_misses((k, query_rows, own): (u32, u32, u32), misses: u32, share: f64) -> u32 {
+fn shared_misses(k: u32, query_rows: u32, own: u32, misses: u32, share: f64) -> u32 {
     if query_rows < 2 {
         return misses;
     }
@@ -371,12 +372,12 @@ mod tests {
 
     #[test]
     fn one_query_row_reads_the_share_of_the_misses_that_was_asked_for() {
-        assert_eq!(shared_misses((2048, 1, 0), 137, 0.57), 137);
-        let shared = shared_misses((2048, 2, 256), 190, 0.5736);
+        assert_eq!(shared_misses(2048, 1, 0, 137, 0.57), 137);
+        let shared = shared_misses(2048, 2, 256, 190, 0.5736);
         // 28 by both, 81 by each alone: 109 of 190.
         assert_eq!((shared, (190 - shared) / 2), (28, 81));
-        assert_eq!(shared_misses((2048, 2, 256), 2304, 0.5736), 1792, "all of them");
-        assert_eq!(shared_misses((2048, 2, 256), 0, 0.5736), 0);
+        assert_eq!(shared_misses(2048, 2, 256, 2304, 0.5736), 1792, "all of them");
+        assert_eq!(shared_misses(2048, 2, 256, 0, 0.5736), 0);
     }
 
     #[test]

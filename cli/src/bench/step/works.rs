@@ -198,7 +198,7 @@ impl Works {
     ///
     /// # Errors
     /// What the device says.
-    pub fn select(&self, layer: Layer, (first, count): (u32, u32), stream: Stream) -> Result<()> {
+    pub fn select(&self, layer: Layer, first: u32, count: u32, stream: Stream) -> Result<()> {
         let Point { top_k, query_rows, .. } = self.lengths.point;
         let row = 4 * u64::from(top_k) * u64::from(query_rows);
         let (at, bytes) = (u64::from(first) * row, u64::from(count) * row);
@@ -233,7 +233,7 @@ impl Engine for Works {
             }
         }
         match call.work {
-            Work::Index => self.select(call.layer, (call.first, call.count), stream),
+            Work::Index => self.select(call.layer, call.first, call.count, stream),
             _ => Ok(()),
         }
     }
