@@ -156,8 +156,8 @@ gpu-bundle-check:
 
 # As the tests' build has them.
 examples:
-	@set -e; for example in $(EXAMPLES); do \
-	    cargo run --profile test --workspace --all-features --example $$example; done
+	cargo build --profile test --workspace --all-features --examples
+	@set -e; for example in $(EXAMPLES); do echo $$example; $${CARGO_TARGET_DIR:-target}/debug/examples/$$example; done
 
 # The library alone: the command and the C side share its name, and their pages would collide.
 docs:
@@ -167,7 +167,7 @@ docs:
 # flag rebuilds everything.
 loom:
 ifneq ($(wildcard tests/loom.rs),)
-	FOREBAY_STANDIN=0 RUSTFLAGS='--cfg loom' LOOM_MAX_PREEMPTIONS=2 cargo test -p forebay --release --test loom --test loom_handles --target-dir target/loom
+	FOREBAY_STANDIN=0 RUSTFLAGS='--cfg loom' CARGO_PROFILE_RELEASE_OPT_LEVEL=1 LOOM_MAX_PREEMPTIONS=2 cargo test -p forebay --release --test loom --test loom_handles --target-dir target/loom
 endif
 
 # RUSTC_BOOTSTRAP only lets the stable compiler take the sanitizer's flag; nothing built so is shipped. Without the

@@ -200,9 +200,10 @@ fn words_beside_a_writer(waits: bool) {
         event.wait(number);
     }
     let read = words.each_ref().map(|word| word.load(Ordering::Relaxed));
+    writer.join().unwrap();
+    drop((words, event));
     assert!(read.iter().all(|word| [0, 7].contains(word)), "{read:?}");
     assert_eq!(read, [7, 7], "words of before");
-    writer.join().unwrap();
 }
 
 #[test]

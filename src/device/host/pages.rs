@@ -23,6 +23,7 @@ pub struct PageTables {
 }
 
 impl PageTables {
+    /// Tables of `size` pages for each lane, all empty.
     pub fn new(lanes: u32, size: u32) -> Result<Self> {
         let count = lanes as usize * size as usize;
         let mut entries = vector(count, NAME, "page tables")?;
