@@ -302,3 +302,95 @@ impl Extents {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::{Geometry, Shape};
+    use crate::residency::Rows;
+
+    const TABLES: TableShape = TableShape {
+        lanes: 2,
+        tokens: 64,
+        query_rows: 1,
+        scratch: 8,
+        passes: 1,
+        scratch_base: 1,
+        landing_base: 64,
+        budget_base: 128,
+        budget_blocks: 2,
+    };
+
+    /// Two layers of four pages each.
+    fn plan(device: DeviceId) -> Plan {
+        let shape = Shape { layers: 2, draft_layers: 0, page_tokens: 16, top_k: 8, ..Shape::GLM_5 };
+        let geometry = Geometry::new(shape).unwrap();
+        let (slab, rows) = (4 * u64::from(geometry.block_bytes()), 4 * geometry.host_page_bytes());
+        Plan {
+            geometry,
+            tables: vec![TABLES; 2],
+            slabs: vec![device.slice(1 << 20, slab), device.slice(2 << 20, slab)],
+            rows: vec![device.slice(4 << 20, rows), device.slice(8 << 20, rows)],
+            lane_pages: 4,
+            micro_batches: 1,
+            batch: 2,
+            expected: Expected::Whole,
+        }
+    }
+
+    #[test]
+    fn plans_whose_parts_do_not_fit_each_other_are_refused() {
+        let device = DeviceId::new();
+        let asker = Asker { name: "device", device, exact: true, top_k_max: 8 };
+        let check = |change: &dyn Fn(&mut Plan)| {
+            let mut plan = plan(device);
+            change(&mut plan);
+            Extents::new(&plan, asker).map(drop)
+        };
+        check(&|_| {}).unwrap();
+        let other = DeviceId::new();
+        let changes: [&dyn Fn(&mut Plan); 9] = [
+            &|plan| plan.rows[1] = plan.rows[1].part(0, 3 * plan.geometry.host_page_bytes()).unwrap(),
+            &|plan| plan.slabs[1] = plan.slabs[1].part(0, plan.slabs[1].bytes() - 4).unwrap(),
+            &|plan| plan.slabs[0] = other.slice(1 << 20, plan.slabs[0].bytes()),
+            &|plan| plan.rows[0] = device.slice(0, plan.rows[0].bytes()),
+            &|plan| plan.tables[1].tokens += 1,
+            &|plan| plan.tables[1].passes = u32::MAX,
+            &|plan| plan.batch = BATCH_MAX + 1,
+            &|plan| drop(plan.tables.pop()),
+            &|plan| plan.geometry = Geometry::new(Shape { top_k: 9, ..*plan.geometry.shape() }).unwrap(),
+        ];
+        for (number, change) in changes.iter().enumerate() {
+            let kind = check(change).unwrap_err().kind();
+            assert!([Kind::InvalidConfig, Kind::OutOfRange].contains(&kind), "{number}");
+        }
+    }
+
+    #[test]
+    fn joins_that_the_tables_cannot_take_are_refused_before_they_run() {
+        let device = DeviceId::new();
+        let asker = Asker { name: "device", device, exact: true, top_k_max: 8 };
+        let extents = Extents::new(&plan(device), asker).unwrap();
+        let place = |lane, length, pages: &[u32], blocks: &[Vec<u32>], budgets: &[u32]| {
+            let join = Join { lane: Lane(lane), length, pages, blocks, budgets };
+            extents
+                .check(&PoolOp::Join(join))
+                .map_or_else(|error| error.place().to_owned(), |()| String::new())
+        };
+        let one = [vec![0], vec![1]];
+        assert_eq!(place(1, 64, &[0, 3], &one, &[64, 64]), "");
+        assert_eq!(place(2, 64, &[0], &one, &[64, 64]), "lane");
+        assert_eq!(place(1, 65, &[0], &one, &[64, 64]), "length of a join");
+        assert_eq!(place(1, 64, &[4], &one, &[64, 64]), "host page");
+        assert_eq!(place(1, 64, &[0; 5], &one, &[64, 64]), "pages of a lane");
+        assert_eq!(place(1, 64, &[0], &one[..1], &[64, 64]), "layers of a join");
+        assert_eq!(place(1, 64, &[0], &one, &[64, 0]), "budget of a join");
+        assert_eq!(place(1, 64, &[0], &one, &[64, 65]), "budget of a join");
+        assert_eq!(place(1, 64, &[0], &[vec![0], vec![2]], &[64, 64]), "block of a join");
+        let rows = Rows { first: 0, count: 1 };
+        let part = Part { micro_batch: MicroBatch(0), layer: Layer(1), first: 1, count: 1, rows };
+        extents.check(&PoolOp::Gather { part, pass: 0 }).unwrap();
+        assert!(extents.check(&PoolOp::Gather { part, pass: 1 }).is_err());
+        assert!(extents.check(&PoolOp::Scatter(Part { count: 2, ..part })).is_err());
+    }
+}
