@@ -357,7 +357,7 @@ mod tests {
             &|plan| plan.tables[1].tokens += 1,
             &|plan| plan.tables[1].passes = u32::MAX,
             &|plan| plan.batch = BATCH_MAX + 1,
-            &|plan| drop(plan.tables.pop()),
+            &|plan| plan.tables.truncate(1),
             &|plan| plan.geometry = Geometry::new(Shape { top_k: 9, ..*plan.geometry.shape() }).unwrap(),
         ];
         for (number, change) in changes.iter().enumerate() {
