@@ -289,7 +289,7 @@ impl Lane {
         let selection: Vec<i32> = (0..rows * K).map(pick).collect();
         let mut slots = vec![0; selection.len()];
         let mut fetches = vec![Fetch { position: 0, slot: 0 }; selection.len()];
-        let selected = Selected { selection: &selection, slots: &mut slots, fetches: &mut fetches };
+        let selected = Selected { selection: &selection[..], slots: &mut slots, fetches: &mut fetches };
         tables.resolve(scan, 0, Rows { first: 0, count: rows }, selected, work).unwrap();
         let (words, searched) = scan.taken();
         (words, searched, slots)

@@ -220,7 +220,7 @@ impl World {
         let picks = selection(seed, oracle.length, 50);
         let mut slots = vec![0; K];
         let mut fetches = vec![Fetch { position: 0, slot: 0 }; K];
-        let selected = Selected { selection: &picks, slots: &mut slots, fetches: &mut fetches };
+        let selected = Selected { selection: &picks[..], slots: &mut slots, fetches: &mut fetches };
         let counts = self.tables.warm(&Portable, lane, selected, &mut self.work).unwrap().counts;
         let step = oracle.select(picks.iter().filter(|p| **p >= 0).map(|p| *p as u32));
         assert_eq!(counts.misses as usize, step.misses.len());
@@ -253,7 +253,7 @@ fn born_rows_take_the_slots_of_the_oldest_one_by_one() {
         let (mut slots, mut fetches) = ([0; 4], [Fetch { position: 0, slot: 0 }; 4]);
         let selection: Vec<i32> = positions.iter().copied().chain(std::iter::repeat(-1)).take(4).collect();
         let (slots, fetches) = (&mut slots[..], &mut fetches[..]);
-        let selected = Selected { selection: &selection, slots, fetches };
+        let selected = Selected { selection: &selection[..], slots, fetches };
         tables.resolve(&Portable, 0, Rows { first: 0, count: 1 }, selected, &mut work).unwrap();
         let mut moved = Vec::new();
         tables

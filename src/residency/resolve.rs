@@ -58,11 +58,35 @@ pub struct Resolved {
     pub beyond: Option<Beyond>,
 }
 
+/// Token positions, wherever they stand. The rule reads each of them once, a part at a time and from the first to the
+/// last: they may stand where somebody else writes, and the next part can be brought nearer while one is looked up.
+pub trait Selection {
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// Fills `to` with those from `first` on; they are there.
+    fn read(&self, first: usize, to: &mut [i32]);
+}
+
+impl Selection for [i32] {
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    fn read(&self, first: usize, to: &mut [i32]) {
+        to.copy_from_slice(&self[first..first + to.len()]);
+    }
+}
+
+/// Positions that are read and looked up at a time: enough that reading those of the next part is hidden behind it, few
+/// enough that little is lost by the first, which nothing hides.
+const PART: usize = 256;
+
 /// What one call selects and where its answer goes.
 #[derive(Debug)]
-pub struct Selected<'a> {
+pub struct Selected<'a, P: ?Sized> {
     /// `[rows.count][k]`: token positions in any order, -1 for none, repetitions allowed.
-    pub selection: &'a [i32],
+    pub selection: &'a P,
     /// `[rows.count][k]`: the slot of each position in the layer's slab, -1 for none.
     pub slots: &'a mut [i32],
     /// `[rows.count * k]` at least: the rows to fetch, by ascending position.
@@ -74,6 +98,8 @@ pub struct Selected<'a> {
 pub struct Workspace {
     /// Bit per position: missed in this call. Clear between calls.
     missed: Vec<u64>,
+    /// What the call selects, as it was read.
+    selection: Vec<i32>,
     /// Where in the selection the missed positions stand.
     entries: Vec<u32>,
     /// Budget slots that go, as indices into the slot tables.
@@ -102,6 +128,7 @@ impl Workspace {
         let (entries, place) = (selected as usize + SLOT_BLOCK as usize, "room to work in");
         Ok(Workspace {
             missed: filled(words, 0, OPERATION, place)?,
+            selection: filled(selected as usize, -1, OPERATION, place)?,
             entries: filled(entries, 0, OPERATION, place)?,
             victims: filled(listed, 0, OPERATION, place)?,
             ties: filled(listed, 0, OPERATION, place)?,
@@ -111,9 +138,15 @@ impl Workspace {
         })
     }
 
+    /// What the last call selected, as it was read: at the front.
+    pub fn selection(&self) -> &[i32] {
+        &self.selection
+    }
+
     /// Bytes that this room takes.
     pub fn bytes(&self) -> u64 {
-        let words = self.entries.len() + self.victims.len() + self.ties.len() + self.positions.len();
+        let lists = [&self.entries, &self.victims, &self.ties, &self.positions];
+        let words = self.selection.len() + lists.iter().map(|list| list.len()).sum::<usize>();
         let sets = self.missed.len() + self.older.len() + self.tied.len();
         (4 * words + 8 * sets) as u64
     }
@@ -135,18 +168,18 @@ impl LayerTables {
     /// [`Kind::OutOfRange`] for a lane without a sequence, rows that have not landed, buffers of wrong
     /// lengths, more selected positions than budget and the scratch slots of all passes; [`Kind::Exhausted`]
     /// after 2^31 steps of one sequence. Nothing has changed then.
-    pub fn resolve<S: Scan>(
+    pub fn resolve<S: Scan, P: Selection + ?Sized>(
         &mut self,
         scan: &S,
         lane: u32,
         rows: Rows,
-        selected: Selected<'_>,
+        selected: Selected<'_, P>,
         work: &mut Workspace,
     ) -> Result<Resolved> {
         self.check(lane, rows, &selected, work)?;
         let head = &self.heads[lane as usize];
         // No more distinct rows can be asked for than there are.
-        let count = selected.selection.len();
+        let count = selected.slots.len();
         let most = count.min(head.length as usize);
         if most > head.budget as usize + self.shape.scratch_rows() || rows.count == 0 {
             return Err(bad("selection beyond budget and scratch slots", count as u64));
@@ -160,11 +193,11 @@ impl LayerTables {
     ///
     /// # Errors
     /// As [`LayerTables::resolve`].
-    pub fn warm<S: Scan>(
+    pub fn warm<S: Scan, P: Selection + ?Sized>(
         &mut self,
         scan: &S,
         lane: u32,
-        selected: Selected<'_>,
+        selected: Selected<'_, P>,
         work: &mut Workspace,
     ) -> Result<Resolved> {
         let rows = Rows { first: 0, count: 0 };
@@ -173,7 +206,13 @@ impl LayerTables {
     }
 
     /// Checks a call's extents.
-    fn check(&self, lane: u32, rows: Rows, selected: &Selected<'_>, work: &Workspace) -> Result<()> {
+    fn check<P: Selection + ?Sized>(
+        &self,
+        lane: u32,
+        rows: Rows,
+        selected: &Selected<'_, P>,
+        work: &Workspace,
+    ) -> Result<()> {
         let head = self.heads.get(lane as usize).filter(|h| h.budget > 0);
         let Some(head) = head else {
             return Err(bad("lane", u64::from(lane)));
@@ -182,8 +221,8 @@ impl LayerTables {
         if end > u64::from(head.landed) {
             return Err(bad("rows", end));
         }
-        let count = selected.selection.len();
-        let room = selected.fetches.len().min(work.entries.len().saturating_sub(SLOT_BLOCK as usize));
+        let count = selected.selection.count();
+        let room = selected.fetches.len().min(work.selection.len());
         if !count.is_multiple_of(rows.count.max(1) as usize) || selected.slots.len() != count || count > room
         {
             return Err(bad("selection", count as u64));
@@ -203,41 +242,45 @@ impl LayerTables {
     }
 
     /// The step itself, of checked extents.
-    fn step<S: Scan>(
+    fn step<S: Scan, P: Selection + ?Sized>(
         &mut self,
         scan: &S,
         lane: u32,
         rows: Rows,
-        selected: Selected<'_>,
+        selected: Selected<'_, P>,
         work: &mut Workspace,
     ) -> Resolved {
         let Selected { selection, slots, fetches } = selected;
         let head = &self.heads[lane as usize];
         let now = head.stamp + 1;
-        let k = selection.len() / rows.count.max(1) as usize;
+        let k = slots.len() / rows.count.max(1) as usize;
         // What the first row sees, each further row sees one more. A warm-up has no row, and sees what is committed.
         let limit = if rows.count == 0 { head.length } else { head.length + rows.first + 1 };
         let start = self.map_start(lane);
         let (mut missed, mut beyond) = (0, None);
         for row in 0..rows.count.max(1) as usize {
-            let part = row * k..(row + 1) * k;
-            // What lies beyond the length is stamped as well, if a map has it: landed rows, whose stamps are
-            // never read.
-            let touched = scan.touch(Touch {
-                map: &self.slot_of[start..start + self.shape.tokens as usize],
-                stamps: &mut self.stamp_of,
-                now,
-                length: limit + row as u32,
-                selection: &selection[part.clone()],
-                slots: &mut slots[part.clone()],
-                from: part.start as u32,
-                entries: &mut work.entries[missed..missed + k + SLOT_BLOCK as usize],
-                missed: &mut work.missed,
-            });
-            if let (None, Some(position)) = (beyond, touched.beyond) {
-                beyond = Some(Beyond { row: rows.first + row as u32, position });
+            for from in (row * k..(row + 1) * k).step_by(PART) {
+                let part = from..(from + PART).min((row + 1) * k);
+                let positions = &mut work.selection[part.clone()];
+                selection.read(from, positions);
+                // What lies beyond the length is stamped as well, if a map has it: landed rows, whose stamps are
+                // never read.
+                let touched = scan.touch(Touch {
+                    map: &self.slot_of[start..start + self.shape.tokens as usize],
+                    stamps: &mut self.stamp_of,
+                    now,
+                    length: limit + row as u32,
+                    selection: positions,
+                    from: from as u32,
+                    entries: &mut work.entries[missed..missed + part.len() + SLOT_BLOCK as usize],
+                    slots: &mut slots[part],
+                    missed: &mut work.missed,
+                });
+                if let (None, Some(position)) = (beyond, touched.beyond) {
+                    beyond = Some(Beyond { row: rows.first + row as u32, position });
+                }
+                missed += touched.missed;
             }
-            missed += touched.missed;
         }
         let misses = scan.take(&mut work.missed, &mut work.positions);
         let oldest = self.oldest(scan, lane, now, work);
@@ -245,7 +288,7 @@ impl LayerTables {
         let scratch = self.place(scan, lane, oldest, &mut fetches[..misses], work);
         for entry in &work.entries[..missed] {
             let entry = *entry as usize;
-            slots[entry] = self.slot_of[start + selection[entry] as usize] as i32;
+            slots[entry] = self.slot_of[start + work.selection[entry] as usize] as i32;
         }
         for fetch in &fetches[..scratch] {
             self.slot_of[start + fetch.position as usize] = ABSENT;

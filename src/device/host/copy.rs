@@ -10,7 +10,7 @@
 //! of the language would have no defined meaning then.
 
 use std::arch::asm;
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm_sfence};
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_zeroupper};
 
 #[cfg(tsan)]
 use crate::sync::{AtomicU32, Ordering};
@@ -136,6 +136,7 @@ unsafe fn stream_avx512(pairs: &[Pair], rows: usize, bytes: usize) {
             }
         }
     }
+    _mm256_zeroupper();
 }
 
 /// A move of some bytes by a load and a store that the compiler does not look into.
@@ -257,6 +258,7 @@ unsafe fn copy_avx512(pairs: &[Pair], rows: usize, bytes: usize) {
             }
         }
     }
+    _mm256_zeroupper();
 }
 
 /// # Safety
@@ -275,6 +277,7 @@ unsafe fn copy_avx2(pairs: &[Pair], rows: usize, bytes: usize) {
             copy_tail(from, to, whole, bytes);
         }
     }
+    _mm256_zeroupper();
 }
 
 /// # Safety

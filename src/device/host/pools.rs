@@ -76,8 +76,7 @@ pub(super) struct Record {
     pub(super) report: Report,
     /// The report as it is written.
     words: Vec<u32>,
-    /// What a batch row selects in a layer, and the slots that it is answered with.
-    pub(super) selection: Vec<i32>,
+    /// The slots that a batch row is answered with in a layer.
     pub(super) slots: Vec<i32>,
     /// The least of the step's sticky words.
     pub(super) sticky: u64,
@@ -103,7 +102,6 @@ struct Accept {
 #[derive(Debug)]
 struct Room {
     work: Workspace,
-    selection: Vec<i32>,
     slots: Vec<i32>,
     fetches: Vec<Fetch>,
 }
@@ -199,7 +197,6 @@ impl HostPools {
                     block: vec![0; block::step::words(plan.batch)],
                     report: Report::with_room(g.layers(), plan.batch),
                     words: vec![0; Report::words(g.layers(), plan.batch)],
-                    selection: filled(selected as usize, -1, NAME, "a batch row's selection")?,
                     slots: filled(selected as usize, -1, NAME, "a batch row's slots")?,
                     sticky: NOTHING_WRONG,
                     marks: Marks::new(g.layers(), plan.batch, shape.query_rows)?,
@@ -229,7 +226,6 @@ impl HostPools {
             micro: collected(plan.micro_batches, micro)?,
             room: Mutex::new(Room {
                 work: work()?,
-                selection: filled(k, -1, NAME, "room of warm-ups")?,
                 slots: filled(k, 0, NAME, "room of warm-ups")?,
                 fetches: filled(k, nothing, NAME, "room of warm-ups")?,
             }),
@@ -328,7 +324,7 @@ impl HostPools {
 
     fn warm<S: Scan>(&self, scan: &S, warm: &Warm) -> Result<()> {
         let mut room = self.room.lock();
-        let Room { work, selection, slots, fetches } = &mut *room;
+        let Room { work, slots, fetches } = &mut *room;
         let selections = warm.selections.map(|slice| self.words(slice));
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
@@ -338,7 +334,7 @@ impl HostPools {
             let first = index * warm.steps as usize;
             for step in first..first + warm.steps as usize {
                 let Some(selections) = &selections else { break };
-                selections.load(step * selection.len(), selection);
+                let selection = &selections.part(step * slots.len(), slots.len());
                 let selected = Selected { selection, slots, fetches };
                 // A warm-up is a hint: a position beyond the length warms nothing.
                 tables.warm(scan, warm.lane.0, selected, work)?;

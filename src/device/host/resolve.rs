@@ -1,7 +1,8 @@
 //! Resolve and gather on host memory: what a step selects becomes slots, and what was missed is fetched into them.
 //!
-//! The rule decides on copies: a batch row's selection is copied from device memory into the micro-batch's record, its
-//! slots back out of it, so that nothing which another stream may write is ever looked at twice (`words`).
+//! The rule decides on copies: it reads a batch row's selection from device memory once, part by part, into its own
+//! room, and its slots are copied out, so that nothing which another stream may write is ever looked at twice
+//! (`words`).
 //!
 //! A resolve holds its micro-batch's record, its layer's tables, and one row's list after the other; a gather holds
 //! one row's list at a time and nothing else, and lets go of it before it blames. So one half's gather runs beside the
@@ -11,6 +12,7 @@ use crate::device::block::{self, Cause, Sticky};
 use crate::device::host::lists::{List, Lists};
 use crate::device::host::marks::Mark;
 use crate::device::host::pools::{Copies, HostPools, Record};
+use crate::device::host::words::Words;
 use crate::device::{Answer, Expected, Part, Slice};
 use crate::error::Result;
 use crate::ids::Lane;
@@ -22,7 +24,7 @@ struct Resolving<'a, S> {
     pools: &'a HostPools,
     scan: &'a S,
     part: &'a Part,
-    selections: Slice,
+    selections: Words<'a, i32>,
     record: &'a mut Record,
     tables: &'a mut LayerTables,
     lists: Option<Lists<'a>>,
@@ -33,8 +35,7 @@ impl<S: Scan> Resolving<'_, S> {
     fn row(&mut self, index: usize, row: usize, list: &mut List) -> Result<()> {
         let (pools, part, layer) = (self.pools, self.part, self.part.layer.index());
         let k = pools.plan.geometry.shape().top_k as usize;
-        let Record { block, report, sticky: word, marks, work, divider, selection, slots, .. } =
-            &mut *self.record;
+        let Record { block, report, sticky: word, marks, work, divider, slots, .. } = &mut *self.record;
         let sticky = |cause, value| Sticky { row: row as u32, layer: layer as u32, cause, value };
         let missing = list.missing(report.step).filter(|_| pools.plan.expected != Expected::Resolved);
         list.begin(part, report.step);
@@ -42,23 +43,22 @@ impl<S: Scan> Resolving<'_, S> {
             lists.clear(row);
         }
         let per_row = part.rows.count as usize * k;
-        slots[..per_row].fill(-1);
-        if row >= block::step::header(block).1 {
-            return Ok(());
-        }
-        let entry = block::step::entry(block, row);
+        let entry = (row < block::step::header(block).1).then(|| block::step::entry(block, row));
+        // A sequence may have fewer query rows than the step is wide: the others are inert.
+        let query_rows = entry.map_or(0, |entry| entry.query_rows);
+        let count = query_rows.saturating_sub(part.rows.first).min(part.rows.count);
+        let (slots, inert) = slots[..per_row].split_at_mut(count as usize * k);
+        inert.fill(-1);
+        let Some(entry) = entry else { return Ok(()) };
         marks.note(Mark::Resolved, row, layer, part.rows);
         if let Some(cause) = missing {
             pools.blame(word, entry.lane, true, sticky(cause, layer as u32));
         }
         list.lane = entry.lane;
-        // A sequence may have fewer query rows than the step is wide: the others are inert.
-        let count = entry.query_rows.saturating_sub(part.rows.first).min(part.rows.count);
         if count == 0 {
             return Ok(());
         }
-        let (selection, slots) = (&mut selection[..count as usize * k], &mut slots[..count as usize * k]);
-        pools.words(self.selections).load(index * per_row, selection);
+        let selection = &self.selections.part(index * per_row, slots.len());
         let rows = Rows { first: part.rows.first, count };
         let selected = Selected { selection, slots: &mut *slots, fetches: &mut list.fetches };
         let Ok(done) = self.tables.resolve(self.scan, entry.lane, rows, selected, work) else {
@@ -73,7 +73,7 @@ impl<S: Scan> Resolving<'_, S> {
         }
         if let Some(lists) = &self.lists {
             let (fetches, scratch) = list.fetched();
-            let answered = Answered { selection, slots, fetches, scratch };
+            let answered = Answered { selection: &work.selection()[..slots.len()], slots, fetches, scratch };
             divider.divide(self.tables.shape(), &answered, k, |query, number, slot| {
                 lists.push(row, query, number, slot);
             })?;
@@ -92,7 +92,7 @@ impl HostPools {
     ) -> Result<()> {
         let state = self.micro(part.micro_batch)?;
         let per_row = part.rows.count as usize * self.plan.geometry.shape().top_k as usize;
-        let answers = self.words(answer.slots);
+        let (selections, answers) = (self.words(selections), self.words(answer.slots));
         let (mut record, mut tables) = (state.record.lock(), self.layers[part.layer.index()].lock());
         let lists = answer.parts.map(|parts| Lists::new(self, part, parts));
         let (record, tables) = (&mut *record, &mut *tables);

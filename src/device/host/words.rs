@@ -12,7 +12,8 @@ use std::arch::asm;
 use std::marker::PhantomData;
 
 use crate::device::Slice;
-use crate::device::host::copy::{Copier, Pair};
+use crate::device::host::copy::{Copier, Pair, ask};
+use crate::residency::Selection;
 #[cfg(tsan)]
 use crate::sync::{AtomicU32, Ordering};
 
@@ -74,10 +75,17 @@ impl<T: Word> Words<'_, T> {
         (self.address.wrapping_add(offset), wanted.min(self.count.saturating_sub(first)))
     }
 
+    /// Those of `count` words from `first` on that there are.
+    pub(super) fn part(&self, first: usize, count: usize) -> Self {
+        let (address, count) = self.there(first, count);
+        Words { address, count, ..*self }
+    }
+
     /// Fills `to` with the words from `first` on, as far as there are any.
     pub(super) fn load(&self, first: usize, to: &mut [T]) {
         let (from, count) = self.there(first, to.len());
         let pair = Pair { from, to: to.as_mut_ptr() as u64 };
+        ask_all(pair.to, count);
         // SAFETY: so many words are there, `to` has room for them and lies outside of device memory, and any four bytes
         // are a `T`.
         unsafe { self.copier.copy(&[pair], 1, 4 * count, false) };
@@ -87,6 +95,7 @@ impl<T: Word> Words<'_, T> {
     pub(super) fn store(&self, first: usize, from: &[T]) {
         let (to, count) = self.there(first, from.len());
         let pair = Pair { from: from.as_ptr() as u64, to };
+        ask_all(to, count);
         // SAFETY: as above.
         unsafe { self.copier.copy(&[pair], 1, 4 * count, false) };
     }
@@ -114,6 +123,25 @@ impl<T: Word> Words<'_, T> {
             unsafe { write_word(address, value.bits()) };
         }
     }
+}
+
+impl Selection for Words<'_, i32> {
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Asks for as many that follow: what stands behind the last word is mostly the next batch row's.
+    fn read(&self, first: usize, to: &mut [i32]) {
+        self.load(first, to);
+        ask_all(self.there(first + to.len(), 0).0, to.len());
+    }
+}
+
+/// Asks for the lines of `count` words. Where a list is copied to is asked for first: stores wait for their lines one
+/// after the other.
+#[inline(always)]
+fn ask_all(address: u64, count: usize) {
+    (0..4 * count as u64).step_by(64).for_each(|at| ask(address.wrapping_add(at)));
 }
 
 /// # Safety
