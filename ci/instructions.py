@@ -13,7 +13,7 @@ import sys
 # What notes calls on the host, what does on the device, and what both are held against.
 HOST = re.compile(r"forebay::step::enqueued::")
 DEVICE = re.compile(r"forebay::device::host::marks::")
-WORK = re.compile(r"forebay::device::host::lists::.*::(resolve|gather)\b")
+WORK = re.compile(r"forebay::device::host::resolve::")
 
 
 def counted(path, program):
