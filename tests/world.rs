@@ -27,7 +27,7 @@ use trace_body::{GROUP, HEADER, content, recording, trace_bytes, trace_parts};
 use world::bodies::cache_ops;
 #[cfg(feature = "cuda")]
 use world::device::{driver_is_there, own_driver};
-use world::device::{is_given, tried};
+use world::device::{few, is_given};
 use world::engine::Edge;
 use world::ops::{OP_BYTES, Op, Random, ops_from_bytes};
 use world::run::{On, Setup, World, run_in};
@@ -41,7 +41,7 @@ fn soak() -> bool {
 }
 
 fn cases(usual: u32) -> ProptestConfig {
-    ProptestConfig { cases: if soak() { usual * 50 } else { tried(usual) }, ..ProptestConfig::default() }
+    ProptestConfig { cases: if soak() { usual * 50 } else { few(usual) }, ..ProptestConfig::default() }
 }
 
 fn random_ops(seed: u64, count: usize) -> Vec<Op> {
@@ -93,7 +93,7 @@ fn by_chance(variant: u8) -> Vec<Vec<Setup>> {
 
 /// Seeds of the clock.
 fn seeds() -> std::ops::Range<u64> {
-    0..if soak() { 5_000 } else { tried(200).into() }
+    0..if soak() { 5_000 } else { few(200).into() }
 }
 
 proptest! {
@@ -214,7 +214,7 @@ fn random_bytes_are_runs_that_reach_everything() {
 #[test]
 fn shared_pages_fill_the_pools_and_make_room() {
     let mut reached = BTreeMap::new();
-    for seed in 0..if soak() { 2_000 } else { 40 } {
+    for seed in 0..if soak() { 2_000 } else { few(40).into() } {
         let ops = random_ops(7_000 + seed, 600).into_iter().filter_map(|op| match op {
             Op::Append { seq, .. } | Op::InPlace { seq, .. } | Op::Join { seq, .. } => {
                 Some(Op::Close { seq })
@@ -239,7 +239,7 @@ fn any_bytes_are_a_run() {
     let corpus =
         [&[][..], &[0], &[1; 5], &[1; 6], &[255; 61], &[16; 600], &[2; 600], &[36; 66], &[0x55; 300]];
     corpus.iter().for_each(|bytes| cache_ops(bytes));
-    for seed in 0..u64::from(tried(200)) {
+    for seed in 0..u64::from(few(200)) {
         cache_ops(&Random::new(seed).bytes(seed as usize * 7 % 650));
     }
 }

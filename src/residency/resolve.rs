@@ -64,7 +64,7 @@ pub trait Selection {
     /// How many there are.
     fn count(&self) -> usize;
 
-    /// Fills `to` with those from `first` on; they are there.
+    /// Fills `to`, all of it, with those from `first` on; they are there.
     fn read(&self, first: usize, to: &mut [i32]);
 }
 
@@ -98,8 +98,9 @@ pub struct Selected<'a, P: ?Sized> {
 pub struct Workspace {
     /// Bit per position: missed in this call. Clear between calls.
     missed: Vec<u64>,
-    /// What the call selects, as it was read.
+    /// What the call selects, as it was read, and how much that is.
     selection: Vec<i32>,
+    selected: usize,
     /// Where in the selection the missed positions stand.
     entries: Vec<u32>,
     /// Budget slots that go, as indices into the slot tables.
@@ -129,6 +130,7 @@ impl Workspace {
         Ok(Workspace {
             missed: filled(words, 0, OPERATION, place)?,
             selection: filled(selected as usize, -1, OPERATION, place)?,
+            selected: 0,
             entries: filled(entries, 0, OPERATION, place)?,
             victims: filled(listed, 0, OPERATION, place)?,
             ties: filled(listed, 0, OPERATION, place)?,
@@ -138,9 +140,9 @@ impl Workspace {
         })
     }
 
-    /// What the last call selected, as it was read: at the front.
+    /// What the last call selected, as it was read.
     pub fn selection(&self) -> &[i32] {
-        &self.selection
+        &self.selection[..self.selected]
     }
 
     /// Bytes that this room takes.
@@ -258,6 +260,7 @@ impl LayerTables {
         let limit = if rows.count == 0 { head.length } else { head.length + rows.first + 1 };
         let start = self.map_start(lane);
         let (mut missed, mut beyond) = (0, None);
+        work.selected = slots.len();
         for row in 0..rows.count.max(1) as usize {
             for from in (row * k..(row + 1) * k).step_by(PART) {
                 let part = from..(from + PART).min((row + 1) * k);

@@ -74,7 +74,7 @@ pub struct Split {
 
 /// What a device may do faster than [`Portable`].
 pub trait Scan {
-    /// Looks up the positions of one query row, in any order: writes the slot of each to `slots` and stamps
+    /// Looks up positions of one query row, in any order: writes the slot of each to `slots` and stamps
     /// it, whatever it is; notes the number of every one below the length that is absent in `entries`, and
     /// sets its bit in `missed`. What is not below the length, -1 included, is answered with -1, whatever the
     /// map holds.

@@ -82,11 +82,16 @@ fn on_cuda() -> bool {
     cfg!(feature = "cuda") && std::env::var("FOREBAY_TEST_DEVICE").is_ok_and(|value| value == "cuda")
 }
 
-/// How many of `usual` cases a test tries: an eighth on the stand-in, which runs every thread of a kernel by itself,
-/// and with `FOREBAY_FEW=1`, for a build that looks at something which every run does (`make asan`).
+/// How many of `usual` cases a test tries on its device: an eighth on the stand-in, which runs every thread of a
+/// kernel by itself.
 pub fn tried(usual: u32) -> u32 {
-    let few = on_cuda() || std::env::var("FOREBAY_FEW").is_ok_and(|value| value == "1");
-    if few { usual.div_ceil(8) } else { usual }
+    if on_cuda() { usual.div_ceil(8) } else { few(usual) }
+}
+
+/// How many of `usual` cases a test tries on any device: an eighth with `FOREBAY_FEW=1`, for a build that looks at
+/// something which every run does (`make asan`).
+pub fn few(usual: u32) -> u32 {
+    if std::env::var("FOREBAY_FEW").is_ok_and(|value| value == "1") { usual.div_ceil(8) } else { usual }
 }
 
 /// Whether there is a driver: one that was given, or a stand-in that could be built; says that the test skips what

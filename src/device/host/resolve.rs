@@ -73,7 +73,7 @@ impl<S: Scan> Resolving<'_, S> {
         }
         if let Some(lists) = &self.lists {
             let (fetches, scratch) = list.fetched();
-            let answered = Answered { selection: &work.selection()[..slots.len()], slots, fetches, scratch };
+            let answered = Answered { selection: work.selection(), slots, fetches, scratch };
             divider.divide(self.tables.shape(), &answered, k, |query, number, slot| {
                 lists.push(row, query, number, slot);
             })?;

@@ -359,7 +359,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::residency::EMPTY;
+    use crate::residency::{
+        Beyond, EMPTY, Fetch, LayerTables, Resolved, Rows, Selected, TableShape, Workspace,
+    };
+    use std::collections::BTreeMap;
 
     const SLOTS: usize = 6 * BLOCK;
     const TOKENS: usize = 4_500;
@@ -422,7 +425,75 @@ mod tests {
         format!("{looked:?} {:?}", (counts, split, older, tied, first, found, ties, left))
     }
 
+    /// Steps of two query rows by `scan`, each of them read in three parts: all that they answer.
+    fn steps<S: Scan>(scan: &S, mut seed: u64) -> String {
+        const K: usize = 600;
+        let mut next = |end: i32| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) as i32 % end
+        };
+        let shape = TableShape {
+            lanes: 1,
+            tokens: 3_000,
+            query_rows: 2,
+            scratch: 2 * K as u32,
+            passes: 1,
+            scratch_base: 64,
+            landing_base: 1_280,
+            budget_base: 1_344,
+            budget_blocks: 12,
+        };
+        let mut tables = LayerTables::new(shape).unwrap();
+        let mut work = Workspace::new(&shape, 2 * K as u32).unwrap();
+        let blocks: Vec<u32> = (0..11).collect();
+        tables.join(0, &blocks, 700, 2_000).unwrap();
+        let (mut slots, mut fetches) = (vec![0; 2 * K], vec![Fetch { position: 0, slot: 0 }; 2 * K]);
+        let mut told = String::new();
+        for step in 0..4 {
+            tables.commit(scan, 0, 2.min(step), 2, |_| {}).unwrap();
+            // Some stand in several parts, some are none, some beyond the length.
+            let picks: Vec<i32> = (0..2 * K).map(|_| next(2_100) - 50).map(|p| p.max(-1)).collect();
+            let selected = Selected { selection: &picks[..], slots: &mut slots, fetches: &mut fetches };
+            let done = tables.resolve(scan, 0, Rows { first: 0, count: 2 }, selected, &mut work).unwrap();
+            let length = 2_000 + (0..step).map(|step| 2.min(step)).sum::<u32>() + 2.min(step);
+            naive(&picks, K, length, &done, &slots, &fetches);
+            assert_eq!(work.selection(), picks);
+            told += &format!("{done:?} {slots:?} {:?}", &fetches[..done.counts.misses as usize]);
+            tables.validate().unwrap();
+        }
+        told
+    }
+
+    /// What a step must answer whatever it finds resident: one slot for each position, and what it fetches once.
+    fn naive(picks: &[i32], k: usize, length: u32, done: &Resolved, slots: &[i32], fetches: &[Fetch]) {
+        let inside = |(entry, position): &(usize, i32)| {
+            *position >= 0 && (*position as u32) < length + 1 + (*entry / k) as u32
+        };
+        let (there, not): (Vec<_>, Vec<_>) = picks.iter().copied().enumerate().partition(inside);
+        assert!(not.iter().all(|(entry, _)| slots[*entry] == -1));
+        let first = not.iter().find(|(_, position)| *position >= 0);
+        let beyond = first.map(|(entry, p)| Beyond { row: (*entry / k) as u32, position: *p as u32 });
+        assert_eq!(done.beyond, beyond);
+        let mut slot_of = BTreeMap::new();
+        for (entry, position) in there {
+            assert_eq!(*slot_of.entry(position as u32).or_insert(slots[entry]), slots[entry], "{entry}");
+        }
+        let fetches = &fetches[..done.counts.misses as usize];
+        assert!(fetches.is_sorted_by_key(|fetch| fetch.position));
+        assert!(fetches.iter().all(|fetch| slot_of.get(&fetch.position) == Some(&(fetch.slot as i32))));
+        let landed = slot_of.keys().filter(|position| **position >= length).count();
+        assert_eq!(slot_of.len() - landed, (done.counts.hits + done.counts.misses) as usize);
+    }
+
     proptest! {
+        #[test]
+        fn a_step_that_is_read_in_parts_is_one_step_by_every_scan(seed: u64) {
+            let plain = steps(&Portable, seed);
+            if let Some(scan) = Avx512::detect() {
+                prop_assert_eq!(steps(&scan, seed), plain);
+            }
+        }
+
         #[test]
         fn every_scan_agrees_with_plain_rust(seed: u64, length in 0..TOKENS as u32 + 1, k in 0_usize..200) {
             // A machine without the instructions runs plain Rust: there is nothing to compare.

@@ -137,11 +137,12 @@ impl Selection for Words<'_, i32> {
     }
 }
 
-/// Asks for the lines of `count` words. Where a list is copied to is asked for first: stores wait for their lines one
-/// after the other.
+/// Asks for the lines of `count` words, which need not be there. Where a list is copied to is asked for first: stores
+/// wait for their lines one after the other.
 #[inline(always)]
 fn ask_all(address: u64, count: usize) {
-    (0..4 * count as u64).step_by(64).for_each(|at| ask(address.wrapping_add(at)));
+    let lines = (address % 64 + 4 * count as u64).div_ceil(64);
+    (0..lines).for_each(|line| ask((address & !63).wrapping_add(64 * line)));
 }
 
 /// # Safety
@@ -202,6 +203,12 @@ mod tests {
             words.load(198, &mut read);
             assert_eq!(read, [208, 209, 7, 7, 7], "{copier:?}");
             assert_eq!((words.get(0), words.get(199), words.get(200)), (Some(10), Some(209), None));
+            let (mut picked, mut end) = ([7; 3], [7; 2]);
+            words.part(20, 9).read(5, &mut picked);
+            assert_eq!(picked, [35, 36, 37], "{copier:?}");
+            let last = words.part(198, 5);
+            last.read(0, &mut end);
+            assert_eq!((last.count(), end, words.part(300, 5).count()), (2, [208, 209], 0));
             words.set(199, -1);
             words.set(200, -2);
             words.store(0, &[-3; 3]);
