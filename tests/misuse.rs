@@ -330,47 +330,56 @@ fn a_record_that_is_refused_leaves_the_event_as_it_was() {
     device.synchronize(event).unwrap();
 }
 
-/// A block as no cache writes one: no row of it is done, its step fails, and so do the steps of its lanes.
+/// What a step of a block as no cache writes one answers in layer 0, and its report.
+fn step_of_a_block(e: &Engine, lanes: [u32; 2]) -> (Vec<u8>, Report) {
+    let request =
+        Request { bytes: 4096, huge: false, populate: true, lock: false, node: None, shared: false };
+    let map = Arc::new(Map::new(&request, &NoFaults).unwrap().0);
+    let all = e.device.register(&map).unwrap();
+    let mut words = vec![0; step::words(2)];
+    let entry = |lane| Entry { lane, accepted: 0, query_rows: 1 };
+    step::encode(9, lanes.map(entry).into_iter(), &mut words);
+    map.copy_in_words(0, &words).unwrap();
+    let block = all.part(0, 4 * words.len() as u64).unwrap();
+    let report = all.part(2048, 4 * Report::words(2, 2) as u64).unwrap();
+    let rows = Rows { first: 0, count: 1 };
+    let part = Part { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: 2, rows };
+    let [selection, slots] = [(); 2].map(|()| e.device.allocate(u64::from(8 * K)).unwrap());
+    let picks: Vec<u8> = (0..2 * K as i32).flat_map(i32::to_le_bytes).collect();
+    e.device.write(selection, &picks).unwrap();
+    e.device.write(slots, &[7; 8 * K as usize]).unwrap();
+    let answer = Answer { slots, parts: None };
+    for op in [
+        PoolOp::Begin(Begin { micro_batch: MicroBatch(0), block, accepted: None }),
+        PoolOp::Resolve { part, selection, answer },
+        PoolOp::Report { micro_batch: MicroBatch(0), slot: report },
+    ] {
+        e.device.enqueue(e.cache.pools(), e.stream, op).unwrap();
+    }
+    e.sync(e.stream);
+    let (mut read, mut words) = (Report::with_room(2, 2), vec![0; Report::words(2, 2)]);
+    map.copy_out_words(2048, &mut words).unwrap();
+    read.decode(&words, 9, 2).unwrap();
+    let mut answers = vec![0; 8 * K as usize];
+    e.device.read(slots, &mut answers).unwrap();
+    (answers, read)
+}
+
+/// A block as no cache writes one: no row of it is done, its step fails, and so do the steps of its lanes. What it is
+/// answered is not what the sound step before was.
 #[test]
 fn a_block_that_names_a_lane_twice_or_none_that_is_there_does_nothing_and_fails_its_lanes() {
     for (lanes, value) in [([0, 0], 0), ([0, 77], 77)] {
         let mut e = Engine::new(false);
         let sequence = e.open();
+        let mut sound = e.prepare(sequence, 0);
+        [0, 1].into_iter().for_each(|layer| e.whole(&sound, layer));
+        e.finish(&mut sound);
+        e.cache.retire(sound, e.stream).unwrap();
         let digest = e.cache.digest(sequence).unwrap();
-        let request =
-            Request { bytes: 4096, huge: false, populate: true, lock: false, node: None, shared: false };
-        let map = Arc::new(Map::new(&request, &NoFaults).unwrap().0);
-        let all = e.device.register(&map).unwrap();
-        let mut words = vec![0; step::words(2)];
-        let entry = |lane| Entry { lane, accepted: 0, query_rows: 1 };
-        step::encode(9, lanes.map(entry).into_iter(), &mut words);
-        map.copy_in_words(0, &words).unwrap();
-        let block = all.part(0, 4 * words.len() as u64).unwrap();
-        let report = all.part(2048, 4 * Report::words(2, 2) as u64).unwrap();
-        let begin = Begin { micro_batch: MicroBatch(0), block, accepted: None };
-        e.device.enqueue(e.cache.pools(), e.stream, PoolOp::Begin(begin)).unwrap();
-        let rows = Rows { first: 0, count: 1 };
-        let part = Part { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: 1, rows };
-        let Buffers { selection, slots, .. } = e.buffers;
-        e.device.write(slots, &[7; 4 * K as usize]).unwrap();
-        e.device
-            .enqueue(
-                e.cache.pools(),
-                e.stream,
-                PoolOp::Resolve { part, selection, answer: Answer { slots, parts: None } },
-            )
-            .unwrap();
-        e.device
-            .enqueue(e.cache.pools(), e.stream, PoolOp::Report { micro_batch: MicroBatch(0), slot: report })
-            .unwrap();
-        e.sync(e.stream);
-        let (mut read, mut words) = (Report::with_room(2, 2), vec![0; Report::words(2, 2)]);
-        map.copy_out_words(2048, &mut words).unwrap();
-        read.decode(&words, 9, 2).unwrap();
+        let (answers, read) = step_of_a_block(&e, lanes);
         assert_eq!(read.sticky, Some(Sticky { row: 1, layer: 0, cause: Cause::Tables, value }));
         assert_eq!(read.lengths[0], 24);
-        let mut answers = vec![0; 4 * K as usize];
-        e.device.read(slots, &mut answers).unwrap();
         assert!(answers.iter().all(|byte| *byte == 0xFF), "no row is there to be answered");
         assert_eq!(e.cache.digest(sequence).unwrap(), digest);
         e.cache.validate().unwrap();
@@ -380,6 +389,18 @@ fn a_block_that_names_a_lane_twice_or_none_that_is_there_does_nothing_and_fails_
         let unretired = e.cache.retire(next, e.stream).unwrap_err();
         assert_eq!(unretired.error.place(), Cause::Earlier.describe());
     }
+}
+
+/// The row of a lane without a sequence is answered with none, whatever the row before it was.
+#[test]
+fn a_lane_that_no_sequence_has_is_answered_with_none() {
+    let mut e = Engine::new(false);
+    let _sequence = e.open();
+    let (answers, read) = step_of_a_block(&e, [0, 1]);
+    assert_eq!(read.sticky.map(|wrong| (wrong.row, wrong.cause)), Some((1, Cause::Tables)));
+    let (found, none) = answers.split_at(4 * K as usize);
+    assert!(found.chunks_exact(4).all(|slot| ![[7; 4], [0xFF; 4]].contains(&slot.try_into().unwrap())));
+    assert!(none.iter().all(|byte| *byte == 0xFF), "{none:?}");
 }
 
 #[test]
