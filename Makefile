@@ -173,7 +173,7 @@ endif
 # RUSTC_BOOTSTRAP only lets the stable compiler take the sanitizer's flag; nothing built so is shipped. Without the
 # CUDA device, whose stand-in is a library for each test: it and the kernels have a sanitized program of their own.
 # Memory that nobody has is refused as without a sanitizer, whose own way is to end the program. A wrong access shows in
-# any run that makes it: an eighth of the seeds is tried, and two controls that need them all are left to other builds.
+# any run that makes it: an eighth of the seeds is tried. Controls that need them all are left to other builds.
 asan:
 	ASAN_OPTIONS=allocator_may_return_null=1 FOREBAY_STANDIN=0 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
 	    CARGO_PROFILE_TEST_DEBUG=line-tables-only CARGO_PROFILE_TEST_OPT_LEVEL=1 FOREBAY_FEW=1 \

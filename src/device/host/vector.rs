@@ -455,7 +455,7 @@ mod tests {
             let picks: Vec<i32> = (0..2 * K).map(|_| next(2_100) - 50).map(|p| p.max(-1)).collect();
             let selected = Selected { selection: &picks[..], slots: &mut slots, fetches: &mut fetches };
             let done = tables.resolve(scan, 0, Rows { first: 0, count: 2 }, selected, &mut work).unwrap();
-            let length = 2_000 + (0..step).map(|step| 2.min(step)).sum::<u32>() + 2.min(step);
+            let length = 2_000 + (0..=step).map(|step| 2.min(step)).sum::<u32>();
             naive(&picks, K, length, &done, &slots, &fetches);
             assert_eq!(work.selection(), picks);
             told += &format!("{done:?} {slots:?} {:?}", &fetches[..done.counts.misses as usize]);
