@@ -43,7 +43,24 @@ impl Extents {
     }
 
     pub fn work_words(&self) -> usize {
-        self.missed_words() + 2 * self.set_words()
+        self.missed_words() + 2 * self.set_words() + self.set_words() / 2
+    }
+
+    /// How rows are copied whose first stands at `rows`, with slots from `slab` on: bytes of a piece, numbers of a
+    /// row's pieces, and the mask of its place in a line. `lines` numbers them by lines, if rows are not much less.
+    fn pieces(&self, slab: u64, rows: u64, lines: bool) -> [u32; 3] {
+        let g = &self.geometry;
+        let stride = u64::from(g.host_stride());
+        let all =
+            [slab, rows, stride, g.block_bytes().into(), g.shape().runs[0].into(), g.shape().runs[1].into()];
+        let bytes = [16, 8, 4].into_iter().find(|size| all.iter().all(|n| n % size == 0)).unwrap();
+        let row = u64::from(g.row_bytes());
+        let touched = |at: u64| (at + row - 1) / 128 - at / 128 + 1;
+        let most = (0..128).map(|index| touched(rows + index * stride)).max().unwrap();
+        match lines {
+            true => [bytes as u32, (most * 128 / bytes) as u32, 127],
+            false => [bytes as u32, (row / bytes) as u32, 0],
+        }
     }
 }
 
@@ -61,7 +78,10 @@ pub struct LayerImage {
 /// A cache with one micro-batch.
 pub struct Image {
     pub layers: Vec<LayerImage>,
-    pub pools: Memory,
+    /// What kernels are told by value, as words.
+    pub pools: Vec<u32>,
+    pub micro: Vec<u32>,
+    pub layer_words: Vec<Vec<u32>>,
     pub pages: Memory,
     pub trust: Memory,
     pub block: Memory,
@@ -109,12 +129,13 @@ impl LayerImage {
         }
     }
 
-    fn words(&self, shape: &TableShape) -> Vec<u32> {
+    fn words(&self, of: &Extents, shape: &TableShape, lines: bool) -> Vec<u32> {
         let tables = [&self.heads, &self.slot_of, &self.position_of, &self.stamp_of, &self.blocks];
         let layer = tables.into_iter().chain([&self.slab, &self.rows]).fold(Struct::default(), Struct::at);
         let s = shape;
         let extents = [s.lanes, s.tokens, s.query_rows, s.scratch, s.passes, s.scratch_base, s.landing_base];
-        layer.words(&extents).words(&[s.budget_base, s.budget_blocks, s.lane_blocks()]).0
+        let layer = layer.words(&extents).words(&[s.budget_base, s.budget_blocks, s.lane_blocks()]);
+        layer.words(&of.pieces(self.slab.address(), self.rows.address(), lines)).words(&[0]).0
     }
 
     /// The heads as the rule has them.
@@ -139,22 +160,24 @@ impl Image {
         let (layers, batch) = (extents.shapes.len(), extents.batch as usize);
         let selected = (shape.query_rows * extents.top_k()) as usize;
         let images: Vec<LayerImage> = extents.shapes.iter().map(|s| LayerImage::new(extents, s)).collect();
-        let words: Vec<u32> = images.iter().zip(&extents.shapes).flat_map(|(i, s)| i.words(s)).collect();
-        let table = Memory::of(&words);
+        // Each second layer's rows are numbered by lines, however small they are.
+        let numbered = images.iter().zip(&extents.shapes).zip([true, false].into_iter().cycle());
+        let layer_words: Vec<_> = numbered.map(|((i, s), lines)| i.words(extents, s, lines)).collect();
+        let table = Memory::of(&layer_words.concat());
         let pages = Memory::of(&vec![u32::MAX; (shape.lanes * extents.lane_pages) as usize]);
         let trust = Memory::new(shape.lanes as usize);
         let block = Memory::new(4 + 3 * batch);
         let (counts, lengths, sticky) = (Memory::new(3 * layers), Memory::new(batch), Memory::new(2));
         let (failed, lists) = (Memory::new(batch), Memory::new(10 * batch));
-        let fetches = Memory::new(2 * selected * batch);
+        let fetches = Memory::new(4 * selected * batch);
         let work = Memory::new(extents.work_words() * batch);
         let first = Memory::new(shape.lanes as usize);
         let marks = Memory::new(batch * layers * 2 * shape.query_rows.div_ceil(32) as usize);
         let parts = [&block, &counts, &lengths, &sticky, &failed, &lists, &fetches, &work, &first, &marks];
-        let micro = Memory::of(&parts.into_iter().fold(Struct::default(), Struct::at).0);
-        let warm_fetches = Memory::new(2 * extents.top_k() as usize * layers);
+        let micro = parts.into_iter().fold(Struct::default(), Struct::at).0;
+        let warm_fetches = Memory::new(4 * extents.top_k() as usize * layers);
         let warm_work = Memory::new(extents.work_words() * layers);
-        let parts = [&table, &pages, &trust, &micro, &warm_fetches, &warm_work];
+        let parts = [&table, &pages, &trust, &warm_fetches, &warm_work];
         let pools = parts.into_iter().fold(Struct::default(), Struct::at).long(g.host_page_bytes());
         let pools = pools.words(&[
             layers as u32,
@@ -176,7 +199,9 @@ impl Image {
         ]);
         Image {
             layers: images,
-            pools: Memory::of(&pools.0),
+            pools: pools.0,
+            micro,
+            layer_words,
             pages,
             trust,
             block,
@@ -187,7 +212,7 @@ impl Image {
             fetches,
             first,
             marks,
-            others: vec![table, micro, failed, work, warm_fetches, warm_work],
+            others: vec![table, failed, work, warm_fetches, warm_work],
         }
     }
 
@@ -196,8 +221,8 @@ impl Image {
         let list = self.lists.read();
         let [count, scratch] = [list[10 * row + 2], list[10 * row + 3]].map(|word| word as usize);
         let fetches = self.fetches.read();
-        let words = &fetches[2 * row * selected..][..2 * count];
-        let fetches = words.chunks_exact(2).map(|w| Fetch { position: w[0], slot: w[1] }).collect();
+        let words = &fetches[4 * row * selected..][..4 * count];
+        let fetches = words.chunks_exact(4).map(|w| Fetch { position: w[2], slot: w[3] }).collect();
         (fetches, scratch)
     }
 
@@ -207,7 +232,7 @@ impl Image {
             let tables = [&l.heads, &l.slot_of, &l.position_of, &l.stamp_of, &l.blocks, &l.slab, &l.rows];
             tables.into_iter().all(Memory::is_fenced)
         };
-        let own = [&self.pools, &self.pages, &self.trust, &self.block, &self.counts, &self.lengths];
+        let own = [&self.pages, &self.trust, &self.block, &self.counts, &self.lengths];
         let lists = [&self.sticky, &self.lists, &self.fetches, &self.first, &self.marks];
         self.layers.iter().all(layer)
             && own.into_iter().chain(lists).chain(&self.others).all(Memory::is_fenced)

@@ -87,7 +87,17 @@ impl<'a> World<'a> {
     }
 
     fn args(&self) -> Struct {
-        Struct::default().at(&self.image.pools)
+        Struct::default().words(&self.image.pools)
+    }
+
+    /// Of kernels of a micro-batch.
+    fn of_micro(&self) -> Struct {
+        self.args().words(&self.image.micro)
+    }
+
+    /// Of kernels of one layer.
+    fn of_layer(&self, layer: usize) -> Struct {
+        self.args().words(&self.image.layer_words[layer]).words(&self.image.micro)
     }
 
     fn layers(&self) -> u32 {
@@ -218,11 +228,11 @@ impl<'a> World<'a> {
         let mut words = vec![77; step::words(self.model.extents.batch)];
         step::encode(self.steps, entries.iter().copied(), &mut words);
         let (pinned, counts) = (Memory::of(&words), Memory::of(accepted));
-        let args = self.args().at(&pinned).words(&[0, 0]);
+        let args = self.of_micro().at(&pinned).at(&self.image.layers[0].heads);
         self.run(c"forebay_load", [1, 1, 1], 0, args);
         self.model.load(self.steps, entries);
         self.compare("load");
-        let args = self.args().at(&counts).words(&[0, 0]);
+        let args = self.of_micro().at(&counts);
         let blocks = 1 + self.random.below(self.model.extents.batch);
         self.run(c"forebay_commit", [self.layers(), blocks, 1], 0, args);
         self.model.commit(accepted);
@@ -247,8 +257,8 @@ impl<'a> World<'a> {
         }
     }
 
-    fn part_words(part: &Part) -> [u32; 6] {
-        [0, part.layer as u32, part.first, part.count, part.rows.first, part.rows.count]
+    fn part_words(part: &Part) -> [u32; 5] {
+        [part.layer as u32, part.first, part.count, part.rows.first, part.rows.count]
     }
 
     /// An answer that nothing has been written to.
@@ -267,11 +277,11 @@ impl<'a> World<'a> {
         let (asked, slots) = (words(selection), words(&answer.slots));
         let (lists, counts) = (words(&answer.lists), Memory::of(&answer.counts));
         let divided = self.model.extents.shapes[part.layer].passes > 1 || self.random.one_in(2);
-        let args = self.args().at(&asked).at(&slots);
+        let args = self.of_layer(part.layer).at(&asked).at(&slots);
         let args = if divided { args.at(&lists).at(&counts) } else { args.long(0).long(0) };
         let shared = self.random.one_in(2);
         let args = args.words(&Self::part_words(part));
-        let args = args.words(&[self.model.extents.batch, shared.into()]);
+        let args = args.words(&[self.model.extents.batch, shared.into(), 0]);
         let bytes = if shared { 4 * self.model.extents.work_words() as u32 } else { 0 };
         self.run(c"forebay_resolve", [part.count, 1, 1], bytes, args);
         self.model.resolve(part, selection, answer);
@@ -294,7 +304,7 @@ impl<'a> World<'a> {
     }
 
     pub fn gather(&mut self, part: &Part, pass: u32) {
-        let args = self.args().words(&Self::part_words(part)).words(&[pass, 0]);
+        let args = self.of_layer(part.layer).words(&Self::part_words(part)).words(&[pass]);
         let name = if self.random.one_in(2) { c"forebay_gather" } else { c"forebay_gather_bulk" };
         let ctas = 1 + self.random.below(5);
         self.run(name, [ctas, 1, 1], 0, args);
@@ -303,7 +313,7 @@ impl<'a> World<'a> {
     }
 
     pub fn scatter(&mut self, part: &Part) {
-        let args = self.args().words(&Self::part_words(part));
+        let args = self.of_layer(part.layer).words(&Self::part_words(part)).words(&[0]);
         let ctas = 1 + self.random.below(3);
         self.run(c"forebay_scatter", [ctas, 1, 1], 0, args);
         self.model.scatter(part);
@@ -314,7 +324,8 @@ impl<'a> World<'a> {
         let expected = self.model.report();
         self.causes.insert(expected[2]);
         let slot = Memory::new(expected.len());
-        let args = self.args().at(&slot).words(&[0, 0]);
+        let rows = self.model.extents.shapes[0].query_rows;
+        let args = self.of_micro().at(&slot).words(&[rows, 0]);
         self.run(c"forebay_report", [1, 1, 1], 0, args);
         assert!(slot.is_fenced());
         assert_eq!(slot.read(), expected, "{:?}", self.how);

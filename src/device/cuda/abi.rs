@@ -3,7 +3,7 @@
 //! Sizes are checked here when this is compiled, and there when the kernels are; a test reads the header and
 //! compares each field's name, place and size.
 
-use crate::residency::{Fetch, LaneHead};
+use crate::residency::LaneHead;
 
 /// An address as the device sees it.
 pub(super) type Address = u64;
@@ -34,8 +34,8 @@ macro_rules! words {
             pub(super) struct $name { $(pub(super) $field: $type),* }
 
             const _: () = assert!(size_of::<$name>() == $bytes);
-            // SAFETY: every field is an integer or an array of some, and they fill the struct: `$bytes` is the
-            // sum of their sizes, which the test of the fields' places shows.
+            // SAFETY: every field is an integer, an array of some, or another such struct, and they fill the struct:
+            // `$bytes` is the sum of their sizes, which the test of the fields' places shows.
             unsafe impl Plain for $name {}
         )*
 
@@ -57,7 +57,7 @@ pub(super) unsafe trait Plain: Copy {}
 
 words! {
     /// One layer's tables and memory.
-    Layer: 96 {
+    Layer: 112 {
         heads: Address,
         slot_of: Address,
         position_of: Address,
@@ -75,7 +75,14 @@ words! {
         budget_base: u32,
         budget_blocks: u32,
         lane_blocks: u32,
+        piece_bytes: u32,
+        piece_numbers: u32,
+        line_mask: u32,
+        unused: u32,
     }
+
+    /// A row that a step fetches.
+    Fetch: 16 { host: Address, position: u32, slot: u32 }
 
     /// What the last resolve of a batch row missed.
     List: 40 {
@@ -105,11 +112,10 @@ words! {
     }
 
     /// One cache on the device.
-    Pools: 120 {
+    Pools: 112 {
         layers: Address,
         pages: Address,
         trust: Address,
-        micro: Address,
         warm_fetches: Address,
         warm_work: Address,
         host_page_bytes: u64,
@@ -131,72 +137,76 @@ words! {
     }
 
     /// Of `forebay_load`.
-    LoadArgs: 24 { pools: Address, block: Address, micro: u32, unused: u32 }
+    LoadArgs: 208 { pools: Pools, micro: Micro, block: Address, heads: Address }
 
     /// Of `forebay_commit`.
-    CommitArgs: 24 { pools: Address, accepted: Address, micro: u32, unused: u32 }
+    CommitArgs: 200 { pools: Pools, micro: Micro, accepted: Address }
 
     /// Of `forebay_resolve`.
-    ResolveArgs: 72 {
-        pools: Address,
+    ResolveArgs: 368 {
+        pools: Pools,
+        layer: Layer,
+        micro: Micro,
         selection: Address,
         slots: Address,
         lists: Address,
         counts: Address,
-        micro: u32,
-        layer: u32,
+        number: u32,
         first: u32,
         count: u32,
         row_first: u32,
         row_count: u32,
         lists_batch: u32,
         shared: u32,
+        unused: u32,
     }
 
     /// Of `forebay_gather`.
-    GatherArgs: 40 {
-        pools: Address,
-        micro: u32,
-        layer: u32,
+    GatherArgs: 328 {
+        pools: Pools,
+        layer: Layer,
+        micro: Micro,
+        number: u32,
         first: u32,
         count: u32,
         row_first: u32,
         row_count: u32,
         pass: u32,
-        unused: u32,
     }
 
     /// Of `forebay_scatter`.
-    ScatterArgs: 32 {
-        pools: Address,
-        micro: u32,
-        layer: u32,
+    ScatterArgs: 328 {
+        pools: Pools,
+        layer: Layer,
+        micro: Micro,
+        number: u32,
         first: u32,
         count: u32,
         row_first: u32,
         row_count: u32,
+        unused: u32,
     }
 
     /// Of `forebay_report`.
-    ReportArgs: 24 { pools: Address, slot: Address, micro: u32, unused: u32 }
+    ReportArgs: 208 { pools: Pools, micro: Micro, slot: Address, query_rows: u32, unused: u32 }
 
     /// Of `forebay_join`.
-    JoinArgs: 24 { pools: Address, staged: Address, lane: u32, staged_blocks: u32 }
+    JoinArgs: 128 { pools: Pools, staged: Address, lane: u32, staged_blocks: u32 }
 
     /// Of `forebay_truncate`.
-    TruncateArgs: 32 { pools: Address, staged: Address, lane: u32, settle: u32, length: u32, unused: u32 }
+    TruncateArgs: 136 { pools: Pools, staged: Address, lane: u32, settle: u32, length: u32, unused: u32 }
 
     /// Of `forebay_leave`.
-    LeaveArgs: 16 { pools: Address, lane: u32, unused: u32 }
+    LeaveArgs: 120 { pools: Pools, lane: u32, unused: u32 }
 
     /// Of `forebay_warm`.
-    WarmArgs: 32 { pools: Address, selections: Address, lane: u32, whole: u32, steps: u32, shared: u32 }
+    WarmArgs: 136 { pools: Pools, selections: Address, lane: u32, whole: u32, steps: u32, shared: u32 }
 
     /// Of `forebay_raise`.
-    RaiseArgs: 32 { pools: Address, first: u64, count: u64, lane: u32, unused: u32 }
+    RaiseArgs: 136 { pools: Pools, first: u64, count: u64, lane: u32, unused: u32 }
 
     /// Of `forebay_digest`.
-    DigestArgs: 24 { pools: Address, out: Address, lane: u32, unused: u32 }
+    DigestArgs: 128 { pools: Pools, out: Address, lane: u32, unused: u32 }
 
     /// Of `forebay_copy`.
     CopyArgs: 24 { from: Address, to: Address, bytes: u64 }
@@ -205,7 +215,7 @@ words! {
     WorkArgs: 16 { operands: Address, results: Address }
 }
 
-const _: () = assert!(size_of::<LaneHead>() == 28 && size_of::<Fetch>() == 8);
+const _: () = assert!(size_of::<LaneHead>() == 28);
 // SAFETY: seven `u32` words in C's layout.
 unsafe impl Plain for LaneHead {}
 // SAFETY: integers have no padding.
@@ -237,7 +247,17 @@ mod tests {
             let word: usize = match kind {
                 "u64" => 8,
                 "u32" => 4,
-                other => panic!("{other}"),
+                // Structs of words of both sizes.
+                other => {
+                    let size = layouts()
+                        .iter()
+                        .find(|(name, _)| *name == other)
+                        .map(|(_, fields)| fields.iter().map(|(_, _, size)| size).sum::<usize>());
+                    offset = offset.next_multiple_of(8);
+                    fields.push((names.to_owned(), offset, size.unwrap_or_else(|| panic!("{other}"))));
+                    offset += size.unwrap();
+                    continue;
+                }
             };
             for field in names.split(',').map(str::trim) {
                 let (field, count) = match field.split_once('[') {
@@ -261,7 +281,6 @@ mod tests {
         let head = ["length", "landed", "budget", "blocks", "stamp", "front", "heir"];
         let names: Vec<_> = in_header("LaneHead").into_iter().map(|(name, ..)| name).collect();
         assert_eq!(names, head);
-        assert_eq!(in_header("Fetch"), [("position".to_owned(), 0, 4), ("slot".to_owned(), 4, 4)]);
     }
 
     #[test]
@@ -269,7 +288,7 @@ mod tests {
         let known: Vec<_> = layouts().into_iter().map(|(name, _)| name).collect();
         for line in HEADER.lines().filter_map(|l| l.strip_prefix("struct ")) {
             let name = line.split(' ').next().unwrap();
-            assert!(known.contains(&name) || ["LaneHead", "Fetch"].contains(&name), "{name}");
+            assert!(known.contains(&name) || name == "LaneHead", "{name}");
         }
         for (name, fields) in layouts() {
             let mut end = 0;

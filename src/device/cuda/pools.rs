@@ -4,8 +4,8 @@
 //! stand in `residency`, each micro-batch's block, counts and lists. What a join or a truncation takes over stands in
 //! pinned memory, a lane's place each, which a kernel reads where it is.
 //!
-//! A launch is checked before it is enqueued, and carries all that it needs by value: a captured one can be
-//! launched again and again. Numbers that only the device knows are believed by no kernel: they are compared
+//! A launch is checked before it is enqueued, and carries all that it needs by value, what describes the cache
+//! included: a captured one can be launched again and again, and a kernel asks device memory for data alone. Numbers that only the device knows are believed by no kernel: they are compared
 //! with the extents before anything is addressed with them.
 //!
 //! **Warm-ups** of all lanes share one room to work in. Those of different streams are run one behind the
@@ -24,13 +24,15 @@ use crate::device::{
     Answer as Lists, Begin, Cut, DeviceId, Expected, Part, Plan, PoolOp, Raise, Slice, Warm, block,
 };
 use crate::error::{Error, Kind, Result};
-use crate::geometry::SLOT_BLOCK;
-use crate::ids::Lane;
-use crate::residency::{EMPTY, Fetch, LaneHead, LayerTables, TableShape, TableWords};
+use crate::geometry::{Geometry, SLOT_BLOCK};
+use crate::ids::{Lane, MicroBatch};
+use crate::residency::{EMPTY, LaneHead, LayerTables, TableShape, TableWords};
 use crate::sync::{Arc, Mutex};
 
 /// A resolve counts the entries of a query row's index lists in so many bits.
 const TOP_K_MAX: u32 = 65_535;
+/// What a multiprocessor asks memory for at once, bytes.
+const LINE: u32 = 128;
 /// Where tables and lists begin: what the driver aligns allocations to.
 const ALIGN: u64 = 256;
 /// Blocks of a join for each layer, of a scatter, and of a copy between host memory and host memory.
@@ -145,9 +147,9 @@ impl TableCopy {
 pub(super) struct CudaPools {
     pub extents: Extents,
     tables: Vec<TableShape>,
+    /// What kernels are told, by value: none of it changes.
     layers: Vec<abi::Layer>,
-    /// What kernels are told, by address and as it stands there.
-    pools: Handle,
+    micro: Vec<abi::Micro>,
     words: abi::Pools,
     /// A sum that a digest adds up.
     digest: Handle,
@@ -183,8 +185,6 @@ struct Layout {
     layers: Vec<abi::Layer>,
     micro: Vec<abi::Micro>,
     pools: abi::Pools,
-    /// Of `pools`, and of a digest's sum.
-    at: Handle,
     digest: Handle,
     end: u64,
 }
@@ -201,10 +201,10 @@ impl Layout {
         let missed_words = first.tokens.div_ceil(u32::BITS);
         let most = plan.tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
         let set_words = most * (SLOT_BLOCK / u32::BITS);
-        let work_words = missed_words.saturating_add(set_words.saturating_mul(2));
+        let work_words = missed_words.saturating_add(set_words.saturating_mul(2)).saturating_add(most);
         let mut layers = Vec::new();
         for ((shape, slab), rows) in plan.tables.iter().zip(&plan.slabs).zip(&plan.rows) {
-            layers.push(layer(shape, slab, rows, &mut room)?);
+            layers.push(layer(g, shape, slab, rows, &mut room)?);
         }
         let marks = 2 * u64::from(first.query_rows.div_ceil(u32::BITS));
         let mut micro = Vec::new();
@@ -216,7 +216,7 @@ impl Layout {
                 sticky: room.take(1, 8)?,
                 failed: room.take(batch, 4)?,
                 lists: room.take(batch, size_of::<abi::List>())?,
-                fetches: room.take(batch * u64::from(selected), size_of::<Fetch>())?,
+                fetches: room.take(batch * u64::from(selected), size_of::<abi::Fetch>())?,
                 work: room.take(batch * u64::from(work_words), 4)?,
                 first: room.take(first.lanes.into(), 4)?,
                 marks: room.take(batch * layer_count * marks, 4)?,
@@ -227,8 +227,7 @@ impl Layout {
             layers: room.take(layer_count, size_of::<abi::Layer>())?,
             pages,
             trust: room.take(first.lanes.into(), 4)?,
-            micro: room.take(plan.micro_batches.into(), size_of::<abi::Micro>())?,
-            warm_fetches: room.take(layer_count * u64::from(top_k), size_of::<Fetch>())?,
+            warm_fetches: room.take(layer_count * u64::from(top_k), size_of::<abi::Fetch>())?,
             warm_work: room.take(layer_count * u64::from(work_words), 4)?,
             host_page_bytes: g.host_page_bytes(),
             layer_count: g.layers(),
@@ -251,13 +250,20 @@ impl Layout {
                 Expected::Gathered => DUE_GATHERED,
             },
         };
-        let (at, digest) = (room.take(1, size_of::<abi::Pools>())?, room.take(1, 8)?);
-        Ok(Layout { layers, micro, pools, at, digest, end: room.next })
+        let digest = room.take(1, 8)?;
+        Ok(Layout { layers, micro, pools, digest, end: room.next })
     }
 }
 
-fn layer(shape: &TableShape, slab: &Slice, rows: &Slice, room: &mut Room) -> Result<abi::Layer> {
+fn layer(
+    geometry: &Geometry,
+    shape: &TableShape,
+    slab: &Slice,
+    rows: &Slice,
+    room: &mut Room,
+) -> Result<abi::Layer> {
     let lanes = u64::from(shape.lanes);
+    let pieces = Pieces::of(geometry, slab.address(), rows.address());
     Ok(abi::Layer {
         heads: room.take(lanes, size_of::<LaneHead>())?,
         slot_of: room.take(lanes * u64::from(shape.tokens), 4)?,
@@ -276,7 +282,43 @@ fn layer(shape: &TableShape, slab: &Slice, rows: &Slice, room: &mut Room) -> Res
         budget_base: shape.budget_base,
         budget_blocks: shape.budget_blocks,
         lane_blocks: shape.lane_blocks(),
+        piece_bytes: pieces.bytes,
+        piece_numbers: pieces.numbers,
+        line_mask: pieces.mask,
+        unused: 0,
     })
+}
+
+/// How the rows of a layer are copied: see `abi::Layer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pieces {
+    bytes: u32,
+    numbers: u32,
+    mask: u32,
+}
+
+impl Pieces {
+    /// Pieces are numbered by the lines of the host's memory that a row touches, those of its first line before the
+    /// row and of its last line behind it left out: a line whose pieces fell to two warps would be asked for twice.
+    /// Where more than a fifth of the numbers would be left out, as with rows of less than a line, they are numbered
+    /// without gaps.
+    fn of(geometry: &Geometry, slab: u64, rows: u64) -> Pieces {
+        let [first, second] = geometry.shape().runs;
+        let stride = u64::from(geometry.host_stride());
+        let runs = u64::from(first | second | geometry.block_bytes());
+        let bytes = match runs | stride | slab | rows {
+            all if all.is_multiple_of(16) => 16,
+            all if all.is_multiple_of(8) => 8,
+            _ => 4,
+        };
+        let aligned = 1 << (rows | stride | u64::from(LINE)).trailing_zeros();
+        let (row, pieces) = (first + second, (first + second) / bytes);
+        let numbers = (LINE - aligned + row).div_ceil(LINE) * (LINE / bytes);
+        match 5 * pieces >= 4 * numbers {
+            true => Pieces { bytes, numbers, mask: LINE - 1 },
+            false => Pieces { bytes, numbers: pieces, mask: 0 },
+        }
+    }
 }
 
 /// Pages of a layer's rows that a lane may have.
@@ -315,7 +357,7 @@ impl CudaPools {
         Ok(CudaPools {
             extents,
             layers: layout.layers,
-            pools: layout.at,
+            micro: layout.micro,
             words: layout.pools,
             digest: layout.digest,
             launches,
@@ -361,7 +403,7 @@ impl CudaPools {
             PoolOp::Join(join) => self.join(e, join.lane),
             PoolOp::Truncate(cut) => self.truncate(e, cut),
             PoolOp::Leave(lane) => {
-                let args = abi::LeaveArgs { pools: self.pools, lane: lane.0, unused: 0 };
+                let args = abi::LeaveArgs { pools: self.words, lane: lane.0, unused: 0 };
                 self.launch(e, Launch::new(Kernel::Leave, self.words.layer_count, 1), &args)
             }
             PoolOp::Warm(warm) => self.warm(e, warm),
@@ -371,11 +413,26 @@ impl CudaPools {
             PoolOp::Gather { part, pass } => self.gather(e, part, *pass),
             PoolOp::Scatter(part) => self.scatter(e, part),
             PoolOp::Report { micro_batch, slot } => {
-                let (pools, slot, micro) = (self.pools, slot.address(), micro_batch.0);
-                let args = abi::ReportArgs { pools, slot, micro, unused: 0 };
+                let args = abi::ReportArgs {
+                    pools: self.words,
+                    micro: self.micro(*micro_batch),
+                    slot: slot.address(),
+                    query_rows: self.layer(0).query_rows,
+                    unused: 0,
+                };
                 self.launch(e, Launch::new(Kernel::Report, 1, 1), &args)
             }
         }
+    }
+
+    /// A layer, whose number was checked.
+    fn layer(&self, number: usize) -> abi::Layer {
+        self.layers.get(number).copied().unwrap_or_default()
+    }
+
+    /// A micro-batch, whose number was checked.
+    fn micro(&self, number: MicroBatch) -> abi::Micro {
+        self.micro.get(number.index()).copied().unwrap_or_default()
     }
 
     fn launch<T: abi::Plain>(&self, e: &Enqueueing<'_>, launch: Launch, args: &T) -> Answer {
@@ -385,13 +442,13 @@ impl CudaPools {
     fn join(&self, e: &Enqueueing<'_>, lane: Lane) -> Answer {
         let staged = self.staged.at(self.place(lane));
         let args =
-            abi::JoinArgs { pools: self.pools, staged, lane: lane.0, staged_blocks: self.staged_blocks };
+            abi::JoinArgs { pools: self.words, staged, lane: lane.0, staged_blocks: self.staged_blocks };
         self.launch(e, Launch::new(Kernel::Join, self.words.layer_count, JOIN_BLOCKS), &args)
     }
 
     fn truncate(&self, e: &Enqueueing<'_>, cut: &Cut<'_>) -> Answer {
         let args = abi::TruncateArgs {
-            pools: self.pools,
+            pools: self.words,
             staged: self.staged.at(self.place(cut.lane)),
             lane: cut.lane.0,
             settle: cut.settle,
@@ -403,7 +460,7 @@ impl CudaPools {
 
     fn warm(&self, e: &Enqueueing<'_>, warm: &Warm) -> Answer {
         let args = abi::WarmArgs {
-            pools: self.pools,
+            pools: self.words,
             selections: warm.selections.map_or(0, |slice| slice.address()),
             lane: warm.lane.0,
             whole: warm.whole.into(),
@@ -421,15 +478,15 @@ impl CudaPools {
 
     fn raise(&self, e: &Enqueueing<'_>, raise: &Raise) -> Answer {
         let Raise { lane, first, count } = *raise;
-        let args = abi::RaiseArgs { pools: self.pools, first, count, lane: lane.0, unused: 0 };
+        let args = abi::RaiseArgs { pools: self.words, first, count, lane: lane.0, unused: 0 };
         self.launch(e, Launch::new(Kernel::Raise, self.blocks_for(count), 1), &args)
     }
 
     fn begin(&self, e: &Enqueueing<'_>, begin: &Begin) -> Answer {
-        let (pools, micro) = (self.pools, begin.micro_batch.0);
-        let load = abi::LoadArgs { pools, block: begin.block.address(), micro, unused: 0 };
+        let (pools, micro) = (self.words, self.micro(begin.micro_batch));
+        let load = abi::LoadArgs { pools, micro, block: begin.block.address(), heads: self.layer(0).heads };
         let accepted = begin.accepted.map_or(0, |slice| slice.address());
-        let commit = abi::CommitArgs { pools, accepted, micro, unused: 0 };
+        let commit = abi::CommitArgs { pools, micro, accepted };
         self.launch(e, Launch::new(Kernel::Load, 1, 1), &load)?;
         let launch = Launch::new(Kernel::Commit, self.words.layer_count, self.words.batch.min(COMMIT_BLOCKS));
         self.launch(e, Launch { most_threads: COMMIT_THREADS, ..launch }, &commit)
@@ -443,19 +500,21 @@ impl CudaPools {
 
     fn resolve(&self, e: &Enqueueing<'_>, part: &Part, selection: &Slice, answer: &Lists) -> Answer {
         let args = abi::ResolveArgs {
-            pools: self.pools,
+            pools: self.words,
+            layer: self.layer(part.layer.index()),
+            micro: self.micro(part.micro_batch),
             selection: selection.address(),
             slots: answer.slots.address(),
             lists: answer.parts.map_or(0, |parts| parts.lists.address()),
             counts: answer.parts.map_or(0, |parts| parts.counts.address()),
-            micro: part.micro_batch.0,
-            layer: part.layer.0,
+            number: part.layer.0,
             first: part.first,
             count: part.count,
             row_first: part.rows.first,
             row_count: part.rows.count,
             lists_batch: answer.parts.map_or(0, |parts| parts.batch),
             shared: (self.shared_bytes(e) > 0).into(),
+            unused: 0,
         };
         let launch = Launch::new(Kernel::Resolve, part.count, 1);
         self.launch(e, Launch { shared_bytes: self.shared_bytes(e), ..launch }, &args)
@@ -463,15 +522,15 @@ impl CudaPools {
 
     fn gather(&self, e: &Enqueueing<'_>, part: &Part, pass: u32) -> Answer {
         let args = abi::GatherArgs {
-            pools: self.pools,
-            micro: part.micro_batch.0,
-            layer: part.layer.0,
+            pools: self.words,
+            layer: self.layer(part.layer.index()),
+            micro: self.micro(part.micro_batch),
+            number: part.layer.0,
             first: part.first,
             count: part.count,
             row_first: part.rows.first,
             row_count: part.rows.count,
             pass,
-            unused: 0,
         };
         let kernel = if self.launches.bulk { Kernel::GatherBulk } else { Kernel::Gather };
         let rows = u64::from(part.count) * u64::from(self.words.selected);
@@ -486,13 +545,15 @@ impl CudaPools {
 
     fn scatter(&self, e: &Enqueueing<'_>, part: &Part) -> Answer {
         let args = abi::ScatterArgs {
-            pools: self.pools,
-            micro: part.micro_batch.0,
-            layer: part.layer.0,
+            pools: self.words,
+            layer: self.layer(part.layer.index()),
+            micro: self.micro(part.micro_batch),
+            number: part.layer.0,
             first: part.first,
             count: part.count,
             row_first: part.rows.first,
             row_count: part.rows.count,
+            unused: 0,
         };
         let rows = u64::from(part.count) * u64::from(part.rows.count);
         let blocks = self.blocks_for(rows).min(SCATTER_BLOCKS);
@@ -501,7 +562,7 @@ impl CudaPools {
 
     /// Adds up the digest of a lane, all layers summed, at `to`.
     pub fn digest(&self, e: &Enqueueing<'_>, lane: Lane, to: Handle) -> Answer {
-        let args = abi::DigestArgs { pools: self.pools, out: to, lane: lane.0, unused: 0 };
+        let args = abi::DigestArgs { pools: self.words, out: to, lane: lane.0, unused: 0 };
         e.current.fill_words(to, 0, 2, e.stream)?;
         self.launch(e, Launch::new(Kernel::Digest, self.words.layer_count, 1), &args)
     }
@@ -578,9 +639,5 @@ fn fill(layout: &Layout, tables: &[TableShape], worker: &Worker) -> Answer {
     for micro in &layout.micro {
         worker.upload(micro.sticky, bytes_of(&[block::NOTHING_WRONG]))?;
     }
-    worker.upload(layout.pools.layers, bytes_of(&layout.layers))?;
-    if !layout.micro.is_empty() {
-        worker.upload(layout.pools.micro, bytes_of(&layout.micro))?;
-    }
-    worker.upload(layout.at, bytes_of(&[layout.pools]))
+    worker.upload(layout.pools.layers, bytes_of(&layout.layers))
 }

@@ -1,7 +1,9 @@
 // What host and kernels exchange: plain words, the same here and in `abi.rs`, whose sizes a test compares.
 //
-// Pointers are 64-bit addresses as the device sees them. `LaneHead`, `Fetch` and the tables are those of
-// `residency`; the step block and the report are those of `device::block`.
+// Pointers are 64-bit addresses as the device sees them. `LaneHead` and the tables are those of `residency`; the step
+// block and the report are those of `device::block`. What describes a cache (`Pools`), one of its layers or a
+// micro-batch does not change once it is attached: it goes into the arguments of every kernel by value, so that no
+// kernel begins by asking device memory where its tables are. Kernels of all layers at once find those in memory.
 #pragma once
 
 typedef unsigned int u32;
@@ -52,7 +54,9 @@ struct LaneHead {
     u32 length, landed, budget, blocks, stamp, front, heir;
 };
 
+// A row that a step fetches: where it stands in host memory, 0 where the lane has no such page.
 struct Fetch {
+    u64 host;
     u32 position, slot;
 };
 
@@ -67,6 +71,11 @@ struct Layer {
     u64 rows;         // host memory: rows of the total pool
     u32 lanes, tokens, query_rows, scratch, passes, scratch_base, landing_base, budget_base, budget_blocks;
     u32 lane_blocks;
+    // How rows are copied: in pieces of so many bytes (16, 8, or 4), each with a number. A row's numbers begin with the
+    // line of 128 bytes that it begins in, and the next row's follow `piece_numbers` behind; `line_mask` is, of a row's
+    // address, the place in that line. Where this would leave out too many numbers, `line_mask` is 0, and a row has as
+    // many numbers as pieces.
+    u32 piece_bytes, piece_numbers, line_mask, unused;
 };
 
 // What the last resolve of a batch row missed; the rows stand in `Micro::fetches`.
@@ -92,12 +101,12 @@ struct Micro {
 };
 
 // One cache on the device. The room to work in of a batch row, or of a layer's warm-up, is
-// u32 [missed_words] (a bit a position), then [set_words] (a bit a slot of the lane), twice.
+// u32 [missed_words] (a bit a position), then [set_words] (a bit a slot of the lane), twice, then [set_words / 2] (the
+// lane's blocks).
 struct Pools {
     u64 layers;        // Layer [layer_count]
     u64 pages;         // u32 [lanes][lane_pages]: host pages
     u64 trust;         // u32 [lanes]
-    u64 micro;         // Micro [micro_batches]
     u64 warm_fetches;  // Fetch [layer_count][top_k]
     u64 warm_work;     // u32 [layer_count][work_words]
     u64 host_page_bytes;
@@ -116,70 +125,89 @@ struct Pools {
 static const u32 STAGED_PAGES = 2;
 
 struct LoadArgs {
-    u64 pools, block;  // the pinned step block
-    u32 micro, unused;
+    Pools pools;
+    Micro micro;
+    u64 block;  // the pinned step block
+    u64 heads;  // of the first layer
 };
 
 struct CommitArgs {
-    u64 pools, accepted;  // u32 [batch], or 0
-    u32 micro, unused;
+    Pools pools;
+    Micro micro;
+    u64 accepted;  // u32 [batch], or 0
 };
 
 struct ResolveArgs {
-    u64 pools;
+    Pools pools;
+    Layer layer;
+    Micro micro;
     u64 selection;  // i32 [count][row_count][top_k]
     u64 slots;      // i32 [count][row_count][top_k]
     u64 lists;      // i32 [1 + passes][lists_batch][row_count][top_k], or 0
     u64 counts;     // u32 [1 + passes][lists_batch][row_count], or 0
-    u32 micro, layer, first, count, row_first, row_count;
+    u32 number;  // of the layer
+    u32 first, count, row_first, row_count;
     u32 lists_batch;
     u32 shared;  // the room to work in is in shared memory
+    u32 unused;
 };
 
 struct GatherArgs {
-    u64 pools;
-    u32 micro, layer, first, count, row_first, row_count;
-    u32 pass, unused;
+    Pools pools;
+    Layer layer;
+    Micro micro;
+    u32 number, first, count, row_first, row_count;
+    u32 pass;
 };
 
 struct ScatterArgs {
-    u64 pools;
-    u32 micro, layer, first, count, row_first, row_count;
+    Pools pools;
+    Layer layer;
+    Micro micro;
+    u32 number, first, count, row_first, row_count;
+    u32 unused;
 };
 
 struct ReportArgs {
-    u64 pools, slot;  // the pinned report
-    u32 micro, unused;
+    Pools pools;
+    Micro micro;
+    u64 slot;  // the pinned report
+    u32 query_rows, unused;
 };
 
 struct JoinArgs {
-    u64 pools, staged;
+    Pools pools;
+    u64 staged;
     u32 lane, staged_blocks;  // blocks of a layer in `staged`
 };
 
 struct TruncateArgs {
-    u64 pools, staged;
+    Pools pools;
+    u64 staged;
     u32 lane, settle, length, unused;
 };
 
 struct LeaveArgs {
-    u64 pools;
+    Pools pools;
     u32 lane, unused;
 };
 
 struct WarmArgs {
-    u64 pools, selections;  // i32 [layers][steps][top_k], or 0
+    Pools pools;
+    u64 selections;  // i32 [layers][steps][top_k], or 0
     u32 lane, whole, steps;
     u32 shared;  // as a resolve's
 };
 
 struct RaiseArgs {
-    u64 pools, first, count;  // slots, numbered through all layers
+    Pools pools;
+    u64 first, count;  // slots, numbered through all layers
     u32 lane, unused;
 };
 
 struct DigestArgs {
-    u64 pools, out;  // u64, zero before
+    Pools pools;
+    u64 out;  // u64, zero before
     u32 lane, unused;
 };
 
@@ -196,10 +224,11 @@ struct WorkArgs {
     u64 operands, results;  // bf16 [WORK_PANELS][WORK_STEPS][2][4][2][32][8], f32 [WORK_PANELS][512][4]
 };
 
-static_assert(sizeof(LaneHead) == 28 && sizeof(Fetch) == 8, "residency's own");
-static_assert(sizeof(Layer) == 96 && sizeof(List) == 40 && sizeof(Micro) == 80 && sizeof(Pools) == 120, "abi.rs");
-static_assert(sizeof(LoadArgs) == 24 && sizeof(CommitArgs) == 24 && sizeof(ResolveArgs) == 72, "abi.rs");
-static_assert(sizeof(GatherArgs) == 40 && sizeof(ScatterArgs) == 32 && sizeof(ReportArgs) == 24, "abi.rs");
-static_assert(sizeof(JoinArgs) == 24 && sizeof(TruncateArgs) == 32 && sizeof(LeaveArgs) == 16, "abi.rs");
-static_assert(sizeof(WarmArgs) == 32 && sizeof(RaiseArgs) == 32 && sizeof(DigestArgs) == 24, "abi.rs");
+static_assert(sizeof(LaneHead) == 28, "residency's own");
+static_assert(sizeof(Layer) == 112 && sizeof(List) == 40 && sizeof(Fetch) == 16, "abi.rs");
+static_assert(sizeof(Micro) == 80 && sizeof(Pools) == 112, "abi.rs");
+static_assert(sizeof(LoadArgs) == 208 && sizeof(CommitArgs) == 200 && sizeof(ResolveArgs) == 368, "abi.rs");
+static_assert(sizeof(GatherArgs) == 328 && sizeof(ScatterArgs) == 328 && sizeof(ReportArgs) == 208, "abi.rs");
+static_assert(sizeof(JoinArgs) == 128 && sizeof(TruncateArgs) == 136 && sizeof(LeaveArgs) == 120, "abi.rs");
+static_assert(sizeof(WarmArgs) == 136 && sizeof(RaiseArgs) == 136 && sizeof(DigestArgs) == 128, "abi.rs");
 static_assert(sizeof(CopyArgs) == 24 && sizeof(WorkArgs) == 16, "abi.rs");

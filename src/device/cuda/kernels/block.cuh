@@ -22,6 +22,8 @@ static const u32 WARP_LANES = 32;
 static const u32 ALL_LANES = 0xFFFFFFFFu;
 static const u32 MOST_THREADS = 512;
 static const u32 MOST_WARPS = MOST_THREADS / WARP_LANES;
+// Loads that a thread has under way in a loop, before it looks at the first.
+static const u32 AHEAD = 4;
 
 // Where a kernel begins to read what the kernel before it wrote. Without the launch attribute that lets it
 // begin earlier there is nothing to wait for. The kernel behind it may begin as soon as all blocks are here:
@@ -177,12 +179,9 @@ static __device__ __forceinline__ Entry step_entry(const Micro& micro, u32 row) 
     return {words[0], words[1], words[2]};
 }
 
-static __device__ __forceinline__ const Pools& pools_at(u64 address) { return *at<const Pools>(address); }
+// One of all layers, for kernels that run for all of them at once.
 static __device__ __forceinline__ const Layer& layer_at(const Pools& pools, u32 layer) {
     return at<const Layer>(pools.layers)[layer];
-}
-static __device__ __forceinline__ const Micro& micro_at(const Pools& pools, u32 micro) {
-    return at<const Micro>(pools.micro)[micro];
 }
 
 // What was done of a batch row's query rows in a layer: a bit each.
@@ -209,9 +208,11 @@ static __device__ void note_rows(u32* marks, u32 first, u32 count) {
     }
 }
 
-// What is wrong when nothing more is gathered of a list in `step`; 0 if nothing is.
-static __device__ u32 missing(const List& list, u64 step) {
+// What is wrong when nothing more is gathered of a list in `step`; 0 if nothing is. All words of the list are asked
+// for before one is looked at.
+static __device__ u32 missing(const List& of, u64 step) {
+    const List list = of;
     u32 passes = max(div_ceil(list.scratch, max(list.share, 1u)), 1u);
-    if (list.step != step || list.count == 0 || list.passed >= passes) return 0;
-    return list.passed == 0 ? NOT_GATHERED : PASS_NOT_GATHERED;
+    bool due = static_cast<u32>(list.step == step) & (list.count != 0) & (list.passed < passes);
+    return !due ? 0 : list.passed == 0 ? NOT_GATHERED : PASS_NOT_GATHERED;
 }

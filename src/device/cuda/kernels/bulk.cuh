@@ -9,7 +9,7 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-static const u32 BULK_BYTES = 28 * 1024;
+static const u32 BULK_BYTES = 24 * 1024;
 static const u32 MOST_BUFFERS = 64;
 
 struct Bulk {
@@ -47,8 +47,8 @@ static __device__ __forceinline__ void bulk_down(u64 device, u32 buffer, u32 byt
                  : "memory");
 }
 
-static __device__ void copy_in_bulk(const Pools& pools, const Layer& layer, const Stage& stage, u32 rows,
-                                    u32 buffers, Bulk& bulk, u32& phase) {
+static __device__ void copy_in_bulk(const Pools& pools, const Stage& stage, u32 rows, u32 buffers, Bulk& bulk,
+                                    u32& phase) {
     u32 row_bytes = pools.runs[0] + pools.runs[1];
     u32 barrier = shared_address(&bulk.arrived[threadIdx.x]);
     u32 buffer = shared_address(bulk.bytes) + threadIdx.x * row_bytes;
@@ -57,9 +57,8 @@ static __device__ void copy_in_bulk(const Pools& pools, const Layer& layer, cons
         bulk_up(buffer, stage.host[row], row_bytes, barrier);
         wait_for(barrier, phase);
         phase ^= 1;
-        const Slab slab = slab_of(pools, layer);
-        bulk_down(slab.first_run(stage.slot[row]), buffer, slab.runs[0]);
-        if (slab.runs[1] > 0) bulk_down(slab.second_run(stage.slot[row]), buffer + slab.runs[0], slab.runs[1]);
+        bulk_down(stage.runs[0][row], buffer, pools.runs[0]);
+        if (pools.runs[1] > 0) bulk_down(stage.runs[1][row], buffer + pools.runs[0], pools.runs[1]);
         asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
     }
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
@@ -71,7 +70,7 @@ static __device__ void copy_rows_in_bulk(const Pools& pools, const Layer& layer,
     __shared__ Bulk bulk;
     u32 row_bytes = pools.runs[0] + pools.runs[1];
     u32 buffers = min(min(BULK_BYTES / row_bytes, MOST_BUFFERS), blockDim.x);
-    bool plain = piece_bytes(pools, layer) != 16 || buffers == 0;
+    bool plain = layer.piece_bytes != 16 || buffers == 0;
     if (plain) return copy_rows<false>(pools, layer, stage, share, row_of);
     bool copies = threadIdx.x < buffers;
     if (copies) {
@@ -82,8 +81,8 @@ static __device__ void copy_rows_in_bulk(const Pools& pools, const Layer& layer,
     __syncthreads();
     u32 phase = 0;
     for (u32 first = share.first; first < share.end; first += blockDim.x) {
-        u32 rows = stage_rows(stage, share, first, row_of);
-        if (copies) copy_in_bulk(pools, layer, stage, rows, buffers, bulk, phase);
+        u32 rows = stage_rows(slab_of(pools, layer), stage, share, first, row_of);
+        if (copies) copy_in_bulk(pools, stage, rows, buffers, bulk, phase);
         __syncthreads();
     }
     // The next stretch makes its barriers anew.

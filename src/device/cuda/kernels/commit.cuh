@@ -20,13 +20,11 @@ static __device__ u32 eldest(const Lane& lane, u32 tokens, Room& room) {
         }
     }
     u64 least = ~0ull;
-    FOREBAY_UNROLL_4
-    for (u32 place = threadIdx.x; place < lane.places; place += blockDim.x) {
-        u32 slot = lane.slot(place), stamp = lane.stamps[slot];
-        if (stamp > static_cast<u32>(least >> 32)) continue;
-        u32 then = stamp == FREE_STAMP ? place : lane.position_of[slot];
-        least = min(least, static_cast<u64>(stamp) << 32 | then);
-    }
+    auto age = [&](u32 place, u32 slot) {
+        u32 stamp = lane.stamps[slot], position = lane.position_of[slot];
+        return static_cast<u64>(stamp) << 32 | (stamp == FREE_STAMP ? place : position);
+    };
+    each_slot(lane, 0, age, [&](u32, u32, u64 age) { least = min(least, age); });
     u32 stamp = __reduce_min_sync(ALL_LANES, static_cast<u32>(least >> 32));
     u32 then = static_cast<u32>(least >> 32) == stamp ? static_cast<u32>(least) : EMPTY;
     then = __reduce_min_sync(ALL_LANES, then);
@@ -113,16 +111,13 @@ static __device__ void commit_entry(const Pools& pools, const Micro& micro, u32 
 }
 
 // Most steps accept a row or two of a lane: a block of few threads, and few blocks. Grid: layers, batch rows or
-// fewer.
+// fewer. Between two rows of a block no barrier is needed: no two name the same lane (`load` refuses such a step), and
+// of what threads share they read nothing behind a row's last barrier.
 FOREBAY_KERNEL(forebay_commit, CommitArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
-    const Pools& pools = pools_at(args.pools);
-    const Micro& micro = micro_at(pools, args.micro);
-    u32 number = blockIdx.x, real = step_head(pools, micro).real;
-    if (number >= pools.layer_count) return;
+    u32 real = step_head(args.pools, args.micro).real;
     for (u32 row = blockIdx.y; row < real; row += gridDim.y) {
-        commit_entry(pools, micro, number, row, args.accepted, room);
-        __syncthreads();
+        commit_entry(args.pools, args.micro, blockIdx.x, row, args.accepted, room);
     }
 }

@@ -5,43 +5,51 @@
 #include "rows.cuh"
 #include "rule.cuh"
 
+// What a pass fetches of a list: `away` of the rows in scratch slots from rank `first` on, and in the first pass all
+// others, from rank `kept_from` on.
+struct PassRows {
+    u32 first, away, kept_from, kept;
+
+    __device__ __forceinline__ u32 count() const { return away + kept; }
+    __device__ __forceinline__ u32 rank(u32 number) const {
+        return number < away ? first + number : kept_from + (number - away);
+    }
+};
+
+static __device__ __forceinline__ PassRows rows_of_pass(const List& list, u32 pass) {
+    u32 first = static_cast<u32>(min(static_cast<u64>(pass) * list.share, static_cast<u64>(list.scratch)));
+    u32 away = min(list.share, list.scratch - first);
+    return {first, away, list.scratch, pass == 0 ? list.count - list.scratch : 0};
+}
+
 // Batch rows of a part, as many as there are threads at a time, and what a pass fetches for each.
 struct Flat {
     u32 scan[MOST_WARPS];
     u32 before[MOST_THREADS];  // rows that earlier batch rows fetch
+    PassRows rows[MOST_THREADS];
 };
 
-// What a pass fetches of a list: its share of the rows in scratch slots, and the first one all others.
-struct PassRows {
-    u32 first, away, kept;
-};
-
-static __device__ PassRows rows_of_pass(const List& list, u32 pass) {
-    u32 first = static_cast<u32>(min(static_cast<u64>(pass) * list.share, static_cast<u64>(list.scratch)));
-    u32 away = min(list.share, list.scratch - first);
-    return {first, away, pass == 0 ? list.count - list.scratch : 0};
-}
-
-// How many rows a batch row fetches. A list that is not that of this part, or whose earlier passes were not
-// gathered, must not be: its rows would go into slots that were never meant for them. The first block says so.
-static __device__ u32 to_fetch(const Pools& pools, const Micro& micro, const GatherArgs& args, u32 row,
-                               StepHead head) {
-    if (row >= head.real) return 0;
-    List& list = at<List>(micro.lists)[row];
-    bool of_part = list.layer == args.layer && list.first == args.row_first && list.rows == args.row_count &&
-                   list.step == head.step;
+// What a pass fetches for a batch row. A list that is not that of this part, or whose earlier passes were not
+// gathered, must not be fetched: its rows would go into slots that were never meant for them. The first block says so.
+// List and step are asked for together, and all words of both before one is looked at. A batch row that means nothing
+// has no list of this step, or an empty one.
+static __device__ PassRows to_fetch(const GatherArgs& args, u32 row) {
+    StepHead head = step_head(args.pools, args.micro);
+    List& of = at<List>(args.micro.lists)[row];
+    const List list = of;
+    u32 other = (list.layer ^ args.number) | (list.first ^ args.row_first) | (list.rows ^ args.row_count);
+    bool of_part = (list.step ^ head.step | other) == 0;
     // Blocks that come late may see the first block's note of this pass, which changes nothing for them.
-    u32 passed = list.passed;
-    Cause cause = !of_part || passed == 0 ? NOT_GATHERED : PASS_NOT_GATHERED;
-    if (!of_part || args.pass > passed) {
-        if (blockIdx.x == 0) {
-            blame(pools, micro, step_entry(micro, row).lane, 1, args.layer, row, cause, args.layer);
-        }
-        return 0;
+    if (of_part && args.pass <= list.passed) {
+        if (blockIdx.x == 0) of.passed = max(list.passed, args.pass + 1);
+        return rows_of_pass(list, args.pass);
     }
-    if (blockIdx.x == 0) list.passed = max(passed, args.pass + 1);
-    PassRows rows = rows_of_pass(list, args.pass);
-    return rows.away + rows.kept;
+    if (blockIdx.x == 0 && row < head.real) {
+        Cause cause = !of_part || list.passed == 0 ? NOT_GATHERED : PASS_NOT_GATHERED;
+        u32 lane = step_entry(args.micro, row).lane;
+        blame(args.pools, args.micro, lane, 1, args.number, row, cause, args.number);
+    }
+    return {0, 0, 0, 0};
 }
 
 // Which batch row fetches the row of this number: the last one with no more before it.
@@ -77,37 +85,39 @@ struct InBulk {
     }
 };
 
-// Copies what a pass fetches, all batch rows of the part flattened over the grid.
+// A row that the lane has no page for: its tables have it resident, and its bytes are not there.
+static __device__ void blame_page(const GatherArgs& args, u32 row, u32 position) {
+    u32 lane = at<const List>(args.micro.lists)[row].lane;
+    blame(args.pools, args.micro, lane, 1, args.number, row, TABLES, position);
+    atomicMax(at<u32>(args.pools.trust) + lane, static_cast<u32>(BYTES));
+}
+
+// Copies what a pass fetches, all batch rows of the part flattened over the grid. Before the first row is asked for, a
+// thread waits for device memory twice: for a batch row's list, for a row of it. Between two rounds no barrier is
+// needed: what the next one writes was read in front of a barrier of the copy.
 template <class Copy>
 static __device__ void gather(const GatherArgs& args, Flat& flat, Copy copy) {
-    const Pools& pools = pools_at(args.pools);
-    const Layer& layer = layer_at(pools, args.layer);
-    const Micro& micro = micro_at(pools, args.micro);
-    StepHead head = step_head(pools, micro);
     for (u32 first = 0; first < args.count; first += blockDim.x) {
-        u32 rows = min(blockDim.x, args.count - first), all;
-        u32 own = threadIdx.x < rows ? to_fetch(pools, micro, args, args.first + first + threadIdx.x, head) : 0;
+        u32 rows = min(blockDim.x, args.count - first), own = 0, all;
+        if (threadIdx.x < rows) {
+            PassRows of = to_fetch(args, args.first + first + threadIdx.x);
+            flat.rows[threadIdx.x] = of;
+            own = of.count();
+        }
         flat.before[threadIdx.x] = block_scan(flat.scan, own, all);
         __syncthreads();
-        copy(pools, layer, share_of(all), [&](u32 number, u64& host, u32& slot) {
+        copy(args.pools, args.layer, share_of(all), [&](u32 number, u64& host, u32& slot) {
             u32 at_row = find_row(flat.before, rows, number), row = args.first + first + at_row;
-            const List& list = at<const List>(micro.lists)[row];
-            PassRows of = rows_of_pass(list, args.pass);
-            u32 rank = number - flat.before[at_row];
-            rank = rank < of.away ? of.first + rank : list.scratch + (rank - of.away);
-            Fetch fetch = (at<const Fetch>(micro.fetches) + static_cast<u64>(row) * pools.selected)[rank];
-            host = host_row(pools, layer, list.lane, fetch.position);
+            u32 rank = flat.rows[at_row].rank(number - flat.before[at_row]);
+            const Fetch& fetch = at<const Fetch>(args.micro.fetches)[static_cast<u64>(row) * args.pools.selected + rank];
+            host = fetch.host;
             slot = fetch.slot;
-            if (host != 0) return;
-            blame(pools, micro, list.lane, 1, args.layer, row, TABLES, fetch.position);
-            // The tables have it resident, and its bytes are not there.
-            atomicMax(at<u32>(pools.trust) + list.lane, static_cast<u32>(BYTES));
+            if (host == 0) blame_page(args, row, fetch.position);
         });
-        __syncthreads();
     }
 }
 
-FOREBAY_KERNEL(forebay_gather, GatherArgs, MOST_THREADS, 2) {
+FOREBAY_KERNEL(forebay_gather, GatherArgs, MOST_THREADS, 3) {
     after_previous();
     __shared__ Flat flat;
     __shared__ Stage stage;
@@ -116,7 +126,7 @@ FOREBAY_KERNEL(forebay_gather, GatherArgs, MOST_THREADS, 2) {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // The same by the bulk copies of sm_90 and later, where rows allow them.
-FOREBAY_KERNEL(forebay_gather_bulk, GatherArgs, MOST_THREADS, 2) {
+FOREBAY_KERNEL(forebay_gather_bulk, GatherArgs, MOST_THREADS, 3) {
     after_previous();
     __shared__ Flat flat;
     __shared__ Stage stage;
@@ -125,17 +135,17 @@ FOREBAY_KERNEL(forebay_gather_bulk, GatherArgs, MOST_THREADS, 2) {
 #endif
 
 // Stores the new rows, from their landing slots to the total pool.
-FOREBAY_KERNEL(forebay_scatter, ScatterArgs, MOST_THREADS, 2) {
+FOREBAY_KERNEL(forebay_scatter, ScatterArgs, MOST_THREADS, 3) {
     after_previous();
     __shared__ Stage stage;
-    const Pools& pools = pools_at(args.pools);
-    const Layer& layer = layer_at(pools, args.layer);
-    const Micro& micro = micro_at(pools, args.micro);
+    const Pools& pools = args.pools;
+    const Layer& layer = args.layer;
+    const Micro& micro = args.micro;
     StepHead head = step_head(pools, micro);
     u32 rows = saturating_sub(min(args.first + args.count, head.real), args.first);
     u32 words = div_ceil(layer.query_rows, 32);
     for (u32 row = threadIdx.x; blockIdx.x == 0 && row < rows; row += blockDim.x) {
-        u32* marks = marks_of(pools, micro, words, args.layer, args.first + row, SCATTERED);
+        u32* marks = marks_of(pools, micro, words, args.number, args.first + row, SCATTERED);
         note_rows(marks, args.row_first, args.row_count);
     }
     copy_rows<true>(pools, layer, stage, share_of(rows * args.row_count), [&](u32 number, u64& host, u32& slot) {
@@ -146,7 +156,7 @@ FOREBAY_KERNEL(forebay_scatter, ScatterArgs, MOST_THREADS, 2) {
         if (query >= of.landed) return;
         host = host_row(pools, layer, lane, of.length + query);
         slot = layer.landing_base + lane * layer.query_rows + query;
-        if (host == 0) blame(pools, micro, lane, 1, args.layer, row, TABLES, of.length + query);
+        if (host == 0) blame(pools, micro, lane, 1, args.number, row, TABLES, of.length + query);
     });
 }
 
@@ -169,7 +179,7 @@ FOREBAY_KERNEL(forebay_raise, RaiseArgs, MOST_THREADS, 2) {
     __shared__ Stage stage;
     __shared__ Stretch stretch;
     __shared__ Lane lane;
-    const Pools& pools = pools_at(args.pools);
+    const Pools& pools = args.pools;
     if (threadIdx.x == 0) stretch = {args.first, args.count, 0, 0};
     for (u32 number = 0; number < pools.layer_count; ++number) {
         const Layer& layer = layer_at(pools, number);

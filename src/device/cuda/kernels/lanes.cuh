@@ -15,11 +15,11 @@ static __device__ void take_pages(const Pools& pools, u32 lane, const u32* stage
 
 // Empties the slots of the lane's blocks, `budget` of them to be filled.
 static __device__ void clear_slots(const Lane& lane, u32 budget) {
-    for (u32 place = threadIdx.x; place < lane.places; place += blockDim.x) {
-        u32 slot = lane.slot(place);
+    auto stamp = [&](u32 place, u32) { return place < budget ? FREE_STAMP : UNUSED_STAMP; };
+    each_slot(lane, 0, stamp, [&](u32, u32 slot, u32 stamp) {
         lane.position_of[slot] = EMPTY;
-        lane.stamps[slot] = place < budget ? FREE_STAMP : UNUSED_STAMP;
-    }
+        lane.stamps[slot] = stamp;
+    });
 }
 
 // Whether a layer has what is staged for it.
@@ -36,7 +36,7 @@ static __device__ bool can_join(const Layer& layer, u32 lane, u32 length, u32 bu
 // Gives a lane, which is empty, to a sequence. Grid: layers, and chunks of the map from positions to slots.
 FOREBAY_KERNEL(forebay_join, JoinArgs, MOST_THREADS, 2) {
     after_previous();
-    const Pools& pools = pools_at(args.pools);
+    const Pools& pools = args.pools;
     const Layer& layer = layer_at(pools, blockIdx.x);
     const u32* staged = at<const u32>(args.staged);
     const u32* budgets = staged + STAGED_PAGES + pools.lane_pages;
@@ -50,7 +50,7 @@ FOREBAY_KERNEL(forebay_join, JoinArgs, MOST_THREADS, 2) {
     }
     if (blockIdx.y != 0) return;
     u32 count = div_ceil(budget, SLOT_BLOCK);
-    u32* own = at<u32>(layer.blocks) + static_cast<u64>(args.lane) * layer.lane_blocks;
+    u32* own = blocks_at(layer, args.lane);
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) own[i] = blocks[i];
     lane.places = count * SLOT_BLOCK;
     __syncthreads();
@@ -65,13 +65,13 @@ FOREBAY_KERNEL(forebay_join, JoinArgs, MOST_THREADS, 2) {
 
 // Forgets every resident row: for rows that are resident by the tables but were never copied.
 static __device__ void empty_lane(const Lane& lane) {
-    for (u32 place = threadIdx.x; place < lane.places; place += blockDim.x) {
-        u32 slot = lane.slot(place), position = lane.position_of[slot];
-        if (position == EMPTY) continue;
+    auto position = [&](u32, u32 slot) { return lane.position_of[slot]; };
+    each_slot(lane, 0, position, [&](u32, u32 slot, u32 position) {
+        if (position == EMPTY) return;
         lane.position_of[slot] = EMPTY;
         lane.stamps[slot] = FREE_STAMP;
         lane.slot_of[position] = ABSENT;
-    }
+    });
     if (threadIdx.x == 0) lane.head->front = FREE_STAMP;
 }
 
@@ -110,7 +110,7 @@ FOREBAY_KERNEL(forebay_truncate, TruncateArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
     __shared__ u32 trust;
-    const Pools& pools = pools_at(args.pools);
+    const Pools& pools = args.pools;
     const Layer& layer = layer_at(pools, blockIdx.x);
     if (args.lane >= pools.lanes) return;
     if (threadIdx.x == 0) trust = take_trust(pools, args.lane);
@@ -129,7 +129,7 @@ FOREBAY_KERNEL(forebay_truncate, TruncateArgs, MOST_THREADS, 2) {
 // Forgets everything of a lane; its blocks may go to another lane.
 FOREBAY_KERNEL(forebay_leave, LeaveArgs, MOST_THREADS, 2) {
     after_previous();
-    const Layer& layer = layer_at(pools_at(args.pools), blockIdx.x);
+    const Layer& layer = layer_at(args.pools, blockIdx.x);
     if (!has_sequence(layer, args.lane)) return;
     Lane lane = lane_at(layer, args.lane);
     clear_slots(lane, 0);
@@ -142,6 +142,7 @@ FOREBAY_KERNEL(forebay_leave, LeaveArgs, MOST_THREADS, 2) {
 static __device__ void bring_up(const Lane& lane) {
     LaneHead head = *lane.head;
     if (head.length > head.budget || head.stamp != BROUGHT_UP) return;
+    // Not as `each_slot` does: nothing is waited for but the blocks, which all stand beside each other.
     for (u32 position = threadIdx.x; position < head.length; position += blockDim.x) {
         u32 slot = lane.slot(position);
         lane.slot_of[position] = lane.base + slot;
@@ -156,7 +157,8 @@ FOREBAY_KERNEL(forebay_warm, WarmArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
     __shared__ Step step;
-    const Pools& pools = pools_at(args.pools);
+    __shared__ LaneHead head;
+    const Pools& pools = args.pools;
     const Layer& layer = layer_at(pools, blockIdx.x);
     if (!has_sequence(layer, args.lane)) return;
     Lane lane = lane_at(layer, args.lane);
@@ -165,21 +167,24 @@ FOREBAY_KERNEL(forebay_warm, WarmArgs, MOST_THREADS, 2) {
     u32 k = pools.top_k;
     u32* own = at<u32>(pools.warm_work) + static_cast<u64>(blockIdx.x) * pools.work_words;
     Sets sets = sets_at(pools, args.shared ? shared : own);
+    bring_blocks(layer, args.lane, sets);
+    lane.blocks = sets.blocks;
     Fetch* fetches = at<Fetch>(pools.warm_fetches) + static_cast<u64>(blockIdx.x) * k;
     const i32* selections = at<const i32>(args.selections) + static_cast<u64>(blockIdx.x) * args.steps * k;
     for (u32 number = 0; args.selections && number < args.steps; ++number) {
         __syncthreads();
-        LaneHead head = *lane.head;
-        if (head.stamp >= UNUSED_STAMP - 2) return;
         if (threadIdx.x == 0) {
+            head = *lane.head;
             // A warm-up is a hint: a position beyond the length warms nothing.
             step = {selections + static_cast<u64>(number) * k, nullptr, fetches, 1, k, head.length,
                     head.stamp + 1, layer.scratch_base + args.lane * layer.scratch, layer.scratch,
                     layer.scratch * layer.passes};
         }
         __syncthreads();
-        Victims victims;
-        Outcome outcome = begin_step(lane, step, sets, layer.tokens, room, victims);
-        end_step(lane, step, outcome, victims);
+        if (head.stamp >= UNUSED_STAMP - 2) return;
+        // Nobody gathers by this list: a warm-up's rows are raised.
+        auto nowhere = [](u32) { return static_cast<u64>(0); };
+        begin_step(lane, head, step, sets, layer.tokens, room, nowhere);
+        end_step(lane, head, step, room);
     }
 }

@@ -2,6 +2,7 @@
 // and the index lists of attention in parts.
 #pragma once
 
+#include "rows.cuh"
 #include "rule.cuh"
 
 // Where the answers of one batch row go.
@@ -10,7 +11,7 @@ struct Answers {
     i32* slots;            // [query rows][k]
     i32* lists;            // [1 + passes][batch][query rows][k], or null
     u32* counts;           // [1 + passes][batch][query rows]
-    u32 row, batch, rows, k, passes;
+    u32 row, lane, batch, rows, k, passes;
 
     // Which row of all lists is that of a query row in one of them.
     __device__ __forceinline__ u64 list_row(u32 list, u32 query) const {
@@ -123,54 +124,75 @@ static __device__ void look_up_missed(const Lane& lane, const Step& step) {
     for (u32 row = 0; row < step.rows; ++row) {
         const i32* selection = step.selection + static_cast<u64>(row) * step.k;
         i32* slots = step.slots + static_cast<u64>(row) * step.k;
-        for (u32 entry = threadIdx.x; entry < step.k; entry += blockDim.x) {
-            if (slots[entry] == static_cast<i32>(ABSENT)) {
-                slots[entry] = static_cast<i32>(lane.slot_of[selection[entry]]);
+        for (u32 first = threadIdx.x; first < step.k; first += AHEAD * blockDim.x) {
+            u32 position[AHEAD], found[AHEAD];
+            FOREBAY_UNROLL
+            for (u32 i = 0; i < AHEAD; ++i) {
+                u32 entry = first + i * blockDim.x;
+                position[i] = EMPTY;
+                if (entry >= step.k) continue;
+                u32 asked = static_cast<u32>(selection[entry]);
+                if (slots[entry] == static_cast<i32>(ABSENT)) position[i] = asked;
+            }
+            FOREBAY_UNROLL
+            for (u32 i = 0; i < AHEAD; ++i) {
+                found[i] = position[i] != EMPTY ? lane.slot_of[position[i]] : EMPTY;
+            }
+            FOREBAY_UNROLL
+            for (u32 i = 0; i < AHEAD; ++i) {
+                if (position[i] != EMPTY) slots[first + i * blockDim.x] = static_cast<i32>(found[i]);
             }
         }
     }
 }
 
-// Whether a lane can make a step of `count` query rows from `first` on.
-static __device__ bool can_resolve(const Layer& layer, const Pools& pools, u32 lane, u32 first, u32 count) {
-    if (!has_sequence(layer, lane)) return false;
-    const LaneHead& head = at<const LaneHead>(layer.heads)[lane];
+// Whether a lane whose head is this can make a step of `count` query rows from `first` on.
+static __device__ bool can_resolve(const Layer& layer, const Pools& pools, const LaneHead& head, u32 first,
+                                   u32 count) {
+    if (head.budget == 0) return false;
     // No more distinct rows can be asked for than there are.
     u64 most = min(static_cast<u64>(count) * pools.top_k, static_cast<u64>(head.length));
     u64 room = head.budget + static_cast<u64>(layer.scratch) * layer.passes;
     return first + count <= head.landed && head.stamp < UNUSED_STAMP - 2 && most <= room;
 }
 
-// Makes a batch row's list that of this resolve, empty; answers what was not gathered of the one before.
-static __device__ u32 take_list(const Pools& pools, List& list, const ResolveArgs& args, u64 step, bool sets) {
-    u32 wrong = pools.due & DUE_GATHERED ? missing(list, step) : 0;
-    __syncthreads();
-    if (sets) {
-        list.step = step;
-        list.count = list.scratch = list.passed = 0;
-        list.layer = args.layer;
-        list.first = args.row_first;
-        list.rows = args.row_count;
+// Of the batch row's first thread: its list begins anew, and its query rows count as resolved. `wrong` is what was not
+// gathered of the list before.
+static __device__ void begin_row(const ResolveArgs& args, u32 row, const StepHead& head, const Entry& entry,
+                                 u32 wrong) {
+    List& list = at<List>(args.micro.lists)[row];
+    list.step = head.step;
+    list.count = list.scratch = list.passed = 0;
+    list.layer = args.number;
+    list.first = args.row_first;
+    list.rows = args.row_count;
+    if (row >= head.real) return;
+    list.lane = entry.lane;
+    u32 words = div_ceil(args.layer.query_rows, 32);
+    note_rows(marks_of(args.pools, args.micro, words, args.number, row, RESOLVED), args.row_first, args.row_count);
+    if (wrong) {
+        blame(args.pools, args.micro, entry.lane, 1, args.number, row, static_cast<Cause>(wrong), args.number);
     }
-    return wrong;
 }
 
 // What a step found goes to the row's list, the counters and the sticky word.
-static __device__ void note(const Pools& pools, const Micro& micro, List& list, const Layer& layer,
-                            const ResolveArgs& args, const Answers& answers, const Outcome& outcome) {
-    list.count = outcome.misses;
-    list.scratch = outcome.scratch;
-    list.share = layer.scratch;
-    u32* counts = at<u32>(micro.counts) + static_cast<u64>(args.layer) * REPORT_COUNT;
-    atomicAdd(counts, outcome.hits);
-    atomicAdd(counts + 1, outcome.misses);
-    atomicAdd(counts + 2, outcome.scratch);
-    if (outcome.beyond != EMPTY) {
-        u32 position = static_cast<u32>(answers.selection[outcome.beyond]);
-        blame(pools, micro, list.lane, 1, args.layer, answers.row, BEYOND_LENGTH, position);
+static __device__ void note(const ResolveArgs& args, const Answers& answers, const Room& room) {
+    List& list = at<List>(args.micro.lists)[answers.row];
+    list.count = room.outcome.misses;
+    list.scratch = room.outcome.scratch;
+    list.share = args.layer.scratch;
+    u32* counts = at<u32>(args.micro.counts) + static_cast<u64>(args.number) * REPORT_COUNT;
+    atomicAdd(counts, room.splits[0].touched);
+    atomicAdd(counts + 1, room.outcome.misses);
+    atomicAdd(counts + 2, room.outcome.scratch);
+    if (room.beyond != EMPTY) {
+        u32 position = static_cast<u32>(answers.selection[room.beyond]);
+        blame(args.pools, args.micro, list.lane, 1, args.number, answers.row, BEYOND_LENGTH, position);
     }
 }
 
+// Before the first selection is looked up, a thread waits for device memory three times: for the step's block, for the
+// lane's head and blocks, for the selection.
 FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
@@ -178,57 +200,61 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
     __shared__ Answers answers;
     __shared__ Step step;
     __shared__ Lane lane;
-    const Pools& pools = pools_at(args.pools);
-    const Layer& layer = layer_at(pools, args.layer);
-    const Micro& micro = micro_at(pools, args.micro);
+    __shared__ LaneHead known;
+    __shared__ Sets sets;
+    const Pools& pools = args.pools;
+    const Layer& layer = args.layer;
+    const Micro& micro = args.micro;
     const bool speaks = threadIdx.x == 0;
     u32 row = args.first + blockIdx.x, k = pools.top_k;
     StepHead head = step_head(pools, micro);
-    List& list = at<List>(micro.lists)[row];
+    Entry entry = step_entry(micro, row);
+    // Asked for with the step's block.
+    u32 wrong = speaks && (pools.due & DUE_GATHERED) ? missing(at<const List>(micro.lists)[row], head.step) : 0;
+    const Sets work = sets_at(pools, work_at(pools, micro, row, args.shared));
+    const bool has_lane = row < head.real && entry.lane < layer.lanes;
+    // Asked for together: the head, and the blocks, which its words say nothing about.
+    LaneHead now = {};
+    if (speaks && has_lane) now = at<const LaneHead>(layer.heads)[entry.lane];
+    if (has_lane) bring_blocks(layer, entry.lane, work);
     if (speaks) {
         u64 offset = static_cast<u64>(blockIdx.x) * args.row_count * k;
         answers = {at<const i32>(args.selection) + offset, at<i32>(args.slots) + offset, at<i32>(args.lists),
-                   at<u32>(args.counts), row, args.lists_batch, args.row_count, k, layer.passes};
+                   at<u32>(args.counts), row, entry.lane, args.lists_batch, args.row_count, k, layer.passes};
+        begin_row(args, row, head, entry, wrong);
+        known = now;
+        sets = work;
     }
-    u32 wrong = take_list(pools, list, args, head.step, speaks);
-    if (row >= head.real) return answer_nothing(answers, 0);
-    Entry entry = step_entry(micro, row);
-    if (speaks) {
-        list.lane = entry.lane;
-        u32 words = div_ceil(layer.query_rows, 32);
-        note_rows(marks_of(pools, micro, words, args.layer, row, RESOLVED), args.row_first, args.row_count);
-    }
-    if (speaks && wrong) {
-        blame(pools, micro, entry.lane, 1, args.layer, row, static_cast<Cause>(wrong), args.layer);
-    }
+    __syncthreads();
     // A sequence may have fewer query rows than the step is wide: the others are inert.
-    u32 count = min(saturating_sub(entry.query_rows, args.row_first), args.row_count);
+    u32 count = row < head.real ? min(saturating_sub(entry.query_rows, args.row_first), args.row_count) : 0;
     if (count == 0) return answer_nothing(answers, 0);
-    if (!can_resolve(layer, pools, entry.lane, args.row_first, count)) {
-        if (speaks) blame(pools, micro, entry.lane, 1, args.layer, row, TABLES, entry.lane);
+    if (!can_resolve(layer, pools, known, args.row_first, count)) {
+        if (speaks) blame(pools, micro, entry.lane, 1, args.number, row, TABLES, entry.lane);
         return answer_nothing(answers, 0);
     }
     answer_nothing(answers, count);
     if (speaks) {
-        lane = lane_at(layer, entry.lane);
+        lane = lane_of(layer, entry.lane, known.blocks);
+        lane.blocks = sets.blocks;
         Fetch* fetches = at<Fetch>(micro.fetches) + static_cast<u64>(row) * pools.selected;
-        step = {answers.selection, answers.slots, fetches, count, k,
-                lane.head->length + args.row_first + 1, lane.head->stamp + 1,
-                layer.scratch_base + entry.lane * layer.scratch, layer.scratch, layer.scratch * layer.passes};
+        step = {answers.selection, answers.slots, fetches, count, k, known.length + args.row_first + 1,
+                known.stamp + 1, layer.scratch_base + entry.lane * layer.scratch, layer.scratch,
+                layer.scratch * layer.passes};
     }
     __syncthreads();
-    Sets sets = sets_at(pools, work_at(pools, micro, row, args.shared));
-    Victims victims;
-    Outcome outcome = begin_step(lane, step, sets, layer.tokens, room, victims);
+    begin_step(lane, known, step, sets, layer.tokens, room, [&](u32 position) {
+        return host_row(pools, layer, answers.lane, position);
+    });
     if (answers.lists) {
         u32 turn = 0;
-        for (u32 query = 0; query < count; ++query) {
-            divide(lane, step, outcome.scratch, answers, query, room, turn);
+        for (u32 query = 0; query < step.rows; ++query) {
+            divide(lane, step, room.outcome.scratch, answers, query, room, turn);
         }
     } else {
         look_up_missed(lane, step);
     }
     __syncthreads();
-    end_step(lane, step, outcome, victims);
-    if (speaks) note(pools, micro, list, layer, args, answers, outcome);
+    end_step(lane, known, step, room);
+    if (speaks) note(args, answers, room);
 }

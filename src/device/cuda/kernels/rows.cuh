@@ -1,12 +1,12 @@
 // Rows on their way: gather, scatter, raise, and plain copies.
 //
-// A stretch of rows is staged in shared memory, a row a thread: where it stands in host memory, and in which
-// slot. Then the threads copy it in pieces of 16 bytes where runs, strides and addresses allow, else of 8 or 4,
-// numbered through all staged rows, so that few threads idle because a row is no multiple of a warp's load.
+// A stretch of rows is staged in shared memory, a row a thread: where it stands in host memory, and where its runs
+// stand in the slab. Then the threads copy it in pieces of 16 bytes where runs, strides and addresses allow, else of 8
+// or 4, numbered through all staged rows, so that few threads idle because a row is no multiple of a warp's load.
 //
-// What a link gives is bytes in flight / round trip: 37 GB/s at 1.3 us take 48 KB. Every thread has
+// What a link gives is bytes in flight / round trip: 35 GB/s at 1.5 to 2 us take 52 to 70 KB. Every thread has
 // `IN_FLIGHT` loads under way before its first store: with 16-byte pieces a block of 512 threads has 32 KB, so
-// two blocks fill such a link, and the default of 16 leaves room for longer round trips and ragged ends.
+// two or three blocks fill such a link.
 #pragma once
 
 #include "block.cuh"
@@ -15,8 +15,8 @@ static const u32 IN_FLIGHT = 4;
 
 // Rows of a stretch that are staged at once.
 struct Stage {
-    u64 host[MOST_THREADS];  // 0 for a row that is not copied
-    u32 slot[MOST_THREADS];
+    u64 host[MOST_THREADS];     // 0 for a row that is not copied
+    u64 runs[2][MOST_THREADS];  // where its runs stand in the slab
 };
 
 struct alignas(16) Words4 {
@@ -65,7 +65,7 @@ static __device__ __forceinline__ u32 load(const u32* from) {
 #endif
 }
 
-// A layer's slots, copied out of global memory: the loads of rows would have them read again for each piece.
+// Where a layer's slots stand.
 struct Slab {
     u64 address;
     u32 block_bytes, runs[2];
@@ -94,55 +94,50 @@ static __device__ u64 host_row(const Pools& pools, const Layer& layer, u32 lane,
            static_cast<u64>(position % pools.page_tokens) * pools.host_stride;
 }
 
-// The bytes of a piece: all addresses and lengths of a layer's rows are multiples of it.
-static __device__ u32 piece_bytes(const Pools& pools, const Layer& layer) {
-    u32 all = pools.runs[0] | pools.runs[1] | pools.host_stride | pools.block_bytes |
-              static_cast<u32>(layer.slab) | static_cast<u32>(layer.rows) |
-              static_cast<u32>(pools.host_page_bytes);
-    return all % 16 == 0 ? 16 : all % 8 == 0 ? 8 : 4;
-}
-
-// What the host's memory and the link move at once.
-static const u32 LINE_BYTES = 64;
-
-// Copies the staged rows, up to their slots or down from them. Where rows begin with a line, the numbers of each
-// row's pieces do too, those beyond its end left out: else a line between the pieces of two warps would be asked
-// for twice.
+// Copies the staged rows, up to their slots or down from them.
 template <class Piece, bool DOWN>
 static __device__ void copy_pieces(const Pools& pools, const Layer& layer, const Stage& stage, u32 rows) {
-    const u32 size = sizeof(Piece);
-    const Slab slab = slab_of(pools, layer);
-    const u32 in_first = slab.runs[0] / size, in_second = slab.runs[1] / size, in_row = in_first + in_second;
-    const u32 in_line = pools.host_stride % LINE_BYTES == 0 ? LINE_BYTES / size : 1;
-    const u32 numbers = div_ceil(in_row, in_line) * in_line, all = rows * numbers;
-    for (u32 begin = threadIdx.x; begin < all; begin += IN_FLIGHT * blockDim.x) {
+    const u32 size = sizeof(Piece), in_first = pools.runs[0] / size, in_row = in_first + pools.runs[1] / size;
+    auto host = [&](u32 row, u32 piece) { return at<Piece>(stage.host[row] + piece * size); };
+    auto device = [&](u32 row, u32 piece) {
+        u64 run = piece < in_first ? stage.runs[0][row] : stage.runs[1][row] - in_first * size;
+        return at<Piece>(run + piece * size);
+    };
+    // A thread's numbers are as far apart as there are threads: no division but these.
+    const u32 rows_on = blockDim.x / layer.piece_numbers, numbers_on = blockDim.x % layer.piece_numbers;
+    u32 row = threadIdx.x / layer.piece_numbers, number = threadIdx.x % layer.piece_numbers;
+    while (row < rows) {
         Piece held[IN_FLIGHT];
-        Piece* to[IN_FLIGHT];
+        u32 of[IN_FLIGHT];  // piece and row: addresses would take twice the registers
         FOREBAY_UNROLL
         for (u32 i = 0; i < IN_FLIGHT; ++i) {
-            u32 number = begin + i * blockDim.x;
-            to[i] = nullptr;
-            if (number >= all) continue;
-            u32 row = number / numbers, piece = number % numbers, slot = stage.slot[row];
-            if (piece >= in_row || stage.host[row] == 0) continue;
-            u64 host = stage.host[row] + piece * size;
-            u32 place = slot % SLOT_BLOCK;
-            place = piece < in_first ? place * in_first + piece
-                                     : (SLOT_BLOCK - 1) * in_first + place * in_second + piece;
-            u64 device = slab.address + static_cast<u64>(slot / SLOT_BLOCK) * slab.block_bytes + place * size;
-            held[i] = load(at<const Piece>(DOWN ? device : host));
-            to[i] = at<Piece>(DOWN ? host : device);
+            of[i] = EMPTY;
+            held[i] = {};  // else the compiler keeps what is left of the last turn through everything between
+            if (row < rows && stage.host[row] != 0) {
+                u32 piece = number - (static_cast<u32>(stage.host[row]) & layer.line_mask) / size;
+                if (piece < in_row) {
+                    held[i] = load(DOWN ? device(row, piece) : host(row, piece));
+                    of[i] = piece * MOST_THREADS + row;
+                }
+            }
+            row += rows_on;
+            number += numbers_on;
+            if (number >= layer.piece_numbers) {
+                number -= layer.piece_numbers;
+                ++row;
+            }
         }
         FOREBAY_UNROLL
         for (u32 i = 0; i < IN_FLIGHT; ++i) {
-            if (to[i]) *to[i] = held[i];
+            u32 row = of[i] % MOST_THREADS, piece = of[i] / MOST_THREADS;
+            if (of[i] != EMPTY) *(DOWN ? host(row, piece) : device(row, piece)) = held[i];
         }
     }
 }
 
 template <bool DOWN>
 static __device__ void copy_staged(const Pools& pools, const Layer& layer, const Stage& stage, u32 rows) {
-    switch (piece_bytes(pools, layer)) {
+    switch (layer.piece_bytes) {
         case 16: return copy_pieces<Words4, DOWN>(pools, layer, stage, rows);
         case 8: return copy_pieces<Words2, DOWN>(pools, layer, stage, rows);
         default: return copy_pieces<u32, DOWN>(pools, layer, stage, rows);
@@ -172,14 +167,15 @@ static __device__ __forceinline__ Share share_of(u32 all) {
 // Stages rows from `first` on, as many as there are threads; `row_of(number, host, slot)` finds a row, and leaves
 // `host` 0 for one that is not copied. Every thread of the block calls it. Answers how many.
 template <class RowOf>
-static __device__ u32 stage_rows(Stage& stage, Share share, u32 first, RowOf row_of) {
+static __device__ u32 stage_rows(const Slab& slab, Stage& stage, Share share, u32 first, RowOf row_of) {
     u32 rows = min(blockDim.x, share.end - first);
     if (threadIdx.x < rows) {
         u64 host = 0;
         u32 slot = 0;
         row_of(first + threadIdx.x, host, slot);
         stage.host[threadIdx.x] = host;
-        stage.slot[threadIdx.x] = slot;
+        stage.runs[0][threadIdx.x] = slab.first_run(slot);
+        stage.runs[1][threadIdx.x] = slab.second_run(slot);
     }
     __syncthreads();
     return rows;
@@ -190,7 +186,7 @@ template <bool DOWN, class RowOf>
 static __device__ void copy_rows(const Pools& pools, const Layer& layer, Stage& stage, Share share,
                                  RowOf row_of) {
     for (u32 first = share.first; first < share.end; first += blockDim.x) {
-        u32 rows = stage_rows(stage, share, first, row_of);
+        u32 rows = stage_rows(slab_of(pools, layer), stage, share, first, row_of);
         copy_staged<DOWN>(pools, layer, stage, rows);
         __syncthreads();
     }

@@ -25,26 +25,67 @@ struct Lane {
     __device__ __forceinline__ u32 slot(u32 place) const {
         return blocks[place / SLOT_BLOCK] * SLOT_BLOCK + place % SLOT_BLOCK;
     }
+    // The same, EMPTY for a place beyond the last. Without a branch: a thread that asks for several waits once.
+    __device__ __forceinline__ u32 slot_or_empty(u32 place) const {
+        u32 found = slot(min(place, places - 1));
+        return place < places ? found : EMPTY;
+    }
 };
+
+// Calls `use(place, slot, word)` for the lane's slots from place `first` on, the threads of the block dividing them;
+// `word` is what `load(place, slot)` has answered. A thread asks for `AHEAD` of them before it uses the first.
+template <class Load, class Use>
+static __device__ __forceinline__ void each_slot(const Lane& lane, u32 first, Load load, Use use) {
+    for (u32 from = first + threadIdx.x; from < lane.places; from += AHEAD * blockDim.x) {
+        u32 slot[AHEAD];
+        decltype(load(0u, 0u)) word[AHEAD];
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) {
+            slot[i] = lane.slot_or_empty(from + i * blockDim.x);
+        }
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) {
+            word[i] = {};
+            if (slot[i] != EMPTY) word[i] = load(from + i * blockDim.x, slot[i]);
+        }
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) {
+            if (slot[i] != EMPTY) use(from + i * blockDim.x, slot[i], word[i]);
+        }
+    }
+}
 
 // Whether a sequence is in the lane; `lane` may be any number.
 static __device__ bool has_sequence(const Layer& layer, u32 lane) {
     return lane < layer.lanes && at<const LaneHead>(layer.heads)[lane].budget > 0;
 }
 
-static __device__ Lane lane_at(const Layer& layer, u32 lane) {
-    LaneHead* head = at<LaneHead>(layer.heads) + lane;
-    return {head,
+// Where the blocks of a lane stand, `Layer::lane_blocks` words.
+static __device__ __forceinline__ u32* blocks_at(const Layer& layer, u32 lane) {
+    return at<u32>(layer.blocks) + static_cast<u64>(lane) * layer.lane_blocks;
+}
+
+// A lane of which so many blocks are in use.
+static __device__ __forceinline__ Lane lane_of(const Layer& layer, u32 lane, u32 used) {
+    return {at<LaneHead>(layer.heads) + lane,
             at<u32>(layer.slot_of) + static_cast<u64>(lane) * layer.tokens,
             at<u32>(layer.position_of),
             at<u32>(layer.stamp_of) + layer.budget_base,
-            at<const u32>(layer.blocks) + static_cast<u64>(lane) * layer.lane_blocks,
-            min(head->blocks, layer.lane_blocks) * SLOT_BLOCK,
+            blocks_at(layer, lane),
+            min(used, layer.lane_blocks) * SLOT_BLOCK,
             layer.budget_base};
+}
+
+static __device__ Lane lane_at(const Layer& layer, u32 lane) {
+    return lane_of(layer, lane, at<const LaneHead>(layer.heads)[lane].blocks);
 }
 
 struct Split {
     u32 older, tied, touched;
+};
+
+struct Outcome {
+    u32 misses, scratch;
 };
 
 // What threads of a block share while they work.
@@ -53,18 +94,29 @@ struct Room {
     u32 totals[2][MOST_WARPS];
     Histogram histogram;
     Split splits[2];
-    u32 beyond, heir;
+    Outcome outcome;
+    u32 beyond;  // the first selected entry beyond the length, or EMPTY
+    u32 front, heir;  // what the lane remembers of its last choice of victims
     u64 eldest;
 };
 
-// The sets of a step: see `Pools`.
+// The room that a step works in: see `Pools`.
 struct Sets {
     u32 *missed, *older, *tied;
+    u32* blocks;
     u32 missed_words;
 };
 
 static __device__ Sets sets_at(const Pools& pools, u32* work) {
-    return {work, work + pools.missed_words, work + pools.missed_words + pools.set_words, pools.missed_words};
+    u32 *older = work + pools.missed_words, *tied = older + pools.set_words;
+    return {work, older, tied, tied + pools.set_words, pools.missed_words};
+}
+
+// Brings a lane's blocks to the room: every slot that a step looks at asks for one of them. Behind the block's next
+// barrier they are there.
+static __device__ void bring_blocks(const Layer& layer, u32 lane, const Sets& sets) {
+    const u32* blocks = blocks_at(layer, lane);
+    for (u32 i = threadIdx.x; i < layer.lane_blocks; i += blockDim.x) sets.blocks[i] = blocks[i];
 }
 
 // One residency step.
@@ -78,31 +130,25 @@ struct Step {
     u32 scratch_start, scratch, scratch_rows;
 };
 
-struct Outcome {
-    u32 hits, misses, scratch;
-    u32 beyond;  // the first selected entry beyond the length, or EMPTY
-};
-
 // Looks all positions up: stamps what is resident, notes what is missed. Positions at or beyond the limit are
-// answered with -1. Four look-ups of a thread are under way at once.
+// answered with -1. `AHEAD` look-ups of a thread are under way at once.
 static __device__ void touch(const Lane& lane, const Step& step, const Sets& sets, Room& room) {
-    const u32 ahead = 4;
     for (u32 row = 0; row < step.rows; ++row) {
         const i32* selection = step.selection + static_cast<u64>(row) * step.k;
         i32* slots = step.slots ? step.slots + static_cast<u64>(row) * step.k : nullptr;
-        for (u32 first = threadIdx.x; first < step.k; first += ahead * blockDim.x) {
-            u32 position[ahead], found[ahead];
+        for (u32 first = threadIdx.x; first < step.k; first += AHEAD * blockDim.x) {
+            u32 position[AHEAD], found[AHEAD];
             FOREBAY_UNROLL
-            for (u32 i = 0; i < ahead; ++i) {
+            for (u32 i = 0; i < AHEAD; ++i) {
                 u32 entry = first + i * blockDim.x;
                 position[i] = entry < step.k ? static_cast<u32>(selection[entry]) : EMPTY;
             }
             FOREBAY_UNROLL
-            for (u32 i = 0; i < ahead; ++i) {
+            for (u32 i = 0; i < AHEAD; ++i) {
                 found[i] = position[i] < step.limit + row ? lane.slot_of[position[i]] : EMPTY;
             }
             FOREBAY_UNROLL
-            for (u32 i = 0; i < ahead; ++i) {
+            for (u32 i = 0; i < AHEAD; ++i) {
                 u32 entry = first + i * blockDim.x;
                 if (entry >= step.k) break;
                 if (slots) slots[entry] = static_cast<i32>(found[i]);
@@ -119,19 +165,17 @@ static __device__ void touch(const Lane& lane, const Step& step, const Sets& set
 }
 
 // Splits the lane at a bound: which slots are older, which bear it, and how many bear `now`. A warp takes a
-// word of the sets at a time; four loads are under way at once.
+// word of the sets at a time; `AHEAD` loads are under way at once.
 static __device__ void split(const Lane& lane, u32 bound, u32 now, const Sets& sets, Split& counts) {
-    const u32 ahead = 4;
     u32 words = lane.places / 32, older = 0, tied = 0, touched = 0;
-    for (u32 first = warp_id(); first < words; first += ahead * warps()) {
-        u32 stamp[ahead];
+    for (u32 first = warp_id(); first < words; first += AHEAD * warps()) {
+        u32 slot[AHEAD], stamp[AHEAD];
         FOREBAY_UNROLL
-        for (u32 i = 0; i < ahead; ++i) {
-            u32 word = first + i * warps();
-            stamp[i] = word < words ? lane.stamps[lane.slot(word * 32 + lane_id())] : UNUSED_STAMP;
-        }
+        for (u32 i = 0; i < AHEAD; ++i) slot[i] = lane.slot_or_empty((first + i * warps()) * 32 + lane_id());
         FOREBAY_UNROLL
-        for (u32 i = 0; i < ahead; ++i) {
+        for (u32 i = 0; i < AHEAD; ++i) stamp[i] = slot[i] != EMPTY ? lane.stamps[slot[i]] : UNUSED_STAMP;
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) {
             u32 word = first + i * warps();
             u32 below = __ballot_sync(ALL_LANES, stamp[i] < bound);
             u32 same = __ballot_sync(ALL_LANES, stamp[i] == bound);
@@ -157,36 +201,80 @@ struct Stamps {
 
     template <class Count>
     __device__ __forceinline__ void operator()(Count count) const {
-        for (u32 place = threadIdx.x; place < lane.places; place += blockDim.x) {
-            count(lane.stamps[lane.slot(place)]);
-        }
+        auto stamp = [&](u32, u32 slot) { return lane.stamps[slot]; };
+        each_slot(lane, 0, stamp, [&](u32, u32, u32 stamp) { count(stamp); });
     }
 };
+
+// So many positions of a set's slots a thread reads once, and keeps: with 512 threads those of 7,168 slots. A pass over
+// more reads the others again.
+static const u32 KEPT = 14;
 
 struct Positions {
     const Lane& lane;
     const u32* set;
+    u32 kept[KEPT];  // EMPTY for a slot that is not in the set
+
+    // The slot at a place, EMPTY where the set does not have it.
+    __device__ __forceinline__ u32 member(u32 place) const {
+        u32 at = min(place, lane.places - 1), slot = lane.slot(at);
+        return place == at && (set[at / 32] >> at % 32 & 1) ? slot : EMPTY;
+    }
+
+    // Positions at places from `first` on, as far apart as there are threads.
+    template <u32 COUNT>
+    __device__ __forceinline__ void read(u32 first, u32 (&found)[COUNT]) const {
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < COUNT; ++i) found[i] = member(first + i * blockDim.x);
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < COUNT; ++i) found[i] = found[i] != EMPTY ? lane.position_of[found[i]] : EMPTY;
+    }
 
     template <class Count>
     __device__ __forceinline__ void operator()(Count count) const {
-        for (u32 place = threadIdx.x; place < lane.places; place += blockDim.x) {
-            if (set[place / 32] >> place % 32 & 1) count(lane.position_of[lane.slot(place)]);
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < KEPT; ++i) {
+            if (kept[i] != EMPTY) count(kept[i]);
+        }
+        for (u32 first = threadIdx.x + KEPT * blockDim.x; first < lane.places; first += AHEAD * blockDim.x) {
+            u32 position[AHEAD];
+            read(first, position);
+            FOREBAY_UNROLL
+            for (u32 i = 0; i < AHEAD; ++i) {
+                if (position[i] != EMPTY) count(position[i]);
+            }
         }
     }
 };
 
+// Takes a word's slots whose positions are above `highest` out of a set; answers the lane's position if it is one of
+// them, else EMPTY. A warp calls it, of the word's 32 slots each lane brings the position.
+static __device__ __forceinline__ u32 keep_word(u32* set, u32 word, u32 words, u32 position, u32 highest) {
+    u32 kept = __ballot_sync(ALL_LANES, position <= highest);
+    if (lane_id() == 0 && word < words) set[word] = kept;
+    return position > highest ? position : EMPTY;
+}
+
 // Leaves the `keep` lowest positions in a set of slots, and notes the lowest one that is left out.
 static __device__ void keep_lowest(const Lane& lane, u32* set, u32 keep, u32 tokens, Room& room) {
-    u32 bits = 32 - __clz(static_cast<i32>(tokens - 1));
+    u32 bits = 32 - __clz(static_cast<i32>(tokens - 1)), words = lane.places / 32, heir = EMPTY;
     Positions positions = {lane, set};
+    positions.read(threadIdx.x, positions.kept);
     u32 highest = nth_lowest(room.histogram, keep, 0, saturating_sub(bits, BIN_BITS), positions);
-    for (u32 word = warp_id(); word < lane.places / 32; word += warps()) {
-        bool in = set[word] >> lane_id() & 1;
-        u32 position = in ? lane.position_of[lane.slot(word * 32 + lane_id())] : EMPTY;
-        u32 kept = __ballot_sync(ALL_LANES, in && position <= highest);
-        if (in && position > highest) atomicMin(&room.heir, position);
-        if (lane_id() == 0) set[word] = kept;
+    FOREBAY_UNROLL
+    for (u32 i = 0; i < KEPT; ++i) {
+        heir = min(heir, keep_word(set, warp_id() + i * warps(), words, positions.kept[i], highest));
     }
+    for (u32 first = warp_id() + KEPT * warps(); first < words; first += AHEAD * warps()) {
+        u32 position[AHEAD];
+        positions.read(first * 32 + lane_id(), position);
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) {
+            heir = min(heir, keep_word(set, first + i * warps(), words, position[i], highest));
+        }
+    }
+    heir = __reduce_min_sync(ALL_LANES, heir);
+    if (lane_id() == 0) atomicMin(&room.heir, heir);
     __syncthreads();
 }
 
@@ -194,10 +282,10 @@ static __device__ void keep_lowest(const Lane& lane, u32* set, u32 keep, u32 tok
 struct Victims {
     const u32 *older, *tied;
     u32 older_count, tied_count;
-    u32 front, heir;  // what the lane remembers of the choice
 };
 
-// Chooses `need` victims, at least one, of a lane split at `bound`. Every thread comes to the same.
+// Chooses `need` victims, at least one, of a lane split at `bound`, and notes what the lane is to remember of it. Every
+// thread comes to the same.
 static __device__ Victims choose(const Lane& lane, u32 need, u32 bound, const Split& guess, const Sets& sets,
                                  u32 tokens, u32 now, Room& room) {
     u32 *older = sets.older, *tied = sets.tied;
@@ -220,7 +308,8 @@ static __device__ Victims choose(const Lane& lane, u32 need, u32 bound, const Sp
     // Empty slots bear no position: the first ones of them go.
     bool part = go != found.tied && bound != FREE_STAMP;
     if (part) keep_lowest(lane, tied, go, tokens, room);
-    return {older, tied, found.older, go, bound, part ? room.heir : EMPTY};
+    if (threadIdx.x == 0) room.front = bound;
+    return {older, tied, found.older, go};
 }
 
 // Gives the fetched rows of rank `rank` on the places of a set, `count` of them at most.
@@ -231,34 +320,59 @@ static __device__ void give_places(const Lane& lane, const u32* set, u32 rank, u
     });
 }
 
-// Puts the fetched rows from rank `first` on, `end` in all, into the slots of the victims. The ones of a set may
+// Puts the fetched rows behind those in scratch slots into the slots of the victims. The ones of a set may
 // all stand in a few threads' words: who walks them only stores the place, and what has to be looked up for
 // each is divided among all threads.
-static __device__ void replace(const Lane& lane, const Victims& victims, u32 first, u32 end, const Step& step,
-                               Room& room) {
+template <class HostOf>
+static __device__ void replace(const Lane& lane, const Victims& victims, const Step& step, Room& room,
+                               HostOf host_of) {
+    const u32 first = room.outcome.scratch, end = room.outcome.misses;
     if (victims.older_count > 0) give_places(lane, victims.older, first, victims.older_count, step, room);
     give_places(lane, victims.tied, first + victims.older_count, victims.tied_count, step, room);
     __syncthreads();
-    for (u32 rank = first + threadIdx.x; rank < end; rank += blockDim.x) {
-        Fetch fetch = step.fetches[rank];
-        u32 slot = lane.slot(fetch.slot), old = lane.position_of[slot];
-        if (old != EMPTY) lane.slot_of[old] = ABSENT;
-        lane.position_of[slot] = fetch.position;
-        lane.slot_of[fetch.position] = lane.base + slot;
-        lane.stamps[slot] = step.now;
-        step.fetches[rank].slot = lane.base + slot;
+    for (u32 from = first + threadIdx.x; from < end; from += AHEAD * blockDim.x) {
+        u32 position[AHEAD], slot[AHEAD], old[AHEAD];
+        u64 host[AHEAD];
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) {
+            u32 rank = from + i * blockDim.x;
+            position[i] = slot[i] = 0;
+            if (rank >= end) continue;
+            position[i] = step.fetches[rank].position;
+            slot[i] = lane.slot(step.fetches[rank].slot);
+        }
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) {
+            old[i] = EMPTY;
+            host[i] = 0;
+            if (from + i * blockDim.x >= end) continue;
+            old[i] = lane.position_of[slot[i]];
+            host[i] = host_of(position[i]);
+        }
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) {
+            u32 rank = from + i * blockDim.x;
+            if (rank >= end) continue;
+            if (old[i] != EMPTY) lane.slot_of[old[i]] = ABSENT;
+            lane.position_of[slot[i]] = position[i];
+            lane.slot_of[position[i]] = lane.base + slot[i];
+            lane.stamps[slot[i]] = step.now;
+            step.fetches[rank] = {host[i], position[i], lane.base + slot[i]};
+        }
     }
 }
 
-// The step up to the answers: rows that are in scratch slots stand in the map until `end_step`. Every thread
-// of the block calls it and comes to the same outcome.
-static __device__ Outcome begin_step(const Lane& lane, const Step& step, const Sets& sets, u32 tokens,
-                                     Room& room, Victims& victims) {
-    LaneHead head = *lane.head;
+// The step up to the answers: rows that are in scratch slots stand in the map until `end_step`. `head` is the lane's
+// as the step finds it; `host_of(position)` says where a row stands in host memory, for whoever gathers it. Every
+// thread of the block calls it, and finds the outcome in `room`.
+template <class HostOf>
+static __device__ void begin_step(const Lane& lane, const LaneHead& head, const Step& step, const Sets& sets,
+                                     u32 tokens, Room& room, HostOf host_of) {
     for (u32 word = threadIdx.x; word < sets.missed_words; word += blockDim.x) sets.missed[word] = 0;
     if (threadIdx.x == 0) {
         room.splits[0] = room.splits[1] = {0, 0, 0};
         room.beyond = room.heir = EMPTY;
+        room.front = head.front;
     }
     __syncthreads();
     touch(lane, step, sets, room);
@@ -272,31 +386,33 @@ static __device__ Outcome begin_step(const Lane& lane, const Step& step, const S
     __syncthreads();
     Split guess = room.splits[0];
     u32 scratch = saturating_sub(misses, head.budget - guess.touched);
+    if (threadIdx.x == 0) room.outcome = {misses, scratch};
     for (u32 rank = threadIdx.x; rank < scratch; rank += blockDim.x) {
-        Fetch& fetch = step.fetches[rank];
+        u32 position = step.fetches[rank].position;
         // Only a warm-up has more of them than the passes of a step take, and it reads none of them.
-        fetch.slot = rank < step.scratch_rows ? step.scratch_start + rank % step.scratch : ABSENT;
-        lane.slot_of[fetch.position] = fetch.slot;
+        u32 slot = rank < step.scratch_rows ? step.scratch_start + rank % step.scratch : ABSENT;
+        lane.slot_of[position] = slot;
+        step.fetches[rank] = {host_of(position), position, slot};
     }
-    victims = {sets.older, sets.tied, 0, 0, head.front, head.heir};
+    // So is the outcome.
+    __syncthreads();
     if (misses > scratch) {
-        victims = choose(lane, misses - scratch, bound, guess, sets, tokens, step.now, room);
-        replace(lane, victims, scratch, misses, step, room);
+        Victims victims = choose(lane, misses - scratch, bound, guess, sets, tokens, step.now, room);
+        replace(lane, victims, step, room, host_of);
     }
     __syncthreads();
-    return {guess.touched, misses, scratch, room.beyond};
 }
 
 // Scratch slots are forgotten, and the lane's head says what the step has done. Every thread calls it, after
 // all of them have read their answers.
-static __device__ void end_step(const Lane& lane, const Step& step, const Outcome& outcome,
-                                const Victims& victims) {
-    for (u32 rank = threadIdx.x; rank < outcome.scratch; rank += blockDim.x) {
+static __device__ void end_step(const Lane& lane, const LaneHead& head, const Step& step,
+                                const Room& room) {
+    for (u32 rank = threadIdx.x; rank < room.outcome.scratch; rank += blockDim.x) {
         lane.slot_of[step.fetches[rank].position] = ABSENT;
     }
     if (threadIdx.x == 0) {
         lane.head->stamp = step.now;
-        lane.head->front = victims.front;
-        lane.head->heir = victims.heir;
+        lane.head->front = room.front;
+        lane.head->heir = room.outcome.misses > room.outcome.scratch ? room.heir : head.heir;
     }
 }

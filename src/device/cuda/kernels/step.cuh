@@ -32,9 +32,8 @@ static __device__ u32 find_wrong(const Pools& pools, const Micro& micro, const u
 FOREBAY_KERNEL(forebay_load, LoadArgs, MOST_THREADS, 1) {
     after_previous();
     __shared__ u32 room;
-    const Pools& pools = pools_at(args.pools);
-    const Micro& micro = micro_at(pools, args.micro);
-    const Layer& layer = layer_at(pools, 0);
+    const Pools& pools = args.pools;
+    const Micro& micro = args.micro;
     const u32* given = at<const u32>(args.block);
     u32* block = at<u32>(micro.block);
     u32 words = BLOCK_HEADER + BLOCK_ENTRY * pools.batch;
@@ -53,7 +52,7 @@ FOREBAY_KERNEL(forebay_load, LoadArgs, MOST_THREADS, 1) {
         bool known = lane < pools.lanes;
         // The lanes' trust as the step begins: its own errors must not make its layers' commits differ.
         at<u32>(micro.failed)[row] = known ? at<const u32>(pools.trust)[lane] : SOUND;
-        at<u32>(micro.lengths)[row] = known ? at<const LaneHead>(layer.heads)[lane].length : 0;
+        at<u32>(micro.lengths)[row] = known ? at<const LaneHead>(args.heads)[lane].length : 0;
         if (wrong == EMPTY) continue;
         blame(pools, micro, lane, 0, 0, wrong, TABLES, block[BLOCK_HEADER + wrong * BLOCK_ENTRY]);
     }
@@ -78,11 +77,11 @@ static __device__ __forceinline__ u32 first_row(u32 word, u32 bits) {
 }
 
 // Blames the rows of which a layer was not resolved or scattered: what is not in the total pool must not be accepted.
-// A word of either kind is asked for before one is looked at: a layer of a row waits for memory once, behind its entry.
-static __device__ void blame_undone(const Pools& pools, const Micro& micro, StepHead head) {
+// A layer has `most` query rows of a batch row. A word of either kind is asked for before one is looked at: a layer of a row waits for memory once, behind its entry.
+static __device__ void blame_undone(const Pools& pools, const Micro& micro, StepHead head, u32 most) {
     const u32 due = pools.due, layers = pools.layer_count;
     if (!(due & DUE_RESOLVED)) return;
-    const u32 most = layer_at(pools, 0).query_rows, words = div_ceil(most, 32);
+    const u32 words = div_ceil(most, 32);
     for (u32 index = threadIdx.x; index < head.real * layers; index += blockDim.x) {
         u32 row = index / layers, number = index % layers, unresolved = EMPTY, unstored = EMPTY;
         const u32* marks = marks_of(pools, micro, words, number, row, RESOLVED);
@@ -104,11 +103,11 @@ static __device__ void blame_undone(const Pools& pools, const Micro& micro, Step
 // Writes the report to its pinned slot. One block of threads.
 FOREBAY_KERNEL(forebay_report, ReportArgs, MOST_THREADS, 1) {
     after_previous();
-    const Pools& pools = pools_at(args.pools);
-    const Micro& micro = micro_at(pools, args.micro);
+    const Pools& pools = args.pools;
+    const Micro& micro = args.micro;
     StepHead head = step_head(pools, micro);
     blame_missing(pools, micro, head);
-    blame_undone(pools, micro, head);
+    blame_undone(pools, micro, head, args.query_rows);
     u32* slot = at<u32>(args.slot);
     u32 counts = REPORT_COUNT * pools.layer_count, lengths = at<const u32>(micro.block)[BLOCK_LENGTHS];
     for (u32 word = threadIdx.x; word < counts; word += blockDim.x) {
@@ -144,8 +143,7 @@ static __device__ u64 mix(u64 word) {
 // Adds a lane's digest, layer by layer. Grid: layers.
 FOREBAY_KERNEL(forebay_digest, DigestArgs, MOST_THREADS, 1) {
     after_previous();
-    const Pools& pools = pools_at(args.pools);
-    const Layer& layer = layer_at(pools, blockIdx.x);
+    const Layer& layer = layer_at(args.pools, blockIdx.x);
     if (!has_sequence(layer, args.lane)) return;
     Lane lane = lane_at(layer, args.lane);
     u64 sum = 0;
@@ -154,11 +152,8 @@ FOREBAY_KERNEL(forebay_digest, DigestArgs, MOST_THREADS, 1) {
         sum = mix(static_cast<u64>(head.length) << 32 | head.stamp) +
               mix(static_cast<u64>(head.landed) << 32 | head.budget);
     }
-    for (u32 place = threadIdx.x; place < lane.places; place += blockDim.x) {
-        u32 slot = lane.slot(place);
-        u64 row = static_cast<u64>(lane.position_of[slot]) << 32 | lane.stamps[slot];
-        sum += mix(row ^ mix(place + 1ull));
-    }
+    auto row = [&](u32, u32 slot) { return static_cast<u64>(lane.position_of[slot]) << 32 | lane.stamps[slot]; };
+    each_slot(lane, 0, row, [&](u32 place, u32, u64 row) { sum += mix(row ^ mix(place + 1ull)); });
     for (u32 by = WARP_LANES / 2; by > 0; by /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, by);
     if (lane_id() == 0) atomicAdd(at<u64>(args.out), sum * (2ull * blockIdx.x + 1));
 }
