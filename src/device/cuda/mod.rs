@@ -29,6 +29,7 @@ mod graph;
 mod image;
 mod memory;
 mod module;
+mod pieces;
 mod pools;
 #[cfg(feature = "measure")]
 mod probe;

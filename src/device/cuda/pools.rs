@@ -18,6 +18,7 @@ use super::abi::{
 use super::driver::{Answer, Context, Current, Handle, LaunchAttribute, LaunchConfig, Refusal, flag};
 use super::memory::{Allocation, Pinned, Worker};
 use super::module::{Kernel, Module};
+use super::pieces::Pieces;
 use super::stream::OwnEvent;
 use crate::device::checks::{Asker, Extents};
 use crate::device::{
@@ -31,8 +32,6 @@ use crate::sync::{Arc, Mutex};
 
 /// A resolve counts the entries of a query row's index lists in so many bits.
 const TOP_K_MAX: u32 = 65_535;
-/// What a multiprocessor asks memory for at once, bytes.
-const LINE: u32 = 128;
 /// Where tables and lists begin: what the driver aligns allocations to.
 const ALIGN: u64 = 256;
 /// Blocks of a join for each layer, of a scatter, and of a copy between host memory and host memory.
@@ -287,38 +286,6 @@ fn layer(
         line_mask: pieces.mask,
         unused: 0,
     })
-}
-
-/// How the rows of a layer are copied: see `abi::Layer`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Pieces {
-    bytes: u32,
-    numbers: u32,
-    mask: u32,
-}
-
-impl Pieces {
-    /// Pieces are numbered by the lines of the host's memory that a row touches, those of its first line before the
-    /// row and of its last line behind it left out: a line whose pieces fell to two warps would be asked for twice.
-    /// Where more than a fifth of the numbers would be left out, as with rows of less than a line, they are numbered
-    /// without gaps.
-    fn of(geometry: &Geometry, slab: u64, rows: u64) -> Pieces {
-        let [first, second] = geometry.shape().runs;
-        let stride = u64::from(geometry.host_stride());
-        let runs = u64::from(first | second | geometry.block_bytes());
-        let bytes = match runs | stride | slab | rows {
-            all if all.is_multiple_of(16) => 16,
-            all if all.is_multiple_of(8) => 8,
-            _ => 4,
-        };
-        let aligned = 1 << (rows | stride | u64::from(LINE)).trailing_zeros();
-        let (row, pieces) = (first + second, (first + second) / bytes);
-        let numbers = (LINE - aligned + row).div_ceil(LINE) * (LINE / bytes);
-        match 5 * pieces >= 4 * numbers {
-            true => Pieces { bytes, numbers, mask: LINE - 1 },
-            false => Pieces { bytes, numbers: pieces, mask: 0 },
-        }
-    }
 }
 
 /// Pages of a layer's rows that a lane may have.

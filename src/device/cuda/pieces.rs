@@ -1,0 +1,124 @@
+//! How the rows of a layer are copied: in pieces, numbered so that few lines of host memory are asked for twice.
+//!
+//! A multiprocessor asks L2, and so the link, for lines of 128 bytes. A warp's loads of one piece a thread cover four of
+//! them. Were a row's pieces numbered from its first byte on, one line in five or so would fall to two warps, and be
+//! asked for by both. So a row's numbers begin with its first line, wherever in it the row begins, and end with its
+//! last line. What the numbers leave out costs threads that idle for a load, and nothing of the link.
+//!
+//! Requests of a row are then the lines that it touches: 6.0 for one of 656 bytes, whether rows stand 656, 704 or 768
+//! bytes apart. Numbered by lines of 64 bytes it was 6.6 at 704, and 7.1 at 656, where no line was the row's own.
+
+use crate::geometry::Geometry;
+
+/// What a multiprocessor asks memory for at once, bytes.
+const LINE: u32 = 128;
+
+/// See `abi::Layer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pieces {
+    /// Bytes of a piece: 16, 8 or 4.
+    pub bytes: u32,
+    /// From a row's first number to the next row's.
+    pub numbers: u32,
+    /// Of a row's address, its place in the line; 0 where numbers have no gaps.
+    pub mask: u32,
+}
+
+impl Pieces {
+    /// Of rows from `rows` on, and slots from `slab` on. Where more than a fifth of the numbers would be left out, as with
+    /// rows of less than a line, they have no gaps.
+    pub fn of(geometry: &Geometry, slab: u64, rows: u64) -> Pieces {
+        let [first, second] = geometry.shape().runs;
+        let stride = u64::from(geometry.host_stride());
+        let runs = u64::from(first | second | geometry.block_bytes());
+        let bytes = match runs | stride | slab | rows {
+            all if all.is_multiple_of(16) => 16,
+            all if all.is_multiple_of(8) => 8,
+            _ => 4,
+        };
+        // Rows begin at any multiple of this in a line.
+        let aligned = 1 << (rows | stride | u64::from(LINE)).trailing_zeros();
+        let (row, pieces) = (first + second, (first + second) / bytes);
+        let numbers = (LINE - aligned + row).div_ceil(LINE) * (LINE / bytes);
+        match 5 * pieces >= 4 * numbers {
+            true => Pieces { bytes, numbers, mask: LINE - 1 },
+            false => Pieces { bytes, numbers: pieces, mask: 0 },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::Shape;
+
+    const MANY: u64 = 4096;
+
+    fn geometry(runs: [u32; 2], host_stride: u32) -> Geometry {
+        Geometry::new(Shape { runs, host_stride, device_block_align: 1, ..Shape::DEEPSEEK_V3_2 }).unwrap()
+    }
+
+    /// Of many rows far from each other: requests a row, when each warp's load asks once for every line it touches.
+    fn requests(pieces: Pieces, row: u64, stride: u64, rows: u64) -> f64 {
+        let mut asked = 0;
+        let mut warp = std::collections::BTreeSet::new();
+        for number in 0..MANY * u64::from(pieces.numbers) {
+            let (index, place) = (number / u64::from(pieces.numbers), number % u64::from(pieces.numbers));
+            let start = rows + (index.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 44) * stride;
+            let before = (start & u64::from(pieces.mask)) / u64::from(pieces.bytes);
+            if place >= before && (place - before) * u64::from(pieces.bytes) < row {
+                warp.insert((start + (place - before) * u64::from(pieces.bytes)) / 128);
+            }
+            if number % 32 == 31 {
+                asked += warp.len();
+                warp.clear();
+            }
+        }
+        (asked + warp.len()) as f64 / MANY as f64
+    }
+
+    #[test]
+    fn a_row_is_asked_for_by_the_lines_that_it_touches() {
+        for (stride, packed) in [(656, 7.09), (704, 7.09), (768, 7.13)] {
+            let of = Pieces::of(&geometry([656, 0], stride), 1 << 30, 1 << 31);
+            assert_eq!(of, Pieces { bytes: 16, numbers: 48, mask: 127 });
+            assert_eq!(requests(of, 656, stride.into(), 1 << 31), 6.0, "{stride}");
+            // Without gaps, lines that fall to two warps are asked for twice.
+            let found = requests(Pieces { numbers: 41, mask: 0, ..of }, 656, stride.into(), 1 << 31);
+            assert!((found - packed).abs() < 0.05, "{stride}: {found}");
+        }
+    }
+
+    #[test]
+    fn every_piece_of_a_row_has_a_number_wherever_it_begins() {
+        let forms =
+            [[656, 0], [1152, 0], [640, 0], [512, 128], [20, 0], [16, 32], [132, 0], [2048, 2048], [600, 0]];
+        for runs in forms {
+            for more in [0, 4, 8, 16, 48, 64, 100] {
+                for skew in [0, 4, 8, 16, 64, 96] {
+                    let row = runs[0] + runs[1];
+                    let of = Pieces::of(&geometry(runs, row + more), 0, (1 << 20) + skew);
+                    let used = if of.mask == 0 { of.numbers } else { of.numbers - (row / of.bytes) };
+                    assert!(
+                        5 * (row / of.bytes) >= 4 * of.numbers,
+                        "{runs:?} {more} {skew}: {used} are left out"
+                    );
+                    for index in 0..64 {
+                        let start = (1 << 20) + skew + u64::from(index * (row + more));
+                        let before = (start as u32 & of.mask) / of.bytes;
+                        assert!(before + row / of.bytes <= of.numbers, "{runs:?} {more} {skew} {index}");
+                        assert!(start.is_multiple_of(of.bytes.into()), "{runs:?} {more} {skew} {index}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_less_than_a_line_are_numbered_without_gaps() {
+        let of = Pieces::of(&geometry([64, 0], 64), 0, 0);
+        assert_eq!(of, Pieces { bytes: 16, numbers: 4, mask: 0 });
+        let of = Pieces::of(&geometry([20, 0], 20), 0, 4);
+        assert_eq!(of, Pieces { bytes: 4, numbers: 5, mask: 0 });
+    }
+}
