@@ -82,9 +82,8 @@ static __device__ void commit_rows(const Pools& pools, const Layer& layer, u32 n
 
 // One batch row in layer `number`; `on_device` are the accepted counts there, or 0. Every thread of the block
 // calls it.
-static __device__ void commit_entry(const Pools& pools, const Micro& micro, u32 number, u32 row, u64 on_device,
-                                    Room& room) {
-    const Layer& layer = layer_at(pools, number);
+static __device__ void commit_entry(const Pools& pools, const Layer& layer, const Micro& micro, u32 number, u32 row,
+                                    u64 on_device, Room& room) {
     Entry entry = step_entry(micro, row);
     // Nothing was done of the step yet.
     u32 words = div_ceil(layer.query_rows, 32);
@@ -116,8 +115,16 @@ static __device__ void commit_entry(const Pools& pools, const Micro& micro, u32 
 FOREBAY_KERNEL(forebay_commit, CommitArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
+    // Read once, for all rows: a write to any table would have it read again.
+    __shared__ Layer layer;
     u32 real = step_head(args.pools, args.micro).real;
+    static_assert(sizeof(Layer) / 4 <= WARP_LANES, "a warp copies it");
+    if (threadIdx.x < sizeof(Layer) / 4) {
+        reinterpret_cast<u32*>(&layer)[threadIdx.x] =
+            reinterpret_cast<const u32*>(&layer_at(args.pools, blockIdx.x))[threadIdx.x];
+    }
+    __syncthreads();
     for (u32 row = blockIdx.y; row < real; row += gridDim.y) {
-        commit_entry(args.pools, args.micro, blockIdx.x, row, args.accepted, room);
+        commit_entry(args.pools, layer, args.micro, blockIdx.x, row, args.accepted, room);
     }
 }
