@@ -6,6 +6,7 @@
 //! a slot, a row or a digest is an error and no figure.
 
 mod fetch;
+mod link;
 mod nodes;
 mod oracle;
 mod packed;

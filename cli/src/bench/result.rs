@@ -3,6 +3,8 @@
 
 use indicatif::ProgressBar;
 
+use super::link::Link;
+
 /// A parameter's value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Parameter {
@@ -99,6 +101,8 @@ pub struct Figure {
     pub ceiling: (&'static str, f64),
     /// Other times of the same work, microseconds: other ceilings, other ways.
     pub beside: Vec<(&'static str, f64)>,
+    /// What the rows that it moves ask of a GPU's link.
+    pub link: Option<Link>,
     /// What is to be reached on a GPU; none where nothing is, or the device is none.
     pub target: Option<Target>,
     /// Rows, slots and digests that were compared with what they must be.
@@ -125,6 +129,7 @@ impl Figure {
             bytes: None,
             ceiling,
             beside: Vec::new(),
+            link: None,
             target: None,
             checked,
         }
@@ -151,7 +156,12 @@ impl Figure {
 
     /// The share of the ceiling that is reached: its time over the figure's.
     pub fn fraction(&self) -> f64 {
-        if self.us > 0.0 { self.ceiling.1 / self.us } else { 0.0 }
+        self.share(self.ceiling.1)
+    }
+
+    /// The share of another ceiling's time.
+    pub fn share(&self, least_us: f64) -> f64 {
+        if self.us > 0.0 { least_us / self.us } else { 0.0 }
     }
 }
 

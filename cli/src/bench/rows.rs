@@ -11,6 +11,7 @@ use forebay::measure::{Ceilings, Probe};
 use forebay::residency::Fetch;
 use forebay::{Error, Kind, Result, os};
 
+use super::link::{Asks, Link};
 use super::oracle::{Numbers, Wanted, compare_row};
 use super::packed;
 use super::result::{Asked, Figure, Spread, Target};
@@ -23,8 +24,9 @@ const ROWS: [u32; 10] = [1, 16, 64, 256, 410, 1024, 4096, 16_384, 41_000, 100_00
 const QUICK: [u32; 4] = [1, 16, 64, 200];
 
 /// The rows that are moved.
-const SHAPES: [RowShape; 3] = [
+const SHAPES: [RowShape; 4] = [
     RowShape { row: 656, stride: 704 },
+    RowShape { row: 656, stride: 768 },
     RowShape { row: 656, stride: 656 },
     RowShape { row: 1152, stride: 1152 },
 ];
@@ -266,6 +268,7 @@ pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
             let checked = pools.rig.checked - before;
             let ceiling = ("processors read", least(ceilings.read));
             let mut figure = of_rows("gather", *rows, shape, times, ceiling, bytes, checked);
+            figure.link = gpu.then(|| link(*rows, shape, ceilings.read, ceilings));
             figure.beside.push(("copy engine", least(ceilings.copy_up)));
             if let Some(packer) = packer.as_mut().filter(|packer| packer.takes(*rows)) {
                 let before = packer.checked();
@@ -312,6 +315,7 @@ pub fn scatter(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
             let ceiling = ("processors write", least(ceilings.write));
             let checked = pools.rig.checked - before;
             let mut figure = of_rows("scatter", *rows, shape, times, ceiling, bytes, checked);
+            figure.link = gpu.then(|| link(*rows, shape, ceilings.write, ceilings));
             figure.beside.push(("copy engine", least(ceilings.copy_down)));
             if gpu && *rows >= MANY && shape == SHAPES[0] {
                 let met = reaches(figure.rate(), ceilings.write, 43e9);
@@ -322,6 +326,11 @@ pub fn scatter(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
         pools.rig.finish()?;
     }
     Ok(figures)
+}
+
+/// What a call's rows ask of a link that gives so much in one long run.
+fn link(rows: u32, shape: RowShape, ceiling: f64, ceilings: &Ceilings) -> Link {
+    Link { asks: Asks::of(shape), rows, ceiling, launch_us: ceilings.launch_us }
 }
 
 /// A figure of rows of one shape.

@@ -34,7 +34,7 @@ const SHORT: f64 = 44.0;
 const DERIVED: [&str; 1] = ["missed_rows"];
 
 /// The colours of a chart's lines, in their order.
-const CLASSES: [&str; 4] = ["lru", "optimum", "tokens", "s3"];
+const CLASSES: [&str; 5] = ["lru", "optimum", "tokens", "s3", "fifo"];
 
 /// A line of a chart.
 struct Line {
