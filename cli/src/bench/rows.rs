@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use forebay::device::PoolOp;
-use forebay::device::rates::{Rates, RowRate, RowRates};
+use forebay::device::rates::{GATHER_BLOCKS, Rates, RowRate, RowRates};
 use forebay::measure::{Ceilings, Probe};
 use forebay::residency::Fetch;
 use forebay::{Error, Kind, Result, os};
@@ -347,9 +347,6 @@ fn of_rows(
     let figure = Figure { bytes: Some(bytes), ..figure };
     figure.with("rows", rows).with("row_bytes", shape.row).with("stride", shape.stride)
 }
-
-/// Thread blocks of a GPU's gather, as a device is opened without options.
-const GATHER_BLOCKS: u32 = 16;
 
 /// Rounds of each point of [`rates`].
 const RATE_ROUNDS: u32 = 7;
