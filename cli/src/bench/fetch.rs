@@ -10,7 +10,7 @@ use super::oracle::{Numbers, Wanted};
 use super::result::{Asked, Figure, Target};
 use super::rig::{Extents, Memory, Places, Rig};
 use super::rows::{POOL_LEAST, pool_bytes};
-use super::rule::{least, sector};
+use super::rule::{decoded, least, sector};
 
 const ROW: u32 = 656;
 const STRIDE: u32 = 704;
@@ -59,7 +59,7 @@ pub fn resolve_gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Aske
         budget,
     };
     let mut rig = Rig::new(device, extents, Places::Host(memory), asked.quick)?;
-    rig.fill()?;
+    rig.fill(decoded(asked.quick))?;
     rig.touch()?;
     let gpu = device.facts()?.gpu.is_some();
     let order = Numbers::new(6).shuffled(lanes);

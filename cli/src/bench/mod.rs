@@ -12,6 +12,7 @@ mod oracle;
 mod packed;
 pub mod report;
 pub mod result;
+mod reuse;
 mod rig;
 pub mod rows;
 mod rule;

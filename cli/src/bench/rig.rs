@@ -17,6 +17,7 @@ use forebay::residency::{Fetch, Rows, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};
 
 use super::oracle::{Numbers, Oracle, Wanted, compare_row, compare_slots, differs, mix};
+use super::reuse;
 use super::timer::Timer;
 
 /// Bytes that are filled or compared at a time.
@@ -329,30 +330,37 @@ impl Rig {
         self.wait()
     }
 
-    /// Fills every lane's budget in every layer, by selections of random rows, as prompts leave it. Brings no bytes:
-    /// rows that were not fetched are not compared.
+    /// Fills every lane's budget in every layer, by selections of random rows, as prompts leave it; then so many
+    /// more, as steps of a decode leave it ([`reuse`]). Brings no bytes: rows that were not fetched are not compared.
     ///
     /// # Errors
-    /// Those of the device.
-    pub fn fill(&mut self) -> Result<()> {
+    /// Those of the device; as [`Oracle::select`].
+    pub fn fill(&mut self, decoded: u32) -> Result<()> {
         let Extents { layers, lanes, k, budget, .. } = self.extents;
-        let steps = budget.div_ceil(k);
+        let prompt = budget.div_ceil(k);
+        let (steps, served) = (prompt + decoded, Wanted::share(k, 1, reuse::MISSED));
         let room = self.device.allocate(u64::from(layers * steps * k) * 4)?;
         let mut numbers = Numbers::new(3);
         for lane in 0..lanes {
             let length = self.begins_with(lane);
             let mut selections = Vec::with_capacity((layers * steps * k) as usize);
-            for _ in 0..layers {
+            for layer in 0..layers {
                 let mut all: Vec<u32> = (0..length).collect();
-                numbers.draw(&mut all, (steps * k) as usize);
-                let end = selections.len() + (steps * k) as usize;
-                selections.extend(all.iter().take((steps * k) as usize).map(|position| *position as i32));
+                numbers.draw(&mut all, (prompt * k) as usize);
+                let mut from = selections.len();
+                let end = from + (prompt * k) as usize;
+                selections.extend(all.iter().take((prompt * k) as usize).map(|position| *position as i32));
                 selections.resize(end, -1);
+                for _ in 0..decoded {
+                    self.oracle.warm_layer(layer, lane, selections.get(from..).unwrap_or_default())?;
+                    from = selections.len();
+                    self.oracle.select(layer, lane, served, &mut selections)?;
+                }
+                self.oracle.warm_layer(layer, lane, selections.get(from..).unwrap_or_default())?;
             }
             self.write_words(room, &selections)?;
             let warm = Warm { lane: Lane(lane), whole: false, selections: Some(room), steps };
             self.device.enqueue(self.pools, self.stream(), PoolOp::Warm(warm))?;
-            self.oracle.warm(lane, false, &selections)?;
             self.wait()?;
         }
         Ok(())
