@@ -194,6 +194,7 @@ static const u32 WORK_STEPS = 8;
 
 struct WorkArgs {
     u64 operands, results;  // bf16 [WORK_PANELS][WORK_STEPS][2][4][2][32][8], f32 [WORK_PANELS][512][4]
+    u32 panels, unused;     // of the launch, at most 2^31
 };
 
 static_assert(sizeof(LaneHead) == 28 && sizeof(Fetch) == 8, "residency's own");
@@ -202,4 +203,4 @@ static_assert(sizeof(LoadArgs) == 24 && sizeof(CommitArgs) == 24 && sizeof(Resol
 static_assert(sizeof(GatherArgs) == 40 && sizeof(ScatterArgs) == 32 && sizeof(ReportArgs) == 24, "abi.rs");
 static_assert(sizeof(JoinArgs) == 24 && sizeof(TruncateArgs) == 32 && sizeof(LeaveArgs) == 16, "abi.rs");
 static_assert(sizeof(WarmArgs) == 32 && sizeof(RaiseArgs) == 32 && sizeof(DigestArgs) == 24, "abi.rs");
-static_assert(sizeof(CopyArgs) == 24 && sizeof(WorkArgs) == 16, "abi.rs");
+static_assert(sizeof(CopyArgs) == 24 && sizeof(WorkArgs) == 24, "abi.rs");
