@@ -29,6 +29,7 @@ impl Serialize for Parameter {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         match self {
             Parameter::Text(text) => serializer.serialize_str(text),
+            Parameter::Bytes(bytes) => serializer.serialize_u64(*bytes),
             Parameter::Number(whole) if whole.fract() == 0.0 && whole.abs() < 1e15 => {
                 serializer.serialize_i64(*whole as i64)
             }

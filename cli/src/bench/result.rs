@@ -4,12 +4,16 @@
 use indicatif::ProgressBar;
 
 use super::link::Link;
+use super::pool::Pool;
+use crate::report;
 
 /// A parameter's value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Parameter {
     /// A number without a unit, or with that of its name.
     Number(f64),
+    /// A number of bytes.
+    Bytes(u64),
     /// A name.
     Text(String),
 }
@@ -36,6 +40,7 @@ impl std::fmt::Display for Parameter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Parameter::Number(value) => write!(f, "{value}"),
+            Parameter::Bytes(bytes) => f.write_str(&report::size(*bytes as f64)),
             Parameter::Text(text) => f.write_str(text),
         }
     }
@@ -166,7 +171,7 @@ impl Figure {
 }
 
 /// How much is measured.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Asked {
     /// Steps timed for each figure, behind some that warm up.
     pub rounds: u32,
@@ -174,6 +179,8 @@ pub struct Asked {
     pub quick: bool,
     /// Advanced by one for each figure.
     pub progress: ProgressBar,
+    /// Host memory of the rows.
+    pub pool: Pool,
 }
 
 #[cfg(test)]

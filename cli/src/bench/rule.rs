@@ -11,10 +11,10 @@ use forebay::measure::{Ceilings, Probe};
 use forebay::{Result, SLOT_BLOCK};
 
 use super::oracle::{Wanted, compare_row, mix};
+use super::pool;
 use super::result::{Asked, Figure, Target};
 use super::reuse;
 use super::rig::{Extents, Places, Rig};
-use super::rows::{POOL_LEAST, pool_bytes};
 
 /// Bytes of a row in host memory and in a slot.
 const ROW: u32 = 656;
@@ -197,7 +197,7 @@ impl Landed {
         let free = if facts.gpu.is_some() && !asked.quick {
             facts.memory_free / 4
         } else {
-            pool_bytes(asked.quick, POOL_LEAST)?
+            pool::little(asked.quick)?
         };
         let slots = (free / u64::from(layers * lanes * ROW)) as u32 / SLOT_BLOCK * SLOT_BLOCK;
         let budget = slots.clamp(SLOT_BLOCK, if asked.quick { 2 * SLOT_BLOCK } else { 6881 });
