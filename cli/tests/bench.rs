@@ -121,6 +121,46 @@ fn every_group_is_measured_on_a_gpu_and_agrees_with_the_rule() {
 }
 
 #[test]
+fn rows_come_from_as_much_memory_as_was_asked_for_and_every_figure_says_how_much() {
+    let more = ["--only", "gather,scatter,resolve-gather,warm-up", "--rounds", "1", "--pool", "6MiB"];
+    let entries = entries(&more);
+    for figure in &entries[1..] {
+        assert_eq!(figure["parameters"]["pool"], 6 << 20, "{figure}");
+    }
+    let table = succeeds(&["bench", "--quick", "--only", "scatter", "--rounds", "1"]);
+    assert!(table.contains("pool") && table.contains("4.00 MiB"), "{table}");
+}
+
+/// Of a GPU's figures of rows, what they ask of the link: by shape, and near to it by their times.
+#[test]
+fn figures_of_rows_say_what_they_ask_of_a_gpus_link() {
+    let Some(driver) = driver() else { return };
+    let more =
+        ["--device", "cuda:0", "--driver", driver.library(), "--only", "gather,scatter", "--rounds", "1"];
+    let entries = entries(&more);
+    for figure in &entries[1..] {
+        let number = |of: &Value, name: &str| of[name].as_f64().unwrap_or_else(|| panic!("{name}: {figure}"));
+        let (link, named) = (&figure["link"], &figure["parameters"]);
+        let asks = match (named["row_bytes"].as_u64(), named["stride"].as_u64()) {
+            (Some(656), Some(704 | 768)) => (6.0, 672.0),
+            (Some(656), Some(656)) => (7.09375, 692.0),
+            _ => (9.0, 1152.0),
+        };
+        assert_eq!((number(link, "requests_a_row"), number(link, "sector_bytes_a_row")), asks, "{figure}");
+        let lines = number(link, "requests_s") * number(figure, "us") / 1e6;
+        assert!((lines / (number(named, "rows") * asks.0) - 1.0).abs() < 1e-6, "{figure}");
+        let (lines, sectors) = (number(link, "of_requests"), number(link, "of_sectors"));
+        assert!(lines > 0.0 && sectors > 0.0 && lines + 1e-9 >= sectors, "{figure}");
+        assert!(
+            (number(link, "requests_ceiling_s") * 128e-9 / number(link, "ceiling_gb_s") - 1.0).abs() < 1e-6
+        );
+    }
+    let all = [&["bench", "--quick"], &more[..]].concat();
+    let table = succeeds(&all);
+    assert!(table.contains("lines a row") && table.contains("Of lines, of sectors"), "{table}");
+}
+
+#[test]
 fn what_a_gpu_does_not_have_is_refused() {
     let Some(driver) = driver() else { return };
     let on = |device: &str, more: &[&str]| {
@@ -145,6 +185,12 @@ fn bad_input_is_one_error_that_names_it() {
         (&["--threads", "8"], &["--threads"]),
         (&["--device", "gpu"], &["--device", "cuda:0"]),
         (&["--gather-blocks", "8"], &["--gather-blocks", "--device cuda:N"]),
+        (&["--pool", "64"], &["--pool", "80GiB"]),
+        (&["--pool", "0"], &["--pool"]),
+        (&["--pool", "-1GiB"], &["--pool"]),
+        // More than any machine has: refused before anything is taken.
+        (&["--pool", "900000TiB"], &["--pool", "beyond", "free"]),
+        (&["--pool", "1MiB"], &["--pool", "less than", "least 4194304"]),
         (&["--threads", "64"], &["--threads", "--device cuda:N"]),
         (&["--bulk"], &["--bulk", "--device cuda:N"]),
         (&["--programmatic"], &["--programmatic", "--device cuda:N"]),

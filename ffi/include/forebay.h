@@ -251,7 +251,7 @@ typedef struct fb_device_config {
     const char *library;
     // Optional, host: bytes of device memory that may be taken; as many as the machine has.
     uint64_t memory;
-    // Optional, CUDA: thread blocks of a gather, a bound on the multiprocessors that it takes; 16.
+    // Optional, CUDA: thread blocks of a gather, a bound on the multiprocessors that it takes; 4.
     uint32_t gather_blocks;
     // Optional, CUDA: threads of a block, a multiple of 32 up to 512; 512.
     uint32_t threads;

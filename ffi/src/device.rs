@@ -39,7 +39,7 @@ pub struct FbDeviceConfig {
     pub library: *const c_char,
     /// Optional, host: bytes of device memory that may be taken; as many as the machine has.
     pub memory: u64,
-    /// Optional, CUDA: thread blocks of a gather, a bound on the multiprocessors that it takes; 16.
+    /// Optional, CUDA: thread blocks of a gather, a bound on the multiprocessors that it takes; 4.
     pub gather_blocks: u32,
     /// Optional, CUDA: threads of a block, a multiple of 32 up to 512; 512.
     pub threads: u32,

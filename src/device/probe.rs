@@ -119,4 +119,15 @@ pub trait Probe: Device {
     /// # Errors
     /// As [`Device::record`]; [`Kind::OutOfMemory`](crate::Kind::OutOfMemory) at the first use.
     fn compute(&self, stream: Stream, rounds: u32) -> Result<()>;
+
+    /// The same products as [`Probe::compute`] makes, by a persistent kernel, as those of DeepGEMM, FlashMLA or DeepEP
+    /// are: on a GPU one block on each multiprocessor but `left` of them, which has all of its shared memory and stays
+    /// until all is done, so that nothing else comes to run there. A stream's thread has nothing to leave.
+    ///
+    /// # Errors
+    /// As [`Probe::compute`]; [`Kind::OutOfRange`](crate::Kind::OutOfRange) where none is left for the work.
+    fn compute_persistent(&self, stream: Stream, rounds: u32, left: u32) -> Result<()> {
+        let _ = left;
+        self.compute(stream, rounds)
+    }
 }

@@ -7,17 +7,16 @@ use forebay::measure::{Ceilings, Probe};
 use forebay::{Lane, Result};
 
 use super::oracle::{Numbers, Wanted};
-use super::result::{Asked, Figure, Target};
-use super::rig::{Extents, Memory, Places, Rig};
-use super::rows::{POOL_LEAST, pool_bytes};
-use super::rule::{least, sector};
+use super::result::{Asked, Figure, Parameter, Target};
+use super::rig::{Extents, Places, Rig};
+use super::rule::{decoded, least, sector};
 
 const ROW: u32 = 656;
 const STRIDE: u32 = 704;
 const PAGE: u32 = 64;
 
 /// The fewest bytes of host memory for a hundred sequences with more rows than slots.
-const SEQUENCES_LEAST: u64 = 500 << 20;
+pub const SEQUENCES_LEAST: u64 = 500 << 20;
 
 /// What is to be reached with 410 misses a sequence.
 fn target(figure: &Figure, batch: u32, misses: u32, ceilings: &Ceilings) -> Option<Target> {
@@ -42,7 +41,7 @@ pub fn resolve_gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Aske
         false => (100, 2048, 6881, 410, [1, 10, 100]),
     };
     asked.progress.inc_length(batches.len() as u64);
-    let memory = Memory::filled(&**device, pool_bytes(asked.quick, SEQUENCES_LEAST)?)?;
+    let memory = asked.pool.on(&**device)?;
     let pages = memory.slice.bytes() / (u64::from(lanes) * u64::from(PAGE * STRIDE));
     let length = (pages as u32 * PAGE - 1).min(32_767);
     let extents = Extents {
@@ -59,7 +58,7 @@ pub fn resolve_gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Aske
         budget,
     };
     let mut rig = Rig::new(device, extents, Places::Host(memory), asked.quick)?;
-    rig.fill()?;
+    rig.fill(decoded(asked.quick))?;
     rig.touch()?;
     let gpu = device.facts()?.gpu.is_some();
     let order = Numbers::new(6).shuffled(lanes);
@@ -90,7 +89,8 @@ pub fn resolve_gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Aske
             .with("batch", batch)
             .with("misses", batch * misses)
             .with("budget", budget)
-            .with("context", length);
+            .with("context", length)
+            .with("pool", Parameter::Bytes(asked.pool.bytes));
         let mut figure = Figure { bytes: Some(bytes), ..figure };
         figure.beside.push(("copy engine", at(ceilings.copy_up)));
         figure.target = target(&figure, batch, misses, ceilings).filter(|_| gpu);
@@ -118,7 +118,7 @@ const ROUNDS: u32 = 5;
 pub fn warm_up(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let (prompt, k, bounded) = if asked.quick { (1000, 64, 160) } else { (32_768, 2048, 6881) };
     asked.progress.inc_length(4);
-    let memory = Memory::filled(&**device, pool_bytes(asked.quick, POOL_LEAST)?)?;
+    let memory = asked.pool.on(&**device)?;
     let mut figures = Vec::new();
     for budget in [prompt, bounded] {
         let mut extents = Extents {
@@ -199,6 +199,7 @@ fn warmed(rig: &mut Rig, whole: bool, ceilings: &Ceilings, asked: &Asked) -> Res
             .with("budget", budget)
             .with("layers", layers)
             .with("selections", SELECTIONS)
+            .with("pool", Parameter::Bytes(asked.pool.bytes))
     };
     let first = Figure::new("warm-up", "residency", residency, ceiling, rig.checked);
     let bytes = resident * u64::from(ROW);

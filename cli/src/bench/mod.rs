@@ -6,11 +6,14 @@
 //! a slot, a row or a digest is an error and no figure.
 
 mod fetch;
+mod link;
 mod nodes;
 mod oracle;
 mod packed;
+mod pool;
 pub mod report;
 pub mod result;
+mod reuse;
 mod rig;
 pub mod rows;
 mod rule;
@@ -27,7 +30,8 @@ use forebay::{Result, os};
 use crate::look::LookArguments;
 use crate::output::Results;
 use crate::target::{DeviceName, ProbeOptions, Target};
-use crate::{html, output};
+use crate::{html, output, sizes};
+use pool::Pool;
 use result::{Asked, Figure};
 
 const AFTER_HELP: &str = "\
@@ -74,6 +78,15 @@ impl Group {
             Group::Step => step::figures,
         }
     }
+
+    /// The fewest bytes of host memory that its rows stand in; none for those that take what they need.
+    fn least(self) -> u64 {
+        match self {
+            Group::Gather | Group::Scatter | Group::WarmUp => pool::LEAST,
+            Group::ResolveGather => fetch::SEQUENCES_LEAST,
+            Group::Resolve | Group::Commit | Group::Nodes | Group::Step => 0,
+        }
+    }
 }
 
 /// The arguments of `forebay bench`.
@@ -96,6 +109,10 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000),
           allow_negative_numbers = true)]
     rounds: Option<u32>,
+    /// Host memory from which rows are gathered, to which they are scattered, and which steps run over, such as 64GiB
+    /// [default: a fifth of what is free, up to 64 GiB for a GPU and 1.5 GiB for the host].
+    #[arg(long, value_name = "BYTES", value_parser = sizes::some_bytes, allow_negative_numbers = true)]
+    pool: Option<u64>,
     /// Of a GPU: thread blocks of a gather.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_535),
           allow_negative_numbers = true)]
@@ -165,9 +182,18 @@ impl Arguments {
         Group::value_variants().iter().copied().filter(named).collect()
     }
 
+    /// The memory of the groups' rows, before any of it is taken.
+    fn pool(&self) -> Result<Pool> {
+        let least = self.groups().into_iter().map(Group::least).max().unwrap_or_default();
+        let gpu = self.target().name != DeviceName::Host;
+        let wanted = pool::For { asked: self.pool, quick: self.quick, gpu, least };
+        Ok(Pool::new(pool::bytes(wanted, os::memory().1)?))
+    }
+
     fn measure(&self) -> Result<Measured> {
         let rounds = self.rounds.unwrap_or(if self.quick { 3 } else { 15 });
-        let asked = Asked { rounds, quick: self.quick, progress: output::progress("bench", 0) };
+        let pool = self.pool()?;
+        let asked = Asked { rounds, quick: self.quick, progress: output::progress("bench", 0), pool };
         // Closed before the first group takes memory.
         let (facts, ceilings) = {
             let device = self.open()?;
@@ -178,6 +204,9 @@ impl Arguments {
         };
         let mut figures = Vec::new();
         for group in self.groups() {
+            if group == Group::Step {
+                asked.pool.give_back();
+            }
             figures.extend(group.figures()(&self.open()?, &ceilings, &asked)?);
         }
         Ok(Measured {

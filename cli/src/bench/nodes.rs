@@ -16,8 +16,9 @@ use forebay::device::{Event, Graph, PoolOp, Slice, Stream};
 use forebay::measure::{Ceilings, Probe};
 
 use super::oracle::differs;
+use super::pool::Memory;
 use super::result::{Asked, Figure, Spread, Target};
-use super::rig::{Extents, Memory, Places, Rig};
+use super::rig::{Extents, Places, Rig};
 
 /// Nodes of a layer.
 const EACH: [Node; 3] = [Node::Resolve, Node::Gather, Node::Scatter];

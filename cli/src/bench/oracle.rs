@@ -2,11 +2,14 @@
 //!
 //! It runs [`LayerTables`] with the portable scan, so on no device does a figure compare code with itself alone.
 //! Selections are drawn from its state: it knows what is resident, so a step misses exactly as many rows as asked,
-//! step after step, without anything being reset between them.
+//! step after step, without anything being reset between them; and how long ago each row was selected, so it hits rows
+//! of each age as a model does ([`reuse`]).
 
 use forebay::device::block::LayerCount;
 use forebay::residency::{Fetch, LayerTables, Moved, Portable, Rows, Selected, TableShape, Workspace};
 use forebay::{Error, Kind, Result};
+
+use super::reuse;
 
 /// A stream of numbers by a fixed seed.
 #[derive(Debug)]
@@ -75,7 +78,8 @@ pub struct Oracle {
     numbers: Numbers,
     /// Bit per position: drawn for this lane.
     drawn: Vec<u64>,
-    residents: Vec<u32>,
+    /// Positions by age.
+    residents: [Vec<u32>; reuse::CLASSES],
     room: Vec<Fetch>,
     /// `[batch][query][k]` answers of the last resolve.
     pub slots: Vec<i32>,
@@ -139,7 +143,7 @@ impl Oracle {
             k: k as usize,
             numbers: Numbers::new(2),
             drawn: vec![0; (shape.tokens as usize).div_ceil(64)],
-            residents: Vec::new(),
+            residents: std::array::from_fn(|_| Vec::new()),
             room: vec![Fetch { position: 0, slot: 0 }; selected],
             slots: Vec::new(),
             fetches: vec![Vec::new(); batch as usize],
@@ -170,18 +174,29 @@ impl Oracle {
     /// # Errors
     /// As [`LayerTables::warm`].
     pub fn warm(&mut self, lane: u32, whole: bool, selections: &[i32]) -> Result<()> {
-        let per_layer = selections.len() / self.layers.len().max(1);
-        self.slots.resize(self.slots.len().max(self.k), 0);
-        for (index, tables) in self.layers.iter_mut().enumerate() {
-            if whole {
+        let layers = self.layers.len();
+        let per_layer = selections.len() / layers.max(1);
+        for layer in 0..layers {
+            if let Some(tables) = self.layers.get_mut(layer).filter(|_| whole) {
                 tables.bring_up(lane);
             }
-            let steps = selections.get(index * per_layer..(index + 1) * per_layer).unwrap_or_default();
-            for selection in steps.chunks_exact(self.k) {
-                let slots = self.slots.get_mut(..self.k).unwrap_or_default();
-                let selected = Selected { selection, slots, fetches: &mut self.room };
-                tables.warm(&Portable, lane, selected, &mut self.work)?;
-            }
+            let steps = selections.get(layer * per_layer..(layer + 1) * per_layer).unwrap_or_default();
+            self.warm_layer(layer as u32, lane, steps)?;
+        }
+        Ok(())
+    }
+
+    /// Of a warm-up some `[steps][k]` selections of one layer.
+    ///
+    /// # Errors
+    /// As [`LayerTables::warm`].
+    pub fn warm_layer(&mut self, layer: u32, lane: u32, selections: &[i32]) -> Result<()> {
+        self.slots.resize(self.slots.len().max(self.k), 0);
+        let Some(tables) = self.layers.get_mut(layer as usize) else { return Ok(()) };
+        for selection in selections.chunks_exact(self.k) {
+            let slots = self.slots.get_mut(..self.k).unwrap_or_default();
+            let selected = Selected { selection, slots, fetches: &mut self.room };
+            tables.warm(&Portable, lane, selected, &mut self.work)?;
         }
         Ok(())
     }
@@ -234,7 +249,8 @@ impl Oracle {
     }
 
     /// Draws what `lane` selects next in `layer`, `[query][k]`, onto the end of `out`: the misses divided evenly over
-    /// the query rows and all different; the hits of each row all different; each row in random order.
+    /// the query rows and all different; the hits of each row all different, and of each age as many as come back by
+    /// [`reuse`]; each row in random order.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] where fewer rows are resident, or are not, than are wanted.
@@ -243,16 +259,24 @@ impl Oracle {
             Err(Error::new(Kind::InvalidConfig, "bench").at(place).with("rows", rows))
         };
         let mut residents = std::mem::take(&mut self.residents);
-        residents.clear();
+        residents.iter_mut().for_each(Vec::clear);
         let tables = self.layer(layer)?;
-        let (length, budget) = tables.head(lane).map_or((0, 0), |head| (head.length, head.budget));
-        residents.extend(tables.residents(lane, 0, budget).map(|row| row.position));
-        let Wanted { query, misses, hits } = wanted;
-        if misses > length - residents.len() as u32 {
-            return few("rows that are not resident", length - residents.len() as u32);
+        let head = tables.head(lane).copied().unwrap_or_default();
+        let (length, next, stamps) = (head.length, head.stamp + 1, tables.words().stamp_of);
+        for row in tables.residents(lane, 0, head.budget) {
+            let stamp = stamps.get(row.slot as usize).copied().unwrap_or_default();
+            if let Some(class) = residents.get_mut(reuse::class(next.saturating_sub(stamp))) {
+                class.push(row.position);
+            }
         }
-        if hits.div_ceil(query.max(1)) as usize > residents.len() {
-            return few("resident rows", residents.len() as u32);
+        let classes = residents.each_ref().map(Vec::len);
+        let resident = classes.iter().sum::<usize>() as u32;
+        let Wanted { query, misses, hits } = wanted;
+        if misses > length - resident {
+            return few("rows that are not resident", length - resident);
+        }
+        if hits.div_ceil(query.max(1)) > resident {
+            return few("resident rows", resident);
         }
         let missed = self.draw_missed(layer, lane, length, misses)?;
         let mut missed = missed.into_iter();
@@ -260,8 +284,10 @@ impl Oracle {
             let of_row = |all: u32| (all / query + u32::from(row < all % query)) as usize;
             let (first, hits) = (out.len(), of_row(misses + hits) - of_row(misses));
             out.extend(missed.by_ref().take(of_row(misses)).map(|position| position as i32));
-            self.numbers.draw(&mut residents, hits);
-            out.extend(residents.iter().take(hits).map(|position| *position as i32));
+            for (rows, hits) in residents.iter_mut().zip(reuse::divided(classes, hits)) {
+                self.numbers.draw(rows, hits);
+                out.extend(rows.iter().take(hits).map(|position| *position as i32));
+            }
             let drawn = out.get_mut(first..).unwrap_or_default();
             let count = drawn.len();
             self.numbers.draw(drawn, count);
@@ -319,6 +345,14 @@ impl Oracle {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Oracle {
+        /// Stamps of a lane's resident rows, in the order of their slots.
+        pub fn stamps(&self, layer: u32, lane: u32) -> Vec<u32> {
+            let stamps = self.layers[layer as usize].words().stamp_of;
+            self.residents(layer, lane).iter().map(|row| stamps[row.slot as usize]).collect()
+        }
+    }
 
     const SHAPE: TableShape = TableShape {
         lanes: 2,

@@ -18,7 +18,8 @@ use forebay::residency::Fetch;
 use forebay::{Result, SLOT_BLOCK, os};
 
 use super::oracle::Wanted;
-use super::rig::{Extents, Memory, Places, Rig, RowShape};
+use super::pool::Memory;
+use super::rig::{Extents, Places, Rig, RowShape};
 
 /// Rows that a lane packs.
 const SPAN: u32 = 512;

@@ -29,6 +29,7 @@ impl Serialize for Parameter {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         match self {
             Parameter::Text(text) => serializer.serialize_str(text),
+            Parameter::Bytes(bytes) => serializer.serialize_u64(*bytes),
             Parameter::Number(whole) if whole.fract() == 0.0 && whole.abs() < 1e15 => {
                 serializer.serialize_i64(*whole as i64)
             }
@@ -94,10 +95,42 @@ struct Entry<'a> {
     fraction: f64,
     beside: Named<'a, f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    link: Option<LinkEntry>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     target: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     met: Option<bool>,
     checked: u64,
+}
+
+/// What a figure's rows ask of the link, beside the ceilings of both kinds.
+#[derive(Serialize)]
+struct LinkEntry {
+    requests_a_row: f64,
+    requests_s: f64,
+    requests_ceiling_s: f64,
+    of_requests: f64,
+    sector_bytes_a_row: f64,
+    sectors_gb_s: f64,
+    ceiling_gb_s: f64,
+    of_sectors: f64,
+}
+
+impl LinkEntry {
+    fn of(figure: &Figure) -> Option<LinkEntry> {
+        let link = figure.link?;
+        let a_second = |count: f64| count / figure.us.max(1e-3) * 1e6;
+        Some(LinkEntry {
+            requests_a_row: link.asks.requests,
+            requests_s: a_second(link.requests()),
+            requests_ceiling_s: link.most_requests(),
+            of_requests: figure.share(link.requests_us()),
+            sector_bytes_a_row: link.asks.bytes,
+            sectors_gb_s: gb(a_second(link.bytes())),
+            ceiling_gb_s: gb(link.ceiling),
+            of_sectors: figure.share(link.bytes_us()),
+        })
+    }
 }
 
 #[derive(Serialize)]
@@ -147,6 +180,7 @@ pub fn text(measured: &Measured) -> Result<Vec<u8>> {
             ceiling_us: figure.ceiling.1,
             fraction: figure.fraction(),
             beside: Named(figure.beside.clone()),
+            link: LinkEntry::of(figure),
             target: figure.target.map(|target| target.text),
             met: figure.target.map(|target| target.met),
             checked: figure.checked,
@@ -224,11 +258,21 @@ pub fn percent(share: f64) -> String {
     if percent < 9.95 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
 }
 
+/// Heads of what rows ask of the link: lines of a row, and the shares of what the link gives of them and of sectors.
+const LINK_HEADS: [&str; 3] = ["lines a row", "of lines", "of sectors"];
+
+fn link_cells(figure: &Figure) -> [String; 3] {
+    let cells = LinkEntry::of(figure)
+        .map(|link| [number(link.requests_a_row), percent(link.of_requests), percent(link.of_sectors)]);
+    cells.unwrap_or_default()
+}
+
 fn of_group(figures: &[Figure], look: Look) -> String {
     let names = parameters(figures);
     let beside = once(figures.iter().flat_map(|figure| figure.beside.iter().map(|(name, _)| *name)));
-    let [has_rate, has_target, named] = [
+    let [has_rate, has_link, has_target, named] = [
         figures.iter().any(|figure| figure.bytes.is_some()),
+        figures.iter().any(|figure| figure.link.is_some()),
         figures.iter().any(|figure| figure.target.is_some()),
         figures.iter().any(|figure| figure.name != figure.group),
     ];
@@ -240,6 +284,7 @@ fn of_group(figures: &[Figure], look: Look) -> String {
     header.extend([us.to_owned(), "quartiles".to_owned()]);
     header.extend(has_rate.then(|| "GB/s".to_owned()));
     header.extend(["of ceiling".to_owned(), "ceiling".to_owned()]);
+    header.extend(has_link.then_some(LINK_HEADS).into_iter().flatten().map(str::to_owned));
     header.extend(beside.iter().map(|name| (*name).to_owned()));
     header.extend(has_target.then(|| "target".to_owned()));
     table.set_header(header);
@@ -250,6 +295,7 @@ fn of_group(figures: &[Figure], look: Look) -> String {
         row.extend([number(figure.us), format!("{} - {}", number(figure.us_low), number(figure.us_high))]);
         row.extend(has_rate.then(|| figure.rate().map(|rate| number(gb(rate))).unwrap_or_default()));
         row.extend([percent(figure.fraction()), number(figure.ceiling.1)]);
+        row.extend(has_link.then(|| link_cells(figure)).into_iter().flatten());
         row.extend(beside.iter().map(|name| {
             let found = figure.beside.iter().find(|(key, _)| key == name);
             found.map(|(_, us)| number(*us)).unwrap_or_default()
@@ -276,6 +322,21 @@ pub fn above(figures: &[Figure]) -> Option<&'static str> {
     )
 }
 
+/// What the shares of lines and sectors say, where there are any.
+fn asked_of_links(figures: &[Figure]) -> Option<&'static str> {
+    figures.iter().any(|figure| figure.link.is_some()).then_some(
+        "Of lines, of sectors: the least time of a call by its requests for lines of 128 bytes, and by the sectors of \
+         32 bytes named in them, each at the rate of one long run, / the median. The share that is near the whole \
+         says by what the link is bound. Both are counted from the rows' shape.",
+    )
+}
+
+/// What stands below the tables where it is needed.
+fn notes(figures: &[Figure], look: Look) -> String {
+    let all = [asked_of_links(figures), above(figures)];
+    all.into_iter().flatten().map(|note| look.wrap(note) + "\n").collect()
+}
+
 /// All of it as tables.
 pub fn tables(measured: &Measured, look: Look) -> String {
     let Measured { device, facts, ceilings, figures, rounds, quick } = measured;
@@ -298,7 +359,7 @@ pub fn tables(measured: &Measured, look: Look) -> String {
          microseconds. Of ceiling: its time / the median.\n{}\
          Compared with the rule and found the same: {checked} slots, rows, reports and\n\
          digests.\n",
-        above(figures).map_or(String::new(), |above| look.wrap(above) + "\n"),
+        notes(figures, look),
     );
     if look.utf8 { out } else { out.replace('µ', "u") }
 }

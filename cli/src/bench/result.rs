@@ -3,11 +3,17 @@
 
 use indicatif::ProgressBar;
 
+use super::link::Link;
+use super::pool::Pool;
+use crate::report;
+
 /// A parameter's value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Parameter {
     /// A number without a unit, or with that of its name.
     Number(f64),
+    /// A number of bytes.
+    Bytes(u64),
     /// A name.
     Text(String),
 }
@@ -34,6 +40,7 @@ impl std::fmt::Display for Parameter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Parameter::Number(value) => write!(f, "{value}"),
+            Parameter::Bytes(bytes) => f.write_str(&report::size(*bytes as f64)),
             Parameter::Text(text) => f.write_str(text),
         }
     }
@@ -99,6 +106,8 @@ pub struct Figure {
     pub ceiling: (&'static str, f64),
     /// Other times of the same work, microseconds: other ceilings, other ways.
     pub beside: Vec<(&'static str, f64)>,
+    /// What the rows that it moves ask of a GPU's link.
+    pub link: Option<Link>,
     /// What is to be reached on a GPU; none where nothing is, or the device is none.
     pub target: Option<Target>,
     /// Rows, slots and digests that were compared with what they must be.
@@ -125,6 +134,7 @@ impl Figure {
             bytes: None,
             ceiling,
             beside: Vec::new(),
+            link: None,
             target: None,
             checked,
         }
@@ -151,12 +161,17 @@ impl Figure {
 
     /// The share of the ceiling that is reached: its time over the figure's.
     pub fn fraction(&self) -> f64 {
-        if self.us > 0.0 { self.ceiling.1 / self.us } else { 0.0 }
+        self.share(self.ceiling.1)
+    }
+
+    /// The share of another ceiling's time.
+    pub fn share(&self, least_us: f64) -> f64 {
+        if self.us > 0.0 { least_us / self.us } else { 0.0 }
     }
 }
 
 /// How much is measured.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Asked {
     /// Steps timed for each figure, behind some that warm up.
     pub rounds: u32,
@@ -164,6 +179,8 @@ pub struct Asked {
     pub quick: bool,
     /// Advanced by one for each figure.
     pub progress: ProgressBar,
+    /// Host memory of the rows.
+    pub pool: Pool,
 }
 
 #[cfg(test)]

@@ -4,66 +4,28 @@
 //! compared before the next one begins; at the end all digests, and the device's own check of its tables.
 //!
 //! **Memory.** Host memory is one [`Memory`], filled once: what a row holds follows from where it stands, and the
-//! slab's rows are compared with it. A rig's lanes have their pages all over it. A device keeps what a rig took
+//! slab's rows are compared with it. A rig's lanes have their pages all over it, also where they have fewer than it has
+//! room for. A device keeps what a rig took
 //! until it is dropped, so each group of figures has a device of its own.
 
 use std::sync::Arc;
 
 use forebay::device::block::{Entry, LayerCount, Report, step};
 use forebay::device::{Answer, Begin, Expected, Join, Part, Plan, PoolOp, Pools, Slice, Stream, Warm};
-use forebay::measure::{Probe, host_request};
-use forebay::os::{Map, NoFaults};
+use forebay::measure::Probe;
 use forebay::residency::{Fetch, Rows, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};
 
 use super::oracle::{Numbers, Oracle, Wanted, compare_row, compare_slots, differs, mix};
+use super::pool::Memory;
+use super::reuse;
 use super::timer::Timer;
 
-/// Bytes that are filled or compared at a time.
+/// Bytes that are written at a time.
 const CHUNK: u64 = 1 << 20;
 
 /// From so many rows on those of a lane are read in one piece.
 const ONE_BY_ONE: usize = 16;
-
-/// Host memory that a device reads and writes, as a total pool has it: huge pages and locked where they can be had.
-#[derive(Clone, Debug)]
-pub struct Memory {
-    /// The mapping.
-    pub map: Arc<Map>,
-    /// As the device sees it.
-    pub slice: Slice,
-}
-
-impl Memory {
-    /// Registered memory, zero.
-    ///
-    /// # Errors
-    /// As [`Map::new`] and registering.
-    pub fn new(device: &dyn Probe, bytes: u64) -> Result<Memory> {
-        let map = Arc::new(Map::new(&host_request(device, bytes)?, &NoFaults)?.0);
-        let slice = device.register(&map)?.part(0, bytes)?;
-        Ok(Memory { map, slice })
-    }
-
-    /// The same with every word different from its neighbours.
-    ///
-    /// # Errors
-    /// Likewise.
-    pub fn filled(device: &dyn Probe, bytes: u64) -> Result<Memory> {
-        let memory = Memory::new(device, bytes)?;
-        let mut words = Vec::with_capacity(CHUNK as usize / 4);
-        for at in (0..bytes / 4 * 4).step_by(CHUNK as usize) {
-            words.clear();
-            words.extend((at / 8..(at + CHUNK.min(bytes - at)).div_ceil(8)).flat_map(|word| {
-                let word = mix(word);
-                [word as u32, (word >> 32) as u32]
-            }));
-            words.truncate((CHUNK.min(bytes - at) / 4) as usize);
-            memory.map.copy_in_words(at, &words)?;
-        }
-        Ok(memory)
-    }
-}
 
 /// How rows stand in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,9 +79,20 @@ impl Extents {
         self.tokens().div_ceil(self.page)
     }
 
+    /// Bytes of a page of a layer.
+    const fn page_bytes(&self) -> u64 {
+        self.page as u64 * self.stride as u64
+    }
+
     /// Bytes of a layer's rows in host memory.
     pub const fn layer_bytes(&self) -> u64 {
-        self.lanes as u64 * self.lane_pages() as u64 * self.page as u64 * self.stride as u64
+        self.lanes as u64 * self.lane_pages() as u64 * self.page_bytes()
+    }
+
+    /// Each layer's share of so many bytes, in whole pages; 0 where they are too few for all layers.
+    const fn share(&self, bytes: u64) -> u64 {
+        let each = bytes / self.layers as u64 / self.page_bytes() * self.page_bytes();
+        if each < self.layer_bytes() { 0 } else { each }
     }
 
     /// Bytes of a layer's slab.
@@ -189,6 +162,8 @@ pub struct Rig {
     geometry: Geometry,
     tables: TableShape,
     memory: Option<Memory>,
+    /// From a layer's rows to the next one's; 0 where all layers have the same.
+    layer_bytes: u64,
     slabs: Vec<Slice>,
     pages: Vec<u32>,
     block: Memory,
@@ -215,19 +190,26 @@ impl Rig {
         let lane_pages = extents.lane_pages();
         let alone = matches!(places, Places::Tables);
         let expected = if alone { Expected::Resolved } else { Expected::Gathered };
-        let shuffled = || Numbers::new(1).shuffled(lane_pages * lanes);
         let (rows, memory, slab, pages) = match places {
-            Places::Tables => (device.allocate(extents.layer_bytes())?, None, None, shuffled()),
-            Places::Host(memory) => (memory.slice, Some(memory), None, shuffled()),
-            Places::HostInto(memory, slab) => (memory.slice, Some(memory), Some(slab), shuffled()),
-            Places::Given(slice, pages) => (slice, None, None, pages),
+            Places::Tables => (device.allocate(extents.layer_bytes())?, None, None, None),
+            Places::Host(memory) => (memory.slice, Some(memory), None, None),
+            Places::HostInto(memory, slab) => (memory.slice, Some(memory), Some(slab), None),
+            Places::Given(slice, pages) => (slice, None, None, Some(pages)),
         };
-        let given = rows.bytes() < u64::from(layers) * extents.layer_bytes();
-        let layer_of = |layer: u32| match given {
+        let layer_bytes = extents.share(rows.bytes());
+        let layer_of = |layer: u32| match layer_bytes {
             // Tables alone need the extent of a layer's rows, and no rows; what is given has a layout of its own.
-            true => rows.part(0, rows.bytes()),
-            false => rows.part(u64::from(layer) * extents.layer_bytes(), extents.layer_bytes()),
+            0 => rows.part(0, rows.bytes()),
+            bytes => rows.part(u64::from(layer) * bytes, bytes),
         };
+        let pages = pages.unwrap_or_else(|| {
+            let room = layer_bytes.max(extents.layer_bytes()) / extents.page_bytes();
+            let mut pages: Vec<u32> = (0..room as u32).collect();
+            let needed = (lane_pages * lanes) as usize;
+            Numbers::new(1).draw(&mut pages, needed);
+            pages.truncate(needed);
+            pages
+        });
         let slabs: Vec<Slice> = match slab {
             Some(slab) => vec![slab; layers as usize],
             None => (0..layers).map(|_| device.allocate(extents.slab_bytes())).collect::<Result<_>>()?,
@@ -262,6 +244,7 @@ impl Rig {
             geometry,
             tables,
             memory,
+            layer_bytes,
             slabs,
             pages,
         };
@@ -329,30 +312,37 @@ impl Rig {
         self.wait()
     }
 
-    /// Fills every lane's budget in every layer, by selections of random rows, as prompts leave it. Brings no bytes:
-    /// rows that were not fetched are not compared.
+    /// Fills every lane's budget in every layer, by selections of random rows, as prompts leave it; then so many
+    /// more, as steps of a decode leave it ([`reuse`]). Brings no bytes: rows that were not fetched are not compared.
     ///
     /// # Errors
-    /// Those of the device.
-    pub fn fill(&mut self) -> Result<()> {
+    /// Those of the device; as [`Oracle::select`].
+    pub fn fill(&mut self, decoded: u32) -> Result<()> {
         let Extents { layers, lanes, k, budget, .. } = self.extents;
-        let steps = budget.div_ceil(k);
+        let prompt = budget.div_ceil(k);
+        let (steps, served) = (prompt + decoded, Wanted::share(k, 1, reuse::MISSED));
         let room = self.device.allocate(u64::from(layers * steps * k) * 4)?;
         let mut numbers = Numbers::new(3);
         for lane in 0..lanes {
             let length = self.begins_with(lane);
             let mut selections = Vec::with_capacity((layers * steps * k) as usize);
-            for _ in 0..layers {
+            for layer in 0..layers {
                 let mut all: Vec<u32> = (0..length).collect();
-                numbers.draw(&mut all, (steps * k) as usize);
-                let end = selections.len() + (steps * k) as usize;
-                selections.extend(all.iter().take((steps * k) as usize).map(|position| *position as i32));
+                numbers.draw(&mut all, (prompt * k) as usize);
+                let mut from = selections.len();
+                let end = from + (prompt * k) as usize;
+                selections.extend(all.iter().take((prompt * k) as usize).map(|position| *position as i32));
                 selections.resize(end, -1);
+                for _ in 0..decoded {
+                    self.oracle.warm_layer(layer, lane, selections.get(from..).unwrap_or_default())?;
+                    from = selections.len();
+                    self.oracle.select(layer, lane, served, &mut selections)?;
+                }
+                self.oracle.warm_layer(layer, lane, selections.get(from..).unwrap_or_default())?;
             }
             self.write_words(room, &selections)?;
             let warm = Warm { lane: Lane(lane), whole: false, selections: Some(room), steps };
             self.device.enqueue(self.pools, self.stream(), PoolOp::Warm(warm))?;
-            self.oracle.warm(lane, false, &selections)?;
             self.wait()?;
         }
         Ok(())
@@ -552,7 +542,7 @@ impl Rig {
         let (page, token) = (position / self.extents.page, position % self.extents.page);
         let place = lane as usize * self.extents.lane_pages() as usize + page as usize;
         let page = self.pages.get(place).copied().unwrap_or_default();
-        u64::from(layer) * self.extents.layer_bytes() + self.geometry.host_offset(page, token)
+        u64::from(layer) * self.layer_bytes + self.geometry.host_offset(page, token)
     }
 
     /// The bytes of a lane's position in the total pool.

@@ -5,16 +5,18 @@
 
 use std::sync::Arc;
 
+use forebay::Result;
 use forebay::device::PoolOp;
-use forebay::device::rates::{Rates, RowRate, RowRates};
+use forebay::device::rates::{GATHER_BLOCKS, Rates, RowRate, RowRates};
 use forebay::measure::{Ceilings, Probe};
 use forebay::residency::Fetch;
-use forebay::{Error, Kind, Result, os};
 
+use super::link::{Asks, Link};
 use super::oracle::{Numbers, Wanted, compare_row};
 use super::packed;
-use super::result::{Asked, Figure, Spread, Target};
-use super::rig::{Extents, Memory, Places, Rig, RowShape};
+use super::pool::{self, Memory};
+use super::result::{Asked, Figure, Parameter, Spread, Target};
+use super::rig::{Extents, Places, Rig, RowShape};
 
 /// Rows of a call.
 const ROWS: [u32; 10] = [1, 16, 64, 256, 410, 1024, 4096, 16_384, 41_000, 100_000];
@@ -23,8 +25,9 @@ const ROWS: [u32; 10] = [1, 16, 64, 256, 410, 1024, 4096, 16_384, 41_000, 100_00
 const QUICK: [u32; 4] = [1, 16, 64, 200];
 
 /// The rows that are moved.
-const SHAPES: [RowShape; 3] = [
+const SHAPES: [RowShape; 4] = [
     RowShape { row: 656, stride: 704 },
+    RowShape { row: 656, stride: 768 },
     RowShape { row: 656, stride: 656 },
     RowShape { row: 1152, stride: 1152 },
 ];
@@ -32,35 +35,8 @@ const SHAPES: [RowShape; 3] = [
 /// Steps in front of those that are timed.
 const WARM_UP: u32 = 2;
 
-/// The most bytes of host memory that a figure takes: more than any cache holds.
-const POOL: u64 = 3 << 29;
-
 /// From so many rows on the targets speak of a call.
 const MANY: u32 = 4096;
-
-/// The fewest for gathers and scatters: a gather's lanes have twice as many tokens as one of them fetches.
-pub const POOL_LEAST: u64 = 192 << 20;
-
-/// Bytes of host memory for a rig that needs `least`: at most a quarter of what can be had.
-///
-/// # Errors
-/// [`Kind::OutOfMemory`] where that is too little.
-pub fn pool_bytes(quick: bool, least: u64) -> Result<u64> {
-    pool_of(quick, least, os::memory().1)
-}
-
-/// The same where so many bytes can be had.
-fn pool_of(quick: bool, least: u64, free: u64) -> Result<u64> {
-    match POOL.min(free / 4) {
-        _ if quick => Ok(4 << 20),
-        bytes if bytes >= least => Ok(bytes),
-        _ => Err(Error::new(Kind::OutOfMemory, "bench")
-            .at("host memory that can be had")
-            .with("bytes", free)
-            .with("least", 4 * least)
-            .hint("free some, or pass --quick, which shows that all works and says nothing about speed")),
-    }
-}
 
 /// The rows of the calls that are made.
 fn counts(quick: bool) -> &'static [u32] {
@@ -248,7 +224,7 @@ fn reaches(rate: Option<f64>, ceiling: f64, known: f64) -> bool {
 /// # Errors
 /// Those of the device; [`forebay::Kind::Internal`] for a row that is not what it must be.
 pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
-    let memory = Memory::filled(&**device, pool_bytes(asked.quick, POOL_LEAST)?)?;
+    let memory = asked.pool.on(&**device)?;
     let gpu = device.facts()?.gpu.is_some();
     let mut figures = Vec::new();
     asked.progress.inc_length((SHAPES.len() * counts(asked.quick).len()) as u64);
@@ -265,7 +241,9 @@ pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
             let least = |rate: f64| ceilings.launch_us + bytes as f64 / rate * 1e6;
             let checked = pools.rig.checked - before;
             let ceiling = ("processors read", least(ceilings.read));
-            let mut figure = of_rows("gather", *rows, shape, times, ceiling, bytes, checked);
+            let mut figure = of_rows("gather", *rows, shape, times, ceiling, bytes, checked)
+                .with("pool", Parameter::Bytes(asked.pool.bytes));
+            figure.link = gpu.then(|| link(*rows, shape, ceilings.read, ceilings));
             figure.beside.push(("copy engine", least(ceilings.copy_up)));
             if let Some(packer) = packer.as_mut().filter(|packer| packer.takes(*rows)) {
                 let before = packer.checked();
@@ -293,7 +271,7 @@ pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
 /// # Errors
 /// Likewise.
 pub fn scatter(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
-    let memory = Memory::filled(&**device, pool_bytes(asked.quick, POOL_LEAST)?)?;
+    let memory = asked.pool.on(&**device)?;
     let gpu = device.facts()?.gpu.is_some();
     let mut figures = Vec::new();
     asked.progress.inc_length((SHAPES.len() * counts(asked.quick).len()) as u64);
@@ -311,7 +289,9 @@ pub fn scatter(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
             let least = |rate: f64| ceilings.launch_us + bytes as f64 / rate * 1e6;
             let ceiling = ("processors write", least(ceilings.write));
             let checked = pools.rig.checked - before;
-            let mut figure = of_rows("scatter", *rows, shape, times, ceiling, bytes, checked);
+            let mut figure = of_rows("scatter", *rows, shape, times, ceiling, bytes, checked)
+                .with("pool", Parameter::Bytes(asked.pool.bytes));
+            figure.link = gpu.then(|| link(*rows, shape, ceilings.write, ceilings));
             figure.beside.push(("copy engine", least(ceilings.copy_down)));
             if gpu && *rows >= MANY && shape == SHAPES[0] {
                 let met = reaches(figure.rate(), ceilings.write, 43e9);
@@ -322,6 +302,11 @@ pub fn scatter(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
         pools.rig.finish()?;
     }
     Ok(figures)
+}
+
+/// What a call's rows ask of a link that gives so much in one long run.
+fn link(rows: u32, shape: RowShape, ceiling: f64, ceilings: &Ceilings) -> Link {
+    Link { asks: Asks::of(shape), rows, ceiling, launch_us: ceilings.launch_us }
 }
 
 /// A figure of rows of one shape.
@@ -339,9 +324,6 @@ fn of_rows(
     figure.with("rows", rows).with("row_bytes", shape.row).with("stride", shape.stride)
 }
 
-/// Thread blocks of a GPU's gather, as a device is opened without options.
-const GATHER_BLOCKS: u32 = 16;
-
 /// Rounds of each point of [`rates`].
 const RATE_ROUNDS: u32 = 7;
 
@@ -355,12 +337,13 @@ pub fn rate_pieces(quick: bool) -> u64 {
     2 * rate_counts(quick).count() as u64
 }
 
-/// The speeds of a machine as planning takes them: rows of 656 bytes at a stride of 704, and plain copies.
+/// The speeds of a machine as planning takes them: rows of 656 bytes at a stride of 704, in little memory, and plain
+/// copies.
 ///
 /// # Errors
 /// Those of the device; [`forebay::Kind::Internal`] for a row that is not what it must be.
 pub fn rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool, done: &dyn Fn()) -> Result<Rates> {
-    let memory = Memory::filled(&**device, pool_bytes(quick, POOL_LEAST)?)?;
+    let memory = Memory::filled(&**device, pool::little(quick)?)?;
     let (shape, facts) = (SHAPES[0], device.facts()?);
     let (blocks, processors) = (if facts.gpu.is_some() { GATHER_BLOCKS } else { 1 }, facts.processors.max(1));
     let points = |call: &mut dyn FnMut(u32) -> Result<f64>| -> Result<RowRates> {
@@ -396,18 +379,9 @@ mod tests {
     use forebay::device::host::{HostDevice, HostOptions};
 
     #[test]
-    fn a_machine_with_little_memory_is_told_how_much_is_needed() {
-        assert_eq!(pool_of(false, POOL_LEAST, 128 << 30).unwrap(), POOL);
-        assert_eq!(pool_of(false, 500 << 20, 2 << 30).unwrap(), 512 << 20);
-        assert_eq!(pool_of(true, POOL_LEAST, 1).unwrap(), 4 << 20);
-        let text = pool_of(false, 500 << 20, 1 << 30).unwrap_err().to_string();
-        assert!(text.contains("host memory") && text.contains("--quick"), "{text}");
-    }
-
-    #[test]
     fn a_row_that_a_call_wrote_beside_its_own_is_found() {
         let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
-        let memory = Memory::filled(&*device, pool_bytes(true, POOL_LEAST).unwrap()).unwrap();
+        let memory = Memory::filled(&*device, pool::QUICK).unwrap();
         let mut pools = Gather::new(&device, SHAPES[0], &memory, true).unwrap();
         pools.call(64).unwrap();
         let before = pools.rig.checked;
@@ -424,7 +398,7 @@ mod tests {
     #[test]
     fn every_piece_of_a_landed_row_is_another_one_at_the_next_call() {
         let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
-        let memory = Memory::filled(&*device, pool_bytes(true, POOL_LEAST).unwrap()).unwrap();
+        let memory = Memory::filled(&*device, pool::QUICK).unwrap();
         let mut pools = Scatter::new(&device, SHAPES[0], &memory, true).unwrap();
         let mut land = || {
             pools.land(&[3], LANDING).unwrap();

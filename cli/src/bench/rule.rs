@@ -11,9 +11,10 @@ use forebay::measure::{Ceilings, Probe};
 use forebay::{Result, SLOT_BLOCK};
 
 use super::oracle::{Wanted, compare_row, mix};
+use super::pool;
 use super::result::{Asked, Figure, Target};
+use super::reuse;
 use super::rig::{Extents, Places, Rig};
-use super::rows::{POOL_LEAST, pool_bytes};
 
 /// Bytes of a row in host memory and in a slot.
 const ROW: u32 = 656;
@@ -51,6 +52,12 @@ impl Points {
     fn most(of: &[u32]) -> u32 {
         of.iter().copied().max().unwrap_or(1)
     }
+}
+
+/// Steps of a decode that lanes have behind them when they resolve, so that equally old rows are as scattered as in
+/// service.
+pub fn decoded(quick: bool) -> u32 {
+    if quick { reuse::DECODED_QUICK } else { reuse::DECODED }
 }
 
 /// The bytes in which the device's memory is read: a sector of a GPU, a line of the host.
@@ -118,7 +125,7 @@ pub fn resolve(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
             budget: *budget,
         };
         let mut rig = Rig::new(device, extents, Places::Tables, asked.quick)?;
-        rig.fill()?;
+        rig.fill(decoded(asked.quick))?;
         for query in points.queries {
             for batch in points.batches {
                 for share in SHARES {
@@ -190,7 +197,7 @@ impl Landed {
         let free = if facts.gpu.is_some() && !asked.quick {
             facts.memory_free / 4
         } else {
-            pool_bytes(asked.quick, POOL_LEAST)?
+            pool::little(asked.quick)?
         };
         let slots = (free / u64::from(layers * lanes * ROW)) as u32 / SLOT_BLOCK * SLOT_BLOCK;
         let budget = slots.clamp(SLOT_BLOCK, if asked.quick { 2 * SLOT_BLOCK } else { 6881 });
@@ -212,7 +219,8 @@ impl Landed {
         let page = device.allocate(u64::from(extents.page * extents.stride))?;
         let pages = vec![0; (lanes * extents.lane_pages()) as usize];
         let mut rig = Rig::new(device, extents, Places::Given(page, pages), asked.quick)?;
-        rig.fill()?;
+        // A commit looks for the oldest row alone.
+        rig.fill(0)?;
         rig.touch()?;
         let rows: Vec<u8> = (0..u64::from(lanes * query_rows * ROW)).map(|at| mix(at) as u8).collect();
         for layer in 0..layers {

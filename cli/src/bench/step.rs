@@ -391,6 +391,7 @@ impl Study<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::pool::{self, Pool};
     use indicatif::ProgressBar;
 
     /// Tiny steps on the host.
@@ -398,7 +399,11 @@ mod tests {
         let device: Arc<dyn Probe> =
             HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
         let ceilings = Ceilings::measure(&*device, 1 << 16, 1).unwrap();
-        (device, ceilings, Asked { rounds: 1, quick: true, progress: ProgressBar::hidden() })
+        (
+            device,
+            ceilings,
+            Asked { rounds: 1, quick: true, progress: ProgressBar::hidden(), pool: Pool::new(pool::QUICK) },
+        )
     }
 
     /// A machine of the smallest point, with its slots filled, and an engine that only selects.

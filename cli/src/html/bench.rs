@@ -30,11 +30,11 @@ const BEHIND: f64 = 104.0;
 /// The least units of a bar.
 const SHORT: f64 = 44.0;
 
-/// Parameters that follow from others.
-const DERIVED: [&str; 1] = ["missed_rows"];
+/// Parameters that follow from others, or are the run's.
+const DERIVED: [&str; 2] = ["missed_rows", "pool"];
 
 /// The colours of a chart's lines, in their order.
-const CLASSES: [&str; 4] = ["lru", "optimum", "tokens", "s3"];
+const CLASSES: [&str; 5] = ["lru", "optimum", "tokens", "s3", "fifo"];
 
 /// A line of a chart.
 struct Line {

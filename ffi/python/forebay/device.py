@@ -463,7 +463,7 @@ class CudaDevice(Device):
     Args:
         number: which one.
         library: the driver's path; None: libcuda.so.1 as the loader finds it.
-        gather_blocks: thread blocks of a gather; None: the library's choice.
+        gather_blocks: thread blocks of a gather; None: the library's choice, 4.
         threads: threads of a block; None: the library's choice.
 
     Raises:

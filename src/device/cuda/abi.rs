@@ -212,7 +212,7 @@ words! {
     CopyArgs: 24 { from: Address, to: Address, bytes: u64 }
 
     /// Of `forebay_work`.
-    WorkArgs: 16 { operands: Address, results: Address }
+    WorkArgs: 24 { operands: Address, results: Address, panels: u32, unused: u32 }
 }
 
 const _: () = assert!(size_of::<LaneHead>() == 28);

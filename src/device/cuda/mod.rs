@@ -39,6 +39,7 @@ mod tests;
 
 use std::os::fd::OwnedFd;
 
+use crate::device::rates::GATHER_BLOCKS;
 use crate::device::{
     Backing, Completer, Device, DeviceId, Event, Graph, Mapped, Plan, PoolOp, Pools, Slice, Stream,
 };
@@ -79,7 +80,8 @@ pub struct CudaOptions {
     /// Host memory is registered in pieces of at most so many bytes, rounded down to pages: drivers refuse very
     /// large ones.
     pub registration_chunk: u64,
-    /// Thread blocks of a gather: a bound on the multiprocessors that it takes from what runs beside it.
+    /// Thread blocks of a gather: a bound on the multiprocessors that it takes from what runs beside it;
+    /// [`GATHER_BLOCKS`] by default.
     pub gather_blocks: u32,
     /// Threads of a block: a multiple of 32 up to 512.
     pub threads: u32,
@@ -98,7 +100,7 @@ impl Default for CudaOptions {
             unload: false,
             faults: Arc::new(NoFaults),
             registration_chunk: 64 << 30,
-            gather_blocks: 16,
+            gather_blocks: GATHER_BLOCKS,
             threads: THREADS_MAX,
             programmatic: false,
             bulk: false,

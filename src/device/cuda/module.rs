@@ -90,7 +90,7 @@ impl Module {
             }
             *function = look_up(&current, raw, name, threads)?;
             if matches!(kernel, Kernel::Resolve | Kernel::Warm) {
-                let more = ask_for_shared(&current, context.shared_bytes, *function)
+                let more = ask_for_shared(&current, context.shared_bytes, SHARED_MAX, *function)
                     .map_err(|refusal| failed(refusal, Some(name)))?;
                 module.shared_bytes = module.shared_bytes.min(more);
             }
@@ -98,21 +98,21 @@ impl Module {
         Ok(module)
     }
 
-    /// Loads [`Kernel::Work`], once.
+    /// Loads [`Kernel::Work`]; answers the bytes of shared memory that it can be launched with, of which a
+    /// multiprocessor has no more than a block's.
     ///
     /// # Errors
     /// As [`Module::load`].
     #[cfg(feature = "measure")]
-    pub fn load_work(&self, threads: u32) -> Result<()> {
+    pub fn load_work(&self, threads: u32) -> Result<u32> {
         let mut work = self.work.lock();
-        if *work == 0 {
-            let current = self.context.relaxed().map_err(|refusal| failed(refusal, None))?;
-            let Some((_, name)) = KERNELS.iter().find(|(kernel, _)| *kernel == Kernel::Work) else {
-                return Ok(());
-            };
-            *work = look_up(&current, self.raw, name, threads)?;
-        }
-        Ok(())
+        let current = self.context.relaxed().map_err(|refusal| failed(refusal, None))?;
+        let Some((_, name)) = KERNELS.iter().find(|(kernel, _)| *kernel == Kernel::Work) else {
+            return Ok(0);
+        };
+        *work = look_up(&current, self.raw, name, threads)?;
+        ask_for_shared(&current, self.context.shared_bytes, u32::MAX, *work)
+            .map_err(|refusal| failed(refusal, Some(name)))
     }
 
     /// A kernel of the module.
@@ -146,12 +146,12 @@ fn look_up(current: &Current<'_>, module: Handle, name: &CStr, threads: u32) -> 
     Ok(function)
 }
 
-/// Has a kernel take as many bytes of shared memory at launch as it may, of the `most` that a block can have; answers
-/// how many.
-fn ask_for_shared(current: &Current<'_>, most: u32, function: Handle) -> Answer<u32> {
+/// Has a kernel take as many bytes of shared memory at launch as it may, of the `most` that a block can have and up to
+/// `limit`; answers how many.
+fn ask_for_shared(current: &Current<'_>, most: u32, limit: u32, function: Handle) -> Answer<u32> {
     let mut own = 0;
     current.function_attribute(&mut own, flag::FUNCTION_SHARED, function)?;
-    let more = most.saturating_sub(own.unsigned_abs()).min(SHARED_MAX);
+    let more = most.saturating_sub(own.unsigned_abs()).min(limit);
     current.set_function_attribute(function, flag::FUNCTION_MORE_SHARED, more as i32)?;
     Ok(more)
 }

@@ -104,10 +104,11 @@ impl Launches {
         self.launch(e.current, e.module, e.stream, Launch::new(Kernel::Copy, blocks, 1), args)
     }
 
-    /// Multiplies matrices, by so many blocks.
+    /// Multiplies matrices, by so many blocks with so many bytes of shared memory each.
     #[cfg(feature = "measure")]
-    pub fn work(&self, e: &Enqueueing<'_>, blocks: u32, args: &abi::WorkArgs) -> Answer {
-        self.launch(e.current, e.module, e.stream, Launch::new(Kernel::Work, blocks, 1), args)
+    pub fn work(&self, e: &Enqueueing<'_>, blocks: u32, shared_bytes: u32, args: &abi::WorkArgs) -> Answer {
+        let launch = Launch { shared_bytes, ..Launch::new(Kernel::Work, blocks, 1) };
+        self.launch(e.current, e.module, e.stream, launch, args)
     }
 }
 

@@ -7,8 +7,10 @@
 //! **Times** are those of the GPU's own clock, half a microsecond apart or less, from events that keep them; the
 //! device's other events do not.
 //!
-//! **Work** is that of `kernels/work.cuh`. A round has as many blocks as the GPU runs at once, and none is longer than
-//! a few microseconds: as beside an engine's products, a gather gets its turns when blocks end.
+//! **Work** is that of `kernels/work.cuh`. A round has as many panels as the GPU runs blocks at once. With a block for
+//! each, none is longer than a few microseconds: as beside an engine's products, a gather gets its turns when blocks
+//! end. A persistent launch has a block a multiprocessor for all rounds, with all shared memory that a block can have:
+//! so there is one on each, and no kernel that takes any shared memory, as a gather does, finds room beside it.
 
 use std::ffi::CStr;
 
@@ -25,9 +27,27 @@ const RESULT_BYTES: u64 = abi::WORK_PANELS as u64 * THREADS_MAX as u64 * 16;
 /// What the work needs beside its kernel.
 #[derive(Debug)]
 pub(super) struct Work {
-    room: Allocation,
-    /// Of a round.
-    blocks: u32,
+    /// Operands, then results: given back with the device.
+    _room: Allocation,
+    extent: Extent,
+}
+
+/// What launches of the work are made of.
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    operands: u64,
+    processors: u32,
+    /// Panels of a round.
+    round: u32,
+    /// The most shared memory of a block.
+    shared_bytes: u32,
+}
+
+impl Extent {
+    fn args(&self, panels: u32) -> abi::WorkArgs {
+        let operands = self.operands;
+        abi::WorkArgs { operands, results: operands + 2 * OPERANDS as u64, panels, unused: 0 }
+    }
 }
 
 impl Work {
@@ -35,19 +55,15 @@ impl Work {
         const OPERATION: &str = "compute";
         let failed = |refusal: Refusal| refusal.error(OPERATION);
         let threads = inner.launches.threads;
-        inner.module.load_work(threads)?;
-        let processors = inner.ask(attribute::PROCESSORS).map_err(failed)?;
+        let shared_bytes = inner.module.load_work(threads)?;
+        let processors = inner.ask(attribute::PROCESSORS).map_err(failed)?.max(1);
         let operands: Vec<u8> = (0..OPERANDS).flat_map(|index| operand(index).to_le_bytes()).collect();
         let bytes = operands.len() as u64 + RESULT_BYTES;
         let room = Allocation::new(&inner.context, &inner.worker, bytes)?;
         inner.worker.upload(room.address, &operands).map_err(failed)?;
-        let blocks = processors.max(1).saturating_mul(WORK_THREADS.div_ceil(threads));
-        Ok(Work { room, blocks })
-    }
-
-    fn args(&self) -> abi::WorkArgs {
-        let operands = self.room.address;
-        abi::WorkArgs { operands, results: operands + 2 * OPERANDS as u64 }
+        let round = processors.saturating_mul(WORK_THREADS.div_ceil(threads));
+        let extent = Extent { operands: room.address, processors, round, shared_bytes };
+        Ok(Work { _room: room, extent })
     }
 }
 
@@ -93,6 +109,42 @@ impl Inner {
                 capability: self.context.capability,
                 bus: text(&bus).to_ascii_lowercase(),
             }),
+        })
+    }
+
+    /// Of the work, whose operands are taken at the first use.
+    fn work_extent(&self) -> Result<Extent> {
+        let mut held = self.work.lock();
+        if let Some(work) = &*held {
+            return Ok(work.extent);
+        }
+        let made = Work::new(self).map(|work| {
+            let extent = work.extent;
+            *held = Some(work);
+            extent
+        });
+        drop(held);
+        self.told(made)
+    }
+
+    /// So many rounds of the work: a block a panel, or one for each multiprocessor but `left` of them.
+    fn multiply(&self, stream: Stream, rounds: u32, left: Option<u32>) -> Result<()> {
+        self.known(stream)?;
+        if self.health.failed().is_some() {
+            return Ok(());
+        }
+        let extent = self.work_extent()?;
+        let panels = extent.round.checked_mul(rounds).filter(|panels| *panels <= i32::MAX as u32);
+        let panels = panels.ok_or_else(|| bad("rounds", rounds))?;
+        let (blocks, shared_bytes) = match left {
+            None => (panels, 0),
+            Some(left) if left < extent.processors => {
+                ((extent.processors - left).min(panels), extent.shared_bytes)
+            }
+            Some(left) => return Err(bad("multiprocessors left, of all of them", left)),
+        };
+        self.enqueue_pool("compute", stream, |e| {
+            self.launches.work(e, blocks, shared_bytes, &extent.args(panels))
         })
     }
 
@@ -223,26 +275,11 @@ impl Probe for CudaDevice {
     }
 
     fn compute(&self, stream: Stream, rounds: u32) -> Result<()> {
-        let inner = &*self.inner;
-        inner.known(stream)?;
-        if inner.health.failed().is_some() {
-            return Ok(());
-        }
-        let mut held = inner.work.lock();
-        let known = held.as_ref().map(|work| (work.args(), work.blocks));
-        let work = match known {
-            Some(work) => Ok(work),
-            None => Work::new(inner).map(|work| {
-                let known = (work.args(), work.blocks);
-                *held = Some(work);
-                known
-            }),
-        };
-        drop(held);
-        let (args, blocks) = inner.told(work)?;
-        let blocks = blocks.checked_mul(rounds).filter(|blocks| *blocks <= i32::MAX as u32);
-        let blocks = blocks.ok_or_else(|| bad("rounds", rounds))?;
-        inner.enqueue_pool("compute", stream, |e| inner.launches.work(e, blocks, &args))
+        self.inner.multiply(stream, rounds, None)
+    }
+
+    fn compute_persistent(&self, stream: Stream, rounds: u32, left: u32) -> Result<()> {
+        self.inner.multiply(stream, rounds, Some(left))
     }
 }
 
@@ -311,7 +348,7 @@ mod tests {
     /// Whether the results of these pairs are what the operands say.
     fn is_product(device: &CudaDevice, pairs: &[usize]) -> bool {
         let inner = &*device.inner;
-        let args = inner.work.lock().as_ref().unwrap().args();
+        let args = inner.work.lock().as_ref().unwrap().extent.args(0);
         let (mut operands, mut results) = (vec![0; 2 * OPERANDS], vec![0; RESULT_BYTES as usize]);
         inner.worker.download(args.operands, &mut operands).unwrap();
         inner.worker.download(args.results, &mut results).unwrap();
@@ -338,14 +375,36 @@ mod tests {
             device.capture(stream).unwrap();
             device.compute(stream, rounds).unwrap();
             let graph = device.captured(stream).unwrap();
-            let args = device.inner.work.lock().as_ref().unwrap().args();
-            let zero = |current: &Current<'_>, raw| current.fill_bytes(args.results, 0, RESULT_BYTES, raw);
-            device.inner.worker.run(zero).unwrap();
+            forget(&device);
             assert!(!is_product(&device, &[7]), "the control: nothing has run");
             device.launch(graph, stream).unwrap();
             synchronize(&device, stream);
             assert!(is_product(&device, &[0, 15]), "{threads} threads, in a graph");
         }
+    }
+
+    /// Writes zeros where results were.
+    fn forget(device: &CudaDevice) {
+        let args = device.inner.work.lock().as_ref().unwrap().extent.args(0);
+        let zero = |current: &Current<'_>, raw| current.fill_bytes(args.results, 0, RESULT_BYTES, raw);
+        device.inner.worker.run(zero).unwrap();
+    }
+
+    #[test]
+    fn a_persistent_kernel_makes_the_same_products_by_as_few_blocks_as_it_is_left() {
+        let Some((device, _standin)) = device(512) else { return };
+        let stream = device.stream().unwrap();
+        let processors = device.facts().unwrap().processors;
+        // Enough rounds that all pairs have their turn.
+        let rounds = 16_u32.div_ceil(device.inner.work_extent().unwrap().round);
+        for left in [0, processors - 1] {
+            device.compute_persistent(stream, rounds, left).unwrap();
+            synchronize(&device, stream);
+            assert!(is_product(&device, &(0..16).collect::<Vec<usize>>()), "all but {left}");
+            forget(&device);
+        }
+        let none = device.compute_persistent(stream, 1, processors).unwrap_err();
+        assert_eq!((none.kind(), none.number("value")), (Kind::OutOfRange, Some(u64::from(processors))));
     }
 
     #[test]

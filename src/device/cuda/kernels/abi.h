@@ -222,6 +222,7 @@ static const u32 WORK_STEPS = 8;
 
 struct WorkArgs {
     u64 operands, results;  // bf16 [WORK_PANELS][WORK_STEPS][2][4][2][32][8], f32 [WORK_PANELS][512][4]
+    u32 panels, unused;     // of the launch, at most 2^31
 };
 
 static_assert(sizeof(LaneHead) == 28, "residency's own");
@@ -231,4 +232,4 @@ static_assert(sizeof(LoadArgs) == 208 && sizeof(CommitArgs) == 200 && sizeof(Res
 static_assert(sizeof(GatherArgs) == 328 && sizeof(ScatterArgs) == 328 && sizeof(ReportArgs) == 208, "abi.rs");
 static_assert(sizeof(JoinArgs) == 128 && sizeof(TruncateArgs) == 136 && sizeof(LeaveArgs) == 120, "abi.rs");
 static_assert(sizeof(WarmArgs) == 136 && sizeof(RaiseArgs) == 136 && sizeof(DigestArgs) == 128, "abi.rs");
-static_assert(sizeof(CopyArgs) == 24 && sizeof(WorkArgs) == 16, "abi.rs");
+static_assert(sizeof(CopyArgs) == 24 && sizeof(WorkArgs) == 24, "abi.rs");

@@ -1,9 +1,10 @@
 // An engine's work, for tools: matrix products by the tensor cores, beside which transfers are measured.
 //
-// A block of 16 warps multiplies a panel of 128 x 128 bf16 by another one and keeps f32 sums, 32 x 32 a warp. It is as
-// short as a block of an engine's products, of which a launch has many: so a gather beside it gets its turns as blocks
-// end. Operands are read where they are, L2 at most: `WORK_PANELS` pairs of panels, which blocks take in turn. Blocks
-// of the same pair write the same results.
+// A block of 16 warps multiplies a panel of 128 x 128 bf16 by another one and keeps f32 sums, 32 x 32 a warp. With a
+// block a panel it is as short as a block of an engine's products, of which a launch has many: so a gather beside it
+// gets its turns as blocks end. With fewer blocks than panels each takes every so many-th: as a persistent kernel, whose
+// blocks stay until all is done. Operands are read where they are, L2 at most: `WORK_PANELS` pairs of panels, which
+// blocks take in turn. Blocks of the same pair write the same results.
 //
 // Operands stand as the tensor cores take them: for each 16 columns of the left panel, which are rows of the right
 // one, 4 x 2 tiles of 16 x 16 of the left (two for each row of warps), then 4 x 2 of 16 x 16 of the right (two for
@@ -70,11 +71,10 @@ static __device__ void multiply(WorkSums& sums, const Words4* left, const Words4
 
 #endif
 
-// Grid: any number of blocks, of up to 16 warps.
-FOREBAY_KERNEL(forebay_work, WorkArgs, MOST_THREADS, 2) {
-    after_previous();
+// One panel's products, by a block.
+static __device__ __forceinline__ void multiply_panel(const WorkArgs& args, u32 panel) {
     const u32 tiles = 2 * WORK_SIDE * WARP_LANES;  // of one operand, in pieces of 16 bytes
-    u32 panel = blockIdx.x % WORK_PANELS, row = warp_id() / WORK_SIDE, column = warp_id() % WORK_SIDE;
+    u32 row = warp_id() / WORK_SIDE, column = warp_id() % WORK_SIDE;
     const Words4* from = at<const Words4>(args.operands) + panel * WORK_STEPS * 2 * tiles;
     WorkSums sums = {};
     for (u32 step = 0; step < WORK_STEPS; ++step, from += 2 * tiles) {
@@ -88,4 +88,10 @@ FOREBAY_KERNEL(forebay_work, WorkArgs, MOST_THREADS, 2) {
         for (u32 tile = 0; tile < 8; ++tile) folded.values[place] += sums[tile / 4][tile % 4][place];
     }
     at<Floats4>(args.results)[panel * MOST_THREADS + threadIdx.x] = folded;
+}
+
+// Grid: any number of blocks, of up to 16 warps, which divide the panels.
+FOREBAY_KERNEL(forebay_work, WorkArgs, MOST_THREADS, 2) {
+    after_previous();
+    for (u32 panel = blockIdx.x; panel < args.panels; panel += gridDim.x) multiply_panel(args, panel % WORK_PANELS);
 }

@@ -1,0 +1,257 @@
+//! Host memory from which rows are gathered, to which they are scattered, and that steps run over.
+//!
+//! **How much.** Production has hundreds of GB, and a random row then costs a GPU a walk of its page tables: figures of a
+//! pool that all tables of pages fit into say nothing of it. So a GPU's figures come from a fifth of the free memory, up
+//! to 64 GiB, unless `--pool` says how much. The host's own come from up to 1.5 GiB, more than any cache holds: to a
+//! processor rows are no farther away in more of it, and a first run should not take a server's memory.
+//!
+//! **Filled once.** What a row holds follows from where it stands, so a wrong row shows. All groups of a run share one
+//! mapping, which each group's device registers: 64 GiB are made resident and filled once, by up to 16 threads, in some
+//! ten seconds and not in minutes a group. What scatters leave in it stands there for whoever comes next; every
+//! comparison reads what is there.
+
+use std::cell::RefCell;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay::device::Slice;
+use forebay::measure::{Probe, host_request};
+use forebay::os::{self, Map, NoFaults};
+use forebay::{Error, Kind, Result};
+
+use super::oracle::mix;
+
+/// The most that is taken unless somebody asks for more: for a GPU, and for the host.
+const MOST: u64 = 64 << 30;
+const MOST_OF_A_HOST: u64 = 3 << 29;
+
+/// Of the free memory, one part in so many.
+const PART: u64 = 5;
+
+/// What tiny shapes take.
+pub const QUICK: u64 = 4 << 20;
+
+/// The fewest bytes for gathers and scatters: a gather's lanes have twice as many tokens as one of them fetches.
+pub const LEAST: u64 = 192 << 20;
+
+/// Bytes that are filled at a time, and threads that do so.
+const CHUNK: u64 = 1 << 20;
+const THREADS: u32 = 16;
+
+/// For whom memory is taken.
+#[derive(Clone, Copy, Debug)]
+pub struct For {
+    /// What was asked for.
+    pub asked: Option<u64>,
+    /// Tiny shapes.
+    pub quick: bool,
+    /// A GPU.
+    pub gpu: bool,
+    /// The fewest bytes that will do.
+    pub least: u64,
+}
+
+/// How many bytes are taken, where so many can be had; 0 of `free` is not known.
+///
+/// # Errors
+/// [`Kind::InvalidConfig`] for more than can be had, and fewer than will do; [`Kind::OutOfMemory`] where nobody asked
+/// and a fifth of it is too little.
+pub fn bytes(wanted: For, free: u64) -> Result<u64> {
+    let For { asked, quick, gpu, least } = wanted;
+    let wrong = |place: &'static str, kind: Kind| Error::new(kind, "bench").at(place);
+    let least = if quick { QUICK } else { least };
+    match asked {
+        Some(bytes) if free > 0 && bytes > free => {
+            Err(wrong("--pool, beyond the host memory that can be had", Kind::InvalidConfig)
+                .with("bytes", bytes)
+                .with("free", free)
+                .hint("pass less, or free some"))
+        }
+        Some(bytes) if bytes < least => Err(wrong("--pool, less than the groups need", Kind::InvalidConfig)
+            .with("bytes", bytes)
+            .with("least", least)
+            .hint("pass more, or name groups that need less by --only")),
+        Some(bytes) => Ok(bytes),
+        None if quick => Ok(QUICK),
+        None => match (free / PART).min(if gpu { MOST } else { MOST_OF_A_HOST }) {
+            bytes if bytes >= least => Ok(bytes),
+            _ => Err(wrong("host memory that can be had", Kind::OutOfMemory)
+                .with("bytes", free)
+                .with("least", PART * least)
+                .hint("free some, or pass --quick, which shows that all works and says nothing about speed")),
+        },
+    }
+}
+
+/// The same for those that take little: the host's, whatever is measured.
+///
+/// # Errors
+/// As [`bytes`].
+pub fn little(quick: bool) -> Result<u64> {
+    bytes(For { asked: None, quick, gpu: false, least: LEAST }, os::memory().1)
+}
+
+/// Host memory that a device reads and writes, as a total pool has it: huge pages and locked where they can be had.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    /// The mapping.
+    pub map: Arc<Map>,
+    /// As the device sees it.
+    pub slice: Slice,
+}
+
+impl Memory {
+    /// Registered memory, zero.
+    ///
+    /// # Errors
+    /// As [`Map::new`] and registering.
+    pub fn new(device: &dyn Probe, bytes: u64) -> Result<Memory> {
+        Memory::of(device, mapped(device, bytes)?, bytes)
+    }
+
+    /// The same with every word different from its neighbours.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn filled(device: &dyn Probe, bytes: u64) -> Result<Memory> {
+        let map = mapped(device, bytes)?;
+        fill(&map, bytes)?;
+        Memory::of(device, map, bytes)
+    }
+
+    /// A mapping that the device registers.
+    fn of(device: &dyn Probe, map: Arc<Map>, bytes: u64) -> Result<Memory> {
+        let slice = device.register(&map)?.part(0, bytes)?;
+        Ok(Memory { map, slice })
+    }
+}
+
+fn mapped(device: &dyn Probe, bytes: u64) -> Result<Arc<Map>> {
+    Ok(Arc::new(Map::new(&host_request(device, bytes)?, &NoFaults)?.0))
+}
+
+/// Fills a mapping, chunk by chunk, by as many threads as there are: words that differ from all around them.
+fn fill(map: &Map, bytes: u64) -> Result<()> {
+    let next = AtomicU64::new(0);
+    let work = || -> Result<()> {
+        let mut words = Vec::with_capacity(CHUNK as usize / 4);
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed) * CHUNK;
+            if at >= bytes {
+                return Ok(());
+            }
+            let count = CHUNK.min(bytes - at);
+            words.clear();
+            words.extend((at / 8..(at + count).div_ceil(8)).flat_map(|word| {
+                let word = mix(word);
+                [word as u32, (word >> 32) as u32]
+            }));
+            words.truncate((count / 4) as usize);
+            map.copy_in_words(at, &words)?;
+        }
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..os::threads().clamp(1, THREADS)).map(|_| scope.spawn(&work)).collect();
+        let own = work();
+        let ended =
+            others.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        ended.fold(own, Result::and)
+    })
+}
+
+/// The memory of a run's groups. See the module's head.
+#[derive(Debug)]
+pub struct Pool {
+    /// How much.
+    pub bytes: u64,
+    /// Once a group has asked for it.
+    map: RefCell<Option<Arc<Map>>>,
+}
+
+impl Pool {
+    /// Of so many bytes, none of which is taken yet.
+    pub fn new(bytes: u64) -> Pool {
+        Pool { bytes, map: RefCell::new(None) }
+    }
+
+    /// The memory as a device sees it.
+    ///
+    /// # Errors
+    /// As [`Memory::filled`].
+    pub fn on(&self, device: &dyn Probe) -> Result<Memory> {
+        let known = self.map.borrow().clone();
+        if let Some(map) = known {
+            return Memory::of(device, map, self.bytes);
+        }
+        let memory = Memory::filled(device, self.bytes)?;
+        self.map.replace(Some(Arc::clone(&memory.map)));
+        Ok(memory)
+    }
+
+    /// Gives it back, for those that take as much in another way.
+    pub fn give_back(&self) {
+        self.map.replace(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay::device::host::{HostDevice, HostOptions};
+
+    #[test]
+    fn a_gpu_has_a_fifth_of_what_is_free_and_a_host_little() {
+        let of = |gpu, quick, free| {
+            bytes(For { asked: None, quick, gpu, least: LEAST }, free).map_err(|error| error.to_string())
+        };
+        assert_eq!(of(true, false, 2 << 40), Ok(64 << 30));
+        assert_eq!(of(true, false, 100 << 30), Ok(20 << 30));
+        assert_eq!(of(false, false, 100 << 30), Ok(3 << 29));
+        assert_eq!(of(false, false, 1 << 30), Ok((1 << 30) / 5));
+        assert_eq!(of(true, true, 1), Ok(4 << 20));
+        let text = of(true, false, 500 << 20).unwrap_err();
+        assert!(text.contains("host memory") && text.contains("--quick"), "{text}");
+    }
+
+    #[test]
+    fn what_is_asked_for_is_taken_if_it_can_be_had_and_will_do() {
+        let of = |asked, quick| {
+            let wanted = For { asked: Some(asked), quick, gpu: false, least: 500 << 20 };
+            bytes(wanted, 8 << 30).map_err(|error| (error.kind(), error.to_string()))
+        };
+        assert_eq!(of(8 << 30, false), Ok(8 << 30));
+        assert_eq!(of(5 << 20, true), Ok(5 << 20));
+        for (asked, quick, place) in
+            [((8 << 30) + 1, false, "beyond"), (499 << 20, false, "less than"), (9, true, "less")]
+        {
+            let (kind, text) = of(asked, quick).unwrap_err();
+            assert!(kind == Kind::InvalidConfig && text.contains("--pool") && text.contains(place), "{text}");
+        }
+        // A system that does not tell is believed to have it.
+        assert_eq!(
+            bytes(For { asked: Some(1 << 30), quick: false, gpu: true, least: 1 }, 0).unwrap(),
+            1 << 30
+        );
+    }
+
+    #[test]
+    fn groups_share_one_mapping_whose_words_all_differ() {
+        let device = HostDevice::new(HostOptions::default());
+        let other = HostDevice::new(HostOptions::default());
+        // Not a whole number of chunks.
+        let size = 3 * CHUNK + 4096;
+        let pool = Pool::new(size);
+        let (first, second) = (pool.on(&*device).unwrap(), pool.on(&*other).unwrap());
+        assert!(Arc::ptr_eq(&first.map, &second.map));
+        let mut words = vec![0; size as usize / 4];
+        first.map.copy_out_words(0, &mut words).unwrap();
+        assert_eq!(words.last().copied(), Some((mix(size / 8 - 1) >> 32) as u32));
+        words.sort_unstable();
+        let before = words.len();
+        words.dedup();
+        assert!(words.len() * 1000 > before * 999, "{} of {before}", words.len());
+        pool.give_back();
+        assert!(!Arc::ptr_eq(&first.map, &pool.on(&*device).unwrap().map));
+    }
+}
