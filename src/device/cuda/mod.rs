@@ -32,6 +32,7 @@ mod module;
 mod pools;
 #[cfg(feature = "measure")]
 mod probe;
+mod registration;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -48,11 +49,12 @@ use crate::sync::{Arc, Mutex, thread};
 
 use driver::{Answer as Driven, Context, Current, Driver, Handle, Refusal, code, flag};
 use graph::{Capturing, Executable, Graphs, capturing};
-use memory::{Allocation, Physical, Range, Registration, Stretch, Worker};
+use memory::{Allocation, Physical, Range, Worker};
 use module::Module;
 use pools::{CudaPools, Enqueueing, Launches};
 #[cfg(feature = "measure")]
 use probe::Work;
+use registration::{Registration, Stretch, pieces};
 use stream::{Calls, Enqueued, Health, KnownStream, OwnEvent};
 
 pub use pools::TableCopy;
@@ -332,7 +334,7 @@ impl CudaDevice {
 
     /// Copies between the caller's memory and the device's, chunk by chunk, and waits.
     fn transfer(&self, operation: &'static str, from: Handle, to: Handle, bytes: u64) -> Result<()> {
-        memory::pieces(&self.inner.stretches(), from, to, bytes, |at, count, _| {
+        pieces(&self.inner.stretches(), from, to, bytes, |at, count, _| {
             let copied = self.inner.worker.run(|c, stream| c.copy(to + at, from + at, count, stream));
             copied.map_err(|refusal| self.inner.refused(operation, refusal))
         })
