@@ -13,10 +13,12 @@
 //!    device never two at a time
 //! 7. the CUDA device's own stream, the event of its warm-ups, and its calls, then one call's work, which calls are
 //!    free and which threads run one
-//! 8. a stream's queue
-//! 9. an event's counts
-//! 10. the clock device's state, behind which nothing is taken
-//! 11. what a watch knows: held across no call of the device that it watches
+//! 8. the list of host memory that is registered in this process, and who uses one stretch of it (CUDA device):
+//!    never the two at a time, and nothing is taken behind them
+//! 9. a stream's queue
+//! 10. an event's counts
+//! 11. the clock device's state, behind which nothing is taken
+//! 12. what a watch knows: held across no call of the device that it watches
 //!
 //! A lock whose holder panicked is entered all the same: what it guards is plain data whose rules
 //! `validate` can check, and a second panic would hide the first.
@@ -54,6 +56,13 @@ use std::sync::PoisonError;
 pub(crate) struct Mutex<T>(RawMutex<T>);
 
 impl<T> Mutex<T> {
+    /// For a static too.
+    #[cfg(not(loom))]
+    pub(crate) const fn new(value: T) -> Self {
+        Mutex(RawMutex::new(value))
+    }
+
+    #[cfg(loom)]
     pub(crate) fn new(value: T) -> Self {
         Mutex(RawMutex::new(value))
     }

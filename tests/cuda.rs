@@ -15,6 +15,8 @@ mod missing;
 mod probe;
 #[path = "cuda/rig.rs"]
 mod rig;
+#[path = "cuda/shared.rs"]
+mod shared;
 #[path = "support/skip.rs"]
 mod skip;
 #[path = "cuda/steps.rs"]

@@ -11,6 +11,7 @@ namespace {
 CUresult refusal(const char* name, unsigned needs) {
     if (thread.in_host_function) return CUDA_ERROR_NOT_PERMITTED;
     uint64_t number = gpu.calls++;
+    ++gpu.calls_of[name];
     if (number == gpu.fail_call_at) {
         gpu.failed = name;
         return gpu.fail_call_code;

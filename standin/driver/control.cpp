@@ -38,6 +38,13 @@ uint64_t standin_calls() {
     return gpu.calls;
 }
 
+uint64_t standin_calls_of(const char* name) {
+    Held held(gpu.lock);
+    uint64_t count = 0;
+    for (auto& [called, times] : gpu.calls_of) count += strcmp(called, name) ? 0 : times;
+    return count;
+}
+
 uint64_t standin_operations() {
     Held held(gpu.lock);
     return gpu.operations;

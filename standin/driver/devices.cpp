@@ -238,9 +238,13 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     return enter("cuDevicePrimaryCtxRelease_v2", INITIALIZED | GIVES_BACK, [&] {
         if (!has(device)) return CUDA_ERROR_INVALID_DEVICE;
-        unsigned& retained = gpu.devices[static_cast<size_t>(device)]->retained;
-        if (retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
-        --retained;
+        Device* released = gpu.devices[static_cast<size_t>(device)].get();
+        if (released->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
+        if (--released->retained) return CUDA_SUCCESS;
+        // The context is gone, and with it what was registered in it.
+        for (auto& [begin, span] : gpu.spans) {
+            if (span.kind == Span::Registered && span.maker == released) span.orphaned = true;
+        }
         return CUDA_SUCCESS;
     });
 }

@@ -168,7 +168,7 @@ Place place(uintptr_t address, size_t bytes) {
     Span::Kind kind = found->second.kind;
     size_t offset = address - found->first;
     if (kind != Span::Mapped) {
-        if (bytes > found->second.bytes - offset) return Place::Bad;
+        if (bytes > found->second.bytes - offset || found->second.orphaned) return Place::Bad;
         return kind == Span::Allocation ? Place::Device : Place::Pinned;
     }
     for (uintptr_t reached = address; reached < address + bytes; reached = found->first + found->second.bytes) {
@@ -226,13 +226,19 @@ CUresult cuMemHostRegister_v2(void* memory, size_t bytes, unsigned flags) {
         if (msync(memory, bytes, MS_ASYNC)) return CUDA_ERROR_INVALID_VALUE;
         if (shares_a_file(begin, bytes)) return CUDA_ERROR_INVALID_VALUE;
         if (bytes > gpu.options.registration) return CUDA_ERROR_OUT_OF_MEMORY;
-        gpu.spans[begin] = Span{Span::Registered, bytes};
+        Span span{Span::Registered, bytes};
+        span.maker = current();
+        span.portable = flags & CU_MEMHOSTREGISTER_PORTABLE;
+        gpu.spans[begin] = span;
         return CUDA_SUCCESS;
     });
 }
 
 CUresult cuMemHostUnregister(void* memory) {
     return enter("cuMemHostUnregister", CONTEXT | UNSAFE | BLOCKS | GIVES_BACK, [&] {
+        auto found = span_at(reinterpret_cast<uintptr_t>(memory), Span::Registered);
+        bool gone = found != gpu.spans.end() && found->second.orphaned;
+        if (gone) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
         return give_back(reinterpret_cast<uintptr_t>(memory), Span::Registered,
                          CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
     });
@@ -242,6 +248,8 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* memory, unsigned f
     return enter("cuMemHostGetDevicePointer_v2", CONTEXT, [&] {
         uintptr_t address = reinterpret_cast<uintptr_t>(memory);
         if (!out || flags || place(address, 1) != Place::Pinned) return CUDA_ERROR_INVALID_VALUE;
+        const Span& span = span_around(address)->second;
+        if (!span.portable && span.maker != current()) return CUDA_ERROR_INVALID_VALUE;
         *out = address;
         return CUDA_SUCCESS;
     });

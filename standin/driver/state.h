@@ -146,6 +146,9 @@ struct Span {
     size_t map_bytes = 0;
     PhysicalPtr memory = nullptr;
     int access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    Device* maker = nullptr;  // of a registration: in whose context it was made
+    bool portable = true;     // whether other contexts know it
+    bool orphaned = false;    // that context is gone: nobody reaches it, and it was not given back
 };
 
 struct Module {
@@ -200,6 +203,7 @@ struct State {
     std::vector<std::unique_ptr<Device>> devices;
     uint64_t random = 1;
 
+    std::map<const char*, uint64_t> calls_of;  // by the name's literal, which each entry has one of
     uint64_t calls = 0, operations = 0, waits = 0, synchronizations = 0, prioritized = 0;
     uint64_t fail_call_at = ~0ull, fail_operation_at = ~0ull;
     CUresult fail_call_code{}, fail_operation_code{};

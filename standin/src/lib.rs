@@ -151,6 +151,7 @@ unsafe impl Sync for Standin {}
 struct Control {
     configure: unsafe extern "C" fn(*const RawOptions),
     calls: unsafe extern "C" fn() -> u64,
+    calls_of: unsafe extern "C" fn(*const c_char) -> u64,
     operations: unsafe extern "C" fn() -> u64,
     waits: unsafe extern "C" fn() -> u64,
     synchronizations: unsafe extern "C" fn() -> u64,
@@ -186,6 +187,7 @@ impl Control {
             Some(Control {
                 configure: function(handle, c"standin_configure")?,
                 calls: function(handle, c"standin_calls")?,
+                calls_of: function(handle, c"standin_calls_of")?,
                 operations: function(handle, c"standin_operations")?,
                 waits: function(handle, c"standin_waits")?,
                 synchronizations: function(handle, c"standin_synchronizations")?,
@@ -298,6 +300,12 @@ impl Standin {
     pub fn calls(&self) -> u64 {
         // SAFETY: the library is loaded.
         unsafe { (self.control.calls)() }
+    }
+
+    /// Calls so far of the function of this name, those that were refused included.
+    pub fn calls_of(&self, name: &CStr) -> u64 {
+        // SAFETY: the library is loaded, and only compares the name.
+        unsafe { (self.control.calls_of)(name.as_ptr()) }
     }
 
     /// The `n`-th operation (kernel, copy, fill) executed from now on, counted from 0, fails: from then on

@@ -129,12 +129,12 @@ fn f19_host_memory_is_registered_in_chunks_and_a_chunk_that_fails_gives_all_back
 
 #[test]
 fn what_the_driver_refuses_to_register_says_so() {
-    let Some(rig) = Rig::new(usual()) else { return };
-    let map = pinned(PAGE);
-    rig.device.register(&map).unwrap();
-    let twice = rig.device.register(&map).unwrap_err();
-    assert_eq!(twice.kind(), Kind::DeviceFailed);
-    assert!(twice.place().starts_with("cuMemHostRegister_v2: CUDA_ERROR_"), "{twice}");
+    let little = Options { registration: PAGE, ..usual() };
+    let Some(rig) = Rig::own(little, "pins a page at a time") else { return };
+    let refused = rig.device.register(&pinned(2 * PAGE)).unwrap_err();
+    assert_eq!(refused.kind(), Kind::OutOfMemory);
+    assert!(refused.place().starts_with("cuMemHostRegister_v2: CUDA_ERROR_"), "{refused}");
+    assert!(refused.to_string().ends_with("the limit of locked memory (ulimit -l)"), "{refused}");
     let event = rig.device.event().unwrap();
     assert_eq!(rig.device.query(event), Ok(true), "a refusal fails nothing else");
 }

@@ -172,6 +172,25 @@ fn what_needs_a_newer_device_is_refused_on_an_older_one() {
 }
 
 #[test]
+fn early_launches_are_refused_by_a_driver_whose_graphs_lose_them() {
+    let on_version = |driver_version, programmatic| {
+        let standin = own(Options { driver_version, ..usual() }, OLD)?;
+        let made = CudaDevice::new(CudaOptions { programmatic, ..on(standin.library()) }).map(drop);
+        assert_eq!(standin.held_resources(), Resources::default());
+        Some(made)
+    };
+    let Some(made) = on_version(12_030, true) else { return };
+    assert_eq!((made, on_version(12_020, false)), (Ok(()), Some(Ok(()))));
+    let error = on_version(12_020, true).unwrap().unwrap_err();
+    assert_eq!(
+        (error.kind(), error.number("found"), error.number("wanted")),
+        (Kind::OsRefused, Some(12_020), Some(12_030))
+    );
+    assert!(error.to_string().contains("too old for early launches"), "{error}");
+    assert!(error.to_string().ends_with("or do without early launches"), "{error}");
+}
+
+#[test]
 fn memory_without_descriptors_serves_and_is_not_exported() {
     let Some(standin) = own(Options { descriptors: false, ..usual() }, "has no descriptors") else { return };
     let device = CudaDevice::new(on(standin.library())).unwrap();

@@ -82,6 +82,8 @@ pub const K: usize = 8;
 pub const LAYERS: u32 = 2;
 const LANES: u32 = 2;
 const PAGES: u64 = 8;
+/// Bytes of a row.
+const ROW: u64 = 64;
 
 /// A cache of two layers and two lanes, a stream, and words that the host and the device see.
 pub struct Cache {
@@ -95,6 +97,7 @@ pub struct Cache {
     report: Slice,
     selection: Slice,
     slots: Slice,
+    slabs: Vec<Slice>,
 }
 
 fn words_of(slice: &Slice, all: &Slice) -> u64 {
@@ -102,7 +105,21 @@ fn words_of(slice: &Slice, all: &Slice) -> u64 {
 }
 
 impl Cache {
+    /// A cache's rows in all layers: each row's bytes say its number.
+    pub fn rows() -> Result<Arc<Map>> {
+        let total = pinned(u64::from(LAYERS) * PAGES * 16 * ROW);
+        for row in 0..total.len() / ROW {
+            total.copy_in(row * ROW, &[row as u8; ROW as usize])?;
+        }
+        Ok(total)
+    }
+
     pub fn new(device: Arc<dyn Device>) -> Result<Cache> {
+        Cache::over(device, &Cache::rows()?)
+    }
+
+    /// Over rows that another device may have too.
+    pub fn over(device: Arc<dyn Device>, total: &Arc<Map>) -> Result<Cache> {
         let shape = Shape {
             layers: LAYERS,
             draft_layers: 0,
@@ -113,11 +130,7 @@ impl Cache {
         };
         let geometry = Geometry::new(shape)?;
         let bytes = PAGES * geometry.host_page_bytes();
-        let total = pinned(u64::from(LAYERS) * bytes);
-        for row in 0..total.len() / 64 {
-            total.copy_in(row * 64, &[row as u8; 64])?;
-        }
-        let all = device.register(&total)?;
+        let all = device.register(total)?;
         let grain = device.granularity();
         let slab_bytes = (4_u64 * 64 * 64).next_multiple_of(grain);
         let tables = TableShape {
@@ -141,7 +154,7 @@ impl Cache {
         let plan = Plan {
             geometry,
             tables: vec![tables; LAYERS as usize],
-            slabs,
+            slabs: slabs.clone(),
             rows,
             lane_pages: 4,
             micro_batches: 1,
@@ -156,7 +169,7 @@ impl Cache {
         let (selection, slots) = (part(2048, row)?, part(3072, row)?);
         let pools = device.attach(plan)?;
         let (stream, event) = (device.stream()?, device.event()?);
-        Ok(Cache { pools, stream, event, words, block, report, selection, slots, device })
+        Ok(Cache { pools, stream, event, words, block, report, selection, slots, slabs, device })
     }
 
     fn at(&self, slice: &Slice) -> u64 {
@@ -228,6 +241,17 @@ impl Cache {
             words
         };
         (words(&self.report), words(&self.slots))
+    }
+
+    /// The slot's bytes in the last layer's slab.
+    pub fn slot(&self, slot: u32) -> Slice {
+        self.slabs[LAYERS as usize - 1].part(u64::from(slot) * ROW, ROW).unwrap()
+    }
+
+    /// What a byte of the row at `position` of a lane is in the last layer, where no step has written it.
+    pub fn byte(lane: u32, position: i32) -> u8 {
+        let pages = u64::from(LAYERS - 1) * PAGES + u64::from(lane) * 4;
+        (pages * 16 + position as u64) as u8
     }
 
     pub fn digests(&self) -> Vec<u64> {

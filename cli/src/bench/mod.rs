@@ -123,7 +123,8 @@ pub struct Arguments {
     /// Of a GPU from 9.0 on: gathers by bulk copies.
     #[arg(long)]
     bulk: bool,
-    /// Of a GPU from 9.0 on: launches kernels before those in front of them have ended.
+    /// Of a GPU from 9.0 on, driver 12.3 or newer: launches kernels before those in front of them on the same stream
+    /// have ended. It acts in the order `none`: in DA and DBA events stand between them.
     #[arg(long)]
     programmatic: bool,
     /// Draws the figures: an SVG picture.

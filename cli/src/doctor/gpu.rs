@@ -80,7 +80,7 @@ pub fn identity(facts: &Facts) -> Vec<Finding> {
 fn capability(gpu: &GpuFacts) -> Finding {
     let (major, minor) = gpu.capability;
     let means = if major >= 9 {
-        "programmatic launches and bulk copies can be used"
+        "programmatic launches (with a driver of CUDA 12.3 or newer) and bulk copies can be used"
     } else {
         "all kernels run; programmatic launches and bulk copies need 9.0"
     };

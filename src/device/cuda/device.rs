@@ -112,7 +112,7 @@ impl Device for CudaDevice {
             |at: u64, bytes: u64| [source + at, target + at, bytes].iter().all(|n| n.is_multiple_of(4));
         let stretches = inner.stretches();
         let each = |visit: &mut dyn FnMut(u64, u64, bool) -> Result<()>| {
-            memory::pieces(&stretches, source, target, from.bytes(), visit)
+            pieces(&stretches, source, target, from.bytes(), visit)
         };
         // All of it is checked before any of it is enqueued.
         each(&mut |at, bytes, host| match host && !whole(at, bytes) {

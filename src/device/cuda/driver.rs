@@ -493,6 +493,11 @@ impl Context {
         self.handle == handle
     }
 
+    /// Which driver it is of: the same number for one library, and another for each that is loaded beside it.
+    pub fn library(&self) -> usize {
+        self.driver.host_register as usize
+    }
+
     /// Where this device's memory is.
     pub fn location(&self) -> Location {
         Location { kind: flag::LOCATION_DEVICE, ordinal: self.ordinal as i32 }

@@ -8,17 +8,15 @@
 //! **Memory is zero when it is handed out.** The zeros are written on a stream of the device's own and waited for:
 //! whoever uses the memory first, on whichever stream, finds them there, and nothing is written after him.
 //!
-//! **Registered host memory** is taken in chunks, because drivers refuse very large ones; a chunk ends on a page
-//! border. A copy may not reach over the end of a chunk, which the driver takes for one allocation: [`pieces`]
-//! divides it. Kernels may, as addresses go on. Whoever copies looks at a [`Stretch`] of each registration, so that
-//! he does not wait for somebody who takes memory.
+//! Host memory that the driver did not take itself is in `registration`.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::driver::{Access, Answer, Context, Current, Handle, Property, Refusal, code, flag};
+use super::registration::same_address;
 use super::{DeviceId, Mapped, bad};
 use crate::error::{Error, Kind, Result};
-use crate::os::{Map, move_bytes};
+use crate::os::move_bytes;
 use crate::sync::{Arc, Mutex};
 
 /// A stream that only this device knows, for what the host waits for.
@@ -144,105 +142,6 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         self.context.give_back(|driver| driver.host_free(self.address));
     }
-}
-
-/// Whether the device sees host memory where the host does: every address here may then be used by both.
-fn same_address(current: &Current<'_>, address: Handle) -> Result<()> {
-    const OPERATION: &str = "register host memory";
-    let mut seen = 0;
-    current.host_device_address(&mut seen, address, 0).map_err(|refusal| refusal.error(OPERATION))?;
-    match seen == address {
-        true => Ok(()),
-        false => Err(Error::new(Kind::DeviceFailed, OPERATION)
-            .at("the device sees the memory at another address")
-            .with("host", address)
-            .with("device", seen)
-            .hint("use a device with unified addresses")),
-    }
-}
-
-/// Where registered host memory is, and the bytes of its chunks.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Stretch {
-    pub start: Handle,
-    pub bytes: u64,
-    chunk: u64,
-}
-
-impl Stretch {
-    /// Whether `address` is inside, and then how many bytes are left of its chunk.
-    fn left(&self, address: Handle) -> Option<u64> {
-        let at = address.checked_sub(self.start).filter(|at| *at < self.bytes)?;
-        Some((self.chunk - at % self.chunk).min(self.bytes - at))
-    }
-}
-
-/// Host memory that is registered, chunk by chunk.
-#[derive(Debug)]
-pub(super) struct Registration {
-    context: Arc<Context>,
-    pub stretch: Stretch,
-    /// How many chunks are.
-    chunks: u64,
-    _map: Arc<Map>,
-}
-
-impl Registration {
-    /// Registers `map` in chunks of at most `chunk` bytes.
-    pub fn new(context: &Arc<Context>, map: &Arc<Map>, chunk: u64) -> Result<Registration> {
-        let page = map.page_bytes();
-        let chunk = (chunk / page).max(1) * page;
-        let (start, bytes) = (map.as_ptr() as Handle, map.len());
-        let stretch = Stretch { start, bytes, chunk };
-        let mut taken =
-            Registration { context: Arc::clone(context), stretch, chunks: 0, _map: Arc::clone(map) };
-        let failed = |refusal: Refusal| {
-            let already = refusal.code == code::ALREADY_REGISTERED;
-            let error = refusal.error("register host memory").with("chunk", chunk);
-            error.hint(match already {
-                true => "register memory once, by one owner",
-                false => "lower the registration chunk, or raise the limit of locked memory (ulimit -l)",
-            })
-        };
-        let current = context.relaxed().map_err(failed)?;
-        let mut at = 0;
-        while at < bytes {
-            let (address, count) = (start + at, chunk.min(bytes - at));
-            current.host_register(address, count, flag::HOST_PORTABLE_MAPPED).map_err(failed)?;
-            taken.chunks += 1;
-            same_address(&current, address)?;
-            at += count;
-        }
-        Ok(taken)
-    }
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        for number in 0..self.chunks {
-            let start = self.stretch.start + number * self.stretch.chunk;
-            self.context.give_back(|driver| driver.host_unregister(start));
-        }
-    }
-}
-
-/// Divides a copy where a registered chunk ends, and says whether both ends are registered host memory.
-pub(super) fn pieces(
-    registered: &[Stretch],
-    from: Handle,
-    to: Handle,
-    bytes: u64,
-    mut copy: impl FnMut(u64, u64, bool) -> Result<()>,
-) -> Result<()> {
-    let left = |address: Handle| registered.iter().find_map(|r| r.left(address));
-    let mut at = 0;
-    while at < bytes {
-        let ends = [left(from + at), left(to + at)];
-        let count = ends.iter().flatten().fold(bytes - at, |count, left| count.min(*left));
-        copy(at, count, ends.iter().all(Option::is_some))?;
-        at += count;
-    }
-    Ok(())
 }
 
 /// Physical memory.

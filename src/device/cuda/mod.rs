@@ -33,6 +33,7 @@ mod pieces;
 mod pools;
 #[cfg(feature = "measure")]
 mod probe;
+mod registration;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -50,17 +51,21 @@ use crate::sync::{Arc, Mutex, thread};
 
 use driver::{Answer as Driven, Context, Current, Driver, Handle, Refusal, code, flag};
 use graph::{Capturing, Executable, Graphs, capturing};
-use memory::{Allocation, Physical, Range, Registration, Stretch, Worker};
+use memory::{Allocation, Physical, Range, Worker};
 use module::Module;
 use pools::{CudaPools, Enqueueing, Launches};
 #[cfg(feature = "measure")]
 use probe::Work;
+use registration::{Registration, Stretch, pieces};
 use stream::{Calls, Enqueued, Health, KnownStream, OwnEvent};
 
 pub use pools::TableCopy;
 
 /// The operation that errors of this device name.
 const NAME: &str = "CUDA device";
+
+/// The oldest driver whose captured graphs keep the edges of early launches.
+const EARLY_LAUNCH_DRIVER: i32 = 12_030;
 
 /// Threads of a block that kernels are compiled for at most.
 const THREADS_MAX: u32 = 512;
@@ -86,7 +91,9 @@ pub struct CudaOptions {
     /// Threads of a block: a multiple of 32 up to 512.
     pub threads: u32,
     /// Kernels are launched before those in front of them have ended, and wait for them on the device: 9.0 and
-    /// later.
+    /// later, with a driver of CUDA 12.3 or newer, as captured graphs keep such an edge only from there on. It acts
+    /// where one of our kernels follows another on the same stream: in the order `none`. In DA and DBA an event
+    /// stands between resolve and gather, and an event's edge begins nothing early.
     pub programmatic: bool,
     /// Gathers by bulk copies: 9.0 and later.
     pub bulk: bool,
@@ -181,12 +188,14 @@ impl CudaDevice {
     /// Loads the driver and the kernels, and retains the device's primary context. No memory is taken yet.
     ///
     /// # Errors
-    /// [`Kind::OsRefused`] when the driver, a part of it or any device is missing or the driver is too old;
-    /// [`Kind::InvalidConfig`] for an option that makes no sense, or a device that is not there or will not do;
+    /// [`Kind::OsRefused`] when the driver, a part of it or any device is missing or the driver is too old, also for
+    /// an option; [`Kind::InvalidConfig`] for an option that makes no sense, or a device that is not there or will not do;
     /// [`Kind::DeviceFailed`], [`Kind::OutOfMemory`]. Each says what to do.
     pub fn new(options: CudaOptions) -> Result<Arc<CudaDevice>> {
         check_options(&options)?;
-        let context = Arc::new(Context::retain(Driver::load(&options)?, options.device)?);
+        let driver = Driver::load(&options)?;
+        check_driver(&options, driver.version)?;
+        let context = Arc::new(Context::retain(driver, options.device)?);
         if (options.programmatic || options.bulk) && !Module::is_new(&context) {
             return Err(Error::new(Kind::InvalidConfig, NAME)
                 .at("programmatic launches or bulk copies without kernels of this device's own, 9.0 or later")
@@ -335,7 +344,7 @@ impl CudaDevice {
 
     /// Copies between the caller's memory and the device's, chunk by chunk, and waits.
     fn transfer(&self, operation: &'static str, from: Handle, to: Handle, bytes: u64) -> Result<()> {
-        memory::pieces(&self.inner.stretches(), from, to, bytes, |at, count, _| {
+        pieces(&self.inner.stretches(), from, to, bytes, |at, count, _| {
             let copied = self.inner.worker.run(|c, stream| c.copy(to + at, from + at, count, stream));
             copied.map_err(|refusal| self.inner.refused(operation, refusal))
         })
@@ -378,6 +387,18 @@ fn check_options(options: &CudaOptions) -> Result<()> {
     }
     if options.registration_chunk == 0 {
         return wrong("registration_chunk", 0, "pass at least a page");
+    }
+    Ok(())
+}
+
+/// What of the options needs a newer driver than the device does.
+fn check_driver(options: &CudaOptions, version: i32) -> Result<()> {
+    if options.programmatic && version < EARLY_LAUNCH_DRIVER {
+        return Err(Error::new(Kind::OsRefused, NAME)
+            .at("the driver is too old for early launches (programmatic)")
+            .with("found", version.unsigned_abs())
+            .with("wanted", EARLY_LAUNCH_DRIVER.unsigned_abs())
+            .hint("install NVIDIA's driver of release 545 or newer, or do without early launches"));
     }
     Ok(())
 }

@@ -476,7 +476,7 @@ fn memory_that_is_registered_already_is_told_so() {
     let Some(standin) = driver(Options::default()) else { return };
     let device = device(standin.library()).unwrap();
     let request = crate::os::Request {
-        bytes: 4096,
+        bytes: 8192,
         huge: false,
         populate: true,
         lock: false,
@@ -484,10 +484,18 @@ fn memory_that_is_registered_already_is_told_so() {
         shared: false,
     };
     let map = Arc::new(Map::new(&request, &NoFaults).unwrap().0);
+    // By somebody else: the driver's own call, of a part of the mapping.
+    let (engine, address) = (Engine::new(standin.api(), 0), map.as_ptr() as u64);
+    // SAFETY: the mapping lives until the test ends.
+    done(unsafe { engine.api.mem_host_register(address, 4096, flag::HOST_PORTABLE_MAPPED) });
+    for _ in 0..2 {
+        let refused = device.register(&map).unwrap_err();
+        assert_eq!(refused.number("code"), Some(712));
+        assert!(refused.to_string().ends_with("register memory once, by one owner"), "{refused}");
+    }
+    // SAFETY: registered above.
+    done(unsafe { engine.api.mem_host_unregister(address) });
     device.register(&map).unwrap();
-    let refused = device.register(&map).unwrap_err();
-    assert_eq!(refused.number("code"), Some(712));
-    assert!(refused.to_string().ends_with("register memory once, by one owner"), "{refused}");
 }
 
 #[cfg(feature = "measure")]
