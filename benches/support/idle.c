@@ -69,7 +69,7 @@ CALL(cuDeviceGetAttribute, int* out, int attribute)
 }
 CALL(cuDeviceGetName, char* out) strcpy(out, "idle"); return 0; }
 CALL(cuDeviceGetPCIBusId, char* out) strcpy(out, "0000:00:00.0"); return 0; }
-MAKES(cuDevicePrimaryCtxRetain)
+CALL(cuDevicePrimaryCtxRetain, u64* out) *out = 1; return 0; }
 DOES_NOTHING(cuDevicePrimaryCtxRelease_v2)
 DOES_NOTHING(cuCtxPushCurrent_v2)
 CALL(cuCtxPopCurrent_v2, u64* out) *out = 0; return 0; }
@@ -114,7 +114,7 @@ MAKES(cuStreamCreateWithPriority)
 DOES_NOTHING(cuStreamDestroy_v2)
 DOES_NOTHING(cuStreamSynchronize)
 DOES_NOTHING(cuStreamWaitEvent)
-CALL(cuStreamGetCtx, u64 stream, u64* out) (void)stream; *out = 17; return 0; }
+CALL(cuStreamGetCtx, u64 stream, u64* out) (void)stream; *out = 1; return 0; }
 MAKES(cuEventCreate)
 DOES_NOTHING(cuEventDestroy_v2)
 DOES_NOTHING(cuEventRecord)
