@@ -1,8 +1,13 @@
 //! The simulator on the built-in setup: what was fitted, what comes out, what is refused.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "support/forgets.rs"]
+#[allow(dead_code, reason = "nothing is forgotten here, and waits are counted")]
+mod forgets;
 #[path = "simulator/gpus.rs"]
 mod gpus;
+#[path = "simulator/host.rs"]
+mod host;
 #[path = "simulator/refusals.rs"]
 mod refusals;
 

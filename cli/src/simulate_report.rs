@@ -3,7 +3,7 @@
 use forebay::Result;
 use forebay::overlap::Overlap;
 use forebay::predict::provenance::Provenance;
-use forebay::predict::simulate::Outcome;
+use forebay::predict::simulate::{Bound, Outcome};
 use serde::Serialize;
 
 use crate::json;
@@ -40,6 +40,7 @@ struct Entry<'a> {
     otps: f64,
     exposed_ms: f64,
     wait_ms: f64,
+    host: Host,
     overlap: Counts,
     misses: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,6 +48,14 @@ struct Entry<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<Steps>,
     per_layer: Vec<PerLayer>,
+}
+
+/// What enqueueing a step takes of the host.
+#[derive(Serialize)]
+struct Host {
+    captured_us: f64,
+    uncaptured_us: f64,
+    bound_by: &'static str,
 }
 
 /// A replay's steps.
@@ -120,6 +129,11 @@ fn entry<'a>(simulated: &'a Simulated, misses_note: Option<&'a str>) -> Entry<'a
         otps: outcome.otps,
         exposed_ms: outcome.exposed_ms,
         wait_ms: outcome.wait_ms,
+        host: Host {
+            captured_us: outcome.host.captured_us,
+            uncaptured_us: outcome.host.uncaptured_us,
+            bound_by: outcome.host.bound(outcome.step_ms).name(),
+        },
         overlap: counts(outcome),
         misses: mean_misses(outcome),
         misses_note,
@@ -211,10 +225,36 @@ pub fn text(all: &[Simulated], note: Option<&str>, look: Look) -> String {
         out += "\n";
     }
     out += &steps(all, look);
+    out += "\n";
+    out += &host(all);
     out += "\n\nRatio: slots of a sequence and layer as a share of its context at its end. Misses: rows that a \
             sequence fetches a layer, mean. Exposed: what the step takes beyond the same step without misses. \
             Tokens/s: of 8 GPUs. OTPS: output tokens a second of one sequence. Layers: how many run in each order.\n";
     out + &provenance::footer(all.iter().map(|simulated| &simulated.provenance))
+}
+
+/// What the host takes, and which steps wait for it.
+fn host(all: &[Simulated]) -> String {
+    let most = |of: fn(&Outcome) -> f64| all.iter().map(|one| of(&one.outcome)).fold(0.0, f64::max) / 1e3;
+    let (captured, uncaptured) = (most(|one| one.host.captured_us), most(|one| one.host.uncaptured_us));
+    let mut out = format!(
+        "\nHost: forebay's calls take one core up to {} ms a step with its layers captured, {} ms without, beside an \
+         engine's own launches.",
+        number(captured),
+        number(uncaptured)
+    );
+    for (bound, when) in [(Bound::Host, "captured or not"), (Bound::HostUnlessCaptured, "unless captured")] {
+        let waits = |one: &&Simulated| one.outcome.host.bound(one.outcome.step_ms) == bound;
+        if let Some(one) = all.iter().find(waits) {
+            let steps = counted(all.iter().filter(waits).count() as u32, "step");
+            let first = format!("{} ms, batch {}", number(one.outcome.step_ms), one.outcome.point.batch);
+            out += &format!(" Bound by the host {when}: {steps}, the first of {first}.");
+        }
+    }
+    if all.iter().all(|one| one.outcome.host.bound(one.outcome.step_ms) == Bound::Device) {
+        out += " No step waits for it.";
+    }
+    out + "\n"
 }
 
 fn steps(all: &[Simulated], look: Look) -> String {

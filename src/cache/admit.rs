@@ -134,7 +134,8 @@ impl Cache {
         copy.into_iter().try_for_each(|copy| self.copy_page(copy, stream))?;
         let ticket = self.join(child, stream, WarmUp::default())?;
         self.record_ready(self.records[parent].lane(), stream)?;
-        self.records[parent].work.unsettled = None;
+        let work = &mut self.records[parent].work;
+        (work.unsettled, work.stepped) = (None, false);
         Ok(ticket)
     }
 

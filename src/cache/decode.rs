@@ -142,10 +142,15 @@ impl Cache {
         Ok(())
     }
 
-    /// Orders a step's begin behind what it follows.
+    /// Orders a step's begin behind what it follows: the micro-batch's last step, and of each row what came behind that.
     fn order_prepare(&self, step: &Step, rows: &[Row], stream: Stream) -> Result<()> {
         self.device.wait(stream, self.stepped[step.micro_batch.index()])?;
-        rows.iter().try_for_each(|row| self.order_behind(row.sequence.index as usize, stream))
+        let sequences = rows.iter().map(|row| row.sequence.index as usize);
+        let follows = |index: &usize| {
+            let work = &self.records[*index].work;
+            !work.stepped || work.unsettled.is_some()
+        };
+        sequences.filter(follows).try_for_each(|index| self.order_behind(index, stream))
     }
 
     /// R of one layer, for an engine that orders R and G by itself: by its own events, in halves of the batch, or in
@@ -302,16 +307,12 @@ impl Cache {
         self.device.record(slot.event, stream)?;
         self.device.record(self.stepped[step.micro_batch.index()], stream)?;
         for row in &slot.rows {
-            self.record_ready(self.records[row.sequence as usize].lane(), stream)?;
-        }
-        if step.is_abandoned() {
+            let record = &mut self.records[row.sequence as usize];
+            record.work.stepped = true;
             // What it was to write is missing: nothing may be built on it. The next step of these sequences
             // can only be prepared after this.
-            for row in &slot.rows {
-                let record = &mut self.records[row.sequence as usize];
-                if record.state == State::Running {
-                    record.state = State::Failed;
-                }
+            if step.is_abandoned() && record.state == State::Running {
+                record.state = State::Failed;
             }
         }
         self.ring.finish(step);

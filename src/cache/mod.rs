@@ -143,9 +143,9 @@ pub struct Cache {
     records: Vec<Record>,
     /// Recorded after the last emptying of a lane: whoever takes a lane over waits for it.
     left: Event,
-    /// One a lane: recorded after the work that made its sequence ready.
+    /// One a lane: recorded after the work that the host issued for its sequence alone.
     ready: Vec<Event>,
-    /// One a micro-batch: recorded after its last step. The next one waits for it.
+    /// One a micro-batch: recorded after its last step. The next one waits for it, and what follows for its sequences.
     stepped: Vec<Event>,
     /// One a micro-batch: the events of its layers.
     schedules: Vec<Schedule>,

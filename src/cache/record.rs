@@ -104,6 +104,8 @@ pub(super) struct HostWork {
     pub(super) ticket: Option<Ticket>,
     /// The stream on which work may stand that no ticket and no event tells the end of: see `settle`.
     pub(super) unsettled: Option<Stream>,
+    /// Its last work is a step: the end of its micro-batch's last one stands behind it, and no event of its own.
+    pub(super) stepped: bool,
 }
 
 impl Record {

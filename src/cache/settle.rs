@@ -8,10 +8,16 @@
 //! | unsettled, on one stream | [`Cache::take_over`]: join, fork (the parent too), roll-back, an emptying |
 //! | settled | [`Cache::settle`]: a ticket stands in that stream behind the work, and `ready` is recorded there |
 //!
+//! **Which event stands behind a sequence's work.** What the host issues for it alone ends with `ready`, an event of its
+//! lane. A step ends with `stepped`, one event for all its rows, since a batch of hundreds would take as many calls of
+//! the driver to record, and as many to wait for: a sequence whose last work is a step has no `ready` of its own
+//! (`HostWork::stepped`). Steps of a micro-batch stand one behind the other, so who waits for a later one waits for the
+//! sequence's too, and perhaps for a step that it was not in.
+//!
 //! Calls that end well settle it themselves. Of one that did not, whatever follows takes over: work on another
 //! stream is ordered behind all of the first one, and a release first settles it and waits for that ticket. So
 //! nothing that such work names is given out before its stream has come past it, or the device has failed, which
-//! ends tickets. A step takes it over for good: its event, and `ready`, which its end records, stand behind it.
+//! ends tickets. A step takes it over for good: its event, and `stepped`, which its end records, stand behind it.
 //!
 //! One stream is enough: what takes over is ordered behind the last before it enqueues anything of its own.
 
@@ -26,8 +32,12 @@ impl Cache {
         let lane = record.lane();
         if let Some(before) = record.work.unsettled.filter(|before| *before != stream) {
             self.record_ready(lane, before)?;
+            return self.wait_ready(lane, stream);
         }
-        self.wait_ready(lane, stream)
+        match record.steps.micro_batch.filter(|_| record.work.stepped) {
+            Some(micro_batch) => self.device.wait(stream, self.stepped[micro_batch.index()]),
+            None => self.wait_ready(lane, stream),
+        }
     }
 
     /// The same before work is enqueued there: from now on the sequence is unsettled. A refusal changes nothing.
@@ -44,7 +54,7 @@ impl Cache {
         self.record_ready(self.records[index].lane(), stream)?;
         let record = &mut self.records[index];
         record.work.ticket = Some(ticket.clone());
-        record.work.unsettled = None;
+        (record.work.unsettled, record.work.stepped) = (None, false);
         Ok(ticket)
     }
 

@@ -294,6 +294,16 @@ pub trait Device: Debug + Send + Sync {
     /// As [`Device::record`].
     fn wait(&self, stream: Stream, event: Event) -> Result<()>;
 
+    /// An edge: [`Device::record`] at the end of `from`, then [`Device::wait`] in `to`. A schedule makes some for each
+    /// layer, so a device that can do both at once does.
+    ///
+    /// # Errors
+    /// As these two.
+    fn edge(&self, event: Event, from: Stream, to: Stream) -> Result<()> {
+        self.record(event, from)?;
+        self.wait(to, event)
+    }
+
     /// Whether the last record of `event` has been reached.
     ///
     /// # Errors

@@ -196,6 +196,53 @@ impl Rates {
     }
 }
 
+/// What a core of the host takes to enqueue a step of one micro-batch, in microseconds: forebay's own work, and the
+/// driver's calls that it makes. What an engine launches by itself is not in it.
+///
+/// The default: forebay's own part as `cargo bench --features cuda --bench host` measured it (EPYC, Zen 5: at batch 160
+/// 8 to 10 us from prepare to retire, 0.4 us of a launch, 0.3 to 0.9 us of a layer by its order), and of the driver's
+/// calls, as that bench counts them, what is assumed: a launch 2 us, a record or a wait 0.25 us (4 million records a
+/// second without times, NVIDIA/NVTX#3), any other call 0.1 us.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "predict", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "predict", serde(deny_unknown_fields))]
+pub struct HostCosts {
+    /// Prepare, finish and retire, and one launch of captured layers: four launches, five records and waits, 20
+    /// other calls.
+    pub step_us: f64,
+    /// A batch row in them.
+    pub row_us: f64,
+    /// R, G or S of a layer that is not captured: a launch, the context entered and left.
+    pub operation_us: f64,
+    /// An edge between streams: a record and a wait, the context entered and left.
+    pub edge_us: f64,
+}
+
+impl Default for HostCosts {
+    fn default() -> Self {
+        HostCosts { step_us: 12.75, row_us: 0.055, operation_us: 2.3, edge_us: 0.8 }
+    }
+}
+
+impl HostCosts {
+    /// Whether every number is a time.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] names the field.
+    pub fn check(&self) -> Result<()> {
+        let times = [
+            ("step_us", self.step_us),
+            ("row_us", self.row_us),
+            ("operation_us", self.operation_us),
+            ("edge_us", self.edge_us),
+        ];
+        match times.into_iter().find(|(_, us)| !(0.0..=1e12).contains(us)) {
+            Some((name, _)) => Err(wrong(format!("{name}: not a time"))),
+            None => Ok(()),
+        }
+    }
+}
+
 fn wrong(place: String) -> Error {
     Error::new(Kind::InvalidConfig, "rates").at(place)
 }

@@ -349,8 +349,7 @@ fn edge(device: &dyn Device, event: Event, from: Stream, to: Stream) -> Result<(
     if from == to {
         return Ok(());
     }
-    device.record(event, from)?;
-    device.wait(to, event)
+    device.edge(event, from, to)
 }
 
 impl LayerRun<'_> {

@@ -12,7 +12,7 @@ use super::model::{Deployment, Dims, Gpu, Model};
 use super::provenance::{self, Part, Served};
 use super::roofline::Roofline;
 use super::{finite, parse, wrong};
-use crate::device::rates::{Rates, RowRates};
+use crate::device::rates::{HostCosts, Rates, RowRates};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Shape;
 use crate::text::echo;
@@ -227,6 +227,9 @@ pub struct File {
     /// forebay's own operations.
     #[serde(default)]
     pub operations: Operations,
+    /// What enqueueing a step takes of the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostCosts>,
     /// Measured costs.
     #[serde(default)]
     pub costs: Costs,
@@ -240,6 +243,7 @@ impl File {
     fn check_version(&self) -> Result<()> {
         let new = [
             ("origin", self.origin.is_some()),
+            ("host", self.host.is_some()),
             ("measured", !self.measured.is_empty()),
             ("assumptions", !self.assumptions.is_empty()),
             ("deployment.costs_gpus", self.deployment.costs_gpus.is_some()),
@@ -358,6 +362,8 @@ impl Setup {
         ] {
             finite(us, || format!("operations.{name}"))?;
         }
+        let host = file.host.unwrap_or_default();
+        host.check().map_err(|e| wrong(format!("host.{}", e.place())))?;
         for term in Term::ALL {
             if let Some(cost) = file.costs.get(term) {
                 cost.check(&format!("costs.{}", term.name()))?;
@@ -408,6 +414,11 @@ impl Setup {
     /// The speeds of the link.
     pub fn rates(&self) -> &Rates {
         &self.rates
+    }
+
+    /// What enqueueing a step takes of the host.
+    pub fn host(&self) -> HostCosts {
+        self.file.host.unwrap_or_default()
     }
 
     /// The roofline that stands in for what was not measured.

@@ -7,6 +7,7 @@ use forebay::device::{
 };
 use forebay::os::Map;
 use forebay::{Lane, Result};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Calls of a layer.
@@ -26,6 +27,8 @@ pub struct Forgets {
     left: Mutex<Left>,
     /// What reports ask for, in place of what the cache asks: for controls.
     expected: Option<Expected>,
+    /// Waits of a stream for an event, so far.
+    pub waits: AtomicU32,
 }
 
 impl std::fmt::Debug for Forgets {
@@ -36,7 +39,12 @@ impl std::fmt::Debug for Forgets {
 
 impl Forgets {
     pub fn new(device: Arc<dyn Device>, expected: Option<Expected>) -> Arc<Forgets> {
-        Arc::new(Forgets { device, left: Mutex::new(Box::new(|_, _, _| false)), expected })
+        Arc::new(Forgets {
+            device,
+            left: Mutex::new(Box::new(|_, _, _| false)),
+            expected,
+            waits: AtomicU32::new(0),
+        })
     }
 
     /// From now on leaves out the calls of which `left` says so.
@@ -72,6 +80,11 @@ impl Device for Forgets {
         if left_out { Ok(()) } else { self.device.enqueue(pools, stream, op) }
     }
 
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        self.device.wait(stream, event)
+    }
+
     // SAFETY: asks of its caller what the trait's method asks.
     unsafe fn import(&self, address: u64, bytes: u64) -> Slice {
         // SAFETY: the caller of this method vouches for what the inner device asks.
@@ -90,7 +103,6 @@ impl Device for Forgets {
         stream() -> Result<Stream>;
         event() -> Result<Event>;
         record(event: Event, stream: Stream) -> Result<()>;
-        wait(stream: Stream, event: Event) -> Result<()>;
         query(event: Event) -> Result<bool>;
         synchronize(event: Event) -> Result<()>;
         copy(stream: Stream, from: Slice, to: Slice) -> Result<()>;

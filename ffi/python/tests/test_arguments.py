@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import forebay
+from forebay._library import ffi
 from conftest import LAYERS, ROW, TOP_K, empty, joined, rows_of, some, whole
 
 Make = Callable[..., forebay.Cache]
@@ -308,6 +309,17 @@ def test_a_number_that_is_none_is_named(make: Make, wrong: Any) -> None:
     step.layer(np.int64(0), some(1), slots)  # type: ignore[arg-type]
     whole(step, 0)
     step.retire()
+
+
+def test_rows_of_a_batch_are_packed_as_the_library_declares_them(make: Make) -> None:
+    cache = make()
+    one, two = joined(cache), joined(cache)
+    given: Any = [(one, 3, 1), (two, None, np.int64(2)), (one, np.uint8(0), True)]
+    packed, checked = cache._packed(given), cache._checked(given)
+    assert packed is not None and packed[1] == checked[1] == 2
+    assert bytes(ffi.buffer(packed[0])) == bytes(ffi.buffer(checked[0]))
+    for wrong in ([(one, 1.5, 1)], [(one, 0, -1)], [(one, 0, 1 << 32)], [(one, 0)], [(make(), 0, 1)]):
+        assert cache._packed(wrong) is None  # type: ignore[arg-type]
 
 
 def test_rows_of_a_batch_are_named(make: Make) -> None:

@@ -88,6 +88,15 @@ impl Device for CudaDevice {
         self.inner.enqueue("wait", stream, |current, stream| current.stream_wait(stream, event, 0))
     }
 
+    fn edge(&self, event: Event, from: Stream, to: Stream) -> Result<()> {
+        let event = self.inner.event(event)?;
+        let to = self.inner.known(to)?;
+        self.inner.enqueue("edge", from, |current, from| {
+            current.event_record(event, from)?;
+            current.stream_wait(to, event, 0)
+        })
+    }
+
     fn query(&self, event: Event) -> Result<bool> {
         let event = self.inner.event(event)?;
         let answer = self.inner.context.relaxed().and_then(|current| current.event_query(event));
@@ -188,7 +197,9 @@ impl Device for CudaDevice {
                 .hint("warm up outside of captures"));
         }
         pools.stage(&op);
-        inner.enqueue_pool(op.name(), stream, |e| pools.run(e, &op))
+        inner.enqueue_known(op.name(), raw, |current, stream| {
+            pools.run(&Enqueueing { current, module: &inner.module, stream }, &op)
+        })
     }
 
     fn capture(&self, stream: Stream) -> Result<()> {

@@ -501,7 +501,16 @@ impl Inner {
         stream: Stream,
         work: impl FnOnce(&Current<'_>, Handle) -> Driven,
     ) -> Result<()> {
-        let raw = self.known(stream)?;
+        self.enqueue_known(operation, self.known(stream)?, work)
+    }
+
+    /// The same on a stream that was looked up.
+    fn enqueue_known(
+        &self,
+        operation: &'static str,
+        raw: Handle,
+        work: impl FnOnce(&Current<'_>, Handle) -> Driven,
+    ) -> Result<()> {
         if self.health.failed().is_some() {
             return Ok(());
         }

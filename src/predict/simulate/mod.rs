@@ -12,11 +12,15 @@
 //! other, each the other's cover for the exchange of experts' tokens, which then is not charged. With
 //! [`Options::fill`] each has a compute stream of its own, and one computes while the other waits for rows.
 //!
+//! **The host** enqueues a step while the device runs the one before, so its time counts only where it is the longer of
+//! the two ([`HostTime`]): it is no part of the step's.
+//!
 //! **Order by layer** is the order of least time, found by running one layer on the clock for each order and
 //! some numbers of misses. [`Simulator::run`] then simulates the step whole, [`Simulator::estimate`] adds up
 //! those prices: faster, the same to a percent, without spans.
 
 mod engine;
+mod host;
 mod price;
 mod split;
 mod world;
@@ -30,6 +34,7 @@ use crate::device::clock::Span;
 use crate::error::{Error, Kind, Result};
 use crate::overlap::Overlap;
 
+pub use host::{Bound, HostTime};
 pub use split::Split;
 
 pub(super) use price::grid;
@@ -132,6 +137,8 @@ pub struct Outcome {
     pub otps: f64,
     /// Whether two micro-batches ran.
     pub two_batch: bool,
+    /// What enqueueing the step takes of the host.
+    pub host: HostTime,
     /// The timeline of the step, where it was asked for.
     pub spans: Vec<Span>,
 }
@@ -229,7 +236,7 @@ impl Simulator {
             wait_ms: (exposed_ns - (times.busy_ns - baseline.busy_ns)) / 1e6,
             exposed_us,
         };
-        Ok(outcome(point, &batch, sums, misses.rows, overlap, times.spans))
+        Ok(outcome(&self.setup, point, &batch, sums, misses.rows, overlap, times.spans))
     }
 
     /// Estimates one step from the prices of its layers.
@@ -256,7 +263,7 @@ impl Simulator {
         let exposed_ms = exposed_us.iter().sum::<f64>() / 1e3;
         let (step_ms, wait_ms) = (total_ns / 1e6 + exposed_ms, exposed_ms - more_ns / 1e6);
         let sums = Sums { step_ms, exposed_ms, wait_ms, exposed_us };
-        Ok(outcome(point, &batch, sums, misses.rows, overlap, Vec::new()))
+        Ok(outcome(&self.setup, point, &batch, sums, misses.rows, overlap, Vec::new()))
     }
 
     /// Microseconds that one layer takes in an order, all its micro-batches together, when each request
@@ -392,6 +399,7 @@ struct Sums {
 }
 
 fn outcome(
+    setup: &Setup,
     point: &Point,
     batch: &Batch,
     Sums { step_ms, exposed_ms, wait_ms, exposed_us }: Sums,
@@ -403,6 +411,7 @@ fn outcome(
     let otps = point.accept / step_ms * 1e3;
     let throughput = NODE_GPUS * f64::from(point.batch) * otps;
     let two_batch = batch.rows[1] > 0;
+    let host = HostTime::of(setup, batch, &overlap);
     Outcome {
         point: *point,
         step_ms,
@@ -415,6 +424,7 @@ fn outcome(
         throughput,
         otps,
         two_batch,
+        host,
         spans,
     }
 }
