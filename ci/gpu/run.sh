@@ -1,34 +1,131 @@
 #!/usr/bin/env bash
 # Runs forebay's tests and benches on this machine's GPU and keeps what came of them.
-#   ./run.sh PART OUT     PART: tests sanitizer doctor bench-rows bench-resolve bench-fetch bench-step tune python
-#                         replay, or all
-# A part takes less than 8 minutes. OUT gets summary.txt, which grows by a line a part, logs.tar and a few files of
-# figures: JSON, and in *.jsonl a line for each run of the bench. Nothing is written beside OUT and a temporary folder,
-# and no setting of the card is changed. Status 0: every part that was named passed; what cannot run here says why, and
-# does not fail.
-# FOREBAY_GPU_QUICK=1: small shapes and the fast tests, which show that all works and say nothing about speed.
+#   ./run.sh PARTS OUT [SECONDS]         PARTS: some of `parts` below, separated by commas, or all; SECONDS: the most
+#                                        that they take together
+#   ./run.sh plan MINUTES CALL_MINUTES   the calls for so many minutes, each of at most so many
+# OUT gets summary.txt, which grows by the lines of a part, logs.tar, and files of figures: JSON, and figures.jsonl (of
+# smoke smoke.jsonl), where each figure of the bench is a line from the moment at which it is known; in front of a run's
+# figures stand a line of kind "run", which says with which options, and the device with its ceilings. What is killed
+# loses the figure under way alone; what its files hold goes where it belongs with the next call. Nothing is written
+# beside OUT and a temporary folder, and no setting of the card is changed.
+# Status 0: every part that was named passed (what cannot run here says why, and does not fail); 1: one failed; 2: bad
+# arguments, no GPU, or interrupted.
+# FOREBAY_GPU_QUICK=1: small shapes and the fast tests, as in smoke. They show that all works and say nothing about
+# speed. FOREBAY_GPU_SLOW=N: every limit N times as long, on a machine that is no measure. FOREBAY_GPU_ROUNDS=N: steps
+# timed for each figure of a run that does not say how many.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 2
-all="tests sanitizer doctor bench-rows bench-resolve bench-fetch bench-step tune python replay"
+
+# The parts, in the order of `all`: what is most worth knowing comes first. Of each the seconds that it is expected to
+# take, an estimate as long as no GPU has run it, and the most that it may take.
+parts() {
+    cat <<'TABLE'
+smoke      150 300
+doctor      45 120
+rows       120 300
+fetch      100 400
+step       150 240
+resolve    120 300
+nodes       40 150
+pools      240 460
+step-ways  240 460
+ncu         90 220
+tests      200 460
+python     180 470
+sanitizer  200 450
+tune       300 460
+replay     120 460
+TABLE
+}
+
+# The runs of the bench that parts are made of: of each the most seconds, what the environment gets (- nothing), and the
+# options.
+runs() {
+    cat <<'TABLE'
+rows      150 - --only gather
+rows      150 - --only scatter
+fetch     120 - --only resolve-gather
+fetch      80 - --only resolve-gather --programmatic
+fetch      80 - --only resolve-gather --threads 256
+fetch      60 - --only commit
+fetch      60 - --only warm-up
+step      240 - --only step
+resolve   300 - --only resolve
+nodes      50 - --only nodes
+nodes      50 - --only nodes --programmatic
+nodes      50 - --only nodes --threads 256
+pools      60 - --only gather --rounds 5 --pool 1536M
+pools      80 - --only gather --rounds 5 --pool 8G
+pools     120 - --only gather --rounds 5 --pool 32G
+pools     200 - --only gather --rounds 5 --pool 64G
+step-ways  90 - --only step --rounds 3 --gather-blocks 4
+step-ways  90 - --only step --rounds 3 --gather-blocks 16
+step-ways  90 CUDA_DEVICE_MAX_CONNECTIONS=8 --only step --rounds 3
+step-ways  90 CUDA_DEVICE_MAX_CONNECTIONS=32 --only step --rounds 3
+step-ways  90 - --only step --rounds 3 --persistent
+tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 4
+tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 4 --bulk
+tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 16
+tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 16 --bulk
+tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 2
+tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 8
+tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 132
+tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 2 --bulk
+tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 8 --bulk
+tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 4 --programmatic
+tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 4 --threads 256
+tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 4 --threads 128
+TABLE
+}
+
+# The most seconds of a test binary, of a tool of the sanitizer, of a part in smoke, and of what else has no table.
+per_test=45 per_tool=110 per_smoke=60 per_replay=220 per_proof=55
+# Bytes of a pool in the quick form, and the share of free memory, in percent, that a pool may take.
+quick_pool=256M most_share=80
 driver=libcuda.so.1
-limit=460
 
 usage() {
     sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "$here/run.sh" >&2
     exit 2
 }
-[ $# = 2 ] || usage
-case " $all all " in *" $1 "*) ;; *) usage ;; esac
-mkdir -p "$2" && out=$(cd "$2" && pwd) || exit 2
-work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
-logs=$work/logs
-mkdir "$logs"
-# A home that can be written, whatever the user's is; caches of the driver's go with it. Python's packages stay.
-export PYTHONUSERBASE=${PYTHONUSERBASE:-${HOME:-}/.local}
-export HOME=$work CUDA_CACHE_PATH=$work/cache PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-quick=()
-[ "${FOREBAY_GPU_QUICK:-}" != 1 ] || quick=(--quick)
+
+names() { parts | awk '{ print $1 }'; }
+
+# Parts go into calls in their order; the end of a call is left for what comes behind its last part.
+plan() {
+    parts | awk -v minutes="$1" -v each="$2" '
+        function close_call() {
+            if (named == "") return
+            printf "call %d, %d of %d s expected: ./run.sh %s results %d\n", ++calls, used, room, named, room
+            print "   " what
+            named = what = ""
+        }
+        function open_call(at) {
+            close_call()
+            start = at; used = 0
+            room = int((each < minutes - start ? each : minutes - start) * 60) - 20
+        }
+        BEGIN { open_call(0) }
+        {
+            if (used + $2 > room && start + each < minutes) {
+                next_room = int((each < minutes - start - each ? each : minutes - start - each) * 60) - 20
+                if ($2 <= next_room) open_call(start + each)
+            }
+            if (used + $2 > room) { left_out = left_out " " $1 " (" $2 " s)"; next }
+            used += $2; all++
+            named = named (named == "" ? "" : ",") $1
+            what = what " " $1 " " $2
+        }
+        END {
+            close_call()
+            if (left_out != "") print "no time for:" left_out
+            print "The seconds are estimates; a part that takes longer is ended and keeps its figures."
+            exit all == 0 ? 2 : 0
+        }'
+}
+
+# Whether somebody ended the run.
+stopped() { [ -e "$work/stopped" ]; }
 
 # The test programs, unpacked.
 unpack() {
@@ -37,15 +134,28 @@ unpack() {
 }
 
 # Seconds that the part has left.
-left() { echo $((limit - (SECONDS - began))); }
+left() { echo $((ends - SECONDS)); }
 
 # bounded SECONDS LOG COMMAND...: runs it for so long at most, and no longer than the part has left.
 bounded() {
-    local seconds=$1 log=$logs/$2
+    local seconds=$(($1 * slow)) log=$logs/$2 pid status
     shift 2
+    ! stopped || return 143
     [ "$seconds" -le "$(left)" ] || seconds=$(left)
     [ "$seconds" -gt 3 ] || { echo "no time is left" >"$log"; return 124; }
-    { echo "\$ $*"; timeout -k 5 "$seconds" "$@"; } >"$log" 2>&1 </dev/null
+    echo "\$ $*" >"$log"
+    timeout -k 5 "$seconds" "$@" >>"$log" 2>&1 </dev/null &
+    pid=$!
+    echo $pid >"$work/running"
+    ! stopped || kill $pid 2>/dev/null
+    # A signal ends the wait and not what is waited for.
+    while :; do
+        wait $pid
+        status=$?
+        kill -0 $pid 2>/dev/null || break
+    done
+    rm -f "$work/running"
+    return $status
 }
 
 # Whether a log is that of a test program of which some test has passed.
@@ -53,11 +163,14 @@ ran() { grep -q '^test result: ok. [1-9]' "$logs/$1"; }
 
 # What a status says that is no test's.
 why() {
+    if stopped; then echo " (interrupted)"; return; fi
     case $1 in
     124 | 137) echo " (out of time)" ;;
     *) echo " ($1)" ;;
     esac
 }
+
+say() { echo "    $*" >>"$lines"; }
 
 # Each test binary: its name, the name of its log, whether tests take the CUDA device, and its filters. One thread:
 # tests share the device's context, and a stream that one holds may stand before another's.
@@ -80,29 +193,23 @@ world     rows     cuda every_row_read random_bytes
 LIST
 }
 
-# run_tests PROGRAM LOG FILTER...: says in `line` what came of it. A test that hangs or ends the program is left out of
-# another run, so that those behind it are not lost.
+# run_tests PROGRAM LOG FILTER...: says in `line` what came of it. Once: what hangs or ends the program is named, and
+# those behind it are lost.
 run_tests() {
-    local program=$1 name=$2 attempt status log last hung=""
+    local program=$1 log=$2.log status last
     shift 2
-    for attempt in "" -2 -3; do
-        log=$name$attempt.log
-        bounded 120 "$log" "$tests/$program" --test-threads=1 "$@"
-        status=$?
-        line=$(grep '^test result' "$logs/$log" | tail -n 1)
-        [ $status != 0 ] && [ $status != 101 ] || break
-        # Its name is written when it begins.
-        last=$(sed -n 's/^test \([^ ]*\) \.\.\..*/\1/p' "$logs/$log" | tail -n 1)
-        hung+=" $last$(why $status)"
-        [ -n "$last" ] || break
-        set -- "$@" --skip "$last"
-    done
+    bounded $per_test "$log" "$tests/$program" --test-threads=1 "$@"
+    status=$?
+    line=$(grep '^test result' "$logs/$log" | tail -n 1)
     if [ $status = 101 ]; then
         line="FAILED: $(sed -n '/^failures:$/,$ s/^    \([^ ]*\)$/\1/p' "$logs/$log" | sort -u | tr '\n' ' '); $line"
-    elif [ -z "$hung" ] && ! ran "$log"; then
+    elif [ $status != 0 ]; then
+        # Its name is written when it begins.
+        last=$(sed -n 's/^test \([^ ]*\) \.\.\..*/\1/p' "$logs/$log" | tail -n 1)
+        line="FAILED, ended in ${last:-no test}$(why $status) behind $(grep -c '^test .* ok$' "$logs/$log") that passed"
+    elif ! ran "$log"; then
         line="FAILED: no test has such a name: $*"
     fi
-    [ -z "$hung" ] || line="FAILED, ended in$hung; $line"
     [ "${line#FAILED}" = "$line" ]
 }
 
@@ -131,33 +238,35 @@ part_tests() {
         fi
         # shellcheck disable=SC2086
         run_tests "$name" "tests-$log" $filters "${more[@]}" || failed=$((failed + 1))
-        echo "    $log: $line" >>"$work/lines"
+        say "$log: $line"
     done < <(binaries)
     cp "$work/skips.txt" "$logs/tests-skips.txt" 2>/dev/null
     detail="$run runs, $failed failed, $(sort -u "$work/skips.txt" 2>/dev/null | wc -l) tests skipped"
     [ $failed = 0 ]
 }
 
+# tool NAME: the path of a tool of NVIDIA's, which may stand beside those that are found.
+tool() { PATH=$PATH:/usr/local/cuda/bin command -v "$1"; }
+
 part_sanitizer() {
     local tool program bad=0 log
-    program=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer) ||
-        { detail="not here: no compute-sanitizer"; return 0; }
+    program=$(tool compute-sanitizer) || { detail="not here: no compute-sanitizer"; return 0; }
     unpack || { detail="the programs cannot be unpacked"; return 1; }
     export FOREBAY_TEST_DRIVER=$driver CUDA_MODULE_LOADING=EAGER
     for tool in memcheck racecheck synccheck initcheck; do
         log=sanitizer-$tool.log
         # Tests have the driver refuse what must be refused: that is no finding.
-        bounded 110 "$log" "$program" --tool "$tool" --error-exitcode 99 --report-api-errors no \
+        bounded $per_tool "$log" "$program" --tool "$tool" --error-exitcode 99 --report-api-errors no \
             "$tests/cuda" --test-threads=1 steps_leave a_row_without a_graph_does_nothing
         local status=$?
         if [ $status = 0 ] && ran "$log" &&
             grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$logs/$log"; then
-            echo "    $tool: nothing found" >>"$work/lines"
+            say "$tool: nothing found"
         elif grep -q 'SUMMARY: [1-9]' "$logs/$log"; then
             bad=$((bad + 1))
-            echo "    $tool ($status): $(grep 'SUMMARY' "$logs/$log" | tail -n 1)" >>"$work/lines"
+            say "$tool ($status): $(grep 'SUMMARY' "$logs/$log" | tail -n 1)"
         else
-            echo "    $tool: not here ($status): $(grep -v '^test \|^$' "$logs/$log" | tail -n 1)" >>"$work/lines"
+            say "$tool: not here ($status): $(grep -v '^test \|^$' "$logs/$log" | tail -n 1)"
         fi
     done
     detail="$bad tools found something"
@@ -165,78 +274,110 @@ part_sanitizer() {
 }
 
 part_doctor() {
-    bounded $limit doctor.log "$here/bin/forebay" doctor "${quick[@]}" --json "$work/doctor.json"
+    bounded 120 doctor.log "$here/bin/forebay" doctor "${quick[@]}" --json "$work/doctor.json"
     local status=$?
-    [ ! -s "$work/doctor.json" ] || cp "$work/doctor.json" "$out/"
+    [ ! -s "$work/doctor.json" ] || [ -n "${quick[*]}" ] || cp "$work/doctor.json" "$out/"
     detail=$(tail -n 1 "$logs/doctor.log")
     [ $status = 0 ] || detail="failed$(why $status): $detail"
     return $status
 }
 
-# bench SECONDS NAME FILE OPTION...: runs the bench, whose figures become a line of FILE.
+# A run's figures stand in a file of their own while it lasts; then they go behind the others'.
+fold() {
+    [ ! -s "$out/$1.part" ] || cat "$out/$1.part" >>"$out/$1"
+    rm -f "$out/$1.part"
+}
+
+# bench SECONDS NAME ENVIRONMENT OPTION...: runs the bench, whose figures go into the part's file one by one.
 bench() {
-    local seconds=$1 name=$2 file=$3
+    local seconds=$1 name=$2 set=${3#-} status kept
     shift 3
-    rm -f "$work/one.json"
-    bounded "$seconds" "$name.log" "$here/bin/forebay" bench --device cuda:0 "$@" "${quick[@]}" \
-        --json "$work/one.json" --picture "$logs/$name.svg"
-    local status=$?
-    if [ $status = 0 ]; then
-        echo "{\"options\": \"$*\", \"figures\": $(tr -d '\n' <"$work/one.json")}" >>"$out/$file"
-    else
-        echo "    failed$(why $status): $*: $(tail -n 1 "$logs/$name.log")" >>"$work/lines"
-    fi
+    case "$*" in *--rounds*) ;; *) set -- "$@" "${rounds[@]}" ;; esac
+    printf '{"kind":"run","name":"%s","environment":"%s","options":"%s"}\n' "$name" "$set" "$*" >>"$out/$figures"
+    # shellcheck disable=SC2086
+    bounded "$seconds" "$name.log" env $set "$here/bin/forebay" bench --device cuda:0 "$@" "${quick[@]}" \
+        --json-lines "$out/$figures.part" --picture "$logs/$name.svg"
+    status=$?
+    kept=$(grep -c '"kind":"bench",' "$out/$figures.part" 2>/dev/null)
+    fold "$figures"
+    [ $status = 0 ] || say "failed$(why $status), ${kept:-0} figures kept: $*: $(tail -n 1 "$logs/$name.log")"
     return $status
 }
 
-# groups SECONDS:OPTIONS...: one run of the bench for each. Figures are written when a run ends, so that one that takes
-# too long costs its own alone.
-groups() {
-    local asked failed=0 number=0
-    for asked in "$@"; do
-        number=$((number + 1))
-        # shellcheck disable=SC2086
-        bench "${asked%%:*}" "$part-$number" bench.jsonl ${asked#*:} || failed=$((failed + 1))
-    done
-    detail="$number runs, $failed failed"
+# Bytes that can be had: of the machine, and of a container's limit.
+available() {
+    local machine limit used
+    machine=$(awk '/^MemAvailable:/ { printf "%d", $2 * 1024 }' /proc/meminfo)
+    limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null)
+    used=$(cat /sys/fs/cgroup/memory.current 2>/dev/null)
+    case $limit in
+    "" | *[!0-9]*) ;;
+    *) [ $((limit - used)) -ge "$machine" ] || machine=$((limit - used)) ;;
+    esac
+    echo "$machine"
+}
+
+# Whether a pool of so many bytes, as 8G, goes into free memory.
+fits() { [ "$(numfmt --from=iec "$1")" -le $(($(available) / 100 * most_share)) ]; }
+
+# The part's runs of the bench, one behind the other. A run that takes too long costs its own last figure alone.
+benches() {
+    local name seconds set options pool failed=0 number=0 without=0
+    while read -r name seconds set options; do
+        [ "$name" = "$part" ] && ! stopped || continue
+        pool=$(sed -n 's/.*--pool \([^ ]*\).*/\1/p' <<<"$options")
+        if [ -n "${quick[*]}" ]; then
+            # Of the sizes of a pool, and of what is tried, a few.
+            [ -z "$pool" ] || { options=${options/"--pool $pool"/"--pool $quick_pool"}; pool=$quick_pool; }
+            options=${options/--rounds 3/--rounds 1}
+            case $part-$number-$options in
+            pools-1-* | tune-3-*) break ;;
+            step-ways-1-*--persistent*) ;;
+            step-ways-[1-9]-*) continue ;;
+            esac
+        fi
+        if [ -n "$pool" ] && ! fits "$pool"; then
+            say "left out, $(($(available) >> 30)) GiB of memory are free: $options"
+            without=$((without + 1))
+        elif [ "$(left)" -lt 10 ]; then
+            say "left out, no time: $options"
+            without=$((without + 1))
+        else
+            number=$((number + 1))
+            # shellcheck disable=SC2086
+            bench "$seconds" "$part-$number" "$set" $options || failed=$((failed + 1))
+        fi
+    done < <(runs)
+    detail="$number runs, $failed failed, $without left out"
     [ $failed = 0 ]
 }
-part_bench-rows() { groups "230:--only gather" "220:--only scatter"; }
-part_bench-resolve() { groups "455:--only resolve"; }
-part_bench-fetch() { groups "200:--only resolve-gather" "120:--only commit" "130:--only warm-up"; }
-# Few rounds first: should the others take too long, these are there.
-part_bench-step() { groups "60:--only nodes" "170:--only step --rounds 3" "220:--only step"; }
 
-# The most telling settings come first: what does not fit into the time is named.
-settings() {
-    local blocks
-    for blocks in 16 132 32 8 64 4; do
-        echo "--gather-blocks $blocks"
-        echo "--gather-blocks $blocks --bulk"
-    done
-    for blocks in 16 64; do
-        echo "--gather-blocks $blocks --programmatic"
-        echo "--gather-blocks $blocks --bulk --programmatic"
-        echo "--gather-blocks $blocks --threads 256"
-        echo "--gather-blocks $blocks --threads 128"
-    done
-}
-
-part_tune() {
-    local setting number=0 failed=0 waiting=0
-    while read -r setting; do
-        [ -z "${quick[*]}" ] || [ $number -lt 3 ] || break
-        number=$((number + 1))
-        if [ "$(left)" -lt 20 ]; then
-            waiting=$((waiting + 1))
-            echo "    no time: $setting" >>"$work/lines"
-            continue
-        fi
-        # shellcheck disable=SC2086
-        bench 120 "tune-$number" tune.jsonl --only gather,scatter,resolve-gather --rounds 5 $setting ||
+# Requests and sectors of a kernel's launches, which counters of the GPU tell. In ncu-GROUP.csv launches stand as the
+# run made them: for each figure two that warm up and one that is timed.
+part_ncu() {
+    local program group failed=0 metrics
+    program=$(tool ncu) || { detail="not here: no ncu"; return 0; }
+    metrics=lts__t_requests_srcunit_tex.sum,lts__t_sectors_srcunit_tex.sum
+    metrics+=,lts__t_sectors_srcunit_tex_aperture_sysmem.sum
+    metrics+=,l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum,l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum
+    metrics+=,gpu__time_duration.sum,launch__registers_per_thread,launch__grid_size
+    for group in gather resolve; do
+        bounded 105 "ncu-$group.log" "$program" --csv --page raw --log-file "$logs/ncu-$group.csv" \
+            --kernel-name "forebay_$group" --launch-count 30 --kill yes --metrics "$metrics" \
+            "$here/bin/forebay" bench --device cuda:0 --only "$group" --rounds 1 "${quick[@]}" \
+            --json-lines "$logs/ncu-$group.jsonl"
+        local status=$?
+        if grep -q ERR_NVGPUCTRPERM "$logs/ncu-$group".*; then
+            say "$group: not here: counters are for administrators alone"
+        elif grep -q "forebay_$group" "$logs/ncu-$group.csv" 2>/dev/null; then
+            [ -n "${quick[*]}" ] || cp "$logs/ncu-$group.csv" "$out/"
+            say "$group: $(grep -c "\"forebay_$group" "$logs/ncu-$group.csv") launches"
+        else
             failed=$((failed + 1))
-    done < <(settings)
-    detail="$number settings, $failed failed, $waiting not reached"
+            say "$group: failed$(why $status): $(tail -n 1 "$logs/ncu-$group.log")"
+        fi
+    done
+    detail="$failed failed"
     [ $failed = 0 ]
 }
 
@@ -268,8 +409,8 @@ part_python() {
     for name in test_gpu test_proof test_cuda test_torch; do
         [ ! -f "$here/ffi/python/tests/$name.py" ] || tests+=("$here/ffi/python/tests/$name.py")
     done
-    bounded 230 python-tests.log python3 -m pytest -q -p no:cacheprovider -rs "${tests[@]}" || failed=1
-    echo "    tests: $(tail -n 1 "$logs/python-tests.log")" >>"$work/lines"
+    bounded 240 python-tests.log python3 -m pytest -q -p no:cacheprovider -rs "${tests[@]}" || failed=1
+    say "tests: $(tail -n 1 "$logs/python-tests.log")"
     # With torch on the GPU; in its place the stand-in driver, if one is named, whose device memory is the host's.
     local beneath=() device=1
     if ! python3 -c 'import torch; assert torch.cuda.is_available()' >"$logs/python-torch.log" 2>&1; then
@@ -279,10 +420,10 @@ part_python() {
     if [ -n "$device" ]; then
         bounded 110 python-bench.log python3 "$here/ffi/python/benches/gpu.py" "${quick[@]}" "${beneath[@]}" \
             --json "$work/python.json" || failed=1
-        [ ! -s "$work/python.json" ] || cp "$work/python.json" "$out/"
-        echo "    bench: $(tail -n 1 "$logs/python-bench.log")" >>"$work/lines"
+        [ ! -s "$work/python.json" ] || [ -n "${quick[*]}" ] || cp "$work/python.json" "$out/"
+        say "bench: $(tail -n 1 "$logs/python-bench.log")"
     else
-        echo "    bench: not here: no torch with a GPU: $(tail -n 1 "$logs/python-torch.log")" >>"$work/lines"
+        say "bench: not here: no torch with a GPU: $(tail -n 1 "$logs/python-torch.log")"
     fi
     # The proof: a model decodes with its slots on the GPU, and again with every row resident.
     local order model=(--random-weights 1 --layers 8) long=(--context 1024 --tokens 64)
@@ -290,12 +431,12 @@ part_python() {
     [ -z "${quick[*]}" ] || long=(--context 128 --tokens 8 --top-k 32)
     if [ -n "$device" ]; then
         for order in whole dba; do
-            bounded 55 "python-proof-$order.log" python3 "$here/ffi/python/examples/decode.py" --device cuda:0 \
+            bounded $per_proof "python-proof-$order.log" python3 "$here/ffi/python/examples/decode.py" --device cuda:0 \
                 "${beneath[@]}" --order "$order" "${model[@]}" "${long[@]}" || failed=1
-            echo "    proof, $order: $(tail -n 1 "$logs/python-proof-$order.log")" >>"$work/lines"
+            say "proof, $order: $(tail -n 1 "$logs/python-proof-$order.log")"
         done
     else
-        echo "    proof: not here: no torch with a GPU" >>"$work/lines"
+        say "proof: not here: no torch with a GPU"
     fi
     detail=$(python3 -c 'import sys, torch; print("torch", torch.__version__)' 2>/dev/null || echo "no torch")
     return $failed
@@ -307,7 +448,7 @@ part_replay() {
         local name=${trace##*/}
         [ -z "${quick[*]}" ] || [ "$name" = demo.topk.zst ] || continue
         for device in host cuda:0; do
-            bounded 220 "replay-$name-${device%:0}.log" "$here/bin/forebay" replay "$trace" "${sizes[@]}" \
+            bounded $per_replay "replay-$name-${device%:0}.log" "$here/bin/forebay" replay "$trace" "${sizes[@]}" \
                 --device "$device" --json "$work/$name-${device%:0}.json" || failed=1
         done
         # What names the device is no count.
@@ -315,15 +456,28 @@ part_replay() {
         if [ -s "$work/$name-cuda.json" ] &&
             cmp -s <(sed "$fields" "$work/$name-host.json") <(sed "$fields" "$work/$name-cuda.json"); then
             same=$((same + 1))
-            echo "    $name: every count is the host's" >>"$work/lines"
+            say "$name: every count is the host's"
         else
             failed=1
-            echo "    $name: counts differ, or there are none" >>"$work/lines"
+            say "$name: counts differ, or there are none"
         fi
         cp "$work/$name"-*.json "$logs/" 2>/dev/null
     done
     detail="host beside cuda:0, $same traces alike"
     [ $failed = 0 ] && [ $same != 0 ]
+}
+
+# Every other part in small, one behind the other: what does not work is known before time is spent on figures.
+part_smoke() {
+    local each number=0 failed=0
+    quick=(--quick) figures=smoke.jsonl logs=$out/logs/smoke
+    for each in $(names); do
+        [ "$each" != smoke ] && ! stopped || continue
+        number=$((number + 1))
+        (run_part "$each" $per_smoke "smoke, $each") || failed=$((failed + 1))
+    done
+    detail="$number parts, $failed failed"
+    [ $failed = 0 ]
 }
 
 machine() {
@@ -342,31 +496,113 @@ machine() {
 # Of a long log its ends: all of them together stay small.
 shorten() {
     local log
-    for log in "$logs"/*.log; do
+    for log in "$out"/logs/*.log "$out"/logs/smoke/*.log; do
         [ -f "$log" ] && [ "$(stat -c %s "$log")" -gt 200000 ] || continue
         { head -c 100000 "$log"; printf '\n[...]\n'; tail -c 100000 "$log"; } >"$work/short"
         mv "$work/short" "$log"
     done
 }
 
-# Each part by itself: what it exports goes with it.
-run_part() (
-    part=$1 began=$SECONDS detail=
-    : >"$work/lines"
-    if "part_$part"; then verdict=passed; else verdict=FAILED; fi
-    case $detail in "not here"*) verdict="did not run" ;; esac
-    {
-        echo "$part: $verdict, $((SECONDS - began)) s: $detail"
-        cat "$work/lines"
-    } | tee -a "$out/summary.txt"
-    shorten
-    tar -rf "$out/logs.tar" -C "$work" logs && rm -rf "${logs:?}"/*
-    [ "$verdict" != FAILED ]
-)
+# Whether there is a GPU, and a driver that answers.
+has_gpu() {
+    "$here/bin/forebay" doctor --device cuda:0 --no-rates --json "$work/gpu.json" >/dev/null 2>&1 </dev/null
+    grep -q '"capability"' "$work/gpu.json" 2>/dev/null
+}
 
-[ -f "$out/summary.txt" ] || machine >"$out/summary.txt"
-status=0
-for part in $([ "$1" = all ] && echo "$all" || echo "$1"); do
-    run_part "$part" || status=1
+# run_part PART SECONDS NAME, in a shell of its own: what it exports goes with it.
+run_part() {
+    part=$1 detail='' began=$SECONDS lines=$work/lines-$1 name=$3
+    local verdict now=$((SECONDS + $2 * slow))
+    [ "$now" -ge "$ends" ] || ends=$now
+    trap 'touch "$work/stopped"' TERM INT HUP
+    mkdir -p "$logs"
+    : >"$lines"
+    echo "$name: begun $(date -u +%H:%M:%S)" >>"$out/summary.txt"
+    if [ "$(type -t "part_$part")" = function ]; then "part_$part"; else benches; fi
+    case $?$detail in
+    *"not here"*) verdict="did not run" ;;
+    0*) verdict=passed ;;
+    *) verdict=FAILED ;;
+    esac
+    ! stopped || verdict=interrupted
+    {
+        echo "$name: $verdict, $((SECONDS - began)) s: $detail"
+        cat "$lines"
+    } | tee -a "$out/summary.txt"
+    keep_logs
+    case $verdict in FAILED | interrupted) return 1 ;; esac
+}
+
+# What a part has written goes into the archive.
+keep_logs() {
+    shorten
+    tar -rf "$out/logs.tar" -C "$out" logs && rm -rf "${out:?}"/logs/*
+}
+
+case "${1:-}" in
+plan)
+    [ $# = 3 ] || usage
+    for number in "$2" "$3"; do
+        [[ $number =~ ^[0-9]+(\.[0-9]+)?$ ]] || { echo "error: not a number of minutes: $number" >&2; exit 2; }
+    done
+    plan "$2" "$3"
+    exit
+    ;;
+esac
+[ $# = 2 ] || [ $# = 3 ] || usage
+asked=${1//,/ }
+[ "$1" != all ] || asked=$(names)
+[[ ${3:-1} =~ ^[0-9]+$ && ${FOREBAY_GPU_SLOW:-1} =~ ^[1-9][0-9]*$ ]] || usage
+[ -n "$asked" ] || usage
+for part in $asked; do
+    names | grep -qxF -- "$part" || { echo "error: no part is called $part" >&2; usage; }
 done
+slow=${FOREBAY_GPU_SLOW:-1} ends=${3:-1000000}
+work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+# A home that can be written, whatever the user's is; caches of the driver's go with it. Python's packages stay.
+export PYTHONUSERBASE=${PYTHONUSERBASE:-${HOME:-}/.local}
+export HOME=$work CUDA_CACHE_PATH=$work/cache PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+if ! has_gpu; then
+    reason=$("$here/bin/forebay" bench --device cuda:0 --only nodes --quick 2>&1 >/dev/null </dev/null | tail -n 1)
+    echo "error: no GPU that forebay can use, so nothing was run: ${reason#error: }" >&2
+    exit 2
+fi
+mkdir -p "$2/logs" && out=$(cd "$2" && pwd) || exit 2
+logs=$out/logs quick=() rounds=() figures=figures.jsonl
+[ "${FOREBAY_GPU_QUICK:-}" != 1 ] || quick=(--quick)
+[ -z "${FOREBAY_GPU_ROUNDS:-}" ] || rounds=(--rounds "$FOREBAY_GPU_ROUNDS")
+[ -f "$out/summary.txt" ] || machine >"$out/summary.txt"
+# Of a call that was killed.
+fold smoke.jsonl
+fold figures.jsonl
+[ -z "$(ls "$logs")" ] || keep_logs
+
+# Ends what runs; the part's own shell says what was kept.
+stop() {
+    touch "$work/stopped"
+    ! read -r pid 2>/dev/null <"$work/running" || kill "$pid" 2>/dev/null
+}
+trap stop TERM INT HUP
+status=0
+for part in $asked; do
+    if [ $((SECONDS + 10)) -gt "$ends" ]; then
+        echo "$part: did not run, 0 s: no time is left" | tee -a "$out/summary.txt"
+        continue
+    fi
+    (run_part "$part" "$(parts | awk -v part="$part" '$1 == part { print $3 }')" "$part") &
+    child=$!
+    while :; do
+        wait $child
+        ended=$?
+        kill -0 $child 2>/dev/null || break
+    done
+    [ $ended = 0 ] || status=1
+    ! stopped || break
+done
+rm -rf "$logs"
+if stopped; then
+    echo "interrupted: what was measured until then is in $out" | tee -a "$out/summary.txt" >&2
+    exit 2
+fi
 exit $status

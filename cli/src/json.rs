@@ -201,8 +201,19 @@ pub fn text(traces: &[Replayed], row: &RowSize) -> Result<Vec<u8>> {
 /// # Errors
 /// Likewise.
 pub fn list<T: Serialize>(entries: &[T]) -> Result<Vec<u8>> {
-    let mut text = serde_json::to_vec_pretty(entries)
-        .map_err(|e| Error::new(Kind::Internal, "write JSON").at(e.to_string()))?;
+    ended(serde_json::to_vec_pretty(entries))
+}
+
+/// An entry as a line of its own.
+///
+/// # Errors
+/// Likewise.
+pub fn line<T: Serialize>(entry: &T) -> Result<Vec<u8>> {
+    ended(serde_json::to_vec(entry))
+}
+
+fn ended(text: serde_json::Result<Vec<u8>>) -> Result<Vec<u8>> {
+    let mut text = text.map_err(|e| Error::new(Kind::Internal, "write JSON").at(e.to_string()))?;
     text.push(b'\n');
     Ok(escaped(text))
 }

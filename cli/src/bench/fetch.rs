@@ -94,7 +94,7 @@ pub fn resolve_gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Aske
         let mut figure = Figure { bytes: Some(bytes), ..figure };
         figure.beside.push(("copy engine", at(ceilings.copy_up)));
         figure.target = target(&figure, batch, misses, ceilings).filter(|_| gpu);
-        figures.push(figure);
+        figures.push(asked.known(figure)?);
         asked.progress.inc(1);
     }
     rig.finish()?;
@@ -138,7 +138,9 @@ pub fn warm_up(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
         extents.layers = if asked.quick { 3 } else { LAYERS.min(most as u32).max(1) };
         let mut rig = Rig::new(device, extents, Places::Host(memory.clone()), asked.quick)?;
         rig.touch()?;
-        figures.extend(warmed(&mut rig, budget >= prompt, ceilings, asked)?);
+        for figure in warmed(&mut rig, budget >= prompt, ceilings, asked)? {
+            figures.push(asked.known(figure)?);
+        }
         asked.progress.inc(2);
     }
     Ok(figures)

@@ -6,6 +6,7 @@
 //! a slot, a row or a digest is an error and no figure.
 
 mod fetch;
+mod lines;
 mod link;
 mod nodes;
 mod oracle;
@@ -31,6 +32,7 @@ use crate::look::LookArguments;
 use crate::output::Results;
 use crate::target::{DeviceName, ProbeOptions, Target};
 use crate::{html, output, sizes};
+use lines::Lines;
 use pool::Pool;
 use result::{Asked, Figure};
 
@@ -38,7 +40,8 @@ const AFTER_HELP: &str = "\
 Every time stands beside its ceiling: the least time that this machine allows, measured in the same run. Every slot, \
 fetched row and digest is compared with the rule on the host; what differs is an error and no figure.
 
-JSON: a list, first the device with its ceilings, then one entry for each figure.";
+JSON: a list, first the device with its ceilings, then one entry for each figure. With --json-lines the same entries, a \
+line each: a run that is killed leaves what it has measured.";
 
 /// What makes a group's figures.
 type Figures = fn(&Arc<dyn Probe>, &Ceilings, &Asked) -> Result<Vec<Figure>>;
@@ -133,6 +136,9 @@ pub struct Arguments {
     /// Writes the figures as JSON, whole or not at all; `-` is standard output, without the tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Writes each figure as a line of JSON once it is known, into a new file.
+    #[arg(long, value_name = "FILE")]
+    json_lines: Option<PathBuf>,
     #[command(flatten)]
     look: LookArguments,
 }
@@ -194,7 +200,10 @@ impl Arguments {
     fn measure(&self) -> Result<Measured> {
         let rounds = self.rounds.unwrap_or(if self.quick { 3 } else { 15 });
         let pool = self.pool()?;
-        let asked = Asked { rounds, quick: self.quick, progress: output::progress("bench", 0), pool };
+        let name = self.target().name.to_string();
+        let lines = Lines::create(name.clone(), self.json_lines.as_deref())?;
+        let progress = output::progress("bench", 0);
+        let asked = Asked { rounds, quick: self.quick, progress, pool, lines };
         // Closed before the first group takes memory.
         let (facts, ceilings) = {
             let device = self.open()?;
@@ -203,21 +212,17 @@ impl Arguments {
             let launch_us = timer::Timer::new(&device, self.quick)?.launch_us()?;
             (device.facts()?, Ceilings { launch_us, ..ceilings })
         };
-        let mut figures = Vec::new();
+        let quick = self.quick;
+        let mut measured = Measured { device: name, facts, ceilings, figures: Vec::new(), rounds, quick };
+        asked.lines.begin(&measured)?;
         for group in self.groups() {
             if group == Group::Step {
                 asked.pool.give_back();
             }
-            figures.extend(group.figures()(&self.open()?, &ceilings, &asked)?);
+            let figures = group.figures()(&self.open()?, &measured.ceilings, &asked)?;
+            measured.figures.extend(figures);
         }
-        Ok(Measured {
-            device: self.target().name.to_string(),
-            facts,
-            ceilings,
-            figures,
-            rounds,
-            quick: self.quick,
-        })
+        Ok(measured)
     }
 }
 
@@ -226,8 +231,12 @@ impl Arguments {
 /// # Errors
 /// Those of opening the device, of memory, of an outcome that differs, and of writing the results.
 pub fn command(arguments: &Arguments) -> Result<()> {
-    let Arguments { json, picture, .. } = arguments;
-    let targets = [("--json", json.as_deref()), ("--picture", picture.as_deref())];
+    let Arguments { json, json_lines, picture, .. } = arguments;
+    let targets = [
+        ("--json", json.as_deref()),
+        ("--json-lines", json_lines.as_deref()),
+        ("--picture", picture.as_deref()),
+    ];
     output::check_targets("bench", &targets, &[])?;
     let measured = arguments.measure()?;
     let mut results = Results::default();

@@ -226,7 +226,7 @@ pub fn nodes(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Res
     let mut figures = Vec::new();
     for batch in [1, nodes.rig.extents.lanes] {
         for streams in streams {
-            figures.push(nodes.figure(batch, *streams, asked, ceilings.launch_us)?);
+            figures.push(asked.known(nodes.figure(batch, *streams, asked, ceilings.launch_us)?)?);
             asked.progress.inc(1);
         }
     }

@@ -140,14 +140,10 @@ enum Any<'a> {
     Figure(Entry<'a>),
 }
 
-/// All entries as text: the device, then each figure.
-///
-/// # Errors
-/// As [`json::list`].
-pub fn text(measured: &Measured) -> Result<Vec<u8>> {
-    let Measured { device, facts, ceilings, figures, rounds, quick } = measured;
+fn device_entry(measured: &Measured) -> Any<'_> {
+    let Measured { device, facts, ceilings, rounds, quick, figures: _ } = measured;
     let dotted = |(major, minor): (u32, u32)| format!("{major}.{minor}");
-    let mut entries = vec![Any::Device(DeviceEntry {
+    Any::Device(DeviceEntry {
         heading: Heading::new("bench-device"),
         device,
         name: &facts.name,
@@ -163,30 +159,56 @@ pub fn text(measured: &Measured) -> Result<Vec<u8>> {
         rounds: *rounds,
         quick: *quick,
         ceilings,
-    })];
-    entries.extend(figures.iter().map(|figure| {
-        Any::Figure(Entry {
-            heading: Heading::new("bench"),
-            device,
-            group: figure.group,
-            name: &figure.name,
-            parameters: Named(figure.parameters.iter().map(|(name, value)| (*name, value)).collect()),
-            us: figure.us,
-            us_low: figure.us_low,
-            us_high: figure.us_high,
-            bytes: figure.bytes,
-            gb_s: figure.rate().map(gb),
-            ceiling: figure.ceiling.0,
-            ceiling_us: figure.ceiling.1,
-            fraction: figure.fraction(),
-            beside: Named(figure.beside.clone()),
-            link: LinkEntry::of(figure),
-            target: figure.target.map(|target| target.text),
-            met: figure.target.map(|target| target.met),
-            checked: figure.checked,
-        })
-    }));
+    })
+}
+
+fn figure_entry<'a>(device: &'a str, figure: &'a Figure) -> Any<'a> {
+    Any::Figure(Entry {
+        heading: Heading::new("bench"),
+        device,
+        group: figure.group,
+        name: &figure.name,
+        parameters: Named(figure.parameters.iter().map(|(name, value)| (*name, value)).collect()),
+        us: figure.us,
+        us_low: figure.us_low,
+        us_high: figure.us_high,
+        bytes: figure.bytes,
+        gb_s: figure.rate().map(gb),
+        ceiling: figure.ceiling.0,
+        ceiling_us: figure.ceiling.1,
+        fraction: figure.fraction(),
+        beside: Named(figure.beside.clone()),
+        link: LinkEntry::of(figure),
+        target: figure.target.map(|target| target.text),
+        met: figure.target.map(|target| target.met),
+        checked: figure.checked,
+    })
+}
+
+/// All entries as text: the device, then each figure.
+///
+/// # Errors
+/// As [`json::list`].
+pub fn text(measured: &Measured) -> Result<Vec<u8>> {
+    let mut entries = vec![device_entry(measured)];
+    entries.extend(measured.figures.iter().map(|figure| figure_entry(&measured.device, figure)));
     json::list(&entries)
+}
+
+/// The entry of the device as a line.
+///
+/// # Errors
+/// As [`json::list`].
+pub fn device(measured: &Measured) -> Result<Vec<u8>> {
+    json::line(&device_entry(measured))
+}
+
+/// The entry of a figure as a line.
+///
+/// # Errors
+/// Likewise.
+pub fn figure(device: &str, figure: &Figure) -> Result<Vec<u8>> {
+    json::line(&figure_entry(device, figure))
 }
 
 /// The device in one line.

@@ -1,8 +1,10 @@
 //! What a group of figures is: a time between two points of a stream, the least time that it could take, and how
 //! much of its outcome was compared with the rule's.
 
+use forebay::Result;
 use indicatif::ProgressBar;
 
+use super::lines::Lines;
 use super::link::Link;
 use super::pool::Pool;
 use crate::report;
@@ -171,7 +173,6 @@ impl Figure {
 }
 
 /// How much is measured.
-#[derive(Debug)]
 pub struct Asked {
     /// Steps timed for each figure, behind some that warm up.
     pub rounds: u32,
@@ -181,6 +182,18 @@ pub struct Asked {
     pub progress: ProgressBar,
     /// Host memory of the rows.
     pub pool: Pool,
+    /// Where each goes once it is known.
+    pub lines: Lines,
+}
+
+impl Asked {
+    /// The figure, written where one asked for it. Every figure of a group passes here as soon as it is whole.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn known(&self, figure: Figure) -> Result<Figure> {
+        self.lines.figure(&figure).map(|()| figure)
+    }
 }
 
 #[cfg(test)]

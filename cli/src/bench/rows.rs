@@ -255,7 +255,7 @@ pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
                 let met = reaches(figure.rate(), ceilings.read, 37e9);
                 figure.target = Some(Target { text: "90% of what processors read, above 37 GB/s", met });
             }
-            figures.push(figure);
+            figures.push(asked.known(figure)?);
             asked.progress.inc(1);
         }
         pools.finish()?;
@@ -297,7 +297,7 @@ pub fn scatter(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
                 let met = reaches(figure.rate(), ceilings.write, 43e9);
                 figure.target = Some(Target { text: "90% of what processors write, above 43 GB/s", met });
             }
-            figures.push(figure);
+            figures.push(asked.known(figure)?);
         }
         pools.rig.finish()?;
     }

@@ -129,7 +129,8 @@ pub fn resolve(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
         for query in points.queries {
             for batch in points.batches {
                 for share in SHARES {
-                    figures.push(resolved(&mut rig, *batch, *query, share, ceilings, asked)?);
+                    let figure = resolved(&mut rig, *batch, *query, share, ceilings, asked)?;
+                    figures.push(asked.known(figure)?);
                     asked.progress.inc(1);
                 }
             }
@@ -283,7 +284,8 @@ pub fn commit(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
                     .with("query_rows", *query)
                     .with("layers", layers)
                     .with("budget", budget);
-            figures.push(Figure { bytes: Some(u64::from(layers * batch * query * ROW)), ..figure });
+            let bytes = Some(u64::from(layers * batch * query * ROW));
+            figures.push(asked.known(Figure { bytes, ..figure })?);
             asked.progress.inc(1);
         }
     }

@@ -212,7 +212,7 @@ impl Study<'_> {
         machine.run_up = (line.rounds(run_up_us), run_up_us);
         machine.fill(&mut self.works(&machine, first, None)?)?;
         let answers = machine.answers()?;
-        let mut figures = vec![told::work(&line, longest, rounds)];
+        let mut figures = vec![self.asked.known(told::work(&line, longest, rounds))?];
         for point in points {
             let asked = point.batch;
             let point = Point { batch: asked.min(machine.batch()), ..point.clone() };
@@ -222,7 +222,9 @@ impl Study<'_> {
             machine.check_rows(&picks, &self.works(&machine, &point, None)?, answers)?;
             machine.check_digests()?;
             (measured.checked, measured.asked) = (machine.checked - before, asked);
-            figures.extend(told::figures(&measured, self.gpu && !self.asked.quick));
+            for figure in told::figures(&measured, self.gpu && !self.asked.quick) {
+                figures.push(self.asked.known(figure)?);
+            }
         }
         self.asked.progress.inc(figures.len() as u64);
         Ok(figures)
@@ -391,6 +393,7 @@ impl Study<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::lines::Lines;
     use crate::bench::pool::{self, Pool};
     use indicatif::ProgressBar;
 
@@ -399,11 +402,8 @@ mod tests {
         let device: Arc<dyn Probe> =
             HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
         let ceilings = Ceilings::measure(&*device, 1 << 16, 1).unwrap();
-        (
-            device,
-            ceilings,
-            Asked { rounds: 1, quick: true, progress: ProgressBar::hidden(), pool: Pool::new(pool::QUICK) },
-        )
+        let (progress, pool, lines) = (ProgressBar::hidden(), Pool::new(pool::QUICK), Lines::default());
+        (device, ceilings, Asked { rounds: 1, quick: true, progress, pool, lines })
     }
 
     /// A machine of the smallest point, with its slots filled, and an engine that only selects.
