@@ -94,7 +94,8 @@ pub struct Arguments {
     /// Slots that a sequence keeps in each layer when as many sequences as possible are wanted [default: 6400].
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     least_slots: Option<u32>,
-    /// Whether residency tables take part in what has to fit [default: counted].
+    /// Whether residency tables, and the GPU's page tables of host memory, take part in what has to fit
+    /// [default: counted].
     #[arg(long, value_enum)]
     tables: Option<Tables>,
     /// Tokens that a step yields for each sequence, from 1 to --mtp: one for all, or one for each --mtp
@@ -118,7 +119,7 @@ pub struct Arguments {
     look: LookArguments,
 }
 
-/// What becomes of the residency tables.
+/// What becomes of the residency tables and of the GPU's page tables of host memory.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Tables {
     /// They have to fit with everything else.

@@ -154,6 +154,7 @@ struct Parts {
     scratch: u64,
     padding: u64,
     tables: u64,
+    host_page_tables: u64,
     host_rows: u64,
     host_step_blocks: u64,
 }
@@ -175,6 +176,7 @@ fn fits(planned: &Planned, point: &Point) -> Fits {
             scratch: bytes.scratch,
             padding: bytes.padding,
             tables: bytes.tables,
+            host_page_tables: bytes.host_page_tables,
             host_rows: bytes.rows,
             host_step_blocks: bytes.step_blocks,
         },

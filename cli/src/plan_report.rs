@@ -353,6 +353,7 @@ fn of_bytes(add: &mut Add<'_>) {
     add("index\nkeys", WIDE, &bytes(|it| it.bytes.index_keys));
     add("slots,\nbytes", WIDE, &bytes(|it| it.bytes.slots));
     add("other", WIDE, &bytes(|it| it.bytes.landing + it.bytes.scratch + it.bytes.padding));
+    add("page\ntables", WIDE, &bytes(|it| it.bytes.host_page_tables));
     add("tables", WIDE, &bytes(|it| it.bytes.tables));
     add("free", WIDE, &|point| {
         fitting(point, |planned| {

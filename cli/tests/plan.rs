@@ -60,11 +60,12 @@ fn entries_have_the_documented_fields() {
     );
     assert_eq!(entry["available_bytes"], 98_000_000_000_u64);
     let parts = &entry["bytes_by_part"];
-    let device = ["index_keys", "slots", "landing", "scratch", "padding", "tables"];
+    let device = ["index_keys", "slots", "landing", "scratch", "padding", "tables", "host_page_tables"];
     let sum: u64 = device.iter().map(|part| parts[part].as_u64().unwrap()).sum();
     assert_eq!(entry["bytes"], sum);
     let host = parts["host_rows"].as_u64().unwrap() + parts["host_step_blocks"].as_u64().unwrap();
     assert_eq!(entry["host_bytes"], host);
+    assert_eq!(parts["host_page_tables"], 8 * host.div_ceil(4096), "2 MiB a GiB");
     assert!(entry["slots"].as_u64().unwrap() >= 6400);
     assert_eq!(entry["batch"], entry["most_batch"]);
     assert!(entry["fits"].as_bool().unwrap() && entry.get("why").is_none());

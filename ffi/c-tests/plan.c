@@ -17,14 +17,14 @@ int main(void) {
     CHECK(planned.batch > 0 && planned.slots > 0 && planned.ratio > 0 && planned.ratio <= 1);
     CHECK(planned.available <= config.gpu - config.weights);
     CHECK(planned.index_key_bytes + planned.slot_bytes + planned.landing_bytes + planned.scratch_bytes +
-              planned.padding_bytes + planned.table_bytes <=
+              planned.padding_bytes + planned.table_bytes + planned.host_page_table_bytes <=
           planned.available);
     CHECK(planned.most_batch >= planned.resident_batch);
 
     /* What is offloaded is what a cache of that configuration takes. */
     config.ratio = 0.2;
     IS(FB_OK, fb_plan(&config, text, sizeof text, &planned));
-    CHECK(planned.offloads == 1 && planned.row_bytes > 0 && planned.host_pages > 0);
+    CHECK(planned.offloads == 1 && planned.row_bytes > 0 && planned.host_page_table_bytes > 0 && planned.host_pages > 0);
     fb_cache_config cache = model;
     cache.lanes = planned.batch;
     cache.max_tokens = config.context;

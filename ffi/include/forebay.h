@@ -330,12 +330,15 @@ typedef struct fb_cache_footprint {
     uint64_t scratch;
     // Device: what whole mappings of 2 MiB leave unused.
     uint64_t padding;
-    // Device: residency tables, page tables, lists of fetches and step blocks.
+    // Device: residency tables, lanes' page tables, lists of fetches and step blocks.
     uint64_t tables;
     // Host: the rows of the total pool.
     uint64_t rows;
     // Host: the pinned ring of step blocks and reports.
     uint64_t step_blocks;
+    // Device: a GPU's own page tables of the host memory that it reaches, of memory that is registered: 8 bytes for 4
+    // KiB.
+    uint64_t host_page_tables;
 } fb_cache_footprint;
 
 // What a cache has and does. Gauges describe now, counters only grow.
@@ -753,7 +756,8 @@ typedef struct fb_plan_config {
     uint32_t micro_batches;
     // Optional: the fewest slots that a sequence is left with when as many as possible are wanted; 6400.
     uint32_t least_slots;
-    // Optional: 1 leaves residency tables out of what has to fit; they are reported all the same.
+    // Optional: 1 leaves residency tables, and the GPU's page tables of host memory, out of what has to fit; they are
+    // reported all the same.
     uint32_t tables_beside;
 } fb_plan_config;
 
@@ -803,6 +807,8 @@ typedef struct fb_planned {
     uint32_t pool_slots;
     // and rows of a batch: of one micro-batch.
     uint32_t batch_rows;
+    // Bytes on the device of the GPU's own page tables: what the driver takes for it to reach pinned host memory.
+    uint64_t host_page_table_bytes;
 } fb_planned;
 
 // A request as it arrived.

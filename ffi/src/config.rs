@@ -97,12 +97,15 @@ pub struct FbCacheFootprint {
     pub scratch: u64,
     /// Device: what whole mappings of 2 MiB leave unused.
     pub padding: u64,
-    /// Device: residency tables, page tables, lists of fetches and step blocks.
+    /// Device: residency tables, lanes' page tables, lists of fetches and step blocks.
     pub tables: u64,
     /// Host: the rows of the total pool.
     pub rows: u64,
     /// Host: the pinned ring of step blocks and reports.
     pub step_blocks: u64,
+    /// Device: a GPU's own page tables of the host memory that it reaches, of memory that is registered: 8 bytes for 4
+    /// KiB.
+    pub host_page_tables: u64,
 }
 
 // SAFETY: words of 8 bytes.
@@ -278,6 +281,7 @@ pub unsafe extern "C" fn fb_footprint(
                 tables: all.tables,
                 rows: all.rows,
                 step_blocks: all.step_blocks,
+                host_page_tables: all.host_page_tables,
             });
             Ok(())
         })

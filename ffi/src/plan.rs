@@ -70,7 +70,8 @@ pub struct FbPlanConfig {
     pub micro_batches: u32,
     /// Optional: the fewest slots that a sequence is left with when as many as possible are wanted; 6400.
     pub least_slots: u32,
-    /// Optional: 1 leaves residency tables out of what has to fit; they are reported all the same.
+    /// Optional: 1 leaves residency tables, and the GPU's page tables of host memory, out of what has to fit; they are
+    /// reported all the same.
     pub tables_beside: u32,
 }
 
@@ -129,6 +130,8 @@ pub struct FbPlanned {
     pub pool_slots: u32,
     /// and rows of a batch: of one micro-batch.
     pub batch_rows: u32,
+    /// Bytes on the device of the GPU's own page tables: what the driver takes for it to reach pinned host memory.
+    pub host_page_table_bytes: u64,
 }
 
 // SAFETY: words; those of 4 bytes come in twos; any bytes are an `f64`.
@@ -206,6 +209,7 @@ impl FbPlanned {
             index_pages: config.map_or(0, |config| config.index_pages),
             pool_slots,
             batch_rows: config.map_or(0, |config| config.batch),
+            host_page_table_bytes: bytes.host_page_tables,
         }
     }
 }

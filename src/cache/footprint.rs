@@ -28,8 +28,12 @@ pub struct Footprint {
     pub scratch: u64,
     /// Device: what whole mappings leave unused.
     pub padding: u64,
-    /// Device: residency tables, page tables, lists of fetches and step blocks.
+    /// Device: residency tables, lanes' page tables, lists of fetches and step blocks.
     pub tables: u64,
+    /// Of a GPU: its own page tables of the host memory that it reaches, which the driver takes of the GPU's memory
+    /// when that is registered ([`Footprint::page_tables`]). A host device has none, and memory that the driver makes
+    /// needs nearly none.
+    pub host_page_tables: u64,
     /// Host: the rows of the total pool; of a cache for replays addresses alone, where the device does not pin them.
     pub rows: u64,
     /// Host: the pinned ring of step blocks and reports.
@@ -37,19 +41,32 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// Bytes of index keys and rows on the device: everything but [`Footprint::tables`].
+    /// Bytes of index keys and rows on the device: everything but [`Footprint::tables`] and
+    /// [`Footprint::host_page_tables`].
     pub const fn data(&self) -> u64 {
         self.index_keys + self.slots + self.landing + self.scratch + self.padding
     }
 
-    /// All bytes on the device.
+    /// All bytes of a GPU's memory that are gone when the cache is made: what it takes, and what the driver needs for
+    /// the GPU to reach its rows.
     pub const fn device(&self) -> u64 {
-        self.data() + self.tables
+        self.data() + self.tables + self.host_page_tables
     }
 
     /// All bytes of pinned host memory.
     pub const fn host(&self) -> u64 {
         self.rows + self.step_blocks
+    }
+
+    /// Bytes of the pages in which a GPU reaches registered host memory, whatever pages the system has it on
+    /// (`osmemdesc.c` of NVIDIA's open kernel modules).
+    pub const REGISTERED_PAGE: u64 = 4096;
+
+    /// Bytes of a GPU's memory that its page tables take for `host` bytes that it reaches in pages of `page` bytes: 8 a
+    /// page. That is 2 MiB a GiB of registered memory, and 4 KiB a GiB of memory that the driver makes in pages of 2
+    /// MiB. Each process pays for itself. The levels above are a 512th of it and not counted.
+    pub const fn page_tables(host: u64, page: u64) -> u64 {
+        8 * host.div_ceil(page)
     }
 }
 
@@ -76,6 +93,8 @@ impl Config {
         let budget = sum(budgets, 0)?;
         let landing = layers * blocks(u64::from(self.lanes) * u64::from(self.query_rows));
         let bookkeeping = self.bookkeeping(&geometry).ok_or_else(overflow)?;
+        let (rows, step_blocks) = (geometry.total_bytes(self.host_pages)?, self.ring(&geometry).bytes());
+        let host = rows.checked_add(step_blocks).ok_or_else(overflow)?;
         Ok(Footprint {
             index_keys: geometry.index_bytes(self.index_pages)?,
             slots: budget,
@@ -83,8 +102,9 @@ impl Config {
             scratch,
             padding: mapped - budget - landing - scratch,
             tables: sum(layout.tables.iter().map(TableShape::bytes), bookkeeping)?,
-            rows: geometry.total_bytes(self.host_pages)?,
-            step_blocks: self.ring(&geometry).bytes(),
+            host_page_tables: Footprint::page_tables(host, Footprint::REGISTERED_PAGE),
+            rows,
+            step_blocks,
         })
     }
 
@@ -127,7 +147,7 @@ impl Config {
         let device = match (device.takes_host_memory(), resident) {
             (false, _) => 0,
             (true, false) => footprint.tables,
-            (true, true) => footprint.device(),
+            (true, true) => footprint.data() + footprint.tables,
         };
         let ring = footprint.step_blocks.next_multiple_of(os::page_size());
         // What each step of the ring notes of its calls (`step::enqueued`).

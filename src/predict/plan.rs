@@ -79,7 +79,8 @@ pub struct Demand {
     pub ratio: Ratio,
     /// The fewest slots that a sequence is left with when as many as possible are wanted.
     pub least_slots: u32,
-    /// Whether residency tables take part in what has to fit; otherwise they are reported beside.
+    /// Whether residency tables, and the GPU's page tables of host memory, take part in what has to fit; otherwise they
+    /// are reported beside.
     pub count_tables: bool,
     /// Bytes of the device's mappings: a multiple of it is taken at a time. 2 MiB on current GPUs.
     pub grain: u64,

@@ -255,7 +255,7 @@ fn what_the_machine_has_no_memory_for_is_refused_before_anything_is_taken() {
     let footprint = resident.footprint(4096).unwrap();
     // A host device's memory is the machine's too; beside it stand lists.
     let on_host = TestDevice::new(HostOptions::default()).device().takes_host_memory();
-    let least = footprint.host() + if on_host { footprint.device() } else { 0 };
+    let least = footprint.host() + if on_host { footprint.data() + footprint.tables } else { 0 };
     assert!((least..least + 100_000).contains(&wanted) && available == 1, "{wanted} of {least}");
     assert_eq!(on_a_machine(resident.clone(), wanted - 1), Err((wanted, wanted - 1)));
     on_a_machine(resident.clone(), wanted).unwrap();

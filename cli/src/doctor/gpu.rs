@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use forebay::Footprint;
 use forebay::device::rates::{Rates, RowRates};
 use forebay::measure::{Ability, Ceilings, Facts, GpuFacts, Probe};
 use forebay::os::{Fallback, Map, MemoryState, NoFaults, Request};
@@ -46,6 +47,9 @@ const ABILITIES: [(&str, State, &str, &str); 5] = [
     ),
 ];
 
+/// The CUDA of the oldest driver that programmatic launches are to be had with.
+const EARLY_LAUNCH_DRIVER: (u32, u32) = (12, 3);
+
 /// A copy engine that reaches less of its link is slowed by something.
 const LITTLE_OF_LINK: f64 = 0.7;
 
@@ -79,10 +83,12 @@ pub fn identity(facts: &Facts) -> Vec<Finding> {
 
 fn capability(gpu: &GpuFacts) -> Finding {
     let (major, minor) = gpu.capability;
-    let means = if major >= 9 {
-        "programmatic launches (with a driver of CUDA 12.3 or newer) and bulk copies can be used"
-    } else {
+    let means = if major < 9 {
         "all kernels run; programmatic launches and bulk copies need 9.0"
+    } else if gpu.driver < EARLY_LAUNCH_DRIVER {
+        "bulk copies can be used; programmatic launches need a driver of CUDA 12.3 or newer"
+    } else {
+        "programmatic launches and bulk copies can be used"
     };
     Finding::ok("compute capability", format!("{major}.{minor}"), means)
 }
@@ -123,6 +129,16 @@ pub fn pinned(device: &dyn Probe) -> Finding {
         }
         Err(error) => Finding::refused(NAME, State::Problem, "refused", &error),
     }
+}
+
+/// What registered host memory costs the GPU, of its own memory: for a GiB, and for all that the machine could give a pool.
+pub fn page_tables(state: &MemoryState) -> Finding {
+    let of = |bytes: u64| size(Footprint::page_tables(bytes, Footprint::REGISTERED_PAGE) as f64);
+    let most = state.available.map_or(String::new(), |most| {
+        format!("; of all that is available here, {}, {}", size(most as f64), of(most))
+    });
+    let means = format!("the GPU reaches them in pages of 4 KiB; forebay plan counts it{most}");
+    Finding::ok("page tables of pinned rows", format!("{} of the GPU's memory a GiB", of(1 << 30)), means)
 }
 
 /// The file that says beside which node a GPU is.
@@ -358,6 +374,18 @@ mod tests {
         assert_eq!((state(139), state(105), state(104)), (State::Ok, State::Ok, State::Note));
         let old = &identity(&facts((8, 0), 0))[1];
         assert!(old.state == State::Ok && old.means.contains("need 9.0"), "{old:?}");
+        let GpuFacts { bus, .. } = facts((9, 0), 0).gpu.unwrap();
+        let older = capability(&GpuFacts { driver: (12, 2), capability: (9, 0), bus });
+        assert!(older.means.ends_with("need a driver of CUDA 12.3 or newer"), "{older:?}");
+    }
+
+    #[test]
+    fn page_tables_are_said_of_a_gib_and_of_all_that_is_there() {
+        let state = MemoryState { available: Some(300 << 30), ..MemoryState::default() };
+        let found = page_tables(&state);
+        assert_eq!(found.value, "2.00 MiB of the GPU's memory a GiB");
+        assert!(found.means.ends_with("of all that is available here, 300 GiB, 600 MiB"), "{}", found.means);
+        assert!(page_tables(&MemoryState::default()).means.ends_with("counts it"));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use std::time::Duration;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::rates::Rates;
 use forebay::measure::{Ceilings, Facts, Probe};
-use forebay::os::{Fallback, NoFaults, near};
+use forebay::os::{Fallback, MemoryState, NoFaults, near};
 use forebay::{Error, Kind, Result};
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -272,6 +272,7 @@ fn gpu(
     findings.extend(link.findings(bus, copied));
     findings.extend(gpu::place(bus, around.files, around.nodes));
     findings.push(gpu::pinned(&**device));
+    findings.push(gpu::page_tables(&MemoryState::under(around.files.root())));
     findings.extend(gpu::abilities(&device.abilities()));
     if let Some(Measured { ceilings, rates }) = &measured {
         findings.extend(gpu::measured_from(node, &lost, around.nodes, &name));

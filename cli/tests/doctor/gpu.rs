@@ -38,6 +38,7 @@ fn a_sound_gpu_has_nothing_to_fix() {
     is(&found, "memory beside the GPU", "ok", &["440 GiB free of 512 GiB"]);
     is(&found, "threads beside the GPU", "ok", &["4 of 4"]);
     is(&found, "pinned memory, tried", "ok", &["64.0 MiB at ", "B/s"]);
+    is(&found, "page tables of pinned rows", "ok", &["2.00 MiB of the GPU's memory a GiB"]);
     for ability in ["virtual memory", "memory descriptors", "fabric handles", "graphs", "conditional nodes"] {
         let state = &finding(&found, ability)["state"];
         assert!(["ok", "note"].contains(&state.as_str().unwrap()), "{ability}: {state}");

@@ -95,6 +95,8 @@ class Footprint(NamedTuple):
     # Host: the rows of the total pool, and the ring of step blocks.
     rows: int
     step_blocks: int
+    # Device: the GPU's own page tables of the host memory that it reaches, 8 bytes for 4 KiB of registered memory.
+    host_page_tables: int
 
 
 def footprint(

@@ -45,6 +45,8 @@ class Planned(NamedTuple):
     index_pages: int
     pool_slots: int
     batch_rows: int
+    # On the device too: the GPU's own page tables of the pinned host memory.
+    host_page_table_bytes: int
 
 
 def plan(
@@ -77,7 +79,7 @@ def plan(
         least_slots: the fewest that a sequence is left with when as many as possible are wanted; None: 6400.
         longest: tokens that the model was made for; None: not checked.
         grain: bytes of the device's mappings; None: 2 MiB.
-        tables_beside: leaves residency tables out of what has to fit.
+        tables_beside: leaves residency tables, and the GPU's page tables of host memory, out of what has to fit.
 
     Raises:
         OutOfMemory: names what does not fit, wanted and available. InvalidConfig: a field is named.

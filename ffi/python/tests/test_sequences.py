@@ -194,5 +194,6 @@ def test_a_bad_declaration_names_its_field(shape: forebay.Shape) -> None:
         forebay.Shape.preset("gpt")
     footprint = forebay.footprint(shape, lanes=2, max_tokens=64, slots=16)
     assert footprint.rows > 0 and footprint.index_keys > 0
+    assert footprint.host_page_tables == 8 * -(-(footprint.rows + footprint.step_blocks) // 4096)
     with pytest.raises(forebay.ForebayError):
         forebay.footprint(shape, lanes=0, max_tokens=64, slots=16)

@@ -35,6 +35,8 @@ fn a_footprint_is_what_the_cache_takes() {
         assert_eq!(footprint.rows, pages * u64::from(PAGE * ROW * LAYERS));
         assert_eq!(footprint.index_keys, pages * u64::from(PAGE * 8 * LAYERS));
         assert!(footprint.tables > 0 && footprint.landing > 0 && footprint.step_blocks > 0);
+        let host = footprint.rows + footprint.step_blocks;
+        assert_eq!(footprint.host_page_tables, 8 * host.div_ceil(4096));
         let mapped = footprint.slots + footprint.landing + footprint.scratch + footprint.padding;
         assert_eq!(mapped % (2 << 20), 0);
         let dense = FbCacheConfig { top_k: 0, ..declared() };
