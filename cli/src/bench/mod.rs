@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use forebay::measure::{Ceilings, Facts, Probe};
-use forebay::{Result, os};
+use forebay::{Error, Kind, Result, os};
 
 use crate::look::LookArguments;
 use crate::output::Results;
@@ -126,6 +126,12 @@ pub struct Arguments {
     /// Of a GPU from 9.0 on: launches kernels before those in front of them have ended.
     #[arg(long)]
     programmatic: bool,
+    /// Steps run beside persistent kernels: the engine's work has one long block on each multiprocessor of a GPU.
+    #[arg(long)]
+    persistent: bool,
+    /// Of a GPU: multiprocessors that these leave free.
+    #[arg(long, value_name = "N", requires = "persistent", allow_negative_numbers = true)]
+    leave_sms: Option<u32>,
     /// Draws the figures: an SVG picture.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
@@ -192,8 +198,18 @@ impl Arguments {
 
     fn measure(&self) -> Result<Measured> {
         let rounds = self.rounds.unwrap_or(if self.quick { 3 } else { 15 });
+        if self.leave_sms.is_some() && self.target().name == DeviceName::Host {
+            let error = Error::new(Kind::InvalidConfig, "bench").at("--leave-sms, and no GPU");
+            return Err(error.hint("pass --device cuda:N with it"));
+        }
         let pool = self.pool()?;
-        let asked = Asked { rounds, quick: self.quick, progress: output::progress("bench", 0), pool };
+        let asked = Asked {
+            rounds,
+            quick: self.quick,
+            progress: output::progress("bench", 0),
+            pool,
+            persistent: self.persistent.then(|| self.leave_sms.unwrap_or_default()),
+        };
         // Closed before the first group takes memory.
         let (facts, ceilings) = {
             let device = self.open()?;

@@ -181,6 +181,8 @@ pub struct Asked {
     pub progress: ProgressBar,
     /// Host memory of the rows.
     pub pool: Pool,
+    /// Where an engine's work is to run as persistent kernels, how many multiprocessors these leave free.
+    pub persistent: Option<u32>,
 }
 
 #[cfg(test)]
