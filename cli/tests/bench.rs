@@ -193,6 +193,7 @@ fn bad_input_is_one_error_that_names_it() {
         (&["--pool", "1MiB"], &["--pool", "less than", "least 4194304"]),
         (&["--threads", "64"], &["--threads", "--device cuda:N"]),
         (&["--bulk"], &["--bulk", "--device cuda:N"]),
+        (&["--persistent", "--leave-sms", "4"], &["--leave-sms", "--device cuda:N"]),
         (&["--programmatic"], &["--programmatic", "--device cuda:N"]),
         (&["--driver", "libc.so.6"], &["--driver", "--device cuda:N"]),
         (

@@ -26,12 +26,14 @@ fn are_whole(figures: &[Value], captured: &str) {
     for (name, count) in counts {
         assert_eq!(of(name).len(), count, "{name}");
     }
-    assert_eq!((of("forebay's nodes").len(), of("work beside a gather").len()), (4, 2));
+    let besides = (of("work beside a gather").len(), of("gather behind work").len());
+    assert_eq!((of("forebay's nodes").len(), besides), (4, (2, 2)));
     for figure in figures {
         assert_eq!(figure["group"], "step");
         assert!(figure["target"].is_null(), "tiny steps reach nothing: {figure}");
         if figure["name"] != "rounds of products" {
             assert_eq!(figure["parameters"]["captured"], captured);
+            assert!(figure["parameters"]["pool"].as_u64().is_some_and(|pool| pool > 1 << 20), "{figure}");
             assert!(figure["checked"].as_u64().unwrap() > 20, "{figure}");
         }
     }
@@ -57,6 +59,26 @@ fn a_gpu_makes_every_figure_in_captured_steps() {
         return skip::skip("g++, which builds the stand-in driver");
     };
     are_whole(&figures(&["--device", "cuda:0", "--driver", driver.library()]), "yes");
+}
+
+#[test]
+fn steps_run_beside_persistent_kernels_that_leave_multiprocessors_free() {
+    let Some(driver) = Standin::new(Options::default()) else {
+        return skip::skip("g++, which builds the stand-in driver");
+    };
+    let of_gpu = ["--device", "cuda:0", "--driver", driver.library()];
+    let found = figures(&[&of_gpu[..], &["--persistent", "--leave-sms", "1", "--pool", "64MiB"]].concat());
+    are_whole(&found, "yes");
+    for figure in found.iter().filter(|figure| figure["name"] != "rounds of products") {
+        let named = &figure["parameters"];
+        assert_eq!((&named["persistent"], &named["left_sms"]), (&"yes".into(), &1.into()), "{figure}");
+        assert_eq!(named["prompts"], named["batch"], "each has its own: {figure}");
+    }
+    let all = [&["bench", "--only", "step", "--quick"][..], &of_gpu].concat();
+    let error = refuses(&[&all[..], &["--persistent", "--leave-sms", "100000"]].concat());
+    assert!(error.contains("multiprocessors left") && error.contains("100000"), "{error}");
+    let error = refuses(&[&all[..], &["--leave-sms", "4"]].concat());
+    assert!(error.contains("--persistent"), "{error}");
 }
 
 #[test]

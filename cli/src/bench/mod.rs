@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use forebay::measure::{Ceilings, Facts, Probe};
-use forebay::{Result, os};
+use forebay::{Error, Kind, Result, os};
 
 use crate::look::LookArguments;
 use crate::output::Results;
@@ -130,6 +130,12 @@ pub struct Arguments {
     /// have ended. It acts in the order `none`: in DA and DBA events stand between them.
     #[arg(long)]
     programmatic: bool,
+    /// Steps run beside persistent kernels: the engine's work has one long block on each multiprocessor of a GPU.
+    #[arg(long)]
+    persistent: bool,
+    /// Of a GPU: multiprocessors that these leave free.
+    #[arg(long, value_name = "N", requires = "persistent", allow_negative_numbers = true)]
+    leave_sms: Option<u32>,
     /// Draws the figures: an SVG picture.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
@@ -199,11 +205,16 @@ impl Arguments {
 
     fn measure(&self) -> Result<Measured> {
         let rounds = self.rounds.unwrap_or(if self.quick { 3 } else { 15 });
+        if self.leave_sms.is_some() && self.target().name == DeviceName::Host {
+            let error = Error::new(Kind::InvalidConfig, "bench").at("--leave-sms, and no GPU");
+            return Err(error.hint("pass --device cuda:N with it"));
+        }
         let pool = self.pool()?;
         let name = self.target().name.to_string();
         let lines = Lines::create(name.clone(), self.json_lines.as_deref())?;
         let progress = output::progress("bench", 0);
-        let asked = Asked { rounds, quick: self.quick, progress, pool, lines };
+        let persistent = self.persistent.then(|| self.leave_sms.unwrap_or_default());
+        let asked = Asked { rounds, quick: self.quick, progress, pool, lines, persistent };
         // Closed before the first group takes memory.
         let (facts, ceilings) = {
             let device = self.open()?;

@@ -6,8 +6,8 @@
 //! processor rows are no farther away in more of it, and a first run should not take a server's memory.
 //!
 //! **Filled once.** What a row holds follows from where it stands, so a wrong row shows. All groups of a run share one
-//! mapping, which each group's device registers: 64 GiB are made resident and filled once, by up to 16 threads, in some
-//! ten seconds and not in minutes a group. What scatters leave in it stands there for whoever comes next; every
+//! mapping, which each group's device registers: 64 GiB are made resident and filled once, by up to 16 threads, and not
+//! in minutes a group. What scatters leave in it stands there for whoever comes next; every
 //! comparison reads what is there.
 
 use std::cell::RefCell;
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay::device::Slice;
 use forebay::measure::{Probe, host_request};
-use forebay::os::{self, Map, NoFaults};
+use forebay::os::{self, Map, NoFaults, Request};
 use forebay::{Error, Kind, Result};
 
 use super::oracle::mix;
@@ -107,7 +107,8 @@ impl Memory {
     /// # Errors
     /// As [`Map::new`] and registering.
     pub fn new(device: &dyn Probe, bytes: u64) -> Result<Memory> {
-        Memory::of(device, mapped(device, bytes)?, bytes)
+        let map = Map::new(&host_request(device, bytes)?, &NoFaults)?.0;
+        Memory::of(device, Arc::new(map), bytes)
     }
 
     /// The same with every word different from its neighbours.
@@ -115,7 +116,9 @@ impl Memory {
     /// # Errors
     /// Likewise.
     pub fn filled(device: &dyn Probe, bytes: u64) -> Result<Memory> {
-        let map = mapped(device, bytes)?;
+        // Pages are made resident by the threads that fill them, and locked by registering.
+        let request = Request { populate: false, lock: false, ..host_request(device, bytes)? };
+        let map = Arc::new(Map::new(&request, &NoFaults)?.0);
         fill(&map, bytes)?;
         Memory::of(device, map, bytes)
     }
@@ -125,10 +128,6 @@ impl Memory {
         let slice = device.register(&map)?.part(0, bytes)?;
         Ok(Memory { map, slice })
     }
-}
-
-fn mapped(device: &dyn Probe, bytes: u64) -> Result<Arc<Map>> {
-    Ok(Arc::new(Map::new(&host_request(device, bytes)?, &NoFaults)?.0))
 }
 
 /// Fills a mapping, chunk by chunk, by as many threads as there are: words that differ from all around them.

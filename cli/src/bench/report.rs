@@ -73,6 +73,8 @@ struct GpuEntry<'a> {
     cuda: String,
     capability: String,
     bus: &'a str,
+    /// Queues from host to device: what the environment asks of the driver.
+    connections: String,
 }
 
 #[derive(Serialize)]
@@ -155,6 +157,8 @@ fn device_entry(measured: &Measured) -> Any<'_> {
             cuda: dotted(gpu.driver),
             capability: dotted(gpu.capability),
             bus: &gpu.bus,
+            connections: std::env::var("CUDA_DEVICE_MAX_CONNECTIONS")
+                .unwrap_or_else(|_| "default".to_owned()),
         }),
         rounds: *rounds,
         quick: *quick,
@@ -353,9 +357,18 @@ fn asked_of_links(figures: &[Figure]) -> Option<&'static str> {
     )
 }
 
+/// That sequences share prompts, where they do.
+fn few_prompts(figures: &[Figure]) -> Option<&'static str> {
+    let share = |figure: &Figure| matches!((figure.number("prompts"), figure.number("batch")), (Some(prompts), Some(batch)) if prompts < batch);
+    figures.iter().any(share).then_some(
+        "Fewer prompts than sequences: --pool holds no more of them, and the other sequences are forks, which read the \
+         same host memory.",
+    )
+}
+
 /// What stands below the tables where it is needed.
 fn notes(figures: &[Figure], look: Look) -> String {
-    let all = [asked_of_links(figures), above(figures)];
+    let all = [asked_of_links(figures), few_prompts(figures), above(figures)];
     all.into_iter().flatten().map(|note| look.wrap(note) + "\n").collect()
 }
 

@@ -182,6 +182,8 @@ pub struct Asked {
     pub progress: ProgressBar,
     /// Host memory of the rows.
     pub pool: Pool,
+    /// Where an engine's work is to run as persistent kernels, how many multiprocessors these leave free.
+    pub persistent: Option<u32>,
     /// Where each goes once it is known.
     pub lines: Lines,
 }

@@ -104,7 +104,8 @@ impl Gather {
     }
 }
 
-/// Pools for scatters: a lane for each row, or for two where there are more rows than a batch has.
+/// Pools for scatters: a lane for each row, or for up to four where there are more rows than lanes. A batch has at most
+/// 32,767 lanes.
 struct Scatter {
     rig: Rig,
     order: Vec<u32>,
@@ -115,7 +116,7 @@ struct Scatter {
 }
 
 /// Query rows of a lane.
-const LANDING: u32 = 2;
+const LANDING: u32 = 4;
 
 impl Scatter {
     fn new(device: &Arc<dyn Probe>, shape: RowShape, memory: &Memory, quick: bool) -> Result<Scatter> {

@@ -47,10 +47,10 @@ use forebay::{Capture, Captured, Error, Kind, MicroBatch, Result};
 
 use crate::bench::result::{Asked, Figure, Spread};
 use crate::bench::rows::rates;
-use beside::{Beside, Layered};
+use beside::{Beside, Layered, Turn};
 use machine::{Machine, Took, Way, fills};
 use point::Point;
-use works::{Lengths, Line, Works, calibrate};
+use works::{Lengths, Line, Works, calibrate, products};
 
 /// The setup whose works the engine's are.
 const SETUP: &str = "ess";
@@ -103,6 +103,11 @@ struct Measured {
     captured: bool,
     /// Sequences that were asked for; the point has fewer where no more fit the device.
     asked: u32,
+    /// Different prompts of all sequences, and the bytes of the total pool.
+    prompts: u32,
+    pool: u64,
+    /// As [`Asked::persistent`].
+    persistent: Option<u32>,
 }
 
 /// Of an engine that only selects.
@@ -198,10 +203,11 @@ impl Study<'_> {
         let Some(first) = points.first() else { return Ok(Vec::new()) };
         let share = self.setup.misses()?.share(first.query_rows);
         let promised = self.steps(points) * first.query_rows;
-        let mut machine = Machine::open(&self.device, first, promised, share)?;
+        let mut machine = Machine::open(&self.device, first, promised, share, self.asked.pool.bytes)?;
         let longest = if self.asked.quick { LONGEST_US / 10.0 } else { LONGEST_US };
         let time = |machine: &Machine, rounds| {
-            machine.timed(|stream| self.device.compute(stream, rounds)).map(|(us, _)| us)
+            let work = |stream| products(&*self.device, stream, rounds, self.asked.persistent);
+            machine.timed(work).map(|(us, _)| us)
         };
         // The host must be ahead here too: a launch that the device waits for is no part of a work.
         machine.run_up.0 = if self.asked.quick { 0 } else { RUN_UP_ROUNDS };
@@ -237,6 +243,7 @@ impl Study<'_> {
             lengths: Lengths::new(&self.setup, point)?,
             staging: machine.staging,
             selection: machine.layers.buffers.selection,
+            persistent: self.asked.persistent,
         })
     }
 
@@ -348,6 +355,9 @@ impl Study<'_> {
             checked: 0,
             captured: self.gpu,
             asked: point.batch,
+            prompts: machine.prompts.min(point.batch),
+            pool: machine.pool,
+            persistent: self.asked.persistent,
         })
     }
 
@@ -368,7 +378,7 @@ impl Study<'_> {
     }
 
     fn beside(&self, machine: &mut Machine, point: &Point, line: Line) -> Result<Vec<Layered>> {
-        if point.batch < BATCH_LEAST || point.layers < 2 {
+        if point.batch < BATCH_LEAST || point.layers < 3 {
             return Ok(Vec::new());
         }
         let works = self.works(machine, point, None)?;
@@ -377,7 +387,7 @@ impl Study<'_> {
         for number in 0..=BESIDE {
             let picks = machine.rule.next(point.batch, point.query_rows, point.misses)?;
             let step = beside.step(machine, &picks, &works, &line, gather_us)?;
-            let alone = step.iter().filter(|layer| !layer.both).map(|layer| layer.gather_us);
+            let alone = step.iter().filter(|layer| layer.turn == Turn::Alone).map(|layer| layer.gather_us);
             gather_us = Spread::of(alone.collect()).us;
             if self.gpu && !self.asked.quick && gather_us < GATHER_LEAST_US {
                 return Ok(Vec::new());
@@ -403,13 +413,13 @@ mod tests {
             HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
         let ceilings = Ceilings::measure(&*device, 1 << 16, 1).unwrap();
         let (progress, pool, lines) = (ProgressBar::hidden(), Pool::new(pool::QUICK), Lines::default());
-        (device, ceilings, Asked { rounds: 1, quick: true, progress, pool, lines })
+        (device, ceilings, Asked { rounds: 1, quick: true, progress, pool, lines, persistent: None })
     }
 
     /// A machine of the smallest point, with its slots filled, and an engine that only selects.
     fn filled(study: &Study<'_>) -> (Machine, Works, Point) {
         let point = Point::groups(false, true)[0][0].clone();
-        let mut machine = Machine::open(&study.device, &point, 100, 0.6).unwrap();
+        let mut machine = Machine::open(&study.device, &point, 100, 0.6, pool::QUICK).unwrap();
         let mut works = study.works(&machine, &point, None).unwrap();
         machine.fill(&mut works).unwrap();
         (machine, works, point)
@@ -425,7 +435,8 @@ mod tests {
         // Batch 4 with 2 and 1 query rows, batch 2, batch 1.
         assert_eq!((count("engine alone"), count("step, none"), count("step, da")), (4, 4, 4));
         assert_eq!(count("step, dba"), 3, "one sequence has no halves");
-        assert_eq!((count("forebay's nodes"), count("work beside a gather")), (4, 2));
+        let besides = ("work beside a gather", "gather behind work");
+        assert_eq!((count("forebay's nodes"), count(besides.0), count(besides.1)), (4, 2, 2));
         assert_eq!(count("rounds of products"), 2, "one a cache");
         for figure in figures.iter().filter(|figure| figure.name != "rounds of products") {
             assert!(figure.us.is_finite() && figure.target.is_none(), "{figure:?}");
@@ -438,6 +449,25 @@ mod tests {
     fn every_point_has_its_figures_and_everything_is_compared() {
         let (device, ceilings, asked) = quick();
         are_whole(&figures(&device, &ceilings, &asked).unwrap());
+    }
+
+    #[test]
+    fn sequences_have_prompts_of_their_own_as_far_as_the_pool_holds_them() {
+        let (device, _, asked) = quick();
+        let study = study(device, &asked);
+        let point = Point::groups(false, true)[0][0].clone();
+        let row = |machine: &mut Machine, sequence| machine.row(sequence, forebay::Layer(1), 5).unwrap();
+        for (pool, prompts) in [(64 << 20, 4), (pool::QUICK, 2), (1 << 20, 1)] {
+            let mut machine = Machine::open(&study.device, &point, 100, 0.6, pool).unwrap();
+            assert_eq!(machine.prompts, prompts, "of {pool} bytes");
+            // One prompt is the least.
+            assert!(machine.pool <= pool.max(3 << 20), "{} of {pool} bytes", machine.pool);
+            let rows: Vec<Vec<u8>> = (0..4).map(|sequence| row(&mut machine, sequence)).collect();
+            for (number, other) in (0..4).flat_map(|one| (0..4).map(move |other| (one, other))) {
+                let same = number as u32 % prompts == other as u32 % prompts;
+                assert_eq!(rows[number] == rows[other], same, "{number} and {other} of {prompts} prompts");
+            }
+        }
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! A cache with its sequences, and one step of them: timed, then compared with the rule.
 //!
-//! All sequences are forks of one whose prompt was written row by row, so the total pool holds one prompt and each
-//! sequence's tail; slots and tables on the device are as many as if the prompts were different ones. Every step's
-//! rows are accepted, so each step commits what the last one has landed.
+//! Each sequence has a prompt of its own, written row by row, so that the rows of a step stand all over the total pool, as
+//! in service. Where the pool is too small for that it has as many prompts as fit, one at least, and the other sequences
+//! are forks of these in turn: no fewer sequences and no shorter ones, which would be another operating point; slots and
+//! tables on the device are as many either way, and forks fetch other rows of their prompt ([`super::picks`]). Every
+//! step's rows are accepted, so each step commits what the last one has landed.
 //!
 //! **Time** is taken on the compute stream, from before the step's begin to behind its end. Some of the engine's work
 //! runs in front of it, so that the host is ahead of the device, as between the steps of an engine that serves.
@@ -17,8 +19,8 @@ use forebay::device::{Device, Event, Outcome, Parts, Slice, Stream, Ticket};
 use forebay::measure::{Mark, Probe, host_request};
 use forebay::overlap::{Overlap, OverlapStreams};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Captured, Config, Error, Kind, Layer, LayerCall, Layers,
-    Memory, MicroBatch, Open, Result, Row, Sequence, Step,
+    Accepted, BringUp, Budget, Buffers, Cache, Captured, Config, Error, Geometry, Kind, Layer, LayerCall,
+    Layers, Memory, MicroBatch, Open, Result, Row, Sequence, Step,
 };
 
 use super::picks::{PATTERNS, Picks, Rule};
@@ -76,6 +78,10 @@ pub struct Machine {
     pub checked: u64,
     /// Rounds of the engine's work in front of what is timed, and their microseconds, as far as they are known.
     pub run_up: (u32, f64),
+    /// Different prompts: sequence i has that of i modulo so many.
+    pub prompts: u32,
+    /// Bytes of the total pool.
+    pub pool: u64,
     sequences: Vec<Sequence>,
     marks: [Mark; 4],
     ended: Event,
@@ -91,18 +97,34 @@ pub fn since(begin: Instant) -> f64 {
     begin.elapsed().as_nanos() as f64 / 1e3
 }
 
-/// The bytes of a prompt's row: they tell layer and position.
-fn row_bytes(layer: u32, position: u32, row: &mut [u8]) {
-    let mut seed = (u64::from(layer) << 32 | u64::from(position)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+/// The bytes of a prompt's row, whole words: they tell prompt, layer and position.
+fn row_bytes(prompt: u32, layer: u32, position: u32, row: &mut [u8]) {
+    let place = u64::from(prompt) << 48 | u64::from(layer) << 32 | u64::from(position);
+    let mut seed = place.wrapping_mul(0xBF58_476D_1CE4_E5B9);
     seed = (seed ^ (seed >> 31)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    for (number, word) in (1_u64..).zip(row.chunks_mut(8)) {
-        let mixed = (seed ^ (seed >> 29)).wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        word.copy_from_slice(&mixed.to_le_bytes()[..word.len()]);
+    seed ^= seed >> 29;
+    for (number, word) in (1_u64..).zip(row.as_chunks_mut().0) {
+        *word = seed.wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_le_bytes();
     }
 }
 
-/// The configuration of a point's cache, whose rows stand on `node`.
-fn config(point: &Point, promised: u32, node: Option<u32>) -> Config {
+/// Bytes of a host page of all layers.
+fn page_bytes(point: &Point) -> Result<u64> {
+    Ok(Geometry::new(point.shape())?.host_page_bytes() * u64::from(point.layers))
+}
+
+/// How many prompts of their own a pool of so many bytes holds, beside the sequences' tails; and pages in all.
+fn prompts(point: &Point, promised: u32, pool: u64) -> Result<(u32, u32)> {
+    let page_tokens = point.shape().page_tokens;
+    let prompt = point.context / page_tokens;
+    let tails = point.batch * ((point.context + promised + point.query_rows).div_ceil(page_tokens) - prompt);
+    let room = (pool / page_bytes(point)?.max(1)).saturating_sub(tails.into()) / u64::from(prompt.max(1));
+    let prompts = room.clamp(1, point.batch.into()) as u32;
+    Ok((prompts, prompts * prompt + tails))
+}
+
+/// The configuration of a point's cache with so many host pages, whose rows stand on `node`.
+fn config(point: &Point, promised: u32, pages: u32, node: Option<u32>) -> Config {
     let shape = point.shape();
     let memory = Memory { huge: true, populate: true, lock: false, node };
     let tokens = point.context + promised;
@@ -112,18 +134,15 @@ fn config(point: &Point, promised: u32, node: Option<u32>) -> Config {
         steps_in_flight: 1,
         ..Config::new(shape, point.batch, tokens, point.budget)
     };
-    // One prompt, and each sequence's own tail behind it.
-    let prompt = point.context / shape.page_tokens;
-    let tail = (tokens + point.query_rows).div_ceil(shape.page_tokens) - prompt;
-    let pages = prompt + point.batch * tail;
     Config { host_pages: pages, index_pages: pages, ..all }
 }
 
 /// The point with as many sequences as fit the device's free memory.
-fn fitting(device: &dyn Probe, mut point: Point, promised: u32) -> Result<Point> {
+fn fitting(device: &dyn Probe, mut point: Point, promised: u32, pool: u64) -> Result<Point> {
     let free = device.facts()?.memory_free;
     while point.batch > 1 && free > 0 {
-        let needed = config(&point, promised, None).footprint(device.granularity())?.device();
+        let (_, pages) = prompts(&point, promised, pool)?;
+        let needed = config(&point, promised, pages, None).footprint(device.granularity())?.device();
         // A tenth for buffers, graphs and what the driver keeps.
         if needed <= free / 10 * 9 {
             break;
@@ -134,15 +153,24 @@ fn fitting(device: &dyn Probe, mut point: Point, promised: u32) -> Result<Point>
 }
 
 impl Machine {
-    /// Opens and joins the sequences of a point, or as many as the device has memory for. Nothing is resident.
+    /// Opens and joins the sequences of a point, or as many as the device has memory for, with as many prompts as a total
+    /// pool of `pool` bytes holds. Nothing is resident.
     ///
     /// # Errors
     /// What cache and device say.
-    pub fn open(device: &Arc<dyn Probe>, point: &Point, promised: u32, share: f64) -> Result<Machine> {
-        let point = fitting(&**device, point.clone(), promised)?;
+    pub fn open(
+        device: &Arc<dyn Probe>,
+        point: &Point,
+        promised: u32,
+        share: f64,
+        pool: u64,
+    ) -> Result<Machine> {
+        let point = fitting(&**device, point.clone(), promised, pool)?;
+        let (prompts, pages) = prompts(&point, promised, pool)?;
         // As the ceilings' memory: beside the GPU, where the system tells its node.
         let node = host_request(&**device, 0)?.node;
-        let mut cache = Cache::new(config(&point, promised, node), Arc::clone(device) as Arc<dyn Device>)?;
+        let config = config(&point, promised, pages, node);
+        let mut cache = Cache::new(config, Arc::clone(device) as Arc<dyn Device>)?;
         let stream = || device.stream();
         // As beside an engine: the side streams go before its own.
         let compute = device.engine_stream()?;
@@ -151,7 +179,7 @@ impl Machine {
         let sequences = sequences(
             &mut cache,
             &point,
-            promised,
+            (prompts, promised),
             &|ticket| {
                 device.record(ended, streams.compute)?;
                 device.synchronize(ended)?;
@@ -176,6 +204,8 @@ impl Machine {
             cache,
             checked: 0,
             run_up: (0, 0.0),
+            prompts,
+            pool: u64::from(pages) * page_bytes(&point)?,
             sequences,
             marks,
             ended,
@@ -342,6 +372,14 @@ impl Machine {
         self.cache.resolve(step, LayerCall::whole(layer), compute, buffers)
     }
 
+    /// A row as the total pool has it, of a sequence by its number.
+    #[cfg(test)]
+    pub fn row(&mut self, sequence: usize, layer: Layer, position: u32) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.cache.geometry().row_bytes() as usize];
+        self.cache.read_row(self.sequences[sequence], layer, position, &mut bytes)?;
+        Ok(bytes)
+    }
+
     /// Begins a step whose layers the caller enqueues on the compute stream; [`Machine::ends`] comes next.
     ///
     /// # Errors
@@ -420,7 +458,7 @@ impl Machine {
         let geometry = self.cache.geometry();
         let length = geometry.row_bytes() as usize;
         let (mut wanted, mut kept, mut found) = (vec![0; length], vec![0; length], vec![0; length]);
-        row_bytes(layer.0, position, &mut wanted);
+        row_bytes(row as u32 % self.prompts, layer.0, position, &mut wanted);
         self.cache.read_row(self.sequences[row], layer, position, &mut kept)?;
         let at = |place: &'static str| {
             wrong(place)
@@ -451,33 +489,36 @@ pub const fn fills(budget: u32, selected: u32) -> u32 {
     budget.div_ceil(selected) + 1
 }
 
-/// Opens one sequence, writes its prompt, and forks the others from it; `wait` waits for what was enqueued and says how
-/// a ticket ended.
+/// Opens as many sequences as there are prompts, writes these, and forks the others from them in turn; `wait` waits for
+/// what was enqueued and says how a ticket ended.
 fn sequences(
     cache: &mut Cache,
     point: &Point,
-    promised: u32,
+    (prompts, promised): (u32, u32),
     wait: &dyn Fn(&Ticket) -> Result<()>,
     stream: Stream,
 ) -> Result<Vec<Sequence>> {
     let budget = Budget::Slots(point.budget);
     let open = Open { prompt: point.context, promised, budget, bring_up: BringUp::Nothing };
-    let first = cache.open(&open)?;
     let page_rows = point.shape().page_tokens;
     let length = cache.geometry().row_bytes() as usize;
     let mut rows = vec![0; page_rows as usize * length];
-    for layer in 0..point.layers {
-        for page in 0..point.context / page_rows {
-            for (position, row) in (page * page_rows..).zip(rows.chunks_exact_mut(length)) {
-                row_bytes(layer, position, row);
+    let mut sequences = Vec::new();
+    for prompt in 0..prompts {
+        let sequence = cache.open(&open)?;
+        for layer in 0..point.layers {
+            for page in 0..point.context / page_rows {
+                for (position, row) in (page * page_rows..).zip(rows.chunks_exact_mut(length)) {
+                    row_bytes(prompt, layer, position, row);
+                }
+                cache.append(sequence, Layer(layer), &rows)?;
             }
-            cache.append(first, Layer(layer), &rows)?;
         }
+        wait(&cache.join(sequence, stream, forebay::WarmUp::default())?)?;
+        sequences.push(sequence);
     }
-    wait(&cache.join(first, stream, forebay::WarmUp::default())?)?;
-    let mut sequences = vec![first];
-    for _ in 1..point.batch {
-        let (sequence, joined) = cache.fork(first, &open, stream)?;
+    for number in prompts..point.batch {
+        let (sequence, joined) = cache.fork(sequences[(number % prompts) as usize], &open, stream)?;
         wait(&joined)?;
         sequences.push(sequence);
     }

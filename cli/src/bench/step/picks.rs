@@ -4,8 +4,8 @@
 //! sequence selected last, which no budget of more rows has given up, and the missed ones are fresh. The rule of
 //! [`forebay::residency`] runs over it on the host and says what is hit, and what every sequence's digest is.
 //!
-//! **All sequences share one prompt**, or the host's memory would be filled with copies of it. So that they do not find
-//! in a cache what another sequence has just fetched, each takes its fresh rows from a stretch of its own of one
+//! **Sequences may share a prompt**, where the host's memory does not hold one for each. So that they do not find in a
+//! cache what another sequence has just fetched, each takes its fresh rows from a stretch of its own of one
 //! shuffled order of the prompt, and goes on from there: in one step hardly a row is fetched twice, and a sequence
 //! comes back to a row when it has long been given up.
 //!

@@ -2,11 +2,12 @@
 
 use forebay::overlap::Overlap;
 
+use super::beside::Turn;
 use super::machine::Took;
 use super::point::{Aim, LAYER_US, SHARE};
 use super::works::Line;
 use super::{Measured, Ordered, Selecting};
-use crate::bench::result::{Figure, Spread, Target};
+use crate::bench::result::{Figure, Parameter, Spread, Target};
 
 const GROUP: &str = "step";
 /// What forebay's own nodes may take of a step on a GPU, microseconds.
@@ -57,7 +58,7 @@ pub fn figures(measured: &Measured, aims: bool) -> Vec<Figure> {
     figures.extend(best(measured, aims));
     figures.push(nodes(measured, aims));
     figures.extend([host(measured), calls(measured)]);
-    figures.extend(beside(measured));
+    figures.extend(beside(measured).into_iter().flatten());
     figures
 }
 
@@ -83,7 +84,13 @@ fn of_point(
         .with("budget", point.budget)
         .with("layers", point.layers)
         .with("misses", point.misses)
-        .with("captured", if measured.captured { "yes" } else { "no" });
+        .with("captured", if measured.captured { "yes" } else { "no" })
+        .with("prompts", measured.prompts)
+        .with("pool", Parameter::Bytes(measured.pool));
+    let figure = match measured.persistent {
+        Some(left) => figure.with("persistent", "yes").with("left_sms", left),
+        None => figure,
+    };
     // The device has no memory for more.
     if measured.asked > point.batch { figure.with("batch_asked", measured.asked) } else { figure }
 }
@@ -199,23 +206,34 @@ fn calls(measured: &Measured) -> Figure {
     figure
 }
 
-/// The engine's work with a gather beside it.
-fn beside(measured: &Measured) -> Option<Figure> {
+/// The engine's work with a gather beside it, and a gather that comes when the work has begun.
+fn beside(measured: &Measured) -> Option<[Figure; 2]> {
     let point = &measured.point;
-    let of = |both: bool| measured.beside.iter().filter(move |layer| layer.both == both);
-    let times: Vec<f64> = of(true).map(|layer| layer.work_us).collect();
-    if times.is_empty() {
+    let of = |turn: Turn| measured.beside.iter().filter(move |layer| layer.turn == turn);
+    let work = |turn: Turn| of(turn).map(|layer| layer.work_us);
+    let gather = |turn: Turn| of(turn).map(|layer| layer.gather_us);
+    if measured.beside.is_empty() {
         return None;
     }
-    let alone = median(of(false).map(|layer| layer.work_us));
-    let mut figure = of_point(measured, "work beside a gather", times, ("work alone", alone));
-    let rows = u64::from(point.misses) * u64::from(point.batch);
-    figure.bytes = Some(rows * u64::from(point.shape().runs[0]));
-    figure.beside = vec![
-        ("gather alone", median(of(false).map(|layer| layer.gather_us))),
-        ("gather beside work", median(of(true).map(|layer| layer.gather_us))),
-    ];
-    Some(figure)
+    let (alone, rows) = (median(gather(Turn::Alone)), u64::from(point.misses) * u64::from(point.batch));
+    let figure = |name, times, ceiling, beside| {
+        let bytes = Some(rows * u64::from(point.shape().runs[0]));
+        Figure { bytes, beside, ..of_point(measured, name, times, ceiling) }
+    };
+    Some([
+        figure(
+            "work beside a gather",
+            work(Turn::Both).collect(),
+            ("work alone", median(work(Turn::Alone))),
+            vec![("gather alone", alone), ("gather beside work", median(gather(Turn::Both)))],
+        ),
+        figure(
+            "gather behind work",
+            gather(Turn::Behind).collect(),
+            ("gather alone", alone),
+            vec![("the work", median(work(Turn::Behind)))],
+        ),
+    ])
 }
 
 #[cfg(test)]
@@ -248,9 +266,13 @@ mod tests {
                 empty_us: 46.0,
             },
             asked: Point::ESS.batch,
+            prompts: 45,
+            pool: 64 << 30,
+            persistent: None,
             beside: vec![
-                Layered { both: false, work_us: 30.0, gather_us: 40.0 },
-                Layered { both: true, work_us: 33.0, gather_us: 44.0 },
+                Layered { turn: Turn::Alone, work_us: 30.0, gather_us: 40.0 },
+                Layered { turn: Turn::Both, work_us: 33.0, gather_us: 44.0 },
+                Layered { turn: Turn::Behind, work_us: 31.0, gather_us: 70.0 },
             ],
             predicted: Some(vec![(Overlap::None, 1900.0), (Overlap::Da, 110.0), (Overlap::Dba, 90.0)]),
             checked: 77,
@@ -342,6 +364,14 @@ mod tests {
         let figure = named(&figures(&measured, true), "work beside a gather");
         assert_eq!((figure.us, figure.ceiling), (33.0, ("work alone", 30.0)));
         assert_eq!(beside_of(&figure, "gather alone"), 40.0);
+        let figure = named(&figures(&measured, true), "gather behind work");
+        assert_eq!(
+            (figure.us, figure.ceiling, figure.number("left_sms")),
+            (70.0, ("gather alone", 40.0), None)
+        );
+        assert_eq!((beside_of(&figure, "the work"), figure.number("prompts")), (31.0, Some(45.0)));
+        measured.persistent = Some(4);
+        assert_eq!(named(&figures(&measured, true), "gather behind work").number("left_sms"), Some(4.0));
         measured.beside.clear();
         assert_eq!(figures(&measured, true).len(), 8);
     }

@@ -21,6 +21,8 @@ use forebay::{Error, Kind, Layer, MicroBatch, Result};
 
 use super::picks::{PATTERNS, Picks};
 use super::point::Point;
+#[cfg(doc)]
+use crate::bench::result::Asked;
 
 /// What so many rounds take: a fixed time and a time a round, microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -170,6 +172,17 @@ impl Lengths {
     }
 }
 
+/// Rounds of products in blocks of microseconds, or by a persistent kernel that leaves so many multiprocessors free.
+///
+/// # Errors
+/// What the device says.
+pub fn products(device: &dyn Probe, stream: Stream, rounds: u32, persistent: Option<u32>) -> Result<()> {
+    match persistent {
+        None => device.compute(stream, rounds),
+        Some(left) => device.compute_persistent(stream, rounds, left),
+    }
+}
+
 /// The works of a layer where attention runs in one, in their order.
 const RESIDENT: [Work; 5] = [Work::Project, Work::Index, Work::Prepare, Work::Attend(Keys::All), Work::Rest];
 
@@ -186,12 +199,22 @@ pub struct Works {
     pub staging: Slice,
     /// to here.
     pub selection: Slice,
+    /// As [`Asked::persistent`].
+    pub persistent: Option<u32>,
 }
 
 impl Works {
     /// Bytes of a pattern's part of the staging place.
     pub fn part_bytes(staging: &Slice) -> u64 {
         staging.bytes() / u64::from(PATTERNS)
+    }
+
+    /// So many rounds of products.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn products(&self, stream: Stream, rounds: u32) -> Result<()> {
+        products(&*self.device, stream, rounds, self.persistent)
     }
 
     /// The copy that a top-k's writes are, for some batch rows.
@@ -229,7 +252,7 @@ impl Engine for Works {
         if let Some(line) = self.line {
             let rounds = line.rounds_of(self.lengths.us(call.work, call.count)?, call.layer);
             if rounds > 0 {
-                self.device.compute(stream, rounds)?;
+                self.products(stream, rounds)?;
             }
         }
         match call.work {
