@@ -12,7 +12,7 @@ use crate::device::{Device, block};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK};
 use crate::os::{self, Call, Faults, MemoryState};
-use crate::residency::{Fetch, TableShape};
+use crate::residency::TableShape;
 use crate::total::{CAPACITY_MAX, PrefixIndex};
 
 /// Bytes of a cache by what they are for.
@@ -28,7 +28,7 @@ pub struct Footprint {
     pub scratch: u64,
     /// Device: what whole mappings leave unused.
     pub padding: u64,
-    /// Device: residency tables, lanes' page tables, lists of fetches and step blocks.
+    /// Device: residency tables, lanes' page tables, lists of fetches, step blocks, and the room that resolves work in.
     pub tables: u64,
     /// Of a GPU: its own page tables of the host memory that it reaches, which the driver takes of the GPU's memory
     /// when that is registered ([`Footprint::page_tables`]). A host device has none, and memory that the driver makes
@@ -92,7 +92,7 @@ impl Config {
         let budgets = layout.tables.iter().map(|shape| u64::from(shape.budget_blocks) * block_bytes);
         let budget = sum(budgets, 0)?;
         let landing = layers * blocks(u64::from(self.lanes) * u64::from(self.query_rows));
-        let bookkeeping = self.bookkeeping(&geometry).ok_or_else(overflow)?;
+        let bookkeeping = self.bookkeeping(&geometry, &layout.tables).ok_or_else(overflow)?;
         let (rows, step_blocks) = (geometry.total_bytes(self.host_pages)?, self.ring(&geometry).bytes());
         let host = rows.checked_add(step_blocks).ok_or_else(overflow)?;
         Ok(Footprint {
@@ -157,23 +157,32 @@ impl Config {
         [lists, ring, notes, rows, device].into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Device bytes of page tables, lists of fetches and step blocks.
-    fn bookkeeping(&self, geometry: &Geometry) -> Option<u64> {
+    /// Device bytes beside the residency tables, as a GPU takes them (`device/cuda/kernels/abi.h`; a host device takes
+    /// less): of each micro-batch step block, report, lists and the room that resolves work in; lanes' page tables;
+    /// what warm-ups list and work in.
+    fn bookkeeping(&self, geometry: &Geometry, tables: &[TableShape]) -> Option<u64> {
+        let (lanes, batch) = (u64::from(self.lanes), u64::from(self.batch));
+        let (layers, top_k) = (u64::from(geometry.layers()), u64::from(self.shape.top_k));
         let lane_pages = geometry.pages(self.reach(self.max_tokens).ok()?);
-        let pages = 4 * u64::from(self.lanes) * u64::from(lane_pages);
-        let selected = u64::from(self.query_rows) * u64::from(self.shape.top_k);
-        let lists = u64::from(self.batch).checked_mul(selected)?.checked_mul(size_of::<Fetch>() as u64)?;
-        let block = 4 * block::step::words(self.batch) as u64;
-        let words = 2 * u64::from(self.query_rows.div_ceil(u32::BITS));
-        let marks =
-            (4 * u64::from(geometry.layers())).checked_mul(u64::from(self.batch))?.checked_mul(words)?;
-        lists
-            .checked_add(block)?
-            .checked_add(marks)?
-            .checked_mul(u64::from(self.micro_batches))?
-            .checked_add(pages)
+        let tokens = tables.iter().map(|shape| shape.tokens).max().unwrap_or(0);
+        let blocks = tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
+        // A bit a position, two bits a slot, the lane's blocks.
+        let room = 4 * (u64::from(tokens.div_ceil(u32::BITS)) + 5 * u64::from(blocks));
+        let fetches = FETCH.checked_mul(u64::from(self.query_rows) * top_k)?;
+        let marks = 8 * layers * u64::from(self.query_rows.div_ceil(u32::BITS));
+        let row = [LIST, 4, 4, room, marks].into_iter().try_fold(fetches, u64::checked_add)?;
+        let micro = batch.checked_mul(row)?.checked_add(4 * block::step::words(self.batch) as u64)?;
+        let micro =
+            micro.checked_add(12 * layers + 4 * lanes + 8)?.checked_mul(u64::from(self.micro_batches))?;
+        let shared = layers * (LAYER + room + FETCH * top_k) + lanes * 4 * (u64::from(lane_pages) + 1);
+        micro.checked_add(shared)
     }
 }
+
+/// Bytes of a GPU's description of a layer, of a list of fetches, and of a row of it: `abi.h`.
+const LAYER: u64 = 112;
+const LIST: u64 = 40;
+const FETCH: u64 = 16;
 
 /// The system of a cache that overcommits: it does not tell what it has.
 pub(super) struct Overcommits<'a>(pub(super) &'a dyn Faults);

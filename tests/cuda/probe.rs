@@ -7,7 +7,7 @@ use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::{Device, Slice};
 use forebay::measure::{Ceilings, GpuFacts, Mark, Probe};
 use forebay::os::{Faults, Inject};
-use forebay::{Error, Kind};
+use forebay::{Config, Error, Kind, Memory, Shape};
 use forebay_standin::{Driver, Options, Resources};
 
 #[test]
@@ -256,4 +256,31 @@ fn work_takes_its_memory_at_the_first_use_even_inside_a_capture() {
     let Rig { device, driver } = rig;
     drop(device);
     assert_eq!(driver.held_resources(), Resources::default());
+}
+
+#[test]
+fn a_cache_takes_of_a_gpu_what_its_footprint_says() {
+    let shape = Shape { layers: 3, top_k: 300, page_tokens: 16, ..Shape::DEEPSEEK_V3_2 };
+    let few = Config { query_rows: 2, ..Config::new(shape, 4, 3000, 700) };
+    let many = Config { query_rows: 40, micro_batches: 2, batch: 24, ..Config::new(shape, 32, 500, 150) };
+    for config in [few, many] {
+        let memory = Memory { huge: false, populate: false, lock: false, node: None };
+        let config = Config { memory, ..config };
+        let Some(Rig { device, .. }) = Rig::own(Options { memory: 1 << 30, ..usual() }, "tells what is free")
+        else {
+            return;
+        };
+        let free = || device.facts().unwrap().memory_free;
+        let footprint = config.footprint(device.granularity()).unwrap();
+        let before = free();
+        let cache = forebay::Cache::new(config, device.clone()).unwrap();
+        let taken = before - free() - footprint.data();
+        // Each table begins at a multiple of 256 bytes: 5 a layer, 10 a micro-batch, 6 of all.
+        let tables = 5 * 3 + 10 * 2 + 6;
+        assert!(
+            (footprint.tables..footprint.tables + 256 * tables).contains(&taken),
+            "{taken} {footprint:?}"
+        );
+        drop(cache);
+    }
 }

@@ -242,7 +242,7 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
                 known.stamp + 1, layer.scratch_base + entry.lane * layer.scratch, layer.scratch,
                 layer.scratch * layer.passes};
     }
-    __syncthreads();
+    // Lane and step are seen by all behind its first barrier.
     begin_step(lane, known, step, sets, layer.tokens, room, [&](u32 position) {
         return host_row(pools, layer, answers.lane, position);
     });

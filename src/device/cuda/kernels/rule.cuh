@@ -363,8 +363,8 @@ static __device__ void replace(const Lane& lane, const Victims& victims, const S
 }
 
 // The step up to the answers: rows that are in scratch slots stand in the map until `end_step`. `head` is the lane's
-// as the step finds it; `host_of(position)` says where a row stands in host memory, for whoever gathers it. Every
-// thread of the block calls it, and finds the outcome in `room`.
+// as the step finds it; lane and step are looked at behind the first barrier. `host_of(position)` says where a row
+// stands in host memory, for whoever gathers it. Every thread of the block calls it, and finds the outcome in `room`.
 template <class HostOf>
 static __device__ void begin_step(const Lane& lane, const LaneHead& head, const Step& step, const Sets& sets,
                                      u32 tokens, Room& room, HostOf host_of) {
