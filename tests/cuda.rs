@@ -7,6 +7,8 @@
 mod failing;
 #[path = "cuda/graphs.rs"]
 mod graphs;
+#[path = "cuda/hosted.rs"]
+mod hosted;
 #[path = "cuda/memory.rs"]
 mod memory;
 #[path = "cuda/missing.rs"]

@@ -227,6 +227,16 @@ pub trait Device: Debug + Send + Sync {
     /// [`Kind::OutOfMemory`].
     fn allocate(&self, bytes: u64) -> Result<Slice>;
 
+    /// Pinned host memory of the device's own making, zero at first, at least `bytes` bytes on NUMA node `node`, or on
+    /// the one beside the device: for [`Device::register`] to take. None of a device that is given the system's memory
+    /// instead, as every device is unless it was asked for this.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfMemory`]; [`Kind::OsRefused`] where the driver gives none.
+    fn host_memory(&self, _bytes: u64, _node: Option<u32>) -> Result<Option<Arc<Map>>> {
+        Ok(None)
+    }
+
     /// Makes host memory reachable; the device keeps it mapped.
     ///
     /// # Errors

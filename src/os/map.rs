@@ -11,8 +11,12 @@
 //!
 //! **Size.** Rounded up to the page size in use and no further; at most one page is lost.
 
+#[cfg(feature = "cuda")]
+use std::fmt::Debug;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+#[cfg(feature = "cuda")]
+use std::ptr::NonNull;
 
 use super::memory::MemoryState;
 use super::{Fallback, Faults, Refusal, Region, bind, lock, memfd, page_size};
@@ -81,6 +85,22 @@ impl Map {
             lost.push(Fallback { what: Fallback::LOCKED_MEMORY, wanted: map.len(), cause });
         }
         Ok((map, lost))
+    }
+
+    /// Memory that a driver made: `owner` has it mapped, on pages of `page` bytes, and unmaps it. It has no descriptor.
+    ///
+    /// # Safety
+    /// `bytes` bytes from `start` on are readable, writable and initialised as long as `owner` lives.
+    #[cfg(feature = "cuda")]
+    pub(crate) unsafe fn given(
+        start: NonNull<u8>,
+        bytes: u64,
+        page: u64,
+        owner: Box<dyn Debug + Send + Sync>,
+    ) -> Map {
+        // SAFETY: the same contract.
+        let region = unsafe { Region::given(start, bytes, owner) };
+        Map { region, page, descriptor: None }
     }
 
     /// The whole of it on reserved huge pages, or why not.

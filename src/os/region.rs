@@ -9,6 +9,8 @@
 
 use std::arch::asm;
 use std::ffi::c_void;
+#[cfg(feature = "cuda")]
+use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
@@ -38,6 +40,9 @@ enum Mapped {
     /// Addresses that pieces are mapped over. memmap2 has none without access, and those with it count as memory
     /// where the system promises no more than it has.
     Addresses { base: NonNull<u8>, bytes: usize },
+    /// Memory that somebody else mapped, who unmaps it when he is dropped.
+    #[cfg(feature = "cuda")]
+    Given { _owner: Box<dyn Debug + Send + Sync> },
 }
 
 // SAFETY: a region is addresses and lengths that never change; the memory behind them belongs to no
@@ -79,7 +84,16 @@ impl Region {
         Ok(Region { mapped: Mapped::Addresses { base, bytes }, start, len: len as usize })
     }
 
-    /// Makes `call` for all of the memory; reserved addresses have none.
+    /// Memory that `owner` has mapped and unmaps.
+    ///
+    /// # Safety
+    /// `len` bytes from `start` on are readable, writable and initialised as long as `owner` lives.
+    #[cfg(feature = "cuda")]
+    pub(super) unsafe fn given(start: NonNull<u8>, len: u64, owner: Box<dyn Debug + Send + Sync>) -> Region {
+        Region { mapped: Mapped::Given { _owner: owner }, start, len: len as usize }
+    }
+
+    /// Makes `call` for all of the memory; reserved addresses have none, and what others mapped is theirs.
     pub(super) fn whole(
         &self,
         name: &'static str,
@@ -88,6 +102,8 @@ impl Region {
         match &self.mapped {
             Mapped::Memory(memory) => call(memory).map_err(|error| Refusal::io(name, &error)),
             Mapped::Addresses { .. } => Err(Refusal { name, errno: libc::EINVAL }),
+            #[cfg(feature = "cuda")]
+            Mapped::Given { .. } => Err(Refusal { name, errno: libc::EINVAL }),
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Layer-major: a layer's rows stand together, `[pages][page tokens][host stride]`, so that one layer can
 //! be transferred, or gathered from, as one range. The memory is one shared mapping, huge pages, locked
-//! and bound where that can be had; what could not be had is in [`TotalPool::fallbacks`].
+//! and bound where that can be had; what could not be had is in [`TotalPool::fallbacks`]. A device that makes
+//! host memory itself ([`Device::host_memory`]) gives that instead: pinned, on its own pages, without a descriptor.
 
 use crate::device::{Device, Slice};
 use crate::error::{Error, Kind, Result};
@@ -38,8 +39,11 @@ impl TotalPool {
         faults: &dyn Faults,
     ) -> Result<Self> {
         let bytes = geometry.total_bytes(pages)?;
-        let (map, fallbacks) = Map::new(&Request { bytes, ..request.clone() }, faults)?;
-        let map = Arc::new(map);
+        let request = Request { bytes, ..request.clone() };
+        let (map, fallbacks) = match device.host_memory(bytes, request.node)? {
+            Some(map) => (map, Vec::new()),
+            None => Map::new(&request, faults).map(|(map, fallbacks)| (Arc::new(map), fallbacks))?,
+        };
         let all = device.register(&map)?;
         let one = bytes / u64::from(geometry.layers());
         let layers = (0..u64::from(geometry.layers())).map(|l| all.part(l * one, one));

@@ -76,6 +76,11 @@ int attribute(CUdevice_attribute wanted) {
     if (wanted == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) {
         return static_cast<int>(gpu.options.descriptors);
     }
+    // The GPU stands beside the last node.
+    if (wanted == CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID) return static_cast<int>(gpu.options.nodes) - 1;
+    if (wanted == CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
+        return static_cast<int>(gpu.options.host_memory);
+    }
     for (const Attribute& known : ATTRIBUTES) {
         if (known.attribute == wanted) return known.value;
     }
@@ -220,6 +225,11 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute wanted, CUdevice de
     return enter("cuDeviceGetAttribute", INITIALIZED, [&] {
         if (!value || wanted < 1 || wanted > CU_DEVICE_ATTRIBUTE_LAST) return CUDA_ERROR_INVALID_VALUE;
         if (!has(device)) return CUDA_ERROR_INVALID_DEVICE;
+        // A driver does not know what came after it.
+        unsigned since = wanted >= CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ? 12080
+                         : wanted >= CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID                              ? HOST_MEMORY_FROM
+                                                                                                   : 0;
+        if (gpu.options.driver_version < since) return CUDA_ERROR_INVALID_VALUE;
         *value = attribute(wanted);
         return CUDA_SUCCESS;
     });

@@ -171,12 +171,13 @@ Place place(uintptr_t address, size_t bytes) {
         if (bytes > found->second.bytes - offset || found->second.orphaned) return Place::Bad;
         return kind == Span::Allocation ? Place::Device : Place::Pinned;
     }
+    bool host = found->second.memory->host;
     for (uintptr_t reached = address; reached < address + bytes; reached = found->first + found->second.bytes) {
         found = span_around(reached);
         if (found == gpu.spans.end() || found->second.kind != Span::Mapped) return Place::Bad;
-        if (!found->second.access) return Place::Bad;
+        if (!found->second.access || found->second.memory->host != host) return Place::Bad;
     }
-    return Place::Device;
+    return host ? Place::Pinned : Place::Device;
 }
 
 }  // namespace driver

@@ -24,10 +24,15 @@ bool whole(uintptr_t address, size_t bytes) {
     return bytes && address % GRANULE == 0 && bytes % GRANULE == 0 && address + bytes > address;
 }
 
+bool on_host(const CUmemLocation& location) { return location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA; }
+
 bool supported(const CUmemAllocationProp* prop) {
-    return prop && prop->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
-           prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE && prop->location.id >= 0 &&
-           static_cast<size_t>(prop->location.id) < gpu.devices.size();
+    if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || prop->location.id < 0) return false;
+    size_t id = static_cast<size_t>(prop->location.id);
+    if (prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE) return id < gpu.devices.size();
+    // Where there are no nodes, it is node 0 all the same.
+    size_t nodes = gpu.options.nodes ? gpu.options.nodes : 1;
+    return on_host(prop->location) && id < nodes && gpu.options.driver_version >= HOST_MEMORY_FROM;
 }
 
 bool reserved(uintptr_t address, size_t bytes) {
@@ -73,18 +78,23 @@ CUresult reserve(CUdeviceptr* out, size_t bytes, size_t alignment) {
     return CUDA_SUCCESS;
 }
 
-CUresult create(CUmemGenericAllocationHandle* out, size_t bytes, int types) {
+CUresult create(CUmemGenericAllocationHandle* out, size_t bytes, int types, bool host) {
     int descriptor = memfd_create("standin", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (descriptor < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     auto memory = std::make_shared<Physical>();
     memory->descriptor = descriptor;
     if (ftruncate(descriptor, static_cast<off_t>(bytes))) return CUDA_ERROR_OUT_OF_MEMORY;
+    // Fresh memory holds what was there before, as far as it costs little.
+    char junk[PAGE];
+    memset(junk, 0xA5, sizeof junk);
+    if (pwrite(descriptor, junk, sizeof junk, 0) < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     // What cannot change its size cannot fault under a mapping; the importer looks for the seals.
     fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     memory->bytes = bytes;
     memory->types = types;
-    memory->counted = true;
-    gpu.used += bytes;
+    memory->host = host;
+    memory->counted = !host;
+    if (!host) gpu.used += bytes;
     *out = gpu.handles.add(std::make_shared<Handle>(Handle{memory}));
     return CUDA_SUCCESS;
 }
@@ -110,14 +120,25 @@ CUresult unmap(CUdeviceptr address, size_t bytes) {
     return CUDA_SUCCESS;
 }
 
+// Pages are for the host to touch where its memory says so; a kernel here is the host too, so what a device may do is
+// only noted of memory of the host.
 CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc& desc) {
-    bool known = desc.location.type == CU_MEM_LOCATION_TYPE_DEVICE && desc.location.id >= 0 &&
-                 static_cast<size_t>(desc.location.id) < gpu.devices.size();
+    bool all = true, none = true;
+    for (auto span = gpu.spans.find(address); span != gpu.spans.end() && span->first < address + bytes; ++span) {
+        (span->second.memory->host ? none : all) = false;
+    }
+    if (on_host(desc.location) && !all) return CUDA_ERROR_INVALID_VALUE;
+    bool known = on_host(desc.location) ||
+                 (desc.location.type == CU_MEM_LOCATION_TYPE_DEVICE && desc.location.id >= 0 &&
+                  static_cast<size_t>(desc.location.id) < gpu.devices.size());
     if (!known) return CUDA_ERROR_INVALID_DEVICE;
     int protection = PROT_NONE;
     if (desc.flags == CU_MEM_ACCESS_FLAGS_PROT_READ) protection = PROT_READ;
     if (desc.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) protection = PROT_READ | PROT_WRITE;
-    if (mprotect(reinterpret_cast<void*>(address), bytes, protection)) return CUDA_ERROR_OPERATING_SYSTEM;
+    if ((on_host(desc.location) || none) && mprotect(reinterpret_cast<void*>(address), bytes, protection)) {
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    if (on_host(desc.location)) return CUDA_SUCCESS;
     for (auto span = gpu.spans.find(address); span != gpu.spans.end() && span->first < address + bytes; ++span) {
         span->second.access = desc.flags;
     }
@@ -161,8 +182,10 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUme
         if ((types & DESCRIPTOR) && gpu.options.withheld) return CUDA_ERROR_NOT_PERMITTED;
         // As where no channel of the fabric is open to the user.
         if ((types & FABRIC) && !gpu.options.fabric) return CUDA_ERROR_NOT_PERMITTED;
-        if (!room_for(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-        return create(out, bytes, types);
+        bool host = on_host(prop->location);
+        if (host && !gpu.options.host_memory) return CUDA_ERROR_NOT_SUPPORTED;
+        if (!host && !room_for(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+        return create(out, bytes, types, host);
     });
 }
 

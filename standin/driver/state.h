@@ -24,7 +24,7 @@ struct StandinOptions {
     uint64_t seed = 0, memory = 8ull << 30, registration = ~0ull;
     uint32_t has_seed = 0, major = 9, minor = 0, driver_version = 12080, devices = 1, warp = 32, stub = 0,
              descriptors = 1, processors = 1, fabric = 1, conditional_nodes = 1,
-             withheld = 0;
+             withheld = 0, host_memory = 1, nodes = 2;
 };
 
 namespace driver {
@@ -32,6 +32,8 @@ namespace driver {
 constexpr size_t PAGE = 4096;
 constexpr size_t GRANULE = 2 << 20;
 constexpr size_t ALIGNMENT = 512;
+// From this version on physical memory can be on a node of the host.
+constexpr unsigned HOST_MEMORY_FROM = 12020;
 
 // A point of a stream that was, or will be, reached.
 struct Mark {
@@ -125,6 +127,7 @@ struct Physical {
     int descriptor = -1;
     size_t bytes = 0;
     int types = 0;         // what it can be exported as
+    bool host = false;     // on a node of the host
     bool counted = false;  // against the device's memory; imported memory is not
     ~Physical();
 };

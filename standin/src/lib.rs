@@ -59,6 +59,10 @@ pub struct Options {
     pub conditional_nodes: bool,
     /// Whether descriptors of memory cannot be had although the device says so.
     pub withheld: bool,
+    /// Whether physical memory can be had on the nodes of the host. The driver has it from 12.2 on.
+    pub host_memory: bool,
+    /// NUMA nodes of the host; with 0 the driver says that there are none. The devices stand beside the last.
+    pub nodes: u32,
 }
 
 impl Default for Options {
@@ -77,6 +81,8 @@ impl Default for Options {
             fabric: true,
             conditional_nodes: true,
             withheld: false,
+            host_memory: true,
+            nodes: 2,
         }
     }
 }
@@ -129,6 +135,8 @@ struct RawOptions {
     fabric: u32,
     conditional_nodes: u32,
     withheld: u32,
+    host_memory: u32,
+    nodes: u32,
 }
 
 /// One driver of its own.
@@ -266,6 +274,8 @@ impl Standin {
             fabric: options.fabric.into(),
             conditional_nodes: options.conditional_nodes.into(),
             withheld: options.withheld.into(),
+            host_memory: options.host_memory.into(),
+            nodes: options.nodes,
         };
         // SAFETY: the library copies what it is given.
         unsafe { (control.configure)(&raw) };

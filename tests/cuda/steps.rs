@@ -7,14 +7,14 @@ use forebay::device::{Cut, Device, Outcome, PoolOp, Warm};
 use forebay::{Kind, Lane, Layer};
 use forebay_standin::Options;
 
-const STEPS: u64 = 12;
+pub const STEPS: u64 = 12;
 
 fn host() -> Cache {
     Cache::new(HostDevice::new(HostOptions::default())).unwrap()
 }
 
 /// Joins both lanes and makes steps; shows what each left behind.
-fn run(cache: &Cache, steps: u64, mut each: impl FnMut(u64, (Vec<u32>, Vec<u32>), Vec<u64>)) {
+pub fn run(cache: &Cache, steps: u64, mut each: impl FnMut(u64, (Vec<u32>, Vec<u32>), Vec<u64>)) {
     for (lane, length) in [(0, 20), (1, 30)] {
         cache.join(lane, length).unwrap();
     }

@@ -343,6 +343,7 @@ macro_rules! hand_on {
 impl Device for Watch {
     hand_on! {
         allocate(bytes: u64) -> Result<Slice>;
+        host_memory(bytes: u64, node: Option<u32>) -> Result<Option<Arc<Map>>>;
         id() -> DeviceId;
         granularity() -> u64;
         takes_host_memory() -> bool;

@@ -75,6 +75,13 @@ impl Device for ClockDevice {
         }
     }
 
+    fn host_memory(&self, bytes: u64, node: Option<u32>) -> Result<Option<Arc<Map>>> {
+        match &self.beneath {
+            None => Ok(None),
+            Some(beneath) => beneath.device.host_memory(bytes, node),
+        }
+    }
+
     fn register(&self, map: &Arc<Map>) -> Result<Slice> {
         let slice = match &self.beneath {
             None => self.place(map.len())?,

@@ -12,15 +12,33 @@ impl Device for CudaDevice {
         Ok(slice)
     }
 
+    fn host_memory(&self, bytes: u64, node: Option<u32>) -> Result<Option<Arc<Map>>> {
+        let inner = &*self.inner;
+        if inner.host_memory == HostMemory::Registered {
+            return Ok(None);
+        }
+        let map = inner.told(hosted::make(&inner.context, &inner.worker, bytes, node, inner.chunk))?;
+        let map = Arc::new(map);
+        inner.memory.lock().hosted.push(Arc::clone(&map));
+        Ok(Some(map))
+    }
+
     fn register(&self, map: &Arc<Map>) -> Result<Slice> {
         let inner = &*self.inner;
-        let taken = inner.told(Registration::new(&inner.context, map, inner.chunk))?;
-        let slice = inner.id.slice(taken.stretch.start, taken.stretch.bytes);
+        let own = inner.memory.lock().hosted.iter().any(|hosted| Arc::ptr_eq(hosted, map));
+        let stretch = match own {
+            true => Stretch::of(map, inner.chunk),
+            false => {
+                let taken = inner.told(Registration::new(&inner.context, map, inner.chunk))?;
+                let stretch = taken.stretch;
+                inner.memory.lock().registered.push(taken);
+                stretch
+            }
+        };
         let mut stretches = inner.stretches.lock();
-        *stretches = Arc::new(stretches.iter().copied().chain([taken.stretch]).collect());
+        *stretches = Arc::new(stretches.iter().copied().chain([stretch]).collect());
         drop(stretches);
-        inner.memory.lock().registered.push(taken);
-        Ok(slice)
+        Ok(inner.id.slice(stretch.start, stretch.bytes))
     }
 
     // SAFETY: the caller vouches for the bytes, as the trait demands; nothing is read or written here.

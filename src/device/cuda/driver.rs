@@ -42,6 +42,7 @@ const WARP: i32 = 32;
 
 /// Results that are told apart.
 pub(super) mod code {
+    pub const INVALID_VALUE: i32 = 1;
     pub const OUT_OF_MEMORY: i32 = 2;
     pub const STUB_LIBRARY: i32 = 34;
     pub const NO_DEVICE: i32 = 100;
@@ -89,6 +90,7 @@ pub(super) mod flag {
     pub const GRAPH_NODE_PRIORITIES: u64 = 8;
     pub const MEMORY_PINNED: u32 = 1;
     pub const LOCATION_DEVICE: u32 = 1;
+    pub const LOCATION_HOST_NUMA: u32 = 3;
     pub const HANDLE_DESCRIPTOR: u32 = 1;
     pub const HANDLE_FABRIC: u32 = 8;
     pub const ACCESS_READ_WRITE: u32 = 3;
@@ -110,6 +112,9 @@ pub(super) mod attribute {
     pub const CAPABILITY_MINOR: i32 = 76;
     pub const VIRTUAL_MEMORY: i32 = 102;
     pub const DESCRIPTOR_HANDLES: i32 = 103;
+    /// The NUMA node beside the device; -1 where the system has none.
+    pub const HOST_NUMA_ID: i32 = 134;
+    pub const HOST_NUMA_MEMORY: i32 = 141;
     pub const SHARED_BYTES: i32 = 97;
     pub const PROCESSORS: i32 = 16;
     pub const COPY_ENGINES: i32 = 40;
@@ -496,6 +501,17 @@ impl Context {
     /// Which driver it is of: the same number for one library, and another for each that is loaded beside it.
     pub fn library(&self) -> usize {
         self.driver.host_register as usize
+    }
+
+    /// The newest CUDA that the driver knows.
+    pub fn version(&self) -> i32 {
+        self.driver.version
+    }
+
+    /// What the driver says of an attribute of the device.
+    pub fn ask(&self, attribute: i32) -> Answer<i32> {
+        let mut value = 0;
+        self.driver.attribute(&mut value, attribute, self.device).map(|()| value)
     }
 
     /// Where this device's memory is.

@@ -56,7 +56,8 @@ impl Worker {
         self.run(|current, stream| current.copy(to, from, count, stream))
     }
 
-    fn zero(&self, address: Handle, bytes: u64) -> Answer {
+    /// Writes zeros.
+    pub fn zero(&self, address: Handle, bytes: u64) -> Answer {
         self.run(|current, stream| current.fill_bytes(address, 0, bytes, stream))
     }
 }
@@ -156,7 +157,7 @@ pub(super) struct Physical {
 
 /// What physical memory should be: on this device, and to be had by other processes through a descriptor where the
 /// device says that it has such.
-fn property(context: &Context) -> Property {
+pub(super) fn property(context: &Context) -> Property {
     Property {
         kind: flag::MEMORY_PINNED,
         handles: if context.descriptors { flag::HANDLE_DESCRIPTOR } else { 0 },
@@ -166,13 +167,20 @@ fn property(context: &Context) -> Property {
 }
 
 /// The multiple that offsets and sizes of mappings must be.
-pub(super) fn granularity(context: &Context) -> Answer<u64> {
+pub(super) fn granularity(context: &Context, of: &Property) -> Answer<u64> {
     let mut bytes = 0;
-    context.enter()?.granularity(&mut bytes, &property(context), 0)?;
+    context.enter()?.granularity(&mut bytes, of, 0)?;
     Ok(bytes.max(1))
 }
 
 impl Physical {
+    /// Takes `bytes` as they are, a multiple of the granularity, and writes nothing.
+    pub fn plain(context: &Arc<Context>, bytes: u64, wanted: &Property) -> Answer<Physical> {
+        let mut memory = 0;
+        context.relaxed()?.memory_create(&mut memory, bytes, wanted, 0)?;
+        Ok(Physical { context: Arc::clone(context), memory, bytes, shared: wanted.handles != 0 })
+    }
+
     /// Takes `bytes`, rounded up to `grain`, and writes zeros.
     pub fn new(context: &Arc<Context>, worker: &Worker, bytes: u64, grain: u64) -> Result<Physical> {
         const OPERATION: &str = "allocate physical memory";
@@ -181,17 +189,11 @@ impl Physical {
         let Some(rounded) = rounded else {
             return Err(Error::new(Kind::InvalidConfig, OPERATION).at("bytes").with("bytes", bytes));
         };
-        let create = |wanted: Property| -> Answer<Physical> {
-            let mut memory = 0;
-            context.relaxed()?.memory_create(&mut memory, rounded, &wanted, 0)?;
-            let shared = wanted.handles != 0;
-            Ok(Physical { context: Arc::clone(context), memory, bytes: rounded, shared })
-        };
         let wanted = property(context);
-        let taken = match create(wanted) {
+        let taken = match Physical::plain(context, rounded, &wanted) {
             // Devices name handles that a system does not let them make: then memory for this process alone.
             Err(refusal) if wanted.handles != 0 && code::is_withheld(refusal.code) => {
-                create(Property { handles: 0, ..wanted })
+                Physical::plain(context, rounded, &Property { handles: 0, ..wanted })
             }
             made => made,
         };
@@ -312,7 +314,8 @@ impl Range {
         })
     }
 
-    fn over(context: &Arc<Context>, parts: &[(&Physical, u64, u64)]) -> Answer<Range> {
+    /// Maps pieces one after another, for the device to read and write.
+    pub fn over(context: &Arc<Context>, parts: &[(&Physical, u64, u64)]) -> Answer<Range> {
         let bytes = parts.iter().map(|(_, _, bytes)| bytes).sum();
         let current = context.relaxed()?;
         let mut address = 0;

@@ -47,6 +47,13 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
+    /// Of memory that is divided into chunks of at most `chunk` bytes: whole pages, at least one.
+    pub fn of(map: &Map, chunk: u64) -> Stretch {
+        let page = map.page_bytes();
+        let chunk = (chunk / page).max(1) * page;
+        Stretch { start: map.as_ptr() as Handle, bytes: map.len(), chunk }
+    }
+
     /// Whether `address` is inside, and then how many bytes are left of its chunk.
     fn left(&self, address: Handle) -> Option<u64> {
         let at = address.checked_sub(self.start).filter(|at| *at < self.bytes)?;
@@ -54,7 +61,7 @@ impl Stretch {
     }
 
     /// Where each chunk is, and its bytes.
-    fn chunks(self) -> impl Iterator<Item = (Handle, u64)> {
+    pub fn chunks(self) -> impl Iterator<Item = (Handle, u64)> {
         let count = self.bytes.div_ceil(self.chunk);
         (0..count).map(move |number| {
             let at = number * self.chunk;
@@ -153,15 +160,13 @@ pub(super) struct Registration {
 impl Registration {
     /// Registers `map` in chunks of at most `chunk` bytes, unless another device of this process has.
     pub fn new(context: &Arc<Context>, map: &Arc<Map>, chunk: u64) -> Result<Registration> {
-        let page = map.page_bytes();
-        let chunk = (chunk / page).max(1) * page;
-        let (start, bytes) = (map.as_ptr() as Handle, map.len());
-        let shared = Shared::find((context.library(), start, bytes));
+        let stretch = Stretch::of(map, chunk);
+        let shared = Shared::find((context.library(), stretch.start, stretch.bytes));
         let current = context.relaxed().map_err(|refusal| refusal.error(OPERATION))?;
         let mut users = shared.users.lock();
         let chunks = match users.chunks.take() {
             Some(chunks) => chunks,
-            None => Chunks::register(&current, context, map, Stretch { start, bytes, chunk })?,
+            None => Chunks::register(&current, context, map, stretch)?,
         };
         let stretch = chunks.stretch;
         let seen = stretch.chunks().try_for_each(|(address, _)| same_address(&current, address));

@@ -1,0 +1,126 @@
+//! Pinned host memory that the driver makes: physical memory on a NUMA node of the host, mapped for device and host.
+//!
+//! **What for.** A GPU reaches registered memory in pages of 4 KiB: its page tables take 2 MiB of its memory for each
+//! GiB, and rows at random miss its translation caches. This memory has the driver's granularity, 2 MiB on GPUs of
+//! today, for host and device alike. Whether that makes gathers faster has not been measured: registered memory stays
+//! what a device takes unless it is asked for this.
+//!
+//! **Where.** On the node that is named, or on the one that the driver says is beside the device; on node 0 where the
+//! system has none, as the driver's header asks. The location "node of the current thread" is no place to make memory
+//! at: the driver refuses it.
+//!
+//! **Access** is given to the device and to the host, each by a call of its own. No other device has it: where devices
+//! cannot reach each other, drivers refuse to give two of them access to the same memory (NCCL's issue 1838).
+//!
+//! **What may refuse it**: a driver below CUDA 12.2, a device that says it has no such memory, a container that may not
+//! bind memory to nodes, a node without memory or processors. Each is an error; nothing falls back by itself, so that
+//! what was measured is what was asked for.
+
+use std::ptr::NonNull;
+
+use super::driver::{Access, Answer, Context, Location, Property, Refusal, attribute, code, flag};
+use super::memory::{self, Physical, Range, Worker};
+use crate::error::{Error, Kind, Result};
+use crate::os::Map;
+use crate::sync::Arc;
+
+const OPERATION: &str = "make host memory";
+
+/// The oldest driver that makes memory on a node of the host.
+const OLDEST_DRIVER: i32 = 12_020;
+
+const INSTEAD: &str = "register the system's memory instead, as is done unless the driver's is asked for";
+
+/// Whether the driver and the device have such memory at all.
+pub(super) fn check(context: &Context) -> Result<()> {
+    let version = context.version();
+    if version < OLDEST_DRIVER {
+        return Err(Error::new(Kind::OsRefused, OPERATION)
+            .at("the driver is too old to make host memory")
+            .with("found", version.unsigned_abs())
+            .with("wanted", OLDEST_DRIVER.unsigned_abs())
+            .hint("install NVIDIA's driver of release 535 or newer, or register the system's memory"));
+    }
+    match context.ask(attribute::HOST_NUMA_MEMORY) {
+        Ok(0) => Err(Error::new(Kind::InvalidConfig, OPERATION)
+            .at("the device has no host memory of the driver's")
+            .hint(INSTEAD)),
+        // A driver that does not know the question may have the memory.
+        Err(refusal) if refusal.code != code::INVALID_VALUE => Err(refusal.error(OPERATION)),
+        _ => Ok(()),
+    }
+}
+
+/// What a mapping is made of, in the order in which it goes.
+#[derive(Debug)]
+struct Hosted {
+    _range: Range,
+    _pieces: Vec<Physical>,
+}
+
+/// Makes at least `bytes` bytes, in pieces of at most `chunk` bytes that follow each other, and writes zeros.
+pub(super) fn make(
+    context: &Arc<Context>,
+    worker: &Worker,
+    bytes: u64,
+    node: Option<u32>,
+    chunk: u64,
+) -> Result<Map> {
+    let place = place(context, node).map_err(|refusal| refusal.error(OPERATION))?;
+    let failed =
+        |refusal: Refusal| refused(refusal).with("wanted", bytes).with("node", place.ordinal.unsigned_abs());
+    let wanted = Property { kind: flag::MEMORY_PINNED, handles: 0, location: place, unused: [0; 2] };
+    let page = memory::granularity(context, &wanted).map_err(failed)?;
+    let Some(rounded) = bytes.checked_next_multiple_of(page).filter(|rounded| *rounded > 0) else {
+        return Err(Error::new(Kind::InvalidConfig, OPERATION).at("bytes").with("bytes", bytes));
+    };
+    let (range, pieces) = mapped(context, &wanted, rounded, (chunk / page).max(1) * page).map_err(failed)?;
+    worker.zero(range.address, rounded).map_err(failed)?;
+    let Some(start) = NonNull::new(range.address as *mut u8) else {
+        return Err(Error::new(Kind::DeviceFailed, OPERATION).at("no address"));
+    };
+    let owner = Box::new(Hosted { _range: range, _pieces: pieces });
+    // SAFETY: the driver mapped so many bytes at this address for the host to read and write, until `owner` unmaps them;
+    // zeros were written to all of them.
+    Ok(unsafe { Map::given(start, rounded, page, owner) })
+}
+
+/// Where the memory is to be.
+fn place(context: &Context, node: Option<u32>) -> Answer<Location> {
+    let beside = || context.ask(attribute::HOST_NUMA_ID).map(|node| node.max(0));
+    let ordinal = node.and_then(|node| i32::try_from(node).ok()).map_or_else(beside, Ok)?;
+    Ok(Location { kind: flag::LOCATION_HOST_NUMA, ordinal })
+}
+
+fn mapped(
+    context: &Arc<Context>,
+    wanted: &Property,
+    bytes: u64,
+    chunk: u64,
+) -> Answer<(Range, Vec<Physical>)> {
+    let mut pieces = Vec::new();
+    let mut left = bytes;
+    while left > 0 {
+        let part = chunk.min(left);
+        pieces.push((Physical::plain(context, part, wanted)?, part));
+        left -= part;
+    }
+    let parts: Vec<_> = pieces.iter().map(|(piece, bytes)| (piece, 0, *bytes)).collect();
+    let range = Range::over(context, &parts)?;
+    let host = Access { location: wanted.location, flags: flag::ACCESS_READ_WRITE };
+    context.relaxed()?.set_access(range.address, range.bytes, &host, 1)?;
+    Ok((range, pieces.into_iter().map(|(piece, _)| piece).collect()))
+}
+
+/// What the driver does not give is the system's affair, not the device's; a lost context stays one.
+fn refused(refusal: Refusal) -> Error {
+    let withheld = refusal.code == code::INVALID_VALUE || code::is_withheld(refusal.code);
+    let error = refusal.error(OPERATION);
+    match (withheld, error.kind()) {
+        (true, _) => Error::new(Kind::OsRefused, OPERATION).at(error.place().to_owned()).hint(
+            "register the system's memory, or let the process take memory of the node (docker: --cap-add SYS_NICE)",
+        ),
+        (false, Kind::OutOfMemory) => error.hint("ask for less than the node has free, or register the system's memory"),
+        _ => error,
+    }
+}
