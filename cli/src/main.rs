@@ -18,6 +18,7 @@ mod doctor;
 mod fit;
 mod html;
 mod json;
+mod kernel_costs;
 mod kinds;
 mod look;
 mod miss_source;

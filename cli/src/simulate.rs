@@ -22,7 +22,7 @@ use crate::miss_source::{MissArguments, Source};
 use crate::output::{Input, Results, echo};
 use crate::sizes::{self, Size, Unit};
 use crate::steps::{self, Run, Worst};
-use crate::{output, simulate_report, timeline as lanes};
+use crate::{kernel_costs, output, simulate_report, timeline as lanes};
 
 /// The most points of one sweep.
 const POINTS: usize = 100_000;
@@ -43,8 +43,16 @@ pub struct Arguments {
     /// costs are extrapolated, and marked so (docs/simulator.md).
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     gpus: Option<u32>,
+    /// Prints what forebay's own kernels should take of a GPU, before any is measured, and by which terms, instead of a
+    /// step (docs/gpu-notes.md).
+    #[arg(long, conflicts_with_all = ["setup", "context", "batch", "html", "timeline", "perfetto", "write_table"])]
+    kernels: bool,
+    /// Another price of --kernels, such as read_gb_s=25 or round_trip_us=1.2..1.8; a wrong name is told all of them.
+    #[arg(long, value_name = "NAME=PRICE", requires = "kernels")]
+    assume: Vec<String>,
     /// Tokens of each sequence at its end.
-    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens, required = true)]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens,
+          required_unless_present = "kernels")]
     context: Vec<u32>,
     /// Query rows per decode step: 1 without drafts [default: 1].
     #[arg(long, value_name = "Q", value_delimiter = ',', value_parser = sizes::count,
@@ -56,8 +64,8 @@ pub struct Arguments {
           allow_negative_numbers = true)]
     accept: Vec<f64>,
     /// Sequences on one GPU.
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = sizes::count, required = true,
-          allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = sizes::count,
+          required_unless_present = "kernels", allow_negative_numbers = true)]
     batch: Vec<u32>,
     /// Slots per sequence and layer as a share of the context at its end, 0 < R <= 1, or auto for the largest
     /// that fits --cache [default: auto].
@@ -578,6 +586,9 @@ fn sweep(arguments: &Arguments) -> Result<Sweep> {
 /// Those of reading setup, misses and trace, of a point that the setup does not reach, and of writing the result.
 pub fn command(arguments: &Arguments) -> Result<()> {
     arguments.check_targets()?;
+    if arguments.kernels {
+        return kernel_costs::command(&arguments.assume, arguments.json.as_deref(), arguments.look.look());
+    }
     let Sweep { all, note } = sweep(arguments)?;
     let mut results = Results::default();
     if let [one] = &all[..] {

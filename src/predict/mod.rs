@@ -4,6 +4,7 @@
 //! at points or by a [roofline]. [`fit`] makes one from measurements. [`misses`] says how many rows a step
 //! fetches. [`simulate`] runs the production schedule with those costs on a virtual clock. [`plan`] says what
 //! fits on a GPU, [`worth`] whether offload pays there; [`weights`] what a model's weights leave of it.
+//! [`kernels`] says what forebay's own kernels should take of a GPU.
 //! [`provenance`] goes out with all of it: what a figure rests on. [`experts`] prices other numbers of GPUs than
 //! the setup's.
 //!
@@ -14,6 +15,7 @@ mod choice;
 pub mod cost;
 pub mod experts;
 pub mod fit;
+pub mod kernels;
 pub mod misses;
 pub mod model;
 pub mod plan;

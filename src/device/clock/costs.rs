@@ -5,6 +5,7 @@
 //! everyone who has a share, in proportion; transfers in one direction divide the link. Rates of this table
 //! are those of an operation that runs alone.
 
+use super::kernels::{Design, KernelCosts};
 use crate::error::{Error, Kind, Result};
 
 /// Nanoseconds in a second: rates are given by second, times in nanoseconds.
@@ -108,9 +109,17 @@ pub struct Costs {
 }
 
 impl Default for Costs {
-    /// One H200-class card on PCIe 5 whose gathers and scatters reach what the ESS paper reports (37 GiB/s
-    /// and 43 GB/s); the other numbers are round guesses of the right size. A setup replaces them all.
+    /// One H200-class card on PCIe 5: its kernels by what they are made of
+    /// ([`KernelCosts`](super::KernelCosts)), the other numbers round guesses of the right size. A setup replaces
+    /// them all.
     fn default() -> Self {
+        KernelCosts::default().of_clock(&Design::NOW)
+    }
+}
+
+impl Costs {
+    /// The numbers that are no kernel's, and guesses for those that are.
+    pub(super) fn of_machine() -> Costs {
         let kernel = |fixed_ns, row_ns| Kernel { fixed_ns, row_ns, sm: 0.2 };
         Costs {
             launch_ns: 1_000.0,

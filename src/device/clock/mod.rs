@@ -25,6 +25,7 @@ mod chance;
 mod checks;
 mod costs;
 mod effect;
+mod kernels;
 mod operations;
 #[cfg(test)]
 mod tests;
@@ -42,6 +43,9 @@ use checks::{Extents, NAME};
 use costs::Work;
 pub use costs::{Costs, Demand, Direction, Kernel, Link, Mover};
 use effect::{Beneath, Effect, call};
+pub use kernels::{
+    BLOCK_BYTES, Between, Cost, Design, KernelCosts, Resolve, SOURCES, fetched, requests, sum,
+};
 use timeline::{Due, Machine, Next, Operation, Timeline, Until};
 pub use timeline::{Label, Span};
 
