@@ -117,9 +117,13 @@ all-tests:
 kernels-check:
 	ci/kernels --check
 
-# A crate that uses the CUDA device and, with other features, cudarc.
+# A crate that uses the CUDA device and, with other features, cudarc: by forebay-cudarc, whose tests it has. They run on
+# the stand-in driver, or say that they skip.
+EMBEDDER := --manifest-path ci/embedder/Cargo.toml --locked --target-dir target/embedder
 embedder:
-	cargo run --manifest-path ci/embedder/Cargo.toml --locked --target-dir target/embedder
+	cargo clippy $(EMBEDDER) -p forebay-cudarc -p forebay-embedder --all-targets -- -D warnings
+	FOREBAY_STANDIN_LIBRARY=$$(ci/standin) cargo test $(EMBEDDER)
+	cargo run $(EMBEDDER)
 
 # The three lines of README.md that install the command, the C library and the Python package, as they stand there.
 installs:

@@ -25,4 +25,11 @@ fn the_library_leaves_the_choice_of_cudarc_to_its_embedder() {
     let embedder = crates("forebay-embedder", "ci/embedder/Cargo.toml");
     assert!(library.starts_with("forebay v") && !names(&library), "{library}");
     assert!(embedder.contains("\nforebay v") && names(&embedder), "{embedder}");
+    // What turns cudarc's streams and memory into ours leaves it too: it takes the driver's part alone.
+    let manifest = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("cudarc/Cargo.toml");
+    let manifest = std::fs::read_to_string(manifest).unwrap();
+    let asked: Vec<&str> = manifest.lines().filter(|line| line.starts_with("cudarc = ")).collect();
+    let only = r#"default-features = false, features = ["driver"]"#;
+    assert!(asked.len() == 1 && asked[0].contains(only), "{asked:?}");
+    assert!(embedder.contains("\nforebay-cudarc v"), "{embedder}");
 }

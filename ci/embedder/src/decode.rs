@@ -1,0 +1,119 @@
+//! An engine whose streams and memory are cudarc's decodes over forebay: its top-k writes a selection, its projections
+//! write new rows, its attention reads the rows of the slots that it is told, all by cudarc's calls on cudarc's stream.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
+use forebay::device::cuda::CudaOptions;
+use forebay::{
+    Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory, MicroBatch,
+    Open, Result, Row, Sequence, Shape, Streams, WarmUp,
+};
+use forebay_cudarc::{Bridge, LentSlice};
+
+const LAYERS: u32 = 3;
+const TOP_K: usize = 64;
+const PROMPT: u32 = 600;
+const STEPS: u32 = 12;
+const ROW: usize = 656;
+
+/// The first byte of a row, and all others.
+fn stamp(layer: u32, position: u32) -> u8 {
+    (31 * layer + 7 * position) as u8
+}
+
+fn failed(error: DriverError) -> Error {
+    Error::new(Kind::DeviceFailed, "decode").at(format!("cudarc: {error:?}"))
+}
+
+/// The engine, of one sequence.
+struct Engine {
+    bridge: Bridge,
+    stream: Arc<CudaStream>,
+    cache: Cache,
+    selection: LentSlice<i32>,
+    slots: LentSlice<i32>,
+}
+
+impl Engine {
+    /// The row of `position` in every layer's landing slot.
+    fn project(&mut self, sequence: Sequence, layer: u32, position: u32) -> Result<()> {
+        let (slab, slot) = (self.cache.slab(Layer(layer))?, self.cache.landing_slot(sequence, 0)?);
+        let place = slab.part(u64::from(slot) * ROW as u64, ROW as u64)?;
+        let mut place = self.bridge.view::<u8>(place)?;
+        self.stream.memcpy_htod(&[stamp(layer, position); ROW], &mut place.view_mut()).map_err(failed)
+    }
+
+    /// Reads every row that is selected where it is said to be: how many there are.
+    fn attend(&self, layer: u32, selected: &[i32]) -> Result<u32> {
+        let slab = self.bridge.view::<u8>(self.cache.slab(Layer(layer))?)?;
+        let slots = self.stream.clone_dtoh(&self.slots.view()).map_err(failed)?;
+        for (position, slot) in selected.iter().zip(slots) {
+            let at = slot as usize * ROW;
+            let row = slab.view().try_slice(at..at + ROW);
+            let row =
+                row.ok_or_else(|| Error::new(Kind::Internal, "attend").at("a slot outside the slab"))?;
+            let bytes = self.stream.clone_dtoh(&row).map_err(failed)?;
+            if bytes != [stamp(layer, *position as u32); ROW] {
+                return Err(Error::new(Kind::Internal, "attend").at("another row").with("slot", slot as u64));
+            }
+        }
+        Ok(selected.len() as u32)
+    }
+}
+
+/// Decodes on the device of `context`, by the driver at `library`; says what came of it.
+///
+/// # Errors
+/// Those of forebay and of the driver; [`Kind::Internal`] where attention would read a wrong row.
+pub fn decode(context: &Arc<CudaContext>, library: Option<String>) -> Result<String> {
+    let bridge = Bridge::open(context, CudaOptions { library, ..CudaOptions::default() })?;
+    let stream = context.new_stream().map_err(failed)?;
+    let borrowed = bridge.stream(&stream)?;
+    let ours = borrowed.stream();
+    let words = || stream.alloc_zeros::<i32>(TOP_K).map_err(failed).and_then(|words| bridge.lend(words));
+    let (selection, slots) = (words()?, words()?);
+    let buffers = Buffers { selection: selection.slice(), slots: slots.slice(), parts: None };
+
+    let memory = Memory { huge: false, populate: false, lock: false, node: None };
+    let shape = Shape { layers: LAYERS, top_k: TOP_K as u32, ..Shape::DEEPSEEK_V3_2 };
+    let config = Config { memory, ..Config::new(shape, 1, 1024, 128) };
+    let mut cache = Cache::new(config, bridge.device().clone())?;
+    let open =
+        Open { prompt: PROMPT, promised: STEPS, budget: Budget::Slots(128), bring_up: BringUp::Nothing };
+    let sequence = cache.open(&open)?;
+    for layer in 0..LAYERS {
+        let rows: Vec<u8> = (0..PROMPT).flat_map(|position| [stamp(layer, position); ROW]).collect();
+        cache.append(sequence, Layer(layer), &rows)?;
+    }
+    let _ready = cache.join(sequence, ours, WarmUp::default())?;
+
+    let mut engine = Engine { bridge, stream, cache, selection, slots };
+    let (mut hits, mut misses, mut read) = (0, 0, 0);
+    for number in 0..STEPS {
+        let position = PROMPT + number;
+        let row = Row { sequence, accepted: Accepted::Rows(number.min(1)), query_rows: 1 };
+        let mut step = engine.cache.prepare(MicroBatch(0), 1, &[row], None, ours)?;
+        for layer in 0..LAYERS {
+            let call = LayerCall::whole(Layer(layer));
+            let picks = (1..TOP_K as u32).map(|i| 5 * (i + number) % PROMPT);
+            let picks: Vec<i32> = [position].into_iter().chain(picks).map(|pick| pick as i32).collect();
+            engine.stream.memcpy_htod(&picks, &mut engine.selection.view_mut()).map_err(failed)?;
+            engine.cache.layer(&step, call, Streams { resolve: ours, gather: ours }, buffers)?;
+            engine.project(sequence, layer, position)?;
+            read += engine.attend(layer, &picks)?;
+            engine.cache.scatter(&step, call, ours)?;
+        }
+        engine.cache.finish(&mut step, ours)?;
+        engine.stream.synchronize().map_err(failed)?;
+        let retired = engine.cache.retire(step, ours).map_err(|unretired| unretired.error)?;
+        hits += retired.total().0;
+        misses += retired.total().1;
+    }
+    let Engine { mut cache, selection, slots, .. } = engine;
+    cache.close(sequence, ours)?;
+    cache.shut_down().map_err(|(_, error)| error)?;
+    // SAFETY: the cache that named them has been shut down, and its steps are retired.
+    drop(unsafe { (selection.take_back(), slots.take_back()) });
+    Ok(format!("{STEPS} steps, {hits} hits, {misses} misses, {read} rows read"))
+}
