@@ -53,30 +53,36 @@ fn the_host_makes_every_figure_call_by_call() {
     are_whole(&figures(&[]), "no");
 }
 
-#[test]
-fn a_gpu_makes_every_figure_in_captured_steps() {
-    let Some(driver) = Standin::new(Options::default()) else {
-        return skip::skip("g++, which builds the stand-in driver");
-    };
-    are_whole(&figures(&["--device", "cuda:0", "--driver", driver.library()]), "yes");
+/// Whether every figure says that its work ran as persistent kernels, and that each sequence had a prompt of its own.
+fn are_persistent(figures: &[Value]) {
+    for figure in figures.iter().filter(|figure| figure["name"] != "rounds of products") {
+        let named = &figure["parameters"];
+        assert_eq!((&named["persistent"], &named["left_sms"]), (&"yes".into(), &0.into()), "{figure}");
+        assert_eq!(named["prompts"], named["batch"], "{figure}");
+    }
 }
 
 #[test]
-fn steps_run_beside_persistent_kernels_that_leave_multiprocessors_free() {
+fn the_host_has_persistent_work_too() {
+    let found = figures(&["--persistent", "--pool", "64MiB"]);
+    are_whole(&found, "no");
+    are_persistent(&found);
+}
+
+#[test]
+fn a_gpu_makes_every_figure_in_captured_steps_beside_persistent_kernels_too() {
     let Some(driver) = Standin::new(Options::default()) else {
         return skip::skip("g++, which builds the stand-in driver");
     };
     let of_gpu = ["--device", "cuda:0", "--driver", driver.library()];
-    let found = figures(&[&of_gpu[..], &["--persistent", "--leave-sms", "1", "--pool", "64MiB"]].concat());
+    // Steps take the stand-in half a minute: one run for both.
+    let found = figures(&[&of_gpu[..], &["--persistent", "--pool", "64MiB"]].concat());
     are_whole(&found, "yes");
-    for figure in found.iter().filter(|figure| figure["name"] != "rounds of products") {
-        let named = &figure["parameters"];
-        assert_eq!((&named["persistent"], &named["left_sms"]), (&"yes".into(), &1.into()), "{figure}");
-        assert_eq!(named["prompts"], named["batch"], "each has its own: {figure}");
-    }
+    are_persistent(&found);
     let all = [&["bench", "--only", "step", "--quick"][..], &of_gpu].concat();
-    let error = refuses(&[&all[..], &["--persistent", "--leave-sms", "100000"]].concat());
-    assert!(error.contains("multiprocessors left") && error.contains("100000"), "{error}");
+    // The stand-in has one multiprocessor.
+    let error = refuses(&[&all[..], &["--persistent", "--leave-sms", "1"]].concat());
+    assert!(error.contains("multiprocessors left") && error.contains("value 1"), "{error}");
     let error = refuses(&[&all[..], &["--leave-sms", "4"]].concat());
     assert!(error.contains("--persistent"), "{error}");
 }

@@ -3,7 +3,8 @@
 //!
 //! **Counted by shape, not measured.** A warp's load or store names 512 bytes of a call's pieces. What it sends is one
 //! *request* for each line of 128 bytes that it touches, and in it the *sectors* of 32 bytes that its lanes name. A
-//! line that two warps touch is two requests, so it matters where a row's numbers begin: see [`numbered_by`]. Counts
+//! line that two warps touch is two requests, so it matters where a row's numbers begin: the kernels number rows of these
+//! sizes by their lines of 128 bytes, so that no line is asked for by two warps. Counts
 //! are means over all places at which a row can stand in host memory and in a call. Rows that are not whole sectors
 //! move more bytes than they have, and none is counted that a cache might give twice. What the link adds to a request,
 //! headers and the walks of page tables, is not counted either.
@@ -32,16 +33,10 @@ pub struct Asks {
     pub bytes: f64,
 }
 
-/// The bytes that the kernel numbers rows by: a row's numbers begin where its first line does, so that no line is
-/// asked for by two warps. Rows at no multiple of 64 bytes are numbered without gaps.
-const fn numbered_by(stride: u32) -> u32 {
-    if stride.is_multiple_of(LINE / 2) { LINE } else { PIECE }
-}
-
 impl Asks {
-    /// Of a row as the kernel numbers it.
+    /// Of a row as the kernels number it.
     pub fn of(shape: RowShape) -> Asks {
-        Asks::numbered(shape, numbered_by(shape.stride))
+        Asks::numbered(shape, LINE)
     }
 
     /// Of a row whose numbers begin with lines of so many bytes.
@@ -144,7 +139,7 @@ mod tests {
     #[test]
     fn rows_are_counted_as_the_kernel_numbers_them() {
         let requests = [656, 704, 768].map(|stride| Asks::of(RowShape { row: 656, stride }).requests);
-        assert_eq!(requests, [7.09375, 6.0, 6.0]);
+        assert_eq!(requests, [6.0; 3]);
     }
 
     #[test]

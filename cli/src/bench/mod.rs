@@ -114,7 +114,7 @@ pub struct Arguments {
     rounds: Option<u32>,
     /// Host memory from which rows are gathered, to which they are scattered, and which steps run over, such as 64GiB
     /// [default: a fifth of what is free, up to 64 GiB for a GPU and 1.5 GiB for the host].
-    #[arg(long, value_name = "BYTES", value_parser = sizes::some_bytes, allow_negative_numbers = true)]
+    #[arg(long, value_name = "BYTES", value_parser = sizes::some_bytes)]
     pool: Option<u64>,
     /// Of a GPU: thread blocks of a gather.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_535),
