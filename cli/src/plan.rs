@@ -68,6 +68,9 @@ pub struct Arguments {
     /// Host memory for one GPU's total pool [default: as much as it takes].
     #[arg(long, value_name = "SIZE", value_parser = sizes::some_size)]
     host: Option<Size>,
+    /// Bytes from one row to the next in host memory [default: the model's, the next multiple of 64].
+    #[arg(long, value_name = "BYTES", value_parser = sizes::count, allow_negative_numbers = true)]
+    host_stride: Option<u32>,
     /// Tokens of a sequence at its end: prompt and what it may decode.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens, required = true)]
     context: Vec<u32>,
@@ -419,6 +422,8 @@ impl Arguments {
 
     fn demand(&self, subject: &Subject, memory: &Memory, context: u32, batch: Batch) -> Demand {
         let bytes = |size: &Option<Size>| size.as_ref().map(|size| size.bytes);
+        let host_stride = self.host_stride.unwrap_or(subject.shape.host_stride);
+        let shape = Shape { host_stride, ..subject.shape };
         Demand {
             longest: subject.longest,
             batch,
@@ -428,7 +433,7 @@ impl Arguments {
             micro_batches: self.micro_batches.unwrap_or_else(|| micro_batches(subject, context, batch)),
             least_slots: self.least_slots.unwrap_or(FEW_SLOTS),
             count_tables: self.tables != Some(Tables::Beside),
-            ..Demand::new(subject.shape, memory.gpu.bytes, context)
+            ..Demand::new(shape, memory.gpu.bytes, context)
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Plans as JSON: one entry for each. `docs/json.md` describes it.
 
-use forebay::Result;
 use forebay::predict::plan::{Batch, Demand, Note, Planned, Ratio};
 use forebay::predict::provenance::Provenance;
+use forebay::predict::stride::Stride;
 use forebay::predict::weights::Attention;
+use forebay::{Geometry, Result};
 use serde::Serialize;
 
 use crate::deployment::Deployed;
@@ -140,6 +141,8 @@ struct Fits {
     bytes_by_part: Parts,
     host_bytes: u64,
     host_bytes_node: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host_stride: Option<Strides>,
     resident_batch: u32,
     most_batch: u32,
     live_tokens: Option<u64>,
@@ -157,6 +160,35 @@ struct Parts {
     host_page_tables: u64,
     host_rows: u64,
     host_step_blocks: u64,
+}
+
+/// Rows of the total pool in host memory, and another stride for them.
+#[derive(Serialize)]
+struct Strides {
+    #[serde(flatten)]
+    own: OneStride,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    other: Option<OneStride>,
+}
+
+#[derive(Serialize)]
+struct OneStride {
+    bytes: u32,
+    requests: f64,
+    fetched_bytes: f64,
+    host_rows: u64,
+}
+
+fn strides(planned: &Planned, point: &Point) -> Option<Strides> {
+    let geometry = Geometry::new(point.demand.shape).ok().filter(|_| planned.offloads())?;
+    let own = Stride::of(&geometry);
+    let one = |of: Stride| OneStride {
+        bytes: of.bytes,
+        requests: of.requests,
+        fetched_bytes: of.fetched,
+        host_rows: of.host_bytes(planned.bytes.rows, own.bytes),
+    };
+    Some(Strides { own: one(own), other: Stride::other(&geometry).map(one) })
 }
 
 fn fits(planned: &Planned, point: &Point) -> Fits {
@@ -182,6 +214,7 @@ fn fits(planned: &Planned, point: &Point) -> Fits {
         },
         host_bytes: bytes.host(),
         host_bytes_node: bytes.host().saturating_mul(u64::from(point.deployed.node_gpus())),
+        host_stride: strides(planned, point),
         resident_batch: planned.resident_batch,
         most_batch: planned.most_batch,
         live_tokens: planned.live_tokens,

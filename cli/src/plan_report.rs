@@ -2,6 +2,7 @@
 
 use forebay::Geometry;
 use forebay::predict::plan::{Demand, Note, Planned};
+use forebay::predict::stride::Stride;
 use forebay::predict::weights::Attention;
 
 use crate::advice::{self, signed_percent};
@@ -214,6 +215,7 @@ fn asked(first: &Point, points: &[Point]) -> Vec<String> {
     let micro_batches: Vec<String> = micro_batches.iter().map(u32::to_string).collect();
     let micro_batches = micro_batches.join(" or ");
     lines.push(format!("Host memory: {host}. Micro-batches: {micro_batches}. Residency tables: {tables}"));
+    lines.extend(strides(first, points));
     if let Ok(Planned { live_tokens: Some(tokens), .. }) = &first.planned
         && same_context
         && one
@@ -226,6 +228,31 @@ fn asked(first: &Point, points: &[Point]) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// The stride of rows in host memory, and what another one would cost: of plans of one model that offload.
+fn strides(first: &Point, points: &[Point]) -> Option<String> {
+    let offloads = |point: &&Point| point.planned.as_ref().is_ok_and(Planned::offloads);
+    let shape = first.demand.shape;
+    let point =
+        points.iter().find(offloads).filter(|_| points.iter().all(|one| one.demand.shape == shape))?;
+    let geometry = Geometry::new(shape).ok()?;
+    let (own, other) = (Stride::of(&geometry), Stride::other(&geometry)?);
+    let rows = point.planned.as_ref().ok()?.bytes.rows;
+    let (now, then) = (rows as f64, other.host_bytes(rows, own.bytes) as f64);
+    let size = match points {
+        [_] => format!(", {} a GPU instead of {}", point.memory.size(then), point.memory.size(now)),
+        _ => String::new(),
+    };
+    Some(format!(
+        "Host stride: {} bytes, {} requests of 128 bytes a row. At {} (--host-stride): {} requests, {} of rows' host \
+         memory{size}",
+        own.bytes,
+        number(own.requests),
+        other.bytes,
+        number(other.requests),
+        signed_percent(f64::from(other.bytes) / f64::from(own.bytes) - 1.0),
+    ))
 }
 
 /// One line for each plan.

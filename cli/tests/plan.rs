@@ -154,6 +154,32 @@ fn a_sweep_says_which_points_do_not_fit() {
 }
 
 #[test]
+fn a_stride_of_whole_lines_is_offered_with_its_cost() {
+    let given = "--gpu 80GiB --weights 0 --context 32K --mtp 2 --batch 160";
+    let [entry] = &plans(given)[..] else { panic!("one entry") };
+    let stride = &entry["host_stride"];
+    assert_eq!((&stride["bytes"], &stride["requests"]), (&704.into(), &6.0.into()));
+    let other = &stride["other"];
+    assert_eq!(
+        (&other["bytes"], &other["requests"], &other["fetched_bytes"]),
+        (&768.into(), &6.0.into(), &704.0.into())
+    );
+    let rows = entry["bytes_by_part"]["host_rows"].as_u64().unwrap();
+    assert_eq!(other["host_rows"].as_u64(), Some(rows / 704 * 768));
+    // What was offered is what it then takes, and 704 is offered back.
+    let [aligned] = &plans(&format!("{given} --host-stride 768"))[..] else { panic!("one entry") };
+    assert_eq!(aligned["bytes_by_part"]["host_rows"].as_u64(), Some(rows / 704 * 768));
+    assert_eq!(aligned["host_stride"]["other"]["host_rows"].as_u64(), Some(rows));
+    let arguments: Vec<&str> = std::iter::once("plan").chain(given.split(' ')).collect();
+    let said = told(&arguments);
+    assert!(said.contains("At 768 (--host-stride): 6.00 requests, +9.1% of rows' host memory"), "{said}");
+    let whole = plans("--gpu 80GiB --weights 0 --context 32K --mtp 2 --batch 52");
+    assert!(whole[0].get("host_stride").is_none());
+    let wrong: Vec<&str> = arguments.iter().copied().chain(["--host-stride", "640"]).collect();
+    assert!(refuses(&wrong).contains("host_stride"));
+}
+
+#[test]
 fn where_offload_does_not_pay_it_is_said() {
     let whole = told(&["plan", "--weights", "0", "--gpu", "80GiB", "--context", "32K", "--batch", "52"]);
     assert!(whole.contains("Does not pay here: all rows of this batch fit on the device"), "{whole}");

@@ -74,6 +74,71 @@ fn an_entry_has_the_documented_fields_and_they_agree() {
 }
 
 #[test]
+fn a_step_that_the_host_binds_is_said_to_be() {
+    let of = |options: &str| simulated(&format!("{POINT} {options}"))[0]["host"].clone();
+    let host = of("--overlap dba");
+    assert_eq!(host["bound_by"], "device");
+    let captured = number(&host, "captured_us");
+    assert!(captured > 0.0 && number(&host, "uncaptured_us") > 10.0 * captured);
+    // A host whose every call takes a millisecond, and one whose step takes a second.
+    for (operation_us, step_us, bound, words) in [
+        (1e3, 1.0, "host-unless-captured", "Bound by the host unless captured: 1 step, the first of"),
+        (1e3, 1e6, "host", "Bound by the host captured or not: 1 step, the first of"),
+    ] {
+        let mut setup: Value = serde_json::from_str(include_str!("../../data/setups/ess.json")).unwrap();
+        setup["host"] =
+            json!({"step_us": step_us, "row_us": 0.1, "operation_us": operation_us, "edge_us": 1.0});
+        let path = written(&format!("{bound}.json"), &setup.to_string());
+        let arguments = ["simulate", "--setup", &path, "--context", "32K", "--mtp", "2", "--batch", "128"];
+        let arguments = [&arguments[..], &["--ratio", "0.31"]].concat();
+        let entries: Value =
+            serde_json::from_str(&succeeds(&[&arguments[..], &["--json", "-"]].concat())).unwrap();
+        assert_eq!(entries[0]["host"]["bound_by"], bound);
+        let told = succeeds(&arguments).replace('\n', " ");
+        assert!(told.contains(words) && !told.contains("No step waits"), "{told}");
+    }
+}
+
+#[test]
+fn what_kernels_should_take_is_told_by_terms_and_prices_can_be_changed() {
+    let told = |more: &[&str]| {
+        let arguments = [&["simulate", "--kernels", "--json", "-"][..], more].concat();
+        serde_json::from_str::<Vec<Value>>(&succeeds(&arguments)).unwrap()
+    };
+    let entries = told(&[]);
+    let (head, figures) = entries.split_first().unwrap();
+    assert_eq!((&head["kind"], &head["measured"]), (&"kernel-prices".into(), &false.into()));
+    let sum = |value: &Value, end: &str| -> f64 {
+        let terms = value["terms"].as_array().into_iter().flatten();
+        terms.map(|term| term["count"].as_f64().unwrap() * term["us"][end].as_f64().unwrap()).sum()
+    };
+    let mut sums = 0;
+    for figure in figures {
+        assert_eq!((&figure["kind"], &figure["schema"]), (&"kernel".into(), &1.into()));
+        for of in
+            ["before", "now"].map(|design| &figure[design]).iter().filter(|of| of.get("terms").is_some())
+        {
+            sums += 1;
+            for end in ["low", "high"] {
+                assert!((sum(of, end) - of["value"][end].as_f64().unwrap()).abs() < 1e-9, "{figure}");
+            }
+        }
+    }
+    assert!(sums >= 16, "{sums}");
+    let changed = told(&["--assume", "load_us=1..2", "--assume", "node_us=0.5"]);
+    let find = |of: &[Value]| {
+        of.iter().find(|one| one["figure"] == "launches of R, G and S, 61 layers, captured").cloned()
+    };
+    let now = find(&changed).unwrap()["now"]["value"].clone();
+    assert_eq!(now, json!({"low": 91.5, "high": 91.5}));
+    assert_ne!(find(&entries), find(&changed));
+    let text = succeeds(&["simulate", "--kernels"]);
+    assert!(text.contains("Nothing here was measured") && text.contains("NVIDIA/nvbandwidth#24"), "{text}");
+    let none = refuses(&["simulate", "--kernels", "--assume", "speed=1"]);
+    assert!(none.contains("no price is called speed") && none.contains("round_trip_us"), "{none}");
+}
+
+#[test]
 fn the_ratio_that_fits_is_found_and_nothing_is_exposed_at_1() {
     let rows =
         simulated("--context 32K --mtp 2 --accept 1.7 --batch 52,64,96,128,160 --ratio auto --cache 80GiB");

@@ -211,6 +211,7 @@ fn resolves(costs: &KernelCosts, both: &Both<'_>) -> Vec<Figure> {
     }
     figures.push(both("resolve + gather, batch 100, 41,000 misses", "us", &|design| {
         Estimate::time(behind(
+            "resolve",
             one(design),
             Some(costs.launch_us),
             costs.gather(design, 41_000.0, ROW, STRIDE),

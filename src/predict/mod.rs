@@ -3,7 +3,7 @@
 //! A [`Setup`](setup::Setup) is a file: a model, a GPU, a link, and what an engine's works cost there, measured
 //! at points or by a [roofline]. [`fit`] makes one from measurements. [`misses`] says how many rows a step
 //! fetches. [`simulate`] runs the production schedule with those costs on a virtual clock. [`plan`] says what
-//! fits on a GPU, [`worth`] whether offload pays there; [`weights`] what a model's weights leave of it.
+//! fits on a GPU, [`stride`] what another stride of rows on the host costs, [`worth`] whether offload pays there; [`weights`] what a model's weights leave of it.
 //! [`kernels`] says what forebay's own kernels should take of a GPU.
 //! [`provenance`] goes out with all of it: what a figure rests on. [`experts`] prices other numbers of GPUs than
 //! the setup's.
@@ -23,6 +23,7 @@ pub mod provenance;
 pub mod roofline;
 pub mod setup;
 pub mod simulate;
+pub mod stride;
 pub mod weights;
 pub mod worth;
 

@@ -1,0 +1,79 @@
+//! What a host stride gives, and what another one would cost: requests over the link against host memory.
+//!
+//! A row's stride on the host is the next multiple of 64 bytes, unless a shape says otherwise: 704 for 656. The GPU asks
+//! for lines of 128 bytes, so that every second row at 704 begins in the middle of one; at 768 each begins with one,
+//! for a tenth more host memory. Pieces are numbered by the lines that a row really has, so that either takes as few: what
+//! is left is that computed, and what the host's memory and the GPU's page walks make of it.
+
+use crate::device::clock::{fetched, requests};
+use crate::geometry::Geometry;
+
+/// Bytes of a line that a GPU asks the link for.
+const LINE: u32 = 128;
+/// The default multiple.
+const DEFAULT: u32 = crate::geometry::LINE;
+
+/// A stride of rows in host memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stride {
+    /// Bytes from one row to the next.
+    pub bytes: u32,
+    /// Requests of lines that a gathered row takes, mean.
+    pub requests: f64,
+    /// Bytes of sectors that cross the link for it, mean.
+    pub fetched: f64,
+}
+
+impl Stride {
+    fn at(row: u32, bytes: u32) -> Stride {
+        Stride { bytes, requests: requests(row, bytes, LINE), fetched: fetched(row, bytes) }
+    }
+
+    /// The stride of a cache.
+    pub fn of(geometry: &Geometry) -> Stride {
+        Stride::at(geometry.row_bytes(), geometry.host_stride())
+    }
+
+    /// The one to be weighed against it: whole lines, or where it has them the default. None where these are one.
+    pub fn other(geometry: &Geometry) -> Option<Stride> {
+        let (row, own) = (geometry.row_bytes(), geometry.host_stride());
+        let lines = row.next_multiple_of(LINE);
+        let other = if own == lines { row.next_multiple_of(DEFAULT) } else { lines };
+        (other != own).then(|| Stride::at(row, other))
+    }
+
+    /// Bytes of rows that take `bytes` at the stride `own`.
+    pub const fn host_bytes(&self, bytes: u64, own: u32) -> u64 {
+        (bytes as u128 * self.bytes as u128 / own as u128) as u64
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::geometry::Shape;
+
+    fn of(shape: Shape) -> (Stride, Option<Stride>) {
+        let geometry = Geometry::new(shape).unwrap_or_else(|error| unreachable!("{error}"));
+        (Stride::of(&geometry), Stride::other(&geometry))
+    }
+
+    #[test]
+    fn a_stride_of_whole_lines_is_weighed_against_the_default_and_the_default_against_it() {
+        let (own, other) = of(Shape::DEEPSEEK_V3_2);
+        assert_eq!(own, Stride { bytes: 704, requests: 6.0, fetched: 704.0 });
+        assert_eq!(other, Some(Stride { bytes: 768, requests: 6.0, fetched: 704.0 }));
+        let (lines, other) = of(Shape { host_stride: 768, ..Shape::DEEPSEEK_V3_2 });
+        assert_eq!((lines.bytes, other), (768, Some(own)));
+        // 64 pages of 64 rows.
+        assert_eq!(lines.host_bytes(64 * 64 * 704, 704), 64 * 64 * 768);
+        // 1,152 bytes are 9 lines; packed rows of 656 touch more sectors than they have to.
+        assert_eq!(of(Shape::DEEPSEEK_V3_2_BF16).1, None);
+        let (packed, other) = of(Shape { host_stride: 656, ..Shape::DEEPSEEK_V3_2 });
+        assert_eq!((packed.fetched, other.map(|other| other.bytes)), (704.0, Some(768)));
+        // As many lines, wherever the row begins.
+        let short = Shape { runs: [192, 0], ..Shape::DEEPSEEK_V3_2 };
+        let (own, other) = of(short);
+        assert_eq!((own.requests, other.map(|other| (other.bytes, other.requests))), (2.0, Some((256, 2.0))));
+    }
+}
