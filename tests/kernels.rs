@@ -351,6 +351,40 @@ fn a_gather_takes_the_list_of_its_own_resolve_and_no_other() {
 }
 
 #[test]
+fn a_gather_behind_its_steps_report_moves_nothing() {
+    let Some(kernels) = kernels() else { return };
+    let mut world = in_a_step(&kernels, &extents(24, ([16, 4], 0)), 5);
+    nothing(&mut world, 0);
+    resolve(&mut world, 1, (0, 3), 20);
+    world.gather(&part(1, 0, 3), 0);
+    world.scatter(&part(1, 0, 3));
+    world.report();
+    // The lane's slots are another sequence's by now.
+    world.leave(0);
+    world.join(1, &[90, 70], 200);
+    world.gather(&part(1, 0, 3), 0);
+}
+
+#[test]
+fn ties_among_more_slots_than_a_block_keeps_are_told_apart() {
+    let Some(kernels) = kernels() else { return };
+    let few = extents(120, ([4, 0], 0));
+    let shapes = few.shapes.iter().map(|shape| TableShape { tokens: 1400, budget_blocks: 20, ..*shape });
+    let lane_pages = 1400_u32.div_ceil(16);
+    let shapes = shapes.collect();
+    let extents = Extents { shapes, lane_pages, host_pages: LANES * lane_pages, ..few };
+    for seed in 0..3 {
+        // 14 slots a thread are kept: 448 of 32 threads.
+        let mut world = World::new(&kernels, &extents, How { threads: 32, seed });
+        world.join(0, &[900, 500], 1300);
+        for _ in 0..40 {
+            let selection: Vec<i32> = (0..120).map(|_| world.random.below(1300) as i32).collect();
+            one_row(&mut world, &selection);
+        }
+    }
+}
+
+#[test]
 fn a_pass_that_is_gathered_again_takes_back_none_of_those_behind_it() {
     let Some(kernels) = kernels() else { return };
     let mut world = World::new(&kernels, &extents(75, ([16, 4], 0)), How { threads: 64, seed: 6 });

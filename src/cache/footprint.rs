@@ -166,8 +166,8 @@ impl Config {
         let lane_pages = geometry.pages(self.reach(self.max_tokens).ok()?);
         let tokens = tables.iter().map(|shape| shape.tokens).max().unwrap_or(0);
         let blocks = tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
-        // A bit a position, two bits a slot, the lane's blocks.
-        let room = 4 * (u64::from(tokens.div_ceil(u32::BITS)) + 5 * u64::from(blocks));
+        // A bit a position, two bits a slot.
+        let room = 4 * (u64::from(tokens.div_ceil(u32::BITS)) + 4 * u64::from(blocks));
         let fetches = FETCH.checked_mul(u64::from(self.query_rows) * top_k)?;
         let marks = 8 * layers * u64::from(self.query_rows.div_ceil(u32::BITS));
         let row = [LIST, 4, 4, room, marks].into_iter().try_fold(fetches, u64::checked_add)?;

@@ -518,7 +518,6 @@ inline T* aligned(T* address) {
 #define warpSize 32
 
 #define FOREBAY_UNROLL
-#define FOREBAY_UNROLL_4
 
 // `T* name`, the launch's dynamic shared memory.
 #define FOREBAY_DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(standin::block.dynamic)

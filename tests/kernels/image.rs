@@ -43,7 +43,7 @@ impl Extents {
     }
 
     pub fn work_words(&self) -> usize {
-        self.missed_words() + 2 * self.set_words() + self.set_words() / 2
+        self.missed_words() + 2 * self.set_words()
     }
 
     /// How rows are copied whose first stands at `rows`, with slots from `slab` on: bytes of a piece, numbers of a

@@ -100,6 +100,12 @@ impl<'a> World<'a> {
         self.args().words(&self.image.layer_words[layer]).words(&self.image.micro)
     }
 
+    /// Bytes of shared memory where the room to work in is there: `RoomAt`.
+    fn room_bytes(&self, room: u32) -> u32 {
+        let extents = &self.model.extents;
+        4 * [0, extents.work_words(), extents.work_words() + extents.set_words() / 2][room as usize] as u32
+    }
+
     fn layers(&self) -> u32 {
         self.model.tables.len() as u32
     }
@@ -205,10 +211,10 @@ impl<'a> World<'a> {
 
     pub fn warm(&mut self, lane: u32, whole: bool, selections: &[i32], steps: usize) {
         let words: Vec<u32> = selections.iter().map(|position| *position as u32).collect();
-        let (memory, shared) = (Memory::of(&words), self.random.one_in(2));
+        let (memory, room) = (Memory::of(&words), self.random.below(3));
         let args = if selections.is_empty() { self.args().long(0) } else { self.args().at(&memory) };
-        let args = args.words(&[lane, whole.into(), steps as u32, shared.into()]);
-        let bytes = if shared { 4 * self.model.extents.work_words() as u32 } else { 0 };
+        let args = args.words(&[lane, whole.into(), steps as u32, room]);
+        let bytes = self.room_bytes(room);
         self.run(c"forebay_warm", [self.layers(), 1, 1], bytes, args);
         self.model.warm(lane, whole, selections, steps);
         self.compare("warm");
@@ -279,10 +285,10 @@ impl<'a> World<'a> {
         let divided = self.model.extents.shapes[part.layer].passes > 1 || self.random.one_in(2);
         let args = self.of_layer(part.layer).at(&asked).at(&slots);
         let args = if divided { args.at(&lists).at(&counts) } else { args.long(0).long(0) };
-        let shared = self.random.one_in(2);
+        let room = self.random.below(3);
         let args = args.words(&Self::part_words(part));
-        let args = args.words(&[self.model.extents.batch, shared.into(), 0]);
-        let bytes = if shared { 4 * self.model.extents.work_words() as u32 } else { 0 };
+        let args = args.words(&[self.model.extents.batch, room, 0]);
+        let bytes = self.room_bytes(room);
         self.run(c"forebay_resolve", [part.count, 1, 1], bytes, args);
         self.model.resolve(part, selection, answer);
         assert_eq!(back(&slots), answer.slots, "{part:?} {:?}", self.how);

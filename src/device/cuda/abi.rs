@@ -17,6 +17,10 @@ pub(super) const STAGED_PAGES: usize = 2;
 pub(super) const WORK_PANELS: usize = 16;
 #[cfg(feature = "measure")]
 pub(super) const WORK_STEPS: usize = 8;
+/// Where the room is that a resolve or a warm-up works in.
+pub(super) const IN_MEMORY: u32 = 0;
+pub(super) const SETS: u32 = 1;
+pub(super) const SETS_AND_BLOCKS: u32 = 2;
 /// What a report asks of a step.
 pub(super) const DUE_RESOLVED: u32 = 1;
 pub(super) const DUE_GATHERED: u32 = 2;
@@ -246,7 +250,7 @@ mod tests {
             let (kind, names) = line.split_once(' ').unwrap();
             let word: usize = match kind {
                 "u64" => 8,
-                "u32" => 4,
+                "u32" | "RoomAt" => 4,
                 // Structs of words of both sizes.
                 other => {
                     let size = layouts()
@@ -308,6 +312,7 @@ mod tests {
             format!(
                 "DUE_RESOLVED = {DUE_RESOLVED}, DUE_GATHERED = {DUE_GATHERED}, DUE_SCATTERED = {DUE_SCATTERED};"
             ),
+            format!("IN_MEMORY = {IN_MEMORY}, SETS = {SETS}, SETS_AND_BLOCKS = {SETS_AND_BLOCKS} }}"),
             format!("WORK_PANELS = {WORK_PANELS};"),
             format!("WORK_STEPS = {WORK_STEPS};"),
             format!("UNUSED_STAMP = 0x{UNUSED_STAMP:X}u"),

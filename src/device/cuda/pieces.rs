@@ -1,12 +1,13 @@
 //! How the rows of a layer are copied: in pieces, numbered so that few lines of host memory are asked for twice.
 //!
-//! A multiprocessor asks L2, and so the link, for lines of 128 bytes. A warp's loads of one piece a thread cover four of
-//! them. Were a row's pieces numbered from its first byte on, one line in five or so would fall to two warps, and be
+//! A multiprocessor asks L2, and so the link, for lines of 128 bytes: a warp's load of 16 bytes a thread is four of them,
+//! if they are whole. Were a row's pieces numbered from its first byte on, one line in five or so would fall to two warps, and be
 //! asked for by both. So a row's numbers begin with its first line, wherever in it the row begins, and end with its
 //! last line. What the numbers leave out costs threads that idle for a load, and nothing of the link.
 //!
 //! Requests of a row are then the lines that it touches: 6.0 for one of 656 bytes, whether rows stand 656, 704 or 768
-//! bytes apart. Numbered by lines of 64 bytes it was 6.6 at 704, and 7.1 at 656, where no line was the row's own.
+//! bytes apart. Numbered from its first byte it would be 7.1, if a load asks for a line once, and more if the hardware
+//! divides it into quarters.
 
 use crate::geometry::Geometry;
 

@@ -201,7 +201,7 @@ impl Layout {
         let missed_words = first.tokens.div_ceil(u32::BITS);
         let most = plan.tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
         let set_words = most * (SLOT_BLOCK / u32::BITS);
-        let work_words = missed_words.saturating_add(set_words.saturating_mul(2)).saturating_add(most);
+        let work_words = missed_words.saturating_add(set_words.saturating_mul(2));
         let mut layers = Vec::new();
         for ((shape, slab), rows) in plan.tables.iter().zip(&plan.slabs).zip(&plan.rows) {
             layers.push(layer(g, shape, slab, rows, &mut room)?);
@@ -427,16 +427,17 @@ impl CudaPools {
     }
 
     fn warm(&self, e: &Enqueueing<'_>, warm: &Warm) -> Answer {
+        let (shared, shared_bytes) = self.room(e);
         let args = abi::WarmArgs {
             pools: self.words,
             selections: warm.selections.map_or(0, |slice| slice.address()),
             lane: warm.lane.0,
             whole: warm.whole.into(),
             steps: warm.steps,
-            shared: (self.shared_bytes(e) > 0).into(),
+            shared,
         };
         let launch = Launch::new(Kernel::Warm, self.words.layer_count, 1);
-        let launch = Launch { shared_bytes: self.shared_bytes(e), ..launch };
+        let launch = Launch { shared_bytes, ..launch };
         // What it lists, and the room to work in where it is global, are all lanes'.
         let warmed = self.warmed.lock();
         e.current.stream_wait(e.stream, warmed.raw, 0)?;
@@ -460,13 +461,20 @@ impl CudaPools {
         self.launch(e, Launch { most_threads: COMMIT_THREADS, ..launch }, &commit)
     }
 
-    /// Bytes of the room to work in, where it fits a block's shared memory; 0 where it does not.
-    fn shared_bytes(&self, e: &Enqueueing<'_>) -> u32 {
-        let bytes = u64::from(self.words.work_words) * 4;
-        if bytes <= e.module.shared_bytes.into() { bytes as u32 } else { 0 }
+    /// Where the room is that a resolve works in, and its bytes of a block's shared memory: the sets go before the lane's
+    /// blocks, which are asked for more seldom.
+    fn room(&self, e: &Enqueueing<'_>) -> (u32, u32) {
+        let sets = u64::from(self.words.work_words) * 4;
+        let all = sets + u64::from(self.words.set_words / 2) * 4;
+        match u64::from(e.module.shared_bytes) {
+            most if all <= most => (abi::SETS_AND_BLOCKS, all as u32),
+            most if sets <= most => (abi::SETS, sets as u32),
+            _ => (abi::IN_MEMORY, 0),
+        }
     }
 
     fn resolve(&self, e: &Enqueueing<'_>, part: &Part, selection: &Slice, answer: &Lists) -> Answer {
+        let (shared, shared_bytes) = self.room(e);
         let args = abi::ResolveArgs {
             pools: self.words,
             layer: self.layer(part.layer.index()),
@@ -481,11 +489,11 @@ impl CudaPools {
             row_first: part.rows.first,
             row_count: part.rows.count,
             lists_batch: answer.parts.map_or(0, |parts| parts.batch),
-            shared: (self.shared_bytes(e) > 0).into(),
+            shared,
             unused: 0,
         };
         let launch = Launch::new(Kernel::Resolve, part.count, 1);
-        self.launch(e, Launch { shared_bytes: self.shared_bytes(e), ..launch }, &args)
+        self.launch(e, Launch { shared_bytes, ..launch }, &args)
     }
 
     fn gather(&self, e: &Enqueueing<'_>, part: &Part, pass: u32) -> Answer {

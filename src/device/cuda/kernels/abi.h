@@ -43,6 +43,10 @@ enum Cause : u32 {
 // Whether a lane's steps may go on; only a join or a truncation makes it less.
 enum Trust : u32 { SOUND = 0, FAILED = 1, BYTES = 2 };
 
+// Where the room is that a resolve or a warm-up works in: all of it in device memory, the sets in shared memory, or the
+// lane's blocks as well.
+enum RoomAt : u32 { IN_MEMORY = 0, SETS = 1, SETS_AND_BLOCKS = 2 };
+
 // What a report asks of a step, each query row in every layer: `device::Expected`.
 static const u32 DUE_RESOLVED = 1, DUE_GATHERED = 2, DUE_SCATTERED = 4;
 
@@ -101,8 +105,8 @@ struct Micro {
 };
 
 // One cache on the device. The room to work in of a batch row, or of a layer's warm-up, is
-// u32 [missed_words] (a bit a position), then [set_words] (a bit a slot of the lane), twice, then [set_words / 2] (the
-// lane's blocks).
+// u32 [missed_words] (a bit a position), then [set_words] (a bit a slot of the lane), twice; in shared memory, where
+// they fit, then [set_words / 2] (the lane's blocks).
 struct Pools {
     u64 layers;        // Layer [layer_count]
     u64 pages;         // u32 [lanes][lane_pages]: host pages
@@ -148,7 +152,7 @@ struct ResolveArgs {
     u32 number;  // of the layer
     u32 first, count, row_first, row_count;
     u32 lists_batch;
-    u32 shared;  // the room to work in is in shared memory
+    RoomAt shared;
     u32 unused;
 };
 
@@ -196,7 +200,7 @@ struct WarmArgs {
     Pools pools;
     u64 selections;  // i32 [layers][steps][top_k], or 0
     u32 lane, whole, steps;
-    u32 shared;  // as a resolve's
+    RoomAt shared;
 };
 
 struct RaiseArgs {

@@ -14,7 +14,6 @@
         name(const __grid_constant__ Args args)
 #define FOREBAY_DYNAMIC_SHARED(T, name) extern __shared__ T name[]
 #define FOREBAY_UNROLL _Pragma("unroll")
-#define FOREBAY_UNROLL_4 _Pragma("unroll 4")
 #endif
 
 // The host checks that the device's warps have as many lanes.
@@ -31,6 +30,24 @@ static const u32 AHEAD = 4;
 static __device__ __forceinline__ void after_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Brings a word of device memory to shared memory. Nobody waits for it before `wait_for_words`, which each thread calls
+// for the words that it has asked for.
+static __device__ __forceinline__ void copy_word(u32* to, const u32* from) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(static_cast<u32>(__cvta_generic_to_shared(to))),
+                 "l"(from)
+                 : "memory");
+#else
+    *to = *from;
+#endif
+}
+
+static __device__ __forceinline__ void wait_for_words() {
+#if defined(__CUDA_ARCH__)
+    asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 

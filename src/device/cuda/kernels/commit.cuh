@@ -83,8 +83,7 @@ static __device__ void commit_rows(const Pools& pools, const Layer& layer, u32 n
 // One batch row in layer `number`; `on_device` are the accepted counts there, or 0. Every thread of the block
 // calls it.
 static __device__ void commit_entry(const Pools& pools, const Layer& layer, const Micro& micro, u32 number, u32 row,
-                                    u64 on_device, Room& room) {
-    Entry entry = step_entry(micro, row);
+                                    const Entry& entry, u64 on_device, Room& room) {
     // Nothing was done of the step yet.
     u32 words = div_ceil(layer.query_rows, 32);
     u32* marks = marks_of(pools, micro, words, number, row, RESOLVED);
@@ -118,13 +117,11 @@ FOREBAY_KERNEL(forebay_commit, CommitArgs, MOST_THREADS, 2) {
     // Read once, for all rows: a write to any table would have it read again.
     __shared__ Layer layer;
     u32 real = step_head(args.pools, args.micro).real;
-    static_assert(sizeof(Layer) / 4 <= WARP_LANES, "a warp copies it");
-    if (threadIdx.x < sizeof(Layer) / 4) {
-        reinterpret_cast<u32*>(&layer)[threadIdx.x] =
-            reinterpret_cast<const u32*>(&layer_at(args.pools, blockIdx.x))[threadIdx.x];
-    }
+    Entry entry = step_entry(args.micro, blockIdx.y);
+    if (threadIdx.x == 0) layer = layer_at(args.pools, blockIdx.x);
     __syncthreads();
     for (u32 row = blockIdx.y; row < real; row += gridDim.y) {
-        commit_entry(args.pools, layer, args.micro, blockIdx.x, row, args.accepted, room);
+        if (row != blockIdx.y) entry = step_entry(args.micro, row);
+        commit_entry(args.pools, layer, args.micro, blockIdx.x, row, entry, args.accepted, room);
     }
 }

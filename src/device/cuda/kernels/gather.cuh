@@ -8,9 +8,8 @@
 // What a pass fetches of a list: `away` of the rows in scratch slots from rank `first` on, and in the first pass all
 // others, from rank `kept_from` on.
 struct PassRows {
-    u32 first, away, kept_from, kept;
+    u32 first, away, kept_from;
 
-    __device__ __forceinline__ u32 count() const { return away + kept; }
     __device__ __forceinline__ u32 rank(u32 number) const {
         return number < away ? first + number : kept_from + (number - away);
     }
@@ -18,8 +17,7 @@ struct PassRows {
 
 static __device__ __forceinline__ PassRows rows_of_pass(const List& list, u32 pass) {
     u32 first = static_cast<u32>(min(static_cast<u64>(pass) * list.share, static_cast<u64>(list.scratch)));
-    u32 away = min(list.share, list.scratch - first);
-    return {first, away, list.scratch, pass == 0 ? list.count - list.scratch : 0};
+    return {first, min(list.share, list.scratch - first), list.scratch};
 }
 
 // Batch rows of a part, as many as there are threads at a time, and what a pass fetches for each.
@@ -29,27 +27,28 @@ struct Flat {
     PassRows rows[MOST_THREADS];
 };
 
-// What a pass fetches for a batch row. A list that is not that of this part, or whose earlier passes were not
-// gathered, must not be fetched: its rows would go into slots that were never meant for them. The first block says so.
-// List and step are asked for together, and all words of both before one is looked at. A batch row that means nothing
-// has no list of this step, or an empty one.
-static __device__ PassRows to_fetch(const GatherArgs& args, u32 row) {
+// How many rows a pass fetches for a batch row, and which. A list that is not that of this part, or whose earlier
+// passes were not gathered, must not be fetched: its rows would go into slots that were never meant for them. The first
+// block says so. Nor must one of a row that means nothing: behind a step's report its lanes may be others'. List and
+// step are asked for before either is looked at.
+static __device__ u32 to_fetch(const GatherArgs& args, u32 row, PassRows& rows) {
     StepHead head = step_head(args.pools, args.micro);
     List& of = at<List>(args.micro.lists)[row];
     const List list = of;
     u32 other = (list.layer ^ args.number) | (list.first ^ args.row_first) | (list.rows ^ args.row_count);
-    bool of_part = (list.step ^ head.step | other) == 0;
+    bool of_part = ((list.step ^ head.step) | other | (row >= head.real)) == 0;
     // Blocks that come late may see the first block's note of this pass, which changes nothing for them.
     if (of_part && args.pass <= list.passed) {
         if (blockIdx.x == 0) of.passed = max(list.passed, args.pass + 1);
-        return rows_of_pass(list, args.pass);
+        rows = rows_of_pass(list, args.pass);
+        return rows.away + (args.pass == 0 ? list.count - list.scratch : 0);
     }
     if (blockIdx.x == 0 && row < head.real) {
         Cause cause = !of_part || list.passed == 0 ? NOT_GATHERED : PASS_NOT_GATHERED;
         u32 lane = step_entry(args.micro, row).lane;
         blame(args.pools, args.micro, lane, 1, args.number, row, cause, args.number);
     }
-    return {0, 0, 0, 0};
+    return 0;
 }
 
 // Which batch row fetches the row of this number: the last one with no more before it.
@@ -99,11 +98,7 @@ template <class Copy>
 static __device__ void gather(const GatherArgs& args, Flat& flat, Copy copy) {
     for (u32 first = 0; first < args.count; first += blockDim.x) {
         u32 rows = min(blockDim.x, args.count - first), own = 0, all;
-        if (threadIdx.x < rows) {
-            PassRows of = to_fetch(args, args.first + first + threadIdx.x);
-            flat.rows[threadIdx.x] = of;
-            own = of.count();
-        }
+        if (threadIdx.x < rows) own = to_fetch(args, args.first + first + threadIdx.x, flat.rows[threadIdx.x]);
         flat.before[threadIdx.x] = block_scan(flat.scan, own, all);
         __syncthreads();
         copy(args.pools, args.layer, share_of(all), [&](u32 number, u64& host, u32& slot) {
@@ -148,10 +143,12 @@ FOREBAY_KERNEL(forebay_scatter, ScatterArgs, MOST_THREADS, 3) {
         u32* marks = marks_of(pools, micro, words, args.number, args.first + row, SCATTERED);
         note_rows(marks, args.row_first, args.row_count);
     }
-    copy_rows<true>(pools, layer, stage, share_of(rows * args.row_count), [&](u32 number, u64& host, u32& slot) {
+    // Shares are of all batch rows, so that nobody waits to learn how many mean something before asking for his.
+    const u32 all = args.count * args.row_count;
+    copy_rows<true>(pools, layer, stage, share_of(all), [&](u32 number, u64& host, u32& slot) {
         u32 row = args.first + number / args.row_count, query = args.row_first + number % args.row_count;
         u32 lane = step_entry(micro, row).lane;
-        if (lane >= layer.lanes) return;
+        if (row >= head.real || lane >= layer.lanes) return;
         const LaneHead& of = at<const LaneHead>(layer.heads)[lane];
         if (query >= of.landed) return;
         host = host_row(pools, layer, lane, of.length + query);

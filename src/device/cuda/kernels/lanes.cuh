@@ -166,9 +166,8 @@ FOREBAY_KERNEL(forebay_warm, WarmArgs, MOST_THREADS, 2) {
     FOREBAY_DYNAMIC_SHARED(u32, shared);
     u32 k = pools.top_k;
     u32* own = at<u32>(pools.warm_work) + static_cast<u64>(blockIdx.x) * pools.work_words;
-    Sets sets = sets_at(pools, args.shared ? shared : own);
-    bring_blocks(layer, args.lane, sets);
-    lane.blocks = sets.blocks;
+    Sets sets = sets_at(pools, args.shared != IN_MEMORY ? shared : own);
+    bring_blocks(pools, sets, args.shared, lane);
     Fetch* fetches = at<Fetch>(pools.warm_fetches) + static_cast<u64>(blockIdx.x) * k;
     const i32* selections = at<const i32>(args.selections) + static_cast<u64>(blockIdx.x) * args.steps * k;
     for (u32 number = 0; args.selections && number < args.steps; ++number) {

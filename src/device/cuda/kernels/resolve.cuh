@@ -20,9 +20,9 @@ struct Answers {
 };
 
 // The room for the sets of a resolve: shared memory where it is small enough, else a batch row's own.
-static __device__ u32* work_at(const Pools& pools, const Micro& micro, u32 row, bool shared) {
+static __device__ u32* work_at(const Pools& pools, const Micro& micro, u32 row, RoomAt at_room) {
     FOREBAY_DYNAMIC_SHARED(u32, room);
-    return shared ? room : at<u32>(micro.work) + static_cast<u64>(row) * pools.work_words;
+    return at_room != IN_MEMORY ? room : at<u32>(micro.work) + static_cast<u64>(row) * pools.work_words;
 }
 
 // Query rows from `first` on select nothing.
@@ -192,7 +192,7 @@ static __device__ void note(const ResolveArgs& args, const Answers& answers, con
 }
 
 // Before the first selection is looked up, a thread waits for device memory three times: for the step's block, for the
-// lane's head and blocks, for the selection.
+// lane's head, for the selection.
 FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
     after_previous();
     __shared__ Room room;
@@ -209,21 +209,16 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
     u32 row = args.first + blockIdx.x, k = pools.top_k;
     StepHead head = step_head(pools, micro);
     Entry entry = step_entry(micro, row);
-    // Asked for with the step's block.
+    // Asked for beside the step's block.
     u32 wrong = speaks && (pools.due & DUE_GATHERED) ? missing(at<const List>(micro.lists)[row], head.step) : 0;
-    const Sets work = sets_at(pools, work_at(pools, micro, row, args.shared));
-    const bool has_lane = row < head.real && entry.lane < layer.lanes;
-    // Asked for together: the head, and the blocks, which its words say nothing about.
-    LaneHead now = {};
-    if (speaks && has_lane) now = at<const LaneHead>(layer.heads)[entry.lane];
-    if (has_lane) bring_blocks(layer, entry.lane, work);
     if (speaks) {
+        const bool has_lane = row < head.real && entry.lane < layer.lanes;
+        known = has_lane ? at<const LaneHead>(layer.heads)[entry.lane] : LaneHead{};
         u64 offset = static_cast<u64>(blockIdx.x) * args.row_count * k;
         answers = {at<const i32>(args.selection) + offset, at<i32>(args.slots) + offset, at<i32>(args.lists),
                    at<u32>(args.counts), row, entry.lane, args.lists_batch, args.row_count, k, layer.passes};
         begin_row(args, row, head, entry, wrong);
-        known = now;
-        sets = work;
+        sets = sets_at(pools, work_at(pools, micro, row, args.shared));
     }
     __syncthreads();
     // A sequence may have fewer query rows than the step is wide: the others are inert.
@@ -234,9 +229,10 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
         return answer_nothing(answers, 0);
     }
     answer_nothing(answers, count);
+    Lane own = lane_of(layer, entry.lane, known.blocks);
+    bring_blocks(pools, sets, args.shared, own);
     if (speaks) {
-        lane = lane_of(layer, entry.lane, known.blocks);
-        lane.blocks = sets.blocks;
+        lane = own;
         Fetch* fetches = at<Fetch>(micro.fetches) + static_cast<u64>(row) * pools.selected;
         step = {answers.selection, answers.slots, fetches, count, k, known.length + args.row_first + 1,
                 known.stamp + 1, layer.scratch_base + entry.lane * layer.scratch, layer.scratch,

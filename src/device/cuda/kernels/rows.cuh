@@ -86,12 +86,12 @@ static __device__ __forceinline__ Slab slab_of(const Pools& pools, const Layer& 
 
 // Where a position's row stands in the total pool; 0 where the lane has no such page.
 static __device__ u64 host_row(const Pools& pools, const Layer& layer, u32 lane, u32 position) {
-    u32 index = position / pools.page_tokens;
-    if (index >= pools.lane_pages) return 0;
-    u32 page = at<const u32>(pools.pages)[static_cast<u64>(lane) * pools.lane_pages + index];
-    if (page >= pools.host_pages) return 0;
-    return layer.rows + page * pools.host_page_bytes +
-           static_cast<u64>(position % pools.page_tokens) * pools.host_stride;
+    // Without a branch in front of the load or behind it: a thread that asks for several pages waits once.
+    u32 index = position / pools.page_tokens, within = position % pools.page_tokens;
+    u64 entry = static_cast<u64>(lane) * pools.lane_pages + min(index, pools.lane_pages - 1);
+    u32 page = at<const u32>(pools.pages)[entry];
+    u64 row = layer.rows + page * pools.host_page_bytes + static_cast<u64>(within) * pools.host_stride;
+    return index < pools.lane_pages && page < pools.host_pages ? row : 0;
 }
 
 // Copies the staged rows, up to their slots or down from them.

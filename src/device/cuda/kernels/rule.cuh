@@ -96,27 +96,29 @@ struct Room {
     Split splits[2];
     Outcome outcome;
     u32 beyond;  // the first selected entry beyond the length, or EMPTY
-    u32 front, heir;  // what the lane remembers of its last choice of victims
+    // What the lane remembers of its last choice of victims: thread 0's own, and the least of all threads.
+    u32 front, heir;
     u64 eldest;
 };
 
 // The room that a step works in: see `Pools`.
 struct Sets {
     u32 *missed, *older, *tied;
-    u32* blocks;
     u32 missed_words;
 };
 
 static __device__ Sets sets_at(const Pools& pools, u32* work) {
     u32 *older = work + pools.missed_words, *tied = older + pools.set_words;
-    return {work, older, tied, tied + pools.set_words, pools.missed_words};
+    return {work, older, tied, pools.missed_words};
 }
 
-// Brings a lane's blocks to the room: every slot that a step looks at asks for one of them. Behind the block's next
-// barrier they are there.
-static __device__ void bring_blocks(const Layer& layer, u32 lane, const Sets& sets) {
-    const u32* blocks = blocks_at(layer, lane);
-    for (u32 i = threadIdx.x; i < layer.lane_blocks; i += blockDim.x) sets.blocks[i] = blocks[i];
+// Has a lane's blocks brought to shared memory behind the sets, if there is room for them: every slot that a step looks
+// at asks for one. They are on their way while positions are looked up; `begin_step` waits for them.
+static __device__ void bring_blocks(const Pools& pools, const Sets& sets, RoomAt room, Lane& lane) {
+    if (room != SETS_AND_BLOCKS) return;
+    u32* blocks = sets.tied + pools.set_words;
+    for (u32 i = threadIdx.x; i < lane.places / SLOT_BLOCK; i += blockDim.x) copy_word(blocks + i, lane.blocks + i);
+    lane.blocks = blocks;
 }
 
 // One residency step.
@@ -336,16 +338,13 @@ static __device__ void replace(const Lane& lane, const Victims& victims, const S
         FOREBAY_UNROLL
         for (u32 i = 0; i < AHEAD; ++i) {
             u32 rank = from + i * blockDim.x;
-            position[i] = slot[i] = 0;
-            if (rank >= end) continue;
-            position[i] = step.fetches[rank].position;
-            slot[i] = lane.slot(step.fetches[rank].slot);
+            const Fetch& fetch = step.fetches[rank < end ? rank : from];  // as above
+            position[i] = fetch.position;
+            slot[i] = fetch.slot;
         }
         FOREBAY_UNROLL
         for (u32 i = 0; i < AHEAD; ++i) {
-            old[i] = EMPTY;
-            host[i] = 0;
-            if (from + i * blockDim.x >= end) continue;
+            slot[i] = lane.slot(slot[i]);
             old[i] = lane.position_of[slot[i]];
             host[i] = host_of(position[i]);
         }
@@ -362,12 +361,38 @@ static __device__ void replace(const Lane& lane, const Victims& victims, const S
     }
 }
 
+// Puts the first `scratch` of the fetched rows into scratch slots.
+template <class HostOf>
+static __device__ void take_scratch(const Lane& lane, const Step& step, u32 scratch, HostOf host_of) {
+    for (u32 from = threadIdx.x; from < scratch; from += AHEAD * blockDim.x) {
+        u32 position[AHEAD];
+        u64 host[AHEAD];
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) {
+            // Beyond the last, the thread's own first again: no other's, which he may be writing.
+            u32 rank = from + i * blockDim.x;
+            position[i] = step.fetches[rank < scratch ? rank : from].position;
+        }
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) host[i] = host_of(position[i]);
+        FOREBAY_UNROLL
+        for (u32 i = 0; i < AHEAD; ++i) {
+            u32 rank = from + i * blockDim.x;
+            if (rank >= scratch) continue;
+            // Only a warm-up has more of them than the passes of a step take, and it reads none of them.
+            u32 slot = rank < step.scratch_rows ? step.scratch_start + rank % step.scratch : ABSENT;
+            lane.slot_of[position[i]] = slot;
+            step.fetches[rank] = {host[i], position[i], slot};
+        }
+    }
+}
+
 // The step up to the answers: rows that are in scratch slots stand in the map until `end_step`. `head` is the lane's
 // as the step finds it; lane and step are looked at behind the first barrier. `host_of(position)` says where a row
 // stands in host memory, for whoever gathers it. Every thread of the block calls it, and finds the outcome in `room`.
 template <class HostOf>
 static __device__ void begin_step(const Lane& lane, const LaneHead& head, const Step& step, const Sets& sets,
-                                     u32 tokens, Room& room, HostOf host_of) {
+                                  u32 tokens, Room& room, HostOf host_of) {
     for (u32 word = threadIdx.x; word < sets.missed_words; word += blockDim.x) sets.missed[word] = 0;
     if (threadIdx.x == 0) {
         room.splits[0] = room.splits[1] = {0, 0, 0};
@@ -376,6 +401,7 @@ static __device__ void begin_step(const Lane& lane, const LaneHead& head, const 
     }
     __syncthreads();
     touch(lane, step, sets, room);
+    wait_for_words();
     __syncthreads();
     u32 bound = min(head.front + 1, step.now - 1);
     split(lane, bound, step.now, sets, room.splits[0]);
@@ -387,13 +413,7 @@ static __device__ void begin_step(const Lane& lane, const LaneHead& head, const 
     Split guess = room.splits[0];
     u32 scratch = saturating_sub(misses, head.budget - guess.touched);
     if (threadIdx.x == 0) room.outcome = {misses, scratch};
-    for (u32 rank = threadIdx.x; rank < scratch; rank += blockDim.x) {
-        u32 position = step.fetches[rank].position;
-        // Only a warm-up has more of them than the passes of a step take, and it reads none of them.
-        u32 slot = rank < step.scratch_rows ? step.scratch_start + rank % step.scratch : ABSENT;
-        lane.slot_of[position] = slot;
-        step.fetches[rank] = {host_of(position), position, slot};
-    }
+    take_scratch(lane, step, scratch, host_of);
     // So is the outcome.
     __syncthreads();
     if (misses > scratch) {

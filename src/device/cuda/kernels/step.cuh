@@ -87,7 +87,8 @@ static __device__ void blame_undone(const Pools& pools, const Micro& micro, Step
         const u32* marks = marks_of(pools, micro, words, number, row, RESOLVED);
         Entry entry = step_entry(micro, row);
         u32 rows = min(entry.query_rows, most);
-        for (u32 word = 0; word * 32 < rows; ++word) {
+        // As many as a row may have at most: the first is asked for beside the entry.
+        for (u32 word = 0; word < words; ++word) {
             u32 resolved = marks[word], stored = due & DUE_SCATTERED ? marks[words + word] : ALL_LANES;
             unresolved = min(unresolved, first_row(word, rows_below(word, rows) & ~resolved));
             unstored = min(unstored, first_row(word, rows_below(word, rows) & ~stored));
