@@ -3,11 +3,11 @@
 //!
 //! **Counted by shape, not measured.** A warp's load or store names 512 bytes of a call's pieces. What it sends is one
 //! *request* for each line of 128 bytes that it touches, and in it the *sectors* of 32 bytes that its lanes name. A
-//! line that two warps touch is two requests, so it matters where a row's numbers begin: the kernels number rows of these
-//! sizes by their lines of 128 bytes, so that no line is asked for by two warps. Counts
-//! are means over all places at which a row can stand in host memory and in a call. Rows that are not whole sectors
-//! move more bytes than they have, and none is counted that a cache might give twice. What the link adds to a request,
-//! headers and the walks of page tables, is not counted either.
+//! line that two warps touch is two requests, so it matters where a row's numbers begin: the kernels number rows of
+//! these sizes by their lines of 128 bytes, so that no line is asked for by two warps. Counts are means over all
+//! places at which a row can stand in host memory and in a call. Rows that are not whole sectors move more bytes than
+//! they have, and none is counted that a cache might give twice. What the link adds to a request, headers and the
+//! walks of page tables, is not counted either.
 //!
 //! **Ceilings.** One long run over memory asks for whole lines only: so of a ceiling of R bytes a second the requests
 //! are R / 128 a second. A figure near its share of requests and far from that of sectors is bound by requests, and

@@ -1,9 +1,9 @@
 //! Host memory from which rows are gathered, to which they are scattered, and that steps run over.
 //!
-//! **How much.** Production has hundreds of GB, and a random row then costs a GPU a walk of its page tables: figures of a
-//! pool that all tables of pages fit into say nothing of it. So a GPU's figures come from a fifth of the free memory, up
-//! to 64 GiB, unless `--pool` says how much. The host's own come from up to 1.5 GiB, more than any cache holds: to a
-//! processor rows are no farther away in more of it, and a first run should not take a server's memory.
+//! **How much.** Production has hundreds of GB, and a random row then costs a GPU a walk of its page tables: figures
+//! of a pool that all tables of pages fit into say nothing of it. So a GPU's figures come from a fifth of the free
+//! memory, up to 64 GiB, unless `--pool` says how much. The host's own come from up to 1.5 GiB, more than any cache
+//! holds: to a processor rows are no farther away in more of it, and a first run should not take a server's memory.
 //!
 //! **Filled once.** What a row holds follows from where it stands, so a wrong row shows. All groups of a run share one
 //! mapping, which each group's device registers: 64 GiB are made resident and filled once, by up to 16 threads, and not
@@ -151,7 +151,7 @@ fn fill(map: &Map, bytes: u64) -> Result<()> {
         }
     };
     std::thread::scope(|scope| {
-        let others: Vec<_> = (1..os::threads().clamp(1, THREADS)).map(|_| scope.spawn(&work)).collect();
+        let others: Vec<_> = (1..os::threads().clamp(1, THREADS)).map(|_| scope.spawn(work)).collect();
         let own = work();
         let ended =
             others.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));

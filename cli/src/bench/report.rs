@@ -293,8 +293,21 @@ fn link_cells(figure: &Figure) -> [String; 3] {
     cells.unwrap_or_default()
 }
 
+/// The memory that all rows of a group stand in; it is no column then.
+fn pool(figures: &[Figure]) -> Option<String> {
+    let pool = parameter(figures.first()?, "pool");
+    let same = figures.iter().all(|figure| parameter(figure, "pool") == pool);
+    (same && !pool.is_empty()).then_some(pool)
+}
+
 fn of_group(figures: &[Figure], look: Look) -> String {
-    let names = parameters(figures);
+    let mut names = parameters(figures);
+    names.retain(|name| match *name {
+        "pool" => pool(figures).is_none(),
+        // As many as sequences, unless the pool is too small.
+        "prompts" => figures.iter().any(has_few_prompts),
+        _ => true,
+    });
     let beside = once(figures.iter().flat_map(|figure| figure.beside.iter().map(|(name, _)| *name)));
     let [has_rate, has_link, has_target, named] = [
         figures.iter().any(|figure| figure.bytes.is_some()),
@@ -357,10 +370,15 @@ fn asked_of_links(figures: &[Figure]) -> Option<&'static str> {
     )
 }
 
+/// Whether sequences share prompts.
+fn has_few_prompts(figure: &Figure) -> bool {
+    let few = |prompts| figure.number("batch").is_some_and(|batch| prompts < batch);
+    figure.number("prompts").is_some_and(few)
+}
+
 /// That sequences share prompts, where they do.
 fn few_prompts(figures: &[Figure]) -> Option<&'static str> {
-    let share = |figure: &Figure| matches!((figure.number("prompts"), figure.number("batch")), (Some(prompts), Some(batch)) if prompts < batch);
-    figures.iter().any(share).then_some(
+    figures.iter().any(has_few_prompts).then_some(
         "Fewer prompts than sequences: --pool holds no more of them, and the other sequences are forks, which read the \
          same host memory.",
     )
@@ -381,7 +399,8 @@ pub fn tables(measured: &Measured, look: Look) -> String {
     }
     for figures in groups(figures) {
         let Some(first) = figures.first() else { continue };
-        out += &format!("\n{} (ceiling: {})\n", first.group, first.ceiling.0);
+        let pool = pool(figures).map(|pool| format!("; pool: {pool}")).unwrap_or_default();
+        out += &format!("\n{} (ceiling: {}{pool})\n", first.group, first.ceiling.0);
         out += &of_group(figures, look);
     }
     let checked: u64 = figures.iter().map(|figure| figure.checked).sum();

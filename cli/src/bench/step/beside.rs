@@ -1,10 +1,11 @@
 //! What a gather takes from the engine's work beside it: the same work alone, and while a layer's rows are fetched.
 //!
-//! In one step, whose layers are enqueued call by call, layers take turns: the gather runs alone, and the work behind it;
-//! both begin at once, behind the layer's resolve, on two streams; the work begins, and the gather a launch behind it.
-//! The work is three quarters as long as the gather, so it ends first: all of it has the gather beside it. Beside short
-//! blocks a gather comes to run as they end, whoever began. A persistent kernel keeps its multiprocessors: the gather
-//! behind it waits for its end, unless some are left free, and a gather in front of it keeps its blocks from theirs.
+//! In one step, whose layers are enqueued call by call, layers take turns: the gather runs alone, and the work behind
+//! it; both begin at once, behind the layer's resolve, on two streams; the work begins, and the gather a launch behind
+//! it. The work is three quarters as long as the gather, so it ends first: all of it has the gather beside it. Beside
+//! short blocks a gather comes to run as they end, whoever began. A persistent kernel keeps its multiprocessors: the
+//! gather behind it waits for its end, unless some are left free, and a gather in front of it keeps its blocks from
+//! theirs.
 
 use forebay::device::{Event, Slice, Stream};
 use forebay::measure::Mark;

@@ -1,10 +1,10 @@
 //! A cache with its sequences, and one step of them: timed, then compared with the rule.
 //!
-//! Each sequence has a prompt of its own, written row by row, so that the rows of a step stand all over the total pool, as
-//! in service. Where the pool is too small for that it has as many prompts as fit, one at least, and the other sequences
-//! are forks of these in turn: no fewer sequences and no shorter ones, which would be another operating point; slots and
-//! tables on the device are as many either way, and forks fetch other rows of their prompt ([`super::picks`]). Every
-//! step's rows are accepted, so each step commits what the last one has landed.
+//! Each sequence has a prompt of its own, written row by row, so that the rows of a step stand all over the total
+//! pool, as in service. Where the pool is too small for that it has as many prompts as fit, one at least, and the
+//! other sequences are forks of these in turn: no fewer sequences and no shorter ones, which would be another
+//! operating point; slots and tables on the device are as many either way, and forks fetch other rows of their prompt
+//! ([`super::picks`]). Every step's rows are accepted, so each step commits what the last one has landed.
 //!
 //! **Time** is taken on the compute stream, from before the step's begin to behind its end. Some of the engine's work
 //! runs in front of it, so that the host is ahead of the device, as between the steps of an engine that serves.
@@ -153,8 +153,8 @@ fn fitting(device: &dyn Probe, mut point: Point, promised: u32, pool: u64) -> Re
 }
 
 impl Machine {
-    /// Opens and joins the sequences of a point, or as many as the device has memory for, with as many prompts as a total
-    /// pool of `pool` bytes holds. Nothing is resident.
+    /// Opens and joins the sequences of a point, or as many as the device has memory for, with as many prompts as a
+    /// total pool of `pool` bytes holds. Nothing is resident.
     ///
     /// # Errors
     /// What cache and device say.

@@ -2,9 +2,9 @@
 //
 // A block of 16 warps multiplies a panel of 128 x 128 bf16 by another one and keeps f32 sums, 32 x 32 a warp. With a
 // block a panel it is as short as a block of an engine's products, of which a launch has many: so a gather beside it
-// gets its turns as blocks end. With fewer blocks than panels each takes every so many-th: as a persistent kernel, whose
-// blocks stay until all is done. Operands are read where they are, L2 at most: `WORK_PANELS` pairs of panels, which
-// blocks take in turn. Blocks of the same pair write the same results.
+// gets its turns as blocks end. With fewer blocks than panels each takes every so many-th: as a persistent kernel,
+// whose blocks stay until all is done. Operands are read where they are, L2 at most: `WORK_PANELS` pairs of panels,
+// which blocks take in turn. Blocks of the same pair write the same results.
 //
 // Operands stand as the tensor cores take them: for each 16 columns of the left panel, which are rows of the right
 // one, 4 x 2 tiles of 16 x 16 of the left (two for each row of warps), then 4 x 2 of 16 x 16 of the right (two for
