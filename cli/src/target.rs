@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use clap::ValueEnum;
 use forebay::device::Device;
 #[cfg(feature = "cuda")]
-use forebay::device::cuda::{CudaDevice, CudaOptions};
+use forebay::device::cuda::{CudaDevice, CudaOptions, HostMemory};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::measure::Probe;
 use forebay::{Error, Kind, Result};
@@ -64,6 +65,17 @@ pub struct ProbeOptions {
     pub bulk: bool,
     /// A GPU launches kernels before those in front of them have ended.
     pub programmatic: bool,
+    /// Whose memory the rows of a GPU's caches stand in.
+    pub pinned: Pinned,
+}
+
+/// Whose memory the rows of a GPU's caches stand in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Pinned {
+    /// The system's, registered with the driver.
+    Registered,
+    /// The driver's own, in pages of 2 MiB.
+    Driver,
 }
 
 impl ProbeOptions {
@@ -76,6 +88,7 @@ impl ProbeOptions {
             threads: None,
             bulk: false,
             programmatic: false,
+            pinned: Pinned::Registered,
         }
     }
 
@@ -86,6 +99,7 @@ impl ProbeOptions {
             ("--threads", self.threads.is_some()),
             ("--bulk", self.bulk),
             ("--programmatic", self.programmatic),
+            ("--pinned", self.pinned == Pinned::Driver),
         ];
         options.into_iter().find_map(|(name, set)| set.then_some(name))
     }
@@ -143,6 +157,10 @@ impl Target {
                     threads: options.threads.unwrap_or(own.threads),
                     bulk: options.bulk,
                     programmatic: options.programmatic,
+                    host_memory: match options.pinned {
+                        Pinned::Registered => HostMemory::Registered,
+                        Pinned::Driver => HostMemory::Driver,
+                    },
                     ..own
                 })?)
             }

@@ -226,7 +226,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute wanted, CUdevice de
         if (!value || wanted < 1 || wanted > CU_DEVICE_ATTRIBUTE_LAST) return CUDA_ERROR_INVALID_VALUE;
         if (!has(device)) return CUDA_ERROR_INVALID_DEVICE;
         // A driver does not know what came after it.
-        unsigned since = wanted >= CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ? 12080
+        unsigned since = wanted >= CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ? 12090
                          : wanted >= CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID                              ? HOST_MEMORY_FROM
                                                                                                    : 0;
         if (gpu.options.driver_version < since) return CUDA_ERROR_INVALID_VALUE;

@@ -41,8 +41,14 @@ fn devices_are_counted_with_the_reasons_why_there_are_none() {
     assert!(error.place().starts_with("missing library "), "{error}");
 }
 
-const ABILITIES: [&str; 5] =
-    ["virtual memory", "memory descriptors", "fabric handles", "graphs", "conditional nodes"];
+const ABILITIES: [&str; 6] = [
+    "virtual memory",
+    "memory descriptors",
+    "fabric handles",
+    "host memory of the driver's",
+    "graphs",
+    "conditional nodes",
+];
 
 /// Why what a device cannot do is not usable, by name.
 fn unusable(device: &CudaDevice) -> Vec<(&'static str, Error)> {
@@ -71,6 +77,11 @@ fn abilities_are_tried_and_what_was_taken_for_it_is_given_back() {
             Options { withheld: true, ..options.clone() },
             "memory descriptors",
             "the device's memory has no descriptors",
+        ),
+        (
+            Options { host_memory: false, ..options.clone() },
+            "host memory of the driver's",
+            "cuMemCreate: CUDA_ERROR_NOT_SUPPORTED",
         ),
         (
             Options { conditional_nodes: false, ..options },

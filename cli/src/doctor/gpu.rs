@@ -14,7 +14,7 @@ use super::nodes::{Node, Nodes};
 use crate::report::{counted, size};
 
 /// What an ability is for: its name, how its absence is to be taken, what follows where it is there and where not.
-const ABILITIES: [(&str, State, &str, &str); 5] = [
+const ABILITIES: [(&str, State, &str, &str); 6] = [
     (
         "virtual memory",
         State::Problem,
@@ -32,6 +32,12 @@ const ABILITIES: [(&str, State, &str, &str); 5] = [
         State::Note,
         "other hosts of the fabric can map the memory",
         "memory stays on this host",
+    ),
+    (
+        "host memory of the driver's",
+        State::Note,
+        "rows can stand in pages of 2 MiB, if a device is asked: page tables of 4 KiB a GiB",
+        "rows stand in registered memory, which the GPU reaches in pages of 4 KiB",
     ),
     (
         "graphs",
@@ -131,7 +137,7 @@ pub fn pinned(device: &dyn Probe) -> Finding {
     }
 }
 
-/// What registered host memory costs the GPU, of its own memory: for a GiB, and for all that the machine could give a pool.
+/// What registered host memory costs the GPU, of its own memory: for a GiB, and for all that the machine could give.
 pub fn page_tables(state: &MemoryState) -> Finding {
     let of = |bytes: u64| size(Footprint::page_tables(bytes, Footprint::REGISTERED_PAGE) as f64);
     let most = state.available.map_or(String::new(), |most| {

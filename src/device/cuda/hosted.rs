@@ -29,7 +29,12 @@ const OPERATION: &str = "make host memory";
 /// The oldest driver that makes memory on a node of the host.
 const OLDEST_DRIVER: i32 = 12_020;
 
-const INSTEAD: &str = "register the system's memory instead, as is done unless the driver's is asked for";
+/// The oldest driver that surely knows whether a device has it; an older one is tried.
+const ASKED_DRIVER: i32 = 12_090;
+
+/// What to do without it.
+pub(super) const INSTEAD: &str =
+    "register the system's memory instead, as is done unless the driver's is asked for";
 
 /// Whether the driver and the device have such memory at all.
 pub(super) fn check(context: &Context) -> Result<()> {
@@ -41,14 +46,13 @@ pub(super) fn check(context: &Context) -> Result<()> {
             .with("wanted", OLDEST_DRIVER.unsigned_abs())
             .hint("install NVIDIA's driver of release 535 or newer, or register the system's memory"));
     }
-    match context.ask(attribute::HOST_NUMA_MEMORY) {
-        Ok(0) => Err(Error::new(Kind::InvalidConfig, OPERATION)
-            .at("the device has no host memory of the driver's")
-            .hint(INSTEAD)),
-        // A driver that does not know the question may have the memory.
-        Err(refusal) if refusal.code != code::INVALID_VALUE => Err(refusal.error(OPERATION)),
-        _ => Ok(()),
+    let has = || context.ask(attribute::HOST_NUMA_MEMORY).map(|has| has != 0);
+    if version < ASKED_DRIVER || has().map_err(|refusal| refusal.error(OPERATION))? {
+        return Ok(());
     }
+    Err(Error::new(Kind::InvalidConfig, OPERATION)
+        .at("the device has no host memory of the driver's")
+        .hint(INSTEAD))
 }
 
 /// What a mapping is made of, in the order in which it goes.
@@ -80,8 +84,8 @@ pub(super) fn make(
         return Err(Error::new(Kind::DeviceFailed, OPERATION).at("no address"));
     };
     let owner = Box::new(Hosted { _range: range, _pieces: pieces });
-    // SAFETY: the driver mapped so many bytes at this address for the host to read and write, until `owner` unmaps them;
-    // zeros were written to all of them.
+    // SAFETY: the driver mapped so many bytes at this address for the host to read and write, until `owner` unmaps
+    // them; zeros were written to all of them.
     Ok(unsafe { Map::given(start, rounded, page, owner) })
 }
 
@@ -120,7 +124,9 @@ fn refused(refusal: Refusal) -> Error {
         (true, _) => Error::new(Kind::OsRefused, OPERATION).at(error.place().to_owned()).hint(
             "register the system's memory, or let the process take memory of the node (docker: --cap-add SYS_NICE)",
         ),
-        (false, Kind::OutOfMemory) => error.hint("ask for less than the node has free, or register the system's memory"),
+        (false, Kind::OutOfMemory) => {
+            error.hint("ask for less than the node has free, or register the system's memory")
+        }
         _ => error,
     }
 }

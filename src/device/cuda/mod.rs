@@ -209,8 +209,8 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`Kind::OsRefused`] when the driver, a part of it or any device is missing or the driver is too old, also for
-    /// an option; [`Kind::InvalidConfig`] for an option that makes no sense, or a device that is not there or will not do;
-    /// [`Kind::DeviceFailed`], [`Kind::OutOfMemory`]. Each says what to do.
+    /// an option; [`Kind::InvalidConfig`] for an option that makes no sense, or a device that is not there or will not
+    /// do; [`Kind::DeviceFailed`], [`Kind::OutOfMemory`]. Each says what to do.
     pub fn new(options: CudaOptions) -> Result<Arc<CudaDevice>> {
         check_options(&options)?;
         let driver = Driver::load(&options)?;

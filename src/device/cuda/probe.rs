@@ -160,6 +160,11 @@ impl Inner {
         Physical::import(&self.context, &descriptor, self.grain, self.grain).map(drop)
     }
 
+    fn try_hosted(&self) -> Result<()> {
+        hosted::check(&self.context)?;
+        hosted::make(&self.context, &self.worker, 1, None, self.grain).map(drop)
+    }
+
     /// A known mark's event.
     fn mark(&self, mark: Mark) -> Result<Handle> {
         let index = self.index("mark", mark.0)?;
@@ -186,6 +191,7 @@ impl Probe for CudaDevice {
                 driven(memory::try_fabric(context)),
                 "only sharing between hosts needs them: an NVLink fabric, and one of its IMEX channels for this user",
             ),
+            ("host memory of the driver's", inner.try_hosted(), hosted::INSTEAD),
             ("graphs", graph::try_graph(context, worker), "see that no other tool intercepts the driver"),
             (
                 "conditional nodes",
