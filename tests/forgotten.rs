@@ -22,6 +22,7 @@ use forebay::{MicroBatch, Open, Row, Sequence, Shape, Step, WarmUp};
 use forgets::{Call, Forgets};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 const K: u32 = 4;
 const ROW: usize = 32;
@@ -585,4 +586,28 @@ fn a_graph_of_the_engines_that_is_launched_twice_for_a_step_comes_to_the_same_ro
         (0..2).all(|at| twice.3[at] != digests[at]),
         "a rank that did it differs from those that did not"
     );
+}
+
+/// A step's rows have one event behind them, and what the host issues for a sequence alone has its own: the calls of a
+/// prepare do not grow with its batch.
+#[test]
+fn rows_of_a_batch_are_waited_for_together_unless_something_came_between() {
+    let mut rig = Rig::host();
+    let waits = |rig: &mut Rig| {
+        let before = rig.forgets.waits.load(Ordering::Relaxed);
+        let step = rig.prepare();
+        let waited = rig.forgets.waits.load(Ordering::Relaxed) - before;
+        due(false).concat().into_iter().for_each(|made| rig.make(&step, made).unwrap());
+        rig.end(step).unwrap();
+        waited
+    };
+    // The micro-batch's last step, and both joins.
+    assert_eq!(waits(&mut rig), 1 + 2);
+    assert_eq!(waits(&mut rig), 1);
+    rig.roll_back();
+    assert_eq!(waits(&mut rig), 1 + 2);
+    assert_eq!(waits(&mut rig), 1);
+    let (first, length) = (rig.sequences[0], rig.cache.length(rig.sequences[0]).unwrap().committed);
+    let _ticket = rig.cache.roll_back(first, length, rig.stream).unwrap();
+    assert_eq!(waits(&mut rig), 1 + 1);
 }

@@ -142,7 +142,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Orders a step's begin behind what it follows: the micro-batch's last step, and of each row what came behind that.
+    /// Orders a step's begin behind what it follows: the micro-batch's last step, and of each row what came behind
+    /// that.
     fn order_prepare(&self, step: &Step, rows: &[Row], stream: Stream) -> Result<()> {
         self.device.wait(stream, self.stepped[step.micro_batch.index()])?;
         let sequences = rows.iter().map(|row| row.sequence.index as usize);

@@ -8,9 +8,9 @@
 //! | unsettled, on one stream | [`Cache::take_over`]: join, fork (the parent too), roll-back, an emptying |
 //! | settled | [`Cache::settle`]: a ticket stands in that stream behind the work, and `ready` is recorded there |
 //!
-//! **Which event stands behind a sequence's work.** What the host issues for it alone ends with `ready`, an event of its
-//! lane. A step ends with `stepped`, one event for all its rows, since a batch of hundreds would take as many calls of
-//! the driver to record, and as many to wait for: a sequence whose last work is a step has no `ready` of its own
+//! **Which event stands behind a sequence's work.** What the host issues for it alone ends with `ready`, an event of
+//! its lane. A step ends with `stepped`, one event for all its rows, since a batch of hundreds would take as many calls
+//! of the driver to record, and as many to wait for: a sequence whose last work is a step has no `ready` of its own
 //! (`HostWork::stepped`). Steps of a micro-batch stand one behind the other, so who waits for a later one waits for the
 //! sequence's too, and perhaps for a step that it was not in.
 //!

@@ -3,10 +3,10 @@
 //! A [`Setup`](setup::Setup) is a file: a model, a GPU, a link, and what an engine's works cost there, measured
 //! at points or by a [roofline]. [`fit`] makes one from measurements. [`misses`] says how many rows a step
 //! fetches. [`simulate`] runs the production schedule with those costs on a virtual clock. [`plan`] says what
-//! fits on a GPU, [`stride`] what another stride of rows on the host costs, [`worth`] whether offload pays there; [`weights`] what a model's weights leave of it.
-//! [`kernels`] says what forebay's own kernels should take of a GPU.
-//! [`provenance`] goes out with all of it: what a figure rests on. [`experts`] prices other numbers of GPUs than
-//! the setup's.
+//! fits on a GPU, [`stride`] what another stride of rows on the host costs, [`worth`] whether offload pays there;
+//! [`weights`] what a model's weights leave of it. [`kernels`] says what forebay's own kernels should take of a GPU.
+//! [`provenance`] goes out with all of it: what a figure rests on. [`experts`] prices other numbers of GPUs than the
+//! setup's.
 //!
 //! Every number that comes in is checked where it comes in, and the error names its field; so every number
 //! that goes out is finite. Times are microseconds in files and functions, milliseconds for whole steps.

@@ -1,9 +1,9 @@
 //! What a host stride gives, and what another one would cost: requests over the link against host memory.
 //!
-//! A row's stride on the host is the next multiple of 64 bytes, unless a shape says otherwise: 704 for 656. The GPU asks
-//! for lines of 128 bytes, so that every second row at 704 begins in the middle of one; at 768 each begins with one,
-//! for a tenth more host memory. Pieces are numbered by the lines that a row really has, so that either takes as few: what
-//! is left is that computed, and what the host's memory and the GPU's page walks make of it.
+//! A row's stride on the host is the next multiple of 64 bytes, unless a shape says otherwise: 704 for 656. The GPU
+//! asks for lines of 128 bytes, so that every second row at 704 begins in the middle of one; at 768 each begins with
+//! one, for a tenth more host memory. Pieces are numbered by the lines that a row really has, so that either takes as
+//! few. What the host's memory and the GPU's page walks make of it only a measurement tells.
 
 use crate::device::clock::{fetched, requests};
 use crate::geometry::Geometry;

@@ -300,7 +300,8 @@ impl KernelCosts {
         Between::of(low * f64::from(row) / by_requests, high * f64::from(row) / fetched(row, stride))
     }
 
-    /// GB/s of rows that a scatter stores: the least if each line that it touches takes a whole one, the most if sectors.
+    /// GB/s of rows that a scatter stores: the least if each line that it touches takes a whole one, the most if
+    /// sectors.
     pub fn stored(&self, row: u32, stride: u32) -> Between {
         let lines = requests(row, stride, REQUEST) * f64::from(REQUEST);
         let Between { low, high } = self.write_gb_s;
@@ -392,7 +393,7 @@ mod tests {
             let host = (drawn >> 40) * stride;
             let per_row = match numbered_by {
                 128 => 16 * 128,
-                by if stride % by == 0 => row.next_multiple_of(by),
+                by if stride.is_multiple_of(by) => row.next_multiple_of(by),
                 _ => row,
             };
             for byte in (0..row).step_by(16) {

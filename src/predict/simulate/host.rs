@@ -1,9 +1,9 @@
 //! What enqueueing a step takes of the host, and whether the device waits for it.
 //!
-//! The host prepares and enqueues a step while the device runs the last one, and retires it behind that. So a step takes
-//! the longer of its time on the device and its time on the host's one core. A captured step is one launch, whatever
-//! its layers; otherwise each layer's operations and edges are calls of the driver's, of each micro-batch. Only what
-//! forebay calls is counted: an engine's own launches, of which an uncaptured layer has dozens, come on top.
+//! The host prepares and enqueues a step while the device runs the last one, and retires it behind that. So a step
+//! takes the longer of its time on the device and its time on the host's one core. A captured step is one launch,
+//! whatever its layers; otherwise each layer's operations and edges are calls of the driver's, of each micro-batch.
+//! Only what forebay calls is counted: an engine's own launches, of which an uncaptured layer has dozens, come on top.
 
 use super::world::{Batch, passes};
 use crate::device::rates::HostCosts;
