@@ -273,6 +273,7 @@ fn gpu(
     findings.extend(gpu::place(bus, around.files, around.nodes));
     findings.push(gpu::pinned(&**device));
     findings.extend(gpu::abilities(&device.abilities()));
+    findings.push(gpu::priorities(std::env::var(gpu::PRIORITIES).ok().as_deref()));
     if let Some(Measured { ceilings, rates }) = &measured {
         findings.extend(gpu::measured_from(node, &lost, around.nodes, &name));
         findings.extend(gpu::speeds(ceilings, rates.as_ref(), link.peak(copied), &name));
