@@ -277,8 +277,8 @@ part_doctor() {
     bounded 120 doctor.log "$here/bin/forebay" doctor "${quick[@]}" --json "$work/doctor.json"
     local status=$?
     [ ! -s "$work/doctor.json" ] || [ -n "${quick[*]}" ] || cp "$work/doctor.json" "$out/"
-    detail=$(tail -n 1 "$logs/doctor.log")
-    [ $status = 0 ] || detail="failed$(why $status): $detail"
+    detail="$(grep -c '"state": "warning"' "$work/doctor.json") warnings"
+    [ $status = 0 ] || detail="failed$(why $status): $(tail -n 1 "$logs/doctor.log")"
     return $status
 }
 
@@ -513,15 +513,15 @@ has_gpu() {
     grep -q '"capability"' "$work/gpu.json" 2>/dev/null
 }
 
-# run_part PART SECONDS NAME, in a shell of its own: what it exports goes with it.
+# run_part PART SECONDS TITLE, in a shell of its own: what it exports goes with it.
 run_part() {
-    part=$1 detail='' began=$SECONDS lines=$work/lines-$1 name=$3
-    local verdict now=$((SECONDS + $2 * slow))
+    part=$1 detail='' began=$SECONDS lines=$work/lines-$1
+    local verdict title=$3 now=$((SECONDS + $2 * slow))
     [ "$now" -ge "$ends" ] || ends=$now
     trap 'touch "$work/stopped"' TERM INT HUP
     mkdir -p "$logs"
     : >"$lines"
-    echo "$name: begun $(date -u +%H:%M:%S)" >>"$out/summary.txt"
+    echo "$title: begun $(date -u +%H:%M:%S)" >>"$out/summary.txt"
     if [ "$(type -t "part_$part")" = function ]; then "part_$part"; else benches; fi
     case $?$detail in
     *"not here"*) verdict="did not run" ;;
@@ -530,7 +530,7 @@ run_part() {
     esac
     ! stopped || verdict=interrupted
     {
-        echo "$name: $verdict, $((SECONDS - began)) s: $detail"
+        echo "$title: $verdict, $((SECONDS - began)) s: $detail"
         cat "$lines"
     } | tee -a "$out/summary.txt"
     keep_logs
