@@ -54,10 +54,10 @@ resolve   300 - --only resolve
 nodes      50 - --only nodes
 nodes      50 - --only nodes --programmatic
 nodes      50 - --only nodes --threads 256
-pools      60 - --only gather --rounds 5 --pool 1536M
-pools      80 - --only gather --rounds 5 --pool 8G
-pools     120 - --only gather --rounds 5 --pool 32G
-pools     200 - --only gather --rounds 5 --pool 64G
+pools      60 - --only gather --rounds 5 --pool 1.5GiB
+pools      80 - --only gather --rounds 5 --pool 8GiB
+pools     120 - --only gather --rounds 5 --pool 32GiB
+pools     200 - --only gather --rounds 5 --pool 64GiB
 step-ways  90 - --only step --rounds 3 --gather-blocks 4
 step-ways  90 - --only step --rounds 3 --gather-blocks 16
 step-ways  90 CUDA_DEVICE_MAX_CONNECTIONS=8 --only step --rounds 3
@@ -81,7 +81,7 @@ TABLE
 # The most seconds of a test binary, of a tool of the sanitizer, of a part in smoke, and of what else has no table.
 per_test=45 per_tool=110 per_smoke=60 per_replay=220 per_proof=55
 # Bytes of a pool in the quick form, and the share of free memory, in percent, that a pool may take.
-quick_pool=256M most_share=80
+quick_pool=256MiB most_share=80
 driver=libcuda.so.1
 
 usage() {
@@ -308,21 +308,24 @@ bench() {
     return $status
 }
 
-# Bytes that can be had: of the machine, and of a container's limit.
+# Bytes that can be had: of the machine, and of a container's limit, where what files take is given up.
 available() {
-    local machine limit used
+    local machine limit left files group=/sys/fs/cgroup
     machine=$(awk '/^MemAvailable:/ { printf "%d", $2 * 1024 }' /proc/meminfo)
-    limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null)
-    used=$(cat /sys/fs/cgroup/memory.current 2>/dev/null)
+    limit=$(cat $group/memory.max 2>/dev/null)
     case $limit in
     "" | *[!0-9]*) ;;
-    *) [ $((limit - used)) -ge "$machine" ] || machine=$((limit - used)) ;;
+    *)
+        files=$(awk '/^(in)?active_file / { sum += $2 } END { printf "%d", sum }' $group/memory.stat)
+        left=$((limit - $(cat $group/memory.current) + files))
+        [ "$left" -ge "$machine" ] || machine=$left
+        ;;
     esac
     echo "$machine"
 }
 
-# Whether a pool of so many bytes, as 8G, goes into free memory.
-fits() { [ "$(numfmt --from=iec "$1")" -le $(($(available) / 100 * most_share)) ]; }
+# Whether a pool of so many bytes, as 8GiB, goes into free memory.
+fits() { [ "$(numfmt --from=iec "${1%iB}")" -le $(($(available) / 100 * most_share)) ]; }
 
 # The part's runs of the bench, one behind the other. A run that takes too long costs its own last figure alone.
 benches() {
