@@ -311,12 +311,12 @@ bench() {
 # Bytes that can be had: of the machine, and of a container's limit, where what files take is given up.
 available() {
     local machine limit left files group=/sys/fs/cgroup
-    machine=$(awk '/^MemAvailable:/ { printf "%d", $2 * 1024 }' /proc/meminfo)
+    machine=$(awk '/^MemAvailable:/ { printf "%.0f", $2 * 1024 }' /proc/meminfo)
     limit=$(cat $group/memory.max 2>/dev/null)
     case $limit in
     "" | *[!0-9]*) ;;
     *)
-        files=$(awk '/^(in)?active_file / { sum += $2 } END { printf "%d", sum }' $group/memory.stat)
+        files=$(awk '/^(in)?active_file / { sum += $2 } END { printf "%.0f", sum }' $group/memory.stat)
         left=$((limit - $(cat $group/memory.current) + files))
         [ "$left" -ge "$machine" ] || machine=$left
         ;;
