@@ -512,7 +512,8 @@ shorten() {
 
 # Whether there is a GPU, and a driver that answers.
 has_gpu() {
-    "$here/bin/forebay" doctor --device cuda:0 --no-rates --json "$work/gpu.json" >/dev/null 2>&1 </dev/null
+    timeout -k 5 $((60 * slow)) "$here/bin/forebay" doctor --device cuda:0 --no-rates --json "$work/gpu.json" \
+        >/dev/null 2>&1 </dev/null
     grep -q '"capability"' "$work/gpu.json" 2>/dev/null
 }
 
@@ -571,7 +572,9 @@ trap 'rm -rf "$work"' EXIT
 export PYTHONUSERBASE=${PYTHONUSERBASE:-${HOME:-}/.local}
 export HOME=$work CUDA_CACHE_PATH=$work/cache PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 if ! has_gpu; then
-    reason=$("$here/bin/forebay" bench --device cuda:0 --only nodes --quick 2>&1 >/dev/null </dev/null | tail -n 1)
+    reason=$(timeout -k 5 60 "$here/bin/forebay" bench --device cuda:0 --only nodes --quick 2>&1 >/dev/null </dev/null |
+        tail -n 1)
+    reason=${reason:-the driver does not answer}
     echo "error: no GPU that forebay can use, so nothing was run: ${reason#error: }" >&2
     exit 2
 fi
