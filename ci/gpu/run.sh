@@ -54,10 +54,10 @@ resolve   300 - --only resolve
 nodes      50 - --only nodes
 nodes      50 - --only nodes --programmatic
 nodes      50 - --only nodes --threads 256
-pools      60 - --only gather --rounds 5 --pool 1536M
-pools      80 - --only gather --rounds 5 --pool 8G
-pools     120 - --only gather --rounds 5 --pool 32G
-pools     200 - --only gather --rounds 5 --pool 64G
+pools      60 - --only gather --rounds 5 --pool 1.5GiB
+pools      80 - --only gather --rounds 5 --pool 8GiB
+pools     120 - --only gather --rounds 5 --pool 32GiB
+pools     200 - --only gather --rounds 5 --pool 64GiB
 step-ways  90 - --only step --rounds 3 --gather-blocks 4
 step-ways  90 - --only step --rounds 3 --gather-blocks 16
 step-ways  90 CUDA_DEVICE_MAX_CONNECTIONS=8 --only step --rounds 3
@@ -81,7 +81,7 @@ TABLE
 # The most seconds of a test binary, of a tool of the sanitizer, of a part in smoke, and of what else has no table.
 per_test=45 per_tool=110 per_smoke=60 per_replay=220 per_proof=55
 # Bytes of a pool in the quick form, and the share of free memory, in percent, that a pool may take.
-quick_pool=256M most_share=80
+quick_pool=256MiB most_share=80
 driver=libcuda.so.1
 
 usage() {
@@ -277,8 +277,8 @@ part_doctor() {
     bounded 120 doctor.log "$here/bin/forebay" doctor "${quick[@]}" --json "$work/doctor.json"
     local status=$?
     [ ! -s "$work/doctor.json" ] || [ -n "${quick[*]}" ] || cp "$work/doctor.json" "$out/"
-    detail=$(tail -n 1 "$logs/doctor.log")
-    [ $status = 0 ] || detail="failed$(why $status): $detail"
+    detail="$(grep -c '"state": "warning"' "$work/doctor.json") warnings"
+    [ $status = 0 ] || detail="failed$(why $status): $(tail -n 1 "$logs/doctor.log")"
     return $status
 }
 
@@ -308,21 +308,24 @@ bench() {
     return $status
 }
 
-# Bytes that can be had: of the machine, and of a container's limit.
+# Bytes that can be had: of the machine, and of a container's limit, where what files take is given up.
 available() {
-    local machine limit used
-    machine=$(awk '/^MemAvailable:/ { printf "%d", $2 * 1024 }' /proc/meminfo)
-    limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null)
-    used=$(cat /sys/fs/cgroup/memory.current 2>/dev/null)
+    local machine limit left files group=/sys/fs/cgroup
+    machine=$(awk '/^MemAvailable:/ { printf "%.0f", $2 * 1024 }' /proc/meminfo)
+    limit=$(cat $group/memory.max 2>/dev/null)
     case $limit in
     "" | *[!0-9]*) ;;
-    *) [ $((limit - used)) -ge "$machine" ] || machine=$((limit - used)) ;;
+    *)
+        files=$(awk '/^(in)?active_file / { sum += $2 } END { printf "%.0f", sum }' $group/memory.stat)
+        left=$((limit - $(cat $group/memory.current) + files))
+        [ "$left" -ge "$machine" ] || machine=$left
+        ;;
     esac
     echo "$machine"
 }
 
-# Whether a pool of so many bytes, as 8G, goes into free memory.
-fits() { [ "$(numfmt --from=iec "$1")" -le $(($(available) / 100 * most_share)) ]; }
+# Whether a pool of so many bytes, as 8GiB, goes into free memory.
+fits() { [ "$(numfmt --from=iec "${1%iB}")" -le $(($(available) / 100 * most_share)) ]; }
 
 # The part's runs of the bench, one behind the other. A run that takes too long costs its own last figure alone.
 benches() {
@@ -509,19 +512,20 @@ shorten() {
 
 # Whether there is a GPU, and a driver that answers.
 has_gpu() {
-    "$here/bin/forebay" doctor --device cuda:0 --no-rates --json "$work/gpu.json" >/dev/null 2>&1 </dev/null
+    timeout -k 5 $((60 * slow)) "$here/bin/forebay" doctor --device cuda:0 --no-rates --json "$work/gpu.json" \
+        >/dev/null 2>&1 </dev/null
     grep -q '"capability"' "$work/gpu.json" 2>/dev/null
 }
 
-# run_part PART SECONDS NAME, in a shell of its own: what it exports goes with it.
+# run_part PART SECONDS TITLE, in a shell of its own: what it exports goes with it.
 run_part() {
-    part=$1 detail='' began=$SECONDS lines=$work/lines-$1 name=$3
-    local verdict now=$((SECONDS + $2 * slow))
+    part=$1 detail='' began=$SECONDS lines=$work/lines-$1
+    local verdict title=$3 now=$((SECONDS + $2 * slow))
     [ "$now" -ge "$ends" ] || ends=$now
     trap 'touch "$work/stopped"' TERM INT HUP
     mkdir -p "$logs"
     : >"$lines"
-    echo "$name: begun $(date -u +%H:%M:%S)" >>"$out/summary.txt"
+    echo "$title: begun $(date -u +%H:%M:%S)" >>"$out/summary.txt"
     if [ "$(type -t "part_$part")" = function ]; then "part_$part"; else benches; fi
     case $?$detail in
     *"not here"*) verdict="did not run" ;;
@@ -530,7 +534,7 @@ run_part() {
     esac
     ! stopped || verdict=interrupted
     {
-        echo "$name: $verdict, $((SECONDS - began)) s: $detail"
+        echo "$title: $verdict, $((SECONDS - began)) s: $detail"
         cat "$lines"
     } | tee -a "$out/summary.txt"
     keep_logs
@@ -568,7 +572,9 @@ trap 'rm -rf "$work"' EXIT
 export PYTHONUSERBASE=${PYTHONUSERBASE:-${HOME:-}/.local}
 export HOME=$work CUDA_CACHE_PATH=$work/cache PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 if ! has_gpu; then
-    reason=$("$here/bin/forebay" bench --device cuda:0 --only nodes --quick 2>&1 >/dev/null </dev/null | tail -n 1)
+    reason=$(timeout -k 5 60 "$here/bin/forebay" bench --device cuda:0 --only nodes --quick 2>&1 >/dev/null </dev/null |
+        tail -n 1)
+    reason=${reason:-the driver does not answer}
     echo "error: no GPU that forebay can use, so nothing was run: ${reason#error: }" >&2
     exit 2
 fi

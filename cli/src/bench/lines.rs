@@ -1,4 +1,4 @@
-//! Figures in a file from the moment at which each is known, so that a run that is killed loses the one under way alone.
+//! Figures in a file from the moment at which each is known: a run that is killed loses the one under way alone.
 //!
 //! A line of JSON each, the device in front with what it gives at best: the entries of `--json`, in the order in which
 //! they are measured. The file is new and grows by whole lines; one line's write is all that it costs, between figures.

@@ -40,8 +40,8 @@ const AFTER_HELP: &str = "\
 Every time stands beside its ceiling: the least time that this machine allows, measured in the same run. Every slot, \
 fetched row and digest is compared with the rule on the host; what differs is an error and no figure.
 
-JSON: a list, first the device with its ceilings, then one entry for each figure. With --json-lines the same entries, a \
-line each: a run that is killed leaves what it has measured.";
+JSON: a list, first the device with its ceilings, then one entry for each figure. With --json-lines the same entries, \
+a line each: a run that is killed leaves what it has measured.";
 
 /// What makes a group's figures.
 type Figures = fn(&Arc<dyn Probe>, &Ceilings, &Asked) -> Result<Vec<Figure>>;

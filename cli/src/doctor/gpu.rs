@@ -11,6 +11,7 @@ use forebay::os::{Fallback, Map, MemoryState, NoFaults, Request};
 use super::files::Files;
 use super::finding::{Finding, State};
 use super::nodes::{Node, Nodes};
+use crate::output::harmless;
 use crate::report::{counted, size};
 
 /// What an ability is for: its name, how its absence is to be taken, what follows where it is there and where not.
@@ -113,6 +114,29 @@ pub fn abilities(abilities: &[Ability]) -> Vec<Finding> {
         }
     };
     abilities.iter().map(finding).collect()
+}
+
+/// What the driver does about priorities in graphs, whoever made them (CUDA Programming Guide, 5.2.3.5).
+pub const PRIORITIES: &str = "CUDA_GRAPHS_USE_NODE_PRIORITY";
+
+/// Whether a captured step's gathers go before the engine's kernels: `said` is what [`PRIORITIES`] says here. Graphs of
+/// forebay's own ask for it, and so does torch from 2.10 on (pytorch#167346).
+pub fn priorities(said: Option<&str>) -> Finding {
+    const NAME: &str = "priorities in graphs";
+    let value = said.map_or("not set".to_owned(), |said| format!("{PRIORITIES}={}", harmless(said)));
+    match said {
+        Some("1") => {
+            Finding::ok(NAME, value, "the gathers of a captured step go before the engine's kernels")
+        }
+        Some("0") => {
+            Finding::ok(NAME, value, "the gathers of a captured step wait behind the engine's kernels")
+                .but(State::Warning, format!("set {PRIORITIES}=1 for the engine, or unset it"))
+        }
+        _ => {
+            Finding::ok(NAME, value, "a step captured by torch before 2.10 loses the priority of its gathers")
+                .but(State::Note, format!("with such a torch set {PRIORITIES}=1 for the engine"))
+        }
+    }
 }
 
 /// Bytes of host memory that are registered to see whether they can be.

@@ -274,6 +274,7 @@ fn gpu(
     findings.push(gpu::pinned(&**device));
     findings.push(gpu::page_tables(&MemoryState::under(around.files.root())));
     findings.extend(gpu::abilities(&device.abilities()));
+    findings.push(gpu::priorities(std::env::var(gpu::PRIORITIES).ok().as_deref()));
     if let Some(Measured { ceilings, rates }) = &measured {
         findings.extend(gpu::measured_from(node, &lost, around.nodes, &name));
         findings.extend(gpu::speeds(ceilings, rates.as_ref(), link.peak(copied), &name));

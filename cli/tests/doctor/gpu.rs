@@ -57,6 +57,28 @@ fn a_sound_gpu_has_nothing_to_fix() {
 }
 
 #[test]
+fn captures_that_lose_their_priorities_are_said() {
+    let Some(driver) = driver() else { return };
+    let machine = Machine::sound("gpu-priorities");
+    let line =
+        ["doctor", "--json", "-", "--no-rates", "--driver", driver.library(), "--root", machine.root()];
+    for (said, state, parts) in [
+        (None, "note", &["not set", "torch before 2.10", "CUDA_GRAPHS_USE_NODE_PRIORITY=1"][..]),
+        (Some("1"), "ok", &["go before"]),
+        (Some("0"), "warning", &["wait behind", "unset it"]),
+        (Some("yes\u{1b}"), "note", &["torch before 2.10"]),
+    ] {
+        let mut command = forebay(&line);
+        command.env_remove("CUDA_GRAPHS_USE_NODE_PRIORITY");
+        if let Some(said) = said {
+            command.env("CUDA_GRAPHS_USE_NODE_PRIORITY", said);
+        }
+        let found: Vec<Value> = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
+        is(&found[0], "priorities in graphs", state, parts);
+    }
+}
+
+#[test]
 fn a_link_that_gives_less_than_it_could_is_told_from_one_that_sleeps() {
     let Some(driver) = driver() else { return };
     let machine = Machine::sound("gpu-link");

@@ -6,6 +6,10 @@ enqueues resolve, gather and scatter between. Where the orders come from: `foreb
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import warnings
 from dataclasses import dataclass
 from typing import Any, Callable, Sequence as Many, TypeVar
 
@@ -21,6 +25,12 @@ ORDERS = {"none": 0, "da": 1, "dba": 2}
 ORDER_NAMES = tuple(ORDERS)
 _WORKS = ("project", "index", "prepare", "attend", "merge", "rest")
 _KEYS = ("all", "resident", "fetched")
+
+# The first torch whose graphs keep the priorities of what was captured (pytorch#167346), and what decides for every
+# graph of a process (CUDA Programming Guide, 5.2.3.5).
+_TORCH_KEEPS = (2, 10)
+_VARIABLE = "CUDA_GRAPHS_USE_NODE_PRIORITY"
+_warned = False
 
 
 @dataclass(slots=True)
@@ -270,11 +280,32 @@ def capture(
     config, configs = sized("fb_capture_config"), _configs(micro_batches)
     config.micro_batches, config.count, config.by_layer = configs, len(micro_batches), orders
     config.query_rows, config.draft_passes = width, index(draft_passes, "draft_passes")
+    if into:
+        _warn_of_priorities()
     captured = Captured(cache, (tuple(micro_batches), engine))
     call = lib.fb_capture_into if into else lib.fb_capture
     status = call(cache._pointer, config, engine.config, captured._made)
     engine.check(status, cache._pointer)
     return captured
+
+
+def _warn_of_priorities() -> None:
+    """Says once that torch, whose capture is under way, will make a graph without the priorities of its nodes."""
+    global _warned
+    torch, said = sys.modules.get("torch"), os.environ.get(_VARIABLE)
+    if _warned or torch is None or said == "1" or not torch.cuda.is_initialized():
+        return
+    release = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
+    old = release is not None and (int(release[1]), int(release[2])) < _TORCH_KEEPS
+    if (old or said == "0") and torch.cuda.is_current_stream_capturing():
+        _warned = True
+        why = f"{_VARIABLE} is 0" if said == "0" else f"torch {torch.__version__} makes its graphs so"
+        warnings.warn(
+            f"the captured step loses its priorities, and its gathers wait behind the engine's kernels: {why}. Set "
+            f"{_VARIABLE}=1 in the environment before CUDA is used" + (", or take torch 2.10 or later" if old else ""),
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _end_captured(made: Any) -> None:

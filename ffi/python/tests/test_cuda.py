@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import sys
 import types
+import warnings
 from typing import Any, Callable
 
 import numpy as np
@@ -190,6 +192,50 @@ def test_an_engine_captures_around_the_layers(make: Make, cuda: forebay.CudaDevi
     driver("cuGraphExecDestroy", exec_)
     driver("cuGraphDestroy", graph)
     driver.leave()
+
+
+@pytest.mark.parametrize(
+    ("version", "variable", "capturing", "says"),
+    [
+        ("2.9.1+cu128", None, True, "torch 2.9.1.cu128 makes its graphs so.*=1 in the environment.*torch 2.10"),
+        ("2.9.1", "0", True, "PRIORITY is 0"),
+        ("2.12.0", "0", True, "PRIORITY is 0"),
+        ("2.9.1", "1", True, None),
+        ("2.9.1", None, False, None),
+        ("2.10.0", None, True, None),
+        ("3.0.0a0+git1", None, True, None),
+        ("unknown", None, True, None),
+    ],
+)
+def test_a_torch_that_drops_priorities_is_named_once(
+    make: Make,
+    cuda: forebay.CudaDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    variable: str | None,
+    capturing: bool,
+    says: str | None,
+) -> None:
+    both = Captures(make, cuda)
+    here = types.SimpleNamespace(is_initialized=lambda: True, is_current_stream_capturing=lambda: capturing)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__=version, cuda=here))
+    monkeypatch.setattr(forebay.overlap, "_warned", False)
+    if variable is None:
+        monkeypatch.delenv("CUDA_GRAPHS_USE_NODE_PRIORITY", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_GRAPHS_USE_NODE_PRIORITY", variable)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            # Without a capture of the driver's it is refused behind the warning.
+            with pytest.raises(forebay.InvalidConfig, match="no capture is under way"):
+                both.capture(into=True)
+        both.capture()
+    said = [str(one.message) for one in caught if one.category is RuntimeWarning]
+    assert len(said) == (says is not None), said
+    if says is not None:
+        assert re.search(says, said[0]), said[0]
+        assert next(one for one in caught if one.category is RuntimeWarning).filename == __file__
 
 
 class TorchStream:
