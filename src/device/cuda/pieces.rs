@@ -1,9 +1,9 @@
 //! How the rows of a layer are copied: in pieces, numbered so that few lines of host memory are asked for twice.
 //!
-//! A multiprocessor asks L2, and so the link, for lines of 128 bytes: a warp's load of 16 bytes a thread is four of them,
-//! if they are whole. Were a row's pieces numbered from its first byte on, one line in five or so would fall to two warps, and be
-//! asked for by both. So a row's numbers begin with its first line, wherever in it the row begins, and end with its
-//! last line. What the numbers leave out costs threads that idle for a load, and nothing of the link.
+//! A multiprocessor asks L2, and so the link, for lines of 128 bytes: a warp's load of 16 bytes a thread is four of
+//! them, if they are whole. Were a row's pieces numbered from its first byte on, one line in five or so would fall to
+//! two warps, and be asked for by both. So a row's numbers begin with its first line, wherever in it the row begins,
+//! and end with its last line. What the numbers leave out costs threads that idle for a load, and nothing of the link.
 //!
 //! Requests of a row are then the lines that it touches: 6.0 for one of 656 bytes, whether rows stand 656, 704 or 768
 //! bytes apart. Numbered from its first byte it would be 7.1, if a load asks for a line once, and more if the hardware
@@ -26,8 +26,8 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// Of rows from `rows` on, and slots from `slab` on. Where more than a fifth of the numbers would be left out, as with
-    /// rows of less than a line, they have no gaps.
+    /// Of rows from `rows` on, and slots from `slab` on. Where more than a fifth of the numbers would be left out, as
+    /// with rows of less than a line, they have no gaps.
     pub fn of(geometry: &Geometry, slab: u64, rows: u64) -> Pieces {
         let [first, second] = geometry.shape().runs;
         let stride = u64::from(geometry.host_stride());

@@ -5,8 +5,9 @@
 //! pinned memory, a lane's place each, which a kernel reads where it is.
 //!
 //! A launch is checked before it is enqueued, and carries all that it needs by value, what describes the cache
-//! included: a captured one can be launched again and again, and a kernel asks device memory for data alone. Numbers that only the device knows are believed by no kernel: they are compared
-//! with the extents before anything is addressed with them.
+//! included: a captured one can be launched again and again, and a kernel asks device memory for data alone. Numbers
+//! that only the device knows are believed by no kernel: they are compared with the extents before anything is
+//! addressed with them.
 //!
 //! **Warm-ups** of all lanes share one room to work in. Those of different streams are run one behind the
 //! other by an event of the device's own, which no capture may wait for: on a captured stream they are refused.
@@ -461,8 +462,8 @@ impl CudaPools {
         self.launch(e, Launch { most_threads: COMMIT_THREADS, ..launch }, &commit)
     }
 
-    /// Where the room is that a resolve works in, and its bytes of a block's shared memory: the sets go before the lane's
-    /// blocks, which are asked for more seldom.
+    /// Where the room is that a resolve works in, and its bytes of a block's shared memory: the sets go before the
+    /// lane's blocks, which are asked for more seldom.
     fn room(&self, e: &Enqueueing<'_>) -> (u32, u32) {
         let sets = u64::from(self.words.work_words) * 4;
         let all = sets + u64::from(self.words.set_words / 2) * 4;

@@ -104,7 +104,8 @@ static __device__ void gather(const GatherArgs& args, Flat& flat, Copy copy) {
         copy(args.pools, args.layer, share_of(all), [&](u32 number, u64& host, u32& slot) {
             u32 at_row = find_row(flat.before, rows, number), row = args.first + first + at_row;
             u32 rank = flat.rows[at_row].rank(number - flat.before[at_row]);
-            const Fetch& fetch = at<const Fetch>(args.micro.fetches)[static_cast<u64>(row) * args.pools.selected + rank];
+            u64 place = static_cast<u64>(row) * args.pools.selected + rank;
+            const Fetch& fetch = at<const Fetch>(args.micro.fetches)[place];
             host = fetch.host;
             slot = fetch.slot;
             if (host == 0) blame_page(args, row, fetch.position);
@@ -129,7 +130,8 @@ FOREBAY_KERNEL(forebay_gather_bulk, GatherArgs, MOST_THREADS, 3) {
 }
 #endif
 
-// Stores the new rows, from their landing slots to the total pool.
+// Stores the new rows, from their landing slots to the total pool. Marks come last: they wait for the step's block
+// alone.
 FOREBAY_KERNEL(forebay_scatter, ScatterArgs, MOST_THREADS, 3) {
     after_previous();
     __shared__ Stage stage;
@@ -137,24 +139,24 @@ FOREBAY_KERNEL(forebay_scatter, ScatterArgs, MOST_THREADS, 3) {
     const Layer& layer = args.layer;
     const Micro& micro = args.micro;
     StepHead head = step_head(pools, micro);
-    u32 rows = saturating_sub(min(args.first + args.count, head.real), args.first);
-    u32 words = div_ceil(layer.query_rows, 32);
-    for (u32 row = threadIdx.x; blockIdx.x == 0 && row < rows; row += blockDim.x) {
-        u32* marks = marks_of(pools, micro, words, args.number, args.first + row, SCATTERED);
-        note_rows(marks, args.row_first, args.row_count);
-    }
     // Shares are of all batch rows, so that nobody waits to learn how many mean something before asking for his.
     const u32 all = args.count * args.row_count;
     copy_rows<true>(pools, layer, stage, share_of(all), [&](u32 number, u64& host, u32& slot) {
         u32 row = args.first + number / args.row_count, query = args.row_first + number % args.row_count;
         u32 lane = step_entry(micro, row).lane;
-        if (row >= head.real || lane >= layer.lanes) return;
+        if (static_cast<u32>(row >= head.real) | (lane >= layer.lanes)) return;
         const LaneHead& of = at<const LaneHead>(layer.heads)[lane];
         if (query >= of.landed) return;
         host = host_row(pools, layer, lane, of.length + query);
         slot = layer.landing_base + lane * layer.query_rows + query;
         if (host == 0) blame(pools, micro, lane, 1, args.number, row, TABLES, of.length + query);
     });
+    u32 rows = saturating_sub(min(args.first + args.count, head.real), args.first);
+    u32 words = div_ceil(layer.query_rows, 32);
+    for (u32 row = threadIdx.x; blockIdx.x == 0 && row < rows; row += blockDim.x) {
+        u32* marks = marks_of(pools, micro, words, args.number, args.first + row, SCATTERED);
+        note_rows(marks, args.row_first, args.row_count);
+    }
 }
 
 // A stretch of a lane's slots, as far as it lies in one layer: places `from` to `from + here`. `first` and `left`

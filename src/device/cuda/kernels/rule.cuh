@@ -32,8 +32,8 @@ struct Lane {
     }
 };
 
-// Calls `use(place, slot, word)` for the lane's slots from place `first` on, the threads of the block dividing them;
-// `word` is what `load(place, slot)` has answered. A thread asks for `AHEAD` of them before it uses the first.
+// Calls `use` for the lane's slots from place `first` on, the threads of the block dividing them: with the place, the
+// slot, and what `load` has answered of both. A thread asks for `AHEAD` of them before it uses the first.
 template <class Load, class Use>
 static __device__ __forceinline__ void each_slot(const Lane& lane, u32 first, Load load, Use use) {
     for (u32 from = first + threadIdx.x; from < lane.places; from += AHEAD * blockDim.x) {

@@ -76,8 +76,9 @@ static __device__ __forceinline__ u32 first_row(u32 word, u32 bits) {
     return bits ? word * 32 + __ffs(static_cast<i32>(bits)) - 1 : EMPTY;
 }
 
-// Blames the rows of which a layer was not resolved or scattered: what is not in the total pool must not be accepted.
-// A layer has `most` query rows of a batch row. A word of either kind is asked for before one is looked at: a layer of a row waits for memory once, behind its entry.
+// Blames the rows of which a layer was not resolved or scattered: what is not in the total pool must not be accepted. A
+// layer has `most` query rows of a batch row. A word of either kind is asked for before one is looked at: a layer of a
+// row waits for memory once, behind its entry.
 static __device__ void blame_undone(const Pools& pools, const Micro& micro, StepHead head, u32 most) {
     const u32 due = pools.due, layers = pools.layer_count;
     if (!(due & DUE_RESOLVED)) return;
