@@ -202,7 +202,7 @@ fn structs_hold_no_padding() {
         (size_of::<FbCacheConfig>(), 2, 24),
         (size_of::<FbStats>(), 10, 8),
         (size_of::<FbInfo>(), 1, 20),
-        (size_of::<FbCacheFootprint>(), 9, 0),
+        (size_of::<FbCacheFootprint>(), 10, 0),
         (size_of::<FbOpenConfig>(), 3, 4),
         (size_of::<FbWarmUp>(), 3, 2),
         (size_of::<FbSequenceLength>(), 1, 4),
