@@ -249,6 +249,10 @@ fn rates_are_measured_and_a_fit_takes_them() {
     let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/setups/ess-measurements.json");
     let mut measured: Value = serde_json::from_str(&std::fs::read_to_string(published).unwrap()).unwrap();
     measured.as_object_mut().unwrap().remove("overlap");
+    // The stand-in takes most of a millisecond for a gather of any size: steps are as long as its works then.
+    for step in measured["steps"].as_array_mut().unwrap() {
+        step["ms"] = (10.0 * step["ms"].as_f64().unwrap()).into();
+    }
     let measurements = machine.path("measurements.json");
     std::fs::write(&measurements, measured.to_string()).unwrap();
     let setup = machine.path("setup.json");
