@@ -241,3 +241,19 @@ fn a_closed_pipe_is_no_error() {
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), output.stderr), (Some(0), Vec::new()));
 }
+
+#[test]
+fn rows_stand_in_the_drivers_own_memory_if_asked_for() {
+    let Some(driver) = driver() else { return };
+    let of = |pinned: &str| {
+        let of_gpu = ["--device", "cuda:0", "--driver", driver.library(), "--rounds", "1", "--only"];
+        entries(&[&of_gpu[..], &["gather,scatter", "--pinned", pinned]].concat())
+    };
+    // Every row is compared with what was filled in.
+    for pinned in ["registered", "driver"] {
+        let figures = of(pinned);
+        assert!(figures.len() > 2 && figures[1..].iter().all(|figure| figure["checked"].as_u64() > Some(0)));
+    }
+    let text = refuses(&["bench", "--quick", "--pinned", "driver"]);
+    assert!(text.contains("--pinned") && text.contains("--device cuda:N"), "{text}");
+}

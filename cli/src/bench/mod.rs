@@ -30,7 +30,7 @@ use forebay::{Error, Kind, Result, os};
 
 use crate::look::LookArguments;
 use crate::output::Results;
-use crate::target::{DeviceName, ProbeOptions, Target};
+use crate::target::{DeviceName, Pinned, ProbeOptions, Target};
 use crate::{html, output, sizes};
 use lines::Lines;
 use pool::Pool;
@@ -130,6 +130,10 @@ pub struct Arguments {
     /// have ended. It acts in the order `none`: in DA and DBA events stand between them.
     #[arg(long)]
     programmatic: bool,
+    /// Whose pinned memory the rows stand in: registered is the system's, driver is the driver's own in pages of 2 MiB
+    /// (a GPU's alone, CUDA 12.2 or newer).
+    #[arg(long, value_enum, default_value = "registered")]
+    pinned: Pinned,
     /// Steps run beside persistent kernels: the engine's work has one long block on each multiprocessor of a GPU.
     #[arg(long)]
     persistent: bool,
@@ -183,9 +187,9 @@ impl Arguments {
     }
 
     fn open(&self) -> Result<Arc<dyn Probe>> {
-        let Arguments { gather_blocks, threads, bulk, programmatic, .. } = *self;
+        let Arguments { gather_blocks, threads, bulk, programmatic, pinned, .. } = *self;
         let options =
-            ProbeOptions { gather_blocks, threads, bulk, programmatic, ..ProbeOptions::of("bench") };
+            ProbeOptions { gather_blocks, threads, bulk, programmatic, pinned, ..ProbeOptions::of("bench") };
         self.target().probe(options)
     }
 
@@ -200,7 +204,7 @@ impl Arguments {
         let least = self.groups().into_iter().map(Group::least).max().unwrap_or_default();
         let gpu = self.target().name != DeviceName::Host;
         let wanted = pool::For { asked: self.pool, quick: self.quick, gpu, least };
-        Ok(Pool::new(pool::bytes(wanted, os::memory().1)?))
+        Ok(Pool::new(pool::bytes(wanted, os::memory().1)?).of_driver(self.pinned == Pinned::Driver))
     }
 
     fn measure(&self) -> Result<Measured> {

@@ -7,8 +7,8 @@
 //!
 //! **Filled once.** What a row holds follows from where it stands, so a wrong row shows. All groups of a run share one
 //! mapping, which each group's device registers: 64 GiB are made resident and filled once, by up to 16 threads, and not
-//! in minutes a group. What scatters leave in it stands there for whoever comes next; every
-//! comparison reads what is there.
+//! in minutes a group. What scatters leave in it stands there for whoever comes next; every comparison reads what is
+//! there. Memory that a driver makes (`--pinned driver`) is one device's, and so made and filled for each group.
 
 use std::cell::RefCell;
 use std::panic::resume_unwind;
@@ -118,7 +118,10 @@ impl Memory {
     pub fn filled(device: &dyn Probe, bytes: u64) -> Result<Memory> {
         // Pages are made resident by the threads that fill them, and locked by registering.
         let request = Request { populate: false, lock: false, ..host_request(device, bytes)? };
-        let map = Arc::new(Map::new(&request, &NoFaults)?.0);
+        let map = match device.host_memory(bytes, request.node)? {
+            Some(made) => made,
+            None => Arc::new(Map::new(&request, &NoFaults)?.0),
+        };
         fill(&map, bytes)?;
         Memory::of(device, map, bytes)
     }
@@ -164,6 +167,8 @@ fn fill(map: &Map, bytes: u64) -> Result<()> {
 pub struct Pool {
     /// How much.
     pub bytes: u64,
+    /// Whether each device makes its own, which no other device takes.
+    of_driver: bool,
     /// Once a group has asked for it.
     map: RefCell<Option<Arc<Map>>>,
 }
@@ -171,7 +176,12 @@ pub struct Pool {
 impl Pool {
     /// Of so many bytes, none of which is taken yet.
     pub fn new(bytes: u64) -> Pool {
-        Pool { bytes, map: RefCell::new(None) }
+        Pool { bytes, of_driver: false, map: RefCell::new(None) }
+    }
+
+    /// The same of memory that drivers make, if `of_driver`.
+    pub fn of_driver(self, of_driver: bool) -> Pool {
+        Pool { of_driver, ..self }
     }
 
     /// The memory as a device sees it.
@@ -184,7 +194,9 @@ impl Pool {
             return Memory::of(device, map, self.bytes);
         }
         let memory = Memory::filled(device, self.bytes)?;
-        self.map.replace(Some(Arc::clone(&memory.map)));
+        if !self.of_driver {
+            self.map.replace(Some(Arc::clone(&memory.map)));
+        }
         Ok(memory)
     }
 
