@@ -124,17 +124,18 @@ fn text(costs: &KernelCosts, figures: &[Figure], look: Look) -> String {
         prices.add_row([name.to_owned(), price, source.to_owned()]);
     }
     let mut table = look.table();
-    table.set_header(["figure", "unit", "before", "now", "by which terms, now"]);
+    table.set_header(["before", "now", "unit", "figure"]);
+    let mut terms = String::new();
     for Figure { name, unit, before, now } in figures {
-        table.add_row([name.clone(), (*unit).to_owned(), range(before.value), range(now.value), now.by()]);
+        table.add_row([range(before.value), range(now.value), (*unit).to_owned(), name.clone()]);
+        terms += &format!("\n  {name}: {}", now.by());
     }
     let prices = look.fit(prices, &Spare { columns: &[], keys: 1, text: Some("source") });
-    let spare = Spare { columns: &["unit"], keys: 1, text: Some("by which") };
+    let table = look.fit(table, &Spare { columns: &["unit"], keys: 0, text: Some("figure") });
     format!(
         "What forebay's kernels should take of a GPU. Nothing here was measured: sums of prices, from the least to the \
-         most.\n\n{prices}\n\n{}\n\nBefore: as the kernels were when they were first read for a GPU. Times of kernels \
-         are without their own launch.\n",
-        look.fit(table, &spare)
+         most.\n\n{prices}\n\n{table}\n\nBefore: as the kernels were when they were first read for a GPU. Times of \
+         kernels are without their own launch. The sums, now:\n{terms}\n"
     )
 }
 
