@@ -6,7 +6,7 @@
 # OUT gets summary.txt, which grows by the lines of a part, logs.tar, and files of figures: JSON, and figures.jsonl (of
 # smoke smoke.jsonl), where each figure of the bench is a line from the moment at which it is known; in front of a run's
 # figures stand a line of kind "run", which says with which options, and the device with its ceilings. What is killed
-# loses the figure under way alone; what its files hold goes where it belongs with the next call. Nothing is written
+# loses what is under way alone; what its files hold goes where it belongs with the next call. Nothing is written
 # beside OUT and a temporary folder, and no setting of the card is changed.
 # Status 0: every part that was named passed (what cannot run here says why, and does not fail); 1: one failed; 2: bad
 # arguments, no GPU, or interrupted.
@@ -14,6 +14,8 @@
 # speed. FOREBAY_GPU_SLOW=N: every limit N times as long, on a machine that is no measure. FOREBAY_GPU_ROUNDS=N: steps
 # timed for each figure of a run that does not say how many.
 set -uo pipefail
+# Numbers are read and written alike everywhere.
+export LC_ALL=C
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 2
 
 # The parts, in the order of `all`: what is most worth knowing comes first. Of each the seconds that it is expected to
@@ -33,8 +35,8 @@ ncu         90 220
 tests      200 460
 python     180 470
 sanitizer  200 450
-tune       300 460
 replay     120 460
+tune       300 460
 TABLE
 }
 
@@ -59,12 +61,10 @@ pools      80 - --only gather --rounds 5 --pool 8GiB
 pools      80 - --only gather --rounds 5 --pool 8GiB --pinned driver
 pools     120 - --only gather --rounds 5 --pool 32GiB
 pools     200 - --only gather --rounds 5 --pool 64GiB
-step-ways  90 - --only step --rounds 3 --gather-blocks 4
-step-ways  90 - --only step --rounds 3 --gather-blocks 16
-step-ways  90 CUDA_DEVICE_MAX_CONNECTIONS=8 --only step --rounds 3
-step-ways  90 CUDA_DEVICE_MAX_CONNECTIONS=32 --only step --rounds 3
-step-ways  90 - --only step --rounds 3 --persistent
-step-ways  90 - --only step --rounds 3 --persistent --leave-sms 4
+step-ways 110 - --only step --rounds 3 --persistent
+step-ways 110 - --only step --rounds 3 --persistent --leave-sms 4
+step-ways 110 CUDA_DEVICE_MAX_CONNECTIONS=32 --only step --rounds 3
+step-ways 110 - --only step --rounds 3 --gather-blocks 16
 tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 4
 tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 4 --bulk
 tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 16
@@ -121,8 +121,8 @@ plan() {
         END {
             close_call()
             if (left_out != "") print "no time for:" left_out
+            if (all == 0) { print "error: no part fits into calls of that length" >"/dev/stderr"; exit 2 }
             print "The seconds are estimates; a part that takes longer is ended and keeps its figures."
-            exit all == 0 ? 2 : 0
         }'
 }
 
@@ -137,6 +137,9 @@ unpack() {
 
 # Seconds that the part has left.
 left() { echo $((ends - SECONDS)); }
+
+# A question that is answered at once, or not at all.
+short() { timeout -k 5 $((45 * slow)) "$@" </dev/null; }
 
 # bounded SECONDS LOG COMMAND...: runs it for so long at most, and no longer than the part has left.
 bounded() {
@@ -251,7 +254,7 @@ part_tests() {
 tool() { PATH=$PATH:/usr/local/cuda/bin command -v "$1"; }
 
 part_sanitizer() {
-    local tool program bad=0 log
+    local tool program bad=0 late=0 log
     program=$(tool compute-sanitizer) || { detail="not here: no compute-sanitizer"; return 0; }
     unpack || { detail="the programs cannot be unpacked"; return 1; }
     export FOREBAY_TEST_DRIVER=$driver CUDA_MODULE_LOADING=EAGER
@@ -267,12 +270,15 @@ part_sanitizer() {
         elif grep -q 'SUMMARY: [1-9]' "$logs/$log"; then
             bad=$((bad + 1))
             say "$tool ($status): $(grep 'SUMMARY' "$logs/$log" | tail -n 1)"
+        elif [ $status = 124 ] || [ $status = 137 ] || [ $status = 143 ]; then
+            late=$((late + 1))
+            say "$tool: ended$(why $status) behind $(grep -c '^test .* ok$' "$logs/$log") tests that passed"
         else
             say "$tool: not here ($status): $(grep -v '^test \|^$' "$logs/$log" | tail -n 1)"
         fi
     done
-    detail="$bad tools found something"
-    [ $bad = 0 ]
+    detail="$bad tools found something, $late took too long"
+    [ $((bad + late)) = 0 ]
 }
 
 part_doctor() {
@@ -302,8 +308,14 @@ bench() {
     status=$?
     kept=$(grep -c '"kind":"bench",' "$out/$figures.part" 2>/dev/null)
     fold "$figures"
-    [ $status = 0 ] || say "failed$(why $status), ${kept:-0} figures kept: $*: $(tail -n 1 "$logs/$name.log")"
-    return $status
+    [ $status != 0 ] || return 0
+    # What a GPU, its driver or the machine does not have is no failure.
+    if grep -q '^error: [^:]*: \(invalid configuration\|refused by the operating system\)' "$logs/$name.log"; then
+        say "not here: $*: $(tail -n 1 "$logs/$name.log")"
+        return 3
+    fi
+    say "failed$(why $status), ${kept:-0} figures kept: $*: $(tail -n 1 "$logs/$name.log")"
+    return 1
 }
 
 # Bytes that can be had: of the machine, and of a container's limit, where what files take is given up.
@@ -325,9 +337,10 @@ available() {
 # Whether a pool of so many bytes, as 8GiB, goes into free memory.
 fits() { [ "$(numfmt --from=iec "${1%iB}")" -le $(($(available) / 100 * most_share)) ]; }
 
-# The part's runs of the bench, one behind the other. A run that takes too long costs its own last figure alone.
+# The part's runs of the bench, one behind the other. A run that takes too long costs its own last figures alone. A part
+# with runs that there was no time for has not passed.
 benches() {
-    local name seconds set options pool failed=0 number=0 without=0
+    local name seconds set options pool measured=0 failed=0 number=0 without=0 late=0
     while read -r name seconds set options; do
         [ "$name" = "$part" ] && ! stopped || continue
         pool=$(sed -n 's/.*--pool \([^ ]*\).*/\1/p' <<<"$options")
@@ -336,9 +349,9 @@ benches() {
             [ -z "$pool" ] || { options=${options/"--pool $pool"/"--pool $quick_pool"}; pool=$quick_pool; }
             options=${options/--rounds 3/--rounds 1}
             case $part-$number-$options in
-            pools-1-* | tune-3-*) break ;;
-            step-ways-1-*--persistent*) ;;
-            step-ways-[1-9]-*) continue ;;
+            tune-3-*) break ;;
+            pools-[1-9]-*--pinned*) ;;
+            pools-[1-9]-* | step-ways-[1-9]-*) continue ;;
             esac
         fi
         if [ -n "$pool" ] && ! fits "$pool"; then
@@ -346,21 +359,27 @@ benches() {
             without=$((without + 1))
         elif [ "$(left)" -lt 10 ]; then
             say "left out, no time: $options"
-            without=$((without + 1))
+            late=$((late + 1))
         else
             number=$((number + 1))
             # shellcheck disable=SC2086
-            bench "$seconds" "$part-$number" "$set" $options || failed=$((failed + 1))
+            bench "$seconds" "$part-$number" "$set" $options
+            case $? in
+            0) measured=$((measured + 1)) ;;
+            3) without=$((without + 1)) ;;
+            *) failed=$((failed + 1)) ;;
+            esac
         fi
     done < <(runs)
-    detail="$number runs, $failed failed, $without left out"
-    [ $failed = 0 ]
+    detail="$number runs, $failed failed, $without left out, $late too late"
+    [ $((measured + failed + late)) != 0 ] || detail="not here: $detail"
+    [ $((failed + late)) = 0 ]
 }
 
 # Requests and sectors of a kernel's launches, which counters of the GPU tell. In ncu-GROUP.csv launches stand as the
 # run made them: for each figure two that warm up and one that is timed.
 part_ncu() {
-    local program group failed=0 metrics
+    local program group failed=0 without=0 metrics
     program=$(tool ncu) || { detail="not here: no ncu"; return 0; }
     metrics=lts__t_requests_srcunit_tex.sum,lts__t_sectors_srcunit_tex.sum
     metrics+=,lts__t_sectors_srcunit_tex_aperture_sysmem.sum
@@ -373,42 +392,44 @@ part_ncu() {
             --json-lines "$logs/ncu-$group.jsonl"
         local status=$?
         if grep -q ERR_NVGPUCTRPERM "$logs/ncu-$group".*; then
+            without=$((without + 1))
             say "$group: not here: counters are for administrators alone"
-        elif grep -q "forebay_$group" "$logs/ncu-$group.csv" 2>/dev/null; then
+        elif grep -q "^\"[0-9].*forebay_$group" "$logs/ncu-$group.csv" 2>/dev/null; then
             [ -n "${quick[*]}" ] || cp "$logs/ncu-$group.csv" "$out/"
-            say "$group: $(grep -c "\"forebay_$group" "$logs/ncu-$group.csv") launches"
+            say "$group: $(grep -c "^\"[0-9].*forebay_$group" "$logs/ncu-$group.csv") launches"
         else
             failed=$((failed + 1))
             say "$group: failed$(why $status): $(tail -n 1 "$logs/ncu-$group.log")"
         fi
     done
     detail="$failed failed"
+    [ $without != 2 ] || detail="not here: counters are for administrators alone"
     [ $failed = 0 ]
 }
 
 # The package and what it lacks here, unpacked: wheels are archives, and nothing is installed.
 python_site() {
     local tag wheel site=$work/site
-    mkdir "$site"
+    mkdir -p "$site"
     tag=$(python3 -c 'import sys; print("cp%d%d" % sys.version_info[:2])') || return 1
     for wheel in "$here"/python/*.whl; do
         local name=${wheel##*/}
         case $name in
-        cffi-*-"$tag"-* | pycparser-*) python3 -c 'import cffi' 2>/dev/null && continue ;;
+        cffi-*-"$tag"-* | pycparser-*) short python3 -c 'import cffi' 2>/dev/null && continue ;;
         cffi-*) continue ;;
         forebay-*) ;;
-        *) python3 -c 'import pytest' 2>/dev/null && continue ;;
+        *) short python3 -c 'import pytest' 2>/dev/null && continue ;;
         esac
         python3 -m zipfile -e "$wheel" "$site" || return 1
     done
     export PYTHONPATH=$site
-    python3 -c 'import forebay' >"$logs/python-import.log" 2>&1
+    short python3 -c 'import forebay' >"$logs/python-import.log" 2>&1
 }
 
 part_python() {
     local failed=0
     command -v python3 >/dev/null || { detail="not here: no python3"; return 0; }
-    python3 -c 'import numpy' 2>/dev/null || { detail="not here: no numpy"; return 0; }
+    short python3 -c 'import numpy' 2>/dev/null || { detail="not here: no numpy"; return 0; }
     python_site || { detail="the package cannot be imported: $(tail -n 1 "$logs/python-import.log")"; return 1; }
     local tests=()
     for name in test_gpu test_proof test_cuda test_torch; do
@@ -418,7 +439,7 @@ part_python() {
     say "tests: $(tail -n 1 "$logs/python-tests.log")"
     # With torch on the GPU; in its place the stand-in driver, if one is named, whose device memory is the host's.
     local beneath=() device=1
-    if ! python3 -c 'import torch; assert torch.cuda.is_available()' >"$logs/python-torch.log" 2>&1; then
+    if ! short python3 -c 'import torch; assert torch.cuda.is_available()' >"$logs/python-torch.log" 2>&1; then
         beneath=(--driver "${FOREBAY_STANDIN_LIBRARY:-}")
         [ -n "${FOREBAY_STANDIN_LIBRARY:-}" ] || device=
     fi
@@ -443,7 +464,7 @@ part_python() {
     else
         say "proof: not here: no torch with a GPU"
     fi
-    detail=$(python3 -c 'import sys, torch; print("torch", torch.__version__)' 2>/dev/null || echo "no torch")
+    detail=$(short python3 -c 'import sys, torch; print("torch", torch.__version__)' 2>/dev/null || echo "no torch")
     return $failed
 }
 
@@ -558,14 +579,15 @@ esac
 [ $# = 2 ] || [ $# = 3 ] || usage
 asked=${1//,/ }
 [ "$1" != all ] || asked=$(names)
-[[ ${3:-1} =~ ^[0-9]+$ && ${FOREBAY_GPU_SLOW:-1} =~ ^[1-9][0-9]*$ ]] || usage
-[ -n "$asked" ] || usage
+[[ ${3:-1} =~ ^[1-9][0-9]*$ && ${FOREBAY_GPU_SLOW:-1} =~ ^[1-9][0-9]*$ ]] || usage
+[ -n "${asked// /}" ] || usage
 for part in $asked; do
-    names | grep -qxF -- "$part" || { echo "error: no part is called $part" >&2; usage; }
+    names | grep -qxF -- "$part" || { echo "error: no part is called $part" >&2; exit 2; }
 done
 slow=${FOREBAY_GPU_SLOW:-1} ends=${3:-1000000}
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
+trap 'echo "interrupted before anything was measured" >&2; exit 2' TERM INT HUP
 # A home that can be written, whatever the user's is; caches of the driver's go with it. Python's packages stay.
 export PYTHONUSERBASE=${PYTHONUSERBASE:-${HOME:-}/.local}
 export HOME=$work CUDA_CACHE_PATH=$work/cache PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
@@ -577,6 +599,11 @@ if ! has_gpu; then
     exit 2
 fi
 mkdir -p "$2/logs" && out=$(cd "$2" && pwd) || exit 2
+# What a killed call left running holds the lock for as long as it lasts.
+if command -v flock >/dev/null; then
+    exec 9>"$out/.lock"
+    flock -n 9 || { echo "error: another call still measures into $out: wait for it, or end it" >&2; exit 2; }
+fi
 logs=$out/logs quick=() rounds=() figures=figures.jsonl
 [ "${FOREBAY_GPU_QUICK:-}" != 1 ] || quick=(--quick)
 [ -z "${FOREBAY_GPU_ROUNDS:-}" ] || rounds=(--rounds "$FOREBAY_GPU_ROUNDS")
@@ -595,6 +622,7 @@ trap stop TERM INT HUP
 status=0
 for part in $asked; do
     if [ $((SECONDS + 10)) -gt "$ends" ]; then
+        status=1
         echo "$part: did not run, 0 s: no time is left" | tee -a "$out/summary.txt"
         continue
     fi
@@ -608,7 +636,9 @@ for part in $asked; do
     [ $ended = 0 ] || status=1
     ! stopped || break
 done
-rm -rf "$logs"
+# A full disk leaves the logs where they are.
+[ -n "$(find "$logs" -type f)" ] || rm -rf "$logs"
+rm -f "$out/.lock"
 if stopped; then
     echo "interrupted: what was measured until then is in $out" | tee -a "$out/summary.txt" >&2
     exit 2
