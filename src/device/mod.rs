@@ -25,6 +25,7 @@ pub mod clock;
 pub mod cuda;
 pub mod host;
 mod op;
+mod pieces;
 #[cfg(feature = "measure")]
 pub(crate) mod probe;
 pub mod rates;

@@ -207,12 +207,12 @@ impl Rates {
 #[cfg_attr(feature = "predict", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "predict", serde(deny_unknown_fields))]
 pub struct HostCosts {
-    /// Prepare, finish and retire, and one launch of captured layers: four launches, five records and waits, 20
-    /// other calls.
+    /// Prepare, finish and retire: three launches, five records and waits, 18 other calls.
     pub step_us: f64,
     /// A batch row in them.
     pub row_us: f64,
-    /// R, G or S of a layer that is not captured: a launch, the context entered and left.
+    /// R, G or S of a layer that is not captured, and the launch of a step's captured layers, of all micro-batches at
+    /// once: a launch, the context entered and left.
     pub operation_us: f64,
     /// An edge between streams: a record and a wait, the context entered and left.
     pub edge_us: f64,
@@ -220,7 +220,7 @@ pub struct HostCosts {
 
 impl Default for HostCosts {
     fn default() -> Self {
-        HostCosts { step_us: 12.75, row_us: 0.055, operation_us: 2.3, edge_us: 0.8 }
+        HostCosts { step_us: 10.45, row_us: 0.055, operation_us: 2.3, edge_us: 0.8 }
     }
 }
 

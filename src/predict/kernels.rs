@@ -4,9 +4,7 @@
 //! Each figure is a sum of the terms of [`clock::KernelCosts`](crate::device::clock::KernelCosts), from the least to
 //! the most that they allow. A measurement outside of a range refutes a count or a price, by its name.
 
-use crate::device::clock::{
-    BLOCK_BYTES, Between, Cost, Design, KernelCosts, Resolve, fetched, requests, sum,
-};
+use crate::device::clock::{BLOCK_BYTES, Between, Cost, Design, KernelCosts, Resolve, fetched, sum};
 
 /// Bytes of a row of DeepSeek-V3.2, and its stride on the host.
 const ROW: u32 = 656;
@@ -136,8 +134,9 @@ fn rows(costs: &KernelCosts, both: &Both<'_>) -> Vec<Figure> {
     let mut figures = Vec::new();
     for stride in [ROW, STRIDE, ALIGNED] {
         figures.push(both(&format!("requests of a row of 656 B, stride {stride}"), "requests", &|design| {
-            let by = requests(ROW, stride, design.numbered_by);
-            let words = format!("lines of 128 B by warps, pieces numbered by {} B", design.numbered_by);
+            let by = design.requests(ROW, stride);
+            let by_bytes = if design.by_lines { 128 } else { 64 };
+            let words = format!("lines of 128 B by warps, pieces numbered by {by_bytes} B");
             Estimate::said(Between::just(by), words)
         }));
     }
@@ -148,7 +147,7 @@ fn rows(costs: &KernelCosts, both: &Both<'_>) -> Vec<Figure> {
             &|design| {
                 let rows = 4_096.0;
                 let time = costs.gather(design, rows, ROW, stride);
-                let requested = requests(ROW, stride, design.numbered_by) * 128.0;
+                let requested = design.requests(ROW, stride) * 128.0;
                 let words = format!(
                     "656 of {} B if requests are the limit, of {} B if bytes; {}",
                     number(requested),
@@ -255,6 +254,11 @@ fn steps(costs: &KernelCosts, both: &Both<'_>) -> Vec<Figure> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::device::clock::{ClockDevice, ClockOptions, Span};
+    use crate::device::{Answer, Device, Part, Plan, PoolOp, Slice};
+    use crate::geometry::{Geometry, Shape};
+    use crate::ids::{Layer, MicroBatch};
+    use crate::residency::{Rows, TableShape};
 
     fn figure(name: &str) -> Figure {
         let found = table(&KernelCosts::default()).into_iter().find(|figure| figure.name.starts_with(name));
@@ -313,6 +317,83 @@ mod tests {
         near(of("the same in DA"), choice.0, choice.1);
         let (least, most) = gather(137.0, 2.0, 6.0);
         near(of("batch 1, budget 4,096"), choice.0 + 0.8 + least, choice.1 + 1.2 + most);
+    }
+
+    /// A step's largest batch, and query rows of each.
+    const BATCH: u32 = 160;
+    const QUERY_ROWS: u32 = 32;
+
+    fn plan(device: &ClockDevice) -> crate::error::Result<Plan> {
+        let shape = Shape { layers: 1, draft_layers: 0, ..Shape::DEEPSEEK_V3_2 };
+        let tables = TableShape {
+            lanes: BATCH,
+            tokens: 1024,
+            query_rows: QUERY_ROWS,
+            passes: 1,
+            scratch: 0,
+            scratch_base: 1,
+            landing_base: 64,
+            budget_base: 64 + BATCH * QUERY_ROWS,
+            budget_blocks: 1,
+        };
+        Ok(Plan {
+            geometry: Geometry::new(shape)?,
+            tables: vec![tables],
+            slabs: vec![device.allocate(1 << 40)?],
+            rows: vec![device.allocate(1 << 40)?],
+            lane_pages: 16,
+            micro_batches: 1,
+            batch: BATCH,
+            expected: Default::default(),
+        })
+    }
+
+    /// What the clock device does of R, G and S of so many batch and query rows, `misses` of them all missing.
+    fn clocked(works: &str, batch: u32, query_rows: u32, misses: f64) -> crate::error::Result<Vec<Span>> {
+        let device = ClockDevice::new(ClockOptions { record: true, ..ClockOptions::default() })?;
+        let (stream, pools) = (device.stream()?, device.attach(plan(&device)?)?);
+        device.set_misses(Layer(0), misses / f64::from(batch))?;
+        let rows = Rows { first: 0, count: query_rows };
+        let part = Part { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: batch, rows };
+        let words = u64::from(4 * batch * query_rows * 2048);
+        let [selection, slots]: [Slice; 2] = [device.allocate(words)?, device.allocate(words)?];
+        for work in works.chars() {
+            let op = match work {
+                'R' => PoolOp::Resolve { part, selection, answer: Answer { slots, parts: None } },
+                'G' => PoolOp::Gather { part, pass: 0 },
+                _ => PoolOp::Scatter(part),
+            };
+            device.enqueue(pools, stream, op)?;
+        }
+        device.run()?;
+        Ok(device.spans())
+    }
+
+    #[test]
+    fn the_clocks_default_prices_lie_in_the_tables_ranges() {
+        let bytes = 4_096.0 * f64::from(ROW);
+        for (name, works, batch, query_rows, misses) in [
+            ("resolve, 160 lanes, q 1", "R", 160, 1, 0.0),
+            ("resolve, 160 lanes, q 2", "R", 160, 2, 0.0),
+            ("gather, 4,096 rows of 656 B, stride 704", "G", 160, 1, 4_096.0),
+            ("scatter, 4,096", "S", 128, 32, 0.0),
+            ("resolve + gather, batch 1, 410", "RG", 1, 1, 410.0),
+            ("resolve + gather, batch 100", "RG", 100, 1, 41_000.0),
+            ("a layer's gather, batch 160, 190", "G", 160, 1, 30_400.0),
+        ] {
+            let spans = clocked(works, batch, query_rows, misses).unwrap_or_else(|e| unreachable!("{e}"));
+            let (Some(first), Some(last)) = (spans.first(), spans.last()) else { unreachable!("{name}") };
+            let ns = last.end_ns - first.start_ns;
+            let Figure { unit, now, .. } = figure(name);
+            let found = if unit == "us" { ns / 1e3 } else { bytes / ns };
+            let Between { low, high } = now.value;
+            assert!((low..=high).contains(&found), "{name}: {found} of {low} to {high} {unit}");
+        }
+        // The gap in front of each of a step's 183 is a node.
+        let spans = clocked("RRRR", 1, 1, 0.0).unwrap_or_else(|e| unreachable!("{e}"));
+        let gaps = spans.array_windows().map(|[a, b]| (b.start_ns - a.end_ns) / 1e3);
+        let Between { low, high } = figure("launches of R, G and S").now.value;
+        gaps.for_each(|gap| assert!((low..=high).contains(&(183.0 * gap)), "{gap}"));
     }
 
     #[test]

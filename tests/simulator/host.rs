@@ -87,6 +87,8 @@ fn the_hosts_calls_of_a_layer_are_those_that_the_schedule_makes() {
     }
     let time = host(HostCosts { step_us: 3.0, row_us: 0.5, ..none }, Overlap::Dba);
     assert_eq!((time.captured_us, time.uncaptured_us), (6.0 + 80.0, 86.0));
+    // Both micro-batches' captured layers are one launch.
+    assert_eq!(host(HostCosts { operation_us: 1.0, ..none }, Overlap::Dba).captured_us, 1.0);
 }
 
 #[test]

@@ -94,6 +94,9 @@ pub struct Costs {
     pub copy_ns: f64,
     /// R; a row is a query row of a batch row.
     pub resolve: Kernel,
+    /// Batch rows whose R run beside each other, and take the time of one; so many more take it once more. None: their
+    /// rows take their time one behind the other, as a line through measured times has them.
+    pub resolve_wave: Option<u32>,
     /// The beginning of a step: load and commit; a row is a batch row in one layer.
     pub begin: Kernel,
     /// The report at a step's end; a row is a layer.
@@ -114,27 +117,6 @@ impl Default for Costs {
     /// them all.
     fn default() -> Self {
         KernelCosts::default().of_clock(&Design::NOW)
-    }
-}
-
-impl Costs {
-    /// The numbers that are no kernel's, and guesses for those that are.
-    pub(super) fn of_machine() -> Costs {
-        let kernel = |fixed_ns, row_ns| Kernel { fixed_ns, row_ns, sm: 0.2 };
-        Costs {
-            launch_ns: 1_000.0,
-            poll_ns: 1_000.0,
-            link: Link { to_device: 55e9, to_host: 55e9, duplex: 0.9, copy_engines: 1 },
-            device_copy: 2e12,
-            copy_ns: 1_000.0,
-            resolve: kernel(4_000.0, 15.0),
-            begin: kernel(3_000.0, 1.0),
-            report: kernel(2_000.0, 5.0),
-            lane: kernel(3_000.0, 20.0),
-            warm: kernel(4_000.0, 200.0),
-            gather: Mover { fixed_ns: 3_000.0, rate: 37.0 * (1_u64 << 30) as f64, sm: 0.1 },
-            scatter: Mover { fixed_ns: 3_000.0, rate: 43e9, sm: 0.05 },
-        }
     }
 }
 
@@ -181,7 +163,11 @@ impl Costs {
             kernels.iter().map(|(k, n)| (n[2], k.sm)).chain(movers.iter().map(|(m, n)| (n[2], m.sm)));
         first(shares, is_share)?;
         first([("link.duplex", self.link.duplex)], |d| (LEAST_DUPLEX..=1.0).contains(&d))?;
-        first([("link.copy_engines", f64::from(self.link.copy_engines))], |n| n > 0.0)
+        let counts = [
+            ("link.copy_engines", f64::from(self.link.copy_engines)),
+            ("resolve_wave", self.resolve_wave.map_or(1.0, f64::from)),
+        ];
+        first(counts, |n| n > 0.0)
     }
 
     /// The link's rate in one direction, bytes per nanosecond.
@@ -242,6 +228,17 @@ impl Work {
         Work { fixed_ns: kernel.fixed_ns, ns: kernel.row_ns * rows, sm: kernel.sm, ..Work::default() }
     }
 
+    /// R of so many batch rows.
+    pub(super) fn resolve(costs: &Costs, batch_rows: u32, query_rows: u32) -> Work {
+        let Costs { resolve, resolve_wave, .. } = costs;
+        let Some(wave) = resolve_wave else {
+            return Work::kernel(resolve, f64::from(batch_rows) * f64::from(query_rows));
+        };
+        // What follows the first wave begins as it ends, and takes as long as all of it.
+        let (waves, one) = (f64::from(batch_rows.div_ceil(*wave)), Work::kernel(resolve, query_rows.into()));
+        Work { ns: one.ns * waves + one.fixed_ns * (waves - 1.0).max(0.0), ..one }
+    }
+
     pub(super) fn rows(mover: &Mover, direction: Direction, bytes: f64) -> Work {
         Work {
             fixed_ns: mover.fixed_ns,
@@ -285,7 +282,8 @@ mod tests {
     #[test]
     fn a_number_that_makes_no_sense_is_refused_by_its_name() {
         type Spoil = fn(&mut Costs);
-        let spoiled: [(&str, Spoil); 16] = [
+        let spoiled: [(&str, Spoil); 17] = [
+            ("resolve_wave", |c| c.resolve_wave = Some(0)),
             ("launch_ns", |c| c.launch_ns = -1.0),
             ("copy_ns", |c| c.copy_ns = f64::INFINITY),
             ("poll_ns", |c| c.poll_ns = 0.0),
@@ -311,6 +309,20 @@ mod tests {
             assert_eq!((error.kind(), error.operation()), (Kind::InvalidConfig, "costs"));
             assert_eq!(error.place().split(' ').next(), Some(name));
         }
+    }
+
+    #[test]
+    fn lanes_of_a_wave_take_the_time_of_one_and_rows_of_a_line_add_up() {
+        let mut costs = Costs { resolve_wave: Some(100), ..Costs::default() };
+        (costs.resolve.fixed_ns, costs.resolve.row_ns) = (7.0, 2.0);
+        let time = |costs: &Costs, batch_rows| {
+            let work = Work::resolve(costs, batch_rows, 3);
+            work.fixed_ns + work.ns
+        };
+        let waves = [0, 1, 100, 101, 200, 201].map(|batch_rows| time(&costs, batch_rows));
+        assert_eq!(waves, [7.0, 13.0, 13.0, 26.0, 26.0, 39.0]);
+        costs.resolve_wave = None;
+        assert_eq!([0, 1, 100].map(|batch_rows| time(&costs, batch_rows)), [7.0, 13.0, 607.0]);
     }
 
     #[test]

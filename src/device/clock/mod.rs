@@ -43,9 +43,7 @@ use checks::{Extents, NAME};
 use costs::Work;
 pub use costs::{Costs, Demand, Direction, Kernel, Link, Mover};
 use effect::{Beneath, Effect, call};
-pub use kernels::{
-    BLOCK_BYTES, Between, Cost, Design, KernelCosts, Resolve, SOURCES, fetched, requests, sum,
-};
+pub use kernels::{BLOCK_BYTES, Between, Cost, Design, KernelCosts, Resolve, SOURCES, fetched, sum};
 use timeline::{Due, Machine, Next, Operation, Timeline, Until};
 pub use timeline::{Label, Span};
 

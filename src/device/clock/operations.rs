@@ -42,7 +42,7 @@ impl ClockDevice {
                 Work::rows(&costs.gather, Direction::ToDevice, bytes)
             }
             PoolOp::Begin(_) => Work::kernel(&costs.begin, batch * layers),
-            PoolOp::Resolve { part, .. } => Work::kernel(&costs.resolve, rows(part)),
+            PoolOp::Resolve { part, .. } => Work::resolve(costs, part.count, part.rows.count),
             PoolOp::Gather { part, pass } => {
                 let rows = misses.get(part.layer.index()).map_or(0.0, |rows| rows * f64::from(part.count));
                 // The first pass moves what was declared; further ones are there, and move nothing.

@@ -19,6 +19,7 @@ fn costs() -> Costs {
         device_copy: 1e9,
         copy_ns: 0.0,
         resolve: kernel,
+        resolve_wave: None,
         begin: kernel,
         report: kernel,
         lane: kernel,

@@ -30,7 +30,6 @@ mod hosted;
 mod image;
 mod memory;
 mod module;
-mod pieces;
 mod pools;
 #[cfg(feature = "measure")]
 mod probe;

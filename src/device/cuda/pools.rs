@@ -19,9 +19,9 @@ use super::abi::{
 use super::driver::{Answer, Context, Current, Handle, LaunchAttribute, LaunchConfig, Refusal, flag};
 use super::memory::{Allocation, Pinned, Worker};
 use super::module::{Kernel, Module};
-use super::pieces::Pieces;
 use super::stream::OwnEvent;
 use crate::device::checks::{Asker, Extents};
+use crate::device::pieces::Pieces;
 use crate::device::{
     Answer as Lists, Begin, Cut, DeviceId, Expected, Part, Plan, PoolOp, Raise, Slice, Warm, block,
 };
@@ -264,7 +264,9 @@ fn layer(
     room: &mut Room,
 ) -> Result<abi::Layer> {
     let lanes = u64::from(shape.lanes);
-    let pieces = Pieces::of(geometry, slab.address(), rows.address());
+    let runs = geometry.shape().runs;
+    let others = slab.address() | u64::from(runs[0] | runs[1] | geometry.block_bytes());
+    let pieces = Pieces::of(geometry.row_bytes(), geometry.host_stride(), rows.address(), others);
     Ok(abi::Layer {
         heads: room.take(lanes, size_of::<LaneHead>())?,
         slot_of: room.take(lanes * u64::from(shape.tokens), 4)?,

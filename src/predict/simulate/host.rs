@@ -2,7 +2,8 @@
 //!
 //! The host prepares and enqueues a step while the device runs the last one, and retires it behind that. So a step
 //! takes the longer of its time on the device and its time on the host's one core. A captured step is one launch,
-//! whatever its layers; otherwise each layer's operations and edges are calls of the driver's, of each micro-batch.
+//! whatever its layers and micro-batches; otherwise each layer's operations and edges are calls of the driver's, of
+//! each micro-batch.
 //! Only what forebay calls is counted: an engine's own launches, of which an uncaptured layer has dozens, come on top.
 
 use super::world::{Batch, passes};
@@ -58,7 +59,7 @@ impl HostTime {
     pub(super) fn of(setup: &Setup, batch: &Batch, overlap: &[Overlap]) -> HostTime {
         let HostCosts { step_us, row_us, operation_us, edge_us } = setup.host();
         let (micro_batches, rows) = (batch.micro_batches() as f64, batch.rows.iter().sum::<u32>());
-        let captured_us = step_us * micro_batches + row_us * f64::from(rows);
+        let apart_us = step_us * micro_batches + row_us * f64::from(rows);
         let once = setup.shape().layers as usize;
         let layer = |(index, order): (usize, &Overlap)| {
             let times = if index < once { 1.0 } else { f64::from(passes(batch)) };
@@ -66,7 +67,7 @@ impl HostTime {
             times * (operations * operation_us + edges * edge_us)
         };
         let layers_us: f64 = overlap.iter().enumerate().map(layer).sum();
-        HostTime { captured_us, uncaptured_us: captured_us + micro_batches * layers_us }
+        HostTime { captured_us: apart_us + operation_us, uncaptured_us: apart_us + micro_batches * layers_us }
     }
 
     /// What a step of `step_ms` on the device waits for.

@@ -90,6 +90,7 @@ pub fn costs(setup: &Setup) -> Costs {
         device_copy: setup.file().gpu.memory_gb_s * 1e9,
         copy_ns: rates.launch_ns,
         resolve: kernel(own.resolve_us, own.resolve_row_us),
+        resolve_wave: None,
         begin: kernel(own.step_us / 2.0, 0.0),
         report: kernel(own.step_us / 2.0, 0.0),
         gather: mover(up, rates.gather_sm),
