@@ -56,7 +56,7 @@ use std::sync::PoisonError;
 pub(crate) struct Mutex<T>(RawMutex<T>);
 
 impl<T> Mutex<T> {
-    /// For a static too.
+    /// For a static too, which loom has none of: the CUDA device, which needs it, is not built with loom.
     #[cfg(not(loom))]
     pub(crate) const fn new(value: T) -> Self {
         Mutex(RawMutex::new(value))

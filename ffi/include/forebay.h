@@ -62,6 +62,12 @@
 // An NVIDIA GPU, through its driver.
 #define FB_DEVICE_CUDA 2
 
+// Rows in the system's memory, registered with the driver.
+#define FB_HOST_MEMORY_REGISTERED 0
+
+// Rows in memory that the driver makes, on a NUMA node of the host: with a driver of CUDA 12.2 or newer.
+#define FB_HOST_MEMORY_DRIVER 1
+
 // The total pool does without huge pages.
 #define FB_MEMORY_SMALL_PAGES 1
 
@@ -255,6 +261,10 @@ typedef struct fb_device_config {
     uint32_t gather_blocks;
     // Optional, CUDA: threads of a block, a multiple of 32 up to 512; 512.
     uint32_t threads;
+    // Optional, CUDA: whose memory rows stand in, an FB_HOST_MEMORY_ constant; FB_HOST_MEMORY_REGISTERED.
+    uint32_t host_memory;
+    // 0.
+    uint32_t reserved;
 } fb_device_config;
 
 // What runs in a stream's order on the host: see fb_stream_call.
@@ -334,7 +344,7 @@ typedef struct fb_cache_footprint {
     uint64_t tables;
     // Host: the rows of the total pool.
     uint64_t rows;
-    // Host: the pinned ring of step blocks and reports.
+    // Host: the pinned ring of step blocks and reports; and what a GPU's joins and roll-backs are staged in.
     uint64_t step_blocks;
     // Device: a GPU's own page tables of the host memory that it reaches, of memory that is registered: 8 bytes for 4
     // KiB.

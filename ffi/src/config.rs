@@ -101,7 +101,7 @@ pub struct FbCacheFootprint {
     pub tables: u64,
     /// Host: the rows of the total pool.
     pub rows: u64,
-    /// Host: the pinned ring of step blocks and reports.
+    /// Host: the pinned ring of step blocks and reports; and what a GPU's joins and roll-backs are staged in.
     pub step_blocks: u64,
     /// Device: a GPU's own page tables of the host memory that it reaches, of memory that is registered: 8 bytes for 4
     /// KiB.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 #[cfg(feature = "cuda")]
-use forebay::device::cuda::{CudaDevice, CudaOptions};
+use forebay::device::cuda::{CudaDevice, CudaOptions, HostMemory};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Event, Stream};
 use forebay::{Error, Kind, Result};
@@ -24,6 +24,11 @@ pub const FB_DEVICE_HOST: u32 = 0;
 pub const FB_DEVICE_HOST_THREADS: u32 = 1;
 /// An NVIDIA GPU, through its driver.
 pub const FB_DEVICE_CUDA: u32 = 2;
+
+/// Rows in the system's memory, registered with the driver.
+pub const FB_HOST_MEMORY_REGISTERED: u32 = 0;
+/// Rows in memory that the driver makes, on a NUMA node of the host: with a driver of CUDA 12.2 or newer.
+pub const FB_HOST_MEMORY_DRIVER: u32 = 1;
 
 /// How a device is made. What is optional and 0 gets its default.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +48,10 @@ pub struct FbDeviceConfig {
     pub gather_blocks: u32,
     /// Optional, CUDA: threads of a block, a multiple of 32 up to 512; 512.
     pub threads: u32,
+    /// Optional, CUDA: whose memory rows stand in, an FB_HOST_MEMORY_ constant; FB_HOST_MEMORY_REGISTERED.
+    pub host_memory: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 // SAFETY: words and a pointer, which is one; two of 4 bytes wherever one of 8 follows or the end.
@@ -145,6 +154,7 @@ impl FbDeviceConfig {
             _ if !self.library.is_null() => Err(refuse("library", 1_u32, ONLY)),
             _ if self.gather_blocks != 0 => Err(refuse("gather_blocks", self.gather_blocks, ONLY)),
             _ if self.threads != 0 => Err(refuse("threads", self.threads, ONLY)),
+            _ if self.host_memory != 0 => Err(refuse("host_memory", self.host_memory, ONLY)),
             _ => Ok(()),
         }
     }
@@ -165,6 +175,11 @@ impl FbDeviceConfig {
         if self.memory != 0 {
             return Err(refuse("memory", self.memory, "leave it 0: it is for host devices"));
         }
+        let host_memory = match self.host_memory {
+            FB_HOST_MEMORY_REGISTERED => HostMemory::Registered,
+            FB_HOST_MEMORY_DRIVER => HostMemory::Driver,
+            other => return Err(refuse("host_memory", other, "pass an FB_HOST_MEMORY_ constant")),
+        };
         let defaults = CudaOptions::default();
         let or = |value: u32, default| if value == 0 { default } else { value };
         let library = match self.library.is_null() {
@@ -177,6 +192,7 @@ impl FbDeviceConfig {
             library,
             gather_blocks: or(self.gather_blocks, defaults.gather_blocks),
             threads: or(self.threads, defaults.threads),
+            host_memory,
             ..defaults
         })?;
         let mut made = FbDevice::of(Arc::clone(&device) as Arc<dyn Device>)?;
@@ -194,6 +210,9 @@ impl FbDeviceConfig {
     /// # Safety
     /// `library` is null, or a text that ends with a zero byte.
     unsafe fn create(&self) -> Result<FbDevice> {
+        if self.reserved != 0 {
+            return Err(refuse("reserved", self.reserved, "leave it 0"));
+        }
         match self.kind {
             FB_DEVICE_HOST => self.host(false),
             FB_DEVICE_HOST_THREADS => self.host(true),

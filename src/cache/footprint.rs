@@ -31,12 +31,13 @@ pub struct Footprint {
     /// Device: residency tables, lanes' page tables, lists of fetches, step blocks, and the room that resolves work in.
     pub tables: u64,
     /// Of a GPU: its own page tables of the host memory that it reaches, which the driver takes of the GPU's memory
-    /// when that is registered ([`Footprint::page_tables`]). A host device has none, and memory that the driver makes
-    /// needs nearly none.
+    /// when that is registered ([`Footprint::page_tables`]). A host device has none, and rows in memory that the driver
+    /// makes need nearly none: for those it is an upper bound.
     pub host_page_tables: u64,
     /// Host: the rows of the total pool; of a cache for replays addresses alone, where the device does not pin them.
     pub rows: u64,
-    /// Host: the pinned ring of step blocks and reports.
+    /// Host: the pinned ring of step blocks and reports; and what a GPU's joins and roll-backs are staged in, which a
+    /// host device does without.
     pub step_blocks: u64,
 }
 
@@ -48,7 +49,7 @@ impl Footprint {
     }
 
     /// All bytes of a GPU's memory that are gone when the cache is made: what it takes, and what the driver needs for
-    /// the GPU to reach its rows.
+    /// the GPU to reach its rows. Of a GPU that registers them, as it does by default; an upper bound for others.
     pub const fn device(&self) -> u64 {
         self.data() + self.tables + self.host_page_tables
     }
@@ -58,15 +59,13 @@ impl Footprint {
         self.rows + self.step_blocks
     }
 
-    /// Bytes of the pages in which a GPU reaches registered host memory, whatever pages the system has it on
-    /// (`osmemdesc.c` of NVIDIA's open kernel modules).
-    pub const REGISTERED_PAGE: u64 = 4096;
-
-    /// Bytes of a GPU's memory that its page tables take for `host` bytes that it reaches in pages of `page` bytes: 8 a
-    /// page. That is 2 MiB a GiB of registered memory, and 4 KiB a GiB of memory that the driver makes in pages of 2
-    /// MiB. Each process pays for itself. The levels above are a 512th of it and not counted.
-    pub const fn page_tables(host: u64, page: u64) -> u64 {
-        8 * host.div_ceil(page)
+    /// Bytes of a GPU's memory that its page tables take for `host` bytes of registered memory: 8 a page of 4 KiB, 2 MiB
+    /// a GiB. A GPU reaches registered memory in such pages, whatever pages the system has it on (`osmemdesc.c` of
+    /// NVIDIA's open kernel modules); memory that the driver makes in pages of 2 MiB takes 4 KiB a GiB. Each process
+    /// pays for itself. The levels above are a 512th of it and not counted.
+    pub const fn page_tables(host: u64) -> u64 {
+        const PAGE: u64 = 4096;
+        8 * host.div_ceil(PAGE)
     }
 }
 
@@ -93,7 +92,9 @@ impl Config {
         let budget = sum(budgets, 0)?;
         let landing = layers * blocks(u64::from(self.lanes) * u64::from(self.query_rows));
         let bookkeeping = self.bookkeeping(&geometry, &layout.tables).ok_or_else(overflow)?;
-        let (rows, step_blocks) = (geometry.total_bytes(self.host_pages)?, self.ring(&geometry).bytes());
+        let staged = self.staged(&geometry, &layout.tables).ok_or_else(overflow)?;
+        let rows = geometry.total_bytes(self.host_pages)?;
+        let step_blocks = self.ring(&geometry).bytes().checked_add(staged).ok_or_else(overflow)?;
         let host = rows.checked_add(step_blocks).ok_or_else(overflow)?;
         Ok(Footprint {
             index_keys: geometry.index_bytes(self.index_pages)?,
@@ -102,7 +103,7 @@ impl Config {
             scratch,
             padding: mapped - budget - landing - scratch,
             tables: sum(layout.tables.iter().map(TableShape::bytes), bookkeeping)?,
-            host_page_tables: Footprint::page_tables(host, Footprint::REGISTERED_PAGE),
+            host_page_tables: Footprint::page_tables(host),
             rows,
             step_blocks,
         })
@@ -155,6 +156,15 @@ impl Config {
         let steps = u64::from(self.steps_in_flight).saturating_mul(u64::from(self.micro_batches));
         let notes = places.saturating_mul(4 * (u64::from(self.batch) + 1)).saturating_mul(steps);
         [lists, ring, notes, rows, device].into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// Host bytes that a GPU stages joins and roll-backs in: of each lane its length, its pages, and of each layer the
+    /// budget and the blocks.
+    fn staged(&self, geometry: &Geometry, tables: &[TableShape]) -> Option<u64> {
+        let lane_pages = geometry.pages(self.reach(self.max_tokens).ok()?);
+        let blocks = tables.iter().map(TableShape::lane_blocks).max().unwrap_or(0);
+        let words = (1 + u64::from(blocks)).checked_mul(tables.len() as u64)?;
+        words.checked_add(2 + u64::from(lane_pages))?.checked_mul(4 * u64::from(self.lanes))
     }
 
     /// Device bytes beside the residency tables, as a GPU takes them (`device/cuda/kernels/abi.h`; a host device takes

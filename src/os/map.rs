@@ -103,6 +103,12 @@ impl Map {
         Map { region, page, descriptor: None }
     }
 
+    /// Whether a driver made it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_given(&self) -> bool {
+        self.region.is_given()
+    }
+
     /// The whole of it on reserved huge pages, or why not.
     pub(super) fn on_huge_pages(
         request: &Request,

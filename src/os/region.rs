@@ -93,6 +93,12 @@ impl Region {
         Region { mapped: Mapped::Given { _owner: owner }, start, len: len as usize }
     }
 
+    /// Whether somebody else mapped it.
+    #[cfg(feature = "cuda")]
+    pub(super) fn is_given(&self) -> bool {
+        matches!(self.mapped, Mapped::Given { .. })
+    }
+
     /// Makes `call` for all of the memory; reserved addresses have none, and what others mapped is theirs.
     pub(super) fn whole(
         &self,

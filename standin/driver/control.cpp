@@ -7,7 +7,7 @@
 // As lib.rs declares it.
 struct StandinResources {
     uint64_t allocations, host_allocations, reservations, handles, mappings, registrations, streams, events, graphs,
-        execs, modules, contexts;
+        execs, modules, contexts, pinned;
 };
 
 using namespace driver;
@@ -112,6 +112,10 @@ void standin_held_resources(StandinResources* out) {
     out->execs = gpu.execs.objects.size();
     out->modules = gpu.modules.objects.size();
     for (auto& device : gpu.devices) out->contexts += device->retained;
+    for (auto& [begin, span] : gpu.spans) {
+        bool pinned = span.kind == Span::HostAllocation || span.kind == Span::Registered;
+        out->pinned += pinned ? span.bytes : 0;
+    }
 }
 
 int standin_read(uint64_t address, void* to, uint64_t bytes) {

@@ -240,6 +240,8 @@ CUresult cuMemHostUnregister(void* memory) {
         auto found = span_at(reinterpret_cast<uintptr_t>(memory), Span::Registered);
         bool gone = found != gpu.spans.end() && found->second.orphaned;
         if (gone) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+        // Nothing says that a driver takes it back in another context than the one in which it was made.
+        if (found != gpu.spans.end() && found->second.maker != current()) return CUDA_ERROR_INVALID_CONTEXT;
         return give_back(reinterpret_cast<uintptr_t>(memory), Span::Registered,
                          CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
     });

@@ -115,6 +115,8 @@ pub struct Resources {
     pub modules: u64,
     /// Primary contexts, as often as they are retained.
     pub contexts: u64,
+    /// Bytes of host memory that is allocated or registered.
+    pub pinned: u64,
 }
 
 /// As the library's `state.h` declares it.

@@ -55,7 +55,7 @@ fn a_cache_over_the_drivers_memory_decodes_as_one_over_registered_memory() {
     }
 }
 
-/// A cache of the library's takes its rows there, and the host reads and writes them after the device has gone.
+/// A cache of the library's takes its rows there: nothing but its ring is registered.
 #[test]
 fn a_whole_cache_takes_its_rows_where_the_device_makes_them() {
     let Some(standin) = own(usual(), DOES) else { return };
@@ -123,12 +123,28 @@ fn who_has_no_such_memory_says_so() {
         let error = device.host_memory(1, Some(7)).unwrap_err();
         assert_eq!((error.kind(), error.number("node")), (Kind::OsRefused, Some(7)));
         assert_eq!(device.host_memory(0, None).unwrap_err().kind(), Kind::InvalidConfig);
+        let error = device.host_memory(1, Some(1 << 31)).unwrap_err();
+        assert_eq!((error.kind(), error.number("node")), (Kind::InvalidConfig, Some(1 << 31)));
     }
 }
 
 #[test]
+fn memory_that_another_device_made_is_refused_by_that_name() {
+    let Some(standin) = own(usual(), DOES) else { return };
+    let [one, other] = [0; 2].map(|_| CudaDevice::new(asked(&standin)).unwrap());
+    let map = one.host_memory(GRAIN, None).unwrap().unwrap();
+    one.register(&map).unwrap();
+    let error = other.register(&map).unwrap_err();
+    assert_eq!(error.kind(), Kind::InvalidConfig);
+    assert!(
+        error.place().contains("another device made") && !error.to_string().contains("ulimit"),
+        "{error}"
+    );
+}
+
+#[test]
 fn what_is_refused_half_way_leaves_nothing() {
-    for (code, kind) in [(2, Kind::OutOfMemory), (800, Kind::OsRefused)] {
+    for (code, kind) in [(1, Kind::DeviceFailed), (2, Kind::OutOfMemory), (800, Kind::OsRefused)] {
         let Some(standin) = own(usual(), DOES) else { return };
         let options = CudaOptions { registration_chunk: GRAIN, ..asked(&standin) };
         let device = CudaDevice::new(options).unwrap();
@@ -148,7 +164,13 @@ fn what_is_refused_half_way_leaves_nothing() {
                     let call = call.unwrap();
                     assert_eq!(standin.held_resources(), before, "call {n} ({call}): {error}");
                     if call.starts_with("cuMem") {
+                        let made = call == "cuMemCreate";
+                        // Of the node alone an invalid value is the system's refusal.
+                        let of_node = made || call == "cuMemGetAllocationGranularity";
+                        let kind = if of_node && code == 1 { Kind::OsRefused } else { kind };
                         assert_eq!(error.kind(), kind, "{call}: {error}");
+                        let named = error.to_string().contains("SYS_NICE");
+                        assert_eq!(named, kind == Kind::OsRefused && made, "{call}: {error}");
                     }
                     calls.push(call);
                 }

@@ -277,13 +277,15 @@ fn a_cache_takes_of_a_gpu_what_its_footprint_says() {
     for config in [few, many] {
         let memory = Memory { huge: false, populate: false, lock: false, node: None };
         let config = Config { memory, ..config };
-        let Some(Rig { device, .. }) = Rig::own(Options { memory: 1 << 30, ..usual() }, "tells what is free")
+        let Some(Rig { device, driver }) =
+            Rig::own(Options { memory: 1 << 30, ..usual() }, "tells what is free")
         else {
             return;
         };
         let free = || device.facts().unwrap().memory_free;
         let footprint = config.footprint(device.granularity()).unwrap();
-        let before = free();
+        let (before, pinned) = (free(), || driver.held_resources().pinned);
+        assert_eq!(pinned(), 0);
         let cache = forebay::Cache::new(config, device.clone()).unwrap();
         let taken = before - free() - footprint.data();
         // Each table begins at a multiple of 256 bytes: 5 a layer, 10 a micro-batch, 6 of all.
@@ -292,6 +294,9 @@ fn a_cache_takes_of_a_gpu_what_its_footprint_says() {
             (footprint.tables..footprint.tables + 256 * tables).contains(&taken),
             "{taken} {footprint:?}"
         );
+        // Rows and ring are whole pages.
+        let host = footprint.host();
+        assert!((host..host + 2 * 4096).contains(&pinned()), "{} {footprint:?}", pinned());
         drop(cache);
     }
 }

@@ -163,7 +163,7 @@ pub fn pinned(device: &dyn Probe) -> Finding {
 
 /// What registered host memory costs the GPU, of its own memory: for a GiB, and for all that the machine could give.
 pub fn page_tables(state: &MemoryState) -> Finding {
-    let of = |bytes: u64| size(Footprint::page_tables(bytes, Footprint::REGISTERED_PAGE) as f64);
+    let of = |bytes: u64| size(Footprint::page_tables(bytes) as f64);
     let most = state.available.map_or(String::new(), |most| {
         format!("; of all that is available here, {}, {}", size(most as f64), of(most))
     });

@@ -92,7 +92,7 @@ class Footprint(NamedTuple):
     padding: int
     # Device: residency tables, page tables, lists of fetches and step blocks.
     tables: int
-    # Host: the rows of the total pool, and the ring of step blocks.
+    # Host: the rows of the total pool; the ring of step blocks, and what a GPU's joins are staged in.
     rows: int
     step_blocks: int
     # Device: the GPU's own page tables of the host memory that it reaches, 8 bytes for 4 KiB of registered memory.

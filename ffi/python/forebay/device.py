@@ -34,6 +34,7 @@ _Self = TypeVar("_Self", bound="Device")
 
 
 _BYTES_MAX = 0xFFFFFFFFFFFFFFFF
+_HOST_MEMORY = {"registered": lib.FB_HOST_MEMORY_REGISTERED, "driver": lib.FB_HOST_MEMORY_DRIVER}
 
 # Handles of caches and devices that have not ended, in the order of their creation; and those among them that nobody
 # has any more.
@@ -465,9 +466,11 @@ class CudaDevice(Device):
         library: the driver's path; None: libcuda.so.1 as the loader finds it.
         gather_blocks: thread blocks of a gather; None: the library's choice, 4.
         threads: threads of a block; None: the library's choice.
+        host_memory: whose memory rows stand in: "registered", the system's, or "driver", which the driver makes; None:
+            the library's choice, "registered". For "driver" the driver must be of CUDA 12.2 or newer.
 
     Raises:
-        DeviceFailed, OsRefused: no driver, or no such device.
+        InvalidArgument: a word that is none of these. DeviceFailed, OsRefused: no driver, or no such device.
     """
 
     later = True
@@ -479,9 +482,14 @@ class CudaDevice(Device):
         library: str | os.PathLike[str] | None = None,
         gather_blocks: int | None = None,
         threads: int | None = None,
+        host_memory: str | None = None,
     ) -> None:
         config = sized("fb_device_config")
         config.kind = lib.FB_DEVICE_CUDA
+        if host_memory is not None:
+            if host_memory not in _HOST_MEMORY:
+                raise InvalidArgument("host_memory", repr(host_memory), " or ".join(map(repr, _HOST_MEMORY)))
+            config.host_memory = _HOST_MEMORY[host_memory]
         number = index(number, "number")
         set_fields(config, {"number": number, "gather_blocks": gather_blocks, "threads": threads})
         path = ffi.new("char[]", path_bytes(library)) if library is not None else NULL

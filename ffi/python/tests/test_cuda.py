@@ -54,6 +54,22 @@ def test_a_step_on_cuda_comes_to_what_the_host_device_does(make: Make, cuda: for
     assert isinstance(device.slab(0), forebay.CudaMemory) and device.slab(0).shape[1:] == (64, 16)
 
 
+def test_rows_stand_in_the_memory_that_the_device_was_made_for(make: Make, cuda: forebay.CudaDevice) -> None:
+    library = os.environ["FOREBAY_STANDIN_LIBRARY"]
+    calls_of = ctypes.CDLL(library).standin_calls_of
+    calls_of.restype = ctypes.c_uint64
+    found = []
+    for host_memory in (None, "registered", "driver"):
+        with forebay.CudaDevice(0, library=library, host_memory=host_memory) as device:
+            before = calls_of(b"cuMemHostRegister_v2")
+            make(device).close()
+            found.append(calls_of(b"cuMemHostRegister_v2") - before)
+    # The ring, and rows that are the system's.
+    assert found == [2, 2, 1]
+    with pytest.raises(forebay.InvalidArgument, match="host_memory.*'pinned'.*'registered' or 'driver'"):
+        forebay.CudaDevice(0, library=library, host_memory="pinned")
+
+
 def test_tensors_of_another_memory_are_refused(make: Make, cuda: forebay.CudaDevice) -> None:
     cache = make(cuda)
     sequence = joined(cache)

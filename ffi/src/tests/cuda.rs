@@ -38,12 +38,17 @@ impl Engine {
 
 /// A device on a stand-in, and an engine with a stream in the same context; none without a compiler.
 fn set_up(options: Options) -> Option<(*mut FbDevice, Engine)> {
+    set_up_with(options, FB_HOST_MEMORY_REGISTERED)
+}
+
+fn set_up_with(options: Options, host_memory: u32) -> Option<(*mut FbDevice, Engine)> {
     let Some(driver) = Driver::new(options).unwrap() else {
         skip::skip("g++");
         return None;
     };
     let library = CString::new(driver.library()).unwrap();
-    let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_CUDA, library: library.as_ptr(), ..sized() });
+    let library = library.as_ptr();
+    let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_CUDA, library, host_memory, ..sized() });
     let (mut context, mut stream, mut popped) = (0, 0, 0);
     let api = driver.api();
     // SAFETY: all are there.
@@ -119,6 +124,19 @@ fn a_step_runs_on_the_engines_stream_and_everything_is_given_back() {
     }
     destroy(cache, device);
     assert_eq!(engine.end(), Resources::default());
+}
+
+#[test]
+fn rows_stand_in_the_memory_that_the_device_was_made_for() {
+    for (host_memory, registered) in [(FB_HOST_MEMORY_REGISTERED, 2), (FB_HOST_MEMORY_DRIVER, 1)] {
+        let Some((device, engine)) = set_up_with(Options::default(), host_memory) else { return };
+        let cache = make_cache(device, &declared());
+        if engine.driver.own().is_some() {
+            assert_eq!(engine.driver.held_resources().registrations, registered, "the ring, and rows");
+        }
+        destroy(cache, device);
+        assert_eq!(engine.end(), Resources::default());
+    }
 }
 
 /// The rows of the last layer at the slots that were answered.

@@ -23,7 +23,10 @@ fn what_a_kind_does_not_know_is_refused_by_name() {
         (FbDeviceConfig { library, ..sized() }, "library"),
         (FbDeviceConfig { gather_blocks: 1, ..sized() }, "gather_blocks"),
         (FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, threads: 32, ..sized() }, "threads"),
-        (FbDeviceConfig { kind: FB_DEVICE_CUDA, memory: 1, ..sized() }, if CUDA { "memory" } else { "kind" }),
+        (FbDeviceConfig { host_memory: FB_HOST_MEMORY_DRIVER, ..sized() }, "host_memory"),
+        (FbDeviceConfig { reserved: 1, ..sized() }, "reserved"),
+        (FbDeviceConfig { kind: FB_DEVICE_CUDA, host_memory: 2, ..sized() }, name_on_cuda("host_memory")),
+        (FbDeviceConfig { kind: FB_DEVICE_CUDA, memory: 1, ..sized() }, name_on_cuda("memory")),
     ] {
         let (status, text) = refusal(&config);
         assert_eq!(status, FbInvalidConfig);
@@ -42,6 +45,11 @@ fn what_a_kind_does_not_know_is_refused_by_name() {
 }
 
 const CUDA: bool = cfg!(feature = "cuda");
+
+/// What is refused of a field of CUDA's, which a library without it never comes to look at.
+const fn name_on_cuda(field: &'static str) -> &'static str {
+    if CUDA { field } else { "kind" }
+}
 
 #[test]
 fn a_device_stays_while_it_has_caches() {

@@ -198,7 +198,7 @@ fn outcome(ticket: *const FbTicket) -> (u32, u32) {
 fn structs_hold_no_padding() {
     const WORD: usize = 8;
     for (size, words, halves) in [
-        (size_of::<FbDeviceConfig>(), 3, 4),
+        (size_of::<FbDeviceConfig>(), 3, 6),
         (size_of::<FbCacheConfig>(), 2, 24),
         (size_of::<FbStats>(), 10, 8),
         (size_of::<FbInfo>(), 1, 20),

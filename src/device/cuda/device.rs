@@ -28,6 +28,11 @@ impl Device for CudaDevice {
         let own = inner.memory.lock().hosted.iter().any(|hosted| Arc::ptr_eq(hosted, map));
         let stretch = match own {
             true => Stretch::of(map, inner.chunk),
+            false if map.is_given() => {
+                return Err(Error::new(Kind::InvalidConfig, "register host memory")
+                    .at("memory that another device made: no other reaches it")
+                    .hint("share the system's memory between devices, which each of them registers"));
+            }
             false => {
                 let taken = inner.told(Registration::new(&inner.context, map, inner.chunk))?;
                 let stretch = taken.stretch;

@@ -36,6 +36,10 @@ const ASKED_DRIVER: i32 = 12_090;
 pub(super) const INSTEAD: &str =
     "register the system's memory instead, as is done unless the driver's is asked for";
 
+/// The same, where physical memory was refused.
+const BOUND: &str =
+    "register the system's memory, or let the process take memory of the node (docker: --cap-add SYS_NICE)";
+
 /// Whether the driver and the device have such memory at all.
 pub(super) fn check(context: &Context) -> Result<()> {
     let version = context.version();
@@ -59,7 +63,7 @@ pub(super) fn check(context: &Context) -> Result<()> {
 #[derive(Debug)]
 struct Hosted {
     _range: Range,
-    _pieces: Vec<Physical>,
+    _pieces: Vec<(Physical, u64)>,
 }
 
 /// Makes at least `bytes` bytes, in pieces of at most `chunk` bytes that follow each other, and writes zeros.
@@ -70,15 +74,17 @@ pub(super) fn make(
     node: Option<u32>,
     chunk: u64,
 ) -> Result<Map> {
-    let place = place(context, node).map_err(|refusal| refusal.error(OPERATION))?;
-    let failed =
-        |refusal: Refusal| refused(refusal).with("wanted", bytes).with("node", place.ordinal.unsigned_abs());
+    let place = place(context, node)?;
+    let of = |error: Error| error.with("wanted", bytes).with("node", place.ordinal.unsigned_abs());
+    let failed = |refusal: Refusal| of(refused(refusal, INSTEAD));
     let wanted = Property { kind: flag::MEMORY_PINNED, handles: 0, location: place, unused: [0; 2] };
-    let page = memory::granularity(context, &wanted).map_err(failed)?;
+    let page = memory::granularity(context, &wanted).map_err(|refusal| of(not_made(refusal, INSTEAD)))?;
     let Some(rounded) = bytes.checked_next_multiple_of(page).filter(|rounded| *rounded > 0) else {
         return Err(Error::new(Kind::InvalidConfig, OPERATION).at("bytes").with("bytes", bytes));
     };
-    let (range, pieces) = mapped(context, &wanted, rounded, (chunk / page).max(1) * page).map_err(failed)?;
+    let pieces = pieces(context, &wanted, rounded, (chunk / page).max(1) * page);
+    let pieces = pieces.map_err(|refusal| of(not_made(refusal, BOUND)))?;
+    let range = mapped(context, place, &pieces).map_err(failed)?;
     worker.zero(range.address, rounded).map_err(failed)?;
     let Some(start) = NonNull::new(range.address as *mut u8) else {
         return Err(Error::new(Kind::DeviceFailed, OPERATION).at("no address"));
@@ -90,18 +96,22 @@ pub(super) fn make(
 }
 
 /// Where the memory is to be.
-fn place(context: &Context, node: Option<u32>) -> Answer<Location> {
-    let beside = || context.ask(attribute::HOST_NUMA_ID).map(|node| node.max(0));
-    let ordinal = node.and_then(|node| i32::try_from(node).ok()).map_or_else(beside, Ok)?;
+fn place(context: &Context, node: Option<u32>) -> Result<Location> {
+    let ordinal = match node {
+        Some(node) => i32::try_from(node).map_err(|_| {
+            let error = Error::new(Kind::InvalidConfig, OPERATION).at("no such node").with("node", node);
+            error.hint("name a NUMA node of the system's, or none for the one beside the device")
+        })?,
+        None => {
+            let beside = context.ask(attribute::HOST_NUMA_ID);
+            beside.map_err(|refusal| refusal.error(OPERATION))?.max(0)
+        }
+    };
     Ok(Location { kind: flag::LOCATION_HOST_NUMA, ordinal })
 }
 
-fn mapped(
-    context: &Arc<Context>,
-    wanted: &Property,
-    bytes: u64,
-    chunk: u64,
-) -> Answer<(Range, Vec<Physical>)> {
+/// So many bytes of physical memory, with the bytes of each piece.
+fn pieces(context: &Arc<Context>, wanted: &Property, bytes: u64, chunk: u64) -> Answer<Vec<(Physical, u64)>> {
     let mut pieces = Vec::new();
     let mut left = bytes;
     while left > 0 {
@@ -109,24 +119,40 @@ fn mapped(
         pieces.push((Physical::plain(context, part, wanted)?, part));
         left -= part;
     }
+    Ok(pieces)
+}
+
+/// The pieces one behind the other, for device and host.
+fn mapped(context: &Arc<Context>, place: Location, pieces: &[(Physical, u64)]) -> Answer<Range> {
     let parts: Vec<_> = pieces.iter().map(|(piece, bytes)| (piece, 0, *bytes)).collect();
     let range = Range::over(context, &parts)?;
-    let host = Access { location: wanted.location, flags: flag::ACCESS_READ_WRITE };
+    let host = Access { location: place, flags: flag::ACCESS_READ_WRITE };
     context.relaxed()?.set_access(range.address, range.bytes, &host, 1)?;
-    Ok((range, pieces.into_iter().map(|(piece, _)| piece).collect()))
+    Ok(range)
+}
+
+/// Why there is none on the node: that there is no such node, or that a container may not bind memory to it, a driver
+/// calls an invalid value.
+fn not_made(refusal: Refusal, instead: &'static str) -> Error {
+    match refusal.code {
+        code::INVALID_VALUE => withheld(&refusal.error(OPERATION), instead),
+        _ => refused(refusal, instead),
+    }
 }
 
 /// What the driver does not give is the system's affair, not the device's; a lost context stays one.
-fn refused(refusal: Refusal) -> Error {
-    let withheld = refusal.code == code::INVALID_VALUE || code::is_withheld(refusal.code);
+fn refused(refusal: Refusal, instead: &'static str) -> Error {
+    let is_withheld = code::is_withheld(refusal.code);
     let error = refusal.error(OPERATION);
-    match (withheld, error.kind()) {
-        (true, _) => Error::new(Kind::OsRefused, OPERATION).at(error.place().to_owned()).hint(
-            "register the system's memory, or let the process take memory of the node (docker: --cap-add SYS_NICE)",
-        ),
+    match (is_withheld, error.kind()) {
+        (true, _) => withheld(&error, instead),
         (false, Kind::OutOfMemory) => {
             error.hint("ask for less than the node has free, or register the system's memory")
         }
         _ => error,
     }
+}
+
+fn withheld(error: &Error, instead: &'static str) -> Error {
+    Error::new(Kind::OsRefused, OPERATION).at(error.place().to_owned()).hint(instead)
 }

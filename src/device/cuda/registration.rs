@@ -6,8 +6,7 @@
 //! or another library, stays an error, and so does a mapping that overlaps a registered one without being it.
 //!
 //! **Contexts.** A driver may take a registration down with the context in which it was made. That context is retained
-//! until the last user has gone, so devices may be dropped in any order. The last one gives the memory back, in its own
-//! context.
+//! until the last user has gone, so devices may be dropped in any order. The last one gives the memory back in it.
 //!
 //! **In chunks**, because drivers refuse very large registrations; a chunk ends on a page border. Devices that share a
 //! registration share the chunks of whoever made it. A copy may not reach over the end of a chunk, which the driver
@@ -73,10 +72,8 @@ impl Stretch {
 /// Chunks that are registered, until they are dropped.
 #[derive(Debug)]
 struct Chunks {
-    /// In which they are given back.
+    /// In which they were registered, and are given back.
     context: Arc<Context>,
-    /// In which they were registered.
-    _maker: Arc<Context>,
     stretch: Stretch,
     /// How many are.
     count: usize,
@@ -99,8 +96,8 @@ impl Chunks {
                 false => "lower the registration chunk, or raise the limit of locked memory (ulimit -l)",
             })
         };
-        let (context, maker, map) = (Arc::clone(context), Arc::clone(context), Arc::clone(map));
-        let mut taken = Chunks { context, _maker: maker, stretch, count: 0, _map: map };
+        let (context, map) = (Arc::clone(context), Arc::clone(map));
+        let mut taken = Chunks { context, stretch, count: 0, _map: map };
         for (address, bytes) in stretch.chunks() {
             current.host_register(address, bytes, flag::HOST_PORTABLE_MAPPED).map_err(failed)?;
             taken.count += 1;
@@ -152,7 +149,6 @@ impl Shared {
 /// A device's use of host memory that is registered.
 #[derive(Debug)]
 pub(super) struct Registration {
-    context: Arc<Context>,
     shared: Arc<Shared>,
     pub stretch: Stretch,
 }
@@ -177,7 +173,7 @@ impl Registration {
         seen?;
         users.count += 1;
         drop(users);
-        Ok(Registration { context: Arc::clone(context), shared, stretch })
+        Ok(Registration { shared, stretch })
     }
 }
 
@@ -185,11 +181,8 @@ impl Drop for Registration {
     fn drop(&mut self) {
         let mut users = self.shared.users.lock();
         users.count -= 1;
-        if users.count > 0 {
-            return;
-        }
-        if let Some(mut chunks) = users.chunks.take() {
-            chunks.context = Arc::clone(&self.context);
+        if users.count == 0 {
+            users.chunks = None;
         }
     }
 }

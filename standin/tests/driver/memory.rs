@@ -251,6 +251,7 @@ fn everything_given_back_is_counted() {
         execs: 1,
         modules: 1,
         contexts: 1,
+        pinned: 2 * PAGE as u64,
         ..Resources::default()
     };
     assert_eq!(held, all);
