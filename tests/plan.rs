@@ -101,7 +101,8 @@ fn host_memory_ends_the_batch_where_it_is_less() {
     assert!(less.slots > free.slots);
     let tiny = plan(&Demand { host: Some(1 << 20), ..demand.clone() }).unwrap();
     assert_eq!((tiny.offloads(), &tiny.notes[..]), (false, &[Note::AllResident, Note::HostBound][..]));
-    let fixed = Demand { host: Some(host - 1), batch: Batch::Sequences(free.batch), ..demand };
+    // With a byte less they would have fewer slots, whose joins are staged in less; rows alone leave no room for those.
+    let fixed = Demand { host: Some(free.bytes.rows), batch: Batch::Sequences(free.batch), ..demand };
     let error = plan(&fixed).unwrap_err();
     assert!(error.place().contains("host"), "{error}");
     // 64 tokens of 704 bytes a page, 513 pages with the rows in flight.

@@ -59,8 +59,8 @@ impl Footprint {
         self.rows + self.step_blocks
     }
 
-    /// Bytes of a GPU's memory that its page tables take for `host` bytes of registered memory: 8 a page of 4 KiB, 2 MiB
-    /// a GiB. A GPU reaches registered memory in such pages, whatever pages the system has it on (`osmemdesc.c` of
+    /// Bytes of a GPU's memory that its page tables take for `host` bytes of registered memory: 8 a page of 4 KiB, 2
+    /// MiB a GiB. A GPU reaches registered memory in such pages, whatever pages the system has it on (`osmemdesc.c` of
     /// NVIDIA's open kernel modules); memory that the driver makes in pages of 2 MiB takes 4 KiB a GiB. Each process
     /// pays for itself. The levels above are a 512th of it and not counted.
     pub const fn page_tables(host: u64) -> u64 {
