@@ -115,13 +115,17 @@ impl Rig {
 
     /// A step of the first sequences, as wide as [`WIDTHS`] says.
     fn prepare(&mut self) -> Step {
+        self.prepare_in(MicroBatch(0))
+    }
+
+    fn prepare_in(&mut self, micro_batch: MicroBatch) -> Step {
         let row = |(sequence, query_rows): (&Sequence, u32)| Row {
             sequence: *sequence,
             accepted: Accepted::Rows(0),
             query_rows,
         };
         let rows: Vec<Row> = self.sequences.iter().zip(WIDTHS).map(row).collect();
-        self.cache.prepare(MicroBatch(0), 2, &rows, None, self.stream).unwrap()
+        self.cache.prepare(micro_batch, 2, &rows, None, self.stream).unwrap()
     }
 
     fn make(&self, step: &Step, (call, pass, of): Made) -> Result<(), Error> {
@@ -610,4 +614,38 @@ fn rows_of_a_batch_are_waited_for_together_unless_something_came_between() {
     let (first, length) = (rig.sequences[0], rig.cache.length(rig.sequences[0]).unwrap().committed);
     let _ticket = rig.cache.roll_back(first, length, rig.stream).unwrap();
     assert_eq!(waits(&mut rig), 1 + 1);
+}
+
+/// What follows a step on another stream waits for an event that its own micro-batch's step has recorded last. The host
+/// has seen the step end before it lets anything follow, so that no run and no watched order shows a wrong event.
+#[test]
+fn what_follows_a_step_waits_for_the_end_of_its_own_micro_batch() {
+    let device = TestDevice::host(HostOptions::default());
+    let mut rig = Rig::new(device, Config { micro_batches: 2, ..config() }, None).with([1, 2]);
+    let step = rig.prepare_in(MicroBatch(1));
+    due(false).concat().into_iter().for_each(|made| rig.make(&step, made).unwrap());
+    rig.forgets.recorded.lock().unwrap().clear();
+    rig.end(step).unwrap();
+    let own = rig.forgets.recorded.lock().unwrap().clone();
+    let [first, second] = [0, 1].map(|at| rig.sequences[at]);
+    let length = rig.cache.length(first).unwrap().committed;
+    let (cut, closed) = (rig.memory.stream().unwrap(), rig.memory.stream().unwrap());
+    let _ticket = rig.cache.roll_back(first, length, cut).unwrap();
+    rig.cache.close(second, closed).unwrap();
+    for stream in [cut, closed] {
+        let awaited = rig.forgets.awaited.lock().unwrap().clone();
+        let first = awaited.into_iter().find(|(_, waits)| *waits == stream).unwrap();
+        assert!(own.contains(&(first.0, rig.stream)), "{first:?} of {own:?}");
+    }
+    // A fork comes behind a roll-back, and waits for that.
+    rig.forgets.recorded.lock().unwrap().clear();
+    let _ticket = rig.cache.roll_back(first, length, cut).unwrap();
+    let cut_ends = rig.forgets.recorded.lock().unwrap().clone();
+    rig.sync();
+    let open = Open { prompt: 20, promised: 8, budget: Budget::Slots(4), bring_up: BringUp::Nothing };
+    let forked = rig.memory.stream().unwrap();
+    let _fork = rig.cache.fork(first, &open, forked).unwrap();
+    let awaited = rig.forgets.awaited.lock().unwrap().clone();
+    let first = awaited.into_iter().find(|(_, waits)| *waits == forked).unwrap();
+    assert!(cut_ends.contains(&(first.0, cut)), "{first:?} of {cut_ends:?}");
 }

@@ -107,42 +107,37 @@ fn each_edge_left_out_is_caught() {
 }
 
 /// What the host issues for a sequence, each on a stream of its own: a warm-up in stretches, a roll-back, a fork, a
-/// close, and a lane that is entered again; steps between them. The sequences are a micro-batch's, whose steps end on
-/// another stream than theirs.
-fn lives(rig: &mut Rig, micro_batch: usize) -> Result<()> {
+/// close, and a lane that is entered again; steps between them.
+fn lives(rig: &mut Rig) -> Result<()> {
     let orders = [Overlap::Dba; 3];
-    let at = |row: usize| micro_batch * BATCH as usize + row;
     let stream = |rig: &Rig| rig.watch.stream().unwrap();
     rig.step(orders, 0)?;
     rig.retire();
-    let (first, second) = (rig.sequences[at(0)], rig.sequences[at(1)]);
+    let (first, second) = (rig.sequences[0], rig.sequences[1]);
     let _ticket = rig.cache.roll_back(first, PROMPT + 1, stream(rig))?;
     rig.step(orders, 0)?;
     rig.retire();
     let _ticket = rig.cache.roll_back(first, PROMPT - 5, stream(rig))?;
     let (child, _ticket) = rig.cache.fork(first, &Rig::asks(4), stream(rig))?;
     rig.cache.close(second, stream(rig))?;
-    rig.cache.close(rig.sequences[at(2)], stream(rig))?;
+    rig.cache.close(rig.sequences[2], stream(rig))?;
     // Both lanes have new tenants.
-    rig.sequences[at(1)] = rig.admit_warm(5)?;
-    rig.sequences[at(2)] = rig.admit(6)?;
+    rig.sequences[1] = rig.admit_warm(5)?;
+    rig.sequences[2] = rig.admit(6)?;
     rig.step(orders, 0)?;
     rig.step(orders, 1)?;
     rig.retire();
     // The parent and its fork decode on in one batch.
-    rig.cache.close(rig.sequences[at(1)], stream(rig))?;
-    rig.sequences[at(1)] = child;
+    rig.cache.close(rig.sequences[1], stream(rig))?;
+    rig.sequences[1] = child;
     rig.step(orders, 0)
 }
 
 #[test]
 fn what_the_host_issues_is_ordered_by_its_edges() {
     let new = |without| Rig::new(1, Sharing::None, without);
-    for micro_batch in 0..2 {
-        let lives = |rig: &mut Rig| lives(rig, micro_batch);
-        let found = each_wait_left_out(new, Rig::fill, lives, |rig| rig.step([Overlap::None; 3], 1));
-        assert!(found[0] > 2 * found[1] && found[1] > 0, "{micro_batch}: {found:?}");
-    }
+    let found = each_wait_left_out(new, Rig::fill, lives, |rig| rig.step([Overlap::None; 3], 1));
+    assert!(found[0] > 2 * found[1] && found[1] > 0, "{found:?}");
 }
 
 /// An edge that the steps below leave out.

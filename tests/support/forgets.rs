@@ -29,6 +29,9 @@ pub struct Forgets {
     expected: Option<Expected>,
     /// Waits of a stream for an event, so far.
     pub waits: AtomicU32,
+    /// Which events were recorded on which stream, in order, and which were waited for on which.
+    pub recorded: Mutex<Vec<(Event, Stream)>>,
+    pub awaited: Mutex<Vec<(Event, Stream)>>,
 }
 
 impl std::fmt::Debug for Forgets {
@@ -44,6 +47,8 @@ impl Forgets {
             left: Mutex::new(Box::new(|_, _, _| false)),
             expected,
             waits: AtomicU32::new(0),
+            recorded: Mutex::default(),
+            awaited: Mutex::default(),
         })
     }
 
@@ -82,7 +87,13 @@ impl Device for Forgets {
 
     fn wait(&self, stream: Stream, event: Event) -> Result<()> {
         self.waits.fetch_add(1, Ordering::Relaxed);
+        self.awaited.lock().unwrap().push((event, stream));
         self.device.wait(stream, event)
+    }
+
+    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        self.recorded.lock().unwrap().push((event, stream));
+        self.device.record(event, stream)
     }
 
     // SAFETY: asks of its caller what the trait's method asks.
@@ -102,7 +113,6 @@ impl Device for Forgets {
         range(pieces: &[Mapped]) -> Result<Slice>;
         stream() -> Result<Stream>;
         event() -> Result<Event>;
-        record(event: Event, stream: Stream) -> Result<()>;
         query(event: Event) -> Result<bool>;
         synchronize(event: Event) -> Result<()>;
         copy(stream: Stream, from: Slice, to: Slice) -> Result<()>;

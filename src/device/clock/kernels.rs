@@ -4,8 +4,8 @@
 //! **What it is for.** No kernel has been timed yet. A prediction as prose cannot be refuted; a sum of named terms can,
 //! term by term. So each kernel is counted from its source ([`Design`]), each term has a price with a source
 //! ([`KernelCosts`]), and both are ranges: what comes out is from the least to the most. The clock's default
-//! [`Costs`](super::Costs) are the middles of these ranges, so that a clock's times lie within them, and `forebay simulate
-//! --kernels` prints the table.
+//! [`Costs`](super::Costs) are the middles of these ranges, so that a clock's times lie within them, and `forebay
+//! simulate --kernels` prints the table.
 //!
 //! **What it does not know**: queues in front of L2, page walks of the GPU over host memory, other kernels on the same
 //! multiprocessors. Chains are those of the slowest thread; what other threads do beside it costs nothing.
