@@ -283,11 +283,6 @@ fn rows_stand_in_the_drivers_own_memory_if_asked_for() {
         assert!(figures.len() > 2 && figures[1..].iter().all(|figure| figure["checked"].as_u64() > Some(0)));
         assert_eq!(figures[0]["options"]["pinned"], pinned);
     }
-    // The driver had none before 12.2.
-    let Some(old) = Standin::new(Options { driver_version: 12_010, ..Options::default() }) else { return };
-    let on = ["bench", "--quick", "--only", "gather", "--device", "cuda:0", "--driver", old.library()];
-    let text = refuses(&[&on[..], &["--pinned", "driver"]].concat());
-    assert!(text.contains("12.2"), "{text}");
     let text = refuses(&["bench", "--quick", "--pinned", "driver"]);
     assert!(text.contains("--pinned") && text.contains("--device cuda:N"), "{text}");
 }
