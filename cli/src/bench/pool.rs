@@ -2,10 +2,10 @@
 //!
 //! **How much.** Production has hundreds of GB, and a random row then costs a GPU a walk of its page tables: figures
 //! of a pool that all tables of pages fit into say nothing of it. So a GPU's figures come from a fifth of the free
-//! memory, up to 64 GiB, unless `--pool` says how much. It is bound to the GPU's NUMA node where the system tells it, so
-//! what counts as free is what that node has, and an eighth of it stays for tables and for the system: a process that
-//! takes the last of a node is ended. The host's own come from up to 1.5 GiB, more than any cache
-//! holds: to a processor rows are no farther away in more of it, and a first run should not take a server's memory.
+//! memory, up to 64 GiB, unless `--pool` says how much. It is bound to the GPU's NUMA node where the system tells it,
+//! so what counts as free is what that node has, and an eighth of it stays for tables and for the system: a process
+//! that takes the last of a node is ended. The host's own come from up to 1.5 GiB, more than any cache holds: to a
+//! processor rows are no farther away in more of it, and a first run should not take a server's memory.
 //!
 //! **Filled once.** What a row holds follows from where it stands, so a wrong row shows. All groups of a run share one
 //! mapping, which each group's device registers: 64 GiB are made resident and filled once, by up to 16 threads, and not
@@ -86,12 +86,14 @@ impl Free {
         least - least / KEPT
     }
 
-    /// Says in an error what was known.
+    /// Says in an error what there is too little of.
     fn told(self, error: Error) -> Error {
-        let error = error.with("free", self.system).with("to be had", self.most());
+        let error = error.with("to be had", self.most());
         match self.node {
-            Some((node, bytes)) => error.with("NUMA node", node).with("free there", bytes),
-            None => error,
+            Some((node, bytes)) if self.system == 0 || bytes < self.system => {
+                error.with("NUMA node", node).with("free there", bytes)
+            }
+            _ => error.with("free", self.system),
         }
     }
 }
