@@ -115,9 +115,32 @@ fn every_group_is_measured_on_a_gpu_and_agrees_with_the_rule() {
     check(&found, "cuda:0");
     let graph = |batch, streams| (batch, streams, "graph".to_owned());
     assert_eq!(nodes(&found), [graph(1, 1), graph(1, 3), graph(4, 1), graph(4, 3)]);
-    // Its tuning is taken.
+    // Its tuning is taken, and written.
+    let plain = serde_json::json!({
+        "pinned": "registered", "bulk": false, "programmatic": false, "persistent": false
+    });
+    assert_eq!(found[0]["options"], plain);
     let tuned = [&of_gpu[..5], &["gather", "--gather-blocks", "2", "--threads", "64", "--bulk"]].concat();
-    assert!(entries(&tuned).len() > 1);
+    let tuned = entries(&tuned);
+    let options = &tuned[0]["options"];
+    let told = (&options["gather_blocks"], &options["threads"], &options["bulk"]);
+    assert_eq!(told, (&2.into(), &64.into(), &true.into()), "{options}");
+    // No warp loads what a bulk copy brings.
+    assert!(tuned.len() > 1 && tuned[1..].iter().all(|figure| figure.get("link").is_none()));
+}
+
+#[test]
+fn a_profiler_has_one_gather_or_one_resolve_alone() {
+    let found = entries(&["--only", "gather,resolve", "--rows", "100", "--batch", "2"]);
+    let [_, gather, resolve] = &found[..] else { panic!("{found:?}") };
+    let named = |figure: &Value, keys: &[&str]| -> Vec<Value> {
+        keys.iter().map(|key| figure["parameters"][key].clone()).collect()
+    };
+    assert_eq!(named(gather, &["rows", "row_bytes", "stride"]), [100, 656, 704]);
+    assert!(gather["beside"].get("packed on the host").is_none(), "{gather}");
+    // Two calls warm up, three are timed: each row, and each lane's report, answers and digest.
+    assert_eq!(named(resolve, &["batch", "query_rows", "budget"]), [2, 1, 160]);
+    assert_eq!(resolve["parameters"]["misses"], 0.134);
 }
 
 #[test]
@@ -189,6 +212,11 @@ fn bad_input_is_one_error_that_names_it() {
         (&["--threads", "64"], &["--threads", "--device cuda:N"]),
         (&["--bulk"], &["--bulk", "--device cuda:N"]),
         (&["--persistent", "--leave-sms", "4"], &["--leave-sms", "--device cuda:N"]),
+        (&["--persistent"], &["--persistent", "--device cuda:N"]),
+        (&["--persistent", "--device", "cuda:0", "--only", "gather"], &["--persistent", "--only"]),
+        (&["--rows", "64", "--only", "scatter"], &["--rows", "--only"]),
+        (&["--rows", "257", "--only", "gather"], &["--rows", "most 256"]),
+        (&["--batch", "2", "--only", "gather"], &["--batch", "--only"]),
         (&["--programmatic"], &["--programmatic", "--device cuda:N"]),
         (&["--driver", "libc.so.6"], &["--driver", "--device cuda:N"]),
         (
@@ -253,6 +281,7 @@ fn rows_stand_in_the_drivers_own_memory_if_asked_for() {
     for pinned in ["registered", "driver"] {
         let figures = of(pinned);
         assert!(figures.len() > 2 && figures[1..].iter().all(|figure| figure["checked"].as_u64() > Some(0)));
+        assert_eq!(figures[0]["options"]["pinned"], pinned);
     }
     let text = refuses(&["bench", "--quick", "--pinned", "driver"]);
     assert!(text.contains("--pinned") && text.contains("--device cuda:N"), "{text}");

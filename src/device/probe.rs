@@ -122,7 +122,8 @@ pub trait Probe: Device {
 
     /// The same products as [`Probe::compute`] makes, by a persistent kernel, as those of DeepGEMM, FlashMLA or DeepEP
     /// are: on a GPU one block on each multiprocessor but `left` of them, which has all of its shared memory and stays
-    /// until all is done, so that nothing else comes to run there. A stream's thread has nothing to leave.
+    /// until all is done: from compute capability 8.0 on, where every block needs 1 KB of it, no other kernel comes to
+    /// run there; before, none that takes any. A stream's thread has nothing to leave.
     ///
     /// # Errors
     /// As [`Probe::compute`]; [`Kind::OutOfRange`](crate::Kind::OutOfRange) where none is left for the work.

@@ -1,4 +1,5 @@
-//! Figures in a file from the moment at which each is known: a run that is killed loses the one under way alone.
+//! Figures in a file from the moment at which each is known: a run that is killed loses the one under way alone, of a
+//! step those of the operating point under way, which are compared with each other and so known together.
 //!
 //! A line of JSON each, the device in front with what it gives at best: the entries of `--json`, in the order in which
 //! they are measured. The file is new and grows by whole lines; one line's write is all that it costs, between figures.

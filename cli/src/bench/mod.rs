@@ -112,10 +112,21 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000),
           allow_negative_numbers = true)]
     rounds: Option<u32>,
-    /// Host memory from which rows are gathered, to which they are scattered, and which steps run over, such as 64GiB
-    /// [default: a fifth of what is free, up to 64 GiB for a GPU and 1.5 GiB for the host].
+    /// Host memory from which rows are gathered, to which they are scattered, and which steps run over, such as 64GiB;
+    /// at most seven eighths of what is free, on the GPU's NUMA node where there is one [default: a fifth of these, up
+    /// to 64 GiB for a GPU and 1.5 GiB for the host]. Steps take one prompt and all sequences' tails in any case.
     #[arg(long, value_name = "BYTES", value_parser = sizes::some_bytes)]
     pool: Option<u64>,
+    /// One gather alone, of so many rows of 656 bytes that stand 704 apart, for a profiler: two calls that warm up,
+    /// then the timed ones, and no other launch of its kernel; none are packed on the host.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000),
+          allow_negative_numbers = true)]
+    rows: Option<u32>,
+    /// One resolve alone, of so many sequences with one query row, a budget of 6,881 and 13.4% misses, for a profiler:
+    /// four launches that warm up, a layer each, then the timed ones, a multiple of four.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=160),
+          allow_negative_numbers = true)]
+    batch: Option<u32>,
     /// Of a GPU: thread blocks of a gather.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_535),
           allow_negative_numbers = true)]
@@ -134,7 +145,7 @@ pub struct Arguments {
     /// (a GPU's alone, CUDA 12.2 or newer).
     #[arg(long, value_enum, default_value = "registered")]
     pinned: Pinned,
-    /// Steps run beside persistent kernels: the engine's work has one long block on each multiprocessor of a GPU.
+    /// Of a GPU: steps run beside persistent kernels: the engine's work has one long block on each multiprocessor.
     #[arg(long)]
     persistent: bool,
     /// Of a GPU: multiprocessors that these leave free.
@@ -160,10 +171,34 @@ fn threads(text: &str) -> std::result::Result<u32, String> {
     }
 }
 
+/// How a GPU was opened and what ran beside it; what is none is the device's own choice.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Options {
+    /// Whose memory the rows stand in.
+    pinned: &'static str,
+    /// Thread blocks of a gather.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gather_blocks: Option<u32>,
+    /// Threads of a block.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    threads: Option<u32>,
+    /// Gathers by bulk copies.
+    bulk: bool,
+    /// Kernels launched early.
+    programmatic: bool,
+    /// Steps beside persistent kernels.
+    persistent: bool,
+    /// Multiprocessors that these leave free.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_sms: Option<u32>,
+}
+
 /// What was measured.
 pub struct Measured {
     /// As the command line names it.
     pub device: String,
+    /// Of a GPU.
+    pub options: Option<Options>,
     /// What it is.
     pub facts: Facts,
     /// What it gives at best.
@@ -199,36 +234,91 @@ impl Arguments {
         Group::value_variants().iter().copied().filter(named).collect()
     }
 
+    /// Refuses options that nothing named would use.
+    fn check(&self) -> Result<()> {
+        let wrong = |place: &'static str| Error::new(Kind::InvalidConfig, "bench").at(place);
+        let (groups, gpu) = (self.groups(), self.target().name != DeviceName::Host);
+        if !gpu && self.persistent {
+            let place =
+                if self.leave_sms.is_some() { "--leave-sms, and no GPU" } else { "--persistent, and no GPU" };
+            return Err(wrong(place).hint("pass --device cuda:N with it"));
+        }
+        let without = [
+            (self.persistent, Group::Step, "--persistent, and no step", "name the group step by --only"),
+            (self.rows.is_some(), Group::Gather, "--rows, and no gather", "name the group gather by --only"),
+            (
+                self.batch.is_some(),
+                Group::Resolve,
+                "--batch, and no resolve",
+                "name the group resolve by --only",
+            ),
+        ];
+        let unused = without.into_iter().find(|(set, group, ..)| *set && !groups.contains(group));
+        unused.map_or(Ok(()), |(.., place, hint)| Err(wrong(place).hint(hint)))
+    }
+
+    /// Refuses to leave more multiprocessors free than leave one for the work.
+    fn check_left(&self, facts: &Facts) -> Result<()> {
+        match self.leave_sms {
+            Some(left) if left >= facts.processors => {
+                let error = Error::new(Kind::InvalidConfig, "bench")
+                    .at("--leave-sms, and none is left for the work")
+                    .with("value", left)
+                    .with("multiprocessors", facts.processors);
+                Err(error.hint("pass fewer than the GPU has"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn options(&self) -> Options {
+        let Arguments { gather_blocks, threads, bulk, programmatic, persistent, leave_sms, .. } = *self;
+        let pinned = match self.pinned {
+            Pinned::Registered => "registered",
+            Pinned::Driver => "driver",
+        };
+        let left_sms = persistent.then(|| leave_sms.unwrap_or_default());
+        Options { pinned, gather_blocks, threads, bulk, programmatic, persistent, left_sms }
+    }
+
     /// The memory of the groups' rows, before any of it is taken.
-    fn pool(&self) -> Result<Pool> {
+    fn pool(&self, facts: &Facts) -> Result<Pool> {
         let least = self.groups().into_iter().map(Group::least).max().unwrap_or_default();
-        let gpu = self.target().name != DeviceName::Host;
-        let wanted = pool::For { asked: self.pool, quick: self.quick, gpu, least };
-        Ok(Pool::new(pool::bytes(wanted, os::memory().1)?).of_driver(self.pinned == Pinned::Driver))
+        let wanted = pool::For { asked: self.pool, quick: self.quick, gpu: facts.gpu.is_some(), least };
+        let bytes = pool::bytes(wanted, pool::Free::beside(facts))?;
+        Ok(Pool::new(bytes).of_driver(self.pinned == Pinned::Driver))
+    }
+
+    /// Opens the device, and with it what the groups share; the ceilings are measured before the first group takes
+    /// memory.
+    fn begin(&self) -> Result<(Measured, Asked)> {
+        self.check()?;
+        let (quick, name) = (self.quick, self.target().name.to_string());
+        let rounds = self.rounds.unwrap_or(if quick { 3 } else { 15 });
+        let device = self.open()?;
+        let facts = device.facts()?;
+        self.check_left(&facts)?;
+        let asked = Asked {
+            rounds,
+            quick,
+            progress: output::progress("bench", 0),
+            pool: self.pool(&facts)?,
+            lines: Lines::create(name.clone(), self.json_lines.as_deref())?,
+            persistent: self.persistent.then(|| self.leave_sms.unwrap_or_default()),
+            bulk: self.bulk,
+            rows: self.rows,
+            batch: self.batch,
+        };
+        let (bytes, runs) = if quick { (1 << 20, 2) } else { (run_bytes(), 10) };
+        let ceilings = Ceilings::measure(&*device, bytes, runs)?;
+        let launch_us = timer::Timer::new(&device, quick)?.launch_us()?;
+        let ceilings = Ceilings { launch_us, ..ceilings };
+        let options = facts.gpu.is_some().then(|| self.options());
+        Ok((Measured { device: name, options, facts, ceilings, figures: Vec::new(), rounds, quick }, asked))
     }
 
     fn measure(&self) -> Result<Measured> {
-        let rounds = self.rounds.unwrap_or(if self.quick { 3 } else { 15 });
-        if self.leave_sms.is_some() && self.target().name == DeviceName::Host {
-            let error = Error::new(Kind::InvalidConfig, "bench").at("--leave-sms, and no GPU");
-            return Err(error.hint("pass --device cuda:N with it"));
-        }
-        let pool = self.pool()?;
-        let name = self.target().name.to_string();
-        let lines = Lines::create(name.clone(), self.json_lines.as_deref())?;
-        let progress = output::progress("bench", 0);
-        let persistent = self.persistent.then(|| self.leave_sms.unwrap_or_default());
-        let asked = Asked { rounds, quick: self.quick, progress, pool, lines, persistent };
-        // Closed before the first group takes memory.
-        let (facts, ceilings) = {
-            let device = self.open()?;
-            let (bytes, rounds) = if self.quick { (1 << 20, 2) } else { (run_bytes(), 10) };
-            let ceilings = Ceilings::measure(&*device, bytes, rounds)?;
-            let launch_us = timer::Timer::new(&device, self.quick)?.launch_us()?;
-            (device.facts()?, Ceilings { launch_us, ..ceilings })
-        };
-        let quick = self.quick;
-        let mut measured = Measured { device: name, facts, ceilings, figures: Vec::new(), rounds, quick };
+        let (mut measured, asked) = self.begin()?;
         asked.lines.begin(&measured)?;
         for group in self.groups() {
             if group == Group::Step {

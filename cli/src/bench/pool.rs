@@ -2,8 +2,10 @@
 //!
 //! **How much.** Production has hundreds of GB, and a random row then costs a GPU a walk of its page tables: figures
 //! of a pool that all tables of pages fit into say nothing of it. So a GPU's figures come from a fifth of the free
-//! memory, up to 64 GiB, unless `--pool` says how much. The host's own come from up to 1.5 GiB, more than any cache
-//! holds: to a processor rows are no farther away in more of it, and a first run should not take a server's memory.
+//! memory, up to 64 GiB, unless `--pool` says how much. It is bound to the GPU's NUMA node where the system tells it,
+//! so what counts as free is what that node has, and an eighth of it stays for tables and for the system: a process
+//! that takes the last of a node is ended. The host's own come from up to 1.5 GiB, more than any cache holds: to a
+//! processor rows are no farther away in more of it, and a first run should not take a server's memory.
 //!
 //! **Filled once.** What a row holds follows from where it stands, so a wrong row shows. All groups of a run share one
 //! mapping, which each group's device registers: 64 GiB are made resident and filled once, by up to 16 threads, and not
@@ -16,11 +18,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay::device::Slice;
-use forebay::measure::{Probe, host_request};
+use forebay::measure::{Facts, Probe, host_request};
 use forebay::os::{self, Map, NoFaults, Request};
 use forebay::{Error, Kind, Result};
 
 use super::oracle::mix;
+use crate::doctor::node_free;
 
 /// The most that is taken unless somebody asks for more: for a GPU, and for the host.
 const MOST: u64 = 64 << 30;
@@ -28,6 +31,9 @@ const MOST_OF_A_HOST: u64 = 3 << 29;
 
 /// Of the free memory, one part in so many.
 const PART: u64 = 5;
+
+/// Of the free memory, what nobody takes: one part in so many.
+const KEPT: u64 = 8;
 
 /// What tiny shapes take.
 pub const QUICK: u64 = 4 << 20;
@@ -52,21 +58,61 @@ pub struct For {
     pub least: u64,
 }
 
-/// How many bytes are taken, where so many can be had; 0 of `free` is not known.
+/// What is free, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Free {
+    /// Of the system; 0 is not known.
+    pub system: u64,
+    /// Of the NUMA node that memory is bound to, with its number, where the system tells.
+    pub node: Option<(u32, u64)>,
+}
+
+impl Free {
+    /// For memory of a device as `facts` describes it.
+    pub fn beside(facts: &Facts) -> Free {
+        let node = facts.gpu.as_ref().and_then(|gpu| os::node_beside(&gpu.bus));
+        Free { node: node.and_then(|node| Some((node, node_free(node)?))), ..Free::anywhere() }
+    }
+
+    /// For memory of any node.
+    fn anywhere() -> Free {
+        Free { system: os::memory().1, node: None }
+    }
+
+    /// What may be taken of it; 0 is not known.
+    fn most(self) -> u64 {
+        let known = [self.system, self.node.map_or(0, |(_, bytes)| bytes)];
+        let least = known.into_iter().filter(|bytes| *bytes > 0).min().unwrap_or(0);
+        least - least / KEPT
+    }
+
+    /// Says in an error what there is too little of.
+    fn told(self, error: Error) -> Error {
+        let error = error.with("to be had", self.most());
+        match self.node {
+            Some((node, bytes)) if self.system == 0 || bytes < self.system => {
+                error.with("NUMA node", node).with("free there", bytes)
+            }
+            _ => error.with("free", self.system),
+        }
+    }
+}
+
+/// How many bytes are taken, where so many can be had.
 ///
 /// # Errors
 /// [`Kind::InvalidConfig`] for more than can be had, and fewer than will do; [`Kind::OutOfMemory`] where nobody asked
 /// and a fifth of it is too little.
-pub fn bytes(wanted: For, free: u64) -> Result<u64> {
+pub fn bytes(wanted: For, free: Free) -> Result<u64> {
     let For { asked, quick, gpu, least } = wanted;
     let wrong = |place: &'static str, kind: Kind| Error::new(kind, "bench").at(place);
+    let most = free.most();
     let least = if quick { QUICK } else { least };
     match asked {
-        Some(bytes) if free > 0 && bytes > free => {
-            Err(wrong("--pool, beyond the host memory that can be had", Kind::InvalidConfig)
-                .with("bytes", bytes)
-                .with("free", free)
-                .hint("pass less, or free some"))
+        Some(bytes) if most > 0 && bytes > most => {
+            let error = wrong("--pool, beyond the host memory that can be had", Kind::InvalidConfig);
+            let error = free.told(error.with("bytes", bytes));
+            Err(error.hint("pass less, or free some: an eighth of it stays for tables and for the system"))
         }
         Some(bytes) if bytes < least => Err(wrong("--pool, less than the groups need", Kind::InvalidConfig)
             .with("bytes", bytes)
@@ -74,10 +120,10 @@ pub fn bytes(wanted: For, free: u64) -> Result<u64> {
             .hint("pass more, or name groups that need less by --only")),
         Some(bytes) => Ok(bytes),
         None if quick => Ok(QUICK),
-        None => match (free / PART).min(if gpu { MOST } else { MOST_OF_A_HOST }) {
+        None => match (most / PART).min(if gpu { MOST } else { MOST_OF_A_HOST }) {
             bytes if bytes >= least => Ok(bytes),
-            _ => Err(wrong("host memory that can be had", Kind::OutOfMemory)
-                .with("bytes", free)
+            _ => Err(free
+                .told(wrong("host memory that can be had", Kind::OutOfMemory))
                 .with("least", PART * least)
                 .hint("free some, or pass --quick, which shows that all works and says nothing about speed")),
         },
@@ -89,7 +135,7 @@ pub fn bytes(wanted: For, free: u64) -> Result<u64> {
 /// # Errors
 /// As [`bytes`].
 pub fn little(quick: bool) -> Result<u64> {
-    bytes(For { asked: None, quick, gpu: false, least: LEAST }, os::memory().1)
+    bytes(For { asked: None, quick, gpu: false, least: LEAST }, Free::anywhere())
 }
 
 /// Host memory that a device reads and writes, as a total pool has it: huge pages and locked where they can be had.
@@ -213,13 +259,15 @@ mod tests {
 
     #[test]
     fn a_gpu_has_a_fifth_of_what_is_free_and_a_host_little() {
-        let of = |gpu, quick, free| {
+        let of = |gpu, quick, system| {
+            let free = Free { system, node: None };
             bytes(For { asked: None, quick, gpu, least: LEAST }, free).map_err(|error| error.to_string())
         };
         assert_eq!(of(true, false, 2 << 40), Ok(64 << 30));
-        assert_eq!(of(true, false, 100 << 30), Ok(20 << 30));
-        assert_eq!(of(false, false, 100 << 30), Ok(3 << 29));
-        assert_eq!(of(false, false, 1 << 30), Ok((1 << 30) / 5));
+        // An eighth stays.
+        assert_eq!(of(true, false, 80 << 30), Ok(14 << 30));
+        assert_eq!(of(false, false, 80 << 30), Ok(3 << 29));
+        assert_eq!(of(false, false, 4 << 30), Ok((7 << 29) / 5));
         assert_eq!(of(true, true, 1), Ok(4 << 20));
         let text = of(true, false, 500 << 20).unwrap_err();
         assert!(text.contains("host memory") && text.contains("--quick"), "{text}");
@@ -229,21 +277,41 @@ mod tests {
     fn what_is_asked_for_is_taken_if_it_can_be_had_and_will_do() {
         let of = |asked, quick| {
             let wanted = For { asked: Some(asked), quick, gpu: false, least: 500 << 20 };
-            bytes(wanted, 8 << 30).map_err(|error| (error.kind(), error.to_string()))
+            let free = Free { system: 8 << 30, node: None };
+            bytes(wanted, free).map_err(|error| (error.kind(), error.to_string()))
         };
-        assert_eq!(of(8 << 30, false), Ok(8 << 30));
+        assert_eq!(of(7 << 30, false), Ok(7 << 30));
         assert_eq!(of(5 << 20, true), Ok(5 << 20));
         for (asked, quick, place) in
-            [((8 << 30) + 1, false, "beyond"), (499 << 20, false, "less than"), (9, true, "less")]
+            [((7 << 30) + 1, false, "beyond"), (499 << 20, false, "less than"), (9, true, "less")]
         {
             let (kind, text) = of(asked, quick).unwrap_err();
             assert!(kind == Kind::InvalidConfig && text.contains("--pool") && text.contains(place), "{text}");
         }
         // A system that does not tell is believed to have it.
-        assert_eq!(
-            bytes(For { asked: Some(1 << 30), quick: false, gpu: true, least: 1 }, 0).unwrap(),
-            1 << 30
-        );
+        let unknown = Free { system: 0, node: None };
+        let wanted = For { asked: Some(1 << 30), quick: false, gpu: true, least: 1 };
+        assert_eq!(bytes(wanted, unknown).unwrap(), 1 << 30);
+    }
+
+    #[test]
+    fn no_more_is_taken_than_the_node_has_to_which_it_is_bound() {
+        let of = |asked, node| {
+            let free = Free { system: 400 << 30, node };
+            let wanted = For { asked, quick: false, gpu: true, least: LEAST };
+            bytes(wanted, free).map_err(|error| (error.kind(), error.to_string()))
+        };
+        let node = Some((1, 80 << 30));
+        assert_eq!(of(Some(70 << 30), node), Ok(70 << 30));
+        let (kind, text) = of(Some(71 << 30), node).unwrap_err();
+        assert_eq!(kind, Kind::InvalidConfig);
+        for part in ["--pool", "beyond", "NUMA node 1", "free there 85899345920", "an eighth"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains('\n'), "{text}");
+        // Without one, and by default.
+        assert_eq!(of(Some(71 << 30), None), Ok(71 << 30));
+        assert_eq!((of(None, node), of(None, None)), (Ok(14 << 30), Ok(64 << 30)));
     }
 
     #[test]

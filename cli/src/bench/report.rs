@@ -4,8 +4,8 @@ use forebay::Result;
 use forebay::measure::{Ceilings, Facts};
 use serde::{Serialize, Serializer};
 
-use super::Measured;
 use super::result::{Figure, Parameter};
+use super::{Measured, Options};
 use crate::json;
 use crate::look::{Look, Spare, align_right};
 use crate::output::harmless;
@@ -63,6 +63,8 @@ struct DeviceEntry<'a> {
     copy_engines: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu: Option<GpuEntry<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    options: Option<&'a Options>,
     rounds: u32,
     quick: bool,
     ceilings: &'a Ceilings,
@@ -143,7 +145,7 @@ enum Any<'a> {
 }
 
 fn device_entry(measured: &Measured) -> Any<'_> {
-    let Measured { device, facts, ceilings, rounds, quick, figures: _ } = measured;
+    let Measured { device, options, facts, ceilings, rounds, quick, figures: _ } = measured;
     let dotted = |(major, minor): (u32, u32)| format!("{major}.{minor}");
     Any::Device(DeviceEntry {
         heading: Heading::new("bench-device"),
@@ -160,6 +162,7 @@ fn device_entry(measured: &Measured) -> Any<'_> {
             connections: std::env::var("CUDA_DEVICE_MAX_CONNECTIONS")
                 .unwrap_or_else(|_| "default".to_owned()),
         }),
+        options: options.as_ref(),
         rounds: *rounds,
         quick: *quick,
         ceilings,
@@ -392,7 +395,7 @@ fn notes(figures: &[Figure], look: Look) -> String {
 
 /// All of it as tables.
 pub fn tables(measured: &Measured, look: Look) -> String {
-    let Measured { device, facts, ceilings, figures, rounds, quick } = measured;
+    let Measured { device, facts, ceilings, figures, rounds, quick, options: _ } = measured;
     let mut out = format!("{}\nCeilings: {}\n", device_line(device, facts), ceilings_line(ceilings));
     if *quick {
         out += "Quick: tiny shapes, which show that all works and say nothing about speed.\n";

@@ -184,6 +184,12 @@ pub struct Asked {
     pub pool: Pool,
     /// Where an engine's work is to run as persistent kernels, how many multiprocessors these leave free.
     pub persistent: Option<u32>,
+    /// Gathers go by bulk copies.
+    pub bulk: bool,
+    /// Of gathers, one of so many rows alone.
+    pub rows: Option<u32>,
+    /// Of resolves, one of so many sequences alone.
+    pub batch: Option<u32>,
     /// Where each goes once it is known.
     pub lines: Lines,
 }

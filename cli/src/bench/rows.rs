@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use forebay::Result;
 use forebay::device::PoolOp;
 use forebay::device::rates::{GATHER_BLOCKS, Rates, RowRate, RowRates};
 use forebay::measure::{Ceilings, Probe};
 use forebay::residency::Fetch;
+use forebay::{Error, Kind, Result};
 
 use super::link::{Asks, Link};
 use super::oracle::{Numbers, Wanted, compare_row};
@@ -73,6 +73,21 @@ impl Gather {
         let rig = Rig::new(device, extents, Places::Host(memory.clone()), quick)?;
         rig.touch()?;
         Ok(Gather { rig, order: Numbers::new(4).shuffled(lanes), turn: 0 })
+    }
+
+    /// Whether a call for so many rows has lanes enough.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] where it has not.
+    fn takes(&self, rows: Option<u32>) -> Result<()> {
+        let Extents { lanes, k, .. } = self.rig.extents;
+        match rows {
+            Some(rows) if rows > lanes * k => {
+                let error = Error::new(Kind::InvalidConfig, "bench").at("--rows, more than a call has");
+                Err(error.with("rows", rows).with("most", lanes * k).hint("pass fewer, or leave --quick out"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Compares all that is resident, which gathers brought: what one of them wrote beside its own slots. Then all
@@ -228,14 +243,21 @@ pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
     let memory = asked.pool.on(&**device)?;
     let gpu = device.facts()?.gpu.is_some();
     let mut figures = Vec::new();
-    asked.progress.inc_length((SHAPES.len() * counts(asked.quick).len()) as u64);
-    for shape in SHAPES {
+    // For a profiler one alone, and nothing else that launches its kernel.
+    let alone = asked.rows.as_ref().map(std::slice::from_ref);
+    let (shapes, counts) = match alone {
+        Some(rows) => (&SHAPES[..1], rows),
+        None => (&SHAPES[..], counts(asked.quick)),
+    };
+    asked.progress.inc_length((shapes.len() * counts.len()) as u64);
+    for &shape in shapes {
         let mut pools = Gather::new(device, shape, &memory, asked.quick)?;
-        let mut packer = match shape == SHAPES[0] {
+        pools.takes(asked.rows)?;
+        let mut packer = match shape == SHAPES[0] && alone.is_none() {
             true => Some(packed::Packed::new(device, shape, &memory, asked.quick)?),
             false => None,
         };
-        for rows in counts(asked.quick) {
+        for rows in counts {
             let before = pools.rig.checked;
             let times = times(asked.rounds, || pools.call(*rows))?;
             let bytes = u64::from(rows * shape.row);
@@ -244,7 +266,8 @@ pub fn gather(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
             let ceiling = ("processors read", least(ceilings.read));
             let mut figure = of_rows("gather", *rows, shape, times, ceiling, bytes, checked)
                 .with("pool", Parameter::Bytes(asked.pool.bytes));
-            figure.link = gpu.then(|| link(*rows, shape, ceilings.read, ceilings));
+            // Bulk copies are no loads of warps: what they ask of the link is not counted.
+            figure.link = (gpu && !asked.bulk).then(|| link(*rows, shape, ceilings.read, ceilings));
             figure.beside.push(("copy engine", least(ceilings.copy_up)));
             if let Some(packer) = packer.as_mut().filter(|packer| packer.takes(*rows)) {
                 let before = packer.checked();

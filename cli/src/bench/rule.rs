@@ -20,8 +20,8 @@ use super::rig::{Extents, Places, Rig};
 const ROW: u32 = 656;
 
 /// What is measured, or the way alone.
-struct Points {
-    batches: &'static [u32],
+struct Points<'a> {
+    batches: &'a [u32],
     queries: &'static [u32],
     budgets: &'static [u32],
     k: u32,
@@ -32,7 +32,7 @@ struct Points {
 /// Shares of the selected entries that are not resident.
 const SHARES: [f64; 3] = [0.067, 0.134, 0.3];
 
-const FULL: Points = Points {
+const FULL: Points<'_> = Points {
     batches: &[1, 8, 32, 64, 160],
     queries: &[1, 2, 4],
     budgets: &[4096, 6881, 13_107],
@@ -41,11 +41,11 @@ const FULL: Points = Points {
     layers: 4,
 };
 
-const QUICK: Points =
+const QUICK: Points<'_> =
     Points { batches: &[1, 3], queries: &[1, 2], budgets: &[96, 160], k: 64, context: 1024, layers: 2 };
 
-impl Points {
-    fn of(quick: bool) -> Points {
+impl Points<'_> {
+    fn of(quick: bool) -> Points<'static> {
         if quick { QUICK } else { FULL }
     }
 
@@ -107,7 +107,16 @@ fn target(batch: u32, query: u32, budget: u32, share: f64, us: f64) -> Option<Ta
 /// Those of the device; [`forebay::Kind::Internal`] for an answer that is not what it must be.
 pub fn resolve(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let points = Points::of(asked.quick);
-    let count = points.batches.len() * points.queries.len() * points.budgets.len() * SHARES.len();
+    let alone = asked.batch.as_ref().map(std::slice::from_ref);
+    // For a profiler one alone: of one query row, the middle budget and the middle share.
+    let (points, shares) = match alone {
+        Some(batches) => {
+            let (queries, budgets) = (&points.queries[..1], &points.budgets[1..2]);
+            (Points { batches, queries, budgets, ..points }, &SHARES[1..2])
+        }
+        None => (points, &SHARES[..]),
+    };
+    let count = points.batches.len() * points.queries.len() * points.budgets.len() * shares.len();
     asked.progress.inc_length(count as u64);
     let mut figures = Vec::new();
     for budget in points.budgets {
@@ -128,8 +137,8 @@ pub fn resolve(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> R
         rig.fill(decoded(asked.quick))?;
         for query in points.queries {
             for batch in points.batches {
-                for share in SHARES {
-                    let figure = resolved(&mut rig, *batch, *query, share, ceilings, asked)?;
+                for share in shares {
+                    let figure = resolved(&mut rig, *batch, *query, *share, ceilings, asked)?;
                     figures.push(asked.known(figure)?);
                     asked.progress.inc(1);
                 }
@@ -191,7 +200,7 @@ struct Landed {
 const LAYERS: u32 = 61;
 
 impl Landed {
-    fn new(device: &Arc<dyn Probe>, points: &Points, asked: &Asked) -> Result<Landed> {
+    fn new(device: &Arc<dyn Probe>, points: &Points<'_>, asked: &Asked) -> Result<Landed> {
         let facts = device.facts()?;
         let (layers, lanes) = (if asked.quick { 3 } else { LAYERS }, Points::most(points.batches));
         let query_rows = Points::most(points.queries);

@@ -204,6 +204,7 @@ impl Study<'_> {
         let share = self.setup.misses()?.share(first.query_rows);
         let promised = self.steps(points) * first.query_rows;
         let mut machine = Machine::open(&self.device, first, promised, share, self.asked.pool.bytes)?;
+        machine.persistent = self.asked.persistent;
         let longest = if self.asked.quick { LONGEST_US / 10.0 } else { LONGEST_US };
         let time = |machine: &Machine, rounds| {
             let work = |stream| products(&*self.device, stream, rounds, self.asked.persistent);
@@ -413,7 +414,21 @@ mod tests {
             HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
         let ceilings = Ceilings::measure(&*device, 1 << 16, 1).unwrap();
         let (progress, pool, lines) = (ProgressBar::hidden(), Pool::new(pool::QUICK), Lines::default());
-        (device, ceilings, Asked { rounds: 1, quick: true, progress, pool, lines, persistent: None })
+        (
+            device,
+            ceilings,
+            Asked {
+                rounds: 1,
+                quick: true,
+                progress,
+                pool,
+                lines,
+                persistent: None,
+                bulk: false,
+                rows: None,
+                batch: None,
+            },
+        )
     }
 
     /// A machine of the smallest point, with its slots filled, and an engine that only selects.

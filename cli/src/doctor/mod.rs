@@ -73,6 +73,11 @@ pub struct Arguments {
     quick: bool,
 }
 
+/// Bytes that a NUMA node of this machine has free; none where the system does not tell.
+pub fn node_free(node: u32) -> Option<u64> {
+    Nodes::read(&Files::under(None)).node(node)?.free
+}
+
 /// What is measured of a device.
 struct Measured {
     ceilings: Ceilings,

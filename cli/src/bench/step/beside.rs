@@ -2,7 +2,8 @@
 //!
 //! In one step, whose layers are enqueued call by call, layers take turns: the gather runs alone, and the work behind
 //! it; both begin at once, behind the layer's resolve, on two streams; the work begins, and the gather a launch behind
-//! it. The work is three quarters as long as the gather, so it ends first: all of it has the gather beside it. Beside
+//! it. That launch does nothing and is timed with the gather: a work that keeps the gather waiting keeps it waiting as
+//! well. The work is three quarters as long as the gather, so it ends first: all of it has the gather beside it. Beside
 //! short blocks a gather comes to run as they end, whoever began. A persistent kernel keeps its multiprocessors: the
 //! gather behind it waits for its end, unless some are left free, and a gather in front of it keeps its blocks from
 //! theirs.
@@ -123,8 +124,9 @@ impl Beside {
             device.record(event, from)?;
             device.wait(to, event)
         };
-        let gathers = || {
+        let gathers = |ahead: &dyn Fn() -> Result<()>| {
             device.stamp(*gather, streams.gather)?;
+            ahead()?;
             machine.cache.gather(step, LayerCall::whole(layer), 0, streams.gather)?;
             device.stamp(*gathered, streams.gather)
         };
@@ -136,19 +138,19 @@ impl Beside {
         edge(self.edges[0], streams.compute, streams.gather)?;
         match Turn::of(layer.0) {
             Turn::Alone => {
-                gathers()?;
+                gathers(&|| Ok(()))?;
                 edge(self.edges[1], streams.gather, streams.compute)?;
                 works()?;
             }
             Turn::Both => {
-                gathers()?;
+                gathers(&|| Ok(()))?;
                 works()?;
             }
             Turn::Behind => {
                 works()?;
-                // As long as a launch takes, in which the work's blocks are handed out.
-                device.carry(streams.gather, self.nothing[0], self.nothing[1], 1)?;
-                gathers()?;
+                // As long as a launch takes, in which the work's blocks are handed out. Where these leave it no room,
+                // it waits for their end: that is part of what the gather waits for.
+                gathers(&|| device.carry(streams.gather, self.nothing[0], self.nothing[1], 1))?;
             }
         }
         edge(self.edges[1], streams.gather, streams.compute)?;

@@ -25,7 +25,9 @@ use forebay::{
 
 use super::picks::{PATTERNS, Picks, Rule};
 use super::point::Point;
-use super::works::Works;
+use super::works::{Works, products};
+#[cfg(doc)]
+use crate::bench::result::Asked;
 
 /// Layers whose rows are looked at, at most.
 const SAMPLED: u32 = 8;
@@ -78,6 +80,8 @@ pub struct Machine {
     pub checked: u64,
     /// Rounds of the engine's work in front of what is timed, and their microseconds, as far as they are known.
     pub run_up: (u32, f64),
+    /// As [`Asked::persistent`]: of the same kernels as the work that the rounds were counted by.
+    pub persistent: Option<u32>,
     /// Different prompts: sequence i has that of i modulo so many.
     pub prompts: u32,
     /// Bytes of the total pool.
@@ -204,6 +208,7 @@ impl Machine {
             cache,
             checked: 0,
             run_up: (0, 0.0),
+            persistent: None,
             prompts,
             pool: u64::from(pages) * page_bytes(&point)?,
             sequences,
@@ -246,7 +251,7 @@ impl Machine {
     pub fn run_up(&self) -> Result<()> {
         match self.run_up.0 {
             0 => Ok(()),
-            rounds => self.device.compute(self.layers.streams.compute, rounds),
+            rounds => products(&*self.device, self.layers.streams.compute, rounds, self.persistent),
         }
     }
 

@@ -51,8 +51,9 @@ fn rounded(value: f64) -> f64 {
 
 /// All figures of a point; with what is to be reached, where `aims` says so.
 pub fn figures(measured: &Measured, aims: bool) -> Vec<Figure> {
-    // With fewer sequences it is another point than the one at which something is to be reached.
-    let aims = aims && measured.asked == measured.point.batch;
+    // With fewer sequences, or beside persistent kernels, it is another point than the one at which something is to be
+    // reached.
+    let aims = aims && measured.asked == measured.point.batch && measured.persistent.is_none();
     let mut figures = vec![engine(measured)];
     figures.extend(measured.orders.iter().map(|ordered| step(measured, ordered)));
     figures.extend(best(measured, aims));
@@ -318,6 +319,9 @@ mod tests {
         assert_eq!(text(&da(&measured), "host_ahead").as_deref(), Some("no"));
         let all = figures(&measured, true);
         assert!(all.iter().all(|figure| figure.target.is_none()), "another point than the target's");
+        let beside = Measured { persistent: Some(4), ..self::measured() };
+        assert!(figures(&beside, true).iter().all(|figure| figure.target.is_none()), "persistent kernels");
+        assert!(figures(&self::measured(), true).iter().any(|figure| figure.target.is_some()), "the control");
     }
 
     #[test]
