@@ -5,10 +5,10 @@
 #[path = "../../../tests/support/skip.rs"]
 mod skip;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use cudarc::driver::CudaContext;
+use cudarc::driver::result::stream::StreamKind;
+use cudarc::driver::{CudaContext, result};
 use forebay::Kind;
 use forebay::device::cuda::CudaOptions;
 use forebay::device::{Device, Mapped};
@@ -66,46 +66,20 @@ fn a_borrowed_stream_is_not_destroyed_before_the_device() {
 }
 
 #[test]
-fn what_the_device_keeps_goes_behind_what_was_enqueued() {
-    let Some((_alone, library)) = driver() else { return };
-    let context = CudaContext::new(0).unwrap();
-    let bridge = bridge(&context, library);
-    let known = bridge.stream(&context.new_stream().unwrap()).unwrap();
-    let value = Arc::new(());
-    let (alive, (told, heard)) = (Arc::downgrade(&value), mpsc::channel());
-    bridge.device().keep(value);
-    let work = move || {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        told.send(alive.upgrade().is_some()).unwrap();
-    };
-    bridge.device().call(known, Arc::new(work)).unwrap();
-    drop(bridge);
-    assert!(heard.recv().unwrap());
-    context.check_err().unwrap();
-}
-
-#[test]
-fn a_view_that_ends_makes_no_other_stream_wait() {
+fn a_view_ends_on_its_own_stream() {
     let Some((_alone, library)) = driver() else { return };
     let context = CudaContext::new(0).unwrap();
     let bridge = bridge(&context, library);
     let (device, stream) = (bridge.device(), context.new_stream().unwrap());
-    let known = bridge.stream(&stream).unwrap();
-    let mut view = bridge.view::<u8>(device.allocate(16).unwrap(), &stream).unwrap();
-    let (ended, (go, gone)) = (Arc::new(AtomicBool::new(false)), mpsc::channel::<()>());
-    let (told, gone) = (Arc::clone(&ended), Mutex::new(gone));
-    let work = move || {
-        // Until the test goes on, or for so long that it has failed.
-        let _ = gone.lock().unwrap().recv_timeout(std::time::Duration::from_secs(5));
-        told.store(true, Ordering::Release);
-    };
-    device.call(known, Arc::new(work)).unwrap();
-    stream.memset_zeros(&mut view.view_mut()).unwrap();
+    let view = bridge.view::<u8>(device.allocate(16).unwrap(), &stream).unwrap();
+    // A stream as a framework makes it, while whose capture nothing is to be enqueued on the legacy stream.
+    context.bind_to_thread().unwrap();
+    let blocking = result::stream::create(StreamKind::Default).unwrap();
+    // SAFETY: of this context, and never destroyed.
+    let known = bridge.stream(&unsafe { context.wrap_borrowed_stream(blocking) }).unwrap();
+    device.capture(known).unwrap();
     drop(view);
-    context.default_stream().synchronize().unwrap();
-    assert!(!ended.load(Ordering::Acquire), "the legacy stream waits for what used the view");
-    drop(go);
-    stream.synchronize().unwrap();
+    device.release(device.captured(known).unwrap()).unwrap();
     context.check_err().unwrap();
 }
 
