@@ -6,12 +6,12 @@
 //! as long as the device may use them.
 //!
 //! **Costs.** A stream is borrowed once, memory is lent once, and a view is made once: it makes three events.
-//! [`Bridge::follow`] and [`Bridge::lead`] are four calls of the driver. Nothing of it stands in a step.
+//! [`Bridge::follow`] and [`Bridge::lead`] are three or four calls of the driver. Nothing of it stands in a step.
 //!
 //! **Invariants.** A stream and memory are of the bridge's own context, or refused. A borrowed stream is not destroyed
-//! before the device has ended, which may be after the bridge: another thread may enqueue on it until then, and
-//! nothing tells when it has stopped. Lent memory is not freed before its owner says that nothing names it any more, and
-//! no view is made of it, which would outlive that. Memory of the device is never freed by cudarc.
+//! before the device has ended, which may be after the bridge: until then another thread may enqueue on it, and nothing
+//! tells when none does any more. Lent memory is not freed before its owner says that nothing names it any more, and no
+//! view is made of it, which would outlive that. Memory of the device is never freed by cudarc.
 //!
 //! **What it does not do.** It orders nothing: cudarc's own events know nothing of what forebay enqueues, so an engine
 //! orders by streams and by [`Bridge::follow`] and [`Bridge::lead`], as forebay's calls say. It gives no stream back
@@ -122,10 +122,10 @@ impl Bridge {
 
     /// Records forebay's event once cudarc's, as it was recorded last, has been reached.
     ///
-    /// All events that are passed on go through one stream: this one is reached behind those that [`Bridge::follow`] and
-    /// [`Bridge::lead`] passed on before as well. To wait for cudarc's event alone there is [`Bridge::wait`]. An event
-    /// that was recorded in a capture is not to be passed on: that stream would be captured with it, and the capture
-    /// could not end.
+    /// All events that are passed on go through one stream: this one is reached behind those that [`Bridge::follow`]
+    /// and [`Bridge::lead`] passed on before as well. To make a stream wait for cudarc's event alone there is
+    /// [`Bridge::wait`]. An event that was recorded in a capture is not to be passed on: it would draw that stream into
+    /// the capture, which could not end then.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for an event of another device, and as [`Bridge::wait`].
