@@ -323,8 +323,8 @@ impl CudaDevice {
         self.inner.kept.lock().push(value);
     }
 
-    /// Whether a slice is of memory that this device keeps until it ends: what was allocated, mapped or registered here,
-    /// and not what was imported.
+    /// Whether a slice is of memory that this device keeps until it ends: what was allocated, mapped or registered
+    /// here, and not what was imported.
     pub fn keeps(&self, slice: &Slice) -> bool {
         if self.inner.id.check(slice).is_err() {
             return false;
