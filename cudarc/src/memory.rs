@@ -3,7 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr, DeviceRepr};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr};
 use forebay::device::cuda::CudaDevice;
 use forebay::device::{Device, Slice};
 use forebay::{Error, Kind, Result};
@@ -62,6 +62,10 @@ impl<T: Plain> LentSlice<T> {
 }
 
 /// Memory of forebay's device, as cudarc sees it: slabs, answers, tables. It keeps the device, and frees nothing.
+///
+/// It is to cudarc what memory of its own is: where the context tracks events, each call that uses it records one and
+/// waits for one, and dropping it makes its stream wait for the last. A capture breaks by an event that was recorded
+/// outside of it, so an engine that captures makes its views with the tracking off, as cudarc says of its memory.
 #[derive(Debug)]
 pub struct DeviceView<T> {
     /// Taken out by `drop` alone.
@@ -113,15 +117,23 @@ impl Bridge {
         Ok(LentSlice { memory: ManuallyDrop::new(memory), slice })
     }
 
-    /// Memory of forebay's device for cudarc's calls, as numbers of type `T`.
+    /// Memory of forebay's device for cudarc's calls, as numbers of type `T`: to be made once, since it makes events.
+    /// `stream` is what cudarc orders its end by, the one that uses it.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a slice of another device; [`Kind::InvalidConfig`] for one that is no whole number of
-    /// `T`s, or does not begin where a `T` may; [`Kind::DeviceFailed`].
-    pub fn view<T: Plain>(&self, slice: Slice) -> Result<DeviceView<T>> {
+    /// [`Kind::OutOfRange`] for a slice of another device; [`Kind::InvalidConfig`] for one of lent memory, which
+    /// [`LentSlice::view`] shows, for one that is no whole number of `T`s, or does not begin where a `T` may, and for a
+    /// stream of another context; [`Kind::DeviceFailed`].
+    pub fn view<T: Plain>(&self, slice: Slice, stream: &Arc<CudaStream>) -> Result<DeviceView<T>> {
         const OPERATION: &str = "view memory";
+        self.check(OPERATION, "stream", stream.context())?;
         if !self.device.owns(&slice) {
             return Err(Error::new(Kind::OutOfRange, OPERATION).at("a slice of another device"));
+        }
+        if !self.device.keeps(&slice) {
+            return Err(Error::new(Kind::InvalidConfig, OPERATION)
+                .at("a slice of memory that is not the device's own")
+                .hint("lent memory is seen by LentSlice::view"));
         }
         let size = size_of::<T>() as u64;
         if !slice.bytes().is_multiple_of(size) || !slice.address().is_multiple_of(size) {
@@ -132,9 +144,8 @@ impl Bridge {
         }
         // What cudarc makes below ends the program where it is refused: asked for once before.
         self.context.new_event(None).map_err(|error| refused(OPERATION, error))?;
-        let stream = self.context.default_stream();
-        // SAFETY: so many bytes of the device's, which live as long as it, and it is held beside them; any bits are a
-        // `T`. It is leaked and never freed.
+        // SAFETY: so many bytes of the device's own, which live as long as it, and it is held beside them; any bits are
+        // a `T`. It is leaked and never freed.
         let memory = unsafe { stream.upgrade_device_ptr(slice.address(), (slice.bytes() / size) as usize) };
         Ok(DeviceView { memory: ManuallyDrop::new(memory), _device: Arc::clone(&self.device) })
     }

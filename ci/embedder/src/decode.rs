@@ -9,7 +9,7 @@ use forebay::{
     Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory, MicroBatch,
     Open, Result, Row, Sequence, Shape, Streams, WarmUp,
 };
-use forebay_cudarc::{Bridge, LentSlice};
+use forebay_cudarc::{Bridge, DeviceView, LentSlice};
 
 const LAYERS: u32 = 3;
 const TOP_K: usize = 64;
@@ -26,11 +26,16 @@ fn failed(error: DriverError) -> Error {
     Error::new(Kind::DeviceFailed, "decode").at(format!("cudarc: {error:?}"))
 }
 
+fn outside(operation: &'static str) -> Error {
+    Error::new(Kind::Internal, operation).at("a slot outside the slab")
+}
+
 /// The engine, of one sequence.
 struct Engine {
-    bridge: Bridge,
     stream: Arc<CudaStream>,
     cache: Cache,
+    /// Of each layer.
+    slabs: Vec<DeviceView<u8>>,
     selection: LentSlice<i32>,
     slots: LentSlice<i32>,
 }
@@ -38,21 +43,19 @@ struct Engine {
 impl Engine {
     /// The row of `position` in every layer's landing slot.
     fn project(&mut self, sequence: Sequence, layer: u32, position: u32) -> Result<()> {
-        let (slab, slot) = (self.cache.slab(Layer(layer))?, self.cache.landing_slot(sequence, 0)?);
-        let place = slab.part(u64::from(slot) * ROW as u64, ROW as u64)?;
-        let mut place = self.bridge.view::<u8>(place)?;
-        self.stream.memcpy_htod(&[stamp(layer, position); ROW], &mut place.view_mut()).map_err(failed)
+        let at = self.cache.landing_slot(sequence, 0)? as usize * ROW;
+        let mut slab = self.slabs[layer as usize].view_mut();
+        let mut place = slab.try_slice_mut(at..at + ROW).ok_or_else(|| outside("project"))?;
+        self.stream.memcpy_htod(&[stamp(layer, position); ROW], &mut place).map_err(failed)
     }
 
     /// Reads every row that is selected where it is said to be: how many there are.
     fn attend(&self, layer: u32, selected: &[i32]) -> Result<u32> {
-        let slab = self.bridge.view::<u8>(self.cache.slab(Layer(layer))?)?;
+        let slab = self.slabs[layer as usize].view();
         let slots = self.stream.clone_dtoh(&self.slots.view()).map_err(failed)?;
         for (position, slot) in selected.iter().zip(slots) {
             let at = slot as usize * ROW;
-            let row = slab.view().try_slice(at..at + ROW);
-            let row =
-                row.ok_or_else(|| Error::new(Kind::Internal, "attend").at("a slot outside the slab"))?;
+            let row = slab.try_slice(at..at + ROW).ok_or_else(|| outside("attend"))?;
             let bytes = self.stream.clone_dtoh(&row).map_err(failed)?;
             if bytes != [stamp(layer, *position as u32); ROW] {
                 return Err(Error::new(Kind::Internal, "attend").at("another row").with("slot", slot as u64));
@@ -69,8 +72,7 @@ impl Engine {
 pub fn decode(context: &Arc<CudaContext>, library: Option<String>) -> Result<String> {
     let bridge = Bridge::open(context, CudaOptions { library, ..CudaOptions::default() })?;
     let stream = context.new_stream().map_err(failed)?;
-    let borrowed = bridge.stream(&stream)?;
-    let ours = borrowed.stream();
+    let ours = bridge.stream(&stream)?;
     let words = || stream.alloc_zeros::<i32>(TOP_K).map_err(failed).and_then(|words| bridge.lend(words));
     let (selection, slots) = (words()?, words()?);
     let buffers = Buffers { selection: selection.slice(), slots: slots.slice(), parts: None };
@@ -88,7 +90,9 @@ pub fn decode(context: &Arc<CudaContext>, library: Option<String>) -> Result<Str
     }
     let _ready = cache.join(sequence, ours, WarmUp::default())?;
 
-    let mut engine = Engine { bridge, stream, cache, selection, slots };
+    let view = |layer| bridge.view(cache.slab(Layer(layer))?, &stream);
+    let slabs = (0..LAYERS).map(view).collect::<Result<_>>()?;
+    let mut engine = Engine { stream, cache, slabs, selection, slots };
     let (mut hits, mut misses, mut read) = (0, 0, 0);
     for number in 0..STEPS {
         let position = PROMPT + number;

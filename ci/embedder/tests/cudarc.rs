@@ -7,10 +7,10 @@ mod skip;
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use cudarc::driver::CudaContext;
+use cudarc::driver::{CudaContext, DeviceSlice};
 use forebay::Kind;
-use forebay::device::Device;
 use forebay::device::cuda::CudaOptions;
+use forebay::device::{Device, Mapped};
 use forebay_cudarc::Bridge;
 
 /// One test after the other: a captured stream, or a device that ends, is all tests' own.
@@ -43,41 +43,47 @@ fn an_engine_with_cudarcs_streams_and_memory_reads_the_rows_it_selected() {
 }
 
 #[test]
-fn a_borrowed_stream_is_not_destroyed_while_it_is_borrowed() {
+fn a_borrowed_stream_is_not_destroyed_before_the_device() {
     let Some((_alone, library)) = driver() else { return };
     let context = CudaContext::new(0).unwrap();
     let bridge = bridge(&context, library);
+    let device = Arc::clone(bridge.device());
     let stream = context.new_stream().unwrap();
-    let (first, second) = (bridge.stream(&stream).unwrap(), bridge.stream(&stream).unwrap());
-    assert_eq!(first.stream(), second.stream());
-    let known = first.stream();
-    // Its engine lets go of it; it is still a stream.
-    drop(stream);
-    drop(first);
-    assert_eq!(Arc::strong_count(second.cuda()), 1);
-    let event = bridge.device().event().unwrap();
-    bridge.device().record(event, known).unwrap();
-    second.cuda().synchronize().unwrap();
-    drop(second);
-    let error = bridge.device().record(event, known).unwrap_err();
-    assert_eq!(error.kind(), Kind::OutOfRange, "given back: {error}");
+    let alive = Arc::downgrade(&stream);
+    let known = bridge.stream(&stream).unwrap();
+    assert_eq!(bridge.stream(&stream).unwrap(), known);
+    assert_eq!(Arc::strong_count(&stream), 2, "kept once, however often it is borrowed");
+    // Its engine and the bridge let go of it, and somebody calls what makes it unknown; a cache has the device.
+    drop((stream, bridge));
+    device.record(device.event().unwrap(), known).unwrap();
+    device.return_stream(known).unwrap();
+    assert!(alive.upgrade().is_some());
+    assert_eq!(device.record(device.event().unwrap(), known).unwrap_err().kind(), Kind::OutOfRange);
+    drop(device);
+    assert!(alive.upgrade().is_none());
     context.check_err().unwrap();
 }
 
 #[test]
-fn a_stream_that_is_captured_when_it_is_given_back_stays() {
+fn a_view_without_cudarcs_tracking_is_captured() {
     let Some((_alone, library)) = driver() else { return };
     let context = CudaContext::new(0).unwrap();
+    // SAFETY: one stream uses all that is made from here on.
+    unsafe { context.disable_event_tracking() };
     let bridge = bridge(&context, library);
-    let stream = context.new_stream().unwrap();
-    let borrowed = bridge.stream(&stream).unwrap();
-    let known = borrowed.stream();
-    bridge.device().capture(known).unwrap();
-    drop(borrowed);
-    let still = Arc::strong_count(&stream);
-    let graph = bridge.device().captured(known).unwrap();
-    bridge.device().release(graph).unwrap();
-    assert_eq!(still, 2, "the device knows it, so somebody keeps it");
+    let (device, stream) = (bridge.device(), context.new_stream().unwrap());
+    let known = bridge.stream(&stream).unwrap();
+    let room = device.allocate(32).unwrap();
+    device.write(room, &[7; 32]).unwrap();
+    let [from, mut to] = [0, 16].map(|at| bridge.view::<u8>(room.part(at, 16).unwrap(), &stream).unwrap());
+    device.capture(known).unwrap();
+    stream.memcpy_dtod(&from.view(), &mut to.view_mut()).unwrap();
+    drop((from, to));
+    let graph = device.captured(known).unwrap();
+    device.launch(graph, known).unwrap();
+    stream.synchronize().unwrap();
+    device.release(graph).unwrap();
+    context.check_err().unwrap();
 }
 
 #[test]
@@ -101,6 +107,8 @@ fn another_context_is_refused_whatever_is_of_it() {
     let ours = bridge.device().event().unwrap();
     assert_eq!(bridge.follow(ours, &event).unwrap_err().kind(), Kind::InvalidConfig);
     assert_eq!(bridge.lead(ours, &event).unwrap_err().kind(), Kind::InvalidConfig);
+    let room = bridge.device().allocate(16).unwrap();
+    assert_eq!(bridge.view::<i32>(room, &other.default_stream()).unwrap_err().kind(), Kind::InvalidConfig);
     let memory = other.default_stream().alloc_zeros::<i32>(4).unwrap();
     assert_eq!(bridge.lend(memory).unwrap_err().kind(), Kind::InvalidConfig);
     assert!(bridge.stream(&context.default_stream()).is_ok());
@@ -131,12 +139,13 @@ fn lent_memory_outlives_who_lent_it_and_the_devices_is_not_freed_by_cudarc() {
     let context = CudaContext::new(0).unwrap();
     let bridge = bridge(&context, library);
     let stream = context.new_stream().unwrap();
-    let borrowed = bridge.stream(&stream).unwrap();
+    let known = bridge.stream(&stream).unwrap();
     let mut lent = bridge.lend(stream.clone_htod(&[1, 2, 3, 4]).unwrap()).unwrap();
     let room = bridge.device().allocate(16).unwrap();
-    bridge.device().copy(borrowed.stream(), lent.slice(), room).unwrap();
-    let view = bridge.view::<i32>(room).unwrap();
+    bridge.device().copy(known, lent.slice(), room).unwrap();
+    let view = bridge.view::<i32>(room, &stream).unwrap();
     assert_eq!(stream.clone_dtoh(&view.view()).unwrap(), [1, 2, 3, 4]);
+    assert_eq!(view.view().stream(), &stream, "no other stream waits for its end");
     drop(view);
     stream.memcpy_htod(&[5, 6, 7, 8], &mut lent.view_mut()).unwrap();
     let named = lent.slice();
@@ -144,22 +153,48 @@ fn lent_memory_outlives_who_lent_it_and_the_devices_is_not_freed_by_cudarc() {
         let _gone = lent;
     }
     // Both are still there: cudarc's memory, which a step may name, and the device's own.
-    bridge.device().copy(borrowed.stream(), named, room).unwrap();
+    bridge.device().copy(known, named, room).unwrap();
     stream.synchronize().unwrap();
     let mut bytes = [0; 16];
     bridge.device().read(room, &mut bytes).unwrap();
     assert_eq!((bytes[0], bytes[12]), (5, 8));
-    // Whole elements, of this device.
-    assert_eq!(bridge.view::<i32>(room.part(0, 7).unwrap()).unwrap_err().kind(), Kind::InvalidConfig);
-    assert_eq!(bridge.view::<i64>(room.part(4, 8).unwrap()).unwrap_err().kind(), Kind::InvalidConfig);
-    let other =
-        Bridge::open(&context, CudaOptions { library: driver_path(), ..CudaOptions::default() }).unwrap();
-    assert_eq!(other.view::<i32>(room).unwrap_err().kind(), Kind::OutOfRange);
-    let none = context.default_stream().null::<u8>();
-    assert!(none.is_err() || bridge.lend(none.unwrap()).is_err());
     context.check_err().unwrap();
 }
 
-fn driver_path() -> Option<String> {
-    std::env::var("FOREBAY_STANDIN_LIBRARY").ok()
+#[test]
+fn views_are_of_whole_elements_of_memory_that_the_device_keeps() {
+    let Some((_alone, library)) = driver() else { return };
+    let context = CudaContext::new(0).unwrap();
+    let (bridge, other) = (bridge(&context, library.clone()), bridge(&context, library));
+    let (device, stream) = (bridge.device(), context.new_stream().unwrap());
+    let room = device.allocate(16).unwrap();
+    let refused = |slice| bridge.view::<i32>(slice, &stream).unwrap_err();
+    assert_eq!(refused(room.part(0, 7).unwrap()).kind(), Kind::InvalidConfig);
+    let whole = bridge.view::<i64>(room.part(4, 8).unwrap(), &stream).unwrap_err();
+    assert_eq!(whole.kind(), Kind::InvalidConfig);
+    assert_eq!(other.view::<i32>(room, &stream).unwrap_err().kind(), Kind::OutOfRange);
+    // Its owner frees lent memory, and a view of it would outlive that.
+    let lent = bridge.lend(stream.alloc_zeros::<i32>(4).unwrap()).unwrap();
+    let error = refused(lent.slice());
+    assert!(
+        error.kind() == Kind::InvalidConfig && error.to_string().contains("not the device's own"),
+        "{error}"
+    );
+    // SAFETY: nothing named it.
+    drop(unsafe { lent.take_back() });
+    // Not even where it ends behind memory of the device's, or begins before it.
+    for (before, bytes) in [(0, 20), (4, 16), (4, 24)] {
+        // SAFETY: nothing is enqueued with it.
+        let around = unsafe { device.import(room.address() - before, bytes) };
+        assert_eq!(refused(around).kind(), Kind::InvalidConfig);
+    }
+    // Mapped and registered memory is the device's as well.
+    let backing = device.backing(device.granularity()).unwrap();
+    let mapped = Mapped { backing, offset: 0, bytes: device.granularity() };
+    assert!(bridge.view::<i32>(device.range(&[mapped]).unwrap(), &stream).is_ok());
+    let taken = stream.alloc_zeros::<u8>(4).unwrap().leak();
+    // SAFETY: memory of cudarc's, which is freed with this.
+    let none = unsafe { stream.upgrade_device_ptr::<u8>(taken, 0) };
+    assert_eq!(bridge.lend(none).unwrap_err().kind(), Kind::InvalidConfig);
+    context.check_err().unwrap();
 }

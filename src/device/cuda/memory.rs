@@ -74,6 +74,7 @@ impl Drop for Worker {
 pub(super) struct Allocation {
     context: Arc<Context>,
     pub address: Handle,
+    pub bytes: u64,
 }
 
 impl Allocation {
@@ -85,7 +86,7 @@ impl Allocation {
         }
         let mut address = 0;
         context.relaxed().and_then(|current| current.allocate(&mut address, bytes)).map_err(failed)?;
-        let taken = Allocation { context: Arc::clone(context), address };
+        let taken = Allocation { context: Arc::clone(context), address, bytes };
         worker.zero(address, bytes).map_err(failed)?;
         Ok(taken)
     }

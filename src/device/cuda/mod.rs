@@ -38,6 +38,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
+use std::any::Any;
 use std::os::fd::OwnedFd;
 
 use crate::device::rates::GATHER_BLOCKS;
@@ -177,6 +178,8 @@ struct Inner {
     module: Module,
     worker: Worker,
     context: Arc<Context>,
+    /// What is not this device's and has to outlive it.
+    kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
 /// Everything that stays taken while the device lives.
@@ -256,6 +259,7 @@ impl CudaDevice {
             module,
             worker,
             context,
+            kept: Mutex::new(Vec::new()),
         };
         Ok(Arc::new(CudaDevice { inner: Arc::new(inner) }))
     }
@@ -310,6 +314,29 @@ impl CudaDevice {
         let at = find(&streams)?;
         streams.swap_remove(at);
         Ok(())
+    }
+
+    /// Keeps a value until this device has ended, behind the wait for all that was enqueued: the owner of a borrowed
+    /// stream, say. A value that holds this device keeps it for ever.
+    pub fn keep(&self, value: Arc<dyn Any + Send + Sync>) {
+        self.inner.kept.lock().push(value);
+    }
+
+    /// Whether a slice is of memory that this device keeps until it ends: what was allocated, mapped or registered
+    /// here, and not what was imported.
+    pub fn keeps(&self, slice: &Slice) -> bool {
+        if self.inner.id.check(slice).is_err() {
+            return false;
+        }
+        let within = |start: u64, bytes: u64| {
+            let offset = slice.address().checked_sub(start);
+            offset.and_then(|offset| bytes.checked_sub(offset)).is_some_and(|left| slice.bytes() <= left)
+        };
+        let memory = self.inner.memory.lock();
+        let own = memory.allocations.iter().any(|taken| within(taken.address, taken.bytes))
+            || memory.ranges.iter().any(|range| within(range.address, range.bytes));
+        drop(memory);
+        own || self.inner.stretches().iter().any(|stretch| within(stretch.start, stretch.bytes))
     }
 
     /// A descriptor of physical memory, for [`CudaDevice::import_backing`] on another device or in another process.

@@ -438,6 +438,21 @@ fn a_stream_that_was_given_back_may_be_destroyed_before_the_device() {
 }
 
 #[test]
+fn what_a_device_keeps_goes_behind_what_was_enqueued() {
+    let Some(standin) = driver(Options { seed: Some(1), ..Options::default() }) else { return };
+    let device = device(standin.library()).unwrap();
+    let stream = device.stream().unwrap();
+    let (value, (told, heard)) = (Arc::new(()), std::sync::mpsc::channel());
+    let alive = Arc::downgrade(&value);
+    device.keep(value);
+    let seen = std::sync::Weak::clone(&alive);
+    device.call(stream, Arc::new(move || told.send(seen.upgrade().is_some()).unwrap())).unwrap();
+    drop(device);
+    assert!(heard.recv().unwrap(), "what runs may need it");
+    assert!(alive.upgrade().is_none());
+}
+
+#[test]
 fn the_legacy_stream_is_one_and_the_per_thread_one_is_refused() {
     let Some(standin) = driver(Options::default()) else { return };
     let device = device(standin.library()).unwrap();
