@@ -139,8 +139,8 @@ fn picks(number: u32, length: u32, seed: &mut u64) -> Vec<i32> {
 fn p7_what_a_step_enqueues_depends_on_neither_its_selections_nor_its_age() {
     let mut engine = Engine::new();
     let (mut seed, mut length, mut most) = (1, PROMPT, 0);
-    // One commit; a resolve, a gather and a scatter a layer; a report. Edges: behind the micro-batch's last step, which is
-    // that of every row; the first step, which has none before it, also behind each sequence's join.
+    // One commit; a resolve, a gather and a scatter a layer; a report. Edges: behind the micro-batch's last step, which
+    // is that of every row; the first step, which has none before it, also behind each sequence's join.
     let of = |layer| ["resolve", "gather", "scatter"].map(|name| (name, Some(Layer(layer))));
     let mut operations = vec![("begin", None)];
     operations.extend((0..LAYERS).flat_map(of));

@@ -83,7 +83,7 @@ TABLE
 # The most seconds of a test binary, of a tool of the sanitizer, of a part in smoke, and of what else has no table.
 per_test=45 per_tool=110 per_smoke=60 per_replay=220 per_proof=55
 # Bytes of a pool in the quick form, and the share of free memory, in percent, that a pool may take.
-quick_pool=256MiB most_share=80
+quick_pool=256MiB ncu_pool=8GiB most_share=80
 driver=libcuda.so.1
 
 usage() {
@@ -376,8 +376,8 @@ benches() {
     [ $((failed + late)) = 0 ]
 }
 
-# Requests and sectors of a kernel's launches, which counters of the GPU tell. In ncu-GROUP.csv launches stand as the
-# run made them: for each figure two that warm up and one that is timed.
+# Requests and sectors of a kernel's launches, which counters of the GPU tell: of one figure, those that are timed. They
+# stand in ncu-GROUP.csv, behind two launches of a gather, or four of a resolve, that warm up and are skipped.
 part_ncu() {
     local program group failed=0 without=0 metrics
     program=$(tool ncu) || { detail="not here: no ncu"; return 0; }
@@ -385,10 +385,17 @@ part_ncu() {
     metrics+=,lts__t_sectors_srcunit_tex_aperture_sysmem.sum
     metrics+=,l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum,l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum
     metrics+=,gpu__time_duration.sum,launch__registers_per_thread,launch__grid_size
+    local shape=() skip rounds=3
     for group in gather resolve; do
+        case $group in
+        gather) shape=(--rows 4096) skip=2 ;;
+        resolve) shape=(--batch 160) skip=4 ;;
+        esac
+        [ -z "${quick[*]}" ] || { shape=() skip=0 rounds=1; }
         bounded 105 "ncu-$group.log" "$program" --csv --page raw --log-file "$logs/ncu-$group.csv" \
-            --kernel-name "forebay_$group" --launch-count 30 --kill yes --metrics "$metrics" \
-            "$here/bin/forebay" bench --device cuda:0 --only "$group" --rounds 1 "${quick[@]}" \
+            --kernel-name "forebay_$group" --launch-skip $skip --launch-count 3 --kill yes --metrics "$metrics" \
+            "$here/bin/forebay" bench --device cuda:0 --only "$group" --pool "$ncu_pool" --rounds $rounds \
+            "${shape[@]}" "${quick[@]}" \
             --json-lines "$logs/ncu-$group.jsonl"
         local status=$?
         if grep -q ERR_NVGPUCTRPERM "$logs/ncu-$group".*; then
@@ -496,7 +503,7 @@ part_replay() {
 # Every other part in small, one behind the other: what does not work is known before time is spent on figures.
 part_smoke() {
     local each number=0 failed=0
-    quick=(--quick) figures=smoke.jsonl logs=$out/logs/smoke
+    quick=(--quick) figures=smoke.jsonl logs=$out/logs/smoke ncu_pool=$quick_pool
     for each in $(names); do
         [ "$each" != smoke ] && ! stopped || continue
         number=$((number + 1))
