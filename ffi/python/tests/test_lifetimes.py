@@ -17,8 +17,9 @@ from conftest import ROOT
 HEAD = """
 import faulthandler, gc, os, sys, threading, types
 faulthandler.enable()
-# Which costs a child more than all the rest, most of all under valgrind; fixtures are not for it.
-sys.modules["pytest"] = types.SimpleNamespace(fixture=lambda made: made)
+# Which costs a child more than all the rest, most of all under valgrind; fixtures and tests are not for it.
+mark = types.SimpleNamespace(parametrize=lambda *_: lambda test: test)
+sys.modules["pytest"] = types.SimpleNamespace(fixture=lambda made: made, mark=mark)
 sys.path.insert(0, {tests!r})
 import numpy as np
 import forebay
