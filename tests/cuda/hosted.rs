@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::rig::{Cache, on, own, usual};
+use crate::rig::{Cache, driver, on, own, usual};
 use crate::steps::{STEPS, run};
 use forebay::device::Device;
 use forebay::device::cuda::{CudaDevice, CudaOptions, HostMemory};
@@ -26,11 +26,11 @@ fn registered(standin: &Standin) -> u64 {
 #[test]
 fn a_cache_over_the_drivers_memory_decodes_as_one_over_registered_memory() {
     for seed in [None, Some(1), Some(2)] {
-        let Some(standin) = own(Options { seed, ..usual() }, DOES) else { return };
+        let Some(driver) = driver(Options { seed, ..usual() }) else { return };
         let mut seen = [vec![], vec![]];
         for (host_memory, seen) in [HostMemory::Registered, HostMemory::Driver].into_iter().zip(&mut seen) {
-            let device = CudaDevice::new(CudaOptions { host_memory, ..asked(&standin) }).unwrap();
-            let (rows, before) = (Cache::rows().unwrap(), registered(&standin));
+            let device = CudaDevice::new(CudaOptions { host_memory, ..on(driver.library()) }).unwrap();
+            let (rows, before) = (Cache::rows().unwrap(), driver.own().map(registered));
             let made = device.host_memory(rows.len(), None).unwrap();
             assert_eq!(made.is_some(), host_memory == HostMemory::Driver);
             let total = made.unwrap_or_else(|| Arc::clone(&rows));
@@ -40,18 +40,15 @@ fn a_cache_over_the_drivers_memory_decodes_as_one_over_registered_memory() {
             rows.copy_out(0, &mut bytes).unwrap();
             total.copy_in(0, &bytes).unwrap();
             let cache = Cache::over(device.clone(), &total).unwrap();
-            let own = u64::from(host_memory == HostMemory::Registered);
-            assert_eq!(
-                registered(&standin) - before,
-                1 + own,
-                "the words, and the rows if they are the system's"
-            );
+            // The words, and the rows if they are the system's.
+            let registers = 1 + u64::from(host_memory == HostMemory::Registered);
+            assert_eq!(driver.own().map(registered), before.map(|before| before + registers));
             run(&cache, STEPS, |_, answers, digests| seen.push((answers, digests)));
             total.copy_out(0, &mut bytes).unwrap();
             seen.push(((bytes.iter().map(|byte| u32::from(*byte)).collect(), vec![]), vec![]));
         }
         assert_eq!(seen[0], seen[1]);
-        assert_eq!(standin.held_resources(), Resources::default());
+        assert_eq!(driver.held_resources(), Resources::default());
     }
 }
 

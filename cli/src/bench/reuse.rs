@@ -74,21 +74,8 @@ mod tests {
     /// Of a lane that has so many steps of a decode behind it: among the rows that go at the next step the oldest that
     /// do not all go, which the rule chooses from by position; and in how many stretches of slots they stand.
     fn ties(decoded: u32) -> (usize, usize) {
-        let extents = Extents {
-            row: 4,
-            stride: 4,
-            page: 64,
-            layers: 1,
-            lanes: 1,
-            length: 32_768,
-            shorter: 0,
-            growth: 0,
-            k: 2048,
-            query_rows: 1,
-            budget: 6881,
-        };
         let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
-        let mut rig = Rig::new(&device, extents, Places::Tables, true).unwrap();
+        let mut rig = Rig::new(&device, Extents::ONE_LANE, Places::Tables, true).unwrap();
         rig.fill(decoded).unwrap();
         // The device made the same of it.
         rig.finish().unwrap();

@@ -64,6 +64,22 @@ pub struct Extents {
 }
 
 impl Extents {
+    /// A layer of one lane at a fifth of 32K, for tests of tables without rows.
+    #[cfg(test)]
+    pub const ONE_LANE: Extents = Extents {
+        row: 4,
+        stride: 4,
+        page: 64,
+        layers: 1,
+        lanes: 1,
+        length: 32_768,
+        shorter: 0,
+        growth: 0,
+        k: 2048,
+        query_rows: 1,
+        budget: 6881,
+    };
+
     /// Tokens of a lane's tables.
     const fn tokens(&self) -> u32 {
         self.length + self.growth + self.query_rows

@@ -310,20 +310,7 @@ mod tests {
     fn a_ceiling_counts_what_must_be_touched_once() {
         // Of a table of 100 words no more is touched than it has.
         assert_eq!([scattered(3, 100, 32), scattered(1000, 100, 32)], [96, 416]);
-        let extents = Extents {
-            row: 4,
-            stride: 4,
-            page: 64,
-            layers: 1,
-            lanes: 1,
-            length: 32_768,
-            shorter: 0,
-            growth: 0,
-            k: 2048,
-            query_rows: 1,
-            budget: 6881,
-        };
-        let bytes = |share| touched(&extents, Wanted::share(2048, 1, share), 32);
+        let bytes = |share| touched(&Extents::ONE_LANE, Wanted::share(2048, 1, share), 32);
         // Without misses: 2048 answers and entries, look-ups of a sector each, all stamps read, hits' written: of
         // 6881 stamps there are 861 sectors.
         assert_eq!(bytes(0.0), 8 * 2048 + 32 * 2048 + 4 * 6881 + 32 * 861);
