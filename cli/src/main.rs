@@ -7,48 +7,17 @@
 //! pipe early ends the command quietly. A signal ends it as it ends any program (130 and 143 in a shell), and leaves
 //! no half of a file.
 
-mod advice;
-mod allowance;
 mod bench;
 mod blocks;
-mod curve;
-mod curve_report;
-mod deployment;
 mod doctor;
 mod fit;
-mod html;
-mod json;
-mod kernel_costs;
-mod kinds;
-mod look;
-mod miss_source;
-mod output;
+mod input;
 mod plan;
-mod plan_json;
-mod plan_report;
 mod policy;
-mod pools;
-mod prefetch;
-mod progress;
-mod provenance;
-mod queues;
-mod recorded;
+mod present;
 mod replay;
-mod report;
-mod request_report;
-mod requests;
-mod room;
-mod settings;
 mod simulate;
-mod simulate_report;
-mod sizes;
-mod split;
-mod stacked;
-mod steps;
 mod study;
-mod target;
-mod threads;
-mod timeline;
 
 use std::process::ExitCode;
 
@@ -57,6 +26,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use forebay::predict::setup::Setup;
 use forebay::{Result, os};
+
+use self::present::{output, terminal};
 
 /// What a small KV-cache pool on the device misses under sparse attention, from recorded selections
 #[derive(Parser)]
@@ -124,7 +95,8 @@ fn is_mistake(answer: &clap::Error) -> bool {
 fn parse() -> std::result::Result<Arguments, clap::Error> {
     let meant = UnknownArgumentValueParser::suggest_arg("--prompt-share");
     let ratio = clap::Arg::new("ratio").long("ratio").hide(true).value_parser(meant);
-    let command = Arguments::command().term_width(look::width()).mut_subcommand("replay", |it| it.arg(ratio));
+    let command =
+        Arguments::command().term_width(terminal::width()).mut_subcommand("replay", |it| it.arg(ratio));
     Arguments::from_arg_matches(&command.try_get_matches()?)
 }
 

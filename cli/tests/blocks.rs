@@ -6,11 +6,12 @@
 #[path = "../src/blocks/mod.rs"]
 #[expect(dead_code, reason = "what a replay takes is asked by the command")]
 mod blocks;
-#[path = "../src/queues.rs"]
-mod queues;
-#[path = "../src/room.rs"]
-#[expect(dead_code, reason = "no table of blocks grows")]
-mod room;
+#[path = "../src/study"]
+mod study {
+    #[expect(dead_code, reason = "no table of blocks grows")]
+    pub mod reserve;
+    pub mod s3fifo_queues;
+}
 #[path = "../../tests/support/traces.rs"]
 mod traces;
 

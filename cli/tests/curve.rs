@@ -1,12 +1,13 @@
 //! `forebay replay --curve`: every size of it is what a replay of that size alone counts.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-#[path = "../src/curve.rs"]
-#[expect(dead_code, reason = "what a replay takes is asked by the command")]
-mod curve;
-#[path = "../src/pools.rs"]
-#[expect(dead_code, reason = "what a replay takes is asked by the command")]
-mod pools;
+#[path = "../src/study"]
+mod study {
+    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    pub mod curve;
+    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    pub mod pools;
+}
 #[path = "../../tests/support/traces.rs"]
 mod traces;
 
@@ -15,11 +16,11 @@ mod command;
 
 use std::path::{Path, PathBuf};
 
-use curve::Curves;
 use forebay::Shape;
 use forebay::trace::SelectionTrace;
-use pools::Setting;
 use serde_json::Value;
+use study::curve::{self, Curves};
+use study::pools::{self, Setting};
 
 fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst")

@@ -5,16 +5,18 @@
 #[path = "../../tests/support/oracle.rs"]
 #[expect(dead_code, reason = "a replay cuts no sequence and brings nothing up")]
 mod oracle;
-#[path = "../src/pools.rs"]
-#[expect(dead_code, reason = "what a replay takes is asked by the command")]
-mod pools;
+#[path = "../src/study"]
+mod study {
+    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    pub mod pools;
+}
 #[path = "../../tests/support/traces.rs"]
 mod traces;
 
 use forebay::Shape;
 use forebay::trace::SelectionTrace;
 use oracle::Oracle;
-use pools::{Outcome, Setting};
+use study::pools::{self, Outcome, Setting};
 
 /// The rule's own words over one layer of the trace: its hits, its misses by step.
 fn naive(trace: &SelectionTrace, setting: Setting, layer: u32) -> (u64, Vec<u64>) {

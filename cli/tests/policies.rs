@@ -4,16 +4,15 @@
 
 #[path = "../src/policy/mod.rs"]
 mod policy;
-#[path = "../src/pools.rs"]
-#[expect(dead_code, reason = "what a replay takes is asked by the command")]
-mod pools;
-#[path = "../src/queues.rs"]
-mod queues;
-#[path = "../src/room.rs"]
-mod room;
-#[path = "../src/threads.rs"]
-#[expect(dead_code, reason = "what a replay takes is asked by the command")]
-mod threads;
+#[path = "../src/study"]
+mod study {
+    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    pub mod pools;
+    pub mod reserve;
+    pub mod s3fifo_queues;
+    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    pub mod threads;
+}
 #[path = "../../tests/support/traces.rs"]
 mod traces;
 
@@ -24,8 +23,8 @@ use forebay::Shape;
 use forebay::trace::SelectionTrace;
 use policy::steps::Steps;
 use policy::{Job, Policy, run};
-use pools::Setting;
 use proptest::prelude::*;
+use study::pools::{self, Setting};
 
 /// Every study policy, beside LRU.
 const ALL: [Policy; 5] = [Policy::Lru, Policy::Fifo, Policy::S3Fifo, Policy::Decay, Policy::DecayTokens];

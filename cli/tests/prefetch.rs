@@ -4,18 +4,16 @@
 
 #[path = "../src/policy/mod.rs"]
 mod policy;
-#[path = "../src/pools.rs"]
-#[expect(dead_code, reason = "what a replay takes is asked by the command")]
-mod pools;
-#[path = "../src/prefetch.rs"]
-mod prefetch;
-#[path = "../src/queues.rs"]
-mod queues;
-#[path = "../src/room.rs"]
-mod room;
-#[path = "../src/threads.rs"]
-#[expect(dead_code, reason = "what a replay takes is asked by the command")]
-mod threads;
+#[path = "../src/study"]
+mod study {
+    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    pub mod pools;
+    pub mod prefetch;
+    pub mod reserve;
+    pub mod s3fifo_queues;
+    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    pub mod threads;
+}
 
 #[path = "support/command.rs"]
 mod command;
@@ -25,9 +23,9 @@ use std::path::{Path, PathBuf};
 
 use forebay::trace::{Header, SelectionTrace};
 use policy::{Job, Policy};
-use pools::Setting;
-use prefetch::Prefetched;
 use serde_json::Value;
+use study::pools::{self, Setting};
+use study::prefetch::{self, Prefetched};
 
 fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst")

@@ -2,14 +2,14 @@
 //! and the command says what it did.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-#[path = "../src/curve.rs"]
-#[expect(dead_code, reason = "what a replay takes is asked by the command")]
-mod curve;
-#[path = "../src/pools.rs"]
-#[expect(dead_code, reason = "what a replay takes is asked by the command")]
-mod pools;
-#[path = "../src/split.rs"]
-mod split;
+#[path = "../src/study"]
+mod study {
+    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    pub mod curve;
+    #[expect(dead_code, reason = "what a replay takes is asked by the command")]
+    pub mod pools;
+    pub mod split;
+}
 #[path = "../../tests/support/traces.rs"]
 mod traces;
 
@@ -18,13 +18,14 @@ mod command;
 
 use std::path::{Path, PathBuf};
 
-use curve::Curves;
 use forebay::Shape;
 use forebay::study::Depths;
 use forebay::trace::SelectionTrace;
-use pools::Setting;
 use proptest::prelude::*;
 use serde_json::Value;
+use study::curve::{self, Curves};
+use study::pools::{self, Setting};
+use study::split;
 
 fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/demo.topk.zst")

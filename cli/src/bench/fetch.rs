@@ -6,8 +6,9 @@ use forebay::device::{PoolOp, Raise, Warm};
 use forebay::measure::{Ceilings, Probe};
 use forebay::{Lane, Result};
 
+use super::asked::Asked;
 use super::oracle::{Numbers, Wanted};
-use super::result::{Asked, Figure, Parameter, Target};
+use super::result::{Figure, Parameter, Target};
 use super::rig::{Extents, Places, Rig};
 use super::rule::{decoded, least, sector};
 

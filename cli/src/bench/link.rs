@@ -16,7 +16,7 @@
 
 use std::collections::BTreeSet;
 
-use super::rig::RowShape;
+use super::row_shape::RowShape;
 
 /// Bytes of a line, of a sector of it, of a piece of a row, and of the pieces that a warp moves at once.
 const LINE: u32 = 128;

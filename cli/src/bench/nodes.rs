@@ -15,9 +15,10 @@ use forebay::Result;
 use forebay::device::{Event, Graph, PoolOp, Slice, Stream};
 use forebay::measure::{Ceilings, Probe};
 
+use super::asked::Asked;
+use super::host_memory::Memory;
 use super::oracle::differs;
-use super::pool::Memory;
-use super::result::{Asked, Figure, Spread, Target};
+use super::result::{Figure, Spread, Target};
 use super::rig::{Extents, Places, Rig};
 
 /// Nodes of a layer.

@@ -17,9 +17,10 @@ use forebay::measure::Probe;
 use forebay::residency::Fetch;
 use forebay::{Result, SLOT_BLOCK, os};
 
+use super::host_memory::Memory;
 use super::oracle::Wanted;
-use super::pool::Memory;
-use super::rig::{Extents, Places, Rig, RowShape};
+use super::rig::{Extents, Places, Rig};
+use super::row_shape::RowShape;
 
 /// Rows that a lane packs.
 const SPAN: u32 = 512;

@@ -1,13 +1,10 @@
 //! What a group of figures is: a time between two points of a stream, the least time that it could take, and how
 //! much of its outcome was compared with the rule's.
 
-use forebay::Result;
-use indicatif::ProgressBar;
+use forebay::measure::{Ceilings, Facts};
 
-use super::lines::Lines;
 use super::link::Link;
-use super::pool::Pool;
-use crate::report;
+use crate::present::numbers;
 
 /// A parameter's value.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,7 +39,7 @@ impl std::fmt::Display for Parameter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Parameter::Number(value) => write!(f, "{value}"),
-            Parameter::Bytes(bytes) => f.write_str(&report::size(*bytes as f64)),
+            Parameter::Bytes(bytes) => f.write_str(&numbers::size(*bytes as f64)),
             Parameter::Text(text) => f.write_str(text),
         }
     }
@@ -172,36 +169,49 @@ impl Figure {
     }
 }
 
-/// How much is measured.
-pub struct Asked {
-    /// Steps timed for each figure, behind some that warm up.
-    pub rounds: u32,
-    /// Tiny shapes, for tests and for devices that are no measure.
-    pub quick: bool,
-    /// Advanced by one for each figure.
-    pub progress: ProgressBar,
-    /// Host memory of the rows.
-    pub pool: Pool,
-    /// Where an engine's work is to run as persistent kernels, how many multiprocessors these leave free.
-    pub persistent: Option<u32>,
-    /// Gathers go by bulk copies.
+/// How a GPU was opened and what ran beside it; what is none is the device's own choice.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Options {
+    /// Whose memory the rows stand in.
+    pub pinned: &'static str,
+    /// Thread blocks of a gather.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gather_blocks: Option<u32>,
+    /// Threads of a block.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u32>,
+    /// Gathers by bulk copies.
     pub bulk: bool,
-    /// Of gathers, one of so many rows alone.
-    pub rows: Option<u32>,
-    /// Of resolves, one of so many sequences alone.
-    pub batch: Option<u32>,
-    /// Where each goes once it is known.
-    pub lines: Lines,
+    /// Kernels launched early.
+    pub programmatic: bool,
+    /// Steps beside persistent kernels.
+    pub persistent: bool,
+    /// Multiprocessors that these leave free.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_sms: Option<u32>,
 }
 
-impl Asked {
-    /// The figure, written where one asked for it. Every figure of a group passes here as soon as it is whole.
-    ///
-    /// # Errors
-    /// Those of the file.
-    pub fn known(&self, figure: Figure) -> Result<Figure> {
-        self.lines.figure(&figure).map(|()| figure)
-    }
+/// What was measured.
+pub struct Measured {
+    /// As the command line names it.
+    pub device: String,
+    /// Of a GPU.
+    pub options: Option<Options>,
+    /// What it is.
+    pub facts: Facts,
+    /// What it gives at best.
+    pub ceilings: Ceilings,
+    /// All figures, group by group.
+    pub figures: Vec<Figure>,
+    /// Steps timed for each, at most.
+    pub rounds: u32,
+    /// Tiny shapes.
+    pub quick: bool,
+}
+
+/// Gigabytes (1e9) a second.
+pub fn gb(rate: f64) -> f64 {
+    rate / 1e9
 }
 
 #[cfg(test)]

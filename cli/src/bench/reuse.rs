@@ -68,8 +68,8 @@ mod tests {
     use forebay::measure::Probe;
     use forebay::trace::SelectionTrace;
 
-    use super::super::rig::{Extents, Places, Rig};
     use super::*;
+    use crate::bench::rig::{Extents, Places, Rig};
 
     /// Of a lane that has so many steps of a decode behind it: among the rows that go at the next step the oldest that
     /// do not all go, which the rule chooses from by position; and in how many stretches of slots they stand.

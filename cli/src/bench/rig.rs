@@ -16,8 +16,8 @@ use forebay::measure::Probe;
 use forebay::residency::{Fetch, Rows, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};
 
+use super::host_memory::Memory;
 use super::oracle::{Numbers, Oracle, Wanted, compare_row, compare_slots, differs, mix};
-use super::pool::Memory;
 use super::reuse;
 use super::timer::Timer;
 
@@ -26,15 +26,6 @@ const CHUNK: u64 = 1 << 20;
 
 /// From so many rows on those of a lane are read in one piece.
 const ONE_BY_ONE: usize = 16;
-
-/// How rows stand in host memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowShape {
-    /// Bytes of a row.
-    pub row: u32,
-    /// Bytes from a row to the next.
-    pub stride: u32,
-}
 
 /// What a rig is made of.
 #[derive(Clone, Copy, Debug)]

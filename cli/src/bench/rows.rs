@@ -11,12 +11,14 @@ use forebay::measure::{Ceilings, Probe};
 use forebay::residency::Fetch;
 use forebay::{Error, Kind, Result};
 
+use super::asked::Asked;
+use super::host_memory::{self, Memory};
 use super::link::{Asks, Link};
 use super::oracle::{Numbers, Wanted, compare_row};
 use super::packed;
-use super::pool::{self, Memory};
-use super::result::{Asked, Figure, Parameter, Spread, Target};
-use super::rig::{Extents, Places, Rig, RowShape};
+use super::result::{Figure, Parameter, Spread, Target};
+use super::rig::{Extents, Places, Rig};
+use super::row_shape::RowShape;
 
 /// Rows of a call.
 const ROWS: [u32; 10] = [1, 16, 64, 256, 410, 1024, 4096, 16_384, 41_000, 100_000];
@@ -367,7 +369,7 @@ pub fn rate_pieces(quick: bool) -> u64 {
 /// # Errors
 /// Those of the device; [`forebay::Kind::Internal`] for a row that is not what it must be.
 pub fn rates(device: &Arc<dyn Probe>, ceilings: &Ceilings, quick: bool, done: &dyn Fn()) -> Result<Rates> {
-    let memory = Memory::filled(&**device, pool::little(quick)?)?;
+    let memory = Memory::filled(&**device, host_memory::little(quick)?)?;
     let (shape, facts) = (SHAPES[0], device.facts()?);
     let (blocks, processors) = (if facts.gpu.is_some() { GATHER_BLOCKS } else { 1 }, facts.processors.max(1));
     let points = |call: &mut dyn FnMut(u32) -> Result<f64>| -> Result<RowRates> {
@@ -405,7 +407,7 @@ mod tests {
     #[test]
     fn a_row_that_a_call_wrote_beside_its_own_is_found() {
         let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
-        let memory = Memory::filled(&*device, pool::QUICK).unwrap();
+        let memory = Memory::filled(&*device, host_memory::QUICK).unwrap();
         let mut pools = Gather::new(&device, SHAPES[0], &memory, true).unwrap();
         pools.call(64).unwrap();
         let before = pools.rig.checked;
@@ -422,7 +424,7 @@ mod tests {
     #[test]
     fn every_piece_of_a_landed_row_is_another_one_at_the_next_call() {
         let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
-        let memory = Memory::filled(&*device, pool::QUICK).unwrap();
+        let memory = Memory::filled(&*device, host_memory::QUICK).unwrap();
         let mut pools = Scatter::new(&device, SHAPES[0], &memory, true).unwrap();
         let mut land = || {
             pools.land(&[3], LANDING).unwrap();

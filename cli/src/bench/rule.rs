@@ -10,11 +10,11 @@ use std::sync::Arc;
 use forebay::measure::{Ceilings, Probe};
 use forebay::{Result, SLOT_BLOCK};
 
+use super::asked::Asked;
 use super::oracle::{Wanted, compare_row, mix};
-use super::pool;
-use super::result::{Asked, Figure, Target};
-use super::reuse;
+use super::result::{Figure, Target};
 use super::rig::{Extents, Places, Rig};
+use super::{host_memory, reuse};
 
 /// Bytes of a row in host memory and in a slot.
 const ROW: u32 = 656;
@@ -207,7 +207,7 @@ impl Landed {
         let free = if facts.gpu.is_some() && !asked.quick {
             facts.memory_free / 4
         } else {
-            pool::little(asked.quick)?
+            host_memory::little(asked.quick)?
         };
         let slots = (free / u64::from(layers * lanes * ROW)) as u32 / SLOT_BLOCK * SLOT_BLOCK;
         let budget = slots.clamp(SLOT_BLOCK, if asked.quick { 2 * SLOT_BLOCK } else { 6881 });

@@ -159,7 +159,7 @@ mod skip;
 #[cfg(feature = "cuda")]
 mod tests {
     use super::*;
-    use crate::target::{DeviceName, ProbeOptions, Target};
+    use crate::input::device::{DeviceName, ProbeOptions, Target};
     use forebay_standin::{Options, Standin};
 
     #[test]

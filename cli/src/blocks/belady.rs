@@ -21,8 +21,8 @@ use std::collections::BinaryHeap;
 use forebay::Result;
 use forebay::trace::requests::RequestTrace;
 
-use super::Cache;
-use crate::room;
+use super::cache::Cache;
+use crate::study::reserve;
 
 /// No request, or no block.
 const NONE: u32 = u32::MAX;
@@ -55,8 +55,8 @@ pub struct Belady {
 
 /// By reference: the next request that has its block.
 fn next_requests(trace: &RequestTrace) -> Result<Vec<u32>> {
-    let mut next = room::filled(trace.references().len(), NONE)?;
-    let mut soonest = room::filled(trace.distinct() as usize, NONE)?;
+    let mut next = reserve::filled(trace.references().len(), NONE)?;
+    let mut soonest = reserve::filled(trace.distinct() as usize, NONE)?;
     let mut end = next.len();
     for i in (0..trace.requests()).rev() {
         let blocks = trace.blocks(i);
@@ -78,10 +78,10 @@ impl Belady {
             next: next_requests(trace)?,
             served: 0,
             references: 0,
-            resident: room::filled(blocks, false)?,
-            behind: room::filled(blocks, NONE)?,
-            queues: room::filled(trace.requests() + 1, EMPTY)?,
-            farthest: BinaryHeap::from(room::vector(trace.requests())?),
+            resident: reserve::filled(blocks, false)?,
+            behind: reserve::filled(blocks, NONE)?,
+            queues: reserve::filled(trace.requests() + 1, EMPTY)?,
+            farthest: BinaryHeap::from(reserve::vector(trace.requests())?),
             len: 0,
         })
     }

@@ -14,7 +14,7 @@ use forebay::study::LruStack;
 use forebay::trace::requests::RequestTrace;
 
 use super::Outcome;
-use crate::room;
+use crate::study::reserve;
 
 /// What capacities have, and while counting: by how much more a depth has than the one above it.
 #[derive(Clone, Copy, Default)]
@@ -109,11 +109,11 @@ impl Counts {
         let blocks = trace.distinct() as usize;
         let repeats = trace.block_tokens().is_none();
         Ok(Counts {
-            found: room::filled(blocks + 2, Sums::default())?,
+            found: reserve::filled(blocks + 2, Sums::default())?,
             measured: Outcome::default(),
             used: 0,
             depths: Vec::new(),
-            last: if repeats { room::filled(blocks, 0)? } else { Vec::new() },
+            last: if repeats { reserve::filled(blocks, 0)? } else { Vec::new() },
         })
     }
 

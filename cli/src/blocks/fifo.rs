@@ -8,8 +8,8 @@
 use forebay::Result;
 use forebay::trace::requests::RequestTrace;
 
-use super::Cache;
-use crate::room;
+use super::cache::Cache;
+use crate::study::reserve;
 
 pub struct Fifo {
     /// Resident blocks by entry, a ring once it is full.
@@ -23,8 +23,8 @@ pub struct Fifo {
 impl Fifo {
     pub fn new(trace: &RequestTrace, capacity: u32) -> Result<Fifo> {
         let capacity = capacity as usize;
-        let resident = room::filled(trace.distinct() as usize, false)?;
-        Ok(Fifo { queue: room::vector(capacity)?, oldest: 0, capacity, resident })
+        let resident = reserve::filled(trace.distinct() as usize, false)?;
+        Ok(Fifo { queue: reserve::vector(capacity)?, oldest: 0, capacity, resident })
     }
 
     /// Lets the block in; whether another went.

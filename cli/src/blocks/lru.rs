@@ -4,7 +4,7 @@ use forebay::total::Recency;
 use forebay::trace::requests::RequestTrace;
 use forebay::{Error, Kind, Result};
 
-use super::Cache;
+use super::cache::Cache;
 
 pub struct Lru {
     order: Recency,

@@ -7,13 +7,14 @@
 //! |---|---|---|
 //! | [`lru`](Policy::Lru) | last one first, so that a prefix outlives what follows it | the block used longest ago |
 //! | [`fifo`](Policy::Fifo) | first one first, as others do it | the block that entered longest ago |
-//! | [`s3-fifo`](Policy::S3Fifo) | last one first | see `crate::queues` |
+//! | [`s3-fifo`](Policy::S3Fifo) | last one first | see `crate::policy::s3fifo_queues` |
 //! | [`belady`](Policy::Belady) | all at once | the block whose next request is farthest, see `belady` |
 //!
 //! A block that was used and is not kept has entered and is evicted, whatever the policy. What a running request
 //! needs beyond the capacity is its own and not counted. Nothing is resident before the first request.
 
 mod belady;
+mod cache;
 mod curve;
 mod fifo;
 mod lru;
@@ -22,7 +23,8 @@ mod s3fifo;
 use forebay::Result;
 use forebay::trace::requests::RequestTrace;
 
-pub use curve::{BlockCurve, curve};
+use self::cache::Cache;
+pub use self::curve::{BlockCurve, curve};
 
 /// Who leaves a full cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,15 +69,6 @@ pub struct Outcome {
     pub hit_tokens: u64,
     /// Blocks that went to make room.
     pub evicted_blocks: u64,
-}
-
-/// A cache under one policy.
-trait Cache {
-    /// Whether the block is resident.
-    fn contains(&self, block: u32) -> bool;
-
-    /// The next request's blocks are used, in the prompt's order. Answers how many blocks went.
-    fn serve(&mut self, blocks: &[u32]) -> u64;
 }
 
 /// Bytes that a replay under `policy` holds beside the trace, at most.

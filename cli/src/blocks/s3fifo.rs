@@ -5,8 +5,8 @@
 use forebay::Result;
 use forebay::trace::requests::RequestTrace;
 
-use super::Cache;
-use crate::queues::Queues;
+use super::cache::Cache;
+use crate::study::s3fifo_queues::Queues;
 
 pub struct S3Fifo {
     queues: Queues,

@@ -4,10 +4,10 @@ use forebay::measure::Facts;
 use forebay::os::MemoryState;
 use serde::Serialize;
 
-use super::files::Files;
 use super::link::Link;
 use super::memory::Lockable;
-use super::nodes::Nodes;
+use crate::input::numa_nodes::Nodes;
+use crate::input::system_files::Files;
 
 /// A GPU; what is not known is null.
 #[derive(Serialize)]

@@ -8,11 +8,11 @@ use forebay::device::rates::{Rates, RowRates};
 use forebay::measure::{Ability, Ceilings, Facts, GpuFacts, Probe};
 use forebay::os::{Fallback, Map, MemoryState, NoFaults, Request};
 
-use super::files::Files;
 use super::finding::{Finding, State};
-use super::nodes::{Node, Nodes};
-use crate::output::harmless;
-use crate::report::{counted, size};
+use crate::input::numa_nodes::{Node, Nodes};
+use crate::input::system_files::Files;
+use crate::present::numbers::{counted, size};
+use crate::present::output::harmless;
 
 /// What an ability is for: its name, how its absence is to be taken, what follows where it is there and where not.
 const ABILITIES: [(&str, State, &str, &str); 6] = [

@@ -2,8 +2,8 @@
 //!
 //! An idle link sleeps at a lower speed, so its speed is only to be judged while or just after something ran.
 
-use super::files::Files;
 use super::finding::{Finding, State};
+use crate::input::system_files::Files;
 
 /// A speed and a width.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]

@@ -1,12 +1,12 @@
 //! The machine without its GPUs: kernel, processors, memory, nodes.
 
-use forebay::os::{NoFaults, nodes};
+use forebay::os::{self, NoFaults};
 
-use super::files::{Files, field, list};
 use super::finding::{Finding, State};
-use super::memory;
-use super::nodes::Nodes;
-use crate::report::counted;
+use super::{memory, nodes};
+use crate::input::numa_nodes::Nodes;
+use crate::input::system_files::{Files, field, list};
+use crate::present::numbers::counted;
 
 /// The first Linux that populates memory by one call.
 const POPULATES: (u32, u32) = (5, 14);
@@ -20,11 +20,11 @@ pub fn findings(files: &Files, placed: &Nodes) -> Vec<Finding> {
     found.extend(processors(files));
     found.extend(memory::findings(files));
     // Whether memory can be bound at all is in question, where there is a choice: any node that may be used shows it.
-    let online = nodes(&NoFaults);
+    let online = os::nodes(&NoFaults);
     let may = |node: &&u32| placed.may_take.as_ref().is_none_or(|may| may.contains(node));
     let node = online.iter().find(may).copied().filter(|_| online.len() > 1);
     found.extend(memory::tried(node, &NoFaults));
-    found.push(placed.finding());
+    found.push(nodes::finding(placed));
     found
 }
 

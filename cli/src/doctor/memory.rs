@@ -3,9 +3,9 @@
 
 use forebay::os::{Fallback, Faults, Map, MemoryState, Request};
 
-use super::files::{Files, chosen, count, field};
 use super::finding::{Finding, State};
-use crate::report::size;
+use crate::input::system_files::{Files, chosen, count, field};
+use crate::present::numbers::size;
 
 /// The capability to lock any amount of memory: its bit in `CapEff`.
 const IPC_LOCK: u32 = 14;

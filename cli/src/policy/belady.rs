@@ -16,8 +16,9 @@
 
 use forebay::Result;
 
+use super::pool::Selected;
 use super::ranked::Rank;
-use super::{Selected, room};
+use crate::study::reserve;
 
 /// Rows by the step that selects them next, soonest last out.
 pub struct Belady {
@@ -31,7 +32,7 @@ impl Belady {
     /// # Errors
     /// [`forebay::Kind::OutOfMemory`].
     pub fn new(positions: usize) -> Result<Belady> {
-        Ok(Belady { next: room::filled(positions, 0)? })
+        Ok(Belady { next: reserve::filled(positions, 0)? })
     }
 }
 

@@ -13,8 +13,9 @@
 
 use forebay::Result;
 
+use super::pool::Selected;
 use super::ranked::Rank;
-use super::{Selected, room};
+use crate::study::reserve;
 
 /// Where counts are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +77,7 @@ impl Decay {
     /// # Errors
     /// [`forebay::Kind::OutOfMemory`].
     pub fn new(positions: usize, memory: Memory) -> Result<Decay> {
-        Ok(Decay { counts: room::filled(positions, Counts::default())?, memory, step: 0 })
+        Ok(Decay { counts: reserve::filled(positions, Counts::default())?, memory, step: 0 })
     }
 }
 
@@ -126,7 +127,7 @@ mod tests {
 
     #[test]
     fn only_tokens_remember_what_left() {
-        let row = Selected { position: 0, next: super::super::NEVER };
+        let row = Selected { position: 0, next: crate::policy::pool::NEVER };
         let ranks = [Memory::Slots, Memory::Tokens].map(|memory| {
             let mut decay = Decay::new(1, memory).unwrap();
             decay.select(1, row, false);

@@ -2,8 +2,9 @@
 
 use forebay::Result;
 
+use super::pool::Selected;
 use super::ranked::Rank;
-use super::{Selected, room};
+use crate::study::reserve;
 
 /// Rows by the step that fetched or bore them, those born in a step after those that it fetched, then by
 /// position.
@@ -18,7 +19,7 @@ impl Fifo {
     /// # Errors
     /// [`forebay::Kind::OutOfMemory`].
     pub fn new(positions: usize) -> Result<Fifo> {
-        Ok(Fifo { entered: room::filled(positions, 0)? })
+        Ok(Fifo { entered: reserve::filled(positions, 0)? })
     }
 }
 

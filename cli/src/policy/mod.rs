@@ -22,6 +22,7 @@
 pub mod belady;
 pub mod decay;
 pub mod fifo;
+pub mod pool;
 pub mod ranked;
 pub mod s3fifo;
 pub mod steps;
@@ -29,15 +30,15 @@ pub mod steps;
 use forebay::trace::{Header, SelectionTrace};
 use forebay::{Error, Kind, Result};
 
-use crate::pools::{Outcome, Setting};
-use crate::room;
-use crate::threads;
-use belady::Belady;
-use decay::{Decay, Memory};
-use fifo::Fifo;
-use ranked::{Lru, Rank, Ranked};
-use s3fifo::S3Fifo;
-use steps::Steps;
+use self::belady::Belady;
+use self::decay::{Decay, Memory};
+use self::fifo::Fifo;
+use self::pool::Pool;
+use self::ranked::{Lru, Rank, Ranked};
+use self::s3fifo::S3Fifo;
+use self::steps::Steps;
+use crate::study::pools::{Outcome, Setting};
+use crate::study::threads;
 
 /// The policies of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -95,31 +96,6 @@ impl Policy {
             Policy::Belady => ranked(of, Belady::new(positions)),
         }
     }
-}
-
-/// The step that never comes: of a row that is not selected again.
-pub const NEVER: u32 = u32::MAX;
-
-/// A row, as a step selects it or a commit bears it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Selected {
-    /// Its position.
-    pub position: u32,
-    /// The next step, counted from the first warm-up step, that selects it; [`NEVER`] if none does, or a warm-up
-    /// step does first, whose misses are not counted.
-    pub next: u32,
-}
-
-/// One layer's pool under one policy.
-pub trait Pool {
-    /// Whether the row is resident.
-    fn holds(&self, position: u32) -> bool;
-
-    /// Step `step` selects `rows`, ascending by position. Returns how many were missed.
-    fn select(&mut self, step: u32, rows: &[Selected]) -> u32;
-
-    /// `rows`, ascending, were born in step `step`, the last one selected for.
-    fn bear(&mut self, step: u32, rows: &[Selected]);
 }
 
 /// Runs one layer's steps through `pool`: its hits, and its misses by decode step.

@@ -11,7 +11,8 @@ use std::collections::BinaryHeap;
 
 use forebay::Result;
 
-use super::{Pool, Selected, room};
+use super::pool::{Pool, Selected};
+use crate::study::reserve;
 
 /// A policy as an order of rows.
 pub trait Rank {
@@ -68,15 +69,15 @@ impl<R: Rank> Ranked<R> {
             slots,
             // As long as it gets before the old half of it goes.
             heap: sorted
-                .then(|| room::vector(2 * positions + SCANNED + 1))
+                .then(|| reserve::vector(2 * positions + SCANNED + 1))
                 .transpose()?
                 .map(BinaryHeap::from),
             // A step's rows and those born may stand beside those that are about to leave.
-            resident: room::vector(positions)?,
-            selected: room::filled(positions, 0)?,
-            place: room::filled(positions, ABSENT)?,
-            missed: room::vector(positions)?,
-            candidates: room::vector(positions)?,
+            resident: reserve::vector(positions)?,
+            selected: reserve::filled(positions, 0)?,
+            place: reserve::filled(positions, ABSENT)?,
+            missed: reserve::vector(positions)?,
+            candidates: reserve::vector(positions)?,
         })
     }
 
@@ -218,7 +219,7 @@ impl Lru {
     /// # Errors
     /// [`forebay::Kind::OutOfMemory`].
     pub fn new(positions: usize) -> Result<Lru> {
-        Ok(Lru { stamps: room::filled(positions, 0)? })
+        Ok(Lru { stamps: reserve::filled(positions, 0)? })
     }
 }
 
@@ -241,8 +242,8 @@ mod tests {
     use std::cell::Cell;
     use std::rc::Rc;
 
-    use super::super::NEVER;
     use super::*;
+    use crate::policy::pool::NEVER;
 
     /// A rank that counts how often it is asked for.
     struct Counted(Lru, Rc<Cell<u64>>);

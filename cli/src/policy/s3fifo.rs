@@ -5,8 +5,9 @@
 
 use forebay::Result;
 
-use super::{Pool, Selected, room};
-use crate::queues::Queues;
+use super::pool::{Pool, Selected};
+use crate::study::reserve;
+use crate::study::s3fifo_queues::Queues;
 
 /// A pool under S3-FIFO.
 pub struct S3Fifo {
@@ -26,8 +27,8 @@ impl S3Fifo {
         Ok(S3Fifo {
             slots,
             queues: Queues::new(slots, positions)?,
-            selected: room::filled(positions, 0)?,
-            missed: room::vector(positions)?,
+            selected: reserve::filled(positions, 0)?,
+            missed: reserve::vector(positions)?,
         })
     }
 

@@ -4,7 +4,8 @@
 use forebay::Result;
 use forebay::trace::SelectionTrace;
 
-use super::{NEVER, Selected, room};
+use super::pool::{NEVER, Selected};
+use crate::study::reserve;
 
 /// The steps of one layer: warm-up steps, then decode steps.
 pub struct Steps {
@@ -55,11 +56,11 @@ impl Steps {
         for mut step in steps {
             step.sort_unstable();
             step.dedup();
-            room::grow(&mut rows, step.len())?;
+            reserve::grow(&mut rows, step.len())?;
             rows.extend(step.iter().map(|position| Selected { position: *position, next: NEVER }));
             bounds.push(rows.len());
         }
-        let mut next = room::filled(positions as usize, NEVER)?;
+        let mut next = reserve::filled(positions as usize, NEVER)?;
         for (step, bound) in bounds.windows(2).enumerate().rev() {
             for row in &mut rows[bound[0]..bound[1]] {
                 row.next = std::mem::replace(&mut next[row.position as usize], step as u32);

@@ -4,7 +4,7 @@
 //! pool, as in service. Where the pool is too small for that it has as many prompts as fit, one at least, and the
 //! other sequences are forks of these in turn: no fewer sequences and no shorter ones, which would be another
 //! operating point; slots and tables on the device are as many either way, and forks fetch other rows of their prompt
-//! ([`super::picks`]). Every step's rows are accepted, so each step commits what the last one has landed.
+//! ([`super::selections`]). Every step's rows are accepted, so each step commits what the last one has landed.
 //!
 //! **Time** is taken on the compute stream, from before the step's begin to behind its end. Some of the engine's work
 //! runs in front of it, so that the host is ahead of the device, as between the steps of an engine that serves.
@@ -23,11 +23,11 @@ use forebay::{
     Layers, Memory, MicroBatch, Open, Result, Row, Sequence, Step,
 };
 
-use super::picks::{PATTERNS, Picks, Rule};
+use super::engine::{Works, products};
 use super::point::Point;
-use super::works::{Works, products};
+use super::selections::{PATTERNS, Picks, Rule};
 #[cfg(doc)]
-use crate::bench::result::Asked;
+use crate::bench::asked::Asked;
 
 /// Layers whose rows are looked at, at most.
 const SAMPLED: u32 = 8;

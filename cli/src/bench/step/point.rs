@@ -2,7 +2,7 @@
 
 use forebay::Shape;
 
-use super::picks::Extent;
+use super::selections::Extent;
 
 /// One operating point.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,0 +1,339 @@
+//! The stand-in for an engine: rounds of matrix products on the compute stream, as long as a setup says that each
+//! work of a layer takes.
+//!
+//! How long a round takes is measured in the same run, and that so many rounds take so many times as long is checked
+//! ([`Line`]). The lengths are those of the setup, all by one factor longer or shorter, so that a step takes what was
+//! asked for; the works stand to each other as in the setup. A work of a few rounds is no whole number of them: its
+//! layers take turns in one more and one less, so that in all of them it is as long as it should be. One that the setup
+//! gives any time is one round at least, since an engine's shortest call is a launch too; the setup's merge has none.
+//! What a work reads and writes is not imitated, but for
+//! top-k's answer: [`Work::Index`] copies the selection that was prepared for the layer to where a top-k writes it.
+
+use std::sync::Arc;
+
+use forebay::device::{Slice, Stream};
+use forebay::measure::Probe;
+use forebay::overlap::{Engine, EngineCall, Keys, Work};
+use forebay::predict::cost::Load;
+use forebay::predict::setup::{Setup, Term};
+use forebay::residency::Rows;
+use forebay::{Error, Kind, Layer, MicroBatch, Result};
+
+use super::point::Point;
+use super::selections::{PATTERNS, Picks};
+#[cfg(doc)]
+use crate::bench::asked::Asked;
+
+/// What so many rounds take: a fixed time and a time a round, microseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Line {
+    /// Whatever the rounds.
+    pub fixed_us: f64,
+    /// Each round.
+    pub round_us: f64,
+    /// The largest deviation of a measured time from the line, as a share of that time.
+    pub off: f64,
+}
+
+/// More rounds than any work has.
+const ROUNDS_MAX: f64 = 1e6;
+/// More rounds than a work that is still short has.
+const ROUNDS_TRIED: u32 = 1 << 16;
+
+impl Line {
+    /// The line of least squares through times in microseconds by rounds, the longest last. Squares of shares: a work
+    /// of microseconds is to be as right as one of milliseconds. Where times do not grow with the rounds, as on a
+    /// machine that others use, it is the one through the last time, and says how far off it is.
+    ///
+    /// # Errors
+    /// [`Kind::DeviceFailed`] where no time goes by.
+    pub fn through(points: &[(u32, f64)]) -> Result<Line> {
+        let weighed = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
+            points.iter().map(|(rounds, us)| of(f64::from(*rounds), *us) / us.max(1e-3).powi(2)).sum()
+        };
+        let all = weighed(&|_, _| 1.0);
+        let (x, y) = (weighed(&|x, _| x) / all, weighed(&|_, y| y) / all);
+        let sum = |of: &dyn Fn(f64, f64) -> f64| weighed(&|rounds, us| of(rounds - x, us - y));
+        let slope = sum(&|x, y| x * y) / sum(&|x, _| x * x);
+        let line = match points.last() {
+            _ if slope.is_finite() && slope > 0.0 => {
+                Line { fixed_us: y - slope * x, round_us: slope, off: 0.0 }
+            }
+            Some((rounds, us)) if *us > 0.0 && *rounds > 0 => {
+                Line { fixed_us: 0.0, round_us: us / f64::from(*rounds), off: 0.0 }
+            }
+            _ => return Err(Error::new(Kind::DeviceFailed, "bench step").at("products that take no time")),
+        };
+        let off = |(rounds, us): &(u32, f64)| (line.us(*rounds) - us).abs() / us.max(1e-9);
+        Ok(Line { off: points.iter().map(off).fold(0.0, f64::max), ..line })
+    }
+
+    /// What so many rounds take.
+    pub fn us(&self, rounds: u32) -> f64 {
+        self.fixed_us + self.round_us * f64::from(rounds)
+    }
+
+    /// The rounds that take nearest to `us`; none for a work shorter than a round.
+    pub fn rounds(&self, us: f64) -> u32 {
+        self.exactly(us).round() as u32
+    }
+
+    fn exactly(&self, us: f64) -> f64 {
+        ((us - self.fixed_us.max(0.0)) / self.round_us).clamp(0.0, ROUNDS_MAX)
+    }
+
+    /// The rounds of a layer's work of `us`, so that so many layers together have those nearest to their time; at least
+    /// one, unless the work takes no time.
+    pub fn rounds_of(&self, us: f64, layer: Layer) -> u32 {
+        if us <= 0.0 {
+            return 0;
+        }
+        let up_to = |layers: f64| (self.exactly(us).max(1.0) * layers).round();
+        (up_to(f64::from(layer.0) + 1.0) - up_to(f64::from(layer.0))) as u32
+    }
+}
+
+/// Measures the line, up to works of about `most_us`; `time` says what so many rounds take.
+///
+/// # Errors
+/// Those of `time` and of [`Line::through`].
+pub fn calibrate(most_us: f64, time: impl Fn(u32) -> Result<f64>) -> Result<Line> {
+    // What disturbs a time makes it longer.
+    let least = |rounds: u32, times: u32| -> Result<f64> {
+        (0..times).try_fold(f64::INFINITY, |least, _| Ok(time(rounds)?.min(least)))
+    };
+    // The first use of the products pays for their memory.
+    least(1, 2)?;
+    let mut rounds = 1;
+    while rounds < ROUNDS_TRIED && least(rounds, 1)? < most_us / 8.0 {
+        rounds *= 2;
+    }
+    // From one round on: a line through long works alone says nothing of what short ones take beside their rounds.
+    let timed =
+        std::iter::successors(Some(1), |timed| Some(2 * timed)).take_while(|timed| *timed <= 8 * rounds);
+    Line::through(&timed.map(|rounds| Ok((rounds, least(rounds, 5)?))).collect::<Result<Vec<_>>>()?)
+}
+
+/// How long the works of one operating point take.
+#[derive(Clone, Debug)]
+pub struct Lengths {
+    setup: Setup,
+    point: Point,
+    /// The setup's times by this factor.
+    pub scale: f64,
+}
+
+impl Lengths {
+    /// As long as the step without misses is to take.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a point that the setup does not reach.
+    pub fn new(setup: &Setup, point: &Point) -> Result<Lengths> {
+        let mut lengths = Lengths { setup: setup.clone(), point: point.clone(), scale: 1.0 };
+        let mut layer = 0.0;
+        for work in RESIDENT {
+            layer += lengths.us(work, point.batch)?;
+        }
+        lengths.scale = point.step_us / (layer * f64::from(point.layers));
+        Ok(lengths)
+    }
+
+    /// Makes the works longer or shorter, after steps that took these times, microseconds. What disturbs a time makes
+    /// it longer, and works that are fitted to it too short: the least one counts.
+    pub fn fit(&mut self, times: &[f64]) {
+        let least = times.iter().copied().fold(f64::INFINITY, f64::min);
+        self.scale *= (self.point.step_us / least.max(1.0)).clamp(0.25, 4.0);
+    }
+
+    /// Microseconds of a work over so many batch rows.
+    ///
+    /// # Errors
+    /// As [`Lengths::new`].
+    pub fn us(&self, work: Work, rows: u32) -> Result<f64> {
+        let Point { top_k, query_rows, context, misses, .. } = self.point;
+        // The setup's widths are those of its model's k.
+        let k = self.setup.shape().top_k;
+        let wide = f64::from(k) / f64::from(top_k);
+        let share = self.setup.misses()?.share(query_rows);
+        let (resident, fetched) = self.setup.file().captured.widths(k, f64::from(misses) * wide * share);
+        let (term, width) = match work {
+            Work::Project => (Term::Project, f64::from(k)),
+            Work::Index => (Term::Index, f64::from(k)),
+            Work::Prepare => (Term::Prepare, f64::from(k)),
+            Work::Attend(Keys::All) => (Term::Attend, f64::from(k)),
+            Work::Attend(Keys::Resident) => (Term::Attend, resident),
+            Work::Attend(Keys::Fetched { .. }) => (Term::Attend, fetched),
+            Work::Merge => (Term::Merge, f64::from(k)),
+            Work::Rest => (Term::Rest, f64::from(k)),
+        };
+        let (rows, query_rows) = (f64::from(rows), f64::from(query_rows));
+        let load = Load { rows, query_rows, context: f64::from(context), width };
+        Ok(self.setup.us(term, &load)? * self.scale)
+    }
+}
+
+/// Rounds of products in blocks of microseconds, or by a persistent kernel that leaves so many multiprocessors free.
+///
+/// # Errors
+/// What the device says.
+pub fn products(device: &dyn Probe, stream: Stream, rounds: u32, persistent: Option<u32>) -> Result<()> {
+    match persistent {
+        None => device.compute(stream, rounds),
+        Some(left) => device.compute_persistent(stream, rounds, left),
+    }
+}
+
+/// The works of a layer where attention runs in one, in their order.
+const RESIDENT: [Work; 5] = [Work::Project, Work::Index, Work::Prepare, Work::Attend(Keys::All), Work::Rest];
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Works {
+    /// Where it runs.
+    pub device: Arc<dyn Probe>,
+    /// How long rounds take; nothing for an engine that only selects.
+    pub line: Option<Line>,
+    /// How long works are.
+    pub lengths: Lengths,
+    /// By pattern, the prepared selections, of which each layer's is copied
+    pub staging: Slice,
+    /// to here.
+    pub selection: Slice,
+    /// As [`Asked::persistent`].
+    pub persistent: Option<u32>,
+}
+
+impl Works {
+    /// Bytes of a pattern's part of the staging place.
+    pub fn part_bytes(staging: &Slice) -> u64 {
+        staging.bytes() / u64::from(PATTERNS)
+    }
+
+    /// So many rounds of products.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn products(&self, stream: Stream, rounds: u32) -> Result<()> {
+        products(&*self.device, stream, rounds, self.persistent)
+    }
+
+    /// The copy that a top-k's writes are, for some batch rows.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn select(&self, layer: Layer, first: u32, count: u32, stream: Stream) -> Result<()> {
+        let Point { top_k, query_rows, .. } = self.lengths.point;
+        let row = 4 * u64::from(top_k) * u64::from(query_rows);
+        let (at, bytes) = (u64::from(first) * row, u64::from(count) * row);
+        let pattern = Picks::pattern(layer.0) as u64 * Works::part_bytes(&self.staging);
+        self.device.copy(stream, self.staging.part(pattern + at, bytes)?, self.selection.part(at, bytes)?)
+    }
+
+    /// A step of the engine's alone: what it enqueues where everything is resident, and nothing of forebay's.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn alone(&mut self, stream: Stream) -> Result<()> {
+        let Point { batch, query_rows, layers, .. } = self.lengths.point;
+        for layer in (0..layers).map(Layer) {
+            for work in RESIDENT {
+                let rows = Rows { first: 0, count: query_rows };
+                let call =
+                    EngineCall { work, micro_batch: MicroBatch(0), layer, first: 0, count: batch, rows };
+                self.enqueue(&call, stream)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Engine for Works {
+    fn enqueue(&mut self, call: &EngineCall, stream: Stream) -> Result<()> {
+        if let Some(line) = self.line {
+            let rounds = line.rounds_of(self.lengths.us(call.work, call.count)?, call.layer);
+            if rounds > 0 {
+                self.products(stream, rounds)?;
+            }
+        }
+        match call.work {
+            Work::Index => self.select(call.layer, call.first, call.count, stream),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point() -> Point {
+        Point { step_us: 100_000.0, ..Point::ESS }
+    }
+
+    #[test]
+    fn the_line_is_that_of_the_times_and_says_how_far_they_are_off() {
+        let line = Line::through(&[(10, 25.0), (20, 45.0), (40, 85.0), (80, 165.0)]).unwrap();
+        assert!((line.fixed_us - 5.0).abs() < 1e-9 && (line.round_us - 2.0).abs() < 1e-9, "{line:?}");
+        assert!(line.off < 1e-9);
+        assert_eq!((line.rounds(105.0), line.rounds(5.9), line.rounds(0.0)), (50, 0, 0));
+        assert!((line.us(line.rounds(1234.0)) - 1234.0).abs() <= 1.0);
+        // A curve is not taken for a line.
+        let curve = Line::through(&[(10, 25.0), (20, 45.0), (40, 125.0), (80, 165.0)]).unwrap();
+        assert!(curve.off > 0.1, "{curve:?}");
+        let disturbed = Line::through(&[(1, 5.0), (2, 4.0)]).unwrap();
+        assert_eq!(disturbed, Line { fixed_us: 0.0, round_us: 2.0, off: 0.6 });
+        for nothing in [&[(1, 0.0), (2, 0.0)][..], &[]] {
+            assert_eq!(Line::through(nothing).unwrap_err().kind(), Kind::DeviceFailed);
+        }
+    }
+
+    #[test]
+    fn works_are_fitted_to_the_step_that_nothing_disturbed() {
+        let mut lengths = Lengths::new(&Setup::named("ess").unwrap().unwrap(), &point()).unwrap();
+        let before = lengths.scale;
+        lengths.fit(&[400_000.0, 125_000.0, 330_000.0]);
+        assert!((lengths.scale / before - 0.8).abs() < 1e-9, "{}", lengths.scale / before);
+    }
+
+    #[test]
+    fn short_works_are_as_long_as_they_should_be_in_all_layers_together() {
+        // Rounds as long as most works of a small batch.
+        let line = Line { fixed_us: 1.5, round_us: 2.5, off: 0.0 };
+        for us in [4.2, 5.1, 6.0, 59.0, 275.3] {
+            let all = (0..61).map(|layer| line.us(line.rounds_of(us, Layer(layer)))).sum::<f64>();
+            assert!((all - 61.0 * us).abs() < 2.5, "{all} of {us}");
+        }
+        assert!((0..61).all(|layer| line.rounds_of(0.5, Layer(layer)) == 1), "a launch is a round");
+        assert_eq!(line.rounds_of(0.0, Layer(3)), 0);
+    }
+
+    #[test]
+    fn short_works_bend_the_line_as_much_as_long_ones() {
+        // Works of milliseconds are a hundredth off; one of a round is 4 us.
+        let time = |rounds: u32| match rounds {
+            0..64 => 1.5 + 2.5 * f64::from(rounds),
+            _ => (1.5 + 2.5 * f64::from(rounds)) * if rounds < 300 { 1.01 } else { 0.99 },
+        };
+        let line = calibrate(2000.0, |rounds| Ok(time(rounds))).unwrap();
+        assert!((line.us(1) - 4.0).abs() < 0.1 && (line.us(4) - 11.5).abs() < 0.2, "{line:?}");
+    }
+
+    #[test]
+    fn the_works_of_a_step_take_what_was_asked_for_and_stand_to_each_other_as_in_the_setup() {
+        let setup = Setup::named("ess").unwrap().unwrap();
+        for (point, step) in [(point(), 100_000.0), (Point { batch: 1, ..point() }, 100_000.0)] {
+            let lengths = Lengths::new(&setup, &point).unwrap();
+            let us = |work| lengths.us(work, point.batch).unwrap();
+            let layer: f64 = RESIDENT.into_iter().map(us).sum();
+            assert!((layer * 61.0 - step).abs() < 1e-6 * step, "{layer}");
+            assert!(us(Work::Attend(Keys::Resident)) < us(Work::Attend(Keys::All)));
+            let load = |width| Load { rows: point.batch.into(), query_rows: 2.0, context: 32768.0, width };
+            let of_setup = setup.us(Term::Attend, &load(2048.0)).unwrap();
+            assert!((us(Work::Attend(Keys::All)) / lengths.scale - of_setup).abs() < 1e-9);
+            // 109 of 190 misses by each query row: two widths of 64.
+            let fetched = setup.us(Term::Attend, &load(128.0)).unwrap();
+            let ours = us(Work::Attend(Keys::Fetched { pass: 0 })) / lengths.scale;
+            assert!((ours - fetched).abs() < 1e-9);
+        }
+    }
+}

@@ -1,0 +1,500 @@
+//! A decode step through the facade, captured where the device has graphs, with a stand-in for the engine's work: what
+//! the orders none, DA and DBA expose of the gather.
+//!
+//! # What is measured
+//! Steps of one cache, one behind the other, in rounds in which every kind of step has its turn:
+//!
+//! | step | is |
+//! |---|---|
+//! | engine alone | the engine's work where everything is resident, and no node of forebay's |
+//! | resident | the same work by the schedule, in the order none: R, G and S are there and find nothing to fetch |
+//! | none, DA, DBA | steps that miss as many rows a sequence and layer as the operating point says |
+//!
+//! - **exposed**: such a step minus the resident one of the same round. It is all that misses cost: waits for rows,
+//!   the engine's work running slower while rows are fetched beside it, and what attention in parts costs more.
+//! - **forebay's nodes**: the resident step minus the engine alone, both of an engine that only selects: what
+//!   operations cost that find nothing to do. Between works of 100 ms they would be lost in what these vary by.
+//! - **the work beside a gather**: how much slower the engine's work runs while rows are fetched. That is
+//!   interference, whatever the order of a layer; exposed time holds some of it, and does not say how much.
+//!
+//! # What it cannot tell
+//! The stand-in multiplies matrices: it takes the processors, but not the device's memory as attention does, so a
+//! gather takes less from it, or more, than from an engine. Its works are as long as a setup says, whichever kernels
+//! those are. All layers miss alike, so the best table by layer is the best of the three orders. Where a host device
+//! runs the steps, they are enqueued call by call on threads: it has no graphs.
+//!
+//! # Where things are
+//! [`point`]: operating points; [`selections`]: selections and the rule; [`engine`]: the engine; [`machine`]: a step, timed
+//! and compared; [`interference`]: work beside a gather; [`predicted`]: the simulator; [`figures`]: figures.
+
+mod engine;
+mod figures;
+mod interference;
+mod machine;
+mod measured;
+mod point;
+mod predicted;
+mod selections;
+
+use std::sync::Arc;
+
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::rates::Rates;
+use forebay::device::{Graph, Stream};
+use forebay::measure::{Ceilings, Probe};
+use forebay::overlap::Overlap;
+use forebay::predict::setup::Setup;
+use forebay::{Capture, Captured, Error, Kind, MicroBatch, Result};
+
+use self::engine::{Lengths, Line, Works, calibrate, products};
+use self::interference::{Beside, Layered, Turn};
+use self::machine::{Machine, Took, Way, fills};
+use self::measured::{Measured, Ordered, Selecting};
+use self::point::Point;
+use super::asked::Asked;
+use super::result::{Figure, Spread};
+use super::rows::rates;
+
+/// The setup whose works the engine's are.
+const SETUP: &str = "ess";
+/// Of the engine's work, what runs in front of a timed step, microseconds: the host enqueues a step in less.
+const RUN_UP_US: f64 = 6000.0;
+/// The same in rounds, where it is not known yet what one takes.
+const RUN_UP_ROUNDS: u32 = 64;
+/// Up to works of so many microseconds it is checked that rounds take so many times as long.
+const LONGEST_US: f64 = 2000.0;
+/// Steps of work beside gathers, behind one that finds out what a gather takes.
+const BESIDE: u32 = 3;
+/// A gather shorter than this is nothing to run work beside on a GPU, microseconds.
+const GATHER_LEAST_US: f64 = 100.0;
+/// Sequences of the smallest batch whose gathers have work beside them.
+const BATCH_LEAST: u32 = 4;
+
+/// What all points share.
+struct Study<'a> {
+    device: Arc<dyn Probe>,
+    asked: &'a Asked,
+    setup: Setup,
+    gpu: bool,
+    /// Of this machine in this run; none where the simulator has nothing to say of its points.
+    rates: Option<Rates>,
+}
+
+/// Work on the compute stream, captured where that is possible.
+struct Alone {
+    device: Arc<dyn Probe>,
+    graph: Option<Graph>,
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        if let Some(graph) = self.graph {
+            // Made by this device, and given up once.
+            let _ = self.device.release(graph);
+        }
+    }
+}
+
+impl Alone {
+    fn new(machine: &Machine, capture: bool, work: impl FnOnce(Stream) -> Result<()>) -> Result<Alone> {
+        let (device, compute) = (Arc::clone(&machine.device), machine.layers.streams.compute);
+        if !capture {
+            return Ok(Alone { device, graph: None });
+        }
+        device.capture(compute)?;
+        let enqueued = work(compute);
+        // The capture ends in any case.
+        let graph = device.captured(compute);
+        let alone = Alone { device: Arc::clone(&device), graph: graph.as_ref().ok().copied() };
+        enqueued.and(graph)?;
+        Ok(alone)
+    }
+
+    /// Microseconds of the work, and on the host those of its launch; `work` is what was captured.
+    fn run(&self, machine: &Machine, work: impl FnOnce(Stream) -> Result<()>) -> Result<(f64, f64)> {
+        machine.timed(|compute| match self.graph {
+            Some(graph) => self.device.launch(graph, compute),
+            None => work(compute),
+        })
+    }
+}
+
+/// The figures of the group; of the host on a device whose streams have threads, since orders hide something only
+/// where streams run beside each other.
+///
+/// # Errors
+/// What cache and device say; [`Kind::Internal`] where an outcome is not the rule's.
+pub fn figures(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
+    let gpu = device.facts()?.gpu.is_some();
+    let setup = Setup::named(SETUP).ok_or_else(|| Error::new(Kind::Internal, "bench step").at(SETUP))??;
+    let threads = || HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
+    let device: Arc<dyn Probe> = if gpu { Arc::clone(device) } else { threads() };
+    let rates = if gpu && !asked.quick { Some(rates(&device, ceilings, false, &|| ())?) } else { None };
+    let study = Study { device, asked, setup, gpu, rates };
+    let groups = Point::groups(gpu, asked.quick);
+    let figures = groups.into_iter().map(|points| study.group(&points));
+    Ok(by_ceiling(figures.collect::<Result<Vec<_>>>()?.concat()))
+}
+
+/// All points' figures of one kind behind each other, so that they stand in one table.
+fn by_ceiling(mut figures: Vec<Figure>) -> Vec<Figure> {
+    let all: Vec<&str> = figures.iter().map(|figure| figure.ceiling.0).collect();
+    figures.sort_by_key(|figure| all.iter().position(|ceiling| *ceiling == figure.ceiling.0));
+    figures
+}
+
+impl Study<'_> {
+    /// Rounds that are timed, behind one that is not.
+    fn rounds(&self) -> u32 {
+        self.asked.rounds.max(1)
+    }
+
+    /// Steps that a cache of these points makes, at most.
+    fn steps(&self, points: &[Point]) -> u32 {
+        // Every kind of step, in each round and the one before; checks and works beside gathers.
+        let each = (self.rounds() + 1) * (2 * Overlap::ALL.len() as u32 + 2) + BESIDE + 2;
+        let fill = points.first().map_or(0, |point| fills(point.budget, point.top_k));
+        fill + each * points.len() as u32
+    }
+
+    /// Points that share a cache.
+    fn group(&self, points: &[Point]) -> Result<Vec<Figure>> {
+        let Some(first) = points.first() else { return Ok(Vec::new()) };
+        let share = self.setup.misses()?.share(first.query_rows);
+        let promised = self.steps(points) * first.query_rows;
+        let mut machine = Machine::open(&self.device, first, promised, share, self.asked.pool.bytes)?;
+        machine.persistent = self.asked.persistent;
+        let longest = if self.asked.quick { LONGEST_US / 10.0 } else { LONGEST_US };
+        let time = |machine: &Machine, rounds| {
+            let work = |stream| products(&*self.device, stream, rounds, self.asked.persistent);
+            machine.timed(work).map(|(us, _)| us)
+        };
+        // The host must be ahead here too: a launch that the device waits for is no part of a work.
+        machine.run_up.0 = if self.asked.quick { 0 } else { RUN_UP_ROUNDS };
+        let line = calibrate(longest, |rounds| time(&machine, rounds))?;
+        let rounds = line.rounds(longest).max(1);
+        let longest = (0..self.rounds()).map(|_| time(&machine, rounds)).collect::<Result<Vec<f64>>>()?;
+        let run_up_us = if self.asked.quick { RUN_UP_US / 10.0 } else { RUN_UP_US };
+        machine.run_up = (line.rounds(run_up_us), run_up_us);
+        machine.fill(&mut self.works(&machine, first, None)?)?;
+        let answers = machine.answers()?;
+        let mut figures = vec![self.asked.known(figures::work(&line, longest, rounds))?];
+        for point in points {
+            let asked = point.batch;
+            let point = Point { batch: asked.min(machine.batch()), ..point.clone() };
+            let before = machine.checked;
+            let mut measured = self.measure(&mut machine, &point, line)?;
+            let picks = machine.rule.next(point.batch, point.query_rows, point.misses)?;
+            machine.check_rows(&picks, &self.works(&machine, &point, None)?, answers)?;
+            machine.check_digests()?;
+            (measured.checked, measured.asked) = (machine.checked - before, asked);
+            for figure in figures::figures(&measured, self.gpu && !self.asked.quick) {
+                figures.push(self.asked.known(figure)?);
+            }
+        }
+        self.asked.progress.inc(figures.len() as u64);
+        Ok(figures)
+    }
+
+    fn works(&self, machine: &Machine, point: &Point, line: Option<Line>) -> Result<Works> {
+        Ok(Works {
+            device: Arc::clone(&self.device),
+            line,
+            lengths: Lengths::new(&self.setup, point)?,
+            staging: machine.staging,
+            selection: machine.layers.buffers.selection,
+            persistent: self.asked.persistent,
+        })
+    }
+
+    /// The engine's works as long together as they were asked to be: what they take beside their rounds, and a clock
+    /// that falls under load, is made up for once it has been measured.
+    fn engine(&self, machine: &Machine, point: &Point, line: Line) -> Result<(Works, Alone)> {
+        let mut works = self.works(machine, point, Some(line))?;
+        for _ in 0..2 {
+            let alone = Alone::new(machine, self.gpu, |compute| works.alone(compute))?;
+            let times = (0..4).map(|_| alone.run(machine, |compute| works.alone(compute)).map(|(us, _)| us));
+            // The first one warms up.
+            let times = times.skip(1).collect::<Result<Vec<f64>>>()?;
+            works.lengths.fit(&times);
+        }
+        let alone = Alone::new(machine, self.gpu, |compute| works.alone(compute))?;
+        Ok((works, alone))
+    }
+
+    /// Steps of an engine that only selects, in the order none and with nothing to fetch, beside the engine alone and
+    /// operations that do nothing.
+    fn selecting(&self, machine: &mut Machine, point: &Point) -> Result<Selecting> {
+        let mut works = self.works(machine, point, None)?;
+        let by_layer = vec![Overlap::None; point.layers as usize];
+        let captured = self.capture(machine, point, &by_layer, &mut works)?;
+        let engine = Alone::new(machine, self.gpu, |compute| works.alone(compute))?;
+        let (from, to) =
+            (machine.layers.buffers.slots.part(0, 16)?, machine.layers.buffers.selection.part(0, 16)?);
+        let nothing = |compute| {
+            let each = |_| self.device.carry(compute, from, to, 1);
+            (0..figures::operations(point.layers)).try_for_each(each)
+        };
+        let empty = Alone::new(machine, self.gpu, nothing)?;
+        let (mut steps, mut alone, mut empty_us) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..=self.rounds() {
+            let (engine_us, _) = engine.run(machine, |compute| works.alone(compute))?;
+            let (us, _) = empty.run(machine, nothing)?;
+            let picks = machine.rule.next(point.batch, point.query_rows, 0)?;
+            let way = match &captured {
+                Some(captured) => Way::Launch(captured),
+                None => Way::Calls(&by_layer, &mut works),
+            };
+            let took = machine.step(&picks, way)?;
+            if round > 0 {
+                steps.push(took);
+                alone.push(engine_us);
+                empty_us.push(us);
+            }
+        }
+        Ok(Selecting { steps, alone, empty_us: Spread::of(empty_us).us })
+    }
+
+    fn capture(
+        &self,
+        machine: &mut Machine,
+        point: &Point,
+        orders: &[Overlap],
+        works: &mut Works,
+    ) -> Result<Option<Captured>> {
+        if !self.gpu {
+            return Ok(None);
+        }
+        let bucket = [(MicroBatch(0), machine.bucket(point.batch))];
+        let capture = Capture {
+            micro_batches: &bucket,
+            query_rows: point.query_rows,
+            by_layer: orders,
+            draft_passes: 0,
+        };
+        machine.cache.capture(&capture, works).map(Some)
+    }
+
+    fn measure(&self, machine: &mut Machine, point: &Point, line: Line) -> Result<Measured> {
+        let (mut works, engine) = self.engine(machine, point, line)?;
+        let scale = works.lengths.scale;
+        // With one sequence DBA has no halves: it is DA.
+        let orders = Overlap::ALL.into_iter().filter(|order| *order != Overlap::Dba || point.batch > 1);
+        let mut kinds = Vec::new();
+        for order in orders {
+            let by_layer = vec![order; point.layers as usize];
+            let captured = self.capture(machine, point, &by_layer, &mut works)?;
+            kinds.push((by_layer, captured, Ordered { order, missing: Vec::new(), resident: Vec::new() }));
+        }
+        let (mut alone, rates) = (Vec::new(), self.rates.as_ref());
+        for round in 0..=self.rounds() {
+            let engine_us = engine.run(machine, |compute| works.alone(compute))?;
+            let timed = round > 0;
+            alone.extend(timed.then_some(engine_us));
+            for (by_layer, captured, ordered) in &mut kinds {
+                for (misses, kept) in [(0, &mut ordered.resident), (point.misses, &mut ordered.missing)] {
+                    let picks = machine.rule.next(point.batch, point.query_rows, misses)?;
+                    let way = match captured {
+                        Some(captured) => Way::Launch(captured),
+                        None => Way::Calls(by_layer, &mut works),
+                    };
+                    let took = machine.step(&picks, way)?;
+                    kept.extend(timed.then_some(took));
+                }
+            }
+        }
+        Ok(Measured {
+            point: point.clone(),
+            alone,
+            orders: kinds.into_iter().map(|(_, _, ordered)| ordered).collect(),
+            calls: self.calls(machine, point)?,
+            selecting: self.selecting(machine, point)?,
+            beside: self.beside(machine, point, line)?,
+            // Rates that no simulator takes leave a figure without its prediction.
+            predicted: rates.and_then(|rates| predicted::exposed(&self.setup, rates, point, scale).ok()),
+            checked: 0,
+            captured: self.gpu,
+            asked: point.batch,
+            prompts: machine.prompts.min(point.batch),
+            pool: machine.pool,
+            persistent: self.asked.persistent,
+        })
+    }
+
+    /// Resident steps whose layers are enqueued call by call, of an engine that only selects: a queue of works that
+    /// the device has not come to would make the host wait.
+    fn calls(&self, machine: &mut Machine, point: &Point) -> Result<Vec<Took>> {
+        let orders = vec![Overlap::None; point.layers as usize];
+        let mut works = self.works(machine, point, None)?;
+        let run_up = std::mem::take(&mut machine.run_up);
+        let mut calls = Vec::new();
+        for _ in 0..=self.rounds() {
+            let picks = machine.rule.next(point.batch, point.query_rows, 0)?;
+            calls.push(machine.step(&picks, Way::Calls(&orders, &mut works))?);
+        }
+        machine.run_up = run_up;
+        calls.remove(0);
+        Ok(calls)
+    }
+
+    fn beside(&self, machine: &mut Machine, point: &Point, line: Line) -> Result<Vec<Layered>> {
+        if point.batch < BATCH_LEAST || point.layers < 3 {
+            return Ok(Vec::new());
+        }
+        let works = self.works(machine, point, None)?;
+        let beside = Beside::new(machine, point.layers)?;
+        let (mut gather_us, mut layers) = (0.0, Vec::new());
+        for number in 0..=BESIDE {
+            let picks = machine.rule.next(point.batch, point.query_rows, point.misses)?;
+            let step = beside.step(machine, &picks, &works, &line, gather_us)?;
+            let alone = step.iter().filter(|layer| layer.turn == Turn::Alone).map(|layer| layer.gather_us);
+            gather_us = Spread::of(alone.collect()).us;
+            if self.gpu && !self.asked.quick && gather_us < GATHER_LEAST_US {
+                return Ok(Vec::new());
+            }
+            if number > 0 {
+                layers.extend(step);
+            }
+        }
+        Ok(layers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::host_memory::{self, Pool};
+    use crate::bench::json_lines::Lines;
+    use indicatif::ProgressBar;
+
+    /// Tiny steps on the host.
+    fn quick() -> (Arc<dyn Probe>, Ceilings, Asked) {
+        let device: Arc<dyn Probe> =
+            HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() });
+        let ceilings = Ceilings::measure(&*device, 1 << 16, 1).unwrap();
+        let (progress, pool, lines) =
+            (ProgressBar::hidden(), Pool::new(host_memory::QUICK), Lines::default());
+        (
+            device,
+            ceilings,
+            Asked {
+                rounds: 1,
+                quick: true,
+                progress,
+                pool,
+                lines,
+                persistent: None,
+                bulk: false,
+                rows: None,
+                batch: None,
+            },
+        )
+    }
+
+    /// A machine of the smallest point, with its slots filled, and an engine that only selects.
+    fn filled(study: &Study<'_>) -> (Machine, Works, Point) {
+        let point = Point::groups(false, true)[0][0].clone();
+        let mut machine = Machine::open(&study.device, &point, 100, 0.6, host_memory::QUICK).unwrap();
+        let mut works = study.works(&machine, &point, None).unwrap();
+        machine.fill(&mut works).unwrap();
+        (machine, works, point)
+    }
+
+    fn study(device: Arc<dyn Probe>, asked: &Asked) -> Study<'_> {
+        let setup = Setup::named(SETUP).unwrap().unwrap();
+        Study { device, asked, setup, gpu: false, rates: None }
+    }
+
+    fn are_whole(figures: &[Figure]) {
+        let count = |name: &str| figures.iter().filter(|figure| figure.name == name).count();
+        // Batch 4 with 2 and 1 query rows, batch 2, batch 1.
+        assert_eq!((count("engine alone"), count("step, none"), count("step, da")), (4, 4, 4));
+        assert_eq!(count("step, dba"), 3, "one sequence has no halves");
+        let besides = ("work beside a gather", "gather behind work");
+        assert_eq!((count("forebay's nodes"), count(besides.0), count(besides.1)), (4, 2, 2));
+        assert_eq!(count("rounds of products"), 2, "one a cache");
+        for figure in figures.iter().filter(|figure| figure.name != "rounds of products") {
+            assert!(figure.us.is_finite() && figure.target.is_none(), "{figure:?}");
+            // Sequences' digests, and rows of three layers.
+            assert!(figure.checked > 20, "{figure:?}");
+        }
+    }
+
+    #[test]
+    fn every_point_has_its_figures_and_everything_is_compared() {
+        let (device, ceilings, asked) = quick();
+        are_whole(&figures(&device, &ceilings, &asked).unwrap());
+    }
+
+    #[test]
+    fn sequences_have_prompts_of_their_own_as_far_as_the_pool_holds_them() {
+        let (device, _, asked) = quick();
+        let study = study(device, &asked);
+        let point = Point::groups(false, true)[0][0].clone();
+        let row = |machine: &mut Machine, sequence| machine.row(sequence, forebay::Layer(1), 5).unwrap();
+        for (pool, prompts) in [(64 << 20, 4), (host_memory::QUICK, 2), (1 << 20, 1)] {
+            let mut machine = Machine::open(&study.device, &point, 100, 0.6, pool).unwrap();
+            assert_eq!(machine.prompts, prompts, "of {pool} bytes");
+            // One prompt is the least.
+            assert!(machine.pool <= pool.max(3 << 20), "{} of {pool} bytes", machine.pool);
+            let rows: Vec<Vec<u8>> = (0..4).map(|sequence| row(&mut machine, sequence)).collect();
+            for (number, other) in (0..4).flat_map(|one| (0..4).map(move |other| (one, other))) {
+                let same = number as u32 % prompts == other as u32 % prompts;
+                assert_eq!(rows[number] == rows[other], same, "{number} and {other} of {prompts} prompts");
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_selection_is_found_by_the_counts_and_by_the_digests() {
+        let (device, _, asked) = quick();
+        let study = study(device, &asked);
+        let (mut machine, mut works, point) = filled(&study);
+        let orders = vec![Overlap::Da; point.layers as usize];
+        machine.check_digests().unwrap();
+        // A row that is resident where one was to be fetched: other counts.
+        let mut picks = machine.rule.next(4, 2, 6).unwrap();
+        let missed = picks.missed[1][0];
+        let hit = *picks.selections[1].iter().find(|row| !picks.missed[1].contains(row)).unwrap();
+        for position in &mut picks.selections[1] {
+            *position = if *position == missed { hit } else { *position };
+        }
+        let error = machine.step(&picks, Way::Calls(&orders, &mut works)).unwrap_err();
+        assert_eq!((error.kind(), error.number("layer")), (Kind::Internal, Some(1)), "{error}");
+        assert!(error.place().contains("hits and misses"), "{error}");
+        assert!(machine.check_digests().unwrap_err().place().contains("digest"));
+    }
+
+    #[test]
+    fn a_layer_that_is_answered_for_another_is_found_by_the_digests() {
+        let (device, _, asked) = quick();
+        let study = study(device, &asked);
+        let (mut machine, mut works, point) = filled(&study);
+        let orders = vec![Overlap::None; point.layers as usize];
+        let mut picks = machine.rule.next(4, 2, 36).unwrap();
+        // All of it is missed in either pattern: the counts are those of the rule.
+        picks.selections.swap(0, 2);
+        picks.missed.swap(0, 2);
+        let stepped = machine.step(&picks, Way::Calls(&orders, &mut works));
+        let found = stepped.map(|_| ()).and_then(|()| machine.check_digests());
+        assert_eq!(found.unwrap_err().kind(), Kind::Internal);
+    }
+
+    #[test]
+    fn a_wrong_row_in_a_slot_is_found() {
+        let (device, _, asked) = quick();
+        let study = study(device, &asked);
+        let (mut machine, works, point) = filled(&study);
+        let answers = machine.answers().unwrap();
+        let picks = machine.rule.next(point.batch, point.query_rows, point.misses).unwrap();
+        let before = machine.checked;
+        machine.check_rows(&picks, &works, answers).unwrap();
+        assert!(machine.checked >= before + 3 * 3 * 6, "{} rows", machine.checked - before);
+        // The slots of one layer, all of them.
+        let slab = machine.cache.slab(forebay::Layer(1)).unwrap();
+        let picks = machine.rule.next(point.batch, point.query_rows, 0).unwrap();
+        machine.device.write(slab, &vec![0x5A; slab.bytes() as usize]).unwrap();
+        let error = machine.check_rows(&picks, &works, answers).unwrap_err();
+        assert_eq!((error.kind(), error.number("layer")), (Kind::Internal, Some(1)), "{error}");
+    }
+}

@@ -1,0 +1,303 @@
+//! What a plan comes to, in one sentence: offload or not, at which batch and ratio, what that gains, and what it costs
+//! each sequence.
+//!
+//! A gain below [`GAIN_LEAST`] and a ratio above [`RATIO_MOST`] are advice against it: neither is worth host memory and
+//! another moving part, and no simulation is that exact.
+
+use forebay::Error;
+use forebay::predict::plan::{Note, Planned};
+use forebay::predict::provenance::Provenance;
+use forebay::predict::worth::Baseline;
+
+use super::deployment::Deployed;
+use super::result::{Gain, Point, Slow};
+use crate::present::numbers::{grouped, number, ratio, signed_percent, tokens};
+use crate::present::output::harmless;
+
+/// The least gain that is worth it, as a share of what there is without.
+const GAIN_LEAST: f64 = 0.03;
+
+/// A ratio above it leaves nearly all rows where they were.
+const RATIO_MOST: f64 = 0.98;
+
+/// Memory that differs by less is the same GPU's: 141 GB are 131.3 GiB.
+const MEMORY_NEAR: f64 = 0.01;
+
+/// What to do about the plans of one setting.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Advice {
+    /// Whether to offload; none where that is not known.
+    pub offload: Option<bool>,
+    /// The sentence, with its full stop.
+    pub sentence: String,
+}
+
+impl Advice {
+    fn to(offload: impl Into<Option<bool>>, sentence: String) -> Advice {
+        Advice { offload: offload.into(), sentence }
+    }
+
+    fn against(why: &str) -> Advice {
+        Advice::to(false, format!("Do not offload: {why}."))
+    }
+}
+
+/// `the 8 GPUs`, or `the GPU`.
+fn gpus(deployed: &Deployed) -> String {
+    if deployed.gpus == 1 { "the GPU".to_owned() } else { format!("the {} GPUs", deployed.gpus) }
+}
+
+/// What does not fit, and where.
+fn beyond(point: &Point, error: &Error) -> String {
+    let bytes = |name| error.number(name).map(|bytes| point.memory.size(bytes as f64));
+    let (Some(batch), Some(wanted), Some(available)) =
+        (error.number("batch"), bytes("wanted"), bytes("available"))
+    else {
+        return format!(": {}", error.place());
+    };
+    let place = if error.place().starts_with("host") { "of host memory for each GPU" } else { "of each GPU" };
+    let batch = sequences(u32::try_from(batch).unwrap_or(u32::MAX));
+    let verb = if batch.starts_with("1 ") { "takes" } else { "take" };
+    format!(": {batch} {verb} {wanted} {place}, and {available} are there{}", counted(point))
+}
+
+/// `12 sequences on each GPU`.
+fn sequences(count: u32) -> String {
+    if count == 1 { "1 sequence".to_owned() } else { format!("{count} sequences") }
+}
+
+/// What the figures count that a reader would not expect: weights that were given, another memory than that of the GPU
+/// whose times they are. Empty where there is neither.
+fn counted(point: &Point) -> String {
+    let memory = &point.memory;
+    let weights = memory.weights.as_ref().map(|given| match given.bytes {
+        0 => "no weights (--weights 0)".to_owned(),
+        _ => format!("{given} of weights on each GPU (--weights)"),
+    });
+    let other = point.on.as_ref().filter(|on| (memory.gpu.bytes as f64 / on.gpu - 1.0).abs() > MEMORY_NEAR);
+    let gpu = other
+        .map(|on| format!("GPUs of {}, where those of the setup have {}", memory.gpu, memory.size(on.gpu)));
+    let words: Vec<String> = weights.into_iter().chain(gpu).collect();
+    if words.is_empty() { String::new() } else { format!("; it counts {}", words.join(" and ")) }
+}
+
+/// How sure the times are: they are computed, and from what.
+fn source(point: &Point) -> String {
+    let Some(on) = &point.on else { return counted(point) };
+    let Provenance { setup, measured, measured_parts, deployment: of, .. } = &on.provenance;
+    let setup = harmless(setup);
+    let extrapolated = match of.extrapolated {
+        true => format!(" and extrapolated from {} GPUs", of.costs_gpus),
+        false => String::new(),
+    };
+    let sure = match (measured, measured_parts.is_empty()) {
+        (true, _) => "whose costs were measured",
+        (false, false) => "of which a part was measured",
+        (false, true) => "not measured",
+    };
+    format!("; computed from setup {setup}{extrapolated}, {sure}{}", counted(point))
+}
+
+/// What to do about plans of one setting, which differ in batch and ratio alone. Slower than `least_otps` tokens a
+/// second for each sequence is no answer; 0 asks for no speed.
+pub fn of(points: &[&Point], least_otps: f64) -> Advice {
+    let fits = |point: &&&Point| point.planned.is_ok();
+    let Some(first) = points.iter().find(fits) else {
+        let why = points.iter().find_map(|point| Some(beyond(point, point.planned.as_ref().err()?)));
+        return Advice::to(false, format!("Nothing fits{}.", why.unwrap_or_default()));
+    };
+    if first.on.is_none() {
+        return by_memory(points);
+    }
+    match known(points).filter(|it| it.1.offloads() && it.2.outcome.otps >= least_otps).max_by(by_yield) {
+        Some((point, planned, gain)) => judged(point, planned, gain),
+        None => without(points, known(points).next(), least_otps),
+    }
+}
+
+/// A plan, and what it yields.
+type Known<'a> = (&'a Point, &'a Planned, &'a Gain);
+
+fn known<'a>(points: &[&'a Point]) -> impl Iterator<Item = Known<'a>> {
+    points.iter().filter_map(|point| Some((*point, point.planned.as_ref().ok()?, point.gain.as_ref()?)))
+}
+
+fn by_yield(a: &Known<'_>, b: &Known<'_>) -> std::cmp::Ordering {
+    a.2.outcome.throughput.total_cmp(&b.2.outcome.throughput)
+}
+
+/// The plan whose figures stand for a setting: of those that are fast enough the one that yields most.
+pub fn shown<'a>(points: &[&'a Point], least_otps: f64) -> Option<Known<'a>> {
+    let fast = known(points).filter(|it| it.2.outcome.otps >= least_otps).max_by(by_yield);
+    fast.or_else(|| known(points).max_by(by_yield))
+}
+
+/// Of plans whose times nobody asked for.
+fn by_memory(points: &[&Point]) -> Advice {
+    let fits = points.iter().filter_map(|point| Some((*point, point.planned.as_ref().ok()?)));
+    let Some((point, planned)) = fits.max_by_key(|(_, planned)| planned.batch) else {
+        return Advice::to(false, "Nothing fits.".to_owned());
+    };
+    let counted = counted(point);
+    if !planned.offloads() {
+        return Advice::against(&format!("{}{counted}", resident(planned)));
+    }
+    if planned.batch <= planned.resident_batch {
+        let fit = sequences(planned.resident_batch);
+        return Advice::against(&format!("{fit} fit on each GPU without it{counted}"));
+    }
+    if planned.ratio > RATIO_MOST {
+        let ratio = ratio(planned.ratio);
+        return Advice::against(&format!("ratio {ratio} leaves nearly all rows on the device{counted}"));
+    }
+    let deployed = &point.deployed;
+    Advice::to(
+        None,
+        format!(
+            "With offload {} hold {} sequences of {} instead of {}, at batch {} on each GPU and ratio {}, with {} of \
+             host memory on each node; whether that pays only --setup tells{counted}.",
+            gpus(deployed),
+            grouped(deployed.sequences(planned.batch) as f64),
+            tokens(point.demand.context),
+            grouped(deployed.sequences(planned.resident_batch) as f64),
+            planned.batch,
+            ratio(planned.ratio),
+            point.host_of_node(planned),
+        ),
+    )
+}
+
+/// Why a plan keeps all rows on the device.
+fn resident(planned: &Planned) -> String {
+    let is = |note| planned.notes.contains(&note);
+    let untried = if is(Note::Untried) { "; larger batches were not tried" } else { "" };
+    let batch = sequences(planned.batch);
+    if is(Note::Dense) {
+        "dense attention reads every row in every step".to_owned()
+    } else if is(Note::Slower) {
+        format!("no batch with it yields more than the {batch} on each GPU that fit without it{untried}")
+    } else if is(Note::NoRoom) {
+        format!(
+            "index keys and slots leave room for no more than the {batch} on each GPU that fit without it"
+        )
+    } else {
+        format!("all rows of {batch} fit on each GPU{untried}")
+    }
+}
+
+/// Of the best plan that offloads and is fast enough.
+fn judged(point: &Point, planned: &Planned, gain: &Gain) -> Advice {
+    let deployed = &point.deployed;
+    let of = format!("batch {} on each GPU and ratio {}", planned.batch, ratio(planned.ratio));
+    let share = point.gain();
+    if planned.ratio > RATIO_MOST {
+        return Advice::against(&format!(
+            "the best batch with it, {of}, leaves nearly all rows on the device{}",
+            source(point)
+        ));
+    }
+    if let (Some(share), Some(Baseline { batch, .. })) = (share, gain.without)
+        && share < GAIN_LEAST
+    {
+        let more = format!("{:.1}% {}", 100.0 * share.abs(), if share < 0.0 { "fewer" } else { "more" });
+        return Advice::against(&format!(
+            "the best batch with it, {of}, yields {more} tokens a second than {batch} on each GPU without, and less \
+             than {:.0}% more is not worth it{}",
+            100.0 * GAIN_LEAST,
+            source(point)
+        ));
+    }
+    let (now, then) = match (gain.without, share) {
+        (Some(without), Some(share)) => (
+            format!(
+                " instead of {}, and {} tokens a second instead of {} ({})",
+                grouped(deployed.sequences(without.batch) as f64),
+                grouped(deployed.of_all(gain.outcome.throughput)),
+                grouped(deployed.of_all(without.throughput)),
+                signed_percent(share),
+            ),
+            format!(" instead of {}", number(without.otps)),
+        ),
+        _ => (
+            format!(
+                ", of which none fits without offload, and {} tokens a second",
+                grouped(deployed.of_all(gain.outcome.throughput))
+            ),
+            String::new(),
+        ),
+    };
+    Advice::to(
+        true,
+        format!(
+            "Offload: at {of}, {} serve {} sequences of {}{now}, with {} of host memory on each node, while each \
+             sequence decodes {} tokens a second{then}{}.",
+            gpus(deployed),
+            grouped(deployed.sequences(planned.batch) as f64),
+            tokens(point.demand.context),
+            point.host_of_node(planned),
+            number(gain.outcome.otps),
+            source(point),
+        ),
+    )
+}
+
+/// Which batches are too slow: those that were named, or all.
+fn too_slow(named: &[Known<'_>], asked: &str) -> String {
+    match named {
+        [] => format!("no batch with it decodes {asked} tokens a second for each sequence"),
+        [(_, planned, gain)] => {
+            let otps = number(gain.outcome.otps);
+            let just = if otps == asked { "just under " } else { "" };
+            format!(
+                "with it batch {} decodes {just}{otps} tokens a second for each sequence, not {asked}",
+                planned.batch
+            )
+        }
+        _ => {
+            format!("with it none of the batches asked for decodes {asked} tokens a second for each sequence")
+        }
+    }
+}
+
+/// Where no plan both offloads and is fast enough.
+fn without(points: &[&Point], known: Option<(&Point, &Planned, &Gain)>, least_otps: f64) -> Advice {
+    if let Some((point, alone)) = points.iter().find_map(|point| Some((*point, point.alone?))) {
+        return Advice::against(&format!(
+            "not even one sequence on each GPU decodes {} tokens a second, but {}{}",
+            number(least_otps),
+            number(alone),
+            source(point)
+        ));
+    }
+    let Some((point, planned, gain)) = known else {
+        let why = points.iter().find_map(|point| point.unknown.as_ref());
+        let why = why.map_or(String::new(), |error| format!(": {}", error.place()));
+        return Advice::to(None, format!("Not known: what these plans yield could not be simulated{why}."));
+    };
+    // A search keeps no plan that is too slow: these are of batches that were named.
+    let named: Vec<Known<'_>> = self::known(points).filter(|(_, planned, _)| planned.offloads()).collect();
+    let slow = if named.is_empty() { gain.slow } else { Slow::All };
+    let asked = number(least_otps);
+    if slow == Slow::Nothing {
+        let too_slow = gain.outcome.otps < least_otps;
+        let each = if planned.batch == 1 { "and it decodes" } else { "and each decodes" };
+        let otps = number(gain.outcome.otps);
+        let slow =
+            if too_slow { format!(", {each} {otps} tokens a second, not {asked}") } else { String::new() };
+        return Advice::against(&format!("{}{slow}{}", resident(planned), source(point)));
+    }
+    let fast = gain.without.map(|Baseline { batch, otps, .. }| {
+        (sequences(batch), if batch == 1 { "decodes" } else { "decode" }, number(otps))
+    });
+    let why = match (slow, fast) {
+        (Slow::More, Some((batch, verb, otps))) => format!(
+            "no batch with it that decodes {asked} tokens a second for each sequence yields more than {batch} on each \
+             GPU without, which {verb} {otps}"
+        ),
+        (_, Some((batch, verb, otps))) => {
+            format!("{}, and without it {batch} on each GPU {verb} {otps}", too_slow(&named, &asked))
+        }
+        (_, None) => too_slow(&named, &asked),
+    };
+    Advice::against(&format!("{why}{}", source(point)))
+}

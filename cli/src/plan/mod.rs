@@ -1,0 +1,14 @@
+//! `forebay plan`: what fits on a GPU, and whether to offload.
+
+mod advice;
+pub mod args;
+mod deployment;
+mod html;
+mod json;
+pub mod result;
+pub mod run;
+mod settings;
+mod text;
+
+pub use self::args::Arguments;
+pub use self::run::command;

@@ -1,0 +1,390 @@
+//! `forebay plan`: what fits on a GPU, at which ratio, how many sequences that makes, and whether to offload.
+//!
+//! Plans are of one GPU of a deployment ([`Deployed`]); what all its GPUs and a node of them make of it follows.
+//! Lists make a sweep: one plan for each combination. Of a sweep, a plan that does not fit is a line that says so; a
+//! plan that makes no sense, and a single one that does not fit, are errors.
+
+use std::rc::Rc;
+
+use forebay::predict::plan::{self, Batch, Demand, FEW_SLOTS, Note, Ratio};
+use forebay::predict::setup::{Costs, Setup};
+use forebay::predict::simulate::Options;
+use forebay::predict::weights::{self, Attention, Checkpoint, NODE_GPUS};
+use forebay::predict::worth::{self, Aim, Priced};
+use forebay::{Error, Kind, Result, Shape};
+
+use super::args::{Arguments, Tables};
+use super::deployment::{AttentionName, Deployed};
+use super::result::{Gain, Memory, On, Point, Slow};
+use super::{html, json, text};
+use crate::input::machine::{self, Linked};
+use crate::input::misses::Source;
+use crate::input::sizes::{self, Model, Size};
+use crate::present::output::{self, Results};
+use crate::present::progress;
+use crate::study::mean_step;
+
+/// The most plans of one sweep.
+const POINTS: usize = 100_000;
+
+/// Whose cache is planned.
+struct Subject {
+    /// The preset's name; of a setup with a shape of its own the setup's.
+    name: String,
+    shape: Shape,
+    longest: Option<u32>,
+    setup: Option<Setup>,
+    /// Its published checkpoint, where there is one.
+    checkpoint: Option<Checkpoint>,
+}
+
+impl Subject {
+    fn preset(model: &Model, longest: Option<u32>) -> Result<Subject> {
+        let longest = longest.or_else(|| plan::longest_context(model.name));
+        let checkpoint = Checkpoint::of(model.name)?;
+        Ok(Subject { name: model.name.to_owned(), shape: model.shape, longest, setup: None, checkpoint })
+    }
+
+    /// The model of a setup, which the simulator follows no farther than the setup says.
+    fn of(setup: Setup, longest: Option<u32>) -> Result<Subject> {
+        let most = setup.dims().context_max;
+        if let Some(longest) = longest.filter(|longest| *longest > most) {
+            return Err(Error::new(Kind::InvalidConfig, "plan")
+                .at("--longest is beyond the longest context of the setup's model")
+                .with("longest", longest)
+                .with("most", most)
+                .hint("leave it out, or raise context_max in the setup's dims"));
+        }
+        let model = &setup.file().model;
+        let own = model.shape.is_some() || model.dims.is_some();
+        let name = model.preset.as_deref().filter(|_| !own).unwrap_or(setup.name()).to_owned();
+        Ok(Subject {
+            checkpoint: setup.checkpoint()?,
+            name,
+            shape: *setup.shape(),
+            longest: Some(longest.unwrap_or(most)),
+            setup: Some(setup),
+        })
+    }
+
+    /// Bytes of weights on each GPU, as the published checkpoint divides.
+    fn weights(&self, deployed: &Deployed, query_rows: u32) -> Result<u64> {
+        let drafts = query_rows > 1 || self.shape.draft_layers > 0;
+        let Some(checkpoint) = &self.checkpoint else {
+            return Err(Error::new(Kind::InvalidConfig, "plan")
+                .at(format!("--weights is not given, and no size of {} is published", self.name))
+                .hint("pass --weights with what is on each GPU, or 0"));
+        };
+        Ok(checkpoint.on_gpu(deployed.gpus, deployed.attention, drafts))
+    }
+}
+
+/// What is asked.
+struct Job {
+    memory: Rc<Memory>,
+    demand: Demand,
+    accept: f64,
+}
+
+/// The values, or the one that stands for none.
+fn or<T: Clone>(values: &[T], otherwise: T) -> Vec<T> {
+    if values.is_empty() { vec![otherwise] } else { values.to_vec() }
+}
+
+impl Arguments {
+    /// Whose caches are planned. A setup's model is the one that is not named.
+    fn subjects(&self) -> Result<Vec<Subject>> {
+        let Some(name) = &self.machine.setup else {
+            let preset =
+                sizes::model(sizes::MODEL).map_err(|what| Error::new(Kind::Internal, "plan").at(what))?;
+            let models = or(&self.model, preset);
+            return models.iter().map(|model| Subject::preset(model, self.longest)).collect();
+        };
+        if self.attention == Some(AttentionName::Tp) {
+            return Err(Error::new(Kind::InvalidConfig, "plan")
+                .at("--attention tp: setups say what a step costs with dp attention")
+                .hint("plan without --setup, or with --attention dp"));
+        }
+        let setup = machine::read_setup(name)?;
+        if self.micro_batches.is_some_and(|micro_batches| micro_batches > 2) {
+            return Err(Error::new(Kind::InvalidConfig, "plan")
+                .at("--micro-batches: a step is simulated as one or as two")
+                .hint("pass 1 or 2, or plan without --setup"));
+        }
+        // Costs are of the setup's GPUs; on others the library prices what changes, or refuses.
+        let on_gpus = |setup: Setup| match self.gpus {
+            Some(gpus) => setup.on_gpus(gpus),
+            None => Ok(setup),
+        };
+        if self.model.is_empty() {
+            return Ok(vec![Subject::of(on_gpus(setup)?, self.longest)?]);
+        }
+        let of = |model: &Model| Subject::of(on_gpus(setup.of_model(model.name)?)?, self.longest);
+        self.model.iter().map(of).collect()
+    }
+
+    /// The GPUs that serve a subject together.
+    fn deployed(&self, subject: &Subject) -> Result<Deployed> {
+        let fitted = subject.setup.as_ref().map(|setup| &setup.file().deployment);
+        let checkpoint = subject.checkpoint.as_ref().filter(|_| self.weights.is_none());
+        let node = fitted.map_or(NODE_GPUS, |fitted| fitted.node_gpus);
+        let gpus = self.gpus.or(fitted.map(|fitted| fitted.gpus)).unwrap_or(NODE_GPUS);
+        if !weights::is_deployment(gpus, node) {
+            return Err(Error::new(Kind::InvalidConfig, "plan")
+                .at(format!(
+                    "--gpus {gpus}: neither whole nodes of {node} GPUs, nor a part of one that divides it"
+                ))
+                .hint("name whole nodes, or half of one, a quarter and so on"));
+        }
+        Ok(Deployed {
+            gpus,
+            node,
+            attention: match self.attention {
+                Some(AttentionName::Tp) => Attention::Tensor,
+                Some(AttentionName::Dp) | None => Attention::Data,
+            },
+            checkpoint: checkpoint.map(|checkpoint| checkpoint.name().to_owned()),
+        })
+    }
+
+    /// What is said of memory, on one of the GPUs.
+    fn memory(&self, gpu: &Size) -> Rc<Memory> {
+        Rc::new(Memory {
+            gpu: gpu.clone(),
+            weights: self.weights.clone(),
+            activations: self.activations.clone(),
+            workspace: self.workspace.clone(),
+            host: self.host.clone(),
+        })
+    }
+
+    /// Every combination of one subject, of so many, in the order of the command line.
+    fn jobs(&self, subject: &Subject, subjects: usize) -> Result<Vec<Job>> {
+        let mtps = or(&self.mtp, 1);
+        let accepts = machine::accepts("plan", &self.accept, &mtps)?;
+        let (batches, ratios) = (or(&self.batch, Batch::Most), or(&self.ratio, Ratio::Auto));
+        let lists = [subjects, self.gpu.len(), self.context.len(), mtps.len(), batches.len(), ratios.len()];
+        let points = lists.iter().try_fold(1_usize, |all, list| all.checked_mul(*list));
+        if points.is_none_or(|points| points > POINTS) {
+            return Err(Error::new(Kind::InvalidConfig, "plan")
+                .at("more combinations than one sweep takes")
+                .with("most", POINTS as u64)
+                .hint("name fewer values"));
+        }
+        let deployed = self.deployed(subject)?;
+        let mut jobs = Vec::new();
+        for memory in self.gpu.iter().map(|gpu| self.memory(gpu)) {
+            for (context, (mtp, accept)) in self
+                .context
+                .iter()
+                .flat_map(|context| mtps.iter().zip(&accepts).map(move |mtp| (*context, mtp)))
+            {
+                for (batch, ratio) in
+                    batches.iter().flat_map(|b| ratios.iter().map(move |ratio| (*b, *ratio)))
+                {
+                    let mut demand = self.demand(subject, &memory, context, batch);
+                    (demand.query_rows, demand.ratio) = (*mtp, ratio);
+                    demand.weights = match &memory.weights {
+                        Some(given) => given.bytes,
+                        None => subject.weights(&deployed, *mtp)?,
+                    };
+                    jobs.push(Job { memory: memory.clone(), demand, accept: *accept });
+                }
+            }
+        }
+        Ok(jobs)
+    }
+
+    fn demand(&self, subject: &Subject, memory: &Memory, context: u32, batch: Batch) -> Demand {
+        let bytes = |size: &Option<Size>| size.as_ref().map(|size| size.bytes);
+        let host_stride = self.host_stride.unwrap_or(subject.shape.host_stride);
+        let shape = Shape { host_stride, ..subject.shape };
+        Demand {
+            longest: subject.longest,
+            batch,
+            activations: bytes(&memory.activations).unwrap_or(0),
+            workspace: bytes(&memory.workspace).unwrap_or(0),
+            host: bytes(&memory.host),
+            micro_batches: self.micro_batches.unwrap_or_else(|| micro_batches(subject, context, batch)),
+            least_slots: self.least_slots.unwrap_or(FEW_SLOTS),
+            count_tables: self.tables != Some(Tables::Beside),
+            ..Demand::new(shape, memory.gpu.bytes, context)
+        }
+    }
+}
+
+/// As many as the setup ever runs at that context, and of a known batch as many as it runs of that.
+fn micro_batches(subject: &Subject, context: u32, batch: Batch) -> u32 {
+    let Some(setup) = &subject.setup else { return 2 };
+    let batch = match batch {
+        Batch::Sequences(batch) => batch,
+        Batch::Most => u32::MAX,
+    };
+    if setup.two_batch(batch, context) { 2 } else { 1 }
+}
+
+/// Plans, without a word on time.
+fn plain(subject: &Subject, deployed: &Deployed, job: &Job) -> Result<Point> {
+    Ok(Point {
+        model: subject.name.clone(),
+        deployed: deployed.clone(),
+        demand: job.demand.clone(),
+        memory: job.memory.clone(),
+        on: None,
+        planned: fit(plan::plan(&job.demand))?,
+        unknown: None,
+        gain: None,
+        alone: None,
+    })
+}
+
+/// A plan that does not fit is an answer; one that makes no sense is an error.
+fn fit<T>(planned: Result<T>) -> Result<Result<T>> {
+    match planned {
+        Err(error) if error.kind() != Kind::OutOfMemory => Err(error),
+        planned => Ok(planned),
+    }
+}
+
+/// Plans and simulates. What is not known leaves the plan without its time.
+fn priced(
+    arguments: &Arguments,
+    subject: &Subject,
+    deployed: &Deployed,
+    job: &Job,
+    on: &On,
+    linked: &mut Linked,
+    source: &mut Source,
+) -> Result<Point> {
+    let Job { demand, accept, .. } = job;
+    let simulator = &mut linked.simulator;
+    let mut point =
+        Point { on: Some(On { accept: *accept, ..on.clone() }), ..plain(subject, deployed, job)? };
+    // A replayed trace counts at one ratio; of a search for the best batch the ratio is not known before.
+    let Ok(frame) = &point.planned else { return Ok(point) };
+    let setup = simulator.setup();
+    let misses = match source.at(setup, frame.ratio, demand.query_rows) {
+        Err(error) if worth::is_unknown(&error) => return Ok(point.unknown_by(error)),
+        misses => misses?,
+    };
+    let by_layer = misses.as_ref().or(setup.file().misses.as_ref()).and_then(mean_step::mean);
+    let options = Options {
+        misses: by_layer.or(misses),
+        two_batch: arguments.micro_batches.map(|micro_batches| micro_batches > 1),
+        ..Options::default()
+    };
+    let aim = Aim { accept: *accept, least_otps: arguments.min_otps.unwrap_or(0.0) };
+    let search = (demand.batch, demand.ratio) == (Batch::Most, Ratio::Auto) && !source.is_trace();
+    let (mut curve, mut pays_from, mut slow) = (Vec::new(), None, Slow::Nothing);
+    let found = if search {
+        worth::worth(demand, aim, &options, simulator).map(|worth| {
+            let of =
+                |priced: &Priced| (priced.planned.batch, priced.planned.ratio, priced.outcome.throughput);
+            curve = worth.without.iter().chain(&worth.with).map(of).collect();
+            let most = worth.most().cloned();
+            point.alone = worth.alone;
+            slow = match worth.best {
+                None if !worth.with.is_empty() => Slow::All,
+                _ if worth.more_too_slow => Slow::More,
+                _ => Slow::Nothing,
+            };
+            // Where the search ended early, batches that would pay may lie beyond.
+            let ended = |most: &Priced| most.planned.notes.contains(&Note::Untried);
+            pays_from = match worth.pays_from {
+                None if most.as_ref().is_some_and(ended) => None,
+                known => Some(known),
+            };
+            most
+        })
+    } else {
+        worth::price(demand, aim, &options, simulator).map(Some)
+    };
+    match found {
+        Ok(Some(Priced { planned, outcome, without })) => {
+            point.planned = Ok(planned);
+            point.gain = Some(Gain { outcome, without, slow, pays_from, curve });
+        }
+        // Not even one sequence is fast enough, so that no batch is.
+        Ok(None) => {
+            if let Ok(planned) = &mut point.planned {
+                planned.notes.push(Note::TooSlow);
+            }
+        }
+        Err(error) if worth::is_unknown(&error) => return Ok(point.unknown_by(error)),
+        Err(error) => return Err(error),
+    }
+    Ok(point)
+}
+
+/// All plans of one subject.
+fn planned(
+    arguments: &Arguments,
+    subject: &Subject,
+    jobs: &[Job],
+    mut done: impl FnMut(Point),
+) -> Result<()> {
+    let deployed = arguments.deployed(subject)?;
+    let Some(setup) = &subject.setup else {
+        return jobs.iter().try_for_each(|job| plain(subject, &deployed, job).map(&mut done));
+    };
+    let mut source = arguments.machine.source(setup)?;
+    let note = source.note(setup, jobs.iter().map(|job| job.demand.context));
+    for mut linked in arguments.machine.of(setup)? {
+        let on = On {
+            provenance: source.provenance(linked.simulator.setup()),
+            link: linked.link.clone(),
+            accept: 1.0,
+            gpu: setup.file().gpu.memory_gib * f64::from(1 << 30),
+            by_roofline: setup.file().costs == Costs::default(),
+            misses_note: note.clone(),
+        };
+        for job in jobs {
+            done(priced(arguments, subject, &deployed, job, &on, &mut linked, &mut source)?);
+        }
+    }
+    Ok(())
+}
+
+/// Plans every combination. One that does not fit is an error only where nothing fits.
+fn sweep(arguments: &Arguments) -> Result<Vec<Point>> {
+    let subjects = arguments.subjects()?;
+    let mut points = Vec::new();
+    let jobs: Vec<Vec<Job>> =
+        subjects.iter().map(|subject| arguments.jobs(subject, subjects.len())).collect::<Result<_>>()?;
+    let all = jobs.iter().map(Vec::len).sum::<usize>() * arguments.machine.links();
+    let bar = progress::bar("plan", all as u64);
+    for (subject, jobs) in subjects.iter().zip(&jobs) {
+        planned(arguments, subject, jobs, |point| {
+            points.push(point);
+            bar.inc(1);
+        })?;
+    }
+    bar.finish_and_clear();
+    let fits = points.iter().any(|point| point.planned.is_ok());
+    match points.iter().find_map(|point| point.planned.as_ref().err()) {
+        Some(error) if !fits => Err(error.clone()),
+        _ => Ok(points),
+    }
+}
+
+/// `forebay plan`.
+///
+/// # Errors
+/// Those of the library's plan, of a sweep that is too large, and of writing the result.
+pub fn command(arguments: &Arguments) -> Result<()> {
+    let targets = [("--json", arguments.json.as_deref()), ("--html", arguments.html.as_deref())];
+    output::check_targets("plan", &targets, &arguments.machine.inputs())?;
+    let points = sweep(arguments)?;
+    let least_otps = arguments.min_otps.unwrap_or(0.0);
+    let mut results = Results::default();
+    if let Some(path) = &arguments.json {
+        results.write(path, json::text(&points, least_otps)?);
+    }
+    if let Some(path) = &arguments.html {
+        results.write(path, html::page(&points, least_otps));
+    } else if !results.take_stdout() {
+        let look = arguments.look.look();
+        results.print(look.wrap(&text::report(&points, least_otps, look)));
+    }
+    results.deliver()
+}

@@ -1,0 +1,195 @@
+//! The settings of a sweep of plans: what differs among them beside batch and ratio, and what to do in each.
+//!
+//! What differs is looked for once, so that all of a sweep costs as much as its plans together and not their square.
+
+use std::collections::HashMap;
+
+use super::advice::{self, Advice};
+use super::result::Point;
+use crate::present::numbers::tokens;
+use crate::present::output::harmless;
+
+/// What tells the plans of a sweep apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    model: bool,
+    link: bool,
+    gpu: bool,
+    context: bool,
+    query_rows: bool,
+    /// Whether a roofline's costs stand among measured ones.
+    pub mixed: bool,
+}
+
+impl Settings {
+    /// Of these plans.
+    pub fn of(points: &[Point]) -> Settings {
+        let Some(first) = points.first() else { return Settings::default() };
+        let differ = |same: &dyn Fn(&Point) -> bool| !points.iter().all(same);
+        let by_roofline =
+            |is: bool| points.iter().any(|point| point.on.as_ref().is_some_and(|on| on.by_roofline == is));
+        Settings {
+            model: differ(&|point| point.model == first.model),
+            link: differ(&|point| point.link() == first.link()),
+            gpu: differ(&|point| point.demand.gpu == first.demand.gpu),
+            context: differ(&|point| point.demand.context == first.demand.context),
+            query_rows: differ(&|point| point.demand.query_rows == first.demand.query_rows),
+            mixed: by_roofline(true) && by_roofline(false),
+        }
+    }
+
+    /// The setting of a plan in words: empty where there is one only.
+    pub fn name(&self, point: &Point) -> String {
+        self.words(point, self.link)
+    }
+
+    /// The same without its link, which no ratio depends on.
+    pub fn name_without_link(&self, point: &Point) -> String {
+        self.words(point, false)
+    }
+
+    fn words(&self, point: &Point, link: bool) -> String {
+        let words: [(bool, &dyn Fn() -> String); 5] = [
+            (self.model, &|| point.model.clone()),
+            (link, &|| point.link().unwrap_or_default().to_owned()),
+            (self.gpu, &|| point.memory.gpu.to_string()),
+            (self.context, &|| tokens(point.demand.context)),
+            (self.query_rows, &|| format!("mtp {}", point.demand.query_rows)),
+        ];
+        let words: Vec<String> =
+            words.into_iter().filter(|(differ, _)| *differ).map(|(_, word)| word()).collect();
+        harmless(&words.join(", "))
+    }
+}
+
+/// For each setting what to do there.
+pub struct Advised<'a> {
+    settings: Vec<(String, Vec<&'a Point>, Advice)>,
+    /// By plan: its setting.
+    of: Vec<usize>,
+}
+
+impl<'a> Advised<'a> {
+    /// Of these plans. Slower than `least_otps` tokens a second for each sequence is no answer; 0 asks for no speed.
+    pub fn of(points: &'a [Point], least_otps: f64) -> Advised<'a> {
+        let told = Settings::of(points);
+        let mut known: HashMap<String, usize> = HashMap::new();
+        let mut settings: Vec<(String, Vec<&Point>)> = Vec::new();
+        let mut of = Vec::with_capacity(points.len());
+        for point in points {
+            let name = told.name(point);
+            let place = *known.entry(name.clone()).or_insert(settings.len());
+            match settings.get_mut(place) {
+                Some((_, plans)) => plans.push(point),
+                None => settings.push((name, vec![point])),
+            }
+            of.push(place);
+        }
+        let advised = |(name, plans): (String, Vec<&'a Point>)| {
+            let advice = advice::of(&plans, least_otps);
+            (name, plans, advice)
+        };
+        Advised { settings: settings.into_iter().map(advised).collect(), of }
+    }
+
+    /// The settings by name, which of a single one is empty, and what to do there.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &Advice)> {
+        self.settings.iter().map(|(name, _, advice)| (name.as_str(), advice))
+    }
+
+    /// What to do in the setting of the plan that stands at `place`.
+    pub fn of_point(&self, place: usize) -> Option<&Advice> {
+        self.of.get(place).and_then(|setting| self.settings.get(*setting)).map(|(_, _, advice)| advice)
+    }
+
+    /// The plans of the only setting, and what to do there; none where there are several.
+    pub fn only(&self) -> Option<(&[&'a Point], &Advice)> {
+        match &self.settings[..] {
+            [(_, plans, advice)] => Some((plans, advice)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use forebay::Shape;
+    use forebay::predict::plan::{Batch, Demand, plan};
+    use forebay::predict::weights::Attention;
+
+    use super::*;
+    use crate::input::sizes;
+    use crate::plan::deployment::Deployed;
+    use crate::plan::result::Memory;
+    use crate::plan::{html, json, text};
+    use crate::present::terminal::Look;
+
+    /// So many plans that differ in what `change` says, by the number of the plan.
+    fn sweep(plans: u32, change: impl Fn(u32, &mut Demand)) -> Vec<Point> {
+        let demand =
+            Demand { batch: Batch::Sequences(60), ..Demand::new(Shape::DEEPSEEK_V3_2, 80 << 30, 32768) };
+        let planned = plan(&demand).unwrap();
+        let memory = Rc::new(Memory {
+            gpu: sizes::size("80GiB").unwrap(),
+            weights: None,
+            activations: None,
+            workspace: None,
+            host: None,
+        });
+        let deployed = Deployed { gpus: 8, node: 8, attention: Attention::Data, checkpoint: None };
+        let point = |number| {
+            let mut demand = demand.clone();
+            change(number, &mut demand);
+            Point {
+                model: "deepseek-v3.2".to_owned(),
+                deployed: deployed.clone(),
+                demand,
+                memory: memory.clone(),
+                on: None,
+                planned: Ok(planned.clone()),
+                unknown: None,
+                gain: None,
+                alone: None,
+            }
+        };
+        (0..plans).map(point).collect()
+    }
+
+    /// Every plan compared with every other would be over 10^9 comparisons for each output. As it is, this is
+    /// seconds.
+    #[test]
+    fn outputs_of_a_sweep_are_no_more_work_than_its_plans() {
+        const PLANS: u32 = 40_000;
+        let batches = sweep(PLANS, |number, demand| demand.batch = Batch::Sequences(number + 1));
+        let text = String::from_utf8(json::text(&batches, 0.0).unwrap()).unwrap();
+        assert_eq!(text.matches("\"kind\": \"plan\"").count(), PLANS as usize);
+        assert_eq!(text.matches("With offload the 8 GPUs hold").count(), PLANS as usize);
+        // Each context a setting of its own, with a sentence of its own.
+        let contexts = sweep(PLANS, |number, demand| demand.context = 32768 + number);
+        let advised = Advised::of(&contexts, 0.0);
+        assert!(advised.all().count() == PLANS as usize && advised.only().is_none());
+        assert_eq!(advised.all().nth(5), Some(("32773", advised.of_point(5).unwrap())));
+        // Tables and pages have a line for each plan: of fewer, as comfy-table takes its time.
+        let some = sweep(PLANS / 10, |number, demand| demand.batch = Batch::Sequences(number + 1));
+        let look = Look { utf8: false, width: Some(80) };
+        assert!(text::report(&some, 0.0, look).lines().count() > some.len());
+        assert!(html::page(&some, 0.0).matches("<tr>").count() > some.len());
+    }
+
+    #[test]
+    fn a_setting_is_named_by_what_differs() {
+        let one = sweep(3, |number, demand| demand.batch = Batch::Sequences(number + 1));
+        let told = Settings::of(&one);
+        assert_eq!((told, told.name(&one[0]).as_str()), (Settings::default(), ""));
+        assert!(Advised::of(&one, 0.0).only().is_some_and(|(plans, _)| plans.len() == 3));
+        let two = sweep(4, |number, demand| {
+            (demand.context, demand.query_rows) = (1024 * (1 + number % 2), 1 + number / 2);
+        });
+        let told = Settings::of(&two);
+        let names: Vec<String> = two.iter().map(|point| told.name(point)).collect();
+        assert_eq!(names, ["1K, mtp 1", "2K, mtp 1", "1K, mtp 2", "2K, mtp 2"]);
+        assert!(Settings::of(&[]) == Settings::default() && Advised::of(&[], 0.0).all().count() == 0);
+    }
+}

@@ -1,0 +1,424 @@
+//! Plans for people: what was given, a line for each plan, what to know about them, and what to do.
+
+use forebay::Geometry;
+use forebay::predict::plan::{Demand, Note, Planned};
+use forebay::predict::stride::Stride;
+use forebay::predict::weights::Attention;
+
+use super::deployment::Deployed;
+use super::result::{Gain, Point, Slow};
+use super::settings::{Advised, Settings};
+use crate::present::numbers::{grouped, number, ratio, signed_percent, tokens};
+use crate::present::output::harmless;
+use crate::present::provenance;
+use crate::present::terminal::{Look, Spare, align_right};
+use crate::simulate::result::exposed_share;
+
+/// The rank of columns that a table can do without best.
+const WIDE: u8 = 9;
+
+/// The whole report.
+pub fn report(points: &[Point], least_otps: f64, look: Look) -> String {
+    let mut out = String::new();
+    let mut say = |line: &str| out += &format!("{line}\n");
+    let rests = || points.iter().filter_map(|point| Some(&point.on.as_ref()?.provenance));
+    provenance::sentences(rests()).iter().for_each(|sentence| say(sentence));
+    let shared = points.first().map(|first| given(first, points)).unwrap_or_default();
+    shared.iter().for_each(|line| say(line));
+    say("");
+    say(&plans(points, look));
+    say("");
+    for note in notes(points) {
+        say(&format!("[{}] {}.", letter(note), capital(note.describe())));
+    }
+    if Settings::of(points).mixed {
+        say(&format!("[{ROOFLINE}] {}.", capital(BY_ROOFLINE)));
+    }
+    misses_notes(points).iter().for_each(|note| say(note));
+    say(&definitions(points.iter().any(|point| point.gain.is_some())));
+    provenance::assumptions(rests()).iter().for_each(|assumed| say(&format!("Assumed: {assumed}.")));
+    say("");
+    for (setting, advice) in Advised::of(points, least_otps).all() {
+        let name = if setting.is_empty() { String::new() } else { format!("{setting}: ") };
+        say(&format!("{name}{}", advice.sentence));
+    }
+    out
+}
+
+/// What the columns mean.
+fn definitions(priced: bool) -> String {
+    let own = if priced {
+        "OTPS: output tokens a second of each sequence. Gain: tokens a second beyond those of the most sequences with \
+         all rows on the device. Exposed: what the step takes beyond the same step without misses, as a share. Pays \
+         from: the smallest batch with offload that yields more than the most without."
+    } else {
+        "Most: the most with as few slots as --least-slots says. Other: landing and scratch slots, and what whole \
+         mappings leave unused."
+    };
+    format!(
+        "Ratio: slots of a sequence and layer as a share of its context at its end, prompt and promised tokens. Whole: \
+         the most sequences with all rows on the device: up to there nothing needs to be offloaded. {own}"
+    )
+}
+
+/// The mark of a plan whose costs are a roofline's, and what is to be known about it.
+const ROOFLINE: char = 'r';
+pub const BY_ROOFLINE: &str = "by roofline: not to be compared with fitted rows";
+
+/// What is to be known about the misses, each sentence once.
+pub fn misses_notes(points: &[Point]) -> Vec<&str> {
+    let mut once = Vec::new();
+    for note in points.iter().filter_map(|point| point.on.as_ref()?.misses_note.as_deref()) {
+        if !once.contains(&note) {
+            once.push(note);
+        }
+    }
+    once
+}
+
+/// A note's mark: the letter that stands behind its lines.
+fn letter(note: Note) -> char {
+    match note {
+        Note::AllResident => 'a',
+        Note::Dense => 'd',
+        Note::FewSlots => 'f',
+        Note::Scratch => 's',
+        Note::HostBound => 'h',
+        Note::NoRoom => 'n',
+        Note::Slower => 't',
+        Note::Unknown => 'u',
+        Note::Untried => 'l',
+        Note::TooSlow => 'o',
+        Note::MoreTooSlow => 'm',
+        _ => '?',
+    }
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// Every note of any plan, once, in the order they come up.
+fn notes(points: &[Point]) -> Vec<Note> {
+    let mut once = Vec::new();
+    for note in
+        points.iter().filter_map(|point| point.planned.as_ref().ok()).flat_map(|planned| &planned.notes)
+    {
+        if !once.contains(note) {
+            once.push(*note);
+        }
+    }
+    once
+}
+
+/// How attention is divided, and what that means for the cache.
+pub fn attention(deployed: &Deployed) -> &'static str {
+    match deployed.attention {
+        Attention::Data => "DP attention: each GPU has the cache of its own sequences",
+        Attention::Tensor => "TP attention: each GPU of a node has the cache of all its sequences",
+    }
+}
+
+/// Where the weights come from.
+pub fn weights(point: &Point) -> String {
+    match &point.deployed.checkpoint {
+        Some(checkpoint) => {
+            let each = point.memory.size(point.demand.weights as f64);
+            let rest = match point.deployed.attention {
+                Attention::Data => "all else on each",
+                Attention::Tensor => "all else divided by heads over a node",
+            };
+            format!(
+                "Weights: {each} on each GPU, as {checkpoint} is published; experts divided over all GPUs, {rest}"
+            )
+        }
+        None => {
+            let given = point.memory.weights.as_ref().map_or("none".to_owned(), ToString::to_string);
+            format!("Weights: {given} on each GPU, as --weights says")
+        }
+    }
+}
+
+/// What all plans share, line by line.
+pub fn given(first: &Point, points: &[Point]) -> Vec<String> {
+    let Demand { gpu, weights: on_gpu, activations, workspace, .. } = first.demand;
+    let memory = &first.memory;
+    let same = |get: fn(&Point) -> u64| points.iter().all(|point| get(point) == get(first));
+    let mut lines = Vec::new();
+    if points.iter().all(|point| point.model == first.model)
+        && let Ok(geometry) = Geometry::new(first.demand.shape)
+    {
+        lines.push(format!(
+            "{}: {} layers, rows of {} bytes, index keys of {} bytes, k {}",
+            harmless(&first.model),
+            geometry.layers(),
+            geometry.row_bytes(),
+            first.demand.shape.index_key_bytes,
+            first.demand.shape.top_k
+        ));
+    }
+    let (gpus, one) = (first.deployed.gpus, same(|point| point.demand.gpu));
+    let of = if one { format!(" of {}", memory.gpu) } else { String::new() };
+    let plural = if gpus == 1 { "" } else { "s" };
+    lines.push(format!("{gpus} GPU{plural}{of}, {}", attention(&first.deployed)));
+    if same(|point| point.demand.weights) && points.iter().all(|point| point.deployed == first.deployed) {
+        lines.push(weights(first));
+    }
+    let taken: Vec<String> = [(&memory.activations, "activations"), (&memory.workspace, "workspace")]
+        .into_iter()
+        .filter_map(|(given, what)| Some((given.as_ref().filter(|given| given.bytes > 0)?, what)))
+        .map(|(given, what)| format!("{given} of {what}"))
+        .collect();
+    let beside = match taken.is_empty() {
+        true => "nothing (no --workspace, no --activations)".to_owned(),
+        false => taken.join(" and "),
+    };
+    if one && same(|point| point.demand.weights) {
+        let left = gpu.saturating_sub(on_gpu).saturating_sub(activations).saturating_sub(workspace);
+        lines.push(format!("Beside them {beside}: {} of each GPU for the cache", memory.size(left as f64)));
+    } else {
+        lines.push(format!("Beside the weights {beside} on each GPU"));
+    }
+    if let Some(on) = &first.on {
+        let link = match (points.iter().all(|point| point.link() == first.link()), first.link()) {
+            (true, Some(link)) => format!(", link {}", harmless(link)),
+            (true, None) => ", its own link".to_owned(),
+            (false, _) => String::new(),
+        };
+        let setup = harmless(&on.provenance.setup);
+        let tokens = if on.accept == 1.0 { "token" } else { "tokens" };
+        lines.push(format!("Setup {setup}{link}; {} {tokens} a step and sequence", on.accept));
+    }
+    lines.extend(asked(first, points));
+    lines
+}
+
+/// What was asked of all plans alike, and what memory takes part.
+fn asked(first: &Point, points: &[Point]) -> Vec<String> {
+    let same = |get: fn(&Point) -> u64| points.iter().all(|point| get(point) == get(first));
+    let one = same(|point| point.demand.gpu);
+    let mut lines = Vec::new();
+    let same_context = same(|point| u64::from(point.demand.context));
+    let same_mtp = same(|point| u64::from(point.demand.query_rows));
+    let context = same_context.then(|| format!("Context: {}", tokens(first.demand.context)));
+    let mtp = same_mtp.then(|| format!("Query rows of a step: {}", first.demand.query_rows));
+    let both: Vec<String> = context.into_iter().chain(mtp).collect();
+    lines.extend((!both.is_empty()).then(|| both.join(". ")));
+    let host = first.memory.host.as_ref();
+    let host = host.map_or("as much as it takes".to_owned(), |given| format!("{given} a GPU"));
+    let tables = if first.demand.count_tables { "counted" } else { "beside" };
+    let mut micro_batches: Vec<u32> = points.iter().map(|point| point.demand.micro_batches).collect();
+    micro_batches.sort_unstable();
+    micro_batches.dedup();
+    let micro_batches: Vec<String> = micro_batches.iter().map(u32::to_string).collect();
+    let micro_batches = micro_batches.join(" or ");
+    lines.push(format!("Host memory: {host}. Micro-batches: {micro_batches}. Residency tables: {tables}"));
+    lines.extend(strides(first, points));
+    if let Ok(Planned { live_tokens: Some(tokens), .. }) = &first.planned
+        && same_context
+        && one
+        && same(|point| point.demand.weights)
+    {
+        lines.push(format!(
+            "Index keys stay on the device whole: at most {} live tokens a GPU, {} sequences, whatever the ratio",
+            grouped(*tokens as f64),
+            tokens / u64::from(first.demand.context.max(1)),
+        ));
+    }
+    lines
+}
+
+/// The stride of rows in host memory, and what another one would cost: of plans of one model that offload.
+fn strides(first: &Point, points: &[Point]) -> Option<String> {
+    let offloads = |point: &&Point| point.planned.as_ref().is_ok_and(Planned::offloads);
+    let shape = first.demand.shape;
+    let point =
+        points.iter().find(offloads).filter(|_| points.iter().all(|one| one.demand.shape == shape))?;
+    let geometry = Geometry::new(shape).ok()?;
+    let (own, other) = (Stride::of(&geometry), Stride::other(&geometry)?);
+    let rows = point.planned.as_ref().ok()?.bytes.rows;
+    let (now, then) = (rows as f64, other.host_bytes(rows, own.bytes) as f64);
+    let size = match points {
+        [_] => format!(", {} a GPU instead of {}", point.memory.size(then), point.memory.size(now)),
+        _ => String::new(),
+    };
+    Some(format!(
+        "Host stride: {} bytes, {} requests of 128 bytes a row. At {} (--host-stride): {} requests, {} of rows' host \
+         memory{size}",
+        own.bytes,
+        number(own.requests),
+        other.bytes,
+        number(other.requests),
+        signed_percent(f64::from(other.bytes) / f64::from(own.bytes) - 1.0),
+    ))
+}
+
+/// One line for each plan.
+fn plans(points: &[Point], look: Look) -> String {
+    let differ = |get: &dyn Fn(&Point) -> String| {
+        let first = points.first().map(get);
+        points.iter().any(|point| Some(get(point)) != first)
+    };
+    let priced = points.iter().any(|point| point.gain.is_some());
+    let mixed = Settings::of(points).mixed;
+    let mut columns: Vec<(&str, u8, Vec<String>)> = Vec::new();
+    let mut add = |head: &'static str, rank: u8, cell: &dyn Fn(&Point) -> String| {
+        columns.push((head, rank, points.iter().map(cell).collect()));
+    };
+    // Ranks: 0 always stands; of the others those of the highest go first where a line is too short.
+    if differ(&|point| point.model.clone()) {
+        add("model", 0, &|point| harmless(&point.model));
+    }
+    if differ(&|point| point.link().unwrap_or_default().to_owned()) {
+        add("link", 0, &|point| point.link().unwrap_or_default().to_owned());
+    }
+    if differ(&|point| point.demand.gpu.to_string()) {
+        add("GPU", 0, &|point| point.memory.gpu.to_string());
+    }
+    let wide = look.width.is_none();
+    if wide || differ(&|point| point.demand.context.to_string()) {
+        add("context", 0, &|point| tokens(point.demand.context));
+    }
+    if wide || differ(&|point| point.demand.query_rows.to_string()) {
+        add("mtp", 0, &|point| point.demand.query_rows.to_string());
+    }
+    add("batch,\na GPU", 0, &batch);
+    add("batch,\nin all", 2, &|point| {
+        fitting(point, |planned| point.deployed.sequences(planned.batch).to_string())
+    });
+    add("ratio", 0, &|point| match &point.planned {
+        Ok(planned) => ratio(planned.ratio),
+        Err(_) => "does not fit".to_owned(),
+    });
+    add("slots", if priced { WIDE } else { 1 }, &|point| fitting(point, |planned| planned.slots.to_string()));
+    if priced {
+        of_time(&mut add);
+    } else {
+        of_bytes(&mut add);
+    }
+    let marks: Vec<String> = points.iter().map(|point| marks(point, mixed)).collect();
+    let marked = marks.iter().any(|marks| !marks.is_empty());
+    columns.extend(marked.then_some(("", 0, marks)));
+    drawn(&columns, marked, look)
+}
+
+/// The table of these columns: heads, ranks and cells. Marks stand last, to the left as names do.
+fn drawn(columns: &[(&str, u8, Vec<String>)], marked: bool, look: Look) -> String {
+    let mut table = look.table();
+    table.set_header(columns.iter().map(|(head, ..)| *head));
+    for line in 0..columns.first().map_or(0, |(_, _, cells)| cells.len()) {
+        table.add_row(columns.iter().map(|(_, _, cells)| cells.get(line).map_or("", String::as_str)));
+    }
+    let names = columns.iter().take_while(|(head, ..)| matches!(*head, "model" | "link")).count();
+    align_right(&mut table, |column| (names..columns.len() - usize::from(marked)).contains(&column));
+    let mut spared: Vec<(u8, String)> =
+        columns.iter().map(|(head, rank, _)| (*rank, head.replace('\n', " "))).collect();
+    spared.retain(|(rank, _)| *rank > 0);
+    spared.sort_by_key(|(rank, _)| std::cmp::Reverse(*rank));
+    let spared: Vec<&str> = spared.iter().map(|(_, head)| head.as_str()).collect();
+    // What tells lines apart, up to the batch.
+    let keys = columns.iter().position(|(head, ..)| head.starts_with("batch")).map_or(0, |batch| batch + 1);
+    look.fit(table, &Spare { columns: &spared, keys, text: None })
+}
+
+/// Who takes columns: head, rank, and what stands in it.
+type Add<'a> = dyn FnMut(&'static str, u8, &dyn Fn(&Point) -> String) + 'a;
+
+/// What the cache takes of a GPU, and of a node's host.
+fn of_memory(add: &mut Add<'_>, rank: u8) {
+    add("cache,\na GPU", rank, &|point| {
+        fitting(point, |planned| {
+            let part = &planned.bytes;
+            let counted = if point.demand.count_tables { part.device() } else { part.data() };
+            point.memory.size(counted as f64)
+        })
+    });
+    add("host,\na GPU", WIDE, &|point| {
+        fitting(point, |planned| point.memory.size(planned.bytes.host() as f64))
+    });
+    add("host,\na node", 1, &|point| fitting(point, |planned| point.host_of_node(planned)));
+}
+
+/// Columns of simulated plans.
+fn of_time(add: &mut Add<'_>) {
+    of_memory(add, WIDE);
+    add("step\nms", WIDE, &|point| yielding(point, |gain| number(gain.outcome.step_ms)));
+    add("exposed", WIDE, &|point| {
+        yielding(point, |gain| format!("{:.1}%", 100.0 * exposed_share(&gain.outcome)))
+    });
+    add("tok/s,\na GPU", 3, &|point| {
+        yielding(point, |gain| format!("{:.0}", Deployed::of_gpu(gain.outcome.throughput)))
+    });
+    add("tok/s,\na node", 0, &|point| {
+        yielding(point, |gain| format!("{:.0}", point.deployed.of_node(gain.outcome.throughput)))
+    });
+    add("OTPS", 0, &|point| yielding(point, |gain| number(gain.outcome.otps)));
+    add("gain", 0, &|point| point.gain().map_or("-".to_owned(), signed_percent));
+    add("whole,\na GPU", WIDE, &|point| fitting(point, |planned| planned.resident_batch.to_string()));
+    add("whole,\ntok/s, a node", WIDE, &|point| {
+        let without = point.gain.as_ref().and_then(|gain| gain.without);
+        without.map_or("-".to_owned(), |it| format!("{:.0}", point.deployed.of_node(it.throughput)))
+    });
+    add("pays\nfrom", WIDE, &|point| match point.gain.as_ref().and_then(|gain| gain.pays_from) {
+        Some(Some(batch)) => batch.to_string(),
+        Some(None) if point.gain.as_ref().is_some_and(|gain| gain.slow != Slow::Nothing) => {
+            "too slow".to_owned()
+        }
+        Some(None) => "never".to_owned(),
+        None => String::new(),
+    });
+}
+
+/// Columns of plans alone.
+fn of_bytes(add: &mut Add<'_>) {
+    let bytes = |get: fn(&Planned) -> u64| {
+        move |point: &Point| fitting(point, |it| point.memory.size(get(it) as f64))
+    };
+    of_memory(add, 3);
+    add("index\nkeys", WIDE, &bytes(|it| it.bytes.index_keys));
+    add("slots,\nbytes", WIDE, &bytes(|it| it.bytes.slots));
+    add("other", WIDE, &bytes(|it| it.bytes.landing + it.bytes.scratch + it.bytes.padding));
+    add("page\ntables", WIDE, &bytes(|it| it.bytes.host_page_tables));
+    add("tables", WIDE, &bytes(|it| it.bytes.tables));
+    add("free", WIDE, &|point| {
+        fitting(point, |planned| {
+            let part = &planned.bytes;
+            let counted = if point.demand.count_tables { part.device() } else { part.data() };
+            point.memory.size(planned.available.saturating_sub(counted) as f64)
+        })
+    });
+    add("whole,\na GPU", 2, &|point| fitting(point, |planned| planned.resident_batch.to_string()));
+    add("most,\na GPU", 2, &|point| fitting(point, |planned| planned.most_batch.to_string()));
+}
+
+/// Sequences of a GPU; of a plan that does not fit those that were too many.
+fn batch(point: &Point) -> String {
+    match &point.planned {
+        Ok(planned) => planned.batch.to_string(),
+        Err(error) => error.number("batch").map_or("-".to_owned(), |batch| batch.to_string()),
+    }
+}
+
+/// A plan's cell; nothing where it does not fit.
+fn fitting(point: &Point, cell: impl Fn(&Planned) -> String) -> String {
+    point.planned.as_ref().map_or(String::new(), cell)
+}
+
+/// A simulated plan's cell.
+fn yielding(point: &Point, cell: impl Fn(&Gain) -> String) -> String {
+    match (&point.planned, &point.gain) {
+        (Ok(_), Some(gain)) => cell(gain),
+        (Ok(_), None) => "-".to_owned(),
+        (Err(_), _) => String::new(),
+    }
+}
+
+fn marks(point: &Point, mixed: bool) -> String {
+    let Ok(planned) = &point.planned else { return String::new() };
+    let mut marks: String = planned.notes.iter().map(|note| format!("[{}]", letter(*note))).collect();
+    if mixed && point.on.as_ref().is_some_and(|on| on.by_roofline) {
+        marks += &format!("[{ROOFLINE}]");
+    }
+    marks
+}

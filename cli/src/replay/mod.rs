@@ -1,0 +1,14 @@
+//! `forebay replay`: traces through pools and caches of several sizes.
+
+pub mod args;
+mod curve;
+mod html;
+pub mod json;
+pub mod requests;
+pub mod result;
+pub mod run;
+mod study;
+pub mod text;
+
+pub use self::args::Arguments;
+pub use self::run::command;

@@ -1,0 +1,92 @@
+//! The arguments that only request traces have.
+
+use std::path::PathBuf;
+
+use forebay::trace::requests::Options;
+use forebay::{Error, Kind, Result};
+
+/// The arguments that only request traces have.
+#[derive(clap::Args)]
+pub struct RequestArguments {
+    /// Request traces: blocks that the prefix cache holds; several, separated by commas [default: 1, 2, 5, 10,
+    /// 20, 50 and 100% of the distinct blocks].
+    #[arg(long, value_name = "BLOCKS", value_delimiter = ',', allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub capacity: Vec<u32>,
+    /// Request traces: requests that only warm the cache, before the measured ones: a number (100) or a share
+    /// of all (0.5).
+    #[arg(long, value_name = "N|SHARE", value_parser = skip, allow_negative_numbers = true)]
+    pub skip: Option<Skip>,
+    /// Mooncake traces: tokens of a block [default: 512].
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..),
+          allow_negative_numbers = true)]
+    pub block_tokens: Option<u32>,
+    /// RAGPulse traces: the side files with the pieces' lengths, separated by commas.
+    #[arg(long, value_name = "FILE", value_delimiter = ',')]
+    pub block_lengths: Vec<PathBuf>,
+    /// Sessions of kv-cache-tester: replay the sub-agents' requests too.
+    #[arg(long)]
+    pub subagents: bool,
+    /// Sessions of kv-cache-tester: replay them one after another, as the file has them, instead of interleaved by
+    /// the times of their requests, all beginning together.
+    #[arg(long)]
+    pub one_after_another: bool,
+}
+
+/// How many requests are not measured.
+#[derive(Clone, Copy)]
+pub enum Skip {
+    Requests(u64),
+    Share(f64),
+}
+
+fn skip(text: &str) -> std::result::Result<Skip, String> {
+    if let Ok(requests) = text.parse() {
+        return Ok(Skip::Requests(requests));
+    }
+    match text.parse() {
+        Ok(share) if (0.0..1.0).contains(&share) => Ok(Skip::Share(share)),
+        _ => Err("neither a number of requests nor a share from 0 to below 1".to_owned()),
+    }
+}
+
+impl RequestArguments {
+    /// Refuses them beside selection traces.
+    pub fn refuse(&self) -> Result<()> {
+        let RequestArguments { capacity, skip, block_tokens, block_lengths, subagents, one_after_another } =
+            self;
+        let given = [
+            ("--capacity", !capacity.is_empty()),
+            ("--skip", skip.is_some()),
+            ("--block-tokens", block_tokens.is_some()),
+            ("--block-lengths", !block_lengths.is_empty()),
+            ("--subagents", *subagents),
+            ("--one-after-another", *one_after_another),
+        ];
+        match given.iter().find(|(_, given)| *given) {
+            None => Ok(()),
+            Some((name, _)) => Err(Error::new(Kind::InvalidConfig, "replay")
+                .at(format!("{name} is for request traces, and the traces are selection traces"))
+                .hint("leave it out, or name a request trace")),
+        }
+    }
+
+    /// The files read beside the traces.
+    pub fn side_files(&self) -> &[PathBuf] {
+        &self.block_lengths
+    }
+
+    /// The capacities named.
+    pub fn named(&self) -> &[u32] {
+        &self.capacity
+    }
+
+    pub fn options(&self) -> Options {
+        Options {
+            block_tokens: self.block_tokens,
+            subagents: self.subagents,
+            piece_lengths: self.block_lengths.clone(),
+            one_after_another: self.one_after_another,
+        }
+    }
+}

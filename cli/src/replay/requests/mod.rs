@@ -1,0 +1,8 @@
+//! `forebay replay` of request traces: hits of a prefix cache by its capacity.
+
+pub mod args;
+pub mod html;
+mod json;
+pub mod result;
+pub mod run;
+mod text;

@@ -1,0 +1,14 @@
+//! `forebay simulate`: what a step takes at an operating point.
+
+pub mod args;
+mod html;
+mod json;
+mod kernels;
+mod lanes;
+pub mod result;
+pub mod run;
+pub mod text;
+pub mod timeline;
+
+pub use self::args::Arguments;
+pub use self::run::command;

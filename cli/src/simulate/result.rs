@@ -1,0 +1,65 @@
+//! What a simulated step is.
+
+use forebay::overlap::Overlap;
+use forebay::predict::plan::Ratio;
+use forebay::predict::provenance::Provenance;
+use forebay::predict::simulate::Outcome;
+use serde::Serialize;
+
+use crate::study::mean_step::Worst;
+
+/// A point of the sweep, simulated.
+pub struct Simulated {
+    /// What it was computed from.
+    pub provenance: Provenance,
+    /// The link, where one was named.
+    pub link: Option<String>,
+    /// Which orders were allowed.
+    pub choice: &'static str,
+    /// The ratio as it was asked for.
+    pub asked: Ratio,
+    /// Whether each micro-batch had a compute stream of its own.
+    pub fill: bool,
+    /// Gigabytes a second beside the step, up and down.
+    pub traffic: [Option<f64>; 2],
+    /// The step; of a replay's steps their mean.
+    pub outcome: Outcome,
+    /// Of a replay's steps the longest.
+    pub worst: Option<Worst>,
+}
+
+impl Simulated {
+    /// The step that is drawn: a mean has no timeline, so of several steps it is the longest.
+    pub fn drawn(&self) -> &Outcome {
+        self.worst.as_ref().map_or(&self.outcome, |worst| &worst.outcome)
+    }
+}
+
+/// Rows that a request misses in a layer, mean over the layers.
+pub fn mean_misses(outcome: &Outcome) -> f64 {
+    outcome.misses.iter().sum::<f64>() / outcome.misses.len().max(1) as f64
+}
+
+/// Exposed time as a share of the step.
+pub fn exposed_share(outcome: &Outcome) -> f64 {
+    if outcome.step_ms > 0.0 { outcome.exposed_ms / outcome.step_ms } else { 0.0 }
+}
+
+/// The layer with most exposed time.
+pub fn worst_layer(outcome: &Outcome) -> u32 {
+    let layers = (0_u32..).zip(&outcome.exposed_us);
+    layers.max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(layer, _)| layer)
+}
+
+/// Layers by order.
+#[derive(Serialize)]
+pub struct Counts {
+    pub none: u32,
+    pub da: u32,
+    pub dba: u32,
+}
+
+pub fn counts(outcome: &Outcome) -> Counts {
+    let count = |order| outcome.overlap.iter().filter(|overlap| **overlap == order).count() as u32;
+    Counts { none: count(Overlap::None), da: count(Overlap::Da), dba: count(Overlap::Dba) }
+}

@@ -1,0 +1,313 @@
+//! `forebay simulate`: what a step takes at an operating point, by the production schedule on a virtual clock.
+//!
+//! Lists make a sweep: one step for each combination. Misses are the setup's, a file's, or counted by replaying a
+//! trace through the production pools at each ratio asked for.
+
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use forebay::overlap::Table;
+use forebay::predict::misses::Misses;
+use forebay::predict::plan::{self, Batch, Demand, Ratio};
+use forebay::predict::setup::Setup;
+use forebay::predict::simulate::{Options, Order, Outcome, Point, Traffic};
+use forebay::{Error, Kind, Result};
+
+use super::args::{Arguments, Choice, Switch};
+use super::result::{self, Simulated};
+use super::{html, json, kernels, lanes, text, timeline};
+use crate::input::file_kind::{self, FileKind};
+use crate::input::machine::accepts;
+use crate::input::sizes::{Size, Unit};
+use crate::present::html::page;
+use crate::present::output::{self, Results};
+use crate::present::progress;
+use crate::study::mean_step::{self, Run};
+
+/// The most points of one sweep.
+const POINTS: usize = 100_000;
+
+/// An error says which point of a sweep it is of.
+fn of_point(error: Error, point: &Point) -> Error {
+    let ratio = if point.ratio.is_finite() { format!("{:.4}", point.ratio) } else { "auto".to_owned() };
+    let Point { context, batch, mtp, .. } = point;
+    let place = format!("{} (context {context}, batch {batch}, mtp {mtp}, ratio {ratio})", error.place());
+    error.at(place)
+}
+
+/// A point that is to be simulated.
+struct Job {
+    point: Point,
+    asked: Ratio,
+    choice: Choice,
+}
+
+impl Arguments {
+    /// Every combination, in the order of the command line.
+    fn jobs(&self, setup: &Setup) -> Result<Vec<Job>> {
+        let mtps = if self.mtp.is_empty() { vec![1] } else { self.mtp.clone() };
+        let accepts = accepts("simulate", &self.accept, &mtps)?;
+        let ratios = if self.ratio.is_empty() { vec![Ratio::Auto] } else { self.ratio.clone() };
+        let cache = self.cache.as_ref().filter(|_| ratios.contains(&Ratio::Auto));
+        check_memory(setup, mtps.iter().copied().max().unwrap_or(1), cache)?;
+        let choices = match (&self.table, &self.overlap[..]) {
+            (Some(_), _) => vec![Choice::Table],
+            (None, []) => vec![Choice::Best],
+            (None, named) => named.to_vec(),
+        };
+        let lists = [self.context.len(), mtps.len(), self.batch.len(), ratios.len(), choices.len()];
+        let points = lists.iter().try_fold(1_usize, |all, list| all.checked_mul(*list));
+        if points.is_none_or(|points| points > POINTS) {
+            return Err(Error::new(Kind::InvalidConfig, "simulate")
+                .at("more combinations than one sweep takes")
+                .with("most", POINTS as u64)
+                .hint("name fewer values"));
+        }
+        let mut jobs = Vec::new();
+        for context in &self.context {
+            for (mtp, accept) in mtps.iter().zip(&accepts) {
+                for batch in &self.batch {
+                    for ratio in &ratios {
+                        let mut point = Point {
+                            context: *context,
+                            batch: *batch,
+                            mtp: *mtp,
+                            accept: *accept,
+                            ratio: 1.0,
+                        };
+                        point.check(setup)?;
+                        let share = self.share(setup, &point, *ratio);
+                        point.ratio =
+                            share.map_err(|error| of_point(error, &Point { ratio: f64::NAN, ..point }))?;
+                        jobs.extend(choices.iter().map(|choice| Job {
+                            point,
+                            asked: *ratio,
+                            choice: *choice,
+                        }));
+                    }
+                }
+            }
+        }
+        Ok(jobs)
+    }
+
+    /// The ratio, or the largest that fits.
+    fn share(&self, setup: &Setup, point: &Point, ratio: Ratio) -> Result<f64> {
+        let Ratio::Auto = ratio else {
+            return match ratio {
+                Ratio::Share(ratio) => Ok(ratio),
+                Ratio::Auto => Ok(1.0),
+            };
+        };
+        let cache = self.cache.as_ref().ok_or_else(|| {
+            Error::new(Kind::InvalidConfig, "simulate")
+                .at("--ratio auto without --cache")
+                .hint("pass --cache SIZE, the memory that index keys and rows may take, or a ratio")
+        })?;
+        let asked = self.two_batch.map(|switch| switch == Switch::On && point.batch >= 2);
+        let two = asked.unwrap_or_else(|| setup.two_batch(point.batch, point.context));
+        let micro_batches = if two { 2 } else { 1 };
+        let demand = Demand {
+            query_rows: point.mtp,
+            micro_batches,
+            batch: Batch::Sequences(point.batch),
+            count_tables: false,
+            ..Demand::new(*setup.shape(), cache.bytes, point.context)
+        };
+        Ok(plan::plan(&demand)?.ratio)
+    }
+
+    fn options(&self, order: Order, misses: Option<Misses>, spans: bool) -> Options {
+        Options {
+            order,
+            two_batch: self.two_batch.map(|switch| switch == Switch::On),
+            fill: self.fill,
+            traffic: Traffic {
+                to_device: self.traffic_up.unwrap_or(0.0) * 1e9,
+                to_host: self.traffic_down.unwrap_or(0.0) * 1e9,
+            },
+            misses,
+            step: 0,
+            spans,
+        }
+    }
+
+    /// Traffic that the link cannot carry would queue without an end.
+    fn check_traffic(&self, setup: &Setup) -> Result<()> {
+        let rates = setup.rates();
+        let both = [
+            ("--traffic-up", self.traffic_up, rates.copy_up),
+            ("--traffic-down", self.traffic_down, rates.copy_down),
+        ];
+        match both.iter().find(|(_, asked, most)| asked.is_some_and(|asked| asked * 1e9 > *most)) {
+            Some((option, _, most)) => Err(Error::new(Kind::InvalidConfig, "simulate")
+                .at(format!("{option}: more than the link's {} GB/s", most / 1e9))
+                .hint("pass what crosses the link beside the step, at most what it carries")),
+            None => Ok(()),
+        }
+    }
+
+    /// Pictures of one step need one step.
+    fn check_single(&self, jobs: usize) -> Result<()> {
+        let targets = [
+            ("--timeline", self.timeline.is_some()),
+            ("--perfetto", self.perfetto.is_some()),
+            ("--write-table", self.write_table.is_some()),
+            ("--layer", self.layer.is_some()),
+        ];
+        match targets.iter().find(|(_, given)| *given) {
+            Some((option, _)) if jobs != 1 => Err(Error::new(Kind::InvalidConfig, "simulate")
+                .at(format!("{option} is of one step, and this is a sweep"))
+                .with("points", jobs as u64)
+                .hint("name one value of each option")),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_targets(&self) -> Result<()> {
+        let mut inputs = self.machine.inputs();
+        inputs.extend(self.table.as_deref().map(|path| ("table", path)));
+        output::check_targets(
+            "simulate",
+            &[
+                ("--json", self.json.as_deref()),
+                ("--html", self.html.as_deref()),
+                ("--timeline", self.timeline.as_deref()),
+                ("--perfetto", self.perfetto.as_deref()),
+                ("--write-table", self.write_table.as_deref()),
+            ],
+            &inputs,
+        )
+    }
+
+    /// The layers that are shown enlarged.
+    fn enlarged(&self, outcome: &Outcome) -> Result<RangeInclusive<u32>> {
+        let layers = outcome.overlap.len() as u32;
+        if let Some(layer) = self.layer.filter(|layer| *layer >= layers) {
+            return Err(Error::new(Kind::OutOfRange, "simulate")
+                .at("--layer")
+                .with("layer", layer)
+                .with("layers", layers));
+        }
+        let middle = self.layer.unwrap_or_else(|| result::worst_layer(outcome));
+        Ok(middle.saturating_sub(1)..=(middle + 1).min(layers.saturating_sub(1)))
+    }
+
+    fn draw<'a>(&'a self, simulated: &Simulated, results: &mut Results<'a>) -> Result<()> {
+        let outcome = simulated.drawn();
+        let lanes = lanes::lanes(&outcome.spans);
+        let title = text::title(simulated);
+        if let Some(path) = &self.write_table {
+            let table = Table { version: 1, by_layer: outcome.overlap.clone() };
+            results.write(path, table.to_text());
+        }
+        if let Some(path) = &self.perfetto {
+            results.write(path, lanes::perfetto(&lanes, &title)?);
+        }
+        if let Some(path) = &self.timeline {
+            let layers = self.enlarged(outcome)?;
+            let line = text::line(outcome);
+            let source = simulated.provenance.sentence();
+            let caption = timeline::Caption { title: &title, line: &line, source: &source, layers };
+            results.write(path, timeline::picture(&lanes, &caption, page::STYLE));
+        }
+        Ok(())
+    }
+}
+
+/// Whether the model's published weights leave the cache its memory, in steps of `query_rows`. On GPUs that the setup's
+/// costs are not of nobody has looked before.
+fn check_memory(setup: &Setup, query_rows: u32, cache: Option<&Size>) -> Result<()> {
+    let (served, memory) = (setup.served(), setup.file().gpu.memory_gib * f64::from(1 << 30));
+    let Some(weights) = setup.weights(query_rows)?.filter(|_| served.extrapolated) else { return Ok(()) };
+    if weights as f64 + cache.map_or(0.0, |cache| cache.bytes as f64) <= memory {
+        return Ok(());
+    }
+    let unit = cache.map_or(Unit::Binary, Size::unit);
+    let (weights, memory) = (unit.size(weights as f64), unit.size(memory));
+    let and = cache.map_or(String::new(), |cache| format!("--cache {cache} and "));
+    Err(Error::new(Kind::OutOfRange, "price GPUs")
+        .at(format!("{and}{weights} of weights on each of {} GPUs are more than its {memory}", served.gpus))
+        .hint(if cache.is_some() { "name a smaller cache, or more GPUs" } else { "name more GPUs" }))
+}
+
+fn read_table(path: &Path) -> Result<Table> {
+    file_kind::expect("load overlap table", path, &[FileKind::OverlapTable], "an overlap table")?;
+    Table::from_text(&output::read_text(path)?).map_err(|error| output::within(error, path))
+}
+
+/// What was simulated, and what is to be known about it.
+struct Sweep {
+    all: Vec<Simulated>,
+    note: Option<String>,
+}
+
+/// Simulates every point on every link.
+fn sweep(arguments: &Arguments) -> Result<Sweep> {
+    let mut simulators = arguments.machine.on_gpus(arguments.gpus)?;
+    let setup = simulators.first().map(|linked| linked.simulator.setup().clone());
+    let Some(setup) = setup else { return Ok(Sweep { all: Vec::new(), note: None }) };
+    let jobs = arguments.jobs(&setup)?;
+    let points = jobs.len() * simulators.len();
+    arguments.check_single(points)?;
+    let mut source = arguments.machine.source(&setup)?;
+    let table = arguments.table.as_deref().map(read_table).transpose()?;
+    let page = arguments.html.is_some() && points == 1;
+    let spans = arguments.timeline.is_some() || arguments.perfetto.is_some() || page;
+    let bar = progress::bar("simulate", points as u64);
+    let mut all = Vec::with_capacity(points);
+    for linked in &mut simulators {
+        arguments.check_traffic(linked.simulator.setup())?;
+        let provenance = source.provenance(linked.simulator.setup());
+        for Job { point, asked, choice } in &jobs {
+            let misses = source.at(&setup, point.ratio, point.mtp)?;
+            let options = arguments.options(choice.order(table.as_ref()), misses, spans);
+            let run = mean_step::run(&mut linked.simulator, point, options);
+            let Run { outcome, worst } = run.map_err(|error| of_point(error, point))?;
+            all.push(Simulated {
+                provenance: provenance.clone(),
+                link: linked.link.clone(),
+                choice: choice.name(),
+                asked: *asked,
+                fill: arguments.fill,
+                traffic: [arguments.traffic_up, arguments.traffic_down],
+                outcome,
+                worst,
+            });
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    let note = source.note(&setup, arguments.context.iter().copied());
+    Ok(Sweep { all, note })
+}
+
+/// `forebay simulate`.
+///
+/// # Errors
+/// Those of reading setup, misses and trace, of a point that the setup does not reach, and of writing the result.
+pub fn command(arguments: &Arguments) -> Result<()> {
+    arguments.check_targets()?;
+    if arguments.kernels {
+        return kernels::command(&arguments.assume, arguments.json.as_deref(), arguments.look.look());
+    }
+    let Sweep { all, note } = sweep(arguments)?;
+    let mut results = Results::default();
+    if let [one] = &all[..] {
+        arguments.draw(one, &mut results)?;
+    }
+    if let Some(path) = &arguments.json {
+        results.write(path, json::text(&all, note.as_deref())?);
+    }
+    if let Some(path) = &arguments.html {
+        let layers = match &all[..] {
+            [one] => arguments.enlarged(one.drawn())?,
+            _ => 0..=0,
+        };
+        results.write(path, html::simulated(&all, note.as_deref(), layers));
+    } else if !results.take_stdout() {
+        let look = arguments.look.look();
+        results.print(look.wrap(&text::report(&all, note.as_deref(), look)));
+    }
+    results.deliver()
+}

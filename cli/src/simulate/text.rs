@@ -1,0 +1,158 @@
+//! Simulated steps for people and as JSON. `docs/json.md` describes the entries.
+
+use forebay::predict::simulate::{Bound, Outcome};
+
+use super::result::{Counts, Simulated, counts, exposed_share, mean_misses};
+use crate::present::numbers::{counted, number, ratio, tokens};
+use crate::present::provenance;
+use crate::present::terminal::{Look, Spare, align_right};
+use crate::study::mean_step::Worst;
+
+/// What else was asked for: streams of their own, traffic.
+pub fn beside(simulated: &Simulated) -> String {
+    let mut words = String::new();
+    if simulated.fill {
+        words += ", waits filled";
+    }
+    for (rate, way) in simulated.traffic.iter().zip(["up", "down"]) {
+        words += &rate.map_or(String::new(), |rate| format!(", traffic {way} {rate} GB/s"));
+    }
+    words
+}
+
+/// What was simulated, in one line.
+pub fn title(simulated: &Simulated) -> String {
+    let point = &simulated.outcome.point;
+    let link = simulated.link.as_ref().map_or(String::new(), |link| format!(" on {link}"));
+    let step = |worst: &Worst| format!(", step {}: the longest of {}", worst.step, worst.steps);
+    let gpus = match simulated.provenance.deployment {
+        of if of.extrapolated => format!(" on {} GPUs, extrapolated", of.gpus),
+        _ => String::new(),
+    };
+    format!(
+        "{}{gpus}{link}: {} tokens, batch {}, {}, ratio {}, order {}{}{}",
+        simulated.provenance.setup,
+        tokens(point.context),
+        point.batch,
+        counted(point.mtp, "query row"),
+        ratio(point.ratio),
+        simulated.choice,
+        beside(simulated),
+        simulated.worst.as_ref().map_or(String::new(), step),
+    )
+}
+
+/// What came out, in one line.
+pub fn line(outcome: &Outcome) -> String {
+    let Counts { none, da, dba } = counts(outcome);
+    format!(
+        "A step of {} ms, {} ms of it exposed ({:.1}%); {} tokens/s of 8 GPUs; layers by order: none {none}, \
+         da {da}, dba {dba}",
+        number(outcome.step_ms),
+        number(outcome.exposed_ms),
+        100.0 * exposed_share(outcome),
+        number(outcome.throughput),
+    )
+}
+
+/// The whole report.
+pub fn report(all: &[Simulated], note: Option<&str>, look: Look) -> String {
+    let mut out = String::new();
+    if !all.is_empty() {
+        let provenances = || all.iter().map(|simulated| &simulated.provenance);
+        out += &provenance::header(provenances());
+        out += &note.map_or(String::new(), |note| format!("{note}\n"));
+        if let Some(worst) = all.iter().find_map(|simulated| simulated.worst.as_ref()) {
+            out += &format!(
+                "Misses by step: the mean of {}, all in one order by layer.\n",
+                counted(worst.steps, "step")
+            );
+        }
+        out += "\n";
+    }
+    out += &steps(all, look);
+    out += "\n";
+    out += &host(all);
+    out += "\n\nRatio: slots of a sequence and layer as a share of its context at its end. Misses: rows that a \
+            sequence fetches a layer, mean. Exposed: what the step takes beyond the same step without misses. \
+            Tokens/s: of 8 GPUs. OTPS: output tokens a second of one sequence. Layers: how many run in each order.\n";
+    out + &provenance::footer(all.iter().map(|simulated| &simulated.provenance))
+}
+
+/// What the host takes, and which steps wait for it.
+fn host(all: &[Simulated]) -> String {
+    let most = |of: fn(&Outcome) -> f64| all.iter().map(|one| of(&one.outcome)).fold(0.0, f64::max) / 1e3;
+    let (captured, uncaptured) = (most(|one| one.host.captured_us), most(|one| one.host.uncaptured_us));
+    let mut out = format!(
+        "\nHost: forebay's calls take one core up to {} ms a step with its layers captured, {} ms without, beside an \
+         engine's own launches.",
+        number(captured),
+        number(uncaptured)
+    );
+    for (bound, when) in [(Bound::Host, "captured or not"), (Bound::HostUnlessCaptured, "unless captured")] {
+        let waits = |one: &&Simulated| one.outcome.host.bound(one.outcome.step_ms) == bound;
+        if let Some(one) = all.iter().find(waits) {
+            let steps = counted(all.iter().filter(waits).count() as u32, "step");
+            let first = format!("{} ms, batch {}", number(one.outcome.step_ms), one.outcome.point.batch);
+            out += &format!(" Bound by the host {when}: {steps}, the first of {first}.");
+        }
+    }
+    if all.iter().all(|one| one.outcome.host.bound(one.outcome.step_ms) == Bound::Device) {
+        out += " No step waits for it.";
+    }
+    out + "\n"
+}
+
+fn steps(all: &[Simulated], look: Look) -> String {
+    let links = all.iter().any(|simulated| simulated.link.is_some());
+    let orders = all.iter().any(|simulated| simulated.choice != "best");
+    let several = all.iter().any(|simulated| simulated.worst.is_some());
+    let mut head = Vec::new();
+    head.extend(links.then_some("link"));
+    head.extend(orders.then_some("order"));
+    head.extend([
+        "context",
+        "mtp",
+        "accept",
+        "batch",
+        "ratio",
+        "misses",
+        "step\nms",
+        "exposed\nms",
+        "share",
+        "tokens/s",
+        "OTPS",
+        "layers\nnone/da/dba",
+    ]);
+    head.extend(several.then_some("longest\nstep ms"));
+    let mut table = look.table();
+    table.set_header(head);
+    for simulated in all {
+        let outcome = &simulated.outcome;
+        let (point, Counts { none, da, dba }) = (&outcome.point, counts(outcome));
+        let mut row = Vec::new();
+        row.extend(links.then(|| simulated.link.clone().unwrap_or_default()));
+        row.extend(orders.then(|| simulated.choice.to_owned()));
+        row.extend([
+            tokens(point.context),
+            point.mtp.to_string(),
+            point.accept.to_string(),
+            point.batch.to_string(),
+            ratio(point.ratio),
+            number(mean_misses(outcome)),
+            number(outcome.step_ms),
+            number(outcome.exposed_ms),
+            format!("{:.1}%", 100.0 * exposed_share(outcome)),
+            format!("{:.0}", outcome.throughput),
+            number(outcome.otps),
+            format!("{none}/{da}/{dba}"),
+        ]);
+        let longest = || simulated.worst.as_ref().map_or(outcome.step_ms, |worst| worst.outcome.step_ms);
+        row.extend(several.then(|| number(longest())));
+        table.add_row(row);
+    }
+    let names = usize::from(links) + usize::from(orders);
+    align_right(&mut table, |column| column >= names);
+    // The context, query rows, acceptance, batch and ratio tell lines apart, too.
+    look.fit(table, &Spare { columns: &["share", "layers", "misses", "OTPS"], keys: names + 5, text: None })
+}

@@ -1,0 +1,12 @@
+//! What several commands compute with: a trace through pools or through one order, at one size or at all, and the means
+//! of a replay's steps.
+
+pub mod curve;
+pub mod lru_stack;
+pub mod mean_step;
+pub mod pools;
+pub mod prefetch;
+pub mod reserve;
+pub mod s3fifo_queues;
+pub mod split;
+pub mod threads;
