@@ -16,13 +16,14 @@ mod blocks;
 mod clock;
 #[path = "support/libcachesim.rs"]
 mod libcachesim;
-#[path = "../cli/src/queues.rs"]
-mod queues;
 #[path = "support/race.rs"]
 mod race;
-#[path = "../cli/src/room.rs"]
-#[expect(dead_code, reason = "no table of blocks grows")]
-mod room;
+#[path = "../cli/src/study"]
+mod study {
+    #[expect(dead_code, reason = "no table of blocks grows")]
+    pub mod reserve;
+    pub mod s3fifo_queues;
+}
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

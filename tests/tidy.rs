@@ -10,6 +10,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+#[path = "tidy/circles.rs"]
+mod circles;
 #[path = "tidy/layout.rs"]
 mod layout;
 #[path = "tidy/pages.rs"]
@@ -101,6 +103,11 @@ fn the_tree_is_read() {
 #[test]
 fn rooms_use_rooms_above_them_only() {
     over_tree(layout::directions);
+}
+
+#[test]
+fn files_of_a_member_import_each_other_in_no_circle() {
+    report(&circles::circles(&tree(), circles::STANDING));
 }
 
 #[test]

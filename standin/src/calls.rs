@@ -3,8 +3,6 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use crate::function;
-
 /// What `cuMemCreate` makes: pinned memory of one device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +41,18 @@ pub struct Access {
 
 /// A host function of a stream.
 pub type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+/// The address of a symbol, as a function of whatever type the field has.
+///
+/// # Safety
+/// `handle` is open, and the symbol is a function of type `F`.
+pub(crate) unsafe fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    // SAFETY: the handle is open, the name ends in a zero byte.
+    let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
+    // SAFETY: a function of type F, of the size of a pointer, and not null.
+    (!address.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&address) })
+}
 
 /// A name that ends in a zero byte.
 fn symbol(name: &'static str) -> Option<&'static CStr> {

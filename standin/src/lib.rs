@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use calls::function;
 pub use calls::{Access, Calls, HostFunction, Location, MemoryProperties};
 pub use driver::{Driver, Held};
 pub use given::{Given, Hold};
@@ -174,18 +175,6 @@ struct Control {
     held_resources: unsafe extern "C" fn(*mut Resources),
     read: unsafe extern "C" fn(u64, *mut c_void, u64) -> c_int,
     write: unsafe extern "C" fn(u64, *const c_void, u64) -> c_int,
-}
-
-/// The address of a symbol, as a function of whatever type the field has.
-///
-/// # Safety
-/// `handle` is open, and the symbol is a function of type `F`.
-unsafe fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: the handle is open, the name ends in a zero byte.
-    let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
-    // SAFETY: a function of type F, of the size of a pointer, and not null.
-    (!address.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&address) })
 }
 
 impl Control {

@@ -100,7 +100,7 @@ pub fn directions(file: &str, text: &str) -> Vec<Fault> {
     if LEAVES.contains(&room) && file != format!("src/{room}.rs") {
         faults.push(fault(file, 1, format!("`{room}` is a room of one file")));
     }
-    for Path { names, line } in paths(file, &split(text).code) {
+    for Path { names, line, .. } in paths(file, &split(text).code) {
         let [root, name, ..] = names.as_slice() else {
             continue;
         };

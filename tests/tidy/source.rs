@@ -166,6 +166,42 @@ pub struct Path {
     pub names: Vec<String>,
     /// Its line, from 1.
     pub line: usize,
+    /// What a `use` of it is called by: its last name, or the one behind `as`.
+    pub bound: String,
+}
+
+/// The module that a token stands in: the file's, or one that is written out in it.
+struct Inside {
+    modules: Vec<String>,
+    depth: usize,
+    inner: Vec<usize>,
+}
+
+impl Inside {
+    fn of(modules: Vec<String>) -> Inside {
+        Inside { modules, depth: 0, inner: Vec::new() }
+    }
+
+    /// Steps over the token at `i`.
+    fn step(&mut self, tokens: &[Token], i: usize) {
+        match tokens[i].text.as_str() {
+            "{" => {
+                self.depth += 1;
+                if i >= 2 && tokens[i - 2].text == "mod" {
+                    self.modules.push(tokens[i - 1].text.clone());
+                    self.inner.push(self.depth);
+                }
+            }
+            "}" => {
+                if self.inner.last() == Some(&self.depth) {
+                    self.inner.pop();
+                    self.modules.pop();
+                }
+                self.depth = self.depth.saturating_sub(1);
+            }
+            _ => {}
+        }
+    }
 }
 
 /// Every path of a file under `src/` that starts with `crate`, `self`, `super`, `std`, `core`, `loom` or
@@ -173,35 +209,87 @@ pub struct Path {
 pub fn paths(file: &str, code: &str) -> Vec<Path> {
     let tokens = tokens(code);
     let mut found = Vec::new();
-    let mut modules = module_of(file);
-    let mut depth = 0_usize;
-    let mut inner: Vec<usize> = Vec::new();
+    let mut inside = Inside::of(module_of(file));
     let text = |i: usize| tokens.get(i).map_or("", |t| t.text.as_str());
     for i in 0..tokens.len() {
-        match text(i) {
-            "{" => {
-                depth += 1;
-                if i >= 2 && text(i - 2) == "mod" {
-                    modules.push(text(i - 1).to_owned());
-                    inner.push(depth);
-                }
-            }
-            "}" => {
-                if inner.last() == Some(&depth) {
-                    inner.pop();
-                    modules.pop();
-                }
-                depth = depth.saturating_sub(1);
-            }
-            "crate" | "self" | "super" | "std" | "core" | "loom" | "parking_lot"
-                if text(i + 1) == "::" && (i == 0 || text(i - 1) != "::") =>
-            {
-                follow(&tokens, i, &modules, Vec::new(), &mut found);
-            }
-            _ => {}
+        inside.step(&tokens, i);
+        let root = ["crate", "self", "super", "std", "core", "loom", "parking_lot"].contains(&text(i));
+        if root && text(i + 1) == "::" && (i == 0 || text(i - 1) != "::") {
+            follow(&tokens, i, &inside.modules, Vec::new(), &mut found);
         }
     }
     found
+}
+
+/// Where a name stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Site {
+    /// In a `use`.
+    Use,
+    /// In a `pub use`, of whatever reach.
+    Passed,
+    /// Anywhere else.
+    Code,
+}
+
+/// A name as it is written, made absolute where it begins with `crate`, `self` or `super`.
+#[derive(Debug)]
+pub struct Name {
+    /// Its parts.
+    pub path: Vec<String>,
+    /// What a `use` of it is called by.
+    pub bound: String,
+    /// Its line, from 1.
+    pub line: usize,
+    /// Where it stands.
+    pub site: Site,
+    /// Whether it stands in a module that is written out in the file.
+    pub inside: bool,
+}
+
+/// Every name in the code of the file that holds `module`: those that a `use` brings, with groups taken apart, and in
+/// other code every path, and every word that looks like a function's or a type's.
+pub fn names(module: &[String], code: &str) -> Vec<Name> {
+    let tokens = tokens(code);
+    let text = |i: usize| tokens.get(i).map_or("", |t| t.text.as_str());
+    let mut inside = Inside::of([&["crate".to_owned()], module].concat());
+    let (mut found, mut end) = (Vec::new(), 0);
+    for i in 0..tokens.len() {
+        inside.step(&tokens, i);
+        let before = if i == 0 { "" } else { text(i - 1) };
+        let begins = text(i).starts_with(|c: char| c.is_alphabetic() || c == '_');
+        if i < end || !begins || ["::", ".", "'", "mod", "fn"].contains(&before) {
+            continue;
+        }
+        let (first, site) = match (text(i), before) {
+            ("use", "pub" | ")") => (i + 1, Site::Passed),
+            ("use", _) => (i + 1, Site::Use),
+            _ => (i, Site::Code),
+        };
+        if site == Site::Code && text(i + 1) != "::" && !is_used(text(i), before, text(i + 1)) {
+            continue;
+        }
+        let mut paths = Vec::new();
+        let last = follow(&tokens, first, &inside.modules, Vec::new(), &mut paths);
+        // A cast's `as` brings no name: what follows it is read as well.
+        end = if site == Site::Code { i } else { last };
+        let name = |Path { names: path, line, bound }| Name {
+            path,
+            bound,
+            line,
+            site,
+            inside: !inside.inner.is_empty(),
+        };
+        found.extend(paths.into_iter().map(name));
+    }
+    found
+}
+
+/// Whether a word by itself names something by its look: a function that is called, or a type; not a variable, and no
+/// variant or field of a list.
+fn is_used(word: &str, before: &str, after: &str) -> bool {
+    let listed = [",", "{", "}", "]"].contains(&before) && [",", "}", "="].contains(&after);
+    after == "(" || word.starts_with(char::is_uppercase) && !listed
 }
 
 /// Follows the path at token `i`, with `prefix` before it; answers the token after it.
@@ -214,6 +302,7 @@ fn follow(
 ) -> usize {
     let mut names = prefix;
     let mut line = tokens.get(i).map_or(0, |t| t.line);
+    let mut bound = None;
     while let Some(token) = tokens.get(i) {
         match token.text.as_str() {
             "{" => {
@@ -242,14 +331,16 @@ fn follow(
         match tokens.get(i).map(|t| t.text.as_str()) {
             Some("::") => i += 1,
             Some("as") => {
+                bound = tokens.get(i + 1).map(|t| t.text.clone());
                 i += 2;
                 break;
             }
             _ => break,
         }
     }
-    if !names.is_empty() {
-        found.push(Path { names, line });
+    if let Some(last) = names.last() {
+        let bound = bound.unwrap_or_else(|| last.clone());
+        found.push(Path { names, line, bound });
     }
     i
 }

@@ -2,8 +2,8 @@
 //!
 //! A figure is the time that a stream takes for one of the device's own calls, set beside the least time that this
 //! machine allows for it, measured in the same run ([`Ceilings`]). Each is of steps that differ: other rows, other
-//! lanes, nothing reset in between. The same steps are made by the rule on the host ([`oracle`]), and what differs in
-//! a slot, a row or a digest is an error and no figure.
+//! lanes, nothing reset in between. The same steps are made by the rule on the host ([`super::oracle`]), and what
+//! differs in a slot, a row or a digest is an error and no figure.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! What several commands take from a command line and its files: sizes, devices, kinds of files, traces, misses, and how
-//! much memory all that may hold.
+//! What several commands take from a command line and its files: sizes, devices, kinds of files, traces, misses, and
+//! how much memory all that may hold.
 
 pub mod allowance;
 pub mod device;

@@ -4,8 +4,9 @@
 //! enqueued. What is resident does not depend on the size of a row, so rows are as small as they may be, four bytes,
 //! and the total pool is a little address space that nothing touches. Everything else is what an engine runs.
 //!
-//! **Memory** grows with the trace, whatever context it declares: `crate::input::selection_trace` leaves out the positions that no
-//! set names where there are more of them than the trace has members. [`needs`] says what a replay will hold.
+//! **Memory** grows with the trace, whatever context it declares: `crate::input::selection_trace` leaves out the
+//! positions that no set names where there are more of them than the trace has members. [`needs`] says what a replay
+//! will hold.
 //!
 //! The trace is not copied as a whole. In host memory that the device reads stand the selections of one step, and
 //! all the warm steps asked for, because a warm-up reads them together.

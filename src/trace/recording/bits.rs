@@ -1,8 +1,7 @@
 //! Two sets of positions as bits: what differs between them comes out ascending, and nothing is sorted.
 
 use super::super::header::CONTEXT_MAX;
-use super::writer::room;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 
 /// Positions of a word.
 const WORD: u32 = u64::BITS;
@@ -81,4 +80,15 @@ fn ones(mut word: u64, mut each: impl FnMut(u32)) {
         each(word.trailing_zeros());
         word &= word - 1;
     }
+}
+
+pub(super) fn no_memory() -> Error {
+    Error::new(Kind::OutOfMemory, "record").at("the buffers").hint("record smaller groups, or free memory")
+}
+
+/// An empty list with room for `most`.
+pub(super) fn room<T>(most: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(most).map_err(|_| no_memory().with("wanted", most as u64))?;
+    Ok(list)
 }

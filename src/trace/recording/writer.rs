@@ -7,7 +7,7 @@ use zstd::zstd_safe::{CParameter, compress_bound};
 
 use super::super::header::{CONTEXT_MAX, Header, MEMBERS_MAX};
 use super::super::writer::gaps;
-use super::bits::Bits;
+use super::bits::{Bits, no_memory, room};
 use super::{Frames, RECORDING, Recording, mark};
 use crate::error::{Error, Kind, Result};
 use crate::os::{Appender, Faults, NoFaults};
@@ -327,17 +327,6 @@ impl Drop for TraceWriter {
         // There is nobody to tell, and the file is good as it stands.
         let _ = self.flush();
     }
-}
-
-fn no_memory() -> Error {
-    Error::new(Kind::OutOfMemory, "record").at("the buffers").hint("record smaller groups, or free memory")
-}
-
-/// An empty list with room for `most`.
-pub(super) fn room<T>(most: usize) -> Result<Vec<T>> {
-    let mut list = Vec::new();
-    list.try_reserve_exact(most).map_err(|_| no_memory().with("wanted", most as u64))?;
-    Ok(list)
 }
 
 #[cfg(test)]

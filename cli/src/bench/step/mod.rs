@@ -24,8 +24,9 @@
 //! runs the steps, they are enqueued call by call on threads: it has no graphs.
 //!
 //! # Where things are
-//! [`point`]: operating points; [`selections`]: selections and the rule; [`engine`]: the engine; [`machine`]: a step, timed
-//! and compared; [`interference`]: work beside a gather; [`predicted`]: the simulator; [`figures`]: figures.
+//! [`point`]: operating points; [`selections`]: selections and the rule; [`engine`]: the engine; [`machine`]: a step,
+//! timed and compared; [`interference`]: work beside a gather; [`predicted`]: the simulator; [`measured`]: what was
+//! measured; [`figures`]: figures.
 
 mod engine;
 mod figures;

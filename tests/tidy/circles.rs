@@ -1,0 +1,352 @@
+//! The rule that files of a member do not import each other in a circle: whoever reads one of them can begin with what
+//! it imports, and a part can leave the house without the rest.
+//!
+//! **What counts.** File A imports file B where A names an item that B defines: in a `use`, or by a path in its code.
+//! A name is followed to the file that defines it, through every `use` and `pub use` that passes it on. So a parent
+//! that declares `mod b;` and publishes `pub use b::Item` imports nothing by that, and a sibling that takes `Item`
+//! from the parent imports `b`; a child that takes an item of the parent's own from a parent that uses the child
+//! stands in a circle with it. To name a module imports nothing: what is named in it does.
+//!
+//! **What does not.** Code that only tests compile: a test may use whatever it likes, and nobody imports it. Methods
+//! that are called without a name of their type's, which no text shows. Names that a macro puts together. A name that a
+//! parent publishes counts as used by the parent itself where a function of that name is called, or a type stands.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::source::{Name, Site, names, split, test_lines};
+use crate::{Fault, fault};
+
+/// The sources of the members, each a crate of its own.
+const MEMBERS: [&str; 5] = ["src/", "cli/src/", "ffi/src/", "standin/src/", "cudarc/src/"];
+
+/// Circles that stand, each with all of its files. A new one is refused, and so is one that has grown; one that is
+/// smaller or open is to be listed as it is.
+pub const STANDING: &[&[&str]] = &[
+    // A record holds what admission and sharing have for a sequence, and both work on the cache that has the records.
+    &[
+        "src/cache/mod.rs",
+        "src/cache/admit.rs",
+        "src/cache/footprint.rs",
+        "src/cache/record.rs",
+        "src/cache/share.rs",
+    ],
+    // The contract and its operations: each is made of the other's types.
+    &["src/device/mod.rs", "src/device/op.rs"],
+    // Costs hold those of kernels, which are priced by a device's.
+    &["src/device/clock/costs.rs", "src/device/clock/kernels.rs"],
+    // The device, and parts of it that name themselves by its name or take its options.
+    &[
+        "src/device/cuda/mod.rs",
+        "src/device/cuda/driver.rs",
+        "src/device/cuda/graph.rs",
+        "src/device/cuda/hosted.rs",
+        "src/device/cuda/memory.rs",
+        "src/device/cuda/module.rs",
+        "src/device/cuda/pools.rs",
+        "src/device/cuda/probe.rs",
+        "src/device/cuda/registration.rs",
+        "src/device/cuda/stream.rs",
+    ],
+    &["src/device/host/mod.rs", "src/device/host/probe.rs"],
+    &[
+        "src/device/host/lists.rs",
+        "src/device/host/marks.rs",
+        "src/device/host/pages.rs",
+        "src/device/host/pools.rs",
+    ],
+    // Injected faults change what memory is said to be free, and reading it asks them.
+    &["src/os/mod.rs", "src/os/machine.rs", "src/os/memory.rs"],
+    // A setup holds its provenance and its roofline, which are made of setups.
+    &["src/predict/provenance.rs", "src/predict/roofline.rs", "src/predict/setup.rs"],
+    &[
+        "src/predict/simulate/mod.rs",
+        "src/predict/simulate/engine.rs",
+        "src/predict/simulate/host.rs",
+        "src/predict/simulate/price.rs",
+        "src/predict/simulate/world.rs",
+    ],
+    // The tables and what a resolve on them holds.
+    &[
+        "src/residency/resolve.rs",
+        "src/residency/scan.rs",
+        "src/residency/tables.rs",
+        "src/residency/victims.rs",
+    ],
+    // A step, what is enqueued of it, and the ring of steps.
+    &["src/step/mod.rs", "src/step/enqueued.rs", "src/step/layer.rs", "src/step/ring.rs"],
+    // A reader that meets the other kind of trace names it.
+    &[
+        "src/trace/recording/reader.rs",
+        "src/trace/requests/mod.rs",
+        "src/trace/requests/azure.rs",
+        "src/trace/requests/input.rs",
+        "src/trace/requests/interleave.rs",
+        "src/trace/requests/intern.rs",
+        "src/trace/requests/parse.rs",
+        "src/trace/selection.rs",
+        "src/trace/unknown.rs",
+    ],
+    // The header lists what these files export in the order of the files.
+    &["ffi/src/cache.rs", "ffi/src/step.rs"],
+    &["ffi/src/cast.rs", "ffi/src/handle.rs", "ffi/src/status.rs"],
+];
+
+/// A module's name from its crate's root on, without `crate`.
+type Module = Vec<String>;
+
+/// A file of a member.
+struct File<'a> {
+    name: &'a str,
+    module: Module,
+    /// What it names outside tests.
+    names: Vec<Name>,
+    /// What a name means that a `use` brings, or a `mod`: its path from the crate's root on; none in another crate.
+    known: BTreeMap<String, Option<Module>>,
+}
+
+/// The member that a file belongs to, and its module there.
+fn place(file: &str) -> Option<(&'static str, Module)> {
+    let member = MEMBERS.into_iter().find(|member| file.starts_with(member))?;
+    let inside = file.strip_prefix(member)?.strip_suffix(".rs")?;
+    let names = inside.split('/').filter(|name| !matches!(*name, "mod" | "lib" | "main"));
+    Some((member, names.map(str::to_owned).collect()))
+}
+
+/// Reads a file. `modules` are all of its member.
+fn read<'a>(name: &'a str, text: &str, module: Module, modules: &BTreeSet<Module>) -> File<'a> {
+    let code = split(text).code;
+    let tests = test_lines(&code);
+    let mut names = names(&module, &code);
+    names.retain(|name| !tests.get(name.line - 1).copied().unwrap_or(false));
+    // A word alone may be anything, but for a name that the file passes on and uses itself.
+    let passed = |name: &&Name| name.site == Site::Passed;
+    let passed: BTreeSet<String> = names.iter().filter(passed).map(|name| name.bound.clone()).collect();
+    names.retain(|name| name.site != Site::Code || name.path.len() > 1 || passed.contains(&name.bound));
+    let mut known = BTreeMap::new();
+    for child in modules.iter().filter(|it| it.len() == module.len() + 1 && it.starts_with(&module)) {
+        known.extend(child.last().map(|last| (last.clone(), Some(child.clone()))));
+    }
+    for used in names.iter().filter(|name| name.site != Site::Code && !name.inside) {
+        let path = absolute(used, &known);
+        known.insert(used.bound.clone(), path);
+    }
+    File { name, module, names, known }
+}
+
+/// A name's path from the crate's root on; none where it leads out of the crate, or stands for itself.
+fn absolute(name: &Name, known: &BTreeMap<String, Option<Module>>) -> Option<Module> {
+    let (first, rest) = name.path.split_first()?;
+    if first == "crate" {
+        return Some(rest.to_vec());
+    }
+    Some([known.get(first)?.as_deref()?, rest].concat())
+}
+
+/// The module of the file that defines what `path` leads to; none of a module, and of what other crates define.
+fn owner(path: &[String], files: &BTreeMap<Module, File<'_>>) -> Option<Module> {
+    let mut path = path.to_vec();
+    // No chain of `use` is longer; one that turns back ends here.
+    for _ in 0..16 {
+        let depth = (0..=path.len()).rev().find(|depth| files.contains_key(&path[..*depth]))?;
+        let file = files.get(&path[..depth])?;
+        match file.known.get(path.get(depth)?) {
+            Some(None) => return None,
+            Some(Some(from)) if *from != path[..=depth] => path = [from, &path[depth + 1..]].concat(),
+            _ => return Some(file.module.clone()),
+        }
+    }
+    None
+}
+
+/// The files that `file` imports, each with the first line that does.
+fn imports(file: &File<'_>, files: &BTreeMap<Module, File<'_>>) -> BTreeMap<Module, usize> {
+    let mut found = BTreeMap::new();
+    for name in file.names.iter().filter(|name| name.site != Site::Passed) {
+        let target = absolute(name, &file.known).and_then(|path| owner(&path, files));
+        if let Some(target) = target.filter(|target| *target != file.module) {
+            found.entry(target).or_insert(name.line);
+        }
+    }
+    found
+}
+
+/// The shortest way of imports from a file back to itself: the files on it, each with the line that imports the next.
+fn way_round(
+    start: &Module,
+    edges: &BTreeMap<Module, BTreeMap<Module, usize>>,
+) -> Option<Vec<(Module, usize)>> {
+    let mut ways: VecDeque<Vec<(Module, usize)>> = VecDeque::from([vec![(start.clone(), 0)]]);
+    let mut seen = BTreeSet::new();
+    while let Some(way) = ways.pop_front() {
+        let (last, before) = way.split_last()?;
+        for (next, line) in edges.get(&last.0).into_iter().flatten() {
+            let mut longer = before.to_vec();
+            longer.push((last.0.clone(), *line));
+            if next == start {
+                return Some(longer);
+            }
+            if seen.insert(next.clone()) {
+                longer.push((next.clone(), 0));
+                ways.push_back(longer);
+            }
+        }
+    }
+    None
+}
+
+/// All that can be reached from a file.
+fn reached(start: &Module, edges: &BTreeMap<Module, BTreeMap<Module, usize>>) -> BTreeSet<Module> {
+    let (mut all, mut open) = (BTreeSet::new(), vec![start]);
+    while let Some(file) = open.pop() {
+        for next in edges.get(file).into_iter().flat_map(|it| it.keys()) {
+            if all.insert(next.clone()) {
+                open.push(next);
+            }
+        }
+    }
+    all
+}
+
+/// Circles among the files of each member that are not `standing`, and those of `standing` that are not there.
+pub fn circles(tree: &[(String, String)], standing: &[&[&str]]) -> Vec<Fault> {
+    let (mut faults, mut found) = (Vec::new(), BTreeSet::new());
+    for member in MEMBERS {
+        let own =
+            || tree.iter().filter_map(|file| Some((file, place(&file.0).filter(|it| it.0 == member)?.1)));
+        let modules: BTreeSet<Module> = own().map(|(_, module)| module).collect();
+        let files: BTreeMap<Module, File<'_>> = own()
+            .map(|((name, text), module)| (module.clone(), read(name, text, module, &modules)))
+            .collect();
+        let edges = files.iter().map(|(module, file)| (module.clone(), imports(file, &files))).collect();
+        let reach: BTreeMap<&Module, BTreeSet<Module>> =
+            files.keys().map(|module| (module, reached(module, &edges))).collect();
+        for (module, file) in &files {
+            let both = |it: &&Module| reach[module].contains(*it) && reach[*it].contains(module);
+            let circle: Vec<&str> = files.keys().filter(both).map(|module| files[module].name).collect();
+            if circle.is_empty() || !found.insert(circle.clone()) || stands(&circle, standing) {
+                continue;
+            }
+            let way = way_round(module, &edges).unwrap_or_default();
+            let line = way.first().map_or(1, |(_, line)| *line);
+            let step = |(module, line): &(Module, usize)| format!("{}:{line}", files[module].name);
+            let way: Vec<String> = way.iter().map(step).chain([file.name.to_owned()]).collect();
+            let (count, way, all) = (circle.len(), way.join(" -> "), circle.join(" "));
+            let what = format!("{count} files import each other: {way}; all of them: {all}");
+            faults.push(fault(file.name, line, what));
+        }
+    }
+    let open = standing.iter().filter(|it| !found.iter().any(|circle| stands(circle, &[it])));
+    let gone = |it: &&[&str]| {
+        let what = "a circle in STANDING of tests/tidy/circles.rs is no more as it is listed".to_owned();
+        fault(it.first().copied().unwrap_or_default(), 1, what)
+    };
+    faults.extend(open.map(gone));
+    faults
+}
+
+/// Whether the circle is listed, with these files and no others.
+fn stands(circle: &[&str], standing: &[&[&str]]) -> bool {
+    let circle: BTreeSet<&str> = circle.iter().copied().collect();
+    standing.iter().any(|it| it.iter().copied().collect::<BTreeSet<&str>>() == circle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Faults of a member `cli` with these files.
+    fn of(files: &[(&str, &str)], standing: &[&[&str]]) -> Vec<String> {
+        let tree: Vec<(String, String)> =
+            files.iter().map(|(name, text)| (format!("cli/src/{name}"), (*text).to_owned())).collect();
+        circles(&tree, standing).iter().map(Fault::to_string).collect()
+    }
+
+    #[test]
+    fn files_that_import_each_other_are_reported_with_the_way() {
+        let files = [
+            ("main.rs", "mod a;\nmod b;\nmod c;"),
+            ("a.rs", "use crate::b::{self, f};\npub fn g() {}"),
+            ("b.rs", "pub fn f() {\n    super::c::h()\n}"),
+            ("c.rs", "use crate::b;\nuse crate::a;\npub fn h() { a::g() }"),
+        ];
+        let told = of(&files, &[]);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].starts_with("cli/src/a.rs:1: 3 files"), "{told:?}");
+        assert!(
+            told[0].contains("cli/src/a.rs:1 -> cli/src/b.rs:2 -> cli/src/c.rs:3 -> cli/src/a.rs;"),
+            "{told:?}"
+        );
+        assert!(told[0].ends_with("all of them: cli/src/a.rs cli/src/b.rs cli/src/c.rs"), "{told:?}");
+        // Without the last way back there is none.
+        let open = [files[0], files[1], files[2], ("c.rs", "use crate::a;\npub fn h() {}")];
+        assert_eq!(of(&open, &[]), [""; 0]);
+        // Members do not know each other.
+        let two = [("src/a.rs", "use crate::b::f;"), ("ffi/src/b.rs", "use crate::a::g;")];
+        let two = two.map(|(name, text)| (name.to_owned(), text.to_owned()));
+        assert_eq!(circles(&two, &[]).len(), 0);
+    }
+
+    #[test]
+    fn a_child_takes_nothing_from_a_parent_that_takes_it() {
+        let parent = "mod child;\nuse child::g;\npub fn f() { g() }";
+        let taking = "use super::f;\npub fn g() { f() }";
+        assert_eq!(of(&[("a/mod.rs", parent), ("a/child.rs", taking)], &[]).len(), 1);
+        assert_eq!(of(&[("a.rs", parent), ("a/child.rs", taking)], &[]).len(), 1);
+        for called in ["mod child;\npub fn f() { child::g() }", "mod child;\npub fn f() { self::child::g() }"]
+        {
+            assert_eq!(of(&[("a/mod.rs", called), ("a/child.rs", taking)], &[]).len(), 1, "{called}");
+        }
+        // It may be declared, and what it has be published.
+        for declared in ["mod child;\npub fn f() {}", "mod child;\npub use child::g;\npub fn f() {}"] {
+            assert_eq!(of(&[("a/mod.rs", declared), ("a/child.rs", taking)], &[]).len(), 0, "{declared}");
+        }
+        // But not used at the same time.
+        let used = "mod child;\npub use child::g;\npub fn f() { g() }";
+        assert_eq!(of(&[("a/mod.rs", used), ("a/child.rs", taking)], &[]).len(), 1);
+        assert_eq!(of(&[("a/mod.rs", parent), ("a/child.rs", "use super::*;\npub fn g() {}")], &[]).len(), 1);
+    }
+
+    #[test]
+    fn a_name_is_followed_to_the_file_that_defines_it() {
+        let parent =
+            ("a/mod.rs", "mod b;\nmod c;\npub use b::f;\npub use self::c::g as h;\npub use std::mem::swap;");
+        let through = [
+            parent,
+            ("a/b.rs", "use super::h;\npub fn f() {}"),
+            ("a/c.rs", "use crate::a::f;\npub fn g() {}"),
+        ];
+        let told = of(&through, &[]);
+        assert!(told.len() == 1 && told[0].contains("a/b.rs:1 -> cli/src/a/c.rs:1"), "{told:?}");
+        let out = [
+            parent,
+            ("a/b.rs", "use super::swap;\npub fn f() {}"),
+            ("a/c.rs", "use super::f;\npub fn g() {}"),
+        ];
+        assert_eq!(of(&out, &[]), [""; 0]);
+    }
+
+    #[test]
+    fn tests_comments_and_texts_import_nothing() {
+        let a = ("a.rs", "use crate::b::f;\npub fn g() {}");
+        for b in [
+            "pub fn f() {}\n#[cfg(test)]\nmod tests {\n    use crate::a::g;\n}",
+            "pub fn f() {}\n#[cfg(test)]\nuse crate::a::g;",
+            "//! [`crate::a::g`]\npub fn f() -> &'static str { \"crate::a::g\" }",
+            "mod inner {\n    pub fn g() { super::f() }\n}\npub fn f() { inner::g() }",
+        ] {
+            assert_eq!(of(&[a, ("b.rs", b)], &[]), [""; 0], "{b}");
+        }
+        let inner = "pub fn f() {}\nmod inner {\n    use super::super::a::g;\n}";
+        assert_eq!(of(&[a, ("b.rs", inner)], &[]).len(), 1);
+    }
+
+    #[test]
+    fn a_circle_stands_as_it_is_listed_and_no_longer() {
+        let files =
+            [("a.rs", "use crate::b::f;\npub fn g() {}"), ("b.rs", "use crate::a::g;\npub fn f() {}")];
+        let listed: &[&str] = &["cli/src/b.rs", "cli/src/a.rs"];
+        assert_eq!(of(&files, &[listed]), [""; 0]);
+        assert_eq!(of(&[files[0], ("b.rs", "pub fn f() {}")], &[listed]).len(), 1);
+        assert_eq!(of(&files, &[&["cli/src/a.rs", "cli/src/b.rs", "cli/src/c.rs"]]).len(), 2);
+    }
+}
