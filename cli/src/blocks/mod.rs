@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | [`lru`](Policy::Lru) | last one first, so that a prefix outlives what follows it | the block used longest ago |
 //! | [`fifo`](Policy::Fifo) | first one first, as others do it | the block that entered longest ago |
-//! | [`s3-fifo`](Policy::S3Fifo) | last one first | see `crate::policy::s3fifo_queues` |
+//! | [`s3-fifo`](Policy::S3Fifo) | last one first | see `crate::study::s3fifo_queues` |
 //! | [`belady`](Policy::Belady) | all at once | the block whose next request is farthest, see `belady` |
 //!
 //! A block that was used and is not kept has entered and is evicted, whatever the policy. What a running request

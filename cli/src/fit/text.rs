@@ -9,6 +9,7 @@ use crate::present::output::harmless;
 use crate::present::provenance;
 use crate::present::terminal::{Look, Spare, align_right};
 
+/// The whole report.
 pub fn report(fitted: &Fitted, look: Look) -> String {
     let provenance = Provenance::of(&fitted.setup);
     let mut out = provenance::header(std::iter::once(&provenance)) + "\n";

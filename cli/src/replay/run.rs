@@ -13,10 +13,9 @@ use forebay::{Error, Geometry, Kind, Result, Shape};
 
 use super::args::{Arguments, Split, settings};
 use super::requests::run::{self, Asked, Traces};
-use super::requests::{self};
 use super::result::{Replayed, RowSize};
 use super::study::Study;
-use super::{curve, html, json, text};
+use super::{curve, html, json, requests, text};
 use crate::input::allowance::{self, Allowance};
 use crate::input::device::DeviceName;
 use crate::input::file_kind::{self, FileKind};
