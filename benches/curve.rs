@@ -18,17 +18,17 @@ use std::time::Duration;
 
 use clock::Lap;
 use criterion::Criterion;
-use forebay::study::{Curve, Depths};
+use forebay::study::{MissRatioCurve, StackDistances};
 use forebay::trace::{Header, SelectionTrace};
 use race::{Side, claim, done, race, record};
 use replay::Replay;
 
 /// Curves of all layers; the units are selected positions.
-fn curves(trace: &SelectionTrace) -> forebay::Result<(Duration, u64, Vec<Curve>)> {
+fn curves(trace: &SelectionTrace) -> forebay::Result<(Duration, u64, Vec<MissRatioCurve>)> {
     let header = trace.header();
     let (first, mut curves) = (header.first_position, Vec::new());
     let begin = Lap::begin();
-    let mut depths = Depths::new(first + header.steps, first)?;
+    let mut depths = StackDistances::new(first + header.steps, first)?;
     for layer in 0..header.layers {
         for step in 0..header.steps {
             depths.commit(step.min(1), 1)?;
@@ -98,7 +98,7 @@ fn compare(
     let rounds = race(times, &mut sides);
     drop(sides);
     let counted: u64 = at_once.iter().map(|curve| curve.misses(slots)).sum();
-    let exact = at_once.iter().map(Curve::exact_from).max().unwrap_or(0);
+    let exact = at_once.iter().map(MissRatioCurve::exact_from).max().unwrap_or(0);
     println!(
         "{slots} slots a layer: {counted} misses by the curve (exact from {exact} slots on), {misses} by the replay"
     );

@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 
 use criterion::Criterion;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
-use forebay::device::{Device, Parts, Slice, Stream};
+use forebay::device::{Device, Slice, SplitIndices, Stream};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Capture, Captured, Config, Layer, LayerCall, Layers, Memory,
-    MicroBatch, Open, Result, Row, Sequence, Shape, Step, Streams, WarmUp,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Capture, Captured, Config, Layer, LayerCall, Layers,
+    Memory, MicroBatch, Open, Result, Sequence, Shape, Step, Streams, WarmUp,
 };
 use race::{Side, claim, done, race, record};
 
@@ -65,7 +65,7 @@ enum Timed {
 /// Sequences of one or two micro-batches, all decoding.
 struct Rig {
     cache: Cache,
-    rows: Vec<Vec<Row>>,
+    rows: Vec<Vec<BatchRow>>,
     layers: Vec<Layers>,
     captured: Captured,
     orders: Vec<Overlap>,
@@ -118,13 +118,18 @@ impl Rig {
                 let sequence: Sequence = cache.open(&open)?;
                 cache.append_in_place(sequence, 64)?;
                 let _ready = cache.join(sequence, streams.compute, WarmUp::default())?;
-                Ok(Row { sequence, accepted: Accepted::Rows(0), query_rows: QUERY_ROWS })
+                Ok(BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: QUERY_ROWS })
             };
-            rows.push((0..batch).map(&mut join).collect::<Result<Vec<Row>>>()?);
+            rows.push((0..batch).map(&mut join).collect::<Result<Vec<BatchRow>>>()?);
             let words = |count: u32| device.allocate(4 * u64::from(count));
             let entries = batch * QUERY_ROWS * shape.top_k;
-            let parts = Parts { lists: words(2 * entries)?, counts: words(2 * batch * QUERY_ROWS)?, batch };
-            let buffers = Buffers { selection: words(entries)?, slots: words(entries)?, parts: Some(parts) };
+            let split_indices =
+                SplitIndices { lists: words(2 * entries)?, counts: words(2 * batch * QUERY_ROWS)?, batch };
+            let buffers = Buffers {
+                selection: words(entries)?,
+                slots: words(entries)?,
+                split_indices: Some(split_indices),
+            };
             layers.push(Layers { streams, batch, half: batch / 2, buffers });
         }
         let orders = vec![Overlap::Dba; LAYERS as usize];
@@ -190,7 +195,7 @@ impl Rig {
             let buffers = Buffers {
                 selection: whole(layers.buffers.selection)?,
                 slots: whole(layers.buffers.slots)?,
-                parts: None,
+                split_indices: None,
             };
             self.cache.layer(step, call, Streams { resolve: compute, gather }, buffers)?;
             self.cache.scatter(step, call, compute)?;

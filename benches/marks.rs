@@ -21,7 +21,7 @@ use criterion::Criterion;
 use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
-use forebay::{Open, Result, Row, Sequence, Shape, WarmUp};
+use forebay::{BatchRow, Open, Result, Sequence, Shape, WarmUp};
 use race::{Side, done, race, record};
 
 const LAYERS: u32 = 2;
@@ -83,8 +83,11 @@ impl Rig {
             sequences.push(sequence);
         }
         let words = u64::from(4 * batch * query_rows * top_k);
-        let buffers =
-            Buffers { selection: device.allocate(words)?, slots: device.allocate(words)?, parts: None };
+        let buffers = Buffers {
+            selection: device.allocate(words)?,
+            slots: device.allocate(words)?,
+            split_indices: None,
+        };
         Ok(Rig { sizes, device, cache, stream, sequences, buffers, drawn: 0 })
     }
 
@@ -109,19 +112,21 @@ impl Rig {
 
     fn step(&mut self) -> Result<()> {
         let Sizes { batch, query_rows, top_k, halves, .. } = self.sizes;
-        let rows = |sequence: &Sequence| Row { sequence: *sequence, accepted: Accepted::Rows(0), query_rows };
-        let rows: Vec<Row> = self.sequences.iter().map(rows).collect();
+        let rows =
+            |sequence: &Sequence| BatchRow { sequence: *sequence, accepted: Accepted::Rows(0), query_rows };
+        let rows: Vec<BatchRow> = self.sequences.iter().map(rows).collect();
         let stream = self.stream;
         let mut step = self.cache.prepare(MicroBatch(0), query_rows, &rows, None, stream)?;
-        let parts =
+        let split_indices =
             if halves { vec![(0, batch / 2), (batch / 2, batch - batch / 2)] } else { vec![(0, batch)] };
         for layer in (0..LAYERS).map(Layer) {
             self.select()?;
-            for (first, count) in &parts {
+            for (first, count) in &split_indices {
                 let bytes = |rows: u32| u64::from(4 * rows * query_rows * top_k);
-                let part = |of: forebay::device::Slice| of.part(bytes(*first), bytes(*count));
+                let range = |of: forebay::device::Slice| of.part(bytes(*first), bytes(*count));
                 let Buffers { selection, slots, .. } = self.buffers;
-                let buffers = Buffers { selection: part(selection)?, slots: part(slots)?, parts: None };
+                let buffers =
+                    Buffers { selection: range(selection)?, slots: range(slots)?, split_indices: None };
                 let call = LayerCall { batch_rows: Some((*first, *count)), ..LayerCall::whole(layer) };
                 self.cache.resolve(&step, call, stream, buffers)?;
                 self.cache.gather(&step, call, 0, stream)?;

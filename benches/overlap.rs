@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use criterion::Criterion;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Event, Parts, Slice, Stream};
+use forebay::device::{Device, Event, Slice, SplitIndices, Stream};
 use forebay::overlap::{Engine, EngineCall, Keys, Overlap, OverlapStreams, Work};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Config, Layers, Memory, MicroBatch, Open, Result, Row,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Layers, Memory, MicroBatch, Open, Result,
     Sequence, Shape, WarmUp,
 };
 use race::{Side, claim, done, race, record};
@@ -122,8 +122,9 @@ impl Decode {
             sequences.push(sequence);
         }
         let words = |count: u32| device.allocate(u64::from(4 * count));
-        let parts = Parts { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH };
-        let buffers = Buffers { selection: words(BATCH * K)?, slots: words(BATCH * K)?, parts: Some(parts) };
+        let parts = SplitIndices { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH };
+        let buffers =
+            Buffers { selection: words(BATCH * K)?, slots: words(BATCH * K)?, split_indices: Some(parts) };
         Ok(Decode {
             cache,
             sequences,
@@ -143,8 +144,8 @@ impl Decode {
         let compute = self.layers.streams.compute;
         let begin = Instant::now();
         let accepted = Accepted::Rows(self.accepted);
-        let rows: Vec<Row> =
-            self.sequences.iter().map(|s| Row { sequence: *s, accepted, query_rows: 1 }).collect();
+        let rows: Vec<BatchRow> =
+            self.sequences.iter().map(|s| BatchRow { sequence: *s, accepted, query_rows: 1 }).collect();
         let mut step = self.cache.prepare(MicroBatch(0), 1, &rows, None, compute)?;
         let mut engine = Spins {
             device: &self.device,

@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use clock::Lap;
 use criterion::Criterion;
-use forebay::device::block::Entry;
-use forebay::device::block::step::{encode, words};
+use forebay::device::descriptor::Entry;
+use forebay::device::descriptor::step::{encode, words};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Answer, Begin, Device, Join, Part, Plan, PoolOp, Pools, Slice, Stream};
+use forebay::device::{Answer, Begin, Device, Join, PoolLayout, PoolOp, Pools, Slice, StepRange, Stream};
 use forebay::os::{Map, NoFaults, Request};
-use forebay::residency::{Rows, TableShape};
+use forebay::residency::{QueryRange, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};
 use race::{Side, claim, done, race, record};
 
@@ -98,7 +98,7 @@ impl Rig {
             tokens: tokens + 1,
             query_rows: 1,
             scratch: 0,
-            passes: 1,
+            waves: 1,
             scratch_base: 1,
             landing_base: LANDING,
             budget_base,
@@ -109,9 +109,9 @@ impl Rig {
         let slab_bytes =
             u64::from(budget_base / SLOT_BLOCK + lanes * blocks) * u64::from(geometry.block_bytes());
         let layers = u64::from(layers);
-        let rows = parts(memory(&device, layers * one_layer, huge)?, one_layer)?;
-        let slabs = parts(device.allocate(layers * slab_bytes)?, slab_bytes)?;
-        let plan = Plan {
+        let rows = split_indices(memory(&device, layers * one_layer, huge)?, one_layer)?;
+        let slabs = split_indices(device.allocate(layers * slab_bytes)?, slab_bytes)?;
+        let plan = PoolLayout {
             geometry,
             tables: vec![tables; extents.layers as usize],
             slabs: slabs.clone(),
@@ -177,9 +177,15 @@ impl Rig {
         self.device.enqueue(self.pools, self.stream, PoolOp::Begin(begin))
     }
 
-    fn part(&self, layer: u32) -> Part {
-        let rows = Rows { first: 0, count: 1 };
-        Part { micro_batch: MicroBatch(0), layer: Layer(layer), first: 0, count: self.extents.lanes, rows }
+    fn range(&self, layer: u32) -> StepRange {
+        let rows = QueryRange { first: 0, count: 1 };
+        StepRange {
+            micro_batch: MicroBatch(0),
+            layer: Layer(layer),
+            first: 0,
+            count: self.extents.lanes,
+            rows,
+        }
     }
 
     /// The place of a lane's position in its layer's rows.
@@ -205,14 +211,14 @@ impl Rig {
     fn gather(&mut self, order: &[u32]) -> Result<(Duration, u64)> {
         self.begin(order)?;
         let selection = self.selections[self.steps as usize % self.selections.len()];
-        let answer = Answer { slots: self.slots, parts: None };
+        let answer = Answer { slots: self.slots, split_indices: None };
         self.device.enqueue(
             self.pools,
             self.stream,
-            PoolOp::Resolve { part: self.part(0), selection, answer },
+            PoolOp::Resolve { range: self.range(0), selection, answer },
         )?;
         let lap = Lap::begin();
-        self.device.enqueue(self.pools, self.stream, PoolOp::Gather { part: self.part(0), pass: 0 })?;
+        self.device.enqueue(self.pools, self.stream, PoolOp::Gather { range: self.range(0), wave: 0 })?;
         let time = lap.end();
         let last = u64::from(self.extents.lanes * self.extents.k - 1);
         for (lane, word) in [(order.first(), 0), (order.last(), last)] {
@@ -233,7 +239,7 @@ impl Rig {
         self.device.write(landing, &stamp)?;
         let lap = Lap::begin();
         for layer in 0..self.extents.layers {
-            self.device.enqueue(self.pools, self.stream, PoolOp::Scatter(self.part(layer)))?;
+            self.device.enqueue(self.pools, self.stream, PoolOp::Scatter(self.range(layer)))?;
         }
         let time = lap.end();
         let row = self.host_row(0, order[0], self.extents.tokens)?;
@@ -243,7 +249,7 @@ impl Rig {
 }
 
 /// A slice in parts of `bytes`, one a layer.
-fn parts(whole: Slice, bytes: u64) -> Result<Vec<Slice>> {
+fn split_indices(whole: Slice, bytes: u64) -> Result<Vec<Slice>> {
     (0..whole.bytes() / bytes).map(|layer| whole.part(layer * bytes, bytes)).collect()
 }
 

@@ -19,11 +19,13 @@ use clock::Lap;
 use criterion::Criterion;
 use forebay::device::clock::{ClockDevice, ClockOptions, Demand, Label};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Answer, Begin, Device, Mapped, Part, Parts, Plan, PoolOp, Pools, Slice, Stream};
+use forebay::device::{
+    Answer, Begin, Device, Mapped, PoolLayout, PoolOp, Pools, Slice, SplitIndices, StepRange, Stream,
+};
 use forebay::overlap::{
     Engine, EngineCall, Keys, Overlap, OverlapStreams, Run, Schedule, Work, enqueue_layer, enqueue_step,
 };
-use forebay::residency::{Rows, TableShape};
+use forebay::residency::{QueryRange, TableShape};
 use forebay::{Error, Geometry, Kind, Layer, MicroBatch, Result, Shape};
 use race::{Side, claim, done, race, record};
 
@@ -50,7 +52,7 @@ impl Rig {
             tokens: 64,
             query_rows: QUERY_ROWS,
             scratch: 64,
-            passes: 1,
+            waves: 1,
             scratch_base: 64,
             landing_base: 128,
             budget_base: 192,
@@ -58,7 +60,7 @@ impl Rig {
         };
         let all = LAYERS as usize;
         let rows = device.allocate(geometry.host_page_bytes())?;
-        let pools = device.attach(Plan {
+        let pools = device.attach(PoolLayout {
             geometry,
             tables: vec![tables; all],
             slabs: vec![slab()?; all],
@@ -86,11 +88,11 @@ impl Rig {
                 half: batch / 2,
                 query_rows: QUERY_ROWS,
                 top_k: shape.top_k,
-                passes: 1,
+                waves: 1,
                 streams,
                 selection: words(entries)?,
                 slots: words(entries)?,
-                parts: Some(Parts { lists, counts, batch }),
+                split_indices: Some(SplitIndices { lists, counts, batch }),
             })
         };
         let runs = vec![run(0)?, run(1)?];
@@ -160,21 +162,21 @@ fn simulate(device: &ClockDevice, rig: &Rig, steps: u64) -> Result<(Duration, u6
 fn operations(device: &HostDevice, rig: &Rig, layer: Layer) -> Result<()> {
     let run = &rig.runs[0];
     let OverlapStreams { resolve, gather, scatter, .. } = run.streams;
-    let rows = Rows { first: 0, count: QUERY_ROWS };
+    let rows = QueryRange { first: 0, count: QUERY_ROWS };
     for (first, count) in [(0, run.half), (run.half, run.batch - run.half)] {
-        let part = Part { micro_batch: run.micro_batch, layer, first, count, rows };
+        let range = StepRange { micro_batch: run.micro_batch, layer, first, count, rows };
         let words = 4 * u64::from(QUERY_ROWS * run.top_k);
         let of = |slice: Slice| slice.part(u64::from(first) * words, u64::from(count) * words);
-        let answer = Answer { slots: of(run.slots)?, parts: run.parts };
+        let answer = Answer { slots: of(run.slots)?, split_indices: run.split_indices };
         device.enqueue(
             rig.pools,
             resolve,
-            PoolOp::Resolve { part, selection: of(run.selection)?, answer },
+            PoolOp::Resolve { range, selection: of(run.selection)?, answer },
         )?;
-        device.enqueue(rig.pools, gather, PoolOp::Gather { part, pass: 0 })?;
+        device.enqueue(rig.pools, gather, PoolOp::Gather { range, wave: 0 })?;
     }
-    let part = Part { micro_batch: run.micro_batch, layer, first: 0, count: run.batch, rows };
-    device.enqueue(rig.pools, scatter, PoolOp::Scatter(part))
+    let range = StepRange { micro_batch: run.micro_batch, layer, first: 0, count: run.batch, rows };
+    device.enqueue(rig.pools, scatter, PoolOp::Scatter(range))
 }
 
 /// Layers on the host device: by the schedule, or the operations alone.

@@ -6,16 +6,16 @@
 
 use std::sync::Arc;
 
-use forebay::device::block::LayerCount;
 use forebay::device::clock::{ClockDevice, ClockOptions, Costs, Demand, Label, Mover};
+use forebay::device::descriptor::LayerCount;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Event, Parts, Slice, Stream};
+use forebay::device::{Device, Event, Slice, SplitIndices, Stream};
 use forebay::overlap::{
     Bucket, Chooser, Engine, EngineCall, Hysteresis, Keys, Overlap, OverlapStreams, Prices, Table, Work,
 };
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, Layers, Memory, MicroBatch, Open, Result, Row,
-    Sequence, Shape, WarmUp,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Layer, Layers, Memory, MicroBatch, Open,
+    Result, Sequence, Shape, WarmUp,
 };
 
 const LAYERS: u32 = 6;
@@ -99,8 +99,9 @@ impl Decode {
             scatter: clock.stream()?,
         };
         let words = |count: u32| clock.allocate(u64::from(4 * count));
-        let parts = Some(Parts { lists: words(2 * ROWS * K)?, counts: words(2 * ROWS)?, batch: ROWS });
-        let buffers = Buffers { selection: words(ROWS * K)?, slots: words(ROWS * K)?, parts };
+        let split_indices =
+            Some(SplitIndices { lists: words(2 * ROWS * K)?, counts: words(2 * ROWS)?, batch: ROWS });
+        let buffers = Buffers { selection: words(ROWS * K)?, slots: words(ROWS * K)?, split_indices };
         let layers = Layers { streams, batch: ROWS, half: ROWS / 2, buffers };
         let budget = Budget::Slots(2 * K);
         let open = Open { prompt: PROMPT, promised: 2 * STEPS, budget, bring_up: BringUp::Nothing };
@@ -125,8 +126,8 @@ impl Decode {
             self.clock.set_misses(Layer(layer), *misses)?;
         }
         let accepted = Accepted::Rows(u32::from(self.step > 0));
-        let rows: Vec<Row> =
-            self.sequences.iter().map(|s| Row { sequence: *s, accepted, query_rows: 1 }).collect();
+        let rows: Vec<BatchRow> =
+            self.sequences.iter().map(|s| BatchRow { sequence: *s, accepted, query_rows: 1 }).collect();
         let mut step = self.cache.prepare(MicroBatch(0), 1, &rows, None, compute)?;
         let selection = self.layers.buffers.selection;
         let mut model = Model { clock: &self.clock, host: &self.host, selection, windows: &self.windows };

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Parts, Slice, Stream};
+use forebay::device::{Device, Slice, SplitIndices, Stream};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams, Work};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Config, Layers, Memory, MicroBatch, Open, Row, Shape, WarmUp,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, Layers, Memory, MicroBatch, Open, Shape,
+    WarmUp,
 };
 
 /// An engine's work, enqueued on the stream that each call names. This one only has an indexer: a window
@@ -42,8 +43,8 @@ fn main() -> forebay::Result<()> {
         scatter: device.stream()?,
     };
     let words = |count: u64| device.allocate(4 * count);
-    let parts = Some(Parts { lists: words(2 * 64)?, counts: words(2)?, batch: 1 });
-    let buffers = Buffers { selection: words(64)?, slots: words(64)?, parts };
+    let split_indices = Some(SplitIndices { lists: words(2 * 64)?, counts: words(2)?, batch: 1 });
+    let buffers = Buffers { selection: words(64)?, slots: words(64)?, split_indices };
     let layers = Layers { streams, batch: 1, half: 0, buffers };
 
     for order in Overlap::ALL {
@@ -55,7 +56,7 @@ fn main() -> forebay::Result<()> {
         let (mut misses, ended) = (0, device.event()?);
         for number in 0..50 {
             let accepted = Accepted::Rows(u32::from(number > 0));
-            let row = Row { sequence, accepted, query_rows: 1 };
+            let row = BatchRow { sequence, accepted, query_rows: 1 };
             let mut step = cache.prepare(MicroBatch(0), 1, &[row], None, streams.compute)?;
             let mut model = Model { device: device.clone(), selection: buffers.selection, step: number };
             cache.overlap_steps(&mut [(&mut step, layers)], &[order; 4], 0, &mut model)?;

@@ -50,11 +50,15 @@ pub enum Kind {
     Cancelled = 13,
     /// The library broke one of its own rules; always a defect of forebay.
     Internal = 14,
+    /// The call does not fit the state of the sequence, step or stream that it names.
+    InvalidState = 15,
+    /// The device, or its driver, does not have what was asked for.
+    Unsupported = 16,
 }
 
 impl Kind {
     /// Every kind, in the order of its number.
-    pub const ALL: [Kind; 14] = [
+    pub const ALL: [Kind; 16] = [
         Kind::InvalidConfig,
         Kind::Overflow,
         Kind::OutOfMemory,
@@ -69,6 +73,8 @@ impl Kind {
         Kind::Io,
         Kind::Cancelled,
         Kind::Internal,
+        Kind::InvalidState,
+        Kind::Unsupported,
     ];
 
     /// The kind in words.
@@ -88,6 +94,8 @@ impl Kind {
             Kind::Io => "input or output failed",
             Kind::Cancelled => "cancelled",
             Kind::Internal => "internal error",
+            Kind::InvalidState => "wrong state",
+            Kind::Unsupported => "not supported",
         }
     }
 
@@ -108,6 +116,8 @@ impl Kind {
             Kind::Io => "check path, permissions and free space",
             Kind::Cancelled => "submit it again if it is still wanted",
             Kind::Internal => "please report this with the whole message",
+            Kind::InvalidState => "make the missing call first",
+            Kind::Unsupported => "do without it, or use a device and driver that have it",
         }
     }
 }

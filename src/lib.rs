@@ -55,7 +55,8 @@ pub mod total;
 pub mod trace;
 
 pub use cache::{
-    Accepted, Cache, Capture, Captured, Config, Footprint, Layers, Length, Memory, Open, Row, Slots, Tokens,
+    Accepted, BatchRow, Cache, Capture, Captured, Config, Footprint, Layers, Length, Memory, Open, Slots,
+    Tokens,
 };
 pub use error::{Error, Kind, Result};
 pub use geometry::{Geometry, LINE, Piece, SLOT_BLOCK, Shape};

@@ -33,8 +33,8 @@ pub struct Stats {
     pub prompt_tokens: u64,
     /// Counter: of these, tokens in pages that were taken over.
     pub shared_tokens: u64,
-    /// Counter: pages that were sealed for others to find.
-    pub sealed_pages: u64,
+    /// Counter: pages that were published for others to find.
+    pub published_pages: u64,
     /// Counter: of these, pages that went to make room.
     pub evicted_pages: u64,
 }

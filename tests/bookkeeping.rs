@@ -40,7 +40,7 @@ fn shape(lanes: u32) -> TableShape {
         tokens: TOKENS + 2 * QUERY_ROWS,
         query_rows: QUERY_ROWS,
         scratch: 0,
-        passes: 1,
+        waves: 1,
         scratch_base: 1,
         landing_base: 1,
         budget_base: landing,

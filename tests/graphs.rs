@@ -26,13 +26,13 @@ use device::TestDevice;
 use engine::{
     BATCH, Callbacks, DRAFT_LAYERS, K, LAYERS, QUERY_ROWS, RowWork, Shared, StepWork, draw, row_bytes,
 };
-use forebay::device::block::LayerCount;
+use forebay::device::descriptor::LayerCount;
 use forebay::device::host::HostOptions;
 use forebay::device::{Event, Graph};
 use forebay::overlap::{Engine, Overlap};
 use forebay::{
-    Accepted, BringUp, Budget, Cache, Capture, Captured, Config, Kind, Lane, Layer, Layers, Memory,
-    MicroBatch, Open, Row, Sequence, Shape, Slots, Step, WarmUp,
+    Accepted, BatchRow, BringUp, Budget, Cache, Capture, Captured, Config, Kind, Lane, Layer, Layers, Memory,
+    MicroBatch, Open, Sequence, Shape, Slots, Step, WarmUp,
 };
 
 const ALL: u32 = LAYERS + DRAFT_LAYERS;
@@ -231,7 +231,7 @@ impl Run {
                 landing,
                 versions: s.versions.clone(),
             });
-            rows.push(Row { sequence: s.handle, accepted: Accepted::Rows(accepted), query_rows });
+            rows.push(BatchRow { sequence: s.handle, accepted: Accepted::Rows(accepted), query_rows });
         }
         self.shared.queue(micro, work);
         let compute = self.layers[micro].streams.compute;

@@ -14,11 +14,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use forebay::device::cuda::{CudaDevice, CudaOptions};
-use forebay::device::{Device, Event, Outcome, Parts, Stream, Ticket};
+use forebay::device::{Device, Event, Outcome, SplitIndices, Stream, Ticket};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Capture, Captured, Config, Error, Kind, Layer, Layers, Memory,
-    MicroBatch, Open, Result, Row, Sequence, Shape, Slots, Step, WarmUp,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Capture, Captured, Config, Error, Kind, Layer,
+    Layers, Memory, MicroBatch, Open, Result, Sequence, Shape, Slots, Step, WarmUp,
 };
 use forebay_standin::{Options, Resources, Standin};
 
@@ -80,7 +80,7 @@ struct Life {
     tickets: Vec<Ticket>,
     /// Calls that were refused and made again.
     again: u32,
-    rolled_back: u32,
+    truncated: u32,
 }
 
 impl Life {
@@ -89,14 +89,15 @@ impl Life {
         let streams =
             OverlapStreams { compute: stream()?, resolve: stream()?, gather: stream()?, scatter: stream()? };
         let words = |count: u32| device.allocate(4 * u64::from(count));
-        let parts = Some(Parts { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH });
-        let buffers = Buffers { selection: words(BATCH * K)?, slots: words(BATCH * K)?, parts };
+        let split_indices =
+            Some(SplitIndices { lists: words(2 * BATCH * K)?, counts: words(2 * BATCH)?, batch: BATCH });
+        let buffers = Buffers { selection: words(BATCH * K)?, slots: words(BATCH * K)?, split_indices };
         let layers = Layers { streams, batch: BATCH, half: 1, buffers };
         let picks: Vec<u8> = (0..BATCH * K).flat_map(|entry| (entry % K * 3).to_le_bytes()).collect();
         device.write(buffers.selection, &picks)?;
         let ended = device.event()?;
         let cache = Cache::new(config(), device.clone())?;
-        Ok(Life { device, cache, layers, ended, tickets: Vec::new(), again: 0, rolled_back: 0 })
+        Ok(Life { device, cache, layers, ended, tickets: Vec::new(), again: 0, truncated: 0 })
     }
 
     /// What is refused is tried once more.
@@ -124,11 +125,11 @@ impl Life {
     }
 
     /// Cuts a sequence to what it has committed, which a refused cut may have made less.
-    fn roll_back(&mut self, sequence: Sequence) -> Result<()> {
+    fn truncate(&mut self, sequence: Sequence) -> Result<()> {
         let compute = self.layers.streams.compute;
         let cut = self.twice(|life| {
             let length = life.cache.length(sequence)?.committed;
-            life.cache.roll_back(sequence, length, compute)
+            life.cache.truncate(sequence, length, compute)
         })?;
         self.tickets.push(cut);
         self.wait()
@@ -151,12 +152,12 @@ impl Life {
     /// One launched step; one that was given up is rolled back and done anew.
     fn step(&mut self, captured: &Captured, sequences: &[(Sequence, u32)]) -> Result<()> {
         let compute = self.layers.streams.compute;
-        let row = |(sequence, accepted): &(Sequence, u32)| Row {
+        let row = |(sequence, accepted): &(Sequence, u32)| BatchRow {
             sequence: *sequence,
             accepted: Accepted::Rows(*accepted),
             query_rows: 1,
         };
-        let mut rows: Vec<Row> = sequences.iter().map(row).collect();
+        let mut rows: Vec<BatchRow> = sequences.iter().map(row).collect();
         for _ in 0..2 {
             let prepared = self.twice(|life| life.cache.prepare(MicroBatch(0), 1, &rows, None, compute));
             let mut step: Step = prepared?;
@@ -179,9 +180,9 @@ impl Life {
             if error.kind() != Kind::Cancelled {
                 return Err(error);
             }
-            self.rolled_back += 1;
+            self.truncated += 1;
             for (sequence, _) in sequences {
-                self.roll_back(*sequence)?;
+                self.truncate(*sequence)?;
             }
             rows.iter_mut().for_each(|row| row.accepted = Accepted::Rows(0));
         }
@@ -196,7 +197,7 @@ impl Life {
         let graphs = [self.capture(Overlap::None)?, self.capture(Overlap::Dba)?];
         self.step(&graphs[0], &[(first, 0), (second, 0)])?;
         self.step(&graphs[1], &[(second, 1)])?;
-        self.roll_back(first)?;
+        self.truncate(first)?;
         let open = Open { prompt: 0, promised: 8, budget: Budget::Slots(6), bring_up: BringUp::Whole };
         let (child, ticket) = self.twice(|life| life.cache.fork(first, &open, compute))?;
         self.tickets.push(ticket);
@@ -227,7 +228,7 @@ fn live(rig: &Rig, at: u64, code: i32) -> Lived {
     let ended = Life::new(rig.device.clone()).and_then(|mut life| {
         let ended = life.decode();
         tickets.append(&mut life.tickets);
-        counts = (life.again, life.rolled_back);
+        counts = (life.again, life.truncated);
         ended
     });
     let call = rig.standin.failed_call();
@@ -239,14 +240,14 @@ fn live(rig: &Rig, at: u64, code: i32) -> Lived {
         assert!(end.is_some(), "call {at}: a ticket never ends: {ended:?}");
         assert!(failed || end != Some(Outcome::Cancelled), "call {at}: {end:?}");
     }
-    Lived { ended, again: counts.0, rolled_back: counts.1, call, failed }
+    Lived { ended, again: counts.0, truncated: counts.1, call, failed }
 }
 
 /// How a life ended, what was done again in it, and which call was refused.
 struct Lived {
     ended: Result<()>,
     again: u32,
-    rolled_back: u32,
+    truncated: u32,
     call: Option<String>,
     /// Whether the device has failed since.
     failed: bool,
@@ -257,7 +258,7 @@ struct Lived {
 struct All {
     sound: u32,
     again: u32,
-    rolled_back: u32,
+    truncated: u32,
     unheard: BTreeSet<String>,
 }
 
@@ -287,13 +288,13 @@ fn every_call(code: i32, stride: usize) -> Option<All> {
     for at in (0..calls).step_by(stride) {
         let standin = standin(Options::default())?;
         let rig = Rig { device: device(&standin).unwrap(), standin };
-        let Lived { ended, again, rolled_back, call, failed } = live(&rig, at, code);
+        let Lived { ended, again, truncated, call, failed } = live(&rig, at, code);
         all.again += again;
-        all.rolled_back += rolled_back;
+        all.truncated += truncated;
         match ended {
             Ok(()) => {
                 all.sound += 1;
-                all.unheard.extend(call.clone().filter(|_| again + rolled_back == 0 && !failed));
+                all.unheard.extend(call.clone().filter(|_| again + truncated == 0 && !failed));
             }
             Err(error) => {
                 let known = [Kind::OutOfMemory, Kind::DeviceFailed, Kind::OsRefused, Kind::Cancelled];
@@ -312,8 +313,8 @@ fn every_call(code: i32, stride: usize) -> Option<All> {
 
 #[test]
 fn a_cache_goes_on_after_any_call_that_the_driver_refuses_once() {
-    let Some(All { sound, again, rolled_back, .. }) = every_call(OUT_OF_MEMORY, stride(3)) else { return };
-    assert!(sound > 100 && again > 30 && rolled_back > 0, "{sound} {again} {rolled_back}");
+    let Some(All { sound, again, truncated, .. }) = every_call(OUT_OF_MEMORY, stride(3)) else { return };
+    assert!(sound > 100 && again > 30 && truncated > 0, "{sound} {again} {truncated}");
 }
 
 #[test]
@@ -421,10 +422,10 @@ impl Held {
                 self.forked.push(self.cache.fork(sequence, &Held::open_of(0), stream)?.0);
                 Ok(())
             }
-            Call::RollBack => self.cache.roll_back(sequence, 20, stream).map(drop),
+            Call::RollBack => self.cache.truncate(sequence, 20, stream).map(drop),
             Call::Close => self.cache.close(sequence, stream),
             Call::Prepare => {
-                let row = Row { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
+                let row = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
                 self.cache.prepare(MicroBatch(0), 1, &[row], None, stream).map(drop)
             }
         }
@@ -562,7 +563,7 @@ fn a_step_block_is_not_written_while_a_refused_prepare_may_read_it() {
         let Some(refused) = held.refuse(Call::Prepare, all[0], n) else { break };
         if refused.is_some_and(|refused| refused.is_err()) {
             // One block may still be read: of two, one is left.
-            let row = Row { sequence: all[0], accepted: Accepted::Rows(0), query_rows: 1 };
+            let row = BatchRow { sequence: all[0], accepted: Accepted::Rows(0), query_rows: 1 };
             let prepare = |held: &mut Held| held.cache.prepare(MicroBatch(0), 1, &[row], None, other);
             let mut step = prepare(&mut held).unwrap();
             held.cache.abandon(&mut step).unwrap();
@@ -591,6 +592,6 @@ fn a_life_without_refusals_decodes() {
     }
     let mut life = Life::new(device).unwrap();
     life.decode().unwrap();
-    assert_eq!((life.again, life.rolled_back), (0, 0));
+    assert_eq!((life.again, life.truncated), (0, 0));
     assert!(life.cache.slab(Layer(1)).is_ok());
 }

@@ -8,7 +8,7 @@ use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Slice, Stream};
 use forebay::trace::SelectionTrace;
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
-use forebay::{Open, Result, Row, Shape, WarmUp};
+use forebay::{BatchRow, Open, Result, Shape, WarmUp};
 
 use crate::clock::Lap;
 
@@ -98,12 +98,12 @@ impl Replay {
         self.misses = 0;
         let begin = Lap::begin();
         for number in 0..steps {
-            let row = Row { sequence, accepted: Accepted::Rows(number.min(1)), query_rows: 1 };
+            let row = BatchRow { sequence, accepted: Accepted::Rows(number.min(1)), query_rows: 1 };
             let mut step = self.cache.prepare(MicroBatch(0), 1, &[row], None, self.stream)?;
             for layer in 0..layers {
                 let set = u64::from(number * layers + layer) * u64::from(4 * k);
                 let selection = self.selections.part(set, u64::from(4 * k))?;
-                let buffers = Buffers { selection, slots: self.slots, parts: None };
+                let buffers = Buffers { selection, slots: self.slots, split_indices: None };
                 self.cache.resolve(&step, LayerCall::whole(Layer(layer)), self.stream, buffers)?;
             }
             self.cache.finish(&mut step, self.stream)?;

@@ -4,7 +4,7 @@
 //! is built. Layers are taken one after the other, because what one of them needs fits into a cache.
 
 use forebay::Result;
-use forebay::study::{Curve, Depths};
+use forebay::study::{MissRatioCurve, StackDistances};
 use forebay::trace::{Header, SelectionTrace};
 
 use crate::pools::Setting;
@@ -13,7 +13,7 @@ use crate::pools::Setting;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Curves {
     /// By layer.
-    pub layers: Vec<Curve>,
+    pub layers: Vec<MissRatioCurve>,
 }
 
 impl Curves {
@@ -26,12 +26,12 @@ impl Curves {
 
     /// The smallest size that the curves of all layers are exact for.
     pub fn exact_from(&self) -> u32 {
-        self.layers.iter().map(Curve::exact_from).max().unwrap_or(1)
+        self.layers.iter().map(MissRatioCurve::exact_from).max().unwrap_or(1)
     }
 
     /// The smallest size beyond which no layer misses less.
     pub fn flat_from(&self) -> u32 {
-        self.layers.iter().map(Curve::flat_from).max().unwrap_or(0)
+        self.layers.iter().map(MissRatioCurve::flat_from).max().unwrap_or(0)
     }
 }
 
@@ -54,7 +54,7 @@ pub fn curves(trace: &SelectionTrace, setting: Setting, mut progress: impl FnMut
     let Setting { warmup, mtp, steps, .. } = setting;
     let header = trace.header();
     let start = header.decode_start;
-    let mut depths = Depths::new(start + steps * mtp, start)?;
+    let mut depths = StackDistances::new(start + steps * mtp, start)?;
     let (mut layers, mut union) = (Vec::new(), Vec::new());
     for layer in 0..header.layers {
         for step in header.warm_steps - warmup..header.warm_steps {

@@ -138,7 +138,7 @@ struct Fits {
     offload: bool,
     bytes: u64,
     available_bytes: u64,
-    bytes_by_part: Parts,
+    bytes_by_part: SplitIndices,
     host_bytes: u64,
     host_bytes_node: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -150,7 +150,7 @@ struct Fits {
 }
 
 #[derive(Serialize)]
-struct Parts {
+struct SplitIndices {
     index_keys: u64,
     slots: u64,
     landing: u64,
@@ -201,7 +201,7 @@ fn fits(planned: &Planned, point: &Point) -> Fits {
         offload: planned.offloads(),
         bytes: if counted { bytes.device() } else { bytes.data() },
         available_bytes: planned.available,
-        bytes_by_part: Parts {
+        bytes_by_part: SplitIndices {
             index_keys: bytes.index_keys,
             slots: bytes.slots,
             landing: bytes.landing,
@@ -210,7 +210,7 @@ fn fits(planned: &Planned, point: &Point) -> Fits {
             tables: bytes.tables,
             host_page_tables: bytes.host_page_tables,
             host_rows: bytes.rows,
-            host_step_blocks: bytes.step_blocks,
+            host_step_blocks: bytes.step_descriptors,
         },
         host_bytes: bytes.host(),
         host_bytes_node: bytes.host().saturating_mul(u64::from(point.deployed.node_gpus())),

@@ -17,7 +17,7 @@ use forebay::device::{Device, Slice};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::trace::{Header, SelectionTrace};
 use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
-use forebay::{Open, Result, Row, SLOT_BLOCK, Shape, Slots, WarmUp};
+use forebay::{BatchRow, Open, Result, SLOT_BLOCK, Shape, Slots, WarmUp};
 
 /// One replay of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub fn needs(header: &Header, shape: &Shape, setting: Setting, slots: &[u32]) ->
     let staged = 4 * k * u64::from(header.layers) * (u64::from(mtp) + u64::from(warmup));
     let most = u64::from(slots.iter().max().copied().unwrap_or(0));
     let work = SELECTED * k * u64::from(mtp) + SLOT * most + PAGE * u64::from(config.host_pages);
-    Ok(footprint.tables + footprint.step_blocks + staged + work)
+    Ok(footprint.tables + footprint.step_descriptors + staged + work)
 }
 
 /// The slots that a sequence can fill: no more than it has tokens.
@@ -132,7 +132,7 @@ pub fn replay_on(
     let mut outcome = Outcome { layers: vec![(0, 0); header.layers as usize], steps: Vec::new() };
     for group in 0..steps {
         let accepted = Accepted::Rows(if group == 0 { 0 } else { mtp });
-        let query_rows = Row { sequence, accepted, query_rows: mtp };
+        let query_rows = BatchRow { sequence, accepted, query_rows: mtp };
         let mut step = cache.prepare(MicroBatch(0), mtp, &[query_rows], None, stream)?;
         for layer in 0..header.layers {
             let first = u64::from(layer) * u64::from(mtp);
@@ -141,7 +141,7 @@ pub fn replay_on(
                 staging.write(first + u64::from(query), positions)?;
             }
             let selection = staging.rows(first, u64::from(mtp))?;
-            let buffers = Buffers { selection, slots: slots_out, parts: None };
+            let buffers = Buffers { selection, slots: slots_out, split_indices: None };
             cache.resolve(&step, LayerCall::whole(Layer(layer)), stream, buffers)?;
         }
         cache.finish(&mut step, stream)?;

@@ -6,7 +6,7 @@
 //!
 //! # How
 //!
-//! Every layer begins with the slots that one of its steps may need ([`Curve::exact_from`]): below them its curve
+//! Every layer begins with the slots that one of its steps may need ([`MissRatioCurve::exact_from`]): below them its curve
 //! says nothing. What is left is given out greedily over the *lower convex hulls* of the curves. A curve need not
 //! be convex: a layer that cycles over n rows gains nothing before the n-th slot and everything with it, and
 //! a greedy choice by single slots would never give it the first. A hull's segment is such a jump as a whole:
@@ -28,7 +28,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use forebay::study::Curve;
+use forebay::study::MissRatioCurve;
 use forebay::{Error, Kind, Result};
 
 use crate::curve::Curves;
@@ -57,7 +57,7 @@ impl PartialOrd for Segment {
 
 /// A layer on the way.
 struct Hull<'a> {
-    curve: &'a Curve,
+    curve: &'a MissRatioCurve,
     layer: usize,
     held: u32,
     /// Corners beyond `held` whose segments gain something, the nearest last.

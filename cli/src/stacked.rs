@@ -2,7 +2,7 @@
 //!
 //! A pool passes over all slots of a sequence in every step: a vector's work for the budgets that engines have, and
 //! hours for millions of slots of which each step selects one. Where a pool holds what each step selects, it holds the
-//! newest rows of one order (`forebay::study::Depths` says why), so a selected row is resident exactly when it
+//! newest rows of one order (`forebay::study::StackDistances` says why), so a selected row is resident exactly when it
 //! stands no deeper than there are slots. Hits and misses of every step are those of the pools, to the last one; the
 //! work is in proportion to the selections, whatever the slots.
 //!

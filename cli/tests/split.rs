@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use curve::Curves;
 use forebay::Shape;
-use forebay::study::Depths;
+use forebay::study::StackDistances;
 use forebay::trace::SelectionTrace;
 use pools::Setting;
 use proptest::prelude::*;
@@ -92,7 +92,7 @@ fn steps(depths: &[usize]) -> Vec<u32> {
 }
 
 fn curves(layers: &[Vec<u32>]) -> Curves {
-    let mut depths = Depths::new(ROWS, ROWS).unwrap();
+    let mut depths = StackDistances::new(ROWS, ROWS).unwrap();
     let mut count = |steps: &Vec<u32>| {
         (0..ROWS).for_each(|row| depths.warm(&[row]));
         steps.iter().for_each(|row| depths.resolve(&[*row]));
@@ -131,7 +131,7 @@ fn layers() -> impl Strategy<Value = (Vec<Vec<usize>>, u32)> {
 }
 
 /// Gain of each further slot, which a convex curve never has after a smaller one.
-fn gains(curve: &forebay::study::Curve) -> Vec<u64> {
+fn gains(curve: &forebay::study::MissRatioCurve) -> Vec<u64> {
     (1..ROWS).map(|slots| curve.misses(slots) - curve.misses(slots + 1)).collect()
 }
 

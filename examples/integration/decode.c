@@ -90,7 +90,7 @@ int main(void) {
     uint32_t lengths[BATCH] = {PROMPT, PROMPT};
     for (uint32_t number = 0; number < STEPS; number++) {
         /* Which sequences decode, and how many rows of their last step were accepted: the draft or not. */
-        fb_row rows[BATCH];
+        fb_batch_row rows[BATCH];
         for (uint32_t s = 0; s < BATCH; s++) {
             rows[s].sequence = sequences[s];
             rows[s].accepted = number == 0 ? 0 : 1 + (number + s) % 2;

@@ -37,7 +37,7 @@ static void info(const fb_cache *cache) {
     CHECK(found.layers == LAYERS && found.row_bytes == ROW && found.first_run_bytes == ROW);
     CHECK(found.top_k == TOP_K && found.query_rows == QUERY && found.batch == LANES && found.page_tokens == PAGE);
     CHECK(found.host_stride >= ROW && found.block_bytes == 64 * ROW && found.lanes == LANES);
-    CHECK(found.attention_passes == 1);
+    CHECK(found.attention_waves == 1);
 }
 
 static void slabs(const fb_cache *cache) {

@@ -130,7 +130,7 @@ TRY(fork) {
     fb_open_config config = opening(0, 10);
     return fb_fork(handle, w->sequence, P(1, &config), NULL, P(2, &w->out.number), NULL);
 }
-TRY(roll_back) { return UNUSED, fb_roll_back(handle, w->sequence, 1000, NULL, NULL); }
+TRY(truncate) { return UNUSED, fb_truncate(handle, w->sequence, 1000, NULL, NULL); }
 TRY(close) { return UNUSED, fb_close(handle, w->sequence + 1, NULL); }
 TRY(length) { return fb_length(handle, w->sequence, P(1, FILL(sequence_length))); }
 TRY(pages) { return fb_pages(handle, w->sequence, P(1, (fb_page *)w->out.bytes), 4, P(2, &w->out.word + 100)); }
@@ -155,16 +155,16 @@ TRY(find_shared) {
     tokens.ids = P(4, tokens.ids);
     return fb_find_shared(handle, P(1, &tokens), P(2, "salt"), 4, P(3, &w->out.word));
 }
-TRY(seal) {
+TRY(publish) {
     fb_tokens tokens = calls_tokens(w);
-    return fb_seal(handle, w->sequence, 0, P(1, &tokens), P(2, &w->out.word));
+    return fb_publish(handle, w->sequence, 0, P(1, &tokens), P(2, &w->out.word));
 }
 
 TRY(ticket_outcome) { return fb_ticket_outcome(handle, P(1, &w->out.word), NULL); }
 TRY(ticket_destroy) { return UNUSED, fb_ticket_destroy(handle); }
 
 TRY(prepare) {
-    fb_row row = {w->sequence, 0, 1};
+    fb_batch_row row = {w->sequence, 0, 1};
     fb_step_config config = SIZED(fb_step_config);
     config.rows = P(3, &row);
     config.row_count = 1;
@@ -174,22 +174,22 @@ TRY(prepare) {
 TRY(layer) { return fb_layer(handle, w->step, 0, P(1, w->picks), P(2, (int32_t *)w->out.bytes), NULL); }
 TRY(layers) { return fb_layers(handle, w->step, P(1, w->picks), P(2, (int32_t *)w->out.bytes), NULL); }
 TRY(resolve) {
-    fb_part part = SIZED(fb_part);
+    fb_step_range part = SIZED(fb_step_range);
     fb_buffers buffers = SIZED(fb_buffers);
     buffers.selection = P(3, w->picks);
     buffers.slots = P(4, (int32_t *)w->out.bytes);
     return fb_resolve(handle, w->step, P(1, &part), P(2, &buffers), NULL);
 }
 TRY(gather) {
-    fb_part part = SIZED(fb_part);
+    fb_step_range part = SIZED(fb_step_range);
     part.layer = LAYERS;
     return UNUSED, fb_gather(handle, w->step, P(1, &part), 0, NULL);
 }
 TRY(scatter) { return UNUSED, fb_scatter(handle, w->step, LAYERS, NULL); }
 TRY(scatter_part) {
-    fb_part part = SIZED(fb_part);
+    fb_step_range part = SIZED(fb_step_range);
     part.layer = LAYERS;
-    return fb_scatter_part(handle, w->step, P(1, &part), NULL);
+    return fb_scatter_range(handle, w->step, P(1, &part), NULL);
 }
 TRY(finish) { return UNUSED, fb_finish(handle, w->step + 1, NULL); }
 TRY(abandon) { return UNUSED, fb_abandon(handle, w->step + 1); }
@@ -351,9 +351,9 @@ static const call CALLS[] = {
     CALL(cache_validate, CACHE, 0), CALL(slab, CACHE, 2), CALL(rows, CACHE, 2), CALL(index_keys, CACHE, 2),
     CALL(cache_destroy, CACHE, 0),
     CALL(open, CACHE, 2), CALL(append, CACHE, 1), CALL(append_in_place, CACHE, 0), CALL(join, CACHE, 0),
-    CALL(join_more, CACHE, 0), CALL(fork, CACHE, 2), CALL(roll_back, CACHE, 0), CALL(close, CACHE, 0),
+    CALL(join_more, CACHE, 0), CALL(fork, CACHE, 2), CALL(truncate, CACHE, 0), CALL(close, CACHE, 0),
     CALL(length, CACHE, 1), CALL(pages, CACHE, 2), CALL(landing_slot, CACHE, 1), CALL(read_row, CACHE, 1),
-    CALL(digest, CACHE, 1), CALL(open_shared, CACHE, 5), CALL(find_shared, CACHE, 4), CALL(seal, CACHE, 2),
+    CALL(digest, CACHE, 1), CALL(open_shared, CACHE, 5), CALL(find_shared, CACHE, 4), CALL(publish, CACHE, 2),
     CALL(ticket_outcome, TICKET, 1), CALL(ticket_destroy, TICKET, 0), CALL(prepare, CACHE, 3), CALL(layer, CACHE, 2),
     CALL(layers, CACHE, 2), CALL(resolve, CACHE, 4), CALL(gather, CACHE, 1), CALL(scatter, CACHE, 0),
     CALL(scatter_part, CACHE, 1), CALL(finish, CACHE, 0), CALL(abandon, CACHE, 0), CALL(retire, CACHE, 1),
@@ -421,7 +421,7 @@ static inline void make_world(world *w) {
     w->cache = cache_of(w->device, &config);
     open_story(w->cache, &of, 40, NULL);
     w->sequence = of.sequence;
-    OK(w->cache, fb_roll_back(w->cache, w->sequence, 40, NULL, &w->ticket));
+    OK(w->cache, fb_truncate(w->cache, w->sequence, 40, NULL, &w->ticket));
     memset(w->picks, 0, sizeof w->picks);
     fb_prices prices = calls_prices(w);
     fb_table table = {1, LAYERS, w->orders};

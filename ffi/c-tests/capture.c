@@ -214,10 +214,10 @@ static void ends_well(rig *r, fb_step step) {
     OK(r->cache, retire(r, step));
 }
 
-static void roll_back(rig *r) {
+static void truncate(rig *r) {
     for (uint32_t row = 0; row < BUCKET; row++) {
         r->of[row].committed = length_of(r->cache, r->of[row].sequence).committed;
-        OK(r->cache, fb_roll_back(r->cache, r->of[row].sequence, r->of[row].committed, r->stream, NULL));
+        OK(r->cache, fb_truncate(r->cache, r->of[row].sequence, r->of[row].committed, r->stream, NULL));
     }
     OK(r->device, fb_stream_wait(r->device, r->stream));
 }
@@ -226,7 +226,7 @@ static void abandoned(rig *r, fb_step step) {
     OK(r->cache, fb_abandon(r->cache, step));
     OK(r->cache, fb_finish(r->cache, step, r->stream));
     IS(FB_CANCELLED, retire(r, step));
-    roll_back(r);
+    truncate(r);
 }
 
 /* The host knows what a capture holds, and whether it was launched. */
@@ -286,14 +286,14 @@ static void launched_without(rig *r, const engine *own, const fb_captured *captu
     OK(r->cache, fb_finish(r->cache, step, r->stream));
     IS(FB_DEVICE_FAILED, retire(r, step));
     CHECK(says(r->cache, text) && says(r->cache, "roll its sequences back"));
-    fb_row row = {r->of[0].sequence, 0, QUERY};
+    fb_batch_row row = {r->of[0].sequence, 0, QUERY};
     fb_step_config config = SIZED(fb_step_config);
     config.rows = &row;
     config.row_count = 1;
     config.query_rows = QUERY;
     step = 0;
     CHECK(fb_prepare(r->cache, &config, r->stream, &step) != FB_OK && step == 0);
-    roll_back(r);
+    truncate(r);
 }
 
 /* A graph of the engine's own that was never launched; then one for each layer, of which one is left out. */

@@ -234,7 +234,7 @@ static inline uint32_t compare_rows(const fb_cache *cache, const story *of, uint
 
 /* Prepares a step of `count` sequences with `query_rows` each. */
 static inline fb_step begin_step(fb_cache *cache, story *of, uint32_t count, uint32_t query_rows, void *stream) {
-    fb_row rows[LANES];
+    fb_batch_row rows[LANES];
     fb_step_config config = SIZED(fb_step_config);
     fb_step step = 0;
     CHECK(count <= LANES);

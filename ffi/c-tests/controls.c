@@ -19,7 +19,7 @@ static void leak(void) {
 }
 
 static void overrun(fb_cache *cache, const story *of) {
-    fb_row *rows = (fb_row *)malloc(sizeof *rows);
+    fb_batch_row *rows = (fb_batch_row *)malloc(sizeof *rows);
     CHECK(rows != NULL);
     rows[0].sequence = of->sequence;
     rows[0].accepted = 0;

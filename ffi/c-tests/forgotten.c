@@ -13,8 +13,8 @@ typedef enum { WHOLE, HALVES } mode;
 /* A call of a layer. */
 typedef struct {
     asked kind;
-    fb_part part;
-    uint32_t attention_pass;
+    fb_step_range part;
+    uint32_t attention_wave;
 } made;
 
 typedef struct {
@@ -31,21 +31,21 @@ typedef struct {
     uint32_t due_count, refused[3], too_late;
 } rig;
 
-static void add(rig *r, asked kind, fb_part part, uint32_t attention_pass) {
+static void add(rig *r, asked kind, fb_step_range part, uint32_t attention_wave) {
     CHECK(r->due_count < CALLS_MAX);
-    r->due[r->due_count++] = (made){kind, part, attention_pass};
+    r->due[r->due_count++] = (made){kind, part, attention_wave};
 }
 
 /* R, G by pass of attention, and S of a part. */
 static void add_part(rig *r, uint32_t layer, uint32_t first, uint32_t count, uint32_t pass) {
-    fb_part part = SIZED(fb_part);
+    fb_step_range part = SIZED(fb_step_range);
     part.layer = layer;
     part.first = first;
     part.count = count;
     part.pass = pass;
     add(r, RESOLVE, part, 0);
-    for (uint32_t attention_pass = 0; attention_pass < PASSES; attention_pass++) {
-        add(r, GATHER, part, attention_pass);
+    for (uint32_t attention_wave = 0; attention_wave < PASSES; attention_wave++) {
+        add(r, GATHER, part, attention_wave);
     }
     add(r, SCATTER, part, 0);
 }
@@ -64,11 +64,11 @@ static void declare_due(rig *r, mode how) {
 }
 
 static fb_step prepare(rig *r) {
-    fb_row rows[ROWS];
+    fb_batch_row rows[ROWS];
     fb_step_config config = SIZED(fb_step_config);
     fb_step step = 0;
     for (uint32_t row = 0; row < ROWS; row++) {
-        rows[row] = (fb_row){r->of[row].sequence, r->of[row].accepted, r->query_rows[row]};
+        rows[row] = (fb_batch_row){r->of[row].sequence, r->of[row].accepted, r->query_rows[row]};
     }
     config.rows = rows;
     config.row_count = ROWS;
@@ -96,7 +96,7 @@ static fb_step prepare(rig *r) {
 
 static fb_status make(rig *r, fb_step step, const made *call) {
     fb_buffers buffers = SIZED(fb_buffers);
-    const fb_part *part = &call->part;
+    const fb_step_range *part = &call->part;
     switch (call->kind) {
     case RESOLVE:
         buffers.selection = part->pass == FB_ALL_QUERY_ROWS ? r->selection + part->first * PICKS
@@ -107,9 +107,9 @@ static fb_status make(rig *r, fb_step step, const made *call) {
         buffers.batch = ROWS;
         return fb_resolve(r->cache, step, part, &buffers, r->stream);
     case GATHER:
-        return fb_gather(r->cache, step, part, call->attention_pass, r->stream);
+        return fb_gather(r->cache, step, part, call->attention_wave, r->stream);
     default:
-        return fb_scatter_part(r->cache, step, part, r->stream);
+        return fb_scatter_range(r->cache, step, part, r->stream);
     }
 }
 
@@ -121,20 +121,20 @@ static int of_one_part(const made *one, const made *other) {
 /* Whether a call cannot be made, or counts for nothing, where another was left out. */
 static int hangs_on(const made *call, const made *other) {
     return of_one_part(call, other) && call->kind == GATHER &&
-           (other->kind == RESOLVE || (other->kind == GATHER && other->attention_pass < call->attention_pass));
+           (other->kind == RESOLVE || (other->kind == GATHER && other->attention_wave < call->attention_wave));
 }
 
 /* What fb_finish says when a call was left out; 0 where the call is of no query row that there is. */
 static int expected(const rig *r, const made *without, char *text, size_t bytes) {
     static const char *const NAMES[] = {"resolve", "gather", "scatter"};
-    const fb_part *part = &without->part;
+    const fb_step_range *part = &without->part;
     uint32_t query = part->pass == FB_ALL_QUERY_ROWS ? 0 : part->pass - 1;
     uint32_t end = part->count == 0 ? (uint32_t)ROWS : part->first + part->count;
     for (uint32_t row = part->first; row < end; row++) {
         if (query < r->query_rows[row]) {
             char pass[24] = "";
             if (without->kind == GATHER) {
-                snprintf(pass, sizeof pass, ", pass %u", without->attention_pass);
+                snprintf(pass, sizeof pass, ", pass %u", without->attention_wave);
             }
             int length = snprintf(text, bytes, "a %s was not enqueued (layer %u, batch row %u, query row %u%s)",
                                   NAMES[without->kind], part->layer, row, query, pass);
@@ -156,20 +156,20 @@ static void end_well(rig *r, fb_step step) {
 }
 
 /* Rows that the last resolve of a part missed, from a pass of attention on. */
-static uint32_t missed_from(const rig *r, const fb_part *part, uint32_t attention_pass) {
+static uint32_t missed_from(const rig *r, const fb_step_range *part, uint32_t attention_wave) {
     size_t lists = (size_t)ROWS * (part->pass == FB_ALL_QUERY_ROWS ? QUERY : 1);
     uint32_t missed = 0;
     OK(r->device, fb_stream_wait(r->device, r->stream));
-    for (size_t at = (1 + attention_pass) * lists; at < (1 + PASSES) * lists; at++) {
+    for (size_t at = (1 + attention_wave) * lists; at < (1 + PASSES) * lists; at++) {
         missed += r->counts[at];
     }
     return missed;
 }
 
-static void roll_back(rig *r) {
+static void truncate(rig *r) {
     for (uint32_t row = 0; row < ROWS; row++) {
         r->of[row].committed = length_of(r->cache, r->of[row].sequence).committed;
-        OK(r->cache, fb_roll_back(r->cache, r->of[row].sequence, r->of[row].committed, r->stream, NULL));
+        OK(r->cache, fb_truncate(r->cache, r->of[row].sequence, r->of[row].committed, r->stream, NULL));
     }
     OK(r->device, fb_stream_wait(r->device, r->stream));
 }
@@ -193,7 +193,7 @@ static void complete(rig *r, fb_step step, const made *without, uint32_t missed)
     CHECK(says(r->cache, "was not gathered") && says(r->cache, "batch row") && says(r->cache, "layer"));
     CHECK(says(r->cache, "roll its sequences back"));
     r->too_late++;
-    roll_back(r);
+    truncate(r);
 }
 
 static void give_up(rig *r, fb_step step) {
@@ -202,13 +202,13 @@ static void give_up(rig *r, fb_step step) {
     OK(r->device, fb_stream_wait(r->device, r->stream));
     IS(FB_CANCELLED, fb_retire(r->cache, &step, r->stream, NULL));
     CHECK(step == 0 && says(r->cache, "roll its sequences back"));
-    fb_row row = {r->of[0].sequence, 0, 1};
+    fb_batch_row row = {r->of[0].sequence, 0, 1};
     fb_step_config config = SIZED(fb_step_config);
     config.rows = &row;
     config.row_count = config.query_rows = 1;
     CHECK(fb_prepare(r->cache, &config, r->stream, &step) != FB_OK && step == 0);
     CHECK(says(r->cache, "a step of the sequence failed"));
-    roll_back(r);
+    truncate(r);
 }
 
 /* A step without a call of those that are due, or with all of them. */
@@ -226,7 +226,7 @@ static void step_without(rig *r, const made *without, int completed) {
             OK(r->cache, make(r, step, call));
         }
         if (call == without && call->kind == GATHER) {
-            missed = missed_from(r, &call->part, call->attention_pass);
+            missed = missed_from(r, &call->part, call->attention_wave);
         }
     }
     if (without == NULL || !expected(r, without, text, sizeof text)) {
@@ -258,14 +258,14 @@ static void begin(rig *r, uint32_t device) {
     config.layers = LAYERS - 1;
     config.draft_layers = 1;
     config.slots = config.min_budget = TOP_K;
-    config.attention_passes = PASSES;
+    config.attention_waves = PASSES;
     memset(r, 0, sizeof *r);
     r->device = device_of(device);
     r->cache = cache_of(r->device, &config);
     OK(r->device, fb_stream_create(r->device, &r->stream));
     fb_info info = SIZED(fb_info);
     OK(r->cache, fb_cache_info(r->cache, &info));
-    CHECK(info.attention_passes == PASSES);
+    CHECK(info.attention_waves == PASSES);
     writes = 0;
     for (uint32_t row = 0; row < ROWS; row++) {
         open_story(r->cache, &r->of[row], 50 + 20 * row, r->stream);
@@ -291,7 +291,7 @@ static void forget_each(uint32_t device) {
     CHECK(r->refused[RESOLVE] > 20 && r->refused[GATHER] > 40 && r->refused[SCATTER] > 20);
     CHECK(r->too_late > 10);
     for (uint32_t row = 0; row < ROWS; row++) {
-        OK(r->cache, fb_roll_back(r->cache, r->of[row].sequence, r->of[row].committed, r->stream, NULL));
+        OK(r->cache, fb_truncate(r->cache, r->of[row].sequence, r->of[row].committed, r->stream, NULL));
         OK(r->device, fb_stream_wait(r->device, r->stream));
         compare_stored(r->cache, &r->of[row], r->of[row].committed);
         OK(r->cache, fb_close(r->cache, r->of[row].sequence, r->stream));

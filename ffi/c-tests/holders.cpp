@@ -128,7 +128,7 @@ class Sequence {
     Sequence &operator=(const Sequence &) = delete;
 
     void step() {
-        const fb_row row = {number, decoded > 0 ? 1u : 0u, 1};
+        const fb_batch_row row = {number, decoded > 0 ? 1u : 0u, 1};
         auto config = sized<fb_step_config>();
         config.rows = &row;
         config.row_count = 1;

@@ -51,7 +51,7 @@ static void attend(engine *e, const fb_engine_call *call) {
     for (uint32_t row = call->first; row < call->first + call->count; row++) {
         for (uint32_t query = 0; query < QUERY; query++) {
             uint32_t at = row * QUERY + query;
-            uint32_t list = call->keys == FB_KEYS_FETCHED ? 1 + call->attention_pass : 0;
+            uint32_t list = call->keys == FB_KEYS_FETCHED ? 1 + call->attention_wave : 0;
             const int32_t *slots = e->lists + (list * BATCH * QUERY + at) * TOP_K;
             uint32_t count = e->counts[list * BATCH * QUERY + at];
             if (call->keys == FB_KEYS_ALL) {
@@ -269,7 +269,7 @@ static void refusing(engine *e, fb_device *device) {
         for (uint32_t row = 0; row < BATCH; row++) {
             uint64_t sequence = e->stories[row].sequence;
             e->stories[row].committed = length_of(e->cache, sequence).committed;
-            OK(e->cache, fb_roll_back(e->cache, sequence, e->stories[row].committed, four.stream[0], NULL));
+            OK(e->cache, fb_truncate(e->cache, sequence, e->stories[row].committed, four.stream[0], NULL));
         }
         OK(device, fb_stream_wait(device, four.stream[0]));
     }

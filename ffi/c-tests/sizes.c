@@ -24,7 +24,7 @@ static void fill_open(world *w, void *with) {
     (void)w;
     *(fb_open_config *)with = opening(10, 10);
 }
-static fb_row the_row;
+static fb_batch_row the_row;
 static void fill_step(world *w, void *with) {
     fb_step_config config = SIZED(fb_step_config);
     the_row.sequence = w->sequence;
@@ -41,7 +41,7 @@ static void fill_device(world *w, void *with) {
 static void fill_tokens(world *w, void *with) { *(fb_tokens *)with = calls_tokens(w); }
 static void fill_part(world *w, void *with) {
     (void)w;
-    memset(with, 0, sizeof(fb_part));
+    memset(with, 0, sizeof(fb_step_range));
 }
 static void fill_plan(world *w, void *with) {
     static fb_cache_config model;
@@ -79,7 +79,7 @@ static fb_status try_step(world *w, void *with) {
         OK(w->cache, fb_abandon(w->cache, step));
         OK(w->cache, fb_finish(w->cache, step, NULL));
         IS(FB_CANCELLED, fb_retire(w->cache, &step, NULL, NULL));
-        OK(w->cache, fb_roll_back(w->cache, w->sequence, 40, NULL, NULL));
+        OK(w->cache, fb_truncate(w->cache, w->sequence, 40, NULL, NULL));
     }
     return status;
 }
@@ -99,7 +99,7 @@ static fb_status try_part(world *w, void *with) {
     memset(&of, 0, sizeof of);
     of.sequence = w->sequence;
     fb_step step = begin_step(w->cache, &of, 1, 1, NULL);
-    fb_status status = fb_scatter_part(w->cache, step, (const fb_part *)with, NULL);
+    fb_status status = fb_scatter_range(w->cache, step, (const fb_step_range *)with, NULL);
     rest_of_step(w->cache, step, 0, NULL);
     OK(w->cache, fb_finish(w->cache, step, NULL));
     OK(w->cache, fb_retire(w->cache, &step, NULL, NULL));
@@ -123,7 +123,7 @@ static const sized STRUCTS[] = {
     {"fb_open_config", sizeof(fb_open_config), 0, offsetof(fb_open_config, slots), try_sequence, fill_open},
     {"fb_tokens", sizeof(fb_tokens), 0, offsetof(fb_tokens, key_count), try_tokens, fill_tokens},
     {"fb_step_config", sizeof(fb_step_config), 0, offsetof(fb_step_config, accepted), try_step, fill_step},
-    {"fb_part", sizeof(fb_part), 0, offsetof(fb_part, first), try_part, fill_part},
+    {"fb_step_range", sizeof(fb_step_range), 0, offsetof(fb_step_range, first), try_part, fill_part},
     {"fb_plan_config", sizeof(fb_plan_config), 0, offsetof(fb_plan_config, batch), try_planning, fill_plan},
     {"fb_stats", sizeof(fb_stats), 1, 0, try_stats, fill_nothing},
     {"fb_info", sizeof(fb_info), 1, 0, try_info, fill_nothing},

@@ -13,7 +13,7 @@ static void a_hundred_steps(fb_cache *cache) {
     fb_stats stats = stats_of(cache);
     CHECK(stats.steps == 100 && stats.misses > 0 && stats.hits > 0 && stats.bytes_up == stats.misses * ROW);
     for (uint32_t which = 0; which < LANES; which++) {
-        OK(cache, fb_roll_back(cache, of[which].sequence, of[which].committed, NULL, NULL));
+        OK(cache, fb_truncate(cache, of[which].sequence, of[which].committed, NULL, NULL));
         compare_stored(cache, &of[which], of[which].committed);
         OK(cache, fb_close(cache, of[which].sequence, NULL));
     }
@@ -32,7 +32,7 @@ static void given_up(fb_cache *cache) {
     CHECK(step == 0);
     fb_sequence_length length = length_of(cache, of.sequence);
     of.committed = length.committed;
-    OK(cache, fb_roll_back(cache, of.sequence, of.committed, NULL, NULL));
+    OK(cache, fb_truncate(cache, of.sequence, of.committed, NULL, NULL));
     decode_step(cache, &of, 1, 5, 2);
 
     step = begin_step(cache, &of, 1, QUERY, NULL);
@@ -49,7 +49,7 @@ static void given_up(fb_cache *cache) {
     length = length_of(cache, of.sequence);
     CHECK(length.running == 0);
     of.committed = length.committed;
-    OK(cache, fb_roll_back(cache, of.sequence, of.committed, NULL, NULL));
+    OK(cache, fb_truncate(cache, of.sequence, of.committed, NULL, NULL));
     decode_step(cache, &of, 1, 9, 1);
     OK(cache, fb_close(cache, of.sequence, NULL));
 }
@@ -83,7 +83,7 @@ static void ways(fb_device *device, uint32_t way, int32_t *slots, uint64_t diges
             OK(cache, fb_layer(cache, step, layer, picks + at, slots + at, NULL));
         }
         for (uint32_t row = 0; way == 2 && row < 2; row++) {
-            fb_part part = SIZED(fb_part);
+            fb_step_range part = SIZED(fb_step_range);
             part.layer = layer;
             part.first = row;
             part.count = 1;
@@ -92,7 +92,7 @@ static void ways(fb_device *device, uint32_t way, int32_t *slots, uint64_t diges
             buffers.slots = slots + at + row * PICKS;
             OK(cache, fb_resolve(cache, step, &part, &buffers, NULL));
             OK(cache, fb_gather(cache, step, &part, 0, NULL));
-            OK(cache, fb_scatter_part(cache, step, &part, NULL));
+            OK(cache, fb_scatter_range(cache, step, &part, NULL));
         }
         for (uint32_t row = 0; row < 2; row++) {
             (void)compare_rows(cache, &of[row], layer, picks + at + row * PICKS, slots + at + row * PICKS, PICKS);
@@ -157,7 +157,7 @@ static void accepted_on_device(fb_cache *cache) {
     story of;
     open_story(cache, &of, 40, NULL);
     decode_step(cache, &of, 1, 3, 2);
-    fb_row row = {of.sequence, FB_ACCEPTED_ON_DEVICE, QUERY};
+    fb_batch_row row = {of.sequence, FB_ACCEPTED_ON_DEVICE, QUERY};
     fb_step_config config = SIZED(fb_step_config);
     config.rows = &row;
     config.row_count = 1;
@@ -233,7 +233,7 @@ static void stale(fb_device *device, fb_cache *cache) {
 static void refused(fb_cache *cache) {
     story of;
     open_story(cache, &of, 40, NULL);
-    fb_row rows[2] = {{of.sequence, 0, 1}, {of.sequence, 0, 1}};
+    fb_batch_row rows[2] = {{of.sequence, 0, 1}, {of.sequence, 0, 1}};
     fb_step_config config = SIZED(fb_step_config);
     fb_step step = 77;
     config.rows = rows;

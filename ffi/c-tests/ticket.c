@@ -55,7 +55,7 @@ static void pending_then_done(fb_device *device, fb_cache *cache) {
     OK(device, fb_stream_call(device, stream, hold, &at));
     OK(cache, fb_join(cache, of.sequence, NULL, stream, &ticket));
     CHECK(ticket != NULL && outcome_of(ticket) == FB_TICKET_PENDING);
-    IS(FB_BUSY, fb_roll_back(cache, of.sequence, 10, stream, NULL));
+    IS(FB_BUSY, fb_truncate(cache, of.sequence, 10, stream, NULL));
     OK(cache, fb_close(cache, of.sequence, stream));
     OK(cache, fb_cache_reap(cache, stream, NULL));
     CHECK(stats_of(cache).sequences == 1);
@@ -145,7 +145,7 @@ static void outlives(fb_device *device) {
     OK(device, fb_stream_wait(device, NULL));
     OK(cache, fb_fork(cache, of.sequence, &open, NULL, &child, &tickets[1]));
     OK(device, fb_stream_wait(device, NULL));
-    OK(cache, fb_roll_back(cache, child, 5, NULL, &tickets[2]));
+    OK(cache, fb_truncate(cache, child, 5, NULL, &tickets[2]));
     OK(device, fb_stream_wait(device, NULL));
     OK(cache, fb_close(cache, of.sequence, NULL));
     OK(cache, fb_close(cache, child, NULL));

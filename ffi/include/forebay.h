@@ -95,7 +95,7 @@
 // These, and the indexer of the second half of the batch.
 #define FB_OVERLAP_DBA 2
 
-// In fb_part and fb_overlap: all query rows of the step; a draft layer's pass is its number + 1.
+// In fb_step_range and fb_overlap: all query rows of the step; a draft layer's pass is its number + 1.
 #define FB_ALL_QUERY_ROWS 0
 
 // I0: the projections that the indexer needs, and the write of the index keys.
@@ -122,7 +122,7 @@
 // What was resident or is born in this step: list 0.
 #define FB_KEYS_RESIDENT 1
 
-// What an attention pass fetched: list 1 + attention_pass.
+// What an attention pass fetched: list 1 + attention_wave.
 #define FB_KEYS_FETCHED 2
 
 // All rows of the whole batch fit on the device: offload moves bytes and buys nothing.
@@ -161,7 +161,7 @@
 // In fb_selections_text: which text the model read.
 #define FB_SELECTIONS_TEXT 5
 
-// In fb_row: the accepted rows stand in the step's tensor on the device.
+// In fb_batch_row: the accepted rows stand in the step's tensor on the device.
 #define FB_ACCEPTED_ON_DEVICE UINT32_MAX
 
 // The work has not ended.
@@ -316,7 +316,7 @@ typedef struct fb_cache_config {
     uint32_t memory;
     // Optional: passes of attention that take the scratch slots in turn, so that a lane needs only so large a share
     // of them; 1. With more, attention must run in parts (fb_overlap).
-    uint32_t attention_passes;
+    uint32_t attention_waves;
     // Optional: the number of the NUMA node for the total pool, plus 1; any.
     uint32_t numa_node;
     // Optional: 1 for rows without bytes, so that nothing is gathered: for replays. The total pool takes addresses
@@ -340,12 +340,12 @@ typedef struct fb_cache_footprint {
     uint64_t scratch;
     // Device: what whole mappings of 2 MiB leave unused.
     uint64_t padding;
-    // Device: residency tables, lanes' page tables, lists of fetches and step blocks.
+    // Device: residency tables, lanes' page tables, lists of fetches and step descriptors.
     uint64_t tables;
     // Host: the rows of the total pool.
     uint64_t rows;
-    // Host: the pinned ring of step blocks and reports; and what a GPU's joins and roll-backs are staged in.
-    uint64_t step_blocks;
+    // Host: the pinned ring of step descriptors and reports; and what a GPU's joins and roll-backs are staged in.
+    uint64_t step_descriptors;
     // Device: a GPU's own page tables of the host memory that it reaches, of memory that is registered: 8 bytes for 4
     // KiB.
     uint64_t host_page_tables;
@@ -385,8 +385,8 @@ typedef struct fb_stats {
     uint64_t prompt_tokens;
     // Counter: of these, tokens in pages that were taken over.
     uint64_t shared_tokens;
-    // Counter: pages that were sealed for others to find.
-    uint64_t sealed_pages;
+    // Counter: pages that were published for others to find.
+    uint64_t published_pages;
     // Counter: of these, pages that went to make room.
     uint64_t evicted_pages;
 } fb_stats;
@@ -426,7 +426,7 @@ typedef struct fb_info {
     // Micro-batches whose steps may be open at the same time.
     uint32_t micro_batches;
     // Passes of attention over what a step fetches, where attention runs in parts: what index lists are made for.
-    uint32_t attention_passes;
+    uint32_t attention_waves;
     // The fewest slots that a sequence may have in a layer.
     uint32_t min_budget;
     // Pages of the total pool.
@@ -478,8 +478,8 @@ typedef struct fb_sequence_length {
     uint32_t committed;
     // Rows that the last retired step wrote behind them, to be accepted or rejected.
     uint32_t landed;
-    // Tokens in sealed pages: what fb_seal goes on behind.
-    uint32_t sealed;
+    // Tokens in published pages: what fb_publish goes on behind.
+    uint32_t published;
     // 1 if it has joined and may take part in steps, otherwise 0.
     uint32_t running;
 } fb_sequence_length;
@@ -574,7 +574,7 @@ typedef struct fb_engine_call {
     // Of FB_WORK_ATTEND: FB_KEYS_ something.
     uint32_t keys;
     // Of FB_KEYS_FETCHED: which pass fetched them, from 0.
-    uint32_t attention_pass;
+    uint32_t attention_wave;
     // For which micro-batch.
     uint32_t micro_batch;
     // In which layer.
@@ -698,8 +698,8 @@ typedef struct fb_choice {
 } fb_choice;
 
 // Which part of a step's layer a call works on.
-typedef struct fb_part {
-    // sizeof(fb_part).
+typedef struct fb_step_range {
+    // sizeof(fb_step_range).
     size_t size;
     // The layer.
     uint32_t layer;
@@ -709,7 +709,7 @@ typedef struct fb_part {
     uint32_t count;
     // Optional: FB_ALL_QUERY_ROWS, or a draft layer's pass + 1: its one query row.
     uint32_t pass;
-} fb_part;
+} fb_step_range;
 
 // Where a call finds the selection and puts the slots, on the device. Buffers must not overlap.
 typedef struct fb_buffers {
@@ -720,9 +720,9 @@ typedef struct fb_buffers {
     // Of the same shape, receives their slots in the layer's slab, -1 for none.
     int32_t *slots;
     // Optional: the slots again as the index lists of attention in parts,
-    // `[1 + attention_passes][batch][query rows][top_k]`: what was resident, then what each pass fetches.
+    // `[1 + attention_waves][batch][query rows][top_k]`: what was resident, then what each pass fetches.
     int32_t *lists;
-    // How many entries of each list are valid, `[1 + attention_passes][batch][query rows]`; NULL without lists.
+    // How many entries of each list are valid, `[1 + attention_waves][batch][query rows]`; NULL without lists.
     uint32_t *counts;
     // Batch rows of a list, at least the step's; 0 without lists.
     uint32_t batch;
@@ -803,11 +803,11 @@ typedef struct fb_planned {
     uint64_t scratch_bytes;
     // what whole mappings leave unused,
     uint64_t padding_bytes;
-    // and residency tables, page tables, lists of fetches and step blocks.
+    // and residency tables, page tables, lists of fetches and step descriptors.
     uint64_t table_bytes;
     // Bytes of pinned host memory: rows,
     uint64_t row_bytes;
-    // and step blocks.
+    // and step descriptors.
     uint64_t step_block_bytes;
     // What fb_cache_config takes, 0 without offload: pages of the total pool,
     uint32_t host_pages;
@@ -865,21 +865,21 @@ typedef struct fb_trace_header {
 } fb_trace_header;
 
 // A row of a step's batch. It never grows.
-typedef struct fb_row {
+typedef struct fb_batch_row {
     // The sequence.
     uint64_t sequence;
     // Rows of its previous step that were accepted, or FB_ACCEPTED_ON_DEVICE; 0 before its first step.
     uint32_t accepted;
     // Its query rows in this step, at most the step's.
     uint32_t query_rows;
-} fb_row;
+} fb_batch_row;
 
 // What a step decodes.
 typedef struct fb_step_config {
     // sizeof(fb_step_config).
     size_t size;
     // The rows of the batch; read before the call returns.
-    const struct fb_row *rows;
+    const struct fb_batch_row *rows;
     // How many.
     uint32_t row_count;
     // Query rows of each: the width of the step.
@@ -1098,7 +1098,7 @@ fb_status fb_cache_stats(const struct fb_cache *cache, struct fb_stats *stats);
 // `info` states its size truly.
 fb_status fb_cache_info(const struct fb_cache *cache, struct fb_info *info);
 
-// Takes up what has ended since: releases closed sequences whose last work has ended, and pages and step blocks that
+// Takes up what has ended since: releases closed sequences whose last work has ended, and pages and step descriptors that
 // ended work held. `*waiting`, which may be NULL, says how many closed sequences still wait.
 //
 // Requires:
@@ -1223,7 +1223,7 @@ fb_status fb_fork(struct fb_cache *cache,
 //
 // Requires:
 // `ticket` is NULL or has room for the answer.
-fb_status fb_roll_back(struct fb_cache *cache,
+fb_status fb_truncate(struct fb_cache *cache,
                        uint64_t sequence,
                        uint32_t length,
                        void *stream,
@@ -1285,7 +1285,7 @@ fb_status fb_landing_slot(const struct fb_cache *cache,
 // What the library enqueues on `stream` may be enqueued there now.
 fb_status fb_close(struct fb_cache *cache, uint64_t sequence, void *stream);
 
-// As fb_open, for a prompt whose token ids are known: its leading pages that were sealed before, under the same
+// As fb_open, for a prompt whose token ids are known: its leading pages that were published before, under the same
 // salt, are taken over. `*shared` says how many tokens those are; fb_append goes on behind them. Admission counts
 // only what is not shared. `prompt` has the prompt's ids, or as many leading ones as may be shared: leave out the
 // last one where its row is to be computed anew, for the logits behind it. The salt tells apart what equal tokens do
@@ -1313,19 +1313,19 @@ fb_status fb_find_shared(const struct fb_cache *cache,
                          size_t salt_bytes,
                          uint32_t *shared);
 
-// Seals what can be sealed, for others to find: full pages behind the `from` tokens that are, whose rows are accepted
-// and stored. `next` has the sequence's token ids from there on, as far as they are known. `*sealed` says how many
-// tokens are sealed now; call it again when more steps have been retired, and before fb_close. FB_INVALID_CONFIG for
+// Publishes what can be published, for others to find: full pages behind the `from` tokens that are, whose rows are accepted
+// and stored. `next` has the sequence's token ids from there on, as far as they are known. `*published` says how many
+// tokens are published now; call it again when more steps have been retired, and before fb_close. FB_INVALID_CONFIG for
 // a sequence that fb_open_shared did not open, or that is not running; FB_BUSY while work that the library enqueued
-// for it is in flight; FB_OUT_OF_RANGE when `from` is not what fb_length says is sealed.
+// for it is in flight; FB_OUT_OF_RANGE when `from` is not what fb_length says is published.
 //
 // Requires:
-// `next` states its size truly, and what it names is there; `sealed` has room for the answer.
-fb_status fb_seal(struct fb_cache *cache,
+// `next` states its size truly, and what it names is there; `published` has room for the answer.
+fb_status fb_publish(struct fb_cache *cache,
                   uint64_t sequence,
                   uint32_t from,
                   const struct fb_tokens *next,
-                  uint32_t *sealed);
+                  uint32_t *published);
 
 // Captures the layers of a bucket into a graph: the engine's work by its callback; resolve, gather and scatter
 // between. Nothing runs. Steps may be in flight meanwhile; none of the bucket's micro-batches may be open. On an
@@ -1460,7 +1460,7 @@ fb_status fb_chooser_destroy(struct fb_chooser *chooser);
 // token positions, -1 for none, `[rows of the step][query rows][top_k]`; `slots`, of the same shape, receives their
 // slots in the layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
 // Rows beyond a sequence's budget are in scratch slots, which all layers share: attention of this layer comes before
-// the next layer's call. FB_INVALID_CONFIG in a cache of several attention_passes, whose slots are taken in turn:
+// the next layer's call. FB_INVALID_CONFIG in a cache of several attention_waves, whose slots are taken in turn:
 // fb_resolve, then fb_gather by pass.
 //
 // Requires:
@@ -1495,19 +1495,19 @@ fb_status fb_layers(struct fb_cache *cache,
 // call.
 fb_status fb_resolve(struct fb_cache *cache,
                      fb_step step,
-                     const struct fb_part *part,
+                     const struct fb_step_range *part,
                      const struct fb_buffers *buffers,
                      void *stream);
 
-// Fetches what the last resolve of these rows missed, or what pass `attention_pass` of attention reads of it, from
+// Fetches what the last resolve of these rows missed, or what pass `attention_wave` of attention reads of it, from
 // 0. Attention may read the slots behind it.
 //
 // Requires:
 // `part` states its size truly.
 fb_status fb_gather(struct fb_cache *cache,
                     fb_step step,
-                    const struct fb_part *part,
-                    uint32_t attention_pass,
+                    const struct fb_step_range *part,
+                    uint32_t attention_wave,
                     void *stream);
 
 // Stores a layer's new rows in the total pool, once they stand in their landing slots.
@@ -1517,7 +1517,7 @@ fb_status fb_scatter(struct fb_cache *cache, fb_step step, uint32_t layer, void 
 //
 // Requires:
 // `part` states its size truly.
-fb_status fb_scatter_part(struct fb_cache *cache, fb_step step, const struct fb_part *part, void *stream);
+fb_status fb_scatter_range(struct fb_cache *cache, fb_step step, const struct fb_step_range *part, void *stream);
 
 // Enqueues one layer of a step, or one pass of a draft layer, in an order FB_OVERLAP_NONE, FB_OVERLAP_DA or
 // FB_OVERLAP_DBA: the engine's work by its callback; resolve, gather and scatter between. `pass` is

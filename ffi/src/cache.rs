@@ -53,8 +53,8 @@ pub struct FbStats {
     pub prompt_tokens: u64,
     /// Counter: of these, tokens in pages that were taken over.
     pub shared_tokens: u64,
-    /// Counter: pages that were sealed for others to find.
-    pub sealed_pages: u64,
+    /// Counter: pages that were published for others to find.
+    pub published_pages: u64,
     /// Counter: of these, pages that went to make room.
     pub evicted_pages: u64,
 }
@@ -103,7 +103,7 @@ pub struct FbInfo {
     /// Micro-batches whose steps may be open at the same time.
     pub micro_batches: u32,
     /// Passes of attention over what a step fetches, where attention runs in parts: what index lists are made for.
-    pub attention_passes: u32,
+    pub attention_waves: u32,
     /// The fewest slots that a sequence may have in a layer.
     pub min_budget: u32,
     /// Pages of the total pool.
@@ -259,7 +259,7 @@ pub unsafe extern "C" fn fb_cache_stats(cache: *const FbCache, stats: *mut FbSta
                 bytes_up: now.bytes_up,
                 prompt_tokens: now.prompt_tokens,
                 shared_tokens: now.shared_tokens,
-                sealed_pages: now.sealed_pages,
+                published_pages: now.published_pages,
                 evicted_pages: now.evicted_pages,
             });
             Ok(())
@@ -296,7 +296,7 @@ pub unsafe extern "C" fn fb_cache_info(cache: *const FbCache, info: *mut FbInfo)
                 query_rows: config.query_rows,
                 steps_in_flight: config.steps_in_flight,
                 micro_batches: config.micro_batches,
-                attention_passes: cache.cache.attention_passes(),
+                attention_waves: cache.cache.attention_waves(),
                 min_budget: config.min_budget,
                 host_pages: config.host_pages,
                 index_pages: config.index_pages,
@@ -307,7 +307,7 @@ pub unsafe extern "C" fn fb_cache_info(cache: *const FbCache, info: *mut FbInfo)
     }
 }
 
-/// Takes up what has ended since: releases closed sequences whose last work has ended, and pages and step blocks that
+/// Takes up what has ended since: releases closed sequences whose last work has ended, and pages and step descriptors that
 /// ended work held. `*waiting`, which may be NULL, says how many closed sequences still wait.
 ///
 /// # Safety

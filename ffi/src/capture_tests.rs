@@ -4,7 +4,7 @@
 use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
 
-use forebay::device::{Parts, Slice};
+use forebay::device::{Slice, SplitIndices};
 use forebay::overlap::{Engine, EngineCall, OverlapStreams};
 use forebay::{Buffers, Layers};
 use forebay_standin::{Driver, Options};
@@ -137,7 +137,7 @@ impl Graphs {
         };
         let layers = |side: usize| {
             let (slots, lists, counts) = &answers[side];
-            let parts = Parts {
+            let split_indices = SplitIndices {
                 lists: slice(lists.as_ptr().addr(), lists.len()),
                 counts: slice(counts.as_ptr().addr(), ROWS),
                 batch: BATCH,
@@ -150,7 +150,7 @@ impl Graphs {
                 buffers: Buffers {
                     selection: slice(picks[side].as_ptr().addr(), WORDS),
                     slots: slice(slots.as_ptr().addr(), WORDS),
-                    parts: Some(parts),
+                    split_indices: Some(split_indices),
                 },
             }
         };
@@ -296,7 +296,7 @@ fn a_capture_that_makes_no_sense_is_refused_and_nothing_is_left_of_it() {
         (FbCaptureConfig { count: 3, ..right }, FbOutOfRange, "one of each micro-batch"),
         (FbCaptureConfig { query_rows: 0, ..right }, FbOutOfRange, "query_rows"),
         (FbCaptureConfig { query_rows: 3, ..right }, FbOutOfRange, "query_rows"),
-        (FbCaptureConfig { draft_passes: 3, ..right }, FbOutOfRange, "passes"),
+        (FbCaptureConfig { draft_passes: 3, ..right }, FbOutOfRange, "draft_passes"),
         (FbCaptureConfig { reserved: 1, ..right }, FbInvalidConfig, "reserved"),
         (sized(16, right), FbInvalidConfig, "fb_capture_config"),
     ] {

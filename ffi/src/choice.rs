@@ -6,7 +6,7 @@
 
 use std::ffi::{CString, c_char};
 
-use forebay::device::block::LayerCount;
+use forebay::device::descriptor::LayerCount;
 use forebay::overlap::{Bucket, Chooser, Hysteresis, Overlap, Prices, Table};
 use forebay::{Error, Kind, Result};
 

@@ -64,7 +64,7 @@ pub struct FbCacheConfig {
     pub memory: u32,
     /// Optional: passes of attention that take the scratch slots in turn, so that a lane needs only so large a share
     /// of them; 1. With more, attention must run in parts (fb_overlap).
-    pub attention_passes: u32,
+    pub attention_waves: u32,
     /// Optional: the number of the NUMA node for the total pool, plus 1; any.
     pub numa_node: u32,
     /// Optional: 1 for rows without bytes, so that nothing is gathered: for replays. The total pool takes addresses
@@ -97,12 +97,12 @@ pub struct FbCacheFootprint {
     pub scratch: u64,
     /// Device: what whole mappings of 2 MiB leave unused.
     pub padding: u64,
-    /// Device: residency tables, lanes' page tables, lists of fetches and step blocks.
+    /// Device: residency tables, lanes' page tables, lists of fetches and step descriptors.
     pub tables: u64,
     /// Host: the rows of the total pool.
     pub rows: u64,
-    /// Host: the pinned ring of step blocks and reports; and what a GPU's joins and roll-backs are staged in.
-    pub step_blocks: u64,
+    /// Host: the pinned ring of step descriptors and reports; and what a GPU's joins and roll-backs are staged in.
+    pub step_descriptors: u64,
     /// Device: a GPU's own page tables of the host memory that it reaches, of memory that is registered: 8 bytes for 4
     /// KiB.
     pub host_page_tables: u64,
@@ -112,7 +112,7 @@ pub struct FbCacheFootprint {
 unsafe impl Plain for FbCacheFootprint {}
 impl Versioned for FbCacheFootprint {
     const NAME: &'static str = "fb_cache_footprint";
-    const REQUIRED: usize = std::mem::offset_of!(FbCacheFootprint, step_blocks) + 8;
+    const REQUIRED: usize = std::mem::offset_of!(FbCacheFootprint, step_descriptors) + 8;
 }
 
 /// GPUs map memory in multiples of so many bytes.
@@ -199,7 +199,7 @@ impl FbCacheConfig {
             index_pages: or(self.index_pages, all.index_pages),
             slots: slots.unwrap_or(all.slots),
             min_budget: or(self.min_budget, all.min_budget),
-            attention_passes: or(self.attention_passes, all.attention_passes),
+            attention_waves: or(self.attention_waves, all.attention_waves),
             batch: or(self.batch, all.batch),
             query_rows: self.query_rows,
             steps_in_flight: or(self.steps_in_flight, all.steps_in_flight),
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn fb_footprint(
                 padding: all.padding,
                 tables: all.tables,
                 rows: all.rows,
-                step_blocks: all.step_blocks,
+                step_descriptors: all.step_descriptors,
                 host_page_tables: all.host_page_tables,
             });
             Ok(())
@@ -315,7 +315,7 @@ mod tests {
             steps_in_flight: 0,
             micro_batches: 0,
             memory: FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED,
-            attention_passes: 0,
+            attention_waves: 0,
             numa_node: 0,
             residency_only: 0,
             slots_by_layer: std::ptr::null(),
@@ -345,7 +345,7 @@ mod tests {
             steps_in_flight: 3,
             micro_batches: 2,
             memory: 0,
-            attention_passes: 5,
+            attention_waves: 5,
             numa_node: 2,
             residency_only: 1,
             ..small()
@@ -355,7 +355,7 @@ mod tests {
             index_pages: 8,
             slots: Slots::Uniform(640),
             min_budget: 32,
-            attention_passes: 5,
+            attention_waves: 5,
             batch: 7,
             steps_in_flight: 3,
             micro_batches: 2,

@@ -306,7 +306,7 @@ impl FbDevice {
 }
 
 fn borrows_nothing(operation: &'static str) -> Error {
-    Error::new(Kind::InvalidConfig, operation)
+    Error::new(Kind::Unsupported, operation)
         .at("a host device has no streams but its own")
         .hint("use fb_stream_create, or NULL for the first stream")
 }

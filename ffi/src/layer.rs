@@ -5,7 +5,7 @@
 
 use std::ffi::c_void;
 
-use forebay::device::{Device, Parts, Slice};
+use forebay::device::{Device, Slice, SplitIndices};
 use forebay::{Buffers, Cache, Error, Kind, Layer, LayerCall, Result, Step, Streams};
 
 use crate::cache::FbCache;
@@ -14,14 +14,14 @@ use crate::handle::change;
 use crate::status::FbStatus;
 use crate::step::FbStep;
 
-/// In fb_part and fb_overlap: all query rows of the step; a draft layer's pass is its number + 1.
+/// In fb_step_range and fb_overlap: all query rows of the step; a draft layer's pass is its number + 1.
 pub const FB_ALL_QUERY_ROWS: u32 = 0;
 
 /// Which part of a step's layer a call works on.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FbPart {
-    /// sizeof(fb_part).
+    /// sizeof(fb_step_range).
     pub size: usize,
     /// The layer.
     pub layer: u32,
@@ -30,13 +30,13 @@ pub struct FbPart {
     /// Optional: and how many; all from the first on.
     pub count: u32,
     /// Optional: FB_ALL_QUERY_ROWS, or a draft layer's pass + 1: its one query row.
-    pub pass: u32,
+    pub draft_pass: u32,
 }
 
 // SAFETY: words, four of 4 bytes behind one of 8.
 unsafe impl Plain for FbPart {}
 impl Versioned for FbPart {
-    const NAME: &'static str = "fb_part";
+    const NAME: &'static str = "fb_step_range";
     const REQUIRED: usize = std::mem::offset_of!(FbPart, first);
 }
 
@@ -51,9 +51,9 @@ pub struct FbBuffers {
     /// Of the same shape, receives their slots in the layer's slab, -1 for none.
     pub slots: *mut i32,
     /// Optional: the slots again as the index lists of attention in parts,
-    /// `[1 + attention_passes][batch][query rows][top_k]`: what was resident, then what each pass fetches.
+    /// `[1 + attention_waves][batch][query rows][top_k]`: what was resident, then what each pass fetches.
     pub lists: *mut i32,
-    /// How many entries of each list are valid, `[1 + attention_passes][batch][query rows]`; NULL without lists.
+    /// How many entries of each list are valid, `[1 + attention_waves][batch][query rows]`; NULL without lists.
     pub counts: *mut u32,
     /// Batch rows of a list, at least the step's; 0 without lists.
     pub batch: u32,
@@ -83,7 +83,7 @@ impl FbPart {
             )),
             rows => Some(rows),
         };
-        Ok(LayerCall { layer: Layer(self.layer), batch_rows, pass: self.pass.checked_sub(1) })
+        Ok(LayerCall { layer: Layer(self.layer), batch_rows, draft_pass: self.draft_pass.checked_sub(1) })
     }
 }
 
@@ -103,7 +103,7 @@ impl<'a> Imports<'a> {
     /// For `cache`, which stands on `device`.
     pub(crate) fn of(cache: &Cache, device: &'a dyn Device) -> Imports<'a> {
         let top_k = cache.geometry().shape().top_k.into();
-        Imports { device, top_k, lists: 1 + u64::from(cache.attention_passes()) }
+        Imports { device, top_k, lists: 1 + u64::from(cache.attention_waves()) }
     }
 
     /// Whether one gather brings all that a resolve misses.
@@ -112,7 +112,7 @@ impl<'a> Imports<'a> {
             2 => Ok(()),
             lists => Err(Error::new(Kind::InvalidConfig, "layer")
                 .at("attention in several passes")
-                .with("attention_passes", lists - 1)
+                .with("attention_waves", lists - 1)
                 .hint("resolve with index lists, then gather by pass")),
         }
     }
@@ -156,13 +156,13 @@ impl<'a> Imports<'a> {
     ///
     /// # Safety
     /// As [`Imports::pair`].
-    pub(crate) unsafe fn parts(
+    pub(crate) unsafe fn split_indices(
         &self,
         lists: *mut i32,
         counts: *mut u32,
         rows: u32,
         query_rows: u32,
-    ) -> Result<Option<Parts>> {
+    ) -> Result<Option<SplitIndices>> {
         if lists.is_null() && counts.is_null() && rows == 0 {
             return Ok(None);
         }
@@ -171,7 +171,7 @@ impl<'a> Imports<'a> {
         let counted = counted.checked_mul(self.lists).ok_or_else(|| overflow("counts"))?;
         // SAFETY: this function's contract.
         unsafe {
-            Ok(Some(Parts {
+            Ok(Some(SplitIndices {
                 lists: cast::buffer(self.device, lists.cast_const(), all, "lists")?,
                 counts: cast::buffer(self.device, counts.cast_const(), counted, "counts")?,
                 batch: rows,
@@ -184,7 +184,7 @@ impl<'a> Imports<'a> {
 /// token positions, -1 for none, `[rows of the step][query rows][top_k]`; `slots`, of the same shape, receives their
 /// slots in the layer's slab. A position at or beyond the sequence's length makes fb_retire answer FB_DEVICE_FAILED.
 /// Rows beyond a sequence's budget are in scratch slots, which all layers share: attention of this layer comes before
-/// the next layer's call. FB_INVALID_CONFIG in a cache of several attention_passes, whose slots are taken in turn:
+/// the next layer's call. FB_INVALID_CONFIG in a cache of several attention_waves, whose slots are taken in turn:
 /// fb_resolve, then fb_gather by pass.
 ///
 /// # Safety
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn fb_layer(
             step,
             LayerCall::whole(Layer(layer)),
             streams,
-            Buffers { selection, slots, parts: None },
+            Buffers { selection, slots, split_indices: None },
         )
     })
 }
@@ -255,31 +255,31 @@ pub unsafe extern "C" fn fb_layers(
 pub unsafe extern "C" fn fb_resolve(
     cache: *mut FbCache,
     step: FbStep,
-    part: *const FbPart,
+    range: *const FbPart,
     buffers: *const FbBuffers,
     stream: *mut c_void,
 ) -> FbStatus {
     change(cache, |cache| {
         // SAFETY: this call's contract, for both.
-        let (part, given) = unsafe { (cast::versioned(part)?, cast::versioned(buffers)?) };
+        let (range, given) = unsafe { (cast::versioned(range)?, cast::versioned(buffers)?) };
         if given.reserved != 0 {
             return Err(Error::new(Kind::InvalidConfig, "resolve").at("reserved"));
         }
         let step = cache.step(step)?;
-        let call = part.call(step)?;
+        let call = range.call(step)?;
         let rows = call.batch_rows.map_or(step.rows(), |(_, count)| count);
-        let query_rows = call.pass.map_or(step.query_rows(), |_| 1);
+        let query_rows = call.draft_pass.map_or(step.query_rows(), |_| 1);
         let imports = Imports::of(&cache.cache, cache.device());
         // SAFETY: this call's contract, for all of them.
-        let (selection, slots, parts) = unsafe {
+        let (selection, slots, split_indices) = unsafe {
             let (selection, slots) = imports.pair(given.selection, given.slots, rows, query_rows)?;
-            (selection, slots, imports.parts(given.lists, given.counts, given.batch, query_rows)?)
+            (selection, slots, imports.split_indices(given.lists, given.counts, given.batch, query_rows)?)
         };
-        cache.cache.resolve(step, call, cast::stream(stream), Buffers { selection, slots, parts })
+        cache.cache.resolve(step, call, cast::stream(stream), Buffers { selection, slots, split_indices })
     })
 }
 
-/// Fetches what the last resolve of these rows missed, or what pass `attention_pass` of attention reads of it, from
+/// Fetches what the last resolve of these rows missed, or what pass `attention_wave` of attention reads of it, from
 /// 0. Attention may read the slots behind it.
 ///
 /// # Safety
@@ -288,15 +288,15 @@ pub unsafe extern "C" fn fb_resolve(
 pub unsafe extern "C" fn fb_gather(
     cache: *mut FbCache,
     step: FbStep,
-    part: *const FbPart,
-    attention_pass: u32,
+    range: *const FbPart,
+    attention_wave: u32,
     stream: *mut c_void,
 ) -> FbStatus {
     change(cache, |cache| {
         // SAFETY: this call's contract.
-        let part = unsafe { cast::versioned(part) }?;
+        let range = unsafe { cast::versioned(range) }?;
         let step = cache.step(step)?;
-        cache.cache.gather(step, part.call(step)?, attention_pass, cast::stream(stream))
+        cache.cache.gather(step, range.call(step)?, attention_wave, cast::stream(stream))
     })
 }
 
@@ -314,16 +314,16 @@ pub extern "C" fn fb_scatter(cache: *mut FbCache, step: FbStep, layer: u32, stre
 /// # Safety
 /// `part` states its size truly.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_scatter_part(
+pub unsafe extern "C" fn fb_scatter_range(
     cache: *mut FbCache,
     step: FbStep,
-    part: *const FbPart,
+    range: *const FbPart,
     stream: *mut c_void,
 ) -> FbStatus {
     change(cache, |cache| {
         // SAFETY: this call's contract.
-        let part = unsafe { cast::versioned(part) }?;
+        let range = unsafe { cast::versioned(range) }?;
         let step = cache.step(step)?;
-        cache.cache.scatter(step, part.call(step)?, cast::stream(stream))
+        cache.cache.scatter(step, range.call(step)?, cast::stream(stream))
     })
 }

@@ -35,7 +35,7 @@ pub const FB_WORK_REST: u32 = 5;
 pub const FB_KEYS_ALL: u32 = 0;
 /// What was resident or is born in this step: list 0.
 pub const FB_KEYS_RESIDENT: u32 = 1;
-/// What an attention pass fetched: list 1 + attention_pass.
+/// What an attention pass fetched: list 1 + attention_wave.
 pub const FB_KEYS_FETCHED: u32 = 2;
 
 /// One call of the engine.
@@ -49,7 +49,7 @@ pub struct FbEngineCall {
     /// Of FB_WORK_ATTEND: FB_KEYS_ something.
     pub keys: u32,
     /// Of FB_KEYS_FETCHED: which pass fetched them, from 0.
-    pub attention_pass: u32,
+    pub attention_wave: u32,
     /// For which micro-batch.
     pub micro_batch: u32,
     /// In which layer.
@@ -160,9 +160,9 @@ impl FbOverlapConfig {
         query_rows: u32,
     ) -> Result<Layers> {
         // SAFETY: this function's contract, for all of them.
-        let (selection, slots, parts) = unsafe {
+        let (selection, slots, split_indices) = unsafe {
             let (selection, slots) = imports.pair(self.selection, self.slots, batch, query_rows)?;
-            (selection, slots, imports.parts(self.lists, self.counts, self.lists_batch, query_rows)?)
+            (selection, slots, imports.split_indices(self.lists, self.counts, self.lists_batch, query_rows)?)
         };
         let streams = OverlapStreams {
             compute: cast::stream(self.compute),
@@ -170,7 +170,7 @@ impl FbOverlapConfig {
             gather: cast::stream(self.gather),
             scatter: cast::stream(self.scatter),
         };
-        Ok(Layers { streams, batch, half: self.half, buffers: Buffers { selection, slots, parts } })
+        Ok(Layers { streams, batch, half: self.half, buffers: Buffers { selection, slots, split_indices } })
     }
 }
 
@@ -196,13 +196,13 @@ impl Callback {
 
 impl FbEngineCall {
     fn of(call: &EngineCall) -> FbEngineCall {
-        let (work, keys, attention_pass) = match call.work {
+        let (work, keys, attention_wave) = match call.work {
             Work::Project => (FB_WORK_PROJECT, 0, 0),
             Work::Index => (FB_WORK_INDEX, 0, 0),
             Work::Prepare => (FB_WORK_PREPARE, 0, 0),
             Work::Attend(Keys::All) => (FB_WORK_ATTEND, FB_KEYS_ALL, 0),
             Work::Attend(Keys::Resident) => (FB_WORK_ATTEND, FB_KEYS_RESIDENT, 0),
-            Work::Attend(Keys::Fetched { pass }) => (FB_WORK_ATTEND, FB_KEYS_FETCHED, pass),
+            Work::Attend(Keys::Fetched { wave }) => (FB_WORK_ATTEND, FB_KEYS_FETCHED, wave),
             Work::Merge => (FB_WORK_MERGE, 0, 0),
             Work::Rest => (FB_WORK_REST, 0, 0),
         };
@@ -210,7 +210,7 @@ impl FbEngineCall {
             size: size_of::<FbEngineCall>(),
             work,
             keys,
-            attention_pass,
+            attention_wave,
             micro_batch: call.micro_batch.0,
             layer: call.layer.0,
             first: call.first,
@@ -245,7 +245,7 @@ impl Engine for Callback {
 }
 
 /// Enqueues one layer of a step, or one pass of a draft layer, in an order FB_OVERLAP_NONE, FB_OVERLAP_DA or
-/// FB_OVERLAP_DBA: the engine's work by its callback; resolve, gather and scatter between. `pass` is
+/// FB_OVERLAP_DBA: the engine's work by its callback; resolve, gather and scatter between. `draft_pass` is
 /// FB_ALL_QUERY_ROWS, or the pass of a draft layer + 1. fb_finish orders the step's end behind all of it.
 ///
 /// A layer that was not enqueued whole, because the callback or the device refused, abandons the step: it is still
@@ -260,7 +260,7 @@ pub unsafe extern "C" fn fb_overlap(
     cache: *mut FbCache,
     step: FbStep,
     layer: u32,
-    pass: u32,
+    draft_pass: u32,
     order: u32,
     layers: *const FbOverlapConfig,
     engine: *const FbEngine,
@@ -273,8 +273,8 @@ pub unsafe extern "C" fn fb_overlap(
         let imports = Imports::of(&cache.cache, cache.device());
         // SAFETY: this call's contract.
         let layers = unsafe { layers.of_step(&imports, &cache.steps.open[place]) }?;
-        let (layer, pass) = (Layer(layer), pass.checked_sub(1));
-        cache.cache.overlap(&mut cache.steps.open[place], layer, pass, overlap, &layers, &mut engine)
+        let (layer, draft_pass) = (Layer(layer), draft_pass.checked_sub(1));
+        cache.cache.overlap(&mut cache.steps.open[place], layer, draft_pass, overlap, &layers, &mut engine)
     })
 }
 

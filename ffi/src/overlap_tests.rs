@@ -2,7 +2,7 @@
 
 use std::ptr::{null, null_mut};
 
-use forebay::device::{Parts, Slice};
+use forebay::device::{Slice, SplitIndices};
 use forebay::overlap::{Engine, EngineCall};
 
 use super::*;
@@ -39,12 +39,12 @@ struct Script {
 
 impl Script {
     fn called(&mut self, call: &FbEngineCall) -> u32 {
-        let FbEngineCall { work, keys, attention_pass, micro_batch, layer, first, count, .. } = *call;
+        let FbEngineCall { work, keys, attention_wave, micro_batch, layer, first, count, .. } = *call;
         let (first_query_row, query_rows) = (call.first_query_row, call.query_rows);
         self.calls.push([
             work,
             keys,
-            attention_pass,
+            attention_wave,
             micro_batch,
             layer,
             first,
@@ -130,7 +130,7 @@ impl Side {
             // SAFETY: memory of the process, and the twin's streams run inside its calls.
             unsafe { rig.own.import(address as u64, 4 * words as u64) }
         };
-        let parts = Parts {
+        let split_indices = SplitIndices {
             lists: slice(self.lists.as_ptr().addr(), self.lists.len()),
             counts: slice(self.counts.as_ptr().addr(), self.counts.len()),
             batch: BATCH,
@@ -138,7 +138,7 @@ impl Side {
         let buffers = Buffers {
             selection: slice(self.selection.as_ptr().addr(), WORDS),
             slots: slice(self.slots.as_ptr().addr(), WORDS),
-            parts: Some(parts),
+            split_indices: Some(split_indices),
         };
         let one = rig.stream;
         let streams = OverlapStreams { compute: one, resolve: one, gather: one, scatter: one };
@@ -255,8 +255,8 @@ fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
     };
     refused(overlap(ALL, 0, 0, right), FbOutOfRange, &rig, "layer");
     refused(overlap(0, 1, 0, right), FbOutOfRange, &rig, "no draft layer");
-    refused(overlap(LAYERS, 3, 0, right), FbOutOfRange, &rig, "passes");
-    refused(overlap(0, u32::MAX, 0, right), FbOutOfRange, &rig, "passes");
+    refused(overlap(LAYERS, 3, 0, right), FbOutOfRange, &rig, "draft_passes");
+    refused(overlap(0, u32::MAX, 0, right), FbOutOfRange, &rig, "draft_passes");
     refused(overlap(2, 0, 3, right), FbInvalidConfig, &rig, "an order of a layer");
     let without = FbOverlapConfig { lists: null_mut(), counts: null_mut(), lists_batch: 0, ..right };
     refused(overlap(0, 0, FB_OVERLAP_DA, without), FbInvalidConfig, &rig, "index lists");
@@ -301,7 +301,7 @@ fn overlap_refuses_what_makes_no_sense_before_anything_is_enqueued() {
     refused(of(&[step; 2], &sides, 2, &ORDERS, 0, &engine), FbInvalidConfig, &rig, "named twice");
     refused(of(&[step, 9], &sides, 2, &ORDERS, 0, &engine), FbClosed, &rig, "step");
     refused(of(&both, &sides, 2, &[0, 0, 5, 0], 0, &engine), FbInvalidConfig, &rig, "an order of a layer");
-    refused(of(&both, &sides, 2, &ORDERS, 3, &engine), FbOutOfRange, &rig, "passes");
+    refused(of(&both, &sides, 2, &ORDERS, 3, &engine), FbOutOfRange, &rig, "draft_passes");
     refused(of(&both, &sides, 2, &ORDERS, 0, &none), FbInvalidConfig, &rig, "enqueue");
     assert!(script.calls.is_empty(), "nothing was enqueued");
     for (step, own) in open {
@@ -344,16 +344,16 @@ fn no_call_of_a_step_allocates() {
     };
     let mut whole = || {
         let mut steps = [step(&first, 0), step(&second, 1)];
-        let (to, part, none) = (slots.as_mut_ptr(), blank::<FbPart>(), null_mut());
+        let (to, range, none) = (slots.as_mut_ptr(), blank::<FbPart>(), null_mut());
         let buffers = FbBuffers { selection: selection.as_ptr(), slots: to, ..blank() };
         // SAFETY: buffers of the steps' shape, and places for the answers.
         unsafe {
             ok(fb_layer(rig.cache, steps[0], 0, selection.as_ptr(), to, none));
             ok(fb_layers(rig.cache, steps[0], selection.as_ptr(), to, none));
-            ok(fb_resolve(rig.cache, steps[0], &part, &buffers, none));
-            ok(fb_gather(rig.cache, steps[0], &part, 0, none));
+            ok(fb_resolve(rig.cache, steps[0], &range, &buffers, none));
+            ok(fb_gather(rig.cache, steps[0], &range, 0, none));
             ok(fb_scatter(rig.cache, steps[0], 0, none));
-            ok(fb_scatter_part(rig.cache, steps[0], &part, none));
+            ok(fb_scatter_range(rig.cache, steps[0], &range, none));
             ok(fb_overlap(rig.cache, steps[0], 1, 0, FB_OVERLAP_DBA, &layers[0], &engine));
             let (of, orders) = (steps.as_ptr(), ORDERS.as_ptr());
             ok(fb_overlap_steps(rig.cache, of, layers.as_ptr(), 2, orders, QUERY_ROWS, &engine));

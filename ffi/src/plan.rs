@@ -116,11 +116,11 @@ pub struct FbPlanned {
     pub scratch_bytes: u64,
     /// what whole mappings leave unused,
     pub padding_bytes: u64,
-    /// and residency tables, page tables, lists of fetches and step blocks.
+    /// and residency tables, page tables, lists of fetches and step descriptors.
     pub table_bytes: u64,
     /// Bytes of pinned host memory: rows,
     pub row_bytes: u64,
-    /// and step blocks.
+    /// and step descriptors.
     pub step_block_bytes: u64,
     /// What fb_cache_config takes, 0 without offload: pages of the total pool,
     pub host_pages: u32,
@@ -204,7 +204,7 @@ impl FbPlanned {
             padding_bytes: bytes.padding,
             table_bytes: bytes.tables,
             row_bytes: bytes.rows,
-            step_block_bytes: bytes.step_blocks,
+            step_block_bytes: bytes.step_descriptors,
             host_pages: config.map_or(0, |config| config.host_pages),
             index_pages: config.map_or(0, |config| config.index_pages),
             pool_slots,

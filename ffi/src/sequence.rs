@@ -131,8 +131,8 @@ pub struct FbSequenceLength {
     pub committed: u32,
     /// Rows that the last retired step wrote behind them, to be accepted or rejected.
     pub landed: u32,
-    /// Tokens in sealed pages: what fb_seal goes on behind.
-    pub sealed: u32,
+    /// Tokens in published pages: what fb_publish goes on behind.
+    pub published: u32,
     /// 1 if it has joined and may take part in steps, otherwise 0.
     pub running: u32,
 }
@@ -309,7 +309,7 @@ pub unsafe extern "C" fn fb_fork(
 /// # Safety
 /// `ticket` is NULL or has room for the answer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_roll_back(
+pub unsafe extern "C" fn fb_truncate(
     cache: *mut FbCache,
     sequence: u64,
     length: u32,
@@ -320,7 +320,7 @@ pub unsafe extern "C" fn fb_roll_back(
         // SAFETY: this call's contract.
         let wanted = unsafe { ticket::wanted(ticket) }?;
         let sequence = cache.sequence(sequence)?;
-        let ended = cache.cache.roll_back(sequence, length, cast::stream(stream))?;
+        let ended = cache.cache.truncate(sequence, length, cast::stream(stream))?;
         wanted.give(ended, cache);
         Ok(())
     })
@@ -346,7 +346,7 @@ pub unsafe extern "C" fn fb_length(
                 size: size_of::<FbSequenceLength>(),
                 committed: now.committed,
                 landed: now.landed,
-                sealed: now.sealed,
+                published: now.published,
                 running: u32::from(cache.cache.is_running(sequence)?),
             });
             Ok(())

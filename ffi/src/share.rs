@@ -1,4 +1,4 @@
-//! Shared prefixes: open behind what others have sealed, and seal.
+//! Shared prefixes: open behind what others have published, and publish.
 
 use std::ffi::c_void;
 
@@ -74,7 +74,7 @@ impl Given<'_> {
     }
 }
 
-/// As fb_open, for a prompt whose token ids are known: its leading pages that were sealed before, under the same
+/// As fb_open, for a prompt whose token ids are known: its leading pages that were published before, under the same
 /// salt, are taken over. `*shared` says how many tokens those are; fb_append goes on behind them. Admission counts
 /// only what is not shared. `prompt` has the prompt's ids, or as many leading ones as may be shared: leave out the
 /// last one where its row is to be computed anew, for the logits behind it. The salt tells apart what equal tokens do
@@ -131,28 +131,28 @@ pub unsafe extern "C" fn fb_find_shared(
     }
 }
 
-/// Seals what can be sealed, for others to find: full pages behind the `from` tokens that are, whose rows are accepted
-/// and stored. `next` has the sequence's token ids from there on, as far as they are known. `*sealed` says how many
-/// tokens are sealed now; call it again when more steps have been retired, and before fb_close. FB_INVALID_CONFIG for
+/// Publishes what can be published, for others to find: full pages behind the `from` tokens that are, whose rows are accepted
+/// and stored. `next` has the sequence's token ids from there on, as far as they are known. `*published` says how many
+/// tokens are published now; call it again when more steps have been retired, and before fb_close. FB_INVALID_CONFIG for
 /// a sequence that fb_open_shared did not open, or that is not running; FB_BUSY while work that the library enqueued
-/// for it is in flight; FB_OUT_OF_RANGE when `from` is not what fb_length says is sealed.
+/// for it is in flight; FB_OUT_OF_RANGE when `from` is not what fb_length says is published.
 ///
 /// # Safety
-/// `next` states its size truly, and what it names is there; `sealed` has room for the answer.
+/// `next` states its size truly, and what it names is there; `published` has room for the answer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_seal(
+pub unsafe extern "C" fn fb_publish(
     cache: *mut FbCache,
     sequence: u64,
     from: u32,
     next: *const FbTokens,
-    sealed: *mut u32,
+    published: *mut u32,
 ) -> FbStatus {
     // SAFETY: this call's contract, for both.
     unsafe {
         change(cache, |cache| {
-            let (sealed, next) = (cast::out(sealed, "sealed")?, Given::of(next)?);
+            let (published, next) = (cast::out(published, "published")?, Given::of(next)?);
             let sequence = cache.sequence(sequence)?;
-            sealed.set(cache.cache.seal(sequence, from, next.tokens())?);
+            published.set(cache.cache.publish(sequence, from, next.tokens())?);
             Ok(())
         })
     }

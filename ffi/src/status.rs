@@ -8,7 +8,7 @@ use forebay::Kind;
 use crate::{cast, handle};
 
 /// Version of this header's interface, see docs/versions.md.
-pub const FB_ABI_VERSION: u32 = 1;
+pub const FB_ABI_VERSION: u32 = 2;
 
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +44,10 @@ pub enum FbStatus {
     FbCancelled = 13,
     /// The library broke one of its own rules; always a defect of forebay.
     FbInternal = 14,
+    /// The call does not fit the state of the sequence, step or stream that it names.
+    FbInvalidState = 15,
+    /// The device, or its driver, does not have what was asked for.
+    FbUnsupported = 16,
 }
 
 impl From<Kind> for FbStatus {
@@ -62,6 +66,8 @@ impl From<Kind> for FbStatus {
             Kind::BadVersion => FbStatus::FbBadVersion,
             Kind::Io => FbStatus::FbIo,
             Kind::Cancelled => FbStatus::FbCancelled,
+            Kind::InvalidState => FbStatus::FbInvalidState,
+            Kind::Unsupported => FbStatus::FbUnsupported,
             // The library may know more kinds than this match; a test compares it with all of them.
             _ => FbStatus::FbInternal,
         }
@@ -85,6 +91,8 @@ const fn text_of(status: u32) -> &'static CStr {
         12 => c"input or output failed",
         13 => c"cancelled",
         14 => c"internal error",
+        15 => c"wrong state",
+        16 => c"not supported",
         _ => c"unknown status",
     }
 }

@@ -8,16 +8,16 @@
 
 use std::ffi::c_void;
 
-use forebay::device::block::LayerCount;
+use forebay::device::descriptor::LayerCount;
 use forebay::overlap::Overlap;
-use forebay::{Accepted, Cache, Error, Kind, Layers, MicroBatch, Result, Row, Step};
+use forebay::{Accepted, BatchRow, Cache, Error, Kind, Layers, MicroBatch, Result, Step};
 
 use crate::cache::FbCache;
 use crate::cast::{self, Plain, Versioned};
 use crate::handle::{change, read};
 use crate::status::FbStatus;
 
-/// In fb_row: the accepted rows stand in the step's tensor on the device.
+/// In fb_batch_row: the accepted rows stand in the step's tensor on the device.
 pub const FB_ACCEPTED_ON_DEVICE: u32 = u32::MAX;
 
 /// A step between prepare and retire: its number in its cache, never given twice; 0 is none.
@@ -113,7 +113,7 @@ impl From<&LayerCount> for FbLayerCount {
 pub(crate) struct Steps {
     /// In no order.
     pub(crate) open: Vec<Step>,
-    rows: Vec<Row>,
+    rows: Vec<BatchRow>,
     /// Empty between calls, as the next one.
     several: Vec<&'static mut Step>,
     with_layers: Vec<(&'static mut Step, Layers)>,
@@ -251,7 +251,11 @@ impl FbCache {
                 FB_ACCEPTED_ON_DEVICE => Accepted::OnDevice,
                 count => Accepted::Rows(count),
             };
-            own.push(Row { sequence: self.sequence(row.sequence)?, accepted, query_rows: row.query_rows });
+            own.push(BatchRow {
+                sequence: self.sequence(row.sequence)?,
+                accepted,
+                query_rows: row.query_rows,
+            });
             Ok(())
         });
         let accepted = match config.accepted.is_null() {

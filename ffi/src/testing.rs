@@ -9,7 +9,7 @@ use std::sync::Arc;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Stream};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Kind, Layer, LayerCall, MicroBatch, Open, Result, Row,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Kind, Layer, LayerCall, MicroBatch, Open, Result,
     Sequence, Step, Streams, WarmUp,
 };
 
@@ -181,7 +181,7 @@ impl Rig {
             twin.length += accepted;
             twin.landed = QUERY_ROWS;
             rows.0.push(FbRow { sequence: twin.number, accepted, query_rows: QUERY_ROWS });
-            rows.1.push(Row {
+            rows.1.push(BatchRow {
                 sequence: twin.own,
                 accepted: Accepted::Rows(accepted),
                 query_rows: QUERY_ROWS,
@@ -249,7 +249,7 @@ impl Rig {
         // SAFETY: memory of the process, and the twin's stream runs inside its calls.
         let slice =
             |words: &[i32]| unsafe { self.own.import(words.as_ptr() as u64, size_of_val(words) as u64) };
-        let buffers = Buffers { selection: slice(&selection), slots: slice(&slots), parts: None };
+        let buffers = Buffers { selection: slice(&selection), slots: slice(&slots), split_indices: None };
         let streams = Streams { resolve: self.stream, gather: self.stream };
         for call in (0..ALL).map(|layer| LayerCall::whole(Layer(layer))) {
             self.twin.layer(own, call, streams, buffers).unwrap();

@@ -15,11 +15,11 @@
 //! row may be accepted as long as no report says otherwise. So `upper` never falls short of what steps in flight may
 //! commit, and admission has reserved pages for it ([`RowCounts::reach`]).
 //!
-//! A sequence that makes no further step has its last rows accepted by [`Cache::roll_back`](crate::Cache::roll_back)
+//! A sequence that makes no further step has its last rows accepted by [`Cache::truncate`](crate::Cache::truncate)
 //! to the length that is meant.
 
 use crate::cache::record::RowCounts;
-use crate::device::block::ACCEPTED_ON_DEVICE;
+use crate::device::descriptor::ACCEPTED_ON_DEVICE;
 use crate::error::{Error, Kind, Result};
 use crate::step::RowInFlight;
 
@@ -34,7 +34,7 @@ pub enum Accepted {
 }
 
 impl Accepted {
-    /// As a step block has it.
+    /// As a step descriptor has it.
     pub(super) const fn word(self) -> u32 {
         match self {
             Accepted::Rows(count) => count,

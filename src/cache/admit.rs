@@ -68,7 +68,7 @@ impl Cache {
         record.check_idle("fork")?;
         record.check_ticket("fork")?;
         if record.rows.landed > 0 {
-            return Err(Error::new(Kind::InvalidConfig, "fork")
+            return Err(Error::new(Kind::InvalidState, "fork")
                 .at("rows of the last step are neither accepted nor rejected")
                 .with("landed", record.rows.landed)
                 .hint("roll the parent back to the length that is meant, then fork"));

@@ -2,7 +2,7 @@
 //!
 //! A launch from the host costs microseconds, and a step has thousands of them; a graph has one. What it holds
 //! is fixed when it is captured: streams, buffers, the batch rows of its bucket, the order of each layer. What
-//! changes from step to step is data: the step block that [`Cache::prepare`] copies to the device, outside the
+//! changes from step to step is data: the step descriptor that [`Cache::prepare`] copies to the device, outside the
 //! graph, says which lanes the batch has and how many of its rows are real; the others are inert. The report
 //! goes out behind the graph, by [`Cache::finish`], into the slot of that step. So any number of steps may be
 //! in flight on one graph, and nothing in it names a sequence.
@@ -110,8 +110,8 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-fn refuse(operation: &'static str, place: &'static str) -> Error {
-    Error::new(Kind::InvalidConfig, operation).at(place)
+fn refuse(kind: Kind, operation: &'static str, place: &'static str) -> Error {
+    Error::new(kind, operation).at(place)
 }
 
 impl Cache {
@@ -143,8 +143,12 @@ impl Cache {
     pub fn capture_into(&mut self, bucket: &Capture<'_>, engine: &mut dyn Engine) -> Result<Captured> {
         let runs = self.bucket_runs(bucket)?;
         if !self.device.is_capturing(first_stream(bucket)?)? {
-            return Err(refuse("capture", "no capture is under way on the first compute stream")
-                .hint("begin the engine's capture there, or let the cache capture"));
+            return Err(refuse(
+                Kind::InvalidState,
+                "capture",
+                "no capture is under way on the first compute stream",
+            )
+            .hint("begin the engine's capture there, or let the cache capture"));
         }
         self.enqueue_bucket(bucket, &runs, engine)?;
         Ok(self.captured(bucket, None))
@@ -163,7 +167,7 @@ impl Cache {
 
     fn bucket_runs(&self, bucket: &Capture<'_>) -> Result<Vec<Run>> {
         self.check_orders(bucket.by_layer)?;
-        self.check_passes(bucket.query_rows, bucket.draft_passes)?;
+        self.check_draft_passes(bucket.query_rows, bucket.draft_passes)?;
         if bucket.query_rows == 0 || bucket.query_rows > self.config.query_rows {
             return Err(Error::new(Kind::OutOfRange, "capture")
                 .at("query rows")
@@ -173,7 +177,7 @@ impl Cache {
         let mut runs = Vec::with_capacity(bucket.micro_batches.len());
         for (index, (micro_batch, layers)) in bucket.micro_batches.iter().enumerate() {
             if bucket.micro_batches[..index].iter().any(|(other, _)| other == micro_batch) {
-                return Err(refuse("capture", "a micro-batch is named twice"));
+                return Err(refuse(Kind::InvalidConfig, "capture", "a micro-batch is named twice"));
             }
             if micro_batch.0 >= self.config.micro_batches {
                 return Err(Error::new(Kind::OutOfRange, "capture")
@@ -214,7 +218,11 @@ impl Cache {
             self.check_prepared(step, layers)?;
         }
         let Some(graph) = captured.graph else {
-            return Err(refuse("launch", "the graph is the engine's: launch it, then call `launched`"));
+            return Err(refuse(
+                Kind::InvalidState,
+                "launch",
+                "the graph is the engine's: launch it, then call `launched`",
+            ));
         };
         let first = captured.micro_batches[0].1.streams.compute;
         for (step, (_, layers)) in steps.iter_mut().zip(&captured.micro_batches) {
@@ -242,7 +250,11 @@ impl Cache {
     pub fn launched(&mut self, captured: &Captured, steps: &mut [&mut Step]) -> Result<()> {
         self.check_captured("launched", captured, steps)?;
         if captured.graph.is_some() {
-            return Err(refuse("launched", "the graph is the cache's: it launches it by `launch`"));
+            return Err(refuse(
+                Kind::InvalidState,
+                "launched",
+                "the graph is the cache's: it launches it by `launch`",
+            ));
         }
         for step in steps.iter_mut() {
             self.schedule_layers(step, captured.draft_passes)?;
@@ -272,19 +284,23 @@ impl Cache {
             return Err(Error::new(Kind::OutOfRange, operation).at("layers that another cache has captured"));
         }
         if steps.len() != captured.micro_batches.len() {
-            return Err(refuse(operation, "one step for each captured micro-batch")
+            return Err(refuse(Kind::InvalidConfig, operation, "one step for each captured micro-batch")
                 .with("steps", steps.len() as u64)
                 .with("micro-batches", captured.micro_batches.len() as u64));
         }
         for (step, (micro_batch, layers)) in steps.iter().zip(&captured.micro_batches) {
             self.check_step(step, Layer(0))?;
             if step.is_launched() {
-                return Err(refuse(operation, "the step's layers have been launched"));
+                return Err(refuse(Kind::InvalidState, operation, "the step's layers have been launched"));
             }
             if step.micro_batch != *micro_batch || step.query_rows != captured.query_rows {
-                return Err(refuse(operation, "a step of another micro-batch or of other query rows")
-                    .with("query rows", step.query_rows)
-                    .with("captured", captured.query_rows));
+                return Err(refuse(
+                    Kind::InvalidConfig,
+                    operation,
+                    "a step of another micro-batch or of other query rows",
+                )
+                .with("query rows", step.query_rows)
+                .with("captured", captured.query_rows));
             }
             self.check_layers(step, layers)?;
         }
@@ -294,6 +310,9 @@ impl Cache {
 
 /// The stream that a bucket's graph begins on.
 fn first_stream(bucket: &Capture<'_>) -> Result<Stream> {
-    let first = bucket.micro_batches.first().ok_or_else(|| refuse("capture", "no micro-batch"))?;
+    let first = bucket
+        .micro_batches
+        .first()
+        .ok_or_else(|| refuse(Kind::InvalidConfig, "capture", "no micro-batch"))?;
     Ok(first.1.streams.compute)
 }

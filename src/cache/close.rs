@@ -28,7 +28,7 @@ impl Cache {
     }
 
     /// Takes up what has ended since: closed sequences whose last ticket has ended are released, and pages
-    /// that ended work has copied from come back, as do step blocks that were given up.
+    /// that ended work has copied from come back, as do step descriptors that were given up.
     /// Answers how many closed sequences still wait.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! asked in `footprint`. From the same numbers follow the extents of what a cache is made of: the ring's, the sparse
 //! pool's, and how far a sequence may reach with its rows in flight, which is what admission reserves.
 
-use crate::device::block::BATCH_MAX;
+use crate::device::descriptor::BATCH_MAX;
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
 use crate::sparse::SparseConfig;
@@ -24,11 +24,11 @@ pub struct Config {
     /// The smallest budget that a sequence may have in any layer: what it does not hold of a step's
     /// selections needs scratch slots, `query_rows x top_k - min_budget` a lane.
     pub min_budget: u32,
-    /// Passes of attention that may take these scratch slots in turn, so that a lane needs only so large a
+    /// Waves of attention that may take these scratch slots in turn, so that a lane needs only so large a
     /// share of them. With more than one, attention must run in parts
-    /// ([`Cache::overlap`](crate::Cache::overlap)), in as many passes as have something to fetch:
-    /// [`Cache::attention_passes`](crate::Cache::attention_passes).
-    pub attention_passes: u32,
+    /// ([`Cache::overlap`](crate::Cache::overlap)), in as many waves as have something to fetch:
+    /// [`Cache::attention_waves`](crate::Cache::attention_waves).
+    pub attention_waves: u32,
     /// Sequences that may be open.
     pub lanes: u32,
     /// Tokens of the longest sequence: prompt and promised.
@@ -93,7 +93,7 @@ impl Config {
             index_pages: pages,
             slots: Slots::Uniform(blocks.saturating_mul(SLOT_BLOCK).saturating_mul(lanes)),
             min_budget: slots,
-            attention_passes: 1,
+            attention_waves: 1,
             lanes,
             max_tokens,
             batch: lanes,
@@ -117,7 +117,7 @@ impl Config {
             ("steps_in_flight", self.steps_in_flight),
             ("micro_batches", self.micro_batches),
             ("min_budget", self.min_budget),
-            ("attention_passes", self.attention_passes),
+            ("attention_waves", self.attention_waves),
             ("top_k (dense attention needs no sparse pool)", self.shape.top_k),
         ];
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
@@ -191,13 +191,13 @@ impl Config {
     }
 
     pub(super) fn sparse(&self, geometry: &Geometry) -> Result<SparseConfig> {
-        let (scratch, passes) = self.shares()?;
+        let (scratch, waves) = self.shares()?;
         Ok(SparseConfig {
             lanes: self.lanes,
             tokens: self.reach(self.max_tokens)?,
             query_rows: self.query_rows,
             scratch,
-            passes,
+            waves,
             slots: match &self.slots {
                 Slots::Uniform(slots) => vec![*slots; geometry.layers() as usize],
                 Slots::ByLayer(table) => table.clone(),
@@ -205,14 +205,14 @@ impl Config {
         })
     }
 
-    /// Scratch slots of a lane, and the passes that take them in turn.
+    /// Scratch slots of a lane, and the waves that take them in turn.
     fn shares(&self) -> Result<(u32, u32)> {
         let selected = self
             .query_rows
             .checked_mul(self.shape.top_k)
             .ok_or_else(|| Error::new(Kind::Overflow, "cache").at("query_rows x top_k"))?;
         let beyond = selected.saturating_sub(self.min_budget);
-        let share = beyond.div_ceil(self.attention_passes);
+        let share = beyond.div_ceil(self.attention_waves);
         Ok((share, beyond.div_ceil(share.max(1)).max(1)))
     }
 }

@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::cache::accept::Accepted;
 use crate::cache::record::State;
-use crate::device::block::Entry;
+use crate::device::descriptor::Entry;
 use crate::device::{Begin, PoolOp, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch, Sequence};
@@ -13,7 +13,7 @@ use crate::step::{
 
 /// A row of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct BatchRow {
     /// The sequence.
     pub sequence: Sequence,
     /// Rows of its previous step that were accepted.
@@ -24,28 +24,28 @@ pub struct Row {
 
 impl Cache {
     /// Begins a step of `micro_batch`: enqueues, on `stream`, the wait for the micro-batch's previous step
-    /// and for every sequence's last host-issued work, the copy of the step block, and the commit of what
+    /// and for every sequence's last host-issued work, the copy of the step descriptor, and the commit of what
     /// the sequences' previous steps left in their landing slots. `query_rows` is the width of the step.
     ///
     /// **Drafts are accepted here**, one step late: of the rows that a sequence's previous step wrote, the first
-    /// [`Row::accepted`] are committed and the others forgotten.
+    /// [`BatchRow::accepted`] are committed and the others forgotten.
     ///
     /// `accepted` is a tensor of one u32 a batch row (`batch` of them) for rows with
     /// [`Accepted::OnDevice`]; it is read in the stream's order.
     ///
     /// # Errors
-    /// [`Kind::Busy`] when every step block is in flight, the micro-batch's last step is not finished, or
+    /// [`Kind::Busy`] when every step descriptor is in flight, the micro-batch's last step is not finished, or
     /// a sequence has as many steps in flight as configured; [`Kind::Closed`]; [`Kind::InvalidConfig`] for
     /// a sequence that is not running, named twice, or of another micro-batch; [`Kind::OutOfRange`] for
     /// too many rows, query rows or accepted rows, a tensor of another size, and a sequence that would
     /// outgrow what was admitted; [`Kind::DeviceFailed`] when its warm-up failed. No step is begun then. Where the
-    /// device refused it half-way, its step block stays in flight until the stream has come past what was enqueued,
+    /// device refused it half-way, its step descriptor stays in flight until the stream has come past what was enqueued,
     /// as the next call here or [`Cache::reap`] finds.
     pub fn prepare(
         &mut self,
         micro_batch: MicroBatch,
         query_rows: u32,
-        rows: &[Row],
+        rows: &[BatchRow],
         accepted: Option<Slice>,
         stream: Stream,
     ) -> Result<Step> {
@@ -113,7 +113,13 @@ impl Cache {
         self.ring.check_room(micro_batch)
     }
 
-    fn check_row(&self, micro: MicroBatch, query_rows: u32, row: &Row, tensor: Option<Slice>) -> Result<()> {
+    fn check_row(
+        &self,
+        micro: MicroBatch,
+        query_rows: u32,
+        row: &BatchRow,
+        tensor: Option<Slice>,
+    ) -> Result<()> {
         let record = self.record(row.sequence)?;
         record.check_state(&[State::Running], "prepare")?;
         record.check_ticket("prepare")?;
@@ -144,7 +150,7 @@ impl Cache {
 
     /// Orders a step's begin behind what it follows: the micro-batch's last step, and of each row what came behind
     /// that.
-    fn order_prepare(&self, step: &Step, rows: &[Row], stream: Stream) -> Result<()> {
+    fn order_prepare(&self, step: &Step, rows: &[BatchRow], stream: Stream) -> Result<()> {
         self.device.wait(stream, self.stepped[step.micro_batch.index()])?;
         let sequences = rows.iter().map(|row| row.sequence.index as usize);
         let follows = |index: &usize| {
@@ -155,7 +161,7 @@ impl Cache {
     }
 
     /// R of one layer, for an engine that orders R and G by itself: by its own events, in halves of the batch, or in
-    /// several passes of attention. Otherwise [`Cache::layer`] does both.
+    /// several waves of attention. Otherwise [`Cache::layer`] does both.
     ///
     /// G must follow, ordered behind it, before the layer's attention and before the next R of the same rows, of
     /// whichever layer: a step in which something missed was not gathered fails. The calls of one step come from one
@@ -168,14 +174,14 @@ impl Cache {
     }
 
     /// G of one layer, for an engine that called [`Cache::resolve`]: fetches what the last resolve of these rows
-    /// missed, or what pass `pass` of attention reads of it ([`Config::attention_passes`](crate::Config)). Attention
+    /// missed, or what wave `wave` of attention reads of it ([`Config::attention_waves`](crate::Config)). Attention
     /// may read the slots behind it. Nothing, where rows have no bytes.
     ///
     /// # Errors
     /// As [`Cache::resolve`].
-    pub fn gather(&self, step: &Step, call: LayerCall, pass: u32, stream: Stream) -> Result<()> {
+    pub fn gather(&self, step: &Step, call: LayerCall, wave: u32, stream: Stream) -> Result<()> {
         let calls = self.calls(step, call.layer)?;
-        if self.config.residency_only { Ok(()) } else { calls.gather(call, pass, stream) }
+        if self.config.residency_only { Ok(()) } else { calls.gather(call, wave, stream) }
     }
 
     /// S of one layer, behind [`Cache::layer`] or [`Cache::resolve`] and the engine's P: stores the step's new rows,
@@ -228,8 +234,8 @@ impl Cache {
             }
         }
         for layer in 0..layers {
-            let part = |of: Slice| of.part(bytes * u64::from(layer), bytes);
-            let buffers = Buffers { selection: part(selection)?, slots: part(slots)?, parts: None };
+            let range = |of: Slice| of.part(bytes * u64::from(layer), bytes);
+            let buffers = Buffers { selection: range(selection)?, slots: range(slots)?, split_indices: None };
             self.layer(step, LayerCall::whole(Layer(layer)), streams, buffers)?;
         }
         Ok(())
@@ -272,7 +278,7 @@ impl Cache {
         self.check_layer(layer)?;
         let slot = self.ring.slot(step)?;
         if step.is_finished() {
-            return Err(Error::new(Kind::InvalidConfig, "layer").at("the step is finished"));
+            return Err(Error::new(Kind::InvalidState, "layer").at("the step is finished"));
         }
         Ok(&slot.enqueued)
     }
@@ -281,7 +287,7 @@ impl Cache {
     /// [`Cache::overlap`] or [`Cache::overlap_steps`] are joined there; behind what an engine orders itself,
     /// `stream` must be ordered already.
     ///
-    /// A step is whole when every query row of its batch rows was resolved, gathered (in each pass of attention) and
+    /// A step is whole when every query row of its batch rows was resolved, gathered (in each wave of attention) and
     /// scattered in every layer, draft layers included; where rows have no bytes
     /// ([`Config::residency_only`](crate::Config)), when it was resolved. A step that is not whole is not ended:
     /// what was never stored would be read, after an eviction, as whatever its page held before.
@@ -293,12 +299,12 @@ impl Cache {
     pub fn finish(&mut self, step: &mut Step, stream: Stream) -> Result<()> {
         let slot = self.ring.slot(step)?;
         if step.is_finished() {
-            return Err(Error::new(Kind::InvalidConfig, "finish").at("the step is finished"));
+            return Err(Error::new(Kind::InvalidState, "finish").at("the step is finished"));
         }
         if !step.is_abandoned() {
             let bytes = !self.config.residency_only;
-            let passes = if bytes { self.attention_passes() } else { 0 };
-            slot.enqueued.check(&slot.rows, Due { passes, scatter: bytes })?;
+            let waves = if bytes { self.attention_waves() } else { 0 };
+            slot.enqueued.check(&slot.rows, Due { waves, scatter: bytes })?;
         }
         self.join_layers(step, stream)?;
         // What is refused from here on may be tried again on another stream.
@@ -326,7 +332,7 @@ impl Cache {
     /// [`Kind::Busy`] gives the step back: it is in flight, or was not finished. Any other error ends it:
     /// [`Kind::DeviceFailed`] when the device failed or the sticky word reports an error,
     /// [`Kind::Cancelled`] when a layer was not enqueued whole, so that none of
-    /// the step's tokens may be published; its sequences wait for [`Cache::roll_back`] or
+    /// the step's tokens may be published; its sequences wait for [`Cache::truncate`] or
     /// [`Cache::close`]. A step that was enqueued behind a failed one has committed rows of it: retire it
     /// too, then roll back to a length before the failed step.
     pub fn retire(&mut self, step: Step, stream: Stream) -> Result<Retired<'_>, Unretired> {

@@ -8,7 +8,7 @@
 
 use crate::cache::Config;
 use crate::cache::record::Record;
-use crate::device::{Device, block};
+use crate::device::{Device, descriptor};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK};
 use crate::os::{self, Call, Faults, MemoryState};
@@ -28,7 +28,7 @@ pub struct Footprint {
     pub scratch: u64,
     /// Device: what whole mappings leave unused.
     pub padding: u64,
-    /// Device: residency tables, lanes' page tables, lists of fetches, step blocks, and the room that resolves work in.
+    /// Device: residency tables, lanes' page tables, lists of fetches, step descriptors, and the room that resolves work in.
     pub tables: u64,
     /// Of a GPU: its own page tables of the host memory that it reaches, which the driver takes of the GPU's memory
     /// when that is registered ([`Footprint::page_tables`]). A host device has none, and rows in memory that the driver
@@ -36,9 +36,9 @@ pub struct Footprint {
     pub host_page_tables: u64,
     /// Host: the rows of the total pool; of a cache for replays addresses alone, where the device does not pin them.
     pub rows: u64,
-    /// Host: the pinned ring of step blocks and reports; and what a GPU's joins and roll-backs are staged in, which a
+    /// Host: the pinned ring of step descriptors and reports; and what a GPU's joins and roll-backs are staged in, which a
     /// host device does without.
-    pub step_blocks: u64,
+    pub step_descriptors: u64,
 }
 
 impl Footprint {
@@ -56,7 +56,7 @@ impl Footprint {
 
     /// All bytes of pinned host memory.
     pub const fn host(&self) -> u64 {
-        self.rows + self.step_blocks
+        self.rows + self.step_descriptors
     }
 
     /// Bytes of a GPU's memory that its page tables take for `host` bytes of registered memory: 8 a page of 4 KiB, 2
@@ -94,8 +94,8 @@ impl Config {
         let bookkeeping = self.bookkeeping(&geometry, &layout.tables).ok_or_else(overflow)?;
         let staged = self.staged(&geometry, &layout.tables).ok_or_else(overflow)?;
         let rows = geometry.total_bytes(self.host_pages)?;
-        let step_blocks = self.ring(&geometry).bytes().checked_add(staged).ok_or_else(overflow)?;
-        let host = rows.checked_add(step_blocks).ok_or_else(overflow)?;
+        let step_descriptors = self.ring(&geometry).bytes().checked_add(staged).ok_or_else(overflow)?;
+        let host = rows.checked_add(step_descriptors).ok_or_else(overflow)?;
         Ok(Footprint {
             index_keys: geometry.index_bytes(self.index_pages)?,
             slots: budget,
@@ -105,7 +105,7 @@ impl Config {
             tables: sum(layout.tables.iter().map(TableShape::bytes), bookkeeping)?,
             host_page_tables: Footprint::page_tables(host),
             rows,
-            step_blocks,
+            step_descriptors,
         })
     }
 
@@ -150,7 +150,7 @@ impl Config {
             (true, false) => footprint.tables,
             (true, true) => footprint.data() + footprint.tables,
         };
-        let ring = footprint.step_blocks.next_multiple_of(os::page_size());
+        let ring = footprint.step_descriptors.next_multiple_of(os::page_size());
         // What each step of the ring notes of its calls (`step::enqueued`).
         let places = layers.saturating_mul(u64::from(self.query_rows));
         let steps = u64::from(self.steps_in_flight).saturating_mul(u64::from(self.micro_batches));
@@ -168,7 +168,7 @@ impl Config {
     }
 
     /// Device bytes beside the residency tables, as a GPU takes them (`device/cuda/kernels/abi.h`; a host device takes
-    /// less): of each micro-batch step block, report, lists and the room that resolves work in; lanes' page tables;
+    /// less): of each micro-batch step descriptor, report, lists and the room that resolves work in; lanes' page tables;
     /// what warm-ups list and work in.
     fn bookkeeping(&self, geometry: &Geometry, tables: &[TableShape]) -> Option<u64> {
         let (lanes, batch) = (u64::from(self.lanes), u64::from(self.batch));
@@ -181,7 +181,7 @@ impl Config {
         let fetches = FETCH.checked_mul(u64::from(self.query_rows) * top_k)?;
         let marks = 8 * layers * u64::from(self.query_rows.div_ceil(u32::BITS));
         let row = [LIST, 4, 4, room, marks].into_iter().try_fold(fetches, u64::checked_add)?;
-        let micro = batch.checked_mul(row)?.checked_add(4 * block::step::words(self.batch) as u64)?;
+        let micro = batch.checked_mul(row)?.checked_add(4 * descriptor::step::words(self.batch) as u64)?;
         let micro =
             micro.checked_add(12 * layers + 4 * lanes + 8)?.checked_mul(u64::from(self.micro_batches))?;
         let shared = layers * (LAYER + room + FETCH * top_k) + lanes * 4 * (u64::from(lane_pages) + 1);

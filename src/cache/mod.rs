@@ -6,9 +6,9 @@
 //! |---|---|---|
 //! | filling | [`Cache::open`], [`Cache::open_shared`] | [`append`](Cache::append), [`join`](Cache::join) |
 //! | joining | [`Cache::join`] with a bound on bytes | [`join_more`](Cache::join_more) until nothing is left |
-//! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`](Cache::prepare), [`roll_back`](Cache::roll_back), fork |
-//! | cutting | a [`roll_back`](Cache::roll_back) that was refused half-way | the same again, [`close`](Cache::close) |
-//! | failed | a step that failed | [`roll_back`](Cache::roll_back), [`close`](Cache::close) |
+//! | running | [`Cache::join`], [`Cache::fork`] | [`prepare`](Cache::prepare), [`truncate`](Cache::truncate), fork |
+//! | cutting | a [`truncate`](Cache::truncate) that was refused half-way | the same again, [`close`](Cache::close) |
+//! | failed | a step that failed | [`truncate`](Cache::truncate), [`close`](Cache::close) |
 //! | closing | [`Cache::close`] with work in flight | nothing: the handle is closed already |
 //!
 //! # What is promised, and by what
@@ -39,7 +39,7 @@ mod share;
 
 use std::sync::Arc;
 
-use crate::device::{Device, Event, Expected, Plan, Pools, Slice, Stream};
+use crate::device::{Device, Event, Expected, PoolLayout, Pools, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometry;
 use crate::ids::{HostPage, IndexPage, Layer, Sequence};
@@ -54,7 +54,7 @@ pub use accept::Accepted;
 pub use admit::Open;
 pub use captured::{Capture, Captured};
 pub use config::{Config, Memory, Slots};
-pub use decode::Row;
+pub use decode::BatchRow;
 pub use footprint::Footprint;
 pub use overlapped::Layers;
 pub use sequence::Length;
@@ -84,7 +84,7 @@ use record::Record;
 /// use forebay::device::host::{HostDevice, HostOptions};
 /// use forebay::device::Device;
 /// use forebay::{Accepted, BringUp, Budget, Buffers, Cache, Config, Layer, LayerCall, Memory, MicroBatch};
-/// use forebay::{Open, Row, Shape, Streams, WarmUp};
+/// use forebay::{Open, BatchRow, Shape, Streams, WarmUp};
 ///
 /// # fn main() -> forebay::Result<()> {
 /// // The device that runs on the host: no GPU is needed to try a loop.
@@ -106,7 +106,7 @@ use record::Record;
 /// let picks: Vec<u8> = [3_i32, 50, 99, -1].into_iter().flat_map(i32::to_le_bytes).collect();
 /// device.write(selection, &picks)?;
 ///
-/// let row = Row { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
+/// let row = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
 /// let mut step = cache.prepare(MicroBatch(0), 1, &[row], None, stream)?;
 /// let (call, streams) = (LayerCall::whole(Layer(0)), Streams { resolve: stream, gather: stream });
 /// cache.layer(&step, call, streams, Buffers { selection, slots, parts: None })?;
@@ -206,7 +206,7 @@ impl Cache {
         os::random(&mut secret.0, faults)?;
         let sparse = SparsePool::new(&geometry, &sparse_config, &*device)?;
         let ring = Ring::new(config.ring(&geometry), config.memory.lock, &*device, faults, &mut fallbacks)?;
-        let pools = device.attach(Plan {
+        let pools = device.attach(PoolLayout {
             geometry,
             tables: sparse.tables().to_vec(),
             slabs: sparse.slabs().to_vec(),
@@ -251,8 +251,8 @@ impl Cache {
 
     /// Passes of attention that a step takes over what it fetches, where attention runs in parts: what the
     /// index lists are made for.
-    pub fn attention_passes(&self) -> u32 {
-        self.sparse.tables().first().map_or(1, |table| table.passes)
+    pub fn attention_waves(&self) -> u32 {
+        self.sparse.tables().first().map_or(1, |table| table.waves)
     }
 
     /// Its tables and lists on the device: for devices that check what is enqueued, and for tools.

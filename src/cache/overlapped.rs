@@ -10,7 +10,7 @@ use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch};
 use crate::overlap::{Engine, Overlap, OverlapStreams, Run, enqueue_layer, enqueue_step};
-use crate::residency::Rows;
+use crate::residency::QueryRange;
 use crate::step::{Buffers, Step};
 
 /// Where the layers of a step are enqueued and what they share.
@@ -38,10 +38,10 @@ impl Cache {
     ///
     /// A layer that was not enqueued whole, because a callback or the device refused, abandons the step: it
     /// is still to be finished and retired, which then fails with [`Kind::Cancelled`], and its sequences need
-    /// [`Cache::roll_back`] or [`Cache::close`].
+    /// [`Cache::truncate`] or [`Cache::close`].
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a layer, pass, batch or buffers that do not fit the step and
+    /// [`Kind::OutOfRange`] for a layer, draft_pass, batch or buffers that do not fit the step and
     /// [`Kind::InvalidConfig`] for a finished or abandoned step, other streams than its layers had before, a
     /// compute stream that it was not prepared on, or an order that needs index lists without them: nothing has
     /// been enqueued then. Afterwards, and with the step abandoned, [`Kind::InvalidConfig`] for a callback that
@@ -51,15 +51,15 @@ impl Cache {
         &mut self,
         step: &mut Step,
         layer: Layer,
-        pass: Option<u32>,
+        draft_pass: Option<u32>,
         overlap: Overlap,
         layers: &Layers,
         engine: &mut dyn Engine,
     ) -> Result<()> {
         let run = self.run(step, layer, layers)?;
         run.check(&*self.device, overlap)?;
-        if let Some(pass) = pass {
-            self.check_passes(step.query_rows, pass.saturating_add(1))?;
+        if let Some(draft_pass) = draft_pass {
+            self.check_draft_passes(step.query_rows, draft_pass.saturating_add(1))?;
             if layer.0 < self.geometry.shape().layers {
                 return Err(Error::new(Kind::OutOfRange, "overlap")
                     .at("a pass of a layer that is no draft layer")
@@ -67,9 +67,9 @@ impl Cache {
             }
         }
         step.begin_layers(layers.streams);
-        enqueue_layer(&*self.device, self.pools, &run, layer, pass, overlap, engine)?;
-        let all = Rows { first: 0, count: step.query_rows };
-        let rows = pass.map_or(all, |pass| Rows { first: pass, count: 1 });
+        enqueue_layer(&*self.device, self.pools, &run, layer, draft_pass, overlap, engine)?;
+        let all = QueryRange { first: 0, count: step.query_rows };
+        let rows = draft_pass.map_or(all, |draft_pass| QueryRange { first: draft_pass, count: 1 });
         self.ring.slot(step)?.enqueued.scheduled(layer.0, rows);
         step.end_layers();
         Ok(())
@@ -97,7 +97,7 @@ impl Cache {
         for (step, layers) in steps.iter() {
             let run = self.run(step, Layer(0), layers)?;
             by_layer.iter().try_for_each(|overlap| run.check(&*self.device, *overlap))?;
-            self.check_passes(step.query_rows, draft_passes)?;
+            self.check_draft_passes(step.query_rows, draft_passes)?;
             self.runs.push(run);
         }
         for (step, layers) in steps.iter_mut() {
@@ -116,8 +116,9 @@ impl Cache {
     pub(super) fn schedule_layers(&self, step: &Step, draft_passes: u32) -> Result<()> {
         let enqueued = &self.ring.slot(step)?.enqueued;
         let (once, all) = (self.geometry.shape().layers, self.geometry.layers());
-        (0..once).for_each(|layer| enqueued.scheduled(layer, Rows { first: 0, count: step.query_rows }));
-        (once..all).for_each(|layer| enqueued.scheduled(layer, Rows { first: 0, count: draft_passes }));
+        (0..once)
+            .for_each(|layer| enqueued.scheduled(layer, QueryRange { first: 0, count: step.query_rows }));
+        (once..all).for_each(|layer| enqueued.scheduled(layer, QueryRange { first: 0, count: draft_passes }));
         Ok(())
     }
 
@@ -143,13 +144,13 @@ impl Cache {
             .with("wanted", self.geometry.layers()))
     }
 
-    pub(super) fn check_passes(&self, query_rows: u32, passes: u32) -> Result<()> {
-        if passes <= query_rows {
+    pub(super) fn check_draft_passes(&self, query_rows: u32, draft_passes: u32) -> Result<()> {
+        if draft_passes <= query_rows {
             return Ok(());
         }
         Err(Error::new(Kind::OutOfRange, "overlap")
-            .at("passes of the draft layers")
-            .with("passes", passes)
+            .at("draft passes")
+            .with("draft_passes", draft_passes)
             .with("query rows", query_rows))
     }
 
@@ -163,7 +164,7 @@ impl Cache {
 
     /// Whether an open step's layers may be enqueued on these streams, for so many batch rows.
     pub(super) fn check_layers(&self, step: &Step, layers: &Layers) -> Result<()> {
-        let refuse = |place| Err(Error::new(Kind::InvalidConfig, "overlap").at(place));
+        let refuse = |place| Err(Error::new(Kind::InvalidState, "overlap").at(place));
         if step.is_abandoned() {
             return refuse("the step was abandoned");
         }
@@ -205,7 +206,7 @@ impl Cache {
         layers: &Layers,
     ) -> Result<Run> {
         self.check_rows(rows, layers)?;
-        let Buffers { selection, slots, parts } = layers.buffers;
+        let Buffers { selection, slots, split_indices } = layers.buffers;
         Ok(Run {
             moves: !self.config.residency_only,
             schedule: self.schedules[micro_batch.index()],
@@ -214,11 +215,11 @@ impl Cache {
             half: layers.half,
             query_rows,
             top_k: self.geometry.shape().top_k,
-            passes: self.attention_passes(),
+            waves: self.attention_waves(),
             streams: layers.streams,
             selection,
             slots,
-            parts,
+            split_indices,
         })
     }
 

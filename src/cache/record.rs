@@ -57,7 +57,7 @@ pub(super) struct Owned {
     pub(super) table: PageTable,
     /// Its lane, and its slots in each layer.
     pub(super) slots: Holding,
-    /// What its sealed pages are called; none when its tokens are not known.
+    /// What its published pages are called; none when its tokens are not known.
     pub(super) names: Option<Names>,
     /// Pages (rows, index keys) that its work copies from: owned until that has ended, so that nobody writes to
     /// them meanwhile.
@@ -187,6 +187,6 @@ impl Record {
             State::Failed => "roll it back to a committed length, or close it",
             State::Free | State::Closing => "open a new sequence",
         };
-        Err(Error::new(Kind::InvalidConfig, operation).at(place).hint(hint))
+        Err(Error::new(Kind::InvalidState, operation).at(place).hint(hint))
     }
 }

@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::cache::record::State;
 use crate::cache::share::Names;
-use crate::device::{Cut, Join, PoolOp, Raise, Slice, Stream, Ticket, Warm};
+use crate::device::{Join, PoolOp, Raise, Slice, Stream, Ticket, Truncate, Warm};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Layer, Sequence};
 use crate::sparse::{BringUp, Stretches, WarmUp};
@@ -15,8 +15,8 @@ pub struct Length {
     pub committed: u32,
     /// Rows that the last retired step wrote behind them, to be accepted or rejected.
     pub landed: u32,
-    /// Tokens in sealed pages: what [`Cache::seal`] goes on behind.
-    pub sealed: u32,
+    /// Tokens in published pages: what [`Cache::publish`] goes on behind.
+    pub published: u32,
 }
 
 impl Cache {
@@ -26,8 +26,8 @@ impl Cache {
     /// [`Kind::Closed`].
     pub fn length(&self, sequence: Sequence) -> Result<Length> {
         let record = self.record(sequence)?;
-        let sealed = record.owned.names.as_ref().map_or(0, Names::pages) * self.geometry.page_tokens();
-        Ok(Length { committed: record.rows.committed, landed: record.rows.landed, sealed })
+        let published = record.owned.names.as_ref().map_or(0, Names::pages) * self.geometry.page_tokens();
+        Ok(Length { committed: record.rows.committed, landed: record.rows.landed, published })
     }
 
     /// Appends prompt rows in one layer: `rows` packed, `[n][row bytes]`. Layers fill independently, each
@@ -104,7 +104,7 @@ impl Cache {
         let record = self.record(sequence)?;
         record.check_state(&[State::Filling], "join")?;
         if let Some(layer) = record.rows.filled.iter().position(|f| *f != record.admitted.prompt) {
-            return Err(Error::new(Kind::InvalidConfig, "join")
+            return Err(Error::new(Kind::InvalidState, "join")
                 .at("the prompt of a layer is incomplete")
                 .with("layer", layer as u64)
                 .with("filled", record.rows.filled[layer])
@@ -206,7 +206,7 @@ impl Cache {
     /// a length beyond committed and landed rows; [`Kind::Exhausted`] when shared pages cannot be
     /// replaced. Nothing has changed then. What the device refuses later leaves the sequence to this call or to
     /// [`Cache::close`].
-    pub fn roll_back(&mut self, sequence: Sequence, length: u32, stream: Stream) -> Result<Ticket> {
+    pub fn truncate(&mut self, sequence: Sequence, length: u32, stream: Stream) -> Result<Ticket> {
         let index = sequence.index as usize;
         self.record(sequence)?;
         self.release_held(index)?;
@@ -236,7 +236,11 @@ impl Cache {
         copies.iter().try_for_each(|copy| self.copy_page(*copy, stream))?;
         let record = &self.records[index];
         let (lane, pages) = (Lane(record.lane()), &record.owned.table.host);
-        self.device.enqueue(self.pools, stream, PoolOp::Truncate(Cut { lane, settle, length, pages }))?;
+        self.device.enqueue(
+            self.pools,
+            stream,
+            PoolOp::Truncate(Truncate { lane, settle, length, pages }),
+        )?;
         let record = &mut self.records[index];
         (record.rows.committed, record.rows.landed, record.rows.upper) = (length, 0, length);
         let ticket = self.settle(index, stream)?;

@@ -1,7 +1,7 @@
-//! Sealed pages that sequences with the same beginning share.
+//! Published pages that sequences with the same beginning share.
 //!
-//! A page is *sealed* when it is full, its rows are accepted, and all of them, with their index keys, are
-//! where they are said to be: the work that wrote them has ended. [`Cache::seal`] names such pages by what
+//! A page is *published* when it is full, its rows are accepted, and all of them, with their index keys, are
+//! where they are said to be: the work that wrote them has ended. [`Cache::publish`] names such pages by what
 //! they hold; [`Cache::open_shared`] finds them again and uses them, so that a prompt's beginning is neither
 //! computed nor stored twice. Pages that no sequence uses any more stay until their memory is needed:
 //! admission counts them as free, and takes the one used longest ago.
@@ -11,7 +11,7 @@
 //!
 //! What it does not do: a page and its index keys go together, so a prefix is not kept longer than there
 //! are device pages for its keys; of two sequences that compute the same page at the same time both keep
-//! theirs, and others find one of them, or the other once that is gone and the sequence seals again.
+//! theirs, and others find one of them, or the other once that is gone and the sequence publishes again.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ use crate::cache::record::{Owned, State};
 use crate::error::{Error, Kind, Result};
 use crate::fallible::vector;
 use crate::ids::{HostPage, IndexPage, Sequence};
-use crate::total::{Block, Inserted, Namer, Pages};
+use crate::total::{BlockHash, BlockHasher, Inserted, Pages};
 
 /// What pages hold, so that they can be found again.
 #[derive(Clone, Copy, Debug, Default)]
@@ -70,17 +70,17 @@ fn is_room(host: &Pages, keys: &Pages, pages: (HostPage, IndexPage)) -> bool {
     host.owners(pages.0.0) == 1 && keys.owners(pages.1.0) == 1
 }
 
-/// The names of a sequence's sealed pages.
+/// The names of a sequence's published pages.
 #[derive(Debug)]
 pub(super) struct Names {
-    namer: Namer,
+    namer: BlockHasher,
     /// From the first page on; whether the sequence uses the block, or has a page of its own beside it.
-    blocks: Vec<(Block, bool)>,
+    blocks: Vec<(BlockHash, bool)>,
 }
 
 impl Names {
     /// Names for at most `pages` pages.
-    fn new(namer: Namer, pages: u32) -> Result<Names> {
+    fn new(namer: BlockHasher, pages: u32) -> Result<Names> {
         let blocks = vector(pages as usize, "open", "names of pages")?;
         Ok(Names { namer, blocks })
     }
@@ -91,19 +91,19 @@ impl Names {
     }
 
     /// The name of the next page.
-    fn next(&self, ids: &[u32], key: Option<&[u8; 16]>) -> Block {
+    fn next(&self, ids: &[u32], key: Option<&[u8; 16]>) -> BlockHash {
         self.namer.block(self.blocks.last().map(|(block, _)| block), key, ids)
     }
 
     /// The blocks that the sequence uses, from page `first` on, the last one first.
-    pub(super) fn used_from(&self, first: usize) -> impl Iterator<Item = (usize, Block)> + '_ {
+    pub(super) fn used_from(&self, first: usize) -> impl Iterator<Item = (usize, BlockHash)> + '_ {
         let blocks = self.blocks.iter().enumerate().skip(first).rev();
         blocks.filter(|(_, (_, used))| *used).map(|(page, (block, _))| (page, *block))
     }
 }
 
 impl Cache {
-    /// As [`Cache::open`], for a prompt whose token ids are known: its leading pages that were sealed
+    /// As [`Cache::open`], for a prompt whose token ids are known: its leading pages that were published
     /// before, under the same `salt`, are taken over. Answers how many tokens those are, whole pages;
     /// [`Cache::append`] goes on behind them. Admission counts only what is not shared.
     ///
@@ -149,7 +149,7 @@ impl Cache {
 
     /// The names of the leading pages that are there, none of them used yet; room for `pages`.
     fn find_names(&self, salt: &[u8], prompt: Tokens<'_>, pages: u32) -> Result<Names> {
-        let mut names = Names::new(Namer::new(&self.secret, self.geometry.shape(), salt), pages)?;
+        let mut names = Names::new(BlockHasher::new(&self.secret, self.geometry.shape(), salt), pages)?;
         for (ids, key) in prompt.pages(self.geometry.page_tokens()) {
             let block = names.next(ids, key);
             if self.prefix.users(&block).is_none() {
@@ -182,46 +182,46 @@ impl Cache {
         self.take_pages(fresh, table)
     }
 
-    /// Seals what can be sealed: full pages behind the `from` tokens that are, whose rows are accepted and
+    /// Publishes what can be published: full pages behind the `from` tokens that are, whose rows are accepted and
     /// stored. `next` are the sequence's token ids from there on, as far as they are known. Answers how many
-    /// tokens are sealed now, whole pages; call it again when more steps have been retired, and at the end,
+    /// tokens are published now, whole pages; call it again when more steps have been retired, and at the end,
     /// before [`Cache::close`]. The index keys of these tokens must have been written in order before the
     /// sequence's join, or in its steps.
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidConfig`] for a sequence that was not opened by
     /// [`Cache::open_shared`], or is not running; [`Kind::Busy`] while work that the host issued for it is in
-    /// flight, [`Kind::DeviceFailed`] when that failed; [`Kind::OutOfRange`] when `from` is not the sealed
+    /// flight, [`Kind::DeviceFailed`] when that failed; [`Kind::OutOfRange`] when `from` is not the published
     /// [length](Cache::length), for more ids than were admitted, and for keys that are neither one a full page
     /// nor none.
-    pub fn seal(&mut self, sequence: Sequence, from: u32, next: Tokens<'_>) -> Result<u32> {
+    pub fn publish(&mut self, sequence: Sequence, from: u32, next: Tokens<'_>) -> Result<u32> {
         let page_tokens = self.geometry.page_tokens();
         let record = self.record(sequence)?;
-        record.check_state(&[State::Running], "seal")?;
-        record.check_ticket("seal")?;
+        record.check_state(&[State::Running], "publish")?;
+        record.check_ticket("publish")?;
         let Some(names) = &record.owned.names else {
-            return Err(Error::new(Kind::InvalidConfig, "seal")
+            return Err(Error::new(Kind::InvalidState, "publish")
                 .at("the sequence was opened without token ids")
                 .hint("open it by open_shared, with no ids if none are known yet"));
         };
-        let sealed = names.pages() * page_tokens;
-        if from != sealed {
-            return Err(Error::new(Kind::OutOfRange, "seal")
+        let published = names.pages() * page_tokens;
+        if from != published {
+            return Err(Error::new(Kind::OutOfRange, "publish")
                 .at("where the ids begin")
                 .with("from", from)
-                .with("sealed", sealed)
-                .hint("begin behind the sealed tokens; a roll-back may have taken some back"));
+                .with("published", published)
+                .hint("begin behind the published tokens; a roll-back may have taken some back"));
         }
-        next.check(page_tokens, self.config.reach(record.admitted.tokens)? - sealed, "seal")?;
+        next.check(page_tokens, self.config.reach(record.admitted.tokens)? - published, "publish")?;
         if record.has_ticket() {
-            return Err(Error::new(Kind::Busy, "seal").at("work of the sequence is in flight"));
+            return Err(Error::new(Kind::Busy, "publish").at("work of the sequence is in flight"));
         }
-        let pages = record.rows.stored.saturating_sub(sealed) / page_tokens;
+        let pages = record.rows.stored.saturating_sub(published) / page_tokens;
         self.find_twins(sequence)?;
         for (ids, key) in next.pages(page_tokens).take(pages as usize) {
-            self.seal_page(sequence, ids, key)?;
+            self.publish_page(sequence, ids, key)?;
         }
-        self.length(sequence).map(|length| length.sealed)
+        self.length(sequence).map(|length| length.published)
     }
 
     /// A page whose twin has gone meanwhile takes its place, so that what stands behind can still be found.
@@ -245,14 +245,14 @@ impl Cache {
     }
 
     /// Names one more page.
-    fn seal_page(&mut self, sequence: Sequence, ids: &[u32], key: Option<&[u8; 16]>) -> Result<()> {
+    fn publish_page(&mut self, sequence: Sequence, ids: &[u32], key: Option<&[u8; 16]>) -> Result<()> {
         let record = self.record(sequence)?;
         let next = record
             .owned
             .names
             .as_ref()
             .and_then(|names| Some((names.next(ids, key), record.owned.table.get(names.blocks.len())?)));
-        let (block, pages) = next.ok_or_else(|| Error::new(Kind::Internal, "seal").at("a page"))?;
+        let (block, pages) = next.ok_or_else(|| Error::new(Kind::Internal, "publish").at("a page"))?;
         let used = self.insert(&block, pages)?;
         if let Some(names) = &mut self.record_mut(sequence)?.owned.names {
             names.blocks.push((block, used));
@@ -263,7 +263,7 @@ impl Cache {
     /// Puts a block with a sequence's own pages into the index: whether the sequence uses it now, or it is
     /// there with others. Pages have one name: what a fork calls otherwise stays its own. So the index, made for as
     /// many blocks as there are pages, has room.
-    fn insert(&mut self, block: &Block, pages: (HostPage, IndexPage)) -> Result<bool> {
+    fn insert(&mut self, block: &BlockHash, pages: (HostPage, IndexPage)) -> Result<bool> {
         if self.prefix.users(block).is_none() && self.is_named(pages) {
             return Ok(false);
         }
@@ -271,7 +271,7 @@ impl Cache {
         if inserted == Inserted::New {
             self.total.pages.share(pages.0.0)?;
             self.index.pages.share(pages.1.0)?;
-            self.stats.sealed_pages += 1;
+            self.stats.published_pages += 1;
         }
         Ok(inserted != Inserted::Twin)
     }
@@ -358,7 +358,7 @@ impl Cache {
     /// and have its pages.
     pub(super) fn count_shared(&self, host: &mut [u32], keys: &mut [u32]) -> Result<()> {
         let wrong = |place| Err(Error::new(Kind::Internal, "validate pages").at(place));
-        let mut users: HashMap<Block, u32> = HashMap::new();
+        let mut users: HashMap<BlockHash, u32> = HashMap::new();
         for record in &self.records {
             for (page, block) in record.owned.names.iter().flat_map(|names| names.used_from(0)) {
                 if self.prefix.pages(&block) != record.owned.table.get(page) {

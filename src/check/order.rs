@@ -382,7 +382,7 @@ impl Order {
             (HOST, _) => "look whether an event recorded behind the other has completed before this one",
             _ => "record an event behind the other and let this one's stream wait for it",
         };
-        let error = Error::new(Kind::InvalidConfig, "order").at(place).hint(hint);
+        let error = Error::new(Kind::InvalidState, "order").at(place).hint(hint);
         error.with("from", access.range.from).with("to", access.range.to)
     }
 }

@@ -18,11 +18,11 @@
 //! later makes the device sticky: every later query answers [`Kind::DeviceFailed`], every event still
 //! completes, every ticket still ends, so that nobody waits for ever.
 
-pub mod block;
 mod checks;
 pub mod clock;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod descriptor;
 pub mod host;
 mod op;
 mod pieces;
@@ -40,7 +40,7 @@ use crate::os::Map;
 use crate::residency::TableShape;
 use crate::sync::{Arc, unique};
 
-pub use op::{Answer, Begin, Cut, Join, Part, Parts, PoolOp, Raise, Warm};
+pub use op::{Answer, Begin, Join, PoolOp, Raise, SplitIndices, StepRange, Truncate, Warm};
 pub use ticket::{Completer, Outcome, Ticket};
 
 /// An in-order queue of operations. On a GPU the word is the engine's own stream.
@@ -167,7 +167,7 @@ pub struct Mapped {
 
 /// What a device needs to run a cache's steps: extents and memory, fixed for life.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct PoolLayout {
     /// The model's cache.
     pub geometry: Geometry,
     /// The extents of each layer's tables.
@@ -351,7 +351,7 @@ pub trait Device: Debug + Send + Sync {
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for a plan whose parts do not fit each other.
-    fn attach(&self, plan: Plan) -> Result<Pools>;
+    fn attach(&self, plan: PoolLayout) -> Result<Pools>;
 
     /// Enqueues an operation on a cache's pools; [`PoolOp`] says what each does. The caller keeps a lane's data
     /// unchanged until an operation on the lane has run.
@@ -365,7 +365,7 @@ pub trait Device: Debug + Send + Sync {
     /// running it, until [`Device::captured`].
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] on a device without graphs; [`Kind::Busy`] when the stream is being captured.
+    /// [`Kind::Unsupported`] on a device without graphs; [`Kind::Busy`] when the stream is being captured.
     fn capture(&self, _stream: Stream) -> Result<()> {
         Err(no_graphs())
     }
@@ -429,7 +429,5 @@ pub trait Device: Debug + Send + Sync {
 }
 
 fn no_graphs() -> Error {
-    Error::new(Kind::InvalidConfig, "capture")
-        .at("a device without graphs")
-        .hint("enqueue each step's layers")
+    Error::new(Kind::Unsupported, "capture").at("a device without graphs").hint("enqueue each step's layers")
 }

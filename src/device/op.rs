@@ -13,7 +13,7 @@ use crate::device::Slice;
 use crate::error::Result;
 use crate::fallible::{filled, vector};
 use crate::ids::{Lane, Layer, MicroBatch};
-use crate::residency::Rows;
+use crate::residency::QueryRange;
 
 /// An operation on a cache's pools, in a stream's order.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ pub enum PoolOp<'a> {
     /// Gives a lane to a sequence.
     Join(Join<'a>),
     /// Replaces a lane's page table and cuts its residency, after some landed rows were accepted.
-    Truncate(Cut<'a>),
+    Truncate(Truncate<'a>),
     /// Empties a lane.
     Leave(Lane),
     /// Computes what is resident in every layer of a lane before its first step: all rows if they fit and it is asked
@@ -39,26 +39,26 @@ pub enum PoolOp<'a> {
     /// Turns a selection into slots, and lists what is missing.
     Resolve {
         /// The rows.
-        part: Part,
+        range: StepRange,
         /// `[count][rows.count][k]` i32 positions, -1 for none.
         selection: Slice,
         /// Where the answer goes.
         answer: Answer,
     },
-    /// Fetches what pass `pass` of attention reads of the rows that the last resolve missed, which must have been of
-    /// the same layer, query rows and step, and whose earlier passes must have been gathered before: otherwise the step
-    /// fails, rather than copy rows into slots that were not meant for them. A pass that a row does not need fetches
+    /// Fetches what wave `wave` of attention reads of the rows that the last resolve missed, which must have been of
+    /// the same layer, query rows and step, and whose earlier waves must have been gathered before: otherwise the step
+    /// fails, rather than copy rows into slots that were not meant for them. A wave that a row does not need fetches
     /// nothing.
     Gather {
         /// The rows.
-        part: Part,
-        /// The pass of attention, from 0.
-        pass: u32,
+        range: StepRange,
+        /// The wave of attention, from 0.
+        wave: u32,
     },
     /// Stores the new rows, from their landing slots to the total pool.
-    Scatter(Part),
+    Scatter(StepRange),
     /// Ends a step: writes its counters, lengths and sticky word to `slot`, see
-    /// [`block::Report`](crate::device::block::Report). Until the next one begins, operations of the micro-batch find
+    /// [`descriptor::Report`](crate::device::descriptor::Report). Until the next one begins, operations of the micro-batch find
     /// no rows: all of theirs are inert.
     Report {
         /// The micro-batch.
@@ -86,9 +86,11 @@ impl PoolOp<'_> {
     }
 
     /// The part of a step that it works on.
-    pub const fn part(&self) -> Option<&Part> {
+    pub const fn range(&self) -> Option<&StepRange> {
         match self {
-            PoolOp::Resolve { part, .. } | PoolOp::Gather { part, .. } | PoolOp::Scatter(part) => Some(part),
+            PoolOp::Resolve { range, .. } | PoolOp::Gather { range, .. } | PoolOp::Scatter(range) => {
+                Some(range)
+            }
             _ => None,
         }
     }
@@ -99,16 +101,16 @@ impl PoolOp<'_> {
             PoolOp::Join(Join { lane, length, .. }) => {
                 PoolOp::Join(Join { lane, length, pages: &[], blocks: &[], budgets: &[] })
             }
-            PoolOp::Truncate(Cut { lane, settle, length, .. }) => {
-                PoolOp::Truncate(Cut { lane, settle, length, pages: &[] })
+            PoolOp::Truncate(Truncate { lane, settle, length, .. }) => {
+                PoolOp::Truncate(Truncate { lane, settle, length, pages: &[] })
             }
             PoolOp::Leave(lane) => PoolOp::Leave(lane),
             PoolOp::Warm(warm) => PoolOp::Warm(warm),
             PoolOp::Raise(raise) => PoolOp::Raise(raise),
             PoolOp::Begin(begin) => PoolOp::Begin(begin),
-            PoolOp::Resolve { part, selection, answer } => PoolOp::Resolve { part, selection, answer },
-            PoolOp::Gather { part, pass } => PoolOp::Gather { part, pass },
-            PoolOp::Scatter(part) => PoolOp::Scatter(part),
+            PoolOp::Resolve { range, selection, answer } => PoolOp::Resolve { range, selection, answer },
+            PoolOp::Gather { range, wave } => PoolOp::Gather { range, wave },
+            PoolOp::Scatter(range) => PoolOp::Scatter(range),
             PoolOp::Report { micro_batch, slot } => PoolOp::Report { micro_batch, slot },
         }
     }
@@ -131,7 +133,7 @@ pub struct Join<'a> {
 
 /// Which part of a step an operation works on: batch rows `first..first + count` of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct StepRange {
     /// The micro-batch.
     pub micro_batch: MicroBatch,
     /// The layer.
@@ -141,28 +143,28 @@ pub struct Part {
     /// How many batch rows; rows beyond the real batch are inert.
     pub count: u32,
     /// The query rows of each batch row: all of the step's, or a draft layer's pass.
-    pub rows: Rows,
+    pub rows: QueryRange,
 }
 
 /// Where a resolve puts its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// `[count][rows.count][k]` i32: each selected position's slot in the layer's slab, -1 for none. Where
-    /// attention takes several passes, rows of different passes may share a scratch slot.
+    /// attention takes several waves, rows of different waves may share a scratch slot.
     pub slots: Slice,
     /// The same, divided for attention in parts.
-    pub parts: Option<Parts>,
+    pub split_indices: Option<SplitIndices>,
 }
 
 /// The index lists of attention in parts, of all batch rows of a step: a call for some of them fills those.
 /// Larger buffers are taken from their beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parts {
-    /// `[1 + passes][batch][rows.count][k]` i32: in list 0 the slots of what was resident or is born
-    /// in this step, in list `1 + j` of what pass `j` fetches. Each row's valid entries come first, in the
+pub struct SplitIndices {
+    /// `[1 + waves][batch][rows.count][k]` i32: in list 0 the slots of what was resident or is born
+    /// in this step, in list `1 + j` of what wave `j` fetches. Each row's valid entries come first, in the
     /// order of the selection; the rest is -1.
     pub lists: Slice,
-    /// `[1 + passes][batch][rows.count]` u32: how many entries are valid.
+    /// `[1 + waves][batch][rows.count]` u32: how many entries are valid.
     pub counts: Slice,
     /// Batch rows of a list.
     pub batch: u32,
@@ -173,7 +175,7 @@ pub struct Parts {
 pub struct Begin {
     /// The micro-batch.
     pub micro_batch: MicroBatch,
-    /// The pinned step block, see [`block::step`](crate::device::block::step).
+    /// The pinned step descriptor, see [`descriptor::step`](crate::device::descriptor::step).
     pub block: Slice,
     /// Accepted counts: one u32 a batch row, as many as a batch has, for the rows whose entry leaves the count to the
     /// device.
@@ -182,7 +184,7 @@ pub struct Begin {
 
 /// A lane's cut: see [`PoolOp::Truncate`].
 #[derive(Clone, Copy, Debug)]
-pub struct Cut<'a> {
+pub struct Truncate<'a> {
     /// The lane.
     pub lane: Lane,
     /// Landed rows to accept first.
@@ -259,7 +261,7 @@ impl Staged {
         let Staged { pages, blocks, budgets } = self;
         match op {
             PoolOp::Join(join) => PoolOp::Join(Join { pages, blocks, budgets, ..join }),
-            PoolOp::Truncate(cut) => PoolOp::Truncate(Cut { pages, ..cut }),
+            PoolOp::Truncate(cut) => PoolOp::Truncate(Truncate { pages, ..cut }),
             other => other,
         }
     }

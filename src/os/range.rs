@@ -85,7 +85,7 @@ fn check(pieces: &[Piece<'_>]) -> Result<u64> {
         let error = |kind, place| Error::new(kind, OPERATION).at(place).with("piece", number as u64);
         let page = piece.map.page_bytes();
         if piece.map.descriptor().is_none() {
-            return Err(error(Kind::InvalidConfig, "memory without a descriptor")
+            return Err(error(Kind::Unsupported, "memory without a descriptor")
                 .hint("ask for shared memory; where memfd_create is refused, allow it"));
         }
         if piece.bytes == 0 || [total, piece.offset, piece.bytes].iter().any(|n| n % page != 0) {
@@ -160,7 +160,7 @@ mod tests {
         let (own, private) = (map(2, true), map(2, false));
         let refused = |piece| Range::new(&[piece], &NoFaults).unwrap_err();
         let e = refused(Piece { map: &private, offset: 0, bytes: page });
-        assert_eq!((e.kind(), e.place()), (Kind::InvalidConfig, "memory without a descriptor"));
+        assert_eq!((e.kind(), e.place()), (Kind::Unsupported, "memory without a descriptor"));
         assert!(e.to_string().contains("memfd_create is refused"), "{e}");
         for (offset, bytes) in [(1, page), (0, page + 1), (0, 0)] {
             assert_eq!(refused(Piece { map: &own, offset, bytes }).kind(), Kind::InvalidConfig);

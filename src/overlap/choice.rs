@@ -18,7 +18,7 @@
 
 use std::fmt::Write;
 
-use crate::device::block::LayerCount;
+use crate::device::descriptor::LayerCount;
 use crate::error::{Error, Kind, Result};
 use crate::overlap::schedule::Overlap;
 

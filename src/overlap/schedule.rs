@@ -19,8 +19,8 @@
 //! slots of the layer before were read by an A1 that R of this layer is behind. So no edge leads from a
 //! layer's end to the next one, but for the scatters, which the step joins at its end.
 //!
-//! **Several passes.** Where scratch holds a share of what a step may fetch, a pass fetches it, its A1
-//! attends it, and the next pass's gather waits for that A1. Passes that a row does not need fetch and
+//! **Several waves.** Where scratch holds a share of what a step may fetch, a wave fetches it, its A1
+//! attends it, and the next wave's gather waits for that A1. Waves that a row does not need fetch and
 //! attend nothing; how many there are never depends on data, so a captured graph holds them all.
 //!
 //! **Edges.** An edge between two streams is one event, recorded and waited for at once; between the same
@@ -30,13 +30,13 @@
 //! step's end ([`Schedule::join`]), so a captured step leaves no fork unjoined. Where micro-batches have compute
 //! streams of their own, who captures forks and joins these: `Cache::capture`, or the engine.
 //!
-//! Costs: at most seven edges a layer and two more a further pass, beside R, G and S; nothing is allocated,
+//! Costs: at most seven edges a layer and two more a further wave, beside R, G and S; nothing is allocated,
 //! nothing is waited for. It does not choose the order (`choice`), nor know what a callback computes.
 
-use crate::device::{Answer, Device, Event, Part, Parts, PoolOp, Pools, Slice, Stream};
+use crate::device::{Answer, Device, Event, PoolOp, Pools, Slice, SplitIndices, StepRange, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch};
-use crate::residency::Rows;
+use crate::residency::QueryRange;
 use crate::step::OverlapStreams;
 
 /// What hides a layer's gather.
@@ -87,12 +87,12 @@ pub enum Work {
 pub enum Keys {
     /// All: the slots of the resolve's answer.
     All,
-    /// What was resident or is born in this step: list 0 of the [`Parts`].
+    /// What was resident or is born in this step: list 0 of the [`SplitIndices`].
     Resident,
-    /// What a pass fetched: list `1 + pass`.
+    /// What a wave fetched: list `1 + wave`.
     Fetched {
-        /// The pass.
-        pass: u32,
+        /// The wave.
+        wave: u32,
     },
 }
 
@@ -110,7 +110,7 @@ pub struct EngineCall {
     /// and how many: half of the batch for the parts of DBA's indexer, else all.
     pub count: u32,
     /// The query rows of each batch row: one of them in a draft layer's pass.
-    pub rows: Rows,
+    pub rows: QueryRange,
 }
 
 /// The engine's side of a layer.
@@ -134,7 +134,7 @@ pub struct Schedule {
     gathered: Event,
     /// P has written the new rows.
     prepared: Event,
-    /// A pass has been attended: its scratch slots are free.
+    /// A wave has been attended: its scratch slots are free.
     attended: Event,
     /// S has stored.
     scattered: Event,
@@ -155,8 +155,8 @@ pub struct Run {
     pub query_rows: u32,
     /// Positions that a query row selects.
     pub top_k: u32,
-    /// Passes of attention over fetched rows, at least 1.
-    pub passes: u32,
+    /// Waves of attention over fetched rows, at least 1.
+    pub waves: u32,
     /// Rows have bytes: without them nothing is gathered and nothing stored.
     pub moves: bool,
     /// Its streams.
@@ -167,8 +167,8 @@ pub struct Run {
     /// The same: the slots of the answer.
     pub slots: Slice,
     /// The answer's index lists, for as many batch rows or more; nothing where every layer runs in the order
-    /// `none` and in one pass.
-    pub parts: Option<Parts>,
+    /// `none` and in one wave.
+    pub split_indices: Option<SplitIndices>,
 }
 
 /// One layer of a run, while it is enqueued.
@@ -177,8 +177,8 @@ struct LayerRun<'a> {
     pools: Pools,
     run: &'a Run,
     layer: Layer,
-    rows: Rows,
-    parts: Option<Parts>,
+    rows: QueryRange,
+    split_indices: Option<SplitIndices>,
     engine: &'a mut dyn Engine,
 }
 
@@ -189,11 +189,11 @@ impl Run {
     /// [`Kind::InvalidConfig`] for an order that needs index lists without them; [`Kind::OutOfRange`] for
     /// buffers that are too short, overlap, do not begin at a word, or are another device's.
     pub fn check(&self, device: &dyn Device, overlap: Overlap) -> Result<()> {
-        if self.passes == 0 {
-            return Err(refuse("passes of attention", 0));
+        if self.waves == 0 {
+            return Err(refuse("waves of attention", 0));
         }
-        if self.parts.is_none() && (overlap != Overlap::None || self.passes > 1) {
-            return Err(refuse("attention in parts needs index lists", self.passes));
+        if self.split_indices.is_none() && (overlap != Overlap::None || self.waves > 1) {
+            return Err(refuse("attention in parts needs index lists", self.waves));
         }
         let rows = u64::from(self.batch) * u64::from(self.query_rows);
         let entries = |rows: u64| rows.saturating_mul(u64::from(self.top_k));
@@ -201,14 +201,14 @@ impl Run {
         buffers[0] = ("selection", self.selection, entries(rows));
         buffers[1] = ("slots", self.slots, entries(rows));
         let mut used = 2;
-        if let Some(Parts { lists, counts, batch }) = self.parts {
+        if let Some(SplitIndices { lists, counts, batch }) = self.split_indices {
             if batch < self.batch {
                 return Err(Error::new(Kind::OutOfRange, "overlap")
                     .at("batch rows of the index lists")
                     .with("rows", batch)
                     .with("wanted", self.batch));
             }
-            let rows = (1 + u64::from(self.passes))
+            let rows = (1 + u64::from(self.waves))
                 .saturating_mul(u64::from(batch))
                 .saturating_mul(u64::from(self.query_rows));
             buffers[2] = ("index lists", lists, entries(rows));
@@ -285,7 +285,7 @@ impl Schedule {
     }
 }
 
-/// Enqueues one layer, or pass `pass` of a draft layer, in the order `overlap`. The compute stream must be
+/// Enqueues one layer, or draft_pass `draft_pass` of a draft layer, in the order `overlap`. The compute stream must be
 /// ordered behind the step's begin.
 ///
 /// # Errors
@@ -297,17 +297,17 @@ pub fn enqueue_layer(
     pools: Pools,
     run: &Run,
     layer: Layer,
-    pass: Option<u32>,
+    draft_pass: Option<u32>,
     overlap: Overlap,
     engine: &mut dyn Engine,
 ) -> Result<()> {
     run.check(device, overlap)?;
-    let rows = match pass {
-        None => Rows { first: 0, count: run.query_rows },
-        Some(pass) => Rows { first: pass, count: 1 },
+    let rows = match draft_pass {
+        None => QueryRange { first: 0, count: run.query_rows },
+        Some(draft_pass) => QueryRange { first: draft_pass, count: 1 },
     };
-    let parts = run.parts.filter(|_| overlap != Overlap::None || run.passes > 1);
-    let layer = LayerRun { device, pools, run, layer, rows, parts, engine };
+    let split_indices = run.split_indices.filter(|_| overlap != Overlap::None || run.waves > 1);
+    let layer = LayerRun { device, pools, run, layer, rows, split_indices, engine };
     match overlap {
         Overlap::None => layer.none(),
         Overlap::Da => layer.da(),
@@ -335,10 +335,11 @@ pub fn enqueue_step(
         return Err(refuse("draft layers", draft_layers));
     };
     let layers = (0..).map(Layer).zip(by_layer);
-    let drafts = (0..draft_passes).flat_map(|pass| layers.clone().skip(once).map(move |of| (of, Some(pass))));
-    for ((layer, overlap), pass) in layers.clone().take(once).map(|of| (of, None)).chain(drafts) {
+    let drafts = (0..draft_passes)
+        .flat_map(|draft_pass| layers.clone().skip(once).map(move |of| (of, Some(draft_pass))));
+    for ((layer, overlap), draft_pass) in layers.clone().take(once).map(|of| (of, None)).chain(drafts) {
         for run in runs {
-            enqueue_layer(device, pools, run, layer, pass, *overlap, engine)?;
+            enqueue_layer(device, pools, run, layer, draft_pass, *overlap, engine)?;
         }
     }
     Ok(())
@@ -360,7 +361,7 @@ impl LayerRun<'_> {
         self.resolve(0, self.run.batch, compute)?;
         self.gather(0, self.run.batch, 0, compute)?;
         self.prepare()?;
-        if self.run.passes == 1 {
+        if self.run.waves == 1 {
             self.all(Work::Attend(Keys::All))?;
             return self.all(Work::Rest);
         }
@@ -406,7 +407,7 @@ impl LayerRun<'_> {
         if !self.run.moves {
             return Ok(());
         }
-        self.device.enqueue(self.pools, scatter, PoolOp::Scatter(self.part(0, self.run.batch)))
+        self.device.enqueue(self.pools, scatter, PoolOp::Scatter(self.range(0, self.run.batch)))
     }
 
     /// Attention over what was resident, once it is resolved; over what was fetched, once it is there.
@@ -418,40 +419,40 @@ impl LayerRun<'_> {
         self.fetched(gather)
     }
 
-    /// Attention over what each pass fetches, the first of which is gathered, and the merge.
+    /// Attention over what each wave fetches, the first of which is gathered, and the merge.
     fn fetched(mut self, gather: Stream) -> Result<()> {
         let compute = self.run.streams.compute;
-        self.all(Work::Attend(Keys::Fetched { pass: 0 }))?;
-        for pass in 1..self.run.passes {
+        self.all(Work::Attend(Keys::Fetched { wave: 0 }))?;
+        for wave in 1..self.run.waves {
             edge(self.device, self.run.schedule.attended, compute, gather)?;
-            self.gather(0, self.run.batch, pass, gather)?;
+            self.gather(0, self.run.batch, wave, gather)?;
             edge(self.device, self.run.schedule.gathered, gather, compute)?;
-            self.all(Work::Attend(Keys::Fetched { pass }))?;
+            self.all(Work::Attend(Keys::Fetched { wave }))?;
         }
         self.all(Work::Merge)?;
         self.all(Work::Rest)
     }
 
-    fn part(&self, first: u32, count: u32) -> Part {
+    fn range(&self, first: u32, count: u32) -> StepRange {
         let (micro_batch, layer, rows) = (self.run.micro_batch, self.layer, self.rows);
-        Part { micro_batch, layer, first, count, rows }
+        StepRange { micro_batch, layer, first, count, rows }
     }
 
     /// R of some batch rows.
     fn resolve(&mut self, first: u32, count: u32, stream: Stream) -> Result<()> {
         let (selection, slots) =
             (self.of(self.run.selection, first, count)?, self.of(self.run.slots, first, count)?);
-        let answer = Answer { slots, parts: self.parts };
-        let part = self.part(first, count);
-        self.device.enqueue(self.pools, stream, PoolOp::Resolve { part, selection, answer })
+        let answer = Answer { slots, split_indices: self.split_indices };
+        let range = self.range(first, count);
+        self.device.enqueue(self.pools, stream, PoolOp::Resolve { range, selection, answer })
     }
 
-    fn gather(&mut self, first: u32, count: u32, pass: u32, stream: Stream) -> Result<()> {
+    fn gather(&mut self, first: u32, count: u32, wave: u32, stream: Stream) -> Result<()> {
         if !self.run.moves {
             return Ok(());
         }
-        let part = self.part(first, count);
-        self.device.enqueue(self.pools, stream, PoolOp::Gather { part, pass })
+        let range = self.range(first, count);
+        self.device.enqueue(self.pools, stream, PoolOp::Gather { range, wave })
     }
 
     /// The engine's work for all batch rows.

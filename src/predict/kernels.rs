@@ -255,10 +255,10 @@ fn steps(costs: &KernelCosts, both: &Both<'_>) -> Vec<Figure> {
 mod tests {
     use super::*;
     use crate::device::clock::{ClockDevice, ClockOptions, Span};
-    use crate::device::{Answer, Device, Part, Plan, PoolOp, Slice};
+    use crate::device::{Answer, Device, PoolLayout, PoolOp, Slice, StepRange};
     use crate::geometry::{Geometry, Shape};
     use crate::ids::{Layer, MicroBatch};
-    use crate::residency::{Rows, TableShape};
+    use crate::residency::{QueryRange, TableShape};
 
     fn figure(name: &str) -> Figure {
         let found = table(&KernelCosts::default()).into_iter().find(|figure| figure.name.starts_with(name));
@@ -323,20 +323,20 @@ mod tests {
     const BATCH: u32 = 160;
     const QUERY_ROWS: u32 = 32;
 
-    fn plan(device: &ClockDevice) -> crate::error::Result<Plan> {
+    fn plan(device: &ClockDevice) -> crate::error::Result<PoolLayout> {
         let shape = Shape { layers: 1, draft_layers: 0, ..Shape::DEEPSEEK_V3_2 };
         let tables = TableShape {
             lanes: BATCH,
             tokens: 1024,
             query_rows: QUERY_ROWS,
-            passes: 1,
+            waves: 1,
             scratch: 0,
             scratch_base: 1,
             landing_base: 64,
             budget_base: 64 + BATCH * QUERY_ROWS,
             budget_blocks: 1,
         };
-        Ok(Plan {
+        Ok(PoolLayout {
             geometry: Geometry::new(shape)?,
             tables: vec![tables],
             slabs: vec![device.allocate(1 << 40)?],
@@ -353,15 +353,20 @@ mod tests {
         let device = ClockDevice::new(ClockOptions { record: true, ..ClockOptions::default() })?;
         let (stream, pools) = (device.stream()?, device.attach(plan(&device)?)?);
         device.set_misses(Layer(0), misses / f64::from(batch))?;
-        let rows = Rows { first: 0, count: query_rows };
-        let part = Part { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: batch, rows };
+        let rows = QueryRange { first: 0, count: query_rows };
+        let step_range =
+            StepRange { micro_batch: MicroBatch(0), layer: Layer(0), first: 0, count: batch, rows };
         let words = u64::from(4 * batch * query_rows * 2048);
         let [selection, slots]: [Slice; 2] = [device.allocate(words)?, device.allocate(words)?];
         for work in works.chars() {
             let op = match work {
-                'R' => PoolOp::Resolve { part, selection, answer: Answer { slots, parts: None } },
-                'G' => PoolOp::Gather { part, pass: 0 },
-                _ => PoolOp::Scatter(part),
+                'R' => PoolOp::Resolve {
+                    range: step_range,
+                    selection,
+                    answer: Answer { slots, split_indices: None },
+                },
+                'G' => PoolOp::Gather { range: step_range, wave: 0 },
+                _ => PoolOp::Scatter(step_range),
             };
             device.enqueue(pools, stream, op)?;
         }

@@ -14,7 +14,7 @@
 //! case in which offload cannot pay whatever the times is told here ([`Note::AllResident`], [`Note::Dense`]).
 
 use crate::cache::{Config, Footprint, Slots};
-use crate::device::block::BATCH_MAX;
+use crate::device::descriptor::BATCH_MAX;
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK, Shape};
 use crate::predict::model::Dims;

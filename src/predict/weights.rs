@@ -73,7 +73,7 @@ pub struct Checkpoint {
 }
 
 /// Bytes of one layer, and of what stands once.
-struct Parts {
+struct SplitIndices {
     /// One routed expert.
     expert: u64,
     /// Attention's matrices that have heads.
@@ -126,7 +126,7 @@ impl Checkpoint {
         &self.entry.source
     }
 
-    fn parts(&self) -> Parts {
+    fn split_indices(&self) -> SplitIndices {
         let d = &self.dims;
         let of = |n: u32| u64::from(n);
         let (hidden, heads) = (of(d.hidden), of(d.heads));
@@ -137,7 +137,7 @@ impl Checkpoint {
                 fp8(of(d.q_lora) * heads * dim) + fp8(hidden * dim) + bf16(hidden * heads)
             }
         };
-        Parts {
+        SplitIndices {
             expert: 3 * fp8(hidden * of(d.expert_hidden)),
             heads: fp8(of(d.q_lora) * heads * (of(d.nope) + of(d.rope)))
                 + fp8(of(d.kv_lora) * heads * (of(d.nope) + of(d.value)))
@@ -155,24 +155,24 @@ impl Checkpoint {
     pub fn bytes(&self) -> u64 {
         let entry = &self.entry;
         let copies = if entry.drafts_store_embeddings { u64::from(entry.draft_layers) } else { 0 };
-        self.on_gpu(1, Attention::Data, true) + copies * self.parts().embeddings
+        self.on_gpu(1, Attention::Data, true) + copies * self.split_indices().embeddings
     }
 
     /// Bytes on each of `gpus` GPUs, above 0; with the draft layer where a step has drafts.
     pub fn on_gpu(&self, gpus: u32, attention: Attention, drafts: bool) -> u64 {
-        let (part, entry) = (self.parts(), &self.entry);
+        let (range, entry) = (self.split_indices(), &self.entry);
         let (layers, dense) = (u64::from(entry.layers), u64::from(entry.dense_layers));
         let draft = if drafts { u64::from(entry.draft_layers) } else { 0 };
         let sparse = layers - dense.min(layers) + draft;
         let own = u64::from(self.dims.experts.div_ceil(gpus.max(1)));
         let divided =
-            (layers + draft) * part.heads + sparse * part.shared + dense * part.dense + part.embeddings;
+            (layers + draft) * range.heads + sparse * range.shared + dense * range.dense + range.embeddings;
         let over = match attention {
             Attention::Data => 1,
             Attention::Tensor => u64::from(gpus.clamp(1, NODE_GPUS)),
         };
-        let whole = (layers + draft) * part.whole + sparse * part.router + draft * part.join;
-        sparse * own * part.expert + divided.div_ceil(over) + whole
+        let whole = (layers + draft) * range.whole + sparse * range.router + draft * range.join;
+        sparse * own * range.expert + divided.div_ceil(over) + whole
     }
 }
 

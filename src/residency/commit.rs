@@ -56,7 +56,7 @@ impl LayerTables {
         self.slot_of[landed..landed + head.landed as usize].fill(ABSENT);
 
         for row in accepted.saturating_sub(head.budget)..accepted {
-            let victim = self.eldest(scan, lane);
+            let victim = self.lru_slot(scan, lane);
             let slot = self.replace(start, victim, head.length + row, head.stamp);
             copy(Moved { landing: landing + row, slot });
         }
@@ -94,7 +94,7 @@ impl LayerTables {
         let head = &mut self.heads[lane as usize];
         (head.length, head.landed) = (length, 0);
         if emptied {
-            head.front = FREE;
+            head.min_stamp = FREE;
         }
         Ok(())
     }

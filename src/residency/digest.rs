@@ -102,16 +102,20 @@ impl LayerTables {
                 (true, EMPTY) => stamp == FREE,
                 (true, _) => stamp > FREE && stamp <= head.stamp,
             };
-            if !fits || stamp < head.front {
+            if !fits || stamp < head.min_stamp {
                 return Err(broken("a slot's stamp does not fit its state", lane, slot as u32));
             }
-            if head.heir != EMPTY && head.front >= head.stamp {
-                return Err(broken("a lane's heir bears a stamp still to come", lane, head.heir));
+            if head.next_victim != EMPTY && head.min_stamp >= head.stamp {
+                return Err(broken(
+                    "a lane's next_victim bears a stamp still to come",
+                    lane,
+                    head.next_victim,
+                ));
             }
-            // An heir that still bears the stamp at the front is the lowest of those that do.
-            let tied = stamp == head.front && position != EMPTY && head.heir != EMPTY;
-            if tied && position < head.heir && self.is_tied(lane, head.heir) {
-                return Err(broken("a row is older than the lane's heir", lane, position));
+            // An next_victim that still bears the stamp at the front is the lowest of those that do.
+            let tied = stamp == head.min_stamp && position != EMPTY && head.next_victim != EMPTY;
+            if tied && position < head.next_victim && self.is_tied(lane, head.next_victim) {
+                return Err(broken("a row is older than the lane's next_victim", lane, position));
             }
             filled += usize::from(position != EMPTY);
         }

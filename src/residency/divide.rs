@@ -1,12 +1,12 @@
 //! Divide: a resolve's answer becomes the index lists of attention in parts.
 //!
 //! Attention over what was resident can run while the rest is fetched, so the two are listed apart; and
-//! where the scratch slots hold only a share of what a step fetches beyond its budget, what each pass
+//! where the scratch slots hold only a share of what a step fetches beyond its budget, what each wave
 //! fetches is listed apart. Every entry of the answer stands in exactly one list, so the parts together
 //! are the whole, and lists keep the order of the selection.
 //!
 //! A fetched row is known by its slot: a bit for each fetch, set before and cleared after. Rows of
-//! different passes share scratch slots; there the row's rank among the fetches says the pass.
+//! different waves share scratch slots; there the row's rank among the fetches says the wave.
 
 use crate::error::{Error, Kind, Result};
 use crate::fallible::filled;
@@ -42,7 +42,7 @@ impl Divider {
     }
 
     /// Calls `list(query row, list number, slot)` for every valid entry, in the order of the selection:
-    /// list 0 for rows that were resident or are born in the step, `1 + pass` for those that `pass`
+    /// list 0 for rows that were resident or are born in the step, `1 + wave` for those that `wave`
     /// fetches. `k` is the length of a query row.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ mod tests {
         tokens: 1000,
         query_rows: 2,
         scratch: 3,
-        passes: 4,
+        waves: 4,
         scratch_base: 1,
         landing_base: 64,
         budget_base: 128,
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(
             lists,
             [(0, 1, 200), (0, 2, 4), (0, 1, 4), (1, 0, 130), (1, 1, 5), (1, 0, 66), (1, 1, 131)],
-            "a resident row and a landing slot in list 0; one slot, two rows, two passes"
+            "a resident row and a landing slot in list 0; one slot, two rows, two waves"
         );
     }
 

@@ -55,7 +55,7 @@ mod victims;
 pub use commit::Moved;
 pub use divide::{Answered, Divider};
 pub use resolve::Workspace;
-pub use resolve::{Beyond, Counts, Fetch, Resolved, Rows, Selected, Selection};
+pub use resolve::{Beyond, Counts, Fetch, QueryRange, Resolved, Selected, Selection};
 pub use scan::{At, Portable, Scan, Split, Stamped, Tied, Touch, Touched};
 pub(crate) use scan::{beyond, nth_lowest};
 pub use tables::{ABSENT, EMPTY, LaneHead, LayerTables, TableShape, TableWords};

@@ -20,7 +20,7 @@ pub struct Fetch {
 /// Which landing rows a call works for: query rows `first..first + count` of the step. A draft layer's
 /// pass `j` is `first = j, count = 1`; an ordinary layer takes all rows of the step at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows {
+pub struct QueryRange {
     /// The first query row.
     pub first: u32,
     /// How many.
@@ -168,13 +168,13 @@ impl LayerTables {
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a lane without a sequence, rows that have not landed, buffers of wrong
-    /// lengths, more selected positions than budget and the scratch slots of all passes; [`Kind::Exhausted`]
+    /// lengths, more selected positions than budget and the scratch slots of all waves; [`Kind::Exhausted`]
     /// after 2^31 steps of one sequence. Nothing has changed then.
     pub fn resolve<S: Scan, P: Selection + ?Sized>(
         &mut self,
         scan: &S,
         lane: u32,
-        rows: Rows,
+        rows: QueryRange,
         selected: Selected<'_, P>,
         work: &mut Workspace,
     ) -> Result<Resolved> {
@@ -202,7 +202,7 @@ impl LayerTables {
         selected: Selected<'_, P>,
         work: &mut Workspace,
     ) -> Result<Resolved> {
-        let rows = Rows { first: 0, count: 0 };
+        let rows = QueryRange { first: 0, count: 0 };
         self.check(lane, rows, &selected, work)?;
         Ok(self.step(scan, lane, rows, selected, work))
     }
@@ -211,7 +211,7 @@ impl LayerTables {
     fn check<P: Selection + ?Sized>(
         &self,
         lane: u32,
-        rows: Rows,
+        rows: QueryRange,
         selected: &Selected<'_, P>,
         work: &Workspace,
     ) -> Result<()> {
@@ -248,7 +248,7 @@ impl LayerTables {
         &mut self,
         scan: &S,
         lane: u32,
-        rows: Rows,
+        rows: QueryRange,
         selected: Selected<'_, P>,
         work: &mut Workspace,
     ) -> Resolved {
@@ -322,7 +322,7 @@ impl LayerTables {
         let (away, kept) = fetches.split_at_mut(scratch);
         for (index, fetch) in away.iter_mut().enumerate() {
             let position = work.positions[index];
-            // Only a warm-up has more of them than the passes of a step take, and it reads none of them.
+            // Only a warm-up has more of them than the waves of a step take, and it reads none of them.
             let slot = match index < self.shape.scratch_rows() {
                 true => scratch_start + index as u32 % self.shape.scratch,
                 false => ABSENT,

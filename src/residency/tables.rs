@@ -32,9 +32,9 @@ pub struct TableShape {
     pub query_rows: u32,
     /// Scratch slots of a lane.
     pub scratch: u32,
-    /// Passes of attention over what a step fetches: the rows beyond the budget take the scratch slots in
-    /// turn, as many a pass as there are.
-    pub passes: u32,
+    /// Waves of attention over what a step fetches: the rows beyond the budget take the scratch slots in
+    /// turn, as many a wave as there are.
+    pub waves: u32,
     /// Slot id of the first scratch slot; a lane's stand at `scratch_base + lane * scratch`.
     pub scratch_base: u32,
     /// Slot id of the first landing slot; a lane's stand at `landing_base + lane * query_rows`.
@@ -54,7 +54,7 @@ impl TableShape {
 
     /// Rows of a lane that a step may fetch beyond the budget.
     pub const fn scratch_rows(&self) -> usize {
-        self.scratch as usize * self.passes as usize
+        self.scratch as usize * self.waves as usize
     }
 
     /// Slot ids of the slab: all of them are below this number.
@@ -87,8 +87,8 @@ impl TableShape {
         let scratch_end = u64::from(self.scratch_base) + lanes * u64::from(self.scratch);
         let landing_end = u64::from(self.landing_base) + lanes * query_rows;
         let end = u64::from(self.budget_base) + u64::from(self.budget_blocks) * u64::from(SLOT_BLOCK);
-        if self.passes == 0 {
-            return bad("passes of attention", 0);
+        if self.waves == 0 {
+            return bad("waves of attention", 0);
         }
         if self.scratch_base == ABSENT {
             return bad("scratch slots begin at slot 0, which means none", 0);
@@ -126,10 +126,10 @@ pub struct LaneHead {
     /// Stamp of the last residency step.
     pub stamp: u32,
     /// No slot of the lane has a stamp below this one.
-    pub front: u32,
-    /// The oldest row, if it still bears the stamp at the front; [`EMPTY`] if none is known. As the front is
+    pub min_stamp: u32,
+    /// The oldest row, if it still bears the stamp at the min_stamp; [`EMPTY`] if none is known. As the min_stamp is
     /// then older than any stamp that will be written, no other row can have come to bear it since.
-    pub heir: u32,
+    pub next_victim: u32,
 }
 
 /// What there was no memory for, in errors.
@@ -309,8 +309,8 @@ impl LayerTables {
             budget,
             blocks: blocks.len() as u32,
             stamp: BROUGHT_UP,
-            front: FREE,
-            heir: EMPTY,
+            min_stamp: FREE,
+            next_victim: EMPTY,
         };
         self.heads[lane as usize] = head;
         let start = lane as usize * self.shape.lane_blocks() as usize;
@@ -364,7 +364,7 @@ impl LayerTables {
             }
         }
         if let Some(head) = self.heads.get_mut(lane as usize) {
-            head.front = FREE;
+            head.min_stamp = FREE;
         }
     }
 

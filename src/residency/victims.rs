@@ -19,7 +19,7 @@ pub(super) struct Oldest {
 impl LayerTables {
     /// Splits the slots of `lane` above its oldest stamp, and counts those stamped `now`.
     pub(super) fn oldest<S: Scan>(&self, scan: &S, lane: u32, now: u32, work: &mut Workspace) -> Oldest {
-        let bound = self.heads[lane as usize].front.saturating_add(1).min(now - 1);
+        let bound = self.heads[lane as usize].min_stamp.saturating_add(1).min(now - 1);
         self.split(scan, lane, At { bound, now }, work)
     }
 
@@ -28,7 +28,7 @@ impl LayerTables {
         Oldest { at, split: scan.split(self.stamps(), blocks, at, &mut work.older, &mut work.tied) }
     }
 
-    /// Puts the `need` oldest of the slots that were not touched to the front of `work.victims`, as indices
+    /// Puts the `need` oldest of the slots that were not touched to the min_stamp of `work.victims`, as indices
     /// into the slot tables: those below the bound, then the ties, each in the lane's order. The lane has that
     /// many.
     pub(super) fn choose_victims<S: Scan>(
@@ -56,7 +56,7 @@ impl LayerTables {
         let older = if split.older > 0 { scan.list(&work.older, blocks, &mut work.victims) } else { 0 };
         let count = scan.list(&work.tied, blocks, &mut work.ties);
         let (victims, go) = (&mut work.victims[older..], need - older);
-        let mut heir = EMPTY;
+        let mut next_victim = EMPTY;
         if go == count || at.bound == FREE {
             // Empty slots bear no position: the first ones of them go.
             victims[..go].copy_from_slice(&work.ties[..go]);
@@ -65,41 +65,41 @@ impl LayerTables {
                 *position = self.position_of[*slot as usize];
             }
             let (slots, positions) = (&work.ties, &mut work.positions);
-            heir = scan.lowest(Tied { slots, positions, count, end: self.shape.tokens }, go, victims);
+            next_victim = scan.lowest(Tied { slots, positions, count, end: self.shape.tokens }, go, victims);
         }
         let head = &mut self.heads[lane as usize];
-        (head.front, head.heir) = (at.bound, heir);
+        (head.min_stamp, head.next_victim) = (at.bound, next_victim);
     }
 
-    /// The one oldest slot of `lane`, for a row that is born. Mostly it is the heir that the last choice of
+    /// The one oldest slot of `lane`, for a row that is born. Mostly it is the next_victim that the last choice of
     /// victims has left.
-    pub(super) fn eldest<S: Scan>(&mut self, scan: &S, lane: u32) -> u32 {
-        let LaneHead { mut front, heir, stamp, .. } = self.heads[lane as usize];
-        if front == FREE
+    pub(super) fn lru_slot<S: Scan>(&mut self, scan: &S, lane: u32) -> u32 {
+        let LaneHead { mut min_stamp, next_victim, stamp, .. } = self.heads[lane as usize];
+        if min_stamp == FREE
             && let Some(slot) = scan.find(self.stamps(), self.lane_blocks(lane), FREE)
         {
             return slot;
         }
-        let first = |front| {
+        let first = |min_stamp| {
             let blocks = self.lane_blocks(lane);
-            scan.first(Stamped { stamps: self.stamps(), positions: &self.position_of, blocks }, front)
+            scan.first(Stamped { stamps: self.stamps(), positions: &self.position_of, blocks }, min_stamp)
         };
-        let mut position = if self.is_tied(lane, heir) { heir } else { first(front) };
+        let mut position = if self.is_tied(lane, next_victim) { next_victim } else { first(min_stamp) };
         if position == EMPTY {
-            // No slot has the stamp at the front any more: search the lowest that one has.
-            front = self.find_bound(scan, lane, At { bound: front, now: stamp + 1 }, 1);
-            position = first(front);
+            // No slot has the stamp at the min_stamp any more: search the lowest that one has.
+            min_stamp = self.find_bound(scan, lane, At { bound: min_stamp, now: stamp + 1 }, 1);
+            position = first(min_stamp);
         }
         let slot = self.slot_of[self.map_start(lane) + position as usize] - self.shape.budget_base;
         let head = &mut self.heads[lane as usize];
-        (head.front, head.heir) = (front, EMPTY);
+        (head.min_stamp, head.next_victim) = (min_stamp, EMPTY);
         slot
     }
 
-    /// Whether the row at `position` bears the stamp at the lane's front.
+    /// Whether the row at `position` bears the stamp at the lane's min_stamp.
     pub(super) fn is_tied(&self, lane: u32, position: u32) -> bool {
         let slot = self.slot(lane, position).and_then(|slot| slot.checked_sub(self.shape.budget_base));
-        slot.is_some_and(|slot| self.stamps()[slot as usize] == self.heads[lane as usize].front)
+        slot.is_some_and(|slot| self.stamps()[slot as usize] == self.heads[lane as usize].min_stamp)
     }
 
     /// The smallest stamp at or below which the lane has at least `need` slots. It is above `at.bound`.

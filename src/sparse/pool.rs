@@ -27,8 +27,8 @@ pub struct SparseConfig {
     pub query_rows: u32,
     /// Scratch slots of a lane.
     pub scratch: u32,
-    /// Passes of attention that take them in turn.
-    pub passes: u32,
+    /// Waves of attention that take them in turn.
+    pub waves: u32,
     /// Per layer the slots that budgets are made of.
     pub slots: Vec<u32>,
 }
@@ -77,7 +77,7 @@ impl SparseConfig {
                 tokens: self.tokens,
                 query_rows: self.query_rows,
                 scratch: self.scratch,
-                passes: self.passes,
+                waves: self.waves,
                 scratch_base: 1,
                 landing_base,
                 budget_base,

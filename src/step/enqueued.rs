@@ -5,9 +5,9 @@
 //! asks here first, and refuses while something is missing. What only the device can know (a graph that holds less
 //! than was said, or was never launched) the report of the step finds.
 //!
-//! **States**, of one query row of a batch row in one layer: nothing; resolved; `n` passes of attention gathered, in
+//! **States**, of one query row of a batch row in one layer: nothing; resolved; `n` waves of attention gathered, in
 //! their order; beside that, scattered or not. A resolve begins anew: what was gathered before it was of another
-//! selection. A gather in front of its resolve, or of its pass's predecessor, counts for nothing.
+//! selection. A gather in front of its resolve, or of its wave's predecessor, counts for nothing.
 //!
 //! **Costs.** A call for all rows of the batch is one word a query row, whatever the batch. Calls for some rows
 //! (halves) have a word for each of them. The memory is taken with the ring; a step that knew no halves begins with
@@ -18,10 +18,10 @@
 //! instruction would lock each of them, and halves have one for each row. Those of whole batches are updated in one:
 //! a lost [`APART`] would leave words of rows to the next step.
 
-use crate::device::Part;
+use crate::device::StepRange;
 use crate::error::{Error, Kind, Result};
 use crate::fallible::vector;
-use crate::residency::Rows;
+use crate::residency::QueryRange;
 use crate::step::{RingShape, RowInFlight};
 use crate::sync::{AtomicU32, Ordering::Relaxed};
 
@@ -29,7 +29,7 @@ use crate::sync::{AtomicU32, Ordering::Relaxed};
 const SCATTERED: u32 = 1 << 31;
 /// In the word of a whole batch: rows have words of their own, beside this one.
 const APART: u32 = 1 << 30;
-/// 0, or 1 for a resolve and 1 for each pass that was gathered behind it.
+/// 0, or 1 for a resolve and 1 for each wave that was gathered behind it.
 const PROGRESS: u32 = APART - 1;
 
 /// See the module's head.
@@ -46,8 +46,8 @@ pub(crate) struct Enqueued {
 /// Which calls are due, for each query row in every layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Due {
-    /// Passes of attention to gather; none where rows have no bytes.
-    pub(crate) passes: u32,
+    /// Waves of attention to gather; none where rows have no bytes.
+    pub(crate) waves: u32,
     /// Rows have bytes, which are to be stored.
     pub(crate) scatter: bool,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Due {
 impl Due {
     /// Whether a row that has come so far lacks nothing.
     fn is_met(self, word: u32) -> bool {
-        word & PROGRESS > self.passes && (word & SCATTERED != 0 || !self.scatter)
+        word & PROGRESS > self.waves && (word & SCATTERED != 0 || !self.scatter)
     }
 }
 
@@ -87,7 +87,7 @@ impl Enqueued {
     }
 
     /// By query row of `rows` in a layer: the whole batch's word and those of its rows.
-    fn words(&self, layer: u32, rows: Rows) -> impl Iterator<Item = (&AtomicU32, &[AtomicU32])> {
+    fn words(&self, layer: u32, rows: QueryRange) -> impl Iterator<Item = (&AtomicU32, &[AtomicU32])> {
         let first = layer as usize * self.query_rows + rows.first as usize;
         let places = first..first + rows.count as usize;
         places.filter_map(|place| {
@@ -96,16 +96,16 @@ impl Enqueued {
     }
 
     /// The batch rows of a part; none where it is all `step_rows` of the step.
-    fn some(part: &Part, step_rows: u32) -> Option<std::ops::Range<usize>> {
-        let all = (part.first, part.count) == (0, step_rows);
-        (!all).then(|| part.first as usize..(part.first + part.count) as usize)
+    fn some(range: &StepRange, step_rows: u32) -> Option<std::ops::Range<usize>> {
+        let all = (range.first, range.count) == (0, step_rows);
+        (!all).then(|| range.first as usize..(range.first + range.count) as usize)
     }
 
     /// The device took a resolve.
-    pub(crate) fn resolved(&self, part: &Part, step_rows: u32) {
-        for (whole, rows) in self.words(part.layer.0, part.rows) {
+    pub(crate) fn resolved(&self, range: &StepRange, step_rows: u32) {
+        for (whole, rows) in self.words(range.layer.0, range.rows) {
             let before = whole.load(Relaxed);
-            let Some(some) = Enqueued::some(part, step_rows) else {
+            let Some(some) = Enqueued::some(range, step_rows) else {
                 if before & APART != 0 {
                     rows.iter().for_each(forget);
                 }
@@ -122,12 +122,12 @@ impl Enqueued {
         }
     }
 
-    /// The device took a gather of this pass.
-    pub(crate) fn gathered(&self, part: &Part, pass: u32, step_rows: u32) {
-        let (wanted, come) = (pass.saturating_add(1), pass.saturating_add(2).min(PROGRESS));
-        for (whole, rows) in self.words(part.layer.0, part.rows) {
+    /// The device took a gather of this wave.
+    pub(crate) fn gathered(&self, range: &StepRange, wave: u32, step_rows: u32) {
+        let (wanted, come) = (wave.saturating_add(1), wave.saturating_add(2).min(PROGRESS));
+        for (whole, rows) in self.words(range.layer.0, range.rows) {
             let before = whole.load(Relaxed);
-            let some = Enqueued::some(part, step_rows);
+            let some = Enqueued::some(range, step_rows);
             if some.is_none() && before & APART == 0 {
                 if before & PROGRESS == wanted {
                     set_whole(whole, come);
@@ -145,9 +145,9 @@ impl Enqueued {
     }
 
     /// The device took a scatter.
-    pub(crate) fn scattered(&self, part: &Part, step_rows: u32) {
-        for (whole, rows) in self.words(part.layer.0, part.rows) {
-            let Some(some) = Enqueued::some(part, step_rows) else {
+    pub(crate) fn scattered(&self, range: &StepRange, step_rows: u32) {
+        for (whole, rows) in self.words(range.layer.0, range.rows) {
+            let Some(some) = Enqueued::some(range, step_rows) else {
                 whole.fetch_or(SCATTERED, Relaxed);
                 continue;
             };
@@ -157,7 +157,7 @@ impl Enqueued {
     }
 
     /// A schedule has enqueued all that is due of these query rows of a layer, for the whole batch.
-    pub(crate) fn scheduled(&self, layer: u32, rows: Rows) {
+    pub(crate) fn scheduled(&self, layer: u32, rows: QueryRange) {
         self.words(layer, rows).for_each(|(whole, _)| {
             whole.fetch_or(SCATTERED | PROGRESS, Relaxed);
         });
@@ -187,7 +187,7 @@ impl Enqueued {
         if of_batch.map(|word| word.load(Relaxed)).all(|word| due.is_met(word)) {
             return true;
         }
-        let mut words = (0..).zip(self.words(layer, Rows { first: 0, count: widest }));
+        let mut words = (0..).zip(self.words(layer, QueryRange { first: 0, count: widest }));
         words.all(|(query, (whole, own))| {
             let whole = whole.load(Relaxed);
             let of_row = |(row, own): (&RowInFlight, &AtomicU32)| {
@@ -199,7 +199,7 @@ impl Enqueued {
 
     fn check_row(&self, layer: u32, batch_row: usize, query_rows: u32, due: Due) -> Result<()> {
         let refused = |call: &'static str, query: u32| {
-            Error::new(Kind::InvalidConfig, "finish")
+            Error::new(Kind::InvalidState, "finish")
                 .at(call)
                 .with("layer", layer)
                 .with("batch row", batch_row as u64)
@@ -207,7 +207,7 @@ impl Enqueued {
         };
         let hint = "enqueue it, or abandon the step";
         let find = |is_missing: &dyn Fn(u32, bool) -> bool| {
-            let words = self.words(layer, Rows { first: 0, count: query_rows });
+            let words = self.words(layer, QueryRange { first: 0, count: query_rows });
             (0..).zip(words).find_map(|(query, (whole, rows))| {
                 let own = rows.get(batch_row).map_or(0, |word| word.load(Relaxed));
                 let word = both(whole.load(Relaxed), own);
@@ -217,11 +217,11 @@ impl Enqueued {
         if let Some((query, _)) = find(&|come, _| come == 0) {
             return Err(refused("a resolve was not enqueued", query).hint(hint));
         }
-        if let Some((query, come)) = find(&|come, _| come <= due.passes) {
+        if let Some((query, come)) = find(&|come, _| come <= due.waves) {
             // A resolve of another layer has taken the lists that this gather would have read.
             let hint =
                 "enqueue it, or abandon the step: behind another resolve of these rows it comes too late";
-            return Err(refused("a gather was not enqueued", query).with("pass", come - 1).hint(hint));
+            return Err(refused("a gather was not enqueued", query).with("wave", come - 1).hint(hint));
         }
         match find(&|_, scattered| !scattered && due.scatter) {
             Some((query, _)) => Err(refused("a scatter was not enqueued", query).hint(hint)),

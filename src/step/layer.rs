@@ -1,9 +1,9 @@
 //! One layer of a step: which operations, on which streams. Enqueues only.
 
-use crate::device::{Answer, Device, Part, Parts, PoolOp, Pools, Slice, Stream};
+use crate::device::{Answer, Device, PoolOp, Pools, Slice, SplitIndices, StepRange, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::Layer;
-use crate::residency::Rows;
+use crate::residency::QueryRange;
 use crate::step::{Enqueued, Step};
 
 /// Which part of a step's layer a call works on.
@@ -13,26 +13,26 @@ pub struct LayerCall {
     pub layer: Layer,
     /// The first batch row, and how many; `None` for the whole step. A half of DBA is a range.
     pub batch_rows: Option<(u32, u32)>,
-    /// A draft layer's pass: its one query row. `None` for all query rows of the step.
-    pub pass: Option<u32>,
+    /// A draft layer's draft_pass: its one query row. `None` for all query rows of the step.
+    pub draft_pass: Option<u32>,
 }
 
 impl LayerCall {
     /// All rows of the step in `layer`.
     pub const fn whole(layer: Layer) -> Self {
-        LayerCall { layer, batch_rows: None, pass: None }
+        LayerCall { layer, batch_rows: None, draft_pass: None }
     }
 
-    /// Pass `pass` of a draft layer, all batch rows.
-    pub const fn pass(layer: Layer, pass: u32) -> Self {
-        LayerCall { layer, batch_rows: None, pass: Some(pass) }
+    /// Pass `draft_pass` of a draft layer, all batch rows.
+    pub const fn draft_pass(layer: Layer, draft_pass: u32) -> Self {
+        LayerCall { layer, batch_rows: None, draft_pass: Some(draft_pass) }
     }
 
-    fn part(&self, step: &Step) -> Result<Part> {
+    fn range(&self, step: &Step) -> Result<StepRange> {
         let (first, count) = self.batch_rows.unwrap_or((0, step.rows));
-        let rows = match self.pass {
-            None => Rows { first: 0, count: step.query_rows },
-            Some(pass) => Rows { first: pass, count: 1 },
+        let rows = match self.draft_pass {
+            None => QueryRange { first: 0, count: step.query_rows },
+            Some(draft_pass) => QueryRange { first: draft_pass, count: 1 },
         };
         let fits = first.checked_add(count).is_some_and(|end| end <= step.rows);
         let reach = rows.first.checked_add(rows.count);
@@ -43,7 +43,7 @@ impl LayerCall {
                 .with("count", count)
                 .with("query row", rows.first));
         }
-        Ok(Part { micro_batch: step.micro_batch, layer: self.layer, first, count, rows })
+        Ok(StepRange { micro_batch: step.micro_batch, layer: self.layer, first, count, rows })
     }
 }
 
@@ -57,7 +57,7 @@ pub struct Buffers {
     pub slots: Slice,
     /// The slots again, as the index lists of attention in parts, of all rows of the step; nothing where
     /// attention runs in one.
-    pub parts: Option<Parts>,
+    pub split_indices: Option<SplitIndices>,
 }
 
 /// The streams of R and G; they may be the same.
@@ -95,27 +95,27 @@ pub(crate) struct LayerCalls<'a> {
 impl LayerCalls<'_> {
     /// R: selection to slots, misses and victims.
     pub(crate) fn resolve(&self, call: LayerCall, stream: Stream, buffers: Buffers) -> Result<()> {
-        let part = call.part(self.step)?;
-        let answer = Answer { slots: buffers.slots, parts: buffers.parts };
+        let range = call.range(self.step)?;
+        let answer = Answer { slots: buffers.slots, split_indices: buffers.split_indices };
         let selection = buffers.selection;
-        self.device.enqueue(self.pools, stream, PoolOp::Resolve { part, selection, answer })?;
-        self.enqueued.resolved(&part, self.step.rows);
+        self.device.enqueue(self.pools, stream, PoolOp::Resolve { range, selection, answer })?;
+        self.enqueued.resolved(&range, self.step.rows);
         Ok(())
     }
 
-    /// G: the rows that the last resolve of this part missed, for one pass of attention.
-    pub(crate) fn gather(&self, call: LayerCall, pass: u32, stream: Stream) -> Result<()> {
-        let part = call.part(self.step)?;
-        self.device.enqueue(self.pools, stream, PoolOp::Gather { part, pass })?;
-        self.enqueued.gathered(&part, pass, self.step.rows);
+    /// G: the rows that the last resolve of this part missed, for one draft_pass of attention.
+    pub(crate) fn gather(&self, call: LayerCall, wave: u32, stream: Stream) -> Result<()> {
+        let range = call.range(self.step)?;
+        self.device.enqueue(self.pools, stream, PoolOp::Gather { range, wave })?;
+        self.enqueued.gathered(&range, wave, self.step.rows);
         Ok(())
     }
 
     /// S: the step's new rows, once the engine has written them to their landing slots.
     pub(crate) fn scatter(&self, call: LayerCall, stream: Stream) -> Result<()> {
-        let part = call.part(self.step)?;
-        self.device.enqueue(self.pools, stream, PoolOp::Scatter(part))?;
-        self.enqueued.scattered(&part, self.step.rows);
+        let range = call.range(self.step)?;
+        self.device.enqueue(self.pools, stream, PoolOp::Scatter(range))?;
+        self.enqueued.scattered(&range, self.step.rows);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | call | where | does |
 //! |---|---|---|
-//! | prepare | host | fills a pinned step block of the ring, enqueues its copy and the commit of the step before |
+//! | prepare | host | fills a pinned step descriptor of the ring, enqueues its copy and the commit of the step before |
 //! | layer | host, enqueues only | R, G and S of one layer on the streams it is given; changes no state |
 //! | finish | host, enqueues only | a last operation writes the report to its pinned slot; then the step's event |
 //! | retire | host, after that event | reads the report and gives back what only this step still named |

@@ -1,11 +1,11 @@
 //! What an engine is told when a step ends: its counters, or why it could not be retired.
 
-use crate::device::block::{LayerCount, Report};
+use crate::device::descriptor::{LayerCount, Report};
 use crate::error::Error;
 use crate::step::Step;
 
 /// What a step has done. It accepts nothing: how many of the rows that it wrote count is said when the next step of
-/// their sequences is prepared ([`Row::accepted`](crate::Row::accepted)).
+/// their sequences is prepared ([`BatchRow::accepted`](crate::BatchRow::accepted)).
 #[derive(Clone, Copy, Debug)]
 pub struct Retired<'a> {
     pub(crate) report: &'a Report,

@@ -1,4 +1,4 @@
-//! The ring: pinned step blocks and reports, one slot for each step between prepare and retire.
+//! The ring: pinned step descriptors and reports, one slot for each step between prepare and retire.
 //!
 //! A slot is what a step has of host memory. Its block is copied to the device by the step's begin, its report is
 //! written by the step's end, its event stands behind that, and beside them stand the batch rows that the step names
@@ -25,7 +25,7 @@
 //! It does not wait: a full ring is [`Kind::Busy`]. It knows sequences as numbers, and enqueues nothing but the marks
 //! of what was given up.
 
-use crate::device::block::{self, Cause, Entry, Report};
+use crate::device::descriptor::{self, Cause, Entry, Report};
 use crate::device::{Device, Event, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::MicroBatch;
@@ -50,9 +50,9 @@ pub(crate) struct RingShape {
 }
 
 impl RingShape {
-    /// Bytes of a step block.
+    /// Bytes of a step descriptor.
     fn block_bytes(&self) -> usize {
-        4 * block::step::words(self.batch)
+        4 * descriptor::step::words(self.batch)
     }
 
     /// Bytes of a report.
@@ -158,7 +158,7 @@ impl Ring {
                 enqueued: Enqueued::new(&shape)?,
             });
         }
-        let words = block::step::words(shape.batch).max(Report::words(shape.layers, shape.batch));
+        let words = descriptor::step::words(shape.batch).max(Report::words(shape.layers, shape.batch));
         Ok(Ring {
             tag: unique(),
             shape,
@@ -194,8 +194,8 @@ impl Ring {
         let free = self.free_slot()?;
         let rows = entries.len() as u32;
         let number = self.last + 1;
-        let words = &mut self.words[..block::step::words(self.shape.batch)];
-        block::step::encode(number, entries, words);
+        let words = &mut self.words[..descriptor::step::words(self.shape.batch)];
+        descriptor::step::encode(number, entries, words);
         let offset = self.slots[free].block.address() - self.memory.as_ptr() as u64;
         self.memory.copy_in_words(offset, words)?;
         self.last = number;
@@ -249,7 +249,7 @@ impl Ring {
     fn free_slot(&self) -> Result<usize> {
         self.slots.iter().position(|s| s.step.is_none()).ok_or_else(|| {
             Error::new(Kind::Busy, "prepare")
-                .at("every step block is in flight")
+                .at("every step descriptor is in flight")
                 .with("steps", self.shape.steps)
         })
     }

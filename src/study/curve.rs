@@ -16,7 +16,7 @@
 //!
 //! A budget below the rows that some step selected keeps all hits and the *highest* of the fetched rows,
 //! which depends on what was resident: no order common to all budgets says what stays then. The smallest
-//! budget that the curve is exact for is [`Curve::exact_from`]; smaller ones have to be replayed each.
+//! budget that the curve is exact for is [`MissRatioCurve::exact_from`]; smaller ones have to be replayed each.
 //!
 //! # Costs
 //!
@@ -28,16 +28,16 @@ use crate::study::stack::{LruStack, NUMBERS_MAX, words};
 
 /// Hits and misses of one sequence in one layer at every budget.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Curve {
+pub struct MissRatioCurve {
     /// By budget from 0 on: hits. The last one stands for every larger budget.
     hits: Vec<u64>,
     lookups: u64,
     exact_from: u32,
 }
 
-impl Curve {
+impl MissRatioCurve {
     /// Selected rows that are resident, over all counted steps, at a budget of `slots`. Not to be
-    /// believed below [`Curve::exact_from`].
+    /// believed below [`MissRatioCurve::exact_from`].
     pub fn hits(&self, slots: u32) -> u64 {
         self.hits.get(slots as usize).or(self.hits.last()).copied().unwrap_or(0)
     }
@@ -65,7 +65,7 @@ impl Curve {
 ///
 /// [`LayerTables`]: crate::residency::LayerTables
 #[derive(Debug)]
-pub struct Depths {
+pub struct StackDistances {
     tokens: u32,
     length: u32,
     landed: u32,
@@ -85,7 +85,7 @@ fn ascends(positions: &[u32]) -> bool {
     positions.array_windows().all(|[a, b]| a < b)
 }
 
-impl Depths {
+impl StackDistances {
     /// For sequences of at most `tokens` tokens. The first one has `length`, and nothing is resident.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Depths {
         if length > tokens {
             return Err(Error::new(Kind::OutOfRange, "count depths").at("length").with("length", length));
         }
-        Ok(Depths {
+        Ok(StackDistances {
             tokens,
             length,
             landed: 0,
@@ -137,10 +137,10 @@ impl Depths {
     /// Positions in any order, repetitions allowed; those at or beyond the committed length are landing
     /// rows and pass by.
     pub fn resolve(&mut self, selection: &[u32]) {
-        self.step(selection, Depths::count);
+        self.step(selection, StackDistances::count);
     }
 
-    /// One step of a warm-up: as [`Depths::resolve`], but nothing is counted.
+    /// One step of a warm-up: as [`StackDistances::resolve`], but nothing is counted.
     pub fn warm(&mut self, selection: &[u32]) {
         self.step(selection, |_, _| ());
     }
@@ -149,7 +149,7 @@ impl Depths {
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] when `length` is above the tokens.
-    pub fn finish(&mut self, length: u32) -> Result<Curve> {
+    pub fn finish(&mut self, length: u32) -> Result<MissRatioCurve> {
         if length > self.tokens {
             return Err(Error::new(Kind::OutOfRange, "count depths").at("length").with("length", length));
         }
@@ -164,7 +164,7 @@ impl Depths {
             sum += count;
             sum
         }));
-        let curve = Curve { hits, lookups: self.lookups, exact_from: self.most };
+        let curve = MissRatioCurve { hits, lookups: self.lookups, exact_from: self.most };
         found.fill(0);
         self.order.clear();
         (self.length, self.landed, self.lookups, self.most) = (length, 0, 0, 0);
@@ -172,7 +172,7 @@ impl Depths {
     }
 
     /// Puts the committed rows of the selection in order, hands them to `count`, and appends them.
-    fn step(&mut self, selection: &[u32], count: impl FnOnce(&mut Depths, &[u32])) {
+    fn step(&mut self, selection: &[u32], count: impl FnOnce(&mut StackDistances, &[u32])) {
         let mut sorted = std::mem::take(&mut self.ascending);
         let rows = if ascends(selection) {
             &selection[..selection.partition_point(|p| *p < self.length)]

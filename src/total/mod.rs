@@ -5,7 +5,7 @@
 //! together, so that a latent never travels without the key that finds it (kvcache-ai/Mooncake#2236).
 //!
 //! Pages are counted by owner. Whoever writes to a page owns it alone; a fork shares full pages and copies
-//! the partial one. Sealed pages that requests share are found in the prefix index, which is one more owner.
+//! the partial one. Published pages that requests share are found in the prefix index, which is one more owner.
 
 mod index;
 mod page;
@@ -17,6 +17,6 @@ mod table;
 pub(crate) use index::IndexPool;
 pub use page::Pages;
 pub(crate) use pool::TotalPool;
-pub use prefix::{Block, CAPACITY_MAX, Inserted, Namer, PrefixIndex, Secret};
+pub use prefix::{BlockHash, BlockHasher, CAPACITY_MAX, Inserted, PrefixIndex, Secret};
 pub use recency::Recency;
 pub(crate) use table::PageTable;

@@ -1,4 +1,4 @@
-//! The index of shared blocks: which sealed page holds which tokens, for which prefix, for whom.
+//! The index of shared blocks: which published page holds which tokens, for which prefix, for whom.
 //!
 //! A *block* is a page's worth of tokens behind one certain prefix. Its name is a keyed BLAKE3 hash of 256 bits
 //! over the parent's name, a key where the caller supplies one, the token ids, the geometry and the tenant's
@@ -11,7 +11,7 @@
 //!
 //! All memory is taken at construction: 64 to 72 bytes an entry. Looking up is one probe or a few of an open
 //! table, whose places nobody can choose who does not know the cache's secret. What it does not do: it
-//! moves no bytes, owns no page, and does not know when a page is sealed.
+//! moves no bytes, owns no page, and does not know when a page is published.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ use crate::ids::{HostPage, IndexPage};
 
 /// A block's name. See the module's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Block([u8; 32]);
+pub struct BlockHash([u8; 32]);
 
 /// What nobody may know who is to share only what is meant to be shared: it keys all names.
 #[derive(Clone, Copy)]
@@ -37,14 +37,14 @@ impl fmt::Debug for Secret {
 
 /// Names blocks for one tenant and one geometry.
 #[derive(Clone, Copy, Debug)]
-pub struct Namer {
+pub struct BlockHasher {
     /// The hash of all that the tenant's blocks have in common: the key of their own hashes.
     common: Secret,
 }
 
-impl Namer {
+impl BlockHasher {
     /// A namer under the cache's `secret`. Tenants with different salts share nothing.
-    pub fn new(secret: &Secret, shape: &Shape, salt: &[u8]) -> Namer {
+    pub fn new(secret: &Secret, shape: &Shape, salt: &[u8]) -> BlockHasher {
         let mut common = blake3::Hasher::new_keyed(&secret.0);
         let Shape {
             layers,
@@ -70,21 +70,21 @@ impl Namer {
             common.update(&field.to_le_bytes());
         }
         common.update(salt);
-        Namer { common: Secret(*common.finalize().as_bytes()) }
+        BlockHasher { common: Secret(*common.finalize().as_bytes()) }
     }
 
     /// The block of `tokens` behind `parent`; behind nothing, the first of a sequence. A `key` of the caller's
     /// is a part of what the block is, and of what follows.
-    pub fn block(&self, parent: Option<&Block>, key: Option<&[u8; 16]>, tokens: &[u32]) -> Block {
+    pub fn block(&self, parent: Option<&BlockHash>, key: Option<&[u8; 16]>, tokens: &[u32]) -> BlockHash {
         let mut hash = blake3::Hasher::new_keyed(&self.common.0);
         // Names and keys could be tokens as well: the first byte says which of them follow.
         hash.update(&[u8::from(parent.is_some()) | u8::from(key.is_some()) << 1]);
-        hash.update(parent.map_or(&[][..], |Block(name)| name));
+        hash.update(parent.map_or(&[][..], |BlockHash(name)| name));
         hash.update(key.map_or(&[][..], |key| key));
         for token in tokens {
             hash.update(&token.to_le_bytes());
         }
-        Block(*hash.finalize().as_bytes())
+        BlockHash(*hash.finalize().as_bytes())
     }
 }
 
@@ -96,7 +96,7 @@ pub const CAPACITY_MAX: u32 = 1 << 30;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    block: Block,
+    block: BlockHash,
     pages: (HostPage, IndexPage),
     users: u32,
 }
@@ -141,7 +141,7 @@ impl PrefixIndex {
                 .with("blocks", capacity)
                 .with("most", CAPACITY_MAX));
         }
-        let nothing = Entry { block: Block([0; 32]), pages: (HostPage(0), IndexPage(0)), users: 0 };
+        let nothing = Entry { block: BlockHash([0; 32]), pages: (HostPage(0), IndexPage(0)), users: 0 };
         let unused = Recency::new(capacity).map_err(|bytes| {
             Error::new(Kind::OutOfMemory, "new prefix index").at("the order of use").with("bytes", bytes)
         })?;
@@ -171,13 +171,13 @@ impl PrefixIndex {
     }
 
     /// The place where the search for `block` begins.
-    fn home(&self, block: &Block) -> usize {
+    fn home(&self, block: &BlockHash) -> usize {
         let [a, b, c, d, e, f, g, h, ..] = block.0;
         u64::from_le_bytes([a, b, c, d, e, f, g, h]) as usize & (self.places.len() - 1)
     }
 
     /// Where `block` stands, or the empty place where it would: place and entry.
-    fn find(&self, block: &Block) -> (usize, Option<u32>) {
+    fn find(&self, block: &BlockHash) -> (usize, Option<u32>) {
         let mut place = self.home(block);
         loop {
             let entry = self.places[place];
@@ -192,17 +192,17 @@ impl PrefixIndex {
     }
 
     /// The pages of a block.
-    pub fn pages(&self, block: &Block) -> Option<(HostPage, IndexPage)> {
+    pub fn pages(&self, block: &BlockHash) -> Option<(HostPage, IndexPage)> {
         self.find(block).1.map(|entry| self.entries[entry as usize].pages)
     }
 
     /// Users of a block; `None` when it is not in the index.
-    pub fn users(&self, block: &Block) -> Option<u32> {
+    pub fn users(&self, block: &BlockHash) -> Option<u32> {
         self.find(block).1.map(|entry| self.entries[entry as usize].users)
     }
 
     /// All blocks, their pages and users, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = (Block, (HostPage, IndexPage), u32)> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = (BlockHash, (HostPage, IndexPage), u32)> + '_ {
         let entries = self.places.iter().filter(|entry| **entry != NONE);
         let entries = entries.map(|entry| &self.entries[*entry as usize]);
         entries.map(|entry| (entry.block, entry.pages, entry.users))
@@ -212,7 +212,7 @@ impl PrefixIndex {
     ///
     /// # Errors
     /// [`Kind::Overflow`] past 2^32 - 1 users.
-    pub fn share(&mut self, block: &Block) -> Result<Option<(HostPage, IndexPage)>> {
+    pub fn share(&mut self, block: &BlockHash) -> Result<Option<(HostPage, IndexPage)>> {
         let Some(entry) = self.find(block).1 else { return Ok(None) };
         self.add_user(entry)?;
         Ok(Some(self.entries[entry as usize].pages))
@@ -231,7 +231,7 @@ impl PrefixIndex {
     /// # Errors
     /// [`Kind::Exhausted`] when the index is full: [`PrefixIndex::evict`] makes room, unless all are in use.
     /// [`Kind::Overflow`] as [`PrefixIndex::share`].
-    pub fn insert(&mut self, block: &Block, pages: (HostPage, IndexPage)) -> Result<Inserted> {
+    pub fn insert(&mut self, block: &BlockHash, pages: (HostPage, IndexPage)) -> Result<Inserted> {
         let (place, found) = self.find(block);
         match found {
             Some(entry) if self.entries[entry as usize].pages == pages => {
@@ -255,7 +255,7 @@ impl PrefixIndex {
     ///
     /// # Errors
     /// [`Kind::Internal`] when nobody uses it.
-    pub fn release(&mut self, block: &Block) -> Result<()> {
+    pub fn release(&mut self, block: &BlockHash) -> Result<()> {
         let used = self.find(block).1.filter(|entry| self.entries[*entry as usize].users > 0);
         let entry = used.ok_or_else(|| Error::new(Kind::Internal, "release a block that nobody uses"))?;
         let users = &mut self.entries[entry as usize].users;
@@ -267,7 +267,7 @@ impl PrefixIndex {
     }
 
     /// Takes a block out, used or not; answers its pages if it was there.
-    pub fn remove(&mut self, block: &Block) -> Option<(HostPage, IndexPage)> {
+    pub fn remove(&mut self, block: &BlockHash) -> Option<(HostPage, IndexPage)> {
         let (place, entry) = self.find(block);
         let entry = entry?;
         self.unused.remove(entry);

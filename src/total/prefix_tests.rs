@@ -6,12 +6,12 @@ use super::*;
 
 const SECRET: Secret = Secret([7; 32]);
 
-fn namer(salt: &[u8]) -> Namer {
-    Namer::new(&SECRET, &Shape::DEEPSEEK_V3_2, salt)
+fn namer(salt: &[u8]) -> BlockHasher {
+    BlockHasher::new(&SECRET, &Shape::DEEPSEEK_V3_2, salt)
 }
 
 /// The blocks of a prompt.
-fn chain(namer: &Namer, tokens: &[[u32; 3]]) -> Vec<Block> {
+fn chain(namer: &BlockHasher, tokens: &[[u32; 3]]) -> Vec<BlockHash> {
     let mut blocks = Vec::new();
     for tokens in tokens {
         blocks.push(namer.block(blocks.last(), None, tokens));
@@ -26,7 +26,7 @@ fn pages(n: u32) -> (HostPage, IndexPage) {
 /// One entry of the list.
 #[derive(Clone, Copy)]
 struct Listed {
-    block: Block,
+    block: BlockHash,
     pages: (HostPage, IndexPage),
     users: u32,
 }
@@ -38,11 +38,11 @@ struct List {
 }
 
 impl List {
-    fn position(&self, block: &Block) -> Option<usize> {
+    fn position(&self, block: &BlockHash) -> Option<usize> {
         self.all.iter().position(|listed| listed.block == *block)
     }
 
-    fn insert(&mut self, block: &Block, pages: (HostPage, IndexPage), capacity: u32) -> Option<Inserted> {
+    fn insert(&mut self, block: &BlockHash, pages: (HostPage, IndexPage), capacity: u32) -> Option<Inserted> {
         match self.position(block) {
             Some(i) if self.all[i].pages == pages => {
                 self.all[i].users += 1;
@@ -57,7 +57,7 @@ impl List {
         }
     }
 
-    fn release(&mut self, block: &Block) -> bool {
+    fn release(&mut self, block: &BlockHash) -> bool {
         let Some(i) = self.position(block).filter(|i| self.all[*i].users > 0) else { return false };
         let mut listed = self.all.remove(i);
         listed.users -= 1;
@@ -73,10 +73,10 @@ impl List {
 }
 
 /// Few names that collide: their first 128 bits, by which the table finds its place, are one of two.
-fn crowded(i: u8) -> Block {
+fn crowded(i: u8) -> BlockHash {
     let mut name = [if i.is_multiple_of(2) { 0 } else { 0xFF }; 32];
     name[31] = i;
-    Block(name)
+    BlockHash(name)
 }
 
 proptest! {
@@ -163,8 +163,8 @@ fn another_tenants_salt_secret_or_geometry_never_shares() {
         namer(b"b"),
         namer(b""),
         namer(b"a\0"),
-        Namer::new(&Secret([8; 32]), &Shape::DEEPSEEK_V3_2, b"a"),
-        Namer::new(&SECRET, &shape, b"a"),
+        BlockHasher::new(&Secret([8; 32]), &Shape::DEEPSEEK_V3_2, b"a"),
+        BlockHasher::new(&SECRET, &shape, b"a"),
     ] {
         let theirs = chain(&other, &tokens);
         assert!(theirs.iter().all(|block| index.users(block).is_none()));

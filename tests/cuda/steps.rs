@@ -1,9 +1,9 @@
 //! Steps come out as on the host device, whatever order the driver picks; nothing of a step waits or allocates.
 
 use crate::rig::{Cache, K, LAYERS, Rig, entry, selection, usual};
-use forebay::device::block::Entry;
+use forebay::device::descriptor::Entry;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Cut, Device, Outcome, PoolOp, Warm};
+use forebay::device::{Device, Outcome, PoolOp, Truncate, Warm};
 use forebay::{Kind, Lane, Layer};
 use forebay_standin::Options;
 
@@ -58,7 +58,7 @@ fn without_pages(cache: &Cache) -> Vec<(Vec<u32>, Vec<u64>)> {
         if number == 3 {
             for (lane, length) in [(0, 20), (1, 32)] {
                 let pages = Cache::pages(lane, 4);
-                let cut = Cut { lane: Lane(lane), settle: 0, length, pages: &pages };
+                let cut = Truncate { lane: Lane(lane), settle: 0, length, pages: &pages };
                 cache.device.enqueue(cache.pools, cache.stream, PoolOp::Truncate(cut)).unwrap();
             }
         }
@@ -162,14 +162,22 @@ fn what_does_not_fit_is_refused_before_the_driver_sees_it() {
     let calls = rig.driver.calls();
     assert_eq!(cache.join(2, 20).unwrap_err().kind(), Kind::OutOfRange);
     assert_eq!(cache.join(0, 65).unwrap_err().kind(), Kind::OutOfRange);
-    let part = Cache::part(LAYERS);
+    let range = Cache::range(LAYERS);
     assert_eq!(
-        cache.device.enqueue(cache.pools, cache.stream, PoolOp::Gather { part, pass: 0 }).unwrap_err().kind(),
+        cache
+            .device
+            .enqueue(cache.pools, cache.stream, PoolOp::Gather { range, wave: 0 })
+            .unwrap_err()
+            .kind(),
         Kind::OutOfRange
     );
-    let part = Cache::part(0);
+    let range = Cache::range(0);
     assert_eq!(
-        cache.device.enqueue(cache.pools, cache.stream, PoolOp::Gather { part, pass: 1 }).unwrap_err().kind(),
+        cache
+            .device
+            .enqueue(cache.pools, cache.stream, PoolOp::Gather { range, wave: 1 })
+            .unwrap_err()
+            .kind(),
         Kind::OutOfRange
     );
     assert_eq!(rig.driver.calls(), calls);

@@ -3,7 +3,7 @@
 
 use forebay::check::watch::Watch;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Cut, Device, Join, Mapped, Plan, PoolOp, Pools, Raise, Slice, Stream};
+use forebay::device::{Device, Join, Mapped, PoolLayout, PoolOp, Pools, Raise, Slice, Stream, Truncate};
 use forebay::os::{Map, NoFaults, Request};
 use forebay::residency::TableShape;
 use forebay::{Error, Geometry, Kind, Lane, Result, Shape};
@@ -57,14 +57,14 @@ impl Reuse {
             tokens: 2 * TOKENS,
             query_rows: 1,
             scratch: 8,
-            passes: 1,
+            waves: 1,
             scratch_base: 1,
             landing_base: 64,
             budget_base: 128,
             budget_blocks: 2,
         };
         let slabs = vec![watch.allocate(1 << 20).unwrap()];
-        let plan = Plan {
+        let plan = PoolLayout {
             geometry,
             tables: vec![tables],
             slabs,
@@ -94,7 +94,7 @@ impl Reuse {
 
     /// Cuts lane 0 down to page 0.
     fn cut(&self, stream: Stream) -> Result<()> {
-        let cut = Cut { lane: Lane(0), settle: 0, length: TOKENS, pages: &[0] };
+        let cut = Truncate { lane: Lane(0), settle: 0, length: TOKENS, pages: &[0] };
         self.watch.enqueue(self.pools, stream, PoolOp::Truncate(cut))
     }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use forebay::device::cuda::CudaDevice;
 use forebay::device::{
-    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, Plan, PoolOp, Pools, Slice, Stream,
+    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
 };
 use forebay::os::Map;
 use forebay::{Lane, Result};
@@ -123,7 +123,7 @@ impl Device for Remote {
     fn complete(&self, stream: Stream, completer: Completer) -> Result<()> {
         self.device.complete(stream, completer)
     }
-    fn attach(&self, plan: Plan) -> Result<Pools> {
+    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
         self.device.attach(plan)
     }
     fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()> {

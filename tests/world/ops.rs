@@ -40,8 +40,8 @@ pub enum Op {
     Reap,
     /// As `Start`, with tokens of one of a few scripts.
     StartShared { prompt: u8, promised: u8, budget: u8, script: u8 },
-    /// Seals pages, as far as `by` tokens behind those that are.
-    Seal { seq: u8, by: u8 },
+    /// Publishes pages, as far as `by` tokens behind those that are.
+    Publish { seq: u8, by: u8 },
 }
 
 /// Bytes of an encoded operation.
@@ -71,7 +71,7 @@ impl Op {
             38 => Op::Close { seq: a },
             39 => Op::Reap,
             40..=44 => Op::StartShared { prompt: a, promised: b, budget: low, script: high },
-            _ => Op::Seal { seq: a, by: b },
+            _ => Op::Publish { seq: a, by: b },
         }
     }
 }

@@ -85,7 +85,7 @@ pub fn config(variant: u8) -> Config {
         index_pages: 38,
         slots: Slots::ByLayer(vec![448, 384, 320]),
         min_budget: 4,
-        attention_passes: 1,
+        attention_waves: 1,
         lanes: 4,
         max_tokens: 160,
         batch: 3,
@@ -239,7 +239,7 @@ impl World {
             Op::StartShared { prompt, promised, budget, script } => {
                 self.start_shared(prompt, promised, budget, script);
             }
-            Op::Seal { seq, by } => self.seal(seq, by),
+            Op::Publish { seq, by } => self.publish(seq, by),
             Op::Close { seq } => self.close_op(seq),
             Op::Reap => {
                 (0..self.seqs.len()).for_each(|seq| self.release_held(seq));
@@ -567,7 +567,7 @@ impl World {
             _ => None,
         };
         let before = self.snapshot();
-        let result = self.cache.roll_back(handle, to, self.engine.host);
+        let result = self.cache.truncate(handle, to, self.engine.host);
         let Some(ticket) = self.expect(before, result, expected) else { return };
         self.ended(&ticket);
         self.cut_names(seq, first, &shared);

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use forebay::device::cuda::CudaOptions;
 use forebay::{
     Accepted, BringUp, Budget, Buffers, Cache, Config, Error, Kind, Layer, LayerCall, Memory, MicroBatch,
-    Open, Result, Row, Sequence, Shape, Streams, WarmUp,
+    Open, Result, BatchRow, Sequence, Shape, Streams, WarmUp,
 };
 use forebay_cudarc::{Bridge, DeviceView, LentSlice};
 
@@ -75,7 +75,7 @@ pub fn decode(context: &Arc<CudaContext>, library: Option<String>) -> Result<Str
     let ours = bridge.stream(&stream)?;
     let words = || stream.alloc_zeros::<i32>(TOP_K).map_err(failed).and_then(|words| bridge.lend(words));
     let (selection, slots) = (words()?, words()?);
-    let buffers = Buffers { selection: selection.slice(), slots: slots.slice(), parts: None };
+    let buffers = Buffers { selection: selection.slice(), slots: slots.slice(), split_indices: None };
 
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
     let shape = Shape { layers: LAYERS, top_k: TOP_K as u32, ..Shape::DEEPSEEK_V3_2 };
@@ -96,7 +96,7 @@ pub fn decode(context: &Arc<CudaContext>, library: Option<String>) -> Result<Str
     let (mut hits, mut misses, mut read) = (0, 0, 0);
     for number in 0..STEPS {
         let position = PROMPT + number;
-        let row = Row { sequence, accepted: Accepted::Rows(number.min(1)), query_rows: 1 };
+        let row = BatchRow { sequence, accepted: Accepted::Rows(number.min(1)), query_rows: 1 };
         let mut step = engine.cache.prepare(MicroBatch(0), 1, &[row], None, ours)?;
         for layer in 0..LAYERS {
             let call = LayerCall::whole(Layer(layer));

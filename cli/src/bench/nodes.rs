@@ -116,11 +116,11 @@ impl Nodes {
     /// Enqueues a layer's node for so many batch rows.
     fn node(&self, node: Node, layer: u32, stream: Stream, batch: u32) -> Result<()> {
         let (device, pools) = (&self.rig.device, self.rig.pools);
-        let (part, selection, answer) = self.rig.unbegun(layer, batch)?;
+        let (range, selection, answer) = self.rig.unbegun(layer, batch)?;
         match node {
-            Node::Resolve => device.enqueue(pools, stream, PoolOp::Resolve { part, selection, answer }),
-            Node::Gather => device.enqueue(pools, stream, PoolOp::Gather { part, pass: 0 }),
-            Node::Scatter => device.enqueue(pools, stream, PoolOp::Scatter(part)),
+            Node::Resolve => device.enqueue(pools, stream, PoolOp::Resolve { range, selection, answer }),
+            Node::Gather => device.enqueue(pools, stream, PoolOp::Gather { range, wave: 0 }),
+            Node::Scatter => device.enqueue(pools, stream, PoolOp::Scatter(range)),
         }
     }
 

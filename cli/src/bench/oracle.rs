@@ -5,8 +5,8 @@
 //! step after step, without anything being reset between them; and how long ago each row was selected, so it hits rows
 //! of each age as a model does ([`reuse`]).
 
-use forebay::device::block::LayerCount;
-use forebay::residency::{Fetch, LayerTables, Moved, Portable, Rows, Selected, TableShape, Workspace};
+use forebay::device::descriptor::LayerCount;
+use forebay::residency::{Fetch, LayerTables, Moved, Portable, QueryRange, Selected, TableShape, Workspace};
 use forebay::{Error, Kind, Result};
 
 use super::reuse;
@@ -233,7 +233,7 @@ impl Oracle {
         let (Some(tables), Some(counts)) = (tables, self.counts.get_mut(layer as usize)) else {
             return Err(Error::new(Kind::OutOfRange, "bench").at("layer").with("layer", layer));
         };
-        let rows = Rows { first: 0, count: query };
+        let rows = QueryRange { first: 0, count: query };
         let answers = selection.chunks_exact(per_row).zip(self.slots.chunks_exact_mut(per_row));
         for ((lane, list), (selection, slots)) in lanes.iter().zip(&mut self.fetches).zip(answers) {
             let selected = Selected { selection, slots, fetches: &mut self.room };
@@ -359,7 +359,7 @@ mod tests {
         tokens: 1100,
         query_rows: 4,
         scratch: 64,
-        passes: 1,
+        waves: 1,
         scratch_base: 1,
         landing_base: 192,
         budget_base: 256,

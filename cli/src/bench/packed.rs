@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Event, Part, PoolOp, Slice, Stream};
+use forebay::device::{Event, PoolOp, Slice, StepRange, Stream};
 use forebay::measure::Probe;
 use forebay::residency::Fetch;
 use forebay::{Result, SLOT_BLOCK, os};
@@ -87,13 +87,13 @@ impl Packed {
         let placing = Rig::new(device, placed, places, quick)?;
 
         let threads = if quick { 2 } else { os::threads().clamp(1, THREADS) };
-        let parts = lanes.div_ceil(threads);
+        let split_indices = lanes.div_ceil(threads);
         let mut packed = Packed {
             threads: (0..threads).map(|_| host.stream()).collect::<Result<_>>()?,
-            is_packed: (0..parts)
+            is_packed: (0..split_indices)
                 .map(|_| (0..threads).map(|_| host.event()).collect())
                 .collect::<Result<_>>()?,
-            is_copied: (0..parts).map(|_| device.event()).collect::<Result<_>>()?,
+            is_copied: (0..split_indices).map(|_| device.event()).collect::<Result<_>>()?,
             is_placed: device.event()?,
             copies: device.stream()?,
             staging: staging.slice,
@@ -153,19 +153,20 @@ impl Packed {
     fn bring(&self, count: u32) -> Result<()> {
         let (host, device) = (&self.host.device, &self.placing.device);
         let threads = self.threads.len() as u32;
-        let one = |rig: &Rig, first: u32, count: u32| Part { first, count, ..rig.part(0) };
-        let parts = || (0..count).step_by(threads.max(1) as usize).zip(&self.is_packed).zip(&self.is_copied);
-        for ((first, packed), _) in parts() {
+        let one = |rig: &Rig, first: u32, count: u32| StepRange { first, count, ..rig.range(0) };
+        let split_indices =
+            || (0..count).step_by(threads.max(1) as usize).zip(&self.is_packed).zip(&self.is_copied);
+        for ((first, packed), _) in split_indices() {
             for (lane, (stream, event)) in (first..count).zip(self.threads.iter().zip(packed)) {
                 host.enqueue(
                     self.host.pools,
                     *stream,
-                    PoolOp::Gather { part: one(&self.host, lane, 1), pass: 0 },
+                    PoolOp::Gather { range: one(&self.host, lane, 1), wave: 0 },
                 )?;
                 host.record(*event, *stream)?;
             }
         }
-        for ((first, packed), copied) in parts() {
+        for ((first, packed), copied) in split_indices() {
             let lanes = threads.min(count - first);
             packed.iter().take(lanes as usize).try_for_each(|event| host.synchronize(*event))?;
             let (from, bytes) = self.area(first, lanes);
@@ -175,7 +176,7 @@ impl Packed {
             device.enqueue(
                 self.placing.pools,
                 self.placing.stream(),
-                PoolOp::Gather { part: one(&self.placing, first, lanes), pass: 0 },
+                PoolOp::Gather { range: one(&self.placing, first, lanes), wave: 0 },
             )?;
         }
         device.record(self.is_placed, self.placing.stream())?;

@@ -10,10 +10,12 @@
 
 use std::sync::Arc;
 
-use forebay::device::block::{Entry, LayerCount, Report, step};
-use forebay::device::{Answer, Begin, Expected, Join, Part, Plan, PoolOp, Pools, Slice, Stream, Warm};
+use forebay::device::descriptor::{Entry, LayerCount, Report, step};
+use forebay::device::{
+    Answer, Begin, Expected, Join, PoolLayout, PoolOp, Pools, Slice, StepRange, Stream, Warm,
+};
 use forebay::measure::Probe;
-use forebay::residency::{Fetch, Rows, TableShape};
+use forebay::residency::{Fetch, QueryRange, TableShape};
 use forebay::{Geometry, Lane, Layer, MicroBatch, Result, SLOT_BLOCK, Shape};
 
 use super::oracle::{Numbers, Oracle, Wanted, compare_row, compare_slots, differs, mix};
@@ -126,7 +128,7 @@ impl Extents {
             tokens: self.tokens(),
             query_rows: self.query_rows,
             scratch,
-            passes: 1,
+            waves: 1,
             scratch_base: 1,
             landing_base,
             budget_base,
@@ -230,7 +232,7 @@ impl Rig {
             Some(slab) => vec![slab; layers as usize],
             None => (0..layers).map(|_| device.allocate(extents.slab_bytes())).collect::<Result<_>>()?,
         };
-        let plan = Plan {
+        let plan = PoolLayout {
             geometry,
             tables: vec![tables; layers as usize],
             slabs: slabs.clone(),
@@ -401,10 +403,10 @@ impl Rig {
     }
 
     /// All batch rows of the step in a layer.
-    pub fn part(&self, layer: u32) -> Part {
-        let rows = Rows { first: 0, count: self.query };
+    pub fn range(&self, layer: u32) -> StepRange {
+        let rows = QueryRange { first: 0, count: self.query };
         let count = self.lanes.len() as u32;
-        Part { micro_batch: MicroBatch(0), layer: Layer(layer), first: 0, count, rows }
+        StepRange { micro_batch: MicroBatch(0), layer: Layer(layer), first: 0, count, rows }
     }
 
     /// Of a layer the first `batch` batch rows, whether or not a step was begun for them: the part, and what its
@@ -412,17 +414,17 @@ impl Rig {
     ///
     /// # Errors
     /// More than there are.
-    pub fn unbegun(&self, layer: u32, batch: u32) -> Result<(Part, Slice, Answer)> {
-        let part = Part {
+    pub fn unbegun(&self, layer: u32, batch: u32) -> Result<(StepRange, Slice, Answer)> {
+        let range = StepRange {
             micro_batch: MicroBatch(0),
             layer: Layer(layer),
             first: 0,
             count: batch,
-            rows: Rows { first: 0, count: 1 },
+            rows: QueryRange { first: 0, count: 1 },
         };
         let bytes = 4 * u64::from(batch) * u64::from(self.extents.k);
-        let answer = Answer { slots: self.answers.part(0, bytes)?, parts: None };
-        Ok((part, self.selection.part(0, bytes)?, answer))
+        let answer = Answer { slots: self.answers.part(0, bytes)?, split_indices: None };
+        Ok((range, self.selection.part(0, bytes)?, answer))
     }
 
     /// Draws what the step's lanes select in a layer, by batch row, and hands it to the device.
@@ -455,9 +457,13 @@ impl Rig {
     /// Those of the device.
     pub fn resolve(&self, layer: u32, stream: Stream) -> Result<()> {
         let bytes = 4 * self.selected.len() as u64;
-        let answer = Answer { slots: self.answers.part(0, bytes)?, parts: None };
+        let answer = Answer { slots: self.answers.part(0, bytes)?, split_indices: None };
         let selection = self.selection.part(0, bytes)?;
-        self.device.enqueue(self.pools, stream, PoolOp::Resolve { part: self.part(layer), selection, answer })
+        self.device.enqueue(
+            self.pools,
+            stream,
+            PoolOp::Resolve { range: self.range(layer), selection, answer },
+        )
     }
 
     /// Enqueues the layer's gather.
@@ -465,7 +471,7 @@ impl Rig {
     /// # Errors
     /// Those of the device.
     pub fn gather(&self, layer: u32, stream: Stream) -> Result<()> {
-        self.device.enqueue(self.pools, stream, PoolOp::Gather { part: self.part(layer), pass: 0 })
+        self.device.enqueue(self.pools, stream, PoolOp::Gather { range: self.range(layer), wave: 0 })
     }
 
     /// Resolves by the rule, and compares every answer of the device's resolve, which has run.

@@ -195,7 +195,7 @@ impl Scatter {
         self.land(&lanes, query)?;
         self.rig.begin(&lanes, 0, query, |_, _, _| {})?;
         let us = self.rig.timer.time(|stream| {
-            self.rig.device.enqueue(self.rig.pools, stream, PoolOp::Scatter(self.rig.part(0)))
+            self.rig.device.enqueue(self.rig.pools, stream, PoolOp::Scatter(self.rig.range(0)))
         })?;
         let size = self.rig.extents.row as usize;
         let (mut found, mut compared) = (vec![0; size], 0);

@@ -288,7 +288,7 @@ pub fn commit(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Re
             let of_lane = sector + u64::from(*query) * (2 * u64::from(ROW) + 5 * sector);
             let ceiling = ("launch and memory", least(ceilings, u64::from(layers * batch) * of_lane));
             let figure =
-                Figure::new("commit", "step block + commit", times, ceiling, pools.rig.checked - before)
+                Figure::new("commit", "step descriptor + commit", times, ceiling, pools.rig.checked - before)
                     .with("batch", *batch)
                     .with("query_rows", *query)
                     .with("layers", layers)

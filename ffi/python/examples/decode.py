@@ -343,7 +343,7 @@ def program(chosen: argparse.Namespace) -> None:
     sizes = {"top_k": chosen.top_k, "query_rows": chosen.query_rows, "ratio": chosen.ratio, "order": chosen.order}
     passes = PASSES if chosen.order == "passes" else 1
     try:
-        opened = Offloaded(model, made, attention_passes=passes, arrays=place, **sizes)
+        opened = Offloaded(model, made, attention_waves=passes, arrays=place, **sizes)
     except ForebayError as error:
         stop(f"--device {chosen.device}: {error}")
     with opened as cache:

@@ -61,7 +61,7 @@ class Offloaded:
         query_rows: int = 1,
         ratio: float = 0.2,
         order: str = "whole",
-        attention_passes: int = 1,
+        attention_waves: int = 1,
         arrays: Arrays | None = None,
     ) -> None:
         """Takes all memory and opens the requests one after another; those that begin alike share pages.
@@ -73,7 +73,7 @@ class Offloaded:
             query_rows: 1 + drafts.
             ratio: slots of a sequence in each layer as a share of its prompt and promised tokens.
             order: of a layer's work, one of `ORDERS`.
-            attention_passes: passes that take the scratch slots in turn, for any order but "whole".
+            attention_waves: passes that take the scratch slots in turn, for any order but "whole".
             arrays: of the device; the host device's.
         """
         self.arrays: Arrays = arrays or Numpy()
@@ -101,7 +101,7 @@ class Offloaded:
             slots=self.budget,
             min_budget=least,
             query_rows=query_rows,
-            attention_passes=attention_passes,
+            attention_waves=attention_waves,
         )
         layers = range(model.layers)
         view = self.arrays.view
@@ -131,16 +131,16 @@ class Offloaded:
         )
         pages = np.array([page.index_keys for page in sequence.pages()], np.intp)
         self.pages.append(pages)
-        # What others have sealed is there already, rows and index keys.
+        # What others have published is there already, rows and index keys.
         fresh = np.arange(sequence.shared, length)
         for layer in range(self.model.layers):
             sequence.append(layer, np.concatenate([keys[layer, fresh], values[layer, fresh]], axis=1))
             at = (pages[fresh // BLOCK], fresh % BLOCK)
             self.arrays.put(self.key_pages[layer], at, keys[layer, fresh].astype(np.float16))
         sequence.join(warm_up=self._warm_up(request.prompt.queries, keys))
-        # Steps wait for it by themselves; a seal is the host's.
+        # Steps wait for it by themselves; a publish is the host's.
         self.device.wait()
-        sequence.seal(sequence.shared, tokens[sequence.shared :])
+        sequence.publish(sequence.shared, tokens[sequence.shared :])
         return sequence
 
     def _warm_up(self, queries: Floats, keys: Floats) -> Array | None:
@@ -185,7 +185,7 @@ class Offloaded:
     def _work_of(self, forward: Forward) -> Work:
         """A layer's selection and answer; every layer of every step uses them again."""
         if forward.shape not in self.work:
-            whole, passes = (*forward.shape, self.k), 1 + self.cache.info.attention_passes
+            whole, passes = (*forward.shape, self.k), 1 + self.cache.info.attention_waves
             shapes = [whole, whole]
             if self.order != "whole":
                 shapes += [(passes, *whole), (passes, *forward.shape)]
@@ -217,9 +217,9 @@ class Offloaded:
             forward.prepare(layer)
             step.scatter(layer)
             forward.attend(layer, work.lists[0])
-            for number in range(self.cache.info.attention_passes):
+            for number in range(self.cache.info.attention_waves):
                 # A pass takes the slots of the one before, which has been attended to.
-                step.gather(layer, attention_pass=number)
+                step.gather(layer, attention_wave=number)
                 forward.attend(layer, work.lists[1 + number])
             forward.rest(layer)
 
@@ -252,7 +252,7 @@ class Offloaded:
             case "attend", "resident":
                 forward.attend(call.layer, work.lists[0])
             case "attend", "fetched":
-                forward.attend(call.layer, work.lists[1 + call.attention_pass])
+                forward.attend(call.layer, work.lists[1 + call.attention_wave])
             case "rest", _:
                 # It merges too.
                 forward.rest(call.layer)

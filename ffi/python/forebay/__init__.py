@@ -32,11 +32,13 @@ from .errors import (
     Internal,
     InvalidArgument,
     InvalidConfig,
+    InvalidState,
     Io,
     OsRefused,
     OutOfMemory,
     OutOfRange,
     Overflow,
+    Unsupported,
 )
 from .overlap import Captured, EngineCall, Layers
 from .plan import Planned, plan
@@ -50,7 +52,8 @@ __all__ = [
     "BadFormat", "BadVersion", "Bucket", "Buffers", "Busy", "Cache", "Cancelled", "Captured", "Choice", "Chooser",
     "Closed", "CudaDevice", "CudaMemory", "Device", "DeviceFailed", "EngineCall", "Exhausted", "Footprint",
     "ForebayError", "Header", "HostDevice", "Hysteresis", "Info", "Internal", "InvalidArgument", "InvalidConfig",
-    "Io", "LayerCount", "Layers", "Length", "OsRefused", "OutOfMemory", "OutOfRange", "Overflow", "Page", "Planned",
+    "InvalidState", "Io", "LayerCount", "Layers", "Length", "OsRefused", "OutOfMemory", "OutOfRange", "Overflow", "Page", "Planned",
     "Prices", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Stats", "Step", "Stream", "Table",
-    "Tensor", "Ticket", "TraceRecorder", "TraceWriter", "footprint", "plan",
+    "Tensor", "Ticket", "TraceRecorder", "TraceWriter", "Unsupported", "footprint",
+    "plan",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """The cache: one of one model on one device, driven by one thread at a time.
 
 Sequences and steps that a program forgets are not lost: their ends are noted when the garbage collector comes by, and
-made up for by the next `open`, `prepare`, `roll_back`, `fork`, `reap` or `close`; a forgotten cache ends its steps and
+made up for by the next `open`, `prepare`, `truncate`, `fork`, `reap` or `close`; a forgotten cache ends its steps and
 sequences by itself, in whichever order all of them go, as soon as that waits for nothing. In a forked child everything
 of the parent's is closed already: the library says so, and ends nothing.
 
@@ -69,8 +69,8 @@ class Stats(NamedTuple):
     prompt_tokens: int
     # Counter: of these, tokens in pages that were taken over.
     shared_tokens: int
-    # Counter: pages that were sealed for others to find.
-    sealed_pages: int
+    # Counter: pages that were published for others to find.
+    published_pages: int
     # Counter: of these, pages that went to make room.
     evicted_pages: int
 
@@ -94,7 +94,7 @@ class Cache:
         host_pages, index_pages: pages of the total pool and of index keys; None: enough for every lane.
         pool_slots: slots of each layer's pool, all sequences; or one number a layer; None: enough for every lane.
         min_budget: fewest slots that a sequence may have in a layer; None: the fewest of `slots`.
-        attention_passes: passes of attention that take the scratch slots in turn; None: 1.
+        attention_waves: passes of attention that take the scratch slots in turn; None: 1.
         residency_only: rows have no bytes and nothing is gathered: for replays. The total pool takes addresses alone
             then, whatever `populate` and `lock` ask for; on a CUDA device, which pins it, all of it.
         huge_pages, populate, lock: how the total pool's memory is taken; `fallbacks` lists what was not to be had.
@@ -128,7 +128,7 @@ class Cache:
         index_pages: int | None = None,
         pool_slots: int | Many[int] | None = None,
         min_budget: int | None = None,
-        attention_passes: int | None = None,
+        attention_waves: int | None = None,
         residency_only: bool = False,
         huge_pages: bool = True,
         populate: bool = True,
@@ -152,7 +152,7 @@ class Cache:
                 "host_pages": host_pages,
                 "index_pages": index_pages,
                 "min_budget": min_budget,
-                "attention_passes": attention_passes,
+                "attention_waves": attention_waves,
                 "residency_only": 1 if residency_only else None,
                 "numa_node": None if numa_node is None else index(numa_node, "numa_node", 0xFFFFFFFE) + 1,
             },
@@ -207,7 +207,7 @@ class Cache:
             ratio: slots in each layer as a share of prompt and promised tokens. Not beside `slots`.
             slots: in each layer; or one number a layer; None: as the cache was declared.
             bring_up: "whole" (every row when it joins, if all fit its slots) or "nothing".
-            tokens: the prompt's token ids, as far as they may be shared: pages that were sealed with the same
+            tokens: the prompt's token ids, as far as they may be shared: pages that were published with the same
                 tokens, keys and salt are taken over; `Sequence.shared` says how many tokens.
             keys: 16 bytes or None for each full page of `tokens`, for what ids do not say.
             salt: tells apart what equal tokens do not: tenants, adapters.
@@ -331,13 +331,13 @@ class Cache:
                 words += (sequence._number, _ON_DEVICE if taken is None else taken, width)
                 if width > widest:
                     widest = width
-            return ffi.from_buffer("fb_row[]", struct.pack("QII" * len(given), *words)), widest
+            return ffi.from_buffer("fb_batch_row[]", struct.pack("QII" * len(given), *words)), widest
         except (TypeError, ValueError, struct.error):
             return None
 
     def _checked(self, given: list[tuple[Sequence, int | None, int]]) -> tuple[Any, int]:
         """The same, an error naming the row."""
-        table = ffi.new("fb_row[]", len(given))
+        table = ffi.new("fb_batch_row[]", len(given))
         widest = 0
         for index, row in enumerate(given):
             try:

@@ -51,7 +51,7 @@ class Info(NamedTuple):
     steps_in_flight: int
     micro_batches: int
     # Passes of attention over what a step fetches, where attention runs in parts.
-    attention_passes: int
+    attention_waves: int
     # The fewest slots that a sequence may have in a layer.
     min_budget: int
     # Pages of the total pool, and of index keys.
@@ -90,11 +90,11 @@ class Footprint(NamedTuple):
     scratch: int
     # Device: what whole mappings leave unused.
     padding: int
-    # Device: residency tables, page tables, lists of fetches and step blocks.
+    # Device: residency tables, page tables, lists of fetches and step descriptors.
     tables: int
-    # Host: the rows of the total pool; the ring of step blocks, and what a GPU's joins are staged in.
+    # Host: the rows of the total pool; the ring of step descriptors, and what a GPU's joins are staged in.
     rows: int
-    step_blocks: int
+    step_descriptors: int
     # Device: the GPU's own page tables of the host memory that it reaches, 8 bytes for 4 KiB of registered memory.
     host_page_tables: int
 

@@ -129,6 +129,18 @@ class Internal(ForebayError):
     status = 14
 
 
+class InvalidState(ForebayError, RuntimeError):
+    """The call does not fit the state of the sequence, step or stream that it names."""
+
+    status = 15
+
+
+class Unsupported(ForebayError, RuntimeError):
+    """The device, or its driver, does not have what was asked for."""
+
+    status = 16
+
+
 KINDS: dict[int, type[ForebayError]] = {
     kind.status: kind
     for kind in (
@@ -146,6 +158,8 @@ KINDS: dict[int, type[ForebayError]] = {
         Io,
         Cancelled,
         Internal,
+        InvalidState,
+        Unsupported,
     )
 }
 

@@ -53,8 +53,8 @@ def part_indices(buffers: Buffers, part: int) -> Any:
     Raises:
         InvalidArgument: buffers without lists, or no such part.
     """
-    if buffers.lists is None or not 0 <= index(part, "part") <= buffers.cache.info.attention_passes:
-        expected = f"0 to {buffers.cache.info.attention_passes}, of buffers with lists"
+    if buffers.lists is None or not 0 <= index(part, "part") <= buffers.cache.info.attention_waves:
+        expected = f"0 to {buffers.cache.info.attention_waves}, of buffers with lists"
         raise InvalidArgument("part", repr(part), expected)
     return indices(buffers.lists[part])
 

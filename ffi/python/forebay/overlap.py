@@ -42,7 +42,7 @@ class EngineCall:
     | project | the projections that the indexer needs, and the write of the index keys |
     | index | logits and top-k of the call's batch rows, which write their selection |
     | prepare | the preparation of attention, which writes the new rows to their landing slots |
-    | attend | attention over `keys`: "all" (`slots`), "resident" (list 0), "fetched" (list 1 + attention_pass) |
+    | attend | attention over `keys`: "all" (`slots`), "resident" (list 0), "fetched" (list 1 + attention_wave) |
     | merge | merges attention's parts by their log-sum-exp |
     | rest | what follows attention: output projection, experts, communication |
     """
@@ -51,7 +51,7 @@ class EngineCall:
     # Of "attend"; else None.
     keys: str | None
     # Of "fetched".
-    attention_pass: int
+    attention_wave: int
     micro_batch: int
     layer: int
     # The first batch row, and how many: half of the batch for the parts of DBA's indexer, else all.
@@ -130,7 +130,7 @@ class _Engine:
             EngineCall(
                 _WORKS[call.work],
                 _KEYS[call.keys] if call.work == lib.FB_WORK_ATTEND else None,
-                call.attention_pass,
+                call.attention_wave,
                 call.micro_batch,
                 call.layer,
                 call.first,

@@ -31,8 +31,8 @@ _COUNTERS = {
     "bytes_up": "Bytes of rows that misses asked for, host to device",
     "prompt_tokens": "Prompt tokens that were looked up for sharing",
     "shared_tokens": "Prompt tokens in pages that were taken over",
-    "sealed_pages": "Pages that were sealed for others to find",
-    "evicted_pages": "Sealed pages that went to make room",
+    "published_pages": "Pages that were published for others to find",
+    "evicted_pages": "Published pages that went to make room",
 }
 
 

@@ -29,8 +29,8 @@ class Length(NamedTuple):
     committed: int
     # Rows that the last retired step wrote behind them, to be accepted or rejected.
     landed: int
-    # In sealed pages.
-    sealed: int
+    # In published pages.
+    published: int
     # Whether it has joined and may take part in steps.
     running: bool
 
@@ -90,7 +90,7 @@ class Sequence:
 
     Attributes:
         cache: whose it is.
-        shared: tokens of its prompt that were taken over from sealed pages: `append` goes on behind them.
+        shared: tokens of its prompt that were taken over from published pages: `append` goes on behind them.
     """
 
     def __init__(self, cache: _cache.Cache, number: int, shared: int = 0) -> None:
@@ -234,7 +234,7 @@ class Sequence:
             stream: see the device. The copy stands behind the parent's earlier work, on whichever stream that was.
 
         Raises:
-            Busy: work of this one is in flight. InvalidConfig: it has rows neither accepted nor rejected (`roll_back`
+            Busy: work of this one is in flight. InvalidConfig: it has rows neither accepted nor rejected (`truncate`
             to the length that is meant), or has not joined. Otherwise as `Cache.open`: Exhausted names the pool that
             has too little left, and nothing is taken. InvalidArgument, Closed.
         """
@@ -246,7 +246,7 @@ class Sequence:
         )
         return child, ticket
 
-    def roll_back(self, length: int, stream: Any = None) -> Ticket:
+    def truncate(self, length: int, stream: Any = None) -> Ticket:
         """Cuts it to `length` tokens; what is beyond is gone from every layer. Clears a failed step.
 
         Raises:
@@ -254,28 +254,28 @@ class Sequence:
         """
         self.cache._record.make_up()
         ticket, on, kept = Ticket(), self.cache.device.stream_of(stream), index(length, "length")
-        check(lib.fb_roll_back(self._pointer, self._number, kept, on, ticket._made), self._pointer)
+        check(lib.fb_truncate(self._pointer, self._number, kept, on, ticket._made), self._pointer)
         return ticket
 
-    def seal(self, start: int, tokens: Any, *, keys: TokenKeys = None) -> int:
-        """Seals full pages behind the `start` tokens that are sealed, so that others find them.
+    def publish(self, start: int, tokens: Any, *, keys: TokenKeys = None) -> int:
+        """Publishes full pages behind the `start` tokens that are published, so that others find them.
 
         Args:
-            start: `length.sealed`.
+            start: `length.published`.
             tokens: ids from there on, as far as they are known.
             keys: as of `Cache.open`.
 
         Returns:
-            Tokens that are sealed now.
+            Tokens that are published now.
 
         Raises:
-            OutOfRange: `start` is not where the sealed tokens end, or tokens beyond the committed ones.
+            OutOfRange: `start` is not where the published tokens end, or tokens beyond the committed ones.
             InvalidConfig: the cache shares nothing, or it has not joined. InvalidArgument, Closed.
         """
         named, _keep = tokens_of(tokens, keys)
-        sealed = ffi.new("uint32_t *")
-        check(lib.fb_seal(self._pointer, self._number, index(start, "start"), named, sealed), self._pointer)
-        return int(sealed[0])
+        published = ffi.new("uint32_t *")
+        check(lib.fb_publish(self._pointer, self._number, index(start, "start"), named, published), self._pointer)
+        return int(published[0])
 
     @property
     def length(self) -> Length:
@@ -286,7 +286,7 @@ class Sequence:
         """
         length = sized("fb_sequence_length")
         check(lib.fb_length(self._pointer, self._number, length), self._pointer)
-        return Length(length.committed, length.landed, length.sealed, bool(length.running))
+        return Length(length.committed, length.landed, length.published, bool(length.running))
 
     def pages(self) -> list[Page]:
         """Its pages, in order: what an indexer's block table is made of (`block_table`).

@@ -101,7 +101,7 @@ class Buffers:
         if (lists is None) != (counts is None):
             raise InvalidArgument("lists", "one of lists and counts", "both or none")
         if lists is not None:
-            parts = 1 + cache.info.attention_passes
+            parts = 1 + cache.info.attention_waves
             self._lists = words(lists, "lists", (parts, *whole), place, True)
             self._counts = ffi.cast(
                 "uint32_t *", words(counts, "counts", (parts, self.rows, self.query_rows), place, True)
@@ -120,7 +120,7 @@ class Buffers:
         selection, slots = np.full(whole, -1, np.int32), np.full(whole, -1, np.int32)
         if not parts:
             return cls(cache, selection, slots)
-        passes = 1 + cache.info.attention_passes
+        passes = 1 + cache.info.attention_waves
         lists = np.full((passes, *whole), -1, np.int32)
         return cls(cache, selection, slots, lists, np.zeros((passes, rows, query_rows), np.int32))
 
@@ -256,7 +256,7 @@ class Step:
         self,
         layer: int,
         *,
-        attention_pass: int = 0,
+        attention_wave: int = 0,
         first: int = 0,
         count: int = 0,
         draft_pass: int | None = None,
@@ -269,7 +269,7 @@ class Step:
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         part = self._part(layer, first, count, draft_pass)
-        which = index(attention_pass, "attention_pass")
+        which = index(attention_wave, "attention_wave")
         check(lib.fb_gather(self._pointer, self._number, part, which, on), self._pointer)
 
     def scatter(
@@ -283,7 +283,7 @@ class Step:
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         if first or count or draft_pass is not None:
             part = self._part(layer, first, count, draft_pass)
-            check(lib.fb_scatter_part(self._pointer, self._number, part, on), self._pointer)
+            check(lib.fb_scatter_range(self._pointer, self._number, part, on), self._pointer)
         else:
             check(lib.fb_scatter(self._pointer, self._number, index(layer, "layer"), on), self._pointer)
 
@@ -305,7 +305,7 @@ class Step:
 
     def abandon(self) -> None:
         """Gives it up: it is still to be finished and retired, which raises Cancelled; its sequences need
-        `roll_back` or `close`.
+        `truncate` or `close`.
 
         Raises:
             Closed.
@@ -322,7 +322,7 @@ class Step:
 
         Raises:
             Busy: it runs. DeviceFailed, Cancelled: none of its tokens may be published, and its sequences need
-            `roll_back` or `close`; it has ended all the same. Closed: it was retired.
+            `truncate` or `close`; it has ended all the same. Closed: it was retired.
         """
         on = self._stream if stream is None else self.cache.device.stream_of(stream)
         if not self._number:
@@ -371,7 +371,7 @@ class Step:
         return counts, lengths
 
     def _part(self, layer: int, first: int, count: int, draft_pass: int | None) -> Any:
-        part = sized("fb_part")
+        part = sized("fb_step_range")
         part.layer, part.first, part.count = index(layer, "layer"), index(first, "first"), index(count, "count")
         setattr(part, "pass", 0 if draft_pass is None else index(draft_pass, "draft_pass") + 1)
         return part

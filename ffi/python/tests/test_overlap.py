@@ -37,7 +37,7 @@ class Engine:
             for row in rows:
                 slots = self.buffers.slots[row, 0].tolist()
                 if call.keys != "all":
-                    part = 0 if call.keys == "resident" else 1 + call.attention_pass
+                    part = 0 if call.keys == "resident" else 1 + call.attention_wave
                     count = int(self.buffers.counts[part, row, 0])
                     slots = self.buffers.lists[part, row, 0].tolist()[:count]
                 found = [self.cache_slab[call.layer][slot // 64, slot % 64].tobytes() for slot in slots]
@@ -113,7 +113,7 @@ def test_what_the_callable_raises_comes_out_and_the_step_is_abandoned(make: Make
     with pytest.raises(forebay.Cancelled):
         step.retire()
     for sequence in engine.sequences:
-        assert sequence.roll_back(40).done
+        assert sequence.truncate(40).done
     step = cache.prepare([(s, 0, 1) for s in engine.sequences])
     cache.overlap_steps([step], [layers], ["da"] * LAYERS, engine)
     step.retire()

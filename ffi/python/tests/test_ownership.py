@@ -88,7 +88,7 @@ def test_tensors_of_a_step_that_is_given_up_live_until_it_has_ended(
     cache.reap()
     assert all(one() is not None for one in named) and cache.stats().steps_in_flight == 1
     gate.open()
-    sequence.roll_back(40)
+    sequence.truncate(40)
     gc.collect()
     assert all(one() is None for one in named) and cache.stats().steps_in_flight == 0
 
@@ -100,9 +100,9 @@ def test_steps_whose_bodies_raise_do_not_pile_up(make: Make, hold: Hold) -> None
         with pytest.raises(KeyError), cache.prepare([(sequence, 0, 1)]):
             raise KeyError
         with pytest.raises(forebay.Busy):
-            sequence.roll_back(40)
+            sequence.truncate(40)
         gate.open()
-        sequence.roll_back(40)
+        sequence.truncate(40)
         device.wait()
 
 

@@ -84,7 +84,7 @@ def test_decodes_as_with_every_row_resident(
 ) -> None:
     asked, sizes = requests(batch), {"top_k": TOP_K, "query_rows": query_rows, "arrays": place}
     ratio = RATIO if passes == 1 else 0.08
-    with Offloaded(model(), asked, ratio=ratio, order=order, attention_passes=passes, **sizes) as cache:
+    with Offloaded(model(), asked, ratio=ratio, order=order, attention_waves=passes, **sizes) as cache:
         # Others find the first half of the prompt.
         assert [one.shared for one in cache.sequences] == [0] + [CONTEXT // 2 // BLOCK * BLOCK] * (batch - 1)
         resident = Resident(model(), asked, **sizes)

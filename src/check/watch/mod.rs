@@ -50,10 +50,10 @@
 mod touched;
 
 use crate::check::order::{Access, Order};
-use crate::device::block::step;
+use crate::device::descriptor::step;
 use crate::device::{
-    Answer, Backing, Completer, Cut, Device, DeviceId, Event, Join, Mapped, Part, Plan, PoolOp, Pools, Slice,
-    Stream,
+    Answer, Backing, Completer, Device, DeviceId, Event, Join, Mapped, PoolLayout, PoolOp, Pools, Slice,
+    StepRange, Stream, Truncate,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
@@ -70,10 +70,10 @@ pub enum Attention {
     All,
     /// What was resident or is born in this step, by list 0.
     Resident,
-    /// What pass `pass` fetched, by list `1 + pass`.
+    /// What wave `wave` fetched, by list `1 + wave`.
     Fetched {
-        /// The pass.
-        pass: u32,
+        /// The wave.
+        wave: u32,
     },
     /// Nothing: the counts that a merge takes validity from.
     Merged,
@@ -160,8 +160,8 @@ impl State {
             let offset = block.address().checked_sub(slice.address())?;
             (offset + block.bytes() <= slice.bytes()).then_some((offset, map))
         });
-        let (offset, map) =
-            place.ok_or_else(|| unknown("the step block is not in registered memory", block.address()))?;
+        let (offset, map) = place
+            .ok_or_else(|| unknown("the step descriptor is not in registered memory", block.address()))?;
         let mut words = vec![0; step::words(batch)];
         map.copy_out_words(offset, &mut words)?;
         let (_, rows) = step::header(&words);
@@ -250,13 +250,13 @@ impl Watch {
     /// # Errors
     /// As [`Watch::engine`]; [`Kind::InvalidConfig`] behind the scatter that stores them; [`Kind::OutOfRange`] for
     /// unknown pools.
-    pub fn land(&self, pools: Pools, stream: Stream, part: &Part) -> Result<()> {
+    pub fn land(&self, pools: Pools, stream: Stream, range: &StepRange) -> Result<()> {
         let mut list = Vec::new();
         {
             let mut state = self.state.lock();
             let watched = state.pools_mut(pools)?;
-            watched.landing(part, true, true, &mut list);
-            let verdict = watched.lands(part);
+            watched.landing(range, true, true, &mut list);
+            let verdict = watched.lands(range);
             state.judged(verdict)?;
         }
         self.engine(stream, "preparation", &list)
@@ -270,7 +270,7 @@ impl Watch {
         &self,
         pools: Pools,
         stream: Stream,
-        part: &Part,
+        range: &StepRange,
         reads: Attention,
         answer: &Answer,
     ) -> Result<()> {
@@ -283,9 +283,9 @@ impl Watch {
                     ("attention", &[(RESIDENT, false), (FETCHED, false), (SCRATCH, false)], (0, 0))
                 }
                 Attention::Resident => ("attention over what was resident", &[(RESIDENT, false)], (0, 1)),
-                Attention::Fetched { pass } => {
-                    let index = 1 + u64::from(pass);
-                    let names: &[_] = match pass {
+                Attention::Fetched { wave } => {
+                    let index = 1 + u64::from(wave);
+                    let names: &[_] = match wave {
                         0 => &[(FETCHED, false), (SCRATCH, false)],
                         _ => &[(SCRATCH, false)],
                     };
@@ -293,16 +293,16 @@ impl Watch {
                 }
                 Attention::Merged => ("merge", &[], (0, 0)),
             };
-            list.extend(watched.part(part, names));
+            list.extend(watched.range(range, names));
             if matches!(reads, Attention::All | Attention::Resident) {
-                watched.landing(part, false, false, &mut list);
+                watched.landing(range, false, false, &mut list);
             }
             match reads {
                 Attention::All => list.push(bytes(&answer.slots, false)),
-                Attention::Merged => {
-                    list.extend(answer.parts.iter().map(|parts| bytes(&parts.counts, false)))
-                }
-                _ => watched.parts(part, answer, lists, false, &mut list),
+                Attention::Merged => list.extend(
+                    answer.split_indices.iter().map(|split_indices| bytes(&split_indices.counts, false)),
+                ),
+                _ => watched.split_indices(range, answer, lists, false, &mut list),
             }
             what
         };
@@ -431,7 +431,7 @@ impl Device for Watch {
         self.device.complete(stream, completer)
     }
 
-    fn attach(&self, plan: Plan) -> Result<Pools> {
+    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
         let mut watched = Watched::new(&plan);
         let pools = self.device.attach(plan)?;
         let mut state = self.state.lock();
@@ -452,11 +452,11 @@ impl Device for Watch {
                 lanes = state.lanes_of(&begin.block, state.pools(pools)?.batch)?;
             }
             let mut list = state.pools(pools)?.touched(&op, &lanes);
-            if let PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Cut { lane, .. }) = &op {
+            if let PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Truncate { lane, .. }) = &op {
                 list.push(state.stage(pools, *lane)?);
             }
-            if let PoolOp::Scatter(part) = &op {
-                let verdict = state.pools_mut(pools)?.stores(part);
+            if let PoolOp::Scatter(range) = &op {
+                let verdict = state.pools_mut(pools)?.stores(range);
                 state.judged(verdict)?;
             }
             Ok(list)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::check::order::{Access, Range, Space};
-use crate::device::{Answer, Mapped, Part, Plan, PoolOp, Slice};
+use crate::device::{Answer, Mapped, PoolLayout, PoolOp, Slice, StepRange};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometry;
 use crate::ids::{Lane, MicroBatch};
@@ -22,7 +22,7 @@ const PAGES: &str = "pages of the total pool of pools";
 const SLOT_BLOCKS: &str = "slot blocks of pools, layer";
 /// What the host keeps for a join or a roll-back until it runs.
 pub(super) const STAGED: &str = "staged arguments of pools, lane";
-const BLOCK: &str = "step block of pools, micro-batch";
+const BLOCK: &str = "step descriptor of pools, micro-batch";
 const COUNTS: &str = "counts of pools, micro-batch";
 const LISTS: &str = "lists of fetches of pools, micro-batch";
 const BYTES: &str = "bytes at addresses of";
@@ -122,12 +122,12 @@ impl Mappings {
 }
 
 fn misplaced(place: &'static str, [lane, layer, query]: [u64; 3]) -> Error {
-    let error = Error::new(Kind::InvalidConfig, "scatter").at(place);
+    let error = Error::new(Kind::InvalidState, "scatter").at(place);
     error.with("lane", lane).with("layer", layer).with("query row", query)
 }
 
 impl Watched {
-    pub(super) fn new(plan: &Plan) -> Watched {
+    pub(super) fn new(plan: &PoolLayout) -> Watched {
         let lanes = plan.tables.first().map_or(0, |tables| tables.lanes);
         Watched {
             id: 0,
@@ -135,7 +135,7 @@ impl Watched {
             rows: plan.rows.clone(),
             layers: plan.tables.len() as u64,
             query_rows: plan.tables.first().map_or(0, |tables| tables.query_rows).into(),
-            lists: plan.tables.iter().map(|tables| 1 + u64::from(tables.passes)).collect(),
+            lists: plan.tables.iter().map(|tables| 1 + u64::from(tables.waves)).collect(),
             batch: plan.batch,
             steps: vec![Vec::new(); plan.micro_batches as usize],
             pages: vec![Vec::new(); lanes as usize],
@@ -177,25 +177,25 @@ impl Watched {
                 lanes.iter().for_each(|lane| self.lane(*lane, &mut list));
                 list
             }
-            PoolOp::Resolve { part, selection, answer } => {
+            PoolOp::Resolve { range, selection, answer } => {
                 let decided = [(HEAD, false), (TABLES, true), (RESIDENT, true), (FETCHED, true)];
-                let mut list = self.part(part, &decided);
+                let mut list = self.range(range, &decided);
                 list.extend([bytes(selection, false), bytes(&answer.slots, true)]);
-                list.extend([self.block(part), self.fetches(part), self.counts(part)]);
-                self.parts(part, answer, (0, u64::MAX), true, &mut list);
+                list.extend([self.block(range), self.fetches(range), self.counts(range)]);
+                self.split_indices(range, answer, (0, u64::MAX), true, &mut list);
                 list
             }
-            PoolOp::Gather { part, pass } => {
+            PoolOp::Gather { range, wave } => {
                 let touched = [(STORED, false), (PAGE_TABLE, false), (SCRATCH, true), (FETCHED, true)];
-                // Passes behind the first one fetch to scratch slots alone.
-                let mut list = self.part(part, if *pass == 0 { &touched } else { &touched[..3] });
-                list.extend([self.block(part), self.fetches(part), self.counts(part)]);
+                // Waves behind the first one fetch to scratch slots alone.
+                let mut list = self.range(range, if *wave == 0 { &touched } else { &touched[..3] });
+                list.extend([self.block(range), self.fetches(range), self.counts(range)]);
                 list
             }
-            PoolOp::Scatter(part) => {
-                let mut list = self.part(part, &[(HEAD, false), (PAGE_TABLE, false), (ADDED, true)]);
-                self.landing(part, true, false, &mut list);
-                list.push(self.block(part));
+            PoolOp::Scatter(range) => {
+                let mut list = self.range(range, &[(HEAD, false), (PAGE_TABLE, false), (ADDED, true)]);
+                self.landing(range, true, false, &mut list);
+                list.push(self.block(range));
                 list
             }
             PoolOp::Report { micro_batch, slot } => {
@@ -241,20 +241,20 @@ impl Watched {
     }
 
     /// The landing slots of a part, by lane, layer and query row.
-    fn places(&self, part: &Part) -> Vec<[u64; 3]> {
-        let rows = part.rows.first..part.rows.first + part.rows.count;
-        let places = |lane| rows.clone().map(move |query| [lane, part.layer.0, query].map(u64::from));
-        self.lanes(part).flat_map(places).collect()
+    fn places(&self, range: &StepRange) -> Vec<[u64; 3]> {
+        let rows = range.rows.first..range.rows.first + range.rows.count;
+        let places = |lane| rows.clone().map(move |query| [lane, range.layer.0, query].map(u64::from));
+        self.lanes(range).flat_map(places).collect()
     }
 
     /// The engine writes a part's landing slots.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] where a scatter has been enqueued that was to store them.
-    pub(super) fn lands(&mut self, part: &Part) -> Result<()> {
+    pub(super) fn lands(&mut self, range: &StepRange) -> Result<()> {
         self.declares = true;
         let mut stored = None;
-        for place in self.places(part) {
+        for place in self.places(range) {
             let before = self.landing.insert(place, Landing::Written);
             stored = stored.or_else(|| before.filter(|before| *before == Landing::Stored).map(|_| place));
         }
@@ -268,8 +268,8 @@ impl Watched {
     /// # Errors
     /// [`Kind::InvalidConfig`] where an engine that declares what it writes has not written a landing slot since its
     /// step began: what is stored is an earlier step's.
-    pub(super) fn stores(&mut self, part: &Part) -> Result<()> {
-        let places = self.places(part);
+    pub(super) fn stores(&mut self, range: &StepRange) -> Result<()> {
+        let places = self.places(range);
         let unwritten =
             places.iter().find(|place| self.declares && !self.landing.contains_key(*place)).copied();
         self.landing.extend(places.into_iter().map(|place| (place, Landing::Stored)));
@@ -323,10 +323,10 @@ impl Watched {
     }
 
     /// What a part touches of each of its lanes.
-    pub(super) fn part(&self, part: &Part, names: &[(&'static str, bool)]) -> Vec<Access> {
+    pub(super) fn range(&self, range: &StepRange, names: &[(&'static str, bool)]) -> Vec<Access> {
         let mut list = Vec::new();
-        let layer = u64::from(part.layer.0);
-        for lane in self.lanes(part) {
+        let layer = u64::from(range.layer.0);
+        for lane in self.lanes(range) {
             for (name, write) in names {
                 let access = if *write { Access::write } else { Access::read };
                 let (from, to) = match *name {
@@ -339,59 +339,59 @@ impl Watched {
         list
     }
 
-    fn lanes(&self, part: &Part) -> impl Iterator<Item = u32> + '_ {
-        let lanes = self.steps.get(part.micro_batch.index()).map_or(&[][..], Vec::as_slice);
-        lanes.iter().skip(part.first as usize).take(part.count as usize).copied()
+    fn lanes(&self, range: &StepRange) -> impl Iterator<Item = u32> + '_ {
+        let lanes = self.steps.get(range.micro_batch.index()).map_or(&[][..], Vec::as_slice);
+        lanes.iter().skip(range.first as usize).take(range.count as usize).copied()
     }
 
     /// The landing slots of a part's query rows, from its first one on or from the step's.
-    pub(super) fn landing(&self, part: &Part, from_first: bool, write: bool, list: &mut Vec<Access>) {
-        let start = u64::from(part.layer.0) * self.query_rows;
-        let first = if from_first { u64::from(part.rows.first) } else { 0 };
-        let end = u64::from(part.rows.first) + u64::from(part.rows.count);
-        for lane in self.lanes(part) {
+    pub(super) fn landing(&self, range: &StepRange, from_first: bool, write: bool, list: &mut Vec<Access>) {
+        let start = u64::from(range.layer.0) * self.query_rows;
+        let first = if from_first { u64::from(range.rows.first) } else { 0 };
+        let end = u64::from(range.rows.first) + u64::from(range.rows.count);
+        for lane in self.lanes(range) {
             let access = if write { Access::write } else { Access::read };
             list.push(access(self.space(LANDING, lane), start + first, start + end));
         }
     }
 
     /// Its step's block, from which an operation reads its lanes.
-    fn block(&self, part: &Part) -> Access {
-        Access::read(self.space(BLOCK, part.micro_batch.0), 0, 1)
+    fn block(&self, range: &StepRange) -> Access {
+        Access::read(self.space(BLOCK, range.micro_batch.0), 0, 1)
     }
 
     /// A part's lists of fetches.
-    fn fetches(&self, part: &Part) -> Access {
-        let (first, count) = (u64::from(part.first), u64::from(part.count));
-        Access::write(self.space(LISTS, part.micro_batch.0), first, first + count)
+    fn fetches(&self, range: &StepRange) -> Access {
+        let (first, count) = (u64::from(range.first), u64::from(range.count));
+        Access::write(self.space(LISTS, range.micro_batch.0), first, first + count)
     }
 
     /// Counters of a step are added to, in any order.
-    fn counts(&self, part: &Part) -> Access {
-        Access::read(self.space(COUNTS, part.micro_batch.0), 0, 1)
+    fn counts(&self, range: &StepRange) -> Access {
+        Access::read(self.space(COUNTS, range.micro_batch.0), 0, 1)
     }
 
     /// A part's batch rows of index lists `from..to`, with their counts.
-    pub(super) fn parts(
+    pub(super) fn split_indices(
         &self,
-        part: &Part,
+        range: &StepRange,
         answer: &Answer,
         lists: (u64, u64),
         write: bool,
         list: &mut Vec<Access>,
     ) {
-        let Some(parts) = &answer.parts else { return };
-        let all = self.lists.get(part.layer.index()).copied().unwrap_or(1);
-        for slice in [&parts.lists, &parts.counts] {
-            let words = match slice == &parts.lists {
+        let Some(split_indices) = &answer.split_indices else { return };
+        let all = self.lists.get(range.layer.index()).copied().unwrap_or(1);
+        for slice in [&split_indices.lists, &split_indices.counts] {
+            let words = match slice == &split_indices.lists {
                 true => u64::from(self.geometry.shape().top_k),
                 false => 1,
             };
-            let row = 4 * words * u64::from(part.rows.count);
-            let one = row * u64::from(parts.batch);
+            let row = 4 * words * u64::from(range.rows.count);
+            let one = row * u64::from(split_indices.batch);
             for index in lists.0..lists.1.min(all) {
-                let at = index * one + u64::from(part.first) * row;
-                let rows = slice.part(at, u64::from(part.count) * row);
+                let at = index * one + u64::from(range.first) * row;
+                let rows = slice.part(at, u64::from(range.count) * row);
                 list.extend(rows.iter().map(|rows| bytes(rows, write)));
             }
         }

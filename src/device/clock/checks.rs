@@ -2,7 +2,7 @@
 
 use crate::device::checks::{self, Asker};
 use crate::device::op::Staged;
-use crate::device::{Cut, DeviceId, Join, Plan, PoolOp};
+use crate::device::{DeviceId, Join, PoolLayout, PoolOp, Truncate};
 use crate::error::{Error, Kind, Result};
 
 pub(super) const NAME: &str = "clock device";
@@ -23,14 +23,14 @@ pub(super) fn bad(place: &'static str, value: impl Into<u64>) -> Error {
 /// The lane for which an operation brings lists.
 fn lane_of(op: &PoolOp<'_>) -> Option<usize> {
     match op {
-        PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Cut { lane, .. }) => Some(lane.index()),
+        PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Truncate { lane, .. }) => Some(lane.index()),
         _ => None,
     }
 }
 
 impl Extents {
     /// `exact`: there is a device beneath, whose memory is meant.
-    pub(super) fn new(plan: &Plan, device: DeviceId, exact: bool) -> Result<Self> {
+    pub(super) fn new(plan: &PoolLayout, device: DeviceId, exact: bool) -> Result<Self> {
         let checks = checks::Extents::new(plan, Asker { name: NAME, device, exact, top_k_max: u32::MAX })?;
         let layers = checks.layers as usize;
         let staged = (0..checks.lanes).map(|_| Staged::new(layers, 0, NAME));

@@ -347,7 +347,7 @@ impl KernelCosts {
             resolve: kernel(one - (two - one), two - one),
             // Two blocks share a multiprocessor.
             resolve_wave: Some((2.0 * self.processors.middle()) as u32),
-            // The block comes from host memory; a commit's head and an heir's slot and stamp follow.
+            // The block comes from host memory; a commit's head and an next_victim's slot and stamp follow.
             begin: kernel(ns(self.round_trip_us.plus(self.load_us.times(4.0))), 1.0),
             report: kernel(ns(self.load_us.times(2.0)), 5.0),
             lane: kernel(3_000.0, 20.0),

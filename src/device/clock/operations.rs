@@ -6,7 +6,8 @@ use crate::device::clock::effect::Effect;
 use crate::device::clock::timeline::{Label, Until};
 use crate::device::clock::{ClockDevice, State, chance, unknown};
 use crate::device::{
-    Backing, Completer, Device, DeviceId, Event, Mapped, Part, Plan, PoolOp, Pools, Slice, Stream, Warm,
+    Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, StepRange, Stream,
+    Warm,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
@@ -31,7 +32,7 @@ impl ClockDevice {
     fn price(&self, extents: &Extents, misses: &[f64], op: &PoolOp<'_>) -> Work {
         let costs = &self.costs;
         let (layers, batch) = (f64::from(extents.checks.layers), f64::from(extents.checks.batch));
-        let rows = |part: &Part| f64::from(part.count) * f64::from(part.rows.count);
+        let rows = |range: &StepRange| f64::from(range.count) * f64::from(range.rows.count);
         match op {
             PoolOp::Join(_) | PoolOp::Truncate(_) | PoolOp::Leave(_) => Work::kernel(&costs.lane, layers),
             PoolOp::Warm(Warm { steps, whole, .. }) => {
@@ -42,15 +43,15 @@ impl ClockDevice {
                 Work::rows(&costs.gather, Direction::ToDevice, bytes)
             }
             PoolOp::Begin(_) => Work::kernel(&costs.begin, batch * layers),
-            PoolOp::Resolve { part, .. } => Work::resolve(costs, part.count, part.rows.count),
-            PoolOp::Gather { part, pass } => {
-                let rows = misses.get(part.layer.index()).map_or(0.0, |rows| rows * f64::from(part.count));
-                // The first pass moves what was declared; further ones are there, and move nothing.
-                let bytes = if *pass == 0 { rows * extents.row_bytes } else { 0.0 };
+            PoolOp::Resolve { range, .. } => Work::resolve(costs, range.count, range.rows.count),
+            PoolOp::Gather { range, wave } => {
+                let rows = misses.get(range.layer.index()).map_or(0.0, |rows| rows * f64::from(range.count));
+                // The first wave moves what was declared; further ones are there, and move nothing.
+                let bytes = if *wave == 0 { rows * extents.row_bytes } else { 0.0 };
                 Work::rows(&costs.gather, Direction::ToDevice, bytes)
             }
-            PoolOp::Scatter(part) => {
-                Work::rows(&costs.scatter, Direction::ToHost, rows(part) * extents.row_bytes)
+            PoolOp::Scatter(range) => {
+                Work::rows(&costs.scatter, Direction::ToHost, rows(range) * extents.row_bytes)
             }
             PoolOp::Report { .. } => Work::kernel(&costs.report, layers),
         }
@@ -62,9 +63,9 @@ fn label_of(op: &PoolOp<'_>) -> Label {
     let micro_batch = match op {
         PoolOp::Begin(begin) => Some(begin.micro_batch),
         PoolOp::Report { micro_batch, .. } => Some(*micro_batch),
-        _ => op.part().map(|part| part.micro_batch),
+        _ => op.range().map(|range| range.micro_batch),
     };
-    Label { name: op.name(), layer: op.part().map(|part| part.layer), micro_batch }
+    Label { name: op.name(), layer: op.range().map(|range| range.layer), micro_batch }
 }
 
 impl Device for ClockDevice {
@@ -233,7 +234,7 @@ impl Device for ClockDevice {
         state.refusal.take().map_or(Ok(()), Err)
     }
 
-    fn attach(&self, plan: Plan) -> Result<Pools> {
+    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
         let extents = Extents::new(&plan, self.id, self.beneath.is_some())?;
         let attached = self.beneath.as_ref().map(|beneath| beneath.device.attach(plan)).transpose()?;
         let mut state = self.state.lock();

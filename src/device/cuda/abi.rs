@@ -73,7 +73,7 @@ words! {
         tokens: u32,
         query_rows: u32,
         scratch: u32,
-        passes: u32,
+        waves: u32,
         scratch_base: u32,
         landing_base: u32,
         budget_base: u32,
@@ -94,7 +94,7 @@ words! {
         count: u32,
         scratch: u32,
         share: u32,
-        passed: u32,
+        gathered: u32,
         lane: u32,
         layer: u32,
         first: u32,
@@ -175,7 +175,7 @@ words! {
         count: u32,
         row_first: u32,
         row_count: u32,
-        pass: u32,
+        wave: u32,
     }
 
     /// Of `forebay_scatter`.
@@ -282,7 +282,7 @@ mod tests {
             let fields: Vec<_> = fields.into_iter().map(|(f, at, size)| (f.to_owned(), at, size)).collect();
             assert_eq!(fields, in_header(name), "{name}");
         }
-        let head = ["length", "landed", "budget", "blocks", "stamp", "front", "heir"];
+        let head = ["length", "landed", "budget", "blocks", "stamp", "min_stamp", "next_victim"];
         let names: Vec<_> = in_header("LaneHead").into_iter().map(|(name, ..)| name).collect();
         assert_eq!(names, head);
     }
@@ -323,6 +323,6 @@ mod tests {
             assert!(HEADER.contains(&text), "{text}");
         }
         assert_eq!((crate::residency::ABSENT, crate::residency::EMPTY), (0, u32::MAX));
-        assert_eq!(crate::device::block::NOTHING_WRONG, u64::MAX);
+        assert_eq!(crate::device::descriptor::NOTHING_WRONG, u64::MAX);
     }
 }

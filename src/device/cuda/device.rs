@@ -189,14 +189,14 @@ impl Device for CudaDevice {
             return Ok(());
         }
         if inner.capture_of("complete", raw)?.is_some() {
-            return Err(Error::new(Kind::InvalidConfig, "complete")
+            return Err(Error::new(Kind::InvalidState, "complete")
                 .at("the stream is being captured")
                 .hint("a ticket ends once and a graph runs often: complete behind its launch"));
         }
         inner.host_function("complete", raw, inner.calls.complete(completer)).map(|_| ())
     }
 
-    fn attach(&self, plan: Plan) -> Result<Pools> {
+    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
         let inner = &*self.inner;
         let pools = CudaPools::new(plan, inner.id, &inner.context, &inner.worker, inner.launches);
         let pools = inner.told(pools)?;
@@ -215,7 +215,7 @@ impl Device for CudaDevice {
             && inner.health.failed().is_none()
             && inner.capture_of("warm", raw)?.is_some()
         {
-            return Err(Error::new(Kind::InvalidConfig, "warm")
+            return Err(Error::new(Kind::InvalidState, "warm")
                 .at("the stream is being captured")
                 .hint("warm up outside of captures"));
         }

@@ -190,7 +190,7 @@ impl Refusal {
         match self.code {
             code::OUT_OF_MEMORY => Error::new(Kind::OutOfMemory, operation).at(place),
             c if code::CAPTURE.contains(&c) => {
-                Error::new(Kind::InvalidConfig, operation).at(place).with("code", number).hint(
+                Error::new(Kind::InvalidState, operation).at(place).with("code", number).hint(
                     "a captured stream takes a step's launches alone, from one thread, and joins its forks",
                 )
             }
@@ -588,13 +588,13 @@ fn suits(ask: impl Fn(i32) -> Result<i32>) -> Result<(u32, u32)> {
     let major = ask(attribute::CAPABILITY_MAJOR)?.unsigned_abs();
     let capability = (major, ask(attribute::CAPABILITY_MINOR)?.unsigned_abs());
     if capability < OLDEST_DEVICE {
-        return Err(lacking(Kind::InvalidConfig, "compute capability below 8.0", OTHER)
+        return Err(lacking(Kind::Unsupported, "compute capability below 8.0", OTHER)
             .with("major", capability.0)
             .with("minor", capability.1));
     }
     let warp = ask(attribute::WARP_SIZE)?;
     if warp != WARP {
-        return Err(lacking(Kind::InvalidConfig, "threads of a warp", OTHER)
+        return Err(lacking(Kind::Unsupported, "threads of a warp", OTHER)
             .with("found", warp.unsigned_abs())
             .with("wanted", WARP.unsigned_abs()));
     }
@@ -604,7 +604,7 @@ fn suits(ask: impl Fn(i32) -> Result<i32>) -> Result<(u32, u32)> {
         (attribute::VIRTUAL_MEMORY, "the device has no virtual memory management"),
     ] {
         if ask(attribute)? == 0 {
-            return Err(lacking(Kind::InvalidConfig, what, OTHER));
+            return Err(lacking(Kind::Unsupported, what, OTHER));
         }
     }
     Ok(capability)

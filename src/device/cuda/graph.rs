@@ -152,7 +152,7 @@ fn failed(refusal: Refusal) -> Error {
 }
 
 fn not_begun() -> Error {
-    Error::new(Kind::InvalidConfig, "capture")
+    Error::new(Kind::InvalidState, "capture")
         .at("no capture began on this stream")
         .hint("end a capture on the stream on which it began")
 }
@@ -190,7 +190,7 @@ impl Graphs {
     pub fn check_capture(&self, id: u64) -> Result<()> {
         match self.captures.iter().any(|capture| capture.id == id) {
             true => Ok(()),
-            false => Err(Error::new(Kind::InvalidConfig, "call")
+            false => Err(Error::new(Kind::InvalidState, "call")
                 .at("the stream is captured by another owner, whose graph would outlive the work")
                 .hint("capture with this device, or enqueue the work outside of the capture")),
         }
@@ -252,7 +252,7 @@ impl Graphs {
         match capturing(&current, stream) {
             Ok(Capturing::No) => {}
             Ok(_) => {
-                return Err(Error::new(Kind::InvalidConfig, "launch")
+                return Err(Error::new(Kind::InvalidState, "launch")
                     .at("the stream is being captured")
                     .hint("launch a graph outside of captures"));
             }

@@ -44,7 +44,7 @@ const BOUND: &str =
 pub(super) fn check(context: &Context) -> Result<()> {
     let version = context.version();
     if version < OLDEST_DRIVER {
-        return Err(Error::new(Kind::OsRefused, OPERATION)
+        return Err(Error::new(Kind::Unsupported, OPERATION)
             .at("the driver is too old to make host memory")
             .with("found", version.unsigned_abs())
             .with("wanted", OLDEST_DRIVER.unsigned_abs())
@@ -54,7 +54,7 @@ pub(super) fn check(context: &Context) -> Result<()> {
     if version < ASKED_DRIVER || has().map_err(|refusal| refusal.error(OPERATION))? {
         return Ok(());
     }
-    Err(Error::new(Kind::InvalidConfig, OPERATION)
+    Err(Error::new(Kind::Unsupported, OPERATION)
         .at("the device has no host memory of the driver's")
         .hint(INSTEAD))
 }

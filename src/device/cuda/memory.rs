@@ -208,7 +208,7 @@ impl Physical {
     pub fn export(&self) -> Result<OwnedFd> {
         const OPERATION: &str = "export device memory";
         if !self.shared {
-            return Err(Error::new(Kind::InvalidConfig, OPERATION)
+            return Err(Error::new(Kind::Unsupported, OPERATION)
                 .at("the device's memory has no descriptors")
                 .hint("share memory between devices that have them"));
         }

@@ -43,7 +43,7 @@ use std::os::fd::OwnedFd;
 
 use crate::device::rates::GATHER_BLOCKS;
 use crate::device::{
-    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, Plan, PoolOp, Pools, Slice, Stream,
+    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Layer};
@@ -219,7 +219,7 @@ impl CudaDevice {
         check_driver(&options, driver.version)?;
         let context = Arc::new(Context::retain(driver, options.device)?);
         if (options.programmatic || options.bulk) && !Module::is_new(&context) {
-            return Err(Error::new(Kind::InvalidConfig, NAME)
+            return Err(Error::new(Kind::Unsupported, NAME)
                 .at("programmatic launches or bulk copies without kernels of this device's own, 9.0 or later")
                 .with("major", context.capability.0)
                 .with("minor", context.capability.1)
@@ -302,7 +302,7 @@ impl CudaDevice {
         let found = find(&inner.streams.lock());
         found?;
         if inner.capture_of(OPERATION, stream.0)?.is_some() {
-            return Err(Error::new(Kind::InvalidConfig, OPERATION)
+            return Err(Error::new(Kind::InvalidState, OPERATION)
                 .at("the stream is being captured")
                 .hint("end the capture first"));
         }
@@ -444,7 +444,7 @@ fn check_options(options: &CudaOptions) -> Result<()> {
 /// What of the options needs a newer driver than the device does.
 fn check_driver(options: &CudaOptions, version: i32) -> Result<()> {
     if options.programmatic && version < EARLY_LAUNCH_DRIVER {
-        return Err(Error::new(Kind::OsRefused, NAME)
+        return Err(Error::new(Kind::Unsupported, NAME)
             .at("the driver is too old for early launches (programmatic)")
             .with("found", version.unsigned_abs())
             .with("wanted", EARLY_LAUNCH_DRIVER.unsigned_abs())
@@ -602,7 +602,7 @@ impl Inner {
             Err(refusal) => Err(refusal.error(operation)),
             Ok(Capturing::No) => Ok(None),
             Ok(Capturing::Active(id)) => Ok(Some(id)),
-            Ok(Capturing::Broken) => Err(Error::new(Kind::InvalidConfig, operation)
+            Ok(Capturing::Broken) => Err(Error::new(Kind::InvalidState, operation)
                 .at("the stream's capture is broken")
                 .hint("end the capture and begin it anew")),
         }

@@ -23,7 +23,8 @@ use super::stream::OwnEvent;
 use crate::device::checks::{Asker, Extents};
 use crate::device::pieces::Pieces;
 use crate::device::{
-    Answer as Lists, Begin, Cut, DeviceId, Expected, Part, Plan, PoolOp, Raise, Slice, Warm, block,
+    Answer as Lists, Begin, DeviceId, Expected, PoolLayout, PoolOp, Raise, Slice, StepRange, Truncate, Warm,
+    descriptor,
 };
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, SLOT_BLOCK};
@@ -192,7 +193,7 @@ struct Layout {
 
 impl Layout {
     /// Lays everything out from address `base` on.
-    fn new(plan: &Plan, base: u64) -> Result<Layout> {
+    fn new(plan: &PoolLayout, base: u64) -> Result<Layout> {
         let (g, mut room) = (&plan.geometry, Room { next: base });
         let none = || Error::new(Kind::InvalidConfig, "attach").at("layers of the plan");
         let first = plan.tables.first().copied().ok_or_else(none)?;
@@ -211,7 +212,7 @@ impl Layout {
         let mut micro = Vec::new();
         for _ in 0..plan.micro_batches {
             micro.push(abi::Micro {
-                block: room.take(block::step::words(plan.batch) as u64, 4)?,
+                block: room.take(descriptor::step::words(plan.batch) as u64, 4)?,
                 counts: room.take(3 * layer_count, 4)?,
                 lengths: room.take(batch, 4)?,
                 sticky: room.take(1, 8)?,
@@ -279,7 +280,7 @@ fn layer(
         tokens: shape.tokens,
         query_rows: shape.query_rows,
         scratch: shape.scratch,
-        passes: shape.passes,
+        waves: shape.waves,
         scratch_base: shape.scratch_base,
         landing_base: shape.landing_base,
         budget_base: shape.budget_base,
@@ -293,7 +294,7 @@ fn layer(
 }
 
 /// Pages of a layer's rows that a lane may have.
-fn host_pages(plan: &Plan) -> u32 {
+fn host_pages(plan: &PoolLayout) -> u32 {
     let pages = plan.rows.first().map_or(0, Slice::bytes) / plan.geometry.host_page_bytes();
     u32::try_from(pages).unwrap_or(NO_PAGE)
 }
@@ -301,7 +302,7 @@ fn host_pages(plan: &Plan) -> u32 {
 impl CudaPools {
     /// Takes the memory and writes what an empty cache is.
     pub fn new(
-        plan: Plan,
+        plan: PoolLayout,
         device: DeviceId,
         context: &Arc<Context>,
         worker: &Worker,
@@ -380,9 +381,9 @@ impl CudaPools {
             PoolOp::Warm(warm) => self.warm(e, warm),
             PoolOp::Raise(raise) => self.raise(e, raise),
             PoolOp::Begin(begin) => self.begin(e, begin),
-            PoolOp::Resolve { part, selection, answer } => self.resolve(e, part, selection, answer),
-            PoolOp::Gather { part, pass } => self.gather(e, part, *pass),
-            PoolOp::Scatter(part) => self.scatter(e, part),
+            PoolOp::Resolve { range, selection, answer } => self.resolve(e, range, selection, answer),
+            PoolOp::Gather { range, wave } => self.gather(e, range, *wave),
+            PoolOp::Scatter(range) => self.scatter(e, range),
             PoolOp::Report { micro_batch, slot } => {
                 let args = abi::ReportArgs {
                     pools: self.words,
@@ -417,7 +418,7 @@ impl CudaPools {
         self.launch(e, Launch::new(Kernel::Join, self.words.layer_count, JOIN_BLOCKS), &args)
     }
 
-    fn truncate(&self, e: &Enqueueing<'_>, cut: &Cut<'_>) -> Answer {
+    fn truncate(&self, e: &Enqueueing<'_>, cut: &Truncate<'_>) -> Answer {
         let args = abi::TruncateArgs {
             pools: self.words,
             staged: self.staged.at(self.place(cut.lane)),
@@ -476,43 +477,43 @@ impl CudaPools {
         }
     }
 
-    fn resolve(&self, e: &Enqueueing<'_>, part: &Part, selection: &Slice, answer: &Lists) -> Answer {
+    fn resolve(&self, e: &Enqueueing<'_>, range: &StepRange, selection: &Slice, answer: &Lists) -> Answer {
         let (shared, shared_bytes) = self.room(e);
         let args = abi::ResolveArgs {
             pools: self.words,
-            layer: self.layer(part.layer.index()),
-            micro: self.micro(part.micro_batch),
+            layer: self.layer(range.layer.index()),
+            micro: self.micro(range.micro_batch),
             selection: selection.address(),
             slots: answer.slots.address(),
-            lists: answer.parts.map_or(0, |parts| parts.lists.address()),
-            counts: answer.parts.map_or(0, |parts| parts.counts.address()),
-            number: part.layer.0,
-            first: part.first,
-            count: part.count,
-            row_first: part.rows.first,
-            row_count: part.rows.count,
-            lists_batch: answer.parts.map_or(0, |parts| parts.batch),
+            lists: answer.split_indices.map_or(0, |split_indices| split_indices.lists.address()),
+            counts: answer.split_indices.map_or(0, |split_indices| split_indices.counts.address()),
+            number: range.layer.0,
+            first: range.first,
+            count: range.count,
+            row_first: range.rows.first,
+            row_count: range.rows.count,
+            lists_batch: answer.split_indices.map_or(0, |split_indices| split_indices.batch),
             shared,
             unused: 0,
         };
-        let launch = Launch::new(Kernel::Resolve, part.count, 1);
+        let launch = Launch::new(Kernel::Resolve, range.count, 1);
         self.launch(e, Launch { shared_bytes, ..launch }, &args)
     }
 
-    fn gather(&self, e: &Enqueueing<'_>, part: &Part, pass: u32) -> Answer {
+    fn gather(&self, e: &Enqueueing<'_>, range: &StepRange, wave: u32) -> Answer {
         let args = abi::GatherArgs {
             pools: self.words,
-            layer: self.layer(part.layer.index()),
-            micro: self.micro(part.micro_batch),
-            number: part.layer.0,
-            first: part.first,
-            count: part.count,
-            row_first: part.rows.first,
-            row_count: part.rows.count,
-            pass,
+            layer: self.layer(range.layer.index()),
+            micro: self.micro(range.micro_batch),
+            number: range.layer.0,
+            first: range.first,
+            count: range.count,
+            row_first: range.rows.first,
+            row_count: range.rows.count,
+            wave,
         };
         let kernel = if self.launches.bulk { Kernel::GatherBulk } else { Kernel::Gather };
-        let rows = u64::from(part.count) * u64::from(self.words.selected);
+        let rows = u64::from(range.count) * u64::from(self.words.selected);
         self.launch(e, Launch::new(kernel, self.blocks_for(rows), 1), &args)
     }
 
@@ -522,19 +523,19 @@ impl CudaPools {
         rows.div_ceil(u64::from(self.launches.threads / u32::BITS)).min(most) as u32
     }
 
-    fn scatter(&self, e: &Enqueueing<'_>, part: &Part) -> Answer {
+    fn scatter(&self, e: &Enqueueing<'_>, range: &StepRange) -> Answer {
         let args = abi::ScatterArgs {
             pools: self.words,
-            layer: self.layer(part.layer.index()),
-            micro: self.micro(part.micro_batch),
-            number: part.layer.0,
-            first: part.first,
-            count: part.count,
-            row_first: part.rows.first,
-            row_count: part.rows.count,
+            layer: self.layer(range.layer.index()),
+            micro: self.micro(range.micro_batch),
+            number: range.layer.0,
+            first: range.first,
+            count: range.count,
+            row_first: range.rows.first,
+            row_count: range.rows.count,
             unused: 0,
         };
-        let rows = u64::from(part.count) * u64::from(part.rows.count);
+        let rows = u64::from(range.count) * u64::from(range.rows.count);
         let blocks = self.blocks_for(rows).min(SCATTER_BLOCKS);
         self.launch(e, Launch::new(Kernel::Scatter, blocks, 1), &args)
     }
@@ -569,8 +570,8 @@ impl CudaPools {
         };
         let heads = words(at.heads, lanes * size_of::<LaneHead>() / 4)?;
         let head = |words: &[u32]| match *words {
-            [length, landed, budget, blocks, stamp, front, heir] => {
-                LaneHead { length, landed, budget, blocks, stamp, front, heir }
+            [length, landed, budget, blocks, stamp, min_stamp, next_victim] => {
+                LaneHead { length, landed, budget, blocks, stamp, min_stamp, next_victim }
             }
             _ => LaneHead::default(),
         };
@@ -616,7 +617,7 @@ fn fill(layout: &Layout, tables: &[TableShape], worker: &Worker) -> Answer {
         fill(pools.pages, NO_PAGE, u64::from(pools.lanes) * u64::from(pools.lane_pages))
     })?;
     for micro in &layout.micro {
-        worker.upload(micro.sticky, bytes_of(&[block::NOTHING_WRONG]))?;
+        worker.upload(micro.sticky, bytes_of(&[descriptor::NOTHING_WRONG]))?;
     }
     worker.upload(layout.pools.layers, bytes_of(&layout.layers))
 }

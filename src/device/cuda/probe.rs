@@ -227,7 +227,7 @@ impl Probe for CudaDevice {
         let inner = &*self.inner;
         let (mark, raw) = (inner.mark(mark)?, inner.known(stream)?);
         if inner.health.failed().is_none() && inner.capture_of(OPERATION, raw)?.is_some() {
-            return Err(Error::new(Kind::InvalidConfig, OPERATION)
+            return Err(Error::new(Kind::InvalidState, OPERATION)
                 .at("the stream is being captured")
                 .hint("stamp in front of a graph's launch and behind it"));
         }

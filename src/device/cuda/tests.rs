@@ -353,7 +353,7 @@ fn an_engine_that_passes_no_address_or_an_odd_one_is_refused() {
     let device = device(standin.library()).unwrap();
     let asker = crate::device::checks::Asker { name: NAME, device: device.id(), exact: true, top_k_max: 8 };
     let geometry = crate::geometry::Geometry::new(crate::geometry::Shape::DEEPSEEK_V3_2).unwrap();
-    let plan = Plan {
+    let plan = PoolLayout {
         geometry,
         tables: vec![],
         slabs: vec![],
@@ -379,7 +379,7 @@ fn a_selection_that_the_kernels_cannot_count_is_refused() {
     let refused = |top_k| {
         let geometry = Geometry::new(Shape { top_k, ..Shape::DEEPSEEK_V3_2 }).unwrap();
         let [slabs, rows] = [vec![], vec![]];
-        let plan = Plan {
+        let plan = PoolLayout {
             geometry,
             tables: vec![],
             slabs,

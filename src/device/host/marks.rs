@@ -3,11 +3,11 @@
 //! A bit each, for the batch rows of one step; a batch row's words stand together, so that a step of few rows in a
 //! large batch clears and asks for few.
 
-use crate::device::block::{Cause, Entry};
+use crate::device::descriptor::{Cause, Entry};
 use crate::device::host::pools::NAME;
 use crate::error::Result;
 use crate::fallible::filled;
-use crate::residency::Rows;
+use crate::residency::QueryRange;
 
 /// What was done of a query row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Marks {
     }
 
     /// Notes what was done of a batch row's query rows.
-    pub(super) fn note(&mut self, mark: Mark, row: usize, layer: usize, rows: Rows) {
+    pub(super) fn note(&mut self, mark: Mark, row: usize, layer: usize, rows: QueryRange) {
         let from = self.start(row) + (layer * 2 + mark as usize) * self.words;
         let (first, end) = (rows.first, rows.first + rows.count);
         for (word, bits) in (0..).zip(&mut self.bits[from..from + self.words]) {
@@ -102,7 +102,7 @@ mod tests {
     fn a_row_is_missing_until_each_of_its_query_rows_was_done_in_every_layer() {
         let entry = Entry { query_rows: 70, ..Entry::default() };
         let mut marks = Marks::new(2, 3, 100).unwrap();
-        let rows = |first, count| Rows { first, count };
+        let rows = |first, count| QueryRange { first, count };
         for mark in [Mark::Resolved, Mark::Scattered] {
             let cause = [Cause::NotResolved, Cause::NotScattered][mark as usize];
             assert_eq!(marks.missing(1, entry, true), Some((0, cause, 0)));

@@ -27,7 +27,7 @@ mod vector;
 mod words;
 
 use crate::device::{
-    Backing, Completer, Device, DeviceId, Event, Mapped, Plan, PoolOp, Pools, Slice, Stream,
+    Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
@@ -455,7 +455,7 @@ impl Device for HostDevice {
         self.append(stream, Op::Complete(completer))
     }
 
-    fn attach(&self, plan: Plan) -> Result<Pools> {
+    fn attach(&self, plan: PoolLayout) -> Result<Pools> {
         let pools = HostPools::new(plan, self.shared.id, self.shared.copier, self.shared.portable)?;
         let mut all = self.shared.pools.lock();
         all.push(Arc::new(pools));

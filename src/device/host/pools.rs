@@ -4,10 +4,10 @@
 //! lists, so that one half's gather runs beside the other half's resolve. The copies of a commit, a scatter
 //! and a warm-up are short or rare, and run under their layer's lock. Page tables are under none (`pages`).
 
-use crate::device::block::{
+use crate::device::checks::{Asker, Extents};
+use crate::device::descriptor::{
     self, ACCEPTED_ON_DEVICE, Cause, Entry, LayerCount, NOTHING_WRONG, Report, Sticky,
 };
-use crate::device::checks::{Asker, Extents};
 use crate::device::host::copy::{AHEAD, Copier, PAIRS, Pair, ask};
 use crate::device::host::lists::List;
 use crate::device::host::marks::{Mark, Marks};
@@ -15,7 +15,7 @@ use crate::device::host::pages::PageTables;
 use crate::device::host::vector::Avx512;
 use crate::device::host::words::{Word, Words};
 use crate::device::op::Staged;
-use crate::device::{Cut, DeviceId, Expected, Join, Part, Plan, PoolOp, Raise, Slice, Warm};
+use crate::device::{DeviceId, Expected, Join, PoolLayout, PoolOp, Raise, Slice, StepRange, Truncate, Warm};
 use crate::error::{Error, Kind, Result};
 use crate::fallible::{filled, vector};
 use crate::geometry::{Geometry, LINE};
@@ -28,7 +28,7 @@ pub(super) const NAME: &str = "host device";
 /// The tables and lists of one cache.
 #[derive(Debug)]
 pub(super) struct HostPools {
-    pub(super) plan: Plan,
+    pub(super) plan: PoolLayout,
     extents: Extents,
     pub(super) layers: Vec<Mutex<LayerTables>>,
     lanes: Vec<LaneState>,
@@ -71,7 +71,7 @@ pub(super) struct MicroState {
 
 #[derive(Debug)]
 pub(super) struct Record {
-    /// The step block on the device.
+    /// The step descriptor on the device.
     pub(super) block: Vec<u32>,
     pub(super) report: Report,
     /// The report as it is written.
@@ -177,7 +177,7 @@ impl Drop for Copies<'_> {
 }
 
 impl HostPools {
-    pub(super) fn new(plan: Plan, device: DeviceId, copier: Copier, portable: bool) -> Result<Self> {
+    pub(super) fn new(plan: PoolLayout, device: DeviceId, copier: Copier, portable: bool) -> Result<Self> {
         let asker = Asker { name: NAME, device, exact: true, top_k_max: u32::MAX };
         let extents = Extents::new(&plan, asker)?;
         let g = &plan.geometry;
@@ -194,7 +194,7 @@ impl HostPools {
                 step: AtomicU64::new(0),
                 rows: AtomicU32::new(0),
                 record: Mutex::new(Record {
-                    block: vec![0; block::step::words(plan.batch)],
+                    block: vec![0; descriptor::step::words(plan.batch)],
                     report: Report::with_room(g.layers(), plan.batch),
                     words: vec![0; Report::words(g.layers(), plan.batch)],
                     slots: filled(selected as usize, -1, NAME, "a batch row's slots")?,
@@ -240,7 +240,7 @@ impl HostPools {
     pub(super) fn stage(&self, op: &PoolOp<'_>) -> Result<()> {
         self.extents.check(op)?;
         match op {
-            PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Cut { lane, .. }) => {
+            PoolOp::Join(Join { lane, .. }) | PoolOp::Truncate(Truncate { lane, .. }) => {
                 self.lane(*lane)?.staged.lock().take(op);
             }
             _ => {}
@@ -278,9 +278,9 @@ impl HostPools {
                 self.load(begin.micro_batch, begin.block)?;
                 self.commit(scan, begin.micro_batch, begin.accepted)
             }
-            PoolOp::Resolve { part, selection, answer } => self.resolve(scan, &part, selection, answer),
-            PoolOp::Gather { part, pass } => self.gather(&part, pass),
-            PoolOp::Scatter(part) => self.scatter(&part),
+            PoolOp::Resolve { range, selection, answer } => self.resolve(scan, &range, selection, answer),
+            PoolOp::Gather { range, wave } => self.gather(&range, wave),
+            PoolOp::Scatter(range) => self.scatter(&range),
             PoolOp::Report { micro_batch, slot } => self.report(micro_batch, slot),
         }
     }
@@ -304,8 +304,8 @@ impl HostPools {
         Ok(())
     }
 
-    fn truncate<S: Scan>(&self, scan: &S, cut: &Cut<'_>) -> Result<()> {
-        let Cut { lane, settle, length, .. } = *cut;
+    fn truncate<S: Scan>(&self, scan: &S, cut: &Truncate<'_>) -> Result<()> {
+        let Truncate { lane, settle, length, .. } = *cut;
         let state = self.lane(lane)?;
         let trust = std::mem::take(&mut *state.trust.lock());
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
@@ -369,9 +369,9 @@ impl HostPools {
         let state = self.micro(micro)?;
         let mut record = state.record.lock();
         self.words(block).load(0, &mut record.block);
-        let (step, rows) = block::step::header(&record.block);
+        let (step, rows) = descriptor::step::header(&record.block);
         if rows > self.plan.batch as usize {
-            return Err(bad("rows of a step block", rows as u64));
+            return Err(bad("rows of a step descriptor", rows as u64));
         }
         record.report.step = step;
         record.sticky = NOTHING_WRONG;
@@ -379,7 +379,7 @@ impl HostPools {
         record.report.layers.fill(LayerCount::default());
         record.marks.begin(rows);
         self.know_lanes(&mut record, rows)?;
-        let (_, rows) = block::step::header(&record.block);
+        let (_, rows) = descriptor::step::header(&record.block);
         state.step.store(step, Ordering::Release);
         state.rows.store(rows as u32, Ordering::Release);
         Ok(())
@@ -389,7 +389,7 @@ impl HostPools {
     /// not there: its step fails, and its lanes.
     fn know_lanes(&self, record: &mut Record, rows: usize) -> Result<()> {
         let Record { block, report, sticky, failed, named, .. } = record;
-        let lane = |row: usize| block::step::entry(block, row).lane;
+        let lane = |row: usize| descriptor::step::entry(block, row).lane;
         named.fill(false);
         let wrong = (0..rows).find(|row| match named.get_mut(lane(*row) as usize) {
             None => true,
@@ -412,7 +412,7 @@ impl HostPools {
                     report.lengths.push(head.unwrap_or_default().length);
                 }
                 drop(tables);
-                block::step::empty(block);
+                descriptor::step::empty(block);
             }
         }
         Ok(())
@@ -441,12 +441,12 @@ impl HostPools {
         let mut record = self.micro(micro)?.record.lock();
         let Record { block, report, sticky, failed, .. } = &mut *record;
         let counts = accepted.map(|slice| self.words::<u32>(slice));
-        let (_, rows) = block::step::header(block);
+        let (_, rows) = descriptor::step::header(block);
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
         for (index, layer) in self.layers.iter().enumerate() {
             let mut tables = layer.lock();
             for row in 0..rows {
-                let Entry { lane, accepted, query_rows } = block::step::entry(block, row);
+                let Entry { lane, accepted, query_rows } = descriptor::step::entry(block, row);
                 let accepted = match accepted {
                     ACCEPTED_ON_DEVICE => counts.and_then(|counts| counts.get(row)).unwrap_or(u32::MAX),
                     count => count,
@@ -509,25 +509,25 @@ impl HostPools {
         }))
     }
 
-    fn scatter(&self, part: &Part) -> Result<()> {
-        let mut record = self.micro(part.micro_batch)?.record.lock();
+    fn scatter(&self, range: &StepRange) -> Result<()> {
+        let mut record = self.micro(range.micro_batch)?.record.lock();
         let Record { block, sticky: word, marks, .. } = &mut *record;
-        let (_, real) = block::step::header(block);
-        let layer = part.layer.index();
+        let (_, real) = descriptor::step::header(block);
+        let layer = range.layer.index();
         let tables = self.layers[layer].lock();
         let mut copies = Copies::new(&self.plan.geometry, self.copier);
         copies.down = true;
-        let rows = part.first as usize..((part.first + part.count) as usize).min(real);
+        let rows = range.first as usize..((range.first + range.count) as usize).min(real);
         // Each head may be a cache miss: all are asked for before the first is waited for.
         for row in rows.clone() {
-            if let Some(head) = tables.head(block::step::entry(block, row).lane) {
+            if let Some(head) = tables.head(descriptor::step::entry(block, row).lane) {
                 ask(std::ptr::from_ref(head) as u64);
             }
         }
         for row in rows {
-            let lane = block::step::entry(block, row).lane;
-            marks.note(Mark::Scattered, row, layer, part.rows);
-            for query in part.rows.first..part.rows.first + part.rows.count {
+            let lane = descriptor::step::entry(block, row).lane;
+            marks.note(Mark::Scattered, row, layer, range.rows);
+            for query in range.rows.first..range.rows.first + range.rows.count {
                 let Some(landing) = tables.landing(lane, query) else { continue };
                 if let Some(runs) = self.pairs(layer, Lane(lane), landing, true) {
                     copies.add(runs);
@@ -545,11 +545,11 @@ impl HostPools {
         let state = self.micro(micro)?;
         let mut record = state.record.lock();
         let Record { block, report, words, sticky: word, marks, .. } = &mut *record;
-        let (step, rows) = block::step::header(block);
+        let (step, rows) = descriptor::step::header(block);
         let expected = self.plan.expected;
         for (row, list) in state.lists[..rows].iter().enumerate() {
             let list = list.lock();
-            let entry = block::step::entry(block, row);
+            let entry = descriptor::step::entry(block, row);
             let mut blame = |layer: usize, cause, value| {
                 let sticky = Sticky { row: row as u32, layer: layer as u32, cause, value };
                 self.blame(word, entry.lane, true, sticky);
@@ -566,7 +566,7 @@ impl HostPools {
         report.encode(words);
         self.words(slot).store(0, words);
         // What is enqueued before the next step begins, as a graph launched without one, has no rows.
-        block::step::empty(block);
+        descriptor::step::empty(block);
         state.rows.store(0, Ordering::Release);
         Ok(())
     }

@@ -360,7 +360,7 @@ mod tests {
 
     use super::*;
     use crate::residency::{
-        Beyond, EMPTY, Fetch, LayerTables, Resolved, Rows, Selected, TableShape, Workspace,
+        Beyond, EMPTY, Fetch, LayerTables, QueryRange, Resolved, Selected, TableShape, Workspace,
     };
     use std::collections::BTreeMap;
 
@@ -437,7 +437,7 @@ mod tests {
             tokens: 3_000,
             query_rows: 2,
             scratch: 2 * K as u32,
-            passes: 1,
+            waves: 1,
             scratch_base: 64,
             landing_base: 1_280,
             budget_base: 1_344,
@@ -454,7 +454,8 @@ mod tests {
             // Some stand in several parts, some are none, some beyond the length.
             let picks: Vec<i32> = (0..2 * K).map(|_| next(2_100) - 50).map(|p| p.max(-1)).collect();
             let selected = Selected { selection: &picks[..], slots: &mut slots, fetches: &mut fetches };
-            let done = tables.resolve(scan, 0, Rows { first: 0, count: 2 }, selected, &mut work).unwrap();
+            let done =
+                tables.resolve(scan, 0, QueryRange { first: 0, count: 2 }, selected, &mut work).unwrap();
             let length = 2_000 + (0..=step).map(|step| 2.min(step)).sum::<u32>();
             naive(&picks, K, length, &done, &slots, &fetches);
             assert_eq!(work.selection(), picks);

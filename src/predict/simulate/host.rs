@@ -6,7 +6,7 @@
 //! each micro-batch.
 //! Only what forebay calls is counted: an engine's own launches, of which an uncaptured layer has dozens, come on top.
 
-use super::world::{Batch, passes};
+use super::world::{Batch, draft_passes};
 use crate::device::rates::HostCosts;
 use crate::overlap::Overlap;
 use crate::predict::setup::Setup;
@@ -42,7 +42,7 @@ impl Bound {
     }
 }
 
-/// Operations and edges of a layer of one micro-batch, one pass of attention: see [`crate::overlap::Schedule`].
+/// Operations and edges of a layer of one micro-batch, one wave of attention: see [`crate::overlap::Schedule`].
 const fn calls(order: Overlap) -> (f64, f64) {
     match order {
         // R, G, S; S behind P.
@@ -62,7 +62,7 @@ impl HostTime {
         let apart_us = step_us * micro_batches + row_us * f64::from(rows);
         let once = setup.shape().layers as usize;
         let layer = |(index, order): (usize, &Overlap)| {
-            let times = if index < once { 1.0 } else { f64::from(passes(batch)) };
+            let times = if index < once { 1.0 } else { f64::from(draft_passes(batch)) };
             let (operations, edges) = calls(*order);
             times * (operations * operation_us + edges * edge_us)
         };

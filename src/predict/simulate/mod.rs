@@ -338,7 +338,7 @@ impl Simulator {
     /// Layers that run: draft layers only where there is something to draft.
     fn layers(&self, batch: &Batch) -> usize {
         let shape = self.setup.shape();
-        (shape.layers + if world::passes(batch) > 0 { shape.draft_layers } else { 0 }) as usize
+        (shape.layers + if world::draft_passes(batch) > 0 { shape.draft_layers } else { 0 }) as usize
     }
 
     fn baseline(&mut self, batch: &Batch) -> Result<Times> {
@@ -379,7 +379,7 @@ impl Simulator {
     fn layer_batch(&self, batch: &Batch, share: f64, layer: usize) -> (Batch, f64, f64) {
         match layer < self.setup.shape().layers as usize {
             true => (*batch, share, 1.0),
-            false => (Batch { query_rows: 1, ..*batch }, 1.0, f64::from(world::passes(batch))),
+            false => (Batch { query_rows: 1, ..*batch }, 1.0, f64::from(world::draft_passes(batch))),
         }
     }
 }

@@ -5,7 +5,7 @@ use super::{Traffic, bad};
 use crate::device::clock::{
     ClockDevice, ClockOptions, Costs, Demand, Direction, Kernel, Label, Link, Mover, Span,
 };
-use crate::device::{Begin, Device, Event, Parts, Plan, PoolOp, Pools, Slice};
+use crate::device::{Begin, Device, Event, PoolLayout, PoolOp, Pools, Slice, SplitIndices};
 use crate::error::Result;
 use crate::geometry::{Geometry, Shape};
 use crate::ids::{Layer, MicroBatch};
@@ -111,13 +111,13 @@ impl World {
     }
 
     fn build(setup: &Setup, batch: &Batch, mut shape: Shape, record: bool) -> Result<World> {
-        if passes(batch) == 0 {
+        if draft_passes(batch) == 0 {
             shape.draft_layers = 0;
         }
         let device =
             ClockDevice::new(ClockOptions { costs: costs(setup), record, ..ClockOptions::default() })?;
         let micro_batches = batch.micro_batches();
-        let pools = device.attach(Plan {
+        let pools = device.attach(PoolLayout {
             geometry: Geometry::new(shape)?,
             tables: Vec::new(),
             slabs: Vec::new(),
@@ -135,7 +135,7 @@ impl World {
             let streams = OverlapStreams { compute, resolve, gather, scatter };
             runs.push(run_of(&*device, batch, rows, i as u32, shape.top_k, streams)?);
         }
-        let passes = passes(batch) as usize * shape.draft_layers as usize;
+        let passes = draft_passes(batch) as usize * shape.draft_layers as usize;
         let ends = (0..micro_batches).map(|_| {
             (0..shape.layers as usize + passes).map(|_| device.event()).collect::<Result<Vec<Event>>>()
         });
@@ -193,7 +193,7 @@ impl World {
             self.device.compute(second.streams.compute, label, Demand { ns, sm: 0.0 })?;
         }
         let mut engine = Costed::new(&self.device, setup, &self.batch, misses, share, &self.ends);
-        let (draft_layers, draft_passes) = (self.shape.draft_layers, passes(&self.batch));
+        let (draft_layers, draft_passes) = (self.shape.draft_layers, draft_passes(&self.batch));
         enqueue_step(device, self.pools, &self.runs, orders, draft_layers, draft_passes, &mut engine)?;
         let busy_ns = engine.busy_us * 1e3;
         self.finish(setup)?;
@@ -246,7 +246,7 @@ impl World {
 }
 
 /// Passes of the draft layers: one for each draft.
-pub fn passes(batch: &Batch) -> u32 {
+pub fn draft_passes(batch: &Batch) -> u32 {
     batch.query_rows.saturating_sub(1)
 }
 
@@ -268,11 +268,11 @@ fn run_of(
         half: rows.div_ceil(2),
         query_rows: batch.query_rows,
         top_k,
-        passes: 1,
+        waves: 1,
         streams,
         selection: device.allocate(list)?,
         slots: device.allocate(list)?,
-        parts: Some(Parts {
+        split_indices: Some(SplitIndices {
             lists: device.allocate(2 * list)?,
             counts: device.allocate(2 * counts)?,
             batch: rows,

@@ -15,12 +15,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay::device::{Device, Event, Outcome, Parts, Slice, Stream, Ticket};
+use forebay::device::{Device, Event, Outcome, Slice, SplitIndices, Stream, Ticket};
 use forebay::measure::{Mark, Probe, host_request};
 use forebay::overlap::{Overlap, OverlapStreams};
 use forebay::{
-    Accepted, BringUp, Budget, Buffers, Cache, Captured, Config, Error, Geometry, Kind, Layer, LayerCall,
-    Layers, Memory, MicroBatch, Open, Result, Row, Sequence, Step,
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Captured, Config, Error, Geometry, Kind, Layer,
+    LayerCall, Layers, Memory, MicroBatch, Open, Result, Sequence, Step,
 };
 
 use super::picks::{PATTERNS, Picks, Rule};
@@ -197,8 +197,13 @@ impl Machine {
         let entries = u64::from(point.batch) * u64::from(point.query_rows) * u64::from(point.top_k);
         let words = |count: u64| device.allocate(4 * count);
         let counts = u64::from(point.batch * point.query_rows);
-        let parts = Parts { lists: words(2 * entries)?, counts: words(2 * counts)?, batch: point.batch };
-        let buffers = Buffers { selection: words(entries)?, slots: words(entries)?, parts: Some(parts) };
+        let split_indices =
+            SplitIndices { lists: words(2 * entries)?, counts: words(2 * counts)?, batch: point.batch };
+        let buffers = Buffers {
+            selection: words(entries)?,
+            slots: words(entries)?,
+            split_indices: Some(split_indices),
+        };
         let marks = [device.mark()?, device.mark()?, device.mark()?, device.mark()?];
         Ok(Machine {
             staging: words(u64::from(PATTERNS) * entries)?,
@@ -229,21 +234,21 @@ impl Machine {
 
     /// Puts a step's selections where the layers' are copied from.
     fn stage(&self, picks: &Picks) -> Result<()> {
-        let part = Works::part_bytes(&self.staging);
+        let range = Works::part_bytes(&self.staging);
         for (pattern, selection) in (0..).zip(&picks.selections) {
             let bytes: Vec<u8> = selection.iter().flat_map(|position| position.to_le_bytes()).collect();
-            self.device.write(self.staging.part(pattern * part, bytes.len() as u64)?, &bytes)?;
+            self.device.write(self.staging.part(pattern * range, bytes.len() as u64)?, &bytes)?;
         }
         Ok(())
     }
 
     fn prepare(&mut self, picks: &Picks, stream: Stream) -> Result<Step> {
-        let rows = self.sequences.iter().zip(&picks.accepted).map(|(sequence, accepted)| Row {
+        let rows = self.sequences.iter().zip(&picks.accepted).map(|(sequence, accepted)| BatchRow {
             sequence: *sequence,
             accepted: Accepted::Rows(*accepted),
             query_rows: picks.query_rows,
         });
-        let rows: Vec<Row> = rows.take(picks.batch as usize).collect();
+        let rows: Vec<BatchRow> = rows.take(picks.batch as usize).collect();
         self.cache.prepare(MicroBatch(0), picks.query_rows, &rows, None, stream)
     }
 
@@ -373,7 +378,7 @@ impl Machine {
         let compute = self.layers.streams.compute;
         works.select(layer, 0, rows, compute)?;
         let selection = self.layers.buffers.selection.part(0, slots.bytes())?;
-        let buffers = Buffers { selection, slots, parts: None };
+        let buffers = Buffers { selection, slots, split_indices: None };
         self.cache.resolve(step, LayerCall::whole(layer), compute, buffers)
     }
 
@@ -478,8 +483,8 @@ impl Machine {
         let slab = self.cache.slab(layer)?;
         let slot = u32::try_from(slot).map_err(|_| at("a selected row was answered with no slot"))?;
         for piece in geometry.pieces(slot).into_iter().filter(|piece| piece.bytes > 0) {
-            let part = &mut found[piece.row as usize..][..piece.bytes as usize];
-            self.device.read(slab.part(piece.slab, piece.bytes.into())?, part)?;
+            let range = &mut found[piece.row as usize..][..piece.bytes as usize];
+            self.device.read(slab.part(piece.slab, piece.bytes.into())?, range)?;
         }
         if found != wanted {
             return Err(at("the row in a slot is not that of its position"));

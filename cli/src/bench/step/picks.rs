@@ -12,7 +12,7 @@
 //! **Layers** take turns in [`PATTERNS`] patterns, each with draws of its own: a step's selections are a few tables
 //! instead of 61, and a layer that is answered for another one shows in the digests and in the rows.
 
-use forebay::residency::{Counts, Fetch, LayerTables, Portable, Rows, Selected, TableShape, Workspace};
+use forebay::residency::{Counts, Fetch, LayerTables, Portable, QueryRange, Selected, TableShape, Workspace};
 use forebay::{Error, Kind, Result, SLOT_BLOCK};
 
 /// Patterns that the layers take turns in.
@@ -147,7 +147,7 @@ impl Rule {
             tokens,
             query_rows,
             scratch: 0,
-            passes: 1,
+            waves: 1,
             scratch_base: 1,
             landing_base: 1,
             budget_base: (1 + lanes * query_rows).next_multiple_of(SLOT_BLOCK),
@@ -245,7 +245,7 @@ impl Rule {
             slots: &mut self.slots[..count],
             fetches: &mut self.fetches[..count],
         };
-        let rows = Rows { first: 0, count: query_rows };
+        let rows = QueryRange { first: 0, count: query_rows };
         let found = tables.resolve(&Portable, lane as u32, rows, selected, &mut self.work)?;
         let wanted = Counts { hits: hits as u32, misses, scratch: 0 };
         if found.counts != wanted || found.beyond.is_some() {

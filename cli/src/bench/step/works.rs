@@ -16,7 +16,7 @@ use forebay::measure::Probe;
 use forebay::overlap::{Engine, EngineCall, Keys, Work};
 use forebay::predict::cost::Load;
 use forebay::predict::setup::{Setup, Term};
-use forebay::residency::Rows;
+use forebay::residency::QueryRange;
 use forebay::{Error, Kind, Layer, MicroBatch, Result};
 
 use super::picks::{PATTERNS, Picks};
@@ -237,7 +237,7 @@ impl Works {
         let Point { batch, query_rows, layers, .. } = self.lengths.point;
         for layer in (0..layers).map(Layer) {
             for work in RESIDENT {
-                let rows = Rows { first: 0, count: query_rows };
+                let rows = QueryRange { first: 0, count: query_rows };
                 let call =
                     EngineCall { work, micro_batch: MicroBatch(0), layer, first: 0, count: batch, rows };
                 self.enqueue(&call, stream)?;
@@ -332,7 +332,7 @@ mod tests {
             assert!((us(Work::Attend(Keys::All)) / lengths.scale - of_setup).abs() < 1e-9);
             // 109 of 190 misses by each query row: two widths of 64.
             let fetched = setup.us(Term::Attend, &load(128.0)).unwrap();
-            let ours = us(Work::Attend(Keys::Fetched { pass: 0 })) / lengths.scale;
+            let ours = us(Work::Attend(Keys::Fetched { wave: 0 })) / lengths.scale;
             assert!((ours - fetched).abs() < 1e-9);
         }
     }

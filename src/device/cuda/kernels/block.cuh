@@ -175,7 +175,7 @@ static __device__ void blame(const Pools& pools, const Micro& micro, u32 lane, u
     }
 }
 
-// One row of a step block.
+// One row of a step descriptor.
 struct Entry {
     u32 lane, accepted, query_rows;
 };
@@ -229,7 +229,7 @@ static __device__ void note_rows(u32* marks, u32 first, u32 count) {
 // for before one is looked at.
 static __device__ u32 missing(const List& of, u64 step) {
     const List list = of;
-    u32 passes = max(div_ceil(list.scratch, max(list.share, 1u)), 1u);
-    bool due = static_cast<u32>(list.step == step) & (list.count != 0) & (list.passed < passes);
-    return !due ? 0 : list.passed == 0 ? NOT_GATHERED : PASS_NOT_GATHERED;
+    u32 waves = max(div_ceil(list.scratch, max(list.share, 1u)), 1u);
+    bool due = static_cast<u32>(list.step == step) & (list.count != 0) & (list.gathered < waves);
+    return !due ? 0 : list.gathered == 0 ? NOT_GATHERED : WAVE_NOT_GATHERED;
 }

@@ -72,7 +72,7 @@ static __device__ void empty_lane(const Lane& lane) {
         lane.stamps[slot] = FREE_STAMP;
         lane.slot_of[position] = ABSENT;
     });
-    if (threadIdx.x == 0) lane.head->front = FREE_STAMP;
+    if (threadIdx.x == 0) lane.head->min_stamp = FREE_STAMP;
 }
 
 // Every resident row at or beyond `length`, and every landed row, is forgotten.
@@ -91,7 +91,7 @@ static __device__ void cut_lane(const Lane& lane, u32 length) {
     if (threadIdx.x != 0) return;
     lane.head->length = length;
     lane.head->landed = 0;
-    if (emptied) lane.head->front = FREE_STAMP;
+    if (emptied) lane.head->min_stamp = FREE_STAMP;
 }
 
 // Above a lane's trust, while it is truncated: how many layers have read it.
@@ -177,7 +177,7 @@ FOREBAY_KERNEL(forebay_warm, WarmArgs, MOST_THREADS, 2) {
             // A warm-up is a hint: a position beyond the length warms nothing.
             step = {selections + static_cast<u64>(number) * k, nullptr, fetches, 1, k, head.length,
                     head.stamp + 1, layer.scratch_base + args.lane * layer.scratch, layer.scratch,
-                    layer.scratch * layer.passes};
+                    layer.scratch * layer.waves};
         }
         __syncthreads();
         if (head.stamp >= UNUSED_STAMP - 2) return;

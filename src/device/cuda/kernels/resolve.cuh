@@ -9,9 +9,9 @@
 struct Answers {
     const i32* selection;  // [query rows][k]
     i32* slots;            // [query rows][k]
-    i32* lists;            // [1 + passes][batch][query rows][k], or null
-    u32* counts;           // [1 + passes][batch][query rows]
-    u32 row, lane, batch, rows, k, passes;
+    i32* lists;            // [1 + waves][batch][query rows][k], or null
+    u32* counts;           // [1 + waves][batch][query rows]
+    u32 row, lane, batch, rows, k, waves;
 
     // Which row of all lists is that of a query row in one of them.
     __device__ __forceinline__ u64 list_row(u32 list, u32 query) const {
@@ -32,7 +32,7 @@ static __device__ void answer_nothing(const Answers& answers, u32 first) {
         answers.slots[entry] = -1;
     }
     if (!answers.lists) return;
-    for (u32 list = 0; list <= answers.passes; ++list) {
+    for (u32 list = 0; list <= answers.waves; ++list) {
         for (u32 query = first; query < answers.rows; ++query) {
             u64 row = answers.list_row(list, query);
             for (u32 i = threadIdx.x; i < answers.k; i += blockDim.x) answers.lists[row * answers.k + i] = -1;
@@ -41,7 +41,7 @@ static __device__ void answer_nothing(const Answers& answers, u32 first) {
     }
 }
 
-// Which pass fetches `position`, one of the rows in scratch slots: they take the slots in turn, by rank.
+// Which wave fetches `position`, one of the rows in scratch slots: they take the slots in turn, by rank.
 static __device__ u32 pass_of(const Step& step, u32 scratch, u32 position) {
     u32 low = 0, high = scratch;
     while (low < high) {
@@ -92,7 +92,7 @@ static __device__ void divide(const Lane& lane, const Step& step, u32 scratch, c
                               u32 query, Room& room, u32& turn) {
     const i32* selection = answers.selection + static_cast<u64>(query) * answers.k;
     i32* slots = answers.slots + static_cast<u64>(query) * answers.k;
-    for (u32 list = 0; list <= answers.passes; list += 2) {
+    for (u32 list = 0; list <= answers.waves; list += 2) {
         u64 rows[2] = {answers.list_row(list, query), answers.list_row(list + 1, query)};
         u32 filled = 0;  // of both, as `block_rank` counts
         for (u32 first = 0; first < answers.k; first += blockDim.x) {
@@ -109,7 +109,7 @@ static __device__ void divide(const Lane& lane, const Step& step, u32 scratch, c
             if (number == list + 1) answers.lists[rows[1] * answers.k + (rank >> 16)] = slot;
             filled += total;
         }
-        for (u32 i = 0; i < 2 && list + i <= answers.passes; ++i) {
+        for (u32 i = 0; i < 2 && list + i <= answers.waves; ++i) {
             u32 count = i ? filled >> 16 : filled & 0xFFFF;
             for (u32 entry = count + threadIdx.x; entry < answers.k; entry += blockDim.x) {
                 answers.lists[rows[i] * answers.k + entry] = -1;
@@ -152,7 +152,7 @@ static __device__ bool can_resolve(const Layer& layer, const Pools& pools, const
     if (head.budget == 0) return false;
     // No more distinct rows can be asked for than there are.
     u64 most = min(static_cast<u64>(count) * pools.top_k, static_cast<u64>(head.length));
-    u64 room = head.budget + static_cast<u64>(layer.scratch) * layer.passes;
+    u64 room = head.budget + static_cast<u64>(layer.scratch) * layer.waves;
     return first + count <= head.landed && head.stamp < UNUSED_STAMP - 2 && most <= room;
 }
 
@@ -162,7 +162,7 @@ static __device__ void begin_row(const ResolveArgs& args, u32 row, const StepHea
                                  u32 wrong) {
     List& list = at<List>(args.micro.lists)[row];
     list.step = head.step;
-    list.count = list.scratch = list.passed = 0;
+    list.count = list.scratch = list.gathered = 0;
     list.layer = args.number;
     list.first = args.row_first;
     list.rows = args.row_count;
@@ -216,7 +216,7 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
         known = has_lane ? at<const LaneHead>(layer.heads)[entry.lane] : LaneHead{};
         u64 offset = static_cast<u64>(blockIdx.x) * args.row_count * k;
         answers = {at<const i32>(args.selection) + offset, at<i32>(args.slots) + offset, at<i32>(args.lists),
-                   at<u32>(args.counts), row, entry.lane, args.lists_batch, args.row_count, k, layer.passes};
+                   at<u32>(args.counts), row, entry.lane, args.lists_batch, args.row_count, k, layer.waves};
         begin_row(args, row, head, entry, wrong);
         sets = sets_at(pools, work_at(pools, micro, row, args.shared));
     }
@@ -236,7 +236,7 @@ FOREBAY_KERNEL(forebay_resolve, ResolveArgs, MOST_THREADS, 2) {
         Fetch* fetches = at<Fetch>(micro.fetches) + static_cast<u64>(row) * pools.selected;
         step = {answers.selection, answers.slots, fetches, count, k, known.length + args.row_first + 1,
                 known.stamp + 1, layer.scratch_base + entry.lane * layer.scratch, layer.scratch,
-                layer.scratch * layer.passes};
+                layer.scratch * layer.waves};
     }
     // Lane and step are seen by all behind its first barrier.
     begin_step(lane, known, step, sets, layer.tokens, room, [&](u32 position) {

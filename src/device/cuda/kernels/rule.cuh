@@ -97,8 +97,8 @@ struct Room {
     Outcome outcome;
     u32 beyond;  // the first selected entry beyond the length, or EMPTY
     // What the lane remembers of its last choice of victims: thread 0's own, and the least of all threads.
-    u32 front, heir;
-    u64 eldest;
+    u32 min_stamp, next_victim;
+    u64 lru_slot;
 };
 
 // The room that a step works in: see `Pools`.
@@ -259,24 +259,24 @@ static __device__ __forceinline__ u32 keep_word(u32* set, u32 word, u32 words, u
 
 // Leaves the `keep` lowest positions in a set of slots, and notes the lowest one that is left out.
 static __device__ void keep_lowest(const Lane& lane, u32* set, u32 keep, u32 tokens, Room& room) {
-    u32 bits = 32 - __clz(static_cast<i32>(tokens - 1)), words = lane.places / 32, heir = EMPTY;
+    u32 bits = 32 - __clz(static_cast<i32>(tokens - 1)), words = lane.places / 32, next_victim = EMPTY;
     Positions positions = {lane, set};
     positions.read(threadIdx.x, positions.kept);
     u32 highest = nth_lowest(room.histogram, keep, 0, saturating_sub(bits, BIN_BITS), positions);
     FOREBAY_UNROLL
     for (u32 i = 0; i < KEPT; ++i) {
-        heir = min(heir, keep_word(set, warp_id() + i * warps(), words, positions.kept[i], highest));
+        next_victim = min(next_victim, keep_word(set, warp_id() + i * warps(), words, positions.kept[i], highest));
     }
     for (u32 first = warp_id() + KEPT * warps(); first < words; first += AHEAD * warps()) {
         u32 position[AHEAD];
         positions.read(first * 32 + lane_id(), position);
         FOREBAY_UNROLL
         for (u32 i = 0; i < AHEAD; ++i) {
-            heir = min(heir, keep_word(set, first + i * warps(), words, position[i], highest));
+            next_victim = min(next_victim, keep_word(set, first + i * warps(), words, position[i], highest));
         }
     }
-    heir = __reduce_min_sync(ALL_LANES, heir);
-    if (lane_id() == 0) atomicMin(&room.heir, heir);
+    next_victim = __reduce_min_sync(ALL_LANES, next_victim);
+    if (lane_id() == 0) atomicMin(&room.next_victim, next_victim);
     __syncthreads();
 }
 
@@ -310,7 +310,7 @@ static __device__ Victims choose(const Lane& lane, u32 need, u32 bound, const Sp
     // Empty slots bear no position: the first ones of them go.
     bool part = go != found.tied && bound != FREE_STAMP;
     if (part) keep_lowest(lane, tied, go, tokens, room);
-    if (threadIdx.x == 0) room.front = bound;
+    if (threadIdx.x == 0) room.min_stamp = bound;
     return {older, tied, found.older, go};
 }
 
@@ -379,7 +379,7 @@ static __device__ void take_scratch(const Lane& lane, const Step& step, u32 scra
         for (u32 i = 0; i < AHEAD; ++i) {
             u32 rank = from + i * blockDim.x;
             if (rank >= scratch) continue;
-            // Only a warm-up has more of them than the passes of a step take, and it reads none of them.
+            // Only a warm-up has more of them than the waves of a step take, and it reads none of them.
             u32 slot = rank < step.scratch_rows ? step.scratch_start + rank % step.scratch : ABSENT;
             lane.slot_of[position[i]] = slot;
             step.fetches[rank] = {host[i], position[i], slot};
@@ -396,14 +396,14 @@ static __device__ void begin_step(const Lane& lane, const LaneHead& head, const 
     for (u32 word = threadIdx.x; word < sets.missed_words; word += blockDim.x) sets.missed[word] = 0;
     if (threadIdx.x == 0) {
         room.splits[0] = room.splits[1] = {0, 0, 0};
-        room.beyond = room.heir = EMPTY;
-        room.front = head.front;
+        room.beyond = room.next_victim = EMPTY;
+        room.min_stamp = head.min_stamp;
     }
     __syncthreads();
     touch(lane, step, sets, room);
     wait_for_words();
     __syncthreads();
-    u32 bound = min(head.front + 1, step.now - 1);
+    u32 bound = min(head.min_stamp + 1, step.now - 1);
     split(lane, bound, step.now, sets, room.splits[0]);
     u32 misses = each_one(room.scan, sets.missed, sets.missed_words, [&](u32 rank, u32 position) {
         step.fetches[rank].position = position;
@@ -432,7 +432,7 @@ static __device__ void end_step(const Lane& lane, const LaneHead& head, const St
     }
     if (threadIdx.x == 0) {
         lane.head->stamp = step.now;
-        lane.head->front = room.front;
-        lane.head->heir = room.outcome.misses > room.outcome.scratch ? room.heir : head.heir;
+        lane.head->min_stamp = room.min_stamp;
+        lane.head->next_victim = room.outcome.misses > room.outcome.scratch ? room.next_victim : head.next_victim;
     }
 }

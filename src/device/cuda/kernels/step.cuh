@@ -27,7 +27,7 @@ static __device__ u32 find_wrong(const Pools& pools, const Micro& micro, const u
     return wrong;
 }
 
-// Takes the pinned step block over, and begins the report. No row of a block is done that names a lane twice, or
+// Takes the pinned step descriptor over, and begins the report. No row of a block is done that names a lane twice, or
 // one that is not there: its step fails, and its lanes. One block of threads.
 FOREBAY_KERNEL(forebay_load, LoadArgs, MOST_THREADS, 1) {
     after_previous();

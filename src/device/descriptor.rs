@@ -1,4 +1,4 @@
-//! The words that host and device exchange once a step: the step block down, the report up.
+//! The words that host and device exchange once a step: the step descriptor down, the report up.
 //!
 //! Both are plain `u32` words in pinned memory, so that a kernel reads and writes them as they stand.
 //! A block's memory belongs to the step from prepare until retire; nobody writes to it in between.
@@ -24,7 +24,7 @@ pub struct Entry {
     pub query_rows: u32,
 }
 
-/// The step block: `[step low, step high, rows, 0]`, then three words a row.
+/// The step descriptor: `[step low, step high, rows, 0]`, then three words a row.
 pub mod step {
     use super::{ENTRY, Entry, HEADER};
 
@@ -117,9 +117,9 @@ pub enum Cause {
     Earlier = 4,
     /// Rows that a layer's resolve missed were not gathered behind it.
     NotGathered = 5,
-    /// What a pass of attention reads from scratch slots was not gathered behind the pass before; the rows
+    /// What a wave of attention reads from scratch slots was not gathered behind the wave before; the rows
     /// that stay were.
-    PassNotGathered = 6,
+    WaveNotGathered = 6,
     /// A query row was never resolved in a layer.
     NotResolved = 7,
     /// A query row was never scattered in a layer: the total pool has not got it.
@@ -133,7 +133,7 @@ impl Cause {
         Cause::Tables,
         Cause::Earlier,
         Cause::NotGathered,
-        Cause::PassNotGathered,
+        Cause::WaveNotGathered,
         Cause::NotResolved,
         Cause::NotScattered,
     ];
@@ -151,7 +151,7 @@ impl Cause {
             Cause::Tables => "the lane's tables do not fit the step",
             Cause::Earlier => "an earlier step of the sequence failed",
             Cause::NotGathered => "what a layer missed was not gathered behind its resolve",
-            Cause::PassNotGathered => "what a pass of attention reads was not gathered",
+            Cause::WaveNotGathered => "what a wave of attention reads was not gathered",
             Cause::NotResolved => "a query row was never resolved",
             Cause::NotScattered => "a query row was not scattered",
         }
