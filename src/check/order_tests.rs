@@ -27,7 +27,7 @@ fn streams_are_ordered_by_a_record_and_a_wait_for_it_alone() {
     let error = order.access(B, "attend", &[read(9, 20)]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "order: invalid configuration: attend (stream 3) reads bytes of 0 0, which gather (stream 7) writes, and is \
+        "order: wrong state: attend (stream 3) reads bytes of 0 0, which gather (stream 7) writes, and is \
          not ordered behind it (from 9, to 20); record an event behind the other and let this one's stream wait \
          for it"
     );
