@@ -49,7 +49,7 @@ def figure():
         words.append(f"Step {i}: top-k indices {rows['indices']}; hits {rows['hits']}; misses {rows['misses']}; "
                      f"victims {rows['victims']}; order {rows['order']}.")
     picture = Figure(
-        "rule", (480, 352), "Exact LRU, step by step",
+        "rule", (480, 370), "Exact LRU, step by step",
         f"Six rows, a budget of {BUDGET} slots, {len(STEPS)} steps. Resident before, from oldest to newest: "
         f"{', '.join(map(str, BEFORE))}. {' '.join(words)}")
     heads = {"indices": ("top-k", "indices"), "hits": ("hits", "resident"), "misses": ("misses", "fetched"),
@@ -66,6 +66,7 @@ def figure():
         picture.text("name", 12, y + 19, f"step {i}")
         line(picture, y, str(i), step)
     said = ("The order after a step: rows that it did not select, as they were; then the rows that it selected, hit or "
-            f"fetched, by ascending position. The newest {BUDGET} stay, the others are the victims.")
+            "fetched, by ascending position; then its accepted new rows, of which the example has none. "
+            f"The newest {BUDGET} stay, the others are the victims.")
     picture.paragraph("small", 12, TOP + HIGH * 4 - 1, 456, said)
     return picture
