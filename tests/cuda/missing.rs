@@ -197,8 +197,5 @@ fn memory_without_descriptors_serves_and_is_not_exported() {
     let cache = crate::rig::Cache::new(device.clone()).unwrap();
     cache.join(0, 20).unwrap();
     let error = device.export(device.backing(1).unwrap()).unwrap_err();
-    assert_eq!(
-        (error.kind(), error.place()),
-        (Kind::Unsupported, "the device's memory has no descriptors")
-    );
+    assert_eq!((error.kind(), error.place()), (Kind::Unsupported, "the device's memory has no descriptors"));
 }
