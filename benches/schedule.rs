@@ -1,11 +1,11 @@
-//! Claims: one 61-layer step in the order DBA is simulated in under 2 ms on one core; the schedule costs
-//! under 2 us a layer on the host device.
+//! Claims: simulating one 61-layer step in the order DBA takes under 2 ms on one core; the schedule costs under 2 us
+//! per layer on the host device.
 //!
-//! The simulated step is V3.2's: two micro-batches of 80 on four streams each, two query rows, about 3,000
-//! calls of a clock device without memory, enqueued and run. What the schedule costs is the difference
-//! between two ways to enqueue a layer on an inline host device: by the schedule, with callbacks that do
-//! nothing, and by its resolves, gathers and scatters alone. Their batch rows are beyond the real batch, so
-//! they move nothing and the difference is not lost in them.
+//! The simulated step is V3.2's: two micro-batches of 80 on four streams each, two query rows, about 3,000 calls of a
+//! clock device without memory, enqueued and run. The cost of the schedule is the difference between two ways to
+//! enqueue a layer on an inline host device: by the schedule, with callbacks that do nothing, and by its resolves,
+//! gathers and scatters alone. Their batch rows are beyond the real batch, so they move nothing, and moved rows do not
+//! drown the difference.
 
 #[path = "support/clock.rs"]
 mod clock;
@@ -33,10 +33,10 @@ const LAYERS: u32 = 61;
 const QUERY_ROWS: u32 = 2;
 /// Milliseconds that one simulated step may take.
 const MOST_MS: f64 = 2.0;
-/// Microseconds that the schedule of one layer may cost.
+/// The most microseconds that the schedule of one layer may cost.
 const MOST_US: f64 = 2.0;
 
-/// Two micro-batches on a device: pools, schedules, and what each step begins and ends with.
+/// Two micro-batches on a device: pools, schedules, and the calls that begin and end each step.
 struct Rig {
     pools: Pools,
     runs: Vec<Run>,
@@ -100,7 +100,7 @@ impl Rig {
     }
 }
 
-/// V3.2's work on the clock: shares and times of the right size.
+/// V3.2's work on the clock: shares and times of realistic size.
 struct Planned<'a>(&'a ClockDevice);
 
 impl Engine for Planned<'_> {
@@ -128,7 +128,7 @@ impl Engine for Idle {
     }
 }
 
-/// Steps on the clock: begins, layers, reports, and everything run.
+/// Runs steps on the clock: begins, layers, reports, until all work is done.
 fn simulate(device: &ClockDevice, rig: &Rig, steps: u64) -> Result<(Duration, u64)> {
     let orders = [Overlap::Dba; LAYERS as usize];
     let lap = Lap::begin();
@@ -158,7 +158,7 @@ fn simulate(device: &ClockDevice, rig: &Rig, steps: u64) -> Result<(Duration, u6
     Ok((lap.end(), steps))
 }
 
-/// One layer's operations in the order DBA, alone.
+/// Enqueues one layer's operations in the order DBA, without the schedule.
 fn operations(device: &HostDevice, rig: &Rig, layer: Layer) -> Result<()> {
     let run = &rig.runs[0];
     let OverlapStreams { resolve, gather, scatter, .. } = run.streams;
@@ -179,7 +179,7 @@ fn operations(device: &HostDevice, rig: &Rig, layer: Layer) -> Result<()> {
     device.enqueue(rig.pools, scatter, PoolOp::Scatter(range))
 }
 
-/// Layers on the host device: by the schedule, or the operations alone.
+/// Enqueues layers on the host device: by the schedule, or the operations alone.
 fn layers(device: &HostDevice, rig: &Rig, scheduled: bool, steps: u64) -> Result<(Duration, u64)> {
     let run = &rig.runs[0];
     let lap = Lap::begin();

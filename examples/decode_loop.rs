@@ -1,4 +1,4 @@
-//! A decode loop on the host device: one sequence, one layer of work shown, drafts accepted by halves.
+//! A decode loop on the host device: one sequence, the work of one layer, and drafts of which half are accepted.
 //!
 //! Run it with `cargo run --example decode_loop`.
 

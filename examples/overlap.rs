@@ -10,8 +10,8 @@ use forebay::{
     WarmUp,
 };
 
-/// An engine's work, enqueued on the stream that each call names. This one only has an indexer: a window
-/// that wanders through the prompt. A real one launches its kernels.
+/// An engine's work, enqueued on the stream that each call names. This one only has an indexer: a window that moves
+/// through the prompt. A real one launches its kernels.
 struct Model {
     device: Arc<HostDevice>,
     selection: Slice,
@@ -25,7 +25,7 @@ impl Engine for Model {
         }
         let picks: Vec<u8> = (0..64).flat_map(|i| ((i + self.step) * 3 % 1000).to_le_bytes()).collect();
         let (device, selection) = (Arc::clone(&self.device), self.selection);
-        // The device reports what goes wrong in its streams when the step is retired.
+        // The device reports errors of its streams when the step is retired.
         self.device.call(stream, Arc::new(move || drop(device.write(selection, &picks))))
     }
 }

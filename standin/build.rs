@@ -7,8 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-/// Flags of the compiler and the linker. A unique symbol would be shared between copies of the library, and each copy needs
-/// its own globals. Without `-z defs` an undefined symbol would show only when a test loads the library.
+/// Flags of the compiler and the linker. A unique symbol would be shared between copies of the library, and each copy
+/// needs its own globals. Without `-z defs` an undefined symbol would show only when a test loads the library.
 const COMPILE: [&str; 9] = [
     "-std=c++17",
     "-O2",

@@ -1,5 +1,6 @@
-//! An engine whose streams and memory are cudarc's decodes over forebay: its top-k writes a selection, its projections
-//! write new rows, its attention reads the rows of the slots that it is told, all by cudarc's calls on cudarc's stream.
+//! An engine that keeps its streams and memory in cudarc decodes over forebay: its top-k writes a selection (top-k
+//! indices), its projections write new rows, and its attention reads the rows of the resolved slots, all by cudarc's
+//! calls on cudarc's stream.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ const PROMPT: u32 = 600;
 const STEPS: u32 = 12;
 const ROW: usize = 656;
 
-/// The first byte of a row, and all others.
+/// The first byte of a row, and all its other bytes.
 fn stamp(layer: u32, position: u32) -> u8 {
     (31 * layer + 7 * position) as u8
 }
@@ -30,7 +31,7 @@ fn outside(operation: &'static str) -> Error {
     Error::new(Kind::Internal, operation).at("a slot outside the slab")
 }
 
-/// The engine, of one sequence.
+/// The engine, with one sequence.
 struct Engine {
     stream: Arc<CudaStream>,
     cache: Cache,
@@ -41,7 +42,7 @@ struct Engine {
 }
 
 impl Engine {
-    /// The row of `position` in every layer's landing slot.
+    /// Returns the row of `position` in every layer's landing slot.
     fn project(&mut self, sequence: Sequence, layer: u32, position: u32) -> Result<()> {
         let at = self.cache.landing_slot(sequence, 0)? as usize * ROW;
         let mut slab = self.slabs[layer as usize].view_mut();
@@ -49,7 +50,7 @@ impl Engine {
         self.stream.memcpy_htod(&[stamp(layer, position); ROW], &mut place).map_err(failed)
     }
 
-    /// Reads every row that is selected where it is said to be: how many there are.
+    /// Reads every selected row in its resolved slot, checks it, and returns the number of rows.
     fn attend(&self, layer: u32, selected: &[i32]) -> Result<u32> {
         let slab = self.slabs[layer as usize].view();
         let slots = self.stream.clone_dtoh(&self.slots.view()).map_err(failed)?;
@@ -65,10 +66,10 @@ impl Engine {
     }
 }
 
-/// Decodes on the device of `context`, by the driver at `library`; says what came of it.
+/// Decodes on the device of `context`, by the driver at `library`; returns a line about the result.
 ///
 /// # Errors
-/// Those of forebay and of the driver; [`Kind::Internal`] where attention would read a wrong row.
+/// The errors of forebay and of the driver; [`Kind::Internal`] if attention would read a wrong row.
 pub fn decode(context: &Arc<CudaContext>, library: Option<String>) -> Result<String> {
     let bridge = Bridge::open(context, CudaOptions { library, ..CudaOptions::default() })?;
     let stream = context.new_stream().map_err(failed)?;
@@ -117,7 +118,7 @@ pub fn decode(context: &Arc<CudaContext>, library: Option<String>) -> Result<Str
     let Engine { mut cache, selection, slots, .. } = engine;
     cache.close(sequence, ours)?;
     cache.shut_down().map_err(|(_, error)| error)?;
-    // SAFETY: the cache that named them has been shut down, and its steps are retired.
+    // SAFETY: the cache that used it has been shut down, and its steps are retired.
     drop(unsafe { (selection.take_back(), slots.take_back()) });
     Ok(format!("{STEPS} steps, {hits} hits, {misses} misses, {read} rows read"))
 }
