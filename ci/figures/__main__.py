@@ -1,7 +1,7 @@
 """Draws the pictures of the documentation, docs/images/*.svg; `make figures` runs it.
 
     python3 ci/figures            writes them
-    python3 ci/figures --check    fails where one is not what is drawn here
+    python3 ci/figures --check    fails if one differs from what is drawn here
 
 Needs Python 3.11 and nothing else.
 """

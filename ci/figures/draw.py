@@ -1,9 +1,9 @@
-"""What the pictures are drawn with: boxes, texts, arrows, and the rules that a picture has to keep.
+"""Boxes, texts and arrows for the pictures, and the rules that a picture must keep.
 
-A picture measures its texts by the widths of DejaVu Sans, the widest face that a reader's system is likely to show them
-in, so that what fits here fits everywhere. When it is finished it refuses a text that leaves its box or the picture,
-texts that overlap, and a line through a text. Colours are the report's (style.css below cli/src), as classes: one file
-serves light and dark. It knows nothing of what is drawn.
+A picture measures its texts by the widths of DejaVu Sans, the widest face that a reader's system is likely to use, so
+that what fits here fits everywhere. A finished picture rejects a text that leaves its box or the picture, texts that
+overlap, and a line through a text. Colours are the report's (style.css below cli/src), as classes: one file serves
+light and dark. This module does not depend on what is drawn.
 """
 
 import math
@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# Thousandths of the size, from the space on: DejaVu Sans, then its bold face.
+# The widths in thousandths of the size, from the space on: DejaVu Sans, then its bold face.
 REGULAR = [318, 401, 460, 838, 636, 950, 780, 275, 390, 390, 500, 838, 318, 361, 318, 337, 636, 636, 636, 636, 636, 636,
            636, 636, 636, 636, 337, 337, 838, 838, 838, 531, 1000, 684, 686, 698, 770, 632, 575, 775, 752, 295, 295,
            656, 557, 863, 748, 787, 603, 787, 695, 635, 611, 732, 684, 989, 685, 611, 685, 390, 337, 390, 838, 500, 500,
@@ -45,16 +45,16 @@ text { font: 14px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue"
 .thin { fill: none; stroke: var(--soft); stroke-width: 1.2; stroke-linejoin: round; } .thinhead { fill: var(--soft); }
 .rule { fill: none; stroke: var(--edge); } .dot { fill: var(--strong); }
 """
-# What has a colour of its own: its variable in the report's style.
+# The elements with a colour of their own: each one's variable in the report's style.
 HUES = {"host": "lru", "device": "tokens", "engine": "project", "miss": "optimum", "new": "cold", "scratch": "s3"}
 
 
 class Fault(Exception):
-    """What is wrong with a picture, in one line."""
+    """The problem of a picture, in one line."""
 
 
 def width(words, size=14, bold=False):
-    """How wide a text is."""
+    """The width of a text."""
     table = BOLD if bold else REGULAR
     return sum(OTHERS[c] if c in OTHERS else table[ord(c) - 32] for c in words) * size / 1000
 
@@ -65,7 +65,7 @@ def at(value):
 
 
 def wrap(words, room, size=13):
-    """A text in lines that are at most `room` wide."""
+    """Breaks a text into lines that are at most `room` wide."""
     lines = [""]
     for word in words.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -77,7 +77,7 @@ def wrap(words, room, size=13):
 
 
 def palette():
-    """The report's colours by light and by dark, as far as the pictures use them."""
+    """The report's light and dark colours, as far as the pictures use them."""
     (sheet,) = (ROOT / "cli/src").rglob("style.css")
     text = sheet.read_text()
     used = ["card", "edge", "ink", "soft", "strong", *HUES.values()]
@@ -140,7 +140,7 @@ class Figure:
             self.text(one, x + w / 2, top - size * 0.32, words, "m", cell)
 
     def paragraph(self, kind, x, y, room, words, step=18):
-        """A text over several lines; answers the base line behind it."""
+        """A text over several lines; returns the base line after it."""
         for line in wrap(words, room, SIZES[kind][0]):
             self.text(kind, x, y, line)
             y += step
@@ -167,7 +167,7 @@ class Figure:
             self.out.append(f'<path class="{head}" d="M{path}Z"/>')
 
     def check(self):
-        """The rules of the module's head."""
+        """Checks the rules of the module's head."""
         for i, (kind, words, (left, top, right, bottom)) in enumerate(self.texts):
             if left < 8 or right > self.width - 8 or top < 4 or bottom > self.height - 6:
                 self.fault(f"{words!r} leaves the picture")

@@ -49,7 +49,7 @@ def decoding(figure):
 
 
 def ending(figure):
-    """From a close on."""
+    """From the close on."""
     figure.text("soft", 24, 362, "open: the")
     figure.text("soft", 24, 379, "handle is valid")
     figure.arrow([(86, 390), (86, 436)])
@@ -99,7 +99,7 @@ def growing(figure):
 
 
 def sharing(figure):
-    """Behind a block hash."""
+    """With a block hash."""
     figure.arrow([(376, 264), (376, 336)])
     figure.text("small", 368, 306, "publish: a block hash", "e")
     state(figure, 324, 340, 124, "published", "index and users", "new")

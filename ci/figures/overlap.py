@@ -1,14 +1,15 @@
 """One layer's work on its streams, in the orders none, DA and DBA.
 
-The edges are those of src/overlap/schedule.rs, and a test compares them (tests/overlap.rs); a work begins when its
-stream is free and what it waits for has ended. The lengths are chosen: they show what hides what, and measure nothing.
+The edges are those of src/overlap/schedule.rs, and a test compares them (tests/overlap.rs). A work begins when its
+stream is free and the work that it waits for has ended. The lengths are chosen to show what hides what; they measure
+nothing.
 """
 
 from draw import Figure
 
 LENGTHS = {"I0": 26, "I": 88, "I1": 44, "I2": 44, "R": 24, "R1": 24, "R2": 24, "G": 130, "G1": 65, "G2": 65, "P": 48,
            "A": 84, "A0": 62, "A1": 36, "M": 20, "S": 26}
-# Each work with its stream and what it waits for on other streams.
+# Each work with its stream and the work that it waits for on other streams.
 ORDERS = [
     ("none", "attention waits for the gather", [
         ("I0", "compute", ""), ("I", "compute", ""), ("R", "compute", ""), ("G", "compute", ""), ("P", "compute", ""),
@@ -21,7 +22,7 @@ ORDERS = [
         ("I2", "compute", ""), ("R2", "resolve", "I2"), ("G2", "gather", "R2"), ("P", "compute", ""),
         ("S", "scatter", "P"), ("A0", "compute", "R2"), ("A1", "compute", "G2"), ("M", "compute", "")]),
 ]
-# What the library enqueues and an order may hide.
+# The work that the library enqueues and that an order may hide.
 OURS = ("R", "R1", "R2", "G", "G1", "G2")
 STREAMS = ["scatter", "compute", "resolve", "gather"]
 LEFT, RIGHT, SCALE, LANE, BAR = 77, 468, 0.97, 36, 24
@@ -31,7 +32,7 @@ NOTES = [("I0", "projections, index keys"), ("I, I1, I2", "indexer: logits, top-
 
 
 def times(works):
-    """When each work begins and ends."""
+    """The begin and end of each work."""
     free, spans = {}, {}
     for name, stream, after in works:
         start = max(free.get(stream, 0), spans[after][1] if after else 0)
@@ -66,7 +67,7 @@ def pieces(span, cover):
 
 
 def bar(figure, name, stream, span, y, cover, cell):
-    """A work: the engine's in one piece, R and G by what is hidden of them and what is exposed."""
+    """Draws a work: the engine's in one piece, R and G split into the hidden and the exposed pieces."""
     parts = list(pieces(span, cover)) if name in OURS else [(*span, True)]
     for start, end, hidden in parts:
         kind = "device-edge" if name in OURS else {"compute": "engine-edge", "scatter": "host-edge"}[stream]
@@ -77,7 +78,7 @@ def bar(figure, name, stream, span, y, cover, cell):
 
 
 def gaps(figure, cover, y, last):
-    """Where the compute stream waits, and what an order saves against none."""
+    """Marks where the compute stream waits, and the time that an order saves against none."""
     for (_, start), (end, _) in zip(cover, cover[1:]):
         figure.rect("hollow", place(start) + 1, y, place(end) - place(start) - 2, BAR, 3)
         figure.text("soft", place((start + end) / 2), y + 16.5, "waits", "m")
@@ -99,14 +100,14 @@ def edges(figure, works, spans, rows):
         x, to = place(spans[after][1]), place(spans[name][0])
         start, end = (rows[streams[after]] - 1, rows[stream] + BAR + 2) if up else (
             rows[streams[after]] + BAR + 1, rows[stream] - 2)
-        # A work that begins later is reached from the lane's edge that is nearer to it.
+        # The arrow to a work that begins later ends at the nearer edge of its lane.
         bend = end + 6 if up else end - 6
         points = [(x - 2, start), (x - 2, bend), (to + 3, bend), (to + 3, end)]
         figure.arrow(points if to - x > 6 else [(x, start), (x, end)], "thin", "thinhead")
 
 
 def order(figure, top, last, name, about, works):
-    """One order, beside the end of none; answers how far down it goes."""
+    """Draws one order next to the end of none; returns its lower edge."""
     spans = times(works)
     used = {stream for _, stream, _ in works}
     streams = [stream for stream in STREAMS if stream in used]

@@ -12,7 +12,7 @@ CHIP, PITCH, TOP, HIGH = 28, 31, 92, 52
 
 
 def steps():
-    """Each step's top-k indices, hits, misses, victims, and the order behind it, from oldest to newest."""
+    """Each step's top-k indices, hits, misses, victims, and the order after it, from oldest to newest."""
     order = BEFORE
     for indices in STEPS:
         hits = sorted(row for row in indices if row in order)
@@ -24,7 +24,7 @@ def steps():
 
 
 def chips(figure, y, step, column, rows, kind):
-    """Rows as chips; none as a line."""
+    """Draws rows as chips, or "none"."""
     x = COLUMNS[column]
     for i, row in enumerate(rows):
         figure.label(kind(row), x + PITCH * i, y, CHIP, CHIP, [str(row)], "strong", f"{step} {column}")

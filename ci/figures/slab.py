@@ -1,12 +1,12 @@
-"""The slab of the sparse pool: what a layer's range of slots is divided into, with the slot ids of a small cache."""
+"""The slab of the sparse pool: the regions of a layer's range of slots, with the slot ids of a small cache."""
 
 from draw import Figure
 
 BLOCK = 64
-# A small cache on a device whose mappings are multiples of a page of 4 KiB: its lanes, query rows of a step, scratch
-# slots of a lane, budget blocks of a layer, and the bytes of a row.
+# A small cache on a device with mapping multiples of 4 KiB: its lanes, query rows of a step, scratch slots of a lane,
+# budget blocks of a layer, and the bytes of a row.
 LANES, QUERY_ROWS, SCRATCH, BLOCKS, ROW, GRAIN = 2, 2, 60, 4, 656, 4096
-# By layer, whose each block is.
+# By layer, the owner of each block.
 OWNERS = [("layer 0", "ABA "), ("layer 1", "AABB"), ("layer n", "BA A")]
 NOTES = [
     ("scratch slots", "For rows beyond the budget, for one layer of one step: the same physical memory behind every "
@@ -24,7 +24,7 @@ def up(value, step):
 
 
 def ids():
-    """The first slot id of landing slots and of the budget blocks, and the last id behind them."""
+    """The first slot id of the landing slots and of the budget blocks, and the last id after them."""
     block = BLOCK * ROW
     scratch = up(up(1 + LANES * SCRATCH, BLOCK) // BLOCK * block, GRAIN)
     landing = up(scratch, block) // block
