@@ -1,5 +1,5 @@
-//! What residency costs beside the rows themselves: at 128K tokens, a ratio of 0.1 and rows of 656 bytes,
-//! all book-keeping is at most 8% of the sparse pool's bytes. Arithmetic on declared extents, no timing.
+//! The memory of residency in addition to the rows: at 128K tokens, a ratio of 0.1 and rows of 656 bytes, all tables
+//! take at most 8% of the sparse pool's bytes. Arithmetic on declared extents, no timing.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use forebay::residency::{Fetch, LaneHead, LayerTables, TableShape, Workspace};

@@ -1,6 +1,6 @@
-//! Promise P7: what a step costs is bounded by what was declared, whatever it selects and however old its sequences
-//! are. Counted, not timed: operations and edges by the clock device, rows moved by the report, words looked at by the
-//! rule's own loops. That a step allocates nothing is `tests/allocation.rs`.
+//! Promise P7: the declared sizes bound the cost of a step, whatever it selects and however old its sequences are. The
+//! test counts and does not time: the clock device counts operations and edges, the report counts moved rows, and the
+//! rule's own loops count the words that they read. `tests/allocation.rs` tests that a step allocates nothing.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 use std::cell::Cell;

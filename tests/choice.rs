@@ -1,4 +1,4 @@
-//! Tables of orders from prices that the schedule itself was run for, on the virtual clock.
+//! Tables of orders, made from prices that come from running the schedule itself on the virtual clock.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use forebay::device::descriptor::LayerCount;

@@ -1,4 +1,4 @@
-//! The curve against the naive list: one replay by the rule's own words for each budget.
+//! The miss-ratio curve against the naive list: one replay by the rule's definition for each budget.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "support/oracle.rs"]

@@ -1,5 +1,5 @@
-//! Bad input and the edges of what is allowed: each is one clear error that names the call, the place and
-//! what to do, and leaves the cache as it was.
+//! Bad input and the limits of valid input: each bad input is one clear error that names the call, the place and what
+//! to do, and leaves the cache unchanged.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "edges/construction.rs"]

@@ -1,9 +1,8 @@
-//! What went wrong elsewhere in this field, by the numbers of docs/testing.md; and how sequences end,
-//! roll back and fail.
+//! Known failures of other engines, by the numbers of docs/testing.md; and how sequences end, are truncated and fail.
 //!
-//! Orders are forced, not hoped for: a gate holds a stream of the threaded device back while the host goes
-//! on; and on the clock device chance tries hundreds of others. A control is the same scenario without the
-//! protection, and must show the damage; otherwise the test beside it proves nothing.
+//! The tests force an order: a gate holds a stream of the threaded device back while the host goes on, and on the clock
+//! device a seed tries hundreds of other orders. A control is the same scenario without the protection and must show
+//! the damage; otherwise its test proves nothing.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "failures/controls.rs"]

@@ -1,5 +1,5 @@
-//! The pictures of the documentation: each is what its source draws, says what it shows, and stands on a page; and the
-//! numbers of the two that have some are the library's. How they look in a browser: `cli/tests/figures.rs`.
+//! The pictures of the documentation: each file is what its source draws, has a text that describes it, and is shown on
+//! a page. The numbers in two of them are the library's. `cli/tests/figures.rs` tests how they look in a browser.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::fs;

@@ -1,8 +1,8 @@
-//! What an engine forgets is an error: promise P19 and failure F21 of docs/testing.md.
+//! If an engine leaves out a call, that is an error: promise P19 and failure F21 of docs/testing.md.
 //!
-//! A step in which a call is missing is refused by `finish`, as far as the host knows; what it cannot know, because a
-//! graph holds less than was said, or was never launched, the report finds. The oracle keeps sets of what was enqueued,
-//! row by row. The controls leave the report's question out, and then attention reads what the page held before.
+//! `finish` rejects a step in which a call is missing, as far as the host can detect it. The report finds what the host
+//! cannot: a graph that holds less than was declared, or was never launched. The oracle keeps sets of enqueued work,
+//! row by row. The controls leave out the report's check, and attention then reads the page's old contents.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[allow(dead_code, reason = "a test takes what it needs")]

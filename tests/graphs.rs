@@ -1,9 +1,9 @@
-//! Captured steps: what a graph does at each launch is what the host device does step by step.
+//! Captured steps: each launch of a graph has the same result as the host device step by step.
 //!
-//! A captured graph is launched again and again while the real batch changes, sequences join and leave, drafts
-//! are rejected and the next step is enqueued before the last one is retired. At every step residency digests,
-//! counters and lengths are those of the host device, on which the same script runs layer by layer; and attention
-//! finds in every slot, byte by byte, the row that was selected.
+//! One captured graph is launched many times while the real batch changes, sequences join and leave, drafts are
+//! rejected, and the next step is enqueued before the last one is retired. The same script runs on the host device
+//! layer by layer. At every step both have the same residency digests, counters and lengths, and attention finds in
+//! every slot, byte by byte, the selected row.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[allow(dead_code, reason = "a test takes what it needs")]

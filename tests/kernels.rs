@@ -1,5 +1,5 @@
-//! The CUDA kernels, run on a CPU, against the rule as `residency` has it: after every operation all words of
-//! the tables, all answers and lists, and all bytes are equal, whatever the number of threads and their order.
+//! The CUDA kernels, run on a CPU, against the rule of `residency`: after every operation all words of the tables, all
+//! results and lists, and all bytes are equal, for any number of threads and any order of them.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 

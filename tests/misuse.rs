@@ -1,5 +1,4 @@
-//! What an engine can get wrong between a prepare and a retire, and what becomes of it: an error or a
-//! failed step, never a wrong row.
+//! Mistakes of an engine between a prepare and a retire: each is an error or a failed step, never a wrong row.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[allow(dead_code, reason = "a test takes what it needs")]

@@ -1,9 +1,8 @@
-//! Every schedule is ordered by its edges, and every edge is needed: with the device watched
-//! (`check::watch`), steps of two micro-batches wave in every order, and each wait that orders anything, left
-//! out, gives a conflict.
+//! Its edges order every schedule, and every edge is needed. With the device watched (`check::watch`), steps of two
+//! micro-batches run in every order of work, with attention waves; leaving out any wait that orders something gives a
+//! conflict.
 //!
-//! Nothing is timed and no stream is held back: what is checked is what the edges allow, not what one run
-//! happened to do.
+//! The tests time nothing and hold no stream back: they check what the edges allow, not what one run happened to do.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "order/reuse.rs"]

@@ -1,9 +1,9 @@
-//! Overlap: whatever hides the gather, attention comes out the same.
+//! Overlap: attention has the same result in every order that hides the gather.
 //!
-//! An engine with a small but real attention (`overlap/engine.rs`) decodes through `Cache::overlap_steps` in
-//! every order, half, width, scratch and number of waves. What it merges from parts is compared with one
-//! pass in double precision over rows that the test itself knows, never over what a slab holds
-//! (`overlap/reference.rs`); what is resident must not depend on the order at all.
+//! An engine with a small but real attention (`overlap/engine.rs`) decodes through `Cache::overlap_steps` in every
+//! order, half, width, scratch and number of waves. The test compares the merged result with one attention in double
+//! precision over rows that the test generates itself, never over a slab's contents (`overlap/reference.rs`). Residency
+//! must not depend on the order at all.
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 

@@ -1,5 +1,5 @@
-//! The planner against figures that others have published, against an oracle that counts, and against the pools
-//! themselves: what it says fits can be made.
+//! The planner against published figures, against an oracle that counts, and against the pools themselves: a plan that
+//! it says fits can be allocated.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;

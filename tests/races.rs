@@ -1,6 +1,6 @@
-//! What a forgotten edge does on the threaded host device: words of before or of after, torn rows at worst, and nothing
-//! that the language leaves undefined. By itself this tells answers that name no row; under ThreadSanitizer
-//! (`make tsan`) it also tells every access of the device room that races another.
+//! The effect of a missing edge on the threaded host device: words from before or after, at worst torn rows, and no
+//! undefined behaviour. By itself this test detects results that name no row; under ThreadSanitizer (`make tsan`) it
+//! also detects every access of the host device that races another.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 use forebay::device::host::{HostDevice, HostOptions};

@@ -1,6 +1,6 @@
-//! Ranks: each process of a tensor-parallel engine decides for itself what is resident, and all of them must come to
-//! the same. Here two processes run the same steps and tell the digests of their sequences through a pipe (promise P9);
-//! one that selects otherwise is found by them, and put right (failure F15), as docs/integration.md says.
+//! Ranks: each process of a tensor-parallel engine decides by itself which rows are resident, and all must reach the
+//! same result. Two processes run the same steps and send the digests of their sequences through a pipe (promise P9).
+//! They find a rank that selects other rows, and correct it (failure F15), as docs/integration.md describes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[allow(dead_code, reason = "a test takes what it needs")]

@@ -1,9 +1,9 @@
-//! A cache on the CUDA device when the driver refuses a call, or has no memory: an error, nothing that stays behind,
-//! and a cache that goes on or is closed.
+//! A cache on the CUDA device when the driver refuses a call or has no memory: the caller gets an error, nothing leaks,
+//! and the cache goes on or is closed.
 //!
-//! The calls of a whole life are refused, one in each run: construction, opening, joining, capturing, launched
-//! steps, a fork, a roll-back, closing. Whoever calls tries again, as an engine would; what was given up is
-//! rolled back.
+//! The test refuses each call of a whole life in a run of its own: construction, opening, joining, capturing, launched
+//! steps, a fork, a truncation, closing. The caller tries again, as an engine would, and truncates sequences whose step
+//! was abandoned.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 

@@ -1,4 +1,4 @@
-//! The rule against a naive oracle, as a state machine over several lanes; `validate` after everything.
+//! The rule against a naive oracle, as a state machine over several lanes; `validate` runs after every operation.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "support/oracle.rs"]

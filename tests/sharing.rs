@@ -1,5 +1,5 @@
-//! Published pages shared by sequences with the same beginning: what is found, for whom, when, and what gives
-//! way. `tests/world.rs` checks every row of it in random runs; here stand the single promises.
+//! Published pages, shared by sequences with the same beginning: which pages a lookup finds, for which sequence, when,
+//! and which are evicted. `tests/world.rs` checks every row in random runs; this file tests each promise by itself.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[cfg(feature = "trace")]

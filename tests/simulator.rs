@@ -1,4 +1,4 @@
-//! The simulator on the built-in setup: what was fitted, what comes out, what is refused.
+//! The simulator on the built-in setup: the fitted costs, the results, the rejected input.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "support/forgets.rs"]

@@ -1,10 +1,10 @@
-//! Byte exactness: a world that drives the cache as an engine would, every row stamped, every read
-//! checked, against a naive model.
+//! Byte exactness: a world drives the cache like an engine, stamps every row, and checks every read against a naive
+//! model.
 //!
-//! What a run checks stands in `world/`: attention's view of every layer call, entry by entry; hits, misses
-//! and scratch rows of every step by layer; every committed row and index key in the total pool; gauges,
-//! counters, lengths and `validate()` after every operation; each refusal's kind, and that it changed
-//! nothing. Here stand the runs.
+//! `world/` has the checks of a run: attention's view of every layer call, entry by entry; hits, misses and scratch
+//! rows of every step by layer; every committed row and index key in the total pool; gauges, counters, lengths and
+//! `validate()` after every operation; each error's kind, and that the rejected call changed nothing. This file has the
+//! runs.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[cfg(feature = "trace")]

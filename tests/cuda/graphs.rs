@@ -1,4 +1,4 @@
-//! Captured work: what a graph holds, what breaks a capture, and when a graph goes.
+//! Captured work: what a graph holds, what invalidates a capture, and when a graph is destroyed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

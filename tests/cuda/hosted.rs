@@ -1,5 +1,5 @@
-//! Rows in host memory that the driver makes: a cache over it decodes as over registered memory; who has none says so,
-//! and nothing is left behind.
+//! Rows in host memory that the driver allocates: a cache over it decodes as over registered memory; a device without
+//! such memory reports it, and nothing leaks.
 
 use std::sync::Arc;
 

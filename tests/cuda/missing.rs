@@ -1,4 +1,4 @@
-//! What a machine may lack: each an error that says what it is and what to do, and nothing is left behind.
+//! Features that a machine may lack: each is an error that names the feature and says what to do, and nothing leaks.
 
 use std::sync::Arc;
 

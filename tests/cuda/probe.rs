@@ -1,4 +1,4 @@
-//! What tools ask of the device: what it is and can do, times, runs by processors, and an engine's work.
+//! What tools ask of the device: its facts and abilities, times, runs by processors, and an engine's work.
 
 use std::sync::Arc;
 

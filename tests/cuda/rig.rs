@@ -1,5 +1,5 @@
-//! A device on a driver of its own, or on the one that `FOREBAY_TEST_DRIVER` names, and a cache of two layers that is
-//! small enough to be looked at.
+//! A device on a stand-in driver of its own, or on the one that `FOREBAY_TEST_DRIVER` names, and a cache of two layers,
+//! small enough for a test to read all of it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Steps come out as on the host device, whatever order the driver picks; nothing of a step waits or allocates.
+//! Steps have the same result as on the host device, in every order that the driver picks; no step waits or allocates.
 
 use crate::rig::{Cache, K, LAYERS, Rig, entry, selection, usual};
 use forebay::device::descriptor::Entry;

@@ -1,4 +1,4 @@
-//! Construction: declared nonsense, and systems that refuse.
+//! Construction: invalid declarations, and systems that refuse memory.
 
 use crate::device::TestDevice;
 use crate::{K, asks, config, engine, refused, row};

@@ -1,4 +1,4 @@
-//! The protections of F3, F4 and F12 left out: the damage that their tests would see.
+//! Controls: without the protections of F3, F4 and F12, the damage shows that their tests look for.
 
 use crate::rig::{Machine, everywhere};
 use forebay::device::{Join, Mapped, PoolLayout, PoolOp, Raise, Truncate, Warm};

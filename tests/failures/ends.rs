@@ -1,4 +1,4 @@
-//! How sequences end, roll back, draft and fail.
+//! How sequences end, are truncated, draft and fail.
 
 use crate::rig::{K, Machine, ROW, Rig, config, everywhere, row, stamp};
 use forebay::{Config, Kind, Layer, LayerCall, MicroBatch, Shape, Step};

@@ -1,4 +1,4 @@
-//! A small cache whose rows say whose they are, and gates that hold a stream back until the test lets go.
+//! A small cache whose rows identify themselves, and gates that hold a stream back until the test releases it.
 
 use crate::device::{Held, TestDevice, is_given};
 use forebay::device::clock::{ClockDevice, ClockOptions};

@@ -1,8 +1,7 @@
 //! An engine whose steps are enqueued layer by layer, or captured once and launched: the same callbacks for both.
 //!
-//! Whatever a callback enqueues looks up, when it runs, which step it runs for: each micro-batch's steps wait in
-//! a queue, and the first work of a step takes the next one. So a graph that was captured once does the work of
-//! any step.
+//! When a callback's work runs, it looks up its step: each micro-batch's steps wait in a queue, and the first work of a
+//! step takes the next one. So a graph that was captured once does the work of any step.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};

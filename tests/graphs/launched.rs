@@ -1,4 +1,4 @@
-//! The script of `graphs.rs` by captured steps, on the CUDA device and the stand-in driver.
+//! The script of `graphs.rs` in captured steps, on the CUDA device and the stand-in driver.
 
 use super::*;
 use crate::device::{driver_is_there, own_driver};

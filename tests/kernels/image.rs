@@ -1,4 +1,4 @@
-//! A cache's tables and memory as the kernels find them, laid out by hand as `abi.h` says.
+//! A cache's tables and memory as the kernels read them, laid out by hand according to `abi.h`.
 
 use forebay::Geometry;
 use forebay::residency::{Fetch, LaneHead, TableShape};

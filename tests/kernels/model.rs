@@ -1,4 +1,4 @@
-//! What the kernels must come to: the rule as `residency` has it, and rows copied one by one.
+//! The expected result of the kernels: the rule of `residency`, and rows copied one by one.
 
 use crate::image::Extents;
 use forebay::Kind;

@@ -1,4 +1,4 @@
-//! Real selections: the kernels and the rule walk a recorded sequence side by side.
+//! Real selections: the kernels and the rule decode a recorded sequence next to each other.
 
 use crate::image::Extents;
 use crate::model::StepRange;

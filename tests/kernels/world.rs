@@ -1,4 +1,4 @@
-//! The kernels and the model side by side: every operation done by both, everything compared after it.
+//! The kernels and the model together: both run every operation, and the test compares everything after it.
 
 use crate::image::{Extents, Image, Struct};
 use crate::model::{Answer, Model, StepRange};

@@ -1,5 +1,6 @@
-//! What a lane gives back and another takes: pages, slot blocks, and the place where the host stages a lane's
-//! arguments. Nothing else orders the two, so each needs an edge, or that the host has seen the first one end.
+//! Resources that a lane releases and another takes: pages, slot blocks, and the place where the host stages a lane's
+//! arguments. Nothing else orders the two lanes, so each reuse needs an edge, or the host must have seen the first use
+//! end.
 
 use forebay::check::watch::Watch;
 use forebay::device::host::{HostDevice, HostOptions};

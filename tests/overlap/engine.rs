@@ -1,7 +1,7 @@
-//! An engine with a real, small attention: everything it does runs in its streams, by `Device::call`.
+//! An engine with a real, small attention: all its work runs in its streams, by `Device::call`.
 //!
-//! Its attention behaves as FlashMLA's does: a part without a valid index answers log-sum-exp +inf and
-//! not-a-numbers, so the merge must take validity from the counts.
+//! Its attention behaves like FlashMLA's: a share without a valid index returns log-sum-exp +inf and not-a-numbers, so
+//! the merge must take validity from the counts.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

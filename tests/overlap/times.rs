@@ -1,4 +1,4 @@
-//! When things happen: one layer's spans on the virtual clock, in each order.
+//! The times of one layer's spans on the virtual clock, in each order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! What enqueueing a step takes of the host: the calls are those of the production schedule, and who waits for whom.
+//! The host's time to enqueue a step: the calls are those of the production schedule, and the test checks what waits
+//! for what.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! Bad input: one error, and it names the field.
+//! Bad input: one error, which names the field.
 
 use forebay::Kind;
 use forebay::predict::fit::Measurements;

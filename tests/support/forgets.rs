@@ -1,5 +1,5 @@
-//! A device that forgets: calls that it is told to leave out never reach the device behind it, and whoever makes them
-//! hears nothing of it. It stands for what the host cannot know, such as a graph that lacks a layer.
+//! A device that forgets: calls that a test leaves out never reach the wrapped device, and the caller gets no error. It
+//! imitates faults that the host cannot detect, such as a graph that lacks a layer.
 
 use forebay::device::{
     Backing, Completer, Device, DeviceId, Event, Expected, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice,

@@ -1,5 +1,5 @@
-//! What is checked after every operation: invariants, gauges and counters against the model, lengths,
-//! digests, and every committed row and index key; and that a refusal changed nothing.
+//! The checks after every operation: invariants, gauges and counters against the model, lengths, digests, and every
+//! committed row and index key; and that a rejected call changed nothing.
 
 use super::engine::{Found, StepDigest, key};
 use super::model::{Seq, State, declared_slots};

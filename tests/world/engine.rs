@@ -1,8 +1,8 @@
-//! An engine around a cache: its streams, its events in the order "none" (I0, I, R, G, P, A; S behind P),
-//! its buffers, and an attention that reads no values but asks each row whether it is the one selected.
+//! An engine around a cache: its streams, its events in the order "none" (I0, I, R, G, P, A; S after P), its buffers,
+//! and an attention that computes no values but checks that each row is the selected one.
 //!
-//! Everything the engine does itself is enqueued by `Device::call`, so that the same code runs inline and,
-//! with a thread a stream, as asynchronously as on a GPU.
+//! `Device::call` enqueues all of the engine's own work, so the same code runs inline and, with a thread per stream, as
+//! asynchronously as on a GPU.
 
 use super::device::{self, TestDevice};
 use super::model::Origin;

@@ -1,4 +1,4 @@
-//! The naive model: a list of rows a sequence, an oracle a layer, owners of pages by counting.
+//! The naive model: a list of rows per sequence, an oracle per layer, owners of pages by counting.
 
 use super::oracle::Oracle;
 use super::share::{Name, Script};

@@ -1,4 +1,4 @@
-//! The operations of a world, and how any string of bytes means some of them.
+//! The operations of a world, and the mapping from any string of bytes to operations.
 
 /// One operation. Numbers are wishes: the interpreter maps them into what makes sense, or, where it is a
 /// wish for something that must be refused, leaves them as they are.

@@ -1,5 +1,5 @@
-//! The interpreter: every operation is done to the cache and to the model, and the two must agree, about
-//! refusals too: the kind is the one that the model expects, and nothing has changed.
+//! The interpreter: it applies every operation to the cache and to the model, and the two must agree, about errors too:
+//! the kind is the one that the model expects, and nothing has changed.
 
 use super::check::Outcomes;
 use super::engine::{Engine, key, stamp};

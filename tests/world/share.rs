@@ -1,5 +1,5 @@
-//! Sharing: sequences that follow one of a few scripts of tokens, and a naive index of what they have
-//! published. A block is named by everything before it, written out; the index is a list in order of use.
+//! Sharing: sequences that follow one of a few scripts of tokens, and a naive index of what they have published. The
+//! key of a block is everything before it, written out; the index is a list in order of use.
 
 use super::model::{Origin, State};
 use super::run::World;

@@ -1,5 +1,5 @@
-//! The steps of a world: batches that mix sequences, widths and accepted counts, layers whole, in halves
-//! and in passes, steps that must fail, and prepares that must be refused.
+//! The steps of a world: batches that mix sequences, widths and accepted counts, layers as a whole, in halves and in
+//! waves, steps that must fail, and prepares that must be rejected.
 
 use super::engine::{Work, key};
 use super::model::{Origin, Seq, State, reach};
