@@ -1,8 +1,8 @@
-/* Every call of the interface that takes a pointer, in a table: made with one of its pointers replaced, it must answer
- * an error and write nothing. Programs include it behind check.h.
+/* Every call of the interface that takes a pointer, in a table: with one of its pointers replaced, it must return an
+ * error and write nothing. Programs include this file after check.h.
  *
- * An attempt is made with `handle` as the object that the call is on, and with pointer number `null`, counted from 1
- * without the handle, as NULL. All that a call may write stands in `out`.
+ * An attempt runs on the object `handle`, with pointer number `null`, counted from 1 without the handle, as NULL. A
+ * call writes only to `out`.
  */
 
 #ifndef FB_CALLS_H
@@ -10,7 +10,7 @@
 
 #include "check.h"
 
-/* What calls write to. */
+/* The memory that calls write to. */
 typedef union {
     unsigned char bytes[4096];
     void *pointer;
@@ -29,7 +29,7 @@ typedef union {
     fb_planned planned;
 } answers;
 
-/* One handle of each kind, and what calls are made with. */
+/* One handle of each kind, and the arguments of calls. */
 typedef struct {
     fb_device *device;
     fb_cache *cache;
@@ -55,14 +55,14 @@ typedef enum { NO_HANDLE, DEVICE, CACHE, TICKET, CHOOSER, TRACE, REQUESTS, SELEC
 typedef struct {
     const char *name;
     kind on;
-    /* Pointers that may not be NULL, the handle not counted. */
+    /* The number of pointers that may not be NULL, without the handle. */
     uint32_t pointers;
     fb_status (*attempt)(world *w, void *handle, uint32_t null);
 } call;
 
-/* Pointer number `n`, or NULL in its place. */
+/* Returns pointer number `n`, or NULL in its place. */
 #define P(n, pointer) (null == (n) ? NULL : (pointer))
-/* The struct that a call fills, its size stated. */
+/* Returns the struct that a call fills, with its size set. */
 #define FILL(field) (w->out.field.size = sizeof w->out.field, &w->out.field)
 #define TRY(name) static fb_status try_##name(world *w, void *handle, uint32_t null)
 #define UNUSED ((void)w, (void)handle, (void)null)
@@ -245,7 +245,7 @@ TRY(capture_into) {
     fb_engine engine = calls_engine();
     return fb_capture_into(handle, P(1, &config), P(2, &engine), P(3, (fb_captured **)&w->out.pointer));
 }
-/* There is nothing captured on a host device: the second handle is NULL or of another kind. */
+/* A host device has nothing captured: the second handle is NULL or of another kind. */
 TRY(launch) { return fb_launch(handle, P(1, (const fb_captured *)(void *)w->device), P(2, &w->step), 1); }
 TRY(launched) { return fb_launched(handle, P(1, (const fb_captured *)(void *)w->device), P(2, &w->step), 1); }
 TRY(captured_destroy) { return UNUSED, fb_captured_destroy(handle); }
@@ -379,7 +379,7 @@ static inline void *handle_of(const world *w, kind of) {
     return of < KINDS ? handles[of] : NULL;
 }
 
-/* Makes a call that must be refused: the status is `wanted`, and nothing is written. */
+/* Makes a call that must fail: the status is `wanted`, and nothing is written. */
 static inline void refused(world *w, const call *made, void *handle, uint32_t null, fb_status wanted) {
     answers before;
     memset(&w->out, 0x5a, sizeof w->out);
@@ -388,7 +388,7 @@ static inline void refused(world *w, const call *made, void *handle, uint32_t nu
         fprintf(stderr, "%s, pointer %u: %s\n", made->name, (unsigned)null, fb_status_text(found));
     }
     CHECK(found == wanted);
-    /* The size that the caller states stands where it was. */
+    /* The size that the caller states is still there. */
     memset(&before, 0x5a, sizeof before);
     memcpy(&before, &w->out, sizeof(size_t));
     CHECK(memcmp(&before, &w->out, sizeof before) == 0);
@@ -412,7 +412,7 @@ static inline void make_files(world *w) {
     IS(FB_OK, fb_requests_create(CALLS_REQUESTS, 16, NULL, 0, &w->requests));
 }
 
-/* A world with one of everything: a joined sequence and an open step among them. */
+/* A world with one of everything, including a joined sequence and an open step. */
 static inline void make_world(world *w) {
     story of;
     fb_cache_config config = declared();
@@ -437,7 +437,7 @@ static inline void make_world(world *w) {
     w->step = begin_step(w->cache, &of, 1, 1, NULL);
 }
 
-/* All of it still works, and ends. */
+/* All of it still works, and can be destroyed. */
 static inline void end_world(world *w) {
     fb_step step = w->step;
     OK(w->cache, fb_abandon(w->cache, step));

@@ -1,7 +1,7 @@
-/* Captured layers. On the host each call says that it captures nothing, and the cache goes on. On the CUDA device,
- * whose driver is the program's argument: what an engine forgets of a step whose layers are captured is an error. What
- * the cache was not told of fb_finish refuses; a graph that was not launched, and one of several that was left out,
- * the step's report finds. */
+/* Captured layers. On the host each call reports that it captures nothing, and the cache goes on. On the CUDA
+ * device, whose driver is the program's argument, it is an error if an engine leaves out a part of a step whose
+ * layers are captured. fb_finish rejects what the host can detect; the step's report finds a graph that was not
+ * launched, also if it is one of several. */
 
 #include "check.h"
 
@@ -53,7 +53,7 @@ static void on_the_host(void) {
     end_all(device, cache);
 }
 
-/* What an engine calls of the driver by itself. */
+/* The driver functions that an engine calls by itself. */
 typedef struct {
     void *library;
     int (*init)(unsigned);
@@ -97,7 +97,7 @@ static driver driver_of(const char *path) {
     return d;
 }
 
-/* An engine that captures its layers in one graph, or in one for each layer and each pass of the draft layer. */
+/* An engine that captures its layers in one graph, or in one for each layer and each draft pass. */
 typedef struct {
     const driver *driver;
     void *stream;
@@ -141,7 +141,7 @@ typedef struct {
 static void *device_words(const rig *r, size_t words) {
     void *address = NULL;
     OK(r->device, fb_device_allocate(r->device, 4 * words, &address));
-    /* Nothing is selected. */
+    /* Selects nothing. */
     CHECK(r->driver.set_bytes((unsigned long long)(uintptr_t)address, 0xff, 4 * words, r->stream) == 0);
     return address;
 }
@@ -229,7 +229,7 @@ static void abandoned(rig *r, fb_step step) {
     truncate(r);
 }
 
-/* The host knows what a capture holds, and whether it was launched. */
+/* The host has a record of what a capture holds, and whether it was launched. */
 static void known_to_the_host(rig *r) {
     fb_captured *captured = capture(r, NULL, QUERY);
     fb_step step = prepare(r);
@@ -238,7 +238,7 @@ static void known_to_the_host(rig *r) {
     OK(r->cache, fb_launch(r->cache, captured, &step, 1));
     ends_well(r, step);
     OK(captured, fb_captured_destroy(captured));
-    /* The draft layer's passes that were not captured. */
+    /* The draft passes that were not captured. */
     for (uint32_t passes = 0; passes < QUERY; passes++) {
         captured = capture(r, NULL, passes);
         for (int completed = 0; completed < 2; completed++) {
@@ -265,7 +265,7 @@ static void known_to_the_host(rig *r) {
     }
 }
 
-/* A step whose graphs are said to have been launched, but that of `without`, if there is one. */
+/* A step that declares all graphs launched, but leaves out `without`, if there is one. */
 static void launched_without(rig *r, const engine *own, const fb_captured *captured, uint32_t without) {
     fb_step step = prepare(r);
     for (uint32_t piece = 0; piece < own->count; piece++) {
@@ -296,7 +296,7 @@ static void launched_without(rig *r, const engine *own, const fb_captured *captu
     truncate(r);
 }
 
-/* A graph of the engine's own that was never launched; then one for each layer, of which one is left out. */
+/* One graph of the engine's own that was never launched; then one graph for each layer, of which one is left out. */
 static void known_to_the_device(rig *r) {
     for (int in_pieces = 0; in_pieces < 2; in_pieces++) {
         engine own;
@@ -317,7 +317,7 @@ static void known_to_the_device(rig *r) {
 }
 
 static void on_cuda(const char *path) {
-    /* The driver stays loaded, and what it has stays in reach. */
+    /* The driver stays loaded, and its memory stays reachable. */
     static rig r;
     begin(&r, path);
     known_to_the_host(&r);

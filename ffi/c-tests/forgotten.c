@@ -1,7 +1,8 @@
-/* What an engine forgets is an error: a step of a model with a draft layer, in two passes of attention, whose batch
- * rows differ in query rows, is made with each of its calls left out in turn. fb_finish refuses, names the layer, batch
- * row and call, and enqueues nothing; the step is completed then, or abandoned and its sequences rolled back. The
- * controls are steps in which nothing is missing, and calls that are not due: query rows that a batch row has not. */
+/* If an engine leaves out a call, that is an error. A step of a model with a draft layer, in two attention waves,
+ * whose batch rows differ in query rows, runs with each of its calls left out in turn. fb_finish rejects it, names
+ * the layer, batch row and call, and enqueues nothing; then the step is completed, or abandoned and its sequences
+ * truncated. The controls are steps in which nothing is missing, and calls that are not needed: query rows that a
+ * batch row does not have. */
 
 #include "check.h"
 
@@ -23,7 +24,7 @@ typedef struct {
     void *stream;
     story of[ROWS];
     uint32_t query_rows[ROWS];
-    /* Of a layer, then of each draft pass. */
+    /* First those of a layer, then those of each draft pass. */
     int32_t selection[ROWS * PICKS], of_pass[QUERY][ROWS * TOP_K];
     int32_t slots[ROWS * PICKS], lists[LISTS];
     uint32_t counts[(1 + PASSES) * ROWS * QUERY];
@@ -36,7 +37,7 @@ static void add(rig *r, asked kind, fb_step_range part, uint32_t attention_wave)
     r->due[r->due_count++] = (made){kind, part, attention_wave};
 }
 
-/* R, G by pass of attention, and S of a part. */
+/* R, G by attention wave, and S of a range. */
 static void add_part(rig *r, uint32_t layer, uint32_t first, uint32_t count, uint32_t pass) {
     fb_step_range part = SIZED(fb_step_range);
     part.layer = layer;
@@ -50,7 +51,7 @@ static void add_part(rig *r, uint32_t layer, uint32_t first, uint32_t count, uin
     add(r, SCATTER, part, 0);
 }
 
-/* Everything that is due of a step: the draft layer pass by pass, all of it for both batch rows or for each. */
+/* Every call that a step needs: the draft layer pass by pass, each call for both batch rows or for each. */
 static void declare_due(rig *r, mode how) {
     r->due_count = 0;
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
@@ -118,13 +119,13 @@ static int of_one_part(const made *one, const made *other) {
            one->part.pass == other->part.pass;
 }
 
-/* Whether a call cannot be made, or counts for nothing, where another was left out. */
+/* Whether a call is impossible, or counts for nothing, when another was left out. */
 static int hangs_on(const made *call, const made *other) {
     return of_one_part(call, other) && call->kind == GATHER &&
            (other->kind == RESOLVE || (other->kind == GATHER && other->attention_wave < call->attention_wave));
 }
 
-/* What fb_finish says when a call was left out; 0 where the call is of no query row that there is. */
+/* What fb_finish reports when a call was left out; 0 if the call is for a query row that does not exist. */
 static int expected(const rig *r, const made *without, char *text, size_t bytes) {
     static const char *const NAMES[] = {"resolve", "gather", "scatter"};
     const fb_step_range *part = &without->part;
@@ -155,7 +156,7 @@ static void end_well(rig *r, fb_step step) {
     }
 }
 
-/* Rows that the last resolve of a part missed, from a pass of attention on. */
+/* The rows that the last resolve of a range missed, from one attention wave on. */
 static uint32_t missed_from(const rig *r, const fb_step_range *part, uint32_t attention_wave) {
     size_t lists = (size_t)ROWS * (part->pass == FB_ALL_QUERY_ROWS ? QUERY : 1);
     uint32_t missed = 0;
@@ -174,8 +175,8 @@ static void truncate(rig *r) {
     OK(r->device, fb_stream_wait(r->device, r->stream));
 }
 
-/* What was left out is made up for. A gather that comes behind another resolve needs its own anew; where something had
- * been missed, it is too late then, and the step's report says so: the rows' slots stand in the tables already. */
+/* Makes the missing calls. A gather after another resolve needs its own resolve again. If rows had been missed, that
+ * is too late, and the step's report says so: the tables have the rows' slots already. */
 static void complete(rig *r, fb_step step, const made *without, uint32_t missed) {
     for (uint32_t at = 0; at < r->due_count; at++) {
         const made *call = &r->due[at];
@@ -211,7 +212,7 @@ static void give_up(rig *r, fb_step step) {
     truncate(r);
 }
 
-/* A step without a call of those that are due, or with all of them. */
+/* A step with one of the needed calls missing, or with all of them. */
 static void step_without(rig *r, const made *without, int completed) {
     char text[128] = "";
     uint32_t missed = 0;
@@ -252,7 +253,7 @@ static void step_without(rig *r, const made *without, int completed) {
     CHECK(stats_of(r->cache).steps_in_flight == 0);
 }
 
-/* A cache of two layers and a draft layer, whose sequences have so few slots that attention runs in two passes. */
+/* A cache of two layers and a draft layer, whose sequences have so few slots that attention runs in two waves. */
 static void begin(rig *r, uint32_t device) {
     fb_cache_config config = declared();
     config.layers = LAYERS - 1;
@@ -301,7 +302,7 @@ static void forget_each(uint32_t device) {
     free(r);
 }
 
-/* By fb_layer and fb_scatter: a layer that was not called, and one whose rows were not stored. */
+/* With fb_layer and fb_scatter: a layer that was not called, and one whose rows were not stored. */
 static void forget_in_one_pass(void) {
     static int32_t picks[LANES * PICKS], slots[LANES * PICKS];
     fb_device *device = device_of(FB_DEVICE_HOST);

@@ -1,4 +1,4 @@
-/* A sequence's life: open, append, join, decode, roll back, fork, close; its rows and pages on the way. */
+/* A sequence's life: open, append, join, decode, truncate, fork, close; and its rows and pages meanwhile. */
 
 #include "check.h"
 
@@ -33,7 +33,7 @@ static void appended(fb_cache *cache) {
     OK(cache, fb_close(cache, of.sequence, NULL));
 }
 
-/* Where a prefill writes its rows by itself: page by page, as fb_pages says. */
+/* A prefill that writes its rows by itself: page by page, at the addresses that fb_pages returns. */
 static void written_in_place(fb_cache *cache) {
     story of;
     fb_page pages[20];
@@ -95,7 +95,7 @@ static void truncated(fb_cache *cache) {
     }
     fb_sequence_length length = length_of(cache, of.sequence);
     CHECK(length.committed == of.committed && length.landed == QUERY && length.running == 1);
-    /* Of the last step's rows one is accepted; then committed tokens go. */
+    /* One of the last step's rows is accepted; then committed tokens are truncated. */
     OK(cache, fb_truncate(cache, of.sequence, of.committed + 1, NULL, NULL));
     of.committed += 1;
     of.accepted = 0;
@@ -112,7 +112,7 @@ static void truncated(fb_cache *cache) {
     OK(cache, fb_close(cache, of.sequence, NULL));
 }
 
-/* Parent and child share what was common and go on by themselves. */
+/* Parent and child share the common pages and go on independently. */
 static void forked(fb_cache *cache) {
     story of[2];
     open_story(cache, &of[0], 50, NULL);
@@ -146,7 +146,7 @@ static void forked(fb_cache *cache) {
     OK(cache, fb_close(cache, of[1].sequence, NULL));
 }
 
-/* How many pages there are is told without room for them, and no more are written than there is room for. */
+/* The call returns the number of pages even without room for them, and writes no more than there is room for. */
 static void pages_asked(fb_cache *cache) {
     story of;
     open_story(cache, &of, 50, NULL);
@@ -161,7 +161,7 @@ static void pages_asked(fb_cache *cache) {
     OK(cache, fb_close(cache, of.sequence, NULL));
 }
 
-/* Two caches with the same history have the same residency; another history has another. */
+/* Two caches with the same history have the same residency; a different history gives another. */
 static void digests(fb_device *device) {
     fb_cache_config config = declared();
     uint64_t digest[3] = {0, 0, 0};

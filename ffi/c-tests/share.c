@@ -17,7 +17,7 @@ static fb_tokens tokens_of(const uint32_t *ids, uint32_t count) {
     return tokens;
 }
 
-/* Opens with what is shared already; the rows of the rest are appended. Answers how many tokens were shared. */
+/* Opens with the shared pages and appends the rows of the rest. Returns the number of shared tokens. */
 static uint32_t open_with(fb_cache *cache, story *of, const story *source, const fb_tokens *tokens, const char *salt) {
     fb_open_config config = opening(PROMPT, 40);
     uint32_t shared = 77;
@@ -50,7 +50,7 @@ static void shared_prefix(fb_cache *cache) {
     CHECK(published == PROMPT / PAGE * PAGE && length_of(cache, first.sequence).published == published);
     OK(cache, fb_find_shared(cache, &all, "a", 1, &found));
     CHECK(found == published);
-    /* Another tenant's, or another history's, are not found. */
+    /* A lookup does not find the pages of another tenant or another history. */
     OK(cache, fb_find_shared(cache, &all, "b", 1, &found));
     CHECK(found == 0);
     OK(cache, fb_find_shared(cache, &differs, "a", 1, &found));
@@ -65,7 +65,7 @@ static void shared_prefix(fb_cache *cache) {
         OK(cache, fb_truncate(cache, stories[which].sequence, stories[which].committed, NULL, NULL));
         compare_stored(cache, &stories[which], stories[which].committed);
     }
-    /* What was decoded can be published behind the prompt's pages. */
+    /* Decoded tokens can be published after the prompt's pages. */
     fb_tokens next = tokens_of(ids + published, stories[0].committed - published);
     IS(FB_OUT_OF_RANGE, fb_publish(cache, stories[0].sequence, 0, &next, &found));
     OK(cache, fb_publish(cache, stories[0].sequence, published, &next, &published));
@@ -82,7 +82,7 @@ static void shared_prefix(fb_cache *cache) {
     OK(cache, fb_close(cache, second.sequence, NULL));
 }
 
-/* A page's key says what its ids do not: another key, other pages. */
+/* A page's key distinguishes what its ids do not: another key, other pages. */
 static void keyed(fb_cache *cache) {
     uint32_t ids[PROMPT], found = 77, published = 0;
     fb_key keys[PROMPT / PAGE];

@@ -1,5 +1,5 @@
-/* The sizes that structs state: those of older and of newer callers are taken, nonsense is refused, and no byte
- * behind the stated size is read or written. Each struct stands in memory of exactly the size that it states. */
+/* The sizes that structs state: the library accepts those of older and newer callers and rejects nonsense. It reads
+ * and writes no byte after the stated size. Each struct is in memory of exactly the size that it states. */
 
 #include "calls.h"
 
@@ -9,10 +9,10 @@ typedef struct {
     size_t size;
     /* The library fills it. */
     int is_answer;
-    /* The field that an older version would end with: everything before it is required. */
+    /* The last required field of an older version: everything before it is required. */
     size_t required;
     fb_status (*attempt)(world *w, void *with);
-    /* A sound one. */
+    /* A valid one. */
     void (*fill)(world *w, void *with);
 } sized;
 
@@ -131,7 +131,7 @@ static const sized STRUCTS[] = {
 };
 enum { STRUCT_COUNT = sizeof STRUCTS / sizeof STRUCTS[0] };
 
-/* The call with a struct in memory of `bytes` bytes, which states `stated`; byte `set`, if any, is not zero. */
+/* Makes the call with a struct in memory of `bytes` bytes that states `stated`; byte `set`, if any, is not zero. */
 static fb_status with_size(world *w, const sized *of, size_t bytes, size_t stated, size_t set) {
     unsigned char *with = (unsigned char *)calloc(1, bytes);
     uint64_t whole[64] = {0};
@@ -165,7 +165,7 @@ static void older_callers(world *w, const sized *of) {
     IS(FB_INVALID_CONFIG, with_size(w, of, 8, 8, 0));
 }
 
-/* Sizes that no version has: only the size itself may be read. */
+/* Sizes that no version has: the library may read only the size itself. */
 static void nonsense(world *w, const sized *of) {
     const size_t sizes[] = {0, 1, 7, SIZE_MAX, SIZE_MAX / 2, (size_t)1 << 40, 0x5a5a5a5a};
     for (size_t index = 0; index < sizeof sizes / sizeof sizes[0]; index++) {
@@ -173,7 +173,7 @@ static void nonsense(world *w, const sized *of) {
     }
 }
 
-/* An answer of a newer caller: what the library does not know is zeroed, and nothing behind it is written. */
+/* A newer caller's result: the library zeroes the part that it has no field for, and writes nothing after it. */
 static void zeroed(world *w) {
     struct {
         fb_sequence_length known;

@@ -21,7 +21,7 @@ static void texts(void) {
     CHECK(strcmp(fb_status_text(UINT32_MAX), "unknown status") == 0);
 }
 
-/* Each handle keeps the text of its own last failure, also that of a call through a const pointer. */
+/* Each handle keeps the text of its own last failure, including that of a call through a const pointer. */
 static void errors(void) {
     fb_device *device = device_of(FB_DEVICE_HOST);
     fb_cache_config config = declared();
@@ -38,7 +38,7 @@ static void errors(void) {
     CHECK(slot == 7 && says(other, "closed"));
     IS(FB_OUT_OF_RANGE, fb_slab(cache, LAYERS, (void **)&text, (uint64_t *)(void *)cut));
     CHECK(says(cache, "layer") && !says(cache, "closed"));
-    /* A call that ends well leaves the text. */
+    /* A successful call leaves the text. */
     (void)stats_of(cache);
     CHECK(says(cache, "layer"));
     OK(NULL, fb_error_text(cache, text, sizeof text));

@@ -1,4 +1,4 @@
-/* A decode step, call by call: drafts accepted and rejected, layers as a whole and in parts, what may not be. */
+/* A decode step, call by call: drafts accepted and rejected, layers as a whole and in ranges, and invalid calls. */
 
 #include "check.h"
 
@@ -19,7 +19,7 @@ static void a_hundred_steps(fb_cache *cache) {
     }
 }
 
-/* A step that is abandoned or failed publishes nothing; its sequence is rolled back and goes on. */
+/* A step that is abandoned or failed publishes nothing; its sequence is truncated and goes on. */
 static void given_up(fb_cache *cache) {
     int32_t picks[PICKS], slots[PICKS];
     story of;
@@ -54,7 +54,7 @@ static void given_up(fb_cache *cache) {
     OK(cache, fb_close(cache, of.sequence, NULL));
 }
 
-/* The slots of one step, its layers by fb_layer, in parts, or all at once: the same. */
+/* The slots of one step are the same for fb_layer, for ranges, and for all layers at once. */
 static void ways(fb_device *device, uint32_t way, int32_t *slots, uint64_t digest[2]) {
     fb_cache_config config = declared();
     fb_cache *cache = cache_of(device, &config);
@@ -122,7 +122,7 @@ static void all_ways(fb_device *device) {
     }
 }
 
-/* What the step retired last has done, by layer, and how long its sequences are. */
+/* The report of the step retired last, by layer, and the length of its sequences. */
 static void reports(fb_cache *cache) {
     fb_layer_count counts[LAYERS + 1];
     uint32_t lengths[LANES], count = 0;
@@ -150,7 +150,7 @@ static void reports(fb_cache *cache) {
     OK(cache, fb_close(cache, of[1].sequence, NULL));
 }
 
-/* Accepted rows may be known to the device alone. */
+/* The accepted counts may be on the device only. */
 static void accepted_on_device(fb_cache *cache) {
     uint32_t accepted[LANES] = {2, 0, 0};
     int32_t picks[PICKS], slots[PICKS];
@@ -186,7 +186,7 @@ static void accepted_on_device(fb_cache *cache) {
     OK(cache, fb_close(cache, of.sequence, NULL));
 }
 
-/* A step's number is never another step's, and another cache's is none. */
+/* A step's number never repeats, and the number of another cache's step is rejected. */
 static void stale(fb_device *device, fb_cache *cache) {
     fb_cache_config config = declared();
     fb_cache *other = cache_of(device, &config);
