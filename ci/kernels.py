@@ -42,7 +42,7 @@ class Compiler:
     def call(self, name, *arguments):
         result = getattr(self.nvrtc, name)(*arguments)
         if result != 0:
-            raise Failed(f"{name} of NVRTC {self.version} answered {result}")
+            raise Failed(f"{name} of NVRTC {self.version} returned {result}")
 
     def text(self, program, what):
         """Returns what NVRTC has of a program: its log, its PTX or its cubin."""
@@ -64,7 +64,7 @@ class Compiler:
         log = self.text(program, "ProgramLog").decode().rstrip("\0")
         said = [line for line in log.splitlines() if not line.startswith("ptxas ") and line.strip()]
         if failed or said:
-            raise Failed(f"NVRTC {self.version} says about {target}:\n" + "\n".join(said))
+            raise Failed(f"NVRTC {self.version} about {target}:\n" + "\n".join(said))
         made = self.text(program, "PTX" if target.startswith("compute") else "CUBIN")
         self.call("nvrtcDestroyProgram", ctypes.byref(program))
         return made.rstrip(b"\0") if target.startswith("compute") else made, log
@@ -120,7 +120,7 @@ def build(kernels, tools, out):
         for kernel, cost in sorted(found.items()):
             registers, cost["threads"] = file.get(kernel, (0, 0))
             if registers != cost["registers"]:
-                raise Failed(f"{name}: {kernel} has {registers} registers, and ptxas said {cost['registers']}")
+                raise Failed(f"{name}: {kernel} has {registers} registers, but ptxas reported {cost['registers']}")
             table.append((kernel, architecture, cost))
     made["forebay.ptx"], _ = old.compile(sources, f"compute_{PTX}")
     (out / "forebay.ptx").write_bytes(made["forebay.ptx"])

@@ -497,7 +497,7 @@ part_replay() {
         fi
         cp "$work/$name"-*.json "$logs/" 2>/dev/null
     done
-    detail="host beside cuda:0, $same traces alike"
+    detail="host and cuda:0 compared, $same traces alike"
     [ $failed = 0 ] && [ $same != 0 ]
 }
 

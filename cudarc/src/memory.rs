@@ -134,12 +134,12 @@ impl Bridge {
         if !self.device.keeps(&slice) {
             return Err(Error::new(Kind::InvalidConfig, OPERATION)
                 .at("a slice of memory that is not the device's own")
-                .hint("lent memory is seen by LentSlice::view"));
+                .hint("use LentSlice::view for lent memory"));
         }
         let size = size_of::<T>() as u64;
         if !slice.bytes().is_multiple_of(size) || !slice.address().is_multiple_of(size) {
             return Err(Error::new(Kind::InvalidConfig, OPERATION)
-                .at("a slice that is no whole elements")
+                .at("the slice is not a whole number of aligned elements")
                 .with("bytes", slice.bytes())
                 .with("bytes of an element", size));
         }

@@ -237,7 +237,7 @@ static void step_without(rig *r, const made *without, int completed) {
     for (int time = 0; time < 2; time++) {
         IS(FB_INVALID_CONFIG, fb_finish(r->cache, step, r->stream));
         if (!says(r->cache, text) || !says(r->cache, "enqueue it, or abandon the step")) {
-            fprintf(stderr, "not told: %s\n", text);
+            fprintf(stderr, "not reported: %s\n", text);
             CHECK(!"what is missing is named");
         }
         fb_step still = step;

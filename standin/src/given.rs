@@ -64,7 +64,7 @@ impl Given {
         let (mut context, mut words, mut event, mut stream) = (0, 0, 0, 0);
         let done = |call: &str, code: i32| match code {
             0 => Ok(()),
-            code => Err(format!("{library}: {call} answers {code}")),
+            code => Err(format!("{library}: {call} returned {code}")),
         };
         // SAFETY: the results have room; the context is pushed before it is needed, and popped.
         unsafe {
@@ -105,7 +105,7 @@ impl Given {
         const EQUAL: u32 = 1;
         // SAFETY: the word lives as long as the process.
         let code = self.inside(|api| unsafe { api.stream_wait_value(stream, hold.word, OPEN, EQUAL) });
-        if code == 0 { Ok(hold) } else { Err(format!("cuStreamWaitValue32_v2 answers {code}")) }
+        if code == 0 { Ok(hold) } else { Err(format!("cuStreamWaitValue32_v2 returned {code}")) }
     }
 
     /// Copies, and waits for the copy; returns false if that is refused. A driver takes an address outside every slice

@@ -1,5 +1,5 @@
-"""What the bench of a GPU has beside forebay: arrays, streams, captures and times. With torch on a GPU, and on a driver
-whose device memory the host reads: both have the same methods."""
+"""The parts of the GPU bench outside forebay: arrays, streams, captures and times. One class has torch on a GPU, the
+other a driver whose device memory the host reads; both have the same methods."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Standin:
 
     def call(self, name: str, *arguments: Any) -> None:
         if code := getattr(self.library, name)(*arguments):
-            stop(f"{name} answered {code}")
+            stop(f"{name} returned {code}")
 
     def device(self) -> forebay.CudaDevice:
         return forebay.CudaDevice(self.number, library=self.path, gather_blocks=self.blocks)

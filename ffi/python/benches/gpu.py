@@ -73,10 +73,10 @@ class Figure:
 
 
 class Rig:
-    """A cache on the GPU whose sequences select windows of a shuffled context, beside a host device's that is asked the
-    same.
+    """A cache on the GPU whose sequences select windows of a shuffled context, and one on a host device with the same
+    calls.
 
-    A window moves on by `misses` positions a step, which were never selected or are long gone: so many are missed.
+    A window moves on by `misses` positions per step. These were never selected or are long evicted, so all of them miss.
     """
 
     def __init__(
