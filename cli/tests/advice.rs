@@ -322,7 +322,7 @@ fn a_node_is_the_setups() {
     let refused: Vec<&str> =
         std::iter::once("plan").chain("--gpus 12 --gpu 141GB --context 64K".split(' ')).collect();
     let error = refuses(&refused);
-    assert!(error.contains("--gpus 12: neither whole nodes of 8 GPUs, nor a part of one"), "{error}");
+    assert!(error.contains("--gpus 12: not a multiple of a node's 8 GPUs"), "{error}");
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn a_rate_that_was_given_is_called_what_it_is() {
 #[test]
 fn what_is_not_known_is_no_advice() {
     let (offload, sentence) = advice("--gpus 8 --gpu 141GB --context 64K");
-    assert!(offload.is_none() && sentence.contains("whether that pays only --setup tells"), "{sentence}");
+    assert!(offload.is_none() && sentence.contains("pass --setup to find out whether that pays"), "{sentence}");
     let (offload, sentence) = advice(&format!("{NODE} --batch 50"));
     assert!(offload.is_none() && sentence.starts_with("Not known: "), "{sentence}");
 }

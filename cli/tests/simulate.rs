@@ -411,7 +411,7 @@ fn bad_input_is_one_error_that_names_the_option_or_the_field() {
         ("--setup ess --context 32K --batch 64 --ratio 0.5 --mtp 2 --accept NaN".to_owned(), "--accept"),
         (
             "--setup ess --context 32K --batch 64 --ratio 0.5 --mtp 1,2 --accept 1,1,1".to_owned(),
-            "--accept is neither",
+            "--accept needs one value",
         ),
         ("--setup ess --context 32K --batch 64 --ratio 0.5 --overlap all".to_owned(), "--overlap"),
         ("--setup ess --context 32K --ratio 0.5".to_owned(), "--batch"),

@@ -1,8 +1,10 @@
 //! `forebay replay --html`: a report with pictures, one file that needs no other.
 //!
-//! [`figures`] counts, [`selection`] and its neighbours say and draw, [`page`] puts it together. Pictures are
-//! written by [`svg`] and [`chart`] and not by a plotting library, because what makes the page work by light and by
-//! dark, on a phone, under a pointer and read aloud are classes, names and hints in the markup itself.
+//! [`figures`] counts, [`selection`] and its neighbours write and draw, [`page`] assembles the file. [`svg`] and
+//! [`chart`]
+//! write the pictures without a plotting library, because light and dark mode, phones, pointer hints and screen
+//! readers
+//! need classes, names and hints in the markup itself.
 
 pub mod bench;
 mod chart;
