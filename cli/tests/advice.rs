@@ -193,7 +193,7 @@ fn noted(options: &str) -> (String, String) {
 fn what_is_only_too_slow_has_another_mark_than_what_does_not_pay() {
     let slower = "fewer sequences, all rows on the device, yield as many";
     let (notes, text) = noted(&format!("{NODE} --min-otps 19.2"));
-    assert!(notes.contains("batches that offload yield more, but") && !notes.contains(slower), "{notes}");
+    assert!(notes.contains("batches with offload yield more, but") && !notes.contains(slower), "{notes}");
     let line =
         |text: &str| text.lines().find(|line| line.trim_start().starts_with("64K")).unwrap().to_owned();
     assert!(line(&text).contains("too slow") && line(&text).contains("[m]"), "{text}");

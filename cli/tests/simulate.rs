@@ -549,7 +549,7 @@ fn other_gpus_are_priced_and_marked_extrapolated() {
 #[test]
 fn gpus_that_cannot_be_priced_are_refused_in_one_line() {
     for (options, words) in [
-        (format!("--gpus 256 {POINT}"), "256 GPUs: the costs are of 32, and are carried to 8 to 128"),
+        (format!("--gpus 256 {POINT}"), "256 GPUs: the costs are of 32, and can be extrapolated to 8 to 128"),
         (format!("--gpus 4 {POINT}"), "4 GPUs: the costs are of 32"),
         (format!("--gpus 24 {POINT}"), "24 GPUs: 256 experts do not divide"),
         (format!("--gpus 0 {POINT}"), "--gpus"),
